@@ -95,6 +95,7 @@ profiling: {enabled: false, begin_on_batch: 0, end_after_batch: null, sync_timin
             calibration: true}
 min_validation_period: {batches: 0}
 min_checkpoint_period: {batches: 0}
+early_stopping: null
 checkpoint_policy: best
 checkpoint_storage: {type: null, save_trial_best: 1, save_trial_latest: 1, save_experiment_best: 0}
 max_restarts: 5
@@ -140,6 +141,7 @@ min_checkpoint_period: {records: 640}
 checkpoint_policy: all
 checkpoint_storage: {type: directory, container_path: kept, save_trial_best: 2, save_trial_latest: 3}
 perform_initial_validation: true
+early_stopping: {metric: loss, smaller_is_better: true, patience: 4, min_delta: 0.25}
 records_per_epoch: 60000
 scheduling_unit: 10
 on_non_finite: stop
@@ -180,6 +182,7 @@ environment:
   EXPECT_EQ(experiment.searcher, (Searcher{"accuracy", false, {LengthUnit::kRecords, 60000}}));
   EXPECT_EQ(experiment.min_validation_period, (Length{LengthUnit::kBatches, 100}));
   EXPECT_TRUE(experiment.perform_initial_validation);
+  EXPECT_EQ(experiment.early_stopping, (EarlyStopping{"loss", true, 4, 0.25}));
   EXPECT_EQ(experiment.min_checkpoint_period, (Length{LengthUnit::kRecords, 640}));
   EXPECT_EQ(experiment.checkpoint_policy, CheckpointPolicy::kAll);
   EXPECT_EQ(experiment.checkpoint_storage.folder, file.path().parent_path() / "kept");
@@ -195,6 +198,21 @@ environment:
   EXPECT_EQ(experiment.initial_weights,
             (InitialWeights{.file = file.path().parent_path() / "weights/final.safetensors"}));
   EXPECT_THAT(experiment.environment_variables, ElementsAre(Pair("OMP_NUM_THREADS", "1"), Pair("FLAGS", "a=b")));
+}
+
+TEST(Experiment, EarlyStoppingJudgesAsTheSearcherDoes) {
+  const auto stopping = [](const std::string& searcher, const std::string& value) {
+    return read_text(
+               "entrypoint: trial\nhyperparameters: {global_batch_size: 64}\nmin_validation_period: {batches: 2}\n"
+               "searcher: {max_length: {epochs: 2}" +
+               searcher + "}\nearly_stopping: " + value + "\n")
+        .early_stopping;
+  };
+  EXPECT_EQ(stopping("", "null"), std::nullopt);
+  EXPECT_EQ(stopping(", metric: f1, smaller_is_better: false", "{patience: 2}"), (EarlyStopping{"f1", false, 2, 0}));
+  EXPECT_EQ(stopping(", metric: f1, smaller_is_better: false", "{metric: loss, smaller_is_better: true, patience: 2}"),
+            (EarlyStopping{"loss", true, 2, 0}));
+  EXPECT_EQ(stopping("", "{metric: loss, patience: 1, min_delta: 1e-3}"), (EarlyStopping{"loss", true, 1, 1e-3}));
 }
 
 TEST(Experiment, InitialWeightsAreAPathOrAMapping) {

@@ -141,9 +141,31 @@ Json what_gpus_support() {
   })");
 }
 
+// As check_together() has it.
+Json early_stopping_needs() {
+  return Json::parse(R"({
+    "if": {"required": ["early_stopping"], "properties": {"early_stopping": {"type": "object"}}},
+    "then": {
+      "required": ["min_validation_period"],
+      "anyOf": [
+        {"properties": {"early_stopping": {"required": ["metric"]}}},
+        {"properties": {"searcher": {"required": ["metric"]}}}
+      ]
+    }
+  })");
+}
+
 std::string place_of_slots(Section& root) {
   const Value* value = value_at(root, "resources.slots_per_trial");
   return value ? root.collector().place(value->at) : std::string();
+}
+
+void resolve(Section& root, std::optional<EarlyStopping>& early_stopping, const Searcher& searcher) {
+  if (!early_stopping) return;
+  if (early_stopping->metric.empty()) early_stopping->metric = searcher.metric;
+  if (!value_at(root, "early_stopping.smaller_is_better")) {
+    early_stopping->smaller_is_better = searcher.smaller_is_better;
+  }
 }
 
 void check_together(Section& root, const Experiment& experiment) {
@@ -167,6 +189,15 @@ void check_together(Section& root, const Experiment& experiment) {
   if (experiment.resources.slot_type == SlotType::kCpu) {
     for (const std::string& key : keys_not_for_cpus(experiment)) {
       if (const Value* value = value_at(root, key)) root.report(*value, key, kNotForCpus);
+    }
+  }
+  if (const Value* value = value_at(root, "early_stopping"); value && experiment.early_stopping) {
+    if (experiment.early_stopping->metric.empty()) {
+      root.report(*value, "early_stopping", "names no metric; give early_stopping.metric or searcher.metric");
+    }
+    if (experiment.min_validation_period.count == 0) {
+      root.report(*value, "early_stopping",
+                  "has no effect without min_validation_period: it is decided after each validation");
     }
   }
   const bool sequences = experiment.model && data::has_sequences(experiment.model->data.format);

@@ -152,7 +152,8 @@ void tell_of_resume(run::RankSession& session, const StateReader& reader, const 
   }
   if (reader.missing().empty()) return;
   session.log()->warn(
-      "the checkpoint has nothing of {} entries of how gradients are exchanged or the loss is scaled (the first is "
+      "the checkpoint has nothing of {} entries of how gradients are exchanged, the loss is scaled, or the best is "
+      "found (the first is "
       "'{}'): they begin anew",
       reader.missing().size(), reader.missing().front());
 }

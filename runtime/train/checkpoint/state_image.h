@@ -29,6 +29,8 @@ inline constexpr std::string_view kFrozen = "step/model/frozen/";
 inline constexpr std::string_view kBuffers = "step/model/buffers/";
 inline constexpr std::string_view kOptimizer = "step/optimizer/";
 inline constexpr std::string_view kMetricSums = "metrics/sums";
+inline constexpr std::string_view kTrial = "trial/";
+inline constexpr std::string_view kCallbacks = "callbacks/";
 }  // namespace state_path
 
 // The tensor of a rank's file that holds numbers and texts.

@@ -12,15 +12,18 @@
 #include "dtrain/base/json_number.h"
 #include "dtrain/base/text.h"
 #include "dtrain/checkpoint/checkpoint.h"
+#include "loop/metric_reducer.h"
 #include "model/safetensors.h"
 
 namespace dtrain::train {
 
 namespace {
 
-// What only matters as long as gradients are exchanged in the same way, and in the same precision.
+// What only matters as long as gradients are exchanged in the same way, and in the same precision; and what is only
+// there with keys that may have been added since.
 constexpr std::array kMayBegin{std::string_view("step/mode/"), std::string_view("step/loss_scaler/"),
-                               std::string_view("step/optimizer_counters/")};
+                               std::string_view("step/optimizer_counters/"), std::string_view("early_stop/"),
+                               std::string_view("validation/next_best")};
 constexpr std::size_t kMostProblems = 20;
 
 }  // namespace
@@ -93,7 +96,8 @@ class StateReader::Restorer final : public StateVisitor {
   std::optional<at::Tensor> find(const std::string& path) {
     if (!reader_.other_world_size()) {
       if (auto found = reader_.read(checkpoints::rank_file(reader_.rank_), path)) return found;
-    } else if (path.starts_with(state_path::kBuffers)) {
+    } else if (path.starts_with(state_path::kBuffers) || path.starts_with(state_path::kTrial) ||
+               path.starts_with(state_path::kCallbacks)) {
       return reader_.read(checkpoints::rank_file(0), path);
     } else if (auto mean = mean_of_ranks(path)) {
       return mean;
@@ -157,12 +161,18 @@ class StateReader::Restorer final : public StateVisitor {
       for (const auto& [name, weight] : of_rank["weights"].items()) {
         all["weights"][name] = all["weights"].value(name, std::int64_t{0}) + weight.get<std::int64_t>();
       }
+      const Json reductions = of_rank.value("reductions", Json::object());
       for (const char* const kind : {"sums", "on_device"}) {
         for (const auto& [name, sum] : of_rank[kind].items()) {
-          const double before = number_of(all[kind].value(name, Json(0.0))).value_or(0);
-          all[kind][name] = number_or_text(before + number_of(sum).value_or(0));
+          const double value = number_of(sum).value_or(0);
+          const bool is_first = !all[kind].contains(name);
+          all[kind][name] = number_or_text(is_first ? value
+                                                    : combined(reductions.value(name, Reduction::kMean),
+                                                               number_of(all[kind][name]).value_or(0), value));
         }
       }
+      for (const auto& [name, reduction] : reductions.items()) all["reductions"][name] = reduction;
+      for (const auto& name : of_rank.value("logged", Json::array())) all["logged"].push_back(name);
     }
     summed_ = all.dump();
     return &summed_;

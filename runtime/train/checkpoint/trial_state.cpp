@@ -8,7 +8,7 @@ namespace dtrain::train {
 
 void TrialStateEntries::visit(StateVisitor& visitor) {
   TrialState state;
-  if (!visitor.replaces()) state = trial_.save_state();
+  if (!visitor.replaces()) state = save_();
   // The names, types and shapes of the tensors, so that there is something to put them into.
   Json kinds = Json::object();
   for (const auto& [name, tensor] : state.tensors) {
@@ -25,7 +25,7 @@ void TrialStateEntries::visit(StateVisitor& visitor) {
     }
   }
   for (auto& [name, tensor] : state.tensors) visitor.tensor(name, tensor);
-  if (visitor.replaces()) trial_.load_state(state);
+  if (visitor.replaces()) load_(state);
 }
 
 }  // namespace dtrain::train

@@ -1,18 +1,25 @@
-// Trial::save_state() and load_state() as entries of the training state. Training thread.
+// What a trial or a callback saves, as entries of the training state. Training thread.
 #pragma once
 
-#include "dtrain/train/trial.h"
+#include <functional>
+#include <utility>
+
+#include "dtrain/train/trial_state.h"
 #include "state/state_visitor.h"
 
 namespace dtrain::train {
 
 class TrialStateEntries {
  public:
-  explicit TrialStateEntries(Trial& trial) : trial_(trial) {}
+  using Save = std::function<TrialState()>;
+  using Load = std::function<void(const TrialState&)>;
+  // save_state() and load_state() of what has the state.
+  TrialStateEntries(Save save, Load load) : save_(std::move(save)), load_(std::move(load)) {}
   void visit(StateVisitor& visitor);
 
  private:
-  Trial& trial_;
+  const Save save_;
+  const Load load_;
 };
 
 }  // namespace dtrain::train

@@ -33,11 +33,12 @@ std::map<std::string, std::string> tied_names(const torch::nn::Module& model) {
 
 CheckpointSchedule::CheckpointSchedule(run::RankSession& session, TrainingStep& step, const torch::nn::Module& model,
                                        const BatchSource& data, const Lengths& lengths, const Position& position,
-                                       std::function<void(StateVisitor&)> visit)
+                                       std::function<void()> before_each, std::function<void(StateVisitor&)> visit)
     : session_(session),
       step_(step),
       position_(position),
       period_(lengths.checkpoint_period),
+      before_each_(std::move(before_each)),
       visit_(std::move(visit)) {
   if (session.mock().any()) return;
   facts_ = facts_for_resume(session, data);
@@ -86,7 +87,7 @@ bool CheckpointSchedule::is_due(std::int64_t batch) const {
 void CheckpointSchedule::after_validation(const Validation::Result& validated) {
   using config::CheckpointPolicy;
   const CheckpointPolicy policy = session_.experiment().checkpoint_policy;
-  const bool keep = policy == CheckpointPolicy::kAll || (policy == CheckpointPolicy::kBest && validated.best);
+  const bool keep = policy == CheckpointPolicy::kAll || (policy == CheckpointPolicy::kBest && validated.among_best);
   if (keep) take("validation", validated.metric, /*may_wait=*/true);
 }
 
@@ -114,6 +115,7 @@ void CheckpointSchedule::delay() {
 
 void CheckpointSchedule::take(const char* reason, std::optional<double> metric, bool may_wait, bool last) {
   if (!taken_) return;
+  before_each_();
   const profile::PhaseScope phase(session_.recorder(), profile::Phase::kCheckpoint);
   taken_->save({position_.batches, position_.epoch, reason, metric}, may_wait, last);
   last_batch_ = position_.batches;

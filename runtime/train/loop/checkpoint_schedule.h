@@ -22,10 +22,10 @@ namespace dtrain::train {
 class CheckpointSchedule {
  public:
   // `data`: the training data, of whose length a checkpoint is told. `visit`: walks through all of the state;
-  // collective. The references outlive it. Collective.
+  // collective. `before_each`: called before each checkpoint. The references outlive it. Collective.
   CheckpointSchedule(run::RankSession& session, TrainingStep& step, const torch::nn::Module& model,
                      const BatchSource& data, const Lengths& lengths, const Position& position,
-                     std::function<void(StateVisitor&)> visit);
+                     std::function<void()> before_each, std::function<void(StateVisitor&)> visit);
 
   // Restores the state of the session's checkpoint, the position included. False: the checkpoint's searcher.metric is
   // another one. ConfigError, as StateReader::restore(), and in a mock run. Collective.
@@ -66,6 +66,7 @@ class CheckpointSchedule {
   TrainingStep& step_;
   const Position& position_;
   const std::int64_t period_;  // batches; 0: rank 0 asks for one now and then
+  const std::function<void()> before_each_;
   const std::function<void(StateVisitor&)> visit_;
   Json facts_;                        // about this run, for runs that go on from its checkpoints
   std::optional<Checkpoints> taken_;  // none in mock runs

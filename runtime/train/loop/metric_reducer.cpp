@@ -1,5 +1,8 @@
 #include "loop/metric_reducer.h"
 
+#include <algorithm>
+#include <cmath>
+#include <limits>
 #include <set>
 #include <utility>
 #include <vector>
@@ -13,29 +16,101 @@
 
 namespace dtrain::train {
 
+namespace {
+
+bool is_extreme(Reduction reduction) {
+  return reduction == Reduction::kMin || reduction == Reduction::kMax;
+}
+
+const char* name_of(Reduction reduction) {
+  switch (reduction) {
+    case Reduction::kMean:
+      return "mean";
+    case Reduction::kSum:
+      return "sum";
+    case Reduction::kMin:
+      return "minimum";
+    case Reduction::kMax:
+      return "maximum";
+  }
+  return "unknown";
+}
+
+// What a reduction begins with.
+double neutral(Reduction reduction) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  return reduction == Reduction::kMin ? kInfinity : reduction == Reduction::kMax ? -kInfinity : 0;
+}
+
+void combine(Reduction reduction, double& value, double with) {
+  value = combined(reduction, value, with);
+}
+
+double& value_of(MetricReducer::Sums& sums, const std::string& name) {
+  return sums.sums.try_emplace(name, neutral(sums.reduction_of(name))).first->second;
+}
+
+}  // namespace
+
+double combined(Reduction reduction, double value, double with) {
+  if (!is_extreme(reduction)) return value + with;
+  if (std::isnan(value) || std::isnan(with)) return std::nan("");
+  return reduction == Reduction::kMin ? std::min(value, with) : std::max(value, with);
+}
+
 MetricReducer::MetricReducer(std::string kind, comm::ControlPlane& control, comm::Communicator& communicator)
     : kind_(std::move(kind)), control_(control), communicator_(communicator) {}
 
 void MetricReducer::add(const Metrics& metrics, std::int64_t samples) {
+  add_values(metrics, samples);
+  added_.samples += samples;
+}
+
+void MetricReducer::add_logged(const Metrics& metrics, std::int64_t samples) {
+  for (const auto& [name, value] : metrics) added_.logged.insert(name);
+  add_values(metrics, samples);
+}
+
+void MetricReducer::add_values(const Metrics& metrics, std::int64_t samples) {
   const at::NoGradGuard no_grad;
   for (const auto& [name, value] : metrics) {
+    const Reduction how = value.reduction();
+    const bool is_new = !added_.weights.contains(name);
+    if (!is_new && added_.reduction_of(name) != how) {
+      throw Error("the " + kind_ + " metric '" + name + "' is a " + name_of(added_.reduction_of(name)) +
+                      " in one batch and a " + name_of(how) + " in another",
+                  "give each name one reduction");
+    }
+    if (how != Reduction::kMean) added_.reductions[name] = how;
     added_.weights[name] += samples;
+    const double factor = how == Reduction::kMean ? static_cast<double>(samples) : 1.0;
     if (!value.is_on_device()) {
-      added_.sums[name] += value.value() * static_cast<double>(samples);
+      combine(how, value_of(added_, name), value.value() * factor);
       continue;
     }
     at::Tensor& sum = on_device_[name];
     if (!sum.defined()) {
       const auto restored = restored_.extract(name);
-      sum = at::full({}, restored ? restored.mapped() : 0.0, value.tensor().options().dtype(at::kDouble));
+      sum = at::full({}, restored ? restored.mapped() : neutral(how), value.tensor().options().dtype(at::kDouble));
     }
-    sum.add_(value.tensor().reshape({}), static_cast<double>(samples));
+    const at::Tensor one = value.tensor().reshape({});
+    if (!is_extreme(how)) {
+      sum.add_(one, factor);
+    } else {
+      sum.copy_(how == Reduction::kMin ? at::minimum(sum, one.to(at::kDouble)) : at::maximum(sum, one.to(at::kDouble)));
+    }
   }
-  added_.samples += samples;
+}
+
+Reduction MetricReducer::Sums::reduction_of(const std::string& name) const {
+  const auto found = reductions.find(name);
+  return found == reductions.end() ? Reduction::kMean : found->second;
 }
 
 MetricReducer::Sums MetricReducer::take() {
-  for (const auto& [name, sum] : restored_) added_.sums[name] += sum;  // to which no batch has added
+  for (const auto& [name, sum] : restored_) {  // to which no batch has added
+    combine(added_.reduction_of(name), value_of(added_, name), sum);
+  }
   restored_.clear();
   std::vector<at::Tensor> values;
   for (const auto& [name, sum] : on_device_) {
@@ -52,6 +127,8 @@ void MetricReducer::visit(StateVisitor& visitor) {
   std::map<std::string, double> on_device = restored_;
   for (const auto& [name, sum] : on_device_) on_device[name] = sum.item<double>();
   sums["on_device"] = numbers_or_texts(on_device);
+  if (!added_.reductions.empty()) sums["reductions"] = added_.reductions;
+  if (!added_.logged.empty()) sums["logged"] = added_.logged;
   std::string text = sums.dump();
   visitor.text("sums", text);
   if (!visitor.replaces()) return;
@@ -60,13 +137,17 @@ void MetricReducer::visit(StateVisitor& visitor) {
   added_.samples = sums["samples"].get<std::int64_t>();
   added_.weights = sums["weights"].get<std::map<std::string, std::int64_t>>();
   for (const auto& [name, sum] : sums["sums"].items()) added_.sums[name] = number_of(sum).value_or(0);
+  added_.reductions = sums.value("reductions", std::map<std::string, Reduction>());
+  added_.logged = sums.value("logged", std::set<std::string>());
   on_device_.clear();
   restored_.clear();
   for (const auto& [name, sum] : sums["on_device"].items()) restored_[name] = number_of(sum).value_or(0);
 }
 
 void MetricReducer::Sums::add_device_sums(std::span<const double> values) {
-  for (std::size_t i = 0; i < device_names.size(); ++i) sums[device_names[i]] += values[i];
+  for (std::size_t i = 0; i < device_names.size(); ++i) {
+    combine(reduction_of(device_names[i]), value_of(*this, device_names[i]), values[i]);
+  }
   device_sums = at::Tensor();
 }
 
@@ -74,41 +155,71 @@ void MetricReducer::agree_on_names(Sums& own) {
   if (communicator_.world_size() == 1) return;
   Json mine = Json::array();
   for (const auto& [name, sum] : own.sums) mine.push_back(name);
-  const auto all = control_.gather("train/metrics/" + kind_ + "/" + std::to_string(agreements_++),
-                                   Json{{"names", mine}, {"samples", own.samples}}.dump());
+  const auto all = control_.gather(
+      "train/metrics/" + kind_ + "/" + std::to_string(agreements_++),
+      Json{{"names", mine}, {"samples", own.samples}, {"reductions", own.reductions}, {"logged", own.logged}}.dump());
   std::vector<Json> parts;
   for (const std::string& text : all) parts.push_back(Json::parse(text));
   std::set<std::string> names;
-  for (const Json& part : parts) {
-    for (const auto& name : part["names"]) names.insert(name.get<std::string>());
+  std::set<std::string> logged;
+  std::map<std::string, std::pair<Reduction, std::size_t>> reductions;  // with the first rank that has the name
+  for (std::size_t rank = 0; rank < parts.size(); ++rank) {
+    const auto others = parts[rank]["reductions"].get<std::map<std::string, Reduction>>();
+    for (const auto& name : parts[rank]["names"].get<std::vector<std::string>>()) {
+      names.insert(name);
+      const auto other = others.find(name);
+      const Reduction how = other == others.end() ? Reduction::kMean : other->second;
+      const auto& [first, first_rank] = reductions.try_emplace(name, how, rank).first->second;
+      if (first == how) continue;
+      throw Error("the " + kind_ + " metric '" + name + "' is a " + name_of(first) + " on rank " +
+                      std::to_string(first_rank) + " and a " + name_of(how) + " on rank " + std::to_string(rank),
+                  "give each name one reduction");
+    }
+    for (const auto& name : parts[rank]["logged"]) logged.insert(name.get<std::string>());
   }
   for (std::size_t rank = 0; rank < parts.size(); ++rank) {
     if (parts[rank]["samples"].get<std::int64_t>() == 0) continue;
     const auto has = parts[rank]["names"].get<std::set<std::string>>();
     for (const std::string& name : names) {
-      if (!has.count(name)) {
+      if (!has.contains(name) && !logged.contains(name)) {
         throw Error("the " + kind_ + " metric '" + name + "' is missing on rank " + std::to_string(rank),
                     "return the same metrics on every rank and in every batch");
       }
     }
   }
-  for (const std::string& name : names) own.sums.try_emplace(name, 0.0);
+  for (const std::string& name : names) {
+    if (reductions.at(name).first != Reduction::kMean) own.reductions[name] = reductions.at(name).first;
+    value_of(own, name);
+  }
 }
 
 ReducedMetrics MetricReducer::reduce(Sums own) {
   agree_on_names(own);
   std::vector<double> values;
-  for (const auto& [name, sum] : own.sums) values.push_back(sum);
+  std::vector<double> greatest;  // smallest values with the other sign
+  for (const auto& [name, sum] : own.sums) {
+    const Reduction how = own.reduction_of(name);
+    values.push_back(is_extreme(how) ? 0 : sum);
+    if (is_extreme(how)) greatest.push_back(how == Reduction::kMin ? -sum : sum);
+  }
   for (const auto& [name, sum] : own.sums) values.push_back(static_cast<double>(own.weights[name]));
   values.push_back(static_cast<double>(own.samples));  // exact up to 2^53
   communicator_.all_reduce(values.data(), values.size(), comm::DataType::kFloat64).wait();
+  if (!greatest.empty()) {
+    communicator_.all_reduce(greatest.data(), greatest.size(), comm::DataType::kFloat64, {.op = comm::ReduceOp::kMax})
+        .wait();
+  }
   ReducedMetrics result;
   result.samples = static_cast<std::int64_t>(values.back());
   std::size_t i = 0;
+  std::size_t extreme = 0;
   for (const auto& [name, sum] : own.sums) {
+    const Reduction how = own.reduction_of(name);
     const double weight = values[own.sums.size() + i];
-    if (weight > 0) result.means[name] = values[i] / weight;
+    const double value = is_extreme(how) ? greatest[extreme++] : values[i];
     ++i;
+    if (weight > 0)
+      result.means[name] = how == Reduction::kMean ? value / weight : how == Reduction::kMin ? -value : value;
   }
   return result;
 }
@@ -118,7 +229,8 @@ ReducedMetrics MetricReducer::local_means(const Sums& sums) {
   result.samples = sums.samples;
   for (const auto& [name, sum] : sums.sums) {
     const std::int64_t weight = sums.weights.at(name);
-    if (weight > 0) result.means[name] = sum / static_cast<double>(weight);
+    const bool is_mean = sums.reduction_of(name) == Reduction::kMean;
+    if (weight > 0) result.means[name] = is_mean ? sum / static_cast<double>(weight) : sum;
   }
   return result;
 }

@@ -1,9 +1,10 @@
-// Sums metrics over batches, and over ranks where they are due, each batch weighted by its number of samples. Values on
-// a device are summed there, and nothing waits for them before they are due. Training thread.
+// Reduces metrics over batches, and over ranks where they are due; in a mean each batch is weighted by its number of
+// samples. Values on a device are reduced there, and nothing waits for them before they are due. Training thread.
 #pragma once
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -18,21 +19,30 @@
 namespace dtrain::train {
 
 struct ReducedMetrics {
-  std::map<std::string, double> means;  // over all samples
+  std::map<std::string, double> means;  // over all samples, or as Reduction says
   std::int64_t samples = 0;             // of all ranks
 };
+
+// Two values of a metric, of which means are sums here, as one.
+double combined(Reduction reduction, double value, double with);
 
 class MetricReducer {
  public:
   // `kind` ("training", "validation") keeps agreement messages of several reducers apart.
   MetricReducer(std::string kind, comm::ControlPlane& control, comm::Communicator& communicator);
 
+  // What the trial has returned for a batch.
   void add(const Metrics& metrics, std::int64_t samples);
+  // What it has logged besides in a batch of so many samples. Other ranks and batches may lack these names.
+  void add_logged(const Metrics& metrics, std::int64_t samples);
 
   // What this rank has added since the last take().
   struct Sums {
-    std::map<std::string, double> sums;  // of what was on the host
+    std::map<std::string, double> sums;  // of what was on the host; or its smallest or greatest value
     std::map<std::string, std::int64_t> weights;
+    std::map<std::string, Reduction> reductions;  // other than kMean
+    std::set<std::string> logged;                 // of the names
+    Reduction reduction_of(const std::string& name) const;
     std::int64_t samples = 0;
     // Of what was on a device: one float64 for each name, in their order. Undefined: nothing was.
     std::vector<std::string> device_names;
@@ -52,14 +62,15 @@ class MetricReducer {
   void visit(StateVisitor& visitor);
 
  private:
+  void add_values(const Metrics& metrics, std::int64_t samples);
   void agree_on_names(Sums& sums);
 
   std::string kind_;
   comm::ControlPlane& control_;
   comm::Communicator& communicator_;
   Sums added_;
-  std::map<std::string, at::Tensor> on_device_;
-  std::map<std::string, double> restored_;  // sums that on_device_ begins with
+  std::map<std::string, at::Tensor> on_device_;  // as Sums::sums
+  std::map<std::string, double> restored_;       // sums that on_device_ begins with
   std::int64_t agreements_ = 0;
 };
 

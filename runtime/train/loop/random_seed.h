@@ -15,6 +15,7 @@ enum class Draws : std::uint64_t {
   kData = 2,         // next() of the training data, by the batch; training_loader(): 0
   kBeforeBatch = 3,  // before_batch(), by the batch
   kValidation = 4,   // a validation, by the batch that it follows; validation_loader(): -1
+  kCallbacks = 5,    // a call of a callback, by the batch that it is told
 };
 
 // A function of the experiment's seed, the rank, the number and the purpose. The mixing is the finalizer of splitmix64

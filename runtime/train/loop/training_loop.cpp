@@ -6,6 +6,7 @@
 #include "checkpoint/trial_state.h"
 #include "dtrain/base/error.h"
 #include "dtrain/config/experiment.h"
+#include "dtrain/run/agreed_error.h"
 #include "loop/mock_loader.h"
 #include "precision/autocast.h"
 
@@ -27,6 +28,37 @@ Loader training_loader(Trial& trial, const run::RankSession& session, const Posi
   return session.mock().loader ? repeat_first_batch(std::move(loader)) : loader;
 }
 
+// What the trial has added to its context must be the same on every rank, because all of it is collective. Collective.
+std::vector<std::shared_ptr<Callback>> compared_callbacks(run::RankSession& session, TrialContext& context) {
+  const TrialContext::AroundTheLoop& around = context.around_the_loop();
+  Json mine = {{"callbacks", Json::array()}, {"metrics", Json::array()}};
+  for (const auto& callback : around.callbacks) mine["callbacks"].push_back(callback->name());
+  for (const auto& [name, metric] : around.metrics) mine["metrics"].push_back(name);
+  if (const auto& stopping = around.early_stopping) {
+    mine["stop_early"] = {stopping->metric, stopping->smaller_is_better, stopping->patience, stopping->min_delta};
+  }
+  const std::vector<std::string> all = session.control().gather("train/around-the-loop", mine.dump());
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all.front()) continue;
+    throw run::AgreedError(
+        "the trial has added " + all.front() + " on rank 0 and " + all[rank] + " on rank " + std::to_string(rank),
+        "add the same callbacks and metrics on every rank, in the same order");
+  }
+  return around.callbacks;
+}
+
+// Until it ends, context.log() is allowed.
+class LogScope {
+ public:
+  explicit LogScope(TrialContext& context) : logged_(context.around_the_loop().logged) { logged_.emplace(); }
+  ~LogScope() { logged_.reset(); }
+  LogScope(const LogScope&) = delete;
+  LogScope& operator=(const LogScope&) = delete;
+
+ private:
+  std::optional<Metrics>& logged_;
+};
+
 }  // namespace
 
 TrainingLoop::TrainingLoop(Trial& trial, TrialContext& context, run::RankSession& session, TrainingStep& step,
@@ -37,7 +69,10 @@ TrainingLoop::TrainingLoop(Trial& trial, TrialContext& context, run::RankSession
       step_(step),
       loader_(training_loader(trial, session, position_)),
       feed_(context.device()),
-      validation_(trial, context, session, step),
+      callbacks_(session, compared_callbacks(session, context), position_),
+      stopping_(EarlyStop::settings_of(session, context.around_the_loop().early_stopping)),
+      early_stop_(session, stopping_),
+      validation_(trial, context, session, step, stopping_ ? stopping_->metric : std::string()),
       lengths_(find_lengths(session, *loader_)),
       progress_(session, lengths_, position_),
       metrics_(session, step, position_, progress_),
@@ -49,8 +84,9 @@ TrainingLoop::TrainingLoop(Trial& trial, TrialContext& context, run::RankSession
                 .deep_window = DeepWindow(session, context.device().is_cuda(),
                                           [this] { measured_.device_profile.settle(step_.in_flight()); }),
                 .counted_batches = CountedBatches(session, context.device().is_cuda())},
-      checkpoints_(session, step, *context.wrapped().model, *loader_, lengths_, position_,
-                   [this](StateVisitor& visitor) { visit(visitor); }) {}
+      checkpoints_(
+          session, step, *context.wrapped().model, *loader_, lengths_, position_,
+          [this] { callbacks_.on_checkpoint(); }, [this](StateVisitor& visitor) { visit(visitor); }) {}
 
 TrainingLoop::End TrainingLoop::run() {
   // A part that the trial has put into evaluation mode (a frozen batch norm) stays there.
@@ -62,11 +98,13 @@ TrainingLoop::End TrainingLoop::run() {
   }
   progress_.start();
   Outcome outcome = Outcome::kGoOn;
-  if (lengths_.total_batches && position_.batches >= *lengths_.total_batches) {
+  if (early_stop_.is_due() || (lengths_.total_batches && position_.batches >= *lengths_.total_batches)) {
+    if (early_stop_.is_due()) early_stop_.report(position_.batches);
     conclude(/*stopped=*/false);
     outcome = Outcome::kDone;
   }
   while (outcome == Outcome::kGoOn) outcome = run_round();
+  callbacks_.on_training_end();
   measured_.device_profile.settle(step_.in_flight());
   session_.recorder().mark(profile::RunMark::kLoopEnd);
   measured_.deep_window.finish(position_.batches);
@@ -75,11 +113,12 @@ TrainingLoop::End TrainingLoop::run() {
 }
 
 void TrainingLoop::begin_anew() {
+  callbacks_.on_training_start();
   if (!session_.mock().any()) {
     if (!session_.experiment().perform_initial_validation) {
       validation_.check_metric();
     } else {
-      validation_.run(0, 0);
+      validate();
     }
   }
   start_epoch(0);
@@ -88,6 +127,7 @@ void TrainingLoop::begin_anew() {
 void TrainingLoop::resume() {
   // What was the best by another metric is no measure for this one.
   if (!checkpoints_.resume()) validation_.forget_best();
+  callbacks_.on_training_start();
   seed(Draws::kEpoch);
   loader_->start_epoch_at(position_.epoch, position_.epoch_batches);
   if (std::exchange(position_.due_is_open, false)) do_what_is_due(/*stepped=*/true);
@@ -104,8 +144,11 @@ void TrainingLoop::visit(StateVisitor& visitor) {
   if (visitor.replaces()) session_.cut_metrics(metrics_bytes);
   visitor.part("metrics", metrics_);
   visitor.part("validation", validation_);
-  TrialStateEntries trial(trial_);
+  visitor.part("early_stop", early_stop_);
+  TrialStateEntries trial([this] { return trial_.save_state(); },
+                          [this](const TrialState& state) { trial_.load_state(state); });
   visitor.part("trial", trial);
+  visitor.part("callbacks", callbacks_);
   visitor.part("step", step_);
 }
 
@@ -155,32 +198,42 @@ TrainingLoop::Outcome TrainingLoop::run_round() {
 
   // 2. Forward and backward, buckets leaving as they fill; 3. the exchange; 4. the optimizer.
   bool stepped = session_.mock().train;
+  std::optional<LogScope> logging;
   if (!session_.mock().train) {
+    if (batch) logging.emplace(context_);
     const SyncDebug::Scope no_waits(measured_.sync_debug, number);
     if (batch) {
       const PhaseScope phase(recorder, Phase::kToDevice);
       feed_.move(*batch);
     }
-    if (batch) {
-      seed(Draws::kBeforeBatch);
-      trial_.before_batch(*batch);
-    }
+    if (batch) prepare_batch(*batch);
     const bool as_graph = fits_graph && step_.agree().graphs == session_.world().size;
     stepped = (as_graph && step_as_graph(*batch)) || step_eagerly(batch);
   }
   ++position_.batches;
   ++position_.epoch_batches;
   progress_.batch_done();
+  if (logging) follow_batch(*batch);
+  logging.reset();
 
   // 5. What is due now and then.
   const bool last = lengths_.total_batches && number == *lengths_.total_batches;
   const bool stopped = stepped && step_.stop_is_due();
+  bool early = false;
   if (last || stopped) {
     position_.due_is_open = !last || step_.window_is_open();
     conclude(stopped && !last);
+    if (last) end_last_epoch();
     progress_.leave_out_pause();
   } else {
     do_what_is_due(stepped);
+    early = early_stop_.is_due();
+    if (early) {
+      early_stop_.report(position_.batches);
+      conclude(/*stopped=*/false);
+      end_last_epoch();
+      progress_.leave_out_pause();
+    }
   }
   {
     const PhaseScope phase(recorder, Phase::kCallbacks);
@@ -189,7 +242,21 @@ TrainingLoop::Outcome TrainingLoop::run_round() {
   recorder.end_step({batch ? batch->samples : 0, stepped && step_.synchronised(), position_.epoch});
   measured_.deep_window.after_step(number, step_.take_trace_window());
   measured_.counted_batches.after_step();
-  return last ? Outcome::kDone : stopped ? Outcome::kStopped : Outcome::kGoOn;
+  return last || early ? Outcome::kDone : stopped ? Outcome::kStopped : Outcome::kGoOn;
+}
+
+void TrainingLoop::prepare_batch(const Batch& batch) {
+  callbacks_.before_batch(batch);
+  seed(Draws::kBeforeBatch);
+  trial_.before_batch(batch);
+}
+
+void TrainingLoop::follow_batch(const Batch& batch) {
+  context_.around_the_loop().why_no_collective.clear();
+  callbacks_.after_batch(returned_);
+  const Metrics& logged = *context_.around_the_loop().logged;
+  refuse_both(returned_, logged, "train_batch()");
+  metrics_.keep_logged(logged, batch.samples);
 }
 
 bool TrainingLoop::step_eagerly(const std::optional<Batch>& batch) {
@@ -200,8 +267,10 @@ bool TrainingLoop::step_eagerly(const std::optional<Batch>& batch) {
 
 bool TrainingLoop::step_as_graph(const Batch& batch) {
   const auto metrics = graph_->step(
-      batch, [this](const Batch& places) { return call_trial(places); }, [this] { seed(Draws::kTraining); });
+      batch, [this](const Batch& places) { return call_trial_for_graph(places); }, [this] { seed(Draws::kTraining); });
+  context_.around_the_loop().why_no_collective.clear();
   if (!metrics) return false;
+  returned_ = *metrics;
   metrics_.keep(*metrics, batch.samples);
   return true;
 }
@@ -215,6 +284,7 @@ void TrainingLoop::train_batch(const Batch& batch) {
     metrics = call_trial(batch);
   }
   measured_.counted_batches.end(position_.batches + 1, batch.samples);
+  returned_ = metrics;
   metrics_.keep(std::move(metrics), batch.samples);
   context_.warn_of_unread_keys();
 }
@@ -226,6 +296,8 @@ Metrics TrainingLoop::call_trial(const Batch& batch) {
     const Autocast::Pause in_full(autocast);
     step_.backward(loss, weight);
     ran_backward = true;
+    // Ranks start buckets at different moments, and all operations need one order.
+    context_.around_the_loop().why_no_collective = "gradients are being exchanged until the batch ends";
     session_.recorder().switch_to(Phase::kTrainBatch);  // what train_batch() does after backward is neither
   };
   Metrics metrics = trial_.train_batch(batch);
@@ -233,6 +305,16 @@ Metrics TrainingLoop::call_trial(const Batch& batch) {
   if (!ran_backward) {
     throw Error("train_batch() returned without calling context.backward()",
                 "call context.backward(loss) instead of loss.backward(); to skip a batch, use a loss multiplied by 0");
+  }
+  return metrics;
+}
+
+Metrics TrainingLoop::call_trial_for_graph(const Batch& places) {
+  context_.around_the_loop().why_no_collective = "the step is recorded as a CUDA graph";
+  const std::size_t logged = context_.around_the_loop().logged->size();
+  Metrics metrics = call_trial(places);
+  if (context_.around_the_loop().logged->size() != logged) {
+    throw Error("train_batch() calls context.log(), which a graph would not repeat");
   }
   return metrics;
 }
@@ -245,23 +327,35 @@ void TrainingLoop::record_loader(const Batch& batch) {
        .pinned = !context_.device().is_cpu() && !batch.tensors.empty() && batch.tensors.front().is_pinned()});
 }
 
+std::optional<double> TrainingLoop::validate() {
+  if (auto result = validation_.run(position_.batches, position_.epoch)) {
+    validated_ = std::move(*result);
+    validated_batch_ = position_.batches;
+    early_stop_.see(validated_.metrics, position_.batches);
+    callbacks_.on_validation_end(validated_.metrics);
+  }
+  return validated_batch_ == position_.batches ? validated_.metric : std::nullopt;
+}
+
 void TrainingLoop::do_what_is_due(bool stepped) {
   if (position_.batches % session_.experiment().scheduling_unit == 0) metrics_.begin();
   metrics_.finish();
-  Validation::Result validated;
+  std::optional<double> metric;
   const std::int64_t period = lengths_.validation_period;
   if (!session_.mock().any() && period > 0 && position_.batches % period == 0) {
     step_.synchronise();
     metrics_.finish_all();
-    if (const auto result = validation_.run(position_.batches, position_.epoch)) {
-      validated = *result;
-      checkpoints_.after_validation(validated);
+    const bool is_new = validated_batch_ != position_.batches;
+    metric = validate();
+    // Where training ends early, the last checkpoint follows.
+    if (is_new && validated_batch_ == position_.batches && !early_stop_.is_due()) {
+      checkpoints_.after_validation(validated_);
     }
     progress_.leave_out_pause();
   }
   if (!stepped) return;
   if (checkpoints_.make_ready()) progress_.leave_out_pause();
-  checkpoints_.take_if_due(validated.metric);
+  if (!early_stop_.is_due()) checkpoints_.take_if_due(metric);
 }
 
 TrainingLoop::Outcome TrainingLoop::end_of_epoch(const Round& round) {
@@ -272,10 +366,16 @@ TrainingLoop::Outcome TrainingLoop::end_of_epoch(const Round& round) {
   const bool is_last_epoch = !lengths_.total_batches && position_.epoch + 1 >= lengths_.epochs;
   if (round.stop || is_last_epoch) {
     conclude(round.stop);
+    if (!round.stop) callbacks_.on_epoch_end();
     return round.stop ? Outcome::kStopped : Outcome::kDone;
   }
+  callbacks_.on_epoch_end();
   start_epoch(position_.epoch + 1);
   return Outcome::kGoOn;
+}
+
+void TrainingLoop::end_last_epoch() {
+  if (lengths_.batches_per_epoch == position_.epoch_batches) callbacks_.on_epoch_end();
 }
 
 void TrainingLoop::conclude(bool stopped) {
@@ -293,8 +393,8 @@ void TrainingLoop::conclude(bool stopped) {
   metrics_.begin();
   metrics_.finish_all();
   if (stopped || session_.mock().any()) return;
-  const auto validated = validation_.run(position_.batches, position_.epoch);
-  if (!goes_on_from_here) checkpoints_.take_last("end", validated.value_or(Validation::Result{}).metric);
+  const std::optional<double> metric = validate();
+  if (!goes_on_from_here) checkpoints_.take_last("end", metric);
 }
 
 }  // namespace dtrain::train

@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "device/device_feed.h"
 #include "device/device_profile.h"
@@ -12,7 +13,9 @@
 #include "dtrain/train/trial.h"
 #include "flops/counted_batches.h"
 #include "graph/step_graph.h"
+#include "loop/callbacks.h"
 #include "loop/checkpoint_schedule.h"
+#include "loop/early_stop.h"
 #include "loop/lengths.h"
 #include "loop/progress_meter.h"
 #include "loop/random_seed.h"
@@ -49,15 +52,25 @@ class TrainingLoop {
   // The periodic work after a batch: metrics, validation, a checkpoint.
   void do_what_is_due(bool stepped);
   Outcome end_of_epoch(const Round& round);
+  // An epoch ends with the last batch of the training.
+  void end_last_epoch();
   // A step with the batch that is on the device, or without one. True: the optimizer has stepped.
   bool step_eagerly(const std::optional<Batch>& batch);
   bool step_as_graph(const Batch& batch);
   void train_batch(const Batch& batch);
   // train_batch() of the trial.
   Metrics call_trial(const Batch& batch);
+  // The same; refuses what a CUDA graph would not repeat.
+  Metrics call_trial_for_graph(const Batch& batch);
   // Of batch and epoch that come next.
   void seed(Draws draws);
   void record_loader(const Batch& batch);
+  // before_batch() of callbacks and trial.
+  void prepare_batch(const Batch& batch);
+  // after_batch(), and what was logged.
+  void follow_batch(const Batch& batch);
+  // Validates, if that has not been done after this batch. Returns searcher.metric as of this batch.
+  std::optional<double> validate();
   // After the last batch, once: applies the gradients of an open window, reduces metrics, validates, takes the last
   // checkpoint. A run that is stopped takes its checkpoint first, and so does a run that ends with an open window. So
   // if it goes on, it does so as if it had not ended.
@@ -80,12 +93,18 @@ class TrainingLoop {
   Position position_;
   Loader loader_;
   DeviceFeed feed_;
+  Callbacks callbacks_;
+  const std::optional<config::EarlyStopping> stopping_;
+  EarlyStop early_stop_;
   Validation validation_;
   const Lengths lengths_;
   ProgressMeter progress_;
   TrainingMetrics metrics_;
   const std::unique_ptr<StepGraph> graph_;  // null: no step is taken as a graph
   const std::function<void()> save_;
+  Metrics returned_;              // by train_batch(), for the callbacks
+  Validation::Result validated_;  // the last one of this process, and after which batch
+  std::int64_t validated_batch_ = -1;
   Measured measured_;
   CheckpointSchedule checkpoints_;
 };

@@ -31,9 +31,20 @@ void TrainingMetrics::keep(Metrics metrics, std::int64_t samples) {
                          [this](std::span<const double> value) { progress_.set_loss(value.front()); });
 }
 
+void TrainingMetrics::keep_logged(Metrics metrics, std::int64_t samples) {
+  if (metrics.empty()) return;
+  if (step_.parameters().memory().on_host()) {
+    unread_logs_.emplace_back(std::move(metrics), samples);
+  } else {
+    sums_.add_logged(metrics, samples);
+  }
+}
+
 void TrainingMetrics::add_unread() {
   for (const auto& [metrics, samples] : unread_) sums_.add(metrics, samples);
+  for (const auto& [metrics, samples] : unread_logs_) sums_.add_logged(metrics, samples);
   unread_.clear();
+  unread_logs_.clear();
 }
 
 void TrainingMetrics::begin() {

@@ -25,6 +25,8 @@ class TrainingMetrics {
 
   // What the trial has returned for a batch.
   void keep(Metrics metrics, std::int64_t samples);
+  // What it has logged besides, in a batch of so many samples.
+  void keep_logged(Metrics metrics, std::int64_t samples);
   // The last kept on the host that no begin() has read; null: none.
   const Metrics* latest() const { return unread_.empty() ? nullptr : &unread_.back().first; }
   // What was kept is due: begins to copy its sums to the host. Also checks and reports what the step does from time to
@@ -55,7 +57,8 @@ class TrainingMetrics {
   ProgressMeter& progress_;
   MetricReducer sums_;
   std::vector<std::pair<Metrics, std::int64_t>> unread_;  // on the host, with their samples; read when due
-  std::deque<Due> due_;                                   // oldest first
+  std::vector<std::pair<Metrics, std::int64_t>> unread_logs_;
+  std::deque<Due> due_;  // oldest first
 };
 
 }  // namespace dtrain::train

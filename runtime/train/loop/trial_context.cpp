@@ -102,6 +102,31 @@ void TrialContext::backward(const at::Tensor& loss, double weight) {
   wrapped_.backward(loss, weight);
 }
 
+void TrialContext::log(const std::string& name, const MetricValue& value) {
+  if (!around_.logged) {
+    throw Error("context.log(\"" + name + "\") was called outside a batch",
+                "call it in train_batch(), evaluate_batch(), before_batch() or after_batch()");
+  }
+  around_.logged->insert_or_assign(name, value);
+}
+
+void TrialContext::add_callback(std::shared_ptr<Callback> callback) {
+  if (!callback) throw ConfigError("add_callback() was given no callback");
+  around_.callbacks.push_back(std::move(callback));
+}
+
+void TrialContext::add_metric(const std::string& name, std::shared_ptr<GatheredMetric> metric) {
+  if (!metric) throw ConfigError("add_metric(\"" + name + "\") was given no metric");
+  if (!around_.metrics.emplace(name, std::move(metric)).second) {
+    throw ConfigError("add_metric(\"" + name + "\") was called twice", "give each metric a name of its own");
+  }
+}
+
+void TrialContext::stop_early(const EarlyStopping& settings) {
+  if (around_.early_stopping) throw ConfigError("stop_early() was called twice");
+  around_.early_stopping = settings;
+}
+
 Loader TrialContext::loader(std::shared_ptr<const data::Dataset> dataset, const LoaderSettings& settings) {
   data::LoaderOptions options;
   options.batch_size = batch_size();

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <sstream>
+#include <utility>
 
 #include <ATen/ATen.h>
 
@@ -10,6 +11,7 @@
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/run/agreed_error.h"
+#include "loop/gather_rows.h"
 #include "loop/module_modes.h"
 #include "loop/random_seed.h"
 #include "precision/autocast.h"
@@ -26,18 +28,24 @@ Loader validation_loader(Trial& trial, const run::RankSession& session) {
 
 }  // namespace
 
-Validation::Validation(Trial& trial, TrialContext& context, run::RankSession& session, TrainingStep& step)
+Validation::Validation(Trial& trial, TrialContext& context, run::RankSession& session, TrainingStep& step,
+                       std::string stopping_metric)
     : trial_(trial),
       context_(context),
       session_(session),
       step_(step),
       loader_(validation_loader(trial, session)),
       feed_(context.device()),
+      stopping_metric_(std::move(stopping_metric)),
       in_flight_(context.device(), session.device_communicator(), session.recorder()),
       metrics_("validation", session.control(), session.communicator()) {
   const std::string& metric = session.experiment().searcher.metric;
   if (!loader_ && !metric.empty() && session.world().rank == 0) {
     session.log()->warn("searcher.metric is '{}', but there is no validation data: it has no effect", metric);
+  }
+  if (!loader_ && !stopping_metric_.empty()) {
+    throw ConfigError("early stopping needs validation data, of which there is none",
+                      "return a loader from validation_loader(), or leave early stopping out");
   }
 }
 
@@ -57,13 +65,16 @@ std::optional<Validation::Result> Validation::run(std::int64_t batch, std::int64
     loader_->start_epoch(0);
     while (auto part = loader_->next()) {
       feed_.move(*part);
-      metrics_.add(evaluate(*part), part->samples);
+      Metrics logged;
+      metrics_.add(evaluate(*part, logged), part->samples);
+      metrics_.add_logged(logged, part->samples);
       in_flight_.end_batch();
     }
     in_flight_.finish_all();
   }
   feed_.let_go();
-  const ReducedMetrics reduced = metrics_.reduce();
+  ReducedMetrics reduced = metrics_.reduce();
+  add_gathered(reduced, batch);
   const Result result = judge(reduced);
   if (session_.world().rank == 0) report(reduced, result, batch, epoch);
   return result;
@@ -71,14 +82,45 @@ std::optional<Validation::Result> Validation::run(std::int64_t batch, std::int64
 
 Validation::Result Validation::judge(const ReducedMetrics& reduced) {
   const auto& searcher = session_.experiment().searcher;
-  if (searcher.metric.empty()) return {};
   std::vector<std::string> names;
   for (const auto& [name, mean] : reduced.means) names.push_back(name);
-  require_metric(names);
+  require_metrics(names);
+  Result result;
+  result.metrics = reduced.means;
+  if (searcher.metric.empty()) return result;
   const double value = reduced.means.at(searcher.metric);
-  const bool best = is_better(value, best_, searcher.smaller_is_better);
+  result.metric = value;
+  result.best = is_better(value, best_, searcher.smaller_is_better);
+  const auto places = static_cast<std::size_t>(
+      std::max(0, session_.experiment().checkpoint_storage.save_trial_best - 1));  // after the best one
+  result.among_best = insert(value, result.best, places);
+  return result;
+}
+
+bool Validation::insert(double value, bool best, std::size_t places) {
+  const bool smaller_is_better = session_.experiment().searcher.smaller_is_better;
+  if (std::isnan(value)) return false;
+  const double after_best = best ? best_.value_or(value) : value;  // a new best one moves the last one down
+  const bool moves = !best || best_.has_value();
   if (best) best_ = value;
-  return {value, best};
+  if (!moves) return true;
+  const auto place = std::find_if(next_best_.begin(), next_best_.end(),
+                                  [&](double other) { return is_better(after_best, other, smaller_is_better); });
+  const bool fits = static_cast<std::size_t>(place - next_best_.begin()) < places;
+  next_best_.insert(place, after_best);
+  if (next_best_.size() > places) next_best_.resize(places);
+  return best || fits;
+}
+
+void Validation::add_gathered(ReducedMetrics& reduced, std::int64_t batch) {
+  for (const auto& [name, metric] : context_.around_the_loop().metrics) {
+    const at::Tensor rows = gather_rows(session_, name, batch, metric->take());
+    if (!rows.defined()) continue;
+    if (!reduced.means.emplace(name, metric->compute(rows)).second) {
+      throw Error("the validation metric '" + name + "' is added by context.add_metric() and returned for batches, too",
+                  "give one of them another name");
+    }
+  }
 }
 
 bool is_better(double value, const std::optional<double>& best, bool smaller_is_better) {
@@ -86,20 +128,36 @@ bool is_better(double value, const std::optional<double>& best, bool smaller_is_
   return !best || (smaller_is_better ? value < *best : value > *best);
 }
 
-void Validation::require_metric(const std::vector<std::string>& names) const {
-  const std::string& metric = session_.experiment().searcher.metric;
-  if (std::find(names.begin(), names.end(), metric) != names.end()) return;
-  throw run::AgreedError("searcher.metric is '" + metric + "', which evaluate_batch() does not return",
-                         "use one of: " + join(names, ", "));
+void Validation::require_metrics(const std::vector<std::string>& names) const {
+  const auto require = [&](const char* key, const std::string& metric) {
+    if (metric.empty() || std::find(names.begin(), names.end(), metric) != names.end()) return;
+    throw run::AgreedError(std::string(key) + " is '" + metric + "', which evaluate_batch() does not return",
+                           "use one of: " + join(names, ", "));
+  };
+  require("searcher.metric", session_.experiment().searcher.metric);
+  require("the metric of early stopping", stopping_metric_);
 }
 
-Metrics Validation::evaluate(const Batch& batch) {
+Metrics Validation::evaluate(const Batch& batch, Metrics& logged) {
   const Autocast autocast(autocast_type(session_.experiment().optimizations.mixed_precision), context_.device());
-  return trial_.evaluate_batch(batch);
+  auto& log = context_.around_the_loop().logged;
+  log.emplace();
+  Metrics metrics = trial_.evaluate_batch(batch);
+  logged = *std::exchange(log, std::nullopt);
+  refuse_both(metrics, logged, "evaluate_batch()");
+  return metrics;
+}
+
+void refuse_both(const Metrics& returned, const Metrics& logged, const char* function) {
+  for (const auto& [name, value] : logged) {
+    if (!returned.contains(name)) continue;
+    throw Error("context.log(\"" + name + "\"): " + function + " returns a metric of that name, too",
+                "give one of them another name");
+  }
 }
 
 void Validation::check_metric() {
-  if (!loader_ || session_.experiment().searcher.metric.empty()) return;
+  if (!loader_ || (session_.experiment().searcher.metric.empty() && stopping_metric_.empty())) return;
   loader_->start_epoch(0);
   auto part = loader_->next();
   if (!part) return;
@@ -107,13 +165,27 @@ void Validation::check_metric() {
   const at::NoGradGuard no_grad;
   feed_.move(*part);
   std::vector<std::string> names;
-  for (const auto& [name, value] : evaluate(*part)) names.push_back(name);
-  require_metric(names);
+  Metrics logged;
+  for (const auto& [name, value] : evaluate(*part, logged)) names.push_back(name);
+  for (const auto& [name, value] : logged) names.push_back(name);
+  for (const auto& [name, metric] : context_.around_the_loop().metrics) {
+    names.push_back(name);
+    metric->take();
+  }
+  require_metrics(names);
 }
 
 void Validation::visit(StateVisitor& visitor) {
   visitor.number("last_batch", last_batch_);
   visitor.real("best", best_);
+  if (session_.experiment().checkpoint_storage.save_trial_best < 2) return;
+  Json values = Json::array();
+  for (const double value : next_best_) values.push_back(number_or_text(value));
+  std::string next_best = values.dump();
+  visitor.text("next_best", next_best);
+  if (!visitor.replaces()) return;
+  next_best_.clear();
+  for (const Json& value : Json::parse(next_best)) next_best_.push_back(number_of(value).value_or(0));
 }
 
 void Validation::report(const ReducedMetrics& reduced, const Result& result, std::int64_t batch, std::int64_t epoch) {

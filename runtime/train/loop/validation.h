@@ -2,7 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "device/device_feed.h"
 #include "device/steps_in_flight.h"
@@ -17,13 +20,20 @@ namespace dtrain::train {
 // Whether a metric's value becomes the best so far. One that is not a number never does.
 bool is_better(double value, const std::optional<double>& best, bool smaller_is_better);
 
+// Error if a name is among both: metrics that `function` has returned, and those that were logged meanwhile.
+void refuse_both(const Metrics& returned, const Metrics& logged, const char* function);
+
 class Validation {
  public:
-  Validation(Trial& trial, TrialContext& context, run::RankSession& session, TrainingStep& step);
+  // `stopping_metric`: the metric of early stopping; empty: none.
+  Validation(Trial& trial, TrialContext& context, run::RankSession& session, TrainingStep& step,
+             std::string stopping_metric);
 
   struct Result {
     std::optional<double> metric;  // searcher.metric's value, where the experiment names one
     bool best = false;             // no validation before had a better one
+    bool among_best = false;       // at most checkpoint_storage.save_trial_best - 1 validations before had a better one
+    std::map<std::string, double> metrics;  // all of them
   };
   // Of the average of the weights, where there is one (`optimizations.ema`). Rank 0's buffers (running statistics) are
   // used on every rank. Metrics are means over all samples, written to
@@ -31,19 +41,26 @@ class Validation {
   // been validated. Collective; the same on all ranks.
   std::optional<Result> run(std::int64_t batch, std::int64_t epoch);
 
-  // Evaluates one batch to see that searcher.metric is there, before hours are spent on training: AgreedError. Leaves
-  // nothing behind. Where no rank has a batch to evaluate, run() finds out.
+  // Evaluates one batch to see that searcher.metric and the metric of early stopping are there, before hours are spent
+  // on training: AgreedError. Leaves nothing behind. Where no rank has a batch to evaluate, run() finds out.
   void check_metric();
   void visit(StateVisitor& visitor);
   // The next value becomes the best one, whatever was before.
-  void forget_best() { best_.reset(); }
+  void forget_best() {
+    best_.reset();
+    next_best_.clear();
+  }
 
  private:
-  // Without gradients, in the types of training.
-  Metrics evaluate(const Batch& batch);
-  void require_metric(const std::vector<std::string>& names) const;
+  // Without gradients, in the types of training. What the trial has logged is in `logged`.
+  Metrics evaluate(const Batch& batch, Metrics& logged);
+  // Adds those that the ranks gather. Collective.
+  void add_gathered(ReducedMetrics& reduced, std::int64_t batch);
+  void require_metrics(const std::vector<std::string>& names) const;
 
   Result judge(const ReducedMetrics& reduced);
+  // Notes a value of searcher.metric, of which `places` are kept besides the best one. True: it is among those.
+  bool insert(double value, bool best, std::size_t places);
   void report(const ReducedMetrics& reduced, const Result& result, std::int64_t batch, std::int64_t epoch);
 
   Trial& trial_;
@@ -52,10 +69,12 @@ class Validation {
   TrainingStep& step_;
   Loader loader_;
   DeviceFeed feed_;
+  const std::string stopping_metric_;
   StepsInFlight in_flight_;  // so that the host, and memory for its batches, is bounded here too
   MetricReducer metrics_;
   std::int64_t last_batch_ = -1;
-  std::optional<double> best_;  // of searcher.metric
+  std::optional<double> best_;     // of searcher.metric
+  std::vector<double> next_best_;  // those after it of which checkpoints are kept, the best first
 };
 
 }  // namespace dtrain::train

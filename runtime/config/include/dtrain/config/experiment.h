@@ -19,6 +19,7 @@
 #include "dtrain/comm/backend_list.h"
 #include "dtrain/config/checkpoints.h"
 #include "dtrain/config/diagnostic.h"
+#include "dtrain/config/early_stopping.h"
 #include "dtrain/config/initial_weights.h"
 #include "dtrain/config/keys.h"
 #include "dtrain/config/length.h"
@@ -81,6 +82,7 @@ struct Experiment {
 
   Length min_validation_period;  // 0 batches: only at the end
   bool perform_initial_validation = false;
+  std::optional<EarlyStopping> early_stopping;
   Length min_checkpoint_period;  // 0 batches: by the clock
   CheckpointPolicy checkpoint_policy = CheckpointPolicy::kBest;
   CheckpointStorage checkpoint_storage;
@@ -115,11 +117,15 @@ inline constexpr const char* kNotForCpus =
 // Where resources.slots_per_trial stands in the file; empty: it is not given.
 std::string place_of_slots(Section& root);
 
+// Sets what is missing by `searcher`.
+void resolve(Section& root, std::optional<EarlyStopping>& early_stopping, const Searcher& searcher);
+
 // Conditions across sections, for the reader and the schema.
 void check_together(Section& root, const Experiment& experiment);
 Json program_or_model();
 Json what_gpus_support();
 Json what_cpus_support();
+Json early_stopping_needs();
 
 // What the run does when a loss or a norm of gradients is not finite.
 inline constexpr std::array kOnNonFinite{Word<bool>{"warn", false}, Word<bool>{"stop", true}};
@@ -155,18 +161,21 @@ inline void declare_keys(Keys& keys, Experiment& e) {
                .examples = R"([{"epochs": 1}, {"batches": 500}, {"records": 6000}])"},
               e.min_validation_period, 0);
   keys.boolean({"perform_initial_validation", "Validate before the first batch."}, e.perform_initial_validation);
+  keys.mapping({.name = "early_stopping",
+                .text = "Ends the training before its length when a validation metric no longer improves; null: never.",
+                .more = "It needs `min_validation_period`. [More](checkpoints.md#early-stopping)."},
+               e.early_stopping);
   keys.length({.name = "min_checkpoint_period",
                .text = "The length between checkpoints; 0: about every minute, every ten minutes where they are "
                        "expensive, unless checkpoint_policy is none.",
                .more = "A run also takes a checkpoint at its end and when it is stopped. [More](checkpoints.md).",
                .examples = R"([{"epochs": 1}, {"batches": 500}, {"records": 6000}])"},
               e.min_checkpoint_period, 0);
-  keys.choice(
-      {"checkpoint_policy",
-       "Which validations are followed by a checkpoint: those whose searcher.metric is the best so far, all, or "
-       "none.",
-       "Without `searcher.metric`, `best` is as `none`."},
-      e.checkpoint_policy, kCheckpointPolicies);
+  keys.choice({"checkpoint_policy",
+               "Which validations are followed by a checkpoint: those whose searcher.metric is among the "
+               "checkpoint_storage.save_trial_best best so far, all, or none.",
+               "Without `searcher.metric`, `best` is as `none`."},
+              e.checkpoint_policy, kCheckpointPolicies);
   keys.mapping({"checkpoint_storage", "Where checkpoints are kept, and how many."}, e.checkpoint_storage);
   keys.integer({"max_restarts",
                 "How often the run is started again, without progress in between, after a signal has killed a rank or "
@@ -222,12 +231,14 @@ inline void declare_keys(Keys& keys, Experiment& e) {
         environment_variables_form(e));
   });
   keys.when_read([&](Section& root) {
+    resolve(root, e.early_stopping, e.searcher);
     check_together(root, e);
     if (e.resources.slots_per_trial == 0) e.auto_slots_at = place_of_slots(root);
   });
   keys.schema_rule(program_or_model);
   keys.schema_rule(what_gpus_support);
   keys.schema_rule(what_cpus_support);
+  keys.schema_rule(early_stopping_needs);
 }
 
 // `overrides` are the "a.b=c" of --set, in order. `contents`: a file that is read instead of `file`; `file` still

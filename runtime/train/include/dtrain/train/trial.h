@@ -17,14 +17,20 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
+#include "dtrain/config/early_stopping.h"
 #include "dtrain/data/idx.h"
+#include "dtrain/train/callback.h"
 #include "dtrain/train/data_section.h"
+#include "dtrain/train/gathered_metric.h"
 #include "dtrain/train/loader.h"
 #include "dtrain/train/loss_scaling.h"
 #include "dtrain/train/metrics.h"
 #include "dtrain/train/optimizer.h"
+#include "dtrain/train/trial_state.h"
 
 namespace dtrain {
+
+using EarlyStopping = config::EarlyStopping;
 
 namespace run {
 class RankSession;
@@ -102,6 +108,34 @@ class TrialContext {
   // weight is negative or not finite, if two losses of one batch have different weights, or with gradient_compression.
   void backward(const at::Tensor& loss, double weight);
 
+  // Adds a value to the metrics of the batch under way: in train_batch(), before_batch() and the same functions of
+  // callbacks to those of training, in evaluate_batch() to those of the validation. Other than with the metrics that
+  // these functions return, a rank may log a name in some of its batches only; kMean is then the mean over the batches
+  // that do. A second call with the same name in a batch replaces the value. Error outside a batch, or for a name that
+  // the trial also returns.
+  void log(const std::string& name, const MetricValue& value);
+
+  // Collective operations on tensors of the trial, on device() or on the CPU: every rank must make the same calls, with
+  // the same types and shapes, in the same order; otherwise all ranks get an error that names both operations. They
+  // wait for the result, which is a new tensor without a gradient and the same on all ranks, bit by bit. Types: uint8,
+  // int32, int64, float16, bfloat16, float32, float64; kMean needs a floating type. They may be called wherever all
+  // ranks are: in the constructor, in callbacks, and in train_batch() before backward() if all ranks have the same
+  // number of batches. Error from backward() to the end of the batch, when gradients are being exchanged, and in a step
+  // that is recorded as a CUDA graph.
+  at::Tensor all_reduce(const at::Tensor& tensor, Reduction reduction = Reduction::kSum);
+  // Of all ranks, in rank order.
+  std::vector<at::Tensor> all_gather(const at::Tensor& tensor);
+  // Rank `root`'s values; the other ranks give a tensor of the same type and shape.
+  at::Tensor broadcast(const at::Tensor& tensor, int root = 0);
+
+  // Calls the callback's functions during training. In the trial's constructor; the same ones on every rank.
+  void add_callback(std::shared_ptr<Callback> callback);
+  // Adds a metric to each validation, under this name. In the trial's constructor; the same ones on every rank.
+  void add_metric(const std::string& name, std::shared_ptr<GatheredMetric> metric);
+  // Ends the training early when a validation metric no longer improves. ConfigError if the experiment has
+  // `early_stopping`, too.
+  void stop_early(const EarlyStopping& settings);
+
   // Batches of this rank. A training loader shuffles by (seed, epoch).
   Loader loader(std::shared_ptr<const data::Dataset> dataset, const LoaderSettings& settings = {});
   // An IDX data set, in memory once per host. Collective, like everything that uses host_share().
@@ -121,6 +155,15 @@ class TrialContext {
     std::function<void(const at::Tensor&, std::optional<double> weight)> backward;
   };
   Wrapped& wrapped() { return wrapped_; }
+  // For the training loop.
+  struct AroundTheLoop {
+    std::vector<std::shared_ptr<Callback>> callbacks;
+    std::map<std::string, std::shared_ptr<GatheredMetric>> metrics;
+    std::optional<EarlyStopping> early_stopping;
+    std::optional<Metrics> logged;  // of the batch under way; empty: log() is refused
+    std::string why_no_collective;  // as the continuation of "because"; empty: collectives are allowed
+  };
+  AroundTheLoop& around_the_loop() { return around_; }
   // Called after the first batch: warns of keys that the trial has not read by then. Once, on rank 0.
   void warn_of_unread_keys();
   run::RankSession& session() { return session_; }
@@ -145,14 +188,8 @@ class TrialContext {
   mutable std::set<std::string> hyperparameters_asked_;
   bool unread_keys_told_ = false;
   Wrapped wrapped_;
+  AroundTheLoop around_;
   int shares_ = 0;  // numbers what is shared on the host
-};
-
-// The state that a trial keeps from batch to batch, besides that of its model and loaders. A checkpoint holds it for
-// each rank.
-struct TrialState {
-  std::map<std::string, at::Tensor> tensors;  // on any device, of any type that safetensors have
-  Json values = Json::object();
 };
 
 class Trial {

@@ -1,0 +1,40 @@
+// When training ends before its length. Plain values and their keys.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <string>
+
+#include "dtrain/config/keys.h"
+
+namespace dtrain::config {
+
+struct EarlyStopping {
+  std::string metric;             // of validation; empty: searcher.metric, with its smaller_is_better
+  bool smaller_is_better = true;  // in an experiment file searcher.smaller_is_better where it is missing
+  std::int64_t patience = 1;      // validations in a row without an improvement; at least 1
+  double min_delta = 0;           // a smaller difference is no improvement; at least 0
+  bool operator==(const EarlyStopping&) const = default;
+};
+
+inline void declare_keys(Keys& keys, EarlyStopping& e) {
+  keys.text({.name = "metric",
+             .text = "The validation metric that has to improve.",
+             .examples = R"(["loss"])",
+             .default_text = "searcher.metric"},
+            e.metric);
+  keys.boolean({.name = "smaller_is_better",
+                .text = "Whether a smaller value of the metric is the better one.",
+                .default_text = "searcher.smaller_is_better"},
+               e.smaller_is_better);
+  keys.integer({.name = "patience",
+                .text = "Training ends after this number of validations in a row without an improvement.",
+                .more = "A value that is not finite is no improvement.",
+                .examples = "[3]",
+                .required = ""},
+               e.patience, {1, std::numeric_limits<std::int32_t>::max()});
+  keys.number({"min_delta", "By how much a value must be better than the best one so far to be an improvement."},
+              e.min_delta, {.min = 0, .max = 0, .open = true, .real = true});
+}
+
+}  // namespace dtrain::config

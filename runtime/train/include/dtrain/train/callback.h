@@ -1,0 +1,51 @@
+// Code of a trial's own that training calls at certain moments: TrialContext::add_callback().
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "dtrain/train/loader.h"
+#include "dtrain/train/metrics.h"
+#include "dtrain/train/trial_state.h"
+
+namespace dtrain {
+
+// Override what you need. Each function is called on every rank, by the training thread, unless it says otherwise; all
+// callbacks in the order in which they were added. Their time is the phase `callbacks` of the profile. An exception
+// ends the run with an error that names the callback, the function and the batch. Each call finds libtorch's random
+// numbers seeded by the number of the batch. In a mock run there are no calls.
+class Callback {
+ public:
+  virtual ~Callback() = default;
+
+  // Names the callback in errors. The class's name unless overridden.
+  virtual std::string name() const;
+
+  // How far training has come.
+  struct Position {
+    std::int64_t batch = 0;  // the last batch that was trained; in before_batch() the one that comes
+    std::int64_t epoch = 0;  // from 0
+  };
+
+  // Before the first batch of this process. A run that goes on has restored its state by then.
+  virtual void on_training_start(const Position&) {}
+  // Around each batch of this rank. A rank whose data has ended makes no calls. The batch is on the device already;
+  // `metrics` is what train_batch() has returned. Both must not wait for a GPU.
+  virtual void before_batch(const Position&, const Batch&) {}
+  virtual void after_batch(const Position&, const Metrics&) {}
+  // After the last batch of an epoch, and after the validation and the checkpoint that follow it.
+  virtual void on_epoch_end(const Position&) {}
+  // After each validation, with its metrics: the same on all ranks.
+  virtual void on_validation_end(const Position&, const std::map<std::string, double>&) {}
+  // When a checkpoint is taken, before the state is copied: a change here is part of the checkpoint.
+  virtual void on_checkpoint(const Position&) {}
+  // After the last batch, when the last checkpoint has been taken; also in a run that was asked to stop.
+  virtual void on_training_end(const Position&) {}
+
+  // The state that the callback keeps from batch to batch, as Trial::save_state() and load_state().
+  virtual TrialState save_state() { return {}; }
+  virtual void load_state(const TrialState& state) { static_cast<void>(state); }
+};
+
+}  // namespace dtrain

@@ -1,0 +1,46 @@
+// Calls the trial's callbacks, with the phase, the random numbers and the errors that dtrain/train/callback.h promises.
+// Training thread.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dtrain/run/rank_session.h"
+#include "dtrain/train/callback.h"
+#include "loop/lengths.h"
+#include "state/state_visitor.h"
+
+namespace dtrain::train {
+
+class Callbacks {
+ public:
+  // The references outlive it.
+  Callbacks(run::RankSession& session, std::vector<std::shared_ptr<Callback>> callbacks, const Position& position);
+
+  bool empty() const { return callbacks_.empty(); }
+
+  void on_training_start();
+  void before_batch(const Batch& batch);
+  void after_batch(const Metrics& metrics);
+  void on_epoch_end();
+  void on_validation_end(const std::map<std::string, double>& metrics);
+  void on_checkpoint();
+  void on_training_end();
+
+  // What each of them saves.
+  void visit(StateVisitor& visitor);
+
+ private:
+  // `batch`: the number that the callbacks are told.
+  void call(const char* function, std::int64_t batch,
+            const std::function<void(Callback&, const Callback::Position&)>& call_one);
+
+  run::RankSession& session_;
+  const std::vector<std::shared_ptr<Callback>> callbacks_;
+  const Position& position_;
+};
+
+}  // namespace dtrain::train

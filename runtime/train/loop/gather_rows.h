@@ -1,0 +1,19 @@
+// The rows of a GatheredMetric from all ranks.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "dtrain/run/rank_session.h"
+
+namespace dtrain::train {
+
+// What each rank has added, in rank order, on the CPU; undefined if no rank has added a row. Error if rows differ in
+// type or shape. `batch`: another one in each call. Collective.
+at::Tensor gather_rows(run::RankSession& session, const std::string& name, std::int64_t batch,
+                       const std::vector<at::Tensor>& added);
+
+}  // namespace dtrain::train
