@@ -1,5 +1,5 @@
 """What a trial can ask of its optimizer, each against one process of plain PyTorch: parameter groups, optimizers,
-schedules, clipping by value, batches that count differently, the average of the weights.
+schedules, a plateau, clipping by value, batches that count differently, the average of the weights.
 
     optimization_parity.py BIN_FOLDER [WORD ...]     those whose title has all words
 
@@ -19,6 +19,7 @@ STEPS = 100
 SAMPLES = 12  # of all ranks
 LIMIT = 1e-10
 IGNORED = -100
+VALIDATION_PERIOD = 5  # in batches
 
 
 class Lion(torch.optim.Optimizer):
@@ -78,6 +79,8 @@ def cases():
         "adamw, cosine": {**plain, "schedule": ["cosine", STEPS]},
         "adamw, exponential": {**plain, "schedule": ["exponential", 0.97]},
         "adamw, multi_step": {**plain, "schedule": ["multi_step", 30, 60, 0.3]},
+        "sgd, plateau": {**plain, "optimizer": SGD,
+                         "plateau": {"factor": 0.5, "patience": 2, "min_delta": 0.05, "min_factor": 0.1}},
         "sgd, clipped by value": {**plain, "optimizer": SGD, "clip_value": 0.02},
         "adamw, ema": {**plain, "ema": 0.9},
         "sgd, ema, groups, k=4": {"optimizer": SGD, "k": 4, "ema": 0.95,
@@ -129,6 +132,13 @@ def state_of(model):
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
 
+def validation_loss(model, batches):
+    """Of the training batches."""
+    with torch.no_grad():
+        return sum(F.cross_entropy(model(x[0], mask[0]), y[0], ignore_index=IGNORED).item()
+                   for x, y, mask in zip(batches["x"], batches["y"], batches["mask"])) / len(batches["x"])
+
+
 def train_plain(case, weights, batches):
     model = parity_model.make_model(weights, "float64")
     options = {k: v for k, v in case["optimizer"].items() if k != "kind"}
@@ -137,6 +147,12 @@ def train_plain(case, weights, batches):
     if "schedule" in case:
         make, arguments = schedulers(*case["schedule"])
         schedule = make(optimizer, *arguments)
+    plateau = None
+    if "plateau" in case:
+        settings = case["plateau"]
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
+            optimizer, factor=settings["factor"], patience=settings["patience"] - 1, threshold=settings["min_delta"],
+            threshold_mode="abs", min_lr=settings["min_factor"] * case["optimizer"]["lr"], eps=0)
     k = case["k"]
     averaged = torch.optim.swa_utils.AveragedModel(
         model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(case.get("ema", 0)))
@@ -154,11 +170,10 @@ def train_plain(case, weights, batches):
         if schedule:
             schedule.step()
         averaged.update_parameters(model)
+        if plateau and (start // k + 1) % VALIDATION_PERIOD == 0:
+            plateau.step(validation_loss(model, batches))
     used = averaged.module if "ema" in case else model
-    with torch.no_grad():
-        loss = sum(F.cross_entropy(used(x[0], mask[0]), y[0], ignore_index=IGNORED).item()
-                   for x, y, mask in zip(batches["x"], batches["y"], batches["mask"])) / len(batches["x"])
-    return Trained(state_of(model), state_of(used), loss)
+    return Trained(state_of(model), state_of(used), validation_loss(used, batches))
 
 
 def train_ours(case, build, weights, batches, folder, ranks, sharded):
@@ -166,13 +181,14 @@ def train_ours(case, build, weights, batches, folder, ranks, sharded):
     parity_model.save(weights, folder / "initial.safetensors")
     parity_model.save(for_ranks(batches, ranks), folder / "batches.safetensors")
     hyperparameters = {"global_batch_size": SAMPLES, "dtype": "float64", "optimizer": case["optimizer"]}
-    hyperparameters.update({key: case[key] for key in ("groups", "schedule", "clip_value", "weighs") if key in case})
+    hyperparameters.update({key: case[key] for key in ("groups", "schedule", "plateau", "clip_value", "weighs") if key in case})
     file = write_experiment(
         folder / "experiment.yaml", name="optimization", entrypoint=build.program("parity_trial"),
         hyperparameters=hyperparameters, resources={"slots_per_trial": ranks},
         optimizations={"aggregation_frequency": case["k"], "sharded_optimizer": sharded, "operators": "default",
                        "memory_format": "contiguous", "ema": case.get("ema", 0)},
-        data={"file": "batches.safetensors", "validate": "ema" in case}, searcher={"metric": "loss", "max_length": {"epochs": 1}},
+        data={"file": "batches.safetensors", "validate": "ema" in case or "plateau" in case}, searcher={"metric": "loss", "max_length": {"epochs": 1}},
+        min_validation_period={"batches": VALIDATION_PERIOD if "plateau" in case else 0},
         initial_weights="initial.safetensors")
     result = launch(build, file, folder / "run").expect(0)
     steps = result.metrics("training")[-1]["optimizer_steps"]

@@ -118,6 +118,12 @@ class ParityTrial : public dtrain::Trial {
     if (const auto schedule = context.hyperparameter<Json>("schedule", Json()); !schedule.is_null()) {
       context.wrap_lr_scheduler(dtrain::test::make_schedule(schedule));
     }
+    if (const auto plateau = context.hyperparameter<Json>("plateau", Json()); !plateau.is_null()) {
+      context.reduce_lr_on_plateau({.factor = plateau.at("factor"),
+                                    .patience = plateau.at("patience"),
+                                    .min_delta = plateau.at("min_delta"),
+                                    .min_factor = plateau.at("min_factor")});
+    }
     if (const double value = context.hyperparameter<double>("clip_value", 0.0); value > 0) {
       context.clip_gradient_value(value);
     }

@@ -155,6 +155,26 @@ Json early_stopping_needs() {
   })");
 }
 
+// The same for optimizer.reduce_on_plateau.
+Json plateau_needs() {
+  return Json::parse(R"({
+    "if": {
+      "required": ["optimizer"],
+      "properties": {
+        "optimizer": {
+          "type": "object",
+          "required": ["reduce_on_plateau"],
+          "properties": {"reduce_on_plateau": {"type": "object"}}
+        }
+      }
+    },
+    "then": {
+      "required": ["min_validation_period"],
+      "properties": {"searcher": {"required": ["metric"]}}
+    }
+  })");
+}
+
 std::string place_of_slots(Section& root) {
   const Value* value = value_at(root, "resources.slots_per_trial");
   return value ? root.collector().place(value->at) : std::string();
@@ -197,6 +217,16 @@ void check_together(Section& root, const Experiment& experiment) {
     }
     if (experiment.min_validation_period.count == 0) {
       root.report(*value, "early_stopping",
+                  "has no effect without min_validation_period: it is decided after each validation");
+    }
+  }
+  const Value* const plateau = value_at(root, "optimizer.reduce_on_plateau");
+  if (plateau && experiment.model && experiment.model->optimizer.reduce_on_plateau) {
+    if (experiment.searcher.metric.empty()) {
+      root.report(*plateau, "optimizer.reduce_on_plateau", "has no metric to watch; give searcher.metric");
+    }
+    if (experiment.min_validation_period.count == 0) {
+      root.report(*plateau, "optimizer.reduce_on_plateau",
                   "has no effect without min_validation_period: it is decided after each validation");
     }
   }

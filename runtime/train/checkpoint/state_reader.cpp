@@ -12,8 +12,8 @@
 #include "dtrain/base/json_number.h"
 #include "dtrain/base/text.h"
 #include "dtrain/checkpoint/checkpoint.h"
-#include "loop/metric_reducer.h"
 #include "model/safetensors.h"
+#include "state/metric_values.h"
 
 namespace dtrain::train {
 
@@ -21,8 +21,11 @@ namespace {
 
 // What only matters as long as gradients are exchanged in the same way, and in the same precision; and what is only
 // there with keys that may have been added since.
-constexpr std::array kMayBegin{std::string_view("step/mode/"), std::string_view("step/loss_scaler/"),
-                               std::string_view("step/optimizer_counters/"), std::string_view("early_stop/"),
+constexpr std::array kMayBegin{std::string_view("step/mode/"),
+                               std::string_view("step/loss_scaler/"),
+                               std::string_view("step/optimizer_counters/"),
+                               std::string_view("early_stop/"),
+                               std::string_view("plateau/"),
                                std::string_view("validation/next_best")};
 constexpr std::size_t kMostProblems = 20;
 

@@ -9,7 +9,9 @@
 namespace dtrain::train {
 
 EarlyStop::EarlyStop(run::RankSession& session, std::optional<config::EarlyStopping> settings)
-    : session_(session), settings_(std::move(settings)) {}
+    : session_(session),
+      settings_(std::move(settings)),
+      improvement_(!settings_ || settings_->smaller_is_better, settings_ ? settings_->min_delta : 0) {}
 
 std::optional<config::EarlyStopping> EarlyStop::settings_of(const run::RankSession& session,
                                                             std::optional<config::EarlyStopping> of_trial) {
@@ -38,34 +40,25 @@ std::optional<config::EarlyStopping> EarlyStop::settings_of(const run::RankSessi
   return of_trial;
 }
 
-bool EarlyStop::is_improvement(double value) const {
-  if (!std::isfinite(value)) return false;
-  if (!best_) return true;
-  return settings_->smaller_is_better ? value < *best_ - settings_->min_delta : value > *best_ + settings_->min_delta;
-}
-
 void EarlyStop::see(const std::map<std::string, double>& metrics, std::int64_t batch) {
   if (!settings_) return;
   const auto found = metrics.find(settings_->metric);
-  const double value = found == metrics.end() ? std::nan("") : found->second;
-  if (!is_improvement(value)) {
-    if (batch > 0) ++waited_;  // an initial validation is a value to compare with
-    return;
-  }
-  best_ = value;
-  best_batch_ = batch;
-  waited_ = 0;
+  improvement_.see(found == metrics.end() ? std::nan("") : found->second, batch);
 }
 
 void EarlyStop::report(std::int64_t batch) const {
   if (session_.world().rank != 0) return;
   std::string reason = settings_->metric + " has not improved";
   if (settings_->min_delta > 0) reason += " by more than " + Json(settings_->min_delta).dump();
-  reason += waited_ == 1 ? " in the last validation" : " in the last " + std::to_string(waited_) + " validations";
-  if (best_) reason += "; the best was " + Json(*best_).dump() + ", after batch " + std::to_string(best_batch_);
+  const std::int64_t waited = improvement_.waited();
+  const std::optional<double> best = improvement_.best();
+  reason += waited == 1 ? " in the last validation" : " in the last " + std::to_string(waited) + " validations";
+  if (best) {
+    reason += "; the best was " + Json(*best).dump() + ", after batch " + std::to_string(improvement_.best_batch());
+  }
   session_.log()->info("training ends early, after batch {}: {}", batch, reason);
   Json facts = {{"batch", batch}, {"metric", settings_->metric}, {"reason", reason}};
-  if (best_) facts.update({{"best", *best_}, {"best_batch", best_batch_}});
+  if (best) facts.update({{"best", *best}, {"best_batch", improvement_.best_batch()}});
   session_.write_event("early_stop", facts);
   session_.update_plan("early_stop", facts);
 }
@@ -74,13 +67,9 @@ void EarlyStop::visit(StateVisitor& visitor) {
   if (!settings_) return;
   std::string metric = settings_->metric;
   visitor.text("metric", metric);
-  visitor.real("best", best_);
-  visitor.number("best_batch", best_batch_);
-  visitor.number("waited", waited_);
-  if (metric == settings_->metric) return;
+  improvement_.visit(visitor);
   // What was the best by another metric is no measure for this one.
-  best_.reset();
-  waited_ = 0;
+  if (metric != settings_->metric) improvement_.forget();
 }
 
 }  // namespace dtrain::train

@@ -9,6 +9,7 @@
 
 #include "dtrain/config/early_stopping.h"
 #include "dtrain/run/rank_session.h"
+#include "loop/improvement.h"
 #include "state/state_visitor.h"
 
 namespace dtrain::train {
@@ -24,7 +25,7 @@ class EarlyStop {
   // The metrics of a validation after this batch, among them that of the settings.
   void see(const std::map<std::string, double>& metrics, std::int64_t batch);
   // Also in a run that goes on from a checkpoint of its end, unless it has been given more patience.
-  bool is_due() const { return settings_ && waited_ >= settings_->patience; }
+  bool is_due() const { return settings_ && improvement_.waited() >= settings_->patience; }
   // Training ends here because it is due: says why, in the log, in events.jsonl and in plan.json.
   void report(std::int64_t batch) const;
 
@@ -32,13 +33,9 @@ class EarlyStop {
   void visit(StateVisitor& visitor);
 
  private:
-  bool is_improvement(double value) const;
-
   run::RankSession& session_;
   const std::optional<config::EarlyStopping> settings_;
-  std::optional<double> best_;
-  std::int64_t best_batch_ = 0;
-  std::int64_t waited_ = 0;  // validations since the best one
+  Improvement improvement_;
 };
 
 }  // namespace dtrain::train

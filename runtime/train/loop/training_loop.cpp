@@ -72,6 +72,7 @@ TrainingLoop::TrainingLoop(Trial& trial, TrialContext& context, run::RankSession
       callbacks_(session, compared_callbacks(session, context), position_),
       stopping_(EarlyStop::settings_of(session, context.around_the_loop().early_stopping)),
       early_stop_(session, stopping_),
+      plateau_(session, context.wrapped().plateau, step.optimizer()),
       validation_(trial, context, session, step, stopping_ ? stopping_->metric : std::string()),
       lengths_(find_lengths(session, *loader_)),
       progress_(session, lengths_, position_),
@@ -145,6 +146,7 @@ void TrainingLoop::visit(StateVisitor& visitor) {
   visitor.part("metrics", metrics_);
   visitor.part("validation", validation_);
   visitor.part("early_stop", early_stop_);
+  visitor.part("plateau", plateau_);
   TrialStateEntries trial([this] { return trial_.save_state(); },
                           [this](const TrialState& state) { trial_.load_state(state); });
   visitor.part("trial", trial);
@@ -332,6 +334,7 @@ std::optional<double> TrainingLoop::validate() {
     validated_ = std::move(*result);
     validated_batch_ = position_.batches;
     early_stop_.see(validated_.metrics, position_.batches);
+    if (validated_.metric) plateau_.see(*validated_.metric, position_.batches);
     callbacks_.on_validation_end(validated_.metrics);
   }
   return validated_batch_ == position_.batches ? validated_.metric : std::nullopt;

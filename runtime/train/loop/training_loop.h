@@ -17,6 +17,7 @@
 #include "loop/checkpoint_schedule.h"
 #include "loop/early_stop.h"
 #include "loop/lengths.h"
+#include "loop/plateau.h"
 #include "loop/progress_meter.h"
 #include "loop/random_seed.h"
 #include "loop/training_metrics.h"
@@ -96,6 +97,7 @@ class TrainingLoop {
   Callbacks callbacks_;
   const std::optional<config::EarlyStopping> stopping_;
   EarlyStop early_stop_;
+  Plateau plateau_;
   Validation validation_;
   const Lengths lengths_;
   ProgressMeter progress_;

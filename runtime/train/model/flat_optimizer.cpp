@@ -113,7 +113,7 @@ std::vector<FlatOptimizer::GroupRate> FlatOptimizer::group_sizes() const {
 }
 
 double FlatOptimizer::rate_at(std::int64_t step, std::size_t rule) const {
-  return rules_[rule].update->learning_rate() * rules_[rule].schedule(step);
+  return rules_[rule].update->learning_rate() * rules_[rule].schedule(step) * rate_factor_;
 }
 
 double FlatOptimizer::learning_rate() const {

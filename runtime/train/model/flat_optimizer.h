@@ -40,6 +40,8 @@ class FlatOptimizer {
   // A graph that was captured from begin_step() to end_step() has run: counts the step, which the capture did not.
   void count_updates(std::span<const std::uint8_t> used);
   std::int64_t steps() const { return steps_; }
+  // Of all learning rates from the next step on, besides the schedule's.
+  void set_rate_factor(double factor) { rate_factor_ = factor; }
   // Of the parameters that no group includes: of the next step; of the last step, before the first one of that.
   double learning_rate() const;
   double last_learning_rate() const;
@@ -144,6 +146,7 @@ class FlatOptimizer {
   std::int64_t moves_ = 0;
   std::shared_ptr<UpdateCopy> copy_;  // none: nothing is copied
   std::int64_t steps_ = 0;
+  double rate_factor_ = 1;
 };
 
 }  // namespace dtrain::train

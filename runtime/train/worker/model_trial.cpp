@@ -90,6 +90,7 @@ ModelTrial::ModelTrial(TrialContext& context)
   context.wrap_model(model_.tree());
   context.wrap_optimizer(job_.optimizer.optimizer, groups_of(job_.optimizer));
   context.wrap_lr_scheduler(schedule_of(job_.optimizer.lr_schedule));
+  if (job_.optimizer.reduce_on_plateau) context.reduce_lr_on_plateau(*job_.optimizer.reduce_on_plateau);
   if (job_.optimizer.max_gradient_norm > 0) context.clip_gradient_norm(job_.optimizer.max_gradient_norm);
   if (job_.optimizer.max_gradient_value > 0) context.clip_gradient_value(job_.optimizer.max_gradient_value);
 }

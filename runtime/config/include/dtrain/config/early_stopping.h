@@ -5,6 +5,7 @@
 #include <limits>
 #include <string>
 
+#include "dtrain/config/bounds.h"
 #include "dtrain/config/keys.h"
 
 namespace dtrain::config {
@@ -34,7 +35,7 @@ inline void declare_keys(Keys& keys, EarlyStopping& e) {
                 .required = ""},
                e.patience, {1, std::numeric_limits<std::int32_t>::max()});
   keys.number({"min_delta", "By how much a value must be better than the best one so far to be an improvement."},
-              e.min_delta, {.min = 0, .max = 0, .open = true, .real = true});
+              e.min_delta, kNotNegative);
 }
 
 }  // namespace dtrain::config

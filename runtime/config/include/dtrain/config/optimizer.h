@@ -11,6 +11,7 @@
 #include "dtrain/config/bounds.h"
 #include "dtrain/config/keys.h"
 #include "dtrain/config/optimizers.h"
+#include "dtrain/config/reduce_on_plateau.h"
 
 namespace dtrain::config {
 
@@ -141,6 +142,7 @@ struct OptimizerSettings {
   double max_gradient_norm = 0;   // L2 norm over all parameters; 0: no clipping
   double max_gradient_value = 0;  // of each element; 0: no clipping; one of the two at most
   LrScheduleSettings lr_schedule;
+  std::optional<ReduceOnPlateau> reduce_on_plateau;
   bool operator==(const OptimizerSettings&) const = default;
 };
 
@@ -168,6 +170,10 @@ inline void declare_keys(Keys& keys, OptimizerSettings& o) {
                 .examples = R"([{"kind": "cosine", "warmup_steps": 100, "total_steps": 10000}])",
                 .default_text = "`{kind: constant}`"},
                o.lr_schedule, MappingUse::kIfGiven);
+  keys.mapping({.name = "reduce_on_plateau",
+                .text = "lr falls, beside its schedule, when searcher.metric no longer improves; null: never.",
+                .more = "It needs `searcher.metric` and `min_validation_period`."},
+               o.reduce_on_plateau);
 }
 
 }  // namespace dtrain::config

@@ -18,6 +18,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
 #include "dtrain/config/early_stopping.h"
+#include "dtrain/config/reduce_on_plateau.h"
 #include "dtrain/data/idx.h"
 #include "dtrain/train/callback.h"
 #include "dtrain/train/data_section.h"
@@ -31,6 +32,7 @@
 namespace dtrain {
 
 using EarlyStopping = config::EarlyStopping;
+using ReduceOnPlateau = config::ReduceOnPlateau;
 
 namespace run {
 class RankSession;
@@ -88,6 +90,9 @@ class TrialContext {
   void wrap_optimizer(const Optimizer& optimizer, std::vector<ParameterGroup> groups = {});
   // The schedule of the parameters that have none of their own. Without it the learning rate is constant.
   void wrap_lr_scheduler(LrSchedule schedule);
+  // Lowers all learning rates, beside their schedules, when searcher.metric no longer improves. In the trial's
+  // constructor. The experiment must have searcher.metric and min_validation_period (ConfigError).
+  void reduce_lr_on_plateau(const ReduceOnPlateau& settings) { wrapped_.plateau = settings; }
   // Scales the gradients down so that their L2 norm over all parameters is at most `max_norm`, before each optimizer
   // step. ConfigError unless `max_norm` is above 0.
   void clip_gradient_norm(double max_norm);
@@ -149,6 +154,7 @@ class TrialContext {
     std::optional<Optimizer> optimizer;
     std::vector<ParameterGroup> groups;
     LrSchedule schedule;
+    std::optional<ReduceOnPlateau> plateau;
     double max_gradient_norm = 0;   // 0: no clipping
     double max_gradient_value = 0;  // 0: no clipping
     std::optional<LossScaling> loss_scaling;
