@@ -12,8 +12,8 @@
 #include "dtrain/base/json_number.h"
 #include "dtrain/base/text.h"
 #include "dtrain/checkpoint/checkpoint.h"
-#include "loop/metric_reducer.h"
 #include "model/safetensors.h"
+#include "state/metric_values.h"
 
 namespace dtrain::train {
 

@@ -1,7 +1,5 @@
 #include "loop/metric_reducer.h"
 
-#include <algorithm>
-#include <cmath>
 #include <limits>
 #include <set>
 #include <utility>
@@ -13,6 +11,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/json_number.h"
+#include "state/metric_values.h"
 
 namespace dtrain::train {
 
@@ -51,12 +50,6 @@ double& value_of(MetricReducer::Sums& sums, const std::string& name) {
 }
 
 }  // namespace
-
-double combined(Reduction reduction, double value, double with) {
-  if (!is_extreme(reduction)) return value + with;
-  if (std::isnan(value) || std::isnan(with)) return std::nan("");
-  return reduction == Reduction::kMin ? std::min(value, with) : std::max(value, with);
-}
 
 MetricReducer::MetricReducer(std::string kind, comm::ControlPlane& control, comm::Communicator& communicator)
     : kind_(std::move(kind)), control_(control), communicator_(communicator) {}

@@ -23,9 +23,6 @@ struct ReducedMetrics {
   std::int64_t samples = 0;             // of all ranks
 };
 
-// Two values of a metric, of which means are sums here, as one.
-double combined(Reduction reduction, double value, double with);
-
 class MetricReducer {
  public:
   // `kind` ("training", "validation") keeps agreement messages of several reducers apart.

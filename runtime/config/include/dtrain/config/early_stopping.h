@@ -34,7 +34,7 @@ inline void declare_keys(Keys& keys, EarlyStopping& e) {
                 .required = ""},
                e.patience, {1, std::numeric_limits<std::int32_t>::max()});
   keys.number({"min_delta", "By how much a value must be better than the best one so far to be an improvement."},
-              e.min_delta, {.min = 0, .max = 0, .open = true, .real = true});
+              e.min_delta, {.min = 0, .max = 1'000'000'000});
 }
 
 }  // namespace dtrain::config
