@@ -1,7 +1,5 @@
 #include "loop/metric_reducer.h"
 
-#include <algorithm>
-#include <cmath>
 #include <limits>
 #include <set>
 #include <utility>
