@@ -43,7 +43,7 @@ TEST(ModelExperiment, EveryKeyArrives) {
   ASSERT_TRUE(experiment.model);
   const ModelJob& model = *experiment.model;
   EXPECT_EQ(model.file, folder / "nets/cnn.pt");
-  EXPECT_EQ(model.loss, Loss(CrossEntropy()));
+  EXPECT_EQ(model.loss, LossSettings{});
   OptimizerSettings optimizer;
   optimizer.optimizer = AdamW{.lr = 0.01, .beta1 = 0.5, .beta2 = 0, .eps = 1e-6, .weight_decay = 0};
   optimizer.max_gradient_norm = 1.5;
@@ -52,6 +52,27 @@ TEST(ModelExperiment, EveryKeyArrives) {
   EXPECT_EQ(model.data.format, data::Format(data::Idx{.scale = 2.0}));
   EXPECT_EQ(model.data.training, source_of({{"features", folder / "a.gz"}, {"target", "/abs/b.gz"}}));
   EXPECT_EQ(model.data.validation, source_of({{"features", folder / "c"}, {"target", folder.parent_path() / "d"}}));
+}
+
+TEST(ModelExperiment, ALossHasSettings) {
+  const auto loss = [](const std::string& text) {
+    return read_model_text(model_text("{kind: sgd, lr: 0.5}", kIdx, text)).model->loss;
+  };
+  LossSettings expected{.loss = CrossEntropy{.label_smoothing = 0.1,
+                                             .ignore_index = -100,
+                                             .class_weights = {1, 2.5},
+                                             .class_dimension = ClassDimension::kLast},
+                        .output = "logits",
+                        .auxiliary = {{"late", 0.4}, {"1", 0.2}}};
+  EXPECT_EQ(loss("{kind: cross_entropy, label_smoothing: 0.1, ignore_index: -100, class_weights: [1, 2.5],"
+                 " class_dimension: last, output: logits, auxiliary: {late: 0.4, 1: 0.2}}"),
+            expected);
+  EXPECT_TRUE(weighs_batches(expected.loss));
+  expected = {.loss = SmoothL1{.beta = 0.5}, .output = "0", .auxiliary = {}};
+  EXPECT_EQ(loss("{kind: smooth_l1, beta: 0.5, output: 0}"), expected);
+  EXPECT_FALSE(weighs_batches(expected.loss));
+  EXPECT_EQ(loss("kl_div"), LossSettings{.loss = KlDivergence()});
+  EXPECT_EQ(loss("{kind: kl_div, log_target: true}"), LossSettings{.loss = KlDivergence{.log_target = true}});
 }
 
 TEST(ModelExperiment, DefaultsAreThoseOfTorchOptim) {
@@ -158,18 +179,21 @@ TEST(ModelExperiment, JsonShowsWhatTheKindAndTheFormatHave) {
     return line;
   };
   const std::string idx = json(model_text("{kind: sgd, lr: 0.1}", kIdx));
-  EXPECT_THAT(idx,
-              HasSubstr(R"("model":"nets/cnn.pt","loss":"mse","optimizer":{"kind":"sgd","lr":0.1,"momentum":0.0,)"
-                        R"("dampening":0.0,"nesterov":false,"weight_decay":0.0,"groups":[],"max_gradient_norm":0.0,)"
-                        R"("max_gradient_value":0.0,"lr_schedule":{"kind":"constant","warmup_steps":0}})"));
+  EXPECT_THAT(
+      idx,
+      HasSubstr(
+          R"("model":"nets/cnn.pt","loss":"mse","optimizer":{"kind":"sgd","lr":0.1,"momentum":0.0,)"
+          R"("dampening":0.0,"nesterov":false,"weight_decay":0.0,"groups":[],"trainable":"","max_gradient_norm":0.0,)"
+          R"("max_gradient_value":0.0,"lr_schedule":{"kind":"constant","warmup_steps":0}})"));
   EXPECT_THAT(idx, HasSubstr(R"("data":{"format":"idx","training":{"features":"a.gz","target":"b.gz"},)"
                              R"("validation":null,"scale":null})"));
   EXPECT_THAT(idx, Not(HasSubstr("entrypoint")));
   const std::string tokens = "{format: tokens, training: {file: t}, validation: {file: v}, sequence_length: 8}";
   const std::string adamw = json(model_text("{kind: adamw, lr: 0.1}", tokens, "cross_entropy"));
-  EXPECT_THAT(adamw, HasSubstr(R"("optimizer":{"kind":"adamw","lr":0.1,"weight_decay":0.01,"betas":[0.9,0.999],)"
-                               R"("eps":1e-08,"groups":[],"max_gradient_norm":0.0,"max_gradient_value":0.0,)"
-                               R"("lr_schedule":{"kind":"constant","warmup_steps":0}})"));
+  EXPECT_THAT(adamw,
+              HasSubstr(R"("optimizer":{"kind":"adamw","lr":0.1,"weight_decay":0.01,"betas":[0.9,0.999],)"
+                        R"("eps":1e-08,"groups":[],"trainable":"","max_gradient_norm":0.0,"max_gradient_value":0.0,)"
+                        R"("lr_schedule":{"kind":"constant","warmup_steps":0}})"));
   EXPECT_THAT(adamw, HasSubstr(R"("data":{"format":"tokens","training":{"file":"t"},"validation":{"file":"v"},)"
                                R"("token_type":"uint16","sequence_length":8})"));
   const std::string named = "{format: safetensors, training: {file: t}}";

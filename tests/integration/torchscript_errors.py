@@ -15,12 +15,12 @@ from torchscript_models import Mlp, ScriptTest, experiment, main, save_script
 
 
 class Errors(ScriptTest):
-    def fails(self, model, *parts, code=1, loss="cross_entropy", data=None):
+    def fails(self, model, *parts, code=1, loss="cross_entropy", data=None, **more):
         """A run of this model (a file's name, or a module to script) says all `parts`, once."""
         if isinstance(model, nn.Module):
             save_script(model, self.folder / "model.pt")
             model = "model.pt"
-        result = self.alone(experiment(model, data or self.idx_data(), loss=loss)).expect(code)
+        result = self.alone(experiment(model, data or self.idx_data(), loss=loss, **more)).expect(code)
         for part in parts:
             self.assertIn(part, result.output)
         self.assertFalse(result.weights_file.exists())
@@ -127,7 +127,29 @@ class Errors(ScriptTest):
                 h = self.hidden(x.flatten(1))
                 return self.fc2(h), h
 
-        self.fails(Pair(), "forward() returns Tuple[Tensor, Tensor], not a Tensor")
+        self.fails(Pair(), "forward() returns Tuple[Tensor, Tensor], not a Tensor", "loss.output")
+        self.fails(Pair(), "loss.output is 'logits', but the model's forward() returns Tuple[Tensor, Tensor]",
+                   "its outputs are: 0 to 1", loss={"kind": "cross_entropy", "output": "logits"})
+        self.fails(Pair(), "loss.auxiliary.2 is '2', but the model's forward() returns Tuple[Tensor, Tensor]",
+                   loss={"kind": "cross_entropy", "output": 0, "auxiliary": {"2": 0.5}})
+        self.fails(Mlp(), "loss.output is '0', but the model's forward() returns one Tensor", "remove loss.output",
+                   loss={"kind": "cross_entropy", "output": 0})
+
+        class Dict(Mlp):
+            def forward(self, x) -> dict[str, torch.Tensor]:
+                return {"out": self.fc2(self.hidden(x.flatten(1))), "hidden": x}
+
+        self.fails(Dict(), "loss.output is 'logits', but the model's forward() returns a dict without it",
+                   "its outputs are: out, hidden", loss={"kind": "cross_entropy", "output": "logits"})
+        self.fails(Dict(), "forward() returns Dict[str, Tensor], not a Tensor", "loss.output")
+        self.fails(Mlp(), "forward() takes 1 arguments, not 2", "it is called with the features and the target",
+                   loss="from_model")
+
+        class NoLoss(Mlp):
+            def forward(self, x, target):
+                return self.fc2(self.hidden(x.flatten(1)))
+
+        self.fails(NoLoss(), "the model's output [16, 10] float32 is no loss: it is not one number", loss="from_model")
 
         class Sometimes(Mlp):
             def forward(self, x) -> torch.Tensor | None:
@@ -147,6 +169,9 @@ class Errors(ScriptTest):
         frozen = torch.jit.freeze(torch.jit.script(Mlp().eval()))
         frozen.save(str(self.folder / "frozen.pt"))
         self.fails("frozen.pt", "has no parameters", "torch.jit.freeze()")
+
+        self.fails(Mlp(), 'optimizer.trainable: no parameter that requires a gradient matches "head.*"',
+                   "the first parameter is 'hidden.0.weight'", optimizer={"kind": "sgd", "lr": 0.1, "trainable": "head.*"})
 
         class Cut(Mlp):
             def forward(self, x):
@@ -200,6 +225,11 @@ class Errors(ScriptTest):
 
     def test_output_and_target_must_fit(self):
         self.fails(Mlp(outputs=7), "the target has class 9, the model's output 7 classes (0 to 6)")
+        self.fails(Mlp(), "loss.class_weights has 2 numbers, the model's output 10 classes",
+                   loss={"kind": "cross_entropy", "class_weights": [1, 2]})
+        self.fails(Mlp(), "ignore_index and class_weights are not supported with optimizations.gradient_compression",
+                   loss={"kind": "cross_entropy", "ignore_index": 0}, optimizations={"gradient_compression": "fp16"})
+        self.fails(Mlp(outputs=1), "the target has the label 9", loss="bce_with_logits")
 
         class Flat(Mlp):
             def forward(self, x):

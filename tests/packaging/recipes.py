@@ -431,7 +431,7 @@ void MeanAbsoluteError::check_target(const worker::LossInput&) const {}
 """)
         loss.replace(losses, "using Loss = ", struct_of(read(losses), "MeanSquaredError").replace("MeanSquared", "MeanAbsolute")
                      .replace('"mse"', '"mae"') + "\nusing Loss = ")
-        loss.replace(losses, "MeanSquaredError>;", "MeanSquaredError, MeanAbsoluteError>;")
+        loss.replace(losses, "FromModel>;", "FromModel, MeanAbsoluteError>;")
         self.assertFollows(loss, "a loss", "mae")
         compile_text("test_train", "torch", f'#include "{TREE / own}"\n#include "{TREE / own_loss}"\n', ["-fsyntax-only"])
 

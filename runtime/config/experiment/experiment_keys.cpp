@@ -232,11 +232,11 @@ void check_together(Section& root, const Experiment& experiment) {
   }
   const bool sequences = experiment.model && data::has_sequences(experiment.model->data.format);
   const Value* loss = root.find(kLoss.name);
-  if (sequences && loss && !takes_sequences(experiment.model->loss)) {
+  if (sequences && loss && !takes_sequences(experiment.model->loss.loss)) {
     root.report(*loss, kLoss.name,
                 "must be " + list_of_choices(losses_of_sequences()) + " with data.format " +
                     dtrain::word_of(experiment.model->data.format) + ", not '" +
-                    dtrain::word_of(experiment.model->loss) + "'");
+                    dtrain::word_of(experiment.model->loss.loss) + "'");
   }
 }
 

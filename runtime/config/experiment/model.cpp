@@ -13,10 +13,20 @@ void refuse(Section& section, const std::string& key, const std::string& message
   if (const Value* value = section.find(key)) section.report(*value, key, message);
 }
 
-Loss read_loss(Section& root) {
+// A word, or a mapping of a kind and its settings.
+LossSettings read_loss(Section& root) {
+  LossSettings settings;
   const std::vector<std::string> words = dtrain::words_of<Loss>();
-  if (!root.find(kLoss.name)) root.report_missing(kLoss.name, list_of_choices(words));
-  return choice_named<Loss>(root.choice(kLoss.name, "", words));
+  const Value* value = root.find(kLoss.name);
+  if (value && value->is_map()) {
+    Section section = root.section(kLoss.name);
+    KeyReader::read_all(
+        section, [&](Keys& keys) { declare_keys(keys, settings); }, KeyReader::Unselected::kRead);
+    return settings;
+  }
+  if (!value) root.report_missing(kLoss.name, list_of_choices(words));
+  settings.loss = choice_named<Loss>(root.choice(kLoss.name, "", words));
+  return settings;
 }
 
 OptimizerSettings read_optimizer(Section section) {
@@ -78,12 +88,22 @@ class ModelPartForm : public KeyType {
 class LossForm : public ModelPartForm {
  public:
   using ModelPartForm::ModelPartForm;
-  Json to_json() const override { return dtrain::word_of(shown().loss); }
-  Json schema(const Key&) const override { return {{"enum", dtrain::words_of<Loss>()}}; }
-  std::string values() const override {
-    std::vector<std::string> quoted;
-    for (const std::string& word : dtrain::words_of<Loss>()) quoted.push_back("`" + word + "`");
-    return list_of_choices(quoted);
+  Json to_json() const override {
+    LossSettings settings = shown().loss;
+    const std::string word = dtrain::word_of(settings.loss);
+    if (settings == LossSettings{choice_named<Loss>(word), "", {}}) return word;
+    return PlanWriter::write([&](Keys& keys) { declare_keys(keys, settings); });
+  }
+  Json schema(const Key&) const override {
+    LossSettings defaults;
+    return {{"anyOf", {Json{{"enum", dtrain::words_of<Loss>()}}, SchemaWriter::write([&](Keys& keys) {
+                         declare_keys(keys, defaults);
+                       })}}};
+  }
+  std::string values() const override { return "a kind, or a mapping of a kind and its settings"; }
+  void visit_keys(Keys& keys) override {
+    LossSettings defaults;
+    declare_keys(keys, defaults);
   }
 };
 
@@ -169,7 +189,9 @@ Json program_or_model() {
     }
   })");
   schema["then"]["if"]["properties"]["data"]["properties"]["format"]["enum"] = data::formats_of_sequences();
-  schema["then"]["then"]["properties"]["loss"]["enum"] = losses_of_sequences();
+  const Json words = losses_of_sequences();
+  schema["then"]["then"]["properties"]["loss"] = {
+      {"anyOf", {Json{{"enum", words}}, Json{{"properties", {{"kind", {{"enum", words}}}}}, {"type", "object"}}}}};
   ModelData defaults;
   schema["then"]["properties"]["data"] = SchemaWriter::write([&](Keys& keys) { declare_keys(keys, defaults); });
   return schema;

@@ -38,36 +38,43 @@ Field field(const std::string& name, const SafetensorsFile& file, const Safetens
   return {name, known->type, {entry.shape.begin() + 1, entry.shape.end()}};
 }
 
-SharedMemory load_safetensors_pair(const std::filesystem::path& path, const std::string& features_name,
-                                   const std::string& target_name) {
+struct Column {
+  std::string field, tensor;
+};
+
+SharedMemory load_columns(const std::filesystem::path& path, const std::vector<Column>& columns) {
   const SafetensorsFile file(path);
-  const auto& features = file.at(features_name);
-  const auto& target = file.at(target_name);
-  const std::vector<Field> fields{field("features", file, features), field("target", file, target)};
-  const auto count = features.shape.front();
-  if (count != target.shape.front()) {
-    file.fail(target.offset,
-              "tensor '" + target_name + "' has " + std::to_string(target.shape.front()) + " samples, but '" +
-                  features_name + "' has " + std::to_string(count),
+  const SafetensorsEntry& first = file.at(columns.front().tensor);
+  std::vector<Field> fields;
+  for (const Column& column : columns) fields.push_back(field(column.field, file, file.at(column.tensor)));
+  const auto count = first.shape.front();
+  for (const Column& column : columns) {
+    const SafetensorsEntry& entry = file.at(column.tensor);
+    if (entry.shape.front() == count) continue;
+    file.fail(entry.offset,
+              "tensor '" + entry.name + "' has " + std::to_string(entry.shape.front()) + " samples, but '" +
+                  first.name + "' has " + std::to_string(count),
               "are both tensors of the same data set?");
   }
   auto dataset = InMemoryDataset::allocate("dtrain-safetensors", count, fields);
-  file.read(features, dataset.column(0));
-  file.read(target, dataset.column(1));
+  for (std::size_t i = 0; i < columns.size(); ++i) file.read(file.at(columns[i].tensor), dataset.column(i));
   return std::move(dataset).release();
 }
 
 }  // namespace
 
 std::shared_ptr<Dataset> load_safetensors(const std::filesystem::path& file, const std::string& features_name,
-                                          const std::string& target_name, const HostShare& share) {
-  const auto name = "safetensors:" + file.string() + ":" + features_name + ":" + target_name;
-  return std::make_shared<InMemoryDataset>(
-      share(name, [&] { return load_safetensors_pair(file, features_name, target_name); }));
+                                          const std::string& target_name, const HostShare& share,
+                                          const std::vector<std::string>& more_inputs) {
+  std::vector<Column> columns{{"features", features_name}, {"target", target_name}};
+  for (const std::string& input : more_inputs) columns.push_back({"inputs." + input, input});
+  std::string name = "safetensors:" + file.string();
+  for (const Column& column : columns) name += ":" + column.tensor;
+  return std::make_shared<InMemoryDataset>(share(name, [&] { return load_columns(file, columns); }));
 }
 
 std::shared_ptr<Dataset> Safetensors::open(const Source& source, const HostShare& share) const {
-  return load_safetensors(source.at("file"), source.at("features"), source.at("target"), share);
+  return load_safetensors(source.at("file"), source.at("features"), source.at("target"), share, more_inputs);
 }
 
 }  // namespace dtrain::data

@@ -1,5 +1,7 @@
 #include "loss.h"
 
+#include <ATen/ATen.h>
+
 #include "dtrain/base/error.h"
 #include "script_file.h"
 
@@ -14,6 +16,18 @@ Metrics LossValues::metrics() const {
 void refuse_shapes(const LossInput& input, const std::string& remedy) {
   throw Error("the model's output " + describe(input.output) + " does not fit the target " + describe(input.target),
               remedy);
+}
+
+at::Tensor target_like_output(const LossInput& input, const char* loss) {
+  const at::Tensor& output = input.output;
+  at::Tensor target = input.target;
+  // torch would broadcast [batch] and [batch, 1] to a square.
+  const auto one_column = [](const at::Tensor& t) { return t.dim() == 2 && t.size(1) == 1; };
+  const bool same_numbers = (output.dim() == 1 && one_column(target)) || (target.dim() == 1 && one_column(output));
+  if (same_numbers && output.size(0) == target.size(0)) target = target.reshape(output.sizes());
+  if (output.sizes() != target.sizes())
+    refuse_shapes(input, std::string(loss) + " needs an output of the target's shape");
+  return target.to(output.scalar_type());
 }
 
 void check_output(const at::Tensor& output) {

@@ -1,7 +1,8 @@
-// What a model's output is compared with: loss and accuracy of one batch, and errors where output and target do not fit
-// together. Plain functions of tensors; any thread may call them.
+// What a model's output is compared with: loss, accuracy and weight of one batch, and errors where output and target do
+// not fit together. Plain functions of tensors; any thread may call them.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <variant>
 
@@ -15,7 +16,7 @@ namespace dtrain::worker {
 struct LossInput {
   at::Tensor output;  // of forward(), floating point
   at::Tensor target;
-  bool sequences = false;  // a target for each position of a sample: scores are [batch, positions, classes]
+  bool sequences = false;  // of data.format tokens: a target for each position of a sample
   // Where the other two are on a GPU: the target in host memory, which can be looked at without waiting for the GPU.
   at::Tensor host_target{};
 };
@@ -23,11 +24,17 @@ struct LossInput {
 struct LossValues {
   at::Tensor loss;      // of one element: the mean over the batch; backward() starts there
   at::Tensor accuracy;  // of one element; undefined for a loss that has none
+  // What the batch counts, if its targets do not all count the same: context.backward()'s weight.
+  std::optional<double> weight{};
   Metrics metrics() const;
 };
 
 // For the losses: Error naming both shapes.
 [[noreturn]] void refuse_shapes(const LossInput& input, const std::string& remedy);
+
+// The target in the output's shape and type: one number a sample may be [batch] on one side and [batch, 1] on the
+// other. Error if the shapes differ otherwise. `loss`: its word.
+at::Tensor target_like_output(const LossInput& input, const char* loss);
 
 // Error for an output that is not floating point.
 void check_output(const at::Tensor& output);

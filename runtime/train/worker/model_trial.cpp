@@ -1,5 +1,7 @@
 #include "model_trial.h"
 
+#include <algorithm>
+
 #include <ATen/ATen.h>
 
 #include "dtrain/base/error.h"
@@ -56,7 +58,25 @@ std::vector<ParameterGroup> groups_of(const config::OptimizerSettings& settings)
   return groups;
 }
 
-// Field 0 is the features, field 1 the target.
+// Freezes the parameters that match none of the patterns under any of their names.
+void freeze_others(torch::nn::Module& model, const std::string& patterns) {
+  const auto is_trained = matching(patterns);
+  const auto parameters = model.named_parameters();
+  std::vector<at::Tensor> trained;
+  for (const auto& item : parameters) {
+    if (item.value().requires_grad() && is_trained(item.key(), item.value())) trained.push_back(item.value());
+  }
+  if (trained.empty()) {
+    throw ConfigError("optimizer.trainable: no parameter that requires a gradient matches \"" + patterns + "\"",
+                      "the first parameter is '" + parameters.front().key() + "'; * stands for any text");
+  }
+  for (const auto& item : parameters) {
+    const auto same = [&](const at::Tensor& tensor) { return tensor.is_same(item.value()); };
+    if (std::none_of(trained.begin(), trained.end(), same)) item.value().set_requires_grad(false);
+  }
+}
+
+// Field 0 is the features, field 1 the target; then come further inputs.
 std::shared_ptr<data::Dataset> read(const data::Format& format, const data::Source& source,
                                     const data::HostShare& share) {
   return std::visit([&](const auto& one) { return one.open(source, share); }, format);
@@ -74,19 +94,51 @@ at::Tensor features_for_model(const Format& format, at::Tensor features, at::Sca
   return features;
 }
 
+std::vector<OutputChoice> auxiliary_choices(const config::LossSettings& loss) {
+  std::vector<OutputChoice> choices;
+  for (const auto& [name, factor] : loss.auxiliary) choices.push_back({"loss.auxiliary." + name, name});
+  return choices;
+}
+
+bool is_from_model(const config::LossSettings& loss) {
+  return std::holds_alternative<config::FromModel>(loss.loss);
+}
+
+// What forward() is called with, for errors.
+std::vector<std::string> names_of_inputs(const config::ModelJob& job) {
+  std::vector<std::string> names{"the features"};
+  if (const auto* safetensors = std::get_if<data::Safetensors>(&job.data.format)) {
+    for (const std::string& name : safetensors->more_inputs) names.push_back("'" + name + "'");
+  }
+  if (is_from_model(job.loss)) names.emplace_back("the target");
+  return names;
+}
+
 }  // namespace
 
 ModelTrial::ModelTrial(TrialContext& context)
     : context_(context),
       job_(context.session().experiment().model.value()),
       model_(job_.file),
-      sequences_(data::has_sequences(job_.data.format)) {
+      sequences_(data::has_sequences(job_.data.format)),
+      output_choice_{"loss.output", job_.loss.output},
+      auxiliary_choices_(auxiliary_choices(job_.loss)) {
+  std::vector<OutputChoice> outputs = auxiliary_choices_;
+  outputs.insert(outputs.begin(), output_choice_);
+  model_.check_signature(names_of_inputs(job_), outputs);
+  const config::Optimizations& optimizations = context.session().experiment().optimizations;
+  if (config::weighs_batches(job_.loss.loss) &&
+      !std::holds_alternative<comm::NoCompression>(optimizations.gradient_compression)) {
+    throw ConfigError("loss: ignore_index and class_weights are not supported with optimizations.gradient_compression",
+                      "turn compression off, because it needs the weight of all batches before backward has ended");
+  }
   if (const auto fixed = always_training(model_.script()); !fixed.empty() && context.rank() == 0) {
     context.session().log()->warn(
         "model: {} does {} in training mode during validation too, as a model that was traced in that mode does; use "
         "torch.jit.script() instead of torch.jit.trace()",
         job_.file.string(), join_with_and(fixed));
   }
+  if (!job_.optimizer.trainable.empty()) freeze_others(*model_.tree(), job_.optimizer.trainable);
   context.wrap_model(model_.tree());
   context.wrap_optimizer(job_.optimizer.optimizer, groups_of(job_.optimizer));
   context.wrap_lr_scheduler(schedule_of(job_.optimizer.lr_schedule));
@@ -105,19 +157,39 @@ Loader ModelTrial::validation_loader() {
                          {.shuffle = false, .drop_last = false});
 }
 
-at::Tensor ModelTrial::features(const Batch& batch) const {
-  return std::visit([&](const auto& format) { return features_for_model(format, batch.tensors[0], model_.dtype()); },
-                    job_.data.format);
+std::vector<at::Tensor> ModelTrial::inputs(const Batch& batch) const {
+  const at::ScalarType type = model_.dtype();
+  std::vector<at::Tensor> inputs{std::visit(
+      [&](const auto& format) { return features_for_model(format, batch.tensors[0], type); }, job_.data.format)};
+  for (std::size_t field = 2; field < batch.tensors.size(); ++field) {
+    const at::Tensor& input = batch.tensors[field];
+    inputs.push_back(input.is_floating_point() ? input.to(type) : input);
+  }
+  if (is_from_model(job_.loss)) inputs.push_back(batch.tensors[1]);
+  return inputs;
 }
 
-LossValues ModelTrial::evaluate(const Batch& batch) {
+LossValues ModelTrial::loss_of(const at::Tensor& output, const Batch& batch) const {
   const at::Tensor host_target = batch.host_tensors.empty() ? at::Tensor() : batch.host_tensors[1];
-  const at::Tensor output = model_.forward(features(batch));
+  return evaluate_loss(job_.loss.loss, {output, batch.tensors[1], sequences_, host_target});
+}
+
+// Auxiliary outputs are for training: some models return None in their place otherwise.
+LossValues ModelTrial::evaluate(const Batch& batch) {
+  const torch::jit::IValue returned = model_.forward(inputs(batch));
+  const at::Tensor output = chosen_output(returned, output_choice_);
   output_ = at::empty(output.sizes(), at::TensorOptions().device(at::kMeta));
-  return evaluate_loss(job_.loss, {output, batch.tensors[1], sequences_, host_target});
+  LossValues values = loss_of(output, batch);
+  if (!model_.tree()->is_training()) return values;
+  for (std::size_t i = 0; i < auxiliary_choices_.size(); ++i) {
+    const at::Tensor auxiliary = loss_of(chosen_output(returned, auxiliary_choices_[i]), batch).loss;
+    values.loss = values.loss + auxiliary * job_.loss.auxiliary[i].second;
+  }
+  return values;
 }
 
 std::string ModelTrial::why_not_repeatable() const {
+  if (config::weighs_batches(job_.loss.loss)) return "with ignore_index or class_weights, each batch has a weight";
   const auto attribute = changed_attribute(model_.script());
   return attribute ? "the model's forward() changes its attribute '" + *attribute +
                          "', which is neither a parameter nor a buffer"
@@ -127,7 +199,7 @@ std::string ModelTrial::why_not_repeatable() const {
 // A graph has no part that looks at the targets.
 void ModelTrial::before_batch(const Batch& batch) {
   if (batch.host_tensors.empty() || !output_.defined()) return;
-  check_target(job_.loss, {output_, {}, sequences_, batch.host_tensors[1]});
+  check_target(job_.loss.loss, {output_, {}, sequences_, batch.host_tensors[1]});
 }
 
 Metrics ModelTrial::train_batch(const Batch& batch) try {
@@ -136,7 +208,7 @@ Metrics ModelTrial::train_batch(const Batch& batch) try {
     throw Error("the model's output does not depend on any parameter that requires a gradient",
                 "forward() must not run under torch.no_grad(), nor be traced from constants");
   }
-  context_.backward(result.loss);
+  result.weight ? context_.backward(result.loss, *result.weight) : context_.backward(result.loss);
   model_.tree()->take_over_buffers();
   return result.metrics();
 } catch (...) {

@@ -1,9 +1,12 @@
 // The trial of a `model:` experiment: a TorchScript model, its data, loss and optimizer, all from the experiment file.
 #pragma once
 
+#include <vector>
+
 #include "dtrain/config/model_job.h"
 #include "dtrain/train/trial.h"
 #include "loss.h"
+#include "outputs.h"
 #include "script_model.h"
 
 namespace dtrain::worker {
@@ -22,14 +25,17 @@ class ModelTrial final : public Trial {
   std::vector<std::filesystem::path> save_more(const std::filesystem::path& folder) override;
 
  private:
-  at::Tensor features(const Batch& batch) const;
+  std::vector<at::Tensor> inputs(const Batch& batch) const;
   LossValues evaluate(const Batch& batch);
+  LossValues loss_of(const at::Tensor& output, const Batch& batch) const;
 
   TrialContext& context_;
   const config::ModelJob& job_;
   ScriptModel model_;
   const bool sequences_;  // LossInput::sequences
-  at::Tensor output_;     // of the last batch, its shape alone (at::kMeta)
+  const OutputChoice output_choice_;
+  const std::vector<OutputChoice> auxiliary_choices_;  // in the order of job_.loss.auxiliary
+  at::Tensor output_;                                  // of the last batch, its shape alone (at::kMeta)
 };
 
 }  // namespace dtrain::worker

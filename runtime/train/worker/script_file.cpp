@@ -94,37 +94,6 @@ void check_devices(const torch::jit::Module& script, const fs::path& file) {
   for (const auto& item : script.named_buffers()) check("buffer", item.name, item.value);
 }
 
-void check_forward(const torch::jit::Module& script, const fs::path& file) {
-  const auto forward = script.find_method("forward");
-  if (!forward) {
-    std::vector<std::string> names;
-    for (const auto& method : script.get_methods()) names.push_back(method.name());
-    throw ConfigError("model: " + file.string() + " has no method forward()" +
-                          (names.empty() ? ", nor any other" : "; its methods are: " + join(names, ", ")),
-                      "training calls forward(features): script a module that defines it");
-  }
-  const auto& schema = forward->function().getSchema();
-  const auto& arguments = schema.arguments();
-  const auto refuse = [&](const std::string& what, const std::string& remedy) {
-    throw ConfigError("model: " + file.string() + ": forward() " + what, remedy);
-  };
-  if (arguments.size() < 2) refuse("takes no argument", "it is called with the features: def forward(self, x)");
-  for (std::size_t i = 2; i < arguments.size(); ++i) {
-    if (arguments[i].default_value()) continue;
-    refuse("needs a value for '" + arguments[i].name() + "' besides '" + arguments[1].name() + "'",
-           "it is called with the features alone: give '" + arguments[i].name() + "' a default value");
-  }
-  const auto& features = arguments[1];
-  if (!c10::TensorType::get()->isSubtypeOf(*features.type())) {
-    refuse("takes '" + features.name() + "' as " + features.type()->annotation_str() + ", not as a Tensor",
-           "it is called with one tensor: def forward(self, " + features.name() + ": torch.Tensor)");
-  }
-  const auto& output = schema.returns().at(0).type();
-  if (!output->isSubtypeOf(*c10::TensorType::get()) && !c10::TensorType::get()->isSubtypeOf(*output)) {
-    refuse("returns " + output->annotation_str() + ", not a Tensor", "let it return the scores alone");
-  }
-}
-
 }  // namespace
 
 torch::jit::Module load_script(const fs::path& file) {
@@ -144,7 +113,6 @@ torch::jit::Module load_script(const fs::path& file) {
 }
 
 void check_script(const torch::jit::Module& script, const fs::path& file) {
-  check_forward(script, file);
   check_devices(script, file);
   bool any = false, trainable = false;
   for (const at::Tensor& parameter : script.parameters()) {
@@ -156,6 +124,40 @@ void check_script(const torch::jit::Module& script, const fs::path& file) {
         "model: " + file.string() + " has " + (any ? "no parameter that requires a gradient" : "no parameters"),
         "there is nothing to train: save it before torch.jit.freeze(), with requires_grad_(True) on what "
         "is to be trained");
+  }
+}
+
+void check_forward(const torch::jit::Module& script, const fs::path& file, const std::vector<std::string>& inputs) {
+  const auto forward = script.find_method("forward");
+  if (!forward) {
+    std::vector<std::string> names;
+    for (const auto& method : script.get_methods()) names.push_back(method.name());
+    throw ConfigError("model: " + file.string() + " has no method forward()" +
+                          (names.empty() ? ", nor any other" : "; its methods are: " + join(names, ", ")),
+                      "training calls forward(features): script a module that defines it");
+  }
+  const auto& schema = forward->function().getSchema();
+  const auto& arguments = schema.arguments();
+  const auto refuse = [&](const std::string& what, const std::string& remedy) {
+    throw ConfigError("model: " + file.string() + ": forward() " + what, remedy);
+  };
+  const std::size_t given = 1 + inputs.size();  // with self
+  if (arguments.size() < 2) refuse("takes no argument", "it is called with the features: def forward(self, x)");
+  if (arguments.size() < given) {
+    refuse("takes " + std::to_string(arguments.size() - 1) + " arguments, not " + std::to_string(inputs.size()),
+           "it is called with " + join_with_and(inputs));
+  }
+  for (std::size_t i = given; i < arguments.size(); ++i) {
+    if (arguments[i].default_value()) continue;
+    refuse("needs a value for '" + arguments[i].name() + "' besides '" + arguments[given - 1].name() + "'",
+           "it is called with " + join_with_and(inputs) + " alone: give '" + arguments[i].name() +
+               "' a default value, or name its tensor in data.more_inputs (safetensors)");
+  }
+  for (std::size_t i = 1; i < given; ++i) {
+    const auto& argument = arguments[i];
+    if (c10::TensorType::get()->isSubtypeOf(*argument.type())) continue;
+    refuse("takes '" + argument.name() + "' as " + argument.type()->annotation_str() + ", not as a Tensor",
+           "it is called with tensors: def forward(self, " + argument.name() + ": torch.Tensor)");
   }
 }
 

@@ -4,6 +4,7 @@
 #include <exception>
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include <torch/csrc/jit/api/module.h>
 
@@ -12,9 +13,12 @@ namespace dtrain::worker {
 // ConfigError when it is missing or no TorchScript: what it is instead, and how to make one of it.
 torch::jit::Module load_script(const std::filesystem::path& file);
 
-// ConfigError unless `script` has a forward() that takes one tensor and may return one, trainable parameters, and all
-// its tensors on the CPU.
+// ConfigError unless `script` has trainable parameters, and all its tensors on the CPU.
 void check_script(const torch::jit::Module& script, const std::filesystem::path& file);
+
+// ConfigError unless `script` has a forward() that can be called with tensors of these names.
+void check_forward(const torch::jit::Module& script, const std::filesystem::path& file,
+                   const std::vector<std::string>& inputs);
 
 // What an exception of libtorch says, without its C++ stack.
 std::string torch_message(const std::exception& error);

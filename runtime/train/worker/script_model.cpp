@@ -120,28 +120,32 @@ ScriptModel::ScriptModel(std::filesystem::path file) : file_(std::move(file)), s
   }
 }
 
-at::Tensor ScriptModel::forward(const at::Tensor& features) {
+void ScriptModel::check_signature(const std::vector<std::string>& inputs,
+                                  const std::vector<OutputChoice>& outputs) const {
+  check_forward(script_, file_, inputs);
+  const auto returned = script_.get_method("forward").function().getSchema().returns().at(0).type();
+  for (const OutputChoice& output : outputs) check_choice(returned, output, file_.string());
+}
+
+torch::jit::IValue ScriptModel::forward(const std::vector<at::Tensor>& inputs) {
   // Its optimizer fuses nothing on CPUs, makes the first steps slow, and has derivatives of its own for some operators:
   // without it the model computes what it does in Python as a plain module.
   const torch::jit::GraphOptimizerEnabledGuard plain(false);
-  torch::jit::IValue output;
   try {
-    output = script_.forward({features});
+    return script_.forward(std::vector<torch::jit::IValue>(inputs.begin(), inputs.end()));
   } catch (const std::exception& error) {
     const std::string message = torch_message(error);
     const std::string where = failed_submodule(message, script_, file_);
     const bool no_memory = dynamic_cast<const std::bad_alloc*>(&error) != nullptr ||
                            message.find("can't allocate memory") != std::string::npos;
-    throw Error("the model's forward() failed on features of shape " + describe(features) +
-                    (where.empty() ? "" : ", in " + where) + ": " + torch_cause(message),
+    std::string shapes = describe(inputs.front());
+    for (std::size_t i = 1; i < inputs.size(); ++i)
+      shapes += (i == 1 ? " and further inputs " : ", ") + describe(inputs[i]);
+    throw Error("the model's forward() failed on features of shape " + shapes + (where.empty() ? "" : ", in " + where) +
+                    ": " + torch_cause(message),
                 no_memory ? "lower hyperparameters.global_batch_size"
                           : "give it data of the shape and type it was made for, or change the model");
   }
-  if (!output.isTensor()) {
-    throw Error("the model's forward() returned " + output.type()->annotation_str() + ", not a Tensor",
-                "let it return the scores alone");
-  }
-  return output.toTensor();
 }
 
 void ScriptModel::save(const std::filesystem::path& path) const {

@@ -5,11 +5,14 @@
 
 #include <filesystem>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include <torch/csrc/jit/api/module.h>
 #include <torch/nn/module.h>
+
+#include "outputs.h"
 
 namespace dtrain::worker {
 
@@ -40,16 +43,20 @@ class ScriptTree final : public torch::nn::Module {
 
 class ScriptModel {
  public:
-  // ConfigError: no such file, no TorchScript (and how to make one), no forward() that takes one tensor and returns
-  // one, no parameter that requires a gradient, tensors that are not on the CPU.
+  // ConfigError: no such file, no TorchScript (and how to make one), no parameter that requires a gradient, tensors
+  // that are not on the CPU.
   explicit ScriptModel(std::filesystem::path file);
+
+  // ConfigError if forward() does not take these inputs, or cannot return these outputs.
+  void check_signature(const std::vector<std::string>& inputs, const std::vector<OutputChoice>& outputs) const;
 
   const std::shared_ptr<ScriptTree>& tree() const { return tree_; }
   // Of the parameters; that of the first one where they differ.
   at::ScalarType dtype() const { return dtype_; }
   const torch::jit::Module& script() const { return script_; }
-  // Error naming the shape and type of `features`, and the submodule that failed with its parameters' shapes.
-  at::Tensor forward(const at::Tensor& features);
+  // Error naming the shapes and types of `inputs`, whose first are the features, and the submodule that failed with its
+  // parameters' shapes.
+  torch::jit::IValue forward(const std::vector<at::Tensor>& inputs);
   // Atomic. In evaluation mode, which is what one who loads it for use expects.
   void save(const std::filesystem::path& path) const;
 

@@ -14,8 +14,28 @@ namespace dtrain::worker {
 namespace {
 
 constexpr std::int64_t kAccuracyGrain = 1 << 16;  // scores that are worth a thread
+constexpr std::int64_t kIgnoresNone = -100;       // torch's default; check_classes() lets no such target pass
 
-void check_classes(const at::Tensor& target, std::int64_t classes) {
+using Settings = config::CrossEntropy;
+
+bool is_last(const Settings& settings, bool sequences) {
+  if (settings.class_dimension == config::ClassDimension::kAutomatic) return sequences;
+  return settings.class_dimension == config::ClassDimension::kLast;
+}
+
+// The targets that count.
+at::Tensor counted(const Settings& settings, const at::Tensor& target) {
+  return settings.ignore_index ? target.masked_select(target.ne(*settings.ignore_index)) : target;
+}
+
+void check_classes(const Settings& settings, const at::Tensor& every_target, std::int64_t classes) {
+  if (const auto given = settings.class_weights.size(); given > 0 && static_cast<std::int64_t>(given) != classes) {
+    throw ConfigError("loss.class_weights has " + std::to_string(given) + " numbers, the model's output " +
+                          std::to_string(classes) + " classes",
+                      "give one number for each class");
+  }
+  const at::Tensor target = counted(settings, every_target);
+  if (target.numel() == 0) return;
   const auto [least, most] = at::aminmax(target);
   for (const std::int64_t value : {least.item<std::int64_t>(), most.item<std::int64_t>()}) {
     if (value >= 0 && value < classes) continue;
@@ -23,6 +43,14 @@ void check_classes(const at::Tensor& target, std::int64_t classes) {
                         std::to_string(classes) + " classes (0 to " + std::to_string(classes - 1) + ")",
                     "give the model one output for each class, or correct the targets");
   }
+}
+
+// What the mean is divided by. `target`: in host memory.
+double weight_of(const Settings& settings, const at::Tensor& target) {
+  const at::Tensor chosen = counted(settings, target).flatten();
+  if (settings.class_weights.empty()) return static_cast<double>(chosen.numel());
+  const at::Tensor weights = at::tensor(settings.class_weights, at::kDouble);
+  return weights.index_select(0, chosen.to(at::kLong)).sum().item<double>();
 }
 
 // The share of samples whose first largest score is that of their target; float64, of one element.
@@ -49,7 +77,42 @@ at::Tensor accuracy_of(const at::Tensor& output, const at::Tensor& target) {
   return at::scalar_tensor(static_cast<double>(right) / static_cast<double>(scores.size(0)), at::kDouble);
 }
 
-LossValues cross_entropy(const LossInput& input) {
+// The share of the targets that count; 0 if none does.
+at::Tensor accuracy_of_counted(const at::Tensor& output, const at::Tensor& target, std::int64_t ignore_index) {
+  const at::Tensor counts = target.ne(ignore_index);
+  const at::Tensor right = output.detach().argmax(1).eq(target).logical_and(counts);
+  return right.sum().to(at::kDouble) / counts.sum().clamp_min(1);
+}
+
+// Scores [batch, classes] or [batch, classes, ...]; the mean over the targets that count, or 0 if none does.
+LossValues cross_entropy(const Settings& settings, at::Tensor output, const at::Tensor& target,
+                         const at::Tensor& host_target) {
+  at::Tensor accuracy;
+  if (settings.ignore_index) {
+    accuracy = accuracy_of_counted(output, target, *settings.ignore_index);
+  } else if (output.dim() == 2) {
+    accuracy = accuracy_of(output, target);
+  } else {
+    accuracy = output.detach().argmax(1).eq(target).to(at::kDouble).mean();
+  }
+  if (!settings.weighs_batches()) {
+    const at::Tensor loss =
+        at::cross_entropy_loss(output, target, {}, at::Reduction::Mean, kIgnoresNone, settings.label_smoothing);
+    return {loss, accuracy};
+  }
+  const double weight = weight_of(settings, host_target);
+  at::Tensor class_weights;
+  if (!settings.class_weights.empty()) {
+    if (output.scalar_type() != at::kDouble) output = output.to(at::kFloat);
+    class_weights = at::tensor(settings.class_weights, output.options().requires_grad(false));
+  }
+  const at::Tensor loss =
+      at::cross_entropy_loss(output, target, class_weights, weight > 0 ? at::Reduction::Mean : at::Reduction::Sum,
+                             settings.ignore_index.value_or(kIgnoresNone), settings.label_smoothing);
+  return {loss, accuracy, weight};
+}
+
+LossValues evaluate_cross_entropy(const Settings& settings, const LossInput& input) {
   at::Tensor output = input.output;
   at::Tensor target = input.target;
   if (!at::isIntegralType(target.scalar_type(), /*includeBool=*/false)) {
@@ -57,21 +120,26 @@ LossValues cross_entropy(const LossInput& input) {
                 "give the class of each sample, or use loss: mse");
   }
   target = target.to(at::kLong);
-  const bool sequences = input.sequences;
-  const bool fits = sequences ? output.dim() == 3 && output.sizes().slice(0, 2) == target.sizes()
-                              : output.dim() == 2 && target.dim() == 1 && output.size(0) == target.size(0);
+  const bool last = is_last(settings, input.sequences);
+  const std::int64_t dimensions = output.dim();
+  bool fits = dimensions >= 2 && target.dim() == dimensions - 1;
+  if (fits && last) fits = output.sizes().slice(0, target.dim()) == target.sizes();
+  if (fits && !last) fits = output.size(0) == target.size(0) && output.sizes().slice(2) == target.sizes().slice(1);
   if (!fits) {
-    refuse_shapes(
-        {output, target},
-        sequences ? "cross_entropy over tokens needs scores [batch, positions, classes] for targets [batch, positions]"
-                  : "cross_entropy needs scores [batch, classes] for targets [batch]");
+    const char* needs =
+        "cross_entropy needs scores [batch, classes] for targets [batch], and [batch, classes, ...] for "
+        "[batch, ...]; with class_dimension: last, [batch, ..., classes]";
+    if (input.sequences && last)
+      needs = "cross_entropy over tokens needs scores [batch, positions, classes] for targets [batch, positions]";
+    refuse_shapes({output, target}, needs);
   }
-  if (sequences) {
-    output = output.flatten(0, 1);
+  if (last) {
+    output = output.flatten(0, -2);
     target = target.flatten();
   }
-  check_classes(input.host_target.defined() ? input.host_target : target, output.size(1));
-  return {at::cross_entropy_loss(output, target), accuracy_of(output, target)};
+  const at::Tensor& host_target = input.host_target.defined() ? input.host_target : target;
+  check_classes(settings, host_target, output.size(1));
+  return cross_entropy(settings, output, target, host_target);
 }
 
 }  // namespace
@@ -80,11 +148,12 @@ LossValues cross_entropy(const LossInput& input) {
 namespace dtrain::config {
 
 worker::LossValues CrossEntropy::evaluate(const worker::LossInput& input) const {
-  return worker::cross_entropy(input);
+  return worker::evaluate_cross_entropy(*this, input);
 }
 
 void CrossEntropy::check_target(const worker::LossInput& input) const {
-  worker::check_classes(input.host_target, input.output.size(input.sequences ? 2 : 1));
+  const std::int64_t classes = worker::is_last(*this, input.sequences) ? input.output.size(-1) : input.output.size(1);
+  worker::check_classes(*this, input.host_target, classes);
 }
 
 }  // namespace dtrain::config

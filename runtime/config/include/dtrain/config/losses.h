@@ -1,9 +1,15 @@
-// The losses of `model:` experiments: the list. Each is a struct with the word by which an experiment names it, and the
-// function that computes it, which runtime/train/worker/losses/NAME.cpp defines. Losses have no settings: `loss` is a
-// word. To add one: a struct here, its file there, and docs/experiment.md.
+// The losses of `model:` experiments: the list. Each is a struct with the word by which an experiment names it, its
+// settings with their keys, and the function that computes it, which runtime/train/worker/losses/NAME.cpp defines.
+// Names, meanings and defaults are those of torch.nn.functional; every loss is the mean. To add one: a struct here, its
+// file there, and docs/experiment.md. dtrain/config/loss.h declares what the templates need.
 #pragma once
 
+#include <array>
+#include <cstdint>
+#include <limits>
+#include <optional>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -16,28 +22,137 @@ struct LossValues;  // as above
 
 namespace dtrain::config {
 
+// Which dimension of the output counts the classes. Automatic: the last one with data.format tokens, else the second.
+enum class ClassDimension { kAutomatic, kSecond, kLast };
+inline constexpr std::array kClassDimensions{std::pair{"auto", ClassDimension::kAutomatic},
+                                             std::pair{"second", ClassDimension::kSecond},
+                                             std::pair{"last", ClassDimension::kLast}};
+
 // Of classes, from logits.
 struct CrossEntropy {
   static constexpr const char* kWord = "cross_entropy";
   static constexpr bool kTakesSequences = true;  // whether a sample may have a target at each of its positions
+  double label_smoothing = 0;
+  std::optional<std::int64_t> ignore_index;  // targets of this value do not count
+  std::vector<double> class_weights;         // one for each class; empty: 1
+  ClassDimension class_dimension = ClassDimension::kAutomatic;
+  template <class Keys>
+  void declare_keys(Keys& keys) {
+    keys.number({"label_smoothing", "cross_entropy: the part of each target that is divided evenly among all classes."},
+                label_smoothing, {.min = 0, .max = 1, .real = true});
+    keys.integer({.name = "ignore_index",
+                  .text = "cross_entropy: targets of this value do not count; the loss is the mean over the others of "
+                          "all ranks. null: every target counts.",
+                  .examples = "[-100]"},
+                 ignore_index, {std::numeric_limits<std::int32_t>::min(), std::numeric_limits<std::int32_t>::max()});
+    declare_numbers(keys,
+                    {.name = "class_weights",
+                     .text = "cross_entropy: how much a target counts, by its class: one number for each class. "
+                             "Default: all count the same.",
+                     .examples = "[[1, 2.5]]",
+                     .default_text = "all the same"},
+                    class_weights);
+    keys.choice({"class_dimension",
+                 "cross_entropy: the dimension of the output that counts the classes. second: [N, C] or [N, C, ...] "
+                 "for targets [N] or [N, ...], as torch has it; last: [N, ..., C]; auto: last with data.format tokens, "
+                 "otherwise second."},
+                class_dimension, kClassDimensions);
+  }
+  // Whether batches count by their targets, and not all the same.
+  bool weighs_batches() const { return ignore_index || !class_weights.empty(); }
   // evaluate() of each struct: Error if output and target do not fit together; it names both shapes.
   worker::LossValues evaluate(const worker::LossInput& input) const;
   void check_target(const worker::LossInput& input) const;
   bool operator==(const CrossEntropy&) const = default;
 };
 
+// Of labels that are each 0 or 1, from logits: several may be 1.
+struct BinaryCrossEntropy {
+  static constexpr const char* kWord = "bce_with_logits";
+  static constexpr bool kTakesSequences = false;
+  template <class Keys>
+  void declare_keys(Keys&) {}
+  worker::LossValues evaluate(const worker::LossInput& input) const;
+  void check_target(const worker::LossInput& input) const;
+  bool operator==(const BinaryCrossEntropy&) const = default;
+};
+
+// From the logarithms of probabilities; the mean over the samples ("batchmean" in torch).
+struct KlDivergence {
+  static constexpr const char* kWord = "kl_div";
+  static constexpr bool kTakesSequences = false;
+  bool log_target = false;  // the target is logarithms, too
+  template <class Keys>
+  void declare_keys(Keys& keys) {
+    keys.boolean({"log_target", "kl_div: the targets are logarithms of probabilities, as the output is."}, log_target);
+  }
+  worker::LossValues evaluate(const worker::LossInput& input) const;
+  void check_target(const worker::LossInput& input) const;
+  bool operator==(const KlDivergence&) const = default;
+};
+
+struct MeanAbsoluteDifference {
+  static constexpr const char* kWord = "l1";
+  static constexpr bool kTakesSequences = false;
+  template <class Keys>
+  void declare_keys(Keys&) {}
+  worker::LossValues evaluate(const worker::LossInput& input) const;
+  void check_target(const worker::LossInput& input) const;
+  bool operator==(const MeanAbsoluteDifference&) const = default;
+};
+
 struct MeanSquaredError {
   static constexpr const char* kWord = "mse";
   static constexpr bool kTakesSequences = false;
+  template <class Keys>
+  void declare_keys(Keys&) {}
   worker::LossValues evaluate(const worker::LossInput& input) const;
   void check_target(const worker::LossInput& input) const;
   bool operator==(const MeanSquaredError&) const = default;
 };
 
-using Loss = std::variant<CrossEntropy, MeanSquaredError>;
+// Squared below `beta`, absolute above.
+struct SmoothL1 {
+  static constexpr const char* kWord = "smooth_l1";
+  static constexpr bool kTakesSequences = false;
+  double beta = 1;
+  template <class Keys>
+  void declare_keys(Keys& keys) {
+    keys.number({"beta", "smooth_l1: differences below this are squared, larger ones are not."}, beta,
+                {.min = 0, .max = 1'000'000, .above_min = true, .real = true});
+  }
+  worker::LossValues evaluate(const worker::LossInput& input) const;
+  void check_target(const worker::LossInput& input) const;
+  bool operator==(const SmoothL1&) const = default;
+};
+
+// The model computes its loss: forward() gets the features and the target.
+struct FromModel {
+  static constexpr const char* kWord = "from_model";
+  static constexpr bool kTakesSequences = true;
+  template <class Keys>
+  void declare_keys(Keys&) {}
+  worker::LossValues evaluate(const worker::LossInput& input) const;
+  void check_target(const worker::LossInput& input) const;
+  bool operator==(const FromModel&) const = default;
+};
+
+using Loss = std::variant<CrossEntropy, BinaryCrossEntropy, KlDivergence, MeanAbsoluteDifference, MeanSquaredError,
+                          SmoothL1, FromModel>;
 
 inline bool takes_sequences(const Loss& loss) {
   return std::visit([](const auto& held) { return held.kTakesSequences; }, loss);
+}
+
+// Whether context.backward() needs a weight for each batch.
+template <class... Losses>
+bool weighs_batches(const std::variant<Losses...>& loss) {
+  return std::visit(
+      [](const auto& held) {
+        if constexpr (requires { held.weighs_batches(); }) return held.weighs_batches();
+        return false;
+      },
+      loss);
 }
 
 // The words of the losses that take sequences.

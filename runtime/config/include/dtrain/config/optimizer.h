@@ -139,6 +139,7 @@ inline void declare_keys(Keys& keys, ParameterGroupSettings& g) {
 struct OptimizerSettings {
   Optimizer optimizer;
   std::vector<ParameterGroupSettings> groups;
+  std::string trainable;          // patterns as of groups; the other parameters are frozen. Empty: none is
   double max_gradient_norm = 0;   // L2 norm over all parameters; 0: no clipping
   double max_gradient_value = 0;  // of each element; 0: no clipping; one of the two at most
   LrScheduleSettings lr_schedule;
@@ -154,6 +155,11 @@ inline void declare_keys(Keys& keys, OptimizerSettings& o) {
              .text = "Parameters with settings of their own.",
              .examples = R"([[{"match": "*.bias|*norm*", "weight_decay": 0}]])"},
             o.groups);
+  keys.text({.name = "trainable",
+             .text = "Which parameters are trained: patterns as in groups.match. The others keep their values.",
+             .examples = R"(["head.*"])",
+             .default_text = "all that require a gradient"},
+            o.trainable);
   keys.number({"max_gradient_norm", "Gradients are scaled down to this L2 norm over all parameters; 0: never."},
               o.max_gradient_norm, kNotNegative);
   keys.number({"max_gradient_value",

@@ -22,6 +22,7 @@ inline constexpr Key kLoss{.name = "loss",
                            .text =
                                "The loss of a model experiment, averaged over the samples of the batch. cross_entropy: "
                                "targets are class numbers, outputs are logits.",
+                           .more = "[Losses](#losses-and-outputs).",
                            .default_text = "required"};
 inline constexpr Key kOptimizer{
     .name = "optimizer",

@@ -104,10 +104,10 @@ struct Npy {
   bool operator==(const Npy&) const = default;
 };
 
-// Two tensors of a safetensors file (dtrain/data/safetensors.h).
+// Tensors of a safetensors file (dtrain/data/safetensors.h): features, target, and further inputs.
 struct Safetensors {
   static constexpr const char* kWord = "safetensors";
-  static constexpr const char* kText = "one file with two tensors.";
+  static constexpr const char* kText = "one file with two tensors or more.";
   static constexpr std::array kSource{SourceKey{.name = "file",
                                                 .text = kTheFile,
                                                 .must_be = "the path of a .safetensors file",
@@ -126,10 +126,16 @@ struct Safetensors {
   static constexpr bool kSequences = false;
 
   std::optional<double> scale;
+  std::vector<std::string> more_inputs;  // fields 2 and on of the data set
 
   template <class Keys>
   void declare_keys(Keys& keys) {
     declare_scale(keys, scale);
+    keys.texts({.name = "more_inputs",
+                .text = "safetensors: the names of further tensors, which forward() gets after the features, in this "
+                        "order. Floating point gets the model's type; other numbers stay as they are.",
+                .examples = R"([["attention_mask"]])"},
+               more_inputs);
   }
   std::shared_ptr<Dataset> open(const Source& source, const HostShare& share) const;
   bool operator==(const Safetensors&) const = default;

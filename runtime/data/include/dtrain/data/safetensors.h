@@ -58,12 +58,13 @@ class SafetensorsFile {
 std::string safetensors_header(std::span<const SafetensorsEntry> tensors, const Json& metadata,
                                std::size_t alignment = sizeof(std::uint64_t));
 
-// Fields "features" and "target": the two tensors of these names, with their types (U8, I32, I64, F32, F64). The first
-// dimension of both counts samples; the rest is the shape of a sample. The whole set is in memory, once per host.
-// DataError as in SafetensorsFile.
+// Fields "features" and "target": the two tensors of these names, with their types (U8, I32, I64, F32, F64); then a
+// field "inputs.NAME" for each of `more_inputs`. The first dimension of each counts samples; the rest is the shape of a
+// sample. The whole set is in memory, once per host. DataError as in SafetensorsFile.
 std::shared_ptr<Dataset> load_safetensors(const std::filesystem::path& file,
                                           const std::string& features_name = "features",
                                           const std::string& target_name = "target",
-                                          const HostShare& share = no_sharing());
+                                          const HostShare& share = no_sharing(),
+                                          const std::vector<std::string>& more_inputs = {});
 
 }  // namespace dtrain::data

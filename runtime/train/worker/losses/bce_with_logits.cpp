@@ -1,0 +1,36 @@
+#include <ATen/ATen.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/config/losses.h"
+#include "worker/loss.h"
+
+namespace dtrain::worker {
+namespace {
+
+void check_labels(const at::Tensor& target) {
+  const auto [least, most] = at::aminmax(target);
+  for (const double value : {least.item<double>(), most.item<double>()}) {
+    if (value >= 0 && value <= 1) continue;
+    throw DataError("the target has the label " + std::to_string(value) + ", outside 0 to 1",
+                    "give each label as 0 or 1, or as a probability");
+  }
+}
+
+}  // namespace
+}  // namespace dtrain::worker
+
+namespace dtrain::config {
+
+worker::LossValues BinaryCrossEntropy::evaluate(const worker::LossInput& input) const {
+  const at::Tensor target = worker::target_like_output(input, kWord);
+  worker::check_labels(input.host_target.defined() ? input.host_target : target);
+  const at::Tensor output = input.output.detach();
+  const at::Tensor right = output.gt(0).eq(target.gt(0.5)).to(at::kDouble).mean();
+  return {at::binary_cross_entropy_with_logits(input.output, target), right};
+}
+
+void BinaryCrossEntropy::check_target(const worker::LossInput& input) const {
+  worker::check_labels(input.host_target);
+}
+
+}  // namespace dtrain::config
