@@ -92,6 +92,8 @@ FILES = {"features": "a", "target": "b"}
 BASES = {
     "experiment": {
         "program": PROGRAM,
+        "early stopping": PROGRAM | {"min_validation_period": {"batches": 10},
+                                     "early_stopping": {"metric": "loss", "patience": 1}},
         "constant": PROGRAM | {"hyperparameters": {"global_batch_size": {"type": "const", "val": 1000000}}},
         "idx": model("mse", {"kind": "sgd", "lr": 0.1, "momentum": 0.5}, format="idx", training=FILES, validation=FILES),
         "npy": model("cross_entropy", {"kind": "sgd", "lr": 0.1}, format="npy", training=FILES),
