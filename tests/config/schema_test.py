@@ -100,6 +100,8 @@ def scheduled(schedule, optimizer):
 BASES = {
     "experiment": {
         "program": PROGRAM,
+        "early stopping": PROGRAM | {"min_validation_period": {"batches": 10},
+                                     "early_stopping": {"metric": "loss", "patience": 1}},
         "constant": PROGRAM | {"hyperparameters": {"global_batch_size": {"type": "const", "val": 1000000}}},
         "idx": model("mse", {"kind": "sgd", "lr": 0.1, "momentum": 0.5}, format="idx", training=FILES, validation=FILES),
         "loss": model({"kind": "cross_entropy", "ignore_index": 3, "class_weights": [1, 2], "auxiliary": {"aux": 0.5}},

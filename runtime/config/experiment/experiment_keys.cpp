@@ -147,9 +147,12 @@ Json early_stopping_needs() {
     "if": {"required": ["early_stopping"], "properties": {"early_stopping": {"type": "object"}}},
     "then": {
       "required": ["min_validation_period"],
+      "properties": {
+        "min_validation_period": {"type": "object", "additionalProperties": {"exclusiveMinimum": 0}}
+      },
       "anyOf": [
-        {"properties": {"early_stopping": {"required": ["metric"]}}},
-        {"properties": {"searcher": {"required": ["metric"]}}}
+        {"properties": {"early_stopping": {"required": ["metric"], "properties": {"metric": {"minLength": 1}}}}},
+        {"properties": {"searcher": {"required": ["metric"], "properties": {"metric": {"minLength": 1}}}}}
       ]
     }
   })");
