@@ -123,7 +123,6 @@ BASES = {
         "plateau": model("mse", {"kind": "sgd", "lr": 0.1, "reduce_on_plateau": {"factor": 0.5}}, format="npy",
                          training=FILES, validation=FILES)
                    | {"searcher": {"max_length": {"epochs": 1}, "metric": "loss"}, "min_validation_period": {"epochs": 1}},
-        "early": PROGRAM | {"early_stopping": {"metric": "loss", "patience": 3}, "min_validation_period": {"epochs": 1}},
         "powersgd": optimizing(gradient_compression={"kind": "powersgd"}),
         "topk": optimizing(gradient_compression={"kind": "topk"}),
         "on GPUs": PROGRAM | {"resources": {"slot_type": "cuda"}, "optimizations": {"local_sgd": {"inner_steps": 2}}},
