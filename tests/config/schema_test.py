@@ -108,6 +108,7 @@ BASES = {
                       {"kind": "sgd", "lr": 0.1}, format="npy", training=FILES),
         "smooth": model({"kind": "smooth_l1", "beta": 1}, {"kind": "sgd", "lr": 0.1}, format="safetensors",
                         training={"file": "a"}, more_inputs=["mask"]),
+        "kl_div": model({"kind": "kl_div", "log_target": True}, {"kind": "sgd", "lr": 0.1}, format="npy", training=FILES),
         "npy": model("cross_entropy", {"kind": "sgd", "lr": 0.1}, format="npy", training=FILES),
         "safetensors": model("mse", {"kind": "adam", "lr": 0.1}, format="safetensors", training={"file": "a"},
                              validation={"file": "b"}),
@@ -409,7 +410,7 @@ class Advice(unittest.TestCase):
         sections -= {"data", "hyperparameters"}  # free for the trial
         named = {}
         for where, text in texts:
-            for token in re.findall(r"(?<![\w./:])[a-z]\w*(?:\.\w+)*(?![\w(.*])", text):
+            for token in re.findall(r"(?<![\w./:])[a-z]\w*(?:\.\w+)*(?![\w(.*<])", text):
                 if token in self.PHASES or token.endswith(".safetensors"):  # files of a checkpoint
                     continue
                 if "." in token and token.split(".")[0] in sections:
