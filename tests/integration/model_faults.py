@@ -26,7 +26,7 @@ class Faults(unittest.TestCase):
         self.addCleanup(self.work.remove)
 
     def train(self, fault, code=0, steps=8, ranks=2, optimizer=SGD, sharded="auto", validate=False, weights=None,
-              hyperparameters=(), **sections):
+              hyperparameters=(), optimizations=(), **sections):
         folder = self.work.new_run()
         folder.mkdir()
         batch_norm = dict(hyperparameters).get("batch_norm", False)
@@ -38,7 +38,7 @@ class Faults(unittest.TestCase):
             folder / "experiment.yaml", name="faults", entrypoint=BUILD.program("parity_trial"),
             hyperparameters={"global_batch_size": 8 * ranks, "dtype": "float32", "optimizer": optimizer, "fault": fault,
                              **dict(hyperparameters)},
-            resources={"slots_per_trial": ranks}, optimizations={"sharded_optimizer": sharded},
+            resources={"slots_per_trial": ranks}, optimizations={"sharded_optimizer": sharded, **dict(optimizations)},
             data={"file": "batches.safetensors", "dump": ".", "validate": validate},
             initial_weights="initial.safetensors", **sections)
         result = launch(BUILD, file, folder / "run").expect(code)
@@ -59,6 +59,14 @@ class Faults(unittest.TestCase):
                                ("negative_weight", "context.backward() was given the weight -")):
             result, _ = self.train(fault, code=1, hyperparameters={"weighs": True})
             self.assertIn(message, result.output)
+
+    def test_weights_of_losses_in_bf16(self):
+        """All batches have the same weight, so that it makes no difference but by rounding."""
+        weights = [parity_model.load(self.train("", ranks=1, optimizations={"mixed_precision": "bf16"},
+                                                hyperparameters={"weighs": weighs})[0].weights_file)
+                   for weighs in (False, True)]
+        difference, name = parity_model.worst_difference(*weights)
+        self.assertLess(difference, 0.01, name)
 
     def test_parameter_groups(self):
         for group, message in (({"match": "encoder.*"}, "parameter group encoder.* includes no parameter; the model has "),

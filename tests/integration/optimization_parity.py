@@ -83,6 +83,7 @@ def cases():
                          "plateau": {"factor": 0.5, "patience": 2, "min_delta": 0.05, "min_factor": 0.1}},
         "sgd, clipped by value": {**plain, "optimizer": SGD, "clip_value": 0.02},
         "adamw, ema": {**plain, "ema": 0.9},
+        "adamw, ema, mpi": {**plain, "ema": 0.9, "backend": "mpi"},  # no memory that the ranks share
         "sgd, ema, groups, k=4": {"optimizer": SGD, "k": 4, "ema": 0.95,
                                   "groups": [{"match": "*.bias", "lr": 0.005}]},
         "adamw, uneven labels, k=4": {**plain, "k": 4, "weighs": True},
@@ -189,7 +190,7 @@ def train_ours(case, build, weights, batches, folder, ranks, sharded):
                        "memory_format": "contiguous", "ema": case.get("ema", 0)},
         data={"file": "batches.safetensors", "validate": "ema" in case or "plateau" in case}, searcher={"metric": "loss", "max_length": {"epochs": 1}},
         min_validation_period={"batches": VALIDATION_PERIOD if "plateau" in case else 0},
-        initial_weights="initial.safetensors")
+        initial_weights="initial.safetensors", communication={"backend": case.get("backend", "auto")})
     result = launch(build, file, folder / "run").expect(0)
     steps = result.metrics("training")[-1]["optimizer_steps"]
     if steps != STEPS:

@@ -186,7 +186,7 @@ std::string place_of_slots(Section& root) {
 void resolve(Section& root, std::optional<EarlyStopping>& early_stopping, const Searcher& searcher) {
   if (!early_stopping) return;
   if (early_stopping->metric.empty()) early_stopping->metric = searcher.metric;
-  if (!value_at(root, "early_stopping.smaller_is_better")) {
+  if (early_stopping->metric == searcher.metric && !value_at(root, "early_stopping.smaller_is_better")) {
     early_stopping->smaller_is_better = searcher.smaller_is_better;
   }
 }

@@ -312,6 +312,7 @@ std::vector<std::string> differences_from(const ContinuedRun& run, const Json& p
                                 "/optimizations/aggregation_frequency",
                                 "/optimizations/average_aggregated_gradients",
                                 "/optimizations/cudnn_benchmark",
+                                "/optimizations/ema",
                                 "/optimizations/gradient_compression",
                                 "/optimizations/local_sgd",
                                 "/optimizations/matmul",

@@ -26,8 +26,11 @@ constexpr std::array kMayBegin{std::string_view("step/mode/"),
                                std::string_view("step/optimizer_counters/"),
                                std::string_view("early_stop/"),
                                std::string_view("plateau/"),
+                               std::string_view("callbacks/"),
+                               std::string_view("step/window/weight"),
                                std::string_view("validation/next_best")};
 constexpr std::size_t kMostProblems = 20;
+constexpr std::string_view kWindowWeight = "step/window/weight";
 
 }  // namespace
 
@@ -146,11 +149,31 @@ class StateReader::Restorer final : public StateVisitor {
 
   const Json* find_value(const std::string& path) {
     if (reader_.other_world_size() && path == state_path::kMetricSums) return summed_metrics(path);
+    if (reader_.other_world_size() && path.starts_with(kWindowWeight)) {
+      if (const Json* value = mean_weight(path)) return value;
+    }
     const Json& values = reader_.own(reader_.other_world_size() ? 0 : reader_.rank_).values;
     const auto found = values.find(path);
     if (found != values.end()) return &*found;
     lacks(path);
     return nullptr;
+  }
+
+  // The weight of the batches of an open window: the mean over the ranks, as their gradients are (mean_of_ranks()).
+  // Null for anything else.
+  const Json* mean_weight(const std::string& path) {
+    const std::string known = std::string(kWindowWeight) + "_known";
+    if (path != kWindowWeight && path != known) return nullptr;
+    bool is_known = false;
+    double sum = 0;
+    for (int rank = 0; rank < reader_.world_size_before_; ++rank) {
+      const Json& values = reader_.own(rank).values;
+      if (values.value(known, 0) == 0) continue;
+      is_known = true;
+      sum += number_of(values.at(std::string(kWindowWeight))).value_or(0);
+    }
+    weight_ = path == known ? Json(is_known ? 1 : 0) : Json(sum / reader_.world_size_before_);
+    return &weight_;
   }
 
   // The sums of metrics that all ranks have (MetricReducer::visit()). With another number of ranks, rank 0 gets them.
@@ -183,6 +206,7 @@ class StateReader::Restorer final : public StateVisitor {
 
   StateReader& reader_;
   Json summed_;
+  Json weight_;
 };
 
 StateReader::StateReader(const std::filesystem::path& checkpoint, int rank, int world_size)

@@ -65,6 +65,12 @@ class GradientStrategy {
   virtual std::optional<std::vector<FlatRange>> copied_ranges() const { return std::nullopt; }
   // Gives every rank the whole optimizer state, so that another strategy can go on. Collective.
   virtual void complete_state() {}
+  // A copy of one tensor of the optimizer state (by its index) for each group, complete on every rank; empty: every
+  // rank has all of the state anyway. The state stays as it is. Collective.
+  virtual std::vector<at::Tensor> gather_state(std::size_t index) {
+    static_cast<void>(index);
+    return {};
+  }
   // To be called when training is over: writes this strategy's results to plan.json and the log. Collective.
   virtual void report(const RunServices& run) { static_cast<void>(run); }
   // Before and after a visit of the training state, as in StepMode. Collective.

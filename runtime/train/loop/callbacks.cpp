@@ -1,6 +1,7 @@
 #include "loop/callbacks.h"
 
 #include <exception>
+#include <map>
 #include <typeinfo>
 #include <utility>
 
@@ -71,10 +72,12 @@ void Callbacks::on_training_end() {
 }
 
 void Callbacks::visit(StateVisitor& visitor) {
-  for (std::size_t i = 0; i < callbacks_.size(); ++i) {
-    TrialStateEntries entries([&] { return callbacks_[i]->save_state(); },
-                              [&](const TrialState& state) { callbacks_[i]->load_state(state); });
-    visitor.part(std::to_string(i), entries);
+  std::map<std::string, int> numbers;  // of those of one name
+  for (const auto& callback : callbacks_) {
+    TrialStateEntries entries([&] { return callback->save_state(); },
+                              [&](const TrialState& state) { callback->load_state(state); });
+    const std::string name = callback->name();
+    visitor.part(name + "#" + std::to_string(++numbers[name]), entries);
   }
 }
 

@@ -65,11 +65,12 @@ void EarlyStop::report(std::int64_t batch) const {
 
 void EarlyStop::visit(StateVisitor& visitor) {
   if (!settings_) return;
-  std::string metric = settings_->metric;
-  visitor.text("metric", metric);
+  const std::string judged = settings_->metric + (settings_->smaller_is_better ? "" : ", greater is better");
+  std::string before = judged;
+  visitor.text("metric", before);
   improvement_.visit(visitor);
   // What was the best by another metric is no measure for this one.
-  if (metric != settings_->metric) improvement_.forget();
+  if (before != judged) improvement_.forget();
 }
 
 }  // namespace dtrain::train

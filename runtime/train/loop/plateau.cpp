@@ -64,14 +64,16 @@ void Plateau::see(double metric, std::int64_t batch) {
 
 void Plateau::visit(StateVisitor& visitor) {
   if (!settings_) return;
-  std::string metric = session_.experiment().searcher.metric;
-  visitor.text("metric", metric);
+  const config::Searcher& searcher = session_.experiment().searcher;
+  const std::string judged = searcher.metric + (searcher.smaller_is_better ? "" : ", greater is better");
+  std::string before = judged;
+  visitor.text("metric", before);
   improvement_.visit(visitor);
   visitor.real("factor", factor_);
   if (!visitor.replaces()) return;
   optimizer_.set_rate_factor(factor_.value_or(1));
   // What was the best by another metric is no measure for this one.
-  if (metric != session_.experiment().searcher.metric) improvement_.forget();
+  if (before != judged) improvement_.forget();
 }
 
 }  // namespace dtrain::train

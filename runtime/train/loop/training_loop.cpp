@@ -386,7 +386,10 @@ void TrainingLoop::conclude(bool stopped) {
   // What is left of a window may bring one more update: nothing may be copied then into memory that a saver reads.
   checkpoints_.end_copies_by_updates();
   const bool goes_on_from_here = stopped || step_.window_is_open();
-  if (goes_on_from_here) checkpoints_.take_last(stopped ? "stop" : "end", {});
+  if (goes_on_from_here) {
+    const bool is_validated = validated_batch_ == position_.batches;
+    checkpoints_.take_last(stopped ? "stop" : "end", is_validated ? validated_.metric : std::nullopt);
+  }
   step_.flush();
   step_.report();
   {

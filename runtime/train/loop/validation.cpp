@@ -47,6 +47,10 @@ Validation::Validation(Trial& trial, TrialContext& context, run::RankSession& se
     throw ConfigError("early stopping needs validation data, of which there is none",
                       "return a loader from validation_loader(), or leave early stopping out");
   }
+  if (!loader_ && context.wrapped().plateau) {
+    throw ConfigError("a learning rate that falls on a plateau needs validation data, of which there is none",
+                      "return a loader from validation_loader() (model: data.validation), or leave the plateau out");
+  }
 }
 
 std::optional<Validation::Result> Validation::run(std::int64_t batch, std::int64_t epoch) {
@@ -116,7 +120,10 @@ void Validation::add_gathered(ReducedMetrics& reduced, std::int64_t batch) {
   for (const auto& [name, metric] : context_.around_the_loop().metrics) {
     const at::Tensor rows = gather_rows(session_, name, batch, metric->take());
     if (!rows.defined()) continue;
-    if (!reduced.means.emplace(name, metric->compute(rows)).second) {
+    double value = metric->compute(rows);
+    // All ranks decide by the same value, whatever compute() rounds or draws.
+    session_.communicator().broadcast(&value, 1, comm::DataType::kFloat64, 0).wait();
+    if (!reduced.means.emplace(name, value).second) {
       throw Error("the validation metric '" + name + "' is added by context.add_metric() and returned for batches, too",
                   "give one of them another name");
     }
@@ -131,8 +138,11 @@ bool is_better(double value, const std::optional<double>& best, bool smaller_is_
 void Validation::require_metrics(const std::vector<std::string>& names) const {
   const auto require = [&](const char* key, const std::string& metric) {
     if (metric.empty() || std::find(names.begin(), names.end(), metric) != names.end()) return;
-    throw run::AgreedError(std::string(key) + " is '" + metric + "', which evaluate_batch() does not return",
-                           "use one of: " + join(names, ", "));
+    const bool is_added = context_.around_the_loop().metrics.contains(metric);
+    throw run::AgreedError(
+        std::string(key) + " is '" + metric + "', " +
+            (is_added ? "for which no batch has given anything" : "which evaluate_batch() does not return"),
+        "use one of: " + join(names, ", "));
   };
   require("searcher.metric", session_.experiment().searcher.metric);
   require("the metric of early stopping", stopping_metric_);

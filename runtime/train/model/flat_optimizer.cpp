@@ -41,7 +41,7 @@ FlatOptimizer::FlatOptimizer(const Optimizer& optimizer, LrSchedule schedule, Fl
     check_rate(*rule.update);
     if (rule.update->state_names() != rules_[0].update->state_names()) {
       throw ConfigError(where + " needs other optimizer state than the other parameters",
-                        "give every group a momentum, or none");
+                        "a momentum for all groups or for none, and for rmsprop the same `centered`");
     }
     if (include(group, rules_.size() - 1) == 0) {
       throw ConfigError(where + " includes no parameter" + names_of_parameters(),
@@ -239,10 +239,9 @@ std::span<at::Tensor> FlatOptimizer::state(std::size_t group) {
   return states_[group];
 }
 
-std::vector<at::Tensor> FlatOptimizer::weight_averages() {
+std::vector<at::Tensor> FlatOptimizer::own_weight_averages() {
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> averages;
-  if (!average_) return averages;
   for (std::size_t g = 0; g < states_.size(); ++g) {
     averages.push_back((steps_ == 0 ? parameters_.groups()[g].values : state(g).back()).clone());
   }

@@ -78,9 +78,11 @@ class FlatOptimizer {
   std::size_t state_tensors() const { return state_names().size(); }
 
   bool averages_weights() const { return average_.has_value(); }
-  // A copy of the average of the weights, for each group laid out as its values; before the first step the values.
-  // Empty: there is none. All of the state must be here.
-  std::vector<at::Tensor> weight_averages();
+  // Which tensor of a group's state is the average of the weights, where there is one.
+  std::size_t average_index() const { return state_tensors() - 1; }
+  // A copy of this rank's average of the weights, for each group laid out as its values; before the first step the
+  // values. Not while keep_parts() holds.
+  std::vector<at::Tensor> own_weight_averages();
 
   // The next steps are the updates that `copy` copies at; the last of them lets go of it. On a host.
   void copy_at_next_steps(std::shared_ptr<UpdateCopy> copy) { copy_ = std::move(copy); }

@@ -8,6 +8,24 @@
 
 namespace dtrain::train {
 
+namespace {
+
+void require_all_weighted(double batches, double weighted) {
+  if (weighted == batches) return;
+  throw Error(
+      "context.backward() was called with a weight for some batches of an optimizer step, and without one for " +
+          std::to_string(static_cast<std::int64_t>(batches - weighted)) + " of them",
+      "call context.backward(loss, weight) for every batch, on every rank");
+}
+
+}  // namespace
+
+void AggregationWindow::check_weights() const {
+  if (weighted_batches_ > 0) {
+    require_all_weighted(static_cast<double>(own_batches_), static_cast<double>(weighted_batches_));
+  }
+}
+
 double ExchangeScale::full() const {
   return on_host_ ? of_full_window() : 1;
 }
@@ -35,12 +53,7 @@ double ExchangeScale::correction_of_weights() {
                              static_cast<double>(window_.own_batches())};
   communicator_.all_reduce(sums.data(), sums.size(), comm::DataType::kFloat64).wait();
   const auto [weight, weighted, batches] = sums;
-  if (weighted != batches) {
-    throw Error(
-        "context.backward() was called with a weight for some batches of an optimizer step, and without one for " +
-            std::to_string(static_cast<std::int64_t>(batches - weighted)) + " of them",
-        "call context.backward(loss, weight) for every batch, on every rank");
-  }
+  require_all_weighted(batches, weighted);
   if (weight == 0) return 1;  // nothing was contributed
   return (window_.average() ? 1 : window_.rounds()) / (weight * full());
 }

@@ -58,6 +58,8 @@ class AggregationWindow {
   std::int64_t weighted_batches() const { return weighted_batches_; }
   std::int64_t rounds_begun() const { return rounds_begun_; }  // since training began: the number of the batch
 
+  // Of a rank that steps by itself: Error if some of its batches have a weight and others have none.
+  void check_weights() const;
   // What brings the sum over this rank's own batches to what an update takes.
   double own_scale() const {
     const double divisor = weight_.value_or(static_cast<double>(own_batches_));

@@ -50,6 +50,7 @@ class ExchangeMode final : public StepMode, private CapturableStep {
   void parameters_moved() override { parts_.watch.note(digests_due()); }
   void begin_visit(const StateVisitor& visitor) override;
   void end_visit(const StateVisitor& visitor) override;
+  std::vector<at::Tensor> gather_state(std::size_t index) override { return picker_.strategy().gather_state(index); }
   std::optional<std::vector<FlatRange>> copied_ranges() const override;
   void visit(StateVisitor& visitor) override;
   void report() override { picker_.strategy().report(parts_.run); }

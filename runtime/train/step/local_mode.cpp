@@ -22,6 +22,7 @@ void LocalStep::take_over_written() {
 
 void LocalStep::take() {
   parts_.watch.check();
+  parts_.window.check_weights();
   const auto used = parts_.exchange.finish_local();
   if (parts_.watch.any_written()) take_over_written();
   strategy_.update({.used = used,

@@ -118,6 +118,11 @@ class StepMode {
   virtual void begin_visit(const StateVisitor& visitor) { static_cast<void>(visitor); }
   virtual void end_visit(const StateVisitor& visitor) { static_cast<void>(visitor); }
   virtual void visit(StateVisitor& visitor) { static_cast<void>(visitor); }
+  // As GradientStrategy has it. Collective.
+  virtual std::vector<at::Tensor> gather_state(std::size_t index) {
+    static_cast<void>(index);
+    return {};
+  }
   // Whether parameters and optimizer state are the same on all ranks after every batch.
   virtual bool state_is_shared() const { return true; }
   // The ranges of parameters and optimizer state that this rank copies for a checkpoint. The ranges of all ranks

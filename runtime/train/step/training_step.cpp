@@ -48,19 +48,6 @@ void visit_gradient_norm(StateVisitor& visitor, std::int64_t batch, GradientNorm
   if (const auto value = number_of(Json::parse(text))) norms.add(batch, *value);
 }
 
-// A visit that gives every rank the whole of what the ranks have divided among themselves, and reads none of it.
-class WholeState final : public StateVisitor {
- public:
-  bool replaces() const override { return false; }
-
- private:
-  void on_tensor(const std::string& /*path*/, at::Tensor /*value*/) override {}
-  void on_number(const std::string& /*path*/, std::int64_t& /*value*/) override {}
-  void on_real(const std::string& /*path*/, double& /*value*/) override {}
-  void on_reals(const std::string& /*path*/, std::vector<float>& /*values*/) override {}
-  void on_text(const std::string& /*path*/, std::string& /*value*/) override {}
-};
-
 struct UpdateCounters {
   FlatOptimizer& optimizer;
   void visit(StateVisitor& visitor) { optimizer.visit_counters(visitor); }
@@ -156,6 +143,7 @@ void TrainingStep::announce(bool has_batch, const Wishes& wishes) {
 void TrainingStep::begin_batch() {
   in_batch_ = true;
   batch_weight_.reset();
+  batch_has_loss_ = false;
   window_.begin_round();
   memory_format_.begin_batch();
   mode_->begin_batch();
@@ -164,8 +152,13 @@ void TrainingStep::begin_batch() {
 
 void TrainingStep::backward(const at::Tensor& loss, std::optional<double> weight) {
   if (!in_batch_) throw Error("context.backward() was called outside train_batch()");
+  if (batch_has_loss_ && weight.has_value() != batch_weight_.has_value()) {
+    throw Error("context.backward() was called with a weight for one loss of a batch, and without one for another",
+                "give all losses of a batch the same weight");
+  }
+  batch_has_loss_ = true;
   if (weight) weigh_batch(*weight);
-  if (loss.numel() == 1) capturing_ ? void(captured_loss_ = loss.detach()) : read_loss(loss);
+  if (loss.numel() == 1 && weight != 0.0) capturing_ ? void(captured_loss_ = loss.detach()) : read_loss(loss);
   const profile::PhaseScope phase(run_.recorder, profile::Phase::kBackward);
   watching_.reset();
   if (weight != 0.0) {
@@ -208,15 +201,17 @@ bool TrainingStep::end_batch() {
 
 // The model has gone through a window's batches once, which shows how it uses its parameters.
 void TrainingStep::compute_in_shadow() {
+  // What is scaled by the weights of batches would be rounded once more.
+  const bool keep_narrow = may_keep_narrow_gradients_ && !batch_weight_;
   for (std::size_t i = 0; i < parameters_.parameters().size(); ++i) {
     if (!narrow_use_->only_narrow(i)) continue;
     parameters_.compute_in_shadow(i, true);
     // Gradients of tied weights are summed, in float32.
     const bool is_tied = !parameters_.parameters()[i].tied.empty();
-    if (may_keep_narrow_gradients_ && !is_tied) parameters_.keep_narrow_gradient(i);
+    if (keep_narrow && !is_tied) parameters_.keep_narrow_gradient(i);
   }
   narrow_use_.reset();
-  if (may_keep_narrow_gradients_) exchange_.gradients_moved();
+  if (keep_narrow) exchange_.gradients_moved();
   mode_->parameters_moved();
 }
 
@@ -280,11 +275,8 @@ void TrainingStep::write_reports() {
 
 std::vector<at::Tensor> TrainingStep::weight_averages() {
   if (!optimizer_.averages_weights()) return {};
-  WholeState whole;
-  mode_->begin_visit(whole);
-  auto averages = optimizer_.weight_averages();
-  mode_->end_visit(whole);
-  return averages;
+  auto averages = optimizer_.steps() > 0 ? mode_->gather_state(optimizer_.average_index()) : std::vector<at::Tensor>();
+  return averages.empty() ? optimizer_.own_weight_averages() : averages;
 }
 
 void TrainingStep::visit(StateVisitor& visitor) {

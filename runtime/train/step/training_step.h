@@ -157,6 +157,7 @@ class TrainingStep : private CapturableStep {
   GradientHooks hooks_;
   const bool may_keep_narrow_gradients_;
   bool in_batch_ = false;
+  bool batch_has_loss_ = false;         // backward() has been called for the batch that has begun
   std::optional<double> batch_weight_;  // of the batch that has begun, where it has one
   bool capturing_ = false;
   at::Tensor captured_loss_;

@@ -51,7 +51,9 @@ double HostScaling::gradient_norm() {
 void HostScaling::multiply(double factor) {
   if (factor == 1.0) return;
   for (const FlatRange& range : own_) {
-    parameters_.groups()[range.group].gradients.narrow(0, range.begin, range.size()).mul_(factor);
+    const auto& group = parameters_.groups()[range.group];
+    group.gradients.narrow(0, range.begin, range.size()).mul_(factor);
+    if (group.narrow_gradients.defined()) group.narrow_gradients.narrow(0, range.begin, range.size()).mul_(factor);
   }
 }
 

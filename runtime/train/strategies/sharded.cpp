@@ -113,6 +113,27 @@ void Sharded::gather_state() {
   state_is_divided_ = false;
 }
 
+std::vector<at::Tensor> Sharded::gather_state(std::size_t index) {
+  if (one_copy_ || !state_is_divided_) return {};
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> whole;
+  for (const auto& group : parameters_.groups()) {
+    whole.push_back(parameters_.memory().own(group.values.numel(), group.dtype));
+  }
+  for (const FlatRange& range : updater_.own()) {
+    whole[range.group].narrow(0, range.begin, range.size()).copy_(optimizer_.state_slice(range, index));
+  }
+  std::vector<comm::Work> works;
+  for (std::size_t b = 0; b < plan_->buckets.size(); ++b) {
+    const auto& bucket = plan_->buckets[b];
+    works.push_back(communicator_.gather_parts(FlatMemory::address(whole[bucket.group], bucket.begin),
+                                               elements_of(bucket), comm_type(parameters_.groups()[bucket.group].dtype),
+                                               static_cast<int>(b)));
+  }
+  for (comm::Work& work : works) work.wait();
+  return whole;
+}
+
 void Sharded::keep_own_state() {
   const at::NoGradGuard no_grad;
   state_is_divided_ = true;

@@ -46,6 +46,7 @@ class Sharded final : public GradientStrategy {
     return std::vector<FlatRange>(updater_.own().begin(), updater_.own().end());
   }
   void complete_state() override;
+  std::vector<at::Tensor> gather_state(std::size_t index) override;
   void begin_visit() override;
   void end_visit(bool replaced) override;
 

@@ -12,7 +12,7 @@ namespace dtrain::config {
 
 struct EarlyStopping {
   std::string metric;             // of validation; empty: searcher.metric, with its smaller_is_better
-  bool smaller_is_better = true;  // in an experiment file searcher.smaller_is_better where it is missing
+  bool smaller_is_better = true;  // for searcher.metric as the searcher has it, where it is missing
   std::int64_t patience = 1;      // validations in a row without an improvement; at least 1
   double min_delta = 0;           // a smaller difference is no improvement; at least 0
   bool operator==(const EarlyStopping&) const = default;
@@ -26,7 +26,7 @@ inline void declare_keys(Keys& keys, EarlyStopping& e) {
             e.metric);
   keys.boolean({.name = "smaller_is_better",
                 .text = "Whether a smaller value of the metric is the better one.",
-                .default_text = "searcher.smaller_is_better"},
+                .default_text = "as `searcher` for searcher.metric, else true"},
                e.smaller_is_better);
   keys.integer({.name = "patience",
                 .text = "Training ends after this number of validations in a row without an improvement.",

@@ -124,9 +124,9 @@ class TrialContext {
   // the same types and shapes, in the same order; otherwise all ranks get an error that names both operations. They
   // wait for the result, which is a new tensor without a gradient and the same on all ranks, bit by bit. Types: uint8,
   // int32, int64, float16, bfloat16, float32, float64; kMean needs a floating type. They may be called wherever all
-  // ranks are: in the constructor, in callbacks, and in train_batch() before backward() if all ranks have the same
-  // number of batches. Error from backward() to the end of the batch, when gradients are being exchanged, and in a step
-  // that is recorded as a CUDA graph.
+  // ranks are: in the constructor and in callbacks. In before_batch() and after_batch() of callbacks, and in
+  // train_batch() before backward(), all ranks must have the same number of batches for it. Error from backward() to
+  // the end of the batch, when gradients are being exchanged, and in a step that is recorded as a CUDA graph.
   at::Tensor all_reduce(const at::Tensor& tensor, Reduction reduction = Reduction::kSum);
   // Of all ranks, in rank order.
   std::vector<at::Tensor> all_gather(const at::Tensor& tensor);
