@@ -1,5 +1,5 @@
-// What adding a loss takes: a struct with its word and evaluate(), and a place in the list. This one is in no list but
-// the test's.
+// What adding a loss takes: a struct with its word, its keys and evaluate(), and a place in the list. This one is in no
+// list but the test's.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -15,6 +15,8 @@ namespace {
 struct MeanAbsoluteError {
   static constexpr const char* kWord = "mae";
   static constexpr bool kTakesSequences = false;
+  template <class Keys>
+  void declare_keys(Keys&) {}
   LossValues evaluate(const LossInput& input) const {
     if (input.output.sizes() != input.target.sizes()) refuse_shapes(input, "mae needs an output of the target's shape");
     return {at::l1_loss(input.output, input.target), {}};
