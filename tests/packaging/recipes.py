@@ -413,7 +413,7 @@ std::unique_ptr<train::OptimizerUpdate> Signum::make_update() const {{
         optimizer.replace(optimizers, "using Optimizer = ", struct.replace("<Optimizer", "<train::Optimizer")
                           .replace(" declare_lr", " config::declare_lr").replace(" declare_weight", " config::declare_weight") +
                           "\nusing Optimizer = ")
-        optimizer.replace(optimizers, "Sgd, Adam, AdamW>;", "Sgd, Adam, AdamW, Signum>;")
+        optimizer.replace(optimizers, "Adagrad, Lion>;", "Adagrad, Lion, Signum>;")
         self.assertFollows(optimizer, "an optimizer", "signum")
 
         own_loss, losses = "runtime/train/worker/losses/mae.cpp", "runtime/config/include/dtrain/config/losses.h"
