@@ -184,7 +184,7 @@ TEST(ModelExperiment, JsonShowsWhatTheKindAndTheFormatHave) {
       HasSubstr(
           R"("model":"nets/cnn.pt","loss":"mse","optimizer":{"kind":"sgd","lr":0.1,"momentum":0.0,)"
           R"("dampening":0.0,"nesterov":false,"weight_decay":0.0,"groups":[],"trainable":"","max_gradient_norm":0.0,)"
-          R"("max_gradient_value":0.0,"lr_schedule":{"kind":"constant","warmup_steps":0}})"));
+          R"("max_gradient_value":0.0,"lr_schedule":{"kind":"constant","warmup_steps":0},"reduce_on_plateau":null})"));
   EXPECT_THAT(idx, HasSubstr(R"("data":{"format":"idx","training":{"features":"a.gz","target":"b.gz"},)"
                              R"("validation":null,"scale":null})"));
   EXPECT_THAT(idx, Not(HasSubstr("entrypoint")));
@@ -193,7 +193,7 @@ TEST(ModelExperiment, JsonShowsWhatTheKindAndTheFormatHave) {
   EXPECT_THAT(adamw,
               HasSubstr(R"("optimizer":{"kind":"adamw","lr":0.1,"weight_decay":0.01,"betas":[0.9,0.999],)"
                         R"("eps":1e-08,"groups":[],"trainable":"","max_gradient_norm":0.0,"max_gradient_value":0.0,)"
-                        R"("lr_schedule":{"kind":"constant","warmup_steps":0}})"));
+                        R"("lr_schedule":{"kind":"constant","warmup_steps":0},"reduce_on_plateau":null})"));
   EXPECT_THAT(adamw, HasSubstr(R"("data":{"format":"tokens","training":{"file":"t"},"validation":{"file":"v"},)"
                                R"("token_type":"uint16","sequence_length":8})"));
   const std::string named = "{format: safetensors, training: {file: t}}";
