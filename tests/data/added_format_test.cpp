@@ -148,7 +148,8 @@ TEST_F(AddedFormatTest, IsInThePlanAndTheSchema) {
   EXPECT_THAT(keys.at("format").at("enum").get<std::vector<std::string>>(),
               ElementsAre("idx", "npy", "safetensors", "tokens", "csv"));
   EXPECT_EQ(keys.at("format").at("description").get<std::string>(),
-            "idx, npy: one file for the features, one for the target. safetensors: one file with two tensors. tokens: "
+            "idx, npy: one file for the features, one for the target. safetensors: one file with two tensors or more. "
+            "tokens: "
             "one sequence of numbers without a header. csv: one file, a line for each sample.");
   EXPECT_TRUE(keys.contains("header_lines"));
   EXPECT_EQ(keys.at("training").at("properties").at("file").at("description").get<std::string>(),

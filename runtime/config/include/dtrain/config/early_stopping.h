@@ -1,12 +1,10 @@
-// When training ends before its length. Plain values and their keys.
+// When training ends before its length. Plain values and their keys. Trials use the struct too, so this
+// header includes no other header of config.
 #pragma once
 
 #include <cstdint>
 #include <limits>
 #include <string>
-
-#include "dtrain/config/bounds.h"
-#include "dtrain/config/keys.h"
 
 namespace dtrain::config {
 
@@ -18,7 +16,8 @@ struct EarlyStopping {
   bool operator==(const EarlyStopping&) const = default;
 };
 
-inline void declare_keys(Keys& keys, EarlyStopping& e) {
+template <class Keys>
+void declare_keys(Keys& keys, EarlyStopping& e) {
   keys.text({.name = "metric",
              .text = "The validation metric that has to improve.",
              .examples = R"(["loss"])",
@@ -35,7 +34,7 @@ inline void declare_keys(Keys& keys, EarlyStopping& e) {
                 .required = ""},
                e.patience, {1, std::numeric_limits<std::int32_t>::max()});
   keys.number({"min_delta", "By how much a value must be better than the best one so far to be an improvement."},
-              e.min_delta, kNotNegative);
+              e.min_delta, {.min = 0, .max = 1'000'000, .real = true});
 }
 
 }  // namespace dtrain::config

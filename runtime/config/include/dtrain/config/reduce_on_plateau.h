@@ -1,11 +1,9 @@
-// When validations lower the learning rate. Plain values and their keys.
+// When validations lower the learning rate. Plain values and their keys. Trials use the struct too, so this
+// header includes no other header of config.
 #pragma once
 
 #include <cstdint>
 #include <limits>
-
-#include "dtrain/config/bounds.h"
-#include "dtrain/config/keys.h"
 
 namespace dtrain::config {
 
@@ -18,12 +16,13 @@ struct ReduceOnPlateau {
   bool operator==(const ReduceOnPlateau&) const = default;
 };
 
-inline void declare_keys(Keys& keys, ReduceOnPlateau& r) {
+template <class Keys>
+void declare_keys(Keys& keys, ReduceOnPlateau& r) {
   keys.number({"factor", "What lr is multiplied by."}, r.factor, {.min = 0, .max = 1, .below_max = true, .real = true});
   keys.integer({"patience", "lr falls after this number of validations in a row without an improvement."}, r.patience,
                {1, std::numeric_limits<std::int32_t>::max()});
   keys.number({"min_delta", "By how much a value must be better than the best one so far to be an improvement."},
-              r.min_delta, kNotNegative);
+              r.min_delta, {.min = 0, .max = 1'000'000, .real = true});
   keys.number({"min_factor", "lr does not fall below this part of what it would be without validations."}, r.min_factor,
               {.min = 0, .max = 1, .real = true});
 }
