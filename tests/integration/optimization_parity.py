@@ -6,6 +6,8 @@ schedules, a plateau, clipping by value, batches that count differently, the ave
 Same initial weights, same batches, 100 optimizer steps in float64, on 1, 2 and 3 ranks, with replicated and sharded
 updates. Compared is each parameter's relative L2 norm. In float32 the order of sums alone makes more difference.
 """
+import os
+import shutil
 import sys
 import typing
 
@@ -13,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 import parity_model
-from harness import Build, Workplace, launch, write_experiment
+from harness import Build, Workplace, launch, run, write_experiment
 
 STEPS = 100
 SAMPLES = 12  # of all ranks
@@ -191,7 +193,12 @@ def train_ours(case, build, weights, batches, folder, ranks, sharded):
         data={"file": "batches.safetensors", "validate": "ema" in case or "plateau" in case}, searcher={"metric": "loss", "max_length": {"epochs": 1}},
         min_validation_period={"batches": VALIDATION_PERIOD if "plateau" in case else 0},
         initial_weights="initial.safetensors", communication={"backend": case.get("backend", "auto")})
-    result = launch(build, file, folder / "run").expect(0)
+    if case.get("backend") == "mpi":
+        root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+        result = run(["mpirun", *root, "--oversubscribe", "--bind-to", "none", "-np", str(ranks),
+                      build.program("parity_trial"), str(file), "--run-dir", str(folder / "run")], folder / "run").expect(0)
+    else:
+        result = launch(build, file, folder / "run").expect(0)
     steps = result.metrics("training")[-1]["optimizer_steps"]
     if steps != STEPS:
         raise AssertionError(f"{steps} optimizer steps, not {STEPS}")
@@ -223,6 +230,9 @@ def main():
     print(f"{'case':32} " + " ".join(f"{r} rank{'s' if r > 1 else ' '} {'sharded' if s else '':7}" for r, s in ways))
     for title, case in cases().items():
         if not all(word in title for word in sys.argv[2:]):
+            continue
+        if case.get("backend") == "mpi" and not shutil.which("mpirun"):
+            print(f"{title}: left out, there is no mpirun")
             continue
         batches = make_batches(case)
         expected = train_plain(case, weights, batches)
