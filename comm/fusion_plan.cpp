@@ -64,6 +64,7 @@ FusionPlan plan_fusion(std::span<const FusionItem> items, std::int64_t threshold
       if (i > 0 && ready_us[i] > latest + cycle_us) builder.close_all();
       latest = std::max(latest, ready_us[i]);
     }
+    if (i > 0 && items[i].model != items[i - 1].model) builder.close_all();
     if (builder.add(i) >= threshold_bytes) builder.close(items[i].group);
   }
   return builder.finish();

@@ -16,7 +16,9 @@
 //   expert_bf16         tuned, under autocast to bfloat16
 //   compiled            expert_bf16 with torch.compile; null with its cause where that does not run
 //   plain, plain_expert, plain_bf16   as ddp, expert, expert_bf16, but one process with both cores and without DDP
-// Prints a row a model: medians over steps in milliseconds, of the slowest rank, and ratios. --quick: the CNN and the
+// Without a list, contestants in bfloat16 are left out where the processor has no instructions for it.
+// Prints a row a model: medians over steps in milliseconds, of the slowest rank, and ratios. With --json each row also
+// goes to standard error when its model ends. --quick: the CNN and the
 // MLP with the contestants that their ratios need. --seconds: of the whole, split evenly over the models.
 #include <cstdio>
 #include <fstream>
@@ -28,6 +30,7 @@
 
 #include "compute_model.h"
 #include "dtrain/base/error.h"
+#include "dtrain/host/cpu.h"
 
 namespace {
 
@@ -49,10 +52,10 @@ std::vector<std::string> split(const std::string& list) {
 }
 
 [[noreturn]] void show_usage() {
-  std::cerr
-      << "usage: bench_compute [--json] [--quick] [--seconds N of the whole] [--models fashion_cnn,mlp,gpt,"
-         "resnet18] [--contestants ours,ours_bf16,ours_pure_bf16,ours_one,ours_one_bf16,ours_one_pure_bf16,ddp,expert,"
-         "expert_bf16,compiled,plain,plain_expert,plain_bf16]\n";
+  std::cerr << "usage: bench_compute [--json] [--quick] [--seconds N of the whole] [--models fashion_cnn,mlp,gpt,"
+               "gpt_50m,resnet18] [--contestants "
+               "ours,ours_bf16,ours_pure_bf16,ours_one,ours_one_bf16,ours_one_pure_bf16,ddp,expert,"
+               "expert_bf16,compiled,plain,plain_expert,plain_bf16]\n";
   std::exit(2);
 }
 
@@ -82,6 +85,11 @@ Settings parse(int argc, char** argv) {
     settings.contestants = {"ours", "ours_bf16",   "ours_one", "ours_one_bf16",
                             "ddp",  "expert_bf16", "plain",    "plain_bf16"};
     if (!settings.quick) settings.contestants.insert({"ours_pure_bf16", "expert", "compiled"});
+    if (const auto instructions = host::cpu_instructions(); instructions && !instructions->bf16) {
+      std::cerr << "bench_compute: the processor has no bfloat16 instructions: contestants in bfloat16 are left out\n";
+      std::erase_if(settings.contestants,
+                    [](const std::string& name) { return name.ends_with("bf16") || name == "compiled"; });
+    }
   }
   if (settings.seconds == 0) settings.seconds = settings.quick ? 28 : 215;
   return settings;
@@ -122,6 +130,7 @@ int main(int argc, char** argv) try {
                                                  static_cast<long long>(settings.models.size()));
     result["models"].push_back(
         bench::compare(settings.models[i], settings.contestants, !settings.quick, started + share));
+    if (settings.json) std::cerr << to_line(result["models"].back()) << std::endl;
   }
   add_headlines(result);
   if (settings.json) {

@@ -116,7 +116,7 @@ def make(name, sizes):
         layers = lambda: [layer for i in range(depth) for layer in (nn.Linear(width, width), nn.ReLU())][:-1]
         x, y = (torch.randn(256, width, generator=generator) for _ in range(2))
         return lambda: nn.Sequential(*layers()), Plain(x, y, F.mse_loss)
-    if name == "gpt":
+    if name in ("gpt", "gpt_50m"):
         tokens = torch.randint(0, sizes["tokens"], (512, sizes["length"] + 1), generator=generator)
         model = lambda: Gpt(sizes["tokens"], sizes["length"], sizes["layers"], sizes["heads"], sizes["width"])
         loss = lambda scores, target: F.cross_entropy(scores.flatten(0, 1), target.flatten())

@@ -69,13 +69,8 @@ class Faults(unittest.TestCase):
         self.assertLess(difference, 0.01, name)
 
     def test_parameter_groups(self):
-        for group, message in (({"match": "encoder.*"}, "parameter group encoder.* includes no parameter; the model has "),
-                               ({"match": "*.bias", "kind": "adam"},
-                                "parameter group *.bias is updated by adam, the other parameters by sgd"),
-                               ({"match": "*.bias", "momentum": 0},
-                                "parameter group *.bias needs other optimizer state")):
-            result, _ = self.train("", code=1, hyperparameters={"groups": [group]})
-            self.assertIn(message, result.output)
+        result, _ = self.train("", code=1, hyperparameters={"groups": [{"match": "encoder.*"}]})
+        self.assertIn("parameter group encoder.* includes no parameter; the model has ", result.output)
 
     def test_gradients_changed_after_backward(self):
         for ranks, sharded in ((1, "auto"), (2, False), (2, True)):

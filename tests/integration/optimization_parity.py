@@ -70,6 +70,7 @@ def cases():
         "adamw, groups": {**plain, "groups": GROUPS},
         "sgd, groups, one_cycle, k=4": {"optimizer": SGD, "k": 4, "schedule": ["one_cycle", STEPS],
                                         "groups": [{"match": "*.bias", "lr": 0.005}]},
+        "sgd, a group without momentum": {**plain, "optimizer": SGD, "groups": [{"match": "*.bias", "momentum": 0.0}]},
         "radam": {**plain, "optimizer": {"kind": "radam", "lr": 2e-3, "weight_decay": 1e-3}},
         "rmsprop": {**plain, "optimizer": {"kind": "rmsprop", "lr": 1e-3, "weight_decay": 1e-3}},
         "rmsprop, centered, momentum": {**plain, "optimizer": {"kind": "rmsprop", "lr": 3e-4, "momentum": 0.9,

@@ -343,6 +343,11 @@ TEST(LrSchedules, CountOptimizerSteps) {
   EXPECT_EQ(risen(6), 0.5);
   EXPECT_EQ(risen(7), 0.25);
   EXPECT_EQ(lr::warmup(0, lr::constant())(0), 1);
+  const auto halved_by_epoch = lr::by_epoch(10, lr::step(1, 0.5));
+  EXPECT_EQ(halved_by_epoch(9), 1);
+  EXPECT_EQ(halved_by_epoch(10), 0.5);
+  EXPECT_EQ(halved_by_epoch(25), 0.25);
+  EXPECT_THROW(lr::by_epoch(0, lr::constant()), ConfigError);
   const auto cycle = lr::one_cycle(11, 2.0 / 11, 4, 10);
   EXPECT_DOUBLE_EQ(cycle(0), 0.25);
   EXPECT_DOUBLE_EQ(cycle(1), 1);

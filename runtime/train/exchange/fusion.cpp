@@ -15,7 +15,7 @@ namespace {
 std::vector<comm::FusionItem> items_of(const FlatParameters& parameters) {
   std::vector<comm::FusionItem> items;
   for (const auto& p : parameters.parameters()) {
-    items.push_back({p.group, p.offset, p.offset + p.padded, parameters.groups()[p.group].gradient_size});
+    items.push_back({p.group, p.offset, p.offset + p.padded, parameters.groups()[p.group].gradient_size, p.model});
   }
   return items;
 }

@@ -89,6 +89,8 @@ void GradientExchange::forget_strategy() {
 
 void GradientExchange::begin_batch(bool exchange) {
   exchanging_ = exchange;
+  holding_ = more_follows_ = false;
+  chosen_models_.clear();
   std::fill(ready_in_batch_.begin(), ready_in_batch_.end(), 0);
   first_in_window_ = !window_open_;
   if (first_in_window_) {
@@ -116,11 +118,13 @@ void GradientExchange::gradient_ready(std::size_t index) {
   const Nanoseconds entered = now();
   ready_times_[index] = entered - backward_began_ - in_hooks_;
   if (ready_in_batch_[index]) {
-    throw Error("the gradient of '" + parameter.name + "' was computed twice in one batch",
-                "call context.backward() once in train_batch(), on the sum of the losses");
+    throw Error(
+        "the gradient of '" + parameter.name + "' was computed twice in one batch",
+        "call context.backward() once in train_batch(), on the sum of the losses, or pass .more_follows = true to "
+        "every call but the last");
   }
   ready_in_batch_[index] = 1;
-  if (put_in_place(index) && exchanging_) {
+  if (put_in_place(index) && exchanging_ && !more_follows_) {
     --buckets_[bucket_of_[index]].missing;
     const profile::PhaseScope phase(recorder_, profile::Phase::kAllreduceWait, profile::PhaseOf::kHost);
     const Nanoseconds began = now();
@@ -158,8 +162,20 @@ bool GradientExchange::put_in_place(std::size_t index) {
   return true;
 }
 
+void GradientExchange::choose_models(std::span<const std::uint8_t> models) {
+  chosen_models_.assign(models.begin(), models.end());
+}
+
+bool GradientExchange::is_chosen(std::size_t bucket) const {
+  const std::size_t first = plan_->buckets[bucket].items.front();
+  return chosen_models_.empty() || chosen_models_[parameters_.parameters()[first].model] != 0;
+}
+
 void GradientExchange::launch_ready() {
-  while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].missing == 0) launch(next_bucket_);
+  if (holding_) return;
+  while (next_bucket_ < buckets_.size() && (buckets_[next_bucket_].missing == 0 || !is_chosen(next_bucket_))) {
+    launch(next_bucket_);
+  }
 }
 
 void GradientExchange::progress() {
@@ -168,27 +184,33 @@ void GradientExchange::progress() {
 }
 
 void GradientExchange::launch(std::size_t bucket) {
+  next_bucket_ = bucket + 1;
+  if (!is_chosen(bucket)) return void(works_.emplace_back());
   place_->finish(plan_->buckets[bucket].items);
   works_.push_back(strategy_->launch(bucket));
   buckets_[bucket].launched = true;
-  next_bucket_ = bucket + 1;
 }
 
-void GradientExchange::backward(const at::Tensor& loss) {
+void GradientExchange::backward(const at::Tensor& loss, const Backward& how) {
   std::fill(ready_times_.begin(), ready_times_.end(), kNotReady);
   in_hooks_ = Nanoseconds{0};
   lift_guard();
   backward_began_ = now();
+  more_follows_ = how.more_follows;
+  const auto run = [&] { torch::autograd::backward({loss}, {}, how.retain_graph, /*create_graph=*/false, how.inputs); };
   if (first_in_window_) {
     const FirstBackward first(*place_);
-    loss.backward();
+    run();
   } else {
-    loss.backward();  // later batches add to what the first has put in place
+    run();  // later batches add to what the first has put in place
   }
   place_->finish_all();
   put_displaced_back();
   add_tied();
   guard();
+  if (!std::exchange(more_follows_, false)) return;
+  first_in_window_ = false;
+  std::fill(ready_in_batch_.begin(), ready_in_batch_.end(), 0);
 }
 
 // Tensors in the same memory have gradients of their own, which backward finishes in an order of its own: together they
@@ -328,6 +350,7 @@ std::span<const std::uint8_t> GradientExchange::finish_local() {
 
 void GradientExchange::join_buckets(bool record) {
   for (std::size_t b = 0; b < works_.size(); ++b) {
+    if (!works_[b]) continue;
     works_[b].join();
     if (record) log_.record(strategy_->operation(), static_cast<int>(b), works_[b]);
     strategy_->complete(b);

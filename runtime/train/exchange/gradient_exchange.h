@@ -40,7 +40,18 @@ class GradientExchange {
   // A batch starts. `exchange`: gradients are exchanged in this batch, bucket by bucket as backward completes them.
   void begin_batch(bool exchange);
   // Runs autograd from `loss`; its hooks call gradient_ready().
-  void backward(const at::Tensor& loss);
+  struct Backward {
+    bool more_follows = false;  // another backward of this batch adds to the same gradients: no bucket is complete yet
+    bool retain_graph = false;
+    std::vector<at::Tensor> inputs{};  // leaves, which alone get a gradient; empty: all
+  };
+  void backward(const at::Tensor& loss, const Backward& how);
+  void backward(const at::Tensor& loss) { backward(loss, Backward()); }
+  // Of several models: which ones the step updates, an element for each. The buckets of the others are not exchanged.
+  // To be called between begin_batch() and the end of backward, the same on every rank. begin_batch() undoes it.
+  void choose_models(std::span<const std::uint8_t> models);
+  // Until the next begin_batch() no bucket is exchanged before finish(): another rank may not know yet what follows.
+  void hold_buckets() { holding_ = true; }
   // Backward has finished the gradient of a parameter (index into FlatParameters::parameters()).
   void gradient_ready(std::size_t parameter);
   // Issues the buckets that backward did not complete, with zeros for untouched gradients, and joins every bucket
@@ -78,7 +89,8 @@ class GradientExchange {
   Nanoseconds exchanged() const { return exchanged_; }
   // The part of that in which this thread issued buckets or waited for them.
   Nanoseconds exposed() const { return exposed_; }
-  std::span<const comm::Work> works() const { return works_; }  // of the buckets
+  // Of the buckets, in their order; those of models that were not chosen are empty.
+  std::span<const comm::Work> works() const { return works_; }
 
  private:
   struct Bucket {
@@ -96,6 +108,7 @@ class GradientExchange {
   void show_gradients();
   void note_used(std::vector<std::uint8_t> own);
   void clear_unused();
+  bool is_chosen(std::size_t bucket) const;
   void launch_ready();
   void launch(std::size_t bucket);
   void progress();
@@ -113,6 +126,9 @@ class GradientExchange {
   GradientStrategy* strategy_ = nullptr;
   const comm::FusionPlan* plan_ = nullptr;
   bool exchanging_ = false;
+  bool holding_ = false;                     // hold_buckets()
+  bool more_follows_ = false;                // in this backward
+  std::vector<std::uint8_t> chosen_models_;  // empty: all
   bool window_open_ = false;
   bool first_in_window_ = false;
   std::vector<std::size_t> bucket_of_;  // of each parameter

@@ -34,6 +34,8 @@ struct Update {
   LossScaler* scaler = nullptr;
   bool unscaled = false;  // the strategy has divided the gradients by the scale already
   double max_value = 0;   // the limit of each element's size, applied after the correction; 0: no clipping
+  // For each parameter: whether its model takes part in the step. Empty: all do. Others stay untouched.
+  std::span<const std::uint8_t> in_step{};
 };
 
 // Where a strategy keeps parameters and optimizer state.

@@ -142,6 +142,15 @@ train::StepOptions step_options(const run::RankSession& session, const TrialCont
         wanted.tensor_fusion_cycle_ms);
   }
   options.fusion.auto_tune = wanted.auto_tune_tensor_fusion && !options.alone;
+  if (!wrapped.models.empty()) {
+    // Only a part of the gradients is exchanged in a step, which says nothing about all of them.
+    options.fusion.cycle_ms = 0;
+    if (std::exchange(options.fusion.auto_tune, false) && session.world().rank == 0) {
+      session.log()->warn(
+          "optimizations.auto_tune_tensor_fusion has no effect on a trial with several models: "
+          "tensor_fusion_threshold closes buckets there");
+    }
+  }
   options.fusion.cache_folder = session.cache_folder();
   options.fusion.batch_per_rank = session.batch_per_rank();
   return options;

@@ -294,16 +294,22 @@ void TrainingLoop::train_batch(const Batch& batch) {
 Metrics TrainingLoop::call_trial(const Batch& batch) {
   const Autocast autocast(autocast_type(session_.experiment().optimizations.mixed_precision), context_.device());
   bool ran_backward = false;
-  context_.wrapped().backward = [&](const at::Tensor& loss, std::optional<double> weight) {
+  context_.wrapped().backward = [&](const at::Tensor& loss, const BackwardOptions& options) {
     const Autocast::Pause in_full(autocast);
-    step_.backward(loss, weight);
+    step_.backward(loss, options);
     ran_backward = true;
     // Ranks start buckets at different moments, and all operations need one order.
     context_.around_the_loop().why_no_collective = "gradients are being exchanged until the batch ends";
     session_.recorder().switch_to(Phase::kTrainBatch);  // what train_batch() does after backward is neither
   };
+  context_.wrapped().step = [&] {
+    const Autocast::Pause in_full(autocast);  // it keeps no copy of the old parameters
+    step_.step_models();
+    context_.around_the_loop().why_no_collective.clear();
+  };
   Metrics metrics = trial_.train_batch(batch);
   context_.wrapped().backward = nullptr;
+  context_.wrapped().step = nullptr;
   if (!ran_backward) {
     throw Error("train_batch() returned without calling context.backward()",
                 "call context.backward(loss) instead of loss.backward(); to skip a batch, use a loss multiplied by 0");

@@ -1,6 +1,9 @@
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "device/pinned_memory.h"
+#include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/run/rank_session.h"
 #include "dtrain/train/trial.h"
@@ -56,18 +59,76 @@ std::filesystem::path TrialContext::resolve(const std::string& path) const {
 void TrialContext::set_model(std::shared_ptr<torch::nn::Module> model) {
   if (!model) throw ConfigError("wrap_model() was given no model");
   if (wrapped_.model) {
-    throw ConfigError("wrap_model() was called twice", "put several networks into one torch::nn::Module and wrap that");
+    throw ConfigError("wrap_model() was called twice",
+                      "give each of several models a name: wrap_model(\"generator\", model)");
   }
   train::move_model(*model, device_);
   train::watch_buffers_of(model);
   wrapped_.model = std::move(model);
 }
 
+void TrialContext::add_model(const std::string& name, std::shared_ptr<torch::nn::Module> model) {
+  const std::string call = "wrap_model(\"" + name + "\")";
+  if (!model) throw ConfigError(call + " was given no model");
+  if (name.empty() || name.find('.') != std::string::npos) {
+    throw ConfigError(call + ": the name must not be empty, and must have no dot");
+  }
+  if (wrapped_.model && wrapped_.models.empty()) {
+    throw ConfigError(call + " was called beside wrap_model() without a name", "give each of several models a name");
+  }
+  if (std::find(wrapped_.models.begin(), wrapped_.models.end(), name) != wrapped_.models.end()) {
+    throw ConfigError(call + " was called twice", "give each model a name of its own");
+  }
+  train::move_model(*model, device_);
+  train::watch_buffers_of(model);
+  if (!wrapped_.model) wrapped_.model = std::make_shared<torch::nn::Module>("models");
+  wrapped_.model->register_module(name, std::move(model));
+  wrapped_.models.push_back(name);
+}
+
 void TrialContext::wrap_optimizer(const Optimizer& optimizer, std::vector<ParameterGroup> groups) {
-  if (wrapped_.optimizer)
-    throw ConfigError("wrap_optimizer() was called twice", "one optimizer updates the wrapped model");
+  if (wrapped_.has_common_optimizer) {
+    throw ConfigError("wrap_optimizer() was called twice", "one of several models is named by its first argument");
+  }
   wrapped_.optimizer = optimizer;
-  wrapped_.groups = std::move(groups);
+  wrapped_.has_common_optimizer = true;
+  wrapped_.groups.insert(wrapped_.groups.end(), std::make_move_iterator(groups.begin()),
+                         std::make_move_iterator(groups.end()));
+}
+
+void TrialContext::wrap_optimizer(const std::string& model, const Optimizer& optimizer,
+                                  std::vector<ParameterGroup> groups) {
+  const std::string call = "wrap_optimizer(\"" + model + "\")";
+  if (std::find(wrapped_.models.begin(), wrapped_.models.end(), model) == wrapped_.models.end()) {
+    throw ConfigError(call + ": no model of that name has been wrapped",
+                      wrapped_.models.empty() ? "call wrap_model(\"" + model + "\", …) before"
+                                              : "the models are " + join(wrapped_.models, ", "));
+  }
+  if (wrapped_.groups_of_models.contains(model)) throw ConfigError(call + " was called twice");
+  const auto is_of_model = [prefix = model + "."](const std::string& name) { return name.starts_with(prefix); };
+  const std::size_t first = wrapped_.groups.size();
+  for (ParameterGroup& group : groups) {
+    wrapped_.groups.push_back({model + "/" + group.name,
+                               [is_of_model, includes = group.includes](const std::string& name, const at::Tensor& of) {
+                                 return is_of_model(name) && includes(name, of);
+                               },
+                               group.optimizer, group.schedule});
+  }
+  wrapped_.groups.push_back(
+      {model, [is_of_model](const std::string& name, const at::Tensor&) { return is_of_model(name); }, optimizer, {}});
+  wrapped_.groups_of_models[model] = {first, wrapped_.groups.size()};
+  if (!wrapped_.optimizer) wrapped_.optimizer = optimizer;
+}
+
+void TrialContext::wrap_lr_scheduler(const std::string& model, LrSchedule schedule) {
+  const auto found = wrapped_.groups_of_models.find(model);
+  if (found == wrapped_.groups_of_models.end()) {
+    throw ConfigError("wrap_lr_scheduler(\"" + model + "\"): this model has no optimizer of its own",
+                      "call wrap_optimizer(\"" + model + "\", optimizer) before");
+  }
+  for (std::size_t i = found->second.first; i < found->second.end; ++i) {
+    if (!wrapped_.groups[i].schedule) wrapped_.groups[i].schedule = schedule;
+  }
 }
 
 void TrialContext::wrap_lr_scheduler(LrSchedule schedule) {
@@ -94,12 +155,21 @@ void TrialContext::scale_loss(const LossScaling& settings) {
 
 void TrialContext::backward(const at::Tensor& loss) {
   if (!wrapped_.backward) throw Error("context.backward() was called outside train_batch()");
-  wrapped_.backward(loss, std::nullopt);
+  wrapped_.backward(loss, {});
 }
 
 void TrialContext::backward(const at::Tensor& loss, double weight) {
+  backward(loss, BackwardOptions{.weight = weight});
+}
+
+void TrialContext::backward(const at::Tensor& loss, const BackwardOptions& options) {
   if (!wrapped_.backward) throw Error("context.backward() was called outside train_batch()");
-  wrapped_.backward(loss, weight);
+  wrapped_.backward(loss, options);
+}
+
+void TrialContext::step() {
+  if (!wrapped_.step) throw Error("context.step() was called outside train_batch()");
+  wrapped_.step();
 }
 
 void TrialContext::log(const std::string& name, const MetricValue& value) {

@@ -28,55 +28,57 @@ std::unique_ptr<OptimizerUpdate> update_of(const Optimizer& optimizer) {
 
 FlatOptimizer::FlatOptimizer(const Optimizer& optimizer, LrSchedule schedule, FlatParameters& parameters,
                              std::span<const ParameterGroup> groups, double ema)
-    : FlatOptimizer(update_of(optimizer), std::move(schedule), parameters, ema) {
-  for (const ParameterGroup& group : groups) {
-    const std::string where = "parameter group " + group.name;
-    if (group.optimizer.index() != optimizer.index()) {
-      throw ConfigError(
-          where + " is updated by " + word_of(group.optimizer) + ", the other parameters by " + word_of(optimizer),
-          "give all groups the same kind of optimizer");
-    }
-    Rule& rule = rules_.emplace_back(Rule{update_of(group.optimizer), group.schedule});
-    if (!rule.schedule) rule.schedule = rules_[0].schedule;
-    check_rate(*rule.update);
-    if (rule.update->state_names() != rules_[0].update->state_names()) {
-      throw ConfigError(where + " needs other optimizer state than the other parameters",
-                        "a momentum for all groups or for none, and for rmsprop the same `centered`");
-    }
-    if (include(group, rules_.size() - 1) == 0) {
-      throw ConfigError(where + " includes no parameter" + names_of_parameters(),
-                        "patterns are compared with the whole name; a group has those that no group before it has");
-    }
+    : FlatOptimizer(rules_of(optimizer, schedule, groups), parameters, ema) {
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    if (include(groups[i], i + 1) > 0) continue;
+    throw ConfigError("parameter group " + groups[i].name + " includes no parameter" + names_of_parameters(),
+                      "patterns are compared with the whole name; a group has those that no group before it has");
   }
 }
 
 FlatOptimizer::FlatOptimizer(std::unique_ptr<OptimizerUpdate> optimizer, LrSchedule schedule,
                              FlatParameters& parameters, double ema)
+    : FlatOptimizer(one_rule(std::move(optimizer), std::move(schedule)), parameters, ema) {}
+
+FlatOptimizer::FlatOptimizer(std::vector<Rule> rules, FlatParameters& parameters, double ema)
     : parameters_(parameters),
       average_(ema > 0 ? std::optional(WeightAverage(ema)) : std::nullopt),
+      rules_(std::move(rules)),
       rule_of_(parameters.parameters().size(), 0),
       updates_(parameters.parameters().size(), 0),
-      counter_of_(parameters.parameters().size(), 0) {
-  check_rate(*optimizer);
-  rules_.push_back({std::move(optimizer), schedule ? std::move(schedule) : lr::constant()});
-  const std::size_t tensors = state_tensors();
+      counter_of_(parameters.parameters().size(), 0),
+      averaged_(parameters.parameters().size(), 0) {
+  for (Rule& rule : rules_) {
+    const double rate = rule.update->learning_rate();
+    if (!(rate >= 0)) throw ConfigError("the optimizer's learning rate is " + std::to_string(rate), "use 0 or more");
+    for (const std::string& name : rule.update->state_names()) {
+      const auto place = std::find(state_names_.begin(), state_names_.end(), name);
+      rule.states.push_back(static_cast<std::size_t>(place - state_names_.begin()));
+      if (place == state_names_.end()) state_names_.push_back(name);
+    }
+  }
+  if (average_) state_names_.emplace_back(WeightAverage::kName);
   const FlatMemory& memory = parameters.memory();
   for (const auto& group : parameters.groups()) {
     auto& state = states_.emplace_back();
-    while (state.size() < tensors)
+    while (state.size() < state_names_.size())
       state.push_back(memory.on_host() ? memory.own(group.values.numel(), group.dtype) : at::Tensor());
   }
 }
 
-std::vector<std::string> FlatOptimizer::state_names() const {
-  auto names = rules_[0].update->state_names();
-  if (average_) names.emplace_back(WeightAverage::kName);
-  return names;
+std::vector<FlatOptimizer::Rule> FlatOptimizer::one_rule(std::unique_ptr<OptimizerUpdate> update, LrSchedule schedule) {
+  std::vector<Rule> rules;
+  rules.push_back({std::move(update), schedule ? std::move(schedule) : lr::constant()});
+  return rules;
 }
 
-void FlatOptimizer::check_rate(const OptimizerUpdate& update) {
-  const double rate = update.learning_rate();
-  if (!(rate >= 0)) throw ConfigError("the optimizer's learning rate is " + std::to_string(rate), "use 0 or more");
+std::vector<FlatOptimizer::Rule> FlatOptimizer::rules_of(const Optimizer& optimizer, LrSchedule schedule,
+                                                         std::span<const ParameterGroup> groups) {
+  std::vector<Rule> rules = one_rule(update_of(optimizer), std::move(schedule));
+  for (const ParameterGroup& group : groups) {
+    rules.push_back({update_of(group.optimizer), group.schedule ? group.schedule : rules.front().schedule});
+  }
+  return rules;
 }
 
 std::size_t FlatOptimizer::include(const ParameterGroup& group, std::size_t rule) {
@@ -134,23 +136,30 @@ void FlatOptimizer::advance_schedule() {
   ++steps_;
 }
 
-std::vector<FlatOptimizer::Segment> FlatOptimizer::segments(std::span<const std::uint8_t> used) const {
+std::vector<FlatOptimizer::Segment> FlatOptimizer::segments(std::span<const std::uint8_t> used,
+                                                            std::span<const std::uint8_t> in_step) const {
   // Parameters of several groups may alternate, so the open segment is kept for each group.
   std::vector<Segment> result;
   std::vector<std::ptrdiff_t> open(parameters_.groups().size(), -1);
   const auto parameters = parameters_.parameters();
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const auto& p = parameters[i];
-    if (!used[i] && !average_) {
+    const bool takes_part = in_step.empty() || in_step[i];
+    if (!takes_part || (!used[i] && !average_)) {
       open[p.group] = -1;
       continue;
     }
     const at::Tensor number = counters_.empty() ? at::Tensor() : counters_[counter_of_[i]];
-    Segment own{
-        {p.group, p.offset, p.offset + p.padded}, updates_[i], number, p.narrow_gradient, rule_of_[i], used[i] != 0};
+    Segment own{{p.group, p.offset, p.offset + p.padded},
+                updates_[i],
+                number,
+                p.narrow_gradient,
+                rule_of_[i],
+                used[i] != 0,
+                averaged_[i] != 0};
     const auto continues = [&](const Segment& before) {
       return before.updates == own.updates && before.number.is_same(own.number) && before.narrow == own.narrow &&
-             before.rule == own.rule && before.used == own.used;
+             before.rule == own.rule && before.used == own.used && before.averaged == own.averaged;
     };
     if (open[p.group] >= 0 && continues(result[open[p.group]])) {
       result[open[p.group]].range.end = own.range.end;
@@ -205,14 +214,16 @@ std::vector<at::Tensor> FlatOptimizer::counters_of(std::span<const std::uint8_t>
   return result;
 }
 
-void FlatOptimizer::begin_step(std::span<const std::uint8_t> used, DeviceInputs inputs) {
+void FlatOptimizer::begin_step(std::span<const std::uint8_t> used, DeviceInputs inputs,
+                               std::span<const std::uint8_t> in_step) {
   if (!parameters_.memory().on_host()) {
     const at::NoGradGuard no_grad;
     if (counters_.empty()) make_counters(std::vector<float>(updates_.begin(), updates_.end()));
     separate_counters(used);
     if (auto counters = counters_of(used); !counters.empty()) at::_foreach_add_(counters, 1);
   }
-  segments_ = segments(used);
+  segments_ = segments(used, in_step);
+  for (std::size_t i = 0; i < averaged_.size(); ++i) averaged_[i] |= in_step.empty() || in_step[i] ? 1 : 0;
   inputs_ = std::move(inputs);
 }
 
@@ -245,7 +256,20 @@ std::vector<at::Tensor> FlatOptimizer::own_weight_averages() {
   for (std::size_t g = 0; g < states_.size(); ++g) {
     averages.push_back((steps_ == 0 ? parameters_.groups()[g].values : state(g).back()).clone());
   }
+  complete_averages(averages);
   return averages;
+}
+
+void FlatOptimizer::complete_averages(std::span<const at::Tensor> averages) const {
+  const at::NoGradGuard no_grad;
+  const auto parameters = parameters_.parameters();
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    if (averaged_[i]) continue;
+    const auto& p = parameters[i];
+    averages[p.group]
+        .narrow(0, p.offset, p.padded)
+        .copy_(parameters_.groups()[p.group].values.narrow(0, p.offset, p.padded));
+  }
 }
 
 void FlatOptimizer::keep_parts(std::vector<FlatRange> parts) {
@@ -336,12 +360,22 @@ void FlatOptimizer::visit_counters(StateVisitor& visitor) {
   make_counters({on_host.const_data_ptr<float>(), static_cast<std::size_t>(on_host.numel())});
 }
 
+bool FlatOptimizer::has_several_models() const {
+  const auto parameters = parameters_.parameters();
+  return std::any_of(parameters.begin(), parameters.end(), [](const auto& p) { return p.model > 0; });
+}
+
 void FlatOptimizer::visit(StateVisitor& visitor) {
   visitor.number("steps", steps_);
   const auto parameters = parameters_.parameters();
   for (std::size_t i = 0; i < parameters.size(); ++i) visitor.number("updates/" + parameters[i].name, updates_[i]);
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    if (visitor.replaces()) averaged_[i] = steps_ > 0 ? 1 : 0;
+    // One of several models may not have stepped yet.
+    if (average_ && has_several_models()) visitor.number("averaged/" + parameters[i].name, averaged_[i]);
+  }
   if (visitor.replaces()) counters_.clear();
-  const auto names = state_names();
+  const auto& names = state_names();
   for (std::size_t g = 0; g < states_.size(); ++g) {
     if (kept_) {  // so the visitor does not need values
       const auto& group = parameters_.groups()[g];
@@ -359,7 +393,7 @@ void FlatOptimizer::update(const FlatRange& range, const Segment& segment) {
   WeightAverage::for_each_part(range, parameters_.memory().on_host(), [&](const FlatRange& part) {
     if (segment.used) apply_rule(part, segment);
     const at::Tensor weights = parameters_.groups()[part.group].values.narrow(0, part.begin, part.size());
-    average_->move(state_slice(part, states_[part.group].size() - 1), weights, steps_);
+    average_->move(state_slice(part, average_index()), weights, /*first=*/!segment.averaged);
   });
 }
 
@@ -367,8 +401,7 @@ void FlatOptimizer::apply_rule(const FlatRange& range, const Segment& segment) {
   const auto& group = parameters_.groups()[range.group];
   const auto slice = [&](const at::Tensor& flat) { return flat.narrow(0, range.begin, range.size()); };
   std::vector<at::Tensor> states;
-  const std::size_t own_states = states_[range.group].size() - (average_ ? 1 : 0);
-  for (std::size_t s = 0; s < own_states; ++s) states.push_back(state_slice(range, s));
+  for (const std::size_t index : rules_[segment.rule].states) states.push_back(state_slice(range, index));
   const double exact = rate_at(steps_, segment.rule);
   const double rate = rounds_rates_ ? static_cast<double>(static_cast<float>(exact)) : exact;
   UpdateStep step{.rate = rate,

@@ -32,7 +32,10 @@ class FlatOptimizer {
 
   // One step: of the parameters whose element of `used` is set, from their group's flat gradients, where update() is
   // called for. Ranges of one step do not overlap.
-  void begin_step(std::span<const std::uint8_t> used, DeviceInputs inputs = {});
+  // `in_step`: for each parameter, whether the step is for it at all; empty: for all. The average of the weights of
+  // others does not move.
+  void begin_step(std::span<const std::uint8_t> used, DeviceInputs inputs = {},
+                  std::span<const std::uint8_t> in_step = {});
   void update(const FlatRange& range);
   void end_step(std::span<const std::uint8_t> used);
   // Moves the schedule on by one optimizer step.
@@ -73,9 +76,9 @@ class FlatOptimizer {
   // What the optimizer remembers of a group, in tensors laid out as its flat values. The strategy decides what memory
   // they lie in, and which of their elements this rank keeps up to date. Not while keep_parts() holds.
   std::span<at::Tensor> state(std::size_t group);
-  std::vector<std::string> state_names() const;
+  const std::vector<std::string>& state_names() const { return state_names_; }
   // How many such tensors a group has.
-  std::size_t state_tensors() const { return state_names().size(); }
+  std::size_t state_tensors() const { return state_names_.size(); }
 
   bool averages_weights() const { return average_.has_value(); }
   // Which tensor of a group's state is the average of the weights, where there is one.
@@ -83,6 +86,8 @@ class FlatOptimizer {
   // A copy of this rank's average of the weights, for each group laid out as its values; before the first step the
   // values. Not while keep_parts() holds.
   std::vector<at::Tensor> own_weight_averages();
+  // Of copies of the averages, of each group: gives weights that no step was for yet their values.
+  void complete_averages(std::span<const at::Tensor> averages) const;
 
   // The next steps are the updates that `copy` copies at; the last of them lets go of it. On a host.
   void copy_at_next_steps(std::shared_ptr<UpdateCopy> copy) { copy_ = std::move(copy); }
@@ -106,22 +111,28 @@ class FlatOptimizer {
     at::Tensor number;     // as UpdateStep has it
     bool narrow;           // the gradients are FlatParameters::Group::narrow_gradients
     std::size_t rule;
-    bool used = true;  // false: nothing but the average of these weights moves
+    bool used = true;      // false: nothing but the average of these weights moves
+    bool averaged = true;  // there is an average of these weights
   };
   // How the parameters of a group are updated.
   struct Rule {
     std::unique_ptr<OptimizerUpdate> update;
     LrSchedule schedule;
+    std::vector<std::size_t> states{};  // which tensors of a group's state are its own
   };
-  static void check_rate(const OptimizerUpdate& update);
+  static std::vector<Rule> one_rule(std::unique_ptr<OptimizerUpdate> update, LrSchedule schedule);
+  static std::vector<Rule> rules_of(const Optimizer& optimizer, LrSchedule schedule,
+                                    std::span<const ParameterGroup> groups);
+  FlatOptimizer(std::vector<Rule> rules, FlatParameters& parameters, double ema);
   std::size_t include(const ParameterGroup& group, std::size_t rule);
+  bool has_several_models() const;
   std::string names_of_parameters() const;
   // On a device.
   void make_counters(std::span<const float> counts);
   void separate_counters(std::span<const std::uint8_t> used);
   std::vector<at::Tensor> counters_of(std::span<const std::uint8_t> used) const;
   double rate_at(std::int64_t step, std::size_t rule) const;
-  std::vector<Segment> segments(std::span<const std::uint8_t> used) const;
+  std::vector<Segment> segments(std::span<const std::uint8_t> used, std::span<const std::uint8_t> in_step) const;
   void update(const FlatRange& range, const Segment& segment);
   void apply_rule(const FlatRange& range, const Segment& segment);
   // Where a range begins among the parts that are kept of its group.
@@ -132,6 +143,8 @@ class FlatOptimizer {
   std::optional<WeightAverage> average_;  // its tensor is the last one of the state
   std::vector<Rule> rules_;               // the first of parameters without a group
   std::vector<std::size_t> rule_of_;      // of each parameter
+  // What the rules remember, and the average of the weights: the same tensors for all rules that have one by that name.
+  std::vector<std::string> state_names_;
   // Of each group, in the order of their names. Undefined: zeros that nothing has used yet, on a device, where memory
   // is taken at once.
   std::vector<std::vector<at::Tensor>> states_;
@@ -143,6 +156,7 @@ class FlatOptimizer {
   // parameters have the same one while they have been used in the same steps.
   std::vector<at::Tensor> counters_;
   std::vector<std::size_t> counter_of_;
+  std::vector<std::uint8_t> averaged_;  // for each parameter: whether there is an average
   bool rounds_rates_ = false;
   at::Tensor rates_on_device_;  // while steps are captured
   std::int64_t moves_ = 0;

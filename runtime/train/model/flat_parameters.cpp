@@ -179,6 +179,14 @@ bool FlatParameters::in_place(const Parameter& parameter) const {
   return lies_there(parameter.tensor) && std::all_of(parameter.tied.begin(), parameter.tied.end(), lies_there);
 }
 
+void FlatParameters::number_models(std::span<const std::string> children) {
+  for (Parameter& parameter : parameters_) {
+    for (std::size_t i = 0; i < children.size(); ++i) {
+      if (parameter.name.starts_with(children[i] + ".")) parameter.model = i;
+    }
+  }
+}
+
 void FlatParameters::compute_in_shadow(std::size_t index, bool in_shadow) {
   const at::NoGradGuard no_grad;
   Parameter& parameter = parameters_[index];

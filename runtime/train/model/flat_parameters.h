@@ -44,6 +44,7 @@ class FlatParameters {
     // The view of its group's `gradients`, or `narrow_gradients`, of the shape and strides that the model began with.
     at::Tensor gradient;
     std::size_t group = 0;
+    std::size_t model = 0;    // which of the trial's models it belongs to: number_models()
     std::int64_t offset = 0;  // in elements, in the group
     std::int64_t padded = 0;  // elements up to the next parameter
     // Other tensors of the model in the same memory, where set_data() tied them: those with a gradient of their own,
@@ -88,6 +89,9 @@ class FlatParameters {
   void place_shadow(std::size_t group, const at::Tensor& memory);
   // Whether a parameter's tensor lies where training has put it.
   bool in_place(const Parameter& parameter) const;
+
+  // Says which parameters belong to which of several models, which are the children of the model with these names.
+  void number_models(std::span<const std::string> children);
 
   // From now on the model computes with the parameter's shadow, or with its values. Between two batches.
   void compute_in_shadow(std::size_t parameter, bool in_shadow);

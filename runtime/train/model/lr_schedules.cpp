@@ -91,6 +91,12 @@ LrSchedule warmup(std::int64_t steps, LrSchedule then) {
   };
 }
 
+LrSchedule by_epoch(std::int64_t steps_per_epoch, LrSchedule schedule) {
+  require(steps_per_epoch >= 1, "lr::by_epoch: steps_per_epoch is " + std::to_string(steps_per_epoch), "use 1 or more");
+  if (!schedule) schedule = constant();
+  return [steps_per_epoch, schedule = std::move(schedule)](std::int64_t s) { return schedule(s / steps_per_epoch); };
+}
+
 LrSchedule warmup_cosine(std::int64_t warmup, std::int64_t total, double final_factor) {
   require(warmup >= 0 && total > warmup,
           "lr::warmup_cosine: warmup is " + std::to_string(warmup) + ", total " + std::to_string(total),

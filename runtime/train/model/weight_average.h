@@ -5,6 +5,7 @@
 // As torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn(decay), whose update_parameters() follows each
 // optimizer step: after the first step the average is the weights; after each later one
 // average += (1 - decay) * (weights - average), also of weights that the step has left as they were.
+// Of several models each has the average of its own steps.
 #pragma once
 
 #include <algorithm>
@@ -36,9 +37,9 @@ class WeightAverage {
     }
   }
 
-  // After optimizer step `step` (from 0). Both tensors have the same size, type and device.
-  void move(const at::Tensor& average, const at::Tensor& weights, std::int64_t step) const {
-    if (step == 0) {
+  // After an optimizer step, which was the `first` for these weights. Both tensors have the same size, type and device.
+  void move(const at::Tensor& average, const at::Tensor& weights, bool first) const {
+    if (first) {
       average.copy_(weights);
     } else {
       average.lerp_(weights, 1 - decay_);

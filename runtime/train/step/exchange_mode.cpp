@@ -1,5 +1,6 @@
 #include "step/exchange_mode.h"
 
+#include <algorithm>
 #include <span>
 #include <utility>
 
@@ -13,6 +14,8 @@ namespace {
 constexpr std::int64_t kStepsWithDigests = 2;
 // After so many steps that used the same parameters, all later ones are taken to use them.
 constexpr std::int64_t kStepsAlike = 3;
+// In so many windows ranks compare which models they step, before they exchange anything.
+constexpr std::int64_t kComparedWindows = 3;
 
 }  // namespace
 
@@ -69,11 +72,24 @@ ExchangeMode::ExchangeMode(const StepParts& parts, const ExchangeParts& more, co
 void ExchangeMode::begin_batch() {
   picker_.begin_batch();
   parts_.exchange.begin_batch(/*exchange=*/parts_.window.full());
+  if (!parts_.models.several() || !parts_.window.full()) return;
+  // A rank without a batch follows the others, from one step to the next.
+  vote_.collect();
+  const std::int64_t full = std::int64_t{parts_.window.length()} * parts_.run.world.size;
+  ranks_may_differ_ = windows_begun_++ < kComparedWindows || vote_.batches() < full;
+  if (ranks_may_differ_) parts_.exchange.hold_buckets();
+}
+
+void ExchangeMode::step_models() {
+  if (!agree_on_models()) return;
+  exchange_and_update();
+  parts_.exchange.begin_batch(/*exchange=*/true);
+  if (ranks_may_differ_) parts_.exchange.hold_buckets();
 }
 
 bool ExchangeMode::end_batch() {
   const bool stepping = parts_.window.full();
-  if (stepping) step();
+  if (stepping) parts_.models.several() ? take_last_steps() : step();
   parts_.in_flight.end_batch();
   picker_.end_batch(stepping, parts_.window.rounds_begun());
   return stepping;
@@ -83,7 +99,44 @@ bool ExchangeMode::flush() {
   vote_.collect();
   if (parts_.window.rounds() == 0 || vote_.batches() == 0) return false;
   parts_.exchange.begin_batch(/*exchange=*/true);
-  step();
+  ranks_may_differ_ = true;
+  parts_.models.several() ? take_last_steps() : step();
+  return true;
+}
+
+void ExchangeMode::take_last_steps() {
+  while (agree_on_models()) {
+    exchange_and_update();
+    parts_.exchange.begin_batch(/*exchange=*/true);
+    parts_.exchange.hold_buckets();
+  }
+  parts_.exchange.abandon_window();
+  end_window();
+}
+
+bool ExchangeMode::agree_on_models() {
+  StepModels& models = parts_.models;
+  const auto mine = models.waiting();
+  models_in_step_.assign(mine.begin(), mine.end());
+  if (ranks_may_differ_) {
+    const profile::PhaseScope phase(parts_.run.recorder, profile::Phase::kAllreduceWait);
+    parts_.run.communicator
+        .all_reduce(models_in_step_.data(), models_in_step_.size(), comm::DataType::kUint8,
+                    {.op = comm::ReduceOp::kMax})
+        .wait();
+    if (models.has_batch() && !std::equal(mine.begin(), mine.end(), models_in_step_.begin())) {
+      throw Error("another rank updates " + models.text(models_in_step_) + ", and this rank " +
+                      (models.any_waiting() ? models.text(mine) : "has ended its batch"),
+                  "call context.backward() and context.step() for the same models in every batch of all ranks");
+    }
+  }
+  models.stepped();
+  if (std::find(models_in_step_.begin(), models_in_step_.end(), 1) == models_in_step_.end()) return false;
+  const auto all = parts_.parameters.parameters();
+  parameters_in_step_.resize(all.size());
+  for (std::size_t i = 0; i < all.size(); ++i) parameters_in_step_[i] = models_in_step_[all[i].model];
+  // A compressor counts its exchanges, and expects all buckets in each.
+  if (!picker_.is_compressed()) parts_.exchange.choose_models(models_in_step_);
   return true;
 }
 
@@ -91,6 +144,12 @@ bool ExchangeMode::flush() {
 // follow such a write is refused before it happens. Afterwards all ranks have all parameters, so that is where the
 // strategy may change, values are made alike, and buckets are cut anew.
 void ExchangeMode::step() {
+  exchange_and_update();
+  end_window();
+  if (parts_.fusion.end_step(parts_.exchange)) picker_.use_new_plan();
+}
+
+void ExchangeMode::exchange_and_update() {
   parts_.watch.check();
   std::vector<std::uint8_t> mine = written_.mine();
   const auto used =
@@ -106,10 +165,14 @@ void ExchangeMode::step() {
   }
   update(used);
   parts_.exchange.end_window();
+  look_at_writes(written);
+}
+
+void ExchangeMode::end_window() {
   parts_.window.close();
   vote_.begin_period();
-  look_at_writes(written);
-  if (parts_.fusion.end_step(parts_.exchange)) picker_.use_new_plan();
+  const profile::PhaseScope phase(parts_.run.recorder, profile::Phase::kStepLrSchedulers);
+  parts_.optimizer.advance_schedule();
 }
 
 void ExchangeMode::update(std::span<const std::uint8_t> used) {
@@ -117,8 +180,6 @@ void ExchangeMode::update(std::span<const std::uint8_t> used) {
   const auto norm = picker_.strategy().update(update_of(used, correction()));
   parts_.parameters.refresh_copies();
   read_late(norm);
-  const profile::PhaseScope phase(parts_.run.recorder, profile::Phase::kStepLrSchedulers);
-  parts_.optimizer.advance_schedule();
 }
 
 Update ExchangeMode::update_of(std::span<const std::uint8_t> used, double correction) const {
@@ -126,7 +187,8 @@ Update ExchangeMode::update_of(std::span<const std::uint8_t> used, double correc
           .correction = correction,
           .max_norm = parts_.max_gradient_norm,
           .scaler = parts_.scaler,
-          .max_value = parts_.max_gradient_value};
+          .max_value = parts_.max_gradient_value,
+          .in_step = parameters_in_step_};
 }
 
 double ExchangeMode::correction() {
@@ -156,6 +218,7 @@ void ExchangeMode::read_late(const std::optional<at::Tensor>& norm) {
 // work.
 std::string ExchangeMode::why_not_capturable() const {
   if (picker_.is_compressed()) return "of gradient_compression";
+  if (parts_.models.several()) return "the trial has several models";
   if (parts_.window.length() > 1) return "aggregation_frequency is " + std::to_string(parts_.window.length());
   return "";
 }
@@ -218,6 +281,8 @@ void ExchangeMode::end_visit(const StateVisitor& visitor) {
 
 // A model that writes its parameters does so before the next update. Whether it does shows in the first steps.
 std::optional<std::vector<FlatRange>> ExchangeMode::copied_ranges() const {
+  // Several updates of a batch would copy what lies between them.
+  if (parts_.models.several()) return std::nullopt;
   // What a model writes into its parameters between updates no update may have copied before. Between two updates, as
   // on a device, they are the same on all ranks.
   const bool may_write = writes_seen_ || watched_steps_ <= kStepsWithDigests;

@@ -45,6 +45,7 @@ class ExchangeMode final : public StepMode, private CapturableStep {
   CapturableStep* capturable() override { return why_not_capturable().empty() ? this : nullptr; }
   std::string why_not_capturable() const override;
   void begin_batch() override;
+  void step_models() override;
   bool end_batch() override;
   bool flush() override;
   void parameters_moved() override { parts_.watch.note(digests_due()); }
@@ -65,6 +66,14 @@ class ExchangeMode final : public StepMode, private CapturableStep {
   void after_replay() override;
 
   void step();
+  // One exchange and one update, of the window's gradients.
+  void exchange_and_update();
+  // Of several models: the steps that are left when the batch ends.
+  void take_last_steps();
+  // Which models the next step updates: those that wait on this rank or, while ranks may differ, on any rank. False:
+  // none. Collective then.
+  bool agree_on_models();
+  void end_window();
   void update(std::span<const std::uint8_t> used);
   void before_update();
   Update update_of(std::span<const std::uint8_t> used, double correction) const;
@@ -81,8 +90,12 @@ class ExchangeMode final : public StepMode, private CapturableStep {
   ExchangeScale scale_;
   StrategyPicker picker_;
   WrittenParameters written_;
-  bool writes_seen_ = false;                 // the model has written parameters itself
-  std::vector<std::uint8_t> captured_used_;  // by the captured step
+  std::vector<std::uint8_t> models_in_step_;      // of several models
+  std::vector<std::uint8_t> parameters_in_step_;  // for each parameter: whether its model is one of them
+  bool ranks_may_differ_ = false;                 // in the models that they step, or some have no batch
+  std::int64_t windows_begun_ = 0;                // with several models
+  bool writes_seen_ = false;                      // the model has written parameters itself
+  std::vector<std::uint8_t> captured_used_;       // by the captured step
   std::optional<at::Tensor> captured_norm_;
   std::int64_t watched_steps_ = 0;  // since the values came from elsewhere (the beginning, a checkpoint)
 };

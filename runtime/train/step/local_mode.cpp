@@ -20,24 +20,35 @@ void LocalStep::take_over_written() {
   }
 }
 
-void LocalStep::take() {
+void LocalStep::step_models() {
+  take(/*last=*/false);
+  parts_.exchange.begin_batch(/*exchange=*/false);
+}
+
+void LocalStep::take(bool last) {
   parts_.watch.check();
   parts_.window.check_weights();
+  if (parts_.models.several()) {
+    const auto all = parts_.parameters.parameters();
+    parameters_in_step_.resize(all.size());
+    for (std::size_t i = 0; i < all.size(); ++i) parameters_in_step_[i] = parts_.models.waiting()[all[i].model];
+    parts_.models.stepped();
+  }
   const auto used = parts_.exchange.finish_local();
   if (parts_.watch.any_written()) take_over_written();
   strategy_.update({.used = used,
                     .correction = parts_.window.own_scale(),
                     .max_norm = parts_.max_gradient_norm,
                     .scaler = parts_.scaler,
-                    .max_value = parts_.max_gradient_value});
+                    .max_value = parts_.max_gradient_value,
+                    .in_step = parameters_in_step_});
   parts_.parameters.refresh_copies();
   if (parts_.scaling_report) parts_.scaling_report->after_update(parts_.window.rounds_begun());
-  {
-    const profile::PhaseScope phase(parts_.run.recorder, profile::Phase::kStepLrSchedulers);
-    parts_.optimizer.advance_schedule();
-  }
   parts_.watch.note(/*look_closer=*/false);
   parts_.exchange.end_window();
+  if (!last) return;
+  const profile::PhaseScope phase(parts_.run.recorder, profile::Phase::kStepLrSchedulers);
+  parts_.optimizer.advance_schedule();
   parts_.window.close();
 }
 

@@ -2,6 +2,9 @@
 // `--mock comm`, in which they never do. Training thread.
 #pragma once
 
+#include <cstdint>
+#include <vector>
+
 #include "dtrain/config/optimizations.h"
 #include "step/collective_vote.h"
 #include "step/step_mode.h"
@@ -15,14 +18,17 @@ class LocalStep {
  public:
   // `updated`: which parameters this rank updates.
   LocalStep(const StepParts& parts, LocalUpdate::Parts updated);
-  // Over the open window, which it closes.
-  void take();
+  // With the gradients of the open window. `last`: of this window, which ends.
+  void take(bool last = true);
+  // StepMode's.
+  void step_models();
 
  private:
   void take_over_written();
 
   const StepParts parts_;
   LocalUpdate strategy_;
+  std::vector<std::uint8_t> parameters_in_step_;  // of several models
 };
 
 // Local steps: after `inner_steps` of its steps a rank meets the others.
@@ -37,6 +43,7 @@ class LocalMode final : public StepMode {
   std::int64_t announcement_rounds() const override { return lag() + 1; }
   std::string why_not_capturable() const override { return "with local_sgd ranks step by themselves"; }
   void begin_batch() override { parts_.exchange.begin_batch(/*exchange=*/false); }
+  void step_models() override { step_.step_models(); }
   bool end_batch() override;
   bool flush() override;
   void synchronise() override;
@@ -93,6 +100,7 @@ class AloneMode final : public StepMode {
   std::int64_t announcement_rounds() const override { return parts_.window.length(); }
   std::string why_not_capturable() const override { return "the run is a mock run"; }
   void begin_batch() override { parts_.exchange.begin_batch(/*exchange=*/false); }
+  void step_models() override { step_.step_models(); }
   bool end_batch() override;
   bool flush() override;
   bool state_is_shared() const override { return false; }

@@ -25,6 +25,7 @@
 #include "step/loss_scaling_report.h"
 #include "step/non_finite.h"
 #include "step/round_vote.h"
+#include "step/step_models.h"
 #include "step/step_options.h"
 
 namespace dtrain::train {
@@ -40,6 +41,7 @@ struct StepParts {
   StepsInFlight& in_flight;
   NonFinite& non_finite;
   AggregationWindow& window;
+  StepModels& models;
   double max_gradient_norm = 0;   // 0: no clipping
   double max_gradient_value = 0;  // 0: no clipping
   // Null: the loss is not scaled.
@@ -91,6 +93,8 @@ class StepMode {
 
   // Around each round. The window has counted it.
   virtual void begin_batch() = 0;
+  // Within a batch, with several models: an optimizer step of those that wait for one. The window is one batch long.
+  virtual void step_models() = 0;
   // True after an optimizer step. Also ends the batch in flight.
   virtual bool end_batch() = 0;
   // Takes a step with the gradients of an unfinished window, if there are any. True if it did.

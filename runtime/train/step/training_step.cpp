@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <utility>
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/json_number.h"
+#include "dtrain/base/text.h"
 #include "model/model_report.h"
 #include "model/model_tensors.h"
 #include "step/exchange_mode.h"
@@ -27,16 +29,27 @@ std::shared_ptr<torch::nn::Module> checked_model(const TrialContext::Wrapped& wr
   if (options.max_gradient_norm > 0 && options.max_gradient_value > 0) {
     throw ConfigError("gradients are to be clipped by their norm and by value", "choose one of the two");
   }
+  if (wrapped.models.size() == 1) {
+    throw ConfigError("the trial has wrapped one model by the name '" + wrapped.models.front() + "'",
+                      "call context.wrap_model(model) without a name where there is one model");
+  }
+  for (const std::string& model : wrapped.models) {
+    if (wrapped.has_common_optimizer || wrapped.groups_of_models.contains(model)) continue;
+    throw ConfigError("the model '" + model + "' has no optimizer",
+                      "call context.wrap_optimizer(\"" + model + "\", optimizer) in the trial's constructor");
+  }
   check(options, run.world);
   compare_models(*wrapped.model, run.control);
   return wrapped.model;
 }
 
 // With rank 0's values on every rank.
-FlatParameters flat_parameters(const torch::nn::Module& model, comm::Communicator& communicator,
-                               const ParameterTypes& types) {
+FlatParameters flat_parameters(const torch::nn::Module& model, const std::vector<std::string>& models,
+                               comm::Communicator& communicator, const ParameterTypes& types) {
   broadcast_model(model, communicator);
-  return {model, communicator, types};
+  FlatParameters parameters(model, communicator, types);
+  parameters.number_models(models);
+  return parameters;
 }
 
 // The line of metrics.jsonl of the batch that was last may not be written yet. As text, which may be "nan".
@@ -59,6 +72,9 @@ std::optional<LossScaler> make_scaler(const TrialContext::Wrapped& wrapped, cons
   if (parameters.memory().on_host()) {
     throw ConfigError("optimizations.mixed_precision: float16 needs GPUs, and this rank trains on a CPU",
                       "use bf16 on CPUs");
+  }
+  if (!wrapped.models.empty()) {
+    throw ConfigError("several models are not supported yet with mixed_precision: fp16", "use mixed_precision: bf16");
   }
   const auto has_dampening = [](const Optimizer& optimizer) {
     const Sgd* const sgd = std::get_if<Sgd>(&optimizer);
@@ -94,7 +110,8 @@ TrainingStep::TrainingStep(const TrialContext::Wrapped& wrapped, const RunServic
       model_(checked_model(wrapped, run_, options)),
       non_finite_(run_, options.stop_on_non_finite),
       window_(options.aggregation_frequency, options.average_aggregated_gradients),
-      parameters_(flat_parameters(*model_, run_.device_communicator, parameter_types(options))),
+      models_(wrapped.models),
+      parameters_(flat_parameters(*model_, wrapped.models, run_.device_communicator, parameter_types(options))),
       fusion_(parameters_, run_, fusion_options(options, run_.communicator.world_size())),
       optimizer_(*wrapped.optimizer, wrapped.schedule, parameters_, wrapped.groups, options.ema),
       exchange_(parameters_, run_.communicator, run_.device_communicator, run_.recorder),
@@ -111,6 +128,7 @@ TrainingStep::TrainingStep(const TrialContext::Wrapped& wrapped, const RunServic
                        .in_flight = in_flight_,
                        .non_finite = non_finite_,
                        .window = window_,
+                       .models = models_,
                        .max_gradient_norm = options.max_gradient_norm,
                        .max_gradient_value = options.max_gradient_value,
                        .scaler = scaler_ ? &*scaler_ : nullptr,
@@ -120,7 +138,8 @@ TrainingStep::TrainingStep(const TrialContext::Wrapped& wrapped, const RunServic
                        .is_settled = [this] { return memory_format_.settled(); }},
                       options)),
       hooks_(parameters_, exchange_),
-      may_keep_narrow_gradients_(may_keep_narrow_gradients(options, run_.world) && parameters_.memory().on_host()) {
+      may_keep_narrow_gradients_(may_keep_narrow_gradients(options, run_.world) && parameters_.memory().on_host() &&
+                                 !models_.several()) {
   if (parameter_types(options).shadow) narrow_use_.emplace(parameters_);
 }
 
@@ -144,14 +163,22 @@ void TrainingStep::begin_batch() {
   in_batch_ = true;
   batch_weight_.reset();
   batch_has_loss_ = false;
+  models_.begin_batch();
   window_.begin_round();
   memory_format_.begin_batch();
   mode_->begin_batch();
   if (narrow_use_) watching_.emplace(*narrow_use_);
 }
 
-void TrainingStep::backward(const at::Tensor& loss, std::optional<double> weight) {
+void TrainingStep::backward(const at::Tensor& loss, const BackwardOptions& options) {
+  const std::optional<double>& weight = options.weight;
   if (!in_batch_) throw Error("context.backward() was called outside train_batch()");
+  if (options.more_follows && !std::exchange(adds_losses_, true) && may_keep_narrow_gradients_ && !narrow_use_) {
+    throw Error("context.backward() is told that more follows for the first time after an optimizer step",
+                "in bf16 gradients are kept in bf16 by then; call it so from the first batch on");
+  }
+  models_.add(options.models);
+  if (models_.several()) exchange_.choose_models(models_.waiting());
   if (batch_has_loss_ && weight.has_value() != batch_weight_.has_value()) {
     throw Error("context.backward() was called with a weight for one loss of a batch, and without one for another",
                 "give all losses of a batch the same weight");
@@ -163,8 +190,47 @@ void TrainingStep::backward(const at::Tensor& loss, std::optional<double> weight
   watching_.reset();
   if (weight != 0.0) {
     const at::Tensor weighted = weight ? loss * *weight : loss;
-    exchange_.backward(scaler_ ? scaler_->scaled(weighted) : weighted);
+    exchange_.backward(scaler_ ? scaler_->scaled(weighted) : weighted, {.more_follows = options.more_follows,
+                                                                        .retain_graph = options.retain_graph,
+                                                                        .inputs = inputs_of(options.models)});
   }
+  if (narrow_use_) watching_.emplace(*narrow_use_);
+}
+
+std::vector<at::Tensor> TrainingStep::inputs_of(const std::vector<std::string>& models) const {
+  std::vector<at::Tensor> inputs;
+  if (models.empty()) return inputs;
+  for (const auto& parameter : parameters_.parameters()) {
+    const std::string& model = models_.names()[parameter.model];
+    if (std::find(models.begin(), models.end(), model) == models.end()) continue;
+    if (parameter.tensor.requires_grad()) inputs.push_back(parameter.tensor);
+    for (const at::Tensor& tied : parameter.tied) {
+      if (tied.requires_grad()) inputs.push_back(tied);
+    }
+  }
+  if (!inputs.empty()) return inputs;
+  throw Error(
+      "context.backward() was called for '" + join(models, "', '") + "', and no parameter there needs a gradient",
+      "a model whose parameters are all frozen has no loss of its own");
+}
+
+void TrainingStep::step_models() {
+  if (!in_batch_) throw Error("context.step() was called outside train_batch()");
+  if (!models_.several()) {
+    throw Error("context.step() was called by a trial with one model",
+                "the optimizer steps when train_batch() has returned; context.wrap_model(name, model) wraps several");
+  }
+  if (window_.length() > 1) {
+    throw ConfigError(
+        "context.step() needs optimizations.aggregation_frequency: 1, and it is " + std::to_string(window_.length()),
+        "set it to 1, or leave the optimizer steps of all models to the end of the batch");
+  }
+  if (!models_.any_waiting()) {
+    throw Error("context.step() was called, and context.backward() has not been called since the last step",
+                "call context.backward(loss, {.models = {…}}) first");
+  }
+  watching_.reset();
+  mode_->step_models();
   if (narrow_use_) watching_.emplace(*narrow_use_);
 }
 
@@ -202,7 +268,7 @@ bool TrainingStep::end_batch() {
 // The model has gone through a window's batches once, which shows how it uses its parameters.
 void TrainingStep::compute_in_shadow() {
   // What is scaled by the weights of batches would be rounded once more.
-  const bool keep_narrow = may_keep_narrow_gradients_ && !batch_weight_;
+  const bool keep_narrow = may_keep_narrow_gradients_ && !batch_weight_ && !adds_losses_;
   for (std::size_t i = 0; i < parameters_.parameters().size(); ++i) {
     if (!narrow_use_->only_narrow(i)) continue;
     parameters_.compute_in_shadow(i, true);
@@ -246,6 +312,7 @@ void TrainingStep::after_replay() {
 }
 
 bool TrainingStep::flush() {
+  models_.begin_batch();
   const bool left = mode_->flush();
   in_flight_.extend_batch();
   return left;
@@ -276,7 +343,9 @@ void TrainingStep::write_reports() {
 std::vector<at::Tensor> TrainingStep::weight_averages() {
   if (!optimizer_.averages_weights()) return {};
   auto averages = optimizer_.steps() > 0 ? mode_->gather_state(optimizer_.average_index()) : std::vector<at::Tensor>();
-  return averages.empty() ? optimizer_.own_weight_averages() : averages;
+  if (averages.empty()) return optimizer_.own_weight_averages();
+  optimizer_.complete_averages(averages);
+  return averages;
 }
 
 void TrainingStep::visit(StateVisitor& visitor) {
@@ -293,6 +362,7 @@ void TrainingStep::visit(StateVisitor& visitor) {
   if (scaling_report_ && visitor.replaces()) scaling_report_->begin_anew();
   visitor.part("memory_format", memory_format_);
   visitor.part("window", window_);
+  if (models_.several()) visitor.part("models", models_);
   visitor.part("gradients", exchange_);
   visitor.part("non_finite", non_finite_);
   visit_gradient_norm(visitor, window_.rounds_begun(), gradient_norms_);

@@ -56,8 +56,9 @@ class TrainingStep : private CapturableStep {
 
   // Around train_batch() (or instead of it, on a rank without a batch).
   void begin_batch();
-  // `weight`: how many items the loss is the mean of, where batches are weighted.
-  void backward(const at::Tensor& loss, std::optional<double> weight = {});
+  void backward(const at::Tensor& loss, const BackwardOptions& options = {});
+  // Within train_batch(), after backward(): as TrialContext::step(). Collective.
+  void step_models();
   // Ends the round: exchanges and steps if that is due. True after an optimizer step.
   bool end_batch();
   // Exchanges and applies the gradients of an unfinished window, with its real number of batches. True if there was
@@ -132,6 +133,8 @@ class TrainingStep : private CapturableStep {
   void after_replay() override;
 
   void compute_in_shadow();
+  // The parameters of these models, which alone get a gradient.
+  std::vector<at::Tensor> inputs_of(const std::vector<std::string>& models) const;
   void read_loss(const at::Tensor& loss);
   // Counts the weight of the batch, once where there are several losses.
   void weigh_batch(double weight);
@@ -143,6 +146,7 @@ class TrainingStep : private CapturableStep {
   NonFinite non_finite_;
   GradientNorms gradient_norms_;
   AggregationWindow window_;
+  StepModels models_;
   FlatParameters parameters_;
   Fusion fusion_;
   FlatOptimizer optimizer_;
@@ -159,6 +163,7 @@ class TrainingStep : private CapturableStep {
   bool in_batch_ = false;
   bool batch_has_loss_ = false;         // backward() has been called for the batch that has begun
   std::optional<double> batch_weight_;  // of the batch that has begun, where it has one
+  bool adds_losses_ = false;            // some backward() has been told that more follows
   bool capturing_ = false;
   at::Tensor captured_loss_;
   // Until the first optimizer step, where autocast is on.

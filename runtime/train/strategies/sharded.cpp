@@ -1,5 +1,7 @@
 #include "strategies/sharded.h"
 
+#include <utility>
+
 namespace dtrain::train {
 
 using profile::Phase;
@@ -160,16 +162,16 @@ comm::Work Sharded::launch(std::size_t index) {
 }
 
 std::optional<at::Tensor> Sharded::update(const Update& update) {
-  std::vector<comm::Work> gathers;
+  std::vector<std::pair<std::size_t, comm::Work>> gathers;  // of buckets
   const auto norm =
       updater_.update(update, [&](std::size_t index) {  // this rank's ranges are those of the buckets, in their order
-        if (one_copy_) return;
-        const PhaseScope phase(recorder_, Phase::kAllreduceWait, profile::PhaseOf::kHost);
         const auto& bucket = plan_->buckets[index];
+        if (one_copy_ || (!update.in_step.empty() && !update.in_step[bucket.items.front()])) return;
+        const PhaseScope phase(recorder_, Phase::kAllreduceWait, profile::PhaseOf::kHost);
         const auto& group = parameters_.groups()[bucket.group];
-        gathers.push_back(communicator_.gather_parts(FlatMemory::address(group.values, bucket.begin),
-                                                     elements_of(bucket), comm_type(group.dtype),
-                                                     static_cast<int>(index)));
+        gathers.emplace_back(
+            index, communicator_.gather_parts(FlatMemory::address(group.values, bucket.begin), elements_of(bucket),
+                                              comm_type(group.dtype), static_cast<int>(index)));
       });
   // Only this rank's parts of them are sums. The rest must not be taken for gradients.
   for (auto& parameter : parameters_.parameters()) parameter.tensor.mutable_grad() = at::Tensor();
@@ -179,9 +181,9 @@ std::optional<at::Tensor> Sharded::update(const Update& update) {
     all_updated.wait();
     log_.record("barrier", -1, all_updated);
   }
-  for (std::size_t b = 0; b < gathers.size(); ++b) {
-    gathers[b].join();
-    log_.record("all_gather", static_cast<int>(b), gathers[b]);
+  for (auto& [bucket, gather] : gathers) {
+    gather.join();
+    log_.record("all_gather", static_cast<int>(bucket), gather);
   }
   // The update has written the shadow of this rank's parts alone.
   if (!one_copy_) parameters_.refresh();

@@ -34,7 +34,7 @@ std::optional<at::Tensor> Updater::update(const Update& update, const std::funct
   const PhaseScope phase(recorder_, Phase::kOptimizerStep);
   const at::NoGradGuard no_grad;
   GradientScaling::Scaled scaled = scaling_->prepare(update);
-  optimizer_.begin_step(update.used, std::move(scaled.device));
+  optimizer_.begin_step(update.used, std::move(scaled.device), update.in_step);
   for (std::size_t i = 0; i < own_.size(); ++i) {
     optimizer_.update(own_[i]);
     updated(i);

@@ -14,6 +14,7 @@ struct FusionItem {
   std::size_t group = 0;            // which flat buffer (one for each dtype)
   std::int64_t begin = 0, end = 0;  // its elements there, padding included
   std::int64_t element_size = 4;    // bytes
+  std::size_t model = 0;            // gradients of two models never share a bucket
   std::int64_t bytes() const { return (end - begin) * element_size; }
 };
 
@@ -29,8 +30,8 @@ struct FusionPlan {
   bool operator==(const FusionPlan&) const = default;
 };
 
-// Neighbours of one flat buffer share a bucket until it holds at least `threshold_bytes` (0: each gradient has its own
-// bucket). Buckets are ordered by when their last gradient is ready.
+// Neighbours of one flat buffer and one model share a bucket until it holds at least `threshold_bytes` (0: each
+// gradient has its own bucket). Buckets are ordered by when their last gradient is ready.
 FusionPlan plan_fusion(std::span<const FusionItem> items, std::int64_t threshold_bytes);
 
 // The same, but a gap of more than `cycle_us` between two gradients also closes all open buckets, so that they do not

@@ -41,6 +41,9 @@ LrSchedule one_cycle(std::int64_t total, double rise = 0.3, double div_factor = 
 // Rises linearly from 1 / steps at step 0 to the first factor of `then` at step steps - 1; `then` follows, from its
 // step 0 on.
 LrSchedule warmup(std::int64_t steps, LrSchedule then);
+// `schedule`, counted in epochs: of the epoch that a step is in, where an epoch has `steps_per_epoch` optimizer steps
+// (at least 1): the batches of an epoch, divided by aggregation_frequency.
+LrSchedule by_epoch(std::int64_t steps_per_epoch, LrSchedule schedule);
 // warmup() before cosine(); `total` counts the steps of the warm-up, too.
 LrSchedule warmup_cosine(std::int64_t warmup, std::int64_t total, double final_factor = 0);
 }  // namespace lr
@@ -54,7 +57,7 @@ struct ParameterGroup {
   // Called once for each parameter, with its name in the model ("layers.0.weight"). A group that includes no parameter
   // is a ConfigError.
   Includes includes;
-  // All settings. Every group has the same kind of optimizer with the same state: either all have a momentum or none.
+  // All settings. Kinds may differ; each kind adds its state for all parameters to the memory of a GPU.
   Optimizer optimizer;
   // Empty: the schedule of the other parameters.
   LrSchedule schedule;

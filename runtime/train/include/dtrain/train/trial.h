@@ -44,6 +44,19 @@ struct LoaderSettings {
   int prefetch = 2;       // batches kept ready in the background
 };
 
+// How context.backward() is to compute gradients, where the loss alone does not say it.
+struct BackwardOptions {
+  // How many items `loss` is the mean of, where batches count differently: see backward(loss, weight).
+  std::optional<double> weight{};
+  // Of several models, those whose parameters get a gradient, and which the next step updates. Empty: all of them.
+  std::vector<std::string> models{};
+  // Another backward() before the next step adds to the gradients of the same parameters. All but the last of several
+  // losses need it; buckets are exchanged while the last one runs.
+  bool more_follows = false;
+  // Keeps the graph for another backward() through the same part of it.
+  bool retain_graph = false;
+};
+
 // Gives a trial facts about its run, and takes its model and optimizer. Only the training thread uses it.
 class TrialContext {
  public:
@@ -85,11 +98,29 @@ class TrialContext {
     set_model(model.ptr());
     return model;
   }
+  // Takes one of several models by a name, in the constructor. Names of its parameters begin with it, in files and in
+  // groups: "generator.layers.0.weight". A parameter that two models share belongs to the one that was wrapped first.
+  // ConfigError for a null model, for a name that is empty, has a dot or was used before, and beside wrap_model(model).
+  template <typename M>
+  std::shared_ptr<M> wrap_model(const std::string& name, std::shared_ptr<M> model) {
+    add_model(name, model);
+    return model;
+  }
+  template <typename M>
+  requires std::is_base_of_v<torch::detail::ModuleHolderIndicator, M> M wrap_model(const std::string& name, M model) {
+    add_model(name, model.ptr());
+    return model;
+  }
   // To be called exactly once, in the constructor (ConfigError). `groups`: parameters with settings or a schedule of
   // their own.
   void wrap_optimizer(const Optimizer& optimizer, std::vector<ParameterGroup> groups = {});
+  // The same for one of several models, which must be wrapped before. The optimizers may be of different kinds. Models
+  // without an optimizer of their own have that of wrap_optimizer(optimizer).
+  void wrap_optimizer(const std::string& model, const Optimizer& optimizer, std::vector<ParameterGroup> groups = {});
   // The schedule of the parameters that have none of their own. Without it the learning rate is constant.
   void wrap_lr_scheduler(LrSchedule schedule);
+  // The same for one of several models, which must have an optimizer of its own.
+  void wrap_lr_scheduler(const std::string& model, LrSchedule schedule);
   // Lowers all learning rates, beside their schedules, when searcher.metric no longer improves. In the trial's
   // constructor. The experiment must have searcher.metric and min_validation_period (ConfigError).
   void reduce_lr_on_plateau(const ReduceOnPlateau& settings) { wrapped_.plateau = settings; }
@@ -112,6 +143,14 @@ class TrialContext {
   // all ranks must be weighted, or none. With weight 0 a batch contributes nothing, whatever its loss. Error if the
   // weight is negative or not finite, if two losses of one batch have different weights, or with gradient_compression.
   void backward(const at::Tensor& loss, double weight);
+  // The same with further options. Error for a model that was not wrapped.
+  void backward(const at::Tensor& loss, const BackwardOptions& options);
+  // With several models, in train_batch(): exchanges gradients and takes an optimizer step of the models for which
+  // backward() has been called since their last step. What follows in train_batch() computes with the new parameters.
+  // Models whose step is left when train_batch() returns step then. Every rank must make the same calls in each batch.
+  // A schedule counts batches with an optimizer step, not the steps within a batch. Error with aggregation_frequency
+  // above 1, and without a backward() before it.
+  void step();
 
   // Adds a value to the metrics of the batch under way: in train_batch(), before_batch() and the same functions of
   // callbacks to those of training, in evaluate_batch() to those of the validation. Other than with the metrics that
@@ -150,15 +189,22 @@ class TrialContext {
 
   // What the trial has passed, for the training step.
   struct Wrapped {
-    std::shared_ptr<torch::nn::Module> model;
+    std::shared_ptr<torch::nn::Module> model;  // of several models one whose children they are
+    std::vector<std::string> models;           // their names; empty: there is one, without a name
     std::optional<Optimizer> optimizer;
+    bool has_common_optimizer = false;  // `optimizer` is that of all models without one of their own
     std::vector<ParameterGroup> groups;
+    struct GroupsOfModel {
+      std::size_t first = 0, end = 0;  // of `groups`
+    };
+    std::map<std::string, GroupsOfModel> groups_of_models;
     LrSchedule schedule;
     std::optional<ReduceOnPlateau> plateau;
     double max_gradient_norm = 0;   // 0: no clipping
     double max_gradient_value = 0;  // 0: no clipping
     std::optional<LossScaling> loss_scaling;
-    std::function<void(const at::Tensor&, std::optional<double> weight)> backward;
+    std::function<void(const at::Tensor&, const BackwardOptions&)> backward;
+    std::function<void()> step;
   };
   Wrapped& wrapped() { return wrapped_; }
   // For the training loop.
@@ -176,6 +222,7 @@ class TrialContext {
 
  private:
   void set_model(std::shared_ptr<torch::nn::Module> model);
+  void add_model(const std::string& name, std::shared_ptr<torch::nn::Module> model);
   bool has_hyperparameter(const std::string& name) const;
   const Json& hyperparameter_json(const std::string& name) const;
   template <typename T>
