@@ -150,10 +150,10 @@ void released_memory(Communicator& comm) {
   constexpr std::size_t kElements = 30'011;
   const auto buffer = comm.allocate(kElements * sizeof(float));
   auto* const data = reinterpret_cast<float*>(buffer->bytes().data());
-  const auto value = [](std::size_t i, int round) { return static_cast<float>(1 + (i + round) % 7); };
+  const auto value = [](std::size_t i, std::size_t round) { return static_cast<float>(1 + (i + round) % 7); };
   const auto ranks = static_cast<float>(comm.world_size());
   const comm::Part own = comm::part_of(kElements, DataType::kFloat32, comm.rank(), comm.world_size());
-  for (int round = 0; round < 20; ++round) {
+  for (std::size_t round = 0; round < 20; ++round) {
     for (std::size_t i = 0; i < kElements; ++i) data[i] = value(i, round) * static_cast<float>(comm.rank() + 1);
     comm.reduce_parts(data, kElements, DataType::kFloat32).wait();
     const std::size_t released = buffer->release(0, own.begin * sizeof(float)) +

@@ -325,11 +325,12 @@ struct PagesImpl : torch::nn::Module {
 TORCH_MODULE(Pages);
 
 std::int64_t resident_bytes(const at::Tensor& flat) {
-  const std::int64_t page = ::sysconf(_SC_PAGESIZE);
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
   const std::size_t bytes = (flat.nbytes() + page - 1) / page * page;
   std::vector<unsigned char> pages(bytes / page);
   EXPECT_EQ(::mincore(flat.data_ptr(), bytes, pages.data()), 0);
-  return page * std::count_if(pages.begin(), pages.end(), [](unsigned char one) { return (one & 1) != 0; });
+  const auto resident = std::count_if(pages.begin(), pages.end(), [](unsigned char one) { return (one & 1) != 0; });
+  return static_cast<std::int64_t>(page) * resident;
 }
 
 // Six windows of two batches. Every rank's weights; `kept`: of rank 0, resident bytes of gradients after the last
