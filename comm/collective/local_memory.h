@@ -1,4 +1,5 @@
-// Heap memory that is aligned for every backend and zeroed.
+// Heap memory that is aligned for every backend and zeroed. Large blocks ask for huge pages: their first use, and their
+// use after release_pages(), takes a fault for 2 MiB instead of one for 4 KiB.
 #pragma once
 
 #include <cstddef>
@@ -7,13 +8,18 @@
 #include <memory>
 #include <new>
 
+#include <sys/mman.h>
+
 namespace dtrain::comm {
 
 inline std::shared_ptr<std::byte> allocate_zeroed(std::size_t bytes) {
   constexpr std::size_t kPage = 4096;
+  constexpr std::size_t kHugePage = 2 << 20;
+  const std::size_t alignment = bytes < 2 * kHugePage ? kPage : kHugePage;
   const std::size_t size = (bytes + kPage) / kPage * kPage;
-  void* const memory = std::aligned_alloc(kPage, size);
-  if (!memory) throw std::bad_alloc();
+  void* memory = nullptr;
+  if (::posix_memalign(&memory, alignment, size) != 0) throw std::bad_alloc();
+  if (alignment == kHugePage) static_cast<void>(::madvise(memory, size, MADV_HUGEPAGE));
   std::memset(memory, 0, size);
   return {static_cast<std::byte*>(memory), [](std::byte* data) { std::free(data); }};
 }

@@ -4,6 +4,7 @@
 
 #include "collective/issuing.h"
 #include "collective/local_memory.h"
+#include "collective/release_pages.h"
 #include "control/subgroup.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/unix_socket.h"
@@ -22,6 +23,9 @@ class OwnBuffer final : public Buffer {
     if (core_->failed()) static_cast<void>(new (std::nothrow) std::shared_ptr<std::byte>(data_));
   }
   std::span<std::byte> bytes() override { return {data_.get(), bytes_}; }
+  std::size_t release(std::size_t begin, std::size_t count) override {
+    return release_pages(bytes().subspan(begin, count), PageKind::kPrivate);
+  }
 
  private:
   std::shared_ptr<HierarchicalCore> core_;

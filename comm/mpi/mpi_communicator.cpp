@@ -2,6 +2,7 @@
 
 #include "collective/issuing.h"
 #include "collective/local_memory.h"
+#include "collective/release_pages.h"
 #include "dtrain/base/error.h"
 #include "mpi/mpi_core.h"
 
@@ -17,6 +18,9 @@ class HeapBuffer final : public Buffer {
     if (shared_->given_up) shared_->keep(data_);
   }
   std::span<std::byte> bytes() override { return {data_.get(), bytes_}; }
+  std::size_t release(std::size_t begin, std::size_t count) override {
+    return release_pages(bytes().subspan(begin, count), PageKind::kPrivate);
+  }
 
  private:
   std::shared_ptr<MpiShared> shared_;

@@ -6,27 +6,33 @@ namespace dtrain::comm {
 
 class RegionBuffer final : public Buffer {
  public:
-  RegionBuffer(std::shared_ptr<BufferTable> table, std::int32_t id, std::byte* data, std::size_t bytes)
-      : table_(std::move(table)), id_(id), data_(data), bytes_(bytes) {}
+  RegionBuffer(std::shared_ptr<BufferTable> table, std::int32_t id, std::byte* data, std::size_t bytes, PageKind pages)
+      : table_(std::move(table)), id_(id), data_(data), bytes_(bytes), pages_(pages) {}
   ~RegionBuffer() override {
     table_->by_address_.erase(data_);
     table_->by_id_.erase(id_);
   }
   std::span<std::byte> bytes() override { return {data_, bytes_}; }
+  // An operation is complete here once every rank has done its steps, and only those read this memory (transfer.cpp).
+  std::size_t release(std::size_t begin, std::size_t count) override {
+    return release_pages(bytes().subspan(begin, count), pages_);
+  }
 
  private:
   std::shared_ptr<BufferTable> table_;
   std::int32_t id_;
   std::byte* data_;
   std::size_t bytes_;
+  PageKind pages_;
 };
 
 std::unique_ptr<Buffer> BufferTable::add(std::shared_ptr<Region> region, std::size_t bytes) {
   const std::int32_t id = next_++;
   std::byte* const own = region->bases[static_cast<std::size_t>(rank_)];
   by_address_[own] = id;
+  const PageKind pages = region->pages;
   by_id_[id] = std::move(region);
-  return std::make_unique<RegionBuffer>(shared_from_this(), id, own, bytes);
+  return std::make_unique<RegionBuffer>(shared_from_this(), id, own, bytes, pages);
 }
 
 Place BufferTable::locate(const void* data, std::size_t bytes) const {

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "collective/release_pages.h"
+
 namespace dtrain::comm {
 
 // One allocation: where each rank's part lies in this process. Unmapped when the last owner lets go.
@@ -15,6 +17,7 @@ struct Region {
   virtual ~Region() = default;
   std::vector<std::byte*> bases;  // by rank; one where it is common to all
   std::size_t bytes = 0;          // of each part
+  PageKind pages = PageKind::kPrivate;
 };
 
 // A waiting rank calls it every few milliseconds; it throws when waiting has become pointless. `missing` names the

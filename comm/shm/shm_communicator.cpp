@@ -25,6 +25,7 @@ void populate(std::span<std::byte> memory) {
 }
 
 struct MappedRegion final : Region {
+  MappedRegion() { pages = PageKind::kShared; }
   SharedMemory memory;
 };
 

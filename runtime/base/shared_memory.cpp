@@ -13,6 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "dtrain/base/available_memory.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/units.h"
 
@@ -43,24 +44,6 @@ std::byte* map_memory(int fd, std::size_t size, bool writable) {
   return check(data);
 }
 
-// What may be reserved. A memfd has no size limit of its own: reserving more than there is would end in the kernel
-// killing a process instead of in an error.
-std::optional<std::size_t> available_memory() {
-  std::optional<std::size_t> available;
-  std::ifstream meminfo("/proc/meminfo");
-  std::string name;
-  std::size_t value = 0;
-  std::string rest;
-  while (meminfo >> name >> value && std::getline(meminfo, rest)) {
-    if (name == "MemAvailable:") available = value * 1024;
-  }
-  for (const char* path : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
-    std::ifstream limit(path);
-    if (limit >> value && (!available || value < *available)) available = value;
-  }
-  return available;
-}
-
 constexpr int kSizeSeals = F_SEAL_SHRINK | F_SEAL_GROW;
 
 [[noreturn]] void cannot_reserve(std::size_t size, const std::string& what_for, int code) {
@@ -77,6 +60,22 @@ void reserve_pages(int fd, std::size_t offset, std::size_t size, const std::stri
 }
 
 }  // namespace
+
+std::optional<std::size_t> available_memory() {
+  std::optional<std::size_t> available;
+  std::ifstream meminfo("/proc/meminfo");
+  std::string name;
+  std::size_t value = 0;
+  std::string rest;
+  while (meminfo >> name >> value && std::getline(meminfo, rest)) {
+    if (name == "MemAvailable:") available = value * 1024;
+  }
+  for (const char* path : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
+    std::ifstream limit(path);
+    if (limit >> value && (!available || value < *available)) available = value;
+  }
+  return available;
+}
 
 SharedMemory::SharedMemory(SharedMemory&& other) noexcept
     : fd_(std::move(other.fd_)), data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
@@ -111,6 +110,8 @@ SharedMemory SharedMemory::create_of_huge_pages(const std::string& label, std::s
 SharedMemory SharedMemory::create_unreserved(const std::string& label, std::size_t size) {
   const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
   const auto fail = [&](int code) { cannot_reserve(size, " for " + label, code); };
+  // A memfd has no size limit of its own: reserving more than there is would end in the kernel killing a process
+  // instead of in an error.
   if (const auto available = available_memory(); available && size > *available) fail(ENOMEM);
   const std::size_t rounded = size == 0 ? page : (size + page - 1) / page * page;
 

@@ -88,6 +88,7 @@ optimizations:
   cudnn_benchmark: false
   grad_updates_size_file: null
   sharded_optimizer: auto
+  sharded_gradients: auto
   local_sgd: null
   matmul: auto
   operators: auto
@@ -129,6 +130,7 @@ optimizations:
   auto_tune_tensor_fusion: true
   grad_updates_size_file: sizes.csv
   sharded_optimizer: true
+  sharded_gradients: true
   mixed_precision: none
   tf32: false
   cudnn_benchmark: true
@@ -177,6 +179,7 @@ environment:
   EXPECT_TRUE(optimizations.auto_tune_tensor_fusion);
   EXPECT_EQ(optimizations.grad_updates_size_file, file.path().parent_path() / "sizes.csv");
   EXPECT_EQ(optimizations.sharded_optimizer, ShardedOptimizer::kOn);
+  EXPECT_EQ(optimizations.sharded_gradients, ShardedGradients::kOn);
   EXPECT_FALSE(optimizations.tf32);
   EXPECT_TRUE(optimizations.cudnn_benchmark);
   EXPECT_EQ(experiment.searcher, (Searcher{"accuracy", false, {LengthUnit::kRecords, 60000}}));

@@ -144,6 +144,39 @@ void kept_handles(Communicator& comm) {
   EXPECT_TRUE(first.test());
 }
 
+// Once an operation is complete on a rank, no peer reads that rank's memory any more: it may go back to the kernel.
+// Then it is zero, and can be used again.
+void released_memory(Communicator& comm) {
+  constexpr std::size_t kElements = 30'011;
+  const auto buffer = comm.allocate(kElements * sizeof(float));
+  auto* const data = reinterpret_cast<float*>(buffer->bytes().data());
+  const auto value = [](std::size_t i, std::size_t round) { return static_cast<float>(1 + (i + round) % 7); };
+  const auto ranks = static_cast<float>(comm.world_size());
+  const comm::Part own = comm::part_of(kElements, DataType::kFloat32, comm.rank(), comm.world_size());
+  for (std::size_t round = 0; round < 20; ++round) {
+    for (std::size_t i = 0; i < kElements; ++i) data[i] = value(i, round) * static_cast<float>(comm.rank() + 1);
+    comm.reduce_parts(data, kElements, DataType::kFloat32).wait();
+    const std::size_t released = buffer->release(0, own.begin * sizeof(float)) +
+                                 buffer->release(own.end * sizeof(float), (kElements - own.end) * sizeof(float));
+    std::size_t zeros = 0;
+    int wrong = 0;
+    for (std::size_t i = 0; i < kElements; ++i) {
+      if (i < own.begin || i >= own.end) {
+        zeros += data[i] == 0;
+      } else {
+        wrong += data[i] != value(i, round) * ranks * (ranks + 1) / 2;
+      }
+    }
+    EXPECT_EQ(wrong, 0) << "in round " << round;
+    EXPECT_EQ(zeros * sizeof(float), released);
+    if (comm.backend() == "thread" || comm.backend() == "mpi") {
+      // Of each of the two stretches at most two pages are not whole.
+      constexpr std::size_t kPages = 4 * 4096;
+      EXPECT_GE(released + kPages, (kElements - own.size()) * sizeof(float));
+    }
+  }
+}
+
 }  // namespace
 
 std::vector<ConformanceCase> handling_cases() {
@@ -151,7 +184,8 @@ std::vector<ConformanceCase> handling_cases() {
           {"ManySmallInFlight", many_small_in_flight},
           {"Groups", groups},
           {"DroppedHandles", dropped_handles},
-          {"KeptHandles", kept_handles}};
+          {"KeptHandles", kept_handles},
+          {"ReleasedMemory", released_memory}};
 }
 
 std::vector<ConformanceCase> conformance_cases(const ConformanceTraits& traits) {

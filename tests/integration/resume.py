@@ -36,7 +36,7 @@ BATCHES = 60
 
 def case(model, optimizer, batches=None, length=None, slot_type="cpu", sections=None, **parts):
     """`parts`: hyperparameters, and optimizations by their names."""
-    keys = ("aggregation_frequency", "sharded_optimizer", "gradient_compression", "local_sgd", "tensor_fusion_threshold",
+    keys = ("aggregation_frequency", "sharded_optimizer", "sharded_gradients", "gradient_compression", "local_sgd", "tensor_fusion_threshold",
             "mixed_precision", "memory_format", "cuda_graphs")
     optimizations = {key: parts.pop(key) for key in keys if key in parts}
     return {"model": model, "optimizer": optimizer, "batches": batches or [17] * 4, "slot_type": slot_type,

@@ -127,7 +127,7 @@ class Training(TwoHosts):
 class Resuming(TwoHosts):
     """Interrupted runs over both hosts end with the bits of the whole ones."""
     CASES = [  # ranks on each host
-        (2, 2, case("gpt", ADAMW, sharded_optimizer=True, aggregation_frequency=4)),
+        (2, 2, case("gpt", ADAMW, sharded_optimizer=True, sharded_gradients=True, aggregation_frequency=4)),
         (2, 1, case("cnn", ADAM, sharded_optimizer=True, clip=0.5, own_state=True, batches=[17, 12, 19],
                     length={"epochs": 4})),
         (1, 1, case("gpt", SGD, local_sgd={**LOCAL, "compression": "int8"})),

@@ -1,5 +1,6 @@
 // The parts of a training step, each by itself.
 #include <cmath>
+#include <functional>
 #include <optional>
 
 #include <gtest/gtest.h>
@@ -10,6 +11,7 @@
 
 #include "dtrain/run/agreed_error.h"
 #include "exchange/gradient_hooks.h"
+#include "no_common_memory.h"
 #include "small_model.h"
 #include "small_run.h"
 #include "step/aggregation_window.h"
@@ -268,6 +270,72 @@ TEST(StrategyPicker, LetsStrategiesTakeTurnsAndWritesTheChoice) {
     if (run.services.world.rank == 0) {
       EXPECT_EQ(run.plan["strategy"]["turns"].size(), 4u);
     }
+  });
+}
+
+// As run_small(), of ranks without common memory, as those of several hosts.
+void run_apart(int ranks, const std::function<void(SmallRun&)>& fn) {
+  const test::TestWorld world(ranks);
+  test::run_control_ranks(world, [&](comm::ControlPlane& control) {
+    const auto communicator = comm::make_shm_communicator(control, world.communicator_options());
+    NoCommonMemory apart(*communicator);
+    SmallRun run(control, apart);
+    fn(run);
+  });
+}
+
+// The report of gradients after so many steps of a sharded run.
+Json gradients_after(SmallRun& run, std::int64_t width, config::ShardedGradients wanted, int steps) {
+  torch::nn::Linear model(width, width);
+  Picking picking(run, *model, {config::ShardedOptimizer::kOn, {}, 0, wanted});
+  for (int step = 1; step <= steps; ++step) {
+    picking.picker.begin_batch();
+    picking.picker.end_batch(true, step);
+  }
+  return run.services.is_first_rank() ? run.plan["strategy"]["gradients"] : Json();
+}
+
+TEST(GradientSharding, TakesTurnsWhereRanksHaveNoCommonMemory) {
+  using config::ShardedGradients;
+  constexpr std::int64_t kWide = 1024;  // half of 4 MiB is spare
+  run_apart(2, [](SmallRun& run) {
+    const Json before = gradients_after(run, kWide, ShardedGradients::kAuto, 10);
+    const Json after = gradients_after(run, kWide, ShardedGradients::kAuto, 30);
+    const Json small = gradients_after(run, 8, ShardedGradients::kAuto, 30);
+    if (!run.services.is_first_rank()) return;
+    EXPECT_FALSE(before.contains("whole_ms"));
+    EXPECT_TRUE(after.contains("whole_ms")) << after;
+    const double most = after["whole_ms"].get<double>() * 1.01;
+    EXPECT_EQ(after["sharded"].get<bool>(), after["sharded_ms"].get<double>() <= most);
+    EXPECT_FALSE(small["sharded"].get<bool>());
+    EXPECT_FALSE(small.contains("whole_ms"));
+  });
+}
+
+TEST(GradientSharding, DoesWhatTheExperimentSays) {
+  using config::ShardedGradients;
+  for (const bool common : {false, true}) {
+    (common ? run_small : run_apart)(2, [](SmallRun& run) {
+      const Json on = gradients_after(run, 1024, ShardedGradients::kOn, 30);
+      const Json off = gradients_after(run, 1024, ShardedGradients::kOff, 30);
+      if (!run.services.is_first_rank()) return;
+      EXPECT_TRUE(on["sharded"].get<bool>());
+      EXPECT_FALSE(on.contains("whole_ms"));
+      const auto bytes = on["bytes"].get<std::int64_t>();
+      EXPECT_GE(on["kept_bytes"].get<std::int64_t>(), bytes / 2);
+      EXPECT_LE(on["kept_bytes"].get<std::int64_t>(), bytes / 2 + 8 * 4096);
+      EXPECT_FALSE(off["sharded"].get<bool>());
+      EXPECT_EQ(off["kept_bytes"], off["bytes"]);
+    });
+  }
+}
+
+TEST(GradientSharding, IsLeftOutOnOneHostUnlessAskedFor) {
+  run_small(2, [](SmallRun& run) {
+    const Json gradients = gradients_after(run, 1024, config::ShardedGradients::kAuto, 60);
+    if (!run.services.is_first_rank()) return;
+    EXPECT_FALSE(gradients["sharded"].get<bool>());
+    EXPECT_FALSE(gradients.contains("whole_ms"));
   });
 }
 

@@ -3,9 +3,13 @@
 #include <chrono>
 #include <functional>
 #include <map>
+#include <mutex>
 #include <thread>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "choice/turn_comparison.h"
 #include "dtrain/base/error.h"
@@ -301,6 +305,131 @@ TEST(TurnComparison, GoesOnElsewhereInTheSameTurns) {
       EXPECT_TRUE(rest.done());
     }
   });
+}
+
+// Odd sizes over several pages; `sometimes` is used by rank 1 alone, in every second window.
+struct PagesImpl : torch::nn::Module {
+  PagesImpl() {
+    torch::manual_seed(5);
+    first = register_parameter("first", torch::randn({301, 211}));
+    sometimes = register_parameter("sometimes", torch::randn({20'017}));
+    wide = register_parameter("wide", torch::randn({9'001}, torch::kFloat64));
+    last = register_parameter("last", torch::randn({7, 4'003}));
+  }
+  torch::Tensor loss(double x, bool use_sometimes) {
+    auto sum = (first.sin() * x).sum() + (wide * wide * x).sum().to(torch::kFloat) + (last * last * x).sum();
+    return use_sometimes ? sum + (sometimes * sometimes * x).sum() : sum;
+  }
+  torch::Tensor first, sometimes, wide, last;
+};
+TORCH_MODULE(Pages);
+
+std::int64_t resident_bytes(const at::Tensor& flat) {
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  const std::size_t bytes = (flat.nbytes() + page - 1) / page * page;
+  std::vector<unsigned char> pages(bytes / page);
+  EXPECT_EQ(::mincore(flat.data_ptr(), bytes, pages.data()), 0);
+  const auto resident = std::count_if(pages.begin(), pages.end(), [](unsigned char one) { return (one & 1) != 0; });
+  return static_cast<std::int64_t>(page) * resident;
+}
+
+// Six windows of two batches. Every rank's weights; `kept`: of rank 0, resident bytes of gradients after the last
+// update.
+std::vector<Weights> train_pages(int ranks, Kind kind, bool free, const std::string& backend, std::int64_t threshold,
+                                 std::int64_t* kept = nullptr) {
+  std::vector<Weights> results(static_cast<std::size_t>(ranks));
+  std::mutex seeding;
+  test::run_communicator_ranks(test::TestWorld(ranks), backend, [&](comm::Communicator& plain) {
+    NoCommonMemory without(plain);
+    comm::Communicator& communicator = kind == Kind::kParts ? static_cast<comm::Communicator&>(without) : plain;
+    const int rank = communicator.rank();
+    Pages model = nullptr;
+    {
+      const std::scoped_lock lock(seeding);
+      model = Pages();
+    }
+    FlatParameters flat(*model, communicator);
+    FlatOptimizer optimizer(AdamW{.lr = 0.01}, nullptr, flat);
+    const comm::FusionPlan plan = comm::plan_fusion(items_of(flat), threshold);
+    const SystemClock clock;
+    profile::Recorder recorder({}, clock, clock.monotonic());
+    GradientExchange exchange(flat, communicator, communicator, recorder);
+    const GradientHooks hooks(flat, exchange);
+    const FixedScale scale(1.0 / (2 * ranks));
+    auto strategy = make(kind, flat, optimizer, communicator, recorder, scale);
+    strategy->set_plan(plan);
+    exchange.use(*strategy, plan);
+    for (int window = 0; window < 6; ++window) {
+      if (window == 1) exchange.free_spare_gradients(free);
+      for (int batch = 0; batch < 2; ++batch) {
+        exchange.begin_batch(batch == 1);
+        exchange.backward(model->loss(0.1 * (1 + rank + window) + batch, rank == 1 && window % 2 == 1));
+      }
+      const auto used = exchange.finish();
+      strategy->update({used, 1, 0.5});
+      exchange.end_window();
+      optimizer.advance_schedule();
+    }
+    if (kept != nullptr && rank == 0) {
+      *kept = 0;
+      for (const auto& group : flat.groups()) *kept += resident_bytes(group.gradients);
+    }
+    strategy.reset();
+    for (const auto& item : model->named_parameters()) {
+      results[static_cast<std::size_t>(rank)][item.key()] = item.value().detach().clone();
+    }
+  });
+  return results;
+}
+
+TEST(ShardedGradients, GiveTheSameBitsAndTakeAPartOfTheMemory) {
+  for (const int ranks : {1, 2, 3, 4}) {
+    const auto expected = train_pages(ranks, Kind::kReplicated, false, "thread", 1 << 20);
+    for (const char* backend : {"thread", "shm"}) {
+      for (const Kind kind : {Kind::kParts, Kind::kOneCopy}) {
+        for (const std::int64_t threshold : {0, 200'000, 1 << 20}) {
+          SCOPED_TRACE(testing::Message() << ranks << " ranks, " << backend << ", buckets of " << threshold);
+          std::int64_t whole = 0, kept = 0;
+          const auto plain = train_pages(ranks, kind, false, backend, threshold, &whole);
+          const auto freed = train_pages(ranks, kind, true, backend, threshold, &kept);
+          for (std::size_t rank = 0; rank < freed.size(); ++rank) {
+            for (const auto& [name, value] : freed[rank]) {
+              EXPECT_TRUE(torch::equal(value, expected[0].at(name))) << name << " on rank " << rank;
+              EXPECT_TRUE(torch::equal(value, plain[rank].at(name))) << name << " on rank " << rank;
+            }
+          }
+          // Of each bucket at most two stretches of two partial pages stay, here of four buckets.
+          constexpr std::int64_t kRounding = 4 * 4 * 4096;
+          EXPECT_GE(kept + 4 * 4096, whole / ranks);
+          EXPECT_LE(kept, whole / ranks + kRounding);
+        }
+      }
+    }
+  }
+}
+
+TEST(StrategyReport, SaysWhatGradientsTake) {
+  StrategyFacts facts;
+  facts.sharded = true;
+  facts.world_size = 4;
+  facts.ranks_of_host = 2;
+  facts.parameter_bytes = facts.state_bytes = 64 << 20;
+  facts.gradients = GradientFacts{.decided = true, .sharded = true, .bytes = 64 << 20, .kept_bytes = 16 << 20};
+  const auto text = [&] { return describe_strategy(facts)["text"].get<std::string>(); };
+  EXPECT_EQ(describe_strategy(facts)["gradients"],
+            Json({{"sharded", true}, {"bytes", 64 << 20}, {"kept_bytes", 16 << 20}, {"short_of_memory", false}}));
+  EXPECT_THAT(text(), testing::EndsWith("; between steps a rank keeps 16.0 MiB of its 64.0 MiB of gradients"));
+  facts.gradients->short_of_memory = true;
+  EXPECT_THAT(text(), testing::EndsWith("of gradients (the host is short of memory)"));
+  facts.gradients->short_of_memory = false;
+  facts.gradients->whole_ms = 100;
+  facts.gradients->sharded_ms = 100.5;
+  EXPECT_THAT(text(), testing::EndsWith("of gradients (a step takes 100.50 ms, with all of them 100.00 ms)"));
+  facts.gradients->sharded = false;
+  EXPECT_THAT(text(), testing::EndsWith("; between steps a rank keeps all of its 64.0 MiB of gradients (a step takes "
+                                        "100.00 ms, without the others' 100.50 ms)"));
+  facts.gradients->decided = false;
+  EXPECT_THAT(text(), testing::Not(testing::HasSubstr("of gradients")));
 }
 
 TEST(StrategyReport, SaysWhatItCostsAndSaves) {

@@ -101,6 +101,10 @@ std::unique_ptr<KeyType> sharded_form(ShardedOptimizer& sharded) {
   return std::make_unique<SwitchForm<ShardedOptimizer>>(sharded);
 }
 
+std::unique_ptr<KeyType> sharded_gradients_form(ShardedGradients& sharded) {
+  return std::make_unique<SwitchForm<ShardedGradients>>(sharded);
+}
+
 std::unique_ptr<KeyType> cuda_graphs_form(CudaGraphs& graphs) {
   return std::make_unique<SwitchForm<CudaGraphs>>(graphs);
 }
@@ -116,6 +120,10 @@ void check_together(Section& section, const Optimizations& o) {
       refuse_with(section, "sharded_optimizer",
                   "cannot be true with local_sgd, where every rank has its own parameters; leave it at auto");
     }
+    if (o.sharded_gradients == ShardedGradients::kOn) {
+      refuse_with(section, "sharded_gradients",
+                  "cannot be true with local_sgd, which exchanges no gradients; leave it at auto");
+    }
     if (o.ema > 0) {
       refuse_with(section, "ema", "is not supported yet with local_sgd, where every rank has its own parameters");
     }
@@ -129,10 +137,19 @@ void check_together(Section& section, const Optimizations& o) {
           section, "sharded_optimizer",
           "cannot be true with gradient_compression, which needs whole gradients on every rank; leave it at auto");
     }
+    if (o.sharded_gradients == ShardedGradients::kOn) {
+      refuse_with(
+          section, "sharded_gradients",
+          "cannot be true with gradient_compression, which needs whole gradients on every rank; leave it at auto");
+    }
     if (o.auto_tune_tensor_fusion) {
       refuse_with(section, "auto_tune_tensor_fusion",
                   "is not supported yet with gradient_compression; switch one of them off");
     }
+  } else if (o.sharded_gradients == ShardedGradients::kOn && o.sharded_optimizer == ShardedOptimizer::kOff) {
+    refuse_with(section, "sharded_gradients",
+                "cannot be true with sharded_optimizer: false, where every rank updates with all gradients; leave one "
+                "of them at auto");
   }
 }
 
@@ -146,6 +163,7 @@ Json optimizations_together() {
           "properties": {
             "gradient_compression": {"enum": [false, null, "false"]},
             "sharded_optimizer": {"enum": ["auto", false, "false"]},
+            "sharded_gradients": {"enum": ["auto", false, "false"]},
             "ema": {"const": 0},
             "auto_tune_tensor_fusion": {"const": false}
           }
@@ -159,9 +177,14 @@ Json optimizations_together() {
         "then": {
           "properties": {
             "sharded_optimizer": {"enum": ["auto", false, "false"]},
+            "sharded_gradients": {"enum": ["auto", false, "false"]},
             "auto_tune_tensor_fusion": {"const": false}
           }
         }
+      },
+      {
+        "if": {"required": ["sharded_optimizer"], "properties": {"sharded_optimizer": {"enum": [false, "false"]}}},
+        "then": {"properties": {"sharded_gradients": {"enum": ["auto", false, "false"]}}}
       }
     ]
   })");

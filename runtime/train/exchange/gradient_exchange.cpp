@@ -87,6 +87,15 @@ void GradientExchange::forget_strategy() {
   plan_ = nullptr;
 }
 
+std::int64_t GradientExchange::free_spare_gradients(bool free) {
+  frees_spare_ = free;
+  std::int64_t bytes = 0;
+  for (std::size_t g = 0; free && g < parameters_.groups().size(); ++g) {
+    bytes += parameters_.release_gradients({g, 0, parameters_.groups()[g].gradients.numel()});
+  }
+  return bytes;
+}
+
 void GradientExchange::begin_batch(bool exchange) {
   exchanging_ = exchange;
   holding_ = more_follows_ = false;
@@ -107,7 +116,7 @@ void GradientExchange::begin_batch(bool exchange) {
   if (!exchange) return;
   backward_began_ = now();  // or later, if there is one
   exposed_ = Nanoseconds{0};
-  next_bucket_ = 0;
+  next_bucket_ = next_to_free_ = 0;
   works_.clear();
   for (std::size_t b = 0; b < buckets_.size(); ++b) buckets_[b] = {plan_->buckets[b].items.size(), false};
 }
@@ -181,6 +190,18 @@ void GradientExchange::launch_ready() {
 void GradientExchange::progress() {
   communicator_.progress();
   if (&device_communicator_ != &communicator_) device_communicator_.progress();
+  free_exchanged();
+}
+
+// Operations end in the order of issue, so one look at the first that is outstanding is enough.
+void GradientExchange::free_exchanged() {
+  if (!frees_spare_) return;
+  for (; next_to_free_ < works_.size(); ++next_to_free_) {
+    comm::Work& work = works_[next_to_free_];
+    if (!work) continue;  // of a model that is not in this step
+    if (!work.test()) return;
+    for (const FlatRange& range : strategy_->spare_gradients(next_to_free_)) parameters_.release_gradients(range);
+  }
 }
 
 void GradientExchange::launch(std::size_t bucket) {
@@ -357,6 +378,7 @@ void GradientExchange::join_buckets(bool record) {
     works_[b].join();
     if (record) log_.record(strategy_->operation(), static_cast<int>(b), works_[b]);
     strategy_->complete(b);
+    free_exchanged();
   }
 }
 

@@ -34,6 +34,10 @@ class GradientExchange {
   // Sets plan and strategy. Only between windows. Both must live until the next use() or forget_strategy().
   void use(GradientStrategy& strategy, const comm::FusionPlan& plan);
   void forget_strategy();
+  // Whether from now on the gradients that the strategy calls spare go back to the kernel, bucket by bucket as soon as
+  // their exchange is complete on this rank, during backward too. (At that moment no peer reads them any more:
+  // Buffer::release().) `free`: all gradients go back at once; returns their bytes. Between windows.
+  std::int64_t free_spare_gradients(bool free);
   // To be called between windows after gradients have moved.
   void gradients_moved();
 
@@ -112,6 +116,7 @@ class GradientExchange {
   void launch_ready();
   void launch(std::size_t bucket);
   void progress();
+  void free_exchanged();
   Nanoseconds now() const { return clock_.monotonic(); }
 
   FlatParameters& parameters_;
@@ -134,6 +139,8 @@ class GradientExchange {
   std::vector<std::size_t> bucket_of_;  // of each parameter
   std::vector<Bucket> buckets_;
   std::size_t next_bucket_ = 0;  // the first that is not launched; buckets are launched in plan order
+  bool frees_spare_ = false;
+  std::size_t next_to_free_ = 0;  // the first bucket whose spare gradients are not free yet
   std::vector<std::uint8_t> ready_in_batch_;
   // In this window, on this rank; after the exchange on any rank. The last two elements are finish()'s `word`.
   std::vector<std::uint8_t> used_;

@@ -56,6 +56,11 @@ class GradientStrategy {
   // Called after the Work of a bucket was joined. Its gradients are then the scaled sum over ranks (and over the
   // window's batches).
   virtual void complete(std::size_t bucket) { static_cast<void>(bucket); }
+  // Of a bucket: the gradients that this rank does not need once they are exchanged.
+  virtual std::vector<FlatRange> spare_gradients(std::size_t bucket) const {
+    static_cast<void>(bucket);
+    return {};
+  }
   // Every bucket has been joined on this rank and every rank has finished its backward. On return all parameters are up
   // to date, on every rank (on a device: for what its current stream does next). With clipping, returns the gradients'
   // norm before it: one float64 on the host, or on the device, where it may not be computed yet.

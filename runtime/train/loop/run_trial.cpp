@@ -119,7 +119,9 @@ train::StepOptions step_options(const run::RankSession& session, const TrialCont
   options.max_gradient_norm = wrapped.max_gradient_norm;
   options.max_gradient_value = wrapped.max_gradient_value;
   options.ema = wanted.ema;
-  options.strategy = {wanted.sharded_optimizer, wanted.gradient_compression, experiment.experiment_seed};
+  const bool shard_gradients = wanted.sharded_gradients == config::ShardedGradients::kOn;
+  options.strategy = {shard_gradients ? config::ShardedOptimizer::kOn : wanted.sharded_optimizer,
+                      wanted.gradient_compression, experiment.experiment_seed, wanted.sharded_gradients};
   options.local_sgd = wanted.local_sgd;
   options.stop_on_non_finite = experiment.stop_on_non_finite;
   options.precision = wanted.mixed_precision;

@@ -1,10 +1,12 @@
 #include "model/flat_memory.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <string>
 
 #include <c10/core/CachingDeviceAllocator.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "dtrain/base/error.h"
 #include "model/tensor_memory.h"
@@ -84,6 +86,13 @@ at::Tensor FlatMemory::view_of(comm::Buffer& buffer, std::int64_t elements, at::
 
 std::byte* FlatMemory::address(const at::Tensor& flat, std::int64_t element) {
   return static_cast<std::byte*>(flat.data_ptr()) + element * static_cast<std::int64_t>(flat.element_size());
+}
+
+std::int64_t FlatMemory::whole_pages(const at::Tensor& flat, std::int64_t first, std::int64_t elements) {
+  static const std::int64_t page = ::sysconf(_SC_PAGESIZE);
+  const auto begin = reinterpret_cast<std::intptr_t>(address(flat, first));
+  const auto end = reinterpret_cast<std::intptr_t>(address(flat, first + elements));
+  return std::max<std::int64_t>(0, end / page * page - (begin + page - 1) / page * page);
 }
 
 void FlatMemory::clear(const at::Tensor& flat, std::int64_t first, std::int64_t elements) {

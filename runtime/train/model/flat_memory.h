@@ -57,6 +57,8 @@ class FlatMemory {
 
   // The address of an element, for collectives.
   static std::byte* address(const at::Tensor& flat, std::int64_t element = 0);
+  // Bytes of the pages of memory that lie wholly inside these elements.
+  static std::int64_t whole_pages(const at::Tensor& flat, std::int64_t first, std::int64_t elements);
   static void clear(const at::Tensor& flat, std::int64_t first, std::int64_t elements);
 
  private:

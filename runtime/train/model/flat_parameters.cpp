@@ -207,6 +207,13 @@ void FlatParameters::keep_narrow_gradient(std::size_t index) {
       group.narrow_gradients.as_strided(parameter.gradient.sizes(), parameter.gradient.strides(), parameter.offset);
 }
 
+std::int64_t FlatParameters::release_gradients(const FlatRange& range) {
+  const Group& group = groups_[range.group];
+  const auto first = static_cast<std::size_t>(range.begin * group.gradient_size);
+  const auto bytes = static_cast<std::size_t>(range.size() * group.gradient_size);
+  return static_cast<std::int64_t>(group.memory->release(first, bytes));
+}
+
 void FlatParameters::set_channels_last(bool on) {
   const at::NoGradGuard no_grad;
   for (Parameter& parameter : parameters_) {

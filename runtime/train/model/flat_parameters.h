@@ -99,6 +99,10 @@ class FlatParameters {
   // backward makes it: no pass over memory converts it, and the update widens it. Only for gradients that are not
   // exchanged, scaled or summed over batches. Between two windows; the gradient moves.
   void keep_narrow_gradient(std::size_t parameter);
+  // Gives the memory of gradients that nothing needs any more back to the kernel, in whole pages. They are zeros until
+  // they are written again. Only if the operations on them are complete on this rank. Returns the bytes that went back;
+  // 0 on a device.
+  std::int64_t release_gradients(const FlatRange& range);
   // From now on convolution weights (parameters of 4 and 5 dimensions) lie in channels_last memory, or as the model
   // made them. Between two batches.
   void set_channels_last(bool on);

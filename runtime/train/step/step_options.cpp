@@ -15,7 +15,7 @@ void check(const StepOptions& options, const comm::World& world) {
     throw ConfigError(
         "auto_tune_tensor_fusion is not supported yet with sharded_optimizer: true over several hosts, "
         "where each change of buckets would have to exchange the optimizer's state",
-        "leave sharded_optimizer at auto, or switch the tuner off");
+        "leave sharded_optimizer and sharded_gradients at auto, or switch the tuner off");
   }
 }
 

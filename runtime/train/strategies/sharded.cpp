@@ -161,6 +161,12 @@ comm::Work Sharded::launch(std::size_t index) {
       {.op = comm::ReduceOp::kSum, .post_scale = scale_.full(), .bucket = static_cast<int>(index)});
 }
 
+std::vector<FlatRange> Sharded::spare_gradients(std::size_t index) const {
+  const auto& bucket = plan_->buckets[index];
+  const FlatRange& own = updater_.own()[index];  // this rank's ranges are those of the buckets, in their order
+  return {{bucket.group, bucket.begin, own.begin}, {bucket.group, own.end, bucket.end}};
+}
+
 std::optional<at::Tensor> Sharded::update(const Update& update) {
   std::vector<std::pair<std::size_t, comm::Work>> gathers;  // of buckets
   const auto norm =

@@ -1,5 +1,6 @@
 // The sharded strategy: of every bucket each rank reduces its part, updates the parameters there, and hands them to the
-// others. It keeps only the optimizer state of its own parts. (Rajbhandari et al., ZeRO, arXiv:1910.02054, stage 2.)
+// others. It keeps only the optimizer state of its own parts, and on request only their gradients
+// (GradientExchange::free_spare_gradients()). (Rajbhandari et al., ZeRO, arXiv:1910.02054, stages 1 and 2.)
 //
 // Where all ranks share memory there is one copy of parameters and of the optimizer's state for all of them: the parts
 // are updated in place, and nothing is gathered. Then no rank may write parameters while another computes with them:
@@ -39,6 +40,7 @@ class Sharded final : public GradientStrategy {
   std::string_view operation() const override { return "reduce_scatter"; }
   void set_plan(const comm::FusionPlan& plan) override;
   comm::Work launch(std::size_t bucket) override;
+  std::vector<FlatRange> spare_gradients(std::size_t bucket) const override;
   std::optional<at::Tensor> update(const Update& update) override;
 
   StateLayout layout() const override { return {true, one_copy_}; }

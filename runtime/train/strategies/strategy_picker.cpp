@@ -30,7 +30,8 @@ StrategyPicker::StrategyPicker(const RunServices& run, FlatParameters& parameter
       scale_(scale),
       in_flight_(in_flight),
       options_(options),
-      step_is_settled_(std::move(step_is_settled)) {
+      step_is_settled_(std::move(step_is_settled)),
+      gradients_(run, parameters, exchange, options.gradients) {
   const bool sharded = may_shard() && options_.sharded == config::ShardedOptimizer::kOn;
   if (may_shard() && options_.sharded == config::ShardedOptimizer::kAuto)
     comparison_.emplace(run_.communicator, kEnough);
@@ -77,7 +78,13 @@ void StrategyPicker::end_batch(bool stepped, std::int64_t batch) {
   if (comparison_) in_flight_.wait_for_all();  // so that a turn's times are its own
   window_time_ += run_.clock.monotonic() - batch_began_;
   if (!stepped) return;
-  if (comparison_ && !fusion_.settling() && step_is_settled_()) end_turn(batch);
+  if (!fusion_.settling() && step_is_settled_()) {
+    if (comparison_) {
+      end_turn(batch);
+    } else if (gradients_.end_step(*strategy_, fusion_.plan(), batch, to_seconds(window_time_) * 1e3)) {
+      write_choice();
+    }
+  }
   window_time_ = Nanoseconds{0};
 }
 
@@ -87,6 +94,11 @@ void StrategyPicker::end_turn(std::int64_t batch) {
     fusion_.forget_exposed();
   }
   if (!comparison_->done()) return;
+  measured_.replicated_ms = comparison_->first_ms();
+  measured_.sharded_ms = comparison_->second_ms();
+  for (const auto& turn : comparison_->turns()) {
+    measured_.turns.push_back({turn.second, turn.first_batch, turn.last_batch});
+  }
   write_choice();
   comparison_.reset();
 }
@@ -94,6 +106,7 @@ void StrategyPicker::end_turn(std::int64_t batch) {
 void StrategyPicker::write_choice() {
   if (!run_.is_first_rank()) return;
   StrategyFacts facts;
+  facts.gradients = gradients_.facts(*strategy_, fusion_.plan());
   facts.sharded = strategy_->layout().sharded;
   facts.one_copy = strategy_->layout().one_copy;
   facts.on_gpus = !parameters_.memory().on_host();
@@ -105,12 +118,9 @@ void StrategyPicker::write_choice() {
     facts.parameter_bytes += bytes;
     facts.state_bytes += bytes * static_cast<std::int64_t>(optimizer_.state_tensors());
   }
-  if (comparison_) {
-    facts.replicated_ms = comparison_->first_ms();
-    facts.sharded_ms = comparison_->second_ms();
-    for (const auto& turn : comparison_->turns())
-      facts.turns.push_back({turn.second, turn.first_batch, turn.last_batch});
-  }
+  facts.replicated_ms = measured_.replicated_ms;
+  facts.sharded_ms = measured_.sharded_ms;
+  facts.turns = measured_.turns;
   const Json report = describe_strategy(facts);
   run_.update_plan("strategy", report);
   run_.log->info("{}", report["text"].get<std::string>());
@@ -128,6 +138,7 @@ void StrategyPicker::stop_sharding(const std::string& parameter) {
   const bool sharded = strategy_->layout().sharded;
   if (!sharded && !comparison_) return;
   comparison_.reset();
+  measured_ = {};
   if (sharded) use(false);
   write_choice();
   if (!run_.is_first_rank()) return;

@@ -1,6 +1,7 @@
 // Picks how gradients are exchanged and applied: compressed, replicated or sharded. If the experiment leaves the choice
 // between the last two open, both take turns until one is measured as faster (TurnComparison). A model that writes its
-// parameters itself ends the comparison. Training thread; everything but the accessors is collective.
+// parameters itself ends the comparison. With sharded updates gradients may be sharded, too (GradientSharding).
+// Training thread; everything but the accessors is collective.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +20,8 @@
 #include "exchange/window_scale.h"
 #include "model/flat_optimizer.h"
 #include "model/flat_parameters.h"
+#include "strategies/gradient_sharding.h"
+#include "strategies/strategy_report.h"
 
 namespace dtrain::train {
 
@@ -26,6 +29,7 @@ struct StrategyOptions {
   config::ShardedOptimizer sharded = config::ShardedOptimizer::kAuto;
   comm::Compression compression;
   std::uint64_t seed = 0;
+  config::ShardedGradients gradients = config::ShardedGradients::kAuto;  // kOn only where `sharded` is kOn
 };
 
 // Whether updates can be sharded in a run with these options.
@@ -75,7 +79,9 @@ class StrategyPicker {
   const StrategyOptions options_;
   const std::function<bool()> step_is_settled_;
   std::unique_ptr<GradientStrategy> strategy_;
+  GradientSharding gradients_;
   std::optional<TurnComparison> comparison_;  // while it goes on
+  StrategyFacts measured_;                    // only what it has found
   Nanoseconds batch_began_{0};
   Nanoseconds window_time_{0};  // of the batches of the open window that have ended, without their loading
 };

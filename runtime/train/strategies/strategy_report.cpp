@@ -35,6 +35,34 @@ std::string time_text(const StrategyFacts& facts) {
   return fmt::format("; a step takes {:.2f} ms, {} {:.2f} ms", taken, name_of(!facts.sharded), other);
 }
 
+Json to_json(const GradientFacts& gradients) {
+  Json json{{"sharded", gradients.sharded},
+            {"bytes", gradients.bytes},
+            {"kept_bytes", gradients.kept_bytes},
+            {"short_of_memory", gradients.short_of_memory}};
+  if (gradients.whole_ms) json["whole_ms"] = *gradients.whole_ms;
+  if (gradients.sharded_ms) json["sharded_ms"] = *gradients.sharded_ms;
+  return json;
+}
+
+// "; between steps a rank keeps 12.5 MiB of its 50.0 MiB of gradients (a step takes 8.00 ms, with all of them 7.95 ms)"
+std::string gradients_text(const GradientFacts& gradients) {
+  if (!gradients.decided) return {};
+  const std::string all = format_bytes(static_cast<double>(gradients.bytes));
+  std::string why;
+  if (gradients.short_of_memory) {
+    why = " (the host is short of memory)";
+  } else if (gradients.whole_ms && gradients.sharded_ms) {
+    why = gradients.sharded ? fmt::format(" (a step takes {:.2f} ms, with all of them {:.2f} ms)",
+                                          *gradients.sharded_ms, *gradients.whole_ms)
+                            : fmt::format(" (a step takes {:.2f} ms, without the others' {:.2f} ms)",
+                                          *gradients.whole_ms, *gradients.sharded_ms);
+  }
+  if (!gradients.sharded) return fmt::format("; between steps a rank keeps all of its {} of gradients{}", all, why);
+  return fmt::format("; between steps a rank keeps {} of its {} of gradients{}",
+                     format_bytes(static_cast<double>(gradients.kept_bytes)), all, why);
+}
+
 }  // namespace
 
 Json describe_strategy(const StrategyFacts& facts) {
@@ -61,7 +89,12 @@ Json describe_strategy(const StrategyFacts& facts) {
   } else {
     text = fmt::format("replicated updates: {} of parameters and optimizer state {}", size(bytes), place);
   }
-  json["text"] = text + time_text(facts);
+  text += time_text(facts);
+  if (facts.gradients) {
+    json["gradients"] = to_json(*facts.gradients);
+    if (facts.sharded) text += gradients_text(*facts.gradients);
+  }
+  json["text"] = text;
   return json;
 }
 

@@ -31,6 +31,15 @@ class Buffer {
  public:
   virtual ~Buffer() = default;
   virtual std::span<std::byte> bytes() = 0;
+  // Gives the pages that lie wholly inside these bytes, `count` of them from `begin` on, back to the kernel. They read
+  // as zeros until they are written again. For bytes of which this rank's operations are complete: then no peer reads
+  // them any more. Returns the bytes that went back; 0 if this memory cannot be given back (that of a device) or the
+  // kernel refuses.
+  virtual std::size_t release(std::size_t begin, std::size_t count) {
+    static_cast<void>(begin);
+    static_cast<void>(count);
+    return 0;
+  }
 };
 
 struct ReduceOptions {

@@ -50,6 +50,11 @@ enum class ShardedOptimizer { kAuto, kOff, kOn };
 // auto, true or false
 std::unique_ptr<KeyType> sharded_form(ShardedOptimizer& sharded);
 
+// Whether a rank keeps only the gradients that it updates with (ZeRO-2).
+enum class ShardedGradients { kAuto, kOff, kOn };
+// auto, true or false
+std::unique_ptr<KeyType> sharded_gradients_form(ShardedGradients& sharded);
+
 // Whether GPUs run a step as one CUDA graph.
 enum class CudaGraphs { kAuto, kOff, kOn };
 // auto, true or false
@@ -94,6 +99,7 @@ struct Optimizations {
   bool cudnn_benchmark = false;                  // on GPUs cuDNN measures its algorithms and uses the fastest
   comm::Compression gradient_compression;        // docs/compression.md says what each does
   ShardedOptimizer sharded_optimizer = ShardedOptimizer::kAuto;
+  ShardedGradients sharded_gradients = ShardedGradients::kAuto;
   double ema = 0;  // the decay of an average of the weights; 0: none
   std::optional<LocalSgd> local_sgd;
   Precision mixed_precision = Precision::kFloat32;
@@ -171,6 +177,12 @@ inline void declare_keys(Keys& keys, Optimizations& o) {
   keys.form({"sharded_optimizer", "Each rank updates only its part of the parameters; auto: if that is faster.",
              "[More](#sharded-updates)."},
             sharded_form(o.sharded_optimizer));
+  keys.form(
+      {"sharded_gradients",
+       "With sharded updates: whether each rank keeps, after the exchange, only the gradients of its part; auto: if "
+       "that costs next to nothing or memory is short; true also shards the updates. No effect on GPUs.",
+       "[More](performance.md#memory-of-gradients)."},
+      sharded_gradients_form(o.sharded_gradients));
   keys.number({.name = "ema",
                .text = "The decay of an exponential moving average of the weights, which validation and the final "
                        "weights use; 0: none.",

@@ -1,0 +1,52 @@
+// How a Buffer's memory goes back to the kernel while it stays mapped.
+//
+// Open MPI (memory/patcher), UCX and libfabric intercept madvise() with the two kinds of advice below, so what they
+// have registered with a network card for faster sends is forgotten before the pages go. Memory that dtrain itself pins
+// or registers for a device must not be released.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <fstream>
+#include <span>
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+namespace dtrain::comm {
+
+enum class PageKind {
+  kPrivate,  // anonymous memory of this process
+  kShared,   // a memfd that several processes map
+};
+
+// Whether the kernel promises only memory that it has (vm.overcommit_memory: 2). A page of a memfd that it cannot
+// provide again would be a SIGBUS.
+inline bool is_overcommit_strict() {
+  static const bool strict = [] {
+    int mode = 0;
+    return (std::ifstream("/proc/sys/vm/overcommit_memory") >> mode) && mode == 2;
+  }();
+  return strict;
+}
+
+// The pages that lie wholly inside `memory`.
+inline std::span<std::byte> whole_pages(std::span<std::byte> memory) {
+  static const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const auto address = reinterpret_cast<std::uintptr_t>(memory.data());
+  const std::uintptr_t begin = (address + page - 1) / page * page;
+  const std::uintptr_t end = (address + memory.size()) / page * page;
+  if (end <= begin) return {};
+  return memory.subspan(begin - address, end - begin);
+}
+
+// Gives them back to the kernel. They read as zeros until they are written again. Returns their bytes; 0 if the kernel
+// refuses (locked memory).
+inline std::size_t release_pages(std::span<std::byte> memory, PageKind kind) {
+  const std::span<std::byte> pages = whole_pages(memory);
+  if (pages.empty() || (kind == PageKind::kShared && is_overcommit_strict())) return 0;
+  const int advice = kind == PageKind::kShared ? MADV_REMOVE : MADV_DONTNEED;
+  return ::madvise(pages.data(), pages.size(), advice) == 0 ? pages.size() : 0;
+}
+
+}  // namespace dtrain::comm

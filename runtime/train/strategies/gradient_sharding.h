@@ -1,0 +1,49 @@
+// Whether a rank keeps, after the exchange, only the gradients that it updates with (optimizations.sharded_gradients,
+// ZeRO-2). The others' memory goes back to the kernel, and the next backward gets new pages for it, which takes time.
+// The weights have the same bits either way, so the decision may depend on timing: where the experiment leaves it open,
+// steps with whole and with sharded gradients take turns (TurnComparison), unless a host is short of memory. On one
+// host, where ranks share the parameters already, it has to be asked for.
+//
+// Training thread.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "choice/turn_comparison.h"
+#include "dtrain/comm/fusion_plan.h"
+#include "dtrain/config/optimizations.h"
+#include "exchange/gradient_exchange.h"
+#include "exchange/gradient_strategy.h"
+#include "exchange/run_services.h"
+#include "model/flat_parameters.h"
+#include "strategies/strategy_report.h"
+
+namespace dtrain::train {
+
+class GradientSharding {
+ public:
+  // The references outlive it. Between windows.
+  GradientSharding(const RunServices& run, FlatParameters& parameters, GradientExchange& exchange,
+                   config::ShardedGradients wanted);
+
+  // After every optimizer step with the final strategy and final buckets: the batch that it ended, and what this rank's
+  // window took, without its batches' loading. Collective. True when the decision has just been made.
+  bool end_step(const GradientStrategy& strategy, const comm::FusionPlan& plan, std::int64_t batch,
+                double milliseconds);
+  // What it means with these buckets.
+  GradientFacts facts(const GradientStrategy& strategy, const comm::FusionPlan& plan) const;
+
+ private:
+  void begin(std::int64_t spare);
+
+  const RunServices& run_;
+  FlatParameters& parameters_;
+  GradientExchange& exchange_;
+  bool decided_ = false;
+  bool sharded_ = false;
+  bool short_of_memory_ = false;
+  std::optional<TurnComparison> comparison_;  // once it has begun
+};
+
+}  // namespace dtrain::train
