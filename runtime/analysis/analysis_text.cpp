@@ -2,6 +2,7 @@
 
 #include "dtrain/base/units.h"
 #include "rules/run_rules.h"
+#include "summary/scopes_text.h"
 #include "summary/summary_words.h"
 #include "text/text_writer.h"
 
@@ -141,6 +142,7 @@ std::string render_analysis(const Analysis& analysis, const TextOptions& options
   write_findings(out, analysis);
   write_waterfall(out, analysis.waterfall);
   write_steps(out, analysis);
+  write_scopes(out, analysis.summary);
   write_stragglers(out, analysis.stragglers);
   write_what_if(out, analysis.what_if, false);
   rules::write_rules(out, analysis.rules);

@@ -72,6 +72,10 @@ void LateSteps::add_loader(std::int64_t batch, const LoaderPayload& loader) {
   open_step(batch).loaders.push_back(loader);
 }
 
+void LateSteps::add_scope(std::int64_t batch, const ScopePayload& scope) {
+  open_step(batch).scopes.push_back(scope);
+}
+
 void LateSteps::add_collective(std::int64_t batch, LateCollective collective, StepObserver* observer) {
   Step& step = open_step(batch);
   step.collectives.push_back({step.marks.size(), std::move(collective), std::nullopt, observer});
@@ -127,6 +131,9 @@ void LateSteps::write_step(Step& step, const std::vector<std::int64_t>& times, S
     write({.kind = RecordKind::kCollective, .batch = step.batch, .collective = record});
   }
   if (!step.on_host) return;
+  for (const ScopePayload& scope : step.scopes) {
+    write({.kind = RecordKind::kScope, .batch = step.batch, .scope = scope});
+  }
   StepPayload on_device = *step.on_host;
   if (!times.empty()) {
     on_device.start_ns = times.front();

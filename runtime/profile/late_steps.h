@@ -38,6 +38,7 @@ class LateSteps {
   void end_step(Phase last, std::int64_t since_ns, std::int64_t now_ns, const StepPayload& on_host);
 
   void add_loader(std::int64_t batch, const LoaderPayload& loader);
+  void add_scope(std::int64_t batch, const ScopePayload& scope);
   // `observer` sees the record when it is complete, if it is still the one that hand_on() names.
   void add_collective(std::int64_t batch, LateCollective collective, StepObserver* observer);
 
@@ -67,6 +68,7 @@ class LateSteps {
     std::vector<Mark> marks;  // the last one of a step that has ended is its end
     std::vector<HostSpan> spans;
     std::vector<LoaderPayload> loaders;
+    std::vector<ScopePayload> scopes;  // with the host's times
     std::vector<Collective> collectives;
     std::optional<StepPayload> on_host;  // none: the step was not ended
   };

@@ -13,6 +13,7 @@
 #include "late_steps.h"
 #include "messages.h"
 #include "ring.h"
+#include "scope_table.h"
 
 namespace dtrain::profile {
 namespace {
@@ -50,6 +51,12 @@ struct Recorder::Impl {
   std::int64_t now() const { return clock.monotonic().count(); }
   void begin_memory();
   void read_memory(Phase of);
+  // The times of the step's phases up to `now_ns`.
+  PhaseTimes times_at(std::int64_t now_ns) const {
+    PhaseTimes result = times;
+    result[static_cast<std::size_t>(phase)] += now_ns - last_change;
+    return result;
+  }
   void end_memory();
 
   // Connects and introduces this rank, without waiting. kNobody: nobody listens. kBusy: the queue is full for a moment.
@@ -216,7 +223,8 @@ std::optional<Json> Recorder::Impl::receive(std::chrono::milliseconds timeout) {
   return value;
 }
 
-Recorder::Recorder(const Options& options, const Clock& clock, Nanoseconds process_start) {
+Recorder::Recorder(const Options& options, const Clock& clock, Nanoseconds process_start)
+    : scopes_(std::make_unique<ScopeTable>()) {
   if (options.agent_socket.empty()) return;
   impl_ = std::make_unique<Impl>(options, clock, process_start);
   impl_->reach(clock.monotonic() + options.connect_timeout, false);
@@ -251,6 +259,7 @@ void Recorder::observe(StepObserver* observer) {
 }
 
 void Recorder::begin_step(std::int64_t batch) {
+  scopes_->clear();
   if (!impl_) return;
   Impl& s = *impl_;
   s.in_step = s.step_is_recorded = !s.paused;
@@ -293,6 +302,7 @@ void Recorder::end_step(const StepInfo& info) {
   const std::int64_t now = s.now();
   s.times[static_cast<std::size_t>(s.phase)] += now - s.last_change;
   s.in_step = false;
+  write_scopes(now);
   if (s.observer) {
     s.observer->on_phase(s.phase, s.last_change, now);
     s.observer->on_step(s.batch, s.step_start, now);
@@ -310,6 +320,48 @@ void Recorder::end_step(const StepInfo& info) {
     s.next_free_heap = now + kFreeHeapPeriod;
     s.ring.note_free_heap(free_heap());
   }
+}
+
+Scope Recorder::scope(std::string_view name) {
+  const std::size_t path = scopes_->find(name);
+  if (!impl_ || !impl_->in_step || impl_->holds_phase) return {*this, scopes_->open_untimed(path)};
+  const std::int64_t now = impl_->now();
+  return {*this, scopes_->open(path, now, impl_->times_at(now))};
+}
+
+// Scopes within it that are still open end with it.
+void Recorder::end_scope(std::uint64_t number) {
+  if (!scopes_->is_open(number)) return;  // its step has ended
+  std::int64_t now = 0;
+  PhaseTimes times{};
+  if (impl_ && scopes_->is_timed()) {
+    now = impl_->now();
+    times = impl_->times_at(now);
+  }
+  while (scopes_->is_open(number)) end_innermost_scope(now, times);
+}
+
+void Recorder::end_innermost_scope(std::int64_t now_ns, const PhaseTimes& times) {
+  const auto ended = scopes_->end_innermost(times);
+  if (ended.is_timed && impl_->observer) impl_->observer->on_scope(ended.path, ended.start_ns, now_ns);
+}
+
+// Of the step that ends now, whose times are complete.
+void Recorder::write_scopes(std::int64_t now_ns) {
+  Impl& s = *impl_;
+  while (scopes_->any_open()) end_innermost_scope(now_ns, s.times);
+  scopes_->each([&](const ScopePayload& scope) {
+    if (s.late) {
+      s.late->add_scope(s.batch, scope);
+    } else {
+      s.write({.kind = RecordKind::kScope, .batch = s.batch, .scope = scope});
+    }
+  });
+  scopes_->clear();
+}
+
+Scope::~Scope() {
+  recorder_.end_scope(number_);
 }
 
 void Recorder::hold_steps(DeviceTimeline* timeline) {

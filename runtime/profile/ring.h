@@ -11,6 +11,7 @@
 #include "dtrain/base/shared_memory.h"
 #include "dtrain/profile/phase.h"
 #include "dtrain/profile/recorder.h"
+#include "dtrain/profile/scope.h"
 
 namespace dtrain::profile {
 
@@ -20,7 +21,8 @@ enum class RecordKind : std::uint32_t {
   kLoader = 3,
   kMark = 4,
   kClock = 5,
-  kDeviceMemory = 6
+  kDeviceMemory = 6,
+  kScope = 7
 };
 
 struct StepPayload {
@@ -43,6 +45,13 @@ struct DeviceMemoryPayload {
   std::array<std::int64_t, kPhaseCount> peaks;  // of what was allocated, in each phase; -1: it was not entered
 };
 
+// All that a scope has taken in one step.
+struct ScopePayload {
+  std::int64_t calls;
+  std::array<std::int64_t, kPhaseCount> phases;  // exclusive, as in a step: they sum to the scope's time
+  char path[Scope::kMostPathBytes + 1];
+};
+
 // What travels: a fixed size, so that neither side can lose its place.
 struct Record {
   RecordKind kind;
@@ -54,12 +63,13 @@ struct Record {
     MarkPayload mark;
     ClockRecord clock;
     DeviceMemoryPayload device_memory;
+    ScopePayload scope;
   };
 };
 
 struct RingHeader {
   static constexpr std::uint64_t kMagic = 0x474e495254524eULL;  // another value than any version before had
-  static constexpr std::uint32_t kVersion = 6;
+  static constexpr std::uint32_t kVersion = 7;
 
   std::uint64_t magic;
   std::uint32_t version;

@@ -11,7 +11,8 @@ namespace {
 // Numbers of our tracks; Linux gives no thread a number of more than 22 bits.
 constexpr std::int64_t kStepTrack = 5'000'000;
 constexpr std::int64_t kPhaseTrack = kStepTrack + 1;
-constexpr std::int64_t kCollectiveTrack = kStepTrack + 2;
+constexpr std::int64_t kScopeTrack = kStepTrack + 2;
+constexpr std::int64_t kCollectiveTrack = kStepTrack + 3;
 constexpr std::size_t kMostCollectiveTracks = 64;
 constexpr std::size_t kEventPieceBytes = 1 << 20;
 
@@ -94,6 +95,12 @@ std::vector<PlacedCollective> write_trace_events(const TraceLog& log, const Trac
   if (!log.phases().empty()) events.track(kPhaseTrack, "phases");
   for (const auto& span : log.phases()) {
     events.slice(kPhaseTrack, "phase", name_of(span.phase), span.start_ns, span.end_ns, "");
+  }
+  if (!log.scopes().empty()) events.track(kScopeTrack, "scopes");
+  for (const auto& span : log.scopes()) {
+    const std::string_view path = span.path;
+    events.slice(kScopeTrack, "scope", path.substr(path.rfind('/') + 1), span.start_ns, span.end_ns,
+                 fmt::format(R"("path":"{}")", path));
   }
   auto placed = write_collectives(log, sink, events);
   events.flush();

@@ -74,6 +74,10 @@ def write_rank(folder, rank, ranks, host, rows, begin):
                               "operation": "all_reduce", "bucket": bucket, "bytes": 8_000_000 >> bucket,
                               "world_size": ranks, "enqueued_ns": started, "started_ns": started, "ended_ns": started + took,
                               "exposed_ns": exposed, "bus_bandwidth": round((8_000_000 >> bucket) / took * 1e9)})
+        lines.append({"record": "scope", "batch": batch, "scope": "augment/crop", "calls": 4, "wall_ns": times["train_batch"] // 20,
+                      "phases": {"train_batch": times["train_batch"] // 20, "train_batch.forward": times["train_batch"] // 20}})
+        lines.append({"record": "scope", "batch": batch, "scope": "augment", "calls": 1, "wall_ns": times["train_batch"] // 10,
+                      "phases": {"train_batch": times["train_batch"] // 10, "train_batch.forward": times["train_batch"] // 10}})
         lines.append({"record": "step", "batch": batch, "epoch": 0, "start_ns": now, "wall_ns": wall, "samples": 32,
                       "exchanged": ranks > 1, "phases": times})
         if batch % 20 == 0:

@@ -93,6 +93,21 @@ TEST(Export, MetricsThatAreNotFiniteAreInTheReport) {
   EXPECT_THAT(html, HasSubstr(R"("loss":"nan")"));
 }
 
+TEST(Export, ScopesAreInTablesAndTensorBoard) {
+  RunFolder folder;
+  folder.append(folder.rank_dump(0), header_line(0, 1) +
+                                         scope_line(1, "a/b", 2, R"("train_batch":3000000,"other":4000000)") +
+                                         step_line(1, 0, 1, 2) + scope_line(2, "a/b", 1, R"("train_batch":1000000)") +
+                                         step_line(2, 17, 1, 2) + kFinished);
+  const RunProfile run = load_run(folder.path());
+  export_csv(run, folder.path() / "csv");
+  EXPECT_EQ(read_file(folder.path() / "csv" / "scopes.csv"),
+            "rank,batch,scope,calls,wall_ns,phase\n0,1,a/b,2,7000000,other\n0,2,a/b,1,1000000,train_batch\n");
+  EXPECT_THAT(read_file(folder.path() / "csv" / "scope_totals.csv"), HasSubstr("\n0,a/b,2,3,8000000,0,0,4000000,"));
+  export_tensorboard(run, folder.path() / "tensorboard");
+  EXPECT_THAT(event_values(folder.path() / "tensorboard", "scopes_ms/a/b"), ElementsAre(7, 1));
+}
+
 TEST(Export, ThroughputOfABatchLeavesOutTheValidationBehindIt) {
   RunFolder folder;
   std::string last = step_line(2, 17, 1, 2);  // 17 ms of training, 10 samples; then a second of validation

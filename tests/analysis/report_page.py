@@ -118,6 +118,19 @@ class Report(unittest.TestCase):
         self.assertAlmostEqual(first, 5 + 20 / 60, places=3)
         self.assertAlmostEqual(last, 4 * 27 + 25, places=3, msg="without the time between attempts")
 
+    def test_scopes_of_the_trial_are_a_table(self):
+        page = self.open(self.two_ranks)
+        table = page.locator("#framework table", has_text="Scopes (total")
+        rows = table.locator("tbody").evaluate("b => [...b.rows].map((r) => [...r.cells].map((c) => c.textContent))")
+        self.assertEqual([row[0].strip() for row in rows], ["augment", "crop"])
+        self.assertTrue(rows[1][0].startswith("\u2003"), "indented")
+        for row, calls in zip(rows, ("600", "2,400")):
+            self.assertEqual((row[5], row[6], row[7]), (calls, "600", "train_batch.forward"))
+            self.assertRegex(row[8], r"^rank 1: [\d.]+ m?s$")
+        box = table.bounding_box()
+        self.assertGreater(box["height"], 40)
+        self.assertLessEqual(box["x"] + box["width"], 1280)
+
     def test_curves_have_switches(self):
         page = self.open(self.learning)
         picture = lambda: page.locator("#curve-0 canvas").evaluate("c => c.toDataURL()")

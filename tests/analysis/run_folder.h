@@ -47,6 +47,12 @@ inline std::string step_line(int batch, int start_ms, int data_ms, int wait_ms, 
       batch, start_ms * kMs, (14 + data_ms + wait_ms) * kMs, samples, exchanged, data_ms * kMs, wait_ms * kMs);
 }
 
+inline std::string scope_line(int batch, const std::string& path, int calls, const std::string& phases) {
+  return fmt::format(R"({{"record":"scope","batch":{},"scope":"{}","calls":{},"wall_ns":1,"phases":{{{}}}}})"
+                     "\n",
+                     batch, path, calls, phases);
+}
+
 inline std::string part_line(const char* part, int start_ms, int end_ms) {
   constexpr std::int64_t kMs = 1'000'000;
   return fmt::format(R"({{"record":"part","part":"{}","batch":0,"start_ns":{},"end_ns":{}}})"

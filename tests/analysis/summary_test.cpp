@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "dtrain/analysis/analysis.h"
 #include "dtrain/analysis/summary_text.h"
 #include "dtrain/base/error.h"
 #include "dtrain/profile/phase.h"
@@ -216,6 +217,98 @@ TEST(Summary, AnEmptyFolderIsASummaryAndAMissingOneAnError) {
   const RunSummary s = summarize(folder.path());
   EXPECT_EQ(s.steps, 0);
   EXPECT_THROW(summarize(folder.path() / "absent"), SystemError);
+}
+
+// Rank 1 has another scope. The times of the phases are in nanoseconds.
+void write_scopes_of_two_ranks(RunFolder& folder) {
+  const std::string both = R"("train_batch":3000000,"train_batch.forward":2000000,"allreduce_wait":1000000)";
+  folder.append(folder.rank_dump(0), header_line(0, 2) + scope_line(1, "augment/crop", 2, R"("train_batch":1000000)") +
+                                         scope_line(1, "augment", 1, both) + step_line(1, 50, 1, 2) +
+                                         scope_line(2, "augment", 1, R"("train_batch":2000000)") +
+                                         step_line(2, 67, 1, 2) + kFinished);
+  folder.append(folder.rank_dump(1), header_line(1, 2) + scope_line(1, "augment", 3, R"("train_batch":12000000)") +
+                                         step_line(1, 50, 1, 2) + scope_line(2, "tell", 1, R"("callbacks":4000000)") +
+                                         step_line(2, 67, 1, 2) + kFinished);
+}
+
+TEST(Summary, HasTheScopesOfTheTrial) {
+  RunFolder folder;
+  write_scopes_of_two_ranks(folder);
+  const RunSummary s = summarize(folder.path());
+  ASSERT_EQ(s.scopes.size(), 3u);
+  const ScopeSummary& augment = s.scopes[0];
+  EXPECT_EQ(augment.path, "augment");
+  EXPECT_NEAR(augment.seconds, (0.004 + 0.002 + 0.012) / 2, 1e-12) << "mean over ranks";
+  EXPECT_NEAR(augment.share, augment.seconds / 0.034, 1e-9);
+  EXPECT_DOUBLE_EQ(augment.p50_s, 0.004);
+  EXPECT_DOUBLE_EQ(augment.p99_s, 0.012);
+  EXPECT_EQ(augment.batches, 3);
+  EXPECT_EQ(augment.calls, 5);
+  EXPECT_EQ(augment.slowest_rank, 1);
+  EXPECT_DOUBLE_EQ(augment.slowest_s, 0.012);
+  ASSERT_EQ(augment.phases.size(), 3u);
+  EXPECT_EQ(augment.phases[0].first, "train_batch");
+  EXPECT_NEAR(augment.phases[0].second, 0.0075, 1e-12) << "without its parts";
+  EXPECT_EQ(augment.phases[1].first, "train_batch.forward");
+  EXPECT_NEAR(augment.phases[1].second, 0.001, 1e-12);
+  EXPECT_EQ(s.scopes[1].path, "augment/crop");
+  EXPECT_EQ(s.scopes[2].path, "tell");
+  EXPECT_NEAR(s.scopes[2].seconds, 0.002, 1e-12);
+  EXPECT_EQ(s.ranks[0].scopes_s, (std::map<std::string, double>{{"augment", 0.006}, {"augment/crop", 0.001}}));
+  EXPECT_EQ(s.ranks[1].scopes_s, (std::map<std::string, double>{{"augment", 0.012}, {"tell", 0.004}}));
+
+  const Json json = to_json(s);
+  EXPECT_EQ(json["scopes"]["tell"]["phases"], Json({{"callbacks", 0.002}}));
+  EXPECT_EQ(json["scopes"]["augment"]["calls"], 5);
+  EXPECT_EQ(json["ranks"][1]["scopes_s"]["tell"], 0.004);
+  const std::string text = render_summary(s, {});
+  EXPECT_THAT(text, HasSubstr("Scopes of the trial\n"));
+  EXPECT_THAT(text,
+              testing::ContainsRegex("\n  augment .*train_batch 83.3%, train_batch.forward 11.1%; rank 1: 12.0 ms"));
+  EXPECT_THAT(text, testing::ContainsRegex("\n    crop .*  train_batch; rank 0: 1.00 ms"));
+  EXPECT_THAT(render_analysis(analyze(load_run(folder.path())), {}), HasSubstr("Scopes of the trial\n"));
+}
+
+TEST(Summary, ScopesOfFoldedStepsCount) {
+  RunFolder folder;
+  folder.append(
+      folder.rank_dump(0),
+      header_line(0, 1) + scope_line(1, "augment", 2, R"("train_batch":3000000)") + step_line(1, 50, 1, 2) +
+          R"({"record":"window","first_batch":2,"last_batch":4,"epoch":0,"start_ns":1,"end_ns":2,"steps":3,)"
+          R"("wall_ns":{"count":3,"sum":51000000,"min":17000000,"max":17000000,"zeros":0,"bins":[833,3]},)"
+          R"("scopes":[{"scope":"augment","calls":5,"wall_ns":{"count":3,"sum":6000000,"min":2000000,"max":2000000,)"
+          R"("zeros":0,"bins":[726,3]},"phases":{"train_batch":5000000,"other":1000000}},)"
+          R"({"scope":"rare","calls":1,"wall_ns":{"count":1,"sum":7,"min":7,"max":7,"zeros":0,"bins":[98,1]},)"
+          R"("phases":{"other":7}}]})"
+          "\n" +
+          kFinished);
+  const RunSummary s = summarize(folder.path());
+  ASSERT_EQ(s.scopes.size(), 2u);
+  EXPECT_NEAR(s.scopes[0].seconds, 0.009, 1e-12);
+  EXPECT_EQ(s.scopes[0].calls, 7);
+  EXPECT_EQ(s.scopes[0].batches, 4);
+  EXPECT_NEAR(s.scopes[0].p50_s, 0.002, 0.011 * 0.002);
+  EXPECT_NEAR(s.scopes[0].phases[0].second, 0.008, 1e-12);
+  EXPECT_EQ(s.scopes[1].path, "rare");
+}
+
+TEST(Summary, ScopesComeBeforeThoseWithinThem) {
+  RunFolder folder;
+  std::string lines;
+  for (const char* path : {"b", "a-c", "a/d/e", "a.c", "a", "a/d", "ab"})
+    lines += scope_line(1, path, 1, R"("other":1)");
+  folder.append(folder.rank_dump(0), header_line(0, 1) + lines + step_line(1, 50, 1, 2) + kFinished);
+  std::vector<std::string> paths;
+  for (const ScopeSummary& scope : summarize(folder.path()).scopes) paths.push_back(scope.path);
+  EXPECT_THAT(paths, testing::ElementsAre("a", "a/d", "a/d/e", "a-c", "a.c", "ab", "b"));
+}
+
+TEST(Summary, ADamagedDumpHasNoMoreScopesThanARecorder) {
+  RunFolder folder;
+  std::string lines;
+  for (int i = 0; i < 1'000; ++i) lines += scope_line(1, "scope-" + std::to_string(i), 1, R"("other":1)");
+  folder.append(folder.rank_dump(0), header_line(0, 1) + lines + step_line(1, 50, 1, 2) + kFinished);
+  EXPECT_EQ(summarize(folder.path()).scopes.size(), kMostScopes);
 }
 
 TEST(Summary, JsonHoldsEveryPhase) {

@@ -135,6 +135,7 @@ step = (b'{"record":"step","batch":1,"epoch":0,"start_ns":1000,"wall_ns":500,"sa
 rank = [header, b'{"record":"part","part":"loop","start_ns":1000,"end_ns":2000}', step,
         b'{"record":"collective","batch":1,"operation":"all_reduce","bucket":0,"bytes":64,"started_ns":1,"ended_ns":9,'
         b'"bus_bandwidth":1e9}',
+        b'{"record":"scope","batch":1,"scope":"a/b","calls":2,"wall_ns":40,"phases":{"train_batch":40}}',
         b'{"record":"loader","batch":1,"queue_depth":0,"workers":1}', b'{"record":"dropped","count":2}',
         b'{"record":"lost","count":1,"reason":"disk full"}', b'{"record":"end","how":"finished","dropped":2,"lost":1}']
 agent = [b'{"record":"header","schema":1,"kind":"agent","agent":"node0","host":"node","units":{"free_memory":"bytes"}}',

@@ -1,7 +1,8 @@
-"""Runs of loop_trial: logged metrics, collectives, callbacks, early stopping, and which checkpoints stay.
+"""Runs of loop_trial: logged metrics, scopes, collectives, callbacks, early stopping, and which checkpoints stay.
 
     around_the_loop.py BIN_FOLDER [TestClass[.test] ...]
 """
+import gzip
 import json
 import sys
 import unittest
@@ -74,6 +75,70 @@ class Logs(LoopTest):
         self.assertIn("the training metric 'x' is a sum on rank 0 and a maximum on rank 1", result.output)
         result = self.launch(2, mistake="rows", auc=True).expect(1)
         self.assertIn("the metric 'auc' was given rows of several forms", result.output)
+
+
+def top_level(phases):
+    return sum(time for phase, time in phases.items() if "." not in phase)
+
+
+class Scopes(LoopTest):
+    PATHS = {"whole", "whole/forward", "whole/backward", "whole/thrown", "journal"}
+
+    def test_every_rank_has_them_within_the_phases(self):
+        for ranks in (1, 2, 3):
+            with self.subTest(ranks):
+                result = self.launch(ranks, scopes=True, sections={"min_validation_period": {"batches": 6}}).expect(0)
+                for rank in range(ranks):
+                    self.check_rank(result.lines(f"profile/rank-{rank:04}.jsonl"))
+                self.check_programs(result, ranks)
+
+    def check_rank(self, dump):
+        steps = {line["batch"]: line for line in dump if line["record"] == "step"}
+        self.assertEqual(sorted(steps), [1, 2, 3, 4, 5, 6])
+        for batch, step in steps.items():
+            scopes = {line["scope"]: line for line in dump if line["record"] == "scope" and line["batch"] == batch}
+            self.assertEqual(set(scopes), self.PATHS | ({"evaluate"} if batch == 6 else set()))
+            self.assertEqual(top_level(step["phases"]), step["wall_ns"])
+            for path, scope in scopes.items():
+                self.assertEqual(scope["calls"], 2 if path == "whole/forward" else scope["calls"])
+                self.assertEqual(top_level(scope["phases"]), scope["wall_ns"])
+                for phase, time in scope["phases"].items():
+                    self.assertLessEqual(time, step["phases"][phase], (path, phase))
+            self.assertEqual(set(scopes["journal"]["phases"]), {"callbacks"})
+            self.assertIn("train_batch.forward", scopes["whole/forward"]["phases"])
+            self.assertIn("train_batch.backward", scopes["whole/backward"]["phases"])
+            within = sum(scopes[path]["wall_ns"] for path in scopes if path.startswith("whole/"))
+            self.assertGreaterEqual(scopes["whole"]["wall_ns"], within)
+            if batch == 6:
+                self.assertEqual(set(scopes["evaluate"]["phases"]), {"validation"})
+
+    def check_programs(self, result, ranks):
+        def dtrain(*arguments):
+            return run([BUILD.program("dtrain"), *arguments], result.run_dir).expect(0).output
+
+        summary = json.loads(dtrain("summary", str(result.run_dir), "--json"))
+        self.assertEqual(set(summary["scopes"]), self.PATHS | {"evaluate"})
+        self.assertEqual(summary["scopes"]["whole/forward"]["calls"], 12 * ranks)
+        self.assertEqual([set(rank["scopes_s"]) for rank in summary["ranks"]], [self.PATHS | {"evaluate"}] * ranks)
+        self.assertIn("Scopes of the trial", dtrain("summary", str(result.run_dir)))
+        self.assertIn("Scopes of the trial", dtrain("analyze", str(result.run_dir)))
+        self.assertIn(">Scopes of the trial<", (result.run_dir / "report.html").read_text())
+
+    def test_traces_show_when_they_ran(self):
+        window = {"trace": {"begin_on_batch": 2, "end_after_batch": 3}}
+        result = self.launch(2, scopes=True, sections={"profiling": window}).expect(0)
+        run([BUILD.program("dtrain"), "trace", str(result.run_dir)], result.run_dir).expect(0)
+        with gzip.open(result.run_dir / "trace.json.gz") as file:
+            events = [event for event in json.load(file)["traceEvents"] if event.get("cat") == "scope"]
+        paths = [event["args"]["path"] for event in events]
+        self.assertEqual({path: paths.count(path) for path in self.PATHS},
+                         {path: 8 if path == "whole/forward" else 4 for path in self.PATHS})
+
+    def test_mistakes_are_named(self):
+        result = self.launch(2, mistake="scope_name").expect(1)
+        self.assertIn('context.scope("my scope"): this is no name of a scope', result.output)
+        result = self.launch(1, mistake="many_scopes", batches=(70,)).expect(1)
+        self.assertIn("would be the 65th of this program; at most 64 are possible", result.output)
 
 
 class Collectives(LoopTest):

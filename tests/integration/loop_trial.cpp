@@ -1,5 +1,5 @@
-// A trial that uses what stands around the training loop: logged metrics, collectives, callbacks, early stopping. What
-// it does follows from hyperparameters, so that around_the_loop.py knows every number.
+// A trial that uses what stands around the training loop: logged metrics, scopes, collectives, callbacks, early
+// stopping. What it does follows from hyperparameters, so that around_the_loop.py knows every number.
 #include <dtrain/dtrain.h>
 
 #include <csignal>
@@ -48,6 +48,7 @@ class Journal final : public dtrain::Callback {
     note("before_batch", at, std::to_string(batch["i"][0].item<std::int64_t>()));
   }
   void after_batch(const Position& at, const dtrain::Metrics& metrics) override {
+    const auto timed = context_.scope("journal");
     note("after_batch", at, metrics.contains("loss") ? "loss" : "nothing");
     context_.log("calls", static_cast<double>(calls_));
   }
@@ -146,6 +147,8 @@ class LoopTrial final : public dtrain::Trial {
     }
     terminate_at_ = context.hyperparameter<std::int64_t>("terminate_at", 0);
     logs_ = context.hyperparameter<bool>("logs", false);
+    scopes_ = context.hyperparameter<bool>("scopes", false);
+    const auto outside = context.scope("constructor");  // no time: there is no batch
     if (context.hyperparameter<bool>("collectives", false)) try_collectives(context);
   }
 
@@ -168,6 +171,9 @@ class LoopTrial final : public dtrain::Trial {
       context_.rank() == 0 ? void(context_.all_reduce(torch::ones({3}))) : void(context_.all_gather(torch::ones({3})));
     }
     if (fault_ == "type") context_.all_reduce(torch::ones({2}, torch::kBool));
+    if (scopes_) return in_scopes(batch);
+    if (fault_ == "scope_name") const auto timed = context_.scope("my scope");
+    if (fault_ == "many_scopes") const auto timed = context_.scope("batch-" + std::to_string(number));
     const at::Tensor loss = (model_(batch["x"]) - 1).square().mean();
     context_.backward(loss);
     if (fault_ == "after_backward") context_.all_reduce(torch::ones({2}));
@@ -180,6 +186,7 @@ class LoopTrial final : public dtrain::Trial {
   dtrain::Metrics evaluate_batch(const dtrain::Batch& batch) override {
     const std::size_t number = journal_->validations;
     const double score = number < scores_.size() ? scores_[number] : 0.0;
+    const auto timed = context_.scope("evaluate");
     const at::Tensor x = batch["x"];
     if (auc_) auc_->add(x.select(1, 0), batch["i"] * batch["i"] % 3 == 0);
     if (fault_ == "rows" && auc_ && context_.rank() == 1) auc_->dtrain::GatheredMetric::add(torch::ones({1, 3}));
@@ -188,6 +195,26 @@ class LoopTrial final : public dtrain::Trial {
   }
 
  private:
+  // "whole" with "forward" twice and "backward" once in it, and "thrown", which an exception ends.
+  dtrain::Metrics in_scopes(const dtrain::Batch& batch) {
+    const auto whole = context_.scope("whole");
+    at::Tensor loss;
+    for (int i = 0; i < 2; ++i) {
+      const auto timed = context_.scope("forward");
+      loss = (model_(batch["x"]) - 1).square().mean();
+    }
+    {
+      const auto timed = context_.scope("backward");
+      context_.backward(loss);
+    }
+    try {
+      const auto timed = context_.scope("thrown");
+      throw std::runtime_error("caught");
+    } catch (const std::runtime_error&) {
+    }
+    return {{"loss", loss}};
+  }
+
   void log(std::int64_t number, const dtrain::Batch& batch) {
     const auto rank = static_cast<double>(context_.rank());
     const auto batch_number = static_cast<double>(number);
@@ -206,6 +233,7 @@ class LoopTrial final : public dtrain::Trial {
   std::string fault_;
   std::int64_t terminate_at_ = 0;
   bool logs_ = false;
+  bool scopes_ = false;
 };
 
 }  // namespace

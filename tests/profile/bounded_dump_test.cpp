@@ -41,6 +41,15 @@ class FakeRank {
 
   void unfinished_step(std::int64_t batch) {
     Record record{};
+    record.kind = RecordKind::kScope;
+    record.batch = batch;
+    record.scope.calls = 2;
+    std::strcpy(record.scope.path, batch % 2 == 0 ? "outer/even" : "odd");
+    record.scope.phases[static_cast<std::size_t>(Phase::kForward)] = 300 + batch;
+    record.scope.phases[static_cast<std::size_t>(Phase::kOther)] = 5;
+    dump.add(record);
+    scopes_ns += 305 + batch;
+    record = {};
     record.kind = RecordKind::kLoader;
     record.batch = batch;
     record.loader = {now_, 1, 4, 2'000, 0};
@@ -65,7 +74,7 @@ class FakeRank {
   ManualClock clock;
   DumpWriter writer;
   BoundedDump dump;
-  std::int64_t total_ns = 0, samples = 0;
+  std::int64_t total_ns = 0, samples = 0, scopes_ns = 0;
 
  private:
   std::int64_t now_ = 0;
@@ -84,6 +93,7 @@ Sketch sketch_of(const Json& json) {
 
 struct Totals {
   std::int64_t steps = 0, wall_ns = 0, samples = 0, exchanged = 0, collectives = 0, bytes = 0, loader = 0;
+  std::int64_t scope_steps = 0, scope_calls = 0, scopes_ns = 0, in_forward_ns = 0;
   explicit Totals(const std::vector<Json>& records) {
     for (const Json& step : of_kind(records, "step")) {
       ++steps;
@@ -96,12 +106,25 @@ struct Totals {
       bytes += collective["bytes"].get<std::int64_t>();
     }
     loader += std::ssize(of_kind(records, "loader"));
+    for (const Json& scope : of_kind(records, "scope")) {
+      ++scope_steps;
+      scope_calls += scope["calls"].get<std::int64_t>();
+      scopes_ns += scope["wall_ns"].get<std::int64_t>();
+      in_forward_ns += scope["phases"]["train_batch"].get<std::int64_t>();
+    }
     for (const Json& window : of_kind(records, "window")) {
       steps += window["steps"].get<std::int64_t>();
       wall_ns += sketch_of(window["wall_ns"]).sum();
       samples += window["samples"].get<std::int64_t>();
       exchanged += window["exchanged"].get<std::int64_t>();
       loader += window["loader"]["count"].get<std::int64_t>();
+      for (const Json& scope : window["scopes"]) {
+        const Sketch wall = sketch_of(scope["wall_ns"]);
+        scope_steps += wall.count();
+        scope_calls += scope["calls"].get<std::int64_t>();
+        scopes_ns += wall.sum();
+        in_forward_ns += scope["phases"]["train_batch.forward"].get<std::int64_t>();
+      }
       for (const Json& collective : window["collectives"]) {
         collectives += collective["count"].get<std::int64_t>();
         bytes += collective["bytes"].get<std::int64_t>();
@@ -140,6 +163,10 @@ TEST_F(BoundedDumpTest, EveryStepIsInOneRecordAndSumsAreExact) {
   EXPECT_EQ(totals.collectives, 2 * 3'550);
   EXPECT_EQ(totals.bytes, 2 * 3'550 * 1'000);
   EXPECT_EQ(totals.loader, 3'550);
+  EXPECT_EQ(totals.scope_steps, 3'550);
+  EXPECT_EQ(totals.scope_calls, 2 * 3'550);
+  EXPECT_EQ(totals.scopes_ns, rank.scopes_ns);
+  EXPECT_EQ(totals.in_forward_ns, rank.scopes_ns - 5 * 3'550);
   const auto windows = of_kind(all, "window");
   ASSERT_EQ(windows.size(), 10u + 5u + 1u);
   std::int64_t next = 1'001;

@@ -216,6 +216,28 @@ TEST_F(LateStepsTest, StepsComeInOrderWithAllThatBelongsToThem) {
   EXPECT_EQ(records[4].step.start_ns, 4);
 }
 
+TEST_F(LateStepsTest, ScopesKeepTheHostsTimesAndComeWithTheirStep) {
+  steps.begin_step(1);
+  ScopePayload scope{};
+  scope.calls = 3;
+  scope.phases[static_cast<std::size_t>(Phase::kForward)] = 700;
+  steps.add_scope(1, scope);
+  steps.end_step(Phase::kOther, 0, 1, {});
+  steps.begin_step(2);  // never ended: its scopes have no record
+  steps.add_scope(2, scope);
+  EXPECT_FALSE(hand_on());
+  timeline.reached = {5000, 5001};
+  EXPECT_FALSE(hand_on());
+  ASSERT_EQ(records.size(), 2u);
+  EXPECT_EQ(records[0].kind, RecordKind::kScope);
+  EXPECT_EQ(records[0].batch, 1);
+  EXPECT_EQ(records[0].scope.calls, 3);
+  EXPECT_EQ(records[0].scope.phases, scope.phases);
+  EXPECT_EQ(records[1].kind, RecordKind::kStep);
+  steps.give_up([&](const Record& record) { records.push_back(record); });
+  EXPECT_EQ(records.size(), 2u);
+}
+
 TEST_F(LateStepsTest, AStepThatTheDeviceNeverDoesHasTheHostsTimes) {
   step(1, 1000, {{1010, Phase::kForward}}, 1100);
   steps.begin_step(2);
@@ -253,6 +275,7 @@ TEST_F(LateStepsTest, AnObserverSeesTheCollectivesOfItsOwnTimeWithTheirTimesOnTh
   class Observer final : public StepObserver {
    public:
     void on_phase(Phase, std::int64_t, std::int64_t) override {}
+    void on_scope(std::string_view, std::int64_t, std::int64_t) override {}
     void on_step(std::int64_t, std::int64_t, std::int64_t) override {}
     void on_collective(std::int64_t batch, const CollectiveRecord& collective) override {
       seen.emplace_back(batch, collective.ended_ns);

@@ -71,6 +71,8 @@ TEST(TraceFile, HoldsTheProfilersEventsAndTheRecordersOnOneTimeLine) {
   write_file_atomic(folder.path() / "raw", kRaw);
   TraceLog log;
   log.on_phase(Phase::kBackward, 5'000, 1'005'000);
+  log.on_scope("outer/inner", 6'000, 8'000);
+  log.on_scope("outer", 5'500, 9'000);
   log.on_step(7, 5'000, 2'005'000);
   log.on_collective(7, all_reduce(3, 0, 105'000, 205'000));
   log.on_collective(7, all_reduce(4, 1, 155'000, 255'000));
@@ -92,6 +94,15 @@ TEST(TraceFile, HoldsTheProfilersEventsAndTheRecordersOnOneTimeLine) {
   EXPECT_DOUBLE_EQ(phases[0]["ts"].get<double>(), 100);  // the first clock point
   EXPECT_DOUBLE_EQ(phases[0]["dur"].get<double>(), 1'000);
   EXPECT_NE(phases[0]["tid"], 42);
+
+  const auto scopes = events_of(trace, "scope");
+  ASSERT_EQ(scopes.size(), 2u);
+  EXPECT_EQ(scopes[0]["name"], "inner");
+  EXPECT_EQ(scopes[0]["args"]["path"], "outer/inner");
+  EXPECT_NEAR(scopes[0]["dur"].get<double>(), 2, 1e-6);
+  EXPECT_EQ(scopes[1]["name"], "outer");
+  EXPECT_EQ(scopes[0]["tid"], scopes[1]["tid"]) << "nested";
+  EXPECT_NE(scopes[0]["tid"], phases[0]["tid"]);
 
   const auto collectives = events_of(trace, "collective");
   ASSERT_EQ(collectives.size(), 3u);
@@ -170,6 +181,9 @@ class Told final : public StepObserver {
   void on_phase(Phase phase, std::int64_t start_ns, std::int64_t end_ns) override {
     text += std::string(name_of(phase)) + " " + std::to_string(start_ns) + "-" + std::to_string(end_ns) + "; ";
   }
+  void on_scope(std::string_view path, std::int64_t start_ns, std::int64_t end_ns) override {
+    text += "scope " + std::string(path) + " " + std::to_string(start_ns) + "-" + std::to_string(end_ns) + "; ";
+  }
   void on_step(std::int64_t batch, std::int64_t start_ns, std::int64_t end_ns) override {
     text += "step " + std::to_string(batch) + " " + std::to_string(start_ns) + "-" + std::to_string(end_ns) + "; ";
   }
@@ -193,7 +207,12 @@ TEST(Recorder, TellsItsObserverWhenPhasesBeginAndEnd) {
     clock.now += 5ns;
     {
       const PhaseScope forward(recorder, Phase::kForward);
-      clock.now += 10ns;
+      const auto outer = recorder.scope("outer");
+      clock.now += 4ns;
+      {
+        const auto inner = recorder.scope("inner");
+        clock.now += 6ns;
+      }
       recorder.collective(all_reduce(9, 0, 1, 2));
     }
     clock.now += 3ns;
@@ -204,7 +223,8 @@ TEST(Recorder, TellsItsObserverWhenPhasesBeginAndEnd) {
   }
   EXPECT_TRUE(finish_agent(agent, kDeadline).success());
   EXPECT_EQ(told.text,
-            "other 1000-1005; collective 2 9; train_batch.forward 1005-1015; other 1015-1018; step 2 1000-1018; ");
+            "other 1000-1005; scope outer/inner 1009-1015; collective 2 9; scope outer 1005-1015; "
+            "train_batch.forward 1005-1015; other 1015-1018; step 2 1000-1018; ");
 }
 
 }  // namespace

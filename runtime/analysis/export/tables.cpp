@@ -208,6 +208,41 @@ Table loader() {
           }};
 }
 
+Table scopes() {
+  return {"scopes",
+          {{"rank", kInteger},
+           {"batch", kInteger},
+           {"scope", kText},
+           {"calls", kInteger},
+           {"wall_ns", kInteger},
+           {"phase", kText}},
+          [](const RunProfile& profile, const Sink& sink) {
+            for (const RankProfile& rank : profile.ranks) {
+              for (const ScopeStep& step : rank.scope_steps) {
+                sink({std::int64_t{rank.rank}, step.batch, rank.scope_paths[static_cast<std::size_t>(step.path)],
+                      std::int64_t{step.calls}, step.wall_ns, std::string(profile::name_of(step.phase))});
+              }
+            }
+          }};
+}
+
+// Over all steps, also those in windows.
+Table scope_totals() {
+  return {"scope_totals",
+          with_phases(
+              {{"rank", kInteger}, {"scope", kText}, {"steps", kInteger}, {"calls", kInteger}, {"wall_ns", kInteger}}),
+          [](const RunProfile& profile, const Sink& sink) {
+            Row row;
+            for (const RankProfile& rank : profile.ranks) {
+              for (const auto& [path, totals] : rank.scopes) {
+                row = {std::int64_t{rank.rank}, path, totals.steps, totals.calls, totals.wall_ns};
+                add_phase_rows(totals.phases, row);
+                sink(row);
+              }
+            }
+          }};
+}
+
 Table memory() {
   return {"memory",
           {{"rank", kInteger},
@@ -275,8 +310,9 @@ Table operators() {
 }  // namespace
 
 std::vector<Table> run_tables() {
-  std::vector<Table> tables{ranks(),  steps(),  windows(), collectives(), collective_windows(),
-                            loader(), memory(), parts(),   clocks(),      operators()};
+  std::vector<Table> tables{ranks(),  steps(),    windows(),      collectives(), collective_windows(),
+                            loader(), scopes(),   scope_totals(), memory(),      parts(),
+                            clocks(), operators()};
   for (auto more : {host_tables(), log_tables()}) {
     tables.insert(tables.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
   }

@@ -180,6 +180,14 @@ void export_rank(const RankProfile& rank, const std::filesystem::path& folder, E
     file.add(wall.seconds(step.start_ns + step.wall_ns), step.batch,
              step_scalars(step.wall_ns, step.samples, step.phases, 1));
   }
+  for (const ScopeStep& step : rank.scope_steps) {
+    const auto of_step = std::lower_bound(rank.steps.begin(), rank.steps.end(), step.batch,
+                                          [](const StepLine& line, std::int64_t batch) { return line.batch < batch; });
+    if (of_step == rank.steps.end() || of_step->batch != step.batch) continue;
+    file.add(wall.seconds(of_step->start_ns + of_step->wall_ns), step.batch,
+             {{"scopes_ms/" + rank.scope_paths[static_cast<std::size_t>(step.path)],
+               static_cast<double>(step.wall_ns) / 1e6}});
+  }
   for (const WindowLine& window : rank.windows) {
     file.add(wall.seconds(window.end_ns), window.last_batch,
              step_scalars(window.wall_ns, window.samples, window.phases, window.steps));

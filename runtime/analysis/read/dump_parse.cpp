@@ -138,6 +138,19 @@ LoaderLine parse_loader(const Object& object) {
   return line;
 }
 
+// Its time is the sum of its phases, whatever a damaged dump says.
+ScopeLine parse_scope(const Object& object) {
+  ScopeLine line;
+  for (const auto& [key, value] : object) {
+    if (key == "batch") line.batch = to_integer(value);
+    if (key == "scope") line.path = to_text(value);
+    if (key == "calls") line.calls = to_integer(value);
+    if (key == "phases") read_phases(value, line.phases);
+  }
+  for (const std::int64_t time : line.phases) add_to(line.wall_ns, time);
+  return line;
+}
+
 PartLine parse_part(const Object& object) {
   return {std::string(text_of(object, "part")), integer_of(object, "start_ns"), integer_of(object, "end_ns")};
 }
@@ -291,6 +304,20 @@ void read_loader(const Object& object, WindowLine& window, WindowSketches& sketc
   }
 }
 
+void read_scope(const Object& object, WindowSketches& sketches) {
+  std::string path;
+  ScopeTotals totals;
+  for (const auto& [key, field] : object) {
+    if (key == "scope") path = to_text(field);
+    if (key == "calls") totals.calls = to_integer(field);
+    if (key == "wall_ns") totals.folded = to_sketch(field);
+    if (key == "phases") read_phases(field, totals.phases);
+  }
+  totals.steps = totals.folded.count();
+  totals.wall_ns = totals.folded.sum();
+  if (ScopeTotals* const scope = scope_of(sketches.scopes, path)) scope->merge(totals);
+}
+
 }  // namespace
 
 WindowLine parse_window(const Object& object, WindowSketches& sketches) {
@@ -312,10 +339,11 @@ WindowLine parse_window(const Object& object, WindowSketches& sketches) {
     Object loader;
     if (key == "loader" && field.get(loader) == simdjson::SUCCESS) read_loader(loader, window, sketches);
     Array list;
-    if (key != "collectives" || field.get(list) != simdjson::SUCCESS) continue;
+    if ((key != "collectives" && key != "scopes") || field.get(list) != simdjson::SUCCESS) continue;
     for (const Element& item : list) {
-      Object collective;
-      if (item.get(collective) == simdjson::SUCCESS) read_collective(collective, window, sketches);
+      Object one;
+      if (item.get(one) != simdjson::SUCCESS) continue;
+      key == "scopes" ? read_scope(one, sketches) : read_collective(one, window, sketches);
     }
   }
   window.wall_ns = sketches.wall.sum();

@@ -55,6 +55,7 @@ std::int64_t integer_of(const Object& object, std::string_view key, std::int64_t
 StepLine parse_step(const Object& object);
 CollectiveLine parse_collective(const Object& object);
 LoaderLine parse_loader(const Object& object);
+ScopeLine parse_scope(const Object& object);
 PartLine parse_part(const Object& object);
 ClockLine parse_clock(const Object& object);
 MemoryLine parse_memory(const Object& object);

@@ -50,6 +50,8 @@ bool dispatch(const Object& object, std::string_view kind, std::string_view line
     handler.collective(parse_collective(object));
   } else if (kind == "loader") {
     handler.loader(parse_loader(object));
+  } else if (kind == "scope") {
+    handler.scope(parse_scope(object));
   } else if (kind == "system") {
     handler.system(parse_system(object));
   } else if (kind == "gpu") {

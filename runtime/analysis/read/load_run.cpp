@@ -123,6 +123,18 @@ class RankCollector final : public DumpHandler {
   }
   void step(const StepLine& line) override { rank_.steps.push_back(line); }
   void collective(const CollectiveLine& line) override { rank_.collectives.push_back(line); }
+  void scope(const ScopeLine& line) override {
+    ScopeTotals* const totals = scope_of(rank_.scopes, line.path);
+    if (totals == nullptr) return;
+    totals->add(line);
+    const auto known = std::find(rank_.scope_paths.begin(), rank_.scope_paths.end(), line.path);
+    const auto path = known - rank_.scope_paths.begin();
+    if (known == rank_.scope_paths.end()) rank_.scope_paths.push_back(line.path);
+    const auto most = std::max_element(line.phases.begin(), line.phases.end()) - line.phases.begin();
+    rank_.scope_steps.push_back({line.batch, line.wall_ns,
+                                 static_cast<std::int32_t>(std::clamp<std::int64_t>(line.calls, 0, INT32_MAX)),
+                                 static_cast<std::int32_t>(path), static_cast<profile::Phase>(most)});
+  }
   void part(const PartLine& line) override { rank_.parts.push_back(line); }
   void loader(const LoaderLine& line) override { rank_.loader.push_back(line); }
   void clock(const ClockLine& line) override { rank_.clocks.push_back(line); }
@@ -212,6 +224,10 @@ void complete(RankProfile& rank) {
   sort_by_batch(rank.steps);
   sort_by_batch(rank.collectives);
   sort_by_batch(rank.loader);
+  sort_by_batch(rank.scope_steps);
+  for (const auto& [path, totals] : rank.window_sketches.scopes) {
+    if (ScopeTotals* const scope = scope_of(rank.scopes, path)) scope->merge(totals);
+  }
 }
 
 void read_dumps(const fs::path& folder, RunProfile& run) {

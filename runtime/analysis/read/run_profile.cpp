@@ -6,11 +6,35 @@
 #include "read/json_fields.h"
 
 namespace dtrain::analysis {
+
+void ScopeTotals::add(const ScopeLine& line) {
+  add_to(steps, 1);
+  add_to(calls, line.calls);
+  add_to(wall_ns, line.wall_ns);
+  for (std::size_t i = 0; i < phases.size(); ++i) add_to(phases[i], line.phases[i]);
+}
+
+void ScopeTotals::merge(const ScopeTotals& other) {
+  add_to(steps, other.steps);
+  add_to(calls, other.calls);
+  add_to(wall_ns, other.wall_ns);
+  for (std::size_t i = 0; i < phases.size(); ++i) add_to(phases[i], other.phases[i]);
+  folded.merge(other.folded);
+}
+
+ScopeTotals* scope_of(Scopes& scopes, const std::string& path) {
+  if (const auto found = scopes.find(path); found != scopes.end()) return &found->second;
+  return scopes.size() < kMostScopes ? &scopes[path] : nullptr;
+}
+
 void WindowSketches::merge(const WindowSketches& other) {
   wall.merge(other.wall);
   for (std::size_t i = 0; i < phases.size(); ++i) phases[i].merge(other.phases[i]);
   for (const auto& [key, sketch] : other.collectives) collectives[key].merge(sketch);
   loader_fetch.merge(other.loader_fetch);
+  for (const auto& [path, totals] : other.scopes) {
+    if (ScopeTotals* const scope = scope_of(scopes, path)) scope->merge(totals);
+  }
 }
 
 std::optional<double> RankProfile::part_s(const std::string& part) const {

@@ -185,6 +185,7 @@ RankSummary to_rank(const RunProfile& run, const RankProfile& profile) {
   add_loader(profile, rank);
   rank.peak_resident_bytes = peak_memory(run, profile);
   rank.gpu_memory = gpu_memory(profile);
+  for (const auto& [path, totals] : profile.scopes) rank.scopes_s[path] = to_seconds(totals.wall_ns);
   rank.ended = profile.end ? profile.end->how : std::string();
   rank.dropped = profile.dropped;
   rank.lost = profile.lost;
@@ -210,6 +211,52 @@ void add_phases(const RunProfile& run, double loop_s, RunSummary& summary) {
     row.p99_s = all.quantile_s(0.99);
     summary.phases.push_back(std::move(row));
   }
+}
+
+void add_scopes(const RunProfile& run, double loop_s, RunSummary& summary) {
+  struct Sums {
+    ScopeSummary row;
+    Distribution batches;
+    profile::PhaseTimes phases{};
+  };
+  std::map<std::string, Sums> all;
+  for (const RankProfile& rank : run.ranks) {
+    for (const auto& [path, totals] : rank.scopes) {
+      Sums& sums = all[path];
+      const double seconds = to_seconds(totals.wall_ns);
+      sums.row.seconds += seconds;
+      add_to(sums.row.batches, totals.steps);
+      add_to(sums.row.calls, totals.calls);
+      sums.batches.add(totals.folded);
+      for (std::size_t i = 0; i < sums.phases.size(); ++i) add_to(sums.phases[i], totals.phases[i]);
+      if (sums.row.slowest_rank >= 0 && seconds <= sums.row.slowest_s) continue;
+      sums.row.slowest_rank = rank.rank;
+      sums.row.slowest_s = seconds;
+    }
+    for (const ScopeStep& step : rank.scope_steps) {
+      all[rank.scope_paths[static_cast<std::size_t>(step.path)]].batches.add(step.wall_ns);
+    }
+  }
+  for (auto& [path, sums] : all) {
+    ScopeSummary& row = sums.row;
+    row.path = path;
+    row.seconds /= static_cast<double>(run.ranks.size());
+    if (loop_s > 0) row.share = row.seconds / loop_s;
+    row.p50_s = sums.batches.quantile_s(0.50);
+    row.p99_s = sums.batches.quantile_s(0.99);
+    for (std::size_t i = 0; i < sums.phases.size(); ++i) {
+      const double seconds = to_seconds(sums.phases[i]) / static_cast<double>(run.ranks.size());
+      if (seconds > 0) row.phases.emplace_back(name_of(static_cast<Phase>(i)), seconds);
+    }
+    std::stable_sort(row.phases.begin(), row.phases.end(),
+                     [](const auto& a, const auto& b) { return a.second > b.second; });
+    summary.scopes.push_back(std::move(row));
+  }
+  // A scope comes directly before those within it: '-' and '.' are less than '/'.
+  const auto less = [](char x, char y) { return x != y && (x == '/' || (y != '/' && x < y)); };
+  std::sort(summary.scopes.begin(), summary.scopes.end(), [&](const ScopeSummary& x, const ScopeSummary& y) {
+    return std::lexicographical_compare(x.path.begin(), x.path.end(), y.path.begin(), y.path.end(), less);
+  });
 }
 
 void add_totals(const RunProfile& run, RunSummary& summary) {
@@ -263,6 +310,7 @@ RunSummary summarize(const Evidence& evidence) {
   add_run_files(run, summary);
   add_totals(run, summary);
   add_phases(run, evidence.loop_s, summary);
+  add_scopes(run, evidence.loop_s, summary);
   add_exposed(evidence, summary);
   summary.compute = compute_account(evidence, summary);
   add_collectives(run, summary);

@@ -17,6 +17,20 @@ Json gpu_memory_json(const GpuMemory& memory) {
           {"phases", std::move(of_phases)}};
 }
 
+Json scope_json(const ScopeSummary& scope) {
+  Json phases = Json::object();
+  for (const auto& [phase, seconds] : scope.phases) phases[phase] = seconds;
+  return {{"seconds", scope.seconds},
+          {"share", scope.share},
+          {"p50_s", scope.p50_s},
+          {"p99_s", scope.p99_s},
+          {"batches", scope.batches},
+          {"calls", scope.calls},
+          {"slowest_rank", scope.slowest_rank},
+          {"slowest_s", scope.slowest_s},
+          {"phases", std::move(phases)}};
+}
+
 Json rank_json(const RankSummary& rank) {
   return {{"rank", rank.rank},
           {"host", rank.host},
@@ -41,6 +55,7 @@ Json rank_json(const RankSummary& rank) {
           {"loader_queue_mean", optional_json(rank.loader_queue_mean)},
           {"loader_empty", rank.loader_empty},
           {"loader_records", rank.loader_records},
+          {"scopes_s", Json(rank.scopes_s)},
           {"ended", rank.ended},
           {"dropped", rank.dropped},
           {"lost", rank.lost}};
@@ -129,6 +144,8 @@ Json to_json(const RunSummary& s) {
   for (const PhaseSummary& p : s.phases) {
     json["phases"][p.name] = {{"seconds", p.seconds}, {"share", p.share}, {"p50_s", p.p50_s}, {"p99_s", p.p99_s}};
   }
+  json["scopes"] = Json::object();
+  for (const ScopeSummary& scope : s.scopes) json["scopes"][scope.path] = scope_json(scope);
   json["ranks"] = Json::array();
   for (const RankSummary& rank : s.ranks) json["ranks"].push_back(rank_json(rank));
   json["collectives"] = Json::array();

@@ -10,6 +10,7 @@
 
 #include "dtrain/base/text.h"
 #include "dtrain/base/units.h"
+#include "summary/scopes_text.h"
 #include "summary/summary_words.h"
 #include "text/numbers.h"
 #include "text/text_writer.h"
@@ -221,6 +222,7 @@ std::string render_summary(const RunSummary& summary, const TextOptions& options
   TextWriter out(options);
   write_head(out, summary);
   write_phases(out, summary);
+  write_scopes(out, summary);
   write_ranks(out, summary);
   write_gpu_memory(out, summary);
   write_communication(out, summary);

@@ -237,7 +237,7 @@ void Merger::event(const TraceHead& head, const RawEvent& raw) {
     pid = process_of(head.rank);
   }
   const std::string_view category = unquoted(raw.category);
-  const bool ours = category == "step" || category == "phase" || category == "collective";
+  const bool ours = category == "step" || category == "phase" || category == "scope" || category == "collective";
   if (phase != "M" && !ours && written_ > options_.most_bytes) {
     ++left_out_;
     return;

@@ -24,6 +24,7 @@ void append_sketch(LineBuffer& out, const Sketch& sketch) {
 void DumpWindow::add(const Record& record) {
   if (record.kind == RecordKind::kStep) add_step(record.step);
   if (record.kind == RecordKind::kCollective) add_collective(record.collective);
+  if (record.kind == RecordKind::kScope) add_scope(record.scope);
   if (record.kind != RecordKind::kLoader) return;
   loader_.workers = record.loader.workers;
   loader_.pinned = record.loader.pinned != 0;
@@ -49,6 +50,16 @@ void DumpWindow::add_collective(const CollectiveRecord& c) {
   sums.duration_ns.add(c.ended_ns - c.started_ns);
   sums.exposed_ns.add(c.exposed_ns);
   sums.queued_ns.add(c.started_ns - c.enqueued_ns);
+}
+
+void DumpWindow::add_scope(const ScopePayload& scope) {
+  const std::string path = path_of(scope);
+  // A rank has no more paths; what comes from its memory may have.
+  if (scopes_.size() >= Scope::kMostPaths && !scopes_.contains(path)) return;
+  ScopeSums& sums = scopes_[path];
+  sums.calls += scope.calls;
+  for (std::size_t i = 0; i < kPhaseCount; ++i) sums.phases[i] += scope.phases[i];
+  sums.wall_ns.add(wall_of(scope));
 }
 
 void DumpWindow::append_line(LineBuffer& out, const Frame& frame) const {
@@ -87,7 +98,17 @@ void DumpWindow::append_line(LineBuffer& out, const Frame& frame) const {
   append_sketch(out, loader_.queue_depth);
   put(out, FMT_COMPILE(",\"fetch_ns\":"));
   append_sketch(out, loader_.fetch_ns);
-  put(out, FMT_COMPILE("}}}}\n"));
+  put(out, FMT_COMPILE("}}"));
+  if (!scopes_.empty()) put(out, FMT_COMPILE(",\"scopes\":["));
+  separator = "";
+  for (const auto& [path, sums] : scopes_) {
+    put(out, FMT_COMPILE("{}{{\"scope\":\"{}\",\"calls\":{},\"wall_ns\":"), separator, path, sums.calls);
+    append_sketch(out, sums.wall_ns);
+    append_scope_phases(out, sums.phases);
+    put(out, FMT_COMPILE("}}"));
+    separator = ",";
+  }
+  put(out, FMT_COMPILE("{}}}\n"), scopes_.empty() ? "" : "]");
 }
 
 namespace {
@@ -100,7 +121,7 @@ std::string_view view(const LineBuffer& buffer) {
 
 bool belongs_to_a_step(const Record& record) {
   return record.kind == RecordKind::kStep || record.kind == RecordKind::kCollective ||
-         record.kind == RecordKind::kLoader;
+         record.kind == RecordKind::kLoader || record.kind == RecordKind::kScope;
 }
 
 }  // namespace

@@ -24,7 +24,7 @@ namespace dtrain::profile {
 // The sums of a dump window: what a `window` record of docs/profile-format.md holds. One thread.
 class DumpWindow {
  public:
-  // Adds a step, collective or loader record; ignores others.
+  // Adds a step, collective, scope or loader record; ignores others.
   void add(const Record& record);
 
   // What the window is made of, beside the records that were added.
@@ -47,6 +47,11 @@ class DumpWindow {
     std::uint64_t first_sequence = 0, last_sequence = 0;
     Sketch duration_ns, exposed_ns, queued_ns;
   };
+  struct ScopeSums {
+    std::int64_t calls = 0;
+    PhaseTimes phases{};  // exclusive
+    Sketch wall_ns;       // of a step
+  };
   struct LoaderSums {
     std::int32_t workers = 0;
     bool pinned = false;
@@ -54,6 +59,7 @@ class DumpWindow {
   };
   void add_step(const StepPayload& step);
   void add_collective(const CollectiveRecord& collective);
+  void add_scope(const ScopePayload& scope);
 
   std::int64_t exchanged_ = 0, samples_ = 0;
   Sketch wall_ns_;
@@ -61,6 +67,7 @@ class DumpWindow {
   std::array<Sketch, kPhaseCount> phases_;
   std::map<CollectiveKey, CollectiveSums> collectives_;
   LoaderSums loader_;
+  std::map<std::string, ScopeSums> scopes_;  // by path
 };
 
 // Finds steps that take much longer than those before them. Robust: median and median absolute deviation of the last

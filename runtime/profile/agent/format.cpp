@@ -1,6 +1,8 @@
 #include "agent/format.h"
 
 #include <cmath>
+#include <numeric>
+#include <span>
 #include <string_view>
 
 namespace dtrain::profile {
@@ -83,6 +85,13 @@ void append_clock(LineBuffer& out, const ClockRecord& clock) {
       clock.time_ns, clock.offset_ns, clock.error_ns, clock.round_trips);
 }
 
+void append_scope(LineBuffer& out, std::int64_t batch, const ScopePayload& scope) {
+  put(out, FMT_COMPILE("{{\"record\":\"scope\",\"batch\":{},\"scope\":\"{}\",\"calls\":{},\"wall_ns\":{}"), batch,
+      path_of(scope), scope.calls, wall_of(scope));
+  append_scope_phases(out, scope.phases);
+  put(out, FMT_COMPILE("}}\n"));
+}
+
 void append_device_memory(LineBuffer& out, std::int64_t batch, const DeviceMemoryPayload& memory) {
   put(out,
       FMT_COMPILE("{{\"record\":\"device_memory\",\"batch\":{},\"time_ns\":{},\"device\":{},\"allocated\":{},"
@@ -104,14 +113,44 @@ std::int64_t time_in(const PhaseTimes& times, Phase phase) {
   return phase == Phase::kTrainBatch ? own + at(times, Phase::kForward) + at(times, Phase::kBackward) : own;
 }
 
-std::string operation_of(const CollectiveRecord& record) {
+namespace {
+
+// What shared memory holds up to its end or to a 0; characters other than letters, digits and `also` become '?'.
+std::string plain_text(std::span<const char> bytes, std::string_view also) {
   std::string text;
-  for (const char c : record.operation) {
+  for (const char c : bytes) {
     if (c == '\0') break;
-    const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
-    text += plain ? c : '?';
+    const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
+    text += plain || also.find(c) != std::string_view::npos ? c : '?';
   }
   return text;
+}
+
+}  // namespace
+
+std::string operation_of(const CollectiveRecord& record) {
+  return plain_text(record.operation, "_");
+}
+
+std::string path_of(const ScopePayload& scope) {
+  return plain_text(scope.path, "_-./");
+}
+
+std::int64_t wall_of(const ScopePayload& scope) {
+  return std::accumulate(scope.phases.begin(), scope.phases.end(), std::int64_t{0});
+}
+
+void append_scope_phases(LineBuffer& out, const PhaseTimes& phases) {
+  put(out, FMT_COMPILE(",\"phases\":{{"));
+  const char* separator = "";
+  for (std::size_t i = 0; i < kPhaseCount; ++i) {
+    const auto phase = static_cast<Phase>(i);
+    const std::int64_t time = time_in(phases, phase);
+    if (time == 0) continue;
+    put(out, FMT_COMPILE("{}\"{}\":{}"), separator, name_of(phase), time);
+    separator = ",";
+  }
+  put(out, FMT_COMPILE("}}"));
 }
 
 void append_record(LineBuffer& out, const Record& record) {
@@ -127,6 +166,9 @@ void append_record(LineBuffer& out, const Record& record) {
       break;
     case RecordKind::kDeviceMemory:
       append_device_memory(out, record.batch, record.device_memory);
+      break;
+    case RecordKind::kScope:
+      append_scope(out, record.batch, record.scope);
       break;
     case RecordKind::kLoader:
       append_loader(out, record.batch, record.loader);

@@ -33,6 +33,11 @@ void append_record(LineBuffer& out, const Record& record);
 std::int64_t time_in(const PhaseTimes& times, Phase phase);
 // A name that came through shared memory: nothing in it can break a line.
 std::string operation_of(const CollectiveRecord& record);
+std::string path_of(const ScopePayload& scope);
+// The time of a scope: the sum of its times in the phases.
+std::int64_t wall_of(const ScopePayload& scope);
+// ,"phases":{…} with the phases in which the scope was.
+void append_scope_phases(LineBuffer& out, const PhaseTimes& phases);
 void append_system(LineBuffer& out, const SystemSample& sample);
 // `free_heap`: bytes; -1: not known.
 std::string memory_line(std::int64_t time_ns, std::int64_t batch, const host::ProcessMemory& memory,

@@ -42,6 +42,10 @@ const Json& TrialContext::hyperparameter_json(const std::string& name) const {
   return *found;
 }
 
+Scope TrialContext::scope(std::string_view name) {
+  return session_.recorder().scope(name);
+}
+
 void TrialContext::warn_of_unread_keys() {
   if (std::exchange(unread_keys_told_, true) || rank() != 0) return;
   std::vector<train::SectionRead> sections{

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "report/sections.h"
+#include "summary/scopes_text.h"
 #include "text/numbers.h"
 
 namespace dtrain::analysis::report {
@@ -80,6 +81,38 @@ void write_ring(Page& page, const RunSummary& s) {
               .height = 230});
 }
 
+// A row for each scope; how long it took on each rank is in the JSON.
+void write_scopes(Page& page, const RunSummary& s) {
+  if (s.scopes.empty()) return;
+  page.heading("Scopes of the trial");
+  page.paragraph(fmt::format(
+      "The parts that the program times with context.scope(). Their time lies within that of the phases above; a scope "
+      "within another one is indented, and is in its figures already.{}",
+      s.times_of_gpus ? " These are times of the host: when work was issued, not how long the GPU took." : ""));
+  Table table("Scopes (total: mean of the ranks; p50 and p99 over the batches that used it; calls of all ranks)",
+              {{"scope"},
+               {"total", true},
+               {"of the loop", true},
+               {"p50", true},
+               {"p99", true},
+               {"calls", true},
+               {"batches", true},
+               {"within", false, "the phases in which most of its time lies"},
+               {"longest on", true, "the rank on which it took longest, with its total there"}});
+  for (const ScopeSummary& scope : s.scopes) {
+    std::string indent;
+    for (std::size_t i = 0; i < depth_of(scope); ++i) indent += "\u2003";
+    table.row(
+        {Cell(indent + name_in(scope)).colored(scope.phases.empty() ? "other" : phase_color(scope.phases[0].first)),
+         Cell(seconds_text(scope.seconds), scope.seconds), Cell(format_percent(scope.share), scope.share, scope.share),
+         Cell(seconds_text(scope.p50_s), scope.p50_s), Cell(seconds_text(scope.p99_s), scope.p99_s),
+         Cell(count_text(scope.calls), static_cast<double>(scope.calls)),
+         Cell(count_text(scope.batches), static_cast<double>(scope.batches)), phases_text(scope),
+         Cell(fmt::format("rank {}: {}", scope.slowest_rank, seconds_text(scope.slowest_s)), scope.slowest_s)});
+  }
+  page.table(table);
+}
+
 }  // namespace
 
 void write_framework(Page& page, const Input& input) {
@@ -106,6 +139,7 @@ void write_framework(Page& page, const Input& input) {
                Cell(seconds_text(phase.p50_s), phase.p50_s), Cell(seconds_text(phase.p99_s), phase.p99_s)});
   }
   page.table(table);
+  write_scopes(page, s);
 }
 
 // What the time on CPUs and GPUs went into, operator by operator.

@@ -35,6 +35,12 @@ struct CollectiveLine {
   Operation operation = Operation::kOther;
 };
 
+struct ScopeLine {  // what a scope of the trial took in one step
+  std::int64_t batch = 0, calls = 0, wall_ns = 0;
+  std::string path;              // "outer/inner"
+  profile::PhaseTimes phases{};  // exclusive, in which phases its time lies: they sum to wall_ns
+};
+
 struct PartLine {
   std::string part;  // "initialization", "loop", "finalization"
   std::int64_t start_ns = 0, end_ns = 0;
@@ -123,12 +129,28 @@ struct CollectiveKey {
   }
 };
 
+// A scope of the trial over several steps: exact sums.
+struct ScopeTotals {
+  std::int64_t steps = 0, calls = 0, wall_ns = 0;  // steps in which it was used
+  profile::PhaseTimes phases{};                    // exclusive
+  profile::Sketch folded;                          // durations in the steps that were folded into windows
+  void add(const ScopeLine& line);
+  void merge(const ScopeTotals& other);
+};
+// By path.
+using Scopes = std::map<std::string, ScopeTotals>;
+// Scopes of a rank beyond so many are left out: a recorder has fewer, a damaged dump may have any number.
+inline constexpr std::size_t kMostScopes = 256;
+// The totals of a path. Null: there are too many others.
+ScopeTotals* scope_of(Scopes& scopes, const std::string& path);
+
 // The distributions of the steps that were folded into windows, over all windows of a rank, in nanoseconds.
 struct WindowSketches {
   profile::Sketch wall;
   std::array<profile::Sketch, profile::kPhaseCount> phases;  // as in dumps: train_batch with its parts
   std::map<CollectiveKey, profile::Sketch> collectives;      // durations
   profile::Sketch loader_fetch;
+  Scopes scopes;
   void merge(const WindowSketches& other);
 };
 

@@ -22,6 +22,7 @@ class DumpHandler {
   virtual void header(const Json&) {}
   virtual void step(const StepLine&) {}
   virtual void collective(const CollectiveLine&) {}
+  virtual void scope(const ScopeLine&) {}
   virtual void part(const PartLine&) {}
   virtual void loader(const LoaderLine&) {}
   virtual void clock(const ClockLine&) {}

@@ -19,6 +19,13 @@
 
 namespace dtrain::analysis {
 
+// What a scope took in one step: RankProfile::scope_paths has its path.
+struct ScopeStep {
+  std::int64_t batch = 0, wall_ns = 0;
+  std::int32_t calls = 0, path = 0;
+  profile::Phase phase = profile::Phase::kOther;  // in which most of its time lies
+};
+
 struct RankProfile {
   int rank = 0;
   std::string host, agent;
@@ -28,6 +35,9 @@ struct RankProfile {
   std::vector<StepLine> steps;  // ascending by batch
   std::vector<CollectiveLine> collectives;
   std::vector<LoaderLine> loader;
+  std::vector<std::string> scope_paths;  // in the order of the dump
+  std::vector<ScopeStep> scope_steps;    // of steps in `steps`, ascending by batch
+  Scopes scopes;                         // over all steps
   std::vector<PartLine> parts;
   std::vector<MemoryLine> memory;
   std::vector<DeviceMemoryLine> device_memory;  // of its GPU

@@ -22,6 +22,18 @@ struct PhaseSummary {
   double p50_s = 0, p99_s = 0;  // of a batch, over all batches of all ranks
 };
 
+// A scope of the trial (TrialContext::scope()) over all batches of all ranks. Its time lies within that of the phases.
+struct ScopeSummary {
+  std::string path;                                    // "outer/inner"; the time of "outer" includes it
+  double seconds = 0;                                  // mean over ranks of each rank's total
+  double share = 0;                                    // of the loop
+  double p50_s = 0, p99_s = 0;                         // of a batch that used it
+  std::int64_t batches = 0, calls = 0;                 // of all ranks
+  std::vector<std::pair<std::string, double>> phases;  // mean seconds by phase, exclusive; the most first
+  int slowest_rank = -1;                               // in which it took longest
+  double slowest_s = 0;                                // on that rank
+};
+
 // The GPU memory of a rank, in the steps in which it was recorded.
 struct GpuMemory {
   double peak_bytes = 0;                                  // the most in tensors
@@ -49,7 +61,8 @@ struct RankSummary {
   std::optional<double> loader_queue_mean;
   std::int64_t loader_empty = 0;  // loader records that found an empty queue
   std::int64_t loader_records = 0;
-  std::string ended;  // "finished", "connection lost", or empty: no end record
+  std::map<std::string, double> scopes_s;  // the total time of each scope of the trial, by path
+  std::string ended;                       // "finished", "connection lost", or empty: no end record
   std::int64_t dropped = 0, lost = 0;
 };
 
@@ -153,6 +166,7 @@ struct RunSummary {
   std::optional<ComputeAccount> compute;        // empty: operators were not counted
 
   std::vector<PhaseSummary> phases;  // all of them, in the order of the dump
+  std::vector<ScopeSummary> scopes;  // by path, each before those within it; empty: the trial has none
   // Exposed communication (allreduce_wait) is the sum of exchange and of waiting for the last rank. Means over ranks;
   // shares of the loop.
   double exposed_s = 0, exchange_s = 0, waiting_s = 0;

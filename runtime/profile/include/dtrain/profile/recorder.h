@@ -19,9 +19,12 @@
 #include "dtrain/profile/device_memory.h"
 #include "dtrain/profile/device_timeline.h"
 #include "dtrain/profile/phase.h"
+#include "dtrain/profile/scope.h"
 #include "dtrain/profile/step_observer.h"
 
 namespace dtrain::profile {
+
+class ScopeTable;
 
 struct CollectiveRecord {
   std::uint64_t sequence = 0;
@@ -114,6 +117,13 @@ class Recorder {
   // enabled.
   const PhaseTimes& phases() const;
 
+  // Begins a scope: until it ends, its time also counts under this name, within the innermost open scope. end_step()
+  // adds one record for each scope that was used in the step, whatever the number of calls, and ends scopes that are
+  // still open. Outside a step, while paused and while a phase is held, scopes have no time. On a GPU it is the host's
+  // time. Error if the name has other characters than letters, digits, '_', '-' and '.', or if there are more than
+  // Scope::kMostPaths paths or Scope::kMostPathBytes characters in one; also if not enabled.
+  Scope scope(std::string_view name);
+
   void collective(const CollectiveRecord& record);
   // For the step under way. Only while steps are held.
   void collective_later(LateCollective collective);
@@ -155,8 +165,14 @@ class Recorder {
   const std::optional<std::string>& write_error() const;
 
  private:
+  friend class Scope;
+  void end_scope(std::uint64_t number);
+  void end_innermost_scope(std::int64_t now_ns, const PhaseTimes& times);
+  void write_scopes(std::int64_t now_ns);
+
   struct Impl;
   std::unique_ptr<Impl> impl_;
+  std::unique_ptr<ScopeTable> scopes_;
 };
 
 // Switches to a phase for the duration of a scope, then back. Scopes may nest; times stay exclusive.

@@ -1,9 +1,10 @@
-// Receives every phase, step and collective while a deep window is open, with the moments at which each phase began and
-// ended; dumps only have sums of these times. The training thread calls it at every change of phase, so it must be
-// quick.
+// Receives every phase, scope, step and collective while a deep window is open, with the moments at which each phase
+// began and ended; dumps only have sums of these times. The training thread calls it at every change of phase, so it
+// must be quick.
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 #include "dtrain/profile/phase.h"
 
@@ -16,6 +17,8 @@ class StepObserver {
   virtual ~StepObserver() = default;
   // Times are the host's monotonic clock, in nanoseconds.
   virtual void on_phase(Phase phase, std::int64_t start_ns, std::int64_t end_ns) = 0;
+  // Of a trial, when it ends (scope.h).
+  virtual void on_scope(std::string_view path, std::int64_t start_ns, std::int64_t end_ns) = 0;
   virtual void on_step(std::int64_t batch, std::int64_t start_ns, std::int64_t end_ns) = 0;
   virtual void on_collective(std::int64_t batch, const CollectiveRecord& collective) = 0;
 };

@@ -1,5 +1,5 @@
-// Steps, phases and collectives as events of Chrome trace JSON: one track for the steps, one for the phases, and for
-// the collectives as many as run at the same time. Plain function, any thread.
+// Steps, phases, scopes and collectives as events of Chrome trace JSON: one track for the steps, one for the phases,
+// one for the scopes, and for the collectives as many as run at the same time. Plain function, any thread.
 #pragma once
 
 #include <cstdint>

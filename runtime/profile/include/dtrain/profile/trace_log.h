@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -20,10 +22,17 @@ class TraceLog final : public StepObserver {
   struct StepSpan {
     std::int64_t batch, start_ns, end_ns;
   };
+  struct ScopeSpan {
+    std::string path;
+    std::int64_t start_ns, end_ns;
+  };
   static constexpr std::size_t kMostSpans = 200'000;  // of each kind
 
   void on_phase(Phase phase, std::int64_t start_ns, std::int64_t end_ns) override {
     if (end_ns > start_ns) keep(phases_, {phase, start_ns, end_ns});
+  }
+  void on_scope(std::string_view path, std::int64_t start_ns, std::int64_t end_ns) override {
+    keep(scopes_, {std::string(path), start_ns, end_ns});
   }
   void on_step(std::int64_t batch, std::int64_t start_ns, std::int64_t end_ns) override {
     keep(steps_, {batch, start_ns, end_ns});
@@ -33,6 +42,7 @@ class TraceLog final : public StepObserver {
   }
 
   const std::vector<PhaseSpan>& phases() const { return phases_; }
+  const std::vector<ScopeSpan>& scopes() const { return scopes_; }
   const std::vector<StepSpan>& steps() const { return steps_; }
   const std::vector<std::pair<std::int64_t, CollectiveRecord>>& collectives() const { return collectives_; }
   std::int64_t left_out() const { return left_out_; }
@@ -48,6 +58,7 @@ class TraceLog final : public StepObserver {
   }
 
   std::vector<PhaseSpan> phases_;
+  std::vector<ScopeSpan> scopes_;
   std::vector<StepSpan> steps_;
   std::vector<std::pair<std::int64_t, CollectiveRecord>> collectives_;
   std::int64_t left_out_ = 0;

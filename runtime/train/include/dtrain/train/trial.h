@@ -9,6 +9,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <vector>
 
@@ -20,6 +21,7 @@
 #include "dtrain/config/early_stopping.h"
 #include "dtrain/config/reduce_on_plateau.h"
 #include "dtrain/data/idx.h"
+#include "dtrain/profile/scope.h"
 #include "dtrain/train/callback.h"
 #include "dtrain/train/data_section.h"
 #include "dtrain/train/gathered_metric.h"
@@ -31,6 +33,7 @@
 
 namespace dtrain {
 
+using Scope = profile::Scope;
 using EarlyStopping = config::EarlyStopping;
 using ReduceOnPlateau = config::ReduceOnPlateau;
 
@@ -158,6 +161,15 @@ class TrialContext {
   // that do. A second call with the same name in a batch replaces the value. Error outside a batch, or for a name that
   // the trial also returns.
   void log(const std::string& name, const MetricValue& value);
+
+  // Times a part of the trial's own code, until the result goes out of scope: { const auto timed = scope("augment"); …
+  // } Its time shows under this name beside the phases in dumps, summaries, reports and traces. Scopes may be nested:
+  // the time of an outer one includes those within it. They count in the batch under way, so also in before_batch(), in
+  // evaluate_batch() and in callbacks; outside of batches they have no time. On a GPU it is the host's time, and a step
+  // that is a CUDA graph does not repeat it. Error if the name has other characters than letters, digits, '_', '-' and
+  // '.', or if the program has more than 64 scopes: names must not contain numbers of batches and the like. It takes
+  // less than a microsecond.
+  Scope scope(std::string_view name);
 
   // Collective operations on tensors of the trial, on device() or on the CPU: every rank must make the same calls, with
   // the same types and shapes, in the same order; otherwise all ranks get an error that names both operations. They
