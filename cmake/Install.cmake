@@ -55,7 +55,8 @@ function(dtrain_install_rest)
           PATTERN images EXCLUDE)
   install(FILES README.md CHANGELOG.md LICENSE packaging/copyright DESTINATION ${CMAKE_INSTALL_DOCDIR})
   install(DIRECTORY configs examples DESTINATION ${CMAKE_INSTALL_DATADIR}/dtrain
-          PATTERN __pycache__ EXCLUDE REGEX "examples/CMakeLists.txt$" EXCLUDE)
+          PATTERN __pycache__ EXCLUDE PATTERN "*.pt" EXCLUDE PATTERN data EXCLUDE
+          REGEX "examples/CMakeLists.txt$" EXCLUDE)
   if(DTRAIN_TORCH)
     foreach(program dtrain-calibrate dtrain-worker)
       if(TARGET ${program})

@@ -30,7 +30,7 @@ readonly build_packages=(
   dataset-fashion-mnist)
 readonly test_packages=(libgtest-dev libgmock-dev openmpi-bin libopenmpi-dev util-linux procps
   slurmctld slurmd slurm-client munge iproute2 openssh-server openssh-client nftables
-  zsh groff-base man-db mandoc chromium fonts-dejavu-core)
+  zsh groff-base man-db mandoc chromium fonts-dejavu-core fortunes)  # fortunes: the text of examples/gpt
 readonly bench_packages=(libfabric1 libdnnl-dev)  # Intel MPI opens the first; limits.py compares with the second
 readonly bench_wheels=(impi-rt==2021.19.0 impi-devel==2021.19.0)
 readonly lint_packages=(clang-format-14 clang-tidy-14 clang-14 libclang-rt-14-dev)
