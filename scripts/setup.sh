@@ -17,6 +17,10 @@ readonly torch_version=2.11.0
 readonly peer_wheels=("torch==$torch_version" numpy==2.2.6 safetensors==0.6.2 jsonschema==4.26.0 PyYAML==6.0.3 playwright==1.65.2)
 # What our traces and exports are written for.
 readonly reader_wheels=(tensorboard==2.21.0 pandas==2.3.3 plotly==7.1.0 pydot==4.0.1 psutil==7.2.2 numpy==2.2.6)
+# Models that people have, for the tests. Without their dependencies: torch, numpy and pillow are there, and models that are made with
+# random weights need no more than these.
+readonly model_wheels=(torchvision==0.26.0 transformers==4.57.6 huggingface-hub==0.36.2 tokenizers==0.22.2 regex==2026.11.19
+  tqdm==4.70.1 requests==2.34.2 urllib3==2.8.0 idna==3.20 certifi==2026.10.19.post1 charset-normalizer==3.5.3)
 # What the headers of NCCL and of the CUDA runtime (which lie beside libtorch) include: to build the nccl backend, not to run it.
 readonly header_wheels=(nvidia-cuda-crt==13.0.88 nvidia-cuda-cccl==13.0.85)
 # It names all of Jupyter as a requirement, which its analyses do not use.
@@ -165,6 +169,14 @@ install_readers() {
   echo "$stamp" >.deps/readers.stamp
 }
 
+install_models() {
+  local stamp="${peer_wheels[*]} ${model_wheels[*]}"
+  [ "$(cat .deps/models.stamp 2>/dev/null)" = "$stamp" ] && return 0
+  say "fetching models for the tests (${model_wheels[*]}; 25 MB to download, 95 MB on disk)"
+  .deps/peers/bin/python "${pip_install[@]}" --no-deps --no-compile "${model_wheels[@]}"
+  echo "$stamp" >.deps/models.stamp
+}
+
 # Headers and libraries land in the environment's own folders.
 install_intel_mpi() {
   local stamp="${bench_wheels[*]}"
@@ -182,6 +194,6 @@ install_packages
 install_libtorch
 install_headers
 case "$level" in
-  test | lint) install_peers; install_readers ;;
-  bench) install_peers; install_readers; install_intel_mpi ;;
+  test | lint) install_peers; install_readers; install_models ;;
+  bench) install_peers; install_readers; install_models; install_intel_mpi ;;
 esac

@@ -18,8 +18,8 @@ bool is_of_rules(const std::string& path) {
 }
 
 bool is_of_model(const std::string& path) {
-  return path == "loss" || path.starts_with("loss.") || path.starts_with("optimizer.") || path == "optimizer" ||
-         path.starts_with("data.");
+  return path == "loss" || path == "metrics" || path.starts_with("loss.") || path.starts_with("optimizer.") ||
+         path == "optimizer" || path.starts_with("data.");
 }
 
 // The first line of `expected` that `text` has otherwise; empty: they are the same.

@@ -75,6 +75,40 @@ TEST(ModelExperiment, ALossHasSettings) {
   EXPECT_EQ(loss("{kind: kl_div, log_target: true}"), LossSettings{.loss = KlDivergence{.log_target = true}});
 }
 
+TEST(ModelExperiment, MetricsAreThoseOfTheLossByDefault) {
+  const auto words = [](const std::string& loss, const std::string& metrics) {
+    const std::string key = metrics.empty() ? "" : "\nmetrics: " + metrics;
+    std::vector<std::string> all;
+    for (const Metric& metric : read_model_text(model_text("{kind: sgd, lr: 1}", kIdx, loss + key)).model->metrics)
+      all.push_back(metric.word);
+    return all;
+  };
+  EXPECT_THAT(words("cross_entropy", ""), ElementsAre("accuracy"));
+  EXPECT_THAT(words("bce_with_logits", "null"), ElementsAre("accuracy"));
+  EXPECT_THAT(words("mse", ""), ElementsAre());
+  EXPECT_THAT(words("mse", "[]"), ElementsAre());
+  EXPECT_THAT(words("cross_entropy", "[]"), ElementsAre());
+  EXPECT_THAT(words("cross_entropy", "[f1, top_5_accuracy, perplexity]"),
+              ElementsAre("f1", "top_5_accuracy", "perplexity"));
+  EXPECT_THAT(words("bce_with_logits", "[auc, iou]"), ElementsAre("auc", "iou"));
+  EXPECT_EQ(metric_named("top_12_accuracy"), (Metric{MetricKind::kTopAccuracy, "top_12_accuracy", 12}));
+  for (const char* word : {"top_1_accuracy", "top_05_accuracy", "top__accuracy", "top_accuracy", "top_-2_accuracy",
+                           "top_1000000_accuracy", "top_5_accuracy ", ""})
+    EXPECT_FALSE(metric_named(word)) << word;
+}
+
+TEST(ModelExperiment, CtcNamesItsLengths) {
+  const std::string data = "{format: safetensors, training: {file: t}}";
+  const auto loss = [&](const std::string& text) {
+    return read_model_text(model_text("{kind: sgd, lr: 1}", data, text)).model->loss.loss;
+  };
+  EXPECT_EQ(loss("ctc"), Loss(Ctc()));
+  EXPECT_THAT(tensors_of(loss("{kind: ctc, input_lengths: frames}")), ElementsAre("frames", "target_lengths"));
+  EXPECT_EQ(loss("{kind: ctc, target_lengths: letters, blank: 4, batch_first: true, zero_infinity: true}"),
+            Loss(Ctc{.target_lengths = "letters", .blank = 4, .batch_first = true, .zero_infinity = true}));
+  EXPECT_THAT(tensors_of(Loss(CrossEntropy())), ElementsAre());
+}
+
 TEST(ModelExperiment, DefaultsAreThoseOfTorchOptim) {
   const auto optimizer = [](const std::string& kind) {
     return read_model_text(model_text("{kind: " + kind + ", lr: 0.5}", kIdx)).model->optimizer;
@@ -182,7 +216,7 @@ TEST(ModelExperiment, JsonShowsWhatTheKindAndTheFormatHave) {
   EXPECT_THAT(
       idx,
       HasSubstr(
-          R"("model":"nets/cnn.pt","loss":"mse","optimizer":{"kind":"sgd","lr":0.1,"momentum":0.0,)"
+          R"("model":"nets/cnn.pt","loss":"mse","metrics":[],"optimizer":{"kind":"sgd","lr":0.1,"momentum":0.0,)"
           R"("dampening":0.0,"nesterov":false,"weight_decay":0.0,"groups":[],"trainable":"","max_gradient_norm":0.0,)"
           R"("max_gradient_value":0.0,"lr_schedule":{"kind":"constant","warmup_steps":0},"reduce_on_plateau":null})"));
   EXPECT_THAT(idx, HasSubstr(R"("data":{"format":"idx","training":{"features":"a.gz","target":"b.gz"},)"
@@ -194,6 +228,7 @@ TEST(ModelExperiment, JsonShowsWhatTheKindAndTheFormatHave) {
               HasSubstr(R"("optimizer":{"kind":"adamw","lr":0.1,"weight_decay":0.01,"betas":[0.9,0.999],)"
                         R"("eps":1e-08,"groups":[],"trainable":"","max_gradient_norm":0.0,"max_gradient_value":0.0,)"
                         R"("lr_schedule":{"kind":"constant","warmup_steps":0},"reduce_on_plateau":null})"));
+  EXPECT_THAT(adamw, HasSubstr(R"("loss":"cross_entropy","metrics":["accuracy"],"optimizer")"));
   EXPECT_THAT(adamw, HasSubstr(R"("data":{"format":"tokens","training":{"file":"t"},"validation":{"file":"v"},)"
                                R"("token_type":"uint16","sequence_length":8})"));
   const std::string named = "{format: safetensors, training: {file: t}}";

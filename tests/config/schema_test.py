@@ -108,6 +108,12 @@ BASES = {
                       {"kind": "sgd", "lr": 0.1}, format="npy", training=FILES),
         "smooth": model({"kind": "smooth_l1", "beta": 1}, {"kind": "sgd", "lr": 0.1}, format="safetensors",
                         training={"file": "a"}, more_inputs=["mask"]),
+        "metrics": model({"kind": "cross_entropy"}, {"kind": "sgd", "lr": 0.1}, format="npy", training=FILES)
+                   | {"metrics": ["accuracy", "top_5_accuracy", "perplexity", "f1", "iou", "auc"]},
+        "label metrics": model("bce_with_logits", {"kind": "sgd", "lr": 0.1}, format="npy", training=FILES)
+                         | {"metrics": ["f1", "auc"]},
+        "ctc": model({"kind": "ctc", "blank": 2}, {"kind": "sgd", "lr": 0.1}, format="safetensors",
+                     training={"file": "a"}, more_inputs=["input_lengths"]),
         "kl_div": model({"kind": "kl_div", "log_target": True}, {"kind": "sgd", "lr": 0.1}, format="npy", training=FILES),
         "npy": model("cross_entropy", {"kind": "sgd", "lr": 0.1}, format="npy", training=FILES),
         "safetensors": model("mse", {"kind": "adam", "lr": 0.1}, format="safetensors", training={"file": "a"},
@@ -148,6 +154,8 @@ MORE_VALUES = {
     ("hyperparameters", "global_batch_size"): [{"type": "const", "val": 0}, {"type": "int", "minval": 1}],
     ("data", "anything"): [1, "x", [1], {"a": None}],
     ("optimizer", "betas"): [[0, 0], [0.9, 1], [-0.1, 0.9], [0.9], [0.9, 0.9, 0.9], ["0.9", 0.9]],
+    ("metrics",): [["f1"], ["f1", "f1"], ["top_2_accuracy"], ["top_1_accuracy"], ["top_02_accuracy"], ["top_1000000_accuracy"],
+                   ["perplexity"], ["Accuracy"], [1], [["f1"]], ["auc", "x"]],
     ("labels",): [[1, True], [[1]], [None]],
     ("entrypoint",): [["", "a"], ["a", ""], ["a", 1], [["a"]], "  "],
     ("environment", "environment_variables"): [{"DTRAIN_X": 1}, {"A": []}, {"A": None}, ["A"], ["A="], ["1A=2"], [1]],
@@ -262,7 +270,7 @@ class Drift(unittest.TestCase):
                     special = (("hyperparameters",) if name == "constant" else ("optimizations",)
                                if "optimizations" in base else ("checkpoint_storage",) if "checkpoint_storage" in base
                                else ("initial_weights",) if "initial_weights" in base
-                               else ("entrypoint", "model", "loss", "optimizer", "data", "hyperparameters"))
+                               else ("entrypoint", "model", "loss", "metrics", "optimizer", "data", "hyperparameters"))
                     if kind == "experiment" and name != "program" and path[0] not in special:
                         continue
                     if put(base, path, 0) is None:

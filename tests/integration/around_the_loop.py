@@ -68,7 +68,17 @@ class Logs(LoopTest):
                 result = self.launch(ranks, auc=True, sections={"searcher": {"metric": "auc", "max_length": {"batches": 3}}})
                 self.assertAlmostEqual(result.expect(0).metrics("validation")[-1]["metrics"]["auc"], sum(pairs) / len(pairs), 12)
 
+    def test_metrics_of_sums_over_all_samples(self):
+        guesses = [(i * 37 % 101 % 3, i % 3) for i in range(12)]
+        each = [2 * guesses.count((c, c)) / sum((p == c) + (t == c) for p, t in guesses) for c in range(3)]
+        for ranks in (1, 2, 3):
+            with self.subTest(ranks):
+                result = self.launch(ranks, f1=True, sections={"searcher": {"metric": "f1", "max_length": {"batches": 3}}})
+                self.assertAlmostEqual(result.expect(0).metrics("validation")[-1]["metrics"]["f1"], sum(each) / 3, 12)
+
     def test_mistakes_are_named(self):
+        result = self.launch(2, mistake="sums", f1=True).expect(1)
+        self.assertIn("the metric 'f1' has sums of shape [3,4] on rank 1, and of [3,3] on rank 0", result.output)
         result = self.launch(1, mistake="logs_twice").expect(1)
         self.assertIn('context.log("loss"): train_batch() returns a metric of that name, too', result.output)
         result = self.launch(2, mistake="other_reduction").expect(1)

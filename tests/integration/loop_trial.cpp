@@ -140,6 +140,10 @@ class LoopTrial final : public dtrain::Trial {
       auc_ = std::make_shared<dtrain::Auc>();
       context.add_metric("auc", auc_);
     }
+    if (context.hyperparameter<bool>("f1", false)) {
+      f1_ = std::make_shared<dtrain::F1>();
+      context.add_metric("f1", f1_);
+    }
     if (const auto stop = context.hyperparameter<Json>("stop_early", Json()); !stop.is_null()) {
       context.stop_early({.metric = stop.value("metric", ""),
                           .smaller_is_better = stop.value("smaller_is_better", true),
@@ -190,6 +194,7 @@ class LoopTrial final : public dtrain::Trial {
     const at::Tensor x = batch["x"];
     if (auc_) auc_->add(x.select(1, 0), batch["i"] * batch["i"] % 3 == 0);
     if (fault_ == "rows" && auc_ && context_.rank() == 1) auc_->dtrain::GatheredMetric::add(torch::ones({1, 3}));
+    if (f1_) f1_->add_classes(batch["i"] * 37 % 101 % 3, batch["i"] % 3, fault_ == "sums" ? 3 + context_.rank() : 3);
     context_.log("evaluated", {static_cast<double>(batch.samples), Reduction::kSum});
     return {{"score", score}, {"loss", (model_(x) - 1).square().mean()}, {"most", {x.max(), Reduction::kMax}}};
   }
@@ -229,6 +234,7 @@ class LoopTrial final : public dtrain::Trial {
   torch::nn::Linear model_;
   std::shared_ptr<Journal> journal_;
   std::shared_ptr<dtrain::Auc> auc_;
+  std::shared_ptr<dtrain::F1> f1_;
   std::vector<double> scores_;
   std::string fault_;
   std::int64_t terminate_at_ = 0;

@@ -220,6 +220,27 @@ TEST(MetricReducer, WeighsBatchesAndRanksBySamples) {
   });
 }
 
+TEST(MetricReducer, WeighsBatchesByTheirItems) {
+  const int ranks = 3;
+  auto communicators = comm::make_thread_communicators(ranks, test::TestWorld(ranks).communicator_options());
+  test::run_control_ranks(test::TestWorld(ranks), [&](comm::ControlPlane& control) {
+    const int rank = control.world().rank;
+    MetricReducer reducer("validation", control, *communicators[rank]);
+    const auto over = [](double value, double items) { return MetricValue(value).mean_over(items); };
+    if (rank == 0) reducer.add({{"loss", over(1, 2.5)}, {"none", over(1, 0)}, {"samples", 1.0}}, 4);
+    if (rank == 0) reducer.add({{"loss", over(std::nan(""), 0)}, {"none", over(1, 0)}, {"samples", 2.0}}, 1);
+    if (rank == 1) reducer.add({{"loss", over(4, 0.5)}, {"none", over(1, 0)}, {"samples", 4.0}}, 5);
+    const auto reduced = reducer.reduce();
+    EXPECT_EQ(reduced.samples, 10);
+    EXPECT_DOUBLE_EQ(reduced.means.at("loss"), (2.5 * 1 + 0.5 * 4) / 3);
+    EXPECT_DOUBLE_EQ(reduced.means.at("samples"), (4 * 1.0 + 1 * 2.0 + 5 * 4.0) / 10);
+    EXPECT_TRUE(std::isnan(reduced.means.at("none")));
+  });
+  EXPECT_THROW(MetricValue(1.0).mean_over(-1), Error);
+  EXPECT_THROW(MetricValue(1.0).mean_over(std::nan("")), Error);
+  EXPECT_THROW(MetricValue(1.0, Reduction::kSum).mean_over(1), Error);
+}
+
 TEST(MetricReducer, NamesTheMetricThatARankLacks) {
   auto communicators = comm::make_thread_communicators(2, test::TestWorld(2).communicator_options());
   std::atomic<int> refused{0};

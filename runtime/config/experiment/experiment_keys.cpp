@@ -241,6 +241,15 @@ void check_together(Section& root, const Experiment& experiment) {
                     dtrain::word_of(experiment.model->data.format) + ", not '" +
                     dtrain::word_of(experiment.model->loss.loss) + "'");
   }
+  const Value* format = value_at(root, "data.format");
+  if (loss && format && format->is_scalar() && experiment.model && !tensors_of(experiment.model->loss.loss).empty()) {
+    const std::string word = dtrain::word_of(experiment.model->data.format);
+    const std::string kind = dtrain::word_of(experiment.model->loss.loss);
+    if (word == format->text && word != data::Safetensors::kWord) {
+      root.report(*loss, kLoss.name,
+                  kind + " needs data.format safetensors, which has tensors for the lengths, not '" + word + "'");
+    }
+  }
 }
 
 }  // namespace dtrain::config

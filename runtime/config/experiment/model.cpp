@@ -1,6 +1,7 @@
 // A `model:` experiment: the keys that take the place of `entrypoint`. They are read together, by the form of `model`,
 // for each has an effect beside the others alone.
 #include "dtrain/config/experiment.h"
+#include "experiment/metrics.h"
 #include "experiment/model_data.h"
 #include "keys/key_reader.h"
 #include "keys/plan_writer.h"
@@ -43,9 +44,9 @@ class ModelForm : public KeyType {
 
   void read(Section& root, const Key& key) override {
     const Value* value = root.find(key.name);
-    for (const Key& other : {kLoss, kOptimizer, kData}) root.find(other.name);
+    for (const Key& other : {kLoss, kMetrics, kOptimizer, kData}) root.find(other.name);
     if (!value) {
-      for (const Key& other : {kLoss, kOptimizer})
+      for (const Key& other : {kLoss, kMetrics, kOptimizer})
         refuse(root, other.name, "has no effect without model: a program of its own chooses this itself");
       return;
     }
@@ -57,6 +58,7 @@ class ModelForm : public KeyType {
     ModelJob job;
     job.file = required_path(root, key.name, "the path of a TorchScript file");
     job.loss = read_loss(root);
+    job.metrics = read_metrics(root, job.loss.loss);
     job.optimizer = read_optimizer(root.section(kOptimizer.name));
     job.data = read_model_data(root.section(kData.name));
     experiment_.entrypoint = {"dtrain-worker"};
@@ -107,6 +109,18 @@ class LossForm : public ModelPartForm {
   }
 };
 
+class MetricsForm : public ModelPartForm {
+ public:
+  using ModelPartForm::ModelPartForm;
+  Json to_json() const override {
+    Json words = Json::array();
+    for (const Metric& metric : shown().metrics) words.push_back(metric.word);
+    return words;
+  }
+  Json schema(const Key&) const override { return metrics_schema(); }
+  std::string values() const override { return metric_values(); }
+};
+
 class OptimizerForm : public ModelPartForm {
  public:
   using ModelPartForm::ModelPartForm;
@@ -147,6 +161,24 @@ class DataForm : public KeyType {
   Experiment& experiment_;
 };
 
+// As check_together() has it.
+Json what_ctc_needs() {
+  return Json::parse(R"({
+    "if": {
+      "required": ["loss"],
+      "properties": {
+        "loss": {
+          "anyOf": [
+            {"const": "ctc"},
+            {"type": "object", "required": ["kind"], "properties": {"kind": {"const": "ctc"}}}
+          ]
+        }
+      }
+    },
+    "then": {"properties": {"data": {"properties": {"format": {"const": "safetensors"}}}}}
+  })");
+}
+
 }  // namespace
 
 std::unique_ptr<KeyType> model_form(Experiment& experiment) {
@@ -155,6 +187,10 @@ std::unique_ptr<KeyType> model_form(Experiment& experiment) {
 
 std::unique_ptr<KeyType> loss_form(Experiment& experiment) {
   return std::make_unique<LossForm>(experiment);
+}
+
+std::unique_ptr<KeyType> metrics_form(Experiment& experiment) {
+  return std::make_unique<MetricsForm>(experiment);
 }
 
 std::unique_ptr<KeyType> optimizer_form(Experiment& experiment) {
@@ -183,6 +219,7 @@ Json program_or_model() {
       "required": ["entrypoint"],
       "properties": {
         "loss": false,
+        "metrics": false,
         "optimizer": false,
         "data": {"type": ["object", "null"], "default": {}, "examples": [{"folder": "/data"}]}
       }
@@ -192,6 +229,8 @@ Json program_or_model() {
   const Json words = losses_of_sequences();
   schema["then"]["then"]["properties"]["loss"] = {
       {"anyOf", {Json{{"enum", words}}, Json{{"properties", {{"kind", {{"enum", words}}}}}, {"type", "object"}}}}};
+  schema["then"]["allOf"] = what_metrics_need();
+  schema["then"]["allOf"].push_back(what_ctc_needs());
   ModelData defaults;
   schema["then"]["properties"]["data"] = SchemaWriter::write([&](Keys& keys) { declare_keys(keys, defaults); });
   return schema;

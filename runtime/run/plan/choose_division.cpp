@@ -222,8 +222,8 @@ Json identity_of(const fs::path& file) {
 Json division_key(const LaunchPlan& plan, const scheduler::ClusterAgent& agent, const Variables& variables) {
   const Json experiment = config::to_json(plan.experiment);
   Json asked = Json::object();
-  for (const char* name : {"entrypoint", "hyperparameters", "optimizations", "model", "loss", "optimizer", "data",
-                           "communication", "environment"}) {
+  for (const char* name : {"entrypoint", "hyperparameters", "optimizations", "model", "loss", "metrics", "optimizer",
+                           "data", "communication", "environment"}) {
     if (experiment.contains(name)) asked[name] = experiment.at(name);
   }
   Json cores = Json::array();

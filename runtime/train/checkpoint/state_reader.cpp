@@ -185,7 +185,7 @@ class StateReader::Restorer final : public StateVisitor {
       const Json of_rank = Json::parse(values[path].get<std::string>());
       all["samples"] = all["samples"].get<std::int64_t>() + of_rank["samples"].get<std::int64_t>();
       for (const auto& [name, weight] : of_rank["weights"].items()) {
-        all["weights"][name] = all["weights"].value(name, std::int64_t{0}) + weight.get<std::int64_t>();
+        all["weights"][name] = all["weights"].value(name, 0.0) + weight.get<double>();
       }
       const Json reductions = of_rank.value("reductions", Json::object());
       for (const char* const kind : {"sums", "on_device"}) {

@@ -254,6 +254,7 @@ void StepGraph::put_buffers_back(const HostState& before) {
 
 void StepGraph::refuse_what_a_graph_would_freeze(const HostState& before) const {
   for (const auto& [name, value] : metrics_) {
+    if (value.weight()) throw Error("train_batch() returns '" + name + "' with a weight, which would stay the same");
     if (value.is_on_device()) continue;
     throw Error("train_batch() returns '" + name + "' as a number of the host, which would stay the same");
   }

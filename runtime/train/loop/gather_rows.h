@@ -1,4 +1,4 @@
-// The rows of a GatheredMetric from all ranks.
+// The rows of a GatheredMetric, and the sums of a SummedMetric, from all ranks.
 #pragma once
 
 #include <cstdint>
@@ -15,5 +15,10 @@ namespace dtrain::train {
 // type or shape. `batch`: another one in each call. Collective.
 at::Tensor gather_rows(run::RankSession& session, const std::string& name, std::int64_t batch,
                        const std::vector<at::Tensor>& added);
+
+// The sum of the ranks' tensors, float64 on the CPU, the same on every rank; undefined if no rank has one. `own`: this
+// rank's, float64 on any device, or undefined. Error if shapes differ. `batch`: another one in each call. Collective.
+at::Tensor sum_over_ranks(run::RankSession& session, const std::string& name, std::int64_t batch,
+                          const at::Tensor& own);
 
 }  // namespace dtrain::train

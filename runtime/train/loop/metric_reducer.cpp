@@ -45,6 +45,10 @@ void combine(Reduction reduction, double& value, double with) {
   value = combined(reduction, value, with);
 }
 
+double mean_of(double sum, double weight) {
+  return weight > 0 ? sum / weight : std::numeric_limits<double>::quiet_NaN();
+}
+
 double& value_of(MetricReducer::Sums& sums, const std::string& name) {
   return sums.sums.try_emplace(name, neutral(sums.reduction_of(name))).first->second;
 }
@@ -75,8 +79,13 @@ void MetricReducer::add_values(const Metrics& metrics, std::int64_t samples) {
                   "give each name one reduction");
     }
     if (how != Reduction::kMean) added_.reductions[name] = how;
-    added_.weights[name] += samples;
-    const double factor = how == Reduction::kMean ? static_cast<double>(samples) : 1.0;
+    const double weight = value.weight().value_or(static_cast<double>(samples));
+    added_.weights[name] += weight;
+    if (value.weight() && weight == 0) {
+      value_of(added_, name);  // the name is there
+      continue;
+    }
+    const double factor = how == Reduction::kMean ? weight : 1.0;
     if (!value.is_on_device()) {
       combine(how, value_of(added_, name), value.value() * factor);
       continue;
@@ -128,7 +137,7 @@ void MetricReducer::visit(StateVisitor& visitor) {
   sums = Json::parse(text);
   added_ = {};
   added_.samples = sums["samples"].get<std::int64_t>();
-  added_.weights = sums["weights"].get<std::map<std::string, std::int64_t>>();
+  added_.weights = sums["weights"].get<std::map<std::string, double>>();
   for (const auto& [name, sum] : sums["sums"].items()) added_.sums[name] = number_of(sum).value_or(0);
   added_.reductions = sums.value("reductions", std::map<std::string, Reduction>());
   added_.logged = sums.value("logged", std::set<std::string>());
@@ -195,7 +204,7 @@ ReducedMetrics MetricReducer::reduce(Sums own) {
     values.push_back(is_extreme(how) ? 0 : sum);
     if (is_extreme(how)) greatest.push_back(how == Reduction::kMin ? -sum : sum);
   }
-  for (const auto& [name, sum] : own.sums) values.push_back(static_cast<double>(own.weights[name]));
+  for (const auto& [name, sum] : own.sums) values.push_back(own.weights[name]);
   values.push_back(static_cast<double>(own.samples));  // exact up to 2^53
   communicator_.all_reduce(values.data(), values.size(), comm::DataType::kFloat64).wait();
   if (!greatest.empty()) {
@@ -211,8 +220,7 @@ ReducedMetrics MetricReducer::reduce(Sums own) {
     const double weight = values[own.sums.size() + i];
     const double value = is_extreme(how) ? greatest[extreme++] : values[i];
     ++i;
-    if (weight > 0)
-      result.means[name] = how == Reduction::kMean ? value / weight : how == Reduction::kMin ? -value : value;
+    result.means[name] = how == Reduction::kMean ? mean_of(value, weight) : how == Reduction::kMin ? -value : value;
   }
   return result;
 }
@@ -221,9 +229,8 @@ ReducedMetrics MetricReducer::local_means(const Sums& sums) {
   ReducedMetrics result;
   result.samples = sums.samples;
   for (const auto& [name, sum] : sums.sums) {
-    const std::int64_t weight = sums.weights.at(name);
     const bool is_mean = sums.reduction_of(name) == Reduction::kMean;
-    if (weight > 0) result.means[name] = is_mean ? sum / static_cast<double>(weight) : sum;
+    result.means[name] = is_mean ? mean_of(sum, sums.weights.at(name)) : sum;
   }
   return result;
 }

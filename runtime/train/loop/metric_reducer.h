@@ -1,5 +1,6 @@
 // Reduces metrics over batches, and over ranks where they are due; in a mean each batch is weighted by its number of
-// samples. Values on a device are reduced there, and nothing waits for them before they are due. Training thread.
+// samples, or by MetricValue::mean_over(). Values on a device are reduced there, and nothing waits for them before they
+// are due. Training thread.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +20,7 @@
 namespace dtrain::train {
 
 struct ReducedMetrics {
-  std::map<std::string, double> means;  // over all samples, or as Reduction says
+  std::map<std::string, double> means;  // or what Reduction says; nan: the weights are all 0
   std::int64_t samples = 0;             // of all ranks
 };
 
@@ -35,8 +36,8 @@ class MetricReducer {
 
   // What this rank has added since the last take().
   struct Sums {
-    std::map<std::string, double> sums;  // of what was on the host; or its smallest or greatest value
-    std::map<std::string, std::int64_t> weights;
+    std::map<std::string, double> sums;           // of what was on the host; or its smallest or greatest value
+    std::map<std::string, double> weights;        // counts are exact up to 2^53
     std::map<std::string, Reduction> reductions;  // other than kMean
     std::set<std::string> logged;                 // of the names
     Reduction reduction_of(const std::string& name) const;

@@ -190,6 +190,15 @@ void TrialContext::add_callback(std::shared_ptr<Callback> callback) {
 }
 
 void TrialContext::add_metric(const std::string& name, std::shared_ptr<GatheredMetric> metric) {
+  insert_metric(name, std::move(metric));
+}
+
+void TrialContext::add_metric(const std::string& name, std::shared_ptr<SummedMetric> metric) {
+  insert_metric(name, std::move(metric));
+}
+
+template <typename Metric>
+void TrialContext::insert_metric(const std::string& name, std::shared_ptr<Metric> metric) {
   if (!metric) throw ConfigError("add_metric(\"" + name + "\") was given no metric");
   if (!around_.metrics.emplace(name, std::move(metric)).second) {
     throw ConfigError("add_metric(\"" + name + "\") was called twice", "give each metric a name of its own");

@@ -21,6 +21,16 @@ namespace dtrain::train {
 
 namespace {
 
+// What the ranks have added, from all of them; undefined if none has added anything.
+at::Tensor from_all_ranks(run::RankSession& session, const std::string& name, std::int64_t batch,
+                          GatheredMetric& metric) {
+  return gather_rows(session, name, batch, metric.take());
+}
+at::Tensor from_all_ranks(run::RankSession& session, const std::string& name, std::int64_t batch,
+                          SummedMetric& metric) {
+  return sum_over_ranks(session, name, batch, metric.take());
+}
+
 Loader validation_loader(Trial& trial, const run::RankSession& session) {
   seed_draws(session, Draws::kValidation, -1);
   return trial.validation_loader();
@@ -78,7 +88,7 @@ std::optional<Validation::Result> Validation::run(std::int64_t batch, std::int64
   }
   feed_.let_go();
   ReducedMetrics reduced = metrics_.reduce();
-  add_gathered(reduced, batch);
+  add_metrics_of_all(reduced, batch);
   const Result result = judge(reduced);
   if (session_.world().rank == 0) report(reduced, result, batch, epoch);
   return result;
@@ -116,11 +126,17 @@ bool Validation::insert(double value, bool best, std::size_t places) {
   return best || fits;
 }
 
-void Validation::add_gathered(ReducedMetrics& reduced, std::int64_t batch) {
-  for (const auto& [name, metric] : context_.around_the_loop().metrics) {
-    const at::Tensor rows = gather_rows(session_, name, batch, metric->take());
-    if (!rows.defined()) continue;
-    double value = metric->compute(rows);
+void Validation::add_metrics_of_all(ReducedMetrics& reduced, std::int64_t batch) {
+  for (const auto& added : context_.around_the_loop().metrics) {
+    const std::string& name = added.first;
+    const auto computed = std::visit(
+        [&](const auto& metric) -> std::optional<double> {
+          const at::Tensor all = from_all_ranks(session_, name, batch, *metric);
+          return all.defined() ? std::optional(metric->compute(all)) : std::nullopt;
+        },
+        added.second);
+    if (!computed) continue;
+    double value = *computed;
     // All ranks decide by the same value, whatever compute() rounds or draws.
     session_.communicator().broadcast(&value, 1, comm::DataType::kFloat64, 0).wait();
     if (!reduced.means.emplace(name, value).second) {
@@ -180,7 +196,7 @@ void Validation::check_metric() {
   for (const auto& [name, value] : logged) names.push_back(name);
   for (const auto& [name, metric] : context_.around_the_loop().metrics) {
     names.push_back(name);
-    metric->take();
+    std::visit([](const auto& one) { one->take(); }, metric);
   }
   require_metrics(names);
 }

@@ -36,7 +36,7 @@ class Validation {
     std::map<std::string, double> metrics;  // all of them
   };
   // Of the average of the weights, where there is one (`optimizations.ema`). Rank 0's buffers (running statistics) are
-  // used on every rank. Metrics are means over all samples, written to
+  // used on every rank. Metrics are reduced as MetricReducer says, written to
   // metrics.jsonl. Does nothing (and gives nothing) for a trial without a validation loader, and after a batch that has
   // been validated. Collective; the same on all ranks.
   std::optional<Result> run(std::int64_t batch, std::int64_t epoch);
@@ -54,8 +54,8 @@ class Validation {
  private:
   // Without gradients, in the types of training. What the trial has logged is in `logged`.
   Metrics evaluate(const Batch& batch, Metrics& logged);
-  // Adds those that the ranks gather. Collective.
-  void add_gathered(ReducedMetrics& reduced, std::int64_t batch);
+  // Adds those of context.add_metric(). Collective.
+  void add_metrics_of_all(ReducedMetrics& reduced, std::int64_t batch);
   void require_metrics(const std::vector<std::string>& names) const;
 
   Result judge(const ReducedMetrics& reduced);

@@ -8,8 +8,11 @@
 namespace dtrain::worker {
 
 Metrics LossValues::metrics() const {
-  Metrics result{{"loss", loss}};
-  if (accuracy.defined()) result.emplace("accuracy", accuracy);
+  const auto over = [](const at::Tensor& value, const std::optional<double>& items) {
+    return items ? MetricValue(value).mean_over(*items) : MetricValue(value);
+  };
+  Metrics result{{"loss", over(loss, weight)}};
+  if (accuracy.defined()) result.emplace("accuracy", over(accuracy, counted));
   return result;
 }
 

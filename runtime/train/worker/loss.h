@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <variant>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -19,6 +20,8 @@ struct LossInput {
   bool sequences = false;  // of data.format tokens: a target for each position of a sample
   // Where the other two are on a GPU: the target in host memory, which can be looked at without waiting for the GPU.
   at::Tensor host_target{};
+  bool accuracy = true;            // whether it is computed, if the loss has it
+  std::vector<at::Tensor> more{};  // in host memory: what tensors_of() the loss names
 };
 
 struct LossValues {
@@ -26,7 +29,18 @@ struct LossValues {
   at::Tensor accuracy;  // of one element; undefined for a loss that has none
   // What the batch counts, if its targets do not all count the same: context.backward()'s weight.
   std::optional<double> weight{};
+  std::optional<double> counted{};  // the number of targets that count, if not all do
+  // Weighted by these numbers, where there are any.
   Metrics metrics() const;
+};
+
+// A batch as metrics see it: scores of classes and one target for each row, or scores of labels of which several may be
+// true. Without a gradient; on the output's device.
+struct ScoredTargets {
+  at::Tensor scores;     // [targets, classes] or [targets, labels], floating point
+  at::Tensor targets;    // int64 [targets], those that do not count are 0; or bool [targets, labels]
+  at::Tensor counted{};  // bool [targets]: which targets count; undefined: all
+  bool of_labels() const { return targets.dim() == 2; }
 };
 
 // For the losses: Error naming both shapes.
@@ -45,6 +59,17 @@ template <typename... Losses>
 LossValues evaluate_loss(const std::variant<Losses...>& loss, const LossInput& input) {
   check_output(input.output);
   return std::visit([&](const auto& chosen) { return chosen.evaluate(input); }, loss);
+}
+
+// Of the losses with which metrics can be computed; the others have none.
+template <typename... Losses>
+std::optional<ScoredTargets> scored_targets(const std::variant<Losses...>& loss, const LossInput& input) {
+  return std::visit(
+      [&](const auto& chosen) -> std::optional<ScoredTargets> {
+        if constexpr (requires { chosen.scored(input); }) return chosen.scored(input);
+        return std::nullopt;
+      },
+      loss);
 }
 
 // What evaluate_loss() would find wrong with the values of `host_target`, without looking at anything else but the

@@ -1,6 +1,8 @@
 #include "model_trial.h"
 
 #include <algorithm>
+#include <optional>
+#include <utility>
 
 #include <ATen/ATen.h>
 
@@ -116,9 +118,24 @@ std::vector<std::string> names_of_inputs(const config::ModelJob& job) {
 
 }  // namespace
 
+ModelTrial::Fields ModelTrial::fields_of(const config::ModelJob& job) {
+  Fields fields{job.data.format, 0, {}};
+  auto* const safetensors = std::get_if<data::Safetensors>(&fields.format);
+  if (!safetensors) return fields;
+  std::vector<std::string>& names = safetensors->more_inputs;
+  fields.more_inputs = names.size();
+  for (const std::string& name : config::tensors_of(job.loss.loss)) {
+    const auto found = std::find(names.begin(), names.end(), name);
+    fields.of_loss.push_back(2 + static_cast<std::size_t>(found - names.begin()));
+    if (found == names.end()) names.push_back(name);
+  }
+  return fields;
+}
+
 ModelTrial::ModelTrial(TrialContext& context)
     : context_(context),
       job_(context.session().experiment().model.value()),
+      fields_(fields_of(job_)),
       model_(job_.file),
       sequences_(data::has_sequences(job_.data.format)),
       output_choice_{"loss.output", job_.loss.output},
@@ -138,6 +155,14 @@ ModelTrial::ModelTrial(TrialContext& context)
         "torch.jit.script() instead of torch.jit.trace()",
         job_.file.string(), join_with_and(fixed));
   }
+  for (const config::Metric& metric : job_.metrics) {
+    if (metric.kind == config::MetricKind::kAccuracy) {
+      has_accuracy_ = true;
+      continue;
+    }
+    metrics_.push_back(make_metric(metric));
+    std::visit([&](const auto& added) { context.add_metric(metric.word, added); }, metrics_.back().metric);
+  }
   if (!job_.optimizer.trainable.empty()) freeze_others(*model_.tree(), job_.optimizer.trainable);
   context.wrap_model(model_.tree());
   context.wrap_optimizer(job_.optimizer.optimizer, groups_of(job_.optimizer));
@@ -148,12 +173,12 @@ ModelTrial::ModelTrial(TrialContext& context)
 }
 
 Loader ModelTrial::training_loader() {
-  return context_.loader(read(job_.data.format, job_.data.training, context_.host_share()));
+  return context_.loader(read(fields_.format, job_.data.training, context_.host_share()));
 }
 
 Loader ModelTrial::validation_loader() {
   if (!job_.data.validation) return nullptr;
-  return context_.loader(read(job_.data.format, *job_.data.validation, context_.host_share()),
+  return context_.loader(read(fields_.format, *job_.data.validation, context_.host_share()),
                          {.shuffle = false, .drop_last = false});
 }
 
@@ -161,7 +186,7 @@ std::vector<at::Tensor> ModelTrial::inputs(const Batch& batch) const {
   const at::ScalarType type = model_.dtype();
   std::vector<at::Tensor> inputs{std::visit(
       [&](const auto& format) { return features_for_model(format, batch.tensors[0], type); }, job_.data.format)};
-  for (std::size_t field = 2; field < batch.tensors.size(); ++field) {
+  for (std::size_t field = 2; field < 2 + fields_.more_inputs; ++field) {
     const at::Tensor& input = batch.tensors[field];
     inputs.push_back(input.is_floating_point() ? input.to(type) : input);
   }
@@ -169,27 +194,46 @@ std::vector<at::Tensor> ModelTrial::inputs(const Batch& batch) const {
   return inputs;
 }
 
-LossValues ModelTrial::loss_of(const at::Tensor& output, const Batch& batch) const {
-  const at::Tensor host_target = batch.host_tensors.empty() ? at::Tensor() : batch.host_tensors[1];
-  return evaluate_loss(job_.loss.loss, {output, batch.tensors[1], sequences_, host_target});
+LossInput ModelTrial::loss_input(const at::Tensor& output, const Batch& batch) const {
+  const std::vector<at::Tensor>& on_host = batch.host_tensors;  // empty: all of it is
+  LossInput input{output, batch.tensors[1], sequences_, on_host.empty() ? at::Tensor() : on_host[1], has_accuracy_};
+  for (const std::size_t field : fields_.of_loss) {
+    input.more.push_back(on_host.empty() ? batch.tensors[field] : on_host[field]);
+  }
+  return input;
+}
+
+void ModelTrial::give_to_metrics(const LossInput& input) {
+  if (metrics_.empty()) return;
+  const bool training = model_.tree()->is_training();
+  if (training && std::exchange(metrics_are_checked_, true)) return;
+  const std::optional<ScoredTargets> batch = scored_targets(job_.loss.loss, input);
+  if (!batch) throw Error(std::string("no metrics can be computed with loss ") + dtrain::word_of(job_.loss.loss));
+  for (const config::Metric& metric : job_.metrics) check_metric(metric, *batch);
+  if (training) return;
+  for (const ModelMetric& metric : metrics_) metric.add(*batch);
 }
 
 // Auxiliary outputs are for training: some models return None in their place otherwise.
 LossValues ModelTrial::evaluate(const Batch& batch) {
   const torch::jit::IValue returned = model_.forward(inputs(batch));
-  const at::Tensor output = chosen_output(returned, output_choice_);
-  output_ = at::empty(output.sizes(), at::TensorOptions().device(at::kMeta));
-  LossValues values = loss_of(output, batch);
+  LossInput input = loss_input(chosen_output(returned, output_choice_), batch);
+  output_ = at::empty(input.output.sizes(), at::TensorOptions().device(at::kMeta));
+  LossValues values = evaluate_loss(job_.loss.loss, input);
+  give_to_metrics(input);
   if (!model_.tree()->is_training()) return values;
+  input.accuracy = false;
   for (std::size_t i = 0; i < auxiliary_choices_.size(); ++i) {
-    const at::Tensor auxiliary = loss_of(chosen_output(returned, auxiliary_choices_[i]), batch).loss;
-    values.loss = values.loss + auxiliary * job_.loss.auxiliary[i].second;
+    input.output = chosen_output(returned, auxiliary_choices_[i]);
+    values.loss = values.loss + evaluate_loss(job_.loss.loss, input).loss * job_.loss.auxiliary[i].second;
   }
   return values;
 }
 
 std::string ModelTrial::why_not_repeatable() const {
   if (config::weighs_batches(job_.loss.loss)) return "with ignore_index or class_weights, each batch has a weight";
+  if (!fields_.of_loss.empty())
+    return std::string("the loss ") + dtrain::word_of(job_.loss.loss) + " looks at values of each batch on the host";
   const auto attribute = changed_attribute(model_.script());
   return attribute ? "the model's forward() changes its attribute '" + *attribute +
                          "', which is neither a parameter nor a buffer"

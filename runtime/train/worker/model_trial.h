@@ -4,8 +4,10 @@
 #include <vector>
 
 #include "dtrain/config/model_job.h"
+#include "dtrain/data/formats.h"
 #include "dtrain/train/trial.h"
 #include "loss.h"
+#include "metrics.h"
 #include "outputs.h"
 #include "script_model.h"
 
@@ -27,15 +29,29 @@ class ModelTrial final : public Trial {
  private:
   std::vector<at::Tensor> inputs(const Batch& batch) const;
   LossValues evaluate(const Batch& batch);
-  LossValues loss_of(const at::Tensor& output, const Batch& batch) const;
+  LossInput loss_input(const at::Tensor& output, const Batch& batch) const;
+  // Gives the batch of a validation to the metrics. Of the first one of training it looks whether they fit.
+  void give_to_metrics(const LossInput& input);
+
+  // The fields of the data set: the features, the target, further inputs, and what else the loss gets.
+  struct Fields {
+    data::Format format;               // with the names of them all
+    std::size_t more_inputs = 0;       // from field 2 on
+    std::vector<std::size_t> of_loss;  // in the order of tensors_of()
+  };
+  static Fields fields_of(const config::ModelJob& job);
 
   TrialContext& context_;
   const config::ModelJob& job_;
+  const Fields fields_;
   ScriptModel model_;
   const bool sequences_;  // LossInput::sequences
   const OutputChoice output_choice_;
   const std::vector<OutputChoice> auxiliary_choices_;  // in the order of job_.loss.auxiliary
-  at::Tensor output_;                                  // of the last batch, its shape alone (at::kMeta)
+  bool has_accuracy_ = false;                          // among the metrics
+  std::vector<ModelMetric> metrics_;                   // the others
+  bool metrics_are_checked_ = false;
+  at::Tensor output_;  // of the last batch, its shape alone (at::kMeta)
 };
 
 }  // namespace dtrain::worker

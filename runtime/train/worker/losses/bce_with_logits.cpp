@@ -16,6 +16,11 @@ void check_labels(const at::Tensor& target) {
   }
 }
 
+// One row for each sample, or for each pixel of it, as the second dimension counts the labels. [batch] is one label.
+at::Tensor labels_last(const at::Tensor& tensor) {
+  return tensor.dim() == 1 ? tensor.unsqueeze(1) : tensor.movedim(1, -1).flatten(0, -2);
+}
+
 }  // namespace
 }  // namespace dtrain::worker
 
@@ -24,9 +29,14 @@ namespace dtrain::config {
 worker::LossValues BinaryCrossEntropy::evaluate(const worker::LossInput& input) const {
   const at::Tensor target = worker::target_like_output(input, kWord);
   worker::check_labels(input.host_target.defined() ? input.host_target : target);
-  const at::Tensor output = input.output.detach();
-  const at::Tensor right = output.gt(0).eq(target.gt(0.5)).to(at::kDouble).mean();
+  at::Tensor right;
+  if (input.accuracy) right = input.output.detach().gt(0).eq(target.gt(0.5)).to(at::kDouble).mean();
   return {at::binary_cross_entropy_with_logits(input.output, target), right};
+}
+
+worker::ScoredTargets BinaryCrossEntropy::scored(const worker::LossInput& input) const {
+  const at::Tensor target = worker::target_like_output(input, kWord).gt(0.5);
+  return {worker::labels_last(input.output.detach()), worker::labels_last(target)};
 }
 
 void BinaryCrossEntropy::check_target(const worker::LossInput& input) const {

@@ -84,23 +84,24 @@ at::Tensor accuracy_of_counted(const at::Tensor& output, const at::Tensor& targe
   return right.sum().to(at::kDouble) / counts.sum().clamp_min(1);
 }
 
+at::Tensor accuracy_of_targets(const Settings& settings, const at::Tensor& output, const at::Tensor& target) {
+  if (settings.ignore_index) return accuracy_of_counted(output, target, *settings.ignore_index);
+  if (output.dim() == 2) return accuracy_of(output, target);
+  return output.detach().argmax(1).eq(target).to(at::kDouble).mean();
+}
+
 // Scores [batch, classes] or [batch, classes, ...]; the mean over the targets that count, or 0 if none does.
 LossValues cross_entropy(const Settings& settings, at::Tensor output, const at::Tensor& target,
-                         const at::Tensor& host_target) {
+                         const at::Tensor& host_target, bool with_accuracy) {
   at::Tensor accuracy;
-  if (settings.ignore_index) {
-    accuracy = accuracy_of_counted(output, target, *settings.ignore_index);
-  } else if (output.dim() == 2) {
-    accuracy = accuracy_of(output, target);
-  } else {
-    accuracy = output.detach().argmax(1).eq(target).to(at::kDouble).mean();
-  }
+  if (with_accuracy) accuracy = accuracy_of_targets(settings, output, target);
   if (!settings.weighs_batches()) {
     const at::Tensor loss =
         at::cross_entropy_loss(output, target, {}, at::Reduction::Mean, kIgnoresNone, settings.label_smoothing);
     return {loss, accuracy};
   }
   const double weight = weight_of(settings, host_target);
+  const auto counts = static_cast<double>(counted(settings, host_target).numel());
   at::Tensor class_weights;
   if (!settings.class_weights.empty()) {
     if (output.scalar_type() != at::kDouble) output = output.to(at::kFloat);
@@ -109,7 +110,7 @@ LossValues cross_entropy(const Settings& settings, at::Tensor output, const at::
   const at::Tensor loss =
       at::cross_entropy_loss(output, target, class_weights, weight > 0 ? at::Reduction::Mean : at::Reduction::Sum,
                              settings.ignore_index.value_or(kIgnoresNone), settings.label_smoothing);
-  return {loss, accuracy, weight};
+  return {loss, accuracy, weight, counts};
 }
 
 LossValues evaluate_cross_entropy(const Settings& settings, const LossInput& input) {
@@ -139,7 +140,7 @@ LossValues evaluate_cross_entropy(const Settings& settings, const LossInput& inp
   }
   const at::Tensor& host_target = input.host_target.defined() ? input.host_target : target;
   check_classes(settings, host_target, output.size(1));
-  return cross_entropy(settings, output, target, host_target);
+  return cross_entropy(settings, output, target, host_target, input.accuracy);
 }
 
 }  // namespace
@@ -149,6 +150,16 @@ namespace dtrain::config {
 
 worker::LossValues CrossEntropy::evaluate(const worker::LossInput& input) const {
   return worker::evaluate_cross_entropy(*this, input);
+}
+
+worker::ScoredTargets CrossEntropy::scored(const worker::LossInput& input) const {
+  at::Tensor scores = input.output.detach();
+  if (!worker::is_last(*this, input.sequences)) scores = scores.movedim(1, -1);
+  scores = scores.flatten(0, -2);
+  const at::Tensor targets = input.target.to(at::kLong).flatten();
+  if (!ignore_index) return {scores, targets};
+  const at::Tensor counted = targets.ne(*ignore_index);
+  return {scores, targets.masked_fill(counted.logical_not(), 0), counted};
 }
 
 void CrossEntropy::check_target(const worker::LossInput& input) const {

@@ -141,6 +141,7 @@ inline void declare_keys(Keys& keys, Experiment& e) {
   keys.texts({.name = "labels", .text = "Labels for people.", .examples = R"([["baseline", "cpu"]])"}, e.labels);
   keys.form(kModel, model_form(e));
   keys.form(kLoss, loss_form(e));
+  keys.form(kMetrics, metrics_form(e));
   keys.form(kOptimizer, optimizer_form(e));
   keys.form(kEntrypoint, entrypoint_form(e));
   keys.form(kHyperparameters, hyperparameters_form(e));

@@ -16,8 +16,9 @@
 #include "dtrain/base/choices.h"
 
 namespace dtrain::worker {
-struct LossInput;   // runtime/train/worker/loss.h
-struct LossValues;  // as above
+struct LossInput;      // runtime/train/worker/loss.h
+struct LossValues;     // as above
+struct ScoredTargets;  // as above
 }  // namespace dtrain::worker
 
 namespace dtrain::config {
@@ -63,6 +64,8 @@ struct CrossEntropy {
   // evaluate() of each struct: Error if output and target do not fit together; it names both shapes.
   worker::LossValues evaluate(const worker::LossInput& input) const;
   void check_target(const worker::LossInput& input) const;
+  // For metrics. Of what evaluate() has taken.
+  worker::ScoredTargets scored(const worker::LossInput& input) const;
   bool operator==(const CrossEntropy&) const = default;
 };
 
@@ -74,6 +77,7 @@ struct BinaryCrossEntropy {
   void declare_keys(Keys&) {}
   worker::LossValues evaluate(const worker::LossInput& input) const;
   void check_target(const worker::LossInput& input) const;
+  worker::ScoredTargets scored(const worker::LossInput& input) const;
   bool operator==(const BinaryCrossEntropy&) const = default;
 };
 
@@ -126,6 +130,44 @@ struct SmoothL1 {
   bool operator==(const SmoothL1&) const = default;
 };
 
+// Connectionist temporal classification, from the logarithms of the classes' probabilities at each time step. Each
+// sample's loss is divided by the length of its target.
+struct Ctc {
+  static constexpr const char* kWord = "ctc";
+  static constexpr bool kTakesSequences = false;
+  std::string input_lengths = "input_lengths";    // the name of a tensor of the data
+  std::string target_lengths = "target_lengths";  // as above
+  std::int64_t blank = 0;
+  bool batch_first = false;
+  bool zero_infinity = false;
+  template <class Keys>
+  void declare_keys(Keys& keys) {
+    keys.text({.name = "input_lengths",
+               .text = "ctc: the name of a tensor of the data, with the number of time steps of each sample: whole "
+                       "numbers [N]. forward() gets it only if data.more_inputs names it, too.",
+               .examples = R"(["input_lengths"])"},
+              input_lengths);
+    keys.text({.name = "target_lengths",
+               .text = "ctc: the same for the number of labels of each target.",
+               .examples = R"(["target_lengths"])"},
+              target_lengths);
+    keys.integer({"blank", "ctc: the class that stands for no label."}, blank,
+                 {0, std::numeric_limits<std::int32_t>::max()});
+    keys.boolean({"batch_first",
+                  "ctc: the output is [N, T, C] (samples, time steps, classes). false: [T, N, C], as torch has it."},
+                 batch_first);
+    keys.boolean({"zero_infinity",
+                  "ctc: a sample whose target does not fit into its time steps has the loss 0 and no gradient. false: "
+                  "its loss is infinite."},
+                 zero_infinity);
+  }
+  // Names of tensors of the data beside features and target, in the order of LossInput::more.
+  std::vector<std::string> tensors() const { return {input_lengths, target_lengths}; }
+  worker::LossValues evaluate(const worker::LossInput& input) const;
+  void check_target(const worker::LossInput& input) const;
+  bool operator==(const Ctc&) const = default;
+};
+
 // The model computes its loss: forward() gets the features and the target.
 struct FromModel {
   static constexpr const char* kWord = "from_model";
@@ -138,7 +180,7 @@ struct FromModel {
 };
 
 using Loss = std::variant<CrossEntropy, BinaryCrossEntropy, KlDivergence, MeanAbsoluteDifference, MeanSquaredError,
-                          SmoothL1, FromModel>;
+                          SmoothL1, Ctc, FromModel>;
 
 inline bool takes_sequences(const Loss& loss) {
   return std::visit([](const auto& held) { return held.kTakesSequences; }, loss);
@@ -151,6 +193,17 @@ bool weighs_batches(const std::variant<Losses...>& loss) {
       [](const auto& held) {
         if constexpr (requires { held.weighs_batches(); }) return held.weighs_batches();
         return false;
+      },
+      loss);
+}
+
+// The names of tensors of the data that the loss gets besides the target.
+template <class... Losses>
+std::vector<std::string> tensors_of(const std::variant<Losses...>& loss) {
+  return std::visit(
+      [](const auto& held) -> std::vector<std::string> {
+        if constexpr (requires { held.tensors(); }) return held.tensors();
+        return {};
       },
       loss);
 }

@@ -1,11 +1,13 @@
 // What a `model:` experiment has instead of a program: a TorchScript file, the loss, the optimizer and the data.
 // dtrain-worker runs it. Plain values; the reader has checked types and ranges, but not whether files exist. The keys
-// are declared in loss.h, optimizer.h, model_data.h and program_keys.h.
+// are declared in loss.h, metrics.h, optimizer.h, model_data.h and program_keys.h.
 #pragma once
 
 #include <filesystem>
+#include <vector>
 
 #include "dtrain/config/loss.h"
+#include "dtrain/config/metrics.h"
 #include "dtrain/config/model_data.h"
 #include "dtrain/config/optimizer.h"
 
@@ -14,6 +16,7 @@ namespace dtrain::config {
 struct ModelJob {
   std::filesystem::path file;  // resolved against the experiment file's folder
   LossSettings loss;
+  std::vector<Metric> metrics;  // each fits the loss
   OptimizerSettings optimizer;
   ModelData data;
   bool operator==(const ModelJob&) const = default;

@@ -24,6 +24,14 @@ inline constexpr Key kLoss{.name = "loss",
                                "targets are class numbers, outputs are logits.",
                            .more = "[Losses](#losses-and-outputs).",
                            .default_text = "required"};
+inline constexpr Key kMetrics{
+    .name = "metrics",
+    .text =
+        "The metrics of a model experiment besides the loss. K of top_K_accuracy is a number from 2 on. All but "
+        "accuracy are computed in validation alone. null: accuracy, if the loss has it.",
+    .more = "[Metrics](#metrics).",
+    .examples = R"([["accuracy", "top_5_accuracy", "f1"]])",
+    .default_text = "null"};
 inline constexpr Key kOptimizer{
     .name = "optimizer",
     .text = "The optimizer. Names, meanings and defaults of its keys are those of torch.optim.",
@@ -55,6 +63,7 @@ inline constexpr Key kData{.name = "data",
 
 std::unique_ptr<KeyType> model_form(Experiment& experiment);
 std::unique_ptr<KeyType> loss_form(Experiment& experiment);
+std::unique_ptr<KeyType> metrics_form(Experiment& experiment);
 std::unique_ptr<KeyType> optimizer_form(Experiment& experiment);
 std::unique_ptr<KeyType> data_form(Experiment& experiment);
 std::unique_ptr<KeyType> entrypoint_form(Experiment& experiment);

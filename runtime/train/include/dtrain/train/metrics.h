@@ -3,17 +3,21 @@
 // metrics are due.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 
 #include <ATen/core/Tensor.h>
+
+#include "dtrain/base/error.h"
 
 namespace dtrain {
 
 // How the values of all batches and ranks become one.
 enum class Reduction : std::uint8_t {
-  kMean,  // the mean, each batch weighted by its number of samples
+  kMean,  // the mean, each batch weighted by its number of samples, or by what mean_over() says
   kSum,
   kMin,  // nan if a value is nan; the same with kMax
   kMax
@@ -25,6 +29,22 @@ class MetricValue {
   MetricValue(double value = 0, Reduction reduction = Reduction::kMean) : value_(value), reduction_(reduction) {}
   MetricValue(at::Tensor value, Reduction reduction = Reduction::kMean)
       : tensor_(value.detach()), reduction_(reduction) {}
+  // This value, where it is the mean over `weight` items (the targets of the batch that count, say) rather than over
+  // the batch's samples: the mean over all batches and ranks is then that over all items. With weight 0 it contributes
+  // nothing, whatever it is; a metric whose weights are all 0 is nan. Error unless the reduction is kMean, and the
+  // weight finite and not negative. A CUDA graph does not repeat a step that returns such a value.
+  MetricValue mean_over(double weight) const {
+    if (reduction_ != Reduction::kMean || !(std::isfinite(weight) && weight >= 0)) {
+      throw Error("MetricValue::mean_over() was given the weight " + std::to_string(weight) +
+                      (reduction_ == Reduction::kMean ? "" : " for a value that is no mean"),
+                  "give means a weight that is finite and not negative, and other values none");
+    }
+    MetricValue weighted = *this;
+    weighted.weight_ = weight;
+    return weighted;
+  }
+  // Of mean_over(); empty: the batch's number of samples.
+  std::optional<double> weight() const { return weight_; }
   // May wait for the device.
   double value() const { return tensor_.defined() ? tensor_.item<double>() : value_; }
   // Undefined if the value is a number.
@@ -36,6 +56,7 @@ class MetricValue {
   double value_ = 0;
   at::Tensor tensor_;
   Reduction reduction_;
+  std::optional<double> weight_;
 };
 
 using Metrics = std::map<std::string, MetricValue>;

@@ -11,6 +11,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <variant>
 #include <vector>
 
 #include <torch/nn/module.h>
@@ -29,6 +30,7 @@
 #include "dtrain/train/loss_scaling.h"
 #include "dtrain/train/metrics.h"
 #include "dtrain/train/optimizer.h"
+#include "dtrain/train/summed_metric.h"
 #include "dtrain/train/trial_state.h"
 
 namespace dtrain {
@@ -40,6 +42,9 @@ using ReduceOnPlateau = config::ReduceOnPlateau;
 namespace run {
 class RankSession;
 }
+
+// A metric of all samples at once.
+using AddedMetric = std::variant<std::shared_ptr<GatheredMetric>, std::shared_ptr<SummedMetric>>;
 
 struct LoaderSettings {
   bool shuffle = true;
@@ -188,6 +193,7 @@ class TrialContext {
   void add_callback(std::shared_ptr<Callback> callback);
   // Adds a metric to each validation, under this name. In the trial's constructor; the same ones on every rank.
   void add_metric(const std::string& name, std::shared_ptr<GatheredMetric> metric);
+  void add_metric(const std::string& name, std::shared_ptr<SummedMetric> metric);
   // Ends the training early when a validation metric no longer improves. ConfigError if the experiment has
   // `early_stopping`, too.
   void stop_early(const EarlyStopping& settings);
@@ -222,7 +228,7 @@ class TrialContext {
   // For the training loop.
   struct AroundTheLoop {
     std::vector<std::shared_ptr<Callback>> callbacks;
-    std::map<std::string, std::shared_ptr<GatheredMetric>> metrics;
+    std::map<std::string, AddedMetric> metrics;
     std::optional<EarlyStopping> early_stopping;
     std::optional<Metrics> logged;  // of the batch under way; empty: log() is refused
     std::string why_no_collective;  // as the continuation of "because"; empty: collectives are allowed
@@ -235,6 +241,8 @@ class TrialContext {
  private:
   void set_model(std::shared_ptr<torch::nn::Module> model);
   void add_model(const std::string& name, std::shared_ptr<torch::nn::Module> model);
+  template <typename Metric>
+  void insert_metric(const std::string& name, std::shared_ptr<Metric> metric);
   bool has_hyperparameter(const std::string& name) const;
   const Json& hyperparameter_json(const std::string& name) const;
   template <typename T>
