@@ -15,22 +15,17 @@ constexpr std::int64_t kPixels = kSide * kSide;
 
 // From [n, noise] to [n, kPixels], each in [-1, 1].
 torch::nn::Sequential make_generator(std::int64_t noise, std::int64_t width) {
-  return {torch::nn::Linear(noise, width),
-          torch::nn::BatchNorm1d(width),
-          torch::nn::ReLU(),
-          torch::nn::Linear(width, width),
-          torch::nn::BatchNorm1d(width),
-          torch::nn::ReLU(),
-          torch::nn::Linear(width, kPixels),
-          torch::nn::Tanh()};
+  return torch::nn::Sequential(torch::nn::Linear(noise, width), torch::nn::BatchNorm1d(width), torch::nn::ReLU(),
+                               torch::nn::Linear(width, width), torch::nn::BatchNorm1d(width), torch::nn::ReLU(),
+                               torch::nn::Linear(width, kPixels), torch::nn::Tanh());
 }
 
 // From [n, kPixels] to scores [n, 1]: above 0 for an image of the data set.
 torch::nn::Sequential make_discriminator(std::int64_t width) {
   const auto leaky = [] { return torch::nn::LeakyReLU(torch::nn::LeakyReLUOptions().negative_slope(0.2)); };
-  return {torch::nn::Linear(kPixels, width), leaky(), torch::nn::Dropout(0.3),
-          torch::nn::Linear(width, width),   leaky(), torch::nn::Dropout(0.3),
-          torch::nn::Linear(width, 1)};
+  return torch::nn::Sequential(torch::nn::Linear(kPixels, width), leaky(), torch::nn::Dropout(0.3),
+                               torch::nn::Linear(width, width), leaky(), torch::nn::Dropout(0.3),
+                               torch::nn::Linear(width, 1));
 }
 
 class Gan : public dtrain::Trial {

@@ -14,11 +14,11 @@ using dtrain::Json;
 using torch::Tensor;
 
 torch::nn::Sequential generator() {
-  return {torch::nn::Linear(8, 16), torch::nn::ReLU(), torch::nn::Linear(16, 12)};
+  return torch::nn::Sequential(torch::nn::Linear(8, 16), torch::nn::ReLU(), torch::nn::Linear(16, 12));
 }
 
 torch::nn::Sequential discriminator() {
-  return {torch::nn::Linear(12, 16), torch::nn::Tanh(), torch::nn::Linear(16, 1)};
+  return torch::nn::Sequential(torch::nn::Linear(12, 16), torch::nn::Tanh(), torch::nn::Linear(16, 1));
 }
 
 Tensor loss_of(const Tensor& scores, double target) {

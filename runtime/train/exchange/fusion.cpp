@@ -158,9 +158,11 @@ bool Fusion::look_at_gaps(std::span<const double> ready_us) {
   const comm::FusionPlan with_gaps =
       comm::plan_fusion(items_, options_.threshold_bytes, ready_us_, options_.cycle_ms * 1e3);
   if (with_gaps == plan()) return false;
-  run_.log->info(
-      "tensor fusion: {} buckets instead of {}: gradients more than {:g} ms apart do not wait for each other",
-      with_gaps.buckets.size(), plan().buckets.size(), options_.cycle_ms);
+  if (run_.is_first_rank()) {
+    run_.log->info(
+        "tensor fusion: {} buckets instead of {}: gradients more than {:g} ms apart do not wait for each other",
+        with_gaps.buckets.size(), plan().buckets.size(), options_.cycle_ms);
+  }
   adopt(with_gaps, "threshold and gaps");
   return true;
 }

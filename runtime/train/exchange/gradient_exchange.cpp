@@ -218,7 +218,10 @@ void GradientExchange::backward(const at::Tensor& loss, const Backward& how) {
   lift_guard();
   backward_began_ = now();
   more_follows_ = how.more_follows;
-  const auto run = [&] { torch::autograd::backward({loss}, {}, how.retain_graph, /*create_graph=*/false, how.inputs); };
+  const auto run = [&] {
+    if (how.inputs.empty()) return loss.backward({}, how.retain_graph);
+    loss.backward({}, how.retain_graph, /*create_graph=*/false, at::TensorList(how.inputs));
+  };
   if (first_in_window_) {
     const FirstBackward first(*place_);
     run();
