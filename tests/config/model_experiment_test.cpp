@@ -78,9 +78,9 @@ TEST(ModelExperiment, ALossHasSettings) {
 TEST(ModelExperiment, MetricsAreThoseOfTheLossByDefault) {
   const auto words = [](const std::string& loss, const std::string& metrics) {
     const std::string key = metrics.empty() ? "" : "\nmetrics: " + metrics;
+    const Experiment experiment = read_model_text(model_text("{kind: sgd, lr: 1}", kIdx, loss + key));
     std::vector<std::string> all;
-    for (const Metric& metric : read_model_text(model_text("{kind: sgd, lr: 1}", kIdx, loss + key)).model->metrics)
-      all.push_back(metric.word);
+    for (const Metric& metric : experiment.model->metrics) all.push_back(metric.word);
     return all;
   };
   EXPECT_THAT(words("cross_entropy", ""), ElementsAre("accuracy"));

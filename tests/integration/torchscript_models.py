@@ -35,7 +35,8 @@ def save_script(model, path, traced_with=None):
     """Scripted, or traced with this input (in training mode, so that batch norm stays trainable)."""
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     script = torch.jit.script(model) if traced_with is None else torch.jit.trace(model, traced_with, check_trace=False)
-    script.load_state_dict(before)  # tracing ran it, which moved batch norm's statistics
+    # Tracing ran it, which moved batch norm's statistics. A traced module also has buffers that a state_dict leaves out.
+    script.load_state_dict(before, strict=traced_with is None)
     script.save(str(path))
     return path
 
