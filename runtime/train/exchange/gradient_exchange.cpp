@@ -200,8 +200,12 @@ void GradientExchange::free_exchanged() {
     comm::Work& work = works_[next_to_free_];
     if (!work) continue;  // of a model that is not in this step
     if (!work.test()) return;
-    for (const FlatRange& range : strategy_->spare_gradients(next_to_free_)) parameters_.release_gradients(range);
+    free_bucket(next_to_free_);
   }
+}
+
+void GradientExchange::free_bucket(std::size_t bucket) {
+  for (const FlatRange& range : strategy_->spare_gradients(bucket)) parameters_.release_gradients(range);
 }
 
 void GradientExchange::launch(std::size_t bucket) {
@@ -373,12 +377,17 @@ std::span<const std::uint8_t> GradientExchange::finish_local() {
 }
 
 void GradientExchange::join_buckets(bool record) {
+  const std::size_t freed_in_backward = next_to_free_;
   for (std::size_t b = 0; b < works_.size(); ++b) {
     if (!works_[b]) continue;
     works_[b].join();
     if (record) log_.record(strategy_->operation(), static_cast<int>(b), works_[b]);
     strategy_->complete(b);
     free_exchanged();
+  }
+  // Where the kernel gives huge pages, a gradient that came later may have brought pages back that had gone already.
+  for (std::size_t b = 0; b < freed_in_backward; ++b) {
+    if (works_[b]) free_bucket(b);
   }
 }
 

@@ -117,6 +117,7 @@ class GradientExchange {
   void launch(std::size_t bucket);
   void progress();
   void free_exchanged();
+  void free_bucket(std::size_t bucket);
   Nanoseconds now() const { return clock_.monotonic(); }
 
   FlatParameters& parameters_;
