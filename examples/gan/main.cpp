@@ -57,7 +57,7 @@ class Gan : public dtrain::Trial {
     return {{"discriminator_loss", discriminator_loss}, {"generator_loss", generator_loss}};
   }
 
-  // The share of images that the discriminator judges rightly: 1 means that the generator fools it never.
+  // The share of images that the discriminator judges rightly: 1: the generator never fools it.
   dtrain::Metrics evaluate_batch(const dtrain::Batch& batch) override {
     const Tensor of_real = discriminator_->forward(pixels(batch)) > 0;
     const Tensor of_fake = discriminator_->forward(generator_->forward(noise(batch.samples))) <= 0;

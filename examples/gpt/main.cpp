@@ -12,11 +12,15 @@ namespace {
 
 namespace F = torch::nn::functional;
 
-// exp(mean loss), which is no mean of the batches' perplexities: it needs the losses of all samples.
-class Perplexity : public dtrain::GatheredMetric {
+// exp(mean loss), which is no mean of the batches' perplexities: ranks add up losses and their number.
+class Perplexity : public dtrain::SummedMetric {
  public:
-  double compute(const torch::Tensor& losses) override {
-    return std::exp(losses.to(at::kDouble).mean().item<double>());
+  double compute(const torch::Tensor& sums) override {
+    return std::exp(sums[0].item<double>() / sums[1].item<double>());
+  }
+  void add_losses(const torch::Tensor& losses) {
+    const torch::Tensor wide = losses.to(at::kDouble);
+    add(torch::stack({wide.sum(), torch::ones_like(wide).sum()}));
   }
 };
 
@@ -27,7 +31,7 @@ GptSizes sizes_of(const dtrain::TrialContext& context) {
   sizes.width = context.hyperparameter("width", sizes.width);
   sizes.length = context.hyperparameter("length", sizes.length);
   sizes.dropout = context.hyperparameter("dropout", sizes.dropout);
-  if (sizes.width % sizes.heads != 0) {
+  if (sizes.heads < 1 || sizes.width % sizes.heads != 0) {
     throw dtrain::ConfigError(
         "hyperparameters.width is " + std::to_string(sizes.width) + ", with " + std::to_string(sizes.heads) + " heads",
         "use a multiple of the number of heads");
@@ -81,7 +85,7 @@ class GptTrial : public dtrain::Trial {
                                          F::CrossEntropyFuncOptions().reduction(torch::kNone))
                             .view({batch.samples, -1})
                             .mean(1);
-    perplexity_->add(losses);
+    perplexity_->add_losses(losses);
     return {{"loss", losses.mean()}};
   }
 

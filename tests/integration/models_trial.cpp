@@ -32,6 +32,7 @@ class ModelsTrial : public dtrain::Trial {
         recipe_(context.hyperparameter<std::string>("recipe")),
         fault_(context.hyperparameter<std::string>("fault", "")),
         period_(context.hyperparameter<std::int64_t>("period", 1)) {
+    if (recipe_ == "twins") generator_ = discriminator();
     generator_->to(torch::kFloat64);
     discriminator_->to(torch::kFloat64);
     if (recipe_ == "one") {
@@ -53,6 +54,7 @@ class ModelsTrial : public dtrain::Trial {
     ++batch_;
     if (recipe_ == "gan") return alternate(batch);
     if (recipe_ == "joint") return joint(batch);
+    if (recipe_ == "twins") return twins(batch);
     if (recipe_ == "wgan") return critic(batch);
     return one(batch);
   }
@@ -100,9 +102,20 @@ class ModelsTrial : public dtrain::Trial {
     const Tensor fake = generator_->forward(batch["z"]);
     const Tensor of_discriminator = loss_of(score(batch["x"]), 1) + loss_of(score(fake.detach()), 0);
     const Tensor of_generator = loss_of(score(fake), 1);
+    const bool generator_first = context_.hyperparameter<bool>("generator_first", false);
+    if (generator_first) context_.backward(of_generator, {.models = {"generator"}});
     context_.backward(of_discriminator, {.models = {"discriminator"}});
-    context_.backward(of_generator, {.models = {"generator"}});
+    if (fault_ == "old_graph") context_.step();
+    if (!generator_first) context_.backward(of_generator, {.models = {"generator"}});
     return {{"loss", of_discriminator}, {"generator_loss", of_generator}};
+  }
+
+  // Two models of the same form, with losses of their own.
+  dtrain::Metrics twins(const dtrain::Batch& batch) {
+    const Tensor first = loss_of(generator_->forward(batch["x"]), 0), second = loss_of(score(batch["x"]), 1);
+    context_.backward(first, {.models = {"generator"}});
+    context_.backward(second, {.models = {"discriminator"}});
+    return {{"loss", second}};
   }
 
   // Wasserstein loss with a gradient penalty; the generator steps in every period_-th batch.

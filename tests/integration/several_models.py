@@ -28,15 +28,16 @@ ADAM = {"kind": "adam", "lr": 2e-3}
 WAYS = [(1, False), (2, True), (3, False), (3, True)]
 
 
-def make_models():
-    generator = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 12))
-    discriminator = nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 1))
+def make_models(twins=False):
+    make_discriminator = lambda: nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 1))
+    generator = make_discriminator() if twins else nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 12))
+    discriminator = make_discriminator()
     return {"generator": generator.double(), "discriminator": discriminator.double()}
 
 
-def initial_weights(seed=3):
+def initial_weights(twins=False, seed=3):
     torch.manual_seed(seed)
-    return {f"{model}.{name}": tensor.clone() for model, module in make_models().items()
+    return {f"{model}.{name}": tensor.clone() for model, module in make_models(twins).items()
             for name, tensor in module.state_dict().items()}
 
 
@@ -58,7 +59,7 @@ class Plain:
 
     def __init__(self, settings, weights):
         self.settings = settings
-        self.models = make_models()
+        self.models = make_models(settings["recipe"] == "twins")
         for name, module in self.models.items():
             module.load_state_dict({key.split(".", 1)[1]: value for key, value in weights.items()
                                     if key.startswith(name + ".")})
@@ -120,6 +121,15 @@ class Plain:
                 optimizer.zero_grad(set_to_none=True)
             self.end_batch()
 
+    def twins(self, number, x, z):
+        k = self.settings.get("k", 1)
+        for name, target in (("generator", 0), ("discriminator", 1)):
+            (loss_of(self.models[name](x), target) / k).backward()
+        if number % k == 0:
+            for optimizer in self.optimizers.values():
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+
     def critic(self, number, x, z):
         generator, score = self.models["generator"], self.models["discriminator"]
         fake = generator(z)
@@ -146,7 +156,8 @@ class Plain:
             self.end_batch()
 
     def train(self, batches):
-        recipe = {"gan": self.alternate, "joint": self.joint, "wgan": self.critic, "one": self.one}[self.settings["recipe"]]
+        recipe = {"gan": self.alternate, "joint": self.joint, "wgan": self.critic, "one": self.one,
+                  "twins": self.twins}[self.settings["recipe"]]
         counts = batches["counts"].tolist()
         for index in range(batches["x"].shape[0]):
             there = [rank for rank, count in enumerate(counts) if index < count]
@@ -165,7 +176,7 @@ class ModelsTest(WorkplaceTest):
     def experiment(self, settings, ranks, sharded=False, batches=BATCHES, counts=None, optimizations=(), **sections):
         folder = self.work.new_run()
         folder.mkdir()
-        weights = initial_weights()
+        weights = initial_weights(settings["recipe"] == "twins")
         data = make_batches(batches, ranks, counts)
         if settings["recipe"] == "one":
             initial = {name.removeprefix("discriminator."): tensor for name, tensor in weights.items() if name[0] == "d"}
@@ -233,6 +244,17 @@ class Recipes(ModelsTest):
 
     def test_both_models_step_after_four_batches(self):
         self.compare({"recipe": "joint", "k": 4, "generator": ADAM, "discriminator": ADAM})
+
+    def test_both_models_step_at_the_end_of_the_batch(self):
+        for generator_first in (False, True):
+            self.compare({"recipe": "joint", "generator_first": generator_first, "generator": ADAM, "discriminator": ADAM},
+                         ways=[(1, False), (2, False), (3, True)])
+
+    def test_two_models_of_the_same_form(self):
+        """Their gradients have the same sizes: none is taken for the other's."""
+        for k in (1, 2):
+            self.compare({"recipe": "twins", "k": k, "generator": ADAM, "discriminator": {"kind": "sgd", "lr": 0.05}},
+                         ways=[(1, False), (2, True), (3, False)])
 
     def test_a_critic_with_gradient_penalty_and_optimizers_of_two_kinds(self):
         self.compare({"recipe": "wgan", "period": 3, "clip": 0.5, "ema": 0.9,
@@ -305,14 +327,18 @@ class Mistakes(ModelsTest):
         self.check("pass .more_follows = true", settings=one, hyperparameters={"fault": "twice"})
         self.check("context.backward() has not been called since the last step", hyperparameters={"fault": "step_first"})
         self.check("context.backward() was called for the model 'critic'", hyperparameters={"fault": "unknown"})
+        joint = {**GAN, "recipe": "joint"}
+        self.check("modified by an inplace operation", settings=joint, hyperparameters={"fault": "old_graph"})
         self.check("the model 'discriminator' has no optimizer", hyperparameters={"fault": "no_optimizer"})
         self.check("context.step() needs optimizations.aggregation_frequency: 1, and it is 2",
                    optimizations={"aggregation_frequency": 2})
 
     def test_ranks_that_step_other_models_are_named(self):
         """In the first batches, in which ranks compare what they do."""
-        self.check("another rank updates ", ranks=2, hyperparameters={"fault": "other_model", "fault_batch": 2})
-        self.check("another rank updates ", ranks=2, hyperparameters={"fault": "step_missing", "fault_batch": 1})
+        self.check("another rank takes an optimizer step of 'generator', and this rank one of 'discriminator' alone", ranks=2,
+                   hyperparameters={"fault": "other_model", "fault_batch": 2})
+        self.check("another rank takes an optimizer step of 'discriminator', and this rank ", ranks=2,
+                   hyperparameters={"fault": "step_missing", "fault_batch": 1})
 
 
 def main():

@@ -1,6 +1,7 @@
 #include "exchange/gradient_exchange.h"
 
 #include <algorithm>
+#include <numeric>
 #include <string>
 
 #include "dtrain/base/error.h"
@@ -116,8 +117,10 @@ void GradientExchange::begin_batch(bool exchange) {
   if (!exchange) return;
   backward_began_ = now();  // or later, if there is one
   exposed_ = Nanoseconds{0};
-  next_bucket_ = next_to_free_ = 0;
-  works_.clear();
+  next_to_launch_ = next_to_free_ = 0;
+  works_.assign(buckets_.size(), comm::Work());
+  order_.resize(buckets_.size());
+  std::iota(order_.begin(), order_.end(), 0);
   for (std::size_t b = 0; b < buckets_.size(); ++b) buckets_[b] = {plan_->buckets[b].items.size(), false};
 }
 
@@ -171,8 +174,20 @@ bool GradientExchange::put_in_place(std::size_t index) {
   return true;
 }
 
+// All ranks choose in the same order, so the buckets of models that are chosen later follow those of models before
+// them.
 void GradientExchange::choose_models(std::span<const std::uint8_t> models) {
-  chosen_models_.assign(models.begin(), models.end());
+  if (chosen_models_.empty()) {
+    chosen_models_.assign(models.size(), 0);
+    order_.clear();
+  }
+  const std::vector<std::uint8_t> before = chosen_models_;
+  for (std::size_t m = 0; m < models.size(); ++m) chosen_models_[m] |= models[m];
+  if (!exchanging_) return;
+  for (std::size_t b = 0; b < buckets_.size(); ++b) {
+    const std::size_t model = parameters_.parameters()[plan_->buckets[b].items.front()].model;
+    if (chosen_models_[model] && !before[model]) order_.push_back(b);
+  }
 }
 
 bool GradientExchange::is_chosen(std::size_t bucket) const {
@@ -182,9 +197,13 @@ bool GradientExchange::is_chosen(std::size_t bucket) const {
 
 void GradientExchange::launch_ready() {
   if (holding_) return;
-  while (next_bucket_ < buckets_.size() && (buckets_[next_bucket_].missing == 0 || !is_chosen(next_bucket_))) {
-    launch(next_bucket_);
-  }
+  while (next_to_launch_ < order_.size() && buckets_[order_[next_to_launch_]].missing == 0) launch_next();
+}
+
+void GradientExchange::launch_rest() {
+  // Where buckets were held, other ranks may have chosen all models at once.
+  if (holding_) std::sort(order_.begin(), order_.end());
+  while (next_to_launch_ < order_.size()) launch_next();
 }
 
 void GradientExchange::progress() {
@@ -196,11 +215,10 @@ void GradientExchange::progress() {
 // Operations end in the order of issue, so one look at the first that is outstanding is enough.
 void GradientExchange::free_exchanged() {
   if (!frees_spare_) return;
-  for (; next_to_free_ < works_.size(); ++next_to_free_) {
-    comm::Work& work = works_[next_to_free_];
-    if (!work) continue;  // of a model that is not in this step
-    if (!work.test()) return;
-    free_bucket(next_to_free_);
+  for (; next_to_free_ < next_to_launch_; ++next_to_free_) {
+    const std::size_t bucket = order_[next_to_free_];
+    if (!works_[bucket].test()) return;
+    free_bucket(bucket);
   }
 }
 
@@ -208,12 +226,12 @@ void GradientExchange::free_bucket(std::size_t bucket) {
   for (const FlatRange& range : strategy_->spare_gradients(bucket)) parameters_.release_gradients(range);
 }
 
-void GradientExchange::launch(std::size_t bucket) {
-  next_bucket_ = bucket + 1;
-  if (!is_chosen(bucket)) return void(works_.emplace_back());
+void GradientExchange::launch_next() {
+  const std::size_t bucket = order_[next_to_launch_];
   place_->finish(plan_->buckets[bucket].items);
-  works_.push_back(strategy_->launch(bucket));
+  works_[bucket] = strategy_->launch(bucket);
   buckets_[bucket].launched = true;
+  ++next_to_launch_;
 }
 
 void GradientExchange::backward(const at::Tensor& loss, const Backward& how) {
@@ -236,9 +254,8 @@ void GradientExchange::backward(const at::Tensor& loss, const Backward& how) {
   put_displaced_back();
   add_tied();
   guard();
-  if (!std::exchange(more_follows_, false)) return;
-  first_in_window_ = false;
-  std::fill(ready_in_batch_.begin(), ready_in_batch_.end(), 0);
+  first_in_window_ = false;  // what lies in its place stays there: no later backward is lent the places
+  if (std::exchange(more_follows_, false)) std::fill(ready_in_batch_.begin(), ready_in_batch_.end(), 0);
 }
 
 // Tensors in the same memory have gradients of their own, which backward finishes in an order of its own: together they
@@ -324,10 +341,16 @@ void GradientExchange::clear_unused() {
   const auto parameters = parameters_.parameters();
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     if (used_[i] || buckets_[bucket_of_[i]].launched) continue;
+    if (frees_spare_ && !is_chosen(bucket_of_[i])) continue;
     if (!place_->may_write(i)) fail_displaced(parameters[i].name);
     const auto& group = parameters_.groups()[parameters[i].group];
     FlatMemory::clear(parameters[i].narrow_gradient ? group.narrow_gradients : group.gradients, parameters[i].offset,
                       parameters[i].padded);
+  }
+  // Gradients of models that are not in this step are zeros in memory that they do not take.
+  for (std::size_t b = 0; frees_spare_ && b < buckets_.size(); ++b) {
+    const auto& bucket = plan_->buckets[b];
+    if (!is_chosen(b)) parameters_.clear_and_release_gradients({bucket.group, bucket.begin, bucket.end});
   }
 }
 
@@ -339,7 +362,7 @@ std::span<const std::uint8_t> GradientExchange::finish(const Word& word) {
   const auto words = used_.end() - kWords;
   words[0] = word.wrote ? 1 : 0;
   words[1] = word.weighted ? 1 : 0;
-  while (next_bucket_ < buckets_.size()) launch(next_bucket_);
+  launch_rest();
   // No rank gets past this before all ranks are here, that is before every backward has ended: hooks issue buckets, but
   // not this. Strategies rely on it (GradientStrategy::update()).
   std::vector<std::uint8_t> own(used_.begin(), used_.end() - kWords);
@@ -362,7 +385,7 @@ std::span<const std::uint8_t> GradientExchange::finish_captured() {
   if (!std::equal(last_own_.begin(), last_own_.end(), used_.begin())) {
     throw Error("the step uses other parameters than the one before it");
   }
-  while (next_bucket_ < buckets_.size()) launch(next_bucket_);
+  launch_rest();
   join_buckets(/*record=*/false);
   std::copy(last_used_.begin(), last_used_.end(), used_.begin());
   show_gradients();
@@ -378,17 +401,14 @@ std::span<const std::uint8_t> GradientExchange::finish_local() {
 
 void GradientExchange::join_buckets(bool record) {
   const std::size_t freed_in_backward = next_to_free_;
-  for (std::size_t b = 0; b < works_.size(); ++b) {
-    if (!works_[b]) continue;
+  for (const std::size_t b : order_) {
     works_[b].join();
     if (record) log_.record(strategy_->operation(), static_cast<int>(b), works_[b]);
     strategy_->complete(b);
     free_exchanged();
   }
   // Where the kernel gives huge pages, a gradient that came later may have brought pages back that had gone already.
-  for (std::size_t b = 0; b < freed_in_backward; ++b) {
-    if (works_[b]) free_bucket(b);
-  }
+  for (std::size_t i = 0; i < freed_in_backward; ++i) free_bucket(order_[i]);
 }
 
 // To the caller of update(), and to users' hooks.

@@ -51,8 +51,9 @@ class GradientExchange {
   };
   void backward(const at::Tensor& loss, const Backward& how);
   void backward(const at::Tensor& loss) { backward(loss, Backward()); }
-  // Of several models: which ones the step updates, an element for each. The buckets of the others are not exchanged.
-  // To be called between begin_batch() and the end of backward, the same on every rank. begin_batch() undoes it.
+  // Of several models: which ones the step updates besides those that were chosen before, an element for each. The
+  // buckets of the others are not exchanged. To be called before each backward and before finish(), the same on every
+  // rank. begin_batch() undoes it.
   void choose_models(std::span<const std::uint8_t> models);
   // Until the next begin_batch() no bucket is exchanged before finish(): another rank may not know yet what follows.
   void hold_buckets() { holding_ = true; }
@@ -114,7 +115,8 @@ class GradientExchange {
   void clear_unused();
   bool is_chosen(std::size_t bucket) const;
   void launch_ready();
-  void launch(std::size_t bucket);
+  void launch_next();
+  void launch_rest();
   void progress();
   void free_exchanged();
   void free_bucket(std::size_t bucket);
@@ -139,9 +141,11 @@ class GradientExchange {
   bool first_in_window_ = false;
   std::vector<std::size_t> bucket_of_;  // of each parameter
   std::vector<Bucket> buckets_;
-  std::size_t next_bucket_ = 0;  // the first that is not launched; buckets are launched in plan order
+  std::vector<std::size_t>
+      order_;  // in which buckets are launched: that of the plan, or first those of models chosen first
+  std::size_t next_to_launch_ = 0;  // the first of `order_` that is not launched
   bool frees_spare_ = false;
-  std::size_t next_to_free_ = 0;  // the first bucket whose spare gradients are not free yet
+  std::size_t next_to_free_ = 0;  // the first of `order_` whose spare gradients are not free yet
   std::vector<std::uint8_t> ready_in_batch_;
   // In this window, on this rank; after the exchange on any rank. The last two elements are finish()'s `word`.
   std::vector<std::uint8_t> used_;

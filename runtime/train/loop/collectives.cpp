@@ -61,7 +61,7 @@ Operand operand(TrialContext& context, const char* function, const at::Tensor& t
   const std::string call = std::string("context.") + function + "()";
   if (const std::string& why = context.around_the_loop().why_no_collective; !why.empty()) {
     throw Error(call + " cannot be called here because " + why,
-                "call it in train_batch() before context.backward(), or in a callback");
+                "call it in train_batch() before context.backward() or right after context.step(), or in a callback");
   }
   if (!tensor.defined()) throw Error(call + " was given a tensor without values");
   const auto type = type_of(tensor.scalar_type());

@@ -147,6 +147,12 @@ train::StepOptions step_options(const run::RankSession& session, const TrialCont
   if (!wrapped.models.empty()) {
     // Only a part of the gradients is exchanged in a step, which says nothing about all of them.
     options.fusion.cycle_ms = 0;
+    if (wanted.tensor_fusion_cycle_ms != unless_set && session.world().rank == 0) {
+      session.log()->warn(
+          "optimizations.tensor_fusion_cycle_time: {} has no effect on a trial with several models: only "
+          "tensor_fusion_threshold closes buckets there",
+          wanted.tensor_fusion_cycle_ms);
+    }
     if (std::exchange(options.fusion.auto_tune, false) && session.world().rank == 0) {
       session.log()->warn(
           "optimizations.auto_tune_tensor_fusion has no effect on a trial with several models: "

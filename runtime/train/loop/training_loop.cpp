@@ -299,7 +299,7 @@ Metrics TrainingLoop::call_trial(const Batch& batch) {
     step_.backward(loss, options);
     ran_backward = true;
     // Ranks start buckets at different moments, and all operations need one order.
-    context_.around_the_loop().why_no_collective = "gradients are being exchanged until the batch ends";
+    context_.around_the_loop().why_no_collective = "gradients are being exchanged until the optimizer step";
     session_.recorder().switch_to(Phase::kTrainBatch);  // what train_batch() does after backward is neither
   };
   context_.wrapped().step = [&] {

@@ -110,17 +110,22 @@ void TrialContext::wrap_optimizer(const std::string& model, const Optimizer& opt
   }
   if (wrapped_.groups_of_models.contains(model)) throw ConfigError(call + " was called twice");
   const auto is_of_model = [prefix = model + "."](const std::string& name) { return name.starts_with(prefix); };
-  const std::size_t first = wrapped_.groups.size();
+  std::vector<ParameterGroup> own;
   for (ParameterGroup& group : groups) {
-    wrapped_.groups.push_back({model + "/" + group.name,
-                               [is_of_model, includes = group.includes](const std::string& name, const at::Tensor& of) {
-                                 return is_of_model(name) && includes(name, of);
-                               },
-                               group.optimizer, group.schedule});
+    own.push_back({model + "/" + group.name,
+                   [is_of_model, includes = group.includes](const std::string& name, const at::Tensor& of) {
+                     return is_of_model(name) && includes(name, of);
+                   },
+                   group.optimizer, group.schedule});
   }
-  wrapped_.groups.push_back(
+  own.push_back(
       {model, [is_of_model](const std::string& name, const at::Tensor&) { return is_of_model(name); }, optimizer, {}});
-  wrapped_.groups_of_models[model] = {first, wrapped_.groups.size()};
+  // Before the groups of wrap_optimizer(optimizer): a parameter belongs to the first group that includes it.
+  std::size_t first = 0;
+  for (const auto& [name, range] : wrapped_.groups_of_models) first = std::max(first, range.end);
+  wrapped_.groups.insert(wrapped_.groups.begin() + static_cast<std::ptrdiff_t>(first),
+                         std::make_move_iterator(own.begin()), std::make_move_iterator(own.end()));
+  wrapped_.groups_of_models[model] = {first, first + own.size()};
   if (!wrapped_.optimizer) wrapped_.optimizer = optimizer;
 }
 

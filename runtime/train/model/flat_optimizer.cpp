@@ -118,8 +118,13 @@ double FlatOptimizer::rate_at(std::int64_t step, std::size_t rule) const {
   return rules_[rule].update->learning_rate() * rules_[rule].schedule(step) * rate_factor_;
 }
 
+std::size_t FlatOptimizer::shown_rule() const {
+  if (rules_.size() == 1 || std::find(rule_of_.begin(), rule_of_.end(), 0) != rule_of_.end()) return 0;
+  return 1;
+}
+
 double FlatOptimizer::learning_rate() const {
-  return rate_at(steps_, 0);
+  return rate_at(steps_, shown_rule());
 }
 
 std::vector<float> FlatOptimizer::learning_rates() const {
@@ -129,7 +134,7 @@ std::vector<float> FlatOptimizer::learning_rates() const {
 }
 
 double FlatOptimizer::last_learning_rate() const {
-  return rate_at(std::max<std::int64_t>(steps_ - 1, 0), 0);
+  return rate_at(std::max<std::int64_t>(steps_ - 1, 0), shown_rule());
 }
 
 void FlatOptimizer::advance_schedule() {

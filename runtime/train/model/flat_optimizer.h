@@ -45,7 +45,8 @@ class FlatOptimizer {
   std::int64_t steps() const { return steps_; }
   // Of all learning rates from the next step on, besides the schedule's.
   void set_rate_factor(double factor) { rate_factor_ = factor; }
-  // Of the parameters that no group includes: of the next step; of the last step, before the first one of that.
+  // Of the parameters that no group includes (of the first group's, if groups include all): of the next step; of the
+  // last step, before the first one of that.
   double learning_rate() const;
   double last_learning_rate() const;
   // Of the next step: first the one above, then those of the groups in their order.
@@ -126,6 +127,7 @@ class FlatOptimizer {
   FlatOptimizer(std::vector<Rule> rules, FlatParameters& parameters, double ema);
   std::size_t include(const ParameterGroup& group, std::size_t rule);
   bool has_several_models() const;
+  std::size_t shown_rule() const;
   std::string names_of_parameters() const;
   // On a device.
   void make_counters(std::span<const float> counts);

@@ -1,5 +1,6 @@
 #include "model/flat_parameters.h"
 
+#include <unistd.h>
 #include <algorithm>
 #include <map>
 #include <optional>
@@ -212,6 +213,25 @@ std::int64_t FlatParameters::release_gradients(const FlatRange& range) {
   const auto first = static_cast<std::size_t>(range.begin * group.gradient_size);
   const auto bytes = static_cast<std::size_t>(range.size() * group.gradient_size);
   return static_cast<std::int64_t>(group.memory->release(first, bytes));
+}
+
+void FlatParameters::clear_and_release_gradients(const FlatRange& range) {
+  const at::Tensor& flat = groups_[range.group].gradients;
+  if (release_gradients(range) == 0) return FlatMemory::clear(flat, range.begin, range.size());
+  // What lies before and behind the whole pages.
+  const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const auto begin = reinterpret_cast<std::uintptr_t>(FlatMemory::address(flat, range.begin));
+  const auto end = reinterpret_cast<std::uintptr_t>(FlatMemory::address(flat, range.end));
+  const auto elements = [&](std::uintptr_t bytes) { return static_cast<std::int64_t>(bytes / flat.element_size()); };
+  const std::int64_t before = elements((page - begin % page) % page), behind = elements(end % page);
+  FlatMemory::clear(flat, range.begin, before);
+  FlatMemory::clear(flat, range.end - behind, behind);
+}
+
+void FlatParameters::mark_changed(std::span<const std::uint8_t> changed) {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (changed.empty() || changed[i]) parameters_[i].tensor.unsafeGetTensorImpl()->bump_version();
+  }
 }
 
 void FlatParameters::set_channels_last(bool on) {

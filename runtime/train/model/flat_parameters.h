@@ -103,6 +103,11 @@ class FlatParameters {
   // they are written again. Only if the operations on them are complete on this rank. Returns the bytes that went back;
   // 0 on a device.
   std::int64_t release_gradients(const FlatRange& range);
+  // The same, and zeros in the memory that does not go back.
+  void clear_and_release_gradients(const FlatRange& range);
+  // Between two batches or two steps: updates have changed these parameters (an element of `changed` for each; empty:
+  // all), so a backward through a graph that has seen their old values is an error of autograd.
+  void mark_changed(std::span<const std::uint8_t> changed);
   // From now on convolution weights (parameters of 4 and 5 dimensions) lie in channels_last memory, or as the model
   // made them. Between two batches.
   void set_channels_last(bool on);

@@ -83,8 +83,15 @@ void ExchangeMode::begin_batch() {
 void ExchangeMode::step_models() {
   if (!agree_on_models()) return;
   exchange_and_update();
+  parts_.parameters.mark_changed(parameters_in_step_);
+  parts_.watch.note(digests_due());
   parts_.exchange.begin_batch(/*exchange=*/true);
   if (ranks_may_differ_) parts_.exchange.hold_buckets();
+}
+
+void ExchangeMode::choose_models() {
+  // A compressor counts its exchanges, and expects all buckets in each.
+  if (!picker_.is_compressed()) parts_.exchange.choose_models(parts_.models.waiting());
 }
 
 bool ExchangeMode::end_batch() {
@@ -125,8 +132,10 @@ bool ExchangeMode::agree_on_models() {
                     {.op = comm::ReduceOp::kMax})
         .wait();
     if (models.has_batch() && !std::equal(mine.begin(), mine.end(), models_in_step_.begin())) {
-      throw Error("another rank updates " + models.text(models_in_step_) + ", and this rank " +
-                      (models.any_waiting() ? models.text(mine) : "has ended its batch"),
+      std::vector<std::uint8_t> others(models_in_step_);
+      for (std::size_t i = 0; i < others.size(); ++i) others[i] = others[i] && !mine[i] ? 1 : 0;
+      throw Error("another rank takes an optimizer step of " + models.text(others) + ", and this rank " +
+                      (models.any_waiting() ? "one of " + models.text(mine) + " alone" : "has ended its batch"),
                   "call context.backward() and context.step() for the same models in every batch of all ranks");
     }
   }
@@ -135,7 +144,6 @@ bool ExchangeMode::agree_on_models() {
   const auto all = parts_.parameters.parameters();
   parameters_in_step_.resize(all.size());
   for (std::size_t i = 0; i < all.size(); ++i) parameters_in_step_[i] = models_in_step_[all[i].model];
-  // A compressor counts its exchanges, and expects all buckets in each.
   if (!picker_.is_compressed()) parts_.exchange.choose_models(models_in_step_);
   return true;
 }

@@ -45,6 +45,7 @@ class ExchangeMode final : public StepMode, private CapturableStep {
   CapturableStep* capturable() override { return why_not_capturable().empty() ? this : nullptr; }
   std::string why_not_capturable() const override;
   void begin_batch() override;
+  void choose_models() override;
   void step_models() override;
   bool end_batch() override;
   bool flush() override;

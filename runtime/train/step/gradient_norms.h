@@ -11,9 +11,10 @@ namespace dtrain::train {
 
 class GradientNorms {
  public:
-  // Of the update after `batch`.
+  // Of an update after `batch`; of several the largest counts.
   void add(std::int64_t batch, double norm) {
-    norms_[batch] = norm;
+    const auto [place, is_first] = norms_.try_emplace(batch, norm);
+    if (!is_first && !(norm <= place->second)) place->second = norm;  // or NaN
     norms_.erase(norms_.begin(), norms_.lower_bound(batch - kKept));
   }
   // Empty: there was no update after this batch, gradients are not clipped, or that is long ago.

@@ -22,6 +22,8 @@ void LocalStep::take_over_written() {
 
 void LocalStep::step_models() {
   take(/*last=*/false);
+  parts_.parameters.mark_changed(parameters_in_step_);
+  parts_.watch.note(/*look_closer=*/false);
   parts_.exchange.begin_batch(/*exchange=*/false);
 }
 

@@ -93,6 +93,8 @@ class StepMode {
 
   // Around each round. The window has counted it.
   virtual void begin_batch() = 0;
+  // With several models, before each backward: those that the next step updates are known.
+  virtual void choose_models() {}
   // Within a batch, with several models: an optimizer step of those that wait for one. The window is one batch long.
   virtual void step_models() = 0;
   // True after an optimizer step. Also ends the batch in flight.

@@ -175,10 +175,12 @@ void TrainingStep::backward(const at::Tensor& loss, const BackwardOptions& optio
   if (!in_batch_) throw Error("context.backward() was called outside train_batch()");
   if (options.more_follows && !std::exchange(adds_losses_, true) && may_keep_narrow_gradients_ && !narrow_use_) {
     throw Error("context.backward() is told that more follows for the first time after an optimizer step",
-                "in bf16 gradients are kept in bf16 by then; call it so from the first batch on");
+                "one rank with mixed_precision: bf16 keeps gradients in bf16 by then: sum the losses instead, or call "
+                "it so from "
+                "the first batch on");
   }
   models_.add(options.models);
-  if (models_.several()) exchange_.choose_models(models_.waiting());
+  if (models_.several()) mode_->choose_models();
   if (batch_has_loss_ && weight.has_value() != batch_weight_.has_value()) {
     throw Error("context.backward() was called with a weight for one loss of a batch, and without one for another",
                 "give all losses of a batch the same weight");
@@ -210,8 +212,8 @@ std::vector<at::Tensor> TrainingStep::inputs_of(const std::vector<std::string>& 
   }
   if (!inputs.empty()) return inputs;
   throw Error(
-      "context.backward() was called for '" + join(models, "', '") + "', and no parameter there needs a gradient",
-      "a model whose parameters are all frozen has no loss of its own");
+      "context.backward() was called for '" + join(models, "', '") + "', and no parameter of it needs a gradient",
+      "its parameters are frozen, or a model that was wrapped before shares them: name that one, too");
 }
 
 void TrainingStep::step_models() {
