@@ -167,13 +167,12 @@ class TrialContext {
   // the trial also returns.
   void log(const std::string& name, const MetricValue& value);
 
-  // Times a part of the trial's own code, until the result goes out of scope: { const auto timed = scope("augment"); …
-  // } Its time shows under this name beside the phases in dumps, summaries, reports and traces. Scopes may be nested:
-  // the time of an outer one includes those within it. They count in the batch under way, so also in before_batch(), in
+  // Times a part of the trial's own code, from this call to the end of the block that holds the result. Its time shows
+  // under this name beside the phases in dumps, summaries, reports and traces. Scopes may be nested: the time of an
+  // outer one includes those within it. They count in the batch under way, so also in before_batch(), in
   // evaluate_batch() and in callbacks; outside of batches they have no time. On a GPU it is the host's time, and a step
   // that is a CUDA graph does not repeat it. Error if the name has other characters than letters, digits, '_', '-' and
-  // '.', or if the program has more than 64 scopes: names must not contain numbers of batches and the like. It takes
-  // less than a microsecond.
+  // '.', or if the program has more than 64 scopes: names must not contain numbers of batches and the like.
   Scope scope(std::string_view name);
 
   // Collective operations on tensors of the trial, on device() or on the CPU: every rank must make the same calls, with
