@@ -337,7 +337,7 @@ class Mistakes(ModelsTest):
         """In the first batches, in which ranks compare what they do."""
         self.check("another rank takes an optimizer step of 'generator', and this rank one of 'discriminator' alone", ranks=2,
                    hyperparameters={"fault": "other_model", "fault_batch": 2})
-        self.check("another rank takes an optimizer step of 'discriminator', and this rank ", ranks=2,
+        self.check("another rank takes an optimizer step of 'generator', and this rank has ended its batch", ranks=2,
                    hyperparameters={"fault": "step_missing", "fault_batch": 1})
 
 
