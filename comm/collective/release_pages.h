@@ -1,6 +1,6 @@
 // How a Buffer's memory goes back to the kernel while it stays mapped.
 //
-// Open MPI (memory/patcher), UCX and libfabric intercept madvise() with the two kinds of advice below, so what they
+// Open MPI (memory/patcher) and UCX intercept madvise() with the two kinds of advice below, so what they
 // have registered with a network card for faster sends is forgotten before the pages go. Memory that dtrain itself pins
 // or registers for a device must not be released.
 #pragma once
