@@ -67,7 +67,7 @@ class GpuCheck(unittest.TestCase):
         skipped = {one: "skipped: it needs real GPUs" for one in ("waiting", "sanitizer")}
         self.assertEqual(table, {one: skipped.get(one, "ok") for one in SECTIONS})
         self.assertIn("on 2 GPUs that are not there.", text)
-        self.assertIn("17 cases on 2 of 2 GPUs", text)
+        self.assertIn("18 cases on 2 of 2 GPUs", text)
         self.assertRegex(text, r"results: \d+ checked on all ranks, 0 wrong")
         self.assertIn("2 ranks on cuda, 60 steps; against DDP on cpu and ranks on the CPU", text)
         self.assertEqual(len(re.findall(r"(?:cnn|gpt) float64 .* DDP .* CPU ", text)), 8)
