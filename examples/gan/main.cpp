@@ -1,6 +1,6 @@
 // A generative adversarial network on the images of Fashion-MNIST (Goodfellow et al., arXiv:1406.2661): two models with
 // an optimizer each, and two optimizer steps in a batch. Run it with
-//   dtrain launch configs/gan.yaml
+//   dtrain launch examples/gan/gan.yaml
 #include <dtrain/dtrain.h>
 
 #include <fstream>
