@@ -62,10 +62,15 @@ class Replay {
         if (!held_.insert({share.agent, slot}).second)
           problem(who + " got a slot of " + share.agent + " that was taken");
       }
+      // max_slots counts what those of the same name hold, and what those further ahead will hold. Who waits only for
+      // that reserves nothing.
+      int promised = 0;
       for (const auto& [key, other] : queue_) {
         if (key > std::pair(task.priority, task.id)) break;
-        const bool limited = other.max_slots && in_use_[other.name] + other.slots.slots > *other.max_slots;
-        if (!limited && usable(other).contains(share.agent)) {
+        const int counted = in_use_[other.name] + (other.name == task.name ? promised : 0);
+        if (other.max_slots && counted + other.slots.slots > *other.max_slots) continue;
+        if (other.name == task.name && request.max_slots) promised += other.slots.slots;
+        if (usable(other).contains(share.agent)) {
           problem(who + " was started before task " + std::to_string(key.second) + ", on " + share.agent);
         }
       }
