@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <optional>
+
 #include "dtrain/base/error.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
@@ -10,8 +12,67 @@ namespace dtrain::run {
 
 namespace fs = std::filesystem;
 
+namespace {
+
+// "train.py" and "MyTrial" of "train.py:MyTrial".
+struct PythonEntry {
+  std::string file;
+  std::string trial;  // the class; empty: the script itself
+};
+
+std::optional<PythonEntry> python_entry(const std::string& word) {
+  if (word.ends_with(".py")) return PythonEntry{word, ""};
+  const auto colon = word.rfind(":");
+  if (colon == std::string::npos || !word.substr(0, colon).ends_with(".py")) return std::nullopt;
+  return PythonEntry{word.substr(0, colon), word.substr(colon + 1)};
+}
+
+fs::path in_folder_of(const config::Experiment& experiment, const std::string& name) {
+  return (fs::absolute(experiment.file).parent_path() / name).lexically_normal();
+}
+
+fs::path find_python(const config::Experiment& experiment, const PythonEntry& entry, const Variables& variables) {
+  const std::string where = experiment.file.string() + ": entrypoint: ";
+  std::error_code code;
+  if (const fs::path script = in_folder_of(experiment, entry.file); !fs::is_regular_file(script, code)) {
+    throw ConfigError(where + "there is no Python file " + script.string(),
+                      "its path is relative to the experiment file");
+  }
+  const auto value_of = [&](const char* name) {
+    const auto found = variables.find(name);
+    return found == variables.end() ? std::string() : found->second;
+  };
+  if (const std::string given = value_of("DTRAIN_PYTHON"); !given.empty()) {
+    if (::access(given.c_str(), X_OK) == 0) return given;
+    throw ConfigError("DTRAIN_PYTHON is " + given + ", which cannot be executed", "give the path of a Python");
+  }
+  if (const std::string environment = value_of("VIRTUAL_ENV"); !environment.empty()) {
+    if (const fs::path python = fs::path(environment) / "bin" / "python"; ::access(python.c_str(), X_OK) == 0) {
+      return python;
+    }
+  }
+  const fs::path found = find_program("python3", {}, variables);
+  if (found.empty()) throw ConfigError(where + entry.file + " needs python3, which is not in PATH");
+  return found;
+}
+
+}  // namespace
+
+std::vector<std::string> entry_command(const config::Experiment& experiment, const Variables& variables) {
+  std::vector<std::string> command{find_entrypoint(experiment, variables).string()};
+  const auto entry = python_entry(experiment.entrypoint.front());
+  if (entry) {
+    const std::string script = in_folder_of(experiment, entry->file).string();
+    command.insert(command.end(), {"-m", "dtrain.rank", script + (entry->trial.empty() ? "" : ":" + entry->trial)});
+  }
+  command.insert(command.end(), experiment.entrypoint.begin() + 1, experiment.entrypoint.end());
+  if (entry) command.emplace_back("--");
+  return command;
+}
+
 fs::path find_entrypoint(const config::Experiment& experiment, const Variables& variables) {
   const std::string& name = experiment.entrypoint.front();
+  if (const auto entry = python_entry(name)) return find_python(experiment, *entry, variables);
   const fs::path beside = executable_path().parent_path();
   const std::string where = experiment.file.string() + ": entrypoint: ";
   if (name.find('/') == std::string::npos) {
@@ -24,8 +85,8 @@ fs::path find_entrypoint(const config::Experiment& experiment, const Variables& 
           "it comes with every build that has libtorch: scripts/setup.sh, then cmake with DTRAIN_TORCH=ON");
     }
     if (name.find(':') != std::string::npos) {
-      throw ConfigError(where + "'" + name + "' is no program; it looks like a Python class, which dtrain does not run",
-                        "name a program of your own, or export the model to TorchScript (docs/experiment.md: model)");
+      throw ConfigError(where + "'" + name + "' is no program; a Python class is named with its file: train.py:MyTrial",
+                        "name the file, or a program of your own (docs/python.md)");
     }
     std::vector<std::string> names;
     std::error_code code;

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <filesystem>
+#include <string>
+#include <vector>
 
 #include "dtrain/config/experiment.h"
 #include "environment.h"
@@ -10,6 +12,12 @@ namespace dtrain::run {
 
 // A name without a slash: looked for beside the running dtrain, then in PATH. Other paths: relative to the experiment
 // file. ConfigError if there is no such program or it cannot be executed.
+//
+// A Python file (train.py), or a class in one (train.py:MyTrial), is relative to the experiment file's folder, with or
+// without a slash. Its program is Python: $DTRAIN_PYTHON, that of $VIRTUAL_ENV, or python3 in PATH.
 std::filesystem::path find_entrypoint(const config::Experiment& experiment, const Variables& variables);
+
+// The program and its arguments. What the launcher adds (the experiment file and options) comes after them.
+std::vector<std::string> entry_command(const config::Experiment& experiment, const Variables& variables);
 
 }  // namespace dtrain::run

@@ -44,11 +44,13 @@ std::string format_progress(const Progress& progress) {
   if (progress.batches_per_epoch > 0) {
     const std::int64_t epochs = std::max<std::int64_t>(
         1, (progress.total_batches + progress.batches_per_epoch - 1) / progress.batches_per_epoch);
-    text += "epoch " + std::to_string(std::min(progress.epoch + 1, epochs)) + "/" + std::to_string(epochs) + ", ";
+    const bool is_known = progress.total_batches > 0;
+    text += "epoch " + std::to_string(is_known ? std::min(progress.epoch + 1, epochs) : progress.epoch + 1) +
+            (is_known ? "/" + std::to_string(epochs) : "") + ", ";
   }
-  text += "batch " + std::to_string(progress.batch) + "/" + std::to_string(progress.total_batches);
+  text += "batch " + std::to_string(progress.batch);
   if (progress.total_batches > 0) {
-    text += " (" + std::to_string(progress.batch * 100 / progress.total_batches) + "%)";
+    text += "/" + std::to_string(progress.total_batches) + " (" + std::to_string(progress.batch * 100 / progress.total_batches) + "%)";
   }
   if (progress.loss && std::isfinite(*progress.loss)) {
     char loss[32];

@@ -137,8 +137,7 @@ LaunchPlan make_launch_plan(const LaunchRequest& request, const Variables& varia
                       "mpirun -np N --hostfile HOSTS program experiment.yaml (docs/launching.md), or use auto");
   }
 
-  plan.command = {find_entrypoint(plan.experiment, variables).string()};
-  plan.command.insert(plan.command.end(), plan.experiment.entrypoint.begin() + 1, plan.experiment.entrypoint.end());
+  plan.command = entry_command(plan.experiment, variables);
   plan.command.push_back(fs::absolute(request.experiment_file).lexically_normal().string());
   if (!plan.contents.empty()) plan.command.insert(plan.command.end(), {"--contents", plan.contents.string()});
   for (const std::string& value : request.overrides) {

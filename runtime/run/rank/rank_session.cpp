@@ -84,6 +84,14 @@ std::int64_t RankSession::batch_per_rank() const {
   return assignment_->split.per_slot;
 }
 
+void RankSession::use_global_batch_size(std::int64_t samples) {
+  assignment_->split = scheduler::split_batch(samples, world().size);
+  assignment_->experiment.global_batch_size = samples;
+  if (world().rank != 0) return;
+  update_plan("global_batch_size", samples);
+  update_plan("batch_per_rank", std::vector<std::int64_t>(static_cast<std::size_t>(world().size), batch_per_rank()));
+}
+
 std::filesystem::path RankSession::cache_folder() const {
   return run::cache_folder(process_variables());
 }

@@ -14,6 +14,8 @@ struct Lengths {
   std::optional<std::int64_t> batches_per_epoch;  // the most of any rank; empty: train until every source ends
   std::optional<std::int64_t> total_batches;      // empty: train until `epochs` are over
   std::int64_t epochs = 0;
+  // The source's has_next_epoch() ends the training, and nothing else does; what is above is what people see.
+  bool source_decides = false;
   std::int64_t validation_period = 0;  // 0: only at the end
   std::int64_t checkpoint_period = 0;  // 0: none was asked for
 };

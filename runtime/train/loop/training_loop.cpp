@@ -1,5 +1,6 @@
 #include "loop/training_loop.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -45,6 +46,15 @@ std::vector<std::shared_ptr<Callback>> compared_callbacks(run::RankSession& sess
         "add the same callbacks and metrics on every rank, in the same order");
   }
   return around.callbacks;
+}
+
+// Whether a source that knows it says on any rank that no epoch follows. Collective where sources know it.
+bool training_is_over(run::RankSession& session, const BatchSource& source, const Position& position) {
+  const std::optional<bool> goes_on = source.has_next_epoch();
+  if (!goes_on) return false;
+  const std::string key = "train/next-epoch/" + std::to_string(position.batches);
+  const std::vector<std::string> all = session.control().gather(key, *goes_on ? "yes" : "no");
+  return std::find(all.begin(), all.end(), "no") != all.end();
 }
 
 // Until it ends, context.log() is allowed.
@@ -99,7 +109,9 @@ TrainingLoop::End TrainingLoop::run() {
   }
   progress_.start();
   Outcome outcome = Outcome::kGoOn;
-  if (early_stop_.is_due() || (lengths_.total_batches && position_.batches >= *lengths_.total_batches)) {
+  const bool is_over =
+      !lengths_.source_decides && lengths_.total_batches && position_.batches >= *lengths_.total_batches;
+  if (early_stop_.is_due() || is_over) {
     if (early_stop_.is_due()) early_stop_.report(position_.batches);
     conclude(/*stopped=*/false);
     outcome = Outcome::kDone;
@@ -219,7 +231,7 @@ TrainingLoop::Outcome TrainingLoop::run_round() {
   logging.reset();
 
   // 5. What is due now and then.
-  const bool last = lengths_.total_batches && number == *lengths_.total_batches;
+  const bool last = !lengths_.source_decides && lengths_.total_batches && number == *lengths_.total_batches;
   const bool stopped = stepped && step_.stop_is_due();
   bool early = false;
   if (last || stopped) {
@@ -368,11 +380,13 @@ void TrainingLoop::do_what_is_due(bool stepped) {
 }
 
 TrainingLoop::Outcome TrainingLoop::end_of_epoch(const Round& round) {
-  if (position_.epoch_batches == 0) {
+  const bool is_over = training_is_over(session_, *loader_, position_);
+  if (position_.epoch_batches == 0 && !is_over) {
     throw DataError("epoch " + std::to_string(position_.epoch) + " has no batch on any rank",
                     "the training data is empty, or its source gives nothing after the first epoch");
   }
-  const bool is_last_epoch = !lengths_.total_batches && position_.epoch + 1 >= lengths_.epochs;
+  const bool is_last_epoch = is_over || (!lengths_.source_decides && !lengths_.total_batches &&
+                                         position_.epoch + 1 >= lengths_.epochs);
   if (round.stop || is_last_epoch) {
     conclude(round.stop);
     if (!round.stop) callbacks_.on_epoch_end();

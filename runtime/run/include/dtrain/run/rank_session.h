@@ -100,6 +100,9 @@ class RankSession {
   const Logger& log() const;
   const std::filesystem::path& run_dir() const;
   std::int64_t batch_per_rank() const;  // in samples
+  // For a script without an experiment file, whose loader has the batches: replaces hyperparameters.global_batch_size.
+  // ConfigError as split_batch(). The same on every rank, before training is set up.
+  void use_global_batch_size(std::int64_t samples);
   // The folder for results that later runs use, such as tuned fusion plans. Empty: there is none. It may not exist yet.
   std::filesystem::path cache_folder() const;
 

@@ -47,6 +47,10 @@ class BatchSource {
   virtual std::optional<Batch> next() = 0;  // empty at the end of the epoch
   virtual std::optional<std::int64_t> batches_per_epoch() const { return std::nullopt; }  // of this rank, if known
   virtual std::optional<std::int64_t> samples_per_epoch() const { return std::nullopt; }  // of all ranks, if known
+  // For a source that learns only while it is read how long training is: whether another epoch follows the one that
+  // has ended. Training is over once it is false on any rank. Empty, which is the same on all ranks: the experiment's
+  // length alone decides.
+  virtual std::optional<bool> has_next_epoch() const { return std::nullopt; }
   virtual std::int32_t queue_depth() const { return 0; }
   virtual std::int32_t workers() const { return 0; }
 

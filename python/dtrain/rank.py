@@ -1,0 +1,81 @@
+"""Runs a script, or a trial of it, as a rank: what `dtrain launch` starts for ``entrypoint: train.py`` and
+``entrypoint: train.py:MyTrial``.
+
+    python -m dtrain.rank SCRIPT[:CLASS] [ARGUMENTS] -- EXPERIMENT.yaml [OPTIONS]
+"""
+from __future__ import annotations
+
+import importlib.util
+import os
+import runpy
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+
+def _trial_class(script: Path, name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(script.stem, script)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[script.stem] = module
+    spec.loader.exec_module(module)
+    trial = getattr(module, name, None)
+    if trial is None:
+        raise AttributeError(f"{script} has no class {name}")
+    return trial
+
+
+def _without_ours(error: BaseException) -> str:
+    """The traceback from the script's own frames on."""
+    trace = error.__traceback__
+    here = os.path.dirname(__file__)
+    while trace is not None and (trace.tb_frame.f_code.co_filename.startswith(here)
+                                 or "runpy" in trace.tb_frame.f_code.co_filename
+                                 or "importlib" in trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    return "".join(traceback.format_exception(type(error), error, trace)).rstrip()
+
+
+def main() -> int:
+    try:
+        marker = len(sys.argv) - 1 - sys.argv[::-1].index("--")
+    except ValueError:
+        print("usage: python -m dtrain.rank SCRIPT[:CLASS] [ARGUMENTS] -- EXPERIMENT.yaml [OPTIONS]", file=sys.stderr)
+        return 2
+    target, own, rank_arguments = sys.argv[1], sys.argv[2:marker], sys.argv[marker + 1:]
+    name = ""
+    if not target.endswith(".py"):
+        target, _, name = target.rpartition(":")
+    script = Path(target)
+    sys.path[0] = str(script.parent)
+    sys.argv = [str(script), *own]
+
+    from . import session
+    from .trial import run_trial
+
+    arguments = [str(script), *rank_arguments]
+    session.rank_arguments = arguments
+    try:
+        if name:
+            return run_trial(_trial_class(script, name), arguments)
+        runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as leave:
+        if leave.code in (None, 0):
+            return session.end(None)
+        if session._session is not None and session._session._loop.state == session._State.ENDED:
+            return leave.code if isinstance(leave.code, int) else 1
+        if not isinstance(leave.code, int):
+            print(leave.code, file=sys.stderr)
+        session.end(f"it ended with sys.exit({leave.code!r})")
+        return leave.code if isinstance(leave.code, int) else 1
+    except BaseException as error:
+        return session.end(_without_ours(error)) or 1
+    return session.end(None)
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # the run has written everything; what Python would destroy now may still be the engine's

@@ -1,0 +1,366 @@
+"""Training whose loop is the script's own."""
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import _native, optim
+from .data import Source, samples_of
+from .trial import Context
+
+_State = _native.ScriptLoop.State
+_tensor_backward = torch.Tensor.backward
+
+#: A rank program's arguments where `dtrain launch` or `dtrain run` has started the script (rank.py).
+rank_arguments: list[str] | None = None
+_session: Session | None = None
+
+
+class Session:
+    """A rank's part in the training of a script. :func:`init` makes it."""
+
+    def __init__(self, arguments: list[str]) -> None:
+        self._loop = _native.ScriptLoop(arguments)
+        if self._loop.state == _State.ENDED:  # it has said why
+            raise SystemExit(self._loop.exit_code)
+        self._context = Context(self._loop.context)
+        self._rank = self._context.rank
+        self._world_size = self._context.world_size
+        self._device = self._context.device
+        self._loader: _Loader | None = None
+        self._schedulers: list[Any] = []
+        self._length: tuple[int, str] = self._context._native.max_length
+        self._more_follows = False
+        self._watch: optim.SettingsWatch | None = None
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        return self._world_size
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0: the one that prints and writes files."""
+        return self._rank == 0
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    @property
+    def run_dir(self) -> Path:
+        return self._context.run_dir
+
+    @property
+    def hyperparameters(self) -> Mapping[str, Any]:
+        """The experiment's hyperparameters."""
+        return self._context.hyperparameters
+
+    def wrap(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Iterable[Any],
+             *schedulers: Any, clip_gradient_norm: float | None = None,
+             clip_gradient_value: float | None = None) -> tuple[Any, ...]:
+        """Takes model, optimizer, the training loader and schedulers, and returns them for the loop. Once.
+
+        The model stays the same object; its parameters get the values of rank 0. ``optimizer.step()`` and
+        ``loss.backward()`` go to the engine from now on. The loader's batches are those of all ranks: each rank gets its
+        part. Schedulers of torch.optim.lr_scheduler are kept in checkpoints; the loop steps them as ever. Gradients are
+        clipped by the keywords, because they are averaged within ``optimizer.step()``.
+        """
+        if self._loader is not None:
+            raise _native.ConfigError("session.wrap() was called twice; a script with several models is a dtrain.Trial")
+        self._context.wrap_model(model)
+        self._context.wrap_optimizer(optimizer)
+        self._watch = self._context._watches[0]
+        if clip_gradient_norm is not None:
+            self._context.clip_gradient_norm(clip_gradient_norm)
+        if clip_gradient_value is not None:
+            self._context.clip_gradient_value(clip_gradient_value)
+        source = Source(loader, self._rank, self._world_size, self._context._native.seed)
+        self._use_batch_size(source)
+        self._schedulers = list(schedulers)
+        self._loop.keep_state(self._state, self._load_state)
+        self._take_over(optimizer)
+        self._loader = _Loader(self, source, loader)
+        self._loop.begin(source.length())
+        self._leave_if_over()
+        return (model, optimizer, self._loader, *schedulers)
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """``with session.no_sync(): loss.backward()``: another backward() before the next step adds to the gradients."""
+
+        @contextmanager
+        def more_follows() -> Iterator[None]:
+            self._more_follows = True
+            try:
+                yield
+            finally:
+                self._more_follows = False
+
+        return more_follows()
+
+    def log(self, name: str, value: Any) -> None:
+        """Adds a value to the metrics of the batch under way: a number, a tensor or a :class:`dtrain.Metric`."""
+        self._context.log(name, value)
+
+    def log_validation(self, metrics: Mapping[str, float]) -> None:
+        """Writes metrics of a validation, which are the same on all ranks (:meth:`mean`), to metrics.jsonl."""
+        values = {name: float(value) for name, value in metrics.items()}
+        self._context._native.write_validation(self._loop.batches, max(0, self._loop.epoch), values)
+
+    def scope(self, name: str) -> AbstractContextManager[None]:
+        """``with session.scope("name")``: the block's time shows under this name in reports, summaries and traces."""
+        return self._context.scope(name)
+
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The rows of all ranks, rank 0's first. Ranks may have different numbers of rows. Collective."""
+        rows = torch.tensor([tensor.shape[0]], dtype=torch.int64)
+        counts = [int(count) for count in self._context.all_gather(rows)]
+        padded = tensor.new_zeros((max(counts), *tensor.shape[1:]))
+        padded[:tensor.shape[0]] = tensor.detach()
+        parts = self._context.all_gather(padded)
+        return torch.cat([part[:count] for part, count in zip(parts, counts)])
+
+    def mean(self, value: float | torch.Tensor, weight: float = 1) -> float:
+        """The mean of all ranks' values, weighted: by the number of samples, say. Collective."""
+        sums = torch.tensor([float(value) * weight, weight], dtype=torch.float64)
+        total, weights = self._context.all_reduce(sums).tolist()
+        return total / weights if weights else float("nan")
+
+    def close(self) -> int:
+        """Ends the run: writes the weights, the profile and the summary. Returns the exit code. The end of the script
+        calls it."""
+        if self._loop.state == _State.SETTING_UP:
+            return self._loop.fail("the script has ended without a call of session.wrap()")
+        if self._loop.state == _State.TRAINING:
+            self._finish_batch()
+        code = self._loop.finish()
+        _restore()
+        return code
+
+    def _finish_batch(self) -> None:
+        # The loop was left between backward() and step(), or before both. The other ranks are where this one is.
+        if not self._loop.has_loss or self._more_follows:
+            self._loop.backward(sum((p.sum() for p in self._parameters if p.requires_grad), torch.zeros(())) * 0, None,
+                                False, False)
+        self._loop.end_step()
+
+    def _fail(self, error: str) -> int:
+        return self._loop.fail(error)
+
+    def _use_batch_size(self, source: Source) -> None:
+        native = self._context._native
+        if source.batch_size is None:
+            return
+        if "batch_size_of_loader" in self.hyperparameters and self.hyperparameters["batch_size_of_loader"]:
+            native.use_global_batch_size(source.batch_size)
+        elif source.batch_size != native.global_batch_size:
+            raise _native.ConfigError(
+                f"the loader has batches of {source.batch_size}, and hyperparameters.global_batch_size is "
+                f"{native.global_batch_size}: give the DataLoader "
+                "batch_size=session.hyperparameters['global_batch_size']; dtrain divides its batches among the ranks")
+
+    def _take_over(self, optimizer: torch.optim.Optimizer) -> None:
+        self._parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+        def step(closure: Any = None) -> None:
+            if closure is not None:
+                raise _native.ConfigError("optimizer.step(closure) is not supported")
+            self._step()
+
+        def zero_grad(set_to_none: bool = True) -> None:
+            """Gradients are zeroed by the step."""
+
+        def state_dict() -> Any:
+            raise _native.ConfigError("the state of the optimizer is in the run's checkpoints (dtrain checkpoint list), "
+                                      "from which --continue goes on; optimizer.state_dict() is not supported")
+
+        step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # PyTorch's schedulers look for it
+        optimizer._opt_called = True  # type: ignore[attr-defined]
+        optimizer.step, optimizer.zero_grad, optimizer.state_dict = step, zero_grad, state_dict  # type: ignore
+        torch.Tensor.backward = _backward  # type: ignore[method-assign]
+
+    def _backward(self, loss: torch.Tensor, retain_graph: bool) -> None:
+        self._loop.backward(loss, None, self._more_follows, retain_graph)
+
+    def _step(self) -> None:
+        if self._watch is not None:
+            self._watch.check()
+        self._loop.end_step()
+        self._leave_if_over()
+
+    def _leave_if_over(self) -> None:
+        # After an error, or a signal. A run that has reached its length goes on with the rest of the script.
+        if self._loop.state == _State.ENDED and self._loop.exit_code != 0:
+            raise SystemExit(self._loop.exit_code)
+
+    def _is_long_enough(self, epoch: int) -> bool:
+        count, unit = self._length
+        if unit == "epochs":
+            return epoch >= count
+        return self._loop.batches >= (count if unit == "batches" else -(-count // self._context.global_batch_size))
+
+    def _state(self) -> Any:
+        return [scheduler.state_dict() for scheduler in self._schedulers]
+
+    def _load_state(self, state: Any) -> None:
+        self._restored = state
+
+    def _restore_schedulers(self) -> None:
+        """Once the loop is where the run goes on: what it has stepped on the way there does not count."""
+        state, self._restored = getattr(self, "_restored", None), None
+        if state is None:
+            return
+        for scheduler, values in zip(self._schedulers, state):
+            scheduler.load_state_dict(values)
+            for group, rate in zip(scheduler.optimizer.param_groups, scheduler.get_last_lr()):
+                group["lr"] = rate
+
+
+class _Loader:
+    """The training loader: each iteration is an epoch. It has the attributes of the loader that was wrapped."""
+
+    def __init__(self, session: Session, source: Source, loader: Any) -> None:
+        self._session = session
+        self._source = source
+        self._wrapped = loader
+        self._epochs = 0  # that have been begun
+        self._is_open = False
+
+    def __len__(self) -> int:
+        length = self._source.length()
+        if length is None:
+            raise TypeError("the loader has no length")
+        return length
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._wrapped, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        session, loop = self._session, self._session._loop
+        if self._is_open:  # the loop was left in the middle of an epoch
+            self._end_epoch()
+        epoch, self._epochs = self._epochs, self._epochs + 1
+        if loop.state == _State.ENDED or epoch < loop.epoch or session._is_long_enough(epoch):
+            return  # it is over: the run has reached its length, or goes on from a checkpoint after it
+        session._restore_schedulers()
+        self._is_open = True
+        for batch in self._source.epoch(epoch, loop.skipped_batches):
+            if loop.state == _State.WANTS_BATCH:
+                loop.give_batch(samples_of(batch))
+                session._leave_if_over()
+            yield batch
+            if session._is_long_enough(epoch):
+                break
+        self._end_epoch()
+
+    def _end_epoch(self) -> None:
+        self._is_open = False
+        loop = self._session._loop
+        if loop.state == _State.TRAINING:
+            self._session._finish_batch()
+        if loop.state == _State.WANTS_BATCH:
+            loop.end_epoch()
+        self._session._leave_if_over()
+
+
+def _backward(self: torch.Tensor, gradient: Any = None, retain_graph: bool | None = None, create_graph: bool = False,
+              inputs: Any = None) -> None:
+    session = _session
+    plain = gradient is None and not create_graph and inputs is None
+    if session is None or not plain or session._loop.state != _State.TRAINING:
+        _tensor_backward(self, gradient, retain_graph, create_graph, inputs)
+        return
+    session._backward(self, bool(retain_graph))
+
+
+def _restore() -> None:
+    torch.Tensor.backward = _tensor_backward  # type: ignore[method-assign]
+
+
+def init(experiment: str | os.PathLike[str] | None = None, **settings: Any) -> Session:
+    """Starts this rank, and returns its session. Once in a process.
+
+    Under `dtrain launch` and `dtrain run` the experiment is theirs. Under mpirun, srun and torchrun, and for a script that
+    is started by itself, it is the file ``experiment``, or consists of ``settings``: the keys of an experiment file, such
+    as ``optimizations={"mixed_precision": "bf16"}``.
+    """
+    global _session
+    if _session is not None:
+        raise _native.ConfigError("dtrain.init() was called twice")
+    if rank_arguments is not None:
+        if experiment is not None or settings:
+            raise _native.ConfigError("dtrain.init() takes no experiment where dtrain has started the script: "
+                                      "set its keys in the experiment file, or with --set")
+        arguments = rank_arguments
+    elif experiment is not None:
+        if settings:
+            raise _native.ConfigError("dtrain.init() was given an experiment file and settings: put them into the file")
+        arguments = [sys.argv[0], os.fspath(experiment)]
+    else:
+        arguments = [sys.argv[0], _write_experiment(settings)]
+    _session = Session(arguments)
+    if rank_arguments is None:
+        atexit.register(_end_of_process)
+        sys.excepthook = _note_failure
+    return _session
+
+
+def _world_size() -> int:
+    for name in ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"):
+        if name in os.environ:
+            return int(os.environ[name])
+    return 1
+
+
+def _write_experiment(settings: Mapping[str, Any]) -> str:
+    world_size = _world_size()
+    script = Path(sys.argv[0])
+    experiment = {"name": script.stem or "script", "entrypoint": str(script.resolve()),
+                  "hyperparameters": {}, "resources": {"slots_per_trial": world_size},
+                  "searcher": {"max_length": {"epochs": 1_000_000}}, **settings}
+    experiment["hyperparameters"] = {"global_batch_size": world_size, "batch_size_of_loader": True,
+                                     **experiment["hyperparameters"]}
+    folder = tempfile.mkdtemp(prefix="dtrain-")
+    path = Path(folder) / f"{experiment['name']}.yaml"
+    path.write_text(json.dumps(experiment))  # YAML includes JSON
+    return str(path)
+
+
+_failure: str | None = None
+
+
+def _note_failure(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    global _failure
+    _failure = "".join(traceback.format_exception(kind, error, trace)).rstrip()
+
+
+def end(failure: str | None) -> int:
+    """Ends the session, if there is one: with this error, or well. Returns the exit code."""
+    if _session is None:
+        if failure is not None:
+            print(failure, file=sys.stderr)
+        return 0 if failure is None else 1
+    if failure is not None:
+        return _session._fail("the script failed:\n" + failure)
+    return _session.close()
+
+
+def _end_of_process() -> None:
+    code = end(_failure)
+    if code != 0:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)

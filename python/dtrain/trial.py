@@ -1,0 +1,299 @@
+"""Training whose loop is dtrain's: a class with a method for each batch."""
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from . import _native, optim
+from .data import Source
+
+M = TypeVar("M", bound=torch.nn.Module)
+
+
+class Metric(tuple):
+    """A metric's value where it is no plain mean over samples.
+
+    ``reduction``: how the values of all batches and ranks become one: mean, sum, min or max. ``weight``: the number of
+    items that the value is the mean of, such as the tokens that count; None: the batch's samples.
+    """
+
+    def __new__(cls, value: float | torch.Tensor, reduction: str = "mean", weight: float | None = None) -> Metric:
+        return super().__new__(cls, (value, reduction, weight))
+
+
+class _Section(Mapping):
+    """A section of the experiment. Keys that are read count as used: a warning names the others."""
+
+    def __init__(self, names: Callable[[], list[str]], value: Callable[[str], Any]) -> None:
+        self._names = names
+        self._value = value
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._names():
+            raise KeyError(name)
+        return self._value(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names())
+
+    def __len__(self) -> int:
+        return len(self._names())
+
+
+class Context:
+    """Facts about the run, and what a trial does with its model: the first argument of a trial's constructor."""
+
+    def __init__(self, native: Any) -> None:
+        self._native = native
+        self._watches: list[optim.SettingsWatch] = []
+        self._schedulers: list[tuple[Any, str]] = []
+        #: The experiment's hyperparameters.
+        self.hyperparameters: Mapping[str, Any] = _Section(native.hyperparameter_names, native.hyperparameter)
+        #: The experiment's ``data`` section.
+        self.data: Mapping[str, Any] = _Section(native.data_names, native.data_value)
+
+    @property
+    def rank(self) -> int:
+        return self._native.rank
+
+    @property
+    def world_size(self) -> int:
+        return self._native.world_size
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0."""
+        return self.rank == 0
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of this rank in a batch: global_batch_size / slots_per_trial."""
+        return self._native.batch_size
+
+    @property
+    def global_batch_size(self) -> int:
+        return self._native.global_batch_size
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self._native.device)
+
+    @property
+    def run_dir(self) -> Path:
+        return Path(self._native.run_dir)
+
+    def resolve(self, path: str | os.PathLike[str]) -> Path:
+        """A path of the experiment file, relative to that file's folder."""
+        return Path(self._native.resolve(os.fspath(path)))
+
+    def wrap_model(self, model: M, name: str = "") -> M:
+        """Takes the model, moves it to ``device`` and returns it. ``name``: of one of several models."""
+        self._native.wrap_model(getattr(model, "_orig_mod", model), name)
+        return model
+
+    def wrap_optimizer(self, optimizer: torch.optim.Optimizer, model: str = "") -> torch.optim.Optimizer:
+        """Takes over an optimizer of torch.optim: its settings and groups; learning rates are read before each step.
+
+        ``model``: the name of one of several models.
+        """
+        kind, settings = optim.settings_of(optimizer)
+        self._native.wrap_optimizer(model, kind, optimizer.param_groups, settings)
+        self._watches.append(optim.SettingsWatch(optimizer))
+        return optimizer
+
+    def wrap_lr_scheduler(self, scheduler: Any, every: str = "step") -> Any:
+        """Calls ``scheduler.step()`` after each optimizer step, or each epoch (``every="epoch"``), and keeps its state in
+        checkpoints."""
+        if every not in ("step", "epoch"):
+            raise _native.ConfigError(f"wrap_lr_scheduler(every={every!r}): give 'step' or 'epoch'")
+        self._schedulers.append((scheduler, every))
+        # PyTorch counts the optimizer's steps to warn of a scheduler that comes first.
+        scheduler.optimizer._opt_called = True
+        return scheduler
+
+    def clip_gradient_norm(self, max_norm: float) -> None:
+        """Scales gradients down to this L2 norm over all parameters, before each optimizer step."""
+        self._native.clip_gradient_norm(max_norm)
+
+    def clip_gradient_value(self, max_value: float) -> None:
+        """Limits each element of the gradients before each optimizer step."""
+        self._native.clip_gradient_value(max_value)
+
+    def reduce_lr_on_plateau(self, factor: float = 0.1, patience: int = 10, min_delta: float = 0,
+                             min_factor: float = 0) -> None:
+        """Lowers all learning rates when searcher.metric no longer improves."""
+        self._native.reduce_lr_on_plateau(factor, patience, min_delta, min_factor)
+
+    def stop_early(self, metric: str = "", smaller_is_better: bool = True, patience: int = 1,
+                   min_delta: float = 0) -> None:
+        """Ends the training when a validation metric no longer improves."""
+        self._native.stop_early(metric, smaller_is_better, patience, min_delta)
+
+    def add_callback(self, callback: Callback) -> None:
+        self._native.add_callback(callback)
+
+    def backward(self, loss: torch.Tensor, weight: float | None = None, models: Iterable[str] = (),
+                 more_follows: bool = False, retain_graph: bool = False) -> None:
+        """Use this in ``train_batch()`` instead of ``loss.backward()``: gradients are exchanged while it runs.
+
+        ``weight``: how many items the loss is the mean of, where batches count differently (tokens). ``models``: of
+        several models, those that get a gradient. ``more_follows``: another backward() of this batch adds to it.
+        """
+        self._native.backward(loss, weight, list(models), more_follows, retain_graph)
+
+    def step(self) -> None:
+        """With several models, within a batch: an optimizer step of those that backward() was called for."""
+        self._check()
+        self._native.step()
+
+    def log(self, name: str, value: float | torch.Tensor | Metric) -> None:
+        """Adds a value to the metrics of the batch under way."""
+        self._native.log(name, value)
+
+    def scope(self, name: str) -> AbstractContextManager[None]:
+        """``with context.scope("name")``: the block's time shows under this name in reports, summaries and traces."""
+        return self._native.scope(name)
+
+    def all_reduce(self, tensor: torch.Tensor, reduction: str = "sum") -> torch.Tensor:
+        return self._native.all_reduce(tensor, reduction)
+
+    def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        return self._native.all_gather(tensor)
+
+    def broadcast(self, tensor: torch.Tensor, root: int = 0) -> torch.Tensor:
+        return self._native.broadcast(tensor, root)
+
+    def _check(self) -> None:
+        for watch in self._watches:
+            watch.check()
+
+
+class Callback:
+    """Override what you need. Functions are called on every rank; ``batch``: the last one that was trained."""
+
+    def on_training_start(self, batch: int, epoch: int) -> None: ...
+    def before_batch(self, batch: int, epoch: int) -> None: ...
+    def after_batch(self, batch: int, epoch: int, metrics: dict[str, Any]) -> None: ...
+    def on_epoch_end(self, batch: int, epoch: int) -> None: ...
+    def on_validation_end(self, batch: int, epoch: int, metrics: dict[str, float]) -> None: ...
+    def on_checkpoint(self, batch: int, epoch: int) -> None: ...
+    def on_training_end(self, batch: int, epoch: int) -> None: ...
+
+    def state_dict(self) -> Any:
+        """What load_state_dict() needs in a run that goes on from here."""
+        return None
+
+    def load_state_dict(self, state: Any) -> None: ...
+
+
+class Trial:
+    """Subclass it, and name it in the experiment: ``entrypoint: train.py:MyTrial``.
+
+    The constructor gets the :class:`Context`: it wraps the model and the optimizer.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+
+    def training_loader(self) -> Iterable[Any]:
+        """Batches of all ranks, such as a DataLoader of batch_size global_batch_size: each rank gets its part of each."""
+        raise NotImplementedError(f"{type(self).__name__} has no training_loader()")
+
+    def validation_loader(self) -> Iterable[Any] | None:
+        """None: nothing is validated."""
+        return None
+
+    def train_batch(self, batch: Any) -> dict[str, Any]:
+        """Forward, loss, ``self.context.backward(loss)``; returns metrics. The optimizer steps after it returns."""
+        raise NotImplementedError(f"{type(self).__name__} has no train_batch()")
+
+    def evaluate_batch(self, batch: Any) -> dict[str, Any]:
+        """The metrics of a batch of validation. Gradients are off, and the model is in evaluation mode."""
+        raise NotImplementedError(f"{type(self).__name__} has a validation_loader(), and no evaluate_batch()")
+
+    def save_more(self, folder: str) -> Iterable[str | os.PathLike[str]]:
+        """On rank 0, once the final weights are in ``folder``/model.safetensors: writes more files there, returns them."""
+        return []
+
+    def state_dict(self) -> Any:
+        """The trial's own state, besides model, optimizer, schedulers and loaders: tensors, numbers, texts."""
+        return None
+
+    def load_state_dict(self, state: Any) -> None: ...
+
+
+class _Schedulers(Callback):
+    """Steps the schedulers of wrap_lr_scheduler()."""
+
+    def __init__(self, context: Context, frequency: int) -> None:
+        self._context = context
+        self._frequency = frequency
+        self._batches = 0
+
+    def after_batch(self, batch: int, epoch: int, metrics: dict[str, Any]) -> None:
+        self._context._check()
+        self._batches += 1
+        if self._batches % self._frequency == 0:
+            self._step("step")
+
+    def on_epoch_end(self, batch: int, epoch: int) -> None:
+        self._step("epoch")
+
+    def _step(self, every: str) -> None:
+        for scheduler, when in self._context._schedulers:
+            if when == every:
+                scheduler.step()
+
+    def state_dict(self) -> Any:
+        return {"batches": self._batches,
+                "schedulers": [scheduler.state_dict() for scheduler, _ in self._context._schedulers],
+                "rates": [[group["lr"] for group in scheduler.optimizer.param_groups]
+                          for scheduler, _ in self._context._schedulers]}
+
+    def load_state_dict(self, state: Any) -> None:
+        self._batches = state["batches"]
+        for (scheduler, _), values, rates in zip(self._context._schedulers, state["schedulers"], state["rates"]):
+            scheduler.load_state_dict(values)
+            for group, rate in zip(scheduler.optimizer.param_groups, rates):
+                group["lr"] = rate
+
+
+class _Bound:
+    """What the engine calls: a trial whose loaders are divided."""
+
+    def __init__(self, make: Callable[[Context], Trial], native: Any) -> None:
+        self._context = Context(native)
+        self._trial = make(self._context)
+        if self._context._watches:
+            native.add_callback(_Schedulers(self._context, native.aggregation_frequency))
+        for name in ("train_batch", "evaluate_batch", "save_more", "state_dict", "load_state_dict"):
+            setattr(self, name, getattr(self._trial, name))
+
+    def _source(self, loader: Any) -> Source | None:
+        if loader is None:
+            return None
+        return Source(loader, self._context.rank, self._context.world_size, self._context._native.seed)
+
+    def training_loader(self) -> Source | None:
+        source = self._source(self._trial.training_loader())
+        if source is not None and source.batch_size not in (None, self._context.global_batch_size):
+            raise _native.ConfigError(
+                f"training_loader() has batches of {source.batch_size}, and hyperparameters.global_batch_size is "
+                f"{self._context.global_batch_size}: give the DataLoader batch_size=context.global_batch_size")
+        return source
+
+    def validation_loader(self) -> Source | None:
+        return self._source(self._trial.validation_loader())
+
+
+def run_trial(trial: Callable[[Context], Trial], arguments: list[str]) -> int:
+    """Runs one rank of a trial from start to end, and returns the process's exit code.
+
+    ``arguments``: those of a rank program: its name, the experiment file and options. `dtrain launch` gives them.
+    """
+    return _native.run_trial(lambda native: _Bound(trial, native), arguments)

@@ -1,0 +1,212 @@
+// The module dtrain._native: what Python's modules in python/dtrain are written on. Its users are those modules alone,
+// so docstrings are theirs. Functions that may wait let go of the GIL.
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <torch/csrc/utils/pybind.h>
+#include <pybind11/functional.h>
+#include <pybind11/stl.h>
+
+#include "dtrain/config/experiment.h"
+#include "dtrain/run/rank_session.h"
+#include "dtrain/train/run_trial.h"
+#include "module_tree.h"
+#include "optimizer_groups.h"
+#include "python_error.h"
+#include "python_trial.h"
+#include "script_loop.h"
+#include "values.h"
+
+namespace dtrain::python {
+namespace {
+
+namespace py = pybind11;
+using Unlocked = py::call_guard<py::gil_scoped_release>;
+
+Reduction reduction_of(const std::string& name) {
+  return metric_from(py::make_tuple(0.0, name, py::none())).reduction();
+}
+
+// A scope that a `with` block holds.
+class HeldScope {
+ public:
+  HeldScope(TrialContext& context, std::string name) : context_(context), name_(std::move(name)) {}
+  void enter() { scope_.reset(new Scope(context_.scope(name_))); }
+  void exit() { scope_.reset(); }
+
+ private:
+  TrialContext& context_;
+  std::string name_;
+  std::unique_ptr<Scope> scope_;
+};
+
+BackwardOptions backward_options(std::optional<double> weight, std::vector<std::string> models, bool more_follows,
+                                 bool retain_graph) {
+  return {.weight = weight, .models = std::move(models), .more_follows = more_follows, .retain_graph = retain_graph};
+}
+
+void wrap_model(TrialContext& context, py::object module, const std::string& name) {
+  const auto tree = std::make_shared<ModuleTree>(std::move(module));
+  const py::gil_scoped_release unlocked;
+  name.empty() ? void(context.wrap_model(tree)) : void(context.wrap_model(name, tree));
+}
+
+void write_validation(TrialContext& context, std::int64_t batch, std::int64_t epoch, py::handle metrics) {
+  const Json values = json_from(metrics);
+  if (context.rank() != 0) return;
+  context.session().write_metrics(
+      {{"kind", "validation"}, {"batch", batch}, {"epoch", epoch}, {"samples", 0}, {"metrics", values}});
+}
+
+void add_context(py::module_& module) {
+  py::class_<HeldScope>(module, "Scope").def("__enter__", &HeldScope::enter).def("__exit__", [](HeldScope& scope, py::args) {
+    scope.exit();
+  });
+  py::class_<TrialContext>(module, "Context")
+      .def_property_readonly("rank", &TrialContext::rank)
+      .def_property_readonly("world_size", &TrialContext::world_size)
+      .def_property_readonly("batch_size", &TrialContext::batch_size)
+      .def_property_readonly("device", [](const TrialContext& context) { return context.device().str(); })
+      .def_property_readonly("seed", [](TrialContext& context) { return context.session().experiment().experiment_seed; })
+      .def_property_readonly("run_dir", [](TrialContext& context) { return context.session().run_dir().string(); })
+      .def_property_readonly("global_batch_size",
+                             [](TrialContext& context) { return context.session().experiment().global_batch_size; })
+      .def_property_readonly("max_length",
+                             [](TrialContext& context) {
+                               const config::Length& length = context.session().experiment().searcher.max_length;
+                               const char* unit = length.unit == config::LengthUnit::kEpochs    ? "epochs"
+                                                  : length.unit == config::LengthUnit::kBatches ? "batches"
+                                                                                                : "records";
+                               return py::make_tuple(length.count, unit);
+                             })
+      .def_property_readonly(
+          "aggregation_frequency",
+          [](TrialContext& context) { return context.session().experiment().optimizations.aggregation_frequency; })
+      .def("hyperparameter_names",
+           [](TrialContext& context) {
+             std::vector<std::string> names;
+             for (const auto& item : context.session().experiment().hyperparameters.items()) names.push_back(item.key());
+             return names;
+           })
+      .def("hyperparameter",
+           [](const TrialContext& context, const std::string& name) {
+             return json_to_python(context.hyperparameter<Json>(name));
+           })
+      .def("data_names",
+           [](TrialContext& context) {
+             std::vector<std::string> names;
+             for (const auto& item : context.session().experiment().data.items()) names.push_back(item.key());
+             return names;
+           })
+      .def("data_value",
+           [](const TrialContext& context, const std::string& name) {
+             return json_to_python(context.data().value(name, Json()));
+           })
+      .def("resolve", [](const TrialContext& context, const std::string& path) { return context.resolve(path).string(); })
+      .def("info", [](TrialContext& context, const std::string& text) { context.session().log()->info("{}", text); })
+      .def("warn", [](TrialContext& context, const std::string& text) { context.session().log()->warn("{}", text); })
+      .def("use_global_batch_size", [](TrialContext& context,
+                                       std::int64_t samples) { context.session().use_global_batch_size(samples); })
+      .def("wrap_model", &wrap_model)
+      .def("wrap_optimizer", &wrap_optimizer)
+      .def("clip_gradient_norm", &TrialContext::clip_gradient_norm)
+      .def("clip_gradient_value", &TrialContext::clip_gradient_value)
+      .def("reduce_lr_on_plateau",
+           [](TrialContext& context, double factor, std::int64_t patience, double min_delta, double min_factor) {
+             context.reduce_lr_on_plateau({factor, patience, min_delta, min_factor});
+           })
+      .def("stop_early",
+           [](TrialContext& context, const std::string& metric, bool smaller_is_better, std::int64_t patience,
+              double min_delta) { context.stop_early({metric, smaller_is_better, patience, min_delta}); })
+      .def(
+          "backward",
+          [](TrialContext& context, const at::Tensor& loss, std::optional<double> weight,
+             std::vector<std::string> models, bool more_follows, bool retain_graph) {
+            context.backward(loss, backward_options(weight, std::move(models), more_follows, retain_graph));
+          },
+          Unlocked())
+      .def("step", &TrialContext::step, Unlocked())
+      .def("log", [](TrialContext& context, const std::string& name,
+                     py::handle value) { context.log(name, metric_from(value)); })
+      .def("scope",
+           [](TrialContext& context, const std::string& name) { return std::make_unique<HeldScope>(context, name); },
+           py::keep_alive<0, 1>())
+      .def("all_reduce",
+           [](TrialContext& context, const at::Tensor& tensor, const std::string& reduction) {
+             const Reduction by = reduction_of(reduction);
+             const py::gil_scoped_release unlocked;
+             return context.all_reduce(tensor, by);
+           })
+      .def("all_gather", &TrialContext::all_gather, Unlocked())
+      .def("broadcast", &TrialContext::broadcast, Unlocked())
+      .def("add_callback",
+           [](TrialContext& context, py::object callback) {
+             context.add_callback(std::make_shared<PythonCallback>(std::move(callback)));
+           })
+      .def("write_validation", &write_validation);
+}
+
+void add_script_loop(py::module_& module) {
+  py::class_<ScriptLoop> loop(module, "ScriptLoop");
+  py::enum_<ScriptLoop::State>(loop, "State")
+      .value("SETTING_UP", ScriptLoop::State::kSettingUp)
+      .value("WANTS_BATCH", ScriptLoop::State::kWantsBatch)
+      .value("TRAINING", ScriptLoop::State::kTraining)
+      .value("ENDED", ScriptLoop::State::kEnded);
+  loop.def(py::init<std::vector<std::string>>(), Unlocked())
+      .def_property_readonly("state", &ScriptLoop::state)
+      .def_property_readonly("context", &ScriptLoop::context, py::return_value_policy::reference)
+      .def_property_readonly("exit_code", &ScriptLoop::exit_code)
+      .def_property_readonly("batches", &ScriptLoop::batches)
+      .def_property_readonly("epoch", &ScriptLoop::epoch)
+      .def_property_readonly("skipped_batches", &ScriptLoop::skipped_batches)
+      .def_property_readonly("has_loss", &ScriptLoop::has_loss)
+      .def("begin", &ScriptLoop::begin, Unlocked())
+      .def("give_batch", &ScriptLoop::give_batch, Unlocked())
+      .def(
+          "backward",
+          [](ScriptLoop& self, const at::Tensor& loss, std::optional<double> weight, bool more_follows,
+             bool retain_graph) { self.backward(loss, backward_options(weight, {}, more_follows, retain_graph)); },
+          Unlocked())
+      .def("end_step", &ScriptLoop::end_step, Unlocked())
+      .def("end_epoch", &ScriptLoop::end_epoch, Unlocked())
+      .def("finish", &ScriptLoop::finish, Unlocked())
+      .def("fail", &ScriptLoop::fail, Unlocked())
+      .def("keep_state", [](ScriptLoop& self, py::object save, py::object load) {
+        // Python's modules live as long as the process.
+        const py::handle save_from = save.release();
+        const py::handle load_into = load.release();
+        self.keep_state(
+            [save_from] {
+              return call_python("saving the script's state",
+                                 [&] { return state_from(py::reinterpret_borrow<py::object>(save_from)()); });
+            },
+            [load_into](const TrialState& state) {
+              call_python("restoring the script's state",
+                          [&] { py::reinterpret_borrow<py::object>(load_into)(state_to_python(state)); });
+            });
+      });
+}
+
+int run_python_trial(const py::object& make, std::vector<std::string> arguments) {
+  std::vector<char*> argv;
+  for (std::string& argument : arguments) argv.push_back(argument.data());
+  argv.push_back(nullptr);
+  const py::gil_scoped_release unlocked;
+  return run_trial(static_cast<int>(arguments.size()), argv.data(), [&](TrialContext& context) -> std::unique_ptr<Trial> {
+    return std::make_unique<PythonTrial>(make, context);
+  });
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_native, module) {
+  add_errors(module);
+  add_context(module);
+  add_script_loop(module);
+  module.def("run_trial", &run_python_trial);
+}
+
+}  // namespace dtrain::python

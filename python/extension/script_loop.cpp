@@ -1,0 +1,157 @@
+#include "script_loop.h"
+
+#include <utility>
+
+#include "dtrain/base/error.h"
+#include "dtrain/train/run_trial.h"
+
+namespace dtrain::python {
+
+// Notes how far training has come.
+class ScriptLoop::Position final : public Callback {
+ public:
+  explicit Position(ScriptLoop& loop) : loop_(loop) {}
+  std::string name() const override { return "the script's loop"; }
+  void on_training_start(const Callback::Position& position) override { loop_.batches_ = position.batch; }
+  void before_batch(const Callback::Position& position, const Batch&) override { loop_.batches_ = position.batch; }
+
+ private:
+  ScriptLoop& loop_;
+};
+
+// Has no batches itself: the script has them.
+class ScriptLoop::Source final : public BatchSource {
+ public:
+  explicit Source(ScriptLoop& loop) : loop_(loop) {}
+  void start_epoch(std::int64_t epoch) override { start_epoch_at(epoch, 0); }
+  void start_epoch_at(std::int64_t epoch, std::int64_t batches) override {
+    loop_.epoch_ = epoch;
+    loop_.skipped_ = batches;
+    loop_.epoch_is_over_ = false;
+  }
+  std::optional<Batch> next() override {
+    // Where other ranks still have batches, the loop asks again.
+    if (!loop_.is_over_ && !loop_.epoch_is_over_) loop_.wait_in(State::kWantsBatch);
+    if (loop_.is_over_ || loop_.epoch_is_over_) return std::nullopt;
+    Batch batch;
+    batch.samples = loop_.samples_;
+    return batch;
+  }
+  std::optional<std::int64_t> batches_per_epoch() const override { return loop_.batches_per_epoch_; }
+  std::optional<bool> has_next_epoch() const override { return !loop_.is_over_; }
+
+ private:
+  ScriptLoop& loop_;
+};
+
+class ScriptLoop::Script final : public Trial {
+ public:
+  Script(ScriptLoop& loop, TrialContext& context) : loop_(loop) {
+    loop_.context_ = &context;
+    context.add_callback(std::make_shared<Position>(loop_));
+    loop_.wait_in(State::kSettingUp);
+  }
+  ~Script() override { loop_.context_ = nullptr; }
+  Loader training_loader() override { return std::make_shared<Source>(loop_); }
+  Loader validation_loader() override { return nullptr; }
+  Metrics train_batch(const Batch&) override {
+    loop_.loss_ = at::Tensor();
+    loop_.wait_in(State::kTraining);
+    return {{"loss", std::exchange(loop_.loss_, at::Tensor())}};
+  }
+  std::string why_not_repeatable() const override { return "the script has a loop of its own"; }
+  Metrics evaluate_batch(const Batch&) override { return {}; }
+  TrialState save_state() override { return loop_.save_ ? loop_.save_() : TrialState(); }
+  void load_state(const TrialState& state) override {
+    if (loop_.load_) loop_.load_(state);
+  }
+
+ private:
+  ScriptLoop& loop_;
+};
+
+ScriptLoop::ScriptLoop(std::vector<std::string> arguments)
+    : arguments_(std::move(arguments)), fiber_([this] {
+        std::vector<char*> argv;
+        for (std::string& argument : arguments_) argv.push_back(argument.data());
+        argv.push_back(nullptr);
+        exit_code_ = run_trial(static_cast<int>(arguments_.size()), argv.data(), [this](TrialContext& context) {
+          return std::make_unique<Script>(*this, context);
+        });
+        state_ = State::kEnded;
+      }) {
+  fiber_.resume();
+}
+
+TrialContext& ScriptLoop::context() {
+  if (!context_) throw Error("the run has ended", "its summary, or the error before this one, says why");
+  return *context_;
+}
+
+void ScriptLoop::wait_in(State state) {
+  state_ = state;
+  fiber_.suspend();
+  if (failure_) throw Error(*std::exchange(failure_, std::nullopt));
+}
+
+void ScriptLoop::go_on() {
+  fiber_.resume();
+}
+
+void ScriptLoop::begin(std::optional<std::int64_t> batches_per_epoch) {
+  if (state_ != State::kSettingUp) throw Error("the session has wrapped a model and a loader before");
+  batches_per_epoch_ = batches_per_epoch;
+  go_on();
+}
+
+void ScriptLoop::give_batch(std::int64_t samples) {
+  if (state_ != State::kWantsBatch) throw Error("the loader gives a batch, and the one before has not been trained on");
+  samples_ = samples;
+  go_on();
+}
+
+void ScriptLoop::backward(const at::Tensor& loss, const BackwardOptions& options) {
+  if (state_ != State::kTraining) {
+    throw Error("loss.backward() was called for a batch that did not come from the wrapped loader",
+                "take batches from the loader that session.wrap() has returned");
+  }
+  const auto& backward = context().wrapped().backward;
+  if (!backward) throw Error("loss.backward() was called outside a batch");
+  backward(loss, options);
+  if (loss.numel() == 1) loss_ = loss_.defined() ? loss_ + loss.detach() : loss.detach();
+}
+
+void ScriptLoop::end_step() {
+  if (state_ != State::kTraining) {
+    throw Error("optimizer.step() was called a second time for a batch, or before one came from the wrapped loader");
+  }
+  go_on();
+}
+
+void ScriptLoop::end_epoch() {
+  epoch_is_over_ = true;
+  go_on();
+}
+
+int ScriptLoop::finish() {
+  if (state_ == State::kWantsBatch) {
+    is_over_ = true;
+    go_on();
+  }
+  return exit_code_;
+}
+
+int ScriptLoop::fail(const std::string& error) {
+  if (state_ != State::kEnded) {
+    failure_ = error;
+    go_on();
+  }
+  return exit_code_;
+}
+
+void ScriptLoop::keep_state(std::function<TrialState()> save, std::function<void(const TrialState&)> load) {
+  save_ = std::move(save);
+  load_ = std::move(load);
+}
+
+}  // namespace dtrain::python

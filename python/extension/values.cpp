@@ -1,0 +1,169 @@
+#include "values.h"
+
+#include <utility>
+
+#include <torch/csrc/utils/pybind.h>
+
+#include "dtrain/base/error.h"
+
+namespace dtrain::python {
+
+namespace py = pybind11;
+
+namespace {
+
+// Where a tensor of a state was: {"__tensor__": "0/momentum"}.
+constexpr const char* kTensorKey = "__tensor__";
+
+py::object pytree(const char* function) {
+  return py::module_::import("torch.utils._pytree").attr(function);
+}
+
+bool is_tensor(py::handle value) {
+  return THPVariable_Check(value.ptr());
+}
+
+Reduction reduction_named(const std::string& name) {
+  if (name == "mean") return Reduction::kMean;
+  if (name == "sum") return Reduction::kSum;
+  if (name == "min") return Reduction::kMin;
+  if (name == "max") return Reduction::kMax;
+  throw ConfigError("there is no reduction '" + name + "'", "mean, sum, min and max are those there are");
+}
+
+py::object take_tensors(const py::object& value, const std::string& path, TrialState& state) {
+  if (is_tensor(value)) {
+    state.tensors[path] = THPVariable_Unpack(value.ptr()).detach();
+    py::dict place;
+    place[kTensorKey] = path;
+    return place;
+  }
+  if (py::isinstance<py::dict>(value)) {
+    // Keys that are no texts, such as the numbers of an optimizer's parameters, are kept as pairs.
+    py::list items;
+    for (const auto& [key, item] : py::reinterpret_borrow<py::dict>(value)) {
+      const std::string name = py::cast<std::string>(py::str(key));
+      items.append(py::make_tuple(py::reinterpret_borrow<py::object>(key),
+                                  take_tensors(py::reinterpret_borrow<py::object>(item), path + "/" + name, state)));
+    }
+    py::dict pairs;
+    pairs["__dict__"] = items;
+    return pairs;
+  }
+  if (py::isinstance<py::list>(value) || py::isinstance<py::tuple>(value)) {
+    py::list items;
+    std::size_t index = 0;
+    for (const auto& item : py::reinterpret_borrow<py::sequence>(value)) {
+      items.append(
+          take_tensors(py::reinterpret_borrow<py::object>(item), path + "/" + std::to_string(index++), state));
+    }
+    if (py::isinstance<py::list>(value)) return items;
+    py::dict of_tuple;
+    of_tuple["__tuple__"] = items;
+    return of_tuple;
+  }
+  return value;
+}
+
+py::object put_tensors(const py::object& value, const TrialState& state) {
+  if (py::isinstance<py::list>(value)) {
+    py::list items;
+    for (const auto& item : py::reinterpret_borrow<py::list>(value)) {
+      items.append(put_tensors(py::reinterpret_borrow<py::object>(item), state));
+    }
+    return items;
+  }
+  if (!py::isinstance<py::dict>(value)) return value;
+  const auto dict = py::reinterpret_borrow<py::dict>(value);
+  if (dict.contains(kTensorKey)) return py::cast(state.tensors.at(py::cast<std::string>(dict[kTensorKey])));
+  if (dict.contains("__tuple__")) return py::tuple(put_tensors(dict["__tuple__"], state));
+  if (!dict.contains("__dict__")) return value;
+  py::dict result;
+  for (const auto& pair : py::reinterpret_borrow<py::list>(dict["__dict__"])) {
+    const auto entry = py::reinterpret_borrow<py::sequence>(pair);
+    py::object key = entry[0];
+    if (py::isinstance<py::list>(key)) key = py::tuple(key);
+    result[key] = put_tensors(entry[1], state);
+  }
+  return result;
+}
+
+}  // namespace
+
+Batch PythonBatch::flatten(const py::object& batch, std::shared_ptr<PythonBatch>& structure) {
+  structure = std::make_shared<PythonBatch>();
+  structure->batch_ = batch;
+  const auto flat = py::reinterpret_borrow<py::tuple>(pytree("tree_flatten")(batch));
+  structure->leaves_ = py::list(flat[0]);
+  structure->spec_ = flat[1];
+  Batch result;
+  for (std::size_t i = 0; i < structure->leaves_.size(); ++i) {
+    const py::object leaf = structure->leaves_[i];
+    if (!is_tensor(leaf)) continue;
+    structure->places_.push_back(i);
+    result.names.push_back(std::to_string(result.names.size()));
+    result.tensors.push_back(THPVariable_Unpack(leaf.ptr()));
+  }
+  if (result.tensors.empty() || result.tensors.front().dim() == 0) {
+    throw DataError("a batch of the loader has no tensor whose first dimension counts its samples: it is a " +
+                        py::cast<std::string>(py::str(py::type::of(batch).attr("__name__"))),
+                    "give tensors, or dicts, lists and tuples of them");
+  }
+  result.samples = result.tensors.front().size(0);
+  return result;
+}
+
+py::object PythonBatch::with(const std::vector<at::Tensor>& tensors) const {
+  bool same = true;
+  py::list leaves(leaves_);
+  for (std::size_t i = 0; i < places_.size(); ++i) {
+    const py::object before = leaves_[places_[i]];
+    if (THPVariable_Unpack(before.ptr()).is_same(tensors[i])) continue;
+    leaves[places_[i]] = py::cast(tensors[i]);
+    same = false;
+  }
+  return same ? batch_ : pytree("tree_unflatten")(leaves, spec_);
+}
+
+MetricValue metric_from(py::handle value) {
+  if (is_tensor(value)) return MetricValue(THPVariable_Unpack(value.ptr()));
+  if (!py::isinstance<py::tuple>(value)) return MetricValue(py::cast<double>(value));
+  const auto parts = py::reinterpret_borrow<py::tuple>(value);
+  const Reduction reduction = reduction_named(py::cast<std::string>(parts[1]));
+  const MetricValue plain = is_tensor(parts[0]) ? MetricValue(THPVariable_Unpack(parts[0].ptr()), reduction)
+                                                : MetricValue(py::cast<double>(parts[0]), reduction);
+  return parts[2].is_none() ? plain : plain.mean_over(py::cast<double>(parts[2]));
+}
+
+Metrics metrics_from(py::handle values) {
+  Metrics metrics;
+  if (values.is_none()) return metrics;
+  for (const auto& [name, value] : py::reinterpret_borrow<py::dict>(values)) {
+    metrics[py::cast<std::string>(name)] = metric_from(value);
+  }
+  return metrics;
+}
+
+Json json_from(py::handle value) {
+  return Json::parse(py::cast<std::string>(py::module_::import("json").attr("dumps")(value)));
+}
+
+py::object json_to_python(const Json& value) {
+  return py::module_::import("json").attr("loads")(value.dump());
+}
+
+TrialState state_from(py::handle state) {
+  TrialState result;
+  if (state.is_none()) return result;
+  const py::object rest = take_tensors(py::reinterpret_borrow<py::object>(state), "state", result);
+  result.values = {{"python", json_from(rest)}};
+  return result;
+}
+
+py::object state_to_python(const TrialState& state) {
+  const auto found = state.values.find("python");
+  if (found == state.values.end()) return py::none();
+  return put_tensors(json_to_python(*found), state);
+}
+
+}  // namespace dtrain::python

@@ -1,0 +1,42 @@
+// Python objects as the engine's values and back. With the GIL.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <pybind11/pybind11.h>
+
+#include "dtrain/base/json.h"
+#include "dtrain/train/trial.h"
+
+namespace dtrain::python {
+
+// A Python batch whose tensors the engine moves to the device: any nesting of dicts, lists, tuples and named tuples
+// (torch.utils._pytree). Other leaves stay what they are.
+class PythonBatch {
+ public:
+  // `samples`: the first dimension of the first tensor. DataError: the batch has no tensor.
+  static Batch flatten(const pybind11::object& batch, std::shared_ptr<PythonBatch>& structure);
+  // The batch with these tensors in place of its own.
+  pybind11::object with(const std::vector<at::Tensor>& tensors) const;
+
+ private:
+  pybind11::object batch_;
+  pybind11::list leaves_;
+  pybind11::object spec_;
+  std::vector<std::size_t> places_;  // of its tensors among the leaves
+};
+
+// {"loss": tensor or number, "rate": (value, reduction, weight or None)}
+Metrics metrics_from(pybind11::handle values);
+MetricValue metric_from(pybind11::handle value);
+
+Json json_from(pybind11::handle value);
+pybind11::object json_to_python(const Json& value);
+
+// A trial's state: a dict whose tensors (also in nested dicts and lists) go into safetensors and whose rest is JSON.
+TrialState state_from(pybind11::handle state);
+pybind11::object state_to_python(const TrialState& state);
+
+}  // namespace dtrain::python
