@@ -12,6 +12,7 @@
 #include "dtrain/config/experiment.h"
 #include "dtrain/run/rank_session.h"
 #include "dtrain/train/run_trial.h"
+#include "matmul/matmul_path.h"
 #include "module_tree.h"
 #include "optimizer_groups.h"
 #include "python_error.h"
@@ -203,6 +204,7 @@ int run_python_trial(const py::object& make, std::vector<std::string> arguments)
 }  // namespace
 
 PYBIND11_MODULE(_native, module) {
+  train::watch_matmul();
   add_errors(module);
   add_context(module);
   add_script_loop(module);
