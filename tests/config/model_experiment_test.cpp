@@ -54,6 +54,22 @@ TEST(ModelExperiment, EveryKeyArrives) {
   EXPECT_EQ(model.data.validation, source_of({{"features", folder / "c"}, {"target", folder.parent_path() / "d"}}));
 }
 
+TEST(ModelExperiment, APairOfFiles) {
+  const std::string one = model_text("{kind: sgd, lr: 1}", kIdx);
+  const TemporaryFile file("model: {train: nets/a.pt, eval: /abs/b.pt}" + one.substr(one.find('\n')));
+  const Experiment experiment = read_experiment(file.path());
+  const std::filesystem::path train = file.path().parent_path() / "nets/a.pt";
+  EXPECT_EQ(experiment.model->file, train);
+  EXPECT_EQ(experiment.model->eval_file, "/abs/b.pt");
+  EXPECT_EQ(to_json(experiment)["model"], (Json{{"train", train.string()}, {"eval", "/abs/b.pt"}}));
+  const std::vector<ModelFile> files = files_of(*experiment.model);
+  ASSERT_EQ(files.size(), 2u);
+  EXPECT_STREQ(files[1].key, "model.eval");
+  EXPECT_EQ(files[1].path, "/abs/b.pt");
+  const std::vector<std::string> overrides{"model=c.pt"};
+  EXPECT_EQ(read_experiment(file.path(), overrides).model->eval_file, "");
+}
+
 TEST(ModelExperiment, ALossHasSettings) {
   const auto loss = [](const std::string& text) {
     return read_model_text(model_text("{kind: sgd, lr: 0.5}", kIdx, text)).model->loss;

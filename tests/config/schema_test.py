@@ -115,6 +115,8 @@ BASES = {
         "ctc": model({"kind": "ctc", "blank": 2}, {"kind": "sgd", "lr": 0.1}, format="safetensors",
                      training={"file": "a"}, more_inputs=["input_lengths"]),
         "kl_div": model({"kind": "kl_div", "log_target": True}, {"kind": "sgd", "lr": 0.1}, format="npy", training=FILES),
+        "pair": model("mse", {"kind": "sgd", "lr": 0.1}, format="npy", training=FILES)
+                | {"model": {"train": "a.pt", "eval": "b.pt"}},
         "npy": model("cross_entropy", {"kind": "sgd", "lr": 0.1}, format="npy", training=FILES),
         "safetensors": model("mse", {"kind": "adam", "lr": 0.1}, format="safetensors", training={"file": "a"},
                              validation={"file": "b"}),

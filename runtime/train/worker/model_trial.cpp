@@ -149,12 +149,8 @@ ModelTrial::ModelTrial(TrialContext& context)
     throw ConfigError("loss: ignore_index and class_weights are not supported with optimizations.gradient_compression",
                       "turn compression off, because it needs the weight of all batches before backward has ended");
   }
-  if (const auto fixed = always_training(model_.script()); !fixed.empty() && context.rank() == 0) {
-    context.session().log()->warn(
-        "model: {} does {} in training mode during validation too, as a model that was traced in that mode does; use "
-        "torch.jit.script() instead of torch.jit.trace()",
-        job_.file.string(), join_with_and(fixed));
-  }
+  if (!job_.eval_file.empty()) load_eval_model();
+  warn_of_fixed_modes();
   for (const config::Metric& metric : job_.metrics) {
     if (metric.kind == config::MetricKind::kAccuracy) {
       has_accuracy_ = true;
@@ -170,6 +166,25 @@ ModelTrial::ModelTrial(TrialContext& context)
   if (job_.optimizer.reduce_on_plateau) context.reduce_lr_on_plateau(*job_.optimizer.reduce_on_plateau);
   if (job_.optimizer.max_gradient_norm > 0) context.clip_gradient_norm(job_.optimizer.max_gradient_norm);
   if (job_.optimizer.max_gradient_value > 0) context.clip_gradient_value(job_.optimizer.max_gradient_value);
+}
+
+// Auxiliary outputs are for training: a model that returns a tuple there may return the scores alone otherwise.
+void ModelTrial::load_eval_model() {
+  eval_model_.emplace(job_.eval_file, model_);
+  eval_output_choice_ = output_choice_;
+  if (eval_model_->returns_one_tensor()) eval_output_choice_.name.clear();
+  eval_model_->check_signature(names_of_inputs(job_), {eval_output_choice_});
+}
+
+void ModelTrial::warn_of_fixed_modes() {
+  const auto fixed = always_training(evaluating_model().script());
+  if (fixed.empty() || context_.rank() != 0) return;
+  context_.session().log()->warn(
+      "model: {} does {} in training mode during validation too, as a model that was traced in that mode does; {}",
+      (eval_model_ ? job_.eval_file : job_.file).string(), join_with_and(fixed),
+      eval_model_
+          ? "trace it in evaluation mode"
+          : "use torch.jit.script() instead of torch.jit.trace(), or a pair of files (model: {train: …, eval: …})");
 }
 
 Loader ModelTrial::training_loader() {
@@ -216,9 +231,10 @@ void ModelTrial::give_to_metrics(const LossInput& input) {
 
 // Auxiliary outputs are for training: some models return None in their place otherwise.
 LossValues ModelTrial::evaluate(const Batch& batch) {
-  const torch::jit::IValue returned = model_.forward(inputs(batch));
-  LossInput input = loss_input(chosen_output(returned, output_choice_), batch);
-  output_ = at::empty(input.output.sizes(), at::TensorOptions().device(at::kMeta));
+  const bool by_pair = eval_model_ && !model_.tree()->is_training();
+  const torch::jit::IValue returned = (by_pair ? *eval_model_ : model_).forward(inputs(batch));
+  LossInput input = loss_input(chosen_output(returned, by_pair ? eval_output_choice_ : output_choice_), batch);
+  if (!by_pair) output_ = at::empty(input.output.sizes(), at::TensorOptions().device(at::kMeta));
   LossValues values = evaluate_loss(job_.loss.loss, input);
   give_to_metrics(input);
   if (!model_.tree()->is_training()) return values;
@@ -262,13 +278,18 @@ Metrics ModelTrial::train_batch(const Batch& batch) try {
 
 Metrics ModelTrial::evaluate_batch(const Batch& batch) {
   auto metrics = evaluate(batch).metrics();
-  model_.tree()->take_over_buffers();
+  evaluating_model().tree()->take_over_buffers();
   return metrics;
 }
 
 std::vector<std::filesystem::path> ModelTrial::save_more(const std::filesystem::path& folder) {
-  model_.save(folder / "model.pt");
-  return {folder / "model.pt"};
+  std::vector<std::filesystem::path> files{folder / "model.pt"};
+  model_.save(files.back());
+  if (eval_model_) {
+    files.push_back(folder / "model_eval.pt");
+    eval_model_->save(files.back());
+  }
+  return files;
 }
 
 }  // namespace dtrain::worker
