@@ -124,7 +124,7 @@ BASES = {
                         validation={"file": "b"}, sequence_length=8),
         "step": scheduled({"kind": "step", "step_size": 5}, {"kind": "sgd", "lr": 0.1}),
         "cosine": scheduled({"kind": "cosine", "total_steps": 5}, {"kind": "sgd", "lr": 0.1}),
-        "multi_step": scheduled({"kind": "multi_step", "milestones": [3, 5]}, {"kind": "rmsprop", "lr": 0.1}),
+        "multi_step": scheduled({"kind": "multi_step", "unit": "epochs", "milestones": [3, 5]}, {"kind": "rmsprop", "lr": 0.1}),
         "exponential": scheduled({"kind": "exponential"}, {"kind": "adagrad", "lr": 0.1}),
         "linear": scheduled({"kind": "linear", "total_steps": 5}, {"kind": "lion", "lr": 0.1}),
         "polynomial": scheduled({"kind": "polynomial", "total_steps": 5}, {"kind": "radam", "lr": 0.1}),

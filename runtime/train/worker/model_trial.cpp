@@ -18,7 +18,8 @@ namespace dtrain::worker {
 
 namespace {
 
-LrSchedule schedule_of(const config::LrScheduleSettings& settings) {
+// Counted in its own unit.
+LrSchedule plain_schedule(const config::LrScheduleSettings& settings) {
   const std::int64_t left = settings.total_steps - settings.warmup_steps;
   const auto after_warmup = [&]() -> LrSchedule {
     switch (settings.kind) {
@@ -44,7 +45,32 @@ LrSchedule schedule_of(const config::LrScheduleSettings& settings) {
   return lr::warmup(settings.warmup_steps, after_warmup());
 }
 
-std::vector<ParameterGroup> groups_of(const config::OptimizerSettings& settings) {
+bool counts_epochs(const config::OptimizerSettings& settings) {
+  const auto by_epochs = [](const config::LrScheduleSettings& schedule) {
+    return schedule.unit == config::LrScheduleUnit::kEpochs;
+  };
+  return by_epochs(settings.lr_schedule) ||
+         std::any_of(settings.groups.begin(), settings.groups.end(), [&](const config::ParameterGroupSettings& group) {
+           return group.lr_schedule && by_epochs(*group.lr_schedule);
+         });
+}
+
+// In batches of all ranks together.
+struct StepLengths {
+  std::int64_t step = 1;
+  std::int64_t epoch = 1;
+};
+
+LrSchedule schedule_of(const config::LrScheduleSettings& settings, const StepLengths& batches) {
+  LrSchedule schedule = plain_schedule(settings);
+  if (settings.unit == config::LrScheduleUnit::kSteps) return schedule;
+  // That of the epoch of the step's first batch: an epoch need not be a whole number of steps.
+  return [batches, schedule = std::move(schedule)](std::int64_t step) {
+    return schedule(step * batches.step / batches.epoch);
+  };
+}
+
+std::vector<ParameterGroup> groups_of(const config::OptimizerSettings& settings, const StepLengths& batches) {
   std::vector<ParameterGroup> groups;
   for (const config::ParameterGroupSettings& group : settings.groups) {
     Optimizer own = settings.optimizer;
@@ -55,7 +81,8 @@ std::vector<ParameterGroup> groups_of(const config::OptimizerSettings& settings)
         },
         own);
     groups.push_back({"optimizer.groups[" + std::to_string(groups.size()) + "] (match: \"" + group.match + "\")",
-                      matching(group.match), own, group.lr_schedule ? schedule_of(*group.lr_schedule) : LrSchedule()});
+                      matching(group.match), own,
+                      group.lr_schedule ? schedule_of(*group.lr_schedule, batches) : LrSchedule()});
   }
   return groups;
 }
@@ -161,8 +188,7 @@ ModelTrial::ModelTrial(TrialContext& context)
   }
   if (!job_.optimizer.trainable.empty()) freeze_others(*model_.tree(), job_.optimizer.trainable);
   context.wrap_model(model_.tree());
-  context.wrap_optimizer(job_.optimizer.optimizer, groups_of(job_.optimizer));
-  context.wrap_lr_scheduler(schedule_of(job_.optimizer.lr_schedule));
+  wrap_optimizer();
   if (job_.optimizer.reduce_on_plateau) context.reduce_lr_on_plateau(*job_.optimizer.reduce_on_plateau);
   if (job_.optimizer.max_gradient_norm > 0) context.clip_gradient_norm(job_.optimizer.max_gradient_norm);
   if (job_.optimizer.max_gradient_value > 0) context.clip_gradient_value(job_.optimizer.max_gradient_value);
@@ -187,8 +213,28 @@ void ModelTrial::warn_of_fixed_modes() {
           : "use torch.jit.script() instead of torch.jit.trace(), or a pair of files (model: {train: …, eval: …})");
 }
 
-Loader ModelTrial::training_loader() {
+void ModelTrial::wrap_optimizer() {
+  StepLengths batches;
+  if (counts_epochs(job_.optimizer)) {
+    training_data_ = open_training_data();
+    const auto epoch = training_data_->batches_per_epoch();
+    if (!epoch) {
+      throw ConfigError("optimizer.lr_schedule: unit is epochs, but the training data has no known length",
+                        "count optimizer steps: unit: steps");
+    }
+    batches.step = context_.session().experiment().optimizations.aggregation_frequency;
+    batches.epoch = std::max<std::int64_t>(1, *epoch);  // data without a whole batch is refused later
+  }
+  context_.wrap_optimizer(job_.optimizer.optimizer, groups_of(job_.optimizer, batches));
+  context_.wrap_lr_scheduler(schedule_of(job_.optimizer.lr_schedule, batches));
+}
+
+Loader ModelTrial::open_training_data() {
   return context_.loader(read(fields_.format, job_.data.training, context_.host_share()));
+}
+
+Loader ModelTrial::training_loader() {
+  return training_data_ ? std::exchange(training_data_, nullptr) : open_training_data();
 }
 
 Loader ModelTrial::validation_loader() {

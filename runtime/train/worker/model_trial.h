@@ -33,6 +33,9 @@ class ModelTrial final : public Trial {
   // The model that computes in validation.
   ScriptModel& evaluating_model() { return eval_model_ ? *eval_model_ : model_; }
   void load_eval_model();
+  Loader open_training_data();
+  // The optimizer, its groups and their schedules.
+  void wrap_optimizer();
   void warn_of_fixed_modes();
   LossInput loss_input(const at::Tensor& output, const Batch& batch) const;
   // Gives the batch of a validation to the metrics. Of the first one of training it looks whether they fit.
@@ -51,6 +54,7 @@ class ModelTrial final : public Trial {
   const Fields fields_;
   ScriptModel model_;
   std::optional<ScriptModel> eval_model_;  // of a pair: evaluates, with the tensors of model_
+  Loader training_data_;                   // once it is open, until training_loader() returns it
   const bool sequences_;                   // LossInput::sequences
   const OutputChoice output_choice_;
   OutputChoice eval_output_choice_;                    // of eval_model_
