@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from harness import run
 from sample_order import epoch_order
 from torchscript_models import ScriptTest, experiment, main, save_script
 
@@ -22,6 +23,7 @@ SAMPLES = 4  # of a rank's batch
 MOST_RANKS = 3
 SEED = 5
 SGD = {"kind": "sgd", "lr": 0.05, "momentum": 0.9}
+LOSS = {"kind": "cross_entropy", "output": 0, "auxiliary": {"1": 0.5}}
 PAIR = {"train": "train.pt", "eval": "eval.pt"}
 
 
@@ -138,8 +140,7 @@ class Parity(PairTest):
         model = self.save_pair(torch.float64)
         expected, plain = train_plain(model, self.features, self.target, ranks, ema)
         optimizations = {"matmul": "default", "operators": "default", "memory_format": "contiguous", "ema": ema, **optimizations}
-        loss = {"kind": "cross_entropy", "output": 0, "auxiliary": {"1": 0.5}}
-        result = self.launched(self.sections(ranks, loss=loss, optimizations=optimizations)).expect(0)
+        result = self.launched(self.sections(ranks, loss=LOSS, optimizations=optimizations)).expect(0)
         losses = [line["metrics"]["loss"] for line in result.metrics("validation")]
         numpy.testing.assert_allclose(losses, expected, rtol=1e-9)
         self.assertLess(losses[-1], 0.9 * losses[0], "it has learnt nothing")
@@ -163,13 +164,29 @@ class Parity(PairTest):
 
 class Precision(PairTest):
     def test_narrow_weights_are_shared_too(self):
-        loss = {"kind": "cross_entropy", "output": 0, "auxiliary": {"1": 0.5}}
         for precision in ("bf16", "pure_bf16"):
             self.save_pair(torch.float32)
-            result = self.launched(self.sections(2, loss=loss, optimizations={"mixed_precision": precision})).expect(0)
+            result = self.launched(self.sections(2, loss=LOSS, optimizations={"mixed_precision": precision})).expect(0)
             losses = [line["metrics"]["loss"] for line in result.metrics("validation")]
             self.assertLess(losses[-1], 0.9 * losses[0], precision)
             self.assertAlmostEqual(self.check_files(result, torch.float32), losses[-1], delta=0.03, msg=precision)
+
+
+class Export(PairTest):
+    def test_a_checkpoint_becomes_two_files(self):
+        self.save_pair(torch.float32)
+        result = self.launched(self.sections(loss=LOSS)).expect(0)
+        out, eval_out = self.folder / "exported.pt", self.folder / "exported_eval.pt"
+        command = [self.build.program("dtrain"), "checkpoint", "export", str(result.run_dir), "--format", "torchscript",
+                   "--output", str(out)]
+        run(command, self.folder).expect(0)
+        for exported, name in ((out, "model.pt"), (eval_out, "model_eval.pt")):
+            state, wanted = (torch.jit.load(str(path)).state_dict() for path in (exported, result.weights_file.with_name(name)))
+            self.assertEqual(list(state), list(wanted))
+            for tensor in wanted:
+                self.assertTrue(torch.equal(state[tensor], wanted[tensor]), f"{name}: {tensor}")
+        out.unlink()
+        self.assertIn(f"{eval_out} exists", run(command, self.folder).expect(2).output)
 
 
 class Modes(PairTest):
