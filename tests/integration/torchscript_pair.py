@@ -53,6 +53,21 @@ class Dropping(nn.Module):
         return self.fc(F.dropout(x, 0.5, self.training))
 
 
+class Counting(nn.Module):
+    """Counts what it has evaluated, in a buffer that forward() assigns."""
+
+    def __init__(self, evaluates):
+        super().__init__()
+        self.fc = nn.Linear(6, 3)
+        self.register_buffer("seen", torch.zeros(1))
+        self.evaluates = evaluates
+
+    def forward(self, x):
+        if self.evaluates:
+            self.seen = self.seen + x.size(0)
+        return self.fc(x)
+
+
 def make_data():
     generator = torch.Generator().manual_seed(3)
     features = torch.randn(STEPS * MOST_RANKS * SAMPLES + 5, 6, generator=generator, dtype=torch.float64)
@@ -208,6 +223,15 @@ class Modes(PairTest):
         self.assertEqual(alone.output.count("does dropout in training mode during validation too"), 1, alone.output)
         self.assertNotAlmostEqual(alone.metrics("validation")[-1]["metrics"]["loss"], loss, delta=1e-3)
         self.assertFalse(alone.weights_file.with_name("model_eval.pt").exists())
+
+    def test_a_buffer_that_validation_assigns_is_that_of_both(self):
+        for name, evaluates in (("train.pt", False), ("eval.pt", True)):
+            save_script(Counting(evaluates), self.folder / name)
+        result = self.launched(self.sections()).expect(0)
+        validations = STEPS // PERIOD  # before the weights were written
+        for file in (result.weights_file, result.weights_file.with_name("model_eval.pt")):
+            state = torch.jit.load(str(file)).state_dict() if file.suffix == ".pt" else safetensors.numpy.load_file(file)
+            self.assertEqual(float(state["seen"]), validations * len(self.target), file)
 
     def test_a_file_for_validation_that_was_traced_in_training_mode(self):
         said = f"model: {self.folder}/eval.pt does dropout in training mode during validation too"

@@ -193,7 +193,7 @@ std::string render_plan(const LaunchPlan& plan) {
   text += row("program", plan.command.front());
   if (experiment.model) {
     text += row("model", experiment.model->file.string());
-    if (const auto& file = experiment.model->eval_file; !file.empty()) text += row("validated", file.string());
+    if (const auto& file = experiment.model->eval_file; !file.empty()) text += row("eval model", file.string());
   }
   if (plan.mock.any()) text += row("mock", to_string(plan.mock));
   text += row("length", config::to_string(experiment.searcher.max_length));
