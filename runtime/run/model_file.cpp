@@ -7,10 +7,14 @@ namespace dtrain::run {
 
 namespace fs = std::filesystem;
 
-void check_model_file(const config::Experiment& experiment) {
+void check_model_files(const config::Experiment& experiment) {
   if (!experiment.model) return;
-  const fs::path& file = experiment.model->file;
-  const std::string where = experiment.file.string() + ": model: ";
+  for (const config::ModelFile& file : config::files_of(*experiment.model)) check_model_file(experiment, file);
+}
+
+void check_model_file(const config::Experiment& experiment, const config::ModelFile& model_file) {
+  const fs::path& file = model_file.path;
+  const std::string where = experiment.file.string() + ": " + model_file.key + ": ";
   std::error_code code;
   if (fs::is_regular_file(file, code)) return;
   if (fs::exists(file, code)) throw ConfigError(where + file.string() + " is no file", "name the TorchScript file");

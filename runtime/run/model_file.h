@@ -3,12 +3,15 @@
 
 namespace dtrain::config {
 struct Experiment;
-}
+struct ModelFile;
+}  // namespace dtrain::config
 
 namespace dtrain::run {
 
-// ConfigError if the experiment's model file does not exist. Does nothing for experiments with an entrypoint.
-void check_model_file(const config::Experiment& experiment);
+// ConfigError if a model file of the experiment does not exist. Does nothing for experiments with an entrypoint.
+void check_model_files(const config::Experiment& experiment);
+// The same for one of its files.
+void check_model_file(const config::Experiment& experiment, const config::ModelFile& file);
 
 // ConfigError if a program gets an experiment of the other kind: dtrain-worker (`for_model`) one with an entrypoint,
 // any other program one with `model:`, which it would ignore.

@@ -54,6 +54,22 @@ TEST(ModelExperiment, EveryKeyArrives) {
   EXPECT_EQ(model.data.validation, source_of({{"features", folder / "c"}, {"target", folder.parent_path() / "d"}}));
 }
 
+TEST(ModelExperiment, APairOfFiles) {
+  const std::string one = model_text("{kind: sgd, lr: 1}", kIdx);
+  const TemporaryFile file("model: {train: nets/a.pt, eval: /abs/b.pt}" + one.substr(one.find('\n')));
+  const Experiment experiment = read_experiment(file.path());
+  const std::filesystem::path train = file.path().parent_path() / "nets/a.pt";
+  EXPECT_EQ(experiment.model->file, train);
+  EXPECT_EQ(experiment.model->eval_file, "/abs/b.pt");
+  EXPECT_EQ(to_json(experiment)["model"], (Json{{"train", train.string()}, {"eval", "/abs/b.pt"}}));
+  const std::vector<ModelFile> files = files_of(*experiment.model);
+  ASSERT_EQ(files.size(), 2u);
+  EXPECT_STREQ(files[1].key, "model.eval");
+  EXPECT_EQ(files[1].path, "/abs/b.pt");
+  const std::vector<std::string> overrides{"model=c.pt"};
+  EXPECT_EQ(read_experiment(file.path(), overrides).model->eval_file, "");
+}
+
 TEST(ModelExperiment, ALossHasSettings) {
   const auto loss = [](const std::string& text) {
     return read_model_text(model_text("{kind: sgd, lr: 0.5}", kIdx, text)).model->loss;
@@ -163,6 +179,8 @@ TEST(ModelExperiment, LearningRateSchedules) {
   EXPECT_EQ(schedule("{kind: constant}"), LrScheduleSettings{});
   EXPECT_EQ(schedule("{kind: step, step_size: 7}"),
             (LrScheduleSettings{.kind = LrScheduleKind::kStep, .step_size = 7, .gamma = 0.1}));
+  EXPECT_EQ(schedule("{kind: step, unit: epochs, step_size: 30}"),
+            (LrScheduleSettings{.kind = LrScheduleKind::kStep, .unit = LrScheduleUnit::kEpochs, .step_size = 30}));
   EXPECT_EQ(
       schedule("{kind: multi_step, milestones: [3, 8], gamma: 0.5, warmup_steps: 2}"),
       (LrScheduleSettings{.kind = LrScheduleKind::kMultiStep, .warmup_steps = 2, .milestones = {3, 8}, .gamma = 0.5}));
@@ -218,16 +236,17 @@ TEST(ModelExperiment, JsonShowsWhatTheKindAndTheFormatHave) {
       HasSubstr(
           R"("model":"nets/cnn.pt","loss":"mse","metrics":[],"optimizer":{"kind":"sgd","lr":0.1,"momentum":0.0,)"
           R"("dampening":0.0,"nesterov":false,"weight_decay":0.0,"groups":[],"trainable":"","max_gradient_norm":0.0,)"
-          R"("max_gradient_value":0.0,"lr_schedule":{"kind":"constant","warmup_steps":0},"reduce_on_plateau":null})"));
+          R"("max_gradient_value":0.0,"lr_schedule":{"kind":"constant","unit":"steps","warmup_steps":0},"reduce_on_plateau":null})"));
   EXPECT_THAT(idx, HasSubstr(R"("data":{"format":"idx","training":{"features":"a.gz","target":"b.gz"},)"
                              R"("validation":null,"scale":null})"));
   EXPECT_THAT(idx, Not(HasSubstr("entrypoint")));
   const std::string tokens = "{format: tokens, training: {file: t}, validation: {file: v}, sequence_length: 8}";
   const std::string adamw = json(model_text("{kind: adamw, lr: 0.1}", tokens, "cross_entropy"));
-  EXPECT_THAT(adamw,
-              HasSubstr(R"("optimizer":{"kind":"adamw","lr":0.1,"weight_decay":0.01,"betas":[0.9,0.999],)"
-                        R"("eps":1e-08,"groups":[],"trainable":"","max_gradient_norm":0.0,"max_gradient_value":0.0,)"
-                        R"("lr_schedule":{"kind":"constant","warmup_steps":0},"reduce_on_plateau":null})"));
+  EXPECT_THAT(
+      adamw,
+      HasSubstr(R"("optimizer":{"kind":"adamw","lr":0.1,"weight_decay":0.01,"betas":[0.9,0.999],)"
+                R"("eps":1e-08,"groups":[],"trainable":"","max_gradient_norm":0.0,"max_gradient_value":0.0,)"
+                R"("lr_schedule":{"kind":"constant","unit":"steps","warmup_steps":0},"reduce_on_plateau":null})"));
   EXPECT_THAT(adamw, HasSubstr(R"("loss":"cross_entropy","metrics":["accuracy"],"optimizer")"));
   EXPECT_THAT(adamw, HasSubstr(R"("data":{"format":"tokens","training":{"file":"t"},"validation":{"file":"v"},)"
                                R"("token_type":"uint16","sequence_length":8})"));

@@ -115,6 +115,8 @@ BASES = {
         "ctc": model({"kind": "ctc", "blank": 2}, {"kind": "sgd", "lr": 0.1}, format="safetensors",
                      training={"file": "a"}, more_inputs=["input_lengths"]),
         "kl_div": model({"kind": "kl_div", "log_target": True}, {"kind": "sgd", "lr": 0.1}, format="npy", training=FILES),
+        "pair": model("mse", {"kind": "sgd", "lr": 0.1}, format="npy", training=FILES)
+                | {"model": {"train": "a.pt", "eval": "b.pt"}},
         "npy": model("cross_entropy", {"kind": "sgd", "lr": 0.1}, format="npy", training=FILES),
         "safetensors": model("mse", {"kind": "adam", "lr": 0.1}, format="safetensors", training={"file": "a"},
                              validation={"file": "b"}),
@@ -122,7 +124,7 @@ BASES = {
                         validation={"file": "b"}, sequence_length=8),
         "step": scheduled({"kind": "step", "step_size": 5}, {"kind": "sgd", "lr": 0.1}),
         "cosine": scheduled({"kind": "cosine", "total_steps": 5}, {"kind": "sgd", "lr": 0.1}),
-        "multi_step": scheduled({"kind": "multi_step", "milestones": [3, 5]}, {"kind": "rmsprop", "lr": 0.1}),
+        "multi_step": scheduled({"kind": "multi_step", "unit": "epochs", "milestones": [3, 5]}, {"kind": "rmsprop", "lr": 0.1}),
         "exponential": scheduled({"kind": "exponential"}, {"kind": "adagrad", "lr": 0.1}),
         "linear": scheduled({"kind": "linear", "total_steps": 5}, {"kind": "lion", "lr": 0.1}),
         "polynomial": scheduled({"kind": "polynomial", "total_steps": 5}, {"kind": "radam", "lr": 0.1}),
@@ -419,7 +421,7 @@ class Advice(unittest.TestCase):
         named = {}
         for where, text in texts:
             for token in re.findall(r"(?<![\w./:])[a-z]\w*(?:\.\w+)*(?![\w(.*<])", text):
-                if token in self.PHASES or token.endswith(".safetensors"):  # files of a checkpoint
+                if token in self.PHASES or token.endswith((".safetensors", ".json", ".pt")):  # files of a checkpoint
                     continue
                 if "." in token and token.split(".")[0] in sections:
                     named.setdefault(token, ([token], f"{where}: {text}"))

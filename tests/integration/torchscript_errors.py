@@ -179,6 +179,46 @@ class Errors(ScriptTest):
 
         self.fails(Cut(), "the model's output does not depend on any parameter that requires a gradient")
 
+    def fails_in_pair(self, evaluated, *parts, code=1):
+        """A pair whose file for validation is this says all `parts`; None: the file is as it is."""
+        save_script(Mlp(), self.folder / "train.pt")
+        if evaluated is not None:
+            save_script(evaluated, self.folder / "eval.pt")
+        sections = {**experiment("", self.idx_data()), "model": {"train": "train.pt", "eval": "eval.pt"}}
+        result = self.alone(sections).expect(code)
+        for part in parts:
+            self.assertIn(part, result.output)
+
+    def test_pairs_that_do_not_fit(self):
+        same = "save both files from the same model in Python, once in each mode"
+        train = f"{self.folder}/train.pt"
+        self.fails_in_pair(Mlp(hidden=8), f"eval.pt: parameter 'hidden.0.weight' is [8, 64] float32, in {train} it is "
+                           "[16, 64] float32", same)
+        self.fails_in_pair(Mlp().double(), f"eval.pt: parameter 'hidden.0.weight' is [16, 64] float64, in {train} it is "
+                           "[16, 64] float32", same)
+        more = Mlp()
+        more.fc3 = nn.Linear(10, 10)
+        self.fails_in_pair(more, f"eval.pt has a parameter 'fc3.weight', which {train} does not have", same)
+        counting = Mlp()
+        counting.register_buffer("seen", torch.zeros(3))
+        self.fails_in_pair(counting, f"eval.pt has a buffer 'seen', which {train} does not have", same)
+        torch.jit.freeze(torch.jit.script(Mlp().eval())).save(str(self.folder / "eval.pt"))
+        self.fails_in_pair(None, f"eval.pt has none of the parameters that are trained in {train}", "torch.jit.freeze()")
+        torch.save(Mlp().state_dict(), self.folder / "eval.pt")
+        self.fails_in_pair(None, "eval.pt is no TorchScript file: it holds tensors by name")
+
+        class TwoInputs(Mlp):
+            def forward(self, x, mask):
+                return self.fc2(self.hidden(x.flatten(1)) * mask)
+
+        self.fails_in_pair(TwoInputs(), "eval.pt: forward() needs a value for 'mask' besides 'x'")
+        (self.folder / "eval.pt").unlink()
+        self.fails_in_pair(None, f": model.eval: there is no file {self.folder}/eval.pt", code=2)
+        (self.folder / "train.pt").unlink()
+        check = run([self.build.program("dtrain"), "config", "check", str(self.folder / "experiment.yaml")], self.folder)
+        for key in ("train", "eval"):
+            self.assertIn(f": model.{key}: there is no file {self.folder}/{key}.pt", check.expect(2).output)
+
     def test_another_device(self):
         save_script(Mlp().to("meta"), self.folder / "meta.pt")
         self.fails("meta.pt", "parameter 'hidden.0.weight' is on device meta", 'model.to("cpu")')

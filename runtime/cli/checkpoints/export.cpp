@@ -41,16 +41,25 @@ void check_output(const std::filesystem::path& output, bool force) {
 }
 
 // libtorch writes TorchScript, and only dtrain-worker has it.
-int export_torchscript(const checkpoints::Entry& entry, const std::filesystem::path& output, const std::string& model) {
+int export_torchscript(const checkpoints::Entry& entry, const std::filesystem::path& output, const std::string& model,
+                       const std::filesystem::path& eval_output) {
   static const char inside_this_program = 0;
   ProcessOptions options;
   options.command = {find_program_beside(&inside_this_program, "dtrain-worker").string(), "--export",
                      entry.path.string(), output.string()};
   if (!model.empty()) options.command.insert(options.command.end(), {"--model", model});
+  if (!eval_output.empty()) {
+    options.command.insert(options.command.end(), {"--eval-out", eval_output.string()});
+  }
   options.new_process_group = false;  // Ctrl-C ends both
   const ExitStatus status = Process::start(options).wait();
   if (status.signal == 0) return status.code;
   throw Error("dtrain-worker --export was " + status.describe());
+}
+
+// "model.pt" -> "model_eval.pt"
+std::filesystem::path beside_for_eval(const std::filesystem::path& output) {
+  return output.parent_path() / (output.stem().string() + "_eval" + output.extension().string());
 }
 
 }  // namespace
@@ -69,7 +78,7 @@ void add_checkpoint_export(CLI::App& checkpoint, int* exit_code) {
   command
       ->add_option("--format", arguments->format,
                    "safetensors: the weights under all their names; torchscript: the model of a `model:` experiment "
-                   "with them")
+                   "with them; of a pair of files also FILE_eval, the one for validation")
       ->check(CLI::IsMember({"safetensors", "torchscript"}));
   command
       ->add_option("--model", arguments->model,
@@ -88,10 +97,15 @@ void add_checkpoint_export(CLI::App& checkpoint, int* exit_code) {
     check_output(output, arguments->force);
     const Checkpoints found = find_checkpoints(arguments->run);
     const checkpoints::Entry& entry = choose(found, arguments->step);
+    std::filesystem::path eval_output;
+    if (script && arguments->model.empty() && entry.about.run.contains("eval_model")) {
+      eval_output = beside_for_eval(output);
+      check_output(eval_output, arguments->force);
+    }
     check(entry);
     *exit_code = 0;
     if (script) {
-      *exit_code = export_torchscript(entry, output, arguments->model);
+      *exit_code = export_torchscript(entry, output, arguments->model, eval_output);
       return;
     }
     const auto bytes = checkpoints::export_safetensors(entry.path, output);

@@ -38,6 +38,23 @@ OptimizerSettings read_optimizer(Section section) {
   return settings;
 }
 
+const TextRule kScriptFile{.schema = R"({"minLength": 1})",
+                           .good = [](const std::string& text) { return !text.empty(); },
+                           .must_be = "the path of a TorchScript file"};
+
+void declare_pair(Keys& keys, ModelJob& job) {
+  keys.path({.name = "train",
+             .text = "Of a pair: the TorchScript file to train.",
+             .required = "the path of the TorchScript file to train"},
+            job.file, kScriptFile);
+  keys.path({.name = "eval",
+             .text = "Of a pair: the TorchScript file to validate with. Its parameters and buffers are those of train "
+                     "that have the same names.",
+             .more = "[More](#a-file-for-training-and-one-for-validation).",
+             .required = "the path of the TorchScript file to validate with"},
+            job.eval_file, kScriptFile);
+}
+
 class ModelForm : public KeyType {
  public:
   explicit ModelForm(Experiment& experiment) : experiment_(experiment) {}
@@ -56,7 +73,12 @@ class ModelForm : public KeyType {
                          "cannot stand beside entrypoint, which names a program; keep one of the two");
     }
     ModelJob job;
-    job.file = required_path(root, key.name, "the path of a TorchScript file");
+    if (value->is_map()) {
+      Section pair = root.section(key.name);
+      KeyReader::read_all(pair, [&](Keys& keys) { declare_pair(keys, job); });
+    } else {
+      job.file = required_path(root, key.name, "the path of a TorchScript file");
+    }
     job.loss = read_loss(root);
     job.metrics = read_metrics(root, job.loss.loss);
     job.optimizer = read_optimizer(root.section(kOptimizer.name));
@@ -64,10 +86,22 @@ class ModelForm : public KeyType {
     experiment_.entrypoint = {"dtrain-worker"};
     experiment_.model = std::move(job);
   }
-  Json to_json() const override { return experiment_.model->file.string(); }
-  Json schema(const Key&) const override { return {{"type", {"string", "number", "boolean"}}, {"minLength", 1}}; }
-  std::string values() const override { return "path"; }
+  Json to_json() const override {
+    ModelJob job = *experiment_.model;
+    if (job.eval_file.empty()) return job.file.string();
+    return PlanWriter::write([&](Keys& keys) { declare_pair(keys, job); });
+  }
+  Json schema(const Key&) const override {
+    ModelJob defaults;
+    Json pair = SchemaWriter::write([&](Keys& keys) { declare_pair(keys, defaults); });
+    return {{"anyOf", {Json{{"type", {"string", "number", "boolean"}}, {"minLength", 1}}, std::move(pair)}}};
+  }
+  std::string values() const override { return "path, or mapping"; }
   bool in_effect() const override { return experiment_.model.has_value(); }
+  void visit_keys(Keys& keys) override {
+    ModelJob defaults;
+    declare_pair(keys, defaults);
+  }
 
  private:
   Experiment& experiment_;
@@ -180,6 +214,11 @@ Json what_ctc_needs() {
 }
 
 }  // namespace
+
+std::vector<ModelFile> files_of(const ModelJob& job) {
+  if (job.eval_file.empty()) return {ModelFile{"model", job.file}};
+  return {ModelFile{"model.train", job.file}, ModelFile{"model.eval", job.eval_file}};
+}
 
 std::unique_ptr<KeyType> model_form(Experiment& experiment) {
   return std::make_unique<ModelForm>(experiment);

@@ -226,13 +226,19 @@ Json division_key(const LaunchPlan& plan, const scheduler::ClusterAgent& agent, 
                            "data", "communication", "environment"}) {
     if (experiment.contains(name)) asked[name] = experiment.at(name);
   }
+  Json models;
+  if (plan.experiment.model) {
+    for (const config::ModelFile& file : config::files_of(*plan.experiment.model)) {
+      models.push_back(identity_of(file.path));
+    }
+  }
   Json cores = Json::array();
   for (const scheduler::ClusterSlot& core : agent.slots) cores.push_back({core.cpus, core.node, core.kind});
   const auto threads = variables.find("OMP_NUM_THREADS");
   return {{"machine", limits_key(static_cast<int>(agent.slots.size()), 1)},
           {"cores", std::move(cores)},
           {"program", identity_of(plan.command.front())},
-          {"model", plan.experiment.model ? identity_of(plan.experiment.model->file) : Json()},
+          {"model", std::move(models)},
           {"experiment", std::move(asked)},
           {"max_slots", plan.experiment.resources.max_slots.value_or(0)},
           {"omp_num_threads", threads == variables.end() ? "" : threads->second}};

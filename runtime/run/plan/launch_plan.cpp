@@ -105,7 +105,7 @@ LaunchPlan make_launch_plan(const LaunchRequest& request, const Variables& varia
   LaunchPlan plan;
   plan.experiment = config::read_experiment(request.experiment_file, request.overrides, request.contents);
   if (!request.contents.empty()) plan.contents = fs::absolute(request.contents).lexically_normal();
-  check_model_file(plan.experiment);
+  check_model_files(plan.experiment);
   plan.overrides = request.overrides;
   plan.mock = request.mock;
   plan.is_trial = request.is_trial;
@@ -190,7 +190,10 @@ std::string render_plan(const LaunchPlan& plan) {
   };
   std::string text = row("experiment", experiment.name + " (" + experiment.file.string() + ")");
   text += row("program", plan.command.front());
-  if (experiment.model) text += row("model", experiment.model->file.string());
+  if (experiment.model) {
+    text += row("model", experiment.model->file.string());
+    if (const auto& file = experiment.model->eval_file; !file.empty()) text += row("eval model", file.string());
+  }
   if (plan.mock.any()) text += row("mock", to_string(plan.mock));
   text += row("length", config::to_string(experiment.searcher.max_length));
   text += row("batch", batch_text(plan));

@@ -29,8 +29,10 @@ std::vector<std::string> find_missing_files(const config::Experiment& experiment
     }
   };
   try_to([&] { find_entrypoint(experiment, process_variables()); });
-  try_to([&] { check_model_file(experiment); });
   if (experiment.model) {
+    for (const config::ModelFile& file : config::files_of(*experiment.model)) {
+      try_to([&] { check_model_file(experiment, file); });
+    }
     check_source("data.training", experiment.model->data.training);
     if (experiment.model->data.validation) check_source("data.validation", *experiment.model->data.validation);
   }

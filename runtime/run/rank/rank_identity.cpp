@@ -63,7 +63,7 @@ Assignment read_assignment(const RankIdentity& identity) {
                               config::read_experiment(options.experiment_file, options.overrides, options.contents)};
     const config::Experiment& experiment = assignment.experiment;
     check_kind(experiment, options.for_model);
-    check_model_file(experiment);
+    check_model_files(experiment);
     check_mock(options.mock, identity.world().size);
     assignment.split = scheduler::split_batch(experiment.global_batch_size, identity.world().size);
     assignment.slot_type = experiment.resources.slot_type;

@@ -51,17 +51,31 @@ std::string metric_text(const config::Searcher& searcher) {
   return searcher.metric + (searcher.smaller_is_better ? ", smaller is better" : ", larger is better");
 }
 
-// What computes: the trial's program, or the model's file. A file that cannot be read any more (it has been replaced)
-// has no checksum.
-std::string program_text(const std::optional<config::ModelJob>& job) {
-  std::error_code code;
-  const std::filesystem::path own = "/proc/self/exe";
-  const std::string name = (job ? job->file : std::filesystem::read_symlink(own, code)).filename();
+// A file that cannot be read any more (it has been replaced) has no checksum.
+std::string with_checksum(const std::string& name, const fs::path& file) {
   try {
-    return name + " with the checksum " + checkpoints::checksum_of_file(job ? job->file : own);
+    return name + " with the checksum " + checkpoints::checksum_of_file(file);
   } catch (const SystemError&) {
     return name;
   }
+}
+
+// What computes: the trial's program, or the model's files.
+std::string program_text(const std::optional<config::ModelJob>& job) {
+  if (!job) {
+    std::error_code code;
+    const fs::path own = "/proc/self/exe";
+    return with_checksum(fs::read_symlink(own, code).filename(), own);
+  }
+  std::vector<std::string> texts;
+  for (const config::ModelFile& file : config::files_of(*job)) {
+    texts.push_back(with_checksum(file.path.filename(), file.path));
+  }
+  return join(texts, ", ");
+}
+
+std::string absolute_text(const fs::path& path) {
+  return fs::absolute(path).lexically_normal().string();
 }
 
 }  // namespace
@@ -113,7 +127,7 @@ Json facts_for_resume(run::RankSession& session, const BatchSource& data) {
     const auto& job = experiment.model;
     const auto samples = data.samples_per_epoch();
     Json facts = {{"name", experiment.name},
-                  {"model", job ? Json(std::filesystem::absolute(job->file).lexically_normal().string()) : Json()},
+                  {"model", job ? Json(absolute_text(job->file)) : Json()},
                   {"program", program_text(job)},
                   {"global_batch_size", experiment.global_batch_size},
                   {"samples_per_epoch", samples ? Json(*samples) : Json()},
@@ -124,6 +138,7 @@ Json facts_for_resume(run::RankSession& session, const BatchSource& data) {
                   {"cpu_capability", at::get_cpu_capability()},
                   {"threads", at::get_num_threads()},
                   {"device", session.gpu() ? "cuda" : "cpu"}};
+    if (job && !job->eval_file.empty()) facts["eval_model"] = absolute_text(job->eval_file);
     // It has been chosen when the process began.
     if (!session.gpu()) facts["matmul"] = profile::to_string(choose_matmul(experiment.optimizations.matmul).path);
     session.control().set(kKey, facts.dump());

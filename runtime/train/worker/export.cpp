@@ -21,13 +21,14 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kUsage =
-    "usage: dtrain-worker --export CHECKPOINT OUT [--model FILE]\n\n"
+    "usage: dtrain-worker --export CHECKPOINT OUT [--model FILE] [--eval-out FILE]\n\n"
     "Writes the weights of CHECKPOINT (…/checkpoints/step-120), in the model that was trained, as the TorchScript "
     "file\n"
-    "OUT. --model names the model's file where it is no longer where the run found it.\n";
+    "OUT. --model names the model's file where it is no longer where the run found it.\n"
+    "--eval-out: of a pair of files, where the one for validation is written.\n";
 
 struct Request {
-  fs::path checkpoint, out, model;
+  fs::path checkpoint, out, model, eval_out;
 };
 
 Request parse(std::span<char* const> arguments) {
@@ -37,6 +38,8 @@ Request parse(std::span<char* const> arguments) {
     const std::string_view argument = arguments[i];
     if (argument == "--model" && i + 1 < arguments.size()) {
       request.model = arguments[++i];
+    } else if (argument == "--eval-out" && i + 1 < arguments.size()) {
+      request.eval_out = arguments[++i];
     } else if (argument.size() > 1 && argument.front() == '-') {
       throw ConfigError("--export: unknown option " + std::string(argument), kUsage);
     } else {
@@ -49,9 +52,9 @@ Request parse(std::span<char* const> arguments) {
   return request;
 }
 
-// The model's file, as the run that took the checkpoint was told.
-fs::path model_of(const checkpoints::Entry& checkpoint) {
-  const auto model = checkpoint.about.run.find("model");
+// The model's file, as the run that took the checkpoint was told. `fact`: "model", or "eval_model" of a pair.
+fs::path model_of(const checkpoints::Entry& checkpoint, const char* fact) {
+  const auto model = checkpoint.about.run.find(fact);
   if (model == checkpoint.about.run.end() || !model->is_string()) {
     throw ConfigError(checkpoint.path.string() + " is of a run without `model:`, whose program makes the model",
                       "use the weights alone: dtrain checkpoint export writes them as safetensors");
@@ -67,7 +70,8 @@ void write_script(const Request& request) {
     throw ConfigError(request.checkpoint.string() + " cannot be used: " + wrong.front(),
                       "dtrain checkpoint list shows the checkpoints of a run");
   }
-  const fs::path file = request.model.empty() ? model_of(checkpoints::look_at(request.checkpoint)) : request.model;
+  const checkpoints::Entry checkpoint = checkpoints::look_at(request.checkpoint);
+  const fs::path file = request.model.empty() ? model_of(checkpoint, "model") : request.model;
   ScriptModel model(file);
   config::InitialWeights weights;
   weights.file = request.checkpoint / checkpoints::kModelFile;
@@ -77,7 +81,14 @@ void write_script(const Request& request) {
     throw ConfigError(error.what(), "the file is another model now; name the one that was trained with --model FILE");
   }
   model.save(request.out);
-  std::printf("%s: %s with the weights of %s\n", request.out.c_str(), file.c_str(), request.checkpoint.c_str());
+  const auto say = [&](const fs::path& out, const fs::path& from) {
+    std::printf("%s: %s with the weights of %s\n", out.c_str(), from.c_str(), request.checkpoint.c_str());
+  };
+  say(request.out, file);
+  if (request.eval_out.empty()) return;
+  const fs::path eval_file = model_of(checkpoint, "eval_model");
+  ScriptModel(eval_file, model).save(request.eval_out);
+  say(request.eval_out, eval_file);
 }
 
 }  // namespace

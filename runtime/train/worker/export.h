@@ -6,8 +6,8 @@ namespace dtrain::worker {
 // Whether the command line asks for an export.
 bool asks_for_export(int argc, char** argv);
 
-// dtrain-worker --export CHECKPOINT OUT [--model FILE]. Prints what is wrong. Returns the process's exit code: 0; 1 for
-// a file that cannot be read or written; 2 for bad input.
+// dtrain-worker --export CHECKPOINT OUT [--model FILE] [--eval-out FILE]. Prints what is wrong. Returns the process's
+// exit code: 0; 1 for a file that cannot be read or written; 2 for bad input.
 int export_checkpoint(int argc, char** argv);
 
 }  // namespace dtrain::worker

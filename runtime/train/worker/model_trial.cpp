@@ -18,7 +18,8 @@ namespace dtrain::worker {
 
 namespace {
 
-LrSchedule schedule_of(const config::LrScheduleSettings& settings) {
+// Counted in its own unit.
+LrSchedule plain_schedule(const config::LrScheduleSettings& settings) {
   const std::int64_t left = settings.total_steps - settings.warmup_steps;
   const auto after_warmup = [&]() -> LrSchedule {
     switch (settings.kind) {
@@ -44,7 +45,32 @@ LrSchedule schedule_of(const config::LrScheduleSettings& settings) {
   return lr::warmup(settings.warmup_steps, after_warmup());
 }
 
-std::vector<ParameterGroup> groups_of(const config::OptimizerSettings& settings) {
+bool counts_epochs(const config::OptimizerSettings& settings) {
+  const auto by_epochs = [](const config::LrScheduleSettings& schedule) {
+    return schedule.unit == config::LrScheduleUnit::kEpochs;
+  };
+  return by_epochs(settings.lr_schedule) ||
+         std::any_of(settings.groups.begin(), settings.groups.end(), [&](const config::ParameterGroupSettings& group) {
+           return group.lr_schedule && by_epochs(*group.lr_schedule);
+         });
+}
+
+// In batches of all ranks together.
+struct StepLengths {
+  std::int64_t step = 1;
+  std::int64_t epoch = 1;
+};
+
+LrSchedule schedule_of(const config::LrScheduleSettings& settings, const StepLengths& batches) {
+  LrSchedule schedule = plain_schedule(settings);
+  if (settings.unit == config::LrScheduleUnit::kSteps) return schedule;
+  // That of the epoch of the step's first batch: an epoch need not be a whole number of steps.
+  return [batches, schedule = std::move(schedule)](std::int64_t step) {
+    return schedule(step * batches.step / batches.epoch);
+  };
+}
+
+std::vector<ParameterGroup> groups_of(const config::OptimizerSettings& settings, const StepLengths& batches) {
   std::vector<ParameterGroup> groups;
   for (const config::ParameterGroupSettings& group : settings.groups) {
     Optimizer own = settings.optimizer;
@@ -55,7 +81,8 @@ std::vector<ParameterGroup> groups_of(const config::OptimizerSettings& settings)
         },
         own);
     groups.push_back({"optimizer.groups[" + std::to_string(groups.size()) + "] (match: \"" + group.match + "\")",
-                      matching(group.match), own, group.lr_schedule ? schedule_of(*group.lr_schedule) : LrSchedule()});
+                      matching(group.match), own,
+                      group.lr_schedule ? schedule_of(*group.lr_schedule, batches) : LrSchedule()});
   }
   return groups;
 }
@@ -149,12 +176,8 @@ ModelTrial::ModelTrial(TrialContext& context)
     throw ConfigError("loss: ignore_index and class_weights are not supported with optimizations.gradient_compression",
                       "turn compression off, because it needs the weight of all batches before backward has ended");
   }
-  if (const auto fixed = always_training(model_.script()); !fixed.empty() && context.rank() == 0) {
-    context.session().log()->warn(
-        "model: {} does {} in training mode during validation too, as a model that was traced in that mode does; use "
-        "torch.jit.script() instead of torch.jit.trace()",
-        job_.file.string(), join_with_and(fixed));
-  }
+  if (!job_.eval_file.empty()) load_eval_model();
+  warn_of_fixed_modes();
   for (const config::Metric& metric : job_.metrics) {
     if (metric.kind == config::MetricKind::kAccuracy) {
       has_accuracy_ = true;
@@ -165,15 +188,53 @@ ModelTrial::ModelTrial(TrialContext& context)
   }
   if (!job_.optimizer.trainable.empty()) freeze_others(*model_.tree(), job_.optimizer.trainable);
   context.wrap_model(model_.tree());
-  context.wrap_optimizer(job_.optimizer.optimizer, groups_of(job_.optimizer));
-  context.wrap_lr_scheduler(schedule_of(job_.optimizer.lr_schedule));
+  wrap_optimizer();
   if (job_.optimizer.reduce_on_plateau) context.reduce_lr_on_plateau(*job_.optimizer.reduce_on_plateau);
   if (job_.optimizer.max_gradient_norm > 0) context.clip_gradient_norm(job_.optimizer.max_gradient_norm);
   if (job_.optimizer.max_gradient_value > 0) context.clip_gradient_value(job_.optimizer.max_gradient_value);
 }
 
-Loader ModelTrial::training_loader() {
+// Auxiliary outputs are for training: a model that returns a tuple there may return the scores alone otherwise.
+void ModelTrial::load_eval_model() {
+  eval_model_.emplace(job_.eval_file, model_);
+  eval_output_choice_ = output_choice_;
+  if (eval_model_->returns_one_tensor()) eval_output_choice_.name.clear();
+  eval_model_->check_signature(names_of_inputs(job_), {eval_output_choice_});
+}
+
+void ModelTrial::warn_of_fixed_modes() {
+  const auto fixed = always_training(evaluating_model().script());
+  if (fixed.empty() || context_.rank() != 0) return;
+  context_.session().log()->warn(
+      "model: {} does {} in training mode during validation too, as a model that was traced in that mode does; {}",
+      (eval_model_ ? job_.eval_file : job_.file).string(), join_with_and(fixed),
+      eval_model_
+          ? "trace it in evaluation mode"
+          : "use torch.jit.script() instead of torch.jit.trace(), or a pair of files (model: {train: …, eval: …})");
+}
+
+void ModelTrial::wrap_optimizer() {
+  StepLengths batches;
+  if (counts_epochs(job_.optimizer)) {
+    training_data_ = open_training_data();
+    const auto epoch = training_data_->batches_per_epoch();
+    if (!epoch) {
+      throw ConfigError("optimizer.lr_schedule: unit is epochs, but the training data has no known length",
+                        "count optimizer steps: unit: steps");
+    }
+    batches.step = context_.session().experiment().optimizations.aggregation_frequency;
+    batches.epoch = std::max<std::int64_t>(1, *epoch);  // data without a whole batch is refused later
+  }
+  context_.wrap_optimizer(job_.optimizer.optimizer, groups_of(job_.optimizer, batches));
+  context_.wrap_lr_scheduler(schedule_of(job_.optimizer.lr_schedule, batches));
+}
+
+Loader ModelTrial::open_training_data() {
   return context_.loader(read(fields_.format, job_.data.training, context_.host_share()));
+}
+
+Loader ModelTrial::training_loader() {
+  return training_data_ ? std::exchange(training_data_, nullptr) : open_training_data();
 }
 
 Loader ModelTrial::validation_loader() {
@@ -216,9 +277,10 @@ void ModelTrial::give_to_metrics(const LossInput& input) {
 
 // Auxiliary outputs are for training: some models return None in their place otherwise.
 LossValues ModelTrial::evaluate(const Batch& batch) {
-  const torch::jit::IValue returned = model_.forward(inputs(batch));
-  LossInput input = loss_input(chosen_output(returned, output_choice_), batch);
-  output_ = at::empty(input.output.sizes(), at::TensorOptions().device(at::kMeta));
+  const bool by_pair = eval_model_ && !model_.tree()->is_training();
+  const torch::jit::IValue returned = (by_pair ? *eval_model_ : model_).forward(inputs(batch));
+  LossInput input = loss_input(chosen_output(returned, by_pair ? eval_output_choice_ : output_choice_), batch);
+  if (!by_pair) output_ = at::empty(input.output.sizes(), at::TensorOptions().device(at::kMeta));
   LossValues values = evaluate_loss(job_.loss.loss, input);
   give_to_metrics(input);
   if (!model_.tree()->is_training()) return values;
@@ -262,13 +324,18 @@ Metrics ModelTrial::train_batch(const Batch& batch) try {
 
 Metrics ModelTrial::evaluate_batch(const Batch& batch) {
   auto metrics = evaluate(batch).metrics();
-  model_.tree()->take_over_buffers();
+  evaluating_model().tree()->take_over_buffers();
   return metrics;
 }
 
 std::vector<std::filesystem::path> ModelTrial::save_more(const std::filesystem::path& folder) {
-  model_.save(folder / "model.pt");
-  return {folder / "model.pt"};
+  std::vector<std::filesystem::path> files{folder / "model.pt"};
+  model_.save(files.back());
+  if (eval_model_) {
+    files.push_back(folder / "model_eval.pt");
+    eval_model_->save(files.back());
+  }
+  return files;
 }
 
 }  // namespace dtrain::worker

@@ -1,6 +1,7 @@
 // The trial of a `model:` experiment: a TorchScript model, its data, loss and optimizer, all from the experiment file.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "dtrain/config/model_job.h"
@@ -29,6 +30,13 @@ class ModelTrial final : public Trial {
  private:
   std::vector<at::Tensor> inputs(const Batch& batch) const;
   LossValues evaluate(const Batch& batch);
+  // The model that computes in validation.
+  ScriptModel& evaluating_model() { return eval_model_ ? *eval_model_ : model_; }
+  void load_eval_model();
+  Loader open_training_data();
+  // The optimizer, its groups and their schedules.
+  void wrap_optimizer();
+  void warn_of_fixed_modes();
   LossInput loss_input(const at::Tensor& output, const Batch& batch) const;
   // Gives the batch of a validation to the metrics. Of the first one of training it looks whether they fit.
   void give_to_metrics(const LossInput& input);
@@ -45,13 +53,16 @@ class ModelTrial final : public Trial {
   const config::ModelJob& job_;
   const Fields fields_;
   ScriptModel model_;
-  const bool sequences_;  // LossInput::sequences
+  std::optional<ScriptModel> eval_model_;  // of a pair: evaluates, with the tensors of model_
+  Loader training_data_;                   // once it is open, until training_loader() returns it
+  const bool sequences_;                   // LossInput::sequences
   const OutputChoice output_choice_;
+  OutputChoice eval_output_choice_;                    // of eval_model_
   const std::vector<OutputChoice> auxiliary_choices_;  // in the order of job_.loss.auxiliary
   bool has_accuracy_ = false;                          // among the metrics
   std::vector<ModelMetric> metrics_;                   // the others
   bool metrics_are_checked_ = false;
-  at::Tensor output_;  // of the last batch, its shape alone (at::kMeta)
+  at::Tensor output_;  // of model_ for the last batch, its shape alone (at::kMeta)
 };
 
 }  // namespace dtrain::worker

@@ -81,19 +81,6 @@ void check_archive(const fs::path& file) {
                            : "it is a zip archive without TorchScript code");
 }
 
-// The tensors of a module and all below it that forward may meet.
-void check_devices(const torch::jit::Module& script, const fs::path& file) {
-  const auto check = [&](const char* kind, const std::string& name, const at::Tensor& tensor) {
-    if (tensor.device().is_cpu()) return;
-    throw ConfigError("model: " + file.string() + ": " + kind + " '" + name + "' is on device " +
-                          tensor.device().str() + ", and dtrain loads models to the CPU first",
-                      "in Python, move the model with model.to(\"cpu\") (to_empty(device=\"cpu\") from meta), "
-                      "then script and save it again");
-  };
-  for (const auto& item : script.named_parameters()) check("parameter", item.name, item.value);
-  for (const auto& item : script.named_buffers()) check("buffer", item.name, item.value);
-}
-
 }  // namespace
 
 torch::jit::Module load_script(const fs::path& file) {
@@ -110,6 +97,19 @@ torch::jit::Module load_script(const fs::path& file) {
     no_script(file, first_line(torch_message(error)),
               "it may be damaged or cut off, or use what this libtorch does not know; script it again");
   }
+}
+
+void check_devices(const torch::jit::Module& script, const fs::path& file) {
+  // Of the module and all below it: forward() may meet them.
+  const auto check = [&](const char* kind, const std::string& name, const at::Tensor& tensor) {
+    if (tensor.device().is_cpu()) return;
+    throw ConfigError("model: " + file.string() + ": " + kind + " '" + name + "' is on device " +
+                          tensor.device().str() + ", and dtrain loads models to the CPU first",
+                      "in Python, move the model with model.to(\"cpu\") (to_empty(device=\"cpu\") from meta), "
+                      "then script and save it again");
+  };
+  for (const auto& item : script.named_parameters()) check("parameter", item.name, item.value);
+  for (const auto& item : script.named_buffers()) check("buffer", item.name, item.value);
 }
 
 void check_script(const torch::jit::Module& script, const fs::path& file) {

@@ -15,6 +15,8 @@ torch::jit::Module load_script(const std::filesystem::path& file);
 
 // ConfigError unless `script` has trainable parameters, and all its tensors on the CPU.
 void check_script(const torch::jit::Module& script, const std::filesystem::path& file);
+// ConfigError unless all tensors of `script` are on the CPU.
+void check_devices(const torch::jit::Module& script, const std::filesystem::path& file);
 
 // ConfigError unless `script` has a forward() that can be called with tensors of these names.
 void check_forward(const torch::jit::Module& script, const std::filesystem::path& file,

@@ -1,7 +1,9 @@
 #include "script_model.h"
 
+#include <map>
 #include <new>
 #include <sstream>
+#include <string>
 #include <utility>
 
 #include <torch/csrc/jit/runtime/graph_executor.h>
@@ -108,6 +110,61 @@ class OwnStorages {
   std::vector<std::pair<at::Tensor, at::Tensor>> places_;
 };
 
+// Puts the tensors of one model in the places of another script's own, by name. They are the very same tensors in both
+// from then on, as those of a ScriptTree are. So what training does to them needs no second step: flat storage, other
+// values during a validation, another device.
+class TensorsOfOther {
+ public:
+  TensorsOfOther(const ScriptTree& other, const std::filesystem::path& other_file, const std::filesystem::path& file)
+      : other_file_(other_file), file_(file) {
+    for (const auto& item : other.named_parameters()) tensors_.emplace(item.key(), item.value());
+    for (const auto& item : other.named_buffers()) tensors_.emplace(item.key(), item.value());
+  }
+
+  // How many of them require a gradient.
+  std::size_t put_into(const torch::jit::Module& script, const std::string& prefix = "") const {
+    std::size_t trained = 0;
+    const auto type = script.type();
+    for (std::size_t slot = 0; slot < type->numAttributes(); ++slot) {
+      const std::string name = prefix + type->getAttributeName(slot);
+      const auto value = script._ivalue()->getSlot(slot);
+      if (type->getAttribute(slot)->is_module()) {
+        trained += put_into(torch::jit::Module(value.toObject()), name + ".");
+      } else if (value.isTensor() && value.toTensor().defined() &&
+                 (type->is_parameter(slot) || type->is_buffer(slot))) {
+        const char* kind = type->is_parameter(slot) ? "parameter" : "buffer";
+        const at::Tensor& tensor = tensor_for(kind, name, value.toTensor());
+        script._ivalue()->setSlot(slot, tensor);
+        trained += tensor.requires_grad() ? 1 : 0;
+      }
+    }
+    return trained;
+  }
+
+ private:
+  const at::Tensor& tensor_for(const std::string& kind, const std::string& name, const at::Tensor& own) const {
+    const auto found = tensors_.find(name);
+    if (found == tensors_.end()) {
+      throw ConfigError("model: " + file_.string() + " has a " + kind + " '" + name + "', which " +
+                            other_file_.string() + " does not have",
+                        kSameModel);
+    }
+    const at::Tensor& tensor = found->second;
+    if (own.sizes() != tensor.sizes() || own.scalar_type() != tensor.scalar_type()) {
+      throw ConfigError("model: " + file_.string() + ": " + kind + " '" + name + "' is " + describe(own) + ", in " +
+                            other_file_.string() + " it is " + describe(tensor),
+                        kSameModel);
+    }
+    return tensor;
+  }
+
+  static constexpr const char* kSameModel = "save both files from the same model in Python, once in each mode";
+
+  const std::filesystem::path& other_file_;
+  const std::filesystem::path& file_;
+  std::map<std::string, at::Tensor> tensors_;
+};
+
 }  // namespace
 
 ScriptModel::ScriptModel(std::filesystem::path file) : file_(std::move(file)), script_(load_script(file_)) {
@@ -118,6 +175,24 @@ ScriptModel::ScriptModel(std::filesystem::path file) : file_(std::move(file)), s
     dtype_ = parameter.scalar_type();
     break;
   }
+}
+
+ScriptModel::ScriptModel(std::filesystem::path file, const ScriptModel& trained)
+    : file_(std::move(file)), script_(load_script(file_)), dtype_(trained.dtype_) {
+  check_devices(script_, file_);
+  if (TensorsOfOther(*trained.tree_, trained.file_, file_).put_into(script_) == 0) {
+    throw ConfigError(
+        "model: " + file_.string() + " has none of the parameters that are trained in " + trained.file_.string(),
+        "save it before torch.jit.freeze(), which makes constants of them");
+  }
+  tree_ = std::make_shared<ScriptTree>(script_);
+  tree_->eval();
+}
+
+bool ScriptModel::returns_one_tensor() const {
+  const auto forward = script_.find_method("forward");
+  if (!forward) return false;
+  return forward->function().getSchema().returns().at(0).type()->isSubtypeOf(*c10::TensorType::get());
 }
 
 void ScriptModel::check_signature(const std::vector<std::string>& inputs,

@@ -1,6 +1,7 @@
 // A TorchScript file as a model that dtrain trains in place: the file checked when it is loaded, its parameters and
 // buffers under the names they have in Python, forward() with errors that name the parameter or the method, and the
-// way back into a file that Python's torch.jit.load reads. Used by the training thread alone.
+// way back into a file that Python's torch.jit.load reads. Two files may be one model: one that is trained, and one for
+// validation that has the same parameters. Used by the training thread alone.
 #pragma once
 
 #include <filesystem>
@@ -47,8 +48,17 @@ class ScriptModel {
   // that are not on the CPU.
   explicit ScriptModel(std::filesystem::path file);
 
+  // A model for validation, always in evaluation mode: computes with the parameters and buffers of `trained`, whatever
+  // training does to them. What its own file says of their values does not count. ConfigError as above, but nothing has
+  // to require a gradient; also if `trained` has no tensor of a name, or one of another shape or type, or if the file
+  // has none of the parameters that are trained.
+  ScriptModel(std::filesystem::path file, const ScriptModel& trained);
+
   // ConfigError if forward() does not take these inputs, or cannot return these outputs.
   void check_signature(const std::vector<std::string>& inputs, const std::vector<OutputChoice>& outputs) const;
+
+  // Whether forward() returns a tensor, and no tuple or dict of them.
+  bool returns_one_tensor() const;
 
   const std::shared_ptr<ScriptTree>& tree() const { return tree_; }
   // Of the parameters; that of the first one where they differ.

@@ -14,12 +14,21 @@
 namespace dtrain::config {
 
 struct ModelJob {
-  std::filesystem::path file;  // resolved against the experiment file's folder
+  // Resolved against the experiment file's folder.
+  std::filesystem::path file;
+  std::filesystem::path eval_file;  // of a pair: the file for validation. Empty: `file` is for both
   LossSettings loss;
   std::vector<Metric> metrics;  // each fits the loss
   OptimizerSettings optimizer;
   ModelData data;
   bool operator==(const ModelJob&) const = default;
 };
+
+// A file that `model` names.
+struct ModelFile {
+  const char* key;  // "model", or of a pair "model.train" and "model.eval"
+  std::filesystem::path path;
+};
+std::vector<ModelFile> files_of(const ModelJob& job);
 
 }  // namespace dtrain::config

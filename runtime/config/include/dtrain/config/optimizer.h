@@ -25,10 +25,16 @@ inline constexpr std::array kLrScheduleKinds{Word<LrScheduleKind>{"constant", Lr
                                              Word<LrScheduleKind>{"cosine", LrScheduleKind::kCosine},
                                              Word<LrScheduleKind>{"one_cycle", LrScheduleKind::kOneCycle}};
 
-// The factor of the learning rate over optimizer steps (dtrain/train/optimizer.h has the formulas). Fields that a kind
-// does not use have their defaults.
+// What the steps of a schedule are.
+enum class LrScheduleUnit { kSteps, kEpochs };
+inline constexpr std::array kLrScheduleUnits{Word<LrScheduleUnit>{"steps", LrScheduleUnit::kSteps},
+                                             Word<LrScheduleUnit>{"epochs", LrScheduleUnit::kEpochs}};
+
+// The factor of the learning rate over optimizer steps or epochs (dtrain/train/optimizer.h has the formulas). Fields
+// that a kind does not use have their defaults.
 struct LrScheduleSettings {
   LrScheduleKind kind = LrScheduleKind::kConstant;
+  LrScheduleUnit unit = LrScheduleUnit::kSteps;  // of all numbers of steps below
   std::int64_t warmup_steps = 0;         // all but one_cycle: from 0 up to the first factor, before the schedule
   std::int64_t step_size = 0;            // step: at least 1
   std::vector<std::int64_t> milestones;  // multi_step: they ascend
@@ -57,6 +63,11 @@ inline void declare_keys(Keys& keys, LrScheduleSettings& s) {
                        "cosine, then down.",
                .required = ""},
               s.kind, kLrScheduleKinds);
+  keys.choice({.name = "unit",
+               .text = "What n, warmup_steps, step_size, milestones and total_steps count. steps: optimizer steps; "
+                       "epochs: epochs from 0, so that lr changes between epochs alone.",
+               .more = "[More](#schedules-that-count-epochs)."},
+              s.unit, kLrScheduleUnits);
   with({Kind::kConstant, Kind::kStep, Kind::kMultiStep, Kind::kExponential, Kind::kLinear, Kind::kPolynomial,
         Kind::kCosine},
        [&](Keys& own) {
@@ -171,11 +182,12 @@ inline void declare_keys(Keys& keys, OptimizerSettings& o) {
                                   "properties": {"max_gradient_norm": {"exclusiveMinimum": 0}}},
                            "then": {"properties": {"max_gradient_value": {"const": 0}}}})");
   });
-  keys.mapping({.name = "lr_schedule",
-                .text = "The factor of lr, which changes with the optimizer steps (not with the batches).",
-                .examples = R"([{"kind": "cosine", "warmup_steps": 100, "total_steps": 10000}])",
-                .default_text = "`{kind: constant}`"},
-               o.lr_schedule, MappingUse::kIfGiven);
+  keys.mapping(
+      {.name = "lr_schedule",
+       .text = "The factor of lr, which changes with the optimizer steps (not with the batches) or the epochs.",
+       .examples = R"([{"kind": "cosine", "warmup_steps": 100, "total_steps": 10000}])",
+       .default_text = "`{kind: constant}`"},
+      o.lr_schedule, MappingUse::kIfGiven);
   keys.mapping({.name = "reduce_on_plateau",
                 .text = "lr falls, beside its schedule, when searcher.metric no longer improves; null: never.",
                 .more = "It needs `searcher.metric` and `min_validation_period`."},
