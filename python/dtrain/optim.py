@@ -5,44 +5,43 @@ from typing import Any
 
 import torch
 
-from ._native import ConfigError
+from ._native import AveragedGradients, ConfigError
 
 # What the engine computes as torch.optim does, and under which word. By the class itself: a subclass may do more.
 _KINDS = {torch.optim.SGD: "sgd", torch.optim.Adam: "adam", torch.optim.AdamW: "adamw", torch.optim.RAdam: "radam",
           torch.optim.RMSprop: "rmsprop", torch.optim.Adagrad: "adagrad"}
 # Settings that the engine has, and those that must have this value. Others only choose an implementation.
 _SETTINGS = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "eps", "alpha", "centered", "lr_decay")
-_FIXED = {"amsgrad": False, "maximize": False, "initial_accumulator_value": 0, "differentiable": False}
+_FIXED = {"amsgrad": False, "capturable": False, "maximize": False, "initial_accumulator_value": 0, "differentiable": False}
+# AdamW is a subclass of Adam with decoupled_weight_decay.
+_DECOUPLED = {"adam": False, "radam": False}
+
+
+#: The engine's names of what it remembers of a parameter, and torch.optim's where they differ.
+_STATE_NAMES = {"momentum": "momentum_buffer"}
+#: Optimizers whose state counts steps.
+_COUNTS_STEPS = ("adam", "adamw", "radam", "rmsprop", "adagrad")
+
+
+def is_computed(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the engine computes the updates of this optimizer with its settings; others step by themselves."""
+    kind = _KINDS.get(type(optimizer))
+    decoupled = _DECOUPLED.get(kind or "")
+    return kind is not None and all(
+        all(group.get(name, only) == only for name, only in _FIXED.items())
+        and (decoupled is None or group.get("decoupled_weight_decay", decoupled) == decoupled)
+        for group in optimizer.param_groups)
 
 
 def settings_of(optimizer: torch.optim.Optimizer) -> tuple[str, list[dict[str, Any]]]:
-    """The optimizer's kind, and the settings of each of its parameter groups.
-
-    ConfigError for an optimizer, or a setting of one, that the engine does not compute.
-    """
-    kind = _KINDS.get(type(optimizer))
-    if kind is None:
-        names = ", ".join(sorted(known.__name__ for known in _KINDS))
-        raise ConfigError(f"{type(optimizer).__name__} is not one of the optimizers that dtrain can update with: {names}")
-    if optimizer.state:
-        raise ConfigError(f"the {type(optimizer).__name__} has taken steps, or has loaded a state, before it was wrapped: "
-                          "wrap it first; a run goes on from its own checkpoints (--continue)")
+    """The kind of an optimizer that the engine computes, and the settings of each of its parameter groups."""
+    kind = _KINDS[type(optimizer)]
     groups = []
-    for number, group in enumerate(optimizer.param_groups):
-        for name, only in _FIXED.items():
-            if group.get(name, only) != only:
-                raise ConfigError(f"param_groups[{number}] of the {type(optimizer).__name__} has {name}={group[name]}, "
-                                  f"which dtrain does not support: leave it {only}")
-        decoupled = kind == "radam" and group.get("decoupled_weight_decay")
-        if (kind == "adam" and group.get("decoupled_weight_decay")) or decoupled:
-            if decoupled:
-                raise ConfigError("RAdam with decoupled_weight_decay=True is not supported: leave it False")
+    for group in optimizer.param_groups:
         settings = {name: _number(group[name]) for name in _SETTINGS if name in group}
         if "betas" in group:
             settings["beta1"], settings["beta2"] = (_number(beta) for beta in group["betas"])
         groups.append(settings)
-    if kind == "adam" and all(group.get("decoupled_weight_decay") for group in optimizer.param_groups):
-        kind = "adamw"
     return kind, groups
 
 
@@ -65,3 +64,68 @@ class SettingsWatch:
         if self._now() != self._before:
             raise ConfigError("the optimizer's param_groups have changed in more than lr, which dtrain does not follow: "
                               "with OneCycleLR and CyclicLR pass cycle_momentum=False, and add no groups after wrap()")
+
+
+def names_of(model: torch.nn.Module) -> dict[torch.nn.Parameter, str]:
+    """The engine's names of the parameters: of tied ones the first."""
+    return {parameter: name for name, parameter in getattr(model, "_orig_mod", model).named_parameters()}
+
+
+def state_dict(optimizer: torch.optim.Optimizer, names: dict[torch.nn.Parameter, str],
+               state: dict[str, tuple[int, dict[str, torch.Tensor]]]) -> dict[str, Any]:
+    """torch.optim's state_dict() of what the engine remembers of each parameter."""
+    counts = _KINDS[type(optimizer)] in _COUNTS_STEPS
+    try:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                updates, tensors = state.get(names[parameter], (0, {}))
+                if updates == 0:
+                    continue
+                values = {_STATE_NAMES.get(name, name): tensor for name, tensor in tensors.items()}
+                optimizer.state[parameter] = {"step": torch.tensor(float(updates)), **values} if counts else values
+        return type(optimizer).state_dict(optimizer)
+    finally:
+        optimizer.state.clear()
+
+
+def take_state(optimizer: torch.optim.Optimizer,
+               names: dict[torch.nn.Parameter, str]) -> dict[str, tuple[int, dict[str, torch.Tensor]]]:
+    """What the optimizer remembers, for the engine; the optimizer itself forgets it."""
+    engines = {theirs: ours for ours, theirs in _STATE_NAMES.items()}
+    if isinstance(optimizer, torch.optim.RMSprop):
+        engines = {}
+    state = {}
+    for parameter, values in optimizer.state.items():
+        tensors = {engines.get(name, name): value for name, value in values.items() if name != "step"
+                   and isinstance(value, torch.Tensor)}
+        # SGD does not count its steps: only the first differs from the others.
+        state[names[parameter]] = (int(values.get("step", 1)), tensors)
+    optimizer.state.clear()
+    return state
+
+
+class OwnSteps:
+    """An optimizer that the engine does not compute: it steps by itself, on averaged gradients, on every rank alike."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, names: dict[torch.nn.Parameter, str], native: Any) -> None:
+        self._optimizer = optimizer
+        self._step = optimizer.step
+        self._names = names
+        self._averaged = AveragedGradients(native)
+
+    def after_batch(self) -> None:
+        """To be called when the engine has updated."""
+        if not self._averaged.take_updated():
+            return
+        gradients = self._averaged.gradients()
+        parameters = [p for group in self._optimizer.param_groups for p in group["params"] if self._names[p] in gradients]
+        before = [parameter.grad for parameter in parameters]
+        try:
+            for parameter in parameters:
+                parameter.grad = gradients[self._names[parameter]]
+            self._step()
+        finally:
+            for parameter, gradient in zip(parameters, before):
+                parameter.grad = gradient
+        for gradient in gradients.values():
+            gradient.zero_()  # of a parameter that is not used in the next batch

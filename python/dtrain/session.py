@@ -83,7 +83,7 @@ class Session:
             raise _native.ConfigError("session.wrap() was called twice; a script with several models is a dtrain.Trial")
         self._context.wrap_model(model)
         self._context.wrap_optimizer(optimizer)
-        self._watch = self._context._watches[0]
+        self._watch = self._context._watches[0] if self._context._watches else None
         if clip_gradient_norm is not None:
             self._context.clip_gradient_norm(clip_gradient_norm)
         if clip_gradient_value is not None:
@@ -92,10 +92,13 @@ class Session:
         self._use_batch_size(source)
         self._schedulers = list(schedulers)
         self._loop.keep_state(self._state, self._load_state)
+        self._optimizer = optimizer
         self._take_over(optimizer)
         self._loader = _Loader(self, source, loader)
         self._loop.begin(source.length())
         self._leave_if_over()
+        if self._watch is not None and optimizer.state and self._loop.batches == 0:
+            self._give_state()
         return (model, optimizer, self._loader, *schedulers)
 
     def no_sync(self) -> AbstractContextManager[None]:
@@ -184,13 +187,30 @@ class Session:
             """Gradients are zeroed by the step."""
 
         def state_dict() -> Any:
-            raise _native.ConfigError("the state of the optimizer is in the run's checkpoints (dtrain checkpoint list), "
-                                      "from which --continue goes on; optimizer.state_dict() is not supported")
+            """Collective: every rank has to call it, between two batches."""
+            return optim.state_dict(optimizer, self._context._names, _native.read_optimizer_state(self._loop.context))
+
+        def load_state_dict(values: Any) -> None:
+            """Before the first batch. Collective."""
+            if self._loop.batches > 0:
+                raise _native.ConfigError("optimizer.load_state_dict() was called after the first batch: call it before")
+            type(optimizer).load_state_dict(optimizer, values)
+            self._give_state()
 
         step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # PyTorch's schedulers look for it
         optimizer._opt_called = True  # type: ignore[attr-defined]
-        optimizer.step, optimizer.zero_grad, optimizer.state_dict = step, zero_grad, state_dict  # type: ignore
+        if self._watch is None:
+            self._loop.after_update(self._context._own_steps[0][1].after_batch)
+        else:
+            optimizer.state_dict, optimizer.load_state_dict = state_dict, load_state_dict  # type: ignore
+        optimizer.step, optimizer.zero_grad = step, zero_grad  # type: ignore
         torch.Tensor.backward = _backward  # type: ignore[method-assign]
+
+    def _give_state(self) -> None:
+        """The optimizer's state to the engine, which has none yet."""
+        state = optim.take_state(self._optimizer, self._context._names)
+        _native.replace_optimizer_state(self._loop.context, state)
+        self._watch = optim.SettingsWatch(self._optimizer)
 
     def _backward(self, loss: torch.Tensor, retain_graph: bool) -> None:
         self._loop.backward(loss, None, self._more_follows, retain_graph)
@@ -213,7 +233,8 @@ class Session:
         return self._loop.batches >= (count if unit == "batches" else -(-count // self._context.global_batch_size))
 
     def _state(self) -> Any:
-        return [scheduler.state_dict() for scheduler in self._schedulers]
+        own = None if self._watch is not None else self._optimizer.state_dict()
+        return {"schedulers": [scheduler.state_dict() for scheduler in self._schedulers], "optimizer": own}
 
     def _load_state(self, state: Any) -> None:
         self._restored = state
@@ -223,7 +244,9 @@ class Session:
         state, self._restored = getattr(self, "_restored", None), None
         if state is None:
             return
-        for scheduler, values in zip(self._schedulers, state):
+        if state["optimizer"] is not None:
+            self._optimizer.load_state_dict(state["optimizer"])
+        for scheduler, values in zip(self._schedulers, state["schedulers"]):
             scheduler.load_state_dict(values)
             for group, rate in zip(scheduler.optimizer.param_groups, scheduler.get_last_lr()):
                 group["lr"] = rate

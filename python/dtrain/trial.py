@@ -52,6 +52,8 @@ class Context:
         self._native = native
         self._watches: list[optim.SettingsWatch] = []
         self._schedulers: list[tuple[Any, str]] = []
+        self._names: dict[torch.nn.Parameter, str] = {}
+        self._own_steps: list[tuple[torch.optim.Optimizer, optim.OwnSteps]] = []
         #: The experiment's hyperparameters.
         self.hyperparameters: Mapping[str, Any] = _Section(native.hyperparameter_names, native.hyperparameter)
         #: The experiment's ``data`` section.
@@ -94,13 +96,22 @@ class Context:
     def wrap_model(self, model: M, name: str = "") -> M:
         """Takes the model, moves it to ``device`` and returns it. ``name``: of one of several models."""
         self._native.wrap_model(getattr(model, "_orig_mod", model), name)
+        for parameter, own in optim.names_of(model).items():
+            self._names.setdefault(parameter, f"{name}.{own}" if name else own)
         return model
 
     def wrap_optimizer(self, optimizer: torch.optim.Optimizer, model: str = "") -> torch.optim.Optimizer:
         """Takes over an optimizer of torch.optim: its settings and groups; learning rates are read before each step.
 
-        ``model``: the name of one of several models.
+        SGD, Adam, AdamW, RAdam, RMSprop and Adagrad are computed by the engine. Every other optimizer steps by itself, on
+        averaged gradients and on every rank alike. ``model``: the name of one of several models.
         """
+        if not optim.is_computed(optimizer):
+            if model:
+                raise _native.ConfigError(f"{type(optimizer).__name__} for one of several models is not supported: dtrain "
+                                          "updates several models itself, with SGD, Adam, AdamW, RAdam, RMSprop, Adagrad")
+            self._own_steps.append((optimizer, optim.OwnSteps(optimizer, self._names, self._native)))
+            return optimizer
         kind, settings = optim.settings_of(optimizer)
         self._native.wrap_optimizer(model, kind, optimizer.param_groups, settings)
         self._watches.append(optim.SettingsWatch(optimizer))
@@ -227,8 +238,8 @@ class Trial:
     def load_state_dict(self, state: Any) -> None: ...
 
 
-class _Schedulers(Callback):
-    """Steps the schedulers of wrap_lr_scheduler()."""
+class _Steps(Callback):
+    """Steps the schedulers of wrap_lr_scheduler(), and the optimizers that the engine does not compute."""
 
     def __init__(self, context: Context, frequency: int) -> None:
         self._context = context
@@ -237,6 +248,8 @@ class _Schedulers(Callback):
 
     def after_batch(self, batch: int, epoch: int, metrics: dict[str, Any]) -> None:
         self._context._check()
+        for _, own in self._context._own_steps:
+            own.after_batch()
         self._batches += 1
         if self._batches % self._frequency == 0:
             self._step("step")
@@ -253,10 +266,13 @@ class _Schedulers(Callback):
         return {"batches": self._batches,
                 "schedulers": [scheduler.state_dict() for scheduler, _ in self._context._schedulers],
                 "rates": [[group["lr"] for group in scheduler.optimizer.param_groups]
-                          for scheduler, _ in self._context._schedulers]}
+                          for scheduler, _ in self._context._schedulers],
+                "optimizers": [optimizer.state_dict() for optimizer, _ in self._context._own_steps]}
 
     def load_state_dict(self, state: Any) -> None:
         self._batches = state["batches"]
+        for (optimizer, _), values in zip(self._context._own_steps, state["optimizers"]):
+            optimizer.load_state_dict(values)
         for (scheduler, _), values, rates in zip(self._context._schedulers, state["schedulers"], state["rates"]):
             scheduler.load_state_dict(values)
             for group, rate in zip(scheduler.optimizer.param_groups, rates):
@@ -269,8 +285,8 @@ class _Bound:
     def __init__(self, make: Callable[[Context], Trial], native: Any) -> None:
         self._context = Context(native)
         self._trial = make(self._context)
-        if self._context._watches:
-            native.add_callback(_Schedulers(self._context, native.aggregation_frequency))
+        if self._context._schedulers or self._context._watches or self._context._own_steps:
+            native.add_callback(_Steps(self._context, native.aggregation_frequency))
         for name in ("train_batch", "evaluate_batch", "save_more", "state_dict", "load_state_dict"):
             setattr(self, name, getattr(self._trial, name))
 

@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include <torch/csrc/utils/pybind.h>
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include "dtrain/config/experiment.h"
 #include "dtrain/run/rank_session.h"
@@ -15,6 +15,7 @@
 #include "matmul/matmul_path.h"
 #include "module_tree.h"
 #include "optimizer_groups.h"
+#include "optimizer_state.h"
 #include "python_error.h"
 #include "python_trial.h"
 #include "script_loop.h"
@@ -62,15 +63,16 @@ void write_validation(TrialContext& context, std::int64_t batch, std::int64_t ep
 }
 
 void add_context(py::module_& module) {
-  py::class_<HeldScope>(module, "Scope").def("__enter__", &HeldScope::enter).def("__exit__", [](HeldScope& scope, py::args) {
-    scope.exit();
-  });
+  py::class_<HeldScope>(module, "Scope")
+      .def("__enter__", &HeldScope::enter)
+      .def("__exit__", [](HeldScope& scope, py::args) { scope.exit(); });
   py::class_<TrialContext>(module, "Context")
       .def_property_readonly("rank", &TrialContext::rank)
       .def_property_readonly("world_size", &TrialContext::world_size)
       .def_property_readonly("batch_size", &TrialContext::batch_size)
       .def_property_readonly("device", [](const TrialContext& context) { return context.device().str(); })
-      .def_property_readonly("seed", [](TrialContext& context) { return context.session().experiment().experiment_seed; })
+      .def_property_readonly("seed",
+                             [](TrialContext& context) { return context.session().experiment().experiment_seed; })
       .def_property_readonly("run_dir", [](TrialContext& context) { return context.session().run_dir().string(); })
       .def_property_readonly("global_batch_size",
                              [](TrialContext& context) { return context.session().experiment().global_batch_size; })
@@ -88,28 +90,26 @@ void add_context(py::module_& module) {
       .def("hyperparameter_names",
            [](TrialContext& context) {
              std::vector<std::string> names;
-             for (const auto& item : context.session().experiment().hyperparameters.items()) names.push_back(item.key());
+             for (const auto& item : context.session().experiment().hyperparameters.items())
+               names.push_back(item.key());
              return names;
            })
-      .def("hyperparameter",
-           [](const TrialContext& context, const std::string& name) {
-             return json_to_python(context.hyperparameter<Json>(name));
-           })
+      .def("hyperparameter", [](const TrialContext& context,
+                                const std::string& name) { return json_to_python(context.hyperparameter<Json>(name)); })
       .def("data_names",
            [](TrialContext& context) {
              std::vector<std::string> names;
              for (const auto& item : context.session().experiment().data.items()) names.push_back(item.key());
              return names;
            })
-      .def("data_value",
-           [](const TrialContext& context, const std::string& name) {
-             return json_to_python(context.data().value(name, Json()));
-           })
-      .def("resolve", [](const TrialContext& context, const std::string& path) { return context.resolve(path).string(); })
+      .def("data_value", [](const TrialContext& context,
+                            const std::string& name) { return json_to_python(context.data().value(name, Json())); })
+      .def("resolve",
+           [](const TrialContext& context, const std::string& path) { return context.resolve(path).string(); })
       .def("info", [](TrialContext& context, const std::string& text) { context.session().log()->info("{}", text); })
       .def("warn", [](TrialContext& context, const std::string& text) { context.session().log()->warn("{}", text); })
-      .def("use_global_batch_size", [](TrialContext& context,
-                                       std::int64_t samples) { context.session().use_global_batch_size(samples); })
+      .def("use_global_batch_size",
+           [](TrialContext& context, std::int64_t samples) { context.session().use_global_batch_size(samples); })
       .def("wrap_model", &wrap_model)
       .def("wrap_optimizer", &wrap_optimizer)
       .def("clip_gradient_norm", &TrialContext::clip_gradient_norm)
@@ -120,7 +120,9 @@ void add_context(py::module_& module) {
            })
       .def("stop_early",
            [](TrialContext& context, const std::string& metric, bool smaller_is_better, std::int64_t patience,
-              double min_delta) { context.stop_early({metric, smaller_is_better, patience, min_delta}); })
+              double min_delta) {
+             context.stop_early({metric, smaller_is_better, patience, min_delta});
+           })
       .def(
           "backward",
           [](TrialContext& context, const at::Tensor& loss, std::optional<double> weight,
@@ -131,9 +133,10 @@ void add_context(py::module_& module) {
       .def("step", &TrialContext::step, Unlocked())
       .def("log", [](TrialContext& context, const std::string& name,
                      py::handle value) { context.log(name, metric_from(value)); })
-      .def("scope",
-           [](TrialContext& context, const std::string& name) { return std::make_unique<HeldScope>(context, name); },
-           py::keep_alive<0, 1>())
+      .def(
+          "scope",
+          [](TrialContext& context, const std::string& name) { return std::make_unique<HeldScope>(context, name); },
+          py::keep_alive<0, 1>())
       .def("all_reduce",
            [](TrialContext& context, const at::Tensor& tensor, const std::string& reduction) {
              const Reduction by = reduction_of(reduction);
@@ -175,6 +178,12 @@ void add_script_loop(py::module_& module) {
       .def("end_epoch", &ScriptLoop::end_epoch, Unlocked())
       .def("finish", &ScriptLoop::finish, Unlocked())
       .def("fail", &ScriptLoop::fail, Unlocked())
+      .def("after_update",
+           [](ScriptLoop& self, py::object hook) {
+             const py::handle call = hook.release();  // Python's modules live as long as the process
+             self.after_batch(
+                 [call] { call_python("the optimizer", [&] { py::reinterpret_borrow<py::object>(call)(); }); });
+           })
       .def("keep_state", [](ScriptLoop& self, py::object save, py::object load) {
         // Python's modules live as long as the process.
         const py::handle save_from = save.release();
@@ -196,9 +205,42 @@ int run_python_trial(const py::object& make, std::vector<std::string> arguments)
   for (std::string& argument : arguments) argv.push_back(argument.data());
   argv.push_back(nullptr);
   const py::gil_scoped_release unlocked;
-  return run_trial(static_cast<int>(arguments.size()), argv.data(), [&](TrialContext& context) -> std::unique_ptr<Trial> {
-    return std::make_unique<PythonTrial>(make, context);
+  return run_trial(
+      static_cast<int>(arguments.size()), argv.data(),
+      [&](TrialContext& context) -> std::unique_ptr<Trial> { return std::make_unique<PythonTrial>(make, context); });
+}
+
+// Of Python's state: {"layers.0.weight": (updates, {"exp_avg": tensor})}.
+std::map<std::string, ParameterState> states_from(const py::dict& values) {
+  std::map<std::string, ParameterState> result;
+  for (const auto& [name, value] : values) {
+    const auto pair = py::reinterpret_borrow<py::tuple>(value);
+    result[py::cast<std::string>(name)] = {py::cast<std::int64_t>(pair[0]),
+                                           py::cast<std::map<std::string, at::Tensor>>(pair[1])};
+  }
+  return result;
+}
+
+void add_optimizer_state(py::module_& module) {
+  module.def("read_optimizer_state", [](TrialContext& context) {
+    std::map<std::string, ParameterState> state;
+    {
+      const py::gil_scoped_release unlocked;
+      state = read_optimizer_state(context, /*whole=*/true);
+    }
+    py::dict result;
+    for (const auto& [name, of] : state) result[py::str(name)] = py::make_tuple(of.updates, py::cast(of.tensors));
+    return result;
   });
+  module.def("replace_optimizer_state", [](TrialContext& context, const py::dict& values) {
+    const auto state = states_from(values);
+    const py::gil_scoped_release unlocked;
+    replace_optimizer_state(context, state);
+  });
+  py::class_<AveragedGradients>(module, "AveragedGradients")
+      .def(py::init<TrialContext&>(), py::keep_alive<1, 2>())
+      .def("take_updated", &AveragedGradients::take_updated)
+      .def("gradients", &AveragedGradients::gradients, Unlocked());
 }
 
 }  // namespace
@@ -208,6 +250,7 @@ PYBIND11_MODULE(_native, module) {
   add_errors(module);
   add_context(module);
   add_script_loop(module);
+  add_optimizer_state(module);
   module.def("run_trial", &run_python_trial);
 }
 

@@ -61,12 +61,11 @@ void ModuleTree::add_members() {
     const at::Tensor tensor = tensor_of(name, value);
     register_parameter(name, tensor, tensor.requires_grad());
   });
-  for_each_member(module_, "_buffers", [&](const std::string& name, py::handle value) {
-    register_buffer(name, tensor_of(name, value));
-  });
+  for_each_member(module_, "_buffers",
+                  [&](const std::string& name, py::handle value) { register_buffer(name, tensor_of(name, value)); });
   for_each_member(module_, "_modules", [&](const std::string& name, py::handle value) {
-    register_module(name, std::shared_ptr<ModuleTree>(
-                              new ModuleTree(py::reinterpret_borrow<py::object>(value), root_)));
+    register_module(name,
+                    std::shared_ptr<ModuleTree>(new ModuleTree(py::reinterpret_borrow<py::object>(value), root_)));
   });
 }
 

@@ -28,7 +28,7 @@ class ModuleTree final : public torch::nn::Module {
   void take_modes();
 
   pybind11::object module_;
-  ModuleTree* root_;           // this one itself, where it is the root
+  ModuleTree* root_;              // this one itself, where it is the root
   bool is_taking_modes_ = false;  // of the root
 };
 

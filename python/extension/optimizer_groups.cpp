@@ -101,7 +101,8 @@ ParameterGroup::Includes includes(const py::dict& group) {
   for (const auto& parameter : py::reinterpret_borrow<py::list>(group["params"])) {
     impls->insert(THPVariable_Unpack(parameter.ptr()).unsafeGetTensorImpl());
   }
-  return [impls](const std::string&, const at::Tensor& tensor) { return impls->contains(tensor.unsafeGetTensorImpl()); };
+  return
+      [impls](const std::string&, const at::Tensor& tensor) { return impls->contains(tensor.unsafeGetTensorImpl()); };
 }
 
 }  // namespace

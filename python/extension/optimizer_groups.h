@@ -11,9 +11,9 @@
 namespace dtrain::python {
 
 // Gives the context an optimizer of `kind` ("sgd", "adamw": the words of an experiment's optimizer.name).
-// `param_groups`: Python's list of dicts, of which each step reads "lr" anew. `settings`: for each of them a dict of the
-// settings' names in C++ and their values. `model`: one of several; empty: the only one. ConfigError for settings that
-// make no sense.
+// `param_groups`: Python's list of dicts, of which each step reads "lr" anew. `settings`: for each of them a dict of
+// the settings' names in C++ and their values. `model`: one of several; empty: the only one. ConfigError for settings
+// that make no sense.
 void wrap_optimizer(TrialContext& context, const std::string& model, const std::string& kind,
                     const pybind11::list& param_groups, const pybind11::list& settings);
 

@@ -17,8 +17,8 @@ ErrorClasses& classes() {
 
 // The traceback, as Python prints it, without the frames of dtrain's own modules.
 std::string traceback_of(const py::error_already_set& error) {
-  const py::object lines = py::module_::import("traceback")
-                               .attr("format_exception")(error.type(), error.value(), error.trace());
+  const py::object lines =
+      py::module_::import("traceback").attr("format_exception")(error.type(), error.value(), error.trace());
   std::string text = py::cast<std::string>(py::str("").attr("join")(lines));
   while (!text.empty() && text.back() == '\n') text.pop_back();
   return text;

@@ -131,7 +131,8 @@ Metrics PythonTrial::evaluate_batch(const Batch& batch) {
 std::vector<std::filesystem::path> PythonTrial::save_more(const std::filesystem::path& folder) {
   return call_python("save_more()", [&] {
     std::vector<std::filesystem::path> paths;
-    for (const auto& path : trial_.attr("save_more")(folder.string())) paths.push_back(py::cast<std::string>(py::str(path)));
+    for (const auto& path : trial_.attr("save_more")(folder.string()))
+      paths.push_back(py::cast<std::string>(py::str(path)));
     return paths;
   });
 }

@@ -14,6 +14,9 @@ class ScriptLoop::Position final : public Callback {
   std::string name() const override { return "the script's loop"; }
   void on_training_start(const Callback::Position& position) override { loop_.batches_ = position.batch; }
   void before_batch(const Callback::Position& position, const Batch&) override { loop_.batches_ = position.batch; }
+  void after_batch(const Callback::Position&, const Metrics&) override {
+    if (loop_.after_batch_) loop_.after_batch_();
+  }
 
  private:
   ScriptLoop& loop_;
@@ -75,9 +78,8 @@ ScriptLoop::ScriptLoop(std::vector<std::string> arguments)
         std::vector<char*> argv;
         for (std::string& argument : arguments_) argv.push_back(argument.data());
         argv.push_back(nullptr);
-        exit_code_ = run_trial(static_cast<int>(arguments_.size()), argv.data(), [this](TrialContext& context) {
-          return std::make_unique<Script>(*this, context);
-        });
+        exit_code_ = run_trial(static_cast<int>(arguments_.size()), argv.data(),
+                               [this](TrialContext& context) { return std::make_unique<Script>(*this, context); });
         state_ = State::kEnded;
       }) {
   fiber_.resume();

@@ -52,6 +52,8 @@ class ScriptLoop {
   // The script has failed: ends the run with this error.
   int fail(const std::string& error);
 
+  // Called after each batch, when the engine has updated and before a checkpoint is taken.
+  void after_batch(std::function<void()> hook) { after_batch_ = std::move(hook); }
   // The state that a checkpoint has of the script: made when one is taken, given back when a run goes on.
   void keep_state(std::function<TrialState()> save, std::function<void(const TrialState&)> load);
 
@@ -71,11 +73,12 @@ class ScriptLoop {
   std::int64_t epoch_ = 0;
   std::int64_t skipped_ = 0;
   std::int64_t batches_ = 0;
-  std::int64_t samples_ = 0;             // of the batch that is given
-  bool epoch_is_over_ = false;           // end_epoch() was called; the loop has not begun another one yet
-  bool is_over_ = false;                 // finish() was called
+  std::int64_t samples_ = 0;    // of the batch that is given
+  bool epoch_is_over_ = false;  // end_epoch() was called; the loop has not begun another one yet
+  bool is_over_ = false;        // finish() was called
   std::optional<std::string> failure_;
   at::Tensor loss_;
+  std::function<void()> after_batch_;
   std::function<TrialState()> save_;
   std::function<void(const TrialState&)> load_;
   Fiber fiber_;

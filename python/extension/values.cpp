@@ -54,8 +54,7 @@ py::object take_tensors(const py::object& value, const std::string& path, TrialS
     py::list items;
     std::size_t index = 0;
     for (const auto& item : py::reinterpret_borrow<py::sequence>(value)) {
-      items.append(
-          take_tensors(py::reinterpret_borrow<py::object>(item), path + "/" + std::to_string(index++), state));
+      items.append(take_tensors(py::reinterpret_borrow<py::object>(item), path + "/" + std::to_string(index++), state));
     }
     if (py::isinstance<py::list>(value)) return items;
     py::dict of_tuple;

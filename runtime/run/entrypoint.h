@@ -10,6 +10,9 @@
 
 namespace dtrain::run {
 
+// The module of Python that runs a script, or a class in one, as a rank.
+inline constexpr const char* kPythonRank = "dtrain.rank";
+
 // A name without a slash: looked for beside the running dtrain, then in PATH. Other paths: relative to the experiment
 // file. ConfigError if there is no such program or it cannot be executed.
 //

@@ -50,7 +50,8 @@ std::string format_progress(const Progress& progress) {
   }
   text += "batch " + std::to_string(progress.batch);
   if (progress.total_batches > 0) {
-    text += "/" + std::to_string(progress.total_batches) + " (" + std::to_string(progress.batch * 100 / progress.total_batches) + "%)";
+    text += "/" + std::to_string(progress.total_batches) + " (" +
+            std::to_string(progress.batch * 100 / progress.total_batches) + "%)";
   }
   if (progress.loss && std::isfinite(*progress.loss)) {
     char loss[32];

@@ -16,6 +16,7 @@
 #include "dtrain/profile/agent_process.h"
 #include "dtrain/run/version.h"
 #include "dtrain/scheduler/rank_mark.h"
+#include "entrypoint.h"
 #include "launch/attempts.h"
 #include "link/launcher_link.h"
 #include "link/rendezvous.h"
@@ -33,6 +34,16 @@ constexpr auto kLocalAgentPatience = std::chrono::seconds(2);
 constexpr auto kGraceWhileStarting = std::chrono::milliseconds(100);
 constexpr auto kGraceBeforeTerm = std::chrono::milliseconds(500);
 constexpr auto kGraceBeforeKill = std::chrono::seconds(5);
+
+// What to look at where a rank has ended and has called nothing of dtrain's.
+std::string why_not_joined(const LaunchPlan& plan) {
+  const std::string& program = plan.command.front();
+  if (plan.command.size() > 2 && plan.command[2] == kPythonRank) {
+    return "a script calls dtrain.init(); " + program +
+           " needs the package dtrain (pip install it there, or name another Python by DTRAIN_PYTHON)";
+  }
+  return "is " + program + " a program that calls dtrain::run_trial()?";
+}
 
 Failure reported_by(int rank, const ErrorMessage& error) {
   if (error.agreed) return {-1, error.cause, error.remedy};
@@ -68,8 +79,7 @@ std::optional<Failure> failure_of(const RankProcess& rank, const LaunchPlan& pla
         .rank = rank.rank(), .cause = name + " was " + status.describe(), .remedy = remedy, .may_pass = true};
   }
   if (!rank.joined()) {
-    return Failure{rank.rank(), name + " ended before it joined the run: " + status.describe(),
-                   "is " + plan.command.front() + " a program that calls dtrain::run_trial()?"};
+    return Failure{rank.rank(), name + " ended before it joined the run: " + status.describe(), why_not_joined(plan)};
   }
   if (!rank.finished()) {
     return Failure{rank.rank(), name + " ended before the run was over: " + status.describe(), ""};

@@ -48,8 +48,15 @@ bool has_siblings(const LaunchPlan& plan) {
                      [](const RankPlacement& rank) { return std::cmp_greater(rank.cpus.size(), rank.cores); });
 }
 
+// Whether length and batch size are those of a script's own loop (`dtrain run`).
+bool is_of_script(const config::Experiment& experiment) {
+  return experiment.hyperparameters.value("batch_size_of_loader", Json()) == Json(true);
+}
+
 // "126 = 3 x 42, of 128 asked for"
 std::string batch_text(const LaunchPlan& plan) {
+  if (is_of_script(plan.experiment))
+    return "the one of the script's loader, divided by " + std::to_string(plan.world_size());
   std::string text = std::to_string(plan.split.effective) + " = " + std::to_string(plan.world_size()) + " x " +
                      std::to_string(plan.split.per_slot);
   if (const std::int64_t wanted = plan.experiment.global_batch_size; wanted != plan.split.effective) {
@@ -195,7 +202,8 @@ std::string render_plan(const LaunchPlan& plan) {
     if (const auto& file = experiment.model->eval_file; !file.empty()) text += row("eval model", file.string());
   }
   if (plan.mock.any()) text += row("mock", to_string(plan.mock));
-  text += row("length", config::to_string(experiment.searcher.max_length));
+  text +=
+      row("length", is_of_script(experiment) ? "the script's loop" : config::to_string(experiment.searcher.max_length));
   text += row("batch", batch_text(plan));
   if (const std::int64_t k = experiment.optimizations.aggregation_frequency; k > 1) {
     text += row("effective", std::to_string(k * plan.split.effective) + " = " + std::to_string(k) + " x " +

@@ -122,6 +122,10 @@ train::StepOptions step_options(const run::RankSession& session, const TrialCont
   const bool shard_gradients = wanted.sharded_gradients == config::ShardedGradients::kOn;
   options.strategy = {shard_gradients ? config::ShardedOptimizer::kOn : wanted.sharded_optimizer,
                       wanted.gradient_compression, experiment.experiment_seed, wanted.sharded_gradients};
+  if (wrapped.own_update) {  // what it keeps is read whole on every rank
+    options.strategy.sharded = config::ShardedOptimizer::kOff;
+    options.strategy.gradients = config::ShardedGradients::kOff;
+  }
   options.local_sgd = wanted.local_sgd;
   options.stop_on_non_finite = experiment.stop_on_non_finite;
   options.precision = wanted.mixed_precision;
@@ -224,6 +228,7 @@ train::TrainingLoop::End train_and_save(run::RankSession& session, const TrialFa
   if (session.world().rank == 0) {
     session.update_plan("model", train::describe_model(step.parameters()));
     Json optimizer = train::describe_optimizer(context.wrapped().optimizer, step.parameters());
+    if (context.wrapped().own_update) optimizer = {{"kind", "of the trial"}, {"fused", false}};
     if (!context.wrapped().groups.empty()) {
       optimizer["groups"] = train::describe_groups(context.wrapped().groups, step.optimizer());
     }
@@ -238,6 +243,8 @@ train::TrainingLoop::End train_and_save(run::RankSession& session, const TrialFa
       train::write_gradient_sizes(file, step.parameters());
     }
   }
+
+  context.wrapped().visit_state = [&step](train::StateVisitor& visitor) { step.visit(visitor); };
 
   const auto save = [&] {
     if (session.mock().any()) return;

@@ -385,8 +385,8 @@ TrainingLoop::Outcome TrainingLoop::end_of_epoch(const Round& round) {
     throw DataError("epoch " + std::to_string(position_.epoch) + " has no batch on any rank",
                     "the training data is empty, or its source gives nothing after the first epoch");
   }
-  const bool is_last_epoch = is_over || (!lengths_.source_decides && !lengths_.total_batches &&
-                                         position_.epoch + 1 >= lengths_.epochs);
+  const bool is_last_epoch =
+      is_over || (!lengths_.source_decides && !lengths_.total_batches && position_.epoch + 1 >= lengths_.epochs);
   if (round.stop || is_last_epoch) {
     conclude(round.stop);
     if (!round.stop) callbacks_.on_epoch_end();

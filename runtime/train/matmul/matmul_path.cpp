@@ -81,8 +81,8 @@ void** find_jump_slot() {
 #endif
 }
 
-// Whether libtorch asks our function from now on. A program that links libdtrain_train before libtorch has that from the
-// dynamic linker; in Python, where libtorch is loaded first, the table is changed.
+// Whether libtorch asks our function from now on. A program that links libdtrain_train before libtorch has that from
+// the dynamic linker; in Python, where libtorch is loaded first, the table is changed.
 bool takes_ours() {
   void* const ours = reinterpret_cast<void*>(&mkl_serv_intel_cpu_true);
   static void** const slot = find_jump_slot();

@@ -52,6 +52,11 @@ FlatParameters flat_parameters(const torch::nn::Module& model, const std::vector
   return parameters;
 }
 
+FlatOptimizer flat_optimizer(const TrialContext::Wrapped& wrapped, FlatParameters& parameters, double ema) {
+  if (wrapped.own_update) return FlatOptimizer(wrapped.own_update(), wrapped.schedule, parameters, ema);
+  return FlatOptimizer(*wrapped.optimizer, wrapped.schedule, parameters, wrapped.groups, ema);
+}
+
 // The line of metrics.jsonl of the batch that was last may not be written yet. As text, which may be "nan".
 void visit_gradient_norm(StateVisitor& visitor, std::int64_t batch, GradientNorms& norms) {
   const auto norm = norms.of(batch);
@@ -113,7 +118,7 @@ TrainingStep::TrainingStep(const TrialContext::Wrapped& wrapped, const RunServic
       models_(wrapped.models),
       parameters_(flat_parameters(*model_, wrapped.models, run_.device_communicator, parameter_types(options))),
       fusion_(parameters_, run_, fusion_options(options, run_.communicator.world_size())),
-      optimizer_(*wrapped.optimizer, wrapped.schedule, parameters_, wrapped.groups, options.ema),
+      optimizer_(flat_optimizer(wrapped, parameters_, options.ema)),
       exchange_(parameters_, run_.communicator, run_.device_communicator, run_.recorder),
       in_flight_(parameters_.memory().device(), run_.device_communicator, run_.recorder),
       memory_format_(run_, parameters_, in_flight_, memory_format_options(options)),

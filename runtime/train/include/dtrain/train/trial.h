@@ -42,6 +42,10 @@ using ReduceOnPlateau = config::ReduceOnPlateau;
 namespace run {
 class RankSession;
 }
+namespace train {
+class OptimizerUpdate;
+class StateVisitor;
+}  // namespace train
 
 // A metric of all samples at once.
 using AddedMetric = std::variant<std::shared_ptr<GatheredMetric>, std::shared_ptr<SummedMetric>>;
@@ -209,6 +213,9 @@ class TrialContext {
     std::shared_ptr<torch::nn::Module> model;  // of several models one whose children they are
     std::vector<std::string> models;           // their names; empty: there is one, without a name
     std::optional<Optimizer> optimizer;
+    // Makes the update of all parameters in the place of `optimizer`'s, for updates that are not sharded; empty: it is
+    // `optimizer`'s.
+    std::function<std::unique_ptr<train::OptimizerUpdate>()> own_update;
     bool has_common_optimizer = false;  // `optimizer` is that of all models without one of their own
     std::vector<ParameterGroup> groups;
     struct GroupsOfModel {
@@ -222,6 +229,8 @@ class TrialContext {
     std::optional<LossScaling> loss_scaling;
     std::function<void(const at::Tensor&, const BackwardOptions&)> backward;
     std::function<void()> step;
+    // Visits the state of the training step, between two batches. Set while training runs. Collective.
+    std::function<void(train::StateVisitor&)> visit_state;
   };
   Wrapped& wrapped() { return wrapped_; }
   // For the training loop.

@@ -1,0 +1,160 @@
+#include "optimizer_state.h"
+
+#include <set>
+#include <utility>
+
+#include <ATen/ATen.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/config/experiment.h"
+#include "dtrain/run/rank_session.h"
+#include "model/optimizer_update.h"
+#include "state/state_visitor.h"
+
+namespace dtrain::python {
+namespace {
+
+constexpr std::string_view kOptimizer = "optimizer/";
+constexpr std::string_view kUpdates = "updates/";
+constexpr const char* kGradient = "averaged_gradient";
+
+// "exp_avg/layers.0.weight" of "optimizer/exp_avg/layers.0.weight"; empty: no entry of the optimizer.
+std::string of_optimizer(const std::string& path) {
+  return path.starts_with(kOptimizer) ? path.substr(kOptimizer.size()) : std::string();
+}
+
+// Calls for each entry of the optimizer; all others stay as they are.
+class OptimizerVisitor : public train::StateVisitor {
+ protected:
+  void on_tensor(const std::string& path, at::Tensor value) final {
+    const std::string entry = of_optimizer(path);
+    const auto slash = entry.find('/');
+    if (slash != std::string::npos) see_tensor(entry.substr(slash + 1), entry.substr(0, slash), value);
+  }
+  void on_number(const std::string& path, std::int64_t& value) final {
+    const std::string entry = of_optimizer(path);
+    if (entry.starts_with(kUpdates)) see_updates(entry.substr(kUpdates.size()), value);
+    if (entry == "steps") see_steps(value);
+  }
+  void on_real(const std::string&, double&) final {}
+  void on_reals(const std::string&, std::vector<float>&) final {}
+  void on_text(const std::string&, std::string&) final {}
+
+  virtual void see_tensor(const std::string& parameter, const std::string& name, at::Tensor& value) = 0;
+  virtual void see_updates(const std::string& parameter, std::int64_t& updates) = 0;
+  virtual void see_steps(std::int64_t&) {}
+};
+
+class Reader final : public OptimizerVisitor {
+ public:
+  explicit Reader(bool whole) : whole_(whole) {}
+  bool replaces() const override { return false; }
+  bool needs_whole() const override { return whole_; }
+  std::map<std::string, ParameterState> result;
+
+ protected:
+  void see_tensor(const std::string& parameter, const std::string& name, at::Tensor& value) override {
+    result[parameter].tensors[name] = whole_ ? value.clone() : value;
+  }
+  void see_updates(const std::string& parameter, std::int64_t& updates) override {
+    result[parameter].updates = updates;
+  }
+
+ private:
+  bool whole_;
+};
+
+class Replacer final : public OptimizerVisitor {
+ public:
+  explicit Replacer(const std::map<std::string, ParameterState>& state) : state_(state) {}
+  bool replaces() const override { return true; }
+
+ protected:
+  void see_tensor(const std::string& parameter, const std::string& name, at::Tensor& value) override {
+    const auto found = state_.find(parameter);
+    if (found == state_.end()) return;  // it has had no update
+    const auto tensor = found->second.tensors.find(name);
+    if (tensor == found->second.tensors.end() || tensor->second.sizes() != value.sizes()) {
+      throw ConfigError("the optimizer's state of '" + parameter + "' has no '" + name + "' of this parameter's shape",
+                        "load the state of an optimizer of the same kind and settings, for the same model");
+    }
+    value.copy_(tensor->second);
+  }
+  void see_updates(const std::string& parameter, std::int64_t& updates) override {
+    const auto found = state_.find(parameter);
+    updates = found == state_.end() ? 0 : found->second.updates;
+  }
+  void see_steps(std::int64_t& steps) override {
+    for (const auto& [name, state] : state_) steps = std::max(steps, state.updates);
+  }
+
+ private:
+  const std::map<std::string, ParameterState>& state_;
+};
+
+void visit(TrialContext& context, train::StateVisitor& visitor) {
+  const auto& visit_state = context.wrapped().visit_state;
+  if (!visit_state) throw Error("the optimizer has a state only while training runs");
+  const at::NoGradGuard no_grad;
+  visit_state(visitor);
+}
+
+class KeepGradients final : public train::OptimizerUpdate {
+ public:
+  explicit KeepGradients(std::shared_ptr<bool> updated) : updated_(std::move(updated)) {}
+  double learning_rate() const override { return 0; }
+  std::vector<std::string> state_names() const override { return {kGradient}; }
+  void update(const at::Tensor&, const at::Tensor& gradients, at::TensorList states,
+              const train::UpdateStep& step) const override {
+    states[0].copy_(gradients);
+    if (step.device.divisor.defined()) states[0].div_(step.device.divisor);
+    *updated_ = true;
+  }
+
+ private:
+  std::shared_ptr<bool> updated_;
+};
+
+}  // namespace
+
+std::map<std::string, ParameterState> read_optimizer_state(TrialContext& context, bool whole) {
+  Reader reader(whole);
+  visit(context, reader);
+  return std::move(reader.result);
+}
+
+void replace_optimizer_state(TrialContext& context, const std::map<std::string, ParameterState>& state) {
+  Replacer replacer(state);
+  visit(context, replacer);
+}
+
+AveragedGradients::AveragedGradients(TrialContext& context) : context_(context) {
+  const config::Optimizations& wanted = context.session().experiment().optimizations;
+  const auto refuse = [](const std::string& key) {
+    throw ConfigError(
+        key + " needs an optimizer that dtrain computes itself: SGD, Adam, AdamW, RAdam, RMSprop, Adagrad",
+        "remove the key, or use one of these optimizers");
+  };
+  if (wanted.mixed_precision != config::Precision::kFloat32) refuse("optimizations.mixed_precision");
+  if (wanted.local_sgd) refuse("optimizations.local_sgd");
+  if (wanted.ema > 0) refuse("optimizations.ema");
+  if (wanted.sharded_optimizer == config::ShardedOptimizer::kOn) refuse("optimizations.sharded_optimizer");
+  if (wanted.sharded_gradients == config::ShardedGradients::kOn) refuse("optimizations.sharded_gradients");
+  context.wrap_optimizer(Sgd());
+  context.wrapped().own_update = [updated = updated_] { return std::make_unique<KeepGradients>(updated); };
+}
+
+bool AveragedGradients::take_updated() {
+  return std::exchange(*updated_, false);
+}
+
+const std::map<std::string, at::Tensor>& AveragedGradients::gradients() {
+  if (!gradients_.empty()) return gradients_;
+  for (auto& [parameter, state] : read_optimizer_state(context_, /*whole=*/false)) {
+    const auto found = state.tensors.find(kGradient);
+    if (found != state.tensors.end()) gradients_[parameter] = found->second;
+  }
+  return gradients_;
+}
+
+}  // namespace dtrain::python
