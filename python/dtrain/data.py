@@ -29,6 +29,23 @@ def divided(loader: Iterable[Any]) -> Any:
     return _Divided(loader)
 
 
+class DataSet:
+    """Batches of one of dtrain's own data sets: dicts of tensors. ``context.data_set()`` opens it."""
+
+    batch_size = None
+
+    def __init__(self, native: Any) -> None:
+        self._native = native
+
+    def __len__(self) -> int:
+        return self._native.length
+
+    def epoch(self, number: int, skip: int) -> Iterator[dict[str, torch.Tensor]]:
+        self._native.start(number, skip)
+        while (batch := self._native.next()) is not None:
+            yield batch
+
+
 def part_of(count: int, rank: int, world_size: int) -> slice:
     """The samples of a global batch of ``count`` that ``rank`` trains on: parts differ by one sample at most."""
     return slice(count * rank // world_size, count * (rank + 1) // world_size)
@@ -91,7 +108,7 @@ class Source:
     """The batches of one rank, epoch by epoch."""
 
     def __init__(self, loader: Any, rank: int, world_size: int, seed: int) -> None:
-        self._is_divided = isinstance(loader, _Divided) or world_size == 1
+        self._is_divided = isinstance(loader, (_Divided, DataSet)) or world_size == 1
         self._loader = loader.loader if isinstance(loader, _Divided) else loader
         self._rank = rank
         self._world_size = world_size
@@ -119,6 +136,9 @@ class Source:
     def epoch(self, number: int, skip: int) -> Iterator[Any]:
         """The batches of epoch ``number`` without the first ``skip``, which are not read where that can be."""
         random.seed(hash((self._seed, number, self._rank)))
+        if isinstance(self._loader, DataSet):
+            yield from self._loader.epoch(number, skip)
+            return
         if self._indices is not None:
             self._indices.epoch, self._indices.skip = number, skip
             yield from self._batches

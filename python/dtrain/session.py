@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from . import _native, optim
-from .data import Source, samples_of
+from .data import DataSet, Source, samples_of
 from .trial import Context
 
 _State = _native.ScriptLoop.State
@@ -89,7 +89,7 @@ class Session:
         if clip_gradient_value is not None:
             self._context.clip_gradient_value(clip_gradient_value)
         source = Source(loader, self._rank, self._world_size, self._context._native.seed)
-        self._use_batch_size(source)
+        self._use_batch_size(source.batch_size)
         self._schedulers = list(schedulers)
         self._loop.keep_state(self._state, self._load_state)
         self._optimizer = optimizer
@@ -100,6 +100,13 @@ class Session:
         if self._watch is not None and optimizer.state and self._loop.batches == 0:
             self._give_state()
         return (model, optimizer, self._loader, *schedulers)
+
+    def data_set(self, format: str, *, batch_size: int | None = None, **settings: Any) -> DataSet:
+        """One of dtrain's own data sets: see :meth:`Context.data_set`. ``batch_size``: of all ranks, where no experiment
+        file has it. Before ``wrap()``."""
+        if batch_size is not None:
+            self._use_batch_size(batch_size)
+        return self._context.data_set(format, **settings)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """``with session.no_sync(): loss.backward()``: another backward() before the next step adds to the gradients."""
@@ -163,15 +170,15 @@ class Session:
     def _fail(self, error: str) -> int:
         return self._loop.fail(error)
 
-    def _use_batch_size(self, source: Source) -> None:
+    def _use_batch_size(self, batch_size: int | None) -> None:
         native = self._context._native
-        if source.batch_size is None:
+        if batch_size is None:
             return
         if "batch_size_of_loader" in self.hyperparameters and self.hyperparameters["batch_size_of_loader"]:
-            native.use_global_batch_size(source.batch_size)
-        elif source.batch_size != native.global_batch_size:
+            native.use_global_batch_size(batch_size)
+        elif batch_size != native.global_batch_size:
             raise _native.ConfigError(
-                f"the loader has batches of {source.batch_size}, and hyperparameters.global_batch_size is "
+                f"the loader has batches of {batch_size}, and hyperparameters.global_batch_size is "
                 f"{native.global_batch_size}: give the DataLoader "
                 "batch_size=session.hyperparameters['global_batch_size']; dtrain divides its batches among the ranks")
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from . import _native, optim
-from .data import Source
+from .data import DataSet, Source
 
 M = TypeVar("M", bound=torch.nn.Module)
 
@@ -126,6 +126,21 @@ class Context:
         # PyTorch counts the optimizer's steps to warn of a scheduler that comes first.
         scheduler.optimizer._opt_called = True
         return scheduler
+
+    def data_set(self, format: str, *, shuffle: bool = True, drop_last: bool = True, prefetch: int = 2,
+                 sequence_length: int | None = None, token_type: str | None = None,
+                 more_inputs: Iterable[str] | None = None, **files: str | os.PathLike[str]) -> DataSet:
+        """Opens one of dtrain's own data sets, which threads of the engine read: in memory once per host.
+
+        ``format`` and the names of ``files`` are those of an experiment's ``data`` section (docs/experiment.md):
+        ``data_set("idx", features="train-images.gz", target="train-labels.gz")``, ``npy``, ``safetensors``, ``tokens``.
+        For validation: ``shuffle=False, drop_last=False``. Batches are dicts of tensors that must not be changed in
+        place. Every rank makes the same calls.
+        """
+        given = {"sequence_length": sequence_length, "token_type": token_type, "more_inputs": more_inputs and list(more_inputs)}
+        settings = {name: value for name, value in given.items() if value is not None}
+        paths = {name: os.fspath(path) for name, path in files.items()}
+        return DataSet(_native.open_data_set(self._native, format, paths, settings, shuffle, drop_last, prefetch))
 
     def clip_gradient_norm(self, max_norm: float) -> None:
         """Scales gradients down to this L2 norm over all parameters, before each optimizer step."""

@@ -9,6 +9,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "data_sets.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/run/rank_session.h"
 #include "dtrain/train/run_trial.h"
@@ -221,6 +222,30 @@ std::map<std::string, ParameterState> states_from(const py::dict& values) {
   return result;
 }
 
+void add_data_sets(py::module_& module) {
+  py::class_<BatchSource, Loader>(module, "Loader")
+      .def_property_readonly("length", &BatchSource::batches_per_epoch)
+      .def("start", &BatchSource::start_epoch_at, Unlocked())
+      .def("next", [](BatchSource& source) -> py::object {
+        std::optional<Batch> batch;
+        {
+          const py::gil_scoped_release unlocked;
+          batch = source.next();
+        }
+        if (!batch) return py::none();
+        py::dict fields;
+        for (std::size_t i = 0; i < batch->names.size(); ++i) {
+          fields[py::str(batch->names[i])] = py::cast(batch->tensors[i]);
+        }
+        return fields;
+      });
+  module.def("open_data_set",
+             [](TrialContext& context, const std::string& format, std::map<std::string, std::string> files,
+                const py::dict& settings, bool shuffle, bool drop_last, int prefetch) {
+               return open_data_set(context, format, std::move(files), settings, {shuffle, drop_last, prefetch});
+             });
+}
+
 void add_optimizer_state(py::module_& module) {
   module.def("read_optimizer_state", [](TrialContext& context) {
     std::map<std::string, ParameterState> state;
@@ -250,6 +275,7 @@ PYBIND11_MODULE(_native, module) {
   add_errors(module);
   add_context(module);
   add_script_loop(module);
+  add_data_sets(module);
   add_optimizer_state(module);
   module.def("run_trial", &run_python_trial);
 }

@@ -1,0 +1,135 @@
+"""The step of models in Python on two ranks: on dtrain's engine (a script's own loop in three lines, and a Trial) beside
+the same model under DistributedDataParallel, and in one plain PyTorch process with as many threads.
+
+    python_step.py BIN [--json] [--quick] [--seconds N] [--models mlp,fashion_cnn,gpt,resnet18]
+                   [--contestants lines,trial,ddp,expert,plain] [--mixed-precision bf16] [--compile]
+
+All contestants live at once and take turns of some steps; who has no turn waits. A step is that of its slowest rank.
+Prints medians in milliseconds, and ratios: mlp_ratio is that of DDP to the three lines, mlp_trial_ratio that of DDP to a
+Trial, mlp_plain_ratio that of the plain process to the three lines.
+"""
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+PYTHON = os.environ.get("DTRAIN_PEERS_PYTHON", str(HERE.parents[1] / ".deps/peers/bin/python"))
+RANKS = 2
+# Samples of a rank in a batch, steps of a turn, sizes: those of bench_compute (compute_model.cpp).
+MODELS = {
+    "mlp": (32, 5, {"width": 2048, "depth": 6}),
+    "fashion_cnn": (64, 12, {}),
+    "gpt": (4, 4, {"tokens": 8192, "length": 128, "layers": 6, "heads": 5, "width": 320}),
+    "resnet18": (16, 5, {}),
+}
+SHORT = {"fashion_cnn": "cnn", "resnet18": "resnet"}
+WARM_UP = 30  # steps of ours: how to step is tried out in the first ones
+
+
+class Contestant:
+    """The processes of one way to train, which step when they are told to."""
+
+    def __init__(self, kind, folder, model, arguments):
+        self.kind = kind
+        self.folder = folder / kind
+        self.folder.mkdir()
+        self.base = f"{self.folder}/"
+        batch, self.turn, sizes = MODELS[model]
+        self.peer = "ddp" if kind == "plain" else kind
+        self.ranks = 1 if kind == "plain" else RANKS
+        for rank in range(self.ranks):
+            os.mkfifo(f"{self.base}{rank}.commands")
+            os.mkfifo(f"{self.base}{rank}.replies")
+        environment = os.environ | {"OMP_NUM_THREADS": str(RANKS // self.ranks), "PYTHONPATH": str(HERE)}
+        log = open(self.folder / "log", "w")
+        start = {"stdout": log, "stderr": subprocess.STDOUT, "env": environment}
+        if kind in ("lines", "trial"):
+            package = Path(arguments.bin).parent / "python"
+            environment |= {"PYTHONPATH": f"{package}:{HERE}", "DTRAIN_PYTHON": PYTHON}
+            environment.pop("OMP_NUM_THREADS")
+            script = str(HERE / "python_step_rank.py") + (":Step" if kind == "trial" else "")
+            file = self.folder / "experiment.yaml"
+            file.write_text(json.dumps({
+                "name": f"{model}-{kind}",
+                "entrypoint": [script, kind, self.base, model, str(batch), json.dumps(sizes), str(int(arguments.compile))],
+                "hyperparameters": {"global_batch_size": batch * RANKS}, "resources": {"slots_per_trial": RANKS},
+                "optimizations": {"mixed_precision": arguments.mixed_precision},
+                "searcher": {"max_length": {"batches": 1_000_000}}, "checkpoint_policy": "none"}))
+            self.processes = [subprocess.Popen([Path(arguments.bin) / "dtrain", "launch", file, "--run-dir",
+                                                self.folder / "run"], **start)]
+        else:
+            count = batch * (RANKS if kind == "plain" else 1)
+            self.processes = [subprocess.Popen(
+                [PYTHON, HERE / "ddp_compute.py", str(rank), str(self.ranks), f"{self.folder}/store", self.base, model,
+                 str(count), json.dumps(sizes), str(RANKS // self.ranks)], **start) for rank in range(self.ranks)]
+        self.commands = [open(f"{self.base}{rank}.commands", "w") for rank in range(self.ranks)]
+        self.replies = [open(f"{self.base}{rank}.replies") for rank in range(self.ranks)]
+        self.times = []
+
+    def steps(self, count):
+        for commands in self.commands:
+            print(self.peer, count, file=commands, flush=True)
+        lines = [replies.readline().split() for replies in self.replies]
+        if not all(lines):
+            sys.exit(f"{self.kind} has ended; its output:\n{(self.folder / 'log').read_text()[-3000:]}")
+        return [max(int(time_of) for time_of in of_ranks) / 1e6 for of_ranks in zip(*lines)]
+
+    def end(self):
+        for commands in self.commands:
+            print("end", file=commands, flush=True)
+        for process in self.processes:
+            process.wait(timeout=60)
+
+
+def measure(model, arguments, seconds):
+    with tempfile.TemporaryDirectory(prefix="dtrain-bench-") as folder:
+        contestants = [Contestant(kind, Path(folder), model, arguments) for kind in arguments.contestants]
+        for contestant in contestants:
+            contestant.steps(WARM_UP if contestant.kind in ("lines", "trial") else 3)
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            for contestant in contestants:
+                contestant.times += contestant.steps(contestant.turn)[1:]  # the first finds cold caches
+        for contestant in contestants:
+            contestant.end()
+        return {contestant.kind: statistics.median(contestant.times) for contestant in contestants}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bin")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="the MLP and the CNN, three lines and DDP")
+    parser.add_argument("--seconds", type=float, help="of turns, for each model")
+    parser.add_argument("--models", default="")
+    parser.add_argument("--contestants", default="")
+    parser.add_argument("--mixed-precision", default="float32")
+    parser.add_argument("--compile", action="store_true", help="torch.compile in ours; the peer that has it is 'compiled'")
+    arguments = parser.parse_args()
+    models = arguments.models.split(",") if arguments.models else ["mlp", "fashion_cnn"] if arguments.quick else list(MODELS)
+    default = "lines,ddp" if arguments.quick else "lines,trial,ddp,plain"
+    arguments.contestants = (arguments.contestants or default).split(",")
+    result = {}
+    for model in models:
+        times = measure(model, arguments, arguments.seconds or (6 if arguments.quick else 20))
+        short = SHORT.get(model, model)
+        result |= {f"{short}_{kind}_ms": round(value, 2) for kind, value in times.items()}
+        for name, over, under in (("ratio", "ddp", "lines"), ("trial_ratio", "ddp", "trial"),
+                                  ("plain_ratio", "plain", "lines"), ("expert_ratio", "expert", "lines"),
+                                  ("compiled_ratio", "compiled", "lines")):
+            if over in times and under in times:
+                result[f"{short}_{name}"] = round(times[over] / times[under], 3)
+        if not arguments.json:
+            print(model, {kind: f"{value:.1f} ms" for kind, value in times.items()}, flush=True)
+    if arguments.json:
+        print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
