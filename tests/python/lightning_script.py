@@ -35,7 +35,7 @@ class Classifier(lightning.LightningModule):
     def training_step(self, batch, batch_idx):
         x, y = batch
         loss = F.cross_entropy(self.net(x), y)
-        self.log("train_loss", loss, on_step=True, on_epoch=True, sync_dist=True)
+        self.log("train_loss", loss, on_step=options.get("on_step", True), on_epoch=True, sync_dist=True)
         return loss
 
     def validation_step(self, batch, batch_idx):
