@@ -214,7 +214,12 @@ class Session:
             """Before the first batch. Collective."""
             if self._loop.batches > 0:
                 raise _native.ConfigError("optimizer.load_state_dict() was called after the first batch: call it before")
+            groups = optimizer.param_groups  # from which the engine reads learning rates
             type(optimizer).load_state_dict(optimizer, values)
+            for group, loaded in zip(groups, optimizer.param_groups):
+                group.update(loaded)
+            optimizer.param_groups = groups
+            self._watch.check()
             self._give_state()
 
         step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # PyTorch's schedulers look for it

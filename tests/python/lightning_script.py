@@ -1,4 +1,4 @@
-"""A script of Lightning's, for lightning_strategy.py: `lightning_script.py OPTIONS`, a JSON object.
+"""A script of Lightning's, for lightning_strategy.py: its options are in the file options.json, or in its argument.
 
 With "plain" it trains in one process without dtrain. Rank 0 writes weights and metrics to the file "out".
 """
@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 options = {"model": "mlp", "epochs": 2, "batch": 24, "samples": 240, "trainer": {}, "optimizer": "adamw",
-           **json.loads(sys.argv[1])}
+           **json.loads(sys.argv[1] if sys.argv[1:2] and sys.argv[1].startswith("{") else Path("options.json").read_text())}
 
 
 class Classifier(lightning.LightningModule):
@@ -59,6 +59,8 @@ class Classifier(lightning.LightningModule):
             total = self.trainer.estimated_stepping_batches
             schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / (total + 1))
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+        if scheduler == "lambda":
+            return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.5 ** epoch)]
         if scheduler == "plateau":
             schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.5)
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "val_loss"}}
