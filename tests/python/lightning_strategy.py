@@ -14,6 +14,7 @@ from pathlib import Path
 
 import forked
 import harness
+import package
 import torch
 
 if importlib.util.find_spec("lightning") is None:
@@ -150,7 +151,7 @@ class Runs(LightningTest):
         expected = self.plain()[0]
         folder, options = self.folder({})
         command = [build.program("dtrain"), "run", "--slots", "2", "--run-dir", str(folder / "run"), SCRIPT, json.dumps(options)]
-        harness.run(command, folder / "run", **forked.package.of(build)).expect(0)
+        harness.run(command, folder / "run", **package.of(build)).expect(0)
         self.same(expected, torch.load(folder / "out.pt"), 2)
 
 
