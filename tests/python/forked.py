@@ -12,11 +12,10 @@ import sys
 import traceback
 from pathlib import Path
 
-SOURCE = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(SOURCE / "tests" / "integration"))
+import package
+import torch
 
-import harness  # noqa: E402
-import torch  # noqa: E402
+import harness
 
 torch.set_num_threads(1)
 torch.set_num_interop_threads(1)
@@ -24,12 +23,7 @@ FORK = multiprocessing.get_context("fork")
 
 
 def use_package(build):
-    """Makes the build's package importable, here and in what this process starts."""
-    package = build.bin.parent / "python"
-    if not list(package.glob("dtrain/_native*.so")):
-        sys.exit(f"{package} has no dtrain._native: build python_native first")
-    sys.path.insert(0, str(package))
-    return {"PYTHONPATH": f"{package}:{Path(__file__).parent}", "DTRAIN_PYTHON": sys.executable}
+    sys.path.insert(0, package.of(build)["PYTHONPATH"].split(":")[0])
 
 
 def free_port():
