@@ -157,14 +157,14 @@ class Session:
     def _begin_batch(self, samples: int, share: float) -> None:
         """A batch is to be trained on; or another part of the one that is under way, whose gradients are added."""
         self._share = share
-        if self._loop.state == _State.WANTS_BATCH:
+        if self._loop.state in (_State.UPDATED, _State.WANTS_BATCH):
             self._loop.give_batch(samples)
             self._leave_if_over()
 
     def _end_epoch(self) -> None:
         if self._loop.state == _State.TRAINING:
             self._finish_batch()
-        if self._loop.state == _State.WANTS_BATCH:
+        if self._loop.state in (_State.UPDATED, _State.WANTS_BATCH):
             self._loop.end_epoch()
         self._leave_if_over()
 
@@ -308,6 +308,9 @@ class _Loader:
         for batch in self._source.epoch(epoch, loop.skipped_batches):
             session._begin_batch(samples_of(batch), self._source.share)
             yield batch
+            # Now the script has stepped its schedulers: the batch may be saved.
+            loop.end_batch()
+            session._leave_if_over()
             if session._is_long_enough(epoch):
                 break
         self._is_open = False
