@@ -9,8 +9,10 @@ for validation: their batches are those of all ranks together.
 """
 from __future__ import annotations
 
+import ctypes
 import os
 import pickle
+import signal
 import socket
 import zlib
 from collections import deque
@@ -66,6 +68,11 @@ class Strategy(ParallelStrategy):
             if getattr(module, "dist_sync_fn", self) is None:
                 module.dist_sync_fn, module.distributed_available_fn = self._gather, lambda: self.world_size > 1
         super().setup(trainer)
+        self._on_sigterm = _Action(signal.SIGTERM)
+
+    def on_train_start(self) -> None:
+        # Lightning has put a handler of its own in, by which each rank ends its loop by itself.
+        self._on_sigterm.restore()
 
     def model_to_device(self) -> None:
         assert self.model is not None
@@ -211,6 +218,19 @@ class _Part:
         if name == "_loader":  # of a copy, which has nothing yet
             raise AttributeError(name)
         return getattr(self._loader, name)
+
+
+class _Action:
+    """What a signal does. signal.getsignal() knows no handler but those of Python."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._action = ctypes.create_string_buffer(1024)  # a struct sigaction, which is smaller
+        self._libc.sigaction(number, None, self._action)
+
+    def restore(self) -> None:
+        self._libc.sigaction(self._number, self._action, None)
 
 
 class _Ranks(ClusterEnvironment):

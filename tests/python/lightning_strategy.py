@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import runpy
+import subprocess
 import sys
 import unittest
 from pathlib import Path
@@ -147,12 +148,29 @@ class Runs(LightningTest):
     def test_batches_smaller_than_the_ranks_are_left_out(self):
         self.same(self.plain(samples=240)[0], self.run_on(3, samples=242)[1], 3)
 
+    def dtrain_run(self, **options):
+        folder, options = self.folder(options)
+        return folder, [build.program("dtrain"), "run", "--slots", "2", "--run-dir", str(folder / "run"), SCRIPT, json.dumps(options)]
+
     def test_dtrain_run(self):
         expected = self.plain()[0]
-        folder, options = self.folder({})
-        command = [build.program("dtrain"), "run", "--slots", "2", "--run-dir", str(folder / "run"), SCRIPT, json.dumps(options)]
+        folder, command = self.dtrain_run()
         harness.run(command, folder / "run", **package.of(build)).expect(0)
         self.same(expected, torch.load(folder / "out.pt"), 2)
+
+    def test_a_signal_ends_all_ranks_at_one_batch(self):
+        folder, command = self.dtrain_run(epochs=100000)
+        with open(folder / "output", "w") as output:
+            process = subprocess.Popen(command, env=harness.environment(**package.of(build)), stdin=subprocess.DEVNULL,
+                                       stdout=output, stderr=subprocess.STDOUT)
+        metrics = folder / "run" / "metrics.jsonl"
+        try:
+            harness.wait_until(lambda: process.poll() is not None or metrics.is_file() and metrics.read_text(), "a validation")
+            process.terminate()
+            self.assertEqual(process.wait(harness.DEADLINE), 75, (folder / "output").read_text())
+        finally:
+            process.kill()
+            process.wait()
 
 
 class Mistakes(LightningTest):
