@@ -36,4 +36,5 @@ else:
     def __getattr__(name: str) -> object:
         if name.startswith("_"):
             raise AttributeError(name)
-        raise ImportError(f"dtrain.{name} needs torch {_wanted}, which is not installed: pip install 'torch=={_wanted}.*'")
+        raise ImportError(f"dtrain.{name} needs torch {_wanted}, which is not installed: "
+                          f"pip install 'torch=={_wanted}.*'")

@@ -61,8 +61,8 @@ class Strategy(ParallelStrategy):
         if self._layer_sync is not None:
             raise ConfigError("Trainer(sync_batchnorm=True) is not supported by dtrain's strategy: leave it out")
         if trainer.precision not in _PRECISIONS:
-            raise ConfigError(f"Trainer(precision={trainer.precision!r}) is not supported by dtrain's strategy: use one of "
-                              f"{', '.join(_PRECISIONS)}, or optimizations.mixed_precision in dtrain's experiment")
+            raise ConfigError(f"Trainer(precision={trainer.precision!r}) is not supported by dtrain's strategy: use one "
+                              f"of {', '.join(_PRECISIONS)}, or optimizations.mixed_precision in dtrain's experiment")
         assert self.lightning_module is not None
         for module in self.lightning_module.modules():  # torchmetrics would ask torch.distributed, which is not there
             if getattr(module, "dist_sync_fn", self) is None:
@@ -97,8 +97,8 @@ class Strategy(ParallelStrategy):
             raise ConfigError("dtrain's strategy needs a training loader: there is none, or limit_train_batches is 0")
         session.wrap(module, self.optimizers[0], divided(self._loaders[0]), **_take_clipping(trainer))
         if session._loop.batches > 0 or session._loop.epoch > 0:
-            raise ConfigError("this run goes on from a checkpoint of dtrain, which has nothing of Lightning's loop: start "
-                              "a new run, with trainer.fit(ckpt_path=…) and a checkpoint of ModelCheckpoint")
+            raise ConfigError("this run goes on from a checkpoint of dtrain, which has nothing of Lightning's loop: "
+                              "start a new run, with trainer.fit(ckpt_path=…) and a checkpoint of ModelCheckpoint")
 
     def process_dataloader(self, dataloader: Any) -> Any:
         assert self.lightning_module is not None
@@ -150,7 +150,8 @@ class Strategy(ParallelStrategy):
         context = self._session._context
         data = torch.tensor(list(pickle.dumps(obj)) if self.global_rank == src else [], dtype=torch.uint8)
         size = int(context.broadcast(torch.tensor([data.numel()]), src))
-        return pickle.loads(bytes(context.broadcast(data if self.global_rank == src else data.new_zeros(size), src).tolist()))
+        data = context.broadcast(data if self.global_rank == src else data.new_zeros(size), src)
+        return pickle.loads(bytes(data.tolist()))
 
     def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
         if sync_grads and tensor.requires_grad:

@@ -26,7 +26,7 @@ from typing import Any
 
 
 class Run:
-    """A run's folder: its path, or whatever else `dtrain summary` takes for a run. Reads once, and keeps what it has read."""
+    """A run by its folder, or by whatever else `dtrain summary` takes. What was read once is kept."""
 
     def __init__(self, run: str | os.PathLike[str] | int) -> None:
         name = os.fspath(run) if not isinstance(run, int) else str(run)
@@ -38,8 +38,8 @@ class Run:
 
     @functools.cached_property
     def metrics(self) -> Any:
-        """A row for each training and validation line of metrics.jsonl: time, kind, batch, epoch, samples, and the metrics,
-        each under its name."""
+        """A row for each training and validation line of metrics.jsonl: time, kind, batch, epoch, samples, and each metric
+        under its name."""
         return _frame(self._metric_rows[0], ("time", "kind", "batch", "epoch", "samples"), time="time")
 
     @functools.cached_property

@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 options = {"model": "mlp", "epochs": 2, "batch": 24, "samples": 240, "trainer": {}, "optimizer": "adamw",
-           **json.loads(sys.argv[1] if sys.argv[1:2] and sys.argv[1].startswith("{") else Path("options.json").read_text())}
+           **json.loads(sys.argv[1] if sys.argv[1:] and sys.argv[1].startswith("{") else
+                        Path("options.json").read_text())}
 
 
 class Classifier(lightning.LightningModule):
@@ -86,7 +87,8 @@ def main():
         strategy = dtrain.lightning.Strategy()
     callbacks = []
     if options.get("checkpoints"):
-        callbacks.append(ModelCheckpoint(dirpath=options["checkpoints"], monitor="val_loss", save_last=True, filename="best"))
+        callbacks.append(ModelCheckpoint(dirpath=options["checkpoints"], monitor="val_loss", save_last=True,
+                                         filename="best"))
     if options.get("early_stopping"):
         callbacks.append(EarlyStopping("val_loss", patience=0, min_delta=0.2))
     trainer = lightning.Trainer(strategy=strategy, accelerator="cpu", devices=1, max_epochs=options["epochs"],

@@ -54,7 +54,8 @@ class Frames(harness.WorkplaceTest):
         self.assertEqual(run.metrics.time.dt.year.min(), pandas.Timestamp(lines[0]["time"]).year)
         training = run.metrics[run.metrics.kind == "training"]
         self.assertEqual(list(training.loss), [line["metrics"]["loss"] for line in lines if line["kind"] == "training"])
-        self.assertEqual(list(training["metrics.batch"]), [l["metrics"]["batch"] for l in lines if l["kind"] == "training"])
+        self.assertEqual(list(training["metrics.batch"]),
+                         [line["metrics"]["batch"] for line in lines if line["kind"] == "training"])
         self.assertEqual(list(run.metrics.accuracy.dropna()), [0.5, 0.75])
 
         self.assertEqual(len(run.steps), RANKS * BATCHES)
