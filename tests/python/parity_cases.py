@@ -137,7 +137,7 @@ def make_model(case):
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        for name in ("dropout", "attention_dropout"):
+        for name in ("dropout", "attention_dropout", "dropout_prob"):
             if isinstance(getattr(module, name, None), float):
                 setattr(module, name, 0.0)
     return model.to(getattr(torch, case["dtype"]))
