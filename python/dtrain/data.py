@@ -123,7 +123,8 @@ class Source:
         self.share = 1.0
         #: Samples of all ranks in a batch; None where the loader does not say it.
         self.batch_size: int | None = getattr(self._loader, "batch_size", None)
-        is_map_style = isinstance(self._loader, data.DataLoader) and self._loader.batch_sampler is not None
+        is_map_style = (isinstance(self._loader, data.DataLoader) and self._loader.batch_sampler is not None
+                        and not isinstance(self._loader.dataset, data.IterableDataset))
         if is_map_style and not isinstance(loader, _Divided):
             self._indices = _Indices(self._loader, rank, world_size, seed, whole_batches)
             self._batches: Iterable[Any] = _with_indices(self._loader, self._indices)

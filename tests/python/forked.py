@@ -79,7 +79,7 @@ def _rank(target, folder, experiment, rank, ranks, port):
             runpy.run_path(script, run_name="__main__")
             code = session.end(None)
     except SystemExit as leave:
-        code = leave.code
+        code = leave.code or session.end(None)
     except BaseException:
         code = session.end(traceback.format_exc()) or 1
     sys.stdout.flush()

@@ -8,7 +8,7 @@ class Parity(dtrain.Trial):
     def __init__(self, context):
         super().__init__(context)
         self.case = case = dict(context.hyperparameters["case"])
-        model = cases.make_model(case)
+        model = cases.make_model(case).train()
         self.model = context.wrap_model(torch.compile(model) if case["compile"] else model)
         optimizer = cases.make_optimizer(case, self.model)
         schedule = cases.make_schedule(case, optimizer)
