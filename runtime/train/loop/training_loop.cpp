@@ -310,7 +310,7 @@ Metrics TrainingLoop::call_trial(const Batch& batch) {
     const Autocast::Pause in_full(autocast);
     step_.backward(loss, options);
     ran_backward = true;
-    // Ranks start buckets at different moments, and all operations need one order. Where more follows, none has started.
+    // Ranks start buckets at different moments, and all operations need one order. Where more follows, none has begun.
     if (!options.more_follows) {
       context_.around_the_loop().why_no_collective = "gradients are being exchanged until the optimizer step";
     }
