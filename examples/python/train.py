@@ -1,6 +1,7 @@
 """Fashion-MNIST with a loop of its own: an ordinary PyTorch script, made data-parallel by the lines marked with "dtrain".
 
     dtrain launch train.yaml
+    dtrain run --slots 2 train.py
     torchrun --nproc-per-node 2 train.py
     python train.py
 """
