@@ -21,6 +21,8 @@ readonly reader_wheels=(tensorboard==2.21.0 pandas==2.3.3 plotly==7.1.0 pydot==4
 # random weights need no more than these.
 readonly model_wheels=(torchvision==0.26.0 transformers==4.57.6 huggingface-hub==0.36.2 tokenizers==0.22.2 regex==2026.11.19
   tqdm==4.70.1 requests==2.34.2 urllib3==2.8.0 idna==3.20 certifi==2026.10.19.post1 charset-normalizer==3.5.3)
+# Whose Trainer trains on dtrain's engine. Without their dependencies: what they import is there.
+readonly lightning_wheels=(lightning==2.6.0 lightning-utilities==0.15.3 torchmetrics==1.9.0)
 # What the headers of NCCL and of the CUDA runtime (which lie beside libtorch) include: to build the nccl backend, not to run it.
 readonly header_wheels=(nvidia-cuda-crt==13.0.88 nvidia-cuda-cccl==13.0.85)
 # It names all of Jupyter as a requirement, which its analyses do not use.
@@ -177,6 +179,14 @@ install_models() {
   echo "$stamp" >.deps/models.stamp
 }
 
+install_lightning() {
+  local stamp="${peer_wheels[*]} ${reader_wheels[*]} ${lightning_wheels[*]}"
+  [ "$(cat .deps/lightning.stamp 2>/dev/null)" = "$stamp" ] && return 0
+  say "fetching Lightning for the tests (${lightning_wheels[*]}; 2 MB to download, 16 MB on disk)"
+  .deps/peers/bin/python "${pip_install[@]}" --no-deps --no-compile "${lightning_wheels[@]}"
+  echo "$stamp" >.deps/lightning.stamp
+}
+
 # Headers and libraries land in the environment's own folders.
 install_intel_mpi() {
   local stamp="${bench_wheels[*]}"
@@ -194,6 +204,6 @@ install_packages
 install_libtorch
 install_headers
 case "$level" in
-  test | lint) install_peers; install_readers; install_models ;;
-  bench) install_peers; install_readers; install_models; install_intel_mpi ;;
+  test | lint) install_peers; install_readers; install_models; install_lightning ;;
+  bench) install_peers; install_readers; install_models; install_lightning; install_intel_mpi ;;
 esac

@@ -8,19 +8,33 @@ Three lines make a script of one's own data-parallel::
     model, optimizer, loader = session.wrap(model, optimizer, loader)
 
 A :class:`Trial` hands the loop over to dtrain instead, which then validates, stops early and takes checkpoints, too.
-docs/python.md describes both.
+:class:`Run` reads what a run has recorded. docs/python.md describes them.
 """
-import torch as _torch  # the engine uses the libtorch that it has loaded
+import importlib.util as _util
+
+from .run import Run
 
 _wanted = "2.11"
-if not _torch.__version__.startswith(_wanted + "."):
-    raise ImportError(f"this dtrain is built for torch {_wanted}, and torch {_torch.__version__} is installed: "
-                      f"pip install 'torch=={_wanted}.*'")
 
-from ._native import ConfigError, DataError, Error  # noqa: E402
-from .data import divided  # noqa: E402
-from .session import Session, init  # noqa: E402
-from .trial import Callback, Context, Metric, Trial, run_trial  # noqa: E402
+if _util.find_spec("torch") is not None:
+    import torch as _torch  # the engine uses the libtorch that it has loaded
 
-__all__ = ["Callback", "ConfigError", "Context", "DataError", "Error", "Metric", "Session", "Trial", "divided", "init",
-           "run_trial"]
+    if not _torch.__version__.startswith(_wanted + "."):
+        raise ImportError(f"this dtrain is built for torch {_wanted}, and torch {_torch.__version__} is installed: "
+                          f"pip install 'torch=={_wanted}.*'")
+
+    from ._native import ConfigError, DataError, Error
+    from .data import divided
+    from .session import Session, init
+    from .trial import Callback, Context, Metric, Trial, run_trial
+
+    __all__ = ["Callback", "ConfigError", "Context", "DataError", "Error", "Metric", "Run", "Session", "Trial", "divided",
+               "init", "run_trial"]
+else:
+    __all__ = ["Run"]
+
+    def __getattr__(name: str) -> object:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise ImportError(f"dtrain.{name} needs torch {_wanted}, which is not installed: "
+                          f"pip install 'torch=={_wanted}.*'")

@@ -6,6 +6,7 @@ trains on 32. So a run does not depend on the number of ranks, but for rounding.
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -19,6 +20,9 @@ class _Divided:
 
     def __init__(self, loader: Iterable[Any]) -> None:
         self.loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.loader)
 
 
 def divided(loader: Iterable[Any]) -> Any:
@@ -51,19 +55,31 @@ def part_of(count: int, rank: int, world_size: int) -> slice:
     return slice(count * rank // world_size, count * (rank + 1) // world_size)
 
 
+def share_of(mine: int, count: int, world_size: int) -> float:
+    """What a rank's loss is multiplied by, so that the mean over the ranks is that of a global batch's samples."""
+    return mine * min(count, world_size) / count
+
+
 class _Indices(data.Sampler):
     """Rank's part of each global batch of indices. The same global batches on every rank."""
 
-    def __init__(self, loader: data.DataLoader, rank: int, world_size: int, seed: int) -> None:
+    def __init__(self, loader: data.DataLoader, rank: int, world_size: int, seed: int, whole_batches: bool) -> None:
         self._loader = loader
         self._rank = rank
         self._world_size = world_size
         self._seed = seed
+        self._whole_batches = whole_batches
         self.epoch = 0
         self.skip = 0
+        #: Of the batches that were given and have not come out of the loader yet.
+        self.shares: deque[float] = deque()
 
     def global_batches(self) -> int:
-        return len(self._loader.batch_sampler)
+        sampler = self._loader.batch_sampler
+        batches = len(sampler)
+        if self._whole_batches and type(sampler) is data.BatchSampler and not sampler.drop_last:
+            batches -= 0 < len(sampler.sampler) % sampler.batch_size < self._world_size
+        return batches
 
     def __len__(self) -> int:
         return self.global_batches()
@@ -82,9 +98,11 @@ class _Indices(data.Sampler):
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(self.epoch)
             batches = list(self._loader.batch_sampler)
+        self.shares.clear()
         for batch in batches[self.skip:]:
             mine = batch[part_of(len(batch), self._rank, self._world_size)]
-            if mine:
+            if mine and not (self._whole_batches and len(batch) < self._world_size):
+                self.shares.append(share_of(len(mine), len(batch), self._world_size))
                 yield mine
 
 
@@ -105,20 +123,27 @@ def samples_of(batch: Any) -> int:
 
 
 class Source:
-    """The batches of one rank, epoch by epoch."""
+    """The batches of one rank, epoch by epoch.
 
-    def __init__(self, loader: Any, rank: int, world_size: int, seed: int) -> None:
+    ``whole_batches``: global batches with fewer samples than ranks are left out, so that all ranks have the same number.
+    """
+
+    def __init__(self, loader: Any, rank: int, world_size: int, seed: int, whole_batches: bool = False) -> None:
         self._is_divided = isinstance(loader, (_Divided, DataSet)) or world_size == 1
         self._loader = loader.loader if isinstance(loader, _Divided) else loader
         self._rank = rank
         self._world_size = world_size
         self._seed = seed
+        self._whole_batches = whole_batches
         self._indices: _Indices | None = None
+        #: The share (share_of()) of the batch that was given last. 1 where the loader divides itself.
+        self.share = 1.0
         #: Samples of all ranks in a batch; None where the loader does not say it.
         self.batch_size: int | None = getattr(self._loader, "batch_size", None)
-        is_map_style = isinstance(self._loader, data.DataLoader) and self._loader.batch_sampler is not None
+        is_map_style = (isinstance(self._loader, data.DataLoader) and self._loader.batch_sampler is not None
+                        and not isinstance(self._loader.dataset, data.IterableDataset))
         if is_map_style and not isinstance(loader, _Divided):
-            self._indices = _Indices(self._loader, rank, world_size, seed)
+            self._indices = _Indices(self._loader, rank, world_size, seed, whole_batches)
             self._batches: Iterable[Any] = _with_indices(self._loader, self._indices)
         else:
             self._batches = self._loader
@@ -141,7 +166,9 @@ class Source:
             return
         if self._indices is not None:
             self._indices.epoch, self._indices.skip = number, skip
-            yield from self._batches
+            for batch in self._batches:
+                self.share = self._indices.shares.popleft()
+                yield batch
             return
         for holder in (self._loader, getattr(self._loader, "sampler", None), getattr(self._loader, "dataset", None)):
             if hasattr(holder, "set_epoch"):
@@ -149,7 +176,15 @@ class Source:
         for index, batch in enumerate(self._batches):
             if index < skip:
                 continue
-            yield batch if self._is_divided else _part_of_batch(batch, self._rank, self._world_size)
+            if not self._is_divided:
+                count = samples_of(batch)
+                part = part_of(count, self._rank, self._world_size)
+                mine = part.stop - part.start
+                if mine == 0 or (self._whole_batches and count < self._world_size):
+                    continue
+                self.share = share_of(mine, count, self._world_size)
+                batch = _part_of_batch(batch, self._rank, self._world_size)
+            yield batch
 
 
 def _with_indices(loader: data.DataLoader, indices: _Indices) -> data.DataLoader:

@@ -41,6 +41,7 @@ class Session:
         self._schedulers: list[Any] = []
         self._length: tuple[int, str] = self._context._native.max_length
         self._more_follows = False
+        self._share = 1.0  # of the batch under way
         self._watch: optim.SettingsWatch | None = None
 
     @property
@@ -160,6 +161,20 @@ class Session:
         _restore()
         return code
 
+    def _begin_batch(self, samples: int, share: float) -> None:
+        """A batch is to be trained on; or another part of the one that is under way, whose gradients are added."""
+        self._share = share
+        if self._loop.state in (_State.UPDATED, _State.WANTS_BATCH):
+            self._loop.give_batch(samples)
+            self._leave_if_over()
+
+    def _end_epoch(self) -> None:
+        if self._loop.state == _State.TRAINING:
+            self._finish_batch()
+        if self._loop.state in (_State.UPDATED, _State.WANTS_BATCH):
+            self._loop.end_epoch()
+        self._leave_if_over()
+
     def _finish_batch(self) -> None:
         # The loop was left between backward() and step(), or before both. The other ranks are where this one is.
         if not self._loop.has_loss or self._more_follows:
@@ -185,10 +200,15 @@ class Session:
     def _take_over(self, optimizer: torch.optim.Optimizer) -> None:
         self._parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
-        def step(closure: Any = None) -> None:
+        def step(closure: Any = None) -> Any:
+            loss = None
             if closure is not None:
-                raise _native.ConfigError("optimizer.step(closure) is not supported")
+                if isinstance(optimizer, torch.optim.LBFGS):
+                    raise _native.ConfigError("LBFGS evaluates its closure several times in a step, which is not supported")
+                with torch.enable_grad():
+                    loss = closure()
             self._step()
+            return loss
 
         def zero_grad(set_to_none: bool = True) -> None:
             """Gradients are zeroed by the step."""
@@ -201,7 +221,12 @@ class Session:
             """Before the first batch. Collective."""
             if self._loop.batches > 0:
                 raise _native.ConfigError("optimizer.load_state_dict() was called after the first batch: call it before")
+            groups = optimizer.param_groups  # from which the engine reads learning rates
             type(optimizer).load_state_dict(optimizer, values)
+            for group, loaded in zip(groups, optimizer.param_groups):
+                group.update(loaded)
+            optimizer.param_groups = groups
+            self._watch.check()
             self._give_state()
 
         step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # PyTorch's schedulers look for it
@@ -220,7 +245,7 @@ class Session:
         self._watch = optim.SettingsWatch(self._optimizer)
 
     def _backward(self, loss: torch.Tensor, retain_graph: bool) -> None:
-        self._loop.backward(loss, None, self._more_follows, retain_graph)
+        self._loop.backward(loss if self._share == 1 else loss * self._share, None, self._more_follows, retain_graph)
 
     def _step(self) -> None:
         if self._watch is not None:
@@ -281,29 +306,22 @@ class _Loader:
     def __iter__(self) -> Iterator[Any]:
         session, loop = self._session, self._session._loop
         if self._is_open:  # the loop was left in the middle of an epoch
-            self._end_epoch()
+            session._end_epoch()
         epoch, self._epochs = self._epochs, self._epochs + 1
         if loop.state == _State.ENDED or epoch < loop.epoch or session._is_long_enough(epoch):
             return  # it is over: the run has reached its length, or goes on from a checkpoint after it
         session._restore_schedulers()
         self._is_open = True
         for batch in self._source.epoch(epoch, loop.skipped_batches):
-            if loop.state == _State.WANTS_BATCH:
-                loop.give_batch(samples_of(batch))
-                session._leave_if_over()
+            session._begin_batch(samples_of(batch), self._source.share)
             yield batch
+            # Now the script has stepped its schedulers: the batch may be saved.
+            loop.end_batch()
+            session._leave_if_over()
             if session._is_long_enough(epoch):
                 break
-        self._end_epoch()
-
-    def _end_epoch(self) -> None:
         self._is_open = False
-        loop = self._session._loop
-        if loop.state == _State.TRAINING:
-            self._session._finish_batch()
-        if loop.state == _State.WANTS_BATCH:
-            loop.end_epoch()
-        self._session._leave_if_over()
+        session._end_epoch()
 
 
 def _backward(self: torch.Tensor, gradient: Any = None, retain_graph: bool | None = None, create_graph: bool = False,
@@ -314,6 +332,11 @@ def _backward(self: torch.Tensor, gradient: Any = None, retain_graph: bool | Non
         _tensor_backward(self, gradient, retain_graph, create_graph, inputs)
         return
     session._backward(self, bool(retain_graph))
+
+
+def current() -> Session | None:
+    """The session of this process, if init() was called."""
+    return _session
 
 
 def _restore() -> None:

@@ -54,6 +54,7 @@ class Context:
         self._schedulers: list[tuple[Any, str]] = []
         self._names: dict[torch.nn.Parameter, str] = {}
         self._own_steps: list[tuple[torch.optim.Optimizer, optim.OwnSteps]] = []
+        self._training: Source | None = None
         #: The experiment's hyperparameters.
         self.hyperparameters: Mapping[str, Any] = _Section(native.hyperparameter_names, native.hyperparameter)
         #: The experiment's ``data`` section.
@@ -170,6 +171,8 @@ class Context:
         ``weight``: how many items the loss is the mean of, where batches count differently (tokens). ``models``: of
         several models, those that get a gradient. ``more_follows``: another backward() of this batch adds to it.
         """
+        if weight is None and self._training is not None and self._training.share != 1:
+            loss = loss * self._training.share
         self._native.backward(loss, weight, list(models), more_follows, retain_graph)
 
     def step(self) -> None:
@@ -316,6 +319,7 @@ class _Bound:
             raise _native.ConfigError(
                 f"training_loader() has batches of {source.batch_size}, and hyperparameters.global_batch_size is "
                 f"{self._context.global_batch_size}: give the DataLoader batch_size=context.global_batch_size")
+        self._context._training = source
         return source
 
     def validation_loader(self) -> Source | None:

@@ -159,6 +159,7 @@ void add_script_loop(py::module_& module) {
       .value("SETTING_UP", ScriptLoop::State::kSettingUp)
       .value("WANTS_BATCH", ScriptLoop::State::kWantsBatch)
       .value("TRAINING", ScriptLoop::State::kTraining)
+      .value("UPDATED", ScriptLoop::State::kUpdated)
       .value("ENDED", ScriptLoop::State::kEnded);
   loop.def(py::init<std::vector<std::string>>(), Unlocked())
       .def_property_readonly("state", &ScriptLoop::state)
@@ -176,6 +177,7 @@ void add_script_loop(py::module_& module) {
              bool retain_graph) { self.backward(loss, backward_options(weight, {}, more_follows, retain_graph)); },
           Unlocked())
       .def("end_step", &ScriptLoop::end_step, Unlocked())
+      .def("end_batch", &ScriptLoop::end_batch, Unlocked())
       .def("end_epoch", &ScriptLoop::end_epoch, Unlocked())
       .def("finish", &ScriptLoop::finish, Unlocked())
       .def("fail", &ScriptLoop::fail, Unlocked())

@@ -27,8 +27,10 @@ void let_go(std::initializer_list<py::object*> objects) {
 PythonSource::PythonSource(py::object source) : source_(std::move(source)) {}
 
 PythonSource::~PythonSource() {
-  structure_.reset();
   let_go({&batches_, &source_});
+  if (!Py_IsInitialized()) return;
+  const py::gil_scoped_acquire gil;
+  structure_.reset();
 }
 
 void PythonSource::start_epoch_at(std::int64_t epoch, std::int64_t batches) {

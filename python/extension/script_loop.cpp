@@ -16,6 +16,7 @@ class ScriptLoop::Position final : public Callback {
   void before_batch(const Callback::Position& position, const Batch&) override { loop_.batches_ = position.batch; }
   void after_batch(const Callback::Position&, const Metrics&) override {
     if (loop_.after_batch_) loop_.after_batch_();
+    loop_.wait_in(State::kUpdated);
   }
 
  private:
@@ -107,6 +108,8 @@ void ScriptLoop::begin(std::optional<std::int64_t> batches_per_epoch) {
 }
 
 void ScriptLoop::give_batch(std::int64_t samples) {
+  end_batch();
+  if (state_ == State::kEnded) return;
   if (state_ != State::kWantsBatch) throw Error("the loader gives a batch, and the one before has not been trained on");
   samples_ = samples;
   go_on();
@@ -130,12 +133,19 @@ void ScriptLoop::end_step() {
   go_on();
 }
 
+void ScriptLoop::end_batch() {
+  if (state_ == State::kUpdated) go_on();
+}
+
 void ScriptLoop::end_epoch() {
+  end_batch();
+  if (state_ == State::kEnded) return;
   epoch_is_over_ = true;
   go_on();
 }
 
 int ScriptLoop::finish() {
+  end_batch();
   if (state_ == State::kWantsBatch) {
     is_over_ = true;
     go_on();

@@ -6,6 +6,7 @@
 //   kSettingUp    wrap the model and the optimizer in context(), then begin()
 //   kWantsBatch   give_batch(), end_epoch() or finish()
 //   kTraining     forward, context().backward(), then end_step()
+//   kUpdated      end_batch(), once the script has stepped its schedulers: a checkpoint is taken then
 //   kEnded        the length that the experiment sets is reached, or the run was stopped, or has failed: exit_code()
 #pragma once
 
@@ -23,7 +24,7 @@ namespace dtrain::python {
 
 class ScriptLoop {
  public:
-  enum class State { kSettingUp, kWantsBatch, kTraining, kEnded };
+  enum class State { kSettingUp, kWantsBatch, kTraining, kUpdated, kEnded };
 
   // Starts the rank. `arguments`: a rank program's (program name, experiment file, options). Collective.
   explicit ScriptLoop(std::vector<std::string> arguments);
@@ -46,6 +47,8 @@ class ScriptLoop {
   void backward(const at::Tensor& loss, const BackwardOptions& options);
   bool has_loss() const { return loss_.defined(); }
   void end_step();
+  // Ends the batch that was updated, if there is one. The other functions call it where it is due.
+  void end_batch();
   void end_epoch();
   // No batch comes any more. Writes the weights and ends the run. Returns the exit code.
   int finish();

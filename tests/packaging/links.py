@@ -10,9 +10,9 @@ from pathlib import Path
 
 SOURCE = Path(sys.argv.pop(1))
 # Folders of the repository: a path that begins with one of them is a path of the repository.
-ROOTS = "cmake comm configs docs examples packaging runtime scheduler scripts tests .ci".split()
+ROOTS = "cmake comm configs docs examples packaging python runtime scheduler scripts tests .ci".split()
 # What has a README that belongs to docs/architecture.md.
-PRODUCT = ("runtime", "comm", "scheduler")
+PRODUCT = ("runtime", "comm", "scheduler", "python")
 # Files that only exist once somebody has made them, and headers of other projects.
 ELSEWHERE = {"reduce_kernel.h", "configs/fashion_cnn.pt", "docs/gpu-results.md"}
 PLACEHOLDER = {"NAME", "TARGET", "NNNN"}
@@ -89,7 +89,7 @@ class Links(unittest.TestCase):
         names = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
         self.assertGreater(len(names), 60)
         code = "\n".join((SOURCE / name).read_text() for name in sorted(FILES)
-                         if name.split("/")[0] in ("runtime", "comm", "scheduler") and name.endswith((".h", ".cpp")))
+                         if name.split("/")[0] in PRODUCT and name.endswith((".h", ".cpp", ".py")))
         words = set(re.findall(r"\w+", code))
         for name in sorted(names):
             with self.subTest(name):

@@ -310,8 +310,10 @@ Metrics TrainingLoop::call_trial(const Batch& batch) {
     const Autocast::Pause in_full(autocast);
     step_.backward(loss, options);
     ran_backward = true;
-    // Ranks start buckets at different moments, and all operations need one order.
-    context_.around_the_loop().why_no_collective = "gradients are being exchanged until the optimizer step";
+    // Ranks start buckets at different moments, and all operations need one order. Where more follows, none has begun.
+    if (!options.more_follows) {
+      context_.around_the_loop().why_no_collective = "gradients are being exchanged until the optimizer step";
+    }
     session_.recorder().switch_to(Phase::kTrainBatch);  // what train_batch() does after backward is neither
   };
   context_.wrapped().step = [&] {

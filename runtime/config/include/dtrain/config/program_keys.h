@@ -36,13 +36,17 @@ inline constexpr Key kOptimizer{
     .name = "optimizer",
     .text = "The optimizer. Names, meanings and defaults of its keys are those of torch.optim.",
     .default_text = "required"};
-inline constexpr Key kEntrypoint{.name = "entrypoint",
-                                 .text =
-                                     "The program that every rank runs, and its arguments: a list, or text that is "
-                                     "split into words as a shell does it. A name without a slash is looked up beside "
-                                     "dtrain, then in PATH; other paths are relative to this file's folder.",
-                                 .examples = R"(["./my_trial --verbose", ["./my_trial", "--name", "two words"]])",
-                                 .default_text = "required, or `model`"};
+inline constexpr Key kEntrypoint{
+    .name = "entrypoint",
+    .text =
+        "The program that every rank runs, and its arguments: a list, or text that is "
+        "split into words as a shell does it. A name without a slash is looked up beside "
+        "dtrain, then in PATH; other paths are relative to this file's folder. A Python file "
+        "(train.py), or a dtrain.Trial in one (train.py:MyTrial), is relative to this "
+        "file's folder, too.",
+    .more = "[More](python.md#running).",
+    .examples = R"(["./my_trial --verbose", ["./my_trial", "--name", "two words"], "train.py:MyTrial"])",
+    .default_text = "required, or `model`"};
 inline constexpr Key kHyperparameters{
     .name = "hyperparameters",
     .text = "global_batch_size, and any other values for the trial. {type: const, val: x} means x.",

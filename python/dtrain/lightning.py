@@ -1,0 +1,278 @@
+"""Lightning's Trainer on dtrain's engine::
+
+    import dtrain.lightning
+
+    trainer = lightning.Trainer(strategy=dtrain.lightning.Strategy(), max_epochs=3)
+
+The LightningModule stays as it is: one optimizer, automatic optimization. Loaders are divided by dtrain, for training and
+for validation: their batches are those of all ranks together.
+"""
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import signal
+import socket
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.plugins.environments import ClusterEnvironment
+from lightning.pytorch.strategies import ParallelStrategy
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_zero_only
+
+from . import session as sessions
+from ._native import ConfigError
+from .data import Source, divided, samples_of
+
+_PRECISIONS = ("32-true", "64-true", "bf16-mixed")
+
+
+class Strategy(ParallelStrategy):
+    """Starts this rank as :func:`dtrain.init` does, with its arguments. The end of the script ends the run."""
+
+    def __init__(self, experiment: str | os.PathLike[str] | None = None, **settings: Any) -> None:
+        self._session = sessions.current() or sessions.init(experiment, **settings)
+        super().__init__(cluster_environment=_Ranks(self._session))
+        rank_zero_only.rank = fabric_rank_zero_only.rank = self._session.rank
+        self._loaders: list[_Part] = []  # of training
+        self._epoch: int | None = None
+        self._metrics_before: dict[str, Any] = {}
+
+    @property
+    def root_device(self) -> torch.device:
+        return self._session.device
+
+    is_distributed = True  # where it is not, Lightning reduces no metrics
+
+    def connect(self, model: LightningModule) -> None:
+        super().connect(model)
+        # Trainer(use_distributed_sampler=False): batches are divided, not the data.
+        model.trainer._accelerator_connector.use_distributed_sampler = False
+
+    def setup(self, trainer: Trainer) -> None:
+        if self._layer_sync is not None:
+            raise ConfigError("Trainer(sync_batchnorm=True) is not supported by dtrain's strategy: leave it out")
+        if trainer.precision not in _PRECISIONS:
+            raise ConfigError(f"Trainer(precision={trainer.precision!r}) is not supported by dtrain's strategy: use one "
+                              f"of {', '.join(_PRECISIONS)}, or optimizations.mixed_precision in dtrain's experiment")
+        assert self.lightning_module is not None
+        for module in self.lightning_module.modules():  # torchmetrics would ask torch.distributed, which is not there
+            if getattr(module, "dist_sync_fn", self) is None:
+                module.dist_sync_fn, module.distributed_available_fn = self._gather, lambda: self.world_size > 1
+        super().setup(trainer)
+        self._on_sigterm = _Action(signal.SIGTERM)
+
+    def on_train_start(self) -> None:
+        # Lightning has put a handler of its own in, by which each rank ends its loop by itself.
+        self._on_sigterm.restore()
+
+    def model_to_device(self) -> None:
+        assert self.model is not None
+        self.model.to(self.root_device)
+
+    def setup_optimizers(self, trainer: Trainer) -> None:
+        """Hands model, optimizer and the training loader to the session."""
+        super().setup_optimizers(trainer)
+        module, session = self.lightning_module, self._session
+        assert module is not None
+        if not module.automatic_optimization:
+            raise ConfigError("dtrain's strategy needs automatic optimization: models with optimizer steps of their own "
+                              "are a dtrain.Trial with context.wrap_model(name, model)")
+        if is_overridden("configure_gradient_clipping", module):
+            raise ConfigError("configure_gradient_clipping() is overridden, and gradients are averaged within dtrain's "
+                              "optimizer step: use Trainer(gradient_clip_val=…)")
+        if session._context._native.aggregation_frequency != 1:
+            raise ConfigError("optimizations.aggregation_frequency is set: use Trainer(accumulate_grad_batches=…)")
+        self._limit_length(trainer)
+        trainer.fit_loop.setup_data()  # which calls process_dataloader()
+        if not self._loaders:
+            raise ConfigError("dtrain's strategy needs a training loader: there is none, or limit_train_batches is 0")
+        session.wrap(module, self.optimizers[0], divided(self._loaders[0]), **_take_clipping(trainer))
+        if session._loop.batches > 0 or session._loop.epoch > 0:
+            raise ConfigError("this run goes on from a checkpoint of dtrain, which has nothing of Lightning's loop: "
+                              "start a new run, with trainer.fit(ckpt_path=…) and a checkpoint of ModelCheckpoint")
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        assert self.lightning_module is not None
+        trainer = self.lightning_module.trainer
+        is_training = trainer.training  # not while a validation within the training prepares its loaders
+        part = _Part(dataloader, self._session, lambda: trainer.current_epoch if is_training else 0, is_training)
+        if is_training:
+            self._loaders.append(part)
+        return part
+
+    def training_step(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        assert self.lightning_module is not None
+        epoch = self.lightning_module.trainer.current_epoch
+        if self._epoch not in (None, epoch):
+            self._session._end_epoch()
+        self._epoch = epoch
+        self._session._begin_batch(samples_of(batch), self._loaders[0].next_share())
+        return super().training_step(batch, *args, **kwargs)
+
+    def block_backward_sync(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        return self._session.no_sync()
+
+    def on_validation_start(self) -> None:
+        self._metrics_before = dict(self.lightning_module.trainer.callback_metrics)  # type: ignore[union-attr]
+
+    def on_validation_end(self) -> None:
+        """Writes the metrics of a validation within the training to the run's metrics.jsonl, too."""
+        trainer = self.lightning_module.trainer  # type: ignore[union-attr]
+        new = {name: value for name, value in trainer.callback_metrics.items()
+               if value is not self._metrics_before.get(name) and torch.as_tensor(value).numel() == 1}
+        if new and not trainer.sanity_checking and trainer.state.fn == "fit":
+            self._session.log_validation(new)
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        if not isinstance(tensor, torch.Tensor) or self.world_size == 1:
+            return tensor
+        name = str(reduce_op).rpartition(".")[2].lower()
+        name = {"avg": "mean"}.get(name, name)
+        values = tensor if tensor.is_floating_point() else tensor.to(torch.float64 if name == "mean" else torch.int64)
+        return self._session._context.all_reduce(values, name)
+
+    def barrier(self, name: str | None = None) -> None:
+        if self.world_size > 1:
+            self._session._context.all_reduce(torch.zeros(1))
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        if self.world_size == 1:
+            return obj
+        context = self._session._context
+        data = torch.tensor(list(pickle.dumps(obj)) if self.global_rank == src else [], dtype=torch.uint8)
+        size = int(context.broadcast(torch.tensor([data.numel()]), src))
+        data = context.broadcast(data if self.global_rank == src else data.new_zeros(size), src)
+        return pickle.loads(bytes(data.tolist()))
+
+    def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
+        if sync_grads and tensor.requires_grad:
+            raise ConfigError("all_gather(sync_grads=True) is not supported by dtrain's strategy")
+        return torch.stack(self._gather(tensor))
+
+    def teardown(self) -> None:
+        # trainer.test() may follow: the end of the script ends the run. The parameters are the engine's until then.
+        self.precision_plugin.teardown()
+        self.checkpoint_io.teardown()
+        assert self.accelerator is not None
+        self.accelerator.teardown()
+
+    def _limit_length(self, trainer: Trainer) -> None:
+        """The run has the shorter one of the Trainer's length and the experiment's."""
+        count, unit = self._session._length
+        loop = trainer.fit_loop
+        if unit == "epochs":
+            loop.max_epochs = count if loop.max_epochs in (None, -1) else min(count, loop.max_epochs)
+            return
+        batches = count if unit == "batches" else -(-count // self._session._context.global_batch_size)
+        loop.epoch_loop.max_steps = batches if loop.max_steps == -1 else min(batches, loop.max_steps)
+
+    def _gather(self, tensor: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
+        """The tensors of all ranks, which may differ in their shapes."""
+        context = self._session._context
+        tensor = tensor.detach()
+        values = tensor.to(torch.uint8) if tensor.dtype == torch.bool else tensor
+        shapes = [shape.tolist() for shape in context.all_gather(torch.tensor(tensor.shape, dtype=torch.int64))] \
+            if tensor.dim() else [[]] * self.world_size
+        padded = values.new_zeros([max(sizes) for sizes in zip(*shapes)])
+        padded[tuple(slice(size) for size in tensor.shape)] = values
+        parts = context.all_gather(padded)
+        return [part[tuple(slice(size) for size in shape)].to(tensor.dtype) for part, shape in zip(parts, shapes)]
+
+
+class _Part:
+    """A loader whose batches are this rank's part of those of the loader that it stands for, whose attributes it has."""
+
+    def __init__(self, loader: Any, session: sessions.Session, epoch: Callable[[], int], is_training: bool) -> None:
+        self._loader = loader
+        # Every rank takes part in every batch of training, because Lightning counts them on each.
+        self._source = Source(loader, session.rank, session.world_size, session._context._native.seed,
+                              whole_batches=is_training)
+        self._epoch = epoch
+        self._shares: deque[float] = deque()
+
+    def __len__(self) -> int:
+        length = self._source.length()
+        if length is None:
+            raise TypeError("the loader has no length")
+        return length
+
+    def __iter__(self) -> Iterator[Any]:
+        self._shares.clear()
+        for batch in self._source.epoch(self._epoch(), 0):
+            self._shares.append(self._source.share)
+            yield batch
+
+    def next_share(self) -> float:
+        """Of the next batch, which Lightning may have fetched a while ago."""
+        return self._shares.popleft() if self._shares else 1.0
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_loader":  # of a copy, which has nothing yet
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+
+class _Action:
+    """What a signal does. signal.getsignal() knows no handler but those of Python."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._action = ctypes.create_string_buffer(1024)  # a struct sigaction, which is smaller
+        self._libc.sigaction(number, None, self._action)
+
+    def restore(self) -> None:
+        self._libc.sigaction(self._number, self._action, None)
+
+
+class _Ranks(ClusterEnvironment):
+    """Who this rank is, for Lightning: dtrain, torchrun or mpirun has started it."""
+
+    creates_processes_externally = True
+    main_address = ""
+    main_port = 0
+
+    def __init__(self, session: sessions.Session) -> None:
+        self._session = session
+        host = zlib.crc32(socket.gethostname().encode())
+        hosts = [int(one) for one in session._context.all_gather(torch.tensor([host]))]
+        self._local_rank = hosts[:session.rank].count(host)
+        self._node_rank = list(dict.fromkeys(hosts)).index(host)
+
+    @staticmethod
+    def detect() -> bool:
+        return False
+
+    def world_size(self) -> int:
+        return self._session.world_size
+
+    def set_world_size(self, size: int) -> None: ...
+
+    def global_rank(self) -> int:
+        return self._session.rank
+
+    def set_global_rank(self, rank: int) -> None: ...
+
+    def local_rank(self) -> int:
+        return self._local_rank
+
+    def node_rank(self) -> int:
+        return self._node_rank
+
+
+def _take_clipping(trainer: Trainer) -> dict[str, float]:
+    """The engine clips instead of the Trainer, which would clip gradients that are not averaged yet."""
+    limit, trainer.gradient_clip_val = trainer.gradient_clip_val, None
+    if not limit:
+        return {}
+    by_value = trainer.gradient_clip_algorithm == "value"
+    return {"clip_gradient_value" if by_value else "clip_gradient_norm": float(limit)}

@@ -1,0 +1,128 @@
+"""What scripts and trials in Python do wrong, what is said of it, and what is no mistake.
+
+    mistakes.py BIN_FOLDER [Scripts|Trials|Launched]
+"""
+import signal
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+
+import forked
+import package
+
+import harness
+
+HERE = Path(__file__).resolve().parent
+
+
+class MistakeTest(harness.WorkplaceTest):
+    def write(self, entrypoint, what, folder, **sections):
+        folder.mkdir(exist_ok=True)
+        return harness.write_experiment(
+            folder / "mistakes.yaml", name="mistakes", entrypoint=str(HERE / entrypoint),
+            hyperparameters={"global_batch_size": 8, "what": what}, resources={"slots_per_trial": 2},
+            **{"searcher": {"max_length": {"epochs": 4}}, "scheduling_unit": 1, **sections})
+
+    def start(self, entrypoint, what, **sections):
+        folder = self.work.new_run()
+        return forked.run(str(HERE / entrypoint), folder, self.write(entrypoint, what, folder, **sections), 2)
+
+    def fails(self, entrypoint, what, *texts):
+        with self.subTest(entrypoint=entrypoint, what=what):
+            result = self.start(entrypoint, what)
+            self.assertNotEqual(result.code, 0, result.output)
+            for text in texts:
+                self.assertIn(text, result.output)
+
+
+class Scripts(MistakeTest):
+    def test_mistakes(self):
+        for what, text in (("init twice", "dtrain.init() was called twice"),
+                           ("wrap twice", "session.wrap() was called twice"),
+                           ("no wrap", "without a call of session.wrap()"),
+                           ("lazy", "has no shape yet"),
+                           ("cycled momentum", "cycle_momentum=False"),
+                           ("batch size", "the loader has batches of 16, and hyperparameters.global_batch_size is 8"),
+                           ("distributed sampler", "the loader has a DistributedSampler"),
+                           ("step twice", "optimizer.step() was called a second time"),
+                           ("backward twice", "backward"),
+                           ("lbfgs", "LBFGS")):
+            self.fails("mistakes_script.py", what, text)
+
+    def test_an_exception_is_shown_once_and_with_its_rank(self):
+        result = self.start("mistakes_script.py", "exception")
+        self.assertNotEqual(result.code, 0)
+        self.assertIn("rank 1 failed", result.output)
+        self.assertEqual(result.output.count("ValueError: the third batch is bad"), 1, result.output)
+
+    def test_what_is_no_mistake(self):
+        for what, batches in (("nothing", 16), ("break", 8), ("custom sampler", 12), ("workers", 16), ("iterable", 16),
+                              ("closure", 16)):
+            with self.subTest(what=what):
+                result = self.start("mistakes_script.py", what).expect(0)
+                self.assertEqual(max(line["batch"] for line in result.metrics("training")), batches)
+
+    def test_the_run_may_be_shorter_than_the_loop(self):
+        result = self.start("mistakes_script.py", "nothing", searcher={"max_length": {"batches": 6}}).expect(0)
+        self.assertEqual(max(line["batch"] for line in result.metrics("training")), 6)
+        self.assertIn("trained 6 batches", result.output)
+
+
+class Trials(MistakeTest):
+    def test_mistakes(self):
+        for what, text in (("lazy", "has no shape yet"), ("cycled momentum", "cycle_momentum=False"),
+                           ("batch size", "training_loader() has batches of 16")):
+            self.fails("mistakes_trial.py:Mistaken", what, text)
+
+    def test_an_exception_is_shown_once_and_with_its_rank(self):
+        result = self.start("mistakes_trial.py:Mistaken", "exception")
+        self.assertNotEqual(result.code, 0)
+        self.assertIn("train_batch() failed in Python", result.output)
+        self.assertEqual(result.output.count("ValueError: the third batch is bad"), 1, result.output)
+
+
+class Launched(MistakeTest):
+    def launch(self, what, **sections):
+        folder = self.work.new_run()
+        return harness.launch(build, self.write("mistakes_script.py", what, folder, **sections), folder / "run", **environment)
+
+    def test_exit_codes(self):
+        result = self.launch("exit 3")
+        self.assertNotEqual(result.code, 0)
+        self.assertIn("sys.exit(3)", result.output)
+        self.assertNotEqual(self.launch("exception").code, 0)
+
+    def stopped(self, by):
+        folder = self.work.new_run()
+        run = harness.Result(0, "", folder / "run")
+        command = [build.program("dtrain"), "launch", str(self.write("mistakes_script.py", "slow", folder)), "--run-dir",
+                   str(run.run_dir)]
+        process = subprocess.Popen(command, env=harness.environment(**environment), stdin=subprocess.DEVNULL,
+                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        try:
+            harness.wait_until(lambda: (run.run_dir / "metrics.jsonl").is_file() and len(run.metrics("training")) >= 3,
+                               "the third batch")
+            process.send_signal(by)
+            output, _ = process.communicate(timeout=harness.DEADLINE)
+        finally:
+            process.kill()
+        return harness.Result(process.returncode, output, run.run_dir)
+
+    def test_sigterm_and_going_on(self):
+        result = self.stopped(signal.SIGTERM).expect(75)
+        again = harness.run([build.program("dtrain"), "launch", "--continue", str(result.run_dir)], result.run_dir,
+                            **environment).expect(0)
+        self.assertEqual(len(again.events("resumed")), 1)
+        self.assertEqual([line["batch"] for line in again.metrics("training")], list(range(1, 17)))
+
+    def test_ctrl_c(self):
+        result = self.stopped(signal.SIGINT).expect(130)
+        self.assertNotIn("Traceback", result.output)
+
+
+if __name__ == "__main__":
+    build = harness.Build(sys.argv.pop(1), trial="dtrain")
+    environment = package.of(build)
+    forked.use_package(build)
+    unittest.main()

@@ -1,0 +1,214 @@
+"""Models, data, optimizers and schedules for parity.py, and training them in plain PyTorch.
+
+A case is a dict, which travels as a hyperparameter: see DEFAULTS.
+"""
+import functools
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.optim import lr_scheduler
+from torch.utils.data import DataLoader, TensorDataset
+
+STEPS = 20
+BATCH = 7  # of all ranks: no number of ranks but 1 divides it
+DEFAULTS = {"model": "mlp", "optimizer": ["SGD", {"lr": 0.05}], "groups": False, "schedule": None, "every": "step",
+            "accumulate": 1, "clip_norm": None, "clip_value": None, "dtype": "float64", "compile": False, "epochs": 2,
+            "shuffle": False}
+
+
+class Mlp(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3 * 32 * 32, 16), nn.ReLU(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 5))
+
+    def forward(self, images, tokens, labels):
+        return F.cross_entropy(self.layers(images.flatten(1)), labels)
+
+
+class Cnn(nn.Module):
+    """Group normalization: the statistics of batch normalization are those of a rank's part."""
+
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.GroupNorm(2, 8), nn.ReLU(), nn.Conv2d(8, 8, 3),
+                                      nn.ReLU(), nn.AdaptiveAvgPool2d(4))
+        self.head = nn.Linear(128, 5)
+        self.unused = nn.Linear(3, 3)
+        self.frozen = nn.Parameter(torch.ones(5), requires_grad=False)
+
+    def forward(self, images, tokens, labels):
+        return F.cross_entropy(self.head(self.features(images).flatten(1)) * self.frozen, labels)
+
+
+class OfImages(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, images, tokens, labels):
+        return F.cross_entropy(self.model(images), labels)
+
+
+class FixedNorms(OfImages):
+    """Batch normalization keeps its statistics, as in fine-tuning."""
+
+    def train(self, mode=True):
+        super().train(mode)
+        for module in self.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.eval()
+        return self
+
+
+class Language(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, images, tokens, labels):
+        return self.model(input_ids=tokens, labels=tokens).loss
+
+
+class Classifier(Language):
+    def forward(self, images, tokens, labels):
+        return self.model(input_ids=tokens, labels=labels).loss
+
+
+class SequenceToSequence(Language):
+    def forward(self, images, tokens, labels):
+        return self.model(input_ids=tokens, labels=tokens.flip(1)).loss
+
+
+def of_torchvision():
+    from torchvision import models
+    from torchvision.models.convnext import CNBlockConfig, ConvNeXt
+    from torchvision.models.resnet import BasicBlock, ResNet
+    from torchvision.models.swin_transformer import SwinTransformer
+    from torchvision.models.vision_transformer import VisionTransformer
+
+    group_norm = functools.partial(nn.GroupNorm, 1)
+    return {
+        "resnet": OfImages(ResNet(BasicBlock, [1, 1, 1, 1], num_classes=5, norm_layer=group_norm)),
+        "resnet_fixed": FixedNorms(ResNet(BasicBlock, [1, 1, 1, 1], num_classes=5)),
+        "squeezenet": OfImages(models.squeezenet1_1(num_classes=5, dropout=0)),
+        "convnext": OfImages(ConvNeXt([CNBlockConfig(8, 16, 1), CNBlockConfig(16, None, 1)], num_classes=5)),
+        "vit": OfImages(VisionTransformer(32, 8, num_layers=2, num_heads=2, hidden_dim=16, mlp_dim=32, num_classes=5)),
+        "swin": OfImages(SwinTransformer([4, 4], 16, [1, 1], [2, 2], [4, 4], stochastic_depth_prob=0, num_classes=5)),
+        "mobilenet": OfImages(models.mobilenet_v3_small(num_classes=5, dropout=0, norm_layer=group_norm)),
+    }
+
+
+def of_transformers():
+    import transformers as hf
+
+    small = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    return {
+        "gpt2": Language(hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=64, n_positions=16, n_embd=16, n_layer=2, n_head=2))),
+        "bert": Classifier(hf.BertForSequenceClassification(hf.BertConfig(**small, num_labels=5))),
+        "distilbert": Classifier(hf.DistilBertForSequenceClassification(
+            hf.DistilBertConfig(vocab_size=64, dim=16, n_layers=2, n_heads=2, hidden_dim=32, num_labels=5))),
+        "llama": Language(hf.LlamaForCausalLM(hf.LlamaConfig(**small, num_key_value_heads=1))),
+        "t5": SequenceToSequence(hf.T5ForConditionalGeneration(
+            hf.T5Config(vocab_size=64, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, decoder_start_token_id=0,
+                        pad_token_id=0))),
+    }
+
+
+class Together(nn.Module):
+    """Twelve models at once. None has an effect on another; a parameter's name says whose it is."""
+
+    def __init__(self):
+        super().__init__()
+        self.models = nn.ModuleDict({**of_torchvision(), **of_transformers()})
+        if len(self.models) != 12:
+            raise AssertionError(f"{len(self.models)} models")
+
+    def forward(self, *batch):
+        return sum(model(*batch) for model in self.models.values())
+
+
+MODELS = {"mlp": Mlp, "cnn": Cnn, "libraries": Together}
+
+
+def make_model(case):
+    torch.manual_seed(1)
+    # In double precision, a process's own path of erfinv, which trunc_normal_ uses, makes no difference that shows.
+    torch.set_default_dtype(getattr(torch, case["dtype"]))
+    model = MODELS[case["model"]]()
+    torch.set_default_dtype(torch.float32)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name in ("dropout", "attention_dropout", "dropout_prob"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+    return model.to(getattr(torch, case["dtype"]))
+
+
+def make_optimizer(case, model):
+    kind, settings = case["optimizer"]
+    settings = {name: torch.tensor(value["tensor"]) if isinstance(value, dict) else value
+                for name, value in settings.items()}
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if case["groups"]:
+        lr = float(settings["lr"])
+        parameters = [{"params": [p for p in parameters if p.dim() > 1], "weight_decay": 0.05},
+                      {"params": [p for p in parameters if p.dim() == 1], "lr": lr / 3, "weight_decay": 0.0}]
+    return getattr(torch.optim, kind)(parameters, **settings)
+
+
+def make_schedule(case, optimizer):
+    steps = STEPS // case["accumulate"] if case["every"] == "step" else case["epochs"]
+    makers = {
+        None: lambda: None,
+        "step": lambda: lr_scheduler.StepLR(optimizer, max(1, steps // 4), gamma=0.5),
+        "cosine": lambda: lr_scheduler.CosineAnnealingLR(optimizer, steps),
+        "one_cycle": lambda: lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=steps + 1, cycle_momentum=False),
+        "lambda": lambda: lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
+        "warm_up": lambda: lr_scheduler.SequentialLR(
+            optimizer, [lr_scheduler.LinearLR(optimizer, 0.1, total_iters=max(1, steps // 4)),
+                        lr_scheduler.CosineAnnealingLR(optimizer, steps)], milestones=[max(1, steps // 4)]),
+    }
+    return makers[case["schedule"]]()
+
+
+def make_loader(case):
+    """`epochs` of them have STEPS batches. The last batch of each is smaller, where nothing is accumulated."""
+    batches = STEPS // case["epochs"]
+    samples = BATCH * batches - (2 if case["accumulate"] == 1 else 0)
+    generator = torch.Generator().manual_seed(2)
+    images = torch.randn(samples, 3, 32, 32, generator=generator, dtype=torch.float64)
+    tokens = torch.randint(1, 64, (samples, 8), generator=generator)
+    labels = torch.randint(0, 5, (samples,), generator=generator)
+    return DataLoader(TensorDataset(images.to(getattr(torch, case["dtype"])), tokens, labels), BATCH)
+
+
+def initial_weights(case):
+    return {name: p.detach().clone() for name, p in make_model(case).named_parameters()}
+
+
+def train_plain(case):
+    """The weights after training in one process."""
+    model = make_model(case)
+    optimizer = make_optimizer(case, model)
+    schedule = make_schedule(case, optimizer)
+    loader = make_loader(case)
+    model.train()
+    for epoch in range(case["epochs"]):
+        for index, batch in enumerate(loader):
+            loss = model(*batch) / case["accumulate"]
+            loss.backward()
+            if (index + 1) % case["accumulate"]:
+                continue
+            if case["clip_norm"]:
+                nn.utils.clip_grad_norm_(model.parameters(), case["clip_norm"])
+            if case["clip_value"]:
+                nn.utils.clip_grad_value_(model.parameters(), case["clip_value"])
+            optimizer.step()
+            optimizer.zero_grad()
+            if schedule and case["every"] == "step":
+                schedule.step()
+        if schedule and case["every"] == "epoch":
+            schedule.step()
+    return {name: p.detach() for name, p in model.named_parameters()}

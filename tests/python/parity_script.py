@@ -1,0 +1,31 @@
+"""The loop of parity_cases.train_plain(), with the three lines."""
+import contextlib
+
+import dtrain
+import parity_cases as cases
+import torch
+
+session = dtrain.init()
+case = dict(session.hyperparameters["case"])
+model = cases.make_model(case)
+if case["compile"]:
+    model = torch.compile(model)
+optimizer = cases.make_optimizer(case, model)
+schedule = cases.make_schedule(case, optimizer)
+model, optimizer, loader, *_ = session.wrap(model, optimizer, cases.make_loader(case), *([schedule] if schedule else []),
+                                            clip_gradient_norm=case["clip_norm"], clip_gradient_value=case["clip_value"])
+model.train()
+for epoch in range(case["epochs"]):
+    for index, batch in enumerate(loader):
+        last = (index + 1) % case["accumulate"] == 0
+        with contextlib.nullcontext() if last else session.no_sync():
+            loss = model(*batch) / case["accumulate"]
+            loss.backward()
+        if not last:
+            continue
+        optimizer.step()
+        optimizer.zero_grad()
+        if schedule and case["every"] == "step":
+            schedule.step()
+    if schedule and case["every"] == "epoch":
+        schedule.step()

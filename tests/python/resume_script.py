@@ -1,0 +1,24 @@
+"""Trains until the session ends, with a schedule; sleeps so that it can be killed in the middle."""
+import time
+
+import dtrain
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+session = dtrain.init()
+torch.manual_seed(3)
+model = nn.Sequential(nn.Linear(12, 16), nn.Dropout(0.2), nn.ReLU(), nn.Linear(16, 4))
+optimizer = getattr(torch.optim, session.hyperparameters["optimizer"])(model.parameters(), lr=0.01)
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 60)
+data = TensorDataset(torch.randn(90, 12), torch.randint(0, 4, (90,)))
+loader = DataLoader(data, batch_size=session.hyperparameters["global_batch_size"], shuffle=True)
+model, optimizer, loader, schedule = session.wrap(model, optimizer, loader, schedule)
+for epoch in range(5):
+    for inputs, labels in loader:
+        loss = nn.functional.cross_entropy(model(inputs), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        time.sleep(session.hyperparameters["seconds"])

@@ -1,0 +1,39 @@
+"""The same as resume_script.py as a Trial, with state of its own."""
+import time
+
+import dtrain
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Resumed(dtrain.Trial):
+    def __init__(self, context):
+        super().__init__(context)
+        torch.manual_seed(3)
+        self.model = context.wrap_model(nn.Sequential(nn.Linear(12, 16), nn.Dropout(0.2), nn.ReLU(), nn.Linear(16, 4)))
+        optimizer = getattr(torch.optim, context.hyperparameters["optimizer"])(self.model.parameters(), lr=0.01)
+        context.wrap_optimizer(optimizer)
+        context.wrap_lr_scheduler(torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 60))
+        self.seen = 0
+        self.center = torch.zeros(12)
+        self.data = TensorDataset(torch.randn(90, 12), torch.randint(0, 4, (90,)))
+
+    def training_loader(self):
+        return DataLoader(self.data, self.context.global_batch_size, shuffle=True)
+
+    def train_batch(self, batch):
+        inputs, labels = batch
+        # What it has seen changes what it learns: a state that is lost shows in the weights.
+        self.center.mul_(0.9).add_(inputs.mean(0), alpha=0.1)
+        self.seen += 1
+        loss = nn.functional.cross_entropy(self.model(inputs - self.center), labels) / (1 + 0.01 * self.seen)
+        self.context.backward(loss)
+        time.sleep(self.context.hyperparameters["seconds"])
+        return {"loss": loss}
+
+    def state_dict(self):
+        return {"seen": self.seen, "more": {"center": self.center}}
+
+    def load_state_dict(self, state):
+        self.seen, self.center = state["seen"], state["more"]["center"].clone()
