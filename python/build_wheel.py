@@ -1,6 +1,6 @@
-"""Packs a build into a wheel: build/wheel/dtrain-VERSION-PYTHON-PLATFORM.whl.
+"""Packs a build into a wheel: dtrain-VERSION-PYTHON-PLATFORM.whl.
 
-    build_wheel.py BUILD_FOLDER
+    build_wheel.py BUILD_FOLDER [FOLDER]     (default: build/wheel)
 
     dtrain/       the modules and _native
     dtrain/bin/   the programs, which look for libraries in ../lib, and for libtorch in the torch that is installed beside
@@ -160,14 +160,14 @@ def pack(root: Path, information: Path, wheel: Path) -> None:
 
 
 def main() -> None:
-    if len(sys.argv) != 2:
-        sys.exit("usage: build_wheel.py BUILD_FOLDER")
+    if len(sys.argv) not in (2, 3):
+        sys.exit("usage: build_wheel.py BUILD_FOLDER [FOLDER]")
     build = Path(sys.argv[1])
     for file in [native_of(build), *(build / "bin" / name for name in PROGRAMS)]:
         if not file.exists():
             sys.exit(f"build_wheel: there is no {file}: make wheel builds it")
     version = re.search(r"CMAKE_PROJECT_VERSION:\w+=(.*)", (build / "CMakeCache.txt").read_text()).group(1)
-    folder = SOURCE / "build" / "wheel"
+    folder = Path(sys.argv[2]) if len(sys.argv) == 3 else SOURCE / "build" / "wheel"
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("dtrain-*.whl"):
         old.unlink()

@@ -11,6 +11,7 @@ def main() -> None:
     if spec is None or not spec.submodule_search_locations:
         sys.exit(f"dtrain: {sys.executable} has no package dtrain any more: pip install dtrain")
     package = Path(spec.submodule_search_locations[0]).resolve()
+    os.environ["DTRAIN_COMMAND"] = os.path.realpath(sys.argv[0])
     os.environ.setdefault("DTRAIN_PYTHON", sys.executable)
     # The programs look for libtorch beside the package. It is elsewhere where a virtual environment sees the system's packages.
     torch = importlib.util.find_spec("torch")
