@@ -31,6 +31,8 @@ MEGABYTES = 12  # what a wheel may have at most
 
 
 def output_of(*command: str | Path) -> str:
+    if shutil.which(command[0]) is None:
+        sys.exit(f"build_wheel: there is no {command[0]} in PATH: scripts/setup.sh wheel installs it")
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
         sys.exit(f"build_wheel: {' '.join(map(str, command))} has failed with exit code {done.returncode}")

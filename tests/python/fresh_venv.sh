@@ -3,11 +3,13 @@
 # a `model:` run, and what is said where torch is missing or of another version. Prints a line of JSON: the wheel's size, and the
 # seconds from a command to the end of its first batch, of the first run with the time that measures the machine.
 #
-#   fresh_venv.sh WHEEL|BUILD_FOLDER SITE_PACKAGES     torch is the one of this folder of packages
+#   fresh_venv.sh WHEEL|BUILD_FOLDER PYTHON            torch is the one that this Python has
 #   fresh_venv.sh WHEEL|BUILD_FOLDER --download-torch  pip installs it (3 GB)
+#
+# The environment's Python is /usr/bin/python3, or DTRAIN_PYTHON.
 set -euo pipefail
 source=$(cd "$(dirname "$0")/../.." && pwd)
-wheel=$(realpath "$1") packages=$2
+wheel=$(realpath "$1") torch=$2
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/home"
@@ -29,7 +31,9 @@ if [ -d "$wheel" ]; then
   python3 -B "$source/python/build_wheel.py" "$wheel" "$work" >/dev/null
   wheel=$(ls "$work"/dtrain-*.whl)
 fi
-/usr/bin/python3 -m venv venv
+packages=''  # where torch is
+[ "$torch" = --download-torch ] || packages=$("$torch" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+"${DTRAIN_PYTHON:-/usr/bin/python3}" -m venv venv
 pip() { venv/bin/python -m pip --quiet --disable-pip-version-check "$@"; }
 site=$(venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 pip install --no-deps --no-index "$wheel"
@@ -131,11 +135,10 @@ try_all() {
   succeeds dtrain launch model.yaml --run-dir "run-$1"
   [ -s "run-$1/checkpoints/final/model.pt" ] || fail "run-$1 has no weights"
 }
-if [ "$packages" = --download-torch ]; then
+if [ -z "$packages" ]; then
   pip install "$wheel"
   try_all downloaded
 else
-  packages=$(realpath "$packages")
   echo "$packages" >"$site/packages.pth"  # as with --system-site-packages: torch is elsewhere
   try_all elsewhere
   ln -s "$packages/torch" "$site/torch"  # as pip install does: torch is beside the package
