@@ -25,8 +25,8 @@ from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parent.parent
 PROGRAMS = ("dtrain", "dtrain-agent", "dtrain-calibrate", "dtrain-saver", "dtrain-worker")
-# The C and C++ libraries of the machine, what torch brings, and what belongs to drivers and MPI. manylinux allows the same.
-NOT_COPIED = re.compile(r"ld-linux|lib(c|m|dl|rt|pthread|stdc\+\+|gcc_s|z)\.so|libtorch|libc10|libcu|libnv|libnccl|libmpi")
+# The machine's C and C++ libraries and zlib, on which manylinux relies, too; what torch brings; and MPI's.
+NOT_COPIED = re.compile(r"ld-linux|lib(c|m|dl|rt|pthread|stdc\+\+|gcc_s|z)\.so|libtorch|libc10|libcuda|libcupti|libnv|libnccl|libmpi")
 MEGABYTES = 12  # what a wheel may have at most
 
 

@@ -18,13 +18,13 @@ cd "$work"
 fail() { echo "fresh_venv: $*" >&2; exit 1; }
 # In the environment: COMMAND ..., with its output in the file `output`.
 inside() { env -i PATH="$work/venv/bin" HOME="$work/home" CUDA_VISIBLE_DEVICES= STARTED="$(date +%s.%N)" "$@" >output 2>&1; }
-succeeds() { inside "$@" || { cat output >&2; fail "$* has failed with exit code $?"; }; }
-fails_with() {  # CODE COMMAND ...
+ends_with() {  # CODE COMMAND ...
   local expected=$1 code=0
   shift
   inside "$@" || code=$?
   [ "$code" -eq "$expected" ] || { cat output >&2; fail "$* ends with exit code $code, not $expected"; }
 }
+succeeds() { ends_with 0 "$@"; }
 says() { grep -qE -- "$1" output || { cat output >&2; fail "the output above lacks $1"; }; }
 
 if [ -d "$wheel" ]; then
@@ -107,15 +107,15 @@ PYTHON
 touch model.pt images.idx labels.idx
 succeeds dtrain --version
 says '^dtrain [0-9]+\.[0-9]+'
-fails_with 2 dtrain launch model.yaml
+ends_with 2 dtrain launch model.yaml
 says 'pip install torch==2\.11'
-fails_with 1 python -c 'import dtrain'
+ends_with 1 python -c 'import dtrain'
 says "No module named 'torch'"
 
 # A torch of another version.
 mkdir -p other/torch
 echo '__version__ = "2.12.1+cpu"' >other/torch/__init__.py
-fails_with 1 python -c 'import sys; sys.path.insert(0, "other"); import dtrain'
+ends_with 1 python -c 'import sys; sys.path.insert(0, "other"); import dtrain'
 says "^ImportError: .*built for torch 2\.11.*torch 2\.12\.1\+cpu is installed.*pip install"
 
 first=''
