@@ -4,7 +4,7 @@ PRESET ?= release
 BIN := build/$(PRESET)/bin
 CXX_FILES := $(shell git ls-files '*.h' '*.cpp')
 
-.PHONY: help setup setup-test demo demo-targets build test test-cluster mutants bench bench-faults soak deb format format-check lint one-by-one sanitize fuzz clean
+.PHONY: help setup setup-test demo demo-targets build test test-cluster mutants bench bench-faults soak deb wheel format format-check lint one-by-one sanitize fuzz clean
 
 help:
 	@echo "make demo      install what is missing, build, train Fashion-MNIST on 2 ranks"
@@ -16,6 +16,7 @@ help:
 	@echo "make soak      random cases: faults while checkpoints are written, power cuts (SOAK_CASES=1000 SOAK_SEED=1)"
 	@echo "make build     build everything but the benchmarks (PRESET=release|debug|asan|tsan; BENCH=1: these, too)"
 	@echo "make deb       the Debian package, in build/release"
+	@echo "make wheel     the wheel for Python, in build/wheel"
 	@echo "make format    lay out the sources;  make lint: clang-tidy on the torch-free layers"
 	@echo "make one-by-one  compile each source by itself: does it include what it names?"
 	@echo "make sanitize  the torch-free tests under ASan+UBSan and under TSan"
@@ -75,6 +76,13 @@ deb:
 	@mkdir -p build
 	@$(call configure,release)
 	@scripts/deb.sh $(JOBS)
+
+wheel:
+	@scripts/setup.sh wheel
+	@mkdir -p build
+	@$(call configure,release)
+	@scripts/quiet_build.sh release $(JOBS) installed python_native
+	@/usr/bin/python3 -B python/build_wheel.py build/release
 
 format:
 	@clang-format-14 -i $(CXX_FILES)

@@ -4,6 +4,7 @@
 #   scripts/setup.sh build   compilers, libraries, libtorch, CUDA's headers, the Fashion-MNIST data (what `make demo` needs)
 #   scripts/setup.sh test    also the Python peers (DDP, torchrun, safetensors), Open MPI, Slurm, sshd and Chromium (what `make test` needs)
 #   scripts/setup.sh deb     build's, and what makes the Debian package (`make deb`)
+#   scripts/setup.sh wheel   build's, and what makes the wheel for Python (`make wheel`)
 #   scripts/setup.sh bench   test's, and Intel MPI, which bench_collectives compares with where it is there (x86-64)
 #   scripts/setup.sh lint    also clang-format, clang-tidy and clang with libFuzzer
 #
@@ -30,13 +31,13 @@ readonly bare_wheels=(HolisticTraceAnalysis==0.5.0)
 
 readonly build_packages=(
   g++ cmake ninja-build make git ccache mold pkg-config ca-certificates
-  python3 python3-venv
+  python3 python3-venv python3-dev
   libyaml-cpp-dev libcli11-dev libspdlog-dev libfmt-dev nlohmann-json3-dev libasio-dev libssl-dev
   libhwloc-dev libhwy-dev libjs-chart.js libsqlite3-dev libsimdjson-dev prometheus-cpp-dev zlib1g-dev
   dataset-fashion-mnist)
 readonly test_packages=(libgtest-dev libgmock-dev openmpi-bin libopenmpi-dev util-linux procps
   slurmctld slurmd slurm-client munge iproute2 openssh-server openssh-client nftables
-  zsh groff-base man-db mandoc chromium fonts-dejavu-core fortunes)  # fortunes: the text of examples/gpt
+  zsh groff-base man-db mandoc chromium fonts-dejavu-core patchelf fortunes)  # fortunes: the text of examples/gpt
 readonly bench_packages=(libfabric1 libdnnl-dev)  # Intel MPI opens the first; limits.py compares with the second
 readonly bench_wheels=(impi-rt==2021.19.0 impi-devel==2021.19.0)
 readonly lint_packages=(clang-format-14 clang-tidy-14 clang-14 libclang-rt-14-dev)
@@ -50,8 +51,9 @@ case "$level" in
   test) packages+=("${test_packages[@]}") ;;
   bench) packages+=("${test_packages[@]}" "${bench_packages[@]}") ;;
   deb) packages+=(dpkg-dev file libopenmpi-dev) ;;
+  wheel) packages+=(patchelf libopenmpi-dev) ;;
   lint) packages+=("${test_packages[@]}" "${lint_packages[@]}") ;;
-  *) echo "setup: unknown level '$level'; use build, test, bench, deb or lint" >&2; exit 2 ;;
+  *) echo "setup: unknown level '$level'; use build, test, bench, deb, wheel or lint" >&2; exit 2 ;;
 esac
 
 say() { echo "setup: $*"; }

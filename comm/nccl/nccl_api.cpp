@@ -66,9 +66,9 @@ NcclLibraries nccl_libraries() {
   NcclLibraries libraries;
   libraries.nccl_folders = {here};
   libraries.cuda_folders = {here};
-  // As installed, and in the checkout, where this folder is build/PRESET/lib. A process with libtorch's CUDA part has
-  // both libraries already, and finds them by name.
-  const std::vector<std::string> wheels{here + "/dtrain/libtorch", here + "/../../../.deps/libtorch"};
+  // As installed; in Python's site-packages, where this folder is dtrain/lib; and in the checkout, where it is
+  // build/PRESET/lib. A process with libtorch's CUDA part has both libraries already, and finds them by name.
+  const std::vector<std::string> wheels{here + "/dtrain/libtorch", here + "/../..", here + "/../../../.deps/libtorch"};
   for (const std::string& wheel : wheels) {
     libraries.nccl_folders.push_back(wheel + "/nvidia/nccl/lib");
     for (const char* const cuda : {"cu13", "cuda_runtime"}) {  // the wheels of CUDA 13 and of CUDA 12

@@ -66,7 +66,9 @@ std::string example_path() {
 }  // namespace
 
 std::string own_command() {
-  const fs::path program = executable_path();
+  // A wheel's command is a script that starts this program (python/command.py).
+  const char* script = std::getenv("DTRAIN_COMMAND");
+  const fs::path program = script == nullptr ? executable_path() : fs::path(script);
   const std::string name = program.filename();
   const char* variable = std::getenv("PATH");
   const std::string path = variable == nullptr ? "" : variable;

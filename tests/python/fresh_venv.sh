@@ -1,0 +1,149 @@
+#!/usr/bin/env bash
+# The wheel in a virtual environment of its own, with nothing else in PATH: the command, a script with `dtrain run` and by itself,
+# a `model:` run, and what is said where torch is missing or of another version. Prints a line of JSON: the wheel's size, and the
+# seconds from a command to the end of its first batch, of the first run with the time that measures the machine.
+#
+#   fresh_venv.sh WHEEL|BUILD_FOLDER PYTHON            torch is the one that this Python has
+#   fresh_venv.sh WHEEL|BUILD_FOLDER --download-torch  pip installs it (3 GB)
+#
+# The environment's Python is /usr/bin/python3, or DTRAIN_PYTHON.
+set -euo pipefail
+source=$(cd "$(dirname "$0")/../.." && pwd)
+wheel=$(realpath "$1") torch=$2
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mkdir "$work/home"
+cd "$work"
+
+fail() { echo "fresh_venv: $*" >&2; exit 1; }
+# In the environment: COMMAND ..., with its output in the file `output`.
+inside() { env -i PATH="$work/venv/bin" HOME="$work/home" CUDA_VISIBLE_DEVICES= STARTED="$(date +%s.%N)" "$@" >output 2>&1; }
+ends_with() {  # CODE COMMAND ...
+  local expected=$1 code=0
+  shift
+  inside "$@" || code=$?
+  [ "$code" -eq "$expected" ] || { cat output >&2; fail "$* ends with exit code $code, not $expected"; }
+}
+succeeds() { ends_with 0 "$@"; }
+says() { grep -qE -- "$1" output || { cat output >&2; fail "the output above lacks $1"; }; }
+
+if [ -d "$wheel" ]; then
+  python3 -B "$source/python/build_wheel.py" "$wheel" "$work" >/dev/null
+  wheel=$(ls "$work"/dtrain-*.whl)
+fi
+packages=''  # where torch is
+[ "$torch" = --download-torch ] || packages=$("$torch" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+"${DTRAIN_PYTHON:-/usr/bin/python3}" -m venv venv
+pip() { venv/bin/python -m pip --quiet --disable-pip-version-check "$@"; }
+site=$(venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+pip install --no-deps --no-index "$wheel"
+
+cat >model.yaml <<'YAML'
+name: model
+model: model.pt
+loss: cross_entropy
+optimizer: {kind: sgd, lr: 0.05}
+hyperparameters: {global_batch_size: 16}
+resources: {slots_per_trial: 2}
+searcher: {metric: loss, max_length: {batches: 4}}
+data: {format: idx, training: {features: images.idx, target: labels.idx}}
+YAML
+cat >make_model.py <<'PYTHON'
+import struct
+import torch
+
+torch.jit.script(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 2))).save("model.pt")
+with open("images.idx", "wb") as file:
+    file.write(struct.pack(">HBB4I", 0, 8, 4, 64, 1, 4, 4) + bytes(64 * 16))
+with open("labels.idx", "wb") as file:
+    file.write(struct.pack(">HBBI", 0, 8, 1, 64) + bytes([0, 1] * 32))
+PYTHON
+cat >script.py <<'PYTHON'
+import os
+import time
+import torch
+import dtrain
+
+torch.manual_seed(1)
+features = torch.randn(256, 8)
+data = torch.utils.data.TensorDataset(features, features.sum(1, keepdim=True))
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = torch.utils.data.DataLoader(data, batch_size=32)
+session = dtrain.init()
+model, optimizer, loader = session.wrap(model, optimizer, loader)
+seconds = losses = None
+for epoch in range(3):
+    for batch, target in loader:
+        loss = torch.nn.functional.mse_loss(model(batch), target)
+        loss.backward()
+        optimizer.step()
+        seconds = seconds or time.time() - float(os.environ["STARTED"])
+        losses = (losses or []) + [session.mean(loss)]
+assert len(losses) == 24 and losses[-1] < 0.1 * losses[0], losses
+if session.is_main:
+    print(f"{session.world_size} ranks, first batch after {seconds:.2f} s")
+PYTHON
+cat >stub.py <<'PYTHON'
+# Whether _native.pyi has the names of the module, class by class.
+import ast
+import dtrain
+from dtrain import _native
+
+def compare(where, stub, real):
+    classes = {node.name: node for node in stub.body if isinstance(node, ast.ClassDef)}
+    names = set(classes) | {node.name for node in stub.body if isinstance(node, ast.FunctionDef)}
+    names |= {node.target.id for node in stub.body if isinstance(node, ast.AnnAssign)}
+    difference = {n for n in names if not n.startswith("_")} ^ {n for n in vars(real) if not n.startswith("_")}
+    assert not difference, f"{where}: only in the module or only in its stub: {sorted(difference)}"
+    for name, node in classes.items():
+        compare(f"{where}.{name}", node, getattr(real, name))
+
+with open(dtrain.__path__[0] + "/_native.pyi") as file:
+    compare("_native", ast.parse(file.read()), _native)
+PYTHON
+
+# Without torch: what needs none works, and the rest says what it lacks.
+touch model.pt images.idx labels.idx
+succeeds dtrain --version
+says '^dtrain [0-9]+\.[0-9]+'
+ends_with 2 dtrain launch model.yaml
+says 'pip install torch==2\.11'
+ends_with 1 python -c 'import dtrain'
+says "No module named 'torch'"
+
+# A torch of another version.
+mkdir -p other/torch
+echo '__version__ = "2.12.1+cpu"' >other/torch/__init__.py
+ends_with 1 python -c 'import sys; sys.path.insert(0, "other"); import dtrain'
+says "^ImportError: .*built for torch 2\.11.*torch 2\.12\.1\+cpu is installed.*pip install"
+
+first=''
+seconds() { sed -n 's/.*first batch after \([0-9.]*\) s.*/\1/p' output; }
+try_all() {
+  succeeds python make_model.py
+  succeeds python stub.py
+  succeeds dtrain run --slots 2 script.py
+  says '2 ranks, first batch'
+  says '^next +dtrain report [0-9]'
+  first=${first:-$(seconds)}
+  succeeds dtrain run --slots 2 script.py
+  later=$(seconds)
+  succeeds python script.py
+  says '1 ranks, first batch'
+  alone=$(seconds)
+  succeeds dtrain launch model.yaml --run-dir "run-$1"
+  [ -s "run-$1/checkpoints/final/model.pt" ] || fail "run-$1 has no weights"
+}
+if [ -z "$packages" ]; then
+  pip install "$wheel"
+  try_all downloaded
+else
+  echo "$packages" >"$site/packages.pth"  # as with --system-site-packages: torch is elsewhere
+  try_all elsewhere
+  ln -s "$packages/torch" "$site/torch"  # as pip install does: torch is beside the package
+  succeeds dtrain launch model.yaml --run-dir run-beside
+  says 'done +2 ranks'
+fi
+echo "{\"wheel_bytes\": $(stat -c %s "$wheel"), \"seconds_to_first_batch\": {\"first_run\": $first, \"run\": $later," \
+  "\"python_script\": $alone}}"
