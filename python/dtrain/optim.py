@@ -68,7 +68,7 @@ class SettingsWatch:
 
 def names_of(model: torch.nn.Module) -> dict[torch.nn.Parameter, str]:
     """The engine's names of the parameters: of tied ones the first."""
-    return {parameter: name for name, parameter in getattr(model, "_orig_mod", model).named_parameters()}
+    return {parameter: name for name, parameter in model.named_parameters()}
 
 
 def state_dict(optimizer: torch.optim.Optimizer, names: dict[torch.nn.Parameter, str],

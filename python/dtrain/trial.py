@@ -96,7 +96,9 @@ class Context:
 
     def wrap_model(self, model: M, name: str = "") -> M:
         """Takes the model, moves it to ``device`` and returns it. ``name``: of one of several models."""
-        self._native.wrap_model(getattr(model, "_orig_mod", model), name)
+        if hasattr(model, "_orig_mod"):
+            raise _native.ConfigError("models of torch.compile() are not supported yet: wrap the model itself")
+        self._native.wrap_model(model, name)
         for parameter, own in optim.names_of(model).items():
             self._names.setdefault(parameter, f"{name}.{own}" if name else own)
         return model

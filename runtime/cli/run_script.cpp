@@ -72,7 +72,8 @@ void add_run_script(CLI::App& app, int* exit_code) {
           "Set one key of the experiment: --set optimizations.mixed_precision=bf16 (values are YAML; repeatable)")
       ->type_name("KEY=VALUE")
       ->expected(1)
-      ->take_all();
+      ->take_all()
+      ->allow_extra_args(false);  // what follows may be the script
   command->add_option("--cluster", request->cluster, "The cluster, as for dtrain launch")->type_name("FILE");
   command->add_option("--run-dir", request->run_dir, "The folder of the run (default: the next number under runs/)")
       ->type_name("DIR");
@@ -84,7 +85,6 @@ void add_run_script(CLI::App& app, int* exit_code) {
       "The script's loop has the length of the training, and its loader the batch size, which is that of all ranks\n"
       "together. Runs go on as others do: dtrain launch --continue RUN. docs/python.md describes such scripts.\n"
       "\n"
-      "examples:\n"
       "  dtrain run --slots 2 train.py --epochs 3\n"
       "  dtrain run --slots 4 --set optimizations.mixed_precision=bf16 train.py");
   command->callback([request, slots, command, exit_code] {

@@ -2,7 +2,7 @@
 the same model under DistributedDataParallel, and in one plain PyTorch process with as many threads.
 
     python_step.py BIN [--json] [--quick] [--seconds N] [--models mlp,fashion_cnn,gpt,resnet18]
-                   [--contestants lines,trial,ddp,expert,plain] [--mixed-precision bf16] [--compile]
+                   [--contestants lines,trial,ddp,expert,plain] [--mixed-precision bf16]
 
 All contestants live at once and take turns of some steps; who has no turn waits. A step is that of its slowest rank.
 Prints medians in milliseconds, and ratios: mlp_ratio is that of DDP to the three lines, mlp_trial_ratio that of DDP to a
@@ -57,7 +57,7 @@ class Contestant:
             file = self.folder / "experiment.yaml"
             file.write_text(json.dumps({
                 "name": f"{model}-{kind}",
-                "entrypoint": [script, kind, self.base, model, str(batch), json.dumps(sizes), str(int(arguments.compile))],
+                "entrypoint": [script, kind, self.base, model, str(batch), json.dumps(sizes)],
                 "hyperparameters": {"global_batch_size": batch * RANKS}, "resources": {"slots_per_trial": RANKS},
                 "optimizations": {"mixed_precision": arguments.mixed_precision},
                 "searcher": {"max_length": {"batches": 1_000_000}}, "checkpoint_policy": "none"}))
@@ -110,7 +110,6 @@ def main():
     parser.add_argument("--models", default="")
     parser.add_argument("--contestants", default="")
     parser.add_argument("--mixed-precision", default="float32")
-    parser.add_argument("--compile", action="store_true", help="torch.compile in ours; the peer that has it is 'compiled'")
     arguments = parser.parse_args()
     models = arguments.models.split(",") if arguments.models else ["mlp", "fashion_cnn"] if arguments.quick else list(MODELS)
     default = "lines,ddp" if arguments.quick else "lines,trial,ddp,plain"
@@ -121,8 +120,7 @@ def main():
         short = SHORT.get(model, model)
         result |= {f"{short}_{kind}_ms": round(value, 2) for kind, value in times.items()}
         for name, over, under in (("ratio", "ddp", "lines"), ("trial_ratio", "ddp", "trial"),
-                                  ("plain_ratio", "plain", "lines"), ("expert_ratio", "expert", "lines"),
-                                  ("compiled_ratio", "compiled", "lines")):
+                                  ("plain_ratio", "plain", "lines"), ("expert_ratio", "expert", "lines")):
             if over in times and under in times:
                 result[f"{short}_{name}"] = round(times[over] / times[under], 3)
         if not arguments.json:

@@ -1,6 +1,6 @@
 """One of our ranks in python_step.py: `lines` (the script's own loop) or `trial`.
 
-    python_step_rank.py KIND FIFO_BASE MODEL BATCH SIZES_JSON COMPILE
+    python_step_rank.py KIND FIFO_BASE MODEL BATCH SIZES_JSON
 
 The commands and replies are those of ddp_compute.py.
 """
@@ -14,7 +14,7 @@ import torch
 
 from compute_models import make
 
-kind, fifo, name, batch, compiles = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[6] == "1"
+kind, fifo, name, batch = *sys.argv[1:4], int(sys.argv[4])
 make_model, data = make(name, json.loads(sys.argv[5]))
 
 
@@ -69,7 +69,7 @@ class Step(dtrain.Trial):
         model, optimizer = build()
         context.wrap_model(model)
         context.wrap_optimizer(optimizer)
-        self.model = torch.compile(model) if compiles else model
+        self.model = model
 
     def training_loader(self):
         return dtrain.divided(Batches(self.context.rank))
@@ -85,10 +85,9 @@ def lines():
     session = dtrain.init()
     model, optimizer = build()
     model, optimizer, loader = session.wrap(model, optimizer, dtrain.divided(Batches(session.rank)))
-    step_model = torch.compile(model) if compiles else model
     for x, y in loader:
         optimizer.zero_grad(set_to_none=True)
-        loss = data.loss(step_model(x), y)
+        loss = data.loss(model(x), y)
         loss.backward()
         optimizer.step()
 

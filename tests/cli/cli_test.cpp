@@ -121,7 +121,7 @@ TEST(ConfigCheck, SaysWhatTheExperimentNamesAndIsNotHere) {
               HasSubstr("initial_weights: there is no file " + (run.folder() / "none.safetensors").string()));
   EXPECT_EQ(program.out, "");
   const Result python = dtrain(run, {"config", "check", run.experiment(), "--set", "entrypoint=model_def:MyTrial"});
-  EXPECT_THAT(python.err, HasSubstr("it looks like a Python class, which dtrain does not run"));
+  EXPECT_THAT(python.err, HasSubstr("a Python class is named with its file: train.py:MyTrial"));
 
   const fs::path model = run.folder() / "model.yaml";
   std::ofstream(model) << "model: net.pt\nloss: mse\noptimizer: {kind: sgd, lr: 0.1}\n"

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <fstream>
 #include <set>
 
 #include "../checkpoint/checkpoint_harness.h"
@@ -47,6 +48,7 @@ using Words = std::vector<std::string>;
 std::vector<Words> one_of_each() {
   return {{"launch", "experiment.yaml", "--dry-run"},
           {"launch", "experiment.yaml", "--dry-run", "--json"},
+          {"run", "--dry-run", "train.py"},
           {"config", "check", "experiment.yaml"},
           {"config", "schema", "experiment"},  // more than a buffer of stdio
           {"agent", "list"},
@@ -120,6 +122,7 @@ std::string text_of(const Words& words) {
 }
 
 TEST_F(StandardOutput, OnAFullDiskEveryCommandFails) {
+  std::ofstream(run_.folder() / "train.py") << "import dtrain\n";
   std::set<std::string> not_tried = all_commands(run_);
   EXPECT_TRUE(not_tried.contains("task list")) << "the help is read wrongly";
   for (const Words& words : one_of_each()) {

@@ -148,10 +148,6 @@ class Steps(ParityTest):
 
 
 class Variants(ParityTest):
-    def test_compiled_model(self):
-        """Backward of a compiled function: names are those of the model itself."""
-        self.compare([(SCRIPT, 2), (TRIAL, 2)], compile=True, model="cnn")
-
     def test_mixed_precision(self):
         case = {**cases.DEFAULTS, "dtype": "float32", "optimizer": ["Adam", {"lr": 3e-3}], "epochs": 10}
         for way in (SCRIPT, TRIAL):

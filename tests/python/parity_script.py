@@ -8,8 +8,6 @@ import torch
 session = dtrain.init()
 case = dict(session.hyperparameters["case"])
 model = cases.make_model(case)
-if case["compile"]:
-    model = torch.compile(model)
 optimizer = cases.make_optimizer(case, model)
 schedule = cases.make_schedule(case, optimizer)
 model, optimizer, loader, *_ = session.wrap(model, optimizer, cases.make_loader(case), *([schedule] if schedule else []),

@@ -9,7 +9,7 @@ class Parity(dtrain.Trial):
         super().__init__(context)
         self.case = case = dict(context.hyperparameters["case"])
         model = cases.make_model(case).train()
-        self.model = context.wrap_model(torch.compile(model) if case["compile"] else model)
+        self.model = context.wrap_model(model)
         optimizer = cases.make_optimizer(case, self.model)
         schedule = cases.make_schedule(case, optimizer)
         context.wrap_optimizer(optimizer)

@@ -39,8 +39,8 @@ constexpr auto kGraceBeforeKill = std::chrono::seconds(5);
 std::string why_not_joined(const LaunchPlan& plan) {
   const std::string& program = plan.command.front();
   if (plan.command.size() > 2 && plan.command[2] == kPythonRank) {
-    return "a script calls dtrain.init(); " + program +
-           " needs the package dtrain (pip install it there, or name another Python by DTRAIN_PYTHON)";
+    return "if " + program +
+           " has no module 'dtrain': pip install the wheel there, or name another Python by DTRAIN_PYTHON";
   }
   return "is " + program + " a program that calls dtrain::run_trial()?";
 }

@@ -48,9 +48,18 @@ bool has_siblings(const LaunchPlan& plan) {
                      [](const RankPlacement& rank) { return std::cmp_greater(rank.cpus.size(), rank.cores); });
 }
 
+// The length that `dtrain run` gives its experiments.
+constexpr std::int64_t kEpochsOfScripts = 1'000'000;
+
 // Whether length and batch size are those of a script's own loop (`dtrain run`).
 bool is_of_script(const config::Experiment& experiment) {
   return experiment.hyperparameters.value("batch_size_of_loader", Json()) == Json(true);
+}
+
+std::string length_text(const config::Experiment& experiment) {
+  const config::Length& length = experiment.searcher.max_length;
+  const bool is_given = length.unit != config::LengthUnit::kEpochs || length.count < kEpochsOfScripts;
+  return is_given ? config::to_string(length) : "the script's loop";
 }
 
 // "126 = 3 x 42, of 128 asked for"
@@ -202,8 +211,7 @@ std::string render_plan(const LaunchPlan& plan) {
     if (const auto& file = experiment.model->eval_file; !file.empty()) text += row("eval model", file.string());
   }
   if (plan.mock.any()) text += row("mock", to_string(plan.mock));
-  text +=
-      row("length", is_of_script(experiment) ? "the script's loop" : config::to_string(experiment.searcher.max_length));
+  text += row("length", length_text(experiment));
   text += row("batch", batch_text(plan));
   if (const std::int64_t k = experiment.optimizations.aggregation_frequency; k > 1) {
     text += row("effective", std::to_string(k * plan.split.effective) + " = " + std::to_string(k) + " x " +

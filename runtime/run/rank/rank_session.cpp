@@ -89,6 +89,8 @@ void RankSession::use_global_batch_size(std::int64_t samples) {
   assignment_->experiment.global_batch_size = samples;
   if (world().rank != 0) return;
   update_plan("global_batch_size", samples);
+  update_plan("effective_batch_size",
+              assignment_->split.effective * assignment_->experiment.optimizations.aggregation_frequency);
   update_plan("batch_per_rank", std::vector<std::int64_t>(static_cast<std::size_t>(world().size), batch_per_rank()));
 }
 

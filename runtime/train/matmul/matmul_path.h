@@ -1,8 +1,8 @@
 // Which path the MKL inside libtorch takes for float32 matrix products. By itself it takes the one for processors with
 // AVX2 and AVX-512 only on Intel's, and on others one that is about half as fast; MKL's vector functions and FFTs
 // differ likewise. MKL asks its function mkl_serv_intel_cpu_true once, at its first use in a process. libdtrain_train
-// defines a function of that name, which the dynamic linker takes instead where the library comes before libtorch. Where
-// libtorch is loaded first, as in Python, this changes the table by which libtorch finds the function.
+// defines a function of that name, which the dynamic linker takes instead where the library comes before libtorch.
+// Where libtorch is loaded first, as in Python, this changes the table by which libtorch finds the function.
 #pragma once
 
 #include <string>
