@@ -101,6 +101,7 @@ std::vector<Words> one_of_each() {
 class StandardOutput : public testing::Test {
  protected:
   StandardOutput() {
+    std::ofstream(run_.folder() / "train.py") << "import dtrain\n";
     EXPECT_EQ(run_.launch().wait().code, 0);
     EXPECT_EQ(dtrain(run_, {"launch", run_.experiment(), "--run-dir", "before"}).code, 0);
   }
@@ -122,7 +123,6 @@ std::string text_of(const Words& words) {
 }
 
 TEST_F(StandardOutput, OnAFullDiskEveryCommandFails) {
-  std::ofstream(run_.folder() / "train.py") << "import dtrain\n";
   std::set<std::string> not_tried = all_commands(run_);
   EXPECT_TRUE(not_tried.contains("task list")) << "the help is read wrongly";
   for (const Words& words : one_of_each()) {

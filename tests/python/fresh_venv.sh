@@ -109,7 +109,7 @@ succeeds dtrain --version
 says '^dtrain [0-9]+\.[0-9]+'
 ends_with 2 dtrain launch model.yaml
 says 'pip install torch==2\.11'
-ends_with 1 python -c 'import dtrain'
+ends_with 1 python -c 'import dtrain; dtrain.init()'
 says "No module named 'torch'"
 
 # A torch of another version.
