@@ -110,7 +110,7 @@ says '^dtrain [0-9]+\.[0-9]+'
 ends_with 2 dtrain launch model.yaml
 says 'pip install torch==2\.11'
 ends_with 1 python -c 'import dtrain; dtrain.init()'
-says "No module named 'torch'"
+says 'needs torch 2\.11, which is not installed'
 
 # A torch of another version.
 mkdir -p other/torch
