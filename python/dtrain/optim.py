@@ -57,8 +57,8 @@ class SettingsWatch:
         self._before = self._now()
 
     def _now(self) -> list[tuple[Any, ...]]:
-        return [(len(group["params"]), *(group.get(name) for name in ("momentum", "betas", "weight_decay", "eps")))
-                for group in self._optimizer.param_groups]
+        names = [name for name in (*_SETTINGS, *_FIXED, "betas", "decoupled_weight_decay") if name != "lr"]
+        return [(len(group["params"]), *(group.get(name) for name in names)) for group in self._optimizer.param_groups]
 
     def check(self) -> None:
         if self._now() != self._before:
@@ -102,6 +102,19 @@ def take_state(optimizer: torch.optim.Optimizer,
         state[names[parameter]] = (int(values.get("step", 1)), tensors)
     optimizer.state.clear()
     return state
+
+
+def load_state_dict(optimizer: torch.optim.Optimizer, values: dict[str, Any]) -> None:
+    """torch.optim's load_state_dict(), after which the parameter groups are the same objects as before: the engine reads
+    learning rates from them. Its settings must be those that the engine has been given."""
+    watch = SettingsWatch(optimizer)
+    groups = optimizer.param_groups
+    type(optimizer).load_state_dict(optimizer, values)
+    for group, loaded in zip(groups, optimizer.param_groups):
+        group.clear()
+        group.update(loaded)
+    optimizer.param_groups = groups
+    watch.check()
 
 
 class OwnSteps:

@@ -41,6 +41,7 @@ class Session:
         self._schedulers: list[Any] = []
         self._length: tuple[int, str] = self._context._native.max_length
         self._more_follows = False
+        self._has_begun = False  # with a batch in this process
         self._share = 1.0  # of the batch under way
         self._watch: optim.SettingsWatch | None = None
 
@@ -98,7 +99,7 @@ class Session:
         self._loader = _Loader(self, source, loader)
         self._loop.begin(source.length())
         self._leave_if_over()
-        if self._watch is not None and optimizer.state and self._loop.batches == 0:
+        if self._watch is not None and optimizer.state:
             self._give_state()
         return (model, optimizer, self._loader, *schedulers)
 
@@ -164,6 +165,7 @@ class Session:
     def _begin_batch(self, samples: int, share: float) -> None:
         """A batch is to be trained on; or another part of the one that is under way, whose gradients are added."""
         self._share = share
+        self._has_begun = True
         if self._loop.state in (_State.UPDATED, _State.WANTS_BATCH):
             self._loop.give_batch(samples)
             self._leave_if_over()
@@ -219,14 +221,9 @@ class Session:
 
         def load_state_dict(values: Any) -> None:
             """Before the first batch. Collective."""
-            if self._loop.batches > 0:
+            if self._has_begun:
                 raise _native.ConfigError("optimizer.load_state_dict() was called after the first batch: call it before")
-            groups = optimizer.param_groups  # from which the engine reads learning rates
-            type(optimizer).load_state_dict(optimizer, values)
-            for group, loaded in zip(groups, optimizer.param_groups):
-                group.update(loaded)
-            optimizer.param_groups = groups
-            self._watch.check()
+            optim.load_state_dict(optimizer, values)
             self._give_state()
 
         step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # PyTorch's schedulers look for it
@@ -239,10 +236,10 @@ class Session:
         torch.Tensor.backward = _backward  # type: ignore[method-assign]
 
     def _give_state(self) -> None:
-        """The optimizer's state to the engine, which has none yet."""
+        """The optimizer's state to the engine. A run that goes on has that of its checkpoint."""
         state = optim.take_state(self._optimizer, self._context._names)
-        _native.replace_optimizer_state(self._loop.context, state)
-        self._watch = optim.SettingsWatch(self._optimizer)
+        if self._loop.batches == 0:
+            _native.replace_optimizer_state(self._loop.context, state)
 
     def _backward(self, loss: torch.Tensor, retain_graph: bool) -> None:
         self._loop.backward(loss if self._share == 1 else loss * self._share, None, self._more_follows, retain_graph)

@@ -54,6 +54,8 @@ class Context:
         self._schedulers: list[tuple[Any, str]] = []
         self._names: dict[torch.nn.Parameter, str] = {}
         self._own_steps: list[tuple[torch.optim.Optimizer, optim.OwnSteps]] = []
+        self._computed: list[torch.optim.Optimizer] = []  # by the engine
+        self._has_begun = False  # a trial's training
         self._training: Source | None = None
         #: The experiment's hyperparameters.
         self.hyperparameters: Mapping[str, Any] = _Section(native.hyperparameter_names, native.hyperparameter)
@@ -115,10 +117,42 @@ class Context:
                                           "updates several models itself, with SGD, Adam, AdamW, RAdam, RMSprop, Adagrad")
             self._own_steps.append((optimizer, optim.OwnSteps(optimizer, self._names, self._native)))
             return optimizer
+        if model and optimizer.state:
+            raise _native.ConfigError("an optimizer of one of several models has a state already, which is not supported: wrap "
+                                      "it as it was made")
         kind, settings = optim.settings_of(optimizer)
         self._native.wrap_optimizer(model, kind, optimizer.param_groups, settings)
         self._watches.append(optim.SettingsWatch(optimizer))
+        if not model:
+            self._give_methods(optimizer)
         return optimizer
+
+    def _give_methods(self, optimizer: torch.optim.Optimizer) -> None:
+        """Those of torch.optim, on the state that the engine has once training begins."""
+        self._computed.append(optimizer)
+
+        def state_dict() -> Any:
+            """Collective: every rank has to call it, between two batches."""
+            if not self._has_begun:
+                return type(optimizer).state_dict(optimizer)
+            return optim.state_dict(optimizer, self._names, _native.read_optimizer_state(self._native))
+
+        def load_state_dict(values: Any) -> None:
+            """In the trial's constructor."""
+            if self._has_begun:
+                raise _native.ConfigError("optimizer.load_state_dict() was called after training has begun: call it before")
+            optim.load_state_dict(optimizer, values)
+
+        optimizer.state_dict, optimizer.load_state_dict = state_dict, load_state_dict  # type: ignore
+
+    def _begin(self, batch: int) -> None:
+        """Training begins or goes on: the optimizers' states to the engine, which has that of the checkpoint otherwise."""
+        self._has_begun = True
+        for optimizer in self._computed:
+            if optimizer.state:
+                state = optim.take_state(optimizer, self._names)
+                if batch == 0:
+                    _native.replace_optimizer_state(self._native, state)
 
     def wrap_lr_scheduler(self, scheduler: Any, every: str = "step") -> Any:
         """Calls ``scheduler.step()`` after each optimizer step, or each epoch (``every="epoch"``), and keeps its state in
@@ -265,6 +299,9 @@ class _Steps(Callback):
         self._context = context
         self._frequency = frequency
         self._batches = 0
+
+    def on_training_start(self, batch: int, epoch: int) -> None:
+        self._context._begin(batch)
 
     def after_batch(self, batch: int, epoch: int, metrics: dict[str, Any]) -> None:
         self._context._check()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import package
 import torch
+import torch._dynamo
 
 import harness
 

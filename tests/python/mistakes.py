@@ -31,7 +31,7 @@ class MistakeTest(harness.WorkplaceTest):
     def fails(self, entrypoint, what, *texts):
         with self.subTest(entrypoint=entrypoint, what=what):
             result = self.start(entrypoint, what)
-            self.assertNotEqual(result.code, 0, result.output)
+            self.assertEqual(result.code, 1, result.output)
             for text in texts:
                 self.assertIn(text, result.output)
 
@@ -46,13 +46,15 @@ class Scripts(MistakeTest):
                            ("batch size", "the loader has batches of 16, and hyperparameters.global_batch_size is 8"),
                            ("distributed sampler", "the loader has a DistributedSampler"),
                            ("step twice", "optimizer.step() was called a second time"),
-                           ("backward twice", "backward"),
+                           ("backward twice", "backward through the graph a second time"),
+                           ("load late", "optimizer.load_state_dict() was called after the first batch"),
+                           ("load other settings", "param_groups have changed in more than lr"),
+                           ("compiled", "torch.compile() are not supported"),
                            ("lbfgs", "LBFGS")):
             self.fails("mistakes_script.py", what, text)
 
     def test_an_exception_is_shown_once_and_with_its_rank(self):
-        result = self.start("mistakes_script.py", "exception")
-        self.assertNotEqual(result.code, 0)
+        result = self.start("mistakes_script.py", "exception").expect(1)
         self.assertIn("rank 1 failed", result.output)
         self.assertEqual(result.output.count("ValueError: the third batch is bad"), 1, result.output)
 
@@ -62,6 +64,15 @@ class Scripts(MistakeTest):
             with self.subTest(what=what):
                 result = self.start("mistakes_script.py", what).expect(0)
                 self.assertEqual(max(line["batch"] for line in result.metrics("training")), batches)
+
+    def test_evaluation_after_the_last_epoch(self):
+        for sections in ({}, {"searcher": {"max_length": {"epochs": 3}}}):  # it also comes after a run that is over
+            with self.subTest(**sections):
+                result = self.start("mistakes_script.py", "evaluate", **sections).expect(0)
+                (metrics,) = (line["metrics"] for line in result.metrics("validation"))
+                self.assertEqual(metrics["gathered"], 1)
+                self.assertAlmostEqual(metrics["by_mean"], metrics["of_all"], places=12)
+                self.assertTrue(result.weights_file.is_file())
 
     def test_the_run_may_be_shorter_than_the_loop(self):
         result = self.start("mistakes_script.py", "nothing", searcher={"max_length": {"batches": 6}}).expect(0)
@@ -76,8 +87,7 @@ class Trials(MistakeTest):
             self.fails("mistakes_trial.py:Mistaken", what, text)
 
     def test_an_exception_is_shown_once_and_with_its_rank(self):
-        result = self.start("mistakes_trial.py:Mistaken", "exception")
-        self.assertNotEqual(result.code, 0)
+        result = self.start("mistakes_trial.py:Mistaken", "exception").expect(1)
         self.assertIn("train_batch() failed in Python", result.output)
         self.assertEqual(result.output.count("ValueError: the third batch is bad"), 1, result.output)
 
@@ -88,10 +98,12 @@ class Launched(MistakeTest):
         return harness.launch(build, self.write("mistakes_script.py", what, folder, **sections), folder / "run", **environment)
 
     def test_exit_codes(self):
-        result = self.launch("exit 3")
-        self.assertNotEqual(result.code, 0)
-        self.assertIn("sys.exit(3)", result.output)
-        self.assertNotEqual(self.launch("exception").code, 0)
+        self.assertEqual(self.start("mistakes_script.py", "exit 3").code, 3)
+        result = self.launch("exit 3").expect(1)
+        self.assertIn("it ended with sys.exit(3)\n  exit status 3", result.output)
+        result = self.launch("exception").expect(1)
+        self.assertIn("rank 1 failed at batch 3", result.output)
+        self.assertIn("ValueError: the third batch is bad\n  exit status 1", result.output)
 
     def stopped(self, by):
         folder = self.work.new_run()
@@ -110,11 +122,13 @@ class Launched(MistakeTest):
         return harness.Result(process.returncode, output, run.run_dir)
 
     def test_sigterm_and_going_on(self):
+        whole = self.launch("nothing").expect(0)
         result = self.stopped(signal.SIGTERM).expect(75)
         again = harness.run([build.program("dtrain"), "launch", "--continue", str(result.run_dir)], result.run_dir,
                             **environment).expect(0)
         self.assertEqual(len(again.events("resumed")), 1)
         self.assertEqual([line["batch"] for line in again.metrics("training")], list(range(1, 17)))
+        self.assertEqual(again.weights_file.read_bytes(), whole.weights_file.read_bytes())
 
     def test_ctrl_c(self):
         result = self.stopped(signal.SIGINT).expect(130)

@@ -41,7 +41,13 @@ schedule = None
 if what == "cycled momentum":
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=100)
 loader = DataLoader(data, batch_size=size, **more)
+if what == "compiled":
+    model = torch.compile(model)
 model, optimizer, loader = session.wrap(model, optimizer, loader)
+if what == "load other settings":
+    state = optimizer.state_dict()
+    state["param_groups"][0]["nesterov"] = True
+    optimizer.load_state_dict(state)
 if what == "wrap twice":
     session.wrap(model, optimizer, loader)
 batches = 0
@@ -63,6 +69,8 @@ for epoch in range(4):
         if schedule:
             schedule.step()
         batches += 1
+        if what == "load late":
+            optimizer.load_state_dict(optimizer.state_dict())
         if what == "step twice":
             optimizer.step()
         if what == "exception" and session.rank == 1 and batches == 3:
@@ -74,3 +82,12 @@ for epoch in range(4):
         if what == "slow":
             time.sleep(0.2)
 print(f"trained {batches} batches", flush=True)
+if what == "evaluate":
+    model.eval()
+    inputs, labels = inputs[:31], labels[:31]  # parts of 16 and 15
+    mine = slice(session.rank, None, session.world_size)
+    with torch.no_grad():
+        right = (model(inputs).argmax(1) == labels).double()
+    accuracy = session.mean(right[mine].mean(), weight=len(labels[mine]))
+    rows = session.gather(torch.arange(session.rank + 1))  # of ranks that have different numbers of them
+    session.log_validation({"by_mean": accuracy, "of_all": right.mean(), "gathered": rows.tolist() == [0, 0, 1]})

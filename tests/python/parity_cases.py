@@ -1,6 +1,7 @@
 """Models, data, optimizers and schedules for parity.py, and training them in plain PyTorch.
 
-A case is a dict, which travels as a hyperparameter: see DEFAULTS.
+A case is a dict, which travels as a hyperparameter: see DEFAULTS. "loads": the optimizer's state of an earlier training is
+loaded "before" the schedule is made and the optimizer is wrapped, or "after".
 """
 import functools
 
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 STEPS = 20
 BATCH = 7  # of all ranks: no number of ranks but 1 divides it
 DEFAULTS = {"model": "mlp", "optimizer": ["SGD", {"lr": 0.05}], "groups": False, "schedule": None, "every": "step",
-            "accumulate": 1, "clip_norm": None, "clip_value": None, "dtype": "float64", "epochs": 2,
+            "accumulate": 1, "loads": None, "clip_norm": None, "clip_value": None, "dtype": "float64", "epochs": 2,
             "shuffle": False}
 
 
@@ -184,15 +185,38 @@ def make_loader(case):
     return DataLoader(TensorDataset(images.to(getattr(torch, case["dtype"])), tokens, labels), BATCH)
 
 
+def trained_before(case):
+    """The weights and the optimizer's state of an earlier training, which had learning rates of its own."""
+    model = make_model(case)
+    optimizer = make_optimizer(case, model)
+    for group in optimizer.param_groups:
+        group["lr"] = group["lr"] * 0.7
+    for images, tokens, labels in list(make_loader(case))[:4]:
+        optimizer.zero_grad()
+        model(-images, tokens, labels).backward()
+        optimizer.step()
+    return model.state_dict(), optimizer.state_dict()
+
+
 def initial_weights(case):
-    return {name: p.detach().clone() for name, p in make_model(case).named_parameters()}
+    model = make_model(case)
+    if case["loads"]:
+        model.load_state_dict(trained_before(case)[0])
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
 def train_plain(case):
-    """The weights after training in one process."""
+    """The weights after training in one process, and the optimizer's state."""
     model = make_model(case)
     optimizer = make_optimizer(case, model)
+    if case["loads"]:
+        weights, state = trained_before(case)
+        model.load_state_dict(weights)
+    if case["loads"] == "before":
+        optimizer.load_state_dict(state)
     schedule = make_schedule(case, optimizer)
+    if case["loads"] == "after":
+        optimizer.load_state_dict(state)
     loader = make_loader(case)
     model.train()
     for epoch in range(case["epochs"]):
@@ -211,4 +235,4 @@ def train_plain(case):
                 schedule.step()
         if schedule and case["every"] == "epoch":
             schedule.step()
-    return {name: p.detach() for name, p in model.named_parameters()}
+    return {name: p.detach() for name, p in model.named_parameters()}, optimizer.state_dict()

@@ -9,9 +9,16 @@ session = dtrain.init()
 case = dict(session.hyperparameters["case"])
 model = cases.make_model(case)
 optimizer = cases.make_optimizer(case, model)
+if case["loads"]:
+    weights, state = cases.trained_before(case)
+    model.load_state_dict(weights)
+    if case["loads"] == "before":
+        optimizer.load_state_dict(state)
 schedule = cases.make_schedule(case, optimizer)
 model, optimizer, loader, *_ = session.wrap(model, optimizer, cases.make_loader(case), *([schedule] if schedule else []),
                                             clip_gradient_norm=case["clip_norm"], clip_gradient_value=case["clip_value"])
+if case["loads"] == "after":
+    optimizer.load_state_dict(state)
 model.train()
 for epoch in range(case["epochs"]):
     for index, batch in enumerate(loader):
@@ -27,3 +34,7 @@ for epoch in range(case["epochs"]):
             schedule.step()
     if schedule and case["every"] == "epoch":
         schedule.step()
+    if case["loads"]:  # also between epochs, where it must change nothing
+        state = optimizer.state_dict()
+        if session.is_main:
+            torch.save(state, session.run_dir / "optimizer.pt")

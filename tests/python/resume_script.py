@@ -1,4 +1,5 @@
-"""Trains until the session ends, with a schedule; sleeps so that it can be killed in the middle."""
+"""Trains until the session ends, with a schedule and a state of the optimizer to begin with; sleeps so that it can be
+killed in the middle."""
 import time
 
 import dtrain
@@ -14,6 +15,13 @@ schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 60)
 data = TensorDataset(torch.randn(90, 12), torch.randint(0, 4, (90,)))
 loader = DataLoader(data, batch_size=session.hyperparameters["global_batch_size"], shuffle=True)
 model, optimizer, loader, schedule = session.wrap(model, optimizer, loader, schedule)
+# A state to begin with, which a run that goes on has changed since: its checkpoint has that.
+copies = [parameter.detach().clone() for parameter in model.parameters()]
+earlier = type(optimizer)(copies, lr=0.01)
+for copy in copies:
+    copy.grad = 0.1 * copy
+earlier.step()
+optimizer.load_state_dict(earlier.state_dict())
 for epoch in range(5):
     for inputs, labels in loader:
         loss = nn.functional.cross_entropy(model(inputs), labels)

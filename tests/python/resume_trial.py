@@ -13,6 +13,13 @@ class Resumed(dtrain.Trial):
         torch.manual_seed(3)
         self.model = context.wrap_model(nn.Sequential(nn.Linear(12, 16), nn.Dropout(0.2), nn.ReLU(), nn.Linear(16, 4)))
         optimizer = getattr(torch.optim, context.hyperparameters["optimizer"])(self.model.parameters(), lr=0.01)
+        # A state to begin with, which a run that goes on has changed since: its checkpoint has that.
+        copies = [parameter.detach().clone() for parameter in self.model.parameters()]
+        earlier = type(optimizer)(copies, lr=0.01)
+        for copy in copies:
+            copy.grad = 0.1 * copy
+        earlier.step()
+        optimizer.load_state_dict(earlier.state_dict())
         context.wrap_optimizer(optimizer)
         context.wrap_lr_scheduler(torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 60))
         self.seen = 0
