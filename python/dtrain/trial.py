@@ -118,8 +118,8 @@ class Context:
             self._own_steps.append((optimizer, optim.OwnSteps(optimizer, self._names, self._native)))
             return optimizer
         if model and optimizer.state:
-            raise _native.ConfigError("an optimizer of one of several models has a state already, which is not supported: wrap "
-                                      "it as it was made")
+            raise _native.ConfigError("an optimizer of one of several models has a state already, which is not supported: "
+                                      "wrap it as it was made")
         kind, settings = optim.settings_of(optimizer)
         self._native.wrap_optimizer(model, kind, optimizer.param_groups, settings)
         self._watches.append(optim.SettingsWatch(optimizer))
@@ -140,13 +140,14 @@ class Context:
         def load_state_dict(values: Any) -> None:
             """In the trial's constructor."""
             if self._has_begun:
-                raise _native.ConfigError("optimizer.load_state_dict() was called after training has begun: call it before")
+                raise _native.ConfigError("optimizer.load_state_dict() was called after training has begun: "
+                                          "call it before")
             optim.load_state_dict(optimizer, values)
 
         optimizer.state_dict, optimizer.load_state_dict = state_dict, load_state_dict  # type: ignore
 
     def _begin(self, batch: int) -> None:
-        """Training begins or goes on: the optimizers' states to the engine, which has that of the checkpoint otherwise."""
+        """Training begins or goes on: the optimizers' states to the engine, where it has none of a checkpoint."""
         self._has_begun = True
         for optimizer in self._computed:
             if optimizer.state:

@@ -94,8 +94,8 @@ class ParityTest(harness.WorkplaceTest):
             if mine.keys() != values.keys():
                 raise AssertionError(f"parameter {parameter} has {mine.keys()}, expected {values.keys()}")
             for name, value in values.items():
-                torch.testing.assert_close(mine[name], value, rtol=1e-9, atol=1e-15, msg=lambda text, what=(parameter, name):
-                                           f"{what}: {text}")
+                what = f"{name} of parameter {parameter}"
+                torch.testing.assert_close(mine[name], value, rtol=1e-9, atol=1e-15, msg=lambda text: f"{what}: {text}")
 
 
 class Models(ParityTest):

@@ -1,7 +1,7 @@
 """Models, data, optimizers and schedules for parity.py, and training them in plain PyTorch.
 
-A case is a dict, which travels as a hyperparameter: see DEFAULTS. "loads": the optimizer's state of an earlier training is
-loaded "before" the schedule is made and the optimizer is wrapped, or "after".
+A case is a dict, which travels as a hyperparameter: see DEFAULTS. "loads": the optimizer's state of an earlier training
+is loaded "before" the schedule is made and the optimizer is wrapped, or "after".
 """
 import functools
 
