@@ -134,7 +134,9 @@ def describe(root: Path, information: Path, version: str, native: str, copied: l
     (information / "METADATA").write_text(
         f"Metadata-Version: 2.1\nName: dtrain\nVersion: {version}\n"
         "Summary: Distributed data-parallel training with a profile of where the time goes\n"
-        f"License: Apache-2.0\nRequires-Python: =={major}.{minor}.*\nRequires-Dist: torch=={torch}.*\n")
+        # The tag says which Python it is for.
+        f"License: Apache-2.0\nRequires-Python: >=3.10\nRequires-Dist: torch=={torch}.*\n"
+        "Description-Content-Type: text/markdown\n\n" + (SOURCE / "README.md").read_text("utf-8"), "utf-8")
     scripts = root / f"dtrain-{version}.data" / "scripts"
     scripts.mkdir(parents=True)
     shutil.copy2(SOURCE / "python" / "command.py", scripts / "dtrain")

@@ -48,6 +48,7 @@ resources: {slots_per_trial: 2}
 searcher: {metric: loss, max_length: {batches: 4}}
 data: {format: idx, training: {features: images.idx, target: labels.idx}}
 YAML
+cp -r "$source/examples/python" example
 cat >make_model.py <<'PYTHON'
 import struct
 import torch
@@ -132,6 +133,15 @@ try_all() {
   succeeds python script.py
   says '1 ranks, first batch'
   alone=$(seconds)
+  if [ -d /usr/share/datasets/fashion-mnist ]; then
+    for experiment in train trial; do
+      succeeds dtrain launch "example/$experiment.yaml" --set searcher.max_length.batches=10 --run-dir "$experiment-$1"
+      says 'done +2 ranks'
+      [ -s "$experiment-$1/checkpoints/final/model.safetensors" ] || fail "$experiment-$1 has no weights"
+    done
+  else
+    echo "fresh_venv: examples/python is left out, because there is no Fashion-MNIST: apt install dataset-fashion-mnist" >&2
+  fi
   succeeds dtrain launch model.yaml --run-dir "run-$1"
   [ -s "run-$1/checkpoints/final/model.pt" ] || fail "run-$1 has no weights"
 }
