@@ -40,7 +40,7 @@ def settings_of(optimizer: torch.optim.Optimizer) -> tuple[str, list[dict[str, A
     for group in optimizer.param_groups:
         settings = {name: _number(group[name]) for name in _SETTINGS if name in group}
         if "betas" in group:
-            settings["beta1"], settings["beta2"] = (_number(beta) for beta in group["betas"])
+            settings["betas"] = tuple(_number(beta) for beta in group["betas"])
         groups.append(settings)
     return kind, groups
 

@@ -44,6 +44,7 @@ class Session:
         self._has_begun = False  # with a batch in this process
         self._share = 1.0  # of the batch under way
         self._watch: optim.SettingsWatch | None = None
+        self._restored: Any = None  # of a checkpoint that the run goes on from, until the loop is there
 
     @property
     def rank(self) -> int:
@@ -180,7 +181,7 @@ class Session:
     def _finish_batch(self) -> None:
         # The loop was left between backward() and step(), or before both. The other ranks are where this one is.
         if not self._loop.has_loss or self._more_follows:
-            self._loop.backward(sum((p.sum() for p in self._parameters if p.requires_grad), torch.zeros(())) * 0, None,
+            self._loop.backward(sum((p.sum() for p in self._parameters if p.requires_grad), torch.zeros(())) * 0, 1.0,
                                 False, False)
         self._loop.end_step()
 
@@ -242,7 +243,7 @@ class Session:
             _native.replace_optimizer_state(self._loop.context, state)
 
     def _backward(self, loss: torch.Tensor, retain_graph: bool) -> None:
-        self._loop.backward(loss if self._share == 1 else loss * self._share, None, self._more_follows, retain_graph)
+        self._loop.backward(loss, self._share, self._more_follows, retain_graph)
 
     def _step(self) -> None:
         if self._watch is not None:
@@ -270,7 +271,7 @@ class Session:
 
     def _restore_schedulers(self) -> None:
         """Once the loop is where the run goes on: what it has stepped on the way there does not count."""
-        state, self._restored = getattr(self, "_restored", None), None
+        state, self._restored = self._restored, None
         if state is None:
             return
         if state["optimizer"] is not None:

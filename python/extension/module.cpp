@@ -28,10 +28,6 @@ namespace {
 namespace py = pybind11;
 using Unlocked = py::call_guard<py::gil_scoped_release>;
 
-Reduction reduction_of(const std::string& name) {
-  return metric_from(py::make_tuple(0.0, name, py::none())).reduction();
-}
-
 // A scope that a `with` block holds.
 class HeldScope {
  public:
@@ -140,7 +136,7 @@ void add_context(py::module_& module) {
           py::keep_alive<0, 1>())
       .def("all_reduce",
            [](TrialContext& context, const at::Tensor& tensor, const std::string& reduction) {
-             const Reduction by = reduction_of(reduction);
+             const Reduction by = reduction_named(reduction);
              const py::gil_scoped_release unlocked;
              return context.all_reduce(tensor, by);
            })
@@ -173,8 +169,9 @@ void add_script_loop(py::module_& module) {
       .def("give_batch", &ScriptLoop::give_batch, Unlocked())
       .def(
           "backward",
-          [](ScriptLoop& self, const at::Tensor& loss, std::optional<double> weight, bool more_follows,
-             bool retain_graph) { self.backward(loss, backward_options(weight, {}, more_follows, retain_graph)); },
+          [](ScriptLoop& self, const at::Tensor& loss, double share, bool more_follows, bool retain_graph) {
+            self.backward(loss, share, backward_options({}, {}, more_follows, retain_graph));
+          },
           Unlocked())
       .def("end_step", &ScriptLoop::end_step, Unlocked())
       .def("end_batch", &ScriptLoop::end_batch, Unlocked())

@@ -2,13 +2,48 @@
 
 #include <memory>
 #include <set>
+#include <tuple>
 #include <utility>
 #include <vector>
 
+#include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include "dtrain/base/choices.h"
 #include "dtrain/base/error.h"
+#include "dtrain/config/keys.h"
 #include "python_error.h"
+
+namespace dtrain::config {
+
+// Reads the settings of an optimizer's struct, which declares their names as keys of an experiment. The declarations
+// (dtrain/config/optimizers.h) look for their functions in this namespace.
+class PythonSettings {
+ public:
+  explicit PythonSettings(pybind11::dict values) : values_(std::move(values)) {}
+  void number(const Key& key, double& value, const Bounds&) { read(key.name, value); }
+  void boolean(const Key& key, bool& value) { read(key.name, value); }
+  void betas(const Key& key, double& beta1, double& beta2) {
+    if (values_.contains(key.name)) {
+      std::tie(beta1, beta2) = pybind11::cast<std::pair<double, double>>(values_[pybind11::str(key.name)]);
+    }
+  }
+
+ private:
+  template <typename T>
+  void read(const char* name, T& value) {
+    if (values_.contains(name)) value = pybind11::cast<T>(values_[pybind11::str(name)]);
+  }
+
+  pybind11::dict values_;
+};
+
+inline void declare_betas(PythonSettings& settings, const Key& key, double& beta1, double& beta2) {
+  settings.betas(key, beta1, beta2);
+}
+inline void declare_nesterov_needs(PythonSettings&, const Sgd&) {}  // PyTorch has checked it
+
+}  // namespace dtrain::config
 
 namespace dtrain::python {
 
@@ -16,59 +51,11 @@ namespace py = pybind11;
 
 namespace {
 
-// Reads a struct's settings by their names.
-struct Settings {
-  py::dict values;
-
-  void read(const char* name, double& into) const {
-    if (values.contains(name)) into = py::cast<double>(values[name]);
-  }
-  void read(const char* name, bool& into) const {
-    if (values.contains(name)) into = py::cast<bool>(values[name]);
-  }
-};
-
 Optimizer optimizer_of(const std::string& kind, const py::dict& values) {
-  const Settings from{values};
-  const auto averages = [&](auto optimizer) {
-    from.read("lr", optimizer.lr);
-    from.read("beta1", optimizer.beta1);
-    from.read("beta2", optimizer.beta2);
-    from.read("eps", optimizer.eps);
-    from.read("weight_decay", optimizer.weight_decay);
-    return optimizer;
-  };
-  if (kind == Adam::kWord) return averages(Adam());
-  if (kind == AdamW::kWord) return averages(AdamW());
-  if (kind == RAdam::kWord) return averages(RAdam());
-  if (kind == Sgd::kWord) {
-    Sgd sgd;
-    from.read("lr", sgd.lr);
-    from.read("momentum", sgd.momentum);
-    from.read("dampening", sgd.dampening);
-    from.read("weight_decay", sgd.weight_decay);
-    from.read("nesterov", sgd.nesterov);
-    return sgd;
-  }
-  if (kind == RmsProp::kWord) {
-    RmsProp rms;
-    from.read("lr", rms.lr);
-    from.read("alpha", rms.alpha);
-    from.read("eps", rms.eps);
-    from.read("momentum", rms.momentum);
-    from.read("weight_decay", rms.weight_decay);
-    from.read("centered", rms.centered);
-    return rms;
-  }
-  if (kind == Adagrad::kWord) {
-    Adagrad adagrad;
-    from.read("lr", adagrad.lr);
-    from.read("lr_decay", adagrad.lr_decay);
-    from.read("eps", adagrad.eps);
-    from.read("weight_decay", adagrad.weight_decay);
-    return adagrad;
-  }
-  throw ConfigError("there is no optimizer '" + kind + "'");
+  Optimizer optimizer = choice_named<Optimizer>(kind);
+  config::PythonSettings settings(values);
+  std::visit([&](auto& held) { held.declare_keys(settings); }, optimizer);
+  return optimizer;
 }
 
 // A parameter group of Python's optimizer, let go of with the GIL.

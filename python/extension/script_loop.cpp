@@ -34,6 +34,7 @@ class ScriptLoop::Source final : public BatchSource {
     loop_.epoch_is_over_ = false;
   }
   std::optional<Batch> next() override {
+    loop_.throw_failure();
     // Where other ranks still have batches, the loop asks again.
     if (!loop_.is_over_ && !loop_.epoch_is_over_) loop_.wait_in(State::kWantsBatch);
     if (loop_.is_over_ || loop_.epoch_is_over_) return std::nullopt;
@@ -94,6 +95,10 @@ TrialContext& ScriptLoop::context() {
 void ScriptLoop::wait_in(State state) {
   state_ = state;
   fiber_.suspend();
+  if (state != State::kUpdated) throw_failure();  // which would blame a callback: the next batch throws it
+}
+
+void ScriptLoop::throw_failure() {
   if (failure_) throw Error(*std::exchange(failure_, std::nullopt));
 }
 
@@ -115,14 +120,14 @@ void ScriptLoop::give_batch(std::int64_t samples) {
   go_on();
 }
 
-void ScriptLoop::backward(const at::Tensor& loss, const BackwardOptions& options) {
+void ScriptLoop::backward(const at::Tensor& loss, double share, const BackwardOptions& options) {
   if (state_ != State::kTraining) {
     throw Error("loss.backward() was called for a batch that did not come from the wrapped loader",
                 "take batches from the loader that session.wrap() has returned");
   }
   const auto& backward = context().wrapped().backward;
   if (!backward) throw Error("loss.backward() was called outside a batch");
-  backward(loss, options);
+  backward(share == 1 ? loss : loss * share, options);
   if (loss.numel() == 1) loss_ = loss_.defined() ? loss_ + loss.detach() : loss.detach();
 }
 

@@ -43,8 +43,9 @@ class ScriptLoop {
   std::int64_t batches() const { return batches_; }
   // A batch of this rank is ready, of so many samples.
   void give_batch(std::int64_t samples);
-  // The same backward() and step() that a trial's train_batch() calls. `loss` is also the metric of this name.
-  void backward(const at::Tensor& loss, const BackwardOptions& options);
+  // The same backward() and step() that a trial's train_batch() calls. `loss` is also the metric of this name; its
+  // gradient counts `share` times.
+  void backward(const at::Tensor& loss, double share, const BackwardOptions& options);
   bool has_loss() const { return loss_.defined(); }
   void end_step();
   // Ends the batch that was updated, if there is one. The other functions call it where it is due.
@@ -67,6 +68,7 @@ class ScriptLoop {
   // From the loop: gives the thread to the script until it goes on.
   void wait_in(State state);
   void go_on();
+  void throw_failure();
 
   std::vector<std::string> arguments_;
   State state_ = State::kSettingUp;

@@ -23,14 +23,6 @@ bool is_tensor(py::handle value) {
   return THPVariable_Check(value.ptr());
 }
 
-Reduction reduction_named(const std::string& name) {
-  if (name == "mean") return Reduction::kMean;
-  if (name == "sum") return Reduction::kSum;
-  if (name == "min") return Reduction::kMin;
-  if (name == "max") return Reduction::kMax;
-  throw ConfigError("there is no reduction '" + name + "'", "mean, sum, min and max are those there are");
-}
-
 py::object take_tensors(const py::object& value, const std::string& path, TrialState& state) {
   if (is_tensor(value)) {
     state.tensors[path] = THPVariable_Unpack(value.ptr()).detach();
@@ -122,6 +114,14 @@ py::object PythonBatch::with(const std::vector<at::Tensor>& tensors) const {
     same = false;
   }
   return same ? batch_ : pytree("tree_unflatten")(leaves, spec_);
+}
+
+Reduction reduction_named(const std::string& name) {
+  if (name == "mean") return Reduction::kMean;
+  if (name == "sum") return Reduction::kSum;
+  if (name == "min") return Reduction::kMin;
+  if (name == "max") return Reduction::kMax;
+  throw ConfigError("there is no reduction '" + name + "'", "mean, sum, min and max are those there are");
 }
 
 MetricValue metric_from(py::handle value) {

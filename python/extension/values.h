@@ -31,6 +31,8 @@ class PythonBatch {
 // {"loss": tensor or number, "rate": (value, reduction, weight or None)}
 Metrics metrics_from(pybind11::handle values);
 MetricValue metric_from(pybind11::handle value);
+// mean, sum, min or max; ConfigError for another word.
+Reduction reduction_named(const std::string& name);
 
 Json json_from(pybind11::handle value);
 pybind11::object json_to_python(const Json& value);

@@ -11,6 +11,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
+#include "dtrain/config/length.h"
 #include "dtrain/run/launch.h"
 #include "standard_output.h"
 
@@ -18,9 +19,6 @@ namespace dtrain::cli {
 namespace {
 
 namespace fs = std::filesystem;
-
-// A length beyond every script's own: its loop has the length (runtime/train/loop/lengths.cpp).
-constexpr int kEpochsOfScripts = 1'000'000;
 
 // The experiment of a script, in a file of its own until the launch ends.
 class ScriptExperiment {
@@ -35,7 +33,7 @@ class ScriptExperiment {
                              {"entrypoint", entrypoint},
                              {"hyperparameters", {{"global_batch_size", slots}, {"batch_size_of_loader", true}}},
                              {"resources", {{"slots_per_trial", slots}}},
-                             {"searcher", {{"max_length", {{"epochs", kEpochsOfScripts}}}}}};
+                             {"searcher", {{"max_length", {{"epochs", config::kEpochsOfScripts}}}}}};
     std::string name = (fs::temp_directory_path() / "dtrain-run-XXXXXX").string();
     if (!::mkdtemp(name.data())) throw SystemError("cannot make a folder like " + name, errno);
     folder_ = name;

@@ -48,9 +48,6 @@ bool has_siblings(const LaunchPlan& plan) {
                      [](const RankPlacement& rank) { return std::cmp_greater(rank.cpus.size(), rank.cores); });
 }
 
-// The length that `dtrain run` gives its experiments.
-constexpr std::int64_t kEpochsOfScripts = 1'000'000;
-
 // Whether length and batch size are those of a script's own loop (`dtrain run`).
 bool is_of_script(const config::Experiment& experiment) {
   return experiment.hyperparameters.value("batch_size_of_loader", Json()) == Json(true);
@@ -58,7 +55,7 @@ bool is_of_script(const config::Experiment& experiment) {
 
 std::string length_text(const config::Experiment& experiment) {
   const config::Length& length = experiment.searcher.max_length;
-  const bool is_given = length.unit != config::LengthUnit::kEpochs || length.count < kEpochsOfScripts;
+  const bool is_given = length.unit != config::LengthUnit::kEpochs || length.count < config::kEpochsOfScripts;
   return is_given ? config::to_string(length) : "the script's loop";
 }
 

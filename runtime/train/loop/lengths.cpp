@@ -24,9 +24,6 @@ void warn_of_unused_length(const run::RankSession& session, const BatchSource& d
 
 }  // namespace
 
-// What the experiment of a script says that has no experiment file (python/dtrain/session.py): its loop has the length.
-constexpr std::int64_t kEpochsOfScripts = 1'000'000;
-
 Lengths find_lengths(run::RankSession& session, const BatchSource& data) {
   const config::Experiment& experiment = session.experiment();
   Lengths lengths;
@@ -57,7 +54,7 @@ Lengths find_lengths(run::RankSession& session, const BatchSource& data) {
   const config::Length& length = experiment.searcher.max_length;
   lengths.source_decides = data.has_next_epoch().has_value();
   if (length.unit == config::LengthUnit::kEpochs) lengths.epochs = length.count;
-  const bool is_unknown = length.unit == config::LengthUnit::kEpochs && length.count >= kEpochsOfScripts;
+  const bool is_unknown = length.unit == config::LengthUnit::kEpochs && length.count >= config::kEpochsOfScripts;
   if (is_unknown && lengths.source_decides) return lengths;
   if (length.unit != config::LengthUnit::kEpochs || lengths.batches_per_epoch) {
     lengths.total_batches = length_in_batches(length, "searcher.max_length");

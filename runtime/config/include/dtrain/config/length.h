@@ -16,6 +16,9 @@ inline constexpr std::array kLengthUnits{Word<LengthUnit>{"batches", LengthUnit:
                                          Word<LengthUnit>{"records", LengthUnit::kRecords},
                                          Word<LengthUnit>{"epochs", LengthUnit::kEpochs}};
 
+// `{epochs: …}` of a script without an experiment file (`dtrain run`, dtrain.init()): its own loop has the length.
+inline constexpr std::int64_t kEpochsOfScripts = 1'000'000;
+
 // A distance in training: `{epochs: 2}`.
 struct Length {
   LengthUnit unit = LengthUnit::kBatches;
