@@ -7,11 +7,11 @@
 
 namespace dtrain::python {
 
-// Notes how far training has come.
+// Notes how far training has come. Without a name: an error in it is the script's, not a callback's.
 class ScriptLoop::Position final : public Callback {
  public:
   explicit Position(ScriptLoop& loop) : loop_(loop) {}
-  std::string name() const override { return "the script's loop"; }
+  std::string name() const override { return ""; }
   void on_training_start(const Callback::Position& position) override { loop_.batches_ = position.batch; }
   void before_batch(const Callback::Position& position, const Batch&) override { loop_.batches_ = position.batch; }
   void after_batch(const Callback::Position&, const Metrics&) override {
@@ -95,7 +95,7 @@ TrialContext& ScriptLoop::context() {
 void ScriptLoop::wait_in(State state) {
   state_ = state;
   fiber_.suspend();
-  if (state != State::kUpdated) throw_failure();  // which would blame a callback: the next batch throws it
+  throw_failure();
 }
 
 void ScriptLoop::throw_failure() {

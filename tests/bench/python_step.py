@@ -1,12 +1,13 @@
 """The step of models in Python on two ranks: on dtrain's engine (a script's own loop in three lines, and a Trial) beside
-the same model under DistributedDataParallel, and in one plain PyTorch process with as many threads.
+the same model under DistributedDataParallel, in one plain PyTorch process with as many threads, and as a C++ Trial.
 
     python_step.py BIN [--json] [--quick] [--seconds N] [--models mlp,fashion_cnn,gpt,resnet18]
-                   [--contestants lines,trial,ddp,expert,plain] [--mixed-precision bf16]
+                   [--contestants lines,trial,cpp,ddp,expert,plain] [--mixed-precision bf16]
 
 All contestants live at once and take turns of some steps; who has no turn waits. A step is that of its slowest rank.
 Prints medians in milliseconds, and ratios: mlp_ratio is that of DDP to the three lines, mlp_trial_ratio that of DDP to a
-Trial, mlp_plain_ratio that of the plain process to the three lines.
+Trial, mlp_plain_ratio that of the plain process to the three lines, and mlp_cpp_ratio that of the C++ Trial to the three
+lines.
 """
 import argparse
 import json
@@ -28,6 +29,9 @@ MODELS = {
     "gpt": (4, 4, {"tokens": 8192, "length": 128, "layers": 6, "heads": 5, "width": 320}),
     "resnet18": (16, 5, {}),
 }
+# The same in C++: the program of bench_compute that trains it.
+PROGRAMS = {"mlp": "bench_step_trial", "fashion_cnn": "bench_fashion_trial", "gpt": "bench_compute_trial",
+            "resnet18": "bench_compute_trial"}
 SHORT = {"fashion_cnn": "cnn", "resnet18": "resnet"}
 WARM_UP = 30  # steps of ours: how to step is tried out in the first ones
 
@@ -49,20 +53,20 @@ class Contestant:
         environment = os.environ | {"OMP_NUM_THREADS": str(RANKS // self.ranks), "PYTHONPATH": str(HERE)}
         log = open(self.folder / "log", "w")
         start = {"stdout": log, "stderr": subprocess.STDOUT, "env": environment}
-        if kind in ("lines", "trial"):
+        if kind == "cpp":
+            environment.pop("OMP_NUM_THREADS")
+            self.peer = None
+            self.launch(arguments, start, {
+                "entrypoint": str(Path(arguments.bin).resolve() / PROGRAMS[model]), "data": {"fifo": self.base},
+                "hyperparameters": {"global_batch_size": batch * RANKS, "model": model, **sizes}})
+        elif kind in ("lines", "trial"):
             package = Path(arguments.bin).parent / "python"
             environment |= {"PYTHONPATH": f"{package}:{HERE}", "DTRAIN_PYTHON": PYTHON}
             environment.pop("OMP_NUM_THREADS")
             script = str(HERE / "python_step_rank.py") + (":Step" if kind == "trial" else "")
-            file = self.folder / "experiment.yaml"
-            file.write_text(json.dumps({
-                "name": f"{model}-{kind}",
+            self.launch(arguments, start, {
                 "entrypoint": [script, kind, self.base, model, str(batch), json.dumps(sizes)],
-                "hyperparameters": {"global_batch_size": batch * RANKS}, "resources": {"slots_per_trial": RANKS},
-                "optimizations": {"mixed_precision": arguments.mixed_precision},
-                "searcher": {"max_length": {"batches": 1_000_000}}, "checkpoint_policy": "none"}))
-            self.processes = [subprocess.Popen([Path(arguments.bin) / "dtrain", "launch", file, "--run-dir",
-                                                self.folder / "run"], **start)]
+                "hyperparameters": {"global_batch_size": batch * RANKS}})
         else:
             count = batch * (RANKS if kind == "plain" else 1)
             self.processes = [subprocess.Popen(
@@ -72,9 +76,20 @@ class Contestant:
         self.replies = [open(f"{self.base}{rank}.replies") for rank in range(self.ranks)]
         self.times = []
 
+    def launch(self, arguments, start, sections):
+        file = self.folder / "experiment.yaml"
+        file.write_text(json.dumps({
+            "name": self.kind, "resources": {"slots_per_trial": RANKS},
+            "optimizations": {"mixed_precision": arguments.mixed_precision},
+            "searcher": {"max_length": {"batches": 1_000_000}}, "checkpoint_policy": "none", **sections}))
+        # The contestants take turns; none of them is to queue behind another.
+        start["env"]["DTRAIN_STATE_DIR"] = str(self.folder / "state")
+        self.processes = [subprocess.Popen([Path(arguments.bin) / "dtrain", "launch", file, "--run-dir",
+                                            self.folder / "run"], **start)]
+
     def steps(self, count):
         for commands in self.commands:
-            print(self.peer, count, file=commands, flush=True)
+            print(*([self.peer] if self.peer else []), count, file=commands, flush=True)
         lines = [replies.readline().split() for replies in self.replies]
         if not all(lines):
             sys.exit(f"{self.kind} has ended; its output:\n{(self.folder / 'log').read_text()[-3000:]}")
@@ -91,7 +106,7 @@ def measure(model, arguments, seconds):
     with tempfile.TemporaryDirectory(prefix="dtrain-bench-") as folder:
         contestants = [Contestant(kind, Path(folder), model, arguments) for kind in arguments.contestants]
         for contestant in contestants:
-            contestant.steps(WARM_UP if contestant.kind in ("lines", "trial") else 3)
+            contestant.steps(WARM_UP if contestant.kind in ("lines", "trial", "cpp") else 3)
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             for contestant in contestants:
@@ -112,7 +127,7 @@ def main():
     parser.add_argument("--mixed-precision", default="float32")
     arguments = parser.parse_args()
     models = arguments.models.split(",") if arguments.models else ["mlp", "fashion_cnn"] if arguments.quick else list(MODELS)
-    default = "lines,ddp" if arguments.quick else "lines,trial,ddp,plain"
+    default = "lines,ddp" if arguments.quick else "lines,trial,cpp,ddp,plain"
     arguments.contestants = (arguments.contestants or default).split(",")
     result = {}
     for model in models:
@@ -120,7 +135,8 @@ def main():
         short = SHORT.get(model, model)
         result |= {f"{short}_{kind}_ms": round(value, 2) for kind, value in times.items()}
         for name, over, under in (("ratio", "ddp", "lines"), ("trial_ratio", "ddp", "trial"),
-                                  ("plain_ratio", "plain", "lines"), ("expert_ratio", "expert", "lines")):
+                                  ("plain_ratio", "plain", "lines"), ("expert_ratio", "expert", "lines"),
+                                  ("cpp_ratio", "cpp", "lines")):
             if over in times and under in times:
                 result[f"{short}_{name}"] = round(times[over] / times[under], 3)
         if not arguments.json:

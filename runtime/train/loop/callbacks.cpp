@@ -29,6 +29,7 @@ void Callbacks::call(const char* function, std::int64_t batch,
   if (callbacks_.empty() || session_.mock().any()) return;
   const profile::PhaseScope phase(session_.recorder(), profile::Phase::kCallbacks);
   const auto failed = [&](const Callback& callback, const std::string& cause) {
+    if (callback.name().empty()) return Error(cause);  // no callback of the user's: part of how a script is run
     return Error("the callback " + callback.name() + " failed in " + function + "(), at batch " +
                  std::to_string(batch) + ": " + cause);
   };
