@@ -12,6 +12,7 @@ lines.
 import argparse
 import json
 import os
+import select
 import statistics
 import subprocess
 import sys
@@ -72,8 +73,9 @@ class Contestant:
             self.processes = [subprocess.Popen(
                 [PYTHON, HERE / "ddp_compute.py", str(rank), str(self.ranks), f"{self.folder}/store", self.base, model,
                  str(count), json.dumps(sizes), str(RANKS // self.ranks)], **start) for rank in range(self.ranks)]
-        self.commands = [open(f"{self.base}{rank}.commands", "w") for rank in range(self.ranks)]
-        self.replies = [open(f"{self.base}{rank}.replies") for rank in range(self.ranks)]
+        # Opened for both directions, so that nothing waits for a process that could not start.
+        self.commands = [os.open(f"{self.base}{rank}.commands", os.O_RDWR) for rank in range(self.ranks)]
+        self.replies = [os.open(f"{self.base}{rank}.replies", os.O_RDWR) for rank in range(self.ranks)]
         self.times = []
 
     def launch(self, arguments, start, sections):
@@ -88,16 +90,25 @@ class Contestant:
                                             self.folder / "run"], **start)]
 
     def steps(self, count):
-        for commands in self.commands:
-            print(*([self.peer] if self.peer else []), count, file=commands, flush=True)
-        lines = [replies.readline().split() for replies in self.replies]
-        if not all(lines):
-            sys.exit(f"{self.kind} has ended; its output:\n{(self.folder / 'log').read_text()[-3000:]}")
+        self.command(f"{self.peer} {count}" if self.peer else str(count))
+        lines = [self.reply(replies) for replies in self.replies]
         return [max(int(time_of) for time_of in of_ranks) / 1e6 for of_ranks in zip(*lines)]
 
-    def end(self):
+    def command(self, text):
         for commands in self.commands:
-            print("end", file=commands, flush=True)
+            os.write(commands, f"{text}\n".encode())
+
+    def reply(self, replies):
+        line = b""
+        while not line.endswith(b"\n"):
+            if select.select([replies], [], [], 1)[0]:
+                line += os.read(replies, 65536)
+            elif any(process.poll() is not None for process in self.processes):
+                sys.exit(f"{self.kind} has ended; its output:\n{(self.folder / 'log').read_text()[-3000:]}")
+        return line.split()
+
+    def end(self):
+        self.command("end")
         for process in self.processes:
             process.wait(timeout=60)
 
@@ -124,7 +135,7 @@ def main():
     parser.add_argument("--seconds", type=float, help="of turns, for each model")
     parser.add_argument("--models", default="")
     parser.add_argument("--contestants", default="")
-    parser.add_argument("--mixed-precision", default="float32")
+    parser.add_argument("--mixed-precision", default="none")
     arguments = parser.parse_args()
     models = arguments.models.split(",") if arguments.models else ["mlp", "fashion_cnn"] if arguments.quick else list(MODELS)
     default = "lines,ddp" if arguments.quick else "lines,trial,cpp,ddp,plain"
