@@ -97,11 +97,13 @@ class Context:
         return Path(self._native.resolve(os.fspath(path)))
 
     def wrap_model(self, model: M, name: str = "") -> M:
-        """Takes the model, moves it to ``device`` and returns it. ``name``: of one of several models."""
-        if hasattr(model, "_orig_mod"):
-            raise _native.ConfigError("models of torch.compile() are not supported yet: wrap the model itself")
-        self._native.wrap_model(model, name)
-        for parameter, own in optim.names_of(model).items():
+        """Takes the model, moves it to ``device`` and returns it. ``name``: of one of several models.
+
+        A model that ``torch.compile()`` has returned stays compiled; its parameters have the names of the model itself.
+        """
+        itself: torch.nn.Module = getattr(model, "_orig_mod", model)
+        self._native.wrap_model(itself, name)
+        for parameter, own in optim.names_of(itself).items():
             self._names.setdefault(parameter, f"{name}.{own}" if name else own)
         return model
 

@@ -10,6 +10,7 @@ Trial, mlp_plain_ratio that of the plain process to the three lines, and mlp_cpp
 lines.
 """
 import argparse
+import contextlib
 import json
 import os
 import select
@@ -108,9 +109,15 @@ class Contestant:
         return line.split()
 
     def end(self):
-        self.command("end")
+        """The times are taken: whoever would begin another epoch, or is slow to end, is stopped."""
+        self.command("0" if self.kind == "cpp" else "end")
         for process in self.processes:
-            process.wait(timeout=60)
+            for stop in (None, process.terminate, process.kill):
+                if stop:
+                    stop()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout=10)
+                    break
 
 
 def measure(model, arguments, seconds):
@@ -150,10 +157,8 @@ def main():
                                   ("cpp_ratio", "cpp", "lines")):
             if over in times and under in times:
                 result[f"{short}_{name}"] = round(times[over] / times[under], 3)
-        if not arguments.json:
-            print(model, {kind: f"{value:.1f} ms" for kind, value in times.items()}, flush=True)
-    if arguments.json:
-        print(json.dumps(result))
+        print(model, {kind: f"{value:.1f} ms" for kind, value in times.items()}, file=sys.stderr, flush=True)
+    print(json.dumps(result) if arguments.json else "\n".join(f"{name} {value}" for name, value in result.items()))
 
 
 if __name__ == "__main__":

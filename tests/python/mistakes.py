@@ -49,7 +49,6 @@ class Scripts(MistakeTest):
                            ("backward twice", "backward through the graph a second time"),
                            ("load late", "optimizer.load_state_dict() was called after the first batch"),
                            ("load other settings", "param_groups have changed in more than lr"),
-                           ("compiled", "torch.compile() are not supported"),
                            ("lbfgs", "LBFGS")):
             self.fails("mistakes_script.py", what, text)
 
@@ -104,6 +103,7 @@ class Launched(MistakeTest):
         result = self.launch("exception").expect(1)
         self.assertIn("rank 1 failed at batch 3", result.output)
         self.assertIn("ValueError: the third batch is bad\n  exit status 1", result.output)
+        self.assertEqual(result.output.count("Traceback"), 1, result.output)
 
     def stopped(self, by):
         folder = self.work.new_run()

@@ -104,6 +104,10 @@ class Models(ParityTest):
         self.compare(everywhere, model="mlp")
         self.compare(everywhere, model="cnn", optimizer=["AdamW", {"lr": 1e-3, "weight_decay": 0.01}])
 
+    def test_compiled_models(self):
+        # The compiler's own graph of gradients, without its C++ code, which takes half a minute to build.
+        self.compare([(SCRIPT, 2), (TRIAL, 3)], model="cnn", compile="aot_eager", optimizer=["AdamW", {"lr": 1e-3}])
+
     def test_twelve_models_of_libraries(self):
         # Some of them normalize in float32, whatever the type of their weights.
         self.compare([(SCRIPT, 1), (SCRIPT, 2), (TRIAL, 3)], model="libraries", tolerance=1e-6,

@@ -15,7 +15,7 @@ STEPS = 20
 BATCH = 7  # of all ranks: no number of ranks but 1 divides it
 DEFAULTS = {"model": "mlp", "optimizer": ["SGD", {"lr": 0.05}], "groups": False, "schedule": None, "every": "step",
             "accumulate": 1, "loads": None, "clip_norm": None, "clip_value": None, "dtype": "float64", "epochs": 2,
-            "shuffle": False}
+            "shuffle": False, "compile": None}
 
 
 class Mlp(nn.Module):

@@ -9,6 +9,8 @@ session = dtrain.init()
 case = dict(session.hyperparameters["case"])
 model = cases.make_model(case)
 optimizer = cases.make_optimizer(case, model)
+if case["compile"]:
+    model = torch.compile(model, backend=case["compile"])
 if case["loads"]:
     weights, state = cases.trained_before(case)
     model.load_state_dict(weights)

@@ -21,7 +21,7 @@ class Parity(dtrain.Trial):
         super().__init__(context)
         self.case = case = dict(context.hyperparameters["case"])
         model = cases.make_model(case).train()
-        self.model = context.wrap_model(model)
+        self.model = context.wrap_model(torch.compile(model, backend=case["compile"]) if case["compile"] else model)
         self.optimizer = optimizer = cases.make_optimizer(case, self.model)
         if case["loads"]:
             weights, state = cases.trained_before(case)

@@ -1,5 +1,6 @@
 #include "launch/attempts.h"
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <optional>
@@ -7,6 +8,7 @@
 
 #include "commands/slurm_command.h"
 #include "dtrain/base/error.h"
+#include "dtrain/base/text.h"
 #include "dtrain/run/log_tail.h"
 #include "dtrain/run/run_state.h"
 #include "folder/resume.h"
@@ -135,10 +137,15 @@ int exit_code_of_stop(const Interrupt& interrupt, int of_ranks) {
 }
 
 std::vector<std::string> log_lines(const RunFolder& folder, int rank, const std::string& cause) {
-  const std::string repeated = cause.substr(0, cause.find('\n'));
+  const std::vector<std::string> said = split(cause, '\n');
+  // The log has the first line behind a time and a level, and the others, such as those of a traceback, as they are.
+  const auto repeats = [&](const std::string& line) {
+    if (line.empty() || said.front().empty()) return false;
+    return line.find(said.front()) != std::string::npos || std::find(said.begin(), said.end(), line) != said.end();
+  };
   std::vector<std::string> lines;
   for (std::string& line : last_lines(folder.log(rank), kLogLinesShown)) {
-    if (repeated.empty() || line.find(repeated) == std::string::npos) lines.push_back(std::move(line));
+    if (!repeats(line)) lines.push_back(std::move(line));
   }
   return lines;
 }

@@ -49,7 +49,7 @@ std::string stopping_line(const Interrupt& interrupt);
 // The exit code of a run that was asked to stop, from the highest exit code of its ranks.
 int exit_code_of_stop(const Interrupt& interrupt, int of_ranks);
 
-// The last lines of the rank's log if it is on this host, without lines that repeat the first line of `cause`.
+// The last lines of the rank's log if it is on this host, without lines that `cause` has.
 std::vector<std::string> log_lines(const RunFolder& folder, int rank, const std::string& cause);
 
 // The launcher's lines of events.jsonl while ranks run. A full disk does not end the launch: the first event that

@@ -1,5 +1,6 @@
 #include "recomputation/saved_tensors.h"
 
+#include <typeinfo>
 #include <utility>
 
 #include <torch/csrc/autograd/engine.h>
@@ -30,8 +31,15 @@ class KeepingEngine final : public torch::autograd::Engine {
   KeepingEngine() = default;
 };
 
-// Before the first backward of the process, which starts the engine's threads for devices.
-[[maybe_unused]] const bool engine_in_place = (torch::autograd::set_default_engine_stub(&KeepingEngine::get), true);
+// Before the first backward of the process, which starts the engine's threads for devices. In a process of Python its
+// own engine stays: nodes carry objects of that engine, which torch.compile() and the anomaly mode read.
+bool put_in_place() {
+  const torch::autograd::Engine& engine = torch::autograd::Engine::get_default_engine();
+  if (typeid(engine) != typeid(torch::autograd::Engine)) return false;
+  torch::autograd::set_default_engine_stub(&KeepingEngine::get);
+  return true;
+}
+[[maybe_unused]] const bool is_in_place = put_in_place();
 
 }  // namespace
 
