@@ -85,7 +85,7 @@ class Strategy(ParallelStrategy):
         assert module is not None
         if not module.automatic_optimization:
             raise ConfigError("dtrain's strategy needs automatic optimization: models with optimizer steps of their own "
-                              "are a dtrain.Trial with context.wrap_model(name, model)")
+                              "are a dtrain.Trial with context.wrap_model(model, name)")
         if is_overridden("configure_gradient_clipping", module):
             raise ConfigError("configure_gradient_clipping() is overridden, and gradients are averaged within dtrain's "
                               "optimizer step: use Trainer(gradient_clip_val=…)")

@@ -128,6 +128,14 @@ class Session:
         """Adds a value to the metrics of the batch under way: a number, a tensor or a :class:`dtrain.Metric`."""
         self._context.log(name, value)
 
+    def log_image(self, name: str, image: torch.Tensor) -> None:
+        """Adds a picture of this batch to TensorBoard's events: see :meth:`Context.log_image`."""
+        self._context.log_image(name, image)
+
+    def log_histogram(self, name: str, values: torch.Tensor) -> None:
+        """Adds a histogram of a tensor's elements to TensorBoard's events: see :meth:`Context.log_histogram`."""
+        self._context.log_histogram(name, values)
+
     def log_validation(self, metrics: Mapping[str, float]) -> None:
         """Writes metrics of a validation, which are the same on all ranks (:meth:`mean`), to metrics.jsonl."""
         values = {name: float(value) for name, value in metrics.items()}

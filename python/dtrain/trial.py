@@ -111,9 +111,15 @@ class Context:
         """Takes over an optimizer of torch.optim: its settings and groups; learning rates are read before each step.
 
         SGD, Adam, AdamW, RAdam, RMSprop and Adagrad are computed by the engine. Every other optimizer steps by itself, on
-        averaged gradients and on every rank alike. ``model``: the name of one of several models.
+        averaged gradients and on every rank alike. ``model``: the name of one of several models. A parameter group with a
+        key ``max_gradient_norm`` or ``max_gradient_value`` is clipped by itself.
         """
         if not optim.is_computed(optimizer):
+            for limit in ("max_gradient_norm", "max_gradient_value"):
+                if any(group.get(limit) is not None for group in optimizer.param_groups):
+                    raise _native.ConfigError(f"a parameter group of {type(optimizer).__name__} has {limit}, which dtrain "
+                                              "obeys with SGD, Adam, AdamW, RAdam, RMSprop and Adagrad alone: clip all "
+                                              "gradients with clip_gradient_norm")
             if model:
                 raise _native.ConfigError(f"{type(optimizer).__name__} for one of several models is not supported: dtrain "
                                           "updates several models itself, with SGD, Adam, AdamW, RAdam, RMSprop, Adagrad")
@@ -222,6 +228,18 @@ class Context:
     def log(self, name: str, value: float | torch.Tensor | Metric) -> None:
         """Adds a value to the metrics of the batch under way."""
         self._native.log(name, value)
+
+    def log_image(self, name: str, image: torch.Tensor) -> None:
+        """Adds a picture of this batch to TensorBoard's events: rank 0's, the other ranks only check theirs.
+
+        ``image``: [height, width], [channels, height, width], or [pictures, channels, height, width], which are shown
+        beside each other, with 1, 3 or 4 channels: uint8, or floating values from 0 to 1.
+        """
+        self._native.log_image(name, image)
+
+    def log_histogram(self, name: str, values: torch.Tensor) -> None:
+        """Adds a histogram of a tensor's elements to TensorBoard's events of this batch: rank 0's."""
+        self._native.log_histogram(name, values)
 
     def scope(self, name: str) -> AbstractContextManager[None]:
         """``with context.scope("name")``: the block's time shows under this name in reports, summaries and traces."""

@@ -130,6 +130,8 @@ void add_context(py::module_& module) {
       .def("step", &TrialContext::step, Unlocked())
       .def("log", [](TrialContext& context, const std::string& name,
                      py::handle value) { context.log(name, metric_from(value)); })
+      .def("log_image", &TrialContext::log_image, Unlocked())
+      .def("log_histogram", &TrialContext::log_histogram, Unlocked())
       .def(
           "scope",
           [](TrialContext& context, const std::string& name) { return std::make_unique<HeldScope>(context, name); },

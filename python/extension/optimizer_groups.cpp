@@ -1,6 +1,7 @@
 #include "optimizer_groups.h"
 
 #include <memory>
+#include <optional>
 #include <set>
 #include <tuple>
 #include <utility>
@@ -23,6 +24,8 @@ class PythonSettings {
   explicit PythonSettings(pybind11::dict values) : values_(std::move(values)) {}
   void number(const Key& key, double& value, const Bounds&) { read(key.name, value); }
   void boolean(const Key& key, bool& value) { read(key.name, value); }
+  void integer(const Key& key, std::int64_t& value, const Range&) { read(key.name, value); }
+  void text(const Key& key, std::string& value) { read(key.name, value); }
   void betas(const Key& key, double& beta1, double& beta2) {
     if (values_.contains(key.name)) {
       std::tie(beta1, beta2) = pybind11::cast<std::pair<double, double>>(values_[pybind11::str(key.name)]);
@@ -83,6 +86,12 @@ LrSchedule rate_in(const py::dict& group, double first) {
   };
 }
 
+// A limit of gradients, which a group of torch.optim may have as a key of its own.
+std::optional<double> limit_in(const py::dict& group, const char* key) {
+  if (!group.contains(key) || group[key].is_none()) return std::nullopt;
+  return py::cast<double>(group[key]);
+}
+
 ParameterGroup::Includes includes(const py::dict& group) {
   auto impls = std::make_shared<std::set<const at::TensorImpl*>>();
   for (const auto& parameter : py::reinterpret_borrow<py::list>(group["params"])) {
@@ -107,7 +116,12 @@ void wrap_optimizer(TrialContext& context, const std::string& model, const std::
     values["lr"] = base;
     const Optimizer optimizer = optimizer_of(kind, values);
     if (i == 0) first = optimizer;
-    groups.push_back({"param_groups[" + std::to_string(i) + "]", includes(group), optimizer, rate_in(group, base)});
+    groups.push_back({.name = "param_groups[" + std::to_string(i) + "]",
+                      .includes = includes(group),
+                      .optimizer = optimizer,
+                      .schedule = rate_in(group, base),
+                      .max_gradient_norm = limit_in(group, "max_gradient_norm"),
+                      .max_gradient_value = limit_in(group, "max_gradient_value")});
   }
   if (groups.empty()) throw ConfigError("the optimizer has no parameter groups");
   // Parameters in none of its groups are not updated: the optimizer does not know them.

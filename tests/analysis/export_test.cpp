@@ -4,11 +4,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <sys/resource.h>
+
 #include <cmath>
+#include <csignal>
 #include <cstring>
 
 #include "dtrain/analysis/analysis.h"
+#include "dtrain/analysis/event_file.h"
 #include "dtrain/analysis/report.h"
+#include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "run_folder.h"
 
@@ -91,6 +96,58 @@ TEST(Export, MetricsThatAreNotFiniteAreInTheReport) {
   EXPECT_THAT(html, HasSubstr(">nan<"));
   EXPECT_THAT(html, HasSubstr("7 batches were not finite"));
   EXPECT_THAT(html, HasSubstr(R"("loss":"nan")"));
+}
+
+// The number of whole records of an event file; -1 if there is more behind them.
+int records_in(const fs::path& file) {
+  const std::string bytes = read_file(file);
+  int records = 0;
+  std::size_t at = 0;
+  while (at + 12 <= bytes.size()) {
+    std::uint64_t length = 0;
+    std::memcpy(&length, bytes.data() + at, sizeof length);
+    if (length > bytes.size() - at - 12 || at + length + 16 > bytes.size()) break;
+    at += length + 16;
+    ++records;
+  }
+  return at == bytes.size() ? records : -1;
+}
+
+TEST(Export, ARunsEventFilesAreNotReplaced) {
+  RunFolder folder;
+  const fs::path events = folder.path() / "tensorboard" / "metrics";
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    EventFile file = EventFile::for_run(events, 1000.25);  // all in the same second
+    file.add(1000.5, attempt, {{"training/loss", attempt}});
+  }
+  const auto files = event_files_of_run(events);
+  ASSERT_EQ(files.size(), 3u);
+  EXPECT_LT(files[0].filename().string(), files[1].filename().string());
+  for (const fs::path& file : files) EXPECT_EQ(records_in(file), 2) << file;
+  write_metrics(folder);
+  export_tensorboard(load_run(folder.path()), folder.path() / "tensorboard");
+  EXPECT_EQ(event_files_of_run(events), files);
+  EXPECT_THAT(event_values(folder.path() / "tensorboard", "training/loss"), testing::UnorderedElementsAre(0, 1, 2));
+}
+
+TEST(Export, AFullDiskLeavesWholeEvents) {
+  RunFolder folder;
+  EventFile file = EventFile::for_run(folder.path() / "events", 1000);
+  const auto write = [&] { file.add(1000, 1, {{"a metric with a long name", 1}}); };
+  write();
+  const auto before = fs::file_size(file.path());
+  // The next event does not fit whole.
+  rlimit old{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &old), 0);
+  const rlimit small{.rlim_cur = before + 20, .rlim_max = old.rlim_max};
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+  EXPECT_THROW(write(), SystemError);
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &old), 0);
+  std::signal(SIGXFSZ, handler);
+  EXPECT_EQ(fs::file_size(file.path()), before);
+  write();
+  EXPECT_EQ(records_in(file.path()), 3);
 }
 
 TEST(Export, ScopesAreInTablesAndTensorBoard) {

@@ -214,6 +214,39 @@ TEST(ModelExperiment, GroupsOfParameters) {
                               .lr_schedule = LrScheduleSettings{.kind = LrScheduleKind::kStep, .step_size = 7}}));
 }
 
+TEST(ModelExperiment, GroupsHaveLimitsOfTheirOwn) {
+  const auto groups =
+      read_model_text(model_text("{kind: lamb, lr: 1, groups: [{match: a, max_gradient_norm: 2}, {match: b, "
+                                 "max_gradient_value: 0}, {match: c}]}",
+                                 kIdx))
+          .model->optimizer.groups;
+  ASSERT_EQ(groups.size(), 3u);
+  EXPECT_EQ(groups[0].max_gradient_norm, 2);
+  EXPECT_EQ(groups[0].max_gradient_value, std::nullopt);
+  EXPECT_EQ(groups[1].max_gradient_value, 0);
+  EXPECT_EQ(groups[2].max_gradient_norm, std::nullopt);
+}
+
+TEST(ModelExperiment, TheKeysOfMuon) {
+  const auto optimizer =
+      read_model_text(model_text("{kind: muon, lr: 0.02, momentum: 0.9, nesterov: false, ns_steps: 3, "
+                                 "match_rms_adamw: true, adamw_lr: 0.004, adamw_match: head.*, "
+                                 "betas: [0.8, 0.9], eps: 1e-6, weight_decay: 0.2}",
+                                 kIdx))
+          .model->optimizer.optimizer;
+  EXPECT_EQ(std::get<Muon>(optimizer), (Muon{.lr = 0.02,
+                                             .momentum = 0.9,
+                                             .nesterov = false,
+                                             .ns_steps = 3,
+                                             .match_rms_adamw = true,
+                                             .weight_decay = 0.2,
+                                             .adamw_match = "head.*",
+                                             .adamw_lr = 0.004,
+                                             .beta1 = 0.8,
+                                             .beta2 = 0.9,
+                                             .eps = 1e-6}));
+}
+
 TEST(ModelExperiment, ItsValuesCanBeOverridden) {
   const TemporaryFile file(model_text("{kind: sgd, lr: 1}", kIdx));
   const std::vector<std::string> overrides{"optimizer.kind=adam", "optimizer.lr=0.25", "data.scale=3"};

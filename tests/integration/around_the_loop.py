@@ -83,8 +83,111 @@ class Logs(LoopTest):
         self.assertIn('context.log("loss"): train_batch() returns a metric of that name, too', result.output)
         result = self.launch(2, mistake="other_reduction").expect(1)
         self.assertIn("the training metric 'x' is a sum on rank 0 and a maximum on rank 1", result.output)
+        for mistake, metric in (("shape", "training metric 'loss' is a tensor of shape [2, 3]"),
+                                ("logged_shape", "training metric 'each' is a tensor of shape [3]"),
+                                ("validation_shape", "validation metric 'score' is a tensor of shape [4]")):
+            result = self.launch(2, mistake=mistake).expect(1)
+            self.assertIn(f"the {metric}", result.output)
+            self.assertIn("rank 1", result.output)
         result = self.launch(2, mistake="rows", auc=True).expect(1)
         self.assertIn("the metric 'auc' was given rows of several forms", result.output)
+
+
+class TensorBoard(LoopTest):
+    """What rank 0 writes for TensorBoard while the run trains, read by TensorBoard."""
+
+    def events(self, folder):
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+        return EventAccumulator(str(folder), size_guidance={"scalars": 0, "images": 0, "histograms": 0}).Reload()
+
+    def pixels(self, event):
+        import io
+
+        import numpy
+        from PIL import Image
+        image = numpy.asarray(Image.open(io.BytesIO(event.encoded_image_string)))
+        self.assertEqual((event.height, event.width), image.shape[:2])
+        return image
+
+    def check_pictures(self, events, batches):
+        import numpy
+        for tag in ("grey", "colours", "grid"):
+            self.assertEqual([e.step for e in events.Images(tag)], batches)
+        for event in events.Images("grey"):
+            numpy.testing.assert_array_equal(self.pixels(event), numpy.arange(24).reshape(4, 6) * 10 + event.step)
+        colours = numpy.array([0, 128, 255, 0, 255, 0, 64, 191, 26, 51, 76, 102], dtype=numpy.uint8).reshape(3, 2, 2)
+        numpy.testing.assert_array_equal(self.pixels(events.Images("colours")[0]), colours.transpose(1, 2, 0))
+        grid = numpy.zeros((4, 9), dtype=numpy.uint8)
+        for i, picture in enumerate(numpy.arange(30).reshape(5, 2, 3) * 8):
+            grid[i // 3 * 2:, i % 3 * 3:][:2, :3] = picture
+        numpy.testing.assert_array_equal(self.pixels(events.Images("grid")[0]), grid)
+
+    def check_histograms(self, events, batches):
+        self.assertEqual([e.step for e in events.Histograms("values")], batches)
+        self.assertEqual([e.step for e in events.Histograms("at the start")], [0])
+        for event in events.Histograms("values"):
+            values = [-2.5, 0.0, 1e-3, 4.0, float(event.step)]  # rank 0's, without the nan
+            histogram = event.histogram_value
+            self.assertEqual((histogram.num, histogram.min, histogram.max), (5, -2.5, max(values)))
+            self.assertAlmostEqual(histogram.sum, sum(values), 6)
+            self.assertAlmostEqual(histogram.sum_squares, sum(v * v for v in values), 5)
+            self.assertEqual(sum(histogram.bucket), 5)
+            for i, limit in enumerate(histogram.bucket_limit):
+                low = histogram.bucket_limit[i - 1] if i > 0 else float("-inf")
+                self.assertEqual(histogram.bucket[i], sum(low <= v < limit for v in values), limit)
+
+    def test_metrics_pictures_and_histograms(self):
+        for ranks in (1, 2, 3):
+            with self.subTest(ranks):
+                result = self.launch(ranks, logs=True, pictures=True).expect(0)
+                self.assertEqual([path.name for path in (result.run_dir / "tensorboard").iterdir()], ["metrics"])
+                events = self.events(result.run_dir / "tensorboard" / "metrics")
+                for line in result.metrics("training") + result.metrics("validation"):
+                    for name, value in line["metrics"].items():
+                        written = {e.step: e.value for e in events.Scalars(f"{line['kind']}/{name}")}
+                        self.assertAlmostEqual(written[line["batch"]], value, 5)
+                self.assertEqual([e.step for e in events.Scalars("training/learning_rate")], [3, 6])
+                self.check_pictures(events, [1, 2, 3, 4, 5, 6])
+                self.check_histograms(events, [1, 2, 3, 4, 5, 6])
+
+    def test_an_export_keeps_them(self):
+        result = self.launch(1, pictures=True).expect(0)
+        elsewhere = self.work.path / "elsewhere"
+        for arguments, folder in (([], result.run_dir / "tensorboard"), (["-o", str(elsewhere)], elsewhere)):
+            run([BUILD.program("dtrain"), "export", str(result.run_dir), "--format", "tensorboard", *arguments],
+                result.run_dir).expect(0)
+            self.assertTrue((folder / "rank-0000").is_dir())
+            self.assertEqual(len(list((folder / "metrics").iterdir())), 1)
+            events = self.events(folder / "metrics")
+            self.assertEqual([e.step for e in events.Scalars("training/loss")], [3, 6])
+            self.check_pictures(events, [1, 2, 3, 4, 5, 6])
+
+    def test_a_killed_run_leaves_what_it_has_written(self):
+        result = self.launch(2, mistake="killed", pictures=True)
+        self.assertNotEqual(result.code, 0)
+        events = self.events(result.run_dir / "tensorboard" / "metrics")
+        line = result.metrics("training")[0]
+        self.assertEqual([(e.step, round(e.value, 5)) for e in events.Scalars("training/loss")],
+                         [(3, round(line["metrics"]["loss"], 5))])
+
+    def test_a_run_that_goes_on_has_every_batch_once(self):
+        result = self.launch(2, batches=(12,), terminate_at=4, pictures=True, logs=True,
+                             sections={"min_checkpoint_period": {"batches": 2}})
+        result.expect(75)
+        self.go_on(result, "hyperparameters.terminate_at=0").expect(0)
+        folder = result.run_dir / "tensorboard" / "metrics"
+        self.assertEqual(len(list(folder.iterdir())), 2)
+        events = self.events(folder)
+        self.assertEqual([e.step for e in events.Scalars("training/loss")], [l["batch"] for l in result.metrics("training")])
+        self.check_pictures(events, list(range(1, 13)))
+
+    def test_mistakes_are_named(self):
+        for mistake, text in (
+                ("picture_shape", 'context.log_image("shape") was given a tensor of Float [2, 5, 5]'),
+                ("picture_type", 'context.log_image("type") was given a tensor of Long [5, 5]'),
+                ("no_values", 'context.log_histogram("empty") was given a tensor without values')):
+            with self.subTest(mistake):
+                self.assertIn(text, self.launch(2, mistake=mistake).expect(1).output)
 
 
 def top_level(phases):

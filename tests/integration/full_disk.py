@@ -50,6 +50,13 @@ class FullDisk(unittest.TestCase):
                 self.assertTrue(safetensors.numpy.load_file(result.weights_file))
                 self.assertEqual(result.metrics("training")[-1]["batch"], 200)
 
+    def test_training_goes_on_without_its_events_for_tensorboard(self):
+        result = self.launch("tensorboard", "8k", 2, 200, "scheduling_unit=1").expect(0)
+        self.assertEqual(result.output.count("TensorBoard events are missing from the run's folder"), 1, result.output)
+        self.assertIn("No space left on device", result.output)
+        self.assertGreater(result.events("tensorboard_events_lost")[0]["count"], 0)
+        self.assertEqual(len(result.metrics("training")), 200)
+
     def test_weights_that_cannot_be_saved_fail_the_run(self):
         result = self.launch("checkpoints", "16k", 2, 20).expect(1)
         self.assertIn("No space left on device", result.output)

@@ -2,6 +2,7 @@
 // stopping. What it does follows from hyperparameters, so that around_the_loop.py knows every number.
 #include <dtrain/dtrain.h>
 
+#include <cmath>
 #include <csignal>
 #include <fstream>
 #include <memory>
@@ -151,6 +152,8 @@ class LoopTrial final : public dtrain::Trial {
     }
     terminate_at_ = context.hyperparameter<std::int64_t>("terminate_at", 0);
     logs_ = context.hyperparameter<bool>("logs", false);
+    pictures_ = context.hyperparameter<bool>("pictures", false);
+    if (pictures_) context.log_histogram("at the start", torch::zeros({3}));
     scopes_ = context.hyperparameter<bool>("scopes", false);
     const auto outside = context.scope("constructor");  // no time: there is no batch
     if (context.hyperparameter<bool>("collectives", false)) try_collectives(context);
@@ -182,13 +185,21 @@ class LoopTrial final : public dtrain::Trial {
     context_.backward(loss);
     if (fault_ == "after_backward") context_.all_reduce(torch::ones({2}));
     if (logs_) log(number, batch);
+    if (pictures_) log_pictures(number);
+    if (fault_ == "killed" && number == 5 && context_.rank() == 0) std::raise(SIGKILL);
+    if (fault_ == "picture_shape") context_.log_image("shape", torch::zeros({2, 5, 5}));
+    if (fault_ == "picture_type") context_.log_image("type", torch::zeros({5, 5}, torch::kLong));
+    if (fault_ == "no_values") context_.log_histogram("empty", torch::zeros({0}));
     if (fault_ == "logs_twice") context_.log("loss", 1.0);
+    if (fault_ == "shape" && context_.rank() == 1) return {{"loss", torch::ones({2, 3})}};
+    if (fault_ == "logged_shape" && context_.rank() == 1) context_.log("each", torch::ones({3}));
     if (fault_ == "other_reduction") context_.log("x", {1.0, context_.rank() == 0 ? Reduction::kSum : Reduction::kMax});
     return {{"loss", loss}};
   }
 
   dtrain::Metrics evaluate_batch(const dtrain::Batch& batch) override {
     const std::size_t number = journal_->validations;
+    if (fault_ == "validation_shape" && context_.rank() == 1) return {{"score", torch::ones({4})}};
     const double score = number < scores_.size() ? scores_[number] : 0.0;
     const auto timed = context_.scope("evaluate");
     const at::Tensor x = batch["x"];
@@ -230,6 +241,18 @@ class LoopTrial final : public dtrain::Trial {
     if (context_.rank() == 0 && number % 3 == 0) context_.log("sometimes", batch_number);
   }
 
+  // What around_the_loop.py knows how to make, too.
+  void log_pictures(std::int64_t number) {
+    const at::Tensor ramp = torch::arange(24).reshape({4, 6}) * 10 + number;
+    context_.log_image("grey", ramp.to(torch::kByte));
+    context_.log_image("colours", torch::tensor({0.0, 0.5, 1.0, -1.0, 2.0, std::nan(""), 0.25, 0.75, 0.1, 0.2, 0.3, 0.4})
+                                      .reshape({3, 2, 2})
+                                      .to(torch::kFloat));
+    context_.log_image("grid", (torch::arange(5 * 6).reshape({5, 1, 2, 3}) * 8).to(torch::kByte));
+    const auto rank = static_cast<double>(context_.rank());
+    context_.log_histogram("values", torch::tensor({-2.5, 0.0, 1e-3, 4.0 + rank, static_cast<double>(number), std::nan("")}));
+  }
+
   dtrain::TrialContext& context_;
   torch::nn::Linear model_;
   std::shared_ptr<Journal> journal_;
@@ -239,6 +262,7 @@ class LoopTrial final : public dtrain::Trial {
   std::string fault_;
   std::int64_t terminate_at_ = 0;
   bool logs_ = false;
+  bool pictures_ = false;
   bool scopes_ = false;
 };
 

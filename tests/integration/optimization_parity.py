@@ -43,7 +43,54 @@ class Lion(torch.optim.Optimizer):
                 average.mul_(beta2).add_(p.grad, alpha=1 - beta2)
 
 
-KINDS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "radam": torch.optim.RAdam,
+class Lamb(torch.optim.Optimizer):
+    """Algorithm 2 of arXiv:1904.00962."""
+
+    def __init__(self, params, lr, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.0):
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                number = state["number"] = state.get("number", 0) + 1
+                average = state.setdefault("average", torch.zeros_like(p))
+                square = state.setdefault("square", torch.zeros_like(p))
+                average.mul_(beta1).add_(p.grad, alpha=1 - beta1)
+                square.mul_(beta2).add_(p.grad ** 2, alpha=1 - beta2)
+                root = (square / (1 - beta2 ** number)).sqrt() + group["eps"]
+                step = average / (1 - beta1 ** number) / root + group["weight_decay"] * p
+                trust = p.norm() / step.norm() if p.norm() > 0 and step.norm() > 0 else 1.0
+                p.sub_(step * trust * group["lr"])
+
+
+class Muon(torch.optim.Optimizer):
+    """torch.optim.Muon for matrices, torch.optim.AdamW for the rest and for some matrices by name."""
+
+    def __init__(self, params, lr, adamw_lr, adamw_match="", weight_decay=0.0, nesterov=True, match_rms_adamw=False):
+        super().__init__(params, {"lr": lr})
+        del adamw_match  # parity_model's parameters that it names are marked by groups_for_torch()
+        adjust = "match_rms_adamw" if match_rms_adamw else None
+        self.parts = []
+        for group in self.param_groups:
+            matrices = [p for p in group["params"] if p.dim() == 2 and not getattr(p, "by_adamw", False)]
+            others = [p for p in group["params"] if all(p is not m for m in matrices)]
+            if matrices:
+                self.parts.append(torch.optim.Muon(matrices, lr=group["lr"], weight_decay=weight_decay, nesterov=nesterov,
+                                                   adjust_lr_fn=adjust))
+            if others:
+                self.parts.append(torch.optim.AdamW(others, lr=adamw_lr, weight_decay=weight_decay, fused=True))
+
+    def step(self):
+        for part in self.parts:
+            part.step()
+
+
+KINDS = {"lamb": Lamb, "muon": Muon, "sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "radam": torch.optim.RAdam,
          "rmsprop": torch.optim.RMSprop, "adagrad": torch.optim.Adagrad, "lion": Lion}
 ADAMW = {"kind": "adamw", "lr": 1e-3, "weight_decay": 1e-2}
 SGD = {"kind": "sgd", "lr": 0.02, "momentum": 0.9}
@@ -77,6 +124,14 @@ def cases():
                                                                "centered": True}},
         "adagrad": {**plain, "optimizer": {"kind": "adagrad", "lr": 1e-2, "lr_decay": 0.01, "weight_decay": 1e-3}},
         "lion": {**plain, "optimizer": {"kind": "lion", "lr": 1e-4, "weight_decay": 0.1}},
+        "lamb": {**plain, "shards": False, "optimizer": {"kind": "lamb", "lr": 5e-3, "weight_decay": 0.01}},
+        "lamb, groups, ema, k=2": {"k": 2, "shards": False, "ema": 0.9, "optimizer": {"kind": "lamb", "lr": 5e-3},
+                                   "groups": [{"match": "*.bias", "lr": 1e-3}]},
+        "muon": {**plain, "shards": False, "optimizer": {"kind": "muon", "lr": 0.02, "adamw_lr": 1e-3, "weight_decay": 0.01}},
+        "muon, adamw_match, match_rms_adamw, ema": {
+            **plain, "shards": False, "ema": 0.9,
+            "optimizer": {"kind": "muon", "lr": 2e-3, "adamw_lr": 1e-3, "adamw_match": "out.*|extra.*", "nesterov": False,
+                          "match_rms_adamw": True}},
         "adamw, linear": {**plain, "schedule": ["linear", 60, 0.25, 0.5]},
         "adamw, polynomial": {**plain, "schedule": ["polynomial", 120, 2.0]},
         "adamw, cosine": {**plain, "schedule": ["cosine", STEPS]},
@@ -85,6 +140,10 @@ def cases():
         "sgd, plateau": {**plain, "optimizer": SGD,
                          "plateau": {"factor": 0.5, "patience": 2, "min_delta": 0.05, "min_factor": 0.1}},
         "sgd, clipped by value": {**plain, "optimizer": SGD, "clip_value": 0.02},
+        "sgd, groups clipped by norm": {**plain, "optimizer": SGD, "clip_norm": 0.3, "groups": [
+            {"match": "conv.*|out.*", "max_gradient_norm": 0.05}, {"match": "fc1.bias", "max_gradient_norm": 0.0}]},
+        "sgd, groups clipped by both, mpi": {**plain, "optimizer": SGD, "backend": "mpi", "groups": [
+            {"match": "*.bias", "max_gradient_value": 0.01}, {"match": "conv.*|tied_*", "max_gradient_norm": 0.02}]},
         "adamw, ema": {**plain, "ema": 0.9},
         "adamw, ema, mpi": {**plain, "ema": 0.9, "backend": "mpi"},  # no memory that the ranks share
         "sgd, ema, groups, k=4": {"optimizer": SGD, "k": 4, "ema": 0.95,
@@ -123,7 +182,26 @@ def groups_for_torch(model, case):
         patterns = group["match"].split("|")
         mine = [n for n in left if any(fnmatch.fnmatchcase(n, pattern) for pattern in patterns)]
         groups.append({"params": [left.pop(n) for n in mine], **{k: v for k, v in group.items() if k != "match"}})
+    for name, p in model.named_parameters():
+        p.by_adamw = any(fnmatch.fnmatchcase(name, one) for one in case["optimizer"].get("adamw_match", "").split("|"))
     return [{"params": list(left.values())}, *groups]
+
+
+def clip_groups(groups, case):
+    """Groups with a limit of their own by themselves, all other parameters together."""
+    if "clip_norm" not in case and not any("max_gradient_norm" in g or "max_gradient_value" in g for g in case.get("groups", [])):
+        return
+    others = []
+    for group in groups:
+        norm, value = group.get("max_gradient_norm"), group.get("max_gradient_value")
+        if norm is None and value is None:
+            others += group["params"]
+        elif norm:
+            torch.nn.utils.clip_grad_norm_(group["params"], norm)
+        elif value:
+            torch.nn.utils.clip_grad_value_(group["params"], value)
+    if "clip_norm" in case:
+        torch.nn.utils.clip_grad_norm_(others, case["clip_norm"])
 
 
 class Trained(typing.NamedTuple):
@@ -167,6 +245,7 @@ def train_plain(case, weights, batches):
             scores = model(batches["x"][index, 0], batches["mask"][index, 0])
             total = F.cross_entropy(scores, batches["y"][index, 0], ignore_index=IGNORED, reduction="sum")
             (total / labels).backward()
+        clip_groups(optimizer.param_groups, case)
         if "clip_value" in case:
             torch.nn.utils.clip_grad_value_(model.parameters(), case["clip_value"])
         optimizer.step()
@@ -185,7 +264,7 @@ def train_ours(case, build, weights, batches, folder, ranks, sharded):
     parity_model.save(weights, folder / "initial.safetensors")
     parity_model.save(for_ranks(batches, ranks), folder / "batches.safetensors")
     hyperparameters = {"global_batch_size": SAMPLES, "dtype": "float64", "optimizer": case["optimizer"]}
-    hyperparameters.update({key: case[key] for key in ("groups", "schedule", "plateau", "clip_value", "weighs") if key in case})
+    hyperparameters.update({key: case[key] for key in ("groups", "schedule", "plateau", "clip_norm", "clip_value", "weighs") if key in case})
     file = write_experiment(
         folder / "experiment.yaml", name="optimization", entrypoint=build.program("parity_trial"),
         hyperparameters=hyperparameters, resources={"slots_per_trial": ranks},
@@ -239,6 +318,10 @@ def main():
         expected = train_plain(case, weights, batches)
         line = f"{title:32} "
         for ranks, sharded in ways:
+            if sharded and not case.get("shards", True):
+                if ranks == 3:
+                    continue
+                sharded = False
             folder = workplace.path / f"{title.replace(', ', '-')}-{ranks}-{sharded}"
             got = train_ours(case, build, weights, batches, folder, ranks, sharded)
             difference, name = difference_of(got, expected)

@@ -124,6 +124,9 @@ class ParityTrial : public dtrain::Trial {
                                     .min_delta = plateau.at("min_delta"),
                                     .min_factor = plateau.at("min_factor")});
     }
+    if (const double norm = context.hyperparameter<double>("clip_norm", 0.0); norm > 0) {
+      context.clip_gradient_norm(norm);
+    }
     if (const double value = context.hyperparameter<double>("clip_value", 0.0); value > 0) {
       context.clip_gradient_value(value);
     }

@@ -31,6 +31,8 @@ SGD = {"kind": "sgd", "lr": 0.05, "momentum": 0.9}
 PLAIN_SGD = {"kind": "sgd", "lr": 0.05}
 ADAM = {"kind": "adam", "lr": 2e-3, "weight_decay": 1e-3}
 ADAMW = {"kind": "adamw", "lr": 3e-3}
+LAMB = {"kind": "lamb", "lr": 0.01}
+MUON = {"kind": "muon", "lr": 0.01, "adamw_lr": 2e-3, "adamw_match": "tokens.*|head*"}
 BATCHES = 60
 
 
@@ -61,6 +63,7 @@ CASES = {
         case("gpt", ADAMW, aggregation_frequency=4, sharded_optimizer=True),
         case("gpt", ADAMW, aggregation_frequency=4, sharded_optimizer=False, own_state=True),
         case("cnn", ADAMW, **UNEVEN), case("cnn", ADAMW, draws=True, **UNEVEN),
+        case("gpt", MUON, mixed_precision="bf16", clip=0.5), case("cnn", LAMB, aggregation_frequency=2, **UNEVEN),
         case("odd", ADAM, aggregation_frequency=3, sharded_optimizer=False, clip=0.5, **UNEVEN),
         case("gpt", ADAMW, sharded_optimizer="auto"),
         *(case("gpt", ADAM, gradient_compression=word) for word in ("fp16", "bf16", "int8")),

@@ -1,6 +1,7 @@
 // hyperparameters.optimizer of the trials of these tests: {"kind": "sgd", "lr": 0.05, …}.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,15 @@ inline Optimizer make_optimizer(const Json& options) {
     return Adagrad{.lr = lr, .lr_decay = options.value("lr_decay", 0.0), .weight_decay = decay};
   }
   if (kind == "lion") return Lion{.lr = lr, .weight_decay = decay};
+  if (kind == "lamb") return Lamb{.lr = lr, .weight_decay = decay};
+  if (kind == "muon") {
+    return Muon{.lr = lr,
+                .nesterov = options.value("nesterov", true),
+                .match_rms_adamw = options.value("match_rms_adamw", false),
+                .weight_decay = decay,
+                .adamw_match = options.value("adamw_match", ""),
+                .adamw_lr = options.at("adamw_lr")};
+  }
   throw ConfigError("hyperparameters.optimizer.kind is " + kind);
 }
 
@@ -41,7 +51,15 @@ inline std::vector<ParameterGroup> make_groups(const Json& optimizer, const Json
     Json settings = optimizer;
     settings.update(group);
     const auto match = group.at("match").get<std::string>();
-    result.push_back({match, matching(match), make_optimizer(settings), {}});
+    const auto limit = [&](const char* key) {
+      return group.contains(key) ? std::optional(group[key].get<double>()) : std::nullopt;
+    };
+    result.push_back({.name = match,
+                      .includes = matching(match),
+                      .optimizer = make_optimizer(settings),
+                      .schedule = {},
+                      .max_gradient_norm = limit("max_gradient_norm"),
+                      .max_gradient_value = limit("max_gradient_value")});
   }
   return result;
 }

@@ -194,6 +194,7 @@ class Steps(ParityTest):
     def test_clipping(self):
         self.compare([(SCRIPT, 1), (SCRIPT, 3), (TRIAL, 2)], clip_norm=0.1)
         self.compare([(SCRIPT, 2), (TRIAL, 2)], clip_value=0.01)
+        self.compare([(SCRIPT, 2), (TRIAL, 3)], groups=True, limit=0.02, clip_norm=0.1)
 
     def test_float32(self):
         self.compare([(SCRIPT, 1), (SCRIPT, 2), (TRIAL, 3)], dtype="float32", optimizer=["SGD", {"lr": 0.05, "momentum": 0.9}])

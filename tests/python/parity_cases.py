@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 STEPS = 20
 BATCH = 7  # of all ranks: no number of ranks but 1 divides it
 DEFAULTS = {"model": "mlp", "optimizer": ["SGD", {"lr": 0.05}], "groups": False, "schedule": None, "every": "step",
-            "accumulate": 1, "loads": None, "clip_norm": None, "clip_value": None, "dtype": "float64", "epochs": 2,
+            "accumulate": 1, "loads": None, "clip_norm": None, "clip_value": None, "limit": None, "dtype": "float64", "epochs": 2,
             "shuffle": False, "compile": None}
 
 
@@ -156,6 +156,8 @@ def make_optimizer(case, model):
         lr = float(settings["lr"])
         parameters = [{"params": [p for p in parameters if p.dim() > 1], "weight_decay": 0.05},
                       {"params": [p for p in parameters if p.dim() == 1], "lr": lr / 3, "weight_decay": 0.0}]
+        if case["limit"]:
+            parameters[1]["max_gradient_norm"] = case["limit"]
     return getattr(torch.optim, kind)(parameters, **settings)
 
 
@@ -225,8 +227,11 @@ def train_plain(case):
             loss.backward()
             if (index + 1) % case["accumulate"]:
                 continue
+            if case["limit"]:
+                nn.utils.clip_grad_norm_(optimizer.param_groups[1]["params"], case["limit"])
             if case["clip_norm"]:
-                nn.utils.clip_grad_norm_(model.parameters(), case["clip_norm"])
+                of = optimizer.param_groups[0]["params"] if case["limit"] else model.parameters()
+                nn.utils.clip_grad_norm_(of, case["clip_norm"])
             if case["clip_value"]:
                 nn.utils.clip_grad_value_(model.parameters(), case["clip_value"])
             optimizer.step()

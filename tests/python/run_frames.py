@@ -82,6 +82,15 @@ class Frames(harness.WorkplaceTest):
         with self.assertRaisesRegex(KeyError, "no metrics called nothing"):
             run.plot_metrics("nothing")
 
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+        events = EventAccumulator(str(result.run_dir / "tensorboard" / "metrics"),
+                                  size_guidance={"images": 0, "histograms": 0}).Reload()
+        self.assertEqual([e.step for e in events.Images("inputs")], list(range(1, BATCHES + 1)))
+        self.assertEqual({(e.width, e.height) for e in events.Images("inputs")}, {(8, 12 // RANKS)})
+        self.assertEqual({(e.step, e.histogram_value.num) for e in events.Histograms("weight")},
+                         {(batch, 32) for batch in range(1, BATCHES + 1)})
+        self.assertEqual([e.value for e in events.Scalars("validation/accuracy")], [0.5, 0.75])
+
         bare = subprocess.run([sys.executable, "-c", WITHOUT, str(result.run_dir), " ".join(run.metrics.kind),
                                str(RANKS * BATCHES)], capture_output=True, text=True,
                               env=harness.environment(**package.of(build)))

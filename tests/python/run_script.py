@@ -14,5 +14,7 @@ for epoch in range(2):
         loss = F.cross_entropy(model(x), y)
         loss.backward()
         session.log("batch", loss)
+        session.log_image("inputs", x)
+        session.log_histogram("weight", model.weight)
         optimizer.step()
     session.log_validation({"accuracy": session.mean(0.5 + epoch / 4)})

@@ -1,4 +1,5 @@
 // The scaling of gradients where each of two ranks updates a half: what one finds in its half concerns both.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -21,7 +22,8 @@ constexpr double kScale = 8;
 
 // A rank with all gradients, of which the first half is rank 0's.
 struct HalfOfGradients {
-  explicit HalfOfGradients(const GpuRank& rank)
+  // Parameters whose limit is not empty are clipped by themselves, in the order of registration: weight, bias.
+  explicit HalfOfGradients(const GpuRank& rank, const std::vector<GradientLimits::Limit>& own = {})
       : recorder({}, clock, clock.monotonic()),
         nccl(rank.connect(test::TestWorld(2),
                           {.current_stream = [] { return native_handle(current_stream(kRanksGpu)); }})),
@@ -30,7 +32,12 @@ struct HalfOfGradients {
     at::set_num_threads(1);
     move_model(*model, kRanksGpu);
     flat = std::make_unique<FlatParameters>(*model, *nccl);
-    scaling = make_gradient_scaling(*flat, *nccl, recorder);
+    GradientLimits limits{.own = own, .set_of = {}};
+    for (const auto& parameter : flat->parameters()) {
+      const std::size_t set = parameter.name == "weight" ? 1 : 2;
+      limits.set_of.push_back(set <= own.size() ? set : 0);
+    }
+    scaling = make_gradient_scaling(*flat, *nccl, recorder, limits);
     const std::int64_t half = gradients().numel() / 2;
     halves.push_back({FlatRange{0, 0, half}});
     halves.push_back({FlatRange{0, half, gradients().numel()}});
@@ -82,6 +89,46 @@ TEST(GpuScaling, TheNormIsThatOfAllRanksGradients) {
     ASSERT_TRUE(scaled.norm.has_value());
     EXPECT_NEAR(scaled.norm->item<double>(), expected, 1e-5 * expected);
     EXPECT_NEAR(scaled.device.divisor.item<double>(), expected / 0.5, 1e-5 * expected / 0.5);
+  });
+}
+
+TEST(GpuScaling, GroupsWithALimitAreClippedByThemselves) {
+  expect_gpu_ranks(2, [](const GpuRank& rank) {
+    const at::NoGradGuard no_grad;
+    HalfOfGradients half(rank, {{.max_norm = 2, .max_value = 0}});  // 256 weights, and 16 biases that have no own limit
+    half.gradients().fill_(1);
+    const GradientScaling::Scaled scaled = half.scaling->prepare({.used = {}, .correction = 3, .max_norm = 6});
+    ASSERT_TRUE(scaled.norm.has_value());
+    EXPECT_NEAR(scaled.norm->item<double>(), 3 * std::sqrt(272.0), 1e-4);
+    const double divisor = scaled.device.divisor.item<double>();
+    for (const auto& parameter : half.flat->parameters()) {
+      // This rank updates only its half of them, in which their gradients are alike.
+      for (const FlatRange& range : half.halves[static_cast<std::size_t>(rank.control.world().rank)]) {
+        const std::int64_t begin = std::max(range.begin, parameter.offset);
+        const std::int64_t end = std::min(range.end, parameter.offset + parameter.tensor.numel());
+        if (begin >= end) continue;
+        const at::Tensor clipped = half.gradients().narrow(0, begin, end - begin) / divisor;
+        // Weights: a norm of 48 becomes 2. Biases: one of 12 becomes 6.
+        const double expected = parameter.name == "weight" ? 2.0 / 16 : 6.0 / 4;
+        EXPECT_NEAR(clipped.min().item<double>(), expected, 1e-4) << parameter.name;
+        EXPECT_NEAR(clipped.max().item<double>(), expected, 1e-4) << parameter.name;
+      }
+    }
+  });
+}
+
+TEST(GpuScaling, GroupsWithALimitOfValues) {
+  expect_gpu_ranks(2, [](const GpuRank& rank) {
+    const at::NoGradGuard no_grad;
+    HalfOfGradients half(rank, {{.max_norm = 0, .max_value = 0.25}, {}});
+    half.gradients().fill_(1);
+    const GradientScaling::Scaled scaled = half.scaling->prepare({.used = {}, .correction = 0.5, .max_norm = 0});
+    EXPECT_FALSE(scaled.norm.has_value());
+    EXPECT_FALSE(scaled.device.divisor.defined());
+    for (const FlatRange& range : half.halves[static_cast<std::size_t>(rank.control.world().rank)]) {
+      EXPECT_GE(half.gradients().narrow(0, range.begin, range.size()).min().item<double>(), 0.25);
+      EXPECT_LE(half.gradients().narrow(0, range.begin, range.size()).max().item<double>(), 0.5);
+    }
   });
 }
 

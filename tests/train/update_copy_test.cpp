@@ -38,13 +38,17 @@ std::vector<std::vector<std::byte>> bytes_of(const FlatParameters& parameters, F
 }
 
 struct UpdateRun {
-  explicit UpdateRun(SmallRun& run) : parameters(model, run.services.communicator) {}
+  UpdateRun(SmallRun& run, const Optimizer& kind)
+      : parameters(model, run.services.communicator),
+        optimizer(kind, {}, parameters),
+        whole(updates_whole_parameters(kind)) {}
   Wide model;
   FlatParameters parameters;
-  FlatOptimizer optimizer{AdamW{.lr = 0.01}, {}, parameters};
+  FlatOptimizer optimizer;
+  bool whole;
 };
 
-// A step of random ranges; some parameters are not used.
+// A step of random ranges, or of all at once where parameters are updated whole; some parameters are not used.
 void step(UpdateRun& setup, std::uint64_t seed) {
   std::mt19937_64 random(seed);
   torch::manual_seed(static_cast<std::int64_t>(seed));
@@ -54,8 +58,8 @@ void step(UpdateRun& setup, std::uint64_t seed) {
   setup.optimizer.begin_step(used);
   const std::int64_t end = setup.parameters.groups()[0].values.numel();
   for (std::int64_t begin = 0; begin < end;) {
-    const std::int64_t next =
-        std::min<std::int64_t>(end, begin + 16 * (1 + static_cast<std::int64_t>(random() % 9000)));
+    const std::int64_t length = setup.whole ? end : 16 * (1 + static_cast<std::int64_t>(random() % 9000));
+    const std::int64_t next = std::min<std::int64_t>(end, begin + length);
     setup.optimizer.update({0, begin, next});
     begin = next;
   }
@@ -63,14 +67,20 @@ void step(UpdateRun& setup, std::uint64_t seed) {
   setup.optimizer.advance_schedule();
 }
 
-class Copies : public testing::TestWithParam<bool> {};
+struct Way {
+  std::string name;
+  bool in_two;
+  Optimizer optimizer;
+};
+
+class Copies : public testing::TestWithParam<Way> {};
 
 TEST_P(Copies, HoldWhatIsThereBetweenTwoUpdates) {
-  const bool in_two = GetParam();
+  const bool in_two = GetParam().in_two;
   run_small(1, [&](SmallRun& run) {
     for (std::uint64_t seed = 1; seed <= 6; ++seed) {
       SCOPED_TRACE(seed);
-      UpdateRun copied(run), plain(run);
+      UpdateRun copied(run, GetParam().optimizer), plain(run, GetParam().optimizer);
       step(copied, seed * 10);
       step(plain, seed * 10);
       std::vector<std::vector<std::byte>> target = bytes_of(copied.parameters, copied.optimizer);
@@ -113,8 +123,11 @@ TEST_P(Copies, HoldWhatIsThereBetweenTwoUpdates) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Update, Copies, testing::Bool(),
-                         [](const auto& info) { return std::string(info.param ? "InTwo" : "InOne"); });
+INSTANTIATE_TEST_SUITE_P(Update, Copies,
+                         testing::Values(Way{"InOne", false, AdamW{.lr = 0.01}}, Way{"InTwo", true, AdamW{.lr = 0.01}},
+                                         Way{"WholeInOne", false, Lamb{.lr = 0.01}},
+                                         Way{"WholeInTwo", true, Lamb{.lr = 0.01}}),
+                         [](const auto& info) { return info.param.name; });
 
 TEST(StreamCopy, CopiesAnyLengthToAnyPlace) {
   std::vector<std::byte> from(1000), to(1000);

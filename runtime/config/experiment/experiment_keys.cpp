@@ -178,6 +178,28 @@ Json plateau_needs() {
   })");
 }
 
+// Updates of whole parameters cannot be sharded.
+Json whole_parameters_need() {
+  return Json::parse(R"({
+    "if": {
+      "required": ["optimizer"],
+      "properties": {
+        "optimizer": {"type": "object", "required": ["kind"], "properties": {"kind": {"enum": ["lamb", "muon"]}}}
+      }
+    },
+    "then": {
+      "properties": {
+        "optimizations": {
+          "properties": {
+            "sharded_optimizer": {"enum": ["auto", false, "false"]},
+            "sharded_gradients": {"enum": ["auto", false, "false"]}
+          }
+        }
+      }
+    }
+  })");
+}
+
 std::string place_of_slots(Section& root) {
   const Value* value = value_at(root, "resources.slots_per_trial");
   return value ? root.collector().place(value->at) : std::string();
@@ -232,6 +254,18 @@ void check_together(Section& root, const Experiment& experiment) {
       root.report(*plateau, "optimizer.reduce_on_plateau",
                   "has no effect without min_validation_period: it is decided after each validation");
     }
+  }
+  if (experiment.model && updates_whole_parameters(experiment.model->optimizer.optimizer)) {
+    const auto refuse = [&](const char* key) {
+      if (const Value* value = value_at(root, key)) {
+        root.report(*value, key,
+                    std::string("cannot be true with optimizer.kind ") +
+                        dtrain::word_of(experiment.model->optimizer.optimizer) +
+                        ", which updates whole parameters; leave it at auto");
+      }
+    };
+    if (experiment.optimizations.sharded_optimizer == ShardedOptimizer::kOn) refuse("optimizations.sharded_optimizer");
+    if (experiment.optimizations.sharded_gradients == ShardedGradients::kOn) refuse("optimizations.sharded_gradients");
   }
   const bool sequences = experiment.model && data::has_sequences(experiment.model->data.format);
   const Value* loss = root.find(kLoss.name);

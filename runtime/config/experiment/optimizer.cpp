@@ -43,6 +43,8 @@ class BetasForm : public KeyType {
   double& beta2_;
 };
 
+constexpr const char* kOneWay = "has no place beside max_gradient_norm: gradients are clipped in one way";
+
 void refuse_given(Section& section, const char* key, const std::string& message) {
   if (const Value* value = section.find(key)) section.report(*value, key, message);
 }
@@ -75,8 +77,22 @@ void declare_nesterov_needs(Keys& keys, const Sgd& sgd) {
 
 void check_clipping(Section& section, const OptimizerSettings& optimizer) {
   if (optimizer.max_gradient_norm > 0 && optimizer.max_gradient_value > 0)
-    refuse_given(section, "max_gradient_value",
-                 "has no place beside max_gradient_norm: gradients are clipped in one way");
+    refuse_given(section, "max_gradient_value", kOneWay);
+}
+
+void check_clipping(Section& section, const ParameterGroupSettings& group) {
+  if (group.max_gradient_norm.value_or(0) > 0 && group.max_gradient_value.value_or(0) > 0)
+    refuse_given(section, "max_gradient_value", kOneWay);
+}
+
+Json clipping_rule() {
+  return Json::parse(R"({
+    "if": {
+      "required": ["max_gradient_norm"],
+      "properties": {"max_gradient_norm": {"type": "number", "exclusiveMinimum": 0}}
+    },
+    "then": {"properties": {"max_gradient_value": {"enum": [0, null]}}}
+  })");
 }
 
 void check_together(Section& section, const LrScheduleSettings& schedule) {

@@ -15,6 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "dtrain/analysis/event_file.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/fd.h"
 #include "dtrain/base/file.h"
@@ -117,6 +118,10 @@ scheduler::Task task_of_run(scheduler::Ledger& ledger, const RunFolder& folder) 
 
 std::optional<int> RunFolder::number() const {
   return run_number(path.filename());
+}
+
+fs::path RunFolder::metrics_events() const {
+  return path / analysis::kEventsFolder / analysis::kMetricsEvents;
 }
 
 fs::path RunFolder::log(int rank) const {

@@ -23,6 +23,7 @@
 #include "folder/event_log.h"
 #include "folder/run_lock.h"
 #include "folder/screen.h"
+#include "rank/event_writer.h"
 
 namespace dtrain::run {
 
@@ -130,7 +131,8 @@ struct RankFiles {
   bool is_launchers_folder = true;    // false: this host has its own folder, which the launcher collects
   std::optional<LogRedirect> output;  // none if the launcher has redirected this process's output to the log file
   RankEvents events;
-  std::optional<MetricsLog> metrics;  // rank 0
+  std::optional<MetricsLog> metrics;       // rank 0
+  std::optional<EventWriter> tensorboard;  // rank 0
 };
 
 }  // namespace dtrain::run

@@ -131,14 +131,24 @@ void RankSession::report_progress(const Progress& progress) {
 
 void RankSession::write_metrics(const Json& line) {
   if (files_->metrics) files_->metrics->write(line);
+  if (files_->tensorboard) files_->tensorboard->add_metrics(line);
+}
+
+void RankSession::write_picture(const std::string& name, std::int64_t batch, analysis::Picture picture) {
+  if (files_->tensorboard) files_->tensorboard->add(name, batch, std::move(picture));
+}
+
+void RankSession::write_histogram(const std::string& name, std::int64_t batch, std::vector<float> values) {
+  if (files_->tensorboard) files_->tensorboard->add(name, batch, std::move(values));
 }
 
 std::int64_t RankSession::metrics_bytes() const {
   return files_->metrics ? files_->metrics->bytes() : 0;
 }
 
-void RankSession::cut_metrics(std::int64_t bytes) {
+void RankSession::cut_metrics(std::int64_t bytes, std::int64_t batches) {
   if (files_->metrics) files_->metrics->cut(bytes);
+  if (files_->tensorboard) files_->tensorboard->begin_at(batches + 1);
 }
 
 void RankSession::write_event(const std::string& event, const Json& fields) {
@@ -160,6 +170,10 @@ int RankSession::finish(bool stopped, bool saved) {
     recording_->finish();
     recording_->report_losses();
     if (files_->metrics) files_->metrics->report_losses(files_->events);
+    if (files_->tensorboard) {
+      const std::int64_t lost = files_->tensorboard->finish();
+      if (lost > 0) files_->events.try_write("tensorboard_events_lost", {{"count", lost}});
+    }
     // Another rank may have seen the launcher's end first, and has made this one stop.
     if (stopped && launcher_ && launcher_->link().is_gone()) on_launcher_end();
     const StopOutcome stop = stopped ? agree_on_stop(saved) : StopOutcome{};

@@ -163,7 +163,10 @@ void RankSession::open_folder() {
     open_launched_folder(control(), launcher_->plane()->orders(), files);
   }
   files.events.open(files.folder.events(), environment.world.rank, identity_->host.name);
-  if (identity_->is_rank_0()) files.metrics.emplace(files.folder.metrics(), clock_, log_);
+  if (identity_->is_rank_0()) {
+    files.metrics.emplace(files.folder.metrics(), clock_, log_);
+    files.tensorboard.emplace(files.folder.metrics_events(), clock_, log_);
+  }
   if (environment.is_launched()) {
     update_plan("versions", versions_of(identity_->options));
     if (identity_->is_rank_0()) name_gpus_in_plan(files.folder.plan(), *gpus_);

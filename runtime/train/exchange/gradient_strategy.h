@@ -29,11 +29,12 @@ class LossScaler;
 struct Update {
   std::span<const std::uint8_t> used;  // for each parameter: whether any rank used it in this window
   double correction = 1;               // the factor of gradients, applied first
-  double max_norm = 0;                 // the limit of their L2 norm over all parameters after that; 0: no clipping
+  // The limit of their L2 norm after that, over all parameters but those of groups with a limit of their own; 0: none.
+  double max_norm = 0;
   // Not null: the loss was scaled. update() ends with end_update().
   LossScaler* scaler = nullptr;
   bool unscaled = false;  // the strategy has divided the gradients by the scale already
-  double max_value = 0;   // the limit of each element's size, applied after the correction; 0: no clipping
+  double max_value = 0;   // the limit of each element of the same, applied after the correction; 0: none
   // For each parameter: whether its model takes part in the step. Empty: all do. Others stay untouched.
   std::span<const std::uint8_t> in_step{};
 };

@@ -2,6 +2,7 @@
 
 #include <limits>
 #include <set>
+#include <sstream>
 #include <utility>
 #include <vector>
 
@@ -58,6 +59,16 @@ double& value_of(MetricReducer::Sums& sums, const std::string& name) {
 MetricReducer::MetricReducer(std::string kind, comm::ControlPlane& control, comm::Communicator& communicator)
     : kind_(std::move(kind)), control_(control), communicator_(communicator) {}
 
+void require_single_values(const Metrics& metrics, const std::string& kind) {
+  for (const auto& [name, value] : metrics) {
+    if (!value.tensor().defined() || value.tensor().numel() == 1) continue;
+    std::ostringstream shape;
+    shape << value.tensor().sizes();
+    throw Error("the " + kind + " metric '" + name + "' is a tensor of shape " + shape.str(),
+                "a metric is a number, or a tensor of one element: its mean() over the batch, say");
+  }
+}
+
 void MetricReducer::add(const Metrics& metrics, std::int64_t samples) {
   add_values(metrics, samples);
   added_.samples += samples;
@@ -70,6 +81,7 @@ void MetricReducer::add_logged(const Metrics& metrics, std::int64_t samples) {
 
 void MetricReducer::add_values(const Metrics& metrics, std::int64_t samples) {
   const at::NoGradGuard no_grad;
+  require_single_values(metrics, kind_);
   for (const auto& [name, value] : metrics) {
     const Reduction how = value.reduction();
     const bool is_new = !added_.weights.contains(name);

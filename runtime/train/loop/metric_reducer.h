@@ -24,6 +24,9 @@ struct ReducedMetrics {
   std::int64_t samples = 0;             // of all ranks
 };
 
+// Error that names a metric whose tensor has not one element.
+void require_single_values(const Metrics& metrics, const std::string& kind);
+
 class MetricReducer {
  public:
   // `kind` ("training", "validation") keeps agreement messages of several reducers apart.

@@ -110,6 +110,12 @@ int fail(run::RankSession& session) {
   ::_exit(code);
 }
 
+bool needs_whole_parameters(const TrialContext::Wrapped& wrapped) {
+  return (wrapped.optimizer && updates_whole_parameters(*wrapped.optimizer)) ||
+         std::any_of(wrapped.groups.begin(), wrapped.groups.end(),
+                     [](const ParameterGroup& group) { return updates_whole_parameters(group.optimizer); });
+}
+
 train::StepOptions step_options(const run::RankSession& session, const TrialContext::Wrapped& wrapped) {
   const config::Experiment& experiment = session.experiment();
   const config::Optimizations& wanted = experiment.optimizations;
@@ -118,11 +124,23 @@ train::StepOptions step_options(const run::RankSession& session, const TrialCont
   options.average_aggregated_gradients = wanted.average_aggregated_gradients;
   options.max_gradient_norm = wrapped.max_gradient_norm;
   options.max_gradient_value = wrapped.max_gradient_value;
+  options.clips_groups = std::any_of(wrapped.groups.begin(), wrapped.groups.end(),
+                                     [](const ParameterGroup& group) { return group.has_own_limit(); });
   options.ema = wanted.ema;
   const bool shard_gradients = wanted.sharded_gradients == config::ShardedGradients::kOn;
   options.strategy = {shard_gradients ? config::ShardedOptimizer::kOn : wanted.sharded_optimizer,
                       wanted.gradient_compression, experiment.experiment_seed, wanted.sharded_gradients};
   if (wrapped.own_update) {  // what it keeps is read whole on every rank
+    options.strategy.sharded = config::ShardedOptimizer::kOff;
+    options.strategy.gradients = config::ShardedGradients::kOff;
+  }
+  if (needs_whole_parameters(wrapped)) {
+    if (options.strategy.sharded == config::ShardedOptimizer::kOn) {
+      throw ConfigError(
+          std::string(shard_gradients ? "optimizations.sharded_gradients" : "optimizations.sharded_optimizer") +
+              " is true, and the optimizer (lamb, muon) updates whole parameters",
+          "leave it at auto");
+    }
     options.strategy.sharded = config::ShardedOptimizer::kOff;
     options.strategy.gradients = config::ShardedGradients::kOff;
   }

@@ -154,7 +154,10 @@ void TrainingLoop::visit(StateVisitor& visitor) {
   std::int64_t metrics_bytes = session_.metrics_bytes();
   visitor.number("due_is_open", position_.due_is_open);
   visitor.number("metrics_bytes", metrics_bytes);
-  if (visitor.replaces()) session_.cut_metrics(metrics_bytes);
+  if (visitor.replaces()) {
+    session_.cut_metrics(metrics_bytes, position_.batches);
+    context_.around_the_loop().batch = position_.batches;
+  }
   visitor.part("metrics", metrics_);
   visitor.part("validation", validation_);
   visitor.part("early_stop", early_stop_);
@@ -251,7 +254,7 @@ TrainingLoop::Outcome TrainingLoop::run_round() {
   }
   {
     const PhaseScope phase(recorder, Phase::kCallbacks);
-    progress_.update(metrics_.latest());
+    progress_.update([this] { metrics_.show_losses(); });
   }
   recorder.end_step({batch ? batch->samples : 0, stepped && step_.synchronised(), position_.epoch});
   measured_.deep_window.after_step(number, step_.take_trace_window());
@@ -260,6 +263,7 @@ TrainingLoop::Outcome TrainingLoop::run_round() {
 }
 
 void TrainingLoop::prepare_batch(const Batch& batch) {
+  context_.around_the_loop().batch = position_.batches + 1;
   callbacks_.before_batch(batch);
   seed(Draws::kBeforeBatch);
   trial_.before_batch(batch);
@@ -334,9 +338,13 @@ Metrics TrainingLoop::call_trial(const Batch& batch) {
 Metrics TrainingLoop::call_trial_for_graph(const Batch& places) {
   context_.around_the_loop().why_no_collective = "the step is recorded as a CUDA graph";
   const std::size_t logged = context_.around_the_loop().logged->size();
+  const std::int64_t pictures = context_.around_the_loop().logged_for_tensorboard;
   Metrics metrics = call_trial(places);
   if (context_.around_the_loop().logged->size() != logged) {
     throw Error("train_batch() calls context.log(), which a graph would not repeat");
+  }
+  if (context_.around_the_loop().logged_for_tensorboard != pictures) {
+    throw Error("train_batch() calls context.log_image() or log_histogram(), which a graph would not repeat");
   }
   return metrics;
 }

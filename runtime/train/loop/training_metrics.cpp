@@ -20,27 +20,35 @@ TrainingMetrics::TrainingMetrics(run::RankSession& session, TrainingStep& step, 
 
 void TrainingMetrics::keep(Metrics metrics, std::int64_t samples) {
   if (step_.parameters().memory().on_host()) {
+    require_single_values(metrics, "training");
     unread_.emplace_back(std::move(metrics), samples);
     return;
   }
   sums_.add(metrics, samples);
   const auto loss = metrics.find("loss");
   if (session_.world().rank != 0 || loss == metrics.end()) return;
-  if (!loss->second.is_on_device()) return progress_.set_loss(loss->second.value());
+  if (!loss->second.is_on_device()) return progress_.add_loss(loss->second.value());
   step_.in_flight().read(loss->second.tensor(),
-                         [this](std::span<const double> value) { progress_.set_loss(value.front()); });
+                         [this](std::span<const double> value) { progress_.add_loss(value.front()); });
 }
 
 void TrainingMetrics::keep_logged(Metrics metrics, std::int64_t samples) {
   if (metrics.empty()) return;
   if (step_.parameters().memory().on_host()) {
+    require_single_values(metrics, "training");
     unread_logs_.emplace_back(std::move(metrics), samples);
   } else {
     sums_.add_logged(metrics, samples);
   }
 }
 
+void TrainingMetrics::show_losses() {
+  for (; shown_ < unread_.size(); ++shown_) progress_.add_loss(unread_[shown_].first);
+}
+
 void TrainingMetrics::add_unread() {
+  if (session_.world().rank == 0) show_losses();
+  shown_ = 0;
   for (const auto& [metrics, samples] : unread_) sums_.add(metrics, samples);
   for (const auto& [metrics, samples] : unread_logs_) sums_.add_logged(metrics, samples);
   unread_.clear();
@@ -51,7 +59,6 @@ void TrainingMetrics::begin() {
   step_.check_members();
   step_.write_reports();
   const PhaseScope phase(session_.recorder(), Phase::kFromDevice);
-  if (latest() != nullptr) progress_.set_loss(*latest());
   add_unread();
   due_.push_back({position_.batches, position_.epoch, step_.optimizer().steps(), step_.optimizer().last_learning_rate(),
                   sums_.take()});

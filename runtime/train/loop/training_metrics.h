@@ -27,8 +27,8 @@ class TrainingMetrics {
   void keep(Metrics metrics, std::int64_t samples);
   // What it has logged besides, in a batch of so many samples.
   void keep_logged(Metrics metrics, std::int64_t samples);
-  // The last kept on the host that no begin() has read; null: none.
-  const Metrics* latest() const { return unread_.empty() ? nullptr : &unread_.back().first; }
+  // Adds the losses kept on the host to the progress, where they are not there yet. Rank 0.
+  void show_losses();
   // What was kept is due: begins to copy its sums to the host. Also checks and reports what the step does from time to
   // time.
   void begin();
@@ -57,6 +57,7 @@ class TrainingMetrics {
   ProgressMeter& progress_;
   MetricReducer sums_;
   std::vector<std::pair<Metrics, std::int64_t>> unread_;  // on the host, with their samples; read when due
+  std::size_t shown_ = 0;                                 // of unread_: their losses are in the progress
   std::vector<std::pair<Metrics, std::int64_t>> unread_logs_;
   std::deque<Due> due_;  // oldest first
 };

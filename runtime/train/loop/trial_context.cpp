@@ -112,11 +112,12 @@ void TrialContext::wrap_optimizer(const std::string& model, const Optimizer& opt
   const auto is_of_model = [prefix = model + "."](const std::string& name) { return name.starts_with(prefix); };
   std::vector<ParameterGroup> own;
   for (ParameterGroup& group : groups) {
-    own.push_back({model + "/" + group.name,
-                   [is_of_model, includes = group.includes](const std::string& name, const at::Tensor& of) {
-                     return is_of_model(name) && includes(name, of);
-                   },
-                   group.optimizer, group.schedule});
+    ParameterGroup of_model = group;
+    of_model.name = model + "/" + group.name;
+    of_model.includes = [is_of_model, includes = group.includes](const std::string& name, const at::Tensor& of) {
+      return is_of_model(name) && includes(name, of);
+    };
+    own.push_back(std::move(of_model));
   }
   own.push_back(
       {model, [is_of_model](const std::string& name, const at::Tensor&) { return is_of_model(name); }, optimizer, {}});

@@ -34,17 +34,60 @@ FlatOptimizer::FlatOptimizer(const Optimizer& optimizer, LrSchedule schedule, Fl
     throw ConfigError("parameter group " + groups[i].name + " includes no parameter" + names_of_parameters(),
                       "patterns are compared with the whole name; a group has those that no group before it has");
   }
+  set_limits(groups);
+  find_whole();
+}
+
+void FlatOptimizer::find_whole() {
+  std::vector<std::string> names;
+  std::vector<at::Tensor> tensors;
+  for (const auto& parameter : parameters_.parameters()) {
+    names.push_back(parameter.name);
+    tensors.push_back(parameter.tensor);
+  }
+  for (std::size_t r = 0; r < rules_.size(); ++r) {
+    const std::vector<std::uint8_t> whole = rules_[r].update->whole_parameters(names, tensors);
+    for (std::size_t i = 0; i < whole.size(); ++i) {
+      if (rule_of_[i] == r) whole_[i] = whole[i];
+    }
+  }
+}
+
+void FlatOptimizer::set_limits(std::span<const ParameterGroup> groups) {
+  std::vector<std::size_t> set_of_rule(rules_.size(), 0);
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    const ParameterGroup& group = groups[i];
+    if (!group.has_own_limit()) continue;
+    const double norm = group.max_gradient_norm.value_or(0), value = group.max_gradient_value.value_or(0);
+    if (!(norm >= 0) || !(value >= 0)) {
+      throw ConfigError(
+          "parameter group " + group.name + " limits gradients to " + std::to_string(norm >= 0 ? value : norm),
+          "use a limit above 0, or 0 for none");
+    }
+    if (norm > 0 && value > 0) {
+      throw ConfigError(
+          "the gradients of parameter group " + group.name + " are to be clipped by their norm and by value",
+          "choose one of the two");
+    }
+    limits_.own.push_back({.max_norm = norm, .max_value = value});
+    set_of_rule[i + 1] = limits_.own.size();
+  }
+  if (limits_.own.empty()) return;
+  for (const std::size_t rule : rule_of_) limits_.set_of.push_back(set_of_rule[rule]);
 }
 
 FlatOptimizer::FlatOptimizer(std::unique_ptr<OptimizerUpdate> optimizer, LrSchedule schedule,
                              FlatParameters& parameters, double ema)
-    : FlatOptimizer(one_rule(std::move(optimizer), std::move(schedule)), parameters, ema) {}
+    : FlatOptimizer(one_rule(std::move(optimizer), std::move(schedule)), parameters, ema) {
+  find_whole();
+}
 
 FlatOptimizer::FlatOptimizer(std::vector<Rule> rules, FlatParameters& parameters, double ema)
     : parameters_(parameters),
       average_(ema > 0 ? std::optional(WeightAverage(ema)) : std::nullopt),
       rules_(std::move(rules)),
       rule_of_(parameters.parameters().size(), 0),
+      whole_(parameters.parameters().size(), 0),
       updates_(parameters.parameters().size(), 0),
       counter_of_(parameters.parameters().size(), 0),
       averaged_(parameters.parameters().size(), 0) {
@@ -161,10 +204,12 @@ std::vector<FlatOptimizer::Segment> FlatOptimizer::segments(std::span<const std:
                 p.narrow_gradient,
                 rule_of_[i],
                 used[i] != 0,
-                averaged_[i] != 0};
+                averaged_[i] != 0,
+                whole_[i] ? static_cast<std::ptrdiff_t>(i) : -1};
     const auto continues = [&](const Segment& before) {
       return before.updates == own.updates && before.number.is_same(own.number) && before.narrow == own.narrow &&
-             before.rule == own.rule && before.used == own.used && before.averaged == own.averaged;
+             before.rule == own.rule && before.used == own.used && before.averaged == own.averaged &&
+             before.whole < 0 && own.whole < 0;
     };
     if (open[p.group] >= 0 && continues(result[open[p.group]])) {
       result[open[p.group]].range.end = own.range.end;
@@ -239,7 +284,13 @@ void FlatOptimizer::update(const FlatRange& range) {
     const FlatRange common{range.group, std::max(range.begin, segment.range.begin),
                            std::min(range.end, segment.range.end)};
     if (common.size() <= 0) continue;
-    if (copy_) {
+    if (segment.whole >= 0 && !(common == segment.range)) {
+      throw Error("a part of the parameter " + parameters_.parameters()[static_cast<std::size_t>(segment.whole)].name +
+                  " was to be updated, which its optimizer updates whole");
+    }
+    if (copy_ && segment.whole >= 0) {
+      copy_->run_whole(common, [&] { update(common, segment); });
+    } else if (copy_) {
       copy_->run(common, [&](const FlatRange& part) { update(part, segment); });
     } else {
       update(common, segment);
@@ -395,8 +446,10 @@ void FlatOptimizer::visit(StateVisitor& visitor) {
 
 void FlatOptimizer::update(const FlatRange& range, const Segment& segment) {
   if (!average_) return apply_rule(range, segment);
+  const bool whole = segment.whole >= 0;
+  if (whole && segment.used) apply_rule(range, segment);
   WeightAverage::for_each_part(range, parameters_.memory().on_host(), [&](const FlatRange& part) {
-    if (segment.used) apply_rule(part, segment);
+    if (segment.used && !whole) apply_rule(part, segment);
     const at::Tensor weights = parameters_.groups()[part.group].values.narrow(0, part.begin, part.size());
     average_->move(state_slice(part, average_index()), weights, /*first=*/!segment.averaged);
   });
@@ -414,7 +467,11 @@ void FlatOptimizer::apply_rule(const FlatRange& range, const Segment& segment) {
                   .device = inputs_,
                   .shadow = {},
                   .number = segment.number,
-                  .rate_on_device = {}};
+                  .rate_on_device = {},
+                  .form = {}};
+  if (segment.whole >= 0) {
+    step.form = parameters_.values_of(parameters_.parameters()[static_cast<std::size_t>(segment.whole)]);
+  }
   if (rates_on_device_.defined()) step.rate_on_device = rates_on_device_[static_cast<std::int64_t>(segment.rule)];
   if (group.shadow.defined()) step.shadow = slice(group.shadow);
   rules_[segment.rule].update->update(slice(group.values),

@@ -15,6 +15,7 @@
 #include "dtrain/train/optimizer.h"
 #include "model/flat_memory.h"
 #include "model/flat_parameters.h"
+#include "model/gradient_limits.h"
 #include "model/optimizer_update.h"
 #include "model/update_copy.h"
 #include "model/weight_average.h"
@@ -57,6 +58,9 @@ class FlatOptimizer {
     double rate = 0;
   };
   std::vector<GroupRate> group_sizes() const;
+
+  // How the gradients of groups with limits of their own are clipped.
+  const GradientLimits& gradient_limits() const { return limits_; }
 
   // Where updates are sharded, a rank's state is up to date in its own parts alone.
   void visit(StateVisitor& visitor);
@@ -112,8 +116,9 @@ class FlatOptimizer {
     at::Tensor number;     // as UpdateStep has it
     bool narrow;           // the gradients are FlatParameters::Group::narrow_gradients
     std::size_t rule;
-    bool used = true;      // false: nothing but the average of these weights moves
-    bool averaged = true;  // there is an average of these weights
+    bool used = true;           // false: nothing but the average of these weights moves
+    bool averaged = true;       // there is an average of these weights
+    std::ptrdiff_t whole = -1;  // the parameter that is updated whole; -1: any stretch
   };
   // How the parameters of a group are updated.
   struct Rule {
@@ -126,6 +131,8 @@ class FlatOptimizer {
                                     std::span<const ParameterGroup> groups);
   FlatOptimizer(std::vector<Rule> rules, FlatParameters& parameters, double ema);
   std::size_t include(const ParameterGroup& group, std::size_t rule);
+  void set_limits(std::span<const ParameterGroup> groups);
+  void find_whole();
   bool has_several_models() const;
   std::size_t shown_rule() const;
   std::string names_of_parameters() const;
@@ -145,6 +152,8 @@ class FlatOptimizer {
   std::optional<WeightAverage> average_;  // its tensor is the last one of the state
   std::vector<Rule> rules_;               // the first of parameters without a group
   std::vector<std::size_t> rule_of_;      // of each parameter
+  std::vector<std::uint8_t> whole_;       // of each parameter: its rule updates it whole
+  GradientLimits limits_;
   // What the rules remember, and the average of the weights: the same tensors for all rules that have one by that name.
   std::vector<std::string> state_names_;
   // Of each group, in the order of their names. Undefined: zeros that nothing has used yet, on a device, where memory

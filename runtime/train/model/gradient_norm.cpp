@@ -67,6 +67,18 @@ double sum_of_squares(const FlatParameters& parameters, const NormBranch& branch
   return squares(float());
 }
 
+double sum_of_squares(const at::Tensor& values) {
+  const std::vector<NormBranch> branches = branches_of({0, 0, values.numel()}, values.element_size());
+  std::vector<double> sums;
+  for (const NormBranch& branch : branches) {
+    const std::int64_t first = branch.line * kLine / values.element_size();
+    sums.push_back(values.scalar_type() == at::kDouble
+                       ? square_branch(values.const_data_ptr<double>() + first, branch.level)
+                       : square_branch(values.const_data_ptr<float>() + first, branch.level));
+  }
+  return combine(branches, sums);
+}
+
 double combine(std::span<const NormBranch> branches, std::span<const double> sums) {
   struct Open {
     NormBranch branch;
@@ -89,6 +101,13 @@ double combine(std::span<const NormBranch> branches, std::span<const double> sum
   double total = 0;
   for (; !open.empty(); open.pop_back()) total += open.back().sum;  // smaller branches first
   return total;
+}
+
+double norm_of(std::span<const double> norms) {
+  if (norms.size() == 1) return norms.front();
+  double squares = 0;
+  for (const double norm : norms) squares += norm * norm;
+  return std::sqrt(squares);
 }
 
 double clip_factor(double norm, double max_norm) {

@@ -28,8 +28,14 @@ std::vector<NormBranch> branches_of(const FlatRange& range, std::int64_t element
 // Of the gradients. Those of parameters that no rank used are zeros after an exchange, so they need not be left out.
 double sum_of_squares(const FlatParameters& parameters, const NormBranch& branch);
 
+// Of values on a host, float32 or float64, along the same tree. They begin at a line and fill their last one.
+double sum_of_squares(const at::Tensor& values);
+
 // Sums of branches that make up whole groups, in the order of group and line.
 double combine(std::span<const NormBranch> branches, std::span<const double> sums);
+
+// Of gradients in several sets, whose norms these are; of one set its norm.
+double norm_of(std::span<const double> norms);
 
 // What gradients of this norm are multiplied by so that it is at most `max_norm`: 1 where it is already, or is not
 // finite (left for the caller to see).

@@ -84,6 +84,9 @@ Json describe_groups(std::span<const ParameterGroup> groups, const FlatOptimizer
                       {"tensors", sizes[i].parameters},
                       {"parameters", sizes[i].elements},
                       {"lr", sizes[i].rate}});
+    if (i == 0) continue;
+    if (const auto& norm = groups[i - 1].max_gradient_norm) result.back()["max_gradient_norm"] = *norm;
+    if (const auto& value = groups[i - 1].max_gradient_value) result.back()["max_gradient_value"] = *value;
   }
   return result;
 }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,9 @@ struct UpdateStep {
   // rate, where it has to be read when the update runs, and not when it is handed over. Undefined: as above.
   at::Tensor number;
   at::Tensor rate_on_device;
+  // A tensor with the shape and strides of the parameter, where whole_parameters() wants it whole. Undefined: values
+  // are any stretch.
+  at::Tensor form;
 };
 
 // Whose kernel updates values, and why it is not dtrain's where that could.
@@ -50,13 +54,20 @@ class OptimizerUpdate {
   virtual std::vector<std::string> state_names() const = 0;
   // Of values of a type on a device. An optimizer made of tensor operations has no kernel but libtorch's.
   virtual UpdateKernel kernel(c10::DeviceType, at::ScalarType) const { return {}; }
+  // For each parameter of the model, by name: whether update() is to get it whole, with its padding, and by itself.
+  // Empty: none. Such updates cannot be sharded: updates_whole_parameters() in dtrain/config/optimizers.h. ConfigError
+  // for settings that do not fit the model.
+  virtual std::vector<std::uint8_t> whole_parameters(std::span<const std::string> names, at::TensorList tensors) const {
+    static_cast<void>(names), static_cast<void>(tensors);
+    return {};
+  }
   // Updates `values` and `states` in place. All tensors are contiguous with one dimension, the same size, the same type
   // (float32 or float64) and the same device; `states` is in the order of state_names(). Gradients of float32 values
   // may be bfloat16. It must not wait for a device, and must honour all of `step`.
   //
-  // An update works element by element, for values come in pieces of any size. A zero whose gradient and state are zero
-  // stays zero. Gradients may be replaced by their quotient with the divisor and are else only read. Training thread,
-  // without autograd.
+  // An update works element by element, for values come in pieces of any size, unless they come whole. A zero whose
+  // gradient and state are zero stays zero. Gradients may be replaced by their quotient with the divisor and are else
+  // only read. Training thread, without autograd.
   virtual void update(const at::Tensor& values, const at::Tensor& gradients, at::TensorList states,
                       const UpdateStep& step) const = 0;
 };

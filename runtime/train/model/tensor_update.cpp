@@ -21,7 +21,8 @@ void copy_where(const at::Tensor& stopped, const at::Tensor& values, const at::T
 void TensorUpdate::update(const at::Tensor& values, const at::Tensor& gradients, at::TensorList states,
                           const UpdateStep& step) const {
   const std::int64_t count = values.numel();
-  const std::int64_t block = values.device().is_cpu() ? kBlock * at::get_num_threads() : kBlockOnDevice;
+  const std::int64_t cached = values.device().is_cpu() ? kBlock * at::get_num_threads() : kBlockOnDevice;
+  const std::int64_t block = of_ == Of::kWholeParameters ? std::max<std::int64_t>(count, 1) : cached;
   const Factor rate = step.rate_on_device.defined() ? Factor(step.rate_on_device) : Factor(step.rate);
   const Factor number = step.number.defined() ? Factor(step.number) : Factor(static_cast<double>(step.updates) + 1);
   at::Tensor stopped;
@@ -37,7 +38,7 @@ void TensorUpdate::update(const at::Tensor& values, const at::Tensor& gradients,
     }
     at::Tensor gradients_part = part(gradients).to(values.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
     if (step.device.divisor.defined()) gradients_part.div_(step.device.divisor);
-    rule_->update({values_part, gradients_part, states_part, rate, number});
+    rule_->update({values_part, gradients_part, states_part, rate, number, step.form});
     if (stopped.defined()) {
       copy_where(stopped, values_part, old[0]);
       for (std::size_t s = 0; s < states_part.size(); ++s) copy_where(stopped, states_part[s], old[s + 1]);

@@ -54,9 +54,12 @@ struct Block {
   at::TensorList states;
   Factor rate;    // the learning rate
   Factor number;  // of this update of these parameters, from 1
+  // Where a block is one whole parameter: it has its shape and strides. Undefined: a block is any stretch.
+  at::Tensor form;
 };
 
-// The computation of an optimizer, with its settings. Stateless; element by element.
+// The computation of an optimizer, with its settings. Stateless; element by element, unless its TensorUpdate hands over
+// whole parameters.
 class TensorRule {
  public:
   virtual ~TensorRule() = default;
@@ -67,20 +70,27 @@ class TensorRule {
 
 class TensorUpdate final : public OptimizerUpdate {
  public:
-  explicit TensorUpdate(std::unique_ptr<const TensorRule> rule) : rule_(std::move(rule)) {}
+  enum class Of { kBlocks, kWholeParameters };
+  explicit TensorUpdate(std::unique_ptr<const TensorRule> rule, Of of = Of::kBlocks)
+      : rule_(std::move(rule)), of_(of) {}
 
   double learning_rate() const override { return rule_->learning_rate(); }
   std::vector<std::string> state_names() const override { return rule_->state_names(); }
+  std::vector<std::uint8_t> whole_parameters(std::span<const std::string> names, at::TensorList) const override {
+    return std::vector<std::uint8_t>(names.size(), of_ == Of::kWholeParameters);
+  }
   void update(const at::Tensor& values, const at::Tensor& gradients, at::TensorList states,
               const UpdateStep& step) const override;
 
  private:
   std::unique_ptr<const TensorRule> rule_;
+  Of of_;
 };
 
 template <typename Rule, typename Settings>
-std::unique_ptr<OptimizerUpdate> make_tensor_update(const Settings& settings) {
-  return std::make_unique<TensorUpdate>(std::make_unique<Rule>(settings));
+std::unique_ptr<OptimizerUpdate> make_tensor_update(const Settings& settings,
+                                                    TensorUpdate::Of of = TensorUpdate::Of::kBlocks) {
+  return std::make_unique<TensorUpdate>(std::make_unique<Rule>(settings), of);
 }
 
 }  // namespace dtrain::train

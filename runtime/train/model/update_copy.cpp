@@ -73,6 +73,22 @@ void UpdateCopy::run(const FlatRange& range, const std::function<void(const Flat
   if (at < range.end) update({range.group, at, range.end});
 }
 
+void UpdateCopy::run_whole(const FlatRange& range, const std::function<void()>& update) {
+  std::vector<std::pair<Block*, std::int64_t>> due;  // with the elements in the range
+  for (Block& block : blocks_) {
+    const auto common = std::min(range.end, block.range.end) - std::max(range.begin, block.range.begin);
+    if (block.range.group == range.group && common > 0 && is_due(block)) due.emplace_back(&block, common);
+  }
+  for (const auto& [block, elements] : due) {
+    if (!block->at_first) copy(*block);
+  }
+  update();
+  for (const auto& [block, elements] : due) {
+    block->updated += elements;
+    if (block->at_first && block->updated == block->range.size()) copy(*block);
+  }
+}
+
 void UpdateCopy::end_update() {
   for (Block& block : blocks_) {
     if (is_due(block)) copy(block);

@@ -36,6 +36,8 @@ class UpdateCopy {
 
   // Calls `update` for all of the range, part by part, and copies the blocks whose turn it is.
   void run(const FlatRange& range, const std::function<void(const FlatRange&)>& update);
+  // The same for a range that is updated at once.
+  void run_whole(const FlatRange& range, const std::function<void()>& update);
   // An update is over. Copies what it was to copy and did not touch.
   void end_update();
   // Copies everything that is left, between the two updates.

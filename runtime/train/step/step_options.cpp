@@ -38,7 +38,7 @@ ParameterTypes parameter_types(const StepOptions& options) {
 bool may_keep_narrow_gradients(const StepOptions& options, const comm::World& world) {
   return options.precision == config::Precision::kBfloat16 && world.size == 1 && mode_of(options) == Mode::kExchange &&
          options.aggregation_frequency == 1 && options.max_gradient_norm == 0 && options.max_gradient_value == 0 &&
-         std::holds_alternative<comm::NoCompression>(options.strategy.compression);
+         !options.clips_groups && std::holds_alternative<comm::NoCompression>(options.strategy.compression);
 }
 
 MemoryFormatOptions memory_format_options(const StepOptions& options) {

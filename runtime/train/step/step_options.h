@@ -18,6 +18,7 @@ struct StepOptions {
   bool average_aggregated_gradients = true;
   double max_gradient_norm = 0;   // 0: no clipping
   double max_gradient_value = 0;  // 0: no clipping; one of the two at most
+  bool clips_groups = false;      // some parameter group has a limit of its own
   double ema = 0;                 // the decay of the average of the weights; 0: none
   FusionOptions fusion;           // but for what fusion_options() adds
   StrategyOptions strategy;

@@ -9,7 +9,7 @@ using profile::Phase;
 using profile::PhaseScope;
 
 void DeviceScaling::divide(std::span<const std::vector<FlatRange>> of_ranks, std::span<const FlatRange> own) {
-  own_.assign(own.begin(), own.end());
+  own_ = split_by_set(parameters_, limits_, own);
   others_have_parts_ = of_ranks.size() > 1;
 }
 
@@ -19,9 +19,8 @@ void DeviceScaling::unscale(LossScaler& scaler, const Update& update) {
   const at::Tensor factor = update.unscaled ? at::Tensor() : scaler.inverse(update.correction);
   for (std::size_t g = 0; g < parameters_.groups().size(); ++g) {
     std::vector<at::Tensor> stretches;
-    for (const FlatRange& range : own_) {
-      if (range.group != g || range.size() == 0) continue;
-      stretches.push_back(parameters_.groups()[g].gradients.narrow(0, range.begin, range.size()));
+    for (const auto& [range, set] : own_) {
+      if (range.group == g && range.size() > 0) stretches.push_back(gradients(range));
     }
     if (update.unscaled) {
       scaler.look_at(stretches);
@@ -39,66 +38,94 @@ bool DeviceScaling::add_up(const at::Tensor& values) {
   return true;
 }
 
-at::Tensor DeviceScaling::sum_of_squares(const LossScaler* scaler) {
-  const auto on_device = at::TensorOptions().device(parameters_.memory().device()).dtype(at::kDouble);
-  std::vector<at::Tensor> stretches;
-  for (const FlatRange& range : own_) {
-    if (range.size() == 0) continue;
-    stretches.push_back(parameters_.groups()[range.group].gradients.narrow(0, range.begin, range.size()));
-  }
-  at::Tensor sum = at::zeros({}, on_device);
-  if (!stretches.empty()) {
-    std::vector<at::Tensor> norms = at::_foreach_norm(stretches, 2);
-    for (at::Tensor& norm : norms) norm = norm.to(at::kDouble);
-    sum = at::stack(norms).square_().sum();
-  }
-  if (!scaler) {
-    add_up(sum);
-    return sum;
-  }
-  const at::Tensor both = at::stack({sum, scaler->found_inf().to(at::kDouble)});
-  add_up(both);
-  scaler->found_inf().copy_(both[1].clamp_max(1));
-  return both[0];
+at::Tensor DeviceScaling::gradients(const FlatRange& range) const {
+  return parameters_.groups()[range.group].gradients.narrow(0, range.begin, range.size());
 }
 
-void DeviceScaling::limit(double factor, double max_value) {
-  for (const FlatRange& range : own_) {
-    if (range.size() == 0) continue;
-    at::Tensor stretch = parameters_.groups()[range.group].gradients.narrow(0, range.begin, range.size());
-    if (factor != 1) stretch.mul_(factor);
-    stretch.clamp_(-max_value, max_value);
+at::Tensor DeviceScaling::sums_of_squares(const LossScaler* scaler) {
+  const auto on_device = at::TensorOptions().device(parameters_.memory().device()).dtype(at::kDouble);
+  std::vector<at::Tensor> sums;
+  for (std::size_t set = 0; set < limits_.sets(); ++set) {
+    std::vector<at::Tensor> stretches;
+    for (const RangeOfSet& part : own_) {
+      if (part.set == set && part.range.size() > 0) stretches.push_back(gradients(part.range));
+    }
+    if (stretches.empty()) {
+      sums.push_back(at::zeros({}, on_device));
+      continue;
+    }
+    std::vector<at::Tensor> norms = at::_foreach_norm(stretches, 2);
+    for (at::Tensor& norm : norms) norm = norm.to(at::kDouble);
+    sums.push_back(at::stack(norms).square_().sum());
   }
+  if (scaler) sums.push_back(scaler->found_inf().to(at::kDouble));
+  const at::Tensor all = at::stack(sums);
+  add_up(all);
+  if (scaler) scaler->found_inf().copy_(all[-1].clamp_max(1));
+  return all.narrow(0, 0, static_cast<std::int64_t>(limits_.sets()));
+}
+
+bool DeviceScaling::limit(double factor, const GradientLimits::Limit& common) {
+  const auto limit_of = [&](std::size_t set) { return limits_.of(set, common).max_value; };
+  const auto sets = limits_.sets();
+  bool any = false;
+  for (std::size_t set = 0; set < sets; ++set) any |= limit_of(set) > 0;
+  if (!any) return false;
+  for (const auto& [range, set] : own_) {
+    if (range.size() == 0) continue;
+    at::Tensor stretch = gradients(range);
+    if (factor != 1) stretch.mul_(factor);
+    if (limit_of(set) > 0) stretch.clamp_(-limit_of(set), limit_of(set));
+  }
+  return true;
 }
 
 // clip_factor() in tensors.
 GradientScaling::Scaled DeviceScaling::prepare(const Update& update) {
   LossScaler* const scaler = update.scaler;
+  const GradientLimits::Limit common{.max_norm = update.max_norm, .max_value = update.max_value};
   if (scaler) unscale(*scaler, update);
   const at::Tensor found_inf = scaler ? scaler->found_inf() : at::Tensor();
   double correction = scaler ? 1 : update.correction;  // unscaling has multiplied by it
-  if (update.max_value > 0) {
-    limit(correction, update.max_value);
-    correction = 1;
-  }
-  if (update.max_norm <= 0) {
+  if (limit(correction, common)) correction = 1;
+  const auto divisor_of = [&](const at::Tensor& over) { return over.div(correction).to(at::kFloat); };
+  const auto options = at::TensorOptions().device(parameters_.memory().device()).dtype(at::kFloat);
+  if (!limits_.limits_norms(common)) {
     if (scaler && add_up(found_inf)) found_inf.clamp_max_(1);
     if (correction == 1.0) return {{.divisor = {}, .found_inf = found_inf}, std::nullopt};
-    const auto options = at::TensorOptions().device(parameters_.memory().device()).dtype(at::kFloat);
     return {{.divisor = at::full({}, 1 / correction, options), .found_inf = {}}, std::nullopt};
   }
-  at::Tensor norm = sum_of_squares(scaler).sqrt_().mul_(std::abs(correction));
-  const at::Tensor over = norm.add(1e-6).div_(update.max_norm).clamp_min_(1);  // 1 / clip_factor()
-  const at::Tensor divisor = at::where(norm.isfinite(), over, at::ones_like(over)).div_(correction);
+  const at::Tensor norms = sums_of_squares(scaler).sqrt_().mul_(std::abs(correction));
+  const auto over = [&](std::size_t set) {  // 1 / clip_factor()
+    const at::Tensor norm = norms[static_cast<std::int64_t>(set)];
+    const double limit = limits_.of(set, common).max_norm;
+    if (limit <= 0) return at::ones_like(norm);
+    const at::Tensor more = norm.add(1e-6).div_(limit).clamp_min_(1);
+    return at::where(norm.isfinite(), more, at::ones_like(more));
+  };
+  // The optimizer divides all gradients by one number: those of other sets are divided here.
+  for (std::size_t set = 1; set < limits_.sets(); ++set) {
+    const at::Tensor own = over(set).div(over(0)).to(at::kFloat);
+    for (const RangeOfSet& part : own_) {
+      if (part.set == set && part.range.size() > 0) gradients(part.range).div_(own);
+    }
+  }
+  std::vector<at::Tensor> limited;  // norms
+  for (std::size_t set = 0; set < limits_.sets(); ++set) {
+    if (limits_.of(set, common).max_norm > 0) limited.push_back(norms[static_cast<std::int64_t>(set)]);
+  }
+  at::Tensor norm = limited.size() == 1 ? limited.front() : at::stack(limited).square_().sum().sqrt_();
   // That of an update that is skipped says nothing about the model.
   if (scaler) norm = norm.masked_fill(found_inf.to(at::kBool), 0);
-  return {{.divisor = divisor.to(at::kFloat), .found_inf = found_inf}, norm};
+  return {{.divisor = divisor_of(over(0)), .found_inf = found_inf}, norm};
 }
 
 std::unique_ptr<GradientScaling> make_gradient_scaling(FlatParameters& parameters, comm::Communicator& communicator,
-                                                       profile::Recorder& recorder) {
-  if (parameters.memory().on_host()) return std::make_unique<HostScaling>(parameters, communicator, recorder);
-  return std::make_unique<DeviceScaling>(parameters, communicator, recorder);
+                                                       profile::Recorder& recorder, GradientLimits limits) {
+  if (parameters.memory().on_host()) {
+    return std::make_unique<HostScaling>(parameters, communicator, recorder, std::move(limits));
+  }
+  return std::make_unique<DeviceScaling>(parameters, communicator, recorder, std::move(limits));
 }
 
 }  // namespace dtrain::train

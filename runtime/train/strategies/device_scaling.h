@@ -1,14 +1,19 @@
 // The scaling of gradients on a device: nothing waits for it.
 #pragma once
 
+#include <utility>
+#include <vector>
+
+#include "model/gradient_limits.h"
 #include "strategies/gradient_scaling.h"
 
 namespace dtrain::train {
 
 class DeviceScaling final : public GradientScaling {
  public:
-  DeviceScaling(FlatParameters& parameters, comm::Communicator& communicator, profile::Recorder& recorder)
-      : parameters_(parameters), communicator_(communicator), recorder_(recorder) {}
+  DeviceScaling(FlatParameters& parameters, comm::Communicator& communicator, profile::Recorder& recorder,
+                GradientLimits limits)
+      : parameters_(parameters), communicator_(communicator), recorder_(recorder), limits_(std::move(limits)) {}
 
   void divide(std::span<const std::vector<FlatRange>> of_ranks, std::span<const FlatRange> own) override;
   void set_local_norm() override { local_norm_ = true; }
@@ -16,19 +21,21 @@ class DeviceScaling final : public GradientScaling {
 
  private:
   void unscale(LossScaler& scaler, const Update& update);
-  // Multiplies the gradients, then limits each element.
-  void limit(double factor, double max_value);
+  at::Tensor gradients(const FlatRange& range) const;
+  // Multiplies the gradients, then limits each element of the sets that have a limit. True: there are some.
+  bool limit(double factor, const GradientLimits::Limit& common);
   // Over the ranks, where others have a part: then true.
   bool add_up(const at::Tensor& values);
-  // Of all ranks' ranges: one float64. Brings found_inf of `scaler`, if there is one, to all ranks.
-  at::Tensor sum_of_squares(const LossScaler* scaler);
+  // Of all ranks' ranges: one float64 for each set. Brings found_inf of `scaler`, if there is one, to all ranks.
+  at::Tensor sums_of_squares(const LossScaler* scaler);
 
   FlatParameters& parameters_;
   comm::Communicator& communicator_;
   profile::Recorder& recorder_;
   bool local_norm_ = false;
   bool others_have_parts_ = false;
-  std::vector<FlatRange> own_;
+  const GradientLimits limits_;
+  std::vector<RangeOfSet> own_;
 };
 
 }  // namespace dtrain::train

@@ -19,6 +19,7 @@
 #include "exchange/gradient_strategy.h"
 #include "model/flat_memory.h"
 #include "model/flat_parameters.h"
+#include "model/gradient_limits.h"
 #include "model/optimizer_update.h"
 
 namespace dtrain::train {
@@ -34,14 +35,16 @@ class GradientScaling {
 
   struct Scaled {
     DeviceInputs device;
-    // Before clipping, where gradients are clipped: one float64; of an update that found_inf stops, 0.
+    // Before clipping, where gradients are clipped by norm: one float64, over all parameters whose norm is limited; of
+    // an update that found_inf stops, 0.
     std::optional<at::Tensor> norm;
   };
   virtual Scaled prepare(const Update& update) = 0;
 };
 
-// For the device that the parameters are on; `communicator` is that device's. All outlive it.
+// For the device that the parameters are on; `communicator` is that device's. All outlive it. `limits`: those of
+// parameter groups, besides those of each update.
 std::unique_ptr<GradientScaling> make_gradient_scaling(FlatParameters& parameters, comm::Communicator& communicator,
-                                                       profile::Recorder& recorder);
+                                                       profile::Recorder& recorder, GradientLimits limits = {});
 
 }  // namespace dtrain::train

@@ -2,7 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
+#include <vector>
 
+#include "model/gradient_limits.h"
 #include "model/gradient_norm.h"
 #include "strategies/gradient_scaling.h"
 
@@ -10,25 +13,28 @@ namespace dtrain::train {
 
 class HostScaling final : public GradientScaling {
  public:
-  HostScaling(FlatParameters& parameters, comm::Communicator& communicator, profile::Recorder& recorder)
-      : parameters_(parameters), communicator_(communicator), recorder_(recorder) {}
+  HostScaling(FlatParameters& parameters, comm::Communicator& communicator, profile::Recorder& recorder,
+              GradientLimits limits)
+      : parameters_(parameters), communicator_(communicator), recorder_(recorder), limits_(std::move(limits)) {}
 
   void divide(std::span<const std::vector<FlatRange>> of_ranks, std::span<const FlatRange> own) override;
   void set_local_norm() override { local_norm_ = true; }
   Scaled prepare(const Update& update) override;
 
  private:
-  double gradient_norm();
-  void multiply(double factor);
-  void limit(double max_value);
+  // Of each set; 0 where its norm is not limited.
+  std::vector<double> gradient_norms(const GradientLimits::Limit& common);
+  void multiply(const FlatRange& range, double factor);
 
   FlatParameters& parameters_;
   comm::Communicator& communicator_;
   profile::Recorder& recorder_;
   bool local_norm_ = false;
-  std::vector<FlatRange> own_;
-  // Of all ranks, in the order of group and line; and which of them are this rank's.
+  const GradientLimits limits_;
+  std::vector<RangeOfSet> own_;
+  // Of all ranks, in the order of set, group and line; and which of them are this rank's.
   std::vector<NormBranch> branches_;
+  std::vector<std::size_t> sets_;
   std::vector<std::uint8_t> mine_;
 };
 

@@ -23,7 +23,7 @@ Updater::Updater(FlatParameters& parameters, FlatOptimizer& optimizer, comm::Com
       optimizer_(optimizer),
       communicator_(communicator),
       recorder_(recorder),
-      scaling_(make_gradient_scaling(parameters, communicator, recorder)) {}
+      scaling_(make_gradient_scaling(parameters, communicator, recorder, optimizer.gradient_limits())) {}
 
 void Updater::divide(std::span<const std::vector<FlatRange>> of_ranks) {
   own_ = of_ranks[of_ranks.size() == 1 ? 0 : static_cast<std::size_t>(communicator_.rank())];

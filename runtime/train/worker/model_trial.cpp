@@ -77,12 +77,17 @@ std::vector<ParameterGroup> groups_of(const config::OptimizerSettings& settings,
     std::visit(
         [&](auto& held) {
           held.lr = group.lr.value_or(held.lr);
+          if constexpr (requires { held.adamw_lr; }) held.adamw_lr = group.lr.value_or(held.adamw_lr);
           held.weight_decay = group.weight_decay.value_or(held.weight_decay);
         },
         own);
-    groups.push_back({"optimizer.groups[" + std::to_string(groups.size()) + "] (match: \"" + group.match + "\")",
-                      matching(group.match), own,
-                      group.lr_schedule ? schedule_of(*group.lr_schedule, batches) : LrSchedule()});
+    groups.push_back(
+        {.name = "optimizer.groups[" + std::to_string(groups.size()) + "] (match: \"" + group.match + "\")",
+         .includes = matching(group.match),
+         .optimizer = own,
+         .schedule = group.lr_schedule ? schedule_of(*group.lr_schedule, batches) : LrSchedule(),
+         .max_gradient_norm = group.max_gradient_norm,
+         .max_gradient_value = group.max_gradient_value});
   }
   return groups;
 }

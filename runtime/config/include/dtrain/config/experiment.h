@@ -127,6 +127,7 @@ Json what_gpus_support();
 Json what_cpus_support();
 Json early_stopping_needs();
 Json plateau_needs();
+Json whole_parameters_need();
 
 // What the run does when a loss or a norm of gradients is not finite.
 inline constexpr std::array kOnNonFinite{Word<bool>{"warn", false}, Word<bool>{"stop", true}};
@@ -242,6 +243,7 @@ inline void declare_keys(Keys& keys, Experiment& e) {
   keys.schema_rule(what_cpus_support);
   keys.schema_rule(early_stopping_needs);
   keys.schema_rule(plateau_needs);
+  keys.schema_rule(whole_parameters_need);
 }
 
 // `overrides` are the "a.b=c" of --set, in order. `contents`: a file that is read instead of `file`; `file` still

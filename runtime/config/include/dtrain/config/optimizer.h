@@ -130,8 +130,14 @@ struct ParameterGroupSettings {
   std::optional<double> lr;
   std::optional<double> weight_decay;
   std::optional<LrScheduleSettings> lr_schedule;
+  std::optional<double> max_gradient_norm;   // over the group; 0: no clipping
+  std::optional<double> max_gradient_value;  // of each element; 0: no clipping; one of the two at most
   bool operator==(const ParameterGroupSettings&) const = default;
 };
+
+void check_clipping(Section& section, const ParameterGroupSettings& group);
+// What check_clipping() checks, as a rule of the schema.
+Json clipping_rule();
 
 inline void declare_keys(Keys& keys, ParameterGroupSettings& g) {
   keys.text({.name = "match",
@@ -145,6 +151,17 @@ inline void declare_keys(Keys& keys, ParameterGroupSettings& g) {
               {.min = 0, .max = 1'000'000, .real = true});
   keys.mapping({.name = "lr_schedule", .text = "Their schedule; null: the optimizer's.", .keys_elsewhere = true},
                g.lr_schedule);
+  keys.number({"max_gradient_norm",
+               "Their gradients are scaled down to this L2 norm over the group; 0: never; null: as the optimizer's, "
+               "together with all parameters that have no limit of their own."},
+              g.max_gradient_norm, kNotNegative);
+  keys.number(
+      {"max_gradient_value",
+       "Each element of their gradients is limited to this size; 0: never; null: as the optimizer's. Not beside "
+       "max_gradient_norm."},
+      g.max_gradient_value, kNotNegative);
+  keys.when_read([&](Section& section) { check_clipping(section, g); });
+  keys.schema_rule(clipping_rule);
 }
 
 struct OptimizerSettings {
@@ -171,17 +188,15 @@ inline void declare_keys(Keys& keys, OptimizerSettings& o) {
              .examples = R"(["head.*"])",
              .default_text = "all that require a gradient"},
             o.trainable);
-  keys.number({"max_gradient_norm", "Gradients are scaled down to this L2 norm over all parameters; 0: never."},
+  keys.number({"max_gradient_norm",
+               "Gradients are scaled down to this L2 norm over all parameters (but those of groups with a limit of "
+               "their own); 0: never."},
               o.max_gradient_norm, kNotNegative);
   keys.number({"max_gradient_value",
                "Each element of the gradients is limited to this size; 0: never. Not beside max_gradient_norm."},
               o.max_gradient_value, kNotNegative);
   keys.when_read([&](Section& section) { check_clipping(section, o); });
-  keys.schema_rule([] {
-    return Json::parse(R"({"if": {"required": ["max_gradient_norm"],
-                                  "properties": {"max_gradient_norm": {"exclusiveMinimum": 0}}},
-                           "then": {"properties": {"max_gradient_value": {"const": 0}}}})");
-  });
+  keys.schema_rule(clipping_rule);
   keys.mapping(
       {.name = "lr_schedule",
        .text = "The factor of lr, which changes with the optimizer steps (not with the batches) or the epochs.",

@@ -22,6 +22,9 @@
 #include "dtrain/profile/recorder.h"
 #include "dtrain/run/mock.h"
 
+namespace dtrain::analysis {
+struct Picture;
+}
 namespace dtrain::config {
 struct Experiment;
 }
@@ -125,13 +128,18 @@ class RankSession {
   std::optional<int> take_trace_request();
 
   void report_progress(const Progress& progress);  // rank 0; rate-limited here
-  // Rank 0: appends to metrics.jsonl, adds "time". Warns once if a line cannot be written, and counts such lines.
+  // Rank 0: appends to metrics.jsonl, adds "time"; and to TensorBoard's events. Warns once if a line cannot be written,
+  // and counts such lines.
   void write_metrics(const Json& line);
+  // Rank 0: add a picture, and a histogram of values, to TensorBoard's events of this batch. A thread writes them
+  // later.
+  void write_picture(const std::string& name, std::int64_t batch, analysis::Picture picture);
+  void write_histogram(const std::string& name, std::int64_t batch, std::vector<float> values);
   // Rank 0: the length of metrics.jsonl, in bytes.
   std::int64_t metrics_bytes() const;
   // Rank 0: cuts metrics.jsonl to the length that it had at the checkpoint from which training goes on. Warns, and
-  // changes nothing, if the file is shorter.
-  void cut_metrics(std::int64_t bytes);
+  // changes nothing, if the file is shorter. TensorBoard discards what it has of batches after these.
+  void cut_metrics(std::int64_t bytes, std::int64_t batches);
   void write_event(const std::string& event,
                    const Json& fields = {});                    // appends to events.jsonl, adds time, rank, pid, host
   void update_plan(const std::string& key, const Json& value);  // rank 0: a top-level key of plan.json (atomic)

@@ -17,6 +17,7 @@ struct RunFolder {
   std::filesystem::path plan() const { return path / "plan.json"; }
   std::filesystem::path events() const { return path / "events.jsonl"; }
   std::filesystem::path metrics() const { return path / "metrics.jsonl"; }
+  std::filesystem::path metrics_events() const;  // the folder of TensorBoard's event files that rank 0 writes
   std::filesystem::path logs() const { return path / "logs"; }
   std::filesystem::path log(int rank) const;                                      // logs/rank-0000.log
   std::filesystem::path launcher_log() const { return logs() / "launcher.log"; }  // of a launch with --detach

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -61,6 +62,12 @@ struct ParameterGroup {
   Optimizer optimizer;
   // Empty: the schedule of the other parameters.
   LrSchedule schedule;
+  // Empty: clipped together with the other parameters, as clip_gradient_norm() or clip_gradient_value() says. Otherwise
+  // by themselves: the L2 norm over the group's parameters, or each element, is limited; 0: not at all. At least 0, and
+  // one of the two at most (ConfigError).
+  std::optional<double> max_gradient_norm{};
+  std::optional<double> max_gradient_value{};
+  bool has_own_limit() const { return max_gradient_norm.has_value() || max_gradient_value.has_value(); }
 };
 
 // Includes parameters by name: shell patterns, separated by |, as in "*.bias|*norm*". "*" also matches dots.

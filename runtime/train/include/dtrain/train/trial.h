@@ -170,6 +170,16 @@ class TrialContext {
   // that do. A second call with the same name in a batch replaces the value. Error outside a batch, or for a name that
   // the trial also returns.
   void log(const std::string& name, const MetricValue& value);
+  // Adds a picture to TensorBoard's events of the batch under way, or of the last one that was trained (docs/api.md):
+  // rank 0's, the other ranks only check theirs. Shapes: [height, width], [channels, height, width], or [pictures,
+  // channels, height, width], which are shown beside each other; 1 channel (grey), 3 (colours) or 4 (with opacity).
+  // Types: uint8 from 0 to 255; floating values from 0 (black) to 1, those beyond are cut off, nan is black. The call
+  // copies the tensor, for which it waits on a GPU; a thread of low priority writes it. Error for other shapes and
+  // types, and in a step that is recorded as a CUDA graph. May be called from the constructor on.
+  void log_image(const std::string& name, const at::Tensor& image);
+  // The same with a histogram of a tensor's elements, of any shape and real type. Values that are not finite are left
+  // out.
+  void log_histogram(const std::string& name, const at::Tensor& values);
 
   // Times a part of the trial's own code, from this call to the end of the block that holds the result. Its time shows
   // under this name beside the phases in dumps, summaries, reports and traces. Scopes may be nested: the time of an
@@ -238,8 +248,10 @@ class TrialContext {
     std::vector<std::shared_ptr<Callback>> callbacks;
     std::map<std::string, AddedMetric> metrics;
     std::optional<EarlyStopping> early_stopping;
-    std::optional<Metrics> logged;  // of the batch under way; empty: log() is refused
-    std::string why_no_collective;  // as the continuation of "because"; empty: collectives are allowed
+    std::optional<Metrics> logged;            // of the batch under way; empty: log() is refused
+    std::string why_no_collective;            // as the continuation of "because"; empty: collectives are allowed
+    std::int64_t batch = 0;                   // the last batch that has begun
+    std::int64_t logged_for_tensorboard = 0;  // pictures and histograms so far
   };
   AroundTheLoop& around_the_loop() { return around_; }
   // Called after the first batch: warns of keys that the trial has not read by then. Once, on rank 0.

@@ -1,0 +1,119 @@
+// torch.optim.Muon for matrices (Jordan, "Muon: An optimizer for hidden layers in neural networks", 2024), and AdamW
+// for all other parameters.
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "dtrain/base/error.h"
+#include "dtrain/config/optimizers.h"
+#include "dtrain/train/optimizer.h"
+#include "model/tensor_update.h"
+
+namespace dtrain::train {
+namespace {
+
+constexpr int kMostSteps = 99;
+
+// The nearest matrix whose singular values are about 1, by Newton-Schulz iterations in bfloat16. It stretches the
+// singular values quickly rather than exactly: they end between 0.5 and 1.5.
+at::Tensor orthogonal(const at::Tensor& matrix, std::int64_t steps) {
+  constexpr double kA = 3.4445, kB = -4.775, kC = 2.0315, kLeastNorm = 1e-7;
+  const bool is_tall = matrix.size(0) > matrix.size(1);
+  at::Tensor x = matrix.to(at::kBFloat16, /*non_blocking=*/false, /*copy=*/true);
+  if (is_tall) x = x.t();
+  x.div_(x.norm().clamp_min_(kLeastNorm));
+  for (std::int64_t step = 0; step < steps; ++step) {
+    const at::Tensor gram = at::mm(x, x.t());
+    x = at::addmm(x, at::addmm(gram, gram, gram, kB, kC), x, kA);
+  }
+  return is_tall ? x.t() : x;
+}
+
+class MuonRule final : public TensorRule {
+ public:
+  explicit MuonRule(const Muon& settings) : settings_(settings) {}
+  double learning_rate() const override { return settings_.lr; }
+  std::vector<std::string> state_names() const override { return {"exp_avg"}; }
+  void update(const Block& block) const override {
+    const auto as_matrix = [&](const at::Tensor& flat) {
+      return flat.as_strided(block.form.sizes(), block.form.strides(), flat.storage_offset());
+    };
+    const at::Tensor& average = block.states[0];
+    average.lerp_(block.gradients, 1 - settings_.momentum);
+    const at::Tensor direction = settings_.nesterov ? block.gradients.lerp(average, settings_.momentum) : average;
+    const at::Tensor step = orthogonal(as_matrix(direction), settings_.ns_steps).to(block.values.scalar_type());
+    block.rate.map([&](const auto& rate) { return 1 - rate * settings_.weight_decay; }).multiply(block.values);
+    const double factor = factor_of(block.form.size(0), block.form.size(1));
+    block.rate.map([&](const auto& rate) { return rate * factor; }).subtract(as_matrix(block.values), step);
+  }
+
+ private:
+  double factor_of(std::int64_t rows, std::int64_t columns) const {
+    const auto height = static_cast<double>(rows), width = static_cast<double>(columns);
+    return settings_.match_rms_adamw ? 0.2 * std::sqrt(std::max(height, width))
+                                     : std::sqrt(std::max(1.0, height / width));
+  }
+
+  Muon settings_;
+};
+
+class MuonUpdate final : public OptimizerUpdate {
+ public:
+  explicit MuonUpdate(const Muon& settings)
+      : settings_(settings),
+        matrices_(make_tensor_update<MuonRule>(settings, TensorUpdate::Of::kWholeParameters)),
+        others_(AdamW{.lr = settings.adamw_lr,
+                      .beta1 = settings.beta1,
+                      .beta2 = settings.beta2,
+                      .eps = settings.eps,
+                      .weight_decay = settings.weight_decay}
+                    .make_update()) {}
+
+  double learning_rate() const override { return settings_.lr; }
+  // Of matrices the first alone, which is their momentum.
+  std::vector<std::string> state_names() const override { return others_->state_names(); }
+  std::vector<std::uint8_t> whole_parameters(std::span<const std::string> names,
+                                             at::TensorList tensors) const override {
+    const auto by_adamw = matching(settings_.adamw_match);
+    std::vector<std::uint8_t> whole;
+    bool any = settings_.adamw_match.empty();
+    for (std::size_t i = 0; i < names.size(); ++i) {
+      const bool matches = !settings_.adamw_match.empty() && by_adamw(names[i], tensors[i]);
+      any |= matches;
+      whole.push_back(tensors[i].dim() == 2 && !matches);
+    }
+    if (any) return whole;
+    throw ConfigError(
+        "adamw_match of the optimizer muon is \"" + settings_.adamw_match + "\", which matches no parameter",
+        "the first parameter is '" + (names.empty() ? "" : names.front()) + "'; * stands for any text");
+  }
+  void update(const at::Tensor& values, const at::Tensor& gradients, at::TensorList states,
+              const UpdateStep& step) const override {
+    if (step.form.defined()) return matrices_->update(values, gradients, states.slice(0, 1), step);
+    UpdateStep own = step;
+    const double factor = settings_.adamw_lr / settings_.lr;
+    own.rate *= factor;
+    if (own.rate_on_device.defined()) own.rate_on_device = own.rate_on_device.mul(factor);
+    others_->update(values, gradients, states, own);
+  }
+
+ private:
+  Muon settings_;
+  std::unique_ptr<OptimizerUpdate> matrices_, others_;
+};
+
+}  // namespace
+}  // namespace dtrain::train
+
+namespace dtrain {
+
+std::unique_ptr<train::OptimizerUpdate> Muon::make_update() const {
+  if (ns_steps < 1 || ns_steps > train::kMostSteps) {
+    throw ConfigError("ns_steps of the optimizer muon is " + std::to_string(ns_steps), "use 1 to 99");
+  }
+  if (!(lr > 0))
+    throw ConfigError("the learning rate of the optimizer muon is " + std::to_string(lr), "use one above 0");
+  return std::make_unique<train::MuonUpdate>(*this);
+}
+
+}  // namespace dtrain
