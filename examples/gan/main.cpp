@@ -3,6 +3,7 @@
 //   dtrain launch examples/gan/gan.yaml
 #include <dtrain/dtrain.h>
 
+#include <algorithm>
 #include <fstream>
 #include <string>
 
@@ -54,6 +55,10 @@ class Gan : public dtrain::Trial {
 
     const Tensor generator_loss = loss(fake, 1);
     context_.backward(generator_loss, {.models = {"generator"}});
+    if (batches_++ % 100 == 0) {  // what TensorBoard shows while the run trains
+      const Tensor some = fake.narrow(0, 0, std::min<std::int64_t>(fake.size(0), 16));
+      context_.log_image("generated", (some.view({-1, 1, kSide, kSide}) + 1) / 2);
+    }
     return {{"discriminator_loss", discriminator_loss}, {"generator_loss", generator_loss}};
   }
 
@@ -98,6 +103,7 @@ class Gan : public dtrain::Trial {
 
   dtrain::TrialContext& context_;
   const std::int64_t noise_;
+  std::int64_t batches_ = 0;  // of this process
   torch::nn::Sequential generator_, discriminator_;
 };
 

@@ -142,7 +142,7 @@ def cases():
         "sgd, clipped by value": {**plain, "optimizer": SGD, "clip_value": 0.02},
         "sgd, groups clipped by norm": {**plain, "optimizer": SGD, "clip_norm": 0.3, "groups": [
             {"match": "conv.*|out.*", "max_gradient_norm": 0.05}, {"match": "fc1.bias", "max_gradient_norm": 0.0}]},
-        "sgd, groups clipped by both, mpi": {**plain, "optimizer": SGD, "backend": "mpi", "groups": [
+        "sgd, groups clipped by both, mpi": {**plain, "optimizer": SGD, "backend": "mpi", "zero2": True, "groups": [
             {"match": "*.bias", "max_gradient_value": 0.01}, {"match": "conv.*|tied_*", "max_gradient_norm": 0.02}]},
         "adamw, ema": {**plain, "ema": 0.9},
         "adamw, ema, mpi": {**plain, "ema": 0.9, "backend": "mpi"},  # no memory that the ranks share
@@ -269,6 +269,7 @@ def train_ours(case, build, weights, batches, folder, ranks, sharded):
         folder / "experiment.yaml", name="optimization", entrypoint=build.program("parity_trial"),
         hyperparameters=hyperparameters, resources={"slots_per_trial": ranks},
         optimizations={"aggregation_frequency": case["k"], "sharded_optimizer": sharded, "operators": "default",
+                       "sharded_gradients": sharded and case.get("zero2", False),
                        "memory_format": "contiguous", "ema": case.get("ema", 0)},
         data={"file": "batches.safetensors", "validate": "ema" in case or "plateau" in case}, searcher={"metric": "loss", "max_length": {"epochs": 1}},
         min_validation_period={"batches": VALIDATION_PERIOD if "plateau" in case else 0},

@@ -86,8 +86,12 @@ class Plain:
         return make(self.optimizers[name], *arguments)
 
     def step(self, name):
+        own = [group for group in self.optimizers[name].param_groups if "max_gradient_norm" in group]
+        for group in own:
+            nn.utils.clip_grad_norm_(group["params"], group["max_gradient_norm"])
         if self.settings.get("clip"):
-            nn.utils.clip_grad_norm_(self.models[name].parameters(), self.settings["clip"])
+            clipped = {id(p) for group in own for p in group["params"]}
+            nn.utils.clip_grad_norm_([p for p in self.models[name].parameters() if id(p) not in clipped], self.settings["clip"])
         self.optimizers[name].step()
         self.averages[name].update_parameters(self.models[name])
         for module in self.models.values():
@@ -238,6 +242,10 @@ class Recipes(ModelsTest):
             self.skipTest("there is no mpirun")
         self.compare(GAN, ways=[(3, True)], mpi=True, communication={"backend": "mpi"})
 
+    def test_groups_of_a_model_that_are_clipped_by_themselves(self):
+        limited = {"kind": "sgd", "lr": 0.05, "groups": [{"match": "*.bias", "max_gradient_norm": 0.05}]}
+        self.compare({**GAN, "discriminator": limited, "clip": 0.2}, ways=[(1, False), (2, True), (3, False)])
+
     def test_a_gan_whose_ranks_have_other_numbers_of_batches(self):
         self.compare(GAN, ways=[(2, False)], counts=[100, 80])
         self.compare(GAN, ways=[(3, True)], counts=[90, 100, 0])
@@ -314,6 +322,10 @@ class Example(ModelsTest):
                 names = parity_model.load(result.weights_file)
                 self.assertIn("generator.0.weight", names)
                 self.assertIn("discriminator.0.weight", names)
+                from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+                events = EventAccumulator(str(folder / "tensorboard" / "metrics"), size_guidance={"images": 0}).Reload()
+                self.assertEqual([(e.step, e.width, e.height) for e in events.Images("generated")],
+                                 [(batch, 112, 112) for batch in (1, 101, 201)])
 
 
 class Mistakes(ModelsTest):

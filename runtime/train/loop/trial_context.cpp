@@ -119,8 +119,10 @@ void TrialContext::wrap_optimizer(const std::string& model, const Optimizer& opt
     };
     own.push_back(std::move(of_model));
   }
-  own.push_back(
-      {model, [is_of_model](const std::string& name, const at::Tensor&) { return is_of_model(name); }, optimizer, {}});
+  own.push_back({.name = model,
+                 .includes = [is_of_model](const std::string& name, const at::Tensor&) { return is_of_model(name); },
+                 .optimizer = optimizer,
+                 .may_be_empty = !groups.empty()});  // they may have all parameters of the model
   // Before the groups of wrap_optimizer(optimizer): a parameter belongs to the first group that includes it.
   std::size_t first = 0;
   for (const auto& [name, range] : wrapped_.groups_of_models) first = std::max(first, range.end);

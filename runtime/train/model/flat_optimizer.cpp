@@ -30,7 +30,7 @@ FlatOptimizer::FlatOptimizer(const Optimizer& optimizer, LrSchedule schedule, Fl
                              std::span<const ParameterGroup> groups, double ema)
     : FlatOptimizer(rules_of(optimizer, schedule, groups), parameters, ema) {
   for (std::size_t i = 0; i < groups.size(); ++i) {
-    if (include(groups[i], i + 1) > 0) continue;
+    if (include(groups[i], i + 1) > 0 || groups[i].may_be_empty) continue;
     throw ConfigError("parameter group " + groups[i].name + " includes no parameter" + names_of_parameters(),
                       "patterns are compared with the whole name; a group has those that no group before it has");
   }

@@ -56,7 +56,7 @@ struct ParameterGroup {
   // Names the group in errors, in plan.json and in the log.
   std::string name;
   // Called once for each parameter, with its name in the model ("layers.0.weight"). A group that includes no parameter
-  // is a ConfigError.
+  // is a ConfigError, unless it may be empty.
   Includes includes;
   // All settings. Kinds may differ; each kind adds its state for all parameters to the memory of a GPU.
   Optimizer optimizer;
@@ -67,6 +67,7 @@ struct ParameterGroup {
   // one of the two at most (ConfigError).
   std::optional<double> max_gradient_norm{};
   std::optional<double> max_gradient_value{};
+  bool may_be_empty = false;
   bool has_own_limit() const { return max_gradient_norm.has_value() || max_gradient_value.has_value(); }
 };
 
