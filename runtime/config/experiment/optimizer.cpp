@@ -87,6 +87,14 @@ void check_clipping(Section& section, const ParameterGroupSettings& group) {
 
 Json clipping_rule() {
   return Json::parse(R"({
+    "if": {"required": ["max_gradient_norm"], "properties": {"max_gradient_norm": {"exclusiveMinimum": 0}}},
+    "then": {"properties": {"max_gradient_value": {"const": 0}}}
+  })");
+}
+
+// A number that is not given is null.
+Json clipping_rule_of_groups() {
+  return Json::parse(R"({
     "if": {
       "required": ["max_gradient_norm"],
       "properties": {"max_gradient_norm": {"type": "number", "exclusiveMinimum": 0}}

@@ -29,6 +29,23 @@ double EventWriter::wall_s() const {
   return to_seconds(clock_.wall());
 }
 
+void EventWriter::begin_after(std::int64_t batches) {
+  {
+    const std::scoped_lock lock(file_mutex_);
+    first_batch_ = batches == 0 ? 0 : batches + 1;
+    if (file_) file_->append(analysis::restart_event(wall_s(), first_batch_));
+  }
+  {
+    const std::scoped_lock lock(mutex_);
+    if (!begun_ && batches > 0) {
+      waiting_.clear();
+      waiting_bytes_ = 0;
+    }
+    begun_ = true;
+  }
+  changed_.notify_one();
+}
+
 void EventWriter::add_metrics(const Json& line) {
   const analysis::Scalars scalars = analysis::scalars_of(line);
   if (scalars.empty()) return;
@@ -63,8 +80,8 @@ void EventWriter::write_waiting() {
   take_least_processor_time();
   std::unique_lock lock(mutex_);
   while (true) {
-    changed_.wait(lock, [this] { return ends_ || !waiting_.empty(); });
-    if (waiting_.empty()) return;
+    changed_.wait(lock, [this] { return ends_ || (begun_ && !waiting_.empty()); });
+    if (waiting_.empty() || !begun_) return;
     const Waiting& next = waiting_.front();  // stays where it is while others are added behind it
     lock.unlock();
     try {

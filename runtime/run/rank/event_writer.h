@@ -31,8 +31,9 @@ class EventWriter {
   EventWriter(const EventWriter&) = delete;
   EventWriter& operator=(const EventWriter&) = delete;
 
-  // TensorBoard is to discard what earlier attempts wrote from this batch on. Before the first event.
-  void begin_at(std::int64_t batch) { first_batch_ = batch; }
+  // Training goes on after so many batches: TensorBoard is to discard what earlier attempts wrote of later ones. What
+  // was added before is written now, or is discarded where an earlier attempt has written it at its start.
+  void begin_after(std::int64_t batches);
   void add_metrics(const Json& line);
   void add(const std::string& name, std::int64_t batch, analysis::Picture picture);
   void add(const std::string& name, std::int64_t batch, std::vector<float> values);
@@ -57,16 +58,17 @@ class EventWriter {
   const std::filesystem::path folder_;
   const Clock& clock_;
   const Logger log_;
-  std::int64_t first_batch_ = 0;
 
   std::mutex file_mutex_;  // of these
   std::optional<analysis::EventFile> file_;
+  std::int64_t first_batch_ = 0;
   std::int64_t lost_ = 0;
 
   std::mutex mutex_;  // of these
   std::condition_variable changed_;
   std::deque<Waiting> waiting_;
   std::size_t waiting_bytes_ = 0;
+  bool begun_ = false;
   bool ends_ = false;
   std::thread thread_;
 };

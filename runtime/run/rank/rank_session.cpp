@@ -134,6 +134,10 @@ void RankSession::write_metrics(const Json& line) {
   if (files_->tensorboard) files_->tensorboard->add_metrics(line);
 }
 
+void RankSession::begin_events(std::int64_t batches) {
+  if (files_->tensorboard) files_->tensorboard->begin_after(batches);
+}
+
 void RankSession::write_picture(const std::string& name, std::int64_t batch, analysis::Picture picture) {
   if (files_->tensorboard) files_->tensorboard->add(name, batch, std::move(picture));
 }
@@ -148,7 +152,7 @@ std::int64_t RankSession::metrics_bytes() const {
 
 void RankSession::cut_metrics(std::int64_t bytes, std::int64_t batches) {
   if (files_->metrics) files_->metrics->cut(bytes);
-  if (files_->tensorboard) files_->tensorboard->begin_at(batches + 1);
+  begin_events(batches);
 }
 
 void RankSession::write_event(const std::string& event, const Json& fields) {

@@ -126,6 +126,7 @@ TrainingLoop::End TrainingLoop::run() {
 }
 
 void TrainingLoop::begin_anew() {
+  session_.begin_events(0);
   callbacks_.on_training_start();
   if (!session_.mock().any()) {
     if (!session_.experiment().perform_initial_validation) {

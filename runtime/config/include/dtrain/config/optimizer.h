@@ -136,8 +136,9 @@ struct ParameterGroupSettings {
 };
 
 void check_clipping(Section& section, const ParameterGroupSettings& group);
-// What check_clipping() checks, as a rule of the schema.
+// What check_clipping() checks, as rules of the schema.
 Json clipping_rule();
+Json clipping_rule_of_groups();
 
 inline void declare_keys(Keys& keys, ParameterGroupSettings& g) {
   keys.text({.name = "match",
@@ -161,7 +162,7 @@ inline void declare_keys(Keys& keys, ParameterGroupSettings& g) {
        "max_gradient_norm."},
       g.max_gradient_value, kNotNegative);
   keys.when_read([&](Section& section) { check_clipping(section, g); });
-  keys.schema_rule(clipping_rule);
+  keys.schema_rule(clipping_rule_of_groups);
 }
 
 struct OptimizerSettings {

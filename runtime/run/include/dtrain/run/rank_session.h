@@ -131,6 +131,8 @@ class RankSession {
   // Rank 0: appends to metrics.jsonl, adds "time"; and to TensorBoard's events. Warns once if a line cannot be written,
   // and counts such lines.
   void write_metrics(const Json& line);
+  // Rank 0, to be called when training begins, or goes on after so many batches: TensorBoard's events begin here.
+  void begin_events(std::int64_t batches);
   // Rank 0: add a picture, and a histogram of values, to TensorBoard's events of this batch. A thread writes them
   // later.
   void write_picture(const std::string& name, std::int64_t batch, analysis::Picture picture);
@@ -138,7 +140,7 @@ class RankSession {
   // Rank 0: the length of metrics.jsonl, in bytes.
   std::int64_t metrics_bytes() const;
   // Rank 0: cuts metrics.jsonl to the length that it had at the checkpoint from which training goes on. Warns, and
-  // changes nothing, if the file is shorter. TensorBoard discards what it has of batches after these.
+  // changes nothing, if the file is shorter. TensorBoard's events begin after so many batches.
   void cut_metrics(std::int64_t bytes, std::int64_t batches);
   void write_event(const std::string& event,
                    const Json& fields = {});                    // appends to events.jsonl, adds time, rank, pid, host
