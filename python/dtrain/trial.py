@@ -117,8 +117,8 @@ class Context:
         if not optim.is_computed(optimizer):
             for limit in ("max_gradient_norm", "max_gradient_value"):
                 if any(group.get(limit) is not None for group in optimizer.param_groups):
-                    raise _native.ConfigError(f"a parameter group of {type(optimizer).__name__} has {limit}, which dtrain "
-                                              "obeys with SGD, Adam, AdamW, RAdam, RMSprop and Adagrad alone: clip all "
+                    raise _native.ConfigError(f"a parameter group of {type(optimizer).__name__} has {limit}, which "
+                                              "dtrain obeys with SGD, Adam, AdamW, RAdam, RMSprop and Adagrad alone: clip all "
                                               "gradients with clip_gradient_norm")
             if model:
                 raise _native.ConfigError(f"{type(optimizer).__name__} for one of several models is not supported: dtrain "

@@ -178,7 +178,8 @@ class TensorBoard(LoopTest):
         folder = result.run_dir / "tensorboard" / "metrics"
         self.assertEqual(len(list(folder.iterdir())), 2)
         events = self.events(folder)
-        self.assertEqual([e.step for e in events.Scalars("training/loss")], [l["batch"] for l in result.metrics("training")])
+        batches = [line["batch"] for line in result.metrics("training")]
+        self.assertEqual([e.step for e in events.Scalars("training/loss")], batches)
         self.check_pictures(events, list(range(1, 13)))
         self.check_histograms(events, list(range(1, 13)))
 

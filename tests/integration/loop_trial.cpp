@@ -245,12 +245,14 @@ class LoopTrial final : public dtrain::Trial {
   void log_pictures(std::int64_t number) {
     const at::Tensor ramp = torch::arange(24).reshape({4, 6}) * 10 + number;
     context_.log_image("grey", ramp.to(torch::kByte));
-    context_.log_image("colours", torch::tensor({0.0, 0.5, 1.0, -1.0, 2.0, std::nan(""), 0.25, 0.75, 0.1, 0.2, 0.3, 0.4})
-                                      .reshape({3, 2, 2})
-                                      .to(torch::kFloat));
+    context_.log_image("colours",
+                       torch::tensor({0.0, 0.5, 1.0, -1.0, 2.0, std::nan(""), 0.25, 0.75, 0.1, 0.2, 0.3, 0.4})
+                           .reshape({3, 2, 2})
+                           .to(torch::kFloat));
     context_.log_image("grid", (torch::arange(5 * 6).reshape({5, 1, 2, 3}) * 8).to(torch::kByte));
     const auto rank = static_cast<double>(context_.rank());
-    context_.log_histogram("values", torch::tensor({-2.5, 0.0, 1e-3, 4.0 + rank, static_cast<double>(number), std::nan("")}));
+    context_.log_histogram("values",
+                           torch::tensor({-2.5, 0.0, 1e-3, 4.0 + rank, static_cast<double>(number), std::nan("")}));
   }
 
   dtrain::TrialContext& context_;

@@ -127,7 +127,8 @@ def cases():
         "lamb": {**plain, "shards": False, "optimizer": {"kind": "lamb", "lr": 5e-3, "weight_decay": 0.01}},
         "lamb, groups, ema, k=2": {"k": 2, "shards": False, "ema": 0.9, "optimizer": {"kind": "lamb", "lr": 5e-3},
                                    "groups": [{"match": "*.bias", "lr": 1e-3}]},
-        "muon": {**plain, "shards": False, "optimizer": {"kind": "muon", "lr": 0.02, "adamw_lr": 1e-3, "weight_decay": 0.01}},
+        "muon": {**plain, "shards": False,
+                 "optimizer": {"kind": "muon", "lr": 0.02, "adamw_lr": 1e-3, "weight_decay": 0.01}},
         "muon, adamw_match, match_rms_adamw, ema": {
             **plain, "shards": False, "ema": 0.9,
             "optimizer": {"kind": "muon", "lr": 2e-3, "adamw_lr": 1e-3, "adamw_match": "out.*|extra.*", "nesterov": False,
@@ -189,7 +190,8 @@ def groups_for_torch(model, case):
 
 def clip_groups(groups, case):
     """Groups with a limit of their own by themselves, all other parameters together."""
-    if "clip_norm" not in case and not any("max_gradient_norm" in g or "max_gradient_value" in g for g in case.get("groups", [])):
+    limited = any("max_gradient_norm" in g or "max_gradient_value" in g for g in groups)
+    if "clip_norm" not in case and not limited:
         return
     others = []
     for group in groups:

@@ -91,7 +91,8 @@ class Plain:
             nn.utils.clip_grad_norm_(group["params"], group["max_gradient_norm"])
         if self.settings.get("clip"):
             clipped = {id(p) for group in own for p in group["params"]}
-            nn.utils.clip_grad_norm_([p for p in self.models[name].parameters() if id(p) not in clipped], self.settings["clip"])
+            others = [p for p in self.models[name].parameters() if id(p) not in clipped]
+            nn.utils.clip_grad_norm_(others, self.settings["clip"])
         self.optimizers[name].step()
         self.averages[name].update_parameters(self.models[name])
         for module in self.models.values():

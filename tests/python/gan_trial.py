@@ -21,7 +21,8 @@ def make_optimizers(generator, discriminator):
     biases = [p for p in discriminator.parameters() if p.dim() == 1]
     weights = [p for p in discriminator.parameters() if p.dim() > 1]
     return (torch.optim.Adam(generator.parameters(), lr=2e-3, betas=(0.5, 0.999)),
-            torch.optim.AdamW([{"params": weights}, {"params": biases, "weight_decay": 0.0, "max_gradient_norm": 0.05}], lr=1e-3))
+            torch.optim.AdamW([{"params": weights},
+                               {"params": biases, "weight_decay": 0.0, "max_gradient_norm": 0.05}], lr=1e-3))
 
 
 def make_loader():

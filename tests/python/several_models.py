@@ -30,15 +30,16 @@ class SeveralModels(harness.WorkplaceTest):
                 folder = self.work.new_run()
                 folder.mkdir()
                 experiment = harness.write_experiment(
-                    folder / "gan.yaml", name="gan", entrypoint="gan_trial.py:Gan", hyperparameters={"global_batch_size": 12},
-                    resources={"slots_per_trial": ranks}, searcher={"max_length": {"epochs": 1}},
+                    folder / "gan.yaml", name="gan", entrypoint="gan_trial.py:Gan",
+                    hyperparameters={"global_batch_size": 12}, resources={"slots_per_trial": ranks}, searcher={"max_length": {"epochs": 1}},
                     optimizations={"sharded_optimizer": sharded})
                 result = forked.run(str(HERE / "gan_trial.py:Gan"), folder, experiment, ranks).expect(0)
                 difference, name = forked.in_a_fork(parity_model.worst_difference, parity_model.load(result.weights_file),
                                                     expected)
                 self.assertLess(difference, 1e-9, name)
                 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-                events = EventAccumulator(str(result.run_dir / "tensorboard" / "metrics"), size_guidance={"images": 0}).Reload()
+                folder = result.run_dir / "tensorboard" / "metrics"
+                events = EventAccumulator(str(folder), size_guidance={"images": 0}).Reload()
                 self.assertEqual([e.step for e in events.Images("generated")], list(range(1, 21)))
 
 
