@@ -1,0 +1,151 @@
+#include "exported/archive.h"
+
+#include <algorithm>
+#include <fstream>
+#include <utility>
+
+#include <ATen/ATen.h>
+#include <c10/util/Exception.h>
+#include <caffe2/serialize/inline_container.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/text.h"
+
+namespace dtrain::exported {
+
+namespace {
+
+namespace fs = std::filesystem;
+using caffe2::serialize::PyTorchStreamReader;
+
+constexpr std::size_t kMostRecords = 200'000;
+constexpr const char* kModels = "models/";
+// Of PyTorch before 2.8, which wrote the records below the archive's root.
+constexpr const char* kOldProgram = "serialized_exported_program.json";
+
+std::string plain_message(const std::exception& error) {
+  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
+  return first_line(torch_error ? torch_error->what_without_backtrace() : error.what());
+}
+
+bool has_zip_magic(const fs::path& file) {
+  std::ifstream stream(file, std::ios::binary);
+  char magic[4] = {};
+  if (!stream) throw ConfigError("model: cannot read " + file.string(), "make it readable");
+  stream.read(magic, sizeof(magic));
+  return stream && std::string_view(magic, 4) == std::string_view("PK\x03\x04", 4);
+}
+
+bool is_program(const std::string& record) {
+  return record.starts_with(kModels) && record.ends_with(".json") && record.find('/', 7) == std::string::npos;
+}
+
+}  // namespace
+
+bool is_exported_program(const fs::path& file) {
+  if (!has_zip_magic(file)) return false;
+  try {
+    PyTorchStreamReader reader(file.string());
+    if (reader.hasRecord("archive_format") || reader.hasRecord(kOldProgram)) return true;
+    const auto records = reader.getAllRecords();
+    return std::any_of(records.begin(), records.end(), is_program);
+  } catch (const std::exception&) {
+    return file.extension() == ".pt2";  // damaged: its name says what it was
+  }
+}
+
+Archive::Archive(fs::path file) : file_(std::move(file)) {
+  std::error_code code;
+  file_bytes_ = fs::file_size(file_, code);
+  if (code) throw ConfigError("model: cannot read " + file_.string() + ": " + code.message(), "make it readable");
+  try {
+    reader_ = std::make_unique<PyTorchStreamReader>(file_.string());
+    records_ = reader_->getAllRecords();
+  } catch (const std::exception& error) {
+    fail("is damaged or cut off: " + plain_message(error));
+  }
+  if (records_.size() > kMostRecords) fail("has " + std::to_string(records_.size()) + " records");
+  std::uint64_t bytes = 0;  // several records may claim one part of the file
+  for (const std::string& record : records_) {
+    bytes += size_of(record);
+    if (bytes > file_bytes_) fail("has records that are longer than the file");
+  }
+  if (has(kOldProgram)) {
+    fail("was written by an older PyTorch, which put its parts elsewhere",
+         "load it in Python with torch.export.load() of PyTorch 2.8 or later, and save it again with "
+         "torch.export.save()");
+  }
+  if (!has("archive_format") || text("archive_format", 16) != "pt2")
+    fail("is no archive of torch.export.save(): its record archive_format is not pt2");
+  for (const std::string& record : records_) {
+    if (!is_program(record)) continue;
+    if (!program_.empty()) fail("holds several exported programs", "save one program a file");
+    program_ = record.substr(7, record.size() - 7 - 5);
+  }
+  if (program_.empty())
+    fail("holds no exported program, but perhaps a compiled one", "save it with torch.export.save(program, file)");
+}
+
+Archive::~Archive() = default;
+
+bool Archive::has(const std::string& record) const {
+  try {
+    return reader_->hasRecord(record);
+  } catch (const std::exception& error) {
+    fail("is damaged or cut off: " + plain_message(error));
+  }
+}
+
+// A stored record is no longer than the file. torch.export compresses none.
+std::size_t Archive::size_of(const std::string& record) const {
+  std::size_t bytes = 0;
+  try {
+    if (!has(record)) fail("has no record " + record);
+    bytes = reader_->getRecordSize(record);
+  } catch (const c10::Error& error) {
+    fail("has a damaged record " + record + ": " + plain_message(error));
+  }
+  if (bytes > file_bytes_) {
+    fail("says that its record " + record + " has " + std::to_string(bytes) + " bytes, but the file has " +
+         std::to_string(file_bytes_));
+  }
+  return bytes;
+}
+
+std::string Archive::text(const std::string& record, std::size_t limit) const {
+  try {
+    const std::size_t bytes = size_of(record);
+    if (bytes > limit) {
+      fail("has a record " + record + " of " + std::to_string(bytes) + " bytes, more than the " +
+           std::to_string(limit) + " that are read");
+    }
+    std::string content(bytes, '\0');
+    reader_->getRecord(record, content.data(), bytes);
+    return content;
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    fail("has a damaged record " + record + ": " + plain_message(error));
+  }
+}
+
+at::Tensor Archive::bytes(const std::string& record) const {
+  try {
+    const auto bytes = static_cast<std::int64_t>(size_of(record));
+    at::Tensor content = at::empty({bytes}, at::kByte);
+    if (bytes > 0) reader_->getRecord(record, content.data_ptr(), static_cast<std::size_t>(bytes));
+    return content;
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    fail("has a damaged record " + record + ": " + plain_message(error));
+  }
+}
+
+void Archive::fail(const std::string& what, const std::string& remedy) const {
+  throw ConfigError(
+      "model: " + file_.string() + " " + what,
+      remedy.empty() ? "export the model again and save it with torch.export.save() (docs/exporting.md)" : remedy);
+}
+
+}  // namespace dtrain::exported

@@ -1,0 +1,54 @@
+// The zip archive that torch.export.save() writes (`.pt2`): named records. What it says of sizes is checked against the
+// file, so no record makes the reader allocate more than the file has bytes. One thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace caffe2::serialize {
+class PyTorchStreamReader;
+}
+
+namespace dtrain::exported {
+
+// Whether the file is a zip archive whose records are those of an exported program, also of one that cannot be read
+// here. False for what is no archive. ConfigError if the file cannot be read.
+bool is_exported_program(const std::filesystem::path& file);
+
+class Archive {
+ public:
+  // ConfigError: it cannot be read, is damaged, is none of torch.export, or was written by an older PyTorch.
+  explicit Archive(std::filesystem::path file);
+  ~Archive();
+  Archive(const Archive&) = delete;
+  Archive& operator=(const Archive&) = delete;
+
+  const std::filesystem::path& file() const { return file_; }
+  // The program's name in the archive: "model", unless several were saved together, which is a ConfigError.
+  const std::string& program() const { return program_; }
+  const std::vector<std::string>& records() const { return records_; }
+  bool has(const std::string& record) const;
+  // ConfigError if there is no such record, or if it is longer than `limit` bytes.
+  std::string text(const std::string& record, std::size_t limit) const;
+  // uint8, of one dimension, in memory of its own. ConfigError if there is no such record.
+  at::Tensor bytes(const std::string& record) const;
+
+  // Throws a ConfigError that begins with the file. Without a remedy: export the model again.
+  [[noreturn]] void fail(const std::string& what, const std::string& remedy = {}) const;
+
+ private:
+  std::size_t size_of(const std::string& record) const;
+
+  std::filesystem::path file_;
+  std::uint64_t file_bytes_ = 0;
+  std::unique_ptr<caffe2::serialize::PyTorchStreamReader> reader_;
+  std::vector<std::string> records_;
+  std::string program_;
+};
+
+}  // namespace dtrain::exported

@@ -1,0 +1,216 @@
+#include "exported/evaluation_mode.h"
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <string_view>
+
+#include <ATen/core/enum_tag.h>
+
+namespace dtrain::exported {
+
+namespace {
+
+using Kind = Instruction::Kind;
+
+// Operators with a flag for training: its argument, and whether it is a probability, which is 0 in evaluation.
+struct Modal {
+  std::string_view name;
+  std::string_view argument;
+  bool is_probability = false;
+};
+constexpr std::array kModal{
+    Modal{"batch_norm", "training"},
+    Modal{"_batch_norm_impl_index", "training"},
+    Modal{"native_batch_norm", "training"},
+    Modal{"_native_batch_norm_legit", "training"},
+    Modal{"_native_batch_norm_legit_functional", "training"},
+    Modal{"cudnn_batch_norm", "training"},
+    Modal{"miopen_batch_norm", "training"},
+    Modal{"instance_norm", "use_input_stats"},
+    Modal{"dropout", "train"},
+    Modal{"dropout_", "train"},
+    Modal{"native_dropout", "train"},
+    Modal{"alpha_dropout", "train"},
+    Modal{"alpha_dropout_", "train"},
+    Modal{"feature_dropout", "train"},
+    Modal{"feature_dropout_", "train"},
+    Modal{"feature_alpha_dropout", "train"},
+    Modal{"feature_alpha_dropout_", "train"},
+    Modal{"rrelu", "training"},
+    Modal{"rrelu_", "training"},
+    Modal{"lstm", "train"},
+    Modal{"gru", "train"},
+    Modal{"rnn_tanh", "train"},
+    Modal{"rnn_relu", "train"},
+    Modal{"scaled_dot_product_attention", "dropout_p", true},
+};
+
+std::string_view plain_name(const Instruction& instruction) {
+  std::string_view name = instruction.target;
+  name.remove_prefix(std::min(name.size(), std::string_view("aten.").size()));
+  return name.substr(0, name.rfind('.'));
+}
+
+const Modal* modal_of(const Instruction& instruction) {
+  if (instruction.kind != Kind::kOperator) return nullptr;
+  const auto* found = std::find_if(kModal.begin(), kModal.end(),
+                                   [&](const Modal& modal) { return modal.name == plain_name(instruction); });
+  return found == kModal.end() ? nullptr : found;
+}
+
+std::optional<std::size_t> index_of(const Instruction& instruction, std::string_view argument) {
+  const auto index = instruction.op->schema().argumentIndexWithName(argument);
+  return index ? std::optional(static_cast<std::size_t>(*index)) : std::nullopt;
+}
+
+// Without running statistics a norm uses those of the batch in both modes.
+bool has_running_statistics(const Instruction& instruction) {
+  const auto index = index_of(instruction, "running_mean");
+  if (!index) return true;
+  const Operand& mean = instruction.operands[*index];
+  return mean.kind != Operand::Kind::kConstant || !mean.constant.isNone();
+}
+
+// Stochastic depth of torchvision and timm drops the samples' branches with a random mask: x *
+// mask.bernoulli_(p).div_(p).
+bool is_stochastic_depth(const Instruction& instruction) {
+  return instruction.module_class == "StochasticDepth" || instruction.module_class == "DropPath";
+}
+
+bool ends_with_any(std::string_view name, std::initializer_list<std::string_view> ends) {
+  return std::any_of(ends.begin(), ends.end(), [&](std::string_view end) { return name.ends_with(end); });
+}
+
+bool is_norm(const Instruction& instruction) {
+  return instruction.module_class.find("Norm") != std::string::npos;
+}
+
+// Which buffer a value is, itself or as a view.
+class Buffers {
+ public:
+  explicit Buffers(Program& program) : program_(program), of_value_(program.values, kNone) {
+    for (std::size_t i = 0; i < program.stored.size(); ++i)
+      of_value_[static_cast<std::size_t>(program.stored[i].value)] = static_cast<int>(i);
+  }
+
+  Stored* of(const Operand& operand) const {
+    if (operand.kind != Operand::Kind::kValue) return nullptr;
+    const int index = of_value_[static_cast<std::size_t>(operand.value)];
+    return index == kNone ? nullptr : &program_.stored[static_cast<std::size_t>(index)];
+  }
+
+  // The operator's results that are its operands, or views of them.
+  void follow(const Instruction& instruction) {
+    const c10::FunctionSchema& schema = instruction.op->schema();
+    for (std::size_t i = 0; i < instruction.operands.size(); ++i) {
+      const auto* alias = schema.arguments()[i].alias_info();
+      if (!alias || !of(instruction.operands[i])) continue;
+      for (std::size_t k = 0; k < instruction.results.size(); ++k) {
+        const auto* result = schema.returns()[k].alias_info();
+        const Value value = instruction.results[k].value;
+        if (result && value != kNoValue && result->beforeSets() == alias->beforeSets())
+          of_value_[static_cast<std::size_t>(value)] =
+              of_value_[static_cast<std::size_t>(instruction.operands[i].value)];
+      }
+    }
+  }
+
+ private:
+  static constexpr int kNone = -1;
+  Program& program_;
+  std::vector<int> of_value_;
+};
+
+void turn_flag_off(Instruction& instruction, const Modal& modal) {
+  const auto index = index_of(instruction, modal.argument);
+  if (!index || !has_running_statistics(instruction)) return;
+  const Operand& flag = instruction.operands[*index];
+  if (flag.kind != Operand::Kind::kConstant) return;
+  if (modal.is_probability) {
+    if (flag.constant.isDouble() && flag.constant.toDouble() != 0)
+      instruction.in_evaluation.emplace_back(*index, c10::IValue(0.0));
+  } else if (!flag.constant.isBool() || flag.constant.toBool()) {
+    instruction.in_evaluation.emplace_back(*index, c10::IValue(false));
+  }
+}
+
+bool trains(const Instruction& instruction) {
+  return !instruction.in_evaluation.empty();
+}
+
+}  // namespace
+
+void prepare_evaluation(Program& program) {
+  Buffers buffers(program);
+  std::vector<bool> is_mask(program.values, false);  // of stochastic depth
+  const auto makes_mask = [&](const Instruction& instruction) {
+    for (const Result& result : instruction.results) {
+      if (result.value != kNoValue) is_mask[static_cast<std::size_t>(result.value)] = true;
+    }
+  };
+  const auto refuse = [&](std::string why) {
+    if (program.why_no_evaluation.empty()) program.why_no_evaluation = std::move(why);
+  };
+  for (Instruction& instruction : program.instructions) {
+    if (instruction.kind != Kind::kOperator) continue;
+    if (const Modal* modal = modal_of(instruction)) turn_flag_off(instruction, *modal);
+    const std::string_view name = plain_name(instruction);
+    if (is_stochastic_depth(instruction) && name == "bernoulli_") {
+      // In evaluation the mask is all ones: bernoulli_(1), and it is not divided.
+      if (const auto p = index_of(instruction, "p"); p && instruction.operands[*p].constant.isDouble()) {
+        instruction.in_evaluation.emplace_back(*p, c10::IValue(1.0));
+        makes_mask(instruction);
+      }
+    }
+    const Operand* first = instruction.operands.empty() ? nullptr : &instruction.operands[0];
+    if (name == "div_" && first && first->kind == Operand::Kind::kValue &&
+        is_mask[static_cast<std::size_t>(first->value)]) {
+      instruction.skipped_in_evaluation = true;
+    }
+    const std::string where = instruction.module.empty() ? "" : " in " + instruction.module;
+    if (!trains(instruction) && !modal_of(instruction) && !instruction.skipped_in_evaluation &&
+        instruction.op->hasTag(at::Tag::nondeterministic_seeded)) {
+      refuse("it draws random numbers (" + std::string(name) + where + ")");
+    }
+    const c10::FunctionSchema& schema = instruction.op->schema();
+    for (std::size_t i = 0; i < instruction.operands.size(); ++i) {
+      const auto* alias = schema.arguments()[i].alias_info();
+      Stored* const stored = alias && alias->isWrite() ? buffers.of(instruction.operands[i]) : nullptr;
+      if (!stored || name == "detach_") continue;
+      stored->changed = true;
+      if (i == 0 && is_norm(instruction) && stored->name.ends_with("num_batches_tracked")) {
+        instruction.skipped_in_evaluation = true;
+      } else if (!modal_of(instruction)) {
+        refuse("it changes its " + std::string(stored->kind == Stored::Kind::kParameter ? "parameter" : "buffer") +
+               " '" + stored->name + "'");
+      }
+    }
+    buffers.follow(instruction);
+  }
+  for (auto& update : program.buffer_updates) {
+    update.skipped_in_evaluation = ends_with_any(update.name, {"running_mean", "running_var", "num_batches_tracked"});
+    if (!update.skipped_in_evaluation) refuse("it changes its buffer '" + update.name + "'");
+  }
+}
+
+std::vector<std::string> modal_operators(const Program& program) {
+  std::vector<std::string> found;
+  for (const Instruction& instruction : program.instructions) {
+    const Modal* modal = modal_of(instruction);
+    if (modal && std::find(found.begin(), found.end(), modal->name) == found.end()) found.emplace_back(modal->name);
+  }
+  return found;
+}
+
+std::vector<std::string> operators_in_evaluation(const Program& program) {
+  std::vector<std::string> found;
+  for (const Instruction& instruction : program.instructions) {
+    const Modal* modal = modal_of(instruction);
+    if (!modal || modal->is_probability || trains(instruction) || !has_running_statistics(instruction)) continue;
+    if (std::find(found.begin(), found.end(), modal->name) == found.end()) found.emplace_back(modal->name);
+  }
+  return found;
+}
+
+}  // namespace dtrain::exported

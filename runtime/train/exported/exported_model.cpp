@@ -1,0 +1,213 @@
+#include "exported/exported_model.h"
+
+#include <new>
+#include <sstream>
+#include <utility>
+
+#include <ATen/ATen.h>
+#include <ATen/core/enum_tag.h>
+#include <c10/util/Exception.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/text.h"
+#include "exported/evaluation_mode.h"
+#include "exported/read_program.h"
+#include "exported/weights.h"
+
+namespace dtrain::exported {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::size_t kDeepestModule = 100;
+constexpr const char* kSameModel = "export both files from the same model in Python, once in each mode";
+
+std::string describe(const at::Tensor& tensor) {
+  std::ostringstream text;
+  text << tensor.sizes() << " " << c10::getDtypeNames(tensor.scalar_type()).first;
+  return text.str();
+}
+
+// What is part of the state of a model: not constants, nor buffers that are neither in state_dict() nor written.
+bool is_registered(const Stored& stored) {
+  return stored.kind == Stored::Kind::kParameter ||
+         (stored.kind == Stored::Kind::kBuffer && (stored.persistent || stored.changed));
+}
+
+const char* kind_word(const Stored& stored) {
+  return stored.kind == Stored::Kind::kParameter ? "parameter" : "buffer";
+}
+
+std::string message_of(const std::exception& error) {
+  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
+  return first_line(torch_error ? torch_error->what_without_backtrace() : error.what());
+}
+
+}  // namespace
+
+ExportedModel::ExportedModel(const fs::path& file)
+    : archive_(file), program_(read_program(archive_)), shapes_(program_) {
+  const std::vector<at::Tensor> stored = own_tensors();
+  make_tree(stored);
+  bool any = false, trainable = false;
+  for (const at::Tensor& parameter : tree_->parameters()) {
+    any = true;
+    trainable |= parameter.requires_grad();
+  }
+  if (!trainable) {
+    throw ConfigError(
+        "model: " + file.string() + " has " + (any ? "no parameter that requires a gradient" : "no parameters"),
+        "there is nothing to train: export it with requires_grad_(True) on what is to be trained");
+  }
+  runner_ = std::make_unique<Runner>(program_, stored);
+}
+
+ExportedModel::ExportedModel(const fs::path& file, const torch::nn::Module& trained, const fs::path& trained_file)
+    : archive_(file), program_(read_program(archive_)), shapes_(program_) {
+  const std::vector<at::Tensor> stored = tensors_of(trained, trained_file);
+  make_tree(stored);
+  tree_->eval();
+  runner_ = std::make_unique<Runner>(program_, stored);
+}
+
+std::vector<at::Tensor> ExportedModel::own_tensors() {
+  const StoredTensors read = read_tensors(archive_);
+  Tensors weights;
+  for (const StoredTensor& weight : read.weights) weights.emplace(weight.name, weight.tensor);
+  std::vector<at::Tensor> tensors;
+  for (const Stored& stored : program_.stored) {
+    const bool is_weight = stored.kind != Stored::Kind::kConstant && stored.persistent;
+    const Tensors& from = is_weight ? weights : read.constants;
+    const auto found = from.find(stored.name);
+    if (found == from.end()) archive_.fail("has no values of its tensor '" + stored.name + "'");
+    tensors.push_back(found->second);
+  }
+  return tensors;
+}
+
+std::vector<at::Tensor> ExportedModel::tensors_of(const torch::nn::Module& trained, const fs::path& trained_file) {
+  Tensors of_trained;
+  for (const auto& item : trained.named_parameters()) of_trained.emplace(item.key(), item.value());
+  for (const auto& item : trained.named_buffers()) of_trained.emplace(item.key(), item.value());
+  std::vector<at::Tensor> tensors = own_tensors();
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const Stored& stored = program_.stored[i];
+    if (!is_registered(stored)) continue;
+    const std::string what = std::string(kind_word(stored)) + " '" + stored.name + "'";
+    const auto found = of_trained.find(stored.name);
+    if (found == of_trained.end()) {
+      throw ConfigError("model: " + archive_.file().string() + " has a " + what + ", which " + trained_file.string() +
+                            " does not have",
+                        kSameModel);
+    }
+    if (tensors[i].sizes() != found->second.sizes() || tensors[i].scalar_type() != found->second.scalar_type()) {
+      throw ConfigError("model: " + archive_.file().string() + ": " + what + " is " + describe(tensors[i]) + ", in " +
+                            trained_file.string() + " it is " + describe(found->second),
+                        kSameModel);
+    }
+    tensors[i] = found->second;
+    count += tensors[i].requires_grad() ? 1 : 0;
+  }
+  if (count == 0) {
+    throw ConfigError("model: " + archive_.file().string() + " has none of the parameters that are trained in " +
+                          trained_file.string(),
+                      kSameModel);
+  }
+  return tensors;
+}
+
+torch::nn::Module& ExportedModel::module_at(const std::string& path) {
+  torch::nn::Module* module = tree_.get();
+  std::string done;
+  if (path.empty()) return *module;
+  const std::vector<std::string> names = split(path, '.');
+  if (names.size() > kDeepestModule) archive_.fail("has modules that are nested too deeply");
+  for (const std::string& name : names) {
+    done += (done.empty() ? "" : ".") + name;
+    const auto children = module->named_children();
+    if (const auto* child = children.find(name)) {
+      module = child->get();
+      continue;
+    }
+    const auto known = program_.classes.find(done);
+    auto child = std::make_shared<ExportedTree>(known == program_.classes.end() ? "Module" : known->second);
+    module = module->register_module(name, std::move(child)).get();
+  }
+  return *module;
+}
+
+void ExportedModel::make_tree(const std::vector<at::Tensor>& stored) {
+  const auto root = program_.classes.find("");
+  tree_ = std::make_shared<ExportedTree>(root == program_.classes.end() ? "Module" : root->second);
+  for (std::size_t i = 0; i < stored.size(); ++i) {
+    if (!is_registered(program_.stored[i])) continue;
+    const std::string& name = program_.stored[i].name;
+    const auto dot = name.rfind('.');
+    const std::string own = dot == std::string::npos ? name : name.substr(dot + 1);
+    try {
+      torch::nn::Module& module = module_at(dot == std::string::npos ? std::string() : name.substr(0, dot));
+      if (program_.stored[i].kind == Stored::Kind::kParameter) {
+        module.register_parameter(own, stored[i], stored[i].requires_grad());
+      } else {
+        module.register_buffer(own, stored[i]);
+      }
+    } catch (const c10::Error& error) {
+      archive_.fail("has a tensor '" + name + "' that cannot be: " + message_of(error));
+    }
+  }
+}
+
+std::vector<at::Tensor> ExportedModel::forward(std::span<const at::Tensor> inputs) {
+  shapes_.check(inputs);
+  if (!std::exchange(on_device_, true)) {
+    const auto parameters = tree_->parameters();
+    if (!parameters.empty()) runner_->move_to(parameters.front().device());
+  }
+  try {
+    return runner_->run(inputs, tree_->is_training());
+  } catch (const std::exception& error) {
+    fail(inputs, error);
+  }
+}
+
+void ExportedModel::fail(std::span<const at::Tensor> inputs, const std::exception& error) const {
+  const std::string message = message_of(error);
+  const bool no_memory = dynamic_cast<const std::bad_alloc*>(&error) != nullptr ||
+                         message.find("can't allocate memory") != std::string::npos ||
+                         message.find("out of memory") != std::string::npos;
+  std::vector<std::string> shapes;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    shapes.push_back("'" + program_.inputs[i].name + "' " + describe(inputs[i]));
+  }
+  std::string where;
+  if (const Instruction* failed = runner_->failed()) {
+    where = ", in " + failed->target + (failed->module.empty() ? "" : " of " + failed->module);
+  }
+  throw Error("the model's forward() failed on inputs " + join(shapes, ", ") + where + ": " + message,
+              no_memory ? "lower hyperparameters.global_batch_size"
+                        : "give it data of the shape and type it was exported for, or change the model");
+}
+
+void ExportedModel::save(const fs::path& path) const {
+  Tensors weights;
+  for (const auto& item : tree_->named_parameters()) weights.emplace(item.key(), item.value().detach());
+  for (const auto& item : tree_->named_buffers()) weights.emplace(item.key(), item.value());
+  write_archive(archive_, weights, path);
+}
+
+std::string ExportedModel::why_not_repeatable() const {
+  for (const Instruction& instruction : program_.instructions) {
+    // An index has the shape of its numbers; that of a mask, which has not, cannot be captured and says so itself.
+    const bool reads = instruction.kind == Instruction::Kind::kOperator && instruction.target != "aten.index.Tensor" &&
+                       (instruction.op->hasTag(at::Tag::data_dependent_output) ||
+                        instruction.op->hasTag(at::Tag::dynamic_output_shape));
+    if (!reads) continue;
+    return "the model's forward() reads values on the host (" + instruction.target +
+           (instruction.module.empty() ? ")" : " of " + instruction.module + ")");
+  }
+  return "";
+}
+
+}  // namespace dtrain::exported

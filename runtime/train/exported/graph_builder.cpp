@@ -1,0 +1,336 @@
+#include "exported/graph_builder.h"
+
+#include <array>
+#include <utility>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/version.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/text.h"
+#include "exported/arguments.h"
+#include "exported/numbers.h"
+
+namespace dtrain::exported {
+
+namespace {
+
+using Kind = Instruction::Kind;
+
+constexpr int kDeepestGraph = 16;
+constexpr std::size_t kMostInstructions = 500'000;
+constexpr const char* kOperators = "torch.ops.";
+
+// They compare what the program meets with what it met when it was exported. Mixed precision has other types, another
+// device is another device, and sizes are checked by shape_check.h.
+constexpr std::array kAssertions{"aten._assert_tensor_metadata.default",
+                                 "aten.sym_constrain_range.default",
+                                 "aten.sym_constrain_range_for_size.default",
+                                 "aten._assert_async.msg",
+                                 "aten._assert_async.default",
+                                 "aten._functional_assert_async.msg"};
+
+// Those that read or write files.
+constexpr std::array kForbidden{"aten::from_file"};
+
+template <typename List>
+bool contains(const List& list, const std::string& word) {
+  for (const auto& one : list) {
+    if (word == one) return true;
+  }
+  return false;
+}
+
+std::string text_of(const Json& node, const char* key) {
+  const auto found = node.is_object() ? node.find(key) : node.end();
+  if (found == node.end() || !found->is_string()) throw Error(std::string("a node without its ") + key);
+  return found->get<std::string>();
+}
+
+const Json& list_of(const Json& node, const char* key) {
+  const auto found = node.is_object() ? node.find(key) : node.end();
+  if (found == node.end() || !found->is_array()) throw Error(std::string("a node without its ") + key);
+  return *found;
+}
+
+// "layer1.0.conv1" and "Conv2d" of "…;L__self___layer1_0_conv1,layer1.0.conv1,torch.nn.modules.conv.Conv2d".
+std::pair<std::string, std::string> module_of(const Json& node) {
+  const auto metadata = node.find("metadata");
+  if (metadata == node.end() || !metadata->is_object()) return {};
+  const auto stack = metadata->find("nn_module_stack");
+  if (stack == metadata->end() || !stack->is_string()) return {};
+  const std::vector<std::string> modules = split(stack->get<std::string>(), ';');
+  if (modules.empty()) return {};
+  const std::vector<std::string> parts = split(modules.back(), ',');
+  if (parts.size() != 3) return {};
+  return {parts[1], parts[2].substr(parts[2].rfind('.') + 1)};
+}
+
+}  // namespace
+
+Value GraphBuilder::define(const std::string& name) {
+  const auto value = static_cast<Value>(program_.values);
+  if (!names_.emplace(name, value).second) throw Error("two values are named '" + name + "'");
+  ++program_.values;
+  return value;
+}
+
+Value GraphBuilder::find(const std::string& name) const {
+  const auto found = names_.find(name);
+  if (found != names_.end()) return found->second;
+  throw Error("uses the value '" + name + "' before it is computed");
+}
+
+Operand GraphBuilder::operand(const Json& argument) const {
+  return operand_of(argument, nullptr, [this](const std::string& name) { return find(name); });
+}
+
+void GraphBuilder::refuse(const std::string& what, const std::string& remedy) {
+  unsupported_.emplace(what + (module_.empty() ? "" : " (in " + module_ + ")"), remedy);
+}
+
+void GraphBuilder::add_nodes(const Json& nodes) {
+  if (!nodes.is_array()) throw Error("a graph has no list of nodes");
+  for (const Json& node : nodes) {
+    add_node(node);
+    if (program_.instructions.size() > kMostInstructions)
+      throw Error("it has more than " + std::to_string(kMostInstructions) + " operators");
+  }
+}
+
+Instruction GraphBuilder::begin_instruction(const Json& node) {
+  Instruction instruction;
+  instruction.target = text_of(node, "target");
+  std::tie(instruction.module, instruction.module_class) = module_of(node);
+  module_ = instruction.module;
+  if (!instruction.module_class.empty()) program_.classes.emplace(instruction.module, instruction.module_class);
+  return instruction;
+}
+
+void GraphBuilder::add_node(const Json& node) {
+  Instruction instruction = begin_instruction(node);
+  std::string& target = instruction.target;
+  try {
+    if (number_operator(target)) return add_number(node, std::move(instruction));
+    if (!target.starts_with(kOperators)) {
+      refuse("'" + target + "'", "write the model's forward() with operators of torch alone");
+      return add_results(list_of(node, "outputs"), instruction);
+    }
+    target.erase(0, std::string_view(kOperators).size());
+    if (target == "higher_order.wrap_with_set_grad_enabled") {
+      instruction.kind = Kind::kSetGrad;
+      instruction.operands.push_back(operand(argument_of(node, 0)));
+      return add_region(node, std::move(instruction), 1);
+    }
+    if (target == "higher_order.wrap_with_autocast") {
+      instruction.kind = Kind::kAutocast;
+      for (std::size_t i = 0; i < 3; ++i) instruction.operands.push_back(operand(argument_of(node, i)));
+      return add_region(node, std::move(instruction), 4);
+    }
+    if (target.starts_with("higher_order.")) {
+      refuse("higher-order operator " + target.substr(13),
+             target == "higher_order.cond"
+                 ? "torch.cond() is not supported: compute both branches and choose with torch.where()"
+                 : "write this part of the model without it, or train it with a program (docs/api.md)");
+      return add_results(list_of(node, "outputs"), instruction);
+    }
+    if (contains(kAssertions, target)) return;
+    add_operator(node, std::move(instruction));
+  } catch (const Json::exception&) {
+    throw Error("its node '" + target + "' is damaged");
+  }
+}
+
+const Json& GraphBuilder::argument_of(const Json& node, std::size_t index) const {
+  const Json& inputs = list_of(node, "inputs");
+  if (index >= inputs.size() || !inputs[index].is_object() || !inputs[index].contains("arg"))
+    throw Error("its node '" + text_of(node, "target") + "' lacks an argument");
+  return inputs[index]["arg"];
+}
+
+void GraphBuilder::add_number(const Json& node, Instruction instruction) {
+  instruction.kind = Kind::kNumber;
+  const NamedNumberOperator& known = *number_operator(instruction.target);
+  instruction.number = known.compute;
+  const std::size_t count = list_of(node, "inputs").size();
+  if (count != known.operands)
+    throw Error("its node '" + instruction.target + "' has " + std::to_string(count) + " arguments");
+  for (std::size_t i = 0; i < count; ++i) {
+    Operand number = operand(argument_of(node, i));
+    const c10::IValue& value = number.constant;
+    if (number.kind == Operand::Kind::kConstant && !value.isInt() && !value.isDouble() && !value.isBool())
+      throw Error("its node '" + instruction.target + "' has an argument that is no number");
+    instruction.operands.push_back(std::move(number));
+  }
+  add_results(list_of(node, "outputs"), instruction);
+  program_.instructions.push_back(std::move(instruction));
+}
+
+void GraphBuilder::add_operator(const Json& node, Instruction instruction) {
+  const std::string& target = instruction.target;
+  const auto first = target.find('.'), last = target.rfind('.');
+  if (first == std::string::npos || first == last) throw Error("its node '" + target + "' names no operator");
+  const std::string overload = target.substr(last + 1);
+  const std::string name = target.substr(0, first) + "::" + target.substr(first + 1, last - first - 1);
+  const auto define_results = [&] { add_results(list_of(node, "outputs"), instruction); };
+  if (target == "aten._assert_scalar.default") {
+    instruction.kind = Kind::kAssert;
+    instruction.operands = {operand(argument_of(node, 0)), operand(argument_of(node, 1))};
+    program_.instructions.push_back(std::move(instruction));
+    return;
+  }
+  if (target == "aten.sym_size.int") {
+    instruction.kind = Kind::kSize;
+    instruction.operands = {operand(argument_of(node, 0)), operand(argument_of(node, 1))};
+    if (!instruction.operands[1].constant.isInt()) throw Error("its node '" + target + "' has no dimension");
+    define_results();
+    program_.instructions.push_back(std::move(instruction));
+    return;
+  }
+  if (!name.starts_with("aten::") || contains(kForbidden, name)) {
+    refuse("operator " + name, name.starts_with("aten::")
+                                   ? "write this part of the model without it"
+                                   : "it is no operator of PyTorch itself: write this part of the model with operators "
+                                     "of torch, or train the model with a program (docs/api.md)");
+    return define_results();
+  }
+  instruction.op = c10::Dispatcher::singleton().findSchema({name, overload == "default" ? std::string() : overload});
+  if (!instruction.op) {
+    refuse("operator " + name + (overload == "default" ? "" : "." + overload),
+           "this libtorch does not know it: export the model with PyTorch " TORCH_VERSION);
+    return define_results();
+  }
+  const c10::FunctionSchema& schema = instruction.op->schema();
+  const Json& inputs = list_of(node, "inputs");
+  std::map<std::string, const Json*> given;
+  for (std::size_t i = 0; i < inputs.size(); ++i) given.emplace(text_of(inputs[i], "name"), &argument_of(node, i));
+  try {
+    for (const c10::Argument& argument : schema.arguments()) {
+      const auto found = given.find(argument.name());
+      if (found == given.end()) {
+        instruction.operands.push_back(default_operand(argument));
+        continue;
+      }
+      const Json& json = *found->second;
+      Operand operand = operand_of(json, argument.type(), [this](const std::string& value) { return find(value); });
+      // Exported on a CPU it is false, and on a GPU it would keep cuDNN away.
+      if (argument.name() == "cudnn_enabled" && operand.constant.isBool()) operand.constant = true;
+      // One number for all of a list of fixed length: max_pool2d(x, 2).
+      const bool one = json.contains("as_int") && argument.N().value_or(0) > 1 && operand.constant.isIntList();
+      if (one) {
+        operand.constant = c10::List<std::int64_t>(
+            std::vector<std::int64_t>(static_cast<std::size_t>(*argument.N()), operand.constant.toIntVector().at(0)));
+      }
+      instruction.operands.push_back(std::move(operand));
+      given.erase(found);
+    }
+    if (!given.empty()) throw Error("has no argument '" + given.begin()->first + "' in this libtorch");
+  } catch (const Error& error) {
+    const std::string what = error.what();
+    if (what.starts_with("uses the value")) throw Error("its node '" + target + "' " + what);
+    refuse("operator " + name + ", which " + what, "export the model with PyTorch " TORCH_VERSION);
+    return define_results();
+  }
+  if (list_of(node, "outputs").size() > schema.returns().size())
+    throw Error("its node '" + target + "' has more results than the operator returns");
+  define_results();
+  program_.instructions.push_back(std::move(instruction));
+}
+
+void GraphBuilder::add_results(const Json& outputs, Instruction& instruction) {
+  for (const Json& output : outputs) {
+    if (!output.is_object() || output.size() != 1) throw Error("its node '" + instruction.target + "' has no results");
+    const std::string& tag = output.begin().key();
+    const Json& value = output.begin().value();
+    Result result;
+    if (tag == "as_tensor") {
+      result.value = define(value.at("name").get<std::string>());
+    } else if (tag == "as_sym_int" || tag == "as_sym_float" || tag == "as_sym_bool") {
+      result.value = define(value.at("as_name").get<std::string>());
+    } else if (tag == "as_tensors" || tag == "as_optional_tensors") {
+      result.is_list = true;
+      for (const Json& element : value) {
+        const Json& tensor = element.contains("as_tensor") ? element["as_tensor"] : element;
+        result.values.push_back(tensor.contains("name") ? define(tensor["name"].get<std::string>()) : kNoValue);
+      }
+    } else if (tag == "as_optional_tensor") {
+      if (value.contains("as_tensor")) result.value = define(value["as_tensor"].at("name").get<std::string>());
+    } else if (tag != "as_none") {
+      refuse("a result of kind " + tag.substr(tag.starts_with("as_") ? 3 : 0) + " of " + instruction.target,
+             "write this part of the model without it");
+    }
+    instruction.results.push_back(std::move(result));
+  }
+}
+
+// A region's graph stands where its node stands, between an instruction that begins it and one that ends it.
+void GraphBuilder::add_region(const Json& node, Instruction begin, std::size_t arguments_before_graph) {
+  for (const Operand& operand : begin.operands) {
+    if (operand.kind != Operand::Kind::kConstant) throw Error("its node '" + begin.target + "' is damaged");
+  }
+  const c10::IValue& on = begin.operands.back().constant;
+  const bool well_formed = begin.kind == Kind::kSetGrad
+                               ? on.isBool()
+                               : on.isBool() && begin.operands[0].constant.isString() &&
+                                     (begin.operands[1].constant.isInt() || begin.operands[1].constant.isNone());
+  if (!well_formed) throw Error("its node '" + begin.target + "' is damaged");
+  const Json& graph = argument_of(node, arguments_before_graph);
+  if (!graph.contains("as_graph")) throw Error("its node '" + begin.target + "' has no graph");
+  std::vector<Operand> arguments;
+  const std::size_t count = list_of(node, "inputs").size();
+  for (std::size_t i = arguments_before_graph + 1; i < count; ++i) arguments.push_back(operand(argument_of(node, i)));
+  Instruction end = begin;
+  end.kind = Kind::kEndRegion;
+  end.operands.clear();
+  // torch.autocast("cuda") around what runs on the CPU changes nothing.
+  const bool in_effect = begin.kind == Kind::kSetGrad || begin.operands[0].constant.toStringRef() == device_type_;
+  if (in_effect) program_.instructions.push_back(std::move(begin));
+  add_graph(graph["as_graph"].at("graph"), arguments, list_of(node, "outputs"));
+  if (in_effect) program_.instructions.push_back(std::move(end));
+}
+
+void GraphBuilder::add_graph(const Json& graph, const std::vector<Operand>& arguments, const Json& outputs) {
+  if (++depth_ > kDeepestGraph) throw Error("its graphs are nested too deeply");
+  Names outside;
+  names_.swap(outside);  // a graph has names of its own
+  const Json& inputs = list_of(graph, "inputs");
+  if (inputs.size() != arguments.size()) throw Error("a graph in it has other inputs than its node gives it");
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (arguments[i].kind != Operand::Kind::kValue) continue;  // a constant: the graph's nodes have it themselves
+    if (!inputs[i].is_object() || inputs[i].size() != 1) throw Error("a graph in it has damaged inputs");
+    const Json& input = inputs[i].begin().value();  // the same value under another name
+    const char* key = input.is_object() && input.contains("name") ? "name" : "as_name";
+    if (!names_.emplace(text_of(input, key), arguments[i].value).second) throw Error("two inputs have one name");
+  }
+  add_nodes(graph.at("nodes"));
+  std::vector<Operand> results;
+  for (const Json& output : list_of(graph, "outputs")) results.push_back(operand(output));
+  names_.swap(outside);
+  --depth_;
+  std::vector<std::string> names;
+  for (const Json& output : outputs) {
+    if (!output.is_object() || output.size() != 1) throw Error("a graph in it has damaged results");
+    const Json& value = output.begin().value();
+    if (output.begin().key() == "as_tensors" && value.is_array()) {
+      for (const Json& element : value) names.push_back(text_of(element, "name"));
+    } else {
+      names.push_back(text_of(value, output.begin().key() == "as_tensor" ? "name" : "as_name"));
+    }
+  }
+  if (names.size() != results.size()) throw Error("a graph in it returns other values than its node");
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (results[i].kind == Operand::Kind::kValue) {
+      if (!names_.emplace(names[i], results[i].value).second) throw Error("two values are named '" + names[i] + "'");
+      continue;
+    }
+    Instruction copy;
+    copy.kind = Kind::kCopy;
+    copy.target = "a graph's result";
+    copy.operands.push_back(std::move(results[i]));
+    copy.results.emplace_back();
+    copy.results.back().value = define(names[i]);
+    program_.instructions.push_back(std::move(copy));
+  }
+}
+
+}  // namespace dtrain::exported

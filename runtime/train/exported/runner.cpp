@@ -1,0 +1,246 @@
+#include "exported/runner.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
+
+#include "dtrain/base/error.h"
+
+namespace dtrain::exported {
+
+namespace {
+
+using c10::IValue;
+using Kind = Instruction::Kind;
+namespace autocast = at::autocast;
+
+std::size_t index(Value value) {
+  return static_cast<std::size_t>(value);
+}
+
+IValue wrapped_number(const IValue& number) {
+  const at::Scalar scalar = number.toScalar();
+  at::Tensor tensor = at::scalar_tensor(scalar, at::device(at::kCPU).dtype(scalar.isFloatingPoint() ? at::kDouble
+                                                                           : scalar.isBoolean()     ? at::kBool
+                                                                                                    : at::kLong));
+  tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return tensor;
+}
+
+}  // namespace
+
+// The regions that have begun: what each has changed is restored when it ends, also by an exception.
+class Runner::Regions {
+ public:
+  explicit Regions(at::Device device) : device_(device.type()) {}
+  ~Regions() {
+    while (!open_.empty()) end();
+  }
+  Regions(const Regions&) = delete;
+  Regions& operator=(const Regions&) = delete;
+
+  void begin(const Instruction& instruction) {
+    Before before{instruction.kind, at::GradMode::is_enabled(), false, at::kFloat};
+    if (instruction.kind == Kind::kSetGrad) {
+      at::GradMode::set_enabled(instruction.operands[0].constant.toBool());
+    } else {
+      // As torch.autocast does when it is entered.
+      before.autocast_on = autocast::is_autocast_enabled(device_);
+      before.type = autocast::get_autocast_dtype(device_);
+      autocast::increment_nesting();
+      autocast::set_autocast_enabled(device_, instruction.operands[2].constant.toBool());
+      const IValue& type = instruction.operands[1].constant;
+      if (type.isInt()) autocast::set_autocast_dtype(device_, static_cast<at::ScalarType>(type.toInt()));
+    }
+    open_.push_back(before);
+  }
+
+  void end() {
+    const Before before = open_.back();
+    open_.pop_back();
+    if (before.kind == Kind::kSetGrad) return at::GradMode::set_enabled(before.grad_mode);
+    if (autocast::decrement_nesting() == 0) autocast::clear_cache();
+    autocast::set_autocast_enabled(device_, before.autocast_on);
+    autocast::set_autocast_dtype(device_, before.type);
+  }
+
+ private:
+  struct Before {
+    Kind kind;
+    bool grad_mode;
+    bool autocast_on;
+    at::ScalarType type;
+  };
+  const c10::DeviceType device_;
+  std::vector<Before> open_;
+};
+
+Runner::Runner(const Program& program, const std::vector<at::Tensor>& stored)
+    : program_(program), values_(program.values), is_stored_(program.values, false) {
+  for (std::size_t i = 0; i < stored.size(); ++i) {
+    const Value value = program.stored[i].value;
+    values_[index(value)] = stored[i];
+    is_stored_[index(value)] = true;
+    const bool registered = program.stored[i].kind == Stored::Kind::kParameter ||
+                            (program.stored[i].kind == Stored::Kind::kBuffer && program.stored[i].persistent) ||
+                            program.stored[i].changed;
+    if (!registered) constants_.emplace_back(value, stored[i]);
+  }
+}
+
+void Runner::move_to(at::Device device) {
+  device_ = device;
+  for (const auto& [value, tensor] : constants_) values_[index(value)] = tensor.to(device);
+}
+
+IValue Runner::take(const Operand& operand) {
+  IValue& value = values_[index(operand.value)];
+  return operand.last_use ? std::move(value) : value;
+}
+
+IValue Runner::load(const Operand& operand) {
+  switch (operand.kind) {
+    case Operand::Kind::kConstant:
+      return operand.is_device ? IValue(device_) : operand.constant;
+    case Operand::Kind::kValue:
+      return take(operand);
+    case Operand::Kind::kWrappedNumber:
+      return wrapped_number(take(operand));
+    case Operand::Kind::kFloat:
+      return take(operand).toScalar().toDouble();
+    case Operand::Kind::kInts: {
+      c10::List<std::int64_t> list;
+      list.reserve(operand.items.size());
+      for (const Operand& item : operand.items) list.push_back(load(item).toInt());
+      return list;
+    }
+    case Operand::Kind::kFloats: {
+      c10::List<double> list;
+      for (const Operand& item : operand.items) list.push_back(load(item).toScalar().toDouble());
+      return list;
+    }
+    case Operand::Kind::kTensors: {
+      c10::List<at::Tensor> list;
+      list.reserve(operand.items.size());
+      for (const Operand& item : operand.items) list.push_back(load(item).toTensor());
+      return list;
+    }
+    case Operand::Kind::kOptionalTensors: {
+      c10::List<std::optional<at::Tensor>> list;
+      list.reserve(operand.items.size());
+      for (const Operand& item : operand.items) {
+        const IValue value = load(item);
+        list.push_back(value.isNone() ? std::nullopt : std::optional(value.toTensor()));
+      }
+      return list;
+    }
+  }
+  throw Error("an argument of unknown kind");
+}
+
+// What the operator has left on the stack.
+void Runner::put(const Instruction& instruction) {
+  const std::size_t count = std::min(instruction.results.size(), stack_.size());
+  for (std::size_t i = 0; i < count; ++i) {
+    const Result& result = instruction.results[i];
+    if (!result.is_list) {
+      if (result.value != kNoValue) values_[index(result.value)] = std::move(stack_[i]);
+      continue;
+    }
+    const auto list = stack_[i].toList();
+    if (list.size() != result.values.size()) {
+      throw Error("it returned " + std::to_string(list.size()) + " tensors where it returned " +
+                  std::to_string(result.values.size()) + " when the model was exported");
+    }
+    for (std::size_t k = 0; k < result.values.size(); ++k) {
+      if (result.values[k] != kNoValue) values_[index(result.values[k])] = list.get(k);
+    }
+  }
+  stack_.clear();
+}
+
+void Runner::call(const Instruction& instruction, bool training) {
+  stack_.clear();
+  for (const Operand& operand : instruction.operands) stack_.push_back(load(operand));
+  if (!training) {
+    if (instruction.skipped_in_evaluation) {
+      stack_.resize(1);
+      return put(instruction);
+    }
+    for (const auto& [operand, constant] : instruction.in_evaluation) stack_[operand] = constant;
+  }
+  instruction.op->callBoxed(&stack_);
+  put(instruction);
+}
+
+void Runner::number(const Instruction& instruction) {
+  stack_.clear();
+  for (const Operand& operand : instruction.operands) stack_.push_back(load(operand));
+  IValue result;
+  switch (instruction.kind) {
+    case Kind::kNumber:
+      result = instruction.number(stack_);
+      break;
+    case Kind::kSize:
+      result = stack_[0].toTensor().size(stack_[1].toInt());
+      break;
+    case Kind::kAssert:
+      if (!stack_[0].toScalar().toBool())
+        throw Error(stack_[1].isString() ? stack_[1].toStringRef() : "a condition that it asserts does not hold");
+      break;
+    default:
+      result = std::move(stack_[0]);
+  }
+  stack_.assign(1, std::move(result));
+  put(instruction);
+}
+
+std::vector<at::Tensor> Runner::run(std::span<const at::Tensor> inputs, bool training) {
+  struct Release {
+    Runner& runner;
+    ~Release() { runner.release(); }
+  };
+  failed_ = nullptr;
+  const Release release{*this};
+  for (std::size_t i = 0; i < program_.inputs.size(); ++i) values_[index(program_.inputs[i].value)] = inputs[i];
+  Regions regions(device_);
+  for (const Instruction& instruction : program_.instructions) {
+    failed_ = &instruction;
+    switch (instruction.kind) {
+      case Kind::kOperator:
+        call(instruction, training);
+        break;
+      case Kind::kSetGrad:
+      case Kind::kAutocast:
+        regions.begin(instruction);
+        break;
+      case Kind::kEndRegion:
+        regions.end();
+        break;
+      default:
+        number(instruction);
+    }
+  }
+  failed_ = nullptr;
+  for (const auto& update : program_.buffer_updates) {
+    if (!training && update.skipped_in_evaluation) continue;
+    const at::NoGradGuard no_grad;
+    values_[index(update.buffer)].toTensor().copy_(values_[index(update.value)].toTensor());
+  }
+  std::vector<at::Tensor> outputs;
+  for (const Output& output : program_.outputs)
+    outputs.push_back(output.is_tensor ? values_[index(output.value)].toTensor() : at::Tensor());
+  return outputs;
+}
+
+void Runner::release() {
+  for (std::size_t i = 0; i < values_.size(); ++i) {
+    if (!is_stored_[i]) values_[i] = IValue();
+  }
+  stack_.clear();
+}
+
+}  // namespace dtrain::exported

@@ -1,0 +1,128 @@
+#include "exported/shape_check.h"
+
+#include <algorithm>
+#include <sstream>
+#include <utility>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/text.h"
+
+namespace dtrain::exported {
+
+namespace {
+
+constexpr std::size_t kMostKnown = 64;  // shapes that are remembered
+constexpr const char* kDynamic =
+    "export it with dynamic_shapes, which says which sizes may change (docs/exporting.md), or give it data of the "
+    "shape "
+    "that it was exported with";
+
+std::string named(const Input& input) {
+  return "the model's input '" + input.name + "'";
+}
+
+std::string range_text(const Range& range) {
+  if (!range.most) return "at least " + std::to_string(range.least);
+  return std::to_string(range.least) + " to " + std::to_string(*range.most);
+}
+
+}  // namespace
+
+void ShapeCheck::check(std::span<const at::Tensor> inputs) {
+  sizes_.clear();
+  for (const at::Tensor& input : inputs) {
+    sizes_.push_back(input.dim());
+    sizes_.push_back(static_cast<std::int64_t>(input.scalar_type()));
+    sizes_.insert(sizes_.end(), input.sizes().begin(), input.sizes().end());
+  }
+  if (std::find(known_.rbegin(), known_.rend(), sizes_) != known_.rend()) return;
+  check_new(inputs);
+  if (known_.size() == kMostKnown) known_.erase(known_.begin());
+  known_.push_back(sizes_);
+}
+
+void ShapeCheck::check_new(std::span<const at::Tensor> inputs) const {
+  // The size of each symbol, and where it was found.
+  std::map<std::string, std::pair<std::int64_t, std::string>> symbols;
+  const auto of_symbol = [&](const std::string& name) -> std::optional<std::int64_t> {
+    const auto found = symbols.find(name);
+    return found == symbols.end() ? std::nullopt : std::optional(found->second.first);
+  };
+  const auto place = [&](std::size_t i, std::size_t d) {
+    std::ostringstream text;
+    text << named(program_.inputs[i]) << " is of shape " << inputs[i].sizes() << ", and its dimension " << d;
+    return text.str();
+  };
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const Input& input = program_.inputs[i];
+    if (inputs[i].scalar_type() != input.type) {
+      throw Error(named(input) + " is of type " + c10::getDtypeNames(inputs[i].scalar_type()).first +
+                      ", but the model was exported for " + c10::getDtypeNames(input.type).first,
+                  "export it with an example of the type that the data has, or convert the data");
+    }
+    if (inputs[i].dim() != static_cast<std::int64_t>(input.shape.size())) {
+      std::ostringstream text;
+      text << named(input) << " is of shape " << inputs[i].sizes() << ", but the model was exported for "
+           << input.shape.size() << " dimensions";
+      throw Error(text.str(), "give it data of the shape that it was exported with");
+    }
+    for (std::size_t d = 0; d < input.shape.size(); ++d) {
+      const std::int64_t size = inputs[i].size(static_cast<std::int64_t>(d));
+      if (const auto* fixed = std::get_if<std::int64_t>(&input.shape[d])) {
+        if (size != *fixed)
+          throw Error(place(i, d) + " was exported as " + std::to_string(*fixed) + " alone", kDynamic);
+        continue;
+      }
+      const auto symbol = std::get<Expression>(input.shape[d]).symbol();
+      if (!symbol) continue;
+      const auto [known, is_new] = symbols.emplace(*symbol, std::pair(size, place(i, d)));
+      if (!is_new && known->second.first != size) {
+        throw Error(place(i, d) + " must be as long as that of another input, " + std::to_string(known->second.first),
+                    "give both inputs the same size, as they had when the model was exported");
+      }
+    }
+  }
+  for (const auto& [symbol, range] : program_.ranges) {
+    const auto found = symbols.find(symbol);
+    if (found == symbols.end()) continue;
+    const std::int64_t size = found->second.first;
+    // Exported with at least 2 elements, a program also works with one, or none: torch.export says so.
+    if ((size < range.least && range.least > 2) || (range.most && size > *range.most))
+      throw Error(found->second.second + " must be " + range_text(range), kDynamic);
+  }
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    for (std::size_t d = 0; d < program_.inputs[i].shape.size(); ++d) {
+      const auto* expression = std::get_if<Expression>(&program_.inputs[i].shape[d]);
+      const auto size = expression ? expression->value(of_symbol) : std::nullopt;
+      if (size && *size != inputs[i].size(static_cast<std::int64_t>(d)))
+        throw Error(place(i, d) + " must be " + std::to_string(*size), kDynamic);
+    }
+  }
+  const auto of_path = [&](const std::string& name) -> std::optional<std::int64_t> {
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      const std::string start = program_.inputs[i].path + ".size()[";
+      if (!name.starts_with(start) || !name.ends_with("]")) continue;
+      const std::string digits = name.substr(start.size(), name.size() - start.size() - 1);
+      if (digits.empty() || digits.size() > 2 || digits.find_first_not_of("0123456789") != std::string::npos) continue;
+      const int dimension = std::stoi(digits);
+      if (dimension < inputs[i].dim()) return inputs[i].size(dimension);
+    }
+    return of_symbol(name);
+  };
+  for (const Guard& guard : program_.guards) {
+    const auto holds = guard.condition.value(of_path);
+    if (holds && *holds == 0) {
+      std::vector<std::string> shapes;
+      for (std::size_t i = 0; i < inputs.size(); ++i) {
+        std::ostringstream text;
+        text << "'" << program_.inputs[i].name << "' " << inputs[i].sizes();
+        shapes.push_back(text.str());
+      }
+      throw Error(
+          "the model was exported for batches with " + guard.text + ", but the shapes are " + join(shapes, ", "),
+          kDynamic);
+    }
+  }
+}
+
+}  // namespace dtrain::exported
