@@ -17,10 +17,13 @@ void check_model_file(const config::Experiment& experiment, const config::ModelF
   const std::string where = experiment.file.string() + ": " + model_file.key + ": ";
   std::error_code code;
   if (fs::is_regular_file(file, code)) return;
-  if (fs::exists(file, code)) throw ConfigError(where + file.string() + " is no file", "name the TorchScript file");
+  if (fs::exists(file, code)) throw ConfigError(where + file.string() + " is no file", "name the model's file");
+  const std::string name = "\"" + file.filename().string() + "\")";
   throw ConfigError(where + "there is no file " + file.string(),
-                    "write it from Python with torch.jit.script(model).save(\"" + file.filename().string() +
-                        "\"); a relative path is relative to the experiment file");
+                    "write it from Python with " +
+                        (file.extension() == ".pt2" ? "torch.export.save(torch.export.export(model, inputs), " + name
+                                                    : "torch.jit.script(model).save(" + name) +
+                        "; a relative path is relative to the experiment file");
 }
 
 void check_kind(const config::Experiment& experiment, bool for_model) {

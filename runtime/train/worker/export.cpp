@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <exception>
 #include <filesystem>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -11,8 +12,8 @@
 #include "dtrain/base/error.h"
 #include "dtrain/checkpoint/checkpoint.h"
 #include "dtrain/run/rank_session.h"
+#include "file_model.h"
 #include "model/weights.h"
-#include "script_model.h"
 
 namespace dtrain::worker {
 
@@ -21,14 +22,14 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kUsage =
-    "usage: dtrain-worker --export CHECKPOINT OUT [--model FILE] [--eval-out FILE]\n\n"
-    "Writes the weights of CHECKPOINT (…/checkpoints/step-120), in the model that was trained, as the TorchScript "
-    "file\n"
-    "OUT. --model names the model's file where it is no longer where the run found it.\n"
+    "usage: dtrain-worker --export CHECKPOINT OUT [--format torchscript|pt2] [--model FILE] [--eval-out FILE]\n\n"
+    "Writes the weights of CHECKPOINT (…/checkpoints/step-120), in the model that was trained, as a file of its kind\n"
+    "(TorchScript or torch.export), OUT. --model names the model's file where it is no longer where the run found it.\n"
     "--eval-out: of a pair of files, where the one for validation is written.\n";
 
 struct Request {
   fs::path checkpoint, out, model, eval_out;
+  std::string format;  // empty: that of the model's file
 };
 
 Request parse(std::span<char* const> arguments) {
@@ -38,6 +39,8 @@ Request parse(std::span<char* const> arguments) {
     const std::string_view argument = arguments[i];
     if (argument == "--model" && i + 1 < arguments.size()) {
       request.model = arguments[++i];
+    } else if (argument == "--format" && i + 1 < arguments.size()) {
+      request.format = arguments[++i];
     } else if (argument == "--eval-out" && i + 1 < arguments.size()) {
       request.eval_out = arguments[++i];
     } else if (argument.size() > 1 && argument.front() == '-') {
@@ -64,7 +67,7 @@ fs::path model_of(const checkpoints::Entry& checkpoint, const char* fact) {
   throw ConfigError("the run's model, " + file.string() + ", is no longer there", "name it with --model FILE");
 }
 
-void write_script(const Request& request) {
+void write_model(const Request& request) {
   const std::vector<std::string> wrong = checkpoints::verify(request.checkpoint);
   if (!wrong.empty()) {
     throw ConfigError(request.checkpoint.string() + " cannot be used: " + wrong.front(),
@@ -72,22 +75,27 @@ void write_script(const Request& request) {
   }
   const checkpoints::Entry checkpoint = checkpoints::look_at(request.checkpoint);
   const fs::path file = request.model.empty() ? model_of(checkpoint, "model") : request.model;
-  ScriptModel model(file);
+  const std::unique_ptr<FileModel> model = load_model(file);
+  const std::string format = model->extension() == std::string(".pt2") ? "pt2" : "torchscript";
+  if (!request.format.empty() && request.format != format) {
+    throw ConfigError(file.string() + " is no model in the form " + request.format + ", and models keep their form",
+                      "use --format " + format);
+  }
   config::InitialWeights weights;
   weights.file = request.checkpoint / checkpoints::kModelFile;
   try {
-    train::load_weights(*model.tree(), weights, file.string());
+    train::load_weights(*model->tree(), weights, file.string());
   } catch (const ConfigError& error) {
     throw ConfigError(error.what(), "the file is another model now; name the one that was trained with --model FILE");
   }
-  model.save(request.out);
+  model->save(request.out);
   const auto say = [&](const fs::path& out, const fs::path& from) {
     std::printf("%s: %s with the weights of %s\n", out.c_str(), from.c_str(), request.checkpoint.c_str());
   };
   say(request.out, file);
   if (request.eval_out.empty()) return;
   const fs::path eval_file = model_of(checkpoint, "eval_model");
-  ScriptModel(eval_file, model).save(request.eval_out);
+  load_eval_model(eval_file, *model)->save(request.eval_out);
   say(request.eval_out, eval_file);
 }
 
@@ -99,10 +107,10 @@ bool asks_for_export(int argc, char** argv) {
 
 int export_checkpoint(int argc, char** argv) {
   try {
-    write_script(parse({argv, static_cast<std::size_t>(argc)}));
+    write_model(parse({argv, static_cast<std::size_t>(argc)}));
     return static_cast<int>(ExitCode::kDone);
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "dtrain-worker: %s\n", describe(error).c_str());
+    std::fprintf(stderr, "dtrain-worker: %s\n", dtrain::describe(error).c_str());
     const auto* known = dynamic_cast<const Error*>(&error);
     if (known && !known->remedy().empty()) std::fprintf(stderr, "  %s\n", known->remedy().c_str());
     return run::exit_code_of(error);

@@ -1,4 +1,5 @@
-// dtrain-worker --export: a checkpoint of a `model:` run as a TorchScript file, which Python's torch.jit.load reads.
+// dtrain-worker --export: a checkpoint of a `model:` run as a file of the model's kind, which Python reads:
+// TorchScript (torch.jit.load) or a program of torch.export (torch.export.load).
 #pragma once
 
 namespace dtrain::worker {

@@ -1,11 +1,13 @@
-// dtrain-worker EXPERIMENT.yaml: a rank of a `model:` experiment, which trains a TorchScript file without a line of
-// C++. dtrain-worker --export: one of its checkpoints as TorchScript.
+// dtrain-worker EXPERIMENT.yaml: a rank of a `model:` experiment, which trains a model from a file without a line of
+// C++. dtrain-worker --export: one of its checkpoints as such a file. dtrain-worker --inspect: what is in a file.
 #include "dtrain/train/run_trial.h"
 #include "export.h"
+#include "inspect.h"
 #include "model_trial.h"
 
 int main(int argc, char** argv) {
   if (dtrain::worker::asks_for_export(argc, argv)) return dtrain::worker::export_checkpoint(argc, argv);
+  if (dtrain::worker::asks_for_inspection(argc, argv)) return dtrain::worker::inspect_model(argc, argv);
   const auto make_trial = [](dtrain::TrialContext& context) {
     return std::make_unique<dtrain::worker::ModelTrial>(context);
   };

@@ -11,8 +11,6 @@
 #include "dtrain/config/experiment.h"
 #include "dtrain/data/formats.h"
 #include "dtrain/run/rank_session.h"
-#include "fixed_modes.h"
-#include "host_state.h"
 
 namespace dtrain::worker {
 
@@ -116,12 +114,13 @@ std::shared_ptr<data::Dataset> read(const data::Format& format, const data::Sour
   return std::visit([&](const auto& one) { return one.open(source, share); }, format);
 }
 
-// What a model with parameters of type `type` is given.
+// What a model is given that takes its features in `type`.
 template <class Format>
 at::Tensor features_for_model(const Format& format, at::Tensor features, at::ScalarType type) {
   std::optional<double> scale;
   if constexpr (requires { format.scale; }) scale = format.scale;
   if (format.kImages && features.dim() == 3) features = features.unsqueeze(1);
+  if (!at::isFloatingType(type)) return features;
   const bool bytes = features.scalar_type() == at::kByte;
   if (bytes || scale || features.is_floating_point()) features = features.to(type);
   if (bytes || scale) features = features * scale.value_or(1.0 / 255);
@@ -138,14 +137,16 @@ bool is_from_model(const config::LossSettings& loss) {
   return std::holds_alternative<config::FromModel>(loss.loss);
 }
 
-// What forward() is called with, for errors.
-std::vector<std::string> names_of_inputs(const config::ModelJob& job) {
-  std::vector<std::string> names{"the features"};
-  if (const auto* safetensors = std::get_if<data::Safetensors>(&job.data.format)) {
-    for (const std::string& name : safetensors->more_inputs) names.push_back("'" + name + "'");
+// What forward() is called with.
+std::vector<ModelInput> inputs_of(const config::ModelJob& job) {
+  const auto* safetensors = std::get_if<data::Safetensors>(&job.data.format);
+  const auto name_of = [&](const char* key) { return safetensors ? job.data.training.at(key) : std::string(); };
+  std::vector<ModelInput> inputs{{"the features", name_of("features")}};
+  if (safetensors) {
+    for (const std::string& name : safetensors->more_inputs) inputs.push_back({"'" + name + "'", name});
   }
-  if (is_from_model(job.loss)) names.emplace_back("the target");
-  return names;
+  if (is_from_model(job.loss)) inputs.push_back({"the target", name_of("target")});
+  return inputs;
 }
 
 }  // namespace
@@ -168,20 +169,24 @@ ModelTrial::ModelTrial(TrialContext& context)
     : context_(context),
       job_(context.session().experiment().model.value()),
       fields_(fields_of(job_)),
-      model_(job_.file),
+      model_(load_model(job_.file)),
       sequences_(data::has_sequences(job_.data.format)),
       output_choice_{"loss.output", job_.loss.output},
       auxiliary_choices_(auxiliary_choices(job_.loss)) {
   std::vector<OutputChoice> outputs = auxiliary_choices_;
   outputs.insert(outputs.begin(), output_choice_);
-  model_.check_signature(names_of_inputs(job_), outputs);
+  model_->check_signature(inputs_of(job_), outputs);
   const config::Optimizations& optimizations = context.session().experiment().optimizations;
   if (config::weighs_batches(job_.loss.loss) &&
       !std::holds_alternative<comm::NoCompression>(optimizations.gradient_compression)) {
     throw ConfigError("loss: ignore_index and class_weights are not supported with optimizations.gradient_compression",
                       "turn compression off, because it needs the weight of all batches before backward has ended");
   }
-  if (!job_.eval_file.empty()) load_eval_model();
+  if (!job_.eval_file.empty()) {
+    load_pair();
+  } else if (job_.data.validation) {
+    model_->check_evaluation();
+  }
   warn_of_fixed_modes();
   for (const config::Metric& metric : job_.metrics) {
     if (metric.kind == config::MetricKind::kAccuracy) {
@@ -191,8 +196,8 @@ ModelTrial::ModelTrial(TrialContext& context)
     metrics_.push_back(make_metric(metric));
     std::visit([&](const auto& added) { context.add_metric(metric.word, added); }, metrics_.back().metric);
   }
-  if (!job_.optimizer.trainable.empty()) freeze_others(*model_.tree(), job_.optimizer.trainable);
-  context.wrap_model(model_.tree());
+  if (!job_.optimizer.trainable.empty()) freeze_others(*model_->tree(), job_.optimizer.trainable);
+  context.wrap_model(model_->tree());
   wrap_optimizer();
   if (job_.optimizer.reduce_on_plateau) context.reduce_lr_on_plateau(*job_.optimizer.reduce_on_plateau);
   if (job_.optimizer.max_gradient_norm > 0) context.clip_gradient_norm(job_.optimizer.max_gradient_norm);
@@ -200,22 +205,20 @@ ModelTrial::ModelTrial(TrialContext& context)
 }
 
 // Auxiliary outputs are for training: a model that returns a tuple there may return the scores alone otherwise.
-void ModelTrial::load_eval_model() {
-  eval_model_.emplace(job_.eval_file, model_);
+void ModelTrial::load_pair() {
+  eval_model_ = load_eval_model(job_.eval_file, *model_);
   eval_output_choice_ = output_choice_;
   if (eval_model_->returns_one_tensor()) eval_output_choice_.name.clear();
-  eval_model_->check_signature(names_of_inputs(job_), {eval_output_choice_});
+  eval_model_->check_signature(inputs_of(job_), {eval_output_choice_});
 }
 
 void ModelTrial::warn_of_fixed_modes() {
-  const auto fixed = always_training(evaluating_model().script());
-  if (fixed.empty() || context_.rank() != 0) return;
-  context_.session().log()->warn(
-      "model: {} does {} in training mode during validation too, as a model that was traced in that mode does; {}",
-      (eval_model_ ? job_.eval_file : job_.file).string(), join_with_and(fixed),
-      eval_model_
-          ? "trace it in evaluation mode"
-          : "use torch.jit.script() instead of torch.jit.trace(), or a pair of files (model: {train: …, eval: …})");
+  if (context_.rank() != 0) return;
+  const auto warn = [&](const std::filesystem::path& file, const std::optional<FileModel::Warning>& warning) {
+    if (warning) context_.session().log()->warn("model: {} {}; {}", file.string(), warning->what, warning->remedy);
+  };
+  warn(job_.file, model_->fixed_mode(/*for_training=*/true, /*for_evaluation=*/!eval_model_));
+  if (eval_model_) warn(job_.eval_file, eval_model_->fixed_mode(/*for_training=*/false, /*for_evaluation=*/true));
 }
 
 void ModelTrial::wrap_optimizer() {
@@ -249,9 +252,10 @@ Loader ModelTrial::validation_loader() {
 }
 
 std::vector<at::Tensor> ModelTrial::inputs(const Batch& batch) const {
-  const at::ScalarType type = model_.dtype();
+  const at::ScalarType type = model_->dtype();
   std::vector<at::Tensor> inputs{std::visit(
-      [&](const auto& format) { return features_for_model(format, batch.tensors[0], type); }, job_.data.format)};
+      [&](const auto& format) { return features_for_model(format, batch.tensors[0], model_->features_type()); },
+      job_.data.format)};
   for (std::size_t field = 2; field < 2 + fields_.more_inputs; ++field) {
     const at::Tensor& input = batch.tensors[field];
     inputs.push_back(input.is_floating_point() ? input.to(type) : input);
@@ -271,7 +275,7 @@ LossInput ModelTrial::loss_input(const at::Tensor& output, const Batch& batch) c
 
 void ModelTrial::give_to_metrics(const LossInput& input) {
   if (metrics_.empty()) return;
-  const bool training = model_.tree()->is_training();
+  const bool training = model_->tree()->is_training();
   if (training && std::exchange(metrics_are_checked_, true)) return;
   const std::optional<ScoredTargets> batch = scored_targets(job_.loss.loss, input);
   if (!batch) throw Error(std::string("no metrics can be computed with loss ") + dtrain::word_of(job_.loss.loss));
@@ -282,16 +286,17 @@ void ModelTrial::give_to_metrics(const LossInput& input) {
 
 // Auxiliary outputs are for training: some models return None in their place otherwise.
 LossValues ModelTrial::evaluate(const Batch& batch) {
-  const bool by_pair = eval_model_ && !model_.tree()->is_training();
-  const torch::jit::IValue returned = (by_pair ? *eval_model_ : model_).forward(inputs(batch));
-  LossInput input = loss_input(chosen_output(returned, by_pair ? eval_output_choice_ : output_choice_), batch);
+  const bool by_pair = eval_model_ && !model_->tree()->is_training();
+  FileModel& model = by_pair ? *eval_model_ : *model_;
+  const c10::IValue returned = model.forward(inputs(batch));
+  LossInput input = loss_input(model.output(returned, by_pair ? eval_output_choice_ : output_choice_), batch);
   if (!by_pair) output_ = at::empty(input.output.sizes(), at::TensorOptions().device(at::kMeta));
   LossValues values = evaluate_loss(job_.loss.loss, input);
   give_to_metrics(input);
-  if (!model_.tree()->is_training()) return values;
+  if (!model_->tree()->is_training()) return values;
   input.accuracy = false;
   for (std::size_t i = 0; i < auxiliary_choices_.size(); ++i) {
-    input.output = chosen_output(returned, auxiliary_choices_[i]);
+    input.output = model.output(returned, auxiliary_choices_[i]);
     values.loss = values.loss + evaluate_loss(job_.loss.loss, input).loss * job_.loss.auxiliary[i].second;
   }
   return values;
@@ -301,10 +306,7 @@ std::string ModelTrial::why_not_repeatable() const {
   if (config::weighs_batches(job_.loss.loss)) return "with ignore_index or class_weights, each batch has a weight";
   if (!fields_.of_loss.empty())
     return std::string("the loss ") + dtrain::word_of(job_.loss.loss) + " looks at values of each batch on the host";
-  const auto attribute = changed_attribute(model_.script());
-  return attribute ? "the model's forward() changes its attribute '" + *attribute +
-                         "', which is neither a parameter nor a buffer"
-                   : "";
+  return model_->why_not_repeatable();
 }
 
 // A graph has no part that looks at the targets.
@@ -320,24 +322,25 @@ Metrics ModelTrial::train_batch(const Batch& batch) try {
                 "forward() must not run under torch.no_grad(), nor be traced from constants");
   }
   result.weight ? context_.backward(result.loss, *result.weight) : context_.backward(result.loss);
-  model_.tree()->take_over_buffers();
+  model_->take_over_buffers();
   return result.metrics();
 } catch (...) {
-  model_.tree()->drop_assigned_buffers();  // where a graph could not be captured, the batch is trained once more
+  model_->drop_assigned_buffers();  // where a graph could not be captured, the batch is trained once more
   throw;
 }
 
 Metrics ModelTrial::evaluate_batch(const Batch& batch) {
   auto metrics = evaluate(batch).metrics();
-  evaluating_model().tree()->take_over_buffers();
+  evaluating_model().take_over_buffers();
   return metrics;
 }
 
 std::vector<std::filesystem::path> ModelTrial::save_more(const std::filesystem::path& folder) {
-  std::vector<std::filesystem::path> files{folder / "model.pt"};
-  model_.save(files.back());
+  const std::string extension = model_->extension();
+  std::vector<std::filesystem::path> files{folder / ("model" + extension)};
+  model_->save(files.back());
   if (eval_model_) {
-    files.push_back(folder / "model_eval.pt");
+    files.push_back(folder / ("model_eval" + extension));
     eval_model_->save(files.back());
   }
   return files;

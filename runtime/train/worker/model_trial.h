@@ -1,22 +1,23 @@
-// The trial of a `model:` experiment: a TorchScript model, its data, loss and optimizer, all from the experiment file.
+// The trial of a `model:` experiment: a model from a file, its data, loss and optimizer, all from the experiment file.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <vector>
 
 #include "dtrain/config/model_job.h"
 #include "dtrain/data/formats.h"
 #include "dtrain/train/trial.h"
+#include "file_model.h"
 #include "loss.h"
 #include "metrics.h"
 #include "outputs.h"
-#include "script_model.h"
 
 namespace dtrain::worker {
 
 class ModelTrial final : public Trial {
  public:
-  // The experiment must have a `model:`. ConfigError as ScriptModel.
+  // The experiment must have a `model:`. ConfigError as load_model().
   explicit ModelTrial(TrialContext& context);
 
   Loader training_loader() override;
@@ -31,8 +32,8 @@ class ModelTrial final : public Trial {
   std::vector<at::Tensor> inputs(const Batch& batch) const;
   LossValues evaluate(const Batch& batch);
   // The model that computes in validation.
-  ScriptModel& evaluating_model() { return eval_model_ ? *eval_model_ : model_; }
-  void load_eval_model();
+  FileModel& evaluating_model() { return eval_model_ ? *eval_model_ : *model_; }
+  void load_pair();
   Loader open_training_data();
   // The optimizer, its groups and their schedules.
   void wrap_optimizer();
@@ -52,8 +53,8 @@ class ModelTrial final : public Trial {
   TrialContext& context_;
   const config::ModelJob& job_;
   const Fields fields_;
-  ScriptModel model_;
-  std::optional<ScriptModel> eval_model_;  // of a pair: evaluates, with the tensors of model_
+  const std::unique_ptr<FileModel> model_;
+  std::unique_ptr<FileModel> eval_model_;  // of a pair: evaluates, with the tensors of model_
   Loader training_data_;                   // once it is open, until training_loader() returns it
   const bool sequences_;                   // LossInput::sequences
   const OutputChoice output_choice_;

@@ -4,6 +4,8 @@
 #include <charconv>
 #include <optional>
 
+#include <ATen/core/function_schema.h>
+
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <sstream>
@@ -74,11 +73,7 @@ void check_archive(const fs::path& file) {
     const auto [data, size] = reader.getRecord("data.pkl");
     explain_pickle(file, {static_cast<const char*>(data.get()), size});
   }
-  const auto records = reader.getAllRecords();
-  const bool exported =
-      std::any_of(records.begin(), records.end(), [](const std::string& name) { return name.ends_with(".json"); });
-  no_script(file, exported ? "it is an exported program (torch.export), which cannot be trained here"
-                           : "it is a zip archive without TorchScript code");
+  no_script(file, "it is a zip archive without TorchScript code");
 }
 
 }  // namespace

@@ -10,7 +10,10 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
+#include "dtrain/base/text.h"
+#include "fixed_modes.h"
 #include "forward_error.h"
+#include "host_state.h"
 #include "script_file.h"
 
 namespace dtrain::worker {
@@ -195,14 +198,33 @@ bool ScriptModel::returns_one_tensor() const {
   return forward->function().getSchema().returns().at(0).type()->isSubtypeOf(*c10::TensorType::get());
 }
 
-void ScriptModel::check_signature(const std::vector<std::string>& inputs,
-                                  const std::vector<OutputChoice>& outputs) const {
-  check_forward(script_, file_, inputs);
+void ScriptModel::check_signature(const std::vector<ModelInput>& inputs, const std::vector<OutputChoice>& outputs) {
+  std::vector<std::string> described;
+  for (const ModelInput& input : inputs) described.push_back(input.described);
+  check_forward(script_, file_, described);
   const auto returned = script_.get_method("forward").function().getSchema().returns().at(0).type();
   for (const OutputChoice& output : outputs) check_choice(returned, output, file_.string());
 }
 
-torch::jit::IValue ScriptModel::forward(const std::vector<at::Tensor>& inputs) {
+std::string ScriptModel::why_not_repeatable() const {
+  const auto attribute = changed_attribute(script_);
+  return attribute ? "the model's forward() changes its attribute '" + *attribute +
+                         "', which is neither a parameter nor a buffer"
+                   : "";
+}
+
+std::optional<FileModel::Warning> ScriptModel::fixed_mode(bool for_training, bool for_evaluation) const {
+  const auto fixed = for_evaluation ? always_training(script_) : std::vector<std::string>();
+  if (fixed.empty()) return std::nullopt;
+  return Warning{
+      "does " + join_with_and(fixed) +
+          " in training mode during validation too, as a model that was traced in that mode does",
+      for_training
+          ? "use torch.jit.script() instead of torch.jit.trace(), or a pair of files (model: {train: …, eval: …})"
+          : "trace it in evaluation mode"};
+}
+
+c10::IValue ScriptModel::forward(const std::vector<at::Tensor>& inputs) {
   // Its optimizer fuses nothing on CPUs, makes the first steps slow, and has derivatives of its own for some operators:
   // without it the model computes what it does in Python as a plain module.
   const torch::jit::GraphOptimizerEnabledGuard plain(false);

@@ -13,6 +13,7 @@
 #include <torch/csrc/jit/api/module.h>
 #include <torch/nn/module.h>
 
+#include "file_model.h"
 #include "outputs.h"
 
 namespace dtrain::worker {
@@ -42,33 +43,31 @@ class ScriptTree final : public torch::nn::Module {
   std::vector<BufferSlot> buffers_;
 };
 
-class ScriptModel {
+class ScriptModel final : public FileModel {
  public:
   // ConfigError: no such file, no TorchScript (and how to make one), no parameter that requires a gradient, tensors
   // that are not on the CPU.
   explicit ScriptModel(std::filesystem::path file);
 
-  // A model for validation, always in evaluation mode: computes with the parameters and buffers of `trained`, whatever
-  // training does to them. What its own file says of their values does not count. ConfigError as above, but nothing has
-  // to require a gradient; also if `trained` has no tensor of a name, or one of another shape or type, or if the file
-  // has none of the parameters that are trained.
+  // For validation: load_eval_model() says how.
   ScriptModel(std::filesystem::path file, const ScriptModel& trained);
 
-  // ConfigError if forward() does not take these inputs, or cannot return these outputs.
-  void check_signature(const std::vector<std::string>& inputs, const std::vector<OutputChoice>& outputs) const;
-
-  // Whether forward() returns a tensor, and no tuple or dict of them.
-  bool returns_one_tensor() const;
-
-  const std::shared_ptr<ScriptTree>& tree() const { return tree_; }
-  // Of the parameters; that of the first one where they differ.
-  at::ScalarType dtype() const { return dtype_; }
-  const torch::jit::Module& script() const { return script_; }
-  // Error naming the shapes and types of `inputs`, whose first are the features, and the submodule that failed with its
-  // parameters' shapes.
-  torch::jit::IValue forward(const std::vector<at::Tensor>& inputs);
-  // Atomic. In evaluation mode, which is what one who loads it for use expects.
-  void save(const std::filesystem::path& path) const;
+  void check_signature(const std::vector<ModelInput>& inputs, const std::vector<OutputChoice>& outputs) override;
+  bool returns_one_tensor() const override;
+  std::shared_ptr<torch::nn::Module> tree() const override { return tree_; }
+  at::ScalarType dtype() const override { return dtype_; }
+  // The Error also names the submodule that failed with its parameters' shapes.
+  c10::IValue forward(const std::vector<at::Tensor>& inputs) override;
+  at::Tensor output(const c10::IValue& returned, const OutputChoice& choice) const override {
+    return chosen_output(returned, choice);
+  }
+  void take_over_buffers() override { tree_->take_over_buffers(); }
+  void drop_assigned_buffers() override { tree_->drop_assigned_buffers(); }
+  std::string why_not_repeatable() const override;
+  std::optional<Warning> fixed_mode(bool for_training, bool for_evaluation) const override;
+  // In evaluation mode, which is what one who loads it for use expects.
+  void save(const std::filesystem::path& path) const override;
+  const char* extension() const override { return ".pt"; }
 
  private:
   std::filesystem::path file_;

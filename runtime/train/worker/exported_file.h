@@ -1,0 +1,42 @@
+// A file of torch.export (`.pt2`) as ModelTrial trains it: the tensors of the data under the names that the program has
+// for its inputs and outputs. Training thread.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "exported/exported_model.h"
+#include "file_model.h"
+
+namespace dtrain::worker {
+
+class ExportedFile final : public FileModel {
+ public:
+  // ConfigError as exported::ExportedModel.
+  explicit ExportedFile(const std::filesystem::path& file);
+  ExportedFile(const std::filesystem::path& file, const ExportedFile& trained);
+
+  std::shared_ptr<torch::nn::Module> tree() const override { return model_.tree(); }
+  at::ScalarType dtype() const override { return dtype_; }
+  at::ScalarType features_type() const override;
+  void check_signature(const std::vector<ModelInput>& inputs, const std::vector<OutputChoice>& outputs) override;
+  bool returns_one_tensor() const override;
+  c10::IValue forward(const std::vector<at::Tensor>& inputs) override;
+  at::Tensor output(const c10::IValue& returned, const OutputChoice& choice) const override;
+  std::string why_not_repeatable() const override { return model_.why_not_repeatable(); }
+  std::optional<Warning> fixed_mode(bool for_training, bool for_evaluation) const override;
+  void check_evaluation() const override;
+  void save(const std::filesystem::path& path) const override { model_.save(path); }
+  const char* extension() const override { return ".pt2"; }
+
+ private:
+  std::size_t index_of(const OutputChoice& choice) const;
+  [[noreturn]] void refuse(const std::string& what, const std::string& remedy) const;
+
+  exported::ExportedModel model_;
+  at::ScalarType dtype_ = at::kFloat;
+  std::vector<std::size_t> order_;  // for each input of the program, which of those that forward() gets
+};
+
+}  // namespace dtrain::worker

@@ -1,0 +1,179 @@
+#include "inspect.h"
+
+#include <cstdio>
+#include <filesystem>
+#include <map>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/json.h"
+#include "dtrain/base/text.h"
+#include "dtrain/run/rank_session.h"
+#include "exported/archive.h"
+#include "exported/evaluation_mode.h"
+#include "exported/exported_model.h"
+
+namespace dtrain::worker {
+
+namespace {
+
+namespace fs = std::filesystem;
+using exported::ExportedModel;
+using exported::Program;
+
+constexpr const char* kInspectUsage = "usage: dtrain-worker --inspect FILE [--json]";
+
+std::string type_name(at::ScalarType type) {
+  return c10::getDtypeNames(type).first;
+}
+
+// A size that may change has the name of its symbol.
+Json shape_json(const exported::Input& input) {
+  Json shape = Json::array();
+  for (const exported::Dimension& dimension : input.shape) {
+    if (const auto* size = std::get_if<std::int64_t>(&dimension)) {
+      shape.push_back(*size);
+    } else {
+      shape.push_back(std::get<exported::Expression>(dimension).symbol().value_or("computed"));
+    }
+  }
+  return shape;
+}
+
+Json tensor_json(const std::string& name, const at::Tensor& tensor) {
+  return {{"name", name},
+          {"type", type_name(tensor.scalar_type())},
+          {"shape", tensor.sizes().vec()},
+          {"trained", tensor.requires_grad()}};
+}
+
+Json inspect_json(const ExportedModel& model) {
+  const Program& program = model.program();
+  Json json{{"file", model.archive().file().string()},
+            {"pytorch", program.torch_version},
+            {"format", std::to_string(program.schema.first) + "." + std::to_string(program.schema.second)}};
+  for (const char* list : {"inputs", "outputs", "parameters", "buffers"}) json[list] = Json::array();
+  for (const exported::Input& input : program.inputs)
+    json["inputs"].push_back({{"name", input.name}, {"type", type_name(input.type)}, {"shape", shape_json(input)}});
+  for (const exported::Output& output : program.outputs) {
+    if (output.is_tensor) json["outputs"].push_back(output.name);
+  }
+  for (const auto& item : model.tree()->named_parameters())
+    json["parameters"].push_back(tensor_json(item.key(), item.value()));
+  for (const auto& item : model.tree()->named_buffers()) {
+    json["buffers"].push_back(tensor_json(item.key(), item.value()));
+    json["buffers"].back().erase("trained");
+  }
+  std::map<std::string, int> operators;
+  for (const exported::Instruction& instruction : program.instructions) {
+    if (instruction.kind == exported::Instruction::Kind::kOperator) ++operators[instruction.target];
+  }
+  json["operators"] = operators;
+  json["sizes"] = Json::object();
+  for (const auto& [symbol, range] : program.ranges)
+    json["sizes"][symbol] = {{"least", range.least}, {"most", range.most ? Json(*range.most) : Json()}};
+  json["conditions"] = Json::array();
+  for (const exported::Guard& guard : program.guards) json["conditions"].push_back(guard.text);
+  json["conditions_not_checked"] = program.unread_guards;
+  json["switched_in_evaluation"] = exported::modal_operators(program);
+  json["exported_in_evaluation_mode"] = exported::operators_in_evaluation(program);
+  json["why_no_evaluation"] = program.why_no_evaluation;
+  json["why_no_cuda_graph"] = model.why_not_repeatable();
+  return json;
+}
+
+std::string words(const Json& list) {
+  std::vector<std::string> texts;
+  for (const Json& one : list) texts.push_back(one.is_string() ? one.get<std::string>() : one.dump());
+  return join(texts, ", ");
+}
+
+void print_tensors(std::ostream& out, const char* kind, const Json& tensors) {
+  out << kind << "\n";
+  for (const Json& tensor : tensors) {
+    out << "  " << tensor["name"].get<std::string>() << "  " << tensor["type"].get<std::string>() << " ["
+        << words(tensor["shape"]) << "]" << (tensor.contains("trained") && !tensor["trained"] ? "  not trained" : "")
+        << "\n";
+  }
+}
+
+std::string inspect_text(const Json& json) {
+  std::ostringstream out;
+  out << json["file"].get<std::string>() << ": exported by PyTorch " << json["pytorch"].get<std::string>()
+      << ", format " << json["format"].get<std::string>() << "\n";
+  print_tensors(out, "inputs", json["inputs"]);
+  const Json& outputs = json["outputs"];
+  const bool one = outputs.size() == 1 && outputs[0] == "";
+  out << "outputs\n  " << (one ? "one tensor" : words(outputs)) << "\n";
+  print_tensors(out, "parameters", json["parameters"]);
+  if (!json["buffers"].empty()) print_tensors(out, "buffers", json["buffers"]);
+  out << "operators\n";
+  for (const auto& [name, count] : json["operators"].items()) out << "  " << count.get<int>() << "  " << name << "\n";
+  for (const auto& [symbol, range] : json["sizes"].items()) {
+    const auto least = range["least"].get<std::int64_t>();
+    out << "size " << symbol << ": " << (least > 2 ? "at least " + std::to_string(least) : std::string("any"));
+    if (!range["most"].is_null()) out << ", at most " << range["most"].get<std::int64_t>();
+    out << "\n";
+  }
+  for (const Json& condition : json["conditions"]) out << "condition: " << condition.get<std::string>() << "\n";
+  for (const Json& condition : json["conditions_not_checked"])
+    out << "condition that is not checked: " << condition.get<std::string>() << "\n";
+  if (!json["exported_in_evaluation_mode"].empty())
+    out << "exported in evaluation mode: " << words(json["exported_in_evaluation_mode"]) << "\n";
+  const auto why = json["why_no_evaluation"].get<std::string>();
+  if (!why.empty()) {
+    out << "evaluation: needs a second file, because " << why << "\n";
+  } else {
+    const Json& switched = json["switched_in_evaluation"];
+    out << "evaluation: from this file" << (switched.empty() ? "" : "; switched: " + words(switched)) << "\n";
+  }
+  const auto no_graph = json["why_no_cuda_graph"].get<std::string>();
+  if (!no_graph.empty()) out << "CUDA graphs: none, because " << no_graph << "\n";
+  return out.str();
+}
+
+void inspect(int argc, char** argv) {
+  fs::path file;
+  bool as_json = false;
+  for (int i = 2; i < argc; ++i) {
+    const std::string_view argument = argv[i];
+    if (argument == "--json") {
+      as_json = true;
+    } else if (file.empty() && !argument.starts_with("-")) {
+      file = argument;
+    } else {
+      throw ConfigError("--inspect: unknown argument " + std::string(argument), kInspectUsage);
+    }
+  }
+  if (file.empty()) throw ConfigError("--inspect needs a file", kInspectUsage);
+  if (!fs::is_regular_file(file)) throw ConfigError("there is no file " + file.string(), "name a file of torch.export");
+  if (!exported::is_exported_program(file)) {
+    throw ConfigError(file.string() + " is no file of torch.export",
+                      "save one with torch.export.save(torch.export.export(model, inputs), \"model.pt2\")");
+  }
+  const Json json = inspect_json(ExportedModel(file));
+  std::fputs((as_json ? to_line(json) + "\n" : inspect_text(json)).c_str(), stdout);
+}
+
+}  // namespace
+
+bool asks_for_inspection(int argc, char** argv) {
+  return argc > 1 && std::string_view(argv[1]) == "--inspect";
+}
+
+int inspect_model(int argc, char** argv) {
+  try {
+    inspect(argc, argv);
+    return static_cast<int>(ExitCode::kDone);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "dtrain: %s\n", dtrain::describe(error).c_str());
+    const auto* known = dynamic_cast<const Error*>(&error);
+    if (known && !known->remedy().empty()) std::fprintf(stderr, "  %s\n", known->remedy().c_str());
+    return run::exit_code_of(error);
+  }
+}
+
+}  // namespace dtrain::worker
