@@ -40,14 +40,18 @@ void check_output(const std::filesystem::path& output, bool force) {
   }
 }
 
-// libtorch writes TorchScript, and only dtrain-worker has it.
-int export_torchscript(const checkpoints::Entry& entry, const std::filesystem::path& output, const std::string& model,
-                       const std::filesystem::path& eval_output) {
+// libtorch writes models, and only dtrain-worker has it.
+int export_model(const checkpoints::Entry& entry, const std::filesystem::path& output,
+                 const CheckpointExportArguments& arguments, const std::filesystem::path& eval_output) {
   static const char inside_this_program = 0;
   ProcessOptions options;
-  options.command = {find_program_beside(&inside_this_program, "dtrain-worker").string(), "--export",
-                     entry.path.string(), output.string()};
-  if (!model.empty()) options.command.insert(options.command.end(), {"--model", model});
+  options.command = {find_program_beside(&inside_this_program, "dtrain-worker").string(),
+                     "--export",
+                     entry.path.string(),
+                     output.string(),
+                     "--format",
+                     arguments.format};
+  if (!arguments.model.empty()) options.command.insert(options.command.end(), {"--model", arguments.model});
   if (!eval_output.empty()) {
     options.command.insert(options.command.end(), {"--eval-out", eval_output.string()});
   }
@@ -77,35 +81,37 @@ void add_checkpoint_export(CLI::App& checkpoint, int* exit_code) {
   command->add_option("-o,--output", arguments->output, "The file to write")->required()->type_name("FILE");
   command
       ->add_option("--format", arguments->format,
-                   "safetensors: the weights under all their names; torchscript: the model of a `model:` experiment "
-                   "with them; of a pair of files also FILE_eval, the one for validation")
-      ->check(CLI::IsMember({"safetensors", "torchscript"}));
+                   "safetensors: the weights under all their names; torchscript or pt2: the model of a `model:` "
+                   "experiment with them, in the form of its file; of a pair of files also FILE_eval, the one for "
+                   "validation")
+      ->check(CLI::IsMember({"safetensors", "torchscript", "pt2"}));
   command
       ->add_option("--model", arguments->model,
-                   "For torchscript: the model's file, where it is no longer where the run found it")
+                   "For torchscript and pt2: the model's file, where it is no longer where the run found it")
       ->type_name("FILE");
   command->add_flag("--force", arguments->force, "Replace FILE if it exists");
   command->footer("The checkpoint is checked first, as `dtrain checkpoint verify` does.");
   command->callback([arguments, exit_code] {
     if (arguments->best) arguments->step = "best";
     if (arguments->latest) arguments->step = "latest";
-    const bool script = arguments->format == "torchscript";
-    if (!script && !arguments->model.empty()) {
-      throw ConfigError("--model has no effect with --format safetensors", "leave it out, or add --format torchscript");
+    const bool model = arguments->format != "safetensors";
+    if (!model && !arguments->model.empty()) {
+      throw ConfigError("--model has no effect with --format safetensors",
+                        "leave it out, or add --format torchscript (or pt2)");
     }
     const auto output = std::filesystem::absolute(arguments->output).lexically_normal();
     check_output(output, arguments->force);
     const Checkpoints found = find_checkpoints(arguments->run);
     const checkpoints::Entry& entry = choose(found, arguments->step);
     std::filesystem::path eval_output;
-    if (script && arguments->model.empty() && entry.about.run.contains("eval_model")) {
+    if (model && arguments->model.empty() && entry.about.run.contains("eval_model")) {
       eval_output = beside_for_eval(output);
       check_output(eval_output, arguments->force);
     }
     check(entry);
     *exit_code = 0;
-    if (script) {
-      *exit_code = export_torchscript(entry, output, arguments->model, eval_output);
+    if (model) {
+      *exit_code = export_model(entry, output, *arguments, eval_output);
       return;
     }
     const auto bytes = checkpoints::export_safetensors(entry.path, output);
