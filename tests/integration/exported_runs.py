@@ -1,0 +1,248 @@
+"""Runs of models that torch.export wrote: bits, precisions, GPUs, what a run leaves, errors.
+
+exported_runs.py BIN_FOLDER [TestClass[.test] ...]
+"""
+
+import json
+import subprocess
+
+import safetensors.torch
+import torch
+from torch import nn
+
+from exported_models import save_data, sections_of
+from exported_zoo import CASES, CLASSES, Case, export
+from gpu_cases import gpu_environment
+from harness import DEADLINE, environment, launch, write_experiment
+from torchscript_models import ScriptTest, main
+
+
+class Noisy(nn.Module):
+    """Draws random numbers in training, in a way of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(12, CLASSES)
+
+    def forward(self, x):
+        if self.training:
+            x = x + torch.rand_like(x)
+        return self.fc(x)
+
+
+class ExportedTest(ScriptTest):
+    def make(self, title="cnn", ranks=2, **options):
+        """A file of the case, with its data; returns the case."""
+        case = CASES[title] if isinstance(title, str) else title
+        torch.manual_seed(1)
+        data, _ = save_data(case, self.folder, ranks)
+        self.program = export(case, case.make(), data, self.folder / "model.pt2", **options)
+        return case
+
+    def train(self, case, ranks=2, code=0, sets=(), environment_of_run=None, **more):
+        file = write_experiment(self.folder / "experiment.yaml", **sections_of(case, self.folder, ranks, **more))
+        return launch(self.build, file, self.work.new_run(), sets, **(environment_of_run or {})).expect(code)
+
+    def dtrain(self, *arguments):
+        done = subprocess.run(
+            [self.build.program("dtrain"), *map(str, arguments)],
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=DEADLINE,
+            check=False,
+        )
+        return done.returncode, done.stdout
+
+
+class Bits(ExportedTest):
+    def test_the_same_again_and_sharded(self):
+        case = self.make("cnn")
+        first = self.train(case).weights_file.read_bytes()
+        self.assertEqual(first, self.train(case).weights_file.read_bytes())
+        for sharded in (False, True):
+            options = {
+                "matmul": "default",
+                "operators": "default",
+                "memory_format": "contiguous",
+                "sharded_optimizer": sharded,
+            }
+            self.assertEqual(
+                first, self.train(case, optimizations=options).weights_file.read_bytes(), f"sharded: {sharded}"
+            )
+
+    def test_after_an_interruption(self):
+        case = self.make("cnn", ranks=1)
+        options = {"searcher": {"max_length": {"batches": 40}}, "min_checkpoint_period": {"batches": 5}}
+        whole = self.train(case, ranks=1, **options)
+        file = write_experiment(self.folder / "broken.yaml", **sections_of(case, self.folder, 1, **options))
+        run_dir = self.work.new_run()
+        short = [
+            self.build.program("dtrain"),
+            "launch",
+            str(file),
+            "--run-dir",
+            str(run_dir),
+            "--set",
+            "searcher.max_length.batches=15",
+        ]
+        done = subprocess.run(
+            short,
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=DEADLINE,
+            check=False,
+        )
+        self.assertEqual(done.returncode, 0, done.stdout)
+        code, said = self.dtrain("launch", "--continue", run_dir, "--set", "searcher.max_length.batches=40")
+        self.assertEqual(code, 0, said)
+        final = run_dir / "checkpoints" / "final" / "model.safetensors"
+        self.assertEqual(whole.weights_file.read_bytes(), final.read_bytes())
+
+    def test_precisions_and_memory_formats(self):
+        case = self.make("cnn", ranks=1)
+
+        def losses(**optimizations):
+            result = self.train(case, ranks=1, optimizations=optimizations)
+            return torch.tensor([line["metrics"]["loss"] for line in result.metrics("training")])
+
+        plain = losses(memory_format="contiguous")
+        for precision in ("bf16", "pure_bf16"):
+            other = losses(memory_format="contiguous", mixed_precision=precision)
+            self.assertFalse(torch.equal(plain, other), precision)
+            torch.testing.assert_close(plain, other, rtol=0.03, atol=0)
+        torch.testing.assert_close(plain, losses(memory_format="channels_last"), rtol=1e-4, atol=0)
+
+    def test_on_gpus_with_graphs(self):
+        case = self.make("cnn", ranks=2)
+        options = {"searcher": {"max_length": {"batches": 60}}, "min_validation_period": {"batches": 30}}
+        runs = [
+            self.train(
+                case,
+                sets=["resources.slot_type=cuda"],
+                environment_of_run=gpu_environment(self.build),
+                optimizations={"memory_format": "contiguous", "cuda_graphs": graphs},
+                **options,
+            )
+            for graphs in (True, False)
+        ]
+        told = runs[0].json("plan.json")["cuda_graphs"]
+        self.assertTrue(told["captured"], told)
+        self.assertEqual(*(run.weights_file.read_bytes() for run in runs))
+
+
+class Files(ExportedTest):
+    def test_what_a_run_leaves(self):
+        case = self.make("tied_gpt", ranks=1)
+        result = self.train(case, ranks=1)
+        trained = torch.export.load(str(result.weights_file.with_name("model.pt2")))
+        weights = safetensors.torch.load_file(result.weights_file)
+        self.assertEqual(trained.state_dict.keys(), weights.keys())
+        for name, tensor in trained.state_dict.items():
+            self.assertTrue(torch.equal(tensor, weights[name]), name)
+        self.assertFalse(torch.equal(weights["qkv.weight"], self.program.state_dict["qkv.weight"]))
+        case.make().load_state_dict(weights)
+        text = torch.randint(0, 97, (3, 12))
+        scores = trained.module()(text)["logits"]
+        self.assertEqual(scores.shape, (3, 12, 97))
+        out = self.folder / "out.pt2"
+        code, said = self.dtrain("checkpoint", "export", result.run_dir, "--format", "pt2", "-o", out)
+        self.assertEqual(code, 0, said)
+        for name, tensor in torch.export.load(str(out)).state_dict.items():
+            self.assertTrue(torch.equal(tensor, weights[name]), name)
+        code, said = self.dtrain(
+            "checkpoint", "export", result.run_dir, "--format", "torchscript", "-o", self.folder / "out.pt"
+        )
+        self.assertEqual(code, 2, said)
+        self.assertIn("use --format pt2", said)
+
+    def test_inspect(self):
+        self.make("bert", ranks=1)
+        code, said = self.dtrain("model", "inspect", self.folder / "model.pt2", "--json")
+        self.assertEqual(code, 0, said)
+        told = json.loads(said)
+        self.assertEqual([entry["name"] for entry in told["inputs"]], ["attention_mask", "input_ids"])
+        self.assertEqual(told["outputs"], ["logits"])
+        self.assertEqual(
+            {entry["name"]: entry["shape"] for entry in told["parameters"]},
+            {name: list(tensor.shape) for name, tensor in self.program.state_dict.items() if tensor.requires_grad},
+        )
+        self.assertEqual(sorted(told["switched_in_evaluation"]), ["dropout", "scaled_dot_product_attention"])
+        self.assertEqual((told["why_no_evaluation"], told["why_no_cuda_graph"]), ("", ""))
+        code, said = self.dtrain("model", "inspect", self.folder / "data.safetensors")
+        self.assertEqual(code, 2, said)
+        self.assertIn("is no file of torch.export", said)
+
+    def test_a_pair(self):
+        noisy = Case(Noisy, ["numbers"], "class", "cross_entropy", CASES["mlp"].loss_of)
+        case = self.make(noisy, ranks=1)
+        result = self.train(case, ranks=1, code=2)
+        self.assertIn("cannot be used for validation, because it draws random numbers (rand_like)", result.output)
+        self.assertIn("model: {train: a.pt2, eval: b.pt2}", result.output)
+        torch.manual_seed(2)
+        data, held_out = save_data(case, self.folder, 1)
+        export(case, case.make(), data, self.folder / "eval.pt2", training=False)
+        pair = {"train": str(self.folder / "model.pt2"), "eval": str(self.folder / "eval.pt2")}
+        result = self.train(case, ranks=1, model=pair)
+        model = case.make().eval()
+        model.load_state_dict(safetensors.torch.load_file(result.weights_file))
+        with torch.no_grad():
+            expected = case.loss_of(model(held_out["numbers"]), held_out["class"]).item()
+        self.assertAlmostEqual(result.metrics("validation")[-1]["metrics"]["loss"], expected, places=6)
+        self.assertTrue(result.weights_file.with_name("model_eval.pt2").is_file())
+
+
+class Errors(ExportedTest):
+    def fails(self, case, *words, code=2, **more):
+        result = self.train(case, ranks=1, code=code, **more)
+        for word in words:
+            self.assertIn(word, result.output)
+
+    def test_shapes_and_names(self):
+        case = self.make("mlp", ranks=1, dynamic=False)
+        self.fails(
+            case,
+            "input 'input' is of shape [2, 12], and its dimension 0 was exported as 4 alone",
+            "dynamic_shapes",
+            code=1,
+            hyperparameters={"global_batch_size": 2},
+        )
+        case = self.make("tied_gpt", ranks=1)
+        self.fails(case._replace(loss="cross_entropy"), "forward() returns 2 tensors (logits, hidden)", "loss.output")
+        self.fails(
+            case._replace(loss={"kind": "cross_entropy", "output": "scores"}), "loss.output is 'scores'", "logits, hidden"
+        )
+        case = self.make("bert", ranks=1)
+        self.fails(
+            case._replace(inputs=["input_ids"]), "takes 2 tensors (attention_mask, input_ids), not 1", "data.more_inputs"
+        )
+
+    def test_files(self):
+        case = self.make("mlp", ranks=1)
+        whole = (self.folder / "model.pt2").read_bytes()
+        (self.folder / "model.pt2").write_bytes(whole[: len(whole) // 2])
+        self.fails(case, "model.pt2 is damaged or cut off", "torch.export.save()")
+        (self.folder / "model.pt2").unlink()
+        self.fails(case, "there is no file", "torch.export.save(")
+
+    def test_operators(self):
+        class Cond(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.fc = nn.Linear(12, CLASSES)
+
+            def forward(self, x):
+                return torch.cond(x.sum() > 0, lambda h: h.sin(), lambda h: h.cos(), (self.fc(x),))
+
+        self.fails(
+            self.make(Case(Cond, ["numbers"], "class", "cross_entropy", None), ranks=1),
+            "higher-order operator cond",
+            "torch.where()",
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,411 @@
+// Programs of torch.export: what they compute, in both modes, and files that are damaged or hostile. The files are made
+// here, as torch.export.save() lays them out; tests/integration/exported_models.py has those that PyTorch wrote.
+#include "exported/exported_model.h"
+
+#include <functional>
+#include <random>
+
+#include <caffe2/serialize/inline_container.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "../harness/temporary_folder.h"
+#include "dtrain/base/error.h"
+#include "dtrain/base/file.h"
+#include "dtrain/base/json.h"
+#include "exported/expression.h"
+#include "exported/tree_names.h"
+
+namespace dtrain::exported {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr int kFloatNumber = 7;  // of the file's types
+constexpr int kLongNumber = 5;
+
+Json sizes(const std::vector<std::int64_t>& values) {
+  Json list = Json::array();
+  for (const std::int64_t value : values) list.push_back({{"as_int", value}});
+  return list;
+}
+
+Json meta(int type, const Json& shape, const std::vector<std::int64_t>& strides) {
+  return {{"dtype", type},
+          {"sizes", shape},
+          {"requires_grad", false},
+          {"device", {{"type", "cpu"}, {"index", nullptr}}},
+          {"strides", sizes(strides)},
+          {"storage_offset", {{"as_int", 0}}},
+          {"layout", 7}};
+}
+
+Json tensor(const std::string& name) {
+  return {{"as_tensor", {{"name", name}}}};
+}
+
+Json argument(const std::string& name, const Json& value) {
+  return {{"name", name}, {"arg", value}, {"kind", 1}};
+}
+
+Json node(const std::string& target, const std::vector<Json>& inputs, const Json& outputs,
+          const std::string& module = "") {
+  return {{"target", target},
+          {"inputs", inputs},
+          {"outputs", outputs},
+          {"metadata", {{"nn_module_stack", "L__self__," + module + ",torch.nn.modules.batchnorm.BatchNorm1d"}}}};
+}
+
+Json leaf() {
+  return {{"type", nullptr}, {"context", nullptr}, {"children_spec", Json::array()}};
+}
+
+// y = dropout(linear(x) * 2), a counter that counts, a batch of any size.
+Json small_program() {
+  const Json batch{{"as_expr", {{"expr_str", "Symbol('s0', positive=True, integer=True)"}, {"hint", {{"as_int", 4}}}}}};
+  const Json in_spec{1,
+                     {{"type", "builtins.tuple"},
+                      {"context", "null"},
+                      {"children_spec",
+                       {{{"type", "builtins.tuple"}, {"context", "null"}, {"children_spec", {leaf()}}},
+                        {{"type", "builtins.dict"}, {"context", "[]"}, {"children_spec", Json::array()}}}}}};
+  const Json out_spec{1, {{"type", "builtins.dict"}, {"context", R"(["scores"])"}, {"children_spec", {leaf()}}}};
+  const Json nodes{
+      node("torch.ops.aten.linear.default",
+           {argument("input", tensor("x")), argument("weight", tensor("w")), argument("bias", tensor("b"))},
+           {tensor("h")}),
+      node("torch.ops.aten.add_.Tensor", {argument("self", tensor("n")), argument("other", {{"as_int", 1}})},
+           {tensor("counted")}, "norm"),
+      node("torch.ops.aten.mul.Tensor", {argument("self", tensor("h")), argument("other", {{"as_int", 2}})},
+           {tensor("doubled")}),
+      node("torch.ops.aten.dropout.default",
+           {argument("input", tensor("doubled")), argument("p", {{"as_float", 0.5}}),
+            argument("train", {{"as_bool", true}})},
+           {tensor("y")})};
+  Json x_shape = Json::array({batch, Json{{"as_int", 3}}});
+  return {
+      {"schema_version", {{"major", 8}, {"minor", 17}}},
+      {"torch_version", "2.11.0"},
+      {"range_constraints", {{"s0", {{"min_val", 2}, {"max_val", 100}}}}},
+      {"guards_code", Json::array({"L['x'].size()[0] % 2 == 0"})},
+      {"graph_module",
+       {{"graph",
+         {{"inputs", {tensor("w"), tensor("b"), tensor("n"), tensor("x")}},
+          {"outputs", {tensor("y")}},
+          {"nodes", nodes},
+          {"tensor_values", {{"x", meta(kFloatNumber, x_shape, {3, 1})}}}}},
+        {"signature",
+         {{"input_specs",
+           {{{"parameter", {{"arg", {{"name", "w"}}}, {"parameter_name", "fc.weight"}}}},
+            {{"parameter", {{"arg", {{"name", "b"}}}, {"parameter_name", "fc.bias"}}}},
+            {{"buffer", {{"arg", {{"name", "n"}}}, {"buffer_name", "norm.num_batches_tracked"}, {"persistent", true}}}},
+            {{"user_input", {{"arg", tensor("x")}}}}}},
+          {"output_specs", {{{"user_output", {{"arg", tensor("y")}}}}}}}},
+        {"module_call_graph",
+         {{{"fqn", ""},
+           {"signature",
+            {{"inputs", Json::array()},
+             {"outputs", Json::array()},
+             {"in_spec", in_spec.dump()},
+             {"out_spec", out_spec.dump()},
+             {"forward_arg_names", {"x"}}}}}}}}}};
+}
+
+Json weight(const std::string& path, int type, const std::vector<std::int64_t>& shape,
+            const std::vector<std::int64_t>& strides, bool is_parameter) {
+  Json tensor_meta = meta(type, sizes(shape), strides);
+  tensor_meta["requires_grad"] = is_parameter;
+  return {{"path_name", path}, {"is_param", is_parameter}, {"use_pickle", false}, {"tensor_meta", tensor_meta}};
+}
+
+Json small_weights() {
+  return {{"config",
+           {{"fc.weight", weight("weight_0", kFloatNumber, {2, 3}, {3, 1}, true)},
+            {"fc.bias", weight("weight_1", kFloatNumber, {2}, {1}, true)},
+            {"norm.num_batches_tracked", weight("weight_2", kLongNumber, {}, {}, false)}}}};
+}
+
+std::string bytes_of(const at::Tensor& values) {
+  return {static_cast<const char*>(values.data_ptr()), values.nbytes()};
+}
+
+class ExportedTest : public ::testing::Test {
+ protected:
+  std::filesystem::path write(const Json& program, const Json& weights = small_weights()) {
+    return write_text(program.dump(), weights.dump());
+  }
+  std::filesystem::path write_text(const std::string& program, const std::string& weights) {
+    const auto file = folder_.path() / "model.pt2";
+    caffe2::serialize::PyTorchStreamWriter writer(file.string());
+    const auto put = [&](const std::string& name, const std::string& content) {
+      writer.writeRecord(name, content.data(), content.size());
+    };
+    put("data/weights/weight_0", bytes_of(weight_));
+    put("data/weights/weight_1", bytes_of(bias_));
+    put("data/weights/weight_2", bytes_of(at::zeros({}, at::kLong)));
+    put("data/weights/model_weights_config.json", weights);
+    put("data/constants/model_constants_config.json", R"({"config": {}})");
+    put("models/model.json", program);
+    put("archive_format", "pt2");
+    put("archive_version", "0");
+    writer.writeEndOfFile();
+    return file;
+  }
+  // What the ConfigError says, with its remedy.
+  std::string refused(const Json& program, const Json& weights = small_weights()) {
+    const auto file = write(program, weights);
+    try {
+      const ExportedModel model(file);
+    } catch (const ConfigError& error) {
+      return std::string(error.what()) + " | " + error.remedy();
+    }
+    return "accepted";
+  }
+  static at::Tensor run(ExportedModel& model, const at::Tensor& x) { return model.forward(std::array{x}).at(0); }
+  static std::string failure(ExportedModel& model, const at::Tensor& x) {
+    try {
+      run(model, x);
+    } catch (const Error& error) {
+      return std::string(error.what()) + " | " + error.remedy();
+    }
+    return "none";
+  }
+
+  const TemporaryFolder folder_;
+  const at::Tensor weight_ = at::arange(6, at::kFloat).view({2, 3}), bias_ = at::tensor({0.5f, -1.0f});
+};
+
+TEST_F(ExportedTest, ComputesInBothModesAndKeepsItsTensors) {
+  ExportedModel model(write(small_program()));
+  const at::Tensor x = at::ones({4, 3});
+  const at::Tensor expected = 2 * at::linear(x, weight_, bias_);
+  model.tree()->eval();
+  EXPECT_TRUE(run(model, x).equal(expected));
+  const auto buffers = model.tree()->named_buffers();
+  EXPECT_EQ(buffers["norm.num_batches_tracked"].item<int>(), 0) << "a counter stands still in evaluation";
+
+  model.tree()->train();
+  at::manual_seed(3);
+  const at::Tensor dropped = run(model, x);
+  at::manual_seed(3);
+  EXPECT_TRUE(dropped.equal(at::dropout(expected, 0.5, true)));
+  EXPECT_EQ(buffers["norm.num_batches_tracked"].item<int>(), 1);
+  dropped.sum().backward();
+  EXPECT_TRUE(model.tree()->named_parameters()["fc.weight"].grad().defined());
+
+  at::NoGradGuard no_grad;
+  for (at::Tensor& parameter : model.tree()->parameters()) parameter.set_data(parameter.clone() + 1);  // other memory
+  model.tree()->eval();
+  EXPECT_TRUE(run(model, x).equal(2 * at::linear(x, weight_ + 1, bias_ + 1)));
+  EXPECT_EQ(model.program().outputs.at(0).name, "scores");
+}
+
+TEST_F(ExportedTest, IsWrittenWithItsWeights) {
+  ExportedModel model(write(small_program()));
+  {
+    at::NoGradGuard no_grad;
+    model.tree()->named_parameters()["fc.weight"].copy_(weight_ * 10);
+  }
+  const auto again = folder_.path() / "again.pt2";
+  model.save(again);
+  ExportedModel written(again);
+  EXPECT_TRUE(written.tree()->named_parameters()["fc.weight"].equal(weight_ * 10));
+  EXPECT_TRUE(written.tree()->named_parameters()["fc.bias"].equal(bias_));
+}
+
+TEST_F(ExportedTest, ChecksShapes) {
+  ExportedModel model(write(small_program()));
+  EXPECT_EQ(failure(model, at::ones({6, 3})), "none");
+  EXPECT_THAT(failure(model, at::ones({4, 5})),
+              HasSubstr("input 'x' is of shape [4, 5], and its dimension 1 was exported as 3 alone"));
+  EXPECT_THAT(failure(model, at::ones({4, 5})), HasSubstr("dynamic_shapes"));
+  EXPECT_THAT(failure(model, at::ones({102, 3})), HasSubstr("must be 2 to 100"));
+  EXPECT_THAT(failure(model, at::ones({3, 3})), HasSubstr("L['x'].size()[0] % 2 == 0, but the shapes are 'x' [3, 3]"));
+  EXPECT_THAT(failure(model, at::ones({4, 3}, at::kDouble)), HasSubstr("type float64"));
+  EXPECT_THAT(failure(model, at::ones({4})), HasSubstr("2 dimensions"));
+}
+
+TEST_F(ExportedTest, RefusesWhatItCannotRunByName) {
+  const auto with_target = [](const std::string& target) {
+    Json program = small_program();
+    program["graph_module"]["graph"]["nodes"][0]["target"] = target;
+    return program;
+  };
+  EXPECT_THAT(refused(with_target("torch.ops.torchvision.nms.default")), HasSubstr("operator torchvision::nms"));
+  EXPECT_THAT(refused(with_target("torch.ops.aten.no_such.default")), HasSubstr("aten::no_such"));
+  EXPECT_THAT(refused(with_target("torch.ops.aten.from_file.default")), HasSubstr("aten::from_file"));
+  EXPECT_THAT(refused(with_target("torch.ops.higher_order.cond")), HasSubstr("torch.where()"));
+  EXPECT_THAT(refused(with_target("os.system")), HasSubstr("'os.system'"));
+  Json old = small_program();
+  old["schema_version"]["major"] = 7;
+  EXPECT_THAT(refused(old), HasSubstr("has version 7 of torch.export's format"));
+  Json pickled = small_weights();
+  pickled["config"]["fc.bias"]["use_pickle"] = true;
+  EXPECT_THAT(refused(small_program(), pickled), HasSubstr("pickled tensor 'fc.bias'"));
+  Json meta_device = small_weights();
+  meta_device["config"]["fc.bias"]["tensor_meta"]["device"]["type"] = "meta";
+  EXPECT_THAT(refused(small_program(), meta_device), HasSubstr("no values"));
+}
+
+TEST_F(ExportedTest, SaysWhyItCannotBeEvaluated) {
+  EXPECT_EQ(ExportedModel(write(small_program())).program().why_no_evaluation, "");
+  Json random = small_program();
+  random["graph_module"]["graph"]["nodes"][2] =
+      node("torch.ops.aten.rand_like.default", {argument("self", tensor("h"))}, {tensor("doubled")});
+  EXPECT_THAT(ExportedModel(write(random)).program().why_no_evaluation, HasSubstr("random numbers (rand_like"));
+  Json changed = small_program();
+  changed["graph_module"]["signature"]["input_specs"][2]["buffer"]["buffer_name"] = "seen";
+  Json weights = small_weights();
+  weights["config"]["seen"] = weights["config"]["norm.num_batches_tracked"];
+  EXPECT_THAT(ExportedModel(write(changed, weights)).program().why_no_evaluation,
+              HasSubstr("changes its buffer 'seen'"));
+}
+
+TEST_F(ExportedTest, RefusesHostileFiles) {
+  const auto with = [](const std::string& key, const Json& value) {
+    Json weights = small_weights();
+    weights["config"]["fc.weight"]["tensor_meta"][key] = value;
+    return weights;
+  };
+  EXPECT_THAT(refused(small_program(), with("storage_offset", {{"as_int", -1}})), HasSubstr("offset -1"));
+  EXPECT_THAT(refused(small_program(), with("storage_offset", {{"as_int", 1}})), HasSubstr("ends behind its record"));
+  EXPECT_THAT(refused(small_program(), with("sizes", sizes({2, 4}))), HasSubstr("ends behind its record"));
+  EXPECT_THAT(refused(small_program(), with("sizes", sizes({std::int64_t{1} << 62, std::int64_t{1} << 62}))),
+              HasSubstr("larger than memory"));
+  EXPECT_THAT(refused(small_program(), with("strides", sizes({3}))), HasSubstr("not as many strides"));
+  EXPECT_THAT(refused(small_program(), with("dtype", 99)), HasSubstr("unknown type, number 99"));
+  Json outside = small_weights();
+  outside["config"]["fc.weight"]["path_name"] = "../models/model.json";
+  EXPECT_THAT(refused(small_program(), outside), HasSubstr("in a record named"));
+  Json cycle = small_program();
+  cycle["graph_module"]["graph"]["nodes"][0]["inputs"][0]["arg"] = tensor("y");
+  EXPECT_THAT(refused(cycle), HasSubstr("uses the value 'y' before it is computed"));
+  Json twice = small_program();
+  twice["graph_module"]["graph"]["nodes"][2]["outputs"][0] = tensor("h");
+  EXPECT_THAT(refused(twice), HasSubstr("two values are named 'h'"));
+}
+
+TEST_F(ExportedTest, ManyNodesAndDeepNestingAreErrors) {
+  // Text, for a Json of so many nodes would take longer to make than to read.
+  const std::string program = small_program().dump();
+  const std::string mark = R"("nodes":[)";
+  const auto at = program.find(mark) + mark.size();
+  std::string many;
+  for (int i = 0; i < 1'000'000; ++i) {
+    many += R"({"target":"_operator.add","inputs":[{"arg":{"as_int":1}},{"arg":{"as_int":1}}],"outputs":[]},)";
+  }
+  const auto of = [&](const std::string& text) {
+    try {
+      const ExportedModel model(write_text(text, small_weights().dump()));
+    } catch (const ConfigError& error) {
+      return std::string(error.what());
+    }
+    return std::string("accepted");
+  };
+  EXPECT_THAT(of(program.substr(0, at) + many + program.substr(at)), HasSubstr("more than 500000 operators"));
+  std::string deep(1'000'000, '[');
+  EXPECT_THAT(of(deep), HasSubstr("no JSON"));
+  deep += std::string(1'000'000, ']');
+  EXPECT_THAT(of(deep), HasSubstr("no JSON"));
+}
+
+// Every change of a byte, or of a part of the text, either leaves a file that is read, or is a ConfigError.
+TEST_F(ExportedTest, ChangedFilesAreReadOrRefused) {
+  const std::string program = small_program().dump(), weights = small_weights().dump();
+  const std::string archive = read_file(write_text(program, weights));
+  std::mt19937 random(7);
+  const auto below = [&](std::size_t most) { return std::uniform_int_distribution<std::size_t>(0, most - 1)(random); };
+  int accepted = 0, rejected = 0;
+  const auto check = [&](const std::filesystem::path& file) {
+    try {
+      const ExportedModel model(file);
+      ++accepted;
+    } catch (const ConfigError& error) {
+      EXPECT_FALSE(error.remedy().empty()) << error.what();
+      ++rejected;
+    }
+  };
+  const auto changed = [&](std::string text) {
+    static const std::vector<std::string> kParts{
+        "-1", "9223372036854775807", "null", "[]", "{}", "\"\"", "true", "1e999", "as_int"};
+    for (std::size_t count = 1 + below(2); count > 0; --count) {
+      const std::size_t at = below(text.size()), length = std::min(below(12), text.size() - at);
+      text.replace(at, length,
+                   below(2) == 0 ? kParts[below(kParts.size())] : text.substr(below(text.size()), below(30)));
+    }
+    return text;
+  };
+  // Whole values of the JSON, so that what is read goes deeper than its syntax.
+  const auto with_other_value = [&](Json json) {
+    std::vector<Json*> places;
+    const std::function<void(Json&)> collect = [&](Json& value) {
+      places.push_back(&value);
+      if (value.is_structured()) {
+        for (Json& child : value) collect(child);
+      }
+    };
+    collect(json);
+    const Json copy = *places[below(places.size())];
+    static const std::vector<Json> kValues{
+        Json(), Json(-1), Json(std::int64_t{1} << 62), Json("x"), Json::array(), Json::object(), Json(true)};
+    *places[1 + below(places.size() - 1)] = below(2) == 0 ? copy : kValues[below(kValues.size())];
+    return json.dump();
+  };
+  for (int i = 0; i < 1500; ++i) {
+    check(write_text(with_other_value(small_program()), weights));
+    check(write_text(program, with_other_value(small_weights())));
+    if (i % 3 == 0) check(write_text(changed(program), changed(weights)));
+  }
+  const auto file = folder_.path() / "changed.pt2";
+  for (int i = 0; i < 1500; ++i) {
+    std::string bytes = archive;
+    for (std::size_t count = 1 + below(4); count > 0; --count)
+      bytes[below(bytes.size())] = static_cast<char>(below(256));
+    if (i % 4 == 0) bytes.resize(below(bytes.size()));
+    write_file_atomic(file, bytes);
+    check(file);
+  }
+  EXPECT_GT(accepted, 50);
+  EXPECT_GT(rejected, 1000);
+}
+
+TEST(ExportedExpressions, AreComputedAsInPython) {
+  const auto value = [](const std::string& text) -> std::optional<std::int64_t> {
+    const auto expression = Expression::parse(text);
+    if (!expression) return -999;
+    return expression->value([](const std::string& name) -> std::optional<std::int64_t> {
+      if (name == "s0") return 7;
+      if (name == "L['x'].size()[1]") return 3;
+      return std::nullopt;
+    });
+  };
+  EXPECT_EQ(value("Add(Integer(2), Mul(Integer(-3), Symbol('s0', positive=True, integer=True)))"), -19);
+  EXPECT_EQ(value("FloorDiv(Symbol('s0'), Integer(2))"), 3);
+  EXPECT_EQ(value("-7 // 2"), -4);
+  EXPECT_EQ(value("-7 % 3"), 2);
+  EXPECT_EQ(value("2 + 3 * 4 - 1 == 13 and not 2 > 3"), 1);
+  EXPECT_EQ(value("L['x'].size()[1] <= 2 or L[\"x\"].size()[1] == 3"), 1);
+  EXPECT_EQ(value("2 ** 10"), 1024);
+  EXPECT_EQ(value("s1 + 1"), std::nullopt);
+  EXPECT_EQ(value("9223372036854775807 + 1"), std::nullopt);
+  EXPECT_EQ(value("1 // 0"), std::nullopt);
+  for (const char* wrong : {"", "1 +", "(1", "f(1)", "L['x", "1 2", "Symbol(", "__import__('os')"})
+    EXPECT_FALSE(Expression::parse(wrong)) << wrong;
+  EXPECT_FALSE(Expression::parse(std::string(50'000, '(')));
+  EXPECT_FALSE(Expression::parse("1" + std::string(5'000, ' ') + std::string(20'000, '-')));
+}
+
+TEST(ExportedNames, AreThoseOfTheStructure) {
+  const std::string named = R"([1, {"type": "T", "context": "T", "children_spec": [
+      {"type": null, "context": null, "children_spec": []},
+      {"type": "builtins.tuple", "context": "null", "children_spec": [
+        {"type": null, "context": null, "children_spec": []}, {"type": null, "context": null, "children_spec": []}]}]}])";
+  EXPECT_THAT(leaf_names(named, {{"T", {"logits", "state"}}}), testing::ElementsAre("logits", "state.0", "state.1"));
+  EXPECT_THAT(leaf_names(named, {}), testing::ElementsAre("0", "1.0", "1.1"));
+  EXPECT_THAT(leaf_names(R"([1, {"type": null, "context": null, "children_spec": []}])", {}), testing::ElementsAre(""));
+  EXPECT_THROW(leaf_names("[2, {}]", {}), Error);
+}
+
+}  // namespace
+}  // namespace dtrain::exported
