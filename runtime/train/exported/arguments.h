@@ -6,7 +6,7 @@
 
 #include <ATen/core/jit_type.h>
 
-#include "dtrain/base/json.h"
+#include "exported/model_json.h"
 #include "exported/program.h"
 
 namespace dtrain::exported {

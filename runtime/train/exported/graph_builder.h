@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "dtrain/base/json.h"
+#include "exported/model_json.h"
 #include "exported/program.h"
 
 namespace dtrain::exported {

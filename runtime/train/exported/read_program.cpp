@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <utility>
 
+#include <c10/util/Exception.h>
+
 #include "dtrain/base/error.h"
-#include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
 #include "exported/evaluation_mode.h"
 #include "exported/graph_builder.h"
 #include "exported/last_uses.h"
+#include "exported/model_json.h"
 #include "exported/tree_names.h"
 #include "exported/weights.h"
 
@@ -20,17 +22,17 @@ constexpr std::int64_t kSchemaMajor = 8;
 constexpr std::size_t kLongestModel = 256u << 20;  // the text of a graph of 10,000 nodes has 50 MB
 constexpr std::size_t kMostGuards = 10'000;
 
-// Without what only explains where a node came from, which is most of the text.
 Json read_model(const Archive& archive) {
-  const auto keep = [](int, Json::parse_event_t event, Json& parsed) {
-    return event != Json::parse_event_t::key ||
-           (parsed != "stack_trace" && parsed != "from_node" && parsed != "torch_fn" && parsed != "custom" &&
-            parsed != "source_fn_stack");
-  };
-  const std::string text = archive.text("models/" + archive.program() + ".json", kLongestModel);
-  Json json = Json::parse(text, keep, /*allow_exceptions=*/false);
-  if (!json.is_object()) archive.fail("has a damaged program: it is no JSON");
-  return json;
+  const std::string record = "models/" + archive.program() + ".json";
+  try {
+    Json json = parse_json(archive.text(record, kLongestModel));
+    if (!json.is_object()) throw Error("is no JSON object");
+    return json;
+  } catch (const ConfigError&) {
+    throw;
+  } catch (const Error& error) {
+    archive.fail("has a program that " + std::string(error.what()));
+  }
 }
 
 // Reads what the graph's signature and its structure say.
@@ -271,6 +273,8 @@ Program read_program(const Archive& archive) {
     throw;
   } catch (const Json::exception& error) {
     archive.fail(std::string("has a damaged program: ") + first_line(error.what()));
+  } catch (const c10::Error& error) {
+    archive.fail("has a damaged program: " + first_line(error.what_without_backtrace()));
   } catch (const Error& error) {
     archive.fail(std::string("has a damaged program: ") + error.what());
   }

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/json.h"
+#include "exported/model_json.h"
 
 namespace dtrain::exported {
 
@@ -24,7 +24,7 @@ std::vector<std::string> child_names(const Json& node, const NamedTuples& named_
   if (keys.is_string()) {
     const auto text = keys.get<std::string>();
     if (const auto found = named_tuples.find(text); found != named_tuples.end()) return found->second;
-    keys = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+    keys = Json::accept(text) ? parse_json(text) : Json();
   }
   // Of a defaultdict.
   if (keys.is_object() && keys.contains("dict_context")) keys = Json(keys["dict_context"]);
@@ -63,7 +63,7 @@ class Leaves {
 };
 
 Json root_of(const std::string& spec) {
-  Json json = Json::parse(spec, nullptr, /*allow_exceptions=*/false);
+  Json json = Json::accept(spec) ? parse_json(spec) : Json();
   if (!json.is_array() || json.size() != 2 || json[0] != 1)
     throw Error("the structure of its inputs or outputs is of an unknown version");
   return std::move(json[1]);

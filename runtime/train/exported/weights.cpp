@@ -10,7 +10,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
-#include "dtrain/base/json.h"
+#include "exported/model_json.h"
 
 namespace dtrain::exported {
 
@@ -106,7 +106,14 @@ Layout layout_of(const Json& meta, const std::string& record) {
 std::vector<Entry> read_entries(const Archive& archive, const std::string& folder, const char* config, bool required) {
   const std::string record = folder + archive.program() + config;
   if (!required && !archive.has(record)) return {};
-  const Json json = Json::parse(archive.text(record, kLongestConfig), nullptr, /*allow_exceptions=*/false);
+  Json json;
+  try {
+    json = parse_json(archive.text(record, kLongestConfig));
+  } catch (const ConfigError&) {
+    throw;
+  } catch (const Error& error) {
+    archive.fail("has a record " + record + " that " + error.what());
+  }
   const auto entries = json.is_object() ? json.find("config") : json.end();
   if (entries == json.end() || !entries->is_object()) archive.fail("has no list of tensors in its record " + record);
   std::vector<Entry> found;
@@ -156,10 +163,14 @@ class Tensors {
       archive_.fail("has a tensor '" + entry.name + "' that ends behind its record " + entry.layout.record + " of " +
                     std::to_string(bytes.numel()) + " bytes");
     }
-    at::Tensor tensor = place_of(entry.layout, bytes);
-    if (entry.is_parameter) tensor.set_requires_grad(entry.layout.requires_grad);
-    views_.emplace(std::move(own), tensor);
-    return tensor;
+    try {
+      at::Tensor tensor = place_of(entry.layout, bytes);
+      if (entry.is_parameter) tensor.set_requires_grad(entry.layout.requires_grad);
+      views_.emplace(std::move(own), tensor);
+      return tensor;
+    } catch (const c10::Error& error) {
+      archive_.fail("has a tensor '" + entry.name + "' that cannot be: " + error.what_without_backtrace());
+    }
   }
 
  private:

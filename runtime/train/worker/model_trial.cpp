@@ -127,6 +127,19 @@ at::Tensor features_for_model(const Format& format, at::Tensor features, at::Sca
   return features;
 }
 
+// A model that takes whole numbers gets those of the data.
+void check_scale(const data::Format& format, const FileModel& model) {
+  const bool scaled = std::visit(
+      [](const auto& one) {
+        if constexpr (requires { one.scale; }) return one.scale.has_value();
+        return false;
+      },
+      format);
+  if (!scaled || at::isFloatingType(model.features_type())) return;
+  throw ConfigError("data.scale has no effect: the model takes its features as whole numbers",
+                    "leave it out, or export the model with features in floating point");
+}
+
 std::vector<OutputChoice> auxiliary_choices(const config::LossSettings& loss) {
   std::vector<OutputChoice> choices;
   for (const auto& [name, factor] : loss.auxiliary) choices.push_back({"loss.auxiliary." + name, name});
@@ -176,6 +189,7 @@ ModelTrial::ModelTrial(TrialContext& context)
   std::vector<OutputChoice> outputs = auxiliary_choices_;
   outputs.insert(outputs.begin(), output_choice_);
   model_->check_signature(inputs_of(job_), outputs);
+  check_scale(job_.data.format, *model_);
   const config::Optimizations& optimizations = context.session().experiment().optimizations;
   if (config::weighs_batches(job_.loss.loss) &&
       !std::holds_alternative<comm::NoCompression>(optimizations.gradient_compression)) {
