@@ -41,14 +41,15 @@ struct Groups {
 
 class HierarchicalCommunicator final : public IssuingCommunicator {
  public:
-  HierarchicalCommunicator(std::uint32_t generation, Groups groups, const std::shared_ptr<HierarchicalCore>& core)
-      : generation_(generation), groups_(std::move(groups)), core_(core) {}
+  HierarchicalCommunicator(std::string name, std::uint32_t generation, Groups groups,
+                           const std::shared_ptr<HierarchicalCore>& core)
+      : name_(std::move(name)), generation_(generation), groups_(std::move(groups)), core_(core) {}
   ~HierarchicalCommunicator() override { core_->close(); }
 
   int rank() const override { return core_->rank(); }
   int world_size() const override { return core_->world_size(); }
   std::uint32_t generation() const override { return generation_; }
-  std::string_view backend() const override { return "hierarchical"; }
+  std::string_view backend() const override { return name_; }
 
   // What the levels make is compared among all ranks first.
   std::unique_ptr<Buffer> allocate(std::size_t bytes) override {
@@ -75,6 +76,7 @@ class HierarchicalCommunicator final : public IssuingCommunicator {
     return Work(core_->issue(descriptor, in, out));
   }
 
+  const std::string name_;
   const std::uint32_t generation_;
   const Groups groups_;
   const std::shared_ptr<HierarchicalCore> core_;
@@ -84,7 +86,8 @@ class HierarchicalCommunicator final : public IssuingCommunicator {
 
 std::unique_ptr<Communicator> make_hierarchical_communicator(ControlPlane& control, const MakeCommunicator& local,
                                                              const MakeCommunicator& outer,
-                                                             const CommunicatorOptions& options) {
+                                                             const CommunicatorOptions& options,
+                                                             const std::string& name) {
   const World& world = control.world();
   // A name of its own, for there may be another communicator of this generation.
   constexpr std::size_t kIdBytes = 16;
@@ -112,7 +115,7 @@ std::unique_ptr<Communicator> make_hierarchical_communicator(ControlPlane& contr
   control.on_failure([weak = std::weak_ptr<HierarchicalCore>(core)](const RankFailure& failure) {
     if (const auto alive = weak.lock()) alive->abort(failure_text(failure));
   });
-  return std::make_unique<HierarchicalCommunicator>(control.generation(), std::move(groups), core);
+  return std::make_unique<HierarchicalCommunicator>(name, control.generation(), std::move(groups), core);
 }
 
 }  // namespace dtrain::comm

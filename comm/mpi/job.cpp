@@ -11,10 +11,11 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/units.h"
+#include "messages/message_communicator.h"
+#include "messages/message_operation.h"
 #include "mpi/abi.h"
 #include "mpi/mpi_call.h"
-#include "mpi/mpi_communicator.h"
-#include "mpi/mpi_operation.h"
+#include "mpi/mpi_transport.h"
 
 namespace dtrain::comm {
 namespace {
@@ -28,7 +29,7 @@ struct WorldPlace {
   int size = 1;
 };
 
-WorldPlace enter_mpi(MpiShared& shared) {
+WorldPlace enter_mpi(MpiJobState& shared) {
   int entered = 0;
   mpi_call(MPI_Initialized(&entered), "MPI_Initialized");
   if (entered != 0) {
@@ -60,7 +61,7 @@ WorldPlace enter_mpi(MpiShared& shared) {
 }
 
 // Broadcasts rank 0's `text`, until the deadline; on the MPI thread.
-std::string broadcast_until(const MpiShared& shared, int rank, const std::string& text,
+std::string broadcast_until(const MpiJobState& shared, int rank, const std::string& text,
                             std::chrono::steady_clock::time_point deadline) {
   std::string data(kBroadcastBytes, '\0');
   if (rank == 0) std::memcpy(data.data(), text.data(), text.size());
@@ -88,7 +89,7 @@ MpiJobImpl::MpiJobImpl(MpiOptions options) : options_(std::move(options)) {
   });
   if (place.wait_for(options_.timeout) != std::future_status::ready) {
     // The thread is inside MPI_Init and stays there: this process can only end.
-    static_cast<void>(new std::shared_ptr<MpiShared>(shared_));
+    static_cast<void>(new std::shared_ptr<MpiJobState>(shared_));
     const std::string missing = options_.missing ? "; missing: " + options_.missing() : std::string();
     throw CommError("MPI did not start within " + format_duration(options_.timeout) +
                         ": not every process of the job has come to MPI_Init" + missing,
@@ -130,7 +131,9 @@ std::unique_ptr<Communicator> MpiJobImpl::make_communicator(ControlPlane& contro
   }
   if (number >= 1 << kCommunicatorBits) throw CommError("too many communicators over MPI in one job");
   shared_->communicators = number + 1;
-  return make_mpi_communicator(shared_, number, control, members, options);
+  return make_message_communicator(
+      {"mpi", shared_, std::make_unique<MpiTransport>(shared_->world), number, members, world.rank, {}, options},
+      control);
 }
 
 void MpiJobImpl::leave() {

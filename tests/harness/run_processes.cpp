@@ -48,7 +48,8 @@ struct Pipes {
 };
 
 [[noreturn]] void rank_process(const TestWorld& world, int rank, Pipes& pipes,
-                               const std::function<void(comm::ControlPlane&, comm::Communicator&)>& fn) {
+                               const std::function<void(comm::ControlPlane&, comm::Communicator&)>& fn,
+                               const ProcessHooks& hooks) {
   int code = 0;
   try {
     std::unique_ptr<comm::ControlPlane> control;
@@ -63,7 +64,9 @@ struct Pipes {
       control = comm::ControlPlane::connect(world.control_options(rank), endpoint);
     }
     try {
-      const auto communicator = comm::make_shm_communicator(*control, world.communicator_options());
+      const auto communicator = hooks.communicator
+                                    ? hooks.communicator(*control)
+                                    : comm::make_shm_communicator(*control, world.communicator_options());
       communicator->barrier().wait();
       write_all(pipes.ready.write.get(), "r", 1);
       fn(*control, *communicator);
@@ -101,7 +104,7 @@ std::vector<RankOutcome> run_processes(const TestWorld& world,
   for (int rank = 0; rank < world.size; ++rank) {
     const pid_t pid = fork();
     if (pid < 0) throw SystemError("fork", errno);
-    if (pid == 0) rank_process(world, rank, pipes, fn);
+    if (pid == 0) rank_process(world, rank, pipes, fn, hooks);
     pids.push_back(pid);
   }
   pipes.port.write.reset();

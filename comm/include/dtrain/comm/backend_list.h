@@ -23,6 +23,7 @@ struct BackendParts;  // dtrain/comm/backends.h
 struct RankSpread {
   std::size_t hosts = 1;
   int most_on_a_host = 1;
+  bool has_mpi = true;  // mpirun, or srun with PMIx, has started them
 };
 
 // What a machine has of the programs and libraries that a backend needs.
@@ -53,7 +54,9 @@ struct MpiBackend {
   static constexpr const char* kText = "";
   static constexpr bool kSpansHosts = true;
   static constexpr bool kNeedsMpi = true;
-  static constexpr bool suits(const RankSpread& ranks) { return ranks.hosts > 1 && ranks.most_on_a_host == 1; }
+  static constexpr bool suits(const RankSpread& ranks) {
+    return ranks.has_mpi && ranks.hosts > 1 && ranks.most_on_a_host == 1;
+  }
   std::unique_ptr<Communicator> make(const BackendParts& parts) const;
   // Looks at this machine, for `dtrain doctor`. A backend that needs nothing of its own is without this function.
   // `variables`: the process's environment variables.
@@ -67,17 +70,30 @@ struct HierarchicalBackend {
   static constexpr const char* kText = "shared memory inside each host and MPI between hosts";
   static constexpr bool kSpansHosts = true;
   static constexpr bool kNeedsMpi = true;
-  static constexpr bool suits(const RankSpread& ranks) { return ranks.hosts > 1; }
+  static constexpr bool suits(const RankSpread& ranks) { return ranks.has_mpi && ranks.hosts > 1; }
   std::unique_ptr<Communicator> make(const BackendParts& parts) const;
   bool operator==(const HierarchicalBackend&) const = default;
 };
 
+// ShmBackend inside each host, libtorch's gloo between the hosts (dtrain/comm/gloo.h).
+struct GlooBackend {
+  static constexpr const char* kWord = "gloo";
+  static constexpr const char* kText =
+      "shared memory inside each host and libtorch's gloo (TCP) between hosts, without MPI";
+  static constexpr bool kSpansHosts = true;
+  static constexpr bool kNeedsMpi = false;
+  static constexpr bool suits(const RankSpread& ranks) { return ranks.hosts > 1; }
+  std::unique_ptr<Communicator> make(const BackendParts& parts) const;
+  bool operator==(const GlooBackend&) const = default;
+};
+
 // `auto` chooses the first that suits the ranks.
-using Backend = std::variant<ShmBackend, MpiBackend, HierarchicalBackend>;
+using Backend = std::variant<ShmBackend, MpiBackend, HierarchicalBackend, GlooBackend>;
 
 inline constexpr const char* kAutoBackend = "auto";
 inline constexpr const char* kAutoBackendText =
-    "shared memory on one host; MPI between several hosts, with shared memory inside hosts that have several ranks";
+    "shared memory on one host; MPI between several hosts, with shared memory inside hosts that have several ranks; "
+    "gloo in place of MPI where neither mpirun nor srun with PMIx has started the ranks";
 
 // In the order of the list.
 inline std::vector<Backend> all_backends() {

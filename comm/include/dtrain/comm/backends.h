@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "dtrain/base/log.h"
@@ -25,6 +26,7 @@ struct BackendParts {
   ControlPlane& control;     // outlives the communicator; its failures abort it
   std::vector<int> members;  // rank i of `control` is rank members[i] of the run; errors name it so
   MpiJob* mpi = nullptr;     // not null if the backend needs MPI; outlives the communicator
+  std::string address;       // of this host, for connections of other hosts; empty: they need none
   CommunicatorOptions options;
 };
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -21,10 +22,12 @@ struct RankOutcome {
 
 struct ProcessHooks {
   // Called in the test's process once all ranks have their communicator, with their pids.
-  std::function<void(const std::vector<pid_t>&)> running;
+  std::function<void(const std::vector<pid_t>&)> running{};
+  // In each rank's process: makes its communicator; empty: a shm communicator.
+  std::function<std::unique_ptr<comm::Communicator>(comm::ControlPlane&)> communicator{};
 };
 
-// Each rank has a control plane and a shm communicator; a rank whose fn throws publishes the failure first, then exits
+// Each rank has a control plane and a communicator; a rank whose fn throws publishes the failure first, then exits
 // with 1. All are reaped when this returns; ranks still there 60 s after `running` are killed.
 std::vector<RankOutcome> run_processes(const TestWorld& world,
                                        const std::function<void(comm::ControlPlane&, comm::Communicator&)>& fn,

@@ -1,4 +1,5 @@
-// One outstanding collective over MPI: which messages it still has to send and to receive, and what becomes of them.
+// One outstanding collective that travels as messages: which messages it still has to send and to receive, and what
+// becomes of them.
 //
 // Every operation begins with a hello from each rank to each other: its operation descriptor, which all compare. Small
 // payloads travel in it, and every rank computes the result for itself. Larger ones are divided into as many parts as
@@ -9,62 +10,32 @@
 // Reduce-scatter followed by all-gather: each rank sends and receives 2 (n-1)/n of the payload, the least there is
 // (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009), in one hop each.
 //
-// All of it on the MPI thread, but for timing() and complete().
+// All of it on the thread of messages, but for timing() and complete().
 #pragma once
-
-#include <mpi.h>
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <vector>
 
 #include "collective/descriptor.h"
 #include "dtrain/comm/communicator.h"
+#include "messages/message_transport.h"
 
 namespace dtrain::comm {
 
-class MpiOperation;
-
-enum class MpiMessageKind : std::uint8_t { kHello, kValues, kResult };
-
-struct MpiMessage {
-  MpiOperation* operation = nullptr;
-  MpiMessageKind kind = MpiMessageKind::kHello;
-  bool received = false;  // else sent
-  int peer = 0;           // its rank in the communicator …
-  int job_rank = 0;       // … and in the job
-  std::uint32_t chunk = 0;
-};
-
-// Outstanding MPI requests and what each one is. The MPI thread alone.
-class MpiRequests {
- public:
-  void add(MPI_Request request, const MpiMessage& message) {
-    requests_.push_back(request);
-    messages_.push_back(message);
-  }
-  bool empty() const { return requests_.empty(); }
-  // Calls `done` for each that is over, and forgets it; true when one was. CommError when MPI reports an error.
-  bool poll(const std::function<void(const MpiMessage&)>& done);
-
- private:
-  std::vector<MPI_Request> requests_;
-  std::vector<MpiMessage> messages_;  // of the same index
-  std::vector<int> indices_;          // of poll()
-  std::vector<MPI_Status> statuses_;
-};
-
 // The first message of an operation, as it travels.
-struct MpiHello {
+struct MessageHello {
   Descriptor descriptor;
   std::byte payload[3840];
 };
 inline constexpr std::size_t kLargestChunk = 256u << 10;        // bytes of a message of a large operation
 inline constexpr std::size_t kHelloBytes = sizeof(Descriptor);  // without the payload, which follows at once
-static_assert(sizeof(MpiHello) == kHelloBytes + sizeof(MpiHello::payload));
+static_assert(sizeof(MessageHello) == kHelloBytes + sizeof(MessageHello::payload));
+
+// The longest message of an operation among so many ranks, in bytes.
+std::size_t longest_message(int world_size);
 
 // Messages of one kind between this rank and one peer, a chunk each, in order.
 struct Flow {
@@ -74,24 +45,23 @@ struct Flow {
   bool finished() const { return done == chunks; }
 };
 
-// Where an operation sends to: the job's communicator, the operation's tags, the ranks' numbers in the job.
-struct MpiRoute {
-  MPI_Comm comm = MPI_COMM_NULL;
+// Where an operation sends to: its tags, and the ranks' numbers in the job.
+struct MessageRoute {
   int first_tag = 0;         // this operation's: one for each Message
   std::vector<int> members;  // by rank
   int rank = 0;
   int size() const { return static_cast<int>(members.size()); }
 };
 
-class MpiOperation {
+class MessageOperation {
  public:
-  MpiOperation(const Descriptor& descriptor, const void* in, void* out, int rank, int world_size);
+  MessageOperation(const Descriptor& descriptor, const void* in, void* out, int rank, int world_size);
 
   const Descriptor& descriptor() const { return descriptor_; }
   bool is_small() const { return small_; }
 
   // Sends and expects the hellos. The route must live as long as this.
-  void start(const MpiRoute& route, MpiRequests& requests);
+  void start(const MessageRoute& route, MessageTransport& transport);
   bool started() const { return route_ != nullptr; }
   // All peers have entered it: theirs(r) is what they entered.
   bool all_entered() const { return entered_ == world_size_; }
@@ -102,9 +72,9 @@ class MpiOperation {
   bool data_begun() const { return data_begun_; }
 
   // A message has been sent or has come.
-  void done(const MpiMessage& message);
+  void done(const Message& message);
   // Posts what can be posted and reduces what is there; true when anything was.
-  bool advance(MpiRequests& requests);
+  bool advance(MessageTransport& transport);
   bool finished() const { return finished_; }
   // Whether values of rank r are still to come; whether anything between it and this rank is left to do.
   bool owes_values(int r) const { return r != rank_ && !peers_[index(r)].get.finished(); }
@@ -112,7 +82,7 @@ class MpiOperation {
 
  private:
   struct Peer {
-    std::unique_ptr<MpiHello> hello;
+    std::unique_ptr<MessageHello> hello;
     bool entered = false;
     Flow give, get, hand_out, take;       // sends and receives of values, sends and receives of results
     std::vector<bool> given;              // by chunk of the peer's part: the send is over
@@ -135,9 +105,9 @@ class MpiOperation {
   void finish_small();
   void end();
   void reduce_chunk(std::uint32_t k);
-  bool post(MpiRequests& requests);
-  bool send(MpiRequests& requests, MpiMessageKind kind, int r, const void* data, std::size_t bytes, std::uint32_t k);
-  bool receive(MpiRequests& requests, MpiMessageKind kind, int r, void* data, std::size_t bytes, std::uint32_t k);
+  bool post(MessageTransport& transport);
+  void send(MessageTransport& transport, MessageKind kind, int r, const void* data, std::size_t bytes, std::uint32_t k);
+  void receive(MessageTransport& transport, MessageKind kind, int r, void* data, std::size_t bytes, std::uint32_t k);
 
   const Descriptor descriptor_;
   const void* const in_;
@@ -148,14 +118,14 @@ class MpiOperation {
   bool small_ = false;
   std::size_t chunk_bytes_ = 0;
 
-  const MpiRoute* route_ = nullptr;
+  const MessageRoute* route_ = nullptr;
   int entered_ = 1;  // ranks, this one included
   int hellos_sent_ = 0;
   bool data_begun_ = false;
   bool finished_ = false;
-  std::vector<Peer> peers_;                            // by rank; this rank's is not used but for its hello
-  std::vector<std::unique_ptr<MpiHello>> own_hellos_;  // one, or one a peer where they differ
-  std::vector<int> arrived_;                           // by chunk of this rank's part: how many ranks' values are here
+  std::vector<Peer> peers_;                                // by rank; this rank's is not used but for its hello
+  std::vector<std::unique_ptr<MessageHello>> own_hellos_;  // one, or one a peer where they differ
+  std::vector<int> arrived_;  // by chunk of this rank's part: how many ranks' values are here
   std::uint32_t own_chunks_ = 0;
   std::uint32_t reduced_ = 0;  // chunks of this rank's part that hold the result
 };

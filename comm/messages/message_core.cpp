@@ -1,4 +1,4 @@
-#include "mpi/mpi_core.h"
+#include "messages/message_core.h"
 
 #include <algorithm>
 #include <thread>
@@ -19,35 +19,34 @@ int first_tag(int communicator, std::uint64_t sequence) {
 
 }  // namespace
 
-MpiWork::MpiWork(std::shared_ptr<MpiCore> core, const Descriptor& descriptor, const void* in, void* out)
+MessageWork::MessageWork(std::shared_ptr<MessageCore> core, const Descriptor& descriptor, const void* in, void* out)
     : core_(std::move(core)),
       operation_(descriptor, in, out, core_->rank(), core_->world_size()),
-      route_{core_->setup_.shared->world, first_tag(core_->setup_.number, descriptor.sequence), core_->setup_.members,
-             core_->rank()} {}
+      route_{first_tag(core_->setup_.number, descriptor.sequence), core_->setup_.members, core_->rank()} {}
 
-std::size_t MpiWork::bytes() const {
+std::size_t MessageWork::bytes() const {
   return payload_bytes(operation_.descriptor(), core_->world_size());
 }
 
-bool MpiWork::test() {
+bool MessageWork::test() {
   if (complete_.load(std::memory_order_acquire)) return true;
   if (core_->failed_.load(std::memory_order_acquire)) core_->throw_failure(this, timing_.enqueued);
   return false;
 }
 
-void MpiWork::wait() {
+void MessageWork::wait() {
   if (!complete_.load(std::memory_order_acquire)) core_->wait_for(*this);
 }
 
-MpiCore::MpiCore(MpiSetup setup) : setup_(std::move(setup)) {
+MessageCore::MessageCore(MessageSetup setup) : setup_(std::move(setup)) {
   if (!setup_.options.log) setup_.options.log = make_null_logger();
 }
 
-std::shared_ptr<MpiWork> MpiCore::issue(Descriptor descriptor, const void* in, void* out) {
+std::shared_ptr<MessageWork> MessageCore::issue(Descriptor descriptor, const void* in, void* out) {
   const Nanoseconds began = now();
   check();
   descriptor.sequence = sequence_++;
-  auto work = std::make_shared<MpiWork>(shared_from_this(), descriptor, in, out);
+  auto work = std::make_shared<MessageWork>(shared_from_this(), descriptor, in, out);
   work->timing_.enqueued = began;
   if (group_open_) {
     grouped_.push_back(work);
@@ -58,7 +57,7 @@ std::shared_ptr<MpiWork> MpiCore::issue(Descriptor descriptor, const void* in, v
   return work;
 }
 
-void MpiCore::submit(std::vector<Shared> works) {
+void MessageCore::submit(std::vector<Shared> works) {
   for (const Shared& work : works) work->submitted_ = true;
   {
     const std::scoped_lock lock(mutex_);
@@ -67,26 +66,26 @@ void MpiCore::submit(std::vector<Shared> works) {
   setup_.shared->thread.wake();
 }
 
-void MpiCore::begin_group() {
+void MessageCore::begin_group() {
   check();
   if (group_open_) throw CommError("begin_group: a group is open already, and groups do not nest");
   group_open_ = true;
 }
 
-void MpiCore::end_group() {
+void MessageCore::end_group() {
   if (!group_open_) throw CommError("end_group: no group is open");
   group_open_ = false;
   check();
   submit(std::exchange(grouped_, {}));
 }
 
-void MpiCore::check() {
+void MessageCore::check() {
   if (failed_.load(std::memory_order_acquire)) throw_failure(nullptr, {});
 }
 
-// Only the first cause counts. The whole job gives up with it: after an error MPI guarantees nothing, so no
-// communicator of this process calls it again.
-void MpiCore::fail(const std::string& cause, bool own) {
+// Only the first cause counts. All communicators that share the transport give up with it: after an error MPI
+// guarantees nothing, so no communicator of this process calls it again.
+void MessageCore::fail(const std::string& cause, bool own) {
   {
     const std::scoped_lock lock(mutex_);
     if (failed_) return;
@@ -98,7 +97,7 @@ void MpiCore::fail(const std::string& cause, bool own) {
   changed_.notify_all();
 }
 
-Polled MpiCore::poll() {
+Polled MessageCore::poll() {
   if (setup_.shared->given_up) fail(setup_.shared->why_given_up(), false);
   const std::scoped_lock lock(state_mutex_);
   if (failed_) return {};  // with the mutex held: see wait_until_untouched()
@@ -117,31 +116,31 @@ Polled MpiCore::poll() {
 
 // Hellos of several operations travel ahead: they carry small payloads and cost little. Large data is exchanged for two
 // operations at a time, the second filling the gaps of the first. Completion is in the order of issue.
-Polled MpiCore::advance() {
-  bool moved = requests_.poll([](const MpiMessage& message) { message.operation->done(message); });
+Polled MessageCore::advance() {
+  bool moved = setup_.transport->poll([](const Message& message) { message.operation->done(message); });
   start_operations();
   for (std::size_t i = 0; i < started_; ++i) {
-    MpiOperation& operation = pending_[i]->operation_;
+    MessageOperation& operation = pending_[i]->operation_;
     if (!operation.data_begun() && operation.all_entered()) {
       check_same(operation);
       operation.begin_data();
     }
     // A small operation does not wait for its turn: its data has come with the hellos.
-    if (operation.is_small() || i < kMovingData) moved = operation.advance(requests_) || moved;
+    if (operation.is_small() || i < kMovingData) moved = operation.advance(*setup_.transport) || moved;
   }
   complete_in_order();
   return {moved, !pending_.empty()};
 }
 
-void MpiCore::start_operations() {
+void MessageCore::start_operations() {
   while (started_ < std::min(pending_.size(), kHellosAhead)) {
-    MpiWork& work = *pending_[started_++];
+    MessageWork& work = *pending_[started_++];
     work.timing_.started = now();
-    work.operation_.start(work.route_, requests_);
+    work.operation_.start(work.route_, *setup_.transport);
   }
 }
 
-void MpiCore::complete_in_order() {
+void MessageCore::complete_in_order() {
   bool any = false;
   while (!pending_.empty() && pending_.front()->operation_.finished()) {
     const Shared work = std::move(pending_.front());
@@ -157,7 +156,7 @@ void MpiCore::complete_in_order() {
   changed_.notify_all();
 }
 
-void MpiCore::check_same(const MpiOperation& operation) const {
+void MessageCore::check_same(const MessageOperation& operation) const {
   const int size = world_size();
   bool same = true;
   for (int r = 0; r < size; ++r) same = same && same_operation(operation.theirs(r), operation.descriptor());
@@ -174,7 +173,7 @@ void MpiCore::check_same(const MpiOperation& operation) const {
   throw CommError(text);
 }
 
-void MpiCore::close() {
+void MessageCore::close() {
   const auto deadline = std::chrono::steady_clock::now() + kClosing;
   for (;;) {
     {
@@ -186,8 +185,8 @@ void MpiCore::close() {
     if (std::chrono::steady_clock::now() > deadline) break;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  // MPI may still use the memory of what is left, so that is not to run any more; and nothing is released: works and
-  // core keep each other.
+  // The transport may still use the memory of what is left, so that is not to run any more; and nothing is released:
+  // works and core keep each other.
   fail("rank " + rank_name(rank()) + " has closed its communicator", true);
 }
 

@@ -1,7 +1,9 @@
-// What a communicator over MPI shares with its Work handles and with the MPI thread: the operations, in order, and how
+// What a communicator of messages shares with its Work handles and with the thread that sends and receives: the
+// operations, in order, and how
 // they end.
 //
-// The owner's thread issues, tests and waits; the MPI thread sends, receives and reduces (poll). They meet in `inbox_`
+// The owner's thread issues, tests and waits; the thread of messages sends, receives and reduces (poll). They meet in
+// `inbox_`
 // (issued, not yet seen), in each work's atomic `complete`, and in the failure. abort() comes from any thread.
 #pragma once
 
@@ -16,17 +18,18 @@
 
 #include "dtrain/base/clock.h"
 #include "dtrain/comm/backends.h"
-#include "mpi/job.h"
-#include "mpi/mpi_operation.h"
+#include "messages/message_communicator.h"
+#include "messages/message_operation.h"
+#include "messages/message_shared.h"
 
 namespace dtrain::comm {
 
-class MpiCore;
+class MessageCore;
 
 // One operation and its handle.
-class MpiWork final : public WorkState, public std::enable_shared_from_this<MpiWork> {
+class MessageWork final : public WorkState, public std::enable_shared_from_this<MessageWork> {
  public:
-  MpiWork(std::shared_ptr<MpiCore> core, const Descriptor& descriptor, const void* in, void* out);
+  MessageWork(std::shared_ptr<MessageCore> core, const Descriptor& descriptor, const void* in, void* out);
 
   bool test() override;
   void wait() override;
@@ -36,74 +39,67 @@ class MpiWork final : public WorkState, public std::enable_shared_from_this<MpiW
   std::vector<MissingRank> missing() const override;
 
  private:
-  friend class MpiCore;
+  friend class MessageCore;
 
-  const std::shared_ptr<MpiCore> core_;
-  MpiOperation operation_;
-  MpiRoute route_;
+  const std::shared_ptr<MessageCore> core_;
+  MessageOperation operation_;
+  MessageRoute route_;
   bool submitted_ = false;  // the owner's: not while its group is open
   std::atomic<bool> complete_{false};
   WorkTiming timing_;  // started and ended are written before complete_, exposed by the owner
 };
 
-struct MpiSetup {
-  std::shared_ptr<MpiShared> shared;
-  int number = 0;            // among the job's communicators: chooses its tags
-  std::vector<int> members;  // ranks of the job, by rank
-  int rank = 0;
-  std::function<std::string(int rank)> peer_state;
-  CommunicatorOptions options;
-};
-
-class MpiCore : public std::enable_shared_from_this<MpiCore> {
+class MessageCore : public std::enable_shared_from_this<MessageCore> {
  public:
-  explicit MpiCore(MpiSetup setup);
+  explicit MessageCore(MessageSetup setup);
 
   int rank() const { return setup_.rank; }
+  const std::string& backend() const { return setup_.backend; }
   int world_size() const { return static_cast<int>(setup_.members.size()); }
 
   // The owner's thread.
-  std::shared_ptr<MpiWork> issue(Descriptor descriptor, const void* in, void* out);
+  std::shared_ptr<MessageWork> issue(Descriptor descriptor, const void* in, void* out);
   void begin_group();
   void end_group();
   bool group_open() const { return group_open_; }
   void check();  // CommError when it has failed
   void close();  // nothing is issued any more; what is outstanding gets a second to end
 
-  // Any thread but MPI's. The first cause stays. When it returns, nothing touches the operations' memory any more.
+  // Any thread but that of messages. The first cause stays. When it returns, nothing touches the operations' memory any
+  // more.
   void abort(const std::string& cause) {
     fail(cause, false);
     wait_until_untouched();
   }
 
-  // The MPI thread.
+  // The thread of messages.
   Polled poll();
 
  private:
-  friend class MpiWork;
-  using Shared = std::shared_ptr<MpiWork>;
+  friend class MessageWork;
+  using Shared = std::shared_ptr<MessageWork>;
 
-  void wait_for(MpiWork& work);
+  void wait_for(MessageWork& work);
   void submit(std::vector<Shared> works);
   void fail(const std::string& cause, bool own);
-  [[noreturn]] void throw_failure(const MpiWork* work, Nanoseconds since);
+  [[noreturn]] void throw_failure(const MessageWork* work, Nanoseconds since);
   void wait_until_untouched() const;
   std::unique_lock<std::mutex> lock_state() const;
 
   // With state_mutex_ held.
   Polled advance();
   void start_operations();
-  void check_same(const MpiOperation& operation) const;
+  void check_same(const MessageOperation& operation) const;
   void complete_in_order();
-  std::vector<MissingRank> missing_of(const MpiOperation& operation) const;
-  std::string describe_missing(const MpiOperation& operation) const;
+  std::vector<MissingRank> missing_of(const MessageOperation& operation) const;
+  std::string describe_missing(const MessageOperation& operation) const;
 
-  static std::string describe_waiting(const MpiWork& work, Nanoseconds elapsed, const char* verb);
-  std::string describe_hindrance(const MpiWork& work) const;  // " behind …; missing: …"
+  static std::string describe_waiting(const MessageWork& work, Nanoseconds elapsed, const char* verb);
+  std::string describe_hindrance(const MessageWork& work) const;  // " behind …; missing: …"
   std::string rank_name(int r) const { return std::to_string(setup_.members[static_cast<std::size_t>(r)]); }
   Nanoseconds now() const { return clock_.monotonic(); }
 
-  MpiSetup setup_;
+  MessageSetup setup_;
   SystemClock clock_;
   std::uint64_t sequence_ = 0;  // the owner's, as are the next two
   bool group_open_ = false;
@@ -117,10 +113,9 @@ class MpiCore : public std::enable_shared_from_this<MpiCore> {
   std::atomic<bool> failed_{false};
   std::atomic<int> waiting_{0};
 
-  mutable std::mutex state_mutex_;  // the MPI thread's state, which a time-out reads; lock_state()
+  mutable std::mutex state_mutex_;  // the state of the thread of messages, which a time-out reads; lock_state()
   std::deque<Shared> pending_;      // not complete, in order
   std::size_t started_ = 0;         // of them, those that have sent their hello
-  MpiRequests requests_;
 };
 
 }  // namespace dtrain::comm

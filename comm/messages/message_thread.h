@@ -1,4 +1,5 @@
-// The one thread that makes MPI calls. It sleeps while there is nothing to do; while operations are outstanding it
+// The one thread that sends and receives messages. It sleeps while there is nothing to do. While operations are
+// outstanding over MPI, it
 // looks after them often when something moves, and ever more seldom when nothing does: polling takes cores from the
 // ranks' computing. Any thread may call.
 #pragma once
@@ -20,32 +21,35 @@ struct Polled {
   bool outstanding = false;  // look again soon
 };
 
-class MpiThread {
+class MessageThread {
  public:
-  MpiThread();
-  ~MpiThread();
-  MpiThread(const MpiThread&) = delete;
-  MpiThread& operator=(const MpiThread&) = delete;
+  // While operations are outstanding: MPI reports nothing by itself, so it must be looked at often; a transport that
+  // calls wake() is looked at then alone.
+  enum class Looks { kOften, kWhenWoken };
+  explicit MessageThread(Looks looks);
+  ~MessageThread();
+  MessageThread(const MessageThread&) = delete;
+  MessageThread& operator=(const MessageThread&) = delete;
 
   // Runs `task` on the thread, soon.
   void post(std::function<void()> task);
   // There is something new to look after.
   void wake();
-  // Calls `poll` from now on, until remove(), which returns once it is not being called; or after a second, where MPI
-  // does not return.
+  // Calls `poll` from now on, until remove(), which returns once it is not being called; or after a second, where
+  // the transport does not return.
   int add(std::function<Polled()> poll);
   void remove(int id);
 
   // A thread waits for an operation: polls eagerly instead of saving processor time.
   class Hurry {
    public:
-    explicit Hurry(MpiThread& thread) : thread_(thread) { thread_.hurried_.fetch_add(1); }
+    explicit Hurry(MessageThread& thread) : thread_(thread) { thread_.hurried_.fetch_add(1); }
     ~Hurry() { thread_.hurried_.fetch_sub(1); }
     Hurry(const Hurry&) = delete;
     Hurry& operator=(const Hurry&) = delete;
 
    private:
-    MpiThread& thread_;
+    MessageThread& thread_;
   };
 
  private:
@@ -57,6 +61,7 @@ class MpiThread {
     std::function<Polled()> poll;
   };
 
+  const Looks looks_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<std::function<void()>> tasks_;  // guarded by mutex_, as are the next three

@@ -1,11 +1,10 @@
-#include "mpi/mpi_operation.h"
+#include "messages/message_operation.h"
 
 #include <algorithm>
 #include <cstring>
 
 #include "collective/reduce.h"
 #include "dtrain/base/error.h"
-#include "mpi/mpi_call.h"
 
 namespace dtrain::comm {
 namespace {
@@ -26,48 +25,18 @@ void copy_bytes(void* to, const void* from, std::size_t bytes) {
 
 }  // namespace
 
-bool MpiRequests::poll(const std::function<void(const MpiMessage&)>& done) {
-  if (requests_.empty()) return false;
-  indices_.resize(requests_.size());
-  statuses_.resize(requests_.size());
-  int count = 0;
-  const int code =
-      MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, indices_.data(), statuses_.data());
-  if (code == MPI_ERR_IN_STATUS) {
-    for (int i = 0; i < count; ++i) {
-      const int error = statuses_[static_cast<std::size_t>(i)].MPI_ERROR;
-      if (error == MPI_SUCCESS) continue;
-      const MpiMessage& message = messages_[static_cast<std::size_t>(indices_[static_cast<std::size_t>(i)])];
-      throw CommError(std::string(message.received ? "receiving from" : "sending to") + " rank " +
-                      std::to_string(message.job_rank) + " failed: " + mpi_error_text(error));
-    }
-  }
-  mpi_call(code, "MPI_Testsome");
-  if (count == MPI_UNDEFINED || count == 0) return false;
-  std::vector<MpiMessage> over;
-  for (int i = 0; i < count; ++i) {
-    over.push_back(messages_[static_cast<std::size_t>(indices_[static_cast<std::size_t>(i)])]);
-  }
-  std::size_t kept = 0;
-  for (std::size_t i = 0; i < requests_.size(); ++i) {
-    if (requests_[i] == MPI_REQUEST_NULL) continue;
-    requests_[kept] = requests_[i];
-    messages_[kept++] = messages_[i];
-  }
-  requests_.resize(kept);
-  messages_.resize(kept);
-  for (const MpiMessage& message : over) done(message);
-  return true;
+std::size_t longest_message(int world_size) {
+  return std::max(sizeof(MessageHello), chunk_bytes_for(world_size));
 }
 
-MpiOperation::MpiOperation(const Descriptor& descriptor, const void* in, void* out, int rank, int world_size)
+MessageOperation::MessageOperation(const Descriptor& descriptor, const void* in, void* out, int rank, int world_size)
     : descriptor_(descriptor),
       in_(in),
       out_(out),
       rank_(rank),
       world_size_(world_size),
       element_(size_of(descriptor.type)),
-      small_(in_bytes(descriptor, 1) <= sizeof(MpiHello::payload)),
+      small_(in_bytes(descriptor, 1) <= sizeof(MessageHello::payload)),
       chunk_bytes_(chunk_bytes_for(world_size)),
       peers_(index(world_size)) {
   if (small_) return;
@@ -84,7 +53,7 @@ MpiOperation::MpiOperation(const Descriptor& descriptor, const void* in, void* o
   }
 }
 
-Part MpiOperation::part(int r) const {
+Part MessageOperation::part(int r) const {
   const std::size_t count = descriptor_.count;
   if (descriptor_.kind == Kind::kAllGather || descriptor_.kind == Kind::kReduceScatter) {
     return {index(r) * count, (index(r) + 1) * count};
@@ -92,30 +61,30 @@ Part MpiOperation::part(int r) const {
   return part_of(count, descriptor_.type, r, world_size_);
 }
 
-std::uint32_t MpiOperation::chunks_of(int r) const {
+std::uint32_t MessageOperation::chunks_of(int r) const {
   return static_cast<std::uint32_t>((part(r).size() * element_ + chunk_bytes_ - 1) / chunk_bytes_);
 }
 
-std::size_t MpiOperation::chunk_size(int r, std::uint32_t k) const {
+std::size_t MessageOperation::chunk_size(int r, std::uint32_t k) const {
   return std::min(chunk_bytes_, part(r).size() * element_ - chunk_begin(k));
 }
 
-const std::byte* MpiOperation::own_values(int r) const {
+const std::byte* MessageOperation::own_values(int r) const {
   const auto* const in = static_cast<const std::byte*>(in_);
   return descriptor_.kind == Kind::kAllGather ? in : in + part(r).begin * element_;
 }
 
-std::byte* MpiOperation::results(int r) const {
+std::byte* MessageOperation::results(int r) const {
   auto* const out = static_cast<std::byte*>(out_);
   return descriptor_.kind == Kind::kReduceScatter ? out : out + part(r).begin * element_;
 }
 
-bool MpiOperation::gives_to(int from, int to) const {
+bool MessageOperation::gives_to(int from, int to) const {
   if (from == to) return false;
   return reduces(descriptor_.kind) || (descriptor_.kind == Kind::kBroadcast && from == descriptor_.root);
 }
 
-bool MpiOperation::hands_out_to(int from, int to) const {
+bool MessageOperation::hands_out_to(int from, int to) const {
   if (from == to) return false;
   switch (descriptor_.kind) {
     case Kind::kAllReduce:
@@ -129,45 +98,35 @@ bool MpiOperation::hands_out_to(int from, int to) const {
   }
 }
 
-int MpiOperation::sources() const {
+int MessageOperation::sources() const {
   if (reduces(descriptor_.kind)) return world_size_ - 1;
   return descriptor_.kind == Kind::kBroadcast && rank_ != descriptor_.root ? 1 : 0;
 }
 
-bool MpiOperation::send(MpiRequests& requests, MpiMessageKind kind, int r, const void* data, std::size_t bytes,
-                        std::uint32_t k) {
-  MPI_Request request = MPI_REQUEST_NULL;
-  const int to = route_->members[index(r)];
-  mpi_call(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, to, route_->first_tag + static_cast<int>(kind),
-                     route_->comm, &request),
-           "MPI_Isend");
-  requests.add(request, {this, kind, false, r, to, k});
-  return true;
+void MessageOperation::send(MessageTransport& transport, MessageKind kind, int r, const void* data, std::size_t bytes,
+                            std::uint32_t k) {
+  const int tag = route_->first_tag + static_cast<int>(kind);
+  transport.send({this, kind, false, r, route_->members[index(r)], k}, tag, data, bytes);
 }
 
-bool MpiOperation::receive(MpiRequests& requests, MpiMessageKind kind, int r, void* data, std::size_t bytes,
-                           std::uint32_t k) {
-  MPI_Request request = MPI_REQUEST_NULL;
-  const int from = route_->members[index(r)];
-  mpi_call(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, from, route_->first_tag + static_cast<int>(kind),
-                     route_->comm, &request),
-           "MPI_Irecv");
-  requests.add(request, {this, kind, true, r, from, k});
-  return true;
+void MessageOperation::receive(MessageTransport& transport, MessageKind kind, int r, void* data, std::size_t bytes,
+                               std::uint32_t k) {
+  const int tag = route_->first_tag + static_cast<int>(kind);
+  transport.receive({this, kind, true, r, route_->members[index(r)], k}, tag, data, bytes);
 }
 
-void MpiOperation::start(const MpiRoute& route, MpiRequests& requests) {
+void MessageOperation::start(const MessageRoute& route, MessageTransport& transport) {
   route_ = &route;
   const bool differ = small_ && descriptor_.kind == Kind::kReduceScatter;
   const Part mine = part(rank_);
   for (int r = 0; r < world_size_; ++r) {
     if (r == rank_) continue;
     Peer& peer = peers_[index(r)];
-    peer.hello = std::make_unique_for_overwrite<MpiHello>();
-    receive(requests, MpiMessageKind::kHello, r, peer.hello.get(), sizeof(MpiHello), 0);
+    peer.hello = std::make_unique_for_overwrite<MessageHello>();
+    receive(transport, MessageKind::kHello, r, peer.hello.get(), sizeof(MessageHello), 0);
     if (own_hellos_.empty() || differ) {
-      own_hellos_.push_back(std::make_unique_for_overwrite<MpiHello>());
-      MpiHello& hello = *own_hellos_.back();
+      own_hellos_.push_back(std::make_unique_for_overwrite<MessageHello>());
+      MessageHello& hello = *own_hellos_.back();
       hello.descriptor = descriptor_;
       if (small_) {
         const std::size_t bytes = in_bytes(descriptor_, 1);
@@ -181,11 +140,11 @@ void MpiOperation::start(const MpiRoute& route, MpiRequests& requests) {
       }
     }
     const std::size_t payload = small_ ? in_bytes(descriptor_, 1) : 0;
-    send(requests, MpiMessageKind::kHello, r, own_hellos_.back().get(), kHelloBytes + payload, 0);
+    send(transport, MessageKind::kHello, r, own_hellos_.back().get(), kHelloBytes + payload, 0);
   }
 }
 
-void MpiOperation::begin_data() {
+void MessageOperation::begin_data() {
   data_begun_ = true;
   if (small_) return;
   if (!reduces(descriptor_.kind)) return;
@@ -195,10 +154,10 @@ void MpiOperation::begin_data() {
   }
 }
 
-void MpiOperation::done(const MpiMessage& message) {
+void MessageOperation::done(const Message& message) {
   Peer& peer = peers_[index(message.peer)];
   switch (message.kind) {
-    case MpiMessageKind::kHello:
+    case MessageKind::kHello:
       if (message.received) {
         peer.entered = true;
         ++entered_;
@@ -206,7 +165,7 @@ void MpiOperation::done(const MpiMessage& message) {
         ++hellos_sent_;
       }
       break;
-    case MpiMessageKind::kValues:
+    case MessageKind::kValues:
       if (message.received) {
         ++peer.get.done;
         ++arrived_[message.chunk];
@@ -215,13 +174,13 @@ void MpiOperation::done(const MpiMessage& message) {
         peer.given[message.chunk] = true;
       }
       break;
-    case MpiMessageKind::kResult:
+    case MessageKind::kResult:
       ++(message.received ? peer.take : peer.hand_out).done;
       break;
   }
 }
 
-void MpiOperation::reduce_chunk(std::uint32_t k) {
+void MessageOperation::reduce_chunk(std::uint32_t k) {
   const std::size_t bytes = chunk_size(rank_, k);
   std::byte* const result = results(rank_) + chunk_begin(k);
   if (!reduces(descriptor_.kind)) {
@@ -239,37 +198,42 @@ void MpiOperation::reduce_chunk(std::uint32_t k) {
 
 // Each flow has at most kWindow chunks under way, which bounds the memory for received values: chunk k uses the room of
 // chunk k - kWindow, so its receive is posted only after that one is reduced.
-bool MpiOperation::post(MpiRequests& requests) {
+bool MessageOperation::post(MessageTransport& transport) {
   bool moved = false;
   for (int r = 0; r < world_size_; ++r) {
     if (r == rank_) continue;
     Peer& peer = peers_[index(r)];
+    const bool may_send = peer.entered || !transport.keeps_unexpected();
     const auto room = [](const Flow& flow) { return flow.posted < flow.chunks && flow.posted - flow.done < kWindow; };
-    while (room(peer.give)) {
+    while (may_send && room(peer.give)) {
       const std::uint32_t k = peer.give.posted++;
-      moved = send(requests, MpiMessageKind::kValues, r, own_values(r) + chunk_begin(k), chunk_size(r, k), k);
+      send(transport, MessageKind::kValues, r, own_values(r) + chunk_begin(k), chunk_size(r, k), k);
+      moved = true;
     }
-    while (peer.hand_out.posted < reduced_ && room(peer.hand_out)) {
+    while (may_send && peer.hand_out.posted < reduced_ && room(peer.hand_out)) {
       const std::uint32_t k = peer.hand_out.posted++;
-      moved = send(requests, MpiMessageKind::kResult, r, results(rank_) + chunk_begin(k), chunk_size(rank_, k), k);
+      send(transport, MessageKind::kResult, r, results(rank_) + chunk_begin(k), chunk_size(rank_, k), k);
+      moved = true;
     }
     if (!data_begun_) continue;
     while (peer.get.posted < peer.get.chunks && peer.get.posted < reduced_ + kWindow) {
       const std::uint32_t k = peer.get.posted++;
       std::byte* const to =
           peer.values ? peer.values.get() + (k % kWindow) * chunk_bytes_ : results(rank_) + chunk_begin(k);
-      moved = receive(requests, MpiMessageKind::kValues, r, to, chunk_size(rank_, k), k);
+      receive(transport, MessageKind::kValues, r, to, chunk_size(rank_, k), k);
+      moved = true;
     }
     // The result of a chunk may go where the values came from: not before they are sent.
     while (room(peer.take) && (peer.given.empty() || peer.given[peer.take.posted])) {
       const std::uint32_t k = peer.take.posted++;
-      moved = receive(requests, MpiMessageKind::kResult, r, results(r) + chunk_begin(k), chunk_size(r, k), k);
+      receive(transport, MessageKind::kResult, r, results(r) + chunk_begin(k), chunk_size(r, k), k);
+      moved = true;
     }
   }
   return moved;
 }
 
-bool MpiOperation::advance(MpiRequests& requests) {
+bool MessageOperation::advance(MessageTransport& transport) {
   if (finished_) return false;
   bool moved = false;
   if (small_) {
@@ -282,7 +246,7 @@ bool MpiOperation::advance(MpiRequests& requests) {
     reduce_chunk(reduced_++);
     moved = true;
   }
-  moved = post(requests) || moved;
+  moved = post(transport) || moved;
   if (data_begun_ && reduced_ == own_chunks_ && hellos_sent_ == world_size_ - 1 &&
       std::all_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return peer.finished(); })) {
     end();
@@ -291,7 +255,7 @@ bool MpiOperation::advance(MpiRequests& requests) {
 }
 
 // Room for messages goes now: handles may live for long.
-void MpiOperation::end() {
+void MessageOperation::end() {
   for (Peer& peer : peers_) {
     peer.hello.reset();
     peer.values.reset();
@@ -300,7 +264,7 @@ void MpiOperation::end() {
   finished_ = true;
 }
 
-void MpiOperation::finish_small() {
+void MessageOperation::finish_small() {
   const std::size_t bytes = in_bytes(descriptor_, 1);
   if (bytes == 0) return;
   auto* const out = static_cast<std::byte*>(out_);

@@ -1,18 +1,19 @@
-#include "mpi/mpi_communicator.h"
+#include "messages/message_communicator.h"
 
 #include "collective/issuing.h"
 #include "collective/local_memory.h"
 #include "collective/release_pages.h"
 #include "dtrain/base/error.h"
-#include "mpi/mpi_core.h"
+#include "messages/message_core.h"
 
 namespace dtrain::comm {
 namespace {
 
-// MPI sends from any memory: a Buffer is aligned heap. After a failure it stays, for MPI or a peer may still use it.
+// Messages are sent from any memory: a Buffer is aligned heap. After a failure it stays, because the transport or a
+// peer may still use it.
 class HeapBuffer final : public Buffer {
  public:
-  HeapBuffer(std::shared_ptr<MpiShared> shared, std::size_t bytes)
+  HeapBuffer(std::shared_ptr<MessageShared> shared, std::size_t bytes)
       : shared_(std::move(shared)), data_(allocate_zeroed(bytes)), bytes_(bytes) {}
   ~HeapBuffer() override {
     if (shared_->given_up) shared_->keep(data_);
@@ -23,18 +24,18 @@ class HeapBuffer final : public Buffer {
   }
 
  private:
-  std::shared_ptr<MpiShared> shared_;
+  std::shared_ptr<MessageShared> shared_;
   std::shared_ptr<std::byte> data_;
   std::size_t bytes_;
 };
 
-class MpiCommunicator final : public IssuingCommunicator {
+class MessageCommunicator final : public IssuingCommunicator {
  public:
-  MpiCommunicator(std::uint32_t generation, MpiSetup setup)
-      : generation_(generation), shared_(setup.shared), core_(std::make_shared<MpiCore>(std::move(setup))) {
+  MessageCommunicator(std::uint32_t generation, MessageSetup setup)
+      : generation_(generation), shared_(setup.shared), core_(std::make_shared<MessageCore>(std::move(setup))) {
     poller_ = shared_->thread.add([core = core_] { return core->poll(); });
   }
-  ~MpiCommunicator() override {
+  ~MessageCommunicator() override {
     core_->close();
     shared_->thread.remove(poller_);
   }
@@ -42,7 +43,7 @@ class MpiCommunicator final : public IssuingCommunicator {
   int rank() const override { return core_->rank(); }
   int world_size() const override { return core_->world_size(); }
   std::uint32_t generation() const override { return generation_; }
-  std::string_view backend() const override { return "mpi"; }
+  std::string_view backend() const override { return core_->backend(); }
 
   std::unique_ptr<Buffer> allocate(std::size_t bytes) override {
     agree(Kind::kAllocate, bytes, core_->group_open());
@@ -57,7 +58,7 @@ class MpiCommunicator final : public IssuingCommunicator {
   void progress() override { core_->check(); }
   void abort(const std::string& cause) override { core_->abort(cause); }
 
-  std::weak_ptr<MpiCore> core() const { return core_; }
+  std::weak_ptr<MessageCore> core() const { return core_; }
 
  private:
   Work issue(const Descriptor& descriptor, const void* in, void* out) override {
@@ -65,23 +66,16 @@ class MpiCommunicator final : public IssuingCommunicator {
   }
 
   const std::uint32_t generation_;
-  const std::shared_ptr<MpiShared> shared_;
-  const std::shared_ptr<MpiCore> core_;
+  const std::shared_ptr<MessageShared> shared_;
+  const std::shared_ptr<MessageCore> core_;
   int poller_ = -1;
 };
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_mpi_communicator(const std::shared_ptr<MpiShared>& shared, int number,
-                                                    ControlPlane& control, const std::vector<int>& members,
-                                                    const CommunicatorOptions& options) {
-  MpiSetup setup{shared,
-                 number,
-                 members,
-                 control.world().rank,
-                 [&control](int rank) { return std::string(name_of(control.peer_state(rank))); },
-                 options};
-  auto communicator = std::make_unique<MpiCommunicator>(control.generation(), std::move(setup));
+std::unique_ptr<Communicator> make_message_communicator(MessageSetup setup, ControlPlane& control) {
+  setup.peer_state = [&control](int rank) { return std::string(name_of(control.peer_state(rank))); };
+  auto communicator = std::make_unique<MessageCommunicator>(control.generation(), std::move(setup));
   // The callback may outlive the communicator.
   control.on_failure([core = communicator->core()](const RankFailure& failure) {
     if (const auto alive = core.lock()) alive->abort(failure_text(failure));

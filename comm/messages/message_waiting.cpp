@@ -1,11 +1,11 @@
-// How a communicator over MPI waits, and how waiting ends when it does not end well.
+// How a communicator of messages waits, and how waiting ends when it does not end well.
 #include <algorithm>
 #include <thread>
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/units.h"
 #include "dtrain/comm/timed_out.h"
-#include "mpi/mpi_core.h"
+#include "messages/message_core.h"
 
 namespace dtrain::comm {
 namespace {
@@ -15,14 +15,14 @@ constexpr std::chrono::microseconds kTick{50};
 
 }  // namespace
 
-void MpiCore::wait_for(MpiWork& work) {
+void MessageCore::wait_for(MessageWork& work) {
   if (!work.submitted_) throw CommError(describe(work.operation_.descriptor()) + " belongs to a group that is open");
   const Nanoseconds began = now();
   const Nanoseconds deadline = began + setup_.options.timeout;
   bool warned = false;
   bool timed_out = false;
   {
-    const MpiThread::Hurry hurry(setup_.shared->thread);
+    const MessageThread::Hurry hurry(setup_.shared->thread);
     setup_.shared->thread.wake();
     waiting_.fetch_add(1);
     std::unique_lock lock(mutex_);
@@ -58,21 +58,21 @@ void MpiCore::wait_for(MpiWork& work) {
   }
 }
 
-// The MPI thread holds it for moments at a time. Not held after a while: MPI itself does not return.
-std::unique_lock<std::mutex> MpiCore::lock_state() const {
+// The thread of messages holds it for moments at a time. Not held after a while: the transport does not return.
+std::unique_lock<std::mutex> MessageCore::lock_state() const {
   const auto deadline = std::chrono::steady_clock::now() + kPatience;
   std::unique_lock lock(state_mutex_, std::defer_lock);
   while (!lock.try_lock() && std::chrono::steady_clock::now() < deadline) std::this_thread::sleep_for(kTick);
   return lock;
 }
 
-// A caller that gets a failure may release the memory that the operations read and write. This waits until the MPI
-// thread no longer uses it: poll() tests failed_ with the same mutex held, and does nothing once it is set.
-void MpiCore::wait_until_untouched() const {
+// A caller that gets a failure may release the memory that the operations read and write. This waits until the
+// thread of messages no longer uses it: poll() tests failed_ with the same mutex held, and does nothing once it is set.
+void MessageCore::wait_until_untouched() const {
   static_cast<void>(lock_state());
 }
 
-void MpiCore::throw_failure(const MpiWork* work, Nanoseconds since) {
+void MessageCore::throw_failure(const MessageWork* work, Nanoseconds since) {
   wait_until_untouched();
   std::string cause;
   bool own = false;
@@ -85,16 +85,16 @@ void MpiCore::throw_failure(const MpiWork* work, Nanoseconds since) {
   throw CommError(describe_waiting(*work, now() - since, "was stopped after") + ": " + cause);
 }
 
-std::string MpiCore::describe_waiting(const MpiWork& work, Nanoseconds elapsed, const char* verb) {
+std::string MessageCore::describe_waiting(const MessageWork& work, Nanoseconds elapsed, const char* verb) {
   const Descriptor& descriptor = work.operation_.descriptor();
   return describe(descriptor) + ", operation " + std::to_string(descriptor.sequence) + ", " + verb + " " +
          format_duration(elapsed);
 }
 
-std::string MpiCore::describe_hindrance(const MpiWork& work) const {
+std::string MessageCore::describe_hindrance(const MessageWork& work) const {
   const auto state = lock_state();
-  if (!state) return "; a call of MPI does not return";
-  const MpiOperation& first = pending_.empty() ? work.operation_ : pending_.front()->operation_;
+  if (!state) return "; a call of " + setup_.backend + " does not return";
+  const MessageOperation& first = pending_.empty() ? work.operation_ : pending_.front()->operation_;
   std::string text;
   if (&first != &work.operation_) {
     text = " behind " + describe(first.descriptor()) + ", operation " + std::to_string(first.descriptor().sequence);
@@ -102,12 +102,12 @@ std::string MpiCore::describe_hindrance(const MpiWork& work) const {
   return text + "; missing: " + describe_missing(first);
 }
 
-std::vector<MissingRank> MpiWork::missing() const {
+std::vector<MissingRank> MessageWork::missing() const {
   const auto state = core_->lock_state();
   return complete_ || !state ? std::vector<MissingRank>{} : core_->missing_of(operation_);
 }
 
-std::vector<MissingRank> MpiCore::missing_of(const MpiOperation& operation) const {
+std::vector<MissingRank> MessageCore::missing_of(const MessageOperation& operation) const {
   const auto those = [&](const char* lacks, const auto& lacking) {
     std::vector<MissingRank> missing;
     for (int r = 0; r < world_size(); ++r) {
@@ -128,7 +128,7 @@ std::vector<MissingRank> MpiCore::missing_of(const MpiOperation& operation) cons
   return missing;
 }
 
-std::string MpiCore::describe_missing(const MpiOperation& operation) const {
+std::string MessageCore::describe_missing(const MessageOperation& operation) const {
   std::string text;
   for (const MissingRank& one : missing_of(operation)) {
     text += (text.empty() ? "rank " : "; rank ") + rank_name(one.rank) + " " + one.lacks;

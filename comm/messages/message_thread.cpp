@@ -1,4 +1,4 @@
-#include "mpi/mpi_thread.h"
+#include "messages/message_thread.h"
 
 #include <sched.h>
 #include <sys/prctl.h>
@@ -23,7 +23,7 @@ constexpr std::chrono::seconds kRemoving{1};
 
 }  // namespace
 
-MpiThread::MpiThread() {
+MessageThread::MessageThread(Looks looks) : looks_(looks) {
   // Signals belong to the threads of the program, not to this one.
   sigset_t all;
   sigset_t before;
@@ -33,7 +33,7 @@ MpiThread::MpiThread() {
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-MpiThread::~MpiThread() {
+MessageThread::~MessageThread() {
   {
     const std::scoped_lock lock(mutex_);
     stop_ = true;
@@ -42,7 +42,7 @@ MpiThread::~MpiThread() {
   thread_.join();
 }
 
-void MpiThread::post(std::function<void()> task) {
+void MessageThread::post(std::function<void()> task) {
   {
     const std::scoped_lock lock(mutex_);
     tasks_.push_back(std::move(task));
@@ -50,7 +50,7 @@ void MpiThread::post(std::function<void()> task) {
   changed_.notify_all();
 }
 
-void MpiThread::wake() {
+void MessageThread::wake() {
   {
     const std::scoped_lock lock(mutex_);
     if (std::exchange(woken_, true)) return;
@@ -58,7 +58,7 @@ void MpiThread::wake() {
   changed_.notify_all();
 }
 
-int MpiThread::add(std::function<Polled()> poll) {
+int MessageThread::add(std::function<Polled()> poll) {
   int id = 0;
   {
     const std::scoped_lock lock(mutex_);
@@ -68,7 +68,7 @@ int MpiThread::add(std::function<Polled()> poll) {
   return id;
 }
 
-void MpiThread::remove(int id) {
+void MessageThread::remove(int id) {
   const auto removed = std::make_shared<std::promise<void>>();
   const auto done = removed->get_future();
   post([this, id, removed] {
@@ -78,7 +78,7 @@ void MpiThread::remove(int id) {
   done.wait_for(kRemoving);
 }
 
-Nanoseconds MpiThread::pause_after(Nanoseconds idle) const {
+Nanoseconds MessageThread::pause_after(Nanoseconds idle) const {
   const bool hurried = hurried_.load(std::memory_order_relaxed) > 0;
   if (idle < (hurried ? kNoPauseHurried : kNoPause)) return Nanoseconds{0};
   // A quarter of the wait so far: what comes then comes a quarter later at most. Every look takes the core from a
@@ -86,17 +86,20 @@ Nanoseconds MpiThread::pause_after(Nanoseconds idle) const {
   return std::clamp(idle / 4, kShortest, hurried ? kLongestHurried : kLongest);
 }
 
-void MpiThread::run() {
+void MessageThread::run() {
   prctl(PR_SET_TIMERSLACK, 1000UL);  // the default adds 50 us to every pause
   const SystemClock clock;
   Nanoseconds moved_at{0};
   bool outstanding = false;
+  bool moved = false;
   for (;;) {
     std::vector<std::function<void()>> tasks;
     {
       std::unique_lock lock(mutex_);
       const auto due = [this] { return stop_ || woken_ || !tasks_.empty(); };
-      if (!outstanding) {
+      if (looks_ == Looks::kWhenWoken) {
+        if (!moved) changed_.wait(lock, due);
+      } else if (!outstanding) {
         changed_.wait(lock, due);
       } else if (const Nanoseconds pause = pause_after(clock.monotonic() - moved_at); pause.count() > 0) {
         changed_.wait_for(lock, pause, due);
@@ -113,9 +116,10 @@ void MpiThread::run() {
       all.outstanding = all.outstanding || one.outstanding;
     }
     outstanding = all.outstanding;
-    if (all.moved) {
+    moved = all.moved;
+    if (moved) {
       moved_at = clock.monotonic();
-    } else if (outstanding) {
+    } else if (outstanding && looks_ == Looks::kOften) {
       sched_yield();
     }
   }

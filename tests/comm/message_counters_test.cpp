@@ -1,13 +1,13 @@
-// One rank's part of an MPI operation among up to 1,000 ranks: whether it sends, counts and ends as it should. The
-// calls of MPI that an operation makes are this file's own: they hold a message's content against what is expected, and
-// make up the peers'. Everything else is what runs over MPI.
+// One rank's part of an operation among up to 1,000 ranks: whether it sends, counts and ends as it should. The
+// transport is this file's own: it holds a message's content against what is expected, and makes up the peers'.
+// Everything else is what runs over MPI and gloo.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <random>
 #include <vector>
 
-#include "mpi/mpi_operation.h"
+#include "messages/message_operation.h"
 
 namespace dtrain::comm {
 namespace {
@@ -34,64 +34,64 @@ struct Peers {
     return descriptor.kind == Kind::kBroadcast ? value_of(descriptor.root) : value_of(r);
   }
 };
-Peers* under_test = nullptr;
-
-bool all_are(const void* data, int bytes, float value) {
+bool all_are(const void* data, std::size_t bytes, float value) {
   const auto* const floats = static_cast<const float*>(data);
-  return std::all_of(floats, floats + static_cast<std::size_t>(bytes) / sizeof(float),
-                     [&](float v) { return v == value; });
+  return std::all_of(floats, floats + bytes / sizeof(float), [&](float v) { return v == value; });
 }
 
-}  // namespace
+// About half of what is outstanding is over at each look, at least one message.
+class MadeUpTransport final : public MessageTransport {
+ public:
+  explicit MadeUpTransport(Peers& peers) : peers_(peers) {}
 
-extern "C" int MPI_Isend(const void* data, int bytes, MPI_Datatype, int, int tag, MPI_Comm, MPI_Request* request) {
-  const auto kind = static_cast<MpiMessageKind>(tag);
-  if (kind == MpiMessageKind::kValues) {
-    under_test->errors += all_are(data, bytes, value_of(under_test->rank)) ? 0 : 1;
-  } else if (kind == MpiMessageKind::kResult) {
-    under_test->errors += all_are(data, bytes, under_test->result_of(under_test->rank)) ? 0 : 1;
-  }
-  static char sent;
-  *request = reinterpret_cast<MPI_Request>(&sent);
-  return MPI_SUCCESS;
-}
-
-extern "C" int MPI_Irecv(void* data, int bytes, MPI_Datatype, int from, int tag, MPI_Comm, MPI_Request* request) {
-  const auto fill = [&](void* to, int room, float value) {
-    std::fill_n(static_cast<float*>(to), static_cast<std::size_t>(room) / sizeof(float), value);
-  };
-  switch (static_cast<MpiMessageKind>(tag)) {
-    case MpiMessageKind::kHello: {
-      auto* const hello = static_cast<MpiHello*>(data);
-      hello->descriptor = under_test->descriptor;
-      fill(hello->payload, sizeof hello->payload, value_of(from));
-      ++under_test->hellos[static_cast<std::size_t>(from)];
-      break;
+  void send(const Message& message, int, const void* data, std::size_t bytes) override {
+    if (message.kind == MessageKind::kValues) {
+      peers_.errors += all_are(data, bytes, value_of(peers_.rank)) ? 0 : 1;
+    } else if (message.kind == MessageKind::kResult) {
+      peers_.errors += all_are(data, bytes, peers_.result_of(peers_.rank)) ? 0 : 1;
     }
-    case MpiMessageKind::kValues:
-      fill(data, bytes, value_of(from));
-      break;
-    case MpiMessageKind::kResult:
-      fill(data, bytes, under_test->result_of(from));
-      break;
+    outstanding_.push_back(message);
   }
-  static char received;
-  *request = reinterpret_cast<MPI_Request>(&received);
-  return MPI_SUCCESS;
-}
 
-// About half of what is outstanding is over, at least one message.
-extern "C" int MPI_Testsome(int count, MPI_Request* requests, int* over, int* indices, MPI_Status*) {
-  *over = 0;
-  for (int i = 0; i < count; ++i) {
-    if (under_test->random() % 2 == 0 && !(i + 1 == count && *over == 0)) continue;
-    requests[i] = MPI_REQUEST_NULL;
-    indices[(*over)++] = i;
+  void receive(const Message& message, int, void* data, std::size_t bytes) override {
+    const auto fill = [](void* to, std::size_t room, float value) {
+      std::fill_n(static_cast<float*>(to), room / sizeof(float), value);
+    };
+    const int from = message.peer;
+    switch (message.kind) {
+      case MessageKind::kHello: {
+        auto* const hello = static_cast<MessageHello*>(data);
+        hello->descriptor = peers_.descriptor;
+        fill(hello->payload, sizeof hello->payload, value_of(from));
+        ++peers_.hellos[static_cast<std::size_t>(from)];
+        break;
+      }
+      case MessageKind::kValues:
+        fill(data, bytes, value_of(from));
+        break;
+      case MessageKind::kResult:
+        fill(data, bytes, peers_.result_of(from));
+        break;
+    }
+    outstanding_.push_back(message);
   }
-  return MPI_SUCCESS;
-}
 
-namespace {
+  bool poll(const std::function<void(const Message&)>& done) override {
+    std::vector<Message> over;
+    std::vector<Message> left;
+    for (std::size_t i = 0; i < outstanding_.size(); ++i) {
+      const bool is_over = peers_.random() % 2 != 0 || (i + 1 == outstanding_.size() && over.empty());
+      (is_over ? over : left).push_back(outstanding_[i]);
+    }
+    outstanding_ = std::move(left);
+    for (const Message& message : over) done(message);
+    return !over.empty();
+  }
+
+ private:
+  Peers& peers_;
+  std::vector<Message> outstanding_;
+};
 
 struct Case {
   Kind kind;
@@ -123,14 +123,13 @@ std::size_t wrong_in(const Peers& peers, const float* out) {
   return wrong;
 }
 
-class MpiCounters : public testing::TestWithParam<Case> {};
+class MessageCounters : public testing::TestWithParam<Case> {};
 
-TEST_P(MpiCounters, AnOperationEndsAmongManyRanks) {
+TEST_P(MessageCounters, AnOperationEndsAmongManyRanks) {
   for (const int ranks : {2, 3, 16, 255, 256, 257, 258, 512, 1000}) {
     for (const int rank : {0, ranks / 2, ranks - 1}) {
       SCOPED_TRACE("rank " + std::to_string(rank) + " of " + std::to_string(ranks));
       Peers peers;
-      under_test = &peers;
       peers.ranks = ranks;
       peers.rank = rank;
       const auto n = static_cast<std::size_t>(ranks);
@@ -148,18 +147,18 @@ TEST_P(MpiCounters, AnOperationEndsAmongManyRanks) {
       std::vector<float> out(in.size(), -1);
       const bool in_place = d.kind == Kind::kBroadcast || d.kind == Kind::kReduceParts || d.kind == Kind::kGatherParts;
       float* const to = in_place ? in.data() : out.data();
-      MpiRoute route;
+      MessageRoute route;
       route.rank = rank;
       for (int r = 0; r < ranks; ++r) route.members.push_back(r);
-      MpiRequests requests;
-      MpiOperation operation(d, in.data(), to, rank, ranks);
+      MadeUpTransport transport(peers);
+      MessageOperation operation(d, in.data(), to, rank, ranks);
       EXPECT_EQ(operation.is_small(), GetParam().small);
-      operation.start(route, requests);
+      operation.start(route, transport);
       // Far more turns than it takes: a counter that is wrong would go on for ever.
       for (int turn = 0; turn < 10'000 && !operation.finished(); ++turn) {
-        requests.poll([](const MpiMessage& message) { message.operation->done(message); });
+        transport.poll([](const Message& message) { message.operation->done(message); });
         if (!operation.data_begun() && operation.all_entered()) operation.begin_data();
-        operation.advance(requests);
+        operation.advance(transport);
       }
       ASSERT_TRUE(operation.finished());
       EXPECT_EQ(peers.errors, 0) << "messages with other content";
@@ -178,7 +177,7 @@ std::vector<Case> cases() {
   return all;
 }
 
-INSTANTIATE_TEST_SUITE_P(All, MpiCounters, testing::ValuesIn(cases()), [](const auto& info) {
+INSTANTIATE_TEST_SUITE_P(All, MessageCounters, testing::ValuesIn(cases()), [](const auto& info) {
   return "Kind" + std::to_string(static_cast<int>(info.param.kind)) + (info.param.small ? "Small" : "Large");
 });
 

@@ -1,0 +1,30 @@
+// What the library comm and the module comm_gloo agree on. Raise the version with every change to GlooModule,
+// Communicator or what they are made of: a module of another build is refused instead of called.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dtrain/comm/gloo.h"
+
+namespace dtrain::comm {
+
+inline constexpr int kGlooModuleAbi = 1;
+inline constexpr const char* kGlooModule = "dtrain_comm_gloo";
+inline constexpr const char* kGlooModuleFactory = "dtrain_comm_gloo_module";
+
+// The module's functions; they last as long as the process. See dtrain/comm/gloo.h.
+class GlooModule {
+ public:
+  virtual ~GlooModule() = default;
+  virtual std::unique_ptr<Communicator> make_communicator(ControlPlane& control, const std::vector<int>& members,
+                                                          const std::string& address,
+                                                          const CommunicatorOptions& options) const = 0;
+  virtual std::unique_ptr<RendezvousStore> open_store(const RendezvousStore::Options& options) const = 0;
+};
+
+// Sets `module` and returns 0; or returns the version the module was built for.
+using GlooModuleFactory = int(int abi, const GlooModule*& module);
+
+}  // namespace dtrain::comm

@@ -1,0 +1,181 @@
+// The functions of the module comm_gloo.
+#include <c10/util/Logging.h>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <cstdlib>
+
+#include "dtrain/base/blocked_signals.h"
+#include "dtrain/base/error.h"
+#include "dtrain/base/unix_socket.h"
+#include "gloo/abi.h"
+#include "gloo/gloo_transport.h"
+#include "gloo/process_group.h"
+#include "messages/message_communicator.h"
+#include "messages/message_operation.h"
+
+namespace dtrain::comm {
+namespace {
+
+std::vector<std::uint8_t> bytes_of(const std::string& text) {
+  return {text.begin(), text.end()};
+}
+
+// The first line of an exception of libtorch, without the stack that follows.
+std::string first_line(const std::exception& error) {
+  const std::string text = error.what();
+  return text.substr(0, text.find('\n'));
+}
+
+// The ranks' addresses travel over the control plane, whose connections prove that they belong to the run.
+class ControlStore final : public c10d::Store {
+ public:
+  ControlStore(ControlPlane& control, std::string prefix, std::chrono::milliseconds timeout)
+      : c10d::Store(timeout), control_(control), prefix_(std::move(prefix)) {}
+
+  c10::intrusive_ptr<c10d::Store> clone() override {
+    return c10::make_intrusive<ControlStore>(control_, prefix_, timeout_);
+  }
+  void set(const std::string& key, const std::vector<std::uint8_t>& value) override {
+    control_.set(prefix_ + key, std::string(value.begin(), value.end()));
+  }
+  std::vector<std::uint8_t> get(const std::string& key) override { return bytes_of(control_.get(prefix_ + key)); }
+  bool check(const std::vector<std::string>& keys) override {
+    for (const std::string& key : keys) {
+      if (!control_.get_within(prefix_ + key, std::chrono::milliseconds(0))) return false;
+    }
+    return true;
+  }
+  void wait(const std::vector<std::string>& keys) override { wait(keys, timeout_); }
+  void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) override {
+    for (const std::string& key : keys) {
+      if (control_.get_within(prefix_ + key, timeout)) continue;
+      throw CommError("rank " + key + " did not give its address in time");
+    }
+  }
+  // What a process group does not use.
+  std::int64_t add(const std::string&, std::int64_t) override { throw CommError("ControlStore cannot count"); }
+  bool deleteKey(const std::string&) override { throw CommError("ControlStore deletes nothing"); }
+  std::int64_t getNumKeys() override { throw CommError("ControlStore does not count its keys"); }
+
+ private:
+  ControlPlane& control_;
+  const std::string prefix_;
+};
+
+// While it exists, libtorch logs no warnings unless the user wants them: its store warns of each address that has no
+// name in the DNS.
+class ErrorsOnly {
+ public:
+  ErrorsOnly() : before_(FLAGS_caffe2_log_level) {
+    if (!std::getenv("TORCH_CPP_LOG_LEVEL")) FLAGS_caffe2_log_level = c10::GLOG_ERROR;
+  }
+  ~ErrorsOnly() { FLAGS_caffe2_log_level = before_; }
+  ErrorsOnly(const ErrorsOnly&) = delete;
+  ErrorsOnly& operator=(const ErrorsOnly&) = delete;
+
+ private:
+  const int before_;
+};
+
+class TcpStore final : public RendezvousStore {
+ public:
+  explicit TcpStore(const Options& options) {
+    c10d::TCPStoreOptions store;
+    store.port = options.port;
+    store.isServer = options.serves;
+    store.waitWorkers = false;
+    store.timeout = options.timeout;
+    try {
+      const ErrorsOnly errors_only;
+      const BlockedSignals for_its_threads;
+      store_ = c10::make_intrusive<c10d::TCPStore>(options.address, store);
+    } catch (const std::exception& error) {
+      const std::string where = options.address + ":" + std::to_string(options.port);
+      throw CommError(
+          (options.serves ? "cannot listen on " : "cannot reach rank 0 at ") + where + ": " + first_line(error),
+          options.serves ? "another program uses the port: set MASTER_PORT to another one on all hosts"
+                         : "look at the output of rank 0");
+    }
+  }
+  void set(const std::string& key, const std::string& value) override {
+    guarded([&] { store_->set(key, bytes_of(value)); });
+  }
+  std::string get(const std::string& key) override {
+    std::string value;
+    guarded([&] {
+      const std::vector<std::uint8_t> bytes = store_->get(key);
+      value.assign(bytes.begin(), bytes.end());
+    });
+    return value;
+  }
+
+ private:
+  template <class Call>
+  void guarded(const Call& call) {
+    try {
+      call();
+    } catch (const std::exception& error) {
+      throw CommError("the store of rank 0 does not answer: " + first_line(error), "look at the output of rank 0");
+    }
+  }
+
+  c10::intrusive_ptr<c10d::TCPStore> store_;
+};
+
+class Module final : public GlooModule {
+ public:
+  std::unique_ptr<Communicator> make_communicator(ControlPlane& control, const std::vector<int>& members,
+                                                  const std::string& address,
+                                                  const CommunicatorOptions& options) const override {
+    const World& world = control.world();
+    // A name of its own, for there may be another communicator of these ranks.
+    const std::string id = control.gather("comm/gloo", random_hex(8))[0];
+    MessageSetup setup{.backend = "gloo",
+                       .shared = std::make_shared<MessageShared>(MessageThread::Looks::kWhenWoken),
+                       .members = members,
+                       .rank = world.rank,
+                       .options = options};
+    MessageShared* const shared = setup.shared.get();  // outlives the transport
+    setup.transport = std::make_unique<GlooTransport>(
+        connect(control, "comm/gloo/" + id + "/", address, options.timeout),
+        GlooTransport::Options{.message_bytes = longest_message(world.size),
+                               .members = members,
+                               .wake = [shared] { shared->thread.wake(); },
+                               .has_ended = [shared] { return shared->given_up.load(); }});
+    return make_message_communicator(std::move(setup), control);
+  }
+  std::unique_ptr<RendezvousStore> open_store(const RendezvousStore::Options& options) const override {
+    return std::make_unique<TcpStore>(options);
+  }
+
+ private:
+  static c10::intrusive_ptr<c10d::ProcessGroupGloo> connect(ControlPlane& control, const std::string& prefix,
+                                                            const std::string& address,
+                                                            std::chrono::milliseconds timeout) {
+    const World& world = control.world();
+    const BlockedSignals for_its_threads;
+    try {
+      auto options = c10d::ProcessGroupGloo::Options::create(timeout);
+      options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
+      options->threads = 1;  // of its own collectives, which are not used
+      return c10::make_intrusive<c10d::ProcessGroupGloo>(c10::make_intrusive<ControlStore>(control, prefix, timeout),
+                                                         world.rank, world.size, options);
+    } catch (const CommError&) {
+      throw;
+    } catch (const std::exception& error) {
+      throw CommError("gloo cannot connect this rank, at " + address + ", to the others: " + first_line(error),
+                      "every host must accept TCP connections of the others on all ports; DTRAIN_NETWORK_INTERFACE "
+                      "chooses the interface");
+    }
+  }
+};
+
+}  // namespace
+}  // namespace dtrain::comm
+
+extern "C" int dtrain_comm_gloo_module(int abi, const dtrain::comm::GlooModule*& module) {
+  if (abi != dtrain::comm::kGlooModuleAbi) return dtrain::comm::kGlooModuleAbi;
+  static const dtrain::comm::Module functions;
+  module = &functions;
+  return 0;
+}

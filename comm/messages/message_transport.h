@@ -1,0 +1,39 @@
+// How the messages of collectives travel between ranks: what a communicator of messages needs of MPI or of gloo.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+
+namespace dtrain::comm {
+
+class MessageOperation;
+
+enum class MessageKind : std::uint8_t { kHello, kValues, kResult };
+
+struct Message {
+  MessageOperation* operation = nullptr;
+  MessageKind kind = MessageKind::kHello;
+  bool received = false;  // else sent
+  int peer = 0;           // its rank in the communicator …
+  int job_rank = 0;       // … and in the job
+  std::uint32_t chunk = 0;
+};
+
+// Messages between two ranks with one tag arrive in the order in which they were sent. The calls come from one thread,
+// the one that poll() is called on; CommError where a peer cannot be reached.
+class MessageTransport {
+ public:
+  virtual ~MessageTransport() = default;
+  // The data must stay as it is until poll() reports the message.
+  virtual void send(const Message& message, int tag, const void* data, std::size_t bytes) = 0;
+  // `bytes`: the most that may arrive.
+  virtual void receive(const Message& message, int tag, void* data, std::size_t bytes) = 0;
+  // Calls `done` for each message that is over, and forgets it; true when one was.
+  virtual bool poll(const std::function<void(const Message&)>& done) = 0;
+  // Whether messages that their receiver does not expect yet take memory there without a limit. Values are then sent
+  // only to ranks that have entered the operation.
+  virtual bool keeps_unexpected() const { return false; }
+};
+
+}  // namespace dtrain::comm
