@@ -378,9 +378,9 @@ def init(experiment: str | os.PathLike[str] | None = None, **settings: Any) -> S
 
 
 def _world_size() -> int:
-    for name in ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"):
+    for name in ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS", "PET_NNODES"):
         if name in os.environ:
-            return int(os.environ[name])
+            return int(os.environ[name].partition(":")[0])  # PET_NNODES=2:2
     return 1
 
 

@@ -61,9 +61,13 @@ void add_run_script(CLI::App& app, int* exit_code) {
   auto slots = std::make_shared<int>(1);
   CLI::App* command =
       app.add_subcommand("run", "Train with a Python script that calls dtrain.init(), without an experiment file");
-  command->add_option("--slots", *slots, "The number of ranks (resources.slots_per_trial)")
-      ->check(CLI::Range(1, 1'000'000))
-      ->capture_default_str();
+  CLI::Option* const slots_given =
+      command
+          ->add_option("--slots", *slots,
+                       "The number of ranks (resources.slots_per_trial); in a pod of Kubernetes "
+                       "that of all its job's pods by default")
+          ->check(CLI::Range(1, 1'000'000))
+          ->capture_default_str();
   command
       ->add_option(
           "--set", request->overrides,
@@ -85,7 +89,7 @@ void add_run_script(CLI::App& app, int* exit_code) {
       "\n"
       "  dtrain run --slots 2 train.py --epochs 3\n"
       "  dtrain run --slots 4 --set optimizations.mixed_precision=bf16 train.py");
-  command->callback([request, slots, command, exit_code] {
+  command->callback([request, slots, slots_given, command, exit_code] {
     const std::vector<std::string> words = command->remaining();
     if (words.empty()) throw CLI::RequiredError("SCRIPT");
     if (words.front().starts_with("-")) {
@@ -95,6 +99,7 @@ void add_run_script(CLI::App& app, int* exit_code) {
       throw ConfigError("dtrain run: '" + words.front() + "' is no Python script",
                         "a trial (train.py:MyTrial) and other programs need an experiment file: dtrain launch");
     }
+    if (slots_given->count() == 0) *slots = run::ranks_of_pods();
     const ScriptExperiment experiment(words, *slots);
     request->experiment_file = experiment.file;
     request->contents = experiment.contents;

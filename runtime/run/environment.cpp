@@ -15,59 +15,12 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
+#include "variable_family.h"
 
 extern "C" char** environ;
 
 namespace dtrain::run {
 namespace {
-
-const std::string* find(const Variables& variables, const std::string& name) {
-  const auto found = variables.find(name);
-  return found == variables.end() ? nullptr : &found->second;
-}
-
-// One family of environment variables: their values as texts and numbers, with errors that name the variable.
-class Family {
- public:
-  Family(const Variables& variables, std::string first, std::string started_by)
-      : variables_(variables), first_(std::move(first)), started_by_(std::move(started_by)) {}
-
-  const std::string& text(const std::string& name) const {
-    const std::string* value = find(variables_, name);
-    if (!value || value->empty()) {
-      throw ConfigError(
-          "environment: " + name + " is not set, though " + first_ + " is",
-          "set it, or unset " + first_ + " to run as a single rank (" + started_by_ + " normally sets both)");
-    }
-    return *value;
-  }
-
-  int number(const std::string& name, int low, int high) const {
-    const std::string& value = text(name);
-    int result = 0;
-    const auto [end, code] = std::from_chars(value.data(), value.data() + value.size(), result);
-    if (code != std::errc() || end != value.data() + value.size() || result < low || result > high) {
-      throw ConfigError("environment: " + name + "=" + value + " is not a number from " + std::to_string(low) + " to " +
-                        std::to_string(high));
-    }
-    return result;
-  }
-
-  comm::World world(const std::string& rank, const std::string& size, const std::string& local_rank,
-                    const std::string& local_size) const {
-    comm::World world;
-    world.size = number(size, 1, 1'000'000);
-    world.rank = number(rank, 0, world.size - 1);
-    world.local_size = number(local_size, 1, world.size);
-    world.local_rank = number(local_rank, 0, world.local_size - 1);
-    return world;
-  }
-
- private:
-  const Variables& variables_;
-  std::string first_;
-  std::string started_by_;
-};
 
 // DTRAIN_SLOT_TYPE: on what the launcher has placed the ranks.
 bool reads_cuda(const Family& family) {
@@ -185,6 +138,30 @@ RankEnvironment from_torchrun(const Variables& variables, const std::string& fir
     const std::string* restart = find(variables, "TORCHELASTIC_RESTART_COUNT");
     result.job = "torch-" + (run ? *run : "none") + "-" + family.text("MASTER_PORT") + "-" + (restart ? *restart : "0");
   }
+  return result;
+}
+
+// Where rank 0 can be reached, if it is said.
+std::optional<MasterAddress> read_master(const Variables& variables) {
+  if (!find(variables, "MASTER_ADDR") || !find(variables, "MASTER_PORT")) return std::nullopt;
+  const Family family(variables, "MASTER_ADDR", "torchrun");
+  MasterAddress master{.name = family.text("MASTER_ADDR")};
+  master.port = static_cast<std::uint16_t>(family.number("MASTER_PORT", 1, 65'535));
+  const std::string* const served = find(variables, "TORCHELASTIC_USE_AGENT_STORE");
+  master.is_served = served && *served == "True";
+  return master;
+}
+
+// A process that a pod starts by itself, as its only rank.
+RankEnvironment from_node(const NodeEnvironment& node) {
+  if (node.ranks_here > 1) {
+    throw ConfigError("environment: PET_NPROC_PER_NODE=" + std::to_string(node.ranks_here) +
+                          ", but this program was started as one process",
+                      "start it with dtrain launch, dtrain run or torchrun, which start one process for each rank");
+  }
+  RankEnvironment result{.started_by = "PET_NNODES and PET_NODE_RANK", .job = node.job()};
+  result.world = {.rank = node.rank, .size = node.nodes, .local_rank = 0, .local_size = 1};
+  result.master = node.master;
   return result;
 }
 
@@ -318,9 +295,12 @@ RankEnvironment read_rank_environment(const Variables& variables) {
     result = from_slurm(variables, first);
   } else if (const std::string first = first_set(variables, kTorchrun); !first.empty()) {
     result = from_torchrun(variables, first);
+  } else if (const auto node = read_node_environment(variables); node && node->nodes > 1) {
+    result = from_node(*node);
   } else {
     result.started_by = "nothing";
   }
+  if (!result.master) result.master = read_master(variables);
   if (!result.handover && find(variables, "DTRAIN_LAUNCHER")) result.launcher = read_launcher(variables);
   if (const std::string* interface = find(variables, "DTRAIN_NETWORK_INTERFACE")) result.network_interface = *interface;
   return result;

@@ -54,6 +54,26 @@ struct LauncherContact {
   bool on_gpus = false;  // as in Handover
 };
 
+// Where ranks that neither MPI nor a launcher connects find rank 0: MASTER_ADDR and MASTER_PORT.
+struct MasterAddress {
+  std::string name;  // of rank 0's host, which may not resolve yet, or its address
+  std::uint16_t port = 0;
+  bool is_served = false;  // torchrun's own store listens there
+};
+
+// What Kubernetes or a user tells a host of its place among the hosts of a job (PET_*), before anything has started
+// ranks there.
+struct NodeEnvironment {
+  int nodes = 1;
+  int rank = 0;        // of this host
+  int ranks_here = 0;  // PET_NPROC_PER_NODE; 0: not said, or a word such as auto
+  MasterAddress master;
+  std::string job() const { return "pet-" + master.name + "-" + std::to_string(master.port); }
+};
+
+// Empty: PET_NNODES is not set. ConfigError names the variable that is missing or has a wrong value.
+std::optional<NodeEnvironment> read_node_environment(const Variables& variables);
+
 struct RankEnvironment {
   comm::World world;
   // "dtrain launch", "Open MPI", "Slurm", "torchrun", "RANK and WORLD_SIZE", "DTRAIN_RANK and DTRAIN_WORLD_SIZE",
@@ -63,6 +83,7 @@ struct RankEnvironment {
   std::optional<Handover> handover;  // if `dtrain launch` itself started the rank
   std::optional<LauncherContact> launcher;  // if mpirun or srun started the rank for it
   bool has_mpi = false;                     // MPI connects the ranks: started by mpirun, or by srun with PMIx
+  std::optional<MasterAddress> master;      // empty: not said
   std::string network_interface;     // DTRAIN_NETWORK_INTERFACE: a name or a network, between hosts; empty: chosen
   std::filesystem::path error_file;  // where torchrun looks for the cause of a failure; empty: nowhere
 
@@ -73,9 +94,9 @@ struct RankEnvironment {
   bool is_placed_on_gpus() const { return handover ? handover->on_gpus : launcher && launcher->on_gpus; }
 };
 
-// dtrain's own variables come first, then torchrun's if torchrun itself has set them, Open MPI's, Slurm's, and
-// RANK/WORLD_SIZE set by others; without any of them this is a single rank. docs/launching.md lists them. ConfigError
-// names the variable that is missing or has a wrong value.
+// dtrain's own variables come first, then torchrun's if torchrun itself has set them, Open MPI's, Slurm's,
+// RANK/WORLD_SIZE set by others, and PET_* of a pod with one rank; without any of them this is a single rank.
+// docs/launching.md lists them. ConfigError names the variable that is missing or has a wrong value.
 RankEnvironment read_rank_environment(const Variables& variables);
 
 // The launcher's side: the variables to set for a child rank.

@@ -187,6 +187,77 @@ TEST(Environment, SeveralHosts) {
   EXPECT_LT(read_rank_environment(slurm).world.local_size, read_rank_environment(slurm).world.size);
 }
 
+TEST(Environment, WhereRank0IsIfItIsSaid) {
+  EXPECT_FALSE(read_rank_environment(kOpenMpi).master);
+  Variables variables = kTorchrun;
+  const auto own = read_rank_environment(variables).master;
+  ASSERT_TRUE(own);
+  EXPECT_EQ(own->name, "node0");
+  EXPECT_EQ(own->port, 29500);
+  EXPECT_FALSE(own->is_served);
+  variables["TORCHELASTIC_USE_AGENT_STORE"] = "True";
+  EXPECT_TRUE(read_rank_environment(variables).master->is_served);
+  variables["MASTER_PORT"] = "ssh";
+  EXPECT_THAT(error_of(variables), HasSubstr("MASTER_PORT=ssh is not a number from 1 to 65535"));
+}
+
+const Variables kPod{{"PET_NNODES", "3"},
+                     {"PET_NODE_RANK", "1"},
+                     {"PET_NPROC_PER_NODE", "4"},
+                     {"PET_MASTER_ADDR", "first-node-0-0.first"},
+                     {"PET_MASTER_PORT", "29400"}};
+
+TEST(NodeEnvironment, IsThatOfAPod) {
+  EXPECT_FALSE(read_node_environment({{"PATH", "/bin"}}));
+  const auto node = read_node_environment(kPod);
+  ASSERT_TRUE(node);
+  EXPECT_EQ(node->nodes, 3);
+  EXPECT_EQ(node->rank, 1);
+  EXPECT_EQ(node->ranks_here, 4);
+  EXPECT_EQ(node->master.name, "first-node-0-0.first");
+  EXPECT_EQ(node->master.port, 29400);
+  Variables variables = kPod;
+  variables["PET_NPROC_PER_NODE"] = "auto";
+  variables["PET_NNODES"] = "3:3";
+  EXPECT_EQ(read_node_environment(variables)->ranks_here, 0);
+  EXPECT_EQ(read_node_environment(variables)->nodes, 3);
+  EXPECT_EQ(read_node_environment({{"PET_NNODES", "1"}, {"PET_NPROC_PER_NODE", "2"}})->ranks_here, 2);
+}
+
+TEST(NodeEnvironment, WhatIsMissingOrWrongIsNamed) {
+  const auto error = [](const Variables& variables) -> std::string {
+    try {
+      read_node_environment(variables);
+    } catch (const ConfigError& refused) {
+      return refused.what();
+    }
+    return "no error";
+  };
+  for (const char* name : {"PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"}) {
+    EXPECT_EQ(error(without(kPod, name)), "environment: " + std::string(name) + " is not set, though PET_NNODES is");
+  }
+  Variables variables = kPod;
+  variables["PET_NODE_RANK"] = "3";
+  EXPECT_EQ(error(variables), "environment: PET_NODE_RANK=3 is not a number from 0 to 2");
+  variables = kPod;
+  variables["PET_NNODES"] = "1:4";
+  EXPECT_EQ(error(variables), "environment: PET_NNODES=1:4 lets the number of hosts change, which is not supported");
+}
+
+TEST(NodeEnvironment, AProcessThatAPodStartsByItselfIsItsOnlyRank) {
+  Variables variables = kPod;
+  EXPECT_THAT(error_of(variables), HasSubstr("PET_NPROC_PER_NODE=4, but this program was started as one process"));
+  variables.erase("PET_NPROC_PER_NODE");
+  const RankEnvironment environment = read_rank_environment(variables);
+  EXPECT_EQ(environment.world.rank, 1);
+  EXPECT_EQ(environment.world.size, 3);
+  EXPECT_EQ(environment.world.local_size, 1);
+  EXPECT_EQ(environment.master->port, 29400);
+  // Its ranks have torchrun's variables, which come first.
+  variables.insert(kTorchrun.begin(), kTorchrun.end());
+  EXPECT_EQ(read_rank_environment(variables).world.size, 2);
+}
+
 TEST(PrivateFolder, IsClosedToOthersOrRefused) {
   const TemporaryFolder runtime;
   const auto folder = private_folder({{"XDG_RUNTIME_DIR", runtime.path().string()}});

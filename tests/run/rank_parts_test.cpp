@@ -84,26 +84,29 @@ RankHosts on_hosts(const std::vector<std::string>& names) {
 }
 
 TEST(Backends, AutoGoesByWhereTheRanksAre) {
-  EXPECT_EQ(backend_for({}, on_hosts({"a"})), comm::Backend(comm::ShmBackend()));
-  EXPECT_EQ(backend_for({}, on_hosts({"a", "a"})), comm::Backend(comm::ShmBackend()));
-  EXPECT_EQ(backend_for({}, on_hosts({"a", "b", "c"})), comm::Backend(comm::MpiBackend()));
-  EXPECT_EQ(backend_for({}, on_hosts({"a", "b", "b"})), comm::Backend(comm::HierarchicalBackend()));
+  EXPECT_EQ(backend_for({}, on_hosts({"a"}), false), comm::Backend(comm::ShmBackend()));
+  EXPECT_EQ(backend_for({}, on_hosts({"a", "a"}), true), comm::Backend(comm::ShmBackend()));
+  EXPECT_EQ(backend_for({}, on_hosts({"a", "b", "c"}), true), comm::Backend(comm::MpiBackend()));
+  EXPECT_EQ(backend_for({}, on_hosts({"a", "b", "b"}), true), comm::Backend(comm::HierarchicalBackend()));
+  for (const auto& without_mpi : {on_hosts({"a", "b", "c"}), on_hosts({"a", "b", "b"})}) {
+    EXPECT_EQ(backend_for({}, without_mpi, false), comm::Backend(comm::GlooBackend()));
+  }
 }
 
 TEST(Backends, SharedMemoryIsForOneHost) {
   const RankHosts several = on_hosts({"a", "b"});
   for (const comm::Backend& backend : comm::all_backends()) {
-    EXPECT_EQ(backend_for(backend, on_hosts({"a", "a"})), backend);
+    EXPECT_EQ(backend_for(backend, on_hosts({"a", "a"}), true), backend);
     if (comm::spans_hosts(backend)) {
-      EXPECT_EQ(backend_for(backend, several), backend);
+      EXPECT_EQ(backend_for(backend, several, true), backend);
     }
   }
   try {
-    (void)backend_for(comm::ShmBackend(), several);
+    (void)backend_for(comm::ShmBackend(), several, true);
     FAIL() << "it was not refused";
   } catch (const AgreedError& error) {
     EXPECT_STREQ(error.what(), "communication.backend is shm, but the ranks are on 2 hosts");
-    EXPECT_EQ(error.remedy(), "use auto, mpi or hierarchical");
+    EXPECT_EQ(error.remedy(), "use auto, mpi, hierarchical or gloo");
   }
 }
 
@@ -124,8 +127,14 @@ TEST(Backends, MpiNeedsItsLauncher) {
     (void)needs_mpi(two, {});
     FAIL() << "it was not refused";
   } catch (const ConfigError& error) {
-    EXPECT_STREQ(error.what(), "ranks on several hosts need mpirun to start them; these were started by torchrun");
+    EXPECT_STREQ(error.what(),
+                 "ranks on several hosts need MASTER_ADDR and MASTER_PORT, or mpirun to start them; these were started "
+                 "by torchrun");
   }
+  two.master = MasterAddress{.name = "nodea", .port = 29'400};
+  EXPECT_FALSE(needs_mpi(two, {}));
+  EXPECT_FALSE(needs_mpi(two, comm::GlooBackend()));
+  EXPECT_THROW((void)needs_mpi(two, comm::MpiBackend()), ConfigError);
   two.has_mpi = true;
   EXPECT_TRUE(needs_mpi(two, {}));
 }
@@ -149,6 +158,8 @@ TEST(FailureMessages, NameTheRankTheBatchAndTheRemedy) {
   EXPECT_EQ(failure_message(agreed, 1, 4), "the run could not start: all differ");
   const FailureCause other{.primary = false, .step = 7, .failure = {.rank = 2, .step = 6, .cause = "no"}};
   EXPECT_EQ(failure_message(other, 1, 4), "rank 1 stopped because rank 2 failed at batch 6");
+  EXPECT_EQ(failure_message(other, 1, 4, true),
+            "rank 1 stopped because rank 2 failed at batch 6: " + other.failure.cause);
   const FailureCause none{.primary = false, .failure = {.rank = -1, .cause = "the host is lost"}};
   EXPECT_EQ(failure_message(none, 1, 4), "rank 1 stopped because the run cannot go on: the host is lost");
 }

@@ -30,6 +30,7 @@
 #include "launch/attempts.h"
 #include "launch/launch_task.h"
 #include "launch/launched_run.h"
+#include "launch/node_ranks.h"
 #include "launch/slurm_submit.h"
 #include "network/choose_network.h"
 #include "plan/choose_division.h"
@@ -265,8 +266,16 @@ void adopt(LaunchRequest& request, const ContinuedRun& run) {
 
 }  // namespace
 
+int ranks_of_pods() {
+  const auto node = read_node_environment(process_variables());
+  return node ? node->nodes * std::max(1, node->ranks_here) : 1;
+}
+
 int launch(const LaunchRequest& given) {
   const Variables variables = process_variables();
+  if (const auto node = read_node_environment(variables); node && node->nodes > 1) {
+    return launch_node(given, *node, variables);
+  }
   LaunchRequest request = given;
   std::optional<ContinuedRun> continued;
   if (!given.continue_run.empty()) {

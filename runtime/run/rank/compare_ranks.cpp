@@ -64,10 +64,11 @@ RankHosts compare_hosts(comm::ControlPlane& control, const host::HostIdentity& h
   if (!several_allowed) {
     for (std::size_t rank = 1; rank < of_rank.size(); ++rank) {
       if (of_rank[rank].key == of_rank[0].key) continue;
-      throw AgreedError("rank " + std::to_string(rank) + " is on another host (" + of_rank[rank].name +
-                            ") than rank 0 (" + of_rank[0].name + "); " + started_by +
-                            " cannot start ranks on several hosts",
-                        "start all ranks on one host, or with mpirun");
+      throw AgreedError(
+          "rank " + std::to_string(rank) + " is on another host (" + of_rank[rank].name + ") than rank 0 (" +
+              of_rank[0].name + "); " + started_by + " cannot start ranks on several hosts",
+          "start all ranks on one host; or with mpirun; or set MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE, LOCAL_RANK "
+          "and LOCAL_WORLD_SIZE for each rank, as torchrun does");
     }
   }
   RankHosts hosts({here.key, here.name}, std::move(of_rank));
@@ -112,9 +113,11 @@ void check_folder_is_shared(comm::ControlPlane& control, const RankHosts& hosts,
   }
 }
 
-comm::Backend backend_for(const std::optional<comm::Backend>& wanted, const RankHosts& hosts) {
+comm::Backend backend_for(const std::optional<comm::Backend>& wanted, const RankHosts& hosts, bool has_mpi) {
   const std::size_t count = hosts.count();
-  if (!wanted) return comm::automatic_backend({.hosts = count, .most_on_a_host = hosts.most_ranks()});
+  if (!wanted) {
+    return comm::automatic_backend({.hosts = count, .most_on_a_host = hosts.most_ranks(), .has_mpi = has_mpi});
+  }
   if (count == 1 || comm::spans_hosts(*wanted)) return *wanted;
   std::vector<std::string> others = comm::words_of_backends(comm::spans_hosts);
   others.insert(others.begin(), comm::kAutoBackend);

@@ -48,6 +48,6 @@ void check_folder_is_shared(comm::ControlPlane& control, const RankHosts& hosts,
 
 // The communicator's backend for ranks on these hosts. `wanted`: empty: auto. Not collective: every rank gets the same
 // result.
-comm::Backend backend_for(const std::optional<comm::Backend>& wanted, const RankHosts& hosts);
+comm::Backend backend_for(const std::optional<comm::Backend>& wanted, const RankHosts& hosts, bool has_mpi);
 
 }  // namespace dtrain::run

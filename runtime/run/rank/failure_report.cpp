@@ -55,13 +55,14 @@ FailureCause find_cause(const std::exception& error, int rank, std::int64_t step
   return cause;
 }
 
-std::string failure_message(const FailureCause& cause, int rank, int world_size) {
+std::string failure_message(const FailureCause& cause, int rank, int world_size, bool repeats) {
   const comm::RankFailure& failure = cause.failure;
   std::string text = cause.agreed || world_size == 1 ? "the run" : "rank " + std::to_string(rank);
   if (!cause.primary) {
     if (failure.rank < 0) return text + " stopped because the run cannot go on: " + failure.cause;
     text += " stopped because rank " + std::to_string(failure.rank) + " failed";
-    return failure.step < 0 ? text : text + " at batch " + std::to_string(failure.step);
+    if (failure.step >= 0) text += " at batch " + std::to_string(failure.step);
+    return repeats ? text + ": " + failure.cause : text;
   }
   text += " " + failed_when(cause.step) + ": " + failure.cause;
   return cause.remedy.empty() ? text : text + "\n  " + cause.remedy;
@@ -89,7 +90,11 @@ void FailureReport::report(const std::exception& error) {
     output_->screen().end_progress();
     output_->stop_copying();
   }
-  std::string text = failure_message(cause, rank, identity_.world().size);
+  // mpirun and srun show the output of all hosts.
+  const RankEnvironment& environment = identity_.environment;
+  const bool own_screen = environment.world.local_size < environment.world.size && !environment.is_launched() &&
+                          !(membership_ && membership_->mpi());
+  std::string text = failure_message(cause, rank, identity_.world().size, own_screen);
   if (cause.primary) inform_torchrun(text);
   if (cause.primary) write_events(cause);
   const bool others_say_why = cause.agreed && !identity_.is_rank_0() && !identity_.environment.is_launched();

@@ -32,8 +32,9 @@ struct FailureCause {
 // the control plane knows the cause.
 FailureCause find_cause(const std::exception& error, int rank, std::int64_t step, comm::ControlPlane* control);
 
-// "rank 1 failed at batch 7: …", for the log and the screen, as rank `rank` of `world_size` reports it.
-std::string failure_message(const FailureCause& cause, int rank, int world_size);
+// "rank 1 failed at batch 7: …", for the log and the screen, as rank `rank` of `world_size` reports it. `repeats`: a
+// rank that follows another one gives its cause, too, because the screen of that rank is another one.
+std::string failure_message(const FailureCause& cause, int rank, int world_size, bool repeats = false);
 
 // Parts of a rank are passed in as soon as they exist; before that the report goes to standard error.
 class FailureReport {

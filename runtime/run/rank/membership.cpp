@@ -19,7 +19,6 @@
 namespace dtrain::run {
 namespace {
 
-constexpr const char* kConnected = "run.connected";
 constexpr std::size_t kSecretBytes = 32;
 constexpr int kMostNamed = 16;
 constexpr std::chrono::milliseconds kOthersLook{500};  // their deadlines pass a little later
@@ -34,6 +33,7 @@ void serve_by_mpi(Membership& membership, comm::ControlOptions options, const st
     const std::string address =
         one_host ? "127.0.0.1" : host::reachable_address(network_interface, "DTRAIN_NETWORK_INTERFACE");
     membership.enter(comm::ControlPlane::serve(options, {.address = address}, &bound));
+    membership.set_address(bound.address);
   } catch (const std::exception& error) {
     membership.mpi()->broadcast(to_line({{"error", describe(error)}}));
     throw;
@@ -59,7 +59,8 @@ void Membership::enter(std::unique_ptr<comm::ControlPlane> control) {
 }
 
 void Membership::make_communicator(const comm::Backend& backend, const comm::CommunicatorOptions& options) {
-  comm::BackendParts parts{.control = *control_, .members = {}, .mpi = mpi_.get(), .options = options};
+  comm::BackendParts parts{
+      .control = *control_, .members = {}, .mpi = mpi_.get(), .address = address_, .options = options};
   parts.members.resize(static_cast<std::size_t>(world_.size));
   std::iota(parts.members.begin(), parts.members.end(), 0);
   const comm::Backend used = world_.size == 1 ? comm::Backend(comm::ShmBackend()) : backend;
@@ -92,12 +93,12 @@ void connect_by_file(Membership& membership, comm::ControlOptions options, const
     comm::ControlEndpoint bound;
     membership.enter(comm::ControlPlane::serve(options, {}, &bound));
     const RendezvousFile contact(file, {bound.address, bound.port, options.secret});
-    membership.control().barrier(kConnected);  // the other ranks need the file until then
+    membership.control().barrier(kAllConnected);  // the other ranks need the file until then
   } else {
     const Contact contact = await_contact(file, options.timeout);
     options.secret = contact.secret;
     membership.enter(comm::ControlPlane::connect(options, {contact.address, contact.port}));
-    membership.control().barrier(kConnected);
+    membership.control().barrier(kAllConnected);
   }
 }
 
@@ -116,10 +117,11 @@ void connect_by_mpi(Membership& membership, comm::ControlOptions options, const 
     if (contact.contains("error")) throw ConfigError("rank 0 cannot be reached; see the error of rank 0");
     const auto secret = contact["secret"].get<std::string>();
     if (!secret.empty()) options.secret = secret;
-    membership.enter(comm::ControlPlane::connect(
-        options, {contact["address"].get<std::string>(), contact["port"].get<std::uint16_t>()}));
+    const auto address = contact["address"].get<std::string>();
+    membership.enter(comm::ControlPlane::connect(options, {address, contact["port"].get<std::uint16_t>()}));
+    membership.set_address(host::source_address(address));
   }
-  membership.control().barrier(kConnected);
+  membership.control().barrier(kAllConnected);
 }
 
 bool needs_mpi(const RankEnvironment& environment, const std::optional<comm::Backend>& wanted) {
@@ -127,14 +129,20 @@ bool needs_mpi(const RankEnvironment& environment, const std::optional<comm::Bac
   if (world.size == 1) return false;
   const bool forced = wanted && comm::needs_mpi(*wanted);
   const bool several_hosts = world.local_size < world.size;
-  if ((forced || several_hosts) && !environment.has_mpi) {
-    const std::string ranks = several_hosts
-                                  ? "ranks on several hosts"
-                                  : "communication.backend " + join_with_and(comm::words_of_backends(comm::needs_mpi));
-    throw ConfigError(ranks + " need mpirun to start them; these were started by " + environment.started_by,
-                      "mpirun -np N --hostfile HOSTS program experiment.yaml; with srun, --mpi=pmix");
+  const std::string by_mpi = "mpirun -np N --hostfile HOSTS program experiment.yaml; with srun, --mpi=pmix";
+  if (forced && !environment.has_mpi) {
+    throw ConfigError("communication.backend " + join_with_and(comm::words_of_backends(comm::needs_mpi)) +
+                          " need mpirun to start them; these were started by " + environment.started_by,
+                      by_mpi);
   }
-  return forced || several_hosts;
+  if (several_hosts && !environment.has_mpi && !environment.master) {
+    throw ConfigError(
+        "ranks on several hosts need MASTER_ADDR and MASTER_PORT, or mpirun to start them; these were "
+        "started by " +
+            environment.started_by,
+        "set the two to the address of rank 0's host and a free port there; or " + by_mpi);
+  }
+  return environment.has_mpi && (forced || several_hosts);
 }
 
 MpiArrival::MpiArrival(const comm::World& world, const std::string& job, PlaneLink* plane)

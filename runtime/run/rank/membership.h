@@ -62,9 +62,14 @@ class Membership {
   // The host's communicator where there is no other.
   comm::Communicator& device_communicator() { return device_communicator_ ? *device_communicator_ : *communicator_; }
   comm::MpiJob* mpi() { return mpi_.get(); }  // null: none
+  // The address of this host for the other hosts of the run, known once the ranks have connected. Empty: the run may
+  // have ranks on this host alone.
+  void set_address(const std::string& address) { address_ = address; }
+  bool reaches_other_hosts() const { return !address_.empty(); }
 
  private:
   comm::World world_;
+  std::string address_;
   std::function<void(const comm::RankFailure&)> on_failure_;
   // Destroyed in reverse: the communicators use the other two, and the end of the MPI job may end the process.
   std::shared_ptr<comm::MpiJob> mpi_;
@@ -72,6 +77,9 @@ class Membership {
   std::unique_ptr<comm::Communicator> communicator_;
   std::unique_ptr<comm::Communicator> device_communicator_;  // null: none
 };
+
+// The barrier that all ranks enter once they have connected.
+inline constexpr const char* kAllConnected = "run.connected";
 
 // How the ranks of a generation find and reach each other. Each function connects this rank's control plane, enters
 // that generation (Membership::enter()), and returns once all its ranks have connected. They block, at most for the
@@ -89,7 +97,12 @@ void connect_by_file(Membership& membership, comm::ControlOptions options, const
 // default route.
 void connect_by_mpi(Membership& membership, comm::ControlOptions options, const std::string& network_interface);
 
-// Whether ranks that were started like this use MPI. ConfigError if they need it but were not started with it.
+// Ranks of several hosts that neither MPI nor a launcher connects: PyTorch's TCPStore at MASTER_ADDR carries rank 0's
+// address and a secret, unencrypted. Waits until the name resolves and rank 0 answers, and says so in the log.
+void connect_by_store(Membership& membership, comm::ControlOptions options, const RankEnvironment& environment);
+
+// Whether ranks that were started like this use MPI. ConfigError if they need it but were not started with it, or if
+// they are on several hosts and nothing says where rank 0 is.
 bool needs_mpi(const RankEnvironment& environment, const std::optional<comm::Backend>& wanted);
 
 // Which ranks have come to MPI: a rank inside MPI_Init cannot answer, and MPI itself does not name the missing ones.

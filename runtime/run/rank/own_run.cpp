@@ -20,6 +20,8 @@ namespace {
 
 constexpr const char* kFolderKey = "run.folder";
 constexpr const char* kResumeKey = "run.resume-from";
+constexpr char kBegins = '=';  // before the folder's name
+constexpr char kGoesOn = '+';
 
 std::vector<std::string> plan_warnings(const RankIdentity& identity, const Assignment& assignment,
                                        const RankGpus& gpus) {
@@ -98,9 +100,10 @@ void write_own_plan(const RunFolder& folder, const RankIdentity& identity, const
   write_plan_file(folder.plan(), plan_json(facts));
 }
 
-// Rank 0 makes the folder with `make`, and the other ranks learn its name. If `make` throws a ConfigError, they throw
-// one that refers to rank 0.
-RunFolder open_own_folder(comm::ControlPlane& control, const RankHosts& hosts, const std::function<RunFolder()>& make) {
+// Rank 0 makes the folder with `make`, or goes on in it and sets `continues`; the other ranks learn both. If `make`
+// throws a ConfigError, they throw one that refers to rank 0.
+RunFolder open_own_folder(comm::ControlPlane& control, const RankHosts& hosts, const std::function<RunFolder()>& make,
+                          bool& continues) {
   RunFolder folder;
   if (control.world().rank == 0) {
     try {
@@ -109,10 +112,12 @@ RunFolder open_own_folder(comm::ControlPlane& control, const RankHosts& hosts, c
       control.set(kFolderKey, "");
       throw;
     }
-    control.set(kFolderKey, folder.path.string());
+    control.set(kFolderKey, (continues ? kGoesOn : kBegins) + folder.path.string());
   } else {
-    folder.path = control.get(kFolderKey);
-    if (folder.path.empty()) throw ConfigError("rank 0 was given bad input; see the error of rank 0");
+    const std::string told = control.get(kFolderKey);
+    if (told.empty()) throw ConfigError("rank 0 was given bad input; see the error of rank 0");
+    continues = told.front() == kGoesOn;
+    folder.path = told.substr(1);
   }
   check_folder_is_shared(control, hosts, folder.path);
   return folder;
@@ -149,9 +154,13 @@ void open_own_run(comm::ControlPlane& control, const RankIdentity& identity, con
     if (!options.mock.any()) make_checkpoint_folder(folder, experiment.checkpoint_storage);
     write_own_plan(folder, identity, assignment, hosts, gpus, log);
   };
-  files.folder = open_own_folder(control, hosts, [&] {
+  bool continues = options.continues;
+  const auto make = [&] {
     check_checkpoint_storage(experiment.checkpoint_storage);
-    if (options.continues) {
+    std::error_code code;
+    continues =
+        continues || (options.continues_if_there && std::filesystem::exists(RunFolder{options.run_dir}.plan(), code));
+    if (continues) {
       RunFolder folder{options.run_dir};
       files.lock = RunLock::take(folder);
       point = reopen_own_folder(
@@ -162,15 +171,16 @@ void open_own_run(comm::ControlPlane& control, const RankIdentity& identity, con
     files.lock = RunLock::take(made);
     write_plan(made);
     return made;
-  });
+  };
+  files.folder = open_own_folder(control, hosts, make, continues);
   if (identity.is_rank_0()) {
     files.events.open(files.folder.events(), 0, identity.host.name);
-    if (options.continues) files.events.write("continued");
+    if (continues) files.events.write("continued");
     Json fields = to_json(point);
     fields["attempt"] = attempt_number(files.folder);
     files.events.write("attempt_started", fields);
   }
-  if (!options.continues) return;
+  if (!continues) return;
   if (identity.is_rank_0()) control.set(kResumeKey, point.path.string());
   files.resume_from = control.get(kResumeKey);
 }

@@ -9,13 +9,16 @@
 namespace dtrain::run {
 namespace {
 
-constexpr const char* kUsage = R"(usage: %s [--run-dir DIR] [--set KEY=VALUE]... [--mock WHAT] EXPERIMENT.yaml
+constexpr const char* kUsage =
+    R"(usage: %s [--run-dir DIR [--or-continue]] [--set KEY=VALUE]... [--mock WHAT] EXPERIMENT.yaml
        %s --continue RUN [--set KEY=VALUE]...
 
 Trains what EXPERIMENT.yaml describes. Started by itself it is a single rank; started by `dtrain launch`, mpirun, srun
 or torchrun-style variables (RANK, WORLD_SIZE, ...) it is one of several.
 
   --run-dir DIR     where to write the run (default: the next folder under runs/)
+  --or-continue     if DIR holds a run, go on with it as --continue does, with the experiment that is given here: for
+                    jobs that are started again with the same command
   --set KEY=VALUE   override one key of the experiment, for instance --set searcher.max_length.epochs=1
   --mock WHAT       leave something out, to measure the rest: loader (train on one batch again and again), train (read
                     batches and do nothing with them), comm (exchange no gradients), or loader,comm. No weights are
@@ -76,6 +79,8 @@ RankOptions parse_rank_arguments(int argc, char** argv) {
       mock.push_back(value);
     } else if (value_of("--continue", &value)) {
       continued = value;
+    } else if (argument == "--or-continue") {
+      options.continues_if_there = true;
     } else if (value_of("--contents", &value)) {
       options.contents = value;
     } else if (argument.size() > 1 && argument.front() == '-') {
@@ -91,6 +96,7 @@ RankOptions parse_rank_arguments(int argc, char** argv) {
   if (!continued.empty() && says_what) {
     refuse(options.program, "--continue takes the experiment and the folder from the run; it goes with --set alone");
   }
+  if (options.continues_if_there && options.run_dir.empty()) refuse(options.program, "--or-continue needs --run-dir");
   if (continued.empty() && options.experiment_file.empty()) refuse(options.program, "no experiment file given");
   try {
     options.mock = parse_mock(mock);

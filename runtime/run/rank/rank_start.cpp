@@ -120,6 +120,10 @@ void RankSession::connect_ranks() {
     membership_ = std::make_unique<Membership>();
     failure_report_->set_membership(*membership_);
     if (environment.world.size == 1) return connect_alone(*membership_, options);
+    if (environment.world.local_size < environment.world.size) {
+      options.host_name = identity_->host.name;
+      return connect_by_store(*membership_, options, environment);
+    }
     const auto& handover = environment.handover;
     return connect_by_file(
         *membership_, options,
@@ -136,11 +140,12 @@ void RankSession::connect_ranks() {
 }
 
 void RankSession::compare_ranks() {
-  const bool several_hosts_allowed = membership_->mpi() != nullptr;
+  const bool several_hosts_allowed = membership_->mpi() != nullptr || membership_->reaches_other_hosts();
   hosts_ = std::make_unique<RankHosts>(
       compare_hosts(control(), identity_->host, identity_->environment.started_by, several_hosts_allowed));
   compare_experiments(control(), experiment(), mock());
-  (void)backend_for(experiment().communication_backend, *hosts_);  // throws for a backend that these hosts cannot use
+  // Throws for a backend that these hosts cannot use.
+  (void)backend_for(experiment().communication_backend, *hosts_, membership_->mpi() != nullptr);
   const bool launcher_has_looked = identity_->environment.is_child();
   gpus_ = std::make_unique<RankGpus>(
       choose_gpus(control(), *hosts_, assignment_->slot_type, assignment_->gpus, !launcher_has_looked));
@@ -226,10 +231,10 @@ void RankSession::start_recording() {
 }
 
 void RankSession::make_communicator() {
-  const comm::Backend backend = backend_for(experiment().communication_backend, *hosts_);
+  const comm::Backend backend = backend_for(experiment().communication_backend, *hosts_, membership_->mpi() != nullptr);
   membership_->make_communicator(backend, {.timeout = experiment().communication_timeout, .log = log_});
   update_plan("communication", {{"backend", communicator().backend()}, {"hosts", hosts_->count()}});
-  if (!identity_->is_rank_0() || !membership_->mpi()) return;
+  if (!identity_->is_rank_0() || hosts_->count() == 1) return;
   log_->info("communication: {}, {} ranks on {} hosts", word_of(backend), world().size, hosts_->count());
 }
 

@@ -27,6 +27,12 @@ struct LaunchRequest {
   std::optional<scheduler::Machine> machine;  // a machine that tests pretend to have; empty: this machine
 };
 
+// The number of ranks that Kubernetes asks for in all pods of the job (PET_NNODES, PET_NPROC_PER_NODE); 1 outside of
+// one. ConfigError: the variables are wrong.
+int ranks_of_pods();
+
+// On one of several hosts that each start their own ranks (PET_NNODES), this host's ranks alone.
+//
 // Returns the exit code: 0 done, 1 the run failed, 75 stopped by SIGTERM with a durable checkpoint, 130 interrupted.
 // ConfigError (exit code 2) before any rank starts.
 int launch(const LaunchRequest& request);

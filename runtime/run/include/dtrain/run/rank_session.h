@@ -52,13 +52,14 @@ struct StopOutcome {
   std::string reason;  // "SIGTERM"; empty: it was not asked
 };
 
-// The command line of a rank program: `program experiment.yaml [--run-dir DIR] [--set a.b=c]… [--mock WHAT]`, or
-// `program --continue RUN [--set a.b=c]…`.
+// The command line of a rank program: `program experiment.yaml [--run-dir DIR [--or-continue]] [--set a.b=c]… [--mock
+// WHAT]`, or `program --continue RUN [--set a.b=c]…`.
 struct RankOptions {
   std::filesystem::path experiment_file;
   std::filesystem::path contents;      // --contents: read instead of experiment_file; empty: that file itself
   std::filesystem::path run_dir;       // empty: runs/NNNN-name
   bool continues = false;              // --continue: continues the run in run_dir
+  bool continues_if_there = false;     // --or-continue: the same if run_dir holds a run, which rank 0 looks at
   std::vector<std::string> overrides;  // --set; with --continue after those of the run's start
   Mock mock;                           // --mock
   std::string program;                 // argv[0]

@@ -1,0 +1,332 @@
+"""Runs on two hosts as Kubernetes starts them: nothing but PET_*, no MPI, no ssh, no root, 64 MB of /dev/shm, a root file
+system that cannot be written, names that resolve late. Runs inside `two_hosts.sh with RATE`.
+
+    pods.py BIN_FOLDER [TestClass[.test] ...]
+
+Soak, which is not in the suite, repeats the start in a random order: POD_RUNS (20), LATE_S (20 s until names resolve).
+"""
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import unittest
+from pathlib import Path
+
+from cluster_bed import BED, HOSTS, on_host
+from harness import DEADLINE, SOURCE, Build, Result, Workplace, overrides, wait_until, write_job
+
+MASTER = "trainer-node-0-0.trainer"
+USER = 1000
+SYNTHETIC = SOURCE / "configs" / "synthetic.yaml"
+SMALL = ["data.samples=2048", "hyperparameters.width=64"]
+RUNS = "/runs"
+# A container, in a mount namespace of its own: the machine's files under a root that cannot be written, without MPI. /tmp is
+# the pod's own (emptyDir), /runs is the volume that all pods share ($1). $2: the tree under test.
+POD = r"""
+mount -t tmpfs -o size=64m tmpfs /mnt
+mkdir /mnt/upper /mnt/work /mnt/root
+mount -t overlay -o lowerdir=/,upperdir=/mnt/upper,workdir=/mnt/work overlay /mnt/root
+root=/mnt/root
+rm -f $root/usr/bin/mpirun $root/usr/bin/mpiexec $root/usr/lib/*/libmpi.so.40*
+mkdir -p $root/runs "$root$2"
+for folder in /proc /sys /dev "$2"; do mount --rbind $folder "$root$folder"; done
+for file in /etc/hosts /etc/resolv.conf; do [ ! -e $file ] || mount --bind $file $root$file; done
+mount -t tmpfs -o size=64m,mode=1777 tmpfs $root/dev/shm
+mount -t tmpfs -o size=64m,mode=1777 tmpfs $root/tmp
+mount --bind "$1" $root/runs
+mount -o remount,ro $root
+shift 2
+exec /usr/sbin/chroot $root setpriv --reuid USER --regid USER --clear-groups --no-new-privs -- env --chdir=/runs "$@"
+""".replace("USER", str(USER))
+
+
+def hosts_file(host):
+    return Path("/etc/netns") / (Path(HOSTS) / f"namespace.{host}").read_text().strip() / "hosts"
+
+
+def manifests():
+    """The TrainingRuntime and the TrainJob of docs/kubernetes.md."""
+    import yaml  # of the Python peers
+
+    text = (SOURCE / "docs" / "kubernetes.md").read_text()
+    block = text.partition("<!-- trainjob")[2].partition("```yaml\n")[2].partition("```")[0]
+    return list(yaml.safe_load_all(block))
+
+
+class Pod:
+    """`dtrain launch` or `dtrain run` on one of the hosts, in the background."""
+
+    def __init__(self, host, rank, bin_folder, volume, command, ranks_here=2, variables=()):
+        pet = {"PET_NNODES": 2, "PET_NODE_RANK": rank, "PET_MASTER_ADDR": MASTER, "PET_MASTER_PORT": 29400}
+        if ranks_here:
+            pet["PET_NPROC_PER_NODE"] = ranks_here
+        plain = {"PATH": f"{bin_folder}:/usr/local/bin:/usr/bin:/bin", "HOME": "/", "OMP_NUM_THREADS": "1",
+                 "DTRAIN_CALIBRATION": "false", **{name: str(value) for name, value in pet.items()}, **dict(variables)}
+        settings = [f"{name}={value}" for name, value in plain.items()]
+        self.output_file = open(volume / f"pod-{host}-{time.monotonic_ns()}.out", "w+")
+        self.process = subprocess.Popen(
+            [BED, "run", HOSTS, host, "env", "-i", *settings, "unshare", "--mount", "--propagation", "private", "bash", "-ec", POD,
+             "pod", str(volume), str(SOURCE), *command],
+            stdin=subprocess.DEVNULL, stdout=self.output_file, stderr=subprocess.STDOUT)
+        self.host = host
+
+    def output(self):
+        return Path(self.output_file.name).read_text(errors="replace")
+
+    def has_ended(self):
+        return self.process.poll() is not None
+
+    def wait(self, deadline=DEADLINE):
+        code = self.process.wait(deadline)
+        self.output_file.close()
+        return code
+
+
+class PodsTest(unittest.TestCase):
+    build = None  # set by main()
+
+    def setUp(self):
+        self.work = Workplace(type(self).__name__)
+        os.chown(self.work.path, USER, USER)
+        self.rank_program = str(self.build.bin.parent / "tests" / "rank_program")
+        self.names = {host: hosts_file(host).read_text() for host in "ab"}
+        self.pods = []
+
+    def tearDown(self):
+        for pod in self.pods:
+            if not pod.has_ended():
+                on_host(pod.host, "pkill", "-KILL", "-u", str(USER))
+                pod.process.wait(DEADLINE)
+        for host in "ab":
+            self.resolve(host, False)
+            wait_until(lambda host=host: self.left_running(host) == [], f"the end of every process on host {host}")
+        self.work.remove()
+
+    def left_running(self, host):
+        lines = on_host(host, "ps", "-u", str(USER), "-o", "stat=,args=").splitlines()
+        return [line for line in lines if not line.startswith("Z")]
+
+    def resolve(self, host, does=True):
+        """In place: /etc/hosts of the host is this very file."""
+        with open(hosts_file(host), "r+") as file:
+            file.truncate(0)
+            file.write(self.names[host] + (f"10.71.1.1 {MASTER}\n" if does else ""))
+
+    def start(self, host, command, **more):
+        pod = Pod(host, "ab".index(host), self.build.bin, self.work.path, command, **more)
+        self.pods.append(pod)
+        return pod
+
+    def launch(self, experiment, run_dir, *more):
+        return ["dtrain", "launch", self.inside(experiment), "--run-dir", self.inside(run_dir), *more]
+
+    def inside(self, path):
+        return str(path).replace(str(self.work.path), RUNS)
+
+    def run_both(self, command, order="ba", **more):
+        for host in "ab":
+            self.resolve(host)
+        return [self.start(host, command, **more) for host in order]
+
+    def experiment(self, **sections):
+        return write_job(self.work.path, self.rank_program, 4, **sections)
+
+    def batches(self, run_dir):
+        file = run_dir / "metrics.jsonl"
+        return len(file.read_text().splitlines()) if file.is_file() else 0
+
+    def reached(self, run_dir, batches):
+        wait_until(lambda: self.batches(run_dir) >= batches or any(pod.has_ended() for pod in self.pods),
+                   f"batch {batches}")
+        self.assertFalse(any(pod.has_ended() for pod in self.pods), "\n".join(pod.output() for pod in self.pods))
+
+    def expect(self, pods, code):
+        codes = [pod.wait() for pod in pods]
+        self.assertEqual(codes, [code] * len(pods), "\n".join(f"-- {pod.host}\n{pod.output()}" for pod in pods))
+
+    def start_with_late_names(self, run_dir, order, late_s, gap_s):
+        """Pods in that order, the second gap_s later; the first host's name resolves late_s after the first start."""
+        experiment = self.experiment(step_ms=20)
+        began = time.monotonic()
+        pods = []
+        for host in order:
+            pods.append(self.start(host, self.launch(experiment, run_dir)))
+            time.sleep(gap_s if len(pods) == 1 else 0)
+        time.sleep(max(0, late_s - (time.monotonic() - began)))
+        for host in "ab":
+            self.resolve(host)
+        return pods
+
+    def check_run(self, run_dir):
+        result = Result(0, "", run_dir)
+        self.assertEqual(len(result.metrics("training")), 30)
+        self.assertEqual([line["state"] for line in result.events("run_ended")], ["done"])
+        self.assertEqual({event["rank"]: event["host"] for event in result.events("rank_started")},
+                         {0: "nodea", 1: "nodea", 2: "nodeb", 3: "nodeb"})
+        self.assertEqual(result.json("plan.json")["communication"], {"backend": "gloo", "hosts": 2})
+        files = {path.name for path in (run_dir / "profile").iterdir()}
+        self.assertEqual(files, {"agent-nodea.jsonl", "agent-nodeb.jsonl", *(f"rank-000{rank}.jsonl" for rank in range(4))})
+
+
+class Starting(PodsTest):
+    def test_names_resolve_late_and_the_second_host_starts_first(self):
+        run_dir = self.work.new_run()
+        pods = self.start_with_late_names(run_dir, "ba", late_s=3, gap_s=0.5)
+        self.expect(pods, 0)
+        self.check_run(run_dir)
+        output = {pod.host: pod.output() for pod in pods}
+        self.assertRegex(output["b"], rf"rank 2 waits for rank 0: the name {MASTER} does not resolve: .* \(2.* so far, at most")
+        self.assertRegex(output["b"], rf"rank 2 has found {MASTER} at 10\.71\.1\.1 after ")
+        self.assertIn("host        nodeb, 2 of 2: ranks 2 to 3 of 4", output["b"])
+        self.assertIn("4 ranks on 2 hosts", output["a"])
+        self.assertNotIn("[c10d]", output["a"] + output["b"], "no messages of PyTorch's store")
+
+    def test_ranks_run_as_the_user_in_little_shared_memory_and_without_mpi(self):
+        run_dir = self.work.new_run()
+        pods = self.run_both(self.launch(self.experiment(batches=1_000_000), run_dir))
+        self.reached(run_dir, 5)
+        for host in "ab":
+            (pid, *_) = on_host(host, "pgrep", "-f", "^" + self.rank_program).split()
+            maps = on_host(host, "cat", f"/proc/{pid}/maps")
+            self.assertIn("libdtrain_comm_gloo.so", maps)
+            self.assertNotIn("libmpi", maps)
+            self.assertRegex(on_host(host, "cat", f"/proc/{pid}/status"), rf"Uid:\s+{USER}\s+{USER}")
+            self.assertRegex(on_host(host, "cat", f"/proc/{pid}/mounts"), r"tmpfs /dev/shm tmpfs [^\n]*size=65536k")
+        on_host("a", "pkill", "-INT", "-x", "dtrain")
+        self.expect(pods, 130)
+
+    def test_slots_per_trial_is_divided_where_the_pod_names_no_number(self):
+        run_dir = self.work.new_run()
+        self.expect(self.run_both(self.launch(self.experiment(), run_dir), order="ab", ranks_here=None), 0)
+        self.check_run(run_dir)
+
+
+class Ending(PodsTest):
+    def test_a_killed_rank_is_named_with_its_host_everywhere(self):
+        run_dir = self.work.new_run()
+        pods = self.run_both(self.launch(self.experiment(batches=1_000_000), run_dir))
+        self.reached(run_dir, 5)
+        ranks = on_host("b", "pgrep", "-f", "^" + self.rank_program).split()
+        on_host("b", "kill", "-KILL", ranks[-1])
+        self.expect(pods, 1)
+        output = {pod.host: pod.output() for pod in pods}
+        gone = r"rank {} stopped because rank [23] failed.*: rank [23] \(pid \d+ on nodeb\) is gone: connection lost"
+        for rank in (0, 1):
+            self.assertRegex(output["a"], gone.format(rank))
+        self.assertRegex(output["b"], r"dtrain: rank [23] was killed by signal 9")
+
+    def test_a_pod_that_vanishes_is_named(self):
+        run_dir = self.work.new_run()
+        pods = self.run_both(self.launch(self.experiment(batches=1_000_000), run_dir))
+        self.reached(run_dir, 5)
+        on_host("b", "pkill", "-KILL", "-u", str(USER))
+        pods[1].wait()
+        self.assertRegex(pods[1].output(),
+                         r"rank 0 stopped because rank [23] failed.*: rank [23] \(pid \d+ on nodeb\) is gone: connection lost")
+
+    def test_sigterm_to_one_pod_saves_and_the_same_command_goes_on(self):
+        run_dir = self.work.new_run()
+        sets = ["searcher.max_length.batches=3000", "scheduling_unit=10", "resources.slots_per_trial=4", *SMALL]
+        command = self.launch(SYNTHETIC, run_dir, *overrides(sets))
+        pods = self.run_both(command)
+        self.reached(run_dir, 5)  # a line for each scheduling unit
+        on_host("b", "pkill", "-TERM", "-x", "dtrain")
+        self.expect(pods, 75)
+        (saved,) = (event["step"] for event in Result(0, "", run_dir).events("checkpoint_saved"))
+        self.assertGreaterEqual(saved, 50)
+        self.expect(self.run_both(command), 0)
+        result = Result(0, "", run_dir)
+        self.assertEqual([event.get("step") for event in result.events("attempt_started")], [None, saved])
+        self.assertEqual(result.metrics("training")[-1]["batch"], 3000)
+        self.assertEqual([line["state"] for line in result.events("run_ended")], ["interrupted", "done"])
+
+    def test_bad_input_ends_both_before_the_run(self):
+        pods = self.run_both(self.launch(self.experiment(), self.work.new_run(), "--set", "communication.backend=mpi"))
+        self.expect(pods, 2)
+        self.assertIn("communication.backend mpi and hierarchical need mpirun to start them", pods[1].output())
+
+
+class Training(PodsTest):
+    def test_the_weights_are_those_of_mpi_to_the_bit(self):
+        if not (self.build.bin.parent / "lib" / "libdtrain_comm_mpi.so").is_file():
+            self.skipTest("this build has no mpi backend")
+        sets = overrides(["searcher.max_length.batches=30", "resources.slots_per_trial=4", *SMALL])
+        over_gloo = self.work.new_run()
+        self.expect(self.run_both(self.launch(SYNTHETIC, over_gloo, *sets)), 0)
+        over_mpi = self.work.new_run()
+        command = [BED, "mpirun", HOSTS, "--host", "nodea:2,nodeb:2", "-np", "4", "-x", "OMP_NUM_THREADS=1",
+                   "-x", "DTRAIN_NETWORK_INTERFACE=10.71.1.0/24", self.build.program("synthetic"), str(SYNTHETIC),
+                   "--run-dir", str(over_mpi), *sets]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=DEADLINE)
+        self.assertEqual(done.returncode, 0, done.stdout)
+        weights = [Result(0, "", run).weights_file.read_bytes() for run in (over_gloo, over_mpi)]
+        self.assertEqual(weights[0], weights[1])
+
+    def test_the_train_job_of_the_document(self):
+        package = self.build.bin.parent / "python"
+        if not list(package.glob("dtrain/_native*.so")):
+            self.skipTest("this build has no Python package")
+        runtime, job = manifests()
+        pod = runtime["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+        # What POD makes is what the manifest says.
+        self.assertEqual([pod["securityContext"][name] for name in ("runAsUser", "runAsGroup")], [USER, USER])
+        self.assertTrue(pod["containers"][0]["securityContext"]["readOnlyRootFilesystem"])
+        self.assertEqual({mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}, {RUNS, "/tmp"})
+        trainer = job["spec"]["trainer"]
+        self.assertEqual(trainer["numNodes"], 2)
+        command = [str(SOURCE / "tests" / "python" / "run_script.py") if word == "/app/train.py" else word
+                   for word in trainer["command"]]
+        pods = self.run_both(command, ranks_here=trainer["numProcPerNode"], variables={
+            "PYTHONPATH": str(package), "PYTHONDONTWRITEBYTECODE": "1", "DTRAIN_PYTHON": sys.executable}.items())
+        self.expect(pods, 0)
+        result = Result(0, "", self.work.path / "first")
+        self.assertEqual([line["state"] for line in result.events("run_ended")], ["done"])
+        self.assertEqual(result.json("plan.json")["communication"], {"backend": "gloo", "hosts": 2})
+
+
+    def test_torchrun_over_two_hosts(self):
+        package = self.build.bin.parent / "python"
+        if not list(package.glob("dtrain/_native*.so")):
+            self.skipTest("this build has no Python package")
+        command = [sys.executable, "-m", "torch.distributed.run", str(SOURCE / "tests" / "python" / "run_script.py")]
+        pods = self.run_both(command, order="ab", variables={"PYTHONPATH": str(package),
+                                                             "PYTHONDONTWRITEBYTECODE": "1"}.items())
+        self.expect(pods, 0)
+        (run_dir,) = (self.work.path / "runs").glob("0001-*")
+        plan = Result(0, "", run_dir).json("plan.json")
+        self.assertEqual(plan["communication"], {"backend": "gloo", "hosts": 2})
+        self.assertEqual([rank["host"] for rank in plan["ranks"]], ["nodea", "nodea", "nodeb", "nodeb"])
+        self.assertEqual(plan["started_by"], "torchrun")
+
+
+class Soak(PodsTest):
+    def test_every_run_trains(self):
+        runs = int(os.environ.get("POD_RUNS", 20))
+        late_s = float(os.environ.get("LATE_S", 20))
+        seed = int(os.environ.get("SOAK_SEED", random.SystemRandom().randrange(1 << 30)))
+        print(f"SOAK_SEED={seed}", flush=True)
+        chance = random.Random(seed)
+        for number in range(1, runs + 1):
+            order, gap_s = chance.choice(("ab", "ba")), chance.uniform(0, late_s * 1.2)
+            for host in "ab":
+                self.resolve(host, False)
+            run_dir = self.work.new_run()
+            began = time.monotonic()
+            pods = self.start_with_late_names(run_dir, order, late_s, gap_s)
+            self.expect(pods, 0)
+            self.check_run(run_dir)
+            print(f"run {number} of {runs}: {order[0]} first, the other after {gap_s:.1f} s: done after "
+                  f"{time.monotonic() - began:.1f} s", flush=True)
+
+
+def main():
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # tearDown runs
+    PodsTest.build = Build(sys.argv[1], trial="dtrain-agent")
+    names = sys.argv[2:] or ["Starting", "Ending", "Training"]
+    unittest.main(argv=["pods.py", *names], verbosity=2)
+
+
+if __name__ == "__main__":
+    main()
