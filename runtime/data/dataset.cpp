@@ -1,6 +1,6 @@
 #include "dtrain/data/dataset.h"
 
-#include <functional>
+#include <algorithm>
 #include <numeric>
 
 #include "dtrain/data/host_share.h"
@@ -21,8 +21,64 @@ std::size_t size_of(ElementType type) {
   return 0;
 }
 
+const char* name_of(ElementType type) {
+  switch (type) {
+    case ElementType::kUint8:
+      return "uint8";
+    case ElementType::kInt32:
+      return "int32";
+    case ElementType::kInt64:
+      return "int64";
+    case ElementType::kFloat32:
+      return "float32";
+    case ElementType::kFloat64:
+      return "float64";
+  }
+  return "unknown";
+}
+
+bool Field::is_fixed() const {
+  return std::find(shape.begin(), shape.end(), kAnyExtent) == shape.end();
+}
+
 std::size_t Field::bytes() const {
   return std::accumulate(shape.begin(), shape.end(), size_of(type), std::multiplies<std::size_t>());
+}
+
+namespace {
+
+// Samples of fixed shapes, read into their places.
+class PlacedBatch final : public BatchBuilder {
+ public:
+  PlacedBatch(const Dataset& dataset, const Pass& pass, std::int64_t samples, const BatchAllocator& allocate)
+      : dataset_(dataset), pass_(pass) {
+    batch_.samples = samples;
+    for (const Field& field : dataset.fields()) {
+      batch_.fields.push_back(allocate(field.bytes() * static_cast<std::size_t>(samples)));
+      batch_.shapes.push_back(field.shape);
+    }
+  }
+  void read(std::int64_t place, std::span<const std::int64_t> samples) override {
+    std::vector<std::byte*> outputs;
+    outputs.reserve(batch_.fields.size());
+    for (std::size_t f = 0; f < batch_.fields.size(); ++f) {
+      outputs.push_back(batch_.fields[f].get() + static_cast<std::size_t>(place) * dataset_.fields()[f].bytes());
+    }
+    dataset_.read_for(pass_, samples, outputs);
+  }
+  HostBatch finish() override { return std::move(batch_); }
+
+ private:
+  const Dataset& dataset_;
+  const Pass pass_;
+  HostBatch batch_;
+};
+
+}  // namespace
+
+std::unique_ptr<BatchBuilder> Dataset::begin(const BatchPlace& place, std::int64_t samples,
+                                             const BatchAllocator& allocate) const {
+  return std::make_unique<PlacedBatch>(*this, place.pass, samples, allocate);
 }
 
 HostShare no_sharing() {

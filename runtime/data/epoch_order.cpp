@@ -4,7 +4,7 @@
 #include <numeric>
 #include <utility>
 
-#include "counter_random.h"
+#include "dtrain/data/random_stream.h"
 
 namespace dtrain::data {
 

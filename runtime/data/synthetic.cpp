@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "counter_random.h"
+#include "dtrain/data/random_stream.h"
 #include "dtrain/base/error.h"
 #include "dtrain/data/in_memory.h"
 

@@ -1,8 +1,14 @@
 // The source of a loader's samples. A data set is immutable, and loaders share it through a shared_ptr.
+//
+// A format implements Dataset where all its samples have one shape (arrays, tokens), and SampleSource (sample.h) where
+// each sample has a shape of its own (pictures, texts); map(), stack() and their like make a Dataset of the latter.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -11,24 +17,85 @@ namespace dtrain::data {
 
 enum class ElementType : std::uint8_t { kUint8, kInt32, kInt64, kFloat32, kFloat64 };
 std::size_t size_of(ElementType type);
+const char* name_of(ElementType type);  // "uint8"
 
 // One tensor of a sample. `shape` does not include the batch dimension (empty: a scalar).
 struct Field {
+  static constexpr std::int64_t kAnyExtent = -1;  // an extent that is another one in each batch
+
   std::string name;
   ElementType type = ElementType::kFloat32;
   std::vector<std::int64_t> shape;
-  std::size_t bytes() const;
+  bool is_fixed() const;      // no extent is kAnyExtent
+  std::size_t bytes() const;  // of one sample; the shape is fixed
 };
 
-// The loader's thread calls read(), which must be thread safe. Errors are DataError.
+// What samples are read for. Random transforms are functions of it and of the sample's index, so that any rank and any
+// worker makes the same of a sample, and makes the same again.
+struct Pass {
+  std::uint64_t seed = 0;
+  std::int64_t epoch = 0;
+};
+
+// Where the samples of a batch stand: for what is random per batch.
+struct BatchPlace {
+  Pass pass;
+  std::int64_t position = 0;  // of the batch's first sample in the order of the epoch, over all ranks
+};
+
+// How samples lie together: runs of consecutive samples that are quicker to read at once than one by one. Shuffling
+// mixes the samples of a number of blocks with each other (epoch_order.h).
+struct Blocks {
+  std::vector<std::int64_t> samples;  // of each block, in the order of the data set; none: any order is as quick
+  std::int64_t bytes = 0;             // of a block, about
+};
+
+// Returns memory of `bytes` bytes, aligned to 64 bytes. The last pointer to it releases it. Any thread may call.
+using BatchAllocator = std::function<std::shared_ptr<std::byte>(std::size_t bytes)>;
+
+// A batch in memory. A pointer may outlive its loader and be released on any thread.
+struct HostBatch {
+  std::vector<std::shared_ptr<std::byte>> fields;  // one for each field of the data set
+  std::vector<std::vector<std::int64_t>> shapes;   // of each field, without the batch dimension
+  std::int64_t samples = 0;
+  std::chrono::nanoseconds fetch_time{0};  // from when a worker began it until it was complete
+};
+
+// A batch while workers read it, each some of its places.
+class BatchBuilder {
+ public:
+  virtual ~BatchBuilder() = default;
+  // Reads `samples` into the places from `place` on. Several threads may call it at once, for different places.
+  // An exception leaves these places open: they are read again, one by one or with other samples, or not at all.
+  virtual void read(std::int64_t place, std::span<const std::int64_t> samples) = 0;
+  // The whole batch; all places have been read. One thread calls it, once, as its last call.
+  virtual HostBatch finish() = 0;
+};
+
+// Errors are DataError; those about a sample name the file and the offset. Every function may be called by several
+// threads at once.
 class Dataset {
  public:
   virtual ~Dataset() = default;
   virtual std::int64_t size() const = 0;
   virtual const std::vector<Field>& fields() const = 0;
   // Writes field f of samples[i] to outputs[f][i * fields()[f].bytes() …]. There is one output for each field; samples
-  // are from 0 to size() - 1.
+  // are from 0 to size() - 1. Not called where begin() is overridden.
   virtual void read(std::span<const std::int64_t> samples, std::span<std::byte* const> outputs) const = 0;
+  // The same for a pass, for data sets with random transforms.
+  virtual void read_for(const Pass&, std::span<const std::int64_t> samples, std::span<std::byte* const> outputs) const {
+    read(samples, outputs);
+  }
+  // Begins a batch of `samples` samples. Without an override its memory comes from `allocate`, and read_for() fills it;
+  // an override may make fields of another shape in each batch, or change the batch as a whole.
+  virtual std::unique_ptr<BatchBuilder> begin(const BatchPlace& place, std::int64_t samples,
+                                              const BatchAllocator& allocate) const;
+
+  virtual Blocks blocks() const { return {}; }
+  // A hint that samples `first` to `first + count - 1` will be read soon: starts reading ahead without waiting for it.
+  virtual void will_read(std::int64_t /*first*/, std::int64_t /*count*/) const {}
+  // Where a sample comes from, for errors and for people: "train-0003.tar, offset 51200 (n01440764/7.jpg)". May be empty.
+  virtual std::string where(std::int64_t /*sample*/) const { return {}; }
 };
 
 }  // namespace dtrain::data

@@ -13,9 +13,6 @@
 
 namespace dtrain::data {
 
-// Returns memory of `bytes` bytes, aligned to 64 bytes. The last pointer to it releases it. Any thread may call.
-using BatchAllocator = std::function<std::shared_ptr<std::byte>(std::size_t bytes)>;
-
 struct LoaderOptions {
   std::int64_t batch_size = 1;  // of this rank
   int rank = 0;
@@ -29,14 +26,6 @@ struct LoaderOptions {
   // Allocates the memory that batches are read into (page-locked memory); empty: the loader has memory of its own,
   // which it reuses.
   BatchAllocator allocate{};
-};
-
-// Memory for the fields of a batch, each aligned to 64 bytes. The last pointer returns it to the loader's pool or to
-// LoaderOptions::allocate. A pointer may outlive the loader and be released on any thread.
-struct HostBatch {
-  std::vector<std::shared_ptr<std::byte>> fields;  // one for each field of the data set
-  std::int64_t samples = 0;
-  std::chrono::nanoseconds fetch_time{0};  // time to read it
 };
 
 // Iterates over one epoch at a time. One thread calls next() and start_epoch(); another one reads. If the data set

@@ -34,6 +34,9 @@ class RandomStream {
     return static_cast<std::uint64_t>(product >> 64);
   }
 
+  // In [0, 1), a multiple of 2^-53.
+  double uniform() { return static_cast<double>(next() >> 11) * 0x1p-53; }
+
   // In [-1, 1), a multiple of 2^-23: exact in float.
   float symmetric() { return static_cast<float>(static_cast<std::int64_t>(next() >> 40) - (1 << 23)) * 0x1p-23f; }
 
