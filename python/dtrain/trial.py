@@ -174,19 +174,22 @@ class Context:
         return scheduler
 
     def data_set(self, format: str, *, shuffle: bool = True, drop_last: bool = True, prefetch: int = 2,
+                 workers: int | str = "auto",
                  sequence_length: int | None = None, token_type: str | None = None,
                  more_inputs: Iterable[str] | None = None, **files: str | os.PathLike[str]) -> DataSet:
         """Opens one of dtrain's own data sets, which threads of the engine read: in memory once per host.
 
         ``format`` and the names of ``files`` are those of an experiment's ``data`` section (docs/experiment.md):
-        ``data_set("idx", features="train-images.gz", target="train-labels.gz")``, ``npy``, ``safetensors``, ``tokens``.
+        ``data_set("idx", features="train-images.gz", target="train-labels.gz")``, ``npy``, ``safetensors``, ``tokens``, ``csv``.
         For validation: ``shuffle=False, drop_last=False``. Batches are dicts of tensors that must not be changed in
-        place. Every rank makes the same calls.
+        place. Every rank makes the same calls. ``workers``: threads of the rank that read, or ``"auto"``
+        (docs/data.md#workers); ``0``: they are read when they are asked for.
         """
         given = {"sequence_length": sequence_length, "token_type": token_type, "more_inputs": more_inputs and list(more_inputs)}
         settings = {name: value for name, value in given.items() if value is not None}
         paths = {name: os.fspath(path) for name, path in files.items()}
-        return DataSet(_native.open_data_set(self._native, format, paths, settings, shuffle, drop_last, prefetch))
+        return DataSet(_native.open_data_set(self._native, format, paths, settings, shuffle, drop_last, prefetch,
+                                             -1 if workers == "auto" else int(workers)))
 
     def clip_gradient_norm(self, max_norm: float) -> None:
         """Scales gradients down to this L2 norm over all parameters, before each optimizer step."""

@@ -240,11 +240,12 @@ void add_data_sets(py::module_& module) {
         }
         return fields;
       });
-  module.def("open_data_set",
-             [](TrialContext& context, const std::string& format, std::map<std::string, std::string> files,
-                const py::dict& settings, bool shuffle, bool drop_last, int prefetch) {
-               return open_data_set(context, format, std::move(files), settings, {shuffle, drop_last, prefetch});
-             });
+  module.def(
+      "open_data_set", [](TrialContext& context, const std::string& format, std::map<std::string, std::string> files,
+                          const py::dict& settings, bool shuffle, bool drop_last, int prefetch, int workers) {
+        return open_data_set(context, format, std::move(files), settings,
+                             {.workers = workers, .prefetch = prefetch, .shuffle = shuffle, .drop_last = drop_last});
+      });
 }
 
 void add_optimizer_state(py::module_& module) {

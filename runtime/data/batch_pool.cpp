@@ -1,5 +1,6 @@
 #include "batch_pool.h"
 
+#include <algorithm>
 #include <new>
 #include <utility>
 
@@ -11,50 +12,56 @@ std::byte* allocate(std::size_t bytes) {
   return static_cast<std::byte*>(::operator new (bytes, std::align_val_t{BatchPool::kAlignment}));
 }
 
-void deallocate(std::byte* buffer) {
-  ::operator delete (buffer, std::align_val_t{BatchPool::kAlignment});
+void deallocate(std::byte* memory) {
+  ::operator delete (memory, std::align_val_t{BatchPool::kAlignment});
 }
 
 }  // namespace
 
-std::shared_ptr<BatchPool> BatchPool::create(std::vector<std::size_t> sizes, std::size_t keep) {
-  return std::shared_ptr<BatchPool>(new BatchPool(std::move(sizes), keep));
+std::shared_ptr<BatchPool> BatchPool::create(std::size_t keep) {
+  return std::shared_ptr<BatchPool>(new BatchPool(keep));
 }
 
-BatchPool::BatchPool(std::vector<std::size_t> sizes, std::size_t keep)
-    : sizes_(std::move(sizes)), keep_(keep), idle_(sizes_.size()) {
-  for (auto& buffers : idle_) buffers.reserve(keep_);  // so that giving back never allocates
+BatchPool::BatchPool(std::size_t keep) : keep_(keep) {
+  idle_.reserve(keep_);  // so that giving back never allocates
 }
 
 BatchPool::~BatchPool() {
-  for (const auto& buffers : idle_) {
-    for (auto* buffer : buffers) deallocate(buffer);
-  }
+  for (const Buffer& buffer : idle_) deallocate(buffer.memory);
 }
 
-std::shared_ptr<std::byte> BatchPool::take(std::size_t kind) {
-  std::byte* buffer = nullptr;
+std::shared_ptr<std::byte> BatchPool::take(std::size_t bytes) {
+  Buffer buffer{nullptr, bytes};
   {
     const std::lock_guard lock(mutex_);
-    auto& buffers = idle_.at(kind);
-    if (!buffers.empty()) {
-      buffer = buffers.back();
-      buffers.pop_back();
+    auto best = idle_.end();
+    for (auto one = idle_.begin(); one != idle_.end(); ++one) {
+      const bool fits = one->bytes >= bytes && one->bytes / 2 <= bytes;
+      if (fits && (best == idle_.end() || one->bytes <= best->bytes)) best = one;
+    }
+    if (best != idle_.end()) {
+      buffer = *best;
+      idle_.erase(best);
     }
   }
-  if (buffer == nullptr) buffer = allocate(sizes_[kind]);
-  return {buffer, [pool = shared_from_this(), kind](std::byte* done) { pool->give_back(kind, done); }};
+  if (buffer.memory == nullptr) buffer.memory = allocate(bytes);
+  return {buffer.memory, [pool = shared_from_this(), size = buffer.bytes](std::byte* memory) {
+            pool->give_back({memory, size});
+          }};
 }
 
-void BatchPool::give_back(std::size_t kind, std::byte* buffer) noexcept {
+void BatchPool::give_back(Buffer buffer) noexcept {
+  if (keep_ == 0) return deallocate(buffer.memory);
+  Buffer dropped{};
   {
     const std::lock_guard lock(mutex_);
-    if (idle_[kind].size() < keep_) {
-      idle_[kind].push_back(buffer);
-      return;
+    if (idle_.size() == keep_) {  // sizes have changed: the one that nobody has wanted for longest goes
+      dropped = idle_.front();
+      idle_.erase(idle_.begin());
     }
+    idle_.push_back(buffer);
   }
-  deallocate(buffer);
+  if (dropped.memory != nullptr) deallocate(dropped.memory);
 }
 
 }  // namespace dtrain::data

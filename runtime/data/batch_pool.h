@@ -13,21 +13,24 @@ class BatchPool : public std::enable_shared_from_this<BatchPool> {
  public:
   static constexpr std::size_t kAlignment = 64;
 
-  // One kind of buffer for each entry of `sizes` (bytes); at most `keep` idle ones of each kind are kept.
-  static std::shared_ptr<BatchPool> create(std::vector<std::size_t> sizes, std::size_t keep);
+  // At most `keep` idle buffers are kept.
+  static std::shared_ptr<BatchPool> create(std::size_t keep);
   ~BatchPool();
 
-  // Thread safe. std::bad_alloc when there is no memory.
-  std::shared_ptr<std::byte> take(std::size_t kind);
+  // At least so many bytes; at most twice as many. Thread safe. std::bad_alloc when there is no memory.
+  std::shared_ptr<std::byte> take(std::size_t bytes);
 
  private:
-  BatchPool(std::vector<std::size_t> sizes, std::size_t keep);
-  void give_back(std::size_t kind, std::byte* buffer) noexcept;
+  struct Buffer {
+    std::byte* memory = nullptr;
+    std::size_t bytes = 0;
+  };
+  explicit BatchPool(std::size_t keep);
+  void give_back(Buffer buffer) noexcept;
 
-  const std::vector<std::size_t> sizes_;
   const std::size_t keep_;
   std::mutex mutex_;
-  std::vector<std::vector<std::byte*>> idle_;
+  std::vector<Buffer> idle_;  // the one that came back last is at the end
 };
 
 }  // namespace dtrain::data

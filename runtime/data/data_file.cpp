@@ -46,6 +46,19 @@ std::size_t DataFile::read_at(std::uint64_t offset, std::span<std::byte> into) c
   return filled;
 }
 
+void DataFile::read_whole(std::uint64_t offset, std::span<std::byte> into) const {
+  const std::size_t got = read_at(offset, into);
+  if (got == into.size()) return;
+  fail(offset + got,
+       "truncated: the file ends here, though it had " + std::to_string(size_) + " bytes when it was opened");
+}
+
+void DataFile::will_read(std::uint64_t offset, std::uint64_t bytes) const {
+  // A file system without this advice reads the data when it is needed.
+  static_cast<void>(
+      ::posix_fadvise(fd_.get(), static_cast<off_t>(offset), static_cast<off_t>(bytes), POSIX_FADV_WILLNEED));
+}
+
 void DataFile::fail(std::uint64_t offset, const std::string& what, const std::string& remedy) const {
   throw DataError(path_.string() + ": offset " + std::to_string(offset) + ": " + what, remedy);
 }

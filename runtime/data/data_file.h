@@ -21,6 +21,10 @@ class DataFile {
   std::uint64_t size() const { return size_; }  // when it was opened
   // Fills `into` from `offset` on; returns how much, less than asked for only at the end of the file.
   std::size_t read_at(std::uint64_t offset, std::span<std::byte> into) const;
+  // Fills `into`; DataError where the file ends before.
+  void read_whole(std::uint64_t offset, std::span<std::byte> into) const;
+  // Asks the kernel to read this part soon, and does not wait for it.
+  void will_read(std::uint64_t offset, std::uint64_t bytes) const;
   // "FILE: offset N: what"
   [[noreturn]] void fail(std::uint64_t offset, const std::string& what, const std::string& remedy = {}) const;
 

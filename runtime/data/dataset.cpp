@@ -45,6 +45,16 @@ std::size_t Field::bytes() const {
   return std::accumulate(shape.begin(), shape.end(), size_of(type), std::multiplies<std::size_t>());
 }
 
+Blocks even_blocks(std::int64_t samples, std::int64_t bytes_of_sample) {
+  constexpr std::int64_t kBytes = 4 << 20, kMost = 1 << 16;
+  const std::int64_t of_block =
+      std::max({std::int64_t{1}, kBytes / std::max<std::int64_t>(1, bytes_of_sample), (samples + kMost - 1) / kMost});
+  Blocks blocks{std::vector<std::int64_t>(static_cast<std::size_t>(samples / of_block), of_block),
+                of_block * bytes_of_sample};
+  if (samples % of_block != 0) blocks.samples.push_back(samples % of_block);
+  return blocks;
+}
+
 namespace {
 
 // Samples of fixed shapes, read into their places.

@@ -1,16 +1,21 @@
 #include "dtrain/data/epoch_order.h"
 
+#include <algorithm>
 #include <bit>
 #include <numeric>
 #include <utility>
 
+#include "dtrain/base/error.h"
 #include "dtrain/data/random_stream.h"
 
 namespace dtrain::data {
 
 namespace {
 
-constexpr std::uint64_t kEpochOrder = 0x6f72646572;  // "order": keeps this stream apart from others of the same seed
+// Keep these streams apart from others of the same seed.
+constexpr std::uint64_t kEpochOrder = 0x6f72646572;    // "order"
+constexpr std::uint64_t kBlockOrder = 0x626c6f636b73;  // "blocks"
+constexpr std::uint64_t kWindow = 0x77696e646f77;      // "window"
 
 constexpr std::uint64_t lowest_bits(std::uint64_t value, int bits) {
   return value & ((std::uint64_t{1} << bits) - 1);
@@ -26,7 +31,8 @@ std::vector<std::int64_t> permutation(std::int64_t size, std::uint64_t seed, std
   return order;
 }
 
-EpochOrder::EpochOrder(std::int64_t size, std::uint64_t seed, std::int64_t epoch) : size_(size) {
+Permutation::Permutation(std::int64_t size, std::uint64_t seed, std::int64_t epoch, int rounds)
+    : size_(size), rounds_(rounds) {
   if (size <= kListed) {
     list_ = permutation(size, seed, epoch);
     return;
@@ -38,18 +44,18 @@ EpochOrder::EpochOrder(std::int64_t size, std::uint64_t seed, std::int64_t epoch
   for (std::uint64_t& key : keys_) key = random.next();
 }
 
-std::uint64_t EpochOrder::permute(std::uint64_t value) const {
+std::uint64_t Permutation::permute(std::uint64_t value) const {
   // Each round changes one part by a function of the other, so it can be undone: no two numbers become the same.
   std::uint64_t low = lowest_bits(value, low_bits_);
   std::uint64_t high = value >> low_bits_;
-  for (int round = 0; round < kRounds; round += 2) {
+  for (int round = 0; round < rounds_; round += 2) {
     high ^= lowest_bits(mix64(low ^ keys_[static_cast<std::size_t>(round)]), high_bits_);
     low ^= lowest_bits(mix64(high ^ keys_[static_cast<std::size_t>(round) + 1]), low_bits_);
   }
   return high << low_bits_ | low;
 }
 
-std::int64_t EpochOrder::at(std::int64_t position) const {
+std::int64_t Permutation::at(std::int64_t position) const {
   if (!list_.empty()) return list_[static_cast<std::size_t>(position)];
   if (high_bits_ == 0) return position;
   std::uint64_t value = static_cast<std::uint64_t>(position);
@@ -57,6 +63,127 @@ std::int64_t EpochOrder::at(std::int64_t position) const {
     value = permute(value);
   } while (value >= static_cast<std::uint64_t>(size_));
   return static_cast<std::int64_t>(value);
+}
+
+BlockTable::BlockTable(std::int64_t size, const Blocks& blocks, std::int64_t window_bytes)
+    : has_blocks_(!blocks.samples.empty()) {
+  first_ = {0};
+  if (!has_blocks_) {
+    first_.push_back(size);
+    return;
+  }
+  const auto named = static_cast<std::int64_t>(blocks.samples.size());
+  const std::int64_t joined = (named + kMostBlocks - 1) / kMostBlocks;  // neighbours that make one block here
+  std::int64_t total = 0;
+  for (std::int64_t i = 0; i < named; ++i) {
+    const std::int64_t samples = blocks.samples[static_cast<std::size_t>(i)];
+    if (samples < 0 || __builtin_add_overflow(total, samples, &total)) {
+      throw DataError("block " + std::to_string(i) + " of the data set has " + std::to_string(samples) + " samples");
+    }
+    const bool is_last_of_block = (i + 1) % joined == 0 || i + 1 == named;
+    if (is_last_of_block && total > first_.back()) first_.push_back(total);  // an empty shard is no block
+  }
+  if (total != size) {
+    throw DataError("the blocks of the data set have " + std::to_string(total) + " samples, but it has " +
+                    std::to_string(size));
+  }
+  const std::int64_t bytes = std::max<std::int64_t>(1, blocks.bytes) * joined;
+  together_ = std::max<std::int64_t>(1, window_bytes / bytes);
+}
+
+std::string BlockTable::text() const {
+  if (is_one_window()) return std::to_string(size()) + " samples in one window";
+  std::uint64_t sum = 0;  // of where the blocks begin
+  for (const std::int64_t first : first_) sum = mix64(sum + kGoldenGamma + static_cast<std::uint64_t>(first));
+  return std::to_string(size()) + " samples in " + std::to_string(count()) + " blocks (" + std::to_string(sum) + "), " +
+         std::to_string(together_) + " of them in a window";
+}
+
+EpochOrder::EpochOrder(std::shared_ptr<const BlockTable> table) : table_(std::move(table)) {}
+
+EpochOrder::EpochOrder(std::shared_ptr<const BlockTable> table, std::uint64_t seed, std::int64_t epoch)
+    : table_(std::move(table)), shuffled_(true), seed_(seed), epoch_(epoch) {
+  if (table_->is_one_window()) return;
+  RandomStream random{kBlockOrder, seed};
+  const Permutation blocks(table_->count(), random.next(), epoch);
+  order_.reserve(static_cast<std::size_t>(table_->count()));
+  begin_.reserve(order_.capacity() + 1);
+  begin_.push_back(0);
+  for (std::int64_t i = 0; i < table_->count(); ++i) {
+    order_.push_back(static_cast<std::int32_t>(blocks.at(i)));
+    begin_.push_back(begin_.back() + table_->samples(order_.back()));
+  }
+}
+
+std::int64_t EpochOrder::begin_of(std::int64_t index) const {
+  return begin_.empty() ? table_->first(index) : begin_[static_cast<std::size_t>(index)];
+}
+
+std::int64_t EpochOrder::block_number(std::int64_t index) const {
+  return order_.empty() ? index : order_[static_cast<std::size_t>(index)];
+}
+
+EpochOrder::Run EpochOrder::block(std::int64_t index) const {
+  const std::int64_t number = block_number(index);
+  return {table_->first(number), table_->samples(number)};
+}
+
+std::int64_t EpochOrder::window_block(std::int64_t position) const {
+  std::int64_t low = 0, high = blocks();  // the last block that begins at or before the position
+  while (high - low > 1) {
+    const std::int64_t middle = low + (high - low) / 2;
+    (begin_of(middle) <= position ? low : high) = middle;
+  }
+  return low / table_->together() * table_->together();
+}
+
+std::int64_t EpochOrder::window_size(std::int64_t position) const {
+  const std::int64_t block = window_block(position);
+  return begin_of(std::min(block + table_->together(), blocks())) - begin_of(block);
+}
+
+EpochOrder::Window EpochOrder::window_at(std::int64_t position) const {
+  const std::lock_guard lock(mutex_);
+  if (last_.number >= 0 && position >= last_.begin && position < last_.end) return last_;
+  const std::int64_t block = window_block(position);
+  last_.number = block / table_->together();
+  last_.begin = begin_of(block);
+  last_.end = begin_of(std::min(block + table_->together(), blocks()));
+  // That of a data set within one window is the permutation of (size, seed, epoch).
+  const std::uint64_t seed =
+      last_.number == 0 ? seed_ : RandomStream{kWindow, seed_, static_cast<std::uint64_t>(last_.number)}.next();
+  last_.order = std::make_shared<const Permutation>(last_.end - last_.begin, seed, epoch_);
+  return last_;
+}
+
+std::int64_t EpochOrder::sample_in(const Window& window, std::int64_t offset) const {
+  if (order_.empty()) return window.begin + offset;  // neighbouring blocks
+  const std::int64_t position = window.begin + offset;
+  const std::int64_t from = window.number * table_->together();
+  const std::int64_t to = std::min(from + table_->together(), blocks());
+  const auto begin = begin_.begin();
+  const auto behind =
+      std::upper_bound(begin + from, begin + to, position);  // a block begins there, behind the position
+  const std::int64_t index = behind - begin - 1;
+  return table_->first(block_number(index)) + position - begin_of(index);
+}
+
+std::vector<std::int64_t> EpochOrder::take(std::int64_t first, std::int64_t count) const {
+  std::vector<std::int64_t> samples;
+  samples.reserve(static_cast<std::size_t>(count));
+  if (!shuffled_) {
+    samples.resize(static_cast<std::size_t>(count));
+    std::iota(samples.begin(), samples.end(), first);
+    return samples;
+  }
+  for (std::int64_t position = first; position < first + count;) {
+    const Window window = window_at(position);
+    const std::int64_t end = std::min(window.end, first + count);
+    for (; position < end; ++position) {
+      samples.push_back(sample_in(window, window.order->at(position - window.begin)));
+    }
+  }
+  return samples;
 }
 
 }  // namespace dtrain::data

@@ -1,18 +1,22 @@
 #include "dtrain/data/loader.h"
 
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
-#include <exception>
 #include <mutex>
-#include <optional>
 #include <thread>
 #include <utility>
 
+#include "batch_job.h"
 #include "batch_pool.h"
 #include "dtrain/base/blocked_signals.h"
 #include "dtrain/base/error.h"
+#include "dtrain/base/json.h"
 #include "dtrain/data/sampler.h"
+#include "read_ahead.h"
+#include "thread_usage.h"
+#include "worker_count.h"
 
 namespace dtrain::data {
 
@@ -20,163 +24,338 @@ namespace {
 
 // Beside those ready: one being read, one in use, one or two still referenced by the step before.
 constexpr int kSpareBuffers = 4;
-
-// Of a whole batch, for each field.
-std::vector<std::size_t> buffer_sizes(const Dataset& dataset, const LoaderOptions& options) {
-  std::vector<std::size_t> sizes;
-  for (const auto& field : dataset.fields()) {
-    sizes.push_back(field.bytes() * static_cast<std::size_t>(options.batch_size));
-  }
-  return sizes;
-}
+// A piece of a batch is worth handing to another thread if it takes about so long.
+constexpr std::int64_t kShortestPiece = 50'000;
 
 }  // namespace
 
 struct SampleLoader::Impl {
-  struct Item {
-    HostBatch batch;
-    std::exception_ptr error;
+  // A batch from when a worker begins it until next() takes it. Guarded by the mutex, but for what the job guards.
+  struct InWork {
+    std::unique_ptr<BatchJob> job;  // empty: a worker is just making it
+    std::size_t next_place = 0;     // no worker has taken this one and those after it
+    std::size_t piece = 0;          // places that a worker takes at once
+    std::size_t places_left = 0;    // that have not been read
+    bool is_complete = false;
   };
 
   Impl(std::shared_ptr<const Dataset> source, const LoaderOptions& loader_options)
       : dataset(std::move(source)),
         options(loader_options),
-        sampler(dataset->size(), {options.batch_size, options.rank, options.world_size, options.shuffle,
-                                  options.drop_last, options.seed}),
-        sizes(buffer_sizes(*dataset, options)),
-        pool(BatchPool::create(sizes, static_cast<std::size_t>(options.prefetch) + kSpareBuffers)),
-        left(0) {
-    if (options.prefetch == 0) return;
+        sampler(
+            std::make_shared<const BlockTable>(dataset->size(), dataset->blocks(), options.shuffle_window),
+            {options.batch_size, options.rank, options.world_size, options.shuffle, options.drop_last, options.seed}),
+        pool(BatchPool::create(dataset->fields().size() * static_cast<std::size_t>(options.prefetch + kSpareBuffers))),
+        allocate(options.allocate ? options.allocate
+                                  : BatchAllocator([this](std::size_t bytes) { return pool->take(bytes); })),
+        count(options.free_cores, LoaderOptions::kMostAuto),
+        active(options.workers == LoaderOptions::kAuto ? 1 : options.workers) {
+    if (options.workers == 0) own_usage.emplace(/*is_of_reading=*/false);
+  }
+
+  // Makes threads up to `active`, which is only ever raised by the caller of next().
+  static void start_threads(const std::shared_ptr<Impl>& impl) {
     const BlockedSignals blocked;  // signals are for the program's own threads
-    thread = std::thread([this] { work(); });
-    pthread_setname_np(thread.native_handle(), "dtrain-loader");
-  }
-
-  ~Impl() {
-    {
-      const std::lock_guard lock(mutex);
-      stop = true;
+    while (impl->threads.size() < static_cast<std::size_t>(impl->active)) {
+      const auto number = static_cast<int>(impl->threads.size());
+      impl->threads.emplace_back([impl, number] { impl->work(number); });
+      pthread_setname_np(impl->threads.back().native_handle(), ("dtrain-load-" + std::to_string(number)).c_str());
     }
-    wake_worker.notify_all();
-    if (thread.joinable()) thread.join();
   }
 
-  std::shared_ptr<std::byte> take_buffer(std::size_t field) {
-    return options.allocate ? options.allocate(sizes[field]) : pool->take(field);
+  std::unique_ptr<BatchJob> make_job(const std::shared_ptr<const EpochOrder>& of_epoch, std::int64_t epoch_number,
+                                     std::int64_t from) const {
+    const Sampler::Part part = sampler.part(from);
+    return std::make_unique<BatchJob>(*dataset, BatchPlace{{options.seed, epoch_number}, part.first},
+                                      of_epoch->take(part.first, part.count), allocate, options.skip_damaged);
   }
 
-  // Called on one thread at a time: the worker, or next()'s when there is none.
-  Item read(std::int64_t of_epoch, std::int64_t index) {
-    Item item;
-    const auto start = std::chrono::steady_clock::now();
-    try {
-      if (!order || order_epoch != of_epoch) {
-        order.emplace(sampler.order(of_epoch));
-        order_epoch = of_epoch;
-      }
-      const auto samples = sampler.batch(*order, index);
-      std::vector<std::byte*> outputs;
-      for (std::size_t f = 0; f < dataset->fields().size(); ++f) {
-        item.batch.fields.push_back(take_buffer(f));
-        outputs.push_back(item.batch.fields.back().get());
-      }
-      dataset->read(samples, outputs);
-      item.batch.samples = static_cast<std::int64_t>(samples.size());
-      item.batch.fetch_time = std::chrono::steady_clock::now() - start;
-    } catch (...) {
-      item = {{}, std::current_exception()};
+  // How many batches may be begun beside those that next() has taken.
+  std::size_t room() const {
+    return std::max(static_cast<std::size_t>(options.prefetch), std::size_t{is_asked ? 1u : 0u});
+  }
+
+  // What a worker can do now; empty: nothing.
+  std::shared_ptr<InWork> next_piece() const {
+    for (const auto& batch : begun) {
+      if (batch->job && batch->next_place < batch->job->places()) return batch;
     }
-    return item;
+    return nullptr;
+  }
+  bool can_begin() const { return to_begin > 0 && begun.size() < room(); }
+
+  std::size_t piece_of(std::size_t places) const {
+    const auto by_time = static_cast<std::size_t>(std::max<std::int64_t>(1, last_read_ns / kShortestPiece));
+    const std::size_t pieces = active == 1 ? 1 : std::min(by_time, 2 * static_cast<std::size_t>(active));
+    return std::max<std::size_t>(1, (places + pieces - 1) / pieces);
   }
 
-  void work() {
-    std::uint64_t seen = 0;  // the generation this thread works for, or has finished
-    std::int64_t of_epoch = 0, index = 0;
-    const auto batches = sampler.batches_per_epoch();
+  void work(int number) {
+    ThreadUsage usage(/*is_of_reading=*/true);
     std::unique_lock lock(mutex);
     for (;;) {
-      wake_worker.wait(lock, [&] {
-        const bool room = ready.size() < static_cast<std::size_t>(options.prefetch);
-        return stop || generation != seen || (seen != 0 && index < batches && room);
-      });
+      wake_workers.wait(lock, [&] { return stop || (number < active && (next_piece() || can_begin())); });
       if (stop) return;
-      if (generation != seen) {
-        seen = generation;
-        of_epoch = epoch;
-        index = first_batch;
-        continue;
+      if (const auto batch = next_piece()) {
+        read_piece(lock, batch, usage);
+      } else {
+        begin_batch(lock);
       }
-      lock.unlock();
-      auto item = read(of_epoch, index++);
-      lock.lock();
-      if (generation != seen) continue;  // a new epoch was started meanwhile: this batch is dropped
-      ready.push_back(std::move(item));
-      wake_consumer.notify_one();
     }
   }
 
-  Item take_ready() {
-    std::unique_lock lock(mutex);
-    wake_consumer.wait(lock, [&] { return !ready.empty(); });
-    auto item = std::move(ready.front());
-    ready.pop_front();
+  void begin_batch(std::unique_lock<std::mutex>& lock) {
+    const auto batch = std::make_shared<InWork>();
+    begun.push_back(batch);
+    const auto of_epoch = order;
+    const auto ahead_of_epoch = ahead;
+    const std::int64_t epoch_number = epoch, from = begin_at, of_generation = generation;
+    begin_at += sampler.global_batch();
+    --to_begin;
     lock.unlock();
-    wake_worker.notify_one();
-    return item;
+    std::unique_ptr<BatchJob> job;
+    try {
+      if (ahead_of_epoch) ahead_of_epoch->reach(*dataset, from);
+      job = make_job(of_epoch, epoch_number, from);
+    } catch (...) {
+      job = std::make_unique<BatchJob>(*dataset, std::current_exception());
+    }
+    lock.lock();
+    if (of_generation != generation) return;  // a new epoch was started meanwhile
+    if (job->places() == 0) {
+      batch->is_complete = true;
+      wake_consumer.notify_one();
+    }
+    batch->places_left = job->places();
+    batch->piece = piece_of(job->places());
+    batch->job = std::move(job);
+    if (batch->piece < batch->places_left || can_begin()) wake_workers.notify_all();
+  }
+
+  void read_piece(std::unique_lock<std::mutex>& lock, const std::shared_ptr<InWork>& batch, ThreadUsage& usage) {
+    const std::size_t first = batch->next_place;
+    const std::size_t places = std::min(batch->piece, batch->job->places() - first);
+    batch->next_place += places;
+    lock.unlock();
+    batch->job->read(first, places, usage);
+    lock.lock();
+    batch->places_left -= places;
+    if (batch->places_left > 0) return;
+    lock.unlock();
+    batch->job->finish(usage);
+    lock.lock();
+    batch->is_complete = true;
+    wake_consumer.notify_one();
+  }
+
+  LoadedBatch take_complete() {
+    std::shared_ptr<InWork> batch;
+    {
+      std::unique_lock lock(mutex);
+      is_asked = true;
+      if (begun.empty()) wake_workers.notify_all();
+      const auto is_there = [&] { return !begun.empty() && begun.front()->is_complete; };
+      if (options.timeout.count() == 0) {
+        wake_consumer.wait(lock, is_there);
+      } else if (!wake_consumer.wait_for(lock, options.timeout, is_there)) {
+        give_up(lock);
+      }
+      is_asked = false;
+      batch = std::move(begun.front());
+      begun.pop_front();
+    }
+    wake_workers.notify_all();
+    return batch->job->take();
+  }
+
+  [[noreturn]] void give_up(std::unique_lock<std::mutex>& lock) {
+    has_timed_out = true;
+    const auto batch = begun.empty() ? nullptr : begun.front();
+    lock.unlock();
+    const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(options.timeout).count();
+    throw DataError("no batch came for " + std::to_string(seconds) +
+                        " s: " + (batch && batch->job ? batch->job->in_reading() : "a batch is being begun"),
+                    "does the disk or the network that has the data answer? communication.timeout is how long a rank "
+                    "waits");
+  }
+
+  LoadedBatch read_here(std::int64_t from) {
+    if (ahead) ahead->reach(*dataset, from);
+    const auto job = make_job(order, epoch, from);
+    job->read(0, job->places(), *own_usage);
+    job->finish(*own_usage);
+    return job->take();
+  }
+
+  // Counts in the order of the batches, so that the same batch is always the one too many.
+  void count_skipped(const LoadedBatch& batch) {
+    skipped += static_cast<std::int64_t>(batch.skipped.size());
+    if (skipped <= options.max_skipped) return;
+    throw DataError(std::to_string(skipped) + " damaged samples were left out in epoch " + std::to_string(epoch) +
+                        " by rank " + std::to_string(options.rank) + ", more than " +
+                        std::to_string(options.max_skipped) + "; the last one: " + batch.skipped.back().damage,
+                    "repair the data, or raise max_skipped");
+  }
+
+  void follow_rate(std::int64_t used_ns, const ReadUsage& usage) {
+    const int wanted = count.after_batch(used_ns, usage);
+    const std::lock_guard lock(mutex);
+    last_read_ns = usage.time_ns;
+    active = options.workers == LoaderOptions::kAuto ? wanted : active;
   }
 
   const std::shared_ptr<const Dataset> dataset;
   const LoaderOptions options;
   const Sampler sampler;
-  const std::vector<std::size_t> sizes;
   const std::shared_ptr<BatchPool> pool;  // where options.allocate is empty
+  const BatchAllocator allocate;
 
-  std::int64_t left;                // batches that next() has still to give; the caller's thread alone
-  std::optional<EpochOrder> order;  // of order_epoch; the reading thread alone
-  std::int64_t order_epoch = 0;
+  // The caller's thread alone.
+  WorkerCount count;
+  std::optional<ThreadUsage> own_usage;  // where there are no workers
+  std::int64_t left = 0;                 // batches that next() has still to give
+  std::int64_t position = 0;             // of the next batch
+  std::int64_t skipped = 0;              // in this epoch
+  std::chrono::steady_clock::time_point given_at;
+  bool has_given = false;
 
-  std::mutex mutex;  // guards what follows
-  std::condition_variable wake_worker, wake_consumer;
-  std::deque<Item> ready;
-  std::uint64_t generation = 0;  // counts start_epoch(): marks batches of an abandoned epoch
+  mutable std::mutex mutex;  // guards what follows
+  std::condition_variable wake_workers, wake_consumer;
+  std::deque<std::shared_ptr<InWork>> begun;
+  std::shared_ptr<const EpochOrder> order;
+  std::shared_ptr<ReadAhead> ahead;  // empty: nothing is read ahead
   std::int64_t epoch = 0;
-  std::int64_t first_batch = 0;  // of the epoch
+  std::int64_t begin_at = 0, to_begin = 0;  // position of the next batch to begin, and how many are left
+  std::int64_t generation = 0;              // counts start_epoch(): marks batches of an abandoned epoch
+  std::int64_t last_read_ns = 0;
+  bool is_asked = false;  // next() waits
   bool stop = false;
-  std::thread thread;
+  bool has_timed_out = false;
+  int active;
+  std::vector<std::thread> threads;  // the caller's thread alone
 };
 
-SampleLoader::SampleLoader(std::shared_ptr<const Dataset> dataset, const LoaderOptions& options) {
-  if (options.prefetch < 0)
-    throw DataError("prefetch is " + std::to_string(options.prefetch) + ", but must be at least 0");
-  impl_ = std::make_unique<Impl>(std::move(dataset), options);
+std::string LoaderState::text() const {
+  return to_line({{"epoch", epoch}, {"position", position}, {"skipped", skipped}, {"seed", seed}, {"order", order}});
 }
 
-SampleLoader::~SampleLoader() = default;
+LoaderState LoaderState::parse(const std::string& text) {
+  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const auto number = [&](const char* name) {
+    const auto found = json.is_object() ? json.find(name) : json.end();
+    if (!json.is_object() || found == json.end() || !found->is_number_integer()) {
+      throw DataError("the state of a loader has no number '" + std::string(name) + "': " + text.substr(0, 100));
+    }
+    return found->get<std::int64_t>();
+  };
+  LoaderState state;
+  state.epoch = number("epoch");
+  state.position = number("position");
+  state.skipped = number("skipped");
+  number("seed");
+  state.seed = json["seed"].get<std::uint64_t>();
+  if (!json.contains("order") || !json["order"].is_string()) throw DataError("the state of a loader names no order");
+  state.order = json["order"].get<std::string>();
+  return state;
+}
 
-void SampleLoader::start_epoch(std::int64_t epoch, std::int64_t first_batch) {
-  first_batch = std::clamp<std::int64_t>(first_batch, 0, batches_per_epoch());
-  std::deque<Impl::Item> dropped;  // freed after the lock
+SampleLoader::SampleLoader(std::shared_ptr<const Dataset> dataset, const LoaderOptions& options) {
+  const auto require = [](bool good, const char* name, std::int64_t value, const std::string& bounds) {
+    if (!good) throw DataError(std::string(name) + " is " + std::to_string(value) + ", but must be " + bounds);
+  };
+  require(options.prefetch >= 0, "prefetch", options.prefetch, "at least 0");
+  require(options.workers == LoaderOptions::kAuto ||
+              (options.workers >= 0 && options.workers <= LoaderOptions::kMostWorkers),
+          "workers", options.workers, "auto or from 0 to " + std::to_string(LoaderOptions::kMostWorkers));
+  require(options.max_skipped >= 0, "max_skipped", options.max_skipped, "at least 0");
+  require(options.shuffle_window > 0, "shuffle_window", options.shuffle_window, "greater than 0");
+  impl_ = std::make_shared<Impl>(std::move(dataset), options);
+  Impl::start_threads(impl_);
+}
+
+SampleLoader::~SampleLoader() {
   {
     const std::lock_guard lock(impl_->mutex);
-    dropped.swap(impl_->ready);
-    impl_->epoch = epoch;
-    impl_->first_batch = first_batch;
-    ++impl_->generation;
+    impl_->stop = true;
   }
-  impl_->left = batches_per_epoch() - first_batch;
-  impl_->wake_worker.notify_one();
+  impl_->wake_workers.notify_all();
+  for (std::thread& thread : impl_->threads) impl_->has_timed_out ? thread.detach() : thread.join();
 }
 
-std::optional<HostBatch> SampleLoader::next() {
-  if (impl_->left == 0) return std::nullopt;
-  const auto index = batches_per_epoch() - impl_->left--;
-  auto item = impl_->options.prefetch > 0 ? impl_->take_ready() : impl_->read(impl_->epoch, index);
-  if (item.error) std::rethrow_exception(item.error);
-  return std::move(item.batch);
+void SampleLoader::start_epoch(std::int64_t epoch, std::int64_t position) {
+  Impl& impl = *impl_;
+  position = std::clamp<std::int64_t>(position, 0, impl.sampler.size());
+  std::shared_ptr<const EpochOrder> order(new EpochOrder(impl.sampler.order(epoch)));
+  const bool reads_ahead =
+      impl.sampler.blocks().has_blocks() && 2 * impl.options.ranks_of_host >= impl.options.world_size;
+  auto ahead = reads_ahead ? std::make_shared<ReadAhead>(order, position) : nullptr;
+  std::deque<std::shared_ptr<Impl::InWork>> dropped;  // freed after the lock
+  {
+    const std::lock_guard lock(impl.mutex);
+    dropped.swap(impl.begun);
+    impl.ahead = std::move(ahead);
+    impl.order = std::move(order);
+    impl.epoch = epoch;
+    impl.begin_at = position;
+    impl.to_begin = impl.sampler.batches_from(position);
+    ++impl.generation;
+  }
+  impl.left = impl.sampler.batches_from(position);
+  impl.position = position;
+  impl.skipped = 0;
+  impl.wake_workers.notify_all();
+}
+
+void SampleLoader::restore(const LoaderState& state) {
+  if (state.seed != impl_->options.seed || state.order != order()) {
+    const auto text = [](const LoaderState& one) { return one.order + ", seed " + std::to_string(one.seed); };
+    throw DataError("the samples had the order of " + text(state) + " and have that of " +
+                        text({.seed = impl_->options.seed, .order = order()}) +
+                        " now: the rest of the epoch cannot be told from what has been read",
+                    "go on with the same data, seed and shuffle_window, or begin an epoch anew");
+  }
+  start_epoch(state.epoch, state.position);
+  impl_->skipped = state.skipped;
+}
+
+LoaderState SampleLoader::state() const {
+  return {impl_->epoch, impl_->position, impl_->skipped, impl_->options.seed, order()};
+}
+
+std::string SampleLoader::order() const {
+  return impl_->options.shuffle ? impl_->sampler.blocks().text()
+                                : std::to_string(impl_->sampler.size()) + " samples, not shuffled";
+}
+
+std::optional<LoadedBatch> SampleLoader::next() {
+  Impl& impl = *impl_;
+  if (impl.left == 0) {
+    // The other ranks take the rest of the epoch, if there is any, so that the position is the same on all.
+    if (impl.order && !impl.options.drop_last) impl.position = impl.sampler.size();
+    return std::nullopt;
+  }
+  const auto asked_at = std::chrono::steady_clock::now();
+  const std::int64_t from = impl.position;
+  --impl.left;
+  impl.position = std::min(from + impl.sampler.global_batch(), impl.sampler.size());
+  LoadedBatch batch = impl.options.workers == 0 ? impl.read_here(from) : impl.take_complete();
+  impl.count_skipped(batch);
+  if (impl.options.workers != 0 && std::exchange(impl.has_given, true)) {
+    impl.follow_rate((asked_at - impl.given_at).count(), batch.usage);
+    Impl::start_threads(impl_);
+  }
+  impl.given_at = std::chrono::steady_clock::now();
+  return batch;
 }
 
 std::int64_t SampleLoader::batches_per_epoch() const {
-  return impl_->sampler.batches_per_epoch();
+  return impl_->sampler.batches_from(0);
+}
+std::int64_t SampleLoader::batches_left() const {
+  return impl_->left;
+}
+bool SampleLoader::is_in_windows() const {
+  return impl_->options.shuffle && !impl_->sampler.blocks().is_one_window();
 }
 std::int64_t SampleLoader::samples_per_epoch() const {
   return impl_->sampler.samples_per_epoch();
@@ -184,12 +363,15 @@ std::int64_t SampleLoader::samples_per_epoch() const {
 
 std::int32_t SampleLoader::queue_depth() const {
   const std::lock_guard lock(impl_->mutex);
-  return static_cast<std::int32_t>(impl_->ready.size());
+  return static_cast<std::int32_t>(
+      std::count_if(impl_->begun.begin(), impl_->begun.end(), [](const auto& batch) { return batch->is_complete; }));
 }
 
 std::int32_t SampleLoader::workers() const {
-  return impl_->options.prefetch > 0 ? 1 : 0;
+  const std::lock_guard lock(impl_->mutex);
+  return impl_->active;
 }
+
 const Dataset& SampleLoader::dataset() const {
   return *impl_->dataset;
 }

@@ -310,8 +310,8 @@ std::size_t Value::bytes() const {
 
 Value Value::make(ElementType type, std::vector<std::int64_t> shape) {
   Value value{type, std::move(shape), nullptr};
-  value.data = std::shared_ptr<std::byte>(static_cast<std::byte*>(::operator new (value.bytes(), kAlignment)),
-                                          [](std::byte* memory) { ::operator delete (memory, kAlignment); });
+  value.data = std::shared_ptr<std::byte>(static_cast<std::byte*>(::operator new(value.bytes(), kAlignment)),
+                                          [](std::byte* memory) { ::operator delete(memory, kAlignment); });
   return value;
 }
 

@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "dtrain/data/random_stream.h"
 #include "dtrain/base/error.h"
 #include "dtrain/data/in_memory.h"
+#include "dtrain/data/random_stream.h"
 
 namespace dtrain::data {
 

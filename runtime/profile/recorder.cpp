@@ -432,7 +432,17 @@ void Recorder::clock(const ClockRecord& offset) {
 void Recorder::loader(const LoaderSample& sample) {
   if (!impl_ || !impl_->step_is_recorded) return;
   Impl& s = *impl_;
-  const LoaderPayload loader = {s.now(), sample.queue_depth, sample.workers, sample.fetch_ns, sample.pinned ? 1 : 0};
+  const LoaderPayload loader = {.time_ns = s.now(),
+                                .queue_depth = sample.queue_depth,
+                                .workers = sample.workers,
+                                .fetch_ns = sample.fetch_ns,
+                                .pinned = sample.pinned ? 1 : 0,
+                                .cpu_ns = sample.cpu_ns,
+                                .no_core_ns = sample.no_core_ns,
+                                .bytes = sample.bytes,
+                                .disk_bytes = sample.disk_bytes,
+                                .requests = sample.requests,
+                                .skipped = sample.skipped};
   if (s.late) return s.late->add_loader(s.batch, loader);
   s.write({.kind = RecordKind::kLoader, .batch = s.batch, .loader = loader});
 }

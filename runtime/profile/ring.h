@@ -32,8 +32,10 @@ struct StepPayload {
 struct LoaderPayload {
   std::int64_t time_ns;
   std::int32_t queue_depth, workers;
-  std::int64_t fetch_ns;  // -1: not known
+  std::int64_t fetch_ns;  // -1: not known, as the others below
   std::int64_t pinned;
+  std::int64_t cpu_ns, no_core_ns, bytes, disk_bytes, requests;
+  std::int64_t skipped;
 };
 struct MarkPayload {
   RunMark mark;
@@ -69,7 +71,7 @@ struct Record {
 
 struct RingHeader {
   static constexpr std::uint64_t kMagic = 0x474e495254524eULL;  // another value than any version before had
-  static constexpr std::uint32_t kVersion = 7;
+  static constexpr std::uint32_t kVersion = 8;
 
   std::uint64_t magic;
   std::uint32_t version;

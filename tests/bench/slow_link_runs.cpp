@@ -42,17 +42,15 @@ SlowLinkRuns::SlowLinkRuns(const std::vector<Workload>& workloads) {
   run_together({{kPython, kSource / "tests/bench/slow_link_models.py", scratch_.path()}}, scratch_.path(), false);
   for (const Workload& workload : workloads) {
     // The order in which dtrain takes the samples, for the peer.
-    const std::int64_t samples =
-        workload.name == "transformer"
-            ? data::load_tokens(scratch_.path() / "training.tokens", data::TokenType::kUint16, kSequence)->size()
-            : kFashionSamples;
-    const data::Sampler sampler(samples, {.batch_size = workload.batch * kRanks});
+    auto blocks = std::make_shared<data::BlockTable>(kFashionSamples, data::Blocks{});
+    if (workload.name == "transformer") {
+      const auto tokens = data::load_tokens(scratch_.path() / "training.tokens", data::TokenType::kUint16, kSequence);
+      blocks = std::make_shared<data::BlockTable>(tokens->size(), tokens->blocks());
+    }
+    const data::Sampler sampler(blocks, {.batch_size = workload.batch * kRanks});
     std::ofstream file(scratch_.path() / (workload.name + ".order"), std::ios::binary);
-    for (std::int64_t epoch = 0, batches = 0; batches < workload.steps;
-         ++epoch, batches += sampler.batches_per_epoch()) {
-      const auto order = sampler.order(epoch);
-      for (std::int64_t i = 0; i < sampler.samples_per_epoch(); ++i) {
-        const std::int64_t sample = order.at(i);
+    for (std::int64_t epoch = 0, batches = 0; batches < workload.steps; ++epoch, batches += sampler.batches_from(0)) {
+      for (const std::int64_t sample : sampler.order(epoch).take(0, sampler.samples_per_epoch())) {
         file.write(reinterpret_cast<const char*>(&sample), sizeof sample);
       }
     }

@@ -169,6 +169,38 @@ TEST(ModelExperiment, EveryFormatOfData) {
   EXPECT_EQ(read(tokens).format,
             data::Format(data::Tokens{.token_type = data::TokenType::kInt64, .sequence_length = 128}));
   EXPECT_EQ(read(tokens).training, source_of({{"file", tokens.path().parent_path() / "t"}}));
+
+  const TemporaryFile raw(model_text(sgd,
+                                     "{format: raw, training: {features: 'x-*', target: y}, features_shape: [3, 4], "
+                                     "features_type: uint8, target_shape: []}"));
+  EXPECT_EQ(read(raw).format,
+            data::Format(data::Raw{.features_type = data::ElementType::kUint8, .features_shape = {3, 4}}));
+  EXPECT_EQ(read(raw).training.at("features"), (raw.path().parent_path() / "x-*").string());
+
+  const TemporaryFile csv(
+      model_text(sgd, "{format: csv, training: {file: a.csv}, delimiter: tab, target_column: y, target_is: number}"));
+  EXPECT_EQ(read(csv).format,
+            data::Format(data::Csv{
+                .delimiter = data::CsvDelimiter::kTab, .target_column = "y", .target_is = data::CsvTarget::kNumber}));
+}
+
+TEST(ModelExperiment, HowDataIsRead) {
+  const auto loader = [](const std::string& keys) {
+    const std::string data = "{format: npy, training: {features: a, target: b}" + keys + "}";
+    return read_model_text(model_text("{kind: sgd, lr: 1}", data)).model->data.loader;
+  };
+  EXPECT_EQ(loader(""), LoaderKeys());
+  EXPECT_EQ(loader(", workers: auto").workers, LoaderKeys::kAuto);
+  EXPECT_EQ(loader(", workers: 0").workers, 0);
+  EXPECT_EQ(loader(", workers: 4, prefetch: 0, pin: false, shuffle: true, drop_last: false, shuffle_window: 64, "
+                   "on_error: skip, max_skipped: 0"),
+            (LoaderKeys{.workers = 4,
+                        .prefetch = 0,
+                        .pin = false,
+                        .drop_last = false,
+                        .shuffle_window = 64,
+                        .on_error = OnDamage::kSkip,
+                        .max_skipped = 0}));
 }
 
 TEST(ModelExperiment, LearningRateSchedules) {
@@ -271,7 +303,7 @@ TEST(ModelExperiment, JsonShowsWhatTheKindAndTheFormatHave) {
           R"("dampening":0.0,"nesterov":false,"weight_decay":0.0,"groups":[],"trainable":"","max_gradient_norm":0.0,)"
           R"("max_gradient_value":0.0,"lr_schedule":{"kind":"constant","unit":"steps","warmup_steps":0},"reduce_on_plateau":null})"));
   EXPECT_THAT(idx, HasSubstr(R"("data":{"format":"idx","training":{"features":"a.gz","target":"b.gz"},)"
-                             R"("validation":null,"scale":null})"));
+                             R"("validation":null,"scale":null,"workers":"auto","prefetch":2,)"));
   EXPECT_THAT(idx, Not(HasSubstr("entrypoint")));
   const std::string tokens = "{format: tokens, training: {file: t}, validation: {file: v}, sequence_length: 8}";
   const std::string adamw = json(model_text("{kind: adamw, lr: 0.1}", tokens, "cross_entropy"));
@@ -282,7 +314,7 @@ TEST(ModelExperiment, JsonShowsWhatTheKindAndTheFormatHave) {
                 R"("lr_schedule":{"kind":"constant","unit":"steps","warmup_steps":0},"reduce_on_plateau":null})"));
   EXPECT_THAT(adamw, HasSubstr(R"("loss":"cross_entropy","metrics":["accuracy"],"optimizer")"));
   EXPECT_THAT(adamw, HasSubstr(R"("data":{"format":"tokens","training":{"file":"t"},"validation":{"file":"v"},)"
-                               R"("token_type":"uint16","sequence_length":8})"));
+                               R"("token_type":"uint16","sequence_length":8,"workers":"auto",)"));
   const std::string named = "{format: safetensors, training: {file: t}}";
   EXPECT_THAT(json(model_text("{kind: adam, lr: 1}", named)),
               HasSubstr(R"("training":{"file":"t","features":"features","target":"target"})"));

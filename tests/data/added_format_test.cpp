@@ -140,7 +140,8 @@ TEST_F(AddedFormatTest, IsInThePlanAndTheSchema) {
   Data csv{TestCsv{.header_lines = 2}, {{"file", "/a.csv"}, {"encoding", "utf-8"}}, {}};
   EXPECT_EQ(to_line(config::PlanWriter::write([&](config::Keys& keys) { declare_keys(keys, csv); })),
             R"({"format":"csv","training":{"file":"/a.csv","encoding":"utf-8"},"validation":null,"scale":null,)"
-            R"("header_lines":2})");
+            R"("header_lines":2,"workers":"auto","prefetch":2,"pin":true,"shuffle":true,"drop_last":true,)"
+            R"("shuffle_window":512,"on_error":"fail"})");
 
   Data defaults;
   const Json schema = config::SchemaWriter::write([&](config::Keys& keys) { declare_keys(keys, defaults); });
@@ -153,7 +154,7 @@ TEST_F(AddedFormatTest, IsInThePlanAndTheSchema) {
             "one sequence of numbers without a header. csv: one file, a line for each sample.");
   EXPECT_TRUE(keys.contains("header_lines"));
   EXPECT_EQ(keys.at("training").at("properties").at("file").at("description").get<std::string>(),
-            "safetensors, tokens, csv: the file, relative to this file's folder.");
+            std::string("safetensors, tokens, csv: ") + kTheFile);
   EXPECT_THAT(to_line(schema.at("allOf")),
               HasSubstr(R"({"if":{"required":["format"],"properties":{"format":{"const":"csv"}}},"then":{"properties":)"
                         R"({"training":{"properties":{"features":false,"target":false},"required":["file"]},)"));

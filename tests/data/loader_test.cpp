@@ -79,26 +79,44 @@ std::vector<std::int64_t> indices(const HostBatch& batch) {
   return values;
 }
 
-class LoaderTest : public ::testing::TestWithParam<int> {  // the depth of prefetching
+Sampler sampler_of(std::int64_t size, const SamplerOptions& options) {
+  return {std::make_shared<BlockTable>(size, Blocks{}), options};
+}
+
+// The samples of a rank's batch number `batch` of an epoch.
+std::vector<std::int64_t> expected_batch(const Sampler& sampler, std::int64_t epoch, std::int64_t batch) {
+  const Sampler::Part part = sampler.part(batch * sampler.global_batch());
+  return sampler.order(epoch).take(part.first, part.count);
+}
+
+struct Reading {
+  int workers, prefetch;
+};
+
+class LoaderTest : public ::testing::TestWithParam<Reading> {
  protected:
   std::shared_ptr<NumberDataset> dataset_ = std::make_shared<NumberDataset>(103);
-  LoaderOptions options_{.batch_size = 4, .rank = 1, .world_size = 2, .seed = 11, .prefetch = GetParam()};
+  LoaderOptions options_{.batch_size = 4,
+                         .rank = 1,
+                         .world_size = 2,
+                         .seed = 11,
+                         .workers = GetParam().workers,
+                         .prefetch = GetParam().prefetch};
 };
 
 TEST_P(LoaderTest, GivesTheSamplersBatchesInOrder) {
   SampleLoader loader(dataset_, options_);
-  const Sampler sampler(103, {.batch_size = 4, .rank = 1, .world_size = 2, .seed = 11});
-  EXPECT_EQ(loader.batches_per_epoch(), sampler.batches_per_epoch());
+  const Sampler sampler = sampler_of(103, {.batch_size = 4, .rank = 1, .world_size = 2, .seed = 11});
+  EXPECT_EQ(loader.batches_per_epoch(), sampler.batches_from(0));
   EXPECT_EQ(loader.samples_per_epoch(), 96);
   EXPECT_EQ(&loader.dataset(), dataset_.get());
   EXPECT_FALSE(loader.next());  // no epoch yet
   for (const std::int64_t epoch : {0, 1, 7, 7}) {
     loader.start_epoch(epoch);
-    const auto order = sampler.order(epoch);
     for (std::int64_t b = 0; b < loader.batches_per_epoch(); ++b) {
       const auto batch = loader.next();
       ASSERT_TRUE(batch);
-      const auto expected = sampler.batch(order, b);
+      const auto expected = expected_batch(sampler, epoch, b);
       ASSERT_EQ(indices(*batch), expected);
     }
     EXPECT_FALSE(loader.next());
@@ -107,8 +125,13 @@ TEST_P(LoaderTest, GivesTheSamplersBatchesInOrder) {
 }
 
 TEST_P(LoaderTest, ValidationEndsWithAShortBatch) {
-  options_ = {
-      .batch_size = 8, .rank = 1, .world_size = 2, .shuffle = false, .drop_last = false, .prefetch = GetParam()};
+  options_ = {.batch_size = 8,
+              .rank = 1,
+              .world_size = 2,
+              .shuffle = false,
+              .drop_last = false,
+              .workers = GetParam().workers,
+              .prefetch = GetParam().prefetch};
   SampleLoader loader(dataset_, options_);
   loader.start_epoch(0);
   std::vector<std::int64_t> sizes;
@@ -136,7 +159,7 @@ TEST_P(LoaderTest, BuffersAreAlignedKeptAndRecycled) {
     }
   }
   // 240 batches of two fields, yet only as many buffers as were in use together.
-  EXPECT_LE(addresses.size(), 2u * static_cast<std::size_t>(3 + GetParam() + 3));
+  EXPECT_LE(addresses.size(), 2u * static_cast<std::size_t>(3 + GetParam().prefetch + 3));
   for (std::size_t i = 0; i < kept.size(); ++i) EXPECT_EQ(indices(kept[i]), contents[i]);
 }
 
@@ -154,9 +177,8 @@ TEST_P(LoaderTest, BatchesOutliveTheLoader) {
 }
 
 TEST_P(LoaderTest, AnErrorComesInItsPlaceAndTheEpochGoesOn) {
-  const Sampler sampler(103, {.batch_size = 4, .rank = 1, .world_size = 2, .seed = 11});
-  const auto order = sampler.order(0);
-  dataset_->broken = sampler.batch(order, 5)[2];
+  const Sampler sampler = sampler_of(103, {.batch_size = 4, .rank = 1, .world_size = 2, .seed = 11});
+  dataset_->broken = expected_batch(sampler, 0, 5)[2];
   SampleLoader loader(dataset_, options_);
   loader.start_epoch(0);
   for (std::int64_t b = 0; b < loader.batches_per_epoch(); ++b) {
@@ -171,7 +193,7 @@ TEST_P(LoaderTest, AnErrorComesInItsPlaceAndTheEpochGoesOn) {
     }
     const auto batch = loader.next();
     ASSERT_TRUE(batch);
-    const auto expected = sampler.batch(order, b);
+    const auto expected = expected_batch(sampler, 0, b);
     EXPECT_EQ(indices(*batch), expected);
   }
   EXPECT_FALSE(loader.next());
@@ -179,12 +201,11 @@ TEST_P(LoaderTest, AnErrorComesInItsPlaceAndTheEpochGoesOn) {
 
 TEST_P(LoaderTest, ANewEpochDropsTheRestOfTheOld) {
   SampleLoader loader(dataset_, options_);
-  const Sampler sampler(103, {.batch_size = 4, .rank = 1, .world_size = 2, .seed = 11});
+  const Sampler sampler = sampler_of(103, {.batch_size = 4, .rank = 1, .world_size = 2, .seed = 11});
   for (std::int64_t epoch = 0; epoch < 200; ++epoch) {
     loader.start_epoch(epoch);
-    const auto order = sampler.order(epoch);
     for (std::int64_t b = 0; b < epoch % 4; ++b) {
-      const auto expected = sampler.batch(order, b);
+      const auto expected = expected_batch(sampler, epoch, b);
       ASSERT_EQ(indices(*loader.next()), expected);
     }
   }
@@ -219,7 +240,7 @@ TEST_P(LoaderTest, EndsCleanlyAtAnyMoment) {
 }
 
 TEST_P(LoaderTest, EndsOnceAReadThatGoesOnHasEnded) {
-  if (GetParam() == 0) GTEST_SKIP() << "nothing is read unless asked for";
+  if (GetParam().workers == 0 || GetParam().prefetch == 0) GTEST_SKIP() << "nothing is read unless asked for";
   auto loader = std::make_unique<SampleLoader>(dataset_, options_);
   dataset_->shut();
   loader->start_epoch(0);
@@ -231,7 +252,15 @@ TEST_P(LoaderTest, EndsOnceAReadThatGoesOnHasEnded) {
   EXPECT_EQ(dataset_.use_count(), 1);
 }
 
-INSTANTIATE_TEST_SUITE_P(Prefetch, LoaderTest, ::testing::Values(0, 1, 2, 7));
+INSTANTIATE_TEST_SUITE_P(Reading, LoaderTest,
+                         ::testing::Values(Reading{0, 0}, Reading{0, 2}, Reading{1, 0}, Reading{1, 1}, Reading{1, 2},
+                                           Reading{3, 0}, Reading{3, 2}, Reading{3, 7},
+                                           Reading{LoaderOptions::kAuto, 2}),
+                         [](const auto& info) {
+                           const int workers = info.param.workers;
+                           return (workers < 0 ? "auto" : std::to_string(workers)) + "_workers_prefetch_" +
+                                  std::to_string(info.param.prefetch);
+                         });
 
 TEST(Loader, PrefetchFillsTheQueueAndNoMore) {
   const auto dataset = std::make_shared<NumberDataset>(100);
@@ -248,9 +277,9 @@ TEST(Loader, PrefetchFillsTheQueueAndNoMore) {
   EXPECT_EQ(dataset->reads, 4);
 }
 
-TEST(Loader, WithoutPrefetchReadsWhenAsked) {
+TEST(Loader, WithoutWorkersReadsWhenAsked) {
   const auto dataset = std::make_shared<NumberDataset>(100);
-  SampleLoader loader(dataset, {.batch_size = 1, .prefetch = 0});
+  SampleLoader loader(dataset, {.batch_size = 1, .workers = 0});
   EXPECT_EQ(loader.workers(), 0);
   loader.start_epoch(0);
   EXPECT_EQ(dataset->reads, 0);
@@ -267,9 +296,8 @@ TEST(Loader, ABatchBeingReadForAnAbandonedEpochIsNotHandedOut) {
   ASSERT_TRUE(eventually([&] { return dataset->reads == 1; }));  // reading epoch 0, and held there
   loader.start_epoch(1);
   dataset->open();
-  const Sampler sampler(100, {.batch_size = 10, .seed = 1});
-  const auto order = sampler.order(1);
-  const auto expected = sampler.batch(order, 0);
+  const Sampler sampler = sampler_of(100, {.batch_size = 10, .seed = 1});
+  const auto expected = expected_batch(sampler, 1, 0);
   EXPECT_EQ(indices(*loader.next()), expected);
 }
 

@@ -52,7 +52,7 @@ class FakeRank {
     record = {};
     record.kind = RecordKind::kLoader;
     record.batch = batch;
-    record.loader = {now_, 1, 4, 2'000, 0};
+    record.loader = {now_, 1, 4, 2'000, 0, 1'000, 100, 4'096, 512, 2, 1};
     dump.add(record);
     for (std::int32_t bucket = 0; bucket < 2; ++bucket) {
       record = {};
@@ -217,6 +217,13 @@ TEST_F(BoundedDumpTest, AWindowSaysWhatItsStepsWereLike) {
   EXPECT_EQ(window["loader"]["workers"], 4);
   EXPECT_EQ(window["loader"]["fetch_ns"]["sum"], 100 * 2'000);
   EXPECT_EQ(window["loader"]["queue_depth"]["max"], 1);
+  EXPECT_EQ(window["loader"]["measured"], 100);
+  EXPECT_EQ(window["loader"]["cpu_ns"], 100 * 1'000);
+  EXPECT_EQ(window["loader"]["no_core_ns"], 100 * 100);
+  EXPECT_EQ(window["loader"]["bytes"], 100 * 4'096);
+  EXPECT_EQ(window["loader"]["disk_bytes"], 100 * 512);
+  EXPECT_EQ(window["loader"]["requests"], 100 * 2);
+  EXPECT_EQ(window["loader"]["skipped"], 100);
 }
 
 TEST_F(BoundedDumpTest, OutliersStayInFullBeforeTheirWindow) {

@@ -90,7 +90,16 @@ TEST(Recorder, PhasesAreExclusiveAndSumToTheWallTime) {
     recorder.mark(RunMark::kInitializationEnd);
     clock.now += 11ns;
     recorder.mark(RunMark::kLoopEnd);
-    recorder.loader({.queue_depth = 3, .workers = 2, .fetch_ns = 700, .pinned = true});
+    recorder.loader({.queue_depth = 3,
+                     .workers = 2,
+                     .fetch_ns = 700,
+                     .pinned = true,
+                     .cpu_ns = 300,
+                     .no_core_ns = 20,
+                     .bytes = 4'096,
+                     .disk_bytes = 512,
+                     .requests = 3,
+                     .skipped = 1});
     recorder.begin_step(4);
     recorder.pause();  // from the next step on
     recorder.end_step({});
@@ -127,6 +136,12 @@ TEST(Recorder, PhasesAreExclusiveAndSumToTheWallTime) {
   EXPECT_EQ(loaders[0]["workers"], 2);
   EXPECT_EQ(loaders[0]["fetch_ns"], 700);
   EXPECT_EQ(loaders[0]["pinned"], true);
+  EXPECT_EQ(loaders[0]["cpu_ns"], 300);
+  EXPECT_EQ(loaders[0]["no_core_ns"], 20);
+  EXPECT_EQ(loaders[0]["bytes"], 4'096);
+  EXPECT_EQ(loaders[0]["disk_bytes"], 512);
+  EXPECT_EQ(loaders[0]["requests"], 3);
+  EXPECT_EQ(loaders[0]["skipped"], 1);
   EXPECT_FALSE(records.front()["cpus"].empty()) << "where it may run";
   EXPECT_TRUE(of_kind(records, "collective").empty());
 }

@@ -125,9 +125,20 @@ CollectiveLine parse_collective(const Object& object) {
   return line;
 }
 
+void read_usage(std::string_view key, const Element& value, LoaderUsage& usage) {
+  if (key == "cpu_ns") usage.cpu_ns = to_integer(value);
+  if (key == "no_core_ns") usage.no_core_ns = to_integer(value);
+  if (key == "bytes") usage.bytes = to_integer(value);
+  if (key == "disk_bytes") usage.disk_bytes = to_integer(value);
+  if (key == "requests") usage.requests = to_integer(value);
+  if (key == "skipped") usage.skipped = to_integer(value);
+}
+
 LoaderLine parse_loader(const Object& object) {
   LoaderLine line;
   for (const auto& [key, value] : object) {
+    read_usage(key, value, line.usage);
+    if (key == "cpu_ns") line.usage.batches = 1;
     if (key == "batch") line.batch = to_integer(value);
     if (key == "time_ns") line.time_ns = to_integer(value);
     if (key == "queue_depth") line.queue_depth = to_small(value);
@@ -288,6 +299,8 @@ void read_collective(const Object& object, WindowLine& window, WindowSketches& s
 
 void read_loader(const Object& object, WindowLine& window, WindowSketches& sketches) {
   for (const auto& [key, field] : object) {
+    read_usage(key, field, window.loader_usage);
+    if (key == "measured") window.loader_usage.batches = to_integer(field);
     if (key == "count") window.loader_records = to_integer(field);
     if (key == "workers") window.loader_workers = to_small(field);
     if (key == "pinned" && field.is_bool()) window.loader_pinned = to_bool(field) ? 1 : 0;

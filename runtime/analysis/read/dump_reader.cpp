@@ -26,6 +26,16 @@ constexpr std::pair<Operation, std::string_view> kNames[] = {
 
 }  // namespace
 
+void LoaderUsage::add(const LoaderUsage& other) {
+  add_to(batches, other.batches);
+  add_to(cpu_ns, other.cpu_ns);
+  add_to(no_core_ns, other.no_core_ns);
+  add_to(bytes, other.bytes);
+  add_to(disk_bytes, other.disk_bytes);
+  add_to(requests, other.requests);
+  add_to(skipped, other.skipped);
+}
+
 std::string_view name_of(Operation operation) {
   for (const auto& [value, name] : kNames) {
     if (value == operation) return name;

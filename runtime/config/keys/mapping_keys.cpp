@@ -71,32 +71,38 @@ class ListType : public KeyType {
   const Keys::Declare& any_;
 };
 
-class AscendingIntegers : public KeyType {
+class ListOfIntegers : public KeyType {
  public:
-  AscendingIntegers(std::vector<std::int64_t>& values, const Range& range) : values_(values), range_(range) {}
+  ListOfIntegers(std::vector<std::int64_t>& values, const Range& range, bool ascend)
+      : values_(values), range_(range), ascend_(ascend) {}
   void read(Section& section, const Key& key) override {
     const Value* value = section.find(key.name);
     if (!value) return;
-    if (value->kind != Value::Kind::kList || value->items.empty())
+    if (value->kind != Value::Kind::kList || (ascend_ && value->items.empty()))
       return section.report(*value, key.name, must_be("a list of integers", *value));
     values_.clear();
     for (const Value& item : value->items) {
-      const std::int64_t least = values_.empty() ? range_.min : values_.back() + 1;
+      const std::int64_t least = values_.empty() || !ascend_ ? range_.min : values_.back() + 1;
       values_.push_back(section.parse_integer(item, key.name, least, least, range_.max));
     }
   }
   Json to_json() const override { return values_; }
   Json schema(const Key&) const override {
-    return {{"type", "array"},
-            {"minItems", 1},
-            {"uniqueItems", true},
-            {"items", {{"type", "integer"}, {"minimum", range_.min}}}};
+    Json schema = {{"type", "array"}, {"items", {{"type", "integer"}, {"minimum", range_.min}}}};
+    if (ascend_) {
+      schema["minItems"] = 1;
+      schema["uniqueItems"] = true;
+    } else {
+      schema["items"]["maximum"] = range_.max;
+    }
+    return schema;
   }
-  std::string values() const override { return "list of integers that ascend"; }
+  std::string values() const override { return ascend_ ? "list of integers that ascend" : "list of integers"; }
 
  private:
   std::vector<std::int64_t>& values_;
   const Range range_;
+  const bool ascend_;
 };
 
 }  // namespace
@@ -108,7 +114,12 @@ void Keys::visit_list(const Key& key, std::vector<Declare>& items, const std::fu
 }
 
 void Keys::ascending_integers(const Key& key, std::vector<std::int64_t>& values, const Range& range) {
-  AscendingIntegers type(values, range);
+  ListOfIntegers type(values, range, /*ascend=*/true);
+  visit(key, type);
+}
+
+void Keys::integers(const Key& key, std::vector<std::int64_t>& values, const Range& range) {
+  ListOfIntegers type(values, range, /*ascend=*/false);
   visit(key, type);
 }
 

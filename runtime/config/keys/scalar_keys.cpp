@@ -70,12 +70,12 @@ class IntegerType : public KeyType {
 
 class AutoOrIntegerType : public KeyType {
  public:
-  AutoOrIntegerType(int& value, const Range& range) : value_(value), range_(range) {}
+  AutoOrIntegerType(int& value, const Range& range, int of_auto) : value_(value), range_(range), of_auto_(of_auto) {}
   void read(Section& section, const Key& key) override {
     const Value* given = section.find(key.name);
     if (!given) return;
     if (given->is_scalar() && given->text == kAuto) {
-      value_ = 0;
+      value_ = of_auto_;
       return;
     }
     const auto parsed = as_integer(*given);
@@ -88,7 +88,7 @@ class AutoOrIntegerType : public KeyType {
         must_be("auto or a whole number from " + std::to_string(range_.min) + " to " + std::to_string(range_.max),
                 *given));
   }
-  Json to_json() const override { return value_ == 0 ? Json(kAuto) : Json(value_); }
+  Json to_json() const override { return value_ == of_auto_ ? Json(kAuto) : Json(value_); }
   Json schema(const Key&) const override {
     return {{"anyOf",
              {Json{{"const", kAuto}}, Json{{"type", "integer"}, {"minimum", range_.min}, {"maximum", range_.max}}}}};
@@ -101,6 +101,7 @@ class AutoOrIntegerType : public KeyType {
   static constexpr const char* kAuto = "auto";
   int& value_;
   Range range_;
+  int of_auto_;
 };
 
 class NumberType : public KeyType {
@@ -213,8 +214,8 @@ void Keys::integer(const Key& key, std::optional<std::int64_t>& value, const Ran
   visit(key, type);
 }
 
-void Keys::auto_or_integer(const Key& key, int& value, const Range& range) {
-  AutoOrIntegerType type(value, range);
+void Keys::auto_or_integer(const Key& key, int& value, const Range& range, int of_auto) {
+  AutoOrIntegerType type(value, range, of_auto);
   visit(key, type);
 }
 

@@ -10,6 +10,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/data/formats.h"
 #include "dtrain/data/in_memory.h"
+#include "source_files.h"
 
 namespace dtrain::data {
 
@@ -152,7 +153,9 @@ std::shared_ptr<Dataset> read_idx(const std::filesystem::path& images, const std
 }
 
 std::shared_ptr<Dataset> Idx::open(const Source& source, const HostShare& share) const {
-  return read_idx(source.at("features"), source.at("target"), share);
+  return open_files(source, kSource, [&](const Source& one) -> std::shared_ptr<Dataset> {
+    return read_idx(one.at("features"), one.at("target"), share);
+  });
 }
 
 }  // namespace dtrain::data

@@ -2,9 +2,11 @@
 
 #include <string>
 
+#include "array_files.h"
 #include "dtrain/data/formats.h"
 #include "dtrain/data/in_memory.h"
 #include "formats/npy_header.h"
+#include "source_files.h"
 
 namespace dtrain::data {
 
@@ -17,6 +19,44 @@ Field field(const std::string& name, const NpyHeader& header) {
 void read_array(ByteSource& file, const NpyHeader& header, std::span<std::byte> into) {
   file.read_all(into, ": " + promise(header));
   file.expect_end(promise(header));
+}
+
+struct OpenArray {
+  ArrayFiles::Array array;
+  NpyHeader header;
+};
+
+// The array stays in the file.
+OpenArray open_array(const char* name, const std::filesystem::path& path) {
+  ByteSource source(path);
+  const NpyHeader header = read_npy_header(source);
+  if (source.compressed()) {
+    source.fail(0, "the file is gzip data, which cannot be read in place",
+                "decompress it, or read it into memory (data.in_memory: always)");
+  }
+  const std::uint64_t offset = source.offset();
+  return {{std::make_shared<const DataFile>(path), offset, field(name, header)}, header};
+}
+
+void expect_same_count(const OpenArray& features, const OpenArray& target) {
+  const std::int64_t count = features.header.shape.front();
+  if (target.header.shape.front() == count) return;
+  target.array.file->fail(target.header.shape_at,
+                          std::to_string(target.header.shape.front()) + " samples, but " +
+                              features.array.file->path().string() + " has (at its offset " +
+                              std::to_string(features.header.shape_at) + ") " + std::to_string(count),
+                          "are both files of the same data set?");
+}
+
+// Whether a pair of files stays on the disk: by their sizes alone, so that the order is the same on every machine.
+bool reads_in_place(const Npy& settings, const std::filesystem::path& features, const std::filesystem::path& target) {
+  if (settings.in_memory != InMemory::kAuto) return settings.in_memory == InMemory::kNever;
+  std::uint64_t bytes = 0;
+  for (const auto& path : {features, target}) {
+    if (ByteSource(path).compressed()) return false;
+    bytes += DataFile(path).size();
+  }
+  return bytes > kMostInMemory;
 }
 
 SharedMemory load_npy_pair(const std::filesystem::path& features_path, const std::filesystem::path& target_path) {
@@ -46,8 +86,17 @@ std::shared_ptr<Dataset> load_npy(const std::filesystem::path& features, const s
   return std::make_shared<InMemoryDataset>(share(name, [&] { return load_npy_pair(features, target); }));
 }
 
+std::shared_ptr<Dataset> open_npy(const std::filesystem::path& features, const std::filesystem::path& target) {
+  const OpenArray first = open_array("features", features), second = open_array("target", target);
+  expect_same_count(first, second);
+  return std::make_shared<ArrayFiles>(first.header.shape.front(), std::vector{first.array, second.array});
+}
+
 std::shared_ptr<Dataset> Npy::open(const Source& source, const HostShare& share) const {
-  return load_npy(source.at("features"), source.at("target"), share);
+  return open_files(source, kSource, [&](const Source& one) {
+    const std::filesystem::path features = one.at("features"), target = one.at("target");
+    return reads_in_place(*this, features, target) ? open_npy(features, target) : load_npy(features, target, share);
+  });
 }
 
 }  // namespace dtrain::data

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <array>
 
+#include "array_files.h"
 #include "dtrain/data/formats.h"
 #include "dtrain/data/in_memory.h"
+#include "source_files.h"
 
 namespace dtrain::data {
 
@@ -42,8 +44,8 @@ struct Column {
   std::string field, tensor;
 };
 
-SharedMemory load_columns(const std::filesystem::path& path, const std::vector<Column>& columns) {
-  const SafetensorsFile file(path);
+// The fields of the columns, which have as many samples as the first one.
+std::vector<Field> fields_of(const SafetensorsFile& file, const std::vector<Column>& columns) {
   const SafetensorsEntry& first = file.at(columns.front().tensor);
   std::vector<Field> fields;
   for (const Column& column : columns) fields.push_back(field(column.field, file, file.at(column.tensor)));
@@ -56,6 +58,20 @@ SharedMemory load_columns(const std::filesystem::path& path, const std::vector<C
                   first.name + "' has " + std::to_string(count),
               "are both tensors of the same data set?");
   }
+  return fields;
+}
+
+std::vector<Column> columns_of(const std::string& features, const std::string& target,
+                               const std::vector<std::string>& more_inputs) {
+  std::vector<Column> columns{{"features", features}, {"target", target}};
+  for (const std::string& input : more_inputs) columns.push_back({"inputs." + input, input});
+  return columns;
+}
+
+SharedMemory load_columns(const std::filesystem::path& path, const std::vector<Column>& columns) {
+  const SafetensorsFile file(path);
+  const std::vector<Field> fields = fields_of(file, columns);
+  const std::int64_t count = file.at(columns.front().tensor).shape.front();
   auto dataset = InMemoryDataset::allocate("dtrain-safetensors", count, fields);
   for (std::size_t i = 0; i < columns.size(); ++i) file.read(file.at(columns[i].tensor), dataset.column(i));
   return std::move(dataset).release();
@@ -66,15 +82,34 @@ SharedMemory load_columns(const std::filesystem::path& path, const std::vector<C
 std::shared_ptr<Dataset> load_safetensors(const std::filesystem::path& file, const std::string& features_name,
                                           const std::string& target_name, const HostShare& share,
                                           const std::vector<std::string>& more_inputs) {
-  std::vector<Column> columns{{"features", features_name}, {"target", target_name}};
-  for (const std::string& input : more_inputs) columns.push_back({"inputs." + input, input});
+  const std::vector<Column> columns = columns_of(features_name, target_name, more_inputs);
   std::string name = "safetensors:" + file.string();
   for (const Column& column : columns) name += ":" + column.tensor;
   return std::make_shared<InMemoryDataset>(share(name, [&] { return load_columns(file, columns); }));
 }
 
+std::shared_ptr<Dataset> open_safetensors(const std::filesystem::path& file, const std::string& features_name,
+                                          const std::string& target_name, const std::vector<std::string>& more_inputs) {
+  const SafetensorsFile opened(file);
+  const std::vector<Column> columns = columns_of(features_name, target_name, more_inputs);
+  const std::vector<Field> fields = fields_of(opened, columns);
+  const auto bytes = std::make_shared<const DataFile>(file);
+  std::vector<ArrayFiles::Array> arrays;
+  for (std::size_t i = 0; i < columns.size(); ++i) {
+    arrays.push_back({bytes, opened.at(columns[i].tensor).offset, fields[i]});
+  }
+  return std::make_shared<ArrayFiles>(opened.at(columns.front().tensor).shape.front(), std::move(arrays));
+}
+
 std::shared_ptr<Dataset> Safetensors::open(const Source& source, const HostShare& share) const {
-  return load_safetensors(source.at("file"), source.at("features"), source.at("target"), share, more_inputs);
+  return open_files(source, kSource, [&](const Source& one) {
+    const std::filesystem::path file = one.at("file");
+    const std::string &features = one.at("features"), &target = one.at("target");
+    const bool in_place =
+        in_memory == InMemory::kAuto ? DataFile(file).size() > kMostInMemory : in_memory == InMemory::kNever;
+    return in_place ? open_safetensors(file, features, target, more_inputs)
+                    : load_safetensors(file, features, target, share, more_inputs);
+  });
 }
 
 }  // namespace dtrain::data

@@ -9,6 +9,7 @@
 #include "data_file.h"
 #include "dtrain/base/error.h"
 #include "dtrain/data/formats.h"
+#include "source_files.h"
 
 namespace dtrain::data {
 
@@ -56,6 +57,16 @@ class TokenDataset final : public Dataset {
   std::int64_t size() const override { return size_; }
   const std::vector<Field>& fields() const override { return fields_; }
 
+  Blocks blocks() const override {
+    return even_blocks(size_, length_ * static_cast<std::int64_t>(size_of_token(type_)));
+  }
+  void will_read(std::int64_t first, std::int64_t count) const override {
+    file_.will_read(offset_of(first), static_cast<std::uint64_t>(count * length_) * size_of_token(type_));
+  }
+  std::string where(std::int64_t sample) const override {
+    return file_.path().string() + ", offset " + std::to_string(offset_of(sample));
+  }
+
   void read(std::span<const std::int64_t> samples, std::span<std::byte* const> outputs) const override {
     switch (type_) {
       case TokenType::kUint16:
@@ -100,12 +111,7 @@ class TokenDataset final : public Dataset {
     if (sample < 0 || sample >= size_) {
       throw DataError("sample " + std::to_string(sample) + " of a data set of " + std::to_string(size_));
     }
-    const auto offset = offset_of(sample);
-    const auto got = file_.read_at(offset, into);
-    if (got < into.size()) {
-      file_.fail(offset + got, "truncated: the file ends here, though it had " + std::to_string(file_.size()) +
-                                   " bytes when it was opened");
-    }
+    file_.read_whole(offset_of(sample), into);
   }
 
   DataFile file_;
@@ -122,7 +128,8 @@ std::shared_ptr<Dataset> load_tokens(const std::filesystem::path& file, TokenTyp
 }
 
 std::shared_ptr<Dataset> Tokens::open(const Source& source, const HostShare&) const {
-  return load_tokens(source.at("file"), token_type, sequence_length);
+  return open_files(source, kSource,
+                    [&](const Source& one) { return load_tokens(one.at("file"), token_type, sequence_length); });
 }
 
 }  // namespace dtrain::data

@@ -30,6 +30,14 @@ void DumpWindow::add(const Record& record) {
   loader_.pinned = record.loader.pinned != 0;
   loader_.queue_depth.add(record.loader.queue_depth);
   if (record.loader.fetch_ns >= 0) loader_.fetch_ns.add(record.loader.fetch_ns);
+  if (record.loader.cpu_ns < 0) return;
+  ++loader_.measured;
+  loader_.cpu_ns += record.loader.cpu_ns;
+  loader_.no_core_ns += record.loader.no_core_ns;
+  loader_.bytes += record.loader.bytes;
+  loader_.disk_bytes += record.loader.disk_bytes;
+  loader_.requests += record.loader.requests;
+  loader_.skipped += record.loader.skipped;
 }
 
 void DumpWindow::add_step(const StepPayload& step) {
@@ -98,6 +106,13 @@ void DumpWindow::append_line(LineBuffer& out, const Frame& frame) const {
   append_sketch(out, loader_.queue_depth);
   put(out, FMT_COMPILE(",\"fetch_ns\":"));
   append_sketch(out, loader_.fetch_ns);
+  if (loader_.measured > 0) {
+    put(out,
+        FMT_COMPILE(",\"measured\":{},\"cpu_ns\":{},\"no_core_ns\":{},\"bytes\":{},\"disk_bytes\":{},"
+                    "\"requests\":{},\"skipped\":{}"),
+        loader_.measured, loader_.cpu_ns, loader_.no_core_ns, loader_.bytes, loader_.disk_bytes, loader_.requests,
+        loader_.skipped);
+  }
   put(out, FMT_COMPILE("}}"));
   if (!scopes_.empty()) put(out, FMT_COMPILE(",\"scopes\":["));
   separator = "";

@@ -56,6 +56,8 @@ class DumpWindow {
     std::int32_t workers = 0;
     bool pinned = false;
     Sketch queue_depth, fetch_ns;
+    // Sums over the records that have them.
+    std::int64_t measured = 0, cpu_ns = 0, no_core_ns = 0, bytes = 0, disk_bytes = 0, requests = 0, skipped = 0;
   };
   void add_step(const StepPayload& step);
   void add_collective(const CollectiveRecord& collective);

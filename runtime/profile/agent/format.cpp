@@ -77,6 +77,11 @@ void append_loader(LineBuffer& out, std::int64_t batch, const LoaderPayload& loa
   put(out, FMT_COMPILE("{{\"record\":\"loader\",\"batch\":{},\"time_ns\":{},\"queue_depth\":{},\"workers\":{}"), batch,
       loader.time_ns, loader.queue_depth, loader.workers);
   if (loader.fetch_ns >= 0) put(out, FMT_COMPILE(",\"fetch_ns\":{}"), loader.fetch_ns);
+  if (loader.cpu_ns >= 0) {
+    put(out,
+        FMT_COMPILE(",\"cpu_ns\":{},\"no_core_ns\":{},\"bytes\":{},\"disk_bytes\":{},\"requests\":{},\"skipped\":{}"),
+        loader.cpu_ns, loader.no_core_ns, loader.bytes, loader.disk_bytes, loader.requests, loader.skipped);
+  }
   put(out, FMT_COMPILE(",\"pinned\":{}}}\n"), loader.pinned != 0 ? "true" : "false");
 }
 

@@ -29,6 +29,8 @@ constexpr std::array kMayBegin{std::string_view("step/mode/"),
                                std::string_view("callbacks/"),
                                std::string_view("step/window/weight"),
                                std::string_view("validation/next_best")};
+// What checkpoints of earlier versions lack, and who restores it knows what to do then.
+constexpr std::string_view kMayLack = "data/position";
 constexpr std::size_t kMostProblems = 20;
 constexpr std::string_view kWindowWeight = "step/window/weight";
 
@@ -90,6 +92,7 @@ class StateReader::Restorer final : public StateVisitor {
   }
   void lacks(const std::string& path) {
     const auto begins = [&](std::string_view part) { return path.starts_with(part); };
+    if (path == kMayLack) return;
     if (std::any_of(kMayBegin.begin(), kMayBegin.end(), begins)) return reader_.missing_.push_back(path);
     problems.push_back("it has no '" + path + "'");
   }

@@ -22,6 +22,14 @@ void warn_of_unused_length(const run::RankSession& session, const BatchSource& d
       *records, *lengths.batches_per_epoch, lengths.global_batch);
 }
 
+// By which others see how far the run is.
+void write_to_plan(run::RankSession& session, const Lengths& lengths) {
+  Json planned = Json::object();
+  if (lengths.total_batches) planned["batches"] = *lengths.total_batches;
+  if (lengths.batches_per_epoch) planned["batches_per_epoch"] = *lengths.batches_per_epoch;
+  session.update_plan("length", planned);
+}
+
 }  // namespace
 
 Lengths find_lengths(run::RankSession& session, const BatchSource& data) {
@@ -59,11 +67,22 @@ Lengths find_lengths(run::RankSession& session, const BatchSource& data) {
   if (length.unit != config::LengthUnit::kEpochs || lengths.batches_per_epoch) {
     lengths.total_batches = length_in_batches(length, "searcher.max_length");
   }
-  Json planned = Json::object();  // by which others see how far the run is
-  if (lengths.total_batches) planned["batches"] = *lengths.total_batches;
-  if (lengths.batches_per_epoch) planned["batches_per_epoch"] = *lengths.batches_per_epoch;
-  session.update_plan("length", planned);
+  write_to_plan(session, lengths);
   return lengths;
+}
+
+void end_after_epochs(run::RankSession& session, const BatchSource& data, const Position& position, Lengths& lengths) {
+  if (lengths.source_decides || lengths.epochs == 0 || !lengths.total_batches) return;
+  std::int64_t left = 0;
+  const std::string mine = std::to_string(data.batches_left().value_or(0));
+  for (const std::string& theirs : session.control().gather("train/batches-left", mine)) {
+    left = std::max<std::int64_t>(left, std::stoll(theirs));
+  }
+  const std::int64_t epochs_left = std::max<std::int64_t>(0, lengths.epochs - position.epoch - 1);
+  const std::int64_t total = position.batches + left + epochs_left * *lengths.batches_per_epoch;
+  if (total == *lengths.total_batches) return;
+  lengths.total_batches = total;
+  write_to_plan(session, lengths);
 }
 
 }  // namespace dtrain::train

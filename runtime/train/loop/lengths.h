@@ -31,4 +31,8 @@ struct Position {
   bool due_is_open = false;        // the periodic work after the last batch has not been done
 };
 
+// Of a training that is to last a number of epochs, once `data` has gone on within one: with another global batch than
+// before, that epoch has another number of batches. Collective.
+void end_after_epochs(run::RankSession& session, const BatchSource& data, const Position& position, Lengths& lengths);
+
 }  // namespace dtrain::train

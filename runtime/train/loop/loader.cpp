@@ -36,21 +36,42 @@ at::ScalarType scalar_type(data::ElementType type) {
 class SampleSource final : public BatchSource {
  public:
   SampleSource(std::shared_ptr<const data::Dataset> dataset, const data::LoaderOptions& options)
-      : loader_(std::move(dataset), options) {
+      : loader_(std::move(dataset), options),
+        global_batch_(options.batch_size * options.world_size),
+        may_skip_(options.skip_damaged) {
     for (const auto& field : loader_.dataset().fields()) names_.push_back(field.name);
   }
 
   void start_epoch(std::int64_t epoch) override { loader_.start_epoch(epoch); }
-  void start_epoch_at(std::int64_t epoch, std::int64_t batches) override { loader_.start_epoch(epoch, batches); }
+  void start_epoch_at(std::int64_t epoch, std::int64_t batches) override {
+    loader_.start_epoch(epoch, batches * global_batch_);
+  }
+
+  std::string position() const override { return loader_.state().text(); }
+  std::string go_on_from(const std::string& position) override {
+    const data::LoaderState before = data::LoaderState::parse(position);
+    const data::LoaderState here = loader_.state();
+    if (before.order == here.order && before.seed == here.seed) {
+      loader_.restore(before);
+      return {};
+    }
+    loader_.start_epoch(before.epoch, before.position);
+    return "the samples had the order of " + before.order + ", seed " + std::to_string(before.seed) +
+           ", and have that of " + here.order + ", seed " + std::to_string(here.seed) + " now";
+  }
+  bool order_has_changed() const override { return loader_.is_in_windows(); }
+  std::optional<std::int64_t> batches_left() const override { return loader_.batches_left(); }
 
   std::optional<Batch> next() override {
     auto host = loader_.next();
     if (!host) return std::nullopt;
-    Batch batch{names_, {}, host->samples, host->fetch_time.count()};
+    Batch batch{names_, {}, host->samples, host->usage.time_ns};
+    batch.usage = host->usage;
+    batch.skipped = std::move(host->skipped);
     const auto& fields = loader_.dataset().fields();
     for (std::size_t f = 0; f < fields.size(); ++f) {
       std::vector<std::int64_t> shape{host->samples};
-      shape.insert(shape.end(), fields[f].shape.begin(), fields[f].shape.end());
+      shape.insert(shape.end(), host->shapes[f].begin(), host->shapes[f].end());
       batch.tensors.push_back(at::from_blob(
           host->fields[f].get(), shape, [memory = host->fields[f]](void*) {},
           at::TensorOptions().dtype(scalar_type(fields[f].type))));
@@ -60,11 +81,14 @@ class SampleSource final : public BatchSource {
 
   std::optional<std::int64_t> batches_per_epoch() const override { return loader_.batches_per_epoch(); }
   std::optional<std::int64_t> samples_per_epoch() const override { return loader_.samples_per_epoch(); }
+  bool may_skip() const override { return may_skip_; }
   std::int32_t queue_depth() const override { return loader_.queue_depth(); }
   std::int32_t workers() const override { return loader_.workers(); }
 
  private:
   data::SampleLoader loader_;
+  const std::int64_t global_batch_;
+  const bool may_skip_;
   std::vector<std::string> names_;
 };
 

@@ -78,6 +78,7 @@ TrainingLoop::TrainingLoop(Trial& trial, TrialContext& context, run::RankSession
       session_(session),
       step_(step),
       loader_(training_loader(trial, session, position_)),
+      skipped_(session, "training"),
       feed_(context.device()),
       callbacks_(session, compared_callbacks(session, context), position_),
       stopping_(EarlyStop::settings_of(session, context.around_the_loop().early_stopping)),
@@ -143,8 +144,29 @@ void TrainingLoop::resume() {
   if (!checkpoints_.resume()) validation_.forget_best();
   callbacks_.on_training_start();
   seed(Draws::kEpoch);
-  loader_->start_epoch_at(position_.epoch, position_.epoch_batches);
+  start_data();
   if (std::exchange(position_.due_is_open, false)) do_what_is_due(/*stepped=*/true);
+}
+
+void TrainingLoop::start_data() {
+  const bool says_where = !loader_->position().empty();
+  if (data_position_.empty() || !says_where) {
+    // Checkpoints of earlier versions count batches, and know nothing of the order.
+    if (says_where && position_.epoch_batches > 0 && loader_->order_has_changed()) {
+      throw ConfigError("the checkpoint " + session_.resume_from().string() + " is of the middle of epoch " +
+                            std::to_string(position_.epoch) +
+                            ", and an earlier version of dtrain took the samples of this data in another order",
+                        "go on from a checkpoint at the end of an epoch, or with a data.shuffle_window as large as "
+                        "the data");
+    }
+    loader_->start_epoch_at(position_.epoch, position_.epoch_batches);
+    return;
+  }
+  const std::string difference = loader_->go_on_from(data_position_);
+  if (!difference.empty() && session_.world().rank == 0) {
+    session_.log()->warn("{}: samples of epoch {} may be missing or come twice", difference, position_.epoch);
+  }
+  end_after_epochs(session_, *loader_, position_, lengths_);
 }
 
 void TrainingLoop::visit(StateVisitor& visitor) {
@@ -152,6 +174,8 @@ void TrainingLoop::visit(StateVisitor& visitor) {
   visitor.number("batches", position_.batches);
   visitor.number("epoch", position_.epoch);
   visitor.number("epoch_batches", position_.epoch_batches);
+  if (!visitor.replaces()) data_position_ = loader_->position();
+  visitor.text("data/position", data_position_);
   std::int64_t metrics_bytes = session_.metrics_bytes();
   visitor.number("due_is_open", position_.due_is_open);
   visitor.number("metrics_bytes", metrics_bytes);
@@ -273,7 +297,8 @@ void TrainingLoop::prepare_batch(const Batch& batch) {
 void TrainingLoop::follow_batch(const Batch& batch) {
   context_.around_the_loop().why_no_collective.clear();
   callbacks_.after_batch(returned_);
-  const Metrics& logged = *context_.around_the_loop().logged;
+  Metrics& logged = *context_.around_the_loop().logged;
+  SkippedSamples::add_metric(*loader_, batch, logged);
   refuse_both(returned_, logged, "train_batch()");
   metrics_.keep_logged(logged, batch.samples);
 }
@@ -351,11 +376,18 @@ Metrics TrainingLoop::call_trial_for_graph(const Batch& places) {
 }
 
 void TrainingLoop::record_loader(const Batch& batch) {
+  skipped_.see(batch);
   session_.recorder().loader(
       {.queue_depth = loader_->queue_depth(),
        .workers = loader_->workers(),
        .fetch_ns = batch.fetch_ns,
-       .pinned = !context_.device().is_cpu() && !batch.tensors.empty() && batch.tensors.front().is_pinned()});
+       .pinned = !context_.device().is_cpu() && !batch.tensors.empty() && batch.tensors.front().is_pinned(),
+       .cpu_ns = batch.usage.cpu_ns,
+       .no_core_ns = batch.usage.no_core_ns,
+       .bytes = batch.usage.bytes,
+       .disk_bytes = batch.usage.disk_bytes,
+       .requests = batch.usage.requests,
+       .skipped = static_cast<std::int64_t>(batch.skipped.size())});
 }
 
 std::optional<double> TrainingLoop::validate() {

@@ -20,6 +20,7 @@
 #include "loop/plateau.h"
 #include "loop/progress_meter.h"
 #include "loop/random_seed.h"
+#include "loop/skipped_samples.h"
 #include "loop/training_metrics.h"
 #include "loop/validation.h"
 #include "step/training_step.h"
@@ -48,6 +49,8 @@ class TrainingLoop {
   // Visits the position of the training and the state of its step. Between two batches. Collective.
   void visit(StateVisitor& visitor);
   void resume();
+  // Begins the epoch where the checkpoint has left it. Collective.
+  void start_data();
   void begin_anew();
   Outcome run_round();
   // The periodic work after a batch: metrics, validation, a checkpoint.
@@ -93,13 +96,15 @@ class TrainingLoop {
   TrainingStep& step_;
   Position position_;
   Loader loader_;
+  std::string data_position_;  // of the checkpoint; empty: it has none
+  SkippedSamples skipped_;
   DeviceFeed feed_;
   Callbacks callbacks_;
   const std::optional<config::EarlyStopping> stopping_;
   EarlyStop early_stop_;
   Plateau plateau_;
   Validation validation_;
-  const Lengths lengths_;
+  Lengths lengths_;
   ProgressMeter progress_;
   TrainingMetrics metrics_;
   const std::unique_ptr<StepGraph> graph_;  // null: no step is taken as a graph

@@ -5,6 +5,7 @@
 #include "device/pinned_memory.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
+#include "dtrain/host/cpu.h"
 #include "dtrain/run/rank_session.h"
 #include "dtrain/train/trial.h"
 #include "loop/unread_keys.h"
@@ -218,6 +219,16 @@ void TrialContext::stop_early(const EarlyStopping& settings) {
   around_.early_stopping = settings;
 }
 
+namespace {
+
+// Of those that this rank may use: what its own threads leave to the loader. With a GPU one thread issues the work.
+double free_cores(at::Device device) {
+  const int used = device.is_cpu() ? at::get_num_threads() : 1;
+  return static_cast<double>(host::allowed_cpus().size()) - used;
+}
+
+}  // namespace
+
 Loader TrialContext::loader(std::shared_ptr<const data::Dataset> dataset, const LoaderSettings& settings) {
   data::LoaderOptions options;
   options.batch_size = batch_size();
@@ -226,8 +237,16 @@ Loader TrialContext::loader(std::shared_ptr<const data::Dataset> dataset, const 
   options.shuffle = settings.shuffle;
   options.drop_last = settings.drop_last;
   options.seed = session_.experiment().experiment_seed;
+  options.workers = settings.workers;
   options.prefetch = settings.prefetch;
-  if (!device_.is_cpu()) options.allocate = train::pinned_allocator();
+  options.free_cores = free_cores(device_);
+  options.skip_damaged = settings.skip_damaged;
+  options.max_skipped = settings.max_skipped;
+  options.shuffle_window = settings.shuffle_window;
+  // A little earlier than the others give up on this rank, so that the run ends with the cause.
+  options.timeout = session_.experiment().communication_timeout * 9 / 10;
+  options.ranks_of_host = session_.world().local_size;
+  if (!device_.is_cpu() && settings.pin) options.allocate = train::pinned_allocator();
   return make_loader(std::move(dataset), options);
 }
 

@@ -45,6 +45,7 @@ Validation::Validation(Trial& trial, TrialContext& context, run::RankSession& se
       session_(session),
       step_(step),
       loader_(validation_loader(trial, session)),
+      skipped_(session, "validation"),
       feed_(context.device()),
       stopping_metric_(std::move(stopping_metric)),
       in_flight_(context.device(), session.device_communicator(), session.recorder()),
@@ -78,9 +79,11 @@ std::optional<Validation::Result> Validation::run(std::int64_t batch, std::int64
     seed_draws(session_, Draws::kValidation, batch);
     loader_->start_epoch(0);
     while (auto part = loader_->next()) {
+      skipped_.see(*part);
       feed_.move(*part);
       Metrics logged;
       metrics_.add(evaluate(*part, logged), part->samples);
+      SkippedSamples::add_metric(*loader_, *part, logged);
       metrics_.add_logged(logged, part->samples);
       in_flight_.end_batch();
     }

@@ -12,6 +12,7 @@
 #include "dtrain/run/rank_session.h"
 #include "dtrain/train/trial.h"
 #include "loop/metric_reducer.h"
+#include "loop/skipped_samples.h"
 #include "state/state_visitor.h"
 #include "step/training_step.h"
 
@@ -68,6 +69,7 @@ class Validation {
   run::RankSession& session_;
   TrainingStep& step_;
   Loader loader_;
+  SkippedSamples skipped_;
   DeviceFeed feed_;
   const std::string stopping_metric_;
   StepsInFlight in_flight_;  // so that the host, and memory for its batches, is bounded here too

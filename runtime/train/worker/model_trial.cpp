@@ -114,6 +114,17 @@ std::shared_ptr<data::Dataset> read(const data::Format& format, const data::Sour
   return std::visit([&](const auto& one) { return one.open(source, share); }, format);
 }
 
+LoaderSettings settings_of(const config::LoaderKeys& keys) {
+  return {.workers = keys.workers,
+          .prefetch = keys.prefetch,
+          .pin = keys.pin,
+          .shuffle = keys.shuffle,
+          .drop_last = keys.drop_last,
+          .skip_damaged = keys.on_error == config::OnDamage::kSkip,
+          .max_skipped = keys.max_skipped,
+          .shuffle_window = keys.shuffle_window << 20};
+}
+
 // What a model is given that takes its features in `type`.
 template <class Format>
 at::Tensor features_for_model(const Format& format, at::Tensor features, at::ScalarType type) {
@@ -252,7 +263,8 @@ void ModelTrial::wrap_optimizer() {
 }
 
 Loader ModelTrial::open_training_data() {
-  return context_.loader(read(fields_.format, job_.data.training, context_.host_share()));
+  return context_.loader(read(fields_.format, job_.data.training, context_.host_share()),
+                         settings_of(job_.data.loader));
 }
 
 Loader ModelTrial::training_loader() {
@@ -261,8 +273,9 @@ Loader ModelTrial::training_loader() {
 
 Loader ModelTrial::validation_loader() {
   if (!job_.data.validation) return nullptr;
-  return context_.loader(read(fields_.format, *job_.data.validation, context_.host_share()),
-                         {.shuffle = false, .drop_last = false});
+  LoaderSettings settings = settings_of(job_.data.loader);
+  settings.shuffle = settings.drop_last = false;
+  return context_.loader(read(fields_.format, *job_.data.validation, context_.host_share()), settings);
 }
 
 std::vector<at::Tensor> ModelTrial::inputs(const Batch& batch) const {

@@ -46,11 +46,23 @@ struct PartLine {
   std::int64_t start_ns = 0, end_ns = 0;
 };
 
+// What reading batches took, added up over the workers.
+struct LoaderUsage {
+  std::int64_t batches = 0;  // that it was recorded for
+  std::int64_t cpu_ns = 0, no_core_ns = 0;
+  std::int64_t bytes = 0;       // asked of files by system calls
+  std::int64_t disk_bytes = 0;  // that came from storage
+  std::int64_t requests = 0;    // read calls, and page faults that waited for storage
+  std::int64_t skipped = 0;     // damaged samples that others have replaced
+  void add(const LoaderUsage& other);
+};
+
 struct LoaderLine {
   std::int64_t batch = 0, time_ns = 0;
   std::int32_t queue_depth = 0, workers = 0;
-  std::int64_t fetch_ns = -1;  // how long a worker read this batch; -1: not recorded
+  std::int64_t fetch_ns = -1;  // how long reading it took, added up over the workers; -1: not recorded
   std::int8_t pinned = -1;     // 1: in pinned memory, 0: not, -1: not recorded
+  LoaderUsage usage;
 };
 
 // When this rank's monotonic clock shows time_ns, rank 0's shows time_ns + offset_ns, to within error_ns.
@@ -93,6 +105,7 @@ struct WindowLine {
   std::int64_t loader_fetches = 0, loader_fetch_ns = 0;
   std::int32_t loader_workers = 0;
   std::int8_t loader_pinned = -1;  // as LoaderLine's
+  LoaderUsage loader_usage;
 };
 
 struct ProcessLine {

@@ -137,8 +137,8 @@ class Keys {
   void number(const Key& key, std::optional<double>& value, const Bounds& bounds);
   void integer(const Key& key, std::int64_t& value, const Range& range);
   void integer(const Key& key, std::optional<std::int64_t>& value, const Range& range);
-  // `auto`, which is 0 in the field, or an integer from 1 on.
-  void auto_or_integer(const Key& key, int& value, const Range& range);
+  // `auto`, which is `of_auto` in the field, or an integer.
+  void auto_or_integer(const Key& key, int& value, const Range& range, int of_auto = 0);
   template <typename T>
   void integer(const Key& key, T& value, const Range& range);
   template <typename T>
@@ -166,6 +166,8 @@ class Keys {
   // A list of mappings.
   template <typename T>
   void list(const Key& key, std::vector<T>& items);
+  // A list of integers; it may be empty.
+  void integers(const Key& key, std::vector<std::int64_t>& values, const Range& range);
   // A list of integers that ascend.
   void ascending_integers(const Key& key, std::vector<std::int64_t>& values, const Range& range);
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "dtrain/config/keys.h"
+#include "dtrain/config/loader_keys.h"
 #include "dtrain/data/formats.h"
 
 namespace dtrain::config {
@@ -20,6 +21,7 @@ struct DataOf {
   List format;
   data::Source training;
   std::optional<data::Source> validation;
+  LoaderKeys loader;
   bool operator==(const DataOf&) const = default;
 };
 using ModelData = DataOf<data::Format>;
@@ -41,6 +43,7 @@ void declare_keys(Keys& keys, DataOf<std::variant<Formats...>>& d) {
   const std::vector<FormatSources> formats{FormatSources{Formats::kWord, Formats::kText, Formats::kSource}...};
   const auto declare_format = [&](Keys& outside, const Key& selector) { outside.one_of(selector, d.format); };
   declare_data(keys, formats, d.format.index(), declare_format, d.training, d.validation);
+  declare_keys(keys, d.loader);
 }
 
 }  // namespace dtrain::config

@@ -4,7 +4,6 @@
 // each sample has a shape of its own (pictures, texts); map(), stack() and their like make a Dataset of the latter.
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -50,6 +49,9 @@ struct Blocks {
   std::int64_t bytes = 0;             // of a block, about
 };
 
+// Blocks of one size, for samples of one size: of some 4 MiB, or more where there would be too many of them.
+Blocks even_blocks(std::int64_t samples, std::int64_t bytes_of_sample);
+
 // Returns memory of `bytes` bytes, aligned to 64 bytes. The last pointer to it releases it. Any thread may call.
 using BatchAllocator = std::function<std::shared_ptr<std::byte>(std::size_t bytes)>;
 
@@ -58,7 +60,6 @@ struct HostBatch {
   std::vector<std::shared_ptr<std::byte>> fields;  // one for each field of the data set
   std::vector<std::vector<std::int64_t>> shapes;   // of each field, without the batch dimension
   std::int64_t samples = 0;
-  std::chrono::nanoseconds fetch_time{0};  // from when a worker began it until it was complete
 };
 
 // A batch while workers read it, each some of its places.
@@ -94,7 +95,8 @@ class Dataset {
   virtual Blocks blocks() const { return {}; }
   // A hint that samples `first` to `first + count - 1` will be read soon: starts reading ahead without waiting for it.
   virtual void will_read(std::int64_t /*first*/, std::int64_t /*count*/) const {}
-  // Where a sample comes from, for errors and for people: "train-0003.tar, offset 51200 (n01440764/7.jpg)". May be empty.
+  // Where a sample comes from, for errors and for people: "train-0003.tar, offset 51200 (n01440764/7.jpg)". May be
+  // empty.
   virtual std::string where(std::int64_t /*sample*/) const { return {}; }
 };
 

@@ -36,8 +36,24 @@ struct SourceKey {
   const char* examples = nullptr;  // good values, as a JSON list
 };
 
-inline constexpr const char* kOneOfTwoFiles = "a file, relative to this file's folder.";
-inline constexpr const char* kTheFile = "the file, relative to this file's folder.";
+inline constexpr const char* kOneOfTwoFiles =
+    "a file, relative to this file's folder, or a pattern of several (`part-*.npy`), in the order of their names.";
+inline constexpr const char* kTheFile =
+    "the file, relative to this file's folder, or a pattern of several (`part-*`), in the order of their names.";
+
+// Where the samples of a file are while it is trained with.
+enum class InMemory : std::uint8_t { kAuto, kAlways, kNever };
+inline constexpr std::array kInMemory{std::pair{"auto", InMemory::kAuto}, std::pair{"always", InMemory::kAlways},
+                                      std::pair{"never", InMemory::kNever}};
+inline constexpr std::uint64_t kMostInMemory = std::uint64_t{1} << 30;  // larger files stay on the disk with kAuto
+
+template <class Keys>
+void declare_in_memory(Keys& keys, InMemory& in_memory) {
+  keys.choice({.name = "in_memory",
+               .text = "Whether files are read into memory, once for all ranks of a host, or sample by sample while "
+                       "training. `auto`: files of more than 1 GiB are read while training, others into memory."},
+              in_memory, kInMemory);
+}
 
 // The setting of every format with features that may be scaled.
 template <class Keys>
@@ -95,10 +111,12 @@ struct Npy {
   static constexpr bool kSequences = false;
 
   std::optional<double> scale;
+  InMemory in_memory = InMemory::kAuto;
 
   template <class Keys>
   void declare_keys(Keys& keys) {
     declare_scale(keys, scale);
+    declare_in_memory(keys, in_memory);
   }
   std::shared_ptr<Dataset> open(const Source& source, const HostShare& share) const;
   bool operator==(const Npy&) const = default;
@@ -127,6 +145,7 @@ struct Safetensors {
 
   std::optional<double> scale;
   std::vector<std::string> more_inputs;  // fields 2 and on of the data set
+  InMemory in_memory = InMemory::kAuto;
 
   template <class Keys>
   void declare_keys(Keys& keys) {
@@ -136,6 +155,7 @@ struct Safetensors {
                         "order. Floating point gets the model's type; other numbers stay as they are.",
                 .examples = R"([["attention_mask"]])"},
                more_inputs);
+    declare_in_memory(keys, in_memory);
   }
   std::shared_ptr<Dataset> open(const Source& source, const HostShare& share) const;
   bool operator==(const Safetensors&) const = default;
@@ -170,7 +190,86 @@ struct Tokens {
   bool operator==(const Tokens&) const = default;
 };
 
-using Format = std::variant<Idx, Npy, Safetensors, Tokens>;
+inline constexpr std::array kElementTypes{
+    std::pair{"uint8", ElementType::kUint8}, std::pair{"int32", ElementType::kInt32},
+    std::pair{"int64", ElementType::kInt64}, std::pair{"float32", ElementType::kFloat32},
+    std::pair{"float64", ElementType::kFloat64}};
+
+// Arrays without a header (dtrain/data/raw.h).
+struct Raw {
+  static constexpr const char* kWord = "raw";
+  static constexpr const char* kText = "one file for the features, one for the target, without a header.";
+  static constexpr std::array kSource{
+      SourceKey{.name = "features", .text = kOneOfTwoFiles, .must_be = "the path of a file of numbers"},
+      SourceKey{.name = "target", .text = kOneOfTwoFiles, .must_be = "the path of a file of numbers"}};
+  static constexpr bool kImages = false;
+  static constexpr bool kSequences = false;
+
+  ElementType features_type = ElementType::kFloat32, target_type = ElementType::kInt64;
+  std::vector<std::int64_t> features_shape, target_shape;  // of a sample
+  std::optional<double> scale;
+
+  template <class Keys>
+  void declare_keys(Keys& keys) {
+    keys.choice({"features_type", "raw: the type of each number of the features, little-endian."}, features_type,
+                kElementTypes);
+    keys.integers({.name = "features_shape",
+                   .text = "raw: the shape of one sample's features.",
+                   .examples = "[[3, 224, 224]]",
+                   .required = "the shape of a sample"},
+                  features_shape, {1, kMostExtent});
+    keys.choice({"target_type", "raw: the type of each number of the target, little-endian."}, target_type,
+                kElementTypes);
+    keys.integers({.name = "target_shape", .text = "raw: the shape of one sample's target; `[]`: a number."},
+                  target_shape, {1, kMostExtent});
+    declare_scale(keys, scale);
+  }
+  std::shared_ptr<Dataset> open(const Source& source, const HostShare& share) const;
+  bool operator==(const Raw&) const = default;
+
+  static constexpr std::int64_t kMostExtent = std::numeric_limits<std::int32_t>::max();
+};
+
+enum class CsvDelimiter : std::uint8_t { kComma, kSemicolon, kTab };
+inline constexpr std::array kCsvDelimiters{std::pair{"comma", CsvDelimiter::kComma},
+                                           std::pair{"semicolon", CsvDelimiter::kSemicolon},
+                                           std::pair{"tab", CsvDelimiter::kTab}};
+enum class CsvTarget : std::uint8_t { kClass, kNumber };
+inline constexpr std::array kCsvTargets{std::pair{"class", CsvTarget::kClass}, std::pair{"number", CsvTarget::kNumber}};
+
+// Tables of numbers as text (dtrain/data/csv.h).
+struct Csv {
+  static constexpr const char* kWord = "csv";
+  static constexpr const char* kText = "one table, a line for each sample; all columns but the target are features.";
+  static constexpr std::array kSource{SourceKey{
+      .name = "file", .text = kTheFile, .must_be = "the path of a .csv file", .examples = R"(["train.csv"])"}};
+  static constexpr bool kImages = false;
+  static constexpr bool kSequences = false;
+
+  bool header = true;
+  CsvDelimiter delimiter = CsvDelimiter::kComma;
+  std::string target_column;
+  CsvTarget target_is = CsvTarget::kClass;
+  std::optional<double> scale;
+
+  template <class Keys>
+  void declare_keys(Keys& keys) {
+    keys.boolean({"header", "csv: whether the first line names the columns."}, header);
+    keys.choice({"delimiter", "csv: what is between two columns."}, delimiter, kCsvDelimiters);
+    keys.text({.name = "target_column",
+               .text = "csv: the column of the target: its name, or its number from 1 on.",
+               .examples = R"(["label"])",
+               .default_text = "the last column"},
+              target_column);
+    keys.choice({"target_is", "csv: whether the target is a class, a whole number from 0 on, or any number (float32)."},
+                target_is, kCsvTargets);
+    declare_scale(keys, scale);
+  }
+  std::shared_ptr<Dataset> open(const Source& source, const HostShare& share) const;
+  bool operator==(const Csv&) const = default;
+};
+
+using Format = std::variant<Idx, Npy, Safetensors, Tokens, Raw, Csv>;
 
 // Of the format that the variant holds:
 

@@ -66,5 +66,11 @@ std::shared_ptr<Dataset> load_safetensors(const std::filesystem::path& file,
                                           const std::string& target_name = "target",
                                           const HostShare& share = no_sharing(),
                                           const std::vector<std::string>& more_inputs = {});
+// The same, but the tensors stay in the file, and samples are read from it when they are needed: it may be larger than
+// memory. DataError also while reading, for a file that has become shorter.
+std::shared_ptr<Dataset> open_safetensors(const std::filesystem::path& file,
+                                          const std::string& features_name = "features",
+                                          const std::string& target_name = "target",
+                                          const std::vector<std::string>& more_inputs = {});
 
 }  // namespace dtrain::data

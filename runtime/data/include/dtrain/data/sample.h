@@ -84,7 +84,8 @@ using CollateFunction =
 // Field::kAnyExtent.
 std::shared_ptr<Dataset> collate(std::shared_ptr<const SampleSource> source, std::vector<Field> fields,
                                  CollateFunction function);
-// Each value padded at its end with `padding` to the longest one of the batch, in the extents that `fields` leaves open.
+// Each value padded at its end with `padding` to the longest one of the batch, in the extents that `fields` leaves
+// open.
 CollateFunction pad_to_longest(std::vector<Field> fields, double padding = 0);
 
 // Each batch of `dataset` changed as a whole. `fields`: those of the batches afterwards.

@@ -1,15 +1,16 @@
-// Which samples a rank gets, and in which order: a pure function of (seed, epoch, sizes). So a run can go on within an
-// epoch without a stored random generator, and ranks need not communicate about the order.
+// Which samples a rank gets: a pure function of (seed, epoch, position, sizes). So a run can go on within an epoch
+// without a stored random generator, and ranks need not communicate about the order.
 //
-// The order of an epoch is one permutation of the data set, the same on all ranks. Global batch g has the world_size *
-// batch_size samples from g * world_size * batch_size on. Rank r takes the r-th contiguous piece of it. So W ranks with
-// batches of B see the same global batches as one rank with batches of W * B.
+// The order of an epoch is one permutation of the data set, the same on all ranks (epoch_order.h). A run walks through
+// it in global batches of world_size * batch_size samples. Rank r takes the r-th contiguous piece of each. So W ranks
+// with batches of B see the same global batches as one rank with batches of W * B, and a run that stands at a position
+// goes on from there with any number of ranks and any batch size.
 //
 // Immutable; any thread may call.
 #pragma once
 
 #include <cstdint>
-#include <vector>
+#include <memory>
 
 #include "dtrain/data/epoch_order.h"
 
@@ -29,20 +30,25 @@ struct SamplerOptions {
 class Sampler {
  public:
   // DataError if an option is invalid, or if drop_last is set and the data set is smaller than a global batch.
-  Sampler(std::int64_t dataset_size, const SamplerOptions& options);
+  Sampler(std::shared_ptr<const BlockTable> table, const SamplerOptions& options);
 
-  // All samples of the data set in the order of this epoch.
   EpochOrder order(std::int64_t epoch) const;
-  // The part of `order` that is this rank's batch number `batch`.
-  std::vector<std::int64_t> batch(const EpochOrder& order, std::int64_t batch) const;
+  // This rank's part of the global batch that begins at `position`, at most size(): positions of the order.
+  struct Part {
+    std::int64_t first = 0;
+    std::int64_t count = 0;
+  };
+  Part part(std::int64_t position) const;
 
-  std::int64_t batches_per_epoch() const;  // of this rank
+  // Batches of this rank from `position` on, to the end of the epoch.
+  std::int64_t batches_from(std::int64_t position) const;
   std::int64_t samples_per_epoch() const;  // of all ranks together
+  std::int64_t global_batch() const { return options_.world_size * options_.batch_size; }
+  std::int64_t size() const { return table_->size(); }
+  const BlockTable& blocks() const { return *table_; }
 
  private:
-  std::int64_t global_batch() const { return options_.world_size * options_.batch_size; }
-
-  std::int64_t size_;
+  std::shared_ptr<const BlockTable> table_;
   SamplerOptions options_;
 };
 

@@ -55,8 +55,15 @@ struct ClockRecord {
 struct LoaderSample {
   std::int32_t queue_depth = 0;  // batches ready when this one had been taken
   std::int32_t workers = 0;
-  std::int64_t fetch_ns = -1;  // how long a worker took to read it; -1: not known
+  std::int64_t fetch_ns = -1;  // how long reading it took, added up over the workers; -1: not known
   bool pinned = false;         // it lies in page-locked memory
+  // Of the workers in that time; -1: not known.
+  std::int64_t cpu_ns = -1;      // on a core
+  std::int64_t no_core_ns = -1;  // ready to run, without a core
+  std::int64_t bytes = -1;       // asked of files by system calls
+  std::int64_t disk_bytes = -1;  // that came from storage
+  std::int64_t requests = -1;    // read calls, and page faults that waited for storage
+  std::int64_t skipped = 0;      // damaged samples that others have replaced
 };
 
 // What else a step record holds.

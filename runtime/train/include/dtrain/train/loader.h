@@ -20,10 +20,12 @@ struct Batch {
   std::vector<std::string> names;
   std::vector<at::Tensor> tensors;
   std::int64_t samples = 0;
-  std::int64_t fetch_ns = -1;  // how long a worker took to read it; -1: not known
+  std::int64_t fetch_ns = -1;  // how long reading it took, added up over the workers; -1: not known
   // The tensors in host memory from which those on the GPU were copied, for checks that must not wait for the GPU.
   // Empty on CPUs.
   std::vector<at::Tensor> host_tensors{};
+  data::ReadUsage usage{};                     // what else reading it has taken
+  std::vector<data::SkippedSample> skipped{};  // damaged samples that others have replaced
 
   // The tensor of a field. DataError if there is no field of this name; it lists the names.
   const at::Tensor& operator[](const std::string& name) const;
@@ -44,6 +46,17 @@ class BatchSource {
       if (!next()) return;
     }
   }
+  // Where the source stands after the last batch that next() has returned, for a checkpoint: a text of at most 1 KB,
+  // the same on all ranks but for counts, from which a run goes on with any number of ranks and any batch size. Empty:
+  // the number of batches is enough.
+  virtual std::string position() const { return {}; }
+  // Goes on from such a text of an earlier run. Returns what is not as it was then; empty: the sequence of samples
+  // continues.
+  virtual std::string go_on_from(const std::string& /*position*/) { return {}; }
+  // Whether versions of dtrain before position() was there gave this data another order.
+  virtual bool order_has_changed() const { return false; }
+  // Batches of this rank from here to the end of the epoch, if known.
+  virtual std::optional<std::int64_t> batches_left() const { return std::nullopt; }
   virtual std::optional<Batch> next() = 0;  // empty at the end of the epoch
   virtual std::optional<std::int64_t> batches_per_epoch() const { return std::nullopt; }  // of this rank, if known
   virtual std::optional<std::int64_t> samples_per_epoch() const { return std::nullopt; }  // of all ranks, if known
@@ -51,6 +64,8 @@ class BatchSource {
   // has ended. Training is over once it is false on any rank. Empty, which is the same on all ranks: the experiment's
   // length alone decides.
   virtual std::optional<bool> has_next_epoch() const { return std::nullopt; }
+  // Whether damaged samples are replaced: their number becomes a metric then.
+  virtual bool may_skip() const { return false; }
   virtual std::int32_t queue_depth() const { return 0; }
   virtual std::int32_t workers() const { return 0; }
 

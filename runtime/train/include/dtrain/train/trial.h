@@ -50,10 +50,23 @@ class StateVisitor;
 // A metric of all samples at once.
 using AddedMetric = std::variant<std::shared_ptr<GatheredMetric>, std::shared_ptr<SummedMetric>>;
 
+// How a loader reads. However many workers there are, the batches are the same.
 struct LoaderSettings {
+  static constexpr int kAuto = data::LoaderOptions::kAuto;
+
+  // Threads of this rank that read. kAuto: as many as the training needs and its cores allow. 0: the training thread
+  // reads when it needs a batch.
+  int workers = kAuto;
+  int prefetch = 2;  // batches read ahead; 0: workers read a batch when the training asks for it
+  bool pin = true;   // on GPUs: batches in page-locked memory, which is copied while the GPU computes
   bool shuffle = true;
   bool drop_last = true;  // false for validation: every sample exactly once over all ranks
-  int prefetch = 2;       // batches kept ready in the background
+  // A damaged sample (DataError) is replaced by the one that follows it in the data set; more than max_skipped of them
+  // in one epoch of a rank are an error.
+  bool skip_damaged = false;
+  std::int64_t max_skipped = 100;
+  // Of a data set that is read from disk: how much of it is shuffled together, in bytes.
+  std::int64_t shuffle_window = std::int64_t{512} << 20;
 };
 
 // How context.backward() is to compute gradients, where the loss alone does not say it.

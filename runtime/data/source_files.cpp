@@ -1,0 +1,155 @@
+#include "source_files.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <map>
+#include <utility>
+
+#include <glob.h>
+
+#include "dtrain/base/error.h"
+
+namespace dtrain::data {
+
+namespace {
+
+bool is_same(const Field& a, const Field& b) {
+  return a.name == b.name && a.type == b.type && a.shape == b.shape;
+}
+
+std::string text_of(const Field& field) {
+  std::string text = field.name + " " + name_of(field.type) + " [";
+  for (std::size_t i = 0; i < field.shape.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(field.shape[i]);
+  return text + "]";
+}
+
+class Concatenated final : public Dataset {
+ public:
+  explicit Concatenated(std::vector<std::shared_ptr<Dataset>> parts) : parts_(std::move(parts)) {
+    for (const auto& part : parts_) {
+      const std::vector<Field>& fields = part->fields();
+      if (fields.size() != this->fields().size()) throw DataError("the files of a data set differ in their fields");
+      for (std::size_t f = 0; f < fields.size(); ++f) {
+        if (is_same(fields[f], this->fields()[f])) continue;
+        throw DataError("the files of a data set differ: " + text_of(fields[f]) + " in one of them (" + part->where(0) +
+                            "), " + text_of(this->fields()[f]) + " in the first",
+                        "use files of one type and shape");
+      }
+      begin_.push_back(begin_.back() + part->size());
+    }
+  }
+  std::int64_t size() const override { return begin_.back(); }
+  const std::vector<Field>& fields() const override { return parts_.front()->fields(); }
+
+  void read(std::span<const std::int64_t> samples, std::span<std::byte* const> outputs) const override {
+    read_for({}, samples, outputs);
+  }
+  void read_for(const Pass& pass, std::span<const std::int64_t> samples,
+                std::span<std::byte* const> outputs) const override {
+    std::vector<std::byte*> own(outputs.begin(), outputs.end());
+    std::vector<std::int64_t> of_part;
+    for (std::size_t i = 0; i < samples.size();) {
+      const std::size_t part = part_of(samples[i]);
+      of_part.clear();
+      while (i + of_part.size() < samples.size() && is_in(part, samples[i + of_part.size()])) {
+        of_part.push_back(samples[i + of_part.size()] - begin_[part]);
+      }
+      for (std::size_t f = 0; f < own.size(); ++f) own[f] = outputs[f] + i * fields()[f].bytes();
+      parts_[part]->read_for(pass, of_part, own);
+      i += of_part.size();
+    }
+  }
+
+  Blocks blocks() const override {
+    Blocks all;
+    bool any = false;
+    for (const auto& part : parts_) {
+      Blocks own = part->blocks();
+      any = any || !own.samples.empty();
+      if (own.samples.empty()) own.samples = {part->size()};
+      all.samples.insert(all.samples.end(), own.samples.begin(), own.samples.end());
+      all.bytes = std::max(all.bytes, own.bytes);
+    }
+    return any ? all : Blocks{};
+  }
+  void will_read(std::int64_t first, std::int64_t count) const override {
+    while (count > 0) {
+      const std::size_t part = part_of(first);
+      const std::int64_t here = std::min(count, begin_[part + 1] - first);
+      parts_[part]->will_read(first - begin_[part], here);
+      first += here;
+      count -= here;
+    }
+  }
+  std::string where(std::int64_t sample) const override {
+    const std::size_t part = part_of(sample);
+    return parts_[part]->where(sample - begin_[part]);
+  }
+
+ private:
+  bool is_in(std::size_t part, std::int64_t sample) const {
+    return sample >= begin_[part] && sample < begin_[part + 1];
+  }
+  std::size_t part_of(std::int64_t sample) const {
+    if (sample < 0 || sample >= size()) {
+      throw DataError("sample " + std::to_string(sample) + " of a data set of " + std::to_string(size()));
+    }
+    return static_cast<std::size_t>(std::upper_bound(begin_.begin(), begin_.end(), sample) - begin_.begin()) - 1;
+  }
+
+  std::vector<std::shared_ptr<Dataset>> parts_;
+  std::vector<std::int64_t> begin_{0};  // sample of each, and at the end the number of samples
+};
+
+}  // namespace
+
+std::vector<std::filesystem::path> matching_files(const std::string& path) {
+  std::error_code code;
+  if (path.find_first_of("*?[") == std::string::npos || std::filesystem::exists(path, code)) return {path};
+  glob_t found{};
+  const int result = ::glob(path.c_str(), GLOB_ERR, nullptr, &found);
+  std::vector<std::filesystem::path> files;
+  if (result == 0) files.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
+  const int reason = errno;
+  ::globfree(&found);
+  if (result == GLOB_NOMATCH) {
+    throw DataError(path + ": no file matches this pattern", "check the path; * stands for any letters of a name");
+  }
+  if (result != 0) throw DataError(path + ": the files that match cannot be listed: " + std::strerror(reason));
+  std::sort(files.begin(), files.end());  // glob() sorts as the user's language does
+  return files;
+}
+
+std::shared_ptr<Dataset> concatenated(std::vector<std::shared_ptr<Dataset>> datasets) {
+  if (datasets.size() == 1) return std::move(datasets.front());
+  return std::make_shared<Concatenated>(std::move(datasets));
+}
+
+std::shared_ptr<Dataset> open_files(const Source& source, std::span<const SourceKey> keys,
+                                    const std::function<std::shared_ptr<Dataset>(const Source&)>& open) {
+  std::map<std::string, std::vector<std::filesystem::path>> files;
+  std::size_t count = 1;
+  const char* first = nullptr;
+  for (const SourceKey& key : keys) {
+    if (!key.is_file) continue;
+    auto found = matching_files(source.at(key.name));
+    if (first && found.size() != count) {
+      throw DataError(source.at(first) + " names " + std::to_string(count) + " files, and " + source.at(key.name) +
+                          " names " + std::to_string(found.size()),
+                      "each file of one key belongs to one of the other, in the order of their names");
+    }
+    if (!first) first = key.name;
+    count = found.size();
+    files[key.name] = std::move(found);
+  }
+  std::vector<std::shared_ptr<Dataset>> parts;
+  for (std::size_t i = 0; i < count; ++i) {
+    Source one = source;
+    for (const auto& [key, paths] : files) one[key] = paths[i].string();
+    parts.push_back(open(one));
+  }
+  return concatenated(std::move(parts));
+}
+
+}  // namespace dtrain::data

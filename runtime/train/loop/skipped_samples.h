@@ -1,0 +1,32 @@
+// Damaged samples that a loader has left out: the log names the first ones, metrics and dumps count all. Training
+// thread.
+#pragma once
+
+#include <cstdint>
+
+#include "dtrain/run/rank_session.h"
+#include "dtrain/train/loader.h"
+#include "dtrain/train/metrics.h"
+
+namespace dtrain::train {
+
+class SkippedSamples {
+ public:
+  // `what`: "training", "validation". The session outlives it.
+  SkippedSamples(run::RankSession& session, const char* what) : session_(session), what_(what) {}
+
+  void see(const Batch& batch);
+  // Adds the metric kMetric, a sum, where the source may leave out samples.
+  static void add_metric(const BatchSource& source, const Batch& batch, Metrics& metrics);
+
+  static constexpr const char* kMetric = "skipped_samples";
+
+ private:
+  static constexpr std::int64_t kNamed = 10;
+
+  run::RankSession& session_;
+  const char* what_;
+  std::int64_t count_ = 0;
+};
+
+}  // namespace dtrain::train
