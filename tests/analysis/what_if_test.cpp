@@ -53,6 +53,40 @@ TEST(WhatIf, AFreeLoaderIsWhatTheSameRunWithoutLoadingTakes) {
   EXPECT_EQ(free.mock, "loader");
 }
 
+// One worker that takes 22 ms for a batch, while a step without waiting takes 10.8: four of them keep up.
+TEST(WhatIf, MoreWorkersWhereTheExperimentSaysHowMany) {
+  SyntheticRun plan;
+  plan.noise = 0;
+  plan.loader_fetch_ns = 22 * kMs;
+  plan.reading = test::SyntheticReading{.cpu_ns = 20 * kMs};
+  plan.change = [](int, std::int64_t, SyntheticStep& step) { phase(step, Phase::kDataloaderNext) = 12 * kMs; };
+  const Synthetic run(plan);
+  const auto changes = [&](const Json& workers) {
+    RunProfile profile = run.profile;
+    profile.experiment["model"] = "net.pt";
+    profile.experiment["data"] = {{"format", "npy"}, {"workers", workers}};
+    return analyze(profile).what_if.changes;
+  };
+  const Prediction more = prediction(changes(1), "loader_workers");
+  EXPECT_EQ(more.set, "data.workers=3");
+  EXPECT_NEAR(more.step_s, prediction(changes(1), "free_loader").step_s, 1e-4);
+  // Auto has as many as help, and a program has no such key.
+  EXPECT_THROW(prediction(changes("auto"), "loader_workers"), std::runtime_error);
+  EXPECT_THROW(prediction(run.analysis.what_if.changes, "loader_workers"), std::runtime_error);
+  // Where nothing waits, nothing is gained.
+  SyntheticRun fast = plan;
+  fast.change = {};
+  const Synthetic quick(fast);
+  RunProfile profile = quick.profile;
+  profile.experiment["model"] = "net.pt";
+  profile.experiment["data"] = {{"workers", 1}};
+  for (const Prediction& one : analyze(profile).what_if.changes) {
+    if (one.name == "loader_workers") {
+      EXPECT_LT(one.gain, 0.03);
+    }
+  }
+}
+
 TEST(WhatIf, ValidationAndCheckpointsAreNoPartOfAStep) {
   const SyntheticRun plan = base();
   SyntheticRun paused = plan;

@@ -81,9 +81,10 @@ void SyntheticRank::add(const Step& step) {
 void SyntheticRank::write_step(const Step& step, const profile::PhaseTimes& phases) {
   put(out_,
       FMT_COMPILE(
-          R"({{"record":"loader","batch":{},"time_ns":{},"queue_depth":{},"workers":1,"fetch_ns":{},"pinned":false}})"
-          "\n"),
+          R"({{"record":"loader","batch":{},"time_ns":{},"queue_depth":{},"workers":1,"fetch_ns":{},"pinned":false)"),
       step.batch, step.start_ns + step.own->own_ns[0], step.own->queue_depth, run_->loader_fetch_ns);
+  write_reading(1);
+  put(out_, FMT_COMPILE("}}\n"));
   // The exchange begins when the last rank has come; a bucket a share of it.
   const std::int64_t began = step.arrived_ns + step.wait_ns - step.exchange_ns;
   for (int b = 0; run_->ranks > 1 && b < run_->buckets; ++b) {
@@ -104,6 +105,14 @@ void SyntheticRank::write_step(const Step& step, const profile::PhaseTimes& phas
     put(out_, FMT_COMPILE("{}\"{}\":{}"), i == 0 ? "" : ",", profile::name_of(static_cast<Phase>(i)), phases[i]);
   }
   put(out_, FMT_COMPILE("}}}}\n"));
+}
+
+void SyntheticRank::write_reading(std::int64_t batches) {
+  if (!run_->reading) return;
+  const SyntheticReading& one = *run_->reading;
+  put(out_, FMT_COMPILE(R"(,"cpu_ns":{},"no_core_ns":{},"bytes":{},"disk_bytes":{},"requests":{},"skipped":{})"),
+      batches * one.cpu_ns, batches * one.no_core_ns, batches * one.bytes, batches * one.disk_bytes,
+      batches * one.requests, batches * one.skipped);
 }
 
 void SyntheticRank::fold(const Step& step, const profile::PhaseTimes& phases) {
@@ -154,6 +163,8 @@ void SyntheticRank::close_window() {
   put_sketch(out_, "queue_depth", queue_);
   put_text(out_, ",");
   put_sketch(out_, "fetch_ns", fetch_);
+  if (run_->reading) put_text(out_, R"(,"measured":{})", queue_.count());
+  write_reading(queue_.count());
   put_text(out_, "}}}}\n");
   first_ = last_ = steps_ = samples_ = window_outliers_ = 0;
   mean_ = m2_ = 0;

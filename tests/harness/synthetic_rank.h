@@ -29,6 +29,7 @@ class SyntheticRank {
  private:
   using Buffer = fmt::memory_buffer;
   void write_step(const Step& step, const profile::PhaseTimes& phases);
+  void write_reading(std::int64_t batches);  // into a loader record of so many
   void fold(const Step& step, const profile::PhaseTimes& phases);
   void close_window();
   void flush();

@@ -189,23 +189,34 @@ Table collective_windows() {
 }
 
 Table loader() {
-  return {"loader",
-          {{"rank", kInteger},
-           {"batch", kInteger},
-           {"time_ns", kInteger},
-           {"queue_depth", kInteger},
-           {"workers", kInteger},
-           {"fetch_ns", kInteger},
-           {"pinned", kInteger}},
-          [](const RunProfile& profile, const Sink& sink) {
-            for (const RankProfile& rank : profile.ranks) {
-              for (const LoaderLine& line : rank.loader) {
-                sink({std::int64_t{rank.rank}, line.batch, profile.to_common_ns(rank.rank, line.time_ns),
-                      std::int64_t{line.queue_depth}, std::int64_t{line.workers}, known(line.fetch_ns),
-                      known(line.pinned)});
-              }
-            }
-          }};
+  return {
+      "loader",
+      {{"rank", kInteger},
+       {"batch", kInteger},
+       {"time_ns", kInteger},
+       {"queue_depth", kInteger},
+       {"workers", kInteger},
+       {"fetch_ns", kInteger},
+       {"pinned", kInteger},
+       {"cpu_ns", kInteger},
+       {"no_core_ns", kInteger},
+       {"bytes", kInteger},
+       {"disk_bytes", kInteger},
+       {"requests", kInteger},
+       {"skipped", kInteger}},
+      [](const RunProfile& profile, const Sink& sink) {
+        for (const RankProfile& rank : profile.ranks) {
+          for (const LoaderLine& line : rank.loader) {
+            const LoaderUsage& usage = line.usage;
+            const bool measured = usage.batches > 0;
+            const auto if_measured = [&](std::int64_t value) { return measured ? Cell(value) : Cell(); };
+            sink({std::int64_t{rank.rank}, line.batch, profile.to_common_ns(rank.rank, line.time_ns),
+                  std::int64_t{line.queue_depth}, std::int64_t{line.workers}, known(line.fetch_ns), known(line.pinned),
+                  if_measured(usage.cpu_ns), if_measured(usage.no_core_ns), if_measured(usage.bytes),
+                  if_measured(usage.disk_bytes), if_measured(usage.requests), if_measured(usage.skipped)});
+          }
+        }
+      }};
 }
 
 Table scopes() {

@@ -6,6 +6,7 @@
 
 #include "dtrain/base/units.h"
 #include "findings/make_findings.h"
+#include "measure/loader_use.h"
 #include "measure/statistics.h"
 #include "measure/system_metrics.h"
 #include "predict/exchange_cost.h"
@@ -41,6 +42,44 @@ std::string queue_text(const RunProfile& run, int rank) {
   }
   if (records == 0) return {};
   return fmt::format("; its queue was empty after {} of {} batches", count_text(empty), count_text(records));
+}
+
+constexpr double kSmallRequest = 128 << 10;  // bytes: a disk reads larger ones faster
+
+// What to change, by where the workers' time goes; adds that to the evidence.
+std::string loader_advice(const RunProfile& run, Finding& finding) {
+  const std::optional<LoaderUse> use = loader_use(run, finding.rank);
+  if (!use || use->read_s <= 0) {
+    return "load faster: data in memory or in larger files, prepared before the training, or read by several threads "
+           "(a "
+           "BatchSource of your own)";
+  }
+  const std::string workers = loader_setting(run, "workers");
+  finding.evidence += fmt::format(
+      "; {:.3g} workers spend {} of their time on a core, {} ready without one, {} waiting "
+      "for storage",
+      use->workers, format_percent(use->cpu_share()), format_percent(use->no_core_share()),
+      format_percent(use->storage_share()));
+  if (use->no_core_share() > std::max(use->cpu_share(), use->storage_share())) {
+    return "give the workers cores: fewer ranks, or more cores for each (resources.cores_per_slot)";
+  }
+  if (use->cpu_share() >= use->storage_share()) {
+    return fmt::format(
+        "more loader workers ({}: auto adds them while cores are free; more cores: resources.cores_per_slot), or "
+        "cheaper samples: data that is prepared before the training",
+        workers);
+  }
+  const auto request = use->bytes_of_request();
+  if (request && *request < kSmallRequest) {
+    finding.evidence += fmt::format("; they read {} in requests of {} each (mean)",
+                                    format_bytes(static_cast<double>(use->usage.disk_bytes)), format_bytes(*request));
+    return fmt::format(
+        "small random reads: keep the samples in shards or in one file, shuffle in a smaller window ({}), or read "
+        "more of them at once ({})",
+        loader_setting(run, "shuffle_window"), workers);
+  }
+  return fmt::format("more reads at once ({}), more batches ahead ({}), or a faster disk", workers,
+                     loader_setting(run, "prefetch"));
 }
 
 // What the links of the hosts carried at most, by the agents.
@@ -103,9 +142,7 @@ std::optional<Finding> find_loader(const Evidence& evidence, const Analysis& ana
                   seconds_text(analysis.what_if.step_s - free->step_s), seconds_text(free->step_s),
                   seconds_text(analysis.what_if.step_s), batch_count(evidence.rows.steps()), less_stalls(stalled_s),
                   queue_text(evidence.run, finding.rank));
-  finding.advice =
-      "load faster: data in memory or in larger files, prepared before the training, or read by several threads (a "
-      "BatchSource of your own)";
+  finding.advice = loader_advice(evidence.run, finding);
   if (finding.rank >= 0) finding.advice += "; compare what this rank reads, and from which disk, with the others";
   return finding;
 }

@@ -6,6 +6,7 @@
 #include "dtrain/base/clock.h"
 #include "dtrain/base/text.h"
 #include "measure/contention.h"
+#include "measure/loader_use.h"
 #include "measure/roofline.h"
 #include "measure/statistics.h"
 #include "measure/system_metrics.h"
@@ -79,6 +80,35 @@ std::optional<Prediction> predict_loader_alone(const Evidence& evidence, const P
   return predictor.predict(std::move(prediction), *period + rest_s(evidence.rows));
 }
 
+// More threads that read, where the experiment says how many there are. Where it says auto there are as many as help.
+std::optional<Prediction> predict_workers(const Evidence& evidence, const Predictor& predictor) {
+  constexpr double kWaits = 0.02, kHeadroom = 1.25, kMost = 32;
+  const auto data = evidence.run.experiment.find("data");
+  if (!has_data_keys(evidence.run) || data == evidence.run.experiment.end() || !data->is_object()) return std::nullopt;
+  const auto key = data->find("workers");
+  const std::optional<LoaderUse> use = loader_use(evidence.run);
+  const std::optional<double> period = loader_period_s(evidence.run);
+  if (key == data->end() || !key->is_number_integer() || !use || !period) return std::nullopt;
+  if (use->waited_s < kWaits * use->steps_s) return std::nullopt;
+  const double workers = std::max(1.0, key->get<double>());
+  const double of_one_s = *period * workers;
+  const double without_s = predictor.step_s() * (1 - use->waited_s / use->steps_s);
+  const double more = std::clamp(std::ceil(kHeadroom * of_one_s / std::max(1e-6, without_s)), workers + 1, kMost);
+  if (more <= workers) return std::nullopt;
+  const double period_s = of_one_s / more;
+  Prediction prediction{.name = "loader_workers",
+                        .title = fmt::format("{:.0f} loader workers instead of {}", more, key->get<int>()),
+                        .set = fmt::format("data.workers={:.0f}", more)};
+  prediction.assumption = fmt::format(
+      "a batch takes workers {} together, as it did; they spend {} of it on a core, and there are cores for that",
+      seconds_text(of_one_s), format_percent(use->cpu_share()));
+  const auto own = [period_s](const StepLine& step) {
+    const double rest_s = without_loading_s(step);
+    return rest_s + std::min(to_seconds(loading_of(step)), std::max(0.0, period_s - rest_s));
+  };
+  return predictor.predict(std::move(prediction), {own, unchanged});
+}
+
 // A mock run has no exchange to make faster, or no loading; what else it would gain still holds.
 void leave_out_what_is_mocked(const RunProfile& run, WhatIf& result) {
   const auto mock = run.plan.find("mock");
@@ -87,7 +117,7 @@ void leave_out_what_is_mocked(const RunProfile& run, WhatIf& result) {
   const auto mocked = [&](const char* word) { return std::find(words.begin(), words.end(), word) != words.end(); };
   const bool alone = mocked("comm") || mocked("train");
   std::erase_if(result.changes, [&](const Prediction& one) {
-    const bool of_loading = one.name == "free_loader" || one.name == "loader_alone";
+    const bool of_loading = one.name == "free_loader" || one.name == "loader_alone" || one.name == "loader_workers";
     return of_loading ? mocked("loader") : alone || one.name == "compute_alone";
   });
   if (alone) result.scaling.clear();
@@ -190,6 +220,7 @@ WhatIf predict(const Evidence& evidence, const RunProfile& tried) {
                                               .assumption = "everything else takes what it took",
                                               .mock = "loader"},
                                              {without_loading_s, unchanged}));
+  if (auto workers = predict_workers(evidence, predictor)) result.changes.push_back(std::move(*workers));
   predict_computing(evidence, predictor, result);
   std::optional<Prediction> loading = predict_loader_alone(evidence, predictor, result);
   const bool graphs = evidence.exposed.graphs_s > 0;

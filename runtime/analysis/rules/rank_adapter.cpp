@@ -99,6 +99,8 @@ std::vector<LoaderSeries> loader_series(const RunProfile& profile) {
         ++fetches;
         fetch_ns += static_cast<double>(line.fetch_ns);
       }
+      series.usage.add(line.usage);
+      if (line.usage.batches > 0) series.read_s += rank_seconds(std::max<std::int64_t>(0, line.fetch_ns));
       if (line.pinned >= 0) series.pinned = series.pinned.value_or(true) && line.pinned == 1;
     }
     for (const WindowLine& window : rank.windows) {
@@ -107,6 +109,8 @@ std::vector<LoaderSeries> loader_series(const RunProfile& profile) {
       workers += static_cast<double>(window.loader_workers) * static_cast<double>(window.loader_records);
       add_to(fetches, window.loader_fetches);
       fetch_ns += static_cast<double>(window.loader_fetch_ns);
+      series.usage.add(window.loader_usage);
+      if (window.loader_usage.batches > 0) series.read_s += rank_seconds(window.loader_fetch_ns);
       if (window.loader_pinned >= 0) series.pinned = series.pinned.value_or(true) && window.loader_pinned == 1;
     }
     if (series.records > 0) series.workers = workers / static_cast<double>(series.records);

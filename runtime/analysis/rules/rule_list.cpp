@@ -24,6 +24,7 @@ std::unique_ptr<Rule> make_disk_rate();
 std::unique_ptr<Rule> make_gpu_foreign_processes();
 std::unique_ptr<Rule> make_gpu_temperature();
 std::unique_ptr<Rule> make_loader_rate();
+std::unique_ptr<Rule> make_small_reads();
 std::unique_ptr<Rule> make_pinned_memory();
 std::unique_ptr<Rule> make_dimension_multiples();
 std::unique_ptr<Rule> make_mixed_precision();
@@ -53,6 +54,7 @@ constexpr std::unique_ptr<Rule> (*kRules[])() = {make_step_outlier,
                                                  make_gpu_foreign_processes,
                                                  make_gpu_temperature,
                                                  make_loader_rate,
+                                                 make_small_reads,
                                                  make_pinned_memory,
                                                  make_dimension_multiples,
                                                  make_mixed_precision,

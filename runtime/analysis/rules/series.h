@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "dtrain/analysis/dump_lines.h"
 #include "dtrain/profile/phase.h"
 
 namespace dtrain::analysis::rules {
@@ -112,7 +113,9 @@ struct LoaderSeries {  // of one rank
   std::int64_t empty = 0;         // … that were not ready then
   double workers = 0;             // threads that read, on average
   std::optional<bool> pinned;     // batches lie in page-locked memory
-  std::optional<double> fetch_s;  // a worker took for a batch, on average
+  std::optional<double> fetch_s;  // one worker would take for a batch, on average
+  LoaderUsage usage;              // what that took; of usage.batches batches
+  double read_s = 0;              // that workers read these batches, added up
   std::int64_t steps = 0;
   double waited_s = 0, steps_s = 0;  // in dataloader_next; in steps, that included
 };

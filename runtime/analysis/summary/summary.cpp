@@ -116,11 +116,15 @@ void add_loader(const RankProfile& profile, RankSummary& rank) {
     ++rank.loader_records;
     add_to(depths, line.queue_depth);
     if (line.queue_depth == 0) ++rank.loader_empty;
+    if (line.fetch_ns > 0) rank.loader_fetch_s += to_seconds(line.fetch_ns);
+    rank.loader_usage.add(line.usage);
   }
   for (const WindowLine& window : profile.windows) {
     add_to(rank.loader_records, window.loader_records);
     add_to(rank.loader_empty, window.loader_empty);
     add_to(depths, window.loader_queue_sum);
+    rank.loader_fetch_s += to_seconds(window.loader_fetch_ns);
+    rank.loader_usage.add(window.loader_usage);
   }
   if (rank.loader_records > 0) {
     rank.loader_queue_mean = static_cast<double>(depths) / static_cast<double>(rank.loader_records);

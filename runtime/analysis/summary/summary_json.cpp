@@ -1,4 +1,5 @@
 #include "dtrain/analysis/summary.h"
+#include "dtrain/base/clock.h"
 #include "dtrain/base/json_number.h"
 
 namespace dtrain::analysis {
@@ -31,6 +32,20 @@ Json scope_json(const ScopeSummary& scope) {
           {"phases", std::move(phases)}};
 }
 
+// What reading its batches took; null where that was not recorded.
+Json loader_json(const RankSummary& rank) {
+  const LoaderUsage& usage = rank.loader_usage;
+  if (usage.batches == 0) return nullptr;
+  return {{"batches", usage.batches},
+          {"read_s", rank.loader_fetch_s},
+          {"cpu_s", to_seconds(usage.cpu_ns)},
+          {"no_core_s", to_seconds(usage.no_core_ns)},
+          {"bytes", usage.bytes},
+          {"disk_bytes", usage.disk_bytes},
+          {"requests", usage.requests},
+          {"skipped_samples", usage.skipped}};
+}
+
 Json rank_json(const RankSummary& rank) {
   return {{"rank", rank.rank},
           {"host", rank.host},
@@ -55,6 +70,7 @@ Json rank_json(const RankSummary& rank) {
           {"loader_queue_mean", optional_json(rank.loader_queue_mean)},
           {"loader_empty", rank.loader_empty},
           {"loader_records", rank.loader_records},
+          {"loader", loader_json(rank)},
           {"scopes_s", Json(rank.scopes_s)},
           {"ended", rank.ended},
           {"dropped", rank.dropped},

@@ -153,6 +153,23 @@ void write_communication(TextWriter& out, const RunSummary& s) {
   out.paragraph(collectives_text(s));
 }
 
+// Damaged samples that loaders have replaced, where there are any.
+void write_skipped(TextWriter& out, const RunSummary& s) {
+  std::int64_t skipped = 0, most = 0;
+  int rank = 0;
+  for (const RankSummary& one : s.ranks) {
+    skipped += one.loader_usage.skipped;
+    if (one.loader_usage.skipped <= most) continue;
+    most = one.loader_usage.skipped;
+    rank = one.rank;
+  }
+  if (skipped == 0) return;
+  out.paragraph(
+      fmt::format("{} left out and replaced by neighbours (data.on_error: skip), most of them by rank {}: {}. "
+                  "The ranks' logs name the first ones.",
+                  plural(skipped, "damaged sample"), rank, count_text(most)));
+}
+
 void write_history(TextWriter& out, const RunSummary& s) {
   const RunHistory& history = s.history;
   if (history.attempts.size() > 1) {
@@ -224,6 +241,7 @@ std::string render_summary(const RunSummary& summary, const TextOptions& options
   write_phases(out, summary);
   write_scopes(out, summary);
   write_ranks(out, summary);
+  write_skipped(out, summary);
   write_gpu_memory(out, summary);
   write_communication(out, summary);
   write_history(out, summary);

@@ -263,7 +263,8 @@ TEST_F(Adapter, SaysOfAnEmptyRunThatNothingApplies) {
   EXPECT_EQ(join(names, " "),
             "StepOutlier Dataloader LowGPUUtilization LoadBalancing IOBottleneck CPUBottleneck BatchSize "
             "GPUMemoryIncrease MaxInitializationTime IdleCores CPUOversubscription GPUUtilization GPUMemoryFull "
-            "HostMemoryFull NetworkFull CPUFull DiskRate GPUForeignProcesses GPUTemperature LoaderRate PinnedMemory "
+            "HostMemoryFull NetworkFull CPUFull DiskRate GPUForeignProcesses GPUTemperature LoaderRate SmallReads "
+            "PinnedMemory "
             "DimensionMultiples MixedPrecision FusedOptimizer");
   for (const RuleResult& result : results) {
     EXPECT_FALSE(result.applicable) << result.name;

@@ -1,4 +1,5 @@
 // Loading, counterparts on CPUs, and the checks of what surrounds the training: both sides of each threshold.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <tuple>
@@ -231,6 +232,40 @@ TEST(GPUTemperature, IsWhatTheDriverSaysToo) {
   for (HostSample& sample : host.samples) sample.gpus[0] = {.util_percent = 1, .celsius = 99};
   EXPECT_EQ(NamedRule("GPUTemperature").judge(all(host)).why_not,
             "no GPU reported its temperature together with that at which it slows down");
+}
+
+TEST(SmallReads, AreSmallSlowAndWaitedFor) {
+  // 59 batches in 10 s, of which the training waited 4; its workers read for 8 s, nearly all of that for storage.
+  LoaderSeries loader = loading(0, 2);
+  loader.read_s = 8;
+  loader.usage = {.batches = 59,
+                  .cpu_ns = 400'000'000,
+                  .no_core_ns = 0,
+                  .bytes = 200 << 20,
+                  .disk_bytes = 200 << 20,
+                  .requests = 20'000,
+                  .skipped = 0};
+  const auto triggers = [](const LoaderSeries& one, const Json& settings = Json::object()) {
+    return NamedRule("SmallReads", settings).judge(with_loaders({}, {one})).triggered;
+  };
+  EXPECT_EQ(triggers(loader), 1);
+  const RuleResult result = NamedRule("SmallReads").judge(with_loaders({}, {loader}));
+  EXPECT_EQ(result.details["ranks"][0]["bytes_of_request"], 200.0 * (1 << 20) / 20'000);
+  EXPECT_THAT(result.recommendation, ::testing::HasSubstr("data.shuffle_window"));
+  EXPECT_EQ(triggers(loader, {{"request", 8}}), 0);   // KB
+  EXPECT_EQ(triggers(loader, {{"rate", 30}}), 0);     // MB/s: 20 is more than half of it
+  EXPECT_EQ(triggers(loader, {{"waiting", 50}}), 0);  // percent
+  LoaderSeries from_cache = loader;
+  from_cache.usage.disk_bytes = 1 << 20;
+  EXPECT_EQ(triggers(from_cache), 0);
+  LoaderSeries computing = loader;
+  computing.usage.cpu_ns = 7'000'000'000;
+  EXPECT_EQ(triggers(computing), 0);
+  LoaderSeries large = loader;
+  large.usage.requests = 400;
+  EXPECT_EQ(triggers(large), 0);
+  EXPECT_EQ(NamedRule("SmallReads").judge(with_loaders({}, {loading(0, 2)})).why_not,
+            "what loaders read is not recorded");
 }
 
 TEST(LoaderRate, IsAboveTheTrainings) {

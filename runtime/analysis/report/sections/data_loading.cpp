@@ -1,8 +1,11 @@
 // Whether batches were ready in time.
 #include <algorithm>
+#include <array>
 
 #include <spdlog/fmt/fmt.h>
 
+#include "dtrain/base/units.h"
+#include "measure/loader_use.h"
 #include "measure/statistics.h"
 #include "report/charts.h"
 #include "report/sections.h"
@@ -76,13 +79,33 @@ Json queue_series(const Input& input) {
   return few_lines(std::move(spec), std::move(all), "ranks");
 }
 
+// What a rank's workers used.
+std::array<Cell, 7> use_cells(const std::optional<LoaderUse>& use) {
+  if (!use) return {Cell("-"), Cell("-"), Cell("-"), Cell("-"), Cell("-"), Cell("-"), Cell("-")};
+  const auto percent = [](double share) { return Cell(format_percent(share), share, share).colored("data"); };
+  const auto bytes = [](std::int64_t count) {
+    return Cell(format_bytes(static_cast<double>(count)), static_cast<double>(count));
+  };
+  const auto number = [](std::int64_t count) { return Cell(count_text(count), static_cast<double>(count)); };
+  return {percent(use->cpu_share()), percent(use->no_core_share()), percent(use->storage_share()),
+          bytes(use->usage.bytes),   bytes(use->usage.disk_bytes),  number(use->usage.requests),
+          number(use->usage.skipped)};
+}
+
 void write_table(Page& page, const RunProfile& run, const RunSummary& summary) {
   Table table("Loaders", {{"rank"},
                           {"workers", true},
                           {"pinned memory"},
                           {"batches ready", true, "mean, when one was asked for"},
                           {"found none ready", true, "of its batches"},
-                          {"time to make a batch", true, "median of one worker"}});
+                          {"time to make a batch", true, "median, added up over the workers"},
+                          {"on a core", true, "of the workers' time"},
+                          {"without a core", true, "ready to run, of the workers' time"},
+                          {"for storage", true, "waiting, of the workers' time"},
+                          {"read", true, "asked of files"},
+                          {"from storage", true, "the rest was in the page cache"},
+                          {"requests", true},
+                          {"left out", true, "damaged samples"}});
   for (const RankProfile& rank : run.ranks) {
     if (rank.loader.empty()) continue;
     const LoaderLine& last = rank.loader.back();
@@ -94,6 +117,7 @@ void write_table(Page& page, const RunProfile& run, const RunSummary& summary) {
     const auto known = std::find_if(summary.ranks.begin(), summary.ranks.end(),
                                     [&](const RankSummary& one) { return one.rank == rank.rank; });
     const bool found = known != summary.ranks.end() && known->loader_records > 0;
+    const std::array<Cell, 7> cells = use_cells(loader_use(run, rank.rank));
     const double empty =
         found ? static_cast<double>(known->loader_empty) / static_cast<double>(known->loader_records) : 0;
     table.row(
@@ -103,7 +127,8 @@ void write_table(Page& page, const RunProfile& run, const RunSummary& summary) {
              ? Cell(fmt::format("{:.1f}", *known->loader_queue_mean), *known->loader_queue_mean)
              : Cell("-"),
          found ? Cell(format_percent(empty), empty, empty).colored("data") : Cell("-"),
-         fetches.empty() ? Cell("-") : Cell(seconds_text(fetches[fetches.size() / 2]), fetches[fetches.size() / 2])},
+         fetches.empty() ? Cell("-") : Cell(seconds_text(fetches[fetches.size() / 2]), fetches[fetches.size() / 2]),
+         cells[0], cells[1], cells[2], cells[3], cells[4], cells[5], cells[6]},
         rank.rank);
   }
   page.table(table);
@@ -115,6 +140,7 @@ void write_data_loading(Page& page, const Input& input) {
   page.begin_section("data-loading", "Data loading");
   write_rule(page, input, "Dataloader");
   write_rule(page, input, "LoaderRate");
+  write_rule(page, input, "SmallReads");
   write_rule(page, input, "PinnedMemory");
   const Values values = waits_for_batches(input.run);
   if (values.count == 0) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "dtrain/base/clock.h"
 #include "dtrain/base/units.h"
 #include "rules/judge.h"
 
@@ -51,9 +52,8 @@ RuleResult Dataloader::judge(const RuleData& data) const {
       kWord, "report", "hosts",
       "Compares the number of loader workers of a host with its CPUs: too few may leave the training waiting for data, "
       "too many take CPUs away from computing.",
-      "Where the training waits for data: prepare it before the training, so that the one thread of a rank keeps up, "
-      "or "
-      "read with several threads in a BatchSource of your own. Too many: use fewer threads there, or fewer ranks.");
+      "Where the training waits for data: more loader workers (data.workers, or LoaderSettings::workers in a program; "
+      "auto adds them as long as the rank's cores are free). Too many: fewer of them, or fewer ranks.");
   std::map<std::string, OfHost> by_agent;
   for (const LoaderSeries& loader : data.loaders) {
     if (loader.records == 0) continue;
@@ -138,9 +138,8 @@ RuleResult LoaderRate::judge(const RuleData& data) const {
   RuleResult result = begin_result(
       kWord, "system", "ranks",
       "Compares the batches a second that a rank's loader can make with those its training takes where it never waits.",
-      "Make reading a sample cheaper: keep the data in memory, prepare it before the training, or read with several "
-      "threads "
-      "in a BatchSource of your own.");
+      "More loader workers (data.workers, or LoaderSettings::workers in a program), or cheaper samples: data in memory "
+      "(data.in_memory), or prepared before the training.");
   std::int64_t unknown = 0;
   Json all = Json::array();
   for (const LoaderSeries& loader : data.loaders) {
@@ -167,6 +166,75 @@ RuleResult LoaderRate::judge(const RuleData& data) const {
 
 std::unique_ptr<Rule> make_loader_rate() {
   return std::make_unique<RuleOf<LoaderRate>>();
+}
+
+// Loaders whose workers wait for storage, because they read it in many small pieces: a disk that could read fast in
+// large ones.
+
+namespace {
+
+struct SmallReads {
+  static constexpr const char* kWord = "SmallReads";
+  static constexpr const char* kText = "A training that waits for small reads from a disk that could be read faster.";
+  double request = 128, rate = 200, waiting = 5;
+  void declare_keys(config::Keys& keys) {
+    keys.number({.name = "request", .text = "Requests of less than this, on average, are small.", .unit = "KB"},
+                request, {0, 1'000'000});
+    keys.number({.name = "rate",
+                 .text = "What a disk of this run can do in large requests; reading at less than half of it is slow.",
+                 .unit = "MB/s"},
+                rate, {0, 1'000'000});
+    keys.number({"waiting", "Ranks that wait for data for less than this percentage of their time are not judged."},
+                waiting, {0, 100});
+  }
+  RuleResult judge(const RuleData& data) const;
+};
+
+constexpr double kKilobyte = 1024, kMegabyte = 1024 * 1024;
+
+}  // namespace
+
+RuleResult SmallReads::judge(const RuleData& data) const {
+  RuleResult result = begin_result(
+      kWord, "system", "ranks",
+      "Looks for ranks that wait for data while their loader workers wait for storage, which they read in small pieces "
+      "and far more slowly than a disk can be read.",
+      "Keep the samples in shards or in one file, and shuffle in a window (data.shuffle_window, or "
+      "LoaderSettings::shuffle_window in a program); or read more of them at once (data.workers, "
+      "LoaderSettings::workers).");
+  std::int64_t unknown = 0;
+  Json all = Json::array();
+  for (const LoaderSeries& loader : data.loaders) {
+    const LoaderUsage& usage = loader.usage;
+    if (usage.batches == 0 || loader.steps_s <= 0 || loader.read_s <= 0) {
+      ++unknown;
+      continue;
+    }
+    const double waited = 100 * loader.waited_s / loader.steps_s;
+    const auto from_disk = static_cast<double>(usage.disk_bytes);
+    const auto asked = static_cast<double>(std::max(usage.bytes, usage.disk_bytes));
+    const double of_request = usage.requests > 0 ? asked / static_cast<double>(usage.requests) : 0;
+    const double a_second = from_disk / loader.steps_s;
+    const double for_storage = loader.read_s - to_seconds(usage.cpu_ns) - to_seconds(usage.no_core_ns);
+    const bool is_storage = from_disk > 0.1 * asked && from_disk > 0 && for_storage > 0.5 * loader.read_s;
+    const bool triggers =
+        waited >= waiting && is_storage && of_request < request * kKilobyte && a_second < 0.5 * rate * kMegabyte;
+    result.datapoints += usage.batches;
+    result.triggered += triggers ? 1 : 0;
+    all.push_back({{"rank", loader.rank},
+                   {"waited_percent", waited},
+                   {"storage_percent", std::max(0.0, 100 * for_storage / loader.read_s)},
+                   {"bytes_of_request", of_request},
+                   {"disk_bytes_per_s", a_second},
+                   {"requests", usage.requests},
+                   {"triggered", triggers}});
+  }
+  if (all.empty()) return not_applicable(std::move(result), "what loaders read is not recorded");
+  return count_each(std::move(result), "ranks", data.loaders.size(), unknown, std::move(all));
+}
+
+std::unique_ptr<Rule> make_small_reads() {
+  return std::make_unique<RuleOf<SmallReads>>();
 }
 
 }  // namespace dtrain::analysis::rules

@@ -116,8 +116,8 @@ RuleResult PinnedMemory::judge(const RuleData& data) const {
                    "Looks at whether loaders hand over batches in page-locked (pinned) memory, from "
                    "which copies to a GPU are faster "
                    "and overlap with computing.",
-                   "Hand over tensors in page-locked memory: at::Tensor::pin_memory() in a BatchSource of "
-                   "your own.");
+                   "Leave data.pin on (LoaderSettings::pin in a program); in a BatchSource of your own: "
+                   "at::Tensor::pin_memory().");
   if (!has_gpus(data.hosts)) return not_applicable(std::move(result), kNoGpu);
   std::int64_t unknown = 0;
   Json all = Json::array();

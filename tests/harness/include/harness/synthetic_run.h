@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,11 @@ struct SyntheticStep {
   std::int64_t queue_depth = 4;  // of the loader
 };
 
+// What reading a batch took the loader's workers.
+struct SyntheticReading {
+  std::int64_t cpu_ns = 0, no_core_ns = 0, bytes = 0, disk_bytes = 0, requests = 0, skipped = 0;
+};
+
 struct SyntheticRun {
   std::string name = "synthetic";
   int ranks = 2;
@@ -30,6 +36,7 @@ struct SyntheticRun {
   std::int64_t bucket_bytes = 1 << 20;
   std::int64_t initialization_ns = 500'000'000;
   std::int64_t loader_fetch_ns = 200'000;
+  std::optional<SyntheticReading> reading;  // of each batch; empty: not recorded
   std::uint64_t seed = 1;
   double noise = 0.01;  // of compute: standard deviation over its mean
 

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "dtrain/analysis/dump_lines.h"
 #include "dtrain/analysis/run_history.h"
 #include "dtrain/base/json.h"
 
@@ -61,6 +62,8 @@ struct RankSummary {
   std::optional<double> loader_queue_mean;
   std::int64_t loader_empty = 0;  // loader records that found an empty queue
   std::int64_t loader_records = 0;
+  double loader_fetch_s = 0;               // that its workers read, added up
+  LoaderUsage loader_usage;                // what that took
   std::map<std::string, double> scopes_s;  // the total time of each scope of the trial, by path
   std::string ended;                       // "finished", "connection lost", or empty: no end record
   std::int64_t dropped = 0, lost = 0;
