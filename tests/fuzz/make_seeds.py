@@ -91,6 +91,16 @@ write("trace", "cut_off", trace[:900])
 for number, name in enumerate(["uint16", "uint32", "int32", "int64"]):
     write("tokens", name, bytes([number, 3]) + np.arange(10).astype(name).tobytes())
 
+write("csv", "header", b"\x11a,b,label\n1,2.5,3\n4,-5e3,6\n")
+write("csv", "quotes", b'\x19\xef\xbb\xbf"a","b ""c""",b\r\n1,"2",3\r\n\r\n"4",5,6')
+write("csv", "tabs_without_header", b"\x041\t2\n3\t4\n")
+write("csv", "not_numbers", b"\x11a,b\n1,x\n")
+write("csv", "gzip", b"\x11" + packed(b"a,b\n1,2\n"))
+state = b'{"epoch":3,"position":12,"skipped":0,"seed":7,"order":"50 samples in one window"}'
+write("loader_state", "whole", state)
+write("loader_state", "other_order", state.replace(b"50", b"51"))
+write("loader_state", "large", state.replace(b"12", b"9223372036854775807").replace(b"7,", b"18446744073709551615,"))
+
 project = root.parents[1]
 for target, folder, good, every in (("experiment", "wrong", project / "configs", 4),
                                     ("cluster", "wrong_cluster", project / "tests/config/good_cluster", 3)):

@@ -40,11 +40,11 @@ TEST_P(Replay, Crashes) {
 
 INSTANTIATE_TEST_SUITE_P(All, Replay,
                          ::testing::Values(Target{"cluster", cluster}, Target{"control_client", control_client},
-                                           Target{"control_server", control_server}, Target{"dump", dump},
-                                           Target{"experiment", experiment}, Target{"idx", idx},
-                                           Target{"manifest", manifest}, Target{"npy", npy},
-                                           Target{"safetensors", safetensors}, Target{"tokens", tokens},
-                                           Target{"trace", trace}),
+                                           Target{"control_server", control_server}, Target{"csv", csv},
+                                           Target{"dump", dump}, Target{"experiment", experiment}, Target{"idx", idx},
+                                           Target{"loader_state", loader_state}, Target{"manifest", manifest},
+                                           Target{"npy", npy}, Target{"safetensors", safetensors},
+                                           Target{"tokens", tokens}, Target{"trace", trace}),
                          [](const auto& test) { return test.param.first; });
 
 }  // namespace
