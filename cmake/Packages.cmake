@@ -2,6 +2,8 @@
 find_package(PkgConfig REQUIRED)
 find_package(Threads REQUIRED)
 find_package(ZLIB REQUIRED)
+find_package(JPEG REQUIRED)
+find_package(PNG REQUIRED)
 find_package(OpenSSL REQUIRED COMPONENTS Crypto)
 find_package(spdlog REQUIRED)
 find_package(nlohmann_json REQUIRED)

@@ -33,7 +33,7 @@ readonly build_packages=(
   g++ cmake ninja-build make git ccache mold pkg-config ca-certificates
   python3 python3-venv python3-dev
   libyaml-cpp-dev libcli11-dev libspdlog-dev libfmt-dev nlohmann-json3-dev libasio-dev libssl-dev
-  libhwloc-dev libhwy-dev libjs-chart.js libsqlite3-dev libsimdjson-dev prometheus-cpp-dev zlib1g-dev
+  libhwloc-dev libhwy-dev libjs-chart.js libsqlite3-dev libsimdjson-dev prometheus-cpp-dev zlib1g-dev libjpeg-dev libpng-dev
   dataset-fashion-mnist)
 readonly test_packages=(libgtest-dev libgmock-dev openmpi-bin libopenmpi-dev util-linux procps
   slurmctld slurmd slurm-client munge iproute2 openssh-server openssh-client nftables

@@ -1,0 +1,28 @@
+// What the reader of each file format of pictures does. Private to images.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "dtrain/data/image.h"
+#include "images/orientation.h"
+
+namespace dtrain::data {
+
+// Reads one picture. Its size and regions are those of the file, its orientation not applied.
+class ImageReader {
+ public:
+  virtual ~ImageReader() = default;
+  virtual Size size() const = 0;
+  virtual Orientation orientation() const = 0;
+  // Once. `at_least`: as in DecodeRequest.
+  virtual DecodedRegion read(const Region& region, Size at_least) = 0;
+};
+
+// ImageError if the header is damaged. The bytes must outlive the reader.
+std::unique_ptr<ImageReader> make_jpeg_reader(std::span<const std::byte> file);
+std::unique_ptr<ImageReader> make_png_reader(std::span<const std::byte> file);
+
+}  // namespace dtrain::data
