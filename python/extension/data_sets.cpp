@@ -74,11 +74,7 @@ Loader open_data_set(TrialContext& context, const std::string& word, std::map<st
   read_settings(format, settings);
   const data::Source source = source_of(format, context, std::move(files));
   const py::gil_scoped_release unlocked;
-  return context.loader(
-      std::visit(
-          [&](const auto& held) -> std::shared_ptr<data::Dataset> { return held.open(source, context.host_share()); },
-          format),
-      loader);
+  return context.loader(data::open_source(format, source, {}, context.host_share()), loader);
 }
 
 }  // namespace dtrain::python

@@ -54,6 +54,32 @@ TEST(ModelExperiment, EveryKeyArrives) {
   EXPECT_EQ(model.data.validation, source_of({{"features", folder / "c"}, {"target", folder.parent_path() / "d"}}));
 }
 
+TEST(ModelExperiment, TransformsArrive) {
+  const TemporaryFile file(model_text(
+      "{kind: sgd, lr: 1}",
+      "{format: shards, scaled_decoding: true, training: {files: \"t-{00..10}.tar\", transforms: ["
+      "{kind: random_resized_crop, size: 224, width: 192, min_area: 0.3}, {kind: horizontal_flip, probability: 0.1},"
+      " {kind: color_jitter, brightness: 0.4}, {kind: normalize, mean: [0, 0.5, 1]}, {kind: mixup, alpha: 0.2, "
+      "classes: 5}]},"
+      " validation: {files: v.tar, transforms: [{kind: resize, size: 256}, {kind: center_crop, size: 224}]}}",
+      "cross_entropy"));
+  const Experiment experiment = read_experiment(file.path());
+  const ModelData& data = experiment.model->data;
+  EXPECT_EQ(data.format, data::Format(data::Shards{.scaled_decoding = true}));
+  EXPECT_EQ(data.training, source_of({{"files", file.path().parent_path() / "t-{00..10}.tar"}}));
+  const data::Normalize normalize{.mean = {0, 0.5, 1}};
+  EXPECT_THAT(transforms_of(data.transforms.training),
+              ElementsAre(data::RandomResizedCrop{.size = 224, .width = 192, .min_area = 0.3},
+                          data::HorizontalFlip{.probability = 0.1}, data::ColorJitter{.brightness = 0.4}, normalize,
+                          data::MixUp{.alpha = 0.2, .classes = 5}));
+  EXPECT_THAT(transforms_of(data.transforms.validation),
+              ElementsAre(data::Resize{.size = 256}, data::CenterCrop{.size = 224}));
+  const Json plan = to_json(experiment)["data"];
+  EXPECT_EQ(to_line(plan["validation"]["transforms"]),
+            R"([{"kind":"resize","size":256,"width":null},{"kind":"center_crop","size":224,"width":null}])");
+  EXPECT_EQ(plan["training"]["transforms"][4], (Json{{"kind", "mixup"}, {"alpha", 0.2}, {"classes", 5}}));
+}
+
 TEST(ModelExperiment, APairOfFiles) {
   const std::string one = model_text("{kind: sgd, lr: 1}", kIdx);
   const TemporaryFile file("model: {train: nets/a.pt, eval: /abs/b.pt}" + one.substr(one.find('\n')));

@@ -97,6 +97,12 @@ def scheduled(schedule, optimizer):
     return model("mse", optimizer | {"lr_schedule": schedule, "groups": groups}, format="npy", training=FILES)
 
 
+def transformed(transform):
+    """A data set of pictures with this transform."""
+    source = {"files": "a-*.tar", "transforms": [transform, {"kind": "center_crop", "size": 8}]}
+    return model("cross_entropy", {"kind": "sgd", "lr": 0.1}, format="shards", training=source, validation=source)
+
+
 BASES = {
     "experiment": {
         "program": PROGRAM,
@@ -122,6 +128,12 @@ BASES = {
                              validation={"file": "b"}),
         "tokens": model("cross_entropy", {"kind": "adamw", "lr": 0.1}, format="tokens", training={"file": "a"},
                         validation={"file": "b"}, sequence_length=8),
+        "image_folder": model("cross_entropy", {"kind": "sgd", "lr": 0.1}, format="image_folder",
+                              training={"folder": "a", "transforms": [{"kind": "center_crop", "size": 8}]},
+                              validation={"folder": "b", "transforms": [{"kind": "center_crop", "size": 8}]}),
+        **{kind: transformed({"kind": kind, **settings}) for kind, settings in (
+            ("resize", {"size": 8, "width": 9}), ("random_resized_crop", {"size": 8}), ("random_crop", {"size": 8}),
+            ("horizontal_flip", {}), ("color_jitter", {}), ("normalize", {}), ("mixup", {"classes": 3}))},
         "step": scheduled({"kind": "step", "step_size": 5}, {"kind": "sgd", "lr": 0.1}),
         "cosine": scheduled({"kind": "cosine", "total_steps": 5}, {"kind": "sgd", "lr": 0.1}),
         "multi_step": scheduled({"kind": "multi_step", "unit": "epochs", "milestones": [3, 5]}, {"kind": "rmsprop", "lr": 0.1}),

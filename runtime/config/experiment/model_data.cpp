@@ -8,6 +8,7 @@
 
 #include "dtrain/base/text.h"
 #include "keys/key_reader.h"
+#include "keys/plan_writer.h"
 #include "keys/schema_writer.h"
 
 namespace dtrain::config {
@@ -16,6 +17,7 @@ namespace {
 using FormatList = std::vector<FormatSources>;
 
 constexpr const char* kFormatName = "format";
+constexpr const char* kTransformsName = "transforms";
 constexpr Key kDataTraining{.name = "training", .text = "The samples to train with.", .default_text = "required"};
 constexpr Key kDataValidation{.name = "validation",
                               .text = "The samples to validate with; none: nothing is validated.",
@@ -87,8 +89,9 @@ void declare_source_key(Keys& keys, const FormatList& formats, const std::string
 }
 
 // The keys of a source whatever the format is; source_rules() has what depends on it.
-void declare_source(Keys& keys, const FormatList& formats) {
+void declare_source(Keys& keys, const FormatList& formats, std::vector<TransformStep>& transforms) {
   for (const std::string& name : source_key_names(formats)) declare_source_key(keys, formats, name);
+  declare_transforms(keys, transforms);
 }
 
 Json source_rules(const FormatList& formats) {
@@ -102,6 +105,11 @@ Json source_rules(const FormatList& formats) {
       } else if (!*key->fallback) {
         source["required"].push_back(name);
       }
+    }
+    if (format.has_pictures) {
+      source["required"].push_back(kTransformsName);
+    } else {
+      source["properties"][kTransformsName] = false;
     }
     Json rule;
     rule["if"]["required"].push_back(kFormatName);
@@ -134,7 +142,27 @@ std::string refusal_of_source_key(const FormatSources& format) {
          (names.size() == 1 ? "key is " : "keys are ") + join_with_and(names);
 }
 
-data::Source read_source(Section section, const FormatList& formats, const FormatSources& format) {
+// Those of a format of pictures; other formats have none.
+void read_transforms(Section& section, const FormatList& formats, const FormatSources& format,
+                     std::vector<TransformStep>& transforms) {
+  const Value* value = section.find(kTransformsName);
+  if (format.has_pictures) {
+    if (!value) section.report_missing(kTransformsName, "a list that brings all pictures to one size");
+    return KeyReader::read_all(section, [&](Keys& keys) { declare_transforms(keys, transforms); });
+  }
+  if (value) {
+    std::vector<std::string> words;
+    for (const FormatSources& one : formats) {
+      if (one.has_pictures) words.emplace_back(one.word);
+    }
+    section.report(*value, kTransformsName,
+                   std::string("has no effect with format ") + format.word + "; " + join_with_and(words) + " have it");
+  }
+  section.finish();
+}
+
+data::Source read_source(Section section, const FormatList& formats, const FormatSources& format,
+                         std::vector<TransformStep>& transforms) {
   data::Source source;
   for (const data::SourceKey& key : format.keys) {
     source[key.name] = key.is_file ? required_path(section, key.name, key.must_be).string()
@@ -144,57 +172,64 @@ data::Source read_source(Section section, const FormatList& formats, const Forma
     if (find_source_key(format, name)) continue;
     if (const Value* value = section.find(name)) section.report(*value, name, refusal_of_source_key(format));
   }
-  section.finish();
+  read_transforms(section, formats, format, transforms);
   return source;
 }
 
-Json source_json(const data::Source& source, const FormatSources& format) {
+Json source_json(const data::Source& source, const FormatSources& format, std::vector<TransformStep>& transforms) {
   Json json = Json::object();
   for (const data::SourceKey& key : format.keys) {
     if (const auto value = source.find(key.name); value != source.end()) json[key.name] = value->second;
   }
+  if (format.has_pictures) json.update(PlanWriter::write([&](Keys& keys) { declare_transforms(keys, transforms); }));
   return json;
 }
 
 class TrainingForm : public KeyType {
  public:
-  TrainingForm(data::Source& source, const FormatList& formats, std::size_t chosen)
-      : source_(source), formats_(formats), format_(formats.at(chosen)) {}
+  TrainingForm(data::Source& source, std::vector<TransformStep>& transforms, const FormatList& formats,
+               std::size_t chosen)
+      : source_(source), transforms_(transforms), formats_(formats), format_(formats.at(chosen)) {}
   void read(Section& section, const Key& key) override {
-    if (section.find(key.name)) source_ = read_source(section.section(key.name), formats_, format_);
+    if (section.find(key.name)) source_ = read_source(section.section(key.name), formats_, format_, transforms_);
   }
-  Json to_json() const override { return source_json(source_, format_); }
+  Json to_json() const override { return source_json(source_, format_, transforms_); }
   Json schema(const Key&) const override {
-    return SchemaWriter::write([&](Keys& keys) { declare_source(keys, formats_); });
+    std::vector<TransformStep> none;
+    return SchemaWriter::write([&](Keys& keys) { declare_source(keys, formats_, none); });
   }
   std::string values() const override { return "mapping"; }
   bool needs_keys() const override { return true; }
-  void visit_keys(Keys& keys) override { declare_source(keys, formats_); }
+  void visit_keys(Keys& keys) override { declare_source(keys, formats_, transforms_); }
 
  private:
   data::Source& source_;
+  std::vector<TransformStep>& transforms_;
   const FormatList& formats_;
   const FormatSources& format_;
 };
 
 class ValidationForm : public KeyType {
  public:
-  ValidationForm(std::optional<data::Source>& source, const FormatList& formats, std::size_t chosen)
-      : source_(source), formats_(formats), format_(formats.at(chosen)) {}
+  ValidationForm(std::optional<data::Source>& source, std::vector<TransformStep>& transforms, const FormatList& formats,
+                 std::size_t chosen)
+      : source_(source), transforms_(transforms), formats_(formats), format_(formats.at(chosen)) {}
   void read(Section& section, const Key& key) override {
     const Value* value = section.find(key.name);
-    if (value && !value->is_null()) source_ = read_source(section.section(key.name), formats_, format_);
+    if (value && !value->is_null()) source_ = read_source(section.section(key.name), formats_, format_, transforms_);
   }
-  Json to_json() const override { return source_ ? source_json(*source_, format_) : Json(); }
+  Json to_json() const override { return source_ ? source_json(*source_, format_, transforms_) : Json(); }
   Json schema(const Key&) const override {
-    return {
-        {"anyOf", {SchemaWriter::write([&](Keys& keys) { declare_source(keys, formats_); }), Json{{"type", "null"}}}}};
+    std::vector<TransformStep> none;
+    return {{"anyOf",
+             {SchemaWriter::write([&](Keys& keys) { declare_source(keys, formats_, none); }), Json{{"type", "null"}}}}};
   }
   std::string values() const override { return "mapping or null"; }
-  void visit_keys(Keys& keys) override { declare_source(keys, formats_); }
+  void visit_keys(Keys& keys) override { declare_source(keys, formats_, transforms_); }
 
  private:
   std::optional<data::Source>& source_;
+  std::vector<TransformStep>& transforms_;
   const FormatList& formats_;
   const FormatSources& format_;
 };
@@ -225,13 +260,13 @@ bool has_good_format(Section& section, const std::vector<std::string>& words) {
 
 void declare_data(Keys& keys, const std::vector<FormatSources>& formats, std::size_t chosen,
                   const std::function<void(Keys&, const Key& selector)>& declare_format, data::Source& training,
-                  std::optional<data::Source>& validation) {
+                  std::optional<data::Source>& validation, SourceTransforms& transforms) {
   TextsOfFormats texts;
   for (const FormatSources& format : formats) texts.add(format.word, format.text);
   const std::string text = join(texts.lines(), " ");
   const Keys::Declare declare_sources = [&](Keys& outside) {
-    TrainingForm training_form(training, formats, chosen);
-    ValidationForm validation_form(validation, formats, chosen);
+    TrainingForm training_form(training, transforms.training, formats, chosen);
+    ValidationForm validation_form(validation, transforms.validation, formats, chosen);
     outside.visit(kDataTraining, training_form);
     outside.visit(kDataValidation, validation_form);
     outside.schema_rule([&] { return source_rules(formats); });

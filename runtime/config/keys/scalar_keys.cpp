@@ -155,6 +155,45 @@ class NumberType : public KeyType {
   bool nullable_;
 };
 
+class NumbersType : public KeyType {
+ public:
+  NumbersType(std::span<double> values, const Bounds& bounds) : values_(values), bounds_(bounds) {}
+  void read(Section& section, const Key& key) override {
+    const Value* given = section.find(key.name);
+    if (!given) return;
+    if (given->kind != Value::Kind::kList)
+      return section.report(*given, key.name, must_be("a list of " + values_text(), *given));
+    if (given->items.size() != values_.size())
+      return section.report(*given, key.name,
+                            "must be a list of " + values_text() + ", and has " + std::to_string(given->items.size()));
+    for (std::size_t i = 0; i < values_.size(); ++i) {
+      const auto number = as_number(given->items[i]);
+      const bool good = number.value && *number.value >= bounds_.min && *number.value <= bounds_.max &&
+                        !(bounds_.above_min && *number.value == bounds_.min);
+      if (!good)
+        return section.report(given->items[i], key.name, must_be("a list of " + values_text(), given->items[i]));
+      values_[i] = *number.value;
+    }
+  }
+  Json to_json() const override { return std::vector<double>(values_.begin(), values_.end()); }
+  Json schema(const Key&) const override {
+    Json item{{"type", "number"}};
+    item[bounds_.above_min ? "exclusiveMinimum" : "minimum"] = number_json(bounds_.min);
+    item["maximum"] = number_json(bounds_.max);
+    return {{"type", "array"}, {"minItems", values_.size()}, {"maxItems", values_.size()}, {"items", std::move(item)}};
+  }
+  std::string values() const override { return "list of " + values_text(); }
+
+ private:
+  std::string values_text() const {
+    return std::to_string(values_.size()) + " numbers " + (bounds_.above_min ? "above " : "from ") +
+           number_json(bounds_.min).dump() + " to " + number_json(bounds_.max).dump();
+  }
+
+  std::span<double> values_;
+  Bounds bounds_;
+};
+
 class WordType : public KeyType {
  public:
   WordType(std::string& value, std::vector<std::string> words, std::vector<std::string> later, bool nullable)
@@ -228,6 +267,11 @@ void Keys::number(const Key& key, double& value, const Bounds& bounds) {
 
 void Keys::number(const Key& key, std::optional<double>& value, const Bounds& bounds) {
   NumberType type(value, bounds, true);
+  visit(key, type);
+}
+
+void Keys::numbers(const Key& key, std::span<double> values, const Bounds& bounds) {
+  NumbersType type(values, bounds);
   visit(key, type);
 }
 

@@ -303,17 +303,23 @@ bool is_unchanged(double start, double length, int size) {
 }  // namespace
 
 Image resized(const Image& image, const Box& box, Size size) {
+  return resized(image, box, size, box);
+}
+
+Image resized(const Image& image, const Box& box, Size size, const Box& inside) {
   constexpr int kLeastRows = 4;  // that resize_rows() takes
   if (image.height() < kLeastRows) {
     Image higher({image.width(), kLeastRows});
     std::memset(higher.row(0), 0, higher.stride() * kLeastRows);
     std::memcpy(higher.row(0), image.row(0), image.stride() * static_cast<std::size_t>(image.height()));
-    return resized(higher, box, size);
+    return resized(higher, box, size, inside);
   }
-  const Range columns = touched(box.x, box.width, image.width()), rows = touched(box.y, box.height, image.height());
+  const Range columns = touched(inside.x, inside.width, image.width());
+  const Range rows = touched(inside.y, inside.height, image.height());
   const bool same_width = is_unchanged(box.x, box.width, size.width);
   const bool same_height = is_unchanged(box.y, box.height, size.height);
-  if (same_width && same_height) return cropped(image, {columns.first, rows.first, size.width, size.height});
+  const int left = static_cast<int>(box.x), top = static_cast<int>(box.y);
+  if (same_width && same_height) return cropped(image, {left, top, size.width, size.height});
 
   // Rows of the right width. One more, whose weight is 0, is read where the number of weights is odd.
   const int start = std::min(rows.first, image.height() - kLeastRows);
@@ -322,21 +328,19 @@ Image resized(const Image& image, const Box& box, Size size) {
   const std::uint8_t* const from = image.row(start);
   if (same_width) {
     for (int y = 0; y < height; ++y) {
-      std::memcpy(
-          between.row(y),
-          from + image.stride() * static_cast<std::size_t>(y) + static_cast<std::size_t>(columns.first) * Image::kBytes,
-          between.stride());
+      std::memcpy(between.row(y),
+                  from + image.stride() * static_cast<std::size_t>(y) + static_cast<std::size_t>(left) * Image::kBytes,
+                  between.stride());
     }
   } else {
     const Taps taps = taps_for(box.x, box.width, size.width, columns, 4);
     HWY_DYNAMIC_DISPATCH(resize_rows)
     (from, image.stride(), between.row(0), between.stride(), size.width, height, taps);
   }
-  const Range inside{rows.first - start, rows.end - start};
-  if (same_height) return cropped(between, {0, inside.first, size.width, size.height});
+  if (same_height) return cropped(between, {0, top - start, size.width, size.height});
   std::memset(between.row(height), 0, between.stride());
   Image result(size);
-  const Taps taps = taps_for(box.y - start, box.height, size.height, inside, 2);
+  const Taps taps = taps_for(box.y - start, box.height, size.height, {rows.first - start, rows.end - start}, 2);
   const std::size_t bytes = std::max<std::size_t>(result.stride(), Image::kBehind);
   for (int y = 0; y < size.height; ++y) {
     HWY_DYNAMIC_DISPATCH(resize_columns)(between.row(0), between.stride(), result.row(y), bytes, y, taps);

@@ -110,8 +110,9 @@ void freeze_others(torch::nn::Module& model, const std::string& patterns) {
 
 // Field 0 is the features, field 1 the target; then come further inputs.
 std::shared_ptr<data::Dataset> read(const data::Format& format, const data::Source& source,
+                                    const std::vector<config::TransformStep>& transforms,
                                     const data::HostShare& share) {
-  return std::visit([&](const auto& one) { return one.open(source, share); }, format);
+  return data::open_source(format, source, config::transforms_of(transforms), share);
 }
 
 LoaderSettings settings_of(const config::LoaderKeys& keys) {
@@ -263,8 +264,9 @@ void ModelTrial::wrap_optimizer() {
 }
 
 Loader ModelTrial::open_training_data() {
-  return context_.loader(read(fields_.format, job_.data.training, context_.host_share()),
-                         settings_of(job_.data.loader));
+  return context_.loader(
+      read(fields_.format, job_.data.training, job_.data.transforms.training, context_.host_share()),
+      settings_of(job_.data.loader));
 }
 
 Loader ModelTrial::training_loader() {
@@ -275,7 +277,8 @@ Loader ModelTrial::validation_loader() {
   if (!job_.data.validation) return nullptr;
   LoaderSettings settings = settings_of(job_.data.loader);
   settings.shuffle = settings.drop_last = false;
-  return context_.loader(read(fields_.format, *job_.data.validation, context_.host_share()), settings);
+  return context_.loader(
+      read(fields_.format, *job_.data.validation, job_.data.transforms.validation, context_.host_share()), settings);
 }
 
 std::vector<at::Tensor> ModelTrial::inputs(const Batch& batch) const {

@@ -113,9 +113,35 @@ LossValues cross_entropy(const Settings& settings, at::Tensor output, const at::
   return {loss, accuracy, weight, counts};
 }
 
+// Those of mixup and cutmix: [batch, classes].
+bool are_probabilities(const LossInput& input) {
+  return input.target.is_floating_point() && input.target.dim() == 2 && !input.sequences;
+}
+
+LossValues with_probabilities(const Settings& settings, const at::Tensor& output, const at::Tensor& target,
+                              bool with_accuracy) {
+  if (output.dim() != 2 || output.sizes() != target.sizes()) {
+    refuse_shapes({output, target},
+                  "cross_entropy needs scores [batch, classes] of the same shape for targets that are "
+                  "probabilities [batch, classes]");
+  }
+  if (settings.weighs_batches()) {
+    throw ConfigError("loss: ignore_index and class_weights have no meaning for targets that are probabilities",
+                      "remove them, or the transforms mixup and cutmix");
+  }
+  at::Tensor accuracy;
+  if (with_accuracy) accuracy = accuracy_of(output, target.argmax(1));
+  return {at::cross_entropy_loss(output, target.to(output.scalar_type()), {}, at::Reduction::Mean, kIgnoresNone,
+                                 settings.label_smoothing),
+          accuracy};
+}
+
 LossValues evaluate_cross_entropy(const Settings& settings, const LossInput& input) {
   at::Tensor output = input.output;
   at::Tensor target = input.target;
+  if (are_probabilities(input)) {
+    return with_probabilities(settings, output, target, input.accuracy);
+  }
   if (!at::isIntegralType(target.scalar_type(), /*includeBool=*/false)) {
     throw Error("loss: cross_entropy needs whole numbers as targets, these are " + describe(target),
                 "give the class of each sample, or use loss: mse");
@@ -156,6 +182,7 @@ worker::ScoredTargets CrossEntropy::scored(const worker::LossInput& input) const
   at::Tensor scores = input.output.detach();
   if (!worker::is_last(*this, input.sequences)) scores = scores.movedim(1, -1);
   scores = scores.flatten(0, -2);
+  if (worker::are_probabilities(input)) return {scores, input.target.argmax(1)};
   const at::Tensor targets = input.target.to(at::kLong).flatten();
   if (!ignore_index) return {scores, targets};
   const at::Tensor counted = targets.ne(*ignore_index);
@@ -163,6 +190,7 @@ worker::ScoredTargets CrossEntropy::scored(const worker::LossInput& input) const
 }
 
 void CrossEntropy::check_target(const worker::LossInput& input) const {
+  if (input.host_target.is_floating_point()) return;  // evaluate() compares the shapes
   const std::int64_t classes = worker::is_last(*this, input.sequences) ? input.output.size(-1) : input.output.size(1);
   worker::check_classes(*this, input.host_target, classes);
 }

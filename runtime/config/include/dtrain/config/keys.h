@@ -17,6 +17,7 @@
 #include <initializer_list>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -135,6 +136,8 @@ class Keys {
   void length(const Key& key, Length& value, std::int64_t min);
   void number(const Key& key, double& value, const Bounds& bounds);
   void number(const Key& key, std::optional<double>& value, const Bounds& bounds);
+  // A list of exactly so many numbers as the field has.
+  void numbers(const Key& key, std::span<double> values, const Bounds& bounds);
   void integer(const Key& key, std::int64_t& value, const Range& range);
   void integer(const Key& key, std::optional<std::int64_t>& value, const Range& range);
   // `auto`, which is `of_auto` in the field, or an integer.

@@ -11,6 +11,7 @@
 
 #include "dtrain/config/keys.h"
 #include "dtrain/config/loader_keys.h"
+#include "dtrain/config/transforms.h"
 #include "dtrain/data/formats.h"
 
 namespace dtrain::config {
@@ -21,7 +22,8 @@ struct DataOf {
   List format;
   data::Source training;
   std::optional<data::Source> validation;
-  LoaderKeys loader;
+  LoaderKeys loader{};
+  SourceTransforms transforms{};  // of formats of pictures
   bool operator==(const DataOf&) const = default;
 };
 using ModelData = DataOf<data::Format>;
@@ -31,18 +33,20 @@ struct FormatSources {
   const char* word;
   const char* text;
   std::span<const data::SourceKey> keys;
+  bool has_pictures = false;
 };
 
 // Declares the key of the format through `declare_format`, and then those of the sources. `chosen`: the current format.
 void declare_data(Keys& keys, const std::vector<FormatSources>& formats, std::size_t chosen,
                   const std::function<void(Keys&, const Key& selector)>& declare_format, data::Source& training,
-                  std::optional<data::Source>& validation);
+                  std::optional<data::Source>& validation, SourceTransforms& transforms);
 
 template <class... Formats>
 void declare_keys(Keys& keys, DataOf<std::variant<Formats...>>& d) {
-  const std::vector<FormatSources> formats{FormatSources{Formats::kWord, Formats::kText, Formats::kSource}...};
+  const std::vector<FormatSources> formats{
+      FormatSources{Formats::kWord, Formats::kText, Formats::kSource, data::kHasPictures<Formats>}...};
   const auto declare_format = [&](Keys& outside, const Key& selector) { outside.one_of(selector, d.format); };
-  declare_data(keys, formats, d.format.index(), declare_format, d.training, d.validation);
+  declare_data(keys, formats, d.format.index(), declare_format, d.training, d.validation, d.transforms);
   declare_keys(keys, d.loader);
 }
 

@@ -11,6 +11,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -18,7 +19,9 @@
 #include "dtrain/base/choices.h"
 #include "dtrain/data/dataset.h"
 #include "dtrain/data/host_share.h"
+#include "dtrain/data/sample.h"
 #include "dtrain/data/tokens.h"
+#include "dtrain/data/transforms.h"
 
 namespace dtrain::data {
 
@@ -269,7 +272,82 @@ struct Csv {
   bool operator==(const Csv&) const = default;
 };
 
-using Format = std::variant<Idx, Npy, Safetensors, Tokens, Raw, Csv>;
+// The setting of the formats of pictures.
+template <class Keys>
+void declare_scaled_decoding(Keys& keys, bool& scaled_decoding) {
+  keys.boolean({.name = "scaled_decoding",
+                .text = "image_folder, shards: JPEGs are decoded at a half, a quarter or an eighth of their size where "
+                        "the transforms need no more. Faster, and pixels differ a little.",
+                .more = "[More](data.md#scaled-decoding)."},
+               scaled_decoding);
+}
+
+// Pictures in a folder for each class (dtrain/data/image_folder.h).
+struct ImageFolder {
+  static constexpr const char* kWord = "image_folder";
+  static constexpr const char* kText = "JPEG and PNG files in a folder for each class.";
+  static constexpr std::array kSource{SourceKey{.name = "folder",
+                                                .text = "the folder with a folder for each class.",
+                                                .must_be = "the path of a folder",
+                                                .examples = R"(["train"])"}};
+  static constexpr bool kImages = false;
+  static constexpr bool kSequences = false;
+
+  bool scaled_decoding = false;
+
+  template <class Keys>
+  void declare_keys(Keys& keys) {
+    declare_scaled_decoding(keys, scaled_decoding);
+  }
+  // Of a format of pictures, in the place of open(): the pictures' bytes and their classes, for transformed().
+  std::shared_ptr<SampleSource> open_samples(const Source& source, const HostShare& share) const;
+  bool operator==(const ImageFolder&) const = default;
+};
+
+// Tar shards as WebDataset writes them (dtrain/data/shards.h).
+struct Shards {
+  static constexpr const char* kWord = "shards";
+  static constexpr const char* kText = "tar files of pictures and classes, as WebDataset writes them.";
+  static constexpr std::array kSource{
+      SourceKey{.name = "files",
+                .text = "the shards: a path in which * and ? stand for any letters, and {000..146} for numbers.",
+                .must_be = "a path of tar files",
+                .examples = R"(["train-*.tar", "train-{000..146}.tar"])"}};
+  static constexpr bool kImages = false;
+  static constexpr bool kSequences = false;
+
+  bool scaled_decoding = false;
+
+  template <class Keys>
+  void declare_keys(Keys& keys) {
+    declare_scaled_decoding(keys, scaled_decoding);
+  }
+  std::shared_ptr<SampleSource> open_samples(const Source& source, const HostShare& share) const;
+  bool operator==(const Shards&) const = default;
+};
+
+// Whether samples are files of pictures, which become tensors by transforms.
+template <class OneFormat>
+inline constexpr bool kHasPictures = requires(const OneFormat& format, const Source& source, const HostShare& share) {
+  format.open_samples(source, share);
+};
+
+using Format = std::variant<Idx, Npy, Safetensors, Tokens, Raw, Csv, ImageFolder, Shards>;
+
+// Opens a source. Formats of pictures make their tensors by `transforms`; the others ignore them.
+template <class... Formats>
+std::shared_ptr<Dataset> open_source(const std::variant<Formats...>& format, const Source& source,
+                                     const std::vector<Transform>& transforms, const HostShare& share) {
+  return std::visit(
+      [&](const auto& held) -> std::shared_ptr<Dataset> {
+        if constexpr (kHasPictures<std::decay_t<decltype(held)>>) {
+          return transformed(held.open_samples(source, share), transforms, {.scaled_decoding = held.scaled_decoding});
+        } else {
+          return held.open(source, share);
+        }
+      },
+      format);
+}
 
 // Of the format that the variant holds:
 

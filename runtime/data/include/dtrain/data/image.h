@@ -99,7 +99,8 @@ Image mirrored(const Image& image);  // left and right exchanged
 
 // `box` of the image, scaled to `size` with an antialiased triangle filter: what
 // torchvision.transforms.functional.resize gives for uint8 tensors with bilinear interpolation and antialias=True.
-// Pixels outside the box have no influence.
+// Pixels outside `inside`, which contains the box, have no influence; without it, those outside the box have none.
 Image resized(const Image& image, const Box& box, Size size);
+Image resized(const Image& image, const Box& box, Size size, const Box& inside);
 
 }  // namespace dtrain::data

@@ -1,0 +1,110 @@
+#include "dtrain/data/image_folder.h"
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include "data_file.h"
+#include "dtrain/base/error.h"
+#include "dtrain/data/formats.h"
+
+namespace dtrain::data {
+
+namespace {
+
+constexpr std::array<std::string_view, 3> kEndings{".jpg", ".jpeg", ".png"};
+
+bool is_picture(const std::filesystem::path& path) {
+  std::string ending = path.extension().string();
+  for (char& letter : ending) letter = static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
+  return std::find(kEndings.begin(), kEndings.end(), ending) != kEndings.end();
+}
+
+std::vector<std::filesystem::path> pictures_below(const std::filesystem::path& folder) {
+  std::vector<std::filesystem::path> files;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(
+           folder, std::filesystem::directory_options::follow_directory_symlink)) {
+    if (is_picture(entry.path()) && entry.is_regular_file()) files.push_back(entry.path());
+  }
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+// Paths as one text, without a string for each.
+class FolderSamples final : public SampleSource {
+ public:
+  explicit FolderSamples(const ImageFolderFiles& listed) {
+    for (const ClassifiedFile& file : listed.files) {
+      ends_.push_back(paths_.size());
+      paths_ += file.path.string();
+      labels_.push_back(static_cast<std::int32_t>(file.label));
+    }
+    ends_.push_back(paths_.size());
+  }
+
+  std::int64_t size() const override { return static_cast<std::int64_t>(labels_.size()); }
+  const std::vector<std::string>& names() const override { return names_; }
+
+  Sample read(const Pass&, std::int64_t index) const override {
+    const DataFile file(where(index));
+    Value image = Value::make(ElementType::kUint8, {static_cast<std::int64_t>(file.size())});
+    const std::size_t got = file.read_at(0, {image.data.get(), image.bytes()});
+    if (got < image.bytes()) file.fail(got, "truncated: the file has become shorter while it was read");
+    return {index, {std::move(image), Value::scalar(labels_[static_cast<std::size_t>(index)])}};
+  }
+
+  // The path of the file.
+  std::string where(std::int64_t index) const override {
+    if (index < 0 || index >= size()) {
+      throw DataError("sample " + std::to_string(index) + " of a data set of " + std::to_string(size()));
+    }
+    const auto at = static_cast<std::size_t>(index);
+    return paths_.substr(ends_[at], ends_[at + 1] - ends_[at]);
+  }
+
+ private:
+  const std::vector<std::string> names_{"image", "label"};
+  std::string paths_;
+  std::vector<std::size_t> ends_;  // where each path begins, and the last one ends
+  std::vector<std::int32_t> labels_;
+};
+
+}  // namespace
+
+ImageFolderFiles list_image_folder(const std::filesystem::path& folder) {
+  ImageFolderFiles listed;
+  try {
+    for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+      if (entry.is_directory()) listed.classes.push_back(entry.path().filename().string());
+    }
+    std::sort(listed.classes.begin(), listed.classes.end());
+    for (std::size_t label = 0; label < listed.classes.size(); ++label) {
+      const auto files = pictures_below(folder / listed.classes[label]);
+      if (files.empty()) {
+        throw DataError((folder / listed.classes[label]).string() + ": has no pictures (.jpg, .jpeg, .png)",
+                        "remove the folder, or put the pictures of the class into it");
+      }
+      for (const auto& file : files) listed.files.push_back({file, static_cast<std::int64_t>(label)});
+    }
+  } catch (const std::filesystem::filesystem_error& error) {
+    throw DataError(folder.string() + ": cannot be read: " + error.code().message(),
+                    "give a folder that has a folder for each class");
+  }
+  if (listed.classes.empty()) {
+    throw DataError(folder.string() + ": has no folders, and each class needs one",
+                    "put the pictures into FOLDER/CLASS/");
+  }
+  return listed;
+}
+
+std::shared_ptr<SampleSource> load_image_folder(const std::filesystem::path& folder) {
+  return std::make_shared<FolderSamples>(list_image_folder(folder));
+}
+
+std::shared_ptr<SampleSource> ImageFolder::open_samples(const Source& source, const HostShare&) const {
+  return load_image_folder(source.at("folder"));
+}
+
+}  // namespace dtrain::data

@@ -1,0 +1,265 @@
+#include "images/view.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "images/color.h"
+
+namespace dtrain::data {
+
+namespace {
+
+constexpr int kTries = 10;
+
+double between(double least, double most, RandomStream& random) {
+  return least + (most - least) * random.uniform();
+}
+
+int up_to(int most, RandomStream& random) {
+  return static_cast<int>(random.below(static_cast<std::uint64_t>(most) + 1));
+}
+
+// Half to even, as Python rounds.
+int rounded(double value) {
+  return static_cast<int>(std::nearbyint(value));
+}
+
+template <typename Sized>
+Size size_of(const Sized& transform) {
+  return {static_cast<int>(transform.width.value_or(transform.size)), static_cast<int>(transform.size)};
+}
+
+Size size_of(const Resize& resize, Size picture) {
+  if (resize.width) return {static_cast<int>(*resize.width), static_cast<int>(resize.size)};
+  const std::int64_t shorter = std::min(picture.width, picture.height),
+                     longer = std::max(picture.width, picture.height);
+  const auto side = static_cast<int>(resize.size);
+  const int other = static_cast<int>(std::min(resize.size * longer / shorter, kMostSide * 8));
+  return picture.width <= picture.height ? Size{side, other} : Size{other, side};
+}
+
+Region random_part(const RandomResizedCrop& transform, Size picture, RandomStream& random) {
+  const double area = static_cast<double>(picture.width) * picture.height;
+  const double least = std::log(transform.min_ratio), most = std::log(transform.max_ratio);
+  for (int i = 0; i < kTries; ++i) {
+    const double wanted = area * between(transform.min_area, transform.max_area, random);
+    const double ratio = std::exp(between(least, most, random));
+    const int width = rounded(std::sqrt(wanted * ratio)), height = rounded(std::sqrt(wanted / ratio));
+    if (width < 1 || height < 1 || width > picture.width || height > picture.height) continue;
+    const int y = up_to(picture.height - height, random), x = up_to(picture.width - width, random);
+    return {x, y, width, height};
+  }
+  const double ratio = static_cast<double>(picture.width) / picture.height;
+  Size size = picture;
+  if (ratio < transform.min_ratio) {
+    size.height = std::clamp(rounded(size.width / transform.min_ratio), 1, picture.height);
+  } else if (ratio > transform.max_ratio) {
+    size.width = std::clamp(rounded(size.height * transform.max_ratio), 1, picture.width);
+  }
+  return {(picture.width - size.width) / 2, (picture.height - size.height) / 2, size.width, size.height};
+}
+
+bool fits(Size part, Size picture) {
+  return part.width <= picture.width && part.height <= picture.height;
+}
+
+Region middle(Size part, Size picture) {
+  return {rounded((picture.width - part.width) / 2.0), rounded((picture.height - part.height) / 2.0), part.width,
+          part.height};
+}
+
+Region anywhere(Size part, Size picture, RandomStream& random) {
+  const int y = up_to(picture.height - part.height, random), x = up_to(picture.width - part.width, random);
+  return {x, y, part.width, part.height};
+}
+
+// Black edges around the picture.
+Image padded(const Image& image, int left, int top, Size size) {
+  Image result(size);
+  std::memset(result.row(0), 0, result.stride() * static_cast<std::size_t>(size.height));
+  for (int y = 0; y < image.height(); ++y) {
+    std::memcpy(result.row(top + y) + left * Image::kBytes, image.row(y), image.stride());
+  }
+  return result;
+}
+
+Image padded_to(const Image& image, Size least) {
+  const Size size{std::max(image.width(), least.width), std::max(image.height(), least.height)};
+  return padded(image, (size.width - image.width()) / 2, (size.height - image.height()) / 2, size);
+}
+
+void jitter(const ColorJitter& settings, Image& image, RandomStream& random) {
+  const auto factor = [&](double range) { return between(std::max(0.0, 1 - range), 1 + range, random); };
+  // All are drawn, whether they are used or not, so that changing one setting leaves the others' numbers alone.
+  const double brightness = factor(settings.brightness), contrast = factor(settings.contrast);
+  const double saturation = factor(settings.saturation), hue = between(-settings.hue, settings.hue, random);
+  std::array<int, 4> order{0, 1, 2, 3};
+  for (std::size_t i = order.size() - 1; i > 0; --i) std::swap(order[i], order[random.below(i + 1)]);
+  for (const int which : order) {
+    if (which == 0 && settings.brightness > 0) adjust_brightness(image, brightness);
+    if (which == 1 && settings.contrast > 0) adjust_contrast(image, contrast);
+    if (which == 2 && settings.saturation > 0) adjust_saturation(image, saturation);
+    if (which == 3 && settings.hue > 0) adjust_hue(image, hue);
+  }
+}
+
+// One transform over what needs no pixels. False: it does need them.
+class Collect {
+ public:
+  Collect(View& view, RandomStream& random) : view_(view), random_(random) {}
+
+  bool operator()(const Resize& transform) {
+    if (view_.is_resized()) return false;
+    view_.resize(size_of(transform, view_.size()));
+    return true;
+  }
+  bool operator()(const RandomResizedCrop& transform) {
+    if (view_.is_resized()) return false;
+    view_.crop(random_part(transform, view_.size(), random_));
+    view_.resize(size_of(transform));
+    return true;
+  }
+  bool operator()(const CenterCrop& transform) {
+    const Size part = size_of(transform);
+    if (!fits(part, view_.size())) return false;
+    view_.crop(middle(part, view_.size()));
+    return true;
+  }
+  bool operator()(const RandomCrop& transform) {
+    const Size part = size_of(transform);
+    if (transform.padding > 0 || !fits(part, view_.size())) return false;
+    view_.crop(anywhere(part, view_.size(), random_));
+    return true;
+  }
+  template <typename Other>
+  bool operator()(const Other&) {
+    return false;
+  }
+
+ private:
+  View& view_;
+  RandomStream& random_;
+};
+
+class ChangePixels {
+ public:
+  ChangePixels(Image& image, RandomStream& random) : image_(image), random_(random) {}
+
+  bool operator()(const HorizontalFlip& transform) {
+    if (random_.uniform() < transform.probability) image_ = mirrored(image_);
+    return true;
+  }
+  bool operator()(const ColorJitter& transform) {
+    jitter(transform, image_, random_);
+    return true;
+  }
+  bool operator()(const CenterCrop& transform) {
+    const Size part = size_of(transform);
+    if (fits(part, image_.size())) return false;
+    const Image larger = padded_to(image_, part);
+    image_ = cropped(larger, middle(part, larger.size()));
+    return true;
+  }
+  bool operator()(const RandomCrop& transform) {
+    const Size part = size_of(transform);
+    const auto padding = static_cast<int>(transform.padding);
+    const Size larger{image_.width() + 2 * padding, image_.height() + 2 * padding};
+    if (!fits(part, larger)) {
+      throw DataError("random_crop of " + std::to_string(part.width) + " x " + std::to_string(part.height) +
+                          " pixels from a picture of " + std::to_string(larger.width) + " x " +
+                          std::to_string(larger.height) + (padding > 0 ? " with its padding" : ""),
+                      "put a resize before it, or give it a padding");
+    }
+    if (padding == 0) return false;
+    image_ = cropped(padded(image_, padding, padding, larger), anywhere(part, larger, random_));
+    return true;
+  }
+  template <typename Other>
+  bool operator()(const Other&) {
+    return false;
+  }
+
+ private:
+  Image& image_;
+  RandomStream& random_;
+};
+
+}  // namespace
+
+View::View(Size picture)
+    : picture_(picture),
+      size_(picture),
+      box_{0, 0, static_cast<double>(picture.width), static_cast<double>(picture.height)},
+      inside_(box_) {}
+
+void View::crop(const Region& region) {
+  const double across = box_.width / size_.width, down = box_.height / size_.height;
+  box_ = {box_.x + region.x * across, box_.y + region.y * down, region.width * across, region.height * down};
+  size_ = {region.width, region.height};
+  if (!is_resized_) inside_ = box_;  // the resize that may follow sees the crop alone
+}
+
+void View::resize(Size size) {
+  size_ = size;
+  is_resized_ = true;
+}
+
+Region View::needed() const {
+  if (!is_resized_) {
+    return {static_cast<int>(box_.x), static_cast<int>(box_.y), size_.width, size_.height};
+  }
+  // The filter's half width, and one for rounding.
+  const double across = std::max(1.0, box_.width / size_.width) + 1,
+               down = std::max(1.0, box_.height / size_.height) + 1;
+  const int left = static_cast<int>(std::floor(std::max(inside_.x, box_.x - across)));
+  const int top = static_cast<int>(std::floor(std::max(inside_.y, box_.y - down)));
+  const int right = static_cast<int>(std::ceil(std::min(inside_.x + inside_.width, box_.x + box_.width + across)));
+  const int bottom = static_cast<int>(std::ceil(std::min(inside_.y + inside_.height, box_.y + box_.height + down)));
+  return {left, top, std::min(right, picture_.width) - left, std::min(bottom, picture_.height) - top};
+}
+
+DecodeRequest View::request(bool scaled_decoding) const {
+  DecodeRequest request{needed()};
+  if (scaled_decoding && is_resized_) {
+    request.at_least = {static_cast<int>(std::ceil(size_.width * request.region.width / box_.width)),
+                        static_cast<int>(std::ceil(size_.height * request.region.height / box_.height))};
+  }
+  return request;
+}
+
+Image View::of(const DecodedRegion& decoded) const {
+  const Region region = needed();
+  const double factor = decoded.region.width / region.width;
+  const auto in_image = [&](const Box& box) {
+    return Box{decoded.region.x + (box.x - region.x) * factor, decoded.region.y + (box.y - region.y) * factor,
+               box.width * factor, box.height * factor};
+  };
+  if (is_resized_) {
+    const Box part{static_cast<double>(region.x), static_cast<double>(region.y), static_cast<double>(region.width),
+                   static_cast<double>(region.height)};
+    return resized(decoded.image, in_image(box_), size_, in_image(part));
+  }
+  const Box box = in_image(box_);
+  return cropped(decoded.image, {static_cast<int>(box.x), static_cast<int>(box.y), size_.width, size_.height});
+}
+
+Image View::of(const Image& picture) const {
+  if (is_resized_) return resized(picture, box_, size_, inside_);
+  return cropped(picture, {static_cast<int>(box_.x), static_cast<int>(box_.y), size_.width, size_.height});
+}
+
+std::size_t collect(View& view, std::span<const Transform> transforms, std::size_t first, RandomStream& random) {
+  Collect one(view, random);
+  while (first < transforms.size() && std::visit(one, transforms[first])) ++first;
+  return first;
+}
+
+bool change_pixels(const Transform& transform, Image& image, RandomStream& random) {
+  return std::visit(ChangePixels(image, random), transform);
+}
+
+}  // namespace dtrain::data

@@ -1,0 +1,31 @@
+// Pictures in a folder for each class, as torchvision's ImageFolder has them.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dtrain/data/sample.h"
+
+namespace dtrain::data {
+
+struct ClassifiedFile {
+  std::filesystem::path path;
+  std::int64_t label = 0;
+};
+
+// FOLDER/CLASS/….jpg, .jpeg or .png (any case), also in folders below. Classes are numbered in the order of their
+// names, and files are in the order of their paths. Other files are left out. DataError: no folder, no class, or a
+// class without pictures.
+struct ImageFolderFiles {
+  std::vector<std::string> classes;
+  std::vector<ClassifiedFile> files;
+};
+ImageFolderFiles list_image_folder(const std::filesystem::path& folder);
+
+// Samples "image", the bytes of the file (uint8 [bytes]), and "label" (int64). Each is read from its file when it is
+// asked for.
+std::shared_ptr<SampleSource> load_image_folder(const std::filesystem::path& folder);
+
+}  // namespace dtrain::data

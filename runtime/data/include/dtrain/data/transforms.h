@@ -1,0 +1,280 @@
+// The list of transforms of pictures, and the data set that applies them. Each transform is a struct: the word that
+// names it in an experiment (`data.training.transforms`), its settings and their keys. Names, meanings and defaults are
+// those of torchvision.transforms.v2. Plain values; runtime/data/images/pipeline.cpp carries them out.
+//
+// Random ones draw from a stream of (seed, epoch, index of the sample), so the result does not depend on workers, ranks
+// or what was read before.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <variant>
+#include <vector>
+
+#include "dtrain/base/choices.h"
+#include "dtrain/data/sample.h"
+
+namespace dtrain::data {
+
+// What of a list a transform changes. In a list they come in this order.
+enum class TransformStage : std::uint8_t {
+  kPicture,  // one picture of bytes
+  kNumbers,  // one picture, which becomes floating point
+  kBatch     // a whole batch
+};
+
+inline constexpr std::int64_t kMostSide = 1 << 14;
+
+// The setting of transforms after which all pictures have one size.
+template <class Keys>
+void declare_size(Keys& keys, std::int64_t& size, std::optional<std::int64_t>& width) {
+  keys.integer({.name = "size",
+                .text = "center_crop, random_crop, random_resized_crop: the height of the result, and its width where "
+                        "there is no width. resize: the length of the shorter side; with a width, the height.",
+                .examples = "[224]",
+                .required = "the size of the result"},
+               size, {1, kMostSide});
+  keys.integer({.name = "width",
+                .text = "The width of the result; null: as high as wide (resize: in the picture's proportions).",
+                .default_text = "null"},
+               width, {1, kMostSide});
+}
+
+// To a size: bilinear, antialiased. With `size` alone the shorter side gets this length, and the picture keeps its
+// proportions.
+struct Resize {
+  static constexpr const char* kWord = "resize";
+  static constexpr TransformStage kStage = TransformStage::kPicture;
+  std::int64_t size = 0;
+  std::optional<std::int64_t> width;
+  template <class Keys>
+  void declare_keys(Keys& keys) {
+    declare_size(keys, size, width);
+  }
+  bool operator==(const Resize&) const = default;
+};
+
+// The middle of a picture. A picture that is smaller gets black edges.
+struct CenterCrop {
+  static constexpr const char* kWord = "center_crop";
+  static constexpr TransformStage kStage = TransformStage::kPicture;
+  std::int64_t size = 0;
+  std::optional<std::int64_t> width;
+  template <class Keys>
+  void declare_keys(Keys& keys) {
+    declare_size(keys, size, width);
+  }
+  bool operator==(const CenterCrop&) const = default;
+};
+
+// A part of random area and proportions, resized. After ten tries that do not fit, the largest part in the middle with
+// allowed proportions.
+struct RandomResizedCrop {
+  static constexpr const char* kWord = "random_resized_crop";
+  static constexpr TransformStage kStage = TransformStage::kPicture;
+  std::int64_t size = 0;
+  std::optional<std::int64_t> width;
+  double min_area = 0.08, max_area = 1;
+  double min_ratio = 3.0 / 4, max_ratio = 4.0 / 3;
+  template <class Keys>
+  void declare_keys(Keys& keys) {
+    declare_size(keys, size, width);
+    keys.number({"min_area", "random_resized_crop: the smallest part of the picture's area."}, min_area,
+                {.min = 0, .max = 1, .above_min = true});
+    keys.number({"max_area", "random_resized_crop: the largest part of the picture's area."}, max_area,
+                {.min = 0, .max = 1, .above_min = true});
+    keys.number({.name = "min_ratio",
+                 .text = "random_resized_crop: the smallest ratio of width to height.",
+                 .default_text = "3/4"},
+                min_ratio, {.min = 0, .max = 100, .above_min = true});
+    keys.number({.name = "max_ratio",
+                 .text = "random_resized_crop: the largest ratio of width to height.",
+                 .default_text = "4/3"},
+                max_ratio, {.min = 0, .max = 100, .above_min = true});
+  }
+  bool operator==(const RandomResizedCrop&) const = default;
+};
+
+// A part at a random place, after `padding` black pixels were added on each side.
+struct RandomCrop {
+  static constexpr const char* kWord = "random_crop";
+  static constexpr TransformStage kStage = TransformStage::kPicture;
+  std::int64_t size = 0;
+  std::optional<std::int64_t> width;
+  std::int64_t padding = 0;
+  template <class Keys>
+  void declare_keys(Keys& keys) {
+    declare_size(keys, size, width);
+    keys.integer({"padding", "random_crop: black pixels that are added on each side first."}, padding, {0, kMostSide});
+  }
+  bool operator==(const RandomCrop&) const = default;
+};
+
+struct HorizontalFlip {
+  static constexpr const char* kWord = "horizontal_flip";
+  static constexpr TransformStage kStage = TransformStage::kPicture;
+  double probability = 0.5;
+  template <class Keys>
+  void declare_keys(Keys& keys) {
+    keys.number({"probability", "horizontal_flip: how probable it is that left and right are exchanged."}, probability,
+                {.min = 0, .max = 1});
+  }
+  bool operator==(const HorizontalFlip&) const = default;
+};
+
+// Brightness, contrast and saturation are multiplied by a factor from 1 - x to 1 + x, hue is shifted by -x to x of the
+// colour circle, in a random order.
+struct ColorJitter {
+  static constexpr const char* kWord = "color_jitter";
+  static constexpr TransformStage kStage = TransformStage::kPicture;
+  double brightness = 0, contrast = 0, saturation = 0, hue = 0;
+  template <class Keys>
+  void declare_keys(Keys& keys) {
+    keys.number({"brightness", "color_jitter: brightness is multiplied by 1 - this to 1 + this, at least 0."},
+                brightness, {.min = 0, .max = 100});
+    keys.number({"contrast", "color_jitter: the same for contrast."}, contrast, {.min = 0, .max = 100});
+    keys.number({"saturation", "color_jitter: the same for saturation."}, saturation, {.min = 0, .max = 100});
+    keys.number({"hue", "color_jitter: hue is shifted by up to this part of the colour circle."}, hue,
+                {.min = 0, .max = 0.5});
+  }
+  bool operator==(const ColorJitter&) const = default;
+};
+
+// Makes float32: (value / 255 - mean) / std, for red, green and blue. The defaults are the means of ImageNet.
+struct Normalize {
+  static constexpr const char* kWord = "normalize";
+  static constexpr TransformStage kStage = TransformStage::kNumbers;
+  std::array<double, 3> mean{0.485, 0.456, 0.406};
+  std::array<double, 3> std{0.229, 0.224, 0.225};
+  template <class Keys>
+  void declare_keys(Keys& keys) {
+    keys.numbers(
+        {"mean", "normalize: what is subtracted from red, green and blue, which are 0 to 1. Default: ImageNet's."},
+        mean, {.min = -1000, .max = 1000});
+    keys.numbers({"std", "normalize: what the differences are divided by. Default: ImageNet's."}, std,
+                 {.min = 0, .max = 1000, .above_min = true});
+  }
+  bool operator==(const Normalize&) const = default;
+};
+
+template <class Keys>
+void declare_mixing(Keys& keys, double& alpha, std::int64_t& classes) {
+  keys.number({.name = "alpha",
+               .text = "mixup, cutmix: the share of the other sample follows the distribution Beta(alpha, alpha).",
+               .default_text = "1"},
+              alpha, {.min = 0, .max = 1000, .above_min = true});
+  keys.integer({.name = "classes",
+                .text = "mixup, cutmix: the number of classes. Targets become probabilities, float32 [N, classes].",
+                .required = "the number of classes"},
+               classes, {2, 1'000'000});
+}
+
+// Each sample of a batch becomes the weighted mean of itself and of the one before it (Zhang et al. 2018). The batch is
+// that of a rank.
+struct MixUp {
+  static constexpr const char* kWord = "mixup";
+  static constexpr TransformStage kStage = TransformStage::kBatch;
+  double alpha = 1;
+  std::int64_t classes = 0;
+  template <class Keys>
+  void declare_keys(Keys& keys) {
+    declare_mixing(keys, alpha, classes);
+  }
+  bool operator==(const MixUp&) const = default;
+};
+
+// Each sample gets a rectangle of the one before it (Yun et al. 2019).
+struct CutMix {
+  static constexpr const char* kWord = "cutmix";
+  static constexpr TransformStage kStage = TransformStage::kBatch;
+  double alpha = 1;
+  std::int64_t classes = 0;
+  template <class Keys>
+  void declare_keys(Keys& keys) {
+    declare_mixing(keys, alpha, classes);
+  }
+  bool operator==(const CutMix&) const = default;
+};
+
+using Transform = std::variant<Resize, CenterCrop, RandomResizedCrop, RandomCrop, HorizontalFlip, ColorJitter,
+                               Normalize, MixUp, CutMix>;
+
+// The functions that the reader of experiment files needs, too, have no code outside this header.
+
+struct PictureSize {
+  std::int64_t width = 0, height = 0;
+};
+
+inline TransformStage stage_of(const Transform& transform) {
+  return std::visit([](const auto& held) { return held.kStage; }, transform);
+}
+
+// What pictures have after the transform; empty: any size, as far as the transform knows.
+inline std::optional<PictureSize> size_after(const Transform& transform, std::optional<PictureSize> size) {
+  return std::visit(
+      [&](const auto& held) -> std::optional<PictureSize> {
+        using Held = std::decay_t<decltype(held)>;
+        if constexpr (std::is_same_v<Held, Resize>) {
+          if (!held.width) return std::nullopt;
+        }
+        if constexpr (requires { held.size; }) {
+          return PictureSize{held.width.value_or(held.size), held.size};
+        } else {
+          return size;
+        }
+      },
+      transform);
+}
+
+inline std::optional<PictureSize> size_after(std::span<const Transform> transforms) {
+  std::optional<PictureSize> size;
+  for (const Transform& transform : transforms) size = size_after(transform, size);
+  return size;
+}
+
+// What makes a list of transforms impossible. `at`: the number of the transform.
+struct TransformProblem {
+  std::string what;
+  std::size_t at = 0;
+};
+// Empty: nothing.
+inline std::optional<TransformProblem> problem_of(std::span<const Transform> transforms) {
+  std::optional<std::size_t> normalize;
+  for (std::size_t i = 0; i < transforms.size(); ++i) {
+    const std::string word = word_of(transforms[i]);
+    if (std::holds_alternative<Normalize>(transforms[i])) {
+      if (normalize) return TransformProblem{"normalize stands here twice", i};
+      normalize = i;
+    }
+    if (i > 0 && stage_of(transforms[i]) < stage_of(transforms[i - 1])) {
+      return TransformProblem{word + " cannot come after " + word_of(transforms[i - 1]) +
+                                  ": transforms of pictures come first, then normalize, then mixup and cutmix",
+                              i};
+    }
+  }
+  if (size_after(transforms)) return std::nullopt;
+  return TransformProblem{
+      "pictures have many sizes, and a batch needs one: add center_crop, random_crop, random_resized_crop, or a resize "
+      "with a width",
+      transforms.empty() ? 0 : transforms.size() - 1};
+}
+
+struct PictureOptions {
+  // Large JPEGs are decoded at a half, a quarter or an eighth of their size where the result is still no smaller than
+  // what the transforms need. Faster; docs/data.md says how far pixels differ.
+  bool scaled_decoding = false;
+};
+
+// Samples whose first value is the bytes of a JPEG or PNG file (uint8 [bytes]) and whose second one is a class (int64)
+// become batches: "image", uint8 [3, height, width] (float32 after `normalize`), and "label", int64 or, after mixup or
+// cutmix, float32 [classes]. DataError as problem_of(), and where a picture cannot be decoded, with its file and
+// offset.
+std::shared_ptr<Dataset> transformed(std::shared_ptr<const SampleSource> pictures, std::vector<Transform> transforms,
+                                     const PictureOptions& options = {});
+
+}  // namespace dtrain::data

@@ -1,0 +1,76 @@
+#include "shards/file_list.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdint>
+
+#include <glob.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/text.h"
+
+namespace dtrain::data {
+
+namespace {
+
+constexpr std::size_t kMostFiles = 1'000'000;
+
+// The number of digits at least, if the text is a number.
+bool read_number(const std::string& text, std::int64_t& number) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  return !text.empty() && error == std::errc() && end == text.data() + text.size() && number >= 0;
+}
+
+std::vector<std::string> alternatives_of(const std::string& inside) {
+  const auto dots = inside.find("..");
+  std::int64_t first = 0, last = 0;
+  if (dots != std::string::npos && read_number(inside.substr(0, dots), first) &&
+      read_number(inside.substr(dots + 2), last)) {
+    std::vector<std::string> numbers;
+    for (std::int64_t number = first; number <= last && numbers.size() < kMostFiles; ++number) {
+      const std::string digits = std::to_string(number);
+      numbers.push_back(std::string(dots - std::min(dots, digits.size()), '0') + digits);
+    }
+    return numbers;
+  }
+  return split(inside, ',');
+}
+
+// Without braces.
+std::vector<std::string> expanded(const std::string& pattern) {
+  const auto open = pattern.find('{');
+  const auto close = open == std::string::npos ? open : pattern.find('}', open);
+  if (close == std::string::npos) return {pattern};
+  std::vector<std::string> all;
+  for (const std::string& one : alternatives_of(pattern.substr(open + 1, close - open - 1))) {
+    for (const std::string& rest : expanded(pattern.substr(close + 1))) {
+      all.push_back(pattern.substr(0, open) + one + rest);
+      if (all.size() > kMostFiles)
+        throw DataError(pattern + ": names more than " + std::to_string(kMostFiles) + " files");
+    }
+  }
+  return all;
+}
+
+}  // namespace
+
+std::vector<std::filesystem::path> files_named(const std::string& pattern) {
+  std::vector<std::filesystem::path> files;
+  for (const std::string& one : expanded(pattern)) {
+    if (one.find_first_of("*?[") == std::string::npos) {
+      files.emplace_back(one);  // a missing one is an error when it is opened
+      continue;
+    }
+    glob_t found{};
+    const int code = ::glob(one.c_str(), GLOB_NOSORT, nullptr, &found);
+    for (std::size_t i = 0; code == 0 && i < found.gl_pathc; ++i) files.emplace_back(found.gl_pathv[i]);
+    ::globfree(&found);
+    if (code == GLOB_ABORTED) throw DataError(one + ": a folder of it cannot be read");
+  }
+  std::sort(files.begin(), files.end());
+  files.erase(std::unique(files.begin(), files.end()), files.end());
+  if (files.empty()) throw DataError(pattern + ": no file has such a name", "check the path and the pattern");
+  return files;
+}
+
+}  // namespace dtrain::data

@@ -1,0 +1,36 @@
+// Files that stay open while they are used: the last kMostOpen of many. Private to data. Any thread may call.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "data_file.h"
+
+namespace dtrain::data {
+
+class OpenFiles {
+ public:
+  static constexpr std::size_t kMostOpen = 256;
+
+  explicit OpenFiles(std::vector<std::filesystem::path> paths);
+  const std::vector<std::filesystem::path>& paths() const { return paths_; }
+  // Opens it unless it is open. DataError as DataFile's.
+  std::shared_ptr<const DataFile> file(std::size_t number) const;
+
+ private:
+  struct Slot {
+    std::shared_ptr<const DataFile> file;
+    std::uint64_t used = 0;  // when, counted in calls
+  };
+
+  const std::vector<std::filesystem::path> paths_;
+  mutable std::mutex mutex_;
+  mutable std::vector<Slot> slots_;
+  mutable std::size_t open_ = 0;
+  mutable std::uint64_t clock_ = 0;
+};
+
+}  // namespace dtrain::data
