@@ -18,6 +18,11 @@ void add_completion(CLI::App& app, int* exit_code);
 void add_launch(CLI::App& app, int* exit_code);
 void add_start_rank(CLI::App& app, int* exit_code);
 void add_config(CLI::App& app, int* exit_code);
+void add_data(CLI::App& app, int* exit_code);
+void add_data_bench(CLI::App& data, int* exit_code);
+void add_data_inspect(CLI::App& data, int* exit_code);
+void add_data_pack(CLI::App& data, int* exit_code);
+void add_data_show(CLI::App& data, int* exit_code);
 void add_diff(CLI::App& app, int* exit_code);
 void add_doctor(CLI::App& app, int* exit_code);
 void add_export(CLI::App& app, int* exit_code);
@@ -43,7 +48,8 @@ void add_version(CLI::App& app, int* exit_code);
 inline constexpr std::array kCommands{add_launch,  add_run_script, add_config,     add_agent,      add_slot,
                                       add_task,    add_logs,       add_top,        add_runs_list,  add_summary,
                                       add_report,  add_analyze,    add_what_if,    add_diff,       add_trace,
-                                      add_export,  add_checkpoint, add_model,      add_doctor,     add_completion,
-                                      add_version, add_man,        add_start_rank, add_host_probe, add_cuda_probe};
+                                      add_export,  add_checkpoint, add_model,      add_data,       add_doctor,
+                                      add_completion, add_version, add_man,        add_start_rank, add_host_probe,
+                                      add_cuda_probe};
 
 }  // namespace dtrain::cli

@@ -44,6 +44,15 @@ std::set<std::string> all_commands(const TestRun& run, const std::vector<std::st
 
 using Words = std::vector<std::string>;
 
+// A PNG file of one grey pixel.
+std::string one_pixel() {
+  return {
+      "\211\120\116\107\015\012\032\012\000\000\000\015\111\110\104\122\000\000\000\001\000\000\000\001"
+      "\010\000\000\000\000\072\176\233\125\000\000\000\012\111\104\101\124\170\234\143\150\000\000\000"
+      "\202\000\201\167\315\162\266\000\000\000\000\111\105\116\104\256\102\140\202",
+      67};
+}
+
 // One of each command, with a run "./run" and an older one "./before".
 std::vector<Words> one_of_each() {
   return {{"launch", "experiment.yaml", "--dry-run"},
@@ -67,6 +76,11 @@ std::vector<Words> one_of_each() {
           {"checkpoint", "verify", "./run"},
           {"checkpoint", "delete", "./run", "7", "--yes", "--force"},
           {"checkpoint", "export", "./run", "-o", "model.safetensors", "--force"},
+          {"data", "pack", "pictures", "-o", "shards", "--force"},
+          {"data", "inspect", "pictures"},
+          {"data", "inspect", "pictures", "--json"},
+          {"data", "bench", "pictures", "--seconds", "0.05", "--workers", "1"},
+          {"data", "show", "pictures"},
           {"logs", "./run"},
           {"logs", "./run", "--follow"},
           {"top", "./run", "--once"},
@@ -102,6 +116,8 @@ class StandardOutput : public testing::Test {
  protected:
   StandardOutput() {
     std::ofstream(run_.folder() / "train.py") << "import dtrain\n";
+    std::filesystem::create_directories(run_.folder() / "pictures" / "grey");
+    std::ofstream(run_.folder() / "pictures" / "grey" / "a.png", std::ios::binary) << one_pixel();
     EXPECT_EQ(run_.launch().wait().code, 0);
     EXPECT_EQ(dtrain(run_, {"launch", run_.experiment(), "--run-dir", "before"}).code, 0);
   }

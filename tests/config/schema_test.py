@@ -33,6 +33,7 @@ NOT_EXPRESSIBLE = {
     "wrong/syntax: an alias": "a validator sees what the alias stands for",
     "wrong/program: an entrypoint with an open quote": "quotes inside of text",
     "wrong/checkpoints: a storage path outside of the host path": "compares two values",
+    "wrong/transforms: transforms in an order that makes no sense": "compares several items",
     "wrong_cluster/agents: the same id twice": "compares values of several items",
     "wrong_cluster/launcher: an option with an open quote": "quotes inside of text",
 }
@@ -98,8 +99,8 @@ def scheduled(schedule, optimizer):
 
 
 def transformed(transform):
-    """A data set of pictures with this transform."""
-    source = {"files": "a-*.tar", "transforms": [transform, {"kind": "center_crop", "size": 8}]}
+    """A data set of pictures with this transform, the last of two."""
+    source = {"files": "a-*.tar", "transforms": [{"kind": "center_crop", "size": 8}, transform]}
     return model("cross_entropy", {"kind": "sgd", "lr": 0.1}, format="shards", training=source, validation=source)
 
 

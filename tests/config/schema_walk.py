@@ -74,14 +74,15 @@ def same(a, b):
 
 
 def put(document, path, value):
-    """A copy of the document with that value there; None where the path leads through a list that is not there."""
+    """A copy of the document with that value there; None where the path leads through a list that is not there. An item
+    is the last one of its list."""
     document = copy.deepcopy(document)
     place = document
     for key in path[:-1]:
         if key == 0:
             if not isinstance(place, list):
                 return None
-            place = place[0]
+            place = place[-1]
             continue
         wants_list = path[path.index(key) + 1] == 0
         if wants_list and not isinstance(place.get(key), list):
@@ -91,7 +92,7 @@ def put(document, path, value):
         place = place[key]
     if isinstance(place, list) and path[-1] != 0:
         return None
-    place[path[-1]] = value
+    place[-1 if path[-1] == 0 else path[-1]] = value
     return document
 
 

@@ -11,19 +11,52 @@ namespace {
 constexpr const char* kTransforms = "transforms";
 constexpr const char* kKind = "kind";
 
-// Keys of one transform against each other.
-void check_together(Section& section, const data::Transform& transform) {
-  const auto* crop = std::get_if<data::RandomResizedCrop>(&transform);
-  if (!crop) return;
-  const auto check = [&](const char* key, double least, double most, const char* other) {
-    const Value* value = section.find(key);
-    if (least <= most) return;
-    if (!value) value = section.find(other);
-    if (value) section.report(*value, key, std::string("must be at least ") + other);
-  };
-  check("max_area", crop->min_area, crop->max_area, "min_area");
-  check("max_ratio", crop->min_ratio, crop->max_ratio, "min_ratio");
+// What problem_of() says of a list, as far as a schema can say it: the first transform is one of pictures, and one
+// gives pictures their size.
+Json rules_of_list() {
+  Json first = Json::array(), sizing = Json::array();
+  for (const std::string& word : dtrain::words_of<data::Transform>()) {
+    const data::Transform transform = dtrain::choice_named<data::Transform>(word);
+    if (data::stage_of(transform) == data::TransformStage::kPicture) first.push_back(word);
+    if (data::size_after(transform, {})) sizing.push_back(word);
+  }
+  Json with_width = Json::parse(R"({"required": ["width"], "properties": {"width": {"type": "integer"}}})");
+  with_width["properties"][kKind]["const"] = data::Resize::kWord;
+  Json rules;
+  rules["contains"]["anyOf"] = {Json{{"properties", {{kKind, {{"enum", sizing}}}}}}, with_width};
+  rules["items"].push_back({{"properties", {{kKind, {{"enum", first}}}}}});
+  return rules;
 }
+
+// The type of a list with these rules in its schema.
+class ListWithRules : public KeyType {
+ public:
+  explicit ListWithRules(KeyType& list) : list_(list) {}
+  void read(Section& section, const Key& key) override { list_.read(section, key); }
+  Json to_json() const override { return list_.to_json(); }
+  Json schema(const Key& key) const override {
+    Json schema = list_.schema(key);
+    schema["allOf"].push_back(rules_of_list());
+    return schema;
+  }
+  std::string values() const override { return list_.values(); }
+  void visit_keys(Keys& keys) override { list_.visit_keys(keys); }
+
+ private:
+  KeyType& list_;
+};
+
+class WithRules : public Keys {
+ public:
+  explicit WithRules(Keys& keys) : keys_(keys) {}
+  void visit(const Key& key, KeyType& type) override {
+    ListWithRules with_rules(type);
+    keys_.visit(key, with_rules);
+  }
+
+ private:
+  Keys& keys_;
+};
 
 // Whether each item names a transform, so that the list can be judged as a whole.
 bool are_named(const Value& list) {
@@ -50,18 +83,17 @@ void declare_keys(Keys& keys, TransformStep& step) {
                .more = "[Transforms](data.md#transforms).",
                .required = ""},
               step.transform);
-  keys.when_read([&](Section& section) { check_together(section, step.transform); });
 }
 
 void declare_transforms(Keys& keys, std::vector<TransformStep>& steps) {
-  keys.list(
-      {.name = kTransforms,
-       .text = "image_folder, shards: what is done with each picture, in this order. At its end all pictures must "
-               "have one size.",
-       .examples = R"([[{"kind": "random_resized_crop", "size": 224}, {"kind": "horizontal_flip"}, )"
-                   R"({"kind": "normalize"}]])",
-       .default_text = "required for image_folder and shards"},
-      steps);
+  WithRules visitor(keys);
+  visitor.list({.name = kTransforms,
+                .text = "image_folder, shards: what is done with each picture, in this order. At its end all pictures "
+                        "must have one size.",
+                .examples = R"([[{"kind": "random_resized_crop", "size": 224}, {"kind": "horizontal_flip"}, )"
+                            R"({"kind": "normalize"}]])",
+                .default_text = "required for image_folder and shards"},
+               steps);
   keys.when_read([&](Section& section) {
     const Value* list = section.find(kTransforms);
     if (!list || list->kind != Value::Kind::kList || !are_named(*list)) return;

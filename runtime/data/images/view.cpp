@@ -35,11 +35,8 @@ Size size_of(const Sized& transform) {
 
 Size size_of(const Resize& resize, Size picture) {
   if (resize.width) return {static_cast<int>(*resize.width), static_cast<int>(resize.size)};
-  const std::int64_t shorter = std::min(picture.width, picture.height),
-                     longer = std::max(picture.width, picture.height);
-  const auto side = static_cast<int>(resize.size);
-  const int other = static_cast<int>(std::min(resize.size * longer / shorter, kMostSide * 8));
-  return picture.width <= picture.height ? Size{side, other} : Size{other, side};
+  const PictureSize size = resized(PictureSize{picture.width, picture.height}, resize.size);
+  return {static_cast<int>(size.width), static_cast<int>(size.height)};
 }
 
 Region random_part(const RandomResizedCrop& transform, Size picture, RandomStream& random) {

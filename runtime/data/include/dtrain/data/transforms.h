@@ -6,6 +6,7 @@
 // or what was read before.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -91,11 +92,11 @@ struct RandomResizedCrop {
     keys.number({.name = "min_ratio",
                  .text = "random_resized_crop: the smallest ratio of width to height.",
                  .default_text = "3/4"},
-                min_ratio, {.min = 0, .max = 100, .above_min = true});
+                min_ratio, {.min = 0.01, .max = 1});
     keys.number({.name = "max_ratio",
                  .text = "random_resized_crop: the largest ratio of width to height.",
                  .default_text = "4/3"},
-                max_ratio, {.min = 0, .max = 100, .above_min = true});
+                max_ratio, {.min = 1, .max = 100});
   }
   bool operator==(const RandomResizedCrop&) const = default;
 };
@@ -210,19 +211,28 @@ struct PictureSize {
   std::int64_t width = 0, height = 0;
 };
 
+// With a shorter side of this length, in the same proportions.
+inline PictureSize resized(const PictureSize& size, std::int64_t shorter) {
+  const auto other = [&](std::int64_t longer, std::int64_t by) {
+    return std::min(shorter * longer / by, kMostSide * 8);
+  };
+  return size.width <= size.height ? PictureSize{shorter, other(size.height, size.width)}
+                                   : PictureSize{other(size.width, size.height), shorter};
+}
+
 inline TransformStage stage_of(const Transform& transform) {
   return std::visit([](const auto& held) { return held.kStage; }, transform);
 }
 
-// What pictures have after the transform; empty: any size, as far as the transform knows.
+// What pictures have after the transform; empty: any size, as far as the transforms say.
 inline std::optional<PictureSize> size_after(const Transform& transform, std::optional<PictureSize> size) {
   return std::visit(
       [&](const auto& held) -> std::optional<PictureSize> {
         using Held = std::decay_t<decltype(held)>;
         if constexpr (std::is_same_v<Held, Resize>) {
-          if (!held.width) return std::nullopt;
-        }
-        if constexpr (requires { held.size; }) {
+          if (held.width) return PictureSize{*held.width, held.size};
+          return size ? std::optional(resized(*size, held.size)) : std::nullopt;
+        } else if constexpr (requires { held.size; }) {
           return PictureSize{held.width.value_or(held.size), held.size};
         } else {
           return size;

@@ -1,0 +1,39 @@
+// How many samples of pictures a second this machine prepares, without training, and what takes the time.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dtrain/data/sample.h"
+#include "dtrain/data/transforms.h"
+
+namespace dtrain::data {
+
+struct WorkerRate {
+  int workers = 0;
+  double samples_per_second = 0;
+};
+
+struct ThroughputReport {
+  // Of one sample on one core, in seconds.
+  double read_s = 0;       // the bytes of the file, as the system gives them now (from its cache, if they are there)
+  double decode_s = 0;     // the pixels that the transforms need
+  double transform_s = 0;  // the rest: resizing, colours, conversion
+  double waiting_s = 0;    // of read_s, without a core: for storage, mostly
+  double bytes = 0;        // of a file
+  double output_bytes = 0;
+  double storage_bytes = 0;  // of a file, that had to come from storage
+  std::vector<WorkerRate> rates;
+  std::string limit;   // "decode", "transform", "disk" or "memory"
+  std::string advice;  // what to change, with the key to set
+};
+
+// Reads random samples, for `duration` a number of workers. Several threads; DataError as the source's.
+ThroughputReport measure_throughput(const std::shared_ptr<const SampleSource>& source,
+                                    const std::vector<Transform>& transforms, const PictureOptions& options,
+                                    const std::vector<int>& workers, std::chrono::duration<double> duration);
+
+}  // namespace dtrain::data

@@ -1,0 +1,223 @@
+#include "dtrain/data/pack.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <span>
+
+#include "data_file.h"
+#include "dtrain/base/error.h"
+#include "dtrain/base/file.h"
+#include "dtrain/base/text.h"
+#include "dtrain/data/epoch_order.h"
+#include "dtrain/data/image.h"
+#include "shards/tar.h"
+
+namespace dtrain::data {
+
+namespace {
+
+constexpr std::int64_t kProgressEvery = 100;
+constexpr std::size_t kLongestList = std::size_t{1} << 30;
+constexpr std::size_t kDigits = 6;
+
+// The values of one line; a value in quotes may have commas, and "" for a quote.
+std::vector<std::string> values_of(const std::string& line) {
+  std::vector<std::string> values(1);
+  bool quoted = false;
+  for (std::size_t i = 0; i < line.size(); ++i) {
+    const char letter = line[i];
+    if (quoted && letter == '"' && i + 1 < line.size() && line[i + 1] == '"') {
+      values.back() += letter;
+      ++i;
+    } else if (letter == '"') {
+      quoted = !quoted;
+    } else if (letter == ',' && !quoted) {
+      values.emplace_back();
+    } else if (letter != '\r') {
+      values.back() += letter;
+    }
+  }
+  return values;
+}
+
+std::size_t column_of(const std::vector<std::string>& names, const std::string& name, const std::string& file) {
+  const auto found = std::find(names.begin(), names.end(), name);
+  if (found == names.end()) {
+    throw DataError(file + ": line 1: there is no column '" + name + "'", "its columns are " + join(names, ", "));
+  }
+  return static_cast<std::size_t>(found - names.begin());
+}
+
+bool is_number(const std::string& text) {
+  return !text.empty() && text.size() < 10 && text.find_first_not_of("0123456789") == std::string::npos;
+}
+
+std::string padded(std::int64_t number, std::size_t digits) {
+  const std::string text = std::to_string(number);
+  return std::string(digits - std::min(digits, text.size()), '0') + text;
+}
+
+std::string read_all(const std::filesystem::path& path) {
+  const DataFile file(path);
+  std::string content(file.size(), '\0');
+  if (file.read_at(0, std::as_writable_bytes(std::span(content))) < content.size()) {
+    file.fail(content.size(), "truncated: the file has become shorter while it was read");
+  }
+  return content;
+}
+
+std::string checked(const std::filesystem::path& path, bool decode) {
+  std::string content = read_all(path);
+  try {
+    const auto bytes = std::as_bytes(std::span(content));
+    decode ? static_cast<void>(decode_image(bytes)) : static_cast<void>(image_size(bytes));
+  } catch (const ImageError& error) {
+    throw DataError(path.string() + ": offset " + std::to_string(error.offset()) + ": " + error.what(),
+                    "replace the file, or remove it");
+  }
+  return content;
+}
+
+// What names of members must not have: a dot, which ends the key, and separators.
+std::string as_key(std::string text) {
+  for (char& letter : text) {
+    if (letter == '.' || letter == '/' || static_cast<unsigned char>(letter) < ' ') letter = '_';
+  }
+  return text;
+}
+
+// Shards one after the other; each gets its name when it is complete.
+class ShardWriter {
+ public:
+  ShardWriter(std::filesystem::path folder, const PackOptions& options)
+      : folder_(std::move(folder)), options_(options) {}
+
+  void add(const std::string& key, const std::string& ending, std::string_view picture, std::int64_t label) {
+    if (!writer_) begin();
+    writer_->add(key + ending, picture);
+    writer_->add(key + ".cls", std::to_string(label));
+    ++packed_.samples;
+    if (writer_->bytes() >= options_.shard_bytes) end();
+  }
+
+  PackedShards finish() {
+    if (writer_) end();
+    return std::move(packed_);
+  }
+
+ private:
+  void begin() {
+    name_ =
+        folder_ / (options_.name + "-" + padded(static_cast<std::int64_t>(packed_.shards.size()), kDigits) + ".tar");
+    if (std::filesystem::exists(name_)) {
+      throw DataError(name_.string() + ": is there already", "remove the old shards, or give another --name or folder");
+    }
+    part_ = name_.string() + ".part";
+    std::filesystem::remove(part_);
+    writer_ = std::make_unique<TarWriter>(part_);
+  }
+
+  void end() {
+    writer_->close();
+    packed_.bytes += writer_->bytes();
+    writer_.reset();
+    std::filesystem::rename(part_, name_);
+    packed_.shards.push_back(name_);
+  }
+
+  const std::filesystem::path folder_;
+  const PackOptions& options_;
+  std::filesystem::path name_, part_;
+  std::unique_ptr<TarWriter> writer_;
+  PackedShards packed_;
+};
+
+void remove_shards(const std::filesystem::path& folder, const std::string& name) {
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    const std::string file = entry.path().filename().string();
+    const bool is_shard =
+        file.size() == name.size() + kDigits + 5 && file.starts_with(name + "-") && file.ends_with(".tar");
+    if (is_shard && is_number(file.substr(name.size() + 1, kDigits))) std::filesystem::remove(entry.path());
+  }
+}
+
+}  // namespace
+
+ImageFolderFiles read_picture_list(const std::filesystem::path& csv, const std::string& path_column,
+                                   const std::string& class_column) {
+  const std::vector<std::string> lines = split(read_file(csv, kLongestList), '\n');
+  const std::vector<std::string> names = values_of(lines.front());
+  const std::size_t path = column_of(names, path_column, csv.string());
+  const std::size_t label = column_of(names, class_column, csv.string());
+  ImageFolderFiles listed;
+  std::vector<std::string> classes;
+  for (std::size_t i = 1; i < lines.size(); ++i) {
+    if (lines[i].empty() || lines[i] == "\r") continue;
+    const std::vector<std::string> values = values_of(lines[i]);
+    if (values.size() <= std::max(path, label)) {
+      throw DataError(csv.string() + ": line " + std::to_string(i + 1) + ": has " + std::to_string(values.size()) +
+                      " values, and " + std::to_string(names.size()) + " columns are named");
+    }
+    listed.files.push_back({csv.parent_path() / values[path], 0});
+    classes.push_back(values[label]);
+  }
+  if (listed.files.empty()) throw DataError(csv.string() + ": lists no pictures");
+  if (std::all_of(classes.begin(), classes.end(), is_number)) {
+    for (std::size_t i = 0; i < classes.size(); ++i) listed.files[i].label = std::stoll(classes[i]);
+    return listed;
+  }
+  listed.classes = classes;
+  std::sort(listed.classes.begin(), listed.classes.end());
+  listed.classes.erase(std::unique(listed.classes.begin(), listed.classes.end()), listed.classes.end());
+  for (std::size_t i = 0; i < classes.size(); ++i) {
+    const auto at = std::lower_bound(listed.classes.begin(), listed.classes.end(), classes[i]);
+    listed.files[i].label = at - listed.classes.begin();
+  }
+  return listed;
+}
+
+PackedShards pack_pictures(const ImageFolderFiles& pictures, const std::filesystem::path& folder,
+                           const PackOptions& options) {
+  make_folder(folder);
+  if (options.replace) remove_shards(folder, options.name);
+  ShardWriter writer(folder, options);
+  const auto all = static_cast<std::int64_t>(pictures.files.size());
+  if (all == 0) throw DataError("there are no pictures to pack");
+  const EpochOrder order = options.shuffle ? EpochOrder(all, options.seed, 0) : EpochOrder(all);
+  for (std::int64_t i = 0; i < all; ++i) {
+    const ClassifiedFile& file = pictures.files[static_cast<std::size_t>(order.at(i))];
+    const auto label = static_cast<std::size_t>(file.label);
+    const std::string name = label < pictures.classes.size() ? pictures.classes[label] : std::to_string(file.label);
+    std::string ending = file.path.extension().string();
+    for (char& letter : ending) letter = static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
+    writer.add(padded(i, 8) + "-" + as_key(name) + "-" + as_key(file.path.stem().string()), ending,
+               checked(file.path, options.check), file.label);
+    if (options.progress && (i + 1) % kProgressEvery == 0) options.progress(i + 1, all);
+  }
+  PackedShards packed = writer.finish();
+  if (!pictures.classes.empty()) write_file_atomic(folder / "classes.txt", join(pictures.classes, "\n") + "\n");
+  return packed;
+}
+
+PackedTokens pack_texts(const std::vector<std::filesystem::path>& texts, const std::filesystem::path& file,
+                        bool replace) {
+  if (!replace && std::filesystem::exists(file))
+    throw DataError(file.string() + ": is there already", "give another file");
+  std::string tokens;
+  const auto add = [&](std::uint16_t token) {
+    tokens += static_cast<char>(token & 0xff);
+    tokens += static_cast<char>(token >> 8);
+  };
+  for (const std::filesystem::path& path : texts) {
+    const std::string text = read_all(path);
+    if (!is_valid_utf8(text)) throw DataError(path.string() + ": is no text in UTF-8");
+    for (const char byte : text) add(static_cast<unsigned char>(byte));
+    add(kEndOfText);
+  }
+  write_file_atomic(file, tokens);
+  return {static_cast<std::int64_t>(tokens.size() / sizeof(std::uint16_t))};
+}
+
+}  // namespace dtrain::data
