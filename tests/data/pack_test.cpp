@@ -111,7 +111,7 @@ TEST_F(PackTest, DamagedPicturesAndOldShardsAreErrors) {
   EXPECT_THAT(failure([&] { packed({}); }), AllOf(HasSubstr("p.art7.png: offset "), HasSubstr("truncated")));
   // What was begun is no shard.
   EXPECT_THAT(failure([&] { load_shards((folder_ / "out/shard-*.tar").string()); }),
-              HasSubstr("no file has such a name"));
+              HasSubstr("out/shard-*.tar: "));
   put("pictures/dog/p.art7.png", whole);
   packed({});
   EXPECT_THAT(failure([&] { packed({}); }), HasSubstr("shard-000000.tar: is there already"));

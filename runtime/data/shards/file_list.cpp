@@ -4,10 +4,9 @@
 #include <charconv>
 #include <cstdint>
 
-#include <glob.h>
-
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
+#include "source_files.h"
 
 namespace dtrain::data {
 
@@ -57,19 +56,13 @@ std::vector<std::string> expanded(const std::string& pattern) {
 std::vector<std::filesystem::path> files_named(const std::string& pattern) {
   std::vector<std::filesystem::path> files;
   for (const std::string& one : expanded(pattern)) {
-    if (one.find_first_of("*?[") == std::string::npos) {
-      files.emplace_back(one);  // a missing one is an error when it is opened
-      continue;
-    }
-    glob_t found{};
-    const int code = ::glob(one.c_str(), GLOB_NOSORT, nullptr, &found);
-    for (std::size_t i = 0; code == 0 && i < found.gl_pathc; ++i) files.emplace_back(found.gl_pathv[i]);
-    ::globfree(&found);
-    if (code == GLOB_ABORTED) throw DataError(one + ": a folder of it cannot be read");
+    const std::vector<std::filesystem::path> matching =
+        matching_files(one);  // a missing file is an error when it is opened
+    files.insert(files.end(), matching.begin(), matching.end());
   }
   std::sort(files.begin(), files.end());
   files.erase(std::unique(files.begin(), files.end()), files.end());
-  if (files.empty()) throw DataError(pattern + ": no file has such a name", "check the path and the pattern");
+  if (files.empty()) throw DataError(pattern + ": names no file", "check the numbers in its braces");
   return files;
 }
 

@@ -1,0 +1,115 @@
+"""The peers of bench_loader: loader_peers.py FOLDER FIFO_BASE BATCH
+
+FOLDER has the shards train-*.tar. Commands on FIFO_BASE + "0.commands": "has NAME 1" is answered by 1 or 0; "NAME WORKERS N"
+makes N batches with that library and number of workers, and is answered by one line of N times in nanoseconds; "end" ends it.
+Loaders go on from command to command, so starting workers is not measured.
+"""
+from __future__ import annotations
+
+import importlib.util
+import sys
+import tarfile
+import time
+from pathlib import Path
+from typing import Iterator
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+from torchvision.io import ImageReadMode, decode_jpeg
+from torchvision.transforms import v2
+
+folder, base, batch = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+shards = sorted(str(path) for path in folder.glob("train-*.tar"))
+torch.set_num_threads(1)
+
+# On uint8 as long as possible, which is the fastest that torchvision offers.
+transform = v2.Compose([v2.RandomResizedCrop(224, antialias=True), v2.RandomHorizontalFlip(),
+                        v2.ToDtype(torch.float32, scale=True),
+                        v2.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])])
+
+
+def to_sample(data: bytes) -> torch.Tensor:
+    return transform(decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode=ImageReadMode.RGB))
+
+
+class Pictures(Dataset):
+    """The members of the shards at random places, as a data set of files has them."""
+
+    def __init__(self) -> None:
+        self.places = []
+        for shard in shards:
+            with tarfile.open(shard) as archive:
+                for member in archive:
+                    if member.name.endswith(".jpg"):
+                        self.places.append((shard, member.offset_data, member.size, int(member.name.split(".")[0]) % 10))
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        shard, offset, size, label = self.places[index]
+        with open(shard, "rb") as file:
+            file.seek(offset)
+            return to_sample(file.read(size)), label
+
+
+def forever(loader) -> Iterator:
+    while True:
+        yield from loader
+
+
+def torchvision_batches(workers: int) -> Iterator:
+    return forever(DataLoader(Pictures(), batch, shuffle=True, num_workers=workers, drop_last=True,
+                              persistent_workers=workers > 0))
+
+
+def webdataset_batches(workers: int) -> Iterator:
+    import webdataset
+
+    data = (webdataset.WebDataset(shards, shardshuffle=len(shards), resampled=False, empty_check=False,
+                                  nodesplitter=webdataset.single_node_only)
+            .shuffle(256).map(lambda sample: (to_sample(sample["jpg"]), int(sample["cls"]))).batched(batch, partial=False))
+    return forever(webdataset.WebLoader(data, batch_size=None, num_workers=workers, persistent_workers=workers > 0))
+
+
+def spdl_batches(workers: int) -> Iterator:
+    """SPDL decodes on threads of its own; the transforms are those of its filters."""
+    import spdl.io
+    from spdl.pipeline import PipelineBuilder
+
+    pictures = Pictures()
+
+    def load(indices: list[int]) -> torch.Tensor:
+        return torch.stack([pictures[index][0] for index in indices])
+
+    def indices() -> Iterator[list[int]]:
+        while True:
+            order = torch.randperm(len(pictures)).tolist()
+            yield from (order[at : at + batch] for at in range(0, len(order) - batch + 1, batch))
+
+    count = max(1, workers)
+    pipeline = (PipelineBuilder().add_source(indices()).pipe(load, concurrency=count).add_sink(2 * count)
+                .build(num_threads=count))
+    pipeline.start()
+    return iter(pipeline.get_iterator())
+
+
+makers = {"torchvision": torchvision_batches, "webdataset": webdataset_batches, "spdl": spdl_batches}
+loaders: dict[tuple[str, int], Iterator] = {}
+with open(f"{base}0.commands") as commands, open(f"{base}0.replies", "w") as replies:
+    for line in commands:
+        words = line.split()
+        if words[0] == "end":
+            break
+        if words[0] == "has":
+            print(int(importlib.util.find_spec(words[1]) is not None), file=replies, flush=True)
+            continue
+        name, workers, count = words[0], int(words[1]), int(words[2])
+        if (name, workers) not in loaders:
+            loaders[name, workers] = makers[name](workers)
+        times = []
+        for _ in range(count):
+            start = time.perf_counter_ns()
+            next(loaders[name, workers])
+            times.append(time.perf_counter_ns() - start)
+        print(*times, file=replies, flush=True)
