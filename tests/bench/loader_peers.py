@@ -19,6 +19,7 @@ from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.transforms import v2
 
 folder, base, batch = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+SIZE = (375, 500)  # height and width of the pictures of bench_loader
 shards = sorted(str(path) for path in folder.glob("train-*.tar"))
 torch.set_num_threads(1)
 
@@ -73,23 +74,37 @@ def webdataset_batches(workers: int) -> Iterator:
 
 
 def spdl_batches(workers: int) -> Iterator:
-    """SPDL decodes on threads of its own; the transforms are those of its filters."""
+    """SPDL's own decoding (FFmpeg) on threads of its own; crop, resizing and flip are filters of FFmpeg."""
     import spdl.io
     from spdl.pipeline import PipelineBuilder
 
     pictures = Pictures()
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
+    crop = v2.RandomResizedCrop(224, antialias=True)
+    picture = torch.empty(3, *SIZE, dtype=torch.uint8)  # all have one size, which SPDL need not find out
+
+    def load_one(index: int) -> torch.Tensor:
+        shard, offset, size, _ = pictures.places[index]
+        with open(shard, "rb") as file:
+            file.seek(offset)
+            data = file.read(size)
+        top, left, height, width = crop.make_params([picture]).values() if hasattr(crop, "make_params") else \
+            crop.get_params(picture, crop.scale, crop.ratio)
+        flip = ",hflip" if torch.rand(()) < 0.5 else ""
+        filters = f"crop={width}:{height}:{left}:{top}:exact=1,scale=224:224:flags=bilinear{flip},format=pix_fmts=rgb24"
+        return spdl.io.to_torch(spdl.io.load_image(data, filter_desc=filters))
 
     def load(indices: list[int]) -> torch.Tensor:
-        return torch.stack([pictures[index][0] for index in indices])
+        bytes_of_batch = torch.stack([load_one(index) for index in indices]).permute(0, 3, 1, 2)
+        return (bytes_of_batch / 255 - mean) / std
 
     def indices() -> Iterator[list[int]]:
         while True:
             order = torch.randperm(len(pictures)).tolist()
             yield from (order[at : at + batch] for at in range(0, len(order) - batch + 1, batch))
 
-    count = max(1, workers)
-    pipeline = (PipelineBuilder().add_source(indices()).pipe(load, concurrency=count).add_sink(2 * count)
-                .build(num_threads=count))
+    count = max(1, workers)  # it has no mode without threads
+    pipeline = PipelineBuilder().add_source(indices()).pipe(load, concurrency=count).add_sink(2).build(num_threads=count)
     pipeline.start()
     return iter(pipeline.get_iterator())
 

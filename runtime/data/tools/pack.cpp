@@ -185,7 +185,7 @@ PackedShards pack_pictures(const ImageFolderFiles& pictures, const std::filesyst
   ShardWriter writer(folder, options);
   const auto all = static_cast<std::int64_t>(pictures.files.size());
   if (all == 0) throw DataError("there are no pictures to pack");
-  const EpochOrder order = options.shuffle ? EpochOrder(all, options.seed, 0) : EpochOrder(all);
+  const Permutation order = options.shuffle ? Permutation(all, options.seed, 0) : Permutation(all);
   for (std::int64_t i = 0; i < all; ++i) {
     const ClassifiedFile& file = pictures.files[static_cast<std::size_t>(order.at(i))];
     const auto label = static_cast<std::size_t>(file.label);

@@ -6,12 +6,11 @@
 #include <mutex>
 #include <thread>
 
-#include <sys/resource.h>
-
 #include "dtrain/base/blocked_signals.h"
 #include "dtrain/data/epoch_order.h"
 #include "dtrain/data/image.h"
 #include "images/view.h"
+#include "thread_usage.h"
 
 namespace dtrain::data {
 
@@ -20,25 +19,11 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::int64_t kBatch = 16;
-constexpr std::int64_t kSampled = 64;    // samples whose stages are timed
-constexpr double kScaling = 0.6;         // of the ideal: below it more workers share something other than cores
-constexpr double kBlockOfStorage = 512;  // bytes; the unit of ru_inblock
+constexpr std::int64_t kSampled = 64;  // samples whose stages are timed
+constexpr double kScaling = 0.6;       // of the ideal: below it more workers share something other than cores
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-double cpu_seconds(const rusage& usage) {
-  const auto seconds = [](const timeval& time) {
-    return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
-  };
-  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
-}
-
-rusage usage_of_thread() {
-  rusage usage{};
-  ::getrusage(RUSAGE_THREAD, &usage);
-  return usage;
 }
 
 BatchAllocator plain_memory() {
@@ -61,11 +46,13 @@ void time_stages(const SampleSource& source, const Dataset& dataset, const std::
                  const PictureOptions& options, const EpochOrder& order, ThroughputReport& report) {
   const std::int64_t count = std::min(kSampled, source.size());
   std::vector<Sample> samples;
-  const rusage before = usage_of_thread();
+  ThreadUsage thread;
+  const ReadUsage before = thread.read();
   const auto start = Clock::now();
   for (std::int64_t i = 0; i < count; ++i) samples.push_back(source.read({}, order.at(i)));
   const double reading = seconds_since(start);
-  const rusage after = usage_of_thread();
+  ReadUsage used = thread.read() - before;
+  used.time_ns = static_cast<std::int64_t>(reading * 1e9);
   const auto decoding = Clock::now();
   for (const Sample& sample : samples) {
     RandomStream random = sample_stream({}, sample.index, source.stage());
@@ -84,8 +71,8 @@ void time_stages(const SampleSource& source, const Dataset& dataset, const std::
   report.read_s = reading / each;
   report.decode_s = decode / each;
   report.transform_s = std::max(0.0, whole - decode) / each;
-  report.waiting_s = std::max(0.0, reading - (cpu_seconds(after) - cpu_seconds(before))) / each;
-  report.storage_bytes = static_cast<double>(after.ru_inblock - before.ru_inblock) * kBlockOfStorage / each;
+  report.waiting_s = static_cast<double>(used.waiting_ns()) / 1e9 / each;
+  report.storage_bytes = static_cast<double>(used.disk_bytes) / each;
   report.bytes /= each;
   for (const Field& field : dataset.fields()) report.output_bytes += static_cast<double>(field.bytes());
 }
@@ -166,7 +153,7 @@ ThroughputReport measure_throughput(const std::shared_ptr<const SampleSource>& s
                                     const std::vector<Transform>& transforms, const PictureOptions& options,
                                     const std::vector<int>& workers, std::chrono::duration<double> duration) {
   const std::shared_ptr<const Dataset> dataset = transformed(source, transforms, options);
-  const EpochOrder order(source->size(), 0, 0);
+  const EpochOrder order(std::make_shared<BlockTable>(source->size(), source->blocks()), 0, 0);
   ThroughputReport report;
   time_stages(*source, *dataset, transforms, options, order, report);
   for (const int count : workers) report.rates.push_back({count, rate_with(count, *dataset, order, duration)});

@@ -22,7 +22,7 @@ struct ThroughputReport {
   double read_s = 0;       // the bytes of the file, as the system gives them now (from its cache, if they are there)
   double decode_s = 0;     // the pixels that the transforms need
   double transform_s = 0;  // the rest: resizing, colours, conversion
-  double waiting_s = 0;    // of read_s, without a core: for storage, mostly
+  double waiting_s = 0;    // of read_s: for storage
   double bytes = 0;        // of a file
   double output_bytes = 0;
   double storage_bytes = 0;  // of a file, that had to come from storage
