@@ -5,7 +5,7 @@
 #   scripts/setup.sh test    also the Python peers (DDP, torchrun, safetensors), Open MPI, Slurm, sshd and Chromium (what `make test` needs)
 #   scripts/setup.sh deb     build's, and what makes the Debian package (`make deb`)
 #   scripts/setup.sh wheel   build's, and what makes the wheel for Python (`make wheel`)
-#   scripts/setup.sh bench   test's, and Intel MPI, which bench_collectives compares with where it is there (x86-64)
+#   scripts/setup.sh bench   test's, and what benchmarks compare with: Intel MPI (x86-64), WebDataset, SPDL
 #   scripts/setup.sh lint    also clang-format, clang-tidy and clang with libFuzzer
 #
 # Distribution packages come from apt (root or sudo); wheels go into .deps/ inside the checkout.
@@ -40,6 +40,8 @@ readonly test_packages=(libgtest-dev libgmock-dev openmpi-bin libopenmpi-dev uti
   zsh groff-base man-db mandoc chromium fonts-dejavu-core patchelf fortunes)  # fortunes: the text of examples/gpt
 readonly bench_packages=(libfabric1 libdnnl-dev)  # Intel MPI opens the first; limits.py compares with the second
 readonly bench_wheels=(impi-rt==2021.19.0 impi-devel==2021.19.0)
+# What bench_loader compares with. Without their dependencies: what they import is there.
+readonly loader_wheels=(webdataset==1.0.2 braceexpand==0.1.7 spdl==0.8.0 spdl-core==0.8.0 spdl-io==0.8.0)
 readonly lint_packages=(clang-format-14 clang-tidy-14 clang-14 libclang-rt-14-dev)
 readonly optional_packages=(chromium)  # Ubuntu has it as a snap only
 readonly pip_install=(-m pip install --quiet --disable-pip-version-check --no-input --no-cache-dir)
@@ -201,11 +203,19 @@ install_intel_mpi() {
   echo "$stamp" >.deps/impi.stamp
 }
 
+install_loaders() {
+  local stamp="${peer_wheels[*]} ${loader_wheels[*]}"
+  [ "$(cat .deps/loaders.stamp 2>/dev/null)" = "$stamp" ] && return 0
+  say "fetching data loaders for benchmarks (${loader_wheels[*]})"
+  .deps/peers/bin/python "${pip_install[@]}" --no-deps --no-compile "${loader_wheels[@]}"
+  echo "$stamp" >.deps/loaders.stamp
+}
+
 mkdir -p .deps
 install_packages
 install_libtorch
 install_headers
 case "$level" in
   test | lint) install_peers; install_readers; install_models; install_lightning ;;
-  bench) install_peers; install_readers; install_models; install_lightning; install_intel_mpi ;;
+  bench) install_peers; install_readers; install_models; install_lightning; install_intel_mpi; install_loaders ;;
 esac

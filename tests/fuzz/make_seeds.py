@@ -4,9 +4,11 @@ import gzip
 import io
 import struct
 import sys
+import tarfile
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 from safetensors.numpy import save
 
 root = Path(__file__).resolve().parent
@@ -35,6 +37,22 @@ def npy(array: np.ndarray, version=(1, 0)) -> bytes:
     return file.getvalue()
 
 
+def encoded(picture: Image.Image, form: str, **options) -> bytes:
+    file = io.BytesIO()
+    picture.save(file, form, **options)
+    return file.getvalue()
+
+
+def tar(form: int, members: dict[str, bytes]) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w", format=form) as archive:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return file.getvalue().rstrip(b"\0") + b"\0" * 1536  # shorter than tar makes it
+
+
 def packed(content: bytes) -> bytes:
     return gzip.compress(content, mtime=0)
 
@@ -50,6 +68,22 @@ write("npy", "version3", two(npy(np.arange(3.0), (3, 0)), npy(np.arange(3, dtype
 write("npy", "big_endian", two(npy(np.arange(3, dtype=">f4")), target))
 write("npy", "structured", two(npy(np.zeros(3, dtype=[("a", "<f4")])), target))
 write("npy", "gzip", two(packed(npy(np.arange(3.0))), target))
+
+picture = Image.fromarray((np.indices((19, 23)).sum(0)[..., None] * np.array([5, 3, 1])).astype(np.uint8))
+exif = Image.Exif()
+exif[0x112] = 6  # orientation
+write("picture", "jpeg", encoded(picture, "JPEG", subsampling="4:2:0"))
+write("picture", "turned", encoded(picture, "JPEG", exif=exif, subsampling="4:2:2"))
+write("picture", "progressive", encoded(picture, "JPEG", progressive=True))
+write("picture", "cmyk", encoded(picture.convert("CMYK"), "JPEG"))
+write("picture", "png", encoded(picture, "PNG", exif=exif))
+write("picture", "palette", encoded(picture.convert("P"), "PNG"))
+write("picture", "sixteen_bits", encoded(Image.fromarray(np.arange(12, dtype=np.uint16).reshape(3, 4) * 999), "PNG"))
+
+for form in (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
+    write("shards", ("ustar", "gnu", "pax")[form], tar(form, {"a/1.jpg": b"picture", "a/1.cls": b"7", "a/1.json": b"{}",
+                                                             "b" * 70 + "/" + "c" * 60 + ".png": b"x",
+                                                             "b" * 70 + "/" + "c" * 60 + ".cls": b" 12\n"}))
 
 features = np.arange(6, dtype=np.float32).reshape(3, 2)
 write("safetensors", "dataset", save({"features": features, "target": np.arange(3)}, {"made by": "numpy"}))

@@ -20,7 +20,9 @@ void idx(Input input);
 void loader_state(Input input);
 void manifest(Input input);
 void npy(Input input);
+void picture(Input input);
 void safetensors(Input input);
+void shards(Input input);
 void tokens(Input input);
 void trace(Input input);
 
