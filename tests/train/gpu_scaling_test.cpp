@@ -96,7 +96,10 @@ TEST(GpuScaling, GroupsWithALimitAreClippedByThemselves) {
   expect_gpu_ranks(2, [](const GpuRank& rank) {
     const at::NoGradGuard no_grad;
     HalfOfGradients half(rank, {{.max_norm = 2, .max_value = 0}});  // 256 weights, and 16 biases that have no own limit
-    half.gradients().fill_(1);
+    half.gradients().zero_();                                       // the padding, too
+    for (const auto& parameter : half.flat->parameters()) {
+      half.gradients().narrow(0, parameter.offset, parameter.tensor.numel()).fill_(1);
+    }
     const GradientScaling::Scaled scaled = half.scaling->prepare({.used = {}, .correction = 3, .max_norm = 6});
     ASSERT_TRUE(scaled.norm.has_value());
     EXPECT_NEAR(scaled.norm->item<double>(), 3 * std::sqrt(272.0), 1e-4);
