@@ -48,11 +48,12 @@ void run_gloo_ranks(TestWorld world, const std::function<void(ControlPlane&, Com
 class GlooConformance : public testing::TestWithParam<int> {};
 
 TEST_P(GlooConformance, Holds) {
-  for (const auto& one : test::conformance_cases()) {
-    SCOPED_TRACE(one.name);
-    run_gloo_ranks(TestWorld(GetParam()), [&](ControlPlane&, Communicator& comm) { one.run(comm); });
-    if (HasFailure()) return;
-  }
+  run_gloo_ranks(TestWorld(GetParam()), [&](ControlPlane&, Communicator& comm) {
+    for (const auto& one : test::conformance_cases()) {
+      SCOPED_TRACE(one.name);
+      one.run(comm);
+    }
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, GlooConformance, testing::Values(1, 2, 3, 5), testing::PrintToStringParamName());
@@ -64,7 +65,10 @@ TEST(GlooOverHosts, TheSuiteHolds) {
     world.hosts = hosts;
     run_gloo_ranks(world, [&](ControlPlane&, Communicator& comm) {
       EXPECT_EQ(comm.backend(), "gloo");
-      for (const auto& one : test::conformance_cases({.rank_order = false})) one.run(comm);
+      for (const auto& one : test::conformance_cases({.rank_order = false})) {
+        SCOPED_TRACE(one.name);
+        one.run(comm);
+      }
     });
     if (HasFailure()) return;
   }

@@ -22,8 +22,8 @@ USER = 1000
 SYNTHETIC = SOURCE / "configs" / "synthetic.yaml"
 SMALL = ["data.samples=2048", "hyperparameters.width=64"]
 RUNS = "/runs"
-# A container, in a mount namespace of its own: the machine's files under a root that cannot be written, without MPI. /tmp is
-# the pod's own (emptyDir), /runs is the volume that all pods share ($1). $2: the tree under test.
+# A container, in a mount namespace of its own: the machine's files under a root that cannot be written, without MPI.
+# /tmp is the pod's own (emptyDir), /runs is the volume that all pods share ($1). $2: the tree under test.
 POD = r"""
 mount -t tmpfs -o size=64m tmpfs /mnt
 mkdir /mnt/upper /mnt/work /mnt/root
@@ -67,8 +67,8 @@ class Pod:
         settings = [f"{name}={value}" for name, value in plain.items()]
         self.output_file = open(volume / f"pod-{host}-{time.monotonic_ns()}.out", "w+")
         self.process = subprocess.Popen(
-            [BED, "run", HOSTS, host, "env", "-i", *settings, "unshare", "--mount", "--propagation", "private", "bash", "-ec", POD,
-             "pod", str(volume), str(SOURCE), *command],
+            [BED, "run", HOSTS, host, "env", "-i", *settings, "unshare", "--mount", "--propagation", "private",
+             "bash", "-ec", POD, "pod", str(volume), str(SOURCE), *command],
             stdin=subprocess.DEVNULL, stdout=self.output_file, stderr=subprocess.STDOUT)
         self.host = host
 
@@ -167,7 +167,8 @@ class PodsTest(unittest.TestCase):
                          {0: "nodea", 1: "nodea", 2: "nodeb", 3: "nodeb"})
         self.assertEqual(result.json("plan.json")["communication"], {"backend": "gloo", "hosts": 2})
         files = {path.name for path in (run_dir / "profile").iterdir()}
-        self.assertEqual(files, {"agent-nodea.jsonl", "agent-nodeb.jsonl", *(f"rank-000{rank}.jsonl" for rank in range(4))})
+        ranks = {f"rank-000{rank}.jsonl" for rank in range(4)}
+        self.assertEqual(files, {"agent-nodea.jsonl", "agent-nodeb.jsonl", *ranks})
 
 
 class Starting(PodsTest):
@@ -177,7 +178,8 @@ class Starting(PodsTest):
         self.expect(pods, 0)
         self.check_run(run_dir)
         output = {pod.host: pod.output() for pod in pods}
-        self.assertRegex(output["b"], rf"rank 2 waits for rank 0: the name {MASTER} does not resolve: .* \(2.* so far, at most")
+        self.assertRegex(output["b"],
+                         rf"rank 2 waits for rank 0: the name {MASTER} does not resolve: .* \(2.* so far, at most")
         self.assertRegex(output["b"], rf"rank 2 has found {MASTER} at 10\.71\.1\.1 after ")
         self.assertIn("host        nodeb, 2 of 2: ranks 2 to 3 of 4", output["b"])
         self.assertIn("4 ranks on 2 hosts", output["a"])
@@ -223,8 +225,8 @@ class Ending(PodsTest):
         self.reached(run_dir, 5)
         on_host("b", "pkill", "-KILL", "-u", str(USER))
         pods[1].wait()
-        self.assertRegex(pods[1].output(),
-                         r"rank 0 stopped because rank [23] failed.*: rank [23] \(pid \d+ on nodeb\) is gone: connection lost")
+        gone = r"rank 0 stopped because rank [23] failed.*: rank [23] \(pid \d+ on nodeb\) is gone: connection lost"
+        self.assertRegex(pods[1].output(), gone)
 
     def test_sigterm_to_one_pod_saves_and_the_same_command_goes_on(self):
         run_dir = self.work.new_run()
