@@ -12,4 +12,20 @@ void check_together(Section& section, const LoaderKeys& loader) {
   if (!loader.shuffle) refuse("shuffle_window", "has no effect with shuffle: false");
 }
 
+Json what_has_no_effect() {
+  return Json::parse(R"({
+    "allOf": [
+      {
+        "if": {"required": ["workers"], "properties": {"workers": {"const": 0}}},
+        "then": {"properties": {"prefetch": false}}
+      },
+      {
+        "if": {"required": ["shuffle"], "properties": {"shuffle": {"const": false}}},
+        "then": {"properties": {"shuffle_window": false}}
+      },
+      {"if": {"required": ["max_skipped"]}, "then": {"required": ["on_error"]}}
+    ]
+  })");
+}
+
 }  // namespace dtrain::config

@@ -25,8 +25,9 @@ struct LoaderKeys {
   bool operator==(const LoaderKeys&) const = default;
 };
 
-// Reports what has no effect beside other keys.
+// Reports what has no effect beside other keys; and the same as a JSON Schema.
 void check_together(Section& section, const LoaderKeys& loader);
+Json what_has_no_effect();
 
 template <class Keys>
 void declare_keys(Keys& keys, LoaderKeys& l) {
@@ -64,6 +65,7 @@ void declare_keys(Keys& keys, LoaderKeys& l) {
                  l.max_skipped, {0, 1'000'000'000});
   });
   keys.when_read([&](Section& section) { check_together(section, l); });
+  keys.schema_rule(what_has_no_effect);
 }
 
 }  // namespace dtrain::config
