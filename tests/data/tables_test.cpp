@@ -1,9 +1,12 @@
 // Tables as text, arrays without a header, and several files as one data set.
+#include <fstream>
+
 #include <gmock/gmock.h>
 #include <zlib.h>
 
 #include "dtrain/data/csv.h"
 #include "dtrain/data/formats.h"
+#include "dtrain/data/loader.h"
 #include "dtrain/data/raw.h"
 #include "file_test.h"
 #include "source_files.h"
@@ -74,6 +77,12 @@ TEST_F(CsvTest, ErrorsNameLineAndColumn) {
   EXPECT_THAT(refused(""), HasSubstr("the file is empty"));
 }
 
+std::int64_t resident_bytes() {
+  std::int64_t total = 0, resident = 0;
+  std::ifstream("/proc/self/statm") >> total >> resident;
+  return resident * 4096;
+}
+
 class RawTest : public FileTest {
  protected:
   std::shared_ptr<Dataset> open(const std::string& x, const std::string& y) const {
@@ -110,8 +119,17 @@ TEST_F(RawTest, ABillionSamples) {
   const auto x = write("x", "a"), y = write("y", "a");
   std::filesystem::resize_file(x, kSamples * 16);
   std::filesystem::resize_file(y, kSamples * 8);
+  const std::int64_t before = resident_bytes();
   const auto data = open_raw({x, ElementType::kUint8, {16}}, {y, ElementType::kInt64, {}});
   EXPECT_EQ(data->size(), kSamples);
+  SampleLoader loader(data, {.batch_size = 64, .rank = 2, .world_size = 4, .seed = 1, .workers = 1});
+  loader.start_epoch(0);
+  EXPECT_TRUE(loader.next());
+  LoaderState middle = loader.state();
+  middle.position = kSamples / 2;
+  loader.restore(middle);
+  EXPECT_TRUE(loader.next());
+  EXPECT_LT(resident_bytes() - before, 50'000'000);
   EXPECT_LE(data->blocks().samples.size(), 65'537u);
   EXPECT_THAT(read_field<std::int64_t>(*data, 1, {kSamples - 1}), ElementsAre(0));
 }
