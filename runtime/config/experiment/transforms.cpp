@@ -1,4 +1,5 @@
-#include "dtrain/config/transforms.h"
+// The keys `transforms` of a source of pictures.
+#include "dtrain/config/model_data.h"
 
 #include <algorithm>
 #include <string>

@@ -109,7 +109,12 @@ class JpegReader final : public ImageReader {
     errors_.base.error_exit = leave;
     errors_.base.emit_message = warn;
     errors_.base.output_message = keep_quiet;
-    guarded([this] { read_header(); });
+    try {
+      guarded([this] { read_header(); });
+    } catch (...) {
+      jpeg_destroy_decompress(&decoder_);
+      throw;
+    }
   }
   ~JpegReader() override { jpeg_destroy_decompress(&decoder_); }
   JpegReader(const JpegReader&) = delete;

@@ -46,13 +46,12 @@ void time_stages(const SampleSource& source, const Dataset& dataset, const std::
                  const PictureOptions& options, const EpochOrder& order, ThroughputReport& report) {
   const std::int64_t count = std::min(kSampled, source.size());
   std::vector<Sample> samples;
-  ThreadUsage thread;
-  const ReadUsage before = thread.read();
+  ThreadUsage thread(true);
+  thread.begin();
   const auto start = Clock::now();
   for (std::int64_t i = 0; i < count; ++i) samples.push_back(source.read({}, order.at(i)));
   const double reading = seconds_since(start);
-  ReadUsage used = thread.read() - before;
-  used.time_ns = static_cast<std::int64_t>(reading * 1e9);
+  const ReadUsage used = thread.end();
   const auto decoding = Clock::now();
   for (const Sample& sample : samples) {
     RandomStream random = sample_stream({}, sample.index, source.stage());

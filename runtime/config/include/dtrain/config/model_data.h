@@ -11,10 +11,29 @@
 
 #include "dtrain/config/keys.h"
 #include "dtrain/config/loader_keys.h"
-#include "dtrain/config/transforms.h"
 #include "dtrain/data/formats.h"
 
 namespace dtrain::config {
+
+// What is done with pictures: the keys `transforms` of data.training and data.validation.
+
+// One item of such a list.
+struct TransformStep {
+  data::Transform transform;
+  bool operator==(const TransformStep&) const = default;
+};
+
+struct SourceTransforms {
+  std::vector<TransformStep> training, validation;
+  bool operator==(const SourceTransforms&) const = default;
+};
+
+std::vector<data::Transform> transforms_of(const std::vector<TransformStep>& steps);
+
+void declare_keys(Keys& keys, TransformStep& step);
+
+// The key `transforms` of one source.
+void declare_transforms(Keys& keys, std::vector<TransformStep>& steps);
 
 // `List`: a variant of formats, as data::Format.
 template <class List>
