@@ -82,7 +82,7 @@ def validate_plain(case, model, weights, held_out):
     return total / VALIDATED
 
 
-def sections_of(case, folder, ranks, **more):
+def sections_of(case, folder, ranks, model=None, **more):
     own_loss = case.loss == "from_model"
     inputs = [name for name in case.inputs if not (own_loss and name == case.target)]
 
@@ -111,6 +111,8 @@ def sections_of(case, folder, ranks, **more):
         },
     )
     sections["metrics"] = []
+    if model:
+        sections["model"] = model
     return sections
 
 

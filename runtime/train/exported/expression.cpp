@@ -143,6 +143,7 @@ class ExpressionParser {
     if (level == kLevels.size()) return sign();
     const Deeper deeper(depth_);
     if (depth_ > kDeepestExpression) return std::nullopt;
+    if (level == kComparisons && take("not")) return of_one("not", binary(level));
     auto left = binary(level + 1);
     while (left) {
       const auto operation = operator_of(kLevels[level]);
@@ -171,7 +172,6 @@ class ExpressionParser {
     const Deeper deeper(depth_);
     if (depth_ > kDeepestExpression) return std::nullopt;
     if (take("-")) return of_one("neg", sign());
-    if (take("not")) return of_one("not", sign());
     auto base = atom();
     if (!base || !take("**")) return base;
     auto exponent = sign();
@@ -277,6 +277,7 @@ class ExpressionParser {
     int& depth_;
   };
 
+  static constexpr std::size_t kComparisons = 2;  // their level in binary(), below which `not` binds
   static constexpr int kMostOperators = 1000;
   std::string_view text_;
   std::size_t at_ = 0;
