@@ -40,7 +40,7 @@ def train_plain(case, model, data, ranks):
     """The loss of each step."""
     model = copy.deepcopy(model).train()
     optimizer = torch.optim.AdamW(
-        [p for p in model.parameters() if p.requires_grad], lr=case.lr, weight_decay=0.01, fused=True
+        [p for p in model.parameters() if p.requires_grad], lr=case.lr, eps=case.eps, weight_decay=0.01, fused=True
     )
     order = torch.tensor(epoch_order(len(data[case.target]), SEED))
     losses = []
@@ -101,7 +101,7 @@ def sections_of(case, folder, ranks, model=None, **more):
         batch=ranks * case.samples,
         slots=ranks,
         loss=case.loss,
-        optimizer={"kind": "adamw", "lr": case.lr, "weight_decay": 0.01},
+        optimizer={"kind": "adamw", "lr": case.lr, "eps": case.eps, "weight_decay": 0.01},
         **{
             "reproducibility": {"experiment_seed": SEED},
             "scheduling_unit": 1,
