@@ -24,8 +24,8 @@ def polygon(corners: int, inner: float = 1.0) -> list[tuple[float, float]]:
 
 OUTLINES = {
     "arrow": [(0, -1), (0.8, 0), (0.3, 0), (0.3, 1), (-0.3, 1), (-0.3, 0), (-0.8, 0)],
-    "cross": [(-0.3, -1), (0.3, -1), (0.3, -0.3), (1, -0.3), (1, 0.3), (0.3, 0.3), (0.3, 1), (-0.3, 1), (-0.3, 0.3), (-1, 0.3),
-              (-1, -0.3), (-0.3, -0.3)],
+    "cross": [(-0.3, -1), (0.3, -1), (0.3, -0.3), (1, -0.3), (1, 0.3), (0.3, 0.3), (0.3, 1), (-0.3, 1), (-0.3, 0.3),
+              (-1, 0.3), (-1, -0.3), (-0.3, -0.3)],
     "hexagon": polygon(6),
     "square": polygon(4),
     "star": polygon(5, 0.4),
@@ -61,7 +61,8 @@ def draw(name: str, side: int, random: np.random.Generator) -> Image.Image:
         for row in range(4):
             for column in range(row % 2, 4, 2):
                 left, top = column / 2 - 1, row / 2 - 1
-                canvas.polygon(place([(left, top), (left + 0.5, top), (left + 0.5, top + 0.5), (left, top + 0.5)]), fill=color)
+                right, bottom = left + 0.5, top + 0.5
+                canvas.polygon(place([(left, top), (right, top), (right, bottom), (left, bottom)]), fill=color)
     else:
         canvas.polygon(place(OUTLINES[name]), fill=color)
     return picture

@@ -110,8 +110,7 @@ TEST_F(PackTest, DamagedPicturesAndOldShardsAreErrors) {
   put("pictures/dog/p.art7.png", whole.substr(0, whole.size() / 2));
   EXPECT_THAT(failure([&] { packed({}); }), AllOf(HasSubstr("p.art7.png: offset "), HasSubstr("truncated")));
   // What was begun is no shard.
-  EXPECT_THAT(failure([&] { load_shards((folder_ / "out/shard-*.tar").string()); }),
-              HasSubstr("out/shard-*.tar: "));
+  EXPECT_THAT(failure([&] { load_shards((folder_ / "out/shard-*.tar").string()); }), HasSubstr("out/shard-*.tar: "));
   put("pictures/dog/p.art7.png", whole);
   packed({});
   EXPECT_THAT(failure([&] { packed({}); }), HasSubstr("shard-000000.tar: is there already"));
