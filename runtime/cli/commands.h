@@ -45,11 +45,10 @@ void add_what_if(CLI::App& app, int* exit_code);
 void add_version(CLI::App& app, int* exit_code);
 
 // In the order of --help. The others are commands of one of these: `dtrain config check`.
-inline constexpr std::array kCommands{add_launch,  add_run_script, add_config,     add_agent,      add_slot,
-                                      add_task,    add_logs,       add_top,        add_runs_list,  add_summary,
-                                      add_report,  add_analyze,    add_what_if,    add_diff,       add_trace,
-                                      add_export,  add_checkpoint, add_model,      add_data,       add_doctor,
-                                      add_completion, add_version, add_man,        add_start_rank, add_host_probe,
-                                      add_cuda_probe};
+inline constexpr std::array kCommands{
+    add_launch,  add_run_script, add_config,     add_agent,      add_slot,      add_task,    add_logs,
+    add_top,     add_runs_list,  add_summary,    add_report,     add_analyze,   add_what_if, add_diff,
+    add_trace,   add_export,     add_checkpoint, add_model,      add_data,      add_doctor,  add_completion,
+    add_version, add_man,        add_start_rank, add_host_probe, add_cuda_probe};
 
 }  // namespace dtrain::cli

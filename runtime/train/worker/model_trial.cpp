@@ -264,9 +264,8 @@ void ModelTrial::wrap_optimizer() {
 }
 
 Loader ModelTrial::open_training_data() {
-  return context_.loader(
-      read(fields_.format, job_.data.training, job_.data.transforms.training, context_.host_share()),
-      settings_of(job_.data.loader));
+  return context_.loader(read(fields_.format, job_.data.training, job_.data.transforms.training, context_.host_share()),
+                         settings_of(job_.data.loader));
 }
 
 Loader ModelTrial::training_loader() {
