@@ -4,7 +4,6 @@
 
 #include <numeric>
 
-#include "export/tensorboard.h"
 #include "trace_fixture.h"
 
 namespace dtrain::analysis {

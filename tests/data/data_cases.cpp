@@ -1,5 +1,6 @@
 #include "data_cases.h"
 
+#include <algorithm>
 #include <cstring>
 #include <fstream>
 
@@ -7,6 +8,9 @@
 #include "dtrain/data/host_share.h"
 #include "dtrain/data/sample.h"
 #include "dtrain/data/synthetic.h"
+#include "dtrain/data/transforms.h"
+#include "picture_files.h"
+#include "shards/tar.h"
 
 namespace dtrain::data {
 
@@ -109,8 +113,9 @@ void negate(HostBatch& batch, RandomStream&, const BatchAllocator& allocate) {
 std::vector<DataCase> data_cases(const std::filesystem::path& folder) {
   const Files files(folder);
   std::vector<DataCase> cases;
+  const std::vector<Transform> transforms{RandomCrop{.size = 4, .padding = 2}, HorizontalFlip()};
   const auto open = [&](const std::string& name, const Format& format, const Source& source) {
-    cases.push_back({name, std::visit([&](const auto& held) { return held.open(source, no_sharing()); }, format)});
+    cases.push_back({name, open_source(format, source, transforms, no_sharing())});
   };
   const std::string features = Files::numbers<float>(0, kSamples, kWidth);
   const std::string target = Files::numbers<std::int64_t>(0, kSamples, 1);
@@ -162,6 +167,22 @@ std::vector<DataCase> data_cases(const std::filesystem::path& folder) {
     table += std::to_string(i) + "\n";
   }
   open("csv", Csv(), {{"file", files.write("table.csv", table)}});
+
+  for (const char* const part : {"pictures/b", "pictures/a", "shards"}) {
+    std::filesystem::create_directories(files.path(part));
+  }
+  for (std::int64_t i = 0, shard = 0; i < kSamples; ++shard) {  // of 1, 22, 43, … samples
+    TarWriter writer(files.path("shards/" + std::to_string(shard) + ".tar"));
+    for (const std::int64_t end = std::min(kSamples, i + 1 + shard * 21); i < end; ++i) {
+      const std::string picture = png_of(gradient({4 + static_cast<int>(i % 5), 4 + static_cast<int>(i / 5)}));
+      files.write((i % 3 == 0 ? "pictures/a/" : "pictures/b/") + std::to_string(i) + ".png", picture);
+      writer.add(std::to_string(i) + ".png", picture);
+      writer.add(std::to_string(i) + ".cls", std::to_string(i));
+    }
+    writer.close();
+  }
+  open("image_folder", ImageFolder(), {{"folder", files.path("pictures")}});
+  open("shards", Shards(), {{"files", files.path("shards/*.tar")}});
 
   cases.push_back({"synthetic", make_synthetic({.samples = kSamples, .features = 3})});
 

@@ -46,7 +46,7 @@ std::int64_t ProgramCheckpoints::resume() {
   std::memcpy(weights_.data(), bytes.data(), bytes.size());
   const auto batch = state.at("batch").get<std::int64_t>();
   if (session_.world().rank == 0) {
-    session_.cut_metrics(state.at("metrics_bytes").get<std::int64_t>());
+    session_.cut_metrics(state.at("metrics_bytes").get<std::int64_t>(), batch);
     session_.write_event("resumed", {{"step", batch}, {"path", from.string()}});
   }
   std::printf("resumed at %lld\n", static_cast<long long>(batch));
