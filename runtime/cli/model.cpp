@@ -1,8 +1,15 @@
 #include "commands.h"
 
+#include <cerrno>
+#include <cstdio>
 #include <memory>
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include "dtrain/base/error.h"
+#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
 #include "dtrain/base/subprocess.h"
 
 namespace dtrain::cli {
@@ -13,16 +20,22 @@ struct ModelInspectArguments {
   bool json = false;
 };
 
-// Only dtrain-worker has libtorch, which knows the operators.
+// Only dtrain-worker has libtorch, which knows the operators. What it says is printed by this program, which checks
+// that all of it could be written.
 int inspect(const ModelInspectArguments& arguments) {
   static const char inside_this_program = 0;
+  const UniqueFd said(::memfd_create("dtrain model inspect", MFD_CLOEXEC));
+  if (!said) throw SystemError("cannot make a file in memory", errno);
   ProcessOptions options;
+  options.fds = {{STDOUT_FILENO, said.get()}};
   options.command = {find_program_beside(&inside_this_program, "dtrain-worker").string(), "--inspect", arguments.file};
   if (arguments.json) options.command.emplace_back("--json");
   options.new_process_group = false;  // Ctrl-C ends both
   const ExitStatus status = Process::start(options).wait();
-  if (status.signal == 0) return status.code;
-  throw Error("dtrain-worker --inspect was " + status.describe());
+  if (status.signal != 0) throw Error("dtrain-worker --inspect was " + status.describe());
+  const std::string text = read_file("/proc/self/fd/" + std::to_string(said.get()));
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  return status.code;
 }
 
 }  // namespace

@@ -133,7 +133,7 @@ BASES = {
                               training={"folder": "a", "transforms": [{"kind": "center_crop", "size": 8}]},
                               validation={"folder": "b", "transforms": [{"kind": "center_crop", "size": 8}]}),
         **{kind: transformed({"kind": kind, **settings}) for kind, settings in (
-            ("resize", {"size": 8, "width": 9}), ("random_resized_crop", {"size": 8}), ("random_crop", {"size": 8}),
+            ("resize", {"size": 8, "width": 9}), ("random_resized_crop", {"size": 8, "max_area": 0.9}), ("random_crop", {"size": 8}),
             ("horizontal_flip", {}), ("color_jitter", {}), ("normalize", {}), ("mixup", {"classes": 3}))},
         "step": scheduled({"kind": "step", "step_size": 5}, {"kind": "sgd", "lr": 0.1}),
         "cosine": scheduled({"kind": "cosine", "total_steps": 5}, {"kind": "sgd", "lr": 0.1}),
@@ -288,6 +288,8 @@ class Drift(unittest.TestCase):
                     special = (("hyperparameters",) if name == "constant" else ("optimizations",)
                                if "optimizations" in base else ("checkpoint_storage",) if "checkpoint_storage" in base
                                else ("initial_weights",) if "initial_weights" in base
+                               else ("data",) if base.get("data", {}).get("format") == "shards"
+                               else ("optimizer",) if "lr_schedule" in base.get("optimizer", {})
                                else ("entrypoint", "model", "loss", "metrics", "optimizer", "data", "hyperparameters"))
                     if kind == "experiment" and name != "program" and path[0] not in special:
                         continue

@@ -22,8 +22,8 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 // Lines of numbers with commas between them; the last number of a line is the target.
-struct TestCsv {
-  static constexpr const char* kWord = "csv";
+struct TestRows {
+  static constexpr const char* kWord = "rows";
   static constexpr const char* kText = "one file, a line for each sample.";
   static constexpr std::array kSource{SourceKey{.name = "file", .text = kTheFile, .must_be = "the path of a .csv file"},
                                       SourceKey{.name = "encoding",
@@ -39,11 +39,11 @@ struct TestCsv {
 
   template <class Keys>
   void declare_keys(Keys& keys) {
-    keys.integer({"header_lines", "Of csv: lines before the first sample."}, header_lines, {0, 100});
+    keys.integer({"header_lines", "Of rows: lines before the first sample."}, header_lines, {0, 100});
     declare_scale(keys, scale);
   }
   std::shared_ptr<Dataset> open(const Source& source, const HostShare& share) const;
-  bool operator==(const TestCsv&) const = default;
+  bool operator==(const TestRows&) const = default;
 };
 
 std::vector<float> numbers_of(const DataFile& file, const std::string& line) {
@@ -57,7 +57,7 @@ std::vector<float> numbers_of(const DataFile& file, const std::string& line) {
   return numbers;
 }
 
-SharedMemory load_csv(const std::filesystem::path& path, std::size_t header_lines) {
+SharedMemory load_rows(const std::filesystem::path& path, std::size_t header_lines) {
   const DataFile file(path);
   std::string text(file.size(), '\0');
   file.read_at(0, std::as_writable_bytes(std::span(text)));
@@ -72,19 +72,19 @@ SharedMemory load_csv(const std::filesystem::path& path, std::size_t header_line
   const auto samples = static_cast<std::int64_t>(targets.size());
   const auto width = static_cast<std::int64_t>(features.size()) / samples;
   auto dataset = InMemoryDataset::allocate(
-      "csv", samples, {{"features", ElementType::kFloat32, {width}}, {"target", ElementType::kFloat32, {}}});
+      "rows", samples, {{"features", ElementType::kFloat32, {width}}, {"target", ElementType::kFloat32, {}}});
   std::memcpy(dataset.column(0).data(), features.data(), features.size() * sizeof(float));
   std::memcpy(dataset.column(1).data(), targets.data(), targets.size() * sizeof(float));
   return std::move(dataset).release();
 }
 
-std::shared_ptr<Dataset> TestCsv::open(const Source& source, const HostShare& share) const {
+std::shared_ptr<Dataset> TestRows::open(const Source& source, const HostShare& share) const {
   const std::string& file = source.at("file");
   return std::make_shared<InMemoryDataset>(
-      share("csv:" + file, [&] { return load_csv(file, static_cast<std::size_t>(header_lines)); }));
+      share("rows:" + file, [&] { return load_rows(file, static_cast<std::size_t>(header_lines)); }));
 }
 
-using List = std::variant<Idx, Npy, Safetensors, Tokens, TestCsv>;
+using List = std::variant<Idx, Npy, Safetensors, Tokens, Raw, Csv, ImageFolder, Shards, TestRows>;
 using Data = config::DataOf<List>;
 
 class AddedFormatTest : public FileTest {
@@ -110,36 +110,38 @@ class AddedFormatTest : public FileTest {
 };
 
 TEST_F(AddedFormatTest, IsReadWithItsSettings) {
-  const Data csv =
-      read("{format: csv, training: {file: a.csv}, validation: {file: /b.csv, encoding: ascii}, scale: 2}");
-  EXPECT_EQ(csv.format, List(TestCsv{.scale = 2.0}));
-  EXPECT_EQ(csv.training, (Source{{"file", (folder_ / "a.csv").string()}, {"encoding", "utf-8"}}));
-  EXPECT_EQ(csv.validation, (Source{{"file", "/b.csv"}, {"encoding", "ascii"}}));
-  EXPECT_EQ(read("{format: csv, training: {file: a}, header_lines: 7}").format, List(TestCsv{.header_lines = 7}));
+  const Data rows =
+      read("{format: rows, training: {file: a.csv}, validation: {file: /b.csv, encoding: ascii}, scale: 2}");
+  EXPECT_EQ(rows.format, List(TestRows{.scale = 2.0}));
+  EXPECT_EQ(rows.training, (Source{{"file", (folder_ / "a.csv").string()}, {"encoding", "utf-8"}}));
+  EXPECT_EQ(rows.validation, (Source{{"file", "/b.csv"}, {"encoding", "ascii"}}));
+  EXPECT_EQ(read("{format: rows, training: {file: a}, header_lines: 7}").format, List(TestRows{.header_lines = 7}));
   EXPECT_EQ(read("{format: tokens, training: {file: a}, sequence_length: 3}").format,
             List(Tokens{.sequence_length = 3}));
 }
 
 TEST_F(AddedFormatTest, ItsErrorsAreThoseOfEveryFormat) {
-  EXPECT_THAT(errors_of("{format: csf, training: {file: a}}"),
-              HasSubstr("format: must be idx, npy, safetensors, tokens or csv, not 'csf'; did you mean 'csv'?"));
-  EXPECT_THAT(errors_of("{format: csv, training: {}}"),
+  EXPECT_THAT(
+      errors_of("{format: rowz, training: {file: a}}"),
+      HasSubstr("format: must be idx, npy, safetensors, tokens, raw, csv, image_folder, shards or rows, not 'rowz'; "
+                "did you mean 'rows'?"));
+  EXPECT_THAT(errors_of("{format: rows, training: {}}"),
               HasSubstr("training.file: required key is missing: the path of a .csv file"));
-  EXPECT_THAT(errors_of("{format: csv, training: {file: a, target: b}}"),
-              HasSubstr("training.target: has no effect with format csv; its keys are file and encoding"));
+  EXPECT_THAT(errors_of("{format: rows, training: {file: a, target: b}}"),
+              HasSubstr("training.target: has no effect with format rows; its keys are file and encoding"));
   EXPECT_THAT(errors_of("{format: idx, training: {features: a, target: b, encoding: c}}"),
               HasSubstr("training.encoding: has no effect with format idx; its keys are features and target"));
   EXPECT_THAT(errors_of("{format: npy, training: {features: a, target: b}, header_lines: 1}"),
-              HasSubstr("header_lines: has no effect with format npy; csv has it"));
-  EXPECT_THAT(errors_of("{format: csv, training: {file: a}, sequence_length: 1}"),
-              HasSubstr("sequence_length: has no effect with format csv; tokens has it"));
-  EXPECT_THAT(errors_of("{format: csv, training: {file: a}, header_lines: 101}"), HasSubstr("from 0 to 100"));
+              HasSubstr("header_lines: has no effect with format npy; rows has it"));
+  EXPECT_THAT(errors_of("{format: rows, training: {file: a}, sequence_length: 1}"),
+              HasSubstr("sequence_length: has no effect with format rows; tokens has it"));
+  EXPECT_THAT(errors_of("{format: rows, training: {file: a}, header_lines: 101}"), HasSubstr("from 0 to 100"));
 }
 
 TEST_F(AddedFormatTest, IsInThePlanAndTheSchema) {
-  Data csv{TestCsv{.header_lines = 2}, {{"file", "/a.csv"}, {"encoding", "utf-8"}}, {}};
-  EXPECT_EQ(to_line(config::PlanWriter::write([&](config::Keys& keys) { declare_keys(keys, csv); })),
-            R"({"format":"csv","training":{"file":"/a.csv","encoding":"utf-8"},"validation":null,"scale":null,)"
+  Data rows{TestRows{.header_lines = 2}, {{"file", "/a.csv"}, {"encoding", "utf-8"}}, {}};
+  EXPECT_EQ(to_line(config::PlanWriter::write([&](config::Keys& keys) { declare_keys(keys, rows); })),
+            R"({"format":"rows","training":{"file":"/a.csv","encoding":"utf-8"},"validation":null,"scale":null,)"
             R"("header_lines":2,"workers":"auto","prefetch":2,"pin":true,"shuffle":true,"drop_last":true,)"
             R"("shuffle_window":512,"on_error":"fail"})");
 
@@ -147,29 +149,28 @@ TEST_F(AddedFormatTest, IsInThePlanAndTheSchema) {
   const Json schema = config::SchemaWriter::write([&](config::Keys& keys) { declare_keys(keys, defaults); });
   const Json& keys = schema.at("properties");
   EXPECT_THAT(keys.at("format").at("enum").get<std::vector<std::string>>(),
-              ElementsAre("idx", "npy", "safetensors", "tokens", "csv"));
-  EXPECT_EQ(keys.at("format").at("description").get<std::string>(),
-            "idx, npy: one file for the features, one for the target. safetensors: one file with two tensors or more. "
-            "tokens: "
-            "one sequence of numbers without a header. csv: one file, a line for each sample.");
+              ElementsAre("idx", "npy", "safetensors", "tokens", "raw", "csv", "image_folder", "shards", "rows"));
+  EXPECT_THAT(keys.at("format").at("description").get<std::string>(),
+              ::testing::EndsWith(" rows: one file, a line for each sample."));
   EXPECT_TRUE(keys.contains("header_lines"));
   EXPECT_EQ(keys.at("training").at("properties").at("file").at("description").get<std::string>(),
-            std::string("safetensors, tokens, csv: ") + kTheFile);
-  EXPECT_THAT(to_line(schema.at("allOf")),
-              HasSubstr(R"({"if":{"required":["format"],"properties":{"format":{"const":"csv"}}},"then":{"properties":)"
-                        R"({"training":{"properties":{"features":false,"target":false},"required":["file"]},)"));
+            std::string("safetensors, tokens, csv, rows: ") + kTheFile);
+  EXPECT_THAT(
+      to_line(schema.at("allOf")),
+      HasSubstr(
+          R"({"if":{"required":["format"],"properties":{"format":{"const":"rows"}}},"then":{"properties":)"
+          R"({"training":{"required":["file"],"properties":{"features":false,"target":false,"transforms":false}},)"));
 }
 
 TEST_F(AddedFormatTest, ItsSamplesAreRead) {
   write("a.csv", "x,y,value\n1,2,3\n4,5,6.5\n");
-  const Data csv = read("{format: csv, training: {file: a.csv}}");
-  const auto dataset =
-      std::visit([&](const auto& format) { return format.open(csv.training, no_sharing()); }, csv.format);
+  const Data rows = read("{format: rows, training: {file: a.csv}}");
+  const auto dataset = open_source(rows.format, rows.training, {}, no_sharing());
   ASSERT_EQ(dataset->size(), 2);
   EXPECT_THAT(read_field<float>(*dataset, 0, {1, 0}), ElementsAre(4, 5, 1, 2));
   EXPECT_THAT(read_field<float>(*dataset, 1, {0, 1}), ElementsAre(3, 6.5));
-  const Data without_header = read("{format: csv, training: {file: a.csv}, header_lines: 0}");
-  EXPECT_THAT(failure([&] { std::get<TestCsv>(without_header.format).open(without_header.training, no_sharing()); }),
+  const Data without_header = read("{format: rows, training: {file: a.csv}, header_lines: 0}");
+  EXPECT_THAT(failure([&] { std::get<TestRows>(without_header.format).open(without_header.training, no_sharing()); }),
               HasSubstr("'x' is not a number"));
 }
 

@@ -108,6 +108,21 @@ void negate(HostBatch& batch, RandomStream&, const BatchAllocator& allocate) {
   batch.fields[0] = std::move(memory);
 }
 
+// Of another size and with other colours than all others, and no two columns alike.
+std::string picture_file(std::int64_t i) {
+  Image picture({4 + static_cast<int>(i % 5), 4 + static_cast<int>(i / 20)});
+  for (int y = 0; y < picture.height(); ++y) {
+    for (int x = 0; x < picture.width(); ++x) {
+      std::uint8_t* const pixel = picture.row(y) + x * Image::kBytes;
+      pixel[0] = static_cast<std::uint8_t>(i + 1);
+      pixel[1] = static_cast<std::uint8_t>(x * 20);
+      pixel[2] = static_cast<std::uint8_t>(y * 10);
+      pixel[3] = 0;
+    }
+  }
+  return png_of(picture);
+}
+
 }  // namespace
 
 std::vector<DataCase> data_cases(const std::filesystem::path& folder) {
@@ -174,7 +189,7 @@ std::vector<DataCase> data_cases(const std::filesystem::path& folder) {
   for (std::int64_t i = 0, shard = 0; i < kSamples; ++shard) {  // of 1, 22, 43, … samples
     TarWriter writer(files.path("shards/" + std::to_string(shard) + ".tar"));
     for (const std::int64_t end = std::min(kSamples, i + 1 + shard * 21); i < end; ++i) {
-      const std::string picture = png_of(gradient({4 + static_cast<int>(i % 5), 4 + static_cast<int>(i / 5)}));
+      const std::string picture = picture_file(i);
       files.write((i % 3 == 0 ? "pictures/a/" : "pictures/b/") + std::to_string(i) + ".png", picture);
       writer.add(std::to_string(i) + ".png", picture);
       writer.add(std::to_string(i) + ".cls", std::to_string(i));

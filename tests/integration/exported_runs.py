@@ -172,6 +172,11 @@ class Files(ExportedTest):
         )
         self.assertEqual(sorted(told["switched_in_evaluation"]), ["dropout", "scaled_dot_product_attention"])
         self.assertEqual((told["why_no_evaluation"], told["why_no_cuda_graph"]), ("", ""))
+        with open("/dev/full", "w") as full:
+            result = subprocess.run([str(self.build.program("dtrain")), "model", "inspect", str(self.folder / "model.pt2")],
+                                    stdout=full, stderr=subprocess.PIPE, text=True)
+        self.assertEqual(result.returncode, 1, result.stderr)
+        self.assertIn("not everything could be written to standard output", result.stderr)
         code, said = self.dtrain("model", "inspect", self.folder / "data.safetensors")
         self.assertEqual(code, 2, said)
         self.assertIn("is no file of torch.export", said)

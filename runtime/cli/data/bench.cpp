@@ -69,7 +69,9 @@ void add_data_bench(CLI::App& data, int* exit_code) {
   CLI::App* command =
       data.add_subcommand("bench", "Measure how many samples a second this machine prepares, without training");
   add_picture_data(*command, arguments->data);
-  command->add_option("--workers", arguments->workers, "Numbers of threads (default: 1, 2, 4, … to that of the cores)")
+  command
+      ->add_option("--workers", arguments->workers,
+                   "Numbers of threads (default: 1, 2, 4 and so on, to that of the cores)")
       ->check(CLI::Range(1, 256))
       ->type_name("N");
   command->add_option("--seconds", arguments->seconds, "For each number of workers (default: 3)")

@@ -84,7 +84,8 @@ void add_data_pack(CLI::App& data, int* exit_code) {
   command->add_option("-o,--output", arguments->output, "The folder of the shards, or the file of the tokens")
       ->required()
       ->type_name("PATH");
-  command->add_option("--name", arguments->name, "Shards are NAME-000000.tar, … (default: shard)")->type_name("NAME");
+  command->add_option("--name", arguments->name, "Shards are NAME-000000.tar and so on (default: shard)")
+      ->type_name("NAME");
   command->add_option("--shard-size", arguments->shard_megabytes, "MiB of a shard, about (default: 256)")
       ->check(CLI::Range(1, 1 << 20))
       ->type_name("MIB");
