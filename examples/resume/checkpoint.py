@@ -81,6 +81,7 @@ def save(folder, template, model, optimizer, batches, epoch, epoch_batches):
 
     def changed(numbers):
         numbers.update({"batches": batches, "epoch": epoch, "epoch_batches": epoch_batches})
+        numbers.pop("data/position", None)  # the loader's own; without it, it goes on behind epoch_batches
         numbers["step/optimizer/steps"] += steps  # the learning rate's position
         numbers["step/window/rounds_begun"] += more
         numbers.update({f"step/optimizer/updates/{name}": count for name, count in updates.items()})

@@ -99,10 +99,11 @@ class Context:
     def wrap_model(self, model: M, name: str = "") -> M:
         """Takes the model, moves it to ``device`` and returns it. ``name``: of one of several models.
 
-        A model that ``torch.compile()`` has returned stays compiled; its parameters have the names of the model itself.
+        A model that ``torch.compile()`` has returned stays compiled; its parameters have the names of the model itself. With
+        convolutions it needs ``optimizations.memory_format: contiguous``.
         """
         itself: torch.nn.Module = getattr(model, "_orig_mod", model)
-        self._native.wrap_model(itself, name)
+        self._native.wrap_model(itself, name, itself is not model)
         for parameter, own in optim.names_of(itself).items():
             self._names.setdefault(parameter, f"{name}.{own}" if name else own)
         return model

@@ -1,5 +1,6 @@
 // The module dtrain._native: what Python's modules in python/dtrain are written on. Its users are those modules alone,
 // so docstrings are theirs. Functions that may wait let go of the GIL.
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -46,8 +47,21 @@ BackwardOptions backward_options(std::optional<double> weight, std::vector<std::
   return {.weight = weight, .models = std::move(models), .more_follows = more_follows, .retain_graph = retain_graph};
 }
 
-void wrap_model(TrialContext& context, py::object module, const std::string& name) {
+// A model of torch.compile() keeps the strides that its weights had when it was compiled, and those of convolutions
+// change where the engine tries channels_last.
+void refuse_other_formats(TrialContext& context, const torch::nn::Module& model) {
+  const config::MemoryFormat format = context.session().experiment().optimizations.memory_format;
+  const auto parameters = model.parameters();
+  const bool convolves =
+      std::any_of(parameters.begin(), parameters.end(), [](const auto& one) { return one.dim() > 3; });
+  if (!convolves || format == config::MemoryFormat::kContiguous) return;
+  throw ConfigError("a model of torch.compile() with convolutions needs weights whose memory format stays",
+                    "set optimizations.memory_format: contiguous");
+}
+
+void wrap_model(TrialContext& context, py::object module, const std::string& name, bool compiled) {
   const auto tree = std::make_shared<ModuleTree>(std::move(module));
+  if (compiled) refuse_other_formats(context, *tree);
   const py::gil_scoped_release unlocked;
   name.empty() ? void(context.wrap_model(tree)) : void(context.wrap_model(name, tree));
 }

@@ -3,6 +3,7 @@
     end_to_end.py BIN_FOLDER [TestClass[.test] ...]
 """
 import math
+import re
 import shutil
 import signal
 import subprocess
@@ -158,9 +159,9 @@ class Starting(RunTest):
 
     @staticmethod
     def files(result):
-        """Without the agent's number."""
+        """Without the agent's number, and the second in which TensorBoard's events begin."""
         paths = (path.relative_to(result.run_dir) for path in result.run_dir.rglob("*") if path.is_file())
-        return sorted(str(path.parent / "agent") if path.name.startswith("agent-") else str(path) for path in paths)
+        return sorted(re.sub(r"agent-.*|(?<=tfevents\.)\d+", "", str(path)) for path in paths)
 
     def test_mpirun_is_like_launch(self):
         launched = self.launch(SYNTHETIC, self.SETS).expect(0)

@@ -131,7 +131,9 @@ class Bits(ExportedTest):
         ]
         told = runs[0].json("plan.json")["cuda_graphs"]
         self.assertTrue(told["captured"], told)
-        self.assertEqual(*(run.weights_file.read_bytes() for run in runs))
+        # Unlike TorchScript's, these runs differ in their last bits (docs/exporting.md).
+        with_graph, without = (safetensors.torch.load_file(str(run.weights_file)) for run in runs)
+        torch.testing.assert_close(with_graph, without, rtol=1e-5, atol=1e-6)
 
 
 class Files(ExportedTest):

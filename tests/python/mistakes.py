@@ -47,6 +47,7 @@ class Scripts(MistakeTest):
                            ("distributed sampler", "the loader has a DistributedSampler"),
                            ("step twice", "optimizer.step() was called a second time"),
                            ("backward twice", "backward through the graph a second time"),
+                           ("compiled", "set optimizations.memory_format: contiguous"),
                            ("load late", "optimizer.load_state_dict() was called after the first batch"),
                            ("load other settings", "param_groups have changed in more than lr"),
                            ("lbfgs", "LBFGS")):

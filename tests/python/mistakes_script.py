@@ -41,6 +41,8 @@ schedule = None
 if what == "cycled momentum":
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=100)
 loader = DataLoader(data, batch_size=size, **more)
+if what == "compiled":
+    model = torch.compile(nn.Sequential(nn.Conv2d(1, 1, 1), model))
 model, optimizer, loader = session.wrap(model, optimizer, loader)
 if what == "load other settings":
     state = optimizer.state_dict()

@@ -53,6 +53,8 @@ class ParityTest(harness.WorkplaceTest):
                 folder.mkdir()
                 # A Trial accumulates by the experiment's key.
                 extra = {"aggregation_frequency": case["accumulate"]} if way == TRIAL else {}
+                if case["compile"]:
+                    extra["memory_format"] = "contiguous"
                 result = forked.run(way, folder, experiment(case, folder / "parity.yaml", ranks, optimizations=extra), ranks)
                 result.expect(0)
                 actual = parity_model.load(result.weights_file)
@@ -107,6 +109,7 @@ class Models(ParityTest):
     def test_compiled_models(self):
         # The compiler's own graph of gradients, without its C++ code, which takes half a minute to build.
         self.compare([(SCRIPT, 2), (TRIAL, 3)], model="cnn", compile="aot_eager", optimizer=["AdamW", {"lr": 1e-3}])
+        self.compare([(SCRIPT, 2)], model="mlp", compile="aot_eager")
 
     def test_twelve_models_of_libraries(self):
         # Some of them normalize in float32, whatever the type of their weights.

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <utility>
 
 #include "commands.h"
 #include "data/picture_data.h"
@@ -128,9 +129,9 @@ void add_data_inspect(CLI::App& data, int* exit_code) {
   command->callback([arguments, exit_code] {
     const PictureData found = open_picture_data(arguments->data);
     const Facts facts = look(found, *arguments);
-    const Json json = to_json(found, facts);
+    Json json = to_json(found, facts);
     print_answer(
-        arguments->json, [&] { return json; }, [&] { return to_text(json); });
+        arguments->json, [&] { return std::move(json); }, [&] { return to_text(json); });
     *exit_code = static_cast<int>(facts.damaged.empty() ? ExitCode::kDone : ExitCode::kRunFailed);
   });
 }
