@@ -159,7 +159,7 @@ TEST_F(AddedFormatTest, IsInThePlanAndTheSchema) {
       to_line(schema.at("allOf")),
       HasSubstr(
           R"({"if":{"required":["format"],"properties":{"format":{"const":"rows"}}},"then":{"properties":)"
-          R"({"training":{"required":["file"],"properties":{"features":false,"target":false,"transforms":false}},)"));
+          R"({"training":{"properties":{"features":false,"target":false,"folder":false,"files":false,"transforms":false},"required":["file"]},)"));
 }
 
 TEST_F(AddedFormatTest, ItsSamplesAreRead) {

@@ -245,7 +245,7 @@ int main(int, char** argv) try {
     run::Membership ranks;
     run::connect_by_file(ranks, {.world = {.rank = number, .size = 2, .local_rank = number, .local_size = 2},
                                  .log = make_null_logger()}, argv[2]);
-    ranks.make_communicator(run::backend_for(experiment.communication_backend, run::RankHosts({}, {{"a", "a"}, {"a", "a"}})),
+    ranks.make_communicator(run::backend_for(experiment.communication_backend, run::RankHosts({}, {{"a", "a"}, {"a", "a"}}), false),
                             {.log = make_null_logger()});
     float sum = 1;
     ranks.communicator().all_reduce(&sum, 1, comm::DataType::kFloat32).wait();
@@ -255,7 +255,7 @@ int main(int, char** argv) try {
   std::thread other(rank, 1);
   rank(0);
   other.join();
-  run::backend_for(experiment.communication_backend, run::RankHosts({}, {{"a", "a"}, {"b", "b"}}));
+  run::backend_for(experiment.communication_backend, run::RankHosts({}, {{"a", "a"}, {"b", "b"}}), false);
 } catch (const Error& error) {
   std::printf("%s; %s\\n", error.what(), error.remedy().c_str());
 }
@@ -264,13 +264,13 @@ int main(int, char** argv) try {
         text = "entrypoint: trial\nhyperparameters: {global_batch_size: 8}\nsearcher: {max_length: {batches: 1}}\n"
         file.write_text(text + "communication: {backend: relay}\n")
         out = self.run_program(program, file, WORK / "meeting", libraries=libraries)
-        self.assertIn('["auto","shm","mpi","hierarchical","relay"]', re.sub(r"\s", "", out))
+        self.assertIn('["auto","shm","mpi","hierarchical","gloo","relay"]', re.sub(r"\s", "", out))
         self.assertIn("\nrelay: there is one\n", out)
         self.assertEqual(out.count("\nrelay of 2"), 2, out)
         self.assertEqual(out.count("\nsum 2"), 2, out)
         self.assertIn("communication.backend is relay, but the ranks are on 2 hosts; use auto, mpi or hierarchical", out)
         file.write_text(text + "communication: {backend: smoke}\n")
-        self.assertIn("communication.backend: must be auto, shm, mpi, hierarchical or relay, not 'smoke'",
+        self.assertIn("communication.backend: must be auto, shm, mpi, hierarchical, gloo or relay, not 'smoke'",
                       self.run_program(program, file, WORK / "meeting", libraries=libraries))
 
     def test_a_rule(self):
