@@ -268,7 +268,7 @@ int main(int, char** argv) try {
         self.assertIn("\nrelay: there is one\n", out)
         self.assertEqual(out.count("\nrelay of 2"), 2, out)
         self.assertEqual(out.count("\nsum 2"), 2, out)
-        self.assertIn("communication.backend is relay, but the ranks are on 2 hosts; use auto, mpi or hierarchical", out)
+        self.assertIn("communication.backend is relay, but the ranks are on 2 hosts; use auto, mpi, hierarchical or gloo", out)
         file.write_text(text + "communication: {backend: smoke}\n")
         self.assertIn("communication.backend: must be auto, shm, mpi, hierarchical, gloo or relay, not 'smoke'",
                       self.run_program(program, file, WORK / "meeting", libraries=libraries))
