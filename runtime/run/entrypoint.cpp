@@ -22,7 +22,7 @@ struct PythonEntry {
 
 std::optional<PythonEntry> python_entry(const std::string& word) {
   if (word.ends_with(".py")) return PythonEntry{word, ""};
-  const auto colon = word.rfind(":");
+  const auto colon = word.rfind(':');
   if (colon == std::string::npos || !word.substr(0, colon).ends_with(".py")) return std::nullopt;
   return PythonEntry{word.substr(0, colon), word.substr(colon + 1)};
 }
@@ -47,11 +47,11 @@ fs::path find_python(const config::Experiment& experiment, const PythonEntry& en
     throw ConfigError("DTRAIN_PYTHON is " + given + ", which cannot be executed", "give the path of a Python");
   }
   if (const std::string environment = value_of("VIRTUAL_ENV"); !environment.empty()) {
-    if (const fs::path python = fs::path(environment) / "bin" / "python"; ::access(python.c_str(), X_OK) == 0) {
+    if (fs::path python = fs::path(environment) / "bin" / "python"; ::access(python.c_str(), X_OK) == 0) {
       return python;
     }
   }
-  const fs::path found = find_program("python3", {}, variables);
+  fs::path found = find_program("python3", {}, variables);
   if (found.empty()) throw ConfigError(where + entry.file + " needs python3, which is not in PATH");
   return found;
 }

@@ -60,7 +60,7 @@ class ShardSamples final : public SampleSource {
     check(index);
     const ShardSample& sample = index_.sample(index);
     const std::size_t shard = index_.shard_of(index);
-    const std::string place = files_.paths()[shard].string() + ", offset " + std::to_string(sample.offset);
+    std::string place = files_.paths()[shard].string() + ", offset " + std::to_string(sample.offset);
     try {
       return place + " (" + name_of_member(*files_.file(shard), sample) + ")";
     } catch (const DataError&) {

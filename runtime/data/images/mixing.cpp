@@ -87,7 +87,7 @@ template <typename Element>
 Element mixed(Element a, Element b, float share) {
   const float value = static_cast<float>(a) * share + static_cast<float>(b) * (1 - share);
   if constexpr (std::is_same_v<Element, std::uint8_t>) {
-    return static_cast<std::uint8_t>(value + 0.5f);
+    return static_cast<std::uint8_t>(std::lround(value));
   } else {
     return value;
   }

@@ -18,9 +18,9 @@ namespace {
 // Decodes and transforms one picture. Thread safe.
 class PicturePipeline {
  public:
-  PicturePipeline(std::vector<Transform> transforms, const PictureOptions& options) : options_(options) {
-    for (Transform& transform : transforms) {
-      if (stage_of(transform) == TransformStage::kPicture) pictures_.push_back(std::move(transform));
+  PicturePipeline(const std::vector<Transform>& transforms, const PictureOptions& options) : options_(options) {
+    for (const Transform& transform : transforms) {
+      if (stage_of(transform) == TransformStage::kPicture) pictures_.push_back(transform);
       if (const auto* normalize = std::get_if<Normalize>(&transform)) {
         normalizes_ = true;
         for (std::size_t c = 0; c < 3; ++c) {
@@ -98,7 +98,7 @@ std::shared_ptr<Dataset> transformed(std::shared_ptr<const SampleSource> picture
     }
     std::memcpy(outputs[1], sample.values[1].data.get(), sizeof(std::int64_t));
   };
-  std::shared_ptr<Dataset> dataset = map_into(pictures, fields, function);
+  std::shared_ptr<Dataset> dataset = map_into(std::move(pictures), fields, function);
   for (const Transform& transform : transforms) {
     const auto mix = [&](const auto& held) {
       std::vector<Field> after = fields_after_mixing(fields, held.classes);
