@@ -239,8 +239,8 @@ Filter triangle_filter(double start, double length, int size, const Range& insid
   filter.weights.reserve(static_cast<std::size_t>(size * (2 * support + 2)));
   for (int i = 0; i < size; ++i) {
     const double center = start + scale * (i + 0.5);
-    int first = std::max(static_cast<int>(center - support + 0.5), inside.first);
-    const int end = std::min(static_cast<int>(center + support + 0.5), inside.end);
+    int first = std::max(static_cast<int>(std::lround(center - support)), inside.first);
+    const int end = std::min(static_cast<int>(std::lround(center + support)), inside.end);
     const std::size_t begin = filter.weights.size();
     double total = 0;
     for (int j = first; j < end; ++j) {
@@ -270,7 +270,7 @@ Taps taps_for(double start, double length, int size, const Range& inside, int to
   taps.pairs = width / 2;
   // As many bits as let the largest weight fit into 16.
   constexpr int kMostBits = 22, kLimit = 1 << 15;
-  while (taps.precision < kMostBits && static_cast<int>(0.5 + largest * (1 << (taps.precision + 1))) < kLimit) {
+  while (taps.precision < kMostBits && std::lround(largest * (1 << (taps.precision + 1))) < kLimit) {
     ++taps.precision;
   }
   const double unit = 1 << taps.precision;
@@ -283,7 +283,7 @@ Taps taps_for(double start, double length, int size, const Range& inside, int to
     const int first = std::min(filter.first[at], std::max(inside.first, inside.end - width));
     taps.first.push_back(first);
     std::int16_t* to = rounded.data() + at * static_cast<std::size_t>(width) + (filter.first[at] - first);
-    for (int j = 0; j < filter.count[at]; ++j) to[j] = static_cast<std::int16_t>(*weight++ * unit + 0.5);
+    for (int j = 0; j < filter.count[at]; ++j) to[j] = static_cast<std::int16_t>(std::lround(*weight++ * unit));
   }
   taps.weights.resize(rounded.size() / 2);
   std::memcpy(taps.weights.data(), rounded.data(), rounded.size() * sizeof rounded.front());
