@@ -144,7 +144,7 @@ Json measure(const std::string& name, const std::filesystem::path& folder, bench
   return row;
 }
 
-int run(int argc, char** argv) {
+int compare(int argc, char** argv) {
   bool json = false, quick = false;
   std::vector<std::string> models{"resnet18", "gpt", "bert"};
   for (int i = 1; i < argc; ++i) {
@@ -193,7 +193,7 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   try {
-    return run(argc, argv);
+    return compare(argc, argv);
   } catch (const std::exception& error) {
     std::cerr << "bench_exported: " << dtrain::describe(error) << "\n";
     return 1;
