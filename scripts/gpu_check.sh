@@ -25,7 +25,7 @@ set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 started=$SECONDS
 
-readonly sections=(machine doctor nccl conformance parity waiting sanitizer examples profile bench)
+readonly sections=(machine doctor nccl conformance parity python waiting sanitizer examples profile bench_bf16 bench)
 describe() {
   case $1 in
     machine) echo "GPUs, driver, processors, PyTorch" ;;
@@ -33,11 +33,13 @@ describe() {
     nccl) echo "all-reduce through our communicator: are results right, how fast is each size" ;;
     conformance) echo "every operation of the nccl backend, on 1, 2 and all GPUs" ;;
     parity) echo "weights trained on 1 and on all GPUs, against the CPU's and PyTorch DDP's" ;;
+    python) echo "weights trained by Python scripts and Trials, against plain PyTorch's" ;;
     waiting) echo "training with operations that wait on the host made errors (DTRAIN_SYNC_DEBUG=error)" ;;
     sanitizer) echo "a short training under compute-sanitizer: memcheck and racecheck" ;;
     examples) echo "an example in C++ on 1 and on all GPUs" ;;
     profile) echo "summary, findings and report of the example's run" ;;
-    bench) echo "the time of a step of GPT-2 124M and ResNet-50, against PyTorch DDP, eager and compiled" ;;
+    bench_bf16) echo "the time of a step of GPT-2 124M and ResNet-50 in bf16, in C++ and Python, against PyTorch DDP" ;;
+    bench) echo "the same in float32 (TF32)" ;;
   esac
 }
 
@@ -104,6 +106,9 @@ pack_into() {
       strip "$to/lib/$(basename "$file")"
     done
   cp "$root/scripts/gpu_check.sh" "$to/scripts/"
+  mkdir -p "$to/python"
+  [ ! -d "$build/python/dtrain" ] || cp -rL "$build/python/dtrain" "$to/python/"
+  for file in "$to"/python/dtrain/_native.*.so; do [ ! -e "$file" ] || strip --strip-unneeded "$file"; done
   cp -r "$root/tests/gpu_check" "$to/tests/"
   mkdir "$to/tests/integration"
   cp "$root/tests/integration/harness.py" "$root/tests/integration/sample_order.py" "$to/tests/integration/"
@@ -255,6 +260,14 @@ section_parity() {
   script 900 parity "$gpus" ${quick:+--quick}
 }
 
+section_python() {
+  need_real_gpus || return $?
+  local code=0
+  script 600 python_training "$gpus" ${quick:+--quick} || code=$?
+  [ $code -ne 77 ] || skipped "dtrain has no module for $("$python" -V)"
+  return $code
+}
+
 section_waiting() {
   need_real_gpus || return $?
   script 600 waiting 1
@@ -269,7 +282,8 @@ section_sanitizer() {
   for tool in memcheck racecheck; do
     code=0
     # A rank without a launcher: one process.
-    try_ours 500 "$sanitizer" --tool "$tool" --error-exitcode 9 --print-limit 20 \
+    # NCCL tries kernels for other GPUs, and kinds of memory, and goes on after their errors.
+    try_ours 500 "$sanitizer" --tool "$tool" --report-api-errors no --error-exitcode 9 --print-limit 20 \
       "$bin/synthetic" "$root/configs/synthetic.yaml" --run-dir "$scratch/sanitizer-$tool" \
       --set resources.slots_per_trial=1 --set resources.slot_type="$slot_type" \
       --set searcher.max_length.batches=5 --set hyperparameters.width=64 || code=$?
@@ -300,20 +314,38 @@ section_profile() {
   [ -s "$run/report.html" ] || { echo "there is no report.html"; return 1; }
 }
 
-section_bench() {
+bench_with() {  # mixed precision, contestants of a quick check
   need_gpus || return $?
   local workload failed=0 sizes=()
-  [ -z "$quick" ] || sizes=(--rounds 2 --steps 20)
+  [ -z "$quick" ] || sizes=(--rounds 2 --steps 20 --contestants "$2")
   [ "$peer" = cuda ] || sizes=(--tiny --no-compile --rounds 1 --steps 5 --warm-up 2)
   for workload in gpt2 resnet50; do
-    script 1200 bench "$gpus" --workload "$workload" ${sizes[@]+"${sizes[@]}"} || failed=1
+    script 1200 bench "$gpus" --workload "$workload" --mixed-precision "$1" ${sizes[@]+"${sizes[@]}"} || failed=1
   done
   return $failed
 }
+section_bench_bf16() { bench_with bf16 dtrain,lines,eager,channels_last,compiled; }
+section_bench() { bench_with none dtrain,eager,channels_last,compiled; }
 
 # --- the check
 [ -n "$out" ] || out=${OUT:-$root/docs}/gpu-results.md
 mkdir -p "$(dirname "$out")"
+if [ "$slot_type" = cpu ]; then on="$gpus slots of type cpu"; else on="$gpus GPU$([ "$gpus" = 1 ] || echo s)"; fi
+[ -z "$fake" ] || on+=" that are not there"
+
+# After each section, so that a check that is cut off leaves what it has found.
+write_results() {
+  {
+    echo "# dtrain on GPUs"
+    echo
+    echo "Written by \`scripts/gpu_check.sh${quick:+ --quick}\` on $(date -u '+%Y-%m-%d %H:%M UTC'), in" \
+      "$((SECONDS - started)) s, on $on."
+    echo
+    echo "| section | what | outcome | seconds |"
+    echo "|---|---|---|---|"
+    cat "$scratch/table" "$scratch/bodies"
+  } >"$out"
+}
 failed=()
 : >"$scratch/table"
 : >"$scratch/bodies"
@@ -335,25 +367,16 @@ for one in "${sections[@]}"; do
   if [ -s "$scratch/output" ]; then
     {
       printf '\n## %s\n\n```\n' "$one"
-      sed $'s/\x1b\\[[0-9;]*m//g; s/\r/\\n/g' "$scratch/output"
+      # Without colours, and with words for the folders of this machine.
+      sed -e $'s/\x1b\\[[0-9;]*m//g; s/\r/\\n/g' -e "s#$(dirname "$libtorch")#PACKAGES#g; s#$root/##g; s#$scratch#SCRATCH#g" \
+        "$scratch/output"
       printf '```\n'
     } >>"$scratch/bodies"
   else
     printf '\n## %s\n\n%s\n' "$one" "$outcome" >>"$scratch/bodies"
   fi
+  write_results
 done
-if [ "$slot_type" = cpu ]; then on="$gpus slots of type cpu"; else on="$gpus GPU$([ "$gpus" = 1 ] || echo s)"; fi
-[ -z "$fake" ] || on+=" that are not there"
-{
-  echo "# dtrain on GPUs"
-  echo
-  echo "Written by \`scripts/gpu_check.sh${quick:+ --quick}\` on $(date -u '+%Y-%m-%d %H:%M UTC'), in" \
-    "$((SECONDS - started)) s, on $on."
-  echo
-  echo "| section | what | outcome | seconds |"
-  echo "|---|---|---|---|"
-  cat "$scratch/table" "$scratch/bodies"
-} >"$out"
 echo "gpu_check: the results are in $out"
 if [ ${#failed[@]} -gt 0 ]; then
   echo "gpu_check: failed: ${failed[*]}" >&2

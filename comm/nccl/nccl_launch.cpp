@@ -153,6 +153,22 @@ void NcclCore::stage_out(NcclWork& work) {
              "copying from the GPU");
 }
 
+// Calls `call_piece(first element, number)` for the pieces in which one rank scales `count` elements. NCCL 2.28 gives each of
+// min(32, bytes / 16 KiB rounded up) blocks count / blocks elements, rounded down, and so does not scale up to 31 elements at
+// the end. It leaves out none with one block (16 KiB), or with 32 blocks of whole packs of 16 bytes.
+template <typename CallPiece>
+void for_scaled_pieces(std::size_t count, std::size_t element_bytes, const CallPiece& call_piece) {
+  constexpr std::size_t kBlockBytes = 16 << 10;
+  constexpr std::size_t kBlocks = 32;
+  const std::size_t block = kBlockBytes / element_bytes;
+  std::size_t begin = 0;
+  if (count >= kBlocks * block) {
+    begin = count - count % (kBlocks * 16 / element_bytes);
+    call_piece(0, begin);
+  }
+  for (; begin < count; begin += block) call_piece(begin, std::min(block, count - begin));
+}
+
 void NcclCore::call(NcclBatch& batch, const NcclWork& work, ncclComm_t comm) {
   const NcclApi& api = *setup_.api;
   const Descriptor& d = work.descriptor_;
@@ -172,6 +188,17 @@ void NcclCore::call(NcclBatch& batch, const NcclWork& work, ncclComm_t comm) {
       if (part.size() > 0) check(call_part(r, data_of(part), part.size()));
     }
   };
+  const bool reduces = d.kind == Kind::kAllReduce || d.kind == Kind::kReduceScatter || d.kind == Kind::kReduceParts;
+  if (world_size() == 1 && reduces && d.pre_scale * d.post_scale != 1.0) {
+    const ncclRedOp_t op = reduction(batch, d, comm);
+    const auto* const from = static_cast<const std::byte*>(d.kind == Kind::kReduceParts ? work.to_ : work.from_);
+    auto* const to = static_cast<std::byte*>(work.to_);
+    for_scaled_pieces(d.count, size_of(d.type), [&](std::size_t begin, std::size_t count) {
+      const std::size_t offset = begin * size_of(d.type);
+      check(api.ncclAllReduce(from + offset, to + offset, count, type, op, comm, stream));
+    });
+    return;
+  }
   switch (d.kind) {
     case Kind::kAllReduce:
       return check(api.ncclAllReduce(work.from_, work.to_, d.count, type, reduction(batch, d, comm), comm, stream));

@@ -1,6 +1,7 @@
-"""The time of a step on GPUs: dtrain against PyTorch's DistributedDataParallel, as it is and with torch.compile.
+"""The time of a step on GPUs: dtrain (a TorchScript file, a file of torch.export, a script in Python with three lines, as it
+is and with torch.compile) against PyTorch's DistributedDataParallel (as it is, with channels_last, and with torch.compile too).
 
-    bench.py BIN --gpus N --workload gpt2|resnet50 --scratch FOLDER
+    bench.py BIN --gpus N --workload gpt2|resnet50 --scratch FOLDER [--mixed-precision bf16]
 
 The contestants take turns within one run, so that the machine's drift affects all. Prints a table and one JSON object:
 medians of the rounds, and dtrain's time over each peer's (below 1: dtrain is faster). Exit codes: 0 dtrain is at least
@@ -16,11 +17,12 @@ from pathlib import Path
 
 import torch
 
-from launches import Dtrain, add_arguments, free_port, mean_step_ms
-from models import save_script
+from launches import HERE, Dtrain, add_arguments, free_port, has_package, mean_step_ms, python_variables
+from models import save_exported, save_script
 from workloads import Workload
 
 ALLOWED = 1.02
+PYTHON = ("lines", "lines_compiled")
 
 
 class Peers:
@@ -31,7 +33,7 @@ class Peers:
         self.processes = [
             subprocess.Popen([sys.executable, "-B", str(script), str(rank), str(arguments.gpus), str(port),
                               arguments.peer, workload.name, str(workload.batch), str(int(workload.tiny)),
-                              arguments.precision],
+                              arguments.precision, arguments.mixed_precision],
                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             for rank in range(arguments.gpus)]
 
@@ -55,17 +57,26 @@ class Peers:
                 process.wait()
 
 
-def ours(dtrain, arguments, workload, folder, number):
-    run = folder / f"round-{number}"
+def ours(dtrain, arguments, workload, folder, which, number):
+    run = folder / f"{which}-{number}"
     run.mkdir()
-    for file in ("model.pt", "tokens", "data.safetensors"):
+    for file in ("model.pt", "model.pt2", "tokens", "data.safetensors"):
         if (folder / file).exists():
             (run / file).symlink_to(folder / file)
-    experiment = {"name": f"bench-{workload.name}", "model": "model.pt", "loss": "cross_entropy",
-                  "optimizer": workload.optimizer, "data": arguments.data,
+    steps = arguments.warm_up + arguments.steps
+    experiment = {"name": f"bench-{workload.name}", "searcher": {"metric": "loss", "max_length": {"batches": steps}},
                   "hyperparameters": {"global_batch_size": arguments.gpus * workload.batch},
-                  "searcher": {"metric": "loss", "max_length": {"batches": arguments.warm_up + arguments.steps}}}
-    return mean_step_ms(dtrain.launch(run, experiment, arguments.gpus).expect(0), arguments.warm_up)
+                  "optimizations": {"mixed_precision": arguments.mixed_precision}}
+    variables = {}
+    if which in PYTHON:
+        experiment["entrypoint"] = [str(HERE / "python_loop.py")]
+        experiment["hyperparameters"] |= {"name": workload.name, "tiny": workload.tiny, "batch": workload.batch,
+                                          "steps": steps, "compile": which == "lines_compiled"}
+        variables = python_variables(dtrain.bin)
+    else:
+        experiment |= {"model": "model.pt2" if which == "exported" else "model.pt", "loss": "cross_entropy",
+                       "optimizer": workload.optimizer, "data": arguments.data}
+    return mean_step_ms(dtrain.launch(run, experiment, arguments.gpus, **variables).expect(0), arguments.warm_up)
 
 
 def main():
@@ -75,9 +86,13 @@ def main():
     parser.add_argument("--batch", type=int, default=0, help="samples of a rank's batch (8 for gpt2, 64 for resnet50)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=40, help="timed in each round")
-    parser.add_argument("--warm-up", type=int, default=20, help="steps before them")
+    parser.add_argument("--warm-up", type=int, default=40,
+                        help="steps before them, in which dtrain compares memory formats and captures a step")
     parser.add_argument("--precision", choices=("highest", "high"), default="high",
                         help="of the peer's float32 matrix products (torch.set_float32_matmul_precision): high is TF32")
+    parser.add_argument("--mixed-precision", choices=("none", "bf16"), default="none", help="of all (autocast)")
+    parser.add_argument("--contestants", help="these alone, such as dtrain,eager; all: dtrain, exported, lines, "
+                        "lines_compiled, eager, channels_last, compiled")
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     parser.add_argument("--tiny", action="store_true", help="a model of the same kind for which a CPU is enough")
     arguments = parser.parse_args()
@@ -87,41 +102,51 @@ def main():
     model = workload.model()
     save_script(model, folder / "model.pt")
     arguments.data = workload.write(folder)
-    dtrain, times, problems = Dtrain(arguments), {"dtrain": [], "eager": [], "compiled": []}, {}
+    save_exported(model, workload.example(), folder / "model.pt2")
+    print(f"{workload.name}{' (tiny)' if workload.tiny else ''}, {sum(p.numel() for p in model.parameters()) / 1e6:.1f}M "
+          f"parameters, {arguments.gpus} x {workload.batch} samples a step, mixed precision {arguments.mixed_precision}")
+    of_dtrain = ["dtrain", "exported", *(PYTHON if has_package(arguments.bin) else ())]
+    of_peers = ["eager", *(("channels_last",) if workload.name == "resnet50" else ()), "compiled"]
+    contestants = [which for which in of_dtrain + of_peers if not (arguments.no_compile and "compiled" in which)
+                   and (not arguments.contestants or which in arguments.contestants.split(","))]
+    dtrain, times, problems = Dtrain(arguments), {which: [] for which in contestants}, {}
     peers = Peers(arguments, workload)
     try:
         for number in range(arguments.rounds):
-            times["dtrain"].append(ours(dtrain, arguments, workload, folder, number))
-            for which in ("eager",) if arguments.no_compile else ("eager", "compiled"):
+            print(f"  round {number + 1}:", end="", flush=True)
+            for which in contestants:
                 if which in problems:
                     continue
                 try:
-                    peers.steps(which, arguments.warm_up)
-                    times[which].append(peers.steps(which, arguments.steps))
-                except RuntimeError as error:
+                    if which in of_dtrain:
+                        times[which].append(ours(dtrain, arguments, workload, folder, which, number))
+                    else:
+                        peers.steps(which, arguments.warm_up)
+                        times[which].append(peers.steps(which, arguments.steps))
+                except (AssertionError, RuntimeError) as error:
                     problems[which] = str(error)
+                else:
+                    print(f" {which} {times[which][-1]:.2f}", end="", flush=True)
+            print(" ms", flush=True)
     finally:
         peers.end()
     medians = {which: statistics.median(values) for which, values in times.items() if values}
     report = {"workload": workload.name, "tiny": workload.tiny, "gpus": arguments.gpus,
               "slot_type": arguments.slot_type, "batch": workload.batch,
               "parameters": sum(p.numel() for p in model.parameters()), "torch": torch.__version__,
-              "peer_precision": arguments.precision, "rounds": arguments.rounds,
+              "peer_precision": arguments.precision, "mixed_precision": arguments.mixed_precision, "rounds": arguments.rounds,
               **{f"{which}_ms": round(value, 3) for which, value in medians.items()},
               **{f"{which}_ratio": round(medians["dtrain"] / value, 3)
-                 for which, value in medians.items() if which != "dtrain"},
+                 for which, value in medians.items() if which != "dtrain" and "dtrain" in medians},
               "problems": problems}
-    print(f"{workload.name}{' (tiny)' if workload.tiny else ''}, {report['parameters'] / 1e6:.1f}M parameters, "
-          f"{arguments.gpus} x {workload.batch} samples a step")
     for which, value in medians.items():
-        rounds = ", ".join(f"{one:.2f}" for one in times[which])
-        print(f"  {which:9} {value:10.3f} ms  (rounds: {rounds})")
+        print(f"  {which:14} {value:10.3f} ms")
     for which, problem in problems.items():
-        print(f"  {which:9} {problem}")
+        print(f"  {which:14} {problem}")
     print(json.dumps(report))
-    if "eager" in problems:
-        sys.exit("DDP failed")
-    if not workload.tiny and report["eager_ratio"] > ALLOWED:
+    if problems.keys() - {"compiled", "lines_compiled"}:
+        sys.exit(f"failed: {', '.join(problems)}")
+    if not workload.tiny and report.get("eager_ratio", 0) > ALLOWED:
         sys.exit(f"dtrain takes {report['eager_ratio']:.3f} of the time of DDP")
 
 

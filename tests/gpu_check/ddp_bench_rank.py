@@ -1,9 +1,9 @@
 """One rank of the DistributedDataParallel peer of bench.py.
 
-    ddp_bench_rank.py RANK RANKS PORT cuda|cpu WORKLOAD BATCH TINY(0|1) PRECISION
+    ddp_bench_rank.py RANK RANKS PORT cuda|cpu WORKLOAD BATCH TINY(0|1) PRECISION none|bf16
 
-A line "eager N" or "compiled N" on standard input makes N steps (of the model as it is, or of torch.compile's) and
-answers with the mean milliseconds of a step, or with "error: REASON". "end" ends it.
+A line "eager N", "channels_last N" or "compiled N" on standard input makes N steps (of the model as it is, with images and
+weights of convolutions in channels_last, or also by torch.compile) and answers with the mean milliseconds of a step, or with "error: REASON". "end" ends it.
 """
 import os
 import sys
@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from models import batch_loss, make_optimizer
-from workloads import Workload
+from models import make_optimizer
+from workloads import Workload, batch_loss_of
 
 rank, ranks, port, device = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
 workload = Workload(sys.argv[5], sys.argv[7] == "1", int(sys.argv[6]))
@@ -41,15 +41,17 @@ def batches(features, target):
         chosen = slice(step % count * workload.batch, (step % count + 1) * workload.batch)
         loaded = features[chosen].to(device, non_blocking=True), target[chosen].to(device, non_blocking=True)
         if ahead:
-            yield ahead[0] / 255 if ahead[0].dtype == torch.uint8 else ahead[0], ahead[1]
+            yield ahead
         ahead = loaded
         step += ranks
 
 
-def make(compiled):
+def make(which):
     model = workload.model().to(device)
+    if workload.name == "resnet50" and which != "eager":
+        model = model.to(memory_format=torch.channels_last)
     ddp = DistributedDataParallel(model, device_ids=[rank] if on_gpu else None, gradient_as_bucket_view=True)
-    run = torch.compile(ddp) if compiled else ddp
+    run = torch.compile(ddp) if which == "compiled" else ddp
     return run, make_optimizer(model, workload.optimizer, fused=True), batches(*workload.data())
 
 
@@ -62,7 +64,9 @@ def steps(contestant, count):
     for _ in range(count):
         features, target = next(source)
         optimizer.zero_grad(set_to_none=True)
-        batch_loss(model, features, target).backward()
+        with torch.autocast(device, torch.bfloat16, enabled=sys.argv[9] == "bf16"):
+            loss = batch_loss_of(model, features, target)
+        loss.backward()
         optimizer.step()
     if on_gpu:
         torch.cuda.synchronize()
@@ -76,7 +80,7 @@ for line in sys.stdin:
         break
     try:
         if words[0] not in contestants:
-            contestants[words[0]] = make(words[0] == "compiled")
+            contestants[words[0]] = make(words[0])
         answer = f"{steps(contestants[words[0]], int(words[1])):.6f}"
     except Exception as error:  # torch.compile needs a compiler, which a machine may lack
         answer = f"error: {type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"

@@ -1,11 +1,13 @@
 """Launches of dtrain in the checks on GPUs, and what their runs recorded."""
+import importlib.machinery
 import json
 import os
 import socket
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration"))
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "integration"))
 from harness import run, write_experiment  # noqa: E402
 
 # What of this process's environment a launch keeps, of the variables that harness.environment() takes away.
@@ -34,6 +36,20 @@ class Dtrain:
         file = write_experiment(folder / "experiment.yaml", **experiment, resources=resources)
         command = [str(self.bin / "dtrain"), "launch", str(file), "--run-dir", str(folder / "run")]
         return run(command, folder / "run", deadline=deadline, **{**kept, **variables})
+
+
+def package_of(bin):
+    return bin.resolve().parent / "python"
+
+
+def has_package(bin):
+    """Whether dtrain's module has been built for this Python."""
+    return (package_of(bin) / "dtrain" / f"_native{importlib.machinery.EXTENSION_SUFFIXES[0]}").exists()
+
+
+def python_variables(bin):
+    """What a launch of a Python script needs: this Python, dtrain's package, and the modules here."""
+    return {"DTRAIN_PYTHON": sys.executable, "PYTHONPATH": f"{package_of(bin)}:{HERE}"}
 
 
 def mean_step_ms(result, warm_up):

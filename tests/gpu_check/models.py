@@ -125,6 +125,14 @@ def save_script(model, path):
         torch.jit.script(model).save(str(path))
 
 
+def save_exported(model, features, path):
+    """For any number of samples."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of libraries that torch.export imports
+        program = torch.export.export(model.train(), (features,), dynamic_shapes=({0: torch.export.Dim.AUTO},))
+        torch.export.save(program, str(path))
+
+
 def make_optimizer(model, options, **more):
     options = dict(options)
     kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[options.pop("kind")]

@@ -19,7 +19,7 @@ import torch.multiprocessing
 
 from files import read_safetensors, worst_difference, write_safetensors, write_tokens
 from launches import Dtrain, add_arguments, free_port
-from models import Gpt, SmallCnn, batch_loss, make_optimizer, random_weights, save_script
+from models import Gpt, SmallCnn, batch_loss, make_optimizer, random_weights, save_exported, save_script
 
 from sample_order import epoch_order  # launches.py knows where it is
 
@@ -37,11 +37,14 @@ def make_cases(quick):
         for sharded in (False, True):
             cases.append({"model": "cnn", "dtype": dtype, "sharded": sharded, "optimizer": SGD})
             cases.append({"model": "gpt", "dtype": dtype, "sharded": sharded, "optimizer": ADAMW})
+        for model, optimizer in (("cnn", SGD), ("gpt", ADAMW)):  # from a file of torch.export
+            cases.append({"model": model, "dtype": dtype, "sharded": False, "optimizer": optimizer, "file": "model.pt2"})
     return cases
 
 
 def title(case):
-    return f"{case['model']} {case['dtype']} {case['optimizer']['kind']}{' sharded' if case['sharded'] else ''}"
+    words = [case["model"], case["dtype"], case["optimizer"]["kind"]]
+    return " ".join(words + ["sharded"] * case["sharded"] + ["exported"] * ("file" in case))
 
 
 def initial_model(case):
@@ -94,15 +97,19 @@ def ddp_rank(rank, port, ranks, cases, device, folder):
 # Learning rates above are float32 numbers: a graph reads them as such.
 def train_ours(dtrain, case, ranks, folder, slot_type=None, **optimizations):
     folder.mkdir(parents=True)
-    save_script(copy.deepcopy(initial_model(case)), folder / "model.pt")
     features, target = make_data(case, ranks)
+    file = case.get("file", "model.pt")
+    if file.endswith(".pt2"):
+        save_exported(initial_model(case), features[:2], folder / file)
+    else:
+        save_script(copy.deepcopy(initial_model(case)), folder / file)
     if case["model"] == "gpt":
         write_tokens(torch.cat([features.flatten(), target.flatten()[-1:]]), folder / "tokens")
         data = {"format": "tokens", "token_type": "int32", "sequence_length": LENGTH, "training": {"file": "tokens"}}
     else:
         write_safetensors({"features": features, "target": target}, folder / "data.safetensors")
         data = {"format": "safetensors", "training": {"file": "data.safetensors"}}
-    experiment = {"name": "gpu-parity", "model": "model.pt", "loss": "cross_entropy", "optimizer": case["optimizer"],
+    experiment = {"name": "gpu-parity", "model": file, "loss": "cross_entropy", "optimizer": case["optimizer"],
                   "data": data, "hyperparameters": {"global_batch_size": ranks * SAMPLES},
                   "optimizations": {"sharded_optimizer": case["sharded"], **optimizations},
                   "reproducibility": {"experiment_seed": SEED},

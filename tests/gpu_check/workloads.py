@@ -2,9 +2,14 @@
 import torch
 
 from files import write_safetensors, write_tokens
-from models import Gpt, ResNet
+from models import Gpt, ResNet, batch_loss
 
 TINY_GPT = {"tokens": 64, "length": 16, "layers": 1, "heads": 2, "width": 16}
+
+
+def batch_loss_of(model, features, target):
+    """Of a batch of Workload.data()."""
+    return batch_loss(model, features / 255 if features.dtype == torch.uint8 else features, target)
 
 
 class Workload:
@@ -36,6 +41,11 @@ class Workload:
         side = 32 if self.tiny else 224
         images = torch.randint(0, 256, (self.samples, 3, side, side), generator=generator, dtype=torch.uint8)
         return images, torch.randint(0, 10 if self.tiny else 1000, (self.samples,), generator=generator)
+
+    def example(self):
+        """Features as the model takes them."""
+        features = self.data()[0][:2]
+        return features / 255 if features.dtype == torch.uint8 else features
 
     def write(self, folder):
         """The data's files; the `data` section about them."""

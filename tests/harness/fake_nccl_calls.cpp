@@ -59,6 +59,13 @@ Value combine(ncclRedOp_t op, Value a, Value b) {
   }
 }
 
+// How many elements NCCL 2.28 scales if one rank is alone (onerank.cu): each block takes the same number, rounded down.
+std::size_t scaled_by_one_rank(std::size_t count, std::size_t element_bytes) {
+  const std::size_t blocks = std::clamp<std::size_t>((count * element_bytes + (16 << 10) - 1) / (16 << 10), 1, 32);
+  const std::size_t pack = 16 / element_bytes;
+  return std::min(count, blocks * ((count / blocks + pack - 1) / pack * pack));
+}
+
 // From the last rank to the first, rounded at every step.
 void reduce(const std::vector<FakeCall>& calls, std::size_t count, std::byte* result) {
   const FakeCall& first = calls.front();
@@ -70,6 +77,7 @@ void reduce(const std::vector<FakeCall>& calls, std::size_t count, std::byte* re
     return load_floating(type, one, 0);
   };
   const double scalar = comm::is_floating(type) ? rounded(factor) : 1.0;
+  if (calls.size() == 1 && first.scaled) count = scaled_by_one_rank(count, comm::size_of(type));
   for (std::size_t i = 0; i < count; ++i) {
     if (comm::is_floating(type)) {
       double sum = 0;

@@ -284,7 +284,6 @@ train::TrainingLoop::End train_and_save(run::RankSession& session, const TrialFa
     for (const auto& path : trial->save_more(folder)) written(path);
   };
   train::TrainingLoop loop(*trial, context, session, step, step_graph(session, *trial, step, *model, device), save);
-  session.recorder().mark(profile::RunMark::kInitializationEnd);
   train::TrainingLoop::End end;
   try {
     end = loop.run();

@@ -129,17 +129,16 @@ TrainingLoop::End TrainingLoop::run() {
 void TrainingLoop::begin_anew() {
   session_.begin_events(0);
   callbacks_.on_training_start();
-  if (!session_.mock().any()) {
-    if (!session_.experiment().perform_initial_validation) {
-      validation_.check_metric();
-    } else {
-      validate();
-    }
-  }
+  const bool validates = !session_.mock().any();
+  const bool validates_now = validates && session_.experiment().perform_initial_validation;
+  if (validates && !validates_now) validation_.check_metric();
+  session_.recorder().mark(profile::RunMark::kInitializationEnd);
+  if (validates_now) validate();
   start_epoch(0);
 }
 
 void TrainingLoop::resume() {
+  session_.recorder().mark(profile::RunMark::kInitializationEnd);
   // What was the best by another metric is no measure for this one.
   if (!checkpoints_.resume()) validation_.forget_best();
   callbacks_.on_training_start();
