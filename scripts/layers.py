@@ -28,7 +28,7 @@ ORDER = [
     ["runtime/analysis"],
     ["runtime/run"],
     ["runtime/train"],
-    ["runtime/cli", "examples"],
+    ["runtime/cli", "examples", "python"],
 ]
 # Modules whose code is opened at run time, or which are programs of their own: nobody includes them.
 MODULES = [module for line in ORDER for module in line]

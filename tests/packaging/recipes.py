@@ -11,9 +11,11 @@ import os
 import re
 import shlex
 import shutil
+import struct
 import subprocess
 import sys
 import unittest
+import zlib
 from pathlib import Path
 
 SOURCE, BUILD = Path(sys.argv.pop(1)).resolve(), Path(sys.argv.pop(1)).resolve()
@@ -72,6 +74,16 @@ def run(arguments, **options):
     result = subprocess.run(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
     assert result.returncode == 0, f"{' '.join(map(str, arguments))}\nended with {result.returncode}:\n{result.stdout}"
     return result.stdout
+
+
+def png_of_grey(rows):
+    """A PNG of one column with these values."""
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", 1, len(rows), 8, 0, 0, 0, 0)
+    return (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) +
+            chunk(b"IDAT", zlib.compress(b"".join(bytes([0, value]) for value in rows))) + chunk(b"IEND", b""))
 
 
 def commands_of(target):
@@ -149,16 +161,18 @@ class Recipes(unittest.TestCase):
 
     def test_a_table_row_has_at_most_three_files(self):
         self.assertEqual(set(self.rows), {"a key", "a rule", "a compressor", "a backend", "an optimizer", "a loss",
-                                          "a data format", "a command", "a system metric"})
+                                          "a data format", "a transform", "a command", "a system metric"})
         self.assertEqual({row: count for row, (count, _) in self.rows.items() if count > 3}, {})
 
-    def test_a_key_and_a_backend(self):
-        key, backend = self.add_key(), self.add_backend()
+    def test_a_key_a_backend_and_a_transform(self):
+        key, backend, transform = self.add_key(), self.add_backend(), self.add_transform()
         self.assertFollows(key, "a key")
         self.assertFollows(backend, "a backend", "relay")
-        libraries = make_config(WORK / "lib")  # once for both
+        self.assertFollows(transform, "a transform")
+        libraries = make_config(WORK / "lib")  # once for all
         self.check_key(libraries)
         self.check_backend(libraries)
+        self.check_transform(libraries)
 
     def add_key(self):
         header = "runtime/config/include/dtrain/config/experiment.h"
@@ -272,6 +286,80 @@ int main(int, char** argv) try {
         file.write_text(text + "communication: {backend: smoke}\n")
         self.assertIn("communication.backend: must be auto, shm, mpi, hierarchical, gloo or relay, not 'smoke'",
                       self.run_program(program, file, WORK / "meeting", libraries=libraries))
+
+    def add_transform(self):
+        list_of_all, own = "runtime/data/include/dtrain/data/transforms.h", "runtime/data/images/view.cpp"
+        flip = struct_of(read(list_of_all), "HorizontalFlip")
+        recipe = Recipe(self)
+        recipe.replace(list_of_all, "struct ColorJitter {", flip.replace("HorizontalFlip", "VerticalFlip")
+                       .replace("horizontal_flip", "vertical_flip") + "\nstruct ColorJitter {")
+        recipe.replace(list_of_all, "Normalize, MixUp, CutMix>;", "Normalize, MixUp, CutMix, VerticalFlip>;")
+        recipe.replace(own, "  bool operator()(const ColorJitter& transform) {", """  bool operator()(const VerticalFlip& transform) {
+    if (random_.uniform() >= transform.probability) return true;
+    Image turned(image_.size());
+    for (int y = 0; y < image_.height(); ++y) {
+      std::memcpy(turned.row(y), image_.row(image_.height() - 1 - y), image_.stride());
+    }
+    image_ = std::move(turned);
+    return true;
+  }
+  bool operator()(const ColorJitter& transform) {""")
+        return recipe
+
+    def check_transform(self, libraries):
+        images = TREE / "runtime/data/images"
+        program = link("tests/config_test", [compile_text("config_test", "transform_program", f"""
+#include "{images}/view.cpp"
+#include "{images}/pipeline.cpp"
+""" + """
+#include <cstdio>
+#include "dtrain/analysis/rules.h"
+#include "dtrain/config/experiment.h"
+#include "dtrain/config/schema.h"
+#include "dtrain/data/formats.h"
+using namespace dtrain;
+// Prints the red of a picture of 1 x 3 pixels, once as it is and once by the experiment's transforms.
+int main(int, char** argv) try {
+  const auto experiment = config::read_experiment(argv[1]);
+  std::printf("%zu rules changed\\n", analysis::changed_gpu_rules(experiment.profiling_rules).size());
+  std::puts(std::string(config::experiment_schema()).c_str());
+  const auto& made = experiment.model->data;
+  const std::vector<std::int64_t> samples{0};
+  const auto print = [&](const std::vector<data::Transform>& transforms) {
+    const auto dataset = data::open_source(made.format, made.training, transforms, data::no_sharing());
+    const auto builder = dataset->begin({{1, 0}, 0}, 1, [](std::size_t bytes) {
+      return std::shared_ptr<std::byte>(new std::byte[bytes], std::default_delete<std::byte[]>());
+    });
+    builder->read(0, samples);
+    const auto batch = builder->finish();
+    for (int y = 0; y < 3; ++y) std::printf(" %d", static_cast<int>(batch.fields[0].get()[y]));
+    std::puts("");
+  };
+  print({data::CenterCrop{.size = 3, .width = 1}});
+  print(config::transforms_of(made.transforms.training));
+} catch (const std::exception& error) {
+  std::puts(error.what());
+  return 1;
+}
+""", [f"-I{TREE}/runtime/data"])], WORK / "transform_program")
+        folder = WORK / "pictures" / "a"
+        folder.mkdir(parents=True)
+        (folder / "0.png").write_bytes(png_of_grey([10, 20, 30]))
+        text = """model: model.pt
+loss: cross_entropy
+optimizer: {kind: sgd, lr: 0.1}
+hyperparameters: {global_batch_size: 1}
+searcher: {max_length: {batches: 1}}
+data: {format: image_folder, training: {folder: pictures, transforms: [{kind: center_crop, size: 3, width: 1}, LAST]}}
+"""
+        file = WORK / "transform.yaml"
+        file.write_text(text.replace("LAST", "{kind: vertical_flip, probability: 1}"))
+        out = self.run_program(program, file, libraries=libraries)
+        self.assertIn('"mixup","cutmix","vertical_flip"]', re.sub(r"\s", "", out))
+        self.assertEqual(out.splitlines()[-2:], [" 10 20 30", " 30 20 10"])
+        file.write_text(text.replace("LAST", "{kind: vertical_flop}"))
+        with self.assertRaisesRegex(AssertionError, "mixup, cutmix or vertical_flip, not 'vertical_flop'"):
+            self.run_program(program, file, libraries=libraries)
 
     def test_a_rule(self):
         example = read("tests/analysis/rules/added_rule_test.cpp")
