@@ -1,10 +1,9 @@
 // What a communicator of messages shares with its Work handles and with the thread that sends and receives: the
-// operations, in order, and how
-// they end.
+// operations, in order, and how they end.
 //
-// The owner's thread issues, tests and waits; the thread of messages sends, receives and reduces (poll). They meet in
-// `inbox_`
-// (issued, not yet seen), in each work's atomic `complete`, and in the failure. abort() comes from any thread.
+// The owner's thread issues, tests and waits; the thread of messages sends, receives and reduces (poll). They share
+// `inbox_` (operations issued and not yet seen), each work's atomic `complete`, and the failure. Any thread may call
+// abort().
 #pragma once
 
 #include <atomic>

@@ -1,7 +1,6 @@
 // The one thread that sends and receives messages. It sleeps while there is nothing to do. While operations are
-// outstanding over MPI, it
-// looks after them often when something moves, and ever more seldom when nothing does: polling takes cores from the
-// ranks' computing. Any thread may call.
+// outstanding over MPI, it polls them often as long as something moves, and less and less often while nothing does,
+// because polling takes cores from the ranks' computing. Any thread may call.
 #pragma once
 
 #include <atomic>

@@ -1,5 +1,5 @@
-// Trains a CNN on some classes of Fashion-MNIST, then a new head on other classes, of which there are few images. Run
-// it with
+// Trains a CNN on some classes of Fashion-MNIST, then a new head on other classes, of which there are few images.
+// Run it with
 //   python3 examples/finetune/prepare.py
 //   dtrain launch examples/finetune/pretrain.yaml --run-dir runs/pretrain
 //   dtrain launch examples/finetune/finetune.yaml

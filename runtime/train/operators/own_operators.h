@@ -1,11 +1,9 @@
 // optimizations.operators: operators of libtorch that dtrain computes itself on CPUs, in fewer passes over memory.
-// Results are libtorch's up to rounding. They replace the operator for all callers: trials in C++ and TorchScript
-// files.
+// Results are libtorch's up to rounding. They replace the operator for all callers.
 //
-//   cross_entropy_loss   of float32 scores [rows, classes], under autocast also bfloat16, and classes as targets,
-//   without
-//                        class weights (cross_entropy.cpp). libtorch takes several passes, keeps a copy of the scores
-//                        in float32 and zeros a gradient of their size.
+//   cross_entropy_loss   of float32 scores [rows, classes], under autocast also bfloat16, and classes as targets, with
+//                        no class weights (cross_entropy.cpp). libtorch takes several passes, keeps a copy of the
+//                        scores in float32 and zeros a gradient of their size.
 //   gelu                 with approximate='tanh', of float32 and bfloat16 (gelu.cpp)
 //
 // Other inputs, and gradients of gradients, are computed by libtorch.

@@ -7,8 +7,7 @@
 
 namespace {
 
-// In which calls does CUDA refuse what could spoil a capture (cudaStreamBeginCapture() in the CUDA runtime's
-// reference)?
+// Which calls CUDA refuses because they could spoil a capture (CUDA runtime API, cudaStreamBeginCapture()):
 //
 // - Always, on any thread, where they would wait for a stream that is captured, for an event recorded there, or for the
 //   whole device.

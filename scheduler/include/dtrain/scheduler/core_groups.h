@@ -31,8 +31,7 @@ std::vector<int> cpus_of(std::span<const host::Core> cores, std::span<const int>
 
 // All units, divided evenly among `slots`; the result depends on nothing else.
 //  - If there are cores of several kinds, one kind is used: the one that gives each rank most. A core counts half as
-//  much
-//    as one of the next faster kind. If no kind has a core for each slot, all kinds are used.
+//    much as one of the next faster kind. If no kind has a core for each slot, all kinds are used.
 //  - No group crosses a NUMA node, unless the smallest group would then have over an eighth fewer units than an even
 //    division gives, and fewer than `enough`. In that case the same is tried with sockets. If that fails too, the units
 //    are divided in the order of sockets and nodes.

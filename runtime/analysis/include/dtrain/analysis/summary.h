@@ -62,7 +62,7 @@ struct RankSummary {
   std::optional<double> loader_queue_mean;
   std::int64_t loader_empty = 0;  // loader records that found an empty queue
   std::int64_t loader_records = 0;
-  double loader_fetch_s = 0;               // that its workers read, added up
+  double loader_fetch_s = 0;               // the time that its workers spent reading, added up
   LoaderUsage loader_usage;                // what that took
   std::map<std::string, double> scopes_s;  // the total time of each scope of the trial, by path
   std::string ended;                       // "finished", "connection lost", or empty: no end record

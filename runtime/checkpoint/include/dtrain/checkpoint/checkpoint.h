@@ -4,8 +4,7 @@
 //              optimizer.safetensors    the optimizer's state: "exp_avg/layer.weight", …
 //              rank-0000.safetensors    the state of rank 0 alone; one file for each rank
 //              state.json               numbers and texts of the training state
-//              manifest.json            written last: what the checkpoint is, and a checksum for each 4 MiB of each
-//              file
+//              manifest.json            written last: what the checkpoint is, and checksums of all files
 //
 // The number in a name counts the batches done. A checkpoint is written as .partial-step-120, synchronised to the disk
 // and renamed. So step-120 is complete; if the disk is damaged later, its checksums show it. Any thread.

@@ -59,7 +59,7 @@ struct CrossEntropy {
                  "otherwise second."},
                 class_dimension, kClassDimensions);
   }
-  // Whether batches count by their targets, and not all the same.
+  // Whether batches have weights: the number of their targets that count, or the sum of these targets' class weights.
   bool weighs_batches() const { return ignore_index || !class_weights.empty(); }
   // evaluate() of each struct: Error if output and target do not fit together; it names both shapes.
   worker::LossValues evaluate(const worker::LossInput& input) const;

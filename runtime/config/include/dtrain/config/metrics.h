@@ -22,7 +22,7 @@ struct Metric {
 
 // Empty: there is no such metric.
 std::optional<Metric> metric_named(const std::string& word);
-// The words of the losses whose output the metric can be computed of.
+// The words of the losses from whose outputs the metric can be computed.
 std::vector<std::string> losses_with(MetricKind kind);
 // What an experiment without `metrics` has: accuracy, if the loss has it.
 std::vector<Metric> default_metrics(const Loss& loss);

@@ -29,8 +29,8 @@ struct Field {
   std::size_t bytes() const;  // of one sample; the shape is fixed
 };
 
-// What samples are read for. Random transforms are functions of it and of the sample's index, so that any rank and any
-// worker makes the same of a sample, and makes the same again.
+// The pass over the data for which samples are read. Random transforms depend on it and on the sample's index alone. So
+// the result for a sample is the same on any rank and any worker, and when it is read again.
 struct Pass {
   std::uint64_t seed = 0;
   std::int64_t epoch = 0;
@@ -62,7 +62,7 @@ struct HostBatch {
   std::int64_t samples = 0;
 };
 
-// A batch while workers read it, each some of its places.
+// A batch that workers are reading; each of them reads some of its places.
 class BatchBuilder {
  public:
   virtual ~BatchBuilder() = default;

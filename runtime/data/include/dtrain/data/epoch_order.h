@@ -31,13 +31,13 @@ namespace dtrain::data {
 // std::shuffle is not used because its order depends on the standard library.
 std::vector<std::int64_t> permutation(std::int64_t size, std::uint64_t seed, std::int64_t epoch);
 
-// The numbers 0 … size-1 in an order of their own.
+// A permutation of the numbers 0 … size-1.
 class Permutation {
  public:
   static constexpr std::int64_t kListed = 1 << 16;
   static constexpr int kRounds = 8;
 
-  // As they are.
+  // Not shuffled: number i is at position i.
   explicit Permutation(std::int64_t size) : size_(size) {}
   // Shuffled. `size` is at least 1. `rounds` of the Feistel network, even, at most kRounds: for tests.
   Permutation(std::int64_t size, std::uint64_t seed, std::int64_t epoch, int rounds = kRounds);
@@ -74,7 +74,7 @@ class BlockTable {
   bool is_one_window() const { return count() <= together_; }
   // Whether the data set has named blocks, so that reading them ahead pays.
   bool has_blocks() const { return has_blocks_; }
-  // What decides the order, besides seed and epoch: another text means another order. Short.
+  // A short text of all that determines the order besides seed and epoch. Orders with different texts differ.
   std::string text() const;
 
  private:
@@ -94,8 +94,8 @@ class EpochOrder {
   std::vector<std::int64_t> take(std::int64_t first, std::int64_t count) const;
   std::int64_t at(std::int64_t position) const { return take(position, 1).front(); }
 
-  // The blocks in the order in which windows take them: number `index` begins at position begin(index), if a window is
-  // taken to give one block after the other.
+  // The blocks in the order in which windows take them. begin(index) is the position at which a block would begin if
+  // windows did not mix their blocks.
   struct Run {
     std::int64_t first = 0;  // sample
     std::int64_t samples = 0;

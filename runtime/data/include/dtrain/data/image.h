@@ -93,7 +93,7 @@ Size image_size(std::span<const std::byte> file);
 
 inline constexpr std::int64_t kMostPixels = std::int64_t{1} << 28;
 
-// The region alone, when it is of whole pixels.
+// The pixels of the region.
 Image cropped(const Image& image, const Region& region);
 Image mirrored(const Image& image);  // left and right exchanged
 

@@ -35,7 +35,7 @@ struct LoaderOptions {
   // Batches read ahead of next(), complete or begun. 0: workers read a batch when next() asks for it. No effect
   // without workers.
   int prefetch = 2;
-  double free_cores = 0;  // that the training leaves to kAuto
+  double free_cores = 0;  // cores that the training leaves free, for kAuto
   // A damaged sample (DataError) is replaced by the one that follows it in the data set, or by the next good one. So
   // batches stay full, and ranks need not agree. false: it is an error.
   bool skip_damaged = false;
@@ -44,7 +44,7 @@ struct LoaderOptions {
   std::int64_t shuffle_window = 512 << 20;
   // next() gives up after so long: a disk or a network that does not answer. 0: it waits. Only with workers.
   std::chrono::nanoseconds timeout{0};
-  int ranks_of_host = 1;  // of those of the run: blocks are read ahead only where they have half of them
+  int ranks_of_host = 1;  // ranks of the run on this host: blocks are read ahead only if these are at least half of all
   // Allocates the memory that batches are read into (page-locked memory); empty: the loader has memory of its own,
   // which it reuses.
   BatchAllocator allocate{};

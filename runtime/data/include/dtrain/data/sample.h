@@ -29,7 +29,7 @@ struct Value {
 
   std::int64_t elements() const;
   std::size_t bytes() const;
-  // Memory for an array, not initialised. Memory that was released comes back without new pages.
+  // Memory for an array, not initialised. Memory that was released is used again, so it needs no new pages.
   static Value make(ElementType type, std::vector<std::int64_t> shape);
   static Value scalar(std::int64_t number);
 };
@@ -53,7 +53,7 @@ class SampleSource {
   virtual Blocks blocks() const { return {}; }
   virtual void will_read(std::int64_t /*first*/, std::int64_t /*count*/) const {}
   virtual std::string where(std::int64_t /*sample*/) const { return {}; }
-  // How many transforms are behind each other: names the random stream of the next one.
+  // The number of transforms in the chain so far. It selects the random stream of the next one.
   virtual std::uint64_t stage() const { return 0; }
 };
 

@@ -15,7 +15,7 @@ namespace dtrain::data {
 struct SamplePageOptions {
   std::string title;
   std::int64_t samples = 16;           // the first ones
-  std::int64_t epochs = 4;             // each as these epochs have it
+  std::int64_t epochs = 4;             // each sample as the transforms of these epochs make it
   std::uint64_t seed = 0;              // of the experiment
   std::vector<std::string> classes{};  // names, where they are known
 };

@@ -31,7 +31,8 @@ struct ThroughputReport {
   std::string advice;  // what to change, with the key to set
 };
 
-// Reads random samples, for `duration` a number of workers. Several threads; DataError as the source's.
+// Reads random samples with each number of `workers`, each time for `duration`. Several threads; DataError as the
+// source's.
 ThroughputReport measure_throughput(const std::shared_ptr<const SampleSource>& source,
                                     const std::vector<Transform>& transforms, const PictureOptions& options,
                                     const std::vector<int>& workers, std::chrono::duration<double> duration);

@@ -22,7 +22,7 @@
 
 namespace dtrain::data {
 
-// What of a list a transform changes. In a list they come in this order.
+// What a transform changes. The transforms of a list stand in this order.
 enum class TransformStage : std::uint8_t {
   kPicture,  // one picture of bytes
   kNumbers,  // one picture, which becomes floating point
@@ -224,7 +224,7 @@ inline TransformStage stage_of(const Transform& transform) {
   return std::visit([](const auto& held) { return held.kStage; }, transform);
 }
 
-// What pictures have after the transform; empty: any size, as far as the transforms say.
+// The size of pictures after the transform; empty: pictures may have any size.
 inline std::optional<PictureSize> size_after(const Transform& transform, std::optional<PictureSize> size) {
   return std::visit(
       [&](const auto& held) -> std::optional<PictureSize> {
@@ -247,7 +247,7 @@ inline std::optional<PictureSize> size_after(std::span<const Transform> transfor
   return size;
 }
 
-// What makes a list of transforms impossible. `at`: the number of the transform.
+// Why a list of transforms cannot be carried out. `at`: the number of the transform.
 struct TransformProblem {
   std::string what;
   std::size_t at = 0;

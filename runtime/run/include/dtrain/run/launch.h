@@ -31,7 +31,8 @@ struct LaunchRequest {
 // one. ConfigError: the variables are wrong.
 int ranks_of_pods();
 
-// On one of several hosts that each start their own ranks (PET_NNODES), this host's ranks alone.
+// Starts the ranks of an experiment. Where several hosts each start their own ranks (PET_NNODES), starts those of this
+// host alone.
 //
 // Returns the exit code: 0 done, 1 the run failed, 75 stopped by SIGTERM with a durable checkpoint, 130 interrupted.
 // ConfigError (exit code 2) before any rank starts.

@@ -129,13 +129,12 @@ class RankSession {
   std::optional<int> take_trace_request();
 
   void report_progress(const Progress& progress);  // rank 0; rate-limited here
-  // Rank 0: appends to metrics.jsonl, adds "time"; and to TensorBoard's events. Warns once if a line cannot be written,
-  // and counts such lines.
+  // Rank 0: appends the line, with "time", to metrics.jsonl, and its values to TensorBoard's events. Warns once if a
+  // line cannot be written, and counts such lines.
   void write_metrics(const Json& line);
-  // Rank 0, to be called when training begins, or goes on after so many batches: TensorBoard's events begin here.
+  // Rank 0: begins TensorBoard's events. To be called when training begins, or goes on after so many batches.
   void begin_events(std::int64_t batches);
-  // Rank 0: add a picture, and a histogram of values, to TensorBoard's events of this batch. A thread writes them
-  // later.
+  // Rank 0: adds a picture, or a histogram of values, to TensorBoard's events of this batch. A thread writes it later.
   void write_picture(const std::string& name, std::int64_t batch, analysis::Picture picture);
   void write_histogram(const std::string& name, std::int64_t batch, std::vector<float> values);
   // Rank 0: the length of metrics.jsonl, in bytes.

@@ -31,7 +31,7 @@ class Callback {
   // Before the first batch of this process. A run that goes on has restored its state by then.
   virtual void on_training_start(const Position&) {}
   // Around each batch of this rank. A rank whose data has ended makes no calls. The batch is on the device already;
-  // `metrics` is what train_batch() has returned. Both must not wait for a GPU.
+  // `metrics` is what train_batch() has returned. Neither function may wait for a GPU.
   virtual void before_batch(const Position&, const Batch&) {}
   virtual void after_batch(const Position&, const Metrics&) {}
   // After the last batch of an epoch, and after the validation and the checkpoint that follow it.

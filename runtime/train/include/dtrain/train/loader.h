@@ -53,14 +53,14 @@ class BatchSource {
   // Goes on from such a text of an earlier run. Returns what is not as it was then; empty: the sequence of samples
   // continues.
   virtual std::string go_on_from(const std::string& /*position*/) { return {}; }
-  // Whether versions of dtrain before position() was there gave this data another order.
+  // Whether versions of dtrain without position() took the samples of this data in another order.
   virtual bool order_has_changed() const { return false; }
   // Batches of this rank from here to the end of the epoch, if known.
   virtual std::optional<std::int64_t> batches_left() const { return std::nullopt; }
   virtual std::optional<Batch> next() = 0;  // empty at the end of the epoch
   virtual std::optional<std::int64_t> batches_per_epoch() const { return std::nullopt; }  // of this rank, if known
   virtual std::optional<std::int64_t> samples_per_epoch() const { return std::nullopt; }  // of all ranks, if known
-  // For a source that learns only while it is read how long training is: whether another epoch follows the one that
+  // For a source that finds out only while it is read how long training is: whether another epoch follows the one that
   // has ended. Training is over once it is false on any rank. Empty, which is the same on all ranks: the experiment's
   // length alone decides.
   virtual std::optional<bool> has_next_epoch() const { return std::nullopt; }

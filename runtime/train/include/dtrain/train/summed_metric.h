@@ -1,5 +1,5 @@
 // Validation metrics that are computed from sums over all samples, such as counts for each class. Their memory does not
-// grow with the number of samples, other than that of a GatheredMetric.
+// grow with the number of samples, unlike that of a GatheredMetric.
 #pragma once
 
 #include <cstdint>

@@ -178,17 +178,17 @@ class TrialContext {
   void step();
 
   // Adds a value to the metrics of the batch under way: in train_batch(), before_batch() and the same functions of
-  // callbacks to those of training, in evaluate_batch() to those of the validation. Other than with the metrics that
-  // these functions return, a rank may log a name in some of its batches only; kMean is then the mean over the batches
-  // that do. A second call with the same name in a batch replaces the value. Error outside a batch, or for a name that
+  // callbacks to those of training, in evaluate_batch() to those of the validation. Unlike the metrics that these
+  // functions return, a name may be logged in only some of a rank's batches; kMean is then the mean over these batches.
+  // A second call with the same name in a batch replaces the value. Error outside a batch, or for a name that
   // the trial also returns.
   void log(const std::string& name, const MetricValue& value);
-  // Adds a picture to TensorBoard's events of the batch under way, or of the last one that was trained (docs/api.md):
-  // rank 0's, the other ranks only check theirs. Shapes: [height, width], [channels, height, width], or [pictures,
-  // channels, height, width], which are shown beside each other; 1 channel (grey), 3 (colours) or 4 (with opacity).
-  // Types: uint8 from 0 to 255; floating values from 0 (black) to 1, those beyond are cut off, nan is black. The call
-  // copies the tensor, for which it waits on a GPU; a thread of low priority writes it. Error for other shapes and
-  // types, and in a step that is recorded as a CUDA graph. May be called from the constructor on.
+  // Adds a picture to TensorBoard's events of the batch under way, or of the last one that was trained (docs/api.md).
+  // Only rank 0's picture is written; the other ranks check theirs. Shapes: [height, width], [channels, height, width],
+  // or [pictures, channels, height, width], which are shown beside each other; 1 channel (grey), 3 (colours) or 4 (with
+  // opacity). Types: uint8 from 0 to 255; floating values from 0 (black) to 1, those beyond are cut off, nan is black.
+  // The call copies the tensor, for which it waits on a GPU; a thread of low priority writes it. Error for other shapes
+  // and types, and in a step that is recorded as a CUDA graph. May be called from the constructor on.
   void log_image(const std::string& name, const at::Tensor& image);
   // The same with a histogram of a tensor's elements, of any shape and real type. Values that are not finite are left
   // out.
