@@ -8,6 +8,7 @@
 #include <dtrain/dtrain.h>
 
 #include "compute_models.h"
+#include "resnet18.h"
 #include "stepper.h"
 
 namespace {
@@ -63,8 +64,7 @@ class GptWorkload final : public Workload {
 
 class ResNetWorkload final : public Workload {
  public:
-  explicit ResNetWorkload(dtrain::TrialContext& context)
-      : model_(context.wrap_model(dtrain::bench::ResNet18(kClasses))) {}
+  explicit ResNetWorkload(dtrain::TrialContext& context) : model_(context.wrap_model(ResNet18(kClasses))) {}
   std::shared_ptr<dtrain::data::Dataset> data() const override {
     auto data = InMemoryDataset::allocate(
         "bench-compute", kSamples, {{"image", ElementType::kUint8, {3, 64, 64}}, {"label", ElementType::kInt64, {}}});
@@ -78,7 +78,7 @@ class ResNetWorkload final : public Workload {
   }
 
  private:
-  dtrain::bench::ResNet18 model_;
+  ResNet18 model_;
 };
 
 std::unique_ptr<Workload> make_workload(dtrain::TrialContext& context) {

@@ -25,6 +25,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
 #include "exported/exported_model.h"
+#include "resnet18.h"
 
 namespace {
 
@@ -121,7 +122,7 @@ Json measure(const std::string& name, const std::filesystem::path& folder, bench
   steppers.emplace("pt2", exported_stepper(folder / (name + ".pt2")));
   steppers.emplace("script", script_stepper(folder / (name + ".pt")));
   if (name == "gpt") steppers.emplace("cpp", stepper_of(bench::Gpt(kGpt)));
-  if (name == "resnet18") steppers.emplace("cpp", stepper_of(bench::ResNet18(1000)));
+  if (name == "resnet18") steppers.emplace("cpp", stepper_of(ResNet18(1000)));
   constexpr int kSteps = 4;
   std::map<std::string, std::vector<double>> times;
   for (int turn = 0; turn < turns; ++turn) {

@@ -1,6 +1,7 @@
 """The models of bench_compute for its peers in Python, and their data, all of it in memory.
 
-The same models in C++: examples/fashion_mnist/fashion_cnn.h, bench_step_trial.cpp, compute_models.h.
+The same models in C++: examples/fashion_mnist/fashion_cnn.h, examples/images/resnet18.h,
+bench_step_trial.cpp, compute_models.h.
 """
 import gzip
 import sys

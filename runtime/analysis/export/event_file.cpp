@@ -1,9 +1,9 @@
 #include "dtrain/analysis/event_file.h"
 
 #include <fcntl.h>
+#include <png.h>
 #include <spdlog/fmt/fmt.h>
 #include <unistd.h>
-#include <zlib.h>
 
 #include <algorithm>
 #include <array>
@@ -19,7 +19,6 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/json_number.h"
-#include "export/png.h"
 #include "read/json_fields.h"
 
 namespace dtrain::analysis {
@@ -31,6 +30,36 @@ constexpr std::size_t kPieceBytes = 1 << 20;
 constexpr std::string_view kPrefix = "events.out.tfevents.";
 constexpr std::string_view kOfExport = ".dtrain";  // by which an export finds the files of an earlier one
 constexpr std::string_view kOfRun = ".run";
+
+// The whole PNG file, compressed with little effort. Error for a picture without pixels, with 2 or more than 4
+// channels, or whose number of pixels is not that of its size.
+std::string png_of(const Picture& picture) {
+  constexpr std::int64_t kMost = 1'000'000;  // rows and columns: libpng's limit
+  constexpr std::array<png_uint_32, 5> kFormats{0, PNG_FORMAT_GRAY, 0, PNG_FORMAT_RGB, PNG_FORMAT_RGBA};
+  const bool has_format = picture.channels == 1 || picture.channels == 3 || picture.channels == 4;
+  const bool fits =
+      has_format && picture.height > 0 && picture.width > 0 && picture.height <= kMost && picture.width <= kMost &&
+      picture.height * picture.width * picture.channels == static_cast<std::int64_t>(picture.pixels.size());
+  if (!fits) {
+    throw Error("a picture of " + std::to_string(picture.height) + "x" + std::to_string(picture.width) + " with " +
+                std::to_string(picture.channels) + " channels cannot be made of " +
+                std::to_string(picture.pixels.size()) + " bytes");
+  }
+  png_image image{};
+  image.version = PNG_IMAGE_VERSION;
+  image.width = static_cast<png_uint_32>(picture.width);
+  image.height = static_cast<png_uint_32>(picture.height);
+  image.format = kFormats[static_cast<std::size_t>(picture.channels)];
+  image.flags = PNG_IMAGE_FLAG_FAST;
+  png_alloc_size_t size = PNG_IMAGE_PNG_SIZE_MAX(image);
+  std::string file(size, '\0');
+  if (!png_image_write_to_memory(&image, file.data(), &size, 0, picture.pixels.data(), 0, nullptr)) {
+    throw Error("a picture of " + std::to_string(picture.pixels.size()) +
+                " bytes cannot be compressed: " + image.message);
+  }
+  file.resize(size);
+  return file;
+}
 
 // TFRecord stores CRCs of data that may hold CRCs itself: rotated, and a constant added.
 std::uint32_t masked(std::uint32_t crc) {

@@ -8,12 +8,16 @@
 #include <string>
 #include <vector>
 
-#include "dtrain/config/bounds.h"
 #include "dtrain/config/keys.h"
 #include "dtrain/config/optimizers.h"
 #include "dtrain/config/reduce_on_plateau.h"
 
 namespace dtrain::config {
+
+// Ranges that several keys share.
+inline constexpr Bounds kFraction{.min = 0, .max = 1, .real = true};
+inline constexpr Bounds kNotNegative{.min = 0, .max = 1'000'000, .real = true};
+inline constexpr Bounds kAboveZero{.min = 0, .max = 1'000'000, .above_min = true, .real = true};
 
 enum class LrScheduleKind { kConstant, kStep, kMultiStep, kExponential, kLinear, kPolynomial, kCosine, kOneCycle };
 inline constexpr std::array kLrScheduleKinds{Word<LrScheduleKind>{"constant", LrScheduleKind::kConstant},
