@@ -110,7 +110,7 @@ std::string BatchJob::in_reading() {
   const std::lock_guard lock(mutex_);
   if (reading_.empty()) return "the batch is being completed";
   const auto [first, count] = *reading_.begin();
-  const std::string where = dataset_.where(samples_[first]);
+  const std::string where = dataset_.where_unread(samples_[first]);
   const std::string one = "sample " + std::to_string(samples_[first]) + (where.empty() ? "" : " (" + where + ")");
   return count == 1 ? one + " is being read"
                     : "of " + std::to_string(count) + " samples one is being read; the first is " + one;

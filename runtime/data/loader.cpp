@@ -129,7 +129,7 @@ struct SampleLoader::Impl {
     batch->places_left = job->places();
     batch->piece = piece_of(job->places());
     batch->job = std::move(job);
-    if (batch->piece < batch->places_left || can_begin()) wake_workers.notify_all();
+    wake_workers.notify_all();  // all: this worker may be one too many by now, and leaves the batch to others
   }
 
   void read_piece(std::unique_lock<std::mutex>& lock, const std::shared_ptr<InWork>& batch, ThreadUsage& usage) {
@@ -171,10 +171,11 @@ struct SampleLoader::Impl {
   [[noreturn]] void give_up(std::unique_lock<std::mutex>& lock) {
     has_timed_out = true;
     const auto batch = begun.empty() ? nullptr : begun.front();
+    BatchJob* const job = batch ? batch->job.get() : nullptr;  // which stays once it is there
     lock.unlock();
     const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(options.timeout).count();
     throw DataError("no batch came for " + std::to_string(seconds) +
-                        " s: " + (batch && batch->job ? batch->job->in_reading() : "a batch is being begun"),
+                        " s: " + (job != nullptr ? job->in_reading() : "a batch is being begun"),
                     "does the disk or the network that has the data answer? communication.timeout is how long a rank "
                     "waits");
   }

@@ -56,6 +56,7 @@ class OverSource : public Dataset {
   Blocks blocks() const override { return source_->blocks(); }
   void will_read(std::int64_t first, std::int64_t count) const override { source_->will_read(first, count); }
   std::string where(std::int64_t sample) const override { return source_->where(sample); }
+  std::string where_unread(std::int64_t sample) const override { return source_->where_unread(sample); }
 
  protected:
   const SampleSource& source() const { return *source_; }
@@ -90,6 +91,7 @@ class Mapped final : public SampleSource {
   Blocks blocks() const override { return source_->blocks(); }
   void will_read(std::int64_t first, std::int64_t count) const override { source_->will_read(first, count); }
   std::string where(std::int64_t sample) const override { return source_->where(sample); }
+  std::string where_unread(std::int64_t sample) const override { return source_->where_unread(sample); }
   std::uint64_t stage() const override { return source_->stage() + 1; }
 
  private:
@@ -246,6 +248,7 @@ class BatchMapped final : public Dataset {
   Blocks blocks() const override { return dataset_->blocks(); }
   void will_read(std::int64_t first, std::int64_t count) const override { dataset_->will_read(first, count); }
   std::string where(std::int64_t sample) const override { return dataset_->where(sample); }
+  std::string where_unread(std::int64_t sample) const override { return dataset_->where_unread(sample); }
 
  private:
   static constexpr std::uint64_t kFirstStage = std::uint64_t{1} << 32;  // behind those of a chain's samples

@@ -86,6 +86,10 @@ class Concatenated final : public Dataset {
     const std::size_t part = part_of(sample);
     return parts_[part]->where(sample - begin_[part]);
   }
+  std::string where_unread(std::int64_t sample) const override {
+    const std::size_t part = part_of(sample);
+    return parts_[part]->where_unread(sample - begin_[part]);
+  }
 
  private:
   bool is_in(std::size_t part, std::int64_t sample) const {

@@ -44,19 +44,21 @@ Facts look(const PictureData& data, const InspectArguments& arguments) {
   facts.looked_at = arguments.check ? all : std::min(arguments.samples, all);
   for (std::int64_t i = 0; i < facts.looked_at; ++i) {
     const std::int64_t number = i * all / facts.looked_at;
-    const data::Sample sample = data.source->read({}, number);
-    std::int64_t label = 0;
-    std::memcpy(&label, sample.values[1].data.get(), sizeof label);
-    ++facts.of_class[label];
-    const std::span<const std::byte> file(sample.values[0].data.get(), sample.values[0].bytes());
-    facts.bytes.push_back(static_cast<std::int64_t>(file.size()));
     try {
+      const data::Sample sample = data.source->read({}, number);
+      std::int64_t label = 0;
+      std::memcpy(&label, sample.values[1].data.get(), sizeof label);
+      ++facts.of_class[label];
+      const std::span<const std::byte> file(sample.values[0].data.get(), sample.values[0].bytes());
+      facts.bytes.push_back(static_cast<std::int64_t>(file.size()));
       const data::Size size = arguments.check ? data::decode_image(file).size() : data::image_size(file);
       facts.widths.push_back(size.width);
       facts.heights.push_back(size.height);
     } catch (const data::ImageError& error) {
       facts.damaged.push_back(data.source->where(number) + ": " + error.what() + " (byte " +
                               std::to_string(error.offset()) + ")");
+    } catch (const DataError& error) {  // an empty file, or one that cannot be read
+      facts.damaged.push_back(describe(error));
     }
   }
   return facts;

@@ -224,13 +224,36 @@ std::shared_ptr<Dataset> load_csv(const std::filesystem::path& file, const CsvOp
   }));
 }
 
+// The first line of a file, as it is.
+std::string header_of(const std::filesystem::path& file) {
+  Lines lines(file);
+  const auto line = lines.next();
+  return line ? std::string(*line) : std::string();
+}
+
 std::shared_ptr<Dataset> Csv::open(const Source& source, const HostShare& share) const {
   const CsvOptions options{header,
                            delimiter == CsvDelimiter::kTab         ? '\t'
                            : delimiter == CsvDelimiter::kSemicolon ? ';'
                                                                    : ',',
                            target_column, target_is == CsvTarget::kClass};
-  return open_files(source, kSource, [&](const Source& one) { return load_csv(one.at("file"), options, share); });
+  std::string first_header;
+  std::filesystem::path first;
+  return open_files(source, kSource, [&](const Source& one) {
+    const std::filesystem::path file = one.at("file");
+    if (header) {
+      const std::string own = header_of(file);
+      if (first.empty()) {
+        first = file;
+        first_header = own;
+      } else if (own != first_header) {
+        throw DataError(
+            file.string() + ": its columns are " + own + ", but those of " + first.string() + " are " + first_header,
+            "give the files of one data set the same columns, in the same order");
+      }
+    }
+    return load_csv(file, options, share);
+  });
 }
 
 }  // namespace dtrain::data

@@ -24,6 +24,13 @@ RawFile open_array(const char* name, const RawArray& raw) {
                       "give dimensions of at least 1");
     }
   }
+  std::uint64_t sample_bytes = size_of(raw.type);
+  for (const std::int64_t extent : raw.shape) {
+    if (__builtin_mul_overflow(sample_bytes, static_cast<std::uint64_t>(extent), &sample_bytes)) {
+      throw DataError(raw.file.string() + ": a sample of this shape has more bytes than 64 bits count",
+                      "give the shape of one sample");
+    }
+  }
   const Field field{name, raw.type, raw.shape};
   const auto file = std::make_shared<const DataFile>(raw.file);
   const std::uint64_t bytes = field.bytes();

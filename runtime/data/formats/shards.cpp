@@ -56,13 +56,14 @@ class ShardSamples final : public SampleSource {
     }
   }
 
-  std::string where(std::int64_t index) const override {
+  std::string where_unread(std::int64_t index) const override {
     check(index);
-    const ShardSample& sample = index_.sample(index);
-    const std::size_t shard = index_.shard_of(index);
-    std::string place = files_.paths()[shard].string() + ", offset " + std::to_string(sample.offset);
+    return files_.paths()[index_.shard_of(index)].string() + ", offset " + std::to_string(index_.sample(index).offset);
+  }
+  std::string where(std::int64_t index) const override {
+    const std::string place = where_unread(index);
     try {
-      return place + " (" + name_of_member(*files_.file(shard), sample) + ")";
+      return place + " (" + name_of_member(*files_.file(index_.shard_of(index)), index_.sample(index)) + ")";
     } catch (const DataError&) {
       return place;  // the shard is gone
     }

@@ -13,7 +13,8 @@ namespace dtrain::train {
 namespace {
 
 constexpr std::chrono::seconds kWorthTelling{1};
-constexpr std::chrono::hours kForever{24 * 365};
+constexpr std::chrono::seconds kPatience{10};      // before it is told that training waits,
+constexpr std::chrono::seconds kLongPatience{60};  // and before it is told again
 
 }  // namespace
 
@@ -76,9 +77,20 @@ void Checkpoints::save(const Moment& moment, bool may_wait, bool last) {
 void Checkpoints::wait_for_saver() {
   if (!saver_ || !saver_->busy()) return;
   const Nanoseconds began = session_.clock().monotonic();
-  if (auto result = saver_->wait(kForever)) take_result(*result);
+  const bool tells = session_.world().rank == 0;
+  auto result = saver_->wait(kPatience);
+  while (!result && saver_->busy()) {
+    if (tells) {
+      session_.log()->warn(
+          "training waits for the checkpoint of batch {} to be written to {}, for {} so far: is the disk "
+          "full, or does its file system not answer?",
+          last_->batch, folder_.string(), format_duration(session_.clock().monotonic() - began));
+    }
+    result = saver_->wait(kLongPatience);
+  }
+  if (result) take_result(*result);
   const Nanoseconds waited = session_.clock().monotonic() - began;
-  if (waited < kWorthTelling || session_.world().rank != 0) return;
+  if (waited < kWorthTelling || !tells) return;
   session_.log()->warn("training has waited {} for the checkpoint of batch {} to be written to {}",
                        format_duration(waited), last_->batch, folder_.string());
 }
@@ -106,6 +118,12 @@ void Checkpoints::find_passed_over() {
 void Checkpoints::hand_over() {
   if (handed_over_ || !snapshot_.complete()) return;
   handed_over_ = true;
+  if (snapshot_.spoiled() && session_.world().rank == 0) {
+    session_.log()->warn(
+        "the checkpoint of batch {} is given up, because the model was changed while it was copied; another "
+        "one follows",
+        last_->batch);
+  }
   if (snapshot_.spoiled() || !hosts_.saves() || !hosts_.is_leader()) return;
   checkpoints::SaveRequest request;
   request.number = snapshot_.number();

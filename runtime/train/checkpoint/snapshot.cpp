@@ -136,7 +136,7 @@ void Snapshot::take(bool at_update) {
   from_device_.hand_over();
   if (!hosts_.folder_is_shared) send_own(image, sizes);
   if (!at_update) complete_now();
-  copy_s_ = to_seconds(session_.clock().monotonic() - began);
+  copy_s_ = to_seconds(session_.clock().monotonic() - began) - from_device_.seconds();
 }
 
 bool Snapshot::complete() {
@@ -162,7 +162,7 @@ void Snapshot::offer_again() {
 }
 
 double Snapshot::copy_seconds() const {
-  return copy_s_ + (copy_ ? copy_->seconds() : 0);
+  return copy_s_ + (copy_ ? copy_->seconds() : 0) + from_device_.seconds();
 }
 
 // The ranks of host 0 divide the bytes evenly. What ranks do not share is rank 0's.

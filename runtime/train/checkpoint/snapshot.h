@@ -101,7 +101,7 @@ class Snapshot {
   std::shared_ptr<UpdateCopy> copy_;  // of the last snapshot, if the next update copies
   bool begun_ = false;                // begin() was called, take() was not
   bool told_ = true;                  // the saver has been told that this rank's part is complete
-  double copy_s_ = 0;                 // of the part between two batches
+  double copy_s_ = 0;                 // of the part between two batches, without from_device_.seconds()
 };
 
 }  // namespace dtrain::train

@@ -38,6 +38,9 @@ std::vector<std::shared_ptr<Callback>> compared_callbacks(run::RankSession& sess
   if (const auto& stopping = around.early_stopping) {
     mine["stop_early"] = {stopping->metric, stopping->smaller_is_better, stopping->patience, stopping->min_delta};
   }
+  if (const auto& plateau = context.wrapped().plateau) {
+    mine["reduce_lr_on_plateau"] = {plateau->factor, plateau->patience, plateau->min_delta, plateau->min_factor};
+  }
   const std::vector<std::string> all = session.control().gather("train/around-the-loop", mine.dump());
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] == all.front()) continue;
@@ -118,9 +121,10 @@ TrainingLoop::End TrainingLoop::run() {
     outcome = Outcome::kDone;
   }
   while (outcome == Outcome::kGoOn) outcome = run_round();
-  callbacks_.on_training_end();
   measured_.device_profile.settle(step_.in_flight());
   session_.recorder().mark(profile::RunMark::kLoopEnd);
+  save_();  // the last checkpoint is on its way
+  callbacks_.on_training_end();
   measured_.deep_window.finish(position_.batches);
   measured_.counted_batches.finish();
   return {.stopped = outcome == Outcome::kStopped, .saved = checkpoints_.finish()};
@@ -454,10 +458,6 @@ void TrainingLoop::conclude(bool stopped) {
   }
   step_.flush();
   step_.report();
-  {
-    const PhaseScope phase(session_.recorder(), Phase::kCheckpoint);
-    save_();
-  }
   metrics_.begin();
   metrics_.finish_all();
   if (stopped || session_.mock().any()) return;

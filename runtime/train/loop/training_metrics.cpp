@@ -18,9 +18,19 @@ TrainingMetrics::TrainingMetrics(run::RankSession& session, TrainingStep& step, 
       progress_(progress),
       sums_("training", session.control(), session.communicator()) {}
 
+namespace {
+
+// A tensor may be changed by later batches before the values are added up: a buffer of the model, a parameter.
+void read_values(Metrics& metrics) {
+  require_single_values(metrics, "training");
+  for (auto& [name, value] : metrics) value = value.as_number();
+}
+
+}  // namespace
+
 void TrainingMetrics::keep(Metrics metrics, std::int64_t samples) {
   if (step_.parameters().memory().on_host()) {
-    require_single_values(metrics, "training");
+    read_values(metrics);
     unread_.emplace_back(std::move(metrics), samples);
     return;
   }
@@ -35,7 +45,7 @@ void TrainingMetrics::keep(Metrics metrics, std::int64_t samples) {
 void TrainingMetrics::keep_logged(Metrics metrics, std::int64_t samples) {
   if (metrics.empty()) return;
   if (step_.parameters().memory().on_host()) {
-    require_single_values(metrics, "training");
+    read_values(metrics);
     unread_logs_.emplace_back(std::move(metrics), samples);
   } else {
     sums_.add_logged(metrics, samples);

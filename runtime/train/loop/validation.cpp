@@ -108,9 +108,9 @@ Validation::Result Validation::judge(const ReducedMetrics& reduced) {
   const double value = reduced.means.at(searcher.metric);
   result.metric = value;
   result.best = is_better(value, best_, searcher.smaller_is_better);
-  const auto places = static_cast<std::size_t>(
-      std::max(0, session_.experiment().checkpoint_storage.save_trial_best - 1));  // after the best one
-  result.among_best = insert(value, result.best, places);
+  const int kept = session_.experiment().checkpoint_storage.save_trial_best;
+  const auto places = static_cast<std::size_t>(std::max(0, kept - 1));  // after the best one
+  result.among_best = insert(value, result.best, places) && kept > 0;
   return result;
 }
 

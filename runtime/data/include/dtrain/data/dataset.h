@@ -98,6 +98,8 @@ class Dataset {
   // Where a sample comes from, for errors and for people: "train-0003.tar, offset 51200 (n01440764/7.jpg)". May be
   // empty.
   virtual std::string where(std::int64_t /*sample*/) const { return {}; }
+  // The same as far as it is known without reading a file: for errors about files that do not answer.
+  virtual std::string where_unread(std::int64_t sample) const { return where(sample); }
 };
 
 }  // namespace dtrain::data

@@ -53,6 +53,7 @@ class SampleSource {
   virtual Blocks blocks() const { return {}; }
   virtual void will_read(std::int64_t /*first*/, std::int64_t /*count*/) const {}
   virtual std::string where(std::int64_t /*sample*/) const { return {}; }
+  virtual std::string where_unread(std::int64_t sample) const { return where(sample); }
   // The number of transforms in the chain so far. It selects the random stream of the next one.
   virtual std::uint64_t stage() const { return 0; }
 };

@@ -255,11 +255,23 @@ struct TransformProblem {
 // Empty: nothing.
 inline std::optional<TransformProblem> problem_of(std::span<const Transform> transforms) {
   std::optional<std::size_t> normalize;
+  std::optional<std::int64_t> classes;
   for (std::size_t i = 0; i < transforms.size(); ++i) {
     const std::string word = word_of(transforms[i]);
     if (std::holds_alternative<Normalize>(transforms[i])) {
       if (normalize) return TransformProblem{"normalize stands here twice", i};
       normalize = i;
+    }
+    const auto* const mixup = std::get_if<MixUp>(&transforms[i]);
+    const auto* const cutmix = std::get_if<CutMix>(&transforms[i]);
+    if (mixup != nullptr || cutmix != nullptr) {
+      const std::int64_t own = mixup != nullptr ? mixup->classes : cutmix->classes;
+      if (classes && *classes != own) {
+        return TransformProblem{word + " has classes: " + std::to_string(own) + ", and the one before it has " +
+                                    std::to_string(*classes) + ": both mix the same labels",
+                                i};
+      }
+      classes = own;
     }
     if (i > 0 && stage_of(transforms[i]) < stage_of(transforms[i - 1])) {
       return TransformProblem{word + " cannot come after " + word_of(transforms[i - 1]) +

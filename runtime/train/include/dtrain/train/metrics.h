@@ -47,6 +47,13 @@ class MetricValue {
   std::optional<double> weight() const { return weight_; }
   // May wait for the device.
   double value() const { return tensor_.defined() ? tensor_.item<double>() : value_; }
+  // The same as a number, which later changes of the tensor do not reach. May wait for the device.
+  MetricValue as_number() const {
+    MetricValue number = *this;
+    number.value_ = value();
+    number.tensor_ = {};
+    return number;
+  }
   // Undefined if the value is a number.
   const at::Tensor& tensor() const { return tensor_; }
   bool is_on_device() const { return tensor_.defined() && !tensor_.is_cpu(); }
