@@ -38,7 +38,8 @@ readonly build_packages=(
 readonly test_packages=(libgtest-dev libgmock-dev openmpi-bin libopenmpi-dev util-linux procps
   slurmctld slurmd slurm-client munge iproute2 openssh-server openssh-client nftables
   zsh groff-base man-db mandoc chromium fonts-dejavu-core patchelf fortunes)  # fortunes: the text of examples/gpt
-readonly bench_packages=(libfabric1 libdnnl-dev)  # Intel MPI opens the first; limits.py compares with the second
+# Intel MPI opens the first; limits.py compares with the second; SPDL decodes with FFmpeg's libraries.
+readonly bench_packages=(libfabric1 libdnnl-dev ffmpeg)
 readonly bench_wheels=(impi-rt==2021.19.0 impi-devel==2021.19.0)
 # What bench_loader compares with. Without their dependencies: what they import is there.
 readonly loader_wheels=(webdataset==1.0.2 braceexpand==0.1.7 spdl==0.8.0 spdl-core==0.8.0 spdl-io==0.8.0)

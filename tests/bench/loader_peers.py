@@ -6,7 +6,7 @@ Loaders go on from command to command, so starting workers is not measured.
 """
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import sys
 import tarfile
 import time
@@ -104,9 +104,24 @@ def spdl_batches(workers: int) -> Iterator:
             yield from (order[at : at + batch] for at in range(0, len(order) - batch + 1, batch))
 
     count = max(1, workers)  # it has no mode without threads
-    pipeline = PipelineBuilder().add_source(indices()).pipe(load, concurrency=count).add_sink(2).build(num_threads=count)
+    pipeline = (PipelineBuilder().add_source(indices()).pipe(load, concurrency=count).add_sink(2)
+                .build(num_threads=count, max_failures=0))
     pipeline.start()
     return iter(pipeline.get_iterator())
+
+
+def has(name: str) -> bool:
+    """Whether the library is installed and works: SPDL is there without FFmpeg's libraries, too."""
+    try:
+        importlib.import_module(name)
+        if name == "spdl":
+            from spdl.io.utils import get_ffmpeg_versions
+
+            get_ffmpeg_versions()
+        return True
+    except (ImportError, RuntimeError) as error:
+        print(f"loader_peers.py: without {name}: {error}", file=sys.stderr, flush=True)
+        return False
 
 
 makers = {"torchvision": torchvision_batches, "webdataset": webdataset_batches, "spdl": spdl_batches}
@@ -117,7 +132,7 @@ with open(f"{base}0.commands") as commands, open(f"{base}0.replies", "w") as rep
         if words[0] == "end":
             break
         if words[0] == "has":
-            print(int(importlib.util.find_spec(words[1]) is not None), file=replies, flush=True)
+            print(int(has(words[1])), file=replies, flush=True)
             continue
         name, workers, count = words[0], int(words[1]), int(words[2])
         if (name, workers) not in loaders:

@@ -97,59 +97,108 @@ HWY_INLINE hn::Vec<D8> load_pixels(D8 d8, const std::uint8_t* from, std::size_t 
   }
 }
 
-// `out` gets a pixel of each row, those of the first vector before those of the second.
-template <class V>
-HWY_INLINE void store_pixels(V first, V second, int precision, std::uint8_t* out, std::size_t stride) {
-  const hn::Repartition<std::int16_t, Bytes> d16;
-  const hn::Half<Bytes> d8;
-  // Its blocks hold a pixel of the first vector and one of the second.
-  const auto narrow = hn::DemoteTo(
-      d8, hn::ReorderDemote2To(d16, hn::ShiftRightSame(first, precision), hn::ShiftRightSame(second, precision)));
-  alignas(16) std::uint8_t pixels[hn::MaxLanes(d8)];
-  hn::Store(narrow, d8, pixels);
-  for (int i = 0; i < 2 * kRowsInVector; ++i) {
-    const int row = i / 2 + (i % 2) * kRowsInVector;
-    std::memcpy(out + static_cast<std::size_t>(row) * stride, pixels + i * Image::kBytes, Image::kBytes);
-  }
+constexpr int kRowsTogether = 2 * kRowsInVector;
+using Pixels = hn::Half<Bytes>;  // one pixel of each of kRowsTogether rows
+
+// Those of the lanes of Pixels, from the first on.
+constexpr int row_of_lane(int lane) {
+  return lane / 2 + (lane % 2) * kRowsInVector;
 }
 
-// 2 * kRowsInVector rows.
-HWY_INLINE void resize_group(const std::uint8_t* in, std::size_t in_stride, std::uint8_t* out, std::size_t out_stride,
-                             int width, const Taps& taps) {
-  const hn::Repartition<std::int16_t, Bytes> d16;
-  const hn::Repartition<std::int32_t, Bytes> d32;
-  // The bytes of a channel in two pixels become neighbours, as 16-bit numbers: of the pixels 0 and 1, and 2 and 3.
-  alignas(16) static constexpr std::uint8_t kOrder[2][16] = {
-      {0, 0x80, 4, 0x80, 1, 0x80, 5, 0x80, 2, 0x80, 6, 0x80, 3, 0x80, 7, 0x80},
-      {8, 0x80, 12, 0x80, 9, 0x80, 13, 0x80, 10, 0x80, 14, 0x80, 11, 0x80, 15, 0x80}};
-  const auto order0 = hn::LoadDup128(Bytes(), kOrder[0]), order1 = hn::LoadDup128(Bytes(), kOrder[1]);
-  const auto half = hn::Set(d32, 1 << (taps.precision - 1));
-  const std::uint8_t* const next_in = in + in_stride * kRowsInVector;
-  const int* const first = taps.first.data();
-  const std::int32_t* weights = taps.of(0);
-  for (int x = 0; x < width; ++x, out += Image::kBytes) {
-    auto from = static_cast<std::size_t>(first[x]) * Image::kBytes;
-    auto sum0 = half, sum1 = half;
-    for (int p = 0; p < taps.pairs; p += 2, from += 4 * Image::kBytes, weights += 2) {
+struct RowFilter {
+  explicit RowFilter(const Taps& taps) : pairs(taps.pairs), precision(taps.precision) {}
+
+  // The weighted mean of the pixels from `in` on, of each row.
+  HWY_INLINE hn::Vec<Pixels> mean(const std::uint8_t* in, std::size_t stride, const std::int32_t* weights) const {
+    const hn::Repartition<std::int16_t, Bytes> d16;
+    const hn::Repartition<std::int32_t, Bytes> d32;
+    // The bytes of a channel in two pixels become neighbours, as 16-bit numbers: of the pixels 0 and 1, and 2 and 3.
+    alignas(16) static constexpr std::uint8_t kOrder[2][16] = {
+        {0, 0x80, 4, 0x80, 1, 0x80, 5, 0x80, 2, 0x80, 6, 0x80, 3, 0x80, 7, 0x80},
+        {8, 0x80, 12, 0x80, 9, 0x80, 13, 0x80, 10, 0x80, 14, 0x80, 11, 0x80, 15, 0x80}};
+    const auto order0 = hn::LoadDup128(Bytes(), kOrder[0]), order1 = hn::LoadDup128(Bytes(), kOrder[1]);
+    const std::uint8_t* const next_in = in + stride * kRowsInVector;
+    auto sum0 = hn::Set(d32, 1 << (precision - 1)), sum1 = sum0;
+    std::size_t from = 0;
+    for (int p = 0; p < pairs; p += 2, from += 4 * Image::kBytes, weights += 2) {
       const auto weight0 = hn::BitCast(d16, hn::Set(d32, weights[0])),
                  weight1 = hn::BitCast(d16, hn::Set(d32, weights[1]));
-      const auto pixels0 = load_pixels(Bytes(), in + from, in_stride),
-                 pixels1 = load_pixels(Bytes(), next_in + from, in_stride);
+      const auto pixels0 = load_pixels(Bytes(), in + from, stride),
+                 pixels1 = load_pixels(Bytes(), next_in + from, stride);
       sum0 = add_products(d32, hn::BitCast(d16, hn::TableLookupBytesOr0(pixels0, order0)), weight0, sum0);
       sum1 = add_products(d32, hn::BitCast(d16, hn::TableLookupBytesOr0(pixels1, order0)), weight0, sum1);
       sum0 = add_products(d32, hn::BitCast(d16, hn::TableLookupBytesOr0(pixels0, order1)), weight1, sum0);
       sum1 = add_products(d32, hn::BitCast(d16, hn::TableLookupBytesOr0(pixels1, order1)), weight1, sum1);
     }
-    store_pixels(sum0, sum1, taps.precision, out, out_stride);
+    // Its blocks hold a pixel of the first sum and one of the second.
+    return hn::DemoteTo(
+        Pixels(), hn::ReorderDemote2To(d16, hn::ShiftRightSame(sum0, precision), hn::ShiftRightSame(sum1, precision)));
   }
+
+  int pairs;
+  int precision;
+};
+
+// One pixel of each row.
+HWY_INLINE void store_pixels(hn::Vec<Pixels> mean, std::uint8_t* out, std::size_t stride) {
+  alignas(16) std::uint8_t pixels[hn::MaxLanes(Pixels())];
+  hn::Store(mean, Pixels(), pixels);
+  for (int lane = 0; lane < kRowsTogether; ++lane) {
+    std::memcpy(out + static_cast<std::size_t>(row_of_lane(lane)) * stride, pixels + lane * Image::kBytes,
+                Image::kBytes);
+  }
+}
+
+#if HWY_MAX_BYTES >= 32
+// Four pixels of each of four rows: one store for each row. Stores of single pixels would become scatter instructions,
+// which take longer than all the rest.
+template <class V>
+HWY_INLINE void store_tile(V mean0, V mean1, V mean2, V mean3, std::uint8_t* out, std::size_t stride) {
+  const hn::Repartition<std::uint32_t, Pixels> d32;
+  const hn::Repartition<std::uint64_t, Pixels> d64;
+  const auto a = hn::BitCast(d32, mean0), b = hn::BitCast(d32, mean1), c = hn::BitCast(d32, mean2),
+             d = hn::BitCast(d32, mean3);
+  const auto low0 = hn::BitCast(d64, hn::InterleaveLower(d32, a, b)),
+             low1 = hn::BitCast(d64, hn::InterleaveLower(d32, c, d)),
+             high0 = hn::BitCast(d64, hn::InterleaveUpper(d32, a, b)),
+             high1 = hn::BitCast(d64, hn::InterleaveUpper(d32, c, d));
+  const auto store = [&](auto pixels, int lane) {
+    hn::StoreU(hn::BitCast(Pixels(), pixels), Pixels(), out + static_cast<std::size_t>(row_of_lane(lane)) * stride);
+  };
+  store(hn::InterleaveLower(d64, low0, low1), 0);
+  store(hn::InterleaveUpper(d64, low0, low1), 1);
+  store(hn::InterleaveLower(d64, high0, high1), 2);
+  store(hn::InterleaveUpper(d64, high0, high1), 3);
+}
+#endif
+
+// kRowsTogether rows.
+HWY_INLINE void resize_group(const std::uint8_t* in, std::size_t in_stride, std::uint8_t* out, std::size_t out_stride,
+                             int width, const Taps& taps) {
+  const RowFilter filter(taps);
+  const auto mean = [&](int x) {
+    const auto from = static_cast<std::size_t>(taps.first[static_cast<std::size_t>(x)]) * Image::kBytes;
+    return filter.mean(in + from, in_stride, taps.of(x));
+  };
+  int x = 0;
+#if HWY_MAX_BYTES >= 32
+  constexpr int kTile = 4;
+  if (width >= kTile) {
+    while (x < width) {
+      const int at = std::min(x, width - kTile);  // some of the last ones once more
+      store_tile(mean(at), mean(at + 1), mean(at + 2), mean(at + 3), out + at * Image::kBytes, out_stride);
+      x += kTile;
+    }
+  }
+#endif
+  for (; x < width; ++x) store_pixels(mean(x), out + x * Image::kBytes, out_stride);
 }
 
 // Rows from `in`, `rows` of them (at least 4), each shortened or lengthened to `width`.
 void resize_rows(const std::uint8_t* in, std::size_t in_stride, std::uint8_t* out, std::size_t out_stride, int width,
                  int rows, const Taps& taps) {
-  constexpr int kTogether = 2 * kRowsInVector;
-  for (int y = 0; y < rows; y += kTogether) {
-    const auto first = static_cast<std::size_t>(std::min(y, rows - kTogether));  // some of the last ones once more
+  for (int y = 0; y < rows; y += kRowsTogether) {
+    const auto first = static_cast<std::size_t>(std::min(y, rows - kRowsTogether));  // some of the last ones once more
     resize_group(in + first * in_stride, in_stride, out + first * out_stride, out_stride, width, taps);
   }
 }
