@@ -23,13 +23,14 @@ if _util.find_spec("torch") is not None:
         raise ImportError(f"this dtrain is built for torch {_wanted}, and torch {_torch.__version__} is installed: "
                           f"pip install 'torch=={_wanted}.*'")
 
+    from . import data
     from ._native import ConfigError, DataError, Error
     from .data import divided
     from .session import Session, init
     from .trial import Callback, Context, Metric, Trial, run_trial
 
-    __all__ = ["Callback", "ConfigError", "Context", "DataError", "Error", "Metric", "Run", "Session", "Trial", "divided",
-               "init", "run_trial"]
+    __all__ = ["Callback", "ConfigError", "Context", "DataError", "Error", "Metric", "Run", "Session", "Trial", "data",
+               "divided", "init", "run_trial"]
 else:
     __all__ = ["Run"]
 

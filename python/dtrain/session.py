@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from . import _native, optim
-from .data import DataSet, Source, samples_of
+from .data import DataSet, Loader, Source, samples_of
 from .trial import Context
 
 _State = _native.ScriptLoop.State
@@ -91,8 +91,12 @@ class Session:
             self._context.clip_gradient_norm(clip_gradient_norm)
         if clip_gradient_value is not None:
             self._context.clip_gradient_value(clip_gradient_value)
-        source = Source(loader, self._rank, self._world_size, self._context._native.seed)
-        self._use_batch_size(source.batch_size)
+        if isinstance(loader, Loader):
+            self._use_batch_size(loader.batch_size)
+            source = Source(loader._of_run(self._context._native), self._rank, self._world_size, self._context._native.seed)
+        else:
+            source = Source(loader, self._rank, self._world_size, self._context._native.seed)
+            self._use_batch_size(source.batch_size)
         self._schedulers = list(schedulers)
         self._loop.keep_state(self._state, self._load_state)
         self._optimizer = optimizer

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from . import _native, optim
-from .data import DataSet, Source
+from .data import DataSet, Loader, Source, _given
 
 M = TypeVar("M", bound=torch.nn.Module)
 
@@ -174,23 +174,16 @@ class Context:
         scheduler.optimizer._opt_called = True
         return scheduler
 
-    def data_set(self, format: str, *, shuffle: bool = True, drop_last: bool = True, prefetch: int = 2,
-                 workers: int | str = "auto",
-                 sequence_length: int | None = None, token_type: str | None = None,
-                 more_inputs: Iterable[str] | None = None, **files: str | os.PathLike[str]) -> DataSet:
+    def data_set(self, format: str, **keys: Any) -> DataSet:
         """Opens one of dtrain's own data sets, which threads of the engine read: in memory once per host.
 
-        ``format`` and the names of ``files`` are those of an experiment's ``data`` section (docs/experiment.md):
-        ``data_set("idx", features="train-images.gz", target="train-labels.gz")``, ``npy``, ``safetensors``, ``tokens``, ``csv``.
-        For validation: ``shuffle=False, drop_last=False``. Batches are dicts of tensors that must not be changed in
-        place. Every rank makes the same calls. ``workers``: threads of the rank that read, or ``"auto"``
-        (docs/data.md#workers); ``0``: they are read when they are asked for.
+        ``format`` and ``keys`` as for :class:`dtrain.data.Loader`, with batches of ``global_batch_size``:
+        ``data_set("idx", features="train-images.gz", target="train-labels.gz")``. Relative paths start from the folder of the
+        experiment file. Every rank makes the same calls.
         """
-        given = {"sequence_length": sequence_length, "token_type": token_type, "more_inputs": more_inputs and list(more_inputs)}
-        settings = {name: value for name, value in given.items() if value is not None}
-        paths = {name: os.fspath(path) for name, path in files.items()}
-        return DataSet(_native.open_data_set(self._native, format, paths, settings, shuffle, drop_last, prefetch,
-                                             -1 if workers == "auto" else int(workers)))
+        native = self._native
+        batch_size = native.batch_size * native.world_size
+        return DataSet(_native.open_data_set(native, _given({"format": format, **keys}), native.resolve(""), batch_size))
 
     def clip_gradient_norm(self, max_norm: float) -> None:
         """Scales gradients down to this L2 norm over all parameters, before each optimizer step."""
@@ -375,6 +368,8 @@ class _Bound:
     def _source(self, loader: Any) -> Source | None:
         if loader is None:
             return None
+        if isinstance(loader, Loader):
+            loader = loader._of_run(self._context._native)
         return Source(loader, self._context.rank, self._context.world_size, self._context._native.seed)
 
     def training_loader(self) -> Source | None:

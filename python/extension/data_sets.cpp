@@ -1,80 +1,74 @@
 #include "data_sets.h"
 
+#include <algorithm>
 #include <utility>
 
-#include <pybind11/stl.h>
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
 
+#include "device/pinned_memory.h"
 #include "dtrain/base/error.h"
-#include "dtrain/base/text.h"
+#include "dtrain/config/data_section.h"
+#include "dtrain/config/experiment.h"
 #include "dtrain/data/formats.h"
+#include "dtrain/host/cpu.h"
+#include "dtrain/run/rank_session.h"
 
 namespace dtrain::python {
 
-namespace py = pybind11;
-
 namespace {
 
-data::Format format_named(const std::string& word) {
-  const std::vector<std::string> words = words_of<data::Format>();
-  if (std::find(words.begin(), words.end(), word) == words.end()) {
-    throw ConfigError("there is no data format '" + word + "'", "the formats are " + join(words, ", "));
+config::ModelData data_of(const Json& keys, const std::string& folder) {
+  const std::vector<std::string> of_source = config::keys_of_sources();
+  Json section = Json::object(), source = Json::object();
+  for (const auto& [key, value] : keys.items()) {
+    const bool is_of_source = std::find(of_source.begin(), of_source.end(), key) != of_source.end();
+    (is_of_source ? source : section)[key] = value;
   }
-  return choice_named<data::Format>(word);
+  section["training"] = std::move(source);
+  return config::read_data_section(section, folder);
 }
 
-void read_settings(data::Format& format, const py::dict& settings) {
-  for (const auto& [key, value] : settings) {
-    const std::string name = py::cast<std::string>(key);
-    auto* const tokens = std::get_if<data::Tokens>(&format);
-    auto* const tensors = std::get_if<data::Safetensors>(&format);
-    if (tokens && name == "sequence_length") {
-      tokens->sequence_length = py::cast<std::int64_t>(value);
-    } else if (tokens && name == "token_type") {
-      const std::string type = py::cast<std::string>(value);
-      const auto known = std::find_if(data::kTokenTypes.begin(), data::kTokenTypes.end(),
-                                      [&](const auto& one) { return one.first == type; });
-      if (known == data::kTokenTypes.end()) throw ConfigError("there is no token_type '" + type + "'");
-      tokens->token_type = known->second;
-    } else if (tensors && name == "more_inputs") {
-      tensors->more_inputs = py::cast<std::vector<std::string>>(value);
-    } else {
-      throw ConfigError("this data format has no setting '" + name + "'");
-    }
+Loader loader_of(const config::ModelData& data, const LoaderPlace& place, int ranks_of_host,
+                 const data::HostShare& share) {
+  if (place.batch_size < place.world_size || place.batch_size % place.world_size != 0) {
+    throw ConfigError("batch_size is " + std::to_string(place.batch_size) + ", which does not divide among " +
+                          std::to_string(place.world_size) + " ranks",
+                      "give a multiple of their number");
   }
-  if (const auto* tokens = std::get_if<data::Tokens>(&format); tokens && tokens->sequence_length < 1) {
-    throw ConfigError("tokens need a sequence_length of at least 1");
-  }
-}
-
-// With the paths resolved, and all keys of the format.
-data::Source source_of(const data::Format& format, const TrialContext& context,
-                       std::map<std::string, std::string> files) {
-  data::Source source;
-  std::vector<std::string> names;
-  for (const data::SourceKey& key : data::source_keys(format)) {
-    names.emplace_back(key.name);
-    const auto given = files.extract(key.name);
-    if (given.empty() && std::string(key.fallback).empty()) {
-      throw ConfigError(std::string("the data set needs '") + key.name + "': " + key.text);
-    }
-    const std::string value = given.empty() ? key.fallback : given.mapped();
-    source[key.name] = key.is_file ? context.resolve(value).string() : value;
-  }
-  if (!files.empty()) {
-    throw ConfigError("this data format has no '" + files.begin()->first + "'", "it has " + join(names, ", "));
-  }
-  return source;
+  const config::LoaderKeys& keys = data.loader;
+  data::LoaderOptions options;
+  options.batch_size = place.batch_size / place.world_size;
+  options.rank = place.rank;
+  options.world_size = place.world_size;
+  options.shuffle = keys.shuffle;
+  options.drop_last = keys.drop_last;
+  options.seed = place.seed;
+  options.workers = keys.workers;
+  options.prefetch = keys.prefetch;
+  options.free_cores = static_cast<double>(host::allowed_cpus().size()) - at::get_num_threads();
+  options.skip_damaged = keys.on_error == config::OnDamage::kSkip;
+  options.max_skipped = keys.max_skipped;
+  options.shuffle_window = keys.shuffle_window << 20;
+  options.timeout = place.timeout;
+  options.ranks_of_host = ranks_of_host;
+  if (keys.pin && at::globalContext().hasCUDA()) options.allocate = train::pinned_allocator();
+  return make_loader(
+      data::open_source(data.format, data.training, config::transforms_of(data.transforms.training), share), options);
 }
 
 }  // namespace
 
-Loader open_data_set(TrialContext& context, const std::string& word, std::map<std::string, std::string> files,
-                     const py::dict& settings, const LoaderSettings& loader) {
-  data::Format format = format_named(word);
-  read_settings(format, settings);
-  const data::Source source = source_of(format, context, std::move(files));
-  const py::gil_scoped_release unlocked;
-  return context.loader(data::open_source(format, source, {}, context.host_share()), loader);
+Loader open_loader(const Json& keys, const std::string& folder, const LoaderPlace& place) {
+  return loader_of(data_of(keys, folder), place, place.world_size, data::no_sharing());
+}
+
+Loader open_data_set(TrialContext& context, const Json& keys, const std::string& folder, std::int64_t batch_size) {
+  const config::Experiment& experiment = context.session().experiment();
+  LoaderPlace place{batch_size, context.rank(), context.world_size(), experiment.experiment_seed, {}};
+  // A little earlier than the others give up on this rank, so that the run ends with the cause.
+  place.timeout = experiment.communication_timeout * 9 / 10;
+  return loader_of(data_of(keys, folder), place, context.session().world().local_size, context.host_share());
 }
 
 }  // namespace dtrain::python

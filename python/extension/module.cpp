@@ -1,6 +1,7 @@
 // The module dtrain._native: what Python's modules in python/dtrain are written on. Its users are those modules alone,
 // so docstrings are theirs. Functions that may wait let go of the GIL.
 #include <algorithm>
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
@@ -240,7 +241,12 @@ std::map<std::string, ParameterState> states_from(const py::dict& values) {
 void add_data_sets(py::module_& module) {
   py::class_<BatchSource, Loader>(module, "Loader")
       .def_property_readonly("length", &BatchSource::batches_per_epoch)
+      .def_property_readonly("left", &BatchSource::batches_left)
+      .def_property_readonly("samples", &BatchSource::samples_per_epoch)
+      .def_property_readonly("workers", &BatchSource::workers)
       .def("start", &BatchSource::start_epoch_at, Unlocked())
+      .def("position", &BatchSource::position)
+      .def("go_on_from", &BatchSource::go_on_from, Unlocked())
       .def("next", [](BatchSource& source) -> py::object {
         std::optional<Batch> batch;
         {
@@ -252,14 +258,24 @@ void add_data_sets(py::module_& module) {
         for (std::size_t i = 0; i < batch->names.size(); ++i) {
           fields[py::str(batch->names[i])] = py::cast(batch->tensors[i]);
         }
-        return fields;
+        py::list damages;
+        for (const data::SkippedSample& skipped : batch->skipped) damages.append(skipped.damage);
+        return py::make_tuple(fields, damages);
       });
-  module.def(
-      "open_data_set", [](TrialContext& context, const std::string& format, std::map<std::string, std::string> files,
-                          const py::dict& settings, bool shuffle, bool drop_last, int prefetch, int workers) {
-        return open_data_set(context, format, std::move(files), settings,
-                             {.workers = workers, .prefetch = prefetch, .shuffle = shuffle, .drop_last = drop_last});
-      });
+  module.def("open_loader", [](py::handle keys, const std::string& folder, std::int64_t batch_size, int rank,
+                               int world_size, std::uint64_t seed, double timeout) {
+    const auto waits = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(timeout));
+    const Json json = json_from(keys);
+    const py::gil_scoped_release unlocked;
+    return open_loader(json, folder, {batch_size, rank, world_size, seed, waits});
+  });
+  module.def("epoch_of", [](const std::string& position) { return data::LoaderState::parse(position).epoch; });
+  module.def("open_data_set",
+             [](TrialContext& context, py::handle keys, const std::string& folder, std::int64_t batch_size) {
+               const Json json = json_from(keys);
+               const py::gil_scoped_release unlocked;
+               return open_data_set(context, json, folder, batch_size);
+             });
 }
 
 void add_optimizer_state(py::module_& module) {

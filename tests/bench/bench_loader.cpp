@@ -3,14 +3,20 @@
 // DTRAIN_PEERS_PYTHON has them, in turns within one run. And libjpeg-turbo alone, which decodes the same parts of the
 // same pictures and does nothing else with them.
 //
+// Then the same for raw tensors, in memory and in a file in the page cache: ours, PyTorch's DataLoader (a
+// TensorDataset, and a mapped array of NumPy), and memcpy alone of the same samples.
+//
 //   bench_loader [--json] [--quick]
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <cstring>
+#include <fstream>
 #include <iostream>
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <cmath>
@@ -22,7 +28,9 @@
 
 #include "contestant.h"
 #include "dtrain/base/error.h"
+#include "dtrain/data/in_memory.h"
 #include "dtrain/data/loader.h"
+#include "dtrain/data/raw.h"
 #include "dtrain/data/shards.h"
 #include "dtrain/data/transforms.h"
 #include "images/view.h"
@@ -37,9 +45,12 @@ using Clock = std::chrono::steady_clock;
 constexpr int kPictures = 512, kShards = 4;
 constexpr data::Size kSize{500, 375};
 constexpr int kBatch = 32;
-constexpr int kBatchesOfTurn = 24, kWarmUpBatches = 6;
+constexpr int kWarmUpBatches = 4;  // as many as a DataLoader of 2 workers has ready
+// A peer's workers read ahead after their turn: the next one begins when they have ended.
+constexpr std::chrono::milliseconds kPause{300};
 constexpr int kQuality = 92;
 constexpr int kSide = 224;
+constexpr std::int64_t kRawSamples = 512;  // 308 MB, far more than caches hold
 
 // Waves and noise, which compress about as photographs do.
 data::Image draw(std::uint64_t number) {
@@ -108,18 +119,23 @@ const std::vector<data::Transform>& transforms() {
   return list;
 }
 
+// Of a turn of `batches` batches.
+template <typename NextBatch>
+double samples_a_second(int batches, const NextBatch& next) {
+  for (int i = 0; i < kWarmUpBatches; ++i) next();
+  const auto start = Clock::now();
+  for (int i = 0; i < batches; ++i) next();
+  return kBatch * batches / std::chrono::duration<double>(Clock::now() - start).count();
+}
+
 // Our loader, which goes on from turn to turn.
 class Ours {
  public:
-  Ours(const std::shared_ptr<data::SampleSource>& source, int workers)
-      : loader_(data::transformed(source, transforms()), {.batch_size = kBatch, .seed = 1, .workers = workers}) {}
+  Ours(const std::shared_ptr<const data::Dataset>& dataset, int workers)
+      : loader_(dataset, {.batch_size = kBatch, .seed = 1, .workers = workers}) {}
 
-  // Pictures a second.
-  double turn() {
-    for (int i = 0; i < kWarmUpBatches; ++i) next();
-    const auto start = Clock::now();
-    for (int i = 0; i < kBatchesOfTurn; ++i) next();
-    return kBatch * kBatchesOfTurn / std::chrono::duration<double>(Clock::now() - start).count();
+  double turn(int batches) {
+    return samples_a_second(batches, [&] { next(); });
   }
 
  private:
@@ -147,11 +163,10 @@ class BareDecoder {
   }
   ~BareDecoder() { jpeg_destroy_decompress(&decoder_); }
 
-  double turn() {
-    constexpr int kCount = kBatch * kBatchesOfTurn;
-    const auto start = Clock::now();
-    for (int i = 0; i < kCount; ++i) decode((next_ = (next_ + 1) % files_.size()));
-    return kCount / std::chrono::duration<double>(Clock::now() - start).count();
+  double turn(int batches) {
+    return samples_a_second(batches, [&] {
+      for (int i = 0; i < kBatch; ++i) decode((next_ = (next_ + 1) % files_.size()));
+    });
   }
 
  private:
@@ -185,6 +200,58 @@ class BareDecoder {
   std::size_t next_ = 0;
 };
 
+std::vector<data::Field> raw_fields() {
+  return {{"features", data::ElementType::kFloat32, {3, kSide, kSide}}, {"target", data::ElementType::kInt64, {}}};
+}
+
+std::shared_ptr<const data::Dataset> raw_in_memory() {
+  auto memory = data::InMemoryDataset::allocate("bench", kRawSamples, raw_fields());
+  const auto features = memory.column(0);
+  for (std::size_t i = 0; i < features.size(); ++i) features[i] = static_cast<std::byte>(i * 31 % 251);
+  return std::make_shared<data::InMemoryDataset>(std::move(memory));
+}
+
+// raw.features and raw.target, which the peers map, too.
+std::shared_ptr<const data::Dataset> raw_in_files(const std::filesystem::path& folder) {
+  const auto fields = raw_fields();
+  std::vector<data::RawArray> arrays;
+  for (const data::Field& field : fields) {
+    arrays.push_back({folder / ("raw." + field.name), field.type, field.shape});
+    std::ofstream file(arrays.back().file, std::ios::binary);
+    const std::vector<char> sample(field.bytes(), 1);
+    for (std::int64_t i = 0; i < kRawSamples; ++i)
+      file.write(sample.data(), static_cast<std::streamsize>(sample.size()));
+  }
+  return data::open_raw(arrays[0], arrays[1]);
+}
+
+// memcpy of samples in a random order into as many batches as a loader has in use.
+class Memcpy {
+ public:
+  Memcpy() : from_(bytes_ * kRawSamples), batches_(4, std::vector<std::byte>(bytes_ * kBatch)) {
+    data::RandomStream random{7, 0};
+    for (std::size_t i = 0; i < from_.size(); i += 64) from_[i] = static_cast<std::byte>(i);
+    for (int i = 0; i < kOrder; ++i) order_.push_back(random.below(kRawSamples));
+  }
+  double turn(int batches) {
+    return samples_a_second(batches, [&] {
+      std::byte* to = batches_[batch_++ % batches_.size()].data();
+      for (int i = 0; i < kBatch; ++i, to += bytes_) {
+        std::memcpy(to, from_.data() + order_[next_++ % kOrder] * bytes_, bytes_);
+      }
+    });
+  }
+
+ private:
+  static constexpr int kOrder = 1000;
+
+  const std::size_t bytes_ = raw_fields()[0].bytes();
+  std::vector<std::byte> from_;
+  std::vector<std::vector<std::byte>> batches_;
+  std::vector<std::uint64_t> order_;
+  std::size_t next_ = 0, batch_ = 0;
+};
+
 // The Python side (loader_peers.py): its first answer says which libraries it has.
 class Peers {
  public:
@@ -210,12 +277,13 @@ class Peers {
   ~Peers() { contestant_.end("end"); }
 
   const std::vector<std::string>& names() const { return names_; }
-  double turn(const std::string& name, int workers) try {
+  double turn(const std::string& name, int workers, int batches) try {
     const std::string what = name + " " + std::to_string(workers);
     contestant_.steps(kWarmUpBatches, what);
     double seconds = 0;
-    for (const std::int64_t time : contestant_.steps(kBatchesOfTurn, what)) seconds += static_cast<double>(time) / 1e9;
-    return kBatch * kBatchesOfTurn / seconds;
+    for (const std::int64_t time : contestant_.steps(batches, what)) seconds += static_cast<double>(time) / 1e9;
+    if (workers > 0 || name == "spdl") std::this_thread::sleep_for(kPause);
+    return kBatch * batches / seconds;
   } catch (...) {
     show_log(log_);
     throw;
@@ -228,47 +296,98 @@ class Peers {
   std::vector<std::string> names_;
 };
 
-int run(const KernelOptions& options) {
-  const ScratchFolder folder;
-  const double bytes = write_shards(folder.path());
-  const auto source = data::load_shards((folder.path() / "train-*.tar").string());
-  Peers peers(folder.path());
-  BareDecoder bare(source);
-  const std::vector<int> workers{0, 1, 2};
-  std::map<int, std::unique_ptr<Ours>> ours;
-  for (const int count : workers) ours[count] = std::make_unique<Ours>(source, count);
+// Samples a second of each contestant, turn after turn.
+using Rates = std::map<std::string, std::vector<double>>;
+using Loaders = std::map<int, std::unique_ptr<Ours>>;  // for each number of workers
 
-  std::map<std::string, std::vector<double>> rates;
-  const int rounds = std::max(3, options.rounds / 3);  // turns take half a second each
-  for (int round = 0; round < rounds; ++round) {
-    rates["bare"].push_back(bare.turn());
-    for (const int count : workers) {
-      rates["ours " + std::to_string(count)].push_back(ours[count]->turn());
-      for (const std::string& name : peers.names()) {
-        rates[name + " " + std::to_string(count)].push_back(peers.turn(name, count));
-      }
+const std::vector<int> kWorkers{0, 1, 2};
+
+Loaders loaders_of(const std::shared_ptr<const data::Dataset>& dataset) {
+  Loaders loaders;
+  for (const int count : kWorkers) loaders[count] = std::make_unique<Ours>(dataset, count);
+  return loaders;
+}
+
+// One turn of each.
+void take_turns(const std::string& ours_name, Loaders& ours, Peers& peers, const std::vector<std::string>& peer_names,
+                int batches, Rates& rates) {
+  for (const int count : kWorkers) {
+    rates[ours_name + " " + std::to_string(count)].push_back(ours[count]->turn(batches));
+    for (const std::string& name : peer_names) {
+      rates[name + " " + std::to_string(count)].push_back(peers.turn(name, count, batches));
     }
   }
+}
 
-  Json rows = Json::array();
-  double best = 0, best_of_ours = 0;
-  for (const int count : workers) {
-    const double own = median_of(rates["ours " + std::to_string(count)]);
-    best_of_ours = std::max(best_of_ours, own);
+struct Table {
+  Json rows = Json::array();  // for each number of workers the samples a second of each
+  double best = 0, best_of_peers = 0;
+};
+
+Table table_of(Rates& rates, const std::string& ours_name, const std::vector<std::string>& peer_names) {
+  Table table;
+  for (const int count : kWorkers) {
+    const double own = median_of(rates[ours_name + " " + std::to_string(count)]);
+    table.best = std::max(table.best, own);
     Json row{{"workers", count}, {"ours", own}};
-    for (const std::string& name : peers.names()) {
+    for (const std::string& name : peer_names) {
       const double rate = median_of(rates[name + " " + std::to_string(count)]);
-      best = std::max(best, rate);
+      table.best_of_peers = std::max(table.best_of_peers, rate);
       row[name] = rate;
     }
-    rows.push_back(std::move(row));
+    table.rows.push_back(std::move(row));
   }
+  return table;
+}
+
+void measure_pictures(const std::filesystem::path& folder, Peers& peers, int rounds, int batches, Json& result) {
+  const auto source = data::load_shards((folder / "train-*.tar").string());
+  BareDecoder bare(source);
+  Loaders ours = loaders_of(data::transformed(source, transforms()));
+  Rates rates;
+  for (int round = 0; round < rounds; ++round) {
+    rates["bare"].push_back(bare.turn(batches));
+    take_turns("ours", ours, peers, peers.names(), batches, rates);
+  }
+  const Table table = table_of(rates, "ours", peers.names());
   const double bare_rate = median_of(rates["bare"]);
-  Json result{{"picture_bytes", bytes},
-              {"samples_per_second", std::move(rows)},
-              {"bare_decode", bare_rate},
-              {"decode_share", median_of(rates["ours 0"]) / bare_rate},
-              {"jpeg_ratio", best_of_ours / best}};
+  result["samples_per_second"] = table.rows;
+  result["bare_decode"] = bare_rate;
+  result["decode_share"] = median_of(rates["ours 0"]) / bare_rate;
+  result["jpeg_ratio"] = table.best / table.best_of_peers;
+}
+
+void measure_raw(const std::shared_ptr<const data::Dataset>& in_memory,
+                 const std::shared_ptr<const data::Dataset>& in_files, Peers& peers, int rounds, int batches,
+                 Json& result) {
+  Loaders of_memory = loaders_of(in_memory), of_files = loaders_of(in_files);
+  Memcpy copying;
+  Rates rates;
+  for (int round = 0; round < rounds; ++round) {
+    rates["memcpy"].push_back(copying.turn(batches));
+    take_turns("memory", of_memory, peers, {"raw_memory"}, batches, rates);
+    take_turns("file", of_files, peers, {"raw_mapped"}, batches, rates);
+  }
+  const double memcpy_rate = median_of(rates["memcpy"]);
+  const Table memory = table_of(rates, "memory", {"raw_memory"}), files = table_of(rates, "file", {"raw_mapped"});
+  result["raw_memory"] = memory.rows;
+  result["raw_file"] = files.rows;
+  result["memcpy"] = memcpy_rate;
+  result["raw_share"] = median_of(rates["memory 0"]) / memcpy_rate;
+  result["raw_file_share"] = median_of(rates["file 0"]) / memcpy_rate;
+  result["raw_ratio"] = memory.best / memory.best_of_peers;
+  result["raw_file_ratio"] = files.best / files.best_of_peers;
+}
+
+int run(const KernelOptions& options) {
+  const ScratchFolder folder;
+  Json result{{"picture_bytes", write_shards(folder.path())}};
+  const auto in_memory = raw_in_memory(), in_files = raw_in_files(folder.path());
+  Peers peers(folder.path());
+  const bool is_quick = options.rounds < KernelOptions().rounds;
+  const int rounds = is_quick ? 3 : 9, batches = is_quick ? 8 : 24;
+  measure_pictures(folder.path(), peers, rounds, batches, result);
+  measure_raw(in_memory, in_files, peers, rounds, batches, result);
   print_result(result, options.json);
   return 0;
 }

@@ -1,6 +1,6 @@
 """The peers of bench_loader: loader_peers.py FOLDER FIFO_BASE BATCH
 
-FOLDER has the shards train-*.tar. Commands on FIFO_BASE + "0.commands": "has NAME 1" is answered by 1 or 0; "NAME WORKERS N"
+FOLDER has the shards train-*.tar, and the arrays raw.features (float32) and raw.target (int64). Commands on FIFO_BASE + "0.commands": "has NAME 1" is answered by 1 or 0; "NAME WORKERS N"
 makes N batches with that library and number of workers, and is answered by one line of N times in nanoseconds; "end" ends it.
 Loaders go on from command to command, so starting workers is not measured.
 """
@@ -13,8 +13,9 @@ import time
 from pathlib import Path
 from typing import Iterator
 
+import numpy
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.transforms import v2
 
@@ -110,6 +111,35 @@ def spdl_batches(workers: int) -> Iterator:
     return iter(pipeline.get_iterator())
 
 
+RAW = (3, 224, 224)  # shape of a sample of raw.features
+
+
+def mapped(dtype: str, name: str, *shape: int) -> numpy.memmap:
+    return numpy.memmap(folder / name, dtype, "r").reshape(-1, *shape)
+
+
+def raw_memory_batches(workers: int) -> Iterator:
+    features, targets = torch.from_numpy(mapped("float32", "raw.features", *RAW).copy()), torch.zeros(512, dtype=torch.int64)
+    return forever(DataLoader(TensorDataset(features, targets), batch, shuffle=True, num_workers=workers, drop_last=True,
+                              persistent_workers=workers > 0))
+
+
+class Mapped(Dataset):
+    def __init__(self) -> None:
+        self.features, self.targets = mapped("float32", "raw.features", *RAW), mapped("int64", "raw.target")
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, index: int) -> tuple[numpy.ndarray, numpy.int64]:
+        return self.features[index], self.targets[index]
+
+
+def raw_mapped_batches(workers: int) -> Iterator:
+    return forever(DataLoader(Mapped(), batch, shuffle=True, num_workers=workers, drop_last=True,
+                              persistent_workers=workers > 0))
+
+
 def has(name: str) -> bool:
     """Whether the library is installed and works: SPDL is there without FFmpeg's libraries, too."""
     try:
@@ -124,7 +154,8 @@ def has(name: str) -> bool:
         return False
 
 
-makers = {"torchvision": torchvision_batches, "webdataset": webdataset_batches, "spdl": spdl_batches}
+makers = {"torchvision": torchvision_batches, "webdataset": webdataset_batches, "spdl": spdl_batches,
+          "raw_memory": raw_memory_batches, "raw_mapped": raw_mapped_batches}
 loaders: dict[tuple[str, int], Iterator] = {}
 with open(f"{base}0.commands") as commands, open(f"{base}0.replies", "w") as replies:
     for line in commands:

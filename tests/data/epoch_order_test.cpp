@@ -31,6 +31,12 @@ TEST(Permutation, HoldsEverySampleOnce) {
   }
 }
 
+// Checkpoints rely on it, and tests/python/loaders.py compares Python's loader with the same numbers.
+TEST(Permutation, StaysAsItIs) {
+  EXPECT_EQ(permutation(10, 7, 0), (Batch{4, 9, 6, 8, 1, 2, 5, 0, 3, 7}));
+  EXPECT_EQ(permutation(10, 7, 1), (Batch{5, 2, 6, 8, 3, 4, 0, 9, 1, 7}));
+}
+
 TEST(Permutation, DependsOnSeedAndEpochAlone) {
   EXPECT_EQ(permutation(100, 1, 2), permutation(100, 1, 2));
   EXPECT_NE(permutation(100, 1, 2), permutation(100, 1, 3));

@@ -6,7 +6,10 @@
 #include <string_view>
 #include <utility>
 
+#include "document/from_json.h"
 #include "dtrain/base/text.h"
+#include "dtrain/config/data_section.h"
+#include "dtrain/config/diagnostic.h"
 #include "keys/key_reader.h"
 #include "keys/plan_writer.h"
 #include "keys/schema_writer.h"
@@ -278,6 +281,27 @@ void declare_data(Keys& keys, const std::vector<FormatSources>& formats, std::si
 std::filesystem::path required_path(Section& section, const std::string& key, const std::string& what_it_is) {
   const std::string text = filled_text(section, key, what_it_is);
   return text.empty() ? std::filesystem::path() : (section.folder() / text).lexically_normal();
+}
+
+ModelData read_data_section(const Json& section, const std::filesystem::path& folder) try {
+  Collector collector((folder / "data").string());
+  const Value value = value_of(section);
+  ModelData data = read_model_data(Section(&value, "", value.at, collector));
+  collector.throw_if_any();
+  return data;
+} catch (const ConfigErrors& errors) {
+  std::vector<std::string> lines;
+  for (const Diagnostic& one : errors.diagnostics()) lines.push_back(one.key + ": " + one.message);
+  throw ConfigError(join(lines, "\n"));
+}
+
+std::vector<std::string> keys_of_sources() {
+  std::vector<std::string> names{kTransformsName};
+  for (const std::string& word : dtrain::words_of<data::Format>()) {
+    const data::Format format = dtrain::choice_named<data::Format>(word);
+    for (const data::SourceKey& key : data::source_keys(format)) names.emplace_back(key.name);
+  }
+  return names;
 }
 
 void read_data_keys(Section& section, const std::vector<std::string>& words, const Keys::Declare& declare) {

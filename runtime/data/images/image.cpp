@@ -18,17 +18,4 @@ Image cropped(const Image& image, const Region& region) {
   return part;
 }
 
-Image mirrored(const Image& image) {
-  Image result(image.size());
-  const auto last = static_cast<std::size_t>(image.width()) - 1;
-  for (int y = 0; y < image.height(); ++y) {
-    const std::uint8_t* in = image.row(y);
-    std::uint8_t* out = result.row(y);
-    for (std::size_t x = 0; x <= last; ++x) {
-      std::memcpy(out + x * Image::kBytes, in + (last - x) * Image::kBytes, Image::kBytes);
-    }
-  }
-  return result;
-}
-
 }  // namespace dtrain::data

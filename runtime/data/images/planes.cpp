@@ -1,5 +1,7 @@
 #include "images/planes.h"
 
+#include <cstring>
+
 // Highway compiles this file once for each instruction set and picks one at run time.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "images/planes.cpp"
@@ -52,6 +54,17 @@ void split_floats(const std::uint8_t* in, std::size_t pixels, const float* facto
   }
 }
 
+void reverse_pixels(const std::uint8_t* in, std::size_t pixels, std::uint8_t* out) {
+  const hn::ScalableTag<std::uint32_t> d;
+  const std::size_t lanes = hn::Lanes(d);
+  std::size_t i = 0;
+  for (; i + lanes <= pixels; i += lanes) {
+    const auto some = hn::LoadU(d, reinterpret_cast<const std::uint32_t*>(in) + i);
+    hn::StoreU(hn::Reverse(d, some), d, reinterpret_cast<std::uint32_t*>(out) + (pixels - i - lanes));
+  }
+  for (; i < pixels; ++i) std::memcpy(out + (pixels - 1 - i) * Image::kBytes, in + i * Image::kBytes, Image::kBytes);
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace dtrain::data
 HWY_AFTER_NAMESPACE();
@@ -64,12 +77,22 @@ namespace {
 
 HWY_EXPORT(split_bytes);
 HWY_EXPORT(split_floats);
+HWY_EXPORT(reverse_pixels);
 
 std::size_t pixels_of(const Image& image) {
   return static_cast<std::size_t>(image.width()) * static_cast<std::size_t>(image.height());
 }
 
 }  // namespace
+
+Image mirrored(const Image& image) {
+  Image result(image.size());
+  const auto pixels = static_cast<std::size_t>(image.width());
+  for (int y = 0; y < image.height(); ++y) {
+    HWY_DYNAMIC_DISPATCH(reverse_pixels)(image.row(y), pixels, result.row(y));
+  }
+  return result;
+}
 
 void write_planes(const Image& image, std::uint8_t* out) {
   HWY_DYNAMIC_DISPATCH(split_bytes)(image.row(0), pixels_of(image), out);

@@ -105,11 +105,20 @@ constexpr int row_of_lane(int lane) {
   return lane / 2 + (lane % 2) * kRowsInVector;
 }
 
-struct RowFilter {
-  explicit RowFilter(const Taps& taps) : pairs(taps.pairs), precision(taps.precision) {}
+// `kPairs`: of weights of a position, known to the compiler; 0: any number.
+template <int kPairs>
+class RowFilter {
+ public:
+  RowFilter(const Taps& taps, const std::uint8_t* in, std::size_t stride)
+      : in_(in),
+        stride_(stride),
+        first_(taps.first.data()),
+        weights_(taps.of(0)),
+        pairs_(kPairs > 0 ? kPairs : taps.pairs),
+        precision_(taps.precision) {}
 
-  // The weighted mean of the pixels from `in` on, of each row.
-  HWY_INLINE hn::Vec<Pixels> mean(const std::uint8_t* in, std::size_t stride, const std::int32_t* weights) const {
+  // The weighted mean of pixels, of each row, for output position `x`.
+  HWY_INLINE hn::Vec<Pixels> mean(int x) const {
     const hn::Repartition<std::int16_t, Bytes> d16;
     const hn::Repartition<std::int32_t, Bytes> d32;
     // The bytes of a channel in two pixels become neighbours, as 16-bit numbers: of the pixels 0 and 1, and 2 and 3.
@@ -117,26 +126,32 @@ struct RowFilter {
         {0, 0x80, 4, 0x80, 1, 0x80, 5, 0x80, 2, 0x80, 6, 0x80, 3, 0x80, 7, 0x80},
         {8, 0x80, 12, 0x80, 9, 0x80, 13, 0x80, 10, 0x80, 14, 0x80, 11, 0x80, 15, 0x80}};
     const auto order0 = hn::LoadDup128(Bytes(), kOrder[0]), order1 = hn::LoadDup128(Bytes(), kOrder[1]);
-    const std::uint8_t* const next_in = in + stride * kRowsInVector;
-    auto sum0 = hn::Set(d32, 1 << (precision - 1)), sum1 = sum0;
-    std::size_t from = 0;
-    for (int p = 0; p < pairs; p += 2, from += 4 * Image::kBytes, weights += 2) {
-      const auto weight0 = hn::BitCast(d16, hn::Set(d32, weights[0])),
-                 weight1 = hn::BitCast(d16, hn::Set(d32, weights[1]));
-      const auto pixels0 = load_pixels(Bytes(), in + from, stride),
-                 pixels1 = load_pixels(Bytes(), next_in + from, stride);
+    const std::int32_t* const weights = weights_ + static_cast<std::ptrdiff_t>(x) * pairs_;
+    const std::uint8_t* from = in_ + static_cast<std::ptrdiff_t>(first_[x]) * Image::kBytes;
+    auto sum0 = hn::Set(d32, 1 << (precision_ - 1)), sum1 = sum0;
+    for (int p = 0; p < pairs_; p += 2, from += 4 * Image::kBytes) {
+      const auto pixels0 = load_pixels(Bytes(), from, stride_),
+                 pixels1 = load_pixels(Bytes(), from + stride_ * kRowsInVector, stride_);
+      const auto weight0 = hn::BitCast(d16, hn::Set(d32, weights[p]));
       sum0 = add_products(d32, hn::BitCast(d16, hn::TableLookupBytesOr0(pixels0, order0)), weight0, sum0);
       sum1 = add_products(d32, hn::BitCast(d16, hn::TableLookupBytesOr0(pixels1, order0)), weight0, sum1);
+      if (p + 1 == pairs_) break;
+      const auto weight1 = hn::BitCast(d16, hn::Set(d32, weights[p + 1]));
       sum0 = add_products(d32, hn::BitCast(d16, hn::TableLookupBytesOr0(pixels0, order1)), weight1, sum0);
       sum1 = add_products(d32, hn::BitCast(d16, hn::TableLookupBytesOr0(pixels1, order1)), weight1, sum1);
     }
     // Its blocks hold a pixel of the first sum and one of the second.
-    return hn::DemoteTo(
-        Pixels(), hn::ReorderDemote2To(d16, hn::ShiftRightSame(sum0, precision), hn::ShiftRightSame(sum1, precision)));
+    return hn::DemoteTo(Pixels(), hn::ReorderDemote2To(d16, hn::ShiftRightSame(sum0, precision_),
+                                                       hn::ShiftRightSame(sum1, precision_)));
   }
 
-  int pairs;
-  int precision;
+ private:
+  const std::uint8_t* const in_;
+  const std::size_t stride_;
+  const int* const first_;
+  const std::int32_t* const weights_;
+  const int pairs_;
+  const int precision_;
 };
 
 // One pixel of each row.
@@ -173,33 +188,45 @@ HWY_INLINE void store_tile(V mean0, V mean1, V mean2, V mean3, std::uint8_t* out
 #endif
 
 // kRowsTogether rows.
+template <int kPairs>
 HWY_INLINE void resize_group(const std::uint8_t* in, std::size_t in_stride, std::uint8_t* out, std::size_t out_stride,
                              int width, const Taps& taps) {
-  const RowFilter filter(taps);
-  const auto mean = [&](int x) {
-    const auto from = static_cast<std::size_t>(taps.first[static_cast<std::size_t>(x)]) * Image::kBytes;
-    return filter.mean(in + from, in_stride, taps.of(x));
-  };
+  const RowFilter<kPairs> filter(taps, in, in_stride);
   int x = 0;
 #if HWY_MAX_BYTES >= 32
   constexpr int kTile = 4;
   if (width >= kTile) {
-    while (x < width) {
+    for (; x < width; x += kTile) {
       const int at = std::min(x, width - kTile);  // some of the last ones once more
-      store_tile(mean(at), mean(at + 1), mean(at + 2), mean(at + 3), out + at * Image::kBytes, out_stride);
-      x += kTile;
+      store_tile(filter.mean(at), filter.mean(at + 1), filter.mean(at + 2), filter.mean(at + 3),
+                 out + at * Image::kBytes, out_stride);
     }
   }
 #endif
-  for (; x < width; ++x) store_pixels(mean(x), out + x * Image::kBytes, out_stride);
+  for (; x < width; ++x) store_pixels(filter.mean(x), out + x * Image::kBytes, out_stride);
+}
+
+template <int kPairs>
+void resize_rows_by(const std::uint8_t* in, std::size_t in_stride, std::uint8_t* out, std::size_t out_stride, int width,
+                    int rows, const Taps& taps) {
+  for (int y = 0; y < rows; y += kRowsTogether) {
+    const auto first = static_cast<std::size_t>(std::min(y, rows - kRowsTogether));  // some of the last ones once more
+    resize_group<kPairs>(in + first * in_stride, in_stride, out + first * out_stride, out_stride, width, taps);
+  }
 }
 
 // Rows from `in`, `rows` of them (at least 4), each shortened or lengthened to `width`.
 void resize_rows(const std::uint8_t* in, std::size_t in_stride, std::uint8_t* out, std::size_t out_stride, int width,
                  int rows, const Taps& taps) {
-  for (int y = 0; y < rows; y += kRowsTogether) {
-    const auto first = static_cast<std::size_t>(std::min(y, rows - kRowsTogether));  // some of the last ones once more
-    resize_group(in + first * in_stride, in_stride, out + first * out_stride, out_stride, width, taps);
+  switch (taps.pairs) {
+    case 1:
+      return resize_rows_by<1>(in, in_stride, out, out_stride, width, rows, taps);
+    case 2:
+      return resize_rows_by<2>(in, in_stride, out, out_stride, width, rows, taps);
+    case 3:
+      return resize_rows_by<3>(in, in_stride, out, out_stride, width, rows, taps);
+    default:
+      return resize_rows_by<0>(in, in_stride, out, out_stride, width, rows, taps);
   }
 }
 
@@ -279,6 +306,11 @@ struct Filter {
   int most = 0;                 // weights of one position
 };
 
+// To the nearest whole number, as ATen rounds: of numbers from -0.5 on.
+int rounded(double value) {
+  return static_cast<int>(value + 0.5);
+}
+
 // `start`, `length`: the part of the axis to be scaled. As _compute_indices_min_size_weights_aa of ATen.
 Filter triangle_filter(double start, double length, int size, const Range& inside) {
   const double scale = length / size, support = std::max(scale, 1.0);
@@ -288,8 +320,8 @@ Filter triangle_filter(double start, double length, int size, const Range& insid
   filter.weights.reserve(static_cast<std::size_t>(size * (2 * support + 2)));
   for (int i = 0; i < size; ++i) {
     const double center = start + scale * (i + 0.5);
-    int first = std::max(static_cast<int>(std::lround(center - support)), inside.first);
-    const int end = std::min(static_cast<int>(std::lround(center + support)), inside.end);
+    int first = std::max(rounded(center - support), inside.first);
+    const int end = std::min(rounded(center + support), inside.end);
     const std::size_t begin = filter.weights.size();
     double total = 0;
     for (int j = first; j < end; ++j) {
@@ -310,20 +342,19 @@ Filter triangle_filter(double start, double length, int size, const Range& insid
   return filter;
 }
 
-// `together`: the number of weights of a position is a multiple of it.
-Taps taps_for(double start, double length, int size, const Range& inside, int together) {
+Taps taps_for(double start, double length, int size, const Range& inside) {
   const Filter filter = triangle_filter(start, length, size, inside);
   const double largest = *std::max_element(filter.weights.begin(), filter.weights.end());
   Taps taps;
-  const int width = (filter.most + together - 1) / together * together;
-  taps.pairs = width / 2;
+  taps.pairs = (filter.most + 1) / 2;
+  const int width = 2 * taps.pairs;
   // As many bits as let the largest weight fit into 16.
   constexpr int kMostBits = 22, kLimit = 1 << 15;
-  while (taps.precision < kMostBits && std::lround(largest * (1 << (taps.precision + 1))) < kLimit) {
+  while (taps.precision < kMostBits && rounded(largest * (1 << (taps.precision + 1))) < kLimit) {
     ++taps.precision;
   }
   const double unit = 1 << taps.precision;
-  std::vector<std::int16_t> rounded(static_cast<std::size_t>(size) * static_cast<std::size_t>(width));
+  std::vector<std::int16_t> weights(static_cast<std::size_t>(size) * static_cast<std::size_t>(width));
   taps.first.reserve(static_cast<std::size_t>(size));
   const double* weight = filter.weights.data();
   for (int i = 0; i < size; ++i) {
@@ -331,11 +362,11 @@ Taps taps_for(double start, double length, int size, const Range& inside, int to
     // Positions with less weights than others must not read behind the end: they begin earlier, with weights of 0.
     const int first = std::min(filter.first[at], std::max(inside.first, inside.end - width));
     taps.first.push_back(first);
-    std::int16_t* to = rounded.data() + at * static_cast<std::size_t>(width) + (filter.first[at] - first);
-    for (int j = 0; j < filter.count[at]; ++j) to[j] = static_cast<std::int16_t>(std::lround(*weight++ * unit));
+    std::int16_t* to = weights.data() + at * static_cast<std::size_t>(width) + (filter.first[at] - first);
+    for (int j = 0; j < filter.count[at]; ++j) to[j] = static_cast<std::int16_t>(rounded(*weight++ * unit));
   }
-  taps.weights.resize(rounded.size() / 2);
-  std::memcpy(taps.weights.data(), rounded.data(), rounded.size() * sizeof rounded.front());
+  taps.weights.resize(weights.size() / 2);
+  std::memcpy(taps.weights.data(), weights.data(), weights.size() * sizeof weights.front());
   return taps;
 }
 
@@ -382,14 +413,14 @@ Image resized(const Image& image, const Box& box, Size size, const Box& inside) 
                   between.stride());
     }
   } else {
-    const Taps taps = taps_for(box.x, box.width, size.width, columns, 4);
+    const Taps taps = taps_for(box.x, box.width, size.width, columns);
     HWY_DYNAMIC_DISPATCH(resize_rows)
     (from, image.stride(), between.row(0), between.stride(), size.width, height, taps);
   }
   if (same_height) return cropped(between, {0, top - start, size.width, size.height});
   std::memset(between.row(height), 0, between.stride());
   Image result(size);
-  const Taps taps = taps_for(box.y - start, box.height, size.height, {rows.first - start, rows.end - start}, 2);
+  const Taps taps = taps_for(box.y - start, box.height, size.height, {rows.first - start, rows.end - start});
   const std::size_t bytes = std::max<std::size_t>(result.stride(), Image::kBehind);
   for (int y = 0; y < size.height; ++y) {
     HWY_DYNAMIC_DISPATCH(resize_columns)(between.row(0), between.stride(), result.row(y), bytes, y, taps);
