@@ -13,7 +13,7 @@ class EntrypointForm : public KeyType {
     const Value* value = root.find(key.name);
     if (root.find(kModel.name)) return;
     const std::string expected = "a program and its arguments, as text or as a list";
-    if (!value) return root.report_missing(key.name, expected + "; or model: the path of a TorchScript file");
+    if (!value) return root.report_missing(key.name, expected + "; or model: the path of a model file");
     auto& words = experiment_.entrypoint;
     if (value->kind == Value::Kind::kList) {
       words = root.texts(key.name);

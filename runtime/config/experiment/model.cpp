@@ -40,18 +40,18 @@ OptimizerSettings read_optimizer(Section section) {
 
 const TextRule kScriptFile{.schema = R"({"minLength": 1})",
                            .good = [](const std::string& text) { return !text.empty(); },
-                           .must_be = "the path of a TorchScript file"};
+                           .must_be = "the path of a model file"};
 
 void declare_pair(Keys& keys, ModelJob& job) {
   keys.path({.name = "train",
-             .text = "Of a pair: the TorchScript file to train.",
-             .required = "the path of the TorchScript file to train"},
+             .text = "Of a pair: the model file to train.",
+             .required = "the path of the model file to train"},
             job.file, kScriptFile);
   keys.path({.name = "eval",
-             .text = "Of a pair: the TorchScript file to validate with. Its parameters and buffers are those of train "
+             .text = "Of a pair: the model file to validate with. Its parameters and buffers are those of train "
                      "that have the same names.",
              .more = "[More](#a-file-for-training-and-one-for-validation).",
-             .required = "the path of the TorchScript file to validate with"},
+             .required = "the path of the model file to validate with"},
             job.eval_file, kScriptFile);
 }
 
@@ -77,7 +77,7 @@ class ModelForm : public KeyType {
       Section pair = root.section(key.name);
       KeyReader::read_all(pair, [&](Keys& keys) { declare_pair(keys, job); });
     } else {
-      job.file = required_path(root, key.name, "the path of a TorchScript file");
+      job.file = required_path(root, key.name, "the path of a model file");
     }
     job.loss = read_loss(root);
     job.metrics = read_metrics(root, job.loss.loss);
