@@ -38,7 +38,7 @@ OptimizerSettings read_optimizer(Section section) {
   return settings;
 }
 
-const TextRule kScriptFile{.schema = R"({"minLength": 1})",
+const TextRule kModelFile{.schema = R"({"minLength": 1})",
                            .good = [](const std::string& text) { return !text.empty(); },
                            .must_be = "the path of a model file"};
 
@@ -46,13 +46,13 @@ void declare_pair(Keys& keys, ModelJob& job) {
   keys.path({.name = "train",
              .text = "Of a pair: the model file to train.",
              .required = "the path of the model file to train"},
-            job.file, kScriptFile);
+            job.file, kModelFile);
   keys.path({.name = "eval",
              .text = "Of a pair: the model file to validate with. Its parameters and buffers are those of train "
                      "that have the same names.",
              .more = "[More](#a-file-for-training-and-one-for-validation).",
              .required = "the path of the model file to validate with"},
-            job.eval_file, kScriptFile);
+            job.eval_file, kModelFile);
 }
 
 class ModelForm : public KeyType {

@@ -12,7 +12,8 @@ namespace {
 
 bool is_exported(const std::filesystem::path& file) {
   std::error_code code;
-  return std::filesystem::is_regular_file(file, code) && exported::is_exported_program(file);
+  if (!std::filesystem::is_regular_file(file, code)) return false;
+  return file.extension() == ".pt2" || exported::is_exported_program(file);
 }
 
 }  // namespace

@@ -25,9 +25,11 @@ namespace {
 namespace fs = std::filesystem;
 using caffe2::serialize::PyTorchStreamReader;
 
-constexpr auto kHowToScript = "make one in Python: torch.jit.script(model).save(\"model.pt\")";
+constexpr auto kHowToMakeModel =
+    "make a model file in Python: torch.export.save(torch.export.export(model, inputs), \"model.pt2\") "
+    "(docs/exporting.md), or torch.jit.script(model).save(\"model.pt\")";
 
-[[noreturn]] void no_script(const fs::path& file, const std::string& what, const std::string& remedy = kHowToScript) {
+[[noreturn]] void no_script(const fs::path& file, const std::string& what, const std::string& remedy = kHowToMakeModel) {
   throw ConfigError("model: " + file.string() + " is no TorchScript file: " + what, remedy);
 }
 

@@ -13,11 +13,10 @@ struct Experiment;
 inline constexpr Key kModel{
     .name = "model",
     .text =
-        "A model file to train instead of a program, of torch.export or TorchScript, relative to this file's folder; "
-        "or "
-        "a pair of files, one to train and one to validate with. Needs loss, optimizer and data.",
+        "A file of torch.export (.pt2) or TorchScript (.pt) to train instead of a program, relative to this file's "
+        "folder; or a pair of files, one to train and one to validate with. Needs loss, optimizer and data.",
     .more = "[More](#a-torchscript-model-without-writing-code).",
-    .examples = R"(["cnn.pt2", {"train": "cnn_train.pt", "eval": "cnn_eval.pt"}])",
+    .examples = R"(["cnn.pt2", {"train": "cnn_train.pt2", "eval": "cnn_eval.pt2"}])",
     .default_text = "none"};
 inline constexpr Key kLoss{.name = "loss",
                            .text =
