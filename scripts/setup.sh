@@ -20,7 +20,7 @@ readonly peer_wheels=("torch==$torch_version" numpy==2.2.6 safetensors==0.6.2 js
 readonly reader_wheels=(tensorboard==2.21.0 pandas==2.3.3 plotly==7.1.0 pydot==4.0.1 psutil==7.2.2 numpy==2.2.6)
 # Models that people have, for the tests. Without their dependencies: torch, numpy and pillow are there, and models that are made with
 # random weights need no more than these.
-readonly model_wheels=(torchvision==0.26.0 transformers==4.57.6 huggingface-hub==0.36.2 tokenizers==0.22.2 regex==2026.11.19
+readonly model_wheels=(torchvision==0.26.0 timm==1.0.22 transformers==4.57.6 huggingface-hub==0.36.2 tokenizers==0.22.2 regex==2026.11.19
   tqdm==4.70.1 requests==2.34.2 urllib3==2.8.0 idna==3.20 certifi==2026.10.19.post1 charset-normalizer==3.5.3)
 # Whose Trainer trains on dtrain's engine. Without their dependencies: what they import is there.
 readonly lightning_wheels=(lightning==2.6.0 lightning-utilities==0.15.3 torchmetrics==1.9.0)
@@ -179,7 +179,7 @@ install_readers() {
 install_models() {
   local stamp="${peer_wheels[*]} ${model_wheels[*]}"
   [ "$(cat .deps/models.stamp 2>/dev/null)" = "$stamp" ] && return 0
-  say "fetching models for the tests (${model_wheels[*]}; 25 MB to download, 95 MB on disk)"
+  say "fetching models for the tests (${model_wheels[*]}; 27 MB to download, 105 MB on disk)"
   .deps/peers/bin/python "${pip_install[@]}" --no-deps --no-compile "${model_wheels[@]}"
   echo "$stamp" >.deps/models.stamp
 }

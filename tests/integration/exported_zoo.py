@@ -1,4 +1,4 @@
-"""Models that people train, small and with random weights, for torch.export: torchvision's, transformers', plain ones.
+"""Models that people train, small and with random weights, for torch.export: torchvision's, timm's, transformers', plain ones.
 
 Each has dropout, drop path or batch norm as its library sets it, so that train and evaluation mode differ.
 """
@@ -196,6 +196,12 @@ def torchvision_model(make):
     return make(torchvision.models)
 
 
+def timm_model(make):
+    import timm
+
+    return make(timm.models)
+
+
 def fcn():
     from torchvision.models._utils import IntermediateLayerGetter
     from torchvision.models.resnet import BasicBlock, ResNet
@@ -353,6 +359,10 @@ def vision(make, eps=1e-3, inputs=("picture",), **more):
     return Case(lambda: torchvision_model(make), list(inputs), "class", "cross_entropy", CE, eps=eps, **more)
 
 
+def of_timm(make, **more):
+    return Case(lambda: timm_model(make), ["picture"], "class", "cross_entropy", CE, **more)
+
+
 CASES = {
     "mlp": Case(mlp, ["numbers"], "class", "cross_entropy", CE),
     "cnn": Case(cnn, ["picture"], "class", "cross_entropy", CE, eps=1e-3),
@@ -416,6 +426,45 @@ CASES = {
     "vit": vision(
         lambda m: m.VisionTransformer(SIDE, 8, 2, 4, 32, 64, dropout=0.1, attention_dropout=0.1, num_classes=CLASSES),
         in_suite=False,
+    ),
+    "timm_vit": of_timm(
+        lambda m: m.VisionTransformer(
+            SIDE, 8, num_classes=CLASSES, embed_dim=32, depth=2, num_heads=4, drop_rate=0.1, drop_path_rate=0.3
+        )
+    ),
+    "timm_resnet": of_timm(
+        lambda m: m.ResNet(
+            m.resnet.BasicBlock,
+            (1, 1, 1, 1),
+            num_classes=CLASSES,
+            output_stride=8,
+            stem_width=8,
+            stem_type="deep",
+            avg_down=True,
+            channels=(16, 32, 48, 64),
+            drop_rate=0.1,
+            drop_path_rate=0.3,
+        ),
+        eps=1e-3,
+    ),
+    "timm_mixer": of_timm(
+        lambda m: m.MlpMixer(
+            num_classes=CLASSES, img_size=SIDE, patch_size=8, num_blocks=2, embed_dim=32, drop_rate=0.1, drop_path_rate=0.3
+        )
+    ),
+    # Rotary positions and gated layers.
+    "timm_eva": of_timm(
+        lambda m: m.Eva(
+            SIDE,
+            8,
+            num_classes=CLASSES,
+            embed_dim=32,
+            depth=2,
+            num_heads=4,
+            swiglu_mlp=True,
+            use_rot_pos_emb=True,
+            drop_path_rate=0.3,
+        )
     ),
     "distilbert": Case(
         distilbert,
