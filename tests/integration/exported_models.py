@@ -36,12 +36,11 @@ def random_seed(rank, number, draws):
     return x
 
 
-def train_plain(case, model, data, ranks):
-    """The loss of each step."""
+def train_plain(case, model, data, ranks, groups=None, after_step=None):
+    """The loss of each step. groups: of AdamW, made of the model; after_step: called with the model after each update."""
     model = copy.deepcopy(model).train()
-    optimizer = torch.optim.AdamW(
-        [p for p in model.parameters() if p.requires_grad], lr=case.lr, eps=case.eps, weight_decay=0.01, fused=True
-    )
+    trained = groups(model) if groups else [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=case.lr, eps=case.eps, weight_decay=0.01, fused=True)
     order = torch.tensor(epoch_order(len(data[case.target]), SEED))
     losses = []
     for step, batch in enumerate(order[: STEPS * ranks * case.samples].reshape(STEPS, ranks, case.samples)):
@@ -62,6 +61,8 @@ def train_plain(case, model, data, ranks):
                 buffer.copy_(buffers[name])
         losses.append(whole)
         optimizer.step()
+        if after_step:
+            after_step(model)
     return losses
 
 
@@ -101,8 +102,8 @@ def sections_of(case, folder, ranks, model=None, **more):
         batch=ranks * case.samples,
         slots=ranks,
         loss=case.loss,
-        optimizer={"kind": "adamw", "lr": case.lr, "eps": case.eps, "weight_decay": 0.01},
         **{
+            "optimizer": {"kind": "adamw", "lr": case.lr, "eps": case.eps, "weight_decay": 0.01},
             "reproducibility": {"experiment_seed": SEED},
             "scheduling_unit": 1,
             "min_validation_period": {"batches": STEPS},

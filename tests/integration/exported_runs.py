@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from exported_models import save_data, sections_of
+from exported_models import LIMIT, relative, save_data, sections_of, train_plain
 from exported_zoo import CASES, CLASSES, Case, export
 from gpu_cases import gpu_environment
 from harness import DEADLINE, environment, launch, write_experiment
@@ -136,6 +136,90 @@ class Bits(ExportedTest):
         torch.testing.assert_close(with_graph, without, rtol=1e-5, atol=1e-6)
 
 
+OPTIMIZATIONS = {"matmul": "default", "operators": "default", "memory_format": "contiguous"}
+
+
+class Settings(ExportedTest):
+    """Settings of training mean for a file of torch.export what they mean for a model in PyTorch."""
+
+    def compare(self, optimizer, groups, ema=None):
+        """Trains the small GPT on 2 ranks, here and in PyTorch; the names and values of both, after the last step."""
+        case = self.make("tied_gpt")._replace(eps=1e-3)  # the gradient of a bias of keys is all rounding
+        torch.manual_seed(1)
+        model = case.make()
+        average, plain = None, None
+
+        def after_step(trained):
+            nonlocal average, plain
+            plain = trained
+            average = average or torch.optim.swa_utils.AveragedModel(
+                trained, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(ema or 0.5)
+            )
+            average.update_parameters(trained)
+
+        expected = train_plain(case, model, safetensors.torch.load_file(self.folder / "data.safetensors"), 2,
+                               groups, after_step)
+        result = self.train(
+            case,
+            optimizer={"kind": "adamw", "lr": case.lr, "eps": case.eps, "weight_decay": 0.01, **optimizer},
+            optimizations={**OPTIMIZATIONS, **({"ema": ema} if ema else {})},
+        )
+        losses = [line["metrics"]["loss"] for line in result.metrics("training")]
+        self.assertLess(max(map(relative, losses, expected)), LIMIT)
+        wanted = dict((average.module if ema else plain).named_parameters())
+        weights = safetensors.torch.load_file(result.weights_file)
+        for name, tensor in wanted.items():
+            torch.testing.assert_close(weights[name], tensor.detach(), rtol=1e-4, atol=1e-7, msg=name)
+        return result, weights, dict(model.named_parameters())
+
+    def test_an_average_of_the_weights(self):
+        result, weights, _ = self.compare({}, None, ema=0.9)
+        last = safetensors.torch.load_file(result.weights_file.with_name("model_without_ema.safetensors"))
+        self.assertFalse(torch.equal(last["qkv.weight"], weights["qkv.weight"]))
+        program = torch.export.load(str(result.weights_file.with_name("model.pt2")))
+        self.assertTrue(torch.equal(program.state_dict["qkv.weight"], weights["qkv.weight"]))
+
+    def test_groups_by_patterns_over_names(self):
+        def groups(model):
+            of_norms = [p for name, p in model.named_parameters() if name.startswith("norm") or name.endswith("bias")]
+            others = [p for p in model.parameters() if not any(p is other for other in of_norms)]
+            return [{"params": of_norms, "lr": 0.02, "weight_decay": 0.0}, {"params": others}]
+
+        self.compare({"groups": [{"match": "norm*|*bias", "lr": 0.02, "weight_decay": 0}]}, groups)
+
+    def test_a_part_is_trained(self):
+        def groups(model):
+            for name, parameter in model.named_parameters():
+                parameter.requires_grad_(name.startswith("mlp."))
+            return model.mlp.parameters()
+
+        result, weights, before = self.compare({"trainable": "mlp.*"}, groups)
+        for name, tensor in before.items():
+            self.assertEqual(torch.equal(weights[name], tensor), not name.startswith("mlp."), name)
+        self.assertTrue(result.weights_file.with_name("model.pt2").is_file())
+
+    def test_flops_and_operators(self):
+        case = self.make("mlp")
+        result = self.train(case)
+        flops = 2 * (2 * 12 * 32 + 3 * 32 * CLASSES)  # of a sample; the input gets no gradient
+        plan = result.json("plan.json")
+        self.assertEqual(plan["flops"], {"per_sample": flops, "dtype": "float32", "device": "cpu"})
+        counted = result.json("profile/operators-rank-0000.json")
+        rows = {row["name"]: row for row in counted["operators"]}
+        self.assertEqual(sum(row["flops"] for row in counted["operators"]), flops * counted["samples"])
+        for name in ("aten::addmm", "aten::gelu", "aten::bernoulli_", "aten::gelu_backward"):
+            self.assertGreater(rows.get(name, {"calls": 0})["calls"], 0, f"{name} is not among {sorted(rows)}")
+        plan["limits"] = {counted["host"]: {"memory_gb_s": 20, "gflops": {"float32": 100, "bfloat16": 300}}}
+        (result.run_dir / "plan.json").write_text(json.dumps(plan))
+        code, said = self.dtrain("summary", result.run_dir, "--json")
+        self.assertEqual(code, 0, said)
+        summary = json.loads(said)
+        self.assertAlmostEqual(summary["mfu"], summary["achieved_gflops"] / 200, places=12)
+        code, said = self.dtrain("summary", result.run_dir)
+        self.assertEqual(code, 0, said)
+        self.assertIn("MFU", said)
+
+
 class Files(ExportedTest):
     def test_what_a_run_leaves(self):
         case = self.make("tied_gpt", ranks=1)
@@ -232,6 +316,9 @@ class Errors(ExportedTest):
         whole = (self.folder / "model.pt2").read_bytes()
         (self.folder / "model.pt2").write_bytes(whole[: len(whole) // 2])
         self.fails(case, "model.pt2 is damaged or cut off", "torch.export.save()")
+        for content in ("", "no archive"):
+            (self.folder / "model.pt2").write_text(content)
+            self.fails(case, "model.pt2 is damaged or cut off", "torch.export.save()")
         (self.folder / "model.pt2").unlink()
         self.fails(case, "there is no file", "torch.export.save(", code=2)
 
