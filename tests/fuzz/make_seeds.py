@@ -2,9 +2,11 @@
     .deps/peers/bin/python tests/fuzz/make_seeds.py"""
 import gzip
 import io
+import json
 import struct
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +91,94 @@ features = np.arange(6, dtype=np.float32).reshape(3, 2)
 write("safetensors", "dataset", save({"features": features, "target": np.arange(3)}, {"made by": "numpy"}))
 write("safetensors", "weights", save({"a.weight": features, "b": np.array(1.0), "none": np.zeros((0, 2), np.float16)}))
 write("safetensors", "empty", save({}))
+
+
+
+def sizes(*numbers: int) -> list:
+    return [{"as_int": number} for number in numbers]
+
+
+def tensor(name: str) -> dict:
+    return {"as_tensor": {"name": name}}
+
+
+def node(target: str, output: dict, **arguments: dict) -> dict:
+    return {"target": "torch.ops." + target, "inputs": [{"name": name, "arg": value, "kind": 1} for name, value in arguments.items()],
+            "outputs": [output], "metadata": {"nn_module_stack": "L__self__,,Net;L__self___fc,fc,Linear"}}
+
+
+def tensor_meta(*shape: int, kind: int = 7, grad: bool = True) -> dict:
+    strides = [int(np.prod(shape[i + 1 :])) for i in range(len(shape))]
+    return {"dtype": kind, "sizes": sizes(*shape), "strides": sizes(*strides), "requires_grad": grad,
+            "device": {"type": "cpu", "index": None}, "storage_offset": {"as_int": 0}, "layout": 7}
+
+
+# y = dropout(linear(x)), a counter that counts, a batch of any size.
+leaf = '{"type": null, "context": null, "children_spec": []}'
+in_spec = ('[1, {"type": "builtins.tuple", "context": "null", "children_spec": [{"type": "builtins.tuple", "context": "null", '
+           '"children_spec": [' + leaf + ']}, {"type": "builtins.dict", "context": "[]", "children_spec": []}]}]')
+x_meta = tensor_meta(4, 3, grad=False)
+x_meta["sizes"][0] = {"as_expr": {"expr_str": "Mul(Integer(2), Symbol('s0', positive=True))", "hint": {"as_int": 4}}}
+nodes = [node("aten.linear.default", tensor("h"), input=tensor("x"), weight=tensor("w"), bias=tensor("b")),
+         node("aten.add_.Tensor", tensor("counted"), self=tensor("n"), other={"as_int": 1}),
+         node("aten.dropout.default", tensor("y"), input=tensor("h"), p={"as_float": 0.5}, train={"as_bool": True})]
+signature = {
+    "input_specs": [{"parameter": {"arg": {"name": "w"}, "parameter_name": "fc.weight"}},
+                    {"parameter": {"arg": {"name": "b"}, "parameter_name": "fc.bias"}},
+                    {"buffer": {"arg": {"name": "n"}, "buffer_name": "n", "persistent": True}},
+                    {"user_input": {"arg": tensor("x")}}],
+    "output_specs": [{"user_output": {"arg": tensor("y")}}]}
+exported_program = {
+    "schema_version": {"major": 8, "minor": 17}, "torch_version": "2.11.0",
+    "range_constraints": {"s0": {"min_val": 1, "max_val": 100}}, "guards_code": ["L['x'].size()[0] % 2 == 0"],
+    "graph_module": {
+        "graph": {"inputs": [tensor(name) for name in "wbnx"], "outputs": [tensor("y")], "nodes": nodes,
+                  "tensor_values": {"x": x_meta}},
+        "signature": signature,
+        "module_call_graph": [{"fqn": "", "signature": {"inputs": [], "outputs": [], "forward_arg_names": ["x"],
+                                                       "in_spec": in_spec, "out_spec": f"[1, {leaf}]"}}]}}
+
+
+def with_region(kind: str, *arguments: dict) -> dict:
+    """The first node in a graph of its own."""
+    program = json.loads(json.dumps(exported_program))
+    graph = {"inputs": [tensor("x"), tensor("w"), tensor("b")], "outputs": [tensor("h")], "nodes": [nodes[0]],
+             "tensor_values": {}}
+    listed = [*arguments, {"as_graph": {"name": "g", "graph": graph}}, tensor("x"), tensor("w"), tensor("b")]
+    program["graph_module"]["graph"]["nodes"][0] = node(
+        "higher_order." + kind, {"as_tensors": [{"name": "h"}]}, **{f"a{i}": value for i, value in enumerate(listed)})
+    return program
+
+
+def weight(number: int, meta: dict) -> dict:
+    return {"path_name": f"weight_{number}", "is_param": meta["requires_grad"], "use_pickle": False, "tensor_meta": meta}
+
+
+exported_weights = {"config": {"fc.weight": weight(0, tensor_meta(2, 3)), "fc.bias": weight(1, tensor_meta(2)),
+                               "n": weight(2, tensor_meta(kind=5, grad=False))}}
+
+
+def compact(value: dict) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def exported_archive(program: dict, weights: dict) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in {"version": b"3\n", "archive_format": b"pt2", "models/model.json": compact(program),
+                              "data/weights/model_weights_config.json": compact(weights),
+                              **{f"data/weights/weight_{i}": bytes(24) for i in range(3)}}.items():
+            archive.writestr(zipfile.ZipInfo("m/" + name), content)
+    return file.getvalue()
+
+
+write("exported", "program", b"\1" + two(compact(exported_program), compact(exported_weights)))
+write("exported", "no_grad", b"\1" + two(compact(with_region("wrap_with_set_grad_enabled", {"as_bool": False})),
+                                         compact(exported_weights)))
+small = {**exported_program, "guards_code": [], "range_constraints": {}}
+small["graph_module"] = {**small["graph_module"], "graph": {**small["graph_module"]["graph"], "nodes": nodes[:1], "outputs": [tensor("h")]},
+                         "signature": {**signature, "output_specs": [{"user_output": {"arg": tensor("h")}}]}}
+write("exported", "archive", b"\0" + exported_archive(small, exported_weights))
 
 # Without its last line: the target adds the checksum.
 about = b'''{"step":3,"epoch":0,"world_size":2,"reason":"period","metric":"loss","metric_value":%s,"smaller_is_better":true,

@@ -16,6 +16,7 @@ void control_server(Input input);
 void csv(Input input);
 void dump(Input input);
 void experiment(Input input);
+void exported(Input input);  // with libtorch alone
 void idx(Input input);
 void loader_state(Input input);
 void manifest(Input input);

@@ -4,7 +4,9 @@ exported_runs.py BIN_FOLDER [TestClass[.test] ...]
 """
 
 import json
+import re
 import subprocess
+import sys
 
 import safetensors.torch
 import torch
@@ -13,7 +15,7 @@ from torch import nn
 from exported_models import LIMIT, relative, save_data, sections_of, train_plain
 from exported_zoo import CASES, CLASSES, Case, export
 from gpu_cases import gpu_environment
-from harness import DEADLINE, environment, launch, write_experiment
+from harness import DEADLINE, SOURCE, environment, launch, write_experiment
 from torchscript_models import ScriptTest, main
 
 
@@ -284,6 +286,20 @@ class Files(ExportedTest):
             expected = case.loss_of(model(held_out["numbers"]), held_out["class"]).item()
         self.assertAlmostEqual(result.metrics("validation")[-1]["metrics"]["loss"], expected, places=6)
         self.assertTrue(result.weights_file.with_name("model_eval.pt2").is_file())
+
+
+class Page(ExportedTest):
+    def test_a_model_is_trained_from_the_page_alone(self):
+        text = (SOURCE / "docs" / "exporting.md").read_text()
+        code, sections = (re.search(rf"```{language}\n(.*?)```", text, re.DOTALL)[1] for language in ("python", "yaml"))
+        (self.folder / "export.py").write_text(code)
+        (self.folder / "experiment.yaml").write_text(sections)
+        subprocess.run([sys.executable, "-B", "export.py"], cwd=self.folder, check=True, timeout=DEADLINE)
+        result = launch(self.build, self.folder / "experiment.yaml", self.work.new_run()).expect(0)
+        losses = [line["metrics"]["loss"] for line in result.metrics("validation")]
+        self.assertLess(losses[-1], 0.9, "chance is 1.39")
+        self.assertEqual(torch.export.load(str(result.weights_file.with_name("model.pt2"))).module()(torch.ones(3, 20)).shape,
+                         (3, 4))
 
 
 class Errors(ExportedTest):

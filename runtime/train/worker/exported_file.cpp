@@ -138,7 +138,7 @@ std::optional<FileModel::Warning> ExportedFile::fixed_mode(bool for_training, bo
   const auto modal = exported::modal_operators(model_.program());
   const auto idle = exported::operators_in_evaluation(model_.program());
   if (modal.empty() || idle != modal) return std::nullopt;
-  return Warning{"was exported in evaluation mode: " + join_with_and(idle) + " do not train",
+  return Warning{"was exported in evaluation mode: " + join_with_and(idle) + (idle.size() == 1 ? " does" : " do") + " not train",
                  "call model.train() before torch.export.export()"};
 }
 
