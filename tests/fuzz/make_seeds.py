@@ -103,7 +103,8 @@ def tensor(name: str) -> dict:
 
 
 def node(target: str, output: dict, **arguments: dict) -> dict:
-    return {"target": "torch.ops." + target, "inputs": [{"name": name, "arg": value, "kind": 1} for name, value in arguments.items()],
+    return {"target": "torch.ops." + target,
+            "inputs": [{"name": name, "arg": value, "kind": 1} for name, value in arguments.items()],
             "outputs": [output], "metadata": {"nn_module_stack": "L__self__,,Net;L__self___fc,fc,Linear"}}
 
 
@@ -115,8 +116,9 @@ def tensor_meta(*shape: int, kind: int = 7, grad: bool = True) -> dict:
 
 # y = dropout(linear(x)), a counter that counts, a batch of any size.
 leaf = '{"type": null, "context": null, "children_spec": []}'
-in_spec = ('[1, {"type": "builtins.tuple", "context": "null", "children_spec": [{"type": "builtins.tuple", "context": "null", '
-           '"children_spec": [' + leaf + ']}, {"type": "builtins.dict", "context": "[]", "children_spec": []}]}]')
+in_spec = ('[1, {"type": "builtins.tuple", "context": "null", "children_spec": [{"type": "builtins.tuple", '
+           '"context": "null", "children_spec": [' + leaf + ']}, '
+           '{"type": "builtins.dict", "context": "[]", "children_spec": []}]}]')
 x_meta = tensor_meta(4, 3, grad=False)
 x_meta["sizes"][0] = {"as_expr": {"expr_str": "Mul(Integer(2), Symbol('s0', positive=True))", "hint": {"as_int": 4}}}
 nodes = [node("aten.linear.default", tensor("h"), input=tensor("x"), weight=tensor("w"), bias=tensor("b")),
@@ -176,7 +178,8 @@ write("exported", "program", b"\1" + two(compact(exported_program), compact(expo
 write("exported", "no_grad", b"\1" + two(compact(with_region("wrap_with_set_grad_enabled", {"as_bool": False})),
                                          compact(exported_weights)))
 small = {**exported_program, "guards_code": [], "range_constraints": {}}
-small["graph_module"] = {**small["graph_module"], "graph": {**small["graph_module"]["graph"], "nodes": nodes[:1], "outputs": [tensor("h")]},
+small_graph = {**small["graph_module"]["graph"], "nodes": nodes[:1], "outputs": [tensor("h")]}
+small["graph_module"] = {**small["graph_module"], "graph": small_graph,
                          "signature": {**signature, "output_specs": [{"user_output": {"arg": tensor("h")}}]}}
 write("exported", "archive", b"\0" + exported_archive(small, exported_weights))
 

@@ -1,5 +1,5 @@
-// Every seed and every input that once was a finding, through the entry functions of the fuzz targets: a program's tests
-// are instantiated with its targets.
+// Every seed and every input that once was a finding, through the entry functions of the fuzz targets: a program's
+// tests are instantiated with its targets.
 #pragma once
 
 #include <filesystem>

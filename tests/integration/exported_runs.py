@@ -200,6 +200,20 @@ class Settings(ExportedTest):
             self.assertEqual(torch.equal(weights[name], tensor), not name.startswith("mlp."), name)
         self.assertTrue(result.weights_file.with_name("model.pt2").is_file())
 
+    def test_gradient_checkpointing(self):
+        """Dropout, drop path, regions without autocast, batch norm in modules that are computed again: the same bits."""
+        for title, patterns in (("timm_vit", "blocks.*"), ("timm_resnet", "layer*|conv1"), ("llama_like", "norm*|q"),
+                                ("bert", "bert.encoder.layer.*.attention|dropout")):
+            case = self.make(title)
+            weights, counted = [], []
+            for checkpointed in ({}, {"gradient_checkpointing": patterns}):
+                result = self.train(case, optimizations={**OPTIMIZATIONS, **checkpointed})
+                weights.append(result.weights_file.read_bytes())
+                rows = result.json("profile/operators-rank-0000.json")["operators"]
+                counted.append(sum(row["calls"] for row in rows))
+            self.assertEqual(*weights, title)
+            self.assertGreater(counted[1], counted[0], f"{title}: nothing was computed again")
+
     def test_flops_and_operators(self):
         case = self.make("mlp")
         result = self.train(case)
@@ -298,8 +312,8 @@ class Page(ExportedTest):
         result = launch(self.build, self.folder / "experiment.yaml", self.work.new_run()).expect(0)
         losses = [line["metrics"]["loss"] for line in result.metrics("validation")]
         self.assertLess(losses[-1], 0.9, "chance is 1.39")
-        self.assertEqual(torch.export.load(str(result.weights_file.with_name("model.pt2"))).module()(torch.ones(3, 20)).shape,
-                         (3, 4))
+        trained = torch.export.load(str(result.weights_file.with_name("model.pt2"))).module()
+        self.assertEqual(trained(torch.ones(3, 20)).shape, (3, 4))
 
 
 class Errors(ExportedTest):
@@ -326,6 +340,19 @@ class Errors(ExportedTest):
         self.fails(
             case._replace(inputs=["input_ids"]), "takes 2 tensors (attention_mask, input_ids), not 1", "data.more_inputs"
         )
+
+    def test_gradient_checkpointing(self):
+        def checkpointed(patterns):
+            return {"optimizations": {"gradient_checkpointing": patterns}}
+
+        case = self.make("timm_vit", ranks=1)
+        self.fails(case, 'gradient_checkpointing: no module with two operators or more matches "block"',
+                   "the modules are blocks.0, blocks.0.attn, ", **checkpointed("block"))
+        case = self.make("cnn", ranks=1)
+        script = torch.jit.script(case.make())
+        script.save(str(self.folder / "model.pt"))
+        self.fails(case, "gradient_checkpointing is not supported for TorchScript", model=str(self.folder / "model.pt"),
+                   **checkpointed("0"))
 
     def test_files(self):
         case = self.make("mlp", ranks=1)

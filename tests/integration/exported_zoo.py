@@ -1,4 +1,4 @@
-"""Models that people train, small and with random weights, for torch.export: torchvision's, timm's, transformers', plain ones.
+"""Models that people train, for torch.export, small and with random weights: of torchvision, timm, transformers, plain.
 
 Each has dropout, drop path or batch norm as its library sets it, so that train and evaluation mode differ.
 """
@@ -13,9 +13,9 @@ from torch import nn
 WORDS, LENGTH, CLASSES, SIDE = 97, 12, 5, 32
 # Batch norm over four numbers, as deep models have it of smaller pictures, makes large differences of rounding.
 BIG_SIDE = 64
-# GoogLeNet multiplies a difference in a weight's last bit by 10^4 in a step: a ReLU behind batch norm turns. PyTorch's fused
-# AdamW rounds the last 1 to 7 elements of a tensor otherwise than those before them, and where they are among a rank's
-# parameters depends on the number of ranks. With a multiple of 8 classes no tensor of the model has such elements.
+# GoogLeNet multiplies a difference in a weight's last bit by 10^4 in a step: a ReLU behind batch norm turns. PyTorch's
+# fused AdamW rounds the last 1 to 7 elements of a tensor otherwise than those before them, and where they are among a
+# rank's parameters depends on the number of ranks. With a multiple of 8 classes no tensor of the model has such elements.
 GOOGLENET_CLASSES = 16
 
 warnings.filterwarnings("ignore")
@@ -449,7 +449,7 @@ CASES = {
     ),
     "timm_mixer": of_timm(
         lambda m: m.MlpMixer(
-            num_classes=CLASSES, img_size=SIDE, patch_size=8, num_blocks=2, embed_dim=32, drop_rate=0.1, drop_path_rate=0.3
+            CLASSES, img_size=SIDE, patch_size=8, num_blocks=2, embed_dim=32, drop_rate=0.1, drop_path_rate=0.3
         )
     ),
     # Rotary positions and gated layers.

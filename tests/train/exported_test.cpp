@@ -300,6 +300,9 @@ TEST_F(ExportedTest, ManyNodesAndDeepNestingAreErrors) {
     return std::string("accepted");
   };
   EXPECT_THAT(of(program.substr(0, at) + many + program.substr(at)), HasSubstr("more than 100000 operators"));
+  std::string wide = "[0";
+  for (int i = 0; i < 12'000'000; ++i) wide += ",0";
+  EXPECT_THAT(of(wide + "]"), HasSubstr("more than 12000000 values"));
   std::string deep(1'000'000, '[');
   EXPECT_THAT(of(deep), HasSubstr("nested too deeply"));
   deep += std::string(1'000'000, ']');

@@ -39,8 +39,8 @@ OptimizerSettings read_optimizer(Section section) {
 }
 
 const TextRule kModelFile{.schema = R"({"minLength": 1})",
-                           .good = [](const std::string& text) { return !text.empty(); },
-                           .must_be = "the path of a model file"};
+                          .good = [](const std::string& text) { return !text.empty(); },
+                          .must_be = "the path of a model file"};
 
 void declare_pair(Keys& keys, ModelJob& job) {
   keys.path({.name = "train",

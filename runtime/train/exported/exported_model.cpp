@@ -190,6 +190,10 @@ void ExportedModel::fail(std::span<const at::Tensor> inputs, const std::exceptio
                         : "give it data of the shape and type it was exported for, or change the model");
 }
 
+void ExportedModel::checkpoint_modules(const std::string& patterns, const std::string& key, RunCheckpointed run) {
+  runner_->checkpoint(checkpointed_parts(program_, patterns, key), std::move(run));
+}
+
 void ExportedModel::save(const fs::path& path) const {
   Tensors weights;
   for (const auto& item : tree_->named_parameters()) weights.emplace(item.key(), item.value().detach());

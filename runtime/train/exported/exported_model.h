@@ -37,6 +37,10 @@ class ExportedModel {
   ExportedModel(const std::filesystem::path& file, const torch::nn::Module& trained,
                 const std::filesystem::path& trained_file);
 
+  // In training these modules are computed again in backward, by `run` (checkpointed_modules.h). ConfigError begins
+  // with `key`. Before the first forward().
+  void checkpoint_modules(const std::string& patterns, const std::string& key, RunCheckpointed run);
+
   const std::shared_ptr<torch::nn::Module>& tree() const { return tree_; }
   const Program& program() const { return program_; }
   const Archive& archive() const { return archive_; }

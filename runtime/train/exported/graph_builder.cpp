@@ -61,7 +61,8 @@ std::pair<std::string, std::string> module_of(const Json& node) {
   const std::vector<std::string> modules = split(stack->get<std::string>(), ';');
   if (modules.empty()) return {};
   const std::vector<std::string> parts = split(modules.back(), ',');
-  if (parts.size() != 3) return {};
+  // torch.export's name for a node that it has added itself, a size that several modules use.
+  if (parts.size() != 3 || parts[1] == "_empty_nn_module_stack_from_metadata_hook") return {};
   return {parts[1], parts[2].substr(parts[2].rfind('.') + 1)};
 }
 

@@ -14,7 +14,8 @@ namespace dtrain::exported {
 namespace {
 
 constexpr std::size_t kDeepestJson = 200;
-constexpr std::size_t kMostNodes = 100'000;  // a transformer has 50 for each layer
+constexpr std::size_t kMostNodes = 100'000;      // a transformer has 50 for each layer
+constexpr std::size_t kMostValues = 12'000'000;  // a node has 100; a value takes up to 150 bytes
 constexpr std::array<std::string_view, 5> kExplanations{"stack_trace", "from_node", "torch_fn", "custom",
                                                         "source_fn_stack"};
 
@@ -59,6 +60,7 @@ class ValueMaker final : public nlohmann::json_sax<Json> {
   Json* place(Json value) {
     if (left_out_ > 0) return nullptr;
     if (std::exchange(leave_out_next_, false)) return nullptr;
+    ++values_;
     if (open_.empty()) {
       root = std::move(value);
       return &root;
@@ -73,7 +75,7 @@ class ValueMaker final : public nlohmann::json_sax<Json> {
 
   bool add(Json value) {
     place(std::move(value));
-    return true;
+    return values_ <= kMostValues || stop("has more than " + std::to_string(kMostValues) + " values");
   }
 
   bool open(Json value) {
@@ -84,7 +86,7 @@ class ValueMaker final : public nlohmann::json_sax<Json> {
     } else {
       ++left_out_;
     }
-    return true;
+    return values_ <= kMostValues || stop("has more than " + std::to_string(kMostValues) + " values");
   }
 
   bool close() {
@@ -99,7 +101,7 @@ class ValueMaker final : public nlohmann::json_sax<Json> {
 
   std::vector<Json*> open_;
   std::string key_;
-  std::size_t depth_ = 0, left_out_ = 0, nodes_ = 0;
+  std::size_t depth_ = 0, left_out_ = 0, nodes_ = 0, values_ = 0;
   bool leave_out_next_ = false;
 };
 

@@ -1,6 +1,7 @@
 #include "exported/runner.h"
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <utility>
 
@@ -198,16 +199,9 @@ void Runner::number(const Instruction& instruction) {
   put(instruction);
 }
 
-std::vector<at::Tensor> Runner::run(std::span<const at::Tensor> inputs, bool training) {
-  struct Release {
-    Runner& runner;
-    ~Release() { runner.release(); }
-  };
-  failed_ = nullptr;
-  const Release release{*this};
-  for (std::size_t i = 0; i < program_.inputs.size(); ++i) values_[index(program_.inputs[i].value)] = inputs[i];
-  Regions regions(device_);
-  for (const Instruction& instruction : program_.instructions) {
+void Runner::run_instructions(std::size_t first, std::size_t last, bool training, Regions& regions) {
+  for (std::size_t i = first; i < last; ++i) {
+    const Instruction& instruction = program_.instructions[i];
     failed_ = &instruction;
     switch (instruction.kind) {
       case Kind::kOperator:
@@ -223,6 +217,92 @@ std::vector<at::Tensor> Runner::run(std::span<const at::Tensor> inputs, bool tra
       default:
         number(instruction);
     }
+  }
+}
+
+void Runner::checkpoint(std::vector<CheckpointedPart> parts, RunCheckpointed run) {
+  parts_ = std::move(parts);
+  run_checkpointed_ = std::move(run);
+}
+
+// Forward, and again in backward, when the values of the program have been released: with values of its own.
+std::vector<IValue> Runner::compute_part(const CheckpointedPart& part, std::vector<IValue> inputs) {
+  struct Restore {
+    Runner& runner;
+    std::vector<IValue> values;
+    ~Restore() {
+      runner.values_ = std::move(values);
+      runner.stack_.clear();
+    }
+  };
+  std::vector<IValue> own(values_.size());
+  for (const Stored& stored : program_.stored) own[index(stored.value)] = values_[index(stored.value)];
+  for (std::size_t i = 0; i < inputs.size(); ++i) own[index(part.inputs[i])] = std::move(inputs[i]);
+  const Restore restore{*this, std::exchange(values_, std::move(own))};
+  Regions regions(device_);
+  run_instructions(part.first, part.last, /*training=*/true, regions);
+  std::vector<IValue> outputs;
+  for (const Value value : part.outputs) outputs.push_back(values_[index(value)]);
+  return outputs;
+}
+
+// Tensors go through autograd; numbers, which are sizes, are the same both times.
+void Runner::run_part(const CheckpointedPart& part) {
+  std::vector<IValue> inputs;
+  std::vector<at::Tensor> tensors;
+  for (const Value value : part.inputs) {
+    inputs.push_back(values_[index(value)]);
+    if (!inputs.back().isTensor()) continue;
+    tensors.push_back(inputs.back().toTensor());
+    inputs.back() = at::Tensor();  // taken from the function's arguments
+  }
+  for (const Value value : part.last_used) values_[index(value)] = IValue();
+  const auto numbers = std::make_shared<std::vector<IValue>>();
+  const auto function = [this, &part, inputs = std::move(inputs), numbers](const std::vector<at::Tensor>& given) {
+    std::vector<IValue> own = inputs;
+    auto next = given.begin();
+    for (IValue& value : own) {
+      if (value.isTensor()) value = *next++;
+    }
+    numbers->clear();
+    std::vector<at::Tensor> outputs;
+    for (IValue& output : compute_part(part, std::move(own))) {
+      if (output.isTensor()) {
+        outputs.push_back(output.toTensor());
+        numbers->emplace_back(at::Tensor());
+      } else {
+        numbers->push_back(std::move(output));
+      }
+    }
+    return outputs;
+  };
+  std::vector<at::Tensor> outputs = run_checkpointed_(function, tensors);
+  auto next = outputs.begin();
+  for (std::size_t i = 0; i < part.outputs.size(); ++i) {
+    IValue& value = values_[index(part.outputs[i])];
+    value = (*numbers)[i].isTensor() ? IValue(std::move(*next++)) : (*numbers)[i];
+  }
+}
+
+std::vector<at::Tensor> Runner::run(std::span<const at::Tensor> inputs, bool training) {
+  struct Release {
+    Runner& runner;
+    ~Release() { runner.release(); }
+  };
+  failed_ = nullptr;
+  const Release release{*this};
+  for (std::size_t i = 0; i < program_.inputs.size(); ++i) values_[index(program_.inputs[i].value)] = inputs[i];
+  {
+    Regions regions(device_);
+    std::size_t next = 0;
+    if (training) {
+      for (const CheckpointedPart& part : parts_) {
+        run_instructions(next, part.first, training, regions);
+        run_part(part);
+        next = part.last;
+      }
+    }
+    run_instructions(next, program_.instructions.size(), training, regions);
   }
   failed_ = nullptr;
   for (const auto& update : program_.buffer_updates) {

@@ -13,9 +13,16 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
+#include "exported/checkpointed_modules.h"
 #include "exported/program.h"
 
 namespace dtrain::exported {
+
+// Calls a function with tensors and returns what it returns; backward calls the function again instead of keeping what
+// it has computed (dtrain/train/gradient_checkpointing.h).
+using TensorFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
+using RunCheckpointed =
+    std::function<std::vector<at::Tensor>(TensorFunction function, const std::vector<at::Tensor>& inputs)>;
 
 class Runner {
  public:
@@ -25,6 +32,9 @@ class Runner {
 
   // Where operators that make tensors make them, and constants are. Before the first run(), and once.
   void move_to(at::Device device);
+
+  // From now on these parts of the program (in its order) are computed again in backward, by `run`.
+  void checkpoint(std::vector<CheckpointedPart> parts, RunCheckpointed run);
 
   // `inputs`: in the order of program.inputs, already checked. Returns program.outputs in their order; undefined: the
   // output is no tensor. Throws what an operator throws; failed() says which.
@@ -41,6 +51,9 @@ class Runner {
   void put(const Instruction& instruction);
   void call(const Instruction& instruction, bool training);
   void number(const Instruction& instruction);
+  void run_instructions(std::size_t first, std::size_t last, bool training, Regions& regions);
+  void run_part(const CheckpointedPart& part);
+  std::vector<c10::IValue> compute_part(const CheckpointedPart& part, std::vector<c10::IValue> inputs);
   void release();
 
   const Program& program_;
@@ -49,6 +62,8 @@ class Runner {
   std::vector<bool> is_stored_;
   std::vector<std::pair<Value, at::Tensor>> constants_;  // to be moved to the device
   at::Device device_ = at::kCPU;
+  std::vector<CheckpointedPart> parts_;
+  RunCheckpointed run_checkpointed_;
   const Instruction* failed_ = nullptr;
 };
 

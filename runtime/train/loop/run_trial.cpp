@@ -225,6 +225,10 @@ std::unique_ptr<train::StepGraph> step_graph(run::RankSession& session, const Tr
 
 train::TrainingLoop::End train_and_save(run::RankSession& session, const TrialFactory& make_trial) {
   const config::Experiment& experiment = session.experiment();
+  if (!experiment.model && !experiment.optimizations.gradient_checkpointing.empty()) {
+    throw ConfigError("optimizations.gradient_checkpointing is for the models of a `model:` experiment",
+                      "in a program call dtrain::checkpoint() around a part of the model (docs/api.md)");
+  }
   choose_matmul(session);
   share_cores(session.world());
   const c10::Device device = open_rank_device(session);  // before any call of libtorch that asks for CUDA

@@ -5,6 +5,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
+#include "dtrain/train/gradient_checkpointing.h"
 #include "exported/evaluation_mode.h"
 
 namespace dtrain::worker {
@@ -133,13 +134,18 @@ at::Tensor ExportedFile::output(const c10::IValue& returned, const OutputChoice&
   return returned.toTensorList().get(index_of(choice));
 }
 
+void ExportedFile::checkpoint_modules(const std::string& patterns, const std::string& key) {
+  model_.checkpoint_modules(patterns, key, train::run_checkpointed);
+}
+
 std::optional<FileModel::Warning> ExportedFile::fixed_mode(bool for_training, bool) const {
   if (!for_training) return std::nullopt;
   const auto modal = exported::modal_operators(model_.program());
   const auto idle = exported::operators_in_evaluation(model_.program());
   if (modal.empty() || idle != modal) return std::nullopt;
-  return Warning{"was exported in evaluation mode: " + join_with_and(idle) + (idle.size() == 1 ? " does" : " do") + " not train",
-                 "call model.train() before torch.export.export()"};
+  return Warning{
+      "was exported in evaluation mode: " + join_with_and(idle) + (idle.size() == 1 ? " does" : " do") + " not train",
+      "call model.train() before torch.export.export()"};
 }
 
 void ExportedFile::check_evaluation() const {

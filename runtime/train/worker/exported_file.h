@@ -24,6 +24,7 @@ class ExportedFile final : public FileModel {
   bool returns_one_tensor() const override;
   c10::IValue forward(const std::vector<at::Tensor>& inputs) override;
   at::Tensor output(const c10::IValue& returned, const OutputChoice& choice) const override;
+  void checkpoint_modules(const std::string& patterns, const std::string& key) override;
   std::string why_not_repeatable() const override { return model_.why_not_repeatable(); }
   std::optional<Warning> fixed_mode(bool for_training, bool for_evaluation) const override;
   void check_evaluation() const override;

@@ -44,6 +44,11 @@ class FileModel {
   // Of what forward() has returned. Error if it is no tensor.
   virtual at::Tensor output(const c10::IValue& returned, const OutputChoice& choice) const = 0;
 
+  // In training the modules whose names match these patterns (as in optimizer.groups.match) keep only their inputs and
+  // are computed again in backward. Before the first forward(). ConfigError begins with `key`: no module matches, or
+  // the file does not say which operators belong to which module.
+  virtual void checkpoint_modules(const std::string& patterns, const std::string& key) = 0;
+
   // A model may assign a new tensor to a buffer. Puts the registered tensor back in its place, with the new tensor's
   // values. After backward (which may still need the old values), or after a forward without gradients.
   virtual void take_over_buffers() {}

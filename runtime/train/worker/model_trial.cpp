@@ -203,6 +203,8 @@ ModelTrial::ModelTrial(TrialContext& context)
   model_->check_signature(inputs_of(job_), outputs);
   check_scale(job_.data.format, *model_);
   const config::Optimizations& optimizations = context.session().experiment().optimizations;
+  if (!optimizations.gradient_checkpointing.empty())
+    model_->checkpoint_modules(optimizations.gradient_checkpointing, "optimizations.gradient_checkpointing");
   if (config::weighs_batches(job_.loss.loss) &&
       !std::holds_alternative<comm::NoCompression>(optimizations.gradient_compression)) {
     throw ConfigError("loss: ignore_index and class_weights are not supported with optimizations.gradient_compression",

@@ -29,7 +29,8 @@ constexpr auto kHowToMakeModel =
     "make a model file in Python: torch.export.save(torch.export.export(model, inputs), \"model.pt2\") "
     "(docs/exporting.md), or torch.jit.script(model).save(\"model.pt\")";
 
-[[noreturn]] void no_script(const fs::path& file, const std::string& what, const std::string& remedy = kHowToMakeModel) {
+[[noreturn]] void no_script(const fs::path& file, const std::string& what,
+                            const std::string& remedy = kHowToMakeModel) {
   throw ConfigError("model: " + file.string() + " is no TorchScript file: " + what, remedy);
 }
 

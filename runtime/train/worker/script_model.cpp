@@ -206,6 +206,11 @@ void ScriptModel::check_signature(const std::vector<ModelInput>& inputs, const s
   for (const OutputChoice& output : outputs) check_choice(returned, output, file_.string());
 }
 
+void ScriptModel::checkpoint_modules(const std::string&, const std::string& key) {
+  throw ConfigError(key + " is not supported for TorchScript, whose operators do not say which module they belong to",
+                    "export the model with torch.export (docs/exporting.md), or leave the key out");
+}
+
 std::string ScriptModel::why_not_repeatable() const {
   const auto attribute = changed_attribute(script_);
   return attribute ? "the model's forward() changes its attribute '" + *attribute +

@@ -61,6 +61,7 @@ class ScriptModel final : public FileModel {
   at::Tensor output(const c10::IValue& returned, const OutputChoice& choice) const override {
     return chosen_output(returned, choice);
   }
+  void checkpoint_modules(const std::string& patterns, const std::string& key) override;
   void take_over_buffers() override { tree_->take_over_buffers(); }
   void drop_assigned_buffers() override { tree_->drop_assigned_buffers(); }
   std::string why_not_repeatable() const override;

@@ -9,6 +9,7 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "dtrain/comm/codecs.h"
 #include "dtrain/config/keys.h"
@@ -105,6 +106,7 @@ struct Optimizations {
   Precision mixed_precision = Precision::kFloat32;
   MemoryFormat memory_format = MemoryFormat::kAuto;
   CudaGraphs cuda_graphs = CudaGraphs::kAuto;
+  std::string gradient_checkpointing;  // patterns over names of modules, divided by |; empty: none
   Matmul matmul = Matmul::kAuto;
   Operators operators = Operators::kAuto;
   bool operator==(const Optimizations&) const = default;
@@ -164,6 +166,14 @@ inline void declare_keys(Keys& keys, Optimizations& o) {
              "No effect on CPUs.",
              "[More](gpus.md#cuda-graphs)."},
             cuda_graphs_form(o.cuda_graphs));
+  keys.text({.name = "gradient_checkpointing",
+             .text = "Of a model of torch.export: the modules that keep only their inputs and are computed again in "
+                     "backward, which takes less memory and more time: patterns over their names, as in "
+                     "optimizer.groups.match.",
+             .more = "[More](exporting.md#gradient-checkpointing).",
+             .examples = R"(["blocks.*"])",
+             .default_text = "none"},
+            o.gradient_checkpointing);
   keys.path({.name = "grad_updates_size_file",
              .text = "A file into which the size of each gradient is written, relative to this file's folder.",
              .examples = R"(["gradient-sizes.csv"])"},
