@@ -221,23 +221,29 @@ class _Indices(data.Sampler):
         return self.global_batches()
 
     def __iter__(self) -> Iterator[list[int]]:
-        sampler = self._loader.sampler
-        if isinstance(sampler, data.distributed.DistributedSampler):
+        batch_sampler = self._loader.batch_sampler
+        samplers = {id(one): one for one in (self._loader.sampler, batch_sampler, getattr(batch_sampler, "sampler", None))
+                    if one is not None}.values()
+        if any(isinstance(sampler, data.distributed.DistributedSampler) for sampler in samplers):
             raise ValueError("the loader has a DistributedSampler, and dtrain divides batches itself: "
                              "leave the sampler out, and use shuffle=True")
         # Samplers draw from torch's generator, or from one of their own: seeded alike on every rank.
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(hash((self._seed, self.epoch)) & 0x7FFFFFFFFFFFFFFF)
-            own = getattr(sampler, "generator", None)
-            if own is not None:
-                own.manual_seed(hash((self._seed, self.epoch)) & 0x7FFFFFFFFFFFFFFF)
-            if hasattr(sampler, "set_epoch"):
-                sampler.set_epoch(self.epoch)
-            batches = list(self._loader.batch_sampler)
+            seed = hash((self._seed, self.epoch)) & 0x7FFFFFFFFFFFFFFF
+            torch.manual_seed(seed)
+            for sampler in samplers:
+                own = getattr(sampler, "generator", None)
+                if isinstance(own, torch.Generator):
+                    own.manual_seed(seed)
+                if hasattr(sampler, "set_epoch"):
+                    sampler.set_epoch(self.epoch)
+            batches = list(batch_sampler)
+        if self._whole_batches:
+            batches = [batch for batch in batches if len(batch) >= self._world_size]
         self.shares.clear()
         for batch in batches[self.skip:]:
             mine = batch[part_of(len(batch), self._rank, self._world_size)]
-            if mine and not (self._whole_batches and len(batch) < self._world_size):
+            if mine:
                 self.shares.append(share_of(len(mine), len(batch), self._world_size))
                 yield mine
 
@@ -310,14 +316,17 @@ class Source:
         for holder in (self._loader, getattr(self._loader, "sampler", None), getattr(self._loader, "dataset", None)):
             if hasattr(holder, "set_epoch"):
                 holder.set_epoch(number)
-        for index, batch in enumerate(self._batches):
-            if index < skip:
+        for batch in self._batches:
+            count = 0 if self._is_divided else samples_of(batch)
+            if self._whole_batches and not self._is_divided and count < self._world_size:
+                continue
+            if skip > 0:
+                skip -= 1
                 continue
             if not self._is_divided:
-                count = samples_of(batch)
                 part = part_of(count, self._rank, self._world_size)
                 mine = part.stop - part.start
-                if mine == 0 or (self._whole_batches and count < self._world_size):
+                if mine == 0:
                     continue
                 self.share = share_of(mine, count, self._world_size)
                 batch = _part_of_batch(batch, self._rank, self._world_size)

@@ -4,13 +4,14 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import shutil
 import sys
 import tempfile
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -93,9 +94,10 @@ class Session:
             self._context.clip_gradient_value(clip_gradient_value)
         if isinstance(loader, Loader):
             self._use_batch_size(loader.batch_size)
-            source = Source(loader._of_run(self._context._native), self._rank, self._world_size, self._context._native.seed)
+            source = Source(loader._of_run(self._context._native), self._rank, self._world_size, self._context._native.seed,
+                            whole_batches=True)
         else:
-            source = Source(loader, self._rank, self._world_size, self._context._native.seed)
+            source = Source(loader, self._rank, self._world_size, self._context._native.seed, whole_batches=True)
             self._use_batch_size(source.batch_size)
         self._schedulers = list(schedulers)
         self._loop.keep_state(self._state, self._load_state)
@@ -160,7 +162,8 @@ class Session:
 
     def mean(self, value: float | torch.Tensor, weight: float = 1) -> float:
         """The mean of all ranks' values, weighted: by the number of samples, say. Collective."""
-        sums = torch.tensor([float(value) * weight, weight], dtype=torch.float64)
+        # A part without samples has no mean.
+        sums = torch.tensor([float(value) * weight if weight else 0.0, weight], dtype=torch.float64)
         total, weights = self._context.all_reduce(sums).tolist()
         return total / weights if weights else float("nan")
 
@@ -260,6 +263,7 @@ class Session:
     def _step(self) -> None:
         if self._watch is not None:
             self._watch.check()
+        self._context._buffers.take()
         self._loop.end_step()
         self._leave_if_over()
 
@@ -276,22 +280,26 @@ class Session:
 
     def _state(self) -> Any:
         own = None if self._watch is not None else self._optimizer.state_dict()
-        return {"schedulers": [scheduler.state_dict() for scheduler in self._schedulers], "optimizer": own}
+        given = self._loader.given if self._loader is not None else 0
+        return {"schedulers": [scheduler.state_dict() for scheduler in self._schedulers], "optimizer": own, "given": given}
 
     def _load_state(self, state: Any) -> None:
         self._restored = state
 
-    def _restore_schedulers(self) -> None:
-        """Once the loop is where the run goes on: what it has stepped on the way there does not count."""
+    def _restore_state(self) -> int | None:
+        """Once the loop is where the run goes on: what it has stepped on the way there does not count. Returns how many
+        batches of the epoch the loader had given: several for each step where gradients were accumulated."""
         state, self._restored = self._restored, None
         if state is None:
-            return
+            return None
         if state["optimizer"] is not None:
             self._optimizer.load_state_dict(state["optimizer"])
         for scheduler, values in zip(self._schedulers, state["schedulers"]):
             scheduler.load_state_dict(values)
             for group, rate in zip(scheduler.optimizer.param_groups, scheduler.get_last_lr()):
                 group["lr"] = rate
+        given: int | None = state.get("given")
+        return given
 
 
 class _Loader:
@@ -302,6 +310,7 @@ class _Loader:
         self._source = source
         self._wrapped = loader
         self._epochs = 0  # that have been begun
+        self.given = 0  # batches of the epoch under way
         self._is_open = False
 
     def __len__(self) -> int:
@@ -320,9 +329,11 @@ class _Loader:
         epoch, self._epochs = self._epochs, self._epochs + 1
         if loop.state == _State.ENDED or epoch < loop.epoch or session._is_long_enough(epoch):
             return  # it is over: the run has reached its length, or goes on from a checkpoint after it
-        session._restore_schedulers()
+        given = session._restore_state()
+        self.given = loop.skipped_batches if given is None or loop.skipped_batches == 0 else given
         self._is_open = True
-        for batch in self._source.epoch(epoch, loop.skipped_batches):
+        for batch in self._source.epoch(epoch, self.given):
+            self.given += 1
             session._begin_batch(samples_of(batch), self._source.share)
             yield batch
             # Now the script has stepped its schedulers: the batch may be saved.
@@ -375,9 +386,12 @@ def init(experiment: str | os.PathLike[str] | None = None, **settings: Any) -> S
     else:
         arguments = [sys.argv[0], _write_experiment(settings)]
     _session = Session(arguments)
+    if rank_arguments is None and experiment is None:  # the run has a copy
+        shutil.rmtree(Path(arguments[1]).parent, ignore_errors=True)
     if rank_arguments is None:
         atexit.register(_end_of_process)
         sys.excepthook = _note_failure
+        sys.exit = _note_exit
     return _session
 
 
@@ -403,6 +417,15 @@ def _write_experiment(settings: Mapping[str, Any]) -> str:
 
 
 _failure: str | None = None
+_exit = sys.exit
+
+
+def _note_exit(code: Any = None, /) -> NoReturn:
+    """sys.exit() of a script: Python calls no excepthook for it."""
+    global _failure
+    if code not in (None, 0):
+        _failure = f"sys.exit({code!r})"
+    _exit(code)
 
 
 def _note_failure(kind: type[BaseException], error: BaseException, trace: Any) -> None:

@@ -45,6 +45,31 @@ class _Section(Mapping):
         return len(self._names())
 
 
+class _Buffers:
+    """The buffers that the engine saves. `module.ema = 0.9 * module.ema + …` puts another tensor in a buffer's place: its
+    values are copied into the one that the engine knows."""
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[torch.nn.Module, str, torch.Tensor]] = []
+
+    def add(self, model: torch.nn.Module) -> None:
+        for module in model.modules():
+            self._kept += [(module, name, buffer) for name, buffer in module._buffers.items() if buffer is not None]
+
+    def take(self) -> None:
+        """After a forward pass."""
+        for module, name, kept in self._kept:
+            value = module._buffers.get(name)
+            if value is kept or value is None:
+                continue
+            if value.shape != kept.shape or value.dtype != kept.dtype:
+                raise _native.ConfigError(
+                    f"{type(module).__name__}.{name} was {kept.dtype} {list(kept.shape)} when dtrain took the model, and "
+                    f"becomes {value.dtype} {list(value.shape)}: a buffer keeps its type and shape")
+            with torch.no_grad():
+                module._buffers[name] = kept.copy_(value)
+
+
 class Context:
     """Facts about the run, and what a trial does with its model: the first argument of a trial's constructor."""
 
@@ -53,6 +78,7 @@ class Context:
         self._watches: list[optim.SettingsWatch] = []
         self._schedulers: list[tuple[Any, str]] = []
         self._names: dict[torch.nn.Parameter, str] = {}
+        self._buffers = _Buffers()
         self._own_steps: list[tuple[torch.optim.Optimizer, optim.OwnSteps]] = []
         self._computed: list[torch.optim.Optimizer] = []  # by the engine
         self._has_begun = False  # a trial's training
@@ -104,6 +130,7 @@ class Context:
         """
         itself: torch.nn.Module = getattr(model, "_orig_mod", model)
         self._native.wrap_model(itself, name, itself is not model)
+        self._buffers.add(itself)
         for parameter, own in optim.names_of(itself).items():
             self._names.setdefault(parameter, f"{name}.{own}" if name else own)
         return model
@@ -362,18 +389,24 @@ class _Bound:
         self._trial = make(self._context)
         if self._context._schedulers or self._context._watches or self._context._own_steps:
             native.add_callback(_Steps(self._context, native.aggregation_frequency))
-        for name in ("train_batch", "evaluate_batch", "save_more", "state_dict", "load_state_dict"):
+        for name in ("evaluate_batch", "save_more", "state_dict", "load_state_dict"):
             setattr(self, name, getattr(self._trial, name))
 
-    def _source(self, loader: Any) -> Source | None:
+    def train_batch(self, batch: Any) -> Any:
+        metrics = self._trial.train_batch(batch)
+        self._context._buffers.take()
+        return metrics
+
+    def _source(self, loader: Any, whole_batches: bool = False) -> Source | None:
         if loader is None:
             return None
         if isinstance(loader, Loader):
             loader = loader._of_run(self._context._native)
-        return Source(loader, self._context.rank, self._context.world_size, self._context._native.seed)
+        return Source(loader, self._context.rank, self._context.world_size, self._context._native.seed,
+                      whole_batches)
 
     def training_loader(self) -> Source | None:
-        source = self._source(self._trial.training_loader())
+        source = self._source(self._trial.training_loader(), whole_batches=True)
         if source is not None and source.batch_size not in (None, self._context.global_batch_size):
             raise _native.ConfigError(
                 f"training_loader() has batches of {source.batch_size}, and hyperparameters.global_batch_size is "

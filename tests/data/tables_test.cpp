@@ -111,6 +111,10 @@ TEST_F(RawTest, FilesThatDoNotFit) {
                 open_raw({x, ElementType::kUint8, {0}}, {x, ElementType::kUint8, {4}});
               }),
               HasSubstr("a dimension of 0"));
+  EXPECT_THAT(failure([&] {
+                open_raw({x, ElementType::kUint8, {1 << 16, 1 << 16, 1 << 16, 1 << 16}}, {x, ElementType::kUint8, {4}});
+              }),
+              HasSubstr("more bytes than 64 bits count"));
 }
 
 // A hole in a file takes no disk; a data set of a billion samples no memory.
@@ -176,9 +180,17 @@ TEST_F(FilesTest, PatternsThatDoNotFit) {
 
 TEST_F(FilesTest, FilesOfOtherShapesAreRefused) {
   write("t-1.csv", "a,b\n1,2\n");
-  write("t-2.csv", "a,b,c\n1,2,3\n");
+  write("t-2.csv", "b,a\n1,2\n");
   EXPECT_THAT(failure([&] {
                 Csv().open({{"file", path("t-*.csv")}}, no_sharing());
+              }),
+              AllOf(HasSubstr("t-2.csv: its columns are b,a, but those of"), HasSubstr("t-1.csv are a,b")));
+  Csv plain;
+  plain.header = false;
+  write("t-1.csv", "1,2\n");
+  write("t-2.csv", "1,2,3\n");
+  EXPECT_THAT(failure([&] {
+                plain.open({{"file", path("t-*.csv")}}, no_sharing());
               }),
               AllOf(HasSubstr("features float32 [2]"), HasSubstr("features float32 [1] in the first")));
 }

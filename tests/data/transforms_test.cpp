@@ -240,6 +240,9 @@ TEST_F(Pictures, WithTransformsThatDoNotFitTogetherAreRefused) {
   EXPECT_THAT(refusal({CenterCrop{.size = 4}, Normalize{}, Normalize{}}), HasSubstr("normalize stands here twice"));
   EXPECT_THAT(refusal({CenterCrop{.size = 4}, MixUp{.classes = 3}, Normalize{}}),
               HasSubstr("normalize cannot come after mixup"));
+  EXPECT_THAT(refusal({CenterCrop{.size = 4}, MixUp{.classes = 3}, CutMix{.classes = 4}}),
+              HasSubstr("cutmix has classes: 4, and the one before it has 3"));
+  EXPECT_EQ(refusal({CenterCrop{.size = 4}, MixUp{.classes = 3}, CutMix{.classes = 3}}), "");
   const auto few = transformed(source(), {CenterCrop{.size = 4}, MixUp{.classes = 2}});
   write("c/0.png", png_of(gradient({8, 8})));
   const auto more = transformed(source(), {CenterCrop{.size = 4}, MixUp{.classes = 2}});

@@ -50,6 +50,7 @@ class Logs(LoopTest):
                     self.assertEqual(metrics["largest"], 10 * (ranks - 1) + last)
                     self.assertEqual(metrics["smallest"], last - 2)
                     self.assertEqual(metrics["sometimes"], last)
+                    self.assertEqual(metrics["counter"], last - 1)
                     self.assertEqual(metrics["calls"], 2 * last - 2)
                 validation = result.metrics("validation")[-1]["metrics"]
                 self.assertEqual(validation["evaluated"], 12)

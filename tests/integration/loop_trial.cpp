@@ -231,6 +231,8 @@ class LoopTrial final : public dtrain::Trial {
     return {{"loss", loss}};
   }
 
+  at::Tensor counter_ = torch::zeros({}, torch::kFloat64);
+
   void log(std::int64_t number, const dtrain::Batch& batch) {
     const auto rank = static_cast<double>(context_.rank());
     const auto batch_number = static_cast<double>(number);
@@ -239,6 +241,7 @@ class LoopTrial final : public dtrain::Trial {
     context_.log("largest", {10 * rank + batch_number, Reduction::kMax});
     context_.log("smallest", {10 * rank + batch_number, Reduction::kMin});
     if (context_.rank() == 0 && number % 3 == 0) context_.log("sometimes", batch_number);
+    context_.log("counter", counter_.add_(1));  // the same tensor in each batch
   }
 
   // What around_the_loop.py knows how to make, too.

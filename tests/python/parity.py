@@ -194,6 +194,9 @@ class Steps(ParityTest):
                         {"optimizer": ["NAdam", {"lr": 1e-3}], "clip_norm": 0.1}):
             self.compare([(SCRIPT, 1), (SCRIPT, 2), (TRIAL, 3)], accumulate=2, **changes)
 
+    def test_a_last_batch_with_fewer_samples_than_ranks(self):
+        self.compare([(SCRIPT, 3), (TRIAL, 3)], extra=2, epochs=2, schedule="cosine")
+
     def test_clipping(self):
         self.compare([(SCRIPT, 1), (SCRIPT, 3), (TRIAL, 2)], clip_norm=0.1)
         self.compare([(SCRIPT, 2), (TRIAL, 2)], clip_value=0.01)

@@ -15,7 +15,7 @@ STEPS = 20
 BATCH = 7  # of all ranks: no number of ranks but 1 divides it
 DEFAULTS = {"model": "mlp", "optimizer": ["SGD", {"lr": 0.05}], "groups": False, "schedule": None, "every": "step",
             "accumulate": 1, "loads": None, "clip_norm": None, "clip_value": None, "limit": None, "dtype": "float64", "epochs": 2,
-            "shuffle": False, "compile": None}
+            "shuffle": False, "compile": None, "extra": 0}
 
 
 class Mlp(nn.Module):
@@ -176,15 +176,16 @@ def make_schedule(case, optimizer):
     return makers[case["schedule"]]()
 
 
-def make_loader(case):
-    """`epochs` of them have STEPS batches. The last batch of each is smaller, where nothing is accumulated."""
+def make_loader(case, drop_last=False):
+    """`epochs` of them have STEPS batches. The last batch of each is smaller, where nothing is accumulated. `extra` samples
+    come after them: a batch with fewer samples than ranks, which is left out."""
     batches = STEPS // case["epochs"]
-    samples = BATCH * batches - (2 if case["accumulate"] == 1 else 0)
+    samples = BATCH * batches - (2 if case["accumulate"] == 1 and not case["extra"] else 0) + case["extra"]
     generator = torch.Generator().manual_seed(2)
     images = torch.randn(samples, 3, 32, 32, generator=generator, dtype=torch.float64)
     tokens = torch.randint(1, 64, (samples, 8), generator=generator)
     labels = torch.randint(0, 5, (samples,), generator=generator)
-    return DataLoader(TensorDataset(images.to(getattr(torch, case["dtype"])), tokens, labels), BATCH)
+    return DataLoader(TensorDataset(images.to(getattr(torch, case["dtype"])), tokens, labels), BATCH, drop_last=drop_last)
 
 
 def trained_before(case):
@@ -219,7 +220,7 @@ def train_plain(case):
     schedule = make_schedule(case, optimizer)
     if case["loads"] == "after":
         optimizer.load_state_dict(state)
-    loader = make_loader(case)
+    loader = make_loader(case, drop_last=case["extra"] > 0)
     model.train()
     for epoch in range(case["epochs"]):
         for index, batch in enumerate(loader):

@@ -21,16 +21,17 @@ import harness
 HERE = Path(__file__).resolve().parent
 # Of the engine, and one that steps by itself.
 JOBS = [("resume_script.py", "AdamW"), ("resume_trial.py:Resumed", "AdamW"), ("resume_script.py", "NAdam"),
-        ("resume_trial.py:Resumed", "NAdam")]
+        ("resume_trial.py:Resumed", "NAdam"), ("resume_script.py accumulates", "AdamW")]
 kills = 10
 
 
 class Resume(harness.WorkplaceTest):
     def write(self, entrypoint, optimizer, seconds, **sections):
         path = self.work.new_run().with_suffix(".yaml")
+        script, *ways = entrypoint.split()
         return harness.write_experiment(
-            path, name="resume", entrypoint=str(HERE / entrypoint), scheduling_unit=5,
-            hyperparameters={"global_batch_size": 8, "optimizer": optimizer, "seconds": seconds},
+            path, name="resume", entrypoint=str(HERE / script), scheduling_unit=1 if ways else 5,
+            hyperparameters={"global_batch_size": 8, "optimizer": optimizer, "seconds": seconds, "accumulates": bool(ways)},
             min_checkpoint_period={"batches": 4}, resources={"slots_per_trial": 2}, searcher={"max_length": {"epochs": 5}}, **sections)
 
     def digest(self, result):
@@ -70,6 +71,8 @@ class Resume(harness.WorkplaceTest):
             whole[job] = self.digest(result)
         for number in range(kills):
             job, batch, restarts = JOBS[number % len(JOBS)], random.choice(range(5, 46, 5)), number // len(JOBS) % 2
+            if "accumulates" in job[0]:
+                batch = random.choice(range(5, 17))  # of 20 steps
             with self.subTest(job=job, batch=batch, restarts=restarts):
                 run_dir = self.work.new_run()
                 experiment = self.write(*job, seconds=0.05, max_restarts=restarts)

@@ -1,5 +1,6 @@
 """Trains until the session ends, with a schedule and a state of the optimizer to begin with; sleeps so that it can be
-killed in the middle."""
+killed in the middle. Where it accumulates, three batches are a step, and the schedule follows the loss."""
+import contextlib
 import time
 
 import dtrain
@@ -11,7 +12,9 @@ session = dtrain.init()
 torch.manual_seed(3)
 model = nn.Sequential(nn.Linear(12, 16), nn.Dropout(0.2), nn.ReLU(), nn.Linear(16, 4))
 optimizer = getattr(torch.optim, session.hyperparameters["optimizer"])(model.parameters(), lr=0.01)
-schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 60)
+accumulates = session.hyperparameters["accumulates"]
+schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.9, patience=0) if accumulates else \
+    torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 60)
 data = TensorDataset(torch.randn(90, 12), torch.randint(0, 4, (90,)))
 loader = DataLoader(data, batch_size=session.hyperparameters["global_batch_size"], shuffle=True)
 model, optimizer, loader, schedule = session.wrap(model, optimizer, loader, schedule)
@@ -23,10 +26,14 @@ for copy in copies:
 earlier.step()
 optimizer.load_state_dict(earlier.state_dict())
 for epoch in range(5):
-    for inputs, labels in loader:
-        loss = nn.functional.cross_entropy(model(inputs), labels)
-        optimizer.zero_grad()
-        loss.backward()
+    for index, (inputs, labels) in enumerate(loader):
+        adds = accumulates and index % 3 != 2
+        with session.no_sync() if adds else contextlib.nullcontext():
+            loss = nn.functional.cross_entropy(model(inputs), labels)
+            loss.backward()
+        if adds:
+            continue
         optimizer.step()
-        schedule.step()
+        optimizer.zero_grad()
+        schedule.step(session.mean(loss.item())) if accumulates else schedule.step()
         time.sleep(session.hyperparameters["seconds"])

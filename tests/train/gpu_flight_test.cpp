@@ -1,4 +1,7 @@
 // What the host hands over without waiting, and what it reads late: steps in flight, batches, metrics.
+#include <cstring>
+
+#include "checkpoint/device_copies.h"
 #include "device/device_feed.h"
 #include "device/steps_in_flight.h"
 #include "dtrain/base/error.h"
@@ -45,6 +48,42 @@ TEST_F(GpuFlight, ValuesAreReadLateAndInOrder) {
     EXPECT_EQ(counts.host_syncs, 0);
     EXPECT_EQ(counts.pageable_copies, 0);
     EXPECT_EQ(counts.copies_to_host, 12);
+  });
+}
+
+TEST_F(GpuFlight, CopiesForACheckpointAreWaitedForByNobody) {
+  run_on_gpu([](GpuRun& run) {
+    DeviceCopies copies;
+    for (int round = 0; round < 3; ++round) {
+      const at::TensorOptions there(run.device);
+      std::vector<at::Tensor> values = {
+          at::arange(7, there.dtype(at::kFloat)) + round, at::ones({3}, there.dtype(at::kBool)),
+          at::full({2, 3}, 5.5 + round, there.dtype(at::kDouble)), at::zeros({}, there.dtype(at::kLong)) + round};
+      if (round == 1) values.push_back(at::arange(1000, there.dtype(at::kInt)));  // more memory than before
+      std::vector<at::Tensor> wanted;
+      for (const at::Tensor& value : values) wanted.push_back(value.cpu());
+      std::vector<std::vector<std::byte>> arrived;
+      arrived.reserve(values.size());
+      gpus.delay_queries(3);
+      gpus.take_counts();
+      for (const at::Tensor& value : values) {
+        arrived.emplace_back(value.nbytes());
+        copies.add(value, arrived.back().data());
+      }
+      copies.hand_over();
+      EXPECT_EQ(copies.seconds(), 0);
+      for (at::Tensor& value : values) value.zero_();  // the next update
+      EXPECT_FALSE(copies.complete());
+      while (!copies.complete()) {
+      }
+      EXPECT_GT(copies.seconds(), 0);
+      const test::FakeGpuCounts counts = gpus.take_counts();
+      EXPECT_EQ(counts.host_syncs, 0);
+      EXPECT_EQ(counts.pageable_copies, 0);
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        EXPECT_EQ(std::memcmp(arrived[i].data(), wanted[i].const_data_ptr(), arrived[i].size()), 0) << "value " << i;
+      }
+    }
   });
 }
 
