@@ -41,8 +41,9 @@ readonly test_packages=(libgtest-dev libgmock-dev openmpi-bin libopenmpi-dev uti
 # Intel MPI opens the first; limits.py compares with the second; SPDL decodes with FFmpeg's libraries.
 readonly bench_packages=(libfabric1 libdnnl-dev ffmpeg)
 readonly bench_wheels=(impi-rt==2021.19.0 impi-devel==2021.19.0)
-# What bench_loader compares with. Without their dependencies: what they import is there.
-readonly loader_wheels=(webdataset==1.0.2 braceexpand==0.1.7 spdl==0.8.0 spdl-core==0.8.0 spdl-io==0.8.0)
+# What bench_loader and loader_resume.py compare with. Without their dependencies: what they import is there.
+readonly loader_wheels=(webdataset==1.0.2 braceexpand==0.1.7 spdl==0.8.0 spdl-core==0.8.0 spdl-io==0.8.0 torchdata==0.11.0
+  litdata==0.2.76 obstore==0.12.1 boto3==1.44.8 botocore==1.44.8 s3transfer==0.19.3 jmespath==1.1.0)
 readonly lint_packages=(clang-format-14 clang-tidy-14 clang-14 libclang-rt-14-dev)
 readonly optional_packages=(chromium)  # Ubuntu has it as a snap only
 readonly pip_install=(-m pip install --quiet --disable-pip-version-check --no-input --no-cache-dir)

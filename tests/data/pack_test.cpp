@@ -121,6 +121,21 @@ TEST_F(PackTest, DamagedPicturesAndOldShardsAreErrors) {
   EXPECT_TRUE(std::filesystem::exists(folder_ / "out/shard-more.tar"));
 }
 
+// Validation is packed beside training, and a class has one number in both.
+TEST_F(PackTest, OtherClassesBesideShardsAreAnError) {
+  packed({});
+  ImageFolderFiles listed = list_image_folder(pictures());
+  PackOptions validation;
+  validation.name = "val";
+  EXPECT_EQ(pack_pictures(listed, folder_ / "out", validation).samples, 9);  // the same classes
+  listed.classes = {"cat", "hen"};
+  validation.name = "more";
+  EXPECT_THAT(failure([&] { pack_pictures(listed, folder_ / "out", validation); }),
+              AllOf(HasSubstr("out/classes.txt: the shards there have other classes, with 'dog'"),
+                    HasSubstr("which is missing here")));
+  EXPECT_EQ(load_shards((folder_ / "out/val-*.tar").string())->size(), 9);
+}
+
 TEST_F(PackTest, TextsBecomeTokens) {
   put("a.txt", "ab");
   put("b.txt", "\xc3\xa9");

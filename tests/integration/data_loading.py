@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 from collections import Counter
+from pathlib import Path
 
 import numpy
 import safetensors.numpy
@@ -172,6 +173,32 @@ class Damage(Loading):
             process.wait()
         self.assertEqual(process.returncode, 1, output)
         self.assertRegex(output, r"sample \d+: \S+/x.npy: offset \d+: truncated: the file ends here, though it had 528 bytes")
+
+
+class PlantedDisks(Loading):
+    """A disk that is slow, and a shared file system that hangs (tests/data/slow_reads.cpp)."""
+
+    def launched_on(self, data, slots=2, **variables):
+        sections = {**self.counting(data, steps=60, batch=10, slots=slots), "communication": {"timeout": 10}}
+        file = write_experiment(self.folder / "experiment.yaml", **sections)
+        run_dir = self.work.new_run()
+        library = Path(self.build.bin).parent / "tests" / "slow_reads.so"
+        command = [self.build.program("dtrain"), "launch", str(file), "--run-dir", str(run_dir)]
+        return run(command, run_dir, LD_PRELOAD=str(library), DTRAIN_SLOW_READS_OF="x.npy", **variables)
+
+    def test_a_file_system_that_hangs_is_an_error_that_names_the_file(self):
+        for workers in (1, 2):
+            result = self.launched_on(self.numbers(in_memory="never", workers=workers), DTRAIN_SLOW_READS_HANG_AFTER="150")
+            result.expect(1)
+            self.assertRegex(result.output, r"no batch came for 9 s: .*sample \d+ \(\S+/x.npy, offset \d+\)")
+            self.assertIn("does the disk or the network that has the data answer?", result.output)
+
+    def test_a_slow_disk_is_a_finding_that_names_what_to_change(self):
+        result = self.launched_on(self.numbers(in_memory="never", workers=1), slots=1, DTRAIN_SLOW_READS_MS="4").expect(0)
+        analyzed = run([self.build.program("dtrain"), "analyze", str(result.run_dir), "--json"], result.run_dir).expect(0)
+        finding = json.loads(analyzed.output)["findings"][0]
+        self.assertEqual(finding["kind"], "data_loading", finding)
+        self.assertIn("data.workers", json.dumps(finding))
 
 
 if __name__ == "__main__":

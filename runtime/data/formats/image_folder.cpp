@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <string>
 #include <system_error>
 #include <utility>
 
 #include "data_file.h"
 #include "dtrain/base/error.h"
+#include "dtrain/base/text.h"
 #include "dtrain/data/formats.h"
 
 namespace dtrain::data {
@@ -71,15 +73,61 @@ class FolderSamples final : public SampleSource {
   std::vector<std::int32_t> labels_;
 };
 
+// In the order of their names.
+std::vector<std::string> classes_in(const std::filesystem::path& folder) {
+  std::vector<std::string> classes;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (entry.is_directory()) classes.push_back(entry.path().filename().string());
+  }
+  std::sort(classes.begin(), classes.end());
+  return classes;
+}
+
+DataError unreadable(const std::filesystem::path& folder, const std::filesystem::filesystem_error& error) {
+  return DataError(folder.string() + ": cannot be read: " + error.code().message(),
+                   "give a folder that has a folder for each class");
+}
+
+// "'cat', 'dog' and 7 more"
+std::string some_of(const std::vector<std::string>& names) {
+  constexpr std::size_t kShown = 5;
+  std::vector<std::string> shown;
+  for (std::size_t i = 0; i < std::min(kShown, names.size()); ++i) shown.push_back("'" + names[i] + "'");
+  return join(shown, ", ") + (names.size() > kShown ? " and " + std::to_string(names.size() - kShown) + " more" : "");
+}
+
 }  // namespace
+
+void check_same_classes(const std::filesystem::path& training, const std::filesystem::path& validation) {
+  std::vector<std::string> of_training, of_validation;
+  try {
+    of_training = classes_in(training);
+    of_validation = classes_in(validation);
+  } catch (const std::filesystem::filesystem_error& error) {
+    throw unreadable(error.path1(), error);
+  }
+  const auto only_in = [](const std::vector<std::string>& one, const std::vector<std::string>& other) {
+    std::vector<std::string> names;
+    std::set_difference(one.begin(), one.end(), other.begin(), other.end(), std::back_inserter(names));
+    return names;
+  };
+  std::vector<std::string> differences;
+  const auto add = [&](const std::vector<std::string>& names, const std::filesystem::path& has,
+                       const std::filesystem::path& lacks) {
+    if (!names.empty())
+      differences.push_back(lacks.string() + " lacks " + some_of(names) + ", which " + has.string() + " has");
+  };
+  add(only_in(of_training, of_validation), training, validation);
+  add(only_in(of_validation, of_training), validation, training);
+  if (differences.empty()) return;
+  throw DataError("the classes of training and validation differ: " + join(differences, "; "),
+                  "classes are numbered in the order of their names, so both folders need the same ones");
+}
 
 ImageFolderFiles list_image_folder(const std::filesystem::path& folder) {
   ImageFolderFiles listed;
   try {
-    for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-      if (entry.is_directory()) listed.classes.push_back(entry.path().filename().string());
-    }
-    std::sort(listed.classes.begin(), listed.classes.end());
+    listed.classes = classes_in(folder);
     for (std::size_t label = 0; label < listed.classes.size(); ++label) {
       const auto files = pictures_below(folder / listed.classes[label]);
       if (files.empty()) {
@@ -89,8 +137,7 @@ ImageFolderFiles list_image_folder(const std::filesystem::path& folder) {
       for (const auto& file : files) listed.files.push_back({file, static_cast<std::int64_t>(label)});
     }
   } catch (const std::filesystem::filesystem_error& error) {
-    throw DataError(folder.string() + ": cannot be read: " + error.code().message(),
-                    "give a folder that has a folder for each class");
+    throw unreadable(folder, error);
   }
   if (listed.classes.empty()) {
     throw DataError(folder.string() + ": has no folders, and each class needs one",

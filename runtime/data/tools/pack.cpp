@@ -178,9 +178,40 @@ ImageFolderFiles read_picture_list(const std::filesystem::path& csv, const std::
   return listed;
 }
 
+namespace {
+
+constexpr const char* kClassesFile = "classes.txt";
+
+// Shards of one folder are those of one data set, training and validation: a class has the same number in all of them.
+void check_classes_beside(const std::filesystem::path& folder, const std::vector<std::string>& classes,
+                          const std::string& text) {
+  const std::filesystem::path file = folder / kClassesFile;
+  if (classes.empty() || !std::filesystem::exists(file)) return;
+  const std::string there = read_file(file);
+  if (there == text) return;
+  const std::vector<std::string> known = split(there, '\n');
+  std::string difference = "in another order";
+  for (const std::string& name : classes) {
+    if (std::find(known.begin(), known.end(), name) == known.end()) difference = "without '" + name + "'";
+  }
+  for (const std::string& name : known) {
+    if (!name.empty() && std::find(classes.begin(), classes.end(), name) == classes.end()) {
+      difference = "with '" + name + "', which is missing here";
+    }
+  }
+  throw DataError(
+      file.string() + ": the shards there have other classes, " + difference,
+      "training and validation need the same classes; pack other data into a folder of its own, or replace what "
+      "is there with --force");
+}
+
+}  // namespace
+
 PackedShards pack_pictures(const ImageFolderFiles& pictures, const std::filesystem::path& folder,
                            const PackOptions& options) {
   make_folder(folder);
+  const std::string classes = join(pictures.classes, "\n") + "\n";
+  if (!options.replace) check_classes_beside(folder, pictures.classes, classes);
   if (options.replace) remove_shards(folder, options.name);
   ShardWriter writer(folder, options);
   const auto all = static_cast<std::int64_t>(pictures.files.size());
@@ -197,7 +228,7 @@ PackedShards pack_pictures(const ImageFolderFiles& pictures, const std::filesyst
     if (options.progress && (i + 1) % kProgressEvery == 0) options.progress(i + 1, all);
   }
   PackedShards packed = writer.finish();
-  if (!pictures.classes.empty()) write_file_atomic(folder / "classes.txt", join(pictures.classes, "\n") + "\n");
+  if (!pictures.classes.empty()) write_file_atomic(folder / kClassesFile, classes);
   return packed;
 }
 

@@ -10,6 +10,7 @@
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/data/formats.h"
+#include "dtrain/data/image_folder.h"
 #include "dtrain/run/rank_session.h"
 
 namespace dtrain::worker {
@@ -126,6 +127,12 @@ LoaderSettings settings_of(const config::LoaderKeys& keys) {
           .shuffle_window = keys.shuffle_window << 20};
 }
 
+// Of folders of pictures. Shards have numbers, which the user has chosen.
+void check_classes(const config::ModelData& data) {
+  if (!std::holds_alternative<data::ImageFolder>(data.format) || !data.validation) return;
+  data::check_same_classes(data.training.at("folder"), data.validation->at("folder"));
+}
+
 // What a model is given that takes its features in `type`.
 template <class Format>
 at::Tensor features_for_model(const Format& format, at::Tensor features, at::ScalarType type) {
@@ -202,6 +209,7 @@ ModelTrial::ModelTrial(TrialContext& context)
   outputs.insert(outputs.begin(), output_choice_);
   model_->check_signature(inputs_of(job_), outputs);
   check_scale(job_.data.format, *model_);
+  check_classes(job_.data);
   const config::Optimizations& optimizations = context.session().experiment().optimizations;
   if (!optimizations.gradient_checkpointing.empty())
     model_->checkpoint_modules(optimizations.gradient_checkpointing, "optimizations.gradient_checkpointing");
