@@ -51,7 +51,7 @@ class MetricValue {
   MetricValue as_number() const {
     MetricValue number = *this;
     number.value_ = value();
-    number.tensor_ = {};
+    number.tensor_ = at::Tensor();
     return number;
   }
   // Undefined if the value is a number.
