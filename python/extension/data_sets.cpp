@@ -8,7 +8,6 @@
 
 #include "device/pinned_memory.h"
 #include "dtrain/base/error.h"
-#include "dtrain/config/data_section.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/data/formats.h"
 #include "dtrain/host/cpu.h"

@@ -197,8 +197,9 @@ class PlantedDisks(Loading):
         result = self.launched_on(self.numbers(in_memory="never", workers=1), slots=1, DTRAIN_SLOW_READS_MS="4").expect(0)
         analyzed = run([self.build.program("dtrain"), "analyze", str(result.run_dir), "--json"], result.run_dir).expect(0)
         finding = json.loads(analyzed.output)["findings"][0]
-        self.assertEqual(finding["kind"], "data_loading", finding)
-        self.assertIn("data.workers", json.dumps(finding))
+        self.assertEqual((finding["id"], finding["cause"]), ("loader", "slow_loader"), finding)
+        self.assertIn("waiting for storage", finding["evidence"])
+        self.assertIn("data.workers", finding["advice"])
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@
 
 #include "document/from_json.h"
 #include "dtrain/base/text.h"
-#include "dtrain/config/data_section.h"
 #include "dtrain/config/diagnostic.h"
 #include "keys/key_reader.h"
 #include "keys/plan_writer.h"

@@ -3,9 +3,11 @@
 #pragma once
 
 #include <cstddef>
+#include <filesystem>
 #include <functional>
 #include <optional>
 #include <span>
+#include <string>
 #include <variant>
 #include <vector>
 
@@ -46,6 +48,13 @@ struct DataOf {
   bool operator==(const DataOf&) const = default;
 };
 using ModelData = DataOf<data::Format>;
+
+// A `data` section that no file has: a program gives it as JSON (dtrain.data.Loader of Python does). Read and checked
+// as that of an experiment; relative paths start from `folder`. ConfigError with all that is wrong: "key: message", one
+// a line.
+ModelData read_data_section(const Json& section, const std::filesystem::path& folder);
+// The names of the keys that belong under `training` and `validation`.
+std::vector<std::string> keys_of_sources();
 
 // The sources of one of a list's formats.
 struct FormatSources {

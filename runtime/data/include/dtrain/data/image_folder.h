@@ -28,8 +28,8 @@ ImageFolderFiles list_image_folder(const std::filesystem::path& folder);
 // asked for.
 std::shared_ptr<SampleSource> load_image_folder(const std::filesystem::path& folder);
 
-// DataError if the folders have not the same classes: then one class would have different numbers in them. It names those
-// that one of them lacks. Reads the names of the classes alone.
+// DataError if the folders have not the same classes: then one class would have different numbers in them. It names
+// those that one of them lacks. Reads the names of the classes alone.
 void check_same_classes(const std::filesystem::path& training, const std::filesystem::path& validation);
 
 }  // namespace dtrain::data
