@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "synthetic.h"
@@ -61,8 +62,10 @@ TEST(WhatIf, MoreWorkersWhereTheExperimentSaysHowMany) {
   plan.reading = test::SyntheticReading{.cpu_ns = 20 * kMs};
   plan.change = [](int, std::int64_t, SyntheticStep& step) { phase(step, Phase::kDataloaderNext) = 12 * kMs; };
   const Synthetic run(plan);
+  Json ranks;  // of the plan
   const auto changes = [&](const Json& workers) {
     RunProfile profile = run.profile;
+    if (!ranks.is_null()) profile.plan["ranks"] = ranks;
     profile.experiment["model"] = "net.pt";
     profile.experiment["data"] = {{"format", "npy"}, {"workers", workers}};
     return analyze(profile).what_if.changes;
@@ -70,6 +73,17 @@ TEST(WhatIf, MoreWorkersWhereTheExperimentSaysHowMany) {
   const Prediction more = prediction(changes(1), "loader_workers");
   EXPECT_EQ(more.set, "data.workers=3");
   EXPECT_NEAR(more.step_s, prediction(changes(1), "free_loader").step_s, 1e-4);
+  // The workers need a core for 20 ms of a batch. With one that is free they get no faster than that; where the
+  // training computes on both, it loses half of it.
+  ranks = Json::array({{{"cpus", {0, 1}}, {"threads", 1}}, {{"cpus", {2, 3}}, {"threads", 1}}});
+  const Prediction one_free = prediction(changes(1), "loader_workers");
+  EXPECT_NEAR(one_free.step_s, 20e-3, 1e-3);
+  EXPECT_THAT(one_free.assumption, ::testing::HasSubstr("1 of the rank's 2 are free for it"));
+  for (Json& rank : ranks) rank["threads"] = 2;
+  const Prediction none_free = prediction(changes(1), "loader_workers");
+  EXPECT_NEAR(none_free.step_s, prediction(changes(1), "free_loader").step_s + 10e-3, 1e-3);
+  EXPECT_THAT(none_free.assumption, ::testing::HasSubstr("the training computes on all 2 of the rank"));
+  ranks = nullptr;
   // Auto has as many as help, and a program has no such key.
   EXPECT_THROW(prediction(changes("auto"), "loader_workers"), std::runtime_error);
   EXPECT_THROW(prediction(run.analysis.what_if.changes, "loader_workers"), std::runtime_error);

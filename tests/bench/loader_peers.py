@@ -1,8 +1,9 @@
 """The peers of bench_loader: loader_peers.py FOLDER FIFO_BASE BATCH
 
-FOLDER has the shards train-*.tar, and the arrays raw.features (float32) and raw.target (int64). Commands on FIFO_BASE + "0.commands": "has NAME 1" is answered by 1 or 0; "NAME WORKERS N"
-makes N batches with that library and number of workers, and is answered by one line of N times in nanoseconds; "end" ends it.
-Loaders go on from command to command, so starting workers is not measured.
+FOLDER has the shards train-*.tar, and the arrays raw.features (float32) and raw.target (int64). Commands on FIFO_BASE +
+"0.commands": "has NAME 1" is answered by 1 or 0; "NAME WORKERS N" makes N batches with that library and number of workers, and is
+answered by one line of N times in nanoseconds; "end" ends it. Loaders go on from command to command, so starting workers is not
+measured.
 """
 from __future__ import annotations
 

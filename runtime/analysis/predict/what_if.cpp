@@ -80,6 +80,27 @@ std::optional<Prediction> predict_loader_alone(const Evidence& evidence, const P
   return predictor.predict(std::move(prediction), *period + rest_s(evidence.rows));
 }
 
+// The cores of a rank, and what its computing threads leave of them.
+struct RankCores {
+  double all = 0;
+  double free = 0;
+};
+
+// Of the rank that has least left. Empty: the plan does not say it.
+std::optional<RankCores> cores_of_ranks(const RunProfile& run) {
+  std::optional<RankCores> least;
+  const auto ranks = run.plan.find("ranks");
+  if (ranks == run.plan.end() || !ranks->is_array()) return std::nullopt;
+  for (const Json& rank : *ranks) {
+    const auto cpus = rank.is_object() ? rank.find("cpus") : rank.end();
+    if (!rank.is_object() || cpus == rank.end() || !cpus->is_array() || cpus->empty()) return std::nullopt;
+    const auto all = static_cast<double>(cpus->size());
+    const double free = std::max(0.0, all - static_cast<double>(integer(rank, "threads", 1)));
+    if (!least || free < least->free) least = RankCores{all, free};
+  }
+  return least;
+}
+
 // More threads that read, where the experiment says how many there are. Where it says auto there are as many as help.
 std::optional<Prediction> predict_workers(const Evidence& evidence, const Predictor& predictor) {
   constexpr double kWaits = 0.02, kHeadroom = 1.25, kMost = 32;
@@ -95,16 +116,28 @@ std::optional<Prediction> predict_workers(const Evidence& evidence, const Predic
   const double without_s = predictor.step_s() * (1 - use->waited_s / use->steps_s);
   const double more = std::clamp(std::ceil(kHeadroom * of_one_s / std::max(1e-6, without_s)), workers + 1, kMost);
   if (more <= workers) return std::nullopt;
-  const double period_s = of_one_s / more;
+  double period_s = of_one_s / more, taken_s = 0;  // taken: from the training, where no core is free
+  const double on_core_s = of_one_s * use->cpu_share();
+  std::string cores = "there are cores for that";
+  if (const std::optional<RankCores> of_rank = cores_of_ranks(evidence.run)) {
+    if (of_rank->free > 0) {
+      period_s = std::max(period_s, on_core_s / of_rank->free);
+      cores = fmt::format("{:.0f} of the rank's {:.0f} are free for it", of_rank->free, of_rank->all);
+    } else {
+      taken_s = on_core_s / of_rank->all;
+      cores =
+          fmt::format("the training computes on all {:.0f} of the rank, so that it gets slower by that", of_rank->all);
+    }
+  }
   Prediction prediction{.name = "loader_workers",
                         .title = fmt::format("{:.0f} loader workers instead of {}", more, key->get<int>()),
                         .set = fmt::format("data.workers={:.0f}", more)};
-  prediction.assumption = fmt::format(
-      "a batch takes workers {} together, as it did; they spend {} of it on a core, and there are cores for that",
-      seconds_text(of_one_s), format_percent(use->cpu_share()));
-  const auto own = [period_s](const StepLine& step) {
+  prediction.assumption =
+      fmt::format("a batch takes workers {} together, as it did; they spend {} of it on a core, and {}",
+                  seconds_text(of_one_s), format_percent(use->cpu_share()), cores);
+  const auto own = [period_s, taken_s](const StepLine& step) {
     const double rest_s = without_loading_s(step);
-    return rest_s + std::min(to_seconds(loading_of(step)), std::max(0.0, period_s - rest_s));
+    return rest_s + std::min(to_seconds(loading_of(step)), std::max(taken_s, period_s - rest_s));
   };
   return predictor.predict(std::move(prediction), {own, unchanged});
 }
