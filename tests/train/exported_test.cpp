@@ -13,6 +13,7 @@
 #include "../harness/temporary_folder.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
+#include "exported/checkpointed_modules.h"
 #include "exported/expression.h"
 #include "exported/model_json.h"
 #include "exported/tree_names.h"
@@ -231,6 +232,8 @@ TEST_F(ExportedTest, RefusesWhatItCannotRunByName) {
   EXPECT_THAT(refused(with_target("torch.ops.aten.no_such.default")), HasSubstr("aten::no_such"));
   EXPECT_THAT(refused(with_target("torch.ops.aten.from_file.default")), HasSubstr("aten::from_file"));
   EXPECT_THAT(refused(with_target("torch.ops.higher_order.cond")), HasSubstr("torch.where()"));
+  EXPECT_THAT(refused(with_target("torch.ops.higher_order.tag_activation_checkpoint")),
+              HasSubstr("optimizations.gradient_checkpointing"));
   EXPECT_THAT(refused(with_target("os.system")), HasSubstr("'os.system'"));
   Json old = small_program();
   old["schema_version"]["major"] = 7;
@@ -241,6 +244,46 @@ TEST_F(ExportedTest, RefusesWhatItCannotRunByName) {
   Json meta_device = small_weights();
   meta_device["config"]["fc.bias"]["tensor_meta"]["device"]["type"] = "meta";
   EXPECT_THAT(refused(small_program(), meta_device), HasSubstr("no values"));
+}
+
+TEST_F(ExportedTest, ModulesThatAreComputedAgainAreOnePart) {
+  Json program = small_program();
+  Json& nodes = program["graph_module"]["graph"]["nodes"];
+  for (const std::size_t i : {1, 2}) nodes[i]["metadata"]["nn_module_stack"] = nodes[0]["metadata"]["nn_module_stack"];
+  const auto file = write(program);
+  ExportedModel plain(file), checkpointed(file);
+  int calls = 0;
+  const RunCheckpointed twice = [&](const TensorFunction& function, const std::vector<at::Tensor>& inputs) {
+    ++calls;
+    EXPECT_EQ(inputs.size(), 1U) << "parameters and buffers are no inputs";
+    function(inputs);
+    return function(inputs);
+  };
+  checkpointed.checkpoint_modules("none|f*", "a key", twice);
+  const at::Tensor x = at::ones({4, 3});
+  for (const bool training : {true, false}) {
+    plain.tree()->train(training);
+    checkpointed.tree()->train(training);
+    at::manual_seed(3);
+    const at::Tensor expected = run(plain, x);
+    at::manual_seed(3);
+    EXPECT_TRUE(run(checkpointed, x).equal(expected));
+    EXPECT_EQ(calls, 1) << "in training alone";
+  }
+  const auto refused = [&](const Json& changed, const std::string& patterns) {
+    ExportedModel model(write(changed));
+    try {
+      model.checkpoint_modules(patterns, "a key", twice);
+    } catch (const ConfigError& error) {
+      return std::string(error.what()) + " | " + error.remedy();
+    }
+    return std::string("accepted");
+  };
+  EXPECT_THAT(refused(program, "norm"), HasSubstr("a key: no module with two operators or more matches \"norm\" | the "
+                                                  "modules are fc"));
+  nodes[2]["target"] = "torch.ops.aten.mul_.Tensor";
+  nodes[2]["inputs"][0]["arg"] = tensor("x");
+  EXPECT_THAT(refused(program, "fc"), HasSubstr("the module fc writes its input in place (aten.mul_.Tensor)"));
 }
 
 TEST_F(ExportedTest, SaysWhyItCannotBeEvaluated) {

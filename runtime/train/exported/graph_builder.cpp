@@ -66,6 +66,16 @@ std::pair<std::string, std::string> module_of(const Json& node) {
   return {parts[1], parts[2].substr(parts[2].rfind('.') + 1)};
 }
 
+const char* instead_of(const std::string& higher_order) {
+  if (higher_order == "cond")
+    return "torch.cond() is not supported: compute both branches and choose with torch.where()";
+  if (higher_order == "tag_activation_checkpoint") {
+    return "export the model without torch.utils.checkpoint, and name the modules in "
+           "optimizations.gradient_checkpointing of the experiment";
+  }
+  return "write this part of the model without it, or train it with a program (docs/api.md)";
+}
+
 }  // namespace
 
 Value GraphBuilder::define(const std::string& name) {
@@ -124,10 +134,7 @@ void GraphBuilder::add_node(const Json& node) {
       return add_region(node, std::move(instruction), 4);
     }
     if (target.starts_with("higher_order.")) {
-      refuse("higher-order operator " + target.substr(13),
-             target == "higher_order.cond"
-                 ? "torch.cond() is not supported: compute both branches and choose with torch.where()"
-                 : "write this part of the model without it, or train it with a program (docs/api.md)");
+      refuse("higher-order operator " + target.substr(13), instead_of(target.substr(13)));
       return add_results(list_of(node, "outputs"), instruction);
     }
     if (contains(kAssertions, target)) return;
