@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kSocketFd = 3;  // what main() of the agent expects
 constexpr int kReadyFd = 4;
-constexpr std::chrono::milliseconds kStartTimeout{10'000};
+constexpr std::chrono::milliseconds kStartTimeout{60'000};  // other programs may keep the cores busy
 constexpr std::chrono::milliseconds kStopTimeout{5'000};
 constexpr Nanoseconds kFirstRestartPause = std::chrono::seconds(1);
 constexpr Nanoseconds kLongestRestartPause = std::chrono::seconds(60);
@@ -36,7 +36,7 @@ std::string read_start_report(int fd) {
     pollfd waiting{fd, POLLIN, 0};
     const int ready = ::poll(&waiting, 1, static_cast<int>(kStartTimeout.count()));
     if (ready < 0 && errno == EINTR) continue;
-    if (ready <= 0) return "no answer within " + std::to_string(kStartTimeout.count()) + " ms";
+    if (ready <= 0) return "no answer within " + std::to_string(kStartTimeout.count() / 1000) + " s";
     char buffer[1024];
     const ssize_t count = ::read(fd, buffer, sizeof buffer);
     if (count < 0 && errno == EINTR) continue;

@@ -121,6 +121,35 @@ TEST_F(PackTest, DamagedPicturesAndOldShardsAreErrors) {
   EXPECT_TRUE(std::filesystem::exists(folder_ / "out/shard-more.tar"));
 }
 
+// Shards take the place of older ones together, once all pictures are in them.
+TEST_F(PackTest, WhatFailsLeavesTheOldShards) {
+  PackOptions each_alone;  // a shard for every picture
+  each_alone.shard_bytes = 1;
+  each_alone.shuffle = false;
+  packed(each_alone);
+  const std::string before = read_file(folder_ / "out/shard-000000.tar");
+  each_alone.replace = true;
+  put("pictures/dog/p.art7.png", "no picture");
+  put("pictures/cat/p.art0.png", read_file(pictures() / "dog/p.art6.png"));
+  EXPECT_THAT(failure([&] { packed(each_alone); }), HasSubstr("p.art7.png: offset 0"));
+  EXPECT_EQ(read_file(folder_ / "out/shard-000000.tar"), before);
+  EXPECT_EQ(load_shards((folder_ / "out/shard-*.tar").string())->size(), 9);
+  for (const auto& entry : std::filesystem::directory_iterator(folder_ / "out")) {
+    EXPECT_NE(entry.path().extension(), ".part");
+  }
+  EXPECT_THAT(failure([&] { pack_pictures({}, folder_ / "out", each_alone); }), HasSubstr("no pictures to pack"));
+  EXPECT_EQ(load_shards((folder_ / "out/shard-*.tar").string())->size(), 9);
+}
+
+TEST_F(PackTest, MembersHaveTheEndingOfTheirContent) {
+  put("odd/photo.jfif", read_file(pictures() / "dog/p.art6.png"));
+  put("odd/list.csv", "\xef\xbb\xbfpath,class\nphoto.jfif,3\n");  // as spreadsheets begin it
+  pack_pictures(read_picture_list(folder_ / "odd/list.csv", "path", "class"), folder_ / "odd_out", {});
+  const auto source = load_shards((folder_ / "odd_out/shard-*.tar").string());
+  ASSERT_EQ(source->size(), 1);
+  EXPECT_EQ(label_of(source->read({}, 0)), 3);
+}
+
 // Validation is packed beside training, and a class has one number in both.
 TEST_F(PackTest, OtherClassesBesideShardsAreAnError) {
   packed({});

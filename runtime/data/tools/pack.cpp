@@ -23,7 +23,7 @@ constexpr std::size_t kLongestList = std::size_t{1} << 30;
 constexpr std::size_t kDigits = 6;
 
 // The values of one line; a value in quotes may have commas, and "" for a quote.
-std::vector<std::string> values_of(const std::string& line) {
+std::vector<std::string> values_of(std::string_view line) {
   std::vector<std::string> values(1);
   bool quoted = false;
   for (std::size_t i = 0; i < line.size(); ++i) {
@@ -88,7 +88,22 @@ std::string as_key(std::string text) {
   return text;
 }
 
-// Shards one after the other; each gets its name when it is complete.
+// By its content: files may be called photo.jfif, or have no ending.
+std::string ending_of(std::string_view picture) {
+  return picture.starts_with("\xff\xd8") ? ".jpg" : ".png";
+}
+
+void remove_shards(const std::filesystem::path& folder, const std::string& name) {
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    const std::string file = entry.path().filename().string();
+    const bool is_shard =
+        file.size() == name.size() + kDigits + 5 && file.starts_with(name + "-") && file.ends_with(".tar");
+    if (is_shard && is_number(file.substr(name.size() + 1, kDigits))) std::filesystem::remove(entry.path());
+  }
+}
+
+// Shards one after the other. They get their names when all are complete, and take the place of old ones then: what is
+// interrupted leaves no part that looks like a data set.
 class ShardWriter {
  public:
   ShardWriter(std::filesystem::path folder, const PackOptions& options)
@@ -102,53 +117,57 @@ class ShardWriter {
     if (writer_->bytes() >= options_.shard_bytes) end();
   }
 
+  ~ShardWriter() {
+    std::error_code ignored;
+    for (const std::filesystem::path& part : parts_) std::filesystem::remove(part, ignored);
+  }
+  ShardWriter(const ShardWriter&) = delete;
+  ShardWriter& operator=(const ShardWriter&) = delete;
+
   PackedShards finish() {
     if (writer_) end();
+    if (options_.replace) remove_shards(folder_, options_.name);
+    for (std::size_t i = 0; i < parts_.size(); ++i) std::filesystem::rename(parts_[i], packed_.shards[i]);
+    parts_.clear();
     return std::move(packed_);
   }
 
  private:
   void begin() {
-    name_ =
+    const std::filesystem::path name =
         folder_ / (options_.name + "-" + padded(static_cast<std::int64_t>(packed_.shards.size()), kDigits) + ".tar");
-    if (std::filesystem::exists(name_)) {
-      throw DataError(name_.string() + ": is there already", "remove the old shards, or give another --name or folder");
+    if (!options_.replace && std::filesystem::exists(name)) {
+      throw DataError(name.string() + ": is there already", "remove the old shards, or give another --name or folder");
     }
-    part_ = name_.string() + ".part";
-    std::filesystem::remove(part_);
-    writer_ = std::make_unique<TarWriter>(part_);
+    const std::filesystem::path part = name.string() + ".part";
+    std::filesystem::remove(part);
+    packed_.shards.push_back(name);
+    parts_.push_back(part);
+    writer_ = std::make_unique<TarWriter>(part);
   }
 
   void end() {
     writer_->close();
     packed_.bytes += writer_->bytes();
     writer_.reset();
-    std::filesystem::rename(part_, name_);
-    packed_.shards.push_back(name_);
   }
 
   const std::filesystem::path folder_;
   const PackOptions& options_;
-  std::filesystem::path name_, part_;
+  std::vector<std::filesystem::path> parts_;  // of packed_.shards
   std::unique_ptr<TarWriter> writer_;
   PackedShards packed_;
 };
-
-void remove_shards(const std::filesystem::path& folder, const std::string& name) {
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    const std::string file = entry.path().filename().string();
-    const bool is_shard =
-        file.size() == name.size() + kDigits + 5 && file.starts_with(name + "-") && file.ends_with(".tar");
-    if (is_shard && is_number(file.substr(name.size() + 1, kDigits))) std::filesystem::remove(entry.path());
-  }
-}
 
 }  // namespace
 
 ImageFolderFiles read_picture_list(const std::filesystem::path& csv, const std::string& path_column,
                                    const std::string& class_column) {
   const std::vector<std::string> lines = split(read_file(csv, kLongestList), '\n');
-  const std::vector<std::string> names = values_of(lines.front());
+  constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";  // as spreadsheets write it
+  const std::string_view first = lines.front();
+  const std::vector<std::string> names =
+      values_of(first.starts_with(kByteOrderMark) ? first.substr(kByteOrderMark.size()) : first);
   const std::size_t path = column_of(names, path_column, csv.string());
   const std::size_t label = column_of(names, class_column, csv.string());
   ImageFolderFiles listed;
@@ -212,7 +231,6 @@ PackedShards pack_pictures(const ImageFolderFiles& pictures, const std::filesyst
   make_folder(folder);
   const std::string classes = join(pictures.classes, "\n") + "\n";
   if (!options.replace) check_classes_beside(folder, pictures.classes, classes);
-  if (options.replace) remove_shards(folder, options.name);
   ShardWriter writer(folder, options);
   const auto all = static_cast<std::int64_t>(pictures.files.size());
   if (all == 0) throw DataError("there are no pictures to pack");
@@ -221,10 +239,9 @@ PackedShards pack_pictures(const ImageFolderFiles& pictures, const std::filesyst
     const ClassifiedFile& file = pictures.files[static_cast<std::size_t>(order.at(i))];
     const auto label = static_cast<std::size_t>(file.label);
     const std::string name = label < pictures.classes.size() ? pictures.classes[label] : std::to_string(file.label);
-    std::string ending = file.path.extension().string();
-    for (char& letter : ending) letter = static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
-    writer.add(padded(i, 8) + "-" + as_key(name) + "-" + as_key(file.path.stem().string()), ending,
-               checked(file.path, options.check), file.label);
+    const std::string picture = checked(file.path, options.check);
+    writer.add(padded(i, 8) + "-" + as_key(name) + "-" + as_key(file.path.stem().string()), ending_of(picture), picture,
+               file.label);
     if (options.progress && (i + 1) % kProgressEvery == 0) options.progress(i + 1, all);
   }
   PackedShards packed = writer.finish();
