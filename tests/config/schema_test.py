@@ -439,7 +439,7 @@ class Advice(unittest.TestCase):
         named = {}
         for where, text in texts:
             for token in re.findall(r"(?<![\w./:])[a-z]\w*(?:\.\w+)*(?![\w(.*<])", text):
-                if token in self.PHASES or token.endswith((".safetensors", ".json", ".pt")):  # files of a checkpoint
+                if token in self.PHASES or token.endswith((".safetensors", ".json", ".pt", ".pt2")):  # files of a checkpoint
                     continue
                 if "." in token and token.split(".")[0] in sections:
                     named.setdefault(token, ([token], f"{where}: {text}"))
