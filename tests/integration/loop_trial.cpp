@@ -241,7 +241,7 @@ class LoopTrial final : public dtrain::Trial {
     context_.log("largest", {10 * rank + batch_number, Reduction::kMax});
     context_.log("smallest", {10 * rank + batch_number, Reduction::kMin});
     if (context_.rank() == 0 && number % 3 == 0) context_.log("sometimes", batch_number);
-    context_.log("counter", counter_.add_(1));  // the same tensor in each batch
+    context_.log("counter", counter_.fill_(batch_number));  // the same tensor in each batch
   }
 
   // What around_the_loop.py knows how to make, too.
