@@ -61,7 +61,7 @@ class ShardSamples final : public SampleSource {
     return files_.paths()[index_.shard_of(index)].string() + ", offset " + std::to_string(index_.sample(index).offset);
   }
   std::string where(std::int64_t index) const override {
-    const std::string place = where_unread(index);
+    std::string place = where_unread(index);
     try {
       return place + " (" + name_of_member(*files_.file(index_.shard_of(index)), index_.sample(index)) + ")";
     } catch (const DataError&) {

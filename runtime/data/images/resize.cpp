@@ -308,7 +308,7 @@ struct Filter {
 
 // To the nearest whole number, as ATen rounds: of numbers from -0.5 on.
 int rounded(double value) {
-  return static_cast<int>(value + 0.5);
+  return static_cast<int>(value + 0.5);  // NOLINT(bugprone-incorrect-roundings): lround() rounds -0.5 to -1
 }
 
 // `start`, `length`: the part of the axis to be scaled. As _compute_indices_min_size_weights_aa of ATen.
