@@ -31,6 +31,8 @@ mount -t overlay -o lowerdir=/,upperdir=/mnt/upper,workdir=/mnt/work overlay /mn
 root=/mnt/root
 rm -f $root/usr/bin/mpirun $root/usr/bin/mpiexec $root/usr/lib/*/libmpi.so.40*
 mkdir -p $root/runs "$root$2"
+folder=$(dirname "$2")  # which may lie in a home folder that is closed to others
+until [ "$folder" = / ]; do chmod a+x "$root$folder"; folder=$(dirname "$folder"); done
 for folder in /proc /sys /dev "$2"; do mount --rbind $folder "$root$folder"; done
 for file in /etc/hosts /etc/resolv.conf; do [ ! -e $file ] || mount --bind $file $root$file; done
 mount -t tmpfs -o size=64m,mode=1777 tmpfs $root/dev/shm
