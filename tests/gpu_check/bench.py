@@ -105,7 +105,9 @@ def main():
     save_exported(model, workload.example(), folder / "model.pt2")
     print(f"{workload.name}{' (tiny)' if workload.tiny else ''}, {sum(p.numel() for p in model.parameters()) / 1e6:.1f}M "
           f"parameters, {arguments.gpus} x {workload.batch} samples a step, mixed precision {arguments.mixed_precision}")
-    of_dtrain = ["dtrain", "exported", *(PYTHON if has_package(arguments.bin) else ())]
+    # Python's libtorch does not load stand-ins for GPUs.
+    with_python = has_package(arguments.bin) and (arguments.slot_type == "cpu" or arguments.peer == "cuda")
+    of_dtrain = ["dtrain", "exported", *(PYTHON if with_python else ())]
     of_peers = ["eager", *(("channels_last",) if workload.name == "resnet50" else ()), "compiled"]
     contestants = [which for which in of_dtrain + of_peers if not (arguments.no_compile and "compiled" in which)
                    and (not arguments.contestants or which in arguments.contestants.split(","))]

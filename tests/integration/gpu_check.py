@@ -12,8 +12,8 @@ import unittest
 from harness import SOURCE, Build, Workplace, environment
 
 BUILD = None  # set by main()
-SECTIONS = ["machine", "doctor", "nccl", "conformance", "parity", "waiting", "sanitizer", "examples", "profile",
-            "bench"]
+SECTIONS = ["machine", "doctor", "nccl", "conformance", "parity", "python", "waiting", "sanitizer", "examples", "profile",
+            "bench_bf16", "bench"]
 
 
 class GpuCheck(unittest.TestCase):
@@ -62,26 +62,26 @@ class GpuCheck(unittest.TestCase):
     def test_on_gpus_that_are_not_there(self):
         """Every section passes, but for those that say why they are skipped."""
         fakes = BUILD.bin.parent / "tests" / "fake_gpus"
-        done, text, table = self.check("--fake", str(fakes), "--quick")
+        done, text, table = self.check("--fake", str(fakes), "--quick", "--skip", "bench")
         self.assertEqual(done.returncode, 0, done.stdout)
-        skipped = {one: "skipped: it needs real GPUs" for one in ("waiting", "sanitizer")}
-        self.assertEqual(table, {one: skipped.get(one, "ok") for one in SECTIONS})
+        skipped = {one: "skipped: it needs real GPUs" for one in ("python", "waiting", "sanitizer")}
+        self.assertEqual(table, {one: skipped.get(one, "ok") for one in SECTIONS if one != "bench"})
         self.assertIn("on 2 GPUs that are not there.", text)
         self.assertIn("18 cases on 2 of 2 GPUs", text)
         self.assertRegex(text, r"results: \d+ checked on all ranks, 0 wrong")
         self.assertIn("2 ranks on cuda, 60 steps; against DDP on cpu and ranks on the CPU", text)
-        self.assertEqual(len(re.findall(r"(?:cnn|gpt) float64 .* DDP .* CPU ", text)), 8)
-        self.assertEqual(len(re.findall(r"steps run as one CUDA graph from batch \d+ on, with the same bits", text)), 8)
+        self.assertEqual(len(re.findall(r"(?:cnn|gpt) float64 .* DDP .* CPU ", text)), 12)
+        self.assertEqual(len(re.findall(r"steps run as one CUDA graph from batch \d+ on, with the same bits", text)), 12)
         self.assertRegex(text, r'"workload": "resnet50", "tiny": true, "gpus": 2,\s+"slot_type": "cuda"')
 
     def test_on_cpus(self):
         """The sections that need no GPU pass, and the others say why they are skipped."""
-        done, text, table = self.check("--slot-type", "cpu", "--quick", "--skip", "doctor,parity,bench")
+        done, text, table = self.check("--slot-type", "cpu", "--quick", "--skip", "doctor,parity,bench_bf16,bench")
         self.assertEqual(done.returncode, 0, done.stdout)
-        skipped = {"nccl": "skipped: it needs GPUs", "conformance": "skipped: it needs GPUs",
-                   "waiting": "skipped: it needs real GPUs", "sanitizer": "skipped: it needs real GPUs"}
+        skipped = {one: "skipped: it needs GPUs" for one in ("nccl", "conformance")}
+        skipped |= {one: "skipped: it needs real GPUs" for one in ("python", "waiting", "sanitizer")}
         self.assertEqual(table, {one: skipped.get(one, "ok") for one in SECTIONS
-                                 if one not in ("doctor", "parity", "bench")})
+                                 if one not in ("doctor", "parity", "bench_bf16", "bench")})
         self.assertIn("PyTorch 2.11", text)
 
     def test_without_gpus_nothing_is_claimed(self):
