@@ -176,7 +176,7 @@ class PodsTest(unittest.TestCase):
 class Starting(PodsTest):
     def test_names_resolve_late_and_the_second_host_starts_first(self):
         run_dir = self.work.new_run()
-        pods = self.start_with_late_names(run_dir, "ba", late_s=3, gap_s=0.5)
+        pods = self.start_with_late_names(run_dir, "ba", late_s=6, gap_s=0.5)
         self.expect(pods, 0)
         self.check_run(run_dir)
         output = {pod.host: pod.output() for pod in pods}
