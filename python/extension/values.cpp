@@ -3,6 +3,7 @@
 #include <cmath>
 #include <utility>
 
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include "dtrain/base/error.h"

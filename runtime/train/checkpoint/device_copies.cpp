@@ -3,7 +3,6 @@
 #include <chrono>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/from_blob.h>
 
 #include "device/training_device.h"
 #include "model/update_copy.h"
