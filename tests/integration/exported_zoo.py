@@ -13,10 +13,10 @@ from torch import nn
 WORDS, LENGTH, CLASSES, SIDE = 97, 12, 5, 32
 # Batch norm over four numbers, as deep models have it of smaller pictures, makes large differences of rounding.
 BIG_SIDE = 64
-# GoogLeNet multiplies a difference in a weight's last bit by 10^4 in a step: a ReLU behind batch norm turns. PyTorch's
+# GoogLeNet and ResNet-18 multiply a difference in a weight's last bit by 10^4 in a step: a ReLU behind batch norm turns. PyTorch's
 # fused AdamW rounds the last 1 to 7 elements of a tensor otherwise than those before them, and where they are among a
 # rank's parameters depends on the number of ranks. With a multiple of 8 classes no tensor of the model has such elements.
-GOOGLENET_CLASSES = 16
+MANY_CLASSES = 16
 
 warnings.filterwarnings("ignore")
 
@@ -187,7 +187,7 @@ def googlenet():
         or torch.utils._pytree.SUPPORTED_SERIALIZED_TYPES[GoogLeNetOutputs].serialized_type_name != "GoogLeNetOutputs"
     ):
         torch.utils._pytree._register_namedtuple(GoogLeNetOutputs, serialized_type_name="GoogLeNetOutputs")
-    return GoogLeNet(GOOGLENET_CLASSES, init_weights=True)
+    return GoogLeNet(MANY_CLASSES, init_weights=True)
 
 
 def torchvision_model(make):
@@ -406,7 +406,7 @@ CASES = {
         lambda out, y: CE(out.logits, y) + 0.3 * CE(out.aux_logits2, y) + 0.3 * CE(out.aux_logits1, y),
         eps=1e-3,
     ),
-    "resnet18": vision(lambda m: m.resnet18(num_classes=CLASSES)),
+    "resnet18": vision(lambda m: m.resnet18(num_classes=MANY_CLASSES)),
     "mobilenet_v3": vision(lambda m: m.mobilenet_v3_small(num_classes=CLASSES), in_suite=False),
     "efficientnet": Case(efficientnet, ["picture"], "class", "cross_entropy", CE, eps=1e-3, in_suite=False),
     "densenet": vision(lambda m: m.DenseNet(8, (2, 2), 16, num_classes=CLASSES, drop_rate=0.1), in_suite=False),
