@@ -153,6 +153,8 @@ void NcclCore::stage_out(NcclWork& work) {
              "copying from the GPU");
 }
 
+namespace {
+
 // Calls `call_piece(first element, number)` for the pieces in which one rank scales `count` elements. NCCL 2.28 gives
 // each of min(32, bytes / 16 KiB rounded up) blocks count / blocks elements, rounded down, and so does not scale up to
 // 31 elements at the end. It leaves out none with one block (16 KiB), or with 32 blocks of whole packs of 16 bytes.
@@ -168,6 +170,8 @@ void for_scaled_pieces(std::size_t count, std::size_t element_bytes, const CallP
   }
   for (; begin < count; begin += block) call_piece(begin, std::min(block, count - begin));
 }
+
+}  // namespace
 
 void NcclCore::call(NcclBatch& batch, const NcclWork& work, ncclComm_t comm) {
   const NcclApi& api = *setup_.api;

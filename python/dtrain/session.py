@@ -417,7 +417,7 @@ def _write_experiment(settings: Mapping[str, Any]) -> str:
 
 
 _failure: str | None = None
-_exit = sys.exit
+_sys_exit = sys.exit
 
 
 def _note_exit(code: Any = None, /) -> NoReturn:
@@ -425,7 +425,7 @@ def _note_exit(code: Any = None, /) -> NoReturn:
     global _failure
     if code not in (None, 0):
         _failure = f"sys.exit({code!r})"
-    _exit(code)
+    _sys_exit(code)
 
 
 def _note_failure(kind: type[BaseException], error: BaseException, trace: Any) -> None:

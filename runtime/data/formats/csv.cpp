@@ -224,12 +224,33 @@ std::shared_ptr<Dataset> load_csv(const std::filesystem::path& file, const CsvOp
   }));
 }
 
-// The first line of a file, as it is.
-std::string header_of(const std::filesystem::path& file) {
+namespace {
+
+std::vector<std::string> header_of(const std::filesystem::path& file, char delimiter) {
   Lines lines(file);
-  const auto line = lines.next();
-  return line ? std::string(*line) : std::string();
+  std::vector<std::string> names;
+  if (const auto line = lines.next()) split_line(*line, delimiter, names);
+  return names;
 }
+
+// The files of one pattern must have the same columns, in the same order.
+void check_same_columns(const std::filesystem::path& file, const std::vector<std::string>& names,
+                        const std::filesystem::path& first, const std::vector<std::string>& wanted) {
+  if (names == wanted) return;
+  const std::string remedy = "give the files of one data set the same columns, in the same order";
+  if (names.size() != wanted.size()) {
+    throw DataError(file.string() + ": it has " + std::to_string(names.size()) + " columns, but " + first.string() +
+                        " has " + std::to_string(wanted.size()),
+                    remedy);
+  }
+  const auto c =
+      static_cast<std::size_t>(std::mismatch(names.begin(), names.end(), wanted.begin()).first - names.begin());
+  throw DataError(file.string() + ": column " + std::to_string(c + 1) + " is '" + names[c] + "', but in " +
+                      first.string() + " it is '" + wanted[c] + "'",
+                  remedy);
+}
+
+}  // namespace
 
 std::shared_ptr<Dataset> Csv::open(const Source& source, const HostShare& share) const {
   const CsvOptions options{header,
@@ -237,19 +258,17 @@ std::shared_ptr<Dataset> Csv::open(const Source& source, const HostShare& share)
                            : delimiter == CsvDelimiter::kSemicolon ? ';'
                                                                    : ',',
                            target_column, target_is == CsvTarget::kClass};
-  std::string first_header;
+  std::vector<std::string> first_header;
   std::filesystem::path first;
   return open_files(source, kSource, [&](const Source& one) {
     const std::filesystem::path file = one.at("file");
     if (header) {
-      const std::string own = header_of(file);
+      std::vector<std::string> own = header_of(file, options.delimiter);
       if (first.empty()) {
         first = file;
-        first_header = own;
-      } else if (own != first_header) {
-        throw DataError(
-            file.string() + ": its columns are " + own + ", but those of " + first.string() + " are " + first_header,
-            "give the files of one data set the same columns, in the same order");
+        first_header = std::move(own);
+      } else {
+        check_same_columns(file, own, first, first_header);
       }
     }
     return load_csv(file, options, share);
