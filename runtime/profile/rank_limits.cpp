@@ -49,6 +49,14 @@ int count(const Json& json) {
 
 }  // namespace
 
+bool is_disturbed(const RankLimits& limits) {
+  return limits.displaced_share.value_or(0) > kDisturbed;
+}
+
+std::string displaced_text(const RankLimits& limits) {
+  return std::to_string(std::lround(100 * limits.displaced_share.value_or(0))) + "%";
+}
+
 std::string to_string(MatmulPath path) {
   return path == MatmulPath::kFast ? kFast : "default";
 }
@@ -62,6 +70,7 @@ Json to_json(const RankLimits& limits) {
   if (!limits.gflops_by_threads.empty()) json["gflops_by_threads"] = to_json(limits.gflops_by_threads);
   json["matmul"] = to_string(limits.matmul);
   if (limits.matmul_default_gflops) json["matmul_default_gflops"] = *limits.matmul_default_gflops;
+  if (limits.displaced_share) json["displaced_share"] = *limits.displaced_share;
   return json;
 }
 
@@ -77,6 +86,7 @@ RankLimits rank_limits_of(const Json& json) {
   limits.gflops_by_threads = by_number(member(json, "gflops_by_threads"));
   limits.matmul = member(json, "matmul") == kFast ? MatmulPath::kFast : MatmulPath::kDefault;
   limits.matmul_default_gflops = figure(member(json, "matmul_default_gflops"));
+  limits.displaced_share = figure(member(json, "displaced_share"));
   return limits;
 }
 

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <map>
 #include <optional>
+#include <thread>
 
 #include <fcntl.h>
 
@@ -181,8 +182,19 @@ class Comparison {
                                  .dump();
       start({beside("dtrain").string(), "launch", file.string(), "--run-dir", run_folder(name).string()}, {},
             kRanks / settings.ranks);
+      wait_for_plan(name);
     }
     for (auto& [ranks, processes] : peer_processes_) start_peers(ranks, processes.base());
+  }
+
+  // The first launch with these ranks and threads measures the machine's limits, before it writes its plan: nothing else is
+  // to run meanwhile.
+  void wait_for_plan(const std::string& name) const {
+    const Nanoseconds patience = clock_.monotonic() + std::chrono::seconds(60);
+    while (!std::filesystem::exists(run_folder(name) / "plan.json")) {
+      if (clock_.monotonic() > patience) throw Error("contestant " + name + " has no plan after 60 s");
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
   }
 
   // A process for each rank, which make the steps of all contestants with as many ranks.

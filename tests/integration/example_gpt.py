@@ -120,10 +120,11 @@ def learning_rate(step, base=0.002, warmup=40, total=800):
 class PyTorch(GptTest):
     """The program's losses are those of a plain loop of PyTorch."""
 
-    def losses_of_pytorch(self, start, batches):
+    def losses_of_pytorch(self, start, batches, dtype):
         from make_model import Gpt
         model = Gpt(layers=2, heads=2, width=64, length=LENGTH)
         model.load_state_dict(safetensors.torch.load_file(start))
+        model.to(dtype)
         def is_decayed(name, parameter):
             return parameter.dim() == 2 and not name.startswith(("tokens", "positions"))
         groups = [{"params": [p for name, p in model.named_parameters() if is_decayed(name, p) == decayed],
@@ -152,8 +153,16 @@ class PyTorch(GptTest):
         losses = [line["metrics"]["loss"] for line in result.metrics("training")]
         self.assertEqual(len(losses), 100)
         self.assertLess(losses[-1], 0.9 * losses[0])
-        for batch, (ours, theirs) in enumerate(zip(losses, self.losses_of_pytorch(start, 100))):
-            self.assertLess(abs(ours / theirs - 1), 1e-5, f"batch {batch + 1}: {ours}, {theirs}")
+        exact = self.losses_of_pytorch(start, 100, torch.float64)
+        theirs = self.losses_of_pytorch(start, 100, torch.float32)
+        # Training amplifies rounding: how far depends on the processor. PyTorch's own rounding in float32 says how far here.
+        rounding = max(abs(one / other - 1) for one, other in zip(theirs, exact))
+        limit = max(1e-5, 3 * rounding)
+        self.assertLess(rounding, 1e-4)
+        for batch, (one, other) in enumerate(zip(losses, exact)):
+            self.assertLess(abs(one / other - 1), limit, f"batch {batch + 1}: {one}, {other}; PyTorch's rounding {rounding}")
+        for batch, (one, other) in enumerate(zip(losses[:50], theirs)):
+            self.assertLess(abs(one / other - 1), 1e-5, f"batch {batch + 1}: {one}, {other}")
 
 
 class Script(GptTest):

@@ -5,9 +5,11 @@ Nothing here asserts how fast anything is.
     limits.py BIN_FOLDER
 """
 import json
+import os
 import subprocess
 import sys
 import threading
+import time
 import unittest
 from pathlib import Path
 
@@ -132,6 +134,26 @@ class LimitsTest(unittest.TestCase):
             thread.join()
         self.assertEqual(sorted("measured this machine" in one.output for one in results), [False, True])
         self.assertEqual(self.limits(results[0]), self.limits(results[1]))
+
+    def test_a_measurement_that_other_programs_disturbed_is_said_and_repeated(self):
+        hogs = [subprocess.Popen([sys.executable, "-c", f"import os; os.sched_setaffinity(0, [{cpu}])\nwhile True: pass"])
+                for cpu in os.sched_getaffinity(0) for _ in range(2)]
+        try:
+            busy = self.launch()
+        finally:
+            for hog in hogs:
+                hog.kill()
+                hog.wait()
+        self.assertGreater(self.limits(busy)["displaced_share"], 0.2)
+        self.assertIn("of the cores of host", " ".join(busy.json("plan.json")["warnings"]))
+        self.assertIn("too low: other programs had", self.doctor().output)
+        self.assertNotIn("measured this machine", self.launch().output)
+        (entry,) = self.cached()
+        hours_ago = time.time() - 2 * 3600
+        os.utime(entry, (hours_ago, hours_ago))
+        again = self.launch()
+        self.assertIn("measured this machine once", again.output)
+        self.assertLessEqual(self.limits(again).get("displaced_share", 0), self.limits(busy)["displaced_share"])
 
     def test_nothing_is_measured_where_it_is_switched_off(self):
         for sets, variables in ((["profiling.calibration=false"], {}), ([], {"DTRAIN_CALIBRATION": "false"})):

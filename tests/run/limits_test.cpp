@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 
@@ -80,6 +81,26 @@ TEST_F(LimitsCacheTest, OfAnotherProcessorAreNotShown) {
   cache_.store(key, limits_of(1, 2));
   EXPECT_TRUE(cache_.find(key));
   EXPECT_TRUE(cache_.of_this_machine().empty());
+}
+
+TEST_F(LimitsCacheTest, WhatOtherProgramsDisturbedIsStaleAfterAnHour) {
+  using std::chrono::minutes;
+  const Json key = limits_key(1, 2);
+  RankLimits limits = limits_of(1, 2);
+  const auto is_stale_after = [&](minutes age) {
+    fs::last_write_time(cache_.file(key), fs::file_time_type::clock::now() - age);
+    return cache_.is_stale(key, cache_.find(key).value());
+  };
+  for (const double share : {0.0, 0.04}) {
+    limits.displaced_share = share;
+    cache_.store(key, limits);
+    EXPECT_FALSE(is_stale_after(minutes(600))) << share;
+  }
+  limits.displaced_share = 0.5;
+  cache_.store(key, limits);
+  EXPECT_FALSE(is_stale_after(minutes(59)));
+  EXPECT_TRUE(is_stale_after(minutes(61)));
+  EXPECT_EQ(cache_.find(key), limits);
 }
 
 TEST_F(LimitsCacheTest, DamagedFilesCountAsNone) {
@@ -165,6 +186,13 @@ TEST(LimitsTable, NamesWhatTheDefaultPathCosts) {
   one_path.matmul_default_gflops.reset();
   EXPECT_FALSE(matmul_cost(one_path));
   EXPECT_THAT(render_limits(std::vector{one_path}), Not(HasSubstr("auto")));
+}
+
+TEST(LimitsTable, SaysThatOtherProgramsHadTheCores) {
+  RankLimits limits = limits_of(1, 2);
+  EXPECT_THAT(render_limits(std::vector{limits}), Not(HasSubstr("too low")));
+  limits.displaced_share = 0.456;
+  EXPECT_THAT(render_limits(std::vector{limits}), HasSubstr("too low: other programs had 46% of the cores meanwhile"));
 }
 
 TEST(MatmulFinding, IsThereWhereLibtorchTakesTheSlowPath) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <tuple>
@@ -69,6 +70,9 @@ void Remembered::store(const Json& key, const Json& answer) const {
 
 namespace {
 
+// A machine that is always busy is not measured at each launch.
+constexpr std::chrono::hours kDisturbedLasts{1};
+
 // The limits of an entry; empty: there are none in it.
 std::optional<profile::RankLimits> limits_in(const std::optional<Json>& entry) {
   if (!entry || !entry->contains("limits")) return std::nullopt;
@@ -132,6 +136,13 @@ fs::path LimitsCache::lock_file() const {
 
 std::optional<profile::RankLimits> LimitsCache::find(const Json& key) const {
   return limits_in(files_.find(key));
+}
+
+bool LimitsCache::is_stale(const Json& key, const profile::RankLimits& found) const {
+  if (!profile::is_disturbed(found)) return false;
+  std::error_code code;
+  const auto written = fs::last_write_time(files_.file(key), code);
+  return !code && fs::file_time_type::clock::now() - written > kDisturbedLasts;
 }
 
 void LimitsCache::store(const Json& key, const profile::RankLimits& limits) const {

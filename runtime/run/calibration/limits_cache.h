@@ -59,6 +59,8 @@ class LimitsCache {
   std::filesystem::path lock_file() const;
   // What was measured for the key. A file that is missing, damaged or of another key counts as none.
   std::optional<profile::RankLimits> find(const Json& key) const;
+  // Whether what find() has found should be measured again: other programs disturbed it, and an hour has passed since.
+  bool is_stale(const Json& key, const profile::RankLimits& found) const;
   // SystemError: it cannot be written.
   void store(const Json& key, const profile::RankLimits& limits) const;
   // Everything that was measured with this processor and these versions, by threads, then by ranks.

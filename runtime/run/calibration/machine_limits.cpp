@@ -125,12 +125,14 @@ UniqueFd lock_machine(const fs::path& file) {
   return held;
 }
 
+// `before`: what was measured earlier, while other programs disturbed it. It stays if they disturb more now.
 MachineLimits measure_and_store(const RanksOfHost& ranks, const LimitsCache& cache, const Json& key,
-                                const Variables& variables) {
+                                const std::optional<profile::RankLimits>& before, const Variables& variables) {
   MachineLimits result;
   const Json answer = run_calibration(ranks, variables);
   result.limits = profile::rank_limits_of(answer.at("limits"));
   result.seconds = answer.at("seconds").get<double>();
+  if (before && before->displaced_share.value_or(0) < result.limits->displaced_share.value_or(0)) result.limits = before;
   try {
     cache.store(key, *result.limits);
   } catch (const Error& error) {
@@ -150,7 +152,7 @@ MachineLimits machine_limits(const RanksOfHost& given, Measure measure, const Va
     const bool remembers = !cache.lock_file().empty();
     if (measure != Measure::kAnew) {
       result.limits = cache.find(key);
-      if (result.limits || measure == Measure::kNever) return result;
+      if ((result.limits && !cache.is_stale(key, *result.limits)) || measure == Measure::kNever) return result;
       if (!remembers) {
         result.failure = "there is no folder to remember them in: HOME is not set";
         return result;
@@ -160,7 +162,8 @@ MachineLimits machine_limits(const RanksOfHost& given, Measure measure, const Va
     if (remembers) held = lock_machine(cache.lock_file());
     // The process that held the lock may have measured just this.
     if (measure == Measure::kIfUnknown) result.limits = cache.find(key);
-    return result.limits ? result : measure_and_store(ranks, cache, key, variables);
+    if (result.limits && !cache.is_stale(key, *result.limits)) return result;
+    return measure_and_store(ranks, cache, key, result.limits, variables);
   } catch (const std::exception& error) {
     result.failure = error.what();
   }

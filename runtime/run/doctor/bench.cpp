@@ -64,6 +64,10 @@ std::string render_limits(std::span<const profile::RankLimits> all) {
     text += "the limits of a rank with " + number_of(limits.threads, "thread") + ", while " +
             (limits.ranks == 1 ? "no other works" : number_of(limits.ranks, "rank") + " work") +
             (limits.cpu.empty() ? "" : " (" + limits.cpu + ")") + "\n";
+    if (profile::is_disturbed(limits)) {
+      text += "  too low: other programs had " + profile::displaced_text(limits) +
+              " of the cores meanwhile; measure again when they have ended\n";
+    }
     if (limits.memory_gb_s)
       text += limit_row("memory", *limits.memory_gb_s, "GB/s", "read and written (STREAM's triad)");
     text += limit_rows("matrix products", limits.gflops);

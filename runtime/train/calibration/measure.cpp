@@ -5,10 +5,14 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cstdlib>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
+#include <utility>
 
 #include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
@@ -18,6 +22,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/statistics.h"
 #include "dtrain/host/cpu.h"
+#include "dtrain/host/processes.h"
 #include "matmul/matmul_path.h"
 
 namespace dtrain::calibration {
@@ -32,7 +37,8 @@ constexpr std::chrono::milliseconds kLongest{1200};  // after it no round begins
 constexpr unsigned kDeadline = 30;                   // seconds; SIGALRM ends a process that hangs
 constexpr double kGainOfSiblings = 1.05;             // less is noise, and twice the threads have costs elsewhere
 constexpr std::size_t kGoOn = 0;                     // where the first rank's results tell whether another round begins
-constexpr std::size_t kRates = 1;                    // where a rank's rates begin: for each round, for each figure
+constexpr std::size_t kDisplaced = 1;                // where a rank's displaced shares begin: one for each round
+constexpr std::size_t kRates = kDisplaced + kRounds; // where its rates begin: for each round, for each figure
 constexpr std::size_t kValues = kRates + kRounds * kFigures;
 
 double median_seconds(const std::function<void()>& call) {
@@ -49,6 +55,28 @@ double median_seconds(const std::function<void()>& call) {
 using MakeWorkloads = std::vector<Workload>(RankProcess&);
 using Figures = std::array<double, kFigures>;  // per second, for one rank; 0: not measured
 
+// How long the threads of this process have waited for a core while they could have run. 0: the kernel does not say.
+std::chrono::duration<double> core_wait_of_process() {
+  std::chrono::nanoseconds sum{0};
+  std::error_code code;  // a thread that ends meanwhile is left out
+  for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task", code)) {
+    sum += host::read_core_wait(std::atoi(thread.path().filename().c_str())).value_or(std::chrono::nanoseconds(0));
+  }
+  return sum;
+}
+
+// Whether each thread has a core that no other thread of the ranks has. Where it has not, the ranks displace each other.
+bool has_cores_of_its_own(const Setting& setting) {
+  std::set<int> all;
+  std::size_t count = 0;
+  for (const std::vector<int>& cpus : setting.cpus) {
+    if (std::cmp_less(cpus.size(), setting.threads)) return false;
+    all.insert(cpus.begin(), cpus.end());
+    count += cpus.size();
+  }
+  return all.size() == count && std::cmp_equal(setting.cpus.size(), setting.ranks);
+}
+
 // The work of one process. All processes measure the same workload at the same time.
 void measure_as_rank(RankProcess& self, const Setting& setting, config::Matmul matmul, MakeWorkloads* make) {
   ::alarm(kDeadline);
@@ -63,16 +91,25 @@ void measure_as_rank(RankProcess& self, const Setting& setting, config::Matmul m
     self.barrier();
     if (self.values_of(0)[kGoOn] == 0) break;
     double* const rates = self.values() + kRates + round * kFigures;
+    const auto begin = Watch::now();
+    const auto waited = core_wait_of_process();
     for (const Workload& one : all) {
       self.barrier();
       rates[one.figure] = std::max(rates[one.figure], one.amount / median_seconds(one.run));
     }
+    const std::chrono::duration<double> took = Watch::now() - begin;
+    self.values()[kDisplaced + round] = (core_wait_of_process() - waited) / (took * setting.threads);
   }
 }
 
-// In each round the median of the ranks, then the best round.
-Figures summarize(const std::vector<double>& values, int ranks) {
-  Figures best{};
+struct Measured {
+  Figures best{};             // in each round the median of the ranks, then the best round
+  double displaced_share = 1;  // of the rank with most, in the round with least
+};
+
+Measured summarize(const std::vector<double>& values, int ranks) {
+  Measured result;
+  Figures& best = result.best;
   for (std::size_t round = 0; round < kRounds; ++round) {
     for (std::size_t figure = 0; figure < kFigures; ++figure) {
       std::vector<double> of_ranks;
@@ -81,11 +118,19 @@ Figures summarize(const std::vector<double>& values, int ranks) {
       }
       best[figure] = std::max(best[figure], median_high(of_ranks));
     }
+    double displaced = 0;
+    bool is_measured = false;  // the last rounds are left out where they take long
+    for (std::size_t rank = 0; rank < static_cast<std::size_t>(ranks); ++rank) {
+      const double* const of_rank = values.data() + rank * kValues;
+      displaced = std::max(displaced, of_rank[kDisplaced + round]);
+      is_measured = is_measured || of_rank[kRates + round * kFigures + kMatmulFloat32] > 0;
+    }
+    if (is_measured) result.displaced_share = std::min(result.displaced_share, displaced);
   }
-  return best;
+  return result;
 }
 
-Figures measure_with(const Setting& setting, config::Matmul matmul, MakeWorkloads* make, std::size_t shared_bytes) {
+Measured measure_with(const Setting& setting, config::Matmul matmul, MakeWorkloads* make, std::size_t shared_bytes) {
   const RankProcessOptions options{
       .ranks = setting.ranks, .cpus = setting.cpus, .values = kValues, .shared_bytes = shared_bytes};
   return summarize(
@@ -99,7 +144,7 @@ std::map<int, double> try_siblings(const Setting& setting) {
   for (const int threads : {setting.threads, setting.most_threads}) {
     Setting one = setting;
     one.threads = threads;
-    rates[threads] = measure_with(one, config::Matmul::kAuto, float32_workloads, 0)[kMatmulFloat32] / 1e9;
+    rates[threads] = measure_with(one, config::Matmul::kAuto, float32_workloads, 0).best[kMatmulFloat32] / 1e9;
   }
   return rates;
 }
@@ -121,11 +166,13 @@ profile::RankLimits measure(Setting setting) {
   }
   limits.threads = setting.threads;
   limits.ranks = setting.ranks;
-  const Figures best = measure_with(setting, config::Matmul::kAuto, all_workloads, all_reduce_bytes(setting.ranks));
+  const auto [best, displaced_share] =
+      measure_with(setting, config::Matmul::kAuto, all_workloads, all_reduce_bytes(setting.ranks));
+  if (displaced_share > 0 && has_cores_of_its_own(setting)) limits.displaced_share = displaced_share;
   limits.memory_gb_s = in_giga(best[kMemory]);
   limits.all_reduce_gb_s = in_giga(best[kAllReduce]);
-  const auto add = [&](std::map<std::string, double>& to, const char* type, Figure figure) {
-    if (const auto rate = in_giga(best[figure])) to[type] = *rate;
+  const auto add = [&rates = best](std::map<std::string, double>& to, const char* type, Figure figure) {
+    if (const auto rate = in_giga(rates[figure])) to[type] = *rate;
   };
   add(limits.gflops, "float32", kMatmulFloat32);
   add(limits.gflops, "bfloat16", kMatmulBfloat16);
@@ -135,7 +182,7 @@ profile::RankLimits measure(Setting setting) {
   if (train::has_fast_matmul()) {  // else MKL's default path is the one that was measured
     limits.matmul = profile::MatmulPath::kFast;
     limits.matmul_default_gflops =
-        in_giga(measure_with(setting, config::Matmul::kDefault, float32_workloads, 0)[kMatmulFloat32]);
+        in_giga(measure_with(setting, config::Matmul::kDefault, float32_workloads, 0).best[kMatmulFloat32]);
   }
   return limits;
 }

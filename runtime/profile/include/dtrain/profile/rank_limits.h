@@ -36,8 +36,16 @@ struct RankLimits {
   MatmulPath matmul = MatmulPath::kDefault;
   // float32 matrix products on the default path; absent if the machine has no other path.
   std::optional<double> matmul_default_gflops;
+  // The share of the measurement for which a rank's threads were ready while other programs had their cores, in the round
+  // that was disturbed least: as much may be lacking in the figures. Absent: nothing, or the ranks share cores.
+  std::optional<double> displaced_share;
   bool operator==(const RankLimits&) const = default;
 };
+
+// From this displaced share on, figures are too low to be relied on.
+inline constexpr double kDisturbed = 0.05;
+bool is_disturbed(const RankLimits& limits);
+std::string displaced_text(const RankLimits& limits);  // the displaced share: "12%"
 
 std::string to_string(MatmulPath path);  // "default", "fast"
 
