@@ -70,7 +70,8 @@ void add_launch(CLI::App& app, int* exit_code) {
       "with short runs, and remembers the fastest; --dry-run shows what is remembered, and tries nothing.\n"
       "\n"
       "Each slot (resources.slots_per_trial) gets one process, which is bound to the slot's cores. OMP_NUM_THREADS\n"
-      "(the number of these cores) and OMP_WAIT_POLICY (passive) are set unless you set them.");
+      "(the number of these cores) and OMP_WAIT_POLICY (passive, with GOMP_SPINCOUNT=10000) are set unless you set\n"
+      "them.");
   command->callback([request, mock, exit_code] {
     if (request->experiment_file.empty() && request->continue_run.empty()) throw CLI::RequiredError("EXPERIMENT");
     request->mock = run::parse_mock(*mock);

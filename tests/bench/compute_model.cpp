@@ -233,8 +233,10 @@ class Comparison {
 
   Json plan(const std::string& name) const { return Json::parse(read_file(run_folder(name) / "plan.json")); }
 
-  // Whether the run has decided what it tries in its first steps.
-  bool has_settled(const std::string& name) const { return plan(name).contains("strategy"); }
+  // Whether the run has decided what it tries in its first steps. One rank has no strategies to choose from.
+  bool has_settled(const std::string& name) const {
+    return our_settings().at(name).ranks == 1 || plan(name).contains("strategy");
+  }
 
   void take_turn(const std::string& name, std::vector<double>* times) {
     const auto own = ours_.find(name);

@@ -123,6 +123,7 @@ TEST(Launch, ThreadsAreAsManyAsTheSlotsCoresUnlessTheUserSaysOtherwise) {
     const auto cpus = events_named(run.events(), "rank_started").at(0).at("cpus").size();
     EXPECT_THAT(run.log(0), HasSubstr("OMP_NUM_THREADS=" + (user_says ? "97" : std::to_string(cpus)) + "\n"));
     EXPECT_THAT(run.log(0), HasSubstr("OMP_WAIT_POLICY=passive\n"));
+    EXPECT_THAT(run.log(0), HasSubstr("GOMP_SPINCOUNT=10000\n"));
     EXPECT_EQ(count_of(run.log(0), "COLOUR=red\n"), user_says ? 1 : 0);
   }
 }

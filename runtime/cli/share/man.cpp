@@ -29,9 +29,9 @@ constexpr Entry kVariables[] = {
     {"DTRAIN_LIBTORCH_DIR",
      "The 'torch' folder of an installed PyTorch of dtrain's version. Programs that train then use its libtorch and no "
      "other. If it is not set, they use the one they were linked to, else the one that dtrain-get-libtorch installed."},
-    {"OMP_NUM_THREADS, OMP_WAIT_POLICY",
+    {"OMP_NUM_THREADS, OMP_WAIT_POLICY, GOMP_SPINCOUNT",
      "Passed to the ranks unchanged. If they are not set, dtrain launch sets them to the number of cores of a rank's "
-     "slot and to passive."},
+     "slot, to passive, and to 10000: threads spin for some 0.1 ms before they sleep."},
     {"DTRAIN_STATE_DIR, XDG_STATE_HOME",
      "Where the ledger of tasks is: ledger.db in the first, or in dtrain/ of the second (~/.local/state). It must "
      "be on a local disk."},

@@ -90,8 +90,8 @@ Json run_calibration(const RanksOfHost& ranks, const Variables& variables) {
   options.command.insert(options.command.end(), {"--cpus", cpus_text(ranks.cpus)});
   const int most_threads = std::max(ranks.threads, ranks.most_threads);
   options.command.insert(options.command.end(), {"--most-threads", std::to_string(most_threads)});
-  options.environment = {{"OMP_NUM_THREADS", std::to_string(most_threads)}};
-  if (!variables.contains("OMP_WAIT_POLICY")) options.environment["OMP_WAIT_POLICY"] = "passive";
+  options.environment = wait_of_threads(variables);
+  options.environment["OMP_NUM_THREADS"] = std::to_string(most_threads);
   if (!libraries.empty()) options.environment["LD_LIBRARY_PATH"] = libraries;
   options.fds = {{0, nothing.get()}, {1, out.writer.get()}, {2, err.writer.get()}};
   Process process = Process::start(options);

@@ -36,7 +36,7 @@ void start_rank(const std::vector<std::string>& command) {
                       "every host needs the program under the same path");
   }
   std::vector<std::pair<std::string, std::string>> set;
-  if (!variables.contains("OMP_WAIT_POLICY")) set.emplace_back("OMP_WAIT_POLICY", "passive");
+  for (const auto& variable : wait_of_threads(variables)) set.push_back(variable);
   const auto slot = slot_of_rank(variables, environment.world.rank);
   std::optional<ShareOfRank> share;
   CoresOfHost here{.name = host, .by_slurm = environment.started_by == "Slurm"};

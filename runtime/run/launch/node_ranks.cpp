@@ -124,7 +124,7 @@ class NodeRanks {
     for (int local = 0; local < plan.ranks_here; ++local) {
       ProcessOptions options{.command = plan.command};
       Variables& set = options.environment;
-      if (!variables.contains("OMP_WAIT_POLICY")) set["OMP_WAIT_POLICY"] = "passive";
+      set = wait_of_threads(variables);
       if (!variables.contains("OMP_NUM_THREADS")) set["OMP_NUM_THREADS"] = std::to_string(plan.threads);
       for (const auto& [name, value] : plan.experiment.environment_variables) set[name] = value;
       if (!plan.library_path.empty()) set["LD_LIBRARY_PATH"] = plan.library_path;

@@ -227,9 +227,7 @@ std::string render_plan(const LaunchPlan& plan) {
 }
 
 Variables thread_variables(const LaunchPlan& plan, const RankPlacement& rank, const Variables& variables) {
-  Variables result;
-  // Threads that spin while they wait take cores from the other ranks.
-  if (!variables.contains("OMP_WAIT_POLICY")) result["OMP_WAIT_POLICY"] = "passive";
+  Variables result = wait_of_threads(variables);
   if (!variables.contains("OMP_NUM_THREADS")) {
     const int threads = rank.threads > 0 ? rank.threads : rank.cores;
     result["OMP_NUM_THREADS"] = std::to_string(std::max(1, threads));
