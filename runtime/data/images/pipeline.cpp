@@ -57,7 +57,13 @@ class PicturePipeline {
         ++next;
       } else {
         View later(image.size());
-        next = collect(later, pictures_, next, random);
+        const std::size_t first = std::exchange(next, collect(later, pictures_, next, random));
+        if (next == first) {
+          throw Error(std::string("the transform ") + word_of(pictures_[first]) +
+                          " changes neither a view nor pixels of " + std::to_string(image.width()) + " x " +
+                          std::to_string(image.height()),
+                      "this is an error in dtrain: please report it with the list of transforms");
+        }
         image = later.of(image);
       }
     }

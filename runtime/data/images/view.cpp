@@ -104,6 +104,11 @@ void jitter(const ColorJitter& settings, Image& image, RandomStream& random) {
   }
 }
 
+// Transforms that no picture gets by itself. A transform of pictures that Collect or ChangePixels has no overload for
+// does not compile.
+template <typename One>
+concept OfNoPicture = One::kStage != TransformStage::kPicture;
+
 // One transform over what needs no pixels. False: it does need them.
 class Collect {
  public:
@@ -132,7 +137,9 @@ class Collect {
     view_.crop(anywhere(part, view_.size(), random_));
     return true;
   }
-  template <typename Other>
+  bool operator()(const HorizontalFlip&) { return false; }
+  bool operator()(const ColorJitter&) { return false; }
+  template <OfNoPicture Other>
   bool operator()(const Other&) {
     return false;
   }
@@ -175,7 +182,9 @@ class ChangePixels {
     image_ = cropped(padded(image_, padding, padding, larger), anywhere(part, larger, random_));
     return true;
   }
-  template <typename Other>
+  bool operator()(const Resize&) { return false; }
+  bool operator()(const RandomResizedCrop&) { return false; }
+  template <OfNoPicture Other>
   bool operator()(const Other&) {
     return false;
   }
