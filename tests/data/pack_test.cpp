@@ -99,10 +99,10 @@ TEST_F(PackTest, AListNamesPicturesAndClasses) {
   EXPECT_TRUE(numbers.classes.empty());
   EXPECT_EQ(numbers.files[0].label, 7);
   EXPECT_THAT(failure([&] { read_picture_list(folder_ / "n.csv", "path", "label"); }),
-              HasSubstr("n.csv: line 1: there is no column 'path'; its columns are file, label"));
+              HasSubstr("n.csv: offset 0: line 1: there is no column 'path'; its columns are file, label"));
   put("n.csv", "file,label\na.jpg\n");
   EXPECT_THAT(failure([&] { read_picture_list(folder_ / "n.csv", "file", "label"); }),
-              HasSubstr("n.csv: line 2: has 1 values, and 2 columns are named"));
+              HasSubstr("n.csv: offset 11: line 2: has 1 values, and 2 columns are named"));
 }
 
 TEST_F(PackTest, DamagedPicturesAndOldShardsAreErrors) {

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <utility>
 
-#include "byte_source.h"
+#include "csv_rows.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 #include "dtrain/data/formats.h"
@@ -19,91 +19,6 @@
 namespace dtrain::data {
 
 namespace {
-
-constexpr std::size_t kPiece = std::size_t{1} << 20;
-constexpr std::size_t kLongestLine = std::size_t{64} << 20;
-
-// The lines of a file, front to back. A line break inside quotes is none.
-class Lines {
- public:
-  explicit Lines(const std::filesystem::path& path) : source_(path) {}
-
-  // Without its end; valid until the next call. Empty: no line is left. Lines without a letter are left out.
-  std::optional<std::string_view> next() {
-    for (;;) {
-      const std::optional<std::size_t> end = find_end();
-      if (!end) return std::nullopt;
-      std::string_view line(buffer_.data() + begin_, *end - begin_);
-      offset_ = buffer_offset_ + begin_;
-      ++number_;
-      begin_ = std::min(*end + 1, buffer_.size());
-      if (line.ends_with('\r')) line.remove_suffix(1);
-      if (number_ == 1 && line.starts_with("\xef\xbb\xbf")) line.remove_prefix(3);  // a byte order mark
-      if (!line.empty()) return line;
-    }
-  }
-  // In line number `number` from 1 on, counted where it ends.
-  [[noreturn]] void fail(const std::string& what, const std::string& remedy = {}) const {
-    source_.fail(offset_, "line " + std::to_string(number_) + ": " + what, remedy);
-  }
-  const std::filesystem::path& path() const { return source_.path(); }
-
- private:
-  std::optional<std::size_t> find_end() {
-    std::size_t at = begin_;
-    bool quoted = false;
-    for (;;) {
-      for (; at < buffer_.size(); ++at) {
-        if (buffer_[at] == '"') quoted = !quoted;
-        if (buffer_[at] == '\n' && !quoted) return at;
-      }
-      const std::size_t searched = at - begin_;
-      if (!read_more()) {
-        if (quoted) fail("a quotation mark has no second one");
-        return begin_ < buffer_.size() ? std::optional(buffer_.size()) : std::nullopt;
-      }
-      at = begin_ + searched;
-    }
-  }
-  bool read_more() {
-    buffer_.erase(0, begin_);
-    buffer_offset_ += begin_;
-    begin_ = 0;
-    if (buffer_.size() > kLongestLine) fail("the line is longer than 64 MiB", "is it a table of numbers?");
-    const std::size_t before = buffer_.size();
-    buffer_.resize(before + kPiece);
-    const std::size_t got = source_.read(std::as_writable_bytes(std::span(buffer_).subspan(before)));
-    buffer_.resize(before + got);
-    return got > 0;
-  }
-
-  ByteSource source_;
-  std::string buffer_;
-  std::uint64_t buffer_offset_ = 0;  // of the buffer's first letter, in the file
-  std::size_t begin_ = 0;            // of the next line, in the buffer
-  std::uint64_t offset_ = 0;         // of the last line
-  std::int64_t number_ = 0;
-};
-
-// The columns of a line. Quotes around a column are removed, and "" inside them becomes ".
-void split_line(std::string_view line, char delimiter, std::vector<std::string>& columns) {
-  columns.clear();
-  columns.emplace_back();
-  bool quoted = false;
-  for (std::size_t i = 0; i < line.size(); ++i) {
-    if (line[i] == '"') {
-      if (quoted && i + 1 < line.size() && line[i + 1] == '"') {
-        columns.back() += line[i++];
-      } else {
-        quoted = !quoted;
-      }
-    } else if (line[i] == delimiter && !quoted) {
-      columns.emplace_back();
-    } else {
-      columns.back() += line[i];
-    }
-  }
-}
 
 std::string_view trimmed(std::string_view text) {
   const auto first = text.find_first_not_of(" \t");
@@ -123,26 +38,23 @@ std::optional<Number> number_in(std::string_view text) {
 
 class Table {
  public:
-  Table(const std::filesystem::path& path, const CsvOptions& options) : options_(options), lines_(path) {}
+  Table(const std::filesystem::path& path, const CsvOptions& options)
+      : options_(options), rows_(path, options.delimiter) {}
 
   void read() {
     std::vector<std::string> columns;
-    auto line = lines_.next();
-    if (!line) lines_.fail("the file has no line");
-    split_line(*line, options_.delimiter, columns);
+    bool more = rows_.next(columns);
+    if (!more) rows_.fail("the file has no line");
     width_ = columns.size();
     if (width_ < 2) {
-      lines_.fail("one column, but features and a target need two",
-                  std::string("is '") + options_.delimiter + "' between the columns?");
+      rows_.fail("one column, but features and a target need two",
+                 std::string("is '") + options_.delimiter + "' between the columns?");
     }
     names_ = columns;
     target_ = find_target();
-    if (options_.header) line = lines_.next();
-    for (; line; line = lines_.next()) {
-      split_line(*line, options_.delimiter, columns);
-      add(columns);
-    }
-    if (samples_ == 0) lines_.fail("the file ends here, without a sample");
+    if (options_.header) more = rows_.next(columns);
+    for (; more; more = rows_.next(columns)) add(columns);
+    if (samples_ == 0) rows_.fail("the file ends here, without a sample");
   }
 
   SharedMemory in_memory() const {
@@ -169,9 +81,9 @@ class Table {
     if (number && *number >= 1 && *number <= width_) return *number - 1;
     const std::size_t shown = std::min<std::size_t>(names_.size(), 20);
     const std::vector<std::string> some(names_.begin(), names_.begin() + static_cast<std::ptrdiff_t>(shown));
-    lines_.fail("there is no column '" + options_.target + "'",
-                options_.header ? "its columns are: " + join(some, ", ") + (shown < names_.size() ? ", …" : "")
-                                : "give its number, from 1 to " + std::to_string(width_));
+    rows_.fail("there is no column '" + options_.target + "'",
+               options_.header ? "its columns are: " + join(some, ", ") + (shown < names_.size() ? ", …" : "")
+                               : "give its number, from 1 to " + std::to_string(width_));
   }
 
   std::string name_of_column(std::size_t column) const {
@@ -181,13 +93,13 @@ class Table {
 
   void add(const std::vector<std::string>& columns) {
     if (columns.size() != width_) {
-      lines_.fail(std::to_string(columns.size()) + " columns, but the first line has " + std::to_string(width_));
+      rows_.fail(std::to_string(columns.size()) + " columns, but the first line has " + std::to_string(width_));
     }
     for (std::size_t c = 0; c < width_; ++c) {
       const auto wrong = [&](const char* what) {
-        lines_.fail(name_of_column(c) + " is '" + columns[c].substr(0, 40) + "', which is no " + what,
-                    c == target_ ? "is the target another column (data.target_column), or no class (data.target_is)?"
-                                 : "write numbers alone; a number for each word");
+        rows_.fail(name_of_column(c) + " is '" + columns[c].substr(0, 40) + "', which is no " + what,
+                   c == target_ ? "is the target another column (data.target_column), or no class (data.target_is)?"
+                                : "write numbers alone; a number for each word");
       };
       if (c == target_ && options_.whole_target) {
         const auto number = number_in<std::int64_t>(columns[c]);
@@ -203,7 +115,7 @@ class Table {
   }
 
   const CsvOptions& options_;
-  Lines lines_;
+  CsvRows rows_;
   std::vector<std::string> names_;
   std::size_t width_ = 0, target_ = 0;
   std::int64_t samples_ = 0;
@@ -227,9 +139,9 @@ std::shared_ptr<Dataset> load_csv(const std::filesystem::path& file, const CsvOp
 namespace {
 
 std::vector<std::string> header_of(const std::filesystem::path& file, char delimiter) {
-  Lines lines(file);
+  CsvRows rows(file, delimiter);
   std::vector<std::string> names;
-  if (const auto line = lines.next()) split_line(*line, delimiter, names);
+  if (!rows.next(names)) names.clear();
   return names;
 }
 

@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 
+#include "csv_rows.h"
 #include "data_file.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
@@ -19,33 +20,12 @@ namespace dtrain::data {
 namespace {
 
 constexpr std::int64_t kProgressEvery = 100;
-constexpr std::size_t kLongestList = std::size_t{1} << 30;
 constexpr std::size_t kDigits = 6;
 
-// The values of one line; a value in quotes may have commas, and "" for a quote.
-std::vector<std::string> values_of(std::string_view line) {
-  std::vector<std::string> values(1);
-  bool quoted = false;
-  for (std::size_t i = 0; i < line.size(); ++i) {
-    const char letter = line[i];
-    if (quoted && letter == '"' && i + 1 < line.size() && line[i + 1] == '"') {
-      values.back() += letter;
-      ++i;
-    } else if (letter == '"') {
-      quoted = !quoted;
-    } else if (letter == ',' && !quoted) {
-      values.emplace_back();
-    } else if (letter != '\r') {
-      values.back() += letter;
-    }
-  }
-  return values;
-}
-
-std::size_t column_of(const std::vector<std::string>& names, const std::string& name, const std::string& file) {
+std::size_t column_of(const std::vector<std::string>& names, const std::string& name, const CsvRows& rows) {
   const auto found = std::find(names.begin(), names.end(), name);
   if (found == names.end()) {
-    throw DataError(file + ": line 1: there is no column '" + name + "'", "its columns are " + join(names, ", "));
+    rows.fail("there is no column '" + name + "'", "its columns are " + join(names, ", "));
   }
   return static_cast<std::size_t>(found - names.begin());
 }
@@ -163,21 +143,17 @@ class ShardWriter {
 
 ImageFolderFiles read_picture_list(const std::filesystem::path& csv, const std::string& path_column,
                                    const std::string& class_column) {
-  const std::vector<std::string> lines = split(read_file(csv, kLongestList), '\n');
-  constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";  // as spreadsheets write it
-  const std::string_view first = lines.front();
-  const std::vector<std::string> names =
-      values_of(first.starts_with(kByteOrderMark) ? first.substr(kByteOrderMark.size()) : first);
-  const std::size_t path = column_of(names, path_column, csv.string());
-  const std::size_t label = column_of(names, class_column, csv.string());
+  CsvRows rows(csv, ',');
+  std::vector<std::string> names;
+  if (!rows.next(names)) rows.fail("the file has no line");
+  const std::size_t path = column_of(names, path_column, rows);
+  const std::size_t label = column_of(names, class_column, rows);
   ImageFolderFiles listed;
   std::vector<std::string> classes;
-  for (std::size_t i = 1; i < lines.size(); ++i) {
-    if (lines[i].empty() || lines[i] == "\r") continue;
-    const std::vector<std::string> values = values_of(lines[i]);
+  for (std::vector<std::string> values; rows.next(values);) {
     if (values.size() <= std::max(path, label)) {
-      throw DataError(csv.string() + ": line " + std::to_string(i + 1) + ": has " + std::to_string(values.size()) +
-                      " values, and " + std::to_string(names.size()) + " columns are named");
+      rows.fail("has " + std::to_string(values.size()) + " values, and " + std::to_string(names.size()) +
+                " columns are named");
     }
     listed.files.push_back({csv.parent_path() / values[path], 0});
     classes.push_back(values[label]);
