@@ -128,8 +128,9 @@ std::string picture_file(std::int64_t i) {
 std::vector<DataCase> data_cases(const std::filesystem::path& folder) {
   const Files files(folder);
   std::vector<DataCase> cases;
-  const std::vector<Transform> transforms{RandomCrop{.size = 4, .padding = 2}, HorizontalFlip()};
-  const auto open = [&](const std::string& name, const Format& format, const Source& source) {
+  const std::vector<Transform> of_pictures{RandomCrop{.size = 4, .padding = 2}, HorizontalFlip()};
+  const auto open = [&](const std::string& name, const Format& format, const Source& source,
+                        const std::vector<Transform>& transforms = {}) {
     cases.push_back({name, open_source(format, source, transforms, no_sharing())});
   };
   const std::string features = Files::numbers<float>(0, kSamples, kWidth);
@@ -172,6 +173,27 @@ std::vector<DataCase> data_cases(const std::filesystem::path& folder) {
 
   open("tokens", Tokens{.token_type = TokenType::kInt32, .sequence_length = 3},
        {{"file", files.write("tokens.bin", Files::numbers<std::int32_t>(0, kSamples * 3 + 1, 1))}});
+  // Two documents in each row of up to 8 tokens: 3 + 4, 3 + 5 or 2 + 5 of them. Beside each other: one document in
+  // each.
+  std::string pairs[2], alone[2];
+  for (std::int64_t i = 0; i < kSamples; ++i) {
+    const auto add = [&](std::string& bytes, std::int64_t tokens) {
+      bytes += Files::numbers<std::int32_t>(i + 1, 1, tokens - 1) + std::string(4, '\0');
+    };
+    add(pairs[i / 100 % 2], i % 3 == 2 ? 2 : 3);
+    add(pairs[i / 100 % 2], i % 3 == 0 ? 4 : 5);
+    add(alone[i / 100 % 2], 2 + i % 7);
+  }
+  for (const int part : {0, 1}) {
+    files.write("pairs-" + std::to_string(part) + ".bin", pairs[part]);
+    files.write("alone-" + std::to_string(part) + ".bin", alone[part]);
+  }
+  const Tokens documents{.token_type = TokenType::kInt32, .sequence_length = 7};
+  open("packed documents", documents, {{"file", files.path("pairs-*.bin")}},
+       {PackTokens{.end_token = 0, .positions = true, .documents = true}});
+  // Of one length in all batches, so that a sample's bytes do not depend on the others of its batch.
+  open("padded documents", documents, {{"file", files.path("alone-*.bin")}},
+       {PadToLongest{.end_token = 0, .multiple_of = 7, .mask = true, .lengths = true}});
   open("raw",
        Raw{.features_type = ElementType::kFloat32, .target_type = ElementType::kInt64, .features_shape = {kWidth}},
        {{"features", files.write("x.raw", features)}, {"target", files.write("y.raw", target)}});
@@ -196,8 +218,8 @@ std::vector<DataCase> data_cases(const std::filesystem::path& folder) {
     }
     writer.close();
   }
-  open("image_folder", ImageFolder(), {{"folder", files.path("pictures")}});
-  open("shards", Shards(), {{"files", files.path("shards/*.tar")}});
+  open("image_folder", ImageFolder(), {{"folder", files.path("pictures")}}, of_pictures);
+  open("shards", Shards(), {{"files", files.path("shards/*.tar")}}, of_pictures);
 
   cases.push_back({"synthetic", make_synthetic({.samples = kSamples, .features = 3})});
 

@@ -213,6 +213,42 @@ void resolve(Section& root, std::optional<EarlyStopping>& early_stopping, const 
   }
 }
 
+const char* const kPlacesOfTransforms[] = {"data.training.transforms", "data.validation.transforms"};
+
+// A loss must not count the targets of padding.
+void check_padding(Section& root, const LossSettings& loss, const ModelData& data) {
+  const auto* const cross_entropy = std::get_if<CrossEntropy>(&loss.loss);
+  const Value* kind = root.find(kLoss.name);
+  if (kind && kind->is_map()) kind = value_at(root, "loss.kind");
+  const bool counts = cross_entropy && kind && kind->is_scalar() && kind->text == CrossEntropy::kWord;
+  if (!counts || !data::has_sequences(data.format)) return;
+  const std::vector<TransformStep>* const lists[] = {&data.transforms.training, &data.transforms.validation};
+  for (std::size_t i = 0; i < std::size(lists); ++i) {
+    const Value* value = value_at(root, kPlacesOfTransforms[i]);
+    const std::optional<std::int64_t> target = data::pad_target_of(transforms_of(*lists[i]));
+    if (!value || !target || cross_entropy->ignore_index == target) continue;
+    root.report(*value, kPlacesOfTransforms[i],
+                "fill padding with the target " + std::to_string(*target) +
+                    ", which loss cross_entropy counts; write " +
+                    "loss: {kind: cross_entropy, ignore_index: " + std::to_string(*target) + "}");
+  }
+}
+
+// forward() gets the same in training and in validation.
+void check_more_inputs(Section& root, const ModelData& data) {
+  const Value* value = value_at(root, "data.validation");
+  if (!data.validation || !value) return;
+  const std::vector<std::string> training = data::more_inputs_of(transforms_of(data.transforms.training));
+  const std::vector<std::string> validation = data::more_inputs_of(transforms_of(data.transforms.validation));
+  if (training == validation) return;
+  const auto text = [](const std::vector<std::string>& names) {
+    return names.empty() ? std::string("nothing") : join_with_and(names);
+  };
+  root.report(*value, "data.validation",
+              "gives forward() " + text(validation) + " after the features, and data.training gives " + text(training) +
+                  ": give the transforms of both the same");
+}
+
 void check_together(Section& root, const Experiment& experiment) {
   const int slots = experiment.resources.slots_per_trial;
   const Value* batch_size = batch_size_value(root);
@@ -266,6 +302,10 @@ void check_together(Section& root, const Experiment& experiment) {
     };
     if (experiment.optimizations.sharded_optimizer == ShardedOptimizer::kOn) refuse("optimizations.sharded_optimizer");
     if (experiment.optimizations.sharded_gradients == ShardedGradients::kOn) refuse("optimizations.sharded_gradients");
+  }
+  if (experiment.model) {
+    check_padding(root, experiment.model->loss, experiment.model->data);
+    check_more_inputs(root, experiment.model->data);
   }
   const bool sequences = experiment.model && data::has_sequences(experiment.model->data.format);
   const Value* loss = root.find(kLoss.name);

@@ -93,7 +93,7 @@ void declare_source_key(Keys& keys, const FormatList& formats, const std::string
 // The keys of a source whatever the format is; source_rules() has what depends on it.
 void declare_source(Keys& keys, const FormatList& formats, std::vector<TransformStep>& transforms) {
   for (const std::string& name : source_key_names(formats)) declare_source_key(keys, formats, name);
-  declare_transforms(keys, transforms);
+  declare_transforms(keys, transforms, TransformsOf::kNothing);
 }
 
 Json source_rules(const FormatList& formats) {
@@ -108,11 +108,8 @@ Json source_rules(const FormatList& formats) {
         source["required"].push_back(name);
       }
     }
-    if (format.has_pictures) {
-      source["required"].push_back(kTransformsName);
-    } else {
-      source["properties"][kTransformsName] = false;
-    }
+    if (format.transforms == TransformsOf::kPictures) source["required"].push_back(kTransformsName);
+    source["properties"][kTransformsName] = rules_of_transforms(format.transforms);
     Json rule;
     rule["if"]["required"].push_back(kFormatName);
     rule["if"]["properties"][kFormatName]["const"] = format.word;
@@ -144,23 +141,26 @@ std::string refusal_of_source_key(const FormatSources& format) {
          (names.size() == 1 ? "key is " : "keys are ") + join_with_and(names);
 }
 
-// Those of a format of pictures; other formats have none.
+void refuse_transforms(Section& section, const FormatList& formats, const FormatSources& format) {
+  const Value* value = section.find(kTransformsName);
+  if (!value) return;
+  std::vector<std::string> words;
+  for (const FormatSources& one : formats) {
+    if (one.transforms != TransformsOf::kNothing) words.emplace_back(one.word);
+  }
+  section.report(*value, kTransformsName,
+                 std::string("has no effect with format ") + format.word + "; " + join_with_and(words) + " have it");
+}
+
 void read_transforms(Section& section, const FormatList& formats, const FormatSources& format,
                      std::vector<TransformStep>& transforms) {
-  const Value* value = section.find(kTransformsName);
-  if (format.has_pictures) {
-    if (!value) section.report_missing(kTransformsName, "a list that brings all pictures to one size");
-    return KeyReader::read_all(section, [&](Keys& keys) { declare_transforms(keys, transforms); });
+  if (format.transforms == TransformsOf::kNothing) {
+    refuse_transforms(section, formats, format);
+    return section.finish();
   }
-  if (value) {
-    std::vector<std::string> words;
-    for (const FormatSources& one : formats) {
-      if (one.has_pictures) words.emplace_back(one.word);
-    }
-    section.report(*value, kTransformsName,
-                   std::string("has no effect with format ") + format.word + "; " + join_with_and(words) + " have it");
-  }
-  section.finish();
+  if (format.transforms == TransformsOf::kPictures && !section.find(kTransformsName))
+    section.report_missing(kTransformsName, "a list that brings all pictures to one size");
+  KeyReader::read_all(section, [&](Keys& keys) { declare_transforms(keys, transforms, format.transforms); });
 }
 
 data::Source read_source(Section section, const FormatList& formats, const FormatSources& format,
@@ -183,7 +183,8 @@ Json source_json(const data::Source& source, const FormatSources& format, std::v
   for (const data::SourceKey& key : format.keys) {
     if (const auto value = source.find(key.name); value != source.end()) json[key.name] = value->second;
   }
-  if (format.has_pictures) json.update(PlanWriter::write([&](Keys& keys) { declare_transforms(keys, transforms); }));
+  if (!transforms.empty())
+    json.update(PlanWriter::write([&](Keys& keys) { declare_transforms(keys, transforms, format.transforms); }));
   return json;
 }
 

@@ -1,4 +1,4 @@
-// The keys `transforms` of a source of pictures.
+// The keys `transforms` of a source of pictures or documents.
 #include "dtrain/config/model_data.h"
 
 #include <algorithm>
@@ -12,13 +12,15 @@ namespace {
 constexpr const char* kTransforms = "transforms";
 constexpr const char* kKind = "kind";
 
-// What problem_of() says of a list, as far as a schema can say it: the first transform is one of pictures, and one
-// gives pictures their size.
-Json rules_of_list() {
-  Json first = Json::array(), sizing = Json::array();
+// What problem_of() says of a list, as far as a schema can say it: all are transforms of pictures, the first one of a
+// picture by itself, and one gives pictures their size.
+Json rules_of_pictures() {
+  Json all = Json::array(), first = Json::array(), sizing = Json::array();
   for (const std::string& word : dtrain::words_of<data::Transform>()) {
     const data::Transform transform = dtrain::choice_named<data::Transform>(word);
-    if (data::stage_of(transform) == data::TransformStage::kPicture) first.push_back(word);
+    const data::TransformStage stage = data::stage_of(transform);
+    if (stage != data::TransformStage::kDocuments) all.push_back(word);
+    if (stage == data::TransformStage::kPicture) first.push_back(word);
     if (data::size_after(transform, {})) sizing.push_back(word);
   }
   Json with_width = Json::parse(R"({"required": ["width"], "properties": {"width": {"type": "integer"}}})");
@@ -26,38 +28,21 @@ Json rules_of_list() {
   Json rules;
   rules["contains"]["anyOf"] = {Json{{"properties", {{kKind, {{"enum", sizing}}}}}}, with_width};
   rules["items"].push_back({{"properties", {{kKind, {{"enum", first}}}}}});
+  rules["additionalItems"]["properties"][kKind]["enum"] = all;
   return rules;
 }
 
-// The type of a list with these rules in its schema.
-class ListWithRules : public KeyType {
- public:
-  explicit ListWithRules(KeyType& list) : list_(list) {}
-  void read(Section& section, const Key& key) override { list_.read(section, key); }
-  Json to_json() const override { return list_.to_json(); }
-  Json schema(const Key& key) const override {
-    Json schema = list_.schema(key);
-    schema["allOf"].push_back(rules_of_list());
-    return schema;
+// The same of problem_of_documents(): one transform, of documents.
+Json rules_of_documents() {
+  Json words = Json::array();
+  for (const std::string& word : dtrain::words_of<data::Transform>()) {
+    const data::Transform transform = dtrain::choice_named<data::Transform>(word);
+    if (data::stage_of(transform) == data::TransformStage::kDocuments) words.push_back(word);
   }
-  std::string values() const override { return list_.values(); }
-  void visit_keys(Keys& keys) override { list_.visit_keys(keys); }
-
- private:
-  KeyType& list_;
-};
-
-class WithRules : public Keys {
- public:
-  explicit WithRules(Keys& keys) : keys_(keys) {}
-  void visit(const Key& key, KeyType& type) override {
-    ListWithRules with_rules(type);
-    keys_.visit(key, with_rules);
-  }
-
- private:
-  Keys& keys_;
-};
+  Json rules{{"minItems", 1}, {"maxItems", 1}};
+  rules["items"]["properties"][kKind]["enum"] = words;
+  return rules;
+}
 
 // Whether each item names a transform, so that the list can be judged as a whole.
 bool are_named(const Value& list) {
@@ -78,27 +63,42 @@ std::vector<data::Transform> transforms_of(const std::vector<TransformStep>& ste
   return transforms;
 }
 
+Json rules_of_transforms(TransformsOf samples) {
+  switch (samples) {
+    case TransformsOf::kNothing:
+      return false;
+    case TransformsOf::kPictures:
+      return rules_of_pictures();
+    case TransformsOf::kDocuments:
+      return rules_of_documents();
+  }
+  return false;
+}
+
 void declare_keys(Keys& keys, TransformStep& step) {
   keys.one_of({.name = kKind,
-               .text = "Which transform. Names and meanings are those of torchvision.",
-               .more = "[Transforms](data.md#transforms).",
+               .text = "Which transform. Those of pictures have the names and meanings of torchvision; pad_to_longest "
+                       "and pack_tokens are for tokens.",
+               .more = "[Transforms](data.md#transforms), [documents](data.md#documents).",
                .required = ""},
               step.transform);
 }
 
-void declare_transforms(Keys& keys, std::vector<TransformStep>& steps) {
-  WithRules visitor(keys);
-  visitor.list({.name = kTransforms,
-                .text = "image_folder, shards: what is done with each picture, in this order. At its end all pictures "
-                        "must have one size.",
-                .examples = R"([[{"kind": "random_resized_crop", "size": 224}, {"kind": "horizontal_flip"}, )"
-                            R"({"kind": "normalize"}]])",
-                .default_text = "required for image_folder and shards"},
-               steps);
-  keys.when_read([&](Section& section) {
+void declare_transforms(Keys& keys, std::vector<TransformStep>& steps, TransformsOf samples) {
+  keys.list({.name = kTransforms,
+             .text = "image_folder, shards: what is done with each picture, in this order. At its end all pictures "
+                     "must have one size. tokens: how documents become samples, one transform; without it, the file "
+                     "is cut into samples wherever documents end.",
+             .examples = R"([[{"kind": "random_resized_crop", "size": 224}, {"kind": "horizontal_flip"}, )"
+                         R"({"kind": "normalize"}], [{"kind": "pack_tokens", "end_token": 256}]])",
+             .default_text = "required for image_folder and shards"},
+            steps);
+  keys.when_read([&steps, samples](Section& section) {
     const Value* list = section.find(kTransforms);
     if (!list || list->kind != Value::Kind::kList || !are_named(*list)) return;
-    const auto problem = data::problem_of(transforms_of(steps));
+    const std::vector<data::Transform> transforms = transforms_of(steps);
+    const auto problem =
+        samples == TransformsOf::kDocuments ? data::problem_of_documents(transforms) : data::problem_of(transforms);
     if (!problem) return;
     if (list->items.empty()) return section.report(*list, kTransforms, problem->what);
     section.report(list->items[problem->at], kTransforms + ("[" + std::to_string(problem->at) + "]"), problem->what);

@@ -169,6 +169,11 @@ bool is_from_model(const config::LossSettings& loss) {
   return std::holds_alternative<config::FromModel>(loss.loss);
 }
 
+// What forward() gets because of the transforms; that of validation is the same.
+std::vector<std::string> inputs_of_transforms(const config::ModelJob& job) {
+  return data::more_inputs_of(config::transforms_of(job.data.transforms.training));
+}
+
 // What forward() is called with.
 std::vector<ModelInput> inputs_of(const config::ModelJob& job) {
   const auto* safetensors = std::get_if<data::Safetensors>(&job.data.format);
@@ -177,6 +182,7 @@ std::vector<ModelInput> inputs_of(const config::ModelJob& job) {
   if (safetensors) {
     for (const std::string& name : safetensors->more_inputs) inputs.push_back({"'" + name + "'", name});
   }
+  for (const std::string& name : inputs_of_transforms(job)) inputs.push_back({"'" + name + "'", name});
   if (is_from_model(job.loss)) inputs.push_back({"the target", name_of("target")});
   return inputs;
 }
@@ -184,7 +190,7 @@ std::vector<ModelInput> inputs_of(const config::ModelJob& job) {
 }  // namespace
 
 ModelTrial::Fields ModelTrial::fields_of(const config::ModelJob& job) {
-  Fields fields{job.data.format, 0, {}};
+  Fields fields{job.data.format, inputs_of_transforms(job).size(), {}};
   auto* const safetensors = std::get_if<data::Safetensors>(&fields.format);
   if (!safetensors) return fields;
   std::vector<std::string>& names = safetensors->more_inputs;

@@ -17,7 +17,7 @@
 
 namespace dtrain::config {
 
-// What is done with pictures: the keys `transforms` of data.training and data.validation.
+// What is done with pictures or documents: the keys `transforms` of data.training and data.validation.
 
 // One item of such a list.
 struct TransformStep {
@@ -34,8 +34,13 @@ std::vector<data::Transform> transforms_of(const std::vector<TransformStep>& ste
 
 void declare_keys(Keys& keys, TransformStep& step);
 
-// The key `transforms` of one source.
-void declare_transforms(Keys& keys, std::vector<TransformStep>& steps);
+// What the samples of a format are, of which `transforms` make tensors.
+enum class TransformsOf { kNothing, kPictures, kDocuments };
+
+// The key `transforms` of one source. kNothing: of any format, for the documents.
+void declare_transforms(Keys& keys, std::vector<TransformStep>& steps, TransformsOf samples);
+// What a schema says of `transforms` in one format.
+Json rules_of_transforms(TransformsOf samples);
 
 // `List`: a variant of formats, as data::Format.
 template <class List>
@@ -44,7 +49,7 @@ struct DataOf {
   data::Source training;
   std::optional<data::Source> validation;
   LoaderKeys loader{};
-  SourceTransforms transforms{};  // of formats of pictures
+  SourceTransforms transforms{};  // of formats of pictures or documents
   bool operator==(const DataOf&) const = default;
 };
 using ModelData = DataOf<data::Format>;
@@ -61,7 +66,7 @@ struct FormatSources {
   const char* word;
   const char* text;
   std::span<const data::SourceKey> keys;
-  bool has_pictures = false;
+  TransformsOf transforms = TransformsOf::kNothing;
 };
 
 // Declares the key of the format through `declare_format`, and then those of the sources. `chosen`: the current format.
@@ -69,10 +74,15 @@ void declare_data(Keys& keys, const std::vector<FormatSources>& formats, std::si
                   const std::function<void(Keys&, const Key& selector)>& declare_format, data::Source& training,
                   std::optional<data::Source>& validation, SourceTransforms& transforms);
 
+template <class OneFormat>
+inline constexpr TransformsOf kTransformsOf = data::kHasPictures<OneFormat>    ? TransformsOf::kPictures
+                                              : data::kHasDocuments<OneFormat> ? TransformsOf::kDocuments
+                                                                               : TransformsOf::kNothing;
+
 template <class... Formats>
 void declare_keys(Keys& keys, DataOf<std::variant<Formats...>>& d) {
   const std::vector<FormatSources> formats{
-      FormatSources{Formats::kWord, Formats::kText, Formats::kSource, data::kHasPictures<Formats>}...};
+      FormatSources{Formats::kWord, Formats::kText, Formats::kSource, kTransformsOf<Formats>}...};
   const auto declare_format = [&](Keys& outside, const Key& selector) { outside.one_of(selector, d.format); };
   declare_data(keys, formats, d.format.index(), declare_format, d.training, d.validation, d.transforms);
   declare_keys(keys, d.loader);

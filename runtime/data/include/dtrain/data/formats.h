@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "dtrain/base/choices.h"
+#include "dtrain/base/error.h"
 #include "dtrain/data/dataset.h"
 #include "dtrain/data/host_share.h"
 #include "dtrain/data/sample.h"
@@ -184,12 +185,16 @@ struct Tokens {
   void declare_keys(Keys& keys) {
     keys.choice({"token_type", "tokens: the type of each number in the file, little-endian."}, token_type, kTokenTypes);
     keys.integer({.name = "sequence_length",
-                  .text = "tokens: the number of tokens in one sample.",
+                  .text = "tokens: the number of tokens in one sample. With the transform pad_to_longest, the most of "
+                          "them: longer documents become several samples.",
                   .examples = "[128]",
                   .required = "the tokens of a sample"},
                  sequence_length, {1, std::numeric_limits<std::int32_t>::max()});
   }
   std::shared_ptr<Dataset> open(const Source& source, const HostShare& share) const;
+  // Of a format of documents, where there are transforms: the documents padded or packed.
+  std::shared_ptr<Dataset> open_documents(const Source& source, std::span<const Transform> transforms,
+                                          const HostShare& share) const;
   bool operator==(const Tokens&) const = default;
 };
 
@@ -332,9 +337,17 @@ inline constexpr bool kHasPictures = requires(const OneFormat& format, const Sou
   format.open_samples(source, share);
 };
 
+// Whether samples may be documents, which transforms pad or pack.
+template <class OneFormat>
+inline constexpr bool kHasDocuments = requires(const OneFormat& format, const Source& source,
+                                               const std::vector<Transform>& transforms, const HostShare& share) {
+  format.open_documents(source, transforms, share);
+};
+
 using Format = std::variant<Idx, Npy, Safetensors, Tokens, Raw, Csv, ImageFolder, Shards>;
 
-// Opens a source. Formats of pictures make their tensors by `transforms`; the others ignore them.
+// Opens a source. Formats of pictures make their tensors by `transforms`, and those of documents their samples.
+// DataError for transforms of any other format.
 template <class... Formats>
 std::shared_ptr<Dataset> open_source(const std::variant<Formats...>& format, const Source& source,
                                      const std::vector<Transform>& transforms, const HostShare& share) {
@@ -343,7 +356,12 @@ std::shared_ptr<Dataset> open_source(const std::variant<Formats...>& format, con
         if constexpr (kHasPictures<std::decay_t<decltype(held)>>) {
           return transformed(held.open_samples(source, share), transforms, {.scaled_decoding = held.scaled_decoding});
         } else {
-          return held.open(source, share);
+          if (transforms.empty()) return held.open(source, share);
+          if constexpr (kHasDocuments<std::decay_t<decltype(held)>>) {
+            return held.open_documents(source, transforms, share);
+          } else {
+            throw DataError(std::string("transforms have no effect with format ") + held.kWord);
+          }
         }
       },
       format);

@@ -1,6 +1,7 @@
-// The list of transforms of pictures, and the data set that applies them. Each transform is a struct: the word that
-// names it in an experiment (`data.training.transforms`), its settings and their keys. Names, meanings and defaults are
-// those of torchvision.transforms.v2. Plain values; runtime/data/images/pipeline.cpp carries them out.
+// The list of transforms. Each is a struct: the word that names it in an experiment (`data.training.transforms`), its
+// settings and their keys. Plain values. Those of pictures have the names, meanings and defaults of
+// torchvision.transforms.v2; runtime/data/images/pipeline.cpp carries them out, and transformed() makes a data set.
+// Those of documents of tokens are carried out by runtime/data/documents (dtrain/data/documents.h).
 //
 // Random ones draw from a stream of (seed, epoch, index of the sample), so the result does not depend on workers, ranks
 // or what was read before.
@@ -9,6 +10,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -22,11 +24,12 @@
 
 namespace dtrain::data {
 
-// What a transform changes. The transforms of a list stand in this order.
+// What a transform changes. The transforms of pictures stand in this order.
 enum class TransformStage : std::uint8_t {
-  kPicture,  // one picture of bytes
-  kNumbers,  // one picture, which becomes floating point
-  kBatch     // a whole batch
+  kPicture,   // one picture of bytes
+  kNumbers,   // one picture, which becomes floating point
+  kBatch,     // a whole batch of pictures
+  kDocuments  // documents of tokens, which become samples: no transform of pictures
 };
 
 inline constexpr std::int64_t kMostSide = 1 << 14;
@@ -202,8 +205,89 @@ struct CutMix {
   bool operator==(const CutMix&) const = default;
 };
 
+// What both transforms of documents have.
+template <class Keys>
+void declare_documents(Keys& keys, std::int64_t& end_token, std::int64_t& pad_token, std::int64_t& pad_target) {
+  constexpr std::int64_t kLargest = std::numeric_limits<std::uint32_t>::max();
+  constexpr std::int64_t kLeast = std::numeric_limits<std::int32_t>::min();
+  keys.integer({.name = "end_token",
+                .text = "pad_to_longest, pack_tokens: the token at the end of each document in the file. "
+                        "`dtrain data pack` writes 256.",
+                .examples = "[256, 50256]",
+                .required = "the token at the end of each document"},
+               end_token, {0, kLargest});
+  keys.integer({"pad_token", "pad_to_longest, pack_tokens: the feature in padding."}, pad_token, {0, kLargest});
+  keys.integer({"pad_target",
+                "pad_to_longest, pack_tokens: the target in padding, and in a packed row at each end token. A loss "
+                "cross_entropy must have it as its ignore_index."},
+               pad_target, {kLeast, kLargest});
+}
+
+// Documents of tokens as samples of unequal length, each padded at its end to the longest of the batch of a rank.
+struct PadToLongest {
+  static constexpr const char* kWord = "pad_to_longest";
+  static constexpr TransformStage kStage = TransformStage::kDocuments;
+  std::int64_t end_token = 0;
+  std::int64_t pad_token = 0;
+  std::int64_t pad_target = -100;
+  std::int64_t multiple_of = 1;
+  bool mask = false, lengths = false;
+  template <class Keys>
+  void declare_keys(Keys& keys) {
+    declare_documents(keys, end_token, pad_token, pad_target);
+    keys.integer({"multiple_of",
+                  "pad_to_longest: the length of a batch is rounded up to a multiple of this. As much as "
+                  "data.sequence_length: all batches have this length."},
+                 multiple_of, {1, std::numeric_limits<std::int32_t>::max()});
+    keys.boolean({"mask",
+                  "pad_to_longest: forward() gets, after the features, which positions are tokens (1) and which are "
+                  "padding (0): int64 [N, L]."},
+                 mask);
+    keys.boolean({"lengths",
+                  "pad_to_longest: forward() gets, after the features (and the mask), the number of positions of each "
+                  "sample that are no padding: int64 [N]."},
+                 lengths);
+  }
+  std::vector<std::string> more_inputs() const {
+    std::vector<std::string> names;
+    if (mask) names.emplace_back("mask");
+    if (lengths) names.emplace_back("lengths");
+    return names;
+  }
+  bool operator==(const PadToLongest&) const = default;
+};
+
+// Rows of one length, each of as many whole documents of tokens as fit, in the order of the file.
+struct PackTokens {
+  static constexpr const char* kWord = "pack_tokens";
+  static constexpr TransformStage kStage = TransformStage::kDocuments;
+  std::int64_t end_token = 0;
+  std::int64_t pad_token = 0;
+  std::int64_t pad_target = -100;
+  bool positions = false, documents = false;
+  template <class Keys>
+  void declare_keys(Keys& keys) {
+    declare_documents(keys, end_token, pad_token, pad_target);
+    keys.boolean({"positions",
+                  "pack_tokens: forward() gets, after the features, each position's place within its document, from "
+                  "0: int64 [N, L]."},
+                 positions);
+    keys.boolean({"documents",
+                  "pack_tokens: forward() gets, after the features (and the positions), the number of each position's "
+                  "document within its row, from 0, and -1 in padding: int64 [N, L]."},
+                 documents);
+  }
+  std::vector<std::string> more_inputs() const {
+    std::vector<std::string> names;
+    if (positions) names.emplace_back("positions");
+    if (documents) names.emplace_back("documents");
+    return names;
+  }
+  bool operator==(const PackTokens&) const = default;
+};
+
 using Transform = std::variant<Resize, CenterCrop, RandomResizedCrop, RandomCrop, HorizontalFlip, ColorJitter,
-                               Normalize, MixUp, CutMix>;
+                               Normalize, MixUp, CutMix, PadToLongest, PackTokens>;
 
 // The functions that the reader of experiment files needs, too, have no code outside this header.
 
@@ -252,12 +336,15 @@ struct TransformProblem {
   std::string what;
   std::size_t at = 0;
 };
-// Empty: nothing.
+// A list for pictures. Empty: nothing.
 inline std::optional<TransformProblem> problem_of(std::span<const Transform> transforms) {
   std::optional<std::size_t> normalize;
   std::optional<std::int64_t> classes;
   for (std::size_t i = 0; i < transforms.size(); ++i) {
     const std::string word = word_of(transforms[i]);
+    if (stage_of(transforms[i]) == TransformStage::kDocuments) {
+      return TransformProblem{word + " is for documents of tokens, and these are pictures", i};
+    }
     if (std::holds_alternative<Normalize>(transforms[i])) {
       if (normalize) return TransformProblem{"normalize stands here twice", i};
       normalize = i;
@@ -284,6 +371,50 @@ inline std::optional<TransformProblem> problem_of(std::span<const Transform> tra
       "pictures have many sizes, and a batch needs one: add center_crop, random_crop, random_resized_crop, or a resize "
       "with a width",
       transforms.empty() ? 0 : transforms.size() - 1};
+}
+
+// A list for documents of tokens. Empty: nothing.
+inline std::optional<TransformProblem> problem_of_documents(std::span<const Transform> transforms) {
+  for (std::size_t i = 0; i < transforms.size(); ++i) {
+    const std::string word = word_of(transforms[i]);
+    if (stage_of(transforms[i]) != TransformStage::kDocuments) {
+      return TransformProblem{
+          word + " is for pictures, and these are tokens: pad_to_longest and pack_tokens are for them", i};
+    }
+    if (i > 0) {
+      return TransformProblem{word + " cannot come after " + word_of(transforms[i - 1]) +
+                                  ": documents are padded or packed, by one of the two",
+                              i};
+    }
+  }
+  if (!transforms.empty()) return std::nullopt;
+  return TransformProblem{"is empty: leave it out, or give pad_to_longest or pack_tokens", 0};
+}
+
+// The names of what a data set has, because of its transforms, beside features and target; forward() gets it.
+inline std::vector<std::string> more_inputs_of(std::span<const Transform> transforms) {
+  std::vector<std::string> names;
+  for (const Transform& transform : transforms) {
+    std::visit(
+        [&](const auto& held) {
+          if constexpr (requires { held.more_inputs(); }) names = held.more_inputs();
+        },
+        transform);
+  }
+  return names;
+}
+
+// The target that stands in padding; empty: there is no padding.
+inline std::optional<std::int64_t> pad_target_of(std::span<const Transform> transforms) {
+  std::optional<std::int64_t> target;
+  for (const Transform& transform : transforms) {
+    std::visit(
+        [&](const auto& held) {
+          if constexpr (requires { held.pad_target; }) target = held.pad_target;
+        },
+        transform);
+  }
+  return target;
 }
 
 struct PictureOptions {
