@@ -3,6 +3,7 @@
     pictures.py BIN_FOLDER [TestClass[.test] ...]
 """
 import io
+import json
 import subprocess
 import tarfile
 
@@ -84,8 +85,15 @@ class Training(PictureTest):
 
     def test_more_ranks_than_shards(self):
         self.pack()
+        self.assertEqual(len(list((self.folder / "shards").glob("train-*.tar"))), 1)
         result = self.launched(self.training(self.shards(workers=1), steps=30, slots=3)).expect(0)
         self.assertGreater(result.metrics("validation")[-1]["metrics"]["accuracy"], 0.9)
+        for rank in range(3):  # a third of each batch is read by each
+            dump = result.run_dir / "profile" / f"rank-{rank:04}.jsonl"
+            records = [json.loads(line) for line in dump.read_text().splitlines()]
+            loaded = [record for record in records if record["record"] == "loader"]
+            self.assertEqual(len(loaded), 30)
+            self.assertTrue(all(record["bytes"] > 0 for record in loaded), "a rank has read no pictures")
 
     def test_goes_on_in_the_middle_of_an_epoch_with_the_same_bits(self):
         self.pack()
@@ -102,6 +110,29 @@ class Training(PictureTest):
         data["training"]["transforms"] = CROP + [{"kind": "mixup", "alpha": 0.4, "classes": 2}, {"kind": "cutmix", "classes": 2}]
         result = self.launched(self.training(data, steps=40, slots=2)).expect(0)
         self.assertGreater(result.metrics("validation")[-1]["metrics"]["accuracy"], 0.8)
+
+
+class SlowDecoding(PictureTest):
+    def test_is_a_finding_that_names_what_to_change(self):
+        generator = numpy.random.default_rng(6)
+        for number in range(16):
+            pixels = generator.integers(0, 255, (900, 900, 3)).astype(numpy.uint8)  # noise takes longest to decode
+            folder = self.folder / "huge" / ("blue" if number % 2 else "red")
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(folder / f"{number}.jpg", "JPEG", quality=95)
+        source = {"folder": "huge", "transforms": [{"kind": "resize", "size": 16, "width": 16}, {"kind": "normalize"}]}
+        sections = self.training({"format": "image_folder", "training": source, "workers": 1}, steps=20)
+        sections["hyperparameters"]["global_batch_size"] = 4
+        sections["searcher"] = {"max_length": {"batches": 20}, "metric": "loss"}
+        result = self.launched(sections).expect(0)
+        analyzed = run([self.build.program("dtrain"), "analyze", str(result.run_dir), "--json"], result.run_dir).expect(0)
+        finding = next(one for one in json.loads(analyzed.output)["findings"] if one["id"] == "loader")
+        self.assertEqual(finding["cause"], "slow_loader", finding)
+        self.assertRegex(finding["evidence"], r"workers spend \d\S* of their time on a core")
+        # Without a free core, by other programs on this machine, the advice is to give it one.
+        for key in ("resources.cores_per_slot",) + (("data.workers", "data.scaled_decoding") if "fewer ranks" not in
+                                                    finding["advice"] else ()):
+            self.assertIn(key, finding["advice"])
 
 
 class Damage(PictureTest):

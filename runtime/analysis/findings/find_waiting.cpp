@@ -46,6 +46,14 @@ std::string queue_text(const RunProfile& run, int rank) {
 
 constexpr double kSmallRequest = 128 << 10;  // bytes: a disk reads larger ones faster
 
+// Pictures that could be decoded at a fraction of their size, and are not.
+bool decodes_in_full(const RunProfile& run) {
+  const auto data = run.experiment.find("data");
+  if (!has_data_keys(run) || data == run.experiment.end() || !data->is_object()) return false;
+  const auto scaled = data->find("scaled_decoding");
+  return scaled != data->end() && *scaled == false;
+}
+
 // What to change, by where the workers' time goes; adds that to the evidence.
 std::string loader_advice(const RunProfile& run, Finding& finding) {
   const std::optional<LoaderUse> use = loader_use(run, finding.rank);
@@ -66,8 +74,12 @@ std::string loader_advice(const RunProfile& run, Finding& finding) {
   if (use->cpu_share() >= use->storage_share()) {
     return fmt::format(
         "more loader workers ({}: auto adds them while cores are free; more cores: resources.cores_per_slot), or "
-        "cheaper samples: data that is prepared before the training",
-        workers);
+        "cheaper samples: {}",
+        workers,
+        decodes_in_full(run)
+            ? "large JPEGs decoded at a fraction of their size (data.scaled_decoding: true), or pictures "
+              "stored at the size that is needed"
+            : "data that is prepared before the training");
   }
   const auto request = use->bytes_of_request();
   if (request && *request < kSmallRequest) {
