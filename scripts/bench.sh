@@ -17,6 +17,10 @@ if [ -x "$bin/fashion_mnist" ]; then
   printf 'what_if '
   "${DTRAIN_PEERS_PYTHON:-.deps/peers/bin/python}" -B tests/bench/what_if.py "$bin" --json
 fi
+if [ -x "$bin/dtrain-worker" ]; then
+  printf 'loader_cost '
+  "${DTRAIN_PEERS_PYTHON:-.deps/peers/bin/python}" -B tests/bench/loader_cost.py "$bin" --json --rounds 3
+fi
 if [ -x "$bin/synthetic" ]; then
   printf 'deep_window '
   "${DTRAIN_PEERS_PYTHON:-.deps/peers/bin/python}" -B tests/bench/deep_window.py "$bin" --json

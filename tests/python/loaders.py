@@ -93,6 +93,22 @@ class Alone(harness.WorkplaceTest):
                         seen += part["target"].tolist()
             self.assertEqual(seen, wanted, f"stopped after {stop} batches")
 
+    def test_documents_of_tokens_are_padded_and_packed(self):
+        file = self.folder / "tokens.bin"
+        numpy.array([1, 2, 3, 9, 4, 9, 5, 6, 9], dtype="uint16").tofile(file)
+        tokens = {"format": "tokens", "file": file, "sequence_length": 7, "shuffle": False, "drop_last": False}
+        padded = dtrain.data.Loader(**tokens, batch_size=2, transforms=[{"kind": "pad_to_longest", "end_token": 9, "mask": True}])
+        first, last = padded
+        self.assertEqual(first["features"].tolist(), [[1, 2, 3], [4, 0, 0]])
+        self.assertEqual(first["target"].tolist(), [[2, 3, 9], [9, -100, -100]])
+        self.assertEqual(first["mask"].tolist(), [[1, 1, 1], [1, 0, 0]])
+        self.assertEqual(last["features"].tolist(), [[5, 6]])
+        (packed,) = dtrain.data.Loader(**tokens, batch_size=2, transforms=[
+            {"kind": "pack_tokens", "end_token": 9, "positions": True, "documents": True}])
+        self.assertEqual(packed["features"].tolist(), [[1, 2, 3, 9, 4, 0, 0], [5, 6, 0, 0, 0, 0, 0]])
+        self.assertEqual(packed["positions"].tolist(), [[0, 1, 2, 3, 0, 0, 0], [0, 1, 0, 0, 0, 0, 0]])
+        self.assertEqual(packed["documents"].tolist(), [[0, 0, 0, 0, 1, -1, -1], [0, 0, -1, -1, -1, -1, -1]])
+
     def test_a_state_of_other_data_or_another_seed_is_refused(self):
         loader = self.loader(seed=5)
         next(iter(loader))
