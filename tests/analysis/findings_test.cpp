@@ -1,6 +1,8 @@
 // Planted faults, in dumps of runs that never were: the first finding must name cause, rank and cost.
 #include "dtrain/analysis/analysis.h"
 
+#include <algorithm>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -107,6 +109,31 @@ TEST(Findings, ASlowLoaderSaysWhereItsTimeGoesAndWhichKeyHelps) {
       slow_loader({.cpu_ns = 200'000, .bytes = 64 << 20, .disk_bytes = 64 << 20, .requests = 32}, false);
   EXPECT_THAT(large.advice, AllOf(HasSubstr("more reads at once (LoaderSettings::workers)"),
                                   HasSubstr("(LoaderSettings::prefetch)"), HasSubstr("faster disk")));
+}
+
+// What the training loses by its waits alone would be less than what a run without the loader gains.
+TEST(Findings, ALoaderThatSharesTheCoresOfTheTrainingCostsThatToo) {
+  const auto loader = [](double wait_percent, double foreign_percent) {
+    SyntheticRun plan;
+    plan.loader_fetch_ns = 16'200'000;
+    plan.reading = {.cpu_ns = 8'000'000, .no_core_ns = 8'000'000};
+    plan.change = [](int, std::int64_t, SyntheticStep& step) { phase(step, Phase::kDataloaderNext) += 5 * kMs; };
+    plan.cpu_wait_percent = [=](int) { return wait_percent; };
+    plan.foreign_percent = [=](int) { return foreign_percent; };
+    return Synthetic(plan);
+  };
+  const Synthetic alone = loader(0, 0), shared = loader(50, 0), foreign = loader(50, 50);
+  const Finding *const of_alone = alone.finding("loader"), *const of_shared = shared.finding("loader");
+  ASSERT_NE(of_alone, nullptr);
+  ASSERT_NE(of_shared, nullptr);
+  const double taken_s = std::min(shared.analysis.waterfall.no_core_s.value_or(0), 200 * 0.008);
+  ASSERT_GT(taken_s, of_alone->seconds);
+  EXPECT_NEAR(of_shared->seconds, taken_s, 1e-9);
+  EXPECT_THAT(of_shared->evidence, HasSubstr("the training was ready without a core for"));
+  EXPECT_THAT(of_shared->advice, HasSubstr("give the workers cores"));
+  // Other programs take the cores: that is a finding of its own.
+  ASSERT_NE(foreign.finding("loader"), nullptr);
+  EXPECT_NEAR(foreign.finding("loader")->seconds, of_alone->seconds, 1e-9);
 }
 
 TEST(Findings, ALoaderThatIsSlowOnOneRank) {

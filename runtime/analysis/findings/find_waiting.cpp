@@ -4,6 +4,7 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include "dtrain/base/clock.h"
 #include "dtrain/base/units.h"
 #include "findings/make_findings.h"
 #include "measure/loader_use.h"
@@ -54,6 +55,26 @@ bool decodes_in_full(const RunProfile& run) {
   return scaled != data->end() && *scaled == false;
 }
 
+// Whether the workers are ready without a core for a good part of the time that they have one.
+bool lack_cores(const LoaderUse& use) {
+  return use.no_core_share() > std::max(use.cpu_share() / 2, use.storage_share());
+}
+
+// Workers that lack cores take them from the training, too. For how long it was ready without one because of them:
+// seconds, the mean of the ranks, or of the finding's rank. 0 where other programs take the cores.
+double cores_taken_s(const Evidence& evidence, int rank) {
+  const std::optional<LoaderUse> use = loader_use(evidence.run, rank);
+  if (!use || !lack_cores(*use)) return 0;
+  double without_s = 0, ranks = 0;
+  for (std::size_t r = 0; r < evidence.run.ranks.size(); ++r) {
+    if (rank >= 0 && evidence.run.ranks[r].rank != rank) continue;
+    if (evidence.contention[r].foreign_percent.value_or(0) >= kForeignPercent) return 0;
+    without_s += evidence.contention[r].wait_s;
+    ++ranks;
+  }
+  return ranks > 0 ? std::min(without_s, to_seconds(use->usage.cpu_ns)) / ranks : 0;
+}
+
 // What to change, by where the workers' time goes; adds that to the evidence.
 std::string loader_advice(const RunProfile& run, Finding& finding) {
   const std::optional<LoaderUse> use = loader_use(run, finding.rank);
@@ -68,7 +89,7 @@ std::string loader_advice(const RunProfile& run, Finding& finding) {
       "for storage",
       use->workers, format_percent(use->cpu_share()), format_percent(use->no_core_share()),
       format_percent(use->storage_share()));
-  if (use->no_core_share() > std::max(use->cpu_share(), use->storage_share())) {
+  if (lack_cores(*use)) {
     return "give the workers cores: fewer ranks, or more cores for each (resources.cores_per_slot)";
   }
   if (use->cpu_share() >= use->storage_share()) {
@@ -148,12 +169,21 @@ std::optional<Finding> find_loader(const Evidence& evidence, const Analysis& ana
         rank_name(evidence.run.ranks[index_of_rank(evidence.run, straggler.rank)]) + " waits, and the others with it,";
     break;
   }
+  const double taken_s = cores_taken_s(evidence, finding.rank);
   finding.title = fmt::format("{} {} for data", who, seconds_text(finding.seconds));
+  if (taken_s > finding.seconds) {  // some of it within dataloader_next, so the two are not added
+    finding.title = fmt::format("loading data takes the ranks' cores for {}", seconds_text(taken_s));
+    finding.seconds = taken_s;
+  }
   finding.evidence =
       fmt::format("without dataloader_next a batch would take {} less ({} instead of {}, means), in {}{}{}",
                   seconds_text(analysis.what_if.step_s - free->step_s), seconds_text(free->step_s),
                   seconds_text(analysis.what_if.step_s), batch_count(evidence.rows.steps()), less_stalls(stalled_s),
                   queue_text(evidence.run, finding.rank));
+  if (taken_s > 0) {
+    finding.evidence +=
+        fmt::format("; the training was ready without a core for {}, while workers had it", seconds_text(taken_s));
+  }
   finding.advice = loader_advice(evidence.run, finding);
   if (finding.rank >= 0) finding.advice += "; compare what this rank reads, and from which disk, with the others";
   return finding;
