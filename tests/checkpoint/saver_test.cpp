@@ -154,6 +154,39 @@ TEST_F(SaverTest, AbandonsWhatWasNotCopied) {
   EXPECT_THAT(names_in(storage()), ElementsAre("step-1"));
 }
 
+// A stopped process stands for one that waits for a disk which does not answer.
+TEST_F(SaverTest, IsLeftToItselfWhereItDoesNotGetOn) {
+  TestSnapshot snapshot({{"model.safetensors", 5 * kPiece + 77}});
+  pid_t pid = 0;
+  {
+    Saver saver(options_for(storage()), snapshot.memory());
+    pid = saver.pid();
+    ASSERT_EQ(::kill(pid, SIGSTOP), 0);
+    snapshot.fill(3);
+    snapshot.mark_copied(1);
+    saver.save(request_for(snapshot, 1, about_step(40)));
+    EXPECT_EQ(saver.end(std::chrono::milliseconds(20)),
+              "the process dtrain-saver (" + std::to_string(pid) +
+                  ") has not ended within 20.0 ms, while it writes the checkpoint of batch 40 in " +
+                  storage().string() + "; it goes on by itself: does the file system answer, and is its disk full?");
+  }
+  EXPECT_FALSE(wait_for_savers(storage(), std::chrono::milliseconds(0)));
+  ASSERT_EQ(::kill(pid, SIGCONT), 0);
+  EXPECT_EQ(::waitpid(pid, nullptr, 0), pid);
+  ASSERT_TRUE(wait_for_savers(storage(), kPatience));
+  expect_contents(storage() / "step-40", snapshot);
+}
+
+TEST_F(SaverTest, EndsWithoutAMessage) {
+  TestSnapshot snapshot({{"model.safetensors", 5 * kPiece}});
+  Saver saver(options_for(storage()), snapshot.memory());
+  snapshot.fill(3);
+  snapshot.mark_copied(1);
+  saver.save(request_for(snapshot, 1, about_step(40)));
+  EXPECT_EQ(saver.end(kPatience), "");
+  expect_contents(storage() / "step-40", snapshot);
+}
+
 TEST_F(SaverTest, KilledSaverIsAnErrorAndTheNextSaveWorks) {
   TestSnapshot snapshot({{"model.safetensors", 100}}, 2);
   Saver saver(options_for(storage()), snapshot.memory());

@@ -1,5 +1,6 @@
 #include "dtrain/checkpoint/saver.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <utility>
 
@@ -9,6 +10,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/subprocess.h"
+#include "dtrain/base/units.h"
 #include "saver/messages.h"
 #include "saver/priority.h"
 #include "storage_folder.h"
@@ -16,7 +18,6 @@
 namespace dtrain::checkpoints {
 namespace {
 
-constexpr std::chrono::milliseconds kForever{-1};
 constexpr std::chrono::seconds kEndPatience{10};
 
 std::filesystem::path find_saver() {
@@ -72,6 +73,7 @@ struct Saver::Impl {
   SnapshotMemory view;
   StartedSaver started;
   std::optional<SaveRequest> under_way;
+  bool ended = false;  // end() has been called
 
   bool send(const SaveRequest& request) { return send_message(started.socket, to_message(request)); }
 
@@ -114,16 +116,32 @@ Saver::Saver(const SaverOptions& options, const SnapshotMemory& memory) {
   impl_ = std::make_unique<Impl>(settled, memory);
 }
 
-// The saver reads the end of its socket as the end of its rank: it finishes what it can, and ends.
 Saver::~Saver() {
+  if (!impl_->ended) end(kSaverPatience);
+}
+
+// The saver reads the end of its socket as the end of its rank: it finishes what it can, and ends.
+std::string Saver::end(std::chrono::milliseconds patience) noexcept {
+  Process& process = impl_->started.process;
+  impl_->ended = true;
   impl_->started.socket.close();
   impl_->hurry();
   const bool finishing = impl_->under_way && impl_->view.all_copied(impl_->under_way->number);
+  const auto waits = finishing ? patience : std::min<std::chrono::milliseconds>(patience, kEndPatience);
+  const pid_t pid = process.pid();
   try {
-    if (!impl_->started.process.wait(finishing ? kForever : kEndPatience)) impl_->started.process.detach();
+    if (process.wait(waits)) return {};
   } catch (const SystemError&) {  // somebody else has reaped it
-    impl_->started.process.detach();
+    process.detach();
+    return {};
   }
+  process.detach();
+  std::string text =
+      "the process dtrain-saver (" + std::to_string(pid) + ") has not ended within " + format_duration(waits) + ", ";
+  text += impl_->under_way ? "while it writes the checkpoint of batch " + std::to_string(impl_->under_way->about.step)
+                           : std::string("while it deletes older checkpoints");
+  return text + " in " + impl_->options.storage.string() +
+         "; it goes on by itself: does the file system answer, and is its disk full?";
 }
 
 void Saver::save(const SaveRequest& request) {

@@ -25,8 +25,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr auto kSaverPatience = std::chrono::seconds(60);
-
 // A file system may be without its files for a moment.
 constexpr int kReadAgain = 3;
 constexpr auto kReadAgainAfter = std::chrono::seconds(1);
@@ -161,9 +159,9 @@ ResumePoint find_resume_point(const RunFolder& folder) {
   ResumePoint point;
   std::error_code code;
   if (!std::filesystem::is_directory(storage, code)) return point;
-  if (!checkpoints::wait_for_savers(storage, kSaverPatience)) {
+  if (!checkpoints::wait_for_savers(storage, checkpoints::kSaverPatience)) {
     point.still_saving = "a saver of an earlier attempt has been writing into " + storage.string() + " for more than " +
-                         std::to_string(kSaverPatience.count()) + " s; what it writes is not waited for";
+                         std::to_string(checkpoints::kSaverPatience.count()) + " s; what it writes is not waited for";
   }
   checkpoints::Newest newest = checkpoints::find_newest(storage);
   for (int again = 0; again < kReadAgain && !newest.entry && newest.damaged > 0; ++again) {

@@ -27,7 +27,12 @@ Checkpoints::Checkpoints(run::RankSession& session, TrainingStep& step, const Op
       snapshot_(session, step, hosts_, options.tied, std::move(visit)),
       last_time_(session.clock().monotonic()) {}
 
-Checkpoints::~Checkpoints() = default;
+// After an error: finish() has waited otherwise.
+Checkpoints::~Checkpoints() {
+  if (!saver_) return;
+  const std::string left = saver_->end(checkpoints::kSaverPatience);
+  if (!left.empty()) session_.log()->warn("{}", left);
+}
 
 bool Checkpoints::saver_busy() {
   hand_over();

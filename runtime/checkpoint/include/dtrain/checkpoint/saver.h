@@ -106,12 +106,16 @@ struct SaveResult {
   std::vector<std::string> deleted;  // checkpoints that retention has removed
 };
 
+// How long a process that ends waits for its saver to complete a checkpoint, and the next attempt for a saver of an
+// earlier one.
+inline constexpr std::chrono::seconds kSaverPatience{60};
+
 // One thread at a time.
 class Saver {
  public:
   // Starts the process dtrain-saver, which shares `memory`. Makes the storage folder on host 0. SystemError.
   Saver(const SaverOptions& options, const SnapshotMemory& memory);
-  // Waits for a save under way if all ranks have copied their parts; otherwise abandons it.
+  // end(kSaverPatience), unless end() has been called.
   ~Saver();
 
   // Starts a save. One at a time: an Error while one is under way. Never waits for the disk. Starts the saver again if
@@ -123,6 +127,11 @@ class Saver {
   // Waits for the result; empty after `patience`, or if no save is under way. Takes the saver off idle priority for
   // this save.
   std::optional<SaveResult> wait(std::chrono::milliseconds patience);
+
+  // Ends the process; the destructor alone may follow. Waits for a save under way if all ranks have copied their parts,
+  // `patience` at most; otherwise the save is abandoned. Empty: the process has ended. Else what to tell the user: it
+  // goes on by itself, and ends when the checkpoint is complete.
+  std::string end(std::chrono::milliseconds patience) noexcept;
 
   pid_t pid() const;  // of the process
 
