@@ -60,6 +60,7 @@ NcclCore::NcclCore(NcclSetup setup, std::unique_ptr<NcclLink> link)
   watchdog_ =
       std::make_unique<NcclWatchdog>(setup_.api, setup_.nccl.device, setup_.options.timeout,
                                      [this](const NcclEntry& entry, Nanoseconds began) { expire(entry, began); });
+  launch_end_ = std::make_unique<NcclLaunchEnd>(setup_.api, setup_.nccl.device, *link_);
 }
 
 std::shared_ptr<NcclWork> NcclCore::issue(Descriptor descriptor, const void* in, void* out) {
@@ -165,7 +166,7 @@ void NcclCore::pump() {
 }
 
 bool NcclCore::advance() {
-  const bool idle = link_->ready();
+  const bool idle = launch_end_->look();
   for (std::size_t i = 0; i < batches_.size(); ++i) {
     NcclBatch& batch = batches_[i];
     if (batch.state == NcclBatch::State::kRunning) {
@@ -335,6 +336,7 @@ void NcclCore::close() {
     nap();
   }
   watchdog_.reset();
+  launch_end_.reset();
   // What is left must no longer touch memory.
   if (!batches_.empty()) fail("rank " + std::to_string(rank()) + " has closed its communicator", true);
   if (!failed()) link_->finalize(kClosing);

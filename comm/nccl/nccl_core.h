@@ -2,7 +2,8 @@
 //
 // An operation (or a group of them) is a batch: queued, then handed to NCCL on the stream (launched), which may go on
 // in the background for a while, then running until the event behind it fires. pump() moves batches on and never waits
-// for the GPU or for a peer. The owner's thread does all of it; abort() comes from any thread.
+// for the GPU or for a peer. The owner's thread does all of it, but for what NcclLaunchEnd puts behind a launch;
+// abort() comes from any thread.
 #pragma once
 
 #include <atomic>
@@ -21,6 +22,7 @@
 #include "dtrain/comm/nccl.h"
 #include "nccl/nccl_device.h"
 #include "nccl/nccl_entry.h"
+#include "nccl/nccl_launch_end.h"
 #include "nccl/nccl_link.h"
 #include "nccl/nccl_watchdog.h"
 
@@ -137,6 +139,7 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
   // nccl_launch.cpp
   void launch(NcclBatch& batch);
   void hand_to_nccl(NcclBatch& batch);
+  void put_behind(NcclBatch& batch);
   void finish_launch(NcclBatch& batch);
   void stage_in(NcclWork& work);
   void stage_out(NcclWork& work);
@@ -190,7 +193,8 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
   std::string cause_;         // guarded by mutex_
   bool own_failure_ = false;  // this rank found it: the cause is complete as it is; guarded by mutex_
   std::atomic<bool> failed_{false};
-  std::unique_ptr<NcclWatchdog> watchdog_;  // until close()
+  std::unique_ptr<NcclWatchdog> watchdog_;     // until close(), as what follows
+  std::unique_ptr<NcclLaunchEnd> launch_end_;  // its thread uses the batch that is being launched
 };
 
 }  // namespace dtrain::comm

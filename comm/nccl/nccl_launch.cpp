@@ -244,8 +244,10 @@ void NcclCore::launch(NcclBatch& batch) {
     work->timing_.started = time;
     stage_in(*work);
   }
+  batch.done = pool_.event();
   hand_to_nccl(batch);
   batch.state = NcclBatch::State::kLaunching;
+  launch_end_->begin([this, &batch] { put_behind(batch); });
 }
 
 void NcclCore::hand_to_nccl(NcclBatch& batch) {
@@ -254,6 +256,12 @@ void NcclCore::hand_to_nccl(NcclBatch& batch) {
     for (const Shared& work : batch.works) call(batch, *work, comm);
     group.end(comm);
   });
+}
+
+// Any thread, while the batch is being launched.
+void NcclCore::put_behind(NcclBatch& batch) {
+  for (const Shared& work : batch.works) stage_out(*work);
+  batch.done->record(stream_.get());
 }
 
 void NcclCore::finish_launch(NcclBatch& batch) {
@@ -265,9 +273,6 @@ void NcclCore::finish_launch(NcclBatch& batch) {
       batch.own_ops.clear();
     });
   }
-  for (const Shared& work : batch.works) stage_out(*work);
-  batch.done = pool_.event();
-  batch.done->record(stream_.get());
   batch.state = NcclBatch::State::kRunning;
   if (&batch == &batches_.front()) watch_first();
 }

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <future>
 
+#include "../harness/eventually.h"
 #include "nccl_ranks.h"
 
 namespace dtrain::comm {
@@ -77,6 +78,30 @@ TEST(NcclStreams, AJoinedStreamGoesOnBehindTheOperationAndTheHostAtOnce) {
     EXPECT_LE(timing.started, timing.ended);
   });
   for (int rank = 0; rank < 2; ++rank) world.fake.api(rank)->cudaStreamDestroy(streams[static_cast<std::size_t>(rank)]);
+  world.expect_clean();
+}
+
+// The host looks long after the device has ended an operation: what is recorded is the device's time.
+TEST(NcclStreams, AnEndIsTheDevicesHoweverLateTheHostLooks) {
+  NcclWorld world(1);
+  world.fake.faults(0).launches_by_itself = true;
+  world.fake.faults(0).slow_ms = 5;
+  test::FakeCuda& cuda = world.fake.cuda(0);
+  run_nccl_ranks(world, [&](NcclCommunicator& comm, ControlPlane&) {
+    const auto buffer = comm.allocate(20'000);
+    comm.all_reduce(buffer->bytes().data(), 5000, DataType::kFloat32).wait();  // the clocks meet
+    const std::size_t before = cuda.fired().size();
+    Work work = comm.all_reduce(buffer->bytes().data(), 5000, DataType::kFloat32);
+    // The events in front of the operation and behind it fire although the host does not look.
+    ASSERT_TRUE(eventually([&] { return cuda.fired().size() == before + 2; }));
+    const auto fired = cuda.fired();
+    const Nanoseconds on_device = fired[before + 1] - fired[before];
+    work.wait();
+    const WorkTiming timing = work.timing();
+    EXPECT_GE(on_device, 5ms);
+    EXPECT_LT(timing.started, timing.ended);
+    EXPECT_LE(timing.ended - timing.started, on_device + 1us);  // CUDA's distances are rounded
+  });
   world.expect_clean();
 }
 

@@ -158,11 +158,20 @@ cudaError_t FakeCuda::record(cudaEvent_t event, cudaStream_t on) {
     return cudaSuccess;
   }
   found->second = std::make_shared<Firing>();
-  target->push([firing = found->second] {
+  target->push([this, firing = found->second] {
     firing->time = std::chrono::steady_clock::now();
+    {
+      const std::scoped_lock own(mutex_);
+      fired_.push_back(firing->time);
+    }
     firing->fired = true;
   });
   return cudaSuccess;
+}
+
+std::vector<std::chrono::steady_clock::time_point> FakeCuda::fired() {
+  const std::scoped_lock lock(mutex_);
+  return fired_;
 }
 
 cudaError_t FakeCuda::query(cudaEvent_t event) {

@@ -56,6 +56,7 @@ FakeNccl::FakeNccl(int ranks) {
 }
 
 FakeNccl::~FakeNccl() {
+  for (std::thread& launcher : launchers_) launcher.join();
   for (const auto& comm : comms_) {
     comm->stopped = true;
     { const std::scoped_lock lock(comm->clique->mutex); }
@@ -126,7 +127,7 @@ ncclResult_t FakeNccl::state(ncclComm_t handle, ncclResult_t* state) {
     const auto& arrived = comm->clique->arrived;
     comm->connected = comm->faults->connects && std::find(arrived.begin(), arrived.end(), false) == arrived.end();
     if (comm->connected) *state = ncclSuccess;
-  } else {
+  } else if (comm->launching.empty() || !comm->faults->launches_by_itself) {
     if (!comm->launching.empty()) launch(*comm);
     *state = ncclSuccess;
   }
@@ -223,7 +224,13 @@ ncclResult_t FakeNccl::end_group() {
     comm->cuda->set_launching(stream, true);
   }
   for (auto& [comm, stream, call] : std::exchange(group.calls, {})) {
-    if (comm->polls > 0) {
+    if (comm->faults->launches_by_itself) {
+      result = ncclInProgress;
+      launchers_.emplace_back([this, comm = comm] {
+        const std::scoped_lock background(mutex_);
+        if (!comm->launching.empty()) launch(*comm);
+      });
+    } else if (comm->polls > 0) {
       result = ncclInProgress;
     } else if (!comm->launching.empty()) {
       launch(*comm);

@@ -70,6 +70,8 @@ class FakeCuda {
   cudaStream_t make_stream();
   // Nothing may be recorded on a stream while a launch on it goes on in the background.
   void set_launching(cudaStream_t stream, bool launching);
+  // When events have fired, on any stream: the device's times, in their order.
+  std::vector<std::chrono::steady_clock::time_point> fired();
   void complain_about_leaks();
 
   // CUDA graphs, one capture at a time, in the mode cudaStreamCaptureModeThreadLocal. What the stream is given, and
@@ -127,6 +129,7 @@ class FakeCuda {
   std::map<cudaEvent_t, Mark> marks_;    // of those that were recorded last in a capture
   std::optional<Capture> capture_;       // the one that is under way
   std::vector<std::vector<Prepare>> graphs_;
+  std::vector<std::chrono::steady_clock::time_point> fired_;
   std::uintptr_t next_ = 0x1000;
   std::atomic<bool> ending_{false};
 };

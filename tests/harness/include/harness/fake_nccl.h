@@ -24,8 +24,10 @@ namespace dtrain::test {
 // Of one rank's NCCL; set by tests, at any time.
 struct FakeFaults {
   std::atomic<int> version{22809};
-  std::atomic<bool> connects{true};              // false: a communicator never gets ready
-  std::atomic<int> polls{3};                     // questions for which something begun is in progress
+  std::atomic<bool> connects{true};  // false: a communicator never gets ready
+  std::atomic<int> polls{3};         // questions for which something begun is in progress
+  // Operations are launched in the background, however often anybody asks, as NCCL does. Else at the last question.
+  std::atomic<bool> launches_by_itself{false};
   std::atomic<ncclResult_t> error{ncclSuccess};  // an asynchronous error
   std::atomic<int> slow_ms{0};                   // before every operation on the device
   std::atomic<bool> can_revoke{true};
@@ -98,6 +100,7 @@ class FakeNccl {
     std::vector<std::tuple<FakeComm*, cudaStream_t, FakeCall>> calls;
   };
   std::map<std::thread::id, Group> groups_;
+  std::vector<std::thread> launchers_;  // with launches_by_itself, one for each group
   int next_id_ = 1;
 };
 
