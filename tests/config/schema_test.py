@@ -153,7 +153,8 @@ BASES = {
         "one_cycle": scheduled({"kind": "one_cycle", "total_steps": 5}, {"kind": "sgd", "lr": 0.1}),
         "muon": model("mse", {"kind": "muon", "lr": 0.1, "groups": [{"match": "a"}]}, format="npy", training=FILES)
                 | {"optimizations": {"sharded_optimizer": "auto"}},
-        "lamb": model("mse", {"kind": "lamb", "lr": 0.1}, format="npy", training=FILES),
+        "lamb": model("mse", {"kind": "lamb", "lr": 0.1}, format="npy", training=FILES)
+                | {"optimizations": {"sharded_optimizer": True, "sharded_gradients": True}},
         "plateau": model("mse", {"kind": "sgd", "lr": 0.1, "reduce_on_plateau": {"factor": 0.5}}, format="npy",
                          training=FILES, validation=FILES)
                    | {"searcher": {"max_length": {"epochs": 1}, "metric": "loss"}, "min_validation_period": {"epochs": 1}},

@@ -18,6 +18,7 @@ from harness import Build, Workplace
 SGD = {"kind": "sgd", "lr": 0.05, "momentum": 0.9}
 ADAM = {"kind": "adam", "lr": 2e-3, "weight_decay": 1e-3}
 ADAMW = {"kind": "adamw", "lr": 3e-3}
+LAMB = {"kind": "lamb", "lr": 1e-2, "weight_decay": 1e-2}
 EXACT = 0
 SUMS = 1e-11  # other orders of sums, in float64
 NARROW = 5e-3  # NCCL sums float16 and bfloat16 in their own type
@@ -131,6 +132,7 @@ CASES = {
         case("gpt", SGD, False, SUMS, **F64),
         case("gpt", SGD, True, SUMS, **F64),
         case("odd", SGD, True, SUMS, k=3, sparse=True, **F64),
+        case("odd", LAMB, True, NORM, k=3, clip=0.5, delay_queries=2, **UNEVEN, **F64),
         case("odd", ADAM, False, SUMS, fusion=256, **F64)],
     4: [*SAME_ORDER,
         case("odd", ADAM, True, EXACT),

@@ -124,9 +124,11 @@ def cases():
                                                                "centered": True}},
         "adagrad": {**plain, "optimizer": {"kind": "adagrad", "lr": 1e-2, "lr_decay": 0.01, "weight_decay": 1e-3}},
         "lion": {**plain, "optimizer": {"kind": "lion", "lr": 1e-4, "weight_decay": 0.1}},
-        "lamb": {**plain, "shards": False, "optimizer": {"kind": "lamb", "lr": 5e-3, "weight_decay": 0.01}},
-        "lamb, groups, ema, k=2": {"k": 2, "shards": False, "ema": 0.9, "optimizer": {"kind": "lamb", "lr": 5e-3},
+        "lamb": {**plain, "optimizer": {"kind": "lamb", "lr": 5e-3, "weight_decay": 0.01}},
+        "lamb, groups, ema, k=2": {"k": 2, "ema": 0.9, "optimizer": {"kind": "lamb", "lr": 5e-3},
                                    "groups": [{"match": "*.bias", "lr": 1e-3}]},
+        "lamb, clipped by norm, k=2, mpi": {"k": 2, "backend": "mpi", "zero2": True, "clip_norm": 0.3,
+                                            "optimizer": {"kind": "lamb", "lr": 5e-3, "weight_decay": 0.01}},
         "muon": {**plain, "shards": False,
                  "optimizer": {"kind": "muon", "lr": 0.02, "adamw_lr": 1e-3, "weight_decay": 0.01}},
         "muon, adamw_match, match_rms_adamw, ema": {

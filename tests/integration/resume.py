@@ -64,6 +64,7 @@ CASES = {
         case("gpt", ADAMW, aggregation_frequency=4, sharded_optimizer=False, own_state=True),
         case("cnn", ADAMW, **UNEVEN), case("cnn", ADAMW, draws=True, **UNEVEN),
         case("gpt", MUON, mixed_precision="bf16", clip=0.5), case("cnn", LAMB, aggregation_frequency=2, **UNEVEN),
+        case("gpt", LAMB, mixed_precision="bf16", sharded_optimizer=True, sharded_gradients=True, aggregation_frequency=2, clip=0.5),
         case("odd", ADAM, aggregation_frequency=3, sharded_optimizer=False, clip=0.5, **UNEVEN),
         case("gpt", ADAMW, sharded_optimizer="auto"),
         *(case("gpt", ADAM, gradient_compression=word) for word in ("fp16", "bf16", "int8")),
@@ -74,6 +75,7 @@ CASES = {
     3: [case("cnn", ADAMW, sharded_optimizer=True, aggregation_frequency=4, **UNEVEN),
         case("cnn", ADAMW, mixed_precision="pure_bf16", sharded_optimizer=True, memory_format="channels_last", **UNEVEN),
         case("gpt", ADAM, sharded_optimizer=False, tensor_fusion_threshold=4096),
+        case("cnn", LAMB, mixed_precision="pure_bf16", sharded_optimizer=True, **UNEVEN),
         case("gpt", ADAM, gradient_compression="int8", aggregation_frequency=2),
         case("cnn", SGD, local_sgd=LOCAL, own_state=True)],
 }
@@ -104,6 +106,7 @@ GPU_CASES = {
         case("cnn", ADAM, gradient_compression="int8", aggregation_frequency=2, **FP16),
         case("gpt", SGD, local_sgd=LOCAL, **FP16)],
     3: [case("gpt", ADAMW, slot_type="cuda", sharded_optimizer=True, **UNEVEN),
+        case("gpt", LAMB, sharded_optimizer=True, **FP16),
         case("odd", ADAM, sharded_optimizer=False, aggregation_frequency=3, **FP16, **UNEVEN)],
 }
 

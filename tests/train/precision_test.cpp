@@ -128,6 +128,7 @@ struct Options {
   config::ShardedOptimizer sharded = config::ShardedOptimizer::kOff;
   config::MemoryFormat format = config::MemoryFormat::kContiguous;
   comm::Compression compression{};
+  Optimizer optimizer = Sgd{.lr = kRate, .momentum = kMomentum};
 };
 
 // Every rank's values in the end, as they are written to files.
@@ -140,7 +141,7 @@ std::vector<std::vector<at::Tensor>> trained(const Options& o,
     net->repeats = o.ranks == 1;
     TrialContext::Wrapped wrapped;
     wrapped.model = net.ptr();
-    wrapped.optimizer = Sgd{.lr = kRate, .momentum = kMomentum};
+    wrapped.optimizer = o.optimizer;
     StepOptions options;
     options.aggregation_frequency = o.batches;
     options.precision = o.precision;
@@ -198,9 +199,13 @@ TEST(MixedPrecision, TrainsAsLibtorchsAutocastDoes) {
 TEST(MixedPrecision, GivesTheSameBitsShardedAndReplicated) {
   for (const Precision precision : {Precision::kBfloat16, Precision::kPureBfloat16}) {
     for (const int ranks : {2, 3}) {
-      const auto replicated = trained({ranks, 1, precision});
-      const auto sharded = trained({ranks, 1, precision, config::ShardedOptimizer::kOn});
-      for (int rank = 0; rank < ranks; ++rank) EXPECT_TRUE(same_bits(sharded[rank], replicated[0])) << rank;
+      for (const Optimizer& optimizer : {Optimizer(Sgd{.lr = kRate, .momentum = kMomentum}), Optimizer(Lamb{})}) {
+        Options options{.ranks = ranks, .precision = precision, .optimizer = optimizer};
+        const auto replicated = trained(options);
+        options.sharded = config::ShardedOptimizer::kOn;
+        const auto sharded = trained(options);
+        for (int rank = 0; rank < ranks; ++rank) EXPECT_TRUE(same_bits(sharded[rank], replicated[0])) << rank;
+      }
     }
   }
 }

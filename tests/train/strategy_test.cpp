@@ -99,7 +99,7 @@ std::vector<Weights> train(const Case& c, const Model& original, const std::vect
 std::vector<Case> cases() {
   std::vector<Case> result;
   const std::vector<Optimizer> optimizers{Sgd{.lr = 0.01}, Sgd{.lr = 0.01, .momentum = 0.9, .nesterov = true},
-                                          Adam{.lr = 0.01, .weight_decay = 0.1}, AdamW{.lr = 0.01}};
+                                          Adam{.lr = 0.01, .weight_decay = 0.1}, AdamW{.lr = 0.01}, Lamb{.lr = 0.01}};
   for (const auto& optimizer : optimizers) {
     for (const int ranks : {2, 3}) {
       for (const int batches : {1, 4}) result.push_back({optimizer, ranks, batches, 0});
@@ -146,7 +146,8 @@ TEST(Strategies, GiveTheSameBitsOverSharedMemory) {
 TEST(Strategies, MayChangeAndSoMayThePlan) {
   torch::manual_seed(13);
   const Model original;
-  for (const Case& c : {Case{Adam{.lr = 0.01}, 3, 1, 0.5}, Case{Sgd{.lr = 0.01, .momentum = 0.9}, 2, 2, 0}}) {
+  for (const Case& c : {Case{Adam{.lr = 0.01}, 3, 1, 0.5}, Case{Sgd{.lr = 0.01, .momentum = 0.9}, 2, 2, 0},
+                        Case{Lamb{.lr = 0.01}, 3, 1, 0.5}}) {
     const auto expected = train(c, original, {Kind::kReplicated}, {100});
     const std::vector<std::int64_t> plans{1 << 20, 0, 100};
     expect_same(train(c, original, {Kind::kReplicated}, plans), expected, original);
@@ -336,7 +337,7 @@ std::int64_t resident_bytes(const at::Tensor& flat) {
 // Six windows of two batches. Every rank's weights; `kept`: of rank 0, resident bytes of gradients after the last
 // update.
 std::vector<Weights> train_pages(int ranks, Kind kind, bool free, const std::string& backend, std::int64_t threshold,
-                                 std::int64_t* kept = nullptr) {
+                                 std::int64_t* kept = nullptr, const Optimizer& kind_of_update = AdamW{.lr = 0.01}) {
   std::vector<Weights> results(static_cast<std::size_t>(ranks));
   std::mutex seeding;
   test::run_communicator_ranks(test::TestWorld(ranks), backend, [&](comm::Communicator& plain) {
@@ -349,7 +350,7 @@ std::vector<Weights> train_pages(int ranks, Kind kind, bool free, const std::str
       model = Pages();
     }
     FlatParameters flat(*model, communicator);
-    FlatOptimizer optimizer(AdamW{.lr = 0.01}, nullptr, flat);
+    FlatOptimizer optimizer(kind_of_update, nullptr, flat);
     const comm::FusionPlan plan = comm::plan_fusion(items_of(flat), threshold);
     const SystemClock clock;
     profile::Recorder recorder({}, clock, clock.monotonic());
@@ -402,6 +403,25 @@ TEST(ShardedGradients, GiveTheSameBitsAndTakeAPartOfTheMemory) {
           constexpr std::int64_t kRounding = 4 * 4 * 4096;
           EXPECT_GE(kept + 4 * 4096, whole / ranks);
           EXPECT_LE(kept, whole / ranks + kRounding);
+        }
+      }
+    }
+  }
+}
+
+// Large parameters whose norms ranks add up; one of them is not used in every window. Buckets of one parameter, or of
+// several.
+TEST(ShardedNorms, GiveTheSameBits) {
+  for (const int ranks : {2, 3, 5}) {
+    const auto expected = train_pages(ranks, Kind::kReplicated, false, "thread", 1 << 20, nullptr, Lamb{.lr = 0.01});
+    for (const Kind kind : {Kind::kParts, Kind::kOneCopy}) {
+      for (const std::int64_t threshold : {0, 1 << 20}) {
+        SCOPED_TRACE(testing::Message() << ranks << " ranks, buckets of " << threshold);
+        const auto got = train_pages(ranks, kind, true, "thread", threshold, nullptr, Lamb{.lr = 0.01});
+        for (std::size_t rank = 0; rank < got.size(); ++rank) {
+          for (const auto& [name, value] : got[rank]) {
+            EXPECT_TRUE(torch::equal(value, expected[0].at(name))) << name << " on rank " << rank;
+          }
         }
       }
     }

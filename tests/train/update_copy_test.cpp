@@ -38,17 +38,16 @@ std::vector<std::vector<std::byte>> bytes_of(const FlatParameters& parameters, F
 }
 
 struct UpdateRun {
-  UpdateRun(SmallRun& run, const Optimizer& kind)
-      : parameters(model, run.services.communicator),
-        optimizer(kind, {}, parameters),
-        whole(updates_whole_parameters(kind)) {}
+  UpdateRun(SmallRun& run, const Optimizer& kind, bool whole)
+      : parameters(model, run.services.communicator), optimizer(kind, {}, parameters), whole(whole) {}
   Wide model;
   FlatParameters parameters;
   FlatOptimizer optimizer;
   bool whole;
+  std::size_t parts = 0;  // that were updated by norms
 };
 
-// A step of random ranges, or of all at once where parameters are updated whole; some parameters are not used.
+// A step of random ranges, or of all at once; some parameters are not used.
 void step(UpdateRun& setup, std::uint64_t seed) {
   std::mt19937_64 random(seed);
   torch::manual_seed(static_cast<std::int64_t>(seed));
@@ -63,6 +62,9 @@ void step(UpdateRun& setup, std::uint64_t seed) {
     setup.optimizer.update({0, begin, next});
     begin = next;
   }
+  setup.parts += setup.optimizer.open_parts().size();
+  setup.optimizer.complete_parts(
+      std::vector<WholeNorms>(setup.optimizer.open_parts().size(), WholeNorms{.values = 2, .direction = 1}));
   setup.optimizer.end_step(used);
   setup.optimizer.advance_schedule();
 }
@@ -71,6 +73,7 @@ struct Way {
   std::string name;
   bool in_two;
   Optimizer optimizer;
+  bool whole = false;  // parameters are updated whole
 };
 
 class Copies : public testing::TestWithParam<Way> {};
@@ -80,7 +83,7 @@ TEST_P(Copies, HoldWhatIsThereBetweenTwoUpdates) {
   run_small(1, [&](SmallRun& run) {
     for (std::uint64_t seed = 1; seed <= 6; ++seed) {
       SCOPED_TRACE(seed);
-      UpdateRun copied(run, GetParam().optimizer), plain(run, GetParam().optimizer);
+      UpdateRun copied(run, GetParam().optimizer, GetParam().whole), plain(run, GetParam().optimizer, GetParam().whole);
       step(copied, seed * 10);
       step(plain, seed * 10);
       std::vector<std::vector<std::byte>> target = bytes_of(copied.parameters, copied.optimizer);
@@ -111,6 +114,7 @@ TEST_P(Copies, HoldWhatIsThereBetweenTwoUpdates) {
       step(copied, seed * 10 + 2);
       step(plain, seed * 10 + 2);
       EXPECT_TRUE(copy->finished());
+      EXPECT_EQ(copied.parts > 0, std::holds_alternative<Lamb>(GetParam().optimizer) && !GetParam().whole);
       EXPECT_TRUE(bytes_of(copied.parameters, copied.optimizer) == bytes_of(plain.parameters, plain.optimizer));
       for (std::size_t t = 0; t < target.size(); ++t) {
         for (const auto& parameter : copied.parameters.parameters()) {
@@ -125,8 +129,10 @@ TEST_P(Copies, HoldWhatIsThereBetweenTwoUpdates) {
 
 INSTANTIATE_TEST_SUITE_P(Update, Copies,
                          testing::Values(Way{"InOne", false, AdamW{.lr = 0.01}}, Way{"InTwo", true, AdamW{.lr = 0.01}},
-                                         Way{"WholeInOne", false, Lamb{.lr = 0.01}},
-                                         Way{"WholeInTwo", true, Lamb{.lr = 0.01}}),
+                                         Way{"WholeInOne", false, Lamb{.lr = 0.01}, true},
+                                         Way{"WholeInTwo", true, Lamb{.lr = 0.01}, true},
+                                         Way{"PartsInOne", false, Lamb{.lr = 0.01}},
+                                         Way{"PartsInTwo", true, Lamb{.lr = 0.01}}),
                          [](const auto& info) { return info.param.name; });
 
 TEST(StreamCopy, CopiesAnyLengthToAnyPlace) {

@@ -184,7 +184,7 @@ Json whole_parameters_need() {
     "if": {
       "required": ["optimizer"],
       "properties": {
-        "optimizer": {"type": "object", "required": ["kind"], "properties": {"kind": {"enum": ["lamb", "muon"]}}}
+        "optimizer": {"type": "object", "required": ["kind"], "properties": {"kind": {"enum": ["muon"]}}}
       }
     },
     "then": {

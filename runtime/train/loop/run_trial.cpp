@@ -138,7 +138,7 @@ train::StepOptions step_options(const run::RankSession& session, const TrialCont
     if (options.strategy.sharded == config::ShardedOptimizer::kOn) {
       throw ConfigError(
           std::string(shard_gradients ? "optimizations.sharded_gradients" : "optimizations.sharded_optimizer") +
-              " is true, and the optimizer (lamb, muon) updates whole parameters",
+              " is true, and the optimizer (muon) updates whole parameters",
           "leave it at auto");
     }
     options.strategy.sharded = config::ShardedOptimizer::kOff;

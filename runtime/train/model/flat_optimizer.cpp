@@ -273,6 +273,7 @@ void FlatOptimizer::begin_step(std::span<const std::uint8_t> used, DeviceInputs 
     if (auto counters = counters_of(used); !counters.empty()) at::_foreach_add_(counters, 1);
   }
   segments_ = segments(used, in_step);
+  open_parts_.clear();
   for (std::size_t i = 0; i < averaged_.size(); ++i) averaged_[i] |= in_step.empty() || in_step[i] ? 1 : 0;
   inputs_ = std::move(inputs);
 }
@@ -284,12 +285,12 @@ void FlatOptimizer::update(const FlatRange& range) {
     const FlatRange common{range.group, std::max(range.begin, segment.range.begin),
                            std::min(range.end, segment.range.end)};
     if (common.size() <= 0) continue;
-    if (segment.whole >= 0 && !(common == segment.range)) {
-      throw Error("a part of the parameter " + parameters_.parameters()[static_cast<std::size_t>(segment.whole)].name +
-                  " was to be updated, which its optimizer updates whole");
-    }
-    if (copy_ && segment.whole >= 0) {
-      copy_->run_whole(common, [&] { update(common, segment); });
+    if (segment.used && segment.whole >= 0 && !(common == segment.range)) {
+      begin_part(common, segment);
+    } else if (copy_ && segment.whole >= 0) {
+      copy_->before(common);
+      update(common, segment);
+      copy_->after(common);
     } else if (copy_) {
       copy_->run(common, [&](const FlatRange& part) { update(part, segment); });
     } else {
@@ -455,11 +456,8 @@ void FlatOptimizer::update(const FlatRange& range, const Segment& segment) {
   });
 }
 
-void FlatOptimizer::apply_rule(const FlatRange& range, const Segment& segment) {
+UpdateStep FlatOptimizer::step_of(const FlatRange& range, const Segment& segment) const {
   const auto& group = parameters_.groups()[range.group];
-  const auto slice = [&](const at::Tensor& flat) { return flat.narrow(0, range.begin, range.size()); };
-  std::vector<at::Tensor> states;
-  for (const std::size_t index : rules_[segment.rule].states) states.push_back(state_slice(range, index));
   const double exact = rate_at(steps_, segment.rule);
   const double rate = rounds_rates_ ? static_cast<double>(static_cast<float>(exact)) : exact;
   UpdateStep step{.rate = rate,
@@ -473,9 +471,25 @@ void FlatOptimizer::apply_rule(const FlatRange& range, const Segment& segment) {
     step.form = parameters_.values_of(parameters_.parameters()[static_cast<std::size_t>(segment.whole)]);
   }
   if (rates_on_device_.defined()) step.rate_on_device = rates_on_device_[static_cast<std::int64_t>(segment.rule)];
-  if (group.shadow.defined()) step.shadow = slice(group.shadow);
-  rules_[segment.rule].update->update(slice(group.values),
-                                      slice(segment.narrow ? group.narrow_gradients : group.gradients), states, step);
+  if (group.shadow.defined()) step.shadow = group.shadow.narrow(0, range.begin, range.size());
+  return step;
+}
+
+at::Tensor FlatOptimizer::gradients_of(const FlatRange& range, const Segment& segment) const {
+  const auto& group = parameters_.groups()[range.group];
+  return (segment.narrow ? group.narrow_gradients : group.gradients).narrow(0, range.begin, range.size());
+}
+
+std::vector<at::Tensor> FlatOptimizer::states_of(const FlatRange& range, const Segment& segment) {
+  std::vector<at::Tensor> states;
+  for (const std::size_t index : rules_[segment.rule].states) states.push_back(state_slice(range, index));
+  return states;
+}
+
+void FlatOptimizer::apply_rule(const FlatRange& range, const Segment& segment) {
+  const at::Tensor values = parameters_.groups()[range.group].values.narrow(0, range.begin, range.size());
+  rules_[segment.rule].update->update(values, gradients_of(range, segment), states_of(range, segment),
+                                      step_of(range, segment));
 }
 
 }  // namespace train

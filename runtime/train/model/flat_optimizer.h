@@ -38,6 +38,18 @@ class FlatOptimizer {
   void begin_step(std::span<const std::uint8_t> used, DeviceInputs inputs = {},
                   std::span<const std::uint8_t> in_step = {});
   void update(const FlatRange& range);
+  // A part of a parameter whose update depends on norms of the whole (PartialUpdate): update() has been called for the
+  // part. Its values are the old ones until complete_parts().
+  struct OpenPart {
+    std::size_t parameter;
+    FlatRange range;
+    at::Tensor direction;
+  };
+  std::span<const OpenPart> open_parts() const { return open_parts_; }
+  // Completes the updates of all open parts: `norms` has those of each one's parameter, over all of its parts.
+  void complete_parts(std::span<const WholeNorms> norms);
+  // Whether this parameter is updated by such norms.
+  bool depends_on_norms(std::size_t parameter) const;
   void end_step(std::span<const std::uint8_t> used);
   // Moves the schedule on by one optimizer step.
   void advance_schedule();
@@ -144,6 +156,10 @@ class FlatOptimizer {
   std::vector<Segment> segments(std::span<const std::uint8_t> used, std::span<const std::uint8_t> in_step) const;
   void update(const FlatRange& range, const Segment& segment);
   void apply_rule(const FlatRange& range, const Segment& segment);
+  void begin_part(const FlatRange& range, const Segment& segment);
+  UpdateStep step_of(const FlatRange& range, const Segment& segment) const;
+  at::Tensor gradients_of(const FlatRange& range, const Segment& segment) const;
+  std::vector<at::Tensor> states_of(const FlatRange& range, const Segment& segment);
   // Where a range begins among the parts that are kept of its group.
   std::int64_t kept_offset(const FlatRange& range) const;
   std::int64_t kept_elements(std::size_t group) const;
@@ -161,6 +177,7 @@ class FlatOptimizer {
   std::vector<std::vector<at::Tensor>> states_;
   std::optional<std::vector<FlatRange>> kept_;  // by keep_parts(): in the state tensors one after the other
   std::vector<Segment> segments_;               // of the step that has begun
+  std::vector<OpenPart> open_parts_;            // of that step
   DeviceInputs inputs_;                         // of that step
   std::vector<std::int64_t> updates_;           // of each parameter, with those that found_inf stopped
   // On a device: float32 scalars that count the updates that were not stopped, and which of them is a parameter's. Two

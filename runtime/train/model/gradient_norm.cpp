@@ -56,6 +56,10 @@ std::vector<NormBranch> branches_of(const FlatRange& range, std::int64_t element
   return result;
 }
 
+std::int64_t elements_of(const NormBranch& branch, std::int64_t element_size) {
+  return (kLine / element_size) << branch.level;
+}
+
 double sum_of_squares(const FlatParameters& parameters, const NormBranch& branch) {
   const auto& group = parameters.groups()[branch.group];
   const std::int64_t first = branch.line * kLine / group.gradient_size;

@@ -24,6 +24,8 @@ struct NormBranch {
 
 // The largest branches that make up a range, in order. It begins and ends at lines of 64 bytes.
 std::vector<NormBranch> branches_of(const FlatRange& range, std::int64_t element_size);
+// How many elements a branch has.
+std::int64_t elements_of(const NormBranch& branch, std::int64_t element_size);
 
 // Of the gradients. Those of parameters that no rank used are zeros after an exchange, so they need not be left out.
 double sum_of_squares(const FlatParameters& parameters, const NormBranch& branch);

@@ -44,6 +44,27 @@ struct UpdateKernel {
   std::string why;
 };
 
+// The L2 norms of a whole parameter that an update of its parts depends on.
+struct WholeNorms {
+  double values = 0, direction = 0;  // on a host
+  // On a device: each one float64, which the host does not know. Undefined: the numbers.
+  at::Tensor values_on_device{}, direction_on_device{};
+};
+
+// The update of whole parameters in two calls, for ranks that have a part of a parameter each: it depends on the other
+// parts through norms alone, which the ranks add up between the calls. Tensors and `step` are as in
+// OptimizerUpdate::update(); a part begins and ends at lines of 64 bytes.
+class PartialUpdate {
+ public:
+  virtual ~PartialUpdate() = default;
+  // Updates `states`. Returns the direction of the step: of the size and type of `values`, which stay as they are.
+  virtual at::Tensor direction(const at::Tensor& values, const at::Tensor& gradients, at::TensorList states,
+                               const UpdateStep& step) const = 0;
+  // Updates `values`. `direction` is what the first call returned; it may be written.
+  virtual void move(const at::Tensor& values, const at::Tensor& direction, const WholeNorms& norms,
+                    const UpdateStep& step) const = 0;
+};
+
 class OptimizerUpdate {
  public:
   virtual ~OptimizerUpdate() = default;
@@ -55,12 +76,14 @@ class OptimizerUpdate {
   // Of values of a type on a device. An optimizer made of tensor operations has no kernel but libtorch's.
   virtual UpdateKernel kernel(c10::DeviceType, at::ScalarType) const { return {}; }
   // For each parameter of the model, by name: whether update() is to get it whole, with its padding, and by itself.
-  // Empty: none. Such updates cannot be sharded: updates_whole_parameters() in dtrain/config/optimizers.h. ConfigError
-  // for settings that do not fit the model.
+  // Empty: none. ConfigError for settings that do not fit the model. Such updates are sharded if there is a partial()
+  // update; if not, updates_whole_parameters() in dtrain/config/optimizers.h says so before a run.
   virtual std::vector<std::uint8_t> whole_parameters(std::span<const std::string> names, at::TensorList tensors) const {
     static_cast<void>(names), static_cast<void>(tensors);
     return {};
   }
+  // How a part of a parameter that whole_parameters() wants whole is updated; null: it cannot be. This object keeps it.
+  virtual const PartialUpdate* partial() const { return nullptr; }
   // Updates `values` and `states` in place. All tensors are contiguous with one dimension, the same size, the same type
   // (float32 or float64) and the same device; `states` is in the order of state_names(). Gradients of float32 values
   // may be bfloat16. It must not wait for a device, and must honour all of `step`.

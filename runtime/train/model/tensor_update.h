@@ -58,6 +58,8 @@ struct Block {
   at::Tensor form;
 };
 
+class NormRule;
+
 // The computation of an optimizer, with its settings. Stateless; element by element, unless its TensorUpdate hands over
 // whole parameters.
 class TensorRule {
@@ -66,9 +68,22 @@ class TensorRule {
   virtual double learning_rate() const = 0;
   virtual std::vector<std::string> state_names() const = 0;
   virtual void update(const Block& block) const = 0;
+  virtual const NormRule* as_norm_rule() const { return nullptr; }
 };
 
-class TensorUpdate final : public OptimizerUpdate {
+// A rule for whole parameters whose steps depend on norms of the whole, and are else element by element: so ranks may
+// have a part of a parameter each.
+class NormRule : public TensorRule {
+ public:
+  // As in PartialUpdate, which calls them.
+  virtual at::Tensor direction(const Block& block) const = 0;
+  virtual void move(const at::Tensor& values, const at::Tensor& direction, const WholeNorms& norms,
+                    const Factor& rate) const = 0;
+  void update(const Block& block) const final;
+  const NormRule* as_norm_rule() const final { return this; }
+};
+
+class TensorUpdate final : public OptimizerUpdate, private PartialUpdate {
  public:
   enum class Of { kBlocks, kWholeParameters };
   explicit TensorUpdate(std::unique_ptr<const TensorRule> rule, Of of = Of::kBlocks)
@@ -79,10 +94,16 @@ class TensorUpdate final : public OptimizerUpdate {
   std::vector<std::uint8_t> whole_parameters(std::span<const std::string> names, at::TensorList) const override {
     return std::vector<std::uint8_t>(names.size(), of_ == Of::kWholeParameters);
   }
+  const PartialUpdate* partial() const override { return rule_->as_norm_rule() != nullptr ? this : nullptr; }
   void update(const at::Tensor& values, const at::Tensor& gradients, at::TensorList states,
               const UpdateStep& step) const override;
 
  private:
+  at::Tensor direction(const at::Tensor& values, const at::Tensor& gradients, at::TensorList states,
+                       const UpdateStep& step) const override;
+  void move(const at::Tensor& values, const at::Tensor& direction, const WholeNorms& norms,
+            const UpdateStep& step) const override;
+
   std::unique_ptr<const TensorRule> rule_;
   Of of_;
 };

@@ -73,20 +73,24 @@ void UpdateCopy::run(const FlatRange& range, const std::function<void(const Flat
   if (at < range.end) update({range.group, at, range.end});
 }
 
-void UpdateCopy::run_whole(const FlatRange& range, const std::function<void()>& update) {
-  std::vector<std::pair<Block*, std::int64_t>> due;  // with the elements in the range
+void UpdateCopy::for_due_blocks(const FlatRange& range, const std::function<void(Block&, std::int64_t)>& use) {
   for (Block& block : blocks_) {
     const auto common = std::min(range.end, block.range.end) - std::max(range.begin, block.range.begin);
-    if (block.range.group == range.group && common > 0 && is_due(block)) due.emplace_back(&block, common);
+    if (block.range.group == range.group && common > 0 && is_due(block)) use(block, common);
   }
-  for (const auto& [block, elements] : due) {
-    if (!block->at_first) copy(*block);
-  }
-  update();
-  for (const auto& [block, elements] : due) {
-    block->updated += elements;
-    if (block->at_first && block->updated == block->range.size()) copy(*block);
-  }
+}
+
+void UpdateCopy::before(const FlatRange& range) {
+  for_due_blocks(range, [&](Block& block, std::int64_t) {
+    if (!block.at_first) copy(block);
+  });
+}
+
+void UpdateCopy::after(const FlatRange& range) {
+  for_due_blocks(range, [&](Block& block, std::int64_t elements) {
+    block.updated += elements;
+    if (block.at_first && block.updated == block.range.size()) copy(block);
+  });
 }
 
 void UpdateCopy::end_update() {

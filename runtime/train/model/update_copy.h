@@ -36,8 +36,9 @@ class UpdateCopy {
 
   // Calls `update` for all of the range, part by part, and copies the blocks whose turn it is.
   void run(const FlatRange& range, const std::function<void(const FlatRange&)>& update);
-  // The same for a range that is updated at once.
-  void run_whole(const FlatRange& range, const std::function<void()>& update);
+  // The same for a range that is updated at once: to be called before any of it is changed, and after all of it is.
+  void before(const FlatRange& range);
+  void after(const FlatRange& range);
   // An update is over. Copies what it was to copy and did not touch.
   void end_update();
   // Copies everything that is left, between the two updates.
@@ -67,6 +68,8 @@ class UpdateCopy {
     bool done = false;
   };
   bool is_due(const Block& block) const { return !block.done && block.at_first == first_update_; }
+  // Calls `use` with each block that is due and has elements in the range, and their number.
+  void for_due_blocks(const FlatRange& range, const std::function<void(Block&, std::int64_t)>& use);
   void copy(Block& block);
 
   std::vector<Block> blocks_;

@@ -14,6 +14,7 @@
 #include "model/flat_optimizer.h"
 #include "model/flat_parameters.h"
 #include "strategies/gradient_scaling.h"
+#include "strategies/part_norms.h"
 
 namespace dtrain::train {
 
@@ -29,11 +30,15 @@ class Updater {
   // rank.
   void divide(std::span<const std::vector<FlatRange>> of_ranks);
   std::span<const FlatRange> own() const { return own_; }
-  // From now on update() is not collective: the gradients' norm is that of this rank's ranges.
-  void set_local_norm() { scaling_->set_local_norm(); }
+  // From now on update() is not collective: the norms of gradients and parameters are those of this rank's ranges.
+  void set_local_norm() {
+    scaling_->set_local_norm();
+    part_norms_.set_local_norms();
+  }
 
-  // Scales, clips and updates this rank's ranges, and calls updated(index) after each. With clipping it is collective
-  // and returns the norm before clipping.
+  // Scales, clips and updates this rank's ranges, and calls updated(index) after each, in their order. With clipping it
+  // is collective and returns the norm before clipping. It is also collective where ranks have parts of a parameter
+  // whose update depends on norms of the whole.
   std::optional<at::Tensor> update(const Update& update, const std::function<void(std::size_t)>& updated);
 
  private:
@@ -42,6 +47,7 @@ class Updater {
   comm::Communicator& communicator_;
   profile::Recorder& recorder_;
   std::unique_ptr<GradientScaling> scaling_;
+  PartNorms part_norms_;
   std::vector<FlatRange> own_;
 };
 

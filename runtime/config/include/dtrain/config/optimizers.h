@@ -230,11 +230,11 @@ struct Lion {
 };
 
 // You and others, arXiv:1904.00962: AdamW's step, scaled for each parameter by the norm of its values over that of the
-// step. Made of tensor operations. Updates are not sharded.
+// step. Made of tensor operations. Where updates are sharded, ranks add up the norms of parameters that they have in
+// parts.
 struct Lamb {
   static constexpr const char* kWord = "lamb";
   static constexpr bool kFused = false;
-  static constexpr bool kWholeParameters = true;
   double lr = 1e-3;
   double beta1 = 0.9;
   double beta2 = 0.999;

@@ -1,0 +1,57 @@
+// The norms of parameters that several ranks update in parts, for an optimizer that scales each parameter's step by
+// them (LAMB). Each rank adds up the squares of the values and of the step's direction in its own parts; one all-reduce
+// gives all ranks the sums. On a CPU the norms are the same to the last bit however parameters are divided: sums go
+// along the tree of model/gradient_norm.h, whose lines count from the parameter's beginning. On a device nothing waits
+// for them.
+//
+// Parameters that lie whole in one rank's part need none of it: FlatOptimizer::update() finds their norms. Training
+// thread.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "dtrain/comm/communicator.h"
+#include "dtrain/profile/recorder.h"
+#include "model/flat_memory.h"
+#include "model/flat_optimizer.h"
+#include "model/flat_parameters.h"
+#include "model/gradient_norm.h"
+
+namespace dtrain::train {
+
+class PartNorms {
+ public:
+  // `communicator` is that of the parameters' device. All outlive it.
+  PartNorms(const FlatParameters& parameters, FlatOptimizer& optimizer, comm::Communicator& communicator,
+            profile::Recorder& recorder);
+
+  // What each rank updates from now on. The same call on every rank.
+  void divide(std::span<const std::vector<FlatRange>> of_ranks);
+  // From now on the norms are those of this rank's parts, and complete_parts() is not collective.
+  void set_local_norms() { local_ = true; }
+
+  // Whether any parameter is in parts: the same on every rank.
+  bool any() const { return !divided_.empty(); }
+  // Completes the updates of the optimizer's open parts. Collective, also for ranks that have none; only if any().
+  void complete_parts();
+
+ private:
+  std::vector<WholeNorms> norms_on_host();
+  std::vector<WholeNorms> norms_on_device();
+  at::Tensor values_of(const FlatOptimizer::OpenPart& part) const;
+  // From its parameter's beginning.
+  FlatRange place_of(std::size_t parameter, const FlatRange& range) const;
+
+  const FlatParameters& parameters_;
+  FlatOptimizer& optimizer_;
+  comm::Communicator& communicator_;
+  profile::Recorder& recorder_;
+  bool local_ = false;
+  std::vector<std::size_t> divided_;  // parameters, ascending
+  // On a CPU: of all ranks' parts of them, by parameter (which is the branch's group) and line.
+  std::vector<NormBranch> branches_;
+};
+
+}  // namespace dtrain::train
