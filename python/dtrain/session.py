@@ -2,11 +2,13 @@
 from __future__ import annotations
 
 import atexit
+import dis
 import json
 import os
 import shutil
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -44,6 +46,7 @@ class Session:
         self._more_follows = False
         self._has_begun = False  # with a batch in this process
         self._share = 1.0  # of the batch under way
+        self._added_samples = 0  # of a part of it that backward() was not called for yet
         self._watch: optim.SettingsWatch | None = None
         self._restored: Any = None  # of a checkpoint that the run goes on from, until the loop is there
 
@@ -183,8 +186,11 @@ class Session:
         self._share = share
         self._has_begun = True
         if self._loop.state in (_State.UPDATED, _State.WANTS_BATCH):
+            self._added_samples = 0
             self._loop.give_batch(samples)
             self._leave_if_over()
+        else:
+            self._added_samples = samples if self._loop.has_loss else 0
 
     def _end_epoch(self) -> None:
         if self._loop.state == _State.TRAINING:
@@ -258,6 +264,9 @@ class Session:
             _native.replace_optimizer_state(self._loop.context, state)
 
     def _backward(self, loss: torch.Tensor, retain_graph: bool) -> None:
+        if self._added_samples > 0:
+            self._loop.add_to_batch(self._added_samples)
+            self._added_samples = 0
         self._loop.backward(loss, self._share, self._more_follows, retain_graph)
 
     def _step(self) -> None:
@@ -291,6 +300,10 @@ class Session:
         batches of the epoch the loader had given: several for each step where gradients were accumulated."""
         state, self._restored = self._restored, None
         if state is None:
+            if self._loop.batches > 0 and self._schedulers:
+                self._context._native.warn(
+                    "the schedulers of the script begin anew, because the checkpoint of another program has no state of "
+                    "them: step them to where they should be before the loop")
             return None
         if state["optimizer"] is not None:
             self._optimizer.load_state_dict(state["optimizer"])
@@ -340,7 +353,9 @@ class _Loader:
             loop.end_batch()
             session._leave_if_over()
             if session._is_long_enough(epoch):
-                break
+                # Within an epoch, which is not over: a longer run goes on here.
+                self._is_open = False
+                return
         self._is_open = False
         session._end_epoch()
 
@@ -374,6 +389,7 @@ def init(experiment: str | os.PathLike[str] | None = None, **settings: Any) -> S
     global _session
     if _session is not None:
         raise _native.ConfigError("dtrain.init() was called twice")
+    contents: Path | None = None
     if rank_arguments is not None:
         if experiment is not None or settings:
             raise _native.ConfigError("dtrain.init() takes no experiment where dtrain has started the script: "
@@ -384,10 +400,13 @@ def init(experiment: str | os.PathLike[str] | None = None, **settings: Any) -> S
             raise _native.ConfigError("dtrain.init() was given an experiment file and settings: put them into the file")
         arguments = [sys.argv[0], os.fspath(experiment)]
     else:
-        arguments = [sys.argv[0], _write_experiment(settings)]
+        contents = _write_experiment(settings)
+        # Relative paths in it, and of data_set(), start from the script's folder, as under `dtrain run`.
+        folder = Path(sys.argv[0]).resolve().parent if sys.argv[0] else Path.cwd()
+        arguments = [sys.argv[0], str(folder / contents.name), "--contents", str(contents)]
     _session = Session(arguments)
-    if rank_arguments is None and experiment is None:  # the run has a copy
-        shutil.rmtree(Path(arguments[1]).parent, ignore_errors=True)
+    if contents is not None:  # the run has a copy
+        shutil.rmtree(contents.parent, ignore_errors=True)
     if rank_arguments is None:
         atexit.register(_end_of_process)
         sys.excepthook = _note_failure
@@ -402,7 +421,7 @@ def _world_size() -> int:
     return 1
 
 
-def _write_experiment(settings: Mapping[str, Any]) -> str:
+def _write_experiment(settings: Mapping[str, Any]) -> Path:
     world_size = _world_size()
     script = Path(sys.argv[0])
     experiment = {"name": script.stem or "script", "entrypoint": str(script.resolve()),
@@ -413,19 +432,34 @@ def _write_experiment(settings: Mapping[str, Any]) -> str:
     folder = tempfile.mkdtemp(prefix="dtrain-")
     path = Path(folder) / f"{experiment['name']}.yaml"
     path.write_text(json.dumps(experiment))  # YAML includes JSON
-    return str(path)
+    return path
 
 
 _failure: str | None = None
+_exit: SystemExit | None = None  # of the last sys.exit() of the main thread
 _sys_exit = sys.exit
 
 
 def _note_exit(code: Any = None, /) -> NoReturn:
     """sys.exit() of a script: Python calls no excepthook for it."""
-    global _failure
-    if code not in (None, 0):
-        _failure = f"sys.exit({code!r})"
-    _sys_exit(code)
+    global _exit
+    try:
+        _sys_exit(code)
+    except SystemExit as leave:
+        if threading.current_thread() is threading.main_thread():  # another thread ends by itself
+            _exit = leave
+        raise
+
+
+def _was_caught(leave: SystemExit) -> bool:
+    """Whether the script has caught this exception, and gone on.
+
+    Its traceback begins with the frame that has handled it last. One that has gone on was left by a return at some time;
+    one that the exception has left (``raise``, ``finally``) stands at another instruction.
+    """
+    assert leave.__traceback__ is not None
+    frame = leave.__traceback__.tb_frame
+    return dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")
 
 
 def _note_failure(kind: type[BaseException], error: BaseException, trace: Any) -> None:
@@ -445,7 +479,11 @@ def end(failure: str | None) -> int:
 
 
 def _end_of_process() -> None:
-    code = end(_failure)
+    if _failure is not None or _exit is None or _exit.code in (None, 0) or _was_caught(_exit):
+        code = end(_failure)
+    else:
+        end(f"it ended with sys.exit({_exit.code!r})")
+        code = _exit.code if isinstance(_exit.code, int) else 1
     if code != 0:
         sys.stdout.flush()
         sys.stderr.flush()

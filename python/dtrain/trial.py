@@ -347,6 +347,18 @@ class _Steps(Callback):
 
     def on_training_start(self, batch: int, epoch: int) -> None:
         self._context._begin(batch)
+        if batch > self._batches:
+            self._catch_up(batch, epoch)
+
+    def _catch_up(self, batch: int, epoch: int) -> None:
+        """The run begins with the training state of a trial without schedulers of torch.optim: steps them to there."""
+        self._batches = batch
+        for scheduler, every in self._context._schedulers:
+            if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+                self._context._native.warn("ReduceLROnPlateau begins anew: the checkpoint does not have what it has seen")
+                continue
+            for _ in range(batch // self._frequency if every == "step" else epoch):
+                scheduler.step()
 
     def after_batch(self, batch: int, epoch: int, metrics: dict[str, Any]) -> None:
         self._context._check()
@@ -387,6 +399,7 @@ class _Bound:
     def __init__(self, make: Callable[[Context], Trial], native: Any) -> None:
         self._context = Context(native)
         self._trial = make(self._context)
+        self.name = type(self._trial).__name__
         if self._context._schedulers or self._context._watches or self._context._own_steps:
             native.add_callback(_Steps(self._context, native.aggregation_frequency))
         for name in ("evaluate_batch", "save_more", "state_dict", "load_state_dict"):

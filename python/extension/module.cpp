@@ -56,7 +56,8 @@ void refuse_other_formats(TrialContext& context, const torch::nn::Module& model)
   const bool convolves =
       std::any_of(parameters.begin(), parameters.end(), [](const auto& one) { return one.dim() > 3; });
   if (!convolves || format == config::MemoryFormat::kContiguous) return;
-  throw ConfigError("a model of torch.compile() with convolutions needs weights whose memory format stays",
+  throw ConfigError("optimizations.memory_format is " + std::string(config::word_of(config::kMemoryFormats, format)) +
+                        ", and a model of torch.compile() with convolutions needs weights whose memory format stays",
                     "set optimizations.memory_format: contiguous");
 }
 
@@ -184,6 +185,7 @@ void add_script_loop(py::module_& module) {
       .def_property_readonly("has_loss", &ScriptLoop::has_loss)
       .def("begin", &ScriptLoop::begin, Unlocked())
       .def("give_batch", &ScriptLoop::give_batch, Unlocked())
+      .def("add_to_batch", &ScriptLoop::add_to_batch)
       .def(
           "backward",
           [](ScriptLoop& self, const at::Tensor& loss, double share, bool more_follows, bool retain_graph) {
@@ -221,10 +223,15 @@ int run_python_trial(const py::object& make, std::vector<std::string> arguments)
   std::vector<char*> argv;
   for (std::string& argument : arguments) argv.push_back(argument.data());
   argv.push_back(nullptr);
-  const py::gil_scoped_release unlocked;
-  return run_trial(
-      static_cast<int>(arguments.size()), argv.data(),
-      [&](TrialContext& context) -> std::unique_ptr<Trial> { return std::make_unique<PythonTrial>(make, context); });
+  int code = 0;
+  {
+    const py::gil_scoped_release unlocked;
+    code = run_trial(
+        static_cast<int>(arguments.size()), argv.data(),
+        [&](TrialContext& context) -> std::unique_ptr<Trial> { return std::make_unique<PythonTrial>(make, context); });
+  }
+  const int wanted = exit_code_asked_for().value_or(0);
+  return code != 0 && wanted != 0 ? wanted : code;
 }
 
 // Of Python's state: {"layers.0.weight": (updates, {"exp_avg": tensor})}.

@@ -15,6 +15,18 @@ ErrorClasses& classes() {
   return result;
 }
 
+// Of the process, which ends once.
+std::optional<int>& asked_exit_code() {
+  static std::optional<int> result;
+  return result;
+}
+
+// As Python ends: None is 0, a text is printed and is 1.
+int exit_code_of(const py::handle code) {
+  if (code.is_none()) return 0;
+  return py::isinstance<py::int_>(code) ? py::cast<int>(code) : 1;
+}
+
 // The traceback, as Python prints it, without the frames of dtrain's own modules.
 std::string traceback_of(const py::error_already_set& error) {
   const py::object lines =
@@ -36,7 +48,17 @@ void rethrow(const std::string& what, py::error_already_set& error) {
   const std::string message = py::cast<std::string>(py::str(error.value()));
   if (classes().config && error.matches(classes().config)) throw ConfigError(message);
   if (classes().data && error.matches(classes().data)) throw DataError(message);
+  if (error.matches(PyExc_SystemExit)) {
+    const py::object code = error.value().attr("code");
+    asked_exit_code() = exit_code_of(code);
+    throw Error(what + " ended with sys.exit(" + py::cast<std::string>(py::repr(code)) + ")",
+                "raise an exception to say more; searcher.max_length and stop_early() end a training that is complete");
+  }
   throw Error(what + " failed in Python:\n" + traceback_of(error));
+}
+
+std::optional<int> exit_code_asked_for() {
+  return asked_exit_code();
 }
 
 void add_errors(py::module_& module) {

@@ -93,8 +93,10 @@ void PythonCallback::load_state(const TrialState& state) {
 }
 
 PythonTrial::PythonTrial(const py::object& make, TrialContext& context) {
-  call_python("the trial's constructor",
-              [&] { trial_ = make(py::cast(&context, py::return_value_policy::reference)); });
+  call_python("the trial's constructor", [&] {
+    trial_ = make(py::cast(&context, py::return_value_policy::reference));
+    name_ = py::cast<std::string>(trial_.attr("name"));
+  });
 }
 
 PythonTrial::~PythonTrial() {

@@ -76,11 +76,13 @@ class PythonTrial final : public Trial {
   std::vector<std::filesystem::path> save_more(const std::filesystem::path& folder) override;
   TrialState save_state() override;
   void load_state(const TrialState& state) override;
+  std::string state_owner() const override { return "the trial " + name_ + " in Python"; }
 
  private:
   std::shared_ptr<PythonSource> source(const char* method);
 
   pybind11::object trial_;
+  std::string name_;  // of its class
   std::shared_ptr<PythonSource> training_;
   std::shared_ptr<PythonSource> validation_;  // null: nothing is validated
 };

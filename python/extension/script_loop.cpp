@@ -66,6 +66,7 @@ class ScriptLoop::Script final : public Trial {
   }
   std::string why_not_repeatable() const override { return "the script has a loop of its own"; }
   Metrics evaluate_batch(const Batch&) override { return {}; }
+  std::string state_owner() const override { return "a script in Python"; }
   TrialState save_state() override { return loop_.save_ ? loop_.save_() : TrialState(); }
   void load_state(const TrialState& state) override {
     if (loop_.load_) loop_.load_(state);
@@ -118,6 +119,11 @@ void ScriptLoop::give_batch(std::int64_t samples) {
   if (state_ != State::kWantsBatch) throw Error("the loader gives a batch, and the one before has not been trained on");
   samples_ = samples;
   go_on();
+}
+
+void ScriptLoop::add_to_batch(std::int64_t samples) {
+  if (state_ != State::kTraining) throw Error("the loader adds to a batch, and none is under way");
+  context().around_the_loop().added_samples += samples;
 }
 
 void ScriptLoop::backward(const at::Tensor& loss, double share, const BackwardOptions& options) {

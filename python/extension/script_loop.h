@@ -43,6 +43,8 @@ class ScriptLoop {
   std::int64_t batches() const { return batches_; }
   // A batch of this rank is ready, of so many samples.
   void give_batch(std::int64_t samples);
+  // More samples of the batch that is trained on: a step of several batches of the loader.
+  void add_to_batch(std::int64_t samples);
   // The same backward() and step() that a trial's train_batch() calls. `loss` is also the metric of this name; its
   // gradient counts `share` times.
   void backward(const at::Tensor& loss, double share, const BackwardOptions& options);

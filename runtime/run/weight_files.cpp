@@ -90,7 +90,7 @@ std::string lines_of(const std::vector<std::string>& lines) {
 
 WeightFiles of_checkpoint(const fs::path& path) {
   const std::vector<std::string> wrong = checkpoints::verify(path);
-  if (wrong.empty()) return {{path / checkpoints::kModelFile}, path.string(), {}};
+  if (wrong.empty()) return {{path / checkpoints::kModelFile}, path.string(), {}, path};
   throw ConfigError("initial_weights: " + path.string() + " cannot be used:" + lines_of(wrong),
                     "name another checkpoint, or the run: its newest checkpoint that is whole is used then");
 }
@@ -107,6 +107,7 @@ WeightFiles best_of_run(const fs::path& run) {
     if (wrong.empty()) {
       found.files = {entry.path / checkpoints::kModelFile};
       found.from = entry.path.string() + " (the best: " + metric_of(entry) + ")";
+      found.checkpoint = entry.path;
       return found;
     }
     found.passed_over.push_back(entry.path.filename().string() + ": " + wrong.front());
@@ -118,11 +119,12 @@ WeightFiles best_of_run(const fs::path& run) {
 
 WeightFiles newest_of_run(const fs::path& run) {
   checkpoints::Newest newest = checkpoints::find_newest(checkpoints::storage_of_run(run));
-  WeightFiles found{{}, {}, std::move(newest.passed_over)};
+  WeightFiles found{{}, {}, std::move(newest.passed_over), {}};
   const fs::path final_weights = run / "checkpoints" / "final" / checkpoints::kModelFile;
   if (newest.entry) {
     found.files = {newest.entry->path / checkpoints::kModelFile};
     found.from = newest.entry->path.string();
+    found.checkpoint = newest.entry->path;
   } else if (is_there(final_weights)) {
     found.files = {final_weights};
     found.from = final_weights.string();
@@ -134,26 +136,44 @@ WeightFiles newest_of_run(const fs::path& run) {
   return found;
 }
 
+[[noreturn]] void refuse_weights_alone(const std::string& what, const std::vector<std::string>& passed_over = {}) {
+  throw ConfigError("initial_weights.training_state: true needs a checkpoint, and " + what + " has weights alone" +
+                        lines_of(passed_over),
+                    "name a checkpoint (…/checkpoints/step-120) or a run that has one, or leave training_state out");
+}
+
+void check_state(const config::InitialWeights& weights, Source source) {
+  const bool may_have_one = source == Source::kCheckpoint || source == Source::kRun;
+  if (weights.training_state && !may_have_one) refuse_weights_alone(weights.file.string());
+}
+
 }  // namespace
 
 WeightFiles find_weight_files(const config::InitialWeights& weights) {
   const auto [source, path] = find_source(weights);
   check_choice(weights, source);
+  check_state(weights, source);
   switch (source) {
     case Source::kFile:
       break;
     case Source::kIndex:
-      return {files_of_index(path), path.string(), {}};
+      return {files_of_index(path), path.string(), {}, {}};
     case Source::kCheckpoint:
       return of_checkpoint(path);
-    case Source::kRun:
-      return weights.checkpoint == config::CheckpointChoice::kBest ? best_of_run(path) : newest_of_run(path);
+    case Source::kRun: {
+      WeightFiles found =
+          weights.checkpoint == config::CheckpointChoice::kBest ? best_of_run(path) : newest_of_run(path);
+      if (weights.training_state && found.checkpoint.empty()) refuse_weights_alone(found.from, found.passed_over);
+      return found;
+    }
   }
-  return {{path}, path.string(), {}};
+  return {{path}, path.string(), {}, {}};
 }
 
 void check_initial_weights(const config::InitialWeights& weights) {
-  check_choice(weights, find_source(weights).source);
+  const Source source = find_source(weights).source;
+  check_choice(weights, source);
+  check_state(weights, source);
 }
 
 }  // namespace dtrain::run

@@ -11,6 +11,7 @@ FIFO_BASE + CONTESTANT + ".problem" says why. FIFO_BASE + "parameters" has the n
                  gradient_as_bucket_view, static_graph
     expertbf     expert with forward and loss in autocast to bfloat16
     compiled     expertbf with torch.compile
+    compiled32   expert with torch.compile
 In a world of one there is no DistributedDataParallel: one process with all THREADS is what PyTorch offers for one machine.
 """
 import json
@@ -52,7 +53,7 @@ class Contestant:
             model = model.to(memory_format=torch.channels_last)
         self.model = parallel(model, gradient_as_bucket_view=True, static_graph=True)
         self.optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-        if kind == "compiled":
+        if kind in ("compiled", "compiled32"):
             self.model = torch.compile(self.model)
 
     def step(self):

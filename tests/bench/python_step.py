@@ -2,12 +2,14 @@
 the same model under DistributedDataParallel, in one plain PyTorch process with as many threads, and as a C++ Trial.
 
     python_step.py BIN [--json] [--quick] [--seconds N] [--models mlp,fashion_cnn,gpt,resnet18]
-                   [--contestants lines,trial,cpp,ddp,expert,plain] [--mixed-precision bf16]
+                   [--contestants lines,trial,cpp,ddp,expert,compiled,compiled_lines,plain] [--mixed-precision bf16]
 
 All contestants live at once and take turns of some steps; who has no turn waits. A step is that of its slowest rank.
 Prints medians in milliseconds, and ratios: mlp_ratio is that of DDP to the three lines, mlp_trial_ratio that of DDP to a
 Trial, mlp_plain_ratio that of the plain process to the three lines, and mlp_cpp_ratio that of the C++ Trial to the three
-lines.
+lines. mlp_expert_ratio is that of DDP as an expert sets it up (fused AdamW, channels_last for images; bf16 where
+--mixed-precision is bf16) to the three lines, and mlp_compiled_ratio the same with torch.compile on both sides. Where
+torch.compile does not work, mlp_compiled_problem says why, and its contestants are left out.
 """
 import argparse
 import contextlib
@@ -36,6 +38,12 @@ PROGRAMS = {"mlp": "bench_step_trial", "fashion_cnn": "bench_fashion_trial", "gp
             "resnet18": "bench_compute_trial"}
 SHORT = {"fashion_cnn": "cnn", "resnet18": "resnet"}
 WARM_UP = 30  # steps of ours: how to step is tried out in the first ones
+OURS = ("lines", "trial", "cpp", "compiled_lines")
+# The contestants of ddp_compute.py, by --mixed-precision.
+PEERS = {"none": {"ddp": "ddp", "plain": "ddp", "expert": "expert", "compiled": "compiled32"},
+         "bf16": {"ddp": "ddp", "plain": "ddp", "expert": "expertbf", "compiled": "compiled"}}
+# torch.compile keeps the strides of weights, which channels_last would change (docs/python.md).
+COMPILED = {"memory_format": "contiguous"}
 
 
 class Contestant:
@@ -47,7 +55,7 @@ class Contestant:
         self.folder.mkdir()
         self.base = f"{self.folder}/"
         batch, self.turn, sizes = MODELS[model]
-        self.peer = "ddp" if kind == "plain" else kind
+        self.peer = kind if kind in OURS else PEERS[arguments.mixed_precision][kind]
         self.ranks = 1 if kind == "plain" else RANKS
         for rank in range(self.ranks):
             os.mkfifo(f"{self.base}{rank}.commands")
@@ -61,7 +69,7 @@ class Contestant:
             self.launch(arguments, start, {
                 "entrypoint": str(Path(arguments.bin).resolve() / PROGRAMS[model]), "data": {"fifo": self.base},
                 "hyperparameters": {"global_batch_size": batch * RANKS, "model": model, **sizes}})
-        elif kind in ("lines", "trial"):
+        elif kind in OURS:
             package = Path(arguments.bin).parent / "python"
             environment |= {"PYTHONPATH": f"{package}:{HERE}", "DTRAIN_PYTHON": PYTHON}
             environment.pop("OMP_NUM_THREADS")
@@ -83,7 +91,8 @@ class Contestant:
         file = self.folder / "experiment.yaml"
         file.write_text(json.dumps({
             "name": self.kind, "resources": {"slots_per_trial": RANKS},
-            "optimizations": {"mixed_precision": arguments.mixed_precision},
+            "optimizations": {"mixed_precision": arguments.mixed_precision,
+                              **(COMPILED if self.kind == "compiled_lines" else {})},
             "searcher": {"max_length": {"batches": 1_000_000}}, "checkpoint_policy": "none", **sections}))
         # The contestants take turns; none of them is to queue behind another.
         start["env"]["DTRAIN_STATE_DIR"] = str(self.folder / "state")
@@ -123,15 +132,24 @@ class Contestant:
 def measure(model, arguments, seconds):
     with tempfile.TemporaryDirectory(prefix="dtrain-bench-") as folder:
         contestants = [Contestant(kind, Path(folder), model, arguments) for kind in arguments.contestants]
+        problem = {}
         for contestant in contestants:
-            contestant.steps(WARM_UP if contestant.kind in ("lines", "trial", "cpp") else 3)
+            if contestant.kind == "compiled_lines" and problem:
+                continue
+            if 0 in contestant.steps(WARM_UP if contestant.kind in OURS else 3):
+                problem["compiled_problem"] = Path(f"{contestant.base}{contestant.peer}.problem").read_text().strip()
+        if problem:
+            for contestant in contestants:
+                if contestant.kind in ("compiled", "compiled_lines"):
+                    contestant.end()
+            contestants = [one for one in contestants if one.kind not in ("compiled", "compiled_lines")]
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             for contestant in contestants:
                 contestant.times += contestant.steps(contestant.turn)[1:]  # the first finds cold caches
         for contestant in contestants:
             contestant.end()
-        return {contestant.kind: statistics.median(contestant.times) for contestant in contestants}
+        return {contestant.kind: statistics.median(contestant.times) for contestant in contestants}, problem
 
 
 def main():
@@ -142,19 +160,20 @@ def main():
     parser.add_argument("--seconds", type=float, help="of turns, for each model")
     parser.add_argument("--models", default="")
     parser.add_argument("--contestants", default="")
-    parser.add_argument("--mixed-precision", default="none")
+    parser.add_argument("--mixed-precision", default="none", choices=list(PEERS))
     arguments = parser.parse_args()
     models = arguments.models.split(",") if arguments.models else ["mlp", "fashion_cnn"] if arguments.quick else list(MODELS)
-    default = "lines,ddp" if arguments.quick else "lines,trial,cpp,ddp,plain"
+    default = "lines,ddp" if arguments.quick else "lines,trial,cpp,ddp,expert,compiled,compiled_lines,plain"
     arguments.contestants = (arguments.contestants or default).split(",")
     result = {}
     for model in models:
-        times = measure(model, arguments, arguments.seconds or (6 if arguments.quick else 20))
+        times, problem = measure(model, arguments, arguments.seconds or (6 if arguments.quick else 20))
         short = SHORT.get(model, model)
         result |= {f"{short}_{kind}_ms": round(value, 2) for kind, value in times.items()}
+        result |= {f"{short}_{name}": text for name, text in problem.items()}
         for name, over, under in (("ratio", "ddp", "lines"), ("trial_ratio", "ddp", "trial"),
                                   ("plain_ratio", "plain", "lines"), ("expert_ratio", "expert", "lines"),
-                                  ("cpp_ratio", "cpp", "lines")):
+                                  ("compiled_ratio", "compiled", "compiled_lines"), ("cpp_ratio", "cpp", "lines")):
             if over in times and under in times:
                 result[f"{short}_{name}"] = round(times[over] / times[under], 3)
         print(model, {kind: f"{value:.1f} ms" for kind, value in times.items()}, file=sys.stderr, flush=True)

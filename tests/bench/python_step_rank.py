@@ -1,4 +1,4 @@
-"""One of our ranks in python_step.py: `lines` (the script's own loop) or `trial`.
+"""One of our ranks in python_step.py: `lines` (the script's own loop), `compiled_lines` (with torch.compile) or `trial`.
 
     python_step_rank.py KIND FIFO_BASE MODEL BATCH SIZES_JSON
 
@@ -85,6 +85,8 @@ class Step(dtrain.Trial):
 def lines():
     session = dtrain.init()
     model, optimizer = build()
+    if kind == "compiled_lines":
+        model = torch.compile(model)
     model, optimizer, loader = session.wrap(model, optimizer, dtrain.divided(Batches(session.rank)))
     for x, y in loader:
         optimizer.zero_grad(set_to_none=True)

@@ -232,7 +232,8 @@ TEST(Experiment, InitialWeightsAreAPathOrAMapping) {
   const Experiment mapped = read_text(kLeast + "initial_weights: {file: /a, rename: {b.: c.}}\n");
   EXPECT_EQ(to_json(mapped).at("initial_weights").dump(),
             R"({"file":"/a","checkpoint":"newest","strict":true,"convert_types":false,"strip_prefix":"",)"
-            R"("rename":{"b.":"c."}})");
+            R"("rename":{"b.":"c."},"training_state":false})");
+  EXPECT_EQ(weights("{file: /a, training_state: true}"), (InitialWeights{.file = "/a", .training_state = true}));
   EXPECT_EQ(to_json(read_text(kLeast + "initial_weights: {file: /a}\n")).at("initial_weights"), "/a");
 }
 

@@ -162,6 +162,7 @@ BASES = {
         "topk": optimizing(gradient_compression={"kind": "topk"}),
         "on GPUs": PROGRAM | {"resources": {"slot_type": "cuda"}, "optimizations": {"local_sgd": {"inner_steps": 2}}},
         "weights": PROGRAM | {"initial_weights": {"file": "a.safetensors"}},
+        "training state": PROGRAM | {"initial_weights": {"file": "runs/1", "training_state": True}},
         "shared_fs": PROGRAM | {"checkpoint_storage": {"type": "shared_fs", "host_path": "/mnt"}},
         "directory": PROGRAM | {"checkpoint_storage": {"type": "directory", "container_path": "/mnt"}},
         "traced": PROGRAM | {"profiling": {"trace": {"begin_on_batch": 1, "end_after_batch": 1000000000000000}}},

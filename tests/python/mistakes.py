@@ -1,6 +1,6 @@
 """What scripts and trials in Python do wrong, what is said of it, and what is no mistake.
 
-    mistakes.py BIN_FOLDER [Scripts|Trials|Launched]
+    mistakes.py BIN_FOLDER [Scripts|Trials|Alone|Launched]
 """
 import signal
 import subprocess
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import forked
 import package
+import safetensors.numpy
 
 import harness
 
@@ -47,7 +48,8 @@ class Scripts(MistakeTest):
                            ("distributed sampler", "the loader has a DistributedSampler"),
                            ("step twice", "optimizer.step() was called a second time"),
                            ("backward twice", "backward through the graph a second time"),
-                           ("compiled", "set optimizations.memory_format: contiguous"),
+                           ("compiled", "optimizations.memory_format is auto, and a model of torch.compile()"),
+                           ("growing buffer", "a buffer keeps its type and shape"),
                            ("load late", "optimizer.load_state_dict() was called after the first batch"),
                            ("load other settings", "param_groups have changed in more than lr"),
                            ("lbfgs", "LBFGS")):
@@ -59,11 +61,18 @@ class Scripts(MistakeTest):
         self.assertEqual(result.output.count("ValueError: the third batch is bad"), 1, result.output)
 
     def test_what_is_no_mistake(self):
-        for what, batches in (("nothing", 16), ("break", 8), ("custom sampler", 12), ("workers", 16), ("iterable", 16),
+        for what, batches in (("nothing", 16), ("break", 8), ("custom sampler", 12), ("batch sampler", 16),
+                              ("replaced buffer", 16), ("workers", 16), ("iterable", 16),
                               ("closure", 16)):
             with self.subTest(what=what):
                 result = self.start("mistakes_script.py", what).expect(0)
                 self.assertEqual(max(line["batch"] for line in result.metrics("training")), batches)
+                if what == "batch sampler":
+                    (metrics,) = (line["metrics"] for line in result.metrics("validation"))
+                    self.assertEqual(metrics, {"complete": 1, "orders": 4, "told": 1})
+                if what == "replaced buffer":
+                    for file in (result.weights_file, result.run_dir / "checkpoints" / "step-16" / "model.safetensors"):
+                        self.assertEqual(safetensors.numpy.load_file(file)["passes"].tolist(), [16])
 
     def test_evaluation_after_the_last_epoch(self):
         for sections in ({}, {"searcher": {"max_length": {"epochs": 3}}}):  # it also comes after a run that is over
@@ -92,10 +101,62 @@ class Trials(MistakeTest):
         self.assertEqual(result.output.count("ValueError: the third batch is bad"), 1, result.output)
 
 
+    def test_exits(self):
+        for code, text in ((1, "0"), (1, "1"), (3, "3"), (1, "'no more'")):
+            with self.subTest(text=text):
+                result = self.start("mistakes_trial.py:Mistaken", "exit " + text.strip("'")).expect(code)
+                self.assertIn(f"train_batch() ended with sys.exit({text})", result.output)
+                self.assertNotIn("Traceback", result.output)
+
+
+class Alone(MistakeTest):
+    """Scripts that no launcher of dtrain's has started: Python says how they end, and dtrain has to notice it."""
+
+    def python(self, what, ranks=1):
+        folder = self.work.new_run()
+        folder.mkdir()
+        (folder / "alone.py").write_text((HERE / "mistakes_script.py").read_text().replace(
+            "dtrain.init()", f"dtrain.init(hyperparameters={{'what': {what!r}}})"))
+        torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)] if ranks > 1 else []
+        command = [sys.executable, *torchrun]
+        done = subprocess.run([*command, str(folder / "alone.py")], cwd=folder, env=harness.environment(**environment),
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                              timeout=harness.DEADLINE)
+        return harness.Result(done.returncode, done.stdout, folder / "runs" / "0001-alone")
+
+    def test_exits(self):
+        for what, code, batches in (("exit 0", 0, 3), ("exit 1", 1, 0), ("exit 3", 3, 0), ("exit no more", 1, 0),
+                                    ("exit caught", 0, 16), ("exit caught by a function", 0, 16),
+                                    ("exit of a thread", 0, 16), ("exit raised again", 1, 0)):
+            with self.subTest(what=what):
+                result = self.python(what).expect(code)
+                self.assertEqual(result.weights_file.is_file(), code == 0, result.output)
+                if code == 0:
+                    self.assertEqual(max(line["batch"] for line in result.metrics("training")), batches)
+                else:
+                    self.assertIn("it ended with sys.exit(", result.output)
+                if what == "exit no more":
+                    self.assertIn("\nno more\n", result.output)
+
+    def test_torchrun(self):
+        result = self.python("exit no more", ranks=2).expect(1)
+        self.assertIn("it ended with sys.exit('no more')", result.output)
+
+
 class Launched(MistakeTest):
     def launch(self, what, **sections):
         folder = self.work.new_run()
         return harness.launch(build, self.write("mistakes_script.py", what, folder, **sections), folder / "run", **environment)
+
+    def test_exits_under_dtrain_run(self):
+        for what, code, text in (("exit 0", 0, "done"), ("exit 1", 1, "it ended with sys.exit(1)\n  exit status 1"),
+                                 ("exit no more", 1, "it ended with sys.exit('no more')\n  exit status 1")):
+            with self.subTest(what=what):
+                run_dir = self.work.new_run()
+                command = [build.program("dtrain"), "run", "--slots", "2", "--set", f"hyperparameters.what={what}",
+                           "--run-dir", str(run_dir), str(HERE / "mistakes_script.py")]
+                result = harness.run(command, run_dir, **environment)
+                self.assertIn(text, result.expect(code).output)
 
     def test_exit_codes(self):
         self.assertEqual(self.start("mistakes_script.py", "exit 3").code, 3)

@@ -1,5 +1,7 @@
 """A script that does what its hyperparameter "what" says."""
+import contextlib
 import sys
+import threading
 import time
 
 import dtrain
@@ -12,6 +14,55 @@ from torch.utils.data.distributed import DistributedSampler
 class Stream(IterableDataset):
     def __iter__(self):
         yield from zip(inputs, labels)
+
+
+class EpochBatches:
+    """A batch sampler that looks at its epoch, and draws from a generator of its own."""
+
+    def __init__(self):
+        self.generator = torch.Generator()
+        self.epochs = []
+
+    def __len__(self):
+        return 4
+
+    def set_epoch(self, epoch):
+        self.epochs.append(epoch)
+
+    def __iter__(self):
+        yield from torch.randperm(32, generator=self.generator).view(4, 8).tolist()
+
+
+class Counting(nn.Linear):
+    """Puts another tensor in its buffer's place with each forward pass."""
+
+    def __init__(self, grows=False):
+        super().__init__(6, 3)
+        self.grows = grows
+        self.register_buffer("passes", torch.zeros(1))
+
+    def forward(self, x):
+        self.passes = torch.cat([self.passes, self.passes]) if self.grows else self.passes + 1
+        return super().forward(x)
+
+
+def leave(what):
+    """sys.exit() in one of the ways that `what` names."""
+    if what in ("exit caught", "exit caught by a function"):
+        with contextlib.suppress(SystemExit):
+            sys.exit(1)
+    elif what == "exit of a thread":
+        thread = threading.Thread(target=sys.exit, args=(1,))
+        thread.start()
+        thread.join()
+    elif what == "exit raised again":
+        try:
+            sys.exit(1)
+        except SystemExit:
+            raise
+    elif what.startswith("exit "):
+        code = what.removeprefix("exit ")
+        sys.exit(int(code) if code.isdigit() else code)
 
 
 session = dtrain.init()
@@ -28,11 +79,16 @@ if what == "distributed sampler":
     more = {"sampler": DistributedSampler(data, 2, session.rank)}
 if what == "custom sampler":
     more = {"sampler": SubsetRandomSampler(range(8, 32))}
+if what == "batch sampler":
+    inputs[:, 0] = torch.arange(32)
+    more = {"batch_sampler": EpochBatches()}
 if what == "workers":
     more = {"num_workers": 2}
 if what == "iterable":
     data = Stream()
 model = nn.Sequential(nn.LazyLinear(3) if what == "lazy" else nn.Linear(6, 3))
+if what in ("replaced buffer", "growing buffer"):
+    model = Counting(grows=what == "growing buffer")
 if what == "lbfgs":
     optimizer = torch.optim.LBFGS(model.parameters())
 else:
@@ -40,7 +96,7 @@ else:
 schedule = None
 if what == "cycled momentum":
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=100)
-loader = DataLoader(data, batch_size=size, **more)
+loader = DataLoader(data, **({} if "batch_sampler" in more else {"batch_size": size}), **more)
 if what == "compiled":
     model = torch.compile(nn.Sequential(nn.Conv2d(1, 1, 1), model))
 model, optimizer, loader = session.wrap(model, optimizer, loader)
@@ -50,9 +106,10 @@ if what == "load other settings":
     optimizer.load_state_dict(state)
 if what == "wrap twice":
     session.wrap(model, optimizer, loader)
-batches = 0
+batches, seen = 0, [[] for _ in range(4)]
 for epoch in range(4):
     for index, (x, y) in enumerate(loader):
+        seen[epoch] += x[:, 0].tolist()
         loss = nn.functional.cross_entropy(model(x), y)
         if what == "closure":
             def closure():
@@ -75,13 +132,23 @@ for epoch in range(4):
             optimizer.step()
         if what == "exception" and session.rank == 1 and batches == 3:
             raise ValueError("the third batch is bad")
-        if what == "exit 3" and batches == 3:
-            sys.exit(3)
+        if what == "exit caught" and batches == 3:
+            try:
+                sys.exit(1)
+            except SystemExit:
+                pass
+        elif batches == 3:
+            leave(what)
         if what == "break" and index == 1:
             break
         if what == "slow":
             time.sleep(0.2)
 print(f"trained {batches} batches", flush=True)
+if what == "batch sampler":
+    orders = [session.gather(torch.tensor(of_epoch)).tolist() for of_epoch in seen]
+    session.log_validation({"complete": all(sorted(order) == list(range(32)) for order in orders),
+                            "orders": len({tuple(order) for order in orders}),
+                            "told": more["batch_sampler"].epochs == [0, 1, 2, 3]})
 if what == "evaluate":
     model.eval()
     inputs, labels = inputs[:31], labels[:31]  # parts of 16 and 15

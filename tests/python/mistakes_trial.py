@@ -1,4 +1,6 @@
 """A trial that does what its hyperparameter "what" says."""
+import sys
+
 import dtrain
 import torch
 from torch import nn
@@ -24,6 +26,9 @@ class Mistaken(dtrain.Trial):
         self.batches += 1
         if self.what == "exception" and self.batches == 3 and self.context.rank == 1:
             raise ValueError("the third batch is bad")
+        if self.what.startswith("exit ") and self.batches == 3:
+            code = self.what.removeprefix("exit ")
+            sys.exit(int(code) if code.isdigit() else code)
         loss = nn.functional.cross_entropy(self.model(batch[0]), batch[1])
         self.context.backward(loss)
         return {"loss": loss}

@@ -32,10 +32,16 @@ class Resume(harness.WorkplaceTest):
         return harness.write_experiment(
             path, name="resume", entrypoint=str(HERE / script), scheduling_unit=1 if ways else 5,
             hyperparameters={"global_batch_size": 8, "optimizer": optimizer, "seconds": seconds, "accumulates": bool(ways)},
-            min_checkpoint_period={"batches": 4}, resources={"slots_per_trial": 2}, searcher={"max_length": {"epochs": 5}}, **sections)
+            min_checkpoint_period={"batches": 4}, min_validation_period={"epochs": 1},
+            resources={"slots_per_trial": 2}, searcher={"max_length": {"epochs": 5}}, **sections)
 
     def digest(self, result):
         return hashlib.sha256(result.weights_file.read_bytes()).hexdigest()
+
+    @staticmethod
+    def lines(result):
+        """Of metrics.jsonl, but for when they were written."""
+        return [{name: value for name, value in line.items() if name != "time"} for line in result.lines("metrics.jsonl")]
 
     def kill(self, experiment, run_dir, batch):
         """Runs it, kills a rank after so many batches, and waits for the end. The launcher's exit code."""
@@ -68,7 +74,11 @@ class Resume(harness.WorkplaceTest):
         whole = {}
         for job in JOBS:
             result = harness.launch(build, self.write(*job, seconds=0), self.work.new_run(), **environment).expect(0)
-            whole[job] = self.digest(result)
+            whole[job] = self.digest(result), self.lines(result)
+            if "accumulates" in job[0]:  # the twelfth batch of an epoch has two samples
+                self.assertEqual([line["samples"] for line in result.metrics("training")], [24, 24, 24, 18] * 5)
+            if "trial" in job[0]:
+                self.assertEqual([line["batch"] for line in result.metrics("validation")], [12, 24, 36, 48, 60])
         for number in range(kills):
             job, batch, restarts = JOBS[number % len(JOBS)], random.choice(range(5, 46, 5)), number // len(JOBS) % 2
             if "accumulates" in job[0]:
@@ -83,7 +93,7 @@ class Resume(harness.WorkplaceTest):
                     result = harness.run([build.program("dtrain"), "launch", "--continue", str(run_dir)], run_dir, **environment)
                     result.expect(0)
                 self.assertGreater(len(result.events("resumed")), 0)
-                self.assertEqual(self.digest(result), whole[job])
+                self.assertEqual((self.digest(result), self.lines(result)), whole[job])
 
 
 if __name__ == "__main__":

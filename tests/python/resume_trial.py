@@ -29,6 +29,12 @@ class Resumed(dtrain.Trial):
     def training_loader(self):
         return DataLoader(self.data, self.context.global_batch_size, shuffle=True)
 
+    def validation_loader(self):
+        return DataLoader(self.data, 30)
+
+    def evaluate_batch(self, batch):
+        return {"loss": nn.functional.cross_entropy(self.model(batch[0] - self.center), batch[1])}
+
     def train_batch(self, batch):
         inputs, labels = batch
         # What it has seen changes what it learns: a state that is lost shows in the weights.

@@ -106,6 +106,23 @@ const TextRule kWeightsPath{
     .must_be = "the path of a .safetensors file, a checkpoint or a run",
     .why = why_no_pickle};
 
+void check_together(Section& section, const InitialWeights& weights) {
+  if (!weights.training_state) return;
+  for (const char* const key : {"strict", "convert_types", "strip_prefix", "rename"}) {
+    if (const Value* value = section.find(key)) {
+      section.report(*value, key, "has no effect with training_state: true, which takes every tensor as it is");
+    }
+  }
+}
+
+// As check_together() has it.
+Json training_state_is_whole() {
+  return Json::parse(R"({
+    "if": {"required": ["training_state"], "properties": {"training_state": {"const": true}}},
+    "then": {"properties": {"strict": false, "convert_types": false, "strip_prefix": false, "rename": false}}
+  })");
+}
+
 std::unique_ptr<KeyType> rename_form(Renames& rename) {
   return std::make_unique<RenameForm>(rename);
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <fstream>
+#include <set>
 
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
@@ -80,7 +81,7 @@ std::string absolute_text(const fs::path& path) {
 
 }  // namespace
 
-OpenCheckpoint::OpenCheckpoint(run::RankSession& session) : folder_(session.resume_from()) {
+OpenCheckpoint::OpenCheckpoint(run::RankSession& session, const fs::path& checkpoint) : folder_(checkpoint) {
   std::error_code code;
   const bool seen = fs::exists(folder_, code);
   const auto answers = session.control().gather("train/resume-seen", seen ? "yes" : "no");
@@ -120,7 +121,7 @@ OpenCheckpoint::~OpenCheckpoint() {
   if (!temporary_.empty()) fs::remove_all(temporary_, code);
 }
 
-Json facts_for_resume(run::RankSession& session, const BatchSource& data) {
+Json facts_for_resume(run::RankSession& session, const BatchSource& data, const std::string& trial) {
   constexpr const char* kKey = "train/resume-facts";
   if (session.world().rank == 0) {
     const config::Experiment& experiment = session.experiment();
@@ -129,6 +130,7 @@ Json facts_for_resume(run::RankSession& session, const BatchSource& data) {
     Json facts = {{"name", experiment.name},
                   {"model", job ? Json(absolute_text(job->file)) : Json()},
                   {"program", program_text(job)},
+                  {"trial", trial},
                   {"global_batch_size", experiment.global_batch_size},
                   {"samples_per_epoch", samples ? Json(*samples) : Json()},
                   {"metric", metric_text(experiment.searcher)},
@@ -146,31 +148,73 @@ Json facts_for_resume(run::RankSession& session, const BatchSource& data) {
   return Json::parse(session.control().get(kKey));
 }
 
-void tell_of_resume(run::RankSession& session, const StateReader& reader, const Json& facts, std::int64_t batch,
-                    std::int64_t epoch) {
-  if (session.world().rank != 0) return;
-  session.write_event("resumed", {{"step", batch}, {"epoch", epoch}, {"path", session.resume_from().string()}});
-  session.log()->info("going on from {}: {} batches are done", session.resume_from().string(), batch);
-  if (reader.other_world_size()) {
-    session.log()->warn(
-        "the checkpoint is of {} ranks, this run has {}: batches are the same, but sums have another "
-        "order, so weights will differ in their last bits",
-        reader.about()["world_size"].get<int>(), session.world().size);
-  }
+namespace {
+
+void warn_of_other_ranks(run::RankSession& session, const StateReader& reader) {
+  if (!reader.other_world_size()) return;
+  session.log()->warn(
+      "the checkpoint is of {} ranks, this run has {}: batches are the same, but sums have another "
+      "order, so weights will differ in their last bits",
+      reader.about()["world_size"].get<int>(), session.world().size);
+}
+
+// Of all facts, without those of `expected`.
+void warn_of_other_facts(run::RankSession& session, const StateReader& reader, const Json& facts,
+                         const std::set<std::string>& expected) {
   const Json before = reader.about().value("run", Json::object());
   for (const auto& [name, value] : facts.items()) {
-    if (name == "name" || !before.contains(name) || before[name] == value) continue;
+    if (expected.contains(name) || !before.contains(name) || before[name] == value) continue;
     session.log()->warn("{} was {} when the checkpoint was taken and is {} now: {}", name, before[name].dump(),
                         value.dump(),
                         name == "metric" ? "no validation before this counts as the best any more"
                                          : "weights may differ from those of a run without a break");
   }
+}
+
+void warn_of_missing(run::RankSession& session, const StateReader& reader) {
   if (reader.missing().empty()) return;
   session.log()->warn(
       "the checkpoint has nothing of {} entries of how gradients are exchanged, the loss is scaled, or the best is "
       "found (the first is "
       "'{}'): they begin anew",
       reader.missing().size(), reader.missing().front());
+}
+
+std::string trial_of(const Json& facts) {
+  return facts.value("trial", std::string());
+}
+
+}  // namespace
+
+void tell_of_resume(run::RankSession& session, const StateReader& reader, const Json& facts, std::int64_t batch,
+                    std::int64_t epoch) {
+  if (session.world().rank != 0) return;
+  session.write_event("resumed", {{"step", batch}, {"epoch", epoch}, {"path", session.resume_from().string()}});
+  session.log()->info("going on from {}: {} batches are done", session.resume_from().string(), batch);
+  warn_of_other_ranks(session, reader);
+  warn_of_other_facts(session, reader, facts, {"name"});
+  warn_of_missing(session, reader);
+}
+
+bool is_of_same_trial(const StateReader& reader, const Json& facts) {
+  return trial_of(reader.about().value("run", Json::object())) == trial_of(facts);
+}
+
+void tell_of_beginning(run::RankSession& session, const fs::path& checkpoint, const StateReader& reader,
+                       const Json& facts, std::int64_t batch, std::int64_t epoch) {
+  if (session.world().rank != 0) return;
+  session.write_event("began_from", {{"step", batch}, {"epoch", epoch}, {"path", checkpoint.string()}});
+  session.log()->info("beginning with the training state of {}: {} batches are done", checkpoint.string(), batch);
+  if (!is_of_same_trial(reader, facts)) {
+    const std::string before = trial_of(reader.about().value("run", Json::object()));
+    session.log()->warn(
+        "the checkpoint is of {}, this run of {}: what the trial, its callbacks and schedulers in Python keep besides "
+        "model, optimizer and position in the data is not taken over",
+        before.empty() ? "an earlier version of dtrain" : before, trial_of(facts));
+  }
+  warn_of_other_ranks(session, reader);
+  warn_of_other_facts(session, reader, facts, {"name", "model", "eval_model", "program", "trial", "metric"});
+  warn_of_missing(session, reader);
 }
 
 }  // namespace dtrain::train

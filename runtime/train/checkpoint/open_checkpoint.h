@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <string>
 
 #include "dtrain/base/json.h"
 #include "dtrain/run/rank_session.h"
@@ -15,8 +16,9 @@ class StateReader;
 
 class OpenCheckpoint {
  public:
-  // Hosts that do not see the session's checkpoint are sent its files, into a temporary folder. SystemError, DataError.
-  explicit OpenCheckpoint(run::RankSession& session);
+  // `checkpoint`: its folder, the same on all ranks. Hosts that do not see it are sent its files, into a temporary
+  // folder. SystemError, DataError.
+  OpenCheckpoint(run::RankSession& session, const std::filesystem::path& checkpoint);
   ~OpenCheckpoint();
   OpenCheckpoint(const OpenCheckpoint&) = delete;
   OpenCheckpoint& operator=(const OpenCheckpoint&) = delete;
@@ -29,11 +31,18 @@ class OpenCheckpoint {
 };
 
 // What a run that goes on is compared with, besides the experiment's keys that change what is trained: what may change
-// the bits. Those of rank 0, on all ranks: the savers of all hosts write the same. Collective.
-Json facts_for_resume(run::RankSession& session, const BatchSource& data);
+// the bits. Those of rank 0, on all ranks: the savers of all hosts write the same. `trial`: Trial::state_owner().
+// Collective.
+Json facts_for_resume(run::RankSession& session, const BatchSource& data, const std::string& trial);
 
 // Rank 0: writes that training goes on, and warns of what may change its bits (`facts`: About::run of this run).
 void tell_of_resume(run::RankSession& session, const StateReader& reader, const Json& facts, std::int64_t batch,
                     std::int64_t epoch);
+
+// Whether the checkpoint's trial is the one of this run, so that its own state fits.
+bool is_of_same_trial(const StateReader& reader, const Json& facts);
+// The same as tell_of_resume() for a run that begins with the training state of another run's `checkpoint`.
+void tell_of_beginning(run::RankSession& session, const std::filesystem::path& checkpoint, const StateReader& reader,
+                       const Json& facts, std::int64_t batch, std::int64_t epoch);
 
 }  // namespace dtrain::train

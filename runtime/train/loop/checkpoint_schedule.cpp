@@ -32,8 +32,9 @@ std::map<std::string, std::string> tied_names(const torch::nn::Module& model) {
 }  // namespace
 
 CheckpointSchedule::CheckpointSchedule(run::RankSession& session, TrainingStep& step, const torch::nn::Module& model,
-                                       const BatchSource& data, const Lengths& lengths, const Position& position,
-                                       std::function<void()> before_each, std::function<void(StateVisitor&)> visit)
+                                       const std::string& trial, const BatchSource& data, const Lengths& lengths,
+                                       const Position& position, std::function<void()> before_each,
+                                       std::function<void(StateVisitor&)> visit)
     : session_(session),
       step_(step),
       position_(position),
@@ -41,7 +42,7 @@ CheckpointSchedule::CheckpointSchedule(run::RankSession& session, TrainingStep& 
       before_each_(std::move(before_each)),
       visit_(std::move(visit)) {
   if (session.mock().any()) return;
-  facts_ = facts_for_resume(session, data);
+  facts_ = facts_for_resume(session, data, trial);
   taken_.emplace(session, step, Checkpoints::Options{.tied = tied_names(model), .run = facts_}, visit_);
   step.before_update([this] {
     if (is_due(position_.batches + 1) && !step_.saver_busy()) taken_->prepare();
@@ -50,15 +51,29 @@ CheckpointSchedule::CheckpointSchedule(run::RankSession& session, TrainingStep& 
 
 bool CheckpointSchedule::resume() {
   if (!taken_) throw ConfigError("a mock run cannot go on from a checkpoint", "leave one of both out");
-  const OpenCheckpoint checkpoint(session_);
+  const OpenCheckpoint checkpoint(session_, session_.resume_from());
   StateReader reader(checkpoint.folder(), session_.world().rank, session_.world().size);
   reader.restore(visit_);
-  session_.control().barrier("train/resumed");  // nobody writes shared memory that another still restores
+  restored();
   tell_of_resume(session_, reader, facts_, position_.batches, position_.epoch);
-  last_batch_ = position_.batches;
-  taken_->resumed_at(position_.batches);
   const Json metric_before = reader.about().at("run").value("metric", facts_["metric"]);
   return metric_before == facts_["metric"];
+}
+
+void CheckpointSchedule::begin_from(const std::filesystem::path& path,
+                                    const std::function<void(bool same_trial)>& before) {
+  const OpenCheckpoint checkpoint(session_, path);
+  StateReader reader(checkpoint.folder(), session_.world().rank, session_.world().size);
+  before(is_of_same_trial(reader, facts_));
+  reader.restore(visit_);
+  restored();
+  tell_of_beginning(session_, path, reader, facts_, position_.batches, position_.epoch);
+}
+
+void CheckpointSchedule::restored() {
+  session_.control().barrier("train/resumed");  // nobody writes shared memory that another still restores
+  last_batch_ = position_.batches;
+  taken_->resumed_at(position_.batches);
 }
 
 bool CheckpointSchedule::saver_busy() {

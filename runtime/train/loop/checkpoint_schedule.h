@@ -4,8 +4,10 @@
 
 #include <chrono>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <optional>
+#include <string>
 
 #include <torch/nn/module.h>
 
@@ -21,15 +23,20 @@ namespace dtrain::train {
 
 class CheckpointSchedule {
  public:
-  // `data`: the training data, of whose length a checkpoint is told. `visit`: walks through all of the state;
-  // collective. `before_each`: called before each checkpoint. The references outlive it. Collective.
+  // `trial`: Trial::state_owner(). `data`: the training data, of whose length a checkpoint is told. `visit`: walks
+  // through all of the state; collective. `before_each`: called before each checkpoint. The references outlive it.
+  // Collective.
   CheckpointSchedule(run::RankSession& session, TrainingStep& step, const torch::nn::Module& model,
-                     const BatchSource& data, const Lengths& lengths, const Position& position,
-                     std::function<void()> before_each, std::function<void(StateVisitor&)> visit);
+                     const std::string& trial, const BatchSource& data, const Lengths& lengths,
+                     const Position& position, std::function<void()> before_each,
+                     std::function<void(StateVisitor&)> visit);
 
   // Restores the state of the session's checkpoint, the position included. False: the checkpoint's searcher.metric is
   // another one. ConfigError, as StateReader::restore(), and in a mock run. Collective.
   bool resume();
+  // The same with a checkpoint of another run, where a new run begins with its training state. `before`: called with
+  // whether the checkpoint is of the same trial, before the state is visited. Collective.
+  void begin_from(const std::filesystem::path& checkpoint, const std::function<void(bool same_trial)>& before);
 
   // Before each batch: what this rank announces. saver_busy() also hands over what the last update has completed.
   bool saver_busy();
@@ -61,6 +68,9 @@ class CheckpointSchedule {
   void delay();
   // As Checkpoints::save().
   void take(const char* reason, std::optional<double> metric, bool may_wait, bool last = false);
+
+  // No checkpoint of before counts as one of this process.
+  void restored();
 
   run::RankSession& session_;
   TrainingStep& step_;

@@ -223,6 +223,12 @@ std::unique_ptr<train::StepGraph> step_graph(run::RankSession& session, const Tr
   return nullptr;
 }
 
+std::filesystem::path told_by_rank_0(run::RankSession& session, const std::filesystem::path& path) {
+  constexpr const char* kKey = "train/begins-with";
+  if (session.world().rank == 0) session.control().set(kKey, path.string());
+  return session.control().get(kKey);
+}
+
 train::TrainingLoop::End train_and_save(run::RankSession& session, const TrialFactory& make_trial) {
   const config::Experiment& experiment = session.experiment();
   if (!experiment.model && !experiment.optimizations.gradient_checkpointing.empty()) {
@@ -239,13 +245,18 @@ train::TrainingLoop::End train_and_save(run::RankSession& session, const TrialFa
   const std::unique_ptr<Trial> trial = make_trial(context);
   const auto& model = context.wrapped().model;
   const bool begins_anew = session.resume_from().empty();
+  std::filesystem::path begins_with;  // the checkpoint whose training state is wanted
   if (model && !experiment.initial_weights.file.empty() && begins_anew && session.world().rank == 0) {
     // The step hands them to the other ranks.
     const train::LoadedWeights loaded = train::load_weights(*model, experiment.initial_weights);
     session.log()->info("starting from the weights in {}", loaded.from);
     for (const std::string& warning : loaded.warnings) session.log()->warn("{}", warning);
+    begins_with = loaded.checkpoint;
   }
   train::TrainingStep step(context.wrapped(), train::services_of(session), step_options(session, context.wrapped()));
+  begins_with = experiment.initial_weights.training_state && begins_anew && !session.mock().any()
+                    ? told_by_rank_0(session, begins_with)
+                    : std::filesystem::path();
   malloc_trim(0);  // the parameters as the model allocated them are laid out flat elsewhere now
   if (session.world().rank == 0) {
     session.update_plan("model", train::describe_model(step.parameters()));
@@ -287,7 +298,8 @@ train::TrainingLoop::End train_and_save(run::RankSession& session, const TrialFa
     save_as("model.safetensors");
     for (const auto& path : trial->save_more(folder)) written(path);
   };
-  train::TrainingLoop loop(*trial, context, session, step, step_graph(session, *trial, step, *model, device), save);
+  train::TrainingLoop loop(*trial, context, session, step, step_graph(session, *trial, step, *model, device), save,
+                           begins_with);
   train::TrainingLoop::End end;
   try {
     end = loop.run();

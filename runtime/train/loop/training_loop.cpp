@@ -75,7 +75,8 @@ class LogScope {
 }  // namespace
 
 TrainingLoop::TrainingLoop(Trial& trial, TrialContext& context, run::RankSession& session, TrainingStep& step,
-                           std::unique_ptr<StepGraph> graph, std::function<void()> save)
+                           std::unique_ptr<StepGraph> graph, std::function<void()> save,
+                           std::filesystem::path begins_with)
     : trial_(trial),
       context_(context),
       session_(session),
@@ -93,6 +94,7 @@ TrainingLoop::TrainingLoop(Trial& trial, TrialContext& context, run::RankSession
       metrics_(session, step, position_, progress_),
       graph_(std::move(graph)),
       save_(std::move(save)),
+      begins_with_(std::move(begins_with)),
       measured_{.sync_debug = SyncDebug(context.device()),
                 .device_profile = DeviceProfile(context.device(), session.recorder(), session.clock(),
                                                 session.experiment().profiling.sync_timings),
@@ -100,16 +102,18 @@ TrainingLoop::TrainingLoop(Trial& trial, TrialContext& context, run::RankSession
                                           [this] { measured_.device_profile.settle(step_.in_flight()); }),
                 .counted_batches = CountedBatches(session, context.device().is_cuda())},
       checkpoints_(
-          session, step, *context.wrapped().model, *loader_, lengths_, position_,
+          session, step, *context.wrapped().model, trial.state_owner(), *loader_, lengths_, position_,
           [this] { callbacks_.on_checkpoint(); }, [this](StateVisitor& visitor) { visit(visitor); }) {}
 
 TrainingLoop::End TrainingLoop::run() {
   // A part that the trial has put into evaluation mode (a frozen batch norm) stays there.
   if (torch::nn::Module& model = *context_.wrapped().model; !model.is_training()) model.train();
-  if (session_.resume_from().empty()) {
-    begin_anew();
-  } else {
+  if (!session_.resume_from().empty()) {
     resume();
+  } else if (!begins_with_.empty()) {
+    begin_with_checkpoint();
+  } else {
+    begin_anew();
   }
   progress_.start();
   Outcome outcome = Outcome::kGoOn;
@@ -133,12 +137,33 @@ TrainingLoop::End TrainingLoop::run() {
 void TrainingLoop::begin_anew() {
   session_.begin_events(0);
   callbacks_.on_training_start();
+  validate_at_beginning();
+  start_epoch(0);
+}
+
+void TrainingLoop::validate_at_beginning() {
   const bool validates = !session_.mock().any();
   const bool validates_now = validates && session_.experiment().perform_initial_validation;
   if (validates && !validates_now) validation_.check_metric();
   session_.recorder().mark(profile::RunMark::kInitializationEnd);
   if (validates_now) validate();
-  start_epoch(0);
+}
+
+void TrainingLoop::begin_with_checkpoint() {
+  checkpoints_.begin_from(begins_with_, [this](bool same_trial) { other_run_has_same_trial_ = same_trial; });
+  other_run_has_same_trial_.reset();
+  session_.begin_events(position_.batches);
+  if (!lengths_.source_decides && lengths_.total_batches && position_.batches >= *lengths_.total_batches) {
+    throw run::AgreedError("searcher.max_length is " + std::to_string(*lengths_.total_batches) +
+                               " batches, and in the checkpoint " + begins_with_.string() + " " +
+                               std::to_string(position_.batches) + " are done",
+                           "batches are counted on from the checkpoint's: give a greater length");
+  }
+  callbacks_.on_training_start();
+  validate_at_beginning();
+  seed(Draws::kEpoch);
+  start_data();
+  if (std::exchange(position_.due_is_open, false)) do_what_is_due(/*stepped=*/true);
 }
 
 void TrainingLoop::resume() {
@@ -153,12 +178,22 @@ void TrainingLoop::resume() {
 
 void TrainingLoop::start_data() {
   const bool says_where = !loader_->position().empty();
+  const bool one_says = data_position_.empty() == says_where;
+  if (!begins_with_.empty() && one_says && position_.epoch_batches > 0 && session_.world().rank == 0) {
+    session_.log()->warn(
+        "the first {} batches of epoch {} are left out in this run's own order, because {} does not say which samples "
+        "it has had: samples may be missing or come twice, but not with the same data set of dtrain's and the same "
+        "seed",
+        position_.epoch_batches, position_.epoch, says_where ? "the checkpoint" : "this run's loader");
+  }
   if (data_position_.empty() || !says_where) {
     // Checkpoints of earlier versions count batches, and know nothing of the order.
     if (says_where && position_.epoch_batches > 0 && loader_->order_has_changed()) {
-      throw ConfigError("the checkpoint " + session_.resume_from().string() + " is of the middle of epoch " +
-                            std::to_string(position_.epoch) +
-                            ", and an earlier version of dtrain took the samples of this data in another order",
+      const std::filesystem::path& own = session_.resume_from();
+      throw ConfigError("the checkpoint " + (own.empty() ? begins_with_ : own).string() +
+                            " is of the middle of epoch " + std::to_string(position_.epoch) +
+                            ", and does not say which samples of it have been trained: "
+                            "it is of a loader in Python, or of an earlier version of dtrain with another order",
                         "go on from a checkpoint at the end of an epoch, or with a data.shuffle_window as large as "
                         "the data");
     }
@@ -182,18 +217,22 @@ void TrainingLoop::visit(StateVisitor& visitor) {
   std::int64_t metrics_bytes = session_.metrics_bytes();
   visitor.number("due_is_open", position_.due_is_open);
   visitor.number("metrics_bytes", metrics_bytes);
-  if (visitor.replaces()) {
-    session_.cut_metrics(metrics_bytes, position_.batches);
-    context_.around_the_loop().batch = position_.batches;
+  if (visitor.replaces()) context_.around_the_loop().batch = position_.batches;
+  // Of another run's checkpoint: its metrics and validations are not those of this run.
+  const bool is_own = !other_run_has_same_trial_;
+  if (visitor.replaces() && is_own) session_.cut_metrics(metrics_bytes, position_.batches);
+  if (is_own) {
+    visitor.part("metrics", metrics_);
+    visitor.part("validation", validation_);
+    visitor.part("early_stop", early_stop_);
   }
-  visitor.part("metrics", metrics_);
-  visitor.part("validation", validation_);
-  visitor.part("early_stop", early_stop_);
   visitor.part("plateau", plateau_);
-  TrialStateEntries trial([this] { return trial_.save_state(); },
-                          [this](const TrialState& state) { trial_.load_state(state); });
-  visitor.part("trial", trial);
-  visitor.part("callbacks", callbacks_);
+  if (other_run_has_same_trial_.value_or(true)) {
+    TrialStateEntries trial([this] { return trial_.save_state(); },
+                            [this](const TrialState& state) { trial_.load_state(state); });
+    visitor.part("trial", trial);
+    visitor.part("callbacks", callbacks_);
+  }
   visitor.part("step", step_);
 }
 
@@ -306,7 +345,7 @@ void TrainingLoop::follow_batch(const Batch& batch) {
   metrics_.keep_logged(logged, batch.samples);
 }
 
-bool TrainingLoop::step_eagerly(const std::optional<Batch>& batch) {
+bool TrainingLoop::step_eagerly(std::optional<Batch>& batch) {
   step_.begin_batch();
   if (batch) train_batch(*batch);
   return step_.end_batch();
@@ -322,7 +361,7 @@ bool TrainingLoop::step_as_graph(const Batch& batch) {
   return true;
 }
 
-void TrainingLoop::train_batch(const Batch& batch) {
+void TrainingLoop::train_batch(Batch& batch) {
   seed(Draws::kTraining);
   const PhaseScope phase(session_.recorder(), Phase::kForward);
   Metrics metrics;
@@ -330,6 +369,7 @@ void TrainingLoop::train_batch(const Batch& batch) {
     const auto counting = measured_.counted_batches.begin();
     metrics = call_trial(batch);
   }
+  batch.samples += std::exchange(context_.around_the_loop().added_samples, 0);
   measured_.counted_batches.end(position_.batches + 1, batch.samples);
   returned_ = metrics;
   metrics_.keep(std::move(metrics), batch.samples);

@@ -31,9 +31,10 @@ namespace dtrain::train {
 class TrainingLoop {
  public:
   // `save` is called once on every rank when training is over. It comes before the last validation, so that an error
-  // there does not lose the weights. `graph`: may be null.
+  // there does not lose the weights. `graph`: may be null. `begins_with`: a checkpoint of another run, with whose
+  // training state a run without one of its own begins; empty: none.
   TrainingLoop(Trial& trial, TrialContext& context, run::RankSession& session, TrainingStep& step,
-               std::unique_ptr<StepGraph> graph, std::function<void()> save);
+               std::unique_ptr<StepGraph> graph, std::function<void()> save, std::filesystem::path begins_with);
   TrainingLoop(const TrainingLoop&) = delete;
   TrainingLoop& operator=(const TrainingLoop&) = delete;
 
@@ -52,6 +53,9 @@ class TrainingLoop {
   // Begins the epoch where the checkpoint has left it. Collective.
   void start_data();
   void begin_anew();
+  void begin_with_checkpoint();
+  // Before the first batch of a new run: validates, or looks whether the metrics will be there. Collective.
+  void validate_at_beginning();
   Outcome run_round();
   // The periodic work after a batch: metrics, validation, a checkpoint.
   void do_what_is_due(bool stepped);
@@ -59,9 +63,10 @@ class TrainingLoop {
   // An epoch ends with the last batch of the training.
   void end_last_epoch();
   // A step with the batch that is on the device, or without one. True: the optimizer has stepped.
-  bool step_eagerly(const std::optional<Batch>& batch);
+  bool step_eagerly(std::optional<Batch>& batch);
   bool step_as_graph(const Batch& batch);
-  void train_batch(const Batch& batch);
+  // Adds the samples that come after the first ones.
+  void train_batch(Batch& batch);
   // train_batch() of the trial.
   Metrics call_trial(const Batch& batch);
   // The same; refuses what a CUDA graph would not repeat.
@@ -109,6 +114,9 @@ class TrainingLoop {
   TrainingMetrics metrics_;
   const std::unique_ptr<StepGraph> graph_;  // null: no step is taken as a graph
   const std::function<void()> save_;
+  const std::filesystem::path begins_with_;  // a checkpoint of another run; empty: none
+  // While that is read: whether it is of the same trial.
+  std::optional<bool> other_run_has_same_trial_;
   Metrics returned_;              // by train_batch(), for the callbacks
   Validation::Result validated_;  // the last one of this process, and after which batch
   std::int64_t validated_batch_ = -1;

@@ -1,6 +1,9 @@
 #include <algorithm>
 #include <iterator>
+#include <typeinfo>
 #include <utility>
+
+#include <c10/util/Type.h>
 
 #include "device/pinned_memory.h"
 #include "dtrain/base/text.h"
@@ -13,6 +16,10 @@
 #include "recomputation/kept_buffers.h"
 
 namespace dtrain {
+
+std::string Trial::state_owner() const {
+  return "the trial " + c10::demangle(typeid(*this).name());
+}
 
 TrialContext::TrialContext(run::RankSession& session, at::Device device)
     : session_(session), device_(device), data_(session.experiment().data) {}

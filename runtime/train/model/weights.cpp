@@ -145,7 +145,7 @@ class WeightLoader {
         std::count_if(wanted_.begin(), wanted_.end(), [](const Wanted& one) { return !one.found.empty(); });
     if (!differences_.lines.empty() && (options_.strict || fitting == 0)) refuse();
     for (const Wanted& one : wanted_) copy(one);
-    LoadedWeights loaded{source_.from, {}};
+    LoadedWeights loaded{source_.from, {}, source_.checkpoint};
     for (const std::string& one : source_.passed_over) loaded.warnings.push_back("passed over " + one);
     if (!differences_.lines.empty()) {
       loaded.warnings.push_back(what_ + ": " + std::to_string(fitting) + " of the model's " +

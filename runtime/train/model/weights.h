@@ -19,6 +19,7 @@ void save_weights(const torch::nn::Module& model, const std::filesystem::path& p
 struct LoadedWeights {
   std::string from;                   // where the weights were found
   std::vector<std::string> warnings;  // checkpoints that were passed over; with strict: false what does not fit
+  std::filesystem::path checkpoint;   // whose weights they are; empty: of none
 };
 
 // Copies the tensors that `weights` names into the model, which may be on any device. A tied tensor may be in the file

@@ -25,6 +25,7 @@ class ModelTrial final : public Trial {
   Metrics train_batch(const Batch& batch) override;
   Metrics evaluate_batch(const Batch& batch) override;
   std::string why_not_repeatable() const override;
+  std::string state_owner() const override { return "a model's file"; }
   void before_batch(const Batch& batch) override;
   std::vector<std::filesystem::path> save_more(const std::filesystem::path& folder) override;
 

@@ -25,10 +25,14 @@ struct InitialWeights {
   bool convert_types = false;                               // floating-point values of another type are converted
   std::string strip_prefix;                                 // removed from names that begin with it
   std::vector<std::pair<std::string, std::string>> rename;  // beginnings of names, after strip_prefix: from, to
+  bool training_state = false;  // of a checkpoint also the optimizer's state and the position in the data
   bool operator==(const InitialWeights&) const = default;
 };
 
 extern const TextRule kWeightsPath;
+// Reports keys that have no effect on a whole training state; and the same as a rule of the schema.
+void check_together(Section& section, const InitialWeights& weights);
+Json training_state_is_whole();
 // A mapping of beginnings of names, or null.
 std::unique_ptr<KeyType> rename_form(std::vector<std::pair<std::string, std::string>>& rename);
 // A path, or a mapping of a path and how to read what is there.
@@ -60,6 +64,13 @@ inline void declare_keys(Keys& keys, InitialWeights& w) {
                      "that a name begins with, the longest counts.",
              .examples = R"([{"encoder.": "body.", "head.": "classifier."}])"},
             rename_form(w.rename));
+  keys.boolean(
+      {"training_state",
+       "Whether training goes on after the checkpoint's batch, with its optimizer state and its position in the "
+       "data, instead of beginning at batch 0."},
+      w.training_state);
+  keys.when_read([&](Section& section) { check_together(section, w); });
+  keys.schema_rule(training_state_is_whole);
 }
 
 }  // namespace dtrain::config

@@ -265,6 +265,7 @@ class TrialContext {
     std::string why_no_collective;            // as the continuation of "because"; empty: collectives are allowed
     std::int64_t batch = 0;                   // the last batch that has begun
     std::int64_t logged_for_tensorboard = 0;  // pictures and histograms so far
+    std::int64_t added_samples = 0;  // of the batch under way, which came after its first ones (a script's no_sync())
   };
   AroundTheLoop& around_the_loop() { return around_; }
   // Called after the first batch: warns of keys that the trial has not read by then. Once, on rank 0.
@@ -324,6 +325,9 @@ class Trial {
   // also after the first batch, so that memory for checkpoints can be allocated before one is due. Random numbers of
   // libtorch are no state, because every batch seeds them anew.
   virtual TrialState save_state() { return {}; }
+  // Whose state that is, in checkpoints and messages. A new run that begins with a checkpoint of another owner
+  // (`initial_weights.training_state`) does not get it.
+  virtual std::string state_owner() const;
   // Called on every rank before the first batch of a run that goes on from a checkpoint, with what save_state() has
   // returned (tensors on the CPU). If the number of ranks has changed since then, every rank gets the state of rank 0.
   virtual void load_state(const TrialState& state) { static_cast<void>(state); }
