@@ -344,10 +344,11 @@ class _Steps(Callback):
         self._context = context
         self._frequency = frequency
         self._batches = 0
+        self._has_state = False  # of a checkpoint
 
     def on_training_start(self, batch: int, epoch: int) -> None:
         self._context._begin(batch)
-        if batch > self._batches:
+        if batch > 0 and not self._has_state:
             self._catch_up(batch, epoch)
 
     def _catch_up(self, batch: int, epoch: int) -> None:
@@ -384,6 +385,7 @@ class _Steps(Callback):
                 "optimizers": [optimizer.state_dict() for optimizer, _ in self._context._own_steps]}
 
     def load_state_dict(self, state: Any) -> None:
+        self._has_state = True
         self._batches = state["batches"]
         for (optimizer, _), values in zip(self._context._own_steps, state["optimizers"]):
             optimizer.load_state_dict(values)
