@@ -9,6 +9,7 @@ import unittest
 from pathlib import Path
 
 import forked
+import numpy
 import package
 import safetensors.numpy
 
@@ -113,16 +114,21 @@ class Alone(MistakeTest):
     """Scripts that no launcher of dtrain's has started: Python says how they end, and dtrain has to notice it."""
 
     def python(self, what, ranks=1):
+        script = (HERE / "mistakes_script.py").read_text()
+        return self.run_script(script.replace("dtrain.init()", f"dtrain.init(hyperparameters={{'what': {what!r}}})"), ranks)
+
+    def run_script(self, script, ranks=1, arrays=(), within=""):
+        """Started in its own folder, or in the folder `within` that."""
         folder = self.work.new_run()
-        folder.mkdir()
-        (folder / "alone.py").write_text((HERE / "mistakes_script.py").read_text().replace(
-            "dtrain.init()", f"dtrain.init(hyperparameters={{'what': {what!r}}})"))
+        (folder / within).mkdir(parents=True)
+        (folder / "alone.py").write_text(script)
+        for name, array in arrays:
+            numpy.save(folder / name, array)
         torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)] if ranks > 1 else []
-        command = [sys.executable, *torchrun]
-        done = subprocess.run([*command, str(folder / "alone.py")], cwd=folder, env=harness.environment(**environment),
-                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                              timeout=harness.DEADLINE)
-        return harness.Result(done.returncode, done.stdout, folder / "runs" / "0001-alone")
+        done = subprocess.run([sys.executable, *torchrun, str(folder / "alone.py")], cwd=folder / within,
+                              env=harness.environment(**environment), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, timeout=harness.DEADLINE)
+        return harness.Result(done.returncode, done.stdout, folder / within / "runs" / "0001-alone")
 
     def test_exits(self):
         for what, code, batches in (("exit 0", 0, 3), ("exit 1", 1, 0), ("exit 3", 3, 0), ("exit no more", 1, 0),
@@ -137,6 +143,12 @@ class Alone(MistakeTest):
                     self.assertIn("it ended with sys.exit(", result.output)
                 if what == "exit no more":
                     self.assertIn("\nno more\n", result.output)
+
+    def test_relative_paths_start_from_the_scripts_folder(self):
+        numbers = numpy.random.default_rng(1)
+        arrays = [("x.npy", numbers.random((32, 6), "float32")), ("y.npy", numbers.random((32, 1), "float32"))]
+        result = self.run_script((HERE / "relative_script.py").read_text(), arrays=arrays, within="elsewhere").expect(0)
+        self.assertEqual(max(line["batch"] for line in result.metrics("training")), 4)
 
     def test_torchrun(self):
         result = self.python("exit no more", ranks=2).expect(1)
