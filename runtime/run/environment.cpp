@@ -266,9 +266,9 @@ void set_process_variables(const std::vector<std::pair<std::string, std::string>
 Variables wait_of_threads(const Variables& of_user) {
   if (of_user.contains("OMP_WAIT_POLICY")) return {};
   Variables result{{"OMP_WAIT_POLICY", "passive"}};
-  // For GNU's OpenMP, which libtorch brings: without a number, passive threads do not spin at all. Then each operator of a
-  // rank with several threads wakes them up: steps take 6 to 9% longer (two threads, ResNet-18 and a small CNN). The
-  // default of other policies, 300,000, is more than a millisecond.
+  // For GNU's OpenMP, which libtorch brings: without a number, passive threads do not spin at all. Then each operator
+  // of a rank with several threads wakes them up: steps take 6 to 9% longer (two threads, ResNet-18 and a small CNN).
+  // The default of other policies, 300,000, is more than a millisecond.
   if (!of_user.contains("GOMP_SPINCOUNT")) result["GOMP_SPINCOUNT"] = "10000";
   return result;
 }

@@ -26,7 +26,8 @@ void unset_process_variable(const std::string& name);
 void set_process_variables(const std::vector<std::pair<std::string, std::string>>& variables);
 
 // How the threads of OpenMP wait for work in a rank; empty: the user has said it (OMP_WAIT_POLICY). They spin for some
-// 0.1 ms, longer than it takes from one operator to the next, and then sleep, so that they do not take cores from others.
+// 0.1 ms, longer than it takes from one operator to the next, and then sleep, so that they do not take cores from
+// others.
 Variables wait_of_threads(const Variables& of_user);
 
 // What `dtrain launch` passes to each of its child ranks, besides the rank's place in the world.

@@ -187,8 +187,8 @@ class Comparison {
     for (auto& [ranks, processes] : peer_processes_) start_peers(ranks, processes.base());
   }
 
-  // The first launch with these ranks and threads measures the machine's limits, before it writes its plan: nothing else is
-  // to run meanwhile.
+  // The first launch with these ranks and threads measures the machine's limits, before it writes its plan: nothing
+  // else is to run meanwhile.
   void wait_for_plan(const std::string& name) const {
     const Nanoseconds patience = clock_.monotonic() + std::chrono::seconds(60);
     while (!std::filesystem::exists(run_folder(name) / "plan.json")) {

@@ -132,7 +132,8 @@ MachineLimits measure_and_store(const RanksOfHost& ranks, const LimitsCache& cac
   const Json answer = run_calibration(ranks, variables);
   result.limits = profile::rank_limits_of(answer.at("limits"));
   result.seconds = answer.at("seconds").get<double>();
-  if (before && before->displaced_share.value_or(0) < result.limits->displaced_share.value_or(0)) result.limits = before;
+  if (before && before->displaced_share.value_or(0) < result.limits->displaced_share.value_or(0))
+    result.limits = before;
   try {
     cache.store(key, *result.limits);
   } catch (const Error& error) {

@@ -196,8 +196,9 @@ void settle_limits(LaunchPlan& plan, const RemoteCommand& remote, const Variable
     }
     if (!result.limits) continue;
     if (result.seconds > 0 && profile::is_disturbed(*result.limits)) {
-      plan.warnings.push_back("other programs had " + profile::displaced_text(*result.limits) + " of the cores of host " +
-                              host.name + " while its limits were measured: MFU is too high, and predictions may be " +
+      plan.warnings.push_back("other programs had " + profile::displaced_text(*result.limits) +
+                              " of the cores of host " + host.name +
+                              " while its limits were measured: MFU is too high, and predictions may be " +
                               "wrong; dtrain doctor --bench measures them anew");
     }
     choose_threads(plan, host.name, *result.limits, variables);

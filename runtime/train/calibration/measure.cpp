@@ -38,7 +38,7 @@ constexpr unsigned kDeadline = 30;                   // seconds; SIGALRM ends a 
 constexpr double kGainOfSiblings = 1.05;             // less is noise, and twice the threads have costs elsewhere
 constexpr std::size_t kGoOn = 0;                     // where the first rank's results tell whether another round begins
 constexpr std::size_t kDisplaced = 1;                // where a rank's displaced shares begin: one for each round
-constexpr std::size_t kRates = kDisplaced + kRounds; // where its rates begin: for each round, for each figure
+constexpr std::size_t kRates = kDisplaced + kRounds;  // where its rates begin: for each round, for each figure
 constexpr std::size_t kValues = kRates + kRounds * kFigures;
 
 double median_seconds(const std::function<void()>& call) {
@@ -65,7 +65,8 @@ std::chrono::duration<double> core_wait_of_process() {
   return sum;
 }
 
-// Whether each thread has a core that no other thread of the ranks has. Where it has not, the ranks displace each other.
+// Whether each thread has a core that no other thread of the ranks has. Where it has not, the ranks displace each
+// other.
 bool has_cores_of_its_own(const Setting& setting) {
   std::set<int> all;
   std::size_t count = 0;
@@ -103,7 +104,7 @@ void measure_as_rank(RankProcess& self, const Setting& setting, config::Matmul m
 }
 
 struct Measured {
-  Figures best{};             // in each round the median of the ranks, then the best round
+  Figures best{};              // in each round the median of the ranks, then the best round
   double displaced_share = 1;  // of the rank with most, in the round with least
 };
 
