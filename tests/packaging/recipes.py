@@ -293,7 +293,10 @@ int main(int, char** argv) try {
         recipe = Recipe(self)
         recipe.replace(list_of_all, "struct ColorJitter {", flip.replace("HorizontalFlip", "VerticalFlip")
                        .replace("horizontal_flip", "vertical_flip") + "\nstruct ColorJitter {")
-        recipe.replace(list_of_all, "Normalize, MixUp, CutMix>;", "Normalize, MixUp, CutMix, VerticalFlip>;")
+        recipe.replace(list_of_all, "PadToLongest, PackTokens>;", "PadToLongest, PackTokens, VerticalFlip>;")
+        recipe.replace(own, "  bool operator()(const ColorJitter&) { return false; }",
+                       """  bool operator()(const ColorJitter&) { return false; }
+  bool operator()(const VerticalFlip&) { return false; }""")
         recipe.replace(own, "  bool operator()(const ColorJitter& transform) {", """  bool operator()(const VerticalFlip& transform) {
     if (random_.uniform() >= transform.probability) return true;
     Image turned(image_.size());
@@ -311,6 +314,7 @@ int main(int, char** argv) try {
         program = link("tests/config_test", [compile_text("config_test", "transform_program", f"""
 #include "{images}/view.cpp"
 #include "{images}/pipeline.cpp"
+#include "{TREE}/runtime/data/formats/tokens.cpp"
 """ + """
 #include <cstdio>
 #include "dtrain/analysis/rules.h"
@@ -358,7 +362,7 @@ data: {format: image_folder, training: {folder: pictures, transforms: [{kind: ce
         self.assertIn('"mixup","cutmix","vertical_flip"]', re.sub(r"\s", "", out))
         self.assertEqual(out.splitlines()[-2:], [" 10 20 30", " 30 20 10"])
         file.write_text(text.replace("LAST", "{kind: vertical_flop}"))
-        with self.assertRaisesRegex(AssertionError, "mixup, cutmix or vertical_flip, not 'vertical_flop'"):
+        with self.assertRaisesRegex(AssertionError, "pack_tokens or vertical_flip, not 'vertical_flop'"):
             self.run_program(program, file, libraries=libraries)
 
     def test_a_rule(self):
