@@ -336,9 +336,9 @@ void NcclCore::close() {
     nap();
   }
   watchdog_.reset();
-  launch_end_.reset();
   // What is left must no longer touch memory.
   if (!batches_.empty()) fail("rank " + std::to_string(rank()) + " has closed its communicator", true);
+  launch_end_.reset();  // after an abort, so that no call of its thread still waits for the device
   if (!failed()) link_->finalize(kClosing);
   batches_.clear();  // batches refer to this object, and it to them
   grouped_.clear();

@@ -45,10 +45,12 @@ std::optional<std::string_view> CsvRows::next_line() {
     if (!end) return std::nullopt;
     std::string_view line(buffer_.data() + begin_, *end - begin_);
     offset_ = buffer_offset_ + begin_;
-    ++number_;
+    number_ += lines_of_row_;
+    lines_of_row_ = 1 + std::count(line.begin(), line.end(), '\n');
+    const bool is_first = number_ == 1;
     begin_ = std::min(*end + 1, buffer_.size());
     if (line.ends_with('\r')) line.remove_suffix(1);
-    if (number_ == 1 && line.starts_with("\xef\xbb\xbf")) line.remove_prefix(3);  // a byte order mark
+    if (is_first && line.starts_with("\xef\xbb\xbf")) line.remove_prefix(3);  // a byte order mark
     if (!line.empty()) return line;
   }
 }
@@ -63,7 +65,7 @@ std::optional<std::size_t> CsvRows::find_end() {
     }
     const std::size_t searched = at - begin_;
     if (!read_more()) {
-      if (quoted) fail("a quotation mark has no second one");
+      if (quoted) fail_next("a quotation mark has no second one");
       return begin_ < buffer_.size() ? std::optional(buffer_.size()) : std::nullopt;
     }
     at = begin_ + searched;
@@ -74,12 +76,18 @@ bool CsvRows::read_more() {
   buffer_.erase(0, begin_);
   buffer_offset_ += begin_;
   begin_ = 0;
-  if (buffer_.size() > kLongestLine) fail("the line is longer than 64 MiB", "is it a CSV file?");
+  if (buffer_.size() > kLongestLine) fail_next("the line is longer than 64 MiB", "is it a CSV file?");
   const std::size_t before = buffer_.size();
   buffer_.resize(before + kPiece);
   const std::size_t got = source_.read(std::as_writable_bytes(std::span(buffer_).subspan(before)));
   buffer_.resize(before + got);
   return got > 0;
+}
+
+void CsvRows::fail_next(const std::string& what, const std::string& remedy) {
+  offset_ = buffer_offset_ + begin_;
+  number_ += lines_of_row_;
+  fail(what, remedy);
 }
 
 void CsvRows::fail(const std::string& what, const std::string& remedy) const {

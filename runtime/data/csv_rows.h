@@ -20,13 +20,15 @@ class CsvRows {
   // The columns of the next row, without the quotes around them. False: no row is left. Lines without a letter are left
   // out, and a line break inside quotes ends no row. A byte order mark at the beginning is none of the file's text.
   bool next(std::vector<std::string>& columns);
-  // About the last row: its number from 1 on, counted where it ends.
+  // About the last row: the number of the line in which it begins, from 1 on.
   [[noreturn]] void fail(const std::string& what, const std::string& remedy = {}) const;
 
  private:
   std::optional<std::string_view> next_line();
   std::optional<std::size_t> find_end();
   bool read_more();
+  [[noreturn]] void fail_next(const std::string& what,
+                              const std::string& remedy = {});  // about the row that begins here
 
   ByteSource source_;
   const char delimiter_;
@@ -34,7 +36,8 @@ class CsvRows {
   std::uint64_t buffer_offset_ = 0;  // of the buffer's first letter, in the file
   std::size_t begin_ = 0;            // of the next line, in the buffer
   std::uint64_t offset_ = 0;         // of the last line
-  std::int64_t number_ = 0;
+  std::int64_t number_ = 0;          // of the line in which the last row begins
+  std::int64_t lines_of_row_ = 1;    // of the last row
 };
 
 }  // namespace dtrain::data

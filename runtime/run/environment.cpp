@@ -268,7 +268,7 @@ Variables wait_of_threads(const Variables& of_user) {
   Variables result{{"OMP_WAIT_POLICY", "passive"}};
   // For GNU's OpenMP, which libtorch brings: without a number, passive threads do not spin at all. Then each operator
   // of a rank with several threads wakes them up: steps take 6 to 9% longer (two threads, ResNet-18 and a small CNN).
-  // The default of other policies, 300,000, is more than a millisecond.
+  // Without a policy it is 300,000, some milliseconds.
   if (!of_user.contains("GOMP_SPINCOUNT")) result["GOMP_SPINCOUNT"] = "10000";
   return result;
 }

@@ -116,14 +116,16 @@ TEST(Launch, ThreadsAreAsManyAsTheSlotsCoresUnlessTheUserSaysOtherwise) {
   for (const bool user_says : {false, true}) {
     TestRun run({.slots = 1, .entrypoint = "[/bin/sh, -c, env]"});
     std::vector<std::string> options;
-    if (user_says) options = {"--set", "environment.environment_variables={OMP_NUM_THREADS: 97, COLOUR: red}"};
+    if (user_says)
+      options = {"--set",
+                 "environment.environment_variables={OMP_NUM_THREADS: 97, COLOUR: red, OMP_WAIT_POLICY: active}"};
     Command launch = run.launch(options);
     EXPECT_EQ(launch.wait().describe(), "exit status 1");  // env is no rank, which is said
     EXPECT_THAT(launch.err(), HasSubstr("ended before it joined the run"));
     const auto cpus = events_named(run.events(), "rank_started").at(0).at("cpus").size();
     EXPECT_THAT(run.log(0), HasSubstr("OMP_NUM_THREADS=" + (user_says ? "97" : std::to_string(cpus)) + "\n"));
-    EXPECT_THAT(run.log(0), HasSubstr("OMP_WAIT_POLICY=passive\n"));
-    EXPECT_THAT(run.log(0), HasSubstr("GOMP_SPINCOUNT=10000\n"));
+    EXPECT_THAT(run.log(0), HasSubstr(user_says ? "OMP_WAIT_POLICY=active\n" : "OMP_WAIT_POLICY=passive\n"));
+    EXPECT_EQ(count_of(run.log(0), "GOMP_SPINCOUNT=10000\n"), user_says ? 0 : 1);
     EXPECT_EQ(count_of(run.log(0), "COLOUR=red\n"), user_says ? 1 : 0);
   }
 }

@@ -167,7 +167,7 @@ std::vector<State> train_from(const StateCase& c, const StatefulNet& original, c
       step.visit(restorer);
     }
     if (!from.empty()) {
-      StateReader reader(from, rank, c.ranks);
+      StateReader reader(from, rank, c.ranks, step.state_is_shared());
       reader.restore([&](StateVisitor& visitor) { visitor.part("step", step); });
       EXPECT_EQ(reader.missing(), std::vector<std::string>{});
     }

@@ -38,6 +38,14 @@ TEST(AggregationWindow, IsFullAfterItsRounds) {
   EXPECT_EQ(window.own_scale(), 1);  // nothing to scale
 }
 
+// A run may go on from a checkpoint within a longer window than its own.
+TEST(AggregationWindow, IsFullWhereACheckpointHasMoreRounds) {
+  AggregationWindow window(2, true);
+  for (int round = 0; round < 3; ++round) window.begin_round();
+  EXPECT_EQ(window.rounds(), 3);
+  EXPECT_TRUE(window.full());
+}
+
 TEST(AggregationWindow, ScalesOwnSumsToTheirRounds) {
   AggregationWindow window(4, false);
   for (int round = 0; round < 4; ++round) window.begin_round();

@@ -172,7 +172,10 @@ std::optional<Finding> find_loader(const Evidence& evidence, const Analysis& ana
   const double taken_s = cores_taken_s(evidence, finding.rank);
   finding.title = fmt::format("{} {} for data", who, seconds_text(finding.seconds));
   if (taken_s > finding.seconds) {  // some of it within dataloader_next, so the two are not added
-    finding.title = fmt::format("loading data takes the ranks' cores for {}", seconds_text(taken_s));
+    const std::string whose =
+        finding.rank < 0 ? "the ranks' cores"
+                         : "the core of " + rank_name(evidence.run.ranks[index_of_rank(evidence.run, finding.rank)]);
+    finding.title = fmt::format("loading data takes {} for {}", whose, seconds_text(taken_s));
     finding.seconds = taken_s;
   }
   finding.evidence =
@@ -181,8 +184,8 @@ std::optional<Finding> find_loader(const Evidence& evidence, const Analysis& ana
                   seconds_text(analysis.what_if.step_s), batch_count(evidence.rows.steps()), less_stalls(stalled_s),
                   queue_text(evidence.run, finding.rank));
   if (taken_s > 0) {
-    finding.evidence +=
-        fmt::format("; the training was ready without a core for {}, while workers had it", seconds_text(taken_s));
+    finding.evidence += fmt::format("; the training was ready without a core for up to {}, while workers had it",
+                                    seconds_text(taken_s));
   }
   finding.advice = loader_advice(evidence.run, finding);
   if (finding.rank >= 0) finding.advice += "; compare what this rank reads, and from which disk, with the others";

@@ -87,8 +87,8 @@ void declare_keys(Keys& keys, TransformStep& step) {
 void declare_transforms(Keys& keys, std::vector<TransformStep>& steps, TransformsOf samples) {
   keys.list({.name = kTransforms,
              .text = "image_folder, shards: what is done with each picture, in this order. At its end all pictures "
-                     "must have one size. tokens: how documents become samples, one transform; without it, the file "
-                     "is cut into samples wherever documents end.",
+                     "must have one size. tokens: how documents become samples, one transform; without it, every "
+                     "sequence_length tokens are a sample, whether or not a document ends there.",
              .examples = R"([[{"kind": "random_resized_crop", "size": 224}, {"kind": "horizontal_flip"}, )"
                          R"({"kind": "normalize"}], [{"kind": "pack_tokens", "end_token": 256}]])",
              .default_text = "required for image_folder and shards"},

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "documents/token_ranges.h"
+#include "dtrain/base/error.h"
 #include "dtrain/data/sample.h"
 
 namespace dtrain::data {
@@ -41,10 +42,11 @@ std::size_t rounded_up(std::size_t length, std::int64_t multiple_of) {
   return (length + multiple - 1) / multiple * multiple;
 }
 
-HostBatch padded(const std::vector<Sample>& samples, const PadToLongest& settings, const BatchAllocator& allocate) {
+HostBatch padded(const std::vector<Sample>& samples, const PadToLongest& settings, std::size_t most,
+                 const BatchAllocator& allocate) {
   std::size_t length = 0;
   for (const Sample& sample : samples) length = std::max(length, tokens_of(sample).size() - 1);
-  length = rounded_up(length, settings.multiple_of);
+  length = std::min(rounded_up(length, settings.multiple_of), most);
   HostBatch batch;
   const auto add = [&](std::vector<std::int64_t> shape, std::size_t elements) {
     batch.fields.push_back(allocate(elements * sizeof(std::int64_t)));
@@ -103,13 +105,17 @@ void pack(std::span<const std::int64_t> tokens, const PackTokens& settings, std:
 
 std::shared_ptr<Dataset> padded_documents(const DocumentFiles& documents, const PadToLongest& settings,
                                           const HostShare& share) {
+  if (settings.multiple_of < 1) {
+    throw DataError("a length that is a multiple of " + std::to_string(settings.multiple_of), "use at least 1");
+  }
   std::vector<Field> fields{{"features", ElementType::kInt64, {Field::kAnyExtent}},
                             {"target", ElementType::kInt64, {Field::kAnyExtent}}};
   if (settings.mask) fields.push_back({"mask", ElementType::kInt64, {Field::kAnyExtent}});
   if (settings.lengths) fields.push_back({"lengths", ElementType::kInt64, {}});
   return collate(token_ranges(documents, settings.end_token, /*packs=*/false, share), std::move(fields),
-                 [settings](const std::vector<Sample>& samples, RandomStream&, const BatchAllocator& allocate) {
-                   return padded(samples, settings, allocate);
+                 [settings, most = static_cast<std::size_t>(documents.sequence_length)](
+                     const std::vector<Sample>& samples, RandomStream&, const BatchAllocator& allocate) {
+                   return padded(samples, settings, most, allocate);
                  });
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <span>
 #include <string>
 #include <utility>
@@ -192,15 +193,19 @@ class TokenRanges final : public SampleSource {
 std::shared_ptr<SampleSource> token_ranges(const DocumentFiles& documents, std::int64_t end_token, bool packs,
                                            const HostShare& share) {
   const std::int64_t length = documents.sequence_length;
-  if (length < 1) throw DataError("a sequence length of " + std::to_string(length), "use at least 1");
+  if (length < 1 || length > std::numeric_limits<std::int32_t>::max()) {
+    throw DataError("a sequence length of " + std::to_string(length), "use 1 to 2147483647");
+  }
   if (documents.files.empty()) throw DataError("there is no file of tokens to read");
   TokenFiles files;
-  std::string name = std::string("documents:") + (packs ? "packed:" : "alone:") + std::to_string(end_token) + ":" +
-                     std::to_string(length) + ":" + std::to_string(static_cast<int>(documents.type));
   for (const std::filesystem::path& path : documents.files) {
     files.push_back(std::make_unique<const TokenFile>(path, documents.type));
-    name += ":" + path.string();
   }
+  // Shares are told apart by their order; the name is for errors.
+  std::string name = "where the documents of " + documents.files.front().string() + " lie";
+  if (files.size() > 1)
+    name = "where the documents of " + std::to_string(files.size()) + " files lie, the first is " +
+           documents.files.front().string();
   SharedMemory memory = share(name, [&] { return in_memory(divided(files, end_token, length, packs)); });
   return std::make_shared<TokenRanges>(std::move(files), std::move(memory));
 }

@@ -124,7 +124,9 @@ class NodeRanks {
     for (int local = 0; local < plan.ranks_here; ++local) {
       ProcessOptions options{.command = plan.command};
       Variables& set = options.environment;
-      set = wait_of_threads(variables);
+      Variables of_user = variables;
+      for (const auto& [name, value] : plan.experiment.environment_variables) of_user[name] = value;
+      set = wait_of_threads(of_user);
       if (!variables.contains("OMP_NUM_THREADS")) set["OMP_NUM_THREADS"] = std::to_string(plan.threads);
       for (const auto& [name, value] : plan.experiment.environment_variables) set[name] = value;
       if (!plan.library_path.empty()) set["LD_LIBRARY_PATH"] = plan.library_path;

@@ -195,7 +195,7 @@ void settle_limits(LaunchPlan& plan, const RemoteCommand& remote, const Variable
                               (result.limits ? " were measured, but " : " are not known: ") + result.failure);
     }
     if (!result.limits) continue;
-    if (result.seconds > 0 && profile::is_disturbed(*result.limits)) {
+    if (profile::is_disturbed(*result.limits)) {
       plan.warnings.push_back("other programs had " + profile::displaced_text(*result.limits) +
                               " of the cores of host " + host.name +
                               " while its limits were measured: MFU is too high, and predictions may be " +

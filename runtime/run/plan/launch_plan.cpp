@@ -227,12 +227,15 @@ std::string render_plan(const LaunchPlan& plan) {
 }
 
 Variables thread_variables(const LaunchPlan& plan, const RankPlacement& rank, const Variables& variables) {
-  Variables result = wait_of_threads(variables);
+  const auto of_experiment = plan.experiment.variables_of_ranks(plan.on_gpus());
+  Variables of_user = variables;
+  for (const auto& [name, value] : of_experiment) of_user[name] = value;
+  Variables result = wait_of_threads(of_user);
   if (!variables.contains("OMP_NUM_THREADS")) {
     const int threads = rank.threads > 0 ? rank.threads : rank.cores;
     result["OMP_NUM_THREADS"] = std::to_string(std::max(1, threads));
   }
-  for (const auto& [name, value] : plan.experiment.variables_of_ranks(plan.on_gpus())) result[name] = value;
+  for (const auto& [name, value] : of_experiment) result[name] = value;
   if (!plan.library_path.empty()) result["LD_LIBRARY_PATH"] = plan.library_path;
   return result;
 }

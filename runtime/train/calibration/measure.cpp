@@ -105,7 +105,7 @@ void measure_as_rank(RankProcess& self, const Setting& setting, config::Matmul m
 
 struct Measured {
   Figures best{};              // in each round the median of the ranks, then the best round
-  double displaced_share = 1;  // of the rank with most, in the round with least
+  double displaced_share = 1;  // the median of the ranks, in the round with least
 };
 
 Measured summarize(const std::vector<double>& values, int ranks) {
@@ -119,14 +119,14 @@ Measured summarize(const std::vector<double>& values, int ranks) {
       }
       best[figure] = std::max(best[figure], median_high(of_ranks));
     }
-    double displaced = 0;
+    std::vector<double> displaced;
     bool is_measured = false;  // the last rounds are left out where they take long
     for (std::size_t rank = 0; rank < static_cast<std::size_t>(ranks); ++rank) {
       const double* const of_rank = values.data() + rank * kValues;
-      displaced = std::max(displaced, of_rank[kDisplaced + round]);
+      displaced.push_back(of_rank[kDisplaced + round]);
       is_measured = is_measured || of_rank[kRates + round * kFigures + kMatmulFloat32] > 0;
     }
-    if (is_measured) result.displaced_share = std::min(result.displaced_share, displaced);
+    if (is_measured) result.displaced_share = std::min(result.displaced_share, median_high(displaced));
   }
   return result;
 }

@@ -164,6 +164,7 @@ void warn_of_other_facts(run::RankSession& session, const StateReader& reader, c
   const Json before = reader.about().value("run", Json::object());
   for (const auto& [name, value] : facts.items()) {
     if (expected.contains(name) || !before.contains(name) || before[name] == value) continue;
+    if (value.is_null() || before[name].is_null()) continue;  // one of both does not know it
     session.log()->warn("{} was {} when the checkpoint was taken and is {} now: {}", name, before[name].dump(),
                         value.dump(),
                         name == "metric" ? "no validation before this counts as the best any more"

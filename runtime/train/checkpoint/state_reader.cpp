@@ -104,6 +104,7 @@ class StateReader::Restorer final : public StateVisitor {
   // Of this rank, or of all.
   std::optional<at::Tensor> find(const std::string& path) {
     if (!reader_.other_world_size()) {
+      if (reader_.one_state_ && differs_between_ranks(path)) return mean_of_ranks(path);
       if (auto found = reader_.read(checkpoints::rank_file(reader_.rank_), path)) return found;
     } else if (path.starts_with(state_path::kBuffers) || path.starts_with(state_path::kTrial) ||
                path.starts_with(state_path::kCallbacks)) {
@@ -123,8 +124,14 @@ class StateReader::Restorer final : public StateVisitor {
     return std::nullopt;
   }
 
-  // Of a checkpoint with another number of ranks. Rank 0 keeps its part of what ranks have of their own in the shared
-  // files.
+  // Parameters and optimizer state of local steps: then all ranks but rank 0 have their own.
+  bool differs_between_ranks(const std::string& path) {
+    if (!path.starts_with(state_path::kParameters) && !path.starts_with(state_path::kOptimizer)) return false;
+    return reader_.world_size_before_ > 1 && reader_.own(1).entries.contains(path);
+  }
+
+  // Of a checkpoint with another number of ranks, or of local steps. Rank 0 keeps its part of what ranks have of their
+  // own in the shared files.
   std::optional<at::Tensor> mean_of_ranks(const std::string& path) {
     std::vector<at::Tensor> values;
     for (int rank = 0; rank < reader_.world_size_before_; ++rank) {
@@ -212,8 +219,8 @@ class StateReader::Restorer final : public StateVisitor {
   Json weight_;
 };
 
-StateReader::StateReader(const std::filesystem::path& checkpoint, int rank, int world_size)
-    : folder_(checkpoint), rank_(rank), world_size_(world_size) {
+StateReader::StateReader(const std::filesystem::path& checkpoint, int rank, int world_size, bool one_state)
+    : folder_(checkpoint), rank_(rank), world_size_(world_size), one_state_(one_state) {
   const Json manifest = read_json(folder_ / checkpoints::kManifestFile);
   about_ = manifest.at("about");
   world_size_before_ = about_.at("world_size").get<int>();
@@ -254,9 +261,10 @@ void StateReader::restore(const std::function<void(StateVisitor&)>& visit) {
   if (shown < restorer.problems.size()) {
     text += "\n  and " + std::to_string(restorer.problems.size() - shown) + " more";
   }
-  throw ConfigError("the checkpoint " + folder_.string() + " does not fit this run:" + text,
-                    "go on with the model, the optimizer and the settings that the checkpoint was taken with, or start "
-                    "a new run from its weights with initial_weights");
+  throw ConfigError(
+      "the checkpoint " + folder_.string() + " does not fit this run:" + text,
+      "take the model, the optimizer and the settings that the checkpoint was taken with, or start a new run "
+      "from its weights alone: initial_weights, without training_state");
 }
 
 }  // namespace dtrain::train

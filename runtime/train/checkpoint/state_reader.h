@@ -24,8 +24,10 @@ namespace dtrain::train {
 
 class StateReader {
  public:
-  // Opens a checkpoint, for a rank of a run of `world_size`. DataError, SystemError.
-  StateReader(const std::filesystem::path& checkpoint, int rank, int world_size);
+  // Opens a checkpoint, for a rank of a run of `world_size`. `one_state`: all ranks of this run have the same
+  // parameters and the same optimizer state; where the checkpoint's ranks had their own (local steps), each gets the
+  // mean of all. DataError, SystemError.
+  StateReader(const std::filesystem::path& checkpoint, int rank, int world_size, bool one_state);
   ~StateReader();
 
   // `visit` calls the visitor with all of the state. ConfigError lists what the checkpoint does not have, or has in
@@ -46,6 +48,7 @@ class StateReader {
 
   const std::filesystem::path folder_;
   const int rank_, world_size_;
+  const bool one_state_;
   int world_size_before_ = 1;
   Json about_;
   std::map<std::string, std::unique_ptr<File>> files_;

@@ -52,7 +52,7 @@ CheckpointSchedule::CheckpointSchedule(run::RankSession& session, TrainingStep& 
 bool CheckpointSchedule::resume() {
   if (!taken_) throw ConfigError("a mock run cannot go on from a checkpoint", "leave one of both out");
   const OpenCheckpoint checkpoint(session_, session_.resume_from());
-  StateReader reader(checkpoint.folder(), session_.world().rank, session_.world().size);
+  StateReader reader(checkpoint.folder(), session_.world().rank, session_.world().size, step_.state_is_shared());
   reader.restore(visit_);
   restored();
   tell_of_resume(session_, reader, facts_, position_.batches, position_.epoch);
@@ -63,7 +63,7 @@ bool CheckpointSchedule::resume() {
 void CheckpointSchedule::begin_from(const std::filesystem::path& path,
                                     const std::function<void(bool same_trial)>& before) {
   const OpenCheckpoint checkpoint(session_, path);
-  StateReader reader(checkpoint.folder(), session_.world().rank, session_.world().size);
+  StateReader reader(checkpoint.folder(), session_.world().rank, session_.world().size, step_.state_is_shared());
   before(is_of_same_trial(reader, facts_));
   reader.restore(visit_);
   restored();

@@ -20,6 +20,8 @@ class Plateau {
 
   // searcher.metric of a validation after this batch.
   void see(double metric, std::int64_t batch);
+  // Of another run's state the factor stays, and its validations are no measure for this run's.
+  void begin_waiting_anew() { improvement_.forget(); }
   // Nothing if there are no settings.
   void visit(StateVisitor& visitor);
 

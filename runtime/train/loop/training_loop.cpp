@@ -152,17 +152,20 @@ void TrainingLoop::validate_at_beginning() {
 void TrainingLoop::begin_with_checkpoint() {
   checkpoints_.begin_from(begins_with_, [this](bool same_trial) { other_run_has_same_trial_ = same_trial; });
   other_run_has_same_trial_.reset();
+  // What another run has seen says nothing about this one.
+  plateau_.begin_waiting_anew();
+  step_.forget_non_finite();
   session_.begin_events(position_.batches);
+  callbacks_.on_training_start();
+  validate_at_beginning();
+  seed(Draws::kEpoch);
+  start_data();  // epochs of another length change the number of batches
   if (!lengths_.source_decides && lengths_.total_batches && position_.batches >= *lengths_.total_batches) {
     throw run::AgreedError("searcher.max_length is " + std::to_string(*lengths_.total_batches) +
                                " batches, and in the checkpoint " + begins_with_.string() + " " +
                                std::to_string(position_.batches) + " are done",
                            "batches are counted on from the checkpoint's: give a greater length");
   }
-  callbacks_.on_training_start();
-  validate_at_beginning();
-  seed(Draws::kEpoch);
-  start_data();
   if (std::exchange(position_.due_is_open, false)) do_what_is_due(/*stepped=*/true);
 }
 

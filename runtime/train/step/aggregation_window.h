@@ -50,7 +50,8 @@ class AggregationWindow {
 
   int length() const { return length_; }  // in rounds
   bool average() const { return average_; }
-  bool full() const { return rounds_ == length_; }           // the round that has begun is the window's last
+  // The round that has begun is the window's last. A window of a checkpoint may be longer than this run's are.
+  bool full() const { return rounds_ >= length_; }
   int rounds() const { return rounds_; }                     // of this window, the one that has begun included
   std::int64_t own_batches() const { return own_batches_; }  // of this rank, in this window
   // Of this rank's batches in this window together; empty: none has a weight. And how many of them have one.

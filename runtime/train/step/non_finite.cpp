@@ -94,6 +94,13 @@ void NonFinite::visit(StateVisitor& visitor) {
   norms_ = {norms.begin(), norms.end()};
 }
 
+void NonFinite::forget() {
+  losses_.clear();
+  norms_.clear();
+  batches_ = first_batch_ = 0;
+  first_.clear();
+}
+
 void NonFinite::count(std::int64_t batch, const std::string& what) {
   if (batches_++ > 0) return;
   first_ = what;

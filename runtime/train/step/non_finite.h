@@ -36,6 +36,8 @@ class NonFinite {
   void write();
 
   void visit(StateVisitor& visitor);
+  // What was restored is of another run.
+  void forget();
   std::int64_t batches() const { return batches_; }
 
  private:

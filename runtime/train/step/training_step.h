@@ -97,6 +97,8 @@ class TrainingStep : private CapturableStep {
   void visit(StateVisitor& visitor);
   // `call` is called before each update, when all ranks know the announcements for its last batch.
   void before_update(std::function<void()> call) { before_update_ = std::move(call); }
+  // After the state of another run was restored: its losses and norms that were not finite are not counted here.
+  void forget_non_finite() { non_finite_.forget(); }
   bool state_is_shared() const { return mode_->state_is_shared(); }
   // As StepMode has it.
   std::optional<std::vector<FlatRange>> copied_ranges() const { return mode_->copied_ranges(); }

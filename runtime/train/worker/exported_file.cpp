@@ -70,7 +70,9 @@ void ExportedFile::check_signature(const std::vector<ModelInput>& inputs, const 
     refuse("takes " + std::to_string(own.size()) + " tensors (" + join(own, ", ") + "), not " +
                std::to_string(inputs.size()),
            "it is called with " + join_with_and(described) +
-               ": name further tensors in data.more_inputs (safetensors), " + "or export it with these alone");
+               ": name further tensors in data.more_inputs (safetensors), switch them on in the transform (tokens: "
+               "mask, " +
+               "lengths, positions, documents), or export it with these alone");
   }
   order_.assign(own.size(), 0);
   const auto place_of = [&](const ModelInput& input) {

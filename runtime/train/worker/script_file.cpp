@@ -149,7 +149,9 @@ void check_forward(const torch::jit::Module& script, const fs::path& file, const
     if (arguments[i].default_value()) continue;
     refuse("needs a value for '" + arguments[i].name() + "' besides '" + arguments[given - 1].name() + "'",
            "it is called with " + join_with_and(inputs) + " alone: give '" + arguments[i].name() +
-               "' a default value, or name its tensor in data.more_inputs (safetensors)");
+               "' a default value, or name its tensor in data.more_inputs (safetensors), or switch it on in the "
+               "transform " +
+               "(tokens: mask, lengths, positions, documents)");
   }
   for (std::size_t i = 1; i < given; ++i) {
     const auto& argument = arguments[i];

@@ -198,10 +198,29 @@ bool ScriptModel::returns_one_tensor() const {
   return forward->function().getSchema().returns().at(0).type()->isSubtypeOf(*c10::TensorType::get());
 }
 
+namespace {
+
+// The data's tensors are given one after another. ConfigError where one has the name of an argument in another place.
+void check_order(const torch::jit::Module& script, const std::filesystem::path& file,
+                 const std::vector<ModelInput>& inputs) {
+  const auto& arguments = script.get_method("forward").function().getSchema().arguments();  // the first one is self
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    for (std::size_t j = 0; j < inputs.size(); ++j) {
+      if (i == j || inputs[i].name.empty() || arguments[j + 1].name() != inputs[i].name) continue;
+      throw ConfigError("model: " + file.string() + ": forward() takes '" + inputs[i].name + "' as argument " +
+                            std::to_string(j + 1) + ", and the data gives it as argument " + std::to_string(i + 1),
+                        "give the arguments of forward() the order of the data's tensors, or other names");
+    }
+  }
+}
+
+}  // namespace
+
 void ScriptModel::check_signature(const std::vector<ModelInput>& inputs, const std::vector<OutputChoice>& outputs) {
   std::vector<std::string> described;
   for (const ModelInput& input : inputs) described.push_back(input.described);
   check_forward(script_, file_, described);
+  check_order(script_, file_, inputs);
   const auto returned = script_.get_method("forward").function().getSchema().returns().at(0).type();
   for (const OutputChoice& output : outputs) check_choice(returned, output, file_.string());
 }

@@ -5,7 +5,8 @@
 // No document sees another: the target of a position is the next token of the same document, and no target lies behind
 // an end token. Documents of more than `sequence_length` + 1 tokens become several samples, each of which begins with
 // the last token of the one before it; so every token but the first of a document is a target once. Documents of less
-// than two tokens have no target, and are left out.
+// than two tokens have no target: they are no samples, and in a packed row such an end token has a position without
+// one.
 //
 // DataError names the file and the offset: as load_tokens(); if no token is the end token; while reading, for a
 // negative id, or a file that has become shorter.
@@ -30,15 +31,15 @@ struct DocumentFiles {
 };
 
 // Each document is a sample. "features" and "target": int64 [L], where L is the longest of the batch, rounded up to
-// `multiple_of`; then, where they are wanted, "mask": int64 [L], 1 for a token and 0 for padding, and "lengths": int64,
-// how many positions of the sample are no padding.
+// `multiple_of`, at most to sequence_length; then, where they are wanted, "mask": int64 [L], 1 for a token and 0 for
+// padding, and "lengths": int64, how many positions of the sample are no padding.
 std::shared_ptr<Dataset> padded_documents(const DocumentFiles& documents, const PadToLongest& settings,
                                           const HostShare& share = no_sharing());
 
 // Each row has as many whole documents as fit, in the order of the file, and is padded behind them. "features" and
 // "target": int64 [sequence_length]; then, where they are wanted, "positions": int64 [sequence_length], the place
-// within the document, and "documents": int64 [sequence_length], the number of the document within the row. Both count
-// from 0; in padding, positions are 0 and documents -1.
+// within the document or the piece of a long one, and "documents": int64 [sequence_length], the number of the document
+// within the row. Both count from 0; in padding, positions are 0 and documents -1.
 std::shared_ptr<Dataset> packed_documents(const DocumentFiles& documents, const PackTokens& settings,
                                           const HostShare& share = no_sharing());
 

@@ -220,7 +220,7 @@ void declare_documents(Keys& keys, std::int64_t& end_token, std::int64_t& pad_to
   keys.integer({"pad_target",
                 "pad_to_longest, pack_tokens: the target in padding, and in a packed row at each end token. A loss "
                 "cross_entropy must have it as its ignore_index."},
-               pad_target, {kLeast, kLargest});
+               pad_target, {kLeast, std::numeric_limits<std::int32_t>::max()});
 }
 
 // Documents of tokens as samples of unequal length, each padded at its end to the longest of the batch of a rank.
@@ -236,8 +236,8 @@ struct PadToLongest {
   void declare_keys(Keys& keys) {
     declare_documents(keys, end_token, pad_token, pad_target);
     keys.integer({"multiple_of",
-                  "pad_to_longest: the length of a batch is rounded up to a multiple of this. As much as "
-                  "data.sequence_length: all batches have this length."},
+                  "pad_to_longest: the length of a batch is rounded up to a multiple of this, at most to "
+                  "data.sequence_length. With as much as that all batches have this length."},
                  multiple_of, {1, std::numeric_limits<std::int32_t>::max()});
     keys.boolean({"mask",
                   "pad_to_longest: forward() gets, after the features, which positions are tokens (1) and which are "
@@ -269,8 +269,8 @@ struct PackTokens {
   void declare_keys(Keys& keys) {
     declare_documents(keys, end_token, pad_token, pad_target);
     keys.boolean({"positions",
-                  "pack_tokens: forward() gets, after the features, each position's place within its document, from "
-                  "0: int64 [N, L]."},
+                  "pack_tokens: forward() gets, after the features, each position's place within its document (or the "
+                  "piece of a long one), from 0: int64 [N, L]."},
                  positions);
     keys.boolean({"documents",
                   "pack_tokens: forward() gets, after the features (and the positions), the number of each position's "

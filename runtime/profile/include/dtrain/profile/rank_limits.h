@@ -36,8 +36,9 @@ struct RankLimits {
   MatmulPath matmul = MatmulPath::kDefault;
   // float32 matrix products on the default path; absent if the machine has no other path.
   std::optional<double> matmul_default_gflops;
-  // The share of the measurement for which a rank's threads were ready while other programs had their cores, in the
-  // round that was disturbed least: as much may be lacking in the figures. Absent: nothing, or the ranks share cores.
+  // The share of the measurement for which the threads of a rank were ready while other programs had their cores: the
+  // median of the ranks, in the round that was disturbed least. As much may be lacking in the figures. Absent: nothing,
+  // or the ranks share cores.
   std::optional<double> displaced_share;
   bool operator==(const RankLimits&) const = default;
 };
