@@ -2,7 +2,9 @@
 from __future__ import annotations
 
 import atexit
+import builtins
 import dis
+import inspect
 import json
 import os
 import shutil
@@ -400,17 +402,19 @@ def init(experiment: str | os.PathLike[str] | None = None, **settings: Any) -> S
             raise _native.ConfigError("dtrain.init() was given an experiment file and settings: put them into the file")
         arguments = [sys.argv[0], os.fspath(experiment)]
     else:
-        contents = _write_experiment(settings)
-        # Relative paths in it, and of data_set(), start from the script's folder, as under `dtrain run`.
-        folder = Path(sys.argv[0]).resolve().parent if sys.argv[0] else Path.cwd()
-        arguments = [sys.argv[0], str(folder / contents.name), "--contents", str(contents)]
+        script = _script()
+        contents = _write_experiment(script, settings)
+        # Relative paths in it, and of data_set(), start from the script's folder, as under `dtrain run`. Errors name this
+        # file, and no file has this name.
+        named = script.with_name(f"{script.name} (dtrain.init)")
+        arguments = [sys.argv[0], str(named), "--contents", str(contents)]
     _session = Session(arguments)
     if contents is not None:  # the run has a copy
         shutil.rmtree(contents.parent, ignore_errors=True)
     if rank_arguments is None:
         atexit.register(_end_of_process)
         sys.excepthook = _note_failure
-        sys.exit = _note_exit
+        _note_exits()
     return _session
 
 
@@ -421,16 +425,21 @@ def _world_size() -> int:
     return 1
 
 
-def _write_experiment(settings: Mapping[str, Any]) -> Path:
+def _script() -> Path:
+    """The file that Python was started with, also after os.chdir(): Python keeps its absolute path. A notebook,
+    ``python -c`` and ``python -`` (``<stdin>``) have none: then a name in the current folder."""
+    file = getattr(sys.modules["__main__"], "__file__", None)
+    return Path(file).resolve() if file and not file.startswith("<") else Path.cwd() / "script"
+
+
+def _write_experiment(script: Path, settings: Mapping[str, Any]) -> Path:
     world_size = _world_size()
-    script = Path(sys.argv[0])
-    experiment = {"name": script.stem or "script", "entrypoint": str(script.resolve()),
+    experiment = {"name": script.stem, "entrypoint": str(script),
                   "hyperparameters": {}, "resources": {"slots_per_trial": world_size},
                   "searcher": {"max_length": {"epochs": 1_000_000}}, **settings}
     experiment["hyperparameters"] = {"global_batch_size": world_size, "batch_size_of_loader": True,
                                      **experiment["hyperparameters"]}
-    folder = tempfile.mkdtemp(prefix="dtrain-")
-    path = Path(folder) / f"{experiment['name']}.yaml"
+    path = Path(tempfile.mkdtemp(prefix="dtrain-")) / "experiment.yaml"
     path.write_text(json.dumps(experiment))  # YAML includes JSON
     return path
 
@@ -438,10 +447,22 @@ def _write_experiment(settings: Mapping[str, Any]) -> Path:
 _failure: str | None = None
 _exit: SystemExit | None = None  # of the last sys.exit() of the main thread
 _sys_exit = sys.exit
+#: Frames that may have gone on without a return: of generators and coroutines.
+_SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
+
+def _note_exits() -> None:
+    """sys.exit(), exit() and quit() of a script, and what it has imported from sys before: Python calls no excepthook for
+    them. Of `raise SystemExit(3)` there is nothing to notice."""
+    sys.exit = _note_exit
+    script = vars(sys.modules["__main__"])
+    script.update({name: _note_exit for name, value in script.items() if value is _sys_exit})
+    for name in ("exit", "quit"):
+        if hasattr(builtins, name):  # not with python -S
+            setattr(builtins, name, _note_exit)
 
 
 def _note_exit(code: Any = None, /) -> NoReturn:
-    """sys.exit() of a script: Python calls no excepthook for it."""
     global _exit
     try:
         _sys_exit(code)
@@ -457,9 +478,16 @@ def _was_caught(leave: SystemExit) -> bool:
     Its traceback begins with the frame that has handled it last. One that has gone on was left by a return at some time;
     one that the exception has left (``raise``, ``finally``) stands at another instruction.
     """
-    assert leave.__traceback__ is not None
+    if leave.__traceback__ is None:
+        return True  # the script has taken it away from the exception that it caught
     frame = leave.__traceback__.tb_frame
-    return dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")
+    suspends = bool(frame.f_code.co_flags & _SUSPENDS)
+    if sys.version_info >= (3, 12) and (suspends or frame.f_back is not None):
+        return True  # since then the traceback of one that nobody has caught begins with the outermost frame
+    instruction = dis.opname[frame.f_code.co_code[frame.f_lasti]]
+    if suspends:
+        return not instruction.startswith(("RAISE", "RERAISE"))
+    return instruction.startswith("RETURN")
 
 
 def _note_failure(kind: type[BaseException], error: BaseException, trace: Any) -> None:

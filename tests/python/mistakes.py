@@ -2,6 +2,7 @@
 
     mistakes.py BIN_FOLDER [Scripts|Trials|Alone|Launched]
 """
+import os
 import signal
 import subprocess
 import sys
@@ -117,15 +118,16 @@ class Alone(MistakeTest):
         script = (HERE / "mistakes_script.py").read_text()
         return self.run_script(script.replace("dtrain.init()", f"dtrain.init(hyperparameters={{'what': {what!r}}})"), ranks)
 
-    def run_script(self, script, ranks=1, arrays=(), within=""):
-        """Started in its own folder, or in the folder `within` that."""
+    def run_script(self, script, ranks=1, arrays=(), within="", moves=False):
+        """Started in its own folder, or in the folder `within` that; or it moves there itself."""
         folder = self.work.new_run()
         (folder / within).mkdir(parents=True)
-        (folder / "alone.py").write_text(script)
+        (folder / "alone.py").write_text(f"import os\nos.chdir({within!r})\n{script}" if moves else script)
+        start = folder if moves else folder / within
         for name, array in arrays:
             numpy.save(folder / name, array)
         torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)] if ranks > 1 else []
-        done = subprocess.run([sys.executable, *torchrun, str(folder / "alone.py")], cwd=folder / within,
+        done = subprocess.run([sys.executable, *torchrun, os.path.relpath(folder / "alone.py", start)], cwd=start,
                               env=harness.environment(**environment), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, text=True, timeout=harness.DEADLINE)
         return harness.Result(done.returncode, done.stdout, folder / within / "runs" / "0001-alone")
@@ -133,7 +135,9 @@ class Alone(MistakeTest):
     def test_exits(self):
         for what, code, batches in (("exit 0", 0, 3), ("exit 1", 1, 0), ("exit 3", 3, 0), ("exit no more", 1, 0),
                                     ("exit caught", 0, 16), ("exit caught by a function", 0, 16),
-                                    ("exit of a thread", 0, 16), ("exit raised again", 1, 0)):
+                                    ("exit caught by a generator", 0, 16), ("exit caught without its traceback", 0, 16),
+                                    ("exit of a thread", 0, 16), ("exit raised again", 1, 0), ("exit of site", 3, 0),
+                                    ("exit imported before", 3, 0)):
             with self.subTest(what=what):
                 result = self.python(what).expect(code)
                 self.assertEqual(result.weights_file.is_file(), code == 0, result.output)
@@ -147,8 +151,17 @@ class Alone(MistakeTest):
     def test_relative_paths_start_from_the_scripts_folder(self):
         numbers = numpy.random.default_rng(1)
         arrays = [("x.npy", numbers.random((32, 6), "float32")), ("y.npy", numbers.random((32, 1), "float32"))]
-        result = self.run_script((HERE / "relative_script.py").read_text(), arrays=arrays, within="elsewhere").expect(0)
-        self.assertEqual(max(line["batch"] for line in result.metrics("training")), 4)
+        for moves in (False, True):
+            with self.subTest(moves=moves):
+                result = self.run_script((HERE / "relative_script.py").read_text(), arrays=arrays, within="elsewhere",
+                                         moves=moves).expect(0)
+                self.assertEqual(max(line["batch"] for line in result.metrics("training")), 4)
+                file = Path(result.json("plan.json")["experiment_file"])
+                self.assertEqual(file, result.run_dir.parents[2] / "alone.py (dtrain.init)")  # errors name no other file
+
+    def test_errors_in_settings_name_the_script(self):
+        result = self.run_script("import dtrain\ndtrain.init(nothing=1)\n").expect(2)
+        self.assertIn("alone.py (dtrain.init)", result.output)
 
     def test_torchrun(self):
         result = self.python("exit no more", ranks=2).expect(1)

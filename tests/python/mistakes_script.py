@@ -3,6 +3,7 @@ import contextlib
 import sys
 import threading
 import time
+from sys import exit as imported_exit
 
 import dtrain
 import torch
@@ -51,6 +52,21 @@ def leave(what):
     if what in ("exit caught", "exit caught by a function"):
         with contextlib.suppress(SystemExit):
             sys.exit(1)
+    elif what == "exit caught by a generator":
+        def generate():
+            with contextlib.suppress(SystemExit):
+                sys.exit(1)
+            yield
+        next(generate())
+    elif what == "exit caught without its traceback":
+        try:
+            sys.exit(1)
+        except SystemExit as error:
+            error.__traceback__ = None
+    elif what == "exit of site":
+        exit(3)
+    elif what == "exit imported before":
+        imported_exit(3)
     elif what == "exit of a thread":
         thread = threading.Thread(target=sys.exit, args=(1,))
         thread.start()
