@@ -117,6 +117,30 @@ def load_state_dict(optimizer: torch.optim.Optimizer, values: dict[str, Any]) ->
     watch.check()
 
 
+def kinds_of(objects: list[Any]) -> list[str]:
+    """The names of their classes, beside whose state they are kept in checkpoints."""
+    return [type(one).__name__ for one in objects]
+
+
+def no_state_of(optimizers: list[torch.optim.Optimizer]) -> ConfigError:
+    """The error of a run that begins with a checkpoint without what these optimizers remember, which only Python knows."""
+    return ConfigError(f"the checkpoint does not have the state of {', '.join(kinds_of(optimizers))}, which dtrain does not "
+                       "compute itself: begin with its weights alone (initial_weights without training_state), or with "
+                       "SGD, Adam, AdamW, RAdam, RMSprop or Adagrad on both sides")
+
+
+def other_schedulers(schedulers: list[Any], state: dict[str, Any]) -> str:
+    """What is different where a checkpoint has the state of other schedulers than these; empty where it has theirs."""
+    kinds = kinds_of(schedulers)
+    # Checkpoints of earlier versions have no names.
+    before = state.get("scheduler_kinds", kinds if len(state["schedulers"]) == len(kinds) else
+                       [f"{len(state['schedulers'])} schedulers"])
+    if before == kinds:
+        return ""
+    return (f"the checkpoint has the state of {', '.join(before) or 'no scheduler'}, and this run has "
+            f"{', '.join(kinds) or 'no scheduler'}")
+
+
 class OwnSteps:
     """An optimizer that the engine does not compute: it steps by itself, on averaged gradients, on every rank alike."""
 

@@ -111,6 +111,7 @@ class Session:
         self._loader = _Loader(self, source, loader)
         self._loop.begin(source.length())
         self._leave_if_over()
+        self._check_restored()
         if self._watch is not None and optimizer.state:
             self._give_state()
         return (model, optimizer, self._loader, *schedulers)
@@ -292,10 +293,20 @@ class Session:
     def _state(self) -> Any:
         own = None if self._watch is not None else self._optimizer.state_dict()
         given = self._loader.given if self._loader is not None else 0
-        return {"schedulers": [scheduler.state_dict() for scheduler in self._schedulers], "optimizer": own, "given": given}
+        return {"schedulers": [scheduler.state_dict() for scheduler in self._schedulers], "optimizer": own, "given": given,
+                "scheduler_kinds": optim.kinds_of(self._schedulers), "optimizer_kinds": optim.kinds_of([self._optimizer])}
 
     def _load_state(self, state: Any) -> None:
         self._restored = state
+
+    def _check_restored(self) -> None:
+        """An optimizer that steps by itself has its state in that of the script alone."""
+        if self._watch is not None or self._loop.batches == 0:
+            return
+        state = self._restored
+        has_one = state is not None and state["optimizer"] is not None
+        if not has_one or state.get("optimizer_kinds") not in (None, optim.kinds_of([self._optimizer])):
+            raise optim.no_state_of([self._optimizer])
 
     def _restore_state(self) -> int | None:
         """Once the loop is where the run goes on: what it has stepped on the way there does not count. Returns how many
@@ -307,9 +318,13 @@ class Session:
                     "the schedulers of the script begin anew, because the checkpoint of another program has no state of "
                     "them: step them to where they should be before the loop")
             return None
-        if state["optimizer"] is not None:
+        if self._watch is None:
             self._optimizer.load_state_dict(state["optimizer"])
-        for scheduler, values in zip(self._schedulers, state["schedulers"]):
+        other = optim.other_schedulers(self._schedulers, state)
+        if other:
+            self._context._native.warn(f"{other}: those of the script begin anew; step them to where they should be before "
+                                       "the loop")
+        for scheduler, values in zip(self._schedulers, [] if other else state["schedulers"]):
             scheduler.load_state_dict(values)
             for group, rate in zip(scheduler.optimizer.param_groups, scheduler.get_last_lr()):
                 group["lr"] = rate

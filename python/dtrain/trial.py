@@ -343,22 +343,27 @@ class _Steps(Callback):
     def __init__(self, context: Context, frequency: int) -> None:
         self._context = context
         self._frequency = frequency
-        self._batches = 0
-        self._has_state = False  # of a checkpoint
+        self._batches = 0  # since the last optimizer step, or some steps more
+        self._optimizers = [optimizer for optimizer, _ in context._own_steps]
+        self._restored: set[str] = set()  # what has the state of a checkpoint: "schedulers", "optimizers"
 
     def on_training_start(self, batch: int, epoch: int) -> None:
         self._context._begin(batch)
-        if batch > 0 and not self._has_state:
-            self._catch_up(batch, epoch)
+        if batch == 0:
+            return
+        if self._optimizers and "optimizers" not in self._restored:
+            raise optim.no_state_of(self._optimizers)
+        steps, self._batches = _native.optimizer_steps(self._context._native)
+        if "schedulers" not in self._restored:
+            self._catch_up(steps, epoch)
 
-    def _catch_up(self, batch: int, epoch: int) -> None:
-        """The run begins with the training state of a trial without schedulers of torch.optim: steps them to there."""
-        self._batches = batch
+    def _catch_up(self, steps: int, epoch: int) -> None:
+        """The run begins with the training state of a trial without these schedulers of torch.optim: steps them to there."""
         for scheduler, every in self._context._schedulers:
             if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
                 self._context._native.warn("ReduceLROnPlateau begins anew: the checkpoint does not have what it has seen")
                 continue
-            for _ in range(batch // self._frequency if every == "step" else epoch):
+            for _ in range(steps if every == "step" else epoch):
                 scheduler.step()
 
     def after_batch(self, batch: int, epoch: int, metrics: dict[str, Any]) -> None:
@@ -378,18 +383,26 @@ class _Steps(Callback):
                 scheduler.step()
 
     def state_dict(self) -> Any:
-        return {"batches": self._batches,
-                "schedulers": [scheduler.state_dict() for scheduler, _ in self._context._schedulers],
-                "rates": [[group["lr"] for group in scheduler.optimizer.param_groups]
-                          for scheduler, _ in self._context._schedulers],
-                "optimizers": [optimizer.state_dict() for optimizer, _ in self._context._own_steps]}
+        schedulers = [scheduler for scheduler, _ in self._context._schedulers]
+        return {"schedulers": [scheduler.state_dict() for scheduler in schedulers],
+                "scheduler_kinds": optim.kinds_of(schedulers),
+                "rates": [[group["lr"] for group in scheduler.optimizer.param_groups] for scheduler in schedulers],
+                "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
+                "optimizer_kinds": optim.kinds_of(self._optimizers)}
 
     def load_state_dict(self, state: Any) -> None:
-        self._has_state = True
-        self._batches = state["batches"]
-        for (optimizer, _), values in zip(self._context._own_steps, state["optimizers"]):
-            optimizer.load_state_dict(values)
-        for (scheduler, _), values, rates in zip(self._context._schedulers, state["schedulers"], state["rates"]):
+        kinds = optim.kinds_of(self._optimizers)
+        if len(state["optimizers"]) == len(kinds) and state.get("optimizer_kinds", kinds) == kinds:
+            self._restored.add("optimizers")
+            for optimizer, values in zip(self._optimizers, state["optimizers"]):
+                optimizer.load_state_dict(values)
+        schedulers = [scheduler for scheduler, _ in self._context._schedulers]
+        other = optim.other_schedulers(schedulers, state)
+        if other:
+            self._context._native.warn(f"{other}: those of this run are stepped to where it begins")
+            return
+        self._restored.add("schedulers")
+        for scheduler, values, rates in zip(schedulers, state["schedulers"], state["rates"]):
             scheduler.load_state_dict(values)
             for group, rate in zip(scheduler.optimizer.param_groups, rates):
                 group["lr"] = rate

@@ -296,6 +296,14 @@ void add_optimizer_state(py::module_& module) {
     for (const auto& [name, of] : state) result[py::str(name)] = py::make_tuple(of.updates, py::cast(of.tensors));
     return result;
   });
+  module.def("optimizer_steps", [](TrialContext& context) {
+    OptimizerSteps steps;
+    {
+      const py::gil_scoped_release unlocked;
+      steps = optimizer_steps(context);
+    }
+    return py::make_tuple(steps.made, steps.open_batches);
+  });
   module.def("replace_optimizer_state", [](TrialContext& context, const py::dict& values) {
     const auto state = states_from(values);
     const py::gil_scoped_release unlocked;

@@ -64,6 +64,23 @@ class Reader final : public OptimizerVisitor {
   bool whole_;
 };
 
+class StepsReader final : public train::StateVisitor {
+ public:
+  bool replaces() const override { return false; }
+  bool needs_whole() const override { return false; }
+  OptimizerSteps result;
+
+ protected:
+  void on_tensor(const std::string&, at::Tensor) override {}
+  void on_number(const std::string& path, std::int64_t& value) override {
+    if (path == "optimizer/steps") result.made = value;
+    if (path == "window/rounds") result.open_batches = value;
+  }
+  void on_real(const std::string&, double&) override {}
+  void on_reals(const std::string&, std::vector<float>&) override {}
+  void on_text(const std::string&, std::string&) override {}
+};
+
 class Replacer final : public OptimizerVisitor {
  public:
   explicit Replacer(const std::map<std::string, ParameterState>& state) : state_(state) {}
@@ -121,6 +138,12 @@ std::map<std::string, ParameterState> read_optimizer_state(TrialContext& context
   Reader reader(whole);
   visit(context, reader);
   return std::move(reader.result);
+}
+
+OptimizerSteps optimizer_steps(TrialContext& context) {
+  StepsReader reader;
+  visit(context, reader);
+  return reader.result;
 }
 
 void replace_optimizer_state(TrialContext& context, const std::map<std::string, ParameterState>& state) {

@@ -23,6 +23,14 @@ struct ParameterState {
 // this rank keeps up to date.
 std::map<std::string, ParameterState> read_optimizer_state(TrialContext& context, bool whole);
 
+// How many steps the optimizer has made since training began, in the runs before this one, too; and how many batches of
+// an aggregation window that is open.
+struct OptimizerSteps {
+  std::int64_t made = 0;
+  std::int64_t open_batches = 0;
+};
+OptimizerSteps optimizer_steps(TrialContext& context);
+
 // Replaces it, before the first batch. ConfigError: a parameter, or a tensor of one, is missing or has another shape.
 void replace_optimizer_state(TrialContext& context, const std::map<std::string, ParameterState>& state);
 

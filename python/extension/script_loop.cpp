@@ -1,18 +1,43 @@
 #include "script_loop.h"
 
+#include <string>
 #include <utility>
 
 #include "dtrain/base/error.h"
+#include "dtrain/config/experiment.h"
+#include "dtrain/run/rank_session.h"
 #include "dtrain/train/run_trial.h"
 
 namespace dtrain::python {
+namespace {
+
+// A run that begins with the training state of another one goes on after its batches. For trials the engine checks it,
+// which knows their length.
+void require_greater_length(TrialContext& context, std::int64_t batches,
+                            std::optional<std::int64_t> batches_per_epoch) {
+  const run::RankSession& session = context.session();
+  const config::Experiment& experiment = session.experiment();
+  if (!experiment.initial_weights.training_state || !session.resume_from().empty()) return;
+  const config::Length& length = experiment.searcher.max_length;
+  if (length.unit == config::LengthUnit::kEpochs && !batches_per_epoch) return;
+  const auto wanted = config::in_batches(length, experiment.global_batch_size, batches_per_epoch.value_or(0));
+  if (batches < wanted) return;
+  throw ConfigError("searcher.max_length is " + std::to_string(wanted) + " batches, and in the checkpoint of " +
+                    experiment.initial_weights.file.string() + " " + std::to_string(batches) +
+                    " are done; batches are counted on from the checkpoint's: give a greater length");
+}
+
+}  // namespace
 
 // Notes how far training has come. Without a name: an error in it is the script's, not a callback's.
 class ScriptLoop::Position final : public Callback {
  public:
   explicit Position(ScriptLoop& loop) : loop_(loop) {}
   std::string name() const override { return ""; }
-  void on_training_start(const Callback::Position& position) override { loop_.batches_ = position.batch; }
+  void on_training_start(const Callback::Position& position) override {
+    loop_.batches_ = position.batch;
+    if (position.batch > 0) require_greater_length(*loop_.context_, position.batch, loop_.batches_per_epoch_);
+  }
   void before_batch(const Callback::Position& position, const Batch&) override { loop_.batches_ = position.batch; }
   void after_batch(const Callback::Position&, const Metrics&) override {
     if (loop_.after_batch_) loop_.after_batch_();

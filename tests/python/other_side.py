@@ -117,10 +117,33 @@ class OtherSide(harness.WorkplaceTest):
         self.assertIn("the checkpoint is of a script in Python, this run of a model's file", again.output)
         self.check_same(self.python(SIDES[0], "mlp", END, of_script, schedule=True), whole)
 
+    def test_other_schedulers(self):
+        for side, cosine in ((SIDES[0], "of the script begin anew"), (SIDES[1], "of this run are stepped to where it begins")):
+            with self.subTest(side=side):
+                first = self.python(side, "mlp", BREAK, schedule="step").expect(0)
+                other = self.python(side, "mlp", END, first, schedule="cosine").expect(0)
+                self.assertIn("the checkpoint has the state of StepLR, and this run has CosineAnnealingLR: those " + cosine,
+                              other.output)
+
+    def test_schedules_after_aggregated_batches(self):
+        first = self.model("mlp", BREAK, schedule=True, optimizations={"aggregation_frequency": 2}).expect(0)
+        # Four optimizer steps: a Trial's schedulers are stepped to there, not to batch 8.
+        self.check_same(self.python(SIDES[1], "mlp", END, first, schedule=True),
+                        self.model("mlp", END, first, schedule=True))
+
+    def test_an_optimizer_that_steps_by_itself(self):
+        first, whole = (self.python(SIDES[0], "nadam", batches).expect(0) for batches in (BREAK, END))
+        self.check_same(self.python(SIDES[0], "nadam", END, first), whole)
+        of_trial = self.python(SIDES[1], "nadam", BREAK).expect(0)
+        for side, start in ((SIDES[1], first), (SIDES[0], of_trial)):
+            with self.subTest(side=side):
+                refused = self.python(side, "nadam", END, start).expect(1)
+                self.assertIn("the checkpoint does not have the state of NAdam", refused.output)
+
     def test_what_does_not_go_over(self):
         first = self.model("mlp", BREAK).expect(0)
-        short = self.model("mlp", BREAK, first).expect(1)
-        self.assertIn(f"searcher.max_length is {BREAK} batches, and in the checkpoint", short.output)
+        for short in (self.model("mlp", BREAK, first), self.python(SIDES[0], "mlp", BREAK, first)):
+            self.assertIn(f"searcher.max_length is {BREAK} batches, and in the checkpoint", short.expect(1).output)
         refused = self.python(SIDES[1], "cnn", END, first)
         self.assertIn("does not fit the model", refused.expect(1).output)
         adam = self.model("mlp", END, first, optimizer={"kind": "rmsprop", "lr": 0.1})

@@ -26,17 +26,21 @@ class Cnn(nn.Module):
 
 def make(net):
     torch.manual_seed(5)
-    return {"mlp": Mlp, "cnn": Cnn}[net]()
+    return {"mlp": Mlp, "cnn": Cnn, "nadam": Mlp}[net]()
 
 
 def make_optimizer(net, model):
+    if net == "nadam":  # steps by itself
+        return torch.optim.NAdam(model.parameters(), lr=0.01)
     if net == "mlp":
         return torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.01)
     return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
 
-def make_schedules(with_schedule, optimizer):
-    return [torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.5)] if with_schedule else []
+def make_schedules(kind, optimizer):
+    if kind == "cosine":
+        return [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)]
+    return [torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.5)] if kind else []
 
 
 def features_of(batch):
