@@ -133,11 +133,14 @@ def measure(model, arguments, seconds):
     with tempfile.TemporaryDirectory(prefix="dtrain-bench-") as folder:
         contestants = [Contestant(kind, Path(folder), model, arguments) for kind in arguments.contestants]
         problem = {}
-        for contestant in contestants:
+        for contestant in sorted(contestants, key=lambda one: one.kind == "compiled_lines"):  # after compiled
             if contestant.kind == "compiled_lines" and problem:
                 continue
             if 0 in contestant.steps(WARM_UP if contestant.kind in OURS else 3):
-                problem["compiled_problem"] = Path(f"{contestant.base}{contestant.peer}.problem").read_text().strip()
+                text = Path(f"{contestant.base}{contestant.peer}.problem").read_text().strip()
+                if contestant.kind != "compiled":
+                    sys.exit(f"{contestant.kind} does not work: {text}")
+                problem["compiled_problem"] = text
         if problem:
             for contestant in contestants:
                 if contestant.kind in ("compiled", "compiled_lines"):
