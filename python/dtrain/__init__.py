@@ -10,11 +10,19 @@ Three lines make a script of one's own data-parallel::
 A :class:`Trial` hands the loop over to dtrain instead, which then validates, stops early and takes checkpoints, too.
 :class:`Run` reads what a run has recorded. docs/python.md describes them.
 """
+import getpass as _getpass
 import importlib.util as _util
+import os as _os
 
 from .run import Run
 
 _wanted = "2.11"
+
+# In a container the user may have a number alone. PyTorch asks for the name when the first optimizer is made, and fails.
+try:
+    _getpass.getuser()
+except (KeyError, OSError):
+    _os.environ["USER"] = f"uid{_os.getuid()}"
 
 if _util.find_spec("torch") is not None:
     import torch as _torch  # the engine uses the libtorch that it has loaded

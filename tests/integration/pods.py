@@ -29,6 +29,7 @@ mount -t tmpfs -o size=64m tmpfs /mnt
 mkdir /mnt/upper /mnt/work /mnt/root
 mount -t overlay -o lowerdir=/,upperdir=/mnt/upper,workdir=/mnt/work overlay /mnt/root
 root=/mnt/root
+sed -i '/^[^:]*:[^:]*:USER:/d' $root/etc/passwd  # a user without a name, as in most containers
 rm -f $root/usr/bin/mpirun $root/usr/bin/mpiexec $root/usr/lib/*/libmpi.so.40*
 mkdir -p $root/runs "$root$2"
 folder=$(dirname "$2")  # which may lie in a home folder that is closed to others
