@@ -72,7 +72,7 @@ TEST_F(CsvTest, ErrorsNameLineAndColumn) {
   EXPECT_THAT(refused("a,b\n"), HasSubstr("without a sample"));
   EXPECT_THAT(refused("\n\n"), HasSubstr("the file has no line"));
   EXPECT_THAT(refused("a,b\n1,\"2\n"), HasSubstr("offset 4: line 2: a quotation mark has no second one"));
-  EXPECT_THAT(refused("\"a\n\",b\n1,x\n"), HasSubstr("offset 8: line 3: column 2 (b) is 'x'"))
+  EXPECT_THAT(refused("\"a\n\",b\n1,x\n"), HasSubstr("offset 7: line 3: column 2 (b) is 'x'"))
       << "a line break in quotes";
   EXPECT_THAT(refused("a,b\n1,2\n", {.target = "c"}), AllOf(HasSubstr("no column 'c'"), HasSubstr("are: a, b")));
   EXPECT_THAT(refused("1,2\n", {.header = false, .target = "3"}), HasSubstr("from 1 to 2"));
