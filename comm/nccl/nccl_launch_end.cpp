@@ -54,7 +54,7 @@ void NcclLaunchEnd::run() {
     while (!ending_ && behind_ && !error_) {
       try {
         if (look_locked()) break;
-      } catch (const CommError&) {
+      } catch (...) {
         error_ = std::current_exception();  // the owner's next look() throws it
         break;
       }

@@ -29,8 +29,8 @@ class NcclLaunchEnd {
   // NCCL has just been given operations, with nothing else under way: calls `behind` once when it has launched them, on
   // whichever thread sees that first.
   void begin(std::function<void()> behind);
-  // Whether NCCL has nothing in progress, and `behind` has been called. CommError when NCCL has found an error, or
-  // `behind` has thrown it.
+  // Whether NCCL has nothing in progress, and `behind` has been called. CommError when NCCL has found an error, and
+  // whatever `behind` throws.
   bool look();
 
  private:
