@@ -111,7 +111,9 @@ pack_into() {
   for file in "$to"/python/dtrain/_native.*.so; do [ ! -e "$file" ] || strip --strip-unneeded "$file"; done
   cp -r "$root/tests/gpu_check" "$to/tests/"
   mkdir "$to/tests/integration"
-  cp "$root/tests/integration/harness.py" "$root/tests/integration/sample_order.py" "$to/tests/integration/"
+  for file in harness sample_order reference_optimizers; do
+    cp "$root/tests/integration/$file.py" "$to/tests/integration/"
+  done
   cp "$root/configs/synthetic.yaml" "$to/configs/"
   find "$to" -name __pycache__ -prune -exec rm -rf {} +
   mib=$(du -sm --apparent-size "$to" | cut -f1)

@@ -17,9 +17,9 @@
 //   compiled            expert_bf16 with torch.compile; null with its cause where that does not run
 //   plain, plain_expert, plain_bf16   as ddp, expert, expert_bf16, but one process with both cores and without DDP
 // Without a list, contestants in bfloat16 are left out where the processor has no instructions for it.
-// Prints a row a model: medians over steps in milliseconds, of the slowest rank, and ratios. With --json each row also
-// goes to standard error when its model ends. --quick: the CNN and the
-// MLP with the contestants that their ratios need. --seconds: of the whole, split evenly over the models.
+// Prints a row a model: medians over steps in milliseconds, of the slowest rank, ratios, and shares of the roofline.
+// With --json each row also goes to standard error when its model ends. --quick: the CNN and the MLP with the
+// contestants that their ratios need, two turns of each. --seconds: of the whole, split evenly over the models.
 #include <cstdio>
 #include <fstream>
 #include <iostream>
@@ -91,7 +91,7 @@ Settings parse(int argc, char** argv) {
                     [](const std::string& name) { return name.ends_with("bf16") || name == "compiled"; });
     }
   }
-  if (settings.seconds == 0) settings.seconds = settings.quick ? 28 : 215;
+  if (settings.seconds == 0) settings.seconds = settings.quick ? 10 : 215;
   return settings;
 }
 
@@ -129,7 +129,7 @@ int main(int argc, char** argv) try {
     const auto share = std::chrono::milliseconds(1000LL * settings.seconds * static_cast<long long>(i + 1) /
                                                  static_cast<long long>(settings.models.size()));
     result["models"].push_back(
-        bench::compare(settings.models[i], settings.contestants, !settings.quick, started + share));
+        bench::compare(settings.models[i], settings.contestants, settings.quick ? 2 : 3, started + share));
     if (settings.json) std::cerr << to_line(result["models"].back()) << std::endl;
   }
   add_headlines(result);

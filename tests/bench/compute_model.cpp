@@ -13,13 +13,13 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/host/cpu.h"
+#include "dtrain/profile/operator_counts.h"
 
 namespace dtrain::bench {
 
 namespace {
 
 constexpr int kRanks = 2;
-constexpr int kLeastTurns = 3;
 constexpr int kMostWarmUpTurns = 20;
 
 struct Model {
@@ -104,8 +104,8 @@ std::filesystem::path beside(const std::string& name) {
 
 class Comparison {
  public:
-  Comparison(const Model& model, const std::set<std::string>& contestants, bool with_roofline)
-      : model_(model), with_roofline_(with_roofline), cpus_(host::allowed_cpus()) {
+  Comparison(const Model& model, const std::set<std::string>& contestants, int least_turns)
+      : model_(model), least_turns_(least_turns), cpus_(host::allowed_cpus()) {
     if (cpus_.size() < kRanks) throw Error("bench_compute needs two cores", "give the machine or the container two");
     for (const std::string& name : contestants) {
       if (our_settings().contains(name)) {
@@ -126,7 +126,7 @@ class Comparison {
     start_all();
     warm_up();
     std::map<std::string, std::vector<double>> times;
-    for (int turn = 0; turn < kLeastTurns || clock_.monotonic() < end; ++turn) {
+    for (int turn = 0; turn < least_turns_ || clock_.monotonic() < end; ++turn) {
       // Ours and theirs in turns, too.
       auto peer = peers_.begin();
       for (auto& [name, contestant] : ours_) {
@@ -166,32 +166,44 @@ class Comparison {
 
   std::filesystem::path run_folder(const std::string& name) const { return scratch_.path() / name; }
 
+  // The first launch with so many ranks and threads measures the machine's limits, before it writes its plan: nothing
+  // else runs meanwhile.
   void start_all() {
-    for (const auto& [name, contestant] : ours_) {
-      const OurSettings& settings = our_settings().at(name);
-      Json hyperparameters = model_.hyperparameters;
-      hyperparameters["global_batch_size"] = model_.batch * kRanks;
-      const auto file = scratch_.path() / (name + ".yaml");
-      std::ofstream(file) << Json{{"name", "bench-compute"},
-                                  {"entrypoint", beside(model_.program).string()},
-                                  {"hyperparameters", hyperparameters},
-                                  {"resources", {{"slots_per_trial", settings.ranks}}},
-                                  {"optimizations", settings.optimizations},
-                                  {"searcher", {{"max_length", {{"batches", 1'000'000}}}}},
-                                  {"data", {{"fifo", contestant.base()}}}}
-                                 .dump();
-      start({beside("dtrain").string(), "launch", file.string(), "--run-dir", run_folder(name).string()}, {},
-            kRanks / settings.ranks);
+    std::map<int, std::string> first;
+    for (const auto& [name, contestant] : ours_) first.try_emplace(our_settings().at(name).ranks, name);
+    for (const auto& [ranks, name] : first) {
+      start_ours(name);
       wait_for_plan(name);
+    }
+    for (const auto& [name, contestant] : ours_) {
+      if (first.at(our_settings().at(name).ranks) != name) start_ours(name);
     }
     for (auto& [ranks, processes] : peer_processes_) start_peers(ranks, processes.base());
   }
 
-  // The first launch with these ranks and threads measures the machine's limits, before it writes its plan: nothing
-  // else is to run meanwhile.
-  void wait_for_plan(const std::string& name) const {
+  void start_ours(const std::string& name) {
+    const OurSettings& settings = our_settings().at(name);
+    Json hyperparameters = model_.hyperparameters;
+    hyperparameters["global_batch_size"] = model_.batch * kRanks;
+    const auto file = scratch_.path() / (name + ".yaml");
+    std::ofstream(file) << Json{{"name", "bench-compute"},
+                                {"entrypoint", beside(model_.program).string()},
+                                {"hyperparameters", hyperparameters},
+                                {"resources", {{"slots_per_trial", settings.ranks}}},
+                                {"optimizations", settings.optimizations},
+                                {"searcher", {{"max_length", {{"batches", 1'000'000}}}}},
+                                {"data", {{"fifo", ours_.at(name).base()}}}}
+                               .dump();
+    start({beside("dtrain").string(), "launch", file.string(), "--run-dir", run_folder(name).string()}, {},
+          kRanks / settings.ranks);
+    launches_[name] = processes_.size() - 1;
+  }
+
+  void wait_for_plan(const std::string& name) {
     const Nanoseconds patience = clock_.monotonic() + std::chrono::seconds(60);
     while (!std::filesystem::exists(run_folder(name) / "plan.json")) {
+      if (processes_.at(launches_.at(name)).wait(std::chrono::milliseconds(0)))
+        throw Error("the launch of contestant " + name + " has ended");
       if (clock_.monotonic() > patience) throw Error("contestant " + name + " has no plan after 60 s");
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
@@ -233,9 +245,11 @@ class Comparison {
 
   Json plan(const std::string& name) const { return Json::parse(read_file(run_folder(name) / "plan.json")); }
 
-  // Whether the run has decided what it tries in its first steps. One rank has no strategies to choose from.
+  // Whether the run has decided what it tries in its first steps (one rank has no strategies to choose from), and has
+  // the table of operators that the roofline needs.
   bool has_settled(const std::string& name) const {
-    return our_settings().at(name).ranks == 1 || plan(name).contains("strategy");
+    const bool has_table = std::filesystem::exists(run_folder(name) / "profile" / profile::operators_file_name(0));
+    return (our_settings().at(name).ranks == 1 || plan(name).contains("strategy")) && has_table;
   }
 
   void take_turn(const std::string& name, std::vector<double>* times) {
@@ -332,7 +346,7 @@ class Comparison {
     row[name + "_mfu"] = row[name + "_roofline"] = nullptr;
     if (limit.is_null() || row["flops_per_step"].is_null()) return;
     row[name + "_mfu"] = row["flops_per_step"].get<double>() / (median_ms * 1e6) / limit.get<double>();
-    if (!with_roofline_ || row.at("parameters").is_null()) return;
+    if (row.at("parameters").is_null()) return;
     const auto share = roofline_share(analysis.at("roofline"), name, row.at("parameters").get<double>(), median_ms);
     if (share) row[name + "_roofline"] = *share;
   }
@@ -379,7 +393,7 @@ class Comparison {
   }
 
   const Model& model_;
-  const bool with_roofline_;
+  const int least_turns_;
   const std::vector<int> cpus_;
   const SystemClock clock_;
   const ScratchFolder scratch_;
@@ -390,6 +404,7 @@ class Comparison {
   std::vector<std::string> peers_;
   std::map<std::string, std::string> problems_;  // of the contestants that do not run here
   std::vector<Process> processes_;
+  std::map<std::string, std::size_t> launches_;  // of ours: which of the processes
 };
 
 }  // namespace
@@ -402,8 +417,8 @@ std::vector<std::string> compute_models() {
   return names;
 }
 
-Json compare(const std::string& model, const std::set<std::string>& contestants, bool with_roofline, Nanoseconds end) {
-  return Comparison(find(model), contestants, with_roofline).measure(end);
+Json compare(const std::string& model, const std::set<std::string>& contestants, int least_turns, Nanoseconds end) {
+  return Comparison(find(model), contestants, least_turns).measure(end);
 }
 
 }  // namespace dtrain::bench

@@ -133,9 +133,12 @@ def save_exported(model, features, path):
         torch.export.save(program, str(path))
 
 
+OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+
+
 def make_optimizer(model, options, **more):
     options = dict(options)
-    kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[options.pop("kind")]
+    kind = OPTIMIZERS[options.pop("kind")]
     return kind([p for p in model.parameters() if p.requires_grad], **options, **more)
 
 

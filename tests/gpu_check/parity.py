@@ -19,16 +19,20 @@ import torch.multiprocessing
 
 from files import read_safetensors, worst_difference, write_safetensors, write_tokens
 from launches import Dtrain, add_arguments, free_port
-from models import Gpt, SmallCnn, batch_loss, make_optimizer, random_weights, save_exported, save_script
+from models import OPTIMIZERS, Gpt, SmallCnn, batch_loss, make_optimizer, random_weights, save_exported, save_script
 
-from sample_order import epoch_order  # launches.py knows where it is
+from reference_optimizers import Lamb  # launches.py knows where these are
+from sample_order import epoch_order
 
 STEPS, SAMPLES, SEED = 60, 8, 5
 LENGTH, TOKENS = 16, 50
 LIMITS = {"float64": 1e-9, "float32": 2e-3}
 SGD = {"kind": "sgd", "lr": 2**-4, "momentum": 0.9}
 ADAMW = {"kind": "adamw", "lr": 2**-10, "weight_decay": 1e-2}
+LAMB = {"kind": "lamb", "lr": 2**-8, "weight_decay": 1e-2}
 SMALL_GPT = {"tokens": TOKENS, "length": LENGTH, "layers": 2, "heads": 2, "width": 32, "bias": False}
+
+OPTIMIZERS["lamb"] = Lamb
 
 
 def make_cases(quick):
@@ -37,6 +41,7 @@ def make_cases(quick):
         for sharded in (False, True):
             cases.append({"model": "cnn", "dtype": dtype, "sharded": sharded, "optimizer": SGD})
             cases.append({"model": "gpt", "dtype": dtype, "sharded": sharded, "optimizer": ADAMW})
+            cases.append({"model": "gpt", "dtype": dtype, "sharded": sharded, "optimizer": LAMB})
         for model, optimizer in (("cnn", SGD), ("gpt", ADAMW)):  # from a file of torch.export
             cases.append({"model": model, "dtype": dtype, "sharded": False, "optimizer": optimizer, "file": "model.pt2"})
     return cases

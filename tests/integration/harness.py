@@ -147,9 +147,9 @@ def run(command, run_dir, deadline=DEADLINE, **extra_environment):
     return Result(done.returncode, done.stdout, run_dir)
 
 
-def launch(build, experiment, run_dir, sets=(), **extra_environment):
+def launch(build, experiment, run_dir, sets=(), deadline=DEADLINE, **extra_environment):
     command = [build.program("dtrain"), "launch", str(experiment), "--run-dir", str(run_dir), *overrides(sets)]
-    return run(command, run_dir, **extra_environment)
+    return run(command, run_dir, deadline, **extra_environment)
 
 
 def wait_until(condition, what):
