@@ -226,5 +226,48 @@ TEST_F(OwnOperators, GeluOfTransposedAndOfExtremeValues) {
   EXPECT_TRUE(at::gelu(torch::full({1}, NAN), "tanh").isnan().all().item<bool>());
 }
 
+// Of scaled_dot_product_attention: for query, key and value of [2, 3, tokens, 16].
+struct AttentionCase {
+  std::int64_t queries, keys;
+  bool causal = false, mask = false;
+  std::optional<double> scale;
+};
+
+class OwnAttention : public OwnOperators, public testing::WithParamInterface<AttentionCase> {
+ protected:
+  // The result, and the gradients of query, key and value.
+  std::vector<at::Tensor> of(at::ScalarType type) const {
+    std::vector<at::Tensor> inputs;
+    for (const at::Tensor& one : {query_, key_, value_}) inputs.push_back(one.to(type).detach().requires_grad_());
+    const auto mask = GetParam().mask ? std::optional(mask_.to(type)) : std::nullopt;
+    const at::Tensor result =
+        at::scaled_dot_product_attention(inputs[0], inputs[1], inputs[2], mask, 0, GetParam().causal, GetParam().scale);
+    (result * weights_.to(type)).sum().backward();
+    return {result.detach(), inputs[0].grad(), inputs[1].grad(), inputs[2].grad()};
+  }
+
+  static at::Tensor numbers(std::int64_t tokens) { return torch::randn({2, 3, tokens, 16}).to(at::kBFloat16); }
+  at::Tensor query_ = numbers(GetParam().queries), key_ = numbers(GetParam().keys), value_ = numbers(GetParam().keys);
+  at::Tensor mask_ = torch::randn({GetParam().queries, GetParam().keys}).to(at::kBFloat16);
+  at::Tensor weights_ = numbers(GetParam().queries);
+};
+
+TEST_P(OwnAttention, InBfloat16HasTheGradientOfTheSameNumbers) {
+  const auto exact = of(at::kDouble), ours = of(at::kBFloat16), single = of(at::kFloat);
+  for (std::size_t i = 0; i < exact.size(); ++i) {
+    EXPECT_EQ(ours[i].scalar_type(), at::kBFloat16);
+    expect_near(ours[i], exact[i], 4.0 / 256);
+    expect_near(single[i], exact[i], 1e-5);
+  }
+  at::set_num_threads(3);
+  const auto several = of(at::kBFloat16);
+  for (std::size_t i = 0; i < exact.size(); ++i) EXPECT_TRUE(at::equal(several[i], ours[i])) << i;
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, OwnAttention,
+                         testing::Values(AttentionCase{1, 1}, AttentionCase{5, 7}, AttentionCase{33, 33, true},
+                                         AttentionCase{130, 130, true}, AttentionCase{70, 600},
+                                         AttentionCase{40, 40, false, true}, AttentionCase{17, 9, false, true, 0.5}));
+
 }  // namespace
 }  // namespace dtrain::train

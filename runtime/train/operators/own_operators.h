@@ -5,11 +5,12 @@
 //                        no class weights (cross_entropy.cpp). libtorch takes several passes, keeps a copy of the
 //                        scores in float32 and zeros a gradient of their size.
 //   gelu                 with approximate='tanh', of float32 and bfloat16 (gelu.cpp)
+//   scaled_dot_product_attention   its gradient in bfloat16, over at most 512 tokens (attention.cpp)
 //
 // Other inputs, and gradients of gradients, are computed by libtorch.
 //
-// The kernels are operators themselves (dtrain::cross_entropy, dtrain::gelu and their backward), which traces and
-// counts of operators show under these names.
+// The kernels are operators themselves (dtrain::cross_entropy, dtrain::gelu and their backward, and
+// dtrain::attention_backward), which traces and counts of operators show under these names.
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -27,6 +28,7 @@ void use_own_operators();
 // Of use_own_operators(): the operators of ours, and what takes libtorch's place.
 void add_cross_entropy(torch::Library& own, torch::Library& aten);
 void add_gelu(torch::Library& own, torch::Library& aten);
+void add_attention(torch::Library& own, torch::Library& aten);
 
 // Calls an operator of ours, below autograd. Each has a signature of its own, by which it is found again.
 template <class Signature, class... Arguments>
