@@ -4,8 +4,9 @@
 
     trainer = lightning.Trainer(strategy=dtrain.lightning.Strategy(), max_epochs=3)
 
-The LightningModule stays as it is: one optimizer, automatic optimization. Loaders are divided by dtrain, for training and
-for validation: their batches are those of all ranks together.
+The LightningModule stays as it is. Loaders are divided by dtrain, for training and for validation: their batches are those of
+all ranks together. With one optimizer and automatic optimization the engine exchanges gradients and updates in the optimizer's
+step. Otherwise (:func:`_steps_by_itself`) each backward averages gradients, and optimizers are PyTorch's own.
 """
 from __future__ import annotations
 
@@ -17,17 +18,19 @@ import socket
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import BaseFinetuning
 from lightning.pytorch.plugins.environments import ClusterEnvironment
 from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_zero_only
 
+from . import averages
 from . import session as sessions
 from ._native import ConfigError
 from .data import Source, divided, samples_of
@@ -43,6 +46,7 @@ class Strategy(ParallelStrategy):
         super().__init__(cluster_environment=_Ranks(self._session))
         rank_zero_only.rank = fabric_rank_zero_only.rank = self._session.rank
         self._loaders: list[_Part] = []  # of training
+        self._averages: averages.AveragedBackward | None = None
         self._epoch: int | None = None
         self._metrics_before: dict[str, Any] = {}
 
@@ -83,19 +87,16 @@ class Strategy(ParallelStrategy):
         super().setup_optimizers(trainer)
         module, session = self.lightning_module, self._session
         assert module is not None
-        if not module.automatic_optimization:
-            raise ConfigError("dtrain's strategy needs automatic optimization: models with optimizer steps of their own "
-                              "are a dtrain.Trial with context.wrap_model(model, name)")
-        if is_overridden("configure_gradient_clipping", module):
-            raise ConfigError("configure_gradient_clipping() is overridden, and gradients are averaged within dtrain's "
-                              "optimizer step: use Trainer(gradient_clip_val=…)")
         if session._context._native.aggregation_frequency != 1:
             raise ConfigError("optimizations.aggregation_frequency is set: use Trainer(accumulate_grad_batches=…)")
         self._limit_length(trainer)
         trainer.fit_loop.setup_data()  # which calls process_dataloader()
         if not self._loaders:
             raise ConfigError("dtrain's strategy needs a training loader: there is none, or limit_train_batches is 0")
-        session.wrap(module, self.optimizers[0], divided(self._loaders[0]), **_take_clipping(trainer))
+        if _steps_by_itself(trainer, self.optimizers):
+            self._wrap_averages(module)
+        else:
+            session.wrap(module, self.optimizers[0], divided(self._loaders[0]), **_take_clipping(trainer))
         if session._loop.batches > 0 or session._loop.epoch > 0:
             raise ConfigError("this run goes on from a checkpoint of dtrain, which has nothing of Lightning's loop: "
                               "start a new run, with trainer.fit(ckpt_path=…) and a checkpoint of ModelCheckpoint")
@@ -115,11 +116,21 @@ class Strategy(ParallelStrategy):
         if self._epoch not in (None, epoch):
             self._session._end_epoch()
         self._epoch = epoch
-        self._session._begin_batch(samples_of(batch), self._loaders[0].next_share())
-        return super().training_step(batch, *args, **kwargs)
+        samples, share = samples_of(batch), self._loaders[0].next_share()
+        if self._averages is None:
+            self._session._begin_batch(samples, share)
+            return super().training_step(batch, *args, **kwargs)
+        self._averages.begin_batch(samples, share)
+        with self._averages.active():
+            return super().training_step(batch, *args, **kwargs)
+
+    def backward(self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        with self._averages.active() if self._averages is not None else nullcontext():
+            return super().backward(closure_loss, optimizer, *args, **kwargs)
 
     def block_backward_sync(self) -> AbstractContextManager[None]:  # type: ignore[override]
-        return self._session.no_sync()
+        # Averages of parts add up to the average: a step may come at any time.
+        return nullcontext() if self._averages is not None else self._session.no_sync()
 
     def on_validation_start(self) -> None:
         self._metrics_before = dict(self.lightning_module.trainer.callback_metrics)  # type: ignore[union-attr]
@@ -165,6 +176,14 @@ class Strategy(ParallelStrategy):
         assert self.accelerator is not None
         self.accelerator.teardown()
 
+    def _wrap_averages(self, module: LightningModule) -> None:
+        averages.check(self.optimizers)
+        if self._session._length[1] != "epochs":
+            raise ConfigError("searcher.max_length counts optimizer steps of the engine, and these optimizers step by "
+                              "themselves: give it in epochs, and the Trainer max_steps")
+        with _trainable(module):
+            self._averages = self._session._wrap_averages(module, divided(self._loaders[0]))
+
     def _limit_length(self, trainer: Trainer) -> None:
         """The run has the shorter one of the Trainer's length and the experiment's."""
         count, unit = self._session._length
@@ -193,6 +212,8 @@ class _Part:
 
     def __init__(self, loader: Any, session: sessions.Session, epoch: Callable[[], int], is_training: bool) -> None:
         self._loader = loader
+        self._session = session
+        self._is_training = is_training
         # Every rank takes part in every batch of training, because Lightning counts them on each.
         self._source = Source(loader, session.rank, session.world_size, session._context._native.seed,
                               whole_batches=is_training)
@@ -210,6 +231,9 @@ class _Part:
         for batch in self._source.epoch(self._epoch(), 0):
             self._shares.append(self._source.share)
             yield batch
+            if self._is_training:  # the loader's time is that of no callback
+                self._session._loop.end_batch()
+                self._session._leave_if_over()
 
     def next_share(self) -> float:
         """Of the next batch, which Lightning may have fetched a while ago."""
@@ -267,6 +291,28 @@ class _Ranks(ClusterEnvironment):
 
     def node_rank(self) -> int:
         return self._node_rank
+
+
+def _steps_by_itself(trainer: Trainer, optimizers: list[torch.optim.Optimizer]) -> bool:
+    """Whether the module or a callback does more than step the one optimizer that it was given in the beginning."""
+    module = trainer.lightning_module
+    return (not module.automatic_optimization or len(optimizers) != 1
+            or is_overridden("configure_gradient_clipping", module)
+            or any(isinstance(callback, BaseFinetuning) for callback in trainer.callbacks))  # adds parameter groups
+
+
+@contextmanager
+def _trainable(module: LightningModule) -> Iterator[None]:
+    """The engine takes the parameters that are trainable here: a callback may thaw the others later."""
+    frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad
+              and parameter.is_floating_point()]
+    try:
+        for parameter in frozen:
+            parameter.requires_grad = True
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad = False
 
 
 def _take_clipping(trainer: Trainer) -> dict[str, float]:

@@ -129,6 +129,10 @@ def no_state_of(optimizers: list[torch.optim.Optimizer]) -> ConfigError:
                        "SGD, Adam, AdamW, RAdam, RMSprop or Adagrad on both sides")
 
 
+def no_lbfgs() -> ConfigError:
+    return ConfigError("LBFGS evaluates its closure several times in a step, which is not supported")
+
+
 def other_schedulers(schedulers: list[Any], state: dict[str, Any]) -> str:
     """What is different where a checkpoint has the state of other schedulers than these; empty where it has theirs."""
     kinds = kinds_of(schedulers)

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import torch
 
 from . import _native, optim
+from .averages import AveragedBackward
 from .data import DataSet, Loader, Source, samples_of
 from .trial import Context
 
@@ -29,6 +30,7 @@ _tensor_backward = torch.Tensor.backward
 #: A rank program's arguments where `dtrain launch` or `dtrain run` has started the script (rank.py).
 rank_arguments: list[str] | None = None
 _session: Session | None = None
+_TWICE = "session.wrap() was called twice; a script with several models is a dtrain.Trial"
 
 
 class Session:
@@ -50,6 +52,7 @@ class Session:
         self._share = 1.0  # of the batch under way
         self._added_samples = 0  # of a part of it that backward() was not called for yet
         self._watch: optim.SettingsWatch | None = None
+        self._averages: AveragedBackward | None = None
         self._restored: Any = None  # of a checkpoint that the run goes on from, until the loop is there
 
     @property
@@ -89,7 +92,7 @@ class Session:
         clipped by the keywords, because they are averaged within ``optimizer.step()``.
         """
         if self._loader is not None:
-            raise _native.ConfigError("session.wrap() was called twice; a script with several models is a dtrain.Trial")
+            raise _native.ConfigError(_TWICE)
         self._context.wrap_model(model)
         self._context.wrap_optimizer(optimizer)
         self._watch = self._context._watches[0] if self._context._watches else None
@@ -97,13 +100,7 @@ class Session:
             self._context.clip_gradient_norm(clip_gradient_norm)
         if clip_gradient_value is not None:
             self._context.clip_gradient_value(clip_gradient_value)
-        if isinstance(loader, Loader):
-            self._use_batch_size(loader.batch_size)
-            source = Source(loader._of_run(self._context._native), self._rank, self._world_size, self._context._native.seed,
-                            whole_batches=True)
-        else:
-            source = Source(loader, self._rank, self._world_size, self._context._native.seed, whole_batches=True)
-            self._use_batch_size(source.batch_size)
+        source = self._source_of(loader)
         self._schedulers = list(schedulers)
         self._loop.keep_state(self._state, self._load_state)
         self._optimizer = optimizer
@@ -204,6 +201,9 @@ class Session:
 
     def _finish_batch(self) -> None:
         # The loop was left between backward() and step(), or before both. The other ranks are where this one is.
+        if self._averages is not None:
+            self._averages.finish()
+            return
         if not self._loop.has_loss or self._more_follows:
             self._loop.backward(sum((p.sum() for p in self._parameters if p.requires_grad), torch.zeros(())) * 0, 1.0,
                                 False, False)
@@ -211,6 +211,28 @@ class Session:
 
     def _fail(self, error: str) -> int:
         return self._loop.fail(error)
+
+    def _source_of(self, loader: Iterable[Any]) -> Source:
+        if isinstance(loader, Loader):
+            self._use_batch_size(loader.batch_size)
+            return Source(loader._of_run(self._context._native), self._rank, self._world_size, self._context._native.seed,
+                          whole_batches=True)
+        source = Source(loader, self._rank, self._world_size, self._context._native.seed, whole_batches=True)
+        self._use_batch_size(source.batch_size)
+        return source
+
+    def _wrap_averages(self, model: torch.nn.Module, loader: Iterable[Any]) -> AveragedBackward:
+        """wrap() for optimizers that step by themselves, on gradients that each backward() averages."""
+        if self._loader is not None:
+            raise _native.ConfigError(_TWICE)
+        self._context.wrap_model(model)
+        self._averages = AveragedBackward(self._loop, self._context)
+        source = self._source_of(loader)
+        self._loader = _Loader(self, source, loader)
+        torch.Tensor.backward = _backward  # type: ignore[method-assign]
+        self._loop.begin(source.length())
+        self._leave_if_over()
+        return self._averages
 
     def _use_batch_size(self, batch_size: int | None) -> None:
         native = self._context._native
@@ -231,7 +253,7 @@ class Session:
             loss = None
             if closure is not None:
                 if isinstance(optimizer, torch.optim.LBFGS):
-                    raise _native.ConfigError("LBFGS evaluates its closure several times in a step, which is not supported")
+                    raise optim.no_lbfgs()
                 with torch.enable_grad():
                     loss = closure()
             self._step()
@@ -380,6 +402,10 @@ class _Loader:
 def _backward(self: torch.Tensor, gradient: Any = None, retain_graph: bool | None = None, create_graph: bool = False,
               inputs: Any = None) -> None:
     session = _session
+    if session is not None and session._averages is not None and session._averages.is_active:
+        session._averages.backward(self, gradient, bool(retain_graph), create_graph, inputs)
+        session._leave_if_over()
+        return
     plain = gradient is None and not create_graph and inputs is None
     if session is None or not plain or session._loop.state != _State.TRAINING:
         _tensor_backward(self, gradient, retain_graph, create_graph, inputs)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import lightning
+import lightning_modules
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch import nn
@@ -30,8 +31,6 @@ class Classifier(lightning.LightningModule):
                                      nn.Linear(128, 10))
         self.accuracy = MulticlassAccuracy(10, average="micro")
         self.epoch_ends = 0
-        if options.get("manual"):
-            self.automatic_optimization = False
 
     def training_step(self, batch, batch_idx):
         x, y = batch
@@ -68,10 +67,6 @@ class Classifier(lightning.LightningModule):
         return optimizer
 
 
-if options.get("clips_itself"):
-    Classifier.configure_gradient_clipping = lambda self, *args, **kwargs: None
-
-
 def data(samples, seed):
     generator = torch.Generator().manual_seed(seed)
     images = torch.randn(samples, 1, 8, 8, generator=generator)
@@ -85,7 +80,8 @@ def main():
         import dtrain.lightning
 
         strategy = dtrain.lightning.Strategy()
-    callbacks = []
+    model, callbacks = (Classifier(), []) if options["model"] in ("mlp", "cnn") else \
+        lightning_modules.module(options["model"])
     if options.get("checkpoints"):
         callbacks.append(ModelCheckpoint(dirpath=options["checkpoints"], monitor="val_loss", save_last=True,
                                          filename="best"))
@@ -94,7 +90,6 @@ def main():
     trainer = lightning.Trainer(strategy=strategy, accelerator="cpu", devices=1, max_epochs=options["epochs"],
                                 callbacks=callbacks, logger=False, enable_checkpointing=bool(options.get("checkpoints")),
                                 enable_progress_bar=False, enable_model_summary=False, **options["trainer"])
-    model = Classifier()
     trainer.fit(model, DataLoader(data(options["samples"], 2), options["batch"]),
                 DataLoader(data(options.get("validation", 100), 3), 32), ckpt_path=options.get("resume"))
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
@@ -103,7 +98,7 @@ def main():
         metrics["test_loss"] = float(trainer.callback_metrics["val_loss"])
     if trainer.is_global_zero:
         torch.save({"weights": model.state_dict(), "metrics": metrics, "steps": trainer.global_step,
-                    "epochs": trainer.current_epoch, "epoch_ends": model.epoch_ends, "world_size": trainer.world_size,
+                    "epochs": trainer.current_epoch, "epoch_ends": getattr(model, "epoch_ends", None), "world_size": trainer.world_size,
                     "lr": trainer.optimizers[0].param_groups[0]["lr"]}, Path(options["out"]))
 
 

@@ -1,0 +1,117 @@
+"""LightningModules of lightning_script.py that do what Lightning's own examples do: several optimizers, manual optimization,
+fine-tuning. Their results do not depend on how a batch is divided."""
+import lightning
+import torch
+from lightning.pytorch.callbacks import BackboneFinetuning
+from torch import nn
+from torch.nn import functional as F
+
+
+class Gan(lightning.LightningModule):
+    """domain_templates/generative_adversarial_net.py, whose noise here comes from the pictures.
+
+    ``kind``: "toggled" as there; "plain", where a step leaves gradients in the other network that zero_grad() takes away;
+    "critic", where the discriminator makes three steps for one of the generator's.
+    """
+
+    def __init__(self, kind):
+        super().__init__()
+        self.automatic_optimization = False
+        self.kind = kind
+        torch.manual_seed(1)
+        self.generator = nn.Sequential(nn.Linear(8, 24), nn.ReLU(), nn.Linear(24, 64), nn.Tanh())
+        self.discriminator = nn.Sequential(nn.Linear(64, 24), nn.LeakyReLU(0.2), nn.Linear(24, 1))
+
+    def on_toggle(self, optimizer, on):
+        if self.kind == "toggled":
+            (self.toggle_optimizer if on else self.untoggle_optimizer)(optimizer)
+
+    def step_of(self, optimizer, loss):
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+
+    def training_step(self, batch, batch_idx):
+        real = batch[0].flatten(1)
+        opt_g, opt_d = self.optimizers()
+        noise = real[:, :8]
+        ones, zeros = torch.ones(len(real), 1).type_as(real), torch.zeros(len(real), 1).type_as(real)
+        loss = F.binary_cross_entropy_with_logits
+        if self.kind != "critic" or batch_idx % 3 == 2:
+            self.on_toggle(opt_g, True)
+            self.step_of(opt_g, loss(self.discriminator(self.generator(noise)), ones))
+            self.on_toggle(opt_g, False)
+        self.on_toggle(opt_d, True)
+        d_loss = (loss(self.discriminator(real), ones)
+                  + loss(self.discriminator(self.generator(noise).detach()), zeros)) / 2
+        self.step_of(opt_d, d_loss)
+        self.on_toggle(opt_d, False)
+        self.log("d_loss", d_loss, on_step=False, on_epoch=True, sync_dist=True)
+
+    def validation_step(self, batch, batch_idx):
+        scores = self.discriminator(batch[0].flatten(1))
+        self.log("val_loss", F.binary_cross_entropy_with_logits(scores, torch.ones_like(scores)), sync_dist=True)
+
+    def on_train_epoch_end(self):
+        for scheduler in self.lr_schedulers():
+            scheduler.step()
+
+    def configure_optimizers(self):
+        opt_g = torch.optim.Adam(self.generator.parameters(), lr=2e-3, betas=(0.5, 0.999))
+        opt_d = torch.optim.SGD(self.discriminator.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01) \
+            if self.kind == "critic" else torch.optim.NAdam(self.discriminator.parameters(), lr=2e-3)
+        return [opt_g, opt_d], [torch.optim.lr_scheduler.ExponentialLR(one, 0.9) for one in (opt_g, opt_d)]
+
+
+class Accumulates(lightning.LightningModule):
+    """One optimizer, of which a step takes three batches of the loader, with its own clipping."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+        torch.manual_seed(1)
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+        loss = F.cross_entropy(self.net(batch[0]), batch[1])
+        with optimizer.toggle_model(sync_grad=batch_idx % 3 == 2):
+            self.manual_backward(loss / 3)
+        if batch_idx % 3 == 2:
+            self.clip_gradients(optimizer, gradient_clip_val=0.05, gradient_clip_algorithm="norm")
+            optimizer.step(closure=lambda: None)
+            optimizer.zero_grad()
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=1e-2)
+
+
+class FineTunes(lightning.LightningModule):
+    """domain_templates/computer_vision_fine_tuning.py: a callback adds the backbone to the optimizer later."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.backbone = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU())
+        self.head = nn.Linear(32, 10)
+
+    def training_step(self, batch, batch_idx):
+        return F.cross_entropy(self.head(self.backbone(batch[0])), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.Adam([one for one in self.parameters() if one.requires_grad], lr=1e-2)
+
+
+class Clips(FineTunes):
+    """Clips a part of its gradients."""
+
+    def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None):
+        nn.utils.clip_grad_norm_(self.head.parameters(), 0.02)
+
+
+def module(name):
+    """The module, and the callbacks that it needs."""
+    if name.startswith("gan"):
+        return Gan(name.partition(" ")[2]), []
+    return {"accumulates": lambda: (Accumulates(), []), "clips": lambda: (Clips(), []),
+            "fine_tunes": lambda: (FineTunes(), [BackboneFinetuning(1, lambda epoch: 1.5)])}[name]()
