@@ -71,6 +71,7 @@ class Strategy(ParallelStrategy):
         for module in self.lightning_module.modules():  # torchmetrics would ask torch.distributed, which is not there
             if getattr(module, "dist_sync_fn", self) is None:
                 module.dist_sync_fn, module.distributed_available_fn = self._gather, lambda: self.world_size > 1
+        self._session._evaluated = self.lightning_module
         super().setup(trainer)
         self._on_sigterm = _Action(signal.SIGTERM)
 
@@ -89,6 +90,9 @@ class Strategy(ParallelStrategy):
         assert module is not None
         if session._context._native.aggregation_frequency != 1:
             raise ConfigError("optimizations.aggregation_frequency is set: use Trainer(accumulate_grad_batches=…)")
+        if session._loader is not None:
+            raise ConfigError("trainer.fit() was called twice, and a run of dtrain trains once (a Tuner's search counts): start "
+                              "another run, which may go on with trainer.fit(ckpt_path=…)")
         self._limit_length(trainer)
         trainer.fit_loop.setup_data()  # which calls process_dataloader()
         if not self._loaders:
@@ -112,14 +116,20 @@ class Strategy(ParallelStrategy):
 
     def training_step(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         assert self.lightning_module is not None
-        epoch = self.lightning_module.trainer.current_epoch
+        trainer = self.lightning_module.trainer
+        epoch = trainer.current_epoch
+        if trainer.fit_loop._skip_backward:  # StochasticWeightAveraging reads its batches once more
+            return super().training_step(batch, *args, **kwargs)
         if self._epoch not in (None, epoch):
             self._session._end_epoch()
         self._epoch = epoch
         samples, share = samples_of(batch), self._loaders[0].next_share()
         if self._averages is None:
             self._session._begin_batch(samples, share)
-            return super().training_step(batch, *args, **kwargs)
+            output = super().training_step(batch, *args, **kwargs)
+            if output is None:  # there is no backward; Lightning refuses it where there are several ranks
+                self._session._skip_batch()
+            return output
         self._averages.begin_batch(samples, share)
         with self._averages.active():
             return super().training_step(batch, *args, **kwargs)

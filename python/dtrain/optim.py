@@ -159,7 +159,9 @@ class OwnSteps:
         if not self._averaged.take_updated():
             return
         gradients = self._averaged.gradients()
-        parameters = [p for group in self._optimizer.param_groups for p in group["params"] if self._names[p] in gradients]
+        # The engine leaves a gradient where that of any rank was used. Optimizers leave out parameters without one.
+        parameters = [p for group in self._optimizer.param_groups for p in group["params"]
+                      if self._names[p] in gradients and p.grad is not None]
         before = [parameter.grad for parameter in parameters]
         try:
             for parameter in parameters:
@@ -168,5 +170,3 @@ class OwnSteps:
         finally:
             for parameter, gradient in zip(parameters, before):
                 parameter.grad = gradient
-        for gradient in gradients.values():
-            gradient.zero_()  # of a parameter that is not used in the next batch

@@ -53,6 +53,7 @@ class Session:
         self._added_samples = 0  # of a part of it that backward() was not called for yet
         self._watch: optim.SettingsWatch | None = None
         self._averages: AveragedBackward | None = None
+        self._evaluated: torch.nn.Module | None = None  # by a script that may train nothing
         self._restored: Any = None  # of a checkpoint that the run goes on from, until the loop is there
 
     @property
@@ -173,6 +174,8 @@ class Session:
     def close(self) -> int:
         """Ends the run: writes the weights, the profile and the summary. Returns the exit code. The end of the script
         calls it."""
+        if self._loop.state == _State.SETTING_UP and self._evaluated is not None:
+            self._wrap_averages(self._evaluated, ())  # a run without a batch
         if self._loop.state == _State.SETTING_UP:
             return self._loop.fail("the script has ended without a call of session.wrap()")
         if self._loop.state == _State.TRAINING:
@@ -191,6 +194,10 @@ class Session:
             self._leave_if_over()
         else:
             self._added_samples = samples if self._loop.has_loss else 0
+
+    def _skip_batch(self) -> None:
+        """Instead of backward(): no parameter gets a gradient, and optimizers leave all as they are."""
+        self._loop.backward(torch.zeros((), requires_grad=True), 1.0, False, False)
 
     def _end_epoch(self) -> None:
         if self._loop.state == _State.TRAINING:

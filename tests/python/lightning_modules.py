@@ -109,9 +109,32 @@ class Clips(FineTunes):
         nn.utils.clip_grad_norm_(self.head.parameters(), 0.02)
 
 
+class Branches(FineTunes):
+    """Has a head for every other batch, and an optimizer that the engine does not compute."""
+
+    def __init__(self):
+        super().__init__()
+        self.other = nn.Linear(32, 10)
+
+    def training_step(self, batch, batch_idx):
+        head = self.other if batch_idx % 2 else self.head
+        return F.cross_entropy(head(self.backbone(batch[0])), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.NAdam(self.parameters(), lr=1e-2, weight_decay=0.1)
+
+
+class Skips(FineTunes):
+    """Trains on every other batch."""
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) if batch_idx % 2 else None
+
+
 def module(name):
     """The module, and the callbacks that it needs."""
     if name.startswith("gan"):
         return Gan(name.partition(" ")[2]), []
     return {"accumulates": lambda: (Accumulates(), []), "clips": lambda: (Clips(), []),
+            "branches": lambda: (Branches(), []), "skips": lambda: (Skips(), []),
             "fine_tunes": lambda: (FineTunes(), [BackboneFinetuning(1, lambda epoch: 1.5)])}[name]()

@@ -103,6 +103,10 @@ class Parity(LightningTest):
 
     def test_an_optimizer_that_steps_by_itself(self):
         self.compare((1, 2), optimizer="nadam")
+        self.compare((1, 2, 3), model="branches", samples=250)
+
+    def test_batches_without_a_loss(self):
+        self.compare((1,), model="skips")
 
 
 class Own(LightningTest):
