@@ -25,9 +25,10 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import BaseFinetuning
 from lightning.pytorch.plugins.environments import ClusterEnvironment
-from lightning.pytorch.strategies import ParallelStrategy
+from lightning.pytorch.strategies import ParallelStrategy, StrategyRegistry
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from lightning.pytorch.utilities.seed import isolate_rng
 from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_zero_only
 
 from . import averages
@@ -42,7 +43,9 @@ class Strategy(ParallelStrategy):
     """Starts this rank as :func:`dtrain.init` does, with its arguments. The end of the script ends the run."""
 
     def __init__(self, experiment: str | os.PathLike[str] | None = None, **settings: Any) -> None:
-        self._session = sessions.current() or sessions.init(experiment, **settings)
+        # seed_everything() comes first, and the module after it: its weights are those of that seed.
+        with isolate_rng() if "PL_GLOBAL_SEED" in os.environ else nullcontext():
+            self._session = sessions.current() or sessions.init(experiment, **settings)
         super().__init__(cluster_environment=_Ranks(self._session))
         rank_zero_only.rank = fabric_rank_zero_only.rank = self._session.rank
         self._loaders: list[_Part] = []  # of training
@@ -332,3 +335,7 @@ def _take_clipping(trainer: Trainer) -> dict[str, float]:
         return {}
     by_value = trainer.gradient_clip_algorithm == "value"
     return {"clip_gradient_value" if by_value else "clip_gradient_norm": float(limit)}
+
+
+# Trainer(strategy="dtrain"), and LightningCLI's --trainer.strategy=dtrain, in a script that imports this module.
+StrategyRegistry.register("dtrain", Strategy, description="dtrain's engine")

@@ -175,7 +175,7 @@ class Session:
         """Ends the run: writes the weights, the profile and the summary. Returns the exit code. The end of the script
         calls it."""
         if self._loop.state == _State.SETTING_UP and self._evaluated is not None:
-            self._wrap_averages(self._evaluated, ())  # a run without a batch
+            self._wrap_averages(self._evaluated, iter(()))  # a run without a batch
         if self._loop.state == _State.SETTING_UP:
             return self._loop.fail("the script has ended without a call of session.wrap()")
         if self._loop.state == _State.TRAINING:

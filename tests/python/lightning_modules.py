@@ -124,6 +124,20 @@ class Branches(FineTunes):
         return torch.optim.NAdam(self.parameters(), lr=1e-2, weight_decay=0.1)
 
 
+class Seeded(lightning.LightningModule):
+    """Its weights are those of seed_everything()."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+    def training_step(self, batch, batch_idx):
+        return F.cross_entropy(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
 class Skips(FineTunes):
     """Trains on every other batch."""
 
@@ -137,4 +151,5 @@ def module(name):
         return Gan(name.partition(" ")[2]), []
     return {"accumulates": lambda: (Accumulates(), []), "clips": lambda: (Clips(), []),
             "branches": lambda: (Branches(), []), "skips": lambda: (Skips(), []),
+            "seeded": lambda: (Seeded(), []),
             "fine_tunes": lambda: (FineTunes(), [BackboneFinetuning(1, lambda epoch: 1.5)])}[name]()

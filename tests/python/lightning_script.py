@@ -74,6 +74,8 @@ def data(samples, seed):
 
 
 def main():
+    if "seed" in options:
+        lightning.seed_everything(options["seed"])
     if options.get("plain"):
         strategy = "auto"
     else:

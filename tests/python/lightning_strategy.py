@@ -105,6 +105,9 @@ class Parity(LightningTest):
         self.compare((1, 2), optimizer="nadam")
         self.compare((1, 2, 3), model="branches", samples=250)
 
+    def test_the_seed_of_lightning_is_that_of_the_weights(self):
+        self.compare((2,), model="seeded", seed=11)
+
     def test_batches_without_a_loss(self):
         self.compare((1,), model="skips")
 
