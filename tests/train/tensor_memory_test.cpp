@@ -110,5 +110,29 @@ TEST(TensorMemory, StepsWithALargeVocabularyDoNotGrow) {
   EXPECT_LE(resident_bytes(), settled + 16 * kMiB) << ::mallinfo2().fordblks << " bytes are free on the heap";
 }
 
+// As a validation between two steps, whose batches have other sizes.
+TEST(TensorMemory, WhatAnInterludeMapsGoesBack) {
+  TensorMemory& memory = TensorMemory::install();
+  const auto step = [] { at::ones({1000, 1000}).mul(2.0F); };
+  step();
+  at::Tensor stays;
+  for (int turn = 0; turn < 2; ++turn) {
+    std::size_t resident = 0, mapped = 0;
+    {
+      const TensorMemory::Interlude interlude;
+      step();
+      stays.reset();
+      const at::Tensor goes = at::ones({1777, 3333});  // 22.6 MiB, more than any block that another test has left
+      stays = at::ones({2000, 2222});
+      mapped = memory.use().mapped;
+      resident = resident_bytes();
+    }
+    EXPECT_LE(memory.use().mapped + 22 * kMiB, mapped);
+    EXPECT_LE(resident_bytes() + 20 * kMiB, resident);
+    EXPECT_EQ(stays.sum().item<float>(), 2000 * 2222.0F);
+    step();
+  }
+}
+
 }  // namespace
 }  // namespace dtrain::train

@@ -14,6 +14,7 @@
 #include "loop/gather_rows.h"
 #include "loop/module_modes.h"
 #include "loop/random_seed.h"
+#include "model/tensor_memory.h"
 #include "precision/autocast.h"
 #include "step/startup_checks.h"
 
@@ -68,6 +69,7 @@ std::optional<Validation::Result> Validation::run(std::int64_t batch, std::int64
   if (!loader_ || last_batch_ == batch) return std::nullopt;
   last_batch_ = batch;
   const profile::PhaseScope phase(session_.recorder(), profile::Phase::kValidation);
+  const TensorMemory::Interlude interlude;
   torch::nn::Module& model = *context_.wrapped().model;
   broadcast_buffers(model, session_.device_communicator());
   {

@@ -311,7 +311,7 @@ std::vector<at::Tensor> FlatOptimizer::own_weight_averages() {
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> averages;
   for (std::size_t g = 0; g < states_.size(); ++g) {
-    averages.push_back((steps_ == 0 ? parameters_.groups()[g].values : state(g).back()).clone());
+    averages.push_back(parameters_.memory().own_copy(steps_ == 0 ? parameters_.groups()[g].values : state(g).back()));
   }
   complete_averages(averages);
   return averages;

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <iterator>
 
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
@@ -58,7 +59,7 @@ c10::DataPtr TensorMemory::allocate(std::size_t bytes) {
   if (bytes < kLarge) return small_.allocate(bytes);
   const std::lock_guard lock(mutex_);
   const Block block = take(block_size(bytes));
-  used_.emplace(block.data, block.bytes);
+  used_.emplace(block.data, block);
   use_.in_use += block.bytes;
   use_.peak_in_use = std::max(use_.peak_in_use, use_.in_use);
   return {block.data, block.data, &give_back, c10::Device(c10::DeviceType::CPU)};
@@ -85,17 +86,16 @@ TensorMemory::Block TensorMemory::take(std::size_t bytes) {
   TORCH_CHECK(data != nullptr, "not enough memory: a tensor needs ", bytes, " bytes, and tensors have ", use_.in_use);
   use_.mapped += bytes;
   use_.peak_mapped = std::max(use_.peak_mapped, use_.mapped);
-  return {data, bytes};
+  return {data, bytes, mappings_++};
 }
 
-void TensorMemory::unmap_oldest() {
-  const Kept::iterator oldest = kept_.begin();
-  const auto same_size = free_.find(oldest->bytes);
-  std::erase(same_size->second, oldest);
+TensorMemory::Kept::iterator TensorMemory::unmap(Kept::iterator place) {
+  const auto same_size = free_.find(place->bytes);
+  std::erase(same_size->second, place);
   if (same_size->second.empty()) free_.erase(same_size);
-  ::munmap(oldest->data, oldest->bytes);
-  use_.mapped -= oldest->bytes;
-  kept_.erase(oldest);
+  ::munmap(place->data, place->bytes);
+  use_.mapped -= place->bytes;
+  return kept_.erase(place);
 }
 
 void TensorMemory::keep(const Block& block) {
@@ -107,13 +107,27 @@ void TensorMemory::give_back(void* data) {
   {
     const std::lock_guard lock(installed->mutex_);
     if (const auto found = installed->used_.find(data); found != installed->used_.end()) {
-      const Block block{data, found->second};
+      const Block block = found->second;
       installed->used_.erase(found);
       installed->keep(block);
       return;
     }
   }
   installed->small_.raw_deleter()(data);
+}
+
+TensorMemory::Interlude::Interlude() {
+  if (installed == nullptr) return;
+  const std::lock_guard lock(installed->mutex_);
+  first_ = installed->mappings_;
+}
+
+TensorMemory::Interlude::~Interlude() {
+  if (installed == nullptr) return;
+  const std::lock_guard lock(installed->mutex_);
+  for (auto place = installed->kept_.begin(); place != installed->kept_.end();) {
+    place = place->number >= first_ ? installed->unmap(place) : std::next(place);
+  }
 }
 
 TensorMemory::Use TensorMemory::use() const {

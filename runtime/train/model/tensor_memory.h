@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <list>
 #include <map>
 #include <mutex>
@@ -46,10 +47,25 @@ class TensorMemory final : public c10::Allocator {
   };
   Use use() const;
 
+  // Spans work that steps do not repeat, a validation: when it ends, mappings that were made meanwhile and that no
+  // tensor has go back to the kernel, instead of being kept for steps, which need other sizes. Without effect where
+  // this is not libtorch's allocator.
+  class Interlude {
+   public:
+    Interlude();
+    ~Interlude();
+    Interlude(const Interlude&) = delete;
+    Interlude& operator=(const Interlude&) = delete;
+
+   private:
+    std::uint64_t first_ = 0;
+  };
+
  private:
   struct Block {
     void* data = nullptr;
     std::size_t bytes = 0;
+    std::uint64_t number = 0;  // of the mapping: later ones have higher numbers
   };
   using Kept = std::list<Block>;  // the one that was freed first is in front
 
@@ -57,13 +73,15 @@ class TensorMemory final : public c10::Allocator {
   static void give_back(void* data);  // of large and small tensors
   Block take(std::size_t bytes);
   void keep(const Block& block);
-  void unmap_oldest();
+  void unmap_oldest() { unmap(kept_.begin()); }
+  Kept::iterator unmap(Kept::iterator place);  // the one after it
 
   c10::Allocator& small_;
   mutable std::mutex mutex_;
-  std::unordered_map<void*, std::size_t> used_;  // the bytes of each block that a tensor has
+  std::unordered_map<void*, Block> used_;  // by address: the blocks that tensors have
   Kept kept_;
   std::map<std::size_t, std::vector<Kept::iterator>> free_;  // by bytes; the one that was freed last is at the end
+  std::uint64_t mappings_ = 0;                               // made so far
   Use use_;
 };
 
