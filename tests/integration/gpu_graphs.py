@@ -20,6 +20,7 @@ RATE = 2**-8  # a graph reads it as a float32
 SGD = {"kind": "sgd", "lr": 8 * RATE, "momentum": 0.9}
 ADAM = {"kind": "adam", "lr": RATE, "weight_decay": 1e-3}
 ADAMW = {"kind": "adamw", "lr": RATE}
+LAMB = {"kind": "lamb", "lr": RATE, "weight_decay": 1e-2}
 EPOCH, EPOCHS = 60, 2  # batches of each rank; the last one of an epoch is smaller
 COUNTED = {"count_from": 70, "count_to": 110}
 LAUNCHES = COUNTED["count_to"] - COUNTED["count_from"]
@@ -44,7 +45,7 @@ def title(model, optimizer, options):
 
 # Each with a graph and without.
 CASES = {
-    1: [("gpt", ADAM, {}), ("cnn", SGD, {"clip": 0.3, "average_aggregated_gradients": False})],
+    1: [("gpt", ADAM, {}), ("cnn", SGD, {"clip": 0.3, "average_aggregated_gradients": False}), ("mlp", LAMB, {})],
     2: [("mlp", SGD, {"sharded_optimizer": False, "halve_rate_after": 7}),
         ("cnn", ADAMW, {"sharded_optimizer": True, "clip": 0.3, "delay_queries": 3}),
         ("gpt", ADAMW, {"sharded_optimizer": False, "own_state": True}),
@@ -52,7 +53,9 @@ CASES = {
         ("cnn", SGD, {"sharded_optimizer": True, "precision": "pure_bf16"}),
         ("cnn", ADAM, {"sharded_optimizer": True, "precision": "fp16", "clip": 0.3}),
         ("mlp", SGD, {"sharded_optimizer": False, "precision": "fp16"}),
-        ("mlp", ADAM, {"sharded_optimizer": "auto", "batches": [60, 47, 60, 60]})],
+        ("mlp", ADAM, {"sharded_optimizer": "auto", "batches": [60, 47, 60, 60]}),
+        ("cnn", LAMB, {"sharded_optimizer": False}),
+        ("gpt", LAMB, {"sharded_optimizer": True, "clip": 0.3})],
     3: [("cnn", ADAM, {"sharded_optimizer": True}),
         ("gpt", SGD, {"sharded_optimizer": False, "clip": 0.3})],
 }
@@ -139,6 +142,18 @@ class Parity(GraphTest):
 
     def test_three_ranks(self):
         self.compare(3)
+
+    def test_norms_of_parameters_in_parts(self):
+        """The ranks' buckets end within parameters, so LAMB's norms are sums over ranks, which a graph contains."""
+        cases = [case("gpt", LAMB, True, sharded_optimizer=sharded, dtype="float64") for sharded in (True, False)]
+        (sharded,), (replicated,) = run_cases(BUILD, self.work.path, 3, cases, slot_types=("cuda",))
+        for run in (sharded, replicated):
+            run.result.expect(0)
+            self.assertEqual(run.reports, [])
+            self.assertTrue(run.result.json("plan.json")["cuda_graphs"]["captured"])
+        difference, worst = parity_model.worst_difference(*(parity_model.load(run.result.weights_file)
+                                                            for run in (sharded, replicated)))
+        self.assertLessEqual(difference, 1e-11, worst)
 
 
 class Causes(GraphTest):
