@@ -16,7 +16,8 @@ help:
 	@echo "make soak      random cases: faults while checkpoints are written, power cuts (SOAK_CASES=1000 SOAK_SEED=1)"
 	@echo "make build     build everything but the benchmarks (PRESET=release|debug|asan|tsan; BENCH=1: these, too)"
 	@echo "make deb       the Debian package, in build/release"
-	@echo "make wheel     the wheel for Python, in build/wheel"
+	@echo "make wheel     the wheel for Python, in build/wheel: for each of 3.10 to 3.13 that is in PATH with its headers"
+	@echo "               (PYTHONS=\"3.10 /opt/python3.12/bin/python3\": for these)"
 	@echo "make format    lay out the sources;  make lint: clang-tidy on the torch-free layers"
 	@echo "make one-by-one  compile each source by itself: does it include what it names?"
 	@echo "make sanitize  the torch-free tests under ASan+UBSan and under TSan"
@@ -39,11 +40,15 @@ demo: setup
 	@scripts/quiet_build.sh --no-warnings release $(JOBS) $(DEMO_TARGETS)
 	@$(BIN)/dtrain launch configs/fashion_mnist.yaml
 
+# The Pythons for which the package is compiled: /usr/bin/python3, for a wheel each that is in PATH with headers.
+PYTHONS ?=
+find_pythons = pythons=$$(/usr/bin/python3 -B python/interpreters.py $(PYTHONS)) || exit 1
+
 # The benchmarks take minutes to compile, and no test needs them: BENCH=1 builds them, too.
 BENCH ?=
 build: setup-test
 	@mkdir -p build
-	@$(call configure,$(PRESET),-DDTRAIN_TESTS=ON -DDTRAIN_BENCH=$(if $(BENCH),ON,OFF))
+	@$(if $(PYTHONS),$(find_pythons),pythons=); $(call configure,$(PRESET),-DDTRAIN_TESTS=ON -DDTRAIN_BENCH=$(if $(BENCH),ON,OFF) "-DDTRAIN_PYTHONS=$$pythons")
 	@scripts/quiet_build.sh $(PRESET) $(JOBS)
 
 test: build
@@ -80,7 +85,7 @@ deb:
 wheel:
 	@scripts/setup.sh wheel
 	@mkdir -p build
-	@$(call configure,release)
+	@$(find_pythons); $(call configure,release,"-DDTRAIN_PYTHONS=$$pythons")
 	@scripts/quiet_build.sh release $(JOBS) installed python_native
 	@/usr/bin/python3 -B python/build_wheel.py build/release
 

@@ -1,8 +1,8 @@
-"""Packs a build into a wheel: dtrain-VERSION-PYTHON-PLATFORM.whl.
+"""Packs a build into a wheel: dtrain-VERSION-PYTHONS-PYTHONS-PLATFORM.whl.
 
     build_wheel.py BUILD_FOLDER [FOLDER]     (default: build/wheel)
 
-    dtrain/       the modules and _native
+    dtrain/       the modules, and _native for each Python for which the build has one
     dtrain/bin/   the programs, which look for libraries in ../lib, and for libtorch in the torch that is installed beside
     dtrain/lib/   our libraries, and copies of those that a plain distribution lacks
     the command   python/command.py, which starts dtrain/bin/dtrain
@@ -84,22 +84,30 @@ def copyright_of(library: Path) -> tuple[str, Path]:
     return package, Path("/usr/share/doc") / package / "copyright"
 
 
-def native_of(build: Path) -> Path:
-    return next((build / "python" / "dtrain").glob("_native.*.so"), build / "python" / "dtrain" / "_native")
+def natives_of(build: Path) -> dict[str, Path]:
+    """The module of each Python, whose ABI is the key: cp311."""
+    found = {}
+    for file in (build / "python" / "dtrain").glob("_native.*.so"):
+        if match := re.match(r"_native\.cpython-(\d+)-", file.name):
+            found[f"cp{match[1]}"] = file
+    if not found:
+        sys.exit(f"build_wheel: {build}/python/dtrain has no _native: make wheel builds it")
+    return dict(sorted(found.items()))
 
 
 def fill(build: Path, package: Path) -> list[Path]:
     """Puts everything into the package; returns the libraries that were copied."""
     shutil.copytree(SOURCE / "python" / "dtrain", package, ignore=shutil.ignore_patterns("__pycache__"))
-    native = package / native_of(build).name
-    shutil.copy2(native_of(build), native)
+    natives = natives_of(build).values()
+    for native in natives:
+        shutil.copy2(native, package)
     (package / "bin").mkdir()
     (package / "lib").mkdir()
     programs = [build / "bin" / name for name in PROGRAMS]
     libraries = {}  # by the name that they are opened by, which links have in the build
     for library in sorted((build / "lib").glob("libdtrain_*.so")):
         libraries[output_of("patchelf", "--print-soname", library).strip() or library.name] = library
-    copies = foreign_libraries([*programs, *libraries.values(), native_of(build)])
+    copies = foreign_libraries([*programs, *libraries.values(), *natives])
     for program in programs:
         shutil.copy2(program, package / "bin")
         adapt(package / "bin" / program.name, "../", copies)
@@ -112,17 +120,19 @@ def fill(build: Path, package: Path) -> list[Path]:
         copy.chmod(0o755)
         adapt(copy, "../", copies)
         output_of("patchelf", "--set-soname", copy.name, copy)
-    adapt(native, "", copies)
+    for native in natives:
+        adapt(package / native.name, "", copies)
     return list(copies.values())
 
 
-def describe(root: Path, information: Path, version: str, native: str, copied: list[Path]) -> str:
+def describe(root: Path, information: Path, version: str, abis: list[str], copied: list[Path]) -> str:
     """Writes the folder dist-info and the command; returns the wheel's tag."""
-    major, minor = re.match(r"_native\.cpython-(\d)(\d+)-", native).groups()
     torch = re.search(r'^_wanted = "(.*)"', (root / "dtrain" / "__init__.py").read_text(), re.M).group(1)
     # A distribution with this C library, or a later one, has a libstdc++ that is late enough, too.
     glibc = os.confstr("CS_GNU_LIBC_VERSION").split()[1].replace(".", "_")
-    tag = f"cp{major}{minor}-cp{major}{minor}-manylinux_{glibc}_{platform.machine()}"
+    machine = f"manylinux_{glibc}_{platform.machine()}"
+    # The name of a wheel has each set once; it stands for all combinations, of which pip knows those of a Python with its ABI.
+    tags = [f"{python}-{abi}-{machine}" for python in abis for abi in abis]
     licenses = information / "licenses"
     licenses.mkdir(parents=True)
     shutil.copy2(SOURCE / "LICENSE", licenses)
@@ -130,18 +140,18 @@ def describe(root: Path, information: Path, version: str, native: str, copied: l
     for name, file in map(copyright_of, copied):
         shutil.copy2(file, licenses / f"copyright.{name}")
     (information / "WHEEL").write_text(f"Wheel-Version: 1.0\nGenerator: dtrain {version}\nRoot-Is-Purelib: false\n"
-                                       f"Tag: {tag}\n")
+                                       + "".join(f"Tag: {tag}\n" for tag in tags))
     (information / "METADATA").write_text(
         f"Metadata-Version: 2.1\nName: dtrain\nVersion: {version}\n"
         "Summary: Distributed data-parallel training with a profile of where the time goes\n"
-        # The tag says which Python it is for.
+        # The tags say which Pythons it is for.
         f"License: Apache-2.0\nRequires-Python: >=3.10\nRequires-Dist: torch=={torch}.*\n"
         "Description-Content-Type: text/markdown\n\n" + (SOURCE / "README.md").read_text("utf-8"), "utf-8")
     scripts = root / f"dtrain-{version}.data" / "scripts"
     scripts.mkdir(parents=True)
     shutil.copy2(SOURCE / "python" / "command.py", scripts / "dtrain")
     (scripts / "dtrain").chmod(0o755)
-    return tag
+    return f"{'.'.join(abis)}-{'.'.join(abis)}-{machine}"
 
 
 def pack(root: Path, information: Path, wheel: Path) -> None:
@@ -167,7 +177,7 @@ def main() -> None:
     if len(sys.argv) not in (2, 3):
         sys.exit("usage: build_wheel.py BUILD_FOLDER [FOLDER]")
     build = Path(sys.argv[1])
-    for file in [native_of(build), *(build / "bin" / name for name in PROGRAMS)]:
+    for file in (build / "bin" / name for name in PROGRAMS):
         if not file.exists():
             sys.exit(f"build_wheel: there is no {file}: make wheel builds it")
     version = re.search(r"CMAKE_PROJECT_VERSION:\w+=(.*)", (build / "CMakeCache.txt").read_text()).group(1)
@@ -178,7 +188,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as root:
         information = Path(root) / f"dtrain-{version}.dist-info"
         copied = fill(build, Path(root) / "dtrain")
-        tag = describe(Path(root), information, version, native_of(build).name, copied)
+        tag = describe(Path(root), information, version, list(natives_of(build)), copied)
         wheel = folder / f"dtrain-{version}-{tag}.whl"
         pack(Path(root), information, wheel)
     size = wheel.stat().st_size / 1e6

@@ -13,6 +13,8 @@ A :class:`Trial` hands the loop over to dtrain instead, which then validates, st
 import getpass as _getpass
 import importlib.util as _util
 import os as _os
+import re as _re
+import sys as _sys
 
 from .run import Run
 
@@ -24,7 +26,20 @@ try:
 except (KeyError, OSError):
     _os.environ["USER"] = f"uid{_os.getuid()}"
 
+
+def _check_python() -> None:
+    """_native is compiled for each Python by itself. Without it there is one line, which names those that have one."""
+    if _util.find_spec("._native", __name__) is not None:
+        return
+    files = sorted(_os.listdir(_os.path.dirname(__file__)))
+    found = [_re.sub(r"_native\.cpython-(\d)(\w+)-.*", r"\1.\2", name) for name in files if name.startswith("_native.cpython-")]
+    this = f"{_sys.implementation.name} {_sys.version_info[0]}.{_sys.version_info[1]}{_sys.abiflags}"
+    raise ImportError(f"this dtrain is built for Python {', '.join(found) or '(none)'}, and this is {this}: use such a Python, "
+                      "or build dtrain for this one (make wheel PYTHONS=...)")
+
+
 if _util.find_spec("torch") is not None:
+    _check_python()
     import torch as _torch  # the engine uses the libtorch that it has loaded
 
     if not _torch.__version__.startswith(_wanted + "."):

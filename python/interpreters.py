@@ -1,0 +1,91 @@
+"""Finds the Pythons for which dtrain._native can be compiled, and prints their paths as CMake's DTRAIN_PYTHONS.
+
+    interpreters.py [NAME ...]
+
+Without names: /usr/bin/python3 and what PATH has of python3.10 to python3.13, where their headers are installed; says which
+versions are missing. A NAME is a program or a version (python3.12, 3.12, /opt/python/bin/python3), and must have headers.
+"""
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+VERSIONS = ("3.10", "3.11", "3.12", "3.13")
+# Asked of each Python by itself. Its program may be one that starts another, as pyenv's are.
+QUESTIONS = """
+import json, sys, sysconfig
+print(json.dumps([sys.executable, "%d.%d" % sys.version_info[:2], sysconfig.get_path("include"), sys.implementation.name,
+                  bool(sysconfig.get_config_var("Py_GIL_DISABLED"))]))
+"""
+
+
+class Interpreter(NamedTuple):
+    program: str
+    version: str
+    headers: str
+    implementation: str
+    without_gil: bool
+
+    def obstacle(self) -> str | None:
+        """Why no module can be compiled for it."""
+        if self.implementation != "cpython" or self.without_gil or tuple(map(int, self.version.split("."))) < (3, 10):
+            return "dtrain needs CPython 3.10 or later, with the GIL"
+        if not (Path(self.headers) / "Python.h").exists():
+            return f"it has no headers ({self.headers}/Python.h): install python{self.version}-dev"
+        return None
+
+
+def ask(program: str) -> Interpreter | None:
+    path = shutil.which(program)
+    if path is None:
+        return None
+    done = subprocess.run([path, "-c", QUESTIONS], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    return Interpreter(*json.loads(done.stdout)) if done.returncode == 0 else None
+
+
+def of_this_machine() -> list[Interpreter]:
+    """One of each version, whether or not it has headers; /usr/bin/python3 is the first."""
+    found: dict[str, Interpreter] = {}
+    for program in ("/usr/bin/python3", *(f"python{version}" for version in VERSIONS)):
+        one = ask(program)
+        if one is not None:
+            found.setdefault(one.version, one)
+    return list(found.values())
+
+
+def named(names: list[str]) -> list[Interpreter]:
+    found: dict[str, Interpreter] = {}
+    for name in names:
+        one = ask(f"python{name}" if name[0].isdigit() else name)
+        if one is None:
+            sys.exit(f"interpreters: {name} is not a Python that runs: give its path, or put it into PATH")
+        if obstacle := one.obstacle():
+            sys.exit(f"interpreters: {name} cannot be used: {obstacle}")
+        found.setdefault(one.version, one)
+    return list(found.values())
+
+
+def main() -> None:
+    if sys.argv[1:]:
+        chosen = named(sys.argv[1:])
+    else:
+        chosen = []
+        obstacles = dict.fromkeys(VERSIONS, "not in PATH")
+        for one in of_this_machine():
+            obstacles[one.version] = one.obstacle()
+            if obstacles[one.version] is None:
+                chosen.append(one)
+        if not chosen:
+            sys.exit("interpreters: no Python here has headers: scripts/setup.sh build installs those of /usr/bin/python3")
+        for version, obstacle in obstacles.items():
+            if obstacle:
+                print(f"no module for Python {version}: {obstacle}", file=sys.stderr)
+    print(";".join(one.program for one in chosen))
+
+
+if __name__ == "__main__":
+    main()
