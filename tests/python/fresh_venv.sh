@@ -5,6 +5,7 @@
 #
 #   fresh_venv.sh WHEEL|BUILD_FOLDER PYTHON            torch is the one that this Python has
 #   fresh_venv.sh WHEEL|BUILD_FOLDER --download-torch  pip installs it (3 GB)
+#   fresh_venv.sh WHEEL|BUILD_FOLDER --without-torch   only what works, or is refused, without it
 #
 # The environment's Python is /usr/bin/python3, or DTRAIN_PYTHON.
 set -euo pipefail
@@ -32,7 +33,7 @@ if [ -d "$wheel" ]; then
   wheel=$(ls "$work"/dtrain-*.whl)
 fi
 packages=''  # where torch is
-[ "$torch" = --download-torch ] || packages=$("$torch" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+[[ "$torch" = --* ]] || packages=$("$torch" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 "${DTRAIN_PYTHON:-/usr/bin/python3}" -m venv venv
 pip() { venv/bin/python -m pip --quiet --disable-pip-version-check "$@"; }
 site=$(venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
@@ -118,6 +119,14 @@ mkdir -p other/torch
 echo '__version__ = "2.12.1+cpu"' >other/torch/__init__.py
 ends_with 1 python -c 'import sys; sys.path.insert(0, "other"); import dtrain'
 says "^ImportError: .*built for torch 2\.11.*torch 2\.12\.1\+cpu is installed.*pip install"
+
+# A package without a module for this Python.
+mkdir -p foreign/dtrain
+cp "$site"/dtrain/*.py foreign/dtrain/
+touch foreign/dtrain/_native.cpython-3{9,14t}-x86_64-linux-gnu.so
+ends_with 1 python -c 'import sys; sys.path[:0] = ["foreign", "other"]; import dtrain'
+says "^ImportError: this dtrain is built for Python 3\.14t, 3\.9, and this is cpython 3\."
+[ "$torch" != --without-torch ] || exit 0
 
 first=''
 seconds() { sed -n 's/.*first batch after \([0-9.]*\) s.*/\1/p' output; }
