@@ -25,7 +25,11 @@ function(dtrain_group_sources)
     list(GET line 0 target)
     list(GET line 1 source)
     list(GET line 2 group)
-    set_source_files_properties(${source} TARGET_DIRECTORY ${target} PROPERTIES UNITY_GROUP ${target}_${group})
+    get_target_property(name ${target} DTRAIN_UNITY_NAME)  # of targets with the same sources, which have one group
+    if(NOT name)
+      set(name ${target})
+    endif()
+    set_source_files_properties(${source} TARGET_DIRECTORY ${target} PROPERTIES UNITY_GROUP ${name}_${group})
   endforeach()
 endfunction()
 
