@@ -60,8 +60,8 @@ class OtherPythons(unittest.TestCase):
     def compiles(self, program):
         """All that this Python may be given, without a warning."""
         files = [str(file) for folder in ("python", "examples/python") for file in (SOURCE / folder).rglob("*.py")]
-        code, output = run(program, "-W", "error", "-c", "import sys\n"
-                           "for name in sys.argv[1:]: compile(open(name, encoding='utf-8').read(), name, 'exec')", *files)
+        code, output = run(program, "-W", "error", "-c", "import pathlib, sys\n"
+                           "for name in sys.argv[1:]: compile(pathlib.Path(name).read_text('utf-8'), name, 'exec')", *files)
         self.assertEqual((code, output), (0, ""))
 
     def refuses(self, program, version):
