@@ -155,17 +155,17 @@ py::object with_finite_numbers(py::handle value) {
     if (std::isfinite(py::cast<double>(value))) return py::reinterpret_borrow<py::object>(value);
     py::dict marked;
     marked[kFloat] = py::str(value);
-    return std::move(marked);
+    return marked;
   }
   if (py::isinstance<py::dict>(value)) {
     py::dict result;
     for (const auto& [key, one] : py::reinterpret_borrow<py::dict>(value)) result[key] = with_finite_numbers(one);
-    return std::move(result);
+    return result;
   }
   if (py::isinstance<py::list>(value) || py::isinstance<py::tuple>(value)) {
     py::list result;
     for (const py::handle one : value) result.append(with_finite_numbers(one));
-    return std::move(result);
+    return result;
   }
   return py::reinterpret_borrow<py::object>(value);
 }
