@@ -110,6 +110,7 @@ class Models(ParityTest):
         # The compiler's own graph of gradients, without its C++ code, which takes half a minute to build.
         self.compare([(SCRIPT, 2), (TRIAL, 3)], model="cnn", compile="aot_eager", optimizer=["AdamW", {"lr": 1e-3}])
         self.compare([(SCRIPT, 2)], model="mlp", compile="aot_eager")
+        self.compare([(SCRIPT, 2)], model="attention", compile="aot_eager", dtype="float32")
 
     def test_twelve_models_of_libraries(self):
         # Some of them normalize in float32, whatever the type of their weights.

@@ -42,6 +42,21 @@ class Cnn(nn.Module):
         return F.cross_entropy(self.head(self.features(images).flatten(1)) * self.frozen, labels)
 
 
+class Attention(nn.Module):
+    """The operators that dtrain computes itself on CPUs."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(64, 16)
+        self.projection = nn.Linear(16, 48)
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, images, tokens, labels):
+        query, key, value = self.projection(self.embedding(tokens)).unflatten(-1, (2, 24)).transpose(1, 2).chunk(3, -1)
+        x = F.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2).flatten(2)
+        return F.cross_entropy(self.head(F.gelu(x, approximate="tanh").mean(1)), labels)
+
+
 class OfImages(nn.Module):
     def __init__(self, model):
         super().__init__()
@@ -129,7 +144,7 @@ class Together(nn.Module):
         return sum(model(*batch) for model in self.models.values())
 
 
-MODELS = {"mlp": Mlp, "cnn": Cnn, "libraries": Together}
+MODELS = {"mlp": Mlp, "cnn": Cnn, "attention": Attention, "libraries": Together}
 
 
 def make_model(case):

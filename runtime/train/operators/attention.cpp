@@ -95,7 +95,7 @@ Gradients attention_backward(const at::Tensor& of_result, const at::Tensor& quer
 // libtorch's kernel multiplies blocks of 32 rows, each in a call of oneDNN that costs more than the product. Over many
 // tokens its blocks get longer, and it leaves out what a causal mask hides.
 bool is_known(const at::Tensor& query, const at::Tensor& key, double dropout) {
-  return query.scalar_type() == at::kBFloat16 && dropout == 0 && query.size(1) == key.size(1) &&
+  return has_elements(query) && query.scalar_type() == at::kBFloat16 && dropout == 0 && query.size(1) == key.size(1) &&
          query.numel() > 0 && key.numel() > 0 && std::max(query.size(2), key.size(2)) <= kMostTokens;
 }
 

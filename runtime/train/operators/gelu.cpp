@@ -38,7 +38,7 @@ Value* into(const at::Tensor& tensor, std::int64_t begin) {
 
 bool is_known(const at::Tensor& x) {
   return (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16) && x.layout() == at::kStrided &&
-         x.is_non_overlapping_and_dense();
+         x.is_non_overlapping_and_dense() && has_elements(x);
 }
 
 at::Tensor gelu_of(const at::Tensor& x) {

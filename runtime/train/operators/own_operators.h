@@ -13,6 +13,7 @@
 // dtrain::attention_backward), which traces and counts of operators show under these names.
 #pragma once
 
+#include <ATen/TensorSubclassLikeUtils.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
@@ -29,6 +30,11 @@ void use_own_operators();
 void add_cross_entropy(torch::Library& own, torch::Library& aten);
 void add_gelu(torch::Library& own, torch::Library& aten);
 void add_attention(torch::Library& own, torch::Library& aten);
+
+// Whether a kernel can read its elements. Those of tensors that torch.compile and torch.func trace with cannot be read.
+inline bool has_elements(const at::Tensor& tensor) {
+  return !at::isTensorSubclassLike(tensor);
+}
 
 // Calls an operator of ours, below autograd. Each has a signature of its own, by which it is found again.
 template <class Signature, class... Arguments>
