@@ -18,15 +18,15 @@ namespace {
 using Mask = std::optional<at::Tensor>;
 using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;  // of query, key and value
 
-constexpr std::int64_t kMostTokens = 512;     // of a head that is computed at once
+constexpr std::int64_t kMostTokens = 512;        // of a head that is computed at once
 constexpr std::int64_t kScoresAtOnce = 1 << 16;  // of several heads; in float32 they stay in a core's cache
 
 // What several heads of one sample need, in [heads, tokens, features].
 struct Heads {
-  at::Tensor query, key, value;           // bfloat16, and so is of_result
+  at::Tensor query, key, value;  // bfloat16, and so is of_result
   at::Tensor of_result, result;
-  at::Tensor logsumexp;                   // float32, [heads, queries]
-  at::Tensor mask;                        // float32, [heads, queries, keys], or undefined
+  at::Tensor logsumexp;  // float32, [heads, queries]
+  at::Tensor mask;       // float32, [heads, queries, keys], or undefined
   bool causal = false;
   float scale = 1;
 };

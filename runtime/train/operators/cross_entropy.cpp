@@ -136,9 +136,10 @@ class OnePassCrossEntropy : public torch::autograd::Function<OnePassCrossEntropy
 // bfloat16 only under autocast, where libtorch's loss is float32, too.
 bool is_known(const at::Tensor& scores, const at::Tensor& target, const Optional& weight) {
   const bool narrow = scores.scalar_type() == at::kBFloat16 && at::autocast::is_autocast_enabled(at::kCPU);
-  return has_elements(scores) && has_elements(target) && scores.dim() == 2 && scores.size(1) > 0 && (scores.scalar_type() == at::kFloat || narrow) &&
-         scores.layout() == at::kStrided && target.is_cpu() && target.scalar_type() == at::kLong && target.dim() == 1 &&
-         target.size(0) == scores.size(0) && !(weight && weight->defined());
+  return has_elements(scores) && has_elements(target) && scores.dim() == 2 && scores.size(1) > 0 &&
+         (scores.scalar_type() == at::kFloat || narrow) && scores.layout() == at::kStrided && target.is_cpu() &&
+         target.scalar_type() == at::kLong && target.dim() == 1 && target.size(0) == scores.size(0) &&
+         !(weight && weight->defined());
 }
 
 at::Tensor cross_entropy_loss(const at::Tensor& scores, const at::Tensor& target, const Optional& weight,
