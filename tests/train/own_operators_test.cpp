@@ -269,5 +269,80 @@ INSTANTIATE_TEST_SUITE_P(Shapes, OwnAttention,
                                          AttentionCase{130, 130, true}, AttentionCase{70, 600},
                                          AttentionCase{40, 40, false, true}, AttentionCase{17, 9, false, true, 0.5}));
 
+// Of images [samples, 32, side, side] under a weight [256, 32, kernel, kernel].
+struct ConvolutionCase {
+  std::int64_t samples, side, kernel, stride = 1, padding = 0;
+  bool bias = false, images_last = false, weight_last = false;
+};
+
+class OwnConvolution : public OwnOperators, public testing::WithParamInterface<ConvolutionCase> {
+ protected:
+  static at::MemoryFormat format(bool last) {
+    return last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
+  }
+  // The result, and the gradients of images, weight and bias.
+  std::vector<at::Tensor> of(at::ScalarType type, bool with_graph = false) const {
+    const ConvolutionCase& c = GetParam();
+    const auto leaf = [&](const at::Tensor& one, bool last) {
+      return one.to(type)
+          .contiguous(one.dim() == 4 ? format(last) : at::MemoryFormat::Contiguous)
+          .detach()
+          .requires_grad_();
+    };
+    std::vector<at::Tensor> inputs{leaf(images_, c.images_last), leaf(weight_, c.weight_last)};
+    if (c.bias) inputs.push_back(leaf(bias_, false));
+    const at::Tensor result =
+        at::conv2d(inputs[0], inputs[1], c.bias ? std::optional(inputs[2]) : std::nullopt, c.stride, c.padding);
+    const at::Tensor weights = torch::arange(1, result.numel() + 1).remainder(7).view_as(result).to(type);
+    std::vector<at::Tensor> all =
+        torch::autograd::grad({(result * weights).sum()}, inputs, {}, std::nullopt, with_graph);
+    if (with_graph) all = torch::autograd::grad({all[0].square().sum()}, {inputs[1]});
+    all.insert(all.begin(), result.detach());
+    return all;
+  }
+
+  at::Tensor images_ = torch::randn({GetParam().samples, 32, GetParam().side, GetParam().side}).to(at::kBFloat16);
+  at::Tensor weight_ = (torch::randn({256, 32, GetParam().kernel, GetParam().kernel}) / 8).to(at::kBFloat16);
+  at::Tensor bias_ = torch::randn({256}).to(at::kBFloat16);
+};
+
+TEST_P(OwnConvolution, IsLibtorchs) {
+  const auto exact = of(at::kDouble);
+  // In bfloat16 the products with each weight of a pixel are rounded before they are added: the norm of all says more
+  // than the worst element, whose terms may cancel.
+  for (const auto& [type, tolerance] : {std::pair{at::kFloat, 1e-6}, std::pair{at::kBFloat16, 1.0 / 256}}) {
+    const auto ours = of(type);
+    ASSERT_EQ(ours.size(), exact.size());
+    for (std::size_t i = 0; i < exact.size(); ++i) {
+      EXPECT_EQ(ours[i].scalar_type(), type);
+      EXPECT_EQ(ours[i].sizes(), exact[i].sizes());
+      EXPECT_LE((ours[i].to(at::kDouble) - exact[i]).norm().item<double>(), tolerance * exact[i].norm().item<double>())
+          << type << " " << i;
+    }
+    const bool last = GetParam().images_last || GetParam().weight_last;
+    EXPECT_TRUE(ours[0].is_contiguous(format(last)));
+    EXPECT_TRUE(ours[1].is_contiguous(format(GetParam().images_last)));
+  }
+}
+
+TEST_P(OwnConvolution, HasGradientsOfGradients) {
+  const auto exact = of(at::kDouble, true), ours = of(at::kFloat, true);
+  expect_near(ours[1], exact[1], 1e-4);
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, OwnConvolution,
+                         testing::Values(ConvolutionCase{5, 2, 3, 1, 1, false, true, true},
+                                         ConvolutionCase{5, 2, 3, 1, 1, true},
+                                         ConvolutionCase{3, 7, 3, 2, 1, true, true, false},
+                                         ConvolutionCase{3, 5, 3, 2, 0, false, false, true},
+                                         ConvolutionCase{1, 16, 3, 1, 1, true, true, true},
+                                         ConvolutionCase{1, 17, 3, 1, 1, false, false, false},  // libtorch's
+                                         ConvolutionCase{2, 3, 5, 1, 2}));
+
+TEST_F(OwnOperators, ConvolutionOfAPixel) {
+  const at::Tensor images = torch::randn({4, 512, 1, 1}), weight = torch::randn({256, 512, 1, 1}) / 16;
+  expect_near(at::conv2d(images, weight), at::conv2d(images.to(at::kDouble), weight.to(at::kDouble)), 1e-5);
+}
+
 }  // namespace
 }  // namespace dtrain::train

@@ -28,6 +28,7 @@ constexpr std::pair<std::string_view, FlopKind> kKinds[] = {
     {"aten::_scaled_dot_product_cudnn_attention_backward", FlopKind::kAttentionBackward},
     {"aten::_scaled_dot_product_flash_attention_for_cpu_backward", FlopKind::kAttentionBackward},
     {"dtrain::attention_backward", FlopKind::kAttentionBackward},
+    {"dtrain::convolution_backward", FlopKind::kConvolutionBackward},
     {"aten::mkldnn_rnn_layer", FlopKind::kRecurrentLayer},
     {"aten::mkldnn_rnn_layer_backward", FlopKind::kRecurrentLayerBackward},
 };

@@ -9,6 +9,7 @@
 #include <torch/library.h>
 
 #include "kernels/attention.h"
+#include "operators/libtorch_kernel.h"
 #include "operators/own_operators.h"
 #include "parallel/parallel.h"
 
@@ -104,13 +105,12 @@ constexpr const char* kAttentionBackward = "dtrain::attention_backward";
 class Attention : public torch::autograd::Function<Attention> {
  public:
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context, const at::Tensor& query,
-                                                const at::Tensor& key, const at::Tensor& value, double dropout,
-                                                bool causal, const Mask& mask, std::optional<double> scale) {
+                                                const at::Tensor& key, const at::Tensor& value, bool causal,
+                                                const Mask& mask, std::optional<double> scale) {
     const at::AutoDispatchBelowADInplaceOrView below;
     auto [result, logsumexp] =
-        at::_scaled_dot_product_flash_attention_for_cpu(query, key, value, dropout, causal, mask, scale);
+        at::_scaled_dot_product_flash_attention_for_cpu(query, key, value, 0, causal, mask, scale);
     context->save_for_backward({query, key, value, result, logsumexp, mask.value_or(at::Tensor())});
-    context->saved_data["dropout"] = dropout;
     context->saved_data["causal"] = causal;
     context->saved_data["scale"] = scale;
     context->mark_non_differentiable({logsumexp});
@@ -122,30 +122,36 @@ class Attention : public torch::autograd::Function<Attention> {
     const auto saved = context->get_saved_variables();
     const at::Tensor &query = saved[0], &key = saved[1], &value = saved[2], &result = saved[3], &logsumexp = saved[4];
     const Mask mask = saved[5].defined() ? Mask(saved[5]) : std::nullopt;
-    const double dropout = context->saved_data["dropout"].toDouble();
     const bool causal = context->saved_data["causal"].toBool();
     const auto scale = context->saved_data["scale"].toOptional<double>();
     // With create_graph the gradient is to be differentiated again, which libtorch refuses.
+    const bool ours = !at::GradMode::is_enabled() && has_elements(gradients[0]);
     const auto [of_query, of_key, of_value] =
-        is_known(query, key, dropout) && !at::GradMode::is_enabled()
-            ? call_operator<decltype(attention_backward)>(kAttentionBackward, gradients[0], query, key, value, result,
-                                                          logsumexp, causal, mask, scale)
-            : at::_scaled_dot_product_flash_attention_for_cpu_backward(gradients[0], query, key, value, result,
-                                                                       logsumexp, dropout, causal, mask, scale);
-    return {of_query, of_key, of_value, {}, {}, {}, {}};
+        ours ? call_operator<decltype(attention_backward)>(kAttentionBackward, gradients[0], query, key, value, result,
+                                                           logsumexp, causal, mask, scale)
+             : at::_scaled_dot_product_flash_attention_for_cpu_backward(gradients[0], query, key, value, result,
+                                                                        logsumexp, 0, causal, mask, scale);
+    return {of_query, of_key, of_value, {}, {}, {}};
   }
 };
 
-std::tuple<at::Tensor, at::Tensor> attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                                             double dropout, bool causal, const Mask& mask,
+const LibtorchKernel* libtorchs_attention = nullptr;
+
+std::tuple<at::Tensor, at::Tensor> attention(c10::DispatchKeySet keys, const at::Tensor& query, const at::Tensor& key,
+                                             const at::Tensor& value, double dropout, bool causal, const Mask& mask,
                                              std::optional<double> scale) {
-  const auto results = Attention::apply(query, key, value, dropout, causal, mask, scale);
-  return {results[0], results[1]};
+  if (is_known(query, key, dropout)) {
+    const auto results = Attention::apply(query, key, value, causal, mask, scale);
+    return {results[0], results[1]};
+  }
+  const auto results = libtorchs_attention->call(keys, query, key, value, dropout, causal, mask, scale);
+  return {results[0].toTensor(), results[1].toTensor()};
 }
 
 }  // namespace
 
 void add_attention(torch::Library& own, torch::Library& aten) {
+  libtorchs_attention = new LibtorchKernel("aten::_scaled_dot_product_flash_attention_for_cpu");  // for the process
   own.def(
       "attention_backward(Tensor of_result, Tensor query, Tensor key, Tensor value, Tensor result, Tensor logsumexp, "
       "bool causal, Tensor? mask, float? scale) -> (Tensor, Tensor, Tensor)",

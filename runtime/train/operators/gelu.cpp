@@ -6,6 +6,7 @@
 #include <torch/autograd.h>
 #include <torch/library.h>
 
+#include "operators/libtorch_kernel.h"
 #include "operators/own_operators.h"
 #include "parallel/parallel.h"
 
@@ -63,40 +64,36 @@ constexpr const char* kGradientOfGelu = "dtrain::gelu_backward";
 
 class Gelu : public torch::autograd::Function<Gelu> {
  public:
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
-                            const std::string& approximate) {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x) {
     context->save_for_backward({x});
-    context->saved_data["approximate"] = approximate;
-    if (approximate != "tanh" || !is_known(x)) {
-      const at::AutoDispatchBelowADInplaceOrView below;
-      return at::gelu(x, approximate);
-    }
     return call_operator<decltype(gelu_of)>(kGelu, x);
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  const torch::autograd::variable_list& gradients) {
     const at::Tensor x = context->get_saved_variables()[0];
-    const std::string approximate = context->saved_data["approximate"].toStringRef();
     const at::Tensor& of_result = gradients[0];
     const bool alike = of_result.defined() && of_result.scalar_type() == x.scalar_type() &&
                        of_result.layout() == at::kStrided && of_result.sizes() == x.sizes();
     // With create_graph the gradient is differentiated again.
-    if (at::GradMode::is_enabled() || approximate != "tanh" || !is_known(x) || !alike) {
-      return {at::gelu_backward(of_result, x, approximate), {}};
-    }
+    if (at::GradMode::is_enabled() || !alike || !has_elements(of_result))
+      return {at::gelu_backward(of_result, x, "tanh")};
     const at::Tensor given = of_result.strides() == x.strides() ? of_result : at::empty_like(x).copy_(of_result);
-    return {call_operator<decltype(gradient_of_gelu)>(kGradientOfGelu, given, x), {}};
+    return {call_operator<decltype(gradient_of_gelu)>(kGradientOfGelu, given, x)};
   }
 };
 
-at::Tensor gelu(const at::Tensor& x, std::string_view approximate) {
-  return Gelu::apply(x, std::string(approximate));
+const LibtorchKernel* libtorchs_gelu = nullptr;
+
+at::Tensor gelu(c10::DispatchKeySet keys, const at::Tensor& x, std::string_view approximate) {
+  if (approximate == "tanh" && is_known(x)) return Gelu::apply(x);
+  return libtorchs_gelu->call(keys, x, std::string(approximate)).back().toTensor();
 }
 
 }  // namespace
 
 void add_gelu(torch::Library& own, torch::Library& aten) {
+  libtorchs_gelu = new LibtorchKernel("aten::gelu");  // for the process
   own.def("gelu(Tensor x) -> Tensor", torch::dispatch(c10::DispatchKey::CPU, TORCH_FN(gelu_of)));
   own.def("gelu_backward(Tensor of_result, Tensor x) -> Tensor",
           torch::dispatch(c10::DispatchKey::CPU, TORCH_FN(gradient_of_gelu)));

@@ -13,6 +13,7 @@ void use_own_operators() {
     add_cross_entropy(*own, *aten);
     add_gelu(*own, *aten);
     add_attention(*own, *aten);
+    add_convolution(*own, *aten);
     return true;
   }();
   static_cast<void>(added);

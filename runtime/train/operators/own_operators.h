@@ -6,13 +6,17 @@
 //                        scores in float32 and zeros a gradient of their size.
 //   gelu                 with approximate='tanh', of float32 and bfloat16 (gelu.cpp)
 //   scaled_dot_product_attention   its gradient in bfloat16, over at most 512 tokens (attention.cpp)
+//   convolution          of float32 and bfloat16 images whose results have at most 256 pixels, all samples together, as
+//                        a product of matrices (convolution.cpp)
 //
 // Other inputs, and gradients of gradients, are computed by libtorch.
 //
-// The kernels are operators themselves (dtrain::cross_entropy, dtrain::gelu and their backward, and
-// dtrain::attention_backward), which traces and counts of operators show under these names.
+// The kernels are operators themselves (dtrain::cross_entropy, dtrain::gelu and their backward,
+// dtrain::attention_backward, dtrain::convolution_backward), which traces and counts of operators show under these
+// names.
 #pragma once
 
+#include <ATen/FuncTorchTLS.h>
 #include <ATen/TensorSubclassLikeUtils.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -30,10 +34,11 @@ void use_own_operators();
 void add_cross_entropy(torch::Library& own, torch::Library& aten);
 void add_gelu(torch::Library& own, torch::Library& aten);
 void add_attention(torch::Library& own, torch::Library& aten);
+void add_convolution(torch::Library& own, torch::Library& aten);
 
 // Whether a kernel can read its elements. Those of tensors that torch.compile and torch.func trace with cannot be read.
 inline bool has_elements(const at::Tensor& tensor) {
-  return !at::isTensorSubclassLike(tensor);
+  return at::functorch::functorchTLSAccessor() == nullptr && !at::isTensorSubclassLike(tensor);
 }
 
 // Calls an operator of ours, below autograd. Each has a signature of its own, by which it is found again.

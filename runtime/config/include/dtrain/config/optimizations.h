@@ -208,12 +208,11 @@ inline void declare_keys(Keys& keys, Optimizations& o) {
                "(default).",
                "[More](performance.md#matrix-products-on-amd)."},
               o.matmul, kMatmuls);
-  keys.choice(
-      {"operators",
-       "Cross entropy, GELU and attention's gradient on CPUs: by dtrain's kernels, which take fewer passes over "
-       "memory (auto), or by libtorch's (default). The results differ by rounding. No effect on GPUs.",
-       "[More](performance.md#operators)."},
-      o.operators, kOperators);
+  keys.choice({"operators",
+               "Cross entropy, GELU, attention's gradient and convolutions with few pixels on CPUs: by dtrain's "
+               "kernels (auto), or by libtorch's (default). The results differ by rounding. No effect on GPUs.",
+               "[More](performance.md#operators)."},
+              o.operators, kOperators);
   keys.when_read([&](Section& section) { check_together(section, o); });
   keys.schema_rule(optimizations_together);
 }

@@ -1,0 +1,206 @@
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <torch/autograd.h>
+#include <torch/library.h>
+
+#include "operators/libtorch_kernel.h"
+#include "operators/own_operators.h"
+
+namespace dtrain::train {
+namespace {
+
+using Ints = std::vector<std::int64_t>;
+
+// All samples together. With more pixels oneDNN's convolution is as fast as a product.
+constexpr std::int64_t kMostPixels = 256;
+constexpr std::int64_t kLeastWeights = 1 << 16;  // smaller ones take no time that matters
+
+// Images [samples, channels, height, width] under a weight [outputs, channels, height, width].
+struct Shape {
+  Shape(const at::Tensor& x, const at::Tensor& weight, at::IntArrayRef strides, at::IntArrayRef paddings)
+      : samples(x.size(0)),
+        channels(x.size(1)),
+        outputs(weight.size(0)),
+        kernel{weight.size(2), weight.size(3)},
+        stride{strides.front(), strides.back()},
+        padding{paddings.front(), paddings.back()} {
+    for (int i = 0; i < 2; ++i) {
+      image[i] = x.size(2 + i);
+      output[i] = (image[i] + 2 * padding[i] - kernel[i]) / stride[i] + 1;
+    }
+  }
+  std::int64_t pixels() const { return samples * output[0] * output[1]; }
+
+  std::int64_t samples, channels, outputs;
+  std::int64_t kernel[2], stride[2], padding[2], image[2] = {}, output[2] = {};
+};
+
+bool is_channels_last(const at::Tensor& weight) {
+  return weight.is_contiguous(at::MemoryFormat::ChannelsLast);
+}
+
+// [outputs, weights of a pixel], in the order in which the weight has them in memory: nothing is copied.
+at::Tensor matrix_of(const at::Tensor& weight) {
+  const at::Tensor ordered = is_channels_last(weight) ? weight.permute({0, 2, 3, 1}) : weight;
+  return ordered.reshape({weight.size(0), -1});
+}
+
+// [pixels, weights of a pixel]: what each pixel of the output sees, in the same order.
+at::Tensor columns_of(const at::Tensor& x, const at::Tensor& weight, const Shape& shape) {
+  const auto [height, width] = shape.padding;
+  const at::Tensor padded = height == 0 && width == 0 ? x : at::constant_pad_nd(x, {width, width, height, height});
+  const at::Tensor seen =
+      padded.unfold(2, shape.kernel[0], shape.stride[0]).unfold(3, shape.kernel[1], shape.stride[1]);
+  const at::Tensor ordered =
+      is_channels_last(weight) ? seen.permute({0, 2, 3, 4, 5, 1}) : seen.permute({0, 2, 3, 1, 4, 5});
+  return ordered.reshape({shape.pixels(), -1});
+}
+
+// Of images: [pixels, channels].
+at::Tensor rows_of(const at::Tensor& images) {
+  return images.permute({0, 2, 3, 1}).reshape({-1, images.size(1)});
+}
+
+at::Tensor forward_of(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                      const Shape& shape) {
+  const at::Tensor columns = columns_of(x, weight, shape), matrix = matrix_of(weight).t();
+  const at::Tensor rows = bias && bias->defined() ? at::addmm(*bias, columns, matrix) : at::mm(columns, matrix);
+  const at::Tensor images =
+      rows.view({shape.samples, shape.output[0], shape.output[1], shape.outputs}).permute({0, 3, 1, 2});
+  const bool channels_last = x.suggest_memory_format() == at::MemoryFormat::ChannelsLast ||
+                             weight.suggest_memory_format() == at::MemoryFormat::ChannelsLast;
+  return channels_last ? images : images.contiguous();
+}
+
+// `of_columns` is added up, in float32, where the columns came from.
+at::Tensor images_of(const at::Tensor& of_columns, const at::Tensor& x, const at::Tensor& weight, const Shape& shape) {
+  at::Tensor sums = at::zeros(
+      {shape.samples, shape.image[0] + 2 * shape.padding[0], shape.image[1] + 2 * shape.padding[1], shape.channels},
+      x.options().dtype(at::kFloat));
+  const auto [height, width] = shape.kernel;
+  const bool last = is_channels_last(weight);
+  const Ints pixel = last ? Ints{height, width, shape.channels} : Ints{shape.channels, height, width};
+  const at::Tensor parts =
+      of_columns.view({shape.samples, shape.output[0], shape.output[1], pixel[0], pixel[1], pixel[2]});
+  const auto end = [&](int dimension, std::int64_t begin) {
+    return begin + shape.stride[dimension] * (shape.output[dimension] - 1) + 1;
+  };
+  for (std::int64_t i = 0; i < height; ++i) {
+    for (std::int64_t j = 0; j < width; ++j) {
+      sums.slice(1, i, end(0, i), shape.stride[0])
+          .slice(2, j, end(1, j), shape.stride[1])
+          .add_(last ? parts.select(3, i).select(3, j) : parts.select(4, i).select(4, j));
+    }
+  }
+  return sums.narrow(1, shape.padding[0], shape.image[0])
+      .narrow(2, shape.padding[1], shape.image[1])
+      .permute({0, 3, 1, 2})
+      .to(x.scalar_type())
+      .contiguous(x.suggest_memory_format());
+}
+
+// The arguments of aten::convolution_backward up to `transposed`, and `wanted`: of x, weight, bias.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(const at::Tensor& of_result, const at::Tensor& x,
+                                                                    const at::Tensor& weight, at::OptionalIntArrayRef,
+                                                                    at::IntArrayRef stride, at::IntArrayRef padding,
+                                                                    at::IntArrayRef, bool, at::IntArrayRef,
+                                                                    std::int64_t, std::array<bool, 3> wanted) {
+  const Shape shape(x, weight, stride, padding);
+  const at::Tensor rows = rows_of(of_result);
+  at::Tensor of_x, of_weight, of_bias;
+  if (wanted[0]) of_x = images_of(at::mm(rows, matrix_of(weight)), x, weight, shape);
+  if (wanted[1]) {
+    const at::Tensor matrix = at::mm(rows.t(), columns_of(x, weight, shape));
+    of_weight =
+        is_channels_last(weight)
+            ? matrix.view({shape.outputs, shape.kernel[0], shape.kernel[1], shape.channels}).permute({0, 3, 1, 2})
+            : matrix.view(weight.sizes());
+  }
+  if (wanted[2]) of_bias = rows.sum(0);
+  return {of_x, of_weight, of_bias};
+}
+
+constexpr const char* kConvolutionBackward = "dtrain::convolution_backward";
+
+class FewPixels : public torch::autograd::Function<FewPixels> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
+                            const std::optional<at::Tensor>& bias, const Ints& stride, const Ints& padding) {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    context->save_for_backward({x, weight});
+    context->saved_data["stride"] = stride;
+    context->saved_data["padding"] = padding;
+    context->saved_data["has_bias"] = bias && bias->defined();
+    return forward_of(x, weight, bias, Shape(x, weight, stride, padding));
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    const auto saved = context->get_saved_variables();
+    const at::Tensor &x = saved[0], &weight = saved[1], &of_result = gradients[0];
+    const Ints stride = context->saved_data["stride"].toIntVector(),
+               padding = context->saved_data["padding"].toIntVector();
+    const Ints ones{1, 1}, zeros{0, 0}, sizes{weight.size(0)};
+    const std::array<bool, 3> wanted{context->needs_input_grad(0), context->needs_input_grad(1),
+                                     context->saved_data["has_bias"].toBool() && context->needs_input_grad(2)};
+    const at::OptionalIntArrayRef of_bias = wanted[2] ? at::OptionalIntArrayRef(sizes) : std::nullopt;
+    // With create_graph the gradient is differentiated again.
+    const bool ours =
+        !at::GradMode::is_enabled() && has_elements(of_result) && of_result.scalar_type() == x.scalar_type();
+    const auto [of_x, of_weight, of_its_bias] =
+        ours ? call_operator<decltype(convolution_backward)>(kConvolutionBackward, of_result, x, weight, of_bias,
+                                                             at::IntArrayRef(stride), at::IntArrayRef(padding),
+                                                             at::IntArrayRef(ones), false, at::IntArrayRef(zeros),
+                                                             std::int64_t{1}, wanted)
+             : at::convolution_backward(of_result, x, weight, of_bias, stride, padding, ones, false, zeros, 1, wanted);
+    return {of_x, of_weight, of_its_bias, {}, {}};
+  }
+};
+
+const LibtorchKernel* libtorchs_convolution = nullptr;
+
+bool is_known(const at::Tensor& x, const at::Tensor& weight, c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
+              c10::SymIntArrayRef dilation, bool transposed, const c10::SymInt& groups) {
+  if (!has_elements(x) || !has_elements(weight) || x.dim() != 4 || weight.dim() != 4 || transposed) return false;
+  const bool narrow = x.scalar_type() == at::kBFloat16;
+  const bool alike = x.scalar_type() == weight.scalar_type() && (narrow || x.scalar_type() == at::kFloat);
+  if (!alike || x.layout() != at::kStrided || weight.layout() != at::kStrided || x.numel() == 0) return false;
+  for (const c10::SymInt& one : dilation) {
+    if (one != 1) return false;
+  }
+  if (groups != 1 || x.size(1) != weight.size(1) || weight.numel() < kLeastWeights) return false;
+  if (!weight.is_contiguous() && !is_channels_last(weight)) return false;
+  const Shape shape(x, weight, C10_AS_INTARRAYREF_SLOW(stride), C10_AS_INTARRAYREF_SLOW(padding));
+  return shape.output[0] > 0 && shape.output[1] > 0 && shape.pixels() <= kMostPixels;
+}
+
+at::Tensor convolution(c10::DispatchKeySet keys, const at::Tensor& x, const at::Tensor& weight,
+                       const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
+                       c10::SymIntArrayRef dilation, bool transposed, c10::SymIntArrayRef output_padding,
+                       c10::SymInt groups) {
+  if (is_known(x, weight, stride, padding, dilation, transposed, groups)) {
+    return FewPixels::apply(x, weight, bias, C10_AS_INTARRAYREF_SLOW(stride).vec(),
+                            C10_AS_INTARRAYREF_SLOW(padding).vec());
+  }
+  return libtorchs_convolution
+      ->call(keys, x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
+      .back()
+      .toTensor();
+}
+
+}  // namespace
+
+void add_convolution(torch::Library& own, torch::Library& aten) {
+  libtorchs_convolution = new LibtorchKernel("aten::convolution");  // for the process
+  own.def(
+      "convolution_backward(Tensor of_result, Tensor x, Tensor weight, int[]? bias_sizes, int[] stride, int[] padding, "
+      "int[] dilation, bool transposed, int[] output_padding, int groups, bool[3] wanted) -> (Tensor, Tensor, Tensor)",
+      torch::dispatch(c10::DispatchKey::CPU, TORCH_FN(convolution_backward)));
+  aten.impl("convolution", TORCH_FN(convolution));
+}
+
+}  // namespace dtrain::train
