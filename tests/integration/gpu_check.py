@@ -70,8 +70,8 @@ class GpuCheck(unittest.TestCase):
         self.assertIn("18 cases on 2 of 2 GPUs", text)
         self.assertRegex(text, r"results: \d+ checked on all ranks, 0 wrong")
         self.assertIn("2 ranks on cuda, 60 steps; against DDP on cpu and ranks on the CPU", text)
-        self.assertEqual(len(re.findall(r"(?:cnn|gpt) float64 .* DDP .* CPU ", text)), 12)
-        self.assertEqual(len(re.findall(r"steps run as one CUDA graph from batch \d+ on, with the same bits", text)), 12)
+        self.assertEqual(len(re.findall(r"(?:cnn|gpt) float64 .* DDP .* CPU ", text)), 14)
+        self.assertEqual(len(re.findall(r"steps run as one CUDA graph from batch \d+ on, with the same bits", text)), 14)
         self.assertRegex(text, r'"workload": "resnet50", "tiny": true, "gpus": 2,\s+"slot_type": "cuda"')
 
     def test_on_cpus(self):
