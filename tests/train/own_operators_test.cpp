@@ -339,6 +339,14 @@ INSTANTIATE_TEST_SUITE_P(Shapes, OwnConvolution,
                                          ConvolutionCase{1, 17, 3, 1, 1, false, false, false},  // libtorch's
                                          ConvolutionCase{2, 3, 5, 1, 2}));
 
+TEST_F(OwnOperators, ConvolutionsThatLibtorchRefusesAreItsErrors) {
+  const at::Tensor images = torch::randn({2, 32, 2, 2}), weight = torch::randn({256, 32, 3, 3});
+  EXPECT_THROW(at::conv2d(images, weight), c10::Error);  // the kernel is larger than the image
+  EXPECT_THROW(at::conv2d(images, weight, {}, 2), c10::Error);
+  EXPECT_THROW(at::conv2d(images, weight, {}, 0, 1), c10::Error);  // no stride
+  EXPECT_THROW(at::conv2d(images, weight, {}, 1, -1), c10::Error);
+}
+
 TEST_F(OwnOperators, ConvolutionOfAPixel) {
   const at::Tensor images = torch::randn({4, 512, 1, 1}), weight = torch::randn({256, 512, 1, 1}) / 16;
   expect_near(at::conv2d(images, weight), at::conv2d(images.to(at::kDouble), weight.to(at::kDouble)), 1e-5);

@@ -174,8 +174,17 @@ bool is_known(const at::Tensor& x, const at::Tensor& weight, c10::SymIntArrayRef
   }
   if (groups != 1 || x.size(1) != weight.size(1) || weight.numel() < kLeastWeights) return false;
   if (!weight.is_contiguous() && !is_channels_last(weight)) return false;
+  for (const c10::SymInt& one : stride) {
+    if (one < 1) return false;  // which libtorch refuses
+  }
+  for (const c10::SymInt& one : padding) {
+    if (one < 0) return false;
+  }
   const Shape shape(x, weight, C10_AS_INTARRAYREF_SLOW(stride), C10_AS_INTARRAYREF_SLOW(padding));
-  return shape.output[0] > 0 && shape.output[1] > 0 && shape.pixels() <= kMostPixels;
+  for (int i = 0; i < 2; ++i) {
+    if (shape.image[i] + 2 * shape.padding[i] < shape.kernel[i]) return false;
+  }
+  return shape.pixels() <= kMostPixels;
 }
 
 at::Tensor convolution(c10::DispatchKeySet keys, const at::Tensor& x, const at::Tensor& weight,
