@@ -330,6 +330,29 @@ TEST(Roofline, OperatorsThatOnlyMoveDataAreComparedWithTheMemory) {
   EXPECT_EQ(find(near.analysed(), "slow_operators"), nullptr);
 }
 
+TEST(Roofline, CallsOnSmallTensorsAreAFindingOfTheirOwn) {
+  CountedRun run;
+  for (auto& row : run.rows) {  // 260 B and 1,000 FLOPs in 20 us
+    row.calls = 3;
+    row.bytes = 3 * 260;
+    row.flops = row.flops > 0 ? 3000 : 0;
+    row.seconds = 60e-6;
+  }
+  const Analysis analysis = run.analysed();
+  const Finding* const small = find(analysis, "small_operators");
+  ASSERT_NE(small, nullptr);
+  EXPECT_NEAR(small->seconds, 200 * 3 * 60e-6, 0.01 * small->seconds);
+  EXPECT_THAT(small->evidence, HasSubstr("9 calls a batch take 180 us"));
+  EXPECT_THAT(small->advice, HasSubstr("global_batch_size"));
+  for (const char* id : {"float32", "contiguous", "small_batch", "odd_sizes", "slow_operators"}) {
+    EXPECT_EQ(find(analysis, id), nullptr) << id;
+  }
+  CountedRun large;
+  EXPECT_EQ(find(large.analysed(), "small_operators"), nullptr);
+  run.rows[2].seconds = 600e-6;  // so slow that it is not the call
+  EXPECT_NE(find(run.analysed(), "slow_operators"), nullptr);
+}
+
 // Two ranks on one host, with an exchange of 2 ms.
 SyntheticRun divided_plan(std::int64_t update_ms) {
   SyntheticRun plan;
@@ -412,7 +435,7 @@ TEST(Roofline, WithoutLimitsNothingIsClaimed) {
   CountedRun run;
   run.json.erase("limits");
   const Analysis analysis = run.analysed();
-  for (const char* id : {"float32", "contiguous", "small_batch", "odd_sizes", "slow_operators"}) {
+  for (const char* id : {"float32", "contiguous", "small_operators", "small_batch", "odd_sizes", "slow_operators"}) {
     EXPECT_EQ(find(analysis, id), nullptr) << id;
   }
   EXPECT_THAT(render_what_if(analysis, {.width = 200}), Not(HasSubstr("bfloat16")));

@@ -51,6 +51,7 @@ class Computing {
                   "set optimizations.mixed_precision: bf16");
     add_predicted("channels_last", "contiguous", "convolutions read their images plane by plane (contiguous)",
                   "set optimizations.memory_format: channels_last, or auto, which tries both");
+    add_small_operators();
     add_small_batch();
     add_odd_sizes();
     add_slow_operators();
@@ -68,7 +69,7 @@ class Computing {
 
   bool is_slow(const OperatorLimit& one) const {
     const auto limit = limit_gflops_of(roofline_, one, one.dtype);
-    return limit && achieved_gflops(one) < kSlow * *limit;
+    return limit && achieved_gflops(one) < kSlow * *limit && !is_bound_by_calls(one);
   }
 
   std::string rate_text(const OperatorLimit& one) const {
@@ -85,6 +86,26 @@ class Computing {
         id, found->saved_s, fmt::format("{}, which takes {}", what, seconds_text(found->saved_s)), found->assumption,
         fmt::format("{}: a batch is predicted to take {} instead of {}", advice, seconds_text(found->step_s),
                     seconds_text(what_if_.step_s))));
+  }
+
+  // Tensors so small that calling their operators takes longer than the work.
+  void add_small_operators() {
+    double lost_s = 0, work_s = 0;
+    std::int64_t calls = 0;
+    for (const OperatorLimit& one : roofline_.operators) {
+      if (!is_bound_by_calls(one)) continue;
+      lost_s += one.seconds - *one.ideal_s;
+      work_s += *one.ideal_s;
+      calls += one.calls;
+    }
+    if (calls == 0) return;
+    found_.push_back(make_finding(
+        "small_operators", of_loop(lost_s),
+        fmt::format("calling operators on small tensors takes {}", seconds_text(of_loop(lost_s))),
+        fmt::format("{} calls a batch take {}, and their work needs {}: the rest is the same for tensors of any size",
+                    count_text(calls), seconds_text(lost_s + work_s), seconds_text(work_s)),
+        "raise hyperparameters.global_batch_size: as many calls do more work; in Python, torch.compile() makes fewer "
+        "calls"));
   }
 
   // The largest product has so few rows that the arithmetic units wait for the weights.
@@ -146,6 +167,7 @@ class Computing {
     const OperatorLimit* worst = nullptr;
     for (const OperatorLimit& one : roofline_.operators) {
       if (one.flops > 0 || !one.ideal_s || *one.ideal_s <= 0 || one.seconds < kFar * *one.ideal_s) continue;
+      if (is_bound_by_calls(one)) continue;
       lost_s += one.seconds - *one.ideal_s;
       if (!worst) worst = &one;  // they are in order
       if (names.size() < 100) names += (names.empty() ? "" : ", ") + one.name;

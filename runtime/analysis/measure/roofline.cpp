@@ -188,6 +188,13 @@ bool has_few_channels(const OperatorLimit& one) {
 
 }  // namespace
 
+bool is_bound_by_calls(const OperatorLimit& one) {
+  constexpr double kWork_s = 5e-6, kCall_s = 50e-6;
+  if (!one.ideal_s || one.calls == 0) return false;
+  const auto calls = static_cast<double>(one.calls);
+  return *one.ideal_s < kWork_s * calls && one.seconds < kCall_s * calls && *one.ideal_s < one.seconds / 2;
+}
+
 std::optional<double> limit_gflops_of(const Roofline& roofline, const OperatorLimit& one, const std::string& dtype) {
   if (!roofline.limits) return std::nullopt;
   const auto& convolutions = roofline.limits->convolution_gflops;
@@ -201,7 +208,7 @@ std::optional<double> bf16_saving_s(const Roofline& roofline) {
   double saved_s = 0;
   bool any = false;
   for (const OperatorLimit& one : roofline.operators) {
-    if (one.flops == 0 || one.dtype != "float32") continue;
+    if (one.flops == 0 || one.dtype != "float32" || is_bound_by_calls(one)) continue;
     const auto wide = limit_gflops_of(roofline, one, "float32"), narrow = limit_gflops_of(roofline, one, "bfloat16");
     if (!wide || !narrow) return std::nullopt;
     any = true;
@@ -214,7 +221,7 @@ std::optional<double> channels_last_saving_s(const Roofline& roofline) {
   double saved_s = 0;
   bool any = false;
   for (const OperatorLimit& one : roofline.operators) {
-    if (one.format != "contiguous" || one.flops == 0 || has_few_channels(one)) continue;
+    if (one.format != "contiguous" || one.flops == 0 || has_few_channels(one) || is_bound_by_calls(one)) continue;
     if (!roofline.limits || !roofline.limits->convolution_gflops.contains(one.dtype)) return std::nullopt;
     any = true;
     const double then_s = static_cast<double>(one.flops) / (*limit_gflops_of(roofline, one, one.dtype) * kGiga);

@@ -30,6 +30,10 @@ inline std::optional<double> gflops_of(const profile::RankLimits& limits, const 
 // From the operators that ranks counted and the limits of their hosts.
 Roofline make_roofline(const RunProfile& run);
 
+// Whether calling the operator takes most of its time: its work needs less than 5 us a call, and a call takes less than
+// 50 us. PyTorch itself takes some microseconds a call (dispatch, autograd, allocation), however small the tensors are.
+bool is_bound_by_calls(const OperatorLimit& one);
+
 // What other settings would save of the counted batch, in seconds of a sample.
 // Products and convolutions in bfloat16 instead of float32: each gains what the limits of the two types differ by, and
 // its tensors are cast. Empty: nothing is in float32, or a limit is not known.
