@@ -46,6 +46,7 @@ class Session:
         self._device = self._context.device
         self._loader: _Loader | None = None
         self._schedulers: list[Any] = []
+        self._kept: dict[str, Any] = {}  # by name, for checkpoints
         self._length: tuple[int, str] = self._context._native.max_length
         self._more_follows = False
         self._has_begun = False  # with a batch in this process
@@ -133,6 +134,26 @@ class Session:
                 self._more_follows = False
 
         return more_follows()
+
+    def keep(self, **objects: Any) -> None:
+        """Has checkpoints keep objects of the script's own: ``session.keep(stopper=stopper, averages=averages)``.
+
+        Each has ``state_dict()``, which returns tensors, numbers, texts, None, and dicts and lists of them, and
+        ``load_state_dict()``. In a run that goes on they get their state where the loop over the loader goes on: after the
+        code of epochs that are over has run again. Each rank keeps its own. Before the first batch.
+        """
+        if self._has_begun:
+            raise _native.ConfigError("session.keep() was called after the first batch: call it before")
+        for name, one in objects.items():
+            if not hasattr(one, "state_dict") or not hasattr(one, "load_state_dict"):
+                raise _native.ConfigError(f"session.keep({name}=…): a {type(one).__name__} has no state_dict() and "
+                                          "load_state_dict()")
+        self._kept |= objects
+
+    def save(self) -> None:
+        """Asks for a checkpoint, besides those of the experiment. It is taken after one of the next batches, the same on
+        all ranks, as soon as the one before is written. One rank's call is enough."""
+        self._context.save_checkpoint()
 
     def log(self, name: str, value: Any) -> None:
         """Adds a value to the metrics of the batch under way: a number, a tensor or a :class:`dtrain.Metric`."""
@@ -323,6 +344,7 @@ class Session:
         own = None if self._watch is not None else self._optimizer.state_dict()
         given = self._loader.given if self._loader is not None else 0
         return {"schedulers": [scheduler.state_dict() for scheduler in self._schedulers], "optimizer": own, "given": given,
+                "kept": {name: one.state_dict() for name, one in self._kept.items()},
                 "scheduler_kinds": optim.kinds_of(self._schedulers), "optimizer_kinds": optim.kinds_of([self._optimizer])}
 
     def _load_state(self, state: Any) -> None:
@@ -357,6 +379,14 @@ class Session:
             scheduler.load_state_dict(values)
             for group, rate in zip(scheduler.optimizer.param_groups, scheduler.get_last_lr()):
                 group["lr"] = rate
+        kept = state.get("kept", {})
+        for name, one in self._kept.items():
+            if name in kept:
+                one.load_state_dict(kept[name])
+        missing = ", ".join(sorted(self._kept.keys() ^ kept.keys()))
+        if missing:
+            self._context._native.warn(f"session.keep(): the checkpoint and the script do not have the same names ({missing}); "
+                                       "what only one of them has begins anew, or is left out")
         given: int | None = state.get("given")
         return given
 
@@ -429,12 +459,14 @@ def _restore() -> None:
     torch.Tensor.backward = _tensor_backward  # type: ignore[method-assign]
 
 
-def init(experiment: str | os.PathLike[str] | None = None, **settings: Any) -> Session:
+def init(experiment: str | os.PathLike[str] | None = None, *, run_dir: str | os.PathLike[str] | None = None,
+         **settings: Any) -> Session:
     """Starts this rank, and returns its session. Once in a process.
 
     Under `dtrain launch` and `dtrain run` the experiment is theirs. Under mpirun, srun and torchrun, and for a script that
     is started by itself, it is the file ``experiment``, or consists of ``settings``: the keys of an experiment file, such
-    as ``optimizations={"mixed_precision": "bf16"}``.
+    as ``optimizations={"mixed_precision": "bf16"}``. ``run_dir`` is the folder of the run then. If it holds a run, this one
+    goes on from its newest checkpoint: for jobs that are started again with the same command.
     """
     global _session
     if _session is not None:
@@ -444,6 +476,9 @@ def init(experiment: str | os.PathLike[str] | None = None, **settings: Any) -> S
         if experiment is not None or settings:
             raise _native.ConfigError("dtrain.init() takes no experiment where dtrain has started the script: "
                                       "set its keys in the experiment file, or with --set")
+        if run_dir is not None:
+            raise _native.ConfigError("dtrain.init() takes no run_dir where dtrain has started the script: "
+                                      "give --run-dir on the command line")
         arguments = rank_arguments
     elif experiment is not None:
         if settings:
@@ -456,6 +491,8 @@ def init(experiment: str | os.PathLike[str] | None = None, **settings: Any) -> S
         # file, and no file has this name.
         named = script.with_name(f"{script.name} (dtrain.init)")
         arguments = [sys.argv[0], str(named), "--contents", str(contents)]
+    if run_dir is not None:
+        arguments[1:1] = ["--run-dir", os.fspath(run_dir), "--or-continue"]
     _session = Session(arguments)
     if contents is not None:  # the run has a copy
         shutil.rmtree(contents.parent, ignore_errors=True)

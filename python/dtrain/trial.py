@@ -230,6 +230,11 @@ class Context:
         """Ends the training when a validation metric no longer improves."""
         self._native.stop_early(metric, smaller_is_better, patience, min_delta)
 
+    def save_checkpoint(self) -> None:
+        """Asks for a checkpoint, besides those of the experiment. It is taken after one of the next batches, the same on
+        all ranks, as soon as the one before is written. One rank's call is enough."""
+        self._native.save_checkpoint()
+
     def add_callback(self, callback: Callback) -> None:
         self._native.add_callback(callback)
 

@@ -160,6 +160,7 @@ void add_context(py::module_& module) {
            })
       .def("all_gather", &TrialContext::all_gather, Unlocked())
       .def("broadcast", &TrialContext::broadcast, Unlocked())
+      .def("save_checkpoint", &TrialContext::save_checkpoint)
       .def("add_callback",
            [](TrialContext& context, py::object callback) {
              context.add_callback(std::make_shared<PythonCallback>(std::move(callback)));

@@ -95,6 +95,29 @@ class Resume(harness.WorkplaceTest):
                 self.assertGreater(len(result.events("resumed")), 0)
                 self.assertEqual((self.digest(result), self.lines(result)), whole[job])
 
+    def test_the_same_command_goes_on_with_the_run(self):
+        """dtrain.init(run_dir=…): a process that is started again, and torchrun, which starts all ranks again."""
+        def command(ranks, run_dir, death):
+            torchrun = ["-m", "torch.distributed.run", "--standalone", "--max-restarts", "1",
+                        "--nproc-per-node", str(ranks)] if ranks > 1 else []
+            return [sys.executable, *torchrun, str(HERE / "resume_init_script.py"), str(run_dir), str(death)]
+
+        for ranks in (1, 2):
+            with self.subTest(ranks=ranks):
+                whole = self.work.new_run()
+                expected = harness.run(command(ranks, whole, 0), whole, **environment).expect(0)
+                self.assertEqual([event["reason"] for event in expected.events("checkpoint_saved")], ["period", "end"])
+                self.assertIn(expected.events("checkpoint_saved")[0]["step"], range(9, 14))
+                run_dir = self.work.new_run()
+                result = harness.run(command(ranks, run_dir, 20), run_dir, **environment)
+                self.assertTrue((run_dir / "was_killed").exists(), result.output)
+                if ranks == 1:
+                    self.assertEqual(result.code, -signal.SIGKILL, result.output)
+                    result = harness.run(command(ranks, run_dir, 20), run_dir, **environment)
+                result.expect(0)
+                self.assertEqual(len(result.events("resumed")), 1, result.output)
+                self.assertEqual((self.digest(result), self.lines(result)), (self.digest(expected), self.lines(expected)))
+
 
 if __name__ == "__main__":
     build = harness.Build(sys.argv.pop(1), trial="dtrain")

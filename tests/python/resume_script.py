@@ -8,6 +8,24 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+
+class Average:
+    """Of the losses so far: a state of the script's own."""
+
+    def __init__(self):
+        self.value, self.count = torch.zeros(()), 0
+
+    def add(self, loss):
+        self.count += 1
+        self.value = self.value + (loss.detach() - self.value) / self.count
+
+    def state_dict(self):
+        return {"value": self.value, "count": self.count}
+
+    def load_state_dict(self, state):
+        self.value, self.count = state["value"], state["count"]
+
+
 session = dtrain.init()
 torch.manual_seed(3)
 model = nn.Sequential(nn.Linear(12, 16), nn.Dropout(0.2), nn.ReLU(), nn.Linear(16, 4))
@@ -17,6 +35,8 @@ schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.9, pat
     torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 60)
 data = TensorDataset(torch.randn(90, 12), torch.randint(0, 4, (90,)))
 loader = DataLoader(data, batch_size=session.hyperparameters["global_batch_size"], shuffle=True)
+average = Average()
+session.keep(average=average)
 model, optimizer, loader, schedule = session.wrap(model, optimizer, loader, schedule)
 # A state to begin with, which a run that goes on has changed since: its checkpoint has that.
 copies = [parameter.detach().clone() for parameter in model.parameters()]
@@ -35,5 +55,7 @@ for epoch in range(5):
             continue
         optimizer.step()
         optimizer.zero_grad()
+        average.add(loss)
+        session.log("average", average.value)
         schedule.step(session.mean(loss.item())) if accumulates else schedule.step()
         time.sleep(session.hyperparameters["seconds"])

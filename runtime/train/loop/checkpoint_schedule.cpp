@@ -80,8 +80,10 @@ bool CheckpointSchedule::saver_busy() {
   return taken_ && taken_->saver_busy();
 }
 
-bool CheckpointSchedule::wants_one() const {
-  if (!taken_ || session_.world().rank != 0) return false;
+bool CheckpointSchedule::wants_one(bool asked) const {
+  if (!taken_) return false;
+  if (asked) return true;
+  if (session_.world().rank != 0) return false;
   const Nanoseconds passed = session_.clock().monotonic() - taken_->last_time();
   if (taken_->spoiled()) return true;
   if (taken_->failed()) return passed >= kRetryAfter;

@@ -40,7 +40,8 @@ class CheckpointSchedule {
 
   // Before each batch: what this rank announces. saver_busy() also hands over what the last update has completed.
   bool saver_busy();
-  bool wants_one() const;
+  // `asked`: whether the trial asks for one.
+  bool wants_one(bool asked) const;
 
   // The three below: collective, between two batches.
   // Takes one if the experiment keeps this validation.

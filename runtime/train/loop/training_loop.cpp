@@ -103,7 +103,10 @@ TrainingLoop::TrainingLoop(Trial& trial, TrialContext& context, run::RankSession
                 .counted_batches = CountedBatches(session, context.device().is_cuda())},
       checkpoints_(
           session, step, *context.wrapped().model, trial.state_owner(), *loader_, lengths_, position_,
-          [this] { callbacks_.on_checkpoint(); }, [this](StateVisitor& visitor) { visit(visitor); }) {}
+          [this] {
+            context_.around_the_loop().wants_checkpoint = false;
+            callbacks_.on_checkpoint();
+          }, [this](StateVisitor& visitor) { visit(visitor); }) {}
 
 TrainingLoop::End TrainingLoop::run() {
   // A part that the trial has put into evaluation mode (a frozen batch norm) stays there.
@@ -275,7 +278,7 @@ TrainingLoop::Outcome TrainingLoop::run_round() {
   const bool fits_graph = graph_ && batch && !measured_.deep_window.is_open() && graph_->fits(*batch);
   step_.announce(batch.has_value(), {.stop = session_.stop_requested(),
                                      .saver_busy = checkpoints_.saver_busy(),
-                                     .wants_checkpoint = checkpoints_.wants_one(),
+                                     .wants_checkpoint = checkpoints_.wants_one(context_.around_the_loop().wants_checkpoint),
                                      .fits_graph = fits_graph,
                                      .trace = measured_.deep_window.wanted(number, step_.announcement_rounds())});
   if (!batch) {

@@ -221,6 +221,10 @@ void TrialContext::insert_metric(const std::string& name, std::shared_ptr<Metric
   }
 }
 
+void TrialContext::save_checkpoint() {
+  around_.wants_checkpoint = true;
+}
+
 void TrialContext::stop_early(const EarlyStopping& settings) {
   if (around_.early_stopping) throw ConfigError("stop_early() was called twice");
   around_.early_stopping = settings;

@@ -223,6 +223,10 @@ class TrialContext {
   // Ends the training early when a validation metric no longer improves. ConfigError if the experiment has
   // `early_stopping`, too.
   void stop_early(const EarlyStopping& settings);
+  // Asks for a checkpoint, besides those that the experiment asks for. It is taken after one of the next batches, the
+  // same on all ranks: as soon as the saver has written the one before. One rank's call is enough. A mock run takes
+  // none. Training thread.
+  void save_checkpoint();
 
   // Batches of this rank. A training loader shuffles by (seed, epoch).
   Loader loader(std::shared_ptr<const data::Dataset> dataset, const LoaderSettings& settings = {});
@@ -264,6 +268,7 @@ class TrialContext {
     std::optional<Metrics> logged;            // of the batch under way; empty: log() is refused
     std::string why_no_collective;            // as the continuation of "because"; empty: collectives are allowed
     std::int64_t batch = 0;                   // the last batch that has begun
+    bool wants_checkpoint = false;            // save_checkpoint() was called, and none was taken since then
     std::int64_t logged_for_tensorboard = 0;  // pictures and histograms so far
     std::int64_t added_samples = 0;  // of the batch under way, which came after its first ones (a script's no_sync())
   };
