@@ -52,6 +52,8 @@ class Scripts(MistakeTest):
                            ("backward twice", "backward through the graph a second time"),
                            ("compiled", "optimizations.memory_format is auto, and a model of torch.compile()"),
                            ("growing buffer", "a buffer keeps its type and shape"),
+                           ("keep without a state", "session.keep(averages=…): a list has no state_dict()"),
+                           ("keep late", "session.keep() was called after the first batch"),
                            ("load late", "optimizer.load_state_dict() was called after the first batch"),
                            ("load other settings", "param_groups have changed in more than lr"),
                            ("lbfgs", "LBFGS")):

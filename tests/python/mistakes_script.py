@@ -85,6 +85,8 @@ session = dtrain.init()
 what = session.hyperparameters["what"]
 if what == "init twice":
     dtrain.init()
+if what == "keep without a state":
+    session.keep(averages=[])
 if what == "no wrap":
     sys.exit(0)
 inputs, labels = torch.randn(32, 6), torch.randint(0, 3, (32,))
@@ -144,6 +146,8 @@ for epoch in range(4):
         batches += 1
         if what == "load late":
             optimizer.load_state_dict(optimizer.state_dict())
+        if what == "keep late":
+            session.keep(late=loader)
         if what == "step twice":
             optimizer.step()
         if what == "exception" and session.rank == 1 and batches == 3:
