@@ -246,6 +246,28 @@ TEST(Findings, MemoryThatIsFilledOnceIsNoLeak) {
   for (const Finding& finding : analyze(healthy.profile).findings) EXPECT_NE(finding.id, "memory_leak");
 }
 
+TEST(Findings, TheLastCheckpointCannotBeTakenLessOften) {
+  SyntheticRun plan;
+  plan.change = [](int, std::int64_t batch, SyntheticStep& step) {
+    if (batch == 150) phase(step, Phase::kCheckpoint) += 500 * kMs;
+  };
+  Synthetic run(plan);
+  ASSERT_NE(run.finding("checkpoints"), nullptr);
+  EXPECT_THAT(run.finding("checkpoints")->advice, HasSubstr("take them less often (min_checkpoint_period)"));
+  const auto advice_with = [&](const char* reason) {
+    run.folder.append("events.jsonl",
+                      fmt::format(R"({{"time":"2026-03-01T12:00:01.000000Z","event":"checkpoint_saved",)"
+                                  R"("step":150,"epoch":0,"bytes":8,"reason":"{}","copy_s":0.4}})"
+                                  "\n",
+                                  reason));
+    run.profile = load_run(run.folder.path());
+    run.analysis = analyze(run.profile);
+    return run.finding("checkpoints")->advice;
+  };
+  EXPECT_THAT(advice_with("end"), Not(HasSubstr("less often")));
+  EXPECT_THAT(advice_with("period"), HasSubstr("less often"));
+}
+
 TEST(Findings, LeakComesFirstThenTheDearest) {
   SyntheticRun plan;
   plan.steps = 1'000;

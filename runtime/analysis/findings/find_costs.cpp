@@ -42,6 +42,19 @@ double stalled_s(const Evidence& evidence, const std::optional<Stalls>& stalls, 
   return stalls->rank < 0 ? stalls->seconds : stalls->seconds / static_cast<double>(evidence.run.ranks.size());
 }
 
+// A run takes one at its end and where it is stopped, whatever its settings are.
+bool has_only_last_checkpoints(const RunHistory& history) {
+  return !history.checkpoints.empty() &&
+         std::all_of(history.checkpoints.begin(), history.checkpoints.end(),
+                     [](const CheckpointAccount& one) { return one.reason == "end" || one.reason == "stop"; });
+}
+
+std::string advice_for(const Cost& cost, const RunHistory& history) {
+  if (std::string_view(cost.part) != "checkpoints" || !has_only_last_checkpoints(history)) return cost.advice;
+  return "nothing in a longer run, which also takes one at its end: it is a smaller part of it; a faster disk "
+         "(checkpoint_storage) shortens it";
+}
+
 // How long ranks wait for each other where no single rank causes it.
 std::optional<Finding> turns(const Evidence& evidence, const Analysis& analysis) {
   const auto ranks = static_cast<double>(evidence.run.ranks.size());
@@ -73,7 +86,7 @@ std::vector<Finding> find_costs(const Evidence& evidence, const Analysis& analys
         make_finding(cost.part, seconds, fmt::format("{} {}", cost.title, seconds_text(seconds)),
                      fmt::format("{} in the waterfall, mean over ranks{}",
                                  seconds_text(analysis.waterfall.part_s(cost.part)), less_stalls(in_stalls_s)),
-                     cost.advice));
+                     advice_for(cost, analysis.summary.history)));
   }
   if (auto finding = turns(evidence, analysis)) findings.push_back(std::move(*finding));
   const auto& compression = analysis.summary.compression;

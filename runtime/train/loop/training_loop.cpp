@@ -106,7 +106,8 @@ TrainingLoop::TrainingLoop(Trial& trial, TrialContext& context, run::RankSession
           [this] {
             context_.around_the_loop().wants_checkpoint = false;
             callbacks_.on_checkpoint();
-          }, [this](StateVisitor& visitor) { visit(visitor); }) {}
+          },
+          [this](StateVisitor& visitor) { visit(visitor); }) {}
 
 TrainingLoop::End TrainingLoop::run() {
   // A part that the trial has put into evaluation mode (a frozen batch norm) stays there.
@@ -276,11 +277,12 @@ TrainingLoop::Outcome TrainingLoop::run_round() {
   }
   // A trace shows operators and phases, of which a graph shows none.
   const bool fits_graph = graph_ && batch && !measured_.deep_window.is_open() && graph_->fits(*batch);
-  step_.announce(batch.has_value(), {.stop = session_.stop_requested(),
-                                     .saver_busy = checkpoints_.saver_busy(),
-                                     .wants_checkpoint = checkpoints_.wants_one(context_.around_the_loop().wants_checkpoint),
-                                     .fits_graph = fits_graph,
-                                     .trace = measured_.deep_window.wanted(number, step_.announcement_rounds())});
+  step_.announce(batch.has_value(),
+                 {.stop = session_.stop_requested(),
+                  .saver_busy = checkpoints_.saver_busy(),
+                  .wants_checkpoint = checkpoints_.wants_one(context_.around_the_loop().wants_checkpoint),
+                  .fits_graph = fits_graph,
+                  .trace = measured_.deep_window.wanted(number, step_.announcement_rounds())});
   if (!batch) {
     const Round round = step_.agree();
     if (round.active == 0) return end_of_epoch(round);

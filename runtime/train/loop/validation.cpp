@@ -55,6 +55,10 @@ Validation::Validation(Trial& trial, TrialContext& context, run::RankSession& se
   if (!loader_ && !metric.empty() && session.world().rank == 0) {
     session.log()->warn("searcher.metric is '{}', but there is no validation data: it has no effect", metric);
   }
+  const bool has_period = session.experiment().min_validation_period.count > 0;
+  if (!loader_ && has_period && !session.mock().any() && session.world().rank == 0) {
+    session.log()->warn("min_validation_period is set, but there is no validation data: it has no effect");
+  }
   if (!loader_ && !stopping_metric_.empty()) {
     throw ConfigError("early stopping needs validation data, of which there is none",
                       "return a loader from validation_loader(), or leave early stopping out");
