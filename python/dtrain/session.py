@@ -364,10 +364,11 @@ class Session:
         batches of the epoch the loader had given: several for each step where gradients were accumulated."""
         state, self._restored = self._restored, None
         if state is None:
-            if self._loop.batches > 0 and self._schedulers:
+            anew = [*(["the schedulers"] if self._schedulers else []), *(["the objects of session.keep()"] if self._kept else [])]
+            if self._loop.batches > 0 and anew:
                 self._context._native.warn(
-                    "the schedulers of the script begin anew, because the checkpoint of another program has no state of "
-                    "them: step them to where they should be before the loop")
+                    f"{' and '.join(anew)} of the script begin anew, because the checkpoint of another program has no state of "
+                    "them: set them to where they should be before the loop")
             return None
         if self._watch is None:
             self._optimizer.load_state_dict(state["optimizer"])
