@@ -34,7 +34,9 @@ def _without_ours(error: BaseException) -> str:
                                  or "runpy" in trace.tb_frame.f_code.co_filename
                                  or "importlib" in trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
-    return "".join(traceback.format_exception(type(error), error, trace)).rstrip()
+    from . import moving
+
+    return "".join(traceback.format_exception(type(error), error, trace)).rstrip() + moving.advice(error)
 
 
 def main() -> int:

@@ -74,7 +74,7 @@ class Context:
     """Facts about the run, and what a trial does with its model: the first argument of a trial's constructor."""
 
     def __init__(self, native: Any) -> None:
-        self._native = native
+        self._of_engine = native
         self._watches: list[optim.SettingsWatch] = []
         self._schedulers: list[tuple[Any, str]] = []
         self._names: dict[torch.nn.Parameter, str] = {}
@@ -84,9 +84,14 @@ class Context:
         self._has_begun = False  # a trial's training
         self._training: Source | None = None
         #: The experiment's hyperparameters.
-        self.hyperparameters: Mapping[str, Any] = _Section(native.hyperparameter_names, native.hyperparameter)
+        self.hyperparameters: Mapping[str, Any] = _Section(
+            lambda: self._native.hyperparameter_names(), lambda name: self._native.hyperparameter(name))
         #: The experiment's ``data`` section.
-        self.data: Mapping[str, Any] = _Section(native.data_names, native.data_value)
+        self.data: Mapping[str, Any] = _Section(lambda: self._native.data_names(), lambda name: self._native.data_value(name))
+
+    @property
+    def _native(self) -> Any:
+        return self._of_engine
 
     @property
     def rank(self) -> int:
@@ -125,8 +130,8 @@ class Context:
     def wrap_model(self, model: M, name: str = "") -> M:
         """Takes the model, moves it to ``device`` and returns it. ``name``: of one of several models.
 
-        A model that ``torch.compile()`` has returned stays compiled; its parameters have the names of the model itself. With
-        convolutions it needs ``optimizations.memory_format: contiguous``.
+        A model that ``torch.compile()`` has returned stays compiled; its parameters have the names of the model itself, and
+        ``optimizations.memory_format: auto`` leaves them as they are.
         """
         itself: torch.nn.Module = getattr(model, "_orig_mod", model)
         self._native.wrap_model(itself, name, itself is not model)

@@ -48,22 +48,24 @@ BackwardOptions backward_options(std::optional<double> weight, std::vector<std::
   return {.weight = weight, .models = std::move(models), .more_follows = more_follows, .retain_graph = retain_graph};
 }
 
-// A model of torch.compile() keeps the strides that its weights had when it was compiled, and those of convolutions
-// change where the engine tries channels_last.
-void refuse_other_formats(TrialContext& context, const torch::nn::Module& model) {
+// A model of torch.compile() keeps the strides that its weights had when it was compiled: those of convolutions must
+// not change, as they do where the engine tries channels_last.
+void keep_memory_format(TrialContext& context, const torch::nn::Module& model) {
   const config::MemoryFormat format = context.session().experiment().optimizations.memory_format;
   const auto parameters = model.parameters();
   const bool convolves =
       std::any_of(parameters.begin(), parameters.end(), [](const auto& one) { return one.dim() > 3; });
-  if (!convolves || format == config::MemoryFormat::kContiguous) return;
+  if (!convolves) return;
+  context.wrapped().keeps_memory_format = true;
+  if (format != config::MemoryFormat::kChannelsLast) return;
   throw ConfigError("optimizations.memory_format is " + std::string(config::word_of(config::kMemoryFormats, format)) +
                         ", and a model of torch.compile() with convolutions needs weights whose memory format stays",
-                    "set optimizations.memory_format: contiguous");
+                    "leave optimizations.memory_format at auto");
 }
 
 void wrap_model(TrialContext& context, py::object module, const std::string& name, bool compiled) {
   const auto tree = std::make_shared<ModuleTree>(std::move(module));
-  if (compiled) refuse_other_formats(context, *tree);
+  if (compiled) keep_memory_format(context, *tree);
   const py::gil_scoped_release unlocked;
   name.empty() ? void(context.wrap_model(tree)) : void(context.wrap_model(name, tree));
 }

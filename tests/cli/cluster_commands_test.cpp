@@ -241,6 +241,10 @@ TEST(Scaling, MoreSlotsWithTheSameBatchAreAdvisedAgainst) {
               HasSubstr("2 slots, where " + run.experiment().string() + " has 1, but no larger batch"));
   EXPECT_THAT(warning_of({"--set", "resources.slots_per_trial=2", "--set", "hyperparameters.global_batch_size=16"}),
               Not(HasSubstr("weak scaling")));
+  EXPECT_THAT(
+      warning_of({"--set", "resources.slots_per_trial=2", "--set", "hyperparameters.batch_size_of_loader=true"}),
+      Not(HasSubstr("weak scaling")))
+      << "the batch is that of a script's loader, which only the script knows";
   ASSERT_EQ(dtrain(run, {"launch", run.experiment()}).code, 0);
   const std::string text = slurp(run.experiment());
   const auto at = text.find("slots_per_trial: 1");

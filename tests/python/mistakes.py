@@ -48,9 +48,16 @@ class Scripts(MistakeTest):
                            ("cycled momentum", "cycle_momentum=False"),
                            ("batch size", "the loader has batches of 16, and hyperparameters.global_batch_size is 8"),
                            ("distributed sampler", "the loader has a DistributedSampler"),
+                           ("model within ddp", "a model within DistributedDataParallel"),
+                           ("model within data parallel", "a model within DataParallel"),
+                           ("ddp around", "has put the model of session.wrap() into DistributedDataParallel"),
+                           ("ddp around later", "has put the model of session.wrap() into DistributedDataParallel"),
                            ("step twice", "optimizer.step() was called a second time"),
+                           ("step left out", "`with session.no_sync()` around every loss.backward() but the last"),
+                           ("clip", "session.wrap(..., clip_gradient_norm=...)"),
+                           ("rank 0 leaves", "the run has ended after batch 12, and this rank goes on"),
+                           ("mean after close", "session.close() was called before"),
                            ("backward twice", "backward through the graph a second time"),
-                           ("compiled", "optimizations.memory_format is auto, and a model of torch.compile()"),
                            ("growing buffer", "a buffer keeps its type and shape"),
                            ("keep without a state", "session.keep(averages=…): a list has no state_dict()"),
                            ("keep late", "session.keep() was called after the first batch"),
@@ -58,6 +65,15 @@ class Scripts(MistakeTest):
                            ("load other settings", "param_groups have changed in more than lr"),
                            ("lbfgs", "LBFGS")):
             self.fails("mistakes_script.py", what, text)
+
+    def test_a_compiled_model_keeps_its_memory_format(self):
+        result = self.start("mistakes_script.py", "compiled", optimizations={"memory_format": "channels_last"}).expect(1)
+        self.assertIn("optimizations.memory_format is channels_last, and a model of torch.compile()", result.output)
+
+    def test_what_ranks_tell_each_other(self):
+        result = self.start("mistakes_script.py", "collectives").expect(0)
+        (metrics,) = (line["metrics"] for line in result.metrics("validation"))
+        self.assertEqual(metrics, {"sum": 3, "min": 1, "untouched": 1, "of_rank_1": 11, "written": 1})
 
     def test_an_exception_is_shown_once_and_with_its_rank(self):
         result = self.start("mistakes_script.py", "exception").expect(1)
@@ -67,10 +83,11 @@ class Scripts(MistakeTest):
     def test_what_is_no_mistake(self):
         for what, batches in (("nothing", 16), ("break", 8), ("custom sampler", 12), ("batch sampler", 16),
                               ("replaced buffer", 16), ("workers", 16), ("iterable", 16),
-                              ("closure", 16)):
+                              ("closure", 16), ("divided", 16), ("scheduled", 16)):
             with self.subTest(what=what):
                 result = self.start("mistakes_script.py", what).expect(0)
                 self.assertEqual(max(line["batch"] for line in result.metrics("training")), batches)
+                self.assertNotIn("begin anew", result.output)
                 if what == "batch sampler":
                     (metrics,) = (line["metrics"] for line in result.metrics("validation"))
                     self.assertEqual(metrics, {"complete": 1, "orders": 4, "told": 1})
@@ -150,6 +167,20 @@ class Alone(MistakeTest):
                 if what == "exit no more":
                     self.assertIn("\nno more\n", result.output)
 
+    def test_what_torch_distributed_would_do(self):
+        for what, error in (("process group", "Default process group has not been initialized"),
+                            ("variable of torchrun", "KeyError: 'LOCAL_WORLD_SIZE'")):
+            with self.subTest(what=what):
+                self.assertRegex(self.python(what).expect(1).output, f"{error}.*\n  dtrain needs no process group")
+
+    def test_an_error_after_the_run_is_shown(self):
+        result = self.python("mean after close").expect(1)
+        self.assertEqual(result.output.count("session.close() was called before"), 1, result.output)
+        self.assertTrue(result.weights_file.is_file())
+
+    def test_the_loader_need_not_say_its_batch_size(self):
+        self.assertNotIn("batch_size_of_loader", self.python("divided").expect(0).output)
+
     def test_relative_paths_start_from_the_scripts_folder(self):
         numbers = numpy.random.default_rng(1)
         arrays = [("x.npy", numbers.random((32, 6), "float32")), ("y.npy", numbers.random((32, 1), "float32"))]
@@ -184,6 +215,11 @@ class Launched(MistakeTest):
                            "--run-dir", str(run_dir), str(HERE / "mistakes_script.py")]
                 result = harness.run(command, run_dir, **environment)
                 self.assertIn(text, result.expect(code).output)
+                self.assertRegex(result.output, r"cpus +threads\n")  # the batch is not known before the script runs
+
+    def test_what_torch_distributed_would_do(self):
+        result = self.launch("process group").expect(1)
+        self.assertEqual(result.output.count("\n  dtrain needs no process group"), 1, result.output)
 
     def test_exit_codes(self):
         self.assertEqual(self.start("mistakes_script.py", "exit 3").code, 3)

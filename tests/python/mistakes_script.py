@@ -1,5 +1,6 @@
 """A script that does what its hyperparameter "what" says."""
 import contextlib
+import os
 import sys
 import threading
 import time
@@ -7,7 +8,8 @@ from sys import exit as imported_exit
 
 import dtrain
 import torch
-from torch import nn
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
@@ -87,6 +89,10 @@ if what == "init twice":
     dtrain.init()
 if what == "keep without a state":
     session.keep(averages=[])
+if what == "process group":
+    distributed.barrier()
+if what == "variable of torchrun":
+    os.environ["LOCAL_WORLD_SIZE"]
 if what == "no wrap":
     sys.exit(0)
 inputs, labels = torch.randn(32, 6), torch.randint(0, 3, (32,))
@@ -117,7 +123,24 @@ if what == "cycled momentum":
 loader = DataLoader(data, **({} if "batch_sampler" in more else {"batch_size": size}), **more)
 if what == "compiled":
     model = torch.compile(nn.Sequential(nn.Conv2d(1, 1, 1), model))
-model, optimizer, loader = session.wrap(model, optimizer, loader)
+if "ddp" in what:  # in a group of this rank alone: another one would need a port
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+if what == "model within ddp":
+    model = DistributedDataParallel(model)
+if what == "model within data parallel":
+    model = nn.DataParallel(model)
+if what == "ddp around":
+    around = DistributedDataParallel(model)
+if what == "divided":
+    mine = slice(session.rank, None, session.world_size)
+    loader = dtrain.divided([(x[mine], y[mine]) for x, y in zip(inputs.split(8), labels.split(8))])
+if what == "scheduled":
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    model, optimizer, loader, schedule = session.wrap(model, optimizer, loader, schedule)
+else:
+    model, optimizer, loader = session.wrap(model, optimizer, loader)
+if what == "ddp around later":
+    around = DistributedDataParallel(model)
 if what == "load other settings":
     state = optimizer.state_dict()
     state["param_groups"][0]["nesterov"] = True
@@ -136,6 +159,10 @@ for epoch in range(4):
             optimizer.step(closure)
             continue
         loss.backward()
+        if what == "clip":
+            nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        if what == "step left out" and index == 0:
+            continue
         if what == "backward twice":
             loss.backward()
         if what == "lbfgs":
@@ -163,6 +190,13 @@ for epoch in range(4):
             break
         if what == "slow":
             time.sleep(0.2)
+    if what == "rank 0 leaves":
+        if session.rank == 0 and epoch == 1:
+            break
+        session.mean(loss.detach())
+if what == "mean after close":
+    session.close()
+    session.mean(1)
 print(f"trained {batches} batches", flush=True)
 if what == "batch sampler":
     orders = [session.gather(torch.tensor(of_epoch)).tolist() for of_epoch in seen]
@@ -178,3 +212,15 @@ if what == "evaluate":
     accuracy = session.mean(right[mine].mean(), weight=len(labels[mine]))
     rows = session.gather(torch.arange(session.rank + 1))  # of ranks that have different numbers of them
     session.log_validation({"by_mean": accuracy, "of_all": right.mean(), "gathered": rows.tolist() == [0, 0, 1]})
+if what == "collectives":
+    mine = torch.tensor(float(session.rank + 1))
+    sums = {"sum": session.all_reduce(mine), "min": session.all_reduce(mine, "min")}
+    file = session.run_dir / "of_rank_1"
+    if session.rank == 1:
+        time.sleep(0.1)
+        file.write_text("1")
+    session.barrier()
+    written = session.all_reduce(torch.tensor(float(file.is_file())), "min")
+    untouched = session.all_reduce(torch.tensor(float(mine == session.rank + 1)), "min")
+    session.log_validation({**sums, "untouched": untouched, "of_rank_1": session.broadcast(10 + torch.tensor(session.rank), 1),
+                            "written": written})

@@ -53,8 +53,6 @@ class ParityTest(harness.WorkplaceTest):
                 folder.mkdir()
                 # A Trial accumulates by the experiment's key.
                 extra = {"aggregation_frequency": case["accumulate"]} if way == TRIAL else {}
-                if case["compile"]:
-                    extra["memory_format"] = "contiguous"
                 result = forked.run(way, folder, experiment(case, folder / "parity.yaml", ranks, optimizations=extra), ranks)
                 result.expect(0)
                 actual = parity_model.load(result.weights_file)

@@ -317,8 +317,13 @@ void check_can_start(const LaunchPlan& plan) {
   }
 }
 
+bool is_of_script(const config::Experiment& experiment) {
+  return experiment.hyperparameters.value("batch_size_of_loader", Json()) == Json(true);
+}
+
 std::string scaling_advice(const LaunchPlan& plan, bool has_overrides) {
   const config::Experiment& experiment = plan.experiment;
+  if (is_of_script(experiment)) return {};  // the batch is not known yet
   std::vector<std::vector<int>> bound;
   for (const RankPlacement& rank : plan.ranks) bound.push_back(rank.cpus);
   const scheduler::BatchAndSlots now{experiment.global_batch_size, plan.world_size(), count_cpus(bound)};

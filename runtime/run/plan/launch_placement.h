@@ -17,6 +17,9 @@ void place_ranks(LaunchPlan& plan, const std::filesystem::path& cluster_file, co
 scheduler::SlotRequest slot_request(const config::Experiment& experiment, const config::Scheduler& scheduler,
                                     config::AgentSlotType type);
 
+// Whether length and batch size are those of a script's own loop (`dtrain run`).
+bool is_of_script(const config::Experiment& experiment);
+
 // A warning if there are more slots but no larger batch than without the overrides, or than in the last run of this
 // name under ./runs; else empty.
 std::string scaling_advice(const LaunchPlan& plan, bool has_overrides);

@@ -48,11 +48,6 @@ bool has_siblings(const LaunchPlan& plan) {
                      [](const RankPlacement& rank) { return std::cmp_greater(rank.cpus.size(), rank.cores); });
 }
 
-// Whether length and batch size are those of a script's own loop (`dtrain run`).
-bool is_of_script(const config::Experiment& experiment) {
-  return experiment.hyperparameters.value("batch_size_of_loader", Json()) == Json(true);
-}
-
 std::string length_text(const config::Experiment& experiment) {
   const config::Length& length = experiment.searcher.max_length;
   const bool is_given = length.unit != config::LengthUnit::kEpochs || length.count < config::kEpochsOfScripts;
@@ -82,17 +77,20 @@ std::string render_ranks(const LaunchPlan& plan) {
   std::string cpus_title = "cpus";
   cpus_title.resize(width, ' ');
   std::string text =
-      std::string("rank  host              ") + (plan.on_gpus() ? "gpu   " : "") + cpus_title + "  threads  batch\n";
+      std::string("rank  host              ") + (plan.on_gpus() ? "gpu   " : "") + cpus_title + "  threads";
+  const bool has_batch = !is_of_script(plan.experiment);
+  text += has_batch ? "  batch\n" : "\n";
   for (const RankPlacement& rank : plan.ranks) {
     char head[256];
     std::snprintf(head, sizeof head, "%4d  %-16s  ", rank.rank, rank.host.c_str());
     char gpu[256] = "";
     if (rank.gpu) std::snprintf(gpu, sizeof gpu, "%-4s  ", gpu_text(*rank.gpu).c_str());
-    char tail[64];
-    std::snprintf(tail, sizeof tail, "  %7d  %5lld\n", rank.threads, static_cast<long long>(plan.split.per_slot));
+    char threads[32], batch[32] = "";
+    std::snprintf(threads, sizeof threads, "  %7d", rank.threads);
+    if (has_batch) std::snprintf(batch, sizeof batch, "  %5lld", static_cast<long long>(plan.split.per_slot));
     std::string cpus = ranges_text(rank.cpus);
     cpus.resize(width, ' ');
-    text += head + std::string(gpu) + cpus + tail;
+    text += head + std::string(gpu) + cpus + threads + batch + "\n";
   }
   return text;
 }

@@ -19,10 +19,9 @@ constexpr std::ptrdiff_t kWords = 2;  // the elements of GradientExchange::Word
 }
 
 [[noreturn]] void fail_changed(const std::string& name, const std::string& what) {
-  throw Error(
-      "the gradient of '" + name + "' was " + what + " after context.backward(), while the ranks exchange it",
-      "clip with context.clip_gradient_norm(), change gradients in a hook of the parameter (register_hook), and "
-      "leave zeroing them to dtrain");
+  throw Error("the gradient of '" + name + "' was " + what + " after context.backward(), while the ranks exchange it",
+              "clip with context.clip_gradient_norm() (in a script: session.wrap(..., clip_gradient_norm=...)), change "
+              "gradients in a hook of the parameter (register_hook), and leave zeroing them to dtrain");
 }
 
 // Sparse ones (Embedding(sparse=True)) too.
@@ -133,7 +132,8 @@ void GradientExchange::gradient_ready(std::size_t index) {
     throw Error(
         "the gradient of '" + parameter.name + "' was computed twice in one batch",
         "call context.backward() once in train_batch(), on the sum of the losses, or pass .more_follows = true to "
-        "every call but the last");
+        "every call but the last; in a script with session.wrap(): `with session.no_sync()` around every "
+        "loss.backward() but the last before optimizer.step(), and the loader's next batch after the step");
   }
   ready_in_batch_[index] = 1;
   if (put_in_place(index) && exchanging_ && !more_follows_) {

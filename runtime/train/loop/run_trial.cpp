@@ -152,6 +152,8 @@ train::StepOptions step_options(const run::RankSession& session, const TrialCont
     session.log()->info("context.scale_loss() has no effect: optimizations.mixed_precision is not fp16");
   }
   options.memory_format = wanted.memory_format;
+  if (wrapped.keeps_memory_format && options.memory_format == config::MemoryFormat::kAuto)
+    options.memory_format = config::MemoryFormat::kContiguous;
   options.alone = session.mock().alone();
   // Gaps between gradients matter only where gradients are exchanged while ranks compute.
   const bool overlaps = !wanted.local_sgd && !options.alone;

@@ -127,7 +127,8 @@ MatmulChoice choose_matmul(config::Matmul wanted) {
   if (was_asked) {
     return stays_default(
         "libtorch had computed before",
-        "libtorch has computed something before run_trial(), and MKL has chosen; compute in the trial");
+        "libtorch has computed something before the run began, and MKL has chosen; compute in the trial, or in a "
+        "script in Python after dtrain.init()");
   }
   says_yes = true;
   return {profile::MatmulPath::kFast, "this is a processor of AMD with AVX2 and FMA", {}};

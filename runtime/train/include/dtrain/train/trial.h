@@ -244,6 +244,7 @@ class TrialContext {
     // `optimizer`'s.
     std::function<std::unique_ptr<train::OptimizerUpdate>()> own_update;
     bool has_common_optimizer = false;  // `optimizer` is that of all models without one of their own
+    bool keeps_memory_format = false;   // optimizations.memory_format: auto leaves the model's convolutions as they are
     std::vector<ParameterGroup> groups;
     struct GroupsOfModel {
       std::size_t first = 0, end = 0;  // of `groups`
