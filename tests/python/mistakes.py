@@ -175,7 +175,8 @@ class Alone(MistakeTest):
 
     def test_an_error_after_the_run_is_shown(self):
         result = self.python("mean after close").expect(1)
-        self.assertEqual(result.output.count("session.close() was called before"), 1, result.output)
+        self.assertEqual(result.output.count("dtrain.Error: the run has ended: session.close() was called before"), 1,
+                         result.output)
         self.assertTrue(result.weights_file.is_file())
 
     def test_the_loader_need_not_say_its_batch_size(self):
