@@ -5,6 +5,8 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/functorch/DynamicLayer.h>
+#include <torch/csrc/autograd/forward_grad.h>
 #include <torch/torch.h>
 
 #include "operators/own_operators.h"
@@ -339,12 +341,87 @@ INSTANTIATE_TEST_SUITE_P(Shapes, OwnConvolution,
                                          ConvolutionCase{1, 17, 3, 1, 1, false, false, false},  // libtorch's
                                          ConvolutionCase{2, 3, 5, 1, 2}));
 
+// All four, of a number each.
+std::vector<std::function<at::Tensor(const at::Tensor&)>> all_operators() {
+  const at::Tensor weight = torch::randn({256, 32, 3, 3});
+  const at::Tensor target = torch::tensor({3, 1}, at::kLong);
+  return {[=](const at::Tensor& x) { return at::cross_entropy_loss(x.flatten(1), target); },
+          [](const at::Tensor& x) { return at::gelu(x, "tanh").sum(); },
+          [](const at::Tensor& x) {
+            const at::Tensor heads = x.to(at::kBFloat16).flatten(2).unsqueeze(0);
+            return at::scaled_dot_product_attention(heads, heads, heads).to(x.scalar_type()).square().sum();
+          },
+          [=](const at::Tensor& x) { return at::conv2d(x, weight.to(x.scalar_type()), {}, 1, 1).square().sum(); }};
+}
+
+at::Tensor gradient_of(const at::Tensor& from, const std::function<at::Tensor(const at::Tensor&)>& f,
+                       bool backward_in_autocast = false) {
+  const at::Tensor x = from.detach().clone().requires_grad_();
+  const at::Tensor y = f(x);
+  at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+  at::autocast::set_autocast_enabled(at::kCPU, backward_in_autocast);
+  y.backward();
+  at::autocast::set_autocast_enabled(at::kCPU, false);
+  return x.grad();
+}
+
+TEST_F(OwnOperators, BackwardWithinAutocastIsAsOutsideOfIt) {
+  const at::Tensor x = torch::randn({2, 32, 2, 2});
+  for (const auto& one : all_operators()) {
+    EXPECT_TRUE(at::equal(gradient_of(x, one, true), gradient_of(x, one)));
+  }
+}
+
+TEST_F(OwnOperators, AreUsedAgainWhereTorchFuncIsOver) {
+  const at::Tensor x = torch::randn({2, 32, 2, 2}).requires_grad_();
+  at::functorch::initAndPushDynamicLayer(at::functorch::TransformType::Vmap, c10::SymInt(2),
+                                         at::functorch::RandomnessType::Error);
+  at::functorch::popDynamicLayerAndDeleteMetadata();
+  EXPECT_THAT(at::gelu(x, "tanh").grad_fn()->name(), HasSubstr("dtrain"));
+}
+
+// A tangent goes through libtorch's operators: the directional derivative is that of the gradient.
+TEST_F(OwnOperators, ForwardModeDifferentiationIsLibtorchs) {
+  const at::Tensor x = torch::randn({2, 32, 2, 2}), direction = torch::randn_like(x);
+  const auto operators = all_operators();
+  for (const std::size_t i : {0U, 1U, 3U}) {  // libtorch has none of attention
+    const double expected = (gradient_of(x, operators[i]) * direction).sum().item<double>();
+    const std::uint64_t level = torch::autograd::ForwardADLevel::get_next_idx();
+    const at::Tensor y = operators[i](at::_make_dual(x, direction, static_cast<std::int64_t>(level)));
+    const double tangent = y._fw_grad(level).item<double>();
+    torch::autograd::ForwardADLevel::release_idx(level);
+    EXPECT_NEAR(tangent, expected, 1e-4 * (std::abs(expected) + 1)) << i;
+  }
+}
+
 TEST_F(OwnOperators, ConvolutionsThatLibtorchRefusesAreItsErrors) {
   const at::Tensor images = torch::randn({2, 32, 2, 2}), weight = torch::randn({256, 32, 3, 3});
   EXPECT_THROW(at::conv2d(images, weight), c10::Error);  // the kernel is larger than the image
   EXPECT_THROW(at::conv2d(images, weight, {}, 2), c10::Error);
   EXPECT_THROW(at::conv2d(images, weight, {}, 0, 1), c10::Error);  // no stride
   EXPECT_THROW(at::conv2d(images, weight, {}, 1, -1), c10::Error);
+}
+
+TEST_F(OwnOperators, ConvolutionsWithABiasOrStridesOfAnotherSizeAreLibtorchsErrors) {
+  const at::Tensor images = torch::randn({2, 32, 2, 2}), weight = torch::randn({256, 32, 3, 3});
+  for (const at::IntArrayRef sizes : {at::IntArrayRef{1}, at::IntArrayRef{}, at::IntArrayRef{1, 256}}) {
+    EXPECT_THROW(at::conv2d(images, weight, torch::randn(sizes), 1, 1), c10::Error) << sizes;
+  }
+  const std::vector<std::int64_t> one{1, 1}, none, three{1, 1, 1};
+  for (const auto& odd : {none, three}) {
+    EXPECT_THROW(at::convolution(images, weight, {}, odd, one, one, false, {0, 0}, 1), c10::Error) << odd;
+    EXPECT_THROW(at::convolution(images, weight, {}, one, odd, one, false, {0, 0}, 1), c10::Error) << odd;
+  }
+}
+
+// Operators that follow keep the order of its values in memory, and view() needs to know it.
+TEST_F(OwnOperators, ConvolutionsToOnePixelHaveTheStridesOfTheirFormat) {
+  const at::Tensor images = torch::randn({4, 32, 3, 3}), weight = torch::randn({256, 32, 3, 3});
+  const at::Tensor pixel = at::conv2d(images, weight);
+  EXPECT_EQ(pixel.suggest_memory_format(), at::MemoryFormat::Contiguous);
+  EXPECT_EQ(at::upsample_nearest2d(pixel, at::IntArrayRef{2, 2}).view({4, -1}).size(1), 1024);
+  const auto last = at::MemoryFormat::ChannelsLast;
+  EXPECT_EQ(at::conv2d(images.contiguous(last), weight.contiguous(last)).suggest_memory_format(), last);
 }
 
 TEST_F(OwnOperators, ConvolutionOfAPixel) {

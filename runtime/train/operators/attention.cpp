@@ -95,9 +95,10 @@ Gradients attention_backward(const at::Tensor& of_result, const at::Tensor& quer
 
 // libtorch's kernel multiplies blocks of 32 rows, each in a call of oneDNN that costs more than the product. Over many
 // tokens its blocks get longer, and it leaves out what a causal mask hides.
-bool is_known(const at::Tensor& query, const at::Tensor& key, double dropout) {
-  return has_elements(query) && query.scalar_type() == at::kBFloat16 && dropout == 0 && query.size(1) == key.size(1) &&
-         query.numel() > 0 && key.numel() > 0 && std::max(query.size(2), key.size(2)) <= kMostTokens;
+bool is_known(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, double dropout) {
+  return is_plain(query) && is_plain(key) && is_plain(value) && query.scalar_type() == at::kBFloat16 && dropout == 0 &&
+         query.size(1) == key.size(1) && query.numel() > 0 && key.numel() > 0 &&
+         std::max(query.size(2), key.size(2)) <= kMostTokens;
 }
 
 constexpr const char* kAttentionBackward = "dtrain::attention_backward";
@@ -125,7 +126,7 @@ class Attention : public torch::autograd::Function<Attention> {
     const bool causal = context->saved_data["causal"].toBool();
     const auto scale = context->saved_data["scale"].toOptional<double>();
     // With create_graph the gradient is to be differentiated again, which libtorch refuses.
-    const bool ours = !at::GradMode::is_enabled() && has_elements(gradients[0]);
+    const bool ours = !at::GradMode::is_enabled() && is_plain(gradients[0]);
     const auto [of_query, of_key, of_value] =
         ours ? call_operator<decltype(attention_backward)>(kAttentionBackward, gradients[0], query, key, value, result,
                                                            logsumexp, causal, mask, scale)
@@ -140,7 +141,7 @@ const LibtorchKernel* libtorchs_attention = nullptr;
 std::tuple<at::Tensor, at::Tensor> attention(c10::DispatchKeySet keys, const at::Tensor& query, const at::Tensor& key,
                                              const at::Tensor& value, double dropout, bool causal, const Mask& mask,
                                              std::optional<double> scale) {
-  if (is_known(query, key, dropout)) {
+  if (is_known(query, key, value, dropout)) {
     const auto results = Attention::apply(query, key, value, causal, mask, scale);
     return {results[0], results[1]};
   }

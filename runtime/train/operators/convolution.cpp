@@ -40,7 +40,12 @@ struct Shape {
 };
 
 bool is_channels_last(const at::Tensor& weight) {
-  return weight.is_contiguous(at::MemoryFormat::ChannelsLast);
+  return !weight.is_contiguous() && weight.is_contiguous(at::MemoryFormat::ChannelsLast);
+}
+
+// A copy with the strides of the format, also where sizes of 1 leave them open: later operators go by them.
+at::Tensor copied(const at::Tensor& images, at::ScalarType type, at::MemoryFormat format) {
+  return at::empty(images.sizes(), images.options().dtype(type).memory_format(format)).copy_(images);
 }
 
 // [outputs, weights of a pixel], in the order in which the weight has them in memory: nothing is copied.
@@ -73,7 +78,7 @@ at::Tensor forward_of(const at::Tensor& x, const at::Tensor& weight, const std::
       rows.view({shape.samples, shape.output[0], shape.output[1], shape.outputs}).permute({0, 3, 1, 2});
   const bool channels_last = x.suggest_memory_format() == at::MemoryFormat::ChannelsLast ||
                              weight.suggest_memory_format() == at::MemoryFormat::ChannelsLast;
-  return channels_last ? images : images.contiguous();
+  return channels_last ? images : copied(images, x.scalar_type(), at::MemoryFormat::Contiguous);
 }
 
 // `of_columns` is added up, in float32, where the columns came from.
@@ -96,11 +101,9 @@ at::Tensor images_of(const at::Tensor& of_columns, const at::Tensor& x, const at
           .add_(last ? parts.select(3, i).select(3, j) : parts.select(4, i).select(4, j));
     }
   }
-  return sums.narrow(1, shape.padding[0], shape.image[0])
-      .narrow(2, shape.padding[1], shape.image[1])
-      .permute({0, 3, 1, 2})
-      .to(x.scalar_type())
-      .contiguous(x.suggest_memory_format());
+  const at::Tensor images =
+      sums.narrow(1, shape.padding[0], shape.image[0]).narrow(2, shape.padding[1], shape.image[1]);
+  return copied(images.permute({0, 3, 1, 2}), x.scalar_type(), x.suggest_memory_format());
 }
 
 // The arguments of aten::convolution_backward up to `transposed`, and `wanted`: of x, weight, bias.
@@ -149,8 +152,7 @@ class FewPixels : public torch::autograd::Function<FewPixels> {
                                      context->saved_data["has_bias"].toBool() && context->needs_input_grad(2)};
     const at::OptionalIntArrayRef of_bias = wanted[2] ? at::OptionalIntArrayRef(sizes) : std::nullopt;
     // With create_graph the gradient is differentiated again.
-    const bool ours =
-        !at::GradMode::is_enabled() && has_elements(of_result) && of_result.scalar_type() == x.scalar_type();
+    const bool ours = !at::GradMode::is_enabled() && is_plain(of_result) && of_result.scalar_type() == x.scalar_type();
     const auto [of_x, of_weight, of_its_bias] =
         ours ? call_operator<decltype(convolution_backward)>(kConvolutionBackward, of_result, x, weight, of_bias,
                                                              at::IntArrayRef(stride), at::IntArrayRef(padding),
@@ -163,12 +165,24 @@ class FewPixels : public torch::autograd::Function<FewPixels> {
 
 const LibtorchKernel* libtorchs_convolution = nullptr;
 
-bool is_known(const at::Tensor& x, const at::Tensor& weight, c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
-              c10::SymIntArrayRef dilation, bool transposed, const c10::SymInt& groups) {
-  if (!has_elements(x) || !has_elements(weight) || x.dim() != 4 || weight.dim() != 4 || transposed) return false;
+// libtorch refuses others.
+bool is_of_outputs(const std::optional<at::Tensor>& bias, const at::Tensor& weight) {
+  if (!bias || !bias->defined()) return true;
+  return is_plain(*bias) && bias->scalar_type() == weight.scalar_type() && bias->dim() == 1 &&
+         bias->size(0) == weight.size(0);
+}
+
+bool is_known(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+              c10::SymIntArrayRef stride, c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation, bool transposed,
+              const c10::SymInt& groups) {
+  if (!is_plain(x) || !is_plain(weight) || x.dim() != 4 || weight.dim() != 4 || transposed) return false;
   const bool narrow = x.scalar_type() == at::kBFloat16;
   const bool alike = x.scalar_type() == weight.scalar_type() && (narrow || x.scalar_type() == at::kFloat);
   if (!alike || x.layout() != at::kStrided || weight.layout() != at::kStrided || x.numel() == 0) return false;
+  if (!is_of_outputs(bias, weight)) return false;
+  for (const c10::SymIntArrayRef list : {stride, padding, dilation}) {
+    if (list.empty() || list.size() > 2) return false;
+  }
   for (const c10::SymInt& one : dilation) {
     if (one != 1) return false;
   }
@@ -191,7 +205,7 @@ at::Tensor convolution(c10::DispatchKeySet keys, const at::Tensor& x, const at::
                        const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
                        c10::SymIntArrayRef dilation, bool transposed, c10::SymIntArrayRef output_padding,
                        c10::SymInt groups) {
-  if (is_known(x, weight, stride, padding, dilation, transposed, groups)) {
+  if (is_known(x, weight, bias, stride, padding, dilation, transposed, groups)) {
     return FewPixels::apply(x, weight, bias, C10_AS_INTARRAYREF_SLOW(stride).vec(),
                             C10_AS_INTARRAYREF_SLOW(padding).vec());
   }

@@ -114,13 +114,11 @@ class OnePassCrossEntropy : public torch::autograd::Function<OnePassCrossEntropy
     const std::int64_t reduction = context->saved_data["reduction"].toInt();
     const std::int64_t ignored = context->saved_data["ignored"].toInt();
     const double smoothing = context->saved_data["smoothing"].toDouble();
-    if (at::GradMode::is_enabled()) {  // create_graph: by operators that can be differentiated again
+    const bool create_graph = at::GradMode::is_enabled();
+    if (create_graph || !is_plain(of_loss[0])) {  // by operators that can be differentiated again, or traced
+      const at::AutoGradMode differentiated(true);
       const at::Tensor loss = libtorchs(scores.to(at::kFloat), target, {}, reduction, ignored, smoothing);
-      return {torch::autograd::grad({loss}, {scores}, of_loss, /*retain_graph=*/true, /*create_graph=*/true)[0],
-              {},
-              {},
-              {},
-              {}};
+      return {torch::autograd::grad({loss}, {scores}, of_loss, /*retain_graph=*/true, create_graph)[0], {}, {}, {}, {}};
     }
     at::Tensor of_rows = of_loss[0].to(at::kFloat);
     if (reduction == at::Reduction::Mean) of_rows = of_rows / static_cast<double>(counted(target, ignored));
@@ -136,7 +134,7 @@ class OnePassCrossEntropy : public torch::autograd::Function<OnePassCrossEntropy
 // bfloat16 only under autocast, where libtorch's loss is float32, too.
 bool is_known(const at::Tensor& scores, const at::Tensor& target, const Optional& weight) {
   const bool narrow = scores.scalar_type() == at::kBFloat16 && at::autocast::is_autocast_enabled(at::kCPU);
-  return has_elements(scores) && has_elements(target) && scores.dim() == 2 && scores.size(1) > 0 &&
+  return is_plain(scores) && is_plain(target) && scores.dim() == 2 && scores.size(1) > 0 &&
          (scores.scalar_type() == at::kFloat || narrow) && scores.layout() == at::kStrided && target.is_cpu() &&
          target.scalar_type() == at::kLong && target.dim() == 1 && target.size(0) == scores.size(0) &&
          !(weight && weight->defined());

@@ -39,7 +39,7 @@ Value* into(const at::Tensor& tensor, std::int64_t begin) {
 
 bool is_known(const at::Tensor& x) {
   return (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16) && x.layout() == at::kStrided &&
-         x.is_non_overlapping_and_dense() && has_elements(x);
+         x.is_non_overlapping_and_dense() && is_plain(x);
 }
 
 at::Tensor gelu_of(const at::Tensor& x) {
@@ -76,8 +76,7 @@ class Gelu : public torch::autograd::Function<Gelu> {
     const bool alike = of_result.defined() && of_result.scalar_type() == x.scalar_type() &&
                        of_result.layout() == at::kStrided && of_result.sizes() == x.sizes();
     // With create_graph the gradient is differentiated again.
-    if (at::GradMode::is_enabled() || !alike || !has_elements(of_result))
-      return {at::gelu_backward(of_result, x, "tanh")};
+    if (at::GradMode::is_enabled() || !alike || !is_plain(of_result)) return {at::gelu_backward(of_result, x, "tanh")};
     const at::Tensor given = of_result.strides() == x.strides() ? of_result : at::empty_like(x).copy_(of_result);
     return {call_operator<decltype(gradient_of_gelu)>(kGradientOfGelu, given, x)};
   }

@@ -9,7 +9,7 @@
 //   convolution          of float32 and bfloat16 images whose results have at most 256 pixels, all samples together, as
 //                        a product of matrices (convolution.cpp)
 //
-// Other inputs, and gradients of gradients, are computed by libtorch.
+// Other inputs, gradients of gradients, and forward-mode differentiation are computed by libtorch.
 //
 // The kernels are operators themselves (dtrain::cross_entropy, dtrain::gelu and their backward,
 // dtrain::attention_backward, dtrain::convolution_backward), which traces and counts of operators show under these
@@ -20,6 +20,7 @@
 #include <ATen/TensorSubclassLikeUtils.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/functorch/DynamicLayer.h>
 
 namespace torch {
 class Library;
@@ -36,17 +37,23 @@ void add_gelu(torch::Library& own, torch::Library& aten);
 void add_attention(torch::Library& own, torch::Library& aten);
 void add_convolution(torch::Library& own, torch::Library& aten);
 
-// Whether a kernel can read its elements. Those of tensors that torch.compile and torch.func trace with cannot be read.
-inline bool has_elements(const at::Tensor& tensor) {
-  return at::functorch::functorchTLSAccessor() == nullptr && !at::isTensorSubclassLike(tensor);
+// Whether a kernel of ours may take it: its elements can be read, which those of tensors that torch.compile and
+// torch.func trace with cannot, and it has no tangent of forward-mode differentiation, which ours does not compute.
+inline bool is_plain(const at::Tensor& tensor) {
+  // What torch.func keeps in a thread stays there; there are layers only within its functions.
+  const bool in_function =
+      at::functorch::functorchTLSAccessor() != nullptr && at::functorch::maybeCurrentDynamicLayer().has_value();
+  return !in_function && !at::isTensorSubclassLike(tensor) && !tensor._fw_grad(/*level=*/0).defined();
 }
 
-// Calls an operator of ours, below autograd. Each has a signature of its own, by which it is found again.
+// Calls an operator of ours, below autograd and autocast, within which backward may run. Each has a signature of its
+// own, by which it is found again.
 template <class Signature, class... Arguments>
 auto call_operator(const char* name, const Arguments&... arguments) {
   static const auto found = c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
   TORCH_INTERNAL_ASSERT(found.operator_name().name == name, "two operators of one signature: ", name);
   const at::AutoDispatchBelowADInplaceOrView below;
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   return found.call(arguments...);
 }
 
