@@ -18,30 +18,55 @@ class AveragedBackward:
     zero_grad() in any order) is PyTorch's own, and the same on every rank.
 
     Parameters that no rank's loss depends on keep the ``grad`` that they have: their optimizer leaves them out.
-    Every rank has to call backward() equally often.
+    Every rank has to call backward() equally often for each batch of its loader: another one is an error.
     """
 
     def __init__(self, loop: Any, context: Any) -> None:
         self._loop = loop
         self._averaged = _native.AveragedGradients(context._native)
+        self._context, self._world_size = context, context.world_size
         self._names: dict[torch.nn.Parameter, str] = context._names
         self._buffers = context._buffers
         self._new: dict[torch.nn.Parameter, torch.Tensor] = {}  # of the batch that the engine has just averaged
         self._samples, self._share = 0, 1.0
         self._done = self._expected = 0  # calls of backward() for this batch of the loader, and for the one before
+        self._batches = 0  # of the loader
         self._depth = 0
         loop.after_update(self._take)
 
     def begin_batch(self, samples: int, share: float) -> None:
         """What backward() is called for from now on: samples of this rank, and how much its loss counts."""
         self._samples, self._share = samples, share
+        self.compare_calls()
+        self._batches += 1
         self._expected, self._done = self._done, 0
         self._open()
+
+    def compare_calls(self) -> None:
+        """RuntimeError if the ranks have not called backward() equally often for the batch that is over: one of a rank would be
+        averaged with a later one of another, and their parameters would differ. Collective."""
+        if self._batches == 0 or self._world_size == 1 or self._loop.state == _State.ENDED:
+            return
+        with self._explained():
+            calls = [int(one) for one in self._context.all_gather(torch.tensor([self._done]))]
+            if len(set(calls)) > 1:
+                raise _native.Error(f"the ranks entered different operations: {' and '.join(map(str, calls))} calls")
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except _native.Error as error:
+            if "different operations" not in str(error):
+                raise
+            raise RuntimeError("every rank has to call backward() equally often for each batch of its loader, and this one has "
+                               f"called it {self._done} times for batch {self._batches}: {error}") from None
 
     def finish(self) -> None:
         """Ends a batch that was opened, and that no backward() came for."""
         with self._gradients_apart() as parameters:
-            nothing = sum((p.sum() for p in parameters if p.requires_grad), torch.zeros(())) * 0
+            trainable = [p for p in parameters if p.requires_grad]
+            nothing = sum((p.sum() for p in trainable), torch.zeros((), requires_grad=not trainable)) * 0
             self._loop.backward(nothing, 1.0, False, False)
             self._loop.end_step()
         self._new = {}
@@ -70,7 +95,7 @@ class AveragedBackward:
         self._open()
         if self._loop.state == _State.ENDED:  # stopped, or failed: the session leaves
             return
-        with self._gradients_apart():
+        with self._gradients_apart(), self._explained():
             self._loop.backward(loss, self._share, False, retain_graph)
             self._loop.end_step()
         with torch.no_grad():

@@ -181,6 +181,8 @@ class Session(Collectives):
             self._wrap_averages(self._evaluated, iter(()))  # a run without a batch
         if self._loop.state == _State.SETTING_UP:
             return self._loop.fail("the script has ended without a call of session.wrap()")
+        if self._averages is not None:
+            self._averages.compare_calls()
         if self._loop.state == _State.TRAINING:
             self._finish_batch()
         code = self._loop.finish()

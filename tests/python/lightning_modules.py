@@ -86,6 +86,25 @@ class Accumulates(lightning.LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=1e-2)
 
 
+class Unequal(Accumulates):
+    """Ends with its parameters frozen; before, one rank calls backward() ``difference`` times more often for a batch."""
+
+    def __init__(self, difference):
+        super().__init__()
+        self.difference = difference
+
+    def training_step(self, batch, batch_idx):
+        if batch_idx == 9:
+            self.requires_grad_(False)
+            return
+        optimizer = self.optimizers()
+        loss = F.cross_entropy(self.net(batch[0]), batch[1])
+        for _ in range(1 + self.difference * (batch_idx == 4 and self.global_rank == 1)):
+            self.manual_backward(loss, retain_graph=True)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 class FineTunes(lightning.LightningModule):
     """domain_templates/computer_vision_fine_tuning.py: a callback adds the backbone to the optimizer later."""
 
@@ -149,6 +168,8 @@ def module(name):
     """The module, and the callbacks that it needs."""
     if name.startswith("gan"):
         return Gan(name.partition(" ")[2]), []
+    if name.startswith("unequal"):
+        return Unequal(int(name.partition(" ")[2])), []
     return {"accumulates": lambda: (Accumulates(), []), "clips": lambda: (Clips(), []),
             "branches": lambda: (Branches(), []), "skips": lambda: (Skips(), []),
             "seeded": lambda: (Seeded(), []),

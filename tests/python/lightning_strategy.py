@@ -125,6 +125,13 @@ class Own(LightningTest):
         self.compare((1, 2, 3), model="accumulates", samples=250)
         self.compare((1, 2, 3), model="clips", samples=250, trainer={"accumulate_grad_batches": 2})
 
+    def test_ranks_call_backward_equally_often(self):
+        self.compare((1, 2), model="unequal 0", epochs=1)  # all parameters are frozen for the last batch
+        for difference, batches in ((1, 240), (-1, 240), (1, 120)):  # 120: it is the last batch
+            with self.subTest(difference=difference, batches=batches):
+                result, _, _ = self.run_on(2, code=1, model=f"unequal {difference}", epochs=1, samples=batches)
+                self.assertIn("every rank has to call backward() equally often", result.output)
+
     def test_fine_tuning(self):
         self.compare((1, 2, 3), model="fine_tunes", epochs=3, samples=250, trainer={"gradient_clip_val": 0.5})
 
