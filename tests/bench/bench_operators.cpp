@@ -3,8 +3,10 @@
 //   bench_operators [--json] [--quick] [--threads 1]
 //
 // Cross entropy of 512 rows with vocabularies of 8,192 and 50,304, in float32 and, under autocast, in bfloat16; GELU of
-// 512 x 5,120; causal attention of 20 heads of 64 numbers in bfloat16, over 128, 512 and 1,024 tokens. Prints medians
-// in milliseconds and ratios (libtorch's over ours).
+// 512 x 5,120; causal attention of 20 heads of 64 numbers in bfloat16, over 128, 512 and 1,024 tokens; convolutions of
+// 3x3 from and to 512 channels on 32 images of 2x2, and 256 channels on 16 images of 4x4, with channels last, as a
+// ResNet on small images has. Prints medians in milliseconds and ratios (libtorch's over ours), also of forward and of
+// backward alone.
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
@@ -32,23 +34,43 @@ using Operator = std::function<at::Tensor(const at::Tensor&)>;
 
 constexpr std::int64_t kRows = 512;
 
-double step(const at::Tensor& from, const Operator& apply) {
+struct Times {
+  double forward = 0, backward = 0;  // in milliseconds
+};
+
+Times step(const at::Tensor& from, const Operator& apply) {
+  using Clock = std::chrono::steady_clock;
   const at::Tensor x = from.detach().requires_grad_();
-  const auto began = std::chrono::steady_clock::now();
-  apply(x).sum().backward();
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - began).count();
+  const auto began = Clock::now();
+  const at::Tensor y = apply(x).sum();
+  const auto middle = Clock::now();
+  y.backward();
+  const std::chrono::duration<double, std::milli> forward = middle - began, backward = Clock::now() - middle;
+  return {forward.count(), backward.count()};
+}
+
+double median(const std::vector<Times>& all, const std::function<double(const Times&)>& of) {
+  std::vector<double> values;
+  for (const Times& one : all) values.push_back(of(one));
+  return median_low(values);
 }
 
 Json compare(const at::Tensor& x, const Operator& ours, const Operator& libtorchs, int rounds) {
-  std::vector<double> own, peer;
+  std::vector<Times> own, peer;
   for (int round = 0; round < rounds + 2; ++round) {
-    const double a = step(x, ours), b = step(x, libtorchs);
+    const Times a = step(x, ours), b = step(x, libtorchs);
     if (round < 2) continue;
     own.push_back(a);
     peer.push_back(b);
   }
-  return {
-      {"ours_ms", median_low(own)}, {"libtorch_ms", median_low(peer)}, {"ratio", median_low(peer) / median_low(own)}};
+  const auto both = [](const Times& times) { return times.forward + times.backward; };
+  const auto forward = [](const Times& times) { return times.forward; };
+  const auto backward = [](const Times& times) { return times.backward; };
+  return {{"ours_ms", median(own, both)},
+          {"libtorch_ms", median(peer, both)},
+          {"ratio", median(peer, both) / median(own, both)},
+          {"forward_ratio", median(peer, forward) / median(own, forward)},
+          {"backward_ratio", median(peer, backward) / median(own, backward)}};
 }
 
 // libtorch's kernels below autograd, and its formula for the gradient: `at::gelu` itself is dtrain's here.
@@ -84,6 +106,41 @@ class LibtorchAttention : public torch::autograd::Function<LibtorchAttention> {
   }
 };
 
+// And of a convolution of 3x3, with the gradients of images and weight.
+class LibtorchConvolution : public torch::autograd::Function<LibtorchConvolution> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& weight) {
+    context->save_for_backward({x, weight});
+    const at::AutoDispatchBelowADInplaceOrView below;
+    return at::convolution(x, weight, {}, kOnes, kOnes, kOnes, false, kZeros, 1);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    const auto saved = context->get_saved_variables();
+    const auto [of_x, of_weight, of_bias] = at::convolution_backward(
+        gradients[0], saved[0], saved[1], std::nullopt, kOnes, kOnes, kOnes, false, kZeros, 1, {true, true, false});
+    return {of_x, of_weight};
+  }
+
+ private:
+  static constexpr std::int64_t kOnes[2] = {1, 1}, kZeros[2] = {0, 0};
+};
+
+struct Images {
+  std::int64_t samples, channels, side;
+};
+
+Json compare_convolution(const Images& images, at::ScalarType type, int rounds) {
+  const auto last = at::MemoryFormat::ChannelsLast;
+  const at::Tensor x =
+      torch::randn({images.samples, images.channels, images.side, images.side}).to(type).contiguous(last);
+  const at::Tensor weight =
+      torch::randn({images.channels, images.channels, 3, 3}).to(type).contiguous(last).requires_grad_();
+  return compare(
+      x, [&](const at::Tensor& of) { return at::conv2d(of, weight, {}, 1, 1); },
+      [&](const at::Tensor& of) { return LibtorchConvolution::apply(of, weight); }, rounds);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) try {
@@ -118,6 +175,12 @@ int main(int argc, char** argv) try {
         torch::randn({1, 20, tokens, 64}).to(at::kBFloat16),
         [](const at::Tensor& x) { return at::scaled_dot_product_attention(x, x, x, {}, 0, true); },
         [](const at::Tensor& x) { return LibtorchAttention::apply(x); }, options.rounds);
+  }
+  for (const auto& [name, type] : {std::pair<const char*, at::ScalarType>{"", at::kFloat}, {"_bf16", at::kBFloat16}}) {
+    for (const Images images : {Images{32, 512, 2}, Images{16, 256, 4}}) {
+      const std::string shape = std::to_string(images.channels) + "_of_" + std::to_string(images.side);
+      result["convolution_" + shape + name] = compare_convolution(images, type, options.rounds);
+    }
   }
   bench::print_result(result, options.json);
   return 0;

@@ -414,6 +414,16 @@ TEST_F(OwnOperators, ConvolutionsWithABiasOrStridesOfAnotherSizeAreLibtorchsErro
   }
 }
 
+// What each pixel sees, a row of a matrix, would be many times as large as images and weight together.
+TEST_F(OwnOperators, ConvolutionsToManyPixelsOfFewChannelsAreLibtorchs) {
+  const at::Tensor weight = torch::randn({4, 1024, 4, 4}).requires_grad_();
+  const auto name = [&](std::int64_t side) {
+    return at::conv2d(torch::randn({1, 1024, side, side}), weight).grad_fn()->name();
+  };
+  EXPECT_THAT(name(7), HasSubstr("dtrain"));                // 16 pixels
+  EXPECT_THAT(name(8), testing::Not(HasSubstr("dtrain")));  // 25
+}
+
 // Operators that follow keep the order of its values in memory, and view() needs to know it.
 TEST_F(OwnOperators, ConvolutionsToOnePixelHaveTheStridesOfTheirFormat) {
   const at::Tensor images = torch::randn({4, 32, 3, 3}), weight = torch::randn({256, 32, 3, 3});

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <optional>
 #include <tuple>
 #include <vector>
@@ -18,6 +19,7 @@ using Ints = std::vector<std::int64_t>;
 // All samples together. With more pixels oneDNN's convolution is as fast as a product.
 constexpr std::int64_t kMostPixels = 256;
 constexpr std::int64_t kLeastWeights = 1 << 16;  // smaller ones take no time that matters
+constexpr std::int64_t kMostColumns = 4;  // the matrix of columns_of() is at most so many times as large as the weight
 
 // Images [samples, channels, height, width] under a weight [outputs, channels, height, width].
 struct Shape {
@@ -198,7 +200,7 @@ bool is_known(const at::Tensor& x, const at::Tensor& weight, const std::optional
   for (int i = 0; i < 2; ++i) {
     if (shape.image[i] + 2 * shape.padding[i] < shape.kernel[i]) return false;
   }
-  return shape.pixels() <= kMostPixels;
+  return shape.pixels() <= std::min(kMostPixels, kMostColumns * shape.outputs);
 }
 
 at::Tensor convolution(c10::DispatchKeySet keys, const at::Tensor& x, const at::Tensor& weight,
