@@ -16,8 +16,8 @@ namespace {
 
 using Ints = std::vector<std::int64_t>;
 
-// All samples together. With more pixels oneDNN's convolution is as fast as a product.
-constexpr std::int64_t kMostPixels = 256;
+// All samples together. With more pixels oneDNN's convolution is as fast as a product, or faster.
+constexpr std::int64_t kMostPixels = 128;
 constexpr std::int64_t kLeastWeights = 1 << 16;  // smaller ones take no time that matters
 constexpr std::int64_t kMostColumns = 4;  // the matrix of columns_of() is at most so many times as large as the weight
 
@@ -41,30 +41,23 @@ struct Shape {
   std::int64_t kernel[2], stride[2], padding[2], image[2] = {}, output[2] = {};
 };
 
-bool is_channels_last(const at::Tensor& weight) {
-  return !weight.is_contiguous() && weight.is_contiguous(at::MemoryFormat::ChannelsLast);
-}
-
 // A copy with the strides of the format, also where sizes of 1 leave them open: later operators go by them.
 at::Tensor copied(const at::Tensor& images, at::ScalarType type, at::MemoryFormat format) {
   return at::empty(images.sizes(), images.options().dtype(type).memory_format(format)).copy_(images);
 }
 
-// [outputs, weights of a pixel], in the order in which the weight has them in memory: nothing is copied.
+// [outputs, weights of a pixel], in the order in which channels last has them in memory: nothing is copied.
 at::Tensor matrix_of(const at::Tensor& weight) {
-  const at::Tensor ordered = is_channels_last(weight) ? weight.permute({0, 2, 3, 1}) : weight;
-  return ordered.reshape({weight.size(0), -1});
+  return weight.permute({0, 2, 3, 1}).reshape({weight.size(0), -1});
 }
 
 // [pixels, weights of a pixel]: what each pixel of the output sees, in the same order.
-at::Tensor columns_of(const at::Tensor& x, const at::Tensor& weight, const Shape& shape) {
+at::Tensor columns_of(const at::Tensor& x, const Shape& shape) {
   const auto [height, width] = shape.padding;
   const at::Tensor padded = height == 0 && width == 0 ? x : at::constant_pad_nd(x, {width, width, height, height});
   const at::Tensor seen =
       padded.unfold(2, shape.kernel[0], shape.stride[0]).unfold(3, shape.kernel[1], shape.stride[1]);
-  const at::Tensor ordered =
-      is_channels_last(weight) ? seen.permute({0, 2, 3, 4, 5, 1}) : seen.permute({0, 2, 3, 1, 4, 5});
-  return ordered.reshape({shape.pixels(), -1});
+  return seen.permute({0, 2, 3, 4, 5, 1}).reshape({shape.pixels(), -1});
 }
 
 // Of images: [pixels, channels].
@@ -74,7 +67,7 @@ at::Tensor rows_of(const at::Tensor& images) {
 
 at::Tensor forward_of(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                       const Shape& shape) {
-  const at::Tensor columns = columns_of(x, weight, shape), matrix = matrix_of(weight).t();
+  const at::Tensor columns = columns_of(x, shape), matrix = matrix_of(weight).t();
   const at::Tensor rows = bias && bias->defined() ? at::addmm(*bias, columns, matrix) : at::mm(columns, matrix);
   const at::Tensor images =
       rows.view({shape.samples, shape.output[0], shape.output[1], shape.outputs}).permute({0, 3, 1, 2});
@@ -84,15 +77,13 @@ at::Tensor forward_of(const at::Tensor& x, const at::Tensor& weight, const std::
 }
 
 // `of_columns` is added up, in float32, where the columns came from.
-at::Tensor images_of(const at::Tensor& of_columns, const at::Tensor& x, const at::Tensor& weight, const Shape& shape) {
+at::Tensor images_of(const at::Tensor& of_columns, const at::Tensor& x, const Shape& shape) {
   at::Tensor sums = at::zeros(
       {shape.samples, shape.image[0] + 2 * shape.padding[0], shape.image[1] + 2 * shape.padding[1], shape.channels},
       x.options().dtype(at::kFloat));
   const auto [height, width] = shape.kernel;
-  const bool last = is_channels_last(weight);
-  const Ints pixel = last ? Ints{height, width, shape.channels} : Ints{shape.channels, height, width};
   const at::Tensor parts =
-      of_columns.view({shape.samples, shape.output[0], shape.output[1], pixel[0], pixel[1], pixel[2]});
+      of_columns.view({shape.samples, shape.output[0], shape.output[1], height, width, shape.channels});
   const auto end = [&](int dimension, std::int64_t begin) {
     return begin + shape.stride[dimension] * (shape.output[dimension] - 1) + 1;
   };
@@ -100,7 +91,7 @@ at::Tensor images_of(const at::Tensor& of_columns, const at::Tensor& x, const at
     for (std::int64_t j = 0; j < width; ++j) {
       sums.slice(1, i, end(0, i), shape.stride[0])
           .slice(2, j, end(1, j), shape.stride[1])
-          .add_(last ? parts.select(3, i).select(3, j) : parts.select(4, i).select(4, j));
+          .add_(parts.select(3, i).select(3, j));
     }
   }
   const at::Tensor images =
@@ -117,13 +108,13 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(const at::Te
   const Shape shape(x, weight, stride, padding);
   const at::Tensor rows = rows_of(of_result);
   at::Tensor of_x, of_weight, of_bias;
-  if (wanted[0]) of_x = images_of(at::mm(rows, matrix_of(weight)), x, weight, shape);
+  if (wanted[0]) of_x = images_of(at::mm(rows, matrix_of(weight)), x, shape);
   if (wanted[1]) {
-    const at::Tensor matrix = at::mm(rows.t(), columns_of(x, weight, shape));
+    const at::Tensor matrix = at::mm(rows.t(), columns_of(x, shape));
     of_weight =
-        is_channels_last(weight)
-            ? matrix.view({shape.outputs, shape.kernel[0], shape.kernel[1], shape.channels}).permute({0, 3, 1, 2})
-            : matrix.view(weight.sizes());
+        weight.is_contiguous()  // of one pixel
+            ? matrix.view(weight.sizes())
+            : matrix.view({shape.outputs, shape.kernel[0], shape.kernel[1], shape.channels}).permute({0, 3, 1, 2});
   }
   if (wanted[2]) of_bias = rows.sum(0);
   return {of_x, of_weight, of_bias};
@@ -189,7 +180,7 @@ bool is_known(const at::Tensor& x, const at::Tensor& weight, const std::optional
     if (one != 1) return false;
   }
   if (groups != 1 || x.size(1) != weight.size(1) || weight.numel() < kLeastWeights) return false;
-  if (!weight.is_contiguous() && !is_channels_last(weight)) return false;
+  if (!weight.is_contiguous(at::MemoryFormat::ChannelsLast)) return false;
   for (const c10::SymInt& one : stride) {
     if (one < 1) return false;  // which libtorch refuses
   }
