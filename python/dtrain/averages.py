@@ -1,7 +1,8 @@
-"""Gradients that the engine averages at each backward(), for optimizers of any kind and number that step by themselves."""
+"""Gradients that are averaged at each backward(), for optimizers of any kind and number that step by themselves: by the engine
+(:class:`AveragedBackward`), or after the engine's training by one all-reduce (:class:`LaterBackward`)."""
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,7 +13,37 @@ from . import _native, optim
 _State = _native.ScriptLoop.State
 
 
-class AveragedBackward:
+class _Entered:
+    """While it is active, every Tensor.backward() comes here."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._samples, self._share = 0, 1.0
+
+    @property
+    def is_active(self) -> bool:
+        return self._depth > 0
+
+    def enter(self) -> None:
+        self._depth += 1
+
+    def leave(self) -> None:
+        self._depth -= 1
+
+    def leave_all(self) -> None:
+        """After an error, which may have left out a leave()."""
+        self._depth = 0
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        self.enter()
+        try:
+            yield
+        finally:
+            self.leave()
+
+
+class AveragedBackward(_Entered):
     """Each backward() is a batch of the engine's. When it returns, the mean of all ranks' gradients has been added to
     ``parameter.grad``, the same bits on every rank; what follows on the gradients (clipping, several optimizers, steps and
     zero_grad() in any order) is PyTorch's own, and the same on every rank.
@@ -22,16 +53,15 @@ class AveragedBackward:
     """
 
     def __init__(self, loop: Any, context: Any) -> None:
+        super().__init__()
         self._loop = loop
         self._averaged = _native.AveragedGradients(context._native)
         self._context, self._world_size = context, context.world_size
         self._names: dict[torch.nn.Parameter, str] = context._names
         self._buffers = context._buffers
         self._new: dict[torch.nn.Parameter, torch.Tensor] = {}  # of the batch that the engine has just averaged
-        self._samples, self._share = 0, 1.0
         self._done = self._expected = 0  # calls of backward() for this batch of the loader, and for the one before
         self._batches = 0  # of the loader
-        self._depth = 0
         loop.after_update(self._take)
 
     def begin_batch(self, samples: int, share: float) -> None:
@@ -71,26 +101,8 @@ class AveragedBackward:
             self._loop.end_step()
         self._new = {}
 
-    @property
-    def is_active(self) -> bool:
-        return self._depth > 0
-
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        """Within it every Tensor.backward() comes here."""
-        self._depth += 1
-        try:
-            yield
-        finally:
-            self._depth -= 1
-
     def backward(self, loss: torch.Tensor, gradient: Any, retain_graph: bool, create_graph: bool, inputs: Any) -> None:
-        if create_graph or inputs is not None:
-            raise _native.ConfigError("backward(create_graph=True) and backward(inputs=…) are not supported by dtrain: take "
-                                      "gradients of gradients with torch.autograd.grad(create_graph=True), and add them to "
-                                      "the loss")
-        if gradient is not None:
-            loss = (loss * gradient).sum()
+        loss = _plain(loss, gradient, create_graph, inputs)
         self._buffers.take()
         self._open()
         if self._loop.state == _State.ENDED:  # stopped, or failed: the session leaves
@@ -132,6 +144,72 @@ class AveragedBackward:
         # The engine leaves a gradient where that of any rank was used.
         self._new = {parameter: gradients[name] for parameter, name in self._names.items()
                      if name in gradients and parameter.grad is not None}
+
+
+class LaterBackward(_Entered):
+    """The same as :class:`AveragedBackward` for another training in a process, of any module, once the engine's own is over.
+
+    The gradients of a backward() are exchanged in one all-reduce after it. The engine sees nothing of them.
+    ``engines``: what the first training had, whose loop ends the run. ``wants_stop``: whether this rank is to stop; after the next backward() all ranks call ``stop`` together.
+    """
+
+    def __init__(self, context: Any, module: torch.nn.Module, engines: AveragedBackward | None,
+                 wants_stop: Callable[[], bool], stop: Callable[[], None]) -> None:
+        super().__init__()
+        self._context = context
+        self._module = module
+        self.engines = engines
+        self._wants_stop = wants_stop
+        self._stop = stop
+        for tensor in (*module.parameters(), *module.buffers()):
+            tensor.grad = None  # the engine's, of a module that it has trained
+            with torch.no_grad():
+                if context.world_size > 1 and tensor.numel() > 0:
+                    tensor.copy_(self._broadcast(tensor))
+
+    def begin_batch(self, samples: int, share: float) -> None:
+        self._samples, self._share = samples, share
+
+    def backward(self, loss: torch.Tensor, gradient: Any, retain_graph: bool, create_graph: bool, inputs: Any) -> None:
+        loss = _plain(loss, gradient, create_graph, inputs)
+        parameters = [one for one in self._module.parameters() if one.requires_grad]
+        # Not Tensor.backward(): it would call the engine's hooks of a module that the engine has trained.
+        found = torch.autograd.grad(loss * self._share, parameters, retain_graph=retain_graph, allow_unused=True)
+        with torch.no_grad():
+            for parameter, new in zip(parameters, self._averaged(parameters, list(found))):
+                if new is not None:
+                    parameter.grad = new if parameter.grad is None else parameter.grad.add_(new)
+
+    def _averaged(self, parameters: list[torch.nn.Parameter], found: list[Any]) -> list[Any]:
+        """The means of all ranks; None for a parameter that no rank's loss depends on."""
+        flags = torch.tensor([float(one is not None) for one in found] + [float(self._wants_stop())])
+        flags = self._context.all_reduce(flags, "sum")
+        if flags[-1] > 0:
+            self._stop()
+        used = [index for index in range(len(found)) if flags[index] > 0]
+        for dtype in {parameters[index].dtype for index in used}:
+            chosen = [index for index in used if parameters[index].dtype == dtype]
+            mine = [torch.zeros_like(parameters[index]) if found[index] is None else found[index].to_dense()
+                    if found[index].layout != torch.strided else found[index] for index in chosen]
+            if self._context.world_size > 1:
+                flat = self._context.all_reduce(torch.cat([one.reshape(-1) for one in mine]), "mean")
+                mine = [part.view_as(one) for part, one in zip(flat.split([one.numel() for one in mine]), mine)]
+            for index, new in zip(chosen, mine):
+                found[index] = new
+        return found
+
+    def _broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
+        values = tensor.detach()
+        return self._context.broadcast(values.to(torch.uint8) if values.dtype == torch.bool else values, 0)
+
+
+def _plain(loss: torch.Tensor, gradient: Any, create_graph: bool, inputs: Any) -> torch.Tensor:
+    """The loss whose gradients are those that backward() with these arguments computes."""
+    if create_graph or inputs is not None:
+        raise _native.ConfigError("backward(create_graph=True) and backward(inputs=…) are not supported by dtrain: take "
+                                  "gradients of gradients with torch.autograd.grad(create_graph=True), and add them to "
+                                  "the loss")
+    return loss if gradient is None else (loss * gradient).sum()
 
 
 def check(optimizers: list[torch.optim.Optimizer]) -> None:

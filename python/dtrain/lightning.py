@@ -6,7 +6,8 @@
 
 The LightningModule stays as it is. Loaders are divided by dtrain, for training and for validation: their batches are those of
 all ranks together. With one optimizer and automatic optimization the engine exchanges gradients and updates in the optimizer's
-step. Otherwise (:func:`_steps_by_itself`) each backward averages gradients, and optimizers are PyTorch's own.
+step. Otherwise (:func:`_steps_by_itself`) each backward averages gradients, and optimizers are PyTorch's own. So it is in each
+fit() after the first one, too, because a run trains one model once.
 """
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_z
 
 from . import averages
 from . import session as sessions
-from ._native import ConfigError
+from ._native import ConfigError, ScriptLoop
 from .data import Source, divided, samples_of
 
 _PRECISIONS = ("32-true", "64-true", "bf16-mixed")
@@ -46,11 +47,18 @@ class Strategy(ParallelStrategy):
         # seed_everything() comes first, and the module after it: its weights are those of that seed.
         with isolate_rng() if "PL_GLOBAL_SEED" in os.environ else nullcontext():
             self._session = sessions.current() or sessions.init(experiment, **settings)
+        if not _engines_actions:
+            _engines_actions.update((number, _Action(number)) for number in (signal.SIGTERM, signal.SIGINT))
         super().__init__(cluster_environment=_Ranks(self._session))
         rank_zero_only.rank = fabric_rank_zero_only.rank = self._session.rank
         self._loaders: list[_Part] = []  # of training
-        self._averages: averages.AveragedBackward | None = None
+        self._averages: averages.AveragedBackward | averages.LaterBackward | None = None
+        self._is_later = False  # a fit() after the first one of this process
+        self._clipping: tuple[Trainer, Any] | None = None  # what the Trainer was given
+        self._signal = 0  # that a later fit() has received
+        self._handlers: dict[int, Any] = {}  # that a later fit() puts back
         self._epoch: int | None = None
+        self._waits_for_loader = False  # to begin
         self._metrics_before: dict[str, Any] = {}
 
     @property
@@ -59,10 +67,8 @@ class Strategy(ParallelStrategy):
 
     is_distributed = True  # where it is not, Lightning reduces no metrics
 
-    def connect(self, model: LightningModule) -> None:
-        super().connect(model)
-        # Trainer(use_distributed_sampler=False): batches are divided, not the data.
-        model.trainer._accelerator_connector.use_distributed_sampler = False
+    #: By which modules divide their loaders' batch size where the strategy does not.
+    num_processes = 1
 
     def setup(self, trainer: Trainer) -> None:
         if self._layer_sync is not None:
@@ -70,51 +76,49 @@ class Strategy(ParallelStrategy):
         if trainer.precision not in _PRECISIONS:
             raise ConfigError(f"Trainer(precision={trainer.precision!r}) is not supported by dtrain's strategy: use one "
                               f"of {', '.join(_PRECISIONS)}, or optimizations.mixed_precision in dtrain's experiment")
+        # Trainer(use_distributed_sampler=False): batches are divided, not the data.
+        trainer._accelerator_connector.use_distributed_sampler = False
         assert self.lightning_module is not None
         for module in self.lightning_module.modules():  # torchmetrics would ask torch.distributed, which is not there
             if getattr(module, "dist_sync_fn", self) is None:
                 module.dist_sync_fn, module.distributed_available_fn = self._gather, lambda: self.world_size > 1
         self._session._evaluated = self.lightning_module
+        self._loaders, self._averages, self._epoch, self._is_later, self._waits_for_loader = [], None, None, False, False
         super().setup(trainer)
-        self._on_sigterm = _Action(signal.SIGTERM)
 
     def on_train_start(self) -> None:
-        # Lightning has put a handler of its own in, by which each rank ends its loop by itself.
-        self._on_sigterm.restore()
+        # Lightning has put a handler of its own in, by which each rank ends its loop by itself; and after a fit() before this
+        # one it has put Python's back.
+        if self._is_later:
+            self._handlers = {number: signal.signal(number, self._note_signal) for number in _engines_actions}
+        else:
+            for action in _engines_actions.values():
+                action.restore()
 
     def model_to_device(self) -> None:
         assert self.model is not None
         self.model.to(self.root_device)
 
     def setup_optimizers(self, trainer: Trainer) -> None:
-        """Hands model, optimizer and the training loader to the session."""
         super().setup_optimizers(trainer)
-        module, session = self.lightning_module, self._session
-        assert module is not None
-        if session._context._native.aggregation_frequency != 1:
+        if self._session._context._native.aggregation_frequency != 1:
             raise ConfigError("optimizations.aggregation_frequency is set: use Trainer(accumulate_grad_batches=…)")
-        if session._loader is not None:
-            raise ConfigError("trainer.fit() was called twice, and a run of dtrain trains once (a Tuner's search counts): start "
-                              "another run, which may go on with trainer.fit(ckpt_path=…)")
         self._limit_length(trainer)
-        trainer.fit_loop.setup_data()  # which calls process_dataloader()
-        if not self._loaders:
-            raise ConfigError("dtrain's strategy needs a training loader: there is none, or limit_train_batches is 0")
-        if _steps_by_itself(trainer, self.optimizers):
-            self._wrap_averages(module)
+        if self._loaders:  # opened for configure_optimizers(), which has asked for their length
+            self._begin(trainer)
         else:
-            session.wrap(module, self.optimizers[0], divided(self._loaders[0]), **_take_clipping(trainer))
-        if session._loop.batches > 0 or session._loop.epoch > 0:
-            raise ConfigError("this run goes on from a checkpoint of dtrain, which has nothing of Lightning's loop: "
-                              "start a new run, with trainer.fit(ckpt_path=…) and a checkpoint of ModelCheckpoint")
+            self._waits_for_loader = True
 
     def process_dataloader(self, dataloader: Any) -> Any:
         assert self.lightning_module is not None
         trainer = self.lightning_module.trainer
         is_training = trainer.training  # not while a validation within the training prepares its loaders
-        part = _Part(dataloader, self._session, lambda: trainer.current_epoch if is_training else 0, is_training)
+        part = _Part(dataloader, self._session, lambda: trainer.current_epoch if is_training else 0, is_training,
+                     lambda: not self._is_later)
         if is_training:
             self._loaders.append(part)
+            if self._waits_for_loader:
+                self._begin(trainer)
         return part
 
     def training_step(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -123,7 +127,7 @@ class Strategy(ParallelStrategy):
         epoch = trainer.current_epoch
         if trainer.fit_loop._skip_backward:  # StochasticWeightAveraging reads its batches once more
             return super().training_step(batch, *args, **kwargs)
-        if self._epoch not in (None, epoch):
+        if self._epoch not in (None, epoch) and not self._is_later:
             self._session._end_epoch()
         self._epoch = epoch
         samples, share = samples_of(batch), self._loaders[0].next_share()
@@ -133,13 +137,18 @@ class Strategy(ParallelStrategy):
             if output is None:  # there is no backward; Lightning refuses it where there are several ranks
                 self._session._skip_batch()
             return output
+        self._averages.leave_all()
         self._averages.begin_batch(samples, share)
         with self._averages.active():
             return super().training_step(batch, *args, **kwargs)
 
-    def backward(self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        with self._averages.active() if self._averages is not None else nullcontext():
-            return super().backward(closure_loss, optimizer, *args, **kwargs)
+    def pre_backward(self, closure_loss: torch.Tensor) -> None:
+        if self._averages is not None:
+            self._averages.enter()
+
+    def post_backward(self, closure_loss: torch.Tensor) -> None:
+        if self._averages is not None:
+            self._averages.leave()
 
     def block_backward_sync(self) -> AbstractContextManager[None]:  # type: ignore[override]
         # Averages of parts add up to the average: a step may come at any time.
@@ -153,7 +162,7 @@ class Strategy(ParallelStrategy):
         trainer = self.lightning_module.trainer  # type: ignore[union-attr]
         new = {name: value for name, value in trainer.callback_metrics.items()
                if value is not self._metrics_before.get(name) and torch.as_tensor(value).numel() == 1}
-        if new and not trainer.sanity_checking and trainer.state.fn == "fit":
+        if new and not trainer.sanity_checking and trainer.state.fn == "fit" and not self._is_later:
             self._session.log_validation(new)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
@@ -184,6 +193,12 @@ class Strategy(ParallelStrategy):
 
     def teardown(self) -> None:
         # trainer.test() may follow: the end of the script ends the run. The parameters are the engine's until then.
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers = {}
+        if self._clipping is not None:
+            trainer, trainer.gradient_clip_val = self._clipping
+            self._clipping = None
         self.precision_plugin.teardown()
         self.checkpoint_io.teardown()
         assert self.accelerator is not None
@@ -196,6 +211,67 @@ class Strategy(ParallelStrategy):
                               "themselves: give it in epochs, and the Trainer max_steps")
         with _trainable(module):
             self._averages = self._session._wrap_averages(module, divided(self._loaders[0]))
+
+    def _begin(self, trainer: Trainer) -> None:
+        """Hands model, optimizer and the training loader to the session: as late as Lightning opens the loader."""
+        module, session = self.lightning_module, self._session
+        assert module is not None
+        self._waits_for_loader = False
+        self._is_later = session._loader is not None
+        if self._is_later:
+            self._begin_later(module)
+            return
+        if _steps_by_itself(trainer, self.optimizers):
+            self._wrap_averages(module)
+        else:
+            session.wrap(module, self.optimizers[0], divided(self._loaders[0]), **self._take_clipping(trainer))
+        if session._loop.batches > 0 or session._loop.epoch > 0:
+            raise ConfigError("this run goes on from a checkpoint of dtrain, which has nothing of Lightning's loop: "
+                              "start a new run, with trainer.fit(ckpt_path=…) and a checkpoint of ModelCheckpoint")
+
+    def _begin_later(self, module: LightningModule) -> None:
+        session = self._session
+        averages.check(self.optimizers)
+        if session._loop.state == ScriptLoop.State.TRAINING:  # the fit() before was left within a batch
+            with _unchanged(list(session._context._names)):
+                session._finish_batch()
+        for optimizer in self.optimizers:
+            for name in ("step", "zero_grad", "state_dict", "load_state_dict"):
+                vars(optimizer).pop(name, None)  # the engine's, of an optimizer that it has taken
+        session._context._native.info("trainer.fit() was called again: gradients are averaged after each backward, and "
+                                      "optimizers are PyTorch's own. The profile, metrics.jsonl and the experiment's "
+                                      "optimizations are those of the first fit().")
+        self._signal = 0
+        engines = getattr(session._averages, "engines", session._averages)
+        self._averages = averages.LaterBackward(session._context, module, engines, lambda: self._signal != 0, self._stop)
+        session._averages = self._averages  # type: ignore[assignment]
+
+    def _note_signal(self, number: int, frame: Any) -> None:
+        self._signal = number
+
+    def _stop(self) -> None:
+        """All ranks are here, after a signal to at least one: the engine ends the run, as within its own training."""
+        number = self._signal or signal.SIGTERM
+        _engines_actions[number].restore()
+        os.kill(os.getpid(), number)
+        session = self._session
+        assert isinstance(self._averages, averages.LaterBackward)
+        session._averages = self._averages.engines
+        session._loop.give_batch(1)
+        if session._loop.state == ScriptLoop.State.TRAINING:  # it stops after a batch
+            with torch.enable_grad():
+                session._finish_batch()
+            session._loop.end_batch()
+        session._leave_if_over()
+
+    def _take_clipping(self, trainer: Trainer) -> dict[str, float]:
+        """The engine clips instead of the Trainer, which would clip gradients that are not averaged yet."""
+        limit, trainer.gradient_clip_val = trainer.gradient_clip_val, None
+        if not limit:
+            return {}
+        self._clipping = trainer, limit
+        by_value = trainer.gradient_clip_algorithm == "value"
+        return {"clip_gradient_value" if by_value else "clip_gradient_norm": float(limit)}
 
     def _limit_length(self, trainer: Trainer) -> None:
         """The run has the shorter one of the Trainer's length and the experiment's."""
@@ -223,10 +299,12 @@ class Strategy(ParallelStrategy):
 class _Part:
     """A loader whose batches are this rank's part of those of the loader that it stands for, whose attributes it has."""
 
-    def __init__(self, loader: Any, session: sessions.Session, epoch: Callable[[], int], is_training: bool) -> None:
+    def __init__(self, loader: Any, session: sessions.Session, epoch: Callable[[], int], is_training: bool,
+                 is_of_engine: Callable[[], bool]) -> None:
         self._loader = loader
         self._session = session
         self._is_training = is_training
+        self._is_of_engine = is_of_engine  # whether the engine trains on its batches
         # Every rank takes part in every batch of training, because Lightning counts them on each.
         self._source = Source(loader, session.rank, session.world_size, session._context._native.seed,
                               whole_batches=is_training)
@@ -244,7 +322,7 @@ class _Part:
         for batch in self._source.epoch(self._epoch(), 0):
             self._shares.append(self._source.share)
             yield batch
-            if self._is_training:  # the loader's time is that of no callback
+            if self._is_training and self._is_of_engine():  # the loader's time is that of no callback
                 self._session._loop.end_batch()
                 self._session._leave_if_over()
 
@@ -269,6 +347,10 @@ class _Action:
 
     def restore(self) -> None:
         self._libc.sigaction(self._number, self._action, None)
+
+
+#: What the engine does about signals, by their numbers. Lightning puts other handlers in, and its teardown Python's.
+_engines_actions: dict[int, _Action] = {}
 
 
 class _Ranks(ClusterEnvironment):
@@ -315,6 +397,15 @@ def _steps_by_itself(trainer: Trainer, optimizers: list[torch.optim.Optimizer]) 
 
 
 @contextmanager
+def _unchanged(parameters: list[torch.nn.Parameter]) -> Iterator[None]:
+    before = [parameter.detach().clone() for parameter in parameters]
+    yield
+    with torch.no_grad():
+        for parameter, values in zip(parameters, before):
+            parameter.copy_(values)
+
+
+@contextmanager
 def _trainable(module: LightningModule) -> Iterator[None]:
     """The engine takes the parameters that are trainable here: a callback may thaw the others later."""
     frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad
@@ -326,15 +417,6 @@ def _trainable(module: LightningModule) -> Iterator[None]:
     finally:
         for parameter in frozen:
             parameter.requires_grad = False
-
-
-def _take_clipping(trainer: Trainer) -> dict[str, float]:
-    """The engine clips instead of the Trainer, which would clip gradients that are not averaged yet."""
-    limit, trainer.gradient_clip_val = trainer.gradient_clip_val, None
-    if not limit:
-        return {}
-    by_value = trainer.gradient_clip_algorithm == "value"
-    return {"clip_gradient_value" if by_value else "clip_gradient_norm": float(limit)}
 
 
 # Trainer(strategy="dtrain"), and LightningCLI's --trainer.strategy=dtrain, in a script that imports this module.

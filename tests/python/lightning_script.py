@@ -9,7 +9,7 @@ from pathlib import Path
 import lightning
 import lightning_modules
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -73,34 +73,90 @@ def data(samples, seed):
     return TensorDataset(images, images.flatten(1)[:, :10].argmax(1))
 
 
+class Ordered(Classifier):
+    """Has its loaders itself, and notes in which order Lightning calls what a module may define."""
+
+    def __init__(self):
+        super().__init__()
+        self.called = []
+
+    def on_fit_start(self):
+        self.called.append("on_fit_start")
+
+    def on_train_start(self):
+        self.called.append("on_train_start")
+
+    def on_before_backward(self, loss):
+        self.called.append("on_before_backward")
+
+    def on_after_backward(self):
+        self.called.append("on_after_backward")
+
+    def train_dataloader(self):
+        self.called.append("train_dataloader")
+        return DataLoader(data(options["samples"], 2), options["batch"])
+
+    def val_dataloader(self):
+        self.called.append("val_dataloader")
+        return DataLoader(data(100, 3), 32)
+
+
+def make_model():
+    if options.get("hooks"):
+        return Ordered(), []
+    return (Classifier(), []) if options["model"] in ("mlp", "cnn") else lightning_modules.module(options["model"])
+
+
+def strategy():
+    if options.get("plain"):
+        return "auto"
+    import dtrain.lightning
+
+    return dtrain.lightning.Strategy()
+
+
+def make_trainer(callbacks, strategy):
+    return lightning.Trainer(strategy=strategy, accelerator="cpu", devices=1, max_epochs=options["epochs"],
+                             callbacks=callbacks, logger=False, enable_checkpointing=bool(options.get("checkpoints")),
+                             enable_progress_bar=False, enable_model_summary=False, **options["trainer"])
+
+
+def fit_again(model, kind):
+    """Another training in the same process, of the "same" module or a "new" one."""
+    callbacks = []
+    if kind == "new":
+        model, callbacks = make_model()
+    callbacks.append(LambdaCallback(on_train_batch_start=lambda *_: Path(options["out"]).with_name("again").touch()))
+    trainer = make_trainer(callbacks, strategy())
+    trainer.fit_loop.max_epochs = options.get("epochs_again", options["epochs"])
+    trainer.fit(model, DataLoader(data(options["samples"], 5), options["batch"]), DataLoader(data(100, 3), 32))
+    return model, trainer
+
+
 def main():
     if "seed" in options:
         lightning.seed_everything(options["seed"])
-    if options.get("plain"):
-        strategy = "auto"
-    else:
-        import dtrain.lightning
-
-        strategy = dtrain.lightning.Strategy()
-    model, callbacks = (Classifier(), []) if options["model"] in ("mlp", "cnn") else \
-        lightning_modules.module(options["model"])
+    first = strategy()  # before the module: the seed's random numbers are still the module's
+    model, callbacks = make_model()
     if options.get("checkpoints"):
         callbacks.append(ModelCheckpoint(dirpath=options["checkpoints"], monitor="val_loss", save_last=True,
                                          filename="best"))
     if options.get("early_stopping"):
         callbacks.append(EarlyStopping("val_loss", patience=0, min_delta=0.2))
-    trainer = lightning.Trainer(strategy=strategy, accelerator="cpu", devices=1, max_epochs=options["epochs"],
-                                callbacks=callbacks, logger=False, enable_checkpointing=bool(options.get("checkpoints")),
-                                enable_progress_bar=False, enable_model_summary=False, **options["trainer"])
-    trainer.fit(model, DataLoader(data(options["samples"], 2), options["batch"]),
-                DataLoader(data(options.get("validation", 100), 3), 32), ckpt_path=options.get("resume"))
+    trainer = make_trainer(callbacks, first)
+    loaders = () if options.get("hooks") else (DataLoader(data(options["samples"], 2), options["batch"]),
+                                               DataLoader(data(options.get("validation", 100), 3), 32))
+    trainer.fit(model, *loaders, ckpt_path=options.get("resume"))
+    for kind in options.get("again", []):
+        model, trainer = fit_again(model, kind)
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
     if options.get("test"):
         trainer.test(model, DataLoader(data(70, 4), 16), ckpt_path="best", verbose=False)
         metrics["test_loss"] = float(trainer.callback_metrics["val_loss"])
     if trainer.is_global_zero:
         torch.save({"weights": model.state_dict(), "metrics": metrics, "steps": trainer.global_step,
-                    "epochs": trainer.current_epoch, "epoch_ends": getattr(model, "epoch_ends", None), "world_size": trainer.world_size,
+                    "epochs": trainer.current_epoch, "epoch_ends": getattr(model, "epoch_ends", None),
+                    "world_size": trainer.world_size, "hooks": getattr(model, "called", None),
                     "lr": trainer.optimizers[0].param_groups[0]["lr"]}, Path(options["out"]))
 
 

@@ -1,6 +1,6 @@
 """Lightning's Trainer with dtrain's strategy, against the same Trainer in one process without dtrain.
 
-    lightning_strategy.py BIN_FOLDER [Parity|Own|Callbacks|Runs|Mistakes]
+    lightning_strategy.py BIN_FOLDER [Parity|Own|Again|Callbacks|Runs|Mistakes]
 
 The modules, the loaders and their batches are the same. No number of ranks but 1 divides the last batch of an epoch.
 """
@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import unittest
@@ -143,7 +144,27 @@ class Own(LightningTest):
         self.same(whole, gone_on, 3)
 
 
+class Again(LightningTest):
+    """More than one fit() in a process."""
+
+    def test_the_same_module_goes_on(self):
+        self.compare((1, 2, 3), again=["same", "same"], samples=250, optimizer="sgd", trainer={"gradient_clip_val": 0.05})
+        self.compare((2,), again=["same"], model="gan toggled", samples=250)
+
+    def test_another_module(self):
+        self.compare((1, 3), again=["new"], model="branches", samples=250, scheduler="step")
+        self.compare((2,), again=["new", "same"], model="fine_tunes", epochs=3, trainer={"accumulate_grad_batches": 2})
+
+
 class Callbacks(LightningTest):
+    def test_hooks_come_in_lightnings_order(self):
+        expected = self.plain(hooks=True)[0]
+        self.assertIn("train_dataloader", expected["hooks"])
+        self.assertEqual(self.run_on(1, hooks=True)[1]["hooks"], expected["hooks"])
+
+    def test_nothing_to_train_on(self):
+        self.compare((2,), trainer={"limit_train_batches": 0})
+
     def test_early_stopping_and_test(self):
         done = self.compare((1, 2, 3), early_stopping=True, epochs=6, test=True, checkpoints=True)
         self.assertEqual(done["epochs"], 2)
@@ -200,20 +221,28 @@ class Runs(LightningTest):
         harness.run(command, folder / "run", **package.of(build)).expect(0)
         self.same(expected, torch.load(folder / "out.pt"), 2)
 
-    def test_a_signal_ends_all_ranks_at_one_batch(self):
-        folder, command = self.dtrain_run(epochs=100000)
+    def end_by_signal(self, number, has_begun, **options):
+        folder, command = self.dtrain_run(**options)
         with open(folder / "output", "w") as output:
             process = subprocess.Popen(command, env=harness.environment(**package.of(build)), stdin=subprocess.DEVNULL,
                                        stdout=output, stderr=subprocess.STDOUT)
-        metrics = folder / "run" / "metrics.jsonl"
         try:
-            harness.wait_until(lambda: process.poll() is not None or metrics.is_file() and metrics.read_text(),
-                               "a validation")
-            process.terminate()
+            harness.wait_until(lambda: process.poll() is not None or has_begun(folder), "a batch")
+            process.send_signal(number)
             self.assertEqual(process.wait(harness.DEADLINE), 75, (folder / "output").read_text())
         finally:
             process.kill()
             process.wait()
+
+    def test_a_signal_ends_all_ranks_at_one_batch(self):
+        def has_validated(folder):
+            metrics = folder / "run" / "metrics.jsonl"
+            return metrics.is_file() and metrics.read_text()
+
+        self.end_by_signal(signal.SIGTERM, has_validated, epochs=100000)
+
+    def test_a_signal_ends_all_ranks_in_a_later_fit(self):
+        self.end_by_signal(signal.SIGTERM, lambda folder: (folder / "again").exists(), again=["new"], epochs_again=100000)
 
 
 class Mistakes(LightningTest):
@@ -221,8 +250,7 @@ class Mistakes(LightningTest):
         for words, options in (("Trainer(sync_batchnorm=True) is not supported", {"trainer": {"sync_batchnorm": True}}),
                                ("Trainer(precision='16-true') is not supported", {"trainer": {"precision": "16-true"}}),
                                ("use Trainer(accumulate_grad_batches", {"sections": {
-                                   "optimizations": {"aggregation_frequency": 2}}}),
-                               ("there is none, or limit_train_batches is 0", {"trainer": {"limit_train_batches": 0}})):
+                                   "optimizations": {"aggregation_frequency": 2}}})):
             with self.subTest(words):
                 self.assertIn(words, self.run_on(1, code=1, **options)[0].output)
 
