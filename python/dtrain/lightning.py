@@ -18,7 +18,7 @@ import signal
 import socket
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -32,7 +32,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.utilities.seed import isolate_rng
 from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_zero_only
 
-from . import averages
+from . import _native, averages, optim
 from . import session as sessions
 from ._native import ConfigError, ScriptLoop
 from .data import Source, divided, samples_of
@@ -109,6 +109,13 @@ class Strategy(ParallelStrategy):
         else:
             self._waits_for_loader = True
 
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        session = self._session
+        if self._averages is None and session._has_begun and session._watch is not None and not self._is_later:
+            self._put_back(checkpoint["optimizer_states"][0])
+        else:
+            super().load_optimizer_state_dict(checkpoint)
+
     def process_dataloader(self, dataloader: Any) -> Any:
         assert self.lightning_module is not None
         trainer = self.lightning_module.trainer
@@ -130,7 +137,7 @@ class Strategy(ParallelStrategy):
         if self._epoch not in (None, epoch) and not self._is_later:
             self._session._end_epoch()
         self._epoch = epoch
-        samples, share = samples_of(batch), self._loaders[0].next_share()
+        samples, share = samples_of(batch), trainer.fit_loop._combined_loader.flattened[0].next_share()
         if self._averages is None:
             self._session._begin_batch(samples, share)
             output = super().training_step(batch, *args, **kwargs)
@@ -221,13 +228,22 @@ class Strategy(ParallelStrategy):
         if self._is_later:
             self._begin_later(module)
             return
-        if _steps_by_itself(trainer, self.optimizers):
-            self._wrap_averages(module)
-        else:
-            session.wrap(module, self.optimizers[0], divided(self._loaders[0]), **self._take_clipping(trainer))
+        with _in_training_mode(module):
+            if _steps_by_itself(trainer, self.optimizers):
+                self._wrap_averages(module)
+            else:
+                session.wrap(module, self.optimizers[0], divided(self._loaders[0]), **self._take_clipping(trainer))
         if session._loop.batches > 0 or session._loop.epoch > 0:
             raise ConfigError("this run goes on from a checkpoint of dtrain, which has nothing of Lightning's loop: "
                               "start a new run, with trainer.fit(ckpt_path=…) and a checkpoint of ModelCheckpoint")
+
+    def _put_back(self, values: dict[str, Any]) -> None:
+        """The state of the engine's optimizer within the training: LearningRateFinder puts it back after its trial."""
+        optimizer, context = self.optimizers[0], self._session._loop.context
+        optim.load_state_dict(optimizer, values)
+        state = {name: (0, {of: torch.zeros_like(one) for of, one in tensors.items()})
+                 for name, (_, tensors) in _native.read_optimizer_state(context).items()}
+        _native.replace_optimizer_state(context, {**state, **optim.take_state(optimizer, self._session._context._names)})
 
     def _begin_later(self, module: LightningModule) -> None:
         session = self._session
@@ -392,8 +408,18 @@ def _steps_by_itself(trainer: Trainer, optimizers: list[torch.optim.Optimizer]) 
     """Whether the module or a callback does more than step the one optimizer that it was given in the beginning."""
     module = trainer.lightning_module
     return (not module.automatic_optimization or len(optimizers) != 1
-            or is_overridden("configure_gradient_clipping", module)
+            or is_overridden("configure_gradient_clipping", module) or is_overridden("optimizer_step", module)
             or any(isinstance(callback, BaseFinetuning) for callback in trainer.callbacks))  # adds parameter groups
+
+
+@contextmanager
+def _in_training_mode(module: LightningModule) -> Iterator[None]:
+    """The engine would call train() of a module in evaluation mode, and Lightning leaves it as the script has put it."""
+    mode, module.training = module.training, True
+    try:
+        yield
+    finally:
+        module.training = mode
 
 
 @contextmanager

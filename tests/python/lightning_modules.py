@@ -128,6 +128,19 @@ class Clips(FineTunes):
         nn.utils.clip_grad_norm_(self.head.parameters(), 0.02)
 
 
+class Steps(FineTunes):
+    """Steps after every other batch."""
+
+    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
+        optimizer_closure()
+        if batch_idx % 2:
+            optimizer.step()
+
+    def optimizer_zero_grad(self, epoch, batch_idx, optimizer):
+        if batch_idx % 2 == 0:
+            optimizer.zero_grad()
+
+
 class Branches(FineTunes):
     """Has a head for every other batch, and an optimizer that the engine does not compute."""
 
@@ -170,7 +183,7 @@ def module(name):
         return Gan(name.partition(" ")[2]), []
     if name.startswith("unequal"):
         return Unequal(int(name.partition(" ")[2])), []
-    return {"accumulates": lambda: (Accumulates(), []), "clips": lambda: (Clips(), []),
+    return {"accumulates": lambda: (Accumulates(), []), "clips": lambda: (Clips(), []), "steps": lambda: (Steps(), []),
             "branches": lambda: (Branches(), []), "skips": lambda: (Skips(), []),
             "seeded": lambda: (Seeded(), []),
             "fine_tunes": lambda: (FineTunes(), [BackboneFinetuning(1, lambda epoch: 1.5)])}[name]()

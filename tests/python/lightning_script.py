@@ -9,7 +9,7 @@ from pathlib import Path
 import lightning
 import lightning_modules
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, LearningRateFinder, ModelCheckpoint
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -31,6 +31,7 @@ class Classifier(lightning.LightningModule):
                                      nn.Linear(128, 10))
         self.accuracy = MulticlassAccuracy(10, average="micro")
         self.epoch_ends = 0
+        self.lr = 1e-2
 
     def training_step(self, batch, batch_idx):
         x, y = batch
@@ -51,7 +52,7 @@ class Classifier(lightning.LightningModule):
         self.epoch_ends += 1
 
     def configure_optimizers(self):
-        kinds = {"adamw": lambda p: torch.optim.AdamW(p, lr=1e-2), "nadam": lambda p: torch.optim.NAdam(p, lr=1e-2),
+        kinds = {"adamw": lambda p: torch.optim.AdamW(p, lr=self.lr), "nadam": lambda p: torch.optim.NAdam(p, lr=1e-2),
                  "sgd": lambda p: torch.optim.SGD(p, lr=options.get("lr", 0.1), momentum=0.9)}
         optimizer = kinds[options["optimizer"]](self.parameters())
         scheduler = options.get("scheduler")
@@ -143,6 +144,8 @@ def main():
                                          filename="best"))
     if options.get("early_stopping"):
         callbacks.append(EarlyStopping("val_loss", patience=0, min_delta=0.2))
+    if options.get("finds_rate"):
+        callbacks.append(LearningRateFinder(num_training_steps=15, early_stop_threshold=None))
     trainer = make_trainer(callbacks, first)
     loaders = () if options.get("hooks") else (DataLoader(data(options["samples"], 2), options["batch"]),
                                                DataLoader(data(options.get("validation", 100), 3), 32))

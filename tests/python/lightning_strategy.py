@@ -122,6 +122,9 @@ class Own(LightningTest):
         self.assertEqual(done["steps"], 22 + 6)
         self.compare((2, 3), model="gan plain", trainer={"precision": "64-true"})
 
+    def test_a_module_that_steps_when_it_likes(self):
+        self.compare((1, 3), model="steps", samples=250)
+
     def test_accumulation_and_clipping_of_a_script(self):
         self.compare((1, 2, 3), model="accumulates", samples=250)
         self.compare((1, 2, 3), model="clips", samples=250, trainer={"accumulate_grad_batches": 2})
@@ -161,6 +164,14 @@ class Callbacks(LightningTest):
         expected = self.plain(hooks=True)[0]
         self.assertIn("train_dataloader", expected["hooks"])
         self.assertEqual(self.run_on(1, hooks=True)[1]["hooks"], expected["hooks"])
+
+    def test_loaders_that_are_made_anew(self):
+        self.compare((3,), hooks=True, samples=250, trainer={"reload_dataloaders_every_n_epochs": 1})
+
+    def test_the_learning_rate_finder(self):
+        done = self.compare((1,), finds_rate=True, samples=250)
+        self.assertNotEqual(done["lr"], 1e-2)
+        self.run_on(2, finds_rate=True)
 
     def test_nothing_to_train_on(self):
         self.compare((2,), trainer={"limit_train_batches": 0})
