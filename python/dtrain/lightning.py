@@ -156,6 +156,8 @@ class Strategy(ParallelStrategy):
     def post_backward(self, closure_loss: torch.Tensor) -> None:
         if self._averages is not None:
             self._averages.leave()
+        elif self._session._loop.state == ScriptLoop.State.TRAINING and not self._session._loop.has_loss:
+            self._session._skip_batch()  # the module's own backward() has left loss.backward() out
 
     def block_backward_sync(self) -> AbstractContextManager[None]:  # type: ignore[override]
         # Averages of parts add up to the average: a step may come at any time.

@@ -128,6 +128,14 @@ class Clips(FineTunes):
         nn.utils.clip_grad_norm_(self.head.parameters(), 0.02)
 
 
+class SkipsBackward(FineTunes):
+    """Has a backward() of its own, which leaves out every other batch."""
+
+    def backward(self, loss):
+        if self.trainer.fit_loop.batch_idx % 2:
+            super().backward(loss)
+
+
 class Steps(FineTunes):
     """Steps after every other batch."""
 
@@ -185,5 +193,5 @@ def module(name):
         return Unequal(int(name.partition(" ")[2])), []
     return {"accumulates": lambda: (Accumulates(), []), "clips": lambda: (Clips(), []), "steps": lambda: (Steps(), []),
             "branches": lambda: (Branches(), []), "skips": lambda: (Skips(), []),
-            "seeded": lambda: (Seeded(), []),
+            "skips_backward": lambda: (SkipsBackward(), []), "seeded": lambda: (Seeded(), []),
             "fine_tunes": lambda: (FineTunes(), [BackboneFinetuning(1, lambda epoch: 1.5)])}[name]()

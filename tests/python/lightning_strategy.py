@@ -111,6 +111,7 @@ class Parity(LightningTest):
 
     def test_batches_without_a_loss(self):
         self.compare((1,), model="skips")
+        self.compare((1, 3), model="skips_backward")
 
 
 class Own(LightningTest):
