@@ -1,5 +1,5 @@
-"""Gradients that are averaged at each backward(), for optimizers of any kind and number that step by themselves: by the engine
-(:class:`AveragedBackward`), or after the engine's training by one all-reduce (:class:`LaterBackward`)."""
+"""Gradients that are averaged at each backward(), for optimizers of any kind and number that step by themselves: by the
+engine (:class:`AveragedBackward`), or after the engine's training by one all-reduce (:class:`LaterBackward`)."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -147,10 +147,11 @@ class AveragedBackward(_Entered):
 
 
 class LaterBackward(_Entered):
-    """The same as :class:`AveragedBackward` for another training in a process, of any module, once the engine's own is over.
+    """The same as :class:`AveragedBackward` for another training in a process, of any module, after the engine's own.
 
     The gradients of a backward() are exchanged in one all-reduce after it. The engine sees nothing of them.
-    ``engines``: what the first training had, whose loop ends the run. ``wants_stop``: whether this rank is to stop; after the next backward() all ranks call ``stop`` together.
+    ``engines``: what the first training had, whose loop ends the run. ``wants_stop``: whether this rank is to stop; after
+    the next backward() all ranks call ``stop`` together.
     """
 
     def __init__(self, context: Any, module: torch.nn.Module, engines: AveragedBackward | None,

@@ -87,8 +87,8 @@ class Strategy(ParallelStrategy):
         super().setup(trainer)
 
     def on_train_start(self) -> None:
-        # Lightning has put a handler of its own in, by which each rank ends its loop by itself; and after a fit() before this
-        # one it has put Python's back.
+        # Lightning has put a handler of its own in, by which each rank ends its loop by itself; and after a fit() before
+        # this one it has put Python's back.
         if self._is_later:
             self._handlers = {number: signal.signal(number, self._note_signal) for number in _engines_actions}
         else:
@@ -254,8 +254,9 @@ class Strategy(ParallelStrategy):
             with _unchanged(list(session._context._names)):
                 session._finish_batch()
         for optimizer in self.optimizers:
-            for name in ("step", "zero_grad", "state_dict", "load_state_dict"):
-                vars(optimizer).pop(name, None)  # the engine's, of an optimizer that it has taken
+            for name, method in list(vars(optimizer).items()):  # of an optimizer that the engine has taken
+                if getattr(method, "__module__", None) in ("dtrain.session", "dtrain.trial"):
+                    delattr(optimizer, name)
         session._context._native.info("trainer.fit() was called again: gradients are averaged after each backward, and "
                                       "optimizers are PyTorch's own. The profile, metrics.jsonl and the experiment's "
                                       "optimizations are those of the first fit().")
