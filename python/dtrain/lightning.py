@@ -12,6 +12,7 @@ fit() after the first one, too, because a run trains one model once.
 from __future__ import annotations
 
 import ctypes
+import inspect
 import os
 import pickle
 import signal
@@ -100,6 +101,7 @@ class Strategy(ParallelStrategy):
         self.model.to(self.root_device)
 
     def setup_optimizers(self, trainer: Trainer) -> None:
+        self._is_later = self._session._loader is not None
         super().setup_optimizers(trainer)
         if self._session._context._native.aggregation_frequency != 1:
             raise ConfigError("optimizations.aggregation_frequency is set: use Trainer(accumulate_grad_batches=…)")
@@ -137,6 +139,9 @@ class Strategy(ParallelStrategy):
         if self._epoch not in (None, epoch) and not self._is_later:
             self._session._end_epoch()
         self._epoch = epoch
+        if isinstance(batch, Iterator):
+            raise ConfigError("training_step(dataloader_iter) is not supported by dtrain's strategy, which has to know when a "
+                              "batch begins: take a batch")
         samples, share = samples_of(batch), trainer.fit_loop._combined_loader.flattened[0].next_share()
         if self._averages is None:
             self._session._begin_batch(samples, share)
@@ -226,7 +231,6 @@ class Strategy(ParallelStrategy):
         module, session = self.lightning_module, self._session
         assert module is not None
         self._waits_for_loader = False
-        self._is_later = session._loader is not None
         if self._is_later:
             self._begin_later(module)
             return
@@ -412,7 +416,14 @@ def _steps_by_itself(trainer: Trainer, optimizers: list[torch.optim.Optimizer]) 
     module = trainer.lightning_module
     return (not module.automatic_optimization or len(optimizers) != 1
             or is_overridden("configure_gradient_clipping", module) or is_overridden("optimizer_step", module)
+            or _needs_closure(optimizers[0])
             or any(isinstance(callback, BaseFinetuning) for callback in trainer.callbacks))  # adds parameter groups
+
+
+def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its step() calls backward() itself, by a closure without which it cannot be called."""
+    parameters = inspect.signature(optimizer.step).parameters.values()
+    return any(one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD for one in parameters)
 
 
 @contextmanager

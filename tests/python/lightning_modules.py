@@ -136,6 +136,26 @@ class SkipsBackward(FineTunes):
             super().backward(loss)
 
 
+class NeedsClosure(torch.optim.AdamW):
+    @torch.no_grad()
+    def step(self, closure):
+        loss = closure()
+        super().step()
+        return loss
+
+
+class Closes(FineTunes):
+    """Has an optimizer that cannot step without a closure."""
+
+    def configure_optimizers(self):
+        return NeedsClosure(self.parameters(), lr=1e-2)
+
+
+class TakesBatches(FineTunes):
+    def training_step(self, dataloader_iter):
+        return super().training_step(next(dataloader_iter)[0], 0)
+
+
 class Steps(FineTunes):
     """Steps after every other batch."""
 
@@ -192,6 +212,7 @@ def module(name):
     if name.startswith("unequal"):
         return Unequal(int(name.partition(" ")[2])), []
     return {"accumulates": lambda: (Accumulates(), []), "clips": lambda: (Clips(), []), "steps": lambda: (Steps(), []),
+            "closes": lambda: (Closes(), []), "takes_batches": lambda: (TakesBatches(), []),
             "branches": lambda: (Branches(), []), "skips": lambda: (Skips(), []),
             "skips_backward": lambda: (SkipsBackward(), []), "seeded": lambda: (Seeded(), []),
             "fine_tunes": lambda: (FineTunes(), [BackboneFinetuning(1, lambda epoch: 1.5)])}[name]()

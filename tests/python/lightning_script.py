@@ -122,15 +122,19 @@ def make_trainer(callbacks, strategy):
                              enable_progress_bar=False, enable_model_summary=False, **options["trainer"])
 
 
-def fit_again(model, kind):
-    """Another training in the same process, of the "same" module or a "new" one."""
-    callbacks = []
-    if kind == "new":
+def fit_again(before, model, kind):
+    """Another training in the same process, of the "same" module, of a "new" one, or of one that is "resumed"."""
+    callbacks, checkpoint = [], None
+    if kind != "same":
         model, callbacks = make_model()
+    if kind == "resumed":
+        checkpoint = str(Path(options["out"]).with_name("resumed.ckpt"))
+        before.save_checkpoint(checkpoint)
     callbacks.append(LambdaCallback(on_train_batch_start=lambda *_: Path(options["out"]).with_name("again").touch()))
     trainer = make_trainer(callbacks, strategy())
     trainer.fit_loop.max_epochs = options.get("epochs_again", options["epochs"])
-    trainer.fit(model, DataLoader(data(options["samples"], 5), options["batch"]), DataLoader(data(100, 3), 32))
+    trainer.fit(model, DataLoader(data(options["samples"], 5), options["batch"]), DataLoader(data(100, 3), 32),
+                ckpt_path=checkpoint)
     return model, trainer
 
 
@@ -151,7 +155,7 @@ def main():
                                                DataLoader(data(options.get("validation", 100), 3), 32))
     trainer.fit(model, *loaders, ckpt_path=options.get("resume"))
     for kind in options.get("again", []):
-        model, trainer = fit_again(model, kind)
+        model, trainer = fit_again(trainer, model, kind)
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
     if options.get("test"):
         trainer.test(model, DataLoader(data(70, 4), 16), ckpt_path="best", verbose=False)

@@ -125,6 +125,7 @@ class Own(LightningTest):
 
     def test_a_module_that_steps_when_it_likes(self):
         self.compare((1, 3), model="steps", samples=250)
+        self.compare((1, 3), model="closes", samples=250)
 
     def test_accumulation_and_clipping_of_a_script(self):
         self.compare((1, 2, 3), model="accumulates", samples=250)
@@ -157,6 +158,7 @@ class Again(LightningTest):
 
     def test_another_module(self):
         self.compare((1, 3), again=["new"], model="branches", samples=250, scheduler="step")
+        self.compare((1, 2), again=["resumed"], samples=250, epochs_again=4, optimizer="adamw")
         self.compare((2,), again=["new", "same"], model="fine_tunes", epochs=3, trainer={"accumulate_grad_batches": 2})
 
 
@@ -262,7 +264,8 @@ class Mistakes(LightningTest):
         for words, options in (("Trainer(sync_batchnorm=True) is not supported", {"trainer": {"sync_batchnorm": True}}),
                                ("Trainer(precision='16-true') is not supported", {"trainer": {"precision": "16-true"}}),
                                ("use Trainer(accumulate_grad_batches", {"sections": {
-                                   "optimizations": {"aggregation_frequency": 2}}})):
+                                   "optimizations": {"aggregation_frequency": 2}}}),
+                               ("training_step(dataloader_iter) is not supported", {"model": "takes_batches"})):
             with self.subTest(words):
                 self.assertIn(words, self.run_on(1, code=1, **options)[0].output)
 
