@@ -38,6 +38,8 @@ from . import session as sessions
 from ._native import ConfigError, ScriptLoop
 from .data import Source, divided, samples_of
 
+#: Epochs of an experiment that leaves the length to the script.
+_UNLIMITED = 1_000_000
 _PRECISIONS = ("32-true", "64-true", "bf16-mixed")
 
 
@@ -301,6 +303,8 @@ class Strategy(ParallelStrategy):
         count, unit = self._session._length
         loop = trainer.fit_loop
         if unit == "epochs":
+            if count >= _UNLIMITED:
+                return
             loop.max_epochs = count if loop.max_epochs in (None, -1) else min(count, loop.max_epochs)
             return
         batches = count if unit == "batches" else -(-count // self._session._context.global_batch_size)
