@@ -79,9 +79,8 @@ double cores_taken_s(const Evidence& evidence, int rank) {
 std::string loader_advice(const RunProfile& run, Finding& finding) {
   const std::optional<LoaderUse> use = loader_use(run, finding.rank);
   if (!use || use->read_s <= 0) {
-    return "load faster: data in memory or in larger files, prepared before the training, or read by several threads "
-           "(a "
-           "BatchSource of your own)";
+    return "load faster: data in memory or in larger files, prepared before the training, or read ahead by threads "
+           "(dtrain's own data sets, docs/data.md) or processes (num_workers of a DataLoader)";
   }
   const std::string workers = loader_setting(run, "workers");
   finding.evidence += fmt::format(
