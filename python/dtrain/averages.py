@@ -16,9 +16,12 @@ _State = _native.ScriptLoop.State
 class _Entered:
     """While it is active, every Tensor.backward() comes here."""
 
-    def __init__(self) -> None:
+    def __init__(self, loop: Any, context: Any) -> None:
+        self._loop = loop
+        self._context, self._world_size = context, context.world_size
         self._depth = 0
         self._samples, self._share = 0, 1.0
+        self._done = self._batches = 0  # calls of backward() for this batch of the loader, and its batches so far
 
     @property
     def is_active(self) -> bool:
@@ -43,35 +46,6 @@ class _Entered:
             self.leave()
 
 
-class AveragedBackward(_Entered):
-    """Each backward() is a batch of the engine's. When it returns, the mean of all ranks' gradients has been added to
-    ``parameter.grad``, the same bits on every rank; what follows on the gradients (clipping, several optimizers, steps and
-    zero_grad() in any order) is PyTorch's own, and the same on every rank.
-
-    Parameters that no rank's loss depends on keep the ``grad`` that they have: their optimizer leaves them out.
-    Every rank has to call backward() equally often for each batch of its loader: another one is an error.
-    """
-
-    def __init__(self, loop: Any, context: Any) -> None:
-        super().__init__()
-        self._loop = loop
-        self._averaged = _native.AveragedGradients(context._native)
-        self._context, self._world_size = context, context.world_size
-        self._names: dict[torch.nn.Parameter, str] = context._names
-        self._buffers = context._buffers
-        self._new: dict[torch.nn.Parameter, torch.Tensor] = {}  # of the batch that the engine has just averaged
-        self._done = self._expected = 0  # calls of backward() for this batch of the loader, and for the one before
-        self._batches = 0  # of the loader
-        loop.after_update(self._take)
-
-    def begin_batch(self, samples: int, share: float) -> None:
-        """What backward() is called for from now on: samples of this rank, and how much its loss counts."""
-        self._samples, self._share = samples, share
-        self.compare_calls()
-        self._batches += 1
-        self._expected, self._done = self._done, 0
-        self._open()
-
     def compare_calls(self) -> None:
         """RuntimeError if the ranks have not called backward() equally often for the batch that is over: one of a rank would be
         averaged with a later one of another, and their parameters would differ. Collective."""
@@ -91,6 +65,33 @@ class AveragedBackward(_Entered):
                 raise
             raise RuntimeError("every rank has to call backward() equally often for each batch of its loader, and this one has "
                                f"called it {self._done} times for batch {self._batches}: {error}") from None
+
+
+class AveragedBackward(_Entered):
+    """Each backward() is a batch of the engine's. When it returns, the mean of all ranks' gradients has been added to
+    ``parameter.grad``, the same bits on every rank; what follows on the gradients (clipping, several optimizers, steps and
+    zero_grad() in any order) is PyTorch's own, and the same on every rank.
+
+    Parameters that no rank's loss depends on keep the ``grad`` that they have: their optimizer leaves them out.
+    Every rank has to call backward() equally often for each batch of its loader: another one is an error.
+    """
+
+    def __init__(self, loop: Any, context: Any) -> None:
+        super().__init__(loop, context)
+        self._averaged = _native.AveragedGradients(context._native)
+        self._names: dict[torch.nn.Parameter, str] = context._names
+        self._buffers = context._buffers
+        self._new: dict[torch.nn.Parameter, torch.Tensor] = {}  # of the batch that the engine has just averaged
+        self._expected = 0  # calls of backward() for the batch of the loader before this one
+        loop.after_update(self._take)
+
+    def begin_batch(self, samples: int, share: float) -> None:
+        """What backward() is called for from now on: samples of this rank, and how much its loss counts."""
+        self._samples, self._share = samples, share
+        self.compare_calls()
+        self._batches += 1
+        self._expected, self._done = self._done, 0
+        self._open()
 
     def finish(self) -> None:
         """Ends a batch that was opened, and that no backward() came for."""
@@ -154,10 +155,9 @@ class LaterBackward(_Entered):
     the next backward() all ranks call ``stop`` together.
     """
 
-    def __init__(self, context: Any, module: torch.nn.Module, engines: AveragedBackward | None,
+    def __init__(self, loop: Any, context: Any, module: torch.nn.Module, engines: AveragedBackward | None,
                  wants_stop: Callable[[], bool], stop: Callable[[], None]) -> None:
-        super().__init__()
-        self._context = context
+        super().__init__(loop, context)
         self._module = module
         self.engines = engines
         self._wants_stop = wants_stop
@@ -170,16 +170,20 @@ class LaterBackward(_Entered):
 
     def begin_batch(self, samples: int, share: float) -> None:
         self._samples, self._share = samples, share
+        self.compare_calls()
+        self._batches += 1
+        self._done = 0
 
     def backward(self, loss: torch.Tensor, gradient: Any, retain_graph: bool, create_graph: bool, inputs: Any) -> None:
         loss = _plain(loss, gradient, create_graph, inputs)
         parameters = [one for one in self._module.parameters() if one.requires_grad]
         # Not Tensor.backward(): it would call the engine's hooks of a module that the engine has trained.
         found = torch.autograd.grad(loss * self._share, parameters, retain_graph=retain_graph, allow_unused=True)
-        with torch.no_grad():
+        with torch.no_grad(), self._explained():
             for parameter, new in zip(parameters, self._averaged(parameters, list(found))):
                 if new is not None:
                     parameter.grad = new if parameter.grad is None else parameter.grad.add_(new)
+        self._done += 1
 
     def _averaged(self, parameters: list[torch.nn.Parameter], found: list[Any]) -> list[Any]:
         """The means of all ranks; None for a parameter that no rank's loss depends on."""
@@ -188,20 +192,22 @@ class LaterBackward(_Entered):
         if flags[-1] > 0:
             self._stop()
         used = [index for index in range(len(found)) if flags[index] > 0]
-        for dtype in {parameters[index].dtype for index in used}:
+        for dtype in dict.fromkeys(parameters[index].dtype for index in used):  # the same order on every rank
             chosen = [index for index in used if parameters[index].dtype == dtype]
             mine = [torch.zeros_like(parameters[index]) if found[index] is None else found[index].to_dense()
                     if found[index].layout != torch.strided else found[index] for index in chosen]
             if self._context.world_size > 1:
                 flat = self._context.all_reduce(torch.cat([one.reshape(-1) for one in mine]), "mean")
                 mine = [part.view_as(one) for part, one in zip(flat.split([one.numel() for one in mine]), mine)]
+            else:
+                mine = [one.clone() for one in mine]  # autograd may give several parameters the same memory
             for index, new in zip(chosen, mine):
                 found[index] = new
         return found
 
     def _broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
-        values = tensor.detach()
-        return self._context.broadcast(values.to(torch.uint8) if values.dtype == torch.bool else values, 0)
+        values = tensor.detach().contiguous().reshape(-1)
+        return self._context.broadcast(values.view(torch.uint8), 0).view(values.dtype).view_as(tensor)
 
 
 def _plain(loss: torch.Tensor, gradient: Any, create_graph: bool, inputs: Any) -> torch.Tensor:

@@ -105,6 +105,8 @@ class Strategy(ParallelStrategy):
     def setup_optimizers(self, trainer: Trainer) -> None:
         self._is_later = self._session._loader is not None
         super().setup_optimizers(trainer)
+        if self._is_later:
+            self._take_back(self.optimizers)
         if self._session._context._native.aggregation_frequency != 1:
             raise ConfigError("optimizations.aggregation_frequency is set: use Trainer(accumulate_grad_batches=…)")
         self._limit_length(trainer)
@@ -212,6 +214,8 @@ class Strategy(ParallelStrategy):
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._handlers = {}
+        if self._averages is not None:
+            self._averages.leave_all()
         if self._clipping is not None:
             trainer, trainer.gradient_clip_val = self._clipping
             self._clipping = None
@@ -253,23 +257,35 @@ class Strategy(ParallelStrategy):
                  for name, (_, tensors) in _native.read_optimizer_state(context).items()}
         _native.replace_optimizer_state(context, {**state, **optim.take_state(optimizer, self._session._context._names)})
 
-    def _begin_later(self, module: LightningModule) -> None:
+    def _take_back(self, optimizers: list[torch.optim.Optimizer]) -> None:
+        """Of optimizers that the engine had taken in the first fit(), methods and state are PyTorch's again."""
         session = self._session
-        averages.check(self.optimizers)
+        if session._averages is not None:
+            session._averages.compare_calls()
         if session._loop.state == ScriptLoop.State.TRAINING:  # the fit() before was left within a batch
             with _unchanged(list(session._context._names)):
                 session._finish_batch()
-        for optimizer in self.optimizers:
-            for name, method in list(vars(optimizer).items()):  # of an optimizer that the engine has taken
-                if getattr(method, "__module__", None) in ("dtrain.session", "dtrain.trial"):
-                    delattr(optimizer, name)
+        for optimizer in optimizers:
+            ours = [name for name, method in vars(optimizer).items()
+                    if getattr(method, "__module__", None) in ("dtrain.session", "dtrain.trial")]
+            has_state = "state_dict" in ours and session._loop.state != ScriptLoop.State.ENDED
+            values = optimizer.state_dict() if has_state else None
+            for name in ours:
+                delattr(optimizer, name)
+            if values is not None:
+                optimizer.load_state_dict(values)
+
+    def _begin_later(self, module: LightningModule) -> None:
+        session = self._session
+        averages.check(self.optimizers)
         session._context._native.info("trainer.fit() was called again: gradients are averaged after each backward, and "
                                       "optimizers are PyTorch's own. The profile, metrics.jsonl and the experiment's "
                                       "optimizations are those of the first fit().")
         self._signal = 0
         engines = getattr(session._averages, "engines", session._averages)
-        self._averages = averages.LaterBackward(session._context, module, engines, lambda: self._signal != 0, self._stop)
-        session._averages = self._averages  # type: ignore[assignment]
+        self._averages = averages.LaterBackward(session._loop, session._context, module, engines, lambda: self._signal != 0,
+                                                self._stop)
+        session._averages = self._averages
 
     def _note_signal(self, number: int, frame: Any) -> None:
         self._signal = number

@@ -70,8 +70,11 @@ class ScriptState:
         self._schedulers = schedulers
         self._own_steps = own_steps
         self._restored: Any = None  # of a checkpoint that the run goes on from, until the loop is there
+        self._is_settled = False  # restore() was called
 
     def save(self) -> Any:
+        if self._restored is not None:  # the script has not come to where the run goes on: nothing has changed
+            return self._restored
         own = self._optimizer.state_dict() if self._own_steps else None
         loader = self._session._loader
         return {"schedulers": [scheduler.state_dict() for scheduler in self._schedulers], "optimizer": own,
@@ -95,11 +98,14 @@ class ScriptState:
         """Before an epoch: once the loop is where the run goes on, because what it has stepped on the way there does not
         count. Returns how many batches of the epoch the loader had given: several for each step where gradients were
         accumulated."""
+        if self._is_settled:
+            return None
+        self._is_settled = True
         state, self._restored = self._restored, None
         warn, kept = self._session._context._native.warn, self._session._kept
         if state is None:
             anew = [*(["the schedulers"] if self._schedulers else []), *(["the objects of session.keep()"] if kept else [])]
-            if anew and not self._session._has_begun and self._session._loop.batches > 0:
+            if anew and self._session._loop.batches > 0:
                 warn(f"{' and '.join(anew)} of the script begin anew, because the checkpoint of another program has no state of "
                      "them: set them to where they should be before the loop")
             return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 
 from . import _native, exits, moving, optim
-from .averages import AveragedBackward
+from .averages import AveragedBackward, LaterBackward
 from .collectives import Collectives
 from .data import DataSet, Loader, Source
 from .script_loader import ScriptLoader, ScriptState
@@ -49,7 +50,7 @@ class Session(Collectives):
         self._share = 1.0  # of the batch under way
         self._added_samples = 0  # of a part of it that backward() was not called for yet
         self._watch: optim.SettingsWatch | None = None
-        self._averages: AveragedBackward | None = None
+        self._averages: AveragedBackward | LaterBackward | None = None
         self._evaluated: torch.nn.Module | None = None  # by a script that may train nothing
 
     @property
@@ -216,7 +217,7 @@ class Session(Collectives):
 
     def _finish_batch(self) -> None:
         # The loop was left between backward() and step(), or before both. The other ranks are where this one is.
-        if self._averages is not None:
+        if isinstance(self._averages, AveragedBackward):
             self._averages.finish()
             return
         if not self._loop.has_loss or self._more_follows:
@@ -267,6 +268,9 @@ class Session(Collectives):
 
         def step(closure: Any = None) -> Any:
             loss = None
+            if getattr(optimizer, "grad_scale", None) is not None:
+                raise _native.ConfigError("GradScaler has scaled the loss, and dtrain's step does not divide by its scale: leave "
+                                          "GradScaler out, and use bfloat16")
             if closure is not None:
                 if isinstance(optimizer, torch.optim.LBFGS):
                     raise optim.no_lbfgs()
@@ -384,4 +388,7 @@ def end(failure: str | None) -> int:
         return _session._loop.exit_code or 1
     if failure is not None:
         return _session._fail("the script failed:\n" + failure)
-    return _session.close()
+    try:
+        return _session.close()
+    except Exception:  # such as ranks that have not called backward() equally often; the caller would lose it
+        return _session._fail("the script failed:\n" + traceback.format_exc().rstrip()) or 1

@@ -105,6 +105,25 @@ class Unequal(Accumulates):
         optimizer.zero_grad()
 
 
+class Sums(lightning.LightningModule):
+    """Adds two parameters, to which autograd gives the same gradient, and has buffers and parameters of several types."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+        self.first, self.second = nn.Parameter(torch.randn(10)), nn.Parameter(torch.randn(10))
+        self.wide = nn.Parameter(torch.randn(10, dtype=torch.float64))
+        self.register_buffer("turns", torch.randn(4, dtype=torch.complex64))
+
+    def training_step(self, batch, batch_idx):
+        scores = self.net(batch[0]) + (self.first + self.second) + 1e-4 * self.wide.float()
+        return F.cross_entropy(scores, batch[1]) + 0.01 * self.second.sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+
 class FineTunes(lightning.LightningModule):
     """domain_templates/computer_vision_fine_tuning.py: a callback adds the backbone to the optimizer later."""
 
@@ -212,6 +231,7 @@ def module(name):
     if name.startswith("unequal"):
         return Unequal(int(name.partition(" ")[2])), []
     return {"accumulates": lambda: (Accumulates(), []), "clips": lambda: (Clips(), []), "steps": lambda: (Steps(), []),
+            "sums": lambda: (Sums(), []),
             "closes": lambda: (Closes(), []), "takes_batches": lambda: (TakesBatches(), []),
             "branches": lambda: (Branches(), []), "skips": lambda: (Skips(), []),
             "skips_backward": lambda: (SkipsBackward(), []), "seeded": lambda: (Seeded(), []),

@@ -102,10 +102,10 @@ class Ordered(Classifier):
         return DataLoader(data(100, 3), 32)
 
 
-def make_model():
+def make_model(name):
     if options.get("hooks"):
         return Ordered(), []
-    return (Classifier(), []) if options["model"] in ("mlp", "cnn") else lightning_modules.module(options["model"])
+    return (Classifier(), []) if name in ("mlp", "cnn") else lightning_modules.module(name)
 
 
 def strategy():
@@ -125,8 +125,10 @@ def make_trainer(callbacks, strategy):
 def fit_again(before, model, kind):
     """Another training in the same process, of the "same" module, of a "new" one, or of one that is "resumed"."""
     callbacks, checkpoint = [], None
-    if kind != "same":
-        model, callbacks = make_model()
+    if kind.startswith("unequal"):
+        model, callbacks = lightning_modules.module(kind)
+    elif kind != "same":
+        model, callbacks = make_model(options["model"])
     if kind == "resumed":
         checkpoint = str(Path(options["out"]).with_name("resumed.ckpt"))
         before.save_checkpoint(checkpoint)
@@ -142,7 +144,7 @@ def main():
     if "seed" in options:
         lightning.seed_everything(options["seed"])
     first = strategy()  # before the module: the seed's random numbers are still the module's
-    model, callbacks = make_model()
+    model, callbacks = make_model(options.get("first", options["model"]))
     if options.get("checkpoints"):
         callbacks.append(ModelCheckpoint(dirpath=options["checkpoints"], monitor="val_loss", save_last=True,
                                          filename="best"))

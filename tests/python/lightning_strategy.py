@@ -159,7 +159,17 @@ class Again(LightningTest):
     def test_another_module(self):
         self.compare((1, 3), again=["new"], model="branches", samples=250, scheduler="step")
         self.compare((1, 2), again=["resumed"], samples=250, epochs_again=4, optimizer="adamw")
+        self.compare((1, 2), again=["new"], first="mlp", model="sums", samples=250, trainer={"accumulate_grad_batches": 2,
+                                                                                         "gradient_clip_val": 0.5})
         self.compare((2,), again=["new", "same"], model="fine_tunes", epochs=3, trainer={"accumulate_grad_batches": 2})
+
+    def test_ranks_call_backward_equally_often(self):
+        self.compare((1, 2), again=["unequal 0"], model="accumulates", epochs=1)
+        for difference, samples in ((1, 240), (-1, 240), (1, 120)):  # 120: it is the last batch
+            with self.subTest(difference=difference, samples=samples):
+                result, _, _ = self.run_on(2, code=1, model="accumulates", again=[f"unequal {difference}"],
+                                            samples=samples, epochs=1)
+                self.assertIn("every rank has to call backward() equally often", result.output)
 
 
 class Callbacks(LightningTest):
@@ -234,6 +244,14 @@ class Runs(LightningTest):
         folder, command = self.dtrain_run()
         harness.run(command, folder / "run", **package.of(build)).expect(0)
         self.same(expected, torch.load(folder / "out.pt"), 2)
+
+    def test_a_fault_at_the_end_fails_the_run_under_torchrun_too(self):
+        folder, options = self.folder({"model": "unequal 1", "epochs": 1, "samples": 120})
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        done = subprocess.run([*torchrun, SCRIPT, json.dumps(options)], cwd=folder, env=harness.environment(**package.of(build)),
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.assertEqual(done.returncode, 1, done.stdout)
+        self.assertIn("every rank has to call backward() equally often", done.stdout)
 
     def end_by_signal(self, number, has_begun, **options):
         folder, command = self.dtrain_run(**options)

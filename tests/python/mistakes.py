@@ -111,6 +111,12 @@ class Scripts(MistakeTest):
 
 
 class Trials(MistakeTest):
+    def test_a_checkpoint_that_one_rank_asks_for(self):
+        result = self.start("mistakes_trial.py:Mistaken", "save", checkpoint_policy="none").expect(0)
+        saved = [(event["step"], event["reason"]) for event in result.events("checkpoint_saved")]
+        self.assertEqual([reason for _, reason in saved], ["period", "end"], saved)
+        self.assertIn(saved[0][0], range(4, 9))
+
     def test_mistakes(self):
         for what, text in (("lazy", "has no shape yet"), ("cycled momentum", "cycle_momentum=False"),
                            ("batch size", "training_loader() has batches of 16")):

@@ -93,6 +93,7 @@ class Resume(harness.WorkplaceTest):
                     result = harness.run([build.program("dtrain"), "launch", "--continue", str(run_dir)], run_dir, **environment)
                     result.expect(0)
                 self.assertGreater(len(result.events("resumed")), 0)
+                self.assertNotIn("begin anew", result.output)
                 self.assertEqual((self.digest(result), self.lines(result)), whole[job])
 
     def test_the_same_command_goes_on_with_the_run(self):
@@ -117,6 +118,14 @@ class Resume(harness.WorkplaceTest):
                 result.expect(0)
                 self.assertEqual(len(result.events("resumed")), 1, result.output)
                 self.assertEqual((self.digest(result), self.lines(result)), (self.digest(expected), self.lines(expected)))
+                # Once more: nothing is left to train, and the state of before stays in its checkpoint.
+                result = harness.run(command(ranks, run_dir, 20), run_dir, **environment).expect(0)
+                self.assertEqual((self.digest(result), self.lines(result)), (self.digest(expected), self.lines(expected)))
+                self.assertNotIn("begin anew", result.output)
+                more = harness.run([*command(ranks, run_dir, 0), "6"], run_dir, **environment).expect(0)
+                whole = self.work.new_run()
+                expected = harness.run([*command(ranks, whole, 0), "6"], whole, **environment).expect(0)
+                self.assertEqual((self.digest(more), self.lines(more)), (self.digest(expected), self.lines(expected)))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Trains with dtrain.init(run_dir=…), without an experiment file, and keeps an average of its own.
 
-    resume_init_script.py RUN_DIR BATCH
+    resume_init_script.py RUN_DIR BATCH [EPOCHS]
 
-A checkpoint is asked for after batch 8, and where BATCH is not 0, the last rank kills itself there, once.
+A checkpoint is asked for after batch 8 by the last rank, and where BATCH is not 0, the last rank kills itself there, once.
 """
 import os
 import signal
@@ -44,14 +44,14 @@ average = Average()
 session.keep(average=average)
 model, optimizer, loader = session.wrap(model, optimizer, DataLoader(data, batch_size=8, shuffle=True))
 was_there = run_dir / "was_killed"
-for epoch in range(4):
+for epoch in range(int(sys.argv[3]) if sys.argv[3:] else 4):
     for inputs, labels in loader:
         loss = nn.functional.cross_entropy(model(inputs), labels)
         loss.backward()
         optimizer.step()
         average.add(loss)
         session.log("average", average.value)
-        if average.count == 8:
+        if average.count == 8 and session.rank == session.world_size - 1:
             session.save()
         if average.count == death and session.rank == session.world_size - 1 and not was_there.exists():
             was_there.touch()

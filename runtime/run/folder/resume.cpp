@@ -259,6 +259,8 @@ Json plan_before(const ContinuedRun& run) {
 void check_goes_on(const ContinuedRun& run, const config::Experiment& experiment, const ResumePoint& point) {
   const bool complete = read_state(run.folder).exit_code == static_cast<int>(ExitCode::kDone);
   const config::Length& length = experiment.searcher.max_length;
+  // The loop of a script has a length of its own, which may be greater now.
+  if (length.unit == config::LengthUnit::kEpochs && length.count >= config::kEpochsOfScripts) return;
   const std::string unit = config::word_of(config::kLengthUnits, length.unit);
   const Json& asked = at(run.plan, "/experiment/searcher/max_length"_json_pointer);
   const std::int64_t before = asked.is_object() ? number_at(asked, Json::json_pointer("/" + unit)) : 0;
