@@ -51,8 +51,8 @@ bool has_only_last_checkpoints(const RunHistory& history) {
 
 std::string advice_for(const Cost& cost, const RunHistory& history) {
   if (std::string_view(cost.part) != "checkpoints" || !has_only_last_checkpoints(history)) return cost.advice;
-  return "nothing in a longer run, which also takes one at its end: it is a smaller part of it; a faster disk "
-         "(checkpoint_storage) shortens it";
+  return "no setting leaves it out, because every run takes one at its end; in a longer run it matters less, and a "
+         "faster disk (checkpoint_storage) shortens it";
 }
 
 // How long ranks wait for each other where no single rank causes it.
