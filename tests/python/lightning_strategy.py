@@ -184,7 +184,7 @@ class Callbacks(LightningTest):
     def test_the_learning_rate_finder(self):
         done = self.compare((1,), finds_rate=True, samples=250)
         self.assertNotEqual(done["lr"], 1e-2)
-        self.run_on(2, finds_rate=True)
+        self.assertNotEqual(self.run_on(2, finds_rate=True)[1]["lr"], 1e-2)
 
     def test_nothing_to_train_on(self):
         self.compare((2,), trainer={"limit_train_batches": 0})

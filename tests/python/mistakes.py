@@ -63,6 +63,7 @@ class Scripts(MistakeTest):
                            ("keep late", "session.keep() was called after the first batch"),
                            ("load late", "optimizer.load_state_dict() was called after the first batch"),
                            ("load other settings", "param_groups have changed in more than lr"),
+                           ("scaled loss", "GradScaler has scaled the loss"),
                            ("lbfgs", "LBFGS")):
             self.fails("mistakes_script.py", what, text)
 

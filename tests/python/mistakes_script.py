@@ -116,7 +116,9 @@ if what in ("replaced buffer", "growing buffer"):
 if what == "lbfgs":
     optimizer = torch.optim.LBFGS(model.parameters())
 else:
-    optimizer = torch.optim.SGD(model.parameters() if what != "lazy" else [nn.Parameter(torch.zeros(1))], lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters() if what != "lazy" else [nn.Parameter(torch.zeros(1))], lr=0.1, momentum=0.9,
+                                fused=True if what == "scaled loss" else None)
+scaler = torch.amp.GradScaler("cpu", enabled=what == "scaled loss")
 schedule = None
 if what == "cycled momentum":
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=100)
@@ -158,13 +160,15 @@ for epoch in range(4):
                 return loss
             optimizer.step(closure)
             continue
-        loss.backward()
+        scaler.scale(loss).backward()
         if what == "clip":
             nn.utils.clip_grad_norm_(model.parameters(), 0.01)
         if what == "step left out" and index == 0:
             continue
         if what == "backward twice":
             loss.backward()
+        if what == "scaled loss":
+            scaler.step(optimizer)
         if what == "lbfgs":
             optimizer.step(lambda: loss)
         optimizer.step()
