@@ -37,9 +37,8 @@ from . import _native, averages, optim
 from . import session as sessions
 from ._native import ConfigError, ScriptLoop
 from .data import Source, divided, samples_of
+from .script_start import EPOCHS_OF_SCRIPTS
 
-#: Epochs of an experiment that leaves the length to the script.
-_UNLIMITED = 1_000_000
 _PRECISIONS = ("32-true", "64-true", "bf16-mixed")
 
 
@@ -193,7 +192,7 @@ class Strategy(ParallelStrategy):
 
     def barrier(self, name: str | None = None) -> None:
         if self.world_size > 1:
-            self._session._context.all_reduce(torch.zeros(1))
+            self._session.barrier()
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         if self.world_size == 1:
@@ -319,7 +318,7 @@ class Strategy(ParallelStrategy):
         count, unit = self._session._length
         loop = trainer.fit_loop
         if unit == "epochs":
-            if count >= _UNLIMITED:
+            if count >= EPOCHS_OF_SCRIPTS:
                 return
             loop.max_epochs = count if loop.max_epochs in (None, -1) else min(count, loop.max_epochs)
             return

@@ -12,6 +12,9 @@ from typing import Any
 from ._native import ConfigError, Error, ScriptLoop
 from .trial import Context
 
+#: Of an experiment that leaves the length to the script: kEpochsOfScripts of the engine.
+EPOCHS_OF_SCRIPTS = 1_000_000
+
 
 def arguments_of(experiment: str | os.PathLike[str] | None, run_dir: str | os.PathLike[str] | None,
                  settings: Mapping[str, Any], given: list[str] | None) -> tuple[list[str], Path | None]:
@@ -55,7 +58,7 @@ def _write_experiment(script: Path, settings: Mapping[str, Any]) -> Path:
     world_size = _world_size()
     experiment = {"name": script.stem, "entrypoint": str(script),
                   "hyperparameters": {}, "resources": {"slots_per_trial": world_size},
-                  "searcher": {"max_length": {"epochs": 1_000_000}}, **settings}
+                  "searcher": {"max_length": {"epochs": EPOCHS_OF_SCRIPTS}}, **settings}
     experiment["hyperparameters"] = {"global_batch_size": world_size, "batch_size_of_loader": True,
                                      **experiment["hyperparameters"]}
     path = Path(tempfile.mkdtemp(prefix="dtrain-")) / "experiment.yaml"

@@ -12,28 +12,11 @@ from pathlib import Path
 
 import dtrain
 import torch
+from average import Average
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 run_dir, death = Path(sys.argv[1]), int(sys.argv[2])
-
-
-class Average:
-    """Of the losses so far, in a tensor; and how many there were."""
-
-    def __init__(self):
-        self.value, self.count = torch.zeros(()), 0
-
-    def add(self, loss):
-        self.count += 1
-        self.value = self.value + (loss.detach() - self.value) / self.count
-
-    def state_dict(self):
-        return {"value": self.value, "count": self.count}
-
-    def load_state_dict(self, state):
-        self.value, self.count = state["value"], state["count"]
-
 
 session = dtrain.init(run_dir=run_dir, checkpoint_policy="none", scheduling_unit=1)
 torch.manual_seed(3)

@@ -5,26 +5,9 @@ import time
 
 import dtrain
 import torch
+from average import Average
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-
-
-class Average:
-    """Of the losses so far: a state of the script's own."""
-
-    def __init__(self):
-        self.value, self.count = torch.zeros(()), 0
-
-    def add(self, loss):
-        self.count += 1
-        self.value = self.value + (loss.detach() - self.value) / self.count
-
-    def state_dict(self):
-        return {"value": self.value, "count": self.count}
-
-    def load_state_dict(self, state):
-        self.value, self.count = state["value"], state["count"]
-
 
 session = dtrain.init()
 torch.manual_seed(3)
