@@ -2,6 +2,7 @@
 #include <thread>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/process_interface.h"
 #include "ledger_impl.h"
 
 namespace dtrain::scheduler {

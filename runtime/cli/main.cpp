@@ -5,6 +5,7 @@
 
 #include "commands.h"
 #include "dtrain/base/error.h"
+#include "dtrain/base/process_interface.h"
 #include "dtrain/base/text.h"
 #include "standard_output.h"
 

@@ -10,6 +10,7 @@
 
 #include "commands/slurm_command.h"
 #include "dtrain/base/error.h"
+#include "dtrain/base/process_interface.h"
 #include "dtrain/run/checkpoint_folder.h"
 #include "dtrain/run/user_ledger.h"
 #include "folder/event_log.h"
