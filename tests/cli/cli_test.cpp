@@ -17,7 +17,7 @@ TEST(Cli, HelpTeaches) {
     EXPECT_THAT(help.out, HasSubstr(part));
   }
   for (const char* command : {"launch", "logs", "summary"}) EXPECT_EQ(dtrain(run, {command, "--help"}).code, 0);
-  EXPECT_THAT(dtrain(run, {"launch", "--help"}).out, HasSubstr("130 interrupted"));
+  EXPECT_THAT(dtrain(run, {"launch", "--help"}).out, HasSubstr("\n  130  Interrupted by Ctrl-C"));
 }
 
 TEST(Cli, WrongUseIsExitCode2) {

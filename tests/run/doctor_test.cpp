@@ -50,6 +50,22 @@ TEST(Checks, ClocksAreJudgedByWhatIsCertain) {
   EXPECT_THAT(judge_clock({ms(-3000), ms(1)}).text, StartsWith("3.00 s behind this host's"));
 }
 
+TEST(Checks, VariablesThatAreReadAndThoseThatAreNot) {
+  EXPECT_EQ(check_variables({{"PATH", "/bin"}, {"HOME", "/"}})[0].text, "none that dtrain reads is set");
+  const std::vector<Finding> findings = check_variables({{"DTRAIN_CALIBRATE", "false"},
+                                                         {"DTRAIN_COMMAND", "/bin/dtrain"},
+                                                         {"DTRAIN_UNHEARD_OF", ""},
+                                                         {"OMP_NUM_THREADS", "2"},
+                                                         {"DTRAIN_CLUSTER", "c.yaml"}});
+  ASSERT_EQ(findings.size(), 3u) << "dtrain itself sets DTRAIN_COMMAND";
+  EXPECT_EQ(findings[0].level, Level::kOk);
+  EXPECT_EQ(findings[0].text, "DTRAIN_CLUSTER=c.yaml, OMP_NUM_THREADS=2");
+  EXPECT_EQ(findings[1].level, Level::kWarning);
+  EXPECT_THAT(findings[1].text, StartsWith("DTRAIN_CALIBRATE is set, and no program"));
+  EXPECT_EQ(findings[1].remedy, "did you mean DTRAIN_CALIBRATION?");
+  EXPECT_THAT(findings[2].remedy, StartsWith("unset it"));
+}
+
 TEST(Checks, AFolderThatIsNotThereYet) {
   const TemporaryFolder folder;
   EXPECT_EQ(existing_part(folder.path() / "runs/deep"), folder.path());
@@ -120,7 +136,7 @@ TEST(Doctor, ThisMachine) {
   const TestRun run;
   const Report report = doctor_of(run);
   for (const char* check : {"libtorch", "MPI", "shared memory", "/dev/shm", "open files", "locked memory", "interfaces",
-                            "disk space", "disk speed", "ledger", "cluster"}) {
+                            "disk space", "disk speed", "ledger", "variables", "cluster"}) {
     EXPECT_NE(finding(report.json, check).at("text"), "") << check;
   }
   EXPECT_EQ(report.code, report.json.at("worst") == "problem" ? 1 : 0);
