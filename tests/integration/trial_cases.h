@@ -19,7 +19,8 @@
 namespace dtrain::test {
 
 template <typename T>
-int run_trial_or_cases(int argc, char** argv, const std::function<Json()>& finish = [] { return Json::object(); }) {
+int run_trial_or_cases(
+    int argc, char** argv, const std::function<Json()>& finish = [] { return Json::object(); }) {
   if (argc != 4 || std::string(argv[1]) != "--cases") return run_trial<T>(argc, argv);
   std::ofstream results(argv[3]);
   std::ifstream input(argv[2]);
