@@ -10,7 +10,7 @@ help:
 	@echo "make demo      install what is missing, build, train Fashion-MNIST on 2 ranks"
 	@echo "make test      the same set-up with the Python peers; build everything, run all tests"
 	@echo "make test-cluster  launching over two hosts (namespaces) and by Slurm, as root"
-	@echo "make mutants   plant mistakes into a copy of the code for GPUs: which test finds each?"
+	@echo "make mutants   plant mistakes into a copy of the code: which test finds each? (MUTANTS=layers|gpu)"
 	@echo "make bench     run the benchmarks and print their JSON"
 	@echo "make bench-faults  plant faults into real runs: does 'dtrain analyze' name cause, rank and cost?"
 	@echo "make soak      random cases: faults while checkpoints are written, power cuts (SOAK_CASES=1000 SOAK_SEED=1)"
@@ -46,10 +46,11 @@ find_pythons = pythons=$$(/usr/bin/python3 -B python/interpreters.py $(PYTHONS))
 
 # The benchmarks take minutes to compile, and no test needs them: BENCH=1 builds them, too.
 BENCH ?=
-build: setup-test
+build:
+	@scripts/setup.sh test-build
 	@mkdir -p build
 	@$(if $(PYTHONS),$(find_pythons),pythons=); $(call configure,$(PRESET),-DDTRAIN_TESTS=ON -DDTRAIN_BENCH=$(if $(BENCH),ON,OFF) "-DDTRAIN_PYTHONS=$$pythons")
-	@scripts/quiet_build.sh $(PRESET) $(JOBS)
+	@scripts/beside.sh "the wheels that tests need" build/wheels.log scripts/setup.sh test-wheels -- scripts/quiet_build.sh $(PRESET) $(JOBS)
 
 test: build
 	@scripts/run_tests.sh build/$(PRESET) $(JOBS)

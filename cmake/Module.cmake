@@ -78,7 +78,7 @@ function(dtrain_test name)
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 60)
   endif()
-  add_executable(${name} ${arg_SOURCES})
+  add_executable(${name} ${arg_SOURCES} $<TARGET_OBJECTS:assertion_count>)
   target_link_libraries(${name} PRIVATE ${arg_USES} base GTest::gtest_main GTest::gmock)
   # -O0: tests wait for the compiler longer than for themselves.
   if(train IN_LIST arg_USES OR libtorch::cpu IN_LIST arg_USES)

@@ -3,6 +3,7 @@
 #
 #   scripts/setup.sh build   compilers, libraries, libtorch, CUDA's headers, the Fashion-MNIST data (what `make demo` needs)
 #   scripts/setup.sh test    also the Python peers (DDP, torchrun, safetensors), Open MPI, Slurm, sshd and Chromium (what `make test` needs)
+#   scripts/setup.sh test-build   of these what compiling the tests needs;  scripts/setup.sh test-wheels   the rest, as user
 #   scripts/setup.sh deb     build's, and what makes the Debian package (`make deb`)
 #   scripts/setup.sh wheel   build's, and what makes the wheel for Python (`make wheel`)
 #   scripts/setup.sh bench   test's, and what benchmarks compare with: Intel MPI (x86-64), WebDataset, SPDL
@@ -52,12 +53,13 @@ level=${1:-build}
 packages=("${build_packages[@]}")
 case "$level" in
   build) ;;
-  test) packages+=("${test_packages[@]}") ;;
+  test | test-build) packages+=("${test_packages[@]}") ;;
+  test-wheels) packages=() ;;
   bench) packages+=("${test_packages[@]}" "${bench_packages[@]}") ;;
   deb) packages+=(dpkg-dev file libopenmpi-dev) ;;
   wheel) packages+=(patchelf libopenmpi-dev) ;;
   lint) packages+=("${test_packages[@]}" "${lint_packages[@]}") ;;
-  *) echo "setup: unknown level '$level'; use build, test, bench, deb, wheel or lint" >&2; exit 2 ;;
+  *) echo "setup: unknown level '$level'; use build, test, test-build, test-wheels, bench, deb, wheel or lint" >&2; exit 2 ;;
 esac
 
 say() { echo "setup: $*"; }
@@ -214,10 +216,12 @@ install_loaders() {
 }
 
 mkdir -p .deps
-install_packages
-install_libtorch
-install_headers
+if [ "$level" != test-wheels ]; then
+  install_packages
+  install_libtorch
+  install_headers
+fi
 case "$level" in
-  test | lint) install_peers; install_readers; install_models; install_lightning ;;
+  test | test-wheels | lint) install_peers; install_readers; install_models; install_lightning ;;
   bench) install_peers; install_readers; install_models; install_lightning; install_intel_mpi; install_loaders ;;
 esac

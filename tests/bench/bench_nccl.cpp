@@ -1,8 +1,10 @@
 // NCCL through our communicator: are the results right, how long does an all_reduce take by size. Plain text, meant to
 // be read (scripts/gpu_check.sh runs it).
 //
-//   bench_nccl [--ranks N] [--gpus G] [--seconds S]   N processes (1), rank r on GPU r mod G (as many as there are
-//   ranks) bench_nccl … --rank R --port P                    one of them
+//   bench_nccl [--ranks N] [--gpus G] [--seconds S] [--megabytes M]
+//                                          N processes (1), rank r on GPU r mod G (as many as there are ranks); the
+//                                          times of sizes up to M MiB (256)
+//   bench_nccl … --rank R --port P         one of them
 //
 // More ranks than GPUs: each rank gets a NCCL_HOSTID of its own, for NCCL refuses two ranks of one host on one GPU.
 // Exit codes: 0 right, 1 wrong or failed, 3 there is no NCCL or no GPU (it says which).
@@ -33,24 +35,25 @@ struct Arguments {
   int ranks = 1;
   int gpus = 0;
   int seconds = 120;
+  int megabytes = 256;
   int rank = -1;
   int port = 0;
 };
 
 Arguments parse(int argc, char** argv) {
   Arguments arguments;
-  const std::map<std::string, int*> known{{"--ranks", &arguments.ranks},
-                                          {"--gpus", &arguments.gpus},
-                                          {"--seconds", &arguments.seconds},
-                                          {"--rank", &arguments.rank},
-                                          {"--port", &arguments.port}};
+  const std::map<std::string, int*> known{{"--ranks", &arguments.ranks},     {"--gpus", &arguments.gpus},
+                                          {"--seconds", &arguments.seconds}, {"--megabytes", &arguments.megabytes},
+                                          {"--rank", &arguments.rank},       {"--port", &arguments.port}};
   for (int i = 1; i < argc; i += 2) {
     const auto found = known.find(argv[i]);
     if (found == known.end() || i + 1 == argc) throw ConfigError(std::string("what is '") + argv[i] + "'?");
     *found->second = std::stoi(argv[i + 1]);
   }
   if (arguments.gpus == 0) arguments.gpus = arguments.ranks;
-  if (arguments.ranks < 1 || arguments.gpus < 1) throw ConfigError("--ranks and --gpus begin at 1");
+  if (arguments.ranks < 1 || arguments.gpus < 1 || arguments.megabytes < 1) {
+    throw ConfigError("--ranks, --gpus and --megabytes begin at 1");
+  }
   return arguments;
 }
 
@@ -168,16 +171,15 @@ void check_buffers(comm::Communicator& comm, Checks& checks) {
   checks.expect("Buffers in one group", all_are(n * n));
 }
 
-void measure(comm::Communicator& comm, bool talks) {
+void measure(comm::Communicator& comm, std::size_t most, bool talks) {
   const SystemClock clock;
-  constexpr std::size_t kMost = 256u << 20;
-  const auto buffer = comm.allocate(kMost);
+  const auto buffer = comm.allocate(most);
   const double n = comm.world_size();
   if (talks) {
     std::printf("all_reduce of float32 in registered GPU memory (algbw: bytes over time; busbw: times 2(n-1)/n)\n");
     std::printf("%12s %14s %14s %12s %12s\n", "bytes", "one by one us", "in a row us", "algbw GB/s", "busbw GB/s");
   }
-  for (std::size_t bytes = 1024; bytes <= kMost; bytes *= 4) {
+  for (std::size_t bytes = 1024; bytes <= most; bytes *= 4) {
     const std::size_t count = bytes / sizeof(float);
     const int repeats = bytes <= (4u << 20) ? 100 : 20;
     const auto once = [&] { return comm.all_reduce(buffer->bytes().data(), count, DataType::kFloat32); };
@@ -224,7 +226,7 @@ int run_rank(const Arguments& arguments) {
     check_movement(*comm, checks);
     check_buffers(*comm, checks);
     right = checks.report();
-    measure(*comm, talks);
+    measure(*comm, static_cast<std::size_t>(arguments.megabytes) << 20, talks);
   } catch (const Error& error) {
     std::fprintf(stderr, "rank %d: %s\n", arguments.rank, describe(error).c_str());
     control->fail({arguments.rank, -1, error.what()});
@@ -249,6 +251,8 @@ int run_all(const Arguments& arguments) {
                        std::to_string(arguments.gpus),
                        "--seconds",
                        std::to_string(arguments.seconds),
+                       "--megabytes",
+                       std::to_string(arguments.megabytes),
                        "--rank",
                        std::to_string(rank)};
     if (arguments.ranks > arguments.gpus) {

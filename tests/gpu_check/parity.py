@@ -9,7 +9,6 @@ rounded to TF32.
 Exit codes: 0 all near, 1 not.
 """
 import argparse
-import copy
 import os
 import sys
 
@@ -105,17 +104,19 @@ def train_ours(dtrain, case, ranks, folder, slot_type=None, **optimizations):
     folder.mkdir(parents=True)
     features, target = make_data(case, ranks)
     file = case.get("file", "model.pt")
-    if file.endswith(".pt2"):
-        save_exported(initial_model(case), features[:2], folder / file)
-    else:
-        save_script(copy.deepcopy(initial_model(case)), folder / file)
+    model = folder.parents[1] / f"{case['model']}-{case['dtype']}-{file}"  # of all cases that begin with these weights
+    if not model.exists():
+        if file.endswith(".pt2"):
+            save_exported(initial_model(case), features[:2], model)
+        else:
+            save_script(initial_model(case), model)
     if case["model"] == "gpt":
         write_tokens(torch.cat([features.flatten(), target.flatten()[-1:]]), folder / "tokens")
         data = {"format": "tokens", "token_type": "int32", "sequence_length": LENGTH, "training": {"file": "tokens"}}
     else:
         write_safetensors({"features": features, "target": target}, folder / "data.safetensors")
         data = {"format": "safetensors", "training": {"file": "data.safetensors"}}
-    experiment = {"name": "gpu-parity", "model": file, "loss": "cross_entropy", "optimizer": case["optimizer"],
+    experiment = {"name": "gpu-parity", "model": str(model), "loss": "cross_entropy", "optimizer": case["optimizer"],
                   "data": data, "hyperparameters": {"global_batch_size": ranks * SAMPLES},
                   "optimizations": {"sharded_optimizer": case["sharded"], **optimizations},
                   "reproducibility": {"experiment_seed": SEED},
@@ -156,10 +157,14 @@ def main():
     parser.add_argument("--quick", action="store_true", help="float64 alone")
     arguments = parser.parse_args()
     dtrain, cases, failures = Dtrain(arguments), make_cases(arguments.quick), 0
+    torch.set_num_threads(1)  # what is forked has no other threads
     for ranks in sorted({1, arguments.gpus}):
         folder = arguments.scratch / f"{ranks}-ranks"
         folder.mkdir(parents=True)
-        torch.multiprocessing.spawn(ddp_rank, args=(free_port(), ranks, cases, arguments.peer, folder), nprocs=ranks)
+        torch.multiprocessing.start_processes(ddp_rank, args=(free_port(), ranks, cases, arguments.peer, folder), nprocs=ranks,
+                                              start_method="fork" if arguments.peer == "cpu" else "spawn")
+    for ranks in sorted({1, arguments.gpus}):
+        folder = arguments.scratch / f"{ranks}-ranks"
         on_cpu = arguments.slot_type != "cpu" and ranks <= len(os.sched_getaffinity(0))
         print(f"{ranks} {'rank' if ranks == 1 else 'ranks'} on {arguments.slot_type}, {STEPS} steps; against DDP on "
               f"{arguments.peer}{' and ranks on the CPU' if on_cpu else ''}")

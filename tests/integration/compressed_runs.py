@@ -11,7 +11,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 import parity_model
 from ddp_peer import WORLD, run_ddp
-from harness import Build, Workplace, launch, write_experiment
+from harness import Build, Workplace, run, write_experiment
+from many_runs import run_many
 
 BUILD = None  # set by main()
 SGD = {"kind": "sgd", "lr": 0.05, "momentum": 0.9}
@@ -75,11 +76,12 @@ class CompressedRuns(unittest.TestCase):
         self.work = Workplace("compressed")
         self.addCleanup(self.work.remove)
 
-    def train(self, compression, steps=20, k=1, dtype="float32", counts=None, optimizer=SGD, fusion=64, world=WORLD,
-              loss_factor=1, batches=None, **optimizations):
+    def prepare(self, compression, steps=20, k=1, dtype="float32", counts=None, optimizer=SGD, fusion=64, world=WORLD,
+                loss_factor=1, batches=None, **optimizations):
+        """The experiment file of a run, and what PyTorch needs for the same."""
         folder = self.work.new_run()
         folder.mkdir()
-        case = {"weights": parity_model.initial_weights(dtype), "dtype": dtype, "optimizer": optimizer,
+        case = {"weights": parity_model.initial_weights(dtype), "dtype": dtype, "optimizer": optimizer, "k": k,
                 "batches": parity_model.make_batches(dtype, batches or steps * k, world, 8, counts=counts)}
         parity_model.save(case["weights"], folder / "initial.safetensors")
         parity_model.save(case["batches"], folder / "batches.safetensors")
@@ -91,18 +93,32 @@ class CompressedRuns(unittest.TestCase):
             optimizations={"gradient_compression": compression, "aggregation_frequency": k,
                            "tensor_fusion_threshold": fusion, "matmul": "default", **optimizations},
             searcher={"metric": "loss", "max_length": {"epochs": 1}}, initial_weights="initial.safetensors")
-        result = launch(BUILD, file, folder / "run").expect(0)
-        every = [parity_model.load(folder / f"rank-{rank}.safetensors") for rank in range(world)]
+        return file, case
+
+    def run_all(self, wanted):
+        """(result, case) of each."""
+        prepared = [self.prepare(**options) for options in wanted]
+        results = run_many(BUILD, "parity_trial", self.work.path, [file for file, _ in prepared])
+        return [(result, case) for result, (_, case) in zip(results, prepared)]
+
+    def weights_of(self, result):
+        """The same on all ranks."""
+        dumps = sorted(result.expect(0).run_dir.parent.glob("rank-*.safetensors"))
+        self.assertEqual(len(dumps), result.json("plan.json")["world_size"])
+        every = [parity_model.load(dump) for dump in dumps]
         for other in every[1:]:
             for name, tensor in every[0].items():
                 self.assertTrue(torch.equal(tensor, other[name]), f"{name} differs between the ranks")
-        return every[0], result, case
+        return every[0]
 
     def test_each_kind(self):
-        exact, _, _ = self.train(False)
-        for kind, (setting, limit, part) in KINDS.items():
+        wanted = [{"compression": setting} for setting in (False, *(setting for setting, *_ in KINDS.values()))]
+        (plain, _), *runs = self.run_all(wanted)
+        exact = self.weights_of(plain)
+        repeated = self.run_all(wanted[1:])
+        for (kind, (_, limit, part)), (result, case), (other, _) in zip(KINDS.items(), runs, repeated):
             with self.subTest(kind=kind):
-                ours, result, case = self.train(setting)
+                ours = self.weights_of(result)
                 difference, worst = parity_model.worst_difference(ours, exact)
                 self.assertLess(difference, limit, worst)
                 self.assertGreater(difference, 0)
@@ -116,25 +132,31 @@ class CompressedRuns(unittest.TestCase):
                 self.assertEqual(account["loses"], account["gained_s"] < 0)
                 self.assertEqual(account["loses"], "switch it off" in account["text"])
                 self.assertIn(account["text"], result.output)  # the log
-                summary = " ".join(result.output.split("\nCommunication\n")[-1].split())
-                self.assertIn(account["text"], summary)
-                again, _, _ = self.train(setting, fusion=64)
+                summary = run([BUILD.program("dtrain"), "summary", str(result.run_dir)], result.run_dir).expect(0).output
+                self.assertIn(account["text"], " ".join(summary.split("\nCommunication\n")[-1].split()))
+                again = self.weights_of(other)
                 for name, tensor in ours.items():
                     self.assertTrue(torch.equal(tensor, again[name]), f"another run gives another {name}")
 
     def test_every_plan_gives_the_same_bits(self):
         """All gradients in one bucket, each by itself from the first step on, and each by itself once gaps are measured.
         Three ranks, and windows of batches: what sums are multiplied by is no power of two."""
-        for kind, setting in {"none": False, **{kind: setting for kind, (setting, *_) in KINDS.items()}}.items():
-            for world, k in ((3, 1), (2, 3)) if kind in ("none", "powersgd") else ((3, 1),):
-                with self.subTest(kind=kind, world=world, k=k):
-                    one, _, case = self.train(setting, world=world, k=k, tensor_fusion_cycle_time=0)
-                    self.assertFalse(torch.equal(one["fc1.weight"], case["weights"]["fc1.weight"]))
-                    for plan in ({"fusion": 0, "tensor_fusion_cycle_time": 0}, {"tensor_fusion_cycle_time": 1e-6}):
-                        many, result, _ = self.train(setting, world=world, k=k, **plan)
-                        self.assertGreater(len(result.json("plan.json")["fusion"]["buckets"]), 1)
-                        for name, tensor in one.items():
-                            self.assertTrue(torch.equal(tensor, many[name]), f"{name} has other bits with {plan}")
+        plans = ({"tensor_fusion_cycle_time": 0}, {"fusion": 0, "tensor_fusion_cycle_time": 0}, {"tensor_fusion_cycle_time": 1e-6})
+        settings = {"none": False, **{kind: setting for kind, (setting, *_) in KINDS.items()}}
+        cases = [(kind, world, k) for kind in settings
+                 for world, k in (((3, 1), (2, 3)) if kind in ("none", "powersgd") else ((3, 1),))]
+        runs = iter(self.run_all([{"compression": settings[kind], "world": world, "k": k, **plan}
+                                  for kind, world, k in cases for plan in plans]))
+        for kind, world, k in cases:
+            (first, case), *others = (next(runs) for _ in plans)
+            with self.subTest(kind=kind, world=world, k=k):
+                one = self.weights_of(first)
+                self.assertFalse(torch.equal(one["fc1.weight"], case["weights"]["fc1.weight"]))
+                for plan, (result, _) in zip(plans[1:], others):
+                    many = self.weights_of(result)
+                    self.assertGreater(len(result.json("plan.json")["fusion"]["buckets"]), 1)
+                    for name, tensor in one.items():
+                        self.assertTrue(torch.equal(tensor, many[name]), f"{name} has other bits with {plan}")
 
     def test_gradients_too_small_for_float16_train(self):
         """One gradient in a hundred is larger than 4e-8, of which half (two ranks) is zero in float16. Over a hundred steps
@@ -146,8 +168,8 @@ class CompressedRuns(unittest.TestCase):
         sizes = torch.cat([p.grad.abs().flatten() for p in model.parameters() if p.grad is not None])
         factor = 4e-8 / torch.quantile(sizes[sizes > 0], 0.99).item()
         options = {"steps": 100, "loss_factor": factor, "optimizer": {"kind": "sgd", "lr": 0.02 / factor}}
-        exact, _, _ = self.train(False, **options)
-        ours, result, _ = self.train("fp16", **options)
+        (plain, _), (result, _) = self.run_all([{"compression": kind, **options} for kind in (False, "fp16")])
+        exact, ours = self.weights_of(plain), self.weights_of(result)
         way = torch.cat([(exact[name] - weights[name]).flatten() for name in exact])
         missed = torch.cat([(exact[name] - ours[name]).flatten() for name in exact])
         share = (missed.norm() / way.norm()).item()
@@ -156,12 +178,13 @@ class CompressedRuns(unittest.TestCase):
         account = result.json("plan.json")["compression"]
         self.assertGreater(account["underflowed_values"], 1e5)
         self.assertIn("values were too small for fp16 and waited until they added up", account["text"])
-        self.assertEqual(result.output.split("\nCommunication\n")[0].count("too small for fp16"), 1)
+        self.assertEqual(result.output.count("too small for fp16"), 1)
 
     def test_compared_steps_have_the_buckets_of_all_others(self):
         """No two gradients are ready within a nanosecond: once that is known, after eight steps, each travels alone. What
         compression gains is not to be judged by steps in which all of them waited for the last."""
-        _, result, _ = self.train("int8", tensor_fusion_cycle_time=1e-6)
+        (result, _), = self.run_all([{"compression": "int8", "tensor_fusion_cycle_time": 1e-6}])
+        result.expect(0)
         self.assertEqual(result.json("plan.json")["fusion"]["by"], "threshold and gaps")
         buckets = len(result.json("plan.json")["fusion"]["buckets"])
         self.assertGreater(buckets, 1)
@@ -171,28 +194,30 @@ class CompressedRuns(unittest.TestCase):
         self.assertEqual(len(plain), 3 * buckets)
 
     def test_windows_ragged_data_and_float64(self):
-        for setting in ("fp16", "int8"):
-            exact, _, _ = self.train(False, k=3, counts=[60, 41])
-            ours, _, _ = self.train(setting, k=3, counts=[60, 41])
-            self.assertLess(parity_model.worst_difference(ours, exact)[0], 0.1)
-        exact, _, _ = self.train(False, dtype="float64")
-        ours, result, _ = self.train("int8", dtype="float64")
-        self.assertEqual(parity_model.worst_difference(ours, exact)[0], 0)
-        self.assertIn("float64", result.output)
+        ragged, wide = {"k": 3, "counts": [60, 41]}, {"dtype": "float64"}
+        runs = self.run_all([{"compression": False, **ragged}, {"compression": "fp16", **ragged}, {"compression": "int8", **ragged},
+                             {"compression": False, **wide}, {"compression": "int8", **wide}])
+        exact, *others, exact_wide, ours_wide = (self.weights_of(result) for result, _ in runs)
+        for kind, ours in zip(("fp16", "int8"), others):
+            self.assertLess(parity_model.worst_difference(ours, exact)[0], 0.1, kind)
+        self.assertEqual(parity_model.worst_difference(ours_wide, exact_wide)[0], 0)
+        self.assertIn("float64", runs[-1][0].output)
 
     def test_what_was_held_back_counts_once_where_data_ends(self):
         """Ranks whose data ends, and a window with fewer batches at the end: in ten steps, before those that go
         uncompressed."""
-        for k, counts in ((1, [9, 4, 6]), (1, [8, 2]), (4, [27, 20])):
+        cases = ((1, [9, 4, 6]), (1, [8, 2]), (4, [27, 20]))
+        runs = self.run_all([{"compression": {"kind": "topk", "ratio": 0.05}, "batches": max(counts), "k": k, "counts": counts,
+                              "world": len(counts), "optimizer": {"kind": "sgd", "lr": 0.1}} for k, counts in cases])
+        for (k, counts), (result, case) in zip(cases, runs):
             with self.subTest(k=k, counts=counts):
-                ours, _, case = self.train({"kind": "topk", "ratio": 0.05}, batches=max(counts), k=k,
-                                           counts=counts, world=len(counts), optimizer={"kind": "sgd", "lr": 0.1})
-                difference, worst = parity_model.worst_difference(ours, reference_top_k({**case, "k": k}, 0.05))
+                difference, worst = parity_model.worst_difference(self.weights_of(result), reference_top_k(case, 0.05))
                 self.assertLess(difference, 1e-4, worst)
 
     def test_fp16_agrees_with_ddps_hook_over_100_steps(self):
         """But for the three steps that go uncompressed to compare with, roundings apart."""
-        ours, _, case = self.train("fp16", steps=100, optimizer={"kind": "sgd", "lr": 0.02})
+        (result, case), = self.run_all([{"compression": "fp16", "steps": 100, "optimizer": {"kind": "sgd", "lr": 0.02}}])
+        ours = self.weights_of(result)
         path = self.work.path / "ddp.safetensors"
         run_ddp(train_ddp, case, path)
         theirs = parity_model.load(path)

@@ -11,7 +11,8 @@ import torch
 
 import parity_model
 from ddp_peer import WORLD, run_ddp
-from harness import Build, Workplace, launch, write_experiment
+from harness import Build, Workplace, write_experiment
+from many_runs import run_many
 
 STEPS = 20
 SAMPLES = 8  # of a rank's batch
@@ -88,13 +89,17 @@ def experiment(case, build, path, batches, slots):
         searcher={"metric": "loss", "max_length": {"epochs": 1}}, initial_weights="initial.safetensors")
 
 
-def train_ours(case, build, folder, ranks):
+def prepare(case, build, folder, ranks):
+    """The experiment file of a run."""
     folder.mkdir()
     parity_model.save(case["weights"], folder / "initial.safetensors")
     batches = case["batches"] if ranks == WORLD else parity_model.whole_batches(case["batches"])
     parity_model.save(batches, folder / "batches.safetensors")
-    file = experiment(case, build, folder / "experiment.yaml", "batches.safetensors", ranks)
-    result = launch(build, file, folder / "run").expect(0)
+    return experiment(case, build, folder / "experiment.yaml", "batches.safetensors", ranks)
+
+
+def weights_of(result):
+    result.expect(0)
     steps = result.metrics("training")[-1]["optimizer_steps"]
     if steps != STEPS:
         raise AssertionError(f"{steps} optimizer steps, not {STEPS}")
@@ -116,18 +121,21 @@ def main():
     workplace = Workplace("parity")
     cases = make_cases()
     run_ddp(ddp_rank, cases, workplace.path)
+    files = {(index, ranks): prepare(case, build, workplace.path / f"{index}-{ranks}", ranks)
+             for index, case in enumerate(cases) for ranks in (WORLD, 1)
+             if ranks == WORLD or not case.get("batch_norm")}  # whose statistics are those of a rank's batch
+    results = dict(zip(files, run_many(build, "parity_trial", workplace.path, files.values())))
 
     failures = 0
     print(f"relative L2 difference of the worst parameter after {STEPS} steps (files: {workplace.path})")
     print(f"{'case':52} {'DDP':>10} {'limit':>8} {'1 rank':>10} {'limit':>8}  worst")
     for index, case in enumerate(cases):
-        two = train_ours(case, build, workplace.path / f"{index}-two", WORLD)
+        two = weights_of(results[index, WORLD])
         check_never_used(case, two)
         ddp, worst = parity_model.worst_difference(two, parity_model.load(workplace.path / f"ddp-{index}"))
         whole = math.nan
-        if not case.get("batch_norm"):  # whose statistics are those of a rank's batch
-            one = train_ours(case, build, workplace.path / f"{index}-one", 1)
-            whole, _ = parity_model.worst_difference(two, one)
+        if (index, 1) in results:
+            whole, _ = parity_model.worst_difference(two, weights_of(results[index, 1]))
         limit, one_limit = AGAINST_DDP[case["dtype"]], AGAINST_ONE_RANK[case["dtype"]]
         good = ddp <= limit and not whole > one_limit
         failures += not good

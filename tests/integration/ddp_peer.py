@@ -11,11 +11,12 @@ WORLD = 2
 
 
 def run_ddp(function, *args):
-    """Calls function(rank, *args) on WORLD ranks. It must be a module's own function; what it finds it writes to files."""
+    """Calls function(rank, *args) on WORLD ranks; what it finds it writes to files. They are forked, so that they need not
+    import PyTorch: this process must not have computed a gradient yet, after which PyTorch refuses to do so in a child."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    torch.multiprocessing.spawn(_rank, args=(port, function, args), nprocs=WORLD)
+    torch.multiprocessing.start_processes(_rank, args=(port, function, args), nprocs=WORLD, start_method="fork")
 
 
 def _rank(rank, port, function, args):

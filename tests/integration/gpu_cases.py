@@ -1,10 +1,7 @@
 """Runs of gpu_trial on fake GPUs and on CPUs, several in one process for each rank, and what they leave behind."""
-import json
-import os
-import socket
-import subprocess
-
-from harness import DEADLINE, Result, environment, write_experiment
+import many_runs
+from harness import write_experiment
+from many_runs import free_ports
 
 FAKE_GPUS = 4
 
@@ -15,25 +12,12 @@ def gpu_environment(build, **extra):
     return {"LD_LIBRARY_PATH": str(libraries), "DTRAIN_FAKE_GPUS": str(FAKE_GPUS), **extra}
 
 
-def free_ports(count):
-    """Nothing listens there; they tell jobs apart."""
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
-
-
 class Run:
     """One case on one kind of device: its folder, and what each rank said of it."""
 
     def __init__(self, folder, lines):
         self.folder = folder
-        logs = sorted((folder / "run" / "logs").glob("rank-*.log"))
-        self.result = Result(max(line["exit_code"] for line in lines), "".join(log.read_text() for log in logs),
-                             folder / "run")
+        self.result = many_runs.result_of(folder / "run", lines)
         self.reports = [report for line in lines for report in line["reports"]]
         self.counts = [line["counts"] for line in lines]
 
@@ -71,26 +55,5 @@ def run_cases(build, folder, ranks, cases, slot_types=("cuda", "cpu")):
 
 
 def run_plans(build, folder, name, plans):
-    """Of each rank its runs, one after the other in one process (gpu_trial --cases); gives what they left, rank by rank."""
-    ranks = len(plans)
-    processes = []
-    for rank, plan in enumerate(plans):
-        (folder / f"{name}-cases-{rank}.json").write_text(json.dumps(plan))
-        own = environment(**gpu_environment(build), RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks),
-                          LOCAL_WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1")
-        command = [build.program("gpu_trial"), "--cases", str(folder / f"{name}-cases-{rank}.json"),
-                   str(folder / f"{name}-results-{rank}.json")]
-        output = open(folder / f"{name}-output-{rank}", "w")
-        processes.append(subprocess.Popen(command, env=own, stdin=subprocess.DEVNULL, stdout=output, stderr=output))
-        output.close()
-    try:
-        codes = [process.wait(4 * DEADLINE) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    output = "".join((folder / f"{name}-output-{rank}").read_text() for rank in range(ranks))
-    if any(codes):
-        raise AssertionError(f"{ranks} ranks ended with {codes}:\n{output}")
-    return [[json.loads(line) for line in (folder / f"{name}-results-{rank}.json").read_text().splitlines()]
-            for rank in range(ranks)]
+    """Of each rank its runs of gpu_trial."""
+    return many_runs.run_plans(build, "gpu_trial", folder, name, plans, **gpu_environment(build))

@@ -21,8 +21,8 @@ SGD = {"kind": "sgd", "lr": 8 * RATE, "momentum": 0.9}
 ADAM = {"kind": "adam", "lr": RATE, "weight_decay": 1e-3}
 ADAMW = {"kind": "adamw", "lr": RATE}
 LAMB = {"kind": "lamb", "lr": RATE, "weight_decay": 1e-2}
-EPOCH, EPOCHS = 60, 2  # batches of each rank; the last one of an epoch is smaller
-COUNTED = {"count_from": 70, "count_to": 110}
+EPOCH, EPOCHS = 40, 2  # batches of each rank; the last one of an epoch is smaller
+COUNTED = {"count_from": 50, "count_to": 75}
 LAUNCHES = COUNTED["count_to"] - COUNTED["count_from"]
 BATCHES = 90  # of a scripted model
 
@@ -36,7 +36,7 @@ def case(model, optimizer, graphs, batches=None, host="nothing", precision=None,
         optimizations["mixed_precision"] = precision
     return {"model": model, "optimizer": optimizer, "batches": batches or [EPOCH] * 4, "optimizations": optimizations,
             "length": {"epochs": EPOCHS}, "hyperparameters": {"host": host, **COUNTED, **hyperparameters},
-            "sections": {"scheduling_unit": 20, "min_validation_period": {"batches": 65}, "communication": {"timeout": 60}}}
+            "sections": {"scheduling_unit": 20, "min_validation_period": {"batches": 45}, "communication": {"timeout": 60}}}
 
 
 def title(model, optimizer, options):
@@ -53,7 +53,7 @@ CASES = {
         ("cnn", SGD, {"sharded_optimizer": True, "precision": "pure_bf16"}),
         ("cnn", ADAM, {"sharded_optimizer": True, "precision": "fp16", "clip": 0.3}),
         ("mlp", SGD, {"sharded_optimizer": False, "precision": "fp16"}),
-        ("mlp", ADAM, {"sharded_optimizer": "auto", "batches": [60, 47, 60, 60]}),
+        ("mlp", ADAM, {"sharded_optimizer": "auto", "batches": [EPOCH, 31, EPOCH, EPOCH]}),
         ("cnn", LAMB, {"sharded_optimizer": False}),
         ("gpt", LAMB, {"sharded_optimizer": True, "clip": 0.3})],
     3: [("cnn", ADAM, {"sharded_optimizer": True}),

@@ -26,7 +26,7 @@ AUTOCAST = 0.3
 NORM = 1e-6  # clipping's factor is a float32 on a GPU
 
 # Between these batches nothing but steps happens: no metrics are due, buckets and strategy do not change.
-COUNTED = {"count_from": 25, "count_to": 38}
+COUNTED = {"count_from": 25, "count_to": 35}
 BATCHES = COUNTED["count_to"] - COUNTED["count_from"]
 # A batch, on rank 0 of several. The batch is two tensors; the loss goes to the host for on_non_finite and for the
 # display of progress. Copies on the device: the loss becomes a double for each of the two, gradients get to their places.
@@ -143,7 +143,7 @@ CASES = {
 
 
 def with_length(one):
-    length = {"epochs": one["epochs"]} if one["epochs"] else {"batches": 50}
+    length = {"epochs": one["epochs"]} if one["epochs"] else {"batches": 38}
     return {**one, "length": length}
 
 

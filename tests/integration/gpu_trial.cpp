@@ -1,21 +1,14 @@
 // A trial for comparing GPUs with CPUs: gpu_trial_models.h has its models and batches.
-//
-//   gpu_trial experiment.yaml [--run-dir DIR] …      a rank, as of any trial
-//   gpu_trial --cases CASES.json RESULTS.json         a rank of several runs, one after the other in this process: the
-//                                                     start of libtorch takes longer than a short run
-//
-// CASES.json: [{"arguments": ["experiment.yaml", …], "environment": {"MASTER_PORT": "1"}}, …]. RESULTS.json gets a
-// line a run: its exit code, what the fake GPUs reported, and what they counted in the batches from
+// `gpu_trial --cases` (trial_cases.h) also says what the fake GPUs reported, and what they counted in the batches from
 // hyperparameters.count_from to hyperparameters.count_to. Runs on GPUs come before those on CPUs: libtorch looks for
 // CUDA once.
 #include <dlfcn.h>
 
 #include <csignal>
-#include <cstdlib>
 #include <fstream>
-#include <iostream>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "device/capture_state.h"
@@ -23,6 +16,7 @@
 #include "file_batches.h"
 #include "gpu_trial_models.h"
 #include "harness/fake_gpu.h"
+#include "trial_cases.h"
 #include "trial_optimizer.h"
 
 namespace {
@@ -208,36 +202,17 @@ class GpuTrial : public dtrain::Trial {
   std::int64_t batch_ = 0;
 };
 
-int run_one(std::vector<std::string> arguments, char* program) {
-  std::vector<char*> argv{program};
-  for (std::string& argument : arguments) argv.push_back(argument.data());
-  argv.push_back(nullptr);
-  return dtrain::run_trial<GpuTrial>(static_cast<int>(argv.size()) - 1, argv.data());
-}
-
-void run_cases(const std::string& file, const std::string& results_file, char* program) {
-  std::ofstream results(results_file);
-  std::ifstream input(file);
-  for (const Json& one : Json::parse(input)) {
-    for (const auto& [name, value] : one.at("environment").items()) {
-      ::setenv(name.c_str(), value.get<std::string>().c_str(), 1);
-    }
-    last_counts = Json();
-    const int code = run_one(one.at("arguments").get<std::vector<std::string>>(), program);
-    Json reports = Json::array();
-    if (void* const function = ::dlsym(RTLD_DEFAULT, dtrain::test::kFakeGpusFunction)) {
-      reports = reinterpret_cast<dtrain::test::FakeGpusFunction*>(function)()->take_reports();
-    }
-    results << Json{{"exit_code", code}, {"reports", reports}, {"counts", last_counts}}.dump() << std::endl;
+// What the fake GPUs of the run that has ended reported and counted.
+Json outcome() {
+  Json reports = Json::array();
+  if (void* const function = ::dlsym(RTLD_DEFAULT, dtrain::test::kFakeGpusFunction)) {
+    reports = reinterpret_cast<dtrain::test::FakeGpusFunction*>(function)()->take_reports();
   }
+  return {{"reports", reports}, {"counts", std::exchange(last_counts, Json())}};
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc == 4 && std::string(argv[1]) == "--cases") {
-    run_cases(argv[2], argv[3], argv[0]);
-    return 0;
-  }
-  return dtrain::run_trial<GpuTrial>(argc, argv);
+  return dtrain::test::run_trial_or_cases<GpuTrial>(argc, argv, outcome);
 }

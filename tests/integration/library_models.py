@@ -2,7 +2,7 @@
 
     library_models.py BIN_FOLDER [WORD ...]      the models whose names have one of these words; default: all
 
-Small sizes, random weights, no dropout; 20 steps on the same batches, 1 and 2 ranks (and 3). PyTorch trains the Python module, rank by
+Small sizes, random weights, no dropout; 12 steps on the same batches, 1 and 2 ranks (and 3). PyTorch trains the Python module, rank by
 rank: batch norm normalises the samples of one rank. Where targets are ignored, the loss is the mean over those of all ranks that count.
 The models of transformers are traced, because torch.jit.script() does not take them; the others are scripted.
 """
@@ -27,7 +27,7 @@ from harness import Build, Workplace, launch, write_experiment
 from sample_order import epoch_order
 from torchscript_models import experiment, save_script
 
-STEPS = 20
+STEPS = 12
 SEED = 5
 LIMIT = 1e-6
 CLASSES = 5

@@ -8,7 +8,8 @@ import unittest
 import torch
 
 import parity_model
-from harness import Build, Workplace, interrupt_training, launch, write_experiment
+from harness import Build, Workplace, interrupt_training, write_experiment
+from many_runs import run_many
 
 BUILD = None  # set by main()
 SGD = {"kind": "sgd", "lr": 0.05}
@@ -83,10 +84,11 @@ class LocalSteps(unittest.TestCase):
                 self.assertTrue(torch.equal(tensor, other[name]), f"{name} differs between rank 0 and rank {rank}")
         return every[0]
 
-    def train(self, case, name="run", **more):
-        folder = self.work.path / name
-        result = launch(BUILD, self.experiment(case, folder, **more), folder / "run").expect(0)
-        return self.weights_of(case, folder), result
+    def train(self, cases, **more):
+        """(weights, result) of each case, all with these sections of the experiment file."""
+        files = [self.experiment(case, self.work.new_run(), **more) for case in cases]
+        results = run_many(BUILD, "parity_trial", self.work.path, files)
+        return [(self.weights_of(case, result.expect(0).run_dir.parent), result) for case, result in zip(cases, results)]
 
     def case(self, steps=14, counts=None, world=2, **changes):
         case = {"inner_steps": 4, "outer_lr": 0.7, "outer_momentum": 0.9, "optimizer": SGD, "world": world, "k": 1,
@@ -97,15 +99,17 @@ class LocalSteps(unittest.TestCase):
         case.setdefault("meet", range(rounds, 10_000, rounds))
         return case
 
-    def check(self, case, limit=2e-5, name="run", **more):
-        ours, result = self.train(case, name, **more)
-        difference, worst = parity_model.worst_difference(ours, reference(case))
-        self.assertLessEqual(difference, limit, worst)
-        return result
+    def check(self, cases, limit=2e-5, **more):
+        runs = self.train(cases, **more)
+        for case, (ours, _) in zip(cases, runs):
+            with self.subTest(**{key: value for key, value in case.items() if key not in ("weights", "batches")}):
+                difference, worst = parity_model.worst_difference(ours, reference(case))
+                self.assertLessEqual(difference, limit, worst)
+        return [result for _, result in runs]
 
     def test_one_step_without_momentum_is_plain_sgd(self):
         case = self.case(inner_steps=1, outer_lr=1, outer_momentum=0)
-        ours, _ = self.train(case)
+        (ours, _), = self.train([case])
         plain = parity_model.train_rounds(case, [[(i, 0), (i, 1)] for i in range(14)])
         self.assertLessEqual(parity_model.worst_difference(ours, plain)[0], 1e-5)
         for name in ("never", "frozen", "offset"):
@@ -113,40 +117,35 @@ class LocalSteps(unittest.TestCase):
 
     def test_agrees_with_pytorch(self):
         """The last window is cut short by the end of the training (14 = 3 x 4 + 2)."""
-        for number, changes in enumerate(({}, {"optimizer": ADAMW}, {"optimizer": MOMENTUM, "inner_steps": 7},
-                                          {"outer_momentum": 0, "outer_lr": 1}, {"k": 2, "inner_steps": 3},
-                                          {"world": 3}, {"world": 3, "optimizer": ADAMW, "k": 2, "inner_steps": 3})):
-            with self.subTest(**changes):
-                result = self.check(self.case(**changes), name=f"run-{number}")
-                plan = result.json("plan.json")
-                self.assertIn("local_sgd", plan)
+        every = ({}, {"optimizer": ADAMW}, {"optimizer": MOMENTUM, "inner_steps": 7}, {"outer_momentum": 0, "outer_lr": 1},
+                 {"k": 2, "inner_steps": 3}, {"world": 3}, {"world": 3, "optimizer": ADAMW, "k": 2, "inner_steps": 3})
+        for result in self.check([self.case(**changes) for changes in every]):
+            self.assertIn("local_sgd", result.json("plan.json"))
 
     def test_ranks_whose_data_ends_early(self):
-        self.check(self.case(counts=[14, 9]), name="two")
-        self.check(self.case(counts=[3, 14, 8], world=3, optimizer=MOMENTUM), name="three")
-        self.check(self.case(counts=[14, 5], k=2, inner_steps=2), name="aggregated")
+        self.check([self.case(counts=[14, 9]), self.case(counts=[3, 14, 8], world=3, optimizer=MOMENTUM),
+                    self.case(counts=[14, 5], k=2, inner_steps=2)])
 
     def test_ranks_meet_before_they_validate(self):
         """There is no validation data, so nothing is validated; but the ranks have met where they would have."""
         case = self.case()
         case["meet"] = [4, 6, 10, 12]  # a meeting every 6 rounds for the validation, and one 4 rounds after each
-        self.check(case, min_validation_period={"batches": 6})
+        self.check([case], min_validation_period={"batches": 6})
 
     def test_ranks_meet_within_a_window_and_one_has_no_more_data(self):
         """The second rank's last batch is in the window that is open when they meet, so it steps once more after that."""
         case = self.case(counts=[14, 5], k=2, inner_steps=3, optimizer=MOMENTUM)
         case["meet"] = [5, 10]
-        self.check(case, min_validation_period={"batches": 5})
+        self.check([case], min_validation_period={"batches": 5})
 
     def test_compressed_meetings(self):
         """With three ranks, all of which have the same weights at the end (weights_of), whatever travels together."""
         exact = reference(self.case(steps=24, inner_steps=3, world=3))
-        for number, compression in enumerate(("fp16", "bf16", "int8", {"kind": "powersgd", "rank": 4, "warmup_steps": 1},
-                                              {"kind": "topk", "ratio": 0.1})):
+        compressions = ("fp16", "bf16", "int8", {"kind": "powersgd", "rank": 4, "warmup_steps": 1}, {"kind": "topk", "ratio": 0.1})
+        runs = iter(self.train([self.case(steps=24, inner_steps=3, world=3, compression=compression, fusion=fusion)
+                                for compression in compressions for fusion in (64, 0)]))
+        for compression, (ours, result), (apart, _) in zip(compressions, runs, runs):
             with self.subTest(compression=compression):
-                case = self.case(steps=24, inner_steps=3, world=3, compression=compression)
-                ours, result = self.train(case, f"run-{number}")
-                apart, _ = self.train({**case, "fusion": 0}, f"apart-{number}")
                 for name, tensor in ours.items():
                     self.assertTrue(torch.equal(tensor, apart[name]), f"{name} has other bits where each travels alone")
                 difference, worst = parity_model.worst_difference(ours, exact)

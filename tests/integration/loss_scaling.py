@@ -330,12 +330,13 @@ def main():
     parity_model.save(initial_model().state_dict(), workplace.path / "initial.safetensors")
     failures = 0
     print(f"relative L2 difference of the worst parameter, and its limit (files: {workplace.path})")
-    for ranks in map(int, sys.argv[2:] or CASES):
+    chosen = list(map(int, sys.argv[2:] or CASES))
+    if WORLD in chosen:
+        run_ddp(ddp_rank, copy.deepcopy(CASES[WORLD][0]), workplace.path)  # which is in float16
+    for ranks in chosen:
         cases = CASES[ranks]
         runs = [run for (run,) in run_cases(build, workplace.path, ranks,
                                             [with_files(one, ranks, workplace.path) for one in cases], ("cuda",))]
-        if ranks == WORLD:
-            run_ddp(ddp_rank, copy.deepcopy(cases[0]), workplace.path)  # which is in float16
         for index, (one, run) in enumerate(zip(cases, runs)):
             try:
                 outcome = check(one, run, ranks, runs[index + 1] if index + 1 < len(runs) else None)

@@ -3,7 +3,7 @@ schedules, a plateau, clipping by value, batches that count differently, the ave
 
     optimization_parity.py BIN_FOLDER [WORD ...]     those whose title has all words
 
-Same initial weights, same batches, 100 optimizer steps in float64, on 1, 2 and 3 ranks, with replicated and sharded
+Same initial weights, same batches, 48 optimizer steps in float64, on 1, 2 and 3 ranks, with replicated and sharded
 updates. Compared is each parameter's relative L2 norm. In float32 the order of sums alone makes more difference.
 """
 import os
@@ -15,14 +15,16 @@ import torch
 import torch.nn.functional as F
 
 import parity_model
-from harness import Build, Workplace, launch, run, write_experiment
+from harness import Build, Workplace, run, write_experiment
+from many_runs import run_many
 from reference_optimizers import Lamb, Lion
 
-STEPS = 100
+STEPS = 48
 SAMPLES = 12  # of all ranks
 LIMIT = 1e-10
 IGNORED = -100
-VALIDATION_PERIOD = 5  # in batches
+WAYS = [(1, False), (2, True), (3, False), (3, True)]  # ranks, sharded
+VALIDATION_PERIOD = 3  # in batches
 
 
 class Muon(torch.optim.Optimizer):
@@ -92,11 +94,11 @@ def cases():
             **plain, "shards": False, "ema": 0.9,
             "optimizer": {"kind": "muon", "lr": 2e-3, "adamw_lr": 1e-3, "adamw_match": "out.*|extra.*", "nesterov": False,
                           "match_rms_adamw": True}},
-        "adamw, linear": {**plain, "schedule": ["linear", 60, 0.25, 0.5]},
-        "adamw, polynomial": {**plain, "schedule": ["polynomial", 120, 2.0]},
+        "adamw, linear": {**plain, "schedule": ["linear", 30, 0.25, 0.5]},
+        "adamw, polynomial": {**plain, "schedule": ["polynomial", 60, 2.0]},
         "adamw, cosine": {**plain, "schedule": ["cosine", STEPS]},
         "adamw, exponential": {**plain, "schedule": ["exponential", 0.97]},
-        "adamw, multi_step": {**plain, "schedule": ["multi_step", 30, 60, 0.3]},
+        "adamw, multi_step": {**plain, "schedule": ["multi_step", 15, 30, 0.3]},
         "sgd, plateau": {**plain, "optimizer": SGD,
                          "plateau": {"factor": 0.5, "patience": 2, "min_delta": 0.05, "min_factor": 0.1}},
         "sgd, clipped by value": {**plain, "optimizer": SGD, "clip_value": 0.02},
@@ -220,13 +222,14 @@ def train_plain(case, weights, batches):
     return Trained(state_of(model), state_of(used), validation_loss(used, batches))
 
 
-def train_ours(case, build, weights, batches, folder, ranks, sharded):
+def prepare(case, build, weights, batches, folder, ranks, sharded):
+    """The experiment file of a run."""
     folder.mkdir()
     parity_model.save(weights, folder / "initial.safetensors")
     parity_model.save(for_ranks(batches, ranks), folder / "batches.safetensors")
     hyperparameters = {"global_batch_size": SAMPLES, "dtype": "float64", "optimizer": case["optimizer"]}
     hyperparameters.update({key: case[key] for key in ("groups", "schedule", "plateau", "clip_norm", "clip_value", "weighs") if key in case})
-    file = write_experiment(
+    return write_experiment(
         folder / "experiment.yaml", name="optimization", entrypoint=build.program("parity_trial"),
         hyperparameters=hyperparameters, resources={"slots_per_trial": ranks},
         optimizations={"aggregation_frequency": case["k"], "sharded_optimizer": sharded, "operators": "default",
@@ -235,12 +238,17 @@ def train_ours(case, build, weights, batches, folder, ranks, sharded):
         data={"file": "batches.safetensors", "validate": "ema" in case or "plateau" in case}, searcher={"metric": "loss", "max_length": {"epochs": 1}},
         min_validation_period={"batches": VALIDATION_PERIOD if "plateau" in case else 0},
         initial_weights="initial.safetensors", communication={"backend": case.get("backend", "auto")})
-    if case.get("backend") == "mpi":
-        root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-        result = run(["mpirun", *root, "--oversubscribe", "--bind-to", "none", "-np", str(ranks),
-                      build.program("parity_trial"), str(file), "--run-dir", str(folder / "run")], folder / "run").expect(0)
-    else:
-        result = launch(build, file, folder / "run").expect(0)
+
+
+def run_with_mpi(build, file, ranks):
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    run_dir = file.parent / "run"
+    return run(["mpirun", *root, "--oversubscribe", "--bind-to", "none", "-np", str(ranks), build.program("parity_trial"),
+                str(file), "--run-dir", str(run_dir)], run_dir)
+
+
+def trained_by(case, result):
+    result.expect(0)
     steps = result.metrics("training")[-1]["optimizer_steps"]
     if steps != STEPS:
         raise AssertionError(f"{steps} optimizer steps, not {STEPS}")
@@ -261,32 +269,39 @@ def difference_of(got, expected):
     return worst
 
 
+def ways_of(case):
+    """(ranks, sharded)"""
+    return WAYS if case.get("shards", True) else sorted({(ranks, False) for ranks, _ in WAYS})
+
+
 def main():
     torch.set_num_threads(1)
     build = Build(sys.argv[1])
     workplace = Workplace("optimization")
     weights = parity_model.initial_weights("float64")
-    ways = [(1, False), (2, True), (3, False), (3, True)]
+    chosen = {title: case for title, case in cases().items() if all(word in title for word in sys.argv[2:])}
+    if not shutil.which("mpirun"):
+        for title in [title for title, case in chosen.items() if case.get("backend") == "mpi"]:
+            print(f"{title}: left out, there is no mpirun")
+            del chosen[title]
+    files, batches = {}, {title: make_batches(case) for title, case in chosen.items()}
+    for title, case in chosen.items():
+        for ranks, sharded in ways_of(case):
+            folder = workplace.path / f"{title.replace(', ', '-')}-{ranks}-{sharded}"
+            files[title, ranks, sharded] = prepare(case, build, weights, batches[title], folder, ranks, sharded)
+    together = [key for key in files if "backend" not in chosen[key[0]]]
+    results = dict(zip(together, run_many(build, "parity_trial", workplace.path, [files[key] for key in together])))
+
     failures = 0
     print(f"relative L2 difference of the worst parameter after {STEPS} steps; limit {LIMIT} (files: {workplace.path})")
-    print(f"{'case':32} " + " ".join(f"{r} rank{'s' if r > 1 else ' '} {'sharded' if s else '':7}" for r, s in ways))
-    for title, case in cases().items():
-        if not all(word in title for word in sys.argv[2:]):
-            continue
-        if case.get("backend") == "mpi" and not shutil.which("mpirun"):
-            print(f"{title}: left out, there is no mpirun")
-            continue
-        batches = make_batches(case)
-        expected = train_plain(case, weights, batches)
+    print(f"{'case':32} " + " ".join(f"{r} rank{'s' if r > 1 else ' '} {'sharded' if s else '':7}" for r, s in WAYS))
+    for title, case in chosen.items():
+        expected = train_plain(case, weights, batches[title])
         line = f"{title:32} "
-        for ranks, sharded in ways:
-            if sharded and not case.get("shards", True):
-                if ranks == 3:
-                    continue
-                sharded = False
-            folder = workplace.path / f"{title.replace(', ', '-')}-{ranks}-{sharded}"
-            got = train_ours(case, build, weights, batches, folder, ranks, sharded)
-            difference, name = difference_of(got, expected)
+        for ranks, sharded in ways_of(case):
+            key = title, ranks, sharded
+            result = results[key] if key in results else run_with_mpi(build, files[key], ranks)
+            difference, name = difference_of(trained_by(case, result), expected)
             good = difference <= LIMIT
             failures += not good
             line += f"{difference:15.2e}" + ("" if good else f" TOO MUCH ({name})")

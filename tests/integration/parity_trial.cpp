@@ -13,6 +13,7 @@
 
 #include "file_batches.h"
 #include "model/weights.h"
+#include "trial_cases.h"
 #include "trial_optimizer.h"
 
 namespace {
@@ -195,5 +196,5 @@ class ParityTrial : public dtrain::Trial {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return dtrain::run_trial<ParityTrial>(argc, argv);
+  return dtrain::test::run_trial_or_cases<ParityTrial>(argc, argv);
 }

@@ -14,7 +14,8 @@ import torch
 import parity_model
 import precision_models
 from ddp_peer import WORLD, run_ddp
-from harness import Build, Workplace, launch, write_experiment
+from harness import Build, Workplace, write_experiment
+from many_runs import run_many
 
 STEPS = 20
 LIMIT = 1e-6
@@ -37,12 +38,13 @@ def title(case):
     return f"{case['model']} {case['precision']} {case['ranks']} rank{'s' * (case['ranks'] > 1)}{strategy}"
 
 
-def train_ours(case, build, folder):
+def prepare(case, build, folder):
+    """The experiment file of a run."""
     folder.mkdir()
     batches = precision_models.make_batches(case["model"], STEPS, case["ranks"])
     parity_model.save(batches, folder / "batches.safetensors")
     parity_model.save(precision_models.initial_model(case["model"]).state_dict(), folder / "initial.safetensors")
-    experiment = write_experiment(
+    return write_experiment(
         folder / "experiment.yaml", name="precision", entrypoint=build.program("precision_trial"),
         hyperparameters={"global_batch_size": case["ranks"] * precision_models.SAMPLES, "model": case["model"],
                          "optimizer": {"kind": "adamw", **ADAMW}},
@@ -50,7 +52,10 @@ def train_ours(case, build, folder):
         optimizations={"mixed_precision": case["precision"], "memory_format": "contiguous", "matmul": "default", "operators": "default",
                        "sharded_optimizer": case["sharded"]},
         searcher={"metric": "loss", "max_length": {"epochs": 1}}, initial_weights="initial.safetensors")
-    result = launch(build, experiment, folder / "run").expect(0)
+
+
+def weights_of(result):
+    result.expect(0)
     steps = result.metrics("training")[-1]["optimizer_steps"]
     if steps != STEPS:
         raise AssertionError(f"{steps} optimizer steps, not {STEPS}")
@@ -80,9 +85,9 @@ def ddp_rank(rank, cases, folder):
             parity_model.save(weights, folder / f"ddp-{index}")
 
 
-def check(case, index, build, folder):
+def check(case, index, results, folder):
     """What differs too much, and the line that is printed."""
-    files = [train_ours(case, build, folder / f"{index}-{turn}") for turn in ("first", "again")]
+    files = [weights_of(result) for result in results]
     weights = parity_model.load(files[0])
     difference, worst = parity_model.worst_difference(weights, reference(case))
     problems = [] if difference <= LIMIT else [f"PyTorch's {worst}"]
@@ -108,11 +113,14 @@ def main():
     workplace = Workplace("precision")
     cases = make_cases()
     run_ddp(ddp_rank, cases, workplace.path)
+    turns = [[prepare(case, build, workplace.path / f"{index}-{turn}") for index, case in enumerate(cases)]
+             for turn in ("first", "again")]
+    results = [run_many(build, "precision_trial", workplace.path, files) for files in turns]
     print(f"relative L2 difference of the worst tensor after {STEPS} steps (limit {LIMIT:.0e}; files: {workplace.path})")
     print(f"{'case':34} {'PyTorch':>10} {'DDP':>10} {'float32':>10}")
     failures = 0
-    for index, case in enumerate(cases):
-        problems, line = check(case, index, build, workplace.path)
+    for index, (case, both) in enumerate(zip(cases, zip(*results))):
+        problems, line = check(case, index, both, workplace.path)
         failures += bool(problems)
         print(line + (f"   DIFFERS FROM {', '.join(problems)}" if problems else ""), flush=True)
     if failures:

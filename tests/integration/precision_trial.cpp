@@ -6,6 +6,7 @@
 
 #include "bench/compute_models.h"
 #include "file_batches.h"
+#include "trial_cases.h"
 #include "trial_optimizer.h"
 
 namespace {
@@ -70,5 +71,5 @@ class PrecisionTrial : public dtrain::Trial {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return dtrain::run_trial<PrecisionTrial>(argc, argv);
+  return dtrain::test::run_trial_or_cases<PrecisionTrial>(argc, argv);
 }

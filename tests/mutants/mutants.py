@@ -1,6 +1,6 @@
-"""Does a test fail for each mistake in a list?
+"""Does a test fail for each mistake in the lists?
 
-    mutants.py LIST.toml [NAME ...]
+    mutants.py LIST.toml [LIST.toml ...] [NAME ...]
 
 The list has the tests, each with the targets that it needs, and the mutants:
 
@@ -15,7 +15,7 @@ The list has the tests, each with the targets that it needs, and the mutants:
     new = "..."        # the mistake in its place
     tests = ["..."]    # names in ctest of those that should fail, the quickest first
 
-The checkout stays as it is: its files are copied to build/mutants/, where one build has all mistakes. Each is a branch that
+The checkout stays as it is: its files are copied to build/mutants/, where one build has all mistakes of the lists. Each is a branch that
 the environment variable MUTANT_OF_DTRAIN takes (mutant.h). First the tests must pass without a mistake; then the tests of
 each mutant are run until one fails.
 """
@@ -61,20 +61,24 @@ class Mutant:
         return text.replace(self.within, self.within.replace(self.old, both))
 
 
-def read_list(path, names):
-    content = tomllib.loads(Path(path).read_text())
-    mutants = [Mutant(**one) for one in content["mutant"]]
+def read_lists(paths, names):
+    """The targets of each test, all mutants, and those of the names: all, where none is given."""
+    tests, mutants = {}, []
+    for path in paths:
+        content = tomllib.loads(Path(path).read_text())
+        mutants += [Mutant(**mutant) for mutant in content["mutant"]]
+        tests |= content["tests"]
+        for mutant in content["mutant"]:
+            for test in mutant["tests"]:
+                if test not in content["tests"]:
+                    raise ListIsWrong(f"{mutant['name']}: {test} is not among the tests of {path}")
     known = [mutant.name for mutant in mutants]
     for wrong in [name for name in known if known.count(name) > 1]:
         raise ListIsWrong(f"two mutants are called {wrong}")
     for name in names:
         if name not in known:
             raise ListIsWrong(f"there is no mutant {name}; there are: {', '.join(known)}")
-    for mutant in mutants:
-        for test in mutant.tests:
-            if test not in content["tests"]:
-                raise ListIsWrong(f"{mutant.name}: {test} is not among the tests of {path}")
-    return content["tests"], mutants, [mutant for mutant in mutants if not names or mutant.name in names]
+    return tests, mutants, [mutant for mutant in mutants if not names or mutant.name in names]
 
 
 def write_if_new(path, content, mode):
@@ -149,7 +153,8 @@ def in_short(output):
 
 
 def main():
-    tests, all_mutants, chosen = read_list(sys.argv[1], sys.argv[2:])
+    lists = [argument for argument in sys.argv[1:] if argument.endswith(".toml")]
+    tests, all_mutants, chosen = read_lists(lists, [argument for argument in sys.argv[1:] if argument not in lists])
     used = [test for test in tests if any(test in mutant.tests for mutant in chosen)]
     began = time.monotonic()
     copy_sources(all_mutants)
