@@ -2,7 +2,6 @@
 #include <thread>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/process_interface.h"
 #include "ledger_impl.h"
 
 namespace dtrain::scheduler {

@@ -7,7 +7,6 @@
 #include <string_view>
 #include <vector>
 
-#include "dtrain/base/process_interface.h"
 #include "dtrain/config/cluster.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/config/schema.h"

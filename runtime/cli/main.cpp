@@ -5,7 +5,6 @@
 
 #include "commands.h"
 #include "dtrain/base/error.h"
-#include "dtrain/base/process_interface.h"
 #include "dtrain/base/text.h"
 #include "standard_output.h"
 

@@ -9,7 +9,7 @@
 #include <poll.h>
 #include <unistd.h>
 
-#include "dtrain/base/process_interface.h"
+#include "dtrain/base/error.h"
 
 namespace dtrain::cli {
 namespace {

@@ -10,7 +10,6 @@
 
 #include "dtrain/base/clock.h"
 #include "dtrain/base/error.h"
-#include "dtrain/base/process_interface.h"
 #include "dtrain/checkpoint/checkpoint.h"
 
 namespace dtrain::bench {

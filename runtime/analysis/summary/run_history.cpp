@@ -5,8 +5,8 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include "dtrain/base/error.h"
 #include "dtrain/base/json_number.h"
-#include "dtrain/base/process_interface.h"
 #include "read/json_fields.h"
 #include "text/numbers.h"
 

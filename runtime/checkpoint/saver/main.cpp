@@ -16,7 +16,6 @@
 #include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/log.h"
-#include "dtrain/base/process_interface.h"
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/checkpoint/saver.h"
 #include "saver/messages.h"

@@ -7,7 +7,6 @@
 #include "checkpoints/selection.h"
 #include "dtrain/base/clock.h"
 #include "dtrain/base/error.h"
-#include "dtrain/base/process_interface.h"
 #include "dtrain/base/units.h"
 #include "runs/run_command.h"
 #include "table.h"

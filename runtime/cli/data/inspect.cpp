@@ -9,7 +9,6 @@
 #include "data/picture_data.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
-#include "dtrain/base/process_interface.h"
 #include "dtrain/base/units.h"
 #include "dtrain/data/image.h"
 #include "runs/run_command.h"

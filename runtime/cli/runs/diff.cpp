@@ -9,7 +9,6 @@
 #include "commands.h"
 #include "dtrain/analysis/diff.h"
 #include "dtrain/base/error.h"
-#include "dtrain/base/process_interface.h"
 #include "dtrain/run/run_folder.h"
 #include "dtrain/run/summary_text.h"
 #include "runs/run_command.h"

@@ -11,7 +11,7 @@
 #include "commands.h"
 #include "dtrain/analysis/live.h"
 #include "dtrain/base/clock.h"
-#include "dtrain/base/process_interface.h"
+#include "dtrain/base/error.h"
 #include "dtrain/run/run_folder.h"
 #include "dtrain/run/run_state.h"
 #include "dtrain/run/summary_text.h"

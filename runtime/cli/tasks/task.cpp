@@ -4,7 +4,7 @@
 #include <memory>
 #include <thread>
 
-#include "dtrain/base/process_interface.h"
+#include "dtrain/base/error.h"
 #include "dtrain/run/user_ledger.h"
 #include "tasks/task_facts.h"
 

@@ -10,7 +10,6 @@
 #include "dtrain/base/background.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
-#include "dtrain/base/process_interface.h"
 #include "dtrain/host/identity.h"
 #include "dtrain/profile/agent_process.h"
 

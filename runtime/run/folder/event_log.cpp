@@ -9,7 +9,6 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
-#include "dtrain/base/process_interface.h"
 #include "dtrain/host/processes.h"
 #include "dtrain/run/run_state.h"
 

@@ -8,7 +8,6 @@
 
 #include "commands/slurm_command.h"
 #include "dtrain/base/error.h"
-#include "dtrain/base/process_interface.h"
 #include "dtrain/base/text.h"
 #include "dtrain/run/log_tail.h"
 #include "dtrain/run/run_state.h"

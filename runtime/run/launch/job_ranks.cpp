@@ -11,7 +11,6 @@
 #include <unistd.h>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/process_interface.h"
 #include "dtrain/base/text.h"
 #include "dtrain/run/log_tail.h"
 #include "dtrain/scheduler/rank_mark.h"

@@ -15,7 +15,6 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/fd.h"
 #include "dtrain/base/file.h"
-#include "dtrain/base/process_interface.h"
 #include "dtrain/base/text.h"
 #include "dtrain/checkpoint/checkpoint.h"
 #include "dtrain/config/experiment.h"

@@ -9,7 +9,6 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
-#include "dtrain/base/process_interface.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/run/log_tail.h"
 #include "folder/screen.h"

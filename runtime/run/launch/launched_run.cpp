@@ -10,7 +10,6 @@
 
 #include "commands/slurm_command.h"
 #include "dtrain/base/error.h"
-#include "dtrain/base/process_interface.h"
 #include "dtrain/run/checkpoint_folder.h"
 #include "dtrain/run/user_ledger.h"
 #include "folder/event_log.h"

@@ -10,7 +10,6 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
-#include "dtrain/base/process_interface.h"
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/host/processes.h"

@@ -10,7 +10,6 @@
 #include "commands/slurm_command.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
-#include "dtrain/base/process_interface.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
 #include "dtrain/base/unix_socket.h"

@@ -6,7 +6,6 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
-#include "dtrain/base/process_interface.h"
 #include "dtrain/comm/timed_out.h"
 #include "dtrain/run/agreed_error.h"
 #include "link/launcher_link.h"

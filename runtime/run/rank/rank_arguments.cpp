@@ -3,7 +3,6 @@
 #include <cstdlib>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/process_interface.h"
 #include "dtrain/run/rank_session.h"
 #include "folder/resume.h"
 

@@ -3,7 +3,7 @@
 
 #include <chrono>
 
-#include "dtrain/base/process_interface.h"
+#include "dtrain/base/error.h"
 #include "dtrain/checkpoint/checkpoint.h"
 #include "dtrain/comm/host_share.h"
 #include "dtrain/run/summary_text.h"

@@ -8,7 +8,7 @@
 
 #include <unistd.h>
 
-#include "dtrain/base/process_interface.h"
+#include "dtrain/base/error.h"
 
 namespace dtrain::run {
 namespace {

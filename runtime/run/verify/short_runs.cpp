@@ -9,7 +9,6 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
-#include "dtrain/base/process_interface.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"

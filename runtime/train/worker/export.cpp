@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/process_interface.h"
 #include "dtrain/checkpoint/checkpoint.h"
 #include "dtrain/run/rank_session.h"
 #include "file_model.h"

@@ -10,7 +10,6 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
-#include "dtrain/base/process_interface.h"
 #include "dtrain/base/text.h"
 #include "dtrain/run/rank_session.h"
 #include "exported/archive.h"

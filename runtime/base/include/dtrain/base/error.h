@@ -45,4 +45,14 @@ class SystemError : public Error {
 // "outer: inner: innermost" of an exception and all those nested in it (std::throw_with_nested).
 std::string describe(const std::exception& error);
 
+// What a process of dtrain ends with (docs/errors.md).
+enum class ExitCode : int {
+  kDone = 0,
+  kRunFailed = 1,
+  kBadInput = 2,
+  kRegression = 3,
+  kPreempted = 75,  // stopped by SIGTERM, its checkpoint is durable: EX_TEMPFAIL of sysexits.h
+  kInterrupted = 130
+};
+
 }  // namespace dtrain

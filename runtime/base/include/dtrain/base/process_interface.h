@@ -1,20 +1,12 @@
-// How dtrain's programs and those who start them understand each other: the exit codes, and the environment variables.
+// How dtrain's programs and those who start them understand each other: what the exit codes mean, and the environment variables.
 // This is the only list of both. The manual page, --help, `dtrain doctor` and the tables of docs/errors.md and
 // docs/launching.md are made of it; tests/base/process_interface_test.cpp compares it with the documents and the
 // sources.
 #pragma once
 
-namespace dtrain {
+#include "dtrain/base/error.h"
 
-// What a process of dtrain ends with.
-enum class ExitCode : int {
-  kDone = 0,
-  kRunFailed = 1,
-  kBadInput = 2,
-  kRegression = 3,
-  kPreempted = 75,
-  kInterrupted = 130
-};
+namespace dtrain {
 
 // Words between backticks are code, in all texts of this file.
 struct ExitCodeMeaning {
@@ -35,8 +27,7 @@ inline constexpr ExitCodeMeaning kExitCodes[] = {
      "`dtrain launch --continue` goes on from there. The number is that of `EX_TEMPFAIL`."},
     {ExitCode::kInterrupted, "Interrupted by Ctrl-C or `dtrain task kill`.",
      "The ranks finished their step and saved a checkpoint, unless they had not begun, the run saves none (a mock "
-     "run), "
-     "or a second Ctrl-C killed them. SIGTERM gives this code, too, where there is no such checkpoint."},
+     "run), or a second Ctrl-C killed them. SIGTERM gives this code, too, where there is no such checkpoint."},
 };
 
 // A variable that a user may set, or several that are set together.
@@ -82,8 +73,7 @@ inline constexpr Variable kVariables[] = {
      "Where ranks on several hosts find rank 0 if MPI does not connect them.", "ranks"},
     {"PET_NNODES PET_NODE_RANK PET_NPROC_PER_NODE PET_MASTER_ADDR PET_MASTER_PORT", "as torchrun reads them",
      "The number of hosts, the number of this host, its ranks, and where rank 0 is, for hosts that each start their "
-     "own "
-     "ranks. Kubernetes sets them.",
+     "own ranks. Kubernetes sets them.",
      "`dtrain launch`, `dtrain run`, ranks"},
     {"OMP_NUM_THREADS OMP_WAIT_POLICY GOMP_SPINCOUNT", "as OpenMP reads them",
      "Passed to the ranks unchanged. If they are not set, `dtrain launch` sets them to the number of cores of a rank's "
@@ -95,8 +85,7 @@ inline constexpr Variable kVariables[] = {
      "`dtrain` with `launcher: mpi`"},
     {"XDG_STATE_HOME XDG_CACHE_HOME XDG_CONFIG_HOME XDG_DATA_HOME", "absolute paths",
      "Their folders `dtrain/` hold the ledger of tasks, what launches have measured, the cluster file `cluster.yaml`, "
-     "and "
-     "libtorch. If they are not set: `~/.local/state`, `~/.cache`, `~/.config` and `~/.local/share`.",
+     "and libtorch. If they are not set: `~/.local/state`, `~/.cache`, `~/.config` and `~/.local/share`.",
      "`dtrain`, ranks", true},
     {"XDG_RUNTIME_DIR", "a folder of mode 0700",
      "Holds the private files by which the ranks of a host find each other; `/tmp/dtrain-UID` if it is not set.",

@@ -14,7 +14,6 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/log.h"
-#include "dtrain/base/process_interface.h"
 #include "dtrain/base/shared_memory.h"
 #include "dtrain/comm/communicator.h"
 #include "dtrain/comm/control.h"
