@@ -4,6 +4,7 @@
 #include "cli_harness.h"
 #include "doctor/checks.h"
 #include "doctor/other_hosts.h"
+#include "libtorch.h"
 
 namespace dtrain::run {
 namespace {
@@ -130,6 +131,15 @@ std::string far_host(const TestRun& run, const std::string& script) {
                       "agents: [{id: here, host: localhost, slots: 1}, {id: far, host: far.invalid, slots: 1}]\n"
                       "launcher: {type: mpi, options: [--mca, plm_rsh_agent, \"" +
                           shell.string() + "\"]}\n");
+}
+
+TEST(Doctor, SaysWhyAProgramIsMissing) {
+  const MissingProgram without = missing_program("dtrain-worker", false);
+  EXPECT_THAT(without.text, HasSubstr("was built without libtorch"));
+  EXPECT_THAT(without.remedy, HasSubstr("DTRAIN_TORCH=ON"));
+  const MissingProgram unbuilt = missing_program("dtrain-worker", true);
+  EXPECT_EQ(unbuilt.text, "dtrain-worker is neither beside dtrain nor in PATH");
+  EXPECT_THAT(unbuilt.remedy, HasSubstr("cmake --build build/release --target dtrain-worker"));
 }
 
 TEST(Doctor, ThisMachine) {
