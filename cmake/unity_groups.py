@@ -42,8 +42,8 @@ def names_of(source):
             if namespaces:
                 namespaces.pop()
         elif re.match(r"[A-Za-z_\[:]", line) and ("" in namespaces or line.startswith("static ")):
-            # An alias may be repeated; a macro (TEST) makes names of its arguments; template parameters end with their template.
-            if not re.match(r"using |namespace |static_assert|template <.*>$|[A-Z][A-Z_]+\(", line):
+            # An alias may be repeated; a macro (TEST) makes names of its arguments.
+            if not re.match(r"using |namespace |static_assert|[A-Z][A-Z_]+\(", line):
                 names.add(declared_name(re.sub(r"^template <.*?> (?=\w)", "", line)))
         elif define := re.match(r"#\s*define (\w+)", line):
             names.add(define[1])

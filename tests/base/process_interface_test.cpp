@@ -70,7 +70,9 @@ TEST(ProcessInterface, TheSourcesReadTheVariablesThatItLists) {
   for (const std::string& name : listed) EXPECT_THAT(in_sources, Contains(name)) << "no program reads it";
   for (const std::string& name : in_sources) {
     const bool is_variable = name.starts_with("DTRAIN_") && !name.ends_with('_');  // no beginning of names
-    if (is_variable) EXPECT_THAT(listed, Contains(name)) << "describe it in process_interface.h";
+    if (is_variable) {
+      EXPECT_THAT(listed, Contains(name)) << "describe it in process_interface.h";
+    }
   }
 }
 

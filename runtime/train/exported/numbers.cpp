@@ -71,7 +71,7 @@ IValue modulo(const Operands& o) {
   return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
 }
 
-IValue power_of(const Operands& o) {
+IValue power(const Operands& o) {
   if (is_float(o[0]) || is_float(o[1]) || whole(o[1]) < 0) return std::pow(real(o[0]), real(o[1]));
   std::int64_t result = 1;
   const std::int64_t base = whole(o[0]), exponent = whole(o[1]);
@@ -88,7 +88,7 @@ IValue to_whole(const IValue& value, double rounded) {
   return static_cast<std::int64_t>(rounded);
 }
 
-constexpr NamedNumberOperator kNumberOperators[] = {
+constexpr NamedNumberOperator kOperators[] = {
     {"_operator.add", 2,
      [](const Operands& o) {
        return arithmetic(
@@ -114,7 +114,7 @@ constexpr NamedNumberOperator kNumberOperators[] = {
        return real(o[0]) / real(o[1]);
      }},
     {"_operator.mod", 2, modulo},
-    {"_operator.pow", 2, power_of},
+    {"_operator.pow", 2, power},
     {"_operator.neg", 1,
      [](const Operands& o) -> IValue {
        if (is_float(o[0])) return -real(o[0]);
@@ -165,9 +165,9 @@ constexpr NamedNumberOperator kNumberOperators[] = {
 }  // namespace
 
 const NamedNumberOperator* number_operator(const std::string& name) {
-  const auto* found = std::find_if(std::begin(kNumberOperators), std::end(kNumberOperators),
+  const auto* found = std::find_if(std::begin(kOperators), std::end(kOperators),
                                    [&](const NamedNumberOperator& candidate) { return name == candidate.name; });
-  return found == std::end(kNumberOperators) ? nullptr : found;
+  return found == std::end(kOperators) ? nullptr : found;
 }
 
 }  // namespace dtrain::exported

@@ -21,9 +21,6 @@ namespace dtrain::exported {
 
 using Value = std::int32_t;  // its number
 inline constexpr Value kNoValue = -1;
-inline std::size_t index_of(Value value) {  // in a vector with an element for each value
-  return static_cast<std::size_t>(value);
-}
 
 // An argument of an instruction.
 struct Operand {

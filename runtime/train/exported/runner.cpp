@@ -18,6 +18,10 @@ using c10::IValue;
 using Kind = Instruction::Kind;
 namespace autocast = at::autocast;
 
+std::size_t index(Value value) {
+  return static_cast<std::size_t>(value);
+}
+
 IValue wrapped_number(const IValue& number) {
   const at::Scalar scalar = number.toScalar();
   at::Tensor tensor = at::scalar_tensor(scalar, at::device(at::kCPU).dtype(scalar.isFloatingPoint() ? at::kDouble
@@ -79,8 +83,8 @@ Runner::Runner(const Program& program, const std::vector<at::Tensor>& stored)
     : program_(program), values_(program.values), is_stored_(program.values, false) {
   for (std::size_t i = 0; i < stored.size(); ++i) {
     const Value value = program.stored[i].value;
-    values_[index_of(value)] = stored[i];
-    is_stored_[index_of(value)] = true;
+    values_[index(value)] = stored[i];
+    is_stored_[index(value)] = true;
     const bool registered = program.stored[i].kind == Stored::Kind::kParameter ||
                             (program.stored[i].kind == Stored::Kind::kBuffer && program.stored[i].persistent) ||
                             program.stored[i].changed;
@@ -90,11 +94,11 @@ Runner::Runner(const Program& program, const std::vector<at::Tensor>& stored)
 
 void Runner::move_to(at::Device device) {
   device_ = device;
-  for (const auto& [value, tensor] : constants_) values_[index_of(value)] = tensor.to(device);
+  for (const auto& [value, tensor] : constants_) values_[index(value)] = tensor.to(device);
 }
 
 IValue Runner::take(const Operand& operand) {
-  IValue& value = values_[index_of(operand.value)];
+  IValue& value = values_[index(operand.value)];
   return operand.last_use ? std::move(value) : value;
 }
 
@@ -144,7 +148,7 @@ void Runner::put(const Instruction& instruction) {
   for (std::size_t i = 0; i < count; ++i) {
     const Result& result = instruction.results[i];
     if (!result.is_list) {
-      if (result.value != kNoValue) values_[index_of(result.value)] = std::move(stack_[i]);
+      if (result.value != kNoValue) values_[index(result.value)] = std::move(stack_[i]);
       continue;
     }
     const auto list = stack_[i].toList();
@@ -153,7 +157,7 @@ void Runner::put(const Instruction& instruction) {
                   std::to_string(result.values.size()) + " when the model was exported");
     }
     for (std::size_t k = 0; k < result.values.size(); ++k) {
-      if (result.values[k] != kNoValue) values_[index_of(result.values[k])] = list.get(k);
+      if (result.values[k] != kNoValue) values_[index(result.values[k])] = list.get(k);
     }
   }
   stack_.clear();
@@ -232,13 +236,13 @@ std::vector<IValue> Runner::compute_part(const CheckpointedPart& part, std::vect
     }
   };
   std::vector<IValue> own(values_.size());
-  for (const Stored& stored : program_.stored) own[index_of(stored.value)] = values_[index_of(stored.value)];
-  for (std::size_t i = 0; i < inputs.size(); ++i) own[index_of(part.inputs[i])] = std::move(inputs[i]);
+  for (const Stored& stored : program_.stored) own[index(stored.value)] = values_[index(stored.value)];
+  for (std::size_t i = 0; i < inputs.size(); ++i) own[index(part.inputs[i])] = std::move(inputs[i]);
   const Restore restore{*this, std::exchange(values_, std::move(own))};
   Regions regions(device_);
   run_instructions(part.first, part.last, /*training=*/true, regions);
   std::vector<IValue> outputs;
-  for (const Value value : part.outputs) outputs.push_back(values_[index_of(value)]);
+  for (const Value value : part.outputs) outputs.push_back(values_[index(value)]);
   return outputs;
 }
 
@@ -247,12 +251,12 @@ void Runner::run_part(const CheckpointedPart& part) {
   std::vector<IValue> inputs;
   std::vector<at::Tensor> tensors;
   for (const Value value : part.inputs) {
-    inputs.push_back(values_[index_of(value)]);
+    inputs.push_back(values_[index(value)]);
     if (!inputs.back().isTensor()) continue;
     tensors.push_back(inputs.back().toTensor());
     inputs.back() = at::Tensor();  // taken from the function's arguments
   }
-  for (const Value value : part.last_used) values_[index_of(value)] = IValue();
+  for (const Value value : part.last_used) values_[index(value)] = IValue();
   const auto numbers = std::make_shared<std::vector<IValue>>();
   const auto function = [this, &part, inputs = std::move(inputs), numbers](const std::vector<at::Tensor>& given) {
     std::vector<IValue> own = inputs;
@@ -275,7 +279,7 @@ void Runner::run_part(const CheckpointedPart& part) {
   std::vector<at::Tensor> outputs = run_checkpointed_(function, tensors);
   auto next = outputs.begin();
   for (std::size_t i = 0; i < part.outputs.size(); ++i) {
-    IValue& value = values_[index_of(part.outputs[i])];
+    IValue& value = values_[index(part.outputs[i])];
     value = (*numbers)[i].isTensor() ? IValue(std::move(*next++)) : (*numbers)[i];
   }
 }
@@ -287,7 +291,7 @@ std::vector<at::Tensor> Runner::run(std::span<const at::Tensor> inputs, bool tra
   };
   failed_ = nullptr;
   const Release release{*this};
-  for (std::size_t i = 0; i < program_.inputs.size(); ++i) values_[index_of(program_.inputs[i].value)] = inputs[i];
+  for (std::size_t i = 0; i < program_.inputs.size(); ++i) values_[index(program_.inputs[i].value)] = inputs[i];
   {
     Regions regions(device_);
     std::size_t next = 0;
@@ -304,11 +308,11 @@ std::vector<at::Tensor> Runner::run(std::span<const at::Tensor> inputs, bool tra
   for (const auto& update : program_.buffer_updates) {
     if (!training && update.skipped_in_evaluation) continue;
     const at::NoGradGuard no_grad;
-    values_[index_of(update.buffer)].toTensor().copy_(values_[index_of(update.value)].toTensor());
+    values_[index(update.buffer)].toTensor().copy_(values_[index(update.value)].toTensor());
   }
   std::vector<at::Tensor> outputs;
   for (const Output& output : program_.outputs)
-    outputs.push_back(output.is_tensor ? values_[index_of(output.value)].toTensor() : at::Tensor());
+    outputs.push_back(output.is_tensor ? values_[index(output.value)].toTensor() : at::Tensor());
   return outputs;
 }
 

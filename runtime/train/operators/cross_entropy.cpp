@@ -36,8 +36,8 @@ void check_targets(const at::Tensor& target, std::int64_t classes, std::int64_t 
   }
 }
 
-kernels::CrossEntropyRows target_rows(const at::Tensor& target, std::int64_t classes, std::int64_t ignored,
-                                      double smoothing, std::int64_t begin, std::int64_t end) {
+kernels::CrossEntropyRows rows_of(const at::Tensor& target, std::int64_t classes, std::int64_t ignored,
+                                  double smoothing, std::int64_t begin, std::int64_t end) {
   return {static_cast<std::size_t>(end - begin), static_cast<std::size_t>(classes),
           target.const_data_ptr<std::int64_t>() + begin, ignored, static_cast<float>(smoothing)};
 }
@@ -70,7 +70,7 @@ std::tuple<at::Tensor, at::Tensor> losses_of(const at::Tensor& scores, const at:
   at::Tensor losses = at::empty({rows}, scores.options().dtype(at::kFloat));
   at::Tensor sums = at::empty({rows, 2}, losses.options());
   for_rows(scores, [&](std::int64_t begin, std::int64_t end, const auto* first) {
-    kernels::cross_entropy(target_rows(target, classes, ignored, smoothing, begin, end), first,
+    kernels::cross_entropy(rows_of(target, classes, ignored, smoothing, begin, end), first,
                            losses.mutable_data_ptr<float>() + begin,
                            reinterpret_cast<kernels::RowSum*>(sums.mutable_data_ptr<float>()) + begin);
   });
@@ -83,7 +83,7 @@ at::Tensor gradient_of(const at::Tensor& of_losses, const at::Tensor& scores, co
   const std::int64_t classes = scores.size(1);
   const at::Tensor gradient = at::empty_like(scores, at::MemoryFormat::Contiguous);
   for_rows(scores, [&]<class Score>(std::int64_t begin, std::int64_t end, const Score* first) {
-    kernels::cross_entropy_gradient(target_rows(target, classes, ignored, smoothing, begin, end), first,
+    kernels::cross_entropy_gradient(rows_of(target, classes, ignored, smoothing, begin, end), first,
                                     reinterpret_cast<const kernels::RowSum*>(sums.const_data_ptr<float>()) + begin,
                                     of_losses.const_data_ptr<float>() + begin,
                                     static_cast<Score*>(gradient.mutable_data_ptr()) + begin * classes);
@@ -132,7 +132,7 @@ class OnePassCrossEntropy : public torch::autograd::Function<OnePassCrossEntropy
 };
 
 // bfloat16 only under autocast, where libtorch's loss is float32, too.
-bool has_known_types(const at::Tensor& scores, const at::Tensor& target, const Optional& weight) {
+bool is_known(const at::Tensor& scores, const at::Tensor& target, const Optional& weight) {
   const bool narrow = scores.scalar_type() == at::kBFloat16 && at::autocast::is_autocast_enabled(at::kCPU);
   return is_plain(scores) && is_plain(target) && scores.dim() == 2 && scores.size(1) > 0 &&
          (scores.scalar_type() == at::kFloat || narrow) && scores.layout() == at::kStrided && target.is_cpu() &&
@@ -143,7 +143,7 @@ bool has_known_types(const at::Tensor& scores, const at::Tensor& target, const O
 at::Tensor cross_entropy_loss(const at::Tensor& scores, const at::Tensor& target, const Optional& weight,
                               std::int64_t reduction, c10::SymInt ignored_class, double smoothing) {
   const std::int64_t ignored = ignored_class.guard_int(__FILE__, __LINE__);
-  if (!has_known_types(scores, target, weight) || smoothing < 0 || smoothing > 1) {
+  if (!is_known(scores, target, weight) || smoothing < 0 || smoothing > 1) {
     return libtorchs(scores, target, weight, reduction, ignored, smoothing);
   }
   return OnePassCrossEntropy::apply(scores.contiguous(), target.contiguous(), reduction, ignored, smoothing);

@@ -37,7 +37,7 @@ Value* into(const at::Tensor& tensor, std::int64_t begin) {
   return static_cast<Value*>(tensor.mutable_data_ptr()) + begin;
 }
 
-bool is_known_input(const at::Tensor& x) {
+bool is_known(const at::Tensor& x) {
   return (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16) && x.layout() == at::kStrided &&
          x.is_non_overlapping_and_dense() && is_plain(x);
 }
@@ -85,7 +85,7 @@ class Gelu : public torch::autograd::Function<Gelu> {
 const LibtorchKernel* libtorchs_gelu = nullptr;
 
 at::Tensor gelu(c10::DispatchKeySet keys, const at::Tensor& x, std::string_view approximate) {
-  if (approximate == "tanh" && is_known_input(x)) return Gelu::apply(x);
+  if (approximate == "tanh" && is_known(x)) return Gelu::apply(x);
   return libtorchs_gelu->call(keys, x, std::string(approximate)).back().toTensor();
 }
 

@@ -11,7 +11,7 @@ namespace dtrain::train {
 namespace {
 
 // Where neither is faster, sharded it is: it never takes more memory.
-constexpr double kFasterEnough = 1.01;
+constexpr double kEnough = 1.01;
 
 }  // namespace
 
@@ -34,7 +34,7 @@ StrategyPicker::StrategyPicker(const RunServices& run, FlatParameters& parameter
       gradients_(run, parameters, exchange, options.gradients) {
   const bool sharded = may_shard() && options_.sharded == config::ShardedOptimizer::kOn;
   if (may_shard() && options_.sharded == config::ShardedOptimizer::kAuto)
-    comparison_.emplace(run_.communicator, kFasterEnough);
+    comparison_.emplace(run_.communicator, kEnough);
   use(sharded);
   if (may_shard() && !comparison_) write_choice();
 }

@@ -13,7 +13,7 @@ namespace dtrain::worker {
 namespace {
 
 // Of a named tuple; empty for a plain one.
-std::vector<std::string> element_names(const c10::TupleType& type) {
+std::vector<std::string> names_of(const c10::TupleType& type) {
   std::vector<std::string> names;
   if (const auto& schema = type.schema()) {
     for (const c10::Argument& element : schema->arguments()) names.push_back(element.name());
@@ -22,7 +22,7 @@ std::vector<std::string> element_names(const c10::TupleType& type) {
 }
 
 std::optional<std::size_t> element_of(const c10::TupleType& type, const std::string& choice) {
-  const std::vector<std::string> names = element_names(type);
+  const std::vector<std::string> names = names_of(type);
   if (const auto found = std::find(names.begin(), names.end(), choice); found != names.end())
     return static_cast<std::size_t>(found - names.begin());
   std::size_t number = 0;
@@ -33,7 +33,7 @@ std::optional<std::size_t> element_of(const c10::TupleType& type, const std::str
 }
 
 std::string elements_of(const c10::TupleType& type) {
-  const std::vector<std::string> names = element_names(type);
+  const std::vector<std::string> names = names_of(type);
   if (!names.empty()) return join(names, ", ");
   const std::size_t count = type.elements().size();
   return count == 1 ? "0" : "0 to " + std::to_string(count - 1);

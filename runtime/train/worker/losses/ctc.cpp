@@ -35,8 +35,8 @@ at::Tensor lengths(const at::Tensor& given, const std::string& name, std::int64_
 }
 
 // What lies behind a target's length may be anything.
-void check_label_rows(const Settings& settings, const at::Tensor& target, const at::Tensor& target_lengths,
-                      std::int64_t classes) {
+void check_labels(const Settings& settings, const at::Tensor& target, const at::Tensor& target_lengths,
+                  std::int64_t classes) {
   if (settings.blank >= classes) {
     throw ConfigError("loss.blank is " + std::to_string(settings.blank) + ", the model's output has " +
                           std::to_string(classes) + " classes",
@@ -79,7 +79,7 @@ worker::LossValues Ctc::evaluate(const worker::LossInput& input) const {
   const at::Tensor labels = worker::lengths(input.more.at(1), target_lengths, batch, 0, target.size(1),
                                             "the target has " + std::to_string(target.size(1)) + " labels");
   const at::Tensor host_target = input.host_target.defined() ? input.host_target.to(at::kLong) : target;
-  worker::check_label_rows(*this, host_target, labels, output.size(2));
+  worker::check_labels(*this, host_target, labels, output.size(2));
   const at::Tensor scores = output.scalar_type() == at::kDouble ? output : output.to(at::kFloat);
   return {at::ctc_loss(scores, target, steps, labels, blank, at::Reduction::Mean, zero_infinity), {}};
 }
