@@ -31,7 +31,7 @@ setup-test:
 # $(call configure,PRESET[,OPTIONS]): says nothing unless it fails.
 configure = cmake --preset $(1) $(2) > build/$(1).configure.log 2>&1 || { cat build/$(1).configure.log; exit 1; }
 
-DEMO_TARGETS := dtrain dtrain-agent dtrain-saver dtrain-calibrate fashion_mnist
+DEMO_TARGETS := dtrain dtrain-agent dtrain-saver dtrain-calibrate dtrain-worker fashion_mnist
 demo-targets:
 	@echo $(DEMO_TARGETS)
 demo: setup
