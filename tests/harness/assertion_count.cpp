@@ -1,5 +1,5 @@
-// Prints how many assertions a test program has executed when it ends: scripts/test_results.py adds them up, so that a suite
-// which became quicker by testing less is seen. Linked into every program of dtrain_test().
+// Prints how many assertions a test program has executed when it ends: scripts/test_results.py adds them up, so that a
+// suite which became quicker by testing less is seen. Linked into every program of dtrain_test().
 #include "harness/assertion_count.h"
 
 #include <cstdio>

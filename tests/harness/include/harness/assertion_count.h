@@ -1,5 +1,5 @@
-// Counts the assertions that a test program executes. Part of the tests' precompiled headers, and so of programs without
-// GoogleTest, too: assertion_count.cpp prints the number.
+// Counts the assertions that a test program executes. Part of the tests' precompiled headers, and so of programs
+// without GoogleTest, too: assertion_count.cpp prints the number.
 #pragma once
 
 #include <gtest/gtest.h>
