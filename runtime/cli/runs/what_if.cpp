@@ -6,11 +6,12 @@
 
 #include "commands.h"
 #include "dtrain/analysis/analysis.h"
-#include "dtrain/base/process_interface.h"
+#include "dtrain/base/error.h"
 #include "dtrain/run/run_folder.h"
 #include "dtrain/run/summary_text.h"
 #include "dtrain/run/verify.h"
 #include "runs/run_command.h"
+#include "share/exit_codes.h"
 
 namespace dtrain::cli {
 namespace {

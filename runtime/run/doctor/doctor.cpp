@@ -44,11 +44,14 @@ Finding check_interfaces() {
 }
 
 std::vector<Finding> check_variables(const Variables& variables) {
+  const std::string prefix = "DTRAIN_";  // not compared: it would make any two names look alike
   std::vector<std::string> names;
+  std::vector<std::string> own_names;
   std::vector<std::string> shown;
   for (const Variable& one : kVariables) {
     for (const std::string& name : split(one.names, ' ')) {
       names.push_back(name);
+      if (name.starts_with(prefix)) own_names.push_back(name.substr(prefix.size()));
       const std::string* value = find(variables, name);
       if (value && !one.is_ordinary) shown.push_back(name + "=" + *value);
     }
@@ -59,13 +62,14 @@ std::vector<Finding> check_variables(const Variables& variables) {
   };
   for (const auto& [name, value] : variables) {
     // The libraries that stand in for GPUs in tests read DTRAIN_FAKE_*.
-    if (!name.starts_with("DTRAIN_") || name.starts_with("DTRAIN_FAKE_") || is_in(names, name) ||
+    if (!name.starts_with(prefix) || name.starts_with("DTRAIN_FAKE_") || is_in(names, name) ||
         is_in(kInternalVariables, name)) {
       continue;
     }
-    const auto near = nearest(name, names);
-    result.push_back(warning("variables", name + " is set, and no program of dtrain reads it",
-                             near ? "did you mean " + *near + "?" : "unset it; `man dtrain` lists the variables"));
+    const auto near = nearest(name.substr(prefix.size()), own_names);
+    result.push_back(
+        warning("variables", name + " is set, and no program of dtrain reads it",
+                near ? "did you mean " + prefix + *near + "?" : "unset it; `man dtrain` lists the variables"));
   }
   return result;
 }

@@ -1,6 +1,6 @@
-// How dtrain's programs and those who start them understand each other: what the exit codes mean, and the environment variables.
-// This is the only list of both. The manual page, --help, `dtrain doctor` and the tables of docs/errors.md and
-// docs/launching.md are made of it; tests/base/process_interface_test.cpp compares it with the documents and the
+// How dtrain's programs and those who start them understand each other: what the exit codes mean, and the environment
+// variables. This is the only list of both. The manual page, --help, `dtrain doctor` and the tables of docs/errors.md
+// and docs/launching.md are made of it; tests/base/process_interface_test.cpp compares it with the documents and the
 // sources.
 #pragma once
 
