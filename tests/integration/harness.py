@@ -60,7 +60,9 @@ class Workplace:
     tests of the disk itself, and for hosts of their own, which have a /dev/shm each."""
 
     def __init__(self, name, on_disk=False):
-        self.path = Path(tempfile.mkdtemp(prefix=f"dtrain-{name}-", dir=None if on_disk else memory_folder()))
+        folder = None if on_disk else memory_folder()
+        # Not "dtrain-" in memory: tests look there for what runs have left.
+        self.path = Path(tempfile.mkdtemp(prefix=f"test-{name}-" if folder else f"dtrain-{name}-", dir=folder))
         self.runs = 0
 
     def new_run(self):
