@@ -20,9 +20,9 @@ void add_doctor(CLI::App& app, int* exit_code) {
   command->add_flag("--json", request->json, "As one JSON object");
   command->footer(
       "Each line is ok, a warning or a problem; warnings and problems have a remedy. Checked on every host:\n"
-      "libtorch, MPI, shared memory, limits, interfaces, the disk of the runs. Where there are GPUs: the driver, "
-      "whether\n"
-      "ranks can open libtorch_cuda and NCCL, modes, clocks, memory errors, NVLink and access between GPUs.\n"
+      "libtorch, MPI, shared memory, limits, interfaces, the disk of the runs; on this one also the environment\n"
+      "variables. Where there are GPUs: the driver, whether ranks can open libtorch_cuda and NCCL, modes, clocks,\n"
+      "memory errors, NVLink and access between GPUs.\n"
       "For the other hosts of the cluster also, over ssh: whether they answer, their clocks, and the speed of the\n"
       "networks between them. docs/doctor.md describes each check.\n"
       "The limits of this machine come last, as far as they were measured: by --bench, or by an earlier launch.\n"

@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "commands.h"
+#include "share/exit_codes.h"
 #include "standard_output.h"
 
 namespace dtrain::cli {
@@ -56,10 +57,10 @@ void add_launch(CLI::App& app, int* exit_code) {
       command->add_flag("--dry-run", request->dry_run, "Print the plan and start nothing")->excludes(detach);
   command->add_flag("--json", request->json, "With --dry-run: the plan as JSON")->needs(dry_run);
   command->footer(
-      "Exit codes: 0 done, 1 the run failed, 2 bad input (nothing was started), 75 stopped by SIGTERM with a durable\n"
-      "checkpoint, 130 interrupted. After the first Ctrl-C or SIGTERM the ranks finish their step and save a "
-      "checkpoint,\n"
-      "from which --continue goes on; a second one kills them.\n"
+      exit_codes_help(
+          {ExitCode::kDone, ExitCode::kRunFailed, ExitCode::kBadInput, ExitCode::kPreempted, ExitCode::kInterrupted}) +
+      "After the first Ctrl-C or SIGTERM the ranks finish their step and save a checkpoint, from which --continue\n"
+      "goes on; a second one kills them.\n"
       "\n"
       "While other tasks hold the slots, the launch waits in the queue and prints which tasks these are (dtrain\n"
       "task list); resources.priority sets the order. With --detach, further output goes to logs/launcher.log in\n"

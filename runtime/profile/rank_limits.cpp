@@ -53,8 +53,8 @@ bool is_disturbed(const RankLimits& limits) {
   return limits.displaced_share.value_or(0) > kDisturbed;
 }
 
-std::string displaced_text(const RankLimits& limits) {
-  return std::to_string(std::lround(100 * limits.displaced_share.value_or(0))) + "%";
+std::string displaced_text(double share) {
+  return std::to_string(std::lround(100 * share)) + "%";
 }
 
 std::string to_string(MatmulPath path) {

@@ -7,6 +7,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
+#include "libtorch.h"
 
 namespace dtrain::run {
 
@@ -79,10 +80,9 @@ fs::path find_entrypoint(const config::Experiment& experiment, const Variables& 
     fs::path found = find_program(name, beside, variables);
     if (!found.empty()) return found;
     if (experiment.model) {
-      throw ConfigError(
-          experiment.file.string() + ": model: `model:` experiments are carried out by the program " + name +
-              ", which is neither in " + beside.string() + " nor in PATH",
-          "it comes with every build that has libtorch: scripts/setup.sh, then cmake with DTRAIN_TORCH=ON");
+      throw ConfigError(experiment.file.string() + ": model: `model:` experiments are carried out by the program " +
+                            name + ", which is neither in " + beside.string() + " nor in PATH",
+                        missing_program(name).remedy);
     }
     if (name.find(':') != std::string::npos) {
       throw ConfigError(where + "'" + name + "' is no program; a Python class is named with its file: train.py:MyTrial",

@@ -185,4 +185,17 @@ std::string find_libraries(const fs::path& program, const Variables& variables) 
   return path;
 }
 
+bool built_with_libtorch() {
+  return DTRAIN_WITH_LIBTORCH;
+}
+
+MissingProgram missing_program(const std::string& name, bool with_libtorch) {
+  if (!with_libtorch) {
+    return {"this dtrain was built without libtorch, so that " + name + " is missing",
+            "build dtrain with libtorch: scripts/setup.sh build, then cmake with DTRAIN_TORCH=ON"};
+  }
+  return {name + " is neither beside dtrain nor in PATH",
+          "build it (make demo, or cmake --build build/release --target " + name + "), or install dtrain anew"};
+}
+
 }  // namespace dtrain::run

@@ -27,4 +27,13 @@ std::filesystem::path libtorch_folder(const std::filesystem::path& program, cons
 // needs libraries that are not. Empty: it can, or the program links no libtorch.
 std::string why_no_cuda(const std::filesystem::path& program, const std::string& library_path);
 
+bool built_with_libtorch();
+
+// Why a program of dtrain that links libtorch is not there, and how to get it.
+struct MissingProgram {
+  std::string text;
+  std::string remedy;
+};
+MissingProgram missing_program(const std::string& name, bool with_libtorch = built_with_libtorch());
+
 }  // namespace dtrain::run

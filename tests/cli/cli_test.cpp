@@ -17,7 +17,7 @@ TEST(Cli, HelpTeaches) {
     EXPECT_THAT(help.out, HasSubstr(part));
   }
   for (const char* command : {"launch", "logs", "summary"}) EXPECT_EQ(dtrain(run, {command, "--help"}).code, 0);
-  EXPECT_THAT(dtrain(run, {"launch", "--help"}).out, HasSubstr("130 interrupted"));
+  EXPECT_THAT(dtrain(run, {"launch", "--help"}).out, HasSubstr("\n  130  Interrupted by Ctrl-C"));
 }
 
 TEST(Cli, WrongUseIsExitCode2) {
@@ -84,7 +84,7 @@ TEST(Cli, Version) {
     const Result result = dtrain(TestRun(), {word});
     EXPECT_EQ(result.code, 0);
     EXPECT_THAT(result.out, testing::ContainsRegex("^dtrain [0-9]+\\.[0-9]+\\.[0-9]+, commit [0-9a-z]+\n")) << word;
-    for (const char* name : {"\nlibtorch built for 2.", "\nMPI ", "\nNCCL ", "\nCPU "}) {
+    for (const char* name : {"\nlibtorch ", "\nMPI ", "\nNCCL ", "\nCPU "}) {
       EXPECT_THAT(result.out, HasSubstr(name)) << word;
     }
   }

@@ -4,6 +4,7 @@
 
 #include "document/yaml_document.h"
 #include "dtrain/config/diagnostic.h"
+#include "harness/document_table.h"
 #include "key_table.h"
 #include "keys/key_reader.h"
 #include "keys/length_paths.h"
@@ -200,9 +201,9 @@ TEST(DeclaredKeys, HaveATable) {
             "| `recipe` | path or null | null | A file. |\n"
             "| `milk` | mapping or null | null | What comes in first. |\n"
             "| `milk.share` | 0 to below 1 | 0.1 | The part of the cup that is milk. |\n");
-  EXPECT_EQ(with_table("a\n<!-- keys: x -->\nold\n<!-- end of keys -->\nb\n", "x", "new\n"),
+  EXPECT_EQ(harness::with_table("a\n<!-- keys: x -->\nold\n<!-- end of keys -->\nb\n", "keys: x", "new\n"),
             "a\n<!-- keys: x -->\n\nnew\n\n<!-- end of keys -->\nb\n");
-  EXPECT_EQ(with_table("a\n", "x", "new\n"), "");
+  EXPECT_EQ(harness::with_table("a\n", "keys: x", "new\n"), "");
 }
 
 TEST(DeclaredKeys, SayWhichAreLengths) {

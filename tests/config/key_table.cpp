@@ -64,12 +64,4 @@ std::string key_table(const Keys::Declare& declare, const std::function<bool(con
   return writer.table();
 }
 
-std::string with_table(const std::string& text, const std::string& name, const std::string& table) {
-  const auto begin = text.find("<!-- keys: " + name + " ");
-  const auto first = begin == std::string::npos ? begin : text.find('\n', begin);
-  const auto end = first == std::string::npos ? first : text.find("<!-- end of keys -->", first);
-  if (end == std::string::npos) return "";
-  return text.substr(0, first) + "\n\n" + table + "\n" + text.substr(end);
-}
-
 }  // namespace dtrain::config

@@ -2,8 +2,6 @@
 // and each pair of words of a section's keys, with ranks on CPUs and on GPUs. To write the list anew:
 //   DTRAIN_REWRITE_DOCUMENTS=1 build/release/tests/config_test --gtest_filter='NotSupported*'
 #include <algorithm>
-#include <cstdlib>
-#include <fstream>
 #include <map>
 #include <set>
 #include <utility>
@@ -14,7 +12,7 @@
 #include "dtrain/base/file.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
-#include "key_table.h"
+#include "harness/document_table.h"
 #include "temporary_file.h"
 
 namespace dtrain::config {
@@ -144,11 +142,8 @@ TEST(NotSupported, TheListOfTheReadmeIsWhatTheReaderRefuses) {
   ASSERT_GT(settings.all().size(), 50u);
   const std::string list = Refusals(settings.all()).list();
   const std::string file = DTRAIN_SOURCE_DIR "/README.md";
-  const std::string expected = with_table(read_file(file), "not supported yet", list);
-  ASSERT_FALSE(expected.empty()) << "the marks of the list are missing in " << file;
-  if (std::getenv("DTRAIN_REWRITE_DOCUMENTS")) std::ofstream(file, std::ios::binary) << expected;
-  EXPECT_EQ(read_file(file), expected) << "write the list anew:\n  DTRAIN_REWRITE_DOCUMENTS=1 " DTRAIN_BINARY_DIR
-                                          "/tests/config_test --gtest_filter='NotSupported*'";
+  harness::expect_document(file, harness::with_table(read_file(file), "keys: not supported yet", list),
+                           "config_test --gtest_filter='NotSupported*'");
 }
 
 }  // namespace

@@ -67,7 +67,7 @@ class ClusterTest(unittest.TestCase):
     build = None  # set by main()
 
     def setUp(self):
-        self.work = Workplace(type(self).__name__)
+        self.work = Workplace(type(self).__name__, on_disk=True)
         self.rank_program = str(self.build.bin.parent / "tests" / "rank_program")
 
     def tearDown(self):

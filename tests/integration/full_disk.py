@@ -21,7 +21,7 @@ def can_mount():
 @unittest.skipUnless(can_mount(), "only root can mount a tmpfs, in a mount namespace of its own")
 class FullDisk(unittest.TestCase):
     def setUp(self):
-        self.work = Workplace("full-disk")
+        self.work = Workplace("full-disk", on_disk=True)
         self.addCleanup(self.work.remove)
 
     def launch(self, small, size, ranks, batches, *sets):

@@ -95,7 +95,7 @@ class LimitsTest(unittest.TestCase):
         probe = subprocess.run([BUILD.program("dtrain"), "host-probe"], input=json.dumps(request) + "\n", text=True,
                                env=environment(XDG_CACHE_HOME=str(self.cache)), stdout=subprocess.PIPE, check=True)
         answer = json.loads(probe.stdout.splitlines()[1])
-        self.assertEqual(answer, {"limits": self.limits(first), "seconds": 0, "failure": ""})
+        self.assertEqual(answer, {"limits": self.limits(first), "seconds": 0, "before": 0, "failure": ""})
 
         # A damaged file is measured anew and replaced.
         (entry,) = self.cached()
@@ -140,6 +140,7 @@ class LimitsTest(unittest.TestCase):
                 for cpu in sorted(os.sched_getaffinity(0))[:2] for _ in range(2)]
         try:
             busy = self.launch()
+            self.assertNotIn("measured this machine", self.launch().output, "while the machine is as busy")
         finally:
             for hog in hogs:
                 hog.kill()
@@ -147,12 +148,15 @@ class LimitsTest(unittest.TestCase):
         self.assertGreater(self.limits(busy)["displaced_share"], 0.2)
         self.assertIn("of the cores of host", " ".join(busy.json("plan.json")["warnings"]))
         self.assertIn("too low: other programs had", self.doctor().output)
-        self.assertNotIn("measured this machine", self.launch().output)
         (entry,) = self.cached()
+        self.assertNotIn("repeats", json.loads(entry.read_text()))
         hours_ago = time.time() - 2 * 3600
         os.utime(entry, (hours_ago, hours_ago))
         again = self.launch()
-        self.assertIn("measured this machine once", again.output)
+        share = round(100 * self.limits(busy)["displaced_share"])
+        self.assertRegex(again.output, rf"measured this machine again, as other programs had {share}% of its cores the last time: ")
+        self.assertEqual(json.loads(entry.read_text())["repeats"], 1)
+        self.assertLessEqual(self.limits(again).get("displaced_share", 0), self.limits(busy)["displaced_share"])
 
     def test_nothing_is_measured_where_it_is_switched_off(self):
         for sets, variables in ((["profiling.calibration=false"], {}), ([], {"DTRAIN_CALIBRATION": "false"})):

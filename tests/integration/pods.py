@@ -91,7 +91,7 @@ class PodsTest(unittest.TestCase):
     build = None  # set by main()
 
     def setUp(self):
-        self.work = Workplace(type(self).__name__)
+        self.work = Workplace(type(self).__name__, on_disk=True)
         os.chown(self.work.path, USER, USER)
         self.rank_program = str(self.build.bin.parent / "tests" / "rank_program")
         self.names = {host: hosts_file(host).read_text() for host in "ab"}

@@ -33,7 +33,7 @@ ADAM = {"kind": "adam", "lr": 2e-3, "weight_decay": 1e-3}
 ADAMW = {"kind": "adamw", "lr": 3e-3}
 LAMB = {"kind": "lamb", "lr": 0.01}
 MUON = {"kind": "muon", "lr": 0.01, "adamw_lr": 2e-3, "adamw_match": "tokens.*|head*"}
-BATCHES = 60
+BATCHES = 40
 
 
 def case(model, optimizer, batches=None, length=None, slot_type="cpu", sections=None, **parts):
@@ -166,8 +166,8 @@ class Interrupted:
         folder.mkdir()
         self.file = experiment(build, one, ranks, one["slot_type"], folder / "experiment.yaml")
         self.breaks = []
-        for _ in range(2):
-            self.breaks.append({"kind": "terminate", "rank": dice.randrange(ranks), "batch": dice.randint(2, 24)})
+        for _ in range(dice.randint(1, 2)):
+            self.breaks.append({"kind": "terminate", "rank": dice.randrange(ranks), "batch": dice.randint(2, BATCHES // 2 - 4)})
 
     def arguments(self):
         """Of each process: its arguments, and the exit codes that it may have."""
@@ -284,7 +284,7 @@ def kill_cases(build, workplace, dice):
         folder.mkdir()
         file = experiment(build, one, ranks, "cpu", folder / "experiment.yaml")
         launch(build, file, folder / "whole").expect(0)
-        fault = {"kind": "kill", "rank": dice.randrange(ranks), "batch": dice.randint(12, 50), "once": str(folder / "killed")}
+        fault = {"kind": "kill", "rank": dice.randrange(ranks), "batch": dice.randint(12, BATCHES - 8), "once": str(folder / "killed")}
         killer = AgentKiller(folder / "broken", dice.uniform(0, 1.5))
         result = launch(build, file, folder / "broken", sets=[f"hyperparameters.fault={json.dumps(fault)}"]).expect(0)
         problems = differences(what_is_left(folder / "whole"), what_is_left(folder / "broken"))

@@ -146,6 +146,8 @@ class Mpi(GradientsTest):
 
 @unittest.skipUnless(HOSTS, "runs inside tests/harness/two_hosts.sh with RATE")
 class TwoHosts(GradientsTest):
+    ON_DISK = True
+
     @staticmethod
     def start(a, b):
         def start(ranks, file, run_dir):

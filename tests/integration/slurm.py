@@ -43,7 +43,7 @@ def cpus_in(text):
 
 class SlurmTest(unittest.TestCase):
     def setUp(self):
-        self.work = Workplace(type(self).__name__)
+        self.work = Workplace(type(self).__name__, on_disk=True)
         self.cluster = self.work.path / "cluster.yaml"
         self.cluster.write_text(json.dumps({"launcher": {"type": "slurm", "options": ["--time=10"]}}))
         self.rank_program = str(BUILD.bin.parent / "tests" / "rank_program")

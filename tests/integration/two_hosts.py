@@ -46,7 +46,7 @@ def mpirun(a, b, run_dir, sets=(), options=()):
 
 class TwoHosts(unittest.TestCase):
     def setUp(self):
-        self.work = Workplace(type(self).__name__)
+        self.work = Workplace(type(self).__name__, on_disk=True)
 
     def tearDown(self):
         for host in "ab":

@@ -42,6 +42,16 @@ class ManPage(unittest.TestCase):
         for part in ("130", "DTRAIN_LIBTORCH_DIR", "bash|zsh" if "bash|zsh" in text else "bash or zsh"):
             self.assertIn(part, text)
 
+    def test_exit_codes_and_variables_are_those_of_the_documents(self):
+        docs, text = Path(__file__).resolve().parents[2] / "docs", rendered()
+        codes = re.findall(r"^\| (\d+) \|", (docs / "errors.md").read_text(), re.MULTILINE)
+        rows = (docs / "launching.md").read_text().partition("<!-- environment variables ")[2].splitlines()
+        variables = [name for row in rows if row.startswith("| `") for name in re.findall(r"`(\w+)`", row.split("|")[1])]
+        self.assertIn("75", codes)
+        self.assertIn("DTRAIN_CLUSTER", variables)
+        for tag in codes + variables:
+            self.assertRegex(text, rf"(?m)^ {{7}}(.*, )?{tag}([,:].*)?( |$)")
+
     def test_troff_has_no_warning(self):
         done = subprocess.run(["groff", "-man", "-ww", "-z", "-b"], input=PAGE, capture_output=True, text=True)
         self.assertEqual((done.returncode, done.stderr), (0, ""))

@@ -4,6 +4,7 @@
 #include "cli_harness.h"
 #include "doctor/checks.h"
 #include "doctor/other_hosts.h"
+#include "libtorch.h"
 
 namespace dtrain::run {
 namespace {
@@ -48,6 +49,22 @@ TEST(Checks, ClocksAreJudgedByWhatIsCertain) {
   EXPECT_EQ(judge_clock({ms(150), ms(60)}).level, Level::kOk) << "it may be 90 ms";
   EXPECT_EQ(judge_clock({ms(-3000), ms(1)}).level, Level::kWarning);
   EXPECT_THAT(judge_clock({ms(-3000), ms(1)}).text, StartsWith("3.00 s behind this host's"));
+}
+
+TEST(Checks, VariablesThatAreReadAndThoseThatAreNot) {
+  EXPECT_EQ(check_variables({{"PATH", "/bin"}, {"HOME", "/"}})[0].text, "none that dtrain reads is set");
+  const std::vector<Finding> findings = check_variables({{"DTRAIN_CALIBRATE", "false"},
+                                                         {"DTRAIN_COMMAND", "/bin/dtrain"},
+                                                         {"DTRAIN_UNHEARD_OF", ""},
+                                                         {"OMP_NUM_THREADS", "2"},
+                                                         {"DTRAIN_CLUSTER", "c.yaml"}});
+  ASSERT_EQ(findings.size(), 3u) << "dtrain itself sets DTRAIN_COMMAND";
+  EXPECT_EQ(findings[0].level, Level::kOk);
+  EXPECT_EQ(findings[0].text, "DTRAIN_CLUSTER=c.yaml, OMP_NUM_THREADS=2");
+  EXPECT_EQ(findings[1].level, Level::kWarning);
+  EXPECT_THAT(findings[1].text, StartsWith("DTRAIN_CALIBRATE is set, and no program"));
+  EXPECT_EQ(findings[1].remedy, "did you mean DTRAIN_CALIBRATION?");
+  EXPECT_THAT(findings[2].remedy, StartsWith("unset it"));
 }
 
 TEST(Checks, AFolderThatIsNotThereYet) {
@@ -116,11 +133,20 @@ std::string far_host(const TestRun& run, const std::string& script) {
                           shell.string() + "\"]}\n");
 }
 
+TEST(Doctor, SaysWhyAProgramIsMissing) {
+  const MissingProgram without = missing_program("dtrain-worker", false);
+  EXPECT_THAT(without.text, HasSubstr("was built without libtorch"));
+  EXPECT_THAT(without.remedy, HasSubstr("DTRAIN_TORCH=ON"));
+  const MissingProgram unbuilt = missing_program("dtrain-worker", true);
+  EXPECT_EQ(unbuilt.text, "dtrain-worker is neither beside dtrain nor in PATH");
+  EXPECT_THAT(unbuilt.remedy, HasSubstr("cmake --build build/release --target dtrain-worker"));
+}
+
 TEST(Doctor, ThisMachine) {
   const TestRun run;
   const Report report = doctor_of(run);
   for (const char* check : {"libtorch", "MPI", "shared memory", "/dev/shm", "open files", "locked memory", "interfaces",
-                            "disk space", "disk speed", "ledger", "cluster"}) {
+                            "disk space", "disk speed", "ledger", "variables", "cluster"}) {
     EXPECT_NE(finding(report.json, check).at("text"), "") << check;
   }
   EXPECT_EQ(report.code, report.json.at("worst") == "problem" ? 1 : 0);

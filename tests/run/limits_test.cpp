@@ -16,6 +16,7 @@ namespace dtrain::run {
 namespace {
 
 namespace fs = std::filesystem;
+using namespace std::chrono_literals;
 using profile::RankLimits;
 using testing::HasSubstr;
 using testing::Not;
@@ -83,24 +84,58 @@ TEST_F(LimitsCacheTest, OfAnotherProcessorAreNotShown) {
   EXPECT_TRUE(cache_.of_this_machine().empty());
 }
 
-TEST_F(LimitsCacheTest, WhatOtherProgramsDisturbedIsStaleAfterAnHour) {
-  using std::chrono::minutes;
+TEST_F(LimitsCacheTest, KnowsHowLimitsWereMeasured) {
   const Json key = limits_key(1, 2);
   RankLimits limits = limits_of(1, 2);
-  const auto is_stale_after = [&](minutes age) {
-    fs::last_write_time(cache_.file(key), fs::file_time_type::clock::now() - age);
-    return cache_.is_stale(key, cache_.find(key).value());
-  };
-  for (const double share : {0.0, 0.04}) {
-    limits.displaced_share = share;
-    cache_.store(key, limits);
-    EXPECT_FALSE(is_stale_after(minutes(600))) << share;
-  }
-  limits.displaced_share = 0.5;
   cache_.store(key, limits);
-  EXPECT_FALSE(is_stale_after(minutes(59)));
-  EXPECT_TRUE(is_stale_after(minutes(61)));
-  EXPECT_EQ(cache_.find(key), limits);
+  EXPECT_EQ(cache_.measurement(key, limits).displaced_share, 0);
+  EXPECT_EQ(cache_.measurement(key, limits).repeats, 0);
+  limits.displaced_share = 0.5;
+  cache_.store(key, limits, 3);
+  fs::last_write_time(cache_.file(key), fs::file_time_type::clock::now() - 2h);
+  const Measurement last = cache_.measurement(key, cache_.find(key).value());
+  EXPECT_EQ(last.displaced_share, 0.5);
+  EXPECT_EQ(last.repeats, 3);
+  EXPECT_GE(last.age, 2h);
+  EXPECT_EQ(cache_.find(key), limits) << "the count of repetitions is no figure of the machine";
+  for (const Json& damage : {Json("x"), Json(-1), Json(1e9), Json(100000)}) {
+    Json entry = read_json(cache_.file(key));
+    entry["repeats"] = damage;
+    std::ofstream(cache_.file(key)) << to_line(entry);
+    EXPECT_GE(cache_.measurement(key, limits).repeats, 0) << damage;
+    EXPECT_LE(cache_.measurement(key, limits).repeats, 7) << damage;
+  }
+}
+
+TEST(MeasuringAgain, IsForWhatOtherProgramsDisturbed) {
+  for (const double share : {0.0, 0.05}) EXPECT_FALSE(should_measure_again({.displaced_share = share, .age = 600h}, 0));
+  EXPECT_TRUE(should_measure_again({.displaced_share = 0.06}, 0));
+}
+
+TEST(MeasuringAgain, WaitsForAQuieterMachine) {
+  const Measurement half{.displaced_share = 0.5};
+  EXPECT_TRUE(should_measure_again(half, 0.0));
+  EXPECT_TRUE(should_measure_again(half, 0.25));
+  EXPECT_FALSE(should_measure_again(half, 0.26));
+  EXPECT_FALSE(should_measure_again(half, 1.0)) << "one busy program on each core, as then";
+  EXPECT_FALSE(should_measure_again(half, std::nullopt));
+}
+
+TEST(MeasuringAgain, IsSeldomWhereEachRepetitionIsDisturbed) {
+  int pause = 1;  // minutes
+  for (int repeats = 1; pause < 60; ++repeats, pause *= 2) {
+    const auto after = [&](std::chrono::seconds age) {
+      return should_measure_again({.displaced_share = 0.5, .repeats = repeats, .age = age}, 0);
+    };
+    EXPECT_FALSE(after(std::chrono::minutes(pause) - 1s)) << pause;
+    EXPECT_TRUE(after(std::chrono::minutes(pause))) << pause;
+  }
+  EXPECT_FALSE(should_measure_again({.displaced_share = 0.5, .repeats = 1000, .age = 60min}, 0));
+}
+
+TEST(MeasuringAgain, IsDoneAfterAnHourInAnyCase) {
+  EXPECT_FALSE(should_measure_again({.displaced_share = 0.5, .age = 60min}, 1));
+  EXPECT_TRUE(should_measure_again({.displaced_share = 0.5, .repeats = 1000, .age = 61min}, 1));
 }
 
 TEST_F(LimitsCacheTest, DamagedFilesCountAsNone) {
@@ -158,10 +193,11 @@ TEST(RanksOfHost, GetTheCpusOfTheFirstSlots) {
 }
 
 TEST(MachineLimits, TravelBetweenHosts) {
-  const MachineLimits sent{.limits = limits_of(2, 3), .seconds = 1.5, .failure = "x"};
+  const MachineLimits sent{.limits = limits_of(2, 3), .seconds = 1.5, .before = 0.5, .failure = "x"};
   const MachineLimits received = machine_limits_of(Json::parse(to_line(to_json(sent))));
   EXPECT_EQ(received.limits, sent.limits);
   EXPECT_EQ(received.seconds, 1.5);
+  EXPECT_EQ(received.before, 0.5);
   EXPECT_EQ(received.failure, "x");
   EXPECT_FALSE(machine_limits_of(to_json(MachineLimits())).limits);
 }

@@ -11,6 +11,7 @@
 #include "dtrain/run/summary_text.h"
 #include "dtrain/run/verify.h"
 #include "runs/run_command.h"
+#include "share/exit_codes.h"
 
 namespace dtrain::cli {
 namespace {
@@ -74,8 +75,8 @@ void add_what_if(CLI::App& app, int* exit_code) {
   command->footer(
       "docs/profiling.md describes how each number is predicted. By default --verify starts 25 runs (13 if the run\n"
       "has one rank) and 6 more for each key that a prediction sets, one after the other, and keeps them in "
-      "RUN/what-if/N. Exit codes: 0 done, 1 a run failed, 2\n"
-      "bad input, 130 interrupted.");
+      "RUN/what-if/N.\n\n" +
+      exit_codes_help({ExitCode::kDone, ExitCode::kRunFailed, ExitCode::kBadInput, ExitCode::kInterrupted}));
   command->callback([arguments, exit_code] {
     if (arguments->verify) {
       *exit_code = verify(*arguments);

@@ -5,6 +5,7 @@
 #include "dtrain/base/text.h"
 #include "dtrain/run/version.h"
 #include "share/command_facts.h"
+#include "share/exit_codes.h"
 
 namespace dtrain::cli {
 namespace {
@@ -12,36 +13,6 @@ namespace {
 struct Entry {
   const char* name;
   const char* text;
-};
-
-constexpr Entry kExitCodes[] = {
-    {"0", "Done."},
-    {"1", "The run failed: a rank died or threw, data is missing, the weights cannot be written."},
-    {"2",
-     "Bad input, found before any rank trains: the experiment, an option, a request that never fits, no libtorch."},
-    {"3", "dtrain diff --fail-above found a regression."},
-    {"130",
-     "Interrupted by Ctrl-C or SIGTERM; the ranks finished their step and wrote the weights, unless a second signal "
-     "killed them."},
-};
-
-constexpr Entry kVariables[] = {
-    {"DTRAIN_LIBTORCH_DIR",
-     "The 'torch' folder of an installed PyTorch of dtrain's version. Programs that train then use its libtorch and no "
-     "other. If it is not set, they use the one they were linked to, else the one that dtrain-get-libtorch installed."},
-    {"OMP_NUM_THREADS, OMP_WAIT_POLICY, GOMP_SPINCOUNT",
-     "Passed to the ranks unchanged. If they are not set, dtrain launch sets them to the number of cores of a rank's "
-     "slot, to passive, and to 10000: threads spin for some 0.1 ms before they sleep."},
-    {"DTRAIN_STATE_DIR, XDG_STATE_HOME",
-     "Where the ledger of tasks is: ledger.db in the first, or in dtrain/ of the second (~/.local/state). It must "
-     "be on a local disk."},
-    {"PATH", "Where an entrypoint without a slash is looked up, after the folder of dtrain itself."},
-    {"XDG_RUNTIME_DIR",
-     "Holds the private files by which the ranks of a host find each other; /tmp/dtrain-UID if it is not set."},
-    {"DTRAIN_RANK, DTRAIN_WORLD_SIZE, DTRAIN_LOCAL_RANK, DTRAIN_LOCAL_SIZE, DTRAIN_JOB",
-     "Identify a rank of a trial that is started without dtrain launch. The variables of mpirun (OMPI_COMM_WORLD_*), "
-     "srun (SLURM_*) and torchrun (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE) are read too. If only a part of a "
-     "group is set, that is an error that names the missing variable."},
 };
 
 constexpr Entry kFiles[] = {
@@ -126,10 +97,21 @@ void add_command(const CommandFacts& command, std::string* page) {
   if (!command.footer.empty()) *page += ".PP\n" + paragraphs(command.footer);
 }
 
-template <std::size_t N>
-std::string entries(const Entry (&list)[N]) {
+std::string exit_codes() {
   std::string result;
-  for (const Entry& entry : list) result += tagged(bold(entry.name), entry.text);
+  for (const ExitCodeMeaning& one : kExitCodes) {
+    result +=
+        tagged(bold(std::to_string(static_cast<int>(one.code))), plain(std::string(one.meaning) + " " + one.details));
+  }
+  return result;
+}
+
+std::string variables() {
+  std::string result;
+  for (const Variable& one : kVariables) {
+    const std::string text = std::string(one.effect) + " Read by " + one.readers + ".";
+    result += tagged(bold(join(split(one.names, ' '), ", ")) + ": " + italic(one.value), plain(text));
+  }
   return result;
 }
 
@@ -141,9 +123,10 @@ std::string man_page(const CommandFacts& app, const std::string& version) {
   for (const ValueFacts& option : app.options) page += tagged(option_tag(option), option.description);
   page += ".SH COMMANDS\n";
   for (const CommandFacts& command : app.commands) add_command(command, &page);
-  page += ".SH EXIT STATUS\n" + entries(kExitCodes);
-  page += ".SH ENVIRONMENT\n" + entries(kVariables);
-  page += ".SH FILES\n" + entries(kFiles);
+  page += ".SH EXIT STATUS\n" + exit_codes();
+  page += ".SH ENVIRONMENT\n" + variables();
+  page += ".SH FILES\n";
+  for (const Entry& entry : kFiles) page += tagged(bold(entry.name), entry.text);
   if (!app.footer.empty()) page += ".SH EXAMPLES\n" + paragraphs(app.footer);
   page += ".SH SEE ALSO\n" + bold("dtrain-get-libtorch") + " \\-\\-help; the documents in /usr/share/doc/dtrain\n";
   return page;

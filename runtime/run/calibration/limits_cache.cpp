@@ -72,6 +72,12 @@ namespace {
 
 // A machine that is always busy is not measured at each launch.
 constexpr std::chrono::hours kDisturbedLasts{1};
+constexpr std::chrono::minutes kFirstPause{1};  // between repetitions; each next one is twice as long
+// Ranks that share their cores with one busy program each lose half of them, while the program alone has all of them.
+// So a busy share below the displaced share means less work of others, and below its half clearly less.
+constexpr double kQuieter = 0.5;
+constexpr const char* kRepeats = "repeats";
+constexpr int kMostRepeats = 7;  // the pause is longer than an hour then
 
 // The limits of an entry; empty: there are none in it.
 std::optional<profile::RankLimits> limits_in(const std::optional<Json>& entry) {
@@ -128,6 +134,13 @@ Json limits_key(int threads, int ranks, int most_threads) {
   return key;
 }
 
+bool should_measure_again(const Measurement& last, std::optional<double> busy_share) {
+  if (last.displaced_share <= profile::kDisturbed) return false;
+  if (last.age > kDisturbedLasts) return true;
+  if (!busy_share || *busy_share > kQuieter * last.displaced_share) return false;
+  return last.repeats == 0 || last.age >= kFirstPause * (1 << (std::min(last.repeats, kMostRepeats) - 1));
+}
+
 LimitsCache::LimitsCache(const fs::path& folder) : files_(folder, "limits") {}
 
 fs::path LimitsCache::lock_file() const {
@@ -138,15 +151,22 @@ std::optional<profile::RankLimits> LimitsCache::find(const Json& key) const {
   return limits_in(files_.find(key));
 }
 
-bool LimitsCache::is_stale(const Json& key, const profile::RankLimits& found) const {
-  if (!profile::is_disturbed(found)) return false;
+Measurement LimitsCache::measurement(const Json& key, const profile::RankLimits& found) const {
+  Measurement last{.displaced_share = found.displaced_share.value_or(0)};
+  if (const std::optional<Json> entry = files_.find(key); entry && entry->contains(kRepeats)) {
+    const Json& repeats = entry->at(kRepeats);
+    if (repeats.is_number_integer()) last.repeats = std::clamp(repeats.get<int>(), 0, kMostRepeats);
+  }
   std::error_code code;
   const auto written = fs::last_write_time(files_.file(key), code);
-  return !code && fs::file_time_type::clock::now() - written > kDisturbedLasts;
+  if (!code) last.age = std::chrono::duration_cast<std::chrono::seconds>(fs::file_time_type::clock::now() - written);
+  return last;
 }
 
-void LimitsCache::store(const Json& key, const profile::RankLimits& limits) const {
-  files_.store(key, {{"limits", profile::to_json(limits)}});
+void LimitsCache::store(const Json& key, const profile::RankLimits& limits, int repeats) const {
+  Json entry = {{"limits", profile::to_json(limits)}};
+  if (repeats > 0) entry[kRepeats] = std::min(repeats, kMostRepeats);
+  files_.store(key, entry);
 }
 
 std::vector<profile::RankLimits> LimitsCache::of_this_machine() const {

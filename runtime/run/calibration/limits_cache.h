@@ -2,6 +2,7 @@
 // which hosts may share. Files are replaced whole. Any thread.
 #pragma once
 
+#include <chrono>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -49,6 +50,19 @@ RanksOfHost on_this_host(RanksOfHost ranks);
 // as in RanksOfHost: the limits of such a key say which of the two numbers they are for.
 Json limits_key(int threads, int ranks, int most_threads = 0);
 
+// How limits that are remembered were measured.
+struct Measurement {
+  double displaced_share = 0;   // RankLimits::displaced_share
+  int repeats = 0;              // how often they were measured again, as other programs had disturbed them
+  std::chrono::seconds age{0};  // since the last time
+};
+
+// Whether a launch measures them again. `busy_share`: how much of the ranks' CPUs other programs have now, 0 to 1;
+// empty: not known. A measurement that they disturbed is repeated at the first launch that finds the machine clearly
+// quieter, then after 1, 2, 4, … minutes, as programs that work now and then may disturb each repetition; and after an
+// hour in any case.
+bool should_measure_again(const Measurement& last, std::optional<double> busy_share);
+
 class LimitsCache {
  public:
   // `folder`: the user's cache folder; empty: nothing is remembered.
@@ -59,10 +73,10 @@ class LimitsCache {
   std::filesystem::path lock_file() const;
   // What was measured for the key. A file that is missing, damaged or of another key counts as none.
   std::optional<profile::RankLimits> find(const Json& key) const;
-  // Whether what find() has found should be measured again: other programs disturbed it, and an hour has passed since.
-  bool is_stale(const Json& key, const profile::RankLimits& found) const;
-  // SystemError: it cannot be written.
-  void store(const Json& key, const profile::RankLimits& limits) const;
+  // How what find() has found was measured.
+  Measurement measurement(const Json& key, const profile::RankLimits& found) const;
+  // `repeats` as in Measurement. SystemError: it cannot be written.
+  void store(const Json& key, const profile::RankLimits& limits, int repeats = 0) const;
   // Everything that was measured with this processor and these versions, by threads, then by ranks.
   std::vector<profile::RankLimits> of_this_machine() const;
 

@@ -14,6 +14,7 @@
 #include "dtrain/base/fd.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
+#include "dtrain/host/cpu_times.h"
 #include "libtorch.h"
 
 namespace dtrain::run {
@@ -23,6 +24,7 @@ namespace fs = std::filesystem;
 using CalibrationWatch = std::chrono::steady_clock;
 
 constexpr const char* kCalibrationProgram = "dtrain-calibrate";
+constexpr std::chrono::milliseconds kLooksAtOthers{250};  // /proc/stat counts in steps of 10 ms
 constexpr std::chrono::seconds kCalibrationPatience{40};  // for the program, and for another process that measures
 
 struct PipeEnds {
@@ -78,8 +80,10 @@ std::string library_path_for(const fs::path& program, const fs::path& of_ranks, 
 // The line of JSON that dtrain-calibrate prints. Error: it cannot be started, or has failed.
 Json run_calibration(const RanksOfHost& ranks, const Variables& variables) {
   const fs::path program = find_program(kCalibrationProgram, executable_path().parent_path(), variables);
-  if (program.empty())
-    throw Error(std::string("there is no ") + kCalibrationProgram + " beside dtrain: it was built without libtorch");
+  if (program.empty()) {
+    const MissingProgram missing = missing_program(kCalibrationProgram);
+    throw Error(missing.text, missing.remedy);
+  }
   const std::string libraries = library_path_for(program, ranks.program, variables);
   PipeEnds out = make_output_pipe();
   PipeEnds err = make_output_pipe();
@@ -109,6 +113,25 @@ Json run_calibration(const RanksOfHost& ranks, const Variables& variables) {
   return Json::parse(text);
 }
 
+// How much of the CPUs other programs have, while this process sleeps. Empty: /proc/stat does not say.
+std::optional<double> busy_share_of(const std::vector<std::vector<int>>& cpus_of_ranks) {
+  const auto before = host::read_cpu_times();
+  std::this_thread::sleep_for(kLooksAtOthers);
+  const auto after = host::read_cpu_times();
+  if (!before || !after) return std::nullopt;
+  double sum = 0;
+  int count = 0;
+  for (const std::vector<int>& cpus : cpus_of_ranks) {
+    for (const int cpu : cpus) {
+      const auto number = static_cast<std::size_t>(cpu);
+      if (number >= before->cores.size() || number >= after->cores.size()) continue;
+      sum += host::busy_share(before->cores[number], after->cores[number]);
+      ++count;
+    }
+  }
+  return count == 0 ? std::nullopt : std::optional(sum / count);
+}
+
 // Held by the process that measures. Empty: this file system has no locks.
 UniqueFd lock_machine(const fs::path& file) {
   std::error_code code;
@@ -132,10 +155,14 @@ MachineLimits measure_and_store(const RanksOfHost& ranks, const LimitsCache& cac
   const Json answer = run_calibration(ranks, variables);
   result.limits = profile::rank_limits_of(answer.at("limits"));
   result.seconds = answer.at("seconds").get<double>();
-  if (before && before->displaced_share.value_or(0) < result.limits->displaced_share.value_or(0))
-    result.limits = before;
+  int repeats = 0;
+  if (before) {
+    result.before = before->displaced_share.value_or(0);
+    repeats = cache.measurement(key, *before).repeats + 1;
+    if (result.before < result.limits->displaced_share.value_or(0)) result.limits = before;
+  }
   try {
-    cache.store(key, *result.limits);
+    cache.store(key, *result.limits, repeats);
   } catch (const Error& error) {
     result.failure = "they are not remembered: " + std::string(error.what());
   }
@@ -151,9 +178,16 @@ MachineLimits machine_limits(const RanksOfHost& given, Measure measure, const Va
     const LimitsCache cache(cache_folder(variables));
     const Json key = limits_key(ranks.threads, ranks.ranks, ranks.most_threads);
     const bool remembers = !cache.lock_file().empty();
+    std::optional<double> busy_share;
+    const auto is_good_enough = [&] {
+      return result.limits && !should_measure_again(cache.measurement(key, *result.limits), busy_share);
+    };
     if (measure != Measure::kAnew) {
       result.limits = cache.find(key);
-      if ((result.limits && !cache.is_stale(key, *result.limits)) || measure == Measure::kNever) return result;
+      if (measure == Measure::kNever) return result;
+      if (result.limits && should_measure_again(cache.measurement(key, *result.limits), 0))  // looking takes a moment
+        busy_share = busy_share_of(ranks.cpus);
+      if (is_good_enough()) return result;
       if (!remembers) {
         result.failure = "there is no folder to remember them in: HOME is not set";
         return result;
@@ -163,7 +197,7 @@ MachineLimits machine_limits(const RanksOfHost& given, Measure measure, const Va
     if (remembers) held = lock_machine(cache.lock_file());
     // The process that held the lock may have measured just this.
     if (measure == Measure::kIfUnknown) result.limits = cache.find(key);
-    if (result.limits && !cache.is_stale(key, *result.limits)) return result;
+    if (is_good_enough()) return result;
     return measure_and_store(ranks, cache, key, result.limits, variables);
   } catch (const std::exception& error) {
     result.failure = error.what();
@@ -182,11 +216,14 @@ bool may_calibrate(const Variables& variables) {
 Json to_json(const MachineLimits& limits) {
   return {{"limits", limits.limits ? profile::to_json(*limits.limits) : Json()},
           {"seconds", limits.seconds},
+          {"before", limits.before},
           {"failure", limits.failure}};
 }
 
 MachineLimits machine_limits_of(const Json& json) {
-  MachineLimits result{.seconds = json.at("seconds").get<double>(), .failure = json.at("failure").get<std::string>()};
+  MachineLimits result{.seconds = json.at("seconds").get<double>(),
+                       .before = json.at("before").get<double>(),
+                       .failure = json.at("failure").get<std::string>()};
   if (const Json& limits = json.at("limits"); !limits.is_null()) result.limits = profile::rank_limits_of(limits);
   return result;
 }

@@ -14,12 +14,13 @@ namespace dtrain::run {
 struct MachineLimits {
   std::optional<profile::RankLimits> limits;
   double seconds = 0;   // that measuring took; 0: they were remembered
+  double before = 0;    // the displaced share of an earlier measurement that this one repeats; 0: it is the first
   std::string failure;  // why there are none, or why they are not remembered; empty: nothing is wrong
 };
 
 enum class Measure {
   kNever,      // only what is remembered
-  kIfUnknown,  // where nothing is remembered
+  kIfUnknown,  // where nothing is remembered, or something that should_measure_again()
   kAnew,       // in any case
 };
 
@@ -29,7 +30,7 @@ MachineLimits machine_limits(const RanksOfHost& ranks, Measure measure, const Va
 // DTRAIN_CALIBRATION: whether launches may measure. It is "true" or "false"; unset: true. ConfigError: something else.
 bool may_calibrate(const Variables& variables);
 
-Json to_json(const MachineLimits& limits);          // for another host: {"limits", "seconds", "failure"}
+Json to_json(const MachineLimits& limits);          // for another host: {"limits", "seconds", "before", "failure"}
 MachineLimits machine_limits_of(const Json& json);  // Json::exception if it is malformed
 Json to_json(const RanksOfHost& ranks);
 RanksOfHost ranks_of_host(const Json& json);  // Json::exception if it is malformed

@@ -65,8 +65,8 @@ std::string render_limits(std::span<const profile::RankLimits> all) {
             (limits.ranks == 1 ? "no other works" : number_of(limits.ranks, "rank") + " work") +
             (limits.cpu.empty() ? "" : " (" + limits.cpu + ")") + "\n";
     if (profile::is_disturbed(limits)) {
-      text += "  too low: other programs had " + profile::displaced_text(limits) +
-              " of the cores meanwhile; measure again when they have ended\n";
+      text += "  too low: other programs had " + profile::displaced_text(*limits.displaced_share) +
+              " of the cores meanwhile; a launch measures again when the machine is quieter\n";
     }
     if (limits.memory_gb_s)
       text += limit_row("memory", *limits.memory_gb_s, "GB/s", "read and written (STREAM's triad)");

@@ -1,5 +1,6 @@
 #include "dtrain/run/doctor.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <iterator>
 #include <optional>
@@ -10,10 +11,12 @@
 #include "doctor/gpu_checks.h"
 #include "doctor/other_hosts.h"
 #include "dtrain/base/error.h"
+#include "dtrain/base/process_interface.h"
 #include "dtrain/base/text.h"
 #include "dtrain/host/identity.h"
 #include "dtrain/host/interfaces.h"
 #include "dtrain/scheduler/cluster_agents.h"
+#include "variable_family.h"
 
 namespace dtrain::run {
 namespace {
@@ -40,6 +43,37 @@ Finding check_interfaces() {
   return ok("interfaces", join(parts, ", "));
 }
 
+std::vector<Finding> check_variables(const Variables& variables) {
+  const std::string prefix = "DTRAIN_";  // not compared: it would make any two names look alike
+  std::vector<std::string> names;
+  std::vector<std::string> own_names;
+  std::vector<std::string> shown;
+  for (const Variable& one : kVariables) {
+    for (const std::string& name : split(one.names, ' ')) {
+      names.push_back(name);
+      if (name.starts_with(prefix)) own_names.push_back(name.substr(prefix.size()));
+      const std::string* value = find(variables, name);
+      if (value && !one.is_ordinary) shown.push_back(name + "=" + *value);
+    }
+  }
+  std::vector<Finding> result{ok("variables", shown.empty() ? "none that dtrain reads is set" : join(shown, ", "))};
+  const auto is_in = [](const auto& list, const std::string& name) {
+    return std::find(std::begin(list), std::end(list), name) != std::end(list);
+  };
+  for (const auto& [name, value] : variables) {
+    // The libraries that stand in for GPUs in tests read DTRAIN_FAKE_*.
+    if (!name.starts_with(prefix) || name.starts_with("DTRAIN_FAKE_") || is_in(names, name) ||
+        is_in(kInternalVariables, name)) {
+      continue;
+    }
+    const auto near = nearest(name.substr(prefix.size()), own_names);
+    result.push_back(
+        warning("variables", name + " is set, and no program of dtrain reads it",
+                near ? "did you mean " + prefix + *near + "?" : "unset it; `man dtrain` lists the variables"));
+  }
+  return result;
+}
+
 std::vector<Finding> check_host(const CheckedHost& host, const std::optional<GpusSeen>& gpus,
                                 const Variables& variables) {
   std::vector<Finding> result{check_libtorch(variables)};
@@ -53,7 +87,10 @@ std::vector<Finding> check_host(const CheckedHost& host, const std::optional<Gpu
   result.push_back(check_locked_memory());
   result.push_back(check_interfaces());
   append(result, check_folder(host.folder));
-  if (host.launches) result.push_back(check_state_folder(variables));
+  if (host.launches) {
+    result.push_back(check_state_folder(variables));
+    append(result, check_variables(variables));
+  }
   return result;
 }
 

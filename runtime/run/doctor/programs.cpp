@@ -25,8 +25,8 @@ Finding check_libtorch(const Variables& variables) {
   const fs::path beside = executable_path().parent_path();
   const fs::path worker = find_program("dtrain-worker", beside, variables);
   if (worker.empty()) {
-    return warning("libtorch", "this dtrain was built without it: there is no dtrain-worker beside it",
-                   "`model:` experiments need it; programs of your own bring theirs");
+    const MissingProgram missing = missing_program("dtrain-worker");
+    return warning("libtorch", missing.text + "; `model:` experiments need it", missing.remedy);
   }
   try {
     const std::string path = find_libraries(worker, variables);

@@ -49,7 +49,7 @@ std::vector<std::pair<std::string, std::string>> versions() {
   const Variables variables = process_variables();
   std::vector<std::pair<std::string, std::string>> all{
       {"dtrain", version() + ", commit " DTRAIN_COMMIT},
-      {"libtorch", "built for " DTRAIN_LIBTORCH "; " + check_libtorch(variables).text}};
+      {"libtorch", (built_with_libtorch() ? "built for " DTRAIN_LIBTORCH "; " : "") + check_libtorch(variables).text}};
   for (const Finding& backend : check_backends(false, variables)) all.emplace_back(backend.check, backend.text);
   all.emplace_back("NCCL", nccl_text(workers_libtorch(variables)));
   all.emplace_back("CPU", cpu_text());

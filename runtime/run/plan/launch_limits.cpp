@@ -126,10 +126,13 @@ void hear(std::vector<Asked>& asked, std::map<std::string, MachineLimits>& resul
   }
 }
 
-std::string measured_text(const std::string& host, bool here, double seconds) {
+std::string measured_text(const std::string& host, bool here, const MachineLimits& result) {
   char text[64];
-  std::snprintf(text, sizeof text, ": %.1f s", seconds);
-  return "measured " + (here ? "this machine" : host) + " once" + text;
+  std::snprintf(text, sizeof text, ": %.1f s", result.seconds);
+  const std::string machine = "measured " + (here ? "this machine" : host);
+  if (result.before == 0) return machine + " once" + text;
+  return machine + " again, as other programs had " + profile::displaced_text(result.before) +
+         " of its cores the last time" + text;
 }
 
 // What the limits say about the number of threads goes into the plan.
@@ -189,17 +192,17 @@ void settle_limits(LaunchPlan& plan, const RemoteCommand& remote, const Variable
   hear(asked, results);
   for (const HostOfRun& host : hosts) {
     const MachineLimits& result = results[host.name];
-    if (result.seconds > 0) say(measured_text(host.name, host.remote.empty(), result.seconds));
+    if (result.seconds > 0) say(measured_text(host.name, host.remote.empty(), result));
     if (!result.failure.empty()) {
       plan.warnings.push_back("the limits of host " + host.name +
                               (result.limits ? " were measured, but " : " are not known: ") + result.failure);
     }
     if (!result.limits) continue;
     if (profile::is_disturbed(*result.limits)) {
-      plan.warnings.push_back("other programs had " + profile::displaced_text(*result.limits) +
-                              " of the cores of host " + host.name +
-                              " while its limits were measured: MFU is too high, and predictions may be " +
-                              "wrong; dtrain doctor --bench measures them anew");
+      plan.warnings.push_back(
+          "other programs had " + profile::displaced_text(*result.limits->displaced_share) + " of the cores of host " +
+          host.name + " while its limits were measured: MFU is too high, and predictions may be " +
+          "wrong; a launch measures them anew when the machine is quieter, dtrain doctor --bench at once");
     }
     choose_threads(plan, host.name, *result.limits, variables);
     profile::RankLimits limits = *result.limits;

@@ -46,7 +46,7 @@ struct RankLimits {
 // From this displaced share on, figures are too low to be relied on.
 inline constexpr double kDisturbed = 0.05;
 bool is_disturbed(const RankLimits& limits);
-std::string displaced_text(const RankLimits& limits);  // the displaced share: "12%"
+std::string displaced_text(double share);  // "12%"
 
 std::string to_string(MatmulPath path);  // "default", "fast"
 
