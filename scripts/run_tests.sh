@@ -8,7 +8,7 @@ shift 2
 results=$folder/tests.xml
 rm -f "$results"
 status=0
-export PYTHONPATH=$PWD/tests/harness/counting${PYTHONPATH:+:$PYTHONPATH} TEST_COUNTS_ASSERTIONS=1
+export PYTHONPATH=$(realpath "$(dirname "$0")/../tests/harness/counting")${PYTHONPATH:+:$PYTHONPATH} TEST_COUNTS_ASSERTIONS=1
 # Tests wait nearly half of their time (for deadlines, for processes that start): with twice as many as there are cores, cores are
 # seldom idle. All of a test's output is kept: a program's skipped cases are told in it.
 ctest --test-dir "$folder" --output-on-failure -j $((2 * jobs)) --output-junit "$(realpath "$folder")/tests.xml" \

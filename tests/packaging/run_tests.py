@@ -73,10 +73,14 @@ class RunTests(unittest.TestCase):
         ]))
 
     def test_a_failure_is_the_exit_code(self):
-        code, text = self.run_tests({"bad": (["false"], ""), "good": (["true"], "")})
+        code, text = self.run_tests({"bad": (["sh", "-c", "echo 'assertions: 3'; exit 1"], ""), "good": (["echo", "assertions: 12"], "")})
         self.assertNotEqual(code, 0)
         self.assertIn("50% tests passed, 1 tests failed out of 2", text)
-        self.assertTrue(text.endswith("skipped: nothing\n"), text)
+        self.assertIn("assertions of GoogleTest and unittest: 15;", text)
+        self.assertIn("skipped: nothing\n", text)
+        commands = text[text.index("failed: 1;"):].splitlines()[1:]
+        self.assertRegex(commands[0], r"^  bad: \S*sh -c 'echo .*exit 1'$")
+        self.assertRegex(commands[1], r"^  or: ctest --test-dir \S+ --output-on-failure -R '\^\(bad\)\$'$")
 
 
 if __name__ == "__main__":
