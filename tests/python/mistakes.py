@@ -140,9 +140,24 @@ class Trials(MistakeTest):
 class Alone(MistakeTest):
     """Scripts that no launcher of dtrain's has started: Python says how they end, and dtrain has to notice it."""
 
-    def python(self, what, ranks=1):
-        script = (HERE / "mistakes_script.py").read_text()
-        return self.run_script(script.replace("dtrain.init()", f"dtrain.init(hyperparameters={{'what': {what!r}}})"), ranks)
+    @classmethod
+    def setUpClass(cls):
+        cls.warm = forked.WarmPython(**environment)
+        cls.addClassCleanup(cls.warm.close)
+
+    def python(self, what):
+        return self.run_warm(self.script(what))
+
+    @staticmethod
+    def script(what):
+        text = (HERE / "mistakes_script.py").read_text()
+        return text.replace("dtrain.init()", f"dtrain.init(hyperparameters={{'what': {what!r}}})")
+
+    def run_warm(self, script):
+        folder = self.work.new_run()
+        folder.mkdir()
+        (folder / "alone.py").write_text(script)
+        return self.warm.run(["alone.py"], folder, folder / "runs" / "0001-alone")
 
     def run_script(self, script, ranks=1, arrays=(), within="", moves=False):
         """Started in its own folder, or in the folder `within` that; or it moves there itself."""
@@ -201,11 +216,11 @@ class Alone(MistakeTest):
                 self.assertEqual(file, result.run_dir.parents[2] / "alone.py (dtrain.init)")  # errors name no other file
 
     def test_errors_in_settings_name_the_script(self):
-        result = self.run_script("import dtrain\ndtrain.init(nothing=1)\n").expect(2)
+        result = self.run_warm("import dtrain\ndtrain.init(nothing=1)\n").expect(2)
         self.assertIn("alone.py (dtrain.init)", result.output)
 
     def test_torchrun(self):
-        result = self.python("exit no more", ranks=2).expect(1)
+        result = self.run_script(self.script("exit no more"), ranks=2).expect(1)
         self.assertIn("it ended with sys.exit('no more')", result.output)
 
 
@@ -250,12 +265,13 @@ class Launched(MistakeTest):
                                "the third batch")
             process.send_signal(by)
             output, _ = process.communicate(timeout=harness.DEADLINE)
+            (folder / "was_slow").touch()
         finally:
             process.kill()
         return harness.Result(process.returncode, output, run.run_dir)
 
     def test_sigterm_and_going_on(self):
-        whole = self.launch("nothing").expect(0)
+        whole = self.start("mistakes_script.py", "nothing").expect(0)
         result = self.stopped(signal.SIGTERM).expect(75)
         again = harness.run([build.program("dtrain"), "launch", "--continue", str(result.run_dir)], result.run_dir,
                             **environment).expect(0)
