@@ -24,8 +24,8 @@ class MistakeTest(harness.WorkplaceTest):
         folder.mkdir(exist_ok=True)
         return harness.write_experiment(
             folder / "mistakes.yaml", name="mistakes", entrypoint=str(HERE / entrypoint),
-            hyperparameters={"global_batch_size": 8, "what": what}, resources={"slots_per_trial": 2},
-            **{"searcher": {"max_length": {"epochs": 4}}, "scheduling_unit": 1, **sections})
+            hyperparameters={"global_batch_size": 8, "what": what},
+            **{"resources": {"slots_per_trial": 2}, "searcher": {"max_length": {"epochs": 4}}, "scheduling_unit": 1, **sections})
 
     def start(self, entrypoint, what, **sections):
         folder = self.work.new_run()
@@ -230,11 +230,11 @@ class Launched(MistakeTest):
         return harness.launch(build, self.write("mistakes_script.py", what, folder, **sections), folder / "run", **environment)
 
     def test_exits_under_dtrain_run(self):
-        for what, code, text in (("exit 0", 0, "done"), ("exit 1", 1, "it ended with sys.exit(1)\n  exit status 1"),
-                                 ("exit no more", 1, "it ended with sys.exit('no more')\n  exit status 1")):
+        for what, code, text, ranks in (("exit 0", 0, "done", 1), ("exit 1", 1, "it ended with sys.exit(1)\n  exit status 1", 1),
+                                        ("exit no more", 1, "it ended with sys.exit('no more')\n  exit status 1", 2)):
             with self.subTest(what=what):
                 run_dir = self.work.new_run()
-                command = [build.program("dtrain"), "run", "--slots", "2", "--set", f"hyperparameters.what={what}",
+                command = [build.program("dtrain"), "run", "--slots", str(ranks), "--set", f"hyperparameters.what={what}",
                            "--run-dir", str(run_dir), str(HERE / "mistakes_script.py")]
                 result = harness.run(command, run_dir, **environment)
                 self.assertIn(text, result.expect(code).output)
@@ -246,7 +246,7 @@ class Launched(MistakeTest):
 
     def test_exit_codes(self):
         self.assertEqual(self.start("mistakes_script.py", "exit 3").code, 3)
-        result = self.launch("exit 3").expect(1)
+        result = self.launch("exit 3", resources={"slots_per_trial": 1}).expect(1)
         self.assertIn("it ended with sys.exit(3)\n  exit status 3", result.output)
         result = self.launch("exception").expect(1)
         self.assertIn("rank 1 failed at batch 3", result.output)

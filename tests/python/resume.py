@@ -132,7 +132,8 @@ class Resume(harness.WorkplaceTest):
                 folder, experiment = self.write(job, slow, max_restarts=restarts)
                 run = harness.Result(0, "", folder / "run")
                 code = self.launch_and_kill(experiment, run, slow, batch)
-                self.assertEqual(code == 0, restarts == 1, (folder / "run.log").read_text())
+                run.output = (folder / "run.log").read_text()
+                self.assertEqual(code == 0, restarts == 1, run.output)
                 if not restarts:
                     run = harness.run([build.program("dtrain"), "launch", "--continue", str(run.run_dir)], run.run_dir,
                                       **environment).expect(0)
