@@ -2,7 +2,7 @@
 
     parity.py BIN_FOLDER [Models|Optimizers|States|Schedules|Steps|Variants]
 
-Same initial weights, same global batches, 20 steps. No number of ranks but 1 divides the batch of 7, and the last batch of
+Same initial weights, same global batches, 20 steps, or 8 of larger models. No number of ranks but 1 divides the batch of 7, and the last batch of
 an epoch is smaller: ranks have parts of unlike sizes. Compared is how far each parameter has moved from its initial value:
 the relative L2 norm of the difference. In float32 it is relative to the parameter where that is larger.
 """
@@ -110,6 +110,7 @@ class Models(ParityTest):
         self.compare(everywhere, model="cnn", optimizer=["AdamW", {"lr": 1e-3, "weight_decay": 0.01}])
 
     def test_compiled_models(self):
+        torch._dynamo.lookup_backend("aot_eager")  # imported once
         # The compiler's own graph of gradients, without its C++ code, which takes half a minute to build.
         self.compare([(SCRIPT, 2), (TRIAL, 3)], model="cnn", compile="aot_eager", optimizer=["AdamW", {"lr": 1e-3}])
         self.compare([(SCRIPT, 2)], model="mlp", compile="aot_eager")
@@ -117,7 +118,8 @@ class Models(ParityTest):
 
     def test_twelve_models_of_libraries(self):
         # Some of them normalize in float32, whatever the type of their weights.
-        self.compare([(SCRIPT, 1), (SCRIPT, 2), (TRIAL, 3)], model="libraries", tolerance=1e-6,
+        cases.import_libraries()
+        self.compare([(SCRIPT, 1), (SCRIPT, 2), (TRIAL, 3)], model="libraries", tolerance=1e-6, steps=8,
                      optimizer=["SGD", {"lr": 0.01, "momentum": 0.9}])
 
 
