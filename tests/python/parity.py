@@ -2,9 +2,9 @@
 
     parity.py BIN_FOLDER [Models|Optimizers|States|Schedules|Steps|Variants]
 
-Same initial weights, same global batches, 20 steps, or 8 of larger models. No number of ranks but 1 divides the batch of 7, and the last batch of
-an epoch is smaller: ranks have parts of unlike sizes. Compared is how far each parameter has moved from its initial value:
-the relative L2 norm of the difference. In float32 it is relative to the parameter where that is larger.
+Same initial weights, same global batches, 20 steps, or 8 of the largest model. No number of ranks but 1 divides the batch of 7,
+and the last batch of an epoch is smaller: ranks have parts of unlike sizes. Compared is how far each parameter has moved from
+its initial value: the relative L2 norm of the difference. In float32 it is relative to the parameter where that is larger.
 """
 import sys
 import unittest

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 STEPS = 20  # of most cases
 BATCH = 7  # of all ranks: no number of ranks but 1 divides it
 DEFAULTS = {"model": "mlp", "optimizer": ["SGD", {"lr": 0.05}], "groups": False, "schedule": None, "every": "step",
-            "accumulate": 1, "loads": None, "clip_norm": None, "clip_value": None, "limit": None, "dtype": "float64", "steps": STEPS,
-            "epochs": 2, "shuffle": False, "compile": None, "extra": 0}
+            "accumulate": 1, "loads": None, "clip_norm": None, "clip_value": None, "limit": None, "dtype": "float64",
+            "steps": STEPS, "epochs": 2, "shuffle": False, "compile": None, "extra": 0}
 
 
 class Mlp(nn.Module):
