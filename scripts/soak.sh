@@ -19,3 +19,5 @@ campaign "retention" "$folder/tests/checkpoint_test" --gtest_brief=1 --gtest_fil
 # Each round interrupts some sixty runs.
 campaign "interrupted runs" env DTRAIN_RESUME_SEED="$SOAK_SEED" DTRAIN_RESUME_ROUNDS=$(((SOAK_CASES + 59) / 60)) \
   .deps/peers/bin/python -B tests/integration/resume.py "$folder/bin"
+campaign "interrupted runs of Python" env DTRAIN_RESUME_SEED="$SOAK_SEED" .deps/peers/bin/python -B tests/python/resume.py \
+  "$folder/bin" $(((SOAK_CASES + 19) / 20)) Resume.test_killed_runs_of_the_launcher_go_on

@@ -4,10 +4,13 @@ They find each other as under torchrun. This process must not compute with torch
 does not have.
 """
 import contextlib
+import json
 import multiprocessing
 import os
 import runpy
+import select
 import socket
+import subprocess
 import sys
 import traceback
 from pathlib import Path
@@ -56,8 +59,8 @@ def in_a_fork(function, *arguments):
     return result
 
 
-def _rank(target, folder, experiment, rank, ranks, port):
-    log = os.open(folder / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT, 0o644)
+def _rank(target, folder, experiment, rank, ranks, port, more_arguments):
+    log = os.open(folder / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
     extra = {"DTRAIN_PYTHON": sys.executable}
@@ -68,7 +71,7 @@ def _rank(target, folder, experiment, rank, ranks, port):
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    arguments = [target, str(experiment), "--run-dir", str(folder / "run")]
+    arguments = [target, str(experiment), "--run-dir", str(folder / "run"), *more_arguments]
     code = 1
     try:
         script, _, name = target.partition(":")
@@ -88,19 +91,55 @@ def _rank(target, folder, experiment, rank, ranks, port):
     os._exit(code or 0)
 
 
-def run(target, folder, experiment, ranks):
-    """Runs a script, or script.py:Class, on so many ranks. A harness.Result of the run folder/run."""
+def start(target, folder, experiment, ranks, *arguments):
+    """Starts a script, or script.py:Class, on so many ranks, with the run folder/run; returns their processes."""
     port = free_port()
-    processes = [FORK.Process(target=_rank, args=(target, folder, experiment, rank, ranks, port)) for rank in range(ranks)]
+    processes = [FORK.Process(target=_rank, args=(target, folder, experiment, rank, ranks, port, arguments))
+                 for rank in range(ranks)]
     for process in processes:
         process.start()
+    return processes
+
+
+def finish(processes, folder):
+    """Waits for the end of the ranks of start(). A harness.Result."""
     for process in processes:
         process.join(harness.DEADLINE)
         if process.is_alive():
             process.kill()
+            process.join()
     output = ""
-    for rank in range(ranks):
+    for rank in range(len(processes)):
         with contextlib.suppress(FileNotFoundError):
             output += (folder / f"rank-{rank}.log").read_text(errors="replace")
     codes = [process.exitcode for process in processes]
     return harness.Result(max(codes, key=abs), output, folder / "run")
+
+
+def run(target, folder, experiment, ranks, *arguments):
+    return finish(start(target, folder, experiment, ranks, *arguments), folder)
+
+
+class WarmPython:
+    """Starts scripts by themselves, as `python SCRIPT ARGUMENTS…` does: see warm_python.py."""
+
+    def __init__(self, **environment):
+        self.environment = harness.environment(**environment)
+        self.server = subprocess.Popen([sys.executable, "-B", Path(__file__).with_name("warm_python.py")],
+                                       env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def run(self, command, folder, run_dir):
+        """`command`: a script and its arguments, started in this folder. A harness.Result."""
+        log = folder / "output"
+        request = {"command": [str(word) for word in command], "folder": str(folder), "log": str(log),
+                   "environment": self.environment}
+        self.server.stdin.write(json.dumps(request) + "\n")
+        self.server.stdin.flush()
+        if not select.select([self.server.stdout], [], [], harness.DEADLINE)[0]:
+            self.close()
+            raise AssertionError(f"{command} did not end in {harness.DEADLINE} s: {log.read_text(errors='replace')}")
+        return harness.Result(int(self.server.stdout.readline()), log.read_text(errors="replace"), run_dir)
+
+    def close(self):
+        self.server.kill()
+        self.server.communicate()

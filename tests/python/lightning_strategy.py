@@ -50,14 +50,18 @@ class LightningTest(harness.WorkplaceTest):
         forked.in_a_fork(plain, folder, options)
         return torch.load(folder / "out.pt"), folder
 
-    def run_on(self, ranks, length=None, code=0, **options):
+    def start_on(self, ranks, length=None, **options):
         folder, options = self.folder(options)
         experiment = harness.write_experiment(
             folder / "lightning.yaml", name="lightning", entrypoint="lightning_script.py",
             hyperparameters={"global_batch_size": options.get("batch", 24)}, resources={"slots_per_trial": ranks},
             searcher={"max_length": length or {"epochs": 100}}, **options.get("sections", {}))
         sys.argv = [SCRIPT]
-        result = forked.run(SCRIPT, folder, experiment, ranks).expect(code)
+        return forked.start(SCRIPT, folder, experiment, ranks), folder
+
+    def run_on(self, ranks, code=0, **options):
+        processes, folder = self.start_on(ranks, **options)
+        result = forked.finish(processes, folder).expect(code)
         return result, torch.load(folder / "out.pt") if code == 0 else None, folder
 
     def compare(self, ranks, expected=None, **options):
@@ -253,28 +257,27 @@ class Runs(LightningTest):
         self.assertEqual(done.returncode, 1, done.stdout)
         self.assertIn("every rank has to call backward() equally often", done.stdout)
 
-    def end_by_signal(self, number, has_begun, **options):
-        folder, command = self.dtrain_run(**options)
+    def test_a_signal_ends_all_ranks_at_one_batch(self):
+        folder, command = self.dtrain_run(epochs=100000)
+        metrics = folder / "run" / "metrics.jsonl"
         with open(folder / "output", "w") as output:
             process = subprocess.Popen(command, env=harness.environment(**package.of(build)), stdin=subprocess.DEVNULL,
                                        stdout=output, stderr=subprocess.STDOUT)
         try:
-            harness.wait_until(lambda: process.poll() is not None or has_begun(folder), "a batch")
-            process.send_signal(number)
+            harness.wait_until(lambda: process.poll() is not None or metrics.is_file() and metrics.read_text(), "a batch")
+            process.send_signal(signal.SIGTERM)
             self.assertEqual(process.wait(harness.DEADLINE), 75, (folder / "output").read_text())
         finally:
             process.kill()
             process.wait()
 
-    def test_a_signal_ends_all_ranks_at_one_batch(self):
-        def has_validated(folder):
-            metrics = folder / "run" / "metrics.jsonl"
-            return metrics.is_file() and metrics.read_text()
-
-        self.end_by_signal(signal.SIGTERM, has_validated, epochs=100000)
-
     def test_a_signal_ends_all_ranks_in_a_later_fit(self):
-        self.end_by_signal(signal.SIGTERM, lambda folder: (folder / "again").exists(), again=["new"], epochs_again=100000)
+        ranks, folder = self.start_on(2, length={"epochs": 200000}, again=["new"], epochs_again=100000)
+        harness.wait_until(lambda: any(rank.exitcode is not None for rank in ranks) or (folder / "again").exists(), "a batch")
+        for rank in ranks:  # as the launcher does
+            os.kill(rank.pid, signal.SIGTERM)
+        output = forked.finish(ranks, folder).output
+        self.assertEqual([rank.exitcode for rank in ranks], [75, 75], output)
 
 
 class Mistakes(LightningTest):

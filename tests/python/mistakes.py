@@ -24,8 +24,8 @@ class MistakeTest(harness.WorkplaceTest):
         folder.mkdir(exist_ok=True)
         return harness.write_experiment(
             folder / "mistakes.yaml", name="mistakes", entrypoint=str(HERE / entrypoint),
-            hyperparameters={"global_batch_size": 8, "what": what}, resources={"slots_per_trial": 2},
-            **{"searcher": {"max_length": {"epochs": 4}}, "scheduling_unit": 1, **sections})
+            hyperparameters={"global_batch_size": 8, "what": what},
+            **{"resources": {"slots_per_trial": 2}, "searcher": {"max_length": {"epochs": 4}}, "scheduling_unit": 1, **sections})
 
     def start(self, entrypoint, what, **sections):
         folder = self.work.new_run()
@@ -140,9 +140,24 @@ class Trials(MistakeTest):
 class Alone(MistakeTest):
     """Scripts that no launcher of dtrain's has started: Python says how they end, and dtrain has to notice it."""
 
-    def python(self, what, ranks=1):
-        script = (HERE / "mistakes_script.py").read_text()
-        return self.run_script(script.replace("dtrain.init()", f"dtrain.init(hyperparameters={{'what': {what!r}}})"), ranks)
+    @classmethod
+    def setUpClass(cls):
+        cls.warm = forked.WarmPython(**environment)
+        cls.addClassCleanup(cls.warm.close)
+
+    def python(self, what):
+        return self.run_warm(self.script(what))
+
+    @staticmethod
+    def script(what):
+        text = (HERE / "mistakes_script.py").read_text()
+        return text.replace("dtrain.init()", f"dtrain.init(hyperparameters={{'what': {what!r}}})")
+
+    def run_warm(self, script):
+        folder = self.work.new_run()
+        folder.mkdir()
+        (folder / "alone.py").write_text(script)
+        return self.warm.run(["alone.py"], folder, folder / "runs" / "0001-alone")
 
     def run_script(self, script, ranks=1, arrays=(), within="", moves=False):
         """Started in its own folder, or in the folder `within` that; or it moves there itself."""
@@ -201,11 +216,11 @@ class Alone(MistakeTest):
                 self.assertEqual(file, result.run_dir.parents[2] / "alone.py (dtrain.init)")  # errors name no other file
 
     def test_errors_in_settings_name_the_script(self):
-        result = self.run_script("import dtrain\ndtrain.init(nothing=1)\n").expect(2)
+        result = self.run_warm("import dtrain\ndtrain.init(nothing=1)\n").expect(2)
         self.assertIn("alone.py (dtrain.init)", result.output)
 
     def test_torchrun(self):
-        result = self.python("exit no more", ranks=2).expect(1)
+        result = self.run_script(self.script("exit no more"), ranks=2).expect(1)
         self.assertIn("it ended with sys.exit('no more')", result.output)
 
 
@@ -215,11 +230,11 @@ class Launched(MistakeTest):
         return harness.launch(build, self.write("mistakes_script.py", what, folder, **sections), folder / "run", **environment)
 
     def test_exits_under_dtrain_run(self):
-        for what, code, text in (("exit 0", 0, "done"), ("exit 1", 1, "it ended with sys.exit(1)\n  exit status 1"),
-                                 ("exit no more", 1, "it ended with sys.exit('no more')\n  exit status 1")):
+        for what, code, text, ranks in (("exit 0", 0, "done", 1), ("exit 1", 1, "it ended with sys.exit(1)\n  exit status 1", 1),
+                                        ("exit no more", 1, "it ended with sys.exit('no more')\n  exit status 1", 2)):
             with self.subTest(what=what):
                 run_dir = self.work.new_run()
-                command = [build.program("dtrain"), "run", "--slots", "2", "--set", f"hyperparameters.what={what}",
+                command = [build.program("dtrain"), "run", "--slots", str(ranks), "--set", f"hyperparameters.what={what}",
                            "--run-dir", str(run_dir), str(HERE / "mistakes_script.py")]
                 result = harness.run(command, run_dir, **environment)
                 self.assertIn(text, result.expect(code).output)
@@ -231,7 +246,7 @@ class Launched(MistakeTest):
 
     def test_exit_codes(self):
         self.assertEqual(self.start("mistakes_script.py", "exit 3").code, 3)
-        result = self.launch("exit 3").expect(1)
+        result = self.launch("exit 3", resources={"slots_per_trial": 1}).expect(1)
         self.assertIn("it ended with sys.exit(3)\n  exit status 3", result.output)
         result = self.launch("exception").expect(1)
         self.assertIn("rank 1 failed at batch 3", result.output)
@@ -250,12 +265,13 @@ class Launched(MistakeTest):
                                "the third batch")
             process.send_signal(by)
             output, _ = process.communicate(timeout=harness.DEADLINE)
+            (folder / "was_slow").touch()
         finally:
             process.kill()
         return harness.Result(process.returncode, output, run.run_dir)
 
     def test_sigterm_and_going_on(self):
-        whole = self.launch("nothing").expect(0)
+        whole = self.start("mistakes_script.py", "nothing").expect(0)
         result = self.stopped(signal.SIGTERM).expect(75)
         again = harness.run([build.program("dtrain"), "launch", "--continue", str(result.run_dir)], result.run_dir,
                             **environment).expect(0)

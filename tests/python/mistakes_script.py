@@ -192,7 +192,7 @@ for epoch in range(4):
             leave(what)
         if what == "break" and index == 1:
             break
-        if what == "slow":
+        if what == "slow" and not (session.run_dir.parent / "was_slow").exists():
             time.sleep(0.2)
     if what == "rank 0 leaves":
         session.mean(loss.detach())

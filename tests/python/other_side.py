@@ -45,12 +45,15 @@ def write_data(folder):
 
 
 class OtherSide(harness.WorkplaceTest):
-    def setUp(self):
-        super().setUp()
-        self.folder = self.work.path
-        write_data(self.folder)
+    @classmethod
+    def setUpClass(cls):
+        """Exporting takes longer than a run."""
+        cls.inputs = harness.Workplace("OtherSideInputs")
+        cls.addClassCleanup(cls.inputs.remove)
+        cls.folder = cls.inputs.path
+        write_data(cls.folder)
         for net, ending in (("mlp", "pt2"), ("cnn", "pt")):
-            forked.in_a_fork(write_model, net, self.folder / f"{net}.{ending}")
+            forked.in_a_fork(write_model, net, cls.folder / f"{net}.{ending}")
 
     def files(self):
         return {"features": str(self.folder / "images"), "target": str(self.folder / "labels")}

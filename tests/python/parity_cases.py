@@ -11,11 +11,11 @@ from torch.nn import functional as F
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
 
-STEPS = 20
+STEPS = 20  # of most cases
 BATCH = 7  # of all ranks: no number of ranks but 1 divides it
 DEFAULTS = {"model": "mlp", "optimizer": ["SGD", {"lr": 0.05}], "groups": False, "schedule": None, "every": "step",
-            "accumulate": 1, "loads": None, "clip_norm": None, "clip_value": None, "limit": None, "dtype": "float64", "epochs": 2,
-            "shuffle": False, "compile": None, "extra": 0}
+            "accumulate": 1, "loads": None, "clip_norm": None, "clip_value": None, "limit": None, "dtype": "float64",
+            "steps": STEPS, "epochs": 2, "shuffle": False, "compile": None, "extra": 0}
 
 
 class Mlp(nn.Module):
@@ -131,6 +131,13 @@ def of_transformers():
     }
 
 
+def import_libraries():
+    """What a process that is forked need not import."""
+    import torchvision.models  # noqa: F401
+    from transformers import (BertForSequenceClassification, DistilBertForSequenceClassification,  # noqa: F401
+                              GPT2LMHeadModel, LlamaForCausalLM, T5ForConditionalGeneration)
+
+
 class Together(nn.Module):
     """Twelve models at once. None has an effect on another; a parameter's name says whose it is."""
 
@@ -177,7 +184,7 @@ def make_optimizer(case, model):
 
 
 def make_schedule(case, optimizer):
-    steps = STEPS // case["accumulate"] if case["every"] == "step" else case["epochs"]
+    steps = case["steps"] // case["accumulate"] if case["every"] == "step" else case["epochs"]
     makers = {
         None: lambda: None,
         "step": lambda: lr_scheduler.StepLR(optimizer, max(1, steps // 4), gamma=0.5),
@@ -192,9 +199,9 @@ def make_schedule(case, optimizer):
 
 
 def make_loader(case, drop_last=False):
-    """`epochs` of them have STEPS batches. The last batch of each is smaller, where nothing is accumulated. `extra` samples
+    """`epochs` of them have "steps" batches. The last batch of each is smaller, where nothing is accumulated. `extra` samples
     come after them: a batch with fewer samples than ranks, which is left out."""
-    batches = STEPS // case["epochs"]
+    batches = case["steps"] // case["epochs"]
     samples = BATCH * batches - (2 if case["accumulate"] == 1 and not case["extra"] else 0) + case["extra"]
     generator = torch.Generator().manual_seed(2)
     images = torch.randn(samples, 3, 32, 32, generator=generator, dtype=torch.float64)

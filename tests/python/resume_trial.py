@@ -1,4 +1,5 @@
 """The same as resume_script.py as a Trial, with state of its own."""
+import os
 import time
 
 import dtrain
@@ -42,7 +43,8 @@ class Resumed(dtrain.Trial):
         self.seen += 1
         loss = nn.functional.cross_entropy(self.model(inputs - self.center), labels) / (1 + 0.01 * self.seen)
         self.context.backward(loss)
-        time.sleep(self.context.hyperparameters["seconds"])
+        if os.path.exists(self.context.hyperparameters["slow"]):
+            time.sleep(0.05)
         return {"loss": loss}
 
     def state_dict(self):
