@@ -3,7 +3,7 @@
 #include <memory>
 
 #include "commands.h"
-#include "share/exit_codes.h"
+#include "exit_codes.h"
 #include "standard_output.h"
 
 namespace dtrain::cli {

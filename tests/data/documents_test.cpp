@@ -212,7 +212,9 @@ TEST_F(DocumentsTest, RanksTogetherHaveTheDocumentsOfOneRank) {
         }
       }
     }
-    if (ranks > 1) EXPECT_GT(lengths.size(), 1u);
+    if (ranks > 1) {
+      EXPECT_GT(lengths.size(), 1u);
+    }
     return documents;
   };
   const std::vector<Ids> alone = epoch_of(1);

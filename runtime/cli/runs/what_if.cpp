@@ -10,8 +10,8 @@
 #include "dtrain/run/run_folder.h"
 #include "dtrain/run/summary_text.h"
 #include "dtrain/run/verify.h"
+#include "exit_codes.h"
 #include "runs/run_command.h"
-#include "share/exit_codes.h"
 
 namespace dtrain::cli {
 namespace {

@@ -4,8 +4,8 @@
 #include "commands.h"
 #include "dtrain/base/text.h"
 #include "dtrain/run/version.h"
+#include "exit_codes.h"
 #include "share/command_facts.h"
-#include "share/exit_codes.h"
 
 namespace dtrain::cli {
 namespace {
