@@ -82,7 +82,6 @@ class AveragedBackward(_Entered):
         self._names: dict[torch.nn.Parameter, str] = context._names
         self._buffers = context._buffers
         self._new: dict[torch.nn.Parameter, torch.Tensor] = {}  # of the batch that the engine has just averaged
-        self._expected = 0  # calls of backward() for the batch of the loader before this one
         loop.after_update(self._take)
 
     def begin_batch(self, samples: int, share: float) -> None:
@@ -90,40 +89,27 @@ class AveragedBackward(_Entered):
         self._samples, self._share = samples, share
         self.compare_calls()
         self._batches += 1
-        self._expected, self._done = self._done, 0
-        self._open()
+        self._done = 0
+        self._loop.open_batch(samples, -1)
 
-    def finish(self) -> None:
-        """Ends a batch that was opened, and that no backward() came for."""
-        with self._gradients_apart() as parameters:
-            trainable = [p for p in parameters if p.requires_grad]
-            nothing = sum((p.sum() for p in trainable), torch.zeros((), requires_grad=not trainable)) * 0
-            self._loop.backward(nothing, 1.0, False, False)
-            self._loop.end_step()
-        self._new = {}
-
-    def backward(self, loss: torch.Tensor, gradient: Any, retain_graph: bool, create_graph: bool, inputs: Any) -> None:
-        loss = _plain(loss, gradient, create_graph, inputs)
+    def backward(self, loss: torch.Tensor, retain_graph: bool) -> None:
         self._buffers.take()
         self._open()
         if self._loop.state == _State.ENDED:  # stopped, or failed: the session leaves
             return
         with self._gradients_apart(), self._explained():
             self._loop.backward(loss, self._share, False, retain_graph)
-            self._loop.end_step()
+            self._loop.update()
         with torch.no_grad():
             for parameter, new in self._new.items():
                 parameter.grad = new.clone() if parameter.grad is None else parameter.grad.add_(new)
         self._new = {}
         self._done += 1
-        if self._done < self._expected:
-            self._open()
 
     def _open(self) -> None:
         """Begins the engine's batch before the forward pass, where that can be: its profile has the time of each phase."""
-        if self._loop.state in (_State.UPDATED, _State.WANTS_BATCH):
-            with self._gradients_apart():
-                self._loop.give_batch(self._samples)
+        if self._loop.state in (_State.UPDATED, _State.READY):
+            self._loop.open_batch(self._samples, -1)
 
     @contextmanager
     def _gradients_apart(self) -> Iterator[list[torch.nn.Parameter]]:
@@ -174,8 +160,7 @@ class LaterBackward(_Entered):
         self._batches += 1
         self._done = 0
 
-    def backward(self, loss: torch.Tensor, gradient: Any, retain_graph: bool, create_graph: bool, inputs: Any) -> None:
-        loss = _plain(loss, gradient, create_graph, inputs)
+    def backward(self, loss: torch.Tensor, retain_graph: bool) -> None:
         parameters = [one for one in self._module.parameters() if one.requires_grad]
         # Not Tensor.backward(): it would call the engine's hooks of a module that the engine has trained.
         found = torch.autograd.grad(loss * self._share, parameters, retain_graph=retain_graph, allow_unused=True)
@@ -208,15 +193,6 @@ class LaterBackward(_Entered):
     def _broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
         values = tensor.detach().contiguous().reshape(-1)
         return self._context.broadcast(values.view(torch.uint8), 0).view(values.dtype).view_as(tensor)
-
-
-def _plain(loss: torch.Tensor, gradient: Any, create_graph: bool, inputs: Any) -> torch.Tensor:
-    """The loss whose gradients are those that backward() with these arguments computes."""
-    if create_graph or inputs is not None:
-        raise _native.ConfigError("backward(create_graph=True) and backward(inputs=…) are not supported by dtrain: take "
-                                  "gradients of gradients with torch.autograd.grad(create_graph=True), and add them to "
-                                  "the loss")
-    return loss if gradient is None else (loss * gradient).sum()
 
 
 def check(optimizers: list[torch.optim.Optimizer]) -> None:

@@ -273,6 +273,8 @@ class Source:
 
     def __init__(self, loader: Any, rank: int, world_size: int, seed: int, whole_batches: bool = False) -> None:
         self._is_divided = isinstance(loader, (_Divided, DataSet)) or world_size == 1
+        #: Whether the batches are those of this rank alone.
+        self.is_divided = isinstance(loader, _Divided)
         self._loader = loader.loader if isinstance(loader, _Divided) else loader
         self._rank = rank
         self._world_size = world_size

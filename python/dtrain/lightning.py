@@ -33,7 +33,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.utilities.seed import isolate_rng
 from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_zero_only
 
-from . import _native, averages, optim
+from . import _native, averages, optim, patches
 from . import session as sessions
 from ._native import ConfigError, ScriptLoop
 from .data import Source, divided, samples_of
@@ -147,11 +147,8 @@ class Strategy(ParallelStrategy):
                               "batch begins: take a batch")
         samples, share = samples_of(batch), trainer.fit_loop._combined_loader.flattened[0].next_share()
         if self._averages is None:
-            self._session._begin_batch(samples, share)
-            output = super().training_step(batch, *args, **kwargs)
-            if output is None:  # there is no backward; Lightning refuses it where there are several ranks
-                self._session._skip_batch()
-            return output
+            self._session._open_batch(samples, share)
+            return super().training_step(batch, *args, **kwargs)
         self._averages.leave_all()
         self._averages.begin_batch(samples, share)
         with self._averages.active():
@@ -164,8 +161,6 @@ class Strategy(ParallelStrategy):
     def post_backward(self, closure_loss: torch.Tensor) -> None:
         if self._averages is not None:
             self._averages.leave()
-        elif self._session._loop.state == ScriptLoop.State.TRAINING and not self._session._loop.has_loss:
-            self._session._skip_batch()  # the module's own backward() has left loss.backward() out
 
     def block_backward_sync(self) -> AbstractContextManager[None]:  # type: ignore[override]
         # Averages of parts add up to the average: a step may come at any time.
@@ -261,16 +256,12 @@ class Strategy(ParallelStrategy):
         session = self._session
         if session._averages is not None:
             session._averages.compare_calls()
-        if session._loop.state == ScriptLoop.State.TRAINING:  # the fit() before was left within a batch
-            with _unchanged(list(session._context._names)):
-                session._finish_batch()
+        session._loop.drop_gradients()  # the fit() before may have been left within a batch
+        session._loop.end_batch()
         for optimizer in optimizers:
-            ours = [name for name, method in vars(optimizer).items()
-                    if getattr(method, "__module__", None) in ("dtrain.session", "dtrain.trial")]
-            has_state = "state_dict" in ours and session._loop.state != ScriptLoop.State.ENDED
+            has_state = "state_dict" in vars(optimizer) and session._loop.state != ScriptLoop.State.ENDED
             values = optimizer.state_dict() if has_state else None
-            for name in ours:
-                delattr(optimizer, name)
+            patches.give_back(optimizer)
             if values is not None:
                 optimizer.load_state_dict(values)
 
@@ -297,11 +288,7 @@ class Strategy(ParallelStrategy):
         session = self._session
         assert isinstance(self._averages, averages.LaterBackward)
         session._averages = self._averages.engines
-        session._loop.give_batch(1)
-        if session._loop.state == ScriptLoop.State.TRAINING:  # it stops after a batch
-            with torch.enable_grad():
-                session._finish_batch()
-            session._loop.end_batch()
+        session._loop.end_epoch()  # where no rank has a batch, a run that was asked to stop ends
         session._leave_if_over()
 
     def _take_clipping(self, trainer: Trainer) -> dict[str, float]:
@@ -453,15 +440,6 @@ def _in_training_mode(module: LightningModule) -> Iterator[None]:
         yield
     finally:
         module.training = mode
-
-
-@contextmanager
-def _unchanged(parameters: list[torch.nn.Parameter]) -> Iterator[None]:
-    before = [parameter.detach().clone() for parameter in parameters]
-    yield
-    with torch.no_grad():
-        for parameter, values in zip(parameters, before):
-            parameter.copy_(values)
 
 
 @contextmanager

@@ -38,15 +38,23 @@ def settings_of(optimizer: torch.optim.Optimizer) -> tuple[str, list[dict[str, A
     kind = _KINDS[type(optimizer)]
     groups = []
     for group in optimizer.param_groups:
-        settings = {name: _number(group[name]) for name in _SETTINGS if name in group}
+        settings = {name: plain_number(group[name]) for name in _SETTINGS if name in group}
         if "betas" in group:
-            settings["betas"] = tuple(_number(beta) for beta in group["betas"])
+            settings["betas"] = tuple(plain_number(beta) for beta in group["betas"])
         groups.append(settings)
     return kind, groups
 
 
-def _number(value: Any) -> Any:
+def plain_number(value: Any) -> Any:
     return value.item() if isinstance(value, torch.Tensor) else value
+
+
+def set_rate(group: dict[str, Any], rate: Any) -> None:
+    """The learning rate of a parameter group, which is a number or a tensor that stays the same one."""
+    if isinstance(group["lr"], torch.Tensor):
+        group["lr"].fill_(plain_number(rate))
+    else:
+        group["lr"] = rate
 
 
 class SettingsWatch:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from . import _native, exits, moving, optim
+from . import _native, exits, moving, optim, patches
 from .averages import AveragedBackward, LaterBackward
 from .collectives import Collectives
 from .data import DataSet, Loader, Source
@@ -20,7 +20,6 @@ from .script_loader import ScriptLoader, ScriptState
 from .script_start import ScriptContext, arguments_of
 
 _State = _native.ScriptLoop.State
-_tensor_backward = torch.Tensor.backward
 
 #: A rank program's arguments where `dtrain launch` or `dtrain run` has started the script (rank.py).
 rank_arguments: list[str] | None = None
@@ -48,7 +47,6 @@ class Session(Collectives):
         self._has_begun = False  # with a batch in this process
         self._model: torch.nn.Module | None = None  # of wrap()
         self._share = 1.0  # of the batch under way
-        self._added_samples = 0  # of a part of it that backward() was not called for yet
         self._watch: optim.SettingsWatch | None = None
         self._averages: AveragedBackward | LaterBackward | None = None
         self._evaluated: torch.nn.Module | None = None  # by a script that may train nothing
@@ -79,18 +77,28 @@ class Session(Collectives):
         """The experiment's hyperparameters."""
         return self._context.hyperparameters
 
-    def wrap(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Iterable[Any],
+    @property
+    def batches_done(self) -> int:
+        """How many batches the run has trained, those before it was stopped included: optimizer steps, where gradients are not
+        aggregated by the experiment. A loop without a loader counts from here on: ``for step in range(session.batches_done,
+        steps)``."""
+        return self._loop.batches
+
+    def wrap(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Iterable[Any] | None = None,
              *schedulers: Any, clip_gradient_norm: float | None = None,
              clip_gradient_value: float | None = None) -> tuple[Any, ...]:
         """Takes model, optimizer, the training loader and schedulers, and returns them for the loop. Once.
 
         The model stays the same object; its parameters get the values of rank 0. ``optimizer.step()`` and
-        ``loss.backward()`` go to the engine from now on. The loader's batches are those of all ranks: each rank gets its
-        part. Schedulers of torch.optim.lr_scheduler are kept in checkpoints; the loop steps them as ever. Gradients are
-        clipped by the keywords, because they are averaged within ``optimizer.step()``.
+        ``loss.backward()`` go to the engine from now on: a batch is trained by the two, and by nothing else. The loader's
+        batches are those of all ranks: each rank gets its part. Without a loader the script has each rank's batches itself,
+        and its loop counts from ``batches_done``. Schedulers of torch.optim.lr_scheduler are kept in checkpoints; the loop
+        steps them as ever. Gradients are clipped by the keywords, because they are averaged within ``optimizer.step()``.
         """
-        if self._loader is not None:
+        if self._script_state is not None or self._loader is not None:
             raise _native.ConfigError(_TWICE)
+        if hasattr(loader, "step") and hasattr(loader, "optimizer"):  # a scheduler, and no loader
+            loader, schedulers = None, (loader, *schedulers)
         moving.refuse_parallel(model)
         self._model = model
         self._context.wrap_model(model)
@@ -100,19 +108,22 @@ class Session(Collectives):
             self._context.clip_gradient_norm(clip_gradient_norm)
         if clip_gradient_value is not None:
             self._context.clip_gradient_value(clip_gradient_value)
-        source = self._source_of(loader)
+        source = None if loader is None else self._source_of(loader)
         state = ScriptState(self, optimizer, list(schedulers), own_steps=self._watch is None)
         self._script_state = state
         self._loop.keep_state(state.save, state.load)
         self._optimizer = optimizer
         self._take_over(optimizer)
-        self._loader = ScriptLoader(self, source, loader)
-        self._loop.begin(source.length())
+        if source is None:
+            model.register_forward_pre_hook(_before_forward)
+        else:
+            self._loader = ScriptLoader(self, source, loader)
+        self._loop.begin(None if source is None else source.length())
         self._leave_if_over()
-        state.check()
+        state.begin()
         if self._watch is not None and optimizer.state:
             self._give_state()
-        return (model, optimizer, self._loader, *schedulers)
+        return (model, optimizer, *([] if self._loader is None else [self._loader]), *schedulers)
 
     def data_set(self, format: str, *, batch_size: int | None = None, **settings: Any) -> DataSet:
         """One of dtrain's own data sets: see :meth:`Context.data_set`. ``batch_size``: of all ranks, where no experiment
@@ -138,8 +149,9 @@ class Session(Collectives):
         """Has checkpoints keep objects of the script's own: ``session.keep(stopper=stopper, averages=averages)``.
 
         Each has ``state_dict()``, which returns tensors, numbers, texts, None, and dicts and lists of them, and
-        ``load_state_dict()``. In a run that goes on they get their state where the loop over the loader goes on: after the
-        code of epochs that are over has run again. Each rank keeps its own. Before the first batch.
+        ``load_state_dict()``. In a run that goes on they get their state here, or in :meth:`wrap` if that comes later; and once
+        more where the loop over the loader goes on, after the code of epochs that are over has run again. Each rank keeps its
+        own. Before the first batch.
         """
         if self._has_begun:
             raise _native.ConfigError("session.keep() was called after the first batch: call it before")
@@ -148,6 +160,8 @@ class Session(Collectives):
                 raise _native.ConfigError(f"session.keep({name}=…): a {type(one).__name__} has no state_dict() and "
                                           "load_state_dict()")
         self._kept |= objects
+        if self._script_state is not None:
+            self._script_state.load_kept(objects)
 
     def save(self) -> None:
         """Asks for a checkpoint, besides those of the experiment. It is taken after one of the next batches, the same on
@@ -184,46 +198,26 @@ class Session(Collectives):
             return self._loop.fail("the script has ended without a call of session.wrap()")
         if self._averages is not None:
             self._averages.compare_calls()
-        if self._loop.state == _State.TRAINING:
-            self._finish_batch()
+        if self._loader is not None:
+            self._loader.close()
         code = self._loop.finish()
         self._context.is_closed = True
-        _restore()
+        patches.take_backward(None)
         return code
 
-    def _begin_batch(self, samples: int, share: float) -> None:
-        """A batch is to be trained on; or another part of the one that is under way, whose gradients are added."""
+    def _open_batch(self, samples: int, share: float, place: int = -1) -> None:
+        """A forward pass follows, of so many samples of this rank."""
         self._share = share
-        if not self._has_begun:
-            moving.refuse_parallel_around(self._model)
-        self._has_begun = True
-        if self._loop.state in (_State.UPDATED, _State.WANTS_BATCH):
-            self._added_samples = 0
-            self._loop.give_batch(samples)
-            self._leave_if_over()
-        else:
-            self._added_samples = samples if self._loop.has_loss else 0
-
-    def _skip_batch(self) -> None:
-        """Instead of backward(): no parameter gets a gradient, and optimizers leave all as they are."""
-        self._loop.backward(torch.zeros((), requires_grad=True), 1.0, False, False)
-
-    def _end_epoch(self) -> None:
-        if self._loop.state == _State.TRAINING:
-            self._finish_batch()
-        if self._loop.state in (_State.UPDATED, _State.WANTS_BATCH):
-            self._loop.end_epoch()
+        self._loop.open_batch(samples, place)
         self._leave_if_over()
 
-    def _finish_batch(self) -> None:
-        # The loop was left between backward() and step(), or before both. The other ranks are where this one is.
-        if isinstance(self._averages, AveragedBackward):
-            self._averages.finish()
-            return
-        if not self._loop.has_loss or self._more_follows:
-            self._loop.backward(sum((p.sum() for p in self._parameters if p.requires_grad), torch.zeros(())) * 0, 1.0,
-                                False, False)
-        self._loop.end_step()
+    def _end_epoch(self) -> None:
+        self._loop.end_epoch()
+        self._leave_if_over()
+
+    def _restore_state(self) -> None:
+        if self._script_state is not None:
+            self._script_state.settle(reloads=True)
 
     def _fail(self, error: str) -> int:
         return self._loop.fail(error)
@@ -245,7 +239,7 @@ class Session(Collectives):
         self._averages = AveragedBackward(self._loop, self._context)
         source = self._source_of(loader)
         self._loader = ScriptLoader(self, source, loader)
-        torch.Tensor.backward = _backward  # type: ignore[method-assign]
+        patches.take_backward(self._take_backward)
         self._loop.begin(source.length())
         self._leave_if_over()
         return self._averages
@@ -264,8 +258,6 @@ class Session(Collectives):
                 "batch_size=session.hyperparameters['global_batch_size']; dtrain divides its batches among the ranks")
 
     def _take_over(self, optimizer: torch.optim.Optimizer) -> None:
-        self._parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
         def step(closure: Any = None) -> Any:
             loss = None
             if getattr(optimizer, "grad_scale", None) is not None:
@@ -280,7 +272,9 @@ class Session(Collectives):
             return loss
 
         def zero_grad(set_to_none: bool = True) -> None:
-            """Gradients are zeroed by the step."""
+            """Gradients are zeroed by the step; those that no step was made with are dropped."""
+            self._loop.drop_gradients()
+            self._leave_if_over()
 
         def state_dict() -> Any:
             """Collective: every rank has to call it, between two batches."""
@@ -293,14 +287,13 @@ class Session(Collectives):
             optim.load_state_dict(optimizer, values)
             self._give_state()
 
-        step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # PyTorch's schedulers look for it
-        optimizer._opt_called = True  # type: ignore[attr-defined]
-        if self._watch is None:
+        if self._watch is None:  # it steps by itself, in the hook
             self._loop.after_update(self._context._own_steps[0][1].after_batch)
+            patches.take_optimizer(optimizer, step=step, zero_grad=zero_grad)
         else:
-            optimizer.state_dict, optimizer.load_state_dict = state_dict, load_state_dict  # type: ignore
-        optimizer.step, optimizer.zero_grad = step, zero_grad  # type: ignore
-        torch.Tensor.backward = _backward  # type: ignore[method-assign]
+            patches.take_optimizer(optimizer, calls_hooks=True, step=step, zero_grad=zero_grad, state_dict=state_dict,
+                                   load_state_dict=load_state_dict)
+        patches.take_backward(self._take_backward)
 
     def _give_state(self) -> None:
         """The optimizer's state to the engine. A run that goes on has that of its checkpoint."""
@@ -308,18 +301,47 @@ class Session(Collectives):
         if self._loop.batches == 0:
             _native.replace_optimizer_state(self._loop.context, state)
 
-    def _backward(self, loss: torch.Tensor, retain_graph: bool) -> None:
-        if self._added_samples > 0:
-            self._loop.add_to_batch(self._added_samples)
-            self._added_samples = 0
-        self._loop.backward(loss, self._share, self._more_follows, retain_graph)
+    def _take_backward(self, losses: list[torch.Tensor], gradients: list[Any], retain_graph: bool, create_graph: bool,
+                       inputs: Any) -> bool:
+        """A backward() of the script. False: it is PyTorch's own, of something else than the model."""
+        averages, loop = self._averages, self._loop
+        if averages is not None and not averages.is_active or loop.state in (_State.SETTING_UP, _State.ENDED):
+            return False
+        if averages is None and not any(loop.reaches_model(loss) for loss in losses):
+            return False
+        names = self._context._names
+        if inputs is not None and averages is None:
+            given = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
+            if not any(one in names for one in given):
+                return False
+        if create_graph or inputs is not None:
+            raise _native.ConfigError("backward(create_graph=True) and backward(inputs=…) are not supported by dtrain: take "
+                                      "gradients of gradients with torch.autograd.grad(create_graph=True), and add them to the loss")
+        weighted = [loss if gradient is None else (loss * gradient).sum() for loss, gradient in zip(losses, gradients)]
+        loss = weighted[0] if len(weighted) == 1 else sum(weighted)
+        if averages is not None:
+            averages.backward(loss, retain_graph)
+        else:
+            if not self._has_begun:
+                moving.refuse_parallel_around(self._model)
+            self._has_begun = True
+            loop.backward(loss, self._share, self._more_follows, retain_graph)
+        self._leave_if_over()
+        return True
 
     def _step(self) -> None:
         if self._watch is not None:
             self._watch.check()
         self._context._buffers.take()
-        self._loop.end_step()
+        before = self._loop.batches
+        self._loop.update()
         self._leave_if_over()
+        if self._loop.batches == before:  # there was nothing to step with
+            return
+        if self._script_state is not None:
+            self._script_state.settle(reloads=False)
+        if self._loader is not None:
+            self._loader.note_step()
 
     def _leave_if_over(self) -> None:
         # After an error, or a signal. A run that has reached its length goes on with the rest of the script.
@@ -333,27 +355,18 @@ class Session(Collectives):
         return self._loop.batches >= (count if unit == "batches" else -(-count // self._context.global_batch_size))
 
 
-def _backward(self: torch.Tensor, gradient: Any = None, retain_graph: bool | None = None, create_graph: bool = False,
-              inputs: Any = None) -> None:
+def _before_forward(module: torch.nn.Module, inputs: Any) -> None:
+    """Of a model without a loader: a batch may begin. A function of this module, so that copies of the model can be made."""
     session = _session
-    if session is not None and session._averages is not None and session._averages.is_active:
-        session._averages.backward(self, gradient, bool(retain_graph), create_graph, inputs)
-        session._leave_if_over()
+    if session is None or module is not session._model or not module.training or not torch.is_grad_enabled():
         return
-    plain = gradient is None and not create_graph and inputs is None
-    if session is None or not plain or session._loop.state != _State.TRAINING:
-        _tensor_backward(self, gradient, retain_graph, create_graph, inputs)
-        return
-    session._backward(self, bool(retain_graph))
+    if session._loop.state in (_State.READY, _State.UPDATED):
+        session._open_batch(session._context.batch_size, 1.0)
 
 
 def current() -> Session | None:
     """The session of this process, if init() was called."""
     return _session
-
-
-def _restore() -> None:
-    torch.Tensor.backward = _tensor_backward  # type: ignore[method-assign]
 
 
 def init(experiment: str | os.PathLike[str] | None = None, *, run_dir: str | os.PathLike[str] | None = None,

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from . import _native, optim
+from . import _native, optim, patches
 from .data import DataSet, Loader, Source, _given
 
 M = TypeVar("M", bound=torch.nn.Module)
@@ -185,7 +185,7 @@ class Context:
                                           "call it before")
             optim.load_state_dict(optimizer, values)
 
-        optimizer.state_dict, optimizer.load_state_dict = state_dict, load_state_dict  # type: ignore
+        patches.take_optimizer(optimizer, state_dict=state_dict, load_state_dict=load_state_dict)
 
     def _begin(self, batch: int) -> None:
         """Training begins or goes on: the optimizers' states to the engine, where it has none of a checkpoint."""

@@ -174,8 +174,9 @@ void add_script_loop(py::module_& module) {
   py::class_<ScriptLoop> loop(module, "ScriptLoop");
   py::enum_<ScriptLoop::State>(loop, "State")
       .value("SETTING_UP", ScriptLoop::State::kSettingUp)
-      .value("WANTS_BATCH", ScriptLoop::State::kWantsBatch)
-      .value("TRAINING", ScriptLoop::State::kTraining)
+      .value("READY", ScriptLoop::State::kReady)
+      .value("FORWARD", ScriptLoop::State::kForward)
+      .value("BACKWARD", ScriptLoop::State::kBackward)
       .value("UPDATED", ScriptLoop::State::kUpdated)
       .value("ENDED", ScriptLoop::State::kEnded);
   loop.def(py::init<std::vector<std::string>>(), Unlocked())
@@ -185,17 +186,18 @@ void add_script_loop(py::module_& module) {
       .def_property_readonly("batches", &ScriptLoop::batches)
       .def_property_readonly("epoch", &ScriptLoop::epoch)
       .def_property_readonly("skipped_batches", &ScriptLoop::skipped_batches)
-      .def_property_readonly("has_loss", &ScriptLoop::has_loss)
       .def("begin", &ScriptLoop::begin, Unlocked())
-      .def("give_batch", &ScriptLoop::give_batch, Unlocked())
-      .def("add_to_batch", &ScriptLoop::add_to_batch)
+      .def("expect_batch", &ScriptLoop::expect_batch, Unlocked())
+      .def("open_batch", &ScriptLoop::open_batch, Unlocked())
+      .def("reaches_model", &ScriptLoop::reaches_model)
       .def(
           "backward",
           [](ScriptLoop& self, const at::Tensor& loss, double share, bool more_follows, bool retain_graph) {
             self.backward(loss, share, backward_options({}, {}, more_follows, retain_graph));
           },
           Unlocked())
-      .def("end_step", &ScriptLoop::end_step, Unlocked())
+      .def("drop_gradients", &ScriptLoop::drop_gradients, Unlocked())
+      .def("update", &ScriptLoop::update, Unlocked())
       .def("end_batch", &ScriptLoop::end_batch, Unlocked())
       .def("end_epoch", &ScriptLoop::end_epoch, Unlocked())
       .def("finish", &ScriptLoop::finish, Unlocked())
@@ -203,7 +205,7 @@ void add_script_loop(py::module_& module) {
       .def("after_update",
            [](ScriptLoop& self, py::object hook) {
              const py::handle call = hook.release();  // Python's modules live as long as the process
-             self.after_batch(
+             self.after_update(
                  [call] { call_python("the optimizer", [&] { py::reinterpret_borrow<py::object>(call)(); }); });
            })
       .def("keep_state", [](ScriptLoop& self, py::object save, py::object load) {

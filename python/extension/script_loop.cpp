@@ -3,10 +3,12 @@
 #include <string>
 #include <utility>
 
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/python_function.h>
+
 #include "dtrain/base/error.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/run/rank_session.h"
-#include "dtrain/train/run_trial.h"
 
 namespace dtrain::python {
 namespace {
@@ -29,26 +31,7 @@ void require_greater_length(TrialContext& context, std::int64_t batches,
 
 }  // namespace
 
-// Notes how far training has come. Without a name: an error in it is the script's, not a callback's.
-class ScriptLoop::Position final : public Callback {
- public:
-  explicit Position(ScriptLoop& loop) : loop_(loop) {}
-  std::string name() const override { return ""; }
-  void on_training_start(const Callback::Position& position) override {
-    loop_.batches_ = position.batch;
-    if (position.batch > 0) require_greater_length(*loop_.context_, position.batch, loop_.batches_per_epoch_);
-  }
-  void before_batch(const Callback::Position& position, const Batch&) override { loop_.batches_ = position.batch; }
-  void after_batch(const Callback::Position&, const Metrics&) override {
-    if (loop_.after_batch_) loop_.after_batch_();
-    loop_.wait_in(State::kUpdated);
-  }
-
- private:
-  ScriptLoop& loop_;
-};
-
-// Has no batches itself: the script has them.
+// Has no batches: the script has them.
 class ScriptLoop::Source final : public BatchSource {
  public:
   explicit Source(ScriptLoop& loop) : loop_(loop) {}
@@ -56,17 +39,8 @@ class ScriptLoop::Source final : public BatchSource {
   void start_epoch_at(std::int64_t epoch, std::int64_t batches) override {
     loop_.epoch_ = epoch;
     loop_.skipped_ = batches;
-    loop_.epoch_is_over_ = false;
   }
-  std::optional<Batch> next() override {
-    loop_.throw_failure();
-    // Where other ranks still have batches, the loop asks again.
-    if (!loop_.is_over_ && !loop_.epoch_is_over_) loop_.wait_in(State::kWantsBatch);
-    if (loop_.is_over_ || loop_.epoch_is_over_) return std::nullopt;
-    Batch batch;
-    batch.samples = loop_.samples_;
-    return batch;
-  }
+  std::optional<Batch> next() override { return std::nullopt; }
   std::optional<std::int64_t> batches_per_epoch() const override { return loop_.batches_per_epoch_; }
   std::optional<bool> has_next_epoch() const override { return !loop_.is_over_; }
 
@@ -76,19 +50,10 @@ class ScriptLoop::Source final : public BatchSource {
 
 class ScriptLoop::Script final : public Trial {
  public:
-  Script(ScriptLoop& loop, TrialContext& context) : loop_(loop) {
-    loop_.context_ = &context;
-    context.add_callback(std::make_shared<Position>(loop_));
-    loop_.wait_in(State::kSettingUp);
-  }
-  ~Script() override { loop_.context_ = nullptr; }
+  explicit Script(ScriptLoop& loop) : loop_(loop) {}
   Loader training_loader() override { return std::make_shared<Source>(loop_); }
   Loader validation_loader() override { return nullptr; }
-  Metrics train_batch(const Batch&) override {
-    loop_.loss_ = at::Tensor();
-    loop_.wait_in(State::kTraining);
-    return {{"loss", std::exchange(loop_.loss_, at::Tensor())}};
-  }
+  Metrics train_batch(const Batch&) override { throw Error("a script trains its batches itself"); }
   std::string why_not_repeatable() const override { return "the script has a loop of its own"; }
   Metrics evaluate_batch(const Batch&) override { return {}; }
   std::string state_owner() const override { return "a script in Python"; }
@@ -102,99 +67,196 @@ class ScriptLoop::Script final : public Trial {
 };
 
 ScriptLoop::ScriptLoop(std::vector<std::string> arguments)
-    : arguments_(std::move(arguments)), fiber_([this] {
-        std::vector<char*> argv;
-        for (std::string& argument : arguments_) argv.push_back(argument.data());
-        argv.push_back(nullptr);
-        exit_code_ = run_trial(static_cast<int>(arguments_.size()), argv.data(),
-                               [this](TrialContext& context) { return std::make_unique<Script>(*this, context); });
-        state_ = State::kEnded;
-      }) {
-  fiber_.resume();
+    : arguments_(std::move(arguments)), training_(std::make_unique<train::RankTraining>()) {
+  std::vector<char*> argv;
+  for (std::string& argument : arguments_) argv.push_back(argument.data());
+  argv.push_back(nullptr);
+  if (!training_->open(static_cast<int>(arguments_.size()), argv.data())) state_ = State::kEnded;
+}
+
+// A run that has not ended is abandoned with its process, as it is in a program that exits: Python destroys its modules
+// in an order of its own.
+ScriptLoop::~ScriptLoop() {
+  if (state_ != State::kEnded) static_cast<void>(training_.release());
 }
 
 TrialContext& ScriptLoop::context() {
-  if (!context_) throw Error("the run has ended", "its summary, or the error before this one, says why");
-  return *context_;
+  if (state_ == State::kEnded) {
+    throw Error("the run has ended", "its summary, or the error before this one, says why");
+  }
+  return training_->context();
 }
 
-void ScriptLoop::wait_in(State state) {
-  state_ = state;
-  fiber_.suspend();
-  throw_failure();
-}
-
-void ScriptLoop::throw_failure() {
-  if (failure_) throw Error(*std::exchange(failure_, std::nullopt));
-}
-
-void ScriptLoop::go_on() {
-  fiber_.resume();
+template <typename Call>
+void ScriptLoop::run(const Call& call) {
+  try {
+    call();
+  } catch (...) {
+    state_ = State::kEnded;
+    training_->fail();
+  }
 }
 
 void ScriptLoop::begin(std::optional<std::int64_t> batches_per_epoch) {
   if (state_ != State::kSettingUp) throw Error("the session has wrapped a model and a loader before");
   batches_per_epoch_ = batches_per_epoch;
-  go_on();
+  run([&] {
+    training_->prepare(std::make_unique<Script>(*this));
+    for (const at::Tensor& parameter : context().wrapped().model->parameters()) {
+      parameters_.insert(parameter.unsafeGetTensorImpl());
+    }
+    const auto outcome = loop().begin();
+    batches_ = loop().position().batches;
+    if (batches_ > 0) require_greater_length(context(), batches_, batches_per_epoch_);
+    state_ = State::kReady;
+    follow(outcome);
+  });
 }
 
-void ScriptLoop::give_batch(std::int64_t samples) {
+void ScriptLoop::follow(train::TrainingLoop::Outcome outcome) {
+  if (outcome != train::TrainingLoop::Outcome::kGoOn) end(outcome);
+}
+
+void ScriptLoop::end(train::TrainingLoop::Outcome outcome) {
+  training_->finish(outcome);
+  state_ = State::kEnded;
+}
+
+void ScriptLoop::leave_open_batch() {
+  if (state_ != State::kForward) return;
+  loop().leave_batch();
+  state_ = State::kReady;
+}
+
+void ScriptLoop::expect_batch(std::int64_t number) {
+  end_batch();
+  if (state_ != State::kEnded) loop().expect_batch(number);
+}
+
+void ScriptLoop::open_batch(std::int64_t samples, std::int64_t place) {
   end_batch();
   if (state_ == State::kEnded) return;
-  if (state_ != State::kWantsBatch) throw Error("the loader gives a batch, and the one before has not been trained on");
+  if (state_ == State::kSettingUp) throw Error("a batch comes before session.wrap()");
+  if (state_ == State::kBackward) {
+    more_samples_ = samples;
+    loop().continue_batch();
+    return;
+  }
   samples_ = samples;
-  go_on();
+  place_ = place;
+  open();
 }
 
-void ScriptLoop::add_to_batch(std::int64_t samples) {
-  if (state_ != State::kTraining) throw Error("the loader adds to a batch, and none is under way");
-  context().around_the_loop().added_samples += samples;
+void ScriptLoop::open() {
+  loop().open_batch(opened_++);
+  loss_ = at::Tensor();
+  more_samples_ = 0;
+  state_ = State::kForward;
+}
+
+// A search for the first leaf: one of the model, as a rule the first that it comes to. A function of Python's may compute
+// gradients of parameters that the graph does not have (checkpointing within backward).
+bool ScriptLoop::reaches_model(const at::Tensor& loss) const {
+  if (parameters_.contains(loss.unsafeGetTensorImpl())) return true;
+  std::vector<torch::autograd::Node*> open{loss.grad_fn().get()};
+  std::unordered_set<const torch::autograd::Node*> seen;
+  while (!open.empty()) {
+    torch::autograd::Node* node = open.back();
+    open.pop_back();
+    if (!node || !seen.insert(node).second) continue;
+    if (const auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(node)) {
+      if (parameters_.contains(leaf->variable.unsafeGetTensorImpl())) return true;
+      continue;
+    }
+    if (dynamic_cast<torch::autograd::PyNode*>(node)) return true;
+    for (const auto& edge : node->next_edges()) open.push_back(edge.function.get());
+  }
+  return false;
 }
 
 void ScriptLoop::backward(const at::Tensor& loss, double share, const BackwardOptions& options) {
-  if (state_ != State::kTraining) {
-    throw Error("loss.backward() was called for a batch that did not come from the wrapped loader",
-                "take batches from the loader that session.wrap() has returned");
+  if (dropped_at_) {
+    throw Error("the gradients of " + *dropped_at_ + " have been dropped: no optimizer.step() came after their backward()",
+                "call optimizer.step() for the last batches of an epoch, too, or zero_grad() before the next backward()");
   }
-  const auto& backward = context().wrapped().backward;
-  if (!backward) throw Error("loss.backward() was called outside a batch");
-  backward(share == 1 ? loss : loss * share, options);
+  end_batch();
+  if (state_ == State::kEnded) return;
+  if (state_ == State::kReady) open();
+  if (more_samples_ > 0) loop().add_samples(std::exchange(more_samples_, 0));
+  state_ = State::kBackward;
+  loop().backward(share == 1 ? loss : loss * share, options, samples_, place_);
   if (loss.numel() == 1) loss_ = loss_.defined() ? loss_ + loss.detach() : loss.detach();
 }
 
-void ScriptLoop::end_step() {
-  if (state_ != State::kTraining) {
-    throw Error("optimizer.step() was called a second time for a batch, or before one came from the wrapped loader");
+void ScriptLoop::drop() {
+  run([&] {
+    loop().drop_batch();
+    state_ = State::kReady;
+  });
+}
+
+void ScriptLoop::drop_gradients() {
+  zeroed_ = true;
+  dropped_at_.reset();
+  if (state_ == State::kBackward) drop();
+}
+
+void ScriptLoop::update() {
+  if (state_ == State::kEnded) return;
+  if (state_ == State::kBackward) {
+    run([&] {
+      loop().update({{"loss", std::exchange(loss_, at::Tensor())}});
+      if (after_update_) after_update_();
+      batches_ = loop().position().batches;
+      opened_ = 0;
+      zeroed_ = false;
+      state_ = State::kUpdated;
+    });
+    return;
   }
-  go_on();
+  if (zeroed_ && state_ != State::kUpdated) return;  // no parameter has a gradient: torch.optim leaves all as they are
+  throw Error("optimizer.step() was called again without a backward() of the model, and torch.optim would apply the gradients of the "
+              "step before once more",
+              "call it once after each backward(), or zero_grad() before it");
 }
 
 void ScriptLoop::end_batch() {
-  if (state_ == State::kUpdated) go_on();
+  leave_open_batch();
+  if (state_ != State::kUpdated) return;
+  run([&] {
+    state_ = State::kReady;
+    follow(loop().end_batch());
+  });
 }
 
 void ScriptLoop::end_epoch() {
   end_batch();
+  if (state_ == State::kBackward) {
+    dropped_at_ = "the last batch of epoch " + std::to_string(epoch_);
+    drop();
+  }
   if (state_ == State::kEnded) return;
-  epoch_is_over_ = true;
-  go_on();
+  run([&] {
+    const std::int64_t epoch = epoch_;
+    auto outcome = train::TrainingLoop::Outcome::kGoOn;
+    while (outcome == train::TrainingLoop::Outcome::kGoOn && epoch_ == epoch) outcome = loop().run_round();
+    follow(outcome);
+  });
 }
 
 int ScriptLoop::finish() {
-  end_batch();
-  if (state_ == State::kWantsBatch) {
+  if (state_ != State::kEnded) {
     is_over_ = true;
-    go_on();
+    end_epoch();
   }
-  return exit_code_;
+  return exit_code();
 }
 
 int ScriptLoop::fail(const std::string& error) {
   if (state_ != State::kEnded) {
-    failure_ = error;
-    go_on();
+    run([&] { throw Error(error); });
   }
-  return exit_code_;
+  return exit_code();
 }
 
 void ScriptLoop::keep_state(std::function<TrialState()> save, std::function<void(const TrialState&)> load) {

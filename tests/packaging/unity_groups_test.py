@@ -57,7 +57,7 @@ class Groups(unittest.TestCase):
             subprocess.run([COMPILER, "-std=c++20", "-fsyntax-only", self.folder / "unity.cpp"], check=True)
 
     def test_the_projects_own_files_have_names(self):
-        names = names_of(SOURCE / "runtime/train/loop/run_trial.cpp")
+        names = names_of(SOURCE / "runtime/train/loop/rank_training.cpp")
         self.assertIn("keep_freed_memory", names)
         self.assertIn("kComparedOperations", names)
 

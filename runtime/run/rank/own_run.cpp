@@ -53,7 +53,7 @@ std::vector<std::string> plan_warnings(const RankIdentity& identity, const Assig
   return warnings;
 }
 
-// As many threads as libtorch takes in a rank that no launcher has given a number (run_trial.cpp).
+// As many threads as libtorch takes in a rank that no launcher has given a number (rank_training.cpp).
 int threads_of_rank(const Variables& variables, int local_size) {
   if (const auto given = variables.find("OMP_NUM_THREADS"); given != variables.end()) {
     return std::max(1, std::atoi(given->second.c_str()));

@@ -11,7 +11,7 @@ namespace dtrain::train {
 namespace {
 
 constexpr Nanoseconds kNotReady{-1};
-constexpr std::ptrdiff_t kWords = 2;  // the elements of GradientExchange::Word
+constexpr std::ptrdiff_t kWords = 3;  // the elements of GradientExchange::Word
 
 [[noreturn]] void fail_displaced(const std::string& name) {
   throw Error("a tensor that backward left behind lies where the gradient of '" + name + "' belongs",
@@ -362,6 +362,7 @@ std::span<const std::uint8_t> GradientExchange::finish(const Word& word) {
   const auto words = used_.end() - kWords;
   words[0] = word.wrote ? 1 : 0;
   words[1] = word.weighted ? 1 : 0;
+  words[2] = word.dropped ? 1 : 0;
   launch_rest();
   // No rank gets past this before all ranks are here, that is before every backward has ended: hooks issue buckets, but
   // not this. Strategies rely on it (GradientStrategy::update()).

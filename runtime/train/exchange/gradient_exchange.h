@@ -65,12 +65,14 @@ class GradientExchange {
   struct Word {
     bool wrote = false;     // its model has written parameters
     bool weighted = false;  // its batches have weights
+    bool dropped = false;   // it drops the gradients, and takes no step
   };
   std::span<const std::uint8_t> finish(const Word& word);
   std::span<const std::uint8_t> finish() { return finish(Word()); }
   // Whether any rank has told so in the last finish().
-  bool any_wrote() const { return used_[used_.size() - 2] != 0; }
-  bool weighted_by_any() const { return used_.back() != 0; }
+  bool any_wrote() const { return used_[used_.size() - 3] != 0; }
+  bool weighted_by_any() const { return used_[used_.size() - 2] != 0; }
+  bool dropped_by_any() const { return used_.back() != 0; }
   // The same in a step that is being captured (graph/step_graph.h): the host exchanges nothing, so the used parameters
   // are those of the last finish(). Error if this rank has used others in this step.
   std::span<const std::uint8_t> finish_captured();
@@ -147,7 +149,7 @@ class GradientExchange {
   bool frees_spare_ = false;
   std::size_t next_to_free_ = 0;  // the first of `order_` whose spare gradients are not free yet
   std::vector<std::uint8_t> ready_in_batch_;
-  // In this window, on this rank; after the exchange on any rank. The last two elements are finish()'s `word`.
+  // In this window, on this rank; after the exchange on any rank. The last elements are finish()'s `word`.
   std::vector<std::uint8_t> used_;
   std::vector<std::uint8_t> last_own_, last_used_;  // the same of the last exchange: on this rank; on any rank
   std::int64_t windows_alike_ = 0;

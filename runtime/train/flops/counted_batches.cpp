@@ -31,6 +31,11 @@ std::optional<OperatorCounter::Scope> CountedBatches::begin() {
   return std::optional<OperatorCounter::Scope>(std::in_place, counter_);
 }
 
+void CountedBatches::cancel() {
+  --trained_;
+  if (std::exchange(counting_, false)) static_cast<void>(counter_.take());
+}
+
 void CountedBatches::end(std::int64_t batch, std::int64_t samples) {
   if (!counting_) return;
   std::vector<profile::OperatorCount> operators = counter_.take();

@@ -20,6 +20,8 @@ class CountedBatches {
 
   // Before train_batch(): counts until the result is destroyed, if this batch is to be counted.
   std::optional<OperatorCounter::Scope> begin();
+  // Instead of end(), after the scope's end: the batch was not trained.
+  void cancel();
   // After train_batch() and after the scope's end.
   void end(std::int64_t batch, std::int64_t samples);
   // After the step, outside of what it is measured by.

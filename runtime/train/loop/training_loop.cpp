@@ -107,9 +107,10 @@ TrainingLoop::TrainingLoop(Trial& trial, TrialContext& context, run::RankSession
             context_.around_the_loop().wants_checkpoint = false;
             callbacks_.on_checkpoint();
           },
-          [this](StateVisitor& visitor) { visit(visitor); }) {}
+          [this](StateVisitor& visitor) { visit(visitor); }),
+      shared_buffers_(*context.wrapped().model, session.communicator(), session.device_communicator()) {}
 
-TrainingLoop::End TrainingLoop::run() {
+TrainingLoop::Outcome TrainingLoop::begin() {
   // A part that the trial has put into evaluation mode (a frozen batch norm) stays there.
   if (torch::nn::Module& model = *context_.wrapped().model; !model.is_training()) model.train();
   if (!session_.resume_from().empty()) {
@@ -120,15 +121,17 @@ TrainingLoop::End TrainingLoop::run() {
     begin_anew();
   }
   progress_.start();
-  Outcome outcome = Outcome::kGoOn;
   const bool is_over =
       !lengths_.source_decides && lengths_.total_batches && position_.batches >= *lengths_.total_batches;
   if (early_stop_.is_due() || is_over) {
     if (early_stop_.is_due()) early_stop_.report(position_.batches);
     conclude(/*stopped=*/false);
-    outcome = Outcome::kDone;
+    return Outcome::kDone;
   }
-  while (outcome == Outcome::kGoOn) outcome = run_round();
+  return Outcome::kGoOn;
+}
+
+TrainingLoop::End TrainingLoop::end(Outcome outcome) {
   measured_.device_profile.settle(step_.in_flight());
   session_.recorder().mark(profile::RunMark::kLoopEnd);
   save_();  // the last checkpoint is on its way
@@ -263,9 +266,7 @@ void TrainingLoop::seed(Draws draws) {
 TrainingLoop::Outcome TrainingLoop::run_round() {
   profile::Recorder& recorder = session_.recorder();
   const std::int64_t number = position_.batches + 1;
-  measured_.deep_window.before_step(number);
-  recorder.begin_step(number);
-  session_.set_step(number);
+  begin_record();
 
   // 1. The batch. A rank whose data has ended takes part in the exchange with nothing to give until all have ended.
   std::optional<Batch> batch;
@@ -277,12 +278,7 @@ TrainingLoop::Outcome TrainingLoop::run_round() {
   }
   // A trace shows operators and phases, of which a graph shows none.
   const bool fits_graph = graph_ && batch && !measured_.deep_window.is_open() && graph_->fits(*batch);
-  step_.announce(batch.has_value(),
-                 {.stop = session_.stop_requested(),
-                  .saver_busy = checkpoints_.saver_busy(),
-                  .wants_checkpoint = checkpoints_.wants_one(context_.around_the_loop().wants_checkpoint),
-                  .fits_graph = fits_graph,
-                  .trace = measured_.deep_window.wanted(number, step_.announcement_rounds())});
+  step_.announce(batch.has_value(), wishes(fits_graph), batch ? batch->place : -1);
   if (!batch) {
     const Round round = step_.agree();
     if (round.active == 0) return end_of_epoch(round);
@@ -307,8 +303,29 @@ TrainingLoop::Outcome TrainingLoop::run_round() {
   progress_.batch_done();
   if (logging) follow_batch(*batch);
   logging.reset();
+  return end_round(batch ? batch->samples : 0, stepped);
+}
 
-  // 5. What is due now and then.
+void TrainingLoop::begin_record() {
+  const std::int64_t number = position_.batches + 1;
+  measured_.deep_window.before_step(number);
+  session_.recorder().begin_step(number);
+  session_.set_step(number);
+  has_record_ = true;
+}
+
+TrainingStep::Wishes TrainingLoop::wishes(bool fits_graph) {
+  return {.stop = session_.stop_requested(),
+          .saver_busy = checkpoints_.saver_busy(),
+          .wants_checkpoint = checkpoints_.wants_one(context_.around_the_loop().wants_checkpoint),
+          .fits_graph = fits_graph,
+          .trace = measured_.deep_window.wanted(position_.batches + 1, step_.announcement_rounds())};
+}
+
+// 5. What is due now and then.
+TrainingLoop::Outcome TrainingLoop::end_round(std::int64_t samples, bool stepped) {
+  profile::Recorder& recorder = session_.recorder();
+  const std::int64_t number = position_.batches;
   const bool last = !lengths_.source_decides && lengths_.total_batches && number == *lengths_.total_batches;
   const bool stopped = stepped && step_.stop_is_due();
   bool early = false;
@@ -331,7 +348,8 @@ TrainingLoop::Outcome TrainingLoop::run_round() {
     const PhaseScope phase(recorder, Phase::kCallbacks);
     progress_.update([this] { metrics_.show_losses(); });
   }
-  recorder.end_step({batch ? batch->samples : 0, stepped && step_.synchronised(), position_.epoch});
+  recorder.end_step({samples, stepped && step_.synchronised(), position_.epoch});
+  has_record_ = false;
   measured_.deep_window.after_step(number, step_.take_trace_window());
   measured_.counted_batches.after_step();
   return last || early ? Outcome::kDone : stopped ? Outcome::kStopped : Outcome::kGoOn;
@@ -347,6 +365,10 @@ void TrainingLoop::prepare_batch(const Batch& batch) {
 void TrainingLoop::follow_batch(const Batch& batch) {
   context_.around_the_loop().why_no_collective.clear();
   callbacks_.after_batch(returned_);
+  keep_logged(batch);
+}
+
+void TrainingLoop::keep_logged(const Batch& batch) {
   Metrics& logged = *context_.around_the_loop().logged;
   SkippedSamples::add_metric(*loader_, batch, logged);
   refuse_both(returned_, logged, "train_batch()");

@@ -23,6 +23,7 @@
 #include "loop/skipped_samples.h"
 #include "loop/training_metrics.h"
 #include "loop/validation.h"
+#include "model/shared_buffers.h"
 #include "step/training_step.h"
 #include "tracing/deep_window.h"
 
@@ -38,15 +39,43 @@ class TrainingLoop {
   TrainingLoop(const TrainingLoop&) = delete;
   TrainingLoop& operator=(const TrainingLoop&) = delete;
 
+  ~TrainingLoop();
+
   struct End {
     bool stopped = false;  // early, because some rank was asked to stop
     bool saved = false;    // a checkpoint of where it stopped is durable
   };
-  // Trains up to the experiment's max_length, from the session's checkpoint on if it has one. Collective.
-  End run();
+  // Trains up to the experiment's max_length, from the session's checkpoint on if it has one: begin(), run_round() while
+  // the last one has said kGoOn, end(). Collective.
+  enum class Outcome { kGoOn, kDone, kStopped };
+  Outcome begin();
+  Outcome run_round();
+  End end(Outcome outcome);
+
+  // A program that has the loop itself, such as a script in Python, takes its batches through these in place of
+  // run_round(), which it calls where its data ends. The trial's loader has no batches then (own_batch.cpp).
+  //   expect_batch()  before the program reads its next batch, the `number`-th of the epoch from 0: seeds what that draws
+  //   open_batch()    before a forward pass that may be trained. `repeated`: how many were opened since the last update
+  //   leave_batch()   it was not: there was no batch
+  //   backward()      announces the batch to the other ranks, and is context.backward(); more of them may follow
+  //   add_samples()   that the next backward() adds to the batch
+  //   drop_batch()    the gradients are dropped. Collective
+  //   update()        the optimizer's step. `metrics`: as train_batch() returns them. Collective
+  //   end_batch()     what is due after it, such as a checkpoint. Collective
+  void expect_batch(std::int64_t number);
+  void open_batch(std::int64_t repeated);
+  void leave_batch();
+  void backward(const at::Tensor& loss, const BackwardOptions& options, std::int64_t samples, std::int64_t place);
+  void add_samples(std::int64_t samples);
+  void drop_batch();
+  void update(Metrics metrics);
+  Outcome end_batch();
+  // The forward pass of another part of the batch begins.
+  void continue_batch();
+  const Position& position() const { return position_; }
 
  private:
-  enum class Outcome { kGoOn, kDone, kStopped };
+  struct OwnBatch;
   // Visits the position of the training and the state of its step. Between two batches. Collective.
   void visit(StateVisitor& visitor);
   void resume();
@@ -56,7 +85,11 @@ class TrainingLoop {
   void begin_with_checkpoint();
   // Before the first batch of a new run: validates, or looks whether the metrics will be there. Collective.
   void validate_at_beginning();
-  Outcome run_round();
+  // Around a round, whoever has the loop: its record begins; what is due after it, and the end of its record.
+  void begin_record();
+  Outcome end_round(std::int64_t samples, bool stepped);
+  // What this rank announces of the round. Collective.
+  TrainingStep::Wishes wishes(bool fits_graph);
   // The periodic work after a batch: metrics, validation, a checkpoint.
   void do_what_is_due(bool stepped);
   Outcome end_of_epoch(const Round& round);
@@ -78,6 +111,8 @@ class TrainingLoop {
   void prepare_batch(const Batch& batch);
   // after_batch(), and what was logged.
   void follow_batch(const Batch& batch);
+  // Adds what was logged in the batch to its metrics.
+  void keep_logged(const Batch& batch);
   // Validates, if that has not been done after this batch. Returns searcher.metric as of this batch.
   std::optional<double> validate();
   // After the last batch, once: applies the gradients of an open window, reduces metrics, validates, takes the last
@@ -122,6 +157,9 @@ class TrainingLoop {
   std::int64_t validated_batch_ = -1;
   Measured measured_;
   CheckpointSchedule checkpoints_;
+  SharedBuffers shared_buffers_;
+  std::unique_ptr<OwnBatch> own_;  // null: none is open
+  bool has_record_ = false;        // of a step that has begun
 };
 
 }  // namespace dtrain::train

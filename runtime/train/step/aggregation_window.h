@@ -31,6 +31,11 @@ class AggregationWindow {
     ++rounds_;
     ++rounds_begun_;
   }
+  // The round that has begun does not count: nothing of it is left. It was the only one of this window.
+  void abandon_round() {
+    close();
+    --rounds_begun_;
+  }
   // The step has been taken.
   void close() {
     rounds_ = 0;

@@ -1,11 +1,13 @@
-// A vote of all ranks: one 64-byte all-reduce a round, read when its result is needed.
+// A vote of all ranks: one 96-byte all-reduce a round, read when its result is needed.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <optional>
 #include <span>
+#include <utility>
 
 #include "exchange/collective_log.h"
 #include "exchange/run_services.h"
@@ -21,6 +23,7 @@ class CollectiveVote final : public RoundVote {
 
   void announce(const Announcement& mine) override;
   Round agree() override;
+  void explain_with(std::function<void(Difference)> explain) override { explain_ = std::move(explain); }
   bool stop_seen() const override { return stop_seen_; }
   bool saver_busy() const override { return saver_busy_; }
   bool checkpoint_wanted() const override { return checkpoint_wanted_; }
@@ -46,19 +49,22 @@ class CollectiveVote final : public RoundVote {
 
  private:
   // Flags (batches, batches that fit a graph); flags (wishes to stop, busy savers, wishes for a checkpoint); ranks that
-  // have had a batch in this period; rank 0's trace window (0: none); NonFinite's.
-  static constexpr std::size_t kFirstOfNonFinite = 5;
+  // have had a batch in this period; rank 0's trace window (0: none); two digests, each with its square; NonFinite's.
+  static constexpr std::size_t kFirstOfDigests = 5;
+  static constexpr std::size_t kFirstOfNonFinite = 9;
   struct Sent {
     std::int64_t values[kFirstOfNonFinite + NonFinite::kWords];
     std::int64_t last_batch = 0;
     comm::Work work;
   };
   void read(const Sent& sent);
+  void compare(const Sent& sent, std::size_t first, Difference difference) const;
 
   comm::Communicator& communicator_;
   profile::Recorder& recorder_;
   CollectiveLog log_;
   NonFinite& non_finite_;
+  std::function<void(Difference)> explain_;
   std::deque<Sent> sent_;  // and not read yet
   Round last_;
   std::int64_t rounds_ = 0;  // announced

@@ -48,6 +48,7 @@ class ExchangeMode final : public StepMode, private CapturableStep {
   void choose_models() override;
   void step_models() override;
   bool end_batch() override;
+  void abandon_batch() override;
   bool flush() override;
   void parameters_moved() override { parts_.watch.note(digests_due()); }
   void begin_visit(const StateVisitor& visitor) override;

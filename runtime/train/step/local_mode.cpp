@@ -1,8 +1,16 @@
 #include "step/local_mode.h"
 
 #include <algorithm>
+#include <string>
+
+#include "dtrain/base/error.h"
 
 namespace dtrain::train {
+
+void refuse_to_abandon(const char* with) {
+  throw ConfigError(std::string("the gradients of a backward() are dropped without a step, which is not supported with ") + with,
+                    "decide before backward() whether the batch is trained on");
+}
 
 LocalStep::LocalStep(const StepParts& parts, LocalUpdate::Parts updated)
     : parts_(parts),

@@ -31,6 +31,8 @@ class LocalStep {
   std::vector<std::uint8_t> parameters_in_step_;  // of several models
 };
 
+[[noreturn]] void refuse_to_abandon(const char* with);
+
 // Local steps: after `inner_steps` of its steps a rank meets the others.
 //
 // Ranks read what was announced some rounds late, when it has long arrived, so that none waits between two meetings. A
@@ -46,6 +48,7 @@ class LocalMode final : public StepMode {
   void step_models() override { step_.step_models(); }
   bool end_batch() override;
   bool flush() override;
+  void abandon_batch() override { refuse_to_abandon("local_sgd"); }
   void synchronise() override;
   bool synchronised() const override { return inner_steps_ == 0; }
   bool stop_is_due() override { return vote_.stop_is_old(lag()); }
@@ -102,6 +105,7 @@ class AloneMode final : public StepMode {
   void begin_batch() override { parts_.exchange.begin_batch(/*exchange=*/false); }
   void step_models() override { step_.step_models(); }
   bool end_batch() override;
+  void abandon_batch() override { refuse_to_abandon("a mock run"); }
   bool flush() override;
   bool state_is_shared() const override { return false; }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 
@@ -20,7 +21,13 @@ struct Announcement {
   bool saver_busy = false;                    // its host's saver cannot take a checkpoint yet
   bool wants_checkpoint = false;              // it asks for a checkpoint
   bool fits_graph = false;                    // it can run the batch as a graph (graph/step_graph.h)
+  // Digests of what must be the same on all ranks that have a batch.
+  std::uint64_t rates = 0;  // the learning rates of the next update
+  std::uint64_t place = 0;  // Batch::place
 };
+
+// What ranks with a batch have announced differently.
+enum class Difference { kRates, kPlace };
 
 // What all ranks announced.
 struct Round {
@@ -37,6 +44,8 @@ class RoundVote {
   virtual void announce(const Announcement& mine) = 0;
   // What all ranks announced for the round last announced. Waits for them.
   virtual Round agree() = 0;
+  // `explain` throws the error of a difference. It is called on all ranks alike, when they read the round.
+  virtual void explain_with(std::function<void(Difference)> explain) { static_cast<void>(explain); }
   // Whether a rank asked to stop in a round that was read.
   virtual bool stop_seen() const = 0;
   // Whether a rank announced a busy saver in the last round that was read; whether one asked for a checkpoint there.

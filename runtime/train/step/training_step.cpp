@@ -1,6 +1,7 @@
 #include "step/training_step.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <string>
 #include <utility>
@@ -8,6 +9,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/json_number.h"
 #include "dtrain/base/text.h"
+#include "dtrain/run/agreed_error.h"
 #include "model/model_report.h"
 #include "model/model_tensors.h"
 #include "step/exchange_mode.h"
@@ -95,6 +97,15 @@ std::optional<LossScaler> make_scaler(const TrialContext::Wrapped& wrapped, cons
   return LossScaler(options.loss_scaling, parameters.memory().device());
 }
 
+// Of the next update.
+std::uint64_t digest_of_rates(const FlatOptimizer& optimizer) {
+  std::uint64_t digest = 0;
+  for (const float rate : optimizer.learning_rates()) {
+    digest = (digest ^ std::bit_cast<std::uint32_t>(rate)) * 0x100000001b3u;
+  }
+  return digest;
+}
+
 // Collective. The ranks' parameters are the same.
 std::unique_ptr<StepMode> make_mode(const StepParts& parts, const ExchangeParts& more, const StepOptions& options) {
   switch (mode_of(options)) {
@@ -146,6 +157,7 @@ TrainingStep::TrainingStep(const TrialContext::Wrapped& wrapped, const RunServic
       may_keep_narrow_gradients_(may_keep_narrow_gradients(options, run_.world) && parameters_.memory().on_host() &&
                                  !models_.several()) {
   if (parameter_types(options).shadow) narrow_use_.emplace(parameters_);
+  mode_->vote().explain_with([this](Difference difference) { explain(difference); });
 }
 
 LossScalingReport* TrainingStep::begin_report(const StepOptions& options) {
@@ -153,26 +165,63 @@ LossScalingReport* TrainingStep::begin_report(const StepOptions& options) {
   return &scaling_report_.emplace(run_, in_flight_, *scaler_, mode_of(options) == Mode::kLocal);
 }
 
-void TrainingStep::announce(bool has_batch, const Wishes& wishes) {
+void TrainingStep::announce(bool has_batch, const Wishes& wishes, std::int64_t place) {
   if (has_batch) window_.add_batch();
+  place_ = has_batch ? place : -1;
   mode_->vote().announce({.has_batch = has_batch,
                           .stop = wishes.stop,
                           .trace = wishes.trace,
                           .last_batch = window_.rounds_begun() - in_flight_.lag(),
                           .saver_busy = wishes.saver_busy,
                           .wants_checkpoint = wishes.wants_checkpoint,
-                          .fits_graph = wishes.fits_graph});
+                          .fits_graph = wishes.fits_graph,
+                          .rates = has_batch ? digest_of_rates(optimizer_) : 0,
+                          .place = static_cast<std::uint64_t>(place) + 1});
+}
+
+// Both are compared when the ranks read the round, where all of them are.
+void TrainingStep::explain(Difference difference) {
+  const bool of_rates = difference == Difference::kRates;
+  Json mine = of_rates ? Json(optimizer_.learning_rates()) : Json::array({place_ >> 32, place_ & 0xffffffff});
+  const std::vector<std::string> all = run_.control.gather("train/difference", mine.dump());
+  std::size_t other = 1;
+  while (other + 1 < all.size() && all[other] == all.front()) ++other;
+  const std::string batch = std::to_string(window_.rounds_begun());
+  const auto text = [&](std::size_t rank) {
+    if (of_rates) return all[rank] + " on rank " + std::to_string(rank);
+    const Json place = Json::parse(all[rank]);
+    return "batch " + place[1].dump() + " of pass " + place[0].dump() + " over the loader on rank " + std::to_string(rank);
+  };
+  const std::string both = text(0) + " and " + text(other);
+  if (of_rates) {
+    throw run::AgreedError("the learning rates of batch " + batch + " differ between ranks: " + both,
+                           "step schedulers by a value that is the same on all ranks, such as session.mean(loss)");
+  }
+  throw run::AgreedError("the ranks train on parts of different batches in step " + batch + ": " + both,
+                         "leave a batch out, or the loop, on all ranks alike: decide by a value that is the same on all of them, "
+                         "such as session.mean(loss)");
+}
+
+void TrainingStep::begin_forward() {
+  in_forward_ = true;
+  memory_format_.begin_batch();
+  if (narrow_use_) watching_.emplace(*narrow_use_);
+}
+
+void TrainingStep::leave_forward() {
+  in_forward_ = false;
+  watching_.reset();
 }
 
 void TrainingStep::begin_batch() {
+  if (!in_forward_) begin_forward();
+  in_forward_ = false;
   in_batch_ = true;
   batch_weight_.reset();
   batch_has_loss_ = false;
   models_.begin_batch();
   window_.begin_round();
-  memory_format_.begin_batch();
   mode_->begin_batch();
-  if (narrow_use_) watching_.emplace(*narrow_use_);
 }
 
 void TrainingStep::backward(const at::Tensor& loss, const BackwardOptions& options) {
@@ -270,6 +319,12 @@ bool TrainingStep::end_batch() {
   if (stepped && narrow_use_) compute_in_shadow();
   if (memory_format_.end_batch(stepped, window_.rounds_begun())) mode_->parameters_moved();
   return stepped;
+}
+
+void TrainingStep::abandon_batch() {
+  in_batch_ = false;
+  watching_.reset();
+  mode_->abandon_batch();
 }
 
 // The model has gone through a window's batches once, which shows how it uses its parameters.

@@ -45,7 +45,9 @@ class TrainingStep : private CapturableStep {
     bool fits_graph = false;        // it can run the batch as a graph
     std::optional<profile::TraceWindow> trace{};
   };
-  void announce(bool has_batch, const Wishes& wishes);
+  // `place`: Batch::place of the batch. Ranks whose places or learning rates differ get an error of all of them when the
+  // round is read.
+  void announce(bool has_batch, const Wishes& wishes, std::int64_t place = -1);
   // Waits for the announcements of all ranks for the last announced round.
   Round agree() { return mode_->vote().agree(); }
 
@@ -56,11 +58,17 @@ class TrainingStep : private CapturableStep {
 
   // Around train_batch() (or instead of it, on a rank without a batch).
   void begin_batch();
+  // A program that has the loop itself: before the forward pass of a batch that it may train. begin_batch() follows
+  // before backward(), or leave_forward(): then there was no batch.
+  void begin_forward();
+  void leave_forward();
   void backward(const at::Tensor& loss, const BackwardOptions& options = {});
   // Within train_batch(), after backward(): as TrialContext::step(). Collective.
   void step_models();
   // Ends the round: exchanges and steps if that is due. True after an optimizer step.
   bool end_batch();
+  // Instead, after a backward(): as StepMode has it. Collective.
+  void abandon_batch();
   // Exchanges and applies the gradients of an unfinished window, with its real number of batches. True if there was
   // one.
   bool flush();
@@ -135,6 +143,8 @@ class TrainingStep : private CapturableStep {
   void after_replay() override;
 
   void compute_in_shadow();
+  // Throws. Collective.
+  void explain(Difference difference);
   // The parameters of these models, which alone get a gradient.
   std::vector<at::Tensor> inputs_of(const std::vector<std::string>& models) const;
   void read_loss(const at::Tensor& loss);
@@ -162,6 +172,8 @@ class TrainingStep : private CapturableStep {
   std::unique_ptr<StepMode> mode_;
   GradientHooks hooks_;
   const bool may_keep_narrow_gradients_;
+  std::int64_t place_ = -1;  // of the batch that was announced last
+  bool in_forward_ = false;
   bool in_batch_ = false;
   bool batch_has_loss_ = false;         // backward() has been called for the batch that has begun
   std::optional<double> batch_weight_;  // of the batch that has begun, where it has one

@@ -26,6 +26,9 @@ struct Batch {
   std::vector<at::Tensor> host_tensors{};
   data::ReadUsage usage{};                     // what else reading it has taken
   std::vector<data::SkippedSample> skipped{};  // damaged samples that others have replaced
+  // Where the batch lies in the training data, the same on all ranks that train on parts of one batch: what differs is
+  // an error of all ranks. -1: ranks have batches of their own.
+  std::int64_t place = -1;
 
   // The tensor of a field. DataError if there is no field of this name; it lists the names.
   const at::Tensor& operator[](const std::string& name) const;

@@ -1,4 +1,4 @@
-#include "dtrain/train/run_trial.h"
+#include "loop/rank_training.h"
 
 #include <malloc.h>
 #include <unistd.h>
@@ -21,7 +21,6 @@
 #include "dtrain/host/topology.h"
 #include "dtrain/run/rank_session.h"
 #include "graph/step_graph.h"
-#include "loop/training_loop.h"
 #include "matmul/matmul_path.h"
 #include "model/model_report.h"
 #include "model/tensor_memory.h"
@@ -29,7 +28,7 @@
 #include "operators/own_operators.h"
 #include "step/training_step.h"
 
-namespace dtrain {
+namespace dtrain::train {
 
 namespace {
 
@@ -37,7 +36,7 @@ namespace {
 // (measured: large jitter of the step time). Large tensors have TensorMemory; the heap has what is small, and keeps it.
 // Large buffers of libraries are mapped by themselves: on the heap they would be a cause of fragmentation.
 void keep_freed_memory() {
-  train::TensorMemory::install();
+  TensorMemory::install();
   mallopt(M_MMAP_THRESHOLD, 4 << 20);
   mallopt(M_TRIM_THRESHOLD, 256 << 20);
   mallopt(M_TOP_PAD, 16 << 20);
@@ -71,16 +70,16 @@ constexpr std::uint64_t kComparedOperations = 32;
 
 // The device of this rank; the communicator for it, where it is not the host.
 c10::Device open_rank_device(run::RankSession& session) {
-  const c10::Device device = train::open_device(session.gpu());
+  const c10::Device device = open_device(session.gpu());
   if (device.is_cpu()) {
     warn_of_gpu_keys(session);
     return device;
   }
   const config::Optimizations& wanted = session.experiment().optimizations;
-  train::use_fast_paths(device, {wanted.tf32, wanted.cudnn_benchmark});
+  use_fast_paths(device, {wanted.tf32, wanted.cudnn_benchmark});
   comm::NcclOptions options;
   options.device = device.index();
-  options.current_stream = [device] { return train::native_handle(train::current_stream(device)); };
+  options.current_stream = [device] { return native_handle(current_stream(device)); };
   options.compared_operations = kComparedOperations;
   session.make_device_communicator(options);
   return device;
@@ -93,9 +92,9 @@ int fail(run::RankSession& session) {
   try {
     throw;
   } catch (const c10::Error& error) {
-    return session.fail(train::device_error(error, device));  // libtorch's own stack says nothing to the user
+    return session.fail(device_error(error, device));  // libtorch's own stack says nothing to the user
   } catch (const CommError& error) {
-    if (train::has_failed(device)) return session.fail(train::failed_device(device, error.what()));
+    if (has_failed(device)) return session.fail(failed_device(device, error.what()));
     return session.fail(error);
   } catch (const std::exception& error) {
     return session.fail(error);
@@ -116,10 +115,10 @@ bool needs_whole_parameters(const TrialContext::Wrapped& wrapped) {
                      [](const ParameterGroup& group) { return updates_whole_parameters(group.optimizer); });
 }
 
-train::StepOptions step_options(const run::RankSession& session, const TrialContext::Wrapped& wrapped) {
+StepOptions step_options(const run::RankSession& session, const TrialContext::Wrapped& wrapped) {
   const config::Experiment& experiment = session.experiment();
   const config::Optimizations& wanted = experiment.optimizations;
-  train::StepOptions options;
+  StepOptions options;
   options.aggregation_frequency = wanted.aggregation_frequency;
   options.average_aggregated_gradients = wanted.average_aggregated_gradients;
   options.max_gradient_norm = wrapped.max_gradient_norm;
@@ -191,7 +190,7 @@ train::StepOptions step_options(const run::RankSession& session, const TrialCont
 // Before the first call of libtorch that computes something. Also for ranks on GPUs: what they compute on the CPU has
 // the bits that it has in a run on CPUs.
 void choose_matmul(run::RankSession& session) {
-  const train::MatmulChoice choice = train::choose_matmul(session.experiment().optimizations.matmul);
+  const MatmulChoice choice = choose_matmul(session.experiment().optimizations.matmul);
   if (!choice.warning.empty()) session.log()->warn("optimizations.matmul: auto has no effect: {}", choice.warning);
   session.log()->debug("float32 matrix products take the {} path: {}", profile::to_string(choice.path), choice.reason);
   if (session.world().rank == 0 && !session.gpu()) {
@@ -200,18 +199,18 @@ void choose_matmul(run::RankSession& session) {
 }
 
 // Everything of the training thread goes to a stream of its own: the default stream cannot be captured as a graph.
-std::optional<c10::StreamGuard> use_own_stream(c10::Device device) {
-  if (device.is_cpu()) return std::nullopt;
+void use_own_stream(c10::Device device, std::optional<c10::StreamGuard>& guard) {
+  if (device.is_cpu()) return;
   const c10::impl::VirtualGuardImpl streams(device.type());
-  return std::optional<c10::StreamGuard>(std::in_place, streams.getStreamFromGlobalPool(device));
+  guard.emplace(streams.getStreamFromGlobalPool(device));
 }
 
 // Null where steps are not to run as a CUDA graph.
-std::unique_ptr<train::StepGraph> step_graph(run::RankSession& session, const Trial& trial, train::TrainingStep& step,
+std::unique_ptr<StepGraph> step_graph(run::RankSession& session, const Trial& trial, TrainingStep& step,
                                              const torch::nn::Module& model, c10::Device device) {
-  if (!train::wants_graphs(session)) return nullptr;
+  if (!wants_graphs(session)) return nullptr;
   const std::string why_not = step.capturable() ? trial.why_not_repeatable() : step.why_not_capturable();
-  if (why_not.empty()) return std::make_unique<train::StepGraph>(session, step, model, device);
+  if (why_not.empty()) return std::make_unique<StepGraph>(session, step, model, device);
   const std::string text = "steps do not run as a CUDA graph because " + why_not;
   if (session.world().rank == 0) {
     const bool asked_for = session.experiment().optimizations.cuda_graphs == config::CudaGraphs::kOn;
@@ -231,108 +230,144 @@ std::filesystem::path told_by_rank_0(run::RankSession& session, const std::files
   return session.control().get(kKey);
 }
 
-train::TrainingLoop::End train_and_save(run::RankSession& session, const TrialFactory& make_trial) {
-  const config::Experiment& experiment = session.experiment();
-  if (!experiment.model && !experiment.optimizations.gradient_checkpointing.empty()) {
-    throw ConfigError("optimizations.gradient_checkpointing is for the models of a `model:` experiment",
-                      "in a program call dtrain::checkpoint() around a part of the model (docs/api.md)");
+void write_facts(run::RankSession& session, const TrialContext::Wrapped& wrapped, TrainingStep& step) {
+  session.update_plan("model", describe_model(step.parameters()));
+  Json optimizer = describe_optimizer(wrapped.optimizer, step.parameters());
+  if (wrapped.own_update) optimizer = {{"kind", "of the trial"}, {"fused", false}};
+  if (!wrapped.groups.empty()) optimizer["groups"] = describe_groups(wrapped.groups, step.optimizer());
+  const config::Optimizations& wanted = session.experiment().optimizations;
+  if (wanted.ema > 0) optimizer["ema"] = wanted.ema;
+  session.update_plan("optimizer", optimizer);
+  if (optimizer.contains("kernel_reason")) {
+    session.log()->info("libtorch's kernel updates the parameters: {}", optimizer["kernel_reason"].get<std::string>());
   }
-  choose_matmul(session);
-  share_cores(session.world());
-  const c10::Device device = open_rank_device(session);  // before any call of libtorch that asks for CUDA
-  if (experiment.optimizations.operators == config::Operators::kAuto) train::use_own_operators();
-  const auto on_own_stream = use_own_stream(device);
-  torch::manual_seed(experiment.experiment_seed);
-  TrialContext context(session, device);
-  const std::unique_ptr<Trial> trial = make_trial(context);
-  const auto& model = context.wrapped().model;
-  const bool begins_anew = session.resume_from().empty();
-  std::filesystem::path begins_with;  // the checkpoint whose training state is wanted
-  if (model && !experiment.initial_weights.file.empty() && begins_anew && session.world().rank == 0) {
-    // The step hands them to the other ranks.
-    const train::LoadedWeights loaded = train::load_weights(*model, experiment.initial_weights);
-    session.log()->info("starting from the weights in {}", loaded.from);
-    for (const std::string& warning : loaded.warnings) session.log()->warn("{}", warning);
-    begins_with = loaded.checkpoint;
-  }
-  train::TrainingStep step(context.wrapped(), train::services_of(session), step_options(session, context.wrapped()));
-  begins_with = experiment.initial_weights.training_state && begins_anew && !session.mock().any()
-                    ? told_by_rank_0(session, begins_with)
-                    : std::filesystem::path();
-  malloc_trim(0);  // the parameters as the model allocated them are laid out flat elsewhere now
-  if (session.world().rank == 0) {
-    session.update_plan("model", train::describe_model(step.parameters()));
-    Json optimizer = train::describe_optimizer(context.wrapped().optimizer, step.parameters());
-    if (context.wrapped().own_update) optimizer = {{"kind", "of the trial"}, {"fused", false}};
-    if (!context.wrapped().groups.empty()) {
-      optimizer["groups"] = train::describe_groups(context.wrapped().groups, step.optimizer());
-    }
-    if (experiment.optimizations.ema > 0) optimizer["ema"] = experiment.optimizations.ema;
-    session.update_plan("optimizer", optimizer);
-    if (optimizer.contains("kernel_reason")) {
-      session.log()->info("libtorch's kernel updates the parameters: {}",
-                          optimizer["kernel_reason"].get<std::string>());
-    }
-    session.update_plan("fusion", step.fusion().describe());
-    if (const auto& file = experiment.optimizations.grad_updates_size_file; !file.empty()) {
-      train::write_gradient_sizes(file, step.parameters());
-    }
-  }
+  session.update_plan("fusion", step.fusion().describe());
+  if (const auto& file = wanted.grad_updates_size_file; !file.empty()) write_gradient_sizes(file, step.parameters());
+}
 
-  context.wrapped().visit_state = [&step](train::StateVisitor& visitor) { step.visit(visitor); };
-
-  const auto save = [&] {
-    if (session.mock().any()) return;
-    const auto averages = step.weight_averages();
-    if (session.world().rank != 0) return;
-    const auto folder = session.run_dir() / "checkpoints" / "final";
-    const auto written = [&](const std::filesystem::path& path) {
-      session.write_event("weights_written", {{"path", path.string()}});
-    };
-    const auto save_as = [&](const char* name) {
-      train::save_weights(*model, folder / name);
-      written(folder / name);
-    };
-    const auto values = step.values_in_model();
-    if (!averages.empty()) save_as("model_without_ema.safetensors");
-    const auto averaged =
-        averages.empty() ? nullptr : step.values_in_model(averages, /*as_computed=*/false);  // as validation used them
-    save_as("model.safetensors");
-    for (const auto& path : trial->save_more(folder)) written(path);
+void save_final(run::RankSession& session, Trial& trial, const torch::nn::Module& model, TrainingStep& step) {
+  if (session.mock().any()) return;
+  const auto averages = step.weight_averages();
+  if (session.world().rank != 0) return;
+  const auto folder = session.run_dir() / "checkpoints" / "final";
+  const auto written = [&](const std::filesystem::path& path) {
+    session.write_event("weights_written", {{"path", path.string()}});
   };
-  train::TrainingLoop loop(*trial, context, session, step, step_graph(session, *trial, step, *model, device), save,
-                           begins_with);
-  train::TrainingLoop::End end;
-  try {
-    end = loop.run();
-  } catch (...) {
-    const int code =
-        fail(session);  // while the step is there: what it has handed over may be under way until this ends it
-    if (train::has_failed(device)) end_process(session, code);
-    throw;
-  }
-  if (session.world().rank == 0) session.update_plan("fusion", step.fusion().describe());
-  return end;
+  const auto save_as = [&](const char* name) {
+    save_weights(model, folder / name);
+    written(folder / name);
+  };
+  const auto values = step.values_in_model();
+  if (!averages.empty()) save_as("model_without_ema.safetensors");
+  const auto averaged =
+      averages.empty() ? nullptr : step.values_in_model(averages, /*as_computed=*/false);  // as validation used them
+  save_as("model.safetensors");
+  for (const auto& path : trial.save_more(folder)) written(path);
 }
 
 }  // namespace
 
-int run_trial(int argc, char** argv, const TrialFactory& make_trial, bool for_model) {
+bool RankTraining::open(int argc, char** argv, bool for_model) {
   run::RankOptions options = run::parse_rank_arguments(argc, argv);
   options.for_model = for_model;
   options.versions = {{"libtorch", TORCH_VERSION}};
   keep_freed_memory();
-  std::unique_ptr<run::RankSession> session;
   try {
-    session = run::RankSession::start(options);
+    session_ = run::RankSession::start(options);
   } catch (const std::exception& error) {
-    return run::exit_code_of(error);
+    exit_code_ = run::exit_code_of(error);
+    return false;
   }
   try {
-    const train::TrainingLoop::End end = train_and_save(*session, make_trial);
-    return session->finish(end.stopped, end.saved);
+    open_device();
   } catch (...) {
-    return fail(*session);
+    fail();
+    return false;
+  }
+  return true;
+}
+
+void RankTraining::open_device() {
+  const config::Experiment& experiment = session_->experiment();
+  if (!experiment.model && !experiment.optimizations.gradient_checkpointing.empty()) {
+    throw ConfigError("optimizations.gradient_checkpointing is for the models of a `model:` experiment",
+                      "in a program call dtrain::checkpoint() around a part of the model (docs/api.md)");
+  }
+  choose_matmul(*session_);
+  share_cores(session_->world());
+  const c10::Device device = open_rank_device(*session_);  // before any call of libtorch that asks for CUDA
+  if (experiment.optimizations.operators == config::Operators::kAuto) use_own_operators();
+  use_own_stream(device, stream_);
+  torch::manual_seed(experiment.experiment_seed);
+  context_ = std::make_unique<TrialContext>(*session_, device);
+}
+
+void RankTraining::prepare(std::unique_ptr<Trial> trial) {
+  trial_ = std::move(trial);
+  run::RankSession& session = *session_;
+  const config::Experiment& experiment = session.experiment();
+  const auto& model = context_->wrapped().model;
+  const bool begins_anew = session.resume_from().empty();
+  std::filesystem::path begins_with;  // the checkpoint whose training state is wanted
+  if (model && !experiment.initial_weights.file.empty() && begins_anew && session.world().rank == 0) {
+    // The step hands them to the other ranks.
+    const LoadedWeights loaded = load_weights(*model, experiment.initial_weights);
+    session.log()->info("starting from the weights in {}", loaded.from);
+    for (const std::string& warning : loaded.warnings) session.log()->warn("{}", warning);
+    begins_with = loaded.checkpoint;
+  }
+  step_ = std::make_unique<TrainingStep>(context_->wrapped(), services_of(session),
+                                         step_options(session, context_->wrapped()));
+  begins_with = experiment.initial_weights.training_state && begins_anew && !session.mock().any()
+                    ? told_by_rank_0(session, begins_with)
+                    : std::filesystem::path();
+  malloc_trim(0);  // the parameters as the model allocated them are laid out flat elsewhere now
+  if (session.world().rank == 0) write_facts(session, context_->wrapped(), *step_);
+  context_->wrapped().visit_state = [step = step_.get()](StateVisitor& visitor) { step->visit(visitor); };
+  loop_ = std::make_unique<TrainingLoop>(
+      *trial_, *context_, session, *step_, step_graph(session, *trial_, *step_, *model, context_->device()),
+      [this] { save_final(*session_, *trial_, *context_->wrapped().model, *step_); }, begins_with);
+}
+
+int RankTraining::finish(TrainingLoop::Outcome outcome) {
+  const TrainingLoop::End end = loop_->end(outcome);
+  if (session_->world().rank == 0) session_->update_plan("fusion", step_->fusion().describe());
+  close();
+  return exit_code_ = session_->finish(end.stopped, end.saved);
+}
+
+// While the step is there: what it has handed over may be under way until the failure ends it.
+int RankTraining::fail() {
+  exit_code_ = train::fail(*session_);
+  const c10::Device device = context_ ? context_->device() : c10::Device(at::kCPU);
+  if (has_failed(device)) end_process(*session_, exit_code_);
+  close();
+  return exit_code_;
+}
+
+void RankTraining::close() {
+  loop_.reset();
+  step_.reset();
+  trial_.reset();
+  context_.reset();
+  stream_.reset();
+}
+
+}  // namespace dtrain::train
+
+namespace dtrain {
+
+int run_trial(int argc, char** argv, const TrialFactory& make_trial, bool for_model) {
+  train::RankTraining training;
+  if (!training.open(argc, argv, for_model)) return training.exit_code();
+  try {
+    training.prepare(make_trial(training.context()));
+    train::TrainingLoop& loop = training.loop();
+    auto outcome = loop.begin();
+    while (outcome == train::TrainingLoop::Outcome::kGoOn) outcome = loop.run_round();
+    return training.finish(outcome);
+  } catch (...) {
+    return training.fail();
   }
 }
 

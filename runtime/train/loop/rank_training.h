@@ -1,0 +1,44 @@
+// The training of one rank from its start to its end: run_trial() drives it, and so does a program that has the loop
+// itself. Training thread.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include <c10/core/StreamGuard.h>
+
+#include "dtrain/run/rank_session.h"
+#include "dtrain/train/run_trial.h"
+#include "loop/training_loop.h"
+
+namespace dtrain::train {
+
+class RankTraining {
+ public:
+  // Starts the rank and opens its device. False: it could not start, and the error is reported. Collective.
+  bool open(int argc, char** argv, bool for_model = false);
+  TrialContext& context() { return *context_; }
+  // The trial has wrapped model and optimizer. Throws. Collective.
+  void prepare(std::unique_ptr<Trial> trial);
+  TrainingLoop& loop() { return *loop_; }
+  // Ends the loop after its last round, and the run. Returns the process's exit code. Throws. Collective.
+  int finish(TrainingLoop::Outcome outcome);
+  // Ends the run with the exception that is being handled, instead. Returns the exit code.
+  int fail();
+  int exit_code() const { return exit_code_; }
+
+ private:
+  void open_device();
+  void close();  // everything but the session
+
+  // Each uses those before it.
+  std::unique_ptr<run::RankSession> session_;
+  std::optional<c10::StreamGuard> stream_;
+  std::unique_ptr<TrialContext> context_;
+  std::unique_ptr<Trial> trial_;
+  std::unique_ptr<TrainingStep> step_;
+  std::unique_ptr<TrainingLoop> loop_;
+  int exit_code_ = 0;
+};
+
+}  // namespace dtrain::train

@@ -1,0 +1,52 @@
+#include "model/shared_buffers.h"
+
+#include <ATen/ATen.h>
+
+namespace dtrain::train {
+
+SharedBuffers::SharedBuffers(const torch::nn::Module& model, comm::Communicator& communicator,
+                             comm::Communicator& device_communicator)
+    : communicator_(communicator), device_communicator_(device_communicator) {
+  for (const auto& item : model.named_buffers()) {
+    const at::Tensor& buffer = item.value();
+    if (!buffer.defined() || buffer.layout() != at::kStrided || buffer.numel() == 0 || buffer.is_inference()) continue;
+    buffers_.push_back(buffer);
+  }
+  for (const at::Tensor& buffer : buffers_) versions_.push_back(buffer._version());
+  written_.resize(buffers_.size());
+}
+
+void SharedBuffers::share() {
+  if (communicator_.world_size() == 1 || buffers_.empty()) return;
+  for (std::size_t i = 0; i < buffers_.size(); ++i) written_[i] = buffers_[i]._version() != versions_[i] ? 1 : 0;
+  communicator_.all_reduce(written_.data(), written_.size(), comm::DataType::kUint8, {.op = comm::ReduceOp::kMax}).wait();
+  std::vector<at::Tensor> written, bytes;
+  std::size_t size = 0;
+  for (std::size_t i = 0; i < buffers_.size(); ++i) {
+    if (!written_[i]) continue;
+    written.push_back(buffers_[i].detach());
+    size += written.back().nbytes();
+  }
+  if (written.empty()) return;
+  const at::NoGradGuard no_grad;
+  const bool is_root = communicator_.rank() == 0;
+  const bool on_host = written.front().is_cpu();
+  at::Tensor packed;
+  if (is_root) {
+    for (const at::Tensor& one : written) bytes.push_back(one.contiguous().view({-1}).view(at::kByte));
+    packed = at::cat(bytes);
+  } else {
+    packed = at::empty({static_cast<std::int64_t>(size)}, written.front().options().dtype(at::kByte));
+  }
+  auto& communicator = on_host ? communicator_ : device_communicator_;
+  communicator.broadcast(packed.data_ptr(), size, comm::DataType::kUint8, 0).wait();
+  std::int64_t begin = 0;
+  for (const at::Tensor& one : written) {
+    const auto length = static_cast<std::int64_t>(one.nbytes());
+    if (!is_root) one.copy_(packed.slice(0, begin, begin + length).clone().view(one.scalar_type()).view(one.sizes()));
+    begin += length;
+  }
+  for (std::size_t i = 0; i < buffers_.size(); ++i) versions_[i] = buffers_[i]._version();
+}
+
+}  // namespace dtrain::train

@@ -1,0 +1,31 @@
+// The buffers of a model (running statistics of batch norms) as rank 0 has them, on all ranks, after each step of a program
+// that has the loop itself: it may validate at any time. So it is with DistributedDataParallel, which shares them before
+// each forward pass. Training thread.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include "dtrain/comm/communicator.h"
+
+namespace dtrain::train {
+
+class SharedBuffers {
+ public:
+  // `model` and the communicators outlive it. The ranks' buffers are the same.
+  SharedBuffers(const torch::nn::Module& model, comm::Communicator& communicator, comm::Communicator& device_communicator);
+  // Gives all ranks rank 0's values of the buffers that any rank has written since the last call. Collective.
+  void share();
+
+ private:
+  std::vector<at::Tensor> buffers_;
+  std::vector<std::int64_t> versions_;  // of each, when its values were shared
+  std::vector<std::uint8_t> written_;
+  comm::Communicator& communicator_;
+  comm::Communicator& device_communicator_;
+};
+
+}  // namespace dtrain::train
