@@ -154,8 +154,8 @@ void ScriptLoop::open() {
   state_ = State::kForward;
 }
 
-// A search for the first leaf: one of the model, as a rule the first that it comes to. A function of Python's may compute
-// gradients of parameters that the graph does not have (checkpointing within backward).
+// A search for the first leaf: one of the model, as a rule the first that it comes to. A function of Python's may
+// compute gradients of parameters that the graph does not have (checkpointing within backward).
 bool ScriptLoop::reaches_model(const at::Tensor& loss) const {
   if (parameters_.contains(loss.unsafeGetTensorImpl())) return true;
   std::vector<torch::autograd::Node*> open{loss.grad_fn().get()};
@@ -176,8 +176,9 @@ bool ScriptLoop::reaches_model(const at::Tensor& loss) const {
 
 void ScriptLoop::backward(const at::Tensor& loss, double share, const BackwardOptions& options) {
   if (dropped_at_) {
-    throw Error("the gradients of " + *dropped_at_ + " have been dropped: no optimizer.step() came after their backward()",
-                "call optimizer.step() for the last batches of an epoch, too, or zero_grad() before the next backward()");
+    throw Error(
+        "the gradients of " + *dropped_at_ + " have been dropped: no optimizer.step() came after their backward()",
+        "call optimizer.step() for the last batches of an epoch, too, or zero_grad() before the next backward()");
   }
   end_batch();
   if (state_ == State::kEnded) return;
@@ -215,9 +216,11 @@ void ScriptLoop::update() {
     return;
   }
   if (zeroed_ && state_ != State::kUpdated) return;  // no parameter has a gradient: torch.optim leaves all as they are
-  throw Error("optimizer.step() was called again without a backward() of the model, and torch.optim would apply the gradients of the "
-              "step before once more",
-              "call it once after each backward(), or zero_grad() before it");
+  throw Error(
+      "optimizer.step() was called again without a backward() of the model, and torch.optim would apply the gradients "
+      "of the "
+      "step before once more",
+      "call it once after each backward(), or zero_grad() before it");
 }
 
 void ScriptLoop::end_batch() {

@@ -1,14 +1,14 @@
-// The training of a script that has a loop of its own: `for batch in loader: …; loss.backward(); optimizer.step()`. What
-// the script does is what is trained: a batch is a backward() of the model and the step after it, whatever the loader has
-// given before. Training thread.
+// The training of a script that has a loop of its own: `for batch in loader: …; loss.backward(); optimizer.step()`.
+// What the script does is what is trained: a batch is a backward() of the model and the step after it, whatever the
+// loader has given before. Training thread.
 //
 // The states, and what leads to the next:
 //   kSettingUp  the script wraps model and optimizer in context(); begin()
 //   kReady      between two batches; open_batch(), which the loader or the model's forward calls
 //   kForward    a batch may be trained; backward(), or open_batch() of another one
 //   kBackward   it has gradients; update(), or drop_gradients(); or another backward() adds to them
-//   kUpdated    the optimizer has stepped, and the script may step its schedulers; end_batch(): a checkpoint is taken then
-//   kEnded      the run was stopped, has failed, or is over: exit_code()
+//   kUpdated    the optimizer has stepped, and the script may step its schedulers; end_batch(): a checkpoint is taken
+//   then kEnded      the run was stopped, has failed, or is over: exit_code()
 #pragma once
 
 #include <functional>
@@ -60,8 +60,8 @@ class ScriptLoop {
   void drop_gradients();
   // The optimizer's step. Collective.
   void update();
-  // Ends the batch that was updated, if there is one, and leaves one that has no gradients. Other functions call it where it
-  // is due. Collective.
+  // Ends the batch that was updated, if there is one, and leaves one that has no gradients. Other functions call it
+  // where it is due. Collective.
   void end_batch();
   // The data of an epoch has ended: returns when that of all ranks has. Collective.
   void end_epoch();
@@ -95,13 +95,13 @@ class ScriptLoop {
   std::int64_t epoch_ = 0;
   std::int64_t skipped_ = 0;
   std::int64_t batches_ = 0;
-  std::int64_t opened_ = 0;    // batches since the last update
-  std::int64_t samples_ = 0;   // of the batch that is open
+  std::int64_t opened_ = 0;   // batches since the last update
+  std::int64_t samples_ = 0;  // of the batch that is open
   std::int64_t place_ = -1;
   std::int64_t more_samples_ = 0;  // of a part that backward() was not called for yet
   bool in_backward_ = false;
-  bool is_over_ = false;           // finish() was called
-  bool zeroed_ = true;             // drop_gradients() was called since the last update, or there was none
+  bool is_over_ = false;                   // finish() was called
+  bool zeroed_ = true;                     // drop_gradients() was called since the last update, or there was none
   std::optional<std::string> dropped_at_;  // where gradients were dropped that the script has not zeroed since then
   at::Tensor loss_;
   std::unordered_set<const at::TensorImpl*> parameters_;

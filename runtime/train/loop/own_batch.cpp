@@ -1,5 +1,5 @@
-// The batches of a program that has the loop itself: what run_round() does for a trial, in parts between which the program
-// computes.
+// The batches of a program that has the loop itself: what run_round() does for a trial, in parts between which the
+// program computes.
 #include <utility>
 
 #include "loop/training_loop.h"
@@ -12,7 +12,7 @@ using profile::Phase;
 struct TrainingLoop::OwnBatch {
   OwnBatch(std::optional<at::ScalarType> type, c10::Device device) : autocast(std::in_place, type, device) {}
 
-  std::optional<Autocast> autocast;                   // from the forward pass to the update
+  std::optional<Autocast> autocast;  // from the forward pass to the update
   std::optional<OperatorCounter::Scope> counting;
   Batch batch;
   bool has_begun = false;  // with a backward()
@@ -29,7 +29,8 @@ void TrainingLoop::expect_batch(std::int64_t number) {
 
 void TrainingLoop::open_batch(std::int64_t repeated) {
   if (!has_record_) begin_record();
-  own_ = std::make_unique<OwnBatch>(autocast_type(session_.experiment().optimizations.mixed_precision), context_.device());
+  own_ =
+      std::make_unique<OwnBatch>(autocast_type(session_.experiment().optimizations.mixed_precision), context_.device());
   context_.around_the_loop().batch = position_.batches + 1;
   context_.around_the_loop().logged.emplace();
   step_.begin_forward();

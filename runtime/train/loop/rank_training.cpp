@@ -207,7 +207,7 @@ void use_own_stream(c10::Device device, std::optional<c10::StreamGuard>& guard) 
 
 // Null where steps are not to run as a CUDA graph.
 std::unique_ptr<StepGraph> step_graph(run::RankSession& session, const Trial& trial, TrainingStep& step,
-                                             const torch::nn::Module& model, c10::Device device) {
+                                      const torch::nn::Module& model, c10::Device device) {
   if (!wants_graphs(session)) return nullptr;
   const std::string why_not = step.capturable() ? trial.why_not_repeatable() : step.why_not_capturable();
   if (why_not.empty()) return std::make_unique<StepGraph>(session, step, model, device);

@@ -45,8 +45,8 @@ class TrainingLoop {
     bool stopped = false;  // early, because some rank was asked to stop
     bool saved = false;    // a checkpoint of where it stopped is durable
   };
-  // Trains up to the experiment's max_length, from the session's checkpoint on if it has one: begin(), run_round() while
-  // the last one has said kGoOn, end(). Collective.
+  // Trains up to the experiment's max_length, from the session's checkpoint on if it has one: begin(), run_round()
+  // while the last one has said kGoOn, end(). Collective.
   enum class Outcome { kGoOn, kDone, kStopped };
   Outcome begin();
   Outcome run_round();
@@ -54,11 +54,10 @@ class TrainingLoop {
 
   // A program that has the loop itself, such as a script in Python, takes its batches through these in place of
   // run_round(), which it calls where its data ends. The trial's loader has no batches then (own_batch.cpp).
-  //   expect_batch()  before the program reads its next batch, the `number`-th of the epoch from 0: seeds what that draws
-  //   open_batch()    before a forward pass that may be trained. `repeated`: how many were opened since the last update
-  //   leave_batch()   it was not: there was no batch
-  //   backward()      announces the batch to the other ranks, and is context.backward(); more of them may follow
-  //   add_samples()   that the next backward() adds to the batch
+  //   expect_batch()  before the program reads its next batch, the `number`-th of the epoch from 0: seeds what that
+  //   draws open_batch()    before a forward pass that may be trained. `repeated`: how many were opened since the last
+  //   update leave_batch()   it was not: there was no batch backward()      announces the batch to the other ranks, and
+  //   is context.backward(); more of them may follow add_samples()   that the next backward() adds to the batch
   //   drop_batch()    the gradients are dropped. Collective
   //   update()        the optimizer's step. `metrics`: as train_batch() returns them. Collective
   //   end_batch()     what is due after it, such as a checkpoint. Collective

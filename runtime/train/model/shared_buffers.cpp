@@ -19,7 +19,8 @@ SharedBuffers::SharedBuffers(const torch::nn::Module& model, comm::Communicator&
 void SharedBuffers::share() {
   if (communicator_.world_size() == 1 || buffers_.empty()) return;
   for (std::size_t i = 0; i < buffers_.size(); ++i) written_[i] = buffers_[i]._version() != versions_[i] ? 1 : 0;
-  communicator_.all_reduce(written_.data(), written_.size(), comm::DataType::kUint8, {.op = comm::ReduceOp::kMax}).wait();
+  communicator_.all_reduce(written_.data(), written_.size(), comm::DataType::kUint8, {.op = comm::ReduceOp::kMax})
+      .wait();
   std::vector<at::Tensor> written, bytes;
   std::size_t size = 0;
   for (std::size_t i = 0; i < buffers_.size(); ++i) {

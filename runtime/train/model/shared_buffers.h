@@ -1,6 +1,6 @@
-// The buffers of a model (running statistics of batch norms) as rank 0 has them, on all ranks, after each step of a program
-// that has the loop itself: it may validate at any time. So it is with DistributedDataParallel, which shares them before
-// each forward pass. Training thread.
+// The buffers of a model (running statistics of batch norms) as rank 0 has them, on all ranks, after each step of a
+// program that has the loop itself: it may validate at any time. So it is with DistributedDataParallel, which shares
+// them before each forward pass. Training thread.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,8 @@ namespace dtrain::train {
 class SharedBuffers {
  public:
   // `model` and the communicators outlive it. The ranks' buffers are the same.
-  SharedBuffers(const torch::nn::Module& model, comm::Communicator& communicator, comm::Communicator& device_communicator);
+  SharedBuffers(const torch::nn::Module& model, comm::Communicator& communicator,
+                comm::Communicator& device_communicator);
   // Gives all ranks rank 0's values of the buffers that any rank has written since the last call. Collective.
   void share();
 

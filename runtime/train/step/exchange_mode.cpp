@@ -106,9 +106,10 @@ bool ExchangeMode::end_batch() {
 // The buckets are exchanged to their end: what ranks do with them shows there.
 void ExchangeMode::abandon_batch() {
   if (picker_.is_compressed() || parts_.window.length() > 1) {
-    throw ConfigError(std::string("the gradients of a backward() are dropped without a step, which is not supported with ") +
-                          (picker_.is_compressed() ? "gradient_compression" : "aggregation_frequency above 1"),
-                      "decide before backward() whether the batch is trained on, or leave the option out");
+    throw ConfigError(
+        std::string("the gradients of a backward() are dropped without a step, which is not supported with ") +
+            (picker_.is_compressed() ? "gradient_compression" : "aggregation_frequency above 1"),
+        "decide before backward() whether the batch is trained on, or leave the option out");
   }
   parts_.exchange.finish({.dropped = true});
   parts_.exchange.abandon_window();
@@ -180,8 +181,10 @@ void ExchangeMode::exchange_and_update() {
   const auto used =
       parts_.exchange.finish({.wrote = !mine.empty(), .weighted = parts_.window.own_weight().has_value()});
   if (parts_.exchange.dropped_by_any()) {
-    throw Error("another rank has dropped the gradients of this batch (zero_grad() after backward()), and this rank takes a step",
-                "decide by a value that is the same on all ranks, such as session.mean(loss)");
+    throw Error(
+        "another rank has dropped the gradients of this batch (zero_grad() after backward()), and this rank takes a "
+        "step",
+        "decide by a value that is the same on all ranks, such as session.mean(loss)");
   }
   std::vector<std::size_t> written;
   if (parts_.exchange.any_wrote()) {

@@ -8,8 +8,9 @@
 namespace dtrain::train {
 
 void refuse_to_abandon(const char* with) {
-  throw ConfigError(std::string("the gradients of a backward() are dropped without a step, which is not supported with ") + with,
-                    "decide before backward() whether the batch is trained on");
+  throw ConfigError(
+      std::string("the gradients of a backward() are dropped without a step, which is not supported with ") + with,
+      "decide before backward() whether the batch is trained on");
 }
 
 LocalStep::LocalStep(const StepParts& parts, LocalUpdate::Parts updated)

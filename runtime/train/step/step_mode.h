@@ -99,8 +99,8 @@ class StepMode {
   virtual void step_models() = 0;
   // True after an optimizer step. Also ends the batch in flight.
   virtual bool end_batch() = 0;
-  // Instead of end_batch(), after a backward: drops its gradients, as if the batch had not been. All ranks do it, or all
-  // get an error. ConfigError where the mode cannot.
+  // Instead of end_batch(), after a backward: drops its gradients, as if the batch had not been. All ranks do it, or
+  // all get an error. ConfigError where the mode cannot.
   virtual void abandon_batch() = 0;
   // Takes a step with the gradients of an unfinished window, if there are any. True if it did.
   virtual bool flush() = 0;

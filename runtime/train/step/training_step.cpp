@@ -190,16 +190,18 @@ void TrainingStep::explain(Difference difference) {
   const auto text = [&](std::size_t rank) {
     if (of_rates) return all[rank] + " on rank " + std::to_string(rank);
     const Json place = Json::parse(all[rank]);
-    return "batch " + place[1].dump() + " of pass " + place[0].dump() + " over the loader on rank " + std::to_string(rank);
+    return "batch " + place[1].dump() + " of pass " + place[0].dump() + " over the loader on rank " +
+           std::to_string(rank);
   };
   const std::string both = text(0) + " and " + text(other);
   if (of_rates) {
     throw run::AgreedError("the learning rates of batch " + batch + " differ between ranks: " + both,
                            "step schedulers by a value that is the same on all ranks, such as session.mean(loss)");
   }
-  throw run::AgreedError("the ranks train on parts of different batches in step " + batch + ": " + both,
-                         "leave a batch out, or the loop, on all ranks alike: decide by a value that is the same on all of them, "
-                         "such as session.mean(loss)");
+  throw run::AgreedError(
+      "the ranks train on parts of different batches in step " + batch + ": " + both,
+      "leave a batch out, or the loop, on all ranks alike: decide by a value that is the same on all of them, "
+      "such as session.mean(loss)");
 }
 
 void TrainingStep::begin_forward() {

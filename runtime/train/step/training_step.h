@@ -45,8 +45,8 @@ class TrainingStep : private CapturableStep {
     bool fits_graph = false;        // it can run the batch as a graph
     std::optional<profile::TraceWindow> trace{};
   };
-  // `place`: Batch::place of the batch. Ranks whose places or learning rates differ get an error of all of them when the
-  // round is read.
+  // `place`: Batch::place of the batch. Ranks whose places or learning rates differ get an error of all of them when
+  // the round is read.
   void announce(bool has_batch, const Wishes& wishes, std::int64_t place = -1);
   // Waits for the announcements of all ranks for the last announced round.
   Round agree() { return mode_->vote().agree(); }
