@@ -2,6 +2,7 @@
 // program computes.
 #include <utility>
 
+#include "dtrain/config/experiment.h"
 #include "loop/training_loop.h"
 #include "precision/autocast.h"
 
@@ -10,7 +11,8 @@ namespace dtrain::train {
 using profile::Phase;
 
 struct TrainingLoop::OwnBatch {
-  OwnBatch(std::optional<at::ScalarType> type, c10::Device device) : autocast(std::in_place, type, device) {}
+  OwnBatch(std::optional<at::ScalarType> type, c10::Device device, CountedBatches& counted)
+      : autocast(std::in_place, type, device), counting(counted.begin()) {}
 
   std::optional<Autocast> autocast;  // from the forward pass to the update
   std::optional<OperatorCounter::Scope> counting;
@@ -29,12 +31,11 @@ void TrainingLoop::expect_batch(std::int64_t number) {
 
 void TrainingLoop::open_batch(std::int64_t repeated) {
   if (!has_record_) begin_record();
-  own_ =
-      std::make_unique<OwnBatch>(autocast_type(session_.experiment().optimizations.mixed_precision), context_.device());
+  own_ = std::make_unique<OwnBatch>(autocast_type(session_.experiment().optimizations.mixed_precision),
+                                    context_.device(), measured_.counted_batches);
   context_.around_the_loop().batch = position_.batches + 1;
   context_.around_the_loop().logged.emplace();
   step_.begin_forward();
-  own_->counting = measured_.counted_batches.begin();
   // Other numbers for each pass that is opened, so that they are not alike in a loop that only evaluates.
   seed_draws(session_, Draws::kTraining, position_.batches + 1 + (repeated << 40));
   session_.recorder().switch_to(Phase::kForward);

@@ -189,7 +189,7 @@ StepOptions step_options(const run::RankSession& session, const TrialContext::Wr
 
 // Before the first call of libtorch that computes something. Also for ranks on GPUs: what they compute on the CPU has
 // the bits that it has in a run on CPUs.
-void choose_matmul(run::RankSession& session) {
+void choose_rank_matmul(run::RankSession& session) {
   const MatmulChoice choice = choose_matmul(session.experiment().optimizations.matmul);
   if (!choice.warning.empty()) session.log()->warn("optimizations.matmul: auto has no effect: {}", choice.warning);
   session.log()->debug("float32 matrix products take the {} path: {}", profile::to_string(choice.path), choice.reason);
@@ -293,7 +293,7 @@ void RankTraining::open_device() {
     throw ConfigError("optimizations.gradient_checkpointing is for the models of a `model:` experiment",
                       "in a program call dtrain::checkpoint() around a part of the model (docs/api.md)");
   }
-  choose_matmul(*session_);
+  choose_rank_matmul(*session_);
   share_cores(session_->world());
   const c10::Device device = open_rank_device(*session_);  // before any call of libtorch that asks for CUDA
   if (experiment.optimizations.operators == config::Operators::kAuto) use_own_operators();
