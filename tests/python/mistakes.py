@@ -52,7 +52,7 @@ class Scripts(MistakeTest):
                            ("model within data parallel", "a model within DataParallel"),
                            ("ddp around", "has put the model of session.wrap() into DistributedDataParallel"),
                            ("ddp around later", "has put the model of session.wrap() into DistributedDataParallel"),
-                           ("step twice", "optimizer.step() was called a second time"),
+                           ("step twice", "optimizer.step() was called again without a backward()"),
                            ("step left out", "`with session.no_sync()` around every loss.backward() but the last"),
                            ("clip", "session.wrap(..., clip_gradient_norm=...)"),
                            ("rank 0 leaves", "the run has ended after batch 12, and this rank goes on"),
