@@ -1,10 +1,11 @@
 #include "script_loop.h"
 
 #include <string>
+#include <string_view>
+#include <typeinfo>
 #include <utility>
 
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
-#include <torch/csrc/autograd/python_function.h>
 
 #include "dtrain/base/error.h"
 #include "dtrain/config/experiment.h"
@@ -27,6 +28,11 @@ void require_greater_length(TrialContext& context, std::int64_t batches,
   throw ConfigError("searcher.max_length is " + std::to_string(wanted) + " batches, and in the checkpoint of " +
                     experiment.initial_weights.file.string() + " " + std::to_string(batches) +
                     " are done; batches are counted on from the checkpoint's: give a greater length");
+}
+
+// A torch.autograd.Function. libtorch does not export the class.
+bool is_of_python(const torch::autograd::Node& node) {
+  return std::string_view(typeid(node).name()) == "N5torch8autograd6PyNodeE";
 }
 
 }  // namespace
@@ -168,7 +174,7 @@ bool ScriptLoop::reaches_model(const at::Tensor& loss) const {
       if (parameters_.contains(leaf->variable.unsafeGetTensorImpl())) return true;
       continue;
     }
-    if (dynamic_cast<torch::autograd::PyNode*>(node)) return true;
+    if (is_of_python(*node)) return true;
     for (const auto& edge : node->next_edges()) open.push_back(edge.function.get());
   }
   return false;
