@@ -333,7 +333,9 @@ int RankTraining::finish(TrainingLoop::Outcome outcome) {
   const TrainingLoop::End end = loop_->end(outcome);
   if (session_->world().rank == 0) session_->update_plan("fusion", step_->fusion().describe());
   close();
-  return exit_code_ = session_->finish(end.stopped, end.saved);
+  exit_code_ = session_->finish(end.stopped, end.saved);
+  session_.reset();
+  return exit_code_;
 }
 
 // While the step is there: what it has handed over may be under way until the failure ends it.
@@ -342,6 +344,7 @@ int RankTraining::fail() {
   const c10::Device device = context_ ? context_->device() : c10::Device(at::kCPU);
   if (has_failed(device)) end_process(*session_, exit_code_);
   close();
+  session_.reset();
   return exit_code_;
 }
 
