@@ -100,7 +100,7 @@ class ScriptLoader:
             if session._is_long_enough(epoch):
                 # Within an epoch, which is not over: a longer run goes on here.
                 if self._pass is mine:
-                    self._pass = None
+                    self._before, self._resumed, self._pass = list(self._over), mine.given, None
                 return
             try:
                 batch = next(batches)
@@ -147,7 +147,9 @@ class ScriptLoader:
         ends_epoch = mine is not None and mine.was_left and mine.steps > 0
         if mine is not None and mine.was_left:
             over.append(ends_epoch)
-        given = mine.given if mine is not None and not mine.was_left else 0
+        given = 0 if mine is None or mine.was_left else mine.given
+        if mine is None and len(over) == len(self._before):
+            given = self._resumed
         return {"passes": over, "given": given, "ends_epoch": ends_epoch, "steps_elsewhere": self._steps_elsewhere}
 
     def load(self, state: dict[str, Any] | None) -> None:
@@ -203,7 +205,7 @@ class ScriptState:
             has_one = state is not None and state["optimizer"] is not None
             if not has_one or state.get("optimizer_kinds") not in (None, optim.kinds_of([self._optimizer])):
                 raise optim.no_state_of([self._optimizer])
-            self._optimizer.load_state_dict(state["optimizer"])
+            type(self._optimizer).load_state_dict(self._optimizer, state["optimizer"])
         self._load_schedulers(warns=session._loader is None)
         self.load_kept(session._kept)
 

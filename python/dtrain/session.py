@@ -289,11 +289,18 @@ class Session(Collectives):
 
         if self._watch is None:  # it steps by itself, in the hook
             self._loop.after_update(self._context._own_steps[0][1].after_batch)
-            patches.take_optimizer(optimizer, step=step, zero_grad=zero_grad)
+            load = optimizer.load_state_dict
+            patches.take_optimizer(optimizer, step=step, zero_grad=zero_grad, load_state_dict=lambda values: self._load_own(
+                load, values))
         else:
             patches.take_optimizer(optimizer, calls_hooks=True, step=step, zero_grad=zero_grad, state_dict=state_dict,
                                    load_state_dict=load_state_dict)
         patches.take_backward(self._take_backward)
+
+    def _load_own(self, load: Any, values: Any) -> None:
+        # A run that goes on has the state of its checkpoint.
+        if self._has_begun or self._loop.batches == 0:
+            load(values)
 
     def _give_state(self) -> None:
         """The optimizer's state to the engine. A run that goes on has that of its checkpoint."""
