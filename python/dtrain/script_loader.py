@@ -27,11 +27,18 @@ class _Pass:
         self.ahead = 0  # of them the first ones, if each came after one more batch was taken
         self.was_left = False  # by `break`
 
-    def note_step(self) -> bool:
-        """Whether the script reads its batches ahead."""
+    def note_step(self) -> str:
+        """What a run that goes on from a checkpoint would leave out; empty: nothing."""
         self.steps += 1
         self.ahead += self.ahead == self.steps - 1 and self.taken == self.steps + 1
-        return self.ahead == _STEPS_TO_NOTICE
+        if self.ahead == _STEPS_TO_NOTICE:
+            return ("the script takes each batch from the loader before the one before it is trained: a run that goes on from a "
+                    "checkpoint leaves out the batch that was taken and not trained; let the loader read ahead (num_workers, "
+                    "prefetch_factor) instead")
+        if self.steps > self.taken and not self.was_left:
+            return ("the script makes several steps with one batch of the loader: a run that goes on from a checkpoint between them "
+                    "leaves out the later ones")
+        return ""
 
 
 class ScriptLoader:
@@ -135,12 +142,10 @@ class ScriptLoader:
         mine = self._pass
         if mine is None:
             self._steps_elsewhere = True
-        elif mine.note_step() and not self._has_warned:
+        elif (left_out := mine.note_step()) and not self._has_warned:
             self._has_warned = True
-            self._session._context._native.warn(
-                "the script takes each batch from the loader before the one before it is trained: a run that goes on from a "
-                "checkpoint leaves out the batch that was taken and not trained; let the loader read ahead (num_workers, "
-                "prefetch_factor) instead")
+            if self._session.is_main:
+                self._session._context._native.warn(left_out)
 
     def state(self) -> dict[str, Any]:
         mine, over = self._pass, list(self._over)
