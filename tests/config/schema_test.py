@@ -60,6 +60,8 @@ for tag, pattern, first in (
         ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
          list("-+.0123456789"))):
     CoreSchemaLoader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(f"^(?:{pattern})$"), first)
+CoreSchemaLoader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(
+    node.value, {"0o": 8, "0x": 16}.get(node.value[:2], 10)))
 
 
 def schema(kind):

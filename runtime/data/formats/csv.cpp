@@ -38,9 +38,9 @@ float beyond_range(std::string_view text) {
   return std::numeric_limits<float>::infinity();
 }
 
-// Reads the number; what else the text is, or null.
+// Reads the number; what the text is instead of one, or null.
 template <typename Number>
-const char* read_number(std::string_view text, Number& number) {
+const char* fault_of_number(std::string_view text, Number& number) {
   constexpr bool kWhole = std::is_integral_v<Number>;
   text = trimmed(text);
   if (text.starts_with('+')) text.remove_prefix(1);
@@ -56,9 +56,9 @@ const char* read_number(std::string_view text, Number& number) {
   }
 }
 
-bool is_number(const std::string& text) {
+bool reads_as_number(const std::string& text) {
   float number = 0;
-  return read_number(text, number) == nullptr;
+  return fault_of_number(text, number) == nullptr;
 }
 
 // Of column names that are numbers alone: whether they count the columns, as those of a table do to which pandas gave
@@ -66,9 +66,9 @@ bool is_number(const std::string& text) {
 bool counts_columns(const std::vector<std::string>& names) {
   constexpr std::size_t kFewest = 4;  // a sample may well be 0, 1
   std::int64_t first = 0, number = 0;
-  if (names.size() < kFewest || read_number(names.front(), first) || first < 0 || first > 1) return false;
+  if (names.size() < kFewest || fault_of_number(names.front(), first) || first < 0 || first > 1) return false;
   for (std::size_t c = 0; c < names.size(); ++c) {
-    if (read_number(names[c], number) || number != first + static_cast<std::int64_t>(c)) return false;
+    if (fault_of_number(names[c], number) || number != first + static_cast<std::int64_t>(c)) return false;
   }
   return true;
 }
@@ -109,7 +109,7 @@ class Table {
  private:
   // A table without a header would lose its first sample.
   void check_header() const {
-    const auto numbers = std::count_if(names_.begin(), names_.end(), is_number);
+    const auto numbers = std::count_if(names_.begin(), names_.end(), reads_as_number);
     const auto empty =
         std::count_if(names_.begin(), names_.end(), [](const auto& name) { return trimmed(name).empty(); });
     const bool has_word = static_cast<std::size_t>(numbers + empty) < width_;
@@ -128,7 +128,7 @@ class Table {
       if (found != names_.end()) return static_cast<std::size_t>(found - names_.begin());
     }
     std::size_t number = 0;
-    if (!read_number(options_.target, number) && number >= 1 && number <= width_) return number - 1;
+    if (!fault_of_number(options_.target, number) && number >= 1 && number <= width_) return number - 1;
     const std::size_t shown = std::min<std::size_t>(names_.size(), 20);
     const std::vector<std::string> some(names_.begin(), names_.begin() + static_cast<std::ptrdiff_t>(shown));
     rows_.fail("there is no column '" + options_.target + "'",
@@ -149,7 +149,7 @@ class Table {
       const bool is_class = c == target_ && options_.whole_target;
       std::int64_t whole = 0;
       float number = 0;
-      if (const char* wrong = is_class ? read_number(columns[c], whole) : read_number(columns[c], number)) {
+      if (const char* wrong = is_class ? fault_of_number(columns[c], whole) : fault_of_number(columns[c], number)) {
         rows_.fail(name_of_column(c) + " is '" + columns[c].substr(0, 40) + "', which is " + wrong,
                    is_class ? "is the target another column (data.target_column), or no class (data.target_is)?"
                             : "write numbers alone, each within the range of float32; a number for each word");

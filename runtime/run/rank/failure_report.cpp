@@ -85,7 +85,7 @@ namespace {
 std::atomic<FailureReport*> watcher{nullptr};
 std::atomic<pid_t> watched_process{0};
 std::atomic<bool> is_exiting{false};
-volatile std::sig_atomic_t exit_code = 0;
+volatile std::sig_atomic_t code_of_exit = 0;
 
 void end_after_crash(int signal) {
   constexpr char kText[] =
@@ -94,7 +94,7 @@ void end_after_crash(int signal) {
       "main() returns\n";
   static_cast<void>(!::write(STDERR_FILENO, kText, sizeof kText - 1));
   static_cast<void>(signal);
-  ::_exit(exit_code);
+  ::_exit(code_of_exit);
 }
 
 extern "C" __attribute__((weak)) void __asan_init();
@@ -111,7 +111,7 @@ void survive_crashes() {
 
 void FailureReport::at_exit(int code, void*) {
   if (::getpid() != watched_process || is_exiting.exchange(true)) return;
-  exit_code = code;
+  code_of_exit = code;
   std::fflush(nullptr);
   FailureReport* const self = watcher.exchange(nullptr);
   if (self && !self->closed_) {

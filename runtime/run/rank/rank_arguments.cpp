@@ -37,8 +37,8 @@ examples:
 )";
 
 // The options, and before them what is none.
-const std::vector<std::string> kWords{"experiment", "run-dir",  "or-continue", "set",
-                                      "mock",       "continue", "contents",    "help"};
+const std::vector<std::string> kOptionNames{"experiment", "run-dir",  "or-continue", "set",
+                                            "mock",       "continue", "contents",    "help"};
 
 [[noreturn]] void refuse(const std::string& program, const std::string& message) {
   std::fprintf(stderr, "%s: %s\n%s: --help shows the usage\n", program.c_str(), message.c_str(), program.c_str());
@@ -50,9 +50,9 @@ std::string suggestion(const std::string& argument) {
   const std::string given = argument.substr(0, argument.find('='));
   const auto first = given.find_first_not_of('-');
   if (first == std::string::npos) return "";
-  const auto near = nearest(given.substr(first), kWords);
+  const auto near = nearest(given.substr(first), kOptionNames);
   if (!near) return "";
-  if (*near == kWords.front()) return "; the experiment file is given by its path alone";
+  if (*near == kOptionNames.front()) return "; the experiment file is given by its path alone";
   return "; did you mean --" + *near + "?";
 }
 
