@@ -58,7 +58,7 @@ const char* fault_of_number(std::string_view text, Number& number) {
 
 bool reads_as_number(const std::string& text) {
   float number = 0;
-  return fault_of_number(text, number) == nullptr;
+  return fault_of_number(text, number) == nullptr || std::isinf(number);
 }
 
 // Of column names that are numbers alone: whether they count the columns, as those of a table do to which pandas gave
