@@ -193,7 +193,7 @@ ImageFolderFiles list_image_folder(const std::filesystem::path& folder) {
     }
     listed.left_out = walk.left_out().to_string();
   } catch (const std::filesystem::filesystem_error& error) {
-    throw unreadable(folder, error);
+    throw unreadable(error.path1(), error);
   }
   if (listed.classes.empty()) {
     throw DataError(folder.string() + ": has no folders, and each class needs one",
