@@ -147,15 +147,15 @@ TEST(TraceFile, TextsThatAreNoJsonAreMended) {
                                        "a\\",       "\xff", "plain", R"(\"good\")"};
   std::string raw = "{\n\"schemaVersion\": 1,\n\"baseTimeNanoseconds\": 0,\n\"traceEvents\": [\n";
   for (const std::string& name : names) raw += event(name);
-  raw += R"(  {
+  raw += R"--(  {
     "name": "thread_name", "ph": "M", "ts": 5.000, "pid": 42, "tid": 42,
     "args": {
       "name": "thread 42 (thr"ead\x)"
-}
-}
+    }
+  }
   ],
   "traceName": "/a"b/raw"
-  })";
+})--";
   write_file_atomic(folder.path() / "raw", raw);
   write_trace_file(folder.path() / "raw", TraceLog(), facts(), folder.path() / "t.gz");
   const Json trace = Json::parse(read_gzip(folder.path() / "t.gz"));
@@ -168,105 +168,105 @@ TEST(TraceFile, TextsThatAreNoJsonAreMended) {
                                              "plain", R"("good")"}));
   EXPECT_THAT(trace["traceEvents"].dump(), testing::HasSubstr(R"(thread 42 (thr\"ead\\x))"));
   EXPECT_EQ(trace["traceName"], "/a\"b/raw");
-  }
+}
 
-  TEST(TraceFile, TheLogIsBoundedAndSaysSo) {
-    const TemporaryFolder folder;
-    write_file_atomic(folder.path() / "raw", kRaw);
-    TraceLog log;
-    for (std::size_t i = 0; i < TraceLog::kMostSpans + 5; ++i) log.on_phase(Phase::kOther, 1, 2);
-    log.on_phase(Phase::kOther, 2, 2);  // took no time: not worth a place
-    EXPECT_EQ(log.phases().size(), TraceLog::kMostSpans);
-    write_trace_file(folder.path() / "raw", log, facts(), folder.path() / "t.gz");
-    EXPECT_EQ(Json::parse(read_gzip(folder.path() / "t.gz"))["dtrain"]["left_out"], 5);
-  }
+TEST(TraceFile, TheLogIsBoundedAndSaysSo) {
+  const TemporaryFolder folder;
+  write_file_atomic(folder.path() / "raw", kRaw);
+  TraceLog log;
+  for (std::size_t i = 0; i < TraceLog::kMostSpans + 5; ++i) log.on_phase(Phase::kOther, 1, 2);
+  log.on_phase(Phase::kOther, 2, 2);  // took no time: not worth a place
+  EXPECT_EQ(log.phases().size(), TraceLog::kMostSpans);
+  write_trace_file(folder.path() / "raw", log, facts(), folder.path() / "t.gz");
+  EXPECT_EQ(Json::parse(read_gzip(folder.path() / "t.gz"))["dtrain"]["left_out"], 5);
+}
 
-  TEST(GzipFile, ReadsWhatItWroteAndPlainFilesAndRefusesDamage) {
-    const TemporaryFolder folder;
-    const auto path = folder.path() / "a.gz";
-    std::string text(3 << 20, 'x');
-    for (std::size_t i = 0; i < text.size(); i += 3) text[i] = static_cast<char>('a' + i % 23);
+TEST(GzipFile, ReadsWhatItWroteAndPlainFilesAndRefusesDamage) {
+  const TemporaryFolder folder;
+  const auto path = folder.path() / "a.gz";
+  std::string text(3 << 20, 'x');
+  for (std::size_t i = 0; i < text.size(); i += 3) text[i] = static_cast<char>('a' + i % 23);
+  {
+    GzipWriter writer(path);
+    writer.write(text);
+    writer.write("end");
+    EXPECT_FALSE(fs::exists(path)) << "not before it is whole";
+    EXPECT_LT(writer.finish(), text.size());
+  }
+  EXPECT_EQ(read_gzip(path), text + "end");
+  EXPECT_THROW(read_gzip(path, 1'000), DataError);
+  write_file_atomic(folder.path() / "plain", "plain");
+  EXPECT_EQ(read_gzip(folder.path() / "plain"), "plain");
+  const std::string compressed = read_file(path);
+  write_file_atomic(path, compressed.substr(0, compressed.size() / 2));
+  EXPECT_THROW(read_gzip(path), DataError);
+  EXPECT_THROW(read_gzip(folder.path() / "none"), SystemError);
+  EXPECT_THROW(GzipWriter(folder.path() / "no" / "folder"), SystemError);
+}
+
+TEST(TraceSchedule, KnowsWhichWindowABatchLiesIn) {
+  TraceSchedule schedule;
+  EXPECT_FALSE(schedule.at(1));
+  schedule.add({10, 12});
+  schedule.add({20, 20});
+  EXPECT_FALSE(schedule.at(9));
+  EXPECT_EQ(schedule.at(10), (TraceWindow{10, 12}));
+  EXPECT_EQ(schedule.at(12), (TraceWindow{10, 12}));
+  EXPECT_FALSE(schedule.at(13));
+  EXPECT_EQ(schedule.overlapping({13, 20}), (TraceWindow{20, 20}));
+  EXPECT_FALSE(schedule.overlapping({13, 19}));
+}
+
+class Told final : public StepObserver {
+ public:
+  void on_phase(Phase phase, std::int64_t start_ns, std::int64_t end_ns) override {
+    text += std::string(name_of(phase)) + " " + std::to_string(start_ns) + "-" + std::to_string(end_ns) + "; ";
+  }
+  void on_scope(std::string_view path, std::int64_t start_ns, std::int64_t end_ns) override {
+    text += "scope " + std::string(path) + " " + std::to_string(start_ns) + "-" + std::to_string(end_ns) + "; ";
+  }
+  void on_step(std::int64_t batch, std::int64_t start_ns, std::int64_t end_ns) override {
+    text += "step " + std::to_string(batch) + " " + std::to_string(start_ns) + "-" + std::to_string(end_ns) + "; ";
+  }
+  void on_collective(std::int64_t batch, const CollectiveRecord& collective) override {
+    text += "collective " + std::to_string(batch) + " " + std::to_string(collective.sequence) + "; ";
+  }
+  std::string text;
+};
+
+TEST(Recorder, TellsItsObserverWhenPhasesBeginAndEnd) {
+  TestRun run;
+  AgentProcess agent = start_agent(run.agent_options({0}));
+  ManualClock clock;
+  Told told;
+  {
+    Recorder recorder(TestRun::rank_options(agent, 0), clock, clock.now);
+    recorder.begin_step(1);
+    recorder.end_step({});  // no observer yet
+    recorder.observe(&told);
+    recorder.begin_step(2);
+    clock.now += 5ns;
     {
-      GzipWriter writer(path);
-      writer.write(text);
-      writer.write("end");
-      EXPECT_FALSE(fs::exists(path)) << "not before it is whole";
-      EXPECT_LT(writer.finish(), text.size());
-    }
-    EXPECT_EQ(read_gzip(path), text + "end");
-    EXPECT_THROW(read_gzip(path, 1'000), DataError);
-    write_file_atomic(folder.path() / "plain", "plain");
-    EXPECT_EQ(read_gzip(folder.path() / "plain"), "plain");
-    const std::string compressed = read_file(path);
-    write_file_atomic(path, compressed.substr(0, compressed.size() / 2));
-    EXPECT_THROW(read_gzip(path), DataError);
-    EXPECT_THROW(read_gzip(folder.path() / "none"), SystemError);
-    EXPECT_THROW(GzipWriter(folder.path() / "no" / "folder"), SystemError);
-  }
-
-  TEST(TraceSchedule, KnowsWhichWindowABatchLiesIn) {
-    TraceSchedule schedule;
-    EXPECT_FALSE(schedule.at(1));
-    schedule.add({10, 12});
-    schedule.add({20, 20});
-    EXPECT_FALSE(schedule.at(9));
-    EXPECT_EQ(schedule.at(10), (TraceWindow{10, 12}));
-    EXPECT_EQ(schedule.at(12), (TraceWindow{10, 12}));
-    EXPECT_FALSE(schedule.at(13));
-    EXPECT_EQ(schedule.overlapping({13, 20}), (TraceWindow{20, 20}));
-    EXPECT_FALSE(schedule.overlapping({13, 19}));
-  }
-
-  class Told final : public StepObserver {
-   public:
-    void on_phase(Phase phase, std::int64_t start_ns, std::int64_t end_ns) override {
-      text += std::string(name_of(phase)) + " " + std::to_string(start_ns) + "-" + std::to_string(end_ns) + "; ";
-    }
-    void on_scope(std::string_view path, std::int64_t start_ns, std::int64_t end_ns) override {
-      text += "scope " + std::string(path) + " " + std::to_string(start_ns) + "-" + std::to_string(end_ns) + "; ";
-    }
-    void on_step(std::int64_t batch, std::int64_t start_ns, std::int64_t end_ns) override {
-      text += "step " + std::to_string(batch) + " " + std::to_string(start_ns) + "-" + std::to_string(end_ns) + "; ";
-    }
-    void on_collective(std::int64_t batch, const CollectiveRecord& collective) override {
-      text += "collective " + std::to_string(batch) + " " + std::to_string(collective.sequence) + "; ";
-    }
-    std::string text;
-  };
-
-  TEST(Recorder, TellsItsObserverWhenPhasesBeginAndEnd) {
-    TestRun run;
-    AgentProcess agent = start_agent(run.agent_options({0}));
-    ManualClock clock;
-    Told told;
-    {
-      Recorder recorder(TestRun::rank_options(agent, 0), clock, clock.now);
-      recorder.begin_step(1);
-      recorder.end_step({});  // no observer yet
-      recorder.observe(&told);
-      recorder.begin_step(2);
-      clock.now += 5ns;
+      const PhaseScope forward(recorder, Phase::kForward);
+      const auto outer = recorder.scope("outer");
+      clock.now += 4ns;
       {
-        const PhaseScope forward(recorder, Phase::kForward);
-        const auto outer = recorder.scope("outer");
-        clock.now += 4ns;
-        {
-          const auto inner = recorder.scope("inner");
-          clock.now += 6ns;
-        }
-        recorder.collective(all_reduce(9, 0, 1, 2));
+        const auto inner = recorder.scope("inner");
+        clock.now += 6ns;
       }
-      clock.now += 3ns;
-      recorder.end_step({});
-      recorder.observe(nullptr);
-      recorder.begin_step(3);
-      recorder.end_step({});
+      recorder.collective(all_reduce(9, 0, 1, 2));
     }
-    EXPECT_TRUE(finish_agent(agent, kDeadline).success());
-    EXPECT_EQ(told.text,
-              "other 1000-1005; scope outer/inner 1009-1015; collective 2 9; scope outer 1005-1015; "
-              "train_batch.forward 1005-1015; other 1015-1018; step 2 1000-1018; ");
+    clock.now += 3ns;
+    recorder.end_step({});
+    recorder.observe(nullptr);
+    recorder.begin_step(3);
+    recorder.end_step({});
   }
+  EXPECT_TRUE(finish_agent(agent, kDeadline).success());
+  EXPECT_EQ(told.text,
+            "other 1000-1005; scope outer/inner 1009-1015; collective 2 9; scope outer 1005-1015; "
+            "train_batch.forward 1005-1015; other 1015-1018; step 2 1000-1018; ");
+}
 
-  }  // namespace
-  }  // namespace dtrain::profile
+}  // namespace
+}  // namespace dtrain::profile
