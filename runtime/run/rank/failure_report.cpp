@@ -112,7 +112,6 @@ void survive_crashes() {
 void FailureReport::at_exit(int code, void*) {
   if (::getpid() != watched_process || is_exiting.exchange(true)) return;
   code_of_exit = code;
-  std::fflush(nullptr);
   FailureReport* const self = watcher.exchange(nullptr);
   if (self && !self->closed_) {
     self->fail_(Error("its program called exit(" + std::to_string(code) + ") before the run was over",
@@ -121,6 +120,7 @@ void FailureReport::at_exit(int code, void*) {
     std::fflush(nullptr);
     ::_exit(code == 0 ? static_cast<int>(ExitCode::kRunFailed) : code);
   }
+  std::fflush(stdout);
   survive_crashes();
 }
 
