@@ -234,7 +234,7 @@ TEST_F(Reports, OfACrashAfterTheRunChangeNoExitCode) {
     report_.close();
     std::exit(5);
   };
-  EXPECT_EXIT(exits(), ::testing::ExitedWithCode(5), "a thread that still ran has crashed while the process ended");
+  EXPECT_EXIT(exits(), ::testing::ExitedWithCode(5), "the process crashed while it ended, after the run was over");
 }
 
 TEST(RankArguments, AMisspelledOptionIsAnsweredWithTheRightOne) {

@@ -87,13 +87,10 @@ std::atomic<pid_t> watched_process{0};
 std::atomic<bool> is_exiting{false};
 volatile std::sig_atomic_t code_of_exit = 0;
 
-void end_after_crash(int signal) {
+void end_after_crash(int /*signal*/) {
   constexpr char kText[] =
-      "dtrain: a thread that still ran has crashed while the process ended, after the run was over; join threads "
-      "before "
-      "main() returns\n";
+      "dtrain: the process crashed while it ended, after the run was over; join all threads before main() returns\n";
   static_cast<void>(!::write(STDERR_FILENO, kText, sizeof kText - 1));
-  static_cast<void>(signal);
   ::_exit(code_of_exit);
 }
 
