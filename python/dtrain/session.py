@@ -180,10 +180,10 @@ class Session(Collectives):
         """Adds a histogram of a tensor's elements to TensorBoard's events: see :meth:`Context.log_histogram`."""
         self._context.log_histogram(name, values)
 
-    def log_validation(self, metrics: Mapping[str, float]) -> None:
-        """Writes metrics of a validation, which are the same on all ranks (:meth:`mean`), to metrics.jsonl."""
-        values = {name: float(value) for name, value in metrics.items()}
-        self._context._native.write_validation(self._loop.batches, max(0, self._loop.epoch), values)
+    def log_validation(self, metrics: Mapping[str, float | torch.Tensor]) -> None:
+        """Writes metrics of a validation, which are the same on all ranks (:meth:`mean`), to metrics.jsonl. Each is a number, or
+        a tensor of one element, and is kept as a float: it may be nan, and whole numbers beyond 2**53 are rounded."""
+        self._context._native.write_validation(self._loop.batches, max(0, self._loop.epoch), dict(metrics))
 
     def scope(self, name: str) -> AbstractContextManager[None]:
         """``with session.scope("name")``: the block's time shows under this name in reports, summaries and traces."""

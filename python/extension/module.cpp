@@ -2,6 +2,7 @@
 // so docstrings are theirs. Functions that may wait let go of the GIL.
 #include <algorithm>
 #include <chrono>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,6 +13,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "data_sets.h"
+#include "dtrain/base/json_number.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/run/rank_session.h"
 #include "dtrain/train/run_trial.h"
@@ -70,11 +72,18 @@ void wrap_model(TrialContext& context, py::object module, const std::string& nam
   name.empty() ? void(context.wrap_model(tree)) : void(context.wrap_model(name, tree));
 }
 
-void write_validation(TrialContext& context, std::int64_t batch, std::int64_t epoch, py::handle metrics) {
-  const Json values = json_from(metrics);
+void write_validation(TrialContext& context, std::int64_t batch, std::int64_t epoch, const py::dict& metrics) {
+  std::map<std::string, double> values;
+  for (const auto& [key, value] : metrics) {
+    const auto name = py::cast<std::string>(key);
+    values[name] = number_from(name, value);
+  }
   if (context.rank() != 0) return;
-  context.session().write_metrics(
-      {{"kind", "validation"}, {"batch", batch}, {"epoch", epoch}, {"samples", 0}, {"metrics", values}});
+  context.session().write_metrics({{"kind", "validation"},
+                                   {"batch", batch},
+                                   {"epoch", epoch},
+                                   {"samples", 0},
+                                   {"metrics", numbers_or_texts(values)}});
 }
 
 void add_context(py::module_& module) {
@@ -147,7 +156,7 @@ void add_context(py::module_& module) {
           Unlocked())
       .def("step", &TrialContext::step, Unlocked())
       .def("log", [](TrialContext& context, const std::string& name,
-                     py::handle value) { context.log(name, metric_from(value)); })
+                     py::handle value) { context.log(name, metric_from(name, value)); })
       .def("log_image", &TrialContext::log_image, Unlocked())
       .def("log_histogram", &TrialContext::log_histogram, Unlocked())
       .def(

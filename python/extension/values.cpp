@@ -126,21 +126,32 @@ Reduction reduction_named(const std::string& name) {
   throw ConfigError("there is no reduction '" + name + "'", "mean, sum, min and max are those there are");
 }
 
-MetricValue metric_from(py::handle value) {
+double number_from(const std::string& name, py::handle value) {
+  const double number = PyFloat_AsDouble(value.ptr());
+  if (PyErr_Occurred() == nullptr) return number;
+  const py::error_already_set error;
+  throw ConfigError("the metric '" + name + "' is of type " + Py_TYPE(value.ptr())->tp_name + ": " +
+                        py::cast<std::string>(py::str(error.value())),
+                    "give a number, or a tensor of one element");
+}
+
+MetricValue metric_from(const std::string& name, py::handle value) {
   if (is_tensor(value)) return MetricValue(THPVariable_Unpack(value.ptr()));
-  if (!py::isinstance<py::tuple>(value)) return MetricValue(py::cast<double>(value));
+  const bool has_parts = py::isinstance<py::tuple>(value) && py::len(value) == 3;  // dtrain.Metric
+  if (!has_parts) return MetricValue(number_from(name, value));
   const auto parts = py::reinterpret_borrow<py::tuple>(value);
-  const Reduction reduction = reduction_named(py::cast<std::string>(parts[1]));
+  const Reduction reduction = reduction_named(py::cast<std::string>(py::str(parts[1])));
   const MetricValue plain = is_tensor(parts[0]) ? MetricValue(THPVariable_Unpack(parts[0].ptr()), reduction)
-                                                : MetricValue(py::cast<double>(parts[0]), reduction);
-  return parts[2].is_none() ? plain : plain.mean_over(py::cast<double>(parts[2]));
+                                                : MetricValue(number_from(name, parts[0]), reduction);
+  return parts[2].is_none() ? plain : plain.mean_over(number_from(name, parts[2]));
 }
 
 Metrics metrics_from(py::handle values) {
   Metrics metrics;
   if (values.is_none()) return metrics;
-  for (const auto& [name, value] : py::reinterpret_borrow<py::dict>(values)) {
-    metrics[py::cast<std::string>(name)] = metric_from(value);
+  for (const auto& [key, value] : py::reinterpret_borrow<py::dict>(values)) {
+    const auto name = py::cast<std::string>(key);
+    metrics[name] = metric_from(name, value);
   }
   return metrics;
 }

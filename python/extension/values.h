@@ -28,9 +28,11 @@ class PythonBatch {
   std::vector<std::size_t> places_;  // of its tensors among the leaves
 };
 
-// {"loss": tensor or number, "rate": (value, reduction, weight or None)}
+// {"loss": tensor or number, "rate": (value, reduction, weight or None)}. ConfigError names the metric that is neither.
 Metrics metrics_from(pybind11::handle values);
-MetricValue metric_from(pybind11::handle value);
+MetricValue metric_from(const std::string& name, pybind11::handle value);
+// Of a number, numpy's scalars and booleans too, or a tensor of one element.
+double number_from(const std::string& name, pybind11::handle value);
 // mean, sum, min or max; ConfigError for another word.
 Reduction reduction_named(const std::string& name);
 

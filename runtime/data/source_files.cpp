@@ -9,6 +9,7 @@
 #include <glob.h>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/log.h"
 
 namespace dtrain::data {
 
@@ -154,6 +155,31 @@ std::shared_ptr<Dataset> open_files(const Source& source, std::span<const Source
     parts.push_back(open(one));
   }
   return concatenated(std::move(parts));
+}
+
+bool is_hidden(const std::filesystem::path& path) {
+  return std::any_of(path.begin(), path.end(), [](const std::filesystem::path& part) {
+    const std::string name = part.string();
+    return name.starts_with('.') && name != "." && name != "..";
+  });
+}
+
+void LeftOut::add(Some& some, const std::filesystem::path& path) {
+  if (some.count++ == 0) some.first = path.string();
+}
+
+std::string LeftOut::to_string() const {
+  std::string text;
+  for (const auto& [some, what] : {std::pair{&hidden_, std::string("hidden")}, std::pair{&other_, what_}}) {
+    if (some->count == 0) continue;
+    text += (text.empty() ? "" : ", ") + std::to_string(some->count) + " " + what + " (" + some->first +
+            (some->count > 1 ? ", …)" : ")");
+  }
+  return text;
+}
+
+void tell_left_out(const std::string& source, const std::string& left_out) {
+  if (!left_out.empty()) make_stderr_logger()->info("{}: left out: {}", source, left_out);
 }
 
 }  // namespace dtrain::data

@@ -1,11 +1,13 @@
 // Several files as one source: patterns in the paths of a source, and data sets one behind the other.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "dtrain/data/dataset.h"
@@ -24,5 +26,33 @@ std::shared_ptr<Dataset> concatenated(std::vector<std::shared_ptr<Dataset>> data
 // so on. DataError: the keys name different numbers of files.
 std::shared_ptr<Dataset> open_files(const Source& source, std::span<const SourceKey> keys,
                                     const std::function<std::shared_ptr<Dataset>(const Source&)>& open);
+
+// Whether a part of the path begins with a dot, as `.DS_Store`, `._a.jpg` and `.ipynb_checkpoints/a.jpg`. `.` and `..`
+// do not count.
+bool is_hidden(const std::filesystem::path& path);
+
+// What a source has besides its samples.
+class LeftOut {
+ public:
+  // `what`: what the others are: "that are no picture".
+  explicit LeftOut(std::string what) : what_(std::move(what)) {}
+  void add_hidden(const std::filesystem::path& path) { add(hidden_, path); }
+  void add_other(const std::filesystem::path& path) { add(other_, path); }
+  // "2 hidden (.DS_Store, …), 1 that is no picture (notes.txt)"; empty: nothing is left out.
+  std::string to_string() const;
+
+ private:
+  struct Some {
+    std::int64_t count = 0;
+    std::string first;
+  };
+  static void add(Some& some, const std::filesystem::path& path);
+
+  std::string what_;
+  Some hidden_, other_;
+};
+
+// Writes what was left out, if anything, to standard error, which is the log of a rank: a sample may be among it.
+void tell_left_out(const std::string& source, const std::string& left_out);
 
 }  // namespace dtrain::data

@@ -89,6 +89,26 @@ std::int64_t base_time_ns(const std::string& beginning) {
   return base;
 }
 
+// The profiler writes some texts as they are: those of RECORD_USER_SCOPE, of threads and of its file. With a quotation
+// mark in one of them the whole file is no JSON. A text that is none is escaped here. The text of a line ends at the
+// last of the marks that can follow it.
+void mend_text(std::string& line) {
+  for (const std::string_view key : {"\"name\": \"", "\"traceName\": \""}) {
+    const auto found = line.find(key);
+    if (found == std::string::npos) continue;
+    const auto begin = found + key.size();
+    for (const std::string_view after : {"\", \"pid\": ", "\", \"ph\": ", "\""}) {
+      const auto end = line.rfind(after);
+      if (end == std::string::npos || end < begin) continue;
+      const std::string text = line.substr(begin, end - begin);
+      if (Json::accept('"' + text + '"')) return;
+      const std::string escaped = Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
+      line.replace(begin - 1, text.size() + 2, escaped);
+      return;
+    }
+  }
+}
+
 }  // namespace
 
 std::uintmax_t write_trace_file(const std::filesystem::path& raw, const TraceLog& log, const TraceFacts& facts,
@@ -102,14 +122,19 @@ std::uintmax_t write_trace_file(const std::filesystem::path& raw, const TraceLog
   write_trace_events(log, {.pid = facts.pid,
                            .to_us = TraceTime(facts.clock, base_time_ns(beginning)),
                            .write = [&out](std::string_view text) { out.write(text); }});
-  std::string piece(kPieceBytes, '\0');
+  std::string line, piece;
   char last = 0;
-  while (in.read(piece.data(), static_cast<std::streamsize>(piece.size())) || in.gcount() > 0) {
-    const std::string_view text(piece.data(), static_cast<std::size_t>(in.gcount()));
-    out.write(text);
-    const auto end = text.find_last_not_of(" \n");
-    if (end != std::string_view::npos) last = text[end];
+  while (std::getline(in, line)) {
+    mend_text(line);
+    piece.append(line).push_back('\n');
+    if (piece.size() > kPieceBytes) {
+      out.write(piece);
+      piece.clear();
+    }
+    const auto end = line.find_last_not_of(' ');
+    if (end != std::string::npos) last = line[end];
   }
+  out.write(piece);
   if (last != '}') throw DataError("libtorch's profiler left " + raw.string() + " unfinished", "is the disk full?");
   return out.finish();
 }

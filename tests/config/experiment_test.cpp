@@ -108,6 +108,22 @@ environment: {environment_variables: {}}
 )"));
 }
 
+// As YAML 1.2 and 1.1 read them both. What they read differently is refused: wrong/values.txt.
+TEST(Experiment, ValuesWithoutATypeMeanTheSameInBothVersionsOfYaml) {
+  const Experiment experiment = read_text(kLeast + R"(
+data:
+  words: [True, FALSE, ~, Null, "no", '017', "12:30", nope, yes_please, inf]
+  numbers: [0x1F, +5, -0, 007, 00, .5, 5., -1.5e-3, 1e-3, 1E3, 1e+3, 01.5]
+  texts: [0b, 0o8, 0X1F, 12:60, 0:30, 8080:80, a:30, _1, resnet_50, 3_layers, 2024-01-01, 10.0.0.1, <<]
+)");
+  EXPECT_EQ(experiment.data, Json::parse(R"({
+    "words": [true, false, null, null, "no", "017", "12:30", "nope", "yes_please", "inf"],
+    "numbers": [31, 5, 0, 7, 0, 0.5, 5.0, -0.0015, 0.001, 1000.0, 1000.0, 1.5],
+    "texts": ["0b", "0o8", "0X1F", "12:60", "0:30", "8080:80", "a:30", "_1", "resnet_50", "3_layers", "2024-01-01",
+              "10.0.0.1", "<<"]
+  })"));
+}
+
 TEST(Experiment, EveryKeyArrives) {
   const TemporaryFile file(R"(
 name: fashion
@@ -119,7 +135,7 @@ hyperparameters:
   lr: 1e-3
   momentum: {type: const, val: 0.9}
   layers: [16, 32]
-  nested: {flag: true, word: yes, quoted: "5", nothing: null}
+  nested: {flag: true, word: "yes", quoted: "5", nothing: null}
 resources: {slots_per_trial: 4, cores_per_slot: 2, slot_type: cpu, is_single_node: true, priority: 7, resource_pool: fast, max_slots: 8}
 optimizations:
   aggregation_frequency: 4

@@ -29,6 +29,9 @@ NOT_EXPRESSIBLE = {
     "wrong/syntax: keys given twice": "a validator sees the last of equal keys alone; editors report them themselves",
     "wrong/resources: a batch smaller than the slots": "compares two values",
     "wrong/resources: fewer slots than one trial": "compares two values",
+    "wrong/syntax: keys given twice inside values of the trial": "as above",
+    "wrong/syntax: a merge key": "any key may stand there",
+    "wrong/values: values that YAML 1.1 reads in another way": "a validator sees values as one version of YAML reads them",
     "wrong/syntax: several documents": "a validator is given one document at a time",
     "wrong/syntax: an alias": "a validator sees what the alias stands for",
     "wrong/program: an entrypoint with an open quote": "quotes inside of text",
@@ -57,6 +60,8 @@ for tag, pattern, first in (
         ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
          list("-+.0123456789"))):
     CoreSchemaLoader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(f"^(?:{pattern})$"), first)
+CoreSchemaLoader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(
+    node.value, {"0o": 8, "0x": 16}.get(node.value[:2], 10)))
 
 
 def schema(kind):

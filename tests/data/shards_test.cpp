@@ -158,7 +158,30 @@ TEST_F(ShardsTest, ThatAreDamagedNameTheOffset) {
   EXPECT_THAT(refusal("a.tar"), HasSubstr("a.tar: offset 0: the archive is compressed as a whole"));
 }
 
+TEST_F(ShardsTest, MembersOfNoSampleAreLeftOut) {
+  testing::internal::CaptureStderr();
+  write_shard("a.tar", {{"README", "x"},
+                        {"./._1.jpg", "x"},
+                        {"./1.jpg", "one"},
+                        {"./._1.cls", "x"},
+                        {"./1.cls", "1"},
+                        {".DS_Store", "x"},
+                        {".cache/2.jpg", "x"},
+                        {".cache/2.cls", "x"}});
+  write_shard("b.tar", {{"3.jpg", "three"}, {"3.cls", "3"}, {"index.json", "{}"}, {"LICENSE.txt", "x"}});
+  const auto source = load_shards((folder_ / "?.tar").string());
+  ASSERT_EQ(source->size(), 2);
+  EXPECT_EQ(text_of(source->read({}, 0).values[0]), "one");
+  EXPECT_EQ(label_of(source->read({}, 1)), 3);
+  EXPECT_EQ(source->where(0), (folder_ / "a.tar").string() + ", offset 2560 (./1.jpg)");
+  EXPECT_THAT(
+      testing::internal::GetCapturedStderr(),
+      HasSubstr("a.tar and the other shards: left out: 5 hidden (./._1.jpg, …), 3 without a picture (.jpg, .jpeg "
+                "or .png) and a class (.cls) (README, …)"));
+}
+
 TEST_F(ShardsTest, WithoutWholeSamplesAreRefused) {
+  EXPECT_THAT(refusal_of({{"a.webp", "x"}, {"a.txt", "1"}}), HasSubstr("the shard holds no sample"));
   EXPECT_THAT(refusal_of({}), HasSubstr("one.tar: offset 0: the shard holds no sample"));
   EXPECT_THAT(refusal_of({{"a.jpg", "x"}}), HasSubstr("offset 0: the sample a has no class (.cls)"));
   EXPECT_THAT(refusal_of({{"a.jpg", "x"}, {"a.cls", "1"}, {"b.cls", "2"}}),

@@ -79,6 +79,38 @@ TEST_F(CsvTest, ErrorsNameLineAndColumn) {
   EXPECT_THAT(refused(""), HasSubstr("the file is empty"));
 }
 
+TEST_F(CsvTest, NumbersBeyondTheRangeOfFloat) {
+  const CsvOptions numbers{.whole_target = false};
+  const auto data = load("a,b\n1e-60,-1e-400\n1e-40,3.4e38\n+1e-99999,0.0000000001e-50\n", numbers);
+  EXPECT_THAT(read_field<float>(*data, 0, {0, 1, 2}), ElementsAre(0, 1e-40F, 0));
+  EXPECT_THAT(read_field<float>(*data, 1, {0, 1, 2}), ElementsAre(0, 3.4e38F, 0));
+  for (const std::string number : {"1e39", "-1e39", "1e400", "10000000000000000000000000000000000000000"}) {
+    EXPECT_THAT(refused("a,b\n1,2\n" + number + ",2\n"),
+                HasSubstr("line 3: column 1 (a) is '" + number.substr(0, 40) +
+                          "', which is more than a float32 can be (at most 3.4e38)"));
+  }
+  EXPECT_THAT(refused("a,b\n1,9223372036854775808\n"),
+              HasSubstr("column 2 (b) is '9223372036854775808', which is a number of more than 64 bits"));
+}
+
+TEST_F(CsvTest, AFirstLineOfNumbersIsNoHeader) {
+  EXPECT_THAT(refused("5.1,3.5,0\n4.9,3.0,0\n"),
+              AllOf(HasSubstr("t.csv: offset 0: line 1: the header is to name the columns, and this line has numbers "
+                              "alone ('5.1', '3.5', …)"),
+                    HasSubstr("set data.header to false")));
+  EXPECT_THAT(refused("1,,3,4\n1,2,3,4\n", {.target = "label"}), HasSubstr("numbers alone"));
+  EXPECT_THAT(refused("\"1\",1e39\n2,3\n"), HasSubstr("numbers alone"));
+  EXPECT_THAT(refused("0,1\n0,1\n"), HasSubstr("numbers alone")) << "a sample of two columns may be this";
+  EXPECT_THAT(refused("0,1,2,4\n0,1,2,3\n"), HasSubstr("numbers alone"));
+  EXPECT_EQ(load("5.1,3.5,0\n4.9,3.0,0\n", {.header = false})->size(), 2);
+  EXPECT_EQ(load("400,401,label\n1,2,3\n")->size(), 1);
+  for (const char* header : {"0,1,2,3", "1,2,3,4"}) {  // those of pandas
+    const auto data = load(std::string(header) + "\n5,6,7,8\n", {.target = "1"});
+    EXPECT_EQ(data->size(), 1);
+    EXPECT_THAT(read_field<std::int64_t>(*data, 1, {0}), ElementsAre(header[0] == '0' ? 6 : 5)) << "a name goes first";
+  }
+}
+
 std::int64_t resident_bytes() {
   std::int64_t total = 0, resident = 0;
   std::ifstream("/proc/self/statm") >> total >> resident;

@@ -129,6 +129,47 @@ TEST(TraceFile, WhatTheProfilerDidNotFinishIsAnErrorAndLeavesNothing) {
   EXPECT_TRUE(fs::is_empty(folder.path()));
 }
 
+// As libtorch 2.11 writes them: the names of scopes and threads, and the path of the file, which are the user's.
+TEST(TraceFile, TextsThatAreNoJsonAreMended) {
+  const TemporaryFolder folder;
+  const auto event = [](const std::string& name) {
+    return R"(  {
+    "ph": "X", "cat": "user_annotation", "name": ")" +
+           name + R"(", "pid": 42, "tid": 42,
+    "ts": 5.000, "dur": 1.000,
+    "args": {
+      "External id": 1
+    }
+  },
+)";
+  };
+  const std::vector<std::string> names{R"(quo"te)", R"(")", "",      R"(", "pid": 7, "tid": 3)",
+                                       "a\\",       "\xff", "plain", R"(\"good\")"};
+  std::string raw = "{\n\"schemaVersion\": 1,\n\"baseTimeNanoseconds\": 0,\n\"traceEvents\": [\n";
+  for (const std::string& name : names) raw += event(name);
+  raw += R"--(  {
+    "name": "thread_name", "ph": "M", "ts": 5.000, "pid": 42, "tid": 42,
+    "args": {
+      "name": "thread 42 (thr"ead\x)"
+    }
+  }
+  ],
+  "traceName": "/a"b/raw"
+})--";
+  write_file_atomic(folder.path() / "raw", raw);
+  write_trace_file(folder.path() / "raw", TraceLog(), facts(), folder.path() / "t.gz");
+  const Json trace = Json::parse(read_gzip(folder.path() / "t.gz"));
+  std::vector<std::string> found;
+  for (const Json& one : events_of(trace, "user_annotation")) {
+    found.push_back(one["name"]);
+    EXPECT_EQ(one["pid"], 42);
+  }
+  EXPECT_EQ(found, (std::vector<std::string>{R"(quo"te)", R"(")", "", R"(", "pid": 7, "tid": 3)", "a\\", "\xef\xbf\xbd",
+                                             "plain", R"("good")"}));
+  EXPECT_THAT(trace["traceEvents"].dump(), testing::HasSubstr(R"(thread 42 (thr\"ead\\x))"));
+  EXPECT_EQ(trace["traceName"], "/a\"b/raw");
+}
+
 TEST(TraceFile, TheLogIsBoundedAndSaysSo) {
   const TemporaryFolder folder;
   write_file_atomic(folder.path() / "raw", kRaw);

@@ -101,8 +101,11 @@ class Scripts(MistakeTest):
             with self.subTest(**sections):
                 result = self.start("mistakes_script.py", "evaluate", **sections).expect(0)
                 (metrics,) = (line["metrics"] for line in result.metrics("validation"))
-                self.assertEqual(metrics["gathered"], 1)
-                self.assertAlmostEqual(metrics["by_mean"], metrics["of_all"], places=12)
+                self.assertAlmostEqual(metrics.pop("by_mean"), metrics.pop("of_all"), places=12)
+                self.assertEqual(metrics, {"gathered": 1, "named": 1, "nan": "nan", "inf": "inf", "low": "-inf", "half": 0.5,
+                                           "one": 1, "large": 2 ** 53, "false": 0})
+                for text in (" nan nan", " inf inf", " low -inf"):
+                    self.assertIn(text, result.output)  # the summary
                 self.assertTrue(result.weights_file.is_file())
 
     def test_the_run_may_be_shorter_than_the_loop(self):

@@ -7,6 +7,7 @@ import time
 from sys import exit as imported_exit
 
 import dtrain
+import numpy
 import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -215,7 +216,13 @@ if what == "evaluate":
         right = (model(inputs).argmax(1) == labels).double()
     accuracy = session.mean(right[mine].mean(), weight=len(labels[mine]))
     rows = session.gather(torch.arange(session.rank + 1))  # of ranks that have different numbers of them
-    session.log_validation({"by_mean": accuracy, "of_all": right.mean(), "gathered": rows.tolist() == [0, 0, 1]})
+    try:
+        session.log_validation({"scores": [0.5, 0.5]})
+    except dtrain.Error as error:
+        named = "the metric 'scores' is of type list" in str(error)
+    session.log_validation({"by_mean": accuracy, "of_all": right.mean(), "gathered": rows.tolist() == [0, 0, 1], "named": named,
+                            "nan": float("nan"), "inf": torch.tensor(float("inf")), "low": numpy.float32("-inf"),
+                            "half": numpy.float16(0.5), "one": numpy.array(1), "large": 2 ** 53 + 1, "false": False})
 if what == "collectives":
     mine = torch.tensor(float(session.rank + 1))
     sums = {"sum": session.all_reduce(mine), "min": session.all_reduce(mine, "min")}

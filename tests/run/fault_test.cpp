@@ -82,6 +82,8 @@ INSTANTIATE_TEST_SUITE_P(All, RankDies,
                                          Death{1, "abort", "was killed by signal 6 (SIGABRT)"},
                                          Death{1, "exit", "ended before the run was over: exit status 7"},
                                          Death{0, "quit", "ended before the run was over: exit status 0"},
+                                         Death{1, "leave", "failed at batch 7: its program called exit(7) before the"},
+                                         Death{0, "leave_well", "failed at batch 7: its program called exit(0)"},
                                          Death{1, "exception", "failed at batch 7: the model makes no sense"},
                                          Death{0, "exception", "failed at batch 7: the model makes no sense"}),
                          [](const auto& info) { return "Rank" + std::to_string(info.param.rank) + info.param.kind; });

@@ -1,6 +1,11 @@
 // The parts of a rank's session, each by itself.
 #include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <string>
 #include <thread>
+
+#include <unistd.h>
 
 #include <gmock/gmock.h>
 
@@ -200,6 +205,48 @@ TEST_F(Reports, EndWithTheRun) {
   report_.close();
   report_.report(Error("too late"));
   EXPECT_TRUE(events().empty());
+}
+
+// Destroyed by exit(), as objects of libraries are that threads still use.
+struct CrashAtExit {
+  ~CrashAtExit() { std::raise(SIGSEGV); }
+};
+
+TEST_F(Reports, OfExitInTheMiddleOfTheRun) {
+  const auto fail = [this](const std::exception& error) { report_.report(error); };
+  for (const auto& [called_with, ends_with] : {std::pair{7, 7}, {0, 1}}) {
+    const auto exits = [&, code = called_with] {
+      report_.watch_exit(fail);
+      static const CrashAtExit crash;
+      report_.set_step(8);
+      if (::fork() == 0) std::_Exit(0);
+      std::exit(code);
+    };
+    EXPECT_EXIT(exits(), ::testing::ExitedWithCode(ends_with),
+                "the run failed at batch 8: its program called exit.* before the run was over");
+  }
+}
+
+TEST_F(Reports, OfACrashAfterTheRunChangeNoExitCode) {
+  const auto exits = [this] {
+    report_.watch_exit([](const std::exception&) { std::_Exit(9); });
+    static const CrashAtExit crash;
+    report_.close();
+    std::exit(5);
+  };
+  EXPECT_EXIT(exits(), ::testing::ExitedWithCode(5), "the process crashed while it ended, after the run was over");
+}
+
+TEST(RankArguments, AMisspelledOptionIsAnsweredWithTheRightOne) {
+  const auto said = [](std::string option, const std::string& text) {
+    std::string program = "trial";
+    char* words[] = {program.data(), option.data()};
+    EXPECT_EXIT(parse_rank_arguments(2, words), ::testing::ExitedWithCode(2), "trial: unknown option " + text);
+  };
+  said("--run-dri=x", "--run-dri=x; did you mean --run-dir.\n");
+  said("--expermient", "--expermient; the experiment file is given by its path alone\n");
+  said("-contineu", "-contineu; did you mean --continue.\n");
+  said("--frobnicate", "--frobnicate\n");
 }
 
 TEST_F(Reports, ComeFromTheTimerWhereTheTrainingThreadHangs) {

@@ -4,11 +4,10 @@
 //   until_file: path           steps sleep no longer once this file is there
 //   metrics_bytes: 0           padding of each line of metrics.jsonl
 //   show_place: false          prints its GPU, the visible ones, and the CPUs that it may use
-//   trouble: {rank: 1, ranks: 2, batch: 7, kind: SIGKILL | SIGSEGV | abort | exit | quit | exception | data | hang |
-//   late |
-//             mismatch | agreed, once: false}   without a rank: on every rank; ranks: only with so many of them;
-//             once: not after a resume;
-//             after: 7 in place of batch: so many batches after the start of each attempt
+//   trouble: {rank: 1, ranks: 2, batch: 7, kind: SIGKILL | SIGSEGV | abort | exit | quit | leave | leave_well |
+//             exception | data | hang | late | mismatch | agreed, once: false}   without a rank: on every rank; ranks:
+//             only with so many of them; once: not after a resume; after: 7 in place of batch: so many batches after
+//             the start of each attempt
 //   checkpoint_every: 5        saves after so many batches and when it stops, and goes on from checkpoints; 0: never
 // With --mock it leaves out what a trial would: the sleep, or the all-reduce. It prints "batch N" after each step that
 // was recorded, and "leaving" when it has been asked to stop.
@@ -48,6 +47,8 @@ void cause_trouble(run::RankSession& session, const Json& trouble) {
   }
   if (kind == "abort") throw 42;  // nobody catches it
   if (kind == "exit") std::_Exit(7);
+  if (kind == "leave") std::exit(7);
+  if (kind == "leave_well") std::exit(0);
   if (kind == "quit") std::_Exit(0);
   if (kind == "agreed") throw run::AgreedError("the ranks agree to differ", "agree to agree");
   if (kind == "exception") throw std::runtime_error("the model makes no sense");

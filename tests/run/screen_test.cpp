@@ -1,6 +1,7 @@
 #include "folder/screen.h"
 
 #include <cmath>
+#include <limits>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -43,6 +44,15 @@ TEST_F(ScreenTest, ProgressNamesEpochBatchLossSpeedAndTimeLeft) {
   EXPECT_EQ(format_progress(early), "batch 1/200 (0%), validation");
   early.loss = -std::nan("");
   EXPECT_EQ(format_progress(early), "batch 1/200 (0%), loss nan, validation");
+  for (const auto& [loss, text] : {std::pair{0.0, "0.0000"},
+                                   {0.001, "0.0010"},
+                                   {-12.5, "-12.5000"},
+                                   {1.9714e-6, "1.971e-06"},
+                                   {1e30, "1e+30"},
+                                   {std::numeric_limits<double>::infinity(), "inf"}}) {
+    early.loss = loss;
+    EXPECT_EQ(format_progress(early), std::string("batch 1/200 (0%), loss ") + text + ", validation");
+  }
 }
 
 TEST_F(ScreenTest, PipedItIsALineNowAndThenTheFirstAndTheLastIncluded) {

@@ -55,6 +55,7 @@ void pack_shards(const PackArguments& arguments, const data::ImageFolderFiles& p
   std::printf("%s: %lld samples%s in %zu shard%s, %s\n", arguments.output.c_str(),
               static_cast<long long>(packed.samples), classes.c_str(), packed.shards.size(),
               packed.shards.size() == 1 ? "" : "s", format_bytes(static_cast<double>(packed.bytes)).c_str());
+  if (!pictures.left_out.empty()) std::printf("left out: %s\n", pictures.left_out.c_str());
   std::printf("in an experiment: data: {format: shards, training: {files: %s/%s-*.tar, transforms: [...]}}\n",
               arguments.output.c_str(), arguments.name.c_str());
 }

@@ -1,11 +1,76 @@
 #include "document/scalar.h"
 
+#include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <cmath>
 #include <string_view>
 #include <system_error>
 
 namespace dtrain::config {
+namespace {
+
+constexpr std::string_view kDigits = "0123456789";
+
+std::string_view without_sign(std::string_view text) {
+  if (text.starts_with('+') || text.starts_with('-')) text.remove_prefix(1);
+  return text;
+}
+
+bool is_of(std::string_view text, std::string_view letters) {
+  return !text.empty() && text.find_first_not_of(letters) == std::string_view::npos;
+}
+
+// `017`, which is 15 in YAML 1.1, and `08`, which is text there. `007` is 7 in both.
+bool is_decimal_with_zero(std::string_view text) {
+  text = without_sign(text);
+  if (!text.starts_with('0') || !is_of(text, kDigits)) return false;
+  text.remove_prefix(std::min(text.find_first_not_of('0'), text.size()));
+  return text.size() > 1 || is_of(text, "89");
+}
+
+// `1:30` and `12:30:45.5`: to the base of 60 in YAML 1.1.
+bool is_sexagesimal(std::string_view text) {
+  text = without_sign(text);
+  const auto point = text.find('.');
+  if (point != std::string_view::npos) {
+    const std::string_view rest = text.substr(point + 1);
+    if (!rest.empty() && !is_of(rest, "0123456789_")) return false;
+    text = text.substr(0, point);
+  }
+  auto colon = text.find(':');
+  const std::string_view first = text.substr(0, colon);
+  if (colon == std::string_view::npos || !is_of(first, "0123456789_") || first.starts_with('_')) return false;
+  if (point == std::string_view::npos && first.starts_with('0')) return false;
+  while (colon != std::string_view::npos) {
+    text.remove_prefix(colon + 1);
+    colon = text.find(':');
+    const std::string_view part = text.substr(0, colon);
+    if (!is_of(part, kDigits) || part.size() > 2 || (part.size() == 2 && part[0] > '5')) return false;
+  }
+  return true;
+}
+
+Value plain(std::string text) {
+  return {Value::Kind::kScalar, false, {}, std::move(text), {}, {}};
+}
+
+// `0b101`, `-0x1F`, `0x_1F`: integers in YAML 1.1 alone.
+bool is_based_number(std::string_view text) {
+  const std::string_view digits = without_sign(text);
+  if (digits.starts_with("0b")) return is_of(digits.substr(2), "01_");
+  const bool differs = digits.size() < text.size() || digits.find('_') != std::string_view::npos;
+  return differs && digits.starts_with("0x") && is_of(digits.substr(2), "0123456789abcdefABCDEF_");
+}
+
+// `1_000` and `.5_0`; without the underscores a number in both.
+bool is_grouped_number(std::string_view text, const std::string& bare) {
+  const std::string_view digits = without_sign(text);
+  const bool begins = is_of(digits.substr(0, 1), kDigits) || (digits[0] == '.' && is_of(digits.substr(1, 1), kDigits));
+  return bare.size() < text.size() && begins && (is_decimal_with_zero(bare) || as_number(plain(bare)).value);
+}
+
+}  // namespace
 
 std::optional<bool> as_boolean(const Value& value) {
   if (!value.is_scalar() || value.quoted) return std::nullopt;
@@ -25,6 +90,7 @@ Parsed<std::int64_t> as_integer(const Value& value) {
   } else if (text.starts_with('+') && !text.starts_with("+-")) {
     text.remove_prefix(1);
   }
+  if (base == 10 && is_decimal_with_zero(text)) return {};
   std::int64_t result = 0;
   const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), result, base);
   if (text.empty() || end != text.data() + text.size()) return {};
@@ -42,6 +108,7 @@ Parsed<double> as_number(const Value& value) {
   for (const char* name : {".inf", ".Inf", ".INF", ".nan", ".NaN", ".NAN"}) {
     if (unsigned_text == name) return {std::nullopt, NumberError::kOutOfRange};
   }
+  if (is_decimal_with_zero(text)) return {};
   // "inf" and "nan" are words in YAML.
   if (unsigned_text.empty() || unsigned_text.find_first_not_of("0123456789.eE+-") != std::string_view::npos) return {};
   double result = 0;
@@ -50,6 +117,41 @@ Parsed<double> as_number(const Value& value) {
   if (code == std::errc::result_out_of_range) return {std::nullopt, NumberError::kOutOfRange};
   if (code != std::errc()) return {};
   return {result};
+}
+
+std::string two_meanings(const Value& value) {
+  constexpr std::size_t kLongest = 64;  // of what may be a number
+  if (!value.is_scalar() || value.quoted || value.text.empty() || value.text.size() > kLongest) return "";
+  const std::string& text = value.text;
+  const std::string quoted = "\"" + text + "\"";
+  const auto differs = [&](const std::string& by_1_1, const std::string& by_1_2, const std::string& instead) {
+    return quote(text) + " is " + by_1_1 + " in YAML 1.1 and " + by_1_2 + " in YAML 1.2; write " + instead;
+  };
+  std::string lower = text;
+  for (char& letter : lower) letter = static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
+  for (const char* word : {"yes", "on", "y"}) {
+    if (lower == word) return differs("true", "text", "true, or " + quoted);
+  }
+  for (const char* word : {"no", "off", "n"}) {
+    if (lower == word) return differs("false", "text", "false, or " + quoted);
+  }
+  if (is_decimal_with_zero(text)) {
+    const bool octal = text.find_first_of("89") == std::string::npos;
+    return differs(octal ? "octal" : "text", "decimal", "the number without zeros before it, or " + quoted);
+  }
+  if (text.starts_with("0o")) {
+    if (const auto number = as_integer(value).value) {
+      return differs("text", std::to_string(*number), std::to_string(*number) + ", or " + quoted);
+    }
+  }
+  if (is_sexagesimal(text)) {
+    return differs("a number to the base of 60", "text", quoted + ", or the number");
+  }
+  std::string bare = text;
+  std::erase(bare, '_');
+  if (is_based_number(text)) return differs("a number", "text", "the decimal number, or " + quoted);
+  if (is_grouped_number(text, bare)) return differs("a number", "text", bare + ", or " + quoted);
+  return "";
 }
 
 }  // namespace dtrain::config

@@ -229,6 +229,10 @@ Json to_json(const Value& value, const std::string& path, Collector& collector) 
       break;
   }
   if (value.quoted) return value.text;
+  if (const std::string why = two_meanings(value); !why.empty()) {
+    collector.add(value.at, path, why);
+    return nullptr;
+  }
   if (const auto boolean = as_boolean(value)) return *boolean;
   const auto integer = as_integer(value);
   if (integer.value) return *integer.value;

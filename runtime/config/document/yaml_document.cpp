@@ -101,6 +101,9 @@ class TreeBuilder final : public YAML::EventHandler {
       frame.value.items.push_back(std::move(value));
     } else if (!frame.key) {
       if (!value.is_scalar()) throw Stop{value.at.line, "a key must be a word, not " + describe(value)};
+      if (value.text == "<<" && !value.quoted) {
+        throw Stop{value.at.line, "merge keys (<<) are not supported; write the keys out"};
+      }
       frame.key = std::move(value);
     } else {
       if (value.is_null()) value.at = frame.key->at;

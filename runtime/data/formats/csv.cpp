@@ -5,8 +5,10 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <optional>
+#include <locale>
+#include <sstream>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 
 #include "csv_rows.h"
@@ -26,14 +28,49 @@ std::string_view trimmed(std::string_view text) {
   return text.substr(first, text.find_last_not_of(" \t") - first + 1);
 }
 
+// Of a number that std::from_chars() finds out of range: infinite, or too small for a float.
+float beyond_range(std::string_view text) {
+  std::istringstream stream{std::string(text)};
+  stream.imbue(std::locale::classic());
+  double number = 0;
+  stream >> number;
+  if (std::abs(number) < 1) return static_cast<float>(number);
+  return std::numeric_limits<float>::infinity();
+}
+
+// Reads the number; what the text is instead of one, or null.
 template <typename Number>
-std::optional<Number> number_in(std::string_view text) {
+const char* fault_of_number(std::string_view text, Number& number) {
+  constexpr bool kWhole = std::is_integral_v<Number>;
   text = trimmed(text);
   if (text.starts_with('+')) text.remove_prefix(1);
-  Number number{};
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc{} || end != text.data() + text.size() || text.empty()) return std::nullopt;
-  return number;
+  const bool is_number = error != std::errc::invalid_argument && end == text.data() + text.size() && !text.empty();
+  if (!is_number) return kWhole ? "no whole number" : "no number";
+  if (error == std::errc{}) return nullptr;
+  if constexpr (kWhole) {
+    return "a number of more than 64 bits";
+  } else {
+    number = beyond_range(text);
+    return std::isinf(number) ? "more than a float32 can be (at most 3.4e38)" : nullptr;
+  }
+}
+
+bool reads_as_number(const std::string& text) {
+  float number = 0;
+  return fault_of_number(text, number) == nullptr || std::isinf(number);
+}
+
+// Of column names that are numbers alone: whether they count the columns, as those of a table do to which pandas gave
+// none.
+bool counts_columns(const std::vector<std::string>& names) {
+  constexpr std::size_t kFewest = 4;  // a sample may well be 0, 1
+  std::int64_t first = 0, number = 0;
+  if (names.size() < kFewest || fault_of_number(names.front(), first) || first < 0 || first > 1) return false;
+  for (std::size_t c = 0; c < names.size(); ++c) {
+    if (fault_of_number(names[c], number) || number != first + static_cast<std::int64_t>(c)) return false;
+  }
+  return true;
 }
 
 class Table {
@@ -51,6 +88,7 @@ class Table {
                  std::string("is '") + options_.delimiter + "' between the columns?");
     }
     names_ = columns;
+    if (options_.header) check_header();
     target_ = find_target();
     if (options_.header) more = rows_.next(columns);
     for (; more; more = rows_.next(columns)) add(columns);
@@ -69,6 +107,18 @@ class Table {
   }
 
  private:
+  // A table without a header would lose its first sample.
+  void check_header() const {
+    const auto numbers = std::count_if(names_.begin(), names_.end(), reads_as_number);
+    const auto empty =
+        std::count_if(names_.begin(), names_.end(), [](const auto& name) { return trimmed(name).empty(); });
+    const bool has_word = static_cast<std::size_t>(numbers + empty) < width_;
+    if (numbers == 0 || has_word || counts_columns(names_)) return;
+    rows_.fail("the header is to name the columns, and this line has numbers alone ('" + names_.front().substr(0, 40) +
+                   "', '" + names_[1].substr(0, 40) + "'" + (width_ > 2 ? ", …" : "") + ")",
+               "if the file has no header, set data.header to false; else give a column a name that is no number");
+  }
+
   std::size_t find_target() const {
     if (options_.target.empty()) return width_ - 1;
     if (options_.header) {
@@ -77,8 +127,8 @@ class Table {
       });
       if (found != names_.end()) return static_cast<std::size_t>(found - names_.begin());
     }
-    const auto number = number_in<std::size_t>(options_.target);
-    if (number && *number >= 1 && *number <= width_) return *number - 1;
+    std::size_t number = 0;
+    if (!fault_of_number(options_.target, number) && number >= 1 && number <= width_) return number - 1;
     const std::size_t shown = std::min<std::size_t>(names_.size(), 20);
     const std::vector<std::string> some(names_.begin(), names_.begin() + static_cast<std::ptrdiff_t>(shown));
     rows_.fail("there is no column '" + options_.target + "'",
@@ -96,19 +146,18 @@ class Table {
       rows_.fail(std::to_string(columns.size()) + " columns, but the first line has " + std::to_string(width_));
     }
     for (std::size_t c = 0; c < width_; ++c) {
-      const auto wrong = [&](const char* what) {
-        rows_.fail(name_of_column(c) + " is '" + columns[c].substr(0, 40) + "', which is no " + what,
-                   c == target_ ? "is the target another column (data.target_column), or no class (data.target_is)?"
-                                : "write numbers alone; a number for each word");
-      };
-      if (c == target_ && options_.whole_target) {
-        const auto number = number_in<std::int64_t>(columns[c]);
-        if (!number) wrong("whole number");
-        classes_.push_back(*number);
+      const bool is_class = c == target_ && options_.whole_target;
+      std::int64_t whole = 0;
+      float number = 0;
+      if (const char* wrong = is_class ? fault_of_number(columns[c], whole) : fault_of_number(columns[c], number)) {
+        rows_.fail(name_of_column(c) + " is '" + columns[c].substr(0, 40) + "', which is " + wrong,
+                   is_class ? "is the target another column (data.target_column), or no class (data.target_is)?"
+                            : "write numbers alone, each within the range of float32; a number for each word");
+      }
+      if (is_class) {
+        classes_.push_back(whole);
       } else {
-        const auto number = number_in<float>(columns[c]);
-        if (!number) wrong("number");
-        (c == target_ ? targets_ : features_).push_back(*number);
+        (c == target_ ? targets_ : features_).push_back(number);
       }
     }
     ++samples_;

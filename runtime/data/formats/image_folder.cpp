@@ -1,8 +1,11 @@
 #include "dtrain/data/image_folder.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <array>
 #include <iterator>
+#include <map>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -11,6 +14,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 #include "dtrain/data/formats.h"
+#include "source_files.h"
 
 namespace dtrain::data {
 
@@ -24,15 +28,63 @@ bool is_picture(const std::filesystem::path& path) {
   return std::find(kEndings.begin(), kEndings.end(), ending) != kEndings.end();
 }
 
-std::vector<std::filesystem::path> pictures_below(const std::filesystem::path& folder) {
-  std::vector<std::filesystem::path> files;
-  for (const auto& entry : std::filesystem::recursive_directory_iterator(
-           folder, std::filesystem::directory_options::follow_directory_symlink)) {
-    if (is_picture(entry.path()) && entry.is_regular_file()) files.push_back(entry.path());
+// Walks through the folders of a data set. Each is entered once, whatever symbolic links lead to it: a loop would give
+// each picture many times, and a link to another class a picture two classes.
+class FolderWalk {
+ public:
+  explicit FolderWalk(const std::filesystem::path& root) : root_(root) { enter(root, false); }
+
+  // The pictures of a class, also in folders below, in the order of their paths.
+  std::vector<std::filesystem::path> pictures_of(const std::string& name) {
+    const std::filesystem::path folder = root_ / name;
+    std::vector<std::filesystem::path> files;
+    add_pictures(folder, std::filesystem::is_symlink(folder), files);
+    std::sort(files.begin(), files.end());
+    return files;
   }
-  std::sort(files.begin(), files.end());
-  return files;
-}
+  const LeftOut& left_out() const { return left_out_; }
+
+ private:
+  struct Entered {
+    std::filesystem::path path;
+    bool by_link;
+  };
+
+  // Folders without a link on the way are not compared: some file systems number them all alike.
+  void enter(const std::filesystem::path& folder, bool by_link) {
+    struct stat status {};
+    if (::stat(folder.c_str(), &status) != 0) return;  // the listing says why
+    const auto [found, is_new] = entered_.try_emplace({status.st_dev, status.st_ino}, Entered{folder, by_link});
+    if (is_new || !(by_link || found->second.by_link)) return;
+    throw DataError(folder.string() + ": a symbolic link makes this folder the same as " + found->second.path.string() +
+                        ", so its pictures would come twice",
+                    "remove the link");
+  }
+
+  void add_pictures(const std::filesystem::path& folder, bool by_link, std::vector<std::filesystem::path>& files) {
+    enter(folder, by_link);
+    for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+      const std::filesystem::path& path = entry.path();
+      const bool is_link = entry.is_symlink();
+      if (is_hidden(path.filename())) {
+        left_out_.add_hidden(path);
+      } else if (entry.is_directory()) {
+        add_pictures(path, by_link || is_link, files);
+      } else if (!is_picture(path)) {
+        left_out_.add_other(path);
+      } else if (entry.is_regular_file()) {
+        files.push_back(path);
+      } else {
+        throw DataError(path.string() + ": " + (is_link && !entry.exists() ? "a symbolic link to nothing" : "no file"),
+                        "remove it, or give the picture");
+      }
+    }
+  }
+
+  std::filesystem::path root_;
+  std::map<std::pair<dev_t, ino_t>, Entered> entered_;
+  LeftOut left_out_{"that are no .jpg, .jpeg or .png"};
+};
 
 // Paths as one text, without a string for each.
 class FolderSamples final : public SampleSource {
@@ -73,11 +125,13 @@ class FolderSamples final : public SampleSource {
   std::vector<std::int32_t> labels_;
 };
 
-// In the order of their names.
+// In the order of their names. Hidden folders are none: Jupyter, for example, leaves .ipynb_checkpoints.
 std::vector<std::string> classes_in(const std::filesystem::path& folder) {
   std::vector<std::string> classes;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    if (entry.is_directory()) classes.push_back(entry.path().filename().string());
+    if (!is_hidden(entry.path().filename()) && entry.is_directory()) {
+      classes.push_back(entry.path().filename().string());
+    }
   }
   std::sort(classes.begin(), classes.end());
   return classes;
@@ -128,16 +182,18 @@ ImageFolderFiles list_image_folder(const std::filesystem::path& folder) {
   ImageFolderFiles listed;
   try {
     listed.classes = classes_in(folder);
+    FolderWalk walk(folder);
     for (std::size_t label = 0; label < listed.classes.size(); ++label) {
-      const auto files = pictures_below(folder / listed.classes[label]);
+      const auto files = walk.pictures_of(listed.classes[label]);
       if (files.empty()) {
         throw DataError((folder / listed.classes[label]).string() + ": has no pictures (.jpg, .jpeg, .png)",
                         "remove the folder, or put the pictures of the class into it");
       }
       for (const auto& file : files) listed.files.push_back({file, static_cast<std::int64_t>(label)});
     }
+    listed.left_out = walk.left_out().to_string();
   } catch (const std::filesystem::filesystem_error& error) {
-    throw unreadable(folder, error);
+    throw unreadable(error.path1(), error);
   }
   if (listed.classes.empty()) {
     throw DataError(folder.string() + ": has no folders, and each class needs one",
@@ -147,7 +203,9 @@ ImageFolderFiles list_image_folder(const std::filesystem::path& folder) {
 }
 
 std::shared_ptr<SampleSource> load_image_folder(const std::filesystem::path& folder) {
-  return std::make_shared<FolderSamples>(list_image_folder(folder));
+  const ImageFolderFiles listed = list_image_folder(folder);
+  tell_left_out(folder.string(), listed.left_out);
+  return std::make_shared<FolderSamples>(listed);
 }
 
 std::shared_ptr<SampleSource> ImageFolder::open_samples(const Source& source, const HostShare&) const {

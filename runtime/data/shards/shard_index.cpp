@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "dtrain/base/error.h"
+#include "source_files.h"
 
 namespace dtrain::data {
 
@@ -40,15 +41,20 @@ std::pair<std::string, std::string> key_and_extension(const std::string& name) {
 // Collects the members of a sample until one of another sample comes.
 class SampleCollector {
  public:
-  SampleCollector(const DataFile& file, const TarReader& reader, std::vector<ShardSample>& samples)
-      : file_(file), reader_(reader), samples_(samples) {}
+  SampleCollector(const DataFile& file, const TarReader& reader, std::vector<ShardSample>& samples, LeftOut& left_out)
+      : file_(file), reader_(reader), samples_(samples), left_out_(left_out) {}
 
   void add(const TarMember& member) {
+    if (is_hidden(member.name)) {  // macOS has a ._ file before each file
+      left_out_.add_hidden(member.name);
+      return;
+    }
     auto [key, extension] = key_and_extension(member.name);
     if (key != key_ || !is_open_) {
       finish();
       key_ = std::move(key);
       is_open_ = true;
+      first_ = member.name;
       at_ = member.header;
     }
     if (std::find(kPictures.begin(), kPictures.end(), extension) != kPictures.end()) {
@@ -65,6 +71,10 @@ class SampleCollector {
   void finish() {
     if (!is_open_) return;
     is_open_ = false;
+    if (!picture_ && !label_) {
+      left_out_.add_other(first_);
+      return;
+    }
     if (!picture_) fail("has no picture (.jpg, .jpeg or .png)");
     if (!label_) fail("has no class (.cls)");
     samples_.push_back({picture_->offset, static_cast<std::uint32_t>(picture_->size),
@@ -98,21 +108,24 @@ class SampleCollector {
   const DataFile& file_;
   const TarReader& reader_;
   std::vector<ShardSample>& samples_;
+  LeftOut& left_out_;
   bool is_open_ = false;
-  std::string key_;
-  std::uint64_t at_ = 0;  // of the first member's header
+  std::string key_, first_;  // and the name of the first member
+  std::uint64_t at_ = 0;     // of the first member's header
   std::optional<TarMember> picture_;
   std::optional<std::int64_t> label_;
 };
 
-void scan_shard(const std::filesystem::path& path, std::vector<ShardSample>& samples) {
+void scan_shard(const std::filesystem::path& path, std::vector<ShardSample>& samples, LeftOut& left_out) {
   const DataFile file(path);
   TarReader reader(file);
-  SampleCollector collector(file, reader, samples);
+  SampleCollector collector(file, reader, samples, left_out);
   const std::size_t before = samples.size();
   while (const auto member = reader.next()) collector.add(*member);
   collector.finish();
-  if (samples.size() == before) file.fail(0, "the shard holds no sample", "remove it, or pack it anew");
+  if (samples.size() == before)
+    file.fail(0, "the shard holds no sample",
+              "each is a picture and its class, KEY.jpg and KEY.cls; remove the shard, or pack it anew");
 }
 
 }  // namespace
@@ -120,10 +133,12 @@ void scan_shard(const std::filesystem::path& path, std::vector<ShardSample>& sam
 SharedMemory ShardIndex::scan(const std::vector<std::filesystem::path>& shards) {
   std::vector<std::int64_t> firsts{0};
   std::vector<ShardSample> samples;
+  LeftOut left_out("without a picture (.jpg, .jpeg or .png) and a class (.cls)");
   for (const std::filesystem::path& shard : shards) {
-    scan_shard(shard, samples);
+    scan_shard(shard, samples, left_out);
     firsts.push_back(static_cast<std::int64_t>(samples.size()));
   }
+  tell_left_out(shards.front().string() + (shards.size() > 1 ? " and the other shards" : ""), left_out.to_string());
   const Head head{Head::kMagic, shards.size(), samples.size()};
   const std::size_t first_bytes = firsts.size() * sizeof firsts.front();
   const std::size_t sample_bytes = samples.size() * sizeof samples.front();

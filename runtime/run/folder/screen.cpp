@@ -54,8 +54,10 @@ std::string format_progress(const Progress& progress) {
             std::to_string(progress.batch * 100 / progress.total_batches) + "%)";
   }
   if (progress.loss && std::isfinite(*progress.loss)) {
+    const double size = std::abs(*progress.loss);
+    const bool short_enough = size == 0 || (size >= 0.001 && size < 1e6);
     char loss[32];
-    std::snprintf(loss, sizeof loss, ", loss %.4f", *progress.loss);
+    std::snprintf(loss, sizeof loss, short_enough ? ", loss %.4f" : ", loss %.4g", *progress.loss);
     text += loss;
   } else if (progress.loss) {
     text += ", loss " + non_finite_text(*progress.loss);

@@ -1,7 +1,12 @@
 #include "rank/failure_report.h"
 
+#include <unistd.h>
+
 #include <chrono>
+#include <csignal>
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <thread>
 
 #include "dtrain/base/error.h"
@@ -73,8 +78,78 @@ void FailureReport::set_output(LogRedirect& output, const std::filesystem::path&
   log_file_ = log_file.string();
 }
 
+// glibc calls what is registered last first, and so destroys static objects: what watches must be registered after most
+// of them were made. In a child that the process has forked it does nothing.
+namespace {
+
+std::atomic<FailureReport*> watcher{nullptr};
+std::atomic<pid_t> watched_process{0};
+std::atomic<bool> is_exiting{false};
+volatile std::sig_atomic_t code_of_exit = 0;
+
+void end_after_crash(int /*signal*/) {
+  constexpr char kText[] =
+      "dtrain: the process crashed while it ended, after the run was over; join all threads before main() returns\n";
+  static_cast<void>(!::write(STDERR_FILENO, kText, sizeof kText - 1));
+  ::_exit(code_of_exit);
+}
+
+extern "C" __attribute__((weak)) void __asan_init();
+extern "C" __attribute__((weak)) void __tsan_init();
+
+void survive_crashes() {
+  if (&__asan_init != nullptr || &__tsan_init != nullptr) return;  // they report crashes themselves
+  struct sigaction action {};
+  action.sa_handler = end_after_crash;
+  for (const int signal : {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT}) ::sigaction(signal, &action, nullptr);
+}
+
+}  // namespace
+
+void FailureReport::at_exit(int code, void*) {
+  if (::getpid() != watched_process || is_exiting.exchange(true)) return;
+  code_of_exit = code;
+  FailureReport* const self = watcher.exchange(nullptr);
+  if (self && !self->closed_) {
+    self->fail_(Error("its program called exit(" + std::to_string(code) + ") before the run was over",
+                      "throw an exception, or return from train_batch()"));
+    self->log_->flush();
+    std::fflush(nullptr);
+    ::_exit(code == 0 ? static_cast<int>(ExitCode::kRunFailed) : code);
+  }
+  std::fflush(stdout);
+  survive_crashes();
+}
+
+void FailureReport::register_at_exit() {
+  ::on_exit(at_exit, nullptr);
+}
+
+FailureReport::~FailureReport() {
+  if (watcher == this) watcher = nullptr;
+}
+
+void FailureReport::watch_exit(std::function<void(const std::exception&)> fail) {
+  fail_ = std::move(fail);
+  watched_process = ::getpid();
+  watcher = this;
+  register_at_exit();
+}
+
+void FailureReport::set_step(std::int64_t batch) {
+  step_.store(batch, std::memory_order_relaxed);
+  const bool is_power_of_2 = batch > 0 && (batch & (batch - 1)) == 0;
+  if (is_power_of_2 && watcher == this) register_at_exit();
+}
+
+void FailureReport::close() {
+  closed_ = true;
+  if (watcher == this) register_at_exit();
+}
+
 void FailureReport::report(const std::exception& error) {
   if (closed_.exchange(true)) return;
+  if (watcher == this) register_at_exit();
   if (membership_ && membership_->mpi()) membership_->mpi()->set_exit_code(exit_code_of(error));
   comm::ControlPlane* const control = membership_ && membership_->is_connected() ? &membership_->control() : nullptr;
   const int rank = control ? control->world().rank : identity_.world().rank;

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <exception>
 #include <filesystem>
+#include <functional>
 #include <string>
 
 #include "dtrain/base/clock.h"
@@ -43,13 +44,21 @@ class FailureReport {
   // call report().
   FailureReport(const RankIdentity& identity, RankEvents& events, const Clock& clock, Logger log)
       : identity_(identity), events_(events), clock_(clock), log_(std::move(log)) {}
+  ~FailureReport();
   void set_membership(Membership& membership) { membership_ = &membership; }
   void set_launcher(LauncherLink& link) { link_ = &link; }
   // `log_file`: where the redirected output goes.
   void set_output(LogRedirect& output, const std::filesystem::path& log_file);
 
+  // From now on exit() of this process before the end of the run is a failure: `fail` is called with the error, in the
+  // thread that called exit(), and the process ends with the code of exit() without the destruction of static objects,
+  // which threads of the run still use. After the end of the run the process ends as usual; if a thread that the
+  // program has left running crashes meanwhile, standard error says so, and the process ends with the code of exit().
+  // At most one object of a process may watch at a time.
+  void watch_exit(std::function<void(const std::exception&)> fail);
+
   // Sets the batch this rank is in, for the report. Any thread.
-  void set_step(std::int64_t batch) { step_.store(batch, std::memory_order_relaxed); }
+  void set_step(std::int64_t batch);
   std::int64_t step() const { return step_.load(); }
 
   // Reports once: only the first call counts, and none after close(). Any thread. Returns once the other ranks have the
@@ -61,9 +70,11 @@ class FailureReport {
   // Waits for a report that this thread is making, and prevents later ones.
   void stop_timer() { timer_.cancel(); }
   // The run is over: report() does nothing from now on.
-  void close() { closed_ = true; }
+  void close();
 
  private:
+  static void at_exit(int code, void*);
+  static void register_at_exit();
   void inform_ranks(const FailureCause& cause);
   void inform_launcher(const FailureCause& cause);
   void inform_torchrun(const std::string& text);
@@ -81,6 +92,7 @@ class FailureReport {
   std::string log_file_;
   std::atomic<std::int64_t> step_{-1};
   std::atomic<bool> closed_{false};
+  std::function<void(const std::exception&)> fail_;
   ExitTimer timer_;  // uses all of the above
 };
 

@@ -1,8 +1,11 @@
 // The command line of a rank program.
 #include <cstdio>
 #include <cstdlib>
+#include <string>
+#include <vector>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/text.h"
 #include "dtrain/run/rank_session.h"
 #include "folder/resume.h"
 
@@ -33,9 +36,24 @@ examples:
   mpirun -np 2 %s EXPERIMENT.yaml
 )";
 
+// The options, and before them what is none.
+const std::vector<std::string> kOptionNames{"experiment", "run-dir",  "or-continue", "set",
+                                            "mock",       "continue", "contents",    "help"};
+
 [[noreturn]] void refuse(const std::string& program, const std::string& message) {
   std::fprintf(stderr, "%s: %s\n%s: --help shows the usage\n", program.c_str(), message.c_str(), program.c_str());
   std::exit(static_cast<int>(ExitCode::kBadInput));
+}
+
+// "; did you mean --run-dir?", or nothing.
+std::string suggestion(const std::string& argument) {
+  const std::string given = argument.substr(0, argument.find('='));
+  const auto first = given.find_first_not_of('-');
+  if (first == std::string::npos) return "";
+  const auto near = nearest(given.substr(first), kOptionNames);
+  if (!near) return "";
+  if (*near == kOptionNames.front()) return "; the experiment file is given by its path alone";
+  return "; did you mean --" + *near + "?";
 }
 
 void go_on_with(const std::string& run, RankOptions& options) {
@@ -84,7 +102,7 @@ RankOptions parse_rank_arguments(int argc, char** argv) {
     } else if (value_of("--contents", &value)) {
       options.contents = value;
     } else if (argument.size() > 1 && argument.front() == '-') {
-      refuse(options.program, "unknown option " + argument);
+      refuse(options.program, "unknown option " + argument + suggestion(argument));
     } else if (!options.experiment_file.empty()) {
       refuse(options.program,
              "more than one experiment file: " + options.experiment_file.string() + " and " + argument);

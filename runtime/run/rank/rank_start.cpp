@@ -94,6 +94,7 @@ std::unique_ptr<RankSession> RankSession::start(const RankOptions& options) {
     self.failure_report_->report(error);
     throw;
   }
+  self.failure_report_->watch_exit([&self](const std::exception& error) { self.fail(error); });
   if (self.launcher_) self.launcher_->link().send(state_message("started"));
   self.files_->events.write("rank_running");
   return session;

@@ -103,7 +103,7 @@ void TrainingMetrics::write_oldest() {
                {"epoch", due.epoch},
                {"samples", reduced.samples},
                {"optimizer_steps", due.optimizer_steps},
-               {"learning_rate", due.learning_rate}};
+               {"learning_rate", number_or_text(due.learning_rate)}};
   if (const auto norm = step_.gradient_norms().of(due.batch)) line["gradient_norm"] = number_or_text(*norm);
   line["metrics"] = numbers_or_texts(reduced.means);
   session_.write_metrics(line);

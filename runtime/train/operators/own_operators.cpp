@@ -5,16 +5,19 @@
 namespace dtrain::train {
 
 void use_own_operators() {
-  static const bool added = [] {
-    // libtorch forgets the kernels when their libraries go: these stay.
-    auto* const own = new torch::Library(torch::Library::DEF, "dtrain", std::nullopt, __FILE__, __LINE__);
-    auto* const aten =
-        new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::AutogradCPU, __FILE__, __LINE__);
-    add_cross_entropy(*own, *aten);
-    add_gelu(*own, *aten);
-    add_attention(*own, *aten);
-    add_convolution(*own, *aten);
-    return true;
+  struct Libraries {
+    torch::Library own{torch::Library::DEF, "dtrain", std::nullopt, __FILE__, __LINE__};
+    torch::Library aten{torch::Library::IMPL, "aten", c10::DispatchKey::AutogradCPU, __FILE__, __LINE__};
+  };
+  // libtorch forgets the kernels when their libraries go: these stay. LeakSanitizer finds them through this
+  // pointer, which the compiler must keep.
+  [[gnu::used]] static const Libraries* const added = [] {
+    auto* const made = new Libraries;
+    add_cross_entropy(made->own, made->aten);
+    add_gelu(made->own, made->aten);
+    add_attention(made->own, made->aten);
+    add_convolution(made->own, made->aten);
+    return made;
   }();
   static_cast<void>(added);
 }

@@ -13,7 +13,9 @@
 namespace dtrain::data {
 
 struct CsvOptions {
-  bool header = true;  // the first line names the columns
+  // The first line names the columns. One with numbers alone is refused, as it is probably a sample; unless it counts
+  // four columns or more (0, 1, 2, 3 or 1, 2, 3, 4), as pandas does.
+  bool header = true;
   char delimiter = ',';
   // The column of the target: its name, or its number from 1 on. Empty: the last one.
   std::string target;
@@ -21,9 +23,9 @@ struct CsvOptions {
 };
 
 // "features": float32 [all other columns], and "target": int64 or float32, a number. Plain or gzip. The whole table is
-// in memory, once per host. DataError names the file, the offset, the line and the column: for a column that is no
-// number, a missing or empty one, lines of different lengths, a target that is no whole number, an unknown column, or
-// no line at all.
+// in memory, once per host. A number too small for float32 is 0. DataError names the file, the offset, the line and the
+// column: for a column that is no number or too large for float32, a missing or empty one, lines of different lengths,
+// a target that is no whole number, an unknown column, or no line at all.
 std::shared_ptr<Dataset> load_csv(const std::filesystem::path& file, const CsvOptions& options,
                                   const HostShare& share = no_sharing());
 

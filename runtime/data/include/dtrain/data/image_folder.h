@@ -16,16 +16,18 @@ struct ClassifiedFile {
 };
 
 // FOLDER/CLASS/….jpg, .jpeg or .png (any case), also in folders below. Classes are numbered in the order of their
-// names, and files are in the order of their paths. Other files are left out. DataError: no folder, no class, or a
-// class without pictures.
+// names, and files are in the order of their paths. Hidden files and folders (.ipynb_checkpoints, ._a.jpg) and other
+// files are left out. DataError: no folder, no class, a class without pictures, a picture that is a symbolic link to
+// nothing, or a folder to which a symbolic link leads a second time.
 struct ImageFolderFiles {
   std::vector<std::string> classes;
   std::vector<ClassifiedFile> files;
+  std::string left_out;  // "2 hidden (.DS_Store, …)"; empty: nothing
 };
 ImageFolderFiles list_image_folder(const std::filesystem::path& folder);
 
 // Samples "image", the bytes of the file (uint8 [bytes]), and "label" (int64). Each is read from its file when it is
-// asked for.
+// asked for. Standard error has a line about files that are left out.
 std::shared_ptr<SampleSource> load_image_folder(const std::filesystem::path& folder);
 
 // DataError if the folders have not the same classes: then one class would have different numbers in them. It names
