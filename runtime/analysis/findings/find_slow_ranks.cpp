@@ -97,13 +97,12 @@ std::size_t index_of_rank(const RunProfile& run, int rank) {
 std::vector<Finding> find_slow_ranks(const Evidence& evidence, const Analysis& analysis,
                                      const std::optional<Stalls>& stalls) {
   std::vector<Finding> findings;
-  const auto& ranks = evidence.run.ranks;
-  const bool one_host =
-      std::all_of(ranks.begin(), ranks.end(), [&](const RankProfile& rank) { return rank.host == ranks.front().host; });
+  const bool one_host = on_one_host(evidence.run);
   const bool on_gpus = ranks_have_gpus(evidence.run);
   for (const Straggler& straggler : analysis.stragglers.ranks) {
     if (straggler.cause == "none" || straggler.cause == "loader" || straggler.cause == "uneven_shard") continue;
     const std::size_t index = index_of_rank(evidence.run, straggler.rank);
+    if (is_quota_doing(evidence, straggler.waited_s, static_cast<int>(index))) continue;
     const bool stalling = stalls && stalls->rank == static_cast<int>(index);
     Finding finding;
     const double stalled_s = stalling ? stalls->waited_s : 0;

@@ -1,6 +1,7 @@
 #include "dtrain/analysis/analysis.h"
 
 #include <algorithm>
+#include <set>
 
 #include <spdlog/fmt/fmt.h>
 
@@ -59,6 +60,10 @@ std::string contention_text(const Contention& contention) {
   if (contention.wait_percent) {
     text += fmt::format("{}its training thread had no core for {} ({:.1f}% of the loop)", text.empty() ? "" : "; ",
                         seconds_text(contention.wait_s), *contention.wait_percent);
+    if (contention.throttled_s > 0) {
+      text += fmt::format(", {} of that because of a CPU quota",
+                          seconds_text(std::min(contention.wait_s, contention.throttled_s)));
+    }
   }
   return text;
 }
@@ -96,6 +101,11 @@ void explain(const Evidence& evidence, std::size_t r, Straggler& rank) {
     rank.evidence = numbers + (measured && without_core_s >= kContentionShare * all_s
                                    ? "; " + contention_text(contention) + ": its own threads compete for its cores"
                                    : "");
+  } else if (all_s < kMainShare * waited.seconds && on_one_host(evidence.run)) {
+    // It was ready as early as the others: what delays it is within the exchange, such as a wake-up, and is no rank's.
+    rank.cause = "none";
+    rank.evidence = fmt::format("its own phases explain {} of {}: what is left passes in exchanges within the host",
+                                seconds_text(all_s), seconds_text(waited.seconds));
   } else if (all_s < kMainShare * waited.seconds && !rank.host.empty()) {
     rank.cause = "network";
     rank.evidence = fmt::format("its own phases explain {} of {}: what is left passes between {} and the other hosts",
@@ -107,6 +117,12 @@ void explain(const Evidence& evidence, std::size_t r, Straggler& rank) {
 }
 
 }  // namespace
+
+std::size_t count_hosts(const RunProfile& run) {
+  std::set<std::string> hosts;
+  for (const RankProfile& rank : run.ranks) hosts.insert(rank.agent.empty() ? rank.host : rank.agent);
+  return hosts.size();
+}
 
 Stragglers find_stragglers(const Evidence& evidence) {
   Stragglers result;
