@@ -263,7 +263,7 @@ TEST_F(Adapter, SaysOfAnEmptyRunThatNothingApplies) {
   EXPECT_EQ(join(names, " "),
             "StepOutlier Dataloader LowGPUUtilization LoadBalancing IOBottleneck CPUBottleneck BatchSize "
             "GPUMemoryIncrease MaxInitializationTime IdleCores CPUOversubscription GPUUtilization GPUMemoryFull "
-            "HostMemoryFull NetworkFull CPUFull DiskRate GPUForeignProcesses GPUTemperature LoaderRate SmallReads "
+            "HostMemoryFull NetworkFull CPUFull CPUQuota DiskRate GPUForeignProcesses GPUTemperature LoaderRate SmallReads "
             "PinnedMemory "
             "DimensionMultiples MixedPrecision FusedOptimizer");
   for (const RuleResult& result : results) {
