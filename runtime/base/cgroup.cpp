@@ -38,8 +38,8 @@ std::uint64_t field_of(const std::string& text, std::string_view name) {
 }
 
 struct Mount {
-  fs::path at;       // on this machine
-  std::string top;   // the group that is seen there as the folder itself
+  fs::path at;      // on this machine
+  std::string top;  // the group that is seen there as the folder itself
   bool v2 = false;
   std::vector<std::string> controllers;  // v1
 };
@@ -53,7 +53,8 @@ std::vector<Mount> mounts_of(const fs::path& root) {
     const std::vector<std::string> before = split(line.substr(0, dash), ' ');
     const std::vector<std::string> after = split(line.substr(dash + 3), ' ');
     if (before.size() < 5 || after.size() < 3 || (after[0] != "cgroup" && after[0] != "cgroup2")) continue;
-    mounts.push_back({root / fs::path(before[4]).relative_path(), before[3], after[0] == "cgroup2", split(after[2], ',')});
+    mounts.push_back(
+        {root / fs::path(before[4]).relative_path(), before[3], after[0] == "cgroup2", split(after[2], ',')});
   }
   if (!mounts.empty()) return mounts;
   const fs::path usual = root / "sys/fs/cgroup";  // where mountinfo cannot be read
@@ -68,8 +69,9 @@ bool contains(const std::vector<std::string>& list, const char* word) {
   return std::find(list.begin(), list.end(), word) != list.end();
 }
 
-// The group and its ancestors, as far as the mount shows them. Without a cgroup namespace a container sees the path that
-// its host uses, and only its own group is mounted; a process that was moved out of the namespace has a path with "..".
+// The group and its ancestors, as far as the mount shows them. Without a cgroup namespace a container sees the path
+// that its host uses, and only its own group is mounted; a process that was moved out of the namespace has a path with
+// "..".
 void add_groups(const Mount& mount, const std::string& group, std::vector<Cgroup>& into) {
   const bool below = group == mount.top || mount.top == "/" || group.starts_with(mount.top + "/");
   const bool visible = below && group.find("..") == std::string::npos;
@@ -115,8 +117,9 @@ std::optional<MemoryLimit> memory_limit(const Cgroup& group) {
                                (group.v2 ? field_of(stat, "slab_reclaimable") : 0);
   const auto used = static_cast<std::uint64_t>(std::max<std::int64_t>(0, usage));
   limit.used = used > caches ? used - caches : 0;
-  limit.reached = group.v2 ? field_of(text_of(group.folder / "memory.events"), "oom")
-                           : static_cast<std::uint64_t>(number_of(text_of(group.folder / "memory.failcnt")).value_or(0));
+  limit.reached = group.v2
+                      ? field_of(text_of(group.folder / "memory.events"), "oom")
+                      : static_cast<std::uint64_t>(number_of(text_of(group.folder / "memory.failcnt")).value_or(0));
   return limit;
 }
 
@@ -134,7 +137,9 @@ Cgroups cgroups_of(pid_t pid, const fs::path& root) {
     const std::vector<std::string> controllers = split(line.substr(first + 1, second - first - 1), ',');
     for (const Mount& mount : mounts) {
       if (mount.v2 != v2) continue;
-      const auto has = [&](const char* word) { return v2 || (contains(controllers, word) && contains(mount.controllers, word)); };
+      const auto has = [&](const char* word) {
+        return v2 || (contains(controllers, word) && contains(mount.controllers, word));
+      };
       if (has("cpu")) add_groups(mount, line.substr(second + 1), result.cpu);
       if (has("memory")) add_groups(mount, line.substr(second + 1), result.memory);
     }

@@ -108,11 +108,12 @@ std::set<std::string> outside_interfaces(const std::filesystem::path& root) {
   std::set<std::string> with_device, without;
   for (const auto& [name, one] : all) {
     const auto master = all.find(one.master);
-    // The port of an interface that has a device of its own, which counts what goes through the port (a virtual function
-    // in a virtual machine of Azure's).
+    // The port of an interface that has a device of its own, which counts what goes through the port (a virtual
+    // function in a virtual machine of Azure's).
     const bool is_counted = master != all.end() && master->second.has_device;
     if (one.has_device && !is_counted) with_device.insert(name);
-    const bool repeats = std::any_of(one.lower.begin(), one.lower.end(), [&](const auto& l) { return all.contains(l); });
+    const bool repeats =
+        std::any_of(one.lower.begin(), one.lower.end(), [&](const auto& l) { return all.contains(l); });
     const bool stays = std::any_of(all.begin(), all.end(), [&](const auto& o) { return are_peers(one, o.second); });
     if (!repeats && !stays) without.insert(name);
   }

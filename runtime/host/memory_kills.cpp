@@ -44,8 +44,8 @@ std::string who_killed(const MemoryKills& before, const MemoryKills& after) {
     const std::string remedy = "use fewer ranks, a smaller batch, or fewer batches ahead";
     if (!limit) return "the kernel killed it, because this machine has no memory left: " + remedy;
     return "the kernel killed it, because " + describe_cgroup(limit->group) + " has reached its limit of " +
-           format_bytes(static_cast<double>(limit->bytes)) + " of memory (" + limit->file +
-           "): raise the limit, or " + remedy;
+           format_bytes(static_cast<double>(limit->bytes)) + " of memory (" + limit->file + "): raise the limit, or " +
+           remedy;
   }
   const std::string another = "dtrain did not send this signal: another process did";
   if (!before.machine || !after.machine) return another + ", or there was no memory left (see dmesg)";

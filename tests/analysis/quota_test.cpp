@@ -1,5 +1,5 @@
-// Runs that a CPU quota or the memory limit of a cgroup holds up, and causes that cannot exist, in dumps of runs that never
-// were.
+// Runs that a CPU quota or the memory limit of a cgroup holds up, and causes that cannot exist, in dumps of runs that
+// never were.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -121,7 +121,8 @@ TEST(MemoryLimit, ALeakLastsAsLongAsTheFullerOfHostAndCgroupAllowsAllRanks) {
     return analyze(run.profile).findings.front().evidence;
   };
   // 600 kB a step of both ranks; the host has 8 GB left.
-  EXPECT_THAT(evidence(false), testing::ContainsRegex("the 7.5 GiB that its host has left last for 13,[0-9]+ more steps"));
+  EXPECT_THAT(evidence(false),
+              testing::ContainsRegex("the 7.5 GiB that its host has left last for 13,[0-9]+ more steps"));
   EXPECT_THAT(evidence(true), testing::ContainsRegex("the 57.2 MiB that the limit of the cgroup /box has left last for "
                                                      "(9[0-9]|1[01][0-9]) more steps"));
 }

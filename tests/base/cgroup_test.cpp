@@ -121,7 +121,8 @@ TEST_F(CgroupFiles, WithoutGroupsOrWithNonsenseThereIsNoLimit) {
   EXPECT_TRUE(limits().empty());
   EXPECT_EQ(tightest(limits()), nullptr);
   EXPECT_FALSE(memory_kills(cgroups_of(0, root_)));
-  put_process("::\nnothing\n0::\n0::/a\n7:cpu\n", std::string(kMountV2) + "1 2 3\n - cgroup2\n4 5 0:1 / - cgroup2 x y\n");
+  put_process("::\nnothing\n0::\n0::/a\n7:cpu\n",
+              std::string(kMountV2) + "1 2 3\n - cgroup2\n4 5 0:1 / - cgroup2 x y\n");
   put("sys/fs/cgroup/a/cpu.max", "many much\n");
   put("sys/fs/cgroup/a/memory.max", "-5\n");
   put("sys/fs/cgroup/cpu.max", "100000 0\n");

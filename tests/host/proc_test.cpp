@@ -121,7 +121,8 @@ TEST_F(Proc, OutsideInterfacesCountEachByteOnce) {
   number("a", 9, 10);
   number("b", 10, 9);
   const std::string pair = line("a", 3'000'000'000, 4'000'000'000) + line("b", 4'000'000'000, 3'000'000'000);
-  put("proc/net/dev", both + line("vlan9", 9, 9) + line("macvlan0", 9, 9) + line("bond0", 9, 9) + line("wg0", 9, 9) + pair);
+  put("proc/net/dev",
+      both + line("vlan9", 9, 9) + line("macvlan0", 9, 9) + line("bond0", 9, 9) + line("wg0", 9, 9) + pair);
   EXPECT_THAT(outside_interfaces(root_), ElementsAre("veth0")) << "both ends of a pair: nothing of it leaves";
   // The same numbers, of interfaces whose peers are in two other namespaces.
   put("proc/net/dev", both + line("a", 3'000'000'000, 4'000'000'000) + line("b", 7, 7));
@@ -152,9 +153,10 @@ TEST_F(Proc, WhoKilledAProcess) {
             "the kernel killed it, because this machine has no memory left: use fewer ranks, a smaller batch, or fewer "
             "batches ahead");
   put("sys/fs/cgroup/box/memory.events", "max 9\noom 1\noom_kill 2\n");
-  EXPECT_EQ(who_killed(before, read_memory_kills(root_)),
-            "the kernel killed it, because the cgroup /box has reached its limit of 1.0 GiB of memory (memory.max): raise "
-            "the limit, or use fewer ranks, a smaller batch, or fewer batches ahead");
+  EXPECT_EQ(
+      who_killed(before, read_memory_kills(root_)),
+      "the kernel killed it, because the cgroup /box has reached its limit of 1.0 GiB of memory (memory.max): raise "
+      "the limit, or use fewer ranks, a smaller batch, or fewer batches ahead");
   EXPECT_THAT(who_killed({}, {}), HasSubstr("or there was no memory left (see dmesg)"));
 }
 

@@ -95,8 +95,7 @@ TEST_F(Sampler, LimitsOfCgroupsAreThoseOfTheRanksGroups) {
   const Json facts = machine_facts(root_.path());
   EXPECT_EQ(facts["cpu_quota"], Json::parse(R"({"cpus": 0.5, "group": "/job/rank", "period_ns": 100000000})"));
   EXPECT_EQ(facts["memory_limits"].size(), 2u);
-  EXPECT_EQ(facts["memory_limits"][0],
-            Json::parse(R"({"bytes": 500000, "group": "/job/rank", "file": "memory.max"})"));
+  EXPECT_EQ(facts["memory_limits"][0], Json::parse(R"({"bytes": 500000, "group": "/job/rank", "file": "memory.max"})"));
   EXPECT_DOUBLE_EQ(facts["cpu_limit"].get<double>(), 0.5);
 }
 

@@ -1,5 +1,6 @@
-// The finding that the CPU quota of a cgroup stops the ranks. It looks like much else: ranks that stall every tenth of a
-// second, wait for each other in turn, or lose their cores to programs which take them while the quota leaves them idle.
+// The finding that the CPU quota of a cgroup stops the ranks. It looks like much else: ranks that stall every tenth of
+// a second, wait for each other in turn, or lose their cores to programs which take them while the quota leaves them
+// idle.
 #include <algorithm>
 #include <string>
 
@@ -12,8 +13,8 @@
 namespace dtrain::analysis {
 namespace {
 
-constexpr double kMainPart = 0.5;      // of the seconds that the quota explains
-constexpr double kMostPeriods = 1.5;   // a stall is over when the next period begins
+constexpr double kMainPart = 0.5;     // of the seconds that the quota explains
+constexpr double kMostPeriods = 1.5;  // a stall is over when the next period begins
 
 // The host on which the quota costs most: an index into RunProfile::ranks of one of its ranks.
 std::size_t worst_rank(const Evidence& evidence) {
@@ -30,8 +31,8 @@ bool is_throttled(const Evidence& evidence) {
 }
 
 bool is_quota_doing(const Evidence& evidence, double seconds, int rank) {
-  const double lost_s = rank < 0 ? throttled_s(evidence.contention)
-                                 : evidence.contention[static_cast<std::size_t>(rank)].throttled_s;
+  const double lost_s =
+      rank < 0 ? throttled_s(evidence.contention) : evidence.contention[static_cast<std::size_t>(rank)].throttled_s;
   return lost_s >= kLeastShare * evidence.loop_s && lost_s >= kMainPart * seconds;
 }
 
@@ -62,13 +63,14 @@ std::optional<Finding> find_cpu_quota(const Evidence& evidence) {
   const std::string whose = quota ? quota->whose : "a cgroup";
   finding.title = fmt::format("the CPU quota of {}{} stops the ranks for {}", whose, one_host ? "" : " on " + rank.host,
                               seconds_text(lost_s));
-  finding.evidence = fmt::format("the quota was used up in {:.0f}% of its periods, and a rank stood still for {} (mean)",
-                                 evidence.contention[at].throttled_percent.value_or(0), seconds_text(lost_s));
+  finding.evidence =
+      fmt::format("the quota was used up in {:.0f}% of its periods, and a rank stood still for {} (mean)",
+                  evidence.contention[at].throttled_percent.value_or(0), seconds_text(lost_s));
   if (quota) {
-    finding.evidence += fmt::format("; it grants {:.3g} CPUs' worth of time in each {} to {} rank{} and what runs beside "
-                                    "{}",
-                                    quota->cpus, seconds_text(quota->period_s), here, here == 1 ? "" : "s",
-                                    here == 1 ? "it" : "them");
+    finding.evidence += fmt::format(
+        "; it grants {:.3g} CPUs' worth of time in each {} to {} rank{} and what runs beside "
+        "{}",
+        quota->cpus, seconds_text(quota->period_s), here, here == 1 ? "" : "s", here == 1 ? "it" : "them");
   }
   finding.advice =
       "raise the quota (docker run --cpus, resources.limits.cpu in Kubernetes, CPUQuota= in systemd; cpu.max or "

@@ -18,11 +18,11 @@ namespace {
 // Whether a rank's memory grows with every step.
 struct MemoryGrowth {
   double bytes_per_step = 0;
-  double grown_bytes = 0;            // in the steps looked at
-  double steps = 0;                  // … of which there were this many
-  std::optional<MemoryRoom> room;    // what there was left at last, of its host or of a cgroup's limit
-  double host_bytes_per_step = 0;    // of all ranks of its host that grow: they share what is left
-  double free_heap_bytes = 0;        // of grown_bytes, what is free on malloc's heap: fragmentation
+  double grown_bytes = 0;          // in the steps looked at
+  double steps = 0;                // … of which there were this many
+  std::optional<MemoryRoom> room;  // what there was left at last, of its host or of a cgroup's limit
+  double host_bytes_per_step = 0;  // of all ranks of its host that grow: they share what is left
+  double free_heap_bytes = 0;      // of grown_bytes, what is free on malloc's heap: fragmentation
   double steps_left() const { return room && host_bytes_per_step > 0 ? room->free / host_bytes_per_step : 0; }
 };
 
@@ -221,7 +221,8 @@ std::vector<Finding> find_leaks(const Evidence& evidence) {
   all.bytes_per_step /= count;
   all.grown_bytes /= count;
   all.free_heap_bytes /= count;
-  const std::string who = findings.size() == ranks.size() ? "each rank" : fmt::format("each of {} ranks", findings.size());
+  const std::string who =
+      findings.size() == ranks.size() ? "each rank" : fmt::format("each of {} ranks", findings.size());
   return {leak(who, all)};
 }
 
@@ -258,8 +259,8 @@ std::optional<Finding> find_stalling(const Evidence& evidence, const Analysis& a
     finding.evidence +=
         fmt::format("; {} others, at no regular intervals, are not counted", count_text(stalls.other_events));
   }
-  finding.advice = stall_advice(stalls.phase, regular ? "at this interval" : "in those steps",
-                                on_one_host(evidence.run));
+  finding.advice =
+      stall_advice(stalls.phase, regular ? "at this interval" : "in those steps", on_one_host(evidence.run));
   return finding;
 }
 

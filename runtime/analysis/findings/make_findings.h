@@ -21,7 +21,8 @@ inline constexpr double kWorthwhile = 0.05;
 
 // Faults: something is wrong with a rank, the data or the link.
 std::vector<Finding> find_leaks(const Evidence& evidence);
-// That a CPU quota stops the ranks; of what it explains there are no findings. Empty: it costs less than is worth a line.
+// That a CPU quota stops the ranks; of what it explains there are no findings. Empty: it costs less than is worth a
+// line.
 std::optional<Finding> find_cpu_quota(const Evidence& evidence);
 // Whether a quota stops the ranks for a good part of their time: what the speed of computing shows is the quota then.
 bool is_throttled(const Evidence& evidence);

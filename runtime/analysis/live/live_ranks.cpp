@@ -207,7 +207,8 @@ std::string used_of(const std::optional<double>& free, const std::optional<doubl
 std::string limits_text(const LiveHost& host) {
   std::string text = host.memory_of.empty() ? "" : "memory: the limit of " + host.memory_of;
   if (host.throttled_percent.value_or(0) >= 1) {
-    text += fmt::format("{}CPU quota used up in {:.0f}% of its periods", text.empty() ? "" : "; ", *host.throttled_percent);
+    text +=
+        fmt::format("{}CPU quota used up in {:.0f}% of its periods", text.empty() ? "" : "; ", *host.throttled_percent);
   }
   return text;
 }

@@ -40,7 +40,8 @@ struct MemoryRoom {
   std::string whose;  // "its host", "the cgroup /docker/1f"
   double used_percent() const { return total > 0 ? 100 * (1 - free / total) : 0; }
 };
-// In a sample: the machine's memory, and that of the cgroup which leaves the least. The kernel kills where either is full.
+// In a sample: the machine's memory, and that of the cgroup which leaves the least. The kernel kills where either is
+// full.
 std::vector<MemoryRoom> memory_rooms(const AgentProfile& agent, const SystemLine& sample);
 
 // The group with a limit of so many bytes, by the facts of the machine: "the cgroup /docker/1f"; "a cgroup": not known.

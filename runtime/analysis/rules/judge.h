@@ -27,8 +27,8 @@ RuleResult not_applicable(RuleResult result, std::string why);
 // say of each. `of`: its plural, the name of both: "hosts".
 RuleResult count_each(RuleResult result, const char* of, std::size_t all, std::int64_t not_known, Json details);
 
-// The memory that is fuller in a sample: the host's, or what the limit of the ranks' cgroup leaves. The kernel kills where
-// either is full. Empty: neither is known.
+// The memory that is fuller in a sample: the host's, or what the limit of the ranks' cgroup leaves. The kernel kills
+// where either is full. Empty: neither is known.
 struct HostMemory {
   double free = 0, total = 0;  // bytes
   bool of_cgroup = false;

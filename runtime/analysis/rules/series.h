@@ -71,9 +71,9 @@ struct HostSample {
   std::optional<double> cpu_percent, io_wait_percent, free_memory_bytes;
   std::optional<double> cgroup_free_bytes, cgroup_limit_bytes;  // of the cgroup whose limit leaves the least memory
   std::optional<double> throttled_periods_percent;              // of the CPU quota's periods, it was used up
-  std::optional<double> sent, received, disk;  // bytes a second
-  std::optional<double> computing_percent;     // of the time, the busiest of its ranks computed
-  std::vector<double> cores_percent;           // by logical CPU
+  std::optional<double> sent, received, disk;                   // bytes a second
+  std::optional<double> computing_percent;                      // of the time, the busiest of its ranks computed
+  std::vector<double> cores_percent;                            // by logical CPU
   std::vector<RankReading> ranks;
   std::vector<GpuReading> gpus;  // as HostSeries::gpus; empty: the driver did not answer in time
 };

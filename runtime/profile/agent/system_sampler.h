@@ -49,8 +49,8 @@ struct SystemSample {
   std::optional<double> cgroup_free_memory, cgroup_memory_limit;      // bytes, of the cgroup that leaves the least
   // Of the quota that stopped the ranks most: percent of its periods; percent of the time, 100: one CPU stopped.
   std::optional<double> cpu_throttled_periods, cpu_throttled_time;
-  std::optional<double> cpu_util_simple, io_wait;                     // percent of all cores
-  std::vector<double> cpu_util_per_core;                              // percent of each
+  std::optional<double> cpu_util_simple, io_wait;  // percent of all cores
+  std::vector<double> cpu_util_per_core;           // percent of each
   std::vector<ProcessSample> processes;
   std::vector<GpuSample> gpus;  // from a GpuSampler
 };
@@ -83,7 +83,8 @@ inline constexpr std::array kHostMetrics{
     HostMetric{&SystemSample::cgroup_memory_limit, "cgroup_memory_limit", "bytes", 0,
                "dtrain_cgroup_memory_limit_bytes", "That limit"},
     HostMetric{&SystemSample::cpu_throttled_periods, "cpu_throttled_periods", "percent", 1,
-               "dtrain_cpu_throttled_periods_percent", "Periods in which the CPU quota of the ranks' cgroup was used up"},
+               "dtrain_cpu_throttled_periods_percent",
+               "Periods in which the CPU quota of the ranks' cgroup was used up"},
     HostMetric{&SystemSample::cpu_throttled_time, "cpu_throttled_time", "percent", 1, "dtrain_cpu_throttled_percent",
                "Time for which the quota stopped the ranks; 100: one CPU"},
     HostMetric{&SystemSample::cpu_util_simple, "cpu_util_simple", "percent", 2, "dtrain_cpu_util_percent",

@@ -55,9 +55,9 @@ Finding check_shared_memory(const std::filesystem::path& root) {
   const std::vector<MemoryLimit> limits = memory_limits(cgroups_of(0, root));
   const MemoryLimit* const limit = tightest(limits);
   if (limit && (!memory || limit->free() < memory->available)) {
-    text += ", " + format_bytes(static_cast<double>(limit->free())) + " of memory available: " +
-            describe_cgroup(limit->group) + " has a limit of " + format_bytes(static_cast<double>(limit->bytes)) + " (" +
-            limit->file + ")";
+    text += ", " + format_bytes(static_cast<double>(limit->free())) +
+            " of memory available: " + describe_cgroup(limit->group) + " has a limit of " +
+            format_bytes(static_cast<double>(limit->bytes)) + " (" + limit->file + ")";
   } else if (memory) {
     text += ", " + format_bytes(static_cast<double>(memory->available)) + " of memory available";
   }
@@ -71,8 +71,8 @@ std::optional<Finding> check_cpu_quota(const std::filesystem::path& root) {
   const auto least = std::min_element(quotas.begin(), quotas.end(),
                                       [](const CpuQuota& a, const CpuQuota& b) { return a.cpus < b.cpus; });
   if (least == quotas.end()) return std::nullopt;
-  const std::string text = describe_cgroup(least->group) + " grants " + fmt::format("{:.3g}", least->cpus) +
-                           " CPUs' worth of time";
+  const std::string text =
+      describe_cgroup(least->group) + " grants " + fmt::format("{:.3g}", least->cpus) + " CPUs' worth of time";
   if (least->cpus >= 1) return ok("CPU quota", text);
   return warning("CPU quota", text + ": the kernel stops even a single thread that computes",
                  "raise it to a CPU for each rank (docker run --cpus, resources.limits.cpu in Kubernetes, cpu.max)");

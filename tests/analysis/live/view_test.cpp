@@ -208,12 +208,13 @@ TEST_F(LiveViewTest, TheTimeLeftAfterAContinuationIsThatOfThisAttemptsBatches) {
 TEST_F(LiveViewTest, TheLimitOfACgroupIsShownWhereItIsFullerThanTheHost) {
   write_start();
   const auto sample = [&](int time_ms, const char* free) {
-    folder_.append("profile/agent-a.jsonl",
-                   fmt::format(R"({{"record":"system","time_ns":{}000000,"interval_ns":500000000,"free_memory":4294967296,)"
-                               R"("cgroup_free_memory":{},"cgroup_memory_limit":1073741824,)"
-                               R"("cpu_throttled_periods":97.0,"cpu_throttled_time":50.0,"processes":[]}})"
-                               "\n",
-                               time_ms, free));
+    folder_.append(
+        "profile/agent-a.jsonl",
+        fmt::format(R"({{"record":"system","time_ns":{}000000,"interval_ns":500000000,"free_memory":4294967296,)"
+                    R"("cgroup_free_memory":{},"cgroup_memory_limit":1073741824,)"
+                    R"("cpu_throttled_periods":97.0,"cpu_throttled_time":50.0,"processes":[]}})"
+                    "\n",
+                    time_ms, free));
   };
   sample(2'000, "1073741000");
   EXPECT_EQ(look().hosts.front().total_bytes, 8589934592) << "the cgroup has more left of its limit";

@@ -117,11 +117,12 @@ struct CpuQuotaRule {
 
 RuleResult CpuQuotaRule::judge(const RuleData& data) const {
   return judge_hosts(
-      begin_result(kWord, "system", "hosts",
-                   "Looks for hosts on which a CPU quota (of a container, a pod, a cgroup) is used up before its period is "
-                   "over: the kernel then stops the ranks until the next one.",
-                   "Raise the quota (docker run --cpus, resources.limits.cpu in Kubernetes, CPUQuota= in systemd), or use "
-                   "fewer ranks or threads."),
+      begin_result(
+          kWord, "system", "hosts",
+          "Looks for hosts on which a CPU quota (of a container, a pod, a cgroup) is used up before its period is "
+          "over: the kernel then stops the ranks until the next one.",
+          "Raise the quota (docker run --cpus, resources.limits.cpu in Kubernetes, CPUQuota= in systemd), or use "
+          "fewer ranks or threads."),
       data.hosts, patience, "no CPU quota limits the ranks",
       [&](const HostSeries&, const Judged& judged) -> std::optional<HostVerdict> {
         const auto used_up = values_of(judged.samples, [](const HostSample& s) { return s.throttled_periods_percent; });
@@ -155,7 +156,8 @@ RuleResult HostMemoryFull::judge(const RuleData& data) const {
   RuleResult result = judge_hosts(
       begin_result(
           kWord, "system", "hosts",
-          "Looks for a host whose memory was nearly full at some time, or what the limit of the ranks' cgroup leaves of "
+          "Looks for a host whose memory was nearly full at some time, or what the limit of the ranks' cgroup leaves "
+          "of "
           "it: files are read again and again then, and a little more gets programs killed.",
           "Read data piece by piece (a Dataset of your own), keep fewer batches ready (LoaderSettings::prefetch), put "
           "dtrain::checkpoint() around layers of the trial's model, use fewer ranks a host, or raise the limit of the "
@@ -182,7 +184,8 @@ RuleResult HostMemoryFull::judge(const RuleData& data) const {
   for (const Json& host : result.details.value("hosts", Json::array())) {
     if (!host.at("triggered").get<bool>()) continue;
     advice.push_back(fmt::format("{}: {:.0f}% of the {} of {} were in use", host.at("host").get<std::string>(),
-                                 host.at("most_percent").get<double>(), format_bytes(host.at("total_bytes").get<double>()),
+                                 host.at("most_percent").get<double>(),
+                                 format_bytes(host.at("total_bytes").get<double>()),
                                  host.at("whose").get<std::string>()));
   }
   if (!advice.empty()) result.details["advice"] = std::move(advice);

@@ -1,6 +1,6 @@
 // The control groups (cgroup v1 and v2) of a process: the processor time and the memory that they allow, and what the
-// kernel has done because of that. The limits of a group hold for all its processes together, and those of its ancestors
-// hold as well. Any thread may call. `root`: where proc/ and sys/ are.
+// kernel has done because of that. The limits of a group hold for all its processes together, and those of its
+// ancestors hold as well. Any thread may call. `root`: where proc/ and sys/ are.
 #pragma once
 
 #include <sys/types.h>
@@ -43,9 +43,9 @@ std::vector<CpuQuota> cpu_quotas(const Cgroups& groups);
 
 struct MemoryLimit {
   std::string group;
-  std::string file;         // "memory.max"
-  std::uint64_t bytes = 0;  // the limit
-  std::uint64_t used = 0;   // without caches of files, which the kernel drops before it kills
+  std::string file;           // "memory.max"
+  std::uint64_t bytes = 0;    // the limit
+  std::uint64_t used = 0;     // without caches of files, which the kernel drops before it kills
   std::uint64_t reached = 0;  // how often the group's use has reached the limit
   std::uint64_t free() const { return bytes > used ? bytes - used : 0; }
 };

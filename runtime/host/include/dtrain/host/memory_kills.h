@@ -20,8 +20,8 @@ struct MemoryKills {
 };
 MemoryKills read_memory_kills(const std::filesystem::path& root = "/");
 
-// What is to be said of a process of this control group that SIGKILL has ended between two readings: who sent the signal
-// and, where it was for lack of memory, whose memory was full and what to do.
+// What is to be said of a process of this control group that SIGKILL has ended between two readings: who sent the
+// signal and, where it was for lack of memory, whose memory was full and what to do.
 std::string who_killed(const MemoryKills& before, const MemoryKills& after);
 
 }  // namespace dtrain::host
