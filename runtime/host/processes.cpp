@@ -2,9 +2,11 @@
 
 #include <unistd.h>
 
+#include <cmath>
 #include <string>
 #include <string_view>
 
+#include "dtrain/base/time_namespace.h"
 #include "dtrain/host/proc_file.h"
 #include "fields.h"
 
@@ -75,7 +77,10 @@ std::uint64_t start_ticks(pid_t pid) {
   if (state == "Z" || state == "X") return 0;
   fields.skip(18);  // ppid pgrp session tty tpgid flags minflt cminflt majflt cmajflt utime stime cutime cstime
                     // priority nice threads itrealvalue
-  return fields.number();
+  // In this process's time namespace.
+  const auto offset =
+      std::chrono::duration<double>(boottime_offset()).count() * static_cast<double>(::sysconf(_SC_CLK_TCK));
+  return fields.number() - static_cast<std::uint64_t>(std::llround(offset));
 }
 
 }  // namespace dtrain::host

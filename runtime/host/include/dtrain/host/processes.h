@@ -31,7 +31,7 @@ std::optional<ProcessMemory> read_process_memory(pid_t pid, const std::filesyste
 // report it.
 std::optional<std::chrono::nanoseconds> read_core_wait(pid_t thread, const std::filesystem::path& root = "/");
 
-// When a process started, in clock ticks since boot. The pid and this time together identify a process, because a later
+// When a process started, in clock ticks since the machine's boot, in whatever time namespace this is. The pid and this time together identify a process, because a later
 // process may get the same pid. 0: there is no such process (a zombie does not count).
 std::uint64_t start_ticks(pid_t pid);
 

@@ -1,10 +1,11 @@
-"""A C++ trial in a cgroup with a CPU quota or a memory limit: do findings, rules and causes say so?
+"""A C++ trial in a cgroup with a CPU quota or a memory limit: do findings, rules and causes say so? And ranks of which one has
+another time namespace.
 
-Cgroups are made in the hierarchies of this process, which takes root; where that is not possible, the tests are skipped and say
-so. What the files of the other version of cgroups look like is in tests/base/cgroup_test.cpp.
+Cgroups and namespaces are made by this process, which takes root; where that is not possible, the tests are skipped and say so.
+What the files of the other version of cgroups look like is in tests/base/cgroup_test.cpp.
 
-    quotas.py BIN_FOLDER [TestClass[.test] ...]
-    quotas.py BIN_FOLDER --table    runs with 100, 50 and 25% of a CPU and near a memory limit, with and without a busy neighbour
+    confined.py BIN_FOLDER [TestClass[.test] ...]
+    confined.py BIN_FOLDER --table  runs with 100, 50 and 25% of a CPU and near a memory limit, with and without a busy neighbour
 """
 import json
 import os
@@ -95,8 +96,8 @@ class Group:
                 time.sleep(0.02)
 
 
-def start(place, groups, ranks, batches, entrypoint="synthetic"):
-    file = write_experiment(place.path / "limited.yaml", name="limited", entrypoint=BUILD.program(entrypoint),
+def start(place, groups, ranks, batches, entrypoint=None):
+    file = write_experiment(place.path / "limited.yaml", name="limited", entrypoint=entrypoint or BUILD.program("synthetic"),
                             hyperparameters={"global_batch_size": 32, "depth": 4, "width": 384}, data={"samples": 4096},
                             resources={"slots_per_trial": ranks}, searcher={"max_length": {"batches": batches}},
                             optimizations={"sharded_optimizer": False})
@@ -187,6 +188,28 @@ class Memory(LimitsTest):
     def name_of(group):
         parent = Path("/" + os.path.relpath(group.folder, "/sys/fs/cgroup")).parts
         return "/" + "/".join(parent[1:] if group.v2 else parent[2:])
+
+
+class Clocks(WorkplaceTest):
+    def test_a_rank_of_another_time_namespace_joins_and_records_the_same_times(self):
+        unshare = ["unshare", "--time", "--monotonic", "100000", "--boottime", "100000"]
+        if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode != 0:
+            self.skipTest("no time namespace can be made here (unshare --time)")
+        wrapper = self.work.path / "in_namespace.sh"
+        wrapper.write_text(f'#!/bin/sh\n[ "$RANK" = 1 ] && exec {" ".join(unshare)} {BUILD.program("synthetic")} "$@"\n'
+                           f'exec {BUILD.program("synthetic")} "$@"\n')
+        wrapper.chmod(0o755)
+        launch = start(self.work, [], 2, 60, str(wrapper))
+        output = launch.communicate(timeout=100)[0]
+        self.assertEqual(launch.returncode, 0, output)
+        starts = []
+        for rank in range(2):
+            dump = self.work.path / "run-1" / "profile" / f"rank-{rank:04}.jsonl"
+            lines = [json.loads(line) for line in dump.read_text().splitlines()]
+            starts.append(next(line["start_ns"] for line in lines if line["record"] == "step"))
+        self.assertLess(abs(starts[0] - starts[1]), 60e9)
+        result = analysis(self.work)
+        self.assertGreater(result["stragglers"]["compared_steps"], 50)
 
 
 def table():
