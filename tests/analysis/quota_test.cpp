@@ -50,6 +50,13 @@ const Finding* find(const Analysis& analysis, const std::string& id) {
   return nullptr;
 }
 
+std::int64_t triggered(const Analysis& analysis, const std::string& name) {
+  for (const RuleResult& rule : analysis.rules) {
+    if (rule.name == name) return rule.triggered;
+  }
+  return -1;
+}
+
 TEST(Quota, ItIsTheFindingAndNotTheStallsAndNeighboursThatItLooksLike) {
   const Analysis without = Synthetic(quota_plan()).analysis;
   EXPECT_NE(find(without, "stalls"), nullptr) << "what it looks like";
@@ -67,10 +74,8 @@ TEST(Quota, ItIsTheFindingAndNotTheStallsAndNeighboursThatItLooksLike) {
   EXPECT_THAT(analysis.summary.look_at, HasSubstr("the CPU quota"));
   EXPECT_EQ(find(analysis, "stalls"), nullptr) << findings_text(analysis);
   EXPECT_EQ(find(analysis, "contention"), nullptr) << findings_text(analysis);
-  for (const RuleResult& rule : analysis.rules) {
-    if (rule.name == "CPUQuota") EXPECT_EQ(rule.triggered, 1);
-    if (rule.name == "CPUOversubscription") EXPECT_EQ(rule.triggered, 0) << "no other thread had the core";
-  }
+  EXPECT_EQ(triggered(analysis, "CPUQuota"), 1);
+  EXPECT_EQ(triggered(analysis, "CPUOversubscription"), 0) << "no other thread had the core";
 }
 
 TEST(Quota, RanksThatWaitForEachOtherInTurnAreNotBlamed) {

@@ -196,7 +196,7 @@ class Clocks(WorkplaceTest):
         if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode != 0:
             self.skipTest("no time namespace can be made here (unshare --time)")
         wrapper = self.work.path / "in_namespace.sh"
-        wrapper.write_text(f'#!/bin/sh\n[ "$RANK" = 1 ] && exec {" ".join(unshare)} {BUILD.program("synthetic")} "$@"\n'
+        wrapper.write_text(f'#!/bin/sh\n[ "$DTRAIN_RANK" = 1 ] && exec {" ".join(unshare)} {BUILD.program("synthetic")} "$@"\n'
                            f'exec {BUILD.program("synthetic")} "$@"\n')
         wrapper.chmod(0o755)
         launch = start(self.work, [], 2, 60, str(wrapper))

@@ -87,20 +87,12 @@ void explain(const Evidence& evidence, std::size_t r, Straggler& rank) {
   if (rank.cost_s <= 0 || waited.seconds <= 0) {
     rank.cause = "none";
     rank.evidence = "it comes last no more than the others";
-  } else if (samples_s >= kMainShare * all_s) {
+  } else if (samples_s > 0 && samples_s >= kMainShare * all_s) {
     rank.cause = "uneven_shard";
     rank.evidence = fmt::format("it has more samples than the others, which takes it {}", seconds_text(samples_s));
   } else if (has_foreign_load(evidence, r) && (!measured || without_core_s >= kContentionShare * all_s)) {
     rank.cause = "cpu_contention";
     rank.evidence = contention_text(contention) + "; " + numbers;
-  } else if (loading_s >= kMainShare * all_s) {
-    rank.cause = "loader";
-    rank.evidence = numbers;
-  } else if (compute_s + update_s >= kMainShare * all_s) {
-    rank.cause = "compute";
-    rank.evidence = numbers + (measured && without_core_s >= kContentionShare * all_s
-                                   ? "; " + contention_text(contention) + ": its own threads compete for its cores"
-                                   : "");
   } else if (all_s < kMainShare * waited.seconds && on_one_host(evidence.run)) {
     // It was ready as early as the others: what delays it is within the exchange, such as a wake-up, and is no rank's.
     rank.cause = "none";
@@ -110,6 +102,14 @@ void explain(const Evidence& evidence, std::size_t r, Straggler& rank) {
     rank.cause = "network";
     rank.evidence = fmt::format("its own phases explain {} of {}: what is left passes between {} and the other hosts",
                                 seconds_text(all_s), seconds_text(waited.seconds), rank.host);
+  } else if (loading_s >= kMainShare * all_s) {
+    rank.cause = "loader";
+    rank.evidence = numbers;
+  } else if (compute_s + update_s >= kMainShare * all_s) {
+    rank.cause = "compute";
+    rank.evidence = numbers + (measured && without_core_s >= kContentionShare * all_s
+                                   ? "; " + contention_text(contention) + ": its own threads compete for its cores"
+                                   : "");
   } else {
     rank.cause = "other_phases";
     rank.evidence = numbers + "; the rest passes in its other phases";
