@@ -39,6 +39,16 @@ std::optional<ProcessUsage> read_process(pid_t pid, const std::filesystem::path&
   return usage;
 }
 
+std::vector<pid_t> child_processes(pid_t pid, const std::filesystem::path& root) {
+  const std::string number = std::to_string(pid);
+  const std::string text = read_proc_file(root / "proc" / number / "task" / number / "children").value_or("");
+  std::vector<pid_t> result;
+  for (Fields fields(text, ' '); const auto field = fields.next();) {
+    if (const auto child = static_cast<pid_t>(to_number(*field)); child > 0) result.push_back(child);
+  }
+  return result;
+}
+
 std::optional<ProcessMemory> read_process_memory(pid_t pid, const std::filesystem::path& root) {
   const auto text = read_proc_file(root / "proc" / std::to_string(pid) / "status");
   if (!text) return std::nullopt;

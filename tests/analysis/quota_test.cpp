@@ -175,6 +175,17 @@ TEST(CausesThatCannotExist, ADiskFromWhichNothingWasRead) {
   EXPECT_THAT(first.advice, AllOf(HasSubstr("no disk gave them anything"), Not(HasSubstr("faster disk"))));
 }
 
+TEST(CausesThatCannotExist, ProgramsOutsideTheRunThatAreItsOwnLoadersProcesses) {
+  Synthetic run(quota_plan());
+  EXPECT_NE(run.finding("contention"), nullptr);
+  for (AgentProfile& agent : run.profile.agents) {
+    for (SystemLine& sample : agent.samples) {
+      for (ProcessLine& process : sample.processes) process.children_cpu_percent = 50;
+    }
+  }
+  EXPECT_EQ(find(analyze(run.profile), "contention"), nullptr);
+}
+
 TEST(CausesThatCannotExist, ADeviceOfARunOnProcessors) {
   SyntheticRun plan;
   plan.change = [](int, std::int64_t, SyntheticStep& step) { phase(step, Phase::kToDevice) += 5 * kMs; };

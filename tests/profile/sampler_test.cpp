@@ -51,6 +51,12 @@ TEST_F(Sampler, RatesAreOverTheIntervalThatPassed) {
   ASSERT_EQ(sample.processes.size(), 1u);
   EXPECT_EQ(sample.processes[0].resident_bytes, 3u * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE)));
   EXPECT_EQ(sample.processes[0].cpu_percent, 0) << "nothing to compare with yet";
+  EXPECT_FALSE(sample.processes[0].children_cpu_percent) << "it has started none";
+  put("proc/42/task/42/children", "43 44 ");
+  put("proc/43/stat", "43 (worker) R 1 1 1 0 0 0 0 0 0 0 10 0 0 0 0 0 1 0 5 100 3 0\n");
+  clock_.now += 1s;
+  EXPECT_DOUBLE_EQ(sampler.sample({&rank, 1}).processes[0].children_cpu_percent.value_or(-1), 0);
+  put("proc/43/stat", "43 (worker) R 1 1 1 0 0 0 0 0 0 0 40 0 0 0 0 0 1 0 5 100 3 0\n");
   EXPECT_FALSE(sample.processes[0].cpu_wait_percent);
 
   clock_.now += 1s;
@@ -59,6 +65,8 @@ TEST_F(Sampler, RatesAreOverTheIntervalThatPassed) {
   sample = sampler.sample({&rank, 1});
   EXPECT_DOUBLE_EQ(*sample.net_throughput_recv, 0);
   EXPECT_DOUBLE_EQ(sample.processes[0].cpu_percent, 50.0 * 100 / static_cast<double>(::sysconf(_SC_CLK_TCK)));
+  EXPECT_DOUBLE_EQ(sample.processes[0].children_cpu_percent.value_or(-1),
+                   3000.0 / static_cast<double>(::sysconf(_SC_CLK_TCK)));
   EXPECT_DOUBLE_EQ(sample.processes[0].cpu_wait_percent.value_or(-1), 20) << "200 ms in a second";
 }
 

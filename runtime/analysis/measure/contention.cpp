@@ -20,7 +20,8 @@ bool share_cores(const RankProfile& a, const RankProfile& b) {
                      [&](int cpu) { return std::find(b.cpus.begin(), b.cpus.end(), cpu) != b.cpus.end(); });
 }
 
-// Load on the rank's cores less what ranks on them used; empty where a core is not in the sample.
+// Load on the rank's cores less what ranks on them and the processes that these have started used; empty where a core
+// is not in the sample.
 std::optional<double> foreign_load(const RunProfile& run, const RankProfile& rank, const SystemLine& sample) {
   if (rank.cpus.empty()) return std::nullopt;
   double load = 0;
@@ -30,7 +31,7 @@ std::optional<double> foreign_load(const RunProfile& run, const RankProfile& ran
   }
   for (const ProcessLine& process : sample.processes) {
     const RankProfile* const other = run.find_rank(process.rank);
-    if (other != nullptr && share_cores(rank, *other)) load -= process.cpu_percent;
+    if (other != nullptr && share_cores(rank, *other)) load -= process.cpu_percent + process.children_cpu_percent;
   }
   return std::max(0.0, load);
 }

@@ -53,6 +53,9 @@ SystemSampler::Reading SystemSampler::read(std::span<const RankProcess> ranks) {
   for (CpuQuota& quota : cpu_quotas(cgroups_)) now.quotas.try_emplace(quota.group, std::move(quota));
   for (const RankProcess& rank : ranks) {
     if (const auto usage = host::read_process(rank.pid, root_)) now.processes[rank.pid] = *usage;
+    for (const pid_t child : now.children[rank.pid] = host::child_processes(rank.pid, root_)) {
+      if (const auto usage = host::read_process(child, root_)) now.processes[child] = *usage;
+    }
     if (const auto wait = host::read_core_wait(rank.pid, root_)) now.core_waits[rank.pid] = *wait;
   }
   return now;
@@ -145,10 +148,17 @@ SystemSample SystemSampler::sample(std::span<const RankProcess> ranks) {
   for (const RankProcess& rank : ranks) {
     const auto after = now.processes.find(rank.pid);
     if (after == now.processes.end()) continue;
-    ProcessSample process{rank.rank, rank.pid, after->second.resident_bytes, 0, std::nullopt};
-    if (const auto before = before_.processes.find(rank.pid); before != before_.processes.end()) {
-      const auto used = after->second.cpu - before->second.cpu;
-      process.cpu_percent = std::max(0.0, 100 * static_cast<double>(used.count()) / 1e9 / seconds);
+    ProcessSample process{rank.rank, rank.pid, after->second.resident_bytes, 0, std::nullopt, std::nullopt};
+    // 0 where there is nothing to compare with.
+    const auto cpu_percent = [&](pid_t pid) {
+      const auto earlier = before_.processes.find(pid);
+      const auto later = now.processes.find(pid);
+      if (earlier == before_.processes.end() || later == now.processes.end()) return 0.0;
+      return std::max(0.0, 100 * to_seconds(later->second.cpu - earlier->second.cpu) / seconds);
+    };
+    process.cpu_percent = cpu_percent(rank.pid);
+    for (const pid_t child : now.children[rank.pid]) {
+      process.children_cpu_percent = process.children_cpu_percent.value_or(0) + cpu_percent(child);
     }
     const auto wait_before = before_.core_waits.find(rank.pid);
     const auto wait_after = now.core_waits.find(rank.pid);

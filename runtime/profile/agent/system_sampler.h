@@ -34,7 +34,8 @@ struct ProcessSample {
   int rank = 0;
   pid_t pid = 0;
   std::uint64_t resident_bytes = 0;
-  double cpu_percent = 0;                  // 100: one core busy
+  double cpu_percent = 0;                      // 100: one core busy
+  std::optional<double> children_cpu_percent;  // of the processes it has started; empty: it has none
   std::optional<double> cpu_wait_percent;  // of the time in which its main thread could run and had to wait for a core
 };
 
@@ -108,7 +109,8 @@ class SystemSampler {
     std::optional<host::CpuReading> cpu;
     std::map<std::string, host::NetworkCounters> network;
     std::map<std::string, host::DiskCounters> disks;
-    std::map<pid_t, host::ProcessUsage> processes;
+    std::map<pid_t, host::ProcessUsage> processes;  // ranks, and what they have started
+    std::map<pid_t, std::vector<pid_t>> children;   // of ranks
     std::map<pid_t, std::chrono::nanoseconds> core_waits;
   };
   Reading read(std::span<const RankProcess> ranks);
