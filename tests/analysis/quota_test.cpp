@@ -150,6 +150,9 @@ Analysis late_to_exchanges(int ranks_per_host) {
 TEST(CausesThatCannotExist, ALinkBetweenRanksOfOneHost) {
   EXPECT_THAT(findings_text(late_to_exchanges(1)), HasSubstr("look at its host's link"));
   const Analysis here = late_to_exchanges(2);
+  ASSERT_FALSE(here.findings.empty());
+  EXPECT_EQ(here.findings.front().id, "straggler") << findings_text(here);
+  EXPECT_FALSE(here.findings.front().fault);
   EXPECT_THAT(findings_text(here), Not(HasSubstr("link")));
   EXPECT_THAT(here.stragglers.ranks.front().evidence, HasSubstr("passes in exchanges within the host"));
 }

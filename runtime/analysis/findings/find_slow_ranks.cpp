@@ -41,6 +41,12 @@ Words words_of(const std::string& cause, bool one_host, bool on_gpus) {
     return {"slow_link", "is reached more slowly than the others",
             "look at its host's link: speed, duplex, errors, other traffic"};
   }
+  if (cause == "exchange") {
+    return {
+        "slow_rank", "comes later to exchanges than its phases explain",
+        "see whether something else runs on its core now and then (no core in dtrain top), and whether a longer run "
+        "says the same"};
+  }
   return {"slow_rank", "comes later than the others", "look at what it does in the phases named"};
 }
 
@@ -118,8 +124,9 @@ std::vector<Finding> find_slow_ranks(const Evidence& evidence, const Analysis& a
     }
     finding.id = "straggler";
     finding.cause = words.cause;
-    finding.fault = straggler.cause != "compute" || is_beyond_variation(evidence, index);
-    if (!finding.fault) {
+    const bool varies = straggler.cause == "compute" && !is_beyond_variation(evidence, index);
+    finding.fault = !varies && straggler.cause != "exchange";
+    if (varies) {
       more = fmt::format("; no more than {} of one kind differ by during a run", on_gpus ? "GPUs" : "cores");
     }
     finding.rank = straggler.rank;

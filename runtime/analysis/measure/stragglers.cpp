@@ -94,8 +94,7 @@ void explain(const Evidence& evidence, std::size_t r, Straggler& rank) {
     rank.cause = "cpu_contention";
     rank.evidence = contention_text(contention) + "; " + numbers;
   } else if (all_s < kMainShare * waited.seconds && on_one_host(evidence.run)) {
-    // It was ready as early as the others: what delays it is within the exchange, such as a wake-up, and is no rank's.
-    rank.cause = "none";
+    rank.cause = "exchange";  // between ranks of one host is no link
     rank.evidence = fmt::format("its own phases explain {} of {}: what is left passes in exchanges within the host",
                                 seconds_text(all_s), seconds_text(waited.seconds));
   } else if (all_s < kMainShare * waited.seconds && !rank.host.empty()) {
