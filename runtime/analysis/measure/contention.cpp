@@ -110,7 +110,8 @@ double lacking_s(const std::vector<Contention>& ranks, std::size_t rank) {
 std::optional<double> throttled_percent(const SystemLine& sample, double wait_percent, std::size_t cpus) {
   const auto stopped = metric_of(sample.metrics, "cpu_throttled_time");
   if (!stopped) return std::nullopt;
-  const double share = *stopped / static_cast<double>(std::max<std::size_t>(1, cpus));
+  if (cpus == 0) cpus = std::max<std::size_t>(1, sample.cpu_util_per_core.size());
+  const double share = *stopped / static_cast<double>(cpus);
   return std::min(100.0, std::max(share, std::min(wait_percent, *stopped)));
 }
 
