@@ -33,7 +33,8 @@ double lacking_s(const std::vector<Contention>& ranks, std::size_t rank);
 // Of a sample of the ranks' host, percent of the time: for how long its cgroup's CPU quota stopped a rank whose
 // training thread had no core for `wait_percent` (negative: not recorded). At most what the quota stopped, which is
 // counted for each CPU, and at least its share of that, since a thread that waits for one that is stopped does not
-// count as waiting for a core. Empty: there is no quota.
+// count as waiting for a core. `cpus`: that the host's ranks may run on; 0: not known. Empty: there is no
+// quota.
 std::optional<double> throttled_percent(const SystemLine& sample, double wait_percent, std::size_t cpus);
 
 // Seconds for which a CPU quota stopped the ranks, mean over them.
