@@ -98,7 +98,7 @@ class Group:
 
 def start(place, groups, ranks, batches, entrypoint=None):
     file = write_experiment(place.path / "limited.yaml", name="limited", entrypoint=entrypoint or BUILD.program("synthetic"),
-                            hyperparameters={"global_batch_size": 32, "depth": 4, "width": 384}, data={"samples": 4096},
+                            hyperparameters={"global_batch_size": 64, "depth": 4, "width": 512}, data={"samples": 4096},
                             resources={"slots_per_trial": ranks}, searcher={"max_length": {"batches": batches}},
                             optimizations={"sharded_optimizer": False})
     return subprocess.Popen([BUILD.program("dtrain"), "launch", str(file), "--run-dir", str(place.new_run())], cwd=place.path,
@@ -132,7 +132,7 @@ class Cpu(LimitsTest):
         group = self.group("cpu")
         group.limit_cpus(0.5)
         with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as neighbour:
-            launch = start(self.work, [group], 1, 200)
+            launch = start(self.work, [group], 1, 600)
             output = launch.communicate(timeout=100)[0]
             neighbour.kill()
         self.assertEqual(launch.returncode, 0, output)
@@ -221,7 +221,7 @@ def table():
                 if percent:
                     group.limit_cpus(percent / 100)
                 neighbours = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]
-                launch = start(place, [group], ranks, 300)
+                launch = start(place, [group], ranks, 1000)
                 output = launch.communicate(timeout=300)[0]
                 for neighbour in neighbours:
                     neighbour.kill()
