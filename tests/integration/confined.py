@@ -20,10 +20,9 @@ from harness import Build, WorkplaceTest, Workplace, environment, wait_until, wr
 
 BUILD = None  # set by main()
 MIB = 1 << 20
-# Holds as much memory as its argument says, more with each line that it reads; the kernel kills others first.
+# Holds more memory with each line that it reads.
 BALLAST = """
 import sys
-open("/proc/self/oom_score_adj", "w").write("-1000")
 kept = []
 for line in sys.stdin:
     kept.append(bytearray(int(line)))
@@ -117,7 +116,16 @@ def rule(result, name):
     return next(one for one in result["rules"] if one["name"] == name)
 
 
-class LimitsTest(WorkplaceTest):
+class TrialTest(WorkplaceTest):
+    def wrapper(self, line):
+        """The trial's program, after a line of a shell."""
+        path = self.work.path / "wrapper.sh"
+        path.write_text(f'#!/bin/sh\n{line}\nexec {BUILD.program("synthetic")} "$@"\n')
+        path.chmod(0o755)
+        return str(path)
+
+
+class LimitsTest(TrialTest):
     def group(self, controller):
         try:
             group = Group(controller)
@@ -161,10 +169,11 @@ class Memory(LimitsTest):
 
     def test_the_limit_that_kills_is_the_one_that_rules_and_causes_name(self):
         group = self.group("memory")
-        limit = 2048 * MIB
+        limit = 1024 * MIB
         group.limit_memory(limit)
         add = self.ballast(group)
-        launch = start(self.work, [group], 2, 1_000_000)
+        launch = start(self.work, [group], 2, 1_000_000, self.wrapper("echo 1000 >/proc/self/oom_score_adj"))
+        self.addCleanup(launch.kill)
         top = [BUILD.program("dtrain"), "top", str(self.work.path / "run-1"), "--once", "--json"]
 
         def view():
@@ -176,11 +185,11 @@ class Memory(LimitsTest):
         host = view()["hosts"][0]
         self.assertEqual(host["total_bytes"], limit)
         self.assertLess(host["free_bytes"], 0.1 * limit)
-        add(limit // 4)  # too much: the kernel kills a rank, the largest that it may
+        add(limit // 4)  # too much: the kernel kills a rank, which it is told to do first
         output = launch.communicate(timeout=100)[0]
         self.assertEqual(launch.returncode, 1, output)
         self.assertIn("was killed by signal 9 (SIGKILL)", output)
-        self.assertIn(f"the kernel killed it, because the cgroup {self.name_of(group)} has reached its limit of 2.0 GiB", output)
+        self.assertIn(f"the kernel killed it, because the cgroup {self.name_of(group)} has reached its limit of 1.0 GiB", output)
         full = rule(analysis(self.work), "HostMemoryFull")
         self.assertEqual((full["triggered"], full["details"]["hosts"][0]["whose"]), (1, f"the cgroup {self.name_of(group)}"))
 
@@ -190,16 +199,14 @@ class Memory(LimitsTest):
         return "/" + "/".join(parent[1:] if group.v2 else parent[2:])
 
 
-class Clocks(WorkplaceTest):
+class Clocks(TrialTest):
     def test_a_rank_of_another_time_namespace_joins_and_records_the_same_times(self):
         unshare = ["unshare", "--time", "--monotonic", "100000", "--boottime", "100000"]
         if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode != 0:
             self.skipTest("no time namespace can be made here (unshare --time)")
-        wrapper = self.work.path / "in_namespace.sh"
-        wrapper.write_text(f'#!/bin/sh\n[ "$DTRAIN_RANK" = 1 ] && exec {" ".join(unshare)} {BUILD.program("synthetic")} "$@"\n'
-                           f'exec {BUILD.program("synthetic")} "$@"\n')
-        wrapper.chmod(0o755)
-        launch = start(self.work, [], 2, 60, str(wrapper))
+        launch = start(self.work, [], 2, 60, self.wrapper(
+            f'[ "$DTRAIN_RANK" = 1 ] && exec {" ".join(unshare)} {BUILD.program("synthetic")} "$@"'))
+        self.addCleanup(launch.kill)
         output = launch.communicate(timeout=100)[0]
         self.assertEqual(launch.returncode, 0, output)
         starts = []
