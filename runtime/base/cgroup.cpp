@@ -99,17 +99,19 @@ std::optional<MemoryLimit> memory_limit(const Cgroup& group) {
     limit.file = file;
     limit.bytes = *bytes;
   };
-  const std::string stat = text_of(group.folder / "memory.stat");
+  std::string stat;
   if (group.v2) {
     consider("memory.max", limit_in(group.folder / "memory.max"));
     consider("memory.high", limit_in(group.folder / "memory.high"));  // above it the kernel slows processes down
   } else {
     consider("memory.limit_in_bytes", limit_in(group.folder / "memory.limit_in_bytes"));
+    stat = text_of(group.folder / "memory.stat");
     // That of an ancestor which a container does not see.
     const std::uint64_t of_all = field_of(stat, "hierarchical_memory_limit");
     if (of_all > 0 && of_all < kNoLimit) consider("hierarchical_memory_limit", of_all);
   }
   if (limit.file.empty()) return std::nullopt;
+  if (group.v2) stat = text_of(group.folder / "memory.stat");
   const std::string prefix = group.v2 ? "" : "total_";
   const auto usage =
       number_of(text_of(group.folder / (group.v2 ? "memory.current" : "memory.usage_in_bytes"))).value_or(0);
