@@ -242,13 +242,13 @@ void ControlClient::beat() {
 void ControlClient::compare_clocks() {
   if (!connection_ || clock_probe_.running()) return;
   clock_probe_.start();
-  connection_->send(encode_frame(clock_probe_.question(SteadyClock::now().time_since_epoch())));
+  connection_->send(encode_frame(clock_probe_.question(on_host_clock(SteadyClock::now()))));
 }
 
 void ControlClient::clock_answered(const Json& message, SteadyClock::time_point now) {
-  const auto [ask, result] = clock_probe_.answer(message, now.time_since_epoch());
+  const auto [ask, result] = clock_probe_.answer(message, on_host_clock(now));
   if (ask && connection_) {
-    connection_->send(encode_frame(clock_probe_.question(SteadyClock::now().time_since_epoch())));
+    connection_->send(encode_frame(clock_probe_.question(on_host_clock(SteadyClock::now()))));
   }
   if (!result) return;
   {

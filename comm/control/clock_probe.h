@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "dtrain/base/json.h"
+#include "dtrain/base/time_namespace.h"
 #include "dtrain/comm/control.h"
 
 namespace dtrain::comm {
@@ -35,6 +36,11 @@ class ClockProbe {
   Time asked_{0};
   std::optional<ClockOffset> best_;
 };
+
+// A time of this process's clock, on that of its machine: the clock of records, whatever time namespace this is.
+inline ClockProbe::Time on_host_clock(std::chrono::steady_clock::time_point time) {
+  return time.time_since_epoch() - monotonic_offset();
+}
 
 // Rank 0's answer to a question.
 Json clock_answer(const Json& question, ClockProbe::Time now);

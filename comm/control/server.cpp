@@ -310,7 +310,7 @@ void ControlServer::mark_finished(int rank) {
 }
 
 std::optional<ClockOffset> ControlServer::measure_clock(std::chrono::milliseconds) {
-  return ClockOffset{.time = SteadyClock::now().time_since_epoch()};
+  return ClockOffset{.time = on_host_clock(SteadyClock::now())};
 }
 
 void ControlServer::finish() {
@@ -373,7 +373,7 @@ void ControlServer::handle(int rank, const Json& message) {
     send_to(rank, encode_frame({{"t", "value"}, {"id", id}, {"v", encode_value(value)}}));
   } else if (type == "ping") {
     lock.unlock();
-    send_to(rank, encode_frame(clock_answer(message, now.time_since_epoch())));
+    send_to(rank, encode_frame(clock_answer(message, on_host_clock(now))));
   } else if (type == "who-sets") {
     const std::string key = text_member(message, "n");
     const std::string text = describe_not_waiting(key);

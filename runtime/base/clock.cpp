@@ -1,9 +1,39 @@
 #include "dtrain/base/clock.h"
 
 #include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "dtrain/base/time_namespace.h"
 
 namespace dtrain {
 namespace {
+
+struct TimeOffsets {
+  Nanoseconds monotonic{0}, boottime{0};
+};
+
+TimeOffsets read_time_offsets() {
+  TimeOffsets offsets;
+  // The file has the offsets of the namespace in which children start, as a rule this process's own.
+  std::error_code error;
+  const auto own = std::filesystem::read_symlink("/proc/self/ns/time", error);
+  if (error || own != std::filesystem::read_symlink("/proc/self/ns/time_for_children", error) || error) return offsets;
+  std::ifstream file("/proc/self/timens_offsets");
+  std::string name;
+  std::int64_t seconds = 0, nanoseconds = 0;
+  while (file >> name >> seconds >> nanoseconds) {
+    (name == "monotonic" ? offsets.monotonic : offsets.boottime) =
+        std::chrono::seconds(seconds) + Nanoseconds(nanoseconds);
+  }
+  return offsets;
+}
+
+const TimeOffsets& time_offsets() {
+  static const TimeOffsets offsets = read_time_offsets();
+  return offsets;
+}
 
 Nanoseconds read_clock(clockid_t id) {
   timespec now{};
@@ -13,8 +43,15 @@ Nanoseconds read_clock(clockid_t id) {
 
 }  // namespace
 
+Nanoseconds monotonic_offset() {
+  return time_offsets().monotonic;
+}
+Nanoseconds boottime_offset() {
+  return time_offsets().boottime;
+}
+
 Nanoseconds SystemClock::monotonic() const {
-  return read_clock(CLOCK_MONOTONIC);
+  return read_clock(CLOCK_MONOTONIC) - monotonic_offset();
 }
 Nanoseconds SystemClock::wall() const {
   return read_clock(CLOCK_REALTIME);

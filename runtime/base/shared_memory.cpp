@@ -4,7 +4,6 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdint>
-#include <fstream>
 #include <optional>
 #include <utility>
 
@@ -60,22 +59,6 @@ void reserve_pages(int fd, std::size_t offset, std::size_t size, const std::stri
 }
 
 }  // namespace
-
-std::optional<std::size_t> available_memory() {
-  std::optional<std::size_t> available;
-  std::ifstream meminfo("/proc/meminfo");
-  std::string name;
-  std::size_t value = 0;
-  std::string rest;
-  while (meminfo >> name >> value && std::getline(meminfo, rest)) {
-    if (name == "MemAvailable:") available = value * 1024;
-  }
-  for (const char* path : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
-    std::ifstream limit(path);
-    if (limit >> value && (!available || value < *available)) available = value;
-  }
-  return available;
-}
 
 SharedMemory::SharedMemory(SharedMemory&& other) noexcept
     : fd_(std::move(other.fd_)), data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}

@@ -4,56 +4,16 @@
 
 #include <algorithm>
 #include <cctype>
-#include <charconv>
 #include <cstdio>
 #include <map>
 #include <set>
 
 #include "affinity.h"
+#include "dtrain/base/cgroup.h"
 #include "dtrain/base/text.h"
 #include "dtrain/host/proc_file.h"
 
 namespace dtrain::host {
-namespace {
-
-// The tightest quota of a cgroup and its ancestors; `read` gives the CPUs of one folder, 0 where there is no limit.
-template <typename Read>
-double tightest(const std::filesystem::path& mount, std::filesystem::path group, Read read) {
-  double limit = 0;
-  for (;;) {
-    const double here = read(mount / group.relative_path());
-    if (here > 0 && (limit == 0 || here < limit)) limit = here;
-    if (!group.has_relative_path()) return limit;
-    group = group.parent_path();
-  }
-}
-
-double number_in(const std::filesystem::path& file) {
-  const std::string text = read_proc_file(file).value_or("");
-  double value = 0;
-  std::from_chars(text.data(), text.data() + text.size(), value);
-  return value;
-}
-
-double quota_v2(const std::filesystem::path& folder) {
-  const auto text = read_proc_file(folder / "cpu.max");  // "200000 100000" or "max 100000"
-  if (!text || text->starts_with("max")) return 0;
-  double quota = 0;
-  double period = 0;
-  const char* end = text->data() + text->size();
-  const auto [after, error] = std::from_chars(text->data(), end, quota);
-  if (error != std::errc() || after == end) return 0;
-  std::from_chars(after + 1, end, period);
-  return period > 0 ? quota / period : 0;
-}
-
-double quota_v1(const std::filesystem::path& folder) {
-  const double quota = number_in(folder / "cpu.cfs_quota_us");  // -1: no limit
-  const double period = number_in(folder / "cpu.cfs_period_us");
-  return quota > 0 && period > 0 ? quota / period : 0;
-}
-
-}  // namespace
 
 std::vector<int> cpus_near_pci_device(const std::string& address, const std::filesystem::path& root) {
   // Linux writes the domain with four digits, NVML with eight, and Linux all of it in small letters.
@@ -124,27 +84,9 @@ std::size_t last_level_cache() {
 }
 
 double cpu_limit(const std::filesystem::path& root) {
-  double limit = 0;
-  const auto tighten = [&limit](double value) {
-    if (value > 0 && (limit == 0 || value < limit)) limit = value;
-  };
-  for (const std::string& line : split(read_proc_file(root / "proc/self/cgroup").value_or(""), '\n')) {
-    const std::size_t first = line.find(':');  // "0::/user.slice" (v2) or "4:cpu,cpuacct:/docker/1f" (v1)
-    const std::size_t second = first == std::string::npos ? first : line.find(':', first + 1);
-    if (second == std::string::npos) continue;
-    const std::vector<std::string> controllers = split(line.substr(first + 1, second - first - 1), ',');
-    const std::filesystem::path group = line.substr(second + 1);
-    if (line.starts_with("0::")) {
-      for (const char* mount : {"sys/fs/cgroup", "sys/fs/cgroup/unified"})
-        tighten(tightest(root / mount, group, quota_v2));
-    } else if (std::find(controllers.begin(), controllers.end(), "cpu") != controllers.end()) {
-      for (const char* mount : {"sys/fs/cgroup/cpu", "sys/fs/cgroup/cpu,cpuacct"}) {
-        tighten(tightest(root / mount, group, quota_v1));
-      }
-    }
-  }
-  const auto allowed = static_cast<double>(affinity().size());
-  return limit > 0 ? std::min(limit, allowed) : allowed;
+  auto limit = static_cast<double>(affinity().size());
+  for (const CpuQuota& quota : cpu_quotas(cgroups_of(0, root))) limit = std::min(limit, quota.cpus);
+  return limit;
 }
 
 }  // namespace dtrain::host

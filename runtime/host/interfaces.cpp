@@ -5,9 +5,11 @@
 #include <net/if.h>
 #include <netinet/in.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cerrno>
+#include <iterator>
 #include <memory>
 
 #include "dtrain/base/error.h"
@@ -48,16 +50,79 @@ std::map<std::string, NetworkCounters> read_network(const std::filesystem::path&
   return result;
 }
 
-std::set<std::string> outside_interfaces(const std::filesystem::path& root) {
-  std::set<std::string> all;
-  std::set<std::string> with_device;
+namespace {
+
+namespace fs = std::filesystem;
+
+// What sysfs says of an interface, and the bytes that it has carried.
+struct InterfaceFacts {
+  bool has_device = false;
+  bool is_tunnel = false;          // another interface carries its bytes, packed
+  std::string master;              // the bridge or bond that it is a port of
+  std::vector<std::string> lower;  // those it is built on: ports of a bridge or a bond, the parent of a VLAN or macvlan
+  std::uint64_t index = 0, link = 0;  // its own number; its parent's, or of a veth its peer's (in the peer's namespace)
+  NetworkCounters counters;
+};
+
+std::map<std::string, InterfaceFacts> read_interfaces(const fs::path& root) {
+  constexpr std::uint64_t kTunnels[] = {768, 769, 776, 778, 823, 65534};  // IP in IP, GRE, WireGuard and TUN
+  std::map<std::string, InterfaceFacts> result;
   for (const auto& [name, counters] : read_network(root)) {
     if (name == "lo") continue;
-    all.insert(name);
+    InterfaceFacts& one = result[name];
+    const fs::path folder = root / "sys/class/net" / name;
     std::error_code error;
-    if (std::filesystem::exists(root / "sys/class/net" / name / "device", error)) with_device.insert(name);
+    one.has_device = fs::exists(folder / "device", error);
+    one.master = fs::read_symlink(folder / "master", error).filename().string();
+    const auto number = [&](const char* file) {
+      return Fields(read_proc_file(folder / file).value_or(""), '\n').number();
+    };
+    one.is_tunnel = std::find(std::begin(kTunnels), std::end(kTunnels), number("type")) != std::end(kTunnels);
+    one.index = number("ifindex");
+    one.link = number("iflink");
+    one.counters = counters;
+    for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
+      constexpr std::string_view kLower = "lower_";
+      const std::string file = entry->path().filename().string();
+      if (file.starts_with(kLower)) one.lower.push_back(file.substr(kLower.size()));
+    }
   }
-  return with_device.empty() ? all : with_device;
+  return result;
+}
+
+// Both ends of a veth pair in this namespace: what one sends the other receives, and none of it leaves. A number may be
+// that of an interface of another namespace, so the bytes are compared as well.
+bool are_peers(const InterfaceFacts& a, const InterfaceFacts& b) {
+  if (a.link == 0 || a.link == a.index || a.link != b.index || b.link != a.index) return false;
+  const auto alike = [](std::uint64_t sent, std::uint64_t received) {
+    constexpr std::uint64_t kUnderWay = 1 << 20;
+    return std::max(sent, received) - std::min(sent, received) <= kUnderWay + sent / 100;
+  };
+  return alike(a.counters.sent, b.counters.received) && alike(b.counters.sent, a.counters.received);
+}
+
+}  // namespace
+
+std::set<std::string> outside_interfaces(const std::filesystem::path& root) {
+  const std::map<std::string, InterfaceFacts> all = read_interfaces(root);
+  std::set<std::string> with_device, without;
+  for (const auto& [name, one] : all) {
+    const auto master = all.find(one.master);
+    // The port of an interface that has a device of its own, which counts what goes through the port (a virtual
+    // function in a virtual machine of Azure's).
+    const bool is_counted = master != all.end() && master->second.has_device;
+    if (one.has_device && !is_counted) with_device.insert(name);
+    const bool repeats =
+        std::any_of(one.lower.begin(), one.lower.end(), [&](const auto& l) { return all.contains(l); });
+    const bool stays = std::any_of(all.begin(), all.end(), [&](const auto& o) { return are_peers(one, o.second); });
+    if (!repeats && !stays) without.insert(name);
+  }
+  if (!with_device.empty()) return with_device;
+  std::set<std::string> carriers;
+  for (const std::string& name : without) {
+    if (!all.at(name).is_tunnel) carriers.insert(name);
+  }
+  return carriers.empty() ? without : carriers;
 }
 
 std::vector<InterfaceAddress> interface_addresses() {

@@ -2,9 +2,11 @@
 
 #include <unistd.h>
 
+#include <cmath>
 #include <string>
 #include <string_view>
 
+#include "dtrain/base/time_namespace.h"
 #include "dtrain/host/proc_file.h"
 #include "fields.h"
 
@@ -35,6 +37,16 @@ std::optional<ProcessUsage> read_process(pid_t pid, const std::filesystem::path&
   usage.resident_bytes = resident_pages * page_bytes;
   usage.cpu = std::chrono::nanoseconds((user_ticks + system_ticks) * (1'000'000'000 / ticks_per_second));
   return usage;
+}
+
+std::vector<pid_t> child_processes(pid_t pid, const std::filesystem::path& root) {
+  const std::string number = std::to_string(pid);
+  const std::string text = read_proc_file(root / "proc" / number / "task" / number / "children").value_or("");
+  std::vector<pid_t> result;
+  for (Fields fields(text, ' '); const auto field = fields.next();) {
+    if (const auto child = static_cast<pid_t>(to_number(*field)); child > 0) result.push_back(child);
+  }
+  return result;
 }
 
 std::optional<ProcessMemory> read_process_memory(pid_t pid, const std::filesystem::path& root) {
@@ -75,7 +87,10 @@ std::uint64_t start_ticks(pid_t pid) {
   if (state == "Z" || state == "X") return 0;
   fields.skip(18);  // ppid pgrp session tty tpgid flags minflt cminflt majflt cmajflt utime stime cutime cstime
                     // priority nice threads itrealvalue
-  return fields.number();
+  // In this process's time namespace.
+  const auto offset =
+      std::chrono::duration<double>(boottime_offset()).count() * static_cast<double>(::sysconf(_SC_CLK_TCK));
+  return fields.number() - static_cast<std::uint64_t>(std::llround(offset));
 }
 
 }  // namespace dtrain::host

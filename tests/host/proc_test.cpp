@@ -11,6 +11,7 @@
 #include "dtrain/host/disks.h"
 #include "dtrain/host/interfaces.h"
 #include "dtrain/host/memory.h"
+#include "dtrain/host/memory_kills.h"
 #include "dtrain/host/proc_file.h"
 #include "dtrain/host/processes.h"
 #include "fake_root.h"
@@ -20,6 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using testing::ElementsAre;
+using testing::HasSubstr;
 
 using Proc = FakeRoot;
 
@@ -85,6 +87,77 @@ TEST_F(Proc, OutsideInterfacesAreThoseWithADevice) {
   EXPECT_THAT(outside_interfaces(root_), ElementsAre("br0", "eth0")) << "none has a device: all but loopback";
   put("sys/class/net/eth0/device/vendor", "0x1af4\n");
   EXPECT_THAT(outside_interfaces(root_), ElementsAre("eth0"));
+}
+
+// A network namespace without devices; sysfs as in a real one.
+TEST_F(Proc, OutsideInterfacesCountEachByteOnce) {
+  const auto link = [&](const fs::path& at, const fs::path& to) {
+    fs::create_directories((root_ / at).parent_path());
+    fs::create_symlink(to, root_ / at);
+  };
+  const auto line = [](const std::string& name, std::uint64_t received, std::uint64_t sent) {
+    return name + ": " + std::to_string(received) + " 0 0 0 0 0 0 0 " + std::to_string(sent) + " 0\n";
+  };
+  const auto number = [&](const std::string& name, int index, int iflink, int type = 1) {
+    put("sys/class/net/" + name + "/ifindex", std::to_string(index) + "\n");
+    put("sys/class/net/" + name + "/iflink", std::to_string(iflink) + "\n");
+    put("sys/class/net/" + name + "/type", std::to_string(type) + "\n");
+  };
+  const std::string both = line("lo", 9, 9) + line("veth0", 20'000'000, 5) + line("br0", 20'000'000, 5);
+  put("proc/net/dev", both);
+  number("veth0", 2, 7);  // its peer is in another namespace
+  number("br0", 3, 3);
+  link("sys/class/net/br0/lower_veth0", "../veth0");
+  link("sys/class/net/veth0/master", "../br0");
+  EXPECT_THAT(outside_interfaces(root_), ElementsAre("veth0")) << "the bridge repeats what its port carries";
+
+  number("vlan9", 4, 2);
+  number("macvlan0", 5, 2);
+  number("bond0", 6, 6);
+  link("sys/class/net/vlan9/lower_veth0", "../veth0");
+  link("sys/class/net/macvlan0/lower_veth0", "../veth0");
+  link("sys/class/net/bond0/lower_veth0", "../veth0");
+  number("wg0", 8, 8, 65534);
+  number("a", 9, 10);
+  number("b", 10, 9);
+  const std::string pair = line("a", 3'000'000'000, 4'000'000'000) + line("b", 4'000'000'000, 3'000'000'000);
+  put("proc/net/dev",
+      both + line("vlan9", 9, 9) + line("macvlan0", 9, 9) + line("bond0", 9, 9) + line("wg0", 9, 9) + pair);
+  EXPECT_THAT(outside_interfaces(root_), ElementsAre("veth0")) << "both ends of a pair: nothing of it leaves";
+  // The same numbers, of interfaces whose peers are in two other namespaces.
+  put("proc/net/dev", both + line("a", 3'000'000'000, 4'000'000'000) + line("b", 7, 7));
+  EXPECT_THAT(outside_interfaces(root_), ElementsAre("a", "b", "veth0"));
+  put("proc/net/dev", line("lo", 9, 9) + line("wg0", 9, 9));
+  EXPECT_THAT(outside_interfaces(root_), ElementsAre("wg0")) << "a tunnel that nothing here carries";
+
+  // With devices: an Azure virtual function is the port of an interface that counts what goes through it.
+  put("proc/net/dev", line("eth0", 9, 9) + line("enP1", 9, 9) + line("br0", 9, 9));
+  put("sys/class/net/eth0/device/vendor", "1\n");
+  put("sys/class/net/enP1/device/vendor", "1\n");
+  link("sys/class/net/enP1/master", "../eth0");
+  EXPECT_THAT(outside_interfaces(root_), ElementsAre("eth0"));
+}
+
+TEST_F(Proc, WhoKilledAProcess) {
+  put("proc/vmstat", "nr_free_pages 5\noom_kill 3\n");
+  put("proc/self/cgroup", "0::/box\n");
+  put("sys/fs/cgroup/box/memory.max", "1073741824\n");
+  put("sys/fs/cgroup/box/memory.events", "max 1\noom 0\noom_kill 1\n");
+  const MemoryKills before = read_memory_kills(root_);
+  EXPECT_EQ(who_killed(before, read_memory_kills(root_)),
+            "dtrain did not send this signal: another process did; the kernel has killed none for lack of memory");
+  put("proc/vmstat", "oom_kill 4\n");
+  EXPECT_THAT(who_killed(before, read_memory_kills(root_)), HasSubstr("another process did, or the kernel, which has"));
+  put("sys/fs/cgroup/box/memory.events", "max 1\noom 0\noom_kill 2\n");
+  EXPECT_EQ(who_killed(before, read_memory_kills(root_)),
+            "the kernel killed it, because this machine has no memory left: use fewer ranks, a smaller batch, or fewer "
+            "batches ahead");
+  put("sys/fs/cgroup/box/memory.events", "max 9\noom 1\noom_kill 2\n");
+  EXPECT_EQ(
+      who_killed(before, read_memory_kills(root_)),
+      "the kernel killed it, because the cgroup /box has reached its limit of 1.0 GiB of memory (memory.max): raise "
+      "the limit, or use fewer ranks, a smaller batch, or fewer batches ahead");
+  EXPECT_THAT(who_killed({}, {}), HasSubstr("or there was no memory left (see dmesg)"));
 }
 
 TEST_F(Proc, OnlyWholeDisksCount) {

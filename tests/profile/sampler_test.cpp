@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 
+#include "agent/format.h"
 #include "support.h"
 
 namespace dtrain::profile {
@@ -50,6 +51,12 @@ TEST_F(Sampler, RatesAreOverTheIntervalThatPassed) {
   ASSERT_EQ(sample.processes.size(), 1u);
   EXPECT_EQ(sample.processes[0].resident_bytes, 3u * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE)));
   EXPECT_EQ(sample.processes[0].cpu_percent, 0) << "nothing to compare with yet";
+  EXPECT_FALSE(sample.processes[0].children_cpu_percent) << "it has started none";
+  put("proc/42/task/42/children", "43 44 ");
+  put("proc/43/stat", "43 (worker) R 1 1 1 0 0 0 0 0 0 0 10 0 0 0 0 0 1 0 5 100 3 0\n");
+  clock_.now += 1s;
+  EXPECT_DOUBLE_EQ(sampler.sample({&rank, 1}).processes[0].children_cpu_percent.value_or(-1), 0);
+  put("proc/43/stat", "43 (worker) R 1 1 1 0 0 0 0 0 0 0 40 0 0 0 0 0 1 0 5 100 3 0\n");
   EXPECT_FALSE(sample.processes[0].cpu_wait_percent);
 
   clock_.now += 1s;
@@ -58,7 +65,46 @@ TEST_F(Sampler, RatesAreOverTheIntervalThatPassed) {
   sample = sampler.sample({&rank, 1});
   EXPECT_DOUBLE_EQ(*sample.net_throughput_recv, 0);
   EXPECT_DOUBLE_EQ(sample.processes[0].cpu_percent, 50.0 * 100 / static_cast<double>(::sysconf(_SC_CLK_TCK)));
+  EXPECT_DOUBLE_EQ(sample.processes[0].children_cpu_percent.value_or(-1),
+                   3000.0 / static_cast<double>(::sysconf(_SC_CLK_TCK)));
   EXPECT_DOUBLE_EQ(sample.processes[0].cpu_wait_percent.value_or(-1), 20) << "200 ms in a second";
+}
+
+TEST_F(Sampler, LimitsOfCgroupsAreThoseOfTheRanksGroups) {
+  put("proc/self/cgroup", "0::/job\n");
+  put("proc/42/cgroup", "0::/job/rank\n");
+  put("sys/fs/cgroup/job/cpu.max", "max 100000\n");
+  put("sys/fs/cgroup/job/memory.max", "1000000\n");
+  put("sys/fs/cgroup/job/memory.current", "400000\n");
+  put("sys/fs/cgroup/job/memory.stat", "inactive_file 100000\n");
+  put("sys/fs/cgroup/job/rank/cpu.max", "50000 100000\n");
+  put("sys/fs/cgroup/job/rank/cpu.stat", "nr_periods 10\nnr_throttled 10\nthrottled_usec 5000\n");
+  SystemSampler sampler(clock_, root_.path());
+  const RankProcess rank{1, 42};
+  SystemSample sample = sampler.sample({&rank, 1});
+  EXPECT_FALSE(sample.cpu_throttled_periods) << "nothing to compare with yet";
+  EXPECT_DOUBLE_EQ(sample.cgroup_free_memory.value_or(-1), 700'000);
+  EXPECT_DOUBLE_EQ(sample.cgroup_memory_limit.value_or(-1), 1'000'000);
+  clock_.now += 500ms;
+  put("sys/fs/cgroup/job/rank/cpu.stat", "nr_periods 15\nnr_throttled 14\nthrottled_usec 255000\n");
+  put("sys/fs/cgroup/job/rank/memory.max", "500000\n");
+  put("sys/fs/cgroup/job/rank/memory.current", "450000\n");
+  sample = sampler.sample({&rank, 1});
+  EXPECT_DOUBLE_EQ(sample.cpu_throttled_periods.value_or(-1), 80);
+  EXPECT_DOUBLE_EQ(sample.cpu_throttled_time.value_or(-1), 50);
+  EXPECT_DOUBLE_EQ(sample.cgroup_free_memory.value_or(-1), 50'000) << "the one that leaves less";
+  LineBuffer line;
+  append_system(line, sample);
+  const Json json = Json::parse(std::string_view(line.data(), line.size()));
+  EXPECT_EQ(json["cpu_throttled_periods"], 80);
+  EXPECT_EQ(json["cgroup_memory_limit"], 500'000);
+
+  put("proc/self/cgroup", "0::/job/rank\n");
+  const Json facts = machine_facts(root_.path());
+  EXPECT_EQ(facts["cpu_quota"], Json::parse(R"({"cpus": 0.5, "group": "/job/rank", "period_ns": 100000000})"));
+  EXPECT_EQ(facts["memory_limits"].size(), 2u);
+  EXPECT_EQ(facts["memory_limits"][0], Json::parse(R"({"bytes": 500000, "group": "/job/rank", "file": "memory.max"})"));
+  EXPECT_DOUBLE_EQ(facts["cpu_limit"].get<double>(), 0.5);
 }
 
 TEST_F(Sampler, WhatTheMachineDoesNotTellIsLeftOut) {

@@ -55,10 +55,9 @@ TEST(RankDiesOfMany, TheCauseComesFirstThenWhatToDoThenWhoFollowed) {
   TestRun run({.slots = 4, .batches = 100'000, .hyperparameters = trouble(1, "SIGKILL")});
   Command launch = run.launch();
   EXPECT_EQ(launch.wait().describe(), "exit status 1");
-  EXPECT_THAT(launch.err(),
-              HasSubstr("dtrain: the run failed: rank 1 was killed by signal 9 (SIGKILL)\n"
-                        "  dtrain did not send this signal: another process did, or this machine ran out of "
-                        "memory (see dmesg)\n  ranks 0, 2-3 stopped because of it\n"));
+  EXPECT_THAT(launch.err(), testing::ContainsRegex("dtrain: the run failed: rank 1 was killed by signal 9 .SIGKILL.\n"
+                                                   "  dtrain did not send this signal: another process did[^\n]*\n"
+                                                   "  ranks 0, 2-3 stopped because of it\n"));
   EXPECT_EQ(count_of(launch.out() + launch.err(), "stopped because"), 1) << launch.out() << launch.err();
   expect_sound(run, 4);
 }

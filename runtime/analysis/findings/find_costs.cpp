@@ -5,6 +5,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "findings/make_findings.h"
+#include "measure/system_metrics.h"
 #include "text/numbers.h"
 
 namespace dtrain::analysis {
@@ -63,7 +64,7 @@ std::optional<Finding> turns(const Evidence& evidence, const Analysis& analysis)
   for (const Straggler& rank : analysis.stragglers.ranks) blamed_s += rank.cost_s * (ranks - 1) / ranks;
   const double waiting_s = evidence.exposed.waiting_s;
   const double seconds = waiting_s - blamed_s;
-  if (seconds < kTurnsShare * waiting_s) return std::nullopt;
+  if (seconds < kTurnsShare * waiting_s || is_quota_doing(evidence, seconds)) return std::nullopt;
   return make_finding(
       "turns", seconds, fmt::format("the ranks wait {} for each other, each in turn", seconds_text(seconds)),
       fmt::format(
@@ -82,11 +83,14 @@ std::vector<Finding> find_costs(const Evidence& evidence, const Analysis& analys
   for (const Cost& cost : kCosts) {
     const double in_stalls_s = stalled_s(evidence, stalls, cost.part);
     const double seconds = analysis.waterfall.part_s(cost.part) - in_stalls_s;
+    const bool on_cpu = std::string_view(cost.part) == "host_to_device" && !ranks_have_gpus(evidence.run);
+    const char* const title = on_cpu ? "bringing batches into the model's form takes" : cost.title;
     findings.push_back(
-        make_finding(cost.part, seconds, fmt::format("{} {}", cost.title, seconds_text(seconds)),
+        make_finding(cost.part, seconds, fmt::format("{} {}", title, seconds_text(seconds)),
                      fmt::format("{} in the waterfall, mean over ranks{}",
                                  seconds_text(analysis.waterfall.part_s(cost.part)), less_stalls(in_stalls_s)),
-                     advice_for(cost, analysis.summary.history)));
+                     on_cpu ? "give batches the dtype and the memory format that the model computes in"
+                            : advice_for(cost, analysis.summary.history)));
   }
   if (auto finding = turns(evidence, analysis)) findings.push_back(std::move(*finding));
   const auto& compression = analysis.summary.compression;

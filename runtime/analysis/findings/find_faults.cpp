@@ -1,6 +1,7 @@
 // Findings of one rank: leaks, stalls.
 #include <spdlog/fmt/fmt.h>
 #include <algorithm>
+#include <map>
 #include <optional>
 
 #include "dtrain/analysis/run_profile.h"
@@ -8,6 +9,7 @@
 #include "findings/make_findings.h"
 #include "measure/contention.h"
 #include "measure/statistics.h"
+#include "measure/system_metrics.h"
 #include "text/numbers.h"
 
 namespace dtrain::analysis {
@@ -16,10 +18,12 @@ namespace {
 // Whether a rank's memory grows with every step.
 struct MemoryGrowth {
   double bytes_per_step = 0;
-  double grown_bytes = 0;            // in the steps looked at
-  double steps = 0;                  // … of which there were this many
-  std::optional<double> free_bytes;  // that its host had left at last
-  double free_heap_bytes = 0;        // of grown_bytes, what is free on malloc's heap: fragmentation
+  double grown_bytes = 0;          // in the steps looked at
+  double steps = 0;                // … of which there were this many
+  std::optional<MemoryRoom> room;  // what there was left at last, of its host or of a cgroup's limit
+  double host_bytes_per_step = 0;  // of all ranks of its host that grow: they share what is left
+  double free_heap_bytes = 0;      // of grown_bytes, what is free on malloc's heap: fragmentation
+  double steps_left() const { return room && host_bytes_per_step > 0 ? room->free / host_bytes_per_step : 0; }
 };
 
 constexpr double kSkipped = 0.25;  // of the steps
@@ -74,12 +78,13 @@ double growth_of_free_heap(const RankProfile& rank, double steps) {
   return std::max(0.0, theil_sen(points).slope * (points.back().first - points.front().first));
 }
 
-std::optional<double> free_memory(const AgentProfile* agent) {
+// Where it will be full first.
+std::optional<MemoryRoom> memory_left(const AgentProfile* agent) {
   if (agent == nullptr || agent->samples.empty()) return std::nullopt;
-  for (const auto& [name, value] : agent->samples.back().metrics) {
-    if (name == "free_memory") return value;
-  }
-  return std::nullopt;
+  const std::vector<MemoryRoom> rooms = memory_rooms(*agent, agent->samples.back());
+  const auto least = std::min_element(rooms.begin(), rooms.end(),
+                                      [](const MemoryRoom& a, const MemoryRoom& b) { return a.free < b.free; });
+  return least == rooms.end() ? std::nullopt : std::optional(*least);
 }
 
 // Steady: in each part about as much.
@@ -112,7 +117,7 @@ std::optional<MemoryGrowth> find_growth(const RunProfile& run, const RankProfile
   growth.grown_bytes = trend.slope * growth.steps;
   if (growth.grown_bytes < kLeastBytes || trend.rising < kRisingPairs) return std::nullopt;
   growth.bytes_per_step = trend.slope;
-  growth.free_bytes = free_memory(run.agent_of(rank));
+  growth.room = memory_left(run.agent_of(rank));
   growth.free_heap_bytes = growth_of_free_heap(rank, steps);
   return growth;
 }
@@ -122,9 +127,10 @@ using profile::Phase;
 std::string growth_text(const MemoryGrowth& growth) {
   std::string text = fmt::format("its memory grew by {} in {} steps, and steadily", format_bytes(growth.grown_bytes),
                                  count_text(to_count(growth.steps)));
-  if (growth.free_bytes && *growth.free_bytes > 0) {
-    text += fmt::format("; the {} that its host has left last for {} more steps", format_bytes(*growth.free_bytes),
-                        count_text(to_count(*growth.free_bytes / growth.bytes_per_step)));
+  if (growth.room && growth.steps_left() > 0) {
+    text += fmt::format("; the {} that {} has left last for {} more steps", format_bytes(growth.room->free),
+                        growth.room->of_cgroup ? "the limit of " + growth.room->whose : growth.room->whose,
+                        count_text(to_count(growth.steps_left())));
   }
   return text;
 }
@@ -167,12 +173,13 @@ Finding leak(const std::string& who, const MemoryGrowth& growth) {
 }
 
 // `when`: "at this interval", "in those steps".
-std::string stall_advice(Phase phase, const std::string& when) {
+std::string stall_advice(Phase phase, const std::string& when, bool one_host) {
   switch (phase) {
     case Phase::kDataloaderNext:
       return "look at what the data source does " + when + ": opening the next file, filling a shuffle buffer";
     case Phase::kAllreduceWait:
-      return "look at the link at these moments: other traffic, retransmissions, a switch that fails over";
+      return one_host ? "look at what else runs on the ranks' cores at these moments: they exchange through memory"
+                      : "look at the link at these moments: other traffic, retransmissions, a switch that fails over";
     case Phase::kCallbacks:
       return "do less in the callback that runs " + when + ", or hand it to another thread";
     default:
@@ -184,27 +191,38 @@ std::string stall_advice(Phase phase, const std::string& when) {
 }  // namespace
 
 std::vector<Finding> find_leaks(const Evidence& evidence) {
+  const auto& ranks = evidence.run.ranks;
+  std::map<std::size_t, MemoryGrowth> growths;  // by index of the rank
+  std::map<std::string, double> of_hosts;       // bytes a step of all ranks of a host, by its agent
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    const auto growth = find_growth(evidence.run, ranks[r]);
+    if (!growth) continue;
+    growths[r] = *growth;
+    of_hosts[ranks[r].agent] += growth->bytes_per_step;
+  }
   std::vector<Finding> findings;
   MemoryGrowth all;
-  for (const RankProfile& rank : evidence.run.ranks) {
-    const auto growth = find_growth(evidence.run, rank);
-    if (!growth) continue;
-    findings.push_back(leak(rank_name(rank), *growth));
-    findings.back().rank = rank.rank;
-    findings.back().host = rank.host;
-    all.bytes_per_step += growth->bytes_per_step;
-    all.grown_bytes += growth->grown_bytes;
-    all.free_heap_bytes += growth->free_heap_bytes;
-    all.steps = std::max(all.steps, growth->steps);
-    all.free_bytes = growth->free_bytes;
+  for (auto& [r, growth] : growths) {
+    growth.host_bytes_per_step = of_hosts[ranks[r].agent];
+    findings.push_back(leak(rank_name(ranks[r]), growth));
+    findings.back().rank = ranks[r].rank;
+    findings.back().host = ranks[r].host;
+    all.bytes_per_step += growth.bytes_per_step;
+    all.grown_bytes += growth.grown_bytes;
+    all.free_heap_bytes += growth.free_heap_bytes;
+    all.steps = std::max(all.steps, growth.steps);
+    if (growth.room && (!all.room || growth.steps_left() < all.steps_left())) {
+      all.room = growth.room;
+      all.host_bytes_per_step = growth.host_bytes_per_step;
+    }
   }
-  const std::size_t ranks = evidence.run.ranks.size();
-  if (findings.size() < 2 || 2 * findings.size() <= ranks) return findings;
+  if (findings.size() < 2 || 2 * findings.size() <= ranks.size()) return findings;
   const auto count = static_cast<double>(findings.size());
   all.bytes_per_step /= count;
   all.grown_bytes /= count;
   all.free_heap_bytes /= count;
-  const std::string who = findings.size() == ranks ? "each rank" : fmt::format("each of {} ranks", findings.size());
+  const std::string who =
+      findings.size() == ranks.size() ? "each rank" : fmt::format("each of {} ranks", findings.size());
   return {leak(who, all)};
 }
 
@@ -241,7 +259,8 @@ std::optional<Finding> find_stalling(const Evidence& evidence, const Analysis& a
     finding.evidence +=
         fmt::format("; {} others, at no regular intervals, are not counted", count_text(stalls.other_events));
   }
-  finding.advice = stall_advice(stalls.phase, regular ? "at this interval" : "in those steps");
+  finding.advice =
+      stall_advice(stalls.phase, regular ? "at this interval" : "in those steps", on_one_host(evidence.run));
   return finding;
 }
 

@@ -41,6 +41,12 @@ Words words_of(const std::string& cause, bool one_host, bool on_gpus) {
     return {"slow_link", "is reached more slowly than the others",
             "look at its host's link: speed, duplex, errors, other traffic"};
   }
+  if (cause == "exchange") {
+    return {
+        "slow_rank", "comes later to exchanges than its phases explain",
+        "see whether something else runs on its core now and then (no core in dtrain top), and whether a longer run "
+        "says the same"};
+  }
   return {"slow_rank", "comes later than the others", "look at what it does in the phases named"};
 }
 
@@ -97,13 +103,12 @@ std::size_t index_of_rank(const RunProfile& run, int rank) {
 std::vector<Finding> find_slow_ranks(const Evidence& evidence, const Analysis& analysis,
                                      const std::optional<Stalls>& stalls) {
   std::vector<Finding> findings;
-  const auto& ranks = evidence.run.ranks;
-  const bool one_host =
-      std::all_of(ranks.begin(), ranks.end(), [&](const RankProfile& rank) { return rank.host == ranks.front().host; });
+  const bool one_host = on_one_host(evidence.run);
   const bool on_gpus = ranks_have_gpus(evidence.run);
   for (const Straggler& straggler : analysis.stragglers.ranks) {
     if (straggler.cause == "none" || straggler.cause == "loader" || straggler.cause == "uneven_shard") continue;
     const std::size_t index = index_of_rank(evidence.run, straggler.rank);
+    if (is_quota_doing(evidence, straggler.waited_s, static_cast<int>(index))) continue;
     const bool stalling = stalls && stalls->rank == static_cast<int>(index);
     Finding finding;
     const double stalled_s = stalling ? stalls->waited_s : 0;
@@ -119,8 +124,9 @@ std::vector<Finding> find_slow_ranks(const Evidence& evidence, const Analysis& a
     }
     finding.id = "straggler";
     finding.cause = words.cause;
-    finding.fault = straggler.cause != "compute" || is_beyond_variation(evidence, index);
-    if (!finding.fault) {
+    const bool varies = straggler.cause == "compute" && !is_beyond_variation(evidence, index);
+    finding.fault = !varies && straggler.cause != "exchange";
+    if (varies) {
       more = fmt::format("; no more than {} of one kind differ by during a run", on_gpus ? "GPUs" : "cores");
     }
     finding.rank = straggler.rank;

@@ -69,14 +69,15 @@ double cores_taken_s(const Evidence& evidence, int rank) {
   for (std::size_t r = 0; r < evidence.run.ranks.size(); ++r) {
     if (rank >= 0 && evidence.run.ranks[r].rank != rank) continue;
     if (evidence.contention[r].foreign_percent.value_or(0) >= kForeignPercent) return 0;
-    without_s += evidence.contention[r].wait_s;
+    without_s += evidence.contention[r].taken_s();
     ++ranks;
   }
   return ranks > 0 ? std::min(without_s, to_seconds(use->usage.cpu_ns)) / ranks : 0;
 }
 
 // What to change, by where the workers' time goes; adds that to the evidence.
-std::string loader_advice(const RunProfile& run, Finding& finding) {
+// `throttled`: a CPU quota stops the ranks.
+std::string loader_advice(const RunProfile& run, Finding& finding, bool throttled) {
   const std::optional<LoaderUse> use = loader_use(run, finding.rank);
   if (!use || use->read_s <= 0) {
     return "load faster: data in memory or in larger files, prepared before the training, or read ahead by threads "
@@ -88,6 +89,9 @@ std::string loader_advice(const RunProfile& run, Finding& finding) {
       "for storage",
       use->workers, format_percent(use->cpu_share()), format_percent(use->no_core_share()),
       format_percent(use->storage_share()));
+  if (lack_cores(*use) && throttled) {
+    return "raise the CPU quota of the cgroup, which stops the workers as well as the training";
+  }
   if (lack_cores(*use)) {
     return "give the workers cores: fewer ranks, or more cores for each (resources.cores_per_slot)";
   }
@@ -102,6 +106,12 @@ std::string loader_advice(const RunProfile& run, Finding& finding) {
             : "data that is prepared before the training");
   }
   const auto request = use->bytes_of_request();
+  if (use->usage.disk_bytes == 0) {
+    return fmt::format(
+        "no disk gave them anything, so they wait for something else: a lock, a network, a sleep in the data set's own "
+        "code; more workers ({}) and more batches ahead ({}) hide it",
+        workers, loader_setting(run, "prefetch"));
+  }
   if (request && *request < kSmallRequest) {
     finding.evidence += fmt::format("; they read {} in requests of {} each (mean)",
                                     format_bytes(static_cast<double>(use->usage.disk_bytes)), format_bytes(*request));
@@ -186,7 +196,7 @@ std::optional<Finding> find_loader(const Evidence& evidence, const Analysis& ana
     finding.evidence += fmt::format("; the training was ready without a core for up to {}, while workers had it",
                                     seconds_text(taken_s));
   }
-  finding.advice = loader_advice(evidence.run, finding);
+  finding.advice = loader_advice(evidence.run, finding, is_throttled(evidence));
   if (finding.rank >= 0) finding.advice += "; compare what this rank reads, and from which disk, with the others";
   return finding;
 }
@@ -203,7 +213,7 @@ std::optional<Finding> find_contended_hosts(const Evidence& evidence, const Anal
   for (std::size_t r = 0; r < evidence.run.ranks.size(); ++r) {
     if (named.contains(evidence.run.ranks[r].rank)) continue;
     foreign += evidence.contention[r].foreign_percent.value_or(0);
-    wait_s += evidence.contention[r].wait_s;
+    wait_s += evidence.contention[r].taken_s();
     ++count;
   }
   if (count == 0 || foreign / static_cast<double>(count) < kForeignPercent) return std::nullopt;
@@ -226,8 +236,6 @@ std::optional<Finding> find_contended_hosts(const Evidence& evidence, const Anal
 std::optional<Finding> find_exchange(const Evidence& evidence, const std::optional<Stalls>& stalls) {
   const ExposedCommunication& exposed = evidence.exposed;
   if (evidence.run.ranks.size() < 2 || exposed.timed <= 0 || exposed.exchange_s <= 0) return std::nullopt;
-  std::set<std::string> hosts;
-  for (const RankProfile& rank : evidence.run.ranks) hosts.insert(rank.agent.empty() ? rank.host : rank.agent);
   Finding finding;
   finding.id = "exchange";
   const double stalled_s = stalls && stalls->phase == profile::Phase::kAllreduceWait ? stalls->seconds : 0;
@@ -246,10 +254,10 @@ std::optional<Finding> find_exchange(const Evidence& evidence, const std::option
   }
   const auto can = slowest_link(evidence.run);
   const bool used = link && can && link->mean_s > 0 && link->bytes / link->mean_s >= kLinkUsed * *can;
-  if (hosts.size() > 1 && finding.seconds >= kLinkFault * evidence.loop_s && !used) {
+  if (!on_one_host(evidence.run) && finding.seconds >= kLinkFault * evidence.loop_s && !used) {
     finding.cause = "slow_link";
     finding.fault = true;
-    finding.title = fmt::format("the link between {} hosts holds up the training for {}", hosts.size(),
+    finding.title = fmt::format("the link between {} hosts holds up the training for {}", count_hosts(evidence.run),
                                 seconds_text(finding.seconds));
     if (link && can && link->mean_s > 0) {
       finding.evidence += fmt::format("; on average {}/s, of {}/s that the interfaces can",

@@ -35,10 +35,12 @@ std::vector<Finding> make_findings(const Evidence& evidence, const Analysis& ana
   std::vector<Finding> all = find_leaks(evidence);
   if (evidence.loop_s <= 0) return all;
   auto stalls = find_stalls(evidence);
+  if (stalls && is_quota_doing(evidence, *stalls)) stalls.reset();
   const auto add = [&](std::optional<Finding> finding) {
     if (finding) all.push_back(std::move(*finding));
     return finding.has_value();
   };
+  add(find_cpu_quota(evidence));
   if (stalls && !add(find_stalling(evidence, analysis, *stalls))) stalls.reset();  // others account for them
   add(find_uneven_shard(evidence));
   for (Finding& finding : find_slow_ranks(evidence, analysis, stalls)) all.push_back(std::move(finding));
@@ -46,13 +48,17 @@ std::vector<Finding> make_findings(const Evidence& evidence, const Analysis& ana
   add(find_contended_hosts(evidence, analysis));
   add(find_exchange(evidence, stalls));
   for (Finding& finding : find_costs(evidence, analysis, stalls)) all.push_back(std::move(finding));
-  add(find_division(evidence, analysis));
-  for (Finding& finding : find_computing(evidence, analysis)) all.push_back(std::move(finding));
+  if (!is_throttled(evidence)) {  // otherwise computing is as slow as the quota makes it
+    add(find_division(evidence, analysis));
+    for (Finding& finding : find_computing(evidence, analysis)) all.push_back(std::move(finding));
+  }
   for (Finding& finding : all) finding.share = finding.seconds / evidence.loop_s;
   std::erase_if(all, [](const Finding& finding) { return finding.share < kLeastShare && !finding.bytes_per_step; });
-  // A leak costs no time until it ends the run: it comes first.
-  std::stable_sort(all.begin(), all.end(), [](const Finding& a, const Finding& b) {
+  // A leak costs no time until it ends the run: it comes first. A quota prolongs all else: it comes next.
+  const auto is_quota = [](const Finding& one) { return one.id == "cpu_quota" && one.share >= kWorthwhile; };
+  std::stable_sort(all.begin(), all.end(), [&](const Finding& a, const Finding& b) {
     if (a.bytes_per_step.has_value() != b.bytes_per_step.has_value()) return a.bytes_per_step.has_value();
+    if (is_quota(a) != is_quota(b)) return is_quota(a);
     return a.bytes_per_step ? *a.bytes_per_step > *b.bytes_per_step : a.seconds > b.seconds;
   });
   return all;
@@ -76,8 +82,6 @@ Json to_json(const Finding& finding) {
 // on.
 
 namespace {
-
-constexpr double kWorthwhile = 0.05;  // of the loop
 
 double compute_share(const Waterfall& waterfall) {
   const double compute_s = waterfall.part_s("compute") + waterfall.part_s("slower_compute");

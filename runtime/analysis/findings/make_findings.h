@@ -16,9 +16,20 @@ std::vector<Finding> make_findings(const Evidence& evidence, const Analysis& ana
 
 // Less of the loop is not worth a line.
 inline constexpr double kLeastShare = 0.01;
+// More is what to look at first.
+inline constexpr double kWorthwhile = 0.05;
 
 // Faults: something is wrong with a rank, the data or the link.
 std::vector<Finding> find_leaks(const Evidence& evidence);
+// That a CPU quota stops the ranks; of what it explains there are no findings. Empty: it costs less than is worth a
+// line.
+std::optional<Finding> find_cpu_quota(const Evidence& evidence);
+// Whether a quota stops the ranks for a good part of their time: what the speed of computing shows is the quota then.
+bool is_throttled(const Evidence& evidence);
+// Whether waiting or standing still for so long is mostly the quota's doing: of all ranks, or of the one at `rank`.
+bool is_quota_doing(const Evidence& evidence, double seconds, int rank = -1);
+bool is_quota_doing(const Evidence& evidence, const Stalls& stalls);
+
 std::optional<Finding> find_stalling(const Evidence& evidence, const Analysis& analysis, const Stalls& stalls);
 std::optional<Finding> find_uneven_shard(const Evidence& evidence);
 // Ranks others wait for, without what `stalls` accounts for; those with a slow loader are find_loader()'s.

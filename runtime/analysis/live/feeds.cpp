@@ -35,12 +35,13 @@ void RankFeed::header(const Json& json) {
   profile_.memory.clear();
   incomplete_ = false;
   forget_steps();
-  last_end_ns_ = last_batch_ = last_epoch_ = seen_before_ = 0;
+  last_end_ns_ = first_batch_ = last_batch_ = last_epoch_ = seen_before_ = 0;
 }
 
 void RankFeed::step(const StepLine& line) {
   if (line.start_ns < last_end_ns_) return;  // an outlier that was read before its window was replaced
   profile_.steps.push_back(line);
+  if (first_batch_ == 0) first_batch_ = line.batch;
   last_end_ns_ = end_of(line);
   last_batch_ = line.batch;
   last_epoch_ = line.epoch;
@@ -50,6 +51,7 @@ void RankFeed::step(const StepLine& line) {
 // A window's line stands behind those of its outliers; together they give the durations of its steps. Steps that were
 // read before the window replaced them are enough.
 void RankFeed::window(const WindowLine& line, const WindowSketches& sketches) {
+  if (first_batch_ == 0) first_batch_ = line.first_batch;
   if (line.first_batch > seen_before_) {
     profile_.windows.push_back(line);
     window_walls_.push_back(sketches.wall);

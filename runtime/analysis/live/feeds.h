@@ -38,6 +38,8 @@ class RankFeed final : private DumpHandler {
   // When the last step ended, on the rank's clock; 0: none has.
   std::int64_t last_step_end_ns() const { return last_end_ns_; }
   std::int64_t last_batch() const { return last_batch_; }
+  // The first batch of this attempt; 0: not read, for a long dump is read from its start only so far.
+  std::int64_t first_batch() const { return first_batch_; }
   std::int64_t last_epoch() const { return last_epoch_; }
   // A dump of a later version, which is not read.
   bool is_newer() const { return newer_; }
@@ -60,7 +62,7 @@ class RankFeed final : private DumpHandler {
   std::vector<profile::Sketch> window_walls_;
   FileTail tail_;
   DumpLineReader reader_;
-  std::int64_t last_end_ns_ = 0, last_batch_ = 0, last_epoch_ = 0;
+  std::int64_t last_end_ns_ = 0, first_batch_ = 0, last_batch_ = 0, last_epoch_ = 0;
   std::int64_t seen_before_ = 0;  // the last batch when poll() began
   bool newer_ = false, incomplete_ = false;
 };

@@ -68,6 +68,8 @@ Json host_json(const LiveHost& host) {
           {"io_wait_percent", or_null(host.io_wait_percent)},
           {"free_bytes", or_null(host.free_bytes)},
           {"total_bytes", or_null(host.total_bytes)},
+          {"memory_of", host.memory_of.empty() ? Json() : Json(host.memory_of)},
+          {"throttled_percent", or_null(host.throttled_percent)},
           {"net_sent_bytes_per_s", or_null(host.net_sent)},
           {"net_received_bytes_per_s", or_null(host.net_received)},
           {"disk_read_bytes_per_s", or_null(host.disk_read)},

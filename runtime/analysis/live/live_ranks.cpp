@@ -203,6 +203,16 @@ std::string used_of(const std::optional<double>& free, const std::optional<doubl
   return format_bytes(*total - *free) + " of " + format_bytes(*total);
 }
 
+// Of cgroups: whose memory is shown, and the CPU quota where it is used up.
+std::string limits_text(const LiveHost& host) {
+  std::string text = host.memory_of.empty() ? "" : "memory: the limit of " + host.memory_of;
+  if (host.throttled_percent.value_or(0) >= 1) {
+    text +=
+        fmt::format("{}CPU quota used up in {:.0f}% of its periods", text.empty() ? "" : "; ", *host.throttled_percent);
+  }
+  return text;
+}
+
 // "98420000 00000000": a digit a core, its tenths; 9 is 90% and more.
 std::string cores_text(const std::vector<double>& cores) {
   std::string text;
@@ -248,6 +258,10 @@ ScreenLines host_lines(const LiveView& view, const LiveTextOptions& options) {
             nullptr);
     if (host.age_s > kOldS && !view.ended) line.add("  " + seconds_text(host.age_s) + " ago", "31");
     lines.push_back(line.take());
+    if (const std::string limits = limits_text(host); !limits.empty()) {
+      ScreenLine of_limits(options.width, options.color);
+      lines.push_back(of_limits.add("  " + limits, host.throttled_percent.value_or(0) >= 1 ? "31" : "2").take());
+    }
     if (!host.core_percent.empty()) {
       ScreenLine cores(options.width, options.color);
       lines.push_back(cores.add("  cores ", "2").add(cores_text(host.core_percent)).take());

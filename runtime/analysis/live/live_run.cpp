@@ -1,12 +1,12 @@
 #include <algorithm>
 #include <map>
-#include <string_view>
 
 #include "dtrain/analysis/live.h"
 #include "dtrain/base/clock.h"
 #include "live/feeds.h"
 #include "live/recent.h"
 #include "live/run_events.h"
+#include "measure/system_metrics.h"
 #include "read/file_lines.h"
 #include "read/json_fields.h"
 #include "read/run_files.h"
@@ -16,21 +16,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::optional<double> find_metric(const Metrics& metrics, std::string_view name) {
-  for (const auto& [key, value] : metrics) {
-    if (key == name) return value;
-  }
-  return std::nullopt;
-}
-
 LiveGpu live_gpu(std::int64_t index, const Metrics& metrics, const std::vector<GpuLine>& known) {
   LiveGpu gpu;
   gpu.index = index;
-  gpu.util_percent = find_metric(metrics, "gpu_util");
-  gpu.free_bytes = find_metric(metrics, "gpu_free_memory");
-  gpu.celsius = find_metric(metrics, "gpu_temperature");
-  gpu.foreign_processes = find_metric(metrics, "gpu_foreign_processes");
-  gpu.throttled = find_metric(metrics, "gpu_thermal_throttle").value_or(0) != 0;
+  gpu.util_percent = metric_of(metrics, "gpu_util");
+  gpu.free_bytes = metric_of(metrics, "gpu_free_memory");
+  gpu.celsius = metric_of(metrics, "gpu_temperature");
+  gpu.foreign_processes = metric_of(metrics, "gpu_foreign_processes");
+  gpu.throttled = metric_of(metrics, "gpu_thermal_throttle").value_or(0) != 0;
   for (const GpuLine& line : known) {
     if (line.index != index) continue;
     gpu.name = line.name;
@@ -48,18 +41,27 @@ LiveHost live_host(const AgentProfile& agent, double now_s) {
   }
   if (agent.samples.empty()) return host;
   const SystemLine& sample = agent.samples.back();
+  std::optional<MemoryRoom> fullest;
+  for (MemoryRoom& room : memory_rooms(agent, sample)) {
+    if (!fullest || room.used_percent() > fullest->used_percent()) fullest = std::move(room);
+  }
+  if (fullest) {
+    host.free_bytes = fullest->free;
+    if (fullest->of_cgroup) host.total_bytes = fullest->total;
+    if (fullest->of_cgroup) host.memory_of = fullest->whose;
+  }
+  host.throttled_percent = metric_of(sample.metrics, "cpu_throttled_periods");
   const auto clock = agent.header.find("clock");
   if (clock != agent.header.end() && clock->is_object()) {
     host.age_s = std::max(0.0, now_s - to_seconds(sample.time_ns) - number(*clock, "offset_ns") / 1e9);
   }
-  host.cpu_percent = find_metric(sample.metrics, "cpu_util_simple");
-  host.io_wait_percent = find_metric(sample.metrics, "io_wait");
-  host.free_bytes = find_metric(sample.metrics, "free_memory");
-  host.net_sent = find_metric(sample.metrics, "net_throughput_sent");
-  host.net_received = find_metric(sample.metrics, "net_throughput_recv");
-  host.disk_read = find_metric(sample.metrics, "disk_throughput_read");
-  host.disk_written = find_metric(sample.metrics, "disk_throughput_write");
-  host.disk_requests = find_metric(sample.metrics, "disk_iops");
+  host.cpu_percent = metric_of(sample.metrics, "cpu_util_simple");
+  host.io_wait_percent = metric_of(sample.metrics, "io_wait");
+  host.net_sent = metric_of(sample.metrics, "net_throughput_sent");
+  host.net_received = metric_of(sample.metrics, "net_throughput_recv");
+  host.disk_read = metric_of(sample.metrics, "disk_throughput_read");
+  host.disk_written = metric_of(sample.metrics, "disk_throughput_write");
+  host.disk_requests = metric_of(sample.metrics, "disk_iops");
   host.core_percent = sample.cpu_util_per_core;
   for (const auto& [index, metrics] : sample.gpus) host.gpus.push_back(live_gpu(index, metrics, agent.gpus));
   return host;
@@ -172,8 +174,11 @@ class LiveRun::Impl {
     for (const PartLine& part : first->profile().parts) {
       const double loop_s = to_seconds(minus(first->last_step_end_ns(), part.end_ns));
       if (part.part != "initialization" || loop_s <= 0) continue;
+      // Of this attempt: one that goes on from a checkpoint has not done the batches before it.
+      const std::int64_t done = view.batch - first->first_batch() + 1;
+      if (first->first_batch() <= 0 || done <= 0) continue;
       const auto left = static_cast<double>(std::max<std::int64_t>(0, *view.total_batches - view.batch));
-      view.left_s = left * loop_s / static_cast<double>(view.batch);
+      view.left_s = left * loop_s / static_cast<double>(done);
     }
   }
 

@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
+#include "dtrain/base/clock.h"
 #include "measure/rows.h"
 #include "measure/statistics.h"
+#include "measure/system_metrics.h"
 #include "read/json_fields.h"
 
 namespace dtrain::analysis {
@@ -17,7 +20,8 @@ bool share_cores(const RankProfile& a, const RankProfile& b) {
                      [&](int cpu) { return std::find(b.cpus.begin(), b.cpus.end(), cpu) != b.cpus.end(); });
 }
 
-// Load on the rank's cores less what ranks on them used; empty where a core is not in the sample.
+// Load on the rank's cores less what ranks on them and the processes that these have started used; empty where a core
+// is not in the sample.
 std::optional<double> foreign_load(const RunProfile& run, const RankProfile& rank, const SystemLine& sample) {
   if (rank.cpus.empty()) return std::nullopt;
   double load = 0;
@@ -27,9 +31,18 @@ std::optional<double> foreign_load(const RunProfile& run, const RankProfile& ran
   }
   for (const ProcessLine& process : sample.processes) {
     const RankProfile* const other = run.find_rank(process.rank);
-    if (other != nullptr && share_cores(rank, *other)) load -= process.cpu_percent;
+    if (other != nullptr && share_cores(rank, *other)) load -= process.cpu_percent + process.children_cpu_percent;
   }
   return std::max(0.0, load);
+}
+
+// The CPUs that the ranks of this rank's host may run on.
+std::size_t cpus_of_host(const RunProfile& run, const RankProfile& rank) {
+  std::set<int> cpus;
+  for (const RankProfile& other : run.ranks) {
+    if (other.agent == rank.agent) cpus.insert(other.cpus.begin(), other.cpus.end());
+  }
+  return cpus.size();
 }
 
 Contention of_rank(const RunProfile& run, const RankProfile& rank) {
@@ -37,7 +50,8 @@ Contention of_rank(const RunProfile& run, const RankProfile& rank) {
   const AgentProfile* const agent = run.agent_of(rank);
   const auto loop = rank.loop();
   if (agent == nullptr || !loop) return result;
-  double foreign = 0, foreign_ns = 0, wait = 0, wait_ns = 0;
+  const std::size_t cpus = cpus_of_host(run, rank);
+  double foreign = 0, foreign_ns = 0, wait = 0, wait_ns = 0, throttled = 0, periods = 0, throttled_ns = 0;
   for (const SystemLine& sample : agent->samples) {
     // Only what lies within the loop: before it the ranks start, after it they are gone.
     if (sample.time_ns - sample.interval_ns < loop->first || sample.time_ns > loop->second) continue;
@@ -54,11 +68,21 @@ Contention of_rank(const RunProfile& run, const RankProfile& rank) {
       wait += process->cpu_wait_percent * interval;
       wait_ns += interval;
     }
+    if (const auto stopped = throttled_percent(sample, process->cpu_wait_percent, cpus)) {
+      throttled += *stopped * interval;
+      periods += metric_of(sample.metrics, "cpu_throttled_periods").value_or(0) * interval;
+      throttled_ns += interval;
+    }
   }
+  const double loop_s = to_seconds(loop->second - loop->first);
   if (foreign_ns > 0) result.foreign_percent = foreign / foreign_ns;
   if (wait_ns > 0) {
     result.wait_percent = wait / wait_ns;
-    result.wait_s = *result.wait_percent / 100 * static_cast<double>(loop->second - loop->first) / 1e9;
+    result.wait_s = *result.wait_percent / 100 * loop_s;
+  }
+  if (throttled_ns > 0) {
+    result.throttled_percent = periods / throttled_ns;
+    result.throttled_s = throttled / throttled_ns / 100 * loop_s;
   }
   return result;
 }
@@ -78,9 +102,23 @@ std::optional<double> no_core_s(const std::vector<Contention>& ranks) {
 double lacking_s(const std::vector<Contention>& ranks, std::size_t rank) {
   std::vector<double> others;
   for (std::size_t r = 0; r < ranks.size(); ++r) {
-    if (r != rank) others.push_back(ranks[r].wait_s);
+    if (r != rank) others.push_back(ranks[r].taken_s());
   }
-  return std::max(0.0, ranks[rank].wait_s - quantile(others, 0.5));
+  return std::max(0.0, ranks[rank].taken_s() - quantile(others, 0.5));
+}
+
+std::optional<double> throttled_percent(const SystemLine& sample, double wait_percent, std::size_t cpus) {
+  const auto stopped = metric_of(sample.metrics, "cpu_throttled_time");
+  if (!stopped) return std::nullopt;
+  if (cpus == 0) cpus = std::max<std::size_t>(1, sample.cpu_util_per_core.size());
+  const double share = *stopped / static_cast<double>(cpus);
+  return std::min(100.0, std::max(share, std::min(wait_percent, *stopped)));
+}
+
+double throttled_s(const std::vector<Contention>& ranks) {
+  double sum = 0;
+  for (const Contention& rank : ranks) sum += rank.throttled_s;
+  return ranks.empty() ? 0 : sum / static_cast<double>(ranks.size());
 }
 
 std::vector<Contention> find_contention(const RunProfile& run) {

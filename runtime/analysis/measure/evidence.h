@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <vector>
 
 #include "dtrain/analysis/analysis.h"
@@ -35,6 +36,12 @@ struct Evidence {
   Roofline roofline;
   double loop_s = 0;  // of the slowest rank: what shares of the loop are of
 };
+
+std::size_t count_hosts(const RunProfile& run);
+// Then there is no link between the ranks.
+inline bool on_one_host(const RunProfile& run) {
+  return count_hosts(run) < 2;
+}
 
 // What is made of it.
 Stragglers find_stragglers(const Evidence& evidence);

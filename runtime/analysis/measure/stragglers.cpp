@@ -1,6 +1,7 @@
 #include "dtrain/analysis/analysis.h"
 
 #include <algorithm>
+#include <set>
 
 #include <spdlog/fmt/fmt.h>
 
@@ -59,6 +60,10 @@ std::string contention_text(const Contention& contention) {
   if (contention.wait_percent) {
     text += fmt::format("{}its training thread had no core for {} ({:.1f}% of the loop)", text.empty() ? "" : "; ",
                         seconds_text(contention.wait_s), *contention.wait_percent);
+    if (contention.throttled_s > 0) {
+      text += fmt::format(", {} of that because of a CPU quota",
+                          seconds_text(std::min(contention.wait_s, contention.throttled_s)));
+    }
   }
   return text;
 }
@@ -82,12 +87,20 @@ void explain(const Evidence& evidence, std::size_t r, Straggler& rank) {
   if (rank.cost_s <= 0 || waited.seconds <= 0) {
     rank.cause = "none";
     rank.evidence = "it comes last no more than the others";
-  } else if (samples_s >= kMainShare * all_s) {
+  } else if (samples_s > 0 && samples_s >= kMainShare * all_s) {
     rank.cause = "uneven_shard";
     rank.evidence = fmt::format("it has more samples than the others, which takes it {}", seconds_text(samples_s));
   } else if (has_foreign_load(evidence, r) && (!measured || without_core_s >= kContentionShare * all_s)) {
     rank.cause = "cpu_contention";
     rank.evidence = contention_text(contention) + "; " + numbers;
+  } else if (all_s < kMainShare * waited.seconds && on_one_host(evidence.run)) {
+    rank.cause = "exchange";  // between ranks of one host is no link
+    rank.evidence = fmt::format("its own phases explain {} of {}: what is left passes in exchanges within the host",
+                                seconds_text(all_s), seconds_text(waited.seconds));
+  } else if (all_s < kMainShare * waited.seconds && !rank.host.empty()) {
+    rank.cause = "network";
+    rank.evidence = fmt::format("its own phases explain {} of {}: what is left passes between {} and the other hosts",
+                                seconds_text(all_s), seconds_text(waited.seconds), rank.host);
   } else if (loading_s >= kMainShare * all_s) {
     rank.cause = "loader";
     rank.evidence = numbers;
@@ -96,10 +109,6 @@ void explain(const Evidence& evidence, std::size_t r, Straggler& rank) {
     rank.evidence = numbers + (measured && without_core_s >= kContentionShare * all_s
                                    ? "; " + contention_text(contention) + ": its own threads compete for its cores"
                                    : "");
-  } else if (all_s < kMainShare * waited.seconds && !rank.host.empty()) {
-    rank.cause = "network";
-    rank.evidence = fmt::format("its own phases explain {} of {}: what is left passes between {} and the other hosts",
-                                seconds_text(all_s), seconds_text(waited.seconds), rank.host);
   } else {
     rank.cause = "other_phases";
     rank.evidence = numbers + "; the rest passes in its other phases";
@@ -107,6 +116,12 @@ void explain(const Evidence& evidence, std::size_t r, Straggler& rank) {
 }
 
 }  // namespace
+
+std::size_t count_hosts(const RunProfile& run) {
+  std::set<std::string> hosts;
+  for (const RankProfile& rank : run.ranks) hosts.insert(rank.agent.empty() ? rank.host : rank.agent);
+  return hosts.size();
+}
 
 Stragglers find_stragglers(const Evidence& evidence) {
   Stragglers result;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "dtrain/base/cgroup.h"
 #include "measure/statistics.h"
 #include "read/json_fields.h"
 
@@ -51,6 +52,53 @@ std::optional<std::map<std::int64_t, int>> ranks_by_gpu(const RunProfile& run, c
     if (gpu != agent.gpus.end()) ranks.try_emplace(gpu->index, rank.rank);
   }
   return any ? std::optional(ranks) : std::nullopt;
+}
+
+std::optional<double> metric_of(const Metrics& metrics, std::string_view name) {
+  for (const auto& [key, value] : metrics) {
+    if (key == name) return value;
+  }
+  return std::nullopt;
+}
+
+namespace {
+
+const Json& machine_of(const AgentProfile& agent) {
+  static const Json kNothing = Json::object();
+  const auto machine = agent.header.find("machine");
+  return machine != agent.header.end() && machine->is_object() ? *machine : kNothing;
+}
+
+}  // namespace
+
+std::string cgroup_with_limit(const Json& machine, double bytes) {
+  const auto limits = machine.find("memory_limits");
+  if (limits == machine.end() || !limits->is_array()) return "a cgroup";
+  for (const Json& limit : *limits) {
+    if (limit.is_object() && number(limit, "bytes") == bytes) return describe_cgroup(text(limit, "group"));
+  }
+  return "a cgroup";
+}
+
+std::vector<MemoryRoom> memory_rooms(const AgentProfile& agent, const SystemLine& sample) {
+  const Json& machine = machine_of(agent);
+  std::vector<MemoryRoom> rooms;
+  if (const auto free = metric_of(sample.metrics, "free_memory")) {
+    rooms.push_back({*free, number(machine, "total_memory"), false, "its host"});
+  }
+  const auto free = metric_of(sample.metrics, "cgroup_free_memory");
+  const auto limit = metric_of(sample.metrics, "cgroup_memory_limit");
+  if (free && limit) rooms.push_back({*free, *limit, true, cgroup_with_limit(machine, *limit)});
+  return rooms;
+}
+
+std::optional<QuotaFacts> cpu_quota_of(const AgentProfile& agent) {
+  const Json& machine = machine_of(agent);
+  const auto quota = machine.find("cpu_quota");
+  if (quota == machine.end() || !quota->is_object() || number(*quota, "cpus") <= 0) return std::nullopt;
+  QuotaFacts facts{.cpus = number(*quota, "cpus"), .whose = describe_cgroup(text(*quota, "group"))};
+  if (const double period = number(*quota, "period_ns"); period > 0) facts.period_s = period / 1e9;
+  return facts;
 }
 
 namespace {

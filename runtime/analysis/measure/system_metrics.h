@@ -4,6 +4,9 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "dtrain/analysis/run_profile.h"
 #include "dtrain/analysis/summary.h"
@@ -25,6 +28,31 @@ bool has_times_of_gpus(const RunProfile& run);
 // The rank of each GPU (by NVML's index) that a rank on the agent's host has. Empty: some rank did not record its GPU,
 // so any of them may be the run's.
 std::optional<std::map<std::int64_t, int>> ranks_by_gpu(const RunProfile& run, const AgentProfile& agent);
+
+// The value of a metric in a sample; empty: it was not recorded.
+std::optional<double> metric_of(const Metrics& metrics, std::string_view name);
+
+// --- memory: the machine's, and what the limits of cgroups leave of it ---
+
+struct MemoryRoom {
+  double free = 0, total = 0;  // bytes; total 0: not known
+  bool of_cgroup = false;
+  std::string whose;  // "its host", "the cgroup /docker/1f"
+  double used_percent() const { return total > 0 ? 100 * (1 - free / total) : 0; }
+};
+// In a sample: the machine's memory, and that of the cgroup which leaves the least. The kernel kills where either is
+// full.
+std::vector<MemoryRoom> memory_rooms(const AgentProfile& agent, const SystemLine& sample);
+
+// The group with a limit of so many bytes, by the facts of the machine: "the cgroup /docker/1f"; "a cgroup": not known.
+std::string cgroup_with_limit(const Json& machine, double bytes);
+
+// The CPU quota of the ranks' cgroup.
+struct QuotaFacts {
+  double cpus = 0, period_s = 0.1;
+  std::string whose;  // "the cgroup /docker/1f"
+};
+std::optional<QuotaFacts> cpu_quota_of(const AgentProfile& agent);
 
 AgentSummary summarize_agent(const RunProfile& run, const AgentProfile& agent);
 

@@ -44,11 +44,12 @@ void read_processes(const Element& value, std::vector<ProcessLine>& processes) {
   for (const Element& item : list) {
     Object object;
     if (item.get(object) != simdjson::SUCCESS) continue;
-    ProcessLine process{-1, 0, 0, -1};
+    ProcessLine process{-1, 0, 0, -1, 0};
     for (const auto& [key, field] : object) {
       if (key == "rank") process.rank = to_small(field, -1);
       if (key == "resident_memory") process.resident_bytes = to_double(field);
       if (key == "cpu_util") process.cpu_percent = to_double(field);
+      if (key == "children_cpu") process.children_cpu_percent = to_double(field);
       if (key == "cpu_wait" && field.is_number()) process.cpu_wait_percent = to_double(field);
     }
     processes.push_back(process);

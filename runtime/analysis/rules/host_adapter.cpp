@@ -2,21 +2,14 @@
 #include <algorithm>
 #include <map>
 #include <set>
-#include <string_view>
 
+#include "measure/contention.h"
 #include "measure/system_metrics.h"
 #include "read/json_fields.h"
 #include "rules/run_rules.h"
 
 namespace dtrain::analysis::rules {
 namespace {
-
-std::optional<double> metric(const Metrics& metrics, std::string_view name) {
-  for (const auto& [key, value] : metrics) {
-    if (key == name) return value;
-  }
-  return std::nullopt;
-}
 
 std::optional<double> sum(std::optional<double> a, std::optional<double> b) {
   if (!a || !b) return a ? a : b;
@@ -68,6 +61,7 @@ Machine machine_of(const AgentProfile& agent, const std::vector<const RankProfil
   machine.cores = usable_cores(facts, ranks);
   machine.cpu_limit = number_at(facts, "cpu_limit");
   machine.total_memory_bytes = number_at(facts, "total_memory");
+  machine.facts = facts;
   if (const auto bits = number_at(facts, "vector_bits")) machine.vector_bits = static_cast<std::int64_t>(*bits);
   if (const auto bf16 = facts.find("bf16"); bf16 != facts.end() && bf16->is_boolean()) machine.bf16 = bf16->get<bool>();
   if (const auto disks = facts.find("disks"); disks != facts.end() && disks->is_array()) {
@@ -89,32 +83,37 @@ Machine machine_of(const AgentProfile& agent, const std::vector<const RankProfil
 
 GpuReading reading_of(const Metrics& metrics, std::int64_t total_memory_bytes) {
   GpuReading reading;
-  reading.util_percent = metric(metrics, "gpu_util");
-  reading.celsius = metric(metrics, "gpu_temperature");
-  const auto free = metric(metrics, "gpu_free_memory");
+  reading.util_percent = metric_of(metrics, "gpu_util");
+  reading.celsius = metric_of(metrics, "gpu_temperature");
+  const auto free = metric_of(metrics, "gpu_free_memory");
   if (free && total_memory_bytes > 0) {
     reading.memory_percent = 100 * (1 - *free / static_cast<double>(total_memory_bytes));
   }
-  if (const auto foreign = metric(metrics, "gpu_foreign_processes")) {
+  if (const auto foreign = metric_of(metrics, "gpu_foreign_processes")) {
     reading.foreign_processes = static_cast<std::int64_t>(*foreign);
   }
-  if (const auto slowed = metric(metrics, "gpu_thermal_throttle")) reading.slowed_by_heat = *slowed > 0;
+  if (const auto slowed = metric_of(metrics, "gpu_thermal_throttle")) reading.slowed_by_heat = *slowed > 0;
   return reading;
 }
 
 HostSample sample_of(const SystemLine& line, const std::map<std::int64_t, std::size_t>& gpus,
-                     const std::vector<std::int64_t>& total_memory_bytes) {
+                     const std::vector<std::int64_t>& total_memory_bytes, std::size_t cpus) {
   HostSample sample;
   sample.time_ns = line.time_ns;
-  sample.cpu_percent = metric(line.metrics, "cpu_util_simple");
-  sample.io_wait_percent = metric(line.metrics, "io_wait");
-  sample.free_memory_bytes = metric(line.metrics, "free_memory");
-  sample.sent = metric(line.metrics, "net_throughput_sent");
-  sample.received = metric(line.metrics, "net_throughput_recv");
-  sample.disk = sum(metric(line.metrics, "disk_throughput_read"), metric(line.metrics, "disk_throughput_write"));
+  sample.cpu_percent = metric_of(line.metrics, "cpu_util_simple");
+  sample.io_wait_percent = metric_of(line.metrics, "io_wait");
+  sample.free_memory_bytes = metric_of(line.metrics, "free_memory");
+  sample.sent = metric_of(line.metrics, "net_throughput_sent");
+  sample.received = metric_of(line.metrics, "net_throughput_recv");
+  sample.disk = sum(metric_of(line.metrics, "disk_throughput_read"), metric_of(line.metrics, "disk_throughput_write"));
   sample.cores_percent = line.cpu_util_per_core;
+  sample.cgroup_free_bytes = metric_of(line.metrics, "cgroup_free_memory");
+  sample.cgroup_limit_bytes = metric_of(line.metrics, "cgroup_memory_limit");
+  sample.throttled_periods_percent = metric_of(line.metrics, "cpu_throttled_periods");
   for (const ProcessLine& process : line.processes) {
-    if (process.cpu_wait_percent >= 0) sample.ranks.push_back({process.rank, process.cpu_wait_percent});
+    const double wait = process.cpu_wait_percent;
+    if (wait < 0) continue;
+    sample.ranks.push_back({process.rank, std::max(0.0, wait - throttled_percent(line, wait, cpus).value_or(0))});
   }
   for (const auto& [index, metrics] : line.gpus) {
     const auto known = gpus.find(index);
@@ -178,7 +177,11 @@ std::vector<HostSeries> host_series(const RunProfile& profile) {
     if (with_gpus) add_gpus(agent, ranks_by_gpu(profile, agent), host, gpus, total_memory_bytes);
     set_training(ranks, host);
     host.samples.reserve(agent.samples.size());
-    for (const SystemLine& line : agent.samples) host.samples.push_back(sample_of(line, gpus, total_memory_bytes));
+    std::set<int> cpus;
+    for (const RankProfile* rank : ranks) cpus.insert(rank->cpus.begin(), rank->cpus.end());
+    for (const SystemLine& line : agent.samples) {
+      host.samples.push_back(sample_of(line, gpus, total_memory_bytes, cpus.size()));
+    }
     const auto computing = computing_percent(ranks, agent.samples);
     for (std::size_t i = 0; i < computing.size(); ++i) host.samples[i].computing_percent = computing[i];
     hosts.push_back(std::move(host));

@@ -53,6 +53,18 @@ RuleResult count_each(RuleResult result, const char* of, std::size_t all, std::i
   return result;
 }
 
+std::optional<HostMemory> memory_of(const Machine& machine, const HostSample& sample) {
+  std::optional<HostMemory> fullest;
+  const auto consider = [&](const std::optional<double>& free, const std::optional<double>& total, bool of_cgroup) {
+    if (!free || !total || *total <= 0) return;
+    const HostMemory one{*free, *total, of_cgroup};
+    if (!fullest || one.used_percent() > fullest->used_percent()) fullest = one;
+  };
+  consider(sample.free_memory_bytes, machine.total_memory_bytes, false);
+  consider(sample.cgroup_free_bytes, sample.cgroup_limit_bytes, true);
+  return fullest;
+}
+
 bool has_gpus(Hosts hosts) {
   return std::any_of(hosts.begin(), hosts.end(), [](const HostSeries& host) { return !host.gpus.empty(); });
 }

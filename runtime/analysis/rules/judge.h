@@ -27,6 +27,15 @@ RuleResult not_applicable(RuleResult result, std::string why);
 // say of each. `of`: its plural, the name of both: "hosts".
 RuleResult count_each(RuleResult result, const char* of, std::size_t all, std::int64_t not_known, Json details);
 
+// The memory that is fuller in a sample: the host's, or what the limit of the ranks' cgroup leaves. The kernel kills
+// where either is full. Empty: neither is known.
+struct HostMemory {
+  double free = 0, total = 0;  // bytes
+  bool of_cgroup = false;
+  double used_percent() const { return 100 * (1 - free / total); }
+};
+std::optional<HostMemory> memory_of(const Machine& machine, const HostSample& sample);
+
 bool has_gpus(Hosts hosts);
 inline constexpr const char* kNoGpu = "the run used no GPU";
 inline constexpr const char* kNoSystemSample = "no system sample was taken during the training";

@@ -20,6 +20,7 @@ std::unique_ptr<Rule> make_gpu_memory_full();
 std::unique_ptr<Rule> make_host_memory_full();
 std::unique_ptr<Rule> make_network_full();
 std::unique_ptr<Rule> make_cpu_full();
+std::unique_ptr<Rule> make_cpu_quota();
 std::unique_ptr<Rule> make_disk_rate();
 std::unique_ptr<Rule> make_gpu_foreign_processes();
 std::unique_ptr<Rule> make_gpu_temperature();
@@ -50,6 +51,7 @@ constexpr std::unique_ptr<Rule> (*kRules[])() = {make_step_outlier,
                                                  make_host_memory_full,
                                                  make_network_full,
                                                  make_cpu_full,
+                                                 make_cpu_quota,
                                                  make_disk_rate,
                                                  make_gpu_foreign_processes,
                                                  make_gpu_temperature,

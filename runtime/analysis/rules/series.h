@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "dtrain/analysis/dump_lines.h"
+#include "dtrain/base/json.h"
 #include "dtrain/profile/phase.h"
 
 namespace dtrain::analysis::rules {
@@ -61,15 +62,18 @@ struct GpuReading {  // what a GPU does not report is absent
 
 struct RankReading {
   int rank = 0;
-  std::optional<double> wait_percent;  // of the time, its training thread could have run and had no core
+  std::optional<double> wait_percent;  // of the time, its training thread could have run and had no core, while no
+                                       // CPU quota stopped it
 };
 
 struct HostSample {
   std::int64_t time_ns = 0;
   std::optional<double> cpu_percent, io_wait_percent, free_memory_bytes;
-  std::optional<double> sent, received, disk;  // bytes a second
-  std::optional<double> computing_percent;     // of the time, the busiest of its ranks computed
-  std::vector<double> cores_percent;           // by logical CPU
+  std::optional<double> cgroup_free_bytes, cgroup_limit_bytes;  // of the cgroup whose limit leaves the least memory
+  std::optional<double> throttled_periods_percent;              // of the CPU quota's periods, it was used up
+  std::optional<double> sent, received, disk;                   // bytes a second
+  std::optional<double> computing_percent;                      // of the time, the busiest of its ranks computed
+  std::vector<double> cores_percent;                            // by logical CPU
   std::vector<RankReading> ranks;
   std::vector<GpuReading> gpus;  // as HostSeries::gpus; empty: the driver did not answer in time
 };
@@ -88,6 +92,7 @@ struct Machine {                                  // what is not known is empty
   std::vector<std::vector<int>> cores;            // physical cores the run may use, each a list of its logical CPUs
   std::optional<double> cpu_limit;                // CPUs' worth of time the run may use
   std::optional<double> total_memory_bytes;       // of the host
+  Json facts = Json::object();                    // as recorded
   std::optional<std::int64_t> vector_bits;        // of the processor's widest floating-point instructions
   std::optional<bool> bf16;                       // the processor multiplies bfloat16
   std::optional<std::vector<Disk>> disks;         // those counted in HostSample::disk

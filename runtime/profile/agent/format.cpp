@@ -200,6 +200,7 @@ void append_system(LineBuffer& out, const SystemSample& sample) {
     const ProcessSample& process = sample.processes[i];
     put(out, FMT_COMPILE("{}{{\"rank\":{},\"pid\":{},\"resident_memory\":{},\"cpu_util\":{:.1f}"), i == 0 ? "" : ",",
         process.rank, process.pid, process.resident_bytes, process.cpu_percent);
+    append_value(out, "children_cpu", process.children_cpu_percent, 1);
     append_value(out, "cpu_wait", process.cpu_wait_percent, 2);
     put(out, FMT_COMPILE("}}"));
   }

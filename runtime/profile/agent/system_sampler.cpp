@@ -8,9 +8,19 @@
 namespace dtrain::profile {
 namespace {
 
+constexpr int kLookEvery = 20;  // samples
+
 // Counters start again when a device is reset.
 double growth(std::uint64_t before, std::uint64_t after) {
   return after > before ? static_cast<double>(after - before) : 0.0;
+}
+
+void add_new(const std::vector<Cgroup>& more, std::vector<Cgroup>& groups) {
+  for (const Cgroup& one : more) {
+    const bool known =
+        std::any_of(groups.begin(), groups.end(), [&](const Cgroup& group) { return group.folder == one.folder; });
+    if (!known) groups.push_back(one);
+  }
 }
 
 template <typename Map>
@@ -21,7 +31,8 @@ bool same_names(const Map& a, const Map& b) {
 
 }  // namespace
 
-SystemSampler::SystemSampler(const Clock& clock, std::filesystem::path root) : clock_(clock), root_(std::move(root)) {
+SystemSampler::SystemSampler(const Clock& clock, std::filesystem::path root)
+    : clock_(clock), root_(std::move(root)), cgroups_(cgroups_of(0, root_)) {
   before_ = read({});
 }
 
@@ -31,14 +42,50 @@ SystemSampler::Reading SystemSampler::read(std::span<const RankProcess> ranks) {
   now.cpu = host::read_cpu_times(root_);
   now.network = host::read_network(root_);
   now.disks = host::read_disks(root_);
-  // Which of them count takes many more files to find out: only when some came or went.
-  if (!same_names(now.network, before_.network)) interfaces_ = host::outside_interfaces(root_);
+  // Which of them count takes many more files to find out: only when some came or went, and now and then, because an
+  // interface becomes the port of a bridge after it has come.
+  if (!same_names(now.network, before_.network) || ++since_looked_ >= kLookEvery) {
+    interfaces_ = host::outside_interfaces(root_);
+    since_looked_ = 0;
+  }
   if (!same_names(now.disks, before_.disks)) disks_ = host::whole_disks(root_);
+  find_cgroups(ranks);
+  for (CpuQuota& quota : cpu_quotas(cgroups_)) now.quotas.try_emplace(quota.group, std::move(quota));
   for (const RankProcess& rank : ranks) {
     if (const auto usage = host::read_process(rank.pid, root_)) now.processes[rank.pid] = *usage;
+    for (const pid_t child : now.children[rank.pid] = host::child_processes(rank.pid, root_)) {
+      if (const auto usage = host::read_process(child, root_)) now.processes[child] = *usage;
+    }
     if (const auto wait = host::read_core_wait(rank.pid, root_)) now.core_waits[rank.pid] = *wait;
   }
   return now;
+}
+
+void SystemSampler::find_cgroups(std::span<const RankProcess> ranks) {
+  for (const RankProcess& rank : ranks) {
+    if (!known_ranks_.insert(rank.pid).second) continue;
+    const Cgroups own = cgroups_of(rank.pid, root_);
+    add_new(own.cpu, cgroups_.cpu);
+    add_new(own.memory, cgroups_.memory);
+  }
+}
+
+void SystemSampler::add_cgroups(SystemSample& sample, const Reading& now, double seconds) {
+  const std::vector<MemoryLimit> limits = memory_limits(cgroups_);
+  if (const MemoryLimit* const limit = tightest(limits)) {
+    sample.cgroup_free_memory = static_cast<double>(limit->free());
+    sample.cgroup_memory_limit = static_cast<double>(limit->bytes);
+  }
+  for (const auto& [group, after] : now.quotas) {
+    const auto before = before_.quotas.find(group);
+    if (before == before_.quotas.end()) continue;
+    const double periods = growth(before->second.periods, after.periods);
+    const double throttled = periods > 0 ? 100 * growth(before->second.throttled, after.throttled) / periods : 0;
+    if (sample.cpu_throttled_periods && throttled <= *sample.cpu_throttled_periods) continue;
+    const auto time = std::max(Nanoseconds(0), after.throttled_time - before->second.throttled_time);
+    sample.cpu_throttled_periods = std::min(100.0, throttled);
+    sample.cpu_throttled_time = 100 * to_seconds(time) / seconds;
+  }
 }
 
 void SystemSampler::add_network(SystemSample& sample, const Reading& now, double seconds) {
@@ -88,6 +135,7 @@ SystemSample SystemSampler::sample(std::span<const RankProcess> ranks) {
   const double seconds = static_cast<double>(sample.interval_ns) / 1e9;
   add_network(sample, now, seconds);
   add_disks(sample, now, seconds);
+  add_cgroups(sample, now, seconds);
   if (const auto memory = host::read_memory(root_)) sample.free_memory = static_cast<double>(memory->available);
   if (now.cpu && before_.cpu) {
     sample.cpu_util_simple = 100 * host::busy_share(before_.cpu->all, now.cpu->all);
@@ -100,10 +148,17 @@ SystemSample SystemSampler::sample(std::span<const RankProcess> ranks) {
   for (const RankProcess& rank : ranks) {
     const auto after = now.processes.find(rank.pid);
     if (after == now.processes.end()) continue;
-    ProcessSample process{rank.rank, rank.pid, after->second.resident_bytes, 0, std::nullopt};
-    if (const auto before = before_.processes.find(rank.pid); before != before_.processes.end()) {
-      const auto used = after->second.cpu - before->second.cpu;
-      process.cpu_percent = std::max(0.0, 100 * static_cast<double>(used.count()) / 1e9 / seconds);
+    ProcessSample process{rank.rank, rank.pid, after->second.resident_bytes, 0, std::nullopt, std::nullopt};
+    // 0 where there is nothing to compare with.
+    const auto cpu_percent = [&](pid_t pid) {
+      const auto earlier = before_.processes.find(pid);
+      const auto later = now.processes.find(pid);
+      if (earlier == before_.processes.end() || later == now.processes.end()) return 0.0;
+      return std::max(0.0, 100 * to_seconds(later->second.cpu - earlier->second.cpu) / seconds);
+    };
+    process.cpu_percent = cpu_percent(rank.pid);
+    for (const pid_t child : now.children[rank.pid]) {
+      process.children_cpu_percent = process.children_cpu_percent.value_or(0) + cpu_percent(child);
     }
     const auto wait_before = before_.core_waits.find(rank.pid);
     const auto wait_after = now.core_waits.find(rank.pid);
@@ -124,6 +179,16 @@ Json machine_facts(const std::filesystem::path& root) {
   facts["physical_cores"] = host::physical_cores();
   // A limit, and not the CPUs this process happens to be bound to.
   if (const double limit = host::cpu_limit(root); limit < static_cast<double>(cpus.size())) facts["cpu_limit"] = limit;
+  const Cgroups groups = cgroups_of(0, root);
+  const std::vector<CpuQuota> quotas = cpu_quotas(groups);
+  const auto least = std::min_element(quotas.begin(), quotas.end(),
+                                      [](const CpuQuota& a, const CpuQuota& b) { return a.cpus < b.cpus; });
+  if (least != quotas.end()) {
+    facts["cpu_quota"] = {{"cpus", least->cpus}, {"group", least->group}, {"period_ns", least->period.count()}};
+  }
+  for (const MemoryLimit& limit : memory_limits(groups)) {
+    facts["memory_limits"].push_back({{"bytes", limit.bytes}, {"group", limit.group}, {"file", limit.file}});
+  }
   if (const auto instructions = host::cpu_instructions(root)) {
     facts["vector_bits"] = instructions->vector_bits;
     facts["bf16"] = instructions->bf16;

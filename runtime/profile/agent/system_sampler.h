@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "agent/gpu_sampler.h"
+#include "dtrain/base/cgroup.h"
 #include "dtrain/base/clock.h"
 #include "dtrain/base/json.h"
 #include "dtrain/host/cpu_times.h"
@@ -33,7 +34,8 @@ struct ProcessSample {
   int rank = 0;
   pid_t pid = 0;
   std::uint64_t resident_bytes = 0;
-  double cpu_percent = 0;                  // 100: one core busy
+  double cpu_percent = 0;                      // 100: one core busy
+  std::optional<double> children_cpu_percent;  // of the processes it has started; empty: it has none
   std::optional<double> cpu_wait_percent;  // of the time in which its main thread could run and had to wait for a core
 };
 
@@ -45,8 +47,11 @@ struct SystemSample {
   std::optional<double> disk_iops;                                    // requests a second
   std::optional<double> disk_throughput_read, disk_throughput_write;  // bytes a second
   std::optional<double> free_memory;                                  // bytes
-  std::optional<double> cpu_util_simple, io_wait;                     // percent of all cores
-  std::vector<double> cpu_util_per_core;                              // percent of each
+  std::optional<double> cgroup_free_memory, cgroup_memory_limit;      // bytes, of the cgroup that leaves the least
+  // Of the quota that stopped the ranks most: percent of its periods; percent of the time, 100: one CPU stopped.
+  std::optional<double> cpu_throttled_periods, cpu_throttled_time;
+  std::optional<double> cpu_util_simple, io_wait;  // percent of all cores
+  std::vector<double> cpu_util_per_core;           // percent of each
   std::vector<ProcessSample> processes;
   std::vector<GpuSample> gpus;  // from a GpuSampler
 };
@@ -74,6 +79,15 @@ inline constexpr std::array kHostMetrics{
                "dtrain_disk_written_bytes_per_second", "Written to disks"},
     HostMetric{&SystemSample::free_memory, "free_memory", "bytes", 0, "dtrain_free_memory_bytes",
                "Memory that programs can still get"},
+    HostMetric{&SystemSample::cgroup_free_memory, "cgroup_free_memory", "bytes", 0, "dtrain_cgroup_free_memory_bytes",
+               "Memory that the limit of the ranks' cgroup leaves"},
+    HostMetric{&SystemSample::cgroup_memory_limit, "cgroup_memory_limit", "bytes", 0,
+               "dtrain_cgroup_memory_limit_bytes", "That limit"},
+    HostMetric{&SystemSample::cpu_throttled_periods, "cpu_throttled_periods", "percent", 1,
+               "dtrain_cpu_throttled_periods_percent",
+               "Periods in which the CPU quota of the ranks' cgroup was used up"},
+    HostMetric{&SystemSample::cpu_throttled_time, "cpu_throttled_time", "percent", 1, "dtrain_cpu_throttled_percent",
+               "Time for which the quota stopped the ranks; 100: one CPU"},
     HostMetric{&SystemSample::cpu_util_simple, "cpu_util_simple", "percent", 2, "dtrain_cpu_util_percent",
                "Busy time of all cores of the machine"},
     HostMetric{&SystemSample::io_wait, "io_wait", "percent", 2, "dtrain_io_wait_percent",
@@ -91,20 +105,28 @@ class SystemSampler {
  private:
   struct Reading {
     std::int64_t time_ns = 0;
+    std::map<std::string, CpuQuota> quotas;  // by group
     std::optional<host::CpuReading> cpu;
     std::map<std::string, host::NetworkCounters> network;
     std::map<std::string, host::DiskCounters> disks;
-    std::map<pid_t, host::ProcessUsage> processes;
+    std::map<pid_t, host::ProcessUsage> processes;  // ranks, and what they have started
+    std::map<pid_t, std::vector<pid_t>> children;   // of ranks
     std::map<pid_t, std::chrono::nanoseconds> core_waits;
   };
   Reading read(std::span<const RankProcess> ranks);
   void add_network(SystemSample& sample, const Reading& now, double seconds);
   void add_disks(SystemSample& sample, const Reading& now, double seconds);
+  void add_cgroups(SystemSample& sample, const Reading& now, double seconds);
+  // Ranks may have cgroups of their own (a job step of Slurm's has).
+  void find_cgroups(std::span<const RankProcess> ranks);
 
   const Clock& clock_;
   std::filesystem::path root_;
   std::set<std::string> interfaces_;  // those counted
+  int since_looked_ = 0;              // samples since it was found out which these are
   std::set<std::string> disks_;
+  std::set<pid_t> known_ranks_;  // whose cgroups are among these
+  Cgroups cgroups_;
   Reading before_;
 };
 

@@ -32,6 +32,8 @@ Finding check_slurm(const Variables& variables);
 
 // Limits. `root` is the folder that contains proc/ and sys/.
 Finding check_shared_memory(const std::filesystem::path& root = "/");
+// Empty: no cgroup limits the processor time.
+std::optional<Finding> check_cpu_quota(const std::filesystem::path& root = "/");
 // `gpus`: how many GPUs exchange gradients through it.
 Finding check_dev_shm(int gpus = 0, const std::filesystem::path& folder = "/dev/shm");
 Finding check_open_files();

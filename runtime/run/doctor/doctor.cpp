@@ -81,6 +81,7 @@ std::vector<Finding> check_host(const CheckedHost& host, const std::optional<Gpu
   append(result, check_gpus(gpus, variables));
   append(result, check_backends(host.needs_mpi, variables));
   if (host.needs_slurm) result.push_back(check_slurm(variables));
+  if (const auto finding = check_cpu_quota()) result.push_back(*finding);
   result.push_back(check_shared_memory());
   result.push_back(check_dev_shm(gpus ? static_cast<int>(gpus->gpus.size()) : 0));
   result.push_back(check_open_files());

@@ -4,7 +4,10 @@
 
 #include <algorithm>
 
+#include <spdlog/fmt/fmt.h>
+
 #include "doctor/checks.h"
+#include "dtrain/base/cgroup.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/shared_memory.h"
 #include "dtrain/base/units.h"
@@ -48,12 +51,31 @@ Finding check_shared_memory(const std::filesystem::path& root) {
                    "memfd_create");
   }
   std::string text = "memfd works";
-  if (const auto memory = host::read_memory(root)) {
+  const auto memory = host::read_memory(root);
+  const std::vector<MemoryLimit> limits = memory_limits(cgroups_of(0, root));
+  const MemoryLimit* const limit = tightest(limits);
+  if (limit && (!memory || limit->free() < memory->available)) {
+    text += ", " + format_bytes(static_cast<double>(limit->free())) +
+            " of memory available: " + describe_cgroup(limit->group) + " has a limit of " +
+            format_bytes(static_cast<double>(limit->bytes)) + " (" + limit->file + ")";
+  } else if (memory) {
     text += ", " + format_bytes(static_cast<double>(memory->available)) + " of memory available";
   }
   const auto huge = host::read_proc_file(root / "sys/kernel/mm/transparent_hugepage/shmem_enabled");
   if (huge && !chosen(*huge).empty()) text += ", huge pages for it: " + chosen(*huge);
   return ok(name, text);
+}
+
+std::optional<Finding> check_cpu_quota(const std::filesystem::path& root) {
+  const std::vector<CpuQuota> quotas = cpu_quotas(cgroups_of(0, root));
+  const auto least = std::min_element(quotas.begin(), quotas.end(),
+                                      [](const CpuQuota& a, const CpuQuota& b) { return a.cpus < b.cpus; });
+  if (least == quotas.end()) return std::nullopt;
+  const std::string text =
+      describe_cgroup(least->group) + " grants " + fmt::format("{:.3g}", least->cpus) + " CPUs' worth of time";
+  if (least->cpus >= 1) return ok("CPU quota", text);
+  return warning("CPU quota", text + ": the kernel stops even a single thread that computes",
+                 "raise it to a CPU for each rank (docker run --cpus, resources.limits.cpu in Kubernetes, cpu.max)");
 }
 
 Finding check_dev_shm(int gpus, const std::filesystem::path& folder) {

@@ -101,8 +101,8 @@ Failure ended(const LaunchPlan& plan, const EndOfRank& end, bool joined) {
   if (end.signal != 0) {
     return {.rank = end.rank,
             .cause = who + " was " + ExitStatus{0, end.signal}.describe(),
-            .remedy = end.signal == SIGKILL ? "dtrain did not send this signal: another process did, or the host ran "
-                                              "out of memory (see dmesg on that host)"
+            .remedy = end.signal == SIGKILL ? "dtrain did not send this signal: another process did, or the host or "
+                                              "the rank's cgroup had no memory left (see dmesg on that host)"
                                             : "",
             .may_pass = true};
   }

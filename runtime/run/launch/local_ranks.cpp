@@ -12,6 +12,7 @@
 #include "dtrain/base/json.h"
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/config/experiment.h"
+#include "dtrain/host/memory_kills.h"
 #include "dtrain/host/processes.h"
 #include "dtrain/profile/agent_process.h"
 #include "dtrain/run/version.h"
@@ -62,8 +63,9 @@ profile::AgentOptions agent_options(const LaunchPlan& plan, const RunFolder& fol
 }
 
 // The failure that this rank caused; empty if it caused none (so far). `interrupted`: the launcher has sent signals to
-// the ranks.
-std::optional<Failure> failure_of(const RankProcess& rank, const LaunchPlan& plan, bool interrupted) {
+// the ranks. `kills`: as the first rank was started.
+std::optional<Failure> failure_of(const RankProcess& rank, const LaunchPlan& plan, bool interrupted,
+                                  const host::MemoryKills& kills) {
   if (rank.error() && rank.error()->primary) return reported_by(rank.rank(), *rank.error());
   if (!rank.status()) return std::nullopt;
   const ExitStatus& status = *rank.status();
@@ -71,12 +73,10 @@ std::optional<Failure> failure_of(const RankProcess& rank, const LaunchPlan& pla
   const bool asked = interrupted && (status.signal == SIGTERM || status.signal == SIGINT || status.signal == SIGKILL);
   if (asked || rank.error()) return std::nullopt;  // a rank that stops because of another is not the cause
   if (status.signal != 0) {
-    std::string remedy;
-    if (status.signal == SIGKILL) {
-      remedy = "dtrain did not send this signal: another process did, or this machine ran out of memory (see dmesg)";
-    }
-    return Failure{
-        .rank = rank.rank(), .cause = name + " was " + status.describe(), .remedy = remedy, .may_pass = true};
+    return Failure{.rank = rank.rank(),
+                   .cause = name + " was " + status.describe(),
+                   .remedy = status.signal == SIGKILL ? host::who_killed(kills, host::read_memory_kills()) : "",
+                   .may_pass = true};
   }
   if (!rank.joined()) {
     return Failure{rank.rank(), name + " ended before it joined the run: " + status.describe(), why_not_joined(plan)};
@@ -191,6 +191,7 @@ bool RankProcess::reap() {
 }
 
 void LocalRanks::start(const Handover& handover, const Variables& variables) {
+  kills_ = host::read_memory_kills();
   for (const RankPlacement& placement : attempt_.plan.ranks) {
     const auto log = attempt_.folder.log(placement.rank);
     const std::string name = "rank " + std::to_string(placement.rank);
@@ -269,7 +270,7 @@ void LocalRanks::show_logs(bool last) {
 void LocalRanks::judge() {
   for (const RankProcess& rank : ranks_) {
     if (failure_) break;
-    if (auto failure = failure_of(rank, attempt_.plan, interrupts_ > 0)) fail(std::move(*failure));
+    if (auto failure = failure_of(rank, attempt_.plan, interrupts_ > 0, kills_)) fail(std::move(*failure));
   }
   look_after_agent();
 }

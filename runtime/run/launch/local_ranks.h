@@ -12,6 +12,7 @@
 #include "dtrain/base/clock.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/unix_socket.h"
+#include "dtrain/host/memory_kills.h"
 #include "dtrain/profile/agent_process.h"
 #include "dtrain/run/log_tail.h"
 #include "dtrain/run/rank_session.h"
@@ -87,6 +88,7 @@ class LocalRanks final : public WatchedRanks {
   profile::KeptAgent* agent_ = nullptr;
   std::vector<RankProcess> ranks_;
   LogTail tail_;
+  host::MemoryKills kills_;  // before the first rank was started
   int interrupts_ = 0;
   Interrupt interrupt_;
   std::optional<Failure> failure_;

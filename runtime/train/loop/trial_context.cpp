@@ -6,6 +6,7 @@
 #include <c10/util/Type.h>
 
 #include "device/pinned_memory.h"
+#include "dtrain/base/cgroup.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/host/cpu.h"
@@ -232,10 +233,13 @@ void TrialContext::stop_early(const EarlyStopping& settings) {
 
 namespace {
 
-// Of those that this rank may use: what its own threads leave to the loader. With a GPU one thread issues the work.
-double free_cores(at::Device device) {
+// Of those that this rank may use: what its own threads leave to the loader. With a GPU one thread issues the work. All
+// ranks of the host share what a cgroup grants.
+double free_cores(at::Device device, int ranks_of_host) {
   const int used = device.is_cpu() ? at::get_num_threads() : 1;
-  return static_cast<double>(host::allowed_cpus().size()) - used;
+  auto cpus = static_cast<double>(host::allowed_cpus().size());
+  for (const CpuQuota& quota : cpu_quotas(cgroups_of(0))) cpus = std::min(cpus, quota.cpus / ranks_of_host);
+  return cpus - used;
 }
 
 }  // namespace
@@ -250,7 +254,7 @@ Loader TrialContext::loader(std::shared_ptr<const data::Dataset> dataset, const 
   options.seed = session_.experiment().experiment_seed;
   options.workers = settings.workers;
   options.prefetch = settings.prefetch;
-  options.free_cores = free_cores(device_);
+  options.free_cores = free_cores(device_, session_.world().local_size);
   options.skip_damaged = settings.skip_damaged;
   options.max_skipped = settings.max_skipped;
   options.shuffle_window = settings.shuffle_window;

@@ -195,6 +195,39 @@ TEST_F(LiveViewTest, TheTimeLeftIsThatOfTheLoopSoFar) {
   EXPECT_NEAR(look().left_s.value(), 9 * 2.0, 1e-6);
 }
 
+// Its steps take 20 ms each, whatever was done before.
+TEST_F(LiveViewTest, TheTimeLeftAfterAContinuationIsThatOfThisAttemptsBatches) {
+  write_start();
+  folder_.append(dump(0), part_line("initialization", 0, 20 * 901));
+  write_steps(0, 901, 910);
+  const LiveView view = look();
+  EXPECT_EQ(view.batch, 910);
+  EXPECT_NEAR(view.left_s.value(), 90 * 0.020, 0.003);
+}
+
+TEST_F(LiveViewTest, TheLimitOfACgroupIsShownWhereItIsFullerThanTheHost) {
+  write_start();
+  const auto sample = [&](int time_ms, const char* free) {
+    folder_.append(
+        "profile/agent-a.jsonl",
+        fmt::format(R"({{"record":"system","time_ns":{}000000,"interval_ns":500000000,"free_memory":4294967296,)"
+                    R"("cgroup_free_memory":{},"cgroup_memory_limit":1073741824,)"
+                    R"("cpu_throttled_periods":97.0,"cpu_throttled_time":50.0,"processes":[]}})"
+                    "\n",
+                    time_ms, free));
+  };
+  sample(2'000, "1073741000");
+  EXPECT_EQ(look().hosts.front().total_bytes, 8589934592) << "the cgroup has more left of its limit";
+  sample(2'500, "107374182");
+  const LiveView view = look();
+  EXPECT_EQ(view.hosts.front().total_bytes, 1073741824);
+  EXPECT_EQ(to_json(view)["hosts"][0]["memory_of"], "a cgroup");
+  EXPECT_EQ(to_json(view)["hosts"][0]["throttled_percent"], 97);
+  const std::string text = join(render_live(view, {}), "\n");
+  EXPECT_THAT(text, HasSubstr("921.6 MiB of 1.0 GiB"));
+  EXPECT_THAT(text, HasSubstr("memory: the limit of a cgroup; CPU quota used up in 97% of its periods"));
+}
+
 TEST_F(LiveViewTest, HostsAreWhatTheirLastSampleSays) {
   write_start();
   write_sample(2'000);

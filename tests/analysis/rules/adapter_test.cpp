@@ -260,12 +260,13 @@ TEST_F(Adapter, SaysOfAnEmptyRunThatNothingApplies) {
   const auto results = run_rules(load(), {});
   std::vector<std::string> names;
   for (const RuleResult& result : results) names.push_back(result.name);
-  EXPECT_EQ(join(names, " "),
-            "StepOutlier Dataloader LowGPUUtilization LoadBalancing IOBottleneck CPUBottleneck BatchSize "
-            "GPUMemoryIncrease MaxInitializationTime IdleCores CPUOversubscription GPUUtilization GPUMemoryFull "
-            "HostMemoryFull NetworkFull CPUFull DiskRate GPUForeignProcesses GPUTemperature LoaderRate SmallReads "
-            "PinnedMemory "
-            "DimensionMultiples MixedPrecision FusedOptimizer");
+  EXPECT_EQ(
+      join(names, " "),
+      "StepOutlier Dataloader LowGPUUtilization LoadBalancing IOBottleneck CPUBottleneck BatchSize "
+      "GPUMemoryIncrease MaxInitializationTime IdleCores CPUOversubscription GPUUtilization GPUMemoryFull "
+      "HostMemoryFull NetworkFull CPUFull CPUQuota DiskRate GPUForeignProcesses GPUTemperature LoaderRate SmallReads "
+      "PinnedMemory "
+      "DimensionMultiples MixedPrecision FusedOptimizer");
   for (const RuleResult& result : results) {
     EXPECT_FALSE(result.applicable) << result.name;
     EXPECT_FALSE(result.why_not.empty()) << result.name;

@@ -151,6 +151,35 @@ TEST(HostMemoryFull, IsAboveAtAnyTime) {
   EXPECT_EQ(both.triggered, 1);
 }
 
+TEST(HostMemoryFull, IsOfTheCgroupsLimitWhereThatIsFuller) {
+  HostSeries host = make_host(0, 50, [](std::size_t i, HostSample& sample) {
+    sample.free_memory_bytes = 950;
+    sample.cgroup_limit_bytes = 100;
+    sample.cgroup_free_bytes = i == 20 ? 6 : 50;
+  });
+  host.machine.total_memory_bytes = 1000;
+  host.machine.facts = Json::parse(R"({"memory_limits": [{"bytes": 100, "group": "/box", "file": "memory.max"}]})");
+  const RuleResult result = NamedRule("HostMemoryFull").judge(all(host));
+  EXPECT_EQ(result.triggered, 1);
+  EXPECT_EQ(result.details["hosts"][0]["whose"], "the cgroup /box");
+  EXPECT_EQ(result.details["advice"][0], "node: 94% of the 100 B of the cgroup /box were in use");
+  for (HostSample& sample : host.samples) sample.free_memory_bytes = 10;
+  EXPECT_EQ(NamedRule("HostMemoryFull").judge(all(host)).details["hosts"][0]["whose"], "this host");
+}
+
+TEST(CPUQuota, IsUsedUpInMoreOfItsPeriodsThanMayBe) {
+  const auto used_up = [](double percent) {
+    return make_host(0, 50, [=](std::size_t i, HostSample& sample) {
+      sample.throttled_periods_percent = i % 2 == 0 ? 2 * percent : 0.0;
+    });
+  };
+  const NamedRule rule("CPUQuota", {{"patience", 0}});
+  EXPECT_EQ(rule.judge(all(used_up(10))).triggered, 0);
+  EXPECT_EQ(rule.judge(all(used_up(10.1))).triggered, 1);
+  EXPECT_EQ(rule.judge(all(make_host(0, 50, [](std::size_t, HostSample&) {}))).why_not,
+            "no CPU quota limits the ranks");
+}
+
 HostSeries traffic(double sent, double received, std::size_t points_of_100) {
   HostSeries host = make_host(0, 100, [=](std::size_t i, HostSample& sample) {
     sample.sent = i < points_of_100 ? sent : 0;

@@ -1,9 +1,14 @@
 // Rules that judge each host by one reading: its cores, its memory, its disks, its network.
 #include <algorithm>
 #include <functional>
+#include <numeric>
 #include <optional>
 #include <string>
 
+#include <spdlog/fmt/fmt.h>
+
+#include "dtrain/base/units.h"
+#include "measure/system_metrics.h"
 #include "rules/judge.h"
 
 namespace dtrain::analysis::rules {
@@ -92,13 +97,52 @@ std::unique_ptr<Rule> make_cpu_full() {
   return std::make_unique<RuleOf<CpuFull>>();
 }
 
+// The CPU quota of a cgroup: where it is used up, the kernel stops all of the cgroup until the next period.
+
+namespace {
+
+struct CpuQuotaRule {
+  static constexpr const char* kWord = "CPUQuota";
+  static constexpr const char* kText = "Ranks that the CPU quota of their cgroup stops.";
+  double threshold = 10;
+  std::int64_t patience = kPatience;
+  void declare_keys(config::Keys& keys) {
+    keys.number({"threshold", "Percentage of the quota's periods in which it may be used up."}, threshold, kPercent);
+    declare_patience(keys, patience);
+  }
+  RuleResult judge(const RuleData& data) const;
+};
+
+}  // namespace
+
+RuleResult CpuQuotaRule::judge(const RuleData& data) const {
+  return judge_hosts(
+      begin_result(
+          kWord, "system", "hosts",
+          "Looks for hosts on which a CPU quota (of a container, a pod, a cgroup) is used up before its period is "
+          "over: the kernel then stops the ranks until the next one.",
+          "Raise the quota (docker run --cpus, resources.limits.cpu in Kubernetes, CPUQuota= in systemd), or use "
+          "fewer ranks or threads."),
+      data.hosts, patience, "no CPU quota limits the ranks",
+      [&](const HostSeries&, const Judged& judged) -> std::optional<HostVerdict> {
+        const auto used_up = values_of(judged.samples, [](const HostSample& s) { return s.throttled_periods_percent; });
+        if (used_up.empty()) return std::nullopt;
+        const double mean = std::accumulate(used_up.begin(), used_up.end(), 0.0) / static_cast<double>(used_up.size());
+        return HostVerdict{mean > threshold, static_cast<std::int64_t>(used_up.size()), {{"mean_percent", mean}}};
+      });
+}
+
+std::unique_ptr<Rule> make_cpu_quota() {
+  return std::make_unique<RuleOf<CpuQuotaRule>>();
+}
+
 // Memory of a host that was nearly full at some time: programs are killed then, and page caches are gone before that.
 
 namespace {
 
 struct HostMemoryFull {
   static constexpr const char* kWord = "HostMemoryFull";
-  static constexpr const char* kText = "A host's memory that is nearly full.";
+  static constexpr const char* kText = "Memory of a host, or of a cgroup's limit there, that is nearly full.";
   double threshold = 90;
   void declare_keys(config::Keys& keys) {
     keys.number({"threshold", "Percentage in use above which the memory is nearly full."}, threshold, kPercent);
@@ -109,24 +153,43 @@ struct HostMemoryFull {
 }  // namespace
 
 RuleResult HostMemoryFull::judge(const RuleData& data) const {
-  return judge_hosts(
+  RuleResult result = judge_hosts(
       begin_result(
           kWord, "system", "hosts",
-          "Looks for a host whose memory was nearly full at some time: files are read again and again then, and "
-          "a little more gets programs killed.",
+          "Looks for a host whose memory was nearly full at some time, or what the limit of the ranks' cgroup leaves "
+          "of "
+          "it: files are read again and again then, and a little more gets programs killed.",
           "Read data piece by piece (a Dataset of your own), keep fewer batches ready (LoaderSettings::prefetch), put "
-          "dtrain::checkpoint() around layers of the trial's model, or use fewer ranks a host."),
+          "dtrain::checkpoint() around layers of the trial's model, use fewer ranks a host, or raise the limit of the "
+          "cgroup where that is what is full."),
       data.hosts, 0, "how much memory the hosts have is not recorded",
       [&](const HostSeries& host, const Judged& judged) -> std::optional<HostVerdict> {
-        const auto total = host.machine.total_memory_bytes;
-        const auto free = values_of(judged.samples, [](const HostSample& s) { return s.free_memory_bytes; });
-        if (!total || *total <= 0 || free.empty()) return std::nullopt;
-        const double least = *std::min_element(free.begin(), free.end());
-        const double used = 100 * (1 - least / *total);
-        return HostVerdict{used > threshold,
-                           static_cast<std::int64_t>(free.size()),
-                           {{"most_percent", used}, {"least_free_bytes", least}, {"total_bytes", *total}}};
+        std::optional<HostMemory> fullest;
+        std::int64_t points = 0;
+        for (const HostSample& sample : judged.samples) {
+          const auto memory = memory_of(host.machine, sample);
+          if (!memory) continue;
+          ++points;
+          if (!fullest || memory->used_percent() > fullest->used_percent()) fullest = memory;
+        }
+        if (!fullest) return std::nullopt;
+        Json facts = {{"most_percent", fullest->used_percent()},
+                      {"least_free_bytes", fullest->free},
+                      {"total_bytes", fullest->total},
+                      {"whose", "this host"}};
+        if (fullest->of_cgroup) facts["whose"] = cgroup_with_limit(host.machine.facts, fullest->total);
+        return HostVerdict{fullest->used_percent() > threshold, points, std::move(facts)};
       });
+  Json advice = Json::array();
+  for (const Json& host : result.details.value("hosts", Json::array())) {
+    if (!host.at("triggered").get<bool>()) continue;
+    advice.push_back(fmt::format("{}: {:.0f}% of the {} of {} were in use", host.at("host").get<std::string>(),
+                                 host.at("most_percent").get<double>(),
+                                 format_bytes(host.at("total_bytes").get<double>()),
+                                 host.at("whose").get<std::string>()));
+  }
+  if (!advice.empty()) result.details["advice"] = std::move(advice);
+  return result;
 }
 
 std::unique_ptr<Rule> make_host_memory_full() {

@@ -32,13 +32,12 @@ struct UsePoints {
 // Of a host where CPUs train: the memory in use; nothing where that is not known.
 UsePoints points_on_processors(const HostSeries& host, std::span<const HostSample> samples) {
   UsePoints points;
-  const double total = host.machine.total_memory_bytes.value_or(0);
   for (const HostSample& sample : samples) {
     if (!sample.cpu_percent || !sample.computing_percent) continue;
     points.cpu.push_back(*sample.cpu_percent);
     points.util.push_back(*sample.computing_percent);
-    const bool known = total > 0 && sample.free_memory_bytes;
-    points.memory.push_back(known ? 100 * (1 - *sample.free_memory_bytes / total) : 0);
+    const auto memory = memory_of(host.machine, sample);
+    points.memory.push_back(memory ? memory->used_percent() : 0);
   }
   return points;
 }

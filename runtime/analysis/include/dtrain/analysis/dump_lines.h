@@ -111,7 +111,8 @@ struct WindowLine {
 struct ProcessLine {
   int rank = 0;
   double resident_bytes = 0, cpu_percent = 0;
-  double cpu_wait_percent = -1;  // share of the time that it waited for a core; -1: not recorded
+  double cpu_wait_percent = -1;     // share of the time that it waited for a core; -1: not recorded
+  double children_cpu_percent = 0;  // of the processes it has started
 };
 struct GpuLine {  // a GPU of the host
   std::int64_t index = -1;

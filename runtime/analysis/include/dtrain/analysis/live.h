@@ -65,7 +65,9 @@ struct LiveHost {
   std::string agent, host;
   double age_s = 0;  // of the sample, by this machine's clock
   std::optional<double> cpu_percent, io_wait_percent, free_bytes, total_bytes, net_sent, net_received, disk_read,
-      disk_written, disk_requests;  // rates a second
+      disk_written, disk_requests;  // rates a second; free and total: of what is fuller, the host or a cgroup's limit
+  std::string memory_of;            // "the cgroup /docker/1f"; empty: the host's
+  std::optional<double> throttled_percent;  // of the periods of the ranks' CPU quota, it was used up
   std::vector<double> core_percent;
   std::vector<LiveGpu> gpus;
 };

@@ -6,7 +6,8 @@
 
 namespace dtrain {
 
-// Bytes: what the kernel calls available, at most the limit of the control group. Empty where the kernel does not say.
+// Bytes: what the kernel calls available, at most what the limits of the control groups leave.
+// Empty where the kernel does not say.
 std::optional<std::size_t> available_memory();
 
 }  // namespace dtrain

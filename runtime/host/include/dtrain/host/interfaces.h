@@ -20,8 +20,10 @@ struct NetworkCounters {
 // Every interface, loopback and virtual ones included, by name.
 std::map<std::string, NetworkCounters> read_network(const std::filesystem::path& root = "/");
 
-// The interfaces whose traffic leaves the machine: those with a device. A bridge, a bond or a VLAN only repeats the
-// bytes of its device. If none has a device (inside a container), all but loopback.
+// The interfaces whose traffic leaves the machine, so that their sum counts each byte once: those with a device. If
+// none has a device (inside a container), all but loopback, but for bridges, bonds, VLANs and macvlans, which repeat
+// the bytes of the interfaces they are built on, for tunnels, whose bytes another interface carries, and for veth pairs
+// of which both ends are here.
 std::set<std::string> outside_interfaces(const std::filesystem::path& root = "/");
 
 struct InterfaceAddress {

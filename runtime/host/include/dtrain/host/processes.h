@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <vector>
 
 namespace dtrain::host {
 
@@ -17,6 +18,9 @@ struct ProcessUsage {
 
 // Empty when there is no such process (any more).
 std::optional<ProcessUsage> read_process(pid_t pid, const std::filesystem::path& root = "/");
+
+// The processes that its first thread has started and that are not over, such as the worker processes of a DataLoader.
+std::vector<pid_t> child_processes(pid_t pid, const std::filesystem::path& root = "/");
 
 struct ProcessMemory {
   std::uint64_t resident_bytes = 0;   // as in ProcessUsage
@@ -31,8 +35,9 @@ std::optional<ProcessMemory> read_process_memory(pid_t pid, const std::filesyste
 // report it.
 std::optional<std::chrono::nanoseconds> read_core_wait(pid_t thread, const std::filesystem::path& root = "/");
 
-// When a process started, in clock ticks since boot. The pid and this time together identify a process, because a later
-// process may get the same pid. 0: there is no such process (a zombie does not count).
+// When a process started, in clock ticks since the machine's boot, in whatever time namespace this is. The pid and this
+// time together identify a process, because a later process may get the same pid. 0: there is no such process (a zombie
+// does not count).
 std::uint64_t start_ticks(pid_t pid);
 
 // Whether it is stopped (SIGSTOP, or a debugger). Then only SIGKILL and SIGCONT have an effect on it.
