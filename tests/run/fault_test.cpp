@@ -378,14 +378,35 @@ TEST(Fault, AnAgentThatIsStoppedDoesNotHoldUpTheRanks) {
 }
 
 // Without a launcher: a rank started by itself.
-TEST(Fault, ABareRankStopsAtCtrlC) {
-  TestRun run({.batches = 100'000});
-  Command rank(run.folder(), {rank_program(), run.experiment(), "--run-dir", run.run_dir()});
-  ASSERT_TRUE(run.reached(0, 10)) << rank.err();
-  rank.kill(SIGINT);
-  EXPECT_EQ(rank.wait().describe(), "exit status 130") << rank.err();
-  EXPECT_THAT(rank.out(), HasSubstr("written to"));
-  expect_sound(run, 1);
+TEST(Fault, ABareRankStopsAtCtrlCAndWhenItsTerminalIsClosed) {
+  for (const int signal : {SIGINT, SIGHUP}) {
+    TestRun run({.batches = 100'000});
+    Command rank(run.folder(), {rank_program(), run.experiment(), "--run-dir", run.run_dir()});
+    ASSERT_TRUE(run.reached(0, 10)) << rank.err();
+    rank.kill(signal);
+    EXPECT_EQ(rank.wait().describe(), "exit status 130") << rank.err();
+    EXPECT_THAT(rank.out(), HasSubstr("written to"));
+    expect_sound(run, 1);
+  }
+}
+
+// As under nohup, and in the background of a shell script.
+TEST(Fault, SignalsThatTheStarterIgnoresStayIgnored) {
+  for (const bool launched : {false, true}) {
+    TestRun run({.batches = 100'000});
+    const std::string program = launched ? bin("dtrain") + " launch" : rank_program();
+    Command command(run.folder(), {"/bin/sh", "-c", "trap '' INT HUP; exec " + program + " \"$@\"", "sh",
+                                   run.experiment(), "--run-dir", run.run_dir()});
+    ASSERT_TRUE(run.reached(0, 10)) << command.err();
+    const auto batch = [&] { return count_of(run.log(0), "batch "); };
+    for (const int signal : {SIGINT, SIGHUP}) command.kill(signal);
+    const int before = batch();
+    EXPECT_TRUE(eventually([&] { return batch() > before + 100; })) << command.out();
+    EXPECT_THAT(command.out(), Not(HasSubstr("stopping")));
+    command.kill(SIGTERM);
+    EXPECT_EQ(command.wait().describe(), "exit status 130") << command.err();
+    expect_sound(run, launched ? 2 : 1);
+  }
 }
 
 TEST(Fault, ABareRankSaysItsCauseOnce) {

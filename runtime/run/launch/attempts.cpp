@@ -78,11 +78,13 @@ class Watcher {
     if (interrupts_ == 0 && !yields_ && !attempt_.task.yields().empty()) yield(attempt_.task.yields());
   }
 
-  // A SIGTERM is often sent twice at once: to the whole process group, and again by a parent that passes it on.
+  // A SIGTERM is often sent twice at once: to the whole process group, and again by a parent that passes it on. So is
+  // SIGHUP, by a shell and by the kernel, when a terminal is closed.
   bool belongs_to_the_last(int signal) {
+    if (signal == SIGINT) return false;
     const Nanoseconds now = attempt_.clock.monotonic();
-    const bool belongs = signal == SIGTERM && terminated_ && now - *terminated_ < kTogether;
-    if (signal == SIGTERM && !belongs) terminated_ = now;
+    const bool belongs = terminated_ && now - *terminated_ < kTogether;
+    if (!belongs) terminated_ = now;
     return belongs;
   }
 
@@ -116,7 +118,7 @@ class Watcher {
   int kills_ = 0;        // how many of the interrupts came from `dtrain task kill`
   bool yields_ = false;  // it was told to save and to give up its slots
   bool running_ = false;
-  std::optional<Nanoseconds> terminated_;  // when the last SIGTERM came
+  std::optional<Nanoseconds> terminated_;  // when the last SIGTERM or SIGHUP came
 };
 
 }  // namespace
