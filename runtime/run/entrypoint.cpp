@@ -59,6 +59,10 @@ fs::path find_python(const config::Experiment& experiment, const PythonEntry& en
 
 }  // namespace
 
+bool runs_script(const std::vector<std::string>& command) {
+  return command.size() > 3 && command[2] == kPythonRank && command[3].ends_with(".py");
+}
+
 std::vector<std::string> entry_command(const config::Experiment& experiment, const Variables& variables) {
   std::vector<std::string> command{find_entrypoint(experiment, variables).string()};
   const auto entry = python_entry(experiment.entrypoint.front());

@@ -28,6 +28,11 @@ void append(std::vector<Finding>& all, std::vector<Finding> more) {
 }  // namespace
 
 Finding check_interfaces() {
+  try {
+    host::check_loopback();
+  } catch (const ConfigError& error) {
+    return problem("interfaces", error.what(), error.remedy());
+  }
   std::vector<std::string> parts;
   for (const host::InterfaceAddress& one : host::interface_addresses()) {
     if (one.loopback || !host::is_for_others(one)) continue;

@@ -11,6 +11,7 @@
 #include "dtrain/base/text.h"
 #include "dtrain/run/log_tail.h"
 #include "dtrain/run/run_state.h"
+#include "entrypoint.h"
 #include "folder/resume.h"
 #include "launch/slurm_submit.h"
 
@@ -20,6 +21,7 @@ namespace {
 constexpr std::size_t kLogLinesShown = 15;
 constexpr int kWatchPollMs = 50;  // the screen is updated at least this often
 constexpr auto kTogether = std::chrono::seconds(1);
+constexpr auto kLongStart = std::chrono::seconds(30);  // libraries on a slow file system take as long
 
 Outcome run_once(const Attempt& attempt) {
   switch (attempt.plan.launcher.type) {
@@ -109,11 +111,25 @@ class Watcher {
     if (goes_on && ranks_.all_joined() && !std::exchange(running_, true)) {
       attempt_.task.enter(scheduler::TaskState::kRunning);
     }
+    if (goes_on && !running_) warn_of_absence();
     ranks_.judge();
+  }
+
+  // A rank that never joins trains alone, and fails at its end.
+  void warn_of_absence() {
+    if (attempt_.clock.monotonic() - began_ < kLongStart || std::exchange(warned_of_absence_, true)) return;
+    const bool script = runs_script(attempt_.plan.command);
+    attempt_.screen.line("dtrain: warning: not every rank has joined the run within " +
+                         std::to_string(kLongStart.count()) + " s. A rank joins when its program calls " +
+                         (script ? "dtrain.init()" : "dtrain::run_trial()") +
+                         ": does it load something large before, or does it not call it at all?" +
+                         (script ? std::string("\n  ") + kCallsOfScript : ""));
   }
 
   const Attempt& attempt_;
   WatchedRanks& ranks_;
+  const Nanoseconds began_ = attempt_.clock.monotonic();
+  bool warned_of_absence_ = false;
   int interrupts_ = 0;
   int kills_ = 0;        // how many of the interrupts came from `dtrain task kill`
   bool yields_ = false;  // it was told to save and to give up its slots
