@@ -1,6 +1,7 @@
 // `dtrain launch` and the other ways of starting the same program, when all goes well.
 #include <gmock/gmock.h>
 
+#include "dtrain/base/text.h"
 #include "run_harness.h"
 
 namespace dtrain::run {
@@ -377,10 +378,11 @@ TEST(Started, ALoopbackInterfaceThatIsDownIsNamedAtOnce) {
   EXPECT_EQ(launched.wait().describe(), "exit status 2");
   EXPECT_THAT(launched.err(), testing::AllOf(HasSubstr(cause), HasSubstr("ip link set lo up")));
   EXPECT_FALSE(fs::exists(run.run_dir()));
-  Command alone = in_namespace(run, {"/bin/sh", "-c",
-                                     "export WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=here MASTER_PORT=29500\n"
-                                     "RANK=0 LOCAL_RANK=0 \"$@\" & RANK=1 LOCAL_RANK=1 \"$@\"; a=$?; wait $!; exit $((a + $?))",
-                                     "sh", rank_program(), run.experiment(), "--run-dir", run.run_dir()});
+  Command alone =
+      in_namespace(run, {"/bin/sh", "-c",
+                         "export WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=here MASTER_PORT=29500\n"
+                         "RANK=0 LOCAL_RANK=0 \"$@\" & RANK=1 LOCAL_RANK=1 \"$@\"; a=$?; wait $!; exit $((a + $?))",
+                         "sh", rank_program(), run.experiment(), "--run-dir", run.run_dir()});
   EXPECT_EQ(alone.wait().describe(), "exit status 4") << "2 of each rank";
   EXPECT_EQ(count_of(alone.err(), cause), 2) << alone.err();
   std::vector<std::string> one_rank = launch;

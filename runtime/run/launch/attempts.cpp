@@ -188,7 +188,9 @@ Outcome run_attempts(Attempt attempt, int restarts, const std::function<bool()>&
       if (!outcome.failure || !outcome.failure->may_pass || stops) return outcome;
       // A checkpoint that is further than where the attempt began is progress.
       if (read_state(attempt.folder).last_saved.value_or(0) > attempt.resume.step) restarts = 0;
-      if (restarts >= most) return outcome;
+      std::error_code code;
+      const bool folder_is_there = std::filesystem::exists(attempt.folder.plan(), code);
+      if (restarts >= most || !folder_is_there) return outcome;
       ++restarts;
       const std::string cause = outcome.failure->cause;
       attempt.events.write("attempt_failed", {{"attempt", number}, {"cause", cause}, {"restart", restarts}});

@@ -10,9 +10,9 @@
 
 namespace dtrain::run {
 
-// SIGTERM, SIGINT and SIGHUP ask a rank to stop after its current step. Another one ends it at once if it comes at least
-// a second later; signals that arrive together (at a whole control group) count as one. SIGINT and SIGHUP stay ignored
-// if the process was started so (nohup, a shell script's background job). One object per process.
+// SIGTERM, SIGINT and SIGHUP ask a rank to stop after its current step. Another one ends it at once if it comes at
+// least a second later; signals that arrive together (at a whole control group) count as one. SIGINT and SIGHUP stay
+// ignored if the process was started so (nohup, a shell script's background job). One object per process.
 class StopSignals {
  public:
   StopSignals();
