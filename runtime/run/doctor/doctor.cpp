@@ -15,6 +15,7 @@
 #include "dtrain/base/text.h"
 #include "dtrain/host/identity.h"
 #include "dtrain/host/interfaces.h"
+#include "dtrain/host/reachable_address.h"
 #include "dtrain/scheduler/cluster_agents.h"
 #include "variable_family.h"
 
