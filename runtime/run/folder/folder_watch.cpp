@@ -16,6 +16,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kDeleted = " (deleted)";  // the kernel's words
+constexpr const char* kMoved = "was moved to ";
 
 }  // namespace
 
@@ -41,13 +42,15 @@ std::string FolderWatch::gone() const {
   std::error_code code;
   const std::string now = fs::read_symlink("/proc/self/fd/" + std::to_string(fd_.get()), code).string();
   if (held.st_nlink == 0 || now.empty() || now.ends_with(kDeleted) || now == folder_) return "was removed";
-  return "was moved to " + now;
+  return kMoved + now;
 }
 
 std::string FolderWatch::warning(const std::string& gone) const {
+  const bool is_elsewhere = gone.starts_with(kMoved);
   return "the run's folder " + folder_.string() + " " + gone +
-         " while the run goes on: checkpoints and new files have no place. Move it back, or stop the run; if it is not "
-         "there at the end, the final weights go to " +
+         " while the run goes on: checkpoints and new files have no place. " +
+         (is_elsewhere ? "Move it back; if it is not there at the end, the final weights go to "
+                       : "The final weights will go to ") +
          substitute_.string();
 }
 

@@ -1,5 +1,5 @@
 // Whether a run's folder is still in its place: files that are open stay usable after it was removed or moved, so
-// nothing else shows it until the next file is to be made. One thread.
+// nothing else shows it until the next file is to be made. Any thread.
 #pragma once
 
 #include <filesystem>
