@@ -390,6 +390,31 @@ TEST(Fault, ABareRankStopsAtCtrlCAndWhenItsTerminalIsClosed) {
   }
 }
 
+// Where the final weights go then: tests/python/mistakes.py.
+TEST(Fault, AFolderThatIsGoneIsNamedAtOnceAndAtTheEndUnlessItComesBack) {
+  for (const bool launched : {false, true}) {
+    for (const bool comes_back : {false, true}) {
+      TestRun run({.batches = 1'000'000, .hyperparameters = "step_ms: 1"});
+      std::vector<std::string> command{rank_program(), run.experiment(), "--run-dir", run.run_dir()};
+      if (launched) command = {bin("dtrain"), "launch", run.experiment(), "--run-dir", run.run_dir()};
+      Command started(run.folder(), command);
+      ASSERT_TRUE(run.reached(0, 10)) << started.err();
+      const fs::path elsewhere = run.folder() / "elsewhere";
+      fs::rename(run.run_dir(), elsewhere);
+      const std::string folder = "the run's folder " + run.run_dir().string();
+      EXPECT_TRUE(eventually([&] { return started.says(folder + " was moved to " + elsewhere.string()); }))
+          << started.out();
+      if (comes_back) fs::rename(elsewhere, run.run_dir());
+      started.kill(SIGTERM);
+      EXPECT_EQ(started.wait().describe(), comes_back ? "exit status 130" : "exit status 1") << started.err();
+      const std::string at_the_end = folder + " was moved to " + elsewhere.string() + " while the run went on";
+      EXPECT_EQ(count_of(started.err(), at_the_end), comes_back ? 0 : 1) << started.err();
+      EXPECT_EQ(started.says("written to "), comes_back) << started.out();
+      if (comes_back) expect_sound(run, launched ? 2 : 1);
+    }
+  }
+}
+
 // As under nohup, and in the background of a shell script.
 TEST(Fault, SignalsThatTheStarterIgnoresStayIgnored) {
   for (const bool launched : {false, true}) {
