@@ -13,9 +13,6 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-_CALLS = ("a script begins with session = dtrain.init(), and trains what session.wrap(model, optimizer, loader) returns "
-          "(docs/python.md); Lightning's Trainer takes strategy=dtrain.lightning.Strategy()")
-
 
 def _trial_class(script: Path, name: str) -> Any:
     spec = importlib.util.spec_from_file_location(script.stem, script)
@@ -42,18 +39,10 @@ def _without_ours(error: BaseException) -> str:
     return "".join(traceback.format_exception(type(error), error, trace)).rstrip() + moving.advice(error)
 
 
-def _warn_of_no_call(script: Path) -> None:
-    """At the start: each rank of a script that never calls dtrain.init() would train by itself, on all of the data."""
-    if os.environ.get("DTRAIN_RANK", os.environ.get("RANK", "0")) != "0" or "dtrain" in script.read_text(errors="replace"):
-        return
-    print(f"dtrain: warning: {script} does not mention dtrain. Unless a module that it imports calls dtrain.init(), each rank "
-          f"trains by itself on all of the data, and the run fails at the end\n  {_CALLS}", file=sys.stderr, flush=True)
-
-
 def _end_of_script(session: Any, script: Path) -> int:
     if session._session is not None or "DTRAIN_LAUNCHER_FD" in os.environ:  # then the launcher says that no rank has joined
         return session.end(None)
-    print(f"dtrain: {script} has ended, and has not called dtrain.init()\n  {_CALLS}", file=sys.stderr)
+    print(f"dtrain: {script} has ended, and has not called dtrain.init()", file=sys.stderr)
     return 1
 
 
@@ -79,7 +68,6 @@ def main() -> int:
     try:
         if name:
             return run_trial(_trial_class(script, name), arguments)
-        _warn_of_no_call(script)
         runpy.run_path(str(script), run_name="__main__")
     except SystemExit as leave:
         if leave.code in (None, 0):

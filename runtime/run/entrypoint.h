@@ -22,6 +22,9 @@ std::filesystem::path find_entrypoint(const config::Experiment& experiment, cons
 
 // Whether a rank's command runs a Python script, whose loop is its own; false: a class in one, or another program.
 bool runs_script(const std::vector<std::string>& command);
+// A warning where such a script does not mention dtrain: unless a module that it imports calls dtrain.init(), each rank
+// would train alone. Empty: it does, or cannot be read.
+std::string script_warning(const std::vector<std::string>& command);
 // What a script has to call to become a rank; a remedy for people.
 inline constexpr const char* kCallsOfScript =
     "a script begins with session = dtrain.init(), and trains what session.wrap(model, optimizer, loader) returns "
