@@ -39,6 +39,13 @@ def _without_ours(error: BaseException) -> str:
     return "".join(traceback.format_exception(type(error), error, trace)).rstrip() + moving.advice(error)
 
 
+def _end_of_script(session: Any, script: Path) -> int:
+    if session._session is not None or "DTRAIN_LAUNCHER_FD" in os.environ:  # then the launcher says that no rank has joined
+        return session.end(None)
+    print(f"dtrain: {script} has ended, and has not called dtrain.init()", file=sys.stderr)
+    return 1
+
+
 def main() -> int:
     try:
         marker = len(sys.argv) - 1 - sys.argv[::-1].index("--")
@@ -64,7 +71,7 @@ def main() -> int:
         runpy.run_path(str(script), run_name="__main__")
     except SystemExit as leave:
         if leave.code in (None, 0):
-            return session.end(None)
+            return _end_of_script(session, script)
         if session._session is not None and session._session._loop.state == session._State.ENDED:
             return leave.code if isinstance(leave.code, int) else 1
         if not isinstance(leave.code, int):
@@ -73,7 +80,7 @@ def main() -> int:
         return leave.code if isinstance(leave.code, int) else 1
     except BaseException as error:
         return session.end(_without_ours(error)) or 1
-    return session.end(None)
+    return _end_of_script(session, script)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <optional>
 #include <set>
@@ -99,6 +100,23 @@ std::string interface_of(const std::string& wanted, const std::string& where) {
   const auto found = std::find_if(addresses.begin(), addresses.end(),
                                   [&](const InterfaceAddress& one) { return one.address == address; });
   return found == addresses.end() ? "lo" : found->interface;
+}
+
+void check_loopback() {
+  sockaddr_in name{};
+  name.sin_family = AF_INET;
+  name.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof name;
+  auto* const address = reinterpret_cast<sockaddr*>(&name);
+  const UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const UniqueFd caller(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  const bool reached = listener && caller && ::bind(listener.get(), address, size) == 0 &&
+                       ::listen(listener.get(), 1) == 0 && ::getsockname(listener.get(), address, &size) == 0 &&
+                       (::connect(caller.get(), address, size) == 0 || errno == EINPROGRESS);
+  if (reached) return;
+  throw ConfigError("this host cannot connect to itself at 127.0.0.1, by which its ranks find each other: " +
+                        std::string(std::strerror(errno)),
+                    "is its loopback interface down? As root, in this network namespace: ip link set lo up");
 }
 
 std::string source_address(const std::string& to) {

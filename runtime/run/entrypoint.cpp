@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/file.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
 #include "libtorch.h"
@@ -58,6 +59,23 @@ fs::path find_python(const config::Experiment& experiment, const PythonEntry& en
 }
 
 }  // namespace
+
+bool runs_script(const std::vector<std::string>& command) {
+  return command.size() > 3 && command[2] == kPythonRank && command[3].ends_with(".py");
+}
+
+std::string script_warning(const std::vector<std::string>& command) {
+  if (!runs_script(command)) return {};
+  try {
+    if (read_file(command[3]).find("dtrain") != std::string::npos) return {};
+  } catch (const Error&) {
+    return {};  // Python will say why
+  }
+  return command[3] +
+         " does not mention dtrain: unless a module that it imports calls dtrain.init(), each rank trains by itself on "
+         "all of the data, and the run fails at the end\n  " +
+         kCallsOfScript;
+}
 
 std::vector<std::string> entry_command(const config::Experiment& experiment, const Variables& variables) {
   std::vector<std::string> command{find_entrypoint(experiment, variables).string()};

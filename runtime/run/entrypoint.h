@@ -20,6 +20,16 @@ inline constexpr const char* kPythonRank = "dtrain.rank";
 // without a slash. Its program is Python: $DTRAIN_PYTHON, that of $VIRTUAL_ENV, or python3 in PATH.
 std::filesystem::path find_entrypoint(const config::Experiment& experiment, const Variables& variables);
 
+// Whether a rank's command runs a Python script, whose loop is its own; false: a class in one, or another program.
+bool runs_script(const std::vector<std::string>& command);
+// A warning where such a script does not mention dtrain: unless a module that it imports calls dtrain.init(), each rank
+// would train alone. Empty: it does, or cannot be read.
+std::string script_warning(const std::vector<std::string>& command);
+// What a script has to call to become a rank; a remedy for people.
+inline constexpr const char* kCallsOfScript =
+    "a script begins with session = dtrain.init(), and trains what session.wrap(model, optimizer, loader) returns "
+    "(docs/python.md); Lightning's Trainer takes strategy=dtrain.lightning.Strategy()";
+
 // The program and its arguments. What the launcher adds (the experiment file and options) comes after them.
 std::vector<std::string> entry_command(const config::Experiment& experiment, const Variables& variables);
 

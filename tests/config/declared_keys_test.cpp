@@ -113,7 +113,7 @@ milk: {share: 0.25}
   EXPECT_EQ(pot.owner, "me");
   EXPECT_THAT(pot.guests, ElementsAre("you", "her"));
   EXPECT_EQ(pot.rest, (Length{LengthUnit::kEpochs, 1}));
-  EXPECT_EQ(pot.recipe, "folder/tea.txt");
+  EXPECT_EQ(pot.recipe, std::filesystem::absolute("folder/tea.txt"));
   ASSERT_TRUE(pot.milk);
   EXPECT_EQ(pot.milk->share, 0.25);
 }

@@ -96,6 +96,15 @@ TEST(ModelExperiment, APairOfFiles) {
   EXPECT_EQ(read_experiment(file.path(), overrides).model->eval_file, "");
 }
 
+// So that a run that is continued, whose file is named by its whole path, has the paths that it began with.
+TEST(ModelExperiment, ItsPathsAreTheSameHoweverTheFileIsNamed) {
+  const std::string model = model_text("{kind: sgd, lr: 1}", kIdx);
+  for (const std::string& text : {model, "model: {train: nets/a.pt, eval: b.pt}" + model.substr(model.find('\n'))}) {
+    const TemporaryFile file(text + "initial_weights: w.safetensors\noptimizations: {grad_updates_size_file: sizes}\n");
+    EXPECT_EQ(to_json(read_experiment(std::filesystem::relative(file.path()))), to_json(read_experiment(file.path())));
+  }
+}
+
 TEST(ModelExperiment, ALossHasSettings) {
   const auto loss = [](const std::string& text) {
     return read_model_text(model_text("{kind: sgd, lr: 0.5}", kIdx, text)).model->loss;

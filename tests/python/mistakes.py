@@ -81,6 +81,23 @@ class Scripts(MistakeTest):
         self.assertIn("rank 1 failed", result.output)
         self.assertEqual(result.output.count("ValueError: the third batch is bad"), 1, result.output)
 
+    def test_a_summed_loss_is_warned_of(self):
+        for what, warnings in (("summed loss", 1), ("nothing", 0)):
+            result = self.start("mistakes_script.py", what).expect(0)
+            self.assertEqual(result.output.count('the loss is a sum over samples (CrossEntropyLoss(reduction="sum"))'), warnings,
+                             result.output)
+
+    def test_a_folder_that_is_removed_or_moved_loses_no_weights(self):
+        weights = self.start("mistakes_script.py", "nothing").expect(0).weights_file.read_bytes()
+        for what, became in (("folder removed", "was removed"), ("folder moved", "was moved to ")):
+            with self.subTest(what=what):
+                result = self.start("mistakes_script.py", what).expect(1)
+                (final,) = result.run_dir.parent.glob("lost-run-*/checkpoints/final/model.safetensors")
+                self.assertEqual(final.read_bytes(), weights)
+                warned = result.output.index(f"the run's folder {result.run_dir} {became}")
+                self.assertLess(warned, result.output.index("trained 16 batches"), result.output)
+                self.assertIn(f"its final weights are in {final}", result.output)
+
     def test_what_is_no_mistake(self):
         for what, batches in (("nothing", 16), ("break", 8), ("custom sampler", 12), ("batch sampler", 16),
                               ("replaced buffer", 16), ("workers", 16), ("iterable", 16),
@@ -242,6 +259,23 @@ class Launched(MistakeTest):
                 result = harness.run(command, run_dir, **environment)
                 self.assertIn(text, result.expect(code).output)
                 self.assertRegex(result.output, r"cpus +threads\n")  # the batch is not known before the script runs
+
+    def test_a_script_that_never_calls_init(self):
+        folder = self.work.new_run()
+        folder.mkdir()
+        (folder / "trainer.py").write_text("print('trained')\n")
+        command = [build.program("dtrain"), "run", "--slots", "2", "--run-dir", str(folder / "run"), str(folder / "trainer.py")]
+        result = harness.run(command, folder / "run", **environment).expect(1)
+        self.assertEqual(result.output.count("trainer.py does not mention dtrain"), 1, result.output)
+        self.assertIn("trainer.py, which has not called dtrain.init()\n  a script begins with session = dtrain.init()", result.output)
+
+    def test_a_folder_that_is_removed_while_the_run_is_launched(self):
+        result = self.launch("folder removed").expect(1)
+        (final,) = result.run_dir.parent.glob("lost-run-*/checkpoints/final/model.safetensors")
+        said = f"the run's folder {result.run_dir} was removed while the run went on; its final weights are in {final}"
+        self.assertEqual(result.output.count(said), 1, result.output)
+        self.assertLess(result.output.index(f"{result.run_dir} was removed while the run goes on"), result.output.index(said))
+        self.assertNotIn("written to", result.output)
 
     def test_what_torch_distributed_would_do(self):
         result = self.launch("process group").expect(1)

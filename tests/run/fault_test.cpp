@@ -379,14 +379,60 @@ TEST(Fault, AnAgentThatIsStoppedDoesNotHoldUpTheRanks) {
 }
 
 // Without a launcher: a rank started by itself.
-TEST(Fault, ABareRankStopsAtCtrlC) {
-  TestRun run({.batches = 100'000});
-  Command rank(run.folder(), {rank_program(), run.experiment(), "--run-dir", run.run_dir()});
-  ASSERT_TRUE(run.reached(0, 10)) << rank.err();
-  rank.kill(SIGINT);
-  EXPECT_EQ(rank.wait().describe(), "exit status 130") << rank.err();
-  EXPECT_THAT(rank.out(), HasSubstr("written to"));
-  expect_sound(run, 1);
+TEST(Fault, ABareRankStopsAtCtrlCAndWhenItsTerminalIsClosed) {
+  for (const int signal : {SIGINT, SIGHUP}) {
+    TestRun run({.batches = 100'000});
+    Command rank(run.folder(), {rank_program(), run.experiment(), "--run-dir", run.run_dir()});
+    ASSERT_TRUE(run.reached(0, 10)) << rank.err();
+    rank.kill(signal);
+    EXPECT_EQ(rank.wait().describe(), "exit status 130") << rank.err();
+    EXPECT_THAT(rank.out(), HasSubstr("written to"));
+    expect_sound(run, 1);
+  }
+}
+
+// Where the final weights go then: tests/python/mistakes.py.
+TEST(Fault, AFolderThatIsGoneIsNamedAtOnceAndAtTheEndUnlessItComesBack) {
+  for (const bool launched : {false, true}) {
+    for (const bool comes_back : {false, true}) {
+      TestRun run({.batches = 1'000'000, .hyperparameters = "step_ms: 1"});
+      std::vector<std::string> command{rank_program(), run.experiment(), "--run-dir", run.run_dir()};
+      if (launched) command = {bin("dtrain"), "launch", run.experiment(), "--run-dir", run.run_dir()};
+      Command started(run.folder(), command);
+      ASSERT_TRUE(run.reached(0, 10)) << started.err();
+      const fs::path elsewhere = run.folder() / "elsewhere";
+      fs::rename(run.run_dir(), elsewhere);
+      const std::string folder = "the run's folder " + run.run_dir().string();
+      EXPECT_TRUE(eventually([&] { return started.says(folder + " was moved to " + elsewhere.string()); }))
+          << started.out();
+      if (comes_back) fs::rename(elsewhere, run.run_dir());
+      started.kill(SIGTERM);
+      EXPECT_EQ(started.wait().describe(), comes_back ? "exit status 130" : "exit status 1") << started.err();
+      const std::string at_the_end = folder + " was moved to " + elsewhere.string() + " while the run went on";
+      EXPECT_EQ(count_of(started.err(), at_the_end), comes_back ? 0 : 1) << started.err();
+      EXPECT_EQ(started.says("written to "), comes_back) << started.out();
+      if (comes_back) expect_sound(run, launched ? 2 : 1);
+    }
+  }
+}
+
+// As under nohup, and in the background of a shell script.
+TEST(Fault, SignalsThatTheStarterIgnoresStayIgnored) {
+  for (const bool launched : {false, true}) {
+    TestRun run({.batches = 100'000});
+    const std::string program = launched ? bin("dtrain") + " launch" : rank_program();
+    Command command(run.folder(), {"/bin/sh", "-c", "trap '' INT HUP; exec " + program + " \"$@\"", "sh",
+                                   run.experiment(), "--run-dir", run.run_dir()});
+    ASSERT_TRUE(run.reached(0, 10)) << command.err();
+    const auto batch = [&] { return count_of(run.log(0), "batch "); };
+    for (const int signal : {SIGINT, SIGHUP}) command.kill(signal);
+    const int before = batch();
+    EXPECT_TRUE(eventually([&] { return batch() > before + 100; })) << command.out();
+    EXPECT_THAT(command.out(), Not(HasSubstr("stopping")));
+    command.kill(SIGTERM);
+    EXPECT_EQ(command.wait().describe(), "exit status 130") << command.err();
+    expect_sound(run, launched ? 2 : 1);
+  }
 }
 
 TEST(Fault, ABareRankSaysItsCauseOnce) {

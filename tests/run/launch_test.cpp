@@ -1,6 +1,7 @@
 // `dtrain launch` and the other ways of starting the same program, when all goes well.
 #include <gmock/gmock.h>
 
+#include "dtrain/base/text.h"
 #include "run_harness.h"
 
 namespace dtrain::run {
@@ -335,6 +336,62 @@ TEST(Started, RanksWithDifferentExperimentsAreRefused) {
               HasSubstr("dtrain: the run could not start: rank 1 was given another experiment than rank 0"));
   EXPECT_THAT(second.err(), HasSubstr("rank 1 stopped with the others; see the error of rank 0"));
   EXPECT_FALSE(fs::exists(run.run_dir()));
+}
+
+// Whichever rank is first to report an error.
+TEST(Started, WhatRank0IsRefusedIsTheCauseOnAllRanks) {
+  TestRun run;
+  fs::create_directory(run.folder() / "second");
+  fs::create_directory(run.run_dir());
+  std::ofstream(run.run_dir() / "events.jsonl") << "";
+  const std::vector<std::string> command{rank_program(), run.experiment(), "--run-dir", run.run_dir()};
+  Command second(run.folder() / "second", command, torchrun(run, 1));
+  Command first(run.folder(), command, torchrun(run, 0));
+  EXPECT_EQ(first.wait().code, 2);
+  EXPECT_NE(second.wait().code, 0);
+  const std::string cause = run.run_dir().string() + " already holds a run";
+  EXPECT_THAT(first.err(), HasSubstr("dtrain: the run could not start: --run-dir: " + cause));
+  EXPECT_THAT(first.err(), HasSubstr("give another folder"));
+  // It has got the error as such, or as that of a run which cannot go on.
+  EXPECT_THAT(second.err(),
+              testing::AnyOf(HasSubstr("rank 1 stopped with the others; see the error of rank 0"),
+                             HasSubstr("rank 1 stopped because the run cannot go on: --run-dir: " + cause)));
+}
+
+// What puts a command into a network namespace of its own, where the interface lo is down; empty: that cannot be done.
+std::vector<std::string> without_loopback() {
+  for (const std::vector<std::string>& way :
+       {std::vector<std::string>{"unshare", "--net"}, {"unshare", "--user", "--map-root-user", "--net"}}) {
+    if (std::system((join(way, " ") + " true >/dev/null 2>&1").c_str()) == 0) return way;
+  }
+  return {};
+}
+
+TEST(Started, ALoopbackInterfaceThatIsDownIsNamedAtOnce) {
+  const std::vector<std::string> apart = without_loopback();
+  if (apart.empty()) GTEST_SKIP() << "this machine lets nobody make a network namespace";
+  const auto in_namespace = [&](const TestRun& run, std::vector<std::string> command) {
+    command.insert(command.begin(), apart.begin(), apart.end());
+    return Command(run.folder(), command);
+  };
+  const std::string cause = "this host cannot connect to itself at 127.0.0.1, by which its ranks find each other: ";
+  TestRun run({.more = "max_restarts: 3\n"});
+  const std::vector<std::string> launch{bin("dtrain"), "launch", run.experiment(), "--run-dir", run.run_dir()};
+  Command launched = in_namespace(run, launch);
+  EXPECT_EQ(launched.wait().describe(), "exit status 2");
+  EXPECT_THAT(launched.err(), testing::AllOf(HasSubstr(cause), HasSubstr("ip link set lo up")));
+  EXPECT_FALSE(fs::exists(run.run_dir()));
+  Command alone =
+      in_namespace(run, {"/bin/sh", "-c",
+                         "export WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=here MASTER_PORT=29500\n"
+                         "RANK=0 LOCAL_RANK=0 \"$@\" & RANK=1 LOCAL_RANK=1 \"$@\"; a=$?; wait $!; exit $((a + $?))",
+                         "sh", rank_program(), run.experiment(), "--run-dir", run.run_dir()});
+  EXPECT_EQ(alone.wait().describe(), "exit status 4") << "2 of each rank";
+  EXPECT_EQ(count_of(alone.err(), cause), 2) << alone.err();
+  std::vector<std::string> one_rank = launch;
+  one_rank.insert(one_rank.end(), {"--set", "resources.slots_per_trial=1"});
+  Command lonely = in_namespace(run, one_rank);
+  EXPECT_EQ(lonely.wait().describe(), "exit status 0") << "one rank needs no other: " << lonely.err();
 }
 
 TEST(Started, AHalfSetEnvironmentNamesWhatIsMissing) {

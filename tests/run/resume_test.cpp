@@ -199,6 +199,16 @@ TEST(Stop, ASigtermToOneRankIsTheEndOfAll) {
   }
 }
 
+TEST(Stop, SighupToARankWithoutALauncherSavesToo) {
+  TestRun run(saving());
+  Command rank(run.folder(), {rank_program(), run.experiment(), "--run-dir", run.run_dir()});
+  ASSERT_TRUE(run.reached(0, 7)) << rank.err();
+  rank.kill(SIGHUP);
+  EXPECT_EQ(rank.wait().describe(), "exit status 75") << rank.out() << rank.err();
+  EXPECT_GE(newest_step(run.run_dir()), 7);
+  EXPECT_EQ(events_named(run.events(), "rank_finished").at(0).at("stopped"), "SIGHUP");
+}
+
 TEST(Stop, RanksThatMpirunHasStartedSaveAndGoOn) {
   if (std::system("command -v mpirun >/dev/null 2>&1") != 0) GTEST_SKIP() << "mpirun is not there";
   TestRun run(saving());

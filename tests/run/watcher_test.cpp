@@ -27,7 +27,10 @@ class EndlessRanks final : public WatchedRanks {
   bool has_failed() const override { return false; }
   bool all_ended() const override {
     if (looks == 1 && interrupts.empty()) ::raise(SIGINT);
-    if (looks == 2 && interrupts.size() == 1) ::raise(SIGTERM);
+    if (looks == 2 && interrupts.size() == 1) {
+      ::raise(SIGTERM);
+      ::raise(SIGHUP);  // of the same moment: counts as one with SIGTERM
+    }
     return interrupts.size() == 2 || looks > 100;  // 100: an interrupt was lost
   }
   bool taken_last() const { return taken_last_; }
@@ -37,6 +40,32 @@ class EndlessRanks final : public WatchedRanks {
 
  private:
   bool taken_last_ = false;
+};
+
+// A clock whose seconds pass fast.
+class HurriedClock final : public Clock {
+ public:
+  Nanoseconds monotonic() const override { return now_ += std::chrono::seconds(10); }
+  Nanoseconds wall() const override { return now_; }
+
+ private:
+  mutable Nanoseconds now_{0};
+};
+
+// Ranks of which none joins.
+class AbsentRanks final : public WatchedRanks {
+ public:
+  void add_descriptors(std::vector<pollfd>&) const override {}
+  void take(bool) override { ++looks_; }
+  void judge() override {}
+  void interrupt(const Interrupt&) override {}
+  void end_what_hangs() override {}
+  bool all_joined() const override { return false; }
+  bool has_failed() const override { return false; }
+  bool all_ended() const override { return looks_ > 8; }
+
+ private:
+  int looks_ = 0;
 };
 
 class Watching : public ::testing::Test {
@@ -72,10 +101,19 @@ TEST_F(Watching, AFullDiskOfEventsKeepsNoInterruptFromTheRanks) {
   ASSERT_EQ(ranks.interrupts.size(), 2u);
   EXPECT_EQ(ranks.interrupts[0].why, "SIGINT");
   EXPECT_EQ(ranks.interrupts[0].count, 1);
-  EXPECT_EQ(ranks.interrupts[1].signal, SIGTERM);
+  EXPECT_THAT(ranks.interrupts[1].signal, ::testing::AnyOf(SIGTERM, SIGHUP));
   EXPECT_EQ(ranks.interrupts[1].count, 2);
   EXPECT_TRUE(ranks.taken_last());
   expect_one_warning_of("warning: events are missing from the run's folder");
+}
+
+TEST_F(Watching, RanksThatDoNotJoinAreNamedOnceWithWhatTheyHaveToCall) {
+  plan_.command = {"python3", "-m", "dtrain.rank", "/somewhere/train.py", "--"};
+  const HurriedClock clock;
+  AbsentRanks ranks;
+  watch_ranks({plan_, folder_, events_, screen_, clock, variables_, signals_, task_}, ranks);
+  EXPECT_EQ(count_of(shown(), "not every rank has joined the run within 30 s"), 1) << shown();
+  EXPECT_THAT(shown(), HasSubstr("session = dtrain.init()"));
 }
 
 TEST_F(Watching, AFullDiskIsNotTheEndOfLocalRanks) {

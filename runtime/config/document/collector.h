@@ -29,7 +29,8 @@ class Collector {
   void explain_with(Explain explain) { explain_ = explain; }
   // "file:line", or "--set:line"
   std::string place(Location at) const;
-  std::filesystem::path folder() const { return std::filesystem::path(file_).parent_path(); }
+  // Absolute, so that plan.json and checkpoints have the same paths however the file is named.
+  std::filesystem::path folder() const { return std::filesystem::absolute(file_).parent_path(); }
   bool empty() const { return diagnostics_.empty() && unknown_.empty(); }
   // ConfigErrors, where anything was added.
   void throw_if_any();

@@ -15,6 +15,7 @@
 #include "dtrain/base/text.h"
 #include "dtrain/host/identity.h"
 #include "dtrain/host/interfaces.h"
+#include "dtrain/host/reachable_address.h"
 #include "dtrain/scheduler/cluster_agents.h"
 #include "variable_family.h"
 
@@ -28,6 +29,11 @@ void append(std::vector<Finding>& all, std::vector<Finding> more) {
 }  // namespace
 
 Finding check_interfaces() {
+  try {
+    host::check_loopback();
+  } catch (const ConfigError& error) {
+    return problem("interfaces", error.what(), error.remedy());
+  }
   std::vector<std::string> parts;
   for (const host::InterfaceAddress& one : host::interface_addresses()) {
     if (one.loopback || !host::is_for_others(one)) continue;

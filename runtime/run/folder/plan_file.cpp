@@ -92,16 +92,6 @@ Json plan_json(const PlanFacts& facts) {
                {"versions", facts.versions},
                {"experiment_file", std::filesystem::absolute(facts.experiment.file).lexically_normal().string()},
                {"experiment", config::to_json(facts.experiment)}};
-  // As data's paths, which are kept as the file has them, it does not depend on how the experiment file is named.
-  if (facts.experiment.model) {
-    const auto absolute = [](const std::filesystem::path& path) {
-      return std::filesystem::absolute(path).lexically_normal().string();
-    };
-    const config::ModelJob& job = *facts.experiment.model;
-    plan["experiment"]["model"] = job.eval_file.empty()
-                                      ? Json(absolute(job.file))
-                                      : Json{{"train", absolute(job.file)}, {"eval", absolute(job.eval_file)}};
-  }
   for (const auto& [key, value] : facts.more.items()) plan[key] = value;
   return plan;
 }

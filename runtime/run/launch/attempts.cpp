@@ -11,6 +11,7 @@
 #include "dtrain/base/text.h"
 #include "dtrain/run/log_tail.h"
 #include "dtrain/run/run_state.h"
+#include "entrypoint.h"
 #include "folder/resume.h"
 #include "launch/slurm_submit.h"
 
@@ -20,6 +21,7 @@ namespace {
 constexpr std::size_t kLogLinesShown = 15;
 constexpr int kWatchPollMs = 50;  // the screen is updated at least this often
 constexpr auto kTogether = std::chrono::seconds(1);
+constexpr auto kLongStart = std::chrono::seconds(30);  // libraries on a slow file system take as long
 
 Outcome run_once(const Attempt& attempt) {
   switch (attempt.plan.launcher.type) {
@@ -78,11 +80,13 @@ class Watcher {
     if (interrupts_ == 0 && !yields_ && !attempt_.task.yields().empty()) yield(attempt_.task.yields());
   }
 
-  // A SIGTERM is often sent twice at once: to the whole process group, and again by a parent that passes it on.
+  // A SIGTERM is often sent twice at once: to the whole process group, and again by a parent that passes it on. So is
+  // SIGHUP, by a shell and by the kernel, when a terminal is closed.
   bool belongs_to_the_last(int signal) {
+    if (signal == SIGINT) return false;
     const Nanoseconds now = attempt_.clock.monotonic();
-    const bool belongs = signal == SIGTERM && terminated_ && now - *terminated_ < kTogether;
-    if (signal == SIGTERM && !belongs) terminated_ = now;
+    const bool belongs = terminated_ && now - *terminated_ < kTogether;
+    if (!belongs) terminated_ = now;
     return belongs;
   }
 
@@ -107,16 +111,30 @@ class Watcher {
     if (goes_on && ranks_.all_joined() && !std::exchange(running_, true)) {
       attempt_.task.enter(scheduler::TaskState::kRunning);
     }
+    if (goes_on && !running_) warn_of_absence();
     ranks_.judge();
+  }
+
+  // A rank that never joins trains alone, and fails at its end.
+  void warn_of_absence() {
+    if (attempt_.clock.monotonic() - began_ < kLongStart || std::exchange(warned_of_absence_, true)) return;
+    const bool script = runs_script(attempt_.plan.command);
+    attempt_.screen.line("dtrain: warning: not every rank has joined the run within " +
+                         std::to_string(kLongStart.count()) + " s. A rank joins when its program calls " +
+                         (script ? "dtrain.init()" : "dtrain::run_trial()") +
+                         ": does it load something large before, or does it not call it at all?" +
+                         (script ? std::string("\n  ") + kCallsOfScript : ""));
   }
 
   const Attempt& attempt_;
   WatchedRanks& ranks_;
+  const Nanoseconds began_ = attempt_.clock.monotonic();
+  bool warned_of_absence_ = false;
   int interrupts_ = 0;
   int kills_ = 0;        // how many of the interrupts came from `dtrain task kill`
   bool yields_ = false;  // it was told to save and to give up its slots
   bool running_ = false;
-  std::optional<Nanoseconds> terminated_;  // when the last SIGTERM came
+  std::optional<Nanoseconds> terminated_;  // when the last SIGTERM or SIGHUP came
 };
 
 }  // namespace
@@ -170,7 +188,9 @@ Outcome run_attempts(Attempt attempt, int restarts, const std::function<bool()>&
       if (!outcome.failure || !outcome.failure->may_pass || stops) return outcome;
       // A checkpoint that is further than where the attempt began is progress.
       if (read_state(attempt.folder).last_saved.value_or(0) > attempt.resume.step) restarts = 0;
-      if (restarts >= most) return outcome;
+      std::error_code code;
+      const bool folder_is_there = std::filesystem::exists(attempt.folder.plan(), code);
+      if (restarts >= most || !folder_is_there) return outcome;
       ++restarts;
       const std::string cause = outcome.failure->cause;
       attempt.events.write("attempt_failed", {{"attempt", number}, {"cause", cause}, {"restart", restarts}});

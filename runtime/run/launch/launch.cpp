@@ -25,6 +25,7 @@
 #include "dtrain/run/summary_text.h"
 #include "dtrain/run/user_ledger.h"
 #include "dtrain/run/version.h"
+#include "folder/folder_watch.h"
 #include "folder/run_texts.h"
 #include "folder/screen.h"
 #include "launch/attempts.h"
@@ -228,9 +229,14 @@ int carry_out(LaunchPlan plan, LaunchedRun opened, const Variables& variables, c
   screen.after_a_while([&] { return first_look(folder, clock); });
   LaunchEvents guarded_events(events, screen);
   if (needs_allocation(plan, variables)) opened.lock.release();  // the job takes it
-  const Outcome outcome =
-      run_attempts({plan, folder, guarded_events, screen, clock, variables, signals, task, opened.resume},
-                   read_state(folder).restarts, wait_for_slots);
+  const FolderWatch watch(folder.path);
+  Outcome outcome = run_attempts({plan, folder, guarded_events, screen, clock, variables, signals, task, opened.resume},
+                                 read_state(folder).restarts, wait_for_slots);
+  const std::string gone = watch.gone();
+  if (!gone.empty() && !outcome.failure) {
+    outcome.failure = Failure{.cause = watch.error(gone)};
+    outcome.exit_code = static_cast<int>(ExitCode::kRunFailed);
+  }
   task.end(outcome.exit_code, reason_of(outcome));
   if (outcome.reported) return outcome.exit_code;
   if (plan.is_trial && !outcome.failure) return outcome.exit_code;
@@ -241,6 +247,7 @@ int carry_out(LaunchPlan plan, LaunchedRun opened, const Variables& variables, c
   } else {
     print("\n" + summary_text(folder.path, STDOUT_FILENO));
   }
+  if (!gone.empty()) return outcome.exit_code;  // nothing is there to report on
   const EndReport report_file = end_report(folder.path);
   std::fputs(report_file.warning.c_str(), stderr);
   print("\n" + report_file.text + "written to " + folder.path.string() + "\n");

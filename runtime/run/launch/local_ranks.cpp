@@ -78,6 +78,10 @@ std::optional<Failure> failure_of(const RankProcess& rank, const LaunchPlan& pla
                    .remedy = status.signal == SIGKILL ? host::who_killed(kills, host::read_memory_kills()) : "",
                    .may_pass = true};
   }
+  if (!rank.joined() && status.success() && runs_script(plan.command)) {
+    return Failure{rank.rank(), name + " has run " + plan.command[3] + ", which has not called dtrain.init()",
+                   kCallsOfScript};
+  }
   if (!rank.joined()) {
     return Failure{rank.rank(), name + " ended before it joined the run: " + status.describe(), why_not_joined(plan)};
   }

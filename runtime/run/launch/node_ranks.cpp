@@ -248,6 +248,9 @@ int launch_node(const LaunchRequest& request, const NodeEnvironment& node, const
     print(text_of(plan, node) + "command     " + join(plan.command, " ") + "\n");
     return static_cast<int>(ExitCode::kDone);
   }
+  if (const std::string warning = script_warning(plan.command); !warning.empty()) {
+    std::fprintf(stderr, "dtrain: warning: %s\n", warning.c_str());
+  }
   print(text_of(plan, node));
   LaunchSignals signals;
   NodeRanks ranks(plan, node, variables);

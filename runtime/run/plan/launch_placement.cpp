@@ -7,6 +7,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/config/experiment.h"
+#include "dtrain/host/reachable_address.h"
 #include "dtrain/run/cluster.h"
 #include "dtrain/run/run_folder.h"
 #include "dtrain/scheduler/core_groups.h"
@@ -297,7 +298,11 @@ void assign_slots(LaunchPlan& plan, const scheduler::Claim& claim) {
 }
 
 void check_can_start(const LaunchPlan& plan) {
-  if (plan.launcher.type == config::LauncherType::kMpi) {
+  const bool by_mpi = plan.launcher.type == config::LauncherType::kMpi;
+  const bool on_one_host = std::all_of(plan.ranks.begin(), plan.ranks.end(),
+                                       [&](const RankPlacement& rank) { return rank.host == plan.host; });
+  if (on_one_host && (by_mpi || plan.world_size() > 1)) host::check_loopback();
+  if (by_mpi) {
     if (!find_program("mpirun", {}, process_variables()).empty()) return;
     throw ConfigError(plan.cluster.source + ": launcher: mpi needs mpirun, which is not in PATH",
                       "install Open MPI on every host (apt install openmpi-bin)");

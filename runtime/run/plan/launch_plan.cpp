@@ -149,6 +149,7 @@ LaunchPlan make_launch_plan(const LaunchRequest& request, const Variables& varia
   }
 
   plan.command = entry_command(plan.experiment, variables);
+  if (const std::string warning = script_warning(plan.command); !warning.empty()) plan.warnings.push_back(warning);
   plan.command.push_back(fs::absolute(request.experiment_file).lexically_normal().string());
   if (!plan.contents.empty()) plan.command.insert(plan.command.end(), {"--contents", plan.contents.string()});
   for (const std::string& value : request.overrides) {

@@ -51,6 +51,7 @@ void connect_by_store(Membership& membership, comm::ControlOptions options, cons
   options.session = environment.job;
   const std::string key = "dtrain/" + environment.job;
   const bool serves = world.rank == 0 && !master.is_served;
+  if (serves) host::check_loopback();
   comm::RendezvousStore::Options store_options{.port = master.port, .serves = serves, .timeout = options.timeout};
   store_options.address = serves ? "127.0.0.1" : await_listener(wait);
   const auto store = comm::RendezvousStore::open(store_options);

@@ -30,6 +30,7 @@ void serve_by_mpi(Membership& membership, comm::ControlOptions options, const st
   const bool one_host = options.world.local_size == options.world.size;
   comm::ControlEndpoint bound;
   try {
+    if (one_host) host::check_loopback();
     const std::string address =
         one_host ? "127.0.0.1" : host::reachable_address(network_interface, "DTRAIN_NETWORK_INTERFACE");
     membership.enter(comm::ControlPlane::serve(options, {.address = address}, &bound));
@@ -87,6 +88,7 @@ void connect_alone(Membership& membership, comm::ControlOptions options) {
 }
 
 void connect_by_file(Membership& membership, comm::ControlOptions options, const std::filesystem::path& file) {
+  host::check_loopback();
   options.session = file.stem().string();
   if (options.world.rank == 0) {
     options.secret = random_hex(kSecretBytes);

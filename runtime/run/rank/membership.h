@@ -83,7 +83,7 @@ inline constexpr const char* kAllConnected = "run.connected";
 
 // How the ranks of a generation find and reach each other. Each function connects this rank's control plane, enters
 // that generation (Membership::enter()), and returns once all its ranks have connected. They block, at most for the
-// timeout in the options, and throw CommError.
+// timeout in the options, and throw CommError; ConfigError where a host cannot connect to itself (check_loopback()).
 
 // A world of one rank.
 void connect_alone(Membership& membership, comm::ControlOptions options);

@@ -9,6 +9,7 @@
 #include "dtrain/base/file.h"
 #include "dtrain/checkpoint/checkpoint.h"
 #include "dtrain/host/topology.h"
+#include "dtrain/run/agreed_error.h"
 #include "dtrain/run/checkpoint_folder.h"
 #include "folder/host_folder.h"
 #include "folder/plan_file.h"
@@ -22,6 +23,7 @@ constexpr const char* kFolderKey = "run.folder";
 constexpr const char* kResumeKey = "run.resume-from";
 constexpr char kBegins = '=';  // before the folder's name
 constexpr char kGoesOn = '+';
+constexpr char kRefused = '!';  // before the error
 
 std::vector<std::string> plan_warnings(const RankIdentity& identity, const Assignment& assignment,
                                        const RankGpus& gpus) {
@@ -101,21 +103,24 @@ void write_own_plan(const RunFolder& folder, const RankIdentity& identity, const
 }
 
 // Rank 0 makes the folder with `make`, or goes on in it and sets `continues`; the other ranks learn both. If `make`
-// throws a ConfigError, they throw one that refers to rank 0.
+// throws a ConfigError, all ranks throw it: the first one to report an error names the cause.
 RunFolder open_own_folder(comm::ControlPlane& control, const RankHosts& hosts, const std::function<RunFolder()>& make,
                           bool& continues) {
   RunFolder folder;
   if (control.world().rank == 0) {
     try {
       folder = make();
-    } catch (const ConfigError&) {
-      control.set(kFolderKey, "");
-      throw;
+    } catch (const ConfigError& error) {
+      control.set(kFolderKey, kRefused + to_line({{"cause", error.what()}, {"remedy", error.remedy()}}));
+      throw AgreedError(error.what(), error.remedy());
     }
     control.set(kFolderKey, (continues ? kGoesOn : kBegins) + folder.path.string());
   } else {
     const std::string told = control.get(kFolderKey);
-    if (told.empty()) throw ConfigError("rank 0 was given bad input; see the error of rank 0");
+    if (told.front() == kRefused) {
+      const Json error = Json::parse(told.substr(1));
+      throw AgreedError(error.at("cause").get<std::string>(), error.at("remedy").get<std::string>());
+    }
     continues = told.front() == kGoesOn;
     folder.path = told.substr(1);
   }

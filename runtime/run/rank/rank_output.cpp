@@ -19,6 +19,7 @@ namespace {
 
 constexpr auto kCopyPeriod = std::chrono::milliseconds(50);
 constexpr auto kProgressPeriod = std::chrono::milliseconds(200);
+constexpr auto kLookPeriod = std::chrono::milliseconds(500);
 
 void flush_streams() {
   std::cout.flush();
@@ -125,6 +126,17 @@ void LogRedirect::original_error(std::string_view text) const {
 }
 void LogRedirect::original_output(std::string_view text) const {
   write_all(output_.get(), text);
+}
+
+void RankFiles::look_for_folder(const Clock& clock, const Logger& log) {
+  const Nanoseconds now = clock.monotonic();
+  if (said_gone || (looked && now - *looked < kLookPeriod)) return;
+  looked = now;
+  const std::string gone = watch.gone();
+  if (gone.empty()) return;
+  said_gone = true;
+  log->error("{}", watch.warning(gone));
+  events.try_write("folder_gone", {{"cause", gone}});
 }
 
 double ProgressReport::seconds_left(const Progress& progress, Nanoseconds now) {

@@ -21,6 +21,7 @@
 #include "dtrain/run/rank_session.h"
 #include "dtrain/run/run_folder.h"
 #include "folder/event_log.h"
+#include "folder/folder_watch.h"
 #include "folder/run_lock.h"
 #include "folder/screen.h"
 #include "rank/event_writer.h"
@@ -125,7 +126,13 @@ class ProgressReport {
 struct RankFiles {
   RankFiles(const Clock& clock, const Logger& log) : events(clock, log) {}
 
+  // To be called after each step on rank 0: says once that the folder is gone, within a second.
+  void look_for_folder(const Clock& clock, const Logger& log);
+
   RunFolder folder;
+  FolderWatch watch;
+  std::optional<Nanoseconds> looked;  // when look_for_folder() did last
+  bool said_gone = false;
   RunLock lock;                       // rank 0 without a launcher
   std::filesystem::path resume_from;  // without a launcher: the checkpoint that rank 0 has found; empty: none
   bool is_launchers_folder = true;    // false: this host has its own folder, which the launcher collects

@@ -77,8 +77,9 @@ const Clock& RankSession::clock() const {
 const Logger& RankSession::log() const {
   return log_;
 }
+// Once the folder is gone, what is written at the end goes elsewhere.
 const std::filesystem::path& RankSession::run_dir() const {
-  return files_->folder.path;
+  return files_->watch.gone().empty() ? files_->folder.path : files_->watch.substitute();
 }
 std::int64_t RankSession::batch_per_rank() const {
   return assignment_->split.per_slot;
@@ -105,7 +106,7 @@ std::filesystem::path RankSession::resume_from() const {
 }
 
 std::filesystem::path RankSession::checkpoint_folder() const {
-  return checkpoints::storage_of_run(run_dir());
+  return checkpoints::storage_of_run(files_->folder.path);
 }
 
 SharedMemory RankSession::share_on_host(const std::string& name, const std::function<SharedMemory()>& make,
@@ -160,13 +161,19 @@ void RankSession::write_event(const std::string& event, const Json& fields) {
 }
 
 void RankSession::update_plan(const std::string& key, const Json& value) {
-  if (identity_->is_rank_0()) update_plan_file(files_->folder.plan(), key, value);
+  if (!identity_->is_rank_0()) return;
+  try {
+    update_plan_file(files_->folder.plan(), key, value);
+  } catch (const Error&) {
+    if (files_->watch.gone().empty()) throw;  // else finish() says it
+  }
 }
 
 void RankSession::set_step(std::int64_t batch) {
   failure_report_->set_step(batch);
   control().set_step(batch);
   recording_->check();
+  if (identity_->is_rank_0()) files_->look_for_folder(clock_, log_);
 }
 
 int RankSession::finish(bool stopped, bool saved) {
@@ -181,6 +188,8 @@ int RankSession::finish(bool stopped, bool saved) {
     // Another rank may have seen the launcher's end first, and has made this one stop.
     if (stopped && launcher_ && launcher_->link().is_gone()) on_launcher_end();
     const StopOutcome stop = stopped ? agree_on_stop(saved) : StopOutcome{};
+    const std::string gone = identity_->is_rank_0() ? files_->watch.gone() : "";
+    if (!gone.empty()) throw Error(files_->watch.error(gone));
     const int code = static_cast<int>(stop.code);
     Json fields = {{"exit_code", code}, {"step", failure_report_->step()}};
     if (stopped) fields["stopped"] = stop.reason;
@@ -242,7 +251,15 @@ void RankSession::show_end(int code) {
 }
 
 int RankSession::fail(const std::exception& error) {
-  failure_report_->report(error);
+  // Without its folder a run fails in ways that say nothing of it, such as a last checkpoint that cannot be written.
+  const std::string gone = dynamic_cast<const CommError*>(&error) ? "" : files_->watch.gone();
+  if (gone.empty()) {
+    failure_report_->report(error);
+  } else {
+    const std::string text = files_->watch.error(gone);
+    const std::string more = describe(error) == text ? "" : "\n  " + describe(error);
+    failure_report_->report(Error(text + more));
+  }
   recording_->flush_after_failure();
   return static_cast<int>(ExitCode::kRunFailed);
 }

@@ -169,6 +169,7 @@ void RankSession::open_folder() {
     open_launched_folder(control(), launcher_->plane()->orders(), files);
   }
   files.events.open(files.folder.events(), environment.world.rank, identity_->host.name);
+  files.watch = FolderWatch(files.folder.path);
   if (identity_->is_rank_0()) {
     files.metrics.emplace(files.folder.metrics(), clock_, log_);
     files.tensorboard.emplace(files.folder.metrics_events(), clock_, log_);

@@ -13,11 +13,12 @@ namespace dtrain::run {
 
 LaunchSignals::LaunchSignals() {
   ::sigemptyset(&set_);
-  ::sigaddset(&set_, SIGINT);
   ::sigaddset(&set_, SIGTERM);
-  struct sigaction hang_up {};
-  ::sigaction(SIGHUP, nullptr, &hang_up);
-  if (hang_up.sa_handler != SIG_IGN) ::sigaddset(&set_, SIGHUP);
+  for (const int signal : {SIGINT, SIGHUP}) {
+    struct sigaction action {};
+    ::sigaction(signal, nullptr, &action);
+    if (action.sa_handler != SIG_IGN) ::sigaddset(&set_, signal);
+  }
   ::pthread_sigmask(SIG_BLOCK, &set_, nullptr);
   fd_.reset(::signalfd(-1, &set_, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!fd_) throw SystemError("cannot make a signalfd", errno);

@@ -1,5 +1,6 @@
-// SIGINT, SIGTERM and SIGHUP (unless nohup ignores it) of a launcher, read from a file descriptor instead of ending the
-// process. In effect while the object exists, on the thread that made it. Construct before other threads exist.
+// SIGINT, SIGTERM and SIGHUP of a launcher, read from a file descriptor instead of ending the process. SIGINT and
+// SIGHUP stay ignored if the process was started so (nohup, a shell script's background job). In effect while the
+// object exists, on the thread that made it. Construct before other threads exist.
 #pragma once
 
 #include <csignal>

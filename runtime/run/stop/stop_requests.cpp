@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "dtrain/base/error.h"
+#include "stop/launch_signals.h"
 
 namespace dtrain::run {
 namespace {
@@ -40,13 +41,15 @@ StopSignals::StopSignals() {
   struct sigaction action {};
   action.sa_handler = handle;
   action.sa_flags = SA_RESTART;
-  ::sigaction(SIGTERM, &action, &term_before_);
-  ::sigaction(SIGINT, &action, &int_before_);
+  for (Before& before : before_) {
+    ::sigaction(before.signal, nullptr, &before.action);
+    const bool stays_ignored = before.signal != SIGTERM && before.action.sa_handler == SIG_IGN;
+    if (!stays_ignored) ::sigaction(before.signal, &action, nullptr);
+  }
 }
 
 StopSignals::~StopSignals() {
-  ::sigaction(SIGTERM, &term_before_, nullptr);
-  ::sigaction(SIGINT, &int_before_, nullptr);
+  for (const Before& before : before_) ::sigaction(before.signal, &before.action, nullptr);
 }
 
 int StopSignals::received() {
@@ -103,8 +106,7 @@ std::string StopRequests::reason() const {
   }
   int signal = StopSignals::received();
   if (signal == 0) signal = launcher_signal_;
-  if (signal != 0) return signal == SIGINT ? "SIGINT" : "SIGTERM";
-  return {};
+  return signal == 0 ? std::string() : signal_name(signal);
 }
 
 }  // namespace dtrain::run

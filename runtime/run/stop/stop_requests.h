@@ -1,6 +1,7 @@
 // What asks a rank to stop after its current step, and the signals that a rank handles.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <csignal>
 #include <mutex>
@@ -9,8 +10,9 @@
 
 namespace dtrain::run {
 
-// SIGTERM and SIGINT ask a rank to stop after its current step. Another one ends it at once if it comes at least a
-// second later; signals that arrive together (at a whole control group) count as one. One object per process.
+// SIGTERM, SIGINT and SIGHUP ask a rank to stop after its current step. Another one ends it at once if it comes at
+// least a second later; signals that arrive together (at a whole control group) count as one. SIGINT and SIGHUP stay
+// ignored if the process was started so (nohup, a shell script's background job). One object per process.
 class StopSignals {
  public:
   StopSignals();
@@ -21,8 +23,11 @@ class StopSignals {
   static int received();
 
  private:
-  struct sigaction term_before_ {};
-  struct sigaction int_before_ {};
+  struct Before {
+    int signal;
+    struct sigaction action {};
+  };
+  std::array<Before, 3> before_{{{SIGTERM}, {SIGINT}, {SIGHUP}}};
 };
 
 // SIGUSR2 asks a run in progress for a trace of its next batches. `dtrain trace RUN --now` sends it to rank 0 with the
@@ -58,7 +63,7 @@ class StopRequests {
 
   bool launcher_has_ended() const { return launcher_ended_; }
   bool requested() const;
-  // "SIGINT", "SIGTERM", or that the launcher is gone; empty if nothing asks for a stop.
+  // "SIGINT", "SIGTERM", "SIGHUP", or that the launcher is gone; empty if nothing asks for a stop.
   std::string reason() const;
 
  private:

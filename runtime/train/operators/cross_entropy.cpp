@@ -151,6 +151,11 @@ at::Tensor cross_entropy_loss(const at::Tensor& scores, const at::Tensor& target
 
 }  // namespace
 
+bool is_summed_cross_entropy(const torch::autograd::Node* node) {
+  const auto* const ours = dynamic_cast<const torch::autograd::CppNode<OnePassCrossEntropy>*>(node);
+  return ours && ours->ctx_.saved_data.at("reduction").toInt() == at::Reduction::Sum;
+}
+
 void add_cross_entropy(torch::Library& own, torch::Library& aten) {
   own.def("cross_entropy(Tensor scores, Tensor target, int ignored, float smoothing) -> (Tensor, Tensor)",
           torch::dispatch(c10::DispatchKey::CPU, TORCH_FN(losses_of)));

@@ -25,6 +25,9 @@
 
 namespace torch {
 class Library;
+namespace autograd {
+struct Node;
+}
 }
 
 namespace dtrain::train {
@@ -37,6 +40,9 @@ void add_cross_entropy(torch::Library& own, torch::Library& aten);
 void add_gelu(torch::Library& own, torch::Library& aten);
 void add_attention(torch::Library& own, torch::Library& aten);
 void add_convolution(torch::Library& own, torch::Library& aten);
+
+// Whether it is the cross entropy of ours with reduction="sum".
+bool is_summed_cross_entropy(const torch::autograd::Node* node);
 
 // Whether a kernel of ours may take it: its elements can be read, which those of tensors that torch.compile and
 // torch.func trace with cannot, and it has no tangent of forward-mode differentiation, which ours does not compute.

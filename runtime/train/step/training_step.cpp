@@ -15,6 +15,7 @@
 #include "step/exchange_mode.h"
 #include "step/local_mode.h"
 #include "step/startup_checks.h"
+#include "step/summed_loss.h"
 
 namespace dtrain::train {
 
@@ -43,6 +44,18 @@ std::shared_ptr<torch::nn::Module> checked_model(const TrialContext::Wrapped& wr
   check(options, run.world);
   compare_models(*wrapped.model, run.control);
   return wrapped.model;
+}
+
+void warn_of_sum(const at::Tensor& loss, const RunServices& run) {
+  if (!run.is_first_rank() || run.world.size == 1) return;
+  const std::string sum = sum_over_samples(loss);
+  if (sum.empty()) return;
+  const std::string ranks = std::to_string(run.world.size);
+  run.log->warn(
+      "the loss is a sum over samples ({}). Each rank sums over its part of the batch, and gradients are averaged over "
+      "the ranks: they are 1/{} of those of one process with the whole batch. Make the loss a mean over its samples "
+      "(reduction=\"mean\"), or multiply it by the number of ranks, {}",
+      sum, ranks, ranks);
 }
 
 // With rank 0's values on every rank.
@@ -244,6 +257,7 @@ void TrainingStep::backward(const at::Tensor& loss, const BackwardOptions& optio
   batch_has_loss_ = true;
   if (weight) weigh_batch(*weight);
   if (loss.numel() == 1 && weight != 0.0) capturing_ ? void(captured_loss_ = loss.detach()) : read_loss(loss);
+  if (window_.rounds_begun() <= 1) warn_of_sum(loss, run_);
   const profile::PhaseScope phase(run_.recorder, profile::Phase::kBackward);
   watching_.reset();
   if (weight != 0.0) {

@@ -25,6 +25,10 @@ std::string interface_of(const std::string& wanted, const std::string& where);
 // there is no route.
 std::string source_address(const std::string& to);
 
+// ConfigError if this host cannot connect to its own address 127.0.0.1, by which the ranks of one host find each other:
+// a network namespace begins with its interface lo down.
+void check_loopback();
+
 // The interface of the default route (IPv4).
 std::string default_interface(const std::filesystem::path& root = "/");
 
