@@ -2,6 +2,7 @@
 // (exported_file.h). Training thread.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -37,6 +38,10 @@ class FileModel {
   virtual void check_signature(const std::vector<ModelInput>& inputs, const std::vector<OutputChoice>& outputs) = 0;
   // Whether forward() returns a tensor, and no tuple or dict of them.
   virtual bool returns_one_tensor() const = 0;
+
+  // ConfigError if the model does not take batches of so many samples; it begins with `which`, which says whose they
+  // are.
+  virtual void check_samples(std::int64_t /*samples*/, const std::string& /*which*/) const {}
 
   // Of inputs in the order of check_signature(), whose first are the features. Error naming their shapes, and the part
   // of the model that failed.

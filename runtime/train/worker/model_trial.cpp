@@ -209,6 +209,7 @@ ModelTrial::ModelTrial(TrialContext& context)
       fields_(fields_of(job_)),
       model_(load_model(job_.file)),
       sequences_(data::has_sequences(job_.data.format)),
+      is_alone_(context.world_size() == 1 && context.session().experiment().optimizations.aggregation_frequency == 1),
       output_choice_{"loss.output", job_.loss.output},
       auxiliary_choices_(auxiliary_choices(job_.loss)) {
   std::vector<OutputChoice> outputs = auxiliary_choices_;
@@ -280,8 +281,26 @@ void ModelTrial::wrap_optimizer() {
 }
 
 Loader ModelTrial::open_training_data() {
-  return context_.loader(read(fields_.format, job_.data.training, job_.data.transforms.training, context_.host_share()),
-                         settings_of(job_.data.loader));
+  Loader loader =
+      context_.loader(read(fields_.format, job_.data.training, job_.data.transforms.training, context_.host_share()),
+                      settings_of(job_.data.loader));
+  check_batches(*loader, "data.training", *model_);
+  return loader;
+}
+
+void ModelTrial::check_batches(const BatchSource& loader, const char* key, const FileModel& model) const {
+  const auto samples = loader.samples_per_epoch();
+  if (!samples) return;
+  const std::int64_t ranks = context_.world_size(), each = context_.batch_size();
+  const auto check = [&](const char* kind, std::int64_t size) {
+    if (size == 0) return;
+    model.check_samples(
+        size, std::string(key) + " has " + kind + std::to_string(size) + " samples" + (ranks > 1 ? " on a rank" : ""));
+  };
+  if (*samples >= each * ranks) check("batches of ", each);
+  const std::int64_t left = *samples % (each * ranks);  // shared as Sampler::part() does
+  if (left % ranks > 0) check("a last batch of ", left / ranks + 1);
+  if (left > 0) check("a last batch of ", left / ranks);
 }
 
 Loader ModelTrial::training_loader() {
@@ -292,8 +311,10 @@ Loader ModelTrial::validation_loader() {
   if (!job_.data.validation) return nullptr;
   LoaderSettings settings = settings_of(job_.data.loader);
   settings.shuffle = settings.drop_last = false;
-  return context_.loader(
+  Loader loader = context_.loader(
       read(fields_.format, *job_.data.validation, job_.data.transforms.validation, context_.host_share()), settings);
+  check_batches(*loader, "data.validation", eval_model_ ? *eval_model_ : *model_);
+  return loader;
 }
 
 std::vector<at::Tensor> ModelTrial::inputs(const Batch& batch) const {
@@ -312,6 +333,7 @@ std::vector<at::Tensor> ModelTrial::inputs(const Batch& batch) const {
 LossInput ModelTrial::loss_input(const at::Tensor& output, const Batch& batch) const {
   const std::vector<at::Tensor>& on_host = batch.host_tensors;  // empty: all of it is
   LossInput input{output, batch.tensors[1], sequences_, on_host.empty() ? at::Tensor() : on_host[1], has_accuracy_};
+  input.is_alone = is_alone_ || !model_->tree()->is_training();
   for (const std::size_t field : fields_.of_loss) {
     input.more.push_back(on_host.empty() ? batch.tensors[field] : on_host[field]);
   }
@@ -357,7 +379,9 @@ std::string ModelTrial::why_not_repeatable() const {
 // A graph has no part that looks at the targets.
 void ModelTrial::before_batch(const Batch& batch) {
   if (batch.host_tensors.empty() || !output_.defined()) return;
-  check_target(job_.loss.loss, {output_, {}, sequences_, batch.host_tensors[1]});
+  LossInput input{output_, {}, sequences_, batch.host_tensors[1]};
+  input.is_alone = is_alone_;
+  check_target(job_.loss.loss, input);
 }
 
 Metrics ModelTrial::train_batch(const Batch& batch) try {
