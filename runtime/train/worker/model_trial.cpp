@@ -11,6 +11,7 @@
 #include "dtrain/config/experiment.h"
 #include "dtrain/data/formats.h"
 #include "dtrain/data/image_folder.h"
+#include "dtrain/data/safetensors.h"
 #include "dtrain/run/rank_session.h"
 
 namespace dtrain::worker {
@@ -190,11 +191,17 @@ std::vector<ModelInput> inputs_of(const config::ModelJob& job) {
 }  // namespace
 
 ModelTrial::Fields ModelTrial::fields_of(const config::ModelJob& job) {
-  Fields fields{job.data.format, inputs_of_transforms(job).size(), {}};
+  Fields fields{job.data.format, inputs_of_transforms(job).size(), {}, {}};
   auto* const safetensors = std::get_if<data::Safetensors>(&fields.format);
   if (!safetensors) return fields;
   std::vector<std::string>& names = safetensors->more_inputs;
   fields.more_inputs = names.size();
+  const std::vector<std::string> masks = data::bool_tensors(job.data.training.at("file"));
+  const auto is_bool = [&](const std::string& name) {
+    return std::find(masks.begin(), masks.end(), name) != masks.end();
+  };
+  fields.are_bool = {is_bool(job.data.training.at("features")), false};
+  for (const std::string& name : names) fields.are_bool.push_back(is_bool(name));
   for (const std::string& name : config::tensors_of(job.loss.loss)) {
     const auto found = std::find(names.begin(), names.end(), name);
     fields.of_loss.push_back(2 + static_cast<std::size_t>(found - names.begin()));
@@ -319,12 +326,18 @@ Loader ModelTrial::validation_loader() {
 
 std::vector<at::Tensor> ModelTrial::inputs(const Batch& batch) const {
   const at::ScalarType type = model_->dtype();
-  std::vector<at::Tensor> inputs{std::visit(
-      [&](const auto& format) { return features_for_model(format, batch.tensors[0], model_->features_type()); },
-      job_.data.format)};
+  const auto is_bool = [&](std::size_t field) { return field < fields_.are_bool.size() && fields_.are_bool[field]; };
+  std::vector<at::Tensor> inputs;
+  if (is_bool(0)) {
+    inputs.push_back(batch.tensors[0].view(at::kBool));
+  } else {
+    inputs.push_back(std::visit(
+        [&](const auto& format) { return features_for_model(format, batch.tensors[0], model_->features_type()); },
+        job_.data.format));
+  }
   for (std::size_t field = 2; field < 2 + fields_.more_inputs; ++field) {
     const at::Tensor& input = batch.tensors[field];
-    inputs.push_back(input.is_floating_point() ? input.to(type) : input);
+    inputs.push_back(is_bool(field) ? input.view(at::kBool) : input.is_floating_point() ? input.to(type) : input);
   }
   if (is_from_model(job_.loss)) inputs.push_back(batch.tensors[1]);
   return inputs;

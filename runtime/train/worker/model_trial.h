@@ -50,6 +50,7 @@ class ModelTrial final : public Trial {
     data::Format format;               // with the names of them all
     std::size_t more_inputs = 0;       // from field 2 on
     std::vector<std::size_t> of_loss;  // in the order of tensors_of()
+    std::vector<bool> are_bool;        // those that the model gets as they are in the data: bool
   };
   static Fields fields_of(const config::ModelJob& job);
 

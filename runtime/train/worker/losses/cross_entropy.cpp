@@ -47,7 +47,7 @@ bool check_classes(const Settings& settings, const LossInput& input, const at::T
   }
   at::Tensor target = settings.ignore_index ? counted(settings, host_target) : host_target;
   const bool ignores = ignores_by_default(settings, target);
-  if (ignores && !input.is_alone) {
+  if (ignores && !input.is_alone && !settings.weighs_batches()) {
     throw ConfigError(
         "the target has -100, which torch leaves out of the mean; the means of several ranks or batches "
         "would then count the same, however many targets each has left",
