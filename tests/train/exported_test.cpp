@@ -409,7 +409,8 @@ TEST_F(ExportedTest, WhatItsAuthorWroteForBothModesStays) {
   EXPECT_FALSE(drops("return F.dropout("));
   EXPECT_FALSE(drops("return self.dropout(x)"));
   EXPECT_FALSE(drops("return F.alpha_dropout(x)"));
-  EXPECT_FALSE(drops("return F.dropout(x, self.p)", "L__self__,,Net;a,d,net.MyDropout"));
+  EXPECT_TRUE(drops("return F.dropout(x, self.p)", "L__self__,,Net;a,d,net.MonteCarloDropout"));
+  EXPECT_FALSE(drops("return F.dropout(self.d(x), 0.5)", "L__self__,,Net;a,d,torch.nn.modules.dropout.Dropout"));
 }
 
 TEST_F(ExportedTest, FrozenModulesAreNamed) {

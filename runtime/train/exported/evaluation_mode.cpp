@@ -48,6 +48,10 @@ constexpr std::array kModal{
     Modal{"scaled_dot_product_attention", "dropout_p", true},
 };
 
+// Of torch.nn, which have a mode.
+constexpr std::array<std::string_view, 6> kDropoutLayers{"Dropout",   "Dropout1d",    "Dropout2d",
+                                                         "Dropout3d", "AlphaDropout", "FeatureAlphaDropout"};
+
 std::string_view plain_name(const Instruction& instruction) {
   std::string_view name = instruction.target;
   name.remove_prefix(std::min(name.size(), std::string_view("aten.").size()));
@@ -130,9 +134,10 @@ void turn_flag_off(Instruction& instruction, const Modal& modal) {
   if (!index || !has_running_statistics(instruction)) return;
   const Operand& flag = instruction.operands[*index];
   if (flag.kind != Operand::Kind::kConstant) return;
-  const bool is_module = instruction.module_class.find("Dropout") != std::string::npos;
-  if (!is_module && (modal.is_probability ? flag.constant.isDouble() && flag.constant.toDouble() != 0
-                                          : flag.constant.isBool() && flag.constant.toBool())) {
+  const bool is_layer =
+      std::find(kDropoutLayers.begin(), kDropoutLayers.end(), instruction.module_class) != kDropoutLayers.end();
+  if (!is_layer && (modal.is_probability ? flag.constant.isDouble() && flag.constant.toDouble() != 0
+                                         : flag.constant.isBool() && flag.constant.toBool())) {
     instruction.always_trains = is_on_in_both_modes(instruction.code);
     if (instruction.always_trains) return;
   }
