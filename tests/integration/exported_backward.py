@@ -59,6 +59,26 @@ class Helped(Base):
         return self.out(x)
 
 
+class Scale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+def scale(x):
+    return Scale.apply(x)
+
+
+class Scaled(Base):
+    def forward(self, x):
+        x = scale(self.fc(x))  # like a module of another model
+        return self.out(x)
+
+
 class Reversed(Base):
     def forward(self, x):
         x = Reverse.apply(self.fc(x))  # reversed

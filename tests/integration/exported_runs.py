@@ -352,9 +352,14 @@ class BackwardCode(ExportedTest):
         self.assertIn("has gone through run_decompositions(), which leaves out detach()", said)
 
     def test_what_only_looks_like_it_is_not(self):
+        code, said = self.inspect(exported_backward.Scaled())
+        self.assertEqual(code, 0, said)
+        (suspected,) = json.loads(said)["suspected_backward"]
+        self.assertIn(self.line_of("like a module of another model"), suspected)
         code, said = self.inspect(exported_backward.LooksLikeIt())
         self.assertEqual(code, 0, said)
         told = json.loads(said)
+        self.assertEqual(told["suspected_backward"], [])
         self.assertEqual(told["modules_in_evaluation_mode"], ["still (BatchNorm1d)"])
         self.assertEqual(told["exported_in_evaluation_mode"], [])
         self.assertNotIn("aten.slice.Tensor", told["operators"])

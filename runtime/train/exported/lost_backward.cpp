@@ -38,18 +38,38 @@ bool says_function(const Json& node) {
   return has(metadata_text(node, "source_fn_stack"), "autograd.Function");
 }
 
+// Whose gradient is 0 everywhere, so that nobody trains through them without a backward of his own.
+bool is_flat(const std::string& target) {
+  constexpr std::array kFlat{"torch.ops.aten.sign.default",  "torch.ops.aten.round.default",
+                             "torch.ops.aten.floor.default", "torch.ops.aten.ceil.default",
+                             "torch.ops.aten.trunc.default", "torch.ops.aten.round.decimals"};
+  return std::find(kFlat.begin(), kFlat.end(), target) != kFlat.end();
+}
+
+// Modules that forward() of many models takes from a table or makes on the way, with derivatives that are known.
+bool is_of_known_module(const CodeLine& line) {
+  return (has(line.file, "/torch/nn/modules/") && !line.file.ends_with("_functions.py")) ||
+         line.file.ends_with("/transformers/activations.py");
+}
+
+std::string at(const CodeLine& line) {
+  return "'" + line.text + "' (" + line.file + ", line " + line.number + ")";
+}
+
 bool is_of_torch(const CodeLine& line) {
   return has(line.file, "/torch/_functorch/") || has(line.file, "/torch/_dynamo/") ||
          has(line.file, "/torch/autograd/");
 }
 
+std::string target_of(const Json& node) {
+  const auto target = node.find("target");
+  return target != node.end() && target->is_string() ? target->get<std::string>() : std::string();
+}
+
 // Of a function or hook that has returned its input as it was.
 bool returns_its_input(const Json& node, const std::vector<CodeLine>& lines) {
-  const auto target = node.find("target");
-  if (target == node.end() || !target->is_string()) return false;
-  const std::string text = lines.empty() ? std::string() : lines.back().text;
-  const auto& name = target->get_ref<const std::string&>();
-  if (name != "torch.ops.aten.view_as.default" || has(text, "view_as")) return false;
+  if (target_of(node) != "torch.ops.aten.view_as.default") return false;
+  if (!lines.empty() && has(lines.back().text, "view_as")) return false;
   const auto inputs = node.find("inputs");
   if (inputs == node.end() || !inputs->is_array() || inputs->size() != 2) return false;
   const auto argument = [&](std::size_t i) {
@@ -61,7 +81,7 @@ bool returns_its_input(const Json& node, const std::vector<CodeLine>& lines) {
 }  // namespace
 
 void LostBackward::add(const std::string& what, const CodeLine& line, const char* remedy) {
-  found_.emplace(what + " '" + line.text + "' (" + line.file + ", line " + line.number + ")", remedy);
+  found_.emplace(what + " " + at(line), remedy);
 }
 
 void LostBackward::see(const Json& node, bool without_gradients) {
@@ -80,10 +100,11 @@ void LostBackward::see(const Json& node, bool without_gradients) {
     return;
   }
   if (returns_its_input(node, lines)) return see_returned_input(lines, modules);
-  see_function(lines, modules);
+  see_function(target_of(node), lines, modules);
 }
 
-void LostBackward::see_function(const std::vector<CodeLine>& lines, const std::vector<EnteredModule>& modules) {
+void LostBackward::see_function(const std::string& target, const std::vector<CodeLine>& lines,
+                                const std::vector<EnteredModule>& modules) {
   // super().forward(x) and self.block.forward(x) enter no module, either.
   std::size_t called_by_name = 0;
   for (std::size_t i = 0; i + 1 < lines.size(); ++i) called_by_name += has(lines[i].text, ".forward") ? 1 : 0;
@@ -91,12 +112,13 @@ void LostBackward::see_function(const std::vector<CodeLine>& lines, const std::v
   for (std::size_t i = lines.size() - 1; i > 0; --i) {
     if (has(lines[i - 1].text, ".apply(")) return add("the autograd.Function of", lines[i - 1], kInOtherWords);
   }
-  // A helper of the model calls the function, and the stack leaves the helper out. Or it calls super().forward(), or
-  // a module that is made in forward(): then layers of torch are below it, whose derivatives are known.
-  if (has(lines.back().file, "/torch/nn/modules/") && !lines.back().file.ends_with("_functions.py")) return;
+  // Stacks leave helpers out, which may call a function, or super().forward().
+  if (is_of_known_module(lines.back())) return;
   for (std::size_t i = lines.size() - 1; i > 0; --i) {
-    if (!has(lines[i - 1].text, ".forward"))
-      return add("the autograd.Function that is called by", lines[i - 1], kCallTheModule);
+    if (has(lines[i - 1].text, ".forward")) continue;
+    if (is_flat(target)) return add("the autograd.Function that is called by", lines[i - 1], kCallTheModule);
+    suspects_.insert(at(lines[i - 1]));
+    return;
   }
 }
 

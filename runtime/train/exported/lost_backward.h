@@ -1,11 +1,13 @@
 // Code for the backward pass that the model's author has written: torch.autograd.Function, backward hooks of modules.
 // torch.export writes the operators of forward() alone, so the derivatives of these operators would stand in its place.
 // The call stacks of the nodes tell: a function's forward() is called where no module is entered, and a function that
-// returns its input leaves a view_as() that nobody has written.
+// returns its input leaves a view_as() that nobody has written. A module that the model does not own, such as an
+// activation from a table, looks like a function that is called by another name than apply().
 #pragma once
 
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -25,13 +27,17 @@ class LostBackward {
   };
   // Of all nodes seen; empty: nothing was found.
   std::optional<Finding> finding() const;
+  // Lines that call a function or a module, and which of them is not known.
+  std::vector<std::string> suspects() const { return {suspects_.begin(), suspects_.end()}; }
 
  private:
-  void see_function(const std::vector<CodeLine>& lines, const std::vector<EnteredModule>& modules);
+  void see_function(const std::string& target, const std::vector<CodeLine>& lines,
+                    const std::vector<EnteredModule>& modules);
   void see_returned_input(const std::vector<CodeLine>& lines, const std::vector<EnteredModule>& modules);
   void add(const std::string& what, const CodeLine& line, const char* remedy);
 
   std::map<std::string, const char*> found_;  // what and where -> what to do
+  std::set<std::string> suspects_;
 };
 
 }  // namespace dtrain::exported

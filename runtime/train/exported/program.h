@@ -131,7 +131,9 @@ struct Program {
   std::vector<std::string> unread_guards;      // in a form that is not understood here
   std::map<std::string, std::string> classes;  // of modules: "layer1.0.conv1" -> "Conv2d"
   std::string why_no_evaluation;  // in evaluation mode, as the continuation of "because"; empty: it can be evaluated
-  std::string torch_version;      // that exported it
+  // Lines of Python that call a function with a lost backward, or a module that is not the model's (lost_backward.h).
+  std::vector<std::string> suspected_backward;
+  std::string torch_version;                           // that exported it
   std::pair<std::int64_t, std::int64_t> schema{0, 0};  // major, minor
 };
 

@@ -51,6 +51,7 @@ class ProgramReader {
     builder_.add_nodes(graph_);
     read_outputs();
     read_constraints();
+    program_.suspected_backward = builder_.lost_backward().suspects();
     if (const auto version = model_.find("torch_version"); version != model_.end() && version->is_string())
       program_.torch_version = version->get<std::string>();
     return std::move(program_);

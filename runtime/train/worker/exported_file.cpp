@@ -28,6 +28,12 @@ std::vector<std::string> tensors_of(const std::vector<exported::Output>& outputs
   return names;
 }
 
+std::string some_of(std::vector<std::string> names) {
+  const std::size_t left = names.size() - std::min(names.size(), kMostNamed);
+  names.resize(names.size() - left);
+  return join(names, ", ") + (left > 0 ? " and " + std::to_string(left) + " more" : "");
+}
+
 // Of whole numbers a data set has fewer types than a model takes. No value changes: a mask's numbers are true or false.
 at::Tensor in_type(const at::Tensor& tensor, at::ScalarType type) {
   const at::ScalarType own = tensor.scalar_type();
@@ -159,13 +165,19 @@ std::optional<FileModel::Warning> ExportedFile::fixed_mode(bool for_training, bo
         "was exported in evaluation mode: " + join_with_and(idle) + (idle.size() == 1 ? " does" : " do") + " not train",
         "call model.train() before torch.export.export()"};
   }
-  std::vector<std::string> frozen = exported::modules_in_evaluation(model_.program());
+  const std::vector<std::string> frozen = exported::modules_in_evaluation(model_.program());
   if (frozen.empty()) return std::nullopt;
-  const std::size_t left = frozen.size() - std::min(frozen.size(), kMostNamed);
-  frozen.resize(frozen.size() - left);
-  const std::string more = left > 0 ? " and " + std::to_string(left) + " more" : "";
-  return Warning{"was exported with parts in evaluation mode, which they keep: " + join(frozen, ", ") + more,
+  return Warning{"was exported with parts in evaluation mode, which they keep: " + some_of(frozen),
                  "that is right for frozen parts; otherwise call model.train() before torch.export.export()"};
+}
+
+std::optional<FileModel::Warning> ExportedFile::suspected_backward() const {
+  const std::vector<std::string>& lines = model_.program().suspected_backward;
+  if (lines.empty()) return std::nullopt;
+  return Warning{
+      "calls forward() of what is no module of the model: " + some_of(lines),
+      "if it is a torch.autograd.Function, its backward is lost (docs/exporting.md#backward-code-of-your-own); "
+      "a module from elsewhere is trained as in PyTorch"};
 }
 
 void ExportedFile::check_evaluation() const {

@@ -28,6 +28,7 @@ class ExportedFile final : public FileModel {
   void checkpoint_modules(const std::string& patterns, const std::string& key) override;
   std::string why_not_repeatable() const override { return model_.why_not_repeatable(); }
   std::optional<Warning> fixed_mode(bool for_training, bool for_evaluation) const override;
+  std::optional<Warning> suspected_backward() const override;
   void check_evaluation() const override;
   void save(const std::filesystem::path& path) const override { model_.save(path); }
   const char* extension() const override { return ".pt2"; }

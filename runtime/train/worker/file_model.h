@@ -69,6 +69,8 @@ class FileModel {
     std::string remedy;
   };
   virtual std::optional<Warning> fixed_mode(bool for_training, bool for_evaluation) const = 0;
+  // A warning that the gradient may not be the author's; empty: there is none.
+  virtual std::optional<Warning> suspected_backward() const { return std::nullopt; }
   // ConfigError if the file says only how the model trains, and not how it is evaluated.
   virtual void check_evaluation() const {}
 

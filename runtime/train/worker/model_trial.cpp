@@ -268,6 +268,7 @@ void ModelTrial::warn_of_fixed_modes() {
     if (warning) context_.session().log()->warn("model: {} {}; {}", file.string(), warning->what, warning->remedy);
   };
   warn(job_.file, model_->fixed_mode(/*for_training=*/true, /*for_evaluation=*/!eval_model_));
+  warn(job_.file, model_->suspected_backward());
   if (eval_model_) warn(job_.eval_file, eval_model_->fixed_mode(/*for_training=*/false, /*for_evaluation=*/true));
 }
 
