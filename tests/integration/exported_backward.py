@@ -85,6 +85,26 @@ class Reversed(Base):
         return self.out(x)
 
 
+class Mirror(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -gradient
+
+
+def mirror(x):
+    return Mirror.apply(x)
+
+
+class Mirrored(Base):
+    def forward(self, x):
+        x = mirror(self.fc(x))  # mirrored
+        return self.out(x)
+
+
 class Hooked(Base):
     """A hook of a module; one of a tensor leaves nothing in the file."""
 

@@ -336,6 +336,7 @@ class BackwardCode(ExportedTest):
             ("Named", "by a name", "x + (f(x) - x).detach()", {}),
             ("Helped", "by a helper", "make the module in __init__()", {}),
             ("Reversed", "reversed", "x + (f(x) - x).detach()", {}),
+            ("Mirrored", "mirrored", "x + (f(x) - x).detach()", {}),
             ("Reentrant", "reentrant", "use_reentrant=False", {}),
         ):
             with self.subTest(kind, **options):

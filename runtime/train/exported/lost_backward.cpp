@@ -66,10 +66,10 @@ std::string target_of(const Json& node) {
   return target != node.end() && target->is_string() ? target->get<std::string>() : std::string();
 }
 
-// Of a function or hook that has returned its input as it was.
-bool returns_its_input(const Json& node, const std::vector<CodeLine>& lines) {
+// x.view_as(x), which autograd makes of an input that a function or a hook returns, and authors of gradient reversals
+// write.
+bool views_itself(const Json& node) {
   if (target_of(node) != "torch.ops.aten.view_as.default") return false;
-  if (!lines.empty() && has(lines.back().text, "view_as")) return false;
   const auto inputs = node.find("inputs");
   if (inputs == node.end() || !inputs->is_array() || inputs->size() != 2) return false;
   const auto argument = [&](std::size_t i) {
@@ -99,12 +99,13 @@ void LostBackward::see(const Json& node, bool without_gradients) {
     if (without_gradients && found != lines.begin()) add("torch.utils.checkpoint of", *std::prev(found), kNotReentrant);
     return;
   }
-  if (returns_its_input(node, lines)) return see_returned_input(lines, modules);
-  see_function(target_of(node), lines, modules);
+  const bool itself = views_itself(node);
+  if (itself && (lines.empty() || !has(lines.back().text, "view_as"))) return see_returned_input(lines, modules);
+  see_function(lines, modules, itself || is_flat(target_of(node)));
 }
 
-void LostBackward::see_function(const std::string& target, const std::vector<CodeLine>& lines,
-                                const std::vector<EnteredModule>& modules) {
+void LostBackward::see_function(const std::vector<CodeLine>& lines, const std::vector<EnteredModule>& modules,
+                                bool is_no_module) {
   // super().forward(x) and self.block.forward(x) enter no module, either.
   std::size_t called_by_name = 0;
   for (std::size_t i = 0; i + 1 < lines.size(); ++i) called_by_name += has(lines[i].text, ".forward") ? 1 : 0;
@@ -116,7 +117,7 @@ void LostBackward::see_function(const std::string& target, const std::vector<Cod
   if (is_of_known_module(lines.back())) return;
   for (std::size_t i = lines.size() - 1; i > 0; --i) {
     if (has(lines[i - 1].text, ".forward")) continue;
-    if (is_flat(target)) return add("the autograd.Function that is called by", lines[i - 1], kCallTheModule);
+    if (is_no_module) return add("the autograd.Function that is called by", lines[i - 1], kCallTheModule);
     suspects_.insert(at(lines[i - 1]));
     return;
   }

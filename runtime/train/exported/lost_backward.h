@@ -31,8 +31,7 @@ class LostBackward {
   std::vector<std::string> suspects() const { return {suspects_.begin(), suspects_.end()}; }
 
  private:
-  void see_function(const std::string& target, const std::vector<CodeLine>& lines,
-                    const std::vector<EnteredModule>& modules);
+  void see_function(const std::vector<CodeLine>& lines, const std::vector<EnteredModule>& modules, bool is_no_module);
   void see_returned_input(const std::vector<CodeLine>& lines, const std::vector<EnteredModule>& modules);
   void add(const std::string& what, const CodeLine& line, const char* remedy);
 
