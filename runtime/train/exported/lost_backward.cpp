@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <string_view>
 
 #include "dtrain/base/text.h"
@@ -52,7 +53,7 @@ bool is_of_known_module(const CodeLine& line) {
          line.file.ends_with("/transformers/activations.py");
 }
 
-std::string at(const CodeLine& line) {
+std::string quoted(const CodeLine& line) {
   return "'" + line.text + "' (" + line.file + ", line " + line.number + ")";
 }
 
@@ -81,7 +82,7 @@ bool views_itself(const Json& node) {
 }  // namespace
 
 void LostBackward::add(const std::string& what, const CodeLine& line, const char* remedy) {
-  found_.emplace(what + " " + at(line), remedy);
+  found_.emplace(what + " " + quoted(line), remedy);
 }
 
 void LostBackward::see(const Json& node, bool without_gradients) {
@@ -118,7 +119,7 @@ void LostBackward::see_function(const std::vector<CodeLine>& lines, const std::v
   for (std::size_t i = lines.size() - 1; i > 0; --i) {
     if (has(lines[i - 1].text, ".forward")) continue;
     if (is_no_module) return add("the autograd.Function that is called by", lines[i - 1], kCallTheModule);
-    suspects_.insert(at(lines[i - 1]));
+    suspects_.insert(quoted(lines[i - 1]));
     return;
   }
 }
