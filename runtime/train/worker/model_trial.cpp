@@ -196,12 +196,20 @@ ModelTrial::Fields ModelTrial::fields_of(const config::ModelJob& job) {
   if (!safetensors) return fields;
   std::vector<std::string>& names = safetensors->more_inputs;
   fields.more_inputs = names.size();
-  const std::vector<std::string> masks = data::bool_tensors(job.data.training.at("file"));
-  const auto is_bool = [&](const std::string& name) {
-    return std::find(masks.begin(), masks.end(), name) != masks.end();
+  const auto are_bool = [&](const data::Source& source) {
+    const std::vector<std::string> bools = data::bool_tensors(source.at("file"));
+    const auto is_bool = [&](const std::string& name) {
+      return std::find(bools.begin(), bools.end(), name) != bools.end();
+    };
+    std::vector<bool> are{is_bool(source.at("features")), false};
+    for (const std::string& name : names) are.push_back(is_bool(name));
+    return are;
   };
-  fields.are_bool = {is_bool(job.data.training.at("features")), false};
-  for (const std::string& name : names) fields.are_bool.push_back(is_bool(name));
+  fields.are_bool = are_bool(job.data.training);
+  if (job.data.validation && are_bool(*job.data.validation) != fields.are_bool) {
+    throw ConfigError("a tensor is BOOL in one of data.training and data.validation, and in the other it is not",
+                      "save both with the same types");
+  }
   for (const std::string& name : config::tensors_of(job.loss.loss)) {
     const auto found = std::find(names.begin(), names.end(), name);
     fields.of_loss.push_back(2 + static_cast<std::size_t>(found - names.begin()));
@@ -330,7 +338,7 @@ std::vector<at::Tensor> ModelTrial::inputs(const Batch& batch) const {
   const auto is_bool = [&](std::size_t field) { return field < fields_.are_bool.size() && fields_.are_bool[field]; };
   std::vector<at::Tensor> inputs;
   if (is_bool(0)) {
-    inputs.push_back(batch.tensors[0].view(at::kBool));
+    inputs.push_back(batch.tensors[0].to(at::kBool));
   } else {
     inputs.push_back(std::visit(
         [&](const auto& format) { return features_for_model(format, batch.tensors[0], model_->features_type()); },
@@ -338,7 +346,7 @@ std::vector<at::Tensor> ModelTrial::inputs(const Batch& batch) const {
   }
   for (std::size_t field = 2; field < 2 + fields_.more_inputs; ++field) {
     const at::Tensor& input = batch.tensors[field];
-    inputs.push_back(is_bool(field) ? input.view(at::kBool) : input.is_floating_point() ? input.to(type) : input);
+    inputs.push_back(is_bool(field) ? input.to(at::kBool) : input.is_floating_point() ? input.to(type) : input);
   }
   if (is_from_model(job_.loss)) inputs.push_back(batch.tensors[1]);
   return inputs;
