@@ -1,6 +1,8 @@
 // Data sets in safetensors files, and headers that lie.
 #include "dtrain/data/safetensors.h"
 
+#include <cmath>
+
 #include <gmock/gmock.h>
 
 #include "file_test.h"
@@ -46,6 +48,39 @@ TEST_F(SafetensorsTest, FeaturesAndTargetComeAsTheyAre) {
   EXPECT_EQ(dataset->fields()[1].type, ElementType::kUint8);
   EXPECT_EQ(read_field<float>(*dataset, 0, {2, 0}), (std::vector<float>{5, 6, 1, 2}));
   EXPECT_EQ(read_field<std::uint8_t>(*dataset, 1, {1, 2}), (std::vector<std::uint8_t>{255, 9}));
+}
+
+TEST_F(SafetensorsTest, NarrowTypesAreReadAsWiderOnes) {
+  // 1, -2, the least and the greatest numbers of float16, infinity, NaN.
+  const std::vector<std::uint16_t> halves{0x3c00, 0xc000, 0x0001, 0x8001, 0x7bff, 0x7c00, 0x7e00, 0x0400};
+  const std::vector<float> values{1, -2, 0x1p-24f, -0x1p-24f, 65504, INFINITY, NAN, 0x1p-14f};
+  const std::string header = R"({"half": {"dtype": "F16", "shape": [4, 2], "data_offsets": [0, 16]},
+    "mask": {"dtype": "BOOL", "shape": [4], "data_offsets": [16, 20]},
+    "short": {"dtype": "I16", "shape": [4], "data_offsets": [20, 28]},
+    "brain": {"dtype": "BF16", "shape": [4], "data_offsets": [28, 36]},
+    "wide": {"dtype": "U32", "shape": [4], "data_offsets": [36, 52]},
+    "byte": {"dtype": "I8", "shape": [4], "data_offsets": [52, 56]}})";
+  const auto path = write("file", safetensors(header, bytes_of<std::uint16_t>(halves) + std::string("\1\0\0\1", 4) +
+                                                          bytes_of<std::int16_t>({-100, 7, -32768, 32767}) +
+                                                          bytes_of<std::uint16_t>({0x3f80, 0xc0a0, 0, 0x7f80}) +
+                                                          bytes_of<std::uint32_t>({1, 0xffffffff, 3, 4}) +
+                                                          bytes_of<std::int8_t>({-128, 127, 0, -1})));
+  const std::vector<std::string> more{"mask", "brain", "wide", "byte"};
+  for (const auto& dataset :
+       {load_safetensors(path, "half", "short", no_sharing(), more), open_safetensors(path, "half", "short", more)}) {
+    const auto read = read_field<float>(*dataset, 0, {0, 1, 2, 3});
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      EXPECT_TRUE(read[i] == values[i] || (std::isnan(read[i]) && std::isnan(values[i]))) << i << ": " << read[i];
+    }
+    EXPECT_EQ(dataset->fields()[0].shape, TensorShape{2});
+    EXPECT_EQ(read_field<std::int32_t>(*dataset, 1, {3, 0, 2}), (std::vector<std::int32_t>{32767, -100, -32768}));
+    EXPECT_EQ(dataset->fields()[2].type, ElementType::kUint8);
+    EXPECT_EQ(read_field<std::uint8_t>(*dataset, 2, {0, 1, 3}), (std::vector<std::uint8_t>{1, 0, 1}));
+    EXPECT_EQ(read_field<float>(*dataset, 3, {0, 1, 3}), (std::vector<float>{1, -5, INFINITY}));
+    EXPECT_EQ(read_field<std::int64_t>(*dataset, 4, {1}), std::vector<std::int64_t>{0xffffffff});
+    EXPECT_EQ(read_field<std::int32_t>(*dataset, 5, {0, 1}), (std::vector<std::int32_t>{-128, 127}));
+  }
+  EXPECT_EQ(bool_tensors(path), std::vector<std::string>{"mask"});
 }
 
 TEST_F(SafetensorsTest, EntriesAreListedInTheOrderOfTheFile) {

@@ -7,16 +7,18 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import safetensors.torch
 import torch
 from torch import nn
 
+import exported_backward
 from exported_models import LIMIT, relative, save_data, sections_of, train_plain
 from exported_zoo import CASES, CLASSES, Case, export
 from gpu_cases import gpu_environment
 from harness import DEADLINE, SOURCE, environment, launch, write_experiment
-from torchscript_models import ScriptTest, main
+from torchscript_models import ScriptTest, experiment, main
 
 
 class Noisy(nn.Module):
@@ -313,6 +315,111 @@ class Files(ExportedTest):
         self.assertTrue(result.weights_file.with_name("model_eval.pt2").is_file())
 
 
+class BackwardCode(ExportedTest):
+    """What torch.export leaves out is refused, with the line of the model's code."""
+
+    def inspect(self, model, decompose=False, **options):
+        torch.manual_seed(1)
+        program = torch.export.export(model.train(), (torch.randn(4, exported_backward.WIDTH),),
+                                      dynamic_shapes=({0: torch.export.Dim.AUTO},), **options)
+        torch.export.save(program.run_decompositions() if decompose else program, str(self.folder / "own.pt2"))
+        return self.dtrain("model", "inspect", self.folder / "own.pt2", "--json")
+
+    def line_of(self, comment):
+        lines = Path(exported_backward.__file__).read_text().split("\n")
+        return next(f"exported_backward.py, line {n + 1})" for n, line in enumerate(lines) if line.endswith(f"# {comment}"))
+
+    def test_is_refused_by_its_line(self):
+        for kind, comment, remedy, options in (
+            ("Applied", "applied", "x + (f(x) - x).detach()", {}),
+            ("Applied", "applied", "x + (f(x) - x).detach()", {"strict": True}),
+            ("Named", "by a name", "x + (f(x) - x).detach()", {}),
+            ("Helped", "by a helper", "make the module in __init__()", {}),
+            ("Reversed", "reversed", "x + (f(x) - x).detach()", {}),
+            ("Mirrored", "mirrored", "x + (f(x) - x).detach()", {}),
+            ("Reentrant", "reentrant", "use_reentrant=False", {}),
+        ):
+            with self.subTest(kind, **options):
+                code, said = self.inspect(getattr(exported_backward, kind)(), **options)
+                self.assertEqual(code, 2, said)
+                self.assertIn("lacks backward code of its author", said)
+                self.assertIn(self.line_of(comment), said)
+                self.assertIn(remedy, said)
+        code, said = self.inspect(exported_backward.Hooked())
+        self.assertEqual(code, 2, said)
+        self.assertIn("the backward hook of the module 'fc'", said)
+        code, said = self.inspect(exported_backward.LooksLikeIt(), decompose=True)
+        self.assertEqual(code, 2, said)
+        self.assertIn("has gone through run_decompositions(), which leaves out detach()", said)
+
+    def test_what_only_looks_like_it_is_not(self):
+        code, said = self.inspect(exported_backward.Scaled())
+        self.assertEqual(code, 0, said)
+        (suspected,) = json.loads(said)["suspected_backward"]
+        self.assertIn(self.line_of("like a module of another model"), suspected)
+        code, said = self.inspect(exported_backward.LooksLikeIt())
+        self.assertEqual(code, 0, said)
+        told = json.loads(said)
+        self.assertEqual(told["suspected_backward"], [])
+        self.assertEqual(told["modules_in_evaluation_mode"], ["still (BatchNorm1d)"])
+        self.assertEqual(told["exported_in_evaluation_mode"], [])
+        self.assertNotIn("aten.slice.Tensor", told["operators"])
+
+
+class Targets(ExportedTest):
+    def test_types_of_data_and_targets_that_do_not_count(self):
+        """F16, BOOL and I16, and targets of -100, as in PyTorch."""
+        torch.manual_seed(4)
+        model, rows, steps = exported_backward.Masked(), 8, 10
+        data = {
+            "numbers": torch.randn(rows * steps, exported_backward.WIDTH).half(),
+            "mask": torch.rand(rows * steps, exported_backward.WIDTH) < 0.3,
+            "class": torch.where(torch.arange(rows * steps) % 5 == 0, -100, torch.arange(rows * steps) % CLASSES).short(),
+        }
+        safetensors.torch.save_file(data, self.folder / "data.safetensors")
+        example = (data["numbers"][:4].float(), data["mask"][:4])
+        program = torch.export.export(model, example, dynamic_shapes=({0: torch.export.Dim.AUTO},) * 2)
+        torch.export.save(program, str(self.folder / "model.pt2"))
+        source = {"file": str(self.folder / "data.safetensors"), "features": "numbers", "target": "class"}
+        sections = experiment(
+            self.folder / "model.pt2",
+            {"format": "safetensors", "shuffle": False, "more_inputs": ["mask"], "training": source, "validation": source},
+            steps=steps,
+            batch=rows,
+            scheduling_unit=1,
+            optimizations=OPTIMIZATIONS,
+        )
+        file = write_experiment(self.folder / "experiment.yaml", **sections)
+        result = launch(self.build, file, self.work.new_run()).expect(0)
+        optimizer, expected = torch.optim.SGD(model.parameters(), lr=0.05), []
+        for step in range(steps):
+            part = {name: tensor[step * rows : (step + 1) * rows] for name, tensor in data.items()}
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(model(part["numbers"].float(), part["mask"]), part["class"].long())
+            loss.backward()
+            optimizer.step()
+            expected.append(loss.item())
+        losses = [line["metrics"]["loss"] for line in result.metrics("training")]
+        self.assertLess(max(map(relative, losses, expected)), LIMIT)
+        whole = torch.nn.functional.cross_entropy(model(data["numbers"].float(), data["mask"]), data["class"].long())
+        validated = result.metrics("validation")[-1]["metrics"]["loss"]
+        self.assertLess(relative(validated, whole.item()), LIMIT, "the mean over the targets that count")
+        result = launch(self.build, file, self.work.new_run(), ["resources.slots_per_trial=2"]).expect(1)
+        self.assertIn("set ignore_index: -100 in loss", result.output)
+
+    def test_weights_are_kept_where_the_last_validation_fails(self):
+        case = self.make("mlp", ranks=1)
+        held_out = safetensors.torch.load_file(self.folder / "held_out.safetensors")
+        held_out["class"][-1] = 99
+        safetensors.torch.save_file(held_out, self.folder / "held_out.safetensors")
+        result = self.train(case, ranks=1, code=1, min_validation_period={"batches": 0})
+        self.assertIn("the target has class 99", result.output)
+        weights = safetensors.torch.load_file(result.weights_file)
+        self.assertFalse(torch.equal(weights["0.weight"], self.program.state_dict["0.weight"]))
+        trained = torch.export.load(str(result.weights_file.with_name("model.pt2"))).state_dict
+        self.assertTrue(torch.equal(weights["0.weight"], trained["0.weight"]))
+
+
 class Page(ExportedTest):
     def test_a_model_is_trained_from_the_page_alone(self):
         text = (SOURCE / "docs" / "exporting.md").read_text()
@@ -337,10 +444,13 @@ class Errors(ExportedTest):
         case = self.make("mlp", ranks=1, dynamic=False)
         self.fails(
             case,
-            "input 'input' is of shape [2, 12], and its dimension 0 was exported as 4 alone",
+            "data.training has batches of 2 samples, which model: ",
+            "its input 'input' was exported for batches of 4 samples alone",
             "dynamic_shapes",
             hyperparameters={"global_batch_size": 2},
         )
+        # Before the first batch, though only the last one of validation does not fit.
+        self.fails(case, "data.validation has a last batch of 2 samples, which model: ", "batches of 4 samples alone")
         case = self.make("tied_gpt", ranks=1)
         self.fails(case._replace(loss="cross_entropy"), "forward() returns 2 tensors (logits, hidden)", "loss.output")
         self.fails(

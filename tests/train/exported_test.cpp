@@ -14,6 +14,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "exported/checkpointed_modules.h"
+#include "exported/evaluation_mode.h"
 #include "exported/expression.h"
 #include "exported/model_json.h"
 #include "exported/tree_names.h"
@@ -21,6 +22,7 @@
 namespace dtrain::exported {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 
 constexpr int kFloatNumber = 7;  // of the file's types
@@ -299,6 +301,160 @@ TEST_F(ExportedTest, SaysWhyItCannotBeEvaluated) {
   weights["config"]["seen"] = weights["config"]["norm.num_batches_tracked"];
   EXPECT_THAT(ExportedModel(write(changed, weights)).program().why_no_evaluation,
               HasSubstr("changes its buffer 'seen'"));
+}
+
+// x[:, :] is x: it is no operator, and has no backward. Without gradients it cuts the tensor off.
+TEST_F(ExportedTest, WholeViewsAreLeftOut) {
+  const Json slice = Json::parse(R"json({"target": "torch.ops.aten.slice.Tensor",
+      "inputs": [{"name": "self", "arg": {"as_tensor": {"name": "h"}}, "kind": 1},
+                 {"name": "dim", "arg": {"as_int": 0}, "kind": 1}, {"name": "start", "arg": {"as_int": 0}, "kind": 1},
+                 {"name": "end", "arg": {"as_int": 9223372036854775807}, "kind": 1}],
+      "outputs": [{"as_tensor": {"name": "whole"}}], "metadata": {}})json");
+  const auto with = [](Json node) {
+    Json program = small_program();
+    Json& graph = program["graph_module"]["graph"];
+    Json& nodes = graph["nodes"];
+    node["outputs"][0] = tensor("whole");
+    nodes[2]["inputs"][0]["arg"] = tensor("whole");
+    nodes.insert(nodes.begin() + 2, node);
+    for (const char* name : {"h", "whole"}) {
+      graph["tensor_values"][name] = graph["tensor_values"]["x"];
+      graph["tensor_values"][name]["sizes"][1]["as_int"] = 2;
+    }
+    return program;
+  };
+  const at::Tensor x = at::ones({4, 3});
+  const auto left = [&](const Json& program) {
+    ExportedModel model(write(program));
+    model.tree()->eval();
+    EXPECT_TRUE(run(model, x).requires_grad());
+    return model.program().instructions.size();
+  };
+  const std::size_t plain = small_program()["graph_module"]["graph"]["nodes"].size();
+  EXPECT_EQ(left(with(slice)), plain);
+  Json by_size = slice, part = slice, view = slice;
+  by_size["inputs"][1]["arg"]["as_int"] = 1;
+  by_size["inputs"][3]["arg"]["as_int"] = 2;
+  EXPECT_EQ(left(with(by_size)), plain) << "x[:, :2] of two columns";
+  part["inputs"][3]["arg"]["as_int"] = 100;  // of as many as 100 samples, where the file does not know how many
+  EXPECT_EQ(left(with(part)), plain + 1);
+  view["target"] = "torch.ops.aten.view.default";
+  view["inputs"] = Json::array({slice["inputs"][0], {{"name", "size"}, {"arg", {{"as_ints", {-1, 2}}}}, {"kind", 1}}});
+  EXPECT_EQ(left(with(view)), plain);
+  Json reshaped = with(view);
+  reshaped["graph_module"]["graph"]["tensor_values"]["whole"]["sizes"][0] = {{"as_int", 4}};
+  EXPECT_EQ(left(reshaped), plain + 1) << "of other sizes, as far as the file tells";
+
+  Json alone = small_program();
+  Json& graph = alone["graph_module"]["graph"];
+  Json inner = {{"inputs", Json::array({tensor("h")})},
+                {"outputs", Json::array({tensor("whole")})},
+                {"nodes", Json::array({slice})},
+                {"tensor_values", Json::object()}};
+  Json region = Json::parse(R"json({"target": "torch.ops.higher_order.wrap_with_set_grad_enabled",
+      "inputs": [{"name": "", "arg": {"as_bool": false}, "kind": 1}, {"name": "", "arg": {}, "kind": 1},
+                 {"name": "", "arg": {"as_tensor": {"name": "h"}}, "kind": 1}],
+      "outputs": [{"as_tensor": {"name": "cut"}}], "metadata": {}})json");
+  region["inputs"][1]["arg"] = {{"as_graph", {{"name", "inner"}, {"graph", inner}}}};
+  graph["nodes"][2]["inputs"][0]["arg"] = tensor("cut");
+  graph["nodes"].insert(graph["nodes"].begin() + 2, region);
+  ExportedModel model(write(alone));
+  EXPECT_FALSE(run(model, x).requires_grad());
+}
+
+TEST_F(ExportedTest, ChecksNumbersOfSamples) {
+  const auto failure_of = [](const ExportedModel& model, std::int64_t samples) -> std::string {
+    try {
+      model.check_samples(samples);
+    } catch (const Error& error) {
+      return std::string(error.what()) + " | " + error.remedy();
+    }
+    return "none";
+  };
+  const ExportedModel any(write(small_program()));
+  EXPECT_EQ(failure_of(any, 6), "none");
+  EXPECT_THAT(failure_of(any, 102), HasSubstr("its input 'x' was exported for batches of 3 to 100 samples"));
+  EXPECT_THAT(failure_of(any, 7), HasSubstr("L['x'].size()[0] % 2 == 0"));
+  Json fixed = small_program();
+  Json& size = fixed["graph_module"]["graph"]["tensor_values"]["x"]["sizes"][0];
+  size = {{"as_int", 8}};
+  EXPECT_EQ(failure_of(ExportedModel(write(fixed)), 8), "none");
+  EXPECT_THAT(failure_of(ExportedModel(write(fixed)), 5),
+              AllOf(HasSubstr("'x' was exported for batches of 8 samples alone"), HasSubstr("dynamic_shapes")));
+  size = {{"as_int", 1}};
+  ExportedModel one(write(fixed));
+  EXPECT_THAT(failure_of(one, 8), HasSubstr("with an example of 2 samples or more"));
+  EXPECT_THAT(failure(one, at::ones({4, 3})), HasSubstr("with an example of 2 samples or more"));
+}
+
+TEST_F(ExportedTest, WhatItsAuthorWroteForBothModesStays) {
+  Json program = small_program();
+  Json& dropout = program["graph_module"]["graph"]["nodes"][3];
+  const auto drops = [&](const std::string& line, const std::string& modules = "L__self__,,Net") {
+    dropout["metadata"] = {{"nn_module_stack", modules},
+                           {"stack_trace", "File \"net.py\", line 7, in forward\n    " + line}};
+    ExportedModel model(write(program));
+    model.tree()->eval();
+    const bool always = run(model, at::ones({100, 3})).eq(0).any().item<bool>();
+    EXPECT_EQ(is_in_evaluation_mode(model.program()), false);
+    EXPECT_EQ(modal_operators(model.program()).empty(), always);
+    return always;
+  };
+  EXPECT_TRUE(drops("return F.dropout(x, 0.5, training=True)"));
+  EXPECT_TRUE(drops("return self.out(F.dropout(torch.relu(self.fc(x)), p=0.5))"));
+  EXPECT_TRUE(drops("x = nn.functional.dropout(x, 0.5, True) + F.dropout(y)"));
+  EXPECT_FALSE(drops("return F.dropout(x, 0.5, self.training)"));
+  EXPECT_FALSE(drops("return F.dropout(x, training=self.training)"));
+  EXPECT_FALSE(drops("return F.dropout(x) + F.dropout(y, 0.5, self.training)"));
+  EXPECT_FALSE(drops("return F.dropout("));
+  EXPECT_FALSE(drops("return self.dropout(x)"));
+  EXPECT_FALSE(drops("return F.alpha_dropout(x)"));
+  EXPECT_TRUE(drops("return F.dropout(x, self.p)", "L__self__,,Net;a,d,net.MonteCarloDropout"));
+  EXPECT_FALSE(drops("return F.dropout(self.d(x), 0.5)", "L__self__,,Net;a,d,torch.nn.modules.dropout.Dropout"));
+}
+
+TEST_F(ExportedTest, FrozenModulesAreNamed) {
+  Json program = small_program();
+  Json& nodes = program["graph_module"]["graph"]["nodes"];
+  Json frozen = nodes[3];
+  frozen["inputs"][0]["arg"] = tensor("h");
+  frozen["inputs"][2]["arg"]["as_bool"] = false;
+  frozen["outputs"][0] = tensor("kept");
+  frozen["metadata"]["nn_module_stack"] = "L__self__,,Net;a,head.drop,torch.nn.modules.dropout.Dropout";
+  nodes[2]["inputs"][0]["arg"] = tensor("kept");
+  nodes.insert(nodes.begin() + 2, frozen);
+  const auto file = write(program);
+  EXPECT_FALSE(is_in_evaluation_mode(ExportedModel(file).program()));
+  EXPECT_THAT(modules_in_evaluation(ExportedModel(file).program()), testing::ElementsAre("head.drop (Dropout)"));
+  nodes[4]["inputs"][2]["arg"]["as_bool"] = false;
+  EXPECT_TRUE(is_in_evaluation_mode(ExportedModel(write(program)).program()));
+}
+
+TEST_F(ExportedTest, OtherFilesAreNamed) {
+  const auto file = folder_.path() / "other.pt2";
+  const auto failure_of = [&]() -> std::string {
+    try {
+      const ExportedModel model(file);
+    } catch (const ConfigError& error) {
+      return std::string(error.what()) + " | " + error.remedy();
+    }
+    return "none";
+  };
+  const auto archive_with = [&](const std::string& record) {
+    caffe2::serialize::PyTorchStreamWriter writer(file.string());
+    writer.writeRecord(record, "x", 1);
+    if (record != "data.pkl") writer.writeRecord("data.pkl", "x", 1);
+    writer.writeEndOfFile();
+    return failure_of();
+  };
+  EXPECT_THAT(archive_with("constants.pkl"), AllOf(HasSubstr("is TorchScript"), HasSubstr("rename it to *.pt")));
+  EXPECT_THAT(archive_with("data.pkl"), HasSubstr("is a file of torch.save(), which only Python reads"));
+  const std::uint64_t header = 2;
+  write_file_atomic(file, std::string(reinterpret_cast<const char*>(&header), sizeof(header)) + "{}");
+  EXPECT_THAT(failure_of(), HasSubstr("is a file of safetensors, which has weights and no model"));
+  Json decomposed = small_program();
+  decomposed["verifiers"] = {"ATEN"};
+  EXPECT_THAT(refused(decomposed), HasSubstr("has gone through run_decompositions()"));
 }
 
 TEST_F(ExportedTest, RefusesHostileFiles) {

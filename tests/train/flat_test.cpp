@@ -77,6 +77,14 @@ TEST(FlatParameters, RefusesWhatItCannotTrain) {
   } catch (const ConfigError& error) {
     EXPECT_NE(std::string(error.what()).find("BFloat16"), std::string::npos) << error.what();
   }
+  torch::nn::Linear complex(2, 2);
+  complex->to(torch::kComplexFloat);
+  try {
+    FlatParameters flat(*complex, *communicator);
+    FAIL() << "complex numbers were accepted";
+  } catch (const ConfigError& error) {
+    EXPECT_NE(error.remedy().find("torch.view_as_complex(parameter)"), std::string::npos) << error.remedy();
+  }
 }
 
 struct TiedImpl : torch::nn::Module {

@@ -40,6 +40,42 @@ double cross_entropy(double a, double b, double c, double own) {
   return std::log(std::exp(a) + std::exp(b) + std::exp(c)) - own;
 }
 
+// As in torch: without ignore_index targets of -100 are ignored.
+TEST(ModelMetrics, TargetsOfMinus100AreIgnoredByDefault) {
+  const config::Loss loss = config::CrossEntropy();
+  const at::Tensor target = torch::tensor({2, -100, -100, 1});
+  LossInput input{two_batches()[1].output.clone().requires_grad_(true), target};
+  const LossValues values = evaluate_loss(loss, input);
+  EXPECT_TRUE(values.loss.equal(at::cross_entropy_loss(input.output, target)));
+  EXPECT_FALSE(values.weight.has_value()) << "backward is that of torch";
+  EXPECT_DOUBLE_EQ(values.metrics().at("loss").weight().value(), 2) << "of the samples";
+  EXPECT_DOUBLE_EQ(values.accuracy.item<double>(), 0);
+  std::vector<LossInput> batches = two_batches();
+  batches[1].target = target;
+  EXPECT_DOUBLE_EQ(value_of("top_2_accuracy", loss, batches), 1.0);
+
+  input.target = torch::full({4}, -100);
+  const at::Tensor none = evaluate_loss(loss, input).loss;
+  none.backward();
+  EXPECT_EQ(none.item<float>(), 0);
+  EXPECT_TRUE(input.output.grad().eq(0).all().item<bool>());
+
+  const auto refused = [&](const at::Tensor& targets, bool is_alone) -> std::string {
+    try {
+      LossInput one{input.output, targets};
+      one.is_alone = is_alone;
+      evaluate_loss(loss, one);
+    } catch (const Error& error) {
+      return std::string(error.what()) + " | " + error.remedy();
+    }
+    return "";
+  };
+  EXPECT_THAT(refused(target, false), testing::HasSubstr("set ignore_index: -100 in loss"));
+  EXPECT_EQ(refused(torch::tensor({2, 0, 0, 1}), false), "");
+  EXPECT_THAT(refused(torch::tensor({2, -100, -99, 1}), true), testing::HasSubstr("has class -99"));
+  EXPECT_THAT(refused(torch::tensor({2, -101, -100, 1}), true), testing::HasSubstr("has class -101"));
+}
+
 TEST(ModelMetrics, AreOfTheTargetsThatCount) {
   // Predicted 0, 1, 0 for the targets 0, 2, 1.
   EXPECT_DOUBLE_EQ(value_of("top_2_accuracy", kIgnoring, two_batches()), 1.0);

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 
 #include "array_files.h"
 #include "dtrain/data/formats.h"
 #include "dtrain/data/in_memory.h"
+#include "narrow_types.h"
 #include "source_files.h"
 
 namespace dtrain::data {
@@ -15,11 +17,27 @@ namespace {
 struct SafetensorsType {
   std::string_view dtype;
   ElementType type;
+  NarrowType narrow = NarrowType::kNone;
 };
-constexpr std::array kSafetensorsTypes{
-    SafetensorsType{"U8", ElementType::kUint8}, SafetensorsType{"I32", ElementType::kInt32},
-    SafetensorsType{"I64", ElementType::kInt64}, SafetensorsType{"F32", ElementType::kFloat32},
-    SafetensorsType{"F64", ElementType::kFloat64}};
+constexpr const char* kBool = "BOOL";
+constexpr std::array kSafetensorsTypes{SafetensorsType{"U8", ElementType::kUint8},
+                                       SafetensorsType{kBool, ElementType::kUint8},
+                                       SafetensorsType{"I32", ElementType::kInt32},
+                                       SafetensorsType{"I64", ElementType::kInt64},
+                                       SafetensorsType{"F32", ElementType::kFloat32},
+                                       SafetensorsType{"F64", ElementType::kFloat64},
+                                       SafetensorsType{"I8", ElementType::kInt32, NarrowType::kInt8},
+                                       SafetensorsType{"I16", ElementType::kInt32, NarrowType::kInt16},
+                                       SafetensorsType{"U16", ElementType::kInt32, NarrowType::kUint16},
+                                       SafetensorsType{"U32", ElementType::kInt64, NarrowType::kUint32},
+                                       SafetensorsType{"F16", ElementType::kFloat32, NarrowType::kFloat16},
+                                       SafetensorsType{"BF16", ElementType::kFloat32, NarrowType::kBfloat16}};
+
+NarrowType narrow_type(const SafetensorsEntry& entry) {
+  const auto* known = std::find_if(kSafetensorsTypes.begin(), kSafetensorsTypes.end(),
+                                   [&](const SafetensorsType& type) { return entry.dtype == type.dtype; });
+  return known == kSafetensorsTypes.end() ? NarrowType::kNone : known->narrow;
+}
 
 Field field(const std::string& name, const SafetensorsFile& file, const SafetensorsEntry& entry) {
   const auto subject = "tensor '" + entry.name + "' ";
@@ -27,7 +45,8 @@ Field field(const std::string& name, const SafetensorsFile& file, const Safetens
                                    [&](const SafetensorsType& type) { return entry.dtype == type.dtype; });
   if (known == kSafetensorsTypes.end()) {
     file.fail(entry.offset,
-              subject + "is of type " + entry.dtype + ", but data sets are read of U8, I32, I64, F32 and F64",
+              subject + "is of type " + entry.dtype +
+                  ", but data sets are read of BOOL, I8 to I64, U8 to U32, F16, BF16, F32 and F64",
               "convert it to one of these before saving");
   }
   if (entry.shape.empty()) {
@@ -73,7 +92,17 @@ SharedMemory load_columns(const std::filesystem::path& path, const std::vector<C
   const std::vector<Field> fields = fields_of(file, columns);
   const std::int64_t count = file.at(columns.front().tensor).shape.front();
   auto dataset = InMemoryDataset::allocate("dtrain-safetensors", count, fields);
-  for (std::size_t i = 0; i < columns.size(); ++i) file.read(file.at(columns[i].tensor), dataset.column(i));
+  for (std::size_t i = 0; i < columns.size(); ++i) {
+    const SafetensorsEntry& entry = file.at(columns[i].tensor);
+    const NarrowType narrow = narrow_type(entry);
+    if (narrow == NarrowType::kNone) {
+      file.read(entry, dataset.column(i));
+      continue;
+    }
+    std::vector<std::byte> own(entry.bytes);
+    file.read(entry, own);
+    widen(narrow, own, dataset.column(i).data());
+  }
   return std::move(dataset).release();
 }
 
@@ -95,10 +124,26 @@ std::shared_ptr<Dataset> open_safetensors(const std::filesystem::path& file, con
   const std::vector<Field> fields = fields_of(opened, columns);
   const auto bytes = std::make_shared<const DataFile>(file);
   std::vector<ArrayFiles::Array> arrays;
+  std::vector<NarrowType> types;
   for (std::size_t i = 0; i < columns.size(); ++i) {
-    arrays.push_back({bytes, opened.at(columns[i].tensor).offset, fields[i]});
+    const SafetensorsEntry& entry = opened.at(columns[i].tensor);
+    types.push_back(narrow_type(entry));
+    arrays.push_back({bytes, entry.offset, bytes_of(fields[i], types.back())});
   }
-  return std::make_shared<ArrayFiles>(opened.at(columns.front().tensor).shape.front(), std::move(arrays));
+  auto in_file = std::make_shared<ArrayFiles>(opened.at(columns.front().tensor).shape.front(), std::move(arrays));
+  const bool as_it_is =
+      std::all_of(types.begin(), types.end(), [](NarrowType type) { return type == NarrowType::kNone; });
+  if (as_it_is) return in_file;
+  return widened(std::move(in_file), fields, std::move(types));
+}
+
+std::vector<std::string> bool_tensors(const std::string& files) {
+  std::vector<std::string> names;
+  const SafetensorsFile file(matching_files(files).front());
+  for (const SafetensorsEntry& entry : file.entries()) {
+    if (entry.dtype == kBool) names.push_back(entry.name);
+  }
+  return names;
 }
 
 std::shared_ptr<Dataset> Safetensors::open(const Source& source, const HostShare& share) const {

@@ -1,6 +1,8 @@
 #include "exported/archive.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <cstring>
 #include <fstream>
 #include <utility>
 
@@ -36,6 +38,17 @@ bool has_zip_magic(const fs::path& file) {
   return stream && std::string_view(magic, 4) == std::string_view("PK\x03\x04", 4);
 }
 
+// Its first bytes are the length of a header, which is JSON.
+bool is_safetensors(const fs::path& file) {
+  std::ifstream stream(file, std::ios::binary);
+  char begin[9] = {};
+  std::uint64_t header = 0;
+  if (!stream.read(begin, sizeof(begin))) return false;
+  std::memcpy(&header, begin, sizeof(header));
+  std::error_code code;
+  return begin[8] == '{' && header < fs::file_size(file, code) && !code;
+}
+
 bool is_program(const std::string& record) {
   return record.starts_with(kModels) && record.ends_with(".json") && record.find('/', 7) == std::string::npos;
 }
@@ -62,6 +75,11 @@ Archive::Archive(fs::path file) : file_(std::move(file)) {
     reader_ = std::make_unique<PyTorchStreamReader>(file_.string());
     records_ = reader_->getAllRecords();
   } catch (const std::exception& error) {
+    if (is_safetensors(file_)) {
+      fail("is a file of safetensors, which has weights and no model",
+           "save the model with torch.export.save(torch.export.export(model, inputs), \"net.pt2\"); "
+           "initial_weights.file takes the weights");
+    }
     fail("is damaged or cut off: " + plain_message(error));
   }
   if (records_.size() > kMostRecords) fail("has " + std::to_string(records_.size()) + " records");
@@ -74,6 +92,16 @@ Archive::Archive(fs::path file) : file_(std::move(file)) {
     fail("was written by an older PyTorch, which put its parts elsewhere",
          "load it in Python with torch.export.load() of PyTorch 2.8 or later, and save it again with "
          "torch.export.save()");
+  }
+  if (!has("archive_format") && has("constants.pkl")) {
+    fail("is TorchScript, but its name is that of a file of torch.export",
+         "rename it to *.pt, which is trained as TorchScript; or save the model with "
+         "torch.export.save(torch.export.export(model, inputs), \"net.pt2\")");
+  }
+  if (!has("archive_format") && has("data.pkl")) {
+    fail("is a file of torch.save(), which only Python reads",
+         "save the model with torch.export.save(torch.export.export(model, inputs), \"net.pt2\"), and weights alone "
+         "with safetensors, which initial_weights.file takes");
   }
   if (!has("archive_format") || text("archive_format", 16) != "pt2")
     fail("is no archive of torch.export.save(): its record archive_format is not pt2");

@@ -7,6 +7,8 @@
 
 #include <ATen/core/enum_tag.h>
 
+#include "exported/written_call.h"
+
 namespace dtrain::exported {
 
 namespace {
@@ -45,6 +47,10 @@ constexpr std::array kModal{
     Modal{"rnn_relu", "train"},
     Modal{"scaled_dot_product_attention", "dropout_p", true},
 };
+
+// Of torch.nn, which have a mode.
+constexpr std::array<std::string_view, 6> kDropoutLayers{"Dropout",   "Dropout1d",    "Dropout2d",
+                                                         "Dropout3d", "AlphaDropout", "FeatureAlphaDropout"};
 
 std::string_view plain_name(const Instruction& instruction) {
   std::string_view name = instruction.target;
@@ -122,11 +128,19 @@ class Buffers {
   std::vector<int> of_value_;
 };
 
+// Switches the operator for evaluation, unless the line of code that made it says that it is on in both modes.
 void turn_flag_off(Instruction& instruction, const Modal& modal) {
   const auto index = index_of(instruction, modal.argument);
   if (!index || !has_running_statistics(instruction)) return;
   const Operand& flag = instruction.operands[*index];
   if (flag.kind != Operand::Kind::kConstant) return;
+  const bool is_layer =
+      std::find(kDropoutLayers.begin(), kDropoutLayers.end(), instruction.module_class) != kDropoutLayers.end();
+  if (!is_layer && (modal.is_probability ? flag.constant.isDouble() && flag.constant.toDouble() != 0
+                                         : flag.constant.isBool() && flag.constant.toBool())) {
+    instruction.always_trains = is_on_in_both_modes(instruction.code);
+    if (instruction.always_trains) return;
+  }
   if (modal.is_probability) {
     if (flag.constant.isDouble() && flag.constant.toDouble() != 0)
       instruction.in_evaluation.emplace_back(*index, c10::IValue(0.0));
@@ -137,6 +151,13 @@ void turn_flag_off(Instruction& instruction, const Modal& modal) {
 
 bool trains(const Instruction& instruction) {
   return !instruction.in_evaluation.empty();
+}
+
+// Attention without dropout says nothing, and a norm without running statistics has no modes.
+bool is_frozen(const Instruction& instruction) {
+  const Modal* modal = modal_of(instruction);
+  return modal && !modal->is_probability && !trains(instruction) && !instruction.always_trains &&
+         has_running_statistics(instruction);
 }
 
 }  // namespace
@@ -198,17 +219,27 @@ std::vector<std::string> modal_operators(const Program& program) {
   std::vector<std::string> found;
   for (const Instruction& instruction : program.instructions) {
     const Modal* modal = modal_of(instruction);
-    if (modal && std::find(found.begin(), found.end(), modal->name) == found.end()) found.emplace_back(modal->name);
+    const bool switched = modal && !instruction.always_trains;
+    if (switched && std::find(found.begin(), found.end(), modal->name) == found.end()) found.emplace_back(modal->name);
   }
   return found;
 }
 
-std::vector<std::string> operators_in_evaluation(const Program& program) {
+bool is_in_evaluation_mode(const Program& program) {
+  const auto& all = program.instructions;
+  return std::any_of(all.begin(), all.end(), is_frozen) &&
+         std::none_of(all.begin(), all.end(),
+                      [](const Instruction& one) { return modal_of(one) && (trains(one) || one.always_trains); });
+}
+
+std::vector<std::string> modules_in_evaluation(const Program& program) {
   std::vector<std::string> found;
+  if (is_in_evaluation_mode(program)) return found;
   for (const Instruction& instruction : program.instructions) {
-    const Modal* modal = modal_of(instruction);
-    if (!modal || modal->is_probability || trains(instruction) || !has_running_statistics(instruction)) continue;
-    if (std::find(found.begin(), found.end(), modal->name) == found.end()) found.emplace_back(modal->name);
+    if (!is_frozen(instruction)) continue;
+    std::string name = instruction.module.empty() ? std::string(plain_name(instruction))
+                                                  : instruction.module + " (" + instruction.module_class + ")";
+    if (std::find(found.begin(), found.end(), name) == found.end()) found.push_back(std::move(name));
   }
   return found;
 }

@@ -15,7 +15,9 @@ void prepare_evaluation(Program& program);
 
 // "batch_norm", "dropout": what has a flag that says training. Each once.
 std::vector<std::string> modal_operators(const Program& program);
-// Of them, those that do not train: the program was exported in evaluation mode, or with frozen parts.
-std::vector<std::string> operators_in_evaluation(const Program& program);
+// Whether none of them trains: the program was exported in evaluation mode.
+bool is_in_evaluation_mode(const Program& program);
+// Where some train, those that do not, by their modules: "layer1.0.bn2 (BatchNorm2d)". They were frozen.
+std::vector<std::string> modules_in_evaluation(const Program& program);
 
 }  // namespace dtrain::exported

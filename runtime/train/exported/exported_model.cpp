@@ -47,7 +47,7 @@ std::string message_of(const std::exception& error) {
 }  // namespace
 
 ExportedModel::ExportedModel(const fs::path& file)
-    : archive_(file), program_(read_program(archive_)), shapes_(program_) {
+    : archive_(file), program_(read_program(archive_, /*is_trained=*/true)), shapes_(program_) {
   const std::vector<at::Tensor> stored = own_tensors();
   make_tree(stored);
   bool any = false, trainable = false;
@@ -64,7 +64,7 @@ ExportedModel::ExportedModel(const fs::path& file)
 }
 
 ExportedModel::ExportedModel(const fs::path& file, const torch::nn::Module& trained, const fs::path& trained_file)
-    : archive_(file), program_(read_program(archive_)), shapes_(program_) {
+    : archive_(file), program_(read_program(archive_, /*is_trained=*/false)), shapes_(program_) {
   const std::vector<at::Tensor> stored = tensors_of(trained, trained_file);
   make_tree(stored);
   tree_->eval();

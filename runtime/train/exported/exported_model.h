@@ -2,6 +2,7 @@
 // have in Python, in a tree of modules, and forward() by the runner. Training thread.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -49,6 +50,9 @@ class ExportedModel {
   // order; undefined: no tensor. In the mode of tree(). Error names an input of a shape that the program was not
   // exported for, or the operator and module that failed.
   std::vector<at::Tensor> forward(std::span<const at::Tensor> inputs);
+
+  // Error: the program was not exported for batches of so many samples.
+  void check_samples(std::int64_t samples) const { shapes_.check_samples(samples); }
 
   // Atomic: the same program with the weights as they are, which Python's torch.export.load() reads.
   void save(const std::filesystem::path& path) const;

@@ -9,7 +9,9 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 #include "exported/arguments.h"
+#include "exported/node_source.h"
 #include "exported/numbers.h"
+#include "exported/whole_views.h"
 
 namespace dtrain::exported {
 
@@ -52,18 +54,17 @@ const Json& list_of(const Json& node, const char* key) {
   return *found;
 }
 
-// "layer1.0.conv1" and "Conv2d" of "…;L__self___layer1_0_conv1,layer1.0.conv1,torch.nn.modules.conv.Conv2d".
+// "layer1.0.conv1" and "Conv2d".
 std::pair<std::string, std::string> module_of(const Json& node) {
-  const auto metadata = node.find("metadata");
-  if (metadata == node.end() || !metadata->is_object()) return {};
-  const auto stack = metadata->find("nn_module_stack");
-  if (stack == metadata->end() || !stack->is_string()) return {};
-  const std::vector<std::string> modules = split(stack->get<std::string>(), ';');
+  const std::vector<EnteredModule> modules = entered_modules(node);
   if (modules.empty()) return {};
-  const std::vector<std::string> parts = split(modules.back(), ',');
-  // torch.export's name for a node that it has added itself, a size that several modules use.
-  if (parts.size() != 3 || parts[1] == "_empty_nn_module_stack_from_metadata_hook") return {};
-  return {parts[1], parts[2].substr(parts[2].rfind('.') + 1)};
+  const std::string& name = modules.back().class_name;
+  return {modules.back().path, name.substr(name.rfind('.') + 1)};
+}
+
+std::string code_of(const Json& node) {
+  std::vector<CodeLine> lines = code_lines(node);
+  return lines.empty() ? std::string() : std::move(lines.back().text);
 }
 
 const char* instead_of(const std::string& higher_order) {
@@ -99,9 +100,13 @@ void GraphBuilder::refuse(const std::string& what, const std::string& remedy) {
   unsupported_.emplace(what + (module_.empty() ? "" : " (in " + module_ + ")"), remedy);
 }
 
-void GraphBuilder::add_nodes(const Json& nodes) {
+void GraphBuilder::add_nodes(const Json& graph) {
+  const Json& nodes = graph.at("nodes");
   if (!nodes.is_array()) throw Error("a graph has no list of nodes");
+  const auto shapes = graph.find("tensor_values");
+  const Json* const outside = std::exchange(shapes_, shapes == graph.end() ? nullptr : &*shapes);
   for (const Json& node : nodes) add_node(node);
+  shapes_ = outside;
 }
 
 Instruction GraphBuilder::begin_instruction(const Json& node) {
@@ -110,6 +115,8 @@ Instruction GraphBuilder::begin_instruction(const Json& node) {
   std::tie(instruction.module, instruction.module_class) = module_of(node);
   module_ = instruction.module;
   if (!instruction.module_class.empty()) program_.classes.emplace(instruction.module, instruction.module_class);
+  instruction.code = code_of(node);
+  lost_backward_.see(node, without_gradients_ > 0);
   return instruction;
 }
 
@@ -236,8 +243,30 @@ void GraphBuilder::add_operator(const Json& node, Instruction instruction) {
   }
   if (list_of(node, "outputs").size() > schema.returns().size())
     throw Error("its node '" + target + "' has more results than the operator returns");
+  if (const std::string name = name_of_whole_view(instruction, node); !name.empty()) {
+    if (!names_.emplace(name, instruction.operands[0].value).second) throw Error("two values are named '" + name + "'");
+    return;
+  }
   define_results();
   program_.instructions.push_back(std::move(instruction));
+}
+
+// Without gradients a view is cut off from its tensor.
+std::string GraphBuilder::name_of_whole_view(const Instruction& instruction, const Json& node) const {
+  const Json &inputs = list_of(node, "inputs"), &outputs = list_of(node, "outputs");
+  if (without_gradients_ > 0 || inputs.empty() || outputs.size() != 1) return {};
+  if (instruction.operands.empty() || instruction.operands[0].kind != Operand::Kind::kValue) return {};
+  const auto name_of = [](const Json& argument) {
+    const auto tensor = argument.is_object() ? argument.find("as_tensor") : argument.end();
+    return tensor == argument.end() ? std::string() : text_of(*tensor, "name");
+  };
+  const auto meta_of = [&](const std::string& name) -> const Json* {
+    if (!shapes_ || !shapes_->is_object()) return nullptr;
+    const auto found = shapes_->find(name);
+    return found == shapes_->end() ? nullptr : &*found;
+  };
+  const std::string from = name_of(argument_of(node, 0)), to = name_of(outputs[0]);
+  return is_whole_view(instruction, meta_of(from), meta_of(to)) ? to : std::string();
 }
 
 void GraphBuilder::add_results(const Json& outputs, Instruction& instruction) {
@@ -287,8 +316,11 @@ void GraphBuilder::add_region(const Json& node, Instruction begin, std::size_t a
   end.operands.clear();
   // torch.autocast("cuda") around what runs on the CPU changes nothing.
   const bool in_effect = begin.kind == Kind::kSetGrad || begin.operands[0].constant.toStringRef() == device_type_;
+  const bool without_gradients = begin.kind == Kind::kSetGrad && !on.toBool();
   if (in_effect) program_.instructions.push_back(std::move(begin));
+  without_gradients_ += without_gradients ? 1 : 0;
   add_graph(graph["as_graph"].at("graph"), arguments, list_of(node, "outputs"));
+  without_gradients_ -= without_gradients ? 1 : 0;
   if (in_effect) program_.instructions.push_back(std::move(end));
 }
 
@@ -305,7 +337,7 @@ void GraphBuilder::add_graph(const Json& graph, const std::vector<Operand>& argu
     const char* key = input.is_object() && input.contains("name") ? "name" : "as_name";
     if (!names_.emplace(text_of(input, key), arguments[i].value).second) throw Error("two inputs have one name");
   }
-  add_nodes(graph.at("nodes"));
+  add_nodes(graph);
   std::vector<Operand> results;
   for (const Json& output : list_of(graph, "outputs")) results.push_back(operand(output));
   names_.swap(outside);

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "exported/lost_backward.h"
 #include "exported/model_json.h"
 #include "exported/program.h"
 
@@ -25,16 +26,20 @@ class GraphBuilder {
   // An argument that is no operator's: of the outputs.
   Operand operand(const Json& argument) const;
 
-  // `nodes`: a JSON array. Goes on past nodes that are not supported, so that all are named together.
-  void add_nodes(const Json& nodes);
+  // Of a graph: its list of nodes, and the shapes of its values. Goes on past nodes that are not supported, so that all
+  // are named together.
+  void add_nodes(const Json& graph);
 
   // What is not supported: "operator torchvision::roi_align (in roi_heads)" -> what to do.
   const std::map<std::string, std::string>& unsupported() const { return unsupported_; }
+  const LostBackward& lost_backward() const { return lost_backward_; }
 
  private:
   using Names = std::map<std::string, Value>;
 
   void add_node(const Json& node);
+  // The name of the operator's result if that is its first operand as it is (whole_views.h); empty: it is not.
+  std::string name_of_whole_view(const Instruction& instruction, const Json& node) const;
   void add_operator(const Json& node, Instruction instruction);
   void add_number(const Json& node, Instruction instruction);
   void add_region(const Json& node, Instruction begin, std::size_t arguments_before_graph);
@@ -50,6 +55,9 @@ class GraphBuilder {
   std::string module_;  // of the node under way
   std::string device_type_ = "cpu";
   int depth_ = 0;
+  const Json* shapes_ = nullptr;  // of the values of the graph under way, by name
+  int without_gradients_ = 0;     // regions around the node under way
+  LostBackward lost_backward_;
 };
 
 }  // namespace dtrain::exported

@@ -16,8 +16,7 @@ namespace {
 constexpr std::size_t kDeepestJson = 200;
 constexpr std::size_t kMostNodes = 100'000;      // a transformer has 50 for each layer
 constexpr std::size_t kMostValues = 12'000'000;  // a node has 100; a value takes up to 150 bytes
-constexpr std::array<std::string_view, 5> kExplanations{"stack_trace", "from_node", "torch_fn", "custom",
-                                                        "source_fn_stack"};
+constexpr std::array<std::string_view, 3> kExplanations{"from_node", "torch_fn", "custom"};
 
 // Makes values of the parser's events. The parser stops where an event returns false.
 class ValueMaker final : public nlohmann::json_sax<Json> {

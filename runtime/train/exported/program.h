@@ -66,11 +66,13 @@ struct Instruction {
   std::string target;                       // "aten.conv2d.default"
   std::string module;                       // whose forward() it is part of: "layer1.0.conv1"; empty: the model
   std::string module_class;                 // "Conv2d"
+  std::string code;                         // the line of forward() in Python that made it; empty: not known
   std::vector<Operand> operands{};
   std::vector<Result> results{};
   // In evaluation (evaluation_mode.h): other constants for operands, or the first operand is passed on instead.
   std::vector<std::pair<std::size_t, c10::IValue>> in_evaluation{};
   bool skipped_in_evaluation = false;
+  bool always_trains = false;  // dropout that its author has written to drop in evaluation, too
 };
 
 // A dimension of an input: a number, or an expression of symbols.
@@ -129,7 +131,9 @@ struct Program {
   std::vector<std::string> unread_guards;      // in a form that is not understood here
   std::map<std::string, std::string> classes;  // of modules: "layer1.0.conv1" -> "Conv2d"
   std::string why_no_evaluation;  // in evaluation mode, as the continuation of "because"; empty: it can be evaluated
-  std::string torch_version;      // that exported it
+  // Lines of Python that call a function with a lost backward, or a module that is not the model's (lost_backward.h).
+  std::vector<std::string> suspected_backward;
+  std::string torch_version;                           // that exported it
   std::pair<std::int64_t, std::int64_t> schema{0, 0};  // major, minor
 };
 

@@ -1,6 +1,7 @@
 #include "exported/read_program.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include <c10/util/Exception.h>
@@ -47,14 +48,16 @@ class ProgramReader {
   Program read() {
     read_named_tuples();
     read_inputs();
-    builder_.add_nodes(graph_.at("nodes"));
+    builder_.add_nodes(graph_);
     read_outputs();
     read_constraints();
+    program_.suspected_backward = builder_.lost_backward().suspects();
     if (const auto version = model_.find("torch_version"); version != model_.end() && version->is_string())
       program_.torch_version = version->get<std::string>();
     return std::move(program_);
   }
   const std::map<std::string, std::string>& unsupported() const { return builder_.unsupported(); }
+  std::optional<LostBackward::Finding> lost_backward() const { return builder_.lost_backward().finding(); }
   std::string refused;  // of inputs and outputs; empty: nothing
   std::string remedy;
 
@@ -241,6 +244,18 @@ void check_schema(const Archive& archive, const Json& model, std::pair<std::int6
                    : "export it with an older PyTorch, or use a newer dtrain");
 }
 
+// run_decompositions() makes it a program for use: detach() and torch.no_grad() are gone, so that gradients would be
+// others, and batch norm has a form without a derivative.
+void refuse_decomposed(const Archive& archive, const Json& model) {
+  const auto verifiers = model.find("verifiers");
+  if (verifiers == model.end() || !verifiers->is_array() || verifiers->empty()) return;
+  if (std::find(verifiers->begin(), verifiers->end(), "TRAINING") != verifiers->end()) return;
+  archive.fail(
+      "has gone through run_decompositions(), which leaves out detach() and torch.no_grad() and changes batch "
+      "norm, so that its gradients are not those of the model",
+      "save what torch.export.export() of PyTorch 2.8 or later returns, without run_decompositions()");
+}
+
 void refuse_unsupported(const Archive& archive, const ProgramReader& reader) {
   if (!reader.unsupported().empty()) {
     std::vector<std::string> lines;
@@ -257,7 +272,7 @@ void refuse_unsupported(const Archive& archive, const ProgramReader& reader) {
 
 }  // namespace
 
-Program read_program(const Archive& archive) {
+Program read_program(const Archive& archive, bool is_trained) {
   const Json model = read_model(archive);
   try {
     std::pair<std::int64_t, std::int64_t> schema;
@@ -265,6 +280,10 @@ Program read_program(const Archive& archive) {
     ProgramReader reader(model);
     Program program = reader.read();
     refuse_unsupported(archive, reader);
+    if (is_trained) {
+      refuse_decomposed(archive, model);
+      if (const auto lost = reader.lost_backward()) archive.fail(lost->what, lost->remedy);
+    }
     program.schema = schema;
     prepare_evaluation(program);
     mark_last_uses(program);

@@ -7,7 +7,8 @@
 
 namespace dtrain::exported {
 
-// ConfigError names everything that is not supported, or what is damaged. Tensors are read elsewhere (weights.h).
-Program read_program(const Archive& archive);
+// ConfigError names everything that is not supported, or what is damaged; where the program `is_trained`, also what its
+// gradients would lack (lost_backward.h). Tensors are read elsewhere (weights.h).
+Program read_program(const Archive& archive, bool is_trained);
 
 }  // namespace dtrain::exported

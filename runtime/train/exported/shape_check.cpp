@@ -1,7 +1,10 @@
 #include "exported/shape_check.h"
 
 #include <algorithm>
+#include <map>
+#include <optional>
 #include <sstream>
+#include <string>
 #include <utility>
 
 #include "dtrain/base/error.h"
@@ -14,8 +17,14 @@ namespace {
 constexpr std::size_t kMostKnown = 64;  // shapes that are remembered
 constexpr const char* kDynamic =
     "export it with dynamic_shapes, which says which sizes may change (docs/exporting.md), or give it data of the "
-    "shape "
-    "that it was exported with";
+    "shape that it was exported with";
+constexpr const char* kDynamicSamples =
+    "export it with dynamic_shapes, which says that the number of samples may change (docs/exporting.md), or choose "
+    "hyperparameters.global_batch_size and the number of samples so that all batches fit";
+// torch.export takes a size of 1 in the example for a constant, whatever dynamic_shapes says.
+constexpr const char* kMoreSamples =
+    "export it with an example of 2 samples or more, and with dynamic_shapes (docs/exporting.md): torch.export takes a "
+    "size of 1 for a constant";
 
 std::string named(const Input& input) {
   return "the model's input '" + input.name + "'";
@@ -26,7 +35,42 @@ std::string range_text(const Range& range) {
   return std::to_string(range.least) + " to " + std::to_string(*range.most);
 }
 
+// Exported with at least 2 elements, a program also works with one, or none: torch.export says so.
+bool is_within(const Range& range, std::int64_t size) {
+  return (size >= range.least || range.least <= 2) && (!range.most || size <= *range.most);
+}
+
 }  // namespace
+
+void ShapeCheck::check_samples(std::int64_t samples) const {
+  std::map<std::string, std::string> of_symbol;  // the inputs whose first dimension it is
+  for (const Input& input : program_.inputs) {
+    if (input.shape.empty()) continue;
+    if (const auto* fixed = std::get_if<std::int64_t>(&input.shape[0])) {
+      if (samples == *fixed) continue;
+      throw Error("its input '" + input.name + "' was exported for batches of " + std::to_string(*fixed) +
+                      (*fixed == 1 ? " sample" : " samples") + " alone",
+                  *fixed == 1 ? kMoreSamples : kDynamicSamples);
+    }
+    if (const auto symbol = std::get<Expression>(input.shape[0]).symbol()) of_symbol.emplace(*symbol, input.name);
+  }
+  for (const auto& [symbol, range] : program_.ranges) {
+    const auto found = of_symbol.find(symbol);
+    if (found == of_symbol.end() || is_within(range, samples)) continue;
+    throw Error("its input '" + found->second + "' was exported for batches of " + range_text(range) + " samples",
+                kDynamicSamples);
+  }
+  const auto value_of = [&](const std::string& name) -> std::optional<std::int64_t> {
+    const bool is_samples =
+        of_symbol.contains(name) || std::any_of(program_.inputs.begin(), program_.inputs.end(),
+                                                [&](const Input& input) { return name == input.path + ".size()[0]"; });
+    return is_samples ? std::optional(samples) : std::nullopt;
+  };
+  for (const Guard& guard : program_.guards) {
+    const auto holds = guard.condition.value(value_of);
+    if (holds && *holds == 0) throw Error("it was exported for batches with " + guard.text, kDynamicSamples);
+  }
+}
 
 void ShapeCheck::check(std::span<const at::Tensor> inputs) {
   sizes_.clear();
@@ -69,8 +113,10 @@ void ShapeCheck::check_new(std::span<const at::Tensor> inputs) const {
     for (std::size_t d = 0; d < input.shape.size(); ++d) {
       const std::int64_t size = inputs[i].size(static_cast<std::int64_t>(d));
       if (const auto* fixed = std::get_if<std::int64_t>(&input.shape[d])) {
-        if (size != *fixed)
-          throw Error(place(i, d) + " was exported as " + std::to_string(*fixed) + " alone", kDynamic);
+        if (size != *fixed) {
+          throw Error(place(i, d) + " was exported as " + std::to_string(*fixed) + " alone",
+                      *fixed == 1 && d == 0 ? kMoreSamples : kDynamic);
+        }
         continue;
       }
       const auto symbol = std::get<Expression>(input.shape[d]).symbol();
@@ -86,9 +132,7 @@ void ShapeCheck::check_new(std::span<const at::Tensor> inputs) const {
     const auto found = symbols.find(symbol);
     if (found == symbols.end()) continue;
     const std::int64_t size = found->second.first;
-    // Exported with at least 2 elements, a program also works with one, or none: torch.export says so.
-    if ((size < range.least && range.least > 2) || (range.most && size > *range.most))
-      throw Error(found->second.second + " must be " + range_text(range), kDynamic);
+    if (!is_within(range, size)) throw Error(found->second.second + " must be " + range_text(range), kDynamic);
   }
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     for (std::size_t d = 0; d < program_.inputs[i].shape.size(); ++d) {

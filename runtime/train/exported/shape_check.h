@@ -2,6 +2,7 @@
 // what sizes of several inputs must have in common. A shape is checked when it is new.
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -18,6 +19,9 @@ class ShapeCheck {
 
   // `inputs`: as many as the program has. Error names the input, its size, and what it must be.
   void check(std::span<const at::Tensor> inputs);
+  // Whether batches of so many samples fit, as far as the first dimensions of the inputs tell. Error says for which
+  // sizes the program was exported.
+  void check_samples(std::int64_t samples) const;
 
  private:
   void check_new(std::span<const at::Tensor> inputs) const;

@@ -134,7 +134,7 @@ TrainingLoop::Outcome TrainingLoop::begin() {
 TrainingLoop::End TrainingLoop::end(Outcome outcome) {
   measured_.device_profile.settle(step_.in_flight());
   session_.recorder().mark(profile::RunMark::kLoopEnd);
-  save_();  // the last checkpoint is on its way
+  if (outcome == Outcome::kStopped) save_();  // the last checkpoint is on its way; conclude() has done it otherwise
   callbacks_.on_training_end();
   measured_.deep_window.finish(position_.batches);
   measured_.counted_batches.finish();
@@ -531,6 +531,10 @@ void TrainingLoop::conclude(bool stopped) {
   metrics_.begin();
   metrics_.finish_all();
   if (stopped || session_.mock().any()) return;
+  {
+    const PhaseScope phase(session_.recorder(), Phase::kCheckpoint);
+    save_();  // whatever fails from here on, the trained weights are there
+  }
   const std::optional<double> metric = validate();
   if (!goes_on_from_here) checkpoints_.take_last("end", metric);
 }

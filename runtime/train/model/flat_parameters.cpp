@@ -77,8 +77,11 @@ FlatParameters::FlatParameters(const torch::nn::Module& model, comm::Communicato
     const at::ScalarType dtype = tensor.scalar_type();
     if (dtype != at::kFloat && dtype != at::kDouble) {
       throw ConfigError("parameter '" + names.front() + "' is of type " + at::toString(dtype),
-                        "make the model in float32 (or float64), and set optimizations.mixed_precision to compute in "
-                        "another type");
+                        at::isComplexType(dtype)
+                            ? "hold it as real numbers: a float32 parameter with a last dimension of 2, of which "
+                              "forward() makes torch.view_as_complex(parameter)"
+                            : "make the model in float32 (or float64), and set optimizations.mixed_precision to "
+                              "compute in another type");
     }
     const bool bfloat16 = types.bfloat16 && dtype == at::kFloat && !in_float32.contains(tensor.unsafeGetTensorImpl());
     auto group = std::find_if(groups_.begin(), groups_.end(),

@@ -12,6 +12,8 @@ namespace dtrain::worker {
 
 namespace {
 
+constexpr std::size_t kMostNamed = 5;  // modules in a warning
+
 std::vector<std::string> names_of(const std::vector<exported::Input>& inputs) {
   std::vector<std::string> names;
   for (const exported::Input& input : inputs) names.push_back(input.name);
@@ -24,6 +26,12 @@ std::vector<std::string> tensors_of(const std::vector<exported::Output>& outputs
     if (output.is_tensor) names.push_back(output.name);
   }
   return names;
+}
+
+std::string some_of(std::vector<std::string> names) {
+  const std::size_t left = names.size() - std::min(names.size(), kMostNamed);
+  names.resize(names.size() - left);
+  return join(names, ", ") + (left > 0 ? " and " + std::to_string(left) + " more" : "");
 }
 
 // Of whole numbers a data set has fewer types than a model takes. No value changes: a mask's numbers are true or false.
@@ -93,6 +101,15 @@ void ExportedFile::check_signature(const std::vector<ModelInput>& inputs, const 
   for (const OutputChoice& output : outputs) index_of(output);
 }
 
+void ExportedFile::check_samples(std::int64_t samples, const std::string& which) const {
+  try {
+    model_.check_samples(samples);
+  } catch (const Error& error) {
+    throw ConfigError(which + ", which model: " + model_.archive().file().string() + " does not take: " + error.what(),
+                      error.remedy());
+  }
+}
+
 bool ExportedFile::returns_one_tensor() const {
   const auto& outputs = model_.program().outputs;
   return outputs.size() == 1 && outputs[0].name.empty();
@@ -142,12 +159,25 @@ void ExportedFile::checkpoint_modules(const std::string& patterns, const std::st
 
 std::optional<FileModel::Warning> ExportedFile::fixed_mode(bool for_training, bool) const {
   if (!for_training) return std::nullopt;
-  const auto modal = exported::modal_operators(model_.program());
-  const auto idle = exported::operators_in_evaluation(model_.program());
-  if (modal.empty() || idle != modal) return std::nullopt;
+  if (exported::is_in_evaluation_mode(model_.program())) {
+    const auto idle = exported::modal_operators(model_.program());
+    return Warning{
+        "was exported in evaluation mode: " + join_with_and(idle) + (idle.size() == 1 ? " does" : " do") + " not train",
+        "call model.train() before torch.export.export()"};
+  }
+  const std::vector<std::string> frozen = exported::modules_in_evaluation(model_.program());
+  if (frozen.empty()) return std::nullopt;
+  return Warning{"was exported with parts in evaluation mode, which they keep: " + some_of(frozen),
+                 "that is right for frozen parts; otherwise call model.train() before torch.export.export()"};
+}
+
+std::optional<FileModel::Warning> ExportedFile::suspected_backward() const {
+  const std::vector<std::string>& lines = model_.program().suspected_backward;
+  if (lines.empty()) return std::nullopt;
   return Warning{
-      "was exported in evaluation mode: " + join_with_and(idle) + (idle.size() == 1 ? " does" : " do") + " not train",
-      "call model.train() before torch.export.export()"};
+      "calls forward() of what is no module of the model: " + some_of(lines),
+      "if it is a torch.autograd.Function, its backward is lost (docs/exporting.md#backward-code-of-your-own); "
+      "a module from elsewhere is trained as in PyTorch"};
 }
 
 void ExportedFile::check_evaluation() const {

@@ -22,11 +22,13 @@ class ExportedFile final : public FileModel {
   at::ScalarType features_type() const override;
   void check_signature(const std::vector<ModelInput>& inputs, const std::vector<OutputChoice>& outputs) override;
   bool returns_one_tensor() const override;
+  void check_samples(std::int64_t samples, const std::string& which) const override;
   c10::IValue forward(const std::vector<at::Tensor>& inputs) override;
   at::Tensor output(const c10::IValue& returned, const OutputChoice& choice) const override;
   void checkpoint_modules(const std::string& patterns, const std::string& key) override;
   std::string why_not_repeatable() const override { return model_.why_not_repeatable(); }
   std::optional<Warning> fixed_mode(bool for_training, bool for_evaluation) const override;
+  std::optional<Warning> suspected_backward() const override;
   void check_evaluation() const override;
   void save(const std::filesystem::path& path) const override { model_.save(path); }
   const char* extension() const override { return ".pt2"; }

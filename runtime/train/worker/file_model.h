@@ -2,6 +2,7 @@
 // (exported_file.h). Training thread.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -38,6 +39,10 @@ class FileModel {
   // Whether forward() returns a tensor, and no tuple or dict of them.
   virtual bool returns_one_tensor() const = 0;
 
+  // ConfigError if the model does not take batches of so many samples; it begins with `which`, which says whose they
+  // are.
+  virtual void check_samples(std::int64_t /*samples*/, const std::string& /*which*/) const {}
+
   // Of inputs in the order of check_signature(), whose first are the features. Error naming their shapes, and the part
   // of the model that failed.
   virtual c10::IValue forward(const std::vector<at::Tensor>& inputs) = 0;
@@ -64,6 +69,8 @@ class FileModel {
     std::string remedy;
   };
   virtual std::optional<Warning> fixed_mode(bool for_training, bool for_evaluation) const = 0;
+  // A warning that the gradient may not be the author's; empty: there is none.
+  virtual std::optional<Warning> suspected_backward() const { return std::nullopt; }
   // ConfigError if the file says only how the model trains, and not how it is evaluated.
   virtual void check_evaluation() const {}
 

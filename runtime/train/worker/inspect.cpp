@@ -79,7 +79,10 @@ Json inspect_json(const ExportedModel& model) {
   for (const exported::Guard& guard : program.guards) json["conditions"].push_back(guard.text);
   json["conditions_not_checked"] = program.unread_guards;
   json["switched_in_evaluation"] = exported::modal_operators(program);
-  json["exported_in_evaluation_mode"] = exported::operators_in_evaluation(program);
+  json["exported_in_evaluation_mode"] =
+      exported::is_in_evaluation_mode(program) ? exported::modal_operators(program) : std::vector<std::string>();
+  json["modules_in_evaluation_mode"] = exported::modules_in_evaluation(program);
+  json["suspected_backward"] = program.suspected_backward;
   json["why_no_evaluation"] = program.why_no_evaluation;
   json["why_no_cuda_graph"] = model.why_not_repeatable();
   return json;
@@ -123,6 +126,10 @@ std::string inspect_text(const Json& json) {
     out << "condition that is not checked: " << condition.get<std::string>() << "\n";
   if (!json["exported_in_evaluation_mode"].empty())
     out << "exported in evaluation mode: " << words(json["exported_in_evaluation_mode"]) << "\n";
+  if (!json["modules_in_evaluation_mode"].empty())
+    out << "parts in evaluation mode: " << words(json["modules_in_evaluation_mode"]) << "\n";
+  for (const Json& line : json["suspected_backward"])
+    out << "a function whose backward is lost, or a module from elsewhere: " << line.get<std::string>() << "\n";
   const auto why = json["why_no_evaluation"].get<std::string>();
   if (!why.empty()) {
     out << "evaluation: needs a second file, because " << why << "\n";

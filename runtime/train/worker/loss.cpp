@@ -11,7 +11,7 @@ Metrics LossValues::metrics() const {
   const auto over = [](const at::Tensor& value, const std::optional<double>& items) {
     return items ? MetricValue(value).mean_over(*items) : MetricValue(value);
   };
-  Metrics result{{"loss", over(loss, weight)}};
+  Metrics result{{"loss", over(loss, weight ? weight : counted)}};
   if (accuracy.defined()) result.emplace("accuracy", over(accuracy, counted));
   return result;
 }

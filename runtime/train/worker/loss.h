@@ -22,6 +22,9 @@ struct LossInput {
   at::Tensor host_target{};
   bool accuracy = true;            // whether it is computed, if the loss has it
   std::vector<at::Tensor> more{};  // in host memory: what tensors_of() the loss names
+  // Whether the mean of this batch is not averaged with means of others, which may be of other numbers of targets: it
+  // is all of an optimizer step, or it is evaluated.
+  bool is_alone = true;
 };
 
 struct LossValues {

@@ -11,6 +11,7 @@
 #include "dtrain/config/experiment.h"
 #include "dtrain/data/formats.h"
 #include "dtrain/data/image_folder.h"
+#include "dtrain/data/safetensors.h"
 #include "dtrain/run/rank_session.h"
 
 namespace dtrain::worker {
@@ -190,11 +191,25 @@ std::vector<ModelInput> inputs_of(const config::ModelJob& job) {
 }  // namespace
 
 ModelTrial::Fields ModelTrial::fields_of(const config::ModelJob& job) {
-  Fields fields{job.data.format, inputs_of_transforms(job).size(), {}};
+  Fields fields{job.data.format, inputs_of_transforms(job).size(), {}, {}};
   auto* const safetensors = std::get_if<data::Safetensors>(&fields.format);
   if (!safetensors) return fields;
   std::vector<std::string>& names = safetensors->more_inputs;
   fields.more_inputs = names.size();
+  const auto are_bool = [&](const data::Source& source) {
+    const std::vector<std::string> bools = data::bool_tensors(source.at("file"));
+    const auto is_bool = [&](const std::string& name) {
+      return std::find(bools.begin(), bools.end(), name) != bools.end();
+    };
+    std::vector<bool> are{is_bool(source.at("features")), false};
+    for (const std::string& name : names) are.push_back(is_bool(name));
+    return are;
+  };
+  fields.are_bool = are_bool(job.data.training);
+  if (job.data.validation && are_bool(*job.data.validation) != fields.are_bool) {
+    throw ConfigError("a tensor is BOOL in one of data.training and data.validation, and in the other it is not",
+                      "save both with the same types");
+  }
   for (const std::string& name : config::tensors_of(job.loss.loss)) {
     const auto found = std::find(names.begin(), names.end(), name);
     fields.of_loss.push_back(2 + static_cast<std::size_t>(found - names.begin()));
@@ -209,6 +224,7 @@ ModelTrial::ModelTrial(TrialContext& context)
       fields_(fields_of(job_)),
       model_(load_model(job_.file)),
       sequences_(data::has_sequences(job_.data.format)),
+      is_alone_(context.world_size() == 1 && context.session().experiment().optimizations.aggregation_frequency == 1),
       output_choice_{"loss.output", job_.loss.output},
       auxiliary_choices_(auxiliary_choices(job_.loss)) {
   std::vector<OutputChoice> outputs = auxiliary_choices_;
@@ -260,6 +276,7 @@ void ModelTrial::warn_of_fixed_modes() {
     if (warning) context_.session().log()->warn("model: {} {}; {}", file.string(), warning->what, warning->remedy);
   };
   warn(job_.file, model_->fixed_mode(/*for_training=*/true, /*for_evaluation=*/!eval_model_));
+  warn(job_.file, model_->suspected_backward());
   if (eval_model_) warn(job_.eval_file, eval_model_->fixed_mode(/*for_training=*/false, /*for_evaluation=*/true));
 }
 
@@ -280,8 +297,26 @@ void ModelTrial::wrap_optimizer() {
 }
 
 Loader ModelTrial::open_training_data() {
-  return context_.loader(read(fields_.format, job_.data.training, job_.data.transforms.training, context_.host_share()),
-                         settings_of(job_.data.loader));
+  Loader loader =
+      context_.loader(read(fields_.format, job_.data.training, job_.data.transforms.training, context_.host_share()),
+                      settings_of(job_.data.loader));
+  check_batches(*loader, "data.training", *model_);
+  return loader;
+}
+
+void ModelTrial::check_batches(const BatchSource& loader, const char* key, const FileModel& model) const {
+  const auto samples = loader.samples_per_epoch();
+  if (!samples) return;
+  const std::int64_t ranks = context_.world_size(), each = context_.batch_size();
+  const auto check = [&](const char* kind, std::int64_t size) {
+    if (size == 0) return;
+    model.check_samples(
+        size, std::string(key) + " has " + kind + std::to_string(size) + " samples" + (ranks > 1 ? " on a rank" : ""));
+  };
+  if (*samples >= each * ranks) check("batches of ", each);
+  const std::int64_t left = *samples % (each * ranks);  // shared as Sampler::part() does
+  if (left % ranks > 0) check("a last batch of ", left / ranks + 1);
+  if (left > 0) check("a last batch of ", left / ranks);
 }
 
 Loader ModelTrial::training_loader() {
@@ -292,18 +327,26 @@ Loader ModelTrial::validation_loader() {
   if (!job_.data.validation) return nullptr;
   LoaderSettings settings = settings_of(job_.data.loader);
   settings.shuffle = settings.drop_last = false;
-  return context_.loader(
+  Loader loader = context_.loader(
       read(fields_.format, *job_.data.validation, job_.data.transforms.validation, context_.host_share()), settings);
+  check_batches(*loader, "data.validation", eval_model_ ? *eval_model_ : *model_);
+  return loader;
 }
 
 std::vector<at::Tensor> ModelTrial::inputs(const Batch& batch) const {
   const at::ScalarType type = model_->dtype();
-  std::vector<at::Tensor> inputs{std::visit(
-      [&](const auto& format) { return features_for_model(format, batch.tensors[0], model_->features_type()); },
-      job_.data.format)};
+  const auto is_bool = [&](std::size_t field) { return field < fields_.are_bool.size() && fields_.are_bool[field]; };
+  std::vector<at::Tensor> inputs;
+  if (is_bool(0)) {
+    inputs.push_back(batch.tensors[0].to(at::kBool));
+  } else {
+    inputs.push_back(std::visit(
+        [&](const auto& format) { return features_for_model(format, batch.tensors[0], model_->features_type()); },
+        job_.data.format));
+  }
   for (std::size_t field = 2; field < 2 + fields_.more_inputs; ++field) {
     const at::Tensor& input = batch.tensors[field];
-    inputs.push_back(input.is_floating_point() ? input.to(type) : input);
+    inputs.push_back(is_bool(field) ? input.to(at::kBool) : input.is_floating_point() ? input.to(type) : input);
   }
   if (is_from_model(job_.loss)) inputs.push_back(batch.tensors[1]);
   return inputs;
@@ -312,6 +355,7 @@ std::vector<at::Tensor> ModelTrial::inputs(const Batch& batch) const {
 LossInput ModelTrial::loss_input(const at::Tensor& output, const Batch& batch) const {
   const std::vector<at::Tensor>& on_host = batch.host_tensors;  // empty: all of it is
   LossInput input{output, batch.tensors[1], sequences_, on_host.empty() ? at::Tensor() : on_host[1], has_accuracy_};
+  input.is_alone = is_alone_ || !model_->tree()->is_training();
   for (const std::size_t field : fields_.of_loss) {
     input.more.push_back(on_host.empty() ? batch.tensors[field] : on_host[field]);
   }
@@ -357,7 +401,9 @@ std::string ModelTrial::why_not_repeatable() const {
 // A graph has no part that looks at the targets.
 void ModelTrial::before_batch(const Batch& batch) {
   if (batch.host_tensors.empty() || !output_.defined()) return;
-  check_target(job_.loss.loss, {output_, {}, sequences_, batch.host_tensors[1]});
+  LossInput input{output_, {}, sequences_, batch.host_tensors[1]};
+  input.is_alone = is_alone_;
+  check_target(job_.loss.loss, input);
 }
 
 Metrics ModelTrial::train_batch(const Batch& batch) try {

@@ -36,6 +36,8 @@ class ModelTrial final : public Trial {
   FileModel& evaluating_model() { return eval_model_ ? *eval_model_ : *model_; }
   void load_pair();
   Loader open_training_data();
+  // That `model` takes all batches of the loader, the short last ones of all ranks too. The same on all ranks.
+  void check_batches(const BatchSource& loader, const char* key, const FileModel& model) const;
   // The optimizer, its groups and their schedules.
   void wrap_optimizer();
   void warn_of_fixed_modes();
@@ -48,6 +50,7 @@ class ModelTrial final : public Trial {
     data::Format format;               // with the names of them all
     std::size_t more_inputs = 0;       // from field 2 on
     std::vector<std::size_t> of_loss;  // in the order of tensors_of()
+    std::vector<bool> are_bool;        // those that the model gets as they are in the data: bool
   };
   static Fields fields_of(const config::ModelJob& job);
 
@@ -58,6 +61,7 @@ class ModelTrial final : public Trial {
   std::unique_ptr<FileModel> eval_model_;  // of a pair: evaluates, with the tensors of model_
   Loader training_data_;                   // once it is open, until training_loader() returns it
   const bool sequences_;                   // LossInput::sequences
+  const bool is_alone_;                    // LossInput::is_alone, in training
   const OutputChoice output_choice_;
   OutputChoice eval_output_choice_;                    // of eval_model_
   const std::vector<OutputChoice> auxiliary_choices_;  // in the order of job_.loss.auxiliary

@@ -14,7 +14,7 @@ namespace dtrain::worker {
 namespace {
 
 constexpr std::int64_t kAccuracyGrain = 1 << 16;  // scores that are worth a thread
-constexpr std::int64_t kIgnoresNone = -100;       // torch's default; check_classes() lets no such target pass
+constexpr std::int64_t kIgnored = -100;           // torch's default
 
 using Settings = config::CrossEntropy;
 
@@ -23,19 +23,38 @@ bool is_last(const Settings& settings, bool sequences) {
   return settings.class_dimension == config::ClassDimension::kLast;
 }
 
-// The targets that count.
-at::Tensor counted(const Settings& settings, const at::Tensor& target) {
-  return settings.ignore_index ? target.masked_select(target.ne(*settings.ignore_index)) : target;
+std::int64_t ignored_by(const Settings& settings) {
+  return settings.ignore_index.value_or(kIgnored);
 }
 
-void check_classes(const Settings& settings, const at::Tensor& every_target, std::int64_t classes) {
+// The targets that count. `target`: in host memory.
+at::Tensor counted(const Settings& settings, const at::Tensor& target) {
+  return target.masked_select(target.ne(ignored_by(settings)));
+}
+
+// Targets that torch ignores by default, where the experiment does not say so.
+bool ignores_by_default(const Settings& settings, const at::Tensor& host_target) {
+  return !settings.ignore_index && host_target.numel() > 0 && host_target.min().item<std::int64_t>() == kIgnored;
+}
+
+// Returns ignores_by_default().
+bool check_classes(const Settings& settings, const LossInput& input, const at::Tensor& host_target,
+                   std::int64_t classes) {
   if (const auto given = settings.class_weights.size(); given > 0 && static_cast<std::int64_t>(given) != classes) {
     throw ConfigError("loss.class_weights has " + std::to_string(given) + " numbers, the model's output " +
                           std::to_string(classes) + " classes",
                       "give one number for each class");
   }
-  const at::Tensor target = counted(settings, every_target);
-  if (target.numel() == 0) return;
+  at::Tensor target = settings.ignore_index ? counted(settings, host_target) : host_target;
+  const bool ignores = ignores_by_default(settings, target);
+  if (ignores && !input.is_alone && !settings.weighs_batches()) {
+    throw ConfigError(
+        "the target has -100, which torch leaves out of the mean; the means of several ranks or batches "
+        "would then count the same, however many targets each has left",
+        "set ignore_index: -100 in loss, with which each target that counts has the same part in a step");
+  }
+  if (ignores) target = counted(settings, target);
+  if (target.numel() == 0) return ignores;
   const auto [least, most] = at::aminmax(target);
   for (const std::int64_t value : {least.item<std::int64_t>(), most.item<std::int64_t>()}) {
     if (value >= 0 && value < classes) continue;
@@ -43,6 +62,7 @@ void check_classes(const Settings& settings, const at::Tensor& every_target, std
                         std::to_string(classes) + " classes (0 to " + std::to_string(classes - 1) + ")",
                     "give the model one output for each class, or correct the targets");
   }
+  return ignores;
 }
 
 // What the mean is divided by. `target`: in host memory.
@@ -84,21 +104,39 @@ at::Tensor accuracy_of_counted(const at::Tensor& output, const at::Tensor& targe
   return right.sum().to(at::kDouble) / counts.sum().clamp_min(1);
 }
 
-at::Tensor accuracy_of_targets(const Settings& settings, const at::Tensor& output, const at::Tensor& target) {
-  if (settings.ignore_index) return accuracy_of_counted(output, target, *settings.ignore_index);
+// On a GPU the step may become a graph, which is repeated for batches with targets that are ignored.
+at::Tensor accuracy_of_targets(const Settings& settings, const at::Tensor& output, const at::Tensor& target,
+                               bool ignores) {
+  if (settings.ignore_index || ignores || !target.is_cpu())
+    return accuracy_of_counted(output, target, ignored_by(settings));
   if (output.dim() == 2) return accuracy_of(output, target);
   return output.detach().argmax(1).eq(target).to(at::kDouble).mean();
 }
 
+// Where the experiment does not say which targets are ignored. A graph would repeat what is decided for one batch.
+LossValues plain_mean(const Settings& settings, const at::Tensor& output, const at::Tensor& target,
+                      const at::Tensor& host_target, bool ignores) {
+  LossValues values;
+  auto reduction = at::Reduction::Mean;
+  if (ignores && (output.is_cpu() || !output.requires_grad())) {
+    const auto counts = static_cast<double>(counted(settings, host_target).numel());
+    if (counts == 0) reduction = at::Reduction::Sum;
+    values.counted = counts / static_cast<double>(host_target.numel());
+  }
+  values.loss = at::cross_entropy_loss(output, target, {}, reduction, kIgnored, settings.label_smoothing);
+  return values;
+}
+
 // Scores [batch, classes] or [batch, classes, ...]; the mean over the targets that count, or 0 if none does.
 LossValues cross_entropy(const Settings& settings, at::Tensor output, const at::Tensor& target,
-                         const at::Tensor& host_target, bool with_accuracy) {
+                         const at::Tensor& host_target, bool ignores, const LossInput& input) {
   at::Tensor accuracy;
-  if (with_accuracy) accuracy = accuracy_of_targets(settings, output, target);
+  if (input.accuracy) accuracy = accuracy_of_targets(settings, output, target, ignores);
   if (!settings.weighs_batches()) {
-    const at::Tensor loss =
-        at::cross_entropy_loss(output, target, {}, at::Reduction::Mean, kIgnoresNone, settings.label_smoothing);
-    return {loss, accuracy};
+    LossValues values = plain_mean(settings, output, target, host_target, ignores);
+    values.accuracy = accuracy;
+    if (values.counted) *values.counted *= static_cast<double>(input.target.size(0));  // of the samples
+    return values;
   }
   const double weight = weight_of(settings, host_target);
   const auto counts = static_cast<double>(counted(settings, host_target).numel());
@@ -109,7 +147,7 @@ LossValues cross_entropy(const Settings& settings, at::Tensor output, const at::
   }
   const at::Tensor loss =
       at::cross_entropy_loss(output, target, class_weights, weight > 0 ? at::Reduction::Mean : at::Reduction::Sum,
-                             settings.ignore_index.value_or(kIgnoresNone), settings.label_smoothing);
+                             ignored_by(settings), settings.label_smoothing);
   return {loss, accuracy, weight, counts};
 }
 
@@ -131,7 +169,7 @@ LossValues with_probabilities(const Settings& settings, const at::Tensor& output
   }
   at::Tensor accuracy;
   if (with_accuracy) accuracy = accuracy_of(output, target.argmax(1));
-  return {at::cross_entropy_loss(output, target.to(output.scalar_type()), {}, at::Reduction::Mean, kIgnoresNone,
+  return {at::cross_entropy_loss(output, target.to(output.scalar_type()), {}, at::Reduction::Mean, kIgnored,
                                  settings.label_smoothing),
           accuracy};
 }
@@ -165,8 +203,8 @@ LossValues evaluate_cross_entropy(const Settings& settings, const LossInput& inp
     target = target.flatten();
   }
   const at::Tensor& host_target = input.host_target.defined() ? input.host_target : target;
-  check_classes(settings, host_target, output.size(1));
-  return cross_entropy(settings, output, target, host_target, input.accuracy);
+  const bool ignores = check_classes(settings, input, host_target, output.size(1));
+  return cross_entropy(settings, output, target, host_target, ignores, input);
 }
 
 }  // namespace
@@ -184,15 +222,16 @@ worker::ScoredTargets CrossEntropy::scored(const worker::LossInput& input) const
   scores = scores.flatten(0, -2);
   if (worker::are_probabilities(input)) return {scores, input.target.argmax(1)};
   const at::Tensor targets = input.target.to(at::kLong).flatten();
-  if (!ignore_index) return {scores, targets};
-  const at::Tensor counted = targets.ne(*ignore_index);
+  const at::Tensor host_target = input.host_target.defined() ? input.host_target : input.target;
+  if (!ignore_index && !worker::ignores_by_default(*this, host_target)) return {scores, targets};
+  const at::Tensor counted = targets.ne(worker::ignored_by(*this));
   return {scores, targets.masked_fill(counted.logical_not(), 0), counted};
 }
 
 void CrossEntropy::check_target(const worker::LossInput& input) const {
   if (input.host_target.is_floating_point()) return;  // evaluate() compares the shapes
   const std::int64_t classes = worker::is_last(*this, input.sequences) ? input.output.size(-1) : input.output.size(1);
-  worker::check_classes(*this, input.host_target, classes);
+  worker::check_classes(*this, input, input.host_target, classes);
 }
 
 }  // namespace dtrain::config

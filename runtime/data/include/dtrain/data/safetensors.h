@@ -58,8 +58,9 @@ class SafetensorsFile {
 std::string safetensors_header(std::span<const SafetensorsEntry> tensors, const Json& metadata,
                                std::size_t alignment = sizeof(std::uint64_t));
 
-// Fields "features" and "target": the two tensors of these names, with their types (U8, I32, I64, F32, F64); then a
-// field "inputs.NAME" for each of `more_inputs`. The first dimension of each counts samples; the rest is the shape of a
+// Fields "features" and "target": the two tensors of these names, with their types: U8, I32, I64, F32 and F64 as they
+// are, BOOL as uint8, I8, I16 and U16 as int32, U32 as int64, F16 and BF16 as float32; then a field "inputs.NAME" for
+// each of `more_inputs`. The first dimension of each counts samples; the rest is the shape of a
 // sample. The whole set is in memory, once per host. DataError as in SafetensorsFile.
 std::shared_ptr<Dataset> load_safetensors(const std::filesystem::path& file,
                                           const std::string& features_name = "features",
@@ -72,5 +73,8 @@ std::shared_ptr<Dataset> open_safetensors(const std::filesystem::path& file,
                                           const std::string& features_name = "features",
                                           const std::string& target_name = "target",
                                           const std::vector<std::string>& more_inputs = {});
+
+// The tensors of BOOL in a file, or in the first one of a pattern of files.
+std::vector<std::string> bool_tensors(const std::string& files);
 
 }  // namespace dtrain::data
