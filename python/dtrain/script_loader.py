@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import _native, optim
-from .data import Source, samples_of
+from .division import Source
 
 if TYPE_CHECKING:
     from .session import Session
@@ -47,7 +47,8 @@ class ScriptLoader:
         self._is_open = True
         for batch in self._source.epoch(epoch, self.given):
             self.given += 1
-            session._begin_batch(samples_of(batch), self._source.share)
+            self._source.compare()
+            session._begin_batch(self._source.count, self._source.share)
             yield batch
             # Now the script has stepped its schedulers: the batch may be saved.
             loop.end_batch()

@@ -10,7 +10,9 @@ from typing import Any, TypeVar
 import torch
 
 from . import _native, optim
-from .data import DataSet, Loader, Source, _given
+from .data import DataSet, Loader, _given
+from .division import Source
+from .seeds import seed_python
 
 M = TypeVar("M", bound=torch.nn.Module)
 
@@ -75,6 +77,7 @@ class Context:
 
     def __init__(self, native: Any) -> None:
         self._of_engine = native
+        seed_python(self._native.seed)  # as the engine has seeded torch: equal on all ranks
         self._watches: list[optim.SettingsWatch] = []
         self._schedulers: list[tuple[Any, str]] = []
         self._names: dict[torch.nn.Parameter, str] = {}
@@ -82,7 +85,6 @@ class Context:
         self._own_steps: list[tuple[torch.optim.Optimizer, optim.OwnSteps]] = []
         self._computed: list[torch.optim.Optimizer] = []  # by the engine
         self._has_begun = False  # a trial's training
-        self._training: Source | None = None
         #: The experiment's hyperparameters.
         self.hyperparameters: Mapping[str, Any] = _Section(
             lambda: self._native.hyperparameter_names(), lambda name: self._native.hyperparameter(name))
@@ -250,8 +252,6 @@ class Context:
         ``weight``: how many items the loss is the mean of, where batches count differently (tokens). ``models``: of
         several models, those that get a gradient. ``more_follows``: another backward() of this batch adds to it.
         """
-        if weight is None and self._training is not None and self._training.share != 1:
-            loss = loss * self._training.share
         self._native.backward(loss, weight, list(models), more_follows, retain_graph)
 
     def step(self) -> None:
@@ -441,7 +441,7 @@ class _Bound:
         if isinstance(loader, Loader):
             loader = loader._of_run(self._context._native)
         return Source(loader, self._context.rank, self._context.world_size, self._context._native.seed,
-                      whole_batches)
+                      whole_batches, self._context, compares=True)
 
     def training_loader(self) -> Source | None:
         source = self._source(self._trial.training_loader(), whole_batches=True)
@@ -449,7 +449,6 @@ class _Bound:
             raise _native.ConfigError(
                 f"training_loader() has batches of {source.batch_size}, and hyperparameters.global_batch_size is "
                 f"{self._context.global_batch_size}: give the DataLoader batch_size=context.global_batch_size")
-        self._context._training = source
         return source
 
     def validation_loader(self) -> Source | None:

@@ -156,6 +156,7 @@ LossScalingReport* TrainingStep::begin_report(const StepOptions& options) {
 void TrainingStep::announce(bool has_batch, const Wishes& wishes) {
   if (has_batch) window_.add_batch();
   mode_->vote().announce({.has_batch = has_batch,
+                          .counts_for_all = wishes.counts_for_all,
                           .stop = wishes.stop,
                           .trace = wishes.trace,
                           .last_batch = window_.rounds_begun() - in_flight_.lag(),
