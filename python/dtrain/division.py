@@ -11,7 +11,7 @@ import itertools
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils import data
@@ -114,13 +114,14 @@ class _Indices(data.Sampler):
         self.first = None
         self.given.clear()
         batches: Iterator[Any] | None = None
-        skip = self.skip
+        draws_anew = False
+        skip, place = self.skip, self.skip  # batches of this rank: to be left out, and the next one's number
         for number in itertools.count():
             if batches is None or self._draws_later:
                 with drawn_alike(*key, number):
                     batches = iter(self._order()) if batches is None else batches
                     batch = next(batches, _END)
-                seed_python(*source.key(True), number)
+                draws_anew = True
             else:
                 batch = next(batches, _END)
             if batch is _END:
@@ -136,8 +137,12 @@ class _Indices(data.Sampler):
             if count is not None and len(mine) == 0:
                 continue
             self.given.append((None, None) if count is None else (len(mine), 0 if self._is_own else count))
-            is_seeded = self._seeds_workers and isinstance(mine, list)
-            yield SeedingIndices(mine, (*source.key(True), number)) if is_seeded else mine
+            of_rank = (*source.key(True), place)
+            if draws_anew:
+                seed_python(*of_rank)
+                draws_anew = False
+            place += 1
+            yield SeedingIndices(mine, of_rank) if self._seeds_workers and isinstance(mine, list) else mine
 
     def _order(self) -> Iterable[Any]:
         sampler = self._sampler
@@ -189,11 +194,25 @@ def _with_indices(loader: data.DataLoader, indices: _Indices) -> data.DataLoader
     return twin
 
 
+def _base(dataset: Any) -> Any:
+    while isinstance(dataset, data.Subset):
+        dataset = dataset.dataset
+    return dataset
+
+
 def _base_index(dataset: Any, index: Any) -> Any:
     """Of a data set that others are a Subset of."""
     while isinstance(dataset, data.Subset):
         dataset, index = dataset.dataset, dataset.indices[index]
     return int(index) if hasattr(index, "__index__") else index
+
+
+class _Fact(NamedTuple):
+    """What must be the same on all ranks."""
+
+    name: str
+    value: float
+    exact: bool = True
 
 
 class Source:
@@ -208,6 +227,8 @@ class Source:
                  context: Context | None = None, compares: bool = False) -> None:
         described = loader if isinstance(loader, Described) else Described(loader, False)
         loader = described.loader
+        #: Whether the script has marked the batches as this rank's own.
+        self.is_divided = described.is_own
         self._loader = loader
         self._is_of_engine = hasattr(loader, "batches_of_rank")
         self._is_own = described.is_own or self._is_of_engine
@@ -374,43 +395,45 @@ class Source:
         except (AttributeError, TypeError, NotImplementedError):
             samples = -1
         length = self.length()
-        return [("the samples of the data set", samples), ("the number of batches", -1 if length is None else length)]
+        return [_Fact("the number of samples", samples), _Fact("the number of batches", -1 if length is None else length)]
 
     def _note_indices(self, first: Any) -> None:
         indices = [_base_index(self._loader.dataset, one) for one in first] if isinstance(first, (list, tuple)) else []
         numbers = [one if isinstance(one, int) else -1 for one in indices[:_SHOWN]]
-        self._facts = [*self._lengths(), *(("the samples of the first batch", one) for one in numbers),
-                       ("a digest of the first batch's indices", zlib.crc32(repr(indices).encode()))]
+        self._facts = [*self._lengths(), _Fact("a digest of the first batch's indices", zlib.crc32(repr(indices).encode())),
+                       *(_Fact(f"sample {place} of the first batch", one) for place, one in enumerate(numbers))]
+        tensors = getattr(_base(self._loader.dataset), "tensors", None)  # of a TensorDataset
+        if isinstance(tensors, tuple) and all(isinstance(one, torch.Tensor) for one in tensors):
+            self._facts.append(_Fact("a digest of the data set's tensors", sum(map(_digest_of, tensors)), False))
 
     def _note_batch(self, batch: Any, count: int) -> None:
         if self._context is None or self._facts:
             return
         leaves = [] if batch is _END else list(leaves_of(batch))
         form = repr([(path, type(value).__name__, getattr(value, "shape", None)) for path, value in leaves])
-        values = [(f"a digest of '{path}'", _digest_of(value)) for path, value in leaves]
-        self._facts = [*self._lengths(), ("the samples of the first batch", count),
-                       ("a digest of the first batch's form", zlib.crc32(form.encode())), *values[:_SHOWN]]
+        values = [_Fact(f"a digest of '{path}' in the first batch", _digest_of(value), False) for path, value in leaves]
+        self._facts = [*self._lengths(), _Fact("the samples of the first batch", count),
+                       _Fact("a digest of the first batch's form", zlib.crc32(form.encode())), *values[:_SHOWN]]
 
     def _compare_all(self, facts: list[_Fact], what: str) -> None:
         assert self._context is not None
         mine = torch.full((_FACTS,), -2.0, dtype=torch.float64)
-        mine[:len(facts)] = torch.tensor([float(value) for _, value in facts], dtype=torch.float64)
+        mine[:len(facts)] = torch.tensor([fact.value for fact in facts], dtype=torch.float64)
+        exact = torch.tensor([fact.exact for fact in facts] + [True] * (_FACTS - len(facts)))
         of_all = self._context.all_gather(mine)
         for rank, theirs in enumerate(of_all[1:], 1):
-            unlike = of_all[0] != theirs
-            if self._indices is None:  # arithmetic on another machine may give a sample other last bits
-                unlike[4:] = ~torch.isclose(of_all[0], theirs, rtol=1e-3, atol=1e-9)[4:]
+            # Arithmetic on another machine may give a sample other last bits.
+            unlike = (of_all[0] != theirs) & (exact | ~torch.isclose(of_all[0], theirs, rtol=1e-3, atol=1e-9))
             if not unlike.any():
                 continue
             place = int(unlike.nonzero()[0])
-            name = facts[place][0] if place < len(facts) else "the number of parts of a batch"
+            name = facts[place].name if place < len(facts) else "the number of parts of a batch"
             raise DataError(f"{what} is not the same on all ranks: {name}: {of_all[0][place]:.10g} on rank 0, {theirs[place]:.10g} on "
                             f"rank {rank}; make the same data set, split and order on every rank (dtrain.init() seeds torch, "
                             "numpy.random and random alike), or mark a loader that gives each rank batches of its own with "
                             "dtrain.divided(loader)")
 
 
-_Fact = tuple[str, float]  # what it is, and its value
 _FACTS = 4 + _SHOWN
 
 
