@@ -1,4 +1,4 @@
-"""Trains on batches of one kind, and writes which samples this rank had, and the weights, to seen-RANK.json."""
+"""Trains on batches of one kind, as a script or a trial, and writes which samples this rank had to seen-RANK.json."""
 import collections
 import dataclasses
 import json
@@ -49,6 +49,8 @@ def pair_of(batch):
         x, y = batch.x, batch.y
     elif isinstance(batch, (tuple, list)):
         x, y = batch
+    elif "features" in batch:
+        x, y = batch["features"], batch["target"]
     else:
         x, y = batch["x"], batch["y"]
         assert "names" not in batch or [int(name) for name in batch["names"]] == y.tolist(), batch
@@ -86,7 +88,13 @@ class Endless(data.Sampler):
             yield random.randrange(SAMPLES)
 
 
-def loader_of(kind):
+def loader_of(kind, folder):
+    if kind.startswith("engine "):  # the first samples, the last batch of which is short
+        count = int(kind.removeprefix("engine "))
+        for name, values in zip(("features", "target"), tensors()):
+            numpy.save(folder / f"{name}.npy", values[:count].numpy())
+        return dtrain.data.Loader("npy", features=folder / "features.npy", target=folder / "target.npy", batch_size=BATCH,
+                                  shuffle=False, drop_last=False)
     if kind.startswith("split by "):  # 36 samples of all
         way = kind.removeprefix("split by ")
         order = {"random": lambda: random.sample(range(SAMPLES), SAMPLES), "numpy": lambda: numpy.random.permutation(SAMPLES).tolist(),
@@ -105,11 +113,19 @@ def loader_of(kind):
     return data.DataLoader(data.TensorDataset(*tensors()), batch_size=BATCH, shuffle=True, collate_fn=collated(kind))
 
 
-def train(session, kind, loader, epochs=EPOCHS):
-    """The samples of each batch, and the weights."""
+def model_and_optimizer():
     torch.manual_seed(3)
     model = nn.Linear(12, 1, dtype=torch.float64)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    return model, torch.optim.Adam(model.parameters(), lr=0.01)
+
+
+def loss_of(model, x, y):
+    return nn.functional.mse_loss(model(x)[:, 0], y.to(torch.float64))
+
+
+def train(session, kind, loader, epochs=EPOCHS):
+    """The samples of each batch, and the weights."""
+    model, optimizer = model_and_optimizer()
     if session is not None:
         model, optimizer, loader = session.wrap(model, optimizer, loader)
     seen = []
@@ -118,11 +134,34 @@ def train(session, kind, loader, epochs=EPOCHS):
             x, y = pair_of(batch)
             seen.append(y.tolist())
             optimizer.zero_grad()
-            nn.functional.mse_loss(model(x)[:, 0], y.to(torch.float64)).backward()
+            loss_of(model, x, y).backward()
             optimizer.step()
             if kind == "endless" and number == 2:
                 break
     return seen, model
+
+
+class Batches(dtrain.Trial):
+    def __init__(self, context):
+        super().__init__(context)
+        context.hyperparameters["other"]
+        self.folder = Path(context.hyperparameters["folder"]) / str(context.rank)
+        self.folder.mkdir()
+        model, optimizer = model_and_optimizer()
+        self.model = context.wrap_model(model)
+        context.wrap_optimizer(optimizer)
+        self.seen = []
+
+    def training_loader(self):
+        return loader_of(self.context.hyperparameters["kind"], self.folder)
+
+    def train_batch(self, batch):
+        x, y = pair_of(batch)
+        self.seen.append(y.tolist())
+        (self.folder.parent / f"seen-{self.context.rank}.json").write_text(json.dumps(self.seen))
+        loss = loss_of(self.model, x, y)
+        self.context.backward(loss)
+        return {"loss": loss}
 
 
 def main():
@@ -131,8 +170,10 @@ def main():
     if settings["other"] == session.rank:  # what this rank does by itself
         random.seed(8)
     kind = settings["kind"]
-    seen, _ = train(session, kind, loader_of(kind), 1 if kind == "endless" else EPOCHS)
-    (Path(settings["folder"]) / f"seen-{session.rank}.json").write_text(json.dumps(seen))
+    folder = Path(settings["folder"]) / str(session.rank)
+    folder.mkdir()
+    seen, _ = train(session, kind, loader_of(kind, folder), 1 if kind == "endless" else EPOCHS)
+    (folder.parent / f"seen-{session.rank}.json").write_text(json.dumps(seen))
 
 
 if __name__ == "__main__":
