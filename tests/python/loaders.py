@@ -306,6 +306,17 @@ class Division(unittest.TestCase):
         other = next(division.Source(loader, 1, 2, 7, whole_batches=True).epoch(0, 0))
         self.assertNotEqual(other[0][1:], first[0][0][0][1:])
 
+    def test_what_every_rank_reads_is_drawn_alike(self):
+        def names(rank=0, ranks=1, **more):
+            stream = torch.utils.data.DataLoader(batches_script.Stream("texts"), batch_size=None, num_workers=more.pop("workers", 0))
+            return [batch["names"] for batch, _, _ in self.epoch(stream, rank, ranks, **more)]
+
+        whole = names(number=1)
+        self.assertNotEqual(whole, names())
+        self.assertEqual([first + second for first, second in zip(names(0, 2, number=1), names(1, 2, number=1))], whole)
+        self.assertEqual(names(number=1, skip=2), whole[2:])
+        self.assertEqual(names(number=1, workers=1), names(number=1, workers=1))
+
     def test_a_rank_draws_its_own_where_it_reads_its_own(self):
         loader = torch.utils.data.DataLoader([0] * 8, batch_size=4, collate_fn=lambda items: numpy.random.rand())
         draws = {rank: [batch for batch, _, _ in self.epoch(loader, rank, 2)] for rank in range(2)}
