@@ -88,11 +88,13 @@ class Endless(data.Sampler):
             yield random.randrange(SAMPLES)
 
 
+def write_arrays(folder, kind):
+    for name, values in zip(("features", "target"), tensors()):
+        numpy.save(folder / f"{name}.npy", values[:int(kind.removeprefix("engine "))].numpy())
+
+
 def loader_of(kind, folder):
     if kind.startswith("engine "):  # the first samples, the last batch of which is short
-        count = int(kind.removeprefix("engine "))
-        for name, values in zip(("features", "target"), tensors()):
-            numpy.save(folder / f"{name}.npy", values[:count].numpy())
         return dtrain.data.Loader("npy", features=folder / "features.npy", target=folder / "target.npy", batch_size=BATCH,
                                   shuffle=False, drop_last=False)
     if kind.startswith("split by "):  # 36 samples of all
@@ -145,8 +147,7 @@ class Batches(dtrain.Trial):
     def __init__(self, context):
         super().__init__(context)
         context.hyperparameters["other"]
-        self.folder = Path(context.hyperparameters["folder"]) / str(context.rank)
-        self.folder.mkdir()
+        self.folder = Path(context.hyperparameters["folder"])
         model, optimizer = model_and_optimizer()
         self.model = context.wrap_model(model)
         context.wrap_optimizer(optimizer)
@@ -158,7 +159,7 @@ class Batches(dtrain.Trial):
     def train_batch(self, batch):
         x, y = pair_of(batch)
         self.seen.append(y.tolist())
-        (self.folder.parent / f"seen-{self.context.rank}.json").write_text(json.dumps(self.seen))
+        (self.folder / f"seen-{self.context.rank}.json").write_text(json.dumps(self.seen))
         loss = loss_of(self.model, x, y)
         self.context.backward(loss)
         return {"loss": loss}
@@ -170,10 +171,9 @@ def main():
     if settings["other"] == session.rank:  # what this rank does by itself
         random.seed(8)
     kind = settings["kind"]
-    folder = Path(settings["folder"]) / str(session.rank)
-    folder.mkdir()
+    folder = Path(settings["folder"])
     seen, _ = train(session, kind, loader_of(kind, folder), 1 if kind == "endless" else EPOCHS)
-    (folder.parent / f"seen-{session.rank}.json").write_text(json.dumps(seen))
+    (folder / f"seen-{session.rank}.json").write_text(json.dumps(seen))
 
 
 if __name__ == "__main__":
