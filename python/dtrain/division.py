@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.utils import data
 
-from ._native import ConfigError, DataError
+from ._native import ConfigError, DataError, Error
 from .batch_parts import BatchParts, Part, Samples, leaves_of
 from .seeds import SeedingIndices, drawn_alike, seed_all, seed_python
 
@@ -420,7 +420,13 @@ class Source:
         mine = torch.full((_FACTS,), -2.0, dtype=torch.float64)
         mine[:len(facts)] = torch.tensor([fact.value for fact in facts], dtype=torch.float64)
         exact = torch.tensor([fact.exact for fact in facts] + [True] * (_FACTS - len(facts)))
-        of_all = self._context.all_gather(mine)
+        try:
+            of_all = self._context.all_gather(mine)
+        except Error as error:
+            if "different operations" not in str(error):
+                raise
+            raise Error(f"this rank has begun {what}, and another one has not: end the loop over batches on all ranks alike, by a value "
+                        f"that is the same on each, such as one of session.mean() or session.broadcast(): {error}") from None
         for rank, theirs in enumerate(of_all[1:], 1):
             # Arithmetic on another machine may give a sample other last bits.
             unlike = (of_all[0] != theirs) & (exact | ~torch.isclose(of_all[0], theirs, rtol=1e-3, atol=1e-9))

@@ -12,7 +12,7 @@ import torch
 from . import _native, optim
 from .data import DataSet, Loader, _given
 from .division import Source
-from .seeds import seed_python
+from .seeds import drawn_alike, seed_python
 
 M = TypeVar("M", bound=torch.nn.Module)
 
@@ -444,7 +444,9 @@ class _Bound:
                       whole_batches, self._context, compares=True)
 
     def training_loader(self) -> Source | None:
-        source = self._source(self._trial.training_loader(), whole_batches=True)
+        with drawn_alike(self._context._native.seed, 1):  # such as a split
+            loader = self._trial.training_loader()
+        source = self._source(loader, whole_batches=True)
         if source is not None and source.batch_size not in (None, self._context.global_batch_size):
             raise _native.ConfigError(
                 f"training_loader() has batches of {source.batch_size}, and hyperparameters.global_batch_size is "
@@ -452,7 +454,9 @@ class _Bound:
         return source
 
     def validation_loader(self) -> Source | None:
-        return self._source(self._trial.validation_loader())
+        with drawn_alike(self._context._native.seed, 2):
+            loader = self._trial.validation_loader()
+        return self._source(loader)
 
 
 def run_trial(trial: Callable[[Context], Trial], arguments: list[str]) -> int:

@@ -20,7 +20,7 @@ using profile::PhaseScope;
 
 // The training data. Its random numbers are those of the batch that comes next.
 Loader training_loader(Trial& trial, const run::RankSession& session, const Position& position) {
-  seed_draws(session, Draws::kData, 0);
+  seed_draws_alike(session, Draws::kData, 0);  // a split is the same on all ranks
   Loader loader = trial.training_loader();
   if (!loader) throw ConfigError("training_loader() returned nothing", "return context.loader(data set)");
   loader->seed_with([&session, &position](std::int64_t batch) {  // of the epoch
