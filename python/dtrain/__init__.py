@@ -48,12 +48,12 @@ if _util.find_spec("torch") is not None:
 
     from . import data
     from ._native import ConfigError, DataError, Error
-    from .data import divided
+    from .division import divided, divisible
     from .session import Session, init
     from .trial import Callback, Context, Metric, Trial, run_trial
 
     __all__ = ["Callback", "ConfigError", "Context", "DataError", "Error", "Metric", "Run", "Session", "Trial", "data",
-               "divided", "init", "run_trial"]
+               "divided", "divisible", "init", "run_trial"]
 else:
     __all__ = ["Run"]
 

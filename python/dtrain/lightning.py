@@ -36,7 +36,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_z
 from . import _native, averages, optim, patches
 from . import session as sessions
 from ._native import ConfigError, ScriptLoop
-from .data import Source, divided, samples_of
+from .division import Source, divided
 from .script_start import EPOCHS_OF_SCRIPTS
 
 _PRECISIONS = ("32-true", "64-true", "bf16-mixed")
@@ -145,7 +145,7 @@ class Strategy(ParallelStrategy):
         if isinstance(batch, Iterator):
             raise ConfigError("training_step(dataloader_iter) is not supported by dtrain's strategy, which has to know when a "
                               "batch begins: take a batch")
-        samples, share = samples_of(batch), trainer.fit_loop._combined_loader.flattened[0].next_share()
+        samples, share = trainer.fit_loop._combined_loader.flattened[0].next_share()
         if self._averages is None:
             self._session._open_batch(samples, share)
             return super().training_step(batch, *args, **kwargs)
@@ -338,7 +338,7 @@ class _Part:
         self._source = Source(loader, session.rank, session.world_size, session._context._native.seed,
                               whole_batches=is_training)
         self._epoch = epoch
-        self._shares: deque[float] = deque()
+        self._shares: deque[tuple[int, float]] = deque()
 
     def __len__(self) -> int:
         length = self._source.length()
@@ -349,15 +349,15 @@ class _Part:
     def __iter__(self) -> Iterator[Any]:
         self._shares.clear()
         for batch in self._source.epoch(self._epoch(), 0):
-            self._shares.append(self._source.share)
+            self._shares.append((self._source.count, self._source.share))
             yield batch
             if self._is_training and self._is_of_engine():  # the loader's time is that of no callback
                 self._session._loop.end_batch()
                 self._session._leave_if_over()
 
-    def next_share(self) -> float:
-        """Of the next batch, which Lightning may have fetched a while ago."""
-        return self._shares.popleft() if self._shares else 1.0
+    def next_share(self) -> tuple[int, float]:
+        """Samples, and what their mean counts, of the next batch, which Lightning may have fetched a while ago."""
+        return self._shares.popleft() if self._shares else (1, 1.0)
 
     def __getattr__(self, name: str) -> Any:
         if name == "_loader":  # of a copy, which has nothing yet

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import _native, optim
-from .data import Source, samples_of
+from .division import Source
 
 if TYPE_CHECKING:
     from .session import Session
@@ -116,7 +116,7 @@ class ScriptLoader:
             place = -1 if self._source.is_divided else mine.number << 32 | mine.given
             mine.given += 1
             mine.taken += 1
-            session._open_batch(samples_of(batch), self._source.share, place)
+            session._open_batch(self._source.count, self._source.share, place)
             yield batch
             # Now the script has stepped its schedulers: the batch may be saved.
             loop.end_batch()
@@ -136,6 +136,11 @@ class ScriptLoader:
             self._session._end_epoch()
         self._over.append(was_trained)
         self._pass = None
+
+    def compare(self) -> None:
+        """Before a backward(): the ranks compare what their loaders give, once an epoch. Collective."""
+        if self._pass is not None:
+            self._source.compare()
 
     def note_step(self) -> None:
         """The optimizer has stepped."""

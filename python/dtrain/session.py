@@ -15,7 +15,8 @@ import torch
 from . import _native, exits, moving, optim, patches
 from .averages import AveragedBackward, LaterBackward
 from .collectives import Collectives
-from .data import DataSet, Loader, Source
+from .data import DataSet, Loader
+from .division import Source
 from .script_loader import ScriptLoader, ScriptState
 from .script_start import ScriptContext, arguments_of
 
@@ -227,7 +228,8 @@ class Session(Collectives):
             self._use_batch_size(loader.batch_size)
             return Source(loader._of_run(self._context._native), self._rank, self._world_size, self._context._native.seed,
                           whole_batches=True)
-        source = Source(loader, self._rank, self._world_size, self._context._native.seed, whole_batches=True)
+        source = Source(loader, self._rank, self._world_size, self._context._native.seed, whole_batches=True,
+                        context=self._context)
         self._use_batch_size(source.batch_size)
         return source
 
@@ -332,6 +334,8 @@ class Session(Collectives):
             if not self._has_begun:
                 moving.refuse_parallel_around(self._model)
             self._has_begun = True
+            if self._loader is not None and loop.state == _State.FORWARD:
+                self._loader.compare()
             loop.backward(loss, self._share, self._more_follows, retain_graph)
         self._leave_if_over()
         return True

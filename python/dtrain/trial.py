@@ -10,7 +10,9 @@ from typing import Any, TypeVar
 import torch
 
 from . import _native, optim, patches
-from .data import DataSet, Loader, Source, _given
+from .data import DataSet, Loader, _given
+from .division import Source
+from .seeds import drawn_alike, seed_python
 
 M = TypeVar("M", bound=torch.nn.Module)
 
@@ -75,6 +77,7 @@ class Context:
 
     def __init__(self, native: Any) -> None:
         self._of_engine = native
+        seed_python(self._native.seed)  # as the engine has seeded torch: equal on all ranks
         self._watches: list[optim.SettingsWatch] = []
         self._schedulers: list[tuple[Any, str]] = []
         self._names: dict[torch.nn.Parameter, str] = {}
@@ -82,7 +85,6 @@ class Context:
         self._own_steps: list[tuple[torch.optim.Optimizer, optim.OwnSteps]] = []
         self._computed: list[torch.optim.Optimizer] = []  # by the engine
         self._has_begun = False  # a trial's training
-        self._training: Source | None = None
         #: The experiment's hyperparameters.
         self.hyperparameters: Mapping[str, Any] = _Section(
             lambda: self._native.hyperparameter_names(), lambda name: self._native.hyperparameter(name))
@@ -250,8 +252,6 @@ class Context:
         ``weight``: how many items the loss is the mean of, where batches count differently (tokens). ``models``: of
         several models, those that get a gradient. ``more_follows``: another backward() of this batch adds to it.
         """
-        if weight is None and self._training is not None and self._training.share != 1:
-            loss = loss * self._training.share
         self._native.backward(loss, weight, list(models), more_follows, retain_graph)
 
     def step(self) -> None:
@@ -441,19 +441,22 @@ class _Bound:
         if isinstance(loader, Loader):
             loader = loader._of_run(self._context._native)
         return Source(loader, self._context.rank, self._context.world_size, self._context._native.seed,
-                      whole_batches)
+                      whole_batches, self._context, compares=True)
 
     def training_loader(self) -> Source | None:
-        source = self._source(self._trial.training_loader(), whole_batches=True)
+        with drawn_alike(self._context._native.seed, 1):  # such as a split
+            loader = self._trial.training_loader()
+        source = self._source(loader, whole_batches=True)
         if source is not None and source.batch_size not in (None, self._context.global_batch_size):
             raise _native.ConfigError(
                 f"training_loader() has batches of {source.batch_size}, and hyperparameters.global_batch_size is "
                 f"{self._context.global_batch_size}: give the DataLoader batch_size=context.global_batch_size")
-        self._context._training = source
         return source
 
     def validation_loader(self) -> Source | None:
-        return self._source(self._trial.validation_loader())
+        with drawn_alike(self._context._native.seed, 2):
+            loader = self._trial.validation_loader()
+        return self._source(loader)
 
 
 def run_trial(trial: Callable[[Context], Trial], arguments: list[str]) -> int:

@@ -281,7 +281,7 @@ void add_data_sets(py::module_& module) {
         }
         py::list damages;
         for (const data::SkippedSample& skipped : batch->skipped) damages.append(skipped.damage);
-        return py::make_tuple(fields, damages);
+        return py::make_tuple(fields, damages, batch->samples, batch->global_samples);
       });
   module.def("open_loader", [](py::handle keys, const std::string& folder, std::int64_t batch_size, int rank,
                                int world_size, std::uint64_t seed, double timeout) {

@@ -42,7 +42,10 @@ std::optional<Batch> PythonSource::next() {
     PyObject* next = PyIter_Next(batches_.ptr());
     if (!next && PyErr_Occurred()) throw py::error_already_set();
     if (!next) return std::nullopt;
-    return PythonBatch::flatten(py::reinterpret_steal<py::object>(next), structure_);
+    Batch batch = PythonBatch::flatten(py::reinterpret_steal<py::object>(next), structure_);
+    batch.samples = py::cast<std::int64_t>(source_.attr("count"));
+    batch.global_samples = py::cast<std::int64_t>(source_.attr("global_samples"));
+    return batch;
   });
 }
 

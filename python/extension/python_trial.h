@@ -14,8 +14,9 @@
 
 namespace dtrain::python {
 
-// The batches of a Python object with these methods (dtrain/data.py):
+// The batches of a Python object with these methods (dtrain/division.py):
 //   epoch(number: int, skip: int) -> iterator     length() -> int | None     samples() -> int | None
+// and, of the batch that was given last, `count` (Batch::samples) and `global_samples`.
 class PythonSource final : public BatchSource {
  public:
   explicit PythonSource(pybind11::object source);

@@ -17,8 +17,8 @@ namespace {
 // Where a tensor of a state was: {"__tensor__": "0/momentum"}.
 constexpr const char* kTensorKey = "__tensor__";
 
-py::object pytree(const char* function) {
-  return py::module_::import("torch.utils._pytree").attr(function);
+py::object batch_parts(const char* function) {
+  return py::module_::import("dtrain.batch_parts").attr(function);
 }
 
 bool is_tensor(py::handle value) {
@@ -86,36 +86,25 @@ py::object put_tensors(const py::object& value, const TrialState& state) {
 Batch PythonBatch::flatten(const py::object& batch, std::shared_ptr<PythonBatch>& structure) {
   structure = std::make_shared<PythonBatch>();
   structure->batch_ = batch;
-  const auto flat = py::reinterpret_borrow<py::tuple>(pytree("tree_flatten")(batch));
-  structure->leaves_ = py::list(flat[0]);
-  structure->spec_ = flat[1];
+  structure->tensors_ = py::list(batch_parts("tensors_of")(batch));
   Batch result;
-  for (std::size_t i = 0; i < structure->leaves_.size(); ++i) {
-    const py::object leaf = structure->leaves_[i];
-    if (!is_tensor(leaf)) continue;
-    structure->places_.push_back(i);
+  for (const py::handle tensor : structure->tensors_) {
     result.names.push_back(std::to_string(result.names.size()));
-    result.tensors.push_back(THPVariable_Unpack(leaf.ptr()));
+    result.tensors.push_back(THPVariable_Unpack(tensor.ptr()));
   }
-  if (result.tensors.empty() || result.tensors.front().dim() == 0) {
-    throw DataError("a batch of the loader has no tensor whose first dimension counts its samples: it is a " +
-                        py::cast<std::string>(py::str(py::type::of(batch).attr("__name__"))),
-                    "give tensors, or dicts, lists and tuples of them");
-  }
-  result.samples = result.tensors.front().size(0);
   return result;
 }
 
 py::object PythonBatch::with(const std::vector<at::Tensor>& tensors) const {
   bool same = true;
-  py::list leaves(leaves_);
-  for (std::size_t i = 0; i < places_.size(); ++i) {
-    const py::object before = leaves_[places_[i]];
-    if (THPVariable_Unpack(before.ptr()).is_same(tensors[i])) continue;
-    leaves[places_[i]] = py::cast(tensors[i]);
-    same = false;
+  py::list others;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const py::object before = tensors_[i];
+    const bool stays = THPVariable_Unpack(before.ptr()).is_same(tensors[i]);
+    others.append(stays ? before : py::cast(tensors[i]));
+    same = same && stays;
   }
-  return same ? batch_ : pytree("tree_unflatten")(leaves, spec_);
+  return same ? batch_ : batch_parts("with_tensors")(batch_, others);
 }
 
 Reduction reduction_named(const std::string& name) {

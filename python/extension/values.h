@@ -12,20 +12,18 @@
 
 namespace dtrain::python {
 
-// A Python batch whose tensors the engine moves to the device: any nesting of dicts, lists, tuples and named tuples
-// (torch.utils._pytree). Other leaves stay what they are.
+// A Python batch whose tensors the engine moves to the device: any nesting of dicts, lists, tuples and data classes
+// (dtrain/batch_parts.py). What else it holds stays as it is.
 class PythonBatch {
  public:
-  // `samples`: the first dimension of the first tensor. DataError: the batch has no tensor.
+  // How many samples it has, the caller knows.
   static Batch flatten(const pybind11::object& batch, std::shared_ptr<PythonBatch>& structure);
   // The batch with these tensors in place of its own.
   pybind11::object with(const std::vector<at::Tensor>& tensors) const;
 
  private:
   pybind11::object batch_;
-  pybind11::list leaves_;
-  pybind11::object spec_;
-  std::vector<std::size_t> places_;  // of its tensors among the leaves
+  pybind11::list tensors_;
 };
 
 // {"loss": tensor or number, "rate": (value, reduction, weight or None)}. ConfigError names the metric that is neither.

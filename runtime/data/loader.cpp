@@ -340,6 +340,7 @@ std::optional<LoadedBatch> SampleLoader::next() {
   --impl.left;
   impl.position = std::min(from + impl.sampler.global_batch(), impl.sampler.size());
   LoadedBatch batch = impl.options.workers == 0 ? impl.read_here(from) : impl.take_complete();
+  batch.global_samples = impl.position - from;
   impl.count_skipped(batch);
   if (impl.options.workers != 0 && std::exchange(impl.has_given, true)) {
     impl.follow_rate((asked_at - impl.given_at).count(), batch.usage);

@@ -134,9 +134,13 @@ TEST_P(LoaderTest, ValidationEndsWithAShortBatch) {
               .prefetch = GetParam().prefetch};
   SampleLoader loader(dataset_, options_);
   loader.start_epoch(0);
-  std::vector<std::int64_t> sizes;
-  while (const auto batch = loader.next()) sizes.push_back(batch->samples);
+  std::vector<std::int64_t> sizes, of_all;
+  while (const auto batch = loader.next()) {
+    sizes.push_back(batch->samples);
+    of_all.push_back(batch->global_samples);
+  }
   EXPECT_THAT(sizes, ::testing::ElementsAre(8, 8, 8, 8, 8, 8, 3));
+  EXPECT_THAT(of_all, ::testing::ElementsAre(16, 16, 16, 16, 16, 16, 7));
   EXPECT_EQ(loader.samples_per_epoch(), 103);
 }
 

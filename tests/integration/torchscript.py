@@ -202,5 +202,57 @@ class Formats(ScriptTest):
         self.check(data, Bigram(), lambda m: nn.functional.cross_entropy(m(all_tokens[:-1].unsqueeze(0))[0], all_tokens[1:]))
 
 
+class Uneven(ScriptTest):
+    """An epoch ends with a short batch: each of its samples counts as in one process, also where ranks have none of it."""
+
+    BATCH, EPOCHS = 12, 2
+
+    def plain(self, model, features, target, kind, window):
+        """One process. The loss of the last batch."""
+        optimizer = {"sgd": lambda p: torch.optim.SGD(p, lr=0.3, momentum=0.9), "adam": lambda p: torch.optim.Adam(p, lr=0.02)}[kind](
+            model.parameters())
+        batches = [part for _ in range(self.EPOCHS) for part in zip(features.split(self.BATCH), target.split(self.BATCH))]
+        for number, (x, y) in enumerate(batches, 1):
+            loss = nn.functional.cross_entropy(model(x), y)
+            (loss / window).backward()
+            if number % window == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+        return loss.item(), len(batches)
+
+    def check(self, samples, slots, kind, window=1):
+        generator = numpy.random.default_rng(4)
+        features = generator.standard_normal((samples, 6)).astype(numpy.float32)
+        target = (features[:, 0] > 0).astype(numpy.int64) + (features[:, 1] > 0)
+        numpy.save(self.folder / "features.npy", features)
+        numpy.save(self.folder / "target.npy", target)
+        model = Mlp(6, 3).double()
+        save_script(model, self.folder / "model.pt")
+        data = {"format": "npy", "training": {"features": "features.npy", "target": "target.npy"}, "shuffle": False, "drop_last": False}
+        optimizer = {"kind": kind, **({"lr": 0.3, "momentum": 0.9} if kind == "sgd" else {"lr": 0.02})}
+        loss, batches = self.plain(model, torch.from_numpy(features).double(), torch.from_numpy(target), kind, window)
+        sections = experiment("model.pt", data, steps=batches, batch=self.BATCH, slots=slots, optimizer=optimizer, scheduling_unit=1,
+                              optimizations={"aggregation_frequency": window})
+        result = self.launched(sections).expect(0)
+        trained = safetensors.numpy.load_file(result.weights_file)
+        for name, wanted in model.state_dict().items():
+            numpy.testing.assert_allclose(trained[name], wanted.numpy(), rtol=0, atol=1e-10, err_msg=name)
+        last = result.metrics("training")[-1]
+        self.assertEqual(last["samples"], (samples - 1) % self.BATCH + 1)
+        self.assertAlmostEqual(last["metrics"]["loss"], loss, delta=1e-8)
+
+    def test_parts_of_4_and_3(self):
+        self.check(67, 2, "adam")
+
+    def test_parts_of_3_2_and_2(self):
+        self.check(67, 3, "sgd")
+
+    def test_a_rank_without_a_sample(self):
+        self.check(62, 3, "adam")
+
+    def test_a_rank_without_a_sample_where_two_batches_are_a_step(self):
+        self.check(61, 2, "sgd", window=2)
+
+
 if __name__ == "__main__":
     main()

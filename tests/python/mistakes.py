@@ -55,7 +55,7 @@ class Scripts(MistakeTest):
                            ("step twice", "optimizer.step() was called again without a backward()"),
                            ("step left out", "`with session.no_sync()` around every loss.backward() but the last"),
                            ("clip", "session.wrap(..., clip_gradient_norm=...)"),
-                           ("rank 0 leaves", "the run has ended after batch 12, and this rank goes on"),
+                           ("rank 0 leaves", "this rank has begun epoch 2 of the loader, and another one has not: end the loop over batches"),
                            ("mean after close", "session.close() was called before"),
                            ("backward twice", "backward through the graph a second time"),
                            ("growing buffer", "a buffer keeps its type and shape"),

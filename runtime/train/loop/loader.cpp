@@ -65,7 +65,10 @@ class SampleSource final : public BatchSource {
   std::optional<Batch> next() override {
     auto host = loader_.next();
     if (!host) return std::nullopt;
-    Batch batch{names_, {}, host->samples, host->usage.time_ns};
+    Batch batch{.names = names_,
+                .samples = host->samples,
+                .global_samples = host->global_samples,
+                .fetch_ns = host->usage.time_ns};
     batch.usage = host->usage;
     batch.skipped = std::move(host->skipped);
     const auto& fields = loader_.dataset().fields();

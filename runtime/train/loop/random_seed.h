@@ -12,9 +12,9 @@ namespace dtrain::train {
 enum class Draws : std::uint64_t {
   kTraining = 0,     // train_batch(), by the batch
   kEpoch = 1,        // start_epoch() of the training data, by the epoch
-  kData = 2,         // next() of the training data, by the batch; training_loader(): 0
+  kData = 2,         // next() of the training data, by the batch; training_loader(), equal on all ranks: 0
   kBeforeBatch = 3,  // before_batch(), by the batch
-  kValidation = 4,   // a validation, by the batch that it follows; validation_loader(): -1
+  kValidation = 4,   // a validation, by the batch that it follows; validation_loader(), equal on all ranks: -1
   kCallbacks = 5,    // a call of a callback, by the batch that it is told
 };
 
@@ -33,5 +33,7 @@ inline std::uint64_t random_seed(std::uint64_t seed, int rank, std::int64_t numb
 
 // Seeds libtorch's default generators, of the CPU and of the GPUs. All threads share them: training thread.
 void seed_draws(const run::RankSession& session, Draws draws, std::int64_t number);
+// The same, equal on all ranks.
+void seed_draws_alike(const run::RankSession& session, Draws draws, std::int64_t number);
 
 }  // namespace dtrain::train

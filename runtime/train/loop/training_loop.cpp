@@ -20,7 +20,7 @@ using profile::PhaseScope;
 
 // The training data. Its random numbers are those of the batch that comes next.
 Loader training_loader(Trial& trial, const run::RankSession& session, const Position& position) {
-  seed_draws(session, Draws::kData, 0);
+  seed_draws_alike(session, Draws::kData, 0);  // a split is the same on all ranks
   Loader loader = trial.training_loader();
   if (!loader) throw ConfigError("training_loader() returned nothing", "return context.loader(data set)");
   loader->seed_with([&session, &position](std::int64_t batch) {  // of the epoch
@@ -277,8 +277,11 @@ TrainingLoop::Outcome TrainingLoop::run_round() {
     if (batch) record_loader(*batch);
   }
   // A trace shows operators and phases, of which a graph shows none.
-  const bool fits_graph = graph_ && batch && !measured_.deep_window.is_open() && graph_->fits(*batch);
-  step_.announce(batch.has_value(), wishes(fits_graph), batch ? batch->place : -1);
+  const double share = batch ? share_of(*batch) : 1;
+  const bool fits_graph = graph_ && batch && share == 1 && !measured_.deep_window.is_open() && graph_->fits(*batch);
+  TrainingStep::Wishes mine = wishes(fits_graph);
+  mine.counts_for_all = batch && batch->global_samples > 0;
+  step_.announce(batch.has_value(), mine, batch ? batch->place : -1);
   if (!batch) {
     const Round round = step_.agree();
     if (round.active == 0) return end_of_epoch(round);
@@ -406,12 +409,19 @@ void TrainingLoop::train_batch(Batch& batch) {
   context_.warn_of_unread_keys();
 }
 
+double TrainingLoop::share_of(const Batch& batch) const {
+  // With local steps a rank steps on the mean over its own samples.
+  if (batch.global_samples == 0 || session_.experiment().optimizations.local_sgd) return 1;
+  return static_cast<double>(batch.samples * session_.world().size) / static_cast<double>(batch.global_samples);
+}
+
 Metrics TrainingLoop::call_trial(const Batch& batch) {
   const Autocast autocast(autocast_type(session_.experiment().optimizations.mixed_precision), context_.device());
   bool ran_backward = false;
+  const double share = share_of(batch);
   context_.wrapped().backward = [&](const at::Tensor& loss, const BackwardOptions& options) {
     const Autocast::Pause in_full(autocast);
-    step_.backward(loss, options);
+    step_.backward(share == 1 || options.weight ? loss : loss * share, options);
     ran_backward = true;
     // Ranks start buckets at different moments, and all operations need one order. Where more follows, none has begun.
     if (!options.more_follows) {

@@ -99,6 +99,8 @@ class TrainingLoop {
   bool step_as_graph(const Batch& batch);
   // Adds the samples that come after the first ones.
   void train_batch(Batch& batch);
+  // By what the loss of a batch is multiplied, so that each sample of the global batch counts the same.
+  double share_of(const Batch& batch) const;
   // train_batch() of the trial.
   Metrics call_trial(const Batch& batch);
   // The same; refuses what a CUDA graph would not repeat.

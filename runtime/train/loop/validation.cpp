@@ -33,7 +33,7 @@ at::Tensor from_all_ranks(run::RankSession& session, const std::string& name, st
 }
 
 Loader validation_loader(Trial& trial, const run::RankSession& session) {
-  seed_draws(session, Draws::kValidation, -1);
+  seed_draws_alike(session, Draws::kValidation, -1);
   return trial.validation_loader();
 }
 

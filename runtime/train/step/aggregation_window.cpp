@@ -41,7 +41,7 @@ double ExchangeScale::of_full_window() const {
 double ExchangeScale::correction() {
   vote_.collect();
   const double expected = static_cast<double>(window_.length()) * communicator_.world_size();
-  double correction = expected / static_cast<double>(vote_.batches());
+  double correction = expected / static_cast<double>(vote_.divisor());
   if (!on_host_) correction *= of_full_window();
   if (window_.average()) return correction;
   return correction * static_cast<double>(window_.rounds()) / window_.length();

@@ -38,7 +38,7 @@ CollectiveVote::CollectiveVote(const RunServices& run, NonFinite& non_finite)
 void CollectiveVote::announce(const Announcement& mine) {
   has_batch_ |= mine.has_batch;
   Sent& sent = sent_.emplace_back();
-  sent.values[0] = flag(mine.has_batch, 0) | flag(mine.fits_graph, 1);
+  sent.values[0] = flag(mine.has_batch, 0) | flag(mine.fits_graph, 1) | flag(mine.counts_for_all, 2);
   sent.values[1] = flag(mine.stop, 0) | flag(mine.saver_busy, 1) | flag(mine.wants_checkpoint, 2);
   sent.values[2] = has_batch_ ? 1 : 0;
   sent.values[3] = mine.trace ? mine.trace->first_batch : 0;
@@ -70,6 +70,7 @@ void CollectiveVote::collect(std::size_t keep) {
 void CollectiveVote::read(const Sent& sent) {
   last_ = {count_of(sent.values[0], 0), count_of(sent.values[0], 1), count_of(sent.values[1], 0) > 0};
   batches_ += last_.active;
+  divisor_ += count_of(sent.values[0], 2) > 0 ? communicator_.world_size() : last_.active;
   ranks_with_batches_ = sent.values[2];
   stop_seen_ |= last_.stop;
   saver_busy_ = count_of(sent.values[1], 1) > 0;
@@ -94,12 +95,14 @@ Round CollectiveVote::agree() {
 void CollectiveVote::begin_period(bool has_batch) {
   has_batch_ = has_batch;
   batches_ = 0;
+  divisor_ = 0;
   ranks_with_batches_ = 0;
 }
 
 void CollectiveVote::visit(StateVisitor& visitor) {
   visitor.number("has_batch", has_batch_);
-  visitor.number("batches", batches_);
+  visitor.number("batches", divisor_);
+  if (visitor.replaces()) batches_ = divisor_;
   visitor.number("ranks_with_batches", ranks_with_batches_);
 }
 

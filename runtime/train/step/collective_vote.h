@@ -36,8 +36,10 @@ class CollectiveVote final : public RoundVote {
   // A period begins: a window of gradients, or the time between two meetings of local steps. `has_batch`: this rank has
   // a batch already that counts for it.
   void begin_period(bool has_batch = false);
-  // Of this period, in the rounds collected: batches of all ranks, and ranks that had one.
+  // Of this period, in the rounds collected: batches of all ranks; by how many the sum of their gradients is divided
+  // for the mean; and ranks that had one.
   std::int64_t batches() const { return batches_; }
+  std::int64_t divisor() const { return divisor_; }
   std::int64_t ranks_with_batches() const { return ranks_with_batches_; }
 
   // The period. What was announced has been collected.
@@ -48,8 +50,9 @@ class CollectiveVote final : public RoundVote {
   bool stop_is_old(std::int64_t rounds) const { return stop_round_ && rounds_ >= *stop_round_ + rounds; }
 
  private:
-  // Flags (batches, batches that fit a graph); flags (wishes to stop, busy savers, wishes for a checkpoint); ranks that
-  // have had a batch in this period; rank 0's trace window (0: none); two digests, each with its square; NonFinite's.
+  // Flags (batches, batches that fit a graph, batches that count for all); flags (wishes to stop, busy savers, wishes
+  // for a checkpoint); ranks that have had a batch in this period; rank 0's trace window (0: none); two digests, each with
+  // its square; NonFinite's.
   static constexpr std::size_t kFirstOfDigests = 5;
   static constexpr std::size_t kFirstOfNonFinite = 9;
   struct Sent {
@@ -74,7 +77,7 @@ class CollectiveVote final : public RoundVote {
   std::optional<profile::TraceWindow> trace_window_;
   // Of this period.
   bool has_batch_ = false;  // this rank
-  std::int64_t batches_ = 0, ranks_with_batches_ = 0;
+  std::int64_t batches_ = 0, divisor_ = 0, ranks_with_batches_ = 0;
 };
 
 }  // namespace dtrain::train

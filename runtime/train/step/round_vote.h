@@ -15,6 +15,7 @@ namespace dtrain::train {
 // What one rank announces.
 struct Announcement {
   bool has_batch = false;
+  bool counts_for_all = false;                // it is weighted for a mean over all ranks, also those without a batch
   bool stop = false;                          // it was asked to stop
   std::optional<profile::TraceWindow> trace;  // rank 0: batches that all are to trace
   std::int64_t last_batch = 0;                // the number of the batch before

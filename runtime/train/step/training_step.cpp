@@ -182,6 +182,7 @@ void TrainingStep::announce(bool has_batch, const Wishes& wishes, std::int64_t p
   if (has_batch) window_.add_batch();
   place_ = has_batch ? place : -1;
   mode_->vote().announce({.has_batch = has_batch,
+                          .counts_for_all = wishes.counts_for_all,
                           .stop = wishes.stop,
                           .trace = wishes.trace,
                           .last_batch = window_.rounds_begun() - in_flight_.lag(),

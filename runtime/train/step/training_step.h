@@ -43,6 +43,7 @@ class TrainingStep : private CapturableStep {
     bool saver_busy = false;        // its host's saver cannot take a checkpoint yet
     bool wants_checkpoint = false;  // it asks for a checkpoint
     bool fits_graph = false;        // it can run the batch as a graph
+    bool counts_for_all = false;    // as Announcement has it
     std::optional<profile::TraceWindow> trace{};
   };
   // `place`: Batch::place of the batch. Ranks whose places or learning rates differ get an error of all of them when

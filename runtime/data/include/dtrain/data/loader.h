@@ -57,7 +57,8 @@ struct SkippedSample {
 };
 
 struct LoadedBatch : HostBatch {
-  ReadUsage usage;  // of all workers that have read it
+  std::int64_t global_samples = 0;  // of the global batch that it is this rank's part of
+  ReadUsage usage;                  // of all workers that have read it
   std::vector<SkippedSample> skipped;
 };
 

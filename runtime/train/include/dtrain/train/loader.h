@@ -20,6 +20,10 @@ struct Batch {
   std::vector<std::string> names;
   std::vector<at::Tensor> tensors;
   std::int64_t samples = 0;
+  // Samples of the batches of all ranks together in this round, where the source knows them on every rank: then each
+  // sample counts the same in the gradient, also where ranks have different numbers of samples, or none. 0: the mean
+  // over each rank's batch counts the same.
+  std::int64_t global_samples = 0;
   std::int64_t fetch_ns = -1;  // how long reading it took, added up over the workers; -1: not known
   // The tensors in host memory from which those on the GPU were copied, for checks that must not wait for the GPU.
   // Empty on CPUs.
