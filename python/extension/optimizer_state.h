@@ -43,10 +43,17 @@ class AveragedGradients {
   bool take_updated();
   // The gradients by the names of their parameters. The tensors stay the same ones. Collective at the first call.
   const std::map<std::string, at::Tensor>& gradients();
+  // The learning rate that the optimizer has stepped with, for metrics.jsonl.
+  void stepped_with(double rate) { step_->rate = rate; }
 
  private:
+  friend class KeepGradients;
+  struct Step {
+    bool updated = false;
+    double rate = 0;
+  };
   TrialContext& context_;
-  std::shared_ptr<bool> updated_ = std::make_shared<bool>(false);
+  std::shared_ptr<Step> step_ = std::make_shared<Step>();
   std::map<std::string, at::Tensor> gradients_;
 };
 
