@@ -219,8 +219,9 @@ def _plain(loss: torch.Tensor, gradient: Any, create_graph: bool, inputs: Any) -
     return loss if gradient is None else (loss * gradient).sum()
 
 
-def check(optimizers: list[torch.optim.Optimizer]) -> None:
-    """ConfigError for an optimizer that takes more than gradients from its rank."""
+def check(optimizers: list[torch.optim.Optimizer], model: torch.nn.Module) -> None:
+    """ConfigError for an optimizer that takes more than gradients from its rank, or has parameters that are not the model's."""
+    optim.refuse_others(optimizers, model.parameters())
     for optimizer in optimizers:
         if isinstance(optimizer, torch.optim.LBFGS):
             raise optim.no_lbfgs()

@@ -224,7 +224,7 @@ class Strategy(ParallelStrategy):
         self.accelerator.teardown()
 
     def _wrap_averages(self, module: LightningModule) -> None:
-        averages.check(self.optimizers)
+        averages.check(self.optimizers, module)
         if self._session._length[1] != "epochs":
             raise ConfigError("searcher.max_length counts optimizer steps of the engine, and these optimizers step by "
                               "themselves: give it in epochs, and the Trainer max_steps")
@@ -266,7 +266,7 @@ class Strategy(ParallelStrategy):
                 session._finish_batch()
         for optimizer in optimizers:
             ours = [name for name, method in vars(optimizer).items()
-                    if getattr(method, "__module__", None) in ("dtrain.session", "dtrain.trial")]
+                    if getattr(method, "__module__", None) in ("dtrain.session", "dtrain.trial", "dtrain.optim")]
             has_state = "state_dict" in ours and session._loop.state != ScriptLoop.State.ENDED
             values = optimizer.state_dict() if has_state else None
             for name in ours:
@@ -276,7 +276,7 @@ class Strategy(ParallelStrategy):
 
     def _begin_later(self, module: LightningModule) -> None:
         session = self._session
-        averages.check(self.optimizers)
+        averages.check(self.optimizers, module)
         session._context._native.info("trainer.fit() was called again: gradients are averaged after each backward, and "
                                       "optimizers are PyTorch's own. The profile, metrics.jsonl and the experiment's "
                                       "optimizations are those of the first fit().")

@@ -110,7 +110,7 @@ class ScriptState:
                      "them: set them to where they should be before the loop")
             return None
         if self._own_steps:
-            self._optimizer.load_state_dict(state["optimizer"])
+            optim.load_own_state(self._optimizer, state["optimizer"])
         other = optim.other_schedulers(self._schedulers, state)
         if other:
             warn(f"{other}: those of the script begin anew; step them to where they should be before the loop")

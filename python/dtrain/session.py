@@ -93,7 +93,12 @@ class Session(Collectives):
             raise _native.ConfigError(_TWICE)
         moving.refuse_parallel(model)
         self._model = model
-        self._context.wrap_model(model)
+        beside = optim.beside(model, optimizer)
+        self._context._wrap_model(model, "", beside)
+        if beside and self.is_main:
+            self._context._native.info(f"{', '.join(beside)} of the optimizer has parameters that are not the model's: they are "
+                                       "trained with it and kept in checkpoints; the script saves them, model.safetensors has the "
+                                       "model's alone")
         self._context.wrap_optimizer(optimizer)
         self._watch = self._context._watches[0] if self._context._watches else None
         if clip_gradient_norm is not None:
@@ -293,6 +298,8 @@ class Session(Collectives):
             optim.load_state_dict(optimizer, values)
             self._give_state()
 
+        if self._watch is not None:  # an optimizer that steps by itself calls its hooks itself
+            step = optim.with_hooks(optimizer, step)
         step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # PyTorch's schedulers look for it
         optimizer._opt_called = True  # type: ignore[attr-defined]
         if self._watch is None:

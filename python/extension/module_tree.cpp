@@ -68,7 +68,8 @@ void ModuleTree::add_members() {
   });
   for_each_member(module_, "_buffers",
                   [&](const std::string& name, py::handle value) { register_buffer(name, tensor_of(name, value)); });
-  for (const py::handle name : module_.attr("_non_persistent_buffers_set")) left_out_.insert(py::cast<std::string>(name));
+  for (const py::handle name : module_.attr("_non_persistent_buffers_set"))
+    left_out_.insert(py::cast<std::string>(name));
   for_each_member(module_, "_modules", [&](const std::string& name, py::handle value) {
     register_module(name,
                     std::shared_ptr<ModuleTree>(new ModuleTree(py::reinterpret_borrow<py::object>(value), root_)));

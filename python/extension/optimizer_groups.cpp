@@ -133,8 +133,9 @@ void wrap_optimizer(TrialContext& context, const std::string& model, const std::
                       .max_gradient_value = limit_in(group, "max_gradient_value")});
   }
   if (groups.empty()) {
-    throw ConfigError("the optimizer has no parameter that requires a gradient",
-                      "let the parameters that it is to train require gradients (requires_grad_()) before it is wrapped");
+    throw ConfigError(
+        "the optimizer has no parameter that requires a gradient",
+        "let the parameters that it is to train require gradients (requires_grad_()) before it is wrapped");
   }
   // Parameters in none of its groups are not updated: the optimizer does not know them.
   std::visit([](auto& optimizer) { optimizer.lr = 0; }, first);

@@ -23,8 +23,8 @@ bool all_contiguous(const FlatParameters& parameters) {
 
 }  // namespace
 
-Snapshot::Snapshot(run::RankSession& session, TrainingStep& step, const CheckpointHosts& hosts,
-                   TensorNames names, std::function<void(StateVisitor&)> visit)
+Snapshot::Snapshot(run::RankSession& session, TrainingStep& step, const CheckpointHosts& hosts, TensorNames names,
+                   std::function<void(StateVisitor&)> visit)
     : session_(session), step_(step), hosts_(hosts), names_(std::move(names)), visit_(std::move(visit)) {}
 
 void Snapshot::make_memory(std::size_t shared_bytes, std::size_t largest_own) {
@@ -116,8 +116,8 @@ void Snapshot::take(bool at_update) {
   if (!begun) complete_now();
   const auto ranges = at_update || begun || !on_host() ? own_ranges() : std::nullopt;
   const int rank = session_.world().rank;
-  const StateImage image({.rank = rank, .shared = step_.state_is_shared(), .later = ranges.has_value(), .names = names_},
-                         visit_);
+  const StateImage image(
+      {.rank = rank, .shared = step_.state_is_shared(), .later = ranges.has_value(), .names = names_}, visit_);
   const std::vector<std::int64_t> sizes = sizes_of_own(image);
   fit(image, sizes);
   values_ = image.values();
@@ -244,8 +244,7 @@ std::shared_ptr<UpdateCopy> Snapshot::make_copy(const std::vector<FlatRange>& ra
   const std::vector<std::string> names = optimizer.state_names();
   for_each_part(ranges, [&](const FlatRange& part, const FlatParameters::Parameter& parameter, std::byte* to) {
     const auto& group = step_.parameters().groups()[part.group];
-    std::vector<UpdateCopy::Piece> pieces{
-        {FlatMemory::address(group.values, part.begin), to + place_of(parameter)}};
+    std::vector<UpdateCopy::Piece> pieces{{FlatMemory::address(group.values, part.begin), to + place_of(parameter)}};
     for (std::size_t s = 0; s < names.size(); ++s) {
       pieces.push_back({FlatMemory::address(optimizer.state(part.group)[s], part.begin),
                         to + in_optimizer_.at(names[s] + "/" + parameter.name)});

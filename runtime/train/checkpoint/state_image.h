@@ -1,9 +1,9 @@
 // The training state of this rank as the bytes of a checkpoint's files (checkpoint/checkpoint.h). Training thread.
 //
-// What all ranks hold alike lies in model.safetensors (the model's weights) and optimizer.safetensors, and the ranks of host 0 divide the
-// copying among themselves. What is a rank's own lies in its file: tensors, and all numbers and texts as JSON, the
-// bytes of a tensor called "values". Where ranks step by themselves (local steps), parameters and optimizer state are
-// each rank's own: rank 0's are in the two shared files, and every other rank's in its own file.
+// What all ranks hold alike lies in model.safetensors (the model's weights) and optimizer.safetensors, and the ranks of
+// host 0 divide the copying among themselves. What is a rank's own lies in its file: tensors, and all numbers and texts
+// as JSON, the bytes of a tensor called "values". Where ranks step by themselves (local steps), parameters and
+// optimizer state are each rank's own: rank 0's are in the two shared files, and every other rank's in its own file.
 #pragma once
 
 #include <cstddef>

@@ -14,7 +14,8 @@ void TrialStateEntries::visit(StateVisitor& visitor) {
   for (const auto& [name, tensor] : state.tensors) {
     kinds[name] = {{"dtype", safetensors_name(tensor.scalar_type())}, {"shape", tensor.sizes().vec()}};
     // Kernels may round otherwise where memory is laid out otherwise, as an optimizer's state in channels_last is.
-    if (!tensor.is_contiguous() && tensor.is_non_overlapping_and_dense()) kinds[name]["strides"] = tensor.strides().vec();
+    if (!tensor.is_contiguous() && tensor.is_non_overlapping_and_dense())
+      kinds[name]["strides"] = tensor.strides().vec();
   }
   std::string text;
   if (!visitor.replaces()) text = Json{{"values", state.values}, {"tensors", kinds}}.dump();

@@ -57,10 +57,12 @@ at::Tensor in_channels_last(const at::Tensor& weight) {
   return copy.copy_(weight);
 }
 
-// The same elements as a storage of their own: torch.save() writes storages whole, and would write all parameters for one.
+// The same elements as a storage of their own: torch.save() writes storages whole, and would write all parameters for
+// one.
 at::Tensor with_own_storage(const at::Tensor& dense) {
-  c10::DataPtr place(dense.mutable_data_ptr(), new at::Tensor(dense),
-                     [](void* owner) { delete static_cast<at::Tensor*>(owner); }, dense.device());
+  c10::DataPtr place(
+      dense.mutable_data_ptr(), new at::Tensor(dense), [](void* owner) { delete static_cast<at::Tensor*>(owner); },
+      dense.device());
   const c10::Storage storage(c10::Storage::use_byte_size_t(), dense.nbytes(), std::move(place), /*allocator=*/nullptr,
                              /*resizable=*/false);
   return at::empty({0}, dense.options()).set_(storage, 0, dense.sizes(), dense.strides());

@@ -134,7 +134,8 @@ void check_tensors(const torch::nn::Module& model) {
     if (!is_saved || can_be_saved(tensor.scalar_type())) return;
     const std::string type = c10::toString(tensor.scalar_type());
     if (!tensor.is_complex()) {
-      throw ConfigError(what + " is of type " + type + ", which no file of weights can hold", "convert it to another type");
+      throw ConfigError(what + " is of type " + type + ", which no file of weights can hold",
+                        "convert it to another type");
     }
     if (tensor.is_conj() || tensor.is_neg()) {
       throw ConfigError(what + " is a conjugate view", "give it values of its own: resolve_conj().resolve_neg()");

@@ -290,7 +290,8 @@ void save_weights(const torch::nn::Module& model, const std::filesystem::path& p
   std::error_code error;  // a folder that could not be made shows when the file is written
   std::filesystem::create_directories(path.parent_path(), error);
   NamedTensors tensors = state_of(model);
-  std::erase_if(tensors, [left_out = left_out_of_weights(model)](const auto& one) { return left_out.contains(one.first); });
+  std::erase_if(tensors,
+                [left_out = left_out_of_weights(model)](const auto& one) { return left_out.contains(one.first); });
   write_safetensors(path, tensors, {{"format", "pt"}});
 }
 
