@@ -13,6 +13,8 @@ class Mistaken(dtrain.Trial):
         self.what = context.hyperparameters["what"]
         self.model = context.wrap_model(nn.LazyLinear(3) if self.what == "lazy" else nn.Linear(6, 3))
         optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        if self.what == "learning loss":
+            optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
         context.wrap_optimizer(optimizer)
         if self.what == "cycled momentum":
             context.wrap_lr_scheduler(torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=100))
