@@ -85,6 +85,10 @@ class AveragedBackward(_Entered):
         self._expected = 0  # calls of backward() for the batch of the loader before this one
         loop.after_update(self._take)
 
+    def show_rate_of(self, optimizer: torch.optim.Optimizer) -> None:
+        """metrics.jsonl has its learning rate."""
+        self._averaged.show_rate(optim.rate_of(optimizer))
+
     def begin_batch(self, samples: int, share: float) -> None:
         """What backward() is called for from now on: samples of this rank, and how much its loss counts."""
         self._samples, self._share = samples, share

@@ -230,6 +230,8 @@ class Strategy(ParallelStrategy):
                               "themselves: give it in epochs, and the Trainer max_steps")
         with _trainable(module):
             self._averages = self._session._wrap_averages(module, divided(self._loaders[0]))
+        if self.optimizers:
+            self._averages.show_rate_of(self.optimizers[0])
 
     def _begin(self, trainer: Trainer) -> None:
         """Hands model, optimizer and the training loader to the session: as late as Lightning opens the loader."""

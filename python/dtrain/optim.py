@@ -41,15 +41,22 @@ def settings_of(optimizer: torch.optim.Optimizer) -> tuple[str, list[dict[str, A
     kind = _KINDS[type(optimizer)]
     groups = []
     for group in optimizer.param_groups:
-        settings = {name: _number(group[name]) for name in _SETTINGS if name in group}
+        settings = {name: plain_number(group[name]) for name in _SETTINGS if name in group}
         if "betas" in group:
-            settings["betas"] = tuple(_number(beta) for beta in group["betas"])
+            settings["betas"] = tuple(plain_number(beta) for beta in group["betas"])
         groups.append(settings)
     return kind, groups
 
 
-def _number(value: Any) -> Any:
+def plain_number(value: Any) -> Any:
     return value.item() if isinstance(value, torch.Tensor) else value
+
+
+def rate_of(optimizer: torch.optim.Optimizer) -> Callable[[], float]:
+    """The learning rate of the first group that is trained, whenever it is called. load_state_dict() makes new groups."""
+    shown = next((index for index, group in enumerate(optimizer.param_groups)
+                  if any(one.requires_grad for one in group["params"])), 0)
+    return lambda: float(plain_number(optimizer.param_groups[shown].get("lr", 0.0)))
 
 
 class SettingsWatch:
@@ -234,12 +241,12 @@ class OwnSteps:
         self._step = optimizer.step
         self._names = names
         self._averaged = AveragedGradients(native)
+        self._averaged.show_rate(rate_of(optimizer))
 
     def after_batch(self) -> None:
         """To be called when the engine has updated."""
         if not self._averaged.take_updated():
             return
-        self._averaged.stepped_with(_number(self._optimizer.param_groups[0].get("lr", 0.0)))
         gradients = self._averaged.gradients()
         # The engine leaves a gradient where that of any rank was used. Optimizers leave out parameters without one.
         parameters = [p for group in self._optimizer.param_groups for p in group["params"]

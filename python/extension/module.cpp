@@ -316,7 +316,14 @@ void add_optimizer_state(py::module_& module) {
   py::class_<AveragedGradients>(module, "AveragedGradients")
       .def(py::init<TrialContext&>(), py::keep_alive<1, 2>())
       .def("take_updated", &AveragedGradients::take_updated)
-      .def("stepped_with", &AveragedGradients::stepped_with)
+      .def("show_rate",
+           [](AveragedGradients& self, py::object rate) {
+             const py::handle call = rate.release();  // Python's modules live as long as the process
+             self.show_rate([call](std::int64_t) {
+               return call_python("reading the learning rate",
+                                  [&] { return py::cast<double>(py::reinterpret_borrow<py::object>(call)()); });
+             });
+           })
       .def("gradients", &AveragedGradients::gradients, Unlocked());
 }
 

@@ -116,24 +116,23 @@ void visit(TrialContext& context, train::StateVisitor& visitor) {
   visit_state(visitor);
 }
 
-}  // namespace
-
 class KeepGradients final : public train::OptimizerUpdate {
  public:
-  using Step = AveragedGradients::Step;
-  explicit KeepGradients(std::shared_ptr<Step> kept) : kept_(std::move(kept)) {}
-  double learning_rate() const override { return kept_->rate; }
+  explicit KeepGradients(std::shared_ptr<bool> updated) : updated_(std::move(updated)) {}
+  double learning_rate() const override { return 1; }  // the schedule has the rate itself
   std::vector<std::string> state_names() const override { return {kGradient}; }
   void update(const at::Tensor&, const at::Tensor& gradients, at::TensorList states,
               const train::UpdateStep& step) const override {
     states[0].copy_(gradients);
     if (step.device.divisor.defined()) states[0].div_(step.device.divisor);
-    kept_->updated = true;
+    *updated_ = true;
   }
 
  private:
-  std::shared_ptr<Step> kept_;
+  std::shared_ptr<bool> updated_;
 };
+
+}  // namespace
 
 std::map<std::string, ParameterState> read_optimizer_state(TrialContext& context, bool whole) {
   Reader reader(whole);
@@ -165,11 +164,12 @@ AveragedGradients::AveragedGradients(TrialContext& context) : context_(context) 
   if (wanted.sharded_optimizer == config::ShardedOptimizer::kOn) refuse("optimizations.sharded_optimizer");
   if (wanted.sharded_gradients == config::ShardedGradients::kOn) refuse("optimizations.sharded_gradients");
   context.wrap_optimizer(Sgd());
-  context.wrapped().own_update = [kept = step_] { return std::make_unique<KeepGradients>(kept); };
+  context.wrapped().own_update = [updated = updated_] { return std::make_unique<KeepGradients>(updated); };
+  context.wrapped().schedule = [rate = rate_](std::int64_t step) { return (*rate)(step); };
 }
 
 bool AveragedGradients::take_updated() {
-  return std::exchange(step_->updated, false);
+  return std::exchange(*updated_, false);
 }
 
 const std::map<std::string, at::Tensor>& AveragedGradients::gradients() {

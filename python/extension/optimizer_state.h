@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include <ATen/core/Tensor.h>
 
@@ -43,17 +44,13 @@ class AveragedGradients {
   bool take_updated();
   // The gradients by the names of their parameters. The tensors stay the same ones. Collective at the first call.
   const std::map<std::string, at::Tensor>& gradients();
-  // The learning rate that the optimizer has stepped with, for metrics.jsonl.
-  void stepped_with(double rate) { step_->rate = rate; }
+  // What metrics.jsonl has for the learning rate, in the place of 0.
+  void show_rate(LrSchedule rate) { *rate_ = std::move(rate); }
 
  private:
-  friend class KeepGradients;
-  struct Step {
-    bool updated = false;
-    double rate = 0;
-  };
   TrialContext& context_;
-  std::shared_ptr<Step> step_ = std::make_shared<Step>();
+  std::shared_ptr<bool> updated_ = std::make_shared<bool>(false);
+  std::shared_ptr<LrSchedule> rate_ = std::make_shared<LrSchedule>([](std::int64_t) { return 0.0; });
   std::map<std::string, at::Tensor> gradients_;
 };
 
