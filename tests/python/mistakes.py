@@ -123,6 +123,11 @@ class Trials(MistakeTest):
         self.assertEqual([reason for _, reason in saved], ["period", "end"], saved)
         self.assertIn(saved[0][0], range(4, 9))
 
+    def test_hooks_of_the_optimizer_are_called(self):
+        result = self.start("mistakes_trial.py:Mistaken", "hooks").expect(0)
+        calls = [(line["metrics"]["before"], line["metrics"]["after"]) for line in result.metrics("training")]
+        self.assertEqual(calls, [(number, number) for number in range(16)])
+
     def test_mistakes(self):
         for what, text in (("lazy", "has no shape yet"), ("cycled momentum", "cycle_momentum=False"),
                            ("batch size", "training_loader() has batches of 16"),
