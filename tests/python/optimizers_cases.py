@@ -59,7 +59,7 @@ def train(kind, session=None, steps=8):
     def note(name):
         def hook(*arguments):
             of, args, kwargs = arguments
-            calls.append((name, of is optimizer, args[0] is optimizer, len(args), kwargs, float(loss_of.temperature)))
+            calls.append((name, of is optimizer, args[0] is optimizer, len(args), kwargs, loss_of.temperature.item()))
         return hook
 
     handles = [optimizer.register_step_pre_hook(note("before")),
