@@ -48,11 +48,11 @@ class Optimizers(harness.WorkplaceTest):
         experiment = harness.write_experiment(
             folder / "optimizers.yaml", name="optimizers", entrypoint="optimizers_script.py", scheduling_unit=1,
             hyperparameters={"global_batch_size": 16, "kind": kind}, resources={"slots_per_trial": ranks},
-            searcher={"max_length": {"epochs": 2}}, **sections)
+            searcher={"max_length": {"epochs": 2}}, optimizations={"memory_format": "channels_last"}, **sections)
         return forked.run(SCRIPT, folder, experiment, ranks).expect(0)
 
     def test_as_plain_pytorch(self):
-        # Of the engine, and one that steps by itself.
+        # Of the engine, and one that steps by itself. In channels_last the model computes with copies of weights.
         for kind, ranks in (("SGD", 1), ("AdamW", 3), ("NAdam", 2)):
             with self.subTest(kind=kind, ranks=ranks):
                 file = self.work.path / f"{kind}.pt"

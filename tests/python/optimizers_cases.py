@@ -17,7 +17,8 @@ class Net(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.base = nn.Linear(20, 16, dtype=DTYPE).requires_grad_(False)
-        self.head = nn.Linear(16, 4, dtype=DTYPE)
+        self.conv = nn.Conv2d(4, 4, 2, padding=1, dtype=DTYPE)
+        self.head = nn.Linear(16 + 36, 4, dtype=DTYPE)
         angles = torch.outer(torch.arange(8.0, dtype=DTYPE), torch.tensor([1.0], dtype=DTYPE)).flatten()
         self.register_buffer("positions", torch.polar(torch.ones(8, dtype=DTYPE), angles), persistent=False)
         self.register_buffer("mask", torch.ones(512, 512), persistent=False)
@@ -25,8 +26,10 @@ class Net(nn.Module):
 
     def forward(self, x):
         self.batches += 1
-        turned = torch.view_as_complex(self.base(x).tanh().reshape(len(x), 8, 2)) * self.positions
-        return self.head(torch.view_as_real(turned).flatten(1)) * self.mask[0, 0]
+        features = self.base(x).tanh()
+        turned = torch.view_as_complex(features.reshape(len(x), 8, 2)) * self.positions
+        pictures = self.conv(features.reshape(len(x), 4, 2, 2))
+        return self.head(torch.cat([torch.view_as_real(turned).flatten(1), pictures.flatten(1)], 1)) * self.mask[0, 0]
 
 
 class Loss(nn.Module):
@@ -51,7 +54,7 @@ def train(kind, session=None, steps=8):
     x = torch.randn(64, 20, dtype=DTYPE, generator=generator)
     loader = DataLoader(TensorDataset(x, x[:, :4].argmax(1)), batch_size=16)
     model, loss_of = Net(), Loss()
-    groups = [{"params": [], "weight_decay": 0.5}, {"params": model.base.parameters()}, {"params": model.head.parameters()},
+    groups = [{"params": [], "weight_decay": 0.5}, {"params": model.base.parameters()}, {"params": [*model.conv.parameters(), *model.head.parameters()]},
               {"params": loss_of.parameters(), "lr": 0.05}]
     optimizer = getattr(torch.optim, kind)(groups, lr=0.1)
     calls = []
