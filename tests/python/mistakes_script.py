@@ -240,5 +240,6 @@ if what == "collectives":
     untouched = session.all_reduce(torch.tensor(float(mine == session.rank + 1)), "min")
     gathered = [session.gather(torch.tensor([True, session.rank == 0])).tolist() == [True, True, True, False],
                 session.gather(mine).tolist() == [1, 2]]
-    session.log_validation({**sums, "gathered": all(gathered), "untouched": untouched, "of_rank_1": session.broadcast(10 + torch.tensor(session.rank), 1),
+    session.log_validation({**sums, "gathered": all(gathered),
+                            "untouched": untouched, "of_rank_1": session.broadcast(10 + torch.tensor(session.rank), 1),
                             "written": written})

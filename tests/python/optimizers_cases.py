@@ -54,7 +54,8 @@ def train(kind, session=None, steps=8):
     x = torch.randn(64, 20, dtype=DTYPE, generator=generator)
     loader = DataLoader(TensorDataset(x, x[:, :4].argmax(1)), batch_size=16)
     model, loss_of = Net(), Loss()
-    groups = [{"params": [], "weight_decay": 0.5}, {"params": model.base.parameters()}, {"params": [*model.conv.parameters(), *model.head.parameters()]},
+    groups = [{"params": [], "weight_decay": 0.5}, {"params": model.base.parameters()},
+              {"params": [*model.conv.parameters(), *model.head.parameters()]},
               {"params": loss_of.parameters(), "lr": 0.05}]
     optimizer = getattr(torch.optim, kind)(groups, lr=0.1)
     calls = []
