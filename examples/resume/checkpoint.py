@@ -92,8 +92,9 @@ def save(folder, template, model, optimizer, batches, epoch, epoch_batches):
         own["values"] = torch.from_numpy(numpy.frombuffer(
             json.dumps(changed(json.loads(bytes(own["values"].numpy())))).encode(), numpy.uint8).copy())
         for name in own:
-            if name.startswith("step/model/buffers/"):
-                own[name] = state[name.removeprefix("step/model/buffers/")].clone()
+            of_model = name.removeprefix("step/model/buffers/")
+            if of_model != name and of_model in state:  # not where persistent=False
+                own[name] = state[of_model].clone()
         save_file(own, path)
     (partial / "state.json").write_text(json.dumps(changed(_numbers(template))))
 

@@ -84,6 +84,10 @@ class AveragedBackward(_Entered):
         self._new: dict[torch.nn.Parameter, torch.Tensor] = {}  # of the batch that the engine has just averaged
         loop.after_update(self._take)
 
+    def show_rate_of(self, optimizer: torch.optim.Optimizer) -> None:
+        """metrics.jsonl has its learning rate."""
+        self._averaged.show_rate(optim.rate_of(optimizer))
+
     def begin_batch(self, samples: int, share: float) -> None:
         """What backward() is called for from now on: samples of this rank, and how much its loss counts."""
         self._samples, self._share = samples, share
@@ -195,8 +199,9 @@ class LaterBackward(_Entered):
         return self._context.broadcast(values.view(torch.uint8), 0).view(values.dtype).view_as(tensor)
 
 
-def check(optimizers: list[torch.optim.Optimizer]) -> None:
-    """ConfigError for an optimizer that takes more than gradients from its rank."""
+def check(optimizers: list[torch.optim.Optimizer], model: torch.nn.Module) -> None:
+    """ConfigError for an optimizer that takes more than gradients from its rank, or has parameters that are not the model's."""
+    optim.refuse_others(optimizers, model.parameters())
     for optimizer in optimizers:
         if isinstance(optimizer, torch.optim.LBFGS):
             raise optim.no_lbfgs()

@@ -12,7 +12,12 @@ class Collectives:
     _context: Context
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The rows of all ranks, rank 0's first. Ranks may have different numbers of rows. Collective."""
+        """The rows of all ranks, rank 0's first; a tensor without dimensions is one. Ranks may have different numbers of rows.
+        Collective."""
+        if tensor.dim() == 0:
+            tensor = tensor.reshape(1)
+        if tensor.dtype == torch.bool:
+            return self.gather(tensor.to(torch.uint8)).to(torch.bool)
         rows = torch.tensor([tensor.shape[0]], dtype=torch.int64)
         counts = [int(count) for count in self._context.all_gather(rows)]
         padded = tensor.new_zeros((max(counts), *tensor.shape[1:]))

@@ -219,12 +219,14 @@ class Strategy(ParallelStrategy):
         self.accelerator.teardown()
 
     def _wrap_averages(self, module: LightningModule) -> None:
-        averages.check(self.optimizers)
+        averages.check(self.optimizers, module)
         if self._session._length[1] != "epochs":
             raise ConfigError("searcher.max_length counts optimizer steps of the engine, and these optimizers step by "
                               "themselves: give it in epochs, and the Trainer max_steps")
         with _trainable(module):
             self._averages = self._session._wrap_averages(module, divided(self._loaders[0]))
+        if self.optimizers:
+            self._averages.show_rate_of(self.optimizers[0])
 
     def _begin(self, trainer: Trainer) -> None:
         """Hands model, optimizer and the training loader to the session: as late as Lightning opens the loader."""
@@ -267,7 +269,7 @@ class Strategy(ParallelStrategy):
 
     def _begin_later(self, module: LightningModule) -> None:
         session = self._session
-        averages.check(self.optimizers)
+        averages.check(self.optimizers, module)
         session._context._native.info("trainer.fit() was called again: gradients are averaged after each backward, and "
                                       "optimizers are PyTorch's own. The profile, metrics.jsonl and the experiment's "
                                       "optimizations are those of the first fit().")

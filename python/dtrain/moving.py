@@ -38,6 +38,20 @@ def refuse_parallel_around(model: torch.nn.Module | None) -> None:
                               f"wrap() returns; {_PAGE}")
 
 
+def refuse_sharded(model: torch.nn.Module) -> None:
+    """ConfigError for parameters and buffers that are no plain tensors in memory, such as the DTensors of fully_shard()."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        kind = next((one.__name__ for one in type(tensor).__mro__ if "__torch_dispatch__" in vars(one)
+                     and one not in (torch.Tensor, torch.nn.Parameter)), None)
+        if kind == "DTensor":
+            raise ConfigError(f"'{name}' of the model is a DTensor, as fully_shard() and parallelize_module() make them, and dtrain "
+                              "shards what it updates itself\n  pass the model without them; optimizations.sharded_optimizer and "
+                              f"sharded_gradients are dtrain's; {_PAGE}")
+        if kind is not None:
+            raise ConfigError(f"'{name}' of the model is a {kind}, a tensor whose values are others': dtrain trains plain tensors\n"
+                              "  replace it by one: torch.nn.Parameter(torch.Tensor(…)) with its values")
+
+
 def advice(error: BaseException) -> str:
     """A line for an error of a script that asks for torch.distributed's process group or torchrun's variables; or nothing."""
     text = str(error)

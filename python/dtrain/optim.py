@@ -1,9 +1,12 @@
 """torch.optim's optimizers in the engine's fused updates."""
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import torch
+from torch.optim import optimizer as torch_optimizer
 
 from ._native import AveragedGradients, ConfigError
 
@@ -57,6 +60,13 @@ def set_rate(group: dict[str, Any], rate: Any) -> None:
         group["lr"] = rate
 
 
+def rate_of(optimizer: torch.optim.Optimizer) -> Callable[[], float]:
+    """The learning rate of the first group that is trained, whenever it is called. load_state_dict() makes new groups."""
+    shown = next((index for index, group in enumerate(optimizer.param_groups)
+                  if any(one.requires_grad for one in group["params"])), 0)
+    return lambda: float(plain_number(optimizer.param_groups[shown].get("lr", 0.0)))
+
+
 class SettingsWatch:
     """Notices that a scheduler changes more than the learning rate, which the engine would not see."""
 
@@ -79,6 +89,67 @@ def names_of(model: torch.nn.Module) -> dict[torch.nn.Parameter, str]:
     return {parameter: name for name, parameter in model.named_parameters()}
 
 
+def beside(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.nn.Module]:
+    """The trainable parameters of an optimizer that are not the model's, such as those of a loss: by the names of modules
+    in which they are trained with it."""
+    known, modules = set(model.parameters()), {}
+    for index, group in enumerate(optimizer.param_groups):
+        others = {str(number): one for number, one in enumerate(group["params"]) if one.requires_grad and one not in known}
+        if others:
+            module = modules[f"param_groups[{index}]"] = torch.nn.Module()
+            module._parameters.update(others)
+    return modules
+
+
+def refuse_others(optimizers: list[torch.optim.Optimizer], parameters: Any) -> None:
+    """ConfigError for an optimizer with trainable parameters that are not among these: nobody would exchange their
+    gradients."""
+    known = set(parameters)
+    for optimizer in optimizers:
+        for index, group in enumerate(optimizer.param_groups):
+            for number, one in enumerate(group["params"]):
+                if one.requires_grad and one not in known:
+                    raise ConfigError(
+                        f"{type(optimizer).__name__}.param_groups[{index}]['params'][{number}] {list(one.shape)} is no parameter "
+                        "of the model that dtrain was given, and so would not be trained\n  make what it belongs to, such as a "
+                        "loss, a part of that model: self.loss = loss in its constructor")
+
+
+def has_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+                or torch_optimizer._global_optimizer_pre_hooks or torch_optimizer._global_optimizer_post_hooks)
+
+
+def before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Calls the hooks of register_step_pre_hook(), and those of all optimizers. Returns step()'s arguments, which they may
+    change; the optimizer is the first."""
+    for hook in chain(torch_optimizer._global_optimizer_pre_hooks.values(), optimizer._optimizer_step_pre_hooks.values()):
+        changed = hook(optimizer, args, kwargs)
+        if changed is not None and not (isinstance(changed, tuple) and len(changed) == 2):
+            raise RuntimeError(f"a hook of register_step_pre_hook() has to return None or (args, kwargs), and has returned "
+                               f"{changed!r}")
+        args, kwargs = changed or (args, kwargs)
+    return args, kwargs
+
+
+def after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    """Calls the hooks of register_step_post_hook(), and those of all optimizers."""
+    for hook in chain(optimizer._optimizer_step_post_hooks.values(), torch_optimizer._global_optimizer_post_hooks.values()):
+        hook(optimizer, args, kwargs)
+
+
+def with_hooks(optimizer: torch.optim.Optimizer, step: Callable[..., Any]) -> Callable[..., Any]:
+    """A step() of the engine's between the optimizer's hooks."""
+
+    def hooked(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = before_step(optimizer, (optimizer, *args), kwargs)
+        result = step(*args[1:], **kwargs)
+        after_step(optimizer, args, kwargs)
+        return result
+
+    return hooked
+
+
 def state_dict(optimizer: torch.optim.Optimizer, names: dict[torch.nn.Parameter, str],
                state: dict[str, tuple[int, dict[str, torch.Tensor]]]) -> dict[str, Any]:
     """torch.optim's state_dict() of what the engine remembers of each parameter."""
@@ -86,7 +157,7 @@ def state_dict(optimizer: torch.optim.Optimizer, names: dict[torch.nn.Parameter,
     try:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                updates, tensors = state.get(names[parameter], (0, {}))
+                updates, tensors = state.get(names.get(parameter, ""), (0, {}))
                 if updates == 0:
                     continue
                 values = {_STATE_NAMES.get(name, name): tensor for name, tensor in tensors.items()}
@@ -125,6 +196,23 @@ def load_state_dict(optimizer: torch.optim.Optimizer, values: dict[str, Any]) ->
     watch.check()
 
 
+def load_own_state(optimizer: torch.optim.Optimizer, values: dict[str, Any]) -> None:
+    """load_state_dict() of what an optimizer that steps by itself has saved. Its tensors keep their types and strides, which
+    PyTorch's would make those of the parameters: it goes on with the same bits."""
+    optimizer.load_state_dict(values)
+    saved = values.get("state")
+    if not isinstance(saved, dict) or "param_groups" not in values:
+        return
+    numbers = [number for group in values["param_groups"] for number in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for number, parameter in zip(numbers, parameters):
+        state = optimizer.state.get(parameter, {})
+        for name, value in saved.get(number, {}).items():
+            loaded = state.get(name)
+            if isinstance(loaded, torch.Tensor) and isinstance(value, torch.Tensor) and loaded.shape == value.shape:
+                state[name] = value.to(loaded.device)
+
+
 def kinds_of(objects: list[Any]) -> list[str]:
     """The names of their classes, beside whose state they are kept in checkpoints."""
     return [type(one).__name__ for one in objects]
@@ -161,6 +249,7 @@ class OwnSteps:
         self._step = optimizer.step
         self._names = names
         self._averaged = AveragedGradients(native)
+        self._averaged.show_rate(rate_of(optimizer))
 
     def after_batch(self) -> None:
         """To be called when the engine has updated."""
@@ -169,7 +258,7 @@ class OwnSteps:
         gradients = self._averaged.gradients()
         # The engine leaves a gradient where that of any rank was used. Optimizers leave out parameters without one.
         parameters = [p for group in self._optimizer.param_groups for p in group["params"]
-                      if self._names[p] in gradients and p.grad is not None]
+                      if self._names.get(p) in gradients and p.grad is not None]
         before = [parameter.grad for parameter in parameters]
         try:
             for parameter in parameters:

@@ -6,7 +6,6 @@
 """
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -41,24 +40,14 @@ def _backward(tensors: torch.Tensor | Sequence[torch.Tensor], grad_tensors: Any 
     _autograd_backward(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
 
 
-def take_optimizer(optimizer: torch.optim.Optimizer, calls_hooks: bool = False, **methods: Callable[..., Any]) -> None:
-    """Replaces these methods of the object. ``calls_hooks``: ``step`` calls the hooks of steps as torch.optim's does."""
+def take_optimizer(optimizer: torch.optim.Optimizer, **methods: Callable[..., Any]) -> None:
+    """Replaces these methods of the object."""
     for name, method in methods.items():
         if name == "step":
-            if calls_hooks:
-                hooked = torch.optim.Optimizer.profile_hook_step(_without_self(method))
-                method = functools.partial(hooked, optimizer)
             method._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # PyTorch's schedulers look for it
             optimizer._opt_called = True  # type: ignore[attr-defined]
         setattr(optimizer, name, method)
     optimizer._taken_by_dtrain = tuple(methods)  # type: ignore[attr-defined]
-
-
-def _without_self(method: Callable[..., Any]) -> Callable[..., Any]:
-    def call(optimizer: torch.optim.Optimizer, *arguments: Any, **named: Any) -> Any:
-        return method(*arguments, **named)
-
-    return call
 
 
 def give_back(optimizer: torch.optim.Optimizer) -> bool:

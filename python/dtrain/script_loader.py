@@ -215,7 +215,7 @@ class ScriptState:
             has_one = state is not None and state["optimizer"] is not None
             if not has_one or state.get("optimizer_kinds") not in (None, optim.kinds_of([self._optimizer])):
                 raise optim.no_state_of([self._optimizer])
-            type(self._optimizer).load_state_dict(self._optimizer, state["optimizer"])
+            optim.load_own_state(self._optimizer, state["optimizer"])
         self._load_schedulers(warns=session._loader is None)
         self.load_kept(session._kept)
 

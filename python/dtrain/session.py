@@ -102,7 +102,12 @@ class Session(Collectives):
             loader, schedulers = None, (loader, *schedulers)
         moving.refuse_parallel(model)
         self._model = model
-        self._context.wrap_model(model)
+        beside = optim.beside(model, optimizer)
+        self._context._wrap_model(model, "", beside)
+        if beside and self.is_main:
+            self._context._native.info(f"{', '.join(beside)} of the optimizer has parameters that are not the model's: they are "
+                                       "trained with it and kept in checkpoints; the script saves them, model.safetensors has the "
+                                       "model's alone")
         self._context.wrap_optimizer(optimizer)
         self._watch = self._context._watches[0] if self._context._watches else None
         if clip_gradient_norm is not None:
@@ -295,7 +300,7 @@ class Session(Collectives):
             patches.take_optimizer(optimizer, step=step, zero_grad=zero_grad, load_state_dict=lambda values: self._load_own(
                 load, values))
         else:
-            patches.take_optimizer(optimizer, calls_hooks=True, step=step, zero_grad=zero_grad, state_dict=state_dict,
+            patches.take_optimizer(optimizer, step=optim.with_hooks(optimizer, step), zero_grad=zero_grad, state_dict=state_dict,
                                    load_state_dict=load_state_dict)
         patches.take_backward(self._take_backward)
 

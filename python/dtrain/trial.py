@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from . import _native, optim, patches
+from . import _native, moving, optim, patches
 from .data import DataSet, Loader, _given
 from .division import Source
 from .seeds import drawn_alike, seed_python
@@ -84,7 +84,9 @@ class Context:
         self._buffers = _Buffers()
         self._own_steps: list[tuple[torch.optim.Optimizer, optim.OwnSteps]] = []
         self._computed: list[torch.optim.Optimizer] = []  # by the engine
+        self._of_models: list[torch.optim.Optimizer] = []  # by the engine, each for one of several models
         self._has_begun = False  # a trial's training
+        self._lowers_rates = False  # reduce_lr_on_plateau() was called
         #: The experiment's hyperparameters.
         self.hyperparameters: Mapping[str, Any] = _Section(
             lambda: self._native.hyperparameter_names(), lambda name: self._native.hyperparameter(name))
@@ -135,11 +137,18 @@ class Context:
         A model that ``torch.compile()`` has returned stays compiled; its parameters have the names of the model itself, and
         ``optimizations.memory_format: auto`` leaves them as they are.
         """
+        return self._wrap_model(model, name, {})
+
+    def _wrap_model(self, model: M, name: str, beside: dict[str, torch.nn.Module]) -> M:
+        """`beside`: by name what is trained with the model, and is no part of its weights."""
         itself: torch.nn.Module = getattr(model, "_orig_mod", model)
-        self._native.wrap_model(itself, name, itself is not model)
+        moving.refuse_sharded(itself)
+        self._native.wrap_model(itself, name, itself is not model, beside)
         self._buffers.add(itself)
         for parameter, own in optim.names_of(itself).items():
             self._names.setdefault(parameter, f"{name}.{own}" if name else own)
+        for group, module in beside.items():
+            self._names.update({parameter: f"{group}.{number}" for number, parameter in module._parameters.items()})
         return model
 
     def wrap_optimizer(self, optimizer: torch.optim.Optimizer, model: str = "") -> torch.optim.Optimizer:
@@ -166,7 +175,9 @@ class Context:
         kind, settings = optim.settings_of(optimizer)
         self._native.wrap_optimizer(model, kind, optimizer.param_groups, settings)
         self._watches.append(optim.SettingsWatch(optimizer))
-        if not model:
+        if model:
+            self._of_models.append(optimizer)
+        else:
             self._give_methods(optimizer)
         return optimizer
 
@@ -230,6 +241,7 @@ class Context:
     def reduce_lr_on_plateau(self, factor: float = 0.1, patience: int = 10, min_delta: float = 0,
                              min_factor: float = 0) -> None:
         """Lowers all learning rates when searcher.metric no longer improves."""
+        self._lowers_rates = True
         self._native.reduce_lr_on_plateau(factor, patience, min_delta, min_factor)
 
     def stop_early(self, metric: str = "", smaller_is_better: bool = True, patience: int = 1,
@@ -291,6 +303,15 @@ class Context:
     def _check(self) -> None:
         for watch in self._watches:
             watch.check()
+
+    def _call_hooks(self, hooks: Callable[..., Any]) -> None:
+        """Those of the optimizers, before or after a step of the engine's. Optimizers that step by themselves call theirs."""
+        if any(optim.has_hooks(one) for one in self._of_models):
+            raise _native.ConfigError("an optimizer has hooks (register_step_pre_hook(), register_step_post_hook()), which a Trial "
+                                      "with several models does not call: call what they do in train_batch()")
+        for optimizer in self._computed:
+            if optim.has_hooks(optimizer):
+                hooks(optimizer, (optimizer,), {})
 
 
 class Callback:
@@ -376,12 +397,18 @@ class _Steps(Callback):
             for _ in range(steps if every == "step" else epoch):
                 scheduler.step()
 
+    def before_optimizer(self) -> None:
+        """A batch has been computed: the engine's step follows, unless batches are aggregated."""
+        if (self._batches + 1) % self._frequency == 0:
+            self._context._call_hooks(optim.before_step)
+
     def after_batch(self, batch: int, epoch: int, metrics: dict[str, Any]) -> None:
         self._context._check()
         for _, own in self._context._own_steps:
             own.after_batch()
         self._batches += 1
         if self._batches % self._frequency == 0:
+            self._context._call_hooks(optim.after_step)
             self._step("step")
 
     def on_epoch_end(self, batch: int, epoch: int) -> None:
@@ -405,7 +432,7 @@ class _Steps(Callback):
         if len(state["optimizers"]) == len(kinds) and state.get("optimizer_kinds", kinds) == kinds:
             self._restored.add("optimizers")
             for optimizer, values in zip(self._optimizers, state["optimizers"]):
-                optimizer.load_state_dict(values)
+                optim.load_own_state(optimizer, values)
         schedulers = [scheduler for scheduler, _ in self._context._schedulers]
         other = optim.other_schedulers(schedulers, state)
         if other:
@@ -425,14 +452,23 @@ class _Bound:
         self._context = Context(native)
         self._trial = make(self._context)
         self.name = type(self._trial).__name__
+        optim.refuse_others([*self._context._computed, *self._context._of_models,
+                             *(optimizer for optimizer, _ in self._context._own_steps)], self._context._names)
+        if self._context._lowers_rates and self._context._own_steps:
+            raise _native.ConfigError(
+                f"context.reduce_lr_on_plateau() lowers the rates of optimizers that dtrain computes, and "
+                f"{type(self._context._own_steps[0][0]).__name__} steps by itself: use torch.optim.lr_scheduler.ReduceLROnPlateau "
+                "in a Callback's on_validation_end()")
+        self._steps = _Steps(self._context, native.aggregation_frequency)
         if self._context._schedulers or self._context._watches or self._context._own_steps:
-            native.add_callback(_Steps(self._context, native.aggregation_frequency))
+            native.add_callback(self._steps)
         for name in ("evaluate_batch", "save_more", "state_dict", "load_state_dict"):
             setattr(self, name, getattr(self._trial, name))
 
     def train_batch(self, batch: Any) -> Any:
         metrics = self._trial.train_batch(batch)
         self._context._buffers.take()
+        self._steps.before_optimizer()
         return metrics
 
     def _source(self, loader: Any, whole_batches: bool = False) -> Source | None:

@@ -65,8 +65,9 @@ void keep_memory_format(TrialContext& context, const torch::nn::Module& model) {
                     "leave optimizations.memory_format at auto");
 }
 
-void wrap_model(TrialContext& context, py::object module, const std::string& name, bool compiled) {
-  const auto tree = std::make_shared<ModuleTree>(std::move(module));
+void wrap_model(TrialContext& context, py::object module, const std::string& name, bool compiled,
+                const py::dict& beside) {
+  const auto tree = std::make_shared<ModuleTree>(std::move(module), beside);
   if (compiled) keep_memory_format(context, *tree);
   const py::gil_scoped_release unlocked;
   name.empty() ? void(context.wrap_model(tree)) : void(context.wrap_model(name, tree));
@@ -326,6 +327,14 @@ void add_optimizer_state(py::module_& module) {
   py::class_<AveragedGradients>(module, "AveragedGradients")
       .def(py::init<TrialContext&>(), py::keep_alive<1, 2>())
       .def("take_updated", &AveragedGradients::take_updated)
+      .def("show_rate",
+           [](AveragedGradients& self, py::object rate) {
+             const py::handle call = rate.release();  // Python's modules live as long as the process
+             self.show_rate([call](std::int64_t) {
+               return call_python("reading the learning rate",
+                                  [&] { return py::cast<double>(py::reinterpret_borrow<py::object>(call)()); });
+             });
+           })
       .def("gradients", &AveragedGradients::gradients, Unlocked());
 }
 

@@ -32,11 +32,16 @@ at::Tensor tensor_of(const std::string& name, py::handle value) {
 
 }  // namespace
 
-ModuleTree::ModuleTree(py::object module)
+ModuleTree::ModuleTree(py::object module, const py::dict& beside)
     : torch::nn::Module(py::cast<std::string>(py::type::of(module).attr("__name__"))),
       module_(std::move(module)),
       root_(this) {
   add_members();
+  for (const auto& [name, one] : beside) {
+    std::shared_ptr<ModuleTree> child(new ModuleTree(py::reinterpret_borrow<py::object>(one), root_));
+    for (const auto& parameter : child->named_parameters(/*recurse=*/false)) child->left_out_.insert(parameter.key());
+    register_module(py::cast<std::string>(name), std::move(child));
+  }
   take_modes();
 }
 
@@ -63,6 +68,8 @@ void ModuleTree::add_members() {
   });
   for_each_member(module_, "_buffers",
                   [&](const std::string& name, py::handle value) { register_buffer(name, tensor_of(name, value)); });
+  for (const py::handle name : module_.attr("_non_persistent_buffers_set"))
+    left_out_.insert(py::cast<std::string>(name));
   for_each_member(module_, "_modules", [&](const std::string& name, py::handle value) {
     register_module(name,
                     std::shared_ptr<ModuleTree>(new ModuleTree(py::reinterpret_borrow<py::object>(value), root_)));

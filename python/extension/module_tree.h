@@ -4,18 +4,24 @@
 #pragma once
 
 #include <memory>
+#include <set>
+#include <string>
 
 #include <pybind11/pybind11.h>
 #include <torch/nn/module.h>
 
+#include "model/tensors_left_out.h"
+
 namespace dtrain::python {
 
-class ModuleTree final : public torch::nn::Module {
+class ModuleTree final : public torch::nn::Module, public train::LeavesTensorsOut {
  public:
   // With the GIL. ConfigError for a parameter that has no shape yet (a lazy module), and for a name that C++ cannot
-  // have.
-  explicit ModuleTree(pybind11::object module);
+  // have. `beside`: by name modules that are trained with this one, and are no part of its weights.
+  explicit ModuleTree(pybind11::object module, const pybind11::dict& beside = {});
   ~ModuleTree() override;
+
+  const std::set<std::string>& left_out() const override { return left_out_; }
 
   // Calls Python's train(), which may be the class's own: such as one that keeps a frozen batch norm in evaluation
   // mode.
@@ -28,6 +34,7 @@ class ModuleTree final : public torch::nn::Module {
   void take_modes();
 
   pybind11::object module_;
+  std::set<std::string> left_out_;
   ModuleTree* root_;              // this one itself, where it is the root
   bool is_taking_modes_ = false;  // of the root
 };

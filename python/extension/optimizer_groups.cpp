@@ -1,5 +1,6 @@
 #include "optimizer_groups.h"
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <set>
@@ -92,6 +93,13 @@ std::optional<double> limit_in(const py::dict& group, const char* key) {
   return py::cast<double>(group[key]);
 }
 
+// Whether one of its parameters is trained. PyTorch allows groups without any, and skips them.
+bool trains(const py::dict& group) {
+  const auto parameters = py::reinterpret_borrow<py::list>(group["params"]);
+  return std::any_of(parameters.begin(), parameters.end(),
+                     [](py::handle one) { return THPVariable_Unpack(one.ptr()).requires_grad(); });
+}
+
 ParameterGroup::Includes includes(const py::dict& group) {
   auto impls = std::make_shared<std::set<const at::TensorImpl*>>();
   for (const auto& parameter : py::reinterpret_borrow<py::list>(group["params"])) {
@@ -109,13 +117,14 @@ void wrap_optimizer(TrialContext& context, const std::string& model, const std::
   Optimizer first;
   for (std::size_t i = 0; i < param_groups.size(); ++i) {
     const auto group = py::reinterpret_borrow<py::dict>(param_groups[i]);
+    if (!trains(group)) continue;
     const auto values = py::reinterpret_borrow<py::dict>(settings[i]);
     // A group that begins at 0 (a warm-up) has its rates as they are.
     const double begins = py::cast<double>(values["lr"]);
     const double base = begins > 0 ? begins : 1.0;
     values["lr"] = base;
     const Optimizer optimizer = optimizer_of(kind, values);
-    if (i == 0) first = optimizer;
+    if (groups.empty()) first = optimizer;
     groups.push_back({.name = "param_groups[" + std::to_string(i) + "]",
                       .includes = includes(group),
                       .optimizer = optimizer,
@@ -123,7 +132,11 @@ void wrap_optimizer(TrialContext& context, const std::string& model, const std::
                       .max_gradient_norm = limit_in(group, "max_gradient_norm"),
                       .max_gradient_value = limit_in(group, "max_gradient_value")});
   }
-  if (groups.empty()) throw ConfigError("the optimizer has no parameter groups");
+  if (groups.empty()) {
+    throw ConfigError(
+        "the optimizer has no parameter that requires a gradient",
+        "let the parameters that it is to train require gradients (requires_grad_()) before it is wrapped");
+  }
   // Parameters in none of its groups are not updated: the optimizer does not know them.
   std::visit([](auto& optimizer) { optimizer.lr = 0; }, first);
   if (model.empty()) {

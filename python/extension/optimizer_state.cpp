@@ -119,7 +119,7 @@ void visit(TrialContext& context, train::StateVisitor& visitor) {
 class KeepGradients final : public train::OptimizerUpdate {
  public:
   explicit KeepGradients(std::shared_ptr<bool> updated) : updated_(std::move(updated)) {}
-  double learning_rate() const override { return 0; }
+  double learning_rate() const override { return 1; }  // the schedule has the rate itself
   std::vector<std::string> state_names() const override { return {kGradient}; }
   void update(const at::Tensor&, const at::Tensor& gradients, at::TensorList states,
               const train::UpdateStep& step) const override {
@@ -165,6 +165,7 @@ AveragedGradients::AveragedGradients(TrialContext& context) : context_(context) 
   if (wanted.sharded_gradients == config::ShardedGradients::kOn) refuse("optimizations.sharded_gradients");
   context.wrap_optimizer(Sgd());
   context.wrapped().own_update = [updated = updated_] { return std::make_unique<KeepGradients>(updated); };
+  context.wrapped().schedule = [rate = rate_](std::int64_t step) { return (*rate)(step); };
 }
 
 bool AveragedGradients::take_updated() {

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include <ATen/core/Tensor.h>
 
@@ -43,10 +44,13 @@ class AveragedGradients {
   bool take_updated();
   // The gradients by the names of their parameters. The tensors stay the same ones. Collective at the first call.
   const std::map<std::string, at::Tensor>& gradients();
+  // What metrics.jsonl has for the learning rate, in the place of 0.
+  void show_rate(LrSchedule rate) { *rate_ = std::move(rate); }
 
  private:
   TrialContext& context_;
   std::shared_ptr<bool> updated_ = std::make_shared<bool>(false);
+  std::shared_ptr<LrSchedule> rate_ = std::make_shared<LrSchedule>([](std::int64_t) { return 0.0; });
   std::map<std::string, at::Tensor> gradients_;
 };
 

@@ -52,6 +52,11 @@ class Scripts(MistakeTest):
                            ("model within data parallel", "a model within DataParallel"),
                            ("ddp around", "has put the model of session.wrap() into DistributedDataParallel"),
                            ("ddp around later", "has put the model of session.wrap() into DistributedDataParallel"),
+                           ("expanded parameter", "the parameter '0.bias' of the model is an expanded tensor"),
+                           ("expanded buffer", "the buffer 'mask' of the model is an expanded tensor"),
+                           ("complex buffer", "register it with persistent=False"),
+                           ("fully sharded", "'0.weight' of the model is a DTensor"),
+                           ("nothing to train", "no parameter that requires a gradient"),
                            ("step twice", "optimizer.step() was called again without a backward()"),
                            ("step left out", "`with session.no_sync()` around every loss.backward() but the last"),
                            ("clip", "session.wrap(..., clip_gradient_norm=...)"),
@@ -74,7 +79,7 @@ class Scripts(MistakeTest):
     def test_what_ranks_tell_each_other(self):
         result = self.start("mistakes_script.py", "collectives").expect(0)
         (metrics,) = (line["metrics"] for line in result.metrics("validation"))
-        self.assertEqual(metrics, {"sum": 3, "min": 1, "untouched": 1, "of_rank_1": 11, "written": 1})
+        self.assertEqual(metrics, {"sum": 3, "min": 1, "untouched": 1, "of_rank_1": 11, "written": 1, "gathered": 1})
 
     def test_an_exception_is_shown_once_and_with_its_rank(self):
         result = self.start("mistakes_script.py", "exception").expect(1)
@@ -138,9 +143,15 @@ class Trials(MistakeTest):
         self.assertEqual([reason for _, reason in saved], ["period", "end"], saved)
         self.assertIn(saved[0][0], range(4, 9))
 
+    def test_hooks_of_the_optimizer_are_called(self):
+        result = self.start("mistakes_trial.py:Mistaken", "hooks").expect(0)
+        calls = [(line["metrics"]["before"], line["metrics"]["after"]) for line in result.metrics("training")]
+        self.assertEqual(calls, [(number, number) for number in range(16)])
+
     def test_mistakes(self):
         for what, text in (("lazy", "has no shape yet"), ("cycled momentum", "cycle_momentum=False"),
-                           ("batch size", "training_loader() has batches of 16")):
+                           ("batch size", "training_loader() has batches of 16"),
+                           ("learning loss", "SGD.param_groups[1]['params'][0] [3] is no parameter of the model")):
             self.fails("mistakes_trial.py:Mistaken", what, text)
 
     def test_an_exception_is_shown_once_and_with_its_rank(self):

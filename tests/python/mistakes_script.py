@@ -11,6 +11,7 @@ import dtrain
 import numpy
 import torch
 from torch import distributed, nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
@@ -115,6 +116,17 @@ if what == "iterable":
 model = nn.Sequential(nn.LazyLinear(3) if what == "lazy" else nn.Linear(6, 3))
 if what in ("replaced buffer", "growing buffer"):
     model = Counting(grows=what == "growing buffer")
+if what == "expanded parameter":
+    model[0].bias = nn.Parameter(torch.zeros(1).expand(3))
+if what == "expanded buffer":
+    model.register_buffer("mask", torch.ones(1).expand(3))
+if what == "complex buffer":
+    model.register_buffer("turns", torch.ones(3, dtype=torch.complex64))
+if what == "fully sharded":
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    fully_shard(model)
+if what == "nothing to train":
+    model.requires_grad_(False)
 if what == "lbfgs":
     optimizer = torch.optim.LBFGS(model.parameters())
 else:
@@ -240,5 +252,8 @@ if what == "collectives":
     session.barrier()
     written = session.all_reduce(torch.tensor(float(file.is_file())), "min")
     untouched = session.all_reduce(torch.tensor(float(mine == session.rank + 1)), "min")
-    session.log_validation({**sums, "untouched": untouched, "of_rank_1": session.broadcast(10 + torch.tensor(session.rank), 1),
+    gathered = [session.gather(torch.tensor([True, session.rank == 0])).tolist() == [True, True, True, False],
+                session.gather(mine).tolist() == [1, 2]]
+    session.log_validation({**sums, "gathered": all(gathered),
+                            "untouched": untouched, "of_rank_1": session.broadcast(10 + torch.tensor(session.rank), 1),
                             "written": written})

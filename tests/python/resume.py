@@ -20,8 +20,8 @@ import package
 import harness
 
 HERE = Path(__file__).resolve().parent
-# Of the engine, and one that steps by itself.
-JOBS = [("resume_script.py", "AdamW"), ("resume_trial.py:Resumed", "AdamW"), ("resume_script.py", "NAdam"),
+# Of the engine, and those that step by themselves: in channels_last, whose state has its strides.
+JOBS = [("resume_script.py", "AdamW"), ("resume_trial.py:Resumed", "AdamW"), ("resume_script.py convolves", "Adadelta"),
         ("resume_trial.py:Resumed", "NAdam"), ("resume_script.py accumulates", "AdamW")]
 kills = 2
 
@@ -44,9 +44,13 @@ class Resume(harness.WorkplaceTest):
         (entrypoint, optimizer), folder = job, self.work.new_run()
         script, *ways = entrypoint.split()
         folder.mkdir()
+        accumulates, convolves = "accumulates" in ways, "convolves" in ways
+        if convolves:
+            sections["optimizations"] = {"memory_format": "channels_last"}
         return folder, harness.write_experiment(
-            folder / "resume.yaml", name="resume", entrypoint=str(HERE / script), scheduling_unit=1 if ways else 5,
-            hyperparameters={"global_batch_size": 8, "optimizer": optimizer, "slow": str(slow), "accumulates": bool(ways)},
+            folder / "resume.yaml", name="resume", entrypoint=str(HERE / script), scheduling_unit=1 if accumulates else 5,
+            hyperparameters={"global_batch_size": 8, "optimizer": optimizer, "slow": str(slow), "accumulates": accumulates,
+                             "convolves": convolves},
             min_checkpoint_period={"batches": 4}, min_validation_period={"epochs": 1},
             resources={"slots_per_trial": 2}, searcher={"max_length": {"epochs": 5}}, **sections)
 

@@ -508,8 +508,8 @@ TEST(GradientNorm, ClipsAsPyTorchDoes) {
       EXPECT_TRUE(torch::allclose(flat.parameters()[i].gradient * factor, copies[i].grad(), 1e-6, 0));
     }
   }
-  EXPECT_EQ(clip_factor(std::numeric_limits<double>::infinity(), 1), 1);
-  EXPECT_EQ(clip_factor(std::numeric_limits<double>::quiet_NaN(), 1), 1);
+  EXPECT_EQ(clip_factor(std::numeric_limits<double>::infinity(), 1), 0);
+  EXPECT_TRUE(std::isnan(clip_factor(std::numeric_limits<double>::quiet_NaN(), 1)));
 }
 
 // Numbers of very different size, so that another order of summation would show.

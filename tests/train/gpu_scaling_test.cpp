@@ -103,18 +103,57 @@ TEST(GpuScaling, GroupsWithALimitAreClippedByThemselves) {
     const GradientScaling::Scaled scaled = half.scaling->prepare({.used = {}, .correction = 3, .max_norm = 6});
     ASSERT_TRUE(scaled.norm.has_value());
     EXPECT_NEAR(scaled.norm->item<double>(), 3 * std::sqrt(272.0), 1e-4);
-    const double divisor = scaled.device.divisor.item<double>();
+    EXPECT_FALSE(scaled.device.divisor.defined()) << "each set is divided by its own";
     for (const auto& parameter : half.flat->parameters()) {
       // This rank updates only its half of them, in which their gradients are alike.
       for (const FlatRange& range : half.halves[static_cast<std::size_t>(rank.control.world().rank)]) {
         const std::int64_t begin = std::max(range.begin, parameter.offset);
         const std::int64_t end = std::min(range.end, parameter.offset + parameter.tensor.numel());
         if (begin >= end) continue;
-        const at::Tensor clipped = half.gradients().narrow(0, begin, end - begin) / divisor;
+        const at::Tensor clipped = half.gradients().narrow(0, begin, end - begin);
         // Weights: a norm of 48 becomes 2. Biases: one of 12 becomes 6.
         const double expected = parameter.name == "weight" ? 2.0 / 16 : 6.0 / 4;
         EXPECT_NEAR(clipped.min().item<double>(), expected, 1e-4) << parameter.name;
         EXPECT_NEAR(clipped.max().item<double>(), expected, 1e-4) << parameter.name;
+      }
+    }
+  });
+}
+
+// As clip_grad_norm_ for each group: an infinite norm makes finite gradients 0 and infinite ones NaN, NaN all of them.
+TEST(GpuScaling, ANormThatIsNotFinite) {
+  expect_gpu_ranks(2, [](const GpuRank& rank) {
+    const at::NoGradGuard no_grad;
+    const double infinity = std::numeric_limits<double>::infinity();
+    for (const bool groups : {false, true}) {
+      std::vector<GradientLimits::Limit> own;
+      if (groups) own.push_back({.max_norm = 2, .max_value = 0});
+      HalfOfGradients half(rank, own);
+      for (const double bad : {infinity, -infinity, std::nan("")}) {
+        half.gradients().fill_(1);
+        const std::int64_t middle = half.gradients().numel() / 2;  // of the weights
+        half.gradients().narrow(0, middle, 1).fill_(bad);
+        const GradientScaling::Scaled scaled = half.scaling->prepare({.used = {}, .correction = 1, .max_norm = 1e-3});
+        EXPECT_FALSE(std::isfinite(scaled.norm->item<double>()));
+        const int number = rank.control.world().rank;
+        const FlatRange& range = half.halves[static_cast<std::size_t>(number)].front();
+        at::Tensor clipped = half.gradients().narrow(0, range.begin, range.size()).clone();
+        if (scaled.device.divisor.defined()) clipped.div_(scaled.device.divisor);
+        for (const auto& parameter : half.flat->parameters()) {
+          const std::int64_t begin = std::max(range.begin, parameter.offset);
+          const std::int64_t end = std::min(range.end, parameter.offset + parameter.tensor.numel());
+          if (begin >= end) continue;
+          const at::Tensor mine = clipped.narrow(0, begin - range.begin, end - begin);
+          const std::int64_t nans = mine.isnan().sum().item<std::int64_t>();
+          if (groups && parameter.name == "bias") {
+            EXPECT_TRUE(mine.gt(0).all().item<bool>()) << "of a group whose norm is finite";
+          } else if (std::isnan(bad)) {
+            EXPECT_EQ(nans, mine.numel());
+          } else {
+            EXPECT_EQ(nans, begin <= middle && middle < end ? 1 : 0);
+            EXPECT_EQ(mine.eq(0).sum().item<std::int64_t>(), mine.numel() - nans);
+          }
+        }
       }
     }
   });

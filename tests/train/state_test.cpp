@@ -130,7 +130,8 @@ void write_part(const std::filesystem::path& path, const FileImage& image, int r
 // As the ranks and the saver leave them, but for the checksums.
 void write_checkpoint(const std::filesystem::path& folder, TrainingStep& step, comm::ControlPlane& control) {
   const comm::World& world = control.world();
-  const StateImage image({.rank = world.rank, .shared = step.state_is_shared(), .tied = {}},
+  const TensorNames names{.tied = {}, .left_out = {"last.bias", "norm.running_mean"}};  // lie in other files
+  const StateImage image({.rank = world.rank, .shared = step.state_is_shared(), .names = names},
                          [&](StateVisitor& visitor) { visitor.part("step", step); });
   write_part(folder / checkpoints::rank_file(world.rank), image.own(), 0, 1);
   for (int turn = 0; turn < world.size; ++turn) {

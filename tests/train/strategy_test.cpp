@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -155,6 +156,49 @@ TEST(Strategies, MayChangeAndSoMayThePlan) {
       expect_same(train(c, original, {other}, plans), expected, original);
       expect_same(train(c, original, {Kind::kReplicated, Kind::kReplicated, other, other, Kind::kReplicated}, plans),
                   expected, original);
+    }
+  }
+}
+
+// As clip_grad_norm_ does it: gradients that are finite become 0, and those that are infinite NaN. LAMB, whose steps
+// depend on the norm of a parameter, loses that parameter alone.
+TEST(Strategies, ClipAnInfiniteNormToZero) {
+  for (const Kind kind : {Kind::kReplicated, Kind::kOneCopy, Kind::kParts}) {
+    for (const Optimizer& how : {Optimizer(Sgd{.lr = 0.1}), Optimizer(Lamb{.lr = 0.1})}) {
+      SCOPED_TRACE(testing::Message() << "kind " << static_cast<int>(kind) << ", optimizer " << how.index());
+      test::run_communicator_ranks(test::TestWorld(2), "thread", [&](comm::Communicator& plain) {
+        NoCommonMemory without(plain);
+        comm::Communicator& communicator = kind == Kind::kParts ? static_cast<comm::Communicator&>(without) : plain;
+        torch::nn::Linear model(16, 16);
+        torch::nn::init::constant_(model->weight, 2);
+        torch::nn::init::constant_(model->bias, 3);
+        FlatParameters flat(*model, communicator);
+        FlatOptimizer optimizer(how, nullptr, flat);
+        const SystemClock clock;
+        profile::Recorder recorder({}, clock, clock.monotonic());
+        GradientExchange exchange(flat, communicator, communicator, recorder);
+        const GradientHooks hooks(flat, exchange);
+        const FixedScale scale(0.5);
+        auto strategy = make(kind, flat, optimizer, communicator, recorder, scale);
+        const auto plan = comm::plan_fusion(items_of(flat), 100);
+        strategy->set_plan(plan);
+        exchange.use(*strategy, plan);
+        exchange.begin_batch(true);
+        at::Tensor slopes = torch::ones({16, 16});
+        if (communicator.rank() == 1) slopes[3][4] = std::numeric_limits<float>::infinity();
+        exchange.backward((model->weight * slopes).sum() + model->bias.sum());
+        const auto norm = strategy->update({exchange.finish(), 1, 0.5});
+        ASSERT_TRUE(norm.has_value());
+        EXPECT_TRUE(std::isinf(norm->item<double>()));
+        const at::Tensor weight = model->weight.detach(), bias = model->bias.detach();
+        const bool of_norms = std::holds_alternative<Lamb>(how);
+        EXPECT_TRUE(std::isnan(weight[3][4].item<double>()));
+        EXPECT_EQ(weight.isnan().sum().item<std::int64_t>(), of_norms ? 256 : 1);
+        EXPECT_EQ(weight.eq(2).sum().item<std::int64_t>(), of_norms ? 0 : 255);
+        EXPECT_TRUE(bias.eq(3).all().item<bool>());
+        exchange.end_window();
+        communicator.barrier().wait();
+      });
     }
   }
 }

@@ -8,6 +8,7 @@
 #include "../harness/temporary_folder.h"
 #include "dtrain/base/error.h"
 #include "model/safetensors.h"
+#include "model/tensors_left_out.h"
 #include "model/weights.h"
 
 namespace dtrain::train {
@@ -29,6 +30,19 @@ struct SharedNetImpl : torch::nn::Module {
   torch::Tensor mean;
 };
 TORCH_MODULE(SharedNet);
+
+// As Python's buffers with persistent=False are.
+struct CachedImpl : torch::nn::Module, LeavesTensorsOut {
+  CachedImpl() {
+    register_module("net", net.ptr());
+    mask = register_buffer("mask", torch::full({2}, 5));
+  }
+  const std::set<std::string>& left_out() const override { return names; }
+  SharedNet net;
+  torch::Tensor mask;
+  const std::set<std::string> names{"mask"};
+};
+TORCH_MODULE(Cached);
 
 std::string refusal(torch::nn::Module& model, const InitialWeights& weights) {
   try {
@@ -92,6 +106,42 @@ TEST_F(Weights, ATiedTensorLoadsUnderAnyOfItsNames) {
   expect_parts(refusal(*net, {.file = write(twice)}), {"'embed.weight' and 'head.weight' are one tensor", "differ"});
   NamedTensors none(all_.begin() + 1, all_.end());
   expect_parts(refusal(*net, {.file = write(none)}), {"'embed.weight' (tied: 'head.weight') is not in the file"});
+}
+
+TEST_F(Weights, FilesNeitherHaveNorNeedWhatAModelLeavesOut) {
+  const auto file = write(with_names([](const std::string& name) { return "net." + name; }));
+  Cached model;
+  load_weights(*model, {.file = file});
+  expect_loaded(model->net);
+  EXPECT_TRUE(torch::equal(model->mask, torch::full({2}, 5)));
+  save_weights(*model, folder_ / "saved.safetensors");
+  const auto saved = read_safetensors(folder_ / "saved.safetensors");
+  EXPECT_EQ(saved.size(), 5u);  // the tied one under both names
+  EXPECT_FALSE(saved.contains("mask"));
+  // Those of earlier versions had it.
+  NamedTensors with_mask = with_names([](const std::string& name) { return "net." + name; });
+  with_mask.emplace_back("mask", torch::full({2}, 6));
+  load_weights(*model, {.file = write(with_mask, "earlier.safetensors")});
+  EXPECT_TRUE(torch::equal(model->mask, torch::full({2}, 6)));
+}
+
+TEST_F(Weights, TensorsThatCannotBeTrainedOrSavedAreNamed) {
+  const auto refused = [](const torch::nn::Module& model) {
+    try {
+      check_tensors(model);
+    } catch (const ConfigError& error) {
+      return std::string(error.what()) + "\n" + error.remedy();
+    }
+    return std::string("was accepted");
+  };
+  EXPECT_EQ(refused(*Cached()), "was accepted");
+  torch::nn::Module parameter, buffer, complex;
+  parameter.register_parameter("scale", torch::ones({1}).expand({4}));
+  expect_parts(refused(parameter), {"the parameter 'scale' of the model is an expanded tensor", "clone()"});
+  buffer.register_buffer("mask", torch::ones({1, 3}).expand({4, 3}));
+  expect_parts(refused(buffer), {"the buffer 'mask' of the model is an expanded tensor"});
+  complex.register_buffer("turns", torch::ones({3}, torch::kComplexFloat));
+  expect_parts(refused(complex), {"the buffer 'turns' of the model is of type ComplexFloat", "persistent=False"});
 }
 
 TEST_F(Weights, NamesOfAnotherProgramAreMapped) {

@@ -24,7 +24,7 @@ Checkpoints::Checkpoints(run::RankSession& session, TrainingStep& step, const Op
       options_(options),
       hosts_(find_checkpoint_hosts(session.control(), session.checkpoint_folder())),
       folder_(session.checkpoint_folder()),
-      snapshot_(session, step, hosts_, options.tied, std::move(visit)),
+      snapshot_(session, step, hosts_, options.names, std::move(visit)),
       last_time_(session.clock().monotonic()) {}
 
 // After an error: finish() has waited otherwise.

@@ -22,7 +22,7 @@ namespace dtrain::train {
 class Checkpoints {
  public:
   struct Options {
-    std::map<std::string, std::string> tied;
+    TensorNames names;
     Json run;  // About::run
   };
   // `visit`: walks through all of the state; collective. Collective.

@@ -23,9 +23,9 @@ bool all_contiguous(const FlatParameters& parameters) {
 
 }  // namespace
 
-Snapshot::Snapshot(run::RankSession& session, TrainingStep& step, const CheckpointHosts& hosts,
-                   std::map<std::string, std::string> tied, std::function<void(StateVisitor&)> visit)
-    : session_(session), step_(step), hosts_(hosts), tied_(std::move(tied)), visit_(std::move(visit)) {}
+Snapshot::Snapshot(run::RankSession& session, TrainingStep& step, const CheckpointHosts& hosts, TensorNames names,
+                   std::function<void(StateVisitor&)> visit)
+    : session_(session), step_(step), hosts_(hosts), names_(std::move(names)), visit_(std::move(visit)) {}
 
 void Snapshot::make_memory(std::size_t shared_bytes, std::size_t largest_own) {
   memory_.reset();
@@ -59,7 +59,7 @@ std::optional<std::vector<FlatRange>> Snapshot::own_ranges() const {
 void Snapshot::reserve() {
   const auto ranges = own_ranges();
   const StateImage image(
-      {.rank = session_.world().rank, .shared = step_.state_is_shared(), .later = ranges.has_value(), .tied = tied_},
+      {.rank = session_.world().rank, .shared = step_.state_is_shared(), .later = ranges.has_value(), .names = names_},
       visit_);
   fit(image, sizes_of_own(image));
   if (hosts_.saves()) prefault(image, ranges);
@@ -116,8 +116,8 @@ void Snapshot::take(bool at_update) {
   if (!begun) complete_now();
   const auto ranges = at_update || begun || !on_host() ? own_ranges() : std::nullopt;
   const int rank = session_.world().rank;
-  const StateImage image({.rank = rank, .shared = step_.state_is_shared(), .later = ranges.has_value(), .tied = tied_},
-                         visit_);
+  const StateImage image(
+      {.rank = rank, .shared = step_.state_is_shared(), .later = ranges.has_value(), .names = names_}, visit_);
   const std::vector<std::int64_t> sizes = sizes_of_own(image);
   fit(image, sizes);
   values_ = image.values();
@@ -233,14 +233,18 @@ void Snapshot::for_each_part(const std::vector<FlatRange>& ranges, const PartVis
   }
 }
 
+std::size_t Snapshot::place_of(const FlatParameters::Parameter& parameter) const {
+  const auto found = in_model_.find(parameter.name);
+  return found != in_model_.end() ? found->second : in_optimizer_.at(std::string(kLeftOutParameter) + parameter.name);
+}
+
 std::shared_ptr<UpdateCopy> Snapshot::make_copy(const std::vector<FlatRange>& ranges, bool in_two) const {
   auto copy = std::make_shared<UpdateCopy>(in_two);
   FlatOptimizer& optimizer = step_.optimizer();
   const std::vector<std::string> names = optimizer.state_names();
   for_each_part(ranges, [&](const FlatRange& part, const FlatParameters::Parameter& parameter, std::byte* to) {
     const auto& group = step_.parameters().groups()[part.group];
-    std::vector<UpdateCopy::Piece> pieces{
-        {FlatMemory::address(group.values, part.begin), to + in_model_.at(parameter.name)}};
+    std::vector<UpdateCopy::Piece> pieces{{FlatMemory::address(group.values, part.begin), to + place_of(parameter)}};
     for (std::size_t s = 0; s < names.size(); ++s) {
       pieces.push_back({FlatMemory::address(optimizer.state(part.group)[s], part.begin),
                         to + in_optimizer_.at(names[s] + "/" + parameter.name)});
@@ -261,7 +265,7 @@ void Snapshot::copy_from_device(const std::vector<FlatRange>& ranges) {
     const std::int64_t elements = std::min(part.end, parameter.offset + parameter.tensor.numel()) - part.begin;
     if (elements <= 0) return;
     from_device_.add(step_.parameters().groups()[part.group].values.narrow(0, part.begin, elements),
-                     to + in_model_.at(parameter.name));
+                     to + place_of(parameter));
     for (std::size_t s = 0; s < names.size(); ++s) {
       from_device_.add(optimizer.state_slice({part.group, part.begin, part.begin + elements}, s),
                        to + in_optimizer_.at(names[s] + "/" + parameter.name));

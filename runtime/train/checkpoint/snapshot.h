@@ -27,9 +27,9 @@ namespace dtrain::train {
 
 class Snapshot {
  public:
-  // `visit`: walks through all of the state; collective. `tied`: as StateImage::Options has it.
-  Snapshot(run::RankSession& session, TrainingStep& step, const CheckpointHosts& hosts,
-           std::map<std::string, std::string> tied, std::function<void(StateVisitor&)> visit);
+  // `visit`: walks through all of the state; collective.
+  Snapshot(run::RankSession& session, TrainingStep& step, const CheckpointHosts& hosts, TensorNames names,
+           std::function<void(StateVisitor&)> visit);
 
   // Makes the memory and maps it, which would hold up training at the first snapshot. Collective. Error: the host lacks
   // memory.
@@ -73,6 +73,8 @@ class Snapshot {
   void send_own(const StateImage& image, const std::vector<std::int64_t>& sizes);
   using PartVisitor = std::function<void(const FlatRange&, const FlatParameters::Parameter&, std::byte*)>;
   void for_each_part(const std::vector<FlatRange>& ranges, const PartVisitor& each) const;
+  // Where the parameter's values lie, from the memory's begin.
+  std::size_t place_of(const FlatParameters::Parameter& parameter) const;
   std::shared_ptr<UpdateCopy> make_copy(const std::vector<FlatRange>& ranges, bool in_two) const;
   void copy_from_device(const std::vector<FlatRange>& ranges);
   void name_files(const StateImage& image, const std::vector<std::int64_t>& sizes);
@@ -84,7 +86,7 @@ class Snapshot {
   run::RankSession& session_;
   TrainingStep& step_;
   const CheckpointHosts& hosts_;
-  const std::map<std::string, std::string> tied_;
+  const TensorNames names_;
   const std::function<void(StateVisitor&)> visit_;
 
   std::optional<checkpoints::SnapshotMemory> memory_;

@@ -75,8 +75,14 @@ class StateImage::Collector final : public StateVisitor {
     const Writers writers = options_.later ? Writers::kNone : options_.shared ? Writers::kAll : Writers::kFirst;
     // The files that the ranks share are laid out alike by all of them.
     bool own = !options_.shared && options_.rank != 0;
+    const auto left_out = [&](const std::string& name) { return options_.names.left_out.contains(name); };
     if (path.starts_with(state_path::kParameters)) {
-      image_.model_.add(name_behind(state_path::kParameters), value, writers);
+      const std::string name = name_behind(state_path::kParameters);
+      if (left_out(name)) {
+        image_.optimizer_.add(std::string(kLeftOutParameter) + name, value, writers);
+      } else {
+        image_.model_.add(name, value, writers);
+      }
     } else if (path.starts_with(state_path::kFrozen)) {
       image_.model_.add(name_behind(state_path::kFrozen), value);
       image_.fixed_.push_back(name_behind(state_path::kFrozen));
@@ -84,7 +90,7 @@ class StateImage::Collector final : public StateVisitor {
     } else if (path.starts_with(state_path::kOptimizer)) {
       image_.optimizer_.add(name_behind(state_path::kOptimizer), value, writers);
     } else {
-      if (path.starts_with(state_path::kBuffers)) {
+      if (path.starts_with(state_path::kBuffers) && !left_out(name_behind(state_path::kBuffers))) {
         image_.model_.add(name_behind(state_path::kBuffers), value, Writers::kFirst);
         image_.fixed_.push_back(name_behind(state_path::kBuffers));
       }
@@ -109,7 +115,7 @@ StateImage::StateImage(const Options& options, const std::function<void(StateVis
   Collector collector(*this, options);
   visit(collector);
   model_.add_metadata("format", "pt");
-  for (const auto& [alias, name] : options.tied) model_.add_metadata("tied." + alias, name);
+  for (const auto& [alias, name] : options.names.tied) model_.add_metadata("tied." + alias, name);
   const std::string text = values_.dump();
   const at::Tensor bytes = at::empty({static_cast<std::int64_t>(text.size())}, at::TensorOptions().dtype(at::kByte));
   std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());

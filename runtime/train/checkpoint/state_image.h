@@ -1,15 +1,16 @@
 // The training state of this rank as the bytes of a checkpoint's files (checkpoint/checkpoint.h). Training thread.
 //
-// What all ranks hold alike lies in model.safetensors and optimizer.safetensors, and the ranks of host 0 divide the
-// copying among themselves. What is a rank's own lies in its file: tensors, and all numbers and texts as JSON, the
-// bytes of a tensor called "values". Where ranks step by themselves (local steps), parameters and optimizer state are
-// each rank's own: rank 0's are in the two shared files, and every other rank's in its own file.
+// What all ranks hold alike lies in model.safetensors (the model's weights) and optimizer.safetensors, and the ranks of
+// host 0 divide the copying among themselves. What is a rank's own lies in its file: tensors, and all numbers and texts
+// as JSON, the bytes of a tensor called "values". Where ranks step by themselves (local steps), parameters and
+// optimizer state are each rank's own: rank 0's are in the two shared files, and every other rank's in its own file.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -32,6 +33,9 @@ inline constexpr std::string_view kMetricSums = "metrics/sums";
 inline constexpr std::string_view kTrial = "trial/";
 inline constexpr std::string_view kCallbacks = "callbacks/";
 }  // namespace state_path
+
+// Begins the names of parameters in optimizer.safetensors: those that are no part of the model's weights.
+inline constexpr std::string_view kLeftOutParameter = "parameters/";
 
 // The tensor of a rank's file that holds numbers and texts.
 inline constexpr std::string_view kValuesName = "values";
@@ -72,14 +76,19 @@ class FileImage {
   std::size_t data_bytes_ = 0;
 };
 
+// What is special about tensors of the model.
+struct TensorNames {
+  std::map<std::string, std::string> tied;  // further names of parameters: "tied name" -> name
+  std::set<std::string> left_out;           // tensors that are no part of its weights
+};
+
 class StateImage {
  public:
   struct Options {
     int rank = 0;
     bool shared = true;  // all ranks hold the same parameters and optimizer state
     bool later = false;  // parameters and optimizer state are copied by their ranges
-    // Further names of parameters: "tied name" -> name.
-    std::map<std::string, std::string> tied;
+    TensorNames names;
   };
   // `visit` calls the visitor with all of the state. Tensors are referred to and not copied: they must not change
   // before the image has been written.

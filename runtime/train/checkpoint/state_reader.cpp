@@ -112,9 +112,7 @@ class StateReader::Restorer final : public StateVisitor {
     } else if (auto mean = mean_of_ranks(path)) {
       return mean;
     }
-    if (path.starts_with(state_path::kParameters)) {
-      return reader_.read(checkpoints::kModelFile, name_behind(path, state_path::kParameters));
-    }
+    if (path.starts_with(state_path::kParameters)) return read_parameter(name_behind(path, state_path::kParameters));
     if (path.starts_with(state_path::kFrozen)) {
       return reader_.read(checkpoints::kModelFile, name_behind(path, state_path::kFrozen));
     }
@@ -122,6 +120,11 @@ class StateReader::Restorer final : public StateVisitor {
       return reader_.read(checkpoints::kOptimizerFile, name_behind(path, state_path::kOptimizer));
     }
     return std::nullopt;
+  }
+
+  std::optional<at::Tensor> read_parameter(const std::string& name) {
+    if (auto found = reader_.read(checkpoints::kModelFile, name)) return found;
+    return reader_.read(checkpoints::kOptimizerFile, std::string(kLeftOutParameter) + name);
   }
 
   // Parameters and optimizer state of local steps: then all ranks but rank 0 have their own.
@@ -137,7 +140,7 @@ class StateReader::Restorer final : public StateVisitor {
     for (int rank = 0; rank < reader_.world_size_before_; ++rank) {
       auto value = reader_.read(checkpoints::rank_file(rank), path);
       if (!value && rank == 0 && path.starts_with(state_path::kParameters)) {
-        value = reader_.read(checkpoints::kModelFile, name_behind(path, state_path::kParameters));
+        value = read_parameter(name_behind(path, state_path::kParameters));
       }
       if (!value && rank == 0 && path.starts_with(state_path::kOptimizer)) {
         value = reader_.read(checkpoints::kOptimizerFile, name_behind(path, state_path::kOptimizer));

@@ -13,6 +13,9 @@ void TrialStateEntries::visit(StateVisitor& visitor) {
   Json kinds = Json::object();
   for (const auto& [name, tensor] : state.tensors) {
     kinds[name] = {{"dtype", safetensors_name(tensor.scalar_type())}, {"shape", tensor.sizes().vec()}};
+    // Kernels may round otherwise where memory is laid out otherwise, as an optimizer's state in channels_last is.
+    if (!tensor.is_contiguous() && tensor.is_non_overlapping_and_dense())
+      kinds[name]["strides"] = tensor.strides().vec();
   }
   std::string text;
   if (!visitor.replaces()) text = Json{{"values", state.values}, {"tensors", kinds}}.dump();
@@ -22,8 +25,10 @@ void TrialStateEntries::visit(StateVisitor& visitor) {
     const Json told = Json::parse(text);
     state.values = told["values"];
     for (const auto& [name, kind] : told["tensors"].items()) {
-      state.tensors[name] = at::empty(kind["shape"].get<std::vector<std::int64_t>>(),
-                                      at::TensorOptions().dtype(scalar_type_of(kind["dtype"].get<std::string>())));
+      const auto numbers = [&kind = kind](const char* key) { return kind[key].get<std::vector<std::int64_t>>(); };
+      const auto options = at::TensorOptions().dtype(scalar_type_of(kind["dtype"].get<std::string>()));
+      state.tensors[name] = kind.contains("strides") ? at::empty_strided(numbers("shape"), numbers("strides"), options)
+                                                     : at::empty(numbers("shape"), options);
     }
   }
   for (auto& [name, tensor] : state.tensors) visitor.tensor(name, tensor);

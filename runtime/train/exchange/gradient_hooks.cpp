@@ -1,10 +1,14 @@
 #include "exchange/gradient_hooks.h"
 
 #include <memory>
+#include <string>
+#include <typeinfo>
 #include <utility>
 
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
+
+#include "dtrain/base/error.h"
 
 namespace dtrain::train {
 
@@ -17,7 +21,12 @@ class ReadyHook final : public torch::autograd::PostAccumulateGradHook {
       : exchange_(exchange), index_(index), before_(std::move(before)) {}
   void operator()(const torch::autograd::Variable& parameter) override {
     if (before_) (*before_)(parameter);
-    exchange_.gradient_ready(index_);
+    try {
+      exchange_.gradient_ready(index_);
+    } catch (const Error& error) {
+      if (typeid(error) != typeid(Error) || error.remedy().empty()) throw;
+      throw Error(std::string(error.what()) + "\n  " + error.remedy());  // Python's autograd passes the text on, no more
+    }
   }
   std::unique_ptr<Base> take_before() { return std::move(before_); }
 

@@ -118,8 +118,8 @@ std::vector<at::Tensor> ExportedModel::tensors_of(const torch::nn::Module& train
   return tensors;
 }
 
-torch::nn::Module& ExportedModel::module_at(const std::string& path) {
-  torch::nn::Module* module = tree_.get();
+ExportedTree& ExportedModel::module_at(const std::string& path) {
+  auto* module = static_cast<ExportedTree*>(tree_.get());
   std::string done;
   if (path.empty()) return *module;
   const std::vector<std::string> names = split(path, '.');
@@ -128,7 +128,7 @@ torch::nn::Module& ExportedModel::module_at(const std::string& path) {
     done += (done.empty() ? "" : ".") + name;
     const auto children = module->named_children();
     if (const auto* child = children.find(name)) {
-      module = child->get();
+      module = static_cast<ExportedTree*>(child->get());
       continue;
     }
     const auto known = program_.classes.find(done);
@@ -147,11 +147,12 @@ void ExportedModel::make_tree(const std::vector<at::Tensor>& stored) {
     const auto dot = name.rfind('.');
     const std::string own = dot == std::string::npos ? name : name.substr(dot + 1);
     try {
-      torch::nn::Module& module = module_at(dot == std::string::npos ? std::string() : name.substr(0, dot));
+      ExportedTree& module = module_at(dot == std::string::npos ? std::string() : name.substr(0, dot));
       if (program_.stored[i].kind == Stored::Kind::kParameter) {
         module.register_parameter(own, stored[i], stored[i].requires_grad());
       } else {
         module.register_buffer(own, stored[i]);
+        if (!program_.stored[i].persistent) module.leave_out(own);
       }
     } catch (const c10::Error& error) {
       archive_.fail("has a tensor '" + name + "' that cannot be: " + message_of(error));

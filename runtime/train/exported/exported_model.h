@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -16,14 +17,20 @@
 #include "exported/program.h"
 #include "exported/runner.h"
 #include "exported/shape_check.h"
+#include "model/tensors_left_out.h"
 
 namespace dtrain::exported {
 
 // Mirrors the modules that the model had in Python, with the names of their classes: by them training tells layers that
 // stay in float32. It has no forward() of its own.
-class ExportedTree final : public torch::nn::Module {
+class ExportedTree final : public torch::nn::Module, public train::LeavesTensorsOut {
  public:
   explicit ExportedTree(const std::string& class_name) : torch::nn::Module(class_name) {}
+  const std::set<std::string>& left_out() const override { return left_out_; }
+  void leave_out(const std::string& own) { left_out_.insert(own); }
+
+ private:
+  std::set<std::string> left_out_;
 };
 
 class ExportedModel {
@@ -66,7 +73,7 @@ class ExportedModel {
   std::vector<at::Tensor> own_tensors();
   std::vector<at::Tensor> tensors_of(const torch::nn::Module& trained, const std::filesystem::path& trained_file);
   void make_tree(const std::vector<at::Tensor>& stored);
-  torch::nn::Module& module_at(const std::string& path);
+  ExportedTree& module_at(const std::string& path);
   [[noreturn]] void fail(std::span<const at::Tensor> inputs, const std::exception& error) const;
 
   Archive archive_;

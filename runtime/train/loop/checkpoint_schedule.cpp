@@ -10,6 +10,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/config/experiment.h"
 #include "model/flat_parameters.h"
+#include "model/tensors_left_out.h"
 
 namespace dtrain::train {
 
@@ -43,7 +44,8 @@ CheckpointSchedule::CheckpointSchedule(run::RankSession& session, TrainingStep& 
       visit_(std::move(visit)) {
   if (session.mock().any()) return;
   facts_ = facts_for_resume(session, data, trial);
-  taken_.emplace(session, step, Checkpoints::Options{.tied = tied_names(model), .run = facts_}, visit_);
+  taken_.emplace(session, step,
+                 Checkpoints::Options{.names = {tied_names(model), left_out_of_weights(model)}, .run = facts_}, visit_);
   step.before_update([this] {
     if (is_due(position_.batches + 1) && !step_.saver_busy()) taken_->prepare();
   });

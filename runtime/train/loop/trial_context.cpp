@@ -14,6 +14,7 @@
 #include "dtrain/train/trial.h"
 #include "loop/unread_keys.h"
 #include "model/model_tensors.h"
+#include "model/tensors_left_out.h"
 #include "recomputation/kept_buffers.h"
 
 namespace dtrain {
@@ -75,6 +76,7 @@ void TrialContext::set_model(std::shared_ptr<torch::nn::Module> model) {
     throw ConfigError("wrap_model() was called twice",
                       "give each of several models a name: wrap_model(\"generator\", model)");
   }
+  train::check_tensors(*model);
   train::move_model(*model, device_);
   train::watch_buffers_of(model);
   wrapped_.model = std::move(model);
@@ -92,6 +94,7 @@ void TrialContext::add_model(const std::string& name, std::shared_ptr<torch::nn:
   if (std::find(wrapped_.models.begin(), wrapped_.models.end(), name) != wrapped_.models.end()) {
     throw ConfigError(call + " was called twice", "give each model a name of its own");
   }
+  train::check_tensors(*model);
   train::move_model(*model, device_);
   train::watch_buffers_of(model);
   if (!wrapped_.model) wrapped_.model = std::make_shared<torch::nn::Module>("models");

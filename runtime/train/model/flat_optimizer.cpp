@@ -177,10 +177,11 @@ std::vector<float> FlatOptimizer::learning_rates() const {
 }
 
 double FlatOptimizer::last_learning_rate() const {
-  return rate_at(std::max<std::int64_t>(steps_ - 1, 0), shown_rule());
+  return last_rate_ ? *last_rate_ : rate_at(std::max<std::int64_t>(steps_ - 1, 0), shown_rule());
 }
 
 void FlatOptimizer::advance_schedule() {
+  last_rate_ = learning_rate();
   ++steps_;
 }
 
@@ -431,7 +432,10 @@ void FlatOptimizer::visit(StateVisitor& visitor) {
     // One of several models may not have stepped yet.
     if (average_ && has_several_models()) visitor.number("averaged/" + parameters[i].name, averaged_[i]);
   }
-  if (visitor.replaces()) counters_.clear();
+  if (visitor.replaces()) {
+    counters_.clear();
+    last_rate_.reset();
+  }
   const auto& names = state_names();
   for (std::size_t g = 0; g < states_.size(); ++g) {
     if (kept_) {  // so the visitor does not need values

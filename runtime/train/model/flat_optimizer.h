@@ -190,6 +190,7 @@ class FlatOptimizer {
   std::int64_t moves_ = 0;
   std::shared_ptr<UpdateCopy> copy_;  // none: nothing is copied
   std::int64_t steps_ = 0;
+  std::optional<double> last_rate_;  // of the last step; of Python's schedules only the next one's can be asked for
   double rate_factor_ = 1;
 };
 

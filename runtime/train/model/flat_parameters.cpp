@@ -57,6 +57,17 @@ at::Tensor in_channels_last(const at::Tensor& weight) {
   return copy.copy_(weight);
 }
 
+// The same elements as a storage of their own: torch.save() writes storages whole, and would write all parameters for
+// one.
+at::Tensor with_own_storage(const at::Tensor& dense) {
+  c10::DataPtr place(
+      dense.mutable_data_ptr(), new at::Tensor(dense), [](void* owner) { delete static_cast<at::Tensor*>(owner); },
+      dense.device());
+  const c10::Storage storage(c10::Storage::use_byte_size_t(), dense.nbytes(), std::move(place), /*allocator=*/nullptr,
+                             /*resizable=*/false);
+  return at::empty({0}, dense.options()).set_(storage, 0, dense.sizes(), dense.strides());
+}
+
 }  // namespace
 
 FlatParameters::FlatParameters(const torch::nn::Module& model, comm::Communicator& communicator,
@@ -148,7 +159,8 @@ at::Tensor FlatParameters::source_of(const Parameter& parameter) const {
                                                     parameter.offset);
 }
 
-void FlatParameters::put_into_model(Parameter& parameter, const at::Tensor& view) {
+void FlatParameters::put_into_model(Parameter& parameter, const at::Tensor& lies_at) {
+  const at::Tensor view = with_own_storage(lies_at);
   parameter.tensor.set_data(view);
   for (auto* others : {&parameter.tied, &parameter.aliases}) {
     for (at::Tensor& other : *others) other.set_data(view);

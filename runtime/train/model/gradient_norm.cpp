@@ -117,7 +117,7 @@ double norm_of(std::span<const double> norms) {
 double clip_factor(double norm, double max_norm) {
   // PyTorch's clip_grad_norm_ adds the same 1e-6, so results agree.
   const double factor = max_norm / (norm + 1e-6);
-  return std::isfinite(norm) && factor < 1 ? factor : 1.0;
+  return factor >= 1 ? 1.0 : factor;
 }
 
 }  // namespace dtrain::train

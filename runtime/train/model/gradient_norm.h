@@ -39,8 +39,9 @@ double combine(std::span<const NormBranch> branches, std::span<const double> sum
 // Of gradients in several sets, whose norms these are; of one set its norm.
 double norm_of(std::span<const double> norms);
 
-// What gradients of this norm are multiplied by so that it is at most `max_norm`: 1 where it is already, or is not
-// finite (left for the caller to see).
+// What gradients of this norm are multiplied by so that it is at most `max_norm`: 1 where it is already. As PyTorch's
+// clip_grad_norm_: 0 where the norm is infinite, so that finite gradients become 0 and infinite ones NaN; NaN where it
+// is NaN.
 double clip_factor(double norm, double max_norm);
 
 }  // namespace dtrain::train

@@ -4,7 +4,11 @@
 #include <map>
 #include <utility>
 
+#include <ATen/MemoryOverlap.h>
+
 #include "dtrain/base/error.h"
+#include "model/safetensors.h"
+#include "model/tensors_left_out.h"
 
 namespace dtrain::train {
 
@@ -105,6 +109,47 @@ void refuse_partial_overlap(const torch::nn::Module& model) {
   refuse_partial_overlap(std::move(extents));
 }
 
+std::set<std::string> left_out_of_weights(const torch::nn::Module& model) {
+  std::set<std::string> names;
+  const auto walk = [&](const auto& self, const std::string& prefix, const torch::nn::Module& module) -> void {
+    if (const auto* const own = dynamic_cast<const LeavesTensorsOut*>(&module)) {
+      for (const std::string& name : own->left_out()) names.insert(prefix + name);
+    }
+    for (const auto& child : module.named_children()) self(self, prefix + child.key() + ".", *child.value());
+  };
+  walk(walk, "", model);
+  return names;
+}
+
+void check_tensors(const torch::nn::Module& model) {
+  const std::set<std::string> left_out = left_out_of_weights(model);
+  const auto check = [&](const std::string& kind, const std::string& name, const at::Tensor& tensor) {
+    if (!tensor.defined() || tensor.layout() != at::kStrided) return;
+    const std::string what = "the " + kind + " '" + name + "' of the model";
+    if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
+      throw ConfigError(what + " is an expanded tensor: several of its elements are one place in memory",
+                        "give it memory of its own: clone() it after expand()");
+    }
+    const bool is_saved = kind == "buffer" || !tensor.requires_grad();
+    if (!is_saved || can_be_saved(tensor.scalar_type())) return;
+    const std::string type = c10::toString(tensor.scalar_type());
+    if (!tensor.is_complex()) {
+      throw ConfigError(what + " is of type " + type + ", which no file of weights can hold",
+                        "convert it to another type");
+    }
+    if (tensor.is_conj() || tensor.is_neg()) {
+      throw ConfigError(what + " is a conjugate view", "give it values of its own: resolve_conj().resolve_neg()");
+    }
+    if (left_out.contains(name)) return;
+    throw ConfigError(what + " is of type " + type + ", which no file of weights can hold",
+                      kind == "buffer" ? "register it with persistent=False if it is computed anew in each run, or as "
+                                         "torch.view_as_real() of it"
+                                       : "register torch.view_as_real() of it");
+  };
+  for (const auto& item : model.named_parameters()) check("parameter", item.key(), item.value());
+  for (const auto& item : model.named_buffers()) check("buffer", item.key(), item.value());
+}
+
 void add_buffers(std::vector<NamedParameter>& parameters, const torch::nn::Module& model) {
   for (const auto& item : model.named_buffers()) {
     const auto owner = owner_of(item.value(), parameters);
@@ -139,7 +184,9 @@ void ModelState::visit(StateVisitor& visitor) {
       visitor.tensor("frozen/" + parameter.names.front(), parameter.tensor.detach());
   }
   for (const auto& buffer : model_.named_buffers()) {
-    if (buffer.value().defined()) visitor.tensor("buffers/" + buffer.key(), buffer.value());
+    const at::Tensor& values = buffer.value();
+    if (!values.defined()) continue;
+    visitor.tensor("buffers/" + buffer.key(), values.is_complex() ? at::view_as_real(values) : values);
   }
 }
 

@@ -22,6 +22,10 @@ constexpr std::array kTypeNames{TypeName{at::kFloat, "F32"}, TypeName{at::kDoubl
 
 }  // namespace
 
+bool can_be_saved(at::ScalarType type) {
+  return std::any_of(kTypeNames.begin(), kTypeNames.end(), [&](const TypeName& entry) { return entry.type == type; });
+}
+
 const char* safetensors_name(at::ScalarType type) {
   for (const TypeName& entry : kTypeNames) {
     if (entry.type == type) return entry.name;

@@ -21,6 +21,8 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 void write_safetensors(const std::filesystem::path& path, const NamedTensors& tensors,
                        const std::map<std::string, std::string>& metadata = {});
 
+// Whether a file can hold tensors of this type.
+bool can_be_saved(at::ScalarType type);
 // "F32": the format's name of a type. Error for a type the format does not know.
 const char* safetensors_name(at::ScalarType type);
 // The other way round. DataError for a name that is not known.

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <map>
 #include <optional>
+#include <set>
 #include <sstream>
 
 #include "dtrain/base/error.h"
@@ -11,6 +12,7 @@
 #include "dtrain/run/weight_files.h"
 #include "model/flat_parameters.h"
 #include "model/safetensors.h"
+#include "model/tensors_left_out.h"
 
 namespace dtrain::train {
 
@@ -93,17 +95,20 @@ struct Wanted {
   std::vector<std::string> names;
   at::Tensor tensor;
   std::vector<const std::pair<const std::string, Stored>*> found;
+  bool may_lack = false;  // files written by Python do not have it
 };
 
 std::vector<Wanted> wanted_by(const torch::nn::Module& model) {
+  const std::set<std::string> left_out = left_out_of_weights(model);
   std::vector<Wanted> result;
   for (const auto& [name, tensor] : state_of(model)) {
     const auto same = std::find_if(result.begin(), result.end(),
                                    [&](const Wanted& other) { return same_memory(other.tensor, tensor); });
     if (same != result.end()) {
       same->names.push_back(name);
+      same->may_lack &= left_out.contains(name);
     } else {
-      result.push_back({{name}, tensor, {}});
+      result.push_back({{name}, tensor, {}, left_out.contains(name)});
     }
   }
   return result;
@@ -180,7 +185,7 @@ class WeightLoader {
         fits &= wrong.empty();
         found.push_back(&*stored);
       }
-      if (found.empty()) {
+      if (found.empty() && !one.may_lack) {
         std::string line = "'" + one.names.front() + "'";
         for (std::size_t i = 1; i < one.names.size(); ++i) line += (i == 1 ? " (tied: '" : ", '") + one.names[i] + "'";
         differences_.lines.push_back(line + (one.names.size() > 1 ? ")" : "") + " is not in the file");
@@ -284,7 +289,10 @@ class WeightLoader {
 void save_weights(const torch::nn::Module& model, const std::filesystem::path& path) {
   std::error_code error;  // a folder that could not be made shows when the file is written
   std::filesystem::create_directories(path.parent_path(), error);
-  write_safetensors(path, state_of(model), {{"format", "pt"}});
+  NamedTensors tensors = state_of(model);
+  std::erase_if(tensors,
+                [left_out = left_out_of_weights(model)](const auto& one) { return left_out.contains(one.first); });
+  write_safetensors(path, tensors, {{"format", "pt"}});
 }
 
 LoadedWeights load_weights(torch::nn::Module& model, const config::InitialWeights& weights, const std::string& what) {

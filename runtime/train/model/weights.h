@@ -12,7 +12,7 @@
 namespace dtrain::train {
 
 // Parameters and buffers under their names (a tied one under each of its names, so that load_state_dict() is content).
-// Makes the file's folder.
+// Without the tensors that the model leaves out (tensors_left_out.h). Makes the file's folder.
 void save_weights(const torch::nn::Module& model, const std::filesystem::path& path);
 
 // What load_weights() has done, for the log.

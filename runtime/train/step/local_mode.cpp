@@ -47,12 +47,17 @@ void LocalStep::take(bool last) {
   }
   const auto used = parts_.exchange.finish_local();
   if (parts_.watch.any_written()) take_over_written();
-  strategy_.update({.used = used,
-                    .correction = parts_.window.own_scale(),
-                    .max_norm = parts_.max_gradient_norm,
-                    .scaler = parts_.scaler,
-                    .max_value = parts_.max_gradient_value,
-                    .in_step = parameters_in_step_});
+  const auto norm = strategy_.update({.used = used,
+                                      .correction = parts_.window.own_scale(),
+                                      .max_norm = parts_.max_gradient_norm,
+                                      .scaler = parts_.scaler,
+                                      .max_value = parts_.max_gradient_value,
+                                      .in_step = parameters_in_step_});
+  if (norm) {
+    parts_.in_flight.read(*norm, [this, batch = parts_.window.rounds_begun()](std::span<const double> value) {
+      parts_.non_finite.see_norm(value.front(), batch);
+    });
+  }
   parts_.parameters.refresh_copies();
   if (parts_.scaling_report) parts_.scaling_report->after_update(parts_.window.rounds_begun());
   parts_.watch.note(/*look_closer=*/false);

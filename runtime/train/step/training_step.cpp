@@ -427,7 +427,17 @@ std::vector<at::Tensor> TrainingStep::weight_averages() {
   return averages;
 }
 
+// Where the model computes with copies (channels_last), what it or an optimizer of Python has written since the last update
+// lies in them alone.
+void TrainingStep::take_over_written() {
+  const std::vector<std::uint8_t> written = watch_.written();
+  for (std::size_t i = 0; i < written.size(); ++i) {
+    if (written[i]) parameters_.take_over(i);
+  }
+}
+
 void TrainingStep::visit(StateVisitor& visitor) {
+  if (!visitor.replaces()) take_over_written();
   ModelState rest(*model_);
   mode_->begin_visit(visitor);
   visitor.part("parameters", parameters_);

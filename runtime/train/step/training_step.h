@@ -113,7 +113,10 @@ class TrainingStep : private CapturableStep {
   std::optional<std::vector<FlatRange>> copied_ranges() const { return mode_->copied_ranges(); }
   // While this object lives, the model's tensors hold the values that training updates, in their type. Between two
   // batches.
-  FlatParameters::ValuesInModel values_in_model() { return FlatParameters::ValuesInModel(parameters_); }
+  FlatParameters::ValuesInModel values_in_model() {
+    take_over_written();
+    return FlatParameters::ValuesInModel(parameters_);
+  }
 
   // A copy of the average of the weights (`optimizations.ema`) for values_in_model(); empty: there is none. Between two
   // batches. Collective.
@@ -146,6 +149,7 @@ class TrainingStep : private CapturableStep {
   void compute_in_shadow();
   // Throws. Collective.
   void explain(Difference difference);
+  void take_over_written();
   // The parameters of these models, which alone get a gradient.
   std::vector<at::Tensor> inputs_of(const std::vector<std::string>& models) const;
   void read_loss(const at::Tensor& loss);

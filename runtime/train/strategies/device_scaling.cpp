@@ -100,12 +100,14 @@ GradientScaling::Scaled DeviceScaling::prepare(const Update& update) {
     const at::Tensor norm = norms[static_cast<std::int64_t>(set)];
     const double limit = limits_.of(set, common).max_norm;
     if (limit <= 0) return at::ones_like(norm);
-    const at::Tensor more = norm.add(1e-6).div_(limit).clamp_min_(1);
-    return at::where(norm.isfinite(), more, at::ones_like(more));
+    return norm.add(1e-6).div_(limit).clamp_min_(1);
   };
-  // The optimizer divides all gradients by one number: those of other sets are divided here.
-  for (std::size_t set = 1; set < limits_.sets(); ++set) {
-    const at::Tensor own = over(set).div(over(0)).to(at::kFloat);
+  // The optimizer divides all gradients by one number. Several sets are divided here, each by its own: a norm of one
+  // that is not finite leaves the others as they are.
+  const bool several = limits_.sets() > 1;
+  for (std::size_t set = 0; several && set < limits_.sets(); ++set) {
+    if (limits_.of(set, common).max_norm <= 0 && correction == 1.0) continue;
+    const at::Tensor own = divisor_of(over(set));
     for (const RangeOfSet& part : own_) {
       if (part.set == set && part.range.size() > 0) gradients(part.range).div_(own);
     }
@@ -117,7 +119,7 @@ GradientScaling::Scaled DeviceScaling::prepare(const Update& update) {
   at::Tensor norm = limited.size() == 1 ? limited.front() : at::stack(limited).square_().sum().sqrt_();
   // That of an update that is skipped says nothing about the model.
   if (scaler) norm = norm.masked_fill(found_inf.to(at::kBool), 0);
-  return {{.divisor = divisor_of(over(0)), .found_inf = found_inf}, norm};
+  return {{.divisor = several ? at::Tensor() : divisor_of(over(0)), .found_inf = found_inf}, norm};
 }
 
 std::unique_ptr<GradientScaling> make_gradient_scaling(FlatParameters& parameters, comm::Communicator& communicator,

@@ -34,15 +34,16 @@ class LambRule final : public NormRule {
     if (settings_.weight_decay != 0) direction.add_(block.values, settings_.weight_decay);
     return direction;
   }
-  // With a factor of 1 where one of the norms is 0.
+  // With a factor of 1 where one of the norms is 0. A norm that is NaN makes the parameter NaN: with a factor of 1 its
+  // other elements would take a step of any length.
   void move(const at::Tensor& values, const at::Tensor& direction, const WholeNorms& norms,
             const Factor& rate) const override {
     if (!norms.values_on_device.defined()) {
-      const double trust = norms.values > 0 && norms.direction > 0 ? norms.values / norms.direction : 1;
+      const double trust = norms.values == 0 || norms.direction == 0 ? 1 : norms.values / norms.direction;
       return rate.map([trust](const auto& of_step) { return of_step * trust; }).subtract(values, direction);
     }
     const at::Tensor &size = norms.values_on_device, &length = norms.direction_on_device;
-    const at::Tensor trust = at::where((size > 0).logical_and_(length > 0), size / length, at::ones_like(size));
+    const at::Tensor trust = at::where((size == 0).logical_or_(length == 0), at::ones_like(size), size / length);
     direction.mul_(trust.to(direction.scalar_type()));
     rate.subtract(values, direction);
   }
