@@ -199,7 +199,7 @@ def load_state_dict(optimizer: torch.optim.Optimizer, values: dict[str, Any]) ->
 def load_own_state(optimizer: torch.optim.Optimizer, values: dict[str, Any]) -> None:
     """load_state_dict() of what an optimizer that steps by itself has saved. Its tensors keep their types and strides, which
     PyTorch's would make those of the parameters: it goes on with the same bits."""
-    optimizer.load_state_dict(values)
+    type(optimizer).load_state_dict(optimizer, values)
     saved = values.get("state")
     if not isinstance(saved, dict) or "param_groups" not in values:
         return

@@ -25,7 +25,8 @@ class ReadyHook final : public torch::autograd::PostAccumulateGradHook {
       exchange_.gradient_ready(index_);
     } catch (const Error& error) {
       if (typeid(error) != typeid(Error) || error.remedy().empty()) throw;
-      throw Error(std::string(error.what()) + "\n  " + error.remedy());  // Python's autograd passes the text on, no more
+      throw Error(std::string(error.what()) + "\n  " +
+                  error.remedy());  // Python's autograd passes the text on, no more
     }
   }
   std::unique_ptr<Base> take_before() { return std::move(before_); }

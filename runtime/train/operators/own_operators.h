@@ -28,7 +28,7 @@ class Library;
 namespace autograd {
 struct Node;
 }
-}
+}  // namespace torch
 
 namespace dtrain::train {
 

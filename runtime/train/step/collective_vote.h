@@ -51,8 +51,8 @@ class CollectiveVote final : public RoundVote {
 
  private:
   // Flags (batches, batches that fit a graph, batches that count for all); flags (wishes to stop, busy savers, wishes
-  // for a checkpoint); ranks that have had a batch in this period; rank 0's trace window (0: none); two digests, each with
-  // its square; NonFinite's.
+  // for a checkpoint); ranks that have had a batch in this period; rank 0's trace window (0: none); two digests, each
+  // with its square; NonFinite's.
   static constexpr std::size_t kFirstOfDigests = 5;
   static constexpr std::size_t kFirstOfNonFinite = 9;
   struct Sent {

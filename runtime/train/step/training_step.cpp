@@ -427,8 +427,8 @@ std::vector<at::Tensor> TrainingStep::weight_averages() {
   return averages;
 }
 
-// Where the model computes with copies (channels_last), what it or an optimizer of Python has written since the last update
-// lies in them alone.
+// Where the model computes with copies (channels_last), what it or an optimizer of Python has written since the last
+// update lies in them alone.
 void TrainingStep::take_over_written() {
   const std::vector<std::uint8_t> written = watch_.written();
   for (std::size_t i = 0; i < written.size(); ++i) {
