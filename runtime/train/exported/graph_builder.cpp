@@ -251,7 +251,7 @@ void GraphBuilder::add_operator(const Json& node, Instruction instruction) {
   program_.instructions.push_back(std::move(instruction));
 }
 
-// Without gradients a view is cut off from its tensor.
+// A region without gradients saves no backward, and its views are of another kind.
 std::string GraphBuilder::name_of_whole_view(const Instruction& instruction, const Json& node) const {
   const Json &inputs = list_of(node, "inputs"), &outputs = list_of(node, "outputs");
   if (without_gradients_ > 0 || inputs.empty() || outputs.size() != 1) return {};
