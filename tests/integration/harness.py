@@ -15,6 +15,8 @@ from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parents[2]
 DEADLINE = 120  # seconds; only against hangs
+# The background job of a shell script ignores it, and what is started from here would, too: dtrain keeps it so.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Build:
