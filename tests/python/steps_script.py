@@ -45,12 +45,13 @@ class Job:
         self.model = nn.Sequential(nn.Linear(8, 10), nn.Tanh(), nn.Linear(10, 3)).double()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.05, weight_decay=0.1)
         self.loader = DataLoader(TensorDataset(self.inputs, self.targets), batch_size=BATCH)
-        self.steps = 0  # of this process
+        self.steps = 0
         self.notes = []
         self.after_step = lambda: None
 
     def wrap(self, *schedulers):
         self.model, self.optimizer, self.loader, *rest = self.session.wrap(self.model, self.optimizer, self.loader, *schedulers)
+        self.steps = self.session.batches_done
         return rest
 
     def loss(self, batch):
@@ -129,7 +130,7 @@ def passes_that_only_evaluate(job):
 def an_iterator_without_end(job):
     job.wrap()
     batches = iter(job.loader)
-    while job.session.batches_done < 17 if job.session.world_size > 1 or hasattr(job.session, "close") else job.steps < 17:
+    while job.steps < 17:
         try:
             batch = next(batches)
         except StopIteration:
