@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import torch
+from steps_public import PUBLIC
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
@@ -66,6 +67,14 @@ class Job:
         self.optimizer.zero_grad()
         self.loss(batch).backward()
         self.step()
+
+    def clip(self, most):
+        """For wrap(): clipping by the norm of all ranks' gradients."""
+        return {} if isinstance(self.session, Plain) else {"clip_gradient_norm": most}
+
+    def clip_if_plain(self, most):
+        if isinstance(self.session, Plain):
+            nn.utils.clip_grad_norm_(self.model.parameters(), most)
 
     def counted(self):
         return enumerate(self.loader, getattr(self.loader, "first_batch", 0))
@@ -314,7 +323,7 @@ KINDS = {one.__name__: one for one in (
     ordinary, break_at_the_top, break_at_the_bottom, peek, zip_with_something_shorter, passes_that_only_evaluate,
     an_iterator_without_end, without_a_loader, batches_left_out, steps_left_out, two_steps_for_a_batch, accumulation, a_closure,
     a_second_model_of_the_script, zero_grad_at_the_end, several_losses, a_gradient_of_the_output, schedulers, a_plateau, hooks,
-    steps_without_gradients, nadam, checkpointing_within_backward)}
+    steps_without_gradients, nadam, checkpointing_within_backward, *PUBLIC)}
 
 
 def run_plain(what):
