@@ -80,6 +80,27 @@ TEST(CollectiveVote, CountsBatchesAndAgrees) {
   });
 }
 
+TEST(CollectiveVote, TellsAllRanksWhatDiffers) {
+  run_small(3, [](SmallRun& run) {
+    const int rank = run.services.world.rank;
+    NonFinite non_finite(run.services, false);
+    CollectiveVote vote(run.services, non_finite);
+    std::vector<Difference> differences;
+    vote.explain_with([&](Difference difference) { differences.push_back(difference); });
+    const auto announce = [&](bool has_batch, std::uint64_t rates, std::uint64_t place) {
+      vote.announce({.has_batch = has_batch, .rates = rates, .place = place});
+      vote.collect();
+    };
+    announce(true, 7, 9);
+    announce(rank != 1, rank == 1 ? 1 : 7, rank == 1 ? 1 : 9);  // it has no batch, and says nothing of one
+    EXPECT_TRUE(differences.empty());
+    announce(true, rank == 2 ? 8 : 7, 9);
+    EXPECT_EQ(differences, std::vector{Difference::kRates});
+    announce(true, 7, rank == 0 ? 10 : 9);
+    EXPECT_EQ(differences, (std::vector{Difference::kRates, Difference::kPlace}));
+  });
+}
+
 // Ranks that read announcements late find that a wish to stop is old in the same round.
 TEST(CollectiveVote, KnowsWhenAWishToStopIsOld) {
   run_small(2, [](SmallRun& run) {

@@ -15,13 +15,13 @@ namespace dtrain::train {
 // What one rank announces.
 struct Announcement {
   bool has_batch = false;
-  bool counts_for_all = false;                // it is weighted for a mean over all ranks, also those without a batch
   bool stop = false;                          // it was asked to stop
   std::optional<profile::TraceWindow> trace;  // rank 0: batches that all are to trace
   std::int64_t last_batch = 0;                // the number of the batch before
   bool saver_busy = false;                    // its host's saver cannot take a checkpoint yet
   bool wants_checkpoint = false;              // it asks for a checkpoint
   bool fits_graph = false;                    // it can run the batch as a graph (graph/step_graph.h)
+  bool counts_for_all = false;                // it is weighted for a mean over all ranks, also those without a batch
   // Digests of what must be the same on all ranks that have a batch.
   std::uint64_t rates = 0;  // the learning rates of the next update
   std::uint64_t place = 0;  // Batch::place

@@ -182,13 +182,13 @@ void TrainingStep::announce(bool has_batch, const Wishes& wishes, std::int64_t p
   if (has_batch) window_.add_batch();
   place_ = has_batch ? place : -1;
   mode_->vote().announce({.has_batch = has_batch,
-                          .counts_for_all = wishes.counts_for_all,
                           .stop = wishes.stop,
                           .trace = wishes.trace,
                           .last_batch = window_.rounds_begun() - in_flight_.lag(),
                           .saver_busy = wishes.saver_busy,
                           .wants_checkpoint = wishes.wants_checkpoint,
                           .fits_graph = wishes.fits_graph,
+                          .counts_for_all = wishes.counts_for_all,
                           .rates = has_batch ? digest_of_rates(optimizer_) : 0,
                           .place = static_cast<std::uint64_t>(place) + 1});
 }
