@@ -73,7 +73,8 @@ std::optional<Finding> find_cpu_quota(const Evidence& evidence) {
         quota->cpus, seconds_text(quota->period_s), here, here == 1 ? "" : "s", here == 1 ? "it" : "them");
   }
   finding.advice =
-      "raise the quota (docker run --cpus, resources.limits.cpu in Kubernetes, CPUQuota= in systemd; cpu.max or "
+      "raise the quota (docker run --cpus, a CPU limit of the container in Kubernetes, CPUQuota= in systemd; cpu.max "
+      "or "
       "cpu.cfs_quota_us of the cgroup)";
   if (here > 1) {
     finding.advice +=

@@ -74,8 +74,9 @@ std::optional<Finding> check_cpu_quota(const std::filesystem::path& root) {
   const std::string text =
       describe_cgroup(least->group) + " grants " + fmt::format("{:.3g}", least->cpus) + " CPUs' worth of time";
   if (least->cpus >= 1) return ok("CPU quota", text);
-  return warning("CPU quota", text + ": the kernel stops even a single thread that computes",
-                 "raise it to a CPU for each rank (docker run --cpus, resources.limits.cpu in Kubernetes, cpu.max)");
+  return warning(
+      "CPU quota", text + ": the kernel stops even a single thread that computes",
+      "raise it to a CPU for each rank (docker run --cpus, a CPU limit of the container in Kubernetes, cpu.max)");
 }
 
 Finding check_dev_shm(int gpus, const std::filesystem::path& folder) {

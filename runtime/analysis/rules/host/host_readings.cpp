@@ -121,7 +121,8 @@ RuleResult CpuQuotaRule::judge(const RuleData& data) const {
           kWord, "system", "hosts",
           "Looks for hosts on which a CPU quota (of a container, a pod, a cgroup) is used up before its period is "
           "over: the kernel then stops the ranks until the next one.",
-          "Raise the quota (docker run --cpus, resources.limits.cpu in Kubernetes, CPUQuota= in systemd), or use "
+          "Raise the quota (docker run --cpus, a CPU limit of the container in Kubernetes, CPUQuota= in systemd), or "
+          "use "
           "fewer ranks or threads."),
       data.hosts, patience, "no CPU quota limits the ranks",
       [&](const HostSeries&, const Judged& judged) -> std::optional<HostVerdict> {
