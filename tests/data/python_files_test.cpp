@@ -65,7 +65,7 @@ TEST_F(PythonFiles, SafetensorsOfPython) {
   expect_counting<float, std::int64_t>(*load_safetensors(file, "features", "target"));
   expect_counting<double, std::int32_t>(*load_safetensors(file, "x64", "target32"));
   expect_counting<std::uint8_t, std::int64_t>(*load_safetensors(file, "bytes", "target"));
-  EXPECT_THAT(failure([&] { load_safetensors(file, "half", "target"); }), HasSubstr("is of type F16"));
+  EXPECT_NO_THROW(load_safetensors(file, "half", "target"));  // SafetensorsTest reads its values
   // Whatever type it has, Python's library and ours agree on where a tensor lies.
   EXPECT_EQ(SafetensorsFile(file).entries().size(), 13u);
 }
