@@ -122,10 +122,10 @@ TEST(GpuScaling, GroupsWithALimitAreClippedByThemselves) {
 
 // As clip_grad_norm_ for each group: an infinite norm makes finite gradients 0 and infinite ones NaN, NaN all of them.
 TEST(GpuScaling, ANormThatIsNotFinite) {
-  expect_gpu_ranks(2, [](const GpuRank& rank) {
-    const at::NoGradGuard no_grad;
-    const double infinity = std::numeric_limits<double>::infinity();
-    for (const bool groups : {false, true}) {
+  for (const bool groups : {false, true}) {
+    expect_gpu_ranks(2, [groups](const GpuRank& rank) {
+      const at::NoGradGuard no_grad;
+      const double infinity = std::numeric_limits<double>::infinity();
       std::vector<GradientLimits::Limit> own;
       if (groups) own.push_back({.max_norm = 2, .max_value = 0});
       HalfOfGradients half(rank, own);
@@ -155,8 +155,8 @@ TEST(GpuScaling, ANormThatIsNotFinite) {
           }
         }
       }
-    }
-  });
+    });
+  }
 }
 
 TEST(GpuScaling, GroupsWithALimitOfValues) {
