@@ -60,6 +60,14 @@ bool training_is_over(run::RankSession& session, const BatchSource& source, cons
   return std::find(all.begin(), all.end(), "no") != all.end();
 }
 
+std::vector<std::int64_t> versions_of_buffers(const torch::nn::Module& model) {
+  std::vector<std::int64_t> versions;
+  for (const at::Tensor& buffer : model.buffers()) {
+    if (buffer.defined() && !buffer.is_inference()) versions.push_back(buffer._version());
+  }
+  return versions;
+}
+
 // Until it ends, context.log() is allowed.
 class LogScope {
  public:
@@ -545,7 +553,11 @@ void TrainingLoop::conclude(bool stopped) {
     const PhaseScope phase(session_.recorder(), Phase::kCheckpoint);
     save_();  // whatever fails from here on, the trained weights are there
   }
+  const std::vector<std::int64_t> before = versions_of_buffers(*context_.wrapped().model);
   const std::optional<double> metric = validate();
+  std::uint8_t has_changed = versions_of_buffers(*context_.wrapped().model) != before ? 1 : 0;
+  session_.communicator().broadcast(&has_changed, 1, comm::DataType::kUint8, 0).wait();
+  if (has_changed) save_();  // the model has written buffers in its validation
   if (!goes_on_from_here) checkpoints_.take_last("end", metric);
 }
 
