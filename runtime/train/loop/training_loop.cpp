@@ -60,12 +60,20 @@ bool training_is_over(run::RankSession& session, const BatchSource& source, cons
   return std::find(all.begin(), all.end(), "no") != all.end();
 }
 
-std::vector<std::int64_t> versions_of_buffers(const torch::nn::Module& model) {
-  std::vector<std::int64_t> versions;
+// A buffer that is written has another version then, and one that is assigned is another tensor.
+using BufferVersions = std::vector<std::pair<at::Tensor, std::int64_t>>;
+
+BufferVersions versions_of_buffers(const torch::nn::Module& model) {
+  BufferVersions versions;
   for (const at::Tensor& buffer : model.buffers()) {
-    if (buffer.defined() && !buffer.is_inference()) versions.push_back(buffer._version());
+    if (buffer.defined() && !buffer.is_inference()) versions.emplace_back(buffer, buffer._version());
   }
   return versions;
+}
+
+bool are_same(const BufferVersions& before, const BufferVersions& now) {
+  return std::equal(before.begin(), before.end(), now.begin(), now.end(),
+                    [](const auto& a, const auto& b) { return a.first.is_same(b.first) && a.second == b.second; });
 }
 
 // Until it ends, context.log() is allowed.
@@ -553,9 +561,9 @@ void TrainingLoop::conclude(bool stopped) {
     const PhaseScope phase(session_.recorder(), Phase::kCheckpoint);
     save_();  // whatever fails from here on, the trained weights are there
   }
-  const std::vector<std::int64_t> before = versions_of_buffers(*context_.wrapped().model);
+  const BufferVersions before = versions_of_buffers(*context_.wrapped().model);
   const std::optional<double> metric = validate();
-  std::uint8_t has_changed = versions_of_buffers(*context_.wrapped().model) != before ? 1 : 0;
+  std::uint8_t has_changed = are_same(before, versions_of_buffers(*context_.wrapped().model)) ? 0 : 1;
   session_.communicator().broadcast(&has_changed, 1, comm::DataType::kUint8, 0).wait();
   if (has_changed) save_();  // the model has written buffers in its validation
   if (!goes_on_from_here) checkpoints_.take_last("end", metric);
