@@ -60,20 +60,24 @@ bool training_is_over(run::RankSession& session, const BatchSource& source, cons
   return std::find(all.begin(), all.end(), "no") != all.end();
 }
 
-// A buffer that is written has another version then, and one that is assigned is another tensor.
-using BufferVersions = std::vector<std::pair<at::Tensor, std::int64_t>>;
+// Holds their memory, so that a buffer to which the model assigns lies elsewhere; one that is written has another
+// version.
+struct BufferVersion {
+  c10::Storage memory;
+  std::int64_t version;
+  bool operator==(const BufferVersion& other) const {
+    return memory.unsafeGetStorageImpl() == other.memory.unsafeGetStorageImpl() && version == other.version;
+  }
+};
 
-BufferVersions versions_of_buffers(const torch::nn::Module& model) {
-  BufferVersions versions;
+std::vector<BufferVersion> versions_of_buffers(const torch::nn::Module& model) {
+  std::vector<BufferVersion> versions;
   for (const at::Tensor& buffer : model.buffers()) {
-    if (buffer.defined() && !buffer.is_inference()) versions.emplace_back(buffer, buffer._version());
+    if (buffer.defined() && buffer.has_storage() && !buffer.is_inference()) {
+      versions.push_back({buffer.storage(), static_cast<std::int64_t>(buffer._version())});
+    }
   }
   return versions;
-}
-
-bool are_same(const BufferVersions& before, const BufferVersions& now) {
-  return std::equal(before.begin(), before.end(), now.begin(), now.end(),
-                    [](const auto& a, const auto& b) { return a.first.is_same(b.first) && a.second == b.second; });
 }
 
 // Until it ends, context.log() is allowed.
@@ -561,9 +565,9 @@ void TrainingLoop::conclude(bool stopped) {
     const PhaseScope phase(session_.recorder(), Phase::kCheckpoint);
     save_();  // whatever fails from here on, the trained weights are there
   }
-  const BufferVersions before = versions_of_buffers(*context_.wrapped().model);
+  const auto before = versions_of_buffers(*context_.wrapped().model);
   const std::optional<double> metric = validate();
-  std::uint8_t has_changed = are_same(before, versions_of_buffers(*context_.wrapped().model)) ? 0 : 1;
+  std::uint8_t has_changed = versions_of_buffers(*context_.wrapped().model) == before ? 0 : 1;
   session_.communicator().broadcast(&has_changed, 1, comm::DataType::kUint8, 0).wait();
   if (has_changed) save_();  // the model has written buffers in its validation
   if (!goes_on_from_here) checkpoints_.take_last("end", metric);
