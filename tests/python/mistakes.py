@@ -58,6 +58,11 @@ class Scripts(MistakeTest):
                            ("fully sharded", "'0.weight' of the model is a DTensor"),
                            ("nothing to train", "no parameter that requires a gradient"),
                            ("step twice", "optimizer.step() was called again without a backward()"),
+                           ("rate of a rank", "the learning rates of batch 4 differ between ranks: [0.0,0.10"),
+                           ("rate of a rank, nadam", "the learning rates of batch 4 differ between ranks: [0.10"),
+                           ("batch left out by a rank",
+                            "parts of different batches in step 2: batch 1 of pass 0 over the loader on rank 0 and batch 2 of pass 0"),
+                           ("step left out by a rank", "dropped the gradients of this batch (zero_grad() after backward())"),
                            ("step left out", "`with session.no_sync()` around every loss.backward() but the last"),
                            ("clip", "session.wrap(..., clip_gradient_norm=...)"),
                            ("rank 0 leaves", "this rank has begun epoch 2 of the loader, and another one has not: end the loop over batches"),
@@ -106,7 +111,7 @@ class Scripts(MistakeTest):
     def test_what_is_no_mistake(self):
         for what, batches in (("nothing", 16), ("break", 8), ("custom sampler", 12), ("batch sampler", 16),
                               ("replaced buffer", 16), ("workers", 16), ("iterable", 16),
-                              ("closure", 16), ("divided", 16), ("scheduled", 16)):
+                              ("closure", 16), ("divided", 16), ("scheduled", 16), ("batch norm", 16)):
             with self.subTest(what=what):
                 result = self.start("mistakes_script.py", what).expect(0)
                 self.assertEqual(max(line["batch"] for line in result.metrics("training")), batches)
@@ -114,6 +119,9 @@ class Scripts(MistakeTest):
                 if what == "batch sampler":
                     (metrics,) = (line["metrics"] for line in result.metrics("validation"))
                     self.assertEqual(metrics, {"complete": 1, "orders": 4, "told": 1})
+                if what == "batch norm":
+                    (metrics,) = (line["metrics"] for line in result.metrics("validation"))
+                    self.assertEqual(metrics, {"alike": 1, "moved": 1})
                 if what == "replaced buffer":
                     for file in (result.weights_file, result.run_dir / "checkpoints" / "step-16" / "model.safetensors"):
                         self.assertEqual(safetensors.numpy.load_file(file)["passes"].tolist(), [16])

@@ -127,8 +127,12 @@ if what == "fully sharded":
     fully_shard(model)
 if what == "nothing to train":
     model.requires_grad_(False)
+if what == "batch norm":
+    model = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3))
 if what == "lbfgs":
     optimizer = torch.optim.LBFGS(model.parameters())
+elif what == "rate of a rank, nadam":
+    optimizer = torch.optim.NAdam(model.parameters(), lr=0.1)
 else:
     optimizer = torch.optim.SGD(model.parameters() if what != "lazy" else [nn.Parameter(torch.zeros(1))], lr=0.1, momentum=0.9,
                                 fused=True if what == "scaled loss" else None)
@@ -174,7 +178,12 @@ for epoch in range(4):
                 return loss
             optimizer.step(closure)
             continue
+        if what == "batch left out by a rank" and session.rank == 1 and index == 1:
+            continue
         scaler.scale(loss).backward()
+        if what == "step left out by a rank" and session.rank == 1 and index == 1:
+            optimizer.zero_grad()
+            continue
         if what == "clip":
             nn.utils.clip_grad_norm_(model.parameters(), 0.01)
         if what == "step left out" and index == 0:
@@ -189,6 +198,8 @@ for epoch in range(4):
         if schedule:
             schedule.step()
         batches += 1
+        if what.startswith("rate of a rank") and batches == 3:
+            optimizer.param_groups[0]["lr"] *= 1 + session.rank
         if what == "load late":
             optimizer.load_state_dict(optimizer.state_dict())
         if what == "keep late":
@@ -227,6 +238,9 @@ if what == "batch sampler":
     session.log_validation({"complete": all(sorted(order) == list(range(32)) for order in orders),
                             "orders": len({tuple(order) for order in orders}),
                             "told": more["batch_sampler"].epochs == [0, 1, 2, 3]})
+if what == "batch norm":
+    means = session.gather(model[1].running_mean.reshape(1, -1))
+    session.log_validation({"alike": bool((means[0] == means[-1]).all()), "moved": bool((means != 0).all())})
 if what == "evaluate":
     model.eval()
     inputs, labels = inputs[:31], labels[:31]  # parts of 16 and 15

@@ -1,8 +1,23 @@
 #include "model/shared_buffers.h"
 
+#include <string>
+
 #include <ATen/ATen.h>
 
 namespace dtrain::train {
+
+namespace {
+
+// libtorch's norms write their statistics without a new version.
+bool is_written_unseen(const std::string& name) {
+  return name.ends_with("running_mean") || name.ends_with("running_var");
+}
+
+std::int64_t version_of(const at::Tensor& buffer) {
+  return static_cast<std::int64_t>(buffer._version());
+}
+
+}  // namespace
 
 SharedBuffers::SharedBuffers(const torch::nn::Module& model, comm::Communicator& communicator,
                              comm::Communicator& device_communicator)
@@ -11,14 +26,14 @@ SharedBuffers::SharedBuffers(const torch::nn::Module& model, comm::Communicator&
     const at::Tensor& buffer = item.value();
     if (!buffer.defined() || buffer.layout() != at::kStrided || buffer.numel() == 0 || buffer.is_inference()) continue;
     buffers_.push_back(buffer);
+    versions_.push_back(is_written_unseen(item.key()) ? -1 : version_of(buffer));
   }
-  for (const at::Tensor& buffer : buffers_) versions_.push_back(buffer._version());
   written_.resize(buffers_.size());
 }
 
 void SharedBuffers::share() {
   if (communicator_.world_size() == 1 || buffers_.empty()) return;
-  for (std::size_t i = 0; i < buffers_.size(); ++i) written_[i] = buffers_[i]._version() != versions_[i] ? 1 : 0;
+  for (std::size_t i = 0; i < buffers_.size(); ++i) written_[i] = version_of(buffers_[i]) != versions_[i] ? 1 : 0;
   communicator_.all_reduce(written_.data(), written_.size(), comm::DataType::kUint8, {.op = comm::ReduceOp::kMax})
       .wait();
   std::vector<at::Tensor> written, bytes;
@@ -47,7 +62,9 @@ void SharedBuffers::share() {
     if (!is_root) one.copy_(packed.slice(0, begin, begin + length).clone().view(one.scalar_type()).view(one.sizes()));
     begin += length;
   }
-  for (std::size_t i = 0; i < buffers_.size(); ++i) versions_[i] = buffers_[i]._version();
+  for (std::size_t i = 0; i < buffers_.size(); ++i) {
+    if (versions_[i] >= 0) versions_[i] = version_of(buffers_[i]);
+  }
 }
 
 }  // namespace dtrain::train

@@ -23,7 +23,7 @@ class SharedBuffers {
 
  private:
   std::vector<at::Tensor> buffers_;
-  std::vector<std::int64_t> versions_;  // of each, when its values were shared
+  std::vector<std::int64_t> versions_;  // of each, when its values were shared; -1: its version says nothing
   std::vector<std::uint8_t> written_;
   comm::Communicator& communicator_;
   comm::Communicator& device_communicator_;
