@@ -58,6 +58,23 @@ fs::path find_python(const config::Experiment& experiment, const PythonEntry& en
   return found;
 }
 
+bool mentions(const std::string& text, const std::string& word) {
+  return text.find(word) != std::string::npos;
+}
+
+// Of the modules beside a script.
+bool imports_one_that_mentions_it(const fs::path& script, const std::string& text) {
+  const fs::path folder = script.has_parent_path() ? script.parent_path() : fs::path(".");
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
+    const fs::path& file = entry.path();
+    if (file.extension() != ".py" || file.filename() == script.filename()) continue;
+    const std::string module = file.stem().string();
+    const bool is_imported = mentions(text, "import " + module) || mentions(text, "from " + module);
+    if (is_imported && mentions(read_file(file), "dtrain")) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 bool runs_script(const std::vector<std::string>& command) {
@@ -67,12 +84,14 @@ bool runs_script(const std::vector<std::string>& command) {
 std::string script_warning(const std::vector<std::string>& command) {
   if (!runs_script(command)) return {};
   try {
-    if (read_file(command[3]).find("dtrain") != std::string::npos) return {};
-  } catch (const Error&) {
+    const std::string text = read_file(command[3]);
+    if (mentions(text, "dtrain") || imports_one_that_mentions_it(command[3], text)) return {};
+  } catch (const std::exception&) {
     return {};  // Python will say why
   }
   return command[3] +
-         " does not mention dtrain: unless a module that it imports calls dtrain.init(), each rank trains by itself on "
+         " does not mention dtrain: unless another module that it imports calls dtrain.init(), each rank trains by "
+         "itself on "
          "all of the data, and the run fails at the end\n  " +
          kCallsOfScript;
 }

@@ -287,6 +287,10 @@ class Launched(MistakeTest):
         result = harness.run(command, folder / "run", **environment).expect(1)
         self.assertEqual(result.output.count("trainer.py does not mention dtrain"), 1, result.output)
         self.assertIn("trainer.py, which has not called dtrain.init()\n  a script begins with session = dtrain.init()", result.output)
+        (folder / "starting.py").write_text("import dtrain\nsession = dtrain.init()\n")  # a module of the script's
+        (folder / "trainer.py").write_text("import sys\nfrom starting import session\nsys.exit(0)\n")
+        result = harness.run([*command[:-2], str(folder / "again"), command[-1]], folder / "again", **environment)
+        self.assertNotIn("does not mention dtrain", result.output)
 
     def test_a_folder_that_is_removed_while_the_run_is_launched(self):
         result = self.launch("folder removed").expect(1)
