@@ -55,6 +55,7 @@ class ScriptLoader:
         self._resumed = 0  # batches that it had taken of the pass after those
         self._ends_epoch = False  # it had left the last of them, and the engine's epoch is still open
         self._pass: _Pass | None = None
+        self._has_arrived = False  # at the pass in which the run goes on
         self._has_warned = False
         self._steps_elsewhere = False  # the optimizer has stepped while no pass was under way
 
@@ -86,7 +87,7 @@ class ScriptLoader:
                 self._over.append(True)
                 return
         elif number == len(self._before):
-            skip = self._resumed
+            skip, self._has_arrived = self._resumed, True
             session._restore_state()
             if self._ends_epoch:
                 self._ends_epoch = False
@@ -136,6 +137,20 @@ class ScriptLoader:
             self._session._end_epoch()
         self._over.append(was_trained)
         self._pass = None
+
+    def epochs_done(self) -> int:
+        """Passes that are over and were trained. The script begins where the run goes on: its first pass is not one of the run
+        before."""
+        if not self._over and self._pass is None:
+            self._over = list(self._before)
+        return sum(self._over)
+
+    def was_left_on_the_way(self) -> bool:
+        """The script has begun to pass over epochs that were trained before, and has not come to where the run goes on."""
+        over, before = len(self._over), len(self._before)
+        if self._pass is not None or self._has_arrived or over == 0 or self._session._is_long_enough(sum(self._over)):
+            return False
+        return over < before or (over == before and self._resumed > 0)
 
     def compare(self) -> None:
         """Before a backward(): the ranks compare what their loaders give, once an epoch. Collective."""

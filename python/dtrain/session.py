@@ -85,6 +85,13 @@ class Session(Collectives):
         steps)``."""
         return self._loop.batches
 
+    @property
+    def epochs_done(self) -> int:
+        """How many epochs of the loader the run has trained, those before it was stopped included. ``for epoch in
+        range(session.epochs_done, epochs)`` goes on in the epoch in which the run was stopped; a loop from 0 runs the code of
+        the epochs before that once more, without batches."""
+        return 0 if self._loader is None else self._loader.epochs_done()
+
     def wrap(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Iterable[Any] | None = None,
              *schedulers: Any, clip_gradient_norm: float | None = None,
              clip_gradient_value: float | None = None) -> tuple[Any, ...]:
@@ -204,6 +211,10 @@ class Session(Collectives):
             return self._loop.fail("the script has ended without a call of session.wrap()")
         if self._averages is not None:
             self._averages.compare_calls()
+        if self._loader is not None and self._loader.was_left_on_the_way():
+            return self._loop.fail(
+                "the script has left its loop in an epoch that the run has trained before, without coming to where the run goes on: "
+                "code of such epochs (an early stop) runs again\n  begin the loop there: for epoch in range(session.epochs_done, …)")
         if self._loader is not None:
             self._loader.close()
         code = self._loop.finish()

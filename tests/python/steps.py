@@ -45,12 +45,12 @@ class StepsTest(harness.WorkplaceTest):
             self.assertNotEqual(result.code, 0, result.output)
             self.assertTrue((result.run_dir / "was_killed").exists(), result.output)
             result = forked.run(SCRIPT, folder, experiment, ranks, "--or-continue")
-        return result.expect(0)
+        return result
 
     def check(self, what, ranks, death=0):
         with self.subTest(what=what, ranks=ranks, death=death):
             weights, steps, notes = self.expected(what)
-            result = self.start(what, ranks, death)
+            result = self.start(what, ranks, death).expect(0)
             found = json.loads((result.run_dir / "result.json").read_text())
             self.assertEqual(found["steps"], steps, result.output)
             if not death:
@@ -78,6 +78,11 @@ class Killed(StepsTest):
             steps = self.expected(what)[1]
             self.check(what, 2, death=steps // 2)
             self.check(what, 2, death=steps)
+
+
+    def test_a_loop_that_ends_before_the_run_goes_on(self):
+        result = self.start("left_on_the_way", 2, death=16).expect(1)
+        self.assertIn("begin the loop there: for epoch in range(session.epochs_done", result.output)
 
 
 class All(StepsTest):

@@ -122,15 +122,6 @@ def word_language_model(job):
     job.steps = session.batches_done
     per_epoch = 5
     for step in range(session.batches_done, 4 * per_epoch):
-        if step % per_epoch == 0:
-            kept.values["hidden"] = torch.zeros_like(kept.values["hidden"])
-            if step > 0:
-                with torch.no_grad():
-                    found, _ = job.model(columns[:39], None)
-                    loss = functional.cross_entropy(found, columns[1:].flatten()).item()
-                if loss > kept.values["best"] - 0.05:
-                    job.optimizer.param_groups[0]["lr"] /= 4
-                kept.values["best"] = min(loss, kept.values["best"])
         first = step % per_epoch * 7
         found, hidden = job.model(own[first:first + 7], kept.values["hidden"])
         loss = functional.cross_entropy(found, own[first + 1:first + 8].flatten())
@@ -139,6 +130,14 @@ def word_language_model(job):
         kept.values["hidden"] = hidden.detach()
         job.clip_if_plain(0.25)
         job.step()
+        if (step + 1) % per_epoch == 0:
+            kept.values["hidden"] = torch.zeros_like(kept.values["hidden"])
+            with torch.no_grad():
+                found, _ = job.model(columns[:39], None)
+                loss = functional.cross_entropy(found, columns[1:].flatten()).item()
+            if loss > kept.values["best"] - 0.05:
+                job.optimizer.param_groups[0]["lr"] /= 4
+            kept.values["best"] = min(loss, kept.values["best"])
     job.notes = [job.optimizer.param_groups[0]["lr"]]
 
 
@@ -232,7 +231,7 @@ def early_stopping(job):
     job.session.keep(stopper=stopper)
     plateau, = job.wrap(torch.optim.lr_scheduler.ReduceLROnPlateau(job.optimizer, patience=0, factor=0.3))
     session, held_out = job.session, slice(40, 63)
-    for _ in range(6):
+    for _ in range(session.epochs_done, 6):
         for data, target in job.loader:
             job.optimizer.zero_grad()
             functional.mse_loss(job.model(data), target).backward()
