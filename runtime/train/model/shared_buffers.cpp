@@ -1,5 +1,6 @@
 #include "model/shared_buffers.h"
 
+#include <cstring>
 #include <string>
 
 #include <ATen/ATen.h>
@@ -36,7 +37,7 @@ void SharedBuffers::share() {
   for (std::size_t i = 0; i < buffers_.size(); ++i) written_[i] = version_of(buffers_[i]) != versions_[i] ? 1 : 0;
   communicator_.all_reduce(written_.data(), written_.size(), comm::DataType::kUint8, {.op = comm::ReduceOp::kMax})
       .wait();
-  std::vector<at::Tensor> written, bytes;
+  std::vector<at::Tensor> written;
   std::size_t size = 0;
   for (std::size_t i = 0; i < buffers_.size(); ++i) {
     if (!written_[i]) continue;
@@ -44,26 +45,53 @@ void SharedBuffers::share() {
     size += written.back().nbytes();
   }
   if (written.empty()) return;
-  const at::NoGradGuard no_grad;
-  const bool is_root = communicator_.rank() == 0;
-  const bool on_host = written.front().is_cpu();
-  at::Tensor packed;
-  if (is_root) {
-    for (const at::Tensor& one : written) bytes.push_back(one.contiguous().view({-1}).view(at::kByte));
-    packed = at::cat(bytes);
-  } else {
-    packed = at::empty({static_cast<std::int64_t>(size)}, written.front().options().dtype(at::kByte));
-  }
-  auto& communicator = on_host ? communicator_ : device_communicator_;
-  communicator.broadcast(packed.data_ptr(), size, comm::DataType::kUint8, 0).wait();
-  std::int64_t begin = 0;
-  for (const at::Tensor& one : written) {
-    const auto length = static_cast<std::int64_t>(one.nbytes());
-    if (!is_root) one.copy_(packed.slice(0, begin, begin + length).clone().view(one.scalar_type()).view(one.sizes()));
-    begin += length;
-  }
+  written.front().is_cpu() ? broadcast_on_host(written, size) : broadcast_on_device(written, size);
   for (std::size_t i = 0; i < buffers_.size(); ++i) {
     if (versions_[i] >= 0) versions_[i] = version_of(buffers_[i]);
+  }
+}
+
+// Copies bytes, and calls no operator for each of what may be a hundred buffers.
+void SharedBuffers::broadcast_on_host(const std::vector<at::Tensor>& buffers, std::size_t bytes) {
+  const at::NoGradGuard no_grad;
+  packed_.resize(bytes);
+  const bool is_root = communicator_.rank() == 0;
+  std::byte* place = packed_.data();
+  for (const at::Tensor& one : buffers) {
+    if (is_root) std::memcpy(place, one.contiguous().const_data_ptr(), one.nbytes());
+    place += one.nbytes();
+  }
+  communicator_.broadcast(packed_.data(), bytes, comm::DataType::kUint8, 0).wait();
+  if (is_root) return;
+  place = packed_.data();
+  for (at::Tensor one : buffers) {
+    if (one.is_contiguous()) {
+      std::memcpy(one.data_ptr(), place, one.nbytes());
+    } else {
+      one.copy_(at::from_blob(place, one.sizes(), one.options()));
+    }
+    place += one.nbytes();
+  }
+}
+
+void SharedBuffers::broadcast_on_device(const std::vector<at::Tensor>& buffers, std::size_t bytes) {
+  const at::NoGradGuard no_grad;
+  const bool is_root = communicator_.rank() == 0;
+  std::vector<at::Tensor> parts;
+  for (const at::Tensor& one : buffers) {
+    if (is_root) parts.push_back(one.contiguous().view({-1}).view(at::kByte));
+  }
+  const at::Tensor packed =
+      is_root ? at::cat(parts)
+              : at::empty({static_cast<std::int64_t>(bytes)}, buffers.front().options().dtype(at::kByte));
+  device_communicator_.broadcast(packed.data_ptr(), bytes, comm::DataType::kUint8, 0).wait();
+  if (is_root) return;
+  std::int64_t begin = 0;
+  for (const at::Tensor& one : buffers) {
+    const auto length = static_cast<std::int64_t>(one.nbytes());
+    // A copy: a type may not begin anywhere.
+    one.copy_(packed.slice(0, begin, begin + length).clone().view(one.scalar_type()).view(one.sizes()));
+    begin += length;
   }
 }
 

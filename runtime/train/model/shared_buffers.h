@@ -3,6 +3,7 @@
 // them before each forward pass. Training thread.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -22,9 +23,14 @@ class SharedBuffers {
   void share();
 
  private:
+  // Of rank 0's values of these, with so many bytes in all.
+  void broadcast_on_host(const std::vector<at::Tensor>& buffers, std::size_t bytes);
+  void broadcast_on_device(const std::vector<at::Tensor>& buffers, std::size_t bytes);
+
   std::vector<at::Tensor> buffers_;
   std::vector<std::int64_t> versions_;  // of each, when its values were shared; -1: its version says nothing
   std::vector<std::uint8_t> written_;
+  std::vector<std::byte> packed_;
   comm::Communicator& communicator_;
   comm::Communicator& device_communicator_;
 };
