@@ -7,8 +7,8 @@
 //   kReady      between two batches; open_batch(), which the loader or the model's forward calls
 //   kForward    a batch may be trained; backward(), or open_batch() of another one
 //   kBackward   it has gradients; update(), or drop_gradients(); or another backward() adds to them
-//   kUpdated    the optimizer has stepped, and the script may step its schedulers; end_batch(): a checkpoint is taken
-//   then kEnded      the run was stopped, has failed, or is over: exit_code()
+//   kUpdated    the optimizer has stepped, and the script may step its schedulers; end_batch(), which may save
+//   kEnded      the run was stopped, has failed, or is over: exit_code()
 #pragma once
 
 #include <functional>
@@ -98,8 +98,7 @@ class ScriptLoop {
   std::int64_t opened_ = 0;   // batches since the last update
   std::int64_t samples_ = 0;  // of the batch that is open
   std::int64_t place_ = -1;
-  std::int64_t more_samples_ = 0;  // of a part that backward() was not called for yet
-  bool in_backward_ = false;
+  std::int64_t more_samples_ = 0;          // of a part that backward() was not called for yet
   bool is_over_ = false;                   // finish() was called
   bool zeroed_ = true;                     // drop_gradients() was called since the last update, or there was none
   std::optional<std::string> dropped_at_;  // where gradients were dropped that the script has not zeroed since then

@@ -36,10 +36,9 @@ class TrainingLoop {
   // training state a run without one of its own begins; empty: none.
   TrainingLoop(Trial& trial, TrialContext& context, run::RankSession& session, TrainingStep& step,
                std::unique_ptr<StepGraph> graph, std::function<void()> save, std::filesystem::path begins_with);
+  ~TrainingLoop();
   TrainingLoop(const TrainingLoop&) = delete;
   TrainingLoop& operator=(const TrainingLoop&) = delete;
-
-  ~TrainingLoop();
 
   struct End {
     bool stopped = false;  // early, because some rank was asked to stop
@@ -54,23 +53,24 @@ class TrainingLoop {
 
   // A program that has the loop itself, such as a script in Python, takes its batches through these in place of
   // run_round(), which it calls where its data ends. The trial's loader has no batches then (own_batch.cpp).
-  //   expect_batch()  before the program reads its next batch, the `number`-th of the epoch from 0: seeds what that
-  //   draws open_batch()    before a forward pass that may be trained. `repeated`: how many were opened since the last
-  //   update leave_batch()   it was not: there was no batch backward()      announces the batch to the other ranks, and
-  //   is context.backward(); more of them may follow add_samples()   that the next backward() adds to the batch
-  //   drop_batch()    the gradients are dropped. Collective
-  //   update()        the optimizer's step. `metrics`: as train_batch() returns them. Collective
-  //   end_batch()     what is due after it, such as a checkpoint. Collective
+  //
+  // Before the program reads its next batch, the `number`-th of the epoch from 0: seeds what that draws.
   void expect_batch(std::int64_t number);
+  // Before a forward pass that may be trained. `repeated`: how many were opened since the last update.
   void open_batch(std::int64_t repeated);
+  // It was not trained: there was no batch.
   void leave_batch();
+  // Announces the batch to the other ranks, and is context.backward(). More of them may follow.
   void backward(const at::Tensor& loss, const BackwardOptions& options, std::int64_t samples, std::int64_t place);
-  void add_samples(std::int64_t samples);
-  void drop_batch();
-  void update(Metrics metrics);
-  Outcome end_batch();
-  // The forward pass of another part of the batch begins.
+  // The forward pass of another part of the batch begins; and so many samples are added by its backward().
   void continue_batch();
+  void add_samples(std::int64_t samples);
+  // Its gradients are dropped: there was no batch. Collective.
+  void drop_batch();
+  // The optimizer's step. `metrics`: as train_batch() returns them. Collective.
+  void update(Metrics metrics);
+  // What is due after the batch, such as a checkpoint. Collective.
+  Outcome end_batch();
   const Position& position() const { return position_; }
 
  private:
@@ -87,7 +87,7 @@ class TrainingLoop {
   // Around a round, whoever has the loop: its record begins; what is due after it, and the end of its record.
   void begin_record();
   Outcome end_round(std::int64_t samples, bool stepped);
-  // What this rank announces of the round. Collective.
+  // What this rank announces of the round.
   TrainingStep::Wishes wishes(bool fits_graph);
   // The periodic work after a batch: metrics, validation, a checkpoint.
   void do_what_is_due(bool stepped);
