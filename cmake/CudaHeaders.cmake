@@ -10,7 +10,8 @@ function(dtrain_cuda_headers result)
     get_filename_component(wheels ${wheels} DIRECTORY)
   endif()
   set(folders ${wheels}/nvidia/nccl/include ${wheels}/nvidia/cu13/include
-              ${CMAKE_SOURCE_DIR}/.deps/cuda-headers/nvidia/cu13/include ${wheels}/torch/include)
+              ${wheels}/../cuda-headers/nvidia/cu13/include ${CMAKE_SOURCE_DIR}/.deps/cuda-headers/nvidia/cu13/include
+              ${wheels}/torch/include)
   set(found "")
   foreach(header ${arg_HEADERS} cuda_runtime.h crt/host_config.h nv/target)
     unset(folder)

