@@ -155,16 +155,17 @@ std::vector<MinorFolder> minor_folders() {
   return found;
 }
 
+// Empty `minor`: dtrain is built without libtorch.
 std::string how_to_get(const std::string& minor) {
-  const std::string install = "pip install 'torch==" + minor + ".*'";
-  const std::string or_set = "or set DTRAIN_LIBTORCH_DIR to the 'torch' folder of an installed PyTorch " + minor;
+  const std::string install = minor.empty() ? "pip install torch" : "pip install 'torch==" + minor + ".*'";
+  const std::string or_set =
+      "or set DTRAIN_LIBTORCH_DIR to the 'torch' folder of an installed PyTorch" + (minor.empty() ? "" : " " + minor);
   if (!minor_folders().empty()) return install + "; " + or_set;
   return "get it with: dtrain-get-libtorch; " + or_set + " (" + install + ")";
 }
 
-// For a program that says nothing of the kind: what fits dtrain's own.
-std::string how_to_get(const std::vector<std::string>& minors) {
-  return how_to_get(minors.empty() ? "X.Y" : minors.back());
+std::string newest_of(const std::vector<std::string>& minors) {
+  return minors.empty() ? std::string() : minors.back();
 }
 
 // Where dtrain-get-libtorch puts it: beside the installed libraries, or under the user's home if that folder cannot be
@@ -207,7 +208,7 @@ void check_version(const fs::path& program, const Libraries& libraries, const fs
   if (!own.empty() && (fits || !of_wheel)) {
     throw ConfigError(is + program.string() + " is built for " + own, how_to_get(own));
   }
-  std::string remedy = how_to_get(all);
+  std::string remedy = how_to_get(newest_of(all));
   if (!folders.empty()) {
     remedy += "; or build dtrain for " + minor + " from its source distribution (pip install dtrain-*.tar.gz)";
   }
@@ -319,7 +320,7 @@ std::string find_libraries(const fs::path& program, const Variables& variables) 
   const auto check_folder = [&](const fs::path& torch, const std::string& where) {
     if (has_libtorch(torch)) return;
     throw ConfigError(where + ": there is no lib/libtorch_cpu.so in " + torch.string(),
-                      how_to_get(libtorch_minors(variables)));
+                      how_to_get(newest_of(libtorch_minors(variables))));
   };
   const std::string named = value_of(variables, "DTRAIN_LIBTORCH_DIR");
   if (!named.empty()) check_folder(named, "environment: DTRAIN_LIBTORCH_DIR");
@@ -335,10 +336,10 @@ std::string find_libraries(const fs::path& program, const Variables& variables) 
     const auto found =
         std::find_if(places.begin(), places.end(), [&](const fs::path& p) { return fs::exists(p, code); });
     if (found == places.end()) {
-      const std::string minor = minor_of(libraries);
-      throw ConfigError(program.string() + " needs libtorch " + (minor.empty() ? "" : minor + " ") +
-                            "(libtorch_cpu.so), which is not there",
-                        minor.empty() ? how_to_get(libtorch_minors(variables)) : how_to_get(minor));
+      std::string minor = minor_of(libraries);
+      if (minor.empty()) minor = newest_of(libtorch_minors(variables));
+      throw ConfigError(program.string() + " needs libtorch " + minor + " (libtorch_cpu.so), which is not there",
+                        how_to_get(minor));
     }
     check_folder(*found, "what dtrain-get-libtorch got");
     check_version(program, libraries, *found, "what dtrain-get-libtorch got", variables);

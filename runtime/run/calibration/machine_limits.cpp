@@ -70,7 +70,7 @@ std::string cpus_text(const std::vector<std::vector<int>>& cpus) {
 Variables with_libtorch_of(const fs::path& of_ranks, Variables variables) {
   if (of_ranks.empty() || !is_program(of_ranks)) return variables;
   const fs::path libraries = libtorch_folder(of_ranks, find_libraries(of_ranks, variables));
-  if (libraries.filename() == "lib") variables["DTRAIN_LIBTORCH_DIR"] = libraries.parent_path();
+  if (libraries.filename() == "lib") variables["DTRAIN_LIBTORCH_DIR"] = libraries.parent_path().string();
   return variables;
 }
 
