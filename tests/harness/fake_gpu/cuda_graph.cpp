@@ -97,9 +97,34 @@ struct Pools final : c10::cuda::CUDACachingAllocator::CUDAAllocator {
 }  // namespace dtrain::test::fake_gpu
 
 namespace c10::cuda {
-// What headers of libtorch call where a function of CUDA has failed.
+
+using dtrain::test::fake_gpu::machine;
+
+// What headers of libtorch call: where a function of CUDA has failed, and from 2.14 on for guards of devices and
+// streams.
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 14
+CUDAErrorLogCapture::CUDAErrorLogCapture() noexcept = default;
+void c10_cuda_check_implementation(int error, const char*, const char*, unsigned int, bool, CUDAErrorLogCapture*) {
+#else
 void c10_cuda_check_implementation(int error, const char*, const char*, unsigned int, bool) {
+#endif
   if (error != 0) dtrain::test::fake_gpu::throw_cuda_error(error, "a call of libtorch's headers");
+}
+
+cudaError_t MaybeSetDevice(DeviceIndex device) {
+  dtrain::test::fake_gpu::set_current_device(device);
+  return cudaSuccess;
+}
+
+CUDAStream getCurrentCUDAStream(DeviceIndex device) {
+  const std::scoped_lock lock(machine().mutex);
+  const DeviceIndex on = device < 0 ? dtrain::test::fake_gpu::current_device() : device;
+  return CUDAStream(CUDAStream::UNCHECKED, machine().streams.current(on).handle);
+}
+
+void setCurrentCUDAStream(CUDAStream stream) {
+  const std::scoped_lock lock(machine().mutex);
+  machine().streams.exchange_current(stream.unwrap());
 }
 
 namespace CUDACachingAllocator {
