@@ -2,7 +2,7 @@
 
     interpreters.py [NAME ...]
 
-Without names: /usr/bin/python3 and what PATH has of python3.10 to python3.13, where their headers are installed; says which
+Without names: /usr/bin/python3 and what PATH has of python3.10 to python3.14, where their headers are installed; says which
 versions are missing. A NAME is a program or a version (python3.12, 3.12, /opt/python/bin/python3), and must have headers.
 """
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-VERSIONS = ("3.10", "3.11", "3.12", "3.13")
+VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 # Asked of each Python by itself. Its program may be one that starts another, as pyenv's are.
 QUESTIONS = """
 import json, sys, sysconfig
