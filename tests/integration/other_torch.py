@@ -33,7 +33,7 @@ class Side:
     """A build, and the Python with its version of PyTorch."""
 
     def __init__(self, bin_folder, python):
-        self.build, self.python = Build(bin_folder, "dtrain-worker"), str(python)
+        self.build, self.python = Build(bin_folder, "dtrain-worker"), str(Path(python).absolute())
 
     def environment(self):
         return {"PYTHONPATH": f"{self.build.bin.parent / 'python'}:{HERE.parent / 'python'}", "DTRAIN_PYTHON": self.python}
