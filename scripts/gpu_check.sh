@@ -5,9 +5,9 @@
 #   FOLDER/scripts/gpu_check.sh            on the machine with GPUs, after FOLDER was copied there
 #   scripts/gpu_check.sh                   where dtrain is built and there are GPUs
 #
-# The machine needs NVIDIA's driver (580 or later) and a python3 with PyTorch 2.11 for CUDA 13 (pip install
-# torch==2.11.0). dtrain uses the libtorch of that PyTorch, or of DTRAIN_LIBTORCH_DIR (its 'torch' folder). Nothing is
-# built or installed.
+# The machine needs NVIDIA's driver (580 or later) and a python3 with PyTorch for CUDA 13 of the minor version for which dtrain
+# is built (pip install torch). dtrain uses the libtorch of that PyTorch, or of DTRAIN_LIBTORCH_DIR (its 'torch' folder). Nothing
+# is built or installed.
 #
 #   --list             what the sections are
 #   --only A,B         these sections alone; --skip A,B: all but these
@@ -132,22 +132,24 @@ bin=$root/bin tests=$root/bin lib=$root/lib
 if [ ! -x "$bin/dtrain" ]; then bin=$build/bin tests=$build/tests lib=$build/lib; fi
 [ -x "$bin/dtrain" ] || fail "there is no dtrain in $root/bin or $build/bin" \
   "build it (make build), or copy here what scripts/gpu_check.sh --pack FOLDER makes where it is built"
+train=$(readlink "$lib/libdtrain_train.so" || printf '%s\n' "$lib"/libdtrain_train.so.*-torch*)  # a copy may have lost links
+minor=${train##*-torch}  # of PyTorch, for which dtrain is built
 if [ -z "$python" ]; then
   python=python3
   [ ! -x "$root/.deps/peers/bin/python" ] || python=$root/.deps/peers/bin/python
 fi
-command -v "$python" >/dev/null || fail "there is no $python" "name a Python with PyTorch 2.11: --python PROGRAM"
+command -v "$python" >/dev/null || fail "there is no $python" "name a Python with PyTorch $minor: --python PROGRAM"
 torch_of_python=$("$python" -c 'import importlib.util
 found = importlib.util.find_spec("torch")
 print(found.submodule_search_locations[0] if found else "")')
 [ -n "$torch_of_python" ] ||
-  fail "$python has no PyTorch" "pip install torch==2.11.0, or name another Python: --python PROGRAM"
+  fail "$python has no PyTorch" "pip install 'torch==$minor.*', or name another Python: --python PROGRAM"
 libtorch=${DTRAIN_LIBTORCH_DIR:-$torch_of_python}
 version=$(sed -n "s/^__version__ = '\([^']*\)'.*/\1/p" "$libtorch/version.py" 2>/dev/null || true)
 case $version in
-  2.11.*) ;;
-  *) fail "the PyTorch in $libtorch is ${version:-of an unknown version}, and dtrain is built for 2.11" \
-    "pip install torch==2.11.0, or set DTRAIN_LIBTORCH_DIR to the 'torch' folder of one" ;;
+  "$minor".*) ;;
+  *) fail "the PyTorch in $libtorch is ${version:-of an unknown version}, and dtrain is built for $minor" \
+    "pip install 'torch==$minor.*', or set DTRAIN_LIBTORCH_DIR to the 'torch' folder of one" ;;
 esac
 export DTRAIN_LIBTORCH_DIR=$libtorch
 wheels=$(dirname "$libtorch")/nvidia

@@ -82,7 +82,7 @@ class GpuCheck(unittest.TestCase):
         skipped |= {one: "skipped: it needs real GPUs" for one in ("python", "waiting", "sanitizer")}
         self.assertEqual(table, {one: skipped.get(one, "ok") for one in SECTIONS
                                  if one not in ("doctor", "parity", "bench_bf16", "bench")})
-        self.assertIn("PyTorch 2.11", text)
+        self.assertRegex(text, r"\nPyTorch 2\.\d+\.")
 
     def test_without_gpus_nothing_is_claimed(self):
         path = ":".join(one for one in os.environ["PATH"].split(":") if not os.path.exists(f"{one}/nvidia-smi"))
