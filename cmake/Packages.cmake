@@ -27,4 +27,5 @@ if(DTRAIN_TESTS)
 endif()
 
 # Drawn by Chart.js: what the report embeds.
-find_file(CHART_JS chart.min.js PATHS /usr/share/javascript/chart.js NO_DEFAULT_PATH REQUIRED)
+find_file(CHART_JS chart.min.js PATHS ${CMAKE_SOURCE_DIR}/runtime/analysis/report/assets /usr/share/javascript/chart.js
+          NO_DEFAULT_PATH REQUIRED)

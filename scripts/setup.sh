@@ -41,11 +41,11 @@ readonly header_wheels=("nvidia-cuda-crt==$crt" "nvidia-cuda-cccl==$cccl")
 # It names all of Jupyter as a requirement, which its analyses do not use.
 readonly bare_wheels=(HolisticTraceAnalysis==0.5.0)
 
+mapfile -t library_packages < <(awk '!/^#/ { print $3 }' packaging/libraries.txt)
 readonly build_packages=(
   g++ cmake ninja-build make git ccache mold pkg-config ca-certificates
   python3 python3-venv python3-dev
-  libyaml-cpp-dev libcli11-dev libspdlog-dev libfmt-dev nlohmann-json3-dev libasio-dev libssl-dev
-  libhwloc-dev libhwy-dev libjs-chart.js libsqlite3-dev libsimdjson-dev prometheus-cpp-dev zlib1g-dev libjpeg-dev libpng-dev
+  "${library_packages[@]}"
   dataset-fashion-mnist)
 readonly test_packages=(libgtest-dev libgmock-dev openmpi-bin libopenmpi-dev util-linux procps
   slurmctld slurmd slurm-client munge iproute2 openssh-server openssh-client nftables
