@@ -4,7 +4,7 @@ PRESET ?= release
 BIN := build/$(PRESET)/bin
 CXX_FILES := $(shell git ls-files '*.h' '*.cpp')
 
-.PHONY: help setup setup-test demo demo-targets build test test-cluster mutants bench bench-faults soak deb wheel format format-check lint one-by-one sanitize fuzz clean
+.PHONY: help setup setup-test demo demo-targets build test test-cluster mutants bench bench-faults soak deb wheel sdist format format-check lint one-by-one sanitize fuzz clean
 
 help:
 	@echo "make demo      install what is missing, build, train Fashion-MNIST on 2 ranks"
@@ -18,6 +18,7 @@ help:
 	@echo "make deb       the Debian package, in build/release"
 	@echo "make wheel     the wheel for Python, in build/wheel: for each of 3.10 to 3.13 that is in PATH with its headers"
 	@echo "               (PYTHONS=\"3.10 /opt/python3.12/bin/python3\": for these)"
+	@echo "make sdist     the source distribution, in build/sdist: pip compiles it against the torch that is installed"
 	@echo "make format    lay out the sources;  make lint: clang-tidy on the torch-free layers"
 	@echo "make one-by-one  compile each source by itself: does it include what it names?"
 	@echo "make sanitize  the torch-free tests under ASan+UBSan and under TSan"
@@ -89,6 +90,11 @@ wheel:
 	@$(find_pythons); $(call configure,release,"-DDTRAIN_PYTHONS=$$pythons")
 	@scripts/quiet_build.sh release $(JOBS) installed python_native
 	@/usr/bin/python3 -B python/build_wheel.py build/release
+
+sdist:
+	@scripts/setup.sh sdist
+	@mkdir -p build/sdist
+	@PYTHONPATH=.deps/scikit-build:packaging /usr/bin/python3 -B -c "import source_build as s; print('build/sdist/' + s.build_sdist('build/sdist'))"
 
 format:
 	@clang-format-14 -i $(CXX_FILES)

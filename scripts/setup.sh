@@ -6,6 +6,7 @@
 #   scripts/setup.sh test-build   of these what compiling the tests needs;  scripts/setup.sh test-wheels   the rest, as user
 #   scripts/setup.sh deb     build's, and what makes the Debian package (`make deb`)
 #   scripts/setup.sh wheel   build's, and what makes the wheel for Python (`make wheel`)
+#   scripts/setup.sh sdist   what makes the source distribution for pip (`make sdist`); neither compilers nor libtorch
 #   scripts/setup.sh bench   test's, and what benchmarks compare with: Intel MPI (x86-64), WebDataset, SPDL
 #   scripts/setup.sh lint    also clang-format, clang-tidy and clang with libFuzzer
 #
@@ -37,6 +38,8 @@ readonly model_wheels=("torchvision==$torchvision" timm==1.0.22 transformers==4.
   tqdm==4.70.1 requests==2.34.2 urllib3==2.8.0 idna==3.20 certifi==2026.10.19.post1 charset-normalizer==3.5.3)
 # Whose Trainer trains on dtrain's engine. Without their dependencies: what they import is there.
 readonly lightning_wheels=(lightning==2.6.0 lightning-utilities==0.15.3 torchmetrics==1.9.0)
+# Makes the source distribution; pip gets it by itself to build that.
+readonly source_wheels=(scikit-build-core==1.1.2)
 readonly header_wheels=("nvidia-cuda-crt==$crt" "nvidia-cuda-cccl==$cccl")
 # It names all of Jupyter as a requirement, which its analyses do not use.
 readonly bare_wheels=(HolisticTraceAnalysis==0.5.0)
@@ -72,8 +75,9 @@ case "$level" in
   bench) packages+=("${test_packages[@]}" "${bench_packages[@]}") ;;
   deb) packages+=(dpkg-dev file libopenmpi-dev) ;;
   wheel) packages+=(patchelf libopenmpi-dev) ;;
+  sdist) packages=(python3 python3-venv libjs-chart.js) ;;
   lint) packages+=("${test_packages[@]}" "${lint_packages[@]}") ;;
-  *) echo "setup: unknown level '$level'; use build, test, test-build, test-wheels, bench, deb, wheel or lint" >&2; exit 2 ;;
+  *) echo "setup: unknown level '$level'; use build, test, test-build, test-wheels, bench, deb, wheel, sdist or lint" >&2; exit 2 ;;
 esac
 
 say() { echo "setup: $*"; }
@@ -172,6 +176,17 @@ install_headers() {
   echo "$stamp" >"$deps/cuda-headers.stamp"
 }
 
+install_source_tools() {
+  local stamp="${source_wheels[*]}"
+  [ "$(cat .deps/scikit-build.stamp 2>/dev/null)" = "$stamp" ] && return 0
+  say "fetching what makes the source distribution ($stamp; 1 MB)"
+  rm -rf .deps/scikit-build .deps/scikit-build.stamp .deps/pip
+  /usr/bin/python3 -m venv .deps/pip
+  .deps/pip/bin/python "${pip_install[@]}" --no-compile --target .deps/scikit-build "${source_wheels[@]}"
+  rm -rf .deps/pip
+  echo "$stamp" >.deps/scikit-build.stamp
+}
+
 peers_progress() { echo "setup: written $(du -sm "$deps/peers" 2>/dev/null | cut -f1) of 5700 MB"; }
 
 install_peers() {
@@ -232,10 +247,13 @@ install_loaders() {
 mkdir -p "$deps"
 if [ "$level" != test-wheels ]; then
   install_packages
-  install_libtorch
-  install_headers
 fi
 case "$level" in
-  test | test-wheels | lint) install_peers; install_readers; install_models; install_lightning ;;
+  test-wheels | sdist) ;;
+  *) install_libtorch; install_headers ;;
+esac
+case "$level" in
+  test | test-wheels | lint) install_peers; install_readers; install_models; install_lightning; install_source_tools ;;
   bench) install_peers; install_readers; install_models; install_lightning; install_intel_mpi; install_loaders ;;
+  sdist) install_source_tools ;;
 esac
