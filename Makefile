@@ -94,7 +94,8 @@ wheel:
 sdist:
 	@scripts/setup.sh sdist
 	@mkdir -p build/sdist
-	@PYTHONPATH=.deps/scikit-build:packaging /usr/bin/python3 -B -c "import source_build as s; print('build/sdist/' + s.build_sdist('build/sdist'))"
+	@PYTHONPATH=.deps/scikit-build:packaging /usr/bin/python3 -B -c \
+	  "import source_build as source; print('build/sdist/' + source.build_sdist('build/sdist'))"
 
 format:
 	@clang-format-14 -i $(CXX_FILES)

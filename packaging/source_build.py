@@ -134,6 +134,8 @@ def warn_of_untested(version: str) -> None:
 
 def checked_torch() -> Path:
     """The torch to compile against. Ends the build where that is impossible."""
+    if sys.platform != "linux" or sys.implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED"):
+        raise SystemExit("dtrain needs Linux, and CPython with the GIL")
     torch = find_torch()
     if problems := list(filter(None, (problem_of_torch(torch), what_is_missing()))):
         raise SystemExit("\n".join(problems))

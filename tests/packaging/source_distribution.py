@@ -150,6 +150,12 @@ class Torch(Distribution):
         (site / "more.pth").write_text(f"{torch.parent}\n")
         self.assertEqual(self.hook(python, "import source_build; print(source_build.find_torch())"), (0, f"{torch}\n"))
 
+    def test_that_of_the_user(self):
+        base = self.work / "user"
+        site = run("/usr/bin/python3", "-c", "import site; print(site.getusersitepackages())", PYTHONUSERBASE=base)[1].strip()
+        torch = make_torch(Path(site) / "torch", "2.15.0")
+        self.assertEqual(self.hook(code="import source_build; print(source_build.find_torch())", PYTHONUSERBASE=base), (0, f"{torch}\n"))
+
     def test_none(self):
         python, _ = self.environment("without_torch")
         code, output = self.hook(python)
