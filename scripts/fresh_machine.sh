@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Runs a command in a fresh clone of this checkout's HEAD on a machine with none of our packages: a debootstrapped Debian 12
-# or Ubuntu 24.04 in namespaces of its own, with this machine's apt and pip configuration. Needs root; installs `debootstrap`.
+# or Ubuntu 24.04 or 22.04 in namespaces of its own, with this machine's apt and pip configuration. Needs root; installs `debootstrap`.
 #
 #   scripts/fresh_machine.sh [OPTIONS] 'time make demo && time make test'
 #   scripts/fresh_machine.sh [OPTIONS] --copy FILE [--copy FILE ...] 'command'   no clone: these files, in the home folder
 #
-#   --suite bookworm|noble  Debian 12 (the default) or Ubuntu 24.04 (from FRESH_UBUNTU, default http://archive.ubuntu.com/ubuntu)
-#   --user                  as an ordinary user with sudo rights; else as root
-#   --keep                  keep what the run wrote, and say where it is
+#   --suite NAME   bookworm: Debian 12 (the default); noble, jammy: Ubuntu 24.04 and 22.04 (from FRESH_UBUNTU, default
+#                  http://archive.ubuntu.com/ubuntu). On jammy scripts/setup.sh gets CMake and Chart.js as wheels
+#   --user         as an ordinary user with sudo rights; else as root
+#   --keep         keep what the run wrote, and say where it is
 #
 # The base system is made once (FRESH_BASE, default /var/tmp/dtrain-fresh-SUITE); each run works on an overlay of it that is
 # thrown away afterwards.
@@ -56,16 +57,16 @@ make_base() {
       cp /etc/apt/sources.list.d/*.sources /etc/apt/sources.list.d/*.list "$base/etc/apt/sources.list.d/" 2>/dev/null || true
       [ ! -e /etc/apt/sources.list ] || cp /etc/apt/sources.list "$base/etc/apt/"
       ;;
-    noble)
+    noble | jammy)
       uri=${FRESH_UBUNTU:-http://archive.ubuntu.com/ubuntu}
       # Debian's debootstrap knows neither the suite (gutsy's script serves all since) nor Ubuntu's keys: the base brings them,
       # and apt checks everything with them from there on.
-      debootstrap --no-check-gpg --components=main,universe "${options[@]}" noble "$base" "$uri" \
+      debootstrap --no-check-gpg --components=main,universe "${options[@]}" "$suite" "$base" "$uri" \
         /usr/share/debootstrap/scripts/gutsy >"$base.log" 2>&1 ||
-        { tail -n 5 "$base.log" >&2; fail "debootstrap failed: is there Ubuntu's noble under $uri? (FRESH_UBUNTU sets another)"; }
-      printf 'deb %s %s main universe\n' "$uri" noble "$uri" noble-updates "$uri" noble-security >"$base/etc/apt/sources.list"
+        { tail -n 5 "$base.log" >&2; fail "debootstrap failed: is there Ubuntu's $suite under $uri? (FRESH_UBUNTU sets another)"; }
+      printf 'deb %s %s main universe\n' "$uri" "$suite" "$uri" "$suite-updates" "$uri" "$suite-security" >"$base/etc/apt/sources.list"
       ;;
-    *) fail "the suite is '$suite'; use bookworm or noble" ;;
+    *) fail "the suite is '$suite'; use bookworm, noble or jammy" ;;
   esac
   cp -L /etc/resolv.conf "$base/etc/resolv.conf"
   cp /etc/apt/apt.conf.d/99* "$base/etc/apt/apt.conf.d/" 2>/dev/null || true
