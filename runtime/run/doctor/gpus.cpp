@@ -20,7 +20,7 @@
 namespace dtrain::run {
 namespace {
 
-constexpr double kOldestGpu = 7.5;  // PyTorch 2.11's wheel has kernels for 7.5, 8.0, 8.6, 9.0, 10.0 and 12.0
+constexpr double kOldestGpu = 7.5;  // PyTorch's wheels (2.11 to 2.15) have kernels for 7.5, 8.0, 8.6, 9.0, 10.0 and 12.0
 // By NVIDIA's table of compatible versions, CUDA 13 needs driver 580.
 constexpr const char* kGetDriver =
     "install NVIDIA's driver 580 or later; in a container, start it with the GPUs: docker run --gpus all";
