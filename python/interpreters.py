@@ -45,7 +45,7 @@ def with_headers(folder: Path) -> Interpreter:
     """The Python whose headers these are, in place of its program."""
     texts = [(folder / name).read_text() if (folder / name).exists() else "" for name in ("patchlevel.h", "pyconfig.h")]
     version = re.findall(r"^#define PY_(?:MAJOR|MINOR)_VERSION\s+(\d+)", texts[0], re.M)
-    if len(version) != 2 or not texts[1]:
+    if len(version) != 2 or not (folder / "pyconfig.h").exists():
         sys.exit(f"interpreters: {folder} is no folder of headers of a Python: it must have Python.h, patchlevel.h and pyconfig.h")
     return Interpreter(str(folder.resolve()), ".".join(version), str(folder), "cpython",
                        re.search(r"^#define Py_GIL_DISABLED\s+1", texts[1], re.M) is not None)

@@ -61,10 +61,14 @@ readonly lint_packages=(clang-format-14 clang-tidy-14 clang-14 libclang-rt-14-de
 readonly optional_packages=(chromium)  # Ubuntu has it as a snap only
 # Ubuntu 22.04 lacks these, or has versions that are too old. What replaces them there comes from PyPI and from Debian 12, without being
 # installed. GCC 11 does not know mold.
-readonly lacking_on_jammy=(cmake mold libjs-chart.js prometheus-cpp-dev)
+readonly lacking_on_jammy=(cmake mold libhwy-dev libjs-chart.js prometheus-cpp-dev)
 readonly instead_on_jammy=(libcivetweb1)  # which prometheus-cpp needs
 readonly tool_wheels=(cmake==4.4.5)
 readonly newer_packages=(
+  debian/pool/main/h/highway/libhwy-dev_1.0.3-3+deb12u1_amd64.deb
+  7db65cd6c5b43b523136f92589ce373f625ca10d569bd0201b5a0d521d8fae4d
+  debian/pool/main/h/highway/libhwy1_1.0.3-3+deb12u1_amd64.deb
+  58db3098074f192d32784cf2d070f82d4e26b10d54bc723830a6b9a43be5013b
   debian/pool/main/n/node-chart.js/libjs-chart.js_3.9.1+~0.2.1-2_all.deb
   16456ab02ad662f480ae3f4d0769a069f69133d0a957821925bbdd648ae5390a
   debian/pool/main/p/prometheus-cpp/prometheus-cpp-dev_1.0.1-1_amd64.deb
@@ -180,15 +184,16 @@ install_packages() {
 
 install_newer() {
   local stamp="${tool_wheels[*]} ${newer_packages[*]}"
-  [ "$(cat .deps/newer.stamp 2>/dev/null)" = "$stamp" ] && return 0
-  say "fetching what this system lacks: CMake, and prometheus-cpp and Chart.js of Debian 12 (30 MB to download)"
-  rm -rf .deps/tools .deps/newer .deps/newer.stamp
-  /usr/bin/python3 -m venv .deps/tools
-  .deps/tools/bin/python "${pip_install[@]}" "${tool_wheels[@]}"
+  [ "$(cat .deps/newer/stamp 2>/dev/null)" = "$stamp" ] && return 0
+  say "fetching what this system lacks: CMake, and Highway, prometheus-cpp and Chart.js of Debian 12 (30 MB to download)"
+  rm -rf .deps/newer/*
+  /usr/bin/python3 -m venv .deps/newer/tools
+  .deps/newer/tools/bin/python "${pip_install[@]}" "${tool_wheels[@]}"
   unpack_deb .deps/newer "${newer_packages[@]}"
+  sed -i "s#^prefix=.*#prefix=$PWD/.deps/newer/usr#" .deps/newer/usr/lib/*/pkgconfig/*.pc
   # Who links it needs neither their headers nor their programs.
   sed -i '/find_dependency(\(civetweb\|CURL\))/d' .deps/newer/usr/lib/*/cmake/prometheus-cpp/prometheus-cpp-config.cmake
-  echo "$stamp" >.deps/newer.stamp
+  echo "$stamp" >.deps/newer/stamp
 }
 
 install_libtorch() {
