@@ -4,6 +4,7 @@
 #   scripts/setup.sh build   compilers, libraries, libtorch, CUDA's headers, the Fashion-MNIST data (what `make demo` needs)
 #   scripts/setup.sh test    also the Python peers (DDP, torchrun, safetensors), Open MPI, Slurm, sshd and Chromium (what `make test` needs)
 #   scripts/setup.sh test-build   of these what compiling the tests needs;  scripts/setup.sh test-wheels   the rest, as user
+#   scripts/setup.sh test-version   as user: what scripts/torch_versions.sh needs for another PyTorch (DTRAIN_TORCH)
 #   scripts/setup.sh deb     build's, and what makes the Debian package (`make deb`)
 #   scripts/setup.sh wheel   build's, and what makes the wheel for Python (`make wheel`)
 #   scripts/setup.sh bench   test's, and what benchmarks compare with: Intel MPI (x86-64), WebDataset, SPDL
@@ -17,17 +18,19 @@ cd "$(dirname "$0")/.."
 . scripts/progress.sh
 . scripts/unpack_deb.sh
 
-# The newest PyTorch that dtrain is tested with is the default. What belongs to each release: torch, torchvision, and the headers that
-# those of NCCL and of the CUDA runtime (which lie beside libtorch) include: to build the nccl backend, not to run it.
-readonly newest=2.15
-readonly minor=${DTRAIN_TORCH:-$newest}
+# The newest PyTorch that dtrain is tested with is the default. What belongs to each release: torchvision, and the headers that those of
+# NCCL and of the CUDA runtime (which lie beside libtorch) include: to build the nccl backend, not to run it.
+releases=$(packaging/dtrain-get-libtorch --releases)
+newest=$(tail -n 1 <<<"$releases" | cut -d' ' -f1)
+readonly newest minor=${DTRAIN_TORCH:-$newest}
+torch=$(awk -v minor="$minor" '$1 == minor { print $2 }' <<<"$releases")
 case "$minor" in
-  2.11) torch=2.11.0 torchvision=0.26.0 crt=13.0.88 cccl=13.0.85 ;;
-  2.12) torch=2.12.1 torchvision=0.27.1 crt=13.0.88 cccl=13.0.85 ;;
-  2.13) torch=2.13.0 torchvision=0.28.0 crt=13.0.88 cccl=13.0.85 ;;
-  2.14) torch=2.14.1 torchvision=0.29.2 crt=13.0.88 cccl=13.0.85 ;;
-  2.15) torch=2.15.0 torchvision=0.29.2 crt=13.2.86 cccl=13.2.86 ;;
-  *) echo "setup: DTRAIN_TORCH is '$minor'; use 2.11, 2.12, 2.13, 2.14 or 2.15" >&2; exit 2 ;;
+  2.11) torchvision=0.26.0 crt=13.0.88 cccl=13.0.85 ;;
+  2.12) torchvision=0.27.1 crt=13.0.88 cccl=13.0.85 ;;
+  2.13) torchvision=0.28.0 crt=13.0.88 cccl=13.0.85 ;;
+  2.14) torchvision=0.29.2 crt=13.0.88 cccl=13.0.85 ;;
+  2.15) torchvision=0.29.2 crt=13.2.86 cccl=13.2.86 ;;
+  *) echo "setup: DTRAIN_TORCH is '$minor'; use one of" $(cut -d' ' -f1 <<<"$releases") >&2; exit 2 ;;
 esac
 readonly peer_wheels=("torch==$torch" numpy==2.2.6 safetensors==0.6.2 jsonschema==4.26.0 PyYAML==6.0.3 playwright==1.65.2)
 # What our traces and exports are written for.
@@ -89,12 +92,12 @@ packages=("${build_packages[@]}")
 case "$level" in
   build) ;;
   test | test-build) packages+=("${test_packages[@]}") ;;
-  test-wheels) packages=() ;;
+  test-wheels | test-version) packages=() ;;
   bench) packages+=("${test_packages[@]}" "${bench_packages[@]}") ;;
   deb) packages+=(dpkg-dev file libopenmpi-dev) ;;
   wheel) packages+=(patchelf libopenmpi-dev) ;;
   lint) packages+=("${test_packages[@]}" "${lint_packages[@]}") ;;
-  *) echo "setup: unknown level '$level'; use build, test, test-build, test-wheels, bench, deb, wheel or lint" >&2; exit 2 ;;
+  *) echo "setup: unknown level '$level'; use build, test, test-build, test-wheels, test-version, bench, deb, wheel or lint" >&2; exit 2 ;;
 esac
 
 jammy=false
@@ -202,6 +205,12 @@ install_libtorch() {
   packaging/dtrain-get-libtorch --to "$deps/libtorch" --minor "$minor" "${flavour[@]}"
 }
 
+# The peers' own: 770 MB less to download.
+link_libtorch() {
+  [ ! -e "$deps/libtorch/torch/lib/libtorch_cpu.so" ] || return 0
+  packaging/dtrain-get-libtorch --to "$deps/libtorch" --minor "$minor" --use "$(echo "$deps"/peers/lib/python3.*/site-packages/torch)"
+}
+
 install_headers() {
   local stamp="${header_wheels[*]}"
   [ "$(cat "$deps/cuda-headers.stamp" 2>/dev/null)" = "$stamp" ] && return 0
@@ -271,7 +280,7 @@ install_loaders() {
 }
 
 mkdir -p "$deps"
-if [ "$level" != test-wheels ]; then
+if [[ $level != test-wheels && $level != test-version ]]; then
   install_packages
   ! $jammy || install_newer
   install_libtorch
@@ -279,5 +288,6 @@ if [ "$level" != test-wheels ]; then
 fi
 case "$level" in
   test | test-wheels | lint) install_peers; install_readers; install_models; install_lightning ;;
+  test-version) install_peers; install_readers; install_models; install_headers; link_libtorch ;;
   bench) install_peers; install_readers; install_models; install_lightning; install_intel_mpi; install_loaders ;;
 esac
