@@ -33,7 +33,7 @@ done
 # Of the machine's .deps, what another system cannot use lies elsewhere.
 scripts/fresh_machine.sh --suite jammy --bind .deps --bind build/manylinux --bind build/manylinux/newer:.deps/newer "
   set -euo pipefail
-  export CCACHE_DIR=\$PWD/build/manylinux/ccache
+  export CCACHE_DIR=\$PWD/build/manylinux/ccache DTRAIN_DEBIAN='${DTRAIN_DEBIAN:-}' DTRAIN_UBUNTU='${DTRAIN_UBUNTU:-${FRESH_UBUNTU:-}}'
   scripts/setup.sh wheel
   PATH=\$PWD/.deps/newer/tools/bin:\$PATH
   pythons=\$(scripts/python_headers.sh $pythons)
@@ -48,5 +48,5 @@ scripts/fresh_machine.sh --suite jammy --bind .deps --bind build/manylinux --bin
     DTRAIN_TORCH=\$minor scripts/setup.sh wheel
     build \$minor -DDTRAIN_LIBTORCH_DIR=\$PWD/.deps/torch-\$minor/libtorch/torch -DDTRAIN_TORCH_FREE_FROM=\$PWD/build/manylinux/torch-$newest
   done
-  /usr/bin/python3 -B python/build_wheel.py build/manylinux/torch-* build/manylinux/wheel
+  /usr/bin/python3 -B python/build_wheel.py build/manylinux/torch-* --to build/manylinux/wheel
 "
