@@ -14,10 +14,10 @@ function(dtrain_module name)
   # Before 1.0 every minor version may change the ABI.
   set_target_properties(${name} PROPERTIES OUTPUT_NAME dtrain_${name} DEFINE_SYMBOL "" VERSION ${PROJECT_VERSION}
                                            SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
-  target_include_directories(${name} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
   if(IS_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR}/include)
     target_include_directories(${name} PUBLIC $<BUILD_INTERFACE:${CMAKE_CURRENT_SOURCE_DIR}/include>)
   endif()
+  target_include_directories(${name} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
   target_compile_features(${name} PUBLIC cxx_std_20)
   target_link_libraries(${name} PUBLIC ${arg_USES} ${arg_PUBLIC_LIBS} PRIVATE ${arg_PRIVATE_LIBS})
   set(one_by_one FALSE)
