@@ -1,6 +1,7 @@
 # A thin front for CMake's presets; `make help` lists the targets. JOBS=n sets how many compilers run at once.
 JOBS ?= $(shell nproc)
 PRESET ?= release
+export PATH := $(CURDIR)/.deps/newer/tools/bin:$(PATH)  # CMake, where the system's is too old (scripts/setup.sh)
 BIN := build/$(PRESET)/bin
 CXX_FILES := $(shell git ls-files '*.h' '*.cpp')
 
