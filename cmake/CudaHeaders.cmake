@@ -7,12 +7,14 @@ set(DTRAIN_CUDA_HEADERS "" CACHE STRING "Folders in which headers of CUDA are lo
 function(dtrain_cuda_headers result)
   cmake_parse_arguments(arg "" "WHAT;OPTION" "HEADERS" ${ARGN})
   set(wheels ${CMAKE_SOURCE_DIR}/.deps/libtorch)
+  set(fetched ${CMAKE_SOURCE_DIR}/.deps/cuda-headers)
   if(DTRAIN_LIBTORCH_DIR)
     get_filename_component(wheels ${DTRAIN_LIBTORCH_DIR} REALPATH)
     get_filename_component(wheels ${wheels} DIRECTORY)
+    get_filename_component(fetched ${DTRAIN_LIBTORCH_DIR}/../../cuda-headers ABSOLUTE)
   endif()
   set(folders ${DTRAIN_CUDA_HEADERS} ${wheels}/nvidia/nccl/include ${wheels}/nvidia/cu13/include
-              ${wheels}/../cuda-headers/nvidia/cu13/include ${CMAKE_SOURCE_DIR}/.deps/cuda-headers/nvidia/cu13/include
+              ${fetched}/nvidia/cu13/include ${CMAKE_SOURCE_DIR}/.deps/cuda-headers/nvidia/cu13/include
               ${wheels}/torch/include)
   set(found "")
   foreach(header ${arg_HEADERS} cuda_runtime.h crt/host_config.h nv/target)

@@ -1,5 +1,12 @@
 # libtorch::cpu: libtorch_cpu and libc10 of the wheel in .deps/libtorch, or of DTRAIN_LIBTORCH_DIR. DTRAIN_LIBTORCH_MINOR is its
-# version, as in 2.15.
+# version, as in 2.15; DTRAIN_LIBTORCH_TESTED are the versions that dtrain is tested with: dtrain-get-libtorch's table has them.
+file(STRINGS packaging/dtrain-get-libtorch DTRAIN_LIBTORCH_TESTED REGEX "^  \\[[0-9.]+\\]=")
+list(TRANSFORM DTRAIN_LIBTORCH_TESTED REPLACE "^  .([0-9.]+).*" "\\1")
+if(NOT DTRAIN_TORCH)
+  list(GET DTRAIN_LIBTORCH_TESTED -1 DTRAIN_LIBTORCH_MINOR)  # which messages name
+  return()
+endif()
+
 set(DTRAIN_LIBTORCH_DIR ${CMAKE_SOURCE_DIR}/.deps/libtorch/torch CACHE PATH "The folder with libtorch's lib and include")
 dtrain_import_libtorch(${DTRAIN_LIBTORCH_DIR} any problem)
 if(problem)
@@ -10,7 +17,10 @@ if(NOT DTRAIN_LIBTORCH_VERSION MATCHES "^([0-9]+\\.[0-9]+)\\.")
   message(FATAL_ERROR "'${DTRAIN_LIBTORCH_DIR}' has no version.py that says which libtorch it is: use that of an installed PyTorch")
 endif()
 set(DTRAIN_LIBTORCH_MINOR ${CMAKE_MATCH_1})
-if(NOT DTRAIN_LIBTORCH_MINOR IN_LIST DTRAIN_LIBTORCH_TESTED)
+list(GET DTRAIN_LIBTORCH_TESTED 0 oldest)
+if(DTRAIN_LIBTORCH_MINOR VERSION_LESS ${oldest})
+  message(FATAL_ERROR "the libtorch in '${DTRAIN_LIBTORCH_DIR}' is ${DTRAIN_LIBTORCH_VERSION}, and dtrain needs ${oldest} or later")
+elseif(NOT DTRAIN_LIBTORCH_MINOR IN_LIST DTRAIN_LIBTORCH_TESTED)
   list(JOIN DTRAIN_LIBTORCH_TESTED ", " tested)
   message(WARNING "libtorch ${DTRAIN_LIBTORCH_VERSION} is tried, but dtrain is tested with ${tested} alone")
 endif()

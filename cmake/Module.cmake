@@ -14,8 +14,10 @@ function(dtrain_module name)
   # Before 1.0 every minor version may change the ABI.
   set_target_properties(${name} PROPERTIES OUTPUT_NAME dtrain_${name} DEFINE_SYMBOL "" VERSION ${PROJECT_VERSION}
                                            SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
-  target_include_directories(${name} PUBLIC $<BUILD_INTERFACE:${CMAKE_CURRENT_SOURCE_DIR}/include>
-                             PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
+  if(IS_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR}/include)
+    target_include_directories(${name} PUBLIC $<BUILD_INTERFACE:${CMAKE_CURRENT_SOURCE_DIR}/include>)
+  endif()
+  target_include_directories(${name} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
   target_compile_features(${name} PUBLIC cxx_std_20)
   target_link_libraries(${name} PUBLIC ${arg_USES} ${arg_PUBLIC_LIBS} PRIVATE ${arg_PRIVATE_LIBS})
   set(one_by_one FALSE)
@@ -63,13 +65,24 @@ function(dtrain_torch_headers target)
   endif()
 endfunction()
 
-# The same for a program of the tests: torch_test_pch is precompiled once for all of them.
+# The precompiled header of base, where base is compiled here (TorchFree.cmake).
+function(dtrain_base_headers target)
+  get_target_property(imported base IMPORTED)
+  if(NOT imported)
+    target_precompile_headers(${target} REUSE_FROM base)
+  endif()
+endfunction()
+
+# The same as dtrain_torch_headers() for a program of the tests: torch_test_pch is precompiled once for all of them.
 function(dtrain_torch_test_headers target)
   dtrain_torch_unity(${target} 4)
   target_compile_options(${target} PRIVATE -O0)
   target_compile_definitions(${target} PRIVATE GTEST_HAS_PTHREAD=1)  # as it was when the header was precompiled
   target_precompile_headers(${target} REUSE_FROM torch_test_pch)
 endfunction()
+
+# Tests of what depends on libtorch's version have the label `libtorch`; this builds what they need (scripts/torch_versions.sh).
+add_custom_target(libtorch_tests)
 
 # dtrain_test(NAME SOURCES a.cpp ... USES modules [TIMEOUT seconds] [LABELS l] [SERIAL])
 # A GoogleTest program run by ctest, its cases listed one by one. SERIAL: nothing else runs beside it.
@@ -83,6 +96,8 @@ function(dtrain_test name)
   # -O0: tests wait for the compiler longer than for themselves.
   if(train IN_LIST arg_USES OR libtorch::cpu IN_LIST arg_USES)
     dtrain_torch_test_headers(${name})
+    list(APPEND arg_LABELS libtorch)
+    add_dependencies(libtorch_tests ${name})
   else()
     target_precompile_headers(${name} REUSE_FROM test_pch)
     target_compile_options(${name} PRIVATE -O0)

@@ -22,7 +22,8 @@ foreach(target IN LISTS installed of_python)
   # A wheel has no links: a library has the one name that others look for.
   set_target_properties(${target} PROPERTIES INSTALL_RPATH "${paths}")
   if(type STREQUAL SHARED_LIBRARY)
-    set_target_properties(${target} PROPERTIES VERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
+    get_target_property(version ${target} SOVERSION)
+    set_target_properties(${target} PROPERTIES VERSION ${version})
   endif()
   install(TARGETS ${target} RUNTIME DESTINATION ${folder} COMPONENT python_package
                             LIBRARY DESTINATION ${folder} COMPONENT python_package NAMELINK_SKIP)

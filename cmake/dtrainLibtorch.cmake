@@ -1,7 +1,6 @@
 # What dtrain's own build and find_package(dtrain) share: libtorch::cpu from the 'torch' folder of an installed PyTorch.
 # find_package(Torch) would need the CUDA toolkit; dtrain's CUDA part is opened at run time instead.
 # libtorch's C++ interface changes with each minor version, so what is compiled against one works with that one alone.
-set(DTRAIN_LIBTORCH_TESTED 2.11 2.12 2.13 2.14 2.15)  # the minors against which dtrain is tested
 
 # The version of the PyTorch whose folder this is, as in 2.11.0; "unknown" where it does not say.
 function(dtrain_libtorch_version folder result)
@@ -16,7 +15,7 @@ function(dtrain_libtorch_version folder result)
 endfunction()
 
 # Makes libtorch::cpu of that folder; `problem` says what is wrong with it, and is empty when nothing is. `minor` is the one that it
-# must have; "any" takes each that is not too old.
+# must have; "any" takes each.
 function(dtrain_import_libtorch folder minor problem)
   set(${problem} "" PARENT_SCOPE)
   if(NOT EXISTS ${folder}/lib/libtorch_cpu.so OR NOT EXISTS ${folder}/include/torch/csrc/api/include/torch/torch.h)
@@ -24,13 +23,7 @@ function(dtrain_import_libtorch folder minor problem)
     return()
   endif()
   dtrain_libtorch_version(${folder} version)
-  list(GET DTRAIN_LIBTORCH_TESTED 0 oldest)
-  if(minor STREQUAL "any")
-    if(NOT version STREQUAL unknown AND version VERSION_LESS ${oldest})
-      set(${problem} "the libtorch in '${folder}' is ${version}, and dtrain needs ${oldest} or later" PARENT_SCOPE)
-      return()
-    endif()
-  elseif(NOT version STREQUAL unknown AND NOT version MATCHES "^${minor}\\.")
+  if(NOT minor STREQUAL "any" AND NOT version STREQUAL unknown AND NOT version MATCHES "^${minor}\\.")
     set(${problem} "the libtorch in '${folder}' is ${version}, and this dtrain is built for ${minor}" PARENT_SCOPE)
     return()
   endif()

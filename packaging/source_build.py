@@ -44,8 +44,7 @@ def find_torch() -> Path | None:
 
 
 def tested_minors() -> list[str]:
-    text = (SOURCE / "cmake" / "dtrainLibtorch.cmake").read_text("utf-8")
-    return re.search(r"DTRAIN_LIBTORCH_TESTED ([\d. ]+)\)", text).group(1).split()
+    return re.findall(r"^  \[([\d.]+)\]=", (SOURCE / "packaging" / "dtrain-get-libtorch").read_text("utf-8"), re.M)
 
 
 def as_numbers(version: str) -> tuple[int, ...]:

@@ -1,16 +1,21 @@
-"""Packs a build into a wheel: dtrain-VERSION-PYTHONS-PYTHONS-PLATFORM.whl.
+"""Packs builds into a wheel: dtrain-VERSION-PYTHONS-PYTHONS-PLATFORM.whl.
 
-    build_wheel.py BUILD_FOLDER [FOLDER]     (default: build/wheel)
+    build_wheel.py BUILD_FOLDER [BUILD_FOLDER ...] [--to FOLDER]     (default: build/wheel)
 
-    dtrain/       the modules, and _native for each Python for which the build has one
-    dtrain/bin/   the programs, which look for libraries in ../lib, and for libtorch in the torch that is installed beside
-    dtrain/lib/   our libraries, and copies of those that a plain distribution lacks
-    the command   python/command.py, which starts dtrain/bin/dtrain
+Each build is for another minor version of torch. What links libtorch comes from each of them, the rest from the first.
 
-Needs patchelf, strip, ldd and dpkg-query (scripts/setup.sh wheel).
+    dtrain/            the modules
+    dtrain/bin/        the programs, which look for libraries in ../lib
+    dtrain/lib/        our libraries, and copies of those that a plain distribution lacks
+    dtrain/torch2.15/  what links libtorch, for torch 2.15: _native for each Python, libraries, programs. They look for libtorch in
+                       the torch that is installed beside
+    the command        python/command.py, which starts dtrain/bin/dtrain
+
+Needs patchelf, strip, ldd, readelf, nm and dpkg-query (scripts/setup.sh wheel).
 """
 from __future__ import annotations
 
+import argparse
 import base64
 import hashlib
 import os
@@ -22,12 +27,36 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import NamedTuple
 
 SOURCE = Path(__file__).resolve().parent.parent
-PROGRAMS = ("dtrain", "dtrain-agent", "dtrain-calibrate", "dtrain-saver", "dtrain-worker")
+PROGRAMS = ("dtrain", "dtrain-agent", "dtrain-saver")
+TORCH_PROGRAMS = ("dtrain-calibrate", "dtrain-worker")
+TORCH_LIBRARIES = ("libdtrain_comm_gloo.so", "libdtrain_cuda_graph.so", "libdtrain_train.so")
 # The machine's C and C++ libraries and zlib, on which manylinux relies, too; what torch brings; and MPI's.
 NOT_COPIED = re.compile(r"ld-linux|lib(c|m|dl|rt|pthread|stdc\+\+|gcc_s|z)\.so|libtorch|libc10|libcuda|libcupti|libnv|libnccl|libmpi")
-MEGABYTES = 12  # what a wheel may have at most
+MEGABYTES, MEGABYTES_OF_MINOR = 12, 4  # what a wheel may have at most: with one minor version of torch, and for each further one
+# What the distributions of a tag have at most, beside the C library: libstdc++ and libgcc of RHEL 7, RHEL 8, Debian 11, RHEL 9,
+# Ubuntu 22.04 (as Debian 12), Fedora 38, Ubuntu 24.04.
+TAGS = {(2, 17): {"GLIBCXX": (3, 4, 19), "CXXABI": (1, 3, 7), "GCC": (4, 8, 0)},
+        (2, 28): {"GLIBCXX": (3, 4, 25), "CXXABI": (1, 3, 11), "GCC": (8, 0, 0)},
+        (2, 31): {"GLIBCXX": (3, 4, 28), "CXXABI": (1, 3, 12), "GCC": (8, 0, 0)},
+        (2, 34): {"GLIBCXX": (3, 4, 29), "CXXABI": (1, 3, 13), "GCC": (8, 0, 0)},
+        (2, 35): {"GLIBCXX": (3, 4, 30), "CXXABI": (1, 3, 13), "GCC": (12, 0, 0)},
+        (2, 37): {"GLIBCXX": (3, 4, 31), "CXXABI": (1, 3, 14), "GCC": (13, 0, 0)},
+        (2, 39): {"GLIBCXX": (3, 4, 33), "CXXABI": (1, 3, 15), "GCC": (14, 0, 0)}}
+
+
+class Build(NamedTuple):
+    """A build, and what of it links the libtorch of its minor version."""
+    folder: Path
+    minor: str
+    natives: dict[str, Path]  # of each Python, whose ABI is the key: cp311
+    programs: list[Path]
+    libraries: dict[str, Path]  # by the names under which they are opened, which in a build are links
+
+    def files(self) -> dict[str, Path]:
+        return {file.name: file for file in (*self.natives.values(), *self.programs)} | self.libraries
 
 
 def output_of(*command: str | Path) -> str:
@@ -67,70 +96,131 @@ def name_of_copy(library: str) -> str:
     return library.replace(".so", "-dtrain.so", 1)
 
 
-def adapt(file: Path, folder_of_package: str, copies: dict[str, Path]) -> None:
-    """Strips it, and lets it find its libraries from where it will be. `folder_of_package`: seen from the file."""
+def adapt(file: Path, copies: dict[str, Path], *folders: str) -> None:
+    """Strips it, and lets it find its libraries in folders, as seen from its own."""
     output_of("strip", "--strip-unneeded", file)
     # One change a call: patchelf 0.14 mixes several up.
     for name in needed_by(file):
         if name in copies:
             output_of("patchelf", "--replace-needed", name, name_of_copy(name), file)
-    rpath = f"$ORIGIN/{folder_of_package}lib:$ORIGIN/{folder_of_package}../torch/lib"
-    output_of("patchelf", "--set-rpath", rpath, file)
+    output_of("patchelf", "--set-rpath", ":".join(("$ORIGIN/" + folder).rstrip("/") for folder in folders), file)
 
 
 def copyright_of(library: Path) -> tuple[str, Path]:
     """The Debian package of a library, and its licence."""
-    package = output_of("dpkg-query", "-S", f"*/{library.name}").split(":")[0]
-    return package, Path("/usr/share/doc") / package / "copyright"
+    documents = next(folder for folder in library.parents if folder.name == "usr") / "share" / "doc"
+    if documents == Path("/usr/share/doc"):
+        package = output_of("dpkg-query", "-S", f"*/{library.name}").split(":")[0]
+    else:  # unpacked, and not installed (scripts/unpack_deb.sh)
+        package = next(documents.glob(library.name.partition(".so")[0] + "[0-9]*")).name
+    return package, documents / package / "copyright"
 
 
-def natives_of(build: Path) -> dict[str, Path]:
-    """The module of each Python, whose ABI is the key: cp311."""
-    found = {}
-    for file in (build / "python" / "dtrain").glob("_native.*.so"):
+def named_libraries(folder: Path) -> dict[str, Path]:
+    """By the name that they are opened by, which links have in the build."""
+    files = sorted(folder.glob("libdtrain_*.so"))
+    return {output_of("patchelf", "--print-soname", file).strip() or file.name: file for file in files}
+
+
+def look_at(folder: Path) -> Build:
+    """Ends with a line that says what a build lacks."""
+    found = sorted((folder / "python" / "dtrain").glob("torch*/_native.*.so"))
+    minors = {file.parent.name.removeprefix("torch") for file in found}
+    if len(minors) != 1:
+        sys.exit(f"build_wheel: {folder}/python/dtrain has _native for {', '.join(sorted(minors)) or 'no torch'}, and must have it for "
+                 "one: make wheel builds it")
+    natives = {}
+    for file in found:
         if match := re.match(r"_native\.cpython-(\d+)-", file.name):
-            found[f"cp{match[1]}"] = file
-    if not found:
-        sys.exit(f"build_wheel: {build}/python/dtrain has no _native: make wheel builds it")
-    return dict(sorted(found.items()))
+            natives[f"cp{match[1]}"] = file
+    programs = [folder / "bin" / name for name in TORCH_PROGRAMS]
+    libraries = {name: file for name, file in named_libraries(folder / "lib").items() if file.name in TORCH_LIBRARIES}
+    for file in (*programs, folder / "lib" / "libdtrain_train.so"):
+        if not file.exists():
+            sys.exit(f"build_wheel: there is no {file}: make wheel builds it")
+    return Build(folder, minors.pop(), dict(sorted(natives.items())), programs, libraries)
 
 
-def fill(build: Path, package: Path) -> list[Path]:
+def check_together(builds: list[Build]) -> None:
+    """Ends with a line where they cannot be in one wheel."""
+    first = builds[0]
+    for other in builds[1:]:
+        if other.minor in {build.minor for build in builds if build is not other}:
+            sys.exit(f"build_wheel: two builds are for torch {other.minor}")
+        if list(other.natives) != list(first.natives):
+            sys.exit(f"build_wheel: {first.folder} has modules for {', '.join(first.natives)}, and {other.folder} for "
+                     f"{', '.join(other.natives)}: build both with the same DTRAIN_PYTHONS")
+        if set(map(lambda file: file.name, other.libraries.values())) != set(map(lambda file: file.name, first.libraries.values())):
+            sys.exit(f"build_wheel: {first.folder} and {other.folder} do not have the same of {', '.join(TORCH_LIBRARIES)}: build "
+                     "both with the same options")
+
+
+def symbols(file: Path, which: str) -> set[str]:
+    """dtrain's own, of those that it defines or needs."""
+    return {name for name in output_of("nm", "-D", "--format=just-symbols", which, file).split() if "6dtrain" in name}
+
+
+def check_symbols(build: Build, common: list[Path]) -> None:
+    """What links libtorch must come from the same sources as the rest: Python would find out while it imports the package."""
+    defined = set().union(*(symbols(file, "--defined-only") for file in (*common, *build.libraries.values())))
+    for file in build.files().values():
+        if missing := symbols(file, "--undefined-only") - defined:
+            sys.exit(f"build_wheel: {file} needs {min(missing)}, which no library of the wheel has: make its build anew")
+
+
+def fill(builds: list[Build], package: Path) -> list[Path]:
     """Puts everything into the package; returns the libraries that were copied."""
     shutil.copytree(SOURCE / "python" / "dtrain", package, ignore=shutil.ignore_patterns("__pycache__"))
-    natives = natives_of(build).values()
-    for native in natives:
-        shutil.copy2(native, package)
-    (package / "bin").mkdir()
-    (package / "lib").mkdir()
-    programs = [build / "bin" / name for name in PROGRAMS]
-    libraries = {}  # by the name that they are opened by, which links have in the build
-    for library in sorted((build / "lib").glob("libdtrain_*.so")):
-        libraries[output_of("patchelf", "--print-soname", library).strip() or library.name] = library
-    copies = foreign_libraries([*programs, *libraries.values(), *natives])
+    first = builds[0].folder
+    programs = [first / "bin" / name for name in PROGRAMS]
     for program in programs:
-        shutil.copy2(program, package / "bin")
-        adapt(package / "bin" / program.name, "../", copies)
-    for name, library in libraries.items():
-        shutil.copy2(library, package / "lib" / name)
-        adapt(package / "lib" / name, "../", copies)
-    for name, library in copies.items():
-        copy = package / "lib" / name_of_copy(name)
-        shutil.copy2(library, copy)
+        if not program.exists():
+            sys.exit(f"build_wheel: there is no {program}: make wheel builds it")
+    libraries = {name: file for name, file in named_libraries(first / "lib").items() if file.name not in TORCH_LIBRARIES}
+    copies = foreign_libraries([*programs, *libraries.values(), *(file for build in builds for file in build.files().values())])
+    for build in builds:
+        check_symbols(build, list(libraries.values()))
+
+    def put(file: Path, folder: str, name: str, *paths: str) -> Path:
+        (package / folder).mkdir(exist_ok=True)
+        copy = package / folder / name
+        shutil.copy2(file, copy)
         copy.chmod(0o755)
-        adapt(copy, "../", copies)
+        adapt(copy, copies, *paths)
+        return copy
+
+    for program in programs:
+        put(program, "bin", program.name, "../lib")
+    for name, file in libraries.items():
+        put(file, "lib", name, "", "../../torch/lib")  # NCCL's is beside that of torch
+    for name, file in copies.items():
+        copy = put(file, "lib", name_of_copy(name), "")
         output_of("patchelf", "--set-soname", copy.name, copy)
-    for native in natives:
-        adapt(package / native.name, "", copies)
+    for build in builds:
+        for name, file in build.files().items():
+            put(file, f"torch{build.minor}", name, "", "../lib", "../../torch/lib")
     return list(copies.values())
 
 
-def describe(root: Path, information: Path, version: str, abis: list[str], copied: list[Path]) -> str:
+def platform_of(package: Path) -> str:
+    """The oldest tag whose distributions have all versions of symbols that the files need."""
+    needed = {"GLIBC": (2, 17), "GLIBCXX": (0,), "CXXABI": (0,), "GCC": (0,)}
+    for file in package.rglob("*"):
+        if not file.is_file() or file.read_bytes()[:4] != b"\x7fELF":
+            continue
+        versions = output_of("readelf", "--version-info", "--wide", file).partition("Version needs section")[2]
+        for name, version in re.findall(r"Name: (GLIBC|GLIBCXX|CXXABI|GCC)_([0-9.]+)", versions):
+            needed[name] = max(needed[name], tuple(map(int, version.split("."))))
+    glibc = needed.pop("GLIBC")
+    fitting = [tag for tag, has in TAGS.items() if all(needed[name] <= has[name] for name in needed)]
+    if not fitting:
+        sys.exit(f"build_wheel: no tag of manylinux has what the files need: {needed}")
+    return "manylinux_{}_{}".format(*max(glibc, min(fitting))) + f"_{platform.machine()}"
+
+
+def describe(root: Path, information: Path, version: str, abis: list[str], minors: list[str], copied: list[Path]) -> str:
     """Writes the folder dist-info and the command; returns the wheel's tag."""
-    torch = re.search(r'^_wanted = "(.*)"', (root / "dtrain" / "__init__.py").read_text(), re.M).group(1)
-    # A distribution with this C library, or a later one, has a libstdc++ that is late enough, too.
-    glibc = os.confstr("CS_GNU_LIBC_VERSION").split()[1].replace(".", "_")
-    machine = f"manylinux_{glibc}_{platform.machine()}"
+    machine = platform_of(root / "dtrain")
     # The name of a wheel has each set once; it stands for all combinations, of which pip knows those of a Python with its ABI.
     tags = [f"{python}-{abi}-{machine}" for python in abis for abi in abis]
     licenses = information / "licenses"
@@ -144,8 +234,9 @@ def describe(root: Path, information: Path, version: str, abis: list[str], copie
     (information / "METADATA").write_text(
         f"Metadata-Version: 2.1\nName: dtrain\nVersion: {version}\n"
         "Summary: Distributed data-parallel training with a profile of where the time goes\n"
-        # The tags say which Pythons it is for.
-        f"License: Apache-2.0\nRequires-Python: >=3.10\nRequires-Dist: torch=={torch}.*\n"
+        # The tags say which Pythons it is for. Without an upper bound of torch, as pip would replace a newer one by an older one:
+        # `import dtrain` refuses what the wheel has no folder for.
+        f"License: Apache-2.0\nRequires-Python: >=3.10\nRequires-Dist: torch>={oldest(minors)}\n"
         "Description-Content-Type: text/markdown\n\n" + (SOURCE / "README.md").read_text("utf-8"), "utf-8")
     scripts = root / f"dtrain-{version}.data" / "scripts"
     scripts.mkdir(parents=True)
@@ -173,28 +264,36 @@ def pack(root: Path, information: Path, wheel: Path) -> None:
         add(name, f"{record}{name},,\n".encode(), 0o644)
 
 
+def oldest(minors: list[str]) -> str:
+    return min(minors, key=lambda minor: tuple(map(int, minor.split("."))))
+
+
+def version_of(folder: Path) -> str:
+    return re.search(r"CMAKE_PROJECT_VERSION:\w+=(.*)", (folder / "CMakeCache.txt").read_text()).group(1)
+
+
 def main() -> None:
-    if len(sys.argv) not in (2, 3):
-        sys.exit("usage: build_wheel.py BUILD_FOLDER [FOLDER]")
-    build = Path(sys.argv[1])
-    for file in (build / "bin" / name for name in PROGRAMS):
-        if not file.exists():
-            sys.exit(f"build_wheel: there is no {file}: make wheel builds it")
-    version = re.search(r"CMAKE_PROJECT_VERSION:\w+=(.*)", (build / "CMakeCache.txt").read_text()).group(1)
-    folder = Path(sys.argv[2]) if len(sys.argv) == 3 else SOURCE / "build" / "wheel"
-    folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob("dtrain-*.whl"):
+    parser = argparse.ArgumentParser(usage="build_wheel.py BUILD_FOLDER [BUILD_FOLDER ...] [--to FOLDER]")
+    parser.add_argument("builds", type=Path, nargs="+")
+    parser.add_argument("--to", type=Path, default=SOURCE / "build" / "wheel")
+    arguments = parser.parse_args()
+    builds = [look_at(folder) for folder in arguments.builds]
+    check_together(builds)
+    version = version_of(builds[0].folder)
+    arguments.to.mkdir(parents=True, exist_ok=True)
+    for old in arguments.to.glob("dtrain-*.whl"):
         old.unlink()
+    minors = [build.minor for build in builds]
     with tempfile.TemporaryDirectory() as root:
         information = Path(root) / f"dtrain-{version}.dist-info"
-        copied = fill(build, Path(root) / "dtrain")
-        tag = describe(Path(root), information, version, list(natives_of(build)), copied)
-        wheel = folder / f"dtrain-{version}-{tag}.whl"
+        copied = fill(builds, Path(root) / "dtrain")
+        tag = describe(Path(root), information, version, list(builds[0].natives), minors, copied)
+        wheel = arguments.to / f"dtrain-{version}-{tag}.whl"
         pack(Path(root), information, wheel)
-    size = wheel.stat().st_size / 1e6
-    if size > MEGABYTES:
-        sys.exit(f"build_wheel: {wheel} has {size:.1f} MB, and {MEGABYTES} MB are allowed")
-    print(f"{wheel} ({size:.1f} MB)")
+    size, allowed = wheel.stat().st_size / 1e6, MEGABYTES + MEGABYTES_OF_MINOR * (len(builds) - 1)
+    if size > allowed:
+        sys.exit(f"build_wheel: {wheel} has {size:.1f} MB, and {allowed} MB are allowed")
+    print(f"{wheel} ({size:.1f} MB, for torch {', '.join(minors)})")
 
 
 main()

@@ -4,6 +4,7 @@
 #   scripts/setup.sh build   compilers, libraries, libtorch, CUDA's headers, the Fashion-MNIST data (what `make demo` needs)
 #   scripts/setup.sh test    also the Python peers (DDP, torchrun, safetensors), Open MPI, Slurm, sshd and Chromium (what `make test` needs)
 #   scripts/setup.sh test-build   of these what compiling the tests needs;  scripts/setup.sh test-wheels   the rest, as user
+#   scripts/setup.sh test-version   as user: what scripts/torch_versions.sh needs for another PyTorch (DTRAIN_TORCH)
 #   scripts/setup.sh deb     build's, and what makes the Debian package (`make deb`)
 #   scripts/setup.sh wheel   build's, and what makes the wheel for Python (`make wheel`)
 #   scripts/setup.sh sdist   what makes the source distribution for pip (`make sdist`); neither compilers nor libtorch
@@ -16,18 +17,21 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/progress.sh
+. scripts/unpack_deb.sh
 
-# The newest PyTorch that dtrain is tested with is the default. What belongs to each release: torch, torchvision, and the headers that
-# those of NCCL and of the CUDA runtime (which lie beside libtorch) include: to build the nccl backend, not to run it.
-readonly newest=2.15
-readonly minor=${DTRAIN_TORCH:-$newest}
+# The newest PyTorch that dtrain is tested with is the default. What belongs to each release: torchvision, and the headers that those of
+# NCCL and of the CUDA runtime (which lie beside libtorch) include: to build the nccl backend, not to run it.
+releases=$(packaging/dtrain-get-libtorch --releases)
+newest=$(tail -n 1 <<<"$releases" | cut -d' ' -f1)
+readonly newest minor=${DTRAIN_TORCH:-$newest}
+torch=$(awk -v minor="$minor" '$1 == minor { print $2 }' <<<"$releases")
 case "$minor" in
-  2.11) torch=2.11.0 torchvision=0.26.0 crt=13.0.88 cccl=13.0.85 ;;
-  2.12) torch=2.12.1 torchvision=0.27.1 crt=13.0.88 cccl=13.0.85 ;;
-  2.13) torch=2.13.0 torchvision=0.28.0 crt=13.0.88 cccl=13.0.85 ;;
-  2.14) torch=2.14.1 torchvision=0.29.2 crt=13.0.88 cccl=13.0.85 ;;
-  2.15) torch=2.15.0 torchvision=0.29.2 crt=13.2.86 cccl=13.2.86 ;;
-  *) echo "setup: DTRAIN_TORCH is '$minor'; use 2.11, 2.12, 2.13, 2.14 or 2.15" >&2; exit 2 ;;
+  2.11) torchvision=0.26.0 crt=13.0.88 cccl=13.0.85 ;;
+  2.12) torchvision=0.27.1 crt=13.0.88 cccl=13.0.85 ;;
+  2.13) torchvision=0.28.0 crt=13.0.88 cccl=13.0.85 ;;
+  2.14) torchvision=0.29.2 crt=13.0.88 cccl=13.0.85 ;;
+  2.15) torchvision=0.29.2 crt=13.2.86 cccl=13.2.86 ;;
+  *) echo "setup: DTRAIN_TORCH is '$minor'; use one of" $(cut -d' ' -f1 <<<"$releases") >&2; exit 2 ;;
 esac
 readonly peer_wheels=("torch==$torch" numpy==2.2.6 safetensors==0.6.2 jsonschema==4.26.0 PyYAML==6.0.3 playwright==1.65.2)
 # What our traces and exports are written for.
@@ -61,6 +65,26 @@ readonly loader_wheels=(webdataset==1.0.2 braceexpand==0.1.7 spdl==0.8.0 spdl-co
   litdata==0.2.76 obstore==0.12.1 boto3==1.44.8 botocore==1.44.8 s3transfer==0.19.3 jmespath==1.1.0)
 readonly lint_packages=(clang-format-14 clang-tidy-14 clang-14 libclang-rt-14-dev)
 readonly optional_packages=(chromium)  # Ubuntu has it as a snap only
+# Ubuntu 22.04 lacks these, or has versions that are too old. What replaces them there comes from PyPI and from Debian 12, without being
+# installed. GCC 11 does not know mold.
+readonly lacking_on_jammy=(cmake mold libhwy-dev libjs-chart.js prometheus-cpp-dev)
+readonly instead_on_jammy=(libcivetweb1)  # which prometheus-cpp needs
+readonly tool_wheels=(cmake==4.4.5)
+readonly newer_packages=(
+  debian/pool/main/h/highway/libhwy-dev_1.0.3-3+deb12u1_amd64.deb
+  7db65cd6c5b43b523136f92589ce373f625ca10d569bd0201b5a0d521d8fae4d
+  debian/pool/main/h/highway/libhwy1_1.0.3-3+deb12u1_amd64.deb
+  58db3098074f192d32784cf2d070f82d4e26b10d54bc723830a6b9a43be5013b
+  debian/pool/main/n/node-chart.js/libjs-chart.js_3.9.1+~0.2.1-2_all.deb
+  16456ab02ad662f480ae3f4d0769a069f69133d0a957821925bbdd648ae5390a
+  debian/pool/main/p/prometheus-cpp/prometheus-cpp-dev_1.0.1-1_amd64.deb
+  87532ce525b729fee037dc337f5acad3c3fb254fa5616cecee90074321c519c7
+  debian/pool/main/p/prometheus-cpp/libprometheus-cpp-core1.0_1.0.1-1_amd64.deb
+  f0b98f9a4f3772363d164dad42bc80b09001956b6bb20a231990cc7c0790568a
+  debian/pool/main/p/prometheus-cpp/libprometheus-cpp-pull1.0_1.0.1-1_amd64.deb
+  adedc740b3ee092ecfcdf86a2f2e3953fcdc9a6fdb8160fc4ce5a543e601313c
+  debian/pool/main/p/prometheus-cpp/libprometheus-cpp-push1.0_1.0.1-1_amd64.deb
+  b438ce007669a369b86a997c725a3c2171108c5ea76f0a6d2607f332c8d5a3c1)
 readonly pip_install=(-m pip install --quiet --disable-pip-version-check --no-input --no-cache-dir)
 
 deps=.deps
@@ -71,14 +95,20 @@ packages=("${build_packages[@]}")
 case "$level" in
   build) ;;
   test | test-build) packages+=("${test_packages[@]}") ;;
-  test-wheels) packages=() ;;
+  test-wheels | test-version) packages=() ;;
   bench) packages+=("${test_packages[@]}" "${bench_packages[@]}") ;;
   deb) packages+=(dpkg-dev file libopenmpi-dev) ;;
   wheel) packages+=(patchelf libopenmpi-dev) ;;
   sdist) packages=(python3 python3-venv libjs-chart.js) ;;
   lint) packages+=("${test_packages[@]}" "${lint_packages[@]}") ;;
-  *) echo "setup: unknown level '$level'; use build, test, test-build, test-wheels, bench, deb, wheel, sdist or lint" >&2; exit 2 ;;
+  *) echo "setup: unknown level '$level'; use build, test, test-build, test-wheels, test-version, bench, deb, wheel, sdist or lint" >&2; exit 2 ;;
 esac
+
+jammy=false
+if [ "$(. /etc/os-release && echo "${VERSION_CODENAME:-}")" = jammy ] && [ ${#packages[@]} -gt 0 ]; then
+  jammy=true
+  mapfile -t packages < <(printf '%s\n' "${packages[@]}" "${instead_on_jammy[@]}" | grep -vxF "$(printf '%s\n' "${lacking_on_jammy[@]}")")
+fi
 
 say() { echo "setup: $*"; }
 
@@ -159,10 +189,30 @@ install_packages() {
   fi
 }
 
+install_newer() {
+  local stamp="${tool_wheels[*]} ${newer_packages[*]}"
+  [ "$(cat .deps/newer/stamp 2>/dev/null)" = "$stamp" ] && return 0
+  say "fetching what this system lacks: CMake, and Highway, prometheus-cpp and Chart.js of Debian 12 (30 MB to download)"
+  rm -rf .deps/newer/*
+  /usr/bin/python3 -m venv .deps/newer/tools
+  .deps/newer/tools/bin/python "${pip_install[@]}" "${tool_wheels[@]}"
+  unpack_deb .deps/newer "${newer_packages[@]}"
+  sed -i "s#^prefix=.*#prefix=$PWD/.deps/newer/usr#" .deps/newer/usr/lib/*/pkgconfig/*.pc
+  # Who links it needs neither their headers nor their programs.
+  sed -i '/find_dependency(\(civetweb\|CURL\))/d' .deps/newer/usr/lib/*/cmake/prometheus-cpp/prometheus-cpp-config.cmake
+  echo "$stamp" >.deps/newer/stamp
+}
+
 install_libtorch() {
   local flavour=()
   [ -z "${DTRAIN_LIBTORCH:-}" ] || flavour=(--flavour "$DTRAIN_LIBTORCH")
   packaging/dtrain-get-libtorch --to "$deps/libtorch" --minor "$minor" "${flavour[@]}"
+}
+
+# The peers' own: 770 MB less to download.
+link_libtorch() {
+  [ ! -e "$deps/libtorch/torch/lib/libtorch_cpu.so" ] || return 0
+  packaging/dtrain-get-libtorch --to "$deps/libtorch" --minor "$minor" --use "$(echo "$deps"/peers/lib/python3.*/site-packages/torch)"
 }
 
 install_headers() {
@@ -245,15 +295,20 @@ install_loaders() {
 }
 
 mkdir -p "$deps"
-if [ "$level" != test-wheels ]; then
+if [[ $level != test-wheels && $level != test-version ]]; then
   install_packages
 fi
 case "$level" in
-  test-wheels | sdist) ;;
-  *) install_libtorch; install_headers ;;
+  test-wheels | test-version | sdist) ;;
+  *)
+    ! $jammy || install_newer
+    install_libtorch
+    install_headers
+    ;;
 esac
 case "$level" in
   test | test-wheels | lint) install_peers; install_readers; install_models; install_lightning; install_source_tools ;;
+  test-version) install_peers; install_readers; install_models; install_headers; link_libtorch ;;
   bench) install_peers; install_readers; install_models; install_lightning; install_intel_mpi; install_loaders ;;
   sdist) install_source_tools ;;
 esac

@@ -15,10 +15,14 @@ import importlib.util as _util
 import os as _os
 import re as _re
 import sys as _sys
+from importlib.machinery import EXTENSION_SUFFIXES as _suffixes
 
 from .run import Run
 
-_wanted = "2.11"
+_minors = sorted((name[5:] for name in _os.listdir(_os.path.dirname(__file__)) if _re.fullmatch(r"torch\d+\.\d+", name)),
+                 key=lambda minor: tuple(map(int, minor.split("."))))  # of torch, as in 2.15; those for which _native is compiled
+_for = f"torch {' or '.join(_minors) or '(none)'}"
+_install = f"pip install 'torch=={_minors[-1]}.*'" if _minors else "build dtrain (make build)"
 
 # In a container the user may have a number alone. PyTorch asks for the name when the first optimizer is made, and fails.
 try:
@@ -29,22 +33,30 @@ except (KeyError, OSError):
 
 def _check_python() -> None:
     """_native is compiled for each Python by itself. Without it there is one line, which names those that have one."""
-    if _util.find_spec("._native", __name__) is not None:
+    here = _os.path.dirname(__file__)
+    files = sorted({name for minor in _minors for name in _os.listdir(f"{here}/torch{minor}") if name.startswith("_native.cpython-")})
+    if any(f"_native{suffix}" in files for suffix in _suffixes):
         return
-    files = sorted(_os.listdir(_os.path.dirname(__file__)))
-    found = [_re.sub(r"_native\.cpython-(\d)(\w+)-.*", r"\1.\2", name) for name in files if name.startswith("_native.cpython-")]
+    found = [_re.sub(r"_native\.cpython-(\d)(\w+)-.*", r"\1.\2", name) for name in files]
     this = f"{_sys.implementation.name} {_sys.version_info[0]}.{_sys.version_info[1]}{_sys.abiflags}"
     raise ImportError(f"this dtrain is built for Python {', '.join(found) or '(none)'}, and this is {this}: use such a Python, "
                       "or build dtrain for this one (make wheel PYTHONS=...)")
+
+
+def _find_native(version: str) -> None:
+    """libtorch's C++ interface changes with each minor version: _native is found in the folder of the torch that is installed."""
+    minor = ".".join(version.split(".")[:2])
+    if minor not in _minors:
+        raise ImportError(f"this dtrain is built for {_for}, and torch {version} is installed: {_install}, or build dtrain for "
+                          f"torch {minor} from its source distribution: pip install --no-binary dtrain dtrain-*.tar.gz")
+    __path__.append(_os.path.join(_os.path.dirname(__file__), f"torch{minor}"))
 
 
 if _util.find_spec("torch") is not None:
     _check_python()
     import torch as _torch  # the engine uses the libtorch that it has loaded
 
-    if not _torch.__version__.startswith(_wanted + "."):
-        raise ImportError(f"this dtrain is built for torch {_wanted}, and torch {_torch.__version__} is installed: "
-                          f"pip install 'torch=={_wanted}.*'")
+    _find_native(str(_torch.__version__))
 
     from . import data
     from ._native import ConfigError, DataError, Error
@@ -60,5 +72,4 @@ else:
     def __getattr__(name: str) -> object:
         if name.startswith("_"):
             raise AttributeError(name)
-        raise ImportError(f"dtrain.{name} needs torch {_wanted}, which is not installed: "
-                          f"pip install 'torch=={_wanted}.*'")
+        raise ImportError(f"dtrain.{name} needs {_for}, which is not installed: {_install}")

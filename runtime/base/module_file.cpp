@@ -1,6 +1,9 @@
 #include "dtrain/base/module_file.h"
 
+#include <algorithm>
+
 #include <dlfcn.h>
+#include <link.h>
 
 #include "dtrain/base/subprocess.h"
 
@@ -12,11 +15,31 @@ std::string loader_error() {
   return text ? text : "no reason given";
 }
 
+// Beside this library, or beside another library of dtrain that this process has loaded: in a wheel, what depends on
+// the version of libtorch has a folder of its own.
+std::filesystem::path find_module(const std::string& file) {
+  static const char inside_this_library = 0;
+  std::vector<std::filesystem::path> candidates{library_folder(&inside_this_library) / file};
+  ::dl_iterate_phdr(
+      [](dl_phdr_info* info, std::size_t, void* found) {
+        const std::filesystem::path library = info->dlpi_name;
+        auto& all = *static_cast<std::vector<std::filesystem::path>*>(found);
+        if (library.filename().string().starts_with("libdtrain_")) {
+          all.push_back(library.parent_path() / all.front().filename());
+        }
+        return 0;
+      },
+      &candidates);
+  std::error_code code;
+  const auto found = std::find_if(candidates.begin(), candidates.end(),
+                                  [&](const auto& path) { return std::filesystem::exists(path, code); });
+  return found == candidates.end() ? candidates.front() : *found;
+}
+
 }  // namespace
 
 OpenedModule try_open_module(const ModuleFile& file) {
-  static const char inside_this_library = 0;
-  const std::filesystem::path path = library_folder(&inside_this_library) / ("lib" + file.name + ".so");
+  const std::filesystem::path path = find_module("lib" + file.name + ".so");
   std::error_code code;
   if (!std::filesystem::exists(path, code)) {
     return {nullptr, file.what + " is not part of this dtrain: there is no " + path.string(), file.remedy_module};

@@ -11,6 +11,7 @@
 #include "dtrain/base/fd.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/subprocess.h"
+#include "dtrain/run/training_program.h"
 
 namespace dtrain::cli {
 namespace {
@@ -23,12 +24,13 @@ struct ModelInspectArguments {
 // Only dtrain-worker has libtorch, which knows the operators. What it says is printed by this program, which checks
 // that all of it could be written.
 int inspect(const ModelInspectArguments& arguments) {
-  static const char inside_this_program = 0;
   const UniqueFd said(::memfd_create("dtrain model inspect", MFD_CLOEXEC));
   if (!said) throw SystemError("cannot make a file in memory", errno);
   ProcessOptions options;
   options.fds = {{STDOUT_FILENO, said.get()}};
-  options.command = {find_program_beside(&inside_this_program, "dtrain-worker").string(), "--inspect", arguments.file};
+  const run::TrainingProgram worker = run::training_program("dtrain-worker");
+  options.command = {worker.file.string(), "--inspect", arguments.file};
+  if (!worker.library_path.empty()) options.environment["LD_LIBRARY_PATH"] = worker.library_path;
   if (arguments.json) options.command.emplace_back("--json");
   options.new_process_group = false;  // Ctrl-C ends both
   const ExitStatus status = Process::start(options).wait();

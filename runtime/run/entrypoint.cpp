@@ -114,7 +114,7 @@ fs::path find_entrypoint(const config::Experiment& experiment, const Variables& 
   const fs::path beside = executable_path().parent_path();
   const std::string where = experiment.file.string() + ": entrypoint: ";
   if (name.find('/') == std::string::npos) {
-    fs::path found = find_program(name, beside, variables);
+    fs::path found = experiment.model ? find_training_program(name, variables) : find_program(name, beside, variables);
     if (!found.empty()) return found;
     if (experiment.model) {
       throw ConfigError(experiment.file.string() + ": model: `model:` experiments are carried out by the program " +

@@ -4,6 +4,8 @@
 #include <cerrno>
 #include <map>
 #include <regex>
+#include <string_view>
+#include <utility>
 
 #include <fcntl.h>
 #include <link.h>
@@ -20,9 +22,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kHowToGet =
-    "get it with: dtrain-get-libtorch; or set DTRAIN_LIBTORCH_DIR to the 'torch' folder of an installed "
-    "PyTorch " DTRAIN_LIBTORCH " (pip install torch==" DTRAIN_LIBTORCH ".0)";
+constexpr const char* kLibtorch = "libtorch_cpu.so";
+
+using Libraries = std::map<std::string, std::string>;  // the files by their names; no file: not found
 
 std::string value_of(const Variables& variables, const std::string& name) {
   const auto found = variables.find(name);
@@ -58,7 +60,7 @@ std::string read_all(int fd) {
 
 // The libraries that `program` (or a library) links, directly or indirectly, and the files that they are found in; no
 // file for those that cannot be found. Empty for a script or a static program, which the linker does not know.
-std::map<std::string, std::string> linked_libraries(const fs::path& program, const std::string& library_path) {
+Libraries linked_libraries(const fs::path& program, const std::string& library_path) {
   const std::string linker = dynamic_linker();
   if (linker.empty()) return {};
   int ends[2];
@@ -75,7 +77,7 @@ std::map<std::string, std::string> linked_libraries(const fs::path& program, con
   writer.reset();
   const std::string listing = read_all(reader.get());
   process.wait();
-  std::map<std::string, std::string> libraries;
+  Libraries libraries;
   for (const std::string& line : split(listing, '\n')) {  // "\tlibname.so => not found", "... => /path (0x7f...)"
     const auto arrow = line.find(" => ");
     const auto name = line.find_first_not_of("\t ");
@@ -89,21 +91,81 @@ std::map<std::string, std::string> linked_libraries(const fs::path& program, con
   return libraries;
 }
 
-// ConfigError unless `torch` is the folder of a PyTorch whose libtorch the ranks can use.
-void check_libtorch(const fs::path& torch, const std::string& where) {
+bool has_libtorch(const fs::path& torch) {
   std::error_code code;
-  if (!fs::is_regular_file(torch / "lib" / "libtorch_cpu.so", code)) {
-    throw ConfigError(where + ": there is no lib/libtorch_cpu.so in " + torch.string(), kHowToGet);
+  return fs::is_regular_file(torch / "lib" / kLibtorch, code);
+}
+
+// "2.15" of "2.15.0".
+std::string minor_of_version(const std::string& version) {
+  return version.substr(0, version.find('.', version.find('.') + 1));
+}
+
+// "2.15.0"; empty: the folder does not say. The archive for C++ has the second file.
+std::string version_of(const fs::path& torch) {
+  for (const char* name : {"version.py", "build-version"}) {
+    std::error_code code;
+    if (!fs::is_regular_file(torch / name, code)) continue;
+    const std::string text = read_file(torch / name);
+    std::smatch version;
+    if (std::regex_search(text, version, std::regex("(?:__version__ = '|^)([0-9]+[.][0-9]+[.0-9]*)")))
+      return version[1];
   }
-  if (!fs::is_regular_file(torch / "version.py", code)) return;  // the archive without Python has no version
-  const std::string text = read_file(torch / "version.py");
-  std::smatch version;
-  if (std::regex_search(text, version, std::regex("__version__ = '([0-9.]+)")) &&
-      version[1].str().rfind(DTRAIN_LIBTORCH ".", 0) != 0) {
-    throw ConfigError(where + ": the libtorch in " + torch.string() + " is " + version[1].str() +
-                          ", and dtrain is built for " DTRAIN_LIBTORCH,
-                      kHowToGet);
+  return {};
+}
+
+// "2.15" of libdtrain_train.so.0.1-torch2.15: its C++ interface is that of the libtorch for which it is compiled.
+// Empty: another library.
+std::string minor_in(const std::string& library) {
+  constexpr std::string_view kTorch = "-torch";
+  const auto torch = library.find(kTorch);
+  const bool is_ours = library.starts_with("libdtrain_train.so.") && torch != std::string::npos;
+  return is_ours ? library.substr(torch + kTorch.size()) : "";
+}
+
+// For which libtorch a program is built; empty: it links no library of dtrain that says so.
+std::string minor_of(const Libraries& libraries) {
+  for (const auto& [name, file] : libraries) {
+    if (std::string minor = minor_in(name); !minor.empty()) return minor;
   }
+  return {};
+}
+
+// In a wheel, what links libtorch lies in a folder for each minor version, as in torch2.15.
+struct MinorFolder {
+  std::pair<int, int> version;
+  fs::path path;
+  std::string minor() const { return std::to_string(version.first) + "." + std::to_string(version.second); }
+};
+
+// The newest is the last. Empty: this dtrain is no wheel, and the programs are beside it.
+std::vector<MinorFolder> minor_folders() {
+  static const char inside_this_library = 0;
+  static const std::regex kName("torch([0-9]{1,4})[.]([0-9]{1,4})");
+  std::vector<MinorFolder> found;
+  const fs::path package = (library_folder(&inside_this_library) / "..").lexically_normal();
+  std::error_code code;
+  for (const fs::directory_entry& entry : fs::directory_iterator(package, code)) {
+    const std::string name = entry.path().filename();
+    std::smatch minor;
+    if (std::regex_match(name, minor, kName))
+      found.push_back({{std::stoi(minor[1]), std::stoi(minor[2])}, entry.path()});
+  }
+  std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.version < b.version; });
+  return found;
+}
+
+// Empty `minor`: dtrain is built without libtorch.
+std::string how_to_get(const std::string& minor) {
+  const std::string install = minor.empty() ? "pip install torch" : "pip install 'torch==" + minor + ".*'";
+  const std::string or_set =
+      "or set DTRAIN_LIBTORCH_DIR to the 'torch' folder of an installed PyTorch" + (minor.empty() ? "" : " " + minor);
+  if (!minor_folders().empty()) return install + "; " + or_set;
+  return "get it with: dtrain-get-libtorch; " + or_set + " (" + install + ")";
+}
+
+std::string newest_of(const std::vector<std::string>& minors) {
+  return minors.empty() ? std::string() : minors.back();
 }
 
 // Where dtrain-get-libtorch puts it: beside the installed libraries, or under the user's home if that folder cannot be
@@ -114,6 +176,56 @@ std::vector<fs::path> usual_places(const Variables& variables) {
   const fs::path home = data.empty() ? fs::path(value_of(variables, "HOME")) / ".local" / "share" : fs::path(data);
   const fs::path rest = fs::path("dtrain") / "libtorch" / "torch";
   return {(library_folder(&inside_this_library) / ".." / "lib" / rest).lexically_normal(), home / rest};
+}
+
+// The 'torch' folder whose libtorch `program` would use; empty: there is none.
+fs::path libtorch_of(const fs::path& program, const Variables& variables) {
+  if (std::string named = value_of(variables, "DTRAIN_LIBTORCH_DIR"); !named.empty()) return named;
+  if (const fs::path found = libtorch_folder(program, value_of(variables, "LD_LIBRARY_PATH")); !found.empty()) {
+    return found.parent_path();
+  }
+  for (const fs::path& place : usual_places(variables)) {
+    if (has_libtorch(place)) return place;
+  }
+  return {};
+}
+
+// ConfigError if `program` is compiled for another libtorch than the one in `torch`. A program that does not say for
+// which one it is gets a libtorch that fits dtrain.
+void check_version(const fs::path& program, const Libraries& libraries, const fs::path& torch, const std::string& where,
+                   const Variables& variables) {
+  const std::string version = version_of(torch);
+  const std::string minor = minor_of_version(version);
+  const std::string own = minor_of(libraries);
+  if (version.empty() || own == minor) return;
+  const std::vector<std::string> all = libtorch_minors(variables);
+  const bool fits = std::find(all.begin(), all.end(), minor) != all.end();
+  if (own.empty() && (fits || all.empty())) return;
+  const std::vector<MinorFolder> folders = minor_folders();
+  const bool of_wheel = std::any_of(folders.begin(), folders.end(),
+                                    [&](const MinorFolder& one) { return one.path == program.parent_path(); });
+  const std::string is = where + ": the libtorch in " + torch.string() + " is " + version + ", and ";
+  if (!own.empty() && (fits || !of_wheel)) {
+    throw ConfigError(is + program.string() + " is built for " + own, how_to_get(own));
+  }
+  std::string remedy = how_to_get(newest_of(all));
+  if (!folders.empty()) {
+    remedy += "; or build dtrain for " + minor + " from its source distribution (pip install dtrain-*.tar.gz)";
+  }
+  throw ConfigError(is + "dtrain is built for " + join_with_and(all), remedy);
+}
+
+// ConfigError if `program` is compiled for another libtorch than this dtrain, which therefore lacks its library.
+void check_train(const fs::path& program, const Libraries& libraries, const Variables& variables) {
+  for (const auto& [name, file] : libraries) {
+    const std::string minor = minor_in(name);
+    if (minor.empty() || !file.empty()) continue;
+    const std::vector<std::string> minors = libtorch_minors(variables);
+    if (minors.empty() || std::find(minors.begin(), minors.end(), minor) != minors.end()) continue;
+    throw ConfigError(program.string() + " is built for libtorch " + minor + " (" + name + "), and dtrain for " +
+                          join_with_and(minors),
+                      "build it anew with this dtrain, or install a dtrain for libtorch " + minor);
+  }
 }
 
 }  // namespace
@@ -127,8 +239,8 @@ std::vector<std::string> missing_libraries(const fs::path& program, const std::s
 }
 
 fs::path libtorch_folder(const fs::path& program, const std::string& library_path) {
-  const std::map<std::string, std::string> libraries = linked_libraries(program, library_path);
-  const auto found = libraries.find("libtorch_cpu.so");
+  const Libraries libraries = linked_libraries(program, library_path);
+  const auto found = libraries.find(kLibtorch);
   return found == libraries.end() ? fs::path() : fs::path(found->second).parent_path();
 }
 
@@ -154,29 +266,92 @@ std::string why_no_cuda(const fs::path& program, const std::string& library_path
          (more > 0 ? " and " + std::to_string(more) + " more" : "") + kRemedy;
 }
 
+fs::path find_training_program(const std::string& name, const Variables& variables) {
+  const fs::path folder = executable_path().parent_path();
+  const std::vector<MinorFolder> folders = minor_folders();
+  if (folders.empty() || is_program(folder / name)) return find_program(name, folder, variables);
+  const fs::path newest = folders.back().path / name;
+  const std::string minor = minor_of_version(version_of(libtorch_of(newest, variables)));
+  for (const MinorFolder& one : folders) {
+    if (one.minor() == minor) return one.path / name;
+  }
+  return newest;  // find_libraries() says what is wrong
+}
+
+TrainingProgram training_program(const std::string& name) {
+  const Variables variables = process_variables();
+  const fs::path file = find_training_program(name, variables);
+  if (file.empty()) {
+    const MissingProgram missing = missing_program(name);
+    throw Error(missing.text, missing.remedy);
+  }
+  return {file, find_libraries(file, variables)};
+}
+
+std::vector<std::string> libtorch_minors(const Variables& variables) {
+  std::vector<std::string> minors;
+  for (const MinorFolder& one : minor_folders()) minors.push_back(one.minor());
+  if (!minors.empty()) return minors;
+  const fs::path worker = find_program("dtrain-worker", executable_path().parent_path(), variables);
+  if (worker.empty()) return minors;
+  if (std::string minor = minor_of(linked_libraries(worker, {})); !minor.empty()) minors.push_back(minor);
+  return minors;
+}
+
+std::string libtorch_minor(const Variables& variables) {
+  std::string loaded;
+  ::dl_iterate_phdr(
+      [](dl_phdr_info* info, std::size_t, void* found) {
+        const std::string minor = minor_in(fs::path(info->dlpi_name).filename());
+        if (!minor.empty()) *static_cast<std::string*>(found) = minor;
+        return static_cast<int>(!minor.empty());
+      },
+      &loaded);
+  if (!loaded.empty()) return loaded;
+  const fs::path worker = find_training_program("dtrain-worker", variables);
+  return worker.empty() ? std::string() : minor_of(linked_libraries(worker, {}));
+}
+
 std::string find_libraries(const fs::path& program, const Variables& variables) {
   const std::string given = value_of(variables, "LD_LIBRARY_PATH");
   const auto with = [&](const fs::path& torch) {
     return fs::absolute(torch / "lib").string() + (given.empty() ? "" : ":" + given);
   };
-  std::string path;
-  if (const std::string named = value_of(variables, "DTRAIN_LIBTORCH_DIR"); !named.empty()) {
-    check_libtorch(named, "environment: DTRAIN_LIBTORCH_DIR");
-    path = with(named);
-  }
-  std::vector<std::string> missing = missing_libraries(program, path.empty() ? given : path);
-  if (std::find(missing.begin(), missing.end(), "libtorch_cpu.so") != missing.end()) {
+  const auto check_folder = [&](const fs::path& torch, const std::string& where) {
+    if (has_libtorch(torch)) return;
+    throw ConfigError(where + ": there is no lib/libtorch_cpu.so in " + torch.string(),
+                      how_to_get(newest_of(libtorch_minors(variables))));
+  };
+  const std::string named = value_of(variables, "DTRAIN_LIBTORCH_DIR");
+  if (!named.empty()) check_folder(named, "environment: DTRAIN_LIBTORCH_DIR");
+  std::string path = named.empty() ? "" : with(named);
+  Libraries libraries = linked_libraries(program, path.empty() ? given : path);
+  check_train(program, libraries, variables);
+  const auto libtorch = libraries.find(kLibtorch);
+  if (!named.empty()) {
+    check_version(program, libraries, named, "environment: DTRAIN_LIBTORCH_DIR", variables);
+  } else if (libtorch != libraries.end() && libtorch->second.empty()) {
     const std::vector<fs::path> places = usual_places(variables);
     std::error_code code;
     const auto found =
         std::find_if(places.begin(), places.end(), [&](const fs::path& p) { return fs::exists(p, code); });
     if (found == places.end()) {
-      throw ConfigError(program.string() + " needs libtorch " DTRAIN_LIBTORCH " (libtorch_cpu.so), which is not there",
-                        kHowToGet);
+      std::string minor = minor_of(libraries);
+      if (minor.empty()) minor = newest_of(libtorch_minors(variables));
+      throw ConfigError(program.string() + " needs libtorch " + minor + " (libtorch_cpu.so), which is not there",
+                        how_to_get(minor));
     }
-    check_libtorch(*found, "what dtrain-get-libtorch got");
+    check_folder(*found, "what dtrain-get-libtorch got");
+    check_version(program, libraries, *found, "what dtrain-get-libtorch got", variables);
     path = with(*found);
-    missing = missing_libraries(program, path);
+    libraries = linked_libraries(program, path);
+  } else if (libtorch != libraries.end() && !minor_of(libraries).empty()) {
+    const fs::path torch = fs::path(libtorch->second).parent_path().parent_path();
+    check_version(program, libraries, torch.lexically_normal(), program.string(), variables);
+  }
+  std::vector<std::string> missing;
+  for (const auto& [name, file] : libraries) {
+    if (file.empty()) missing.push_back(name);
   }
   if (!missing.empty()) {
     throw ConfigError(program.string() + " needs libraries that are not there: " + join(missing, ", "),

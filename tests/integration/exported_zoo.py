@@ -281,7 +281,7 @@ def bert(cls):
 
 
 def gpt2():
-    # transformers makes causal masks with torch.vmap(), which PyTorch 2.11 exports but cannot save.
+    # transformers makes causal masks with torch.vmap(), which PyTorch exports but cannot save.
     from transformers.integrations.executorch import sdpa_mask_without_vmap
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS

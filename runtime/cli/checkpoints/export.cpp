@@ -8,6 +8,7 @@
 #include "dtrain/base/text.h"
 #include "dtrain/base/units.h"
 #include "dtrain/checkpoint/export.h"
+#include "dtrain/run/training_program.h"
 
 namespace dtrain::cli {
 namespace {
@@ -43,14 +44,11 @@ void check_output(const std::filesystem::path& output, bool force) {
 // libtorch writes models, and only dtrain-worker has it.
 int export_model(const checkpoints::Entry& entry, const std::filesystem::path& output,
                  const CheckpointExportArguments& arguments, const std::filesystem::path& eval_output) {
-  static const char inside_this_program = 0;
   ProcessOptions options;
-  options.command = {find_program_beside(&inside_this_program, "dtrain-worker").string(),
-                     "--export",
-                     entry.path.string(),
-                     output.string(),
-                     "--format",
-                     arguments.format};
+  const run::TrainingProgram worker = run::training_program("dtrain-worker");
+  options.command = {worker.file.string(), "--export", entry.path.string(),
+                     output.string(),      "--format", arguments.format};
+  if (!worker.library_path.empty()) options.environment["LD_LIBRARY_PATH"] = worker.library_path;
   if (!arguments.model.empty()) options.command.insert(options.command.end(), {"--model", arguments.model});
   if (!eval_output.empty()) {
     options.command.insert(options.command.end(), {"--eval-out", eval_output.string()});

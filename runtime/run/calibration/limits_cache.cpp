@@ -15,6 +15,7 @@
 #include "dtrain/run/version.h"
 #include "dtrain/scheduler/core_groups.h"
 #include "dtrain/scheduler/local_slots.h"
+#include "libtorch.h"
 
 namespace dtrain::run {
 namespace {
@@ -127,9 +128,11 @@ RanksOfHost on_this_host(RanksOfHost ranks) {
 }
 
 Json limits_key(int threads, int ranks, int most_threads) {
+  // Asked once: it takes some 50 ms.
+  static const std::string libtorch = libtorch_minor(process_variables());
   const host::Processor processor = host::processor();
   Json key = {{"cpu", processor.name}, {"revision", processor.revision}, {"threads", threads},
-              {"ranks", ranks},        {"libtorch", DTRAIN_LIBTORCH},    {"dtrain", version()}};
+              {"ranks", ranks},        {"libtorch", libtorch},           {"dtrain", version()}};
   if (most_threads > threads) key["most_threads"] = most_threads;
   return key;
 }

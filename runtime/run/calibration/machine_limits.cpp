@@ -66,25 +66,23 @@ std::string cpus_text(const std::vector<std::vector<int>>& cpus) {
   return join(ranks, ":");
 }
 
-// The LD_LIBRARY_PATH with which `program` finds the libtorch that the ranks use; empty: it needs none.
-std::string library_path_for(const fs::path& program, const fs::path& of_ranks, const Variables& variables) {
-  if (of_ranks.empty() || !is_program(of_ranks)) return find_libraries(program, variables);
-  std::string path = find_libraries(of_ranks, variables);
-  if (!path.empty()) return path;
-  const fs::path torch = libtorch_folder(of_ranks, path);
-  if (torch.empty()) return find_libraries(program, variables);
-  const auto given = variables.find("LD_LIBRARY_PATH");
-  return torch.string() + (given == variables.end() || given->second.empty() ? "" : ":" + given->second);
+// Those with which dtrain-calibrate gets the libtorch of the ranks' program, where that has found one by itself.
+Variables with_libtorch_of(const fs::path& of_ranks, Variables variables) {
+  if (of_ranks.empty() || !is_program(of_ranks)) return variables;
+  const fs::path libraries = libtorch_folder(of_ranks, find_libraries(of_ranks, variables));
+  if (libraries.filename() == "lib") variables["DTRAIN_LIBTORCH_DIR"] = libraries.parent_path().string();
+  return variables;
 }
 
 // The line of JSON that dtrain-calibrate prints. Error: it cannot be started, or has failed.
 Json run_calibration(const RanksOfHost& ranks, const Variables& variables) {
-  const fs::path program = find_program(kCalibrationProgram, executable_path().parent_path(), variables);
+  const Variables of_ranks = with_libtorch_of(ranks.program, variables);
+  const fs::path program = find_training_program(kCalibrationProgram, of_ranks);
   if (program.empty()) {
     const MissingProgram missing = missing_program(kCalibrationProgram);
     throw Error(missing.text, missing.remedy);
   }
-  const std::string libraries = library_path_for(program, ranks.program, variables);
+  const std::string libraries = find_libraries(program, of_ranks);
   PipeEnds out = make_output_pipe();
   PipeEnds err = make_output_pipe();
   const UniqueFd nothing(::open("/dev/null", O_RDWR | O_CLOEXEC));

@@ -191,8 +191,7 @@ namespace {
 constexpr int kOldestNccl = 22800;
 constexpr const char* kGetFullLibtorch =
     "get libtorch with the GPU libraries: dtrain-get-libtorch --flavour full; or set DTRAIN_LIBTORCH_DIR to the "
-    "'torch' "
-    "folder of a PyTorch for CUDA 13 (pip install torch==" DTRAIN_LIBTORCH ".0)";
+    "'torch' folder of an installed PyTorch for CUDA 13 (dtrain version says which PyTorch dtrain is built for)";
 
 // What to do where CUDA does not start.
 std::string cuda_remedy(int error) {

@@ -20,7 +20,8 @@
 namespace dtrain::run {
 namespace {
 
-constexpr double kOldestGpu = 7.5;  // PyTorch 2.11's wheel has kernels for 7.5, 8.0, 8.6, 9.0, 10.0 and 12.0
+constexpr double kOldestGpu =
+    7.5;  // PyTorch's wheels (2.11 to 2.15) have kernels for 7.5, 8.0, 8.6, 9.0, 10.0 and 12.0
 // By NVIDIA's table of compatible versions, CUDA 13 needs driver 580.
 constexpr const char* kGetDriver =
     "install NVIDIA's driver 580 or later; in a container, start it with the GPUs: docker run --gpus all";
@@ -73,7 +74,7 @@ struct CudaCheck {
 
 // Opens what a rank of dtrain-worker would open. Without libtorch there is nothing to open: that is said elsewhere.
 CudaCheck check_cuda(int gpus, const Variables& variables) {
-  const std::filesystem::path worker = find_program("dtrain-worker", executable_path().parent_path(), variables);
+  const std::filesystem::path worker = find_training_program("dtrain-worker", variables);
   if (worker.empty()) return {};
   std::string path;
   try {

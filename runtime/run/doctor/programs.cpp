@@ -22,8 +22,7 @@ Finding finding_of(const comm::BackendCheck& check, bool needed) {
 }  // namespace
 
 Finding check_libtorch(const Variables& variables) {
-  const fs::path beside = executable_path().parent_path();
-  const fs::path worker = find_program("dtrain-worker", beside, variables);
+  const fs::path worker = find_training_program("dtrain-worker", variables);
   if (worker.empty()) {
     const MissingProgram missing = missing_program("dtrain-worker");
     return warning("libtorch", missing.text + "; `model:` experiments need it", missing.remedy);

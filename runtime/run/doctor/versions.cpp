@@ -8,7 +8,7 @@
 #include "doctor/checks.h"
 #include "doctor/cuda_probe.h"
 #include "dtrain/base/error.h"
-#include "dtrain/base/subprocess.h"
+#include "dtrain/base/text.h"
 #include "dtrain/host/cpu.h"
 #include "libtorch.h"
 
@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 
 // The folder of libtorch's libraries that dtrain-worker would use; empty: none is found.
 fs::path workers_libtorch(const Variables& variables) {
-  const fs::path worker = find_program("dtrain-worker", executable_path().parent_path(), variables);
+  const fs::path worker = find_training_program("dtrain-worker", variables);
   try {
     return worker.empty() ? fs::path() : libtorch_folder(worker, find_libraries(worker, variables));
   } catch (const Error&) {  // check_libtorch() says why
@@ -47,9 +47,11 @@ std::string cpu_text() {
 
 std::vector<std::pair<std::string, std::string>> versions() {
   const Variables variables = process_variables();
+  const std::vector<std::string> minors = libtorch_minors(variables);
   std::vector<std::pair<std::string, std::string>> all{
       {"dtrain", version() + ", commit " DTRAIN_COMMIT},
-      {"libtorch", (built_with_libtorch() ? "built for " DTRAIN_LIBTORCH "; " : "") + check_libtorch(variables).text}};
+      {"libtorch",
+       (minors.empty() ? "" : "built for " + join_with_and(minors) + "; ") + check_libtorch(variables).text}};
   for (const Finding& backend : check_backends(false, variables)) all.emplace_back(backend.check, backend.text);
   all.emplace_back("NCCL", nccl_text(workers_libtorch(variables)));
   all.emplace_back("CPU", cpu_text());

@@ -23,7 +23,7 @@ constexpr std::size_t kMostDimensions = 64;
 constexpr const char* kWeights = "data/weights/";
 constexpr const char* kConstants = "data/constants/";
 
-constexpr std::array<std::pair<std::int64_t, at::ScalarType>, 18> kTypes{{{1, at::kByte},
+constexpr std::array<std::pair<std::int64_t, at::ScalarType>, 21> kTypes{{{1, at::kByte},
                                                                           {2, at::kChar},
                                                                           {3, at::kShort},
                                                                           {4, at::kInt},
@@ -40,7 +40,10 @@ constexpr std::array<std::pair<std::int64_t, at::ScalarType>, 18> kTypes{{{1, at
                                                                           {29, at::kFloat8_e4m3fn},
                                                                           {30, at::kFloat8_e5m2},
                                                                           {31, at::kFloat8_e4m3fnuz},
-                                                                          {32, at::kFloat8_e5m2fnuz}}};
+                                                                          {32, at::kFloat8_e5m2fnuz},
+                                                                          {33, at::kFloat8_e8m0fnu},
+                                                                          {34, at::kUInt32},
+                                                                          {35, at::kUInt64}}};
 
 // Where a tensor's elements lie in its record.
 struct Layout {

@@ -1,4 +1,4 @@
-// FLOPs of an operator from the shapes of its arguments, as Python's torch.utils.flop_counter (PyTorch 2.11) has them:
+// FLOPs of an operator from the shapes of its arguments, as Python's torch.utils.flop_counter (PyTorch 2.11 to 2.15) has them:
 // products of matrices, convolutions and attention count, everything else is 0; a multiplication and an addition are
 // two FLOPs; biases, causal masks and the padding of a convolution are left out; the weight's gradient of a grouped
 // convolution counts as if it had one group. Two kinds of operators have FLOPs here and none there: attention on CPUs

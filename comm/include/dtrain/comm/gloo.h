@@ -1,5 +1,5 @@
 // libtorch's gloo as a backend between hosts, for machines without MPI: ordinary TCP connections between the ranks.
-// It is in a module of its own (libdtrain_comm_gloo.so) that is opened on demand and needs libtorch 2.11, which every
+// It is in a module of its own (libdtrain_comm_gloo.so) that is opened on demand and needs the libtorch, which every
 // program that trains has loaded. If it is requested where it is missing, an error says so.
 #pragma once
 

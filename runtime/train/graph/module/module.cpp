@@ -35,20 +35,25 @@ class Captured final : public at::cuda::CUDAGraph {
     try {
       call();
     } catch (...) {
-      let_go();
+      let_go(*this);
       throw;
     }
   }
-  // Where CUDA refuses the capture, libtorch 2.11 leaves its state behind. Its allocators would ask this object, once
-  // it is gone, whose memory it is that they give out, and the next random number outside of a graph would be an error.
-  void let_go() {
-    for (auto& [generator, increment] : captured_generator_states_) generator->capturing_ = false;
-    if (capture_ended_) return;  // reset() gives the pools back
+  // Where CUDA refuses the capture, libtorch leaves its state behind. Its allocators would ask this object, once it is
+  // gone, whose memory it is that they give out. In libtorch 2.11 the next random number outside of a graph would be an
+  // error, too.
+  template <class Self>
+  static void let_go(Self& self) {
+    for (auto& [generator, increment] : self.captured_generator_states_) {
+      if constexpr (requires { generator->capturing_; }) generator->capturing_ = false;  // later ones ask the stream
+    }
+    if constexpr (requires { self.allocated_pool_; }) return;  // 2.14 and later: reset() gives the pools back
+    if (self.capture_ended_) return;                           // reset() does
     at::HostAllocator* const pinned = at::getHostAllocator(at::kCUDA);
-    or_not([this] { c10::cuda::CUDACachingAllocator::endAllocateToPool(capture_dev_, mempool_id_); });
-    or_not([this] { c10::cuda::CUDACachingAllocator::releasePool(capture_dev_, mempool_id_); });
-    or_not([&] { pinned->end_allocate_to_pool(mempool_id_); });
-    or_not([&] { pinned->release_pool(mempool_id_); });
+    or_not([&] { c10::cuda::CUDACachingAllocator::endAllocateToPool(self.capture_dev_, self.mempool_id_); });
+    or_not([&] { c10::cuda::CUDACachingAllocator::releasePool(self.capture_dev_, self.mempool_id_); });
+    or_not([&] { pinned->end_allocate_to_pool(self.mempool_id_); });
+    or_not([&] { pinned->release_pool(self.mempool_id_); });
   }
   // An error says that it had not begun, or had ended.
   template <class Call>

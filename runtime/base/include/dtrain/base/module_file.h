@@ -7,7 +7,7 @@
 namespace dtrain {
 
 struct ModuleFile {
-  std::string name;                // "dtrain_comm_mpi": lib<name>.so beside dtrain's own libraries
+  std::string name;                // "dtrain_comm_mpi": lib<name>.so beside a library of dtrain
   std::vector<std::string> needs;  // foreign libraries, opened first with RTLD_GLOBAL ("libmpi.so.40")
   std::string factory;             // the one function it exports
   std::string what;                // for errors: "the mpi backend"

@@ -1,0 +1,50 @@
+# A build for a further minor of libtorch compiles what includes libtorch, and takes everything else from a complete build:
+#   cmake -B build/torch-2.13 -DDTRAIN_LIBTORCH_DIR=... -DDTRAIN_TORCH_FREE_FROM=$PWD/build/release
+# Both have the same sources, compiler and build type; scripts/torch_versions.sh makes such builds.
+set(DTRAIN_TORCH_FREE_FROM "" CACHE PATH "A complete build, whose targets without libtorch this one uses; empty: this is one")
+
+# Of a complete build: a file that declares the targets of these folders for others.
+function(dtrain_export_torch_free)
+  set(exported "")
+  foreach(folder IN LISTS ARGN)
+    dtrain_targets_in(${CMAKE_SOURCE_DIR}/${folder} targets)
+    foreach(target IN LISTS targets)
+      get_target_property(type ${target} TYPE)
+      if(NOT type STREQUAL "UTILITY" AND NOT target MATCHES "^(comm_gloo|fake_gpu)$")  # these two link libtorch
+        list(APPEND exported ${target})
+      endif()
+    endforeach()
+  endforeach()
+  export(TARGETS ${exported} FILE ${CMAKE_BINARY_DIR}/torch_free.cmake)
+endfunction()
+
+# Imports them. Programs and libraries are copied into this build's folders: they look for each other beside themselves.
+function(dtrain_import_torch_free)
+  get_filename_component(from ${DTRAIN_TORCH_FREE_FROM} REALPATH)
+  if(NOT EXISTS ${from}/torch_free.cmake)
+    message(FATAL_ERROR "DTRAIN_TORCH_FREE_FROM is '${DTRAIN_TORCH_FREE_FROM}', which is no complete build of dtrain (make build)")
+  endif()
+  include(${from}/torch_free.cmake)
+  string(TOUPPER ${CMAKE_BUILD_TYPE} config)
+  get_property(targets DIRECTORY PROPERTY IMPORTED_TARGETS)
+  set(copies "")
+  set(commands "")
+  foreach(target IN LISTS targets)
+    get_target_property(file ${target} IMPORTED_LOCATION_${config})
+    get_target_property(type ${target} TYPE)
+    if(NOT file MATCHES "^${from}/" OR type STREQUAL "STATIC_LIBRARY")
+      continue()
+    endif()
+    file(RELATIVE_PATH copy ${from} ${file})
+    get_target_property(soname ${target} IMPORTED_SONAME_${config})
+    if(soname)  # which the dynamic linker looks for
+      string(REGEX REPLACE "[^/]+$" ${soname} copy ${copy})
+    endif()
+    set(copy ${CMAKE_BINARY_DIR}/${copy})
+    set_target_properties(${target} PROPERTIES IMPORTED_LOCATION_${config} ${copy})
+    add_dependencies(${target} torch_free)
+    list(APPEND copies ${copy})
+    list(APPEND commands COMMAND ${CMAKE_COMMAND} -E copy_if_different ${file} ${copy})
+  endforeach()
+  add_custom_target(torch_free ALL ${commands} BYPRODUCTS ${copies} VERBATIM)
+endfunction()
