@@ -93,7 +93,7 @@ class Configured(Distribution):
         assert code == 0, output
         code, cls.commands = run("ninja", "-C", build, "-t", "commands", "python_package")
         assert code == 0, cls.commands
-        cls.minor = re.search(r'DTRAIN_LIBTORCH=\W*(\d+\.\d+)', cls.commands)[1]
+        cls.minor = re.search(r"^__version__ = '(\d+\.\d+)", (LIBTORCH / "version.py").read_text(), re.M)[1]
         cls.installed = {}
         for script in build.rglob("cmake_install.cmake"):
             for part in re.findall(r'COMPONENT STREQUAL "python_package".*?\nendif\(\)', script.read_text(), re.S):
