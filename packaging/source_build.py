@@ -131,6 +131,13 @@ def warn_of_untested(version: str) -> None:
                 print(f"\n{text}", file=terminal)
 
 
+def compilers_at_once() -> int:
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(OSError, ValueError):  # no limit of a container
+        memory = min(memory, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return max(1, min(len(os.sched_getaffinity(0)), (memory >> 30) // GIGABYTES_OF_A_COMPILER))
+
+
 def checked_torch() -> Path:
     """The torch to compile against. Ends the build where that is impossible."""
     if sys.platform != "linux" or sys.implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED"):
@@ -152,9 +159,7 @@ def build_wheel(wheel_directory: str, config_settings: dict | None = None, metad
     torch = checked_torch()
     warn_of_untested(version_of(torch))
     headers = [str(found) for entry in sys.path for found in Path(entry).glob("nvidia/cu*/include")]
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 30
-    jobs = max(1, min(len(os.sched_getaffinity(0)), memory // GIGABYTES_OF_A_COMPILER))
-    os.environ.setdefault("CMAKE_BUILD_PARALLEL_LEVEL", str(jobs))
+    os.environ.setdefault("CMAKE_BUILD_PARALLEL_LEVEL", str(compilers_at_once()))
     settings = {
         "cmake.define.DTRAIN_LIBTORCH_DIR": str(torch),
         "cmake.define.DTRAIN_PYTHON": sys.executable,
