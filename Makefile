@@ -18,8 +18,8 @@ help:
 	@echo "make soak      random cases: faults while checkpoints are written, power cuts (SOAK_CASES=1000 SOAK_SEED=1)"
 	@echo "make build     build everything but the benchmarks (PRESET=release|debug|asan|tsan; BENCH=1: these, too)"
 	@echo "make deb       the Debian package, in build/release"
-	@echo "make wheel     the wheel for Python, in build/wheel: for each of 3.10 to 3.13 that is in PATH with its headers"
-	@echo "               (PYTHONS=\"3.10 /opt/python3.12/bin/python3\": for these)"
+	@echo "make wheel     the wheel for Python, in build/wheel: for each of 3.10 to 3.14 that is in PATH with its headers"
+	@echo "               (PYTHONS=\"3.10 /opt/python3.12/bin/python3\": for these; TORCHES=\"2.11 2.13\": for these torches, too)"
 	@echo "make sdist     the source distribution, in build/sdist: pip compiles it against the torch that is installed"
 	@echo "make format    lay out the sources;  make lint: clang-tidy on the torch-free layers"
 	@echo "make one-by-one  compile each source by itself: does it include what it names?"
@@ -86,12 +86,20 @@ deb:
 	@$(call configure,release)
 	@scripts/deb.sh $(JOBS)
 
+# For each further minor of torch a build of what links libtorch, whose other libraries are those of build/release.
+TORCHES ?=
 wheel:
 	@scripts/setup.sh wheel
 	@mkdir -p build
 	@$(find_pythons); $(call configure,release,"-DDTRAIN_PYTHONS=$$pythons")
 	@scripts/quiet_build.sh release $(JOBS) installed python_native
-	@/usr/bin/python3 -B python/build_wheel.py build/release
+	@pythons=$$(sed -n 's/^DTRAIN_PYTHONS:STRING=//p' build/release/CMakeCache.txt); for minor in $(TORCHES); do \
+	   export DTRAIN_TORCH=$$minor && scripts/setup.sh build && \
+	   cmake --preset release -B build/torch-$$minor -DDTRAIN_LIBTORCH_DIR=$$PWD/.deps/torch-$$minor/libtorch/torch \
+	     -DDTRAIN_TORCH_FREE_FROM=$$PWD/build/release -DDTRAIN_TESTS=OFF -DDTRAIN_BENCH=OFF "-DDTRAIN_PYTHONS=$$pythons" \
+	     >build/torch-$$minor.configure.log && \
+	   scripts/quiet_build.sh torch-$$minor $(JOBS) dtrain-worker dtrain-calibrate comm_gloo cuda_graph python_native || exit 1; done
+	@/usr/bin/python3 -B python/build_wheel.py build/release $(TORCHES:%=build/torch-%)
 
 sdist:
 	@scripts/setup.sh sdist

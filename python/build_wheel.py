@@ -35,7 +35,8 @@ TORCH_PROGRAMS = ("dtrain-calibrate", "dtrain-worker")
 TORCH_LIBRARIES = ("libdtrain_comm_gloo.so", "libdtrain_cuda_graph.so", "libdtrain_train.so")
 # The machine's C and C++ libraries and zlib, on which manylinux relies, too; what torch brings; and MPI's.
 NOT_COPIED = re.compile(r"ld-linux|lib(c|m|dl|rt|pthread|stdc\+\+|gcc_s|z)\.so|libtorch|libc10|libcuda|libcupti|libnv|libnccl|libmpi")
-MEGABYTES, MEGABYTES_OF_MINOR = 12, 4  # what a wheel may have at most: with one minor version of torch, and for each further one
+# What a wheel may have at most, with five Pythons: for one minor version of torch, and for each further one.
+MEGABYTES, MEGABYTES_OF_MINOR = 13, 4
 # What the distributions of a tag have at most, beside the C library: libstdc++ and libgcc of RHEL 7, RHEL 8, Debian 11, RHEL 9,
 # Ubuntu 22.04 (as Debian 12), Fedora 38, Ubuntu 24.04.
 TAGS = {(2, 17): {"GLIBCXX": (3, 4, 19), "CXXABI": (1, 3, 7), "GCC": (4, 8, 0)},
@@ -118,7 +119,7 @@ def copyright_of(library: Path) -> tuple[str, Path]:
 
 def named_libraries(folder: Path) -> dict[str, Path]:
     """By the name that they are opened by, which links have in the build."""
-    files = sorted(folder.glob("libdtrain_*.so"))
+    files = [file for file in sorted(folder.glob("libdtrain_*.so")) if file.name != "libdtrain_comm_thread.so"]  # of the tests
     return {output_of("patchelf", "--print-soname", file).strip() or file.name: file for file in files}
 
 
@@ -218,8 +219,9 @@ def platform_of(package: Path) -> str:
     return "manylinux_{}_{}".format(*max(glibc, min(fitting))) + f"_{platform.machine()}"
 
 
-def describe(root: Path, information: Path, version: str, abis: list[str], minors: list[str], copied: list[Path]) -> str:
+def describe(root: Path, information: Path, version: str, abis: list[str], copied: list[Path]) -> str:
     """Writes the folder dist-info and the command; returns the wheel's tag."""
+    oldest = re.search(r"DTRAIN_LIBTORCH_TESTED ([0-9.]+)", (SOURCE / "cmake" / "dtrainLibtorch.cmake").read_text()).group(1)
     machine = platform_of(root / "dtrain")
     # The name of a wheel has each set once; it stands for all combinations, of which pip knows those of a Python with its ABI.
     tags = [f"{python}-{abi}-{machine}" for python in abis for abi in abis]
@@ -234,9 +236,9 @@ def describe(root: Path, information: Path, version: str, abis: list[str], minor
     (information / "METADATA").write_text(
         f"Metadata-Version: 2.1\nName: dtrain\nVersion: {version}\n"
         "Summary: Distributed data-parallel training with a profile of where the time goes\n"
-        # The tags say which Pythons it is for. Without an upper bound of torch, as pip would replace a newer one by an older one:
-        # `import dtrain` refuses what the wheel has no folder for.
-        f"License: Apache-2.0\nRequires-Python: >=3.10\nRequires-Dist: torch>={oldest(minors)}\n"
+        # The tags say which Pythons it is for. pip must not replace a torch: `import dtrain` says what to do where the wheel has no
+        # folder for it.
+        f"License: Apache-2.0\nRequires-Python: >=3.10\nRequires-Dist: torch>={oldest}\n"
         "Description-Content-Type: text/markdown\n\n" + (SOURCE / "README.md").read_text("utf-8"), "utf-8")
     scripts = root / f"dtrain-{version}.data" / "scripts"
     scripts.mkdir(parents=True)
@@ -264,10 +266,6 @@ def pack(root: Path, information: Path, wheel: Path) -> None:
         add(name, f"{record}{name},,\n".encode(), 0o644)
 
 
-def oldest(minors: list[str]) -> str:
-    return min(minors, key=lambda minor: tuple(map(int, minor.split("."))))
-
-
 def version_of(folder: Path) -> str:
     return re.search(r"CMAKE_PROJECT_VERSION:\w+=(.*)", (folder / "CMakeCache.txt").read_text()).group(1)
 
@@ -283,17 +281,16 @@ def main() -> None:
     arguments.to.mkdir(parents=True, exist_ok=True)
     for old in arguments.to.glob("dtrain-*.whl"):
         old.unlink()
-    minors = [build.minor for build in builds]
     with tempfile.TemporaryDirectory() as root:
         information = Path(root) / f"dtrain-{version}.dist-info"
         copied = fill(builds, Path(root) / "dtrain")
-        tag = describe(Path(root), information, version, list(builds[0].natives), minors, copied)
+        tag = describe(Path(root), information, version, list(builds[0].natives), copied)
         wheel = arguments.to / f"dtrain-{version}-{tag}.whl"
         pack(Path(root), information, wheel)
     size, allowed = wheel.stat().st_size / 1e6, MEGABYTES + MEGABYTES_OF_MINOR * (len(builds) - 1)
     if size > allowed:
         sys.exit(f"build_wheel: {wheel} has {size:.1f} MB, and {allowed} MB are allowed")
-    print(f"{wheel} ({size:.1f} MB, for torch {', '.join(minors)})")
+    print(f"{wheel} ({size:.1f} MB, for torch {', '.join(build.minor for build in builds)})")
 
 
 main()

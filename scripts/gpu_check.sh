@@ -108,7 +108,7 @@ pack_into() {
   cp "$root/scripts/gpu_check.sh" "$to/scripts/"
   mkdir -p "$to/python"
   [ ! -d "$build/python/dtrain" ] || cp -rL "$build/python/dtrain" "$to/python/"
-  for file in "$to"/python/dtrain/_native.*.so; do [ ! -e "$file" ] || strip --strip-unneeded "$file"; done
+  for file in "$to"/python/dtrain/torch*/_native.*.so; do [ ! -e "$file" ] || strip --strip-unneeded "$file"; done
   cp -r "$root/tests/gpu_check" "$to/tests/"
   mkdir "$to/tests/integration"
   for file in harness sample_order reference_optimizers; do

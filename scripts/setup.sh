@@ -31,7 +31,7 @@ case "$minor" in
   2.13) torchvision=0.28.0 crt=13.0.88 cccl=13.0.85 ;;
   2.14) torchvision=0.29.2 crt=13.0.88 cccl=13.0.85 ;;
   2.15) torchvision=0.29.2 crt=13.2.86 cccl=13.2.86 ;;
-  *) echo "setup: DTRAIN_TORCH is '$minor'; use one of" $(cut -d' ' -f1 <<<"$releases") >&2; exit 2 ;;
+  *) echo "setup: DTRAIN_TORCH is '$minor'; use $(cut -d' ' -f1 <<<"$releases" | paste -sd,)" >&2; exit 2 ;;
 esac
 readonly peer_wheels=("torch==$torch" numpy==2.2.6 safetensors==0.6.2 jsonschema==4.26.0 PyYAML==6.0.3 playwright==1.65.2)
 # What our traces and exports are written for.

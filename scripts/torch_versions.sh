@@ -29,15 +29,15 @@ while [ $# -gt 0 ]; do
 done
 [ ${#minors[@]} -gt 0 ] || minors=("${known[@]}")
 
-build_minor() {  # MINOR; the seconds go into BUILD_FOLDER/seconds
+build_minor() {  # MINOR BUILD_FOLDER; the seconds go into BUILD_FOLDER/seconds
   local minor=$1 folder=$2 started
-  DTRAIN_TORCH=$minor scripts/setup.sh test-version
+  DTRAIN_TORCH=$minor scripts/setup.sh test-version || return
   mkdir -p build
   cmake -G Ninja -B "$folder" -DCMAKE_BUILD_TYPE=Release -DDTRAIN_BENCH=OFF -DDTRAIN_TORCH_FREE_FROM="$PWD/build/release" \
     -DDTRAIN_LIBTORCH_DIR="$PWD/.deps/torch-$minor/libtorch/torch" -DDTRAIN_PEERS_PYTHON="$PWD/.deps/torch-$minor/peers/bin/python" \
     >"build/torch-$minor.configure.log" 2>&1 || { cat "build/torch-$minor.configure.log"; return 1; }
   started=$SECONDS
-  scripts/quiet_build.sh "torch-$minor" "$jobs" libtorch_tests
+  scripts/quiet_build.sh "torch-$minor" "$jobs" libtorch_tests || return
   echo $((SECONDS - started)) >"$folder/seconds"
 }
 
@@ -64,7 +64,7 @@ def result(version, folder):
     return one
 
 
-rows = [result(*argument.split("=")[:1], Path(argument.split("=")[1])) for argument in sys.argv[2:]]
+rows = [result(version, Path(folder)) for version, folder in (argument.split("=") for argument in sys.argv[2:])]
 form = "{:<9} {:<12} {:>7} {:<7} {:<9} {}"
 print(form.format("torch", "compiled", "passed", "failed", "DDP bits", "which failed"))
 for row in rows:

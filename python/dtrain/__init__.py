@@ -19,8 +19,13 @@ from importlib.machinery import EXTENSION_SUFFIXES as _suffixes
 
 from .run import Run
 
-_minors = sorted((name[5:] for name in _os.listdir(_os.path.dirname(__file__)) if _re.fullmatch(r"torch\d+\.\d+", name)),
-                 key=lambda minor: tuple(map(int, minor.split("."))))  # of torch, as in 2.15; those for which _native is compiled
+
+def _numbers(minor: str) -> tuple[int, ...]:
+    return tuple(map(int, _re.findall(r"\d+", minor)))
+
+
+# The minor versions of torch, as in 2.15, for which _native is compiled: each has a folder.
+_minors = sorted((name[5:] for name in _os.listdir(_os.path.dirname(__file__)) if _re.fullmatch(r"torch\d+\.\d+", name)), key=_numbers)
 _for = f"torch {' or '.join(_minors) or '(none)'}"
 _install = f"pip install 'torch=={_minors[-1]}.*'" if _minors else "build dtrain (make build)"
 
@@ -47,8 +52,9 @@ def _find_native(version: str) -> None:
     """libtorch's C++ interface changes with each minor version: _native is found in the folder of the torch that is installed."""
     minor = ".".join(version.split(".")[:2])
     if minor not in _minors:
-        raise ImportError(f"this dtrain is built for {_for}, and torch {version} is installed: {_install}, or build dtrain for "
-                          f"torch {minor} from its source distribution: pip install --no-binary dtrain dtrain-*.tar.gz")
+        build = (f", or build dtrain for torch {minor} from its source distribution: pip install --no-binary dtrain dtrain-*.tar.gz"
+                 if _minors and _numbers(minor) > _numbers(_minors[0]) else "")
+        raise ImportError(f"this dtrain is built for {_for}, and torch {version} is installed: {_install}{build}")
     __path__.append(_os.path.join(_os.path.dirname(__file__), f"torch{minor}"))
 
 

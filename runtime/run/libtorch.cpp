@@ -138,18 +138,26 @@ struct MinorFolder {
   std::string minor() const { return std::to_string(version.first) + "." + std::to_string(version.second); }
 };
 
+// {2, 15} of "2.15"; {0, 0} of what is no version.
+std::pair<int, int> version_numbers(const std::string& minor) {
+  static const std::regex kMinor("([0-9]{1,4})[.]([0-9]{1,4})");
+  std::smatch found;
+  if (!std::regex_match(minor, found, kMinor)) return {};
+  return {std::stoi(found[1]), std::stoi(found[2])};
+}
+
 // The newest is the last. Empty: this dtrain is no wheel, and the programs are beside it.
 std::vector<MinorFolder> minor_folders() {
   static const char inside_this_library = 0;
-  static const std::regex kName("torch([0-9]{1,4})[.]([0-9]{1,4})");
+  constexpr std::string_view kTorch = "torch";
   std::vector<MinorFolder> found;
   const fs::path package = (library_folder(&inside_this_library) / "..").lexically_normal();
   std::error_code code;
   for (const fs::directory_entry& entry : fs::directory_iterator(package, code)) {
     const std::string name = entry.path().filename();
-    std::smatch minor;
-    if (std::regex_match(name, minor, kName))
-      found.push_back({{std::stoi(minor[1]), std::stoi(minor[2])}, entry.path()});
+    if (!name.starts_with(kTorch)) continue;
+    const auto version = version_numbers(name.substr(kTorch.size()));
+    if (version.first > 0) found.push_back({version, entry.path()});
   }
   std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.version < b.version; });
   return found;
@@ -196,7 +204,8 @@ void check_version(const fs::path& program, const Libraries& libraries, const fs
                    const Variables& variables) {
   const std::string version = version_of(torch);
   const std::string minor = minor_of_version(version);
-  const std::string own = minor_of(libraries);
+  // A file in `torch` that is no library ends the linker's list.
+  const std::string own = minor_of(libraries.empty() ? linked_libraries(program, {}) : libraries);
   if (version.empty() || own == minor) return;
   const std::vector<std::string> all = libtorch_minors(variables);
   const bool fits = std::find(all.begin(), all.end(), minor) != all.end();
@@ -209,7 +218,7 @@ void check_version(const fs::path& program, const Libraries& libraries, const fs
     throw ConfigError(is + program.string() + " is built for " + own, how_to_get(own));
   }
   std::string remedy = how_to_get(newest_of(all));
-  if (!folders.empty()) {
+  if (!folders.empty() && version_numbers(minor) > folders.front().version) {
     remedy += "; or build dtrain for " + minor + " from its source distribution (pip install dtrain-*.tar.gz)";
   }
   throw ConfigError(is + "dtrain is built for " + join_with_and(all), remedy);

@@ -44,7 +44,7 @@ def package_of(bin):
 
 def has_package(bin):
     """Whether dtrain's module has been built for this Python."""
-    return (package_of(bin) / "dtrain" / f"_native{importlib.machinery.EXTENSION_SUFFIXES[0]}").exists()
+    return any(package_of(bin).glob(f"dtrain/torch*/_native{importlib.machinery.EXTENSION_SUFFIXES[0]}"))
 
 
 def python_variables(bin):

@@ -8,14 +8,18 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 
 import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from harness import environment, launch, overrides, run, wait_until, write_experiment
+from harness import SOURCE, environment, launch, overrides, run, wait_until, write_experiment
 from torchscript_models import Mlp, ScriptTest, experiment, main, random_weights, save_script
+
+sys.path.insert(0, str(SOURCE / "examples" / "resume"))
+from crc32c import crc32c  # noqa: E402
 
 SECTION = {"type": "shared_fs", "host_path": "mount", "storage_path": "team/checkpoints", "propagation": "rprivate",
            "save_experiment_best": 0, "save_trial_best": 1, "save_trial_latest": 2}
@@ -61,6 +65,15 @@ class Writing(ScriptTest):
                     self.assertEqual([name for name in ended if not torch.equal(ended[name], going_on[name])], [])
 
 
+def say_taken_with(version, checkpoint):
+    """As if another libtorch had taken it."""
+    manifest = checkpoint / "manifest.json"
+    text = manifest.read_text().rsplit("\n\"manifest_checksum\"", 1)[0]
+    text, changed = re.subn(r'"libtorch":"[^"]*"', f'"libtorch":"{version}"', text)
+    assert changed == 1, text
+    manifest.write_text(f'{text}\n"manifest_checksum":"{crc32c(text.encode()):08x}"}}\n')
+
+
 class Changed(ScriptTest):
     """What --continue names that is not as it was, and what the best validation is compared with."""
 
@@ -76,6 +89,7 @@ class Changed(ScriptTest):
                    run_dir).expect(0)
         self.assertNotIn(" when the checkpoint was taken and is ", same.output)
         self.assertNotIn(" from here on", same.output)
+        say_taken_with("2.9.1", run_dir / "checkpoints" / "step-9")
         self.write(2, 32)
         sets = ["optimizations.mixed_precision=bf16", "optimizations.average_aggregated_gradients=false",
                 "optimizations.memory_format=contiguous", "optimizations.tf32=false", "optimizations.matmul=default",
@@ -85,6 +99,7 @@ class Changed(ScriptTest):
         changed = run(command, run_dir).expect(0)
         for key in sets:
             self.assertIn(f"{key.split('=')[0]} was ", changed.output)
+        self.assertRegex(changed.output, r'libtorch was "2\.9\.1" when the checkpoint was taken and is "2\.[\d.]+" now: weights may differ')
         for text in ('program was "net.pt with the checksum ', "samples_per_epoch was 48 when the checkpoint was taken and is 32 now",
                      'metric was "loss, smaller is better" when the checkpoint was taken and is "accuracy, larger is better" '
                      "now: no validation before this counts as the best any more"):

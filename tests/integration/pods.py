@@ -271,7 +271,7 @@ class Training(PodsTest):
 
     def test_the_train_job_of_the_document(self):
         package = self.build.bin.parent / "python"
-        if not list(package.glob("dtrain/_native*.so")):
+        if not list(package.glob("dtrain/torch*/_native*.so")):
             self.skipTest("this build has no Python package")
         runtime, job = manifests()
         pod = runtime["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
@@ -293,7 +293,7 @@ class Training(PodsTest):
 
     def test_torchrun_over_two_hosts(self):
         package = self.build.bin.parent / "python"
-        if not list(package.glob("dtrain/_native*.so")):
+        if not list(package.glob("dtrain/torch*/_native*.so")):
             self.skipTest("this build has no Python package")
         command = [sys.executable, "-m", "torch.distributed.run", str(SOURCE / "tests" / "python" / "run_script.py")]
         pods = self.run_both(command, order="ab", variables={"PYTHONPATH": str(package),

@@ -17,6 +17,7 @@ from pathlib import Path
 BUILD = Path(sys.argv.pop(1)).resolve()
 LIBTORCH = Path(sys.argv.pop(1)).resolve()
 MAY_INCLUDE = ("dtrain/", "nlohmann/", "torch/", "ATen/", "c10/")
+MINOR = re.search(r"__version__ = '(\d+\.\d+)", (LIBTORCH / "version.py").read_text()).group(1)
 DEADLINE = 600  # seconds; only against hangs
 
 
@@ -68,11 +69,9 @@ class Layout(Installed):
         for part in ("libtorch", "libc10", "gtest", "comm_thread", "nlohmann", "spdlog"):
             self.assertEqual([n for n in names if part in n and n not in ("dtrain-get-libtorch", "dtrainLibtorch.cmake")], [])
 
-    def test_the_libtorch_that_is_got_is_the_one_that_is_wanted(self):
+    def test_the_libtorch_that_is_got_is_the_one_of_the_build(self):
         script = (self.prefix / "bin/dtrain-get-libtorch").read_text()
-        wanted = (self.prefix / "lib/cmake/dtrain/dtrainLibtorch.cmake").read_text()
-        self.assertEqual(re.search(r"^readonly series=(\S+)", script, re.MULTILINE).group(1),
-                         re.search(r"DTRAIN_LIBTORCH_WANTED (\S+)\)", wanted).group(1))
+        self.assertEqual(re.search(r"^minor=(\S+)", script, re.MULTILINE).group(1), MINOR)
 
     def test_libraries_have_versions_and_relative_paths(self):
         libraries = 0
@@ -86,8 +85,9 @@ class Layout(Installed):
                 self.assertNotIn("SONAME", text)
             elif file.parent.name == "lib":
                 libraries += 1
-                self.assertRegex(file.name, r"\.so\.\d+\.\d+\.\d+$")
-                self.assertRegex(text, r"SONAME.*\[libdtrain_\w+\.so\.\d+\.\d+\]")
+                torch = rf"-torch{re.escape(MINOR)}" if file.name.startswith("libdtrain_train.") else ""
+                self.assertRegex(file.name, rf"\.so\.\d+\.\d+\.\d+{torch}$")
+                self.assertRegex(text, rf"SONAME.*\[libdtrain_\w+\.so\.\d+\.\d+{torch}\]")
         self.assertGreater(libraries, 8)
 
     def test_headers_include_only_what_is_installed(self):
@@ -143,8 +143,7 @@ class FindPackage(Installed):
     def test_none_is_an_error_that_helps(self):
         code, output, _ = self.configure(PATH=self.python("without", None))
         self.assertNotEqual(code, 0)
-        for part in ("libtorch 2.11 was not found", "dtrain-get-libtorch", "pip install torch==2.11.0",
-                     "DTRAIN_LIBTORCH_DIR"):
+        for part in (f"libtorch {MINOR} was not found", "dtrain-get-libtorch", f"pip install torch=={MINOR}.0", "DTRAIN_LIBTORCH_DIR"):
             self.assertIn(part, output)
 
     def test_a_wrong_place_or_version_is_named(self):
@@ -159,7 +158,7 @@ class FindPackage(Installed):
         (old / "version.py").write_text("__version__ = '2.4.1+cpu'\n")
         code, output, _ = self.configure(f"-DDTRAIN_LIBTORCH_DIR={old}")
         self.assertNotEqual(code, 0)
-        self.assertIn("is 2.4.1, and dtrain is built for 2.11", output)
+        self.assertIn(f"is 2.4.1, and this dtrain is built for {MINOR}", output)
 
 
 class Trial(Installed):
@@ -212,7 +211,7 @@ class Trial(Installed):
         self.addCleanup(lambda: self.torch.is_symlink() or self.torch.symlink_to(LIBTORCH))
         code, output, run_dir = self.launch()
         self.assertEqual(code, 2, output)
-        self.assertIn("synthetic needs libtorch 2.11 (libtorch_cpu.so)", output)
+        self.assertIn(f"synthetic needs libtorch {MINOR} (libtorch_cpu.so)", output)
         self.assertEqual(output.count("dtrain-get-libtorch"), 1, output)
         self.assertFalse(run_dir.exists(), "nothing was started")
 
@@ -241,7 +240,19 @@ class Trial(Installed):
         (old / "version.py").write_text("__version__ = '2.4.1+cpu'\n")
         code, output, _ = self.launch(DTRAIN_LIBTORCH_DIR=old)
         self.assertEqual(code, 2, output)
-        self.assertIn("is 2.4.1, and dtrain is built for 2.11", output)
+        self.assertIn(f"is 2.4.1, and {self.experiment.parent}/build/synthetic is built for {MINOR}", output)
+
+    def test_a_program_for_another_libtorch_is_refused(self):
+        program = self.experiment.parent / "build/synthetic"
+        contents = program.read_bytes()
+        other = f"{MINOR[:-1]}{'0' if MINOR[-1] != '0' else '1'}"
+        self.assertIn(f"-torch{MINOR}\0".encode(), contents)
+        program.write_bytes(contents.replace(f"-torch{MINOR}\0".encode(), f"-torch{other}\0".encode()))
+        self.addCleanup(program.write_bytes, contents)
+        code, output, run_dir = self.launch()
+        self.assertEqual(code, 2, output)
+        self.assertIn(f"synthetic is built for libtorch {other} (libdtrain_train.so.0.1-torch{other}), and dtrain for {MINOR}", output)
+        self.assertFalse(run_dir.exists(), "nothing was started")
 
 
 if __name__ == "__main__":

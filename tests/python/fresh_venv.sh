@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The wheel in a virtual environment of its own, with nothing else in PATH: the command, a script with `dtrain run` and by itself,
-# a `model:` run, and what is said where torch is missing or of another version. Prints a line of JSON: the wheel's size, and the
+# a `model:` run, what is said where torch is missing or of another version, and that pip leaves torch as it is. Prints a line of JSON: the wheel's size, and the
 # seconds from a command to the end of its first batch, of the first run with the time that measures the machine.
 #
 #   fresh_venv.sh WHEEL|BUILD_FOLDER PYTHON            torch is the one that this Python has
@@ -29,7 +29,7 @@ succeeds() { ends_with 0 "$@"; }
 says() { grep -qE -- "$1" output || { cat output >&2; fail "the output above lacks $1"; }; }
 
 if [ -d "$wheel" ]; then
-  python3 -B "$source/python/build_wheel.py" "$wheel" "$work" >/dev/null
+  python3 -B "$source/python/build_wheel.py" "$wheel" --to "$work" >/dev/null
   wheel=$(ls "$work"/dtrain-*.whl)
 fi
 packages=''  # where torch is
@@ -37,7 +37,22 @@ packages=''  # where torch is
 "${DTRAIN_PYTHON:-/usr/bin/python3}" -m venv venv
 pip() { venv/bin/python -m pip --quiet --disable-pip-version-check "$@"; }
 site=$(venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-pip install --no-deps --no-index "$wheel"
+
+# The torch that is installed stays as it is, however new; dtrain does not replace one that is too old.
+install_beside() {  # VERSION of torch
+  rm -rf "$site"/torch-*.dist-info
+  mkdir "$site/torch-$1.dist-info"
+  printf 'Metadata-Version: 2.1\nName: torch\nVersion: %s\n' "$1" >"$site/torch-$1.dist-info/METADATA"
+  echo pip >"$site/torch-$1.dist-info/INSTALLER"
+  inside python -m pip install --disable-pip-version-check --no-index "$wheel"
+}
+if install_beside 2.4.1; then fail "pip installs it beside torch 2.4.1"; fi
+says 'torch>=2\.[0-9]+'
+install_beside 2.99.1+cu140 || { cat output >&2; fail "pip refuses torch 2.99.1"; }
+says '^Successfully installed dtrain-[0-9.]+$'
+[ -s "$site/torch-2.99.1+cu140.dist-info/METADATA" ] || fail "pip has replaced torch 2.99.1"
+rm -r "$site"/torch-*.dist-info
+newest=$(printf '%s\n' "$site"/dtrain/torch* | sort -V | tail -n 1) newest=${newest##*/torch}
 
 cat >model.yaml <<'YAML'
 name: model
@@ -110,20 +125,42 @@ touch model.pt images.idx labels.idx
 succeeds dtrain --version
 says '^dtrain [0-9]+\.[0-9]+'
 ends_with 2 dtrain launch model.yaml
-says 'pip install torch==2\.11'
+says "dtrain-worker needs libtorch $newest"
+says "pip install 'torch==$newest\.\*'"
+ends_with 2 dtrain model inspect model.pt
+says "pip install 'torch==$newest\.\*'"
 ends_with 1 python -c 'import dtrain; dtrain.init()'
-says 'needs torch 2\.11, which is not installed'
+says "needs torch (.* or )?$newest, which is not installed: pip install 'torch==$newest\.\*'"
 
-# A torch of another version.
-mkdir -p other/torch
-echo '__version__ = "2.12.1+cpu"' >other/torch/__init__.py
-ends_with 1 python -c 'import sys; sys.path.insert(0, "other"); import dtrain'
-says "^ImportError: .*built for torch 2\.11.*torch 2\.12\.1\+cpu is installed.*pip install"
+# A torch for which the wheel has nothing.
+mkdir -p other/torch/lib
+touch other/torch/lib/libtorch_cpu.so
+for version in 2.4.1 2.99.0a0+git; do
+  echo "__version__ = '$version'" | tee other/torch/version.py >other/torch/__init__.py
+  ends_with 1 python -c 'import sys; sys.path.insert(0, "other"); import dtrain'
+  says "^ImportError: .*built for torch (.* or )?$newest, and torch ${version//+/\\+} is installed: pip install 'torch==$newest\.\*'"
+  if [ "$version" != 2.4.1 ]; then says "or build dtrain for torch 2.99 from its source distribution: pip install .*dtrain-\*\.tar\.gz"; fi
+  for command in 'launch model.yaml' 'model inspect model.pt'; do
+    read -r -a words <<<"$command"
+    ends_with 2 DTRAIN_LIBTORCH_DIR="$work/other/torch" dtrain "${words[@]}"
+    says "is ${version%a*}, and dtrain is built for (.* and )?$newest"
+    says "pip install 'torch==$newest\.\*'"
+  done
+done
+
+# The folder of the torch that is installed is chosen; what lies there is for another one here.
+cp -r "$site/dtrain/torch$newest" "$site/dtrain/torch2.4"
+ends_with 2 DTRAIN_LIBTORCH_DIR="$work/other/torch" dtrain launch model.yaml
+says "is 2.99.0, and dtrain is built for 2\.4.* and $newest"
+echo "__version__ = '2.4.1'" >other/torch/version.py
+ends_with 2 DTRAIN_LIBTORCH_DIR="$work/other/torch" dtrain launch model.yaml
+says "is 2.4.1, and .*/torch2\.4/dtrain-worker is built for $newest"
+rm -r "$site/dtrain/torch2.4"
 
 # A package without a module for this Python.
-mkdir -p foreign/dtrain
+mkdir -p foreign/dtrain/torch2.4
 cp "$site"/dtrain/*.py foreign/dtrain/
-touch foreign/dtrain/_native.cpython-3{9,14t}-x86_64-linux-gnu.so
+touch foreign/dtrain/torch2.4/_native.cpython-3{9,14t}-x86_64-linux-gnu.so
 ends_with 1 python -c 'import sys; sys.path[:0] = ["foreign", "other"]; import dtrain'
 says "^ImportError: this dtrain is built for Python 3\.14t, 3\.9, and this is cpython 3\."
 [ "$torch" != --without-torch ] || exit 0

@@ -10,6 +10,6 @@ sys.path.insert(0, str(HERE.parent / "integration"))
 def of(build):
     """What the environment of a launch needs, so that its ranks import the package."""
     folder = build.bin.parent / "python"
-    if not (folder / f"dtrain/_native{importlib.machinery.EXTENSION_SUFFIXES[0]}").exists():
+    if not list(folder.glob(f"dtrain/torch*/_native{importlib.machinery.EXTENSION_SUFFIXES[0]}")):
         sys.exit(f"{folder} has no dtrain._native for {sys.executable}: build python_native (CMake's DTRAIN_PYTHONS) first")
     return {"PYTHONPATH": f"{folder}:{HERE}", "DTRAIN_PYTHON": sys.executable}

@@ -100,8 +100,8 @@ void ShapeCheck::check_new(std::span<const at::Tensor> inputs) const {
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const Input& input = program_.inputs[i];
     if (inputs[i].scalar_type() != input.type) {
-      throw Error(named(input) + " is of type " + c10::getDtypeNames(inputs[i].scalar_type()).first +
-                      ", but the model was exported for " + c10::getDtypeNames(input.type).first,
+      throw Error(named(input) + " is of type " + std::string(c10::getDtypeNames(inputs[i].scalar_type()).first) +
+                      ", but the model was exported for " + std::string(c10::getDtypeNames(input.type).first),
                   "export it with an example of the type that the data has, or convert the data");
     }
     if (inputs[i].dim() != static_cast<std::int64_t>(input.shape.size())) {

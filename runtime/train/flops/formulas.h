@@ -1,8 +1,8 @@
-// FLOPs of an operator from the shapes of its arguments, as Python's torch.utils.flop_counter (PyTorch 2.11 to 2.15) has them:
+// FLOPs of an operator from the shapes of its arguments, as Python's torch.utils.flop_counter (2.11 to 2.15) has them:
 // products of matrices, convolutions and attention count, everything else is 0; a multiplication and an addition are
 // two FLOPs; biases, causal masks and the padding of a convolution are left out; the weight's gradient of a grouped
 // convolution counts as if it had one group. Two kinds of operators have FLOPs here and none there: attention on CPUs
-// (the formulas of attention on GPUs) and oneDNN's recurrent layers (as the matrix products that they are made of).
+// (the formulas of attention on GPUs; there from 2.15 on) and oneDNN's recurrent layers (as the matrix products that they are made of).
 #pragma once
 
 #include <cstdint>

@@ -27,7 +27,7 @@ using exported::Program;
 constexpr const char* kInspectUsage = "usage: dtrain-worker --inspect FILE [--json]";
 
 std::string type_name(at::ScalarType type) {
-  return c10::getDtypeNames(type).first;
+  return std::string(c10::getDtypeNames(type).first);
 }
 
 // A size that may change has the name of its symbol.

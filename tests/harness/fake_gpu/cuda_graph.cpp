@@ -1,6 +1,7 @@
 // What do the functions of libtorch's CUDA graph do, and of its allocator, that dtrain's module for graphs calls?
 #include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <ATen/cuda/CUDAGraph.h>
+#include <torch/version.h>
 
 #include <mutex>
 #include <set>
@@ -79,6 +80,9 @@ struct Pools final : c10::cuda::CUDACachingAllocator::CUDAAllocator {
                      c10::cuda::CUDACachingAllocator::RecordContext, bool,
                      const std::vector<std::string>&) DTRAIN_NOT_THERE;
   void attachOutOfMemoryObserver(c10::cuda::CUDACachingAllocator::OutOfMemoryObserver) DTRAIN_NOT_THERE;
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 12
+  void attachOomRejectionObserver(c10::cuda::CUDACachingAllocator::OomRejectionObserver) DTRAIN_NOT_THERE;
+#endif
   void attachAllocatorTraceTracker(c10::cuda::CUDACachingAllocator::AllocatorTraceTracker) DTRAIN_NOT_THERE;
   void enablePeerAccess(Index, Index) DTRAIN_NOT_THERE;
   cudaError_t memcpyAsync(void*, int, const void*, int, std::size_t, cudaStream_t, bool) DTRAIN_NOT_THERE;
@@ -141,6 +145,13 @@ void CUDAGraph::replay() {
 
 void CUDAGraph::reset() {
   const std::scoped_lock lock(machine().mutex);
+  // From libtorch 2.14 on, reset() ends what a capture that has failed has begun.
+  [](auto& self) {
+    if constexpr (requires { self.allocated_pool_; }) {
+      if (dtrain::test::fake_gpu::open_pools().erase(self.capture_id_) == 0) return;
+      dtrain::test::fake_gpu::pinned_allocator()->end_allocate_to_pool(self.mempool_id_);
+    }
+  }(*this);
   if (dtrain::test::fake_gpu::open_pools().erase(capture_id_) == 1) {
     machine().report.add("the memory of a capture that has failed was never given back to libtorch's allocator");
   }
