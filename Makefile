@@ -1,10 +1,12 @@
 # A thin front for CMake's presets; `make help` lists the targets. JOBS=n sets how many compilers run at once.
 JOBS ?= $(shell nproc)
 PRESET ?= release
+# CMake, where the system's is too old (scripts/setup.sh).
+export PATH := $(CURDIR)/.deps/newer/tools/bin:$(PATH)
 BIN := build/$(PRESET)/bin
 CXX_FILES := $(shell git ls-files '*.h' '*.cpp')
 
-.PHONY: help setup setup-test demo demo-targets build test test-cluster mutants bench bench-faults soak deb wheel format format-check lint one-by-one sanitize fuzz clean
+.PHONY: help setup setup-test demo demo-targets build test test-cluster mutants bench bench-faults soak deb wheel sdist format format-check lint one-by-one sanitize fuzz clean
 
 help:
 	@echo "make demo      install what is missing, build, train Fashion-MNIST on 2 ranks"
@@ -18,6 +20,7 @@ help:
 	@echo "make deb       the Debian package, in build/release"
 	@echo "make wheel     the wheel for Python, in build/wheel: for each of 3.10 to 3.14 that is in PATH with its headers"
 	@echo "               (PYTHONS=\"3.10 /opt/python3.12/bin/python3\": for these; TORCHES=\"2.11 2.13\": for these torches, too)"
+	@echo "make sdist     the source distribution, in build/sdist: pip compiles it against the torch that is installed"
 	@echo "make format    lay out the sources;  make lint: clang-tidy on the torch-free layers"
 	@echo "make one-by-one  compile each source by itself: does it include what it names?"
 	@echo "make sanitize  the torch-free tests under ASan+UBSan and under TSan"
@@ -97,6 +100,12 @@ wheel:
 	     >build/torch-$$minor.configure.log && \
 	   scripts/quiet_build.sh torch-$$minor $(JOBS) dtrain-worker dtrain-calibrate comm_gloo cuda_graph python_native || exit 1; done
 	@/usr/bin/python3 -B python/build_wheel.py build/release $(TORCHES:%=build/torch-%)
+
+sdist:
+	@scripts/setup.sh sdist
+	@mkdir -p build/sdist
+	@PYTHONPATH=.deps/scikit-build:packaging /usr/bin/python3 -B -c \
+	  "import source_build as source; print('build/sdist/' + source.build_sdist('build/sdist'))"
 
 format:
 	@clang-format-14 -i $(CXX_FILES)

@@ -3,11 +3,13 @@
     interpreters.py [NAME ...]
 
 Without names: /usr/bin/python3 and what PATH has of python3.10 to python3.14, where their headers are installed; says which
-versions are missing. A NAME is a program or a version (python3.12, 3.12, /opt/python/bin/python3), and must have headers.
+versions are missing. A NAME is a program or a version (python3.12, 3.12, /opt/python/bin/python3), and must have headers; or it is a
+folder of headers (/opt/include/python3.14), of a Python that need not be here: scripts/python_headers.sh gets them.
 """
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -39,6 +41,16 @@ class Interpreter(NamedTuple):
         return None
 
 
+def with_headers(folder: Path) -> Interpreter:
+    """The Python whose headers these are, in place of its program."""
+    texts = [(folder / name).read_text() if (folder / name).exists() else "" for name in ("patchlevel.h", "pyconfig.h")]
+    version = re.findall(r"^#define PY_(?:MAJOR|MINOR)_VERSION\s+(\d+)", texts[0], re.M)
+    if len(version) != 2 or not (folder / "pyconfig.h").exists():
+        sys.exit(f"interpreters: {folder} is no folder of headers of a Python: it must have Python.h, patchlevel.h and pyconfig.h")
+    return Interpreter(str(folder.resolve()), ".".join(version), str(folder), "cpython",
+                       re.search(r"^#define Py_GIL_DISABLED\s+1", texts[1], re.M) is not None)
+
+
 def ask(program: str) -> Interpreter | None:
     path = shutil.which(program)
     if path is None:
@@ -60,7 +72,7 @@ def of_this_machine() -> list[Interpreter]:
 def named(names: list[str]) -> list[Interpreter]:
     found: dict[str, Interpreter] = {}
     for name in names:
-        one = ask(f"python{name}" if name[0].isdigit() else name)
+        one = with_headers(Path(name)) if Path(name).is_dir() else ask(f"python{name}" if name[0].isdigit() else name)
         if one is None:
             sys.exit(f"interpreters: {name} is not a Python that runs: give its path, or put it into PATH")
         if obstacle := one.obstacle():

@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
 # Runs a command in a fresh clone of this checkout's HEAD on a machine with none of our packages: a debootstrapped Debian 12
-# or Ubuntu 24.04 in namespaces of its own, with this machine's apt and pip configuration. Needs root; installs `debootstrap`.
+# or an Ubuntu in namespaces of its own, with this machine's apt and pip configuration. Needs root; installs `debootstrap`.
 #
 #   scripts/fresh_machine.sh [OPTIONS] 'time make demo && time make test'
 #   scripts/fresh_machine.sh [OPTIONS] --copy FILE [--copy FILE ...] 'command'   no clone: these files, in the home folder
 #
-#   --suite bookworm|noble  Debian 12 (the default) or Ubuntu 24.04 (from FRESH_UBUNTU, default http://archive.ubuntu.com/ubuntu)
-#   --user                  as an ordinary user with sudo rights; else as root
-#   --keep                  keep what the run wrote, and say where it is
+#   --suite NAME   bookworm: Debian 12 (the default); resolute, noble, jammy: Ubuntu 26.04, 24.04, 22.04 (from FRESH_UBUNTU,
+#                  default http://archive.ubuntu.com/ubuntu)
+#   --user         as an ordinary user with sudo rights; else as root
+#   --bind FOLDER[:PLACE]  a folder of this checkout is in the clone, too (at PLACE): what the command writes there stays
+#   --keep         keep what the run wrote, and say where it is
 #
 # The base system is made once (FRESH_BASE, default /var/tmp/dtrain-fresh-SUITE); each run works on an overlay of it that is
 # thrown away afterwards.
@@ -17,14 +19,15 @@ say() { echo "fresh_machine: $*" >&2; }
 fail() { say "$@"; exit 1; }
 
 keep=false as_user=false suite=bookworm
-copies=()
+copies=() binds=()
 while :; do
   case "${1:-}" in
     --keep) keep=true; shift ;;
     --user) as_user=true; shift ;;
     --suite) suite=${2:-}; shift 2 ;;
     --copy) copies+=("$2"); shift 2 ;;
-    -*) fail "unknown option '$1'; the options are --suite, --user, --keep and --copy" ;;
+    --bind) binds+=("$2"); shift 2 ;;
+    -*) fail "unknown option '$1'; the options are --suite, --user, --bind, --keep and --copy" ;;
     *) break ;;
   esac
 done
@@ -56,16 +59,16 @@ make_base() {
       cp /etc/apt/sources.list.d/*.sources /etc/apt/sources.list.d/*.list "$base/etc/apt/sources.list.d/" 2>/dev/null || true
       [ ! -e /etc/apt/sources.list ] || cp /etc/apt/sources.list "$base/etc/apt/"
       ;;
-    noble)
+    resolute | noble | jammy)
       uri=${FRESH_UBUNTU:-http://archive.ubuntu.com/ubuntu}
       # Debian's debootstrap knows neither the suite (gutsy's script serves all since) nor Ubuntu's keys: the base brings them,
       # and apt checks everything with them from there on.
-      debootstrap --no-check-gpg --components=main,universe "${options[@]}" noble "$base" "$uri" \
+      debootstrap --no-check-gpg --components=main,universe "${options[@]}" "$suite" "$base" "$uri" \
         /usr/share/debootstrap/scripts/gutsy >"$base.log" 2>&1 ||
-        { tail -n 5 "$base.log" >&2; fail "debootstrap failed: is there Ubuntu's noble under $uri? (FRESH_UBUNTU sets another)"; }
-      printf 'deb %s %s main universe\n' "$uri" noble "$uri" noble-updates "$uri" noble-security >"$base/etc/apt/sources.list"
+        { tail -n 5 "$base.log" >&2; fail "debootstrap failed: is there Ubuntu's $suite under $uri? (FRESH_UBUNTU sets another)"; }
+      printf 'deb %s %s main universe\n' "$uri" "$suite" "$uri" "$suite-updates" "$uri" "$suite-security" >"$base/etc/apt/sources.list"
       ;;
-    *) fail "the suite is '$suite'; use bookworm or noble" ;;
+    *) fail "the suite is '$suite'; use bookworm, resolute, noble or jammy" ;;
   esac
   cp -L /etc/resolv.conf "$base/etc/resolv.conf"
   cp /etc/apt/apt.conf.d/99* "$base/etc/apt/apt.conf.d/" 2>/dev/null || true
@@ -113,6 +116,12 @@ chroot "$work/root" chown -R "$user:" "$home"
 unshare --mount --pid --uts --ipc --fork --kill-child bash -c '
   set -e
   root=$1 user=$2 home=$3 prepare=$4 command=$5
+  shift 5
+  for bind; do
+    folder=${bind%:*} place=$root$home/dtrain/${bind#*:}
+    mkdir -p "$folder" "$place"
+    mount --bind "$folder" "$place"
+  done
   mount -t proc proc "$root/proc"
   mount --rbind /sys "$root/sys"
   mount --rbind /dev "$root/dev"
@@ -127,4 +136,4 @@ unshare --mount --pid --uts --ipc --fork --kill-child bash -c '
   inside=(/usr/bin/env -i TERM="${TERM:-dumb}" PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin)
   "${inside[@]}" HOME=/root bash -c "$prepare"
   exec "${inside[@]}" HOME="$home" USER="$user" setpriv --reuid "$user" --regid "$user" --init-groups bash -c "$command"
-' - "$work/root" "$user" "$home" "$prepare" "$command"
+' - "$work/root" "$user" "$home" "$prepare" "$command" "${binds[@]}"

@@ -7,6 +7,7 @@
 #   scripts/setup.sh test-version   as user: what scripts/torch_versions.sh needs for another PyTorch (DTRAIN_TORCH)
 #   scripts/setup.sh deb     build's, and what makes the Debian package (`make deb`)
 #   scripts/setup.sh wheel   build's, and what makes the wheel for Python (`make wheel`)
+#   scripts/setup.sh sdist   what makes the source distribution for pip (`make sdist`); neither compilers nor libtorch
 #   scripts/setup.sh bench   test's, and what benchmarks compare with: Intel MPI (x86-64), WebDataset, SPDL
 #   scripts/setup.sh lint    also clang-format, clang-tidy and clang with libFuzzer
 #
@@ -16,6 +17,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/progress.sh
+. scripts/unpack_deb.sh
 
 # The newest PyTorch that dtrain is tested with is the default. What belongs to each release: torchvision, and the headers that those of
 # NCCL and of the CUDA runtime (which lie beside libtorch) include: to build the nccl backend, not to run it.
@@ -40,15 +42,17 @@ readonly model_wheels=("torchvision==$torchvision" timm==1.0.22 transformers==4.
   tqdm==4.70.1 requests==2.34.2 urllib3==2.8.0 idna==3.20 certifi==2026.10.19.post1 charset-normalizer==3.5.3)
 # Whose Trainer trains on dtrain's engine. Without their dependencies: what they import is there.
 readonly lightning_wheels=(lightning==2.6.0 lightning-utilities==0.15.3 torchmetrics==1.9.0)
+# Makes the source distribution; pip gets it by itself to build that.
+readonly source_wheels=(scikit-build-core==1.1.2)
 readonly header_wheels=("nvidia-cuda-crt==$crt" "nvidia-cuda-cccl==$cccl")
 # It names all of Jupyter as a requirement, which its analyses do not use.
 readonly bare_wheels=(HolisticTraceAnalysis==0.5.0)
 
+mapfile -t library_packages < <(awk '!/^#/ { print $3 }' packaging/libraries.txt)
 readonly build_packages=(
   g++ cmake ninja-build make git ccache mold pkg-config ca-certificates
   python3 python3-venv python3-dev
-  libyaml-cpp-dev libcli11-dev libspdlog-dev libfmt-dev nlohmann-json3-dev libasio-dev libssl-dev
-  libhwloc-dev libhwy-dev libjs-chart.js libsqlite3-dev libsimdjson-dev prometheus-cpp-dev zlib1g-dev libjpeg-dev libpng-dev
+  "${library_packages[@]}"
   dataset-fashion-mnist)
 readonly test_packages=(libgtest-dev libgmock-dev openmpi-bin libopenmpi-dev util-linux procps
   slurmctld slurmd slurm-client munge iproute2 openssh-server openssh-client nftables
@@ -61,6 +65,26 @@ readonly loader_wheels=(webdataset==1.0.2 braceexpand==0.1.7 spdl==0.8.0 spdl-co
   litdata==0.2.76 obstore==0.12.1 boto3==1.44.8 botocore==1.44.8 s3transfer==0.19.3 jmespath==1.1.0)
 readonly lint_packages=(clang-format-14 clang-tidy-14 clang-14 libclang-rt-14-dev)
 readonly optional_packages=(chromium)  # Ubuntu has it as a snap only
+# Ubuntu 22.04 lacks these, or has versions that are too old. What replaces them there comes from PyPI and from Debian 12, without being
+# installed. GCC 11 does not know mold.
+readonly lacking_on_jammy=(cmake mold libhwy-dev libjs-chart.js prometheus-cpp-dev)
+readonly instead_on_jammy=(libcivetweb1)  # which prometheus-cpp needs
+readonly tool_wheels=(cmake==4.4.5)
+readonly newer_packages=(
+  debian/pool/main/h/highway/libhwy-dev_1.0.3-3+deb12u1_amd64.deb
+  7db65cd6c5b43b523136f92589ce373f625ca10d569bd0201b5a0d521d8fae4d
+  debian/pool/main/h/highway/libhwy1_1.0.3-3+deb12u1_amd64.deb
+  58db3098074f192d32784cf2d070f82d4e26b10d54bc723830a6b9a43be5013b
+  debian/pool/main/n/node-chart.js/libjs-chart.js_3.9.1+~0.2.1-2_all.deb
+  16456ab02ad662f480ae3f4d0769a069f69133d0a957821925bbdd648ae5390a
+  debian/pool/main/p/prometheus-cpp/prometheus-cpp-dev_1.0.1-1_amd64.deb
+  87532ce525b729fee037dc337f5acad3c3fb254fa5616cecee90074321c519c7
+  debian/pool/main/p/prometheus-cpp/libprometheus-cpp-core1.0_1.0.1-1_amd64.deb
+  f0b98f9a4f3772363d164dad42bc80b09001956b6bb20a231990cc7c0790568a
+  debian/pool/main/p/prometheus-cpp/libprometheus-cpp-pull1.0_1.0.1-1_amd64.deb
+  adedc740b3ee092ecfcdf86a2f2e3953fcdc9a6fdb8160fc4ce5a543e601313c
+  debian/pool/main/p/prometheus-cpp/libprometheus-cpp-push1.0_1.0.1-1_amd64.deb
+  b438ce007669a369b86a997c725a3c2171108c5ea76f0a6d2607f332c8d5a3c1)
 readonly pip_install=(-m pip install --quiet --disable-pip-version-check --no-input --no-cache-dir)
 
 deps=.deps
@@ -75,9 +99,16 @@ case "$level" in
   bench) packages+=("${test_packages[@]}" "${bench_packages[@]}") ;;
   deb) packages+=(dpkg-dev file libopenmpi-dev) ;;
   wheel) packages+=(patchelf libopenmpi-dev) ;;
+  sdist) packages=(python3 python3-venv libjs-chart.js) ;;
   lint) packages+=("${test_packages[@]}" "${lint_packages[@]}") ;;
-  *) echo "setup: unknown level '$level'; use build, test, test-build, test-wheels, test-version, bench, deb, wheel or lint" >&2; exit 2 ;;
+  *) echo "setup: unknown level '$level'; use build, test, test-build, test-wheels, test-version, bench, deb, wheel, sdist or lint" >&2; exit 2 ;;
 esac
+
+jammy=false
+if [ "$(. /etc/os-release && echo "${VERSION_CODENAME:-}")" = jammy ] && [ ${#packages[@]} -gt 0 ]; then
+  jammy=true
+  mapfile -t packages < <(printf '%s\n' "${packages[@]}" "${instead_on_jammy[@]}" | grep -vxF "$(printf '%s\n' "${lacking_on_jammy[@]}")")
+fi
 
 say() { echo "setup: $*"; }
 
@@ -158,6 +189,20 @@ install_packages() {
   fi
 }
 
+install_newer() {
+  local stamp="${tool_wheels[*]} ${newer_packages[*]}"
+  [ "$(cat .deps/newer/stamp 2>/dev/null)" = "$stamp" ] && return 0
+  say "fetching what this system lacks: CMake, and Highway, prometheus-cpp and Chart.js of Debian 12 (30 MB to download)"
+  rm -rf .deps/newer/*
+  /usr/bin/python3 -m venv .deps/newer/tools
+  .deps/newer/tools/bin/python "${pip_install[@]}" "${tool_wheels[@]}"
+  unpack_deb .deps/newer "${newer_packages[@]}"
+  sed -i "s#^prefix=.*#prefix=$PWD/.deps/newer/usr#" .deps/newer/usr/lib/*/pkgconfig/*.pc
+  # Who links it needs neither their headers nor their programs.
+  sed -i '/find_dependency(\(civetweb\|CURL\))/d' .deps/newer/usr/lib/*/cmake/prometheus-cpp/prometheus-cpp-config.cmake
+  echo "$stamp" >.deps/newer/stamp
+}
+
 install_libtorch() {
   local flavour=()
   [ -z "${DTRAIN_LIBTORCH:-}" ] || flavour=(--flavour "$DTRAIN_LIBTORCH")
@@ -179,6 +224,17 @@ install_headers() {
   "$deps/pip/bin/python" "${pip_install[@]}" --no-deps --no-compile --target "$deps/cuda-headers" "${header_wheels[@]}"
   rm -rf "$deps/pip"
   echo "$stamp" >"$deps/cuda-headers.stamp"
+}
+
+install_source_tools() {
+  local stamp="${source_wheels[*]}"
+  [ "$(cat .deps/scikit-build.stamp 2>/dev/null)" = "$stamp" ] && return 0
+  say "fetching what makes the source distribution ($stamp; 1 MB)"
+  rm -rf .deps/scikit-build .deps/scikit-build.stamp .deps/pip
+  /usr/bin/python3 -m venv .deps/pip
+  .deps/pip/bin/python "${pip_install[@]}" --no-compile --target .deps/scikit-build "${source_wheels[@]}"
+  rm -rf .deps/pip
+  echo "$stamp" >.deps/scikit-build.stamp
 }
 
 peers_progress() { echo "setup: written $(du -sm "$deps/peers" 2>/dev/null | cut -f1) of 5700 MB"; }
@@ -241,11 +297,18 @@ install_loaders() {
 mkdir -p "$deps"
 if [[ $level != test-wheels && $level != test-version ]]; then
   install_packages
-  install_libtorch
-  install_headers
 fi
 case "$level" in
-  test | test-wheels | lint) install_peers; install_readers; install_models; install_lightning ;;
+  test-wheels | test-version | sdist) ;;
+  *)
+    ! $jammy || install_newer
+    install_libtorch
+    install_headers
+    ;;
+esac
+case "$level" in
+  test | test-wheels | lint) install_peers; install_readers; install_models; install_lightning; install_source_tools ;;
   test-version) install_peers; install_readers; install_models; install_headers; link_libtorch ;;
   bench) install_peers; install_readers; install_models; install_lightning; install_intel_mpi; install_loaders ;;
+  sdist) install_source_tools ;;
 esac

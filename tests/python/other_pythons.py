@@ -97,6 +97,31 @@ class OtherPythons(unittest.TestCase):
     def test_3_14(self):
         self.try_python("3.14")
 
+    def test_folder_of_headers(self):
+        """In place of a Python that is not here: its version is read from them, and what cannot be used is refused."""
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name).resolve()
+
+            def found():
+                return run(sys.executable, "-B", str(SOURCE / "python" / "interpreters.py"), str(folder))
+
+            def write(minor, configuration):
+                (folder / "patchlevel.h").write_text(f"#define PY_MAJOR_VERSION 3\n#define PY_MINOR_VERSION        {minor}\n"
+                                                     "#define PY_VERSION_HEX ((PY_MAJOR_VERSION << 24) | \\\n")
+                (folder / "pyconfig.h").write_text(configuration)
+
+            self.assertEqual(found(), (1, f"interpreters: {folder} is no folder of headers of a Python: it must have Python.h, "
+                                          "patchlevel.h and pyconfig.h\n"))
+            write(14, "/* #undef Py_GIL_DISABLED */\n")
+            self.assertIn("it has no headers", found()[1])
+            (folder / "Python.h").touch()
+            self.assertEqual(found(), (0, f"{folder}\n"))
+            for minor, configuration in ((14, "#define Py_GIL_DISABLED 1\n"), (9, "")):
+                write(minor, configuration)
+                code, output = found()
+                self.assertEqual(code, 1, output)
+                self.assertIn("cannot be used: dtrain needs CPython 3.10 or later, with the GIL", output)
+
 
 if __name__ == "__main__":
     build = Path(sys.argv[1]).resolve()
