@@ -7,7 +7,7 @@
 #   --torch    the minor versions of PyTorch for which it has libraries; default: the two newest
 #   --python   the versions of Python for which it has modules; default: 3.10 to 3.14
 #
-# What was downloaded (.deps) and compiled (build/manylinux) is used again by the next run.
+# What it downloads and compiles stays in build/manylinux (2 GB for each PyTorch), and is used again by the next run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 fail() { echo "manylinux: $*" >&2; exit 1; }
@@ -28,8 +28,7 @@ for minor in "${minors[@]}"; do
 done
 
 if ! $inside; then
-  # Of .deps, what only Ubuntu 22.04 can use lies elsewhere.
-  exec scripts/fresh_machine.sh --suite jammy --bind .deps --bind build/manylinux --bind build/manylinux/newer:.deps/newer \
+  exec scripts/fresh_machine.sh --suite jammy --bind build/manylinux --bind build/manylinux/deps:.deps \
     "DTRAIN_DEBIAN='${DTRAIN_DEBIAN:-}' DTRAIN_UBUNTU='${DTRAIN_UBUNTU:-${FRESH_UBUNTU:-}}' \
       scripts/manylinux.sh --inside --torch '${minors[*]}' --python '${versions[*]}'"
 fi
