@@ -42,8 +42,8 @@ for minor in "${minors[@]}"; do
   folder=build/manylinux/torch-$minor
   # All share what the first has without libtorch.
   cmake --preset release -B "$folder" -DDTRAIN_TESTS=OFF -DDTRAIN_BENCH=OFF "-DDTRAIN_LIBTORCH_DIR=$PWD/$libtorch" \
-    "-DDTRAIN_PYTHONS=$pythons" ${builds:+-DDTRAIN_TORCH_FREE_FROM="$PWD/${builds[0]}"} >build/manylinux/configure.log 2>&1 ||
-    { cat build/manylinux/configure.log; fail "the build for PyTorch $minor cannot be configured"; }
+    "-DCMAKE_CXX_FLAGS=-Wa,$PWD/packaging/older_symbols.s" "-DDTRAIN_PYTHONS=$pythons" ${builds:+-DDTRAIN_TORCH_FREE_FROM="$PWD/${builds[0]}"} \
+    >build/manylinux/configure.log 2>&1 || { cat build/manylinux/configure.log; fail "the build for PyTorch $minor cannot be configured"; }
   scripts/quiet_build.sh "manylinux/torch-$minor" "$(nproc)" installed python_native
   builds+=("$folder")
 done
