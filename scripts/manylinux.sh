@@ -32,7 +32,7 @@ if ! $inside; then
     "DTRAIN_DEBIAN='${DTRAIN_DEBIAN:-}' DTRAIN_UBUNTU='${DTRAIN_UBUNTU:-${FRESH_UBUNTU:-}}' \
       scripts/manylinux.sh --inside --torch '${minors[*]}' --python '${versions[*]}'"
 fi
-export CCACHE_DIR=$PWD/build/manylinux/ccache PATH=$PWD/.deps/newer/tools/bin:$PATH
+export CCACHE_DIR=$PWD/build/manylinux/ccache PATH=$PWD/.deps/newer/bin:$PATH
 builds=()
 for minor in "${minors[@]}"; do
   DTRAIN_TORCH=$minor scripts/setup.sh wheel

@@ -192,6 +192,8 @@ install_newer() {
   rm -rf .deps/newer/*
   /usr/bin/python3 -m venv .deps/newer/tools
   .deps/newer/tools/bin/python "${pip_install[@]}" "${tool_wheels[@]}"
+  mkdir .deps/newer/bin
+  ln -s ../tools/lib/python3.10/site-packages/cmake/data/bin/{cmake,ctest} .deps/newer/bin/  # in PATH without the environment's Python
   unpack_deb .deps/newer "${newer_packages[@]}"
   sed -i "s#^prefix=.*#prefix=$PWD/.deps/newer/usr#" .deps/newer/usr/lib/*/pkgconfig/*.pc
   # Who links it needs neither their headers nor their programs.
