@@ -2,7 +2,7 @@
 JOBS ?= $(shell nproc)
 PRESET ?= release
 # CMake, where the system's is too old (scripts/setup.sh).
-export PATH := $(CURDIR)/.deps/newer/tools/bin:$(PATH)
+export PATH := $(CURDIR)/.deps/newer/bin:$(PATH)
 BIN := build/$(PRESET)/bin
 CXX_FILES := $(shell git ls-files '*.h' '*.cpp')
 

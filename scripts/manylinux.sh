@@ -7,7 +7,7 @@
 #   --torch    the minor versions of PyTorch for which it has libraries; default: the two newest
 #   --python   the versions of Python for which it has modules; default: 3.10 to 3.14
 #
-# What was downloaded (.deps) and compiled (build/manylinux) is used again by the next run.
+# What it downloads and compiles stays in build/manylinux (2 GB for each PyTorch), and is used again by the next run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 fail() { echo "manylinux: $*" >&2; exit 1; }
@@ -28,12 +28,11 @@ for minor in "${minors[@]}"; do
 done
 
 if ! $inside; then
-  # Of .deps, what only Ubuntu 22.04 can use lies elsewhere.
-  exec scripts/fresh_machine.sh --suite jammy --bind .deps --bind build/manylinux --bind build/manylinux/newer:.deps/newer \
+  exec scripts/fresh_machine.sh --suite jammy --bind build/manylinux --bind build/manylinux/deps:.deps \
     "DTRAIN_DEBIAN='${DTRAIN_DEBIAN:-}' DTRAIN_UBUNTU='${DTRAIN_UBUNTU:-${FRESH_UBUNTU:-}}' \
       scripts/manylinux.sh --inside --torch '${minors[*]}' --python '${versions[*]}'"
 fi
-export CCACHE_DIR=$PWD/build/manylinux/ccache PATH=$PWD/.deps/newer/tools/bin:$PATH
+export CCACHE_DIR=$PWD/build/manylinux/ccache PATH=$PWD/.deps/newer/bin:$PATH
 builds=()
 for minor in "${minors[@]}"; do
   DTRAIN_TORCH=$minor scripts/setup.sh wheel
@@ -43,8 +42,8 @@ for minor in "${minors[@]}"; do
   folder=build/manylinux/torch-$minor
   # All share what the first has without libtorch.
   cmake --preset release -B "$folder" -DDTRAIN_TESTS=OFF -DDTRAIN_BENCH=OFF "-DDTRAIN_LIBTORCH_DIR=$PWD/$libtorch" \
-    "-DDTRAIN_PYTHONS=$pythons" ${builds:+-DDTRAIN_TORCH_FREE_FROM="$PWD/${builds[0]}"} >build/manylinux/configure.log 2>&1 ||
-    { cat build/manylinux/configure.log; fail "the build for PyTorch $minor cannot be configured"; }
+    "-DCMAKE_CXX_FLAGS=-Wa,$PWD/packaging/older_symbols.s" "-DDTRAIN_PYTHONS=$pythons" ${builds:+-DDTRAIN_TORCH_FREE_FROM="$PWD/${builds[0]}"} \
+    >build/manylinux/configure.log 2>&1 || { cat build/manylinux/configure.log; fail "the build for PyTorch $minor cannot be configured"; }
   scripts/quiet_build.sh "manylinux/torch-$minor" "$(nproc)" installed python_native
   builds+=("$folder")
 done

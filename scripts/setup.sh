@@ -68,7 +68,7 @@ readonly optional_packages=(chromium)  # Ubuntu has it as a snap only
 # Ubuntu 22.04 lacks these, or has versions that are too old. What replaces them there comes from PyPI and from Debian 12, without being
 # installed. GCC 11 does not know mold.
 readonly lacking_on_jammy=(cmake mold libhwy-dev libjs-chart.js prometheus-cpp-dev)
-readonly instead_on_jammy=(libcivetweb1)  # which prometheus-cpp needs
+readonly instead_on_jammy=(libcivetweb1 patchelf)  # for prometheus-cpp
 readonly tool_wheels=(cmake==4.4.5)
 readonly newer_packages=(
   debian/pool/main/h/highway/libhwy-dev_1.0.3-3+deb12u1_amd64.deb
@@ -196,9 +196,12 @@ install_newer() {
   rm -rf .deps/newer/*
   /usr/bin/python3 -m venv .deps/newer/tools
   .deps/newer/tools/bin/python "${pip_install[@]}" "${tool_wheels[@]}"
+  mkdir .deps/newer/bin
+  ln -s ../tools/lib/python3.10/site-packages/cmake/data/bin/{cmake,ctest} .deps/newer/bin/  # in PATH without the environment's Python
   unpack_deb .deps/newer "${newer_packages[@]}"
   sed -i "s#^prefix=.*#prefix=$PWD/.deps/newer/usr#" .deps/newer/usr/lib/*/pkgconfig/*.pc
-  # Who links it needs neither their headers nor their programs.
+  patchelf --set-rpath '$ORIGIN' .deps/newer/usr/lib/*/libprometheus-cpp-pull.so.?.*.*
+  # Who links prometheus-cpp needs neither their headers nor their programs.
   sed -i '/find_dependency(\(civetweb\|CURL\))/d' .deps/newer/usr/lib/*/cmake/prometheus-cpp/prometheus-cpp-config.cmake
   echo "$stamp" >.deps/newer/stamp
 }

@@ -220,7 +220,7 @@ std::optional<Json> Recorder::Impl::receive(std::chrono::milliseconds timeout) {
     leave();
     return std::nullopt;
   }
-  return value;
+  return std::make_optional(value);
 }
 
 Recorder::Recorder(const Options& options, const Clock& clock, Nanoseconds process_start)
