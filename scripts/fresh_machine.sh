@@ -4,6 +4,7 @@
 #
 #   scripts/fresh_machine.sh [OPTIONS] 'time make demo && time make test'
 #   scripts/fresh_machine.sh [OPTIONS] --copy FILE [--copy FILE ...] 'command'   no clone: these files, in the home folder
+#   scripts/fresh_machine.sh [OPTIONS] --base                                    makes the base system, and runs nothing
 #
 #   --suite bookworm|noble  Debian 12 (the default) or Ubuntu 24.04 (from FRESH_UBUNTU, default http://archive.ubuntu.com/ubuntu)
 #   --user                  as an ordinary user with sudo rights; else as root
@@ -16,7 +17,7 @@ cd "$(dirname "$0")/.."
 say() { echo "fresh_machine: $*" >&2; }
 fail() { say "$@"; exit 1; }
 
-keep=false as_user=false suite=bookworm
+keep=false as_user=false base_only=false suite=bookworm
 copies=()
 while :; do
   case "${1:-}" in
@@ -24,7 +25,8 @@ while :; do
     --user) as_user=true; shift ;;
     --suite) suite=${2:-}; shift 2 ;;
     --copy) copies+=("$2"); shift 2 ;;
-    -*) fail "unknown option '$1'; the options are --suite, --user, --keep and --copy" ;;
+    --base) base_only=true; shift ;;
+    -*) fail "unknown option '$1'; the options are --suite, --user, --keep, --copy and --base" ;;
     *) break ;;
   esac
 done
@@ -78,6 +80,7 @@ make_base() {
   touch "$base/.complete"
 }
 [ -e "$base/.complete" ] || { rm -rf "$base"; make_base; }
+! $base_only || exit 0
 
 work=$(mktemp -d "${base%/*}/dtrain-fresh-XXXXXX")
 chmod 755 "$work"

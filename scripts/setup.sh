@@ -8,6 +8,7 @@
 #   scripts/setup.sh wheel   build's, and what makes the wheel for Python (`make wheel`)
 #   scripts/setup.sh bench   test's, and what benchmarks compare with: Intel MPI (x86-64), WebDataset, SPDL
 #   scripts/setup.sh lint    also clang-format, clang-tidy and clang with libFuzzer
+#   scripts/setup.sh list    installs nothing: prints the names of build's packages
 #
 # Distribution packages come from apt (root or sudo); wheels go into .deps/ inside the checkout.
 # DTRAIN_LIBTORCH=full|cpu overrides the choice made from the presence of an NVIDIA driver.
@@ -73,7 +74,8 @@ case "$level" in
   deb) packages+=(dpkg-dev file libopenmpi-dev) ;;
   wheel) packages+=(patchelf libopenmpi-dev) ;;
   lint) packages+=("${test_packages[@]}" "${lint_packages[@]}") ;;
-  *) echo "setup: unknown level '$level'; use build, test, test-build, test-wheels, bench, deb, wheel or lint" >&2; exit 2 ;;
+  list) printf '%s\n' "${packages[@]}"; exit ;;
+  *) echo "setup: unknown level '$level'; use build, test, test-build, test-wheels, bench, deb, wheel, lint or list" >&2; exit 2 ;;
 esac
 
 say() { echo "setup: $*"; }
