@@ -28,7 +28,7 @@ tests=(base_test host_test config_test config_no_rules_test scheduler_test ledge
 # In that Debian, where this checkout is /srv/dtrain. Which program runs those of another processor is said in a user namespace of
 # its own, so that this machine stays as it is.
 inside() {  # COMMAND
-  unshare --user --map-root-user --mount --pid --ipc --uts --fork --kill-child bash -c '
+  PATH=$root/.maps:$PATH unshare --user --map-users=0,0,65536 --map-groups=0,0,65536 --mount --pid --ipc --uts --fork --kill-child bash -c '
     set -e
     mkdir -p "$1/srv/dtrain"
     mount --rbind . "$1/srv/dtrain"
@@ -58,7 +58,7 @@ packages() {
 }
 
 make_root() {
-  local names
+  local names kind
   names=$(packages)
   [ "$(cat "$root/.aarch64" 2>/dev/null)" != "$names" ] || return 0
   FRESH_BASE=$root scripts/fresh_machine.sh --base
@@ -72,6 +72,12 @@ make_root() {
     done
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends -o DPkg::Options::=--force-unsafe-io "${names[@]}"
   ' - "$names" >"$root.log" 2>&1 || { tail -n 5 "$root.log" >&2; fail "apt has failed; $root.log says more"; }
+  # What unshare calls for a namespace of several users, and what machines without the package uidmap lack.
+  mkdir -p "$root/.maps"
+  for kind in uid gid; do
+    printf '#!/bin/sh\necho "$2 $3 $4" >"/proc/$1/%s_map"\n' $kind >"$root/.maps/new${kind}map"
+    chmod +x "$root/.maps/new${kind}map"
+  done
   echo "$names" >"$root/.aarch64"
 }
 
