@@ -104,7 +104,7 @@ function(dtrain_test name)
   endif()
   target_compile_definitions(${name} PRIVATE DTRAIN_SOURCE_DIR="${CMAKE_SOURCE_DIR}" DTRAIN_BINARY_DIR="${CMAKE_BINARY_DIR}")
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
-  if(DTRAIN_SANITIZE)
+  if(DTRAIN_SANITIZE OR CMAKE_CROSSCOMPILING)  # under an emulator
     math(EXPR arg_TIMEOUT "4 * ${arg_TIMEOUT}")
   endif()
   set(properties TIMEOUT ${arg_TIMEOUT})

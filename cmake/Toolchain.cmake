@@ -8,6 +8,11 @@ if(NOT CMAKE_BUILD_TYPE)
 endif()
 # -fPIC for programs too: only code compiled alike can share a precompiled header.
 add_compile_options(-fPIC -Wall -Wextra -Wno-missing-field-initializers)
+# Other processors than x86-64 have an instruction for a product and a sum in each of their versions, and GCC would use it.
+# A product and a sum stay two roundings: the same bits on every processor.
+if(NOT CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64)$")
+  add_compile_options(-ffp-contract=off)
+endif()
 if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   # False alarms on std::string operator+ (GCC bug 105651) and on std::optional, more of them where more is inlined.
   add_compile_options(-Wno-array-bounds -Wno-restrict -Wno-stringop-overflow -Wno-stringop-overread -Wno-maybe-uninitialized)

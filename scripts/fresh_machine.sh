@@ -4,6 +4,7 @@
 #
 #   scripts/fresh_machine.sh [OPTIONS] 'time make demo && time make test'
 #   scripts/fresh_machine.sh [OPTIONS] --copy FILE [--copy FILE ...] 'command'   no clone: these files, in the home folder
+#   scripts/fresh_machine.sh [OPTIONS] --base                                    makes the base system, and runs nothing
 #
 #   --suite NAME   bookworm: Debian 12 (the default); resolute, noble, jammy: Ubuntu 26.04, 24.04, 22.04 (from FRESH_UBUNTU,
 #                  default http://archive.ubuntu.com/ubuntu)
@@ -18,7 +19,7 @@ cd "$(dirname "$0")/.."
 say() { echo "fresh_machine: $*" >&2; }
 fail() { say "$@"; exit 1; }
 
-keep=false as_user=false suite=bookworm
+keep=false as_user=false base_only=false suite=bookworm
 copies=() binds=()
 while :; do
   case "${1:-}" in
@@ -27,7 +28,8 @@ while :; do
     --suite) suite=${2:-}; shift 2 ;;
     --copy) copies+=("$2"); shift 2 ;;
     --bind) binds+=("$2"); shift 2 ;;
-    -*) fail "unknown option '$1'; the options are --suite, --user, --bind, --keep and --copy" ;;
+    --base) base_only=true; shift ;;
+    -*) fail "unknown option '$1'; the options are --suite, --user, --bind, --keep, --copy and --base" ;;
     *) break ;;
   esac
 done
@@ -81,6 +83,7 @@ make_base() {
   touch "$base/.complete"
 }
 [ -e "$base/.complete" ] || { rm -rf "$base"; make_base; }
+! $base_only || exit 0
 
 work=$(mktemp -d "${base%/*}/dtrain-fresh-XXXXXX")
 chmod 755 "$work"

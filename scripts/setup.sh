@@ -10,6 +10,7 @@
 #   scripts/setup.sh sdist   what makes the source distribution for pip (`make sdist`); neither compilers nor libtorch
 #   scripts/setup.sh bench   test's, and what benchmarks compare with: Intel MPI (x86-64), WebDataset, SPDL
 #   scripts/setup.sh lint    also clang-format, clang-tidy and clang with libFuzzer
+#   scripts/setup.sh list    installs nothing: prints the names of build's packages
 #
 # Distribution packages come from apt (root or sudo); wheels go into .deps/ inside the checkout.
 # DTRAIN_LIBTORCH=full|cpu overrides the choice made from the presence of an NVIDIA driver.
@@ -101,7 +102,8 @@ case "$level" in
   wheel) packages+=(patchelf libopenmpi-dev) ;;
   sdist) packages=(python3 python3-venv libjs-chart.js) ;;
   lint) packages+=("${test_packages[@]}" "${lint_packages[@]}") ;;
-  *) echo "setup: unknown level '$level'; use build, test, test-build, test-wheels, test-version, bench, deb, wheel, sdist or lint" >&2; exit 2 ;;
+  list) printf '%s\n' "${packages[@]}"; exit ;;
+  *) echo "setup: unknown level '$level'; use build, test, test-build, test-wheels, test-version, bench, deb, wheel, sdist, lint or list" >&2; exit 2 ;;
 esac
 
 jammy=false

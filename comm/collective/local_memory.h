@@ -9,14 +9,15 @@
 #include <new>
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 namespace dtrain::comm {
 
 inline std::shared_ptr<std::byte> allocate_zeroed(std::size_t bytes) {
-  constexpr std::size_t kPage = 4096;
+  static const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
   constexpr std::size_t kHugePage = 2 << 20;
-  const std::size_t alignment = bytes < 2 * kHugePage ? kPage : kHugePage;
-  const std::size_t size = (bytes + kPage) / kPage * kPage;
+  const std::size_t alignment = bytes < 2 * kHugePage ? page : kHugePage;
+  const std::size_t size = (bytes + page) / page * page;
   void* memory = nullptr;
   if (::posix_memalign(&memory, alignment, size) != 0) throw std::bad_alloc();
   if (alignment == kHugePage) static_cast<void>(::madvise(memory, size, MADV_HUGEPAGE));

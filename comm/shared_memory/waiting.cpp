@@ -37,6 +37,7 @@ class Sleeper {
   bool armed() const { return armed_; }
   void arm() {
     block_.sleeping.store(1);
+    std::atomic_thread_fence(std::memory_order_seq_cst);  // the looks that follow must not come before it
     armed_ = true;
   }
   void disarm() {

@@ -5,6 +5,9 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_acle.h>
+#include <sys/auxv.h>
 #endif
 
 namespace dtrain {
@@ -49,6 +52,28 @@ std::uint32_t update_portable(const unsigned char* data, std::size_t size, std::
 }
 
 #if defined(__x86_64__)
+#define DTRAIN_TARGET_CRC32 __attribute__((target("sse4.2")))
+#elif defined(__aarch64__)
+#define DTRAIN_TARGET_CRC32 __attribute__((target("+crc")))
+#endif
+
+#if defined(DTRAIN_TARGET_CRC32)
+
+DTRAIN_TARGET_CRC32 inline std::uint64_t add_word(std::uint64_t crc, std::uint64_t word) {
+#if defined(__x86_64__)
+  return _mm_crc32_u64(crc, word);
+#else
+  return __crc32cd(static_cast<std::uint32_t>(crc), word);
+#endif
+}
+
+DTRAIN_TARGET_CRC32 inline std::uint32_t add_byte(std::uint32_t crc, unsigned char byte) {
+#if defined(__x86_64__)
+  return _mm_crc32_u8(crc, byte);
+#else
+  return __crc32cb(crc, byte);
+#endif
+}
 
 // The instruction has a latency of three cycles and one can begin in each cycle: three streams at once keep it busy.
 constexpr std::size_t kStream = 8192;
@@ -79,8 +104,7 @@ std::uint32_t skip_stream(const std::array<ByteTable, 4>& tables, std::uint64_t 
   return tables[0][crc & 0xff] ^ tables[1][crc >> 8 & 0xff] ^ tables[2][crc >> 16 & 0xff] ^ tables[3][crc >> 24 & 0xff];
 }
 
-__attribute__((target("sse4.2"))) std::uint32_t update_sse42(const unsigned char* data, std::size_t size,
-                                                             std::uint32_t crc) {
+DTRAIN_TARGET_CRC32 std::uint32_t update_streams(const unsigned char* data, std::size_t size, std::uint32_t crc) {
   static const std::array<ByteTable, 4> skip = make_skip_tables();
   std::uint64_t first = crc;
   for (; size >= 3 * kStream; data += 3 * kStream, size -= 3 * kStream) {
@@ -88,22 +112,26 @@ __attribute__((target("sse4.2"))) std::uint32_t update_sse42(const unsigned char
     std::uint64_t third = 0;
     for (std::size_t line = 0; line < kStream; line += kCacheLine) {
       for (std::size_t stream = 0; stream < 3; ++stream) {
-        _mm_prefetch(reinterpret_cast<const char*>(data + stream * kStream + line + kAhead), _MM_HINT_T0);
+        __builtin_prefetch(data + stream * kStream + line + kAhead);
       }
       for (std::size_t at = line; at < line + kCacheLine; at += 8) {
-        first = _mm_crc32_u64(first, load_word(data + at));
-        second = _mm_crc32_u64(second, load_word(data + kStream + at));
-        third = _mm_crc32_u64(third, load_word(data + 2 * kStream + at));
+        first = add_word(first, load_word(data + at));
+        second = add_word(second, load_word(data + kStream + at));
+        third = add_word(third, load_word(data + 2 * kStream + at));
       }
     }
     first = skip_stream(skip, first) ^ second;
     first = skip_stream(skip, first) ^ third;
   }
-  for (; size >= 8; data += 8, size -= 8) first = _mm_crc32_u64(first, load_word(data));
+  for (; size >= 8; data += 8, size -= 8) first = add_word(first, load_word(data));
   auto result = static_cast<std::uint32_t>(first);
-  for (; size > 0; ++data, --size) result = _mm_crc32_u8(result, *data);
+  for (; size > 0; ++data, --size) result = add_byte(result, *data);
   return result;
 }
+
+#endif
+
+#if defined(__x86_64__)
 
 // x to the power of n, modulo the polynomial; bit i is the coefficient of x^(31-i).
 constexpr std::uint32_t power_of_x(int n) {
@@ -131,7 +159,7 @@ DTRAIN_TARGET_AVX512 __m512i fold(__m512i value, __m512i factors, const unsigned
 // two 64-bit numbers in reflected order is one factor x too large. (Gopal et al., Fast CRC Computation for Generic
 // Polynomials Using PCLMULQDQ Instruction, 2009.)
 DTRAIN_TARGET_AVX512 std::uint32_t update_avx512(const unsigned char* data, std::size_t size, std::uint32_t crc) {
-  if (size < 2 * kFolded) return update_sse42(data, size, crc);
+  if (size < 2 * kFolded) return update_streams(data, size, crc);
   constexpr int kBits = 8 * kFolded;
   constexpr auto kOfFirst = static_cast<long long>(std::uint64_t{power_of_x(kBits + 63)} << 32);
   constexpr auto kOfSecond = static_cast<long long>(std::uint64_t{power_of_x(kBits - 1)} << 32);
@@ -151,7 +179,7 @@ DTRAIN_TARGET_AVX512 std::uint32_t update_avx512(const unsigned char* data, std:
   _mm512_storeu_si512(rest.data() + kStep, b);
   _mm512_storeu_si512(rest.data() + 2 * kStep, c);
   _mm512_storeu_si512(rest.data() + 3 * kStep, d);
-  return update_sse42(data, size, update_sse42(rest.data(), rest.size(), 0));
+  return update_streams(data, size, update_streams(rest.data(), rest.size(), 0));
 }
 
 #endif
@@ -162,10 +190,12 @@ std::vector<Crc32cVersion> crc32c_versions() {
   std::vector<Crc32cVersion> versions{{"portable", update_portable}};
 #if defined(__x86_64__)
   if (!__builtin_cpu_supports("sse4.2")) return versions;
-  versions.push_back({"SSE 4.2", update_sse42});
+  versions.push_back({"SSE 4.2", update_streams});
   const bool folds =
       __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("vpclmulqdq");
   if (folds) versions.push_back({"AVX-512", update_avx512});
+#elif defined(__aarch64__)
+  if ((::getauxval(AT_HWCAP) & HWCAP_CRC32) != 0) versions.push_back({"CRC32", update_streams});
 #endif
   return versions;
 }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "dtrain/base/error.h"
 #include "dtrain/checkpoint/saver.h"
@@ -11,7 +12,7 @@
 namespace dtrain::checkpoints {
 namespace {
 
-constexpr std::size_t kPage = 4096;
+constexpr std::size_t kPage = 4096;  // of the layout; the kernel's may be larger
 constexpr std::size_t kLine = 64;
 
 struct alignas(kLine) Counter {
@@ -60,12 +61,14 @@ void SnapshotMemory::prefault(std::size_t offset, std::size_t bytes) const {
   if (offset > this->bytes() || bytes > this->bytes() - offset) {
     throw SystemError("cannot map bytes past the end of the memory for checkpoints", EINVAL);
   }
-  const std::size_t begin = offset / kPage * kPage;
-  const std::size_t end = whole_pages(offset + bytes);
-  if (begin == end || ::madvise(data() + begin, end - begin, kPopulateWrite) == 0) return;
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  const std::size_t first = memory_.size() - this->bytes() + offset;
+  const std::size_t begin = first / page * page;
+  const std::size_t end = (first + bytes + page - 1) / page * page;
+  if (begin == end || ::madvise(memory_.data() + begin, end - begin, kPopulateWrite) == 0) return;
   // A read maps a page of shared memory for writing too.
-  for (std::size_t at = begin; at < end; at += kPage) {
-    static_cast<void>(*static_cast<const volatile std::byte*>(data() + at));
+  for (std::size_t at = begin; at < end; at += page) {
+    static_cast<void>(*static_cast<const volatile std::byte*>(memory_.data() + at));
   }
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdio>
+#include <cstdlib>
 #include <map>
 #include <set>
 
@@ -76,11 +77,18 @@ bool is_amd_with_avx2() {
 #endif
 }
 
-std::size_t last_level_cache() {
+std::size_t last_level_cache(const std::filesystem::path& root) {
   for (const int level : {_SC_LEVEL3_CACHE_SIZE, _SC_LEVEL2_CACHE_SIZE}) {
     if (const long bytes = ::sysconf(level); bytes > 0) return static_cast<std::size_t>(bytes);
   }
-  return 0;
+  // The C library knows those of x86 alone. Linux lists a CPU's caches from the first level on, as "32768K".
+  std::size_t largest = 0;
+  for (int index = 0;; ++index) {
+    const auto cache = root / "sys/devices/system/cpu/cpu0/cache" / ("index" + std::to_string(index));
+    const auto size = read_proc_file(cache / "size");
+    if (!size) return largest;
+    largest = std::max(largest, static_cast<std::size_t>(std::strtoull(size->c_str(), nullptr, 10)) << 10);
+  }
 }
 
 double cpu_limit(const std::filesystem::path& root) {

@@ -84,6 +84,19 @@ TEST_F(CpuLimit, SurvivesNonsense) {
   EXPECT_EQ(cpu_limit(root_), static_cast<double>(affinity().size()));
 }
 
+using Caches = FakeRoot;
+
+TEST_F(Caches, AreThoseThatSysfsListsWhereTheCLibraryKnowsNone) {
+  if (last_level_cache(root_) != 0) GTEST_SKIP() << "the C library knows this processor's caches";
+  const std::string folder = "sys/devices/system/cpu/cpu0/cache/";
+  put(folder + "index0/size", "64K\n");
+  put(folder + "index1/size", "64K\n");
+  put(folder + "index2/size", "1024K\n");
+  EXPECT_EQ(last_level_cache(root_), 1u << 20);
+  put(folder + "index3/size", "32768K\n");
+  EXPECT_EQ(last_level_cache(root_), 32u << 20);
+}
+
 using PciDevice = FakeRoot;
 
 TEST_F(PciDevice, HasTheCpusThatSysfsListsNearIt) {

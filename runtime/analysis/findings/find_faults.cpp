@@ -153,7 +153,7 @@ Finding fragmentation(const std::string& who, const MemoryGrowth& growth) {
                                         format_bytes(std::min(growth.free_heap_bytes, growth.grown_bytes)));
   finding.advice =
       "allocate what lives long before the first step, or give the ranks another allocator: install jemalloc and set "
-      "environment.environment_variables: [LD_PRELOAD=/usr/lib/x86_64-linux-gnu/libjemalloc.so.2]";
+      "environment.environment_variables: [LD_PRELOAD=libjemalloc.so.2]";
   return finding;
 }
 

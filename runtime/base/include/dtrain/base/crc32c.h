@@ -1,5 +1,5 @@
-// CRC-32C (Castagnoli): the checksum of iSCSI, ext4 and many other formats. x86-64 processors have an instruction for
-// it.
+// CRC-32C (Castagnoli): the checksum of iSCSI, ext4 and many other formats. x86-64 and Arm
+// processors have an instruction for it.
 #pragma once
 
 #include <cstddef>
