@@ -22,6 +22,7 @@ import os
 import platform
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -46,6 +47,8 @@ TAGS = {(2, 17): {"GLIBCXX": (3, 4, 19), "CXXABI": (1, 3, 7), "GCC": (4, 8, 0)},
         (2, 35): {"GLIBCXX": (3, 4, 30), "CXXABI": (1, 3, 13), "GCC": (12, 0, 0)},
         (2, 37): {"GLIBCXX": (3, 4, 31), "CXXABI": (1, 3, 14), "GCC": (13, 0, 0)},
         (2, 39): {"GLIBCXX": (3, 4, 33), "CXXABI": (1, 3, 15), "GCC": (14, 0, 0)}}
+# The one symbol for which files that GCC 11 or 12 has linked need a libstdc++ that RHEL 9 does not have, and its versions.
+WAIT, NEWER, OLDER = "_ZNSt18condition_variable4waitERSt11unique_lockISt5mutexE", "GLIBCXX_3.4.30", "GLIBCXX_3.4.11"
 
 
 class Build(NamedTuple):
@@ -105,6 +108,43 @@ def adapt(file: Path, copies: dict[str, Path], *folders: str) -> None:
         if name in copies:
             output_of("patchelf", "--replace-needed", name, name_of_copy(name), file)
     output_of("patchelf", "--set-rpath", ":".join(("$ORIGIN/" + folder).rstrip("/") for folder in folders), file)
+    use_older_wait(file)
+
+
+def use_older_wait(file: Path) -> None:
+    """Asks for the older version of condition_variable::wait, which does the same, where nothing else needs GCC 12's libstdc++."""
+    listed = output_of("nm", "-D", "--undefined-only", "--with-symbol-versions", file).split()
+    if [word for word in listed if word.endswith(f"@{NEWER}")] != [f"{WAIT}@{NEWER}"]:
+        return
+    data = bytearray(file.read_bytes())
+    table, size, count = struct.unpack_from("<Q", data, 0x28)[0], *struct.unpack_from("<HH", data, 0x3A)
+    sections = [struct.unpack_from("<IIQQQQIIQQ", data, table + size * i) for i in range(count)]
+    needs = next(s for s in sections if s[1] == 0x6FFFFFFE)
+    strings = sections[needs[6]]
+    older = data.find(f"\0{OLDER}\0".encode(), strings[4], strings[4] + strings[5])
+    if older < 0:
+        return
+    digest = 0
+    for letter in OLDER.encode():
+        digest = (digest << 4) + letter
+        digest = (digest ^ ((digest & 0xF0000000) >> 24)) & 0x0FFFFFFF
+    need = needs[4]
+    while True:
+        aux, next_need = struct.unpack_from("<II", data, need + 8)
+        one = need + aux
+        while True:
+            name, next_one = struct.unpack_from("<II", data, one + 8)
+            start = strings[4] + name
+            if data[start:data.index(0, start)] == NEWER.encode():
+                struct.pack_into("<I", data, one, digest)
+                struct.pack_into("<I", data, one + 8, older + 1 - strings[4])
+            if not next_one:
+                break
+            one += next_one
+        if not next_need:
+            break
+        need += next_need
+    file.write_bytes(data)
 
 
 def copyright_of(library: Path) -> tuple[str, Path]:
