@@ -261,7 +261,7 @@ def platform_of(package: Path) -> str:
 
 def describe(root: Path, information: Path, version: str, abis: list[str], copied: list[Path]) -> str:
     """Writes the folder dist-info and the command; returns the wheel's tag."""
-    oldest = re.search(r"DTRAIN_LIBTORCH_TESTED ([0-9.]+)", (SOURCE / "cmake" / "dtrainLibtorch.cmake").read_text()).group(1)
+    oldest = output_of(SOURCE / "packaging" / "dtrain-get-libtorch", "--releases").split()[0]
     machine = platform_of(root / "dtrain")
     # The name of a wheel has each set once; it stands for all combinations, of which pip knows those of a Python with its ABI.
     tags = [f"{python}-{abi}-{machine}" for python in abis for abi in abis]
