@@ -1,8 +1,6 @@
 # A thin front for CMake's presets; `make help` lists the targets. JOBS=n sets how many compilers run at once.
 JOBS ?= $(shell nproc)
 PRESET ?= release
-# CMake, where the system's is too old (scripts/setup.sh).
-export PATH := $(CURDIR)/.deps/newer/bin:$(PATH)
 BIN := build/$(PRESET)/bin
 CXX_FILES := $(shell git ls-files '*.h' '*.cpp')
 

@@ -1,5 +1,4 @@
 # The libraries of others. scripts/setup.sh installs them; a missing one stops the configuration with its name.
-list(APPEND CMAKE_PREFIX_PATH ${CMAKE_SOURCE_DIR}/.deps/newer/usr)  # of a newer system, where the machine's own lacks some
 find_package(PkgConfig REQUIRED)
 find_package(Threads REQUIRED)
 find_package(ZLIB REQUIRED)
@@ -30,5 +29,5 @@ endif()
 # Drawn by Chart.js: what the report embeds.
 find_file(CHART_JS chart.min.js
           PATHS ${CMAKE_SOURCE_DIR}/runtime/analysis/report/assets  # of a source distribution
-                ${CMAKE_SOURCE_DIR}/.deps/newer/usr/share/javascript/chart.js /usr/share/javascript/chart.js
+                /usr/share/javascript/chart.js
           NO_DEFAULT_PATH REQUIRED)

@@ -149,12 +149,8 @@ def use_older_wait(file: Path) -> None:
 
 def copyright_of(library: Path) -> tuple[str, Path]:
     """The Debian package of a library, and its licence."""
-    documents = next(folder for folder in library.parents if folder.name == "usr") / "share" / "doc"
-    if documents == Path("/usr/share/doc"):
-        package = output_of("dpkg-query", "-S", f"*/{library.name}").split(":")[0]
-    else:  # unpacked, and not installed (scripts/unpack_deb.sh)
-        package = next(documents.glob(library.name.partition(".so")[0] + "[0-9]*")).name
-    return package, documents / package / "copyright"
+    package = output_of("dpkg-query", "-S", f"*/{library.name}").split(":")[0]
+    return package, Path("/usr/share/doc") / package / "copyright"
 
 
 def named_libraries(folder: Path) -> dict[str, Path]:

@@ -2,10 +2,32 @@
 # Gets the headers of Pythons that this machine does not have, and prints their folders, as `make wheel PYTHONS=...` takes them.
 # dtrain._native needs no more of a Python than these.
 #
-#   scripts/python_headers.sh 3.12 3.14     (3.10 to 3.14; they come from packages of Debian and Ubuntu, see scripts/unpack_deb.sh)
+#   scripts/python_headers.sh 3.12 3.14     (3.10 to 3.14)
+#
+# They come from packages of Debian and Ubuntu of fixed versions, which are unpacked and not installed. DTRAIN_DEBIAN and DTRAIN_UBUNTU
+# name other mirrors.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-. scripts/unpack_deb.sh
+
+# unpack_deb FOLDER PACKAGE.deb SHA256: the path of a package begins with its archive.
+unpack_deb() {
+  local folder=$1 path=${2#*/} sum=$3 url mirror scratch
+  case "$2" in
+    debian/*) mirror=${DTRAIN_DEBIAN:-http://deb.debian.org/debian} ;;
+    ubuntu/*) mirror=${DTRAIN_UBUNTU:-http://archive.ubuntu.com/ubuntu} ;;
+  esac
+  url=$mirror/${path//+/%2b}
+  scratch=$(mktemp -d)
+  if ! /usr/lib/apt/apt-helper download-file "$url" "$scratch/one.deb" "SHA256:$sum" >"$scratch/log" 2>&1; then
+    cat "$scratch/log" >&2
+    rm -rf "$scratch"
+    echo "could not fetch $url: DTRAIN_DEBIAN and DTRAIN_UBUNTU name other mirrors" >&2
+    return 1
+  fi
+  mkdir -p "$folder"
+  dpkg-deb --extract "$scratch/one.deb" "$folder"
+  rm -rf "$scratch"
+}
 
 fail() { echo "python_headers: $*" >&2; exit 1; }
 [ $# -gt 0 ] || fail "name versions, such as 3.12"

@@ -18,7 +18,6 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/progress.sh
-. scripts/unpack_deb.sh
 
 # The newest PyTorch that dtrain is tested with is the default. What belongs to each release: torchvision, and the headers that those of
 # NCCL and of the CUDA runtime (which lie beside libtorch) include: to build the nccl backend, not to run it.
@@ -66,26 +65,6 @@ readonly loader_wheels=(webdataset==1.0.2 braceexpand==0.1.7 spdl==0.8.0 spdl-co
   litdata==0.2.76 obstore==0.12.1 boto3==1.44.8 botocore==1.44.8 s3transfer==0.19.3 jmespath==1.1.0)
 readonly lint_packages=(clang-format-14 clang-tidy-14 clang-14 libclang-rt-14-dev)
 readonly optional_packages=(chromium)  # Ubuntu has it as a snap only
-# Ubuntu 22.04 lacks these, or has versions that are too old. What replaces them there comes from PyPI and from Debian 12, without being
-# installed. GCC 11 does not know mold.
-readonly lacking_on_jammy=(cmake mold libhwy-dev libjs-chart.js prometheus-cpp-dev)
-readonly instead_on_jammy=(libcivetweb1 patchelf)  # for prometheus-cpp
-readonly tool_wheels=(cmake==4.4.5)
-readonly newer_packages=(
-  debian/pool/main/h/highway/libhwy-dev_1.0.3-3+deb12u1_amd64.deb
-  7db65cd6c5b43b523136f92589ce373f625ca10d569bd0201b5a0d521d8fae4d
-  debian/pool/main/h/highway/libhwy1_1.0.3-3+deb12u1_amd64.deb
-  58db3098074f192d32784cf2d070f82d4e26b10d54bc723830a6b9a43be5013b
-  debian/pool/main/n/node-chart.js/libjs-chart.js_3.9.1+~0.2.1-2_all.deb
-  16456ab02ad662f480ae3f4d0769a069f69133d0a957821925bbdd648ae5390a
-  debian/pool/main/p/prometheus-cpp/prometheus-cpp-dev_1.0.1-1_amd64.deb
-  87532ce525b729fee037dc337f5acad3c3fb254fa5616cecee90074321c519c7
-  debian/pool/main/p/prometheus-cpp/libprometheus-cpp-core1.0_1.0.1-1_amd64.deb
-  f0b98f9a4f3772363d164dad42bc80b09001956b6bb20a231990cc7c0790568a
-  debian/pool/main/p/prometheus-cpp/libprometheus-cpp-pull1.0_1.0.1-1_amd64.deb
-  adedc740b3ee092ecfcdf86a2f2e3953fcdc9a6fdb8160fc4ce5a543e601313c
-  debian/pool/main/p/prometheus-cpp/libprometheus-cpp-push1.0_1.0.1-1_amd64.deb
-  b438ce007669a369b86a997c725a3c2171108c5ea76f0a6d2607f332c8d5a3c1)
 readonly pip_install=(-m pip install --quiet --disable-pip-version-check --no-input --no-cache-dir)
 
 deps=.deps
@@ -105,12 +84,6 @@ case "$level" in
   list) printf '%s\n' "${packages[@]}"; exit ;;
   *) echo "setup: unknown level '$level'; use build, test, test-build, test-wheels, test-version, bench, deb, wheel, sdist, lint or list" >&2; exit 2 ;;
 esac
-
-jammy=false
-if [ "$(. /etc/os-release && echo "${VERSION_CODENAME:-}")" = jammy ] && [ ${#packages[@]} -gt 0 ]; then
-  jammy=true
-  mapfile -t packages < <(printf '%s\n' "${packages[@]}" "${instead_on_jammy[@]}" | grep -vxF "$(printf '%s\n' "${lacking_on_jammy[@]}")")
-fi
 
 say() { echo "setup: $*"; }
 
@@ -189,23 +162,6 @@ install_packages() {
     grep -vE '^(dl|pm)status:' .deps/apt.log | tail -n 15 >&2
     exit 1
   fi
-}
-
-install_newer() {
-  local stamp="${tool_wheels[*]} ${newer_packages[*]}"
-  [ "$(cat .deps/newer/stamp 2>/dev/null)" = "$stamp" ] && return 0
-  say "fetching what this system lacks: CMake, and Highway, prometheus-cpp and Chart.js of Debian 12 (30 MB to download)"
-  rm -rf .deps/newer/*
-  /usr/bin/python3 -m venv .deps/newer/tools
-  .deps/newer/tools/bin/python "${pip_install[@]}" "${tool_wheels[@]}"
-  mkdir .deps/newer/bin
-  ln -s ../tools/lib/python3.10/site-packages/cmake/data/bin/{cmake,ctest} .deps/newer/bin/  # in PATH without the environment's Python
-  unpack_deb .deps/newer "${newer_packages[@]}"
-  sed -i "s#^prefix=.*#prefix=$PWD/.deps/newer/usr#" .deps/newer/usr/lib/*/pkgconfig/*.pc
-  patchelf --set-rpath '$ORIGIN' .deps/newer/usr/lib/*/libprometheus-cpp-pull.so.?.*.*
-  # Who links prometheus-cpp needs neither their headers nor their programs.
-  sed -i '/find_dependency(\(civetweb\|CURL\))/d' .deps/newer/usr/lib/*/cmake/prometheus-cpp/prometheus-cpp-config.cmake
-  echo "$stamp" >.deps/newer/stamp
 }
 
 install_libtorch() {
@@ -306,7 +262,6 @@ fi
 case "$level" in
   test-wheels | test-version | sdist) ;;
   *)
-    ! $jammy || install_newer
     install_libtorch
     install_headers
     ;;
