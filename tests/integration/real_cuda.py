@@ -169,7 +169,7 @@ class RealCuda(unittest.TestCase):
 
     def test_libtorch_cuda_registers_itself(self):
         libtorch = self.real_libraries()["libtorch"]
-        self.assertEqual(libtorch["cuda"], 13000)
+        self.assertEqual(libtorch["cuda"] // 1000, 13)
         self.assertTrue(libtorch["cudnn"])
         self.assertEqual(libtorch["gpus"], 0)
         self.assertFalse(libtorch["has_cuda"])
@@ -180,7 +180,7 @@ class RealCuda(unittest.TestCase):
 
     def test_nccl_has_every_function_that_the_backend_calls(self):
         nccl = self.real_libraries()["nccl"]
-        self.assertEqual(nccl["version"] // 100, 228)
+        self.assertIn(nccl["version"] // 100, (228, 229, 230))
         self.assertTrue(nccl["shrink"] and nccl["revoke"])
         self.assertEqual(nccl["success"], "no error")
         self.assertEqual(nccl["device_count"], 100)  # cudaErrorNoDevice
@@ -222,7 +222,7 @@ class RealCuda(unittest.TestCase):
 
         with_stand_ins = findings(folder, self.work.path)
         self.assertEqual(with_stand_ins["libtorch_cuda"]["level"], "ok", with_stand_ins["libtorch_cuda"])
-        self.assertRegex(with_stand_ins["NCCL"]["text"], r"^2\.28\.\d+, .*/libnccl\.so\.2$")
+        self.assertRegex(with_stand_ins["NCCL"]["text"], r"^2\.(28|29|30)\.\d+, .*/libnccl\.so\.2$")
         self.assertIn("no CUDA-capable device is detected (error 100)", with_stand_ins["CUDA"]["text"])
         lacking = sorted(name for name in self.missing if not is_here(name) and name != "libcusolver.so.12")  # linalg's
         if not lacking:

@@ -227,10 +227,10 @@ class Errors(ScriptTest):
         features = "the model's forward() failed on features of shape [16, 1, 8, 8] float32, in "
         cause = "mat1 and mat2 shapes cannot be multiplied (16x64 and 63x16)"
         where = "hidden.0 (hidden.0.weight [16, 63], hidden.0.bias [16]): "
-        result = self.fails(Mlp(inputs=63), features + where + cause)
+        result = self.fails(Mlp(inputs=63), features + where, cause)
         self.assertNotIn("Traceback", result.output)
         torch.jit.trace(Mlp(inputs=63), torch.zeros(2, 63)).save(str(self.folder / "traced.pt"))
-        self.fails("traced.pt", features + where + cause)
+        self.fails("traced.pt", features + where, cause)
 
         class Inner(nn.Module):
             def __init__(self):
