@@ -2,7 +2,8 @@
 // products of matrices, convolutions and attention count, everything else is 0; a multiplication and an addition are
 // two FLOPs; biases, causal masks and the padding of a convolution are left out; the weight's gradient of a grouped
 // convolution counts as if it had one group. Two kinds of operators have FLOPs here and none there: attention on CPUs
-// (the formulas of attention on GPUs; there from 2.15 on) and oneDNN's recurrent layers (as the matrix products that they are made of).
+// (the formulas of attention on GPUs; there from 2.15 on) and oneDNN's recurrent layers (as the matrix products that
+// they are made of).
 #pragma once
 
 #include <cstdint>
