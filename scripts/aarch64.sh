@@ -101,5 +101,6 @@ inside "cmake -S . -B build/aarch64 -G Ninja --toolchain cmake/aarch64.cmake -DC
 inside "ninja -C build/aarch64 -k 0 -j $(nproc) ${targets[*]}" >build/aarch64.build.log 2>&1 ||
   { grep -A 15 FAILED build/aarch64.build.log | head -n 60 >&2; fail "it does not compile; build/aarch64.build.log says more"; }
 say "compiled without a warning: ${targets[*]}"
-# ShmProcesses runs the suite of all operations in seven processes, and stops it after a minute.
-! $test || inside "GTEST_FILTER=-ShmProcesses.* ctest --test-dir build/aarch64 -j $(nproc) --output-on-failure -R '^($(IFS='|'; echo "${tests[*]}"))\$' $*"
+# ShmProcesses runs the suite of all operations in seven processes, and stops it after a minute. ReleasedMemory needs MADV_REMOVE, which
+# qemu-user says to have done, and has not.
+! $test || inside "GTEST_FILTER=-ShmProcesses.*:*ReleasedMemory ctest --test-dir build/aarch64 -j $(nproc) --output-on-failure -R '^($(IFS='|'; echo "${tests[*]}"))\$' $*"
