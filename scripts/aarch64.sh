@@ -102,5 +102,5 @@ inside "ninja -C build/aarch64 -k 0 -j $(nproc) ${targets[*]}" >build/aarch64.bu
   { grep -A 15 FAILED build/aarch64.build.log | head -n 60 >&2; fail "it does not compile; build/aarch64.build.log says more"; }
 say "compiled without a warning: ${targets[*]}"
 # ShmProcesses runs the suite of all operations in seven processes, and stops it after a minute. ReleasedMemory needs MADV_REMOVE, which
-# qemu-user says to have done, and has not.
-! $test || inside "GTEST_FILTER=-ShmProcesses.*:*ReleasedMemory ctest --test-dir build/aarch64 -j $(nproc) --output-on-failure -R '^($(IFS='|'; echo "${tests[*]}"))\$' $*"
+# qemu-user says to have done, and has not. RealProc reads /proc/PID/stat, which it makes up.
+! $test || inside "GTEST_FILTER=-ShmProcesses.*:*ReleasedMemory:RealProc.* ctest --test-dir build/aarch64 -j $(nproc) --output-on-failure -R '^($(IFS='|'; echo "${tests[*]}"))\$' $*"
