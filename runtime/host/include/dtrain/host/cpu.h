@@ -41,7 +41,8 @@ Processor processor(const std::filesystem::path& root = "/");
 // Whether this is an AMD processor with AVX2 and FMA that the operating system lets programs use (cpuid).
 bool is_amd_with_avx2();
 
-// Bytes of the largest cache that cores share; 0: not known. `root`: where sys/ is, for processors that only the kernel knows.
+// Bytes of the largest cache that cores share; 0: not known. `root`: where sys/ is, for processors that only the kernel
+// knows.
 std::size_t last_level_cache(const std::filesystem::path& root = "/");
 
 }  // namespace dtrain::host
