@@ -14,6 +14,10 @@ find_package(prometheus-cpp CONFIG REQUIRED)
 pkg_check_modules(hwloc REQUIRED IMPORTED_TARGET hwloc)
 pkg_check_modules(sqlite3 REQUIRED IMPORTED_TARGET sqlite3)
 pkg_check_modules(hwy REQUIRED IMPORTED_TARGET libhwy)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
+  # Kernels keep vectors in arrays and compute with their length, which only the processor knows where vectors are SVE's.
+  target_compile_definitions(PkgConfig::hwy INTERFACE "HWY_DISABLED_TARGETS=(HWY_SVE|HWY_SVE2|HWY_SVE_256|HWY_SVE2_128)")
+endif()
 
 add_library(asio INTERFACE)  # header-only, Debian ships no CMake file for it
 target_compile_definitions(asio INTERFACE ASIO_STANDALONE ASIO_NO_DEPRECATED)

@@ -47,7 +47,8 @@ inside() {  # COMMAND
 
 packages() {
   local name
-  for name in g++-aarch64-linux-gnu qemu-user-static $(scripts/setup.sh list) libgtest-dev libgmock-dev libopenmpi-dev libpython3-dev libc6; do
+  for name in g++-aarch64-linux-gnu qemu-user-static $(scripts/setup.sh list) \
+    libgtest-dev libgmock-dev libopenmpi-dev libpython3-dev libc6; do
     case "$name" in
       g++ | mold | dataset-*) ;;
       python3-dev) echo "$name" ;;
@@ -95,11 +96,13 @@ if [ $torch = ON ]; then
     packaging/dtrain-get-libtorch --to "$libtorch" --flavour cpu
 fi
 mkdir -p build
-inside "cmake -S . -B build/aarch64 -G Ninja --toolchain cmake/aarch64.cmake -DCMAKE_BUILD_TYPE=Release -DCMAKE_COMPILE_WARNING_AS_ERROR=ON \
-  -DDTRAIN_BENCH=OFF -DDTRAIN_TORCH=$torch -DDTRAIN_LIBTORCH_DIR=/srv/dtrain/$libtorch/torch" >build/aarch64.configure.log 2>&1 ||
+inside "cmake -S . -B build/aarch64 -G Ninja --toolchain cmake/aarch64.cmake -DCMAKE_BUILD_TYPE=Release \
+  -DCMAKE_COMPILE_WARNING_AS_ERROR=ON -DDTRAIN_BENCH=OFF -DDTRAIN_TORCH=$torch -DDTRAIN_LIBTORCH_DIR=/srv/dtrain/$libtorch/torch" >build/aarch64.configure.log 2>&1 ||
   { tail -n 20 build/aarch64.configure.log >&2; fail "CMake has failed"; }
 inside "ninja -C build/aarch64 -k 0 -j $(nproc) ${targets[*]}" >build/aarch64.build.log 2>&1 ||
   { grep -A 15 FAILED build/aarch64.build.log | head -n 60 >&2; fail "it does not compile; build/aarch64.build.log says more"; }
 say "compiled without a warning: ${targets[*]}"
-# ShmProcesses runs the suite of all operations in seven processes, and stops it after a minute.
-! $test || inside "GTEST_FILTER=-ShmProcesses.* ctest --test-dir build/aarch64 -j $(nproc) --output-on-failure -R '^($(IFS='|'; echo "${tests[*]}"))\$' $*"
+# ShmProcesses runs the suite of all operations in seven processes, and stops it after a minute. ReleasedMemory needs MADV_REMOVE, which
+# qemu-user says to have done, and has not. RealProc reads /proc/PID/stat, which it makes up.
+! $test || inside "GTEST_FILTER=-ShmProcesses.*:*ReleasedMemory:RealProc.* \
+  ctest --test-dir build/aarch64 -j $(nproc) --output-on-failure -R '^($(IFS='|'; echo "${tests[*]}"))\$' $*"

@@ -74,12 +74,13 @@ void resize_columns(const std::uint8_t* in, std::size_t stride, std::uint8_t* ou
 
 #else
 
-// sum0 + sum1 has, in each lane, the sum of a neighbouring pair of products.
+// Adds to each lane the sum of a neighbouring pair of products. Which products `even` and `odd` have until they are put
+// together differs between processors, so the sum is added afterwards.
 template <class D32, class V16, class V32 = hn::Vec<D32> >
 HWY_INLINE V32 add_products(D32 d32, V16 pixels, V16 weights, V32 sum) {
   V32 odd = hn::Zero(d32);
-  const V32 even = hn::ReorderWidenMulAccumulate(d32, pixels, weights, sum, odd);
-  return hn::RearrangeToOddPlusEven(even, odd);
+  const V32 even = hn::ReorderWidenMulAccumulate(d32, pixels, weights, hn::Zero(d32), odd);
+  return hn::Add(sum, hn::RearrangeToOddPlusEven(even, odd));
 }
 
 // Two rows where vectors have 32 bytes, otherwise one.

@@ -33,16 +33,9 @@ HWY_INLINE void for_each(const Score* row, std::size_t classes, float otherwise,
   if (i < classes) see(load_some(row + i, classes - i, otherwise), 1);
 }
 
-// Four sums, which become one. Not initialised: a constructor would be compiled for the least of all CPUs.
-struct Sums {
-  V of[4];
-};
-HWY_INLINE void clear(Sums& sums) {
-  for (V& one : sums.of) one = hn::Zero(Floats());
-}
-HWY_INLINE float total(const Sums& sums) {
-  return hn::GetLane(
-      hn::SumOfLanes(Floats(), hn::Add(hn::Add(sums.of[0], sums.of[1]), hn::Add(sums.of[2], sums.of[3]))));
+// Four sums become one. They are no class: its constructor would be compiled for the least of all CPUs.
+HWY_INLINE float total(const V (&sums)[4]) {
+  return hn::GetLane(hn::SumOfLanes(Floats(), hn::Add(hn::Add(sums[0], sums[1]), hn::Add(sums[2], sums[3]))));
 }
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -71,10 +64,10 @@ HWY_INLINE RowSum sum_of(const Score* row, std::size_t classes) {
   constexpr float kNone = std::numeric_limits<float>::quiet_NaN();
   if (!std::isfinite(maximum)) return {kNone, kNone};
   const V most = hn::Set(Floats(), maximum);
-  Sums exponentials;
-  clear(exponentials);
+  const V zero = hn::Zero(Floats());
+  V exponentials[4] = {zero, zero, zero, zero};
   for_each(row, classes, -kInfinity, [&](V value, int n) {
-    exponentials.of[n] = hn::Add(exponentials.of[n], hn::Exp(Floats(), hn::Sub(value, most)));
+    exponentials[n] = hn::Add(exponentials[n], hn::Exp(Floats(), hn::Sub(value, most)));
   });
   return {maximum, std::log(total(exponentials))};
 }
@@ -83,10 +76,10 @@ HWY_INLINE RowSum sum_of(const Score* row, std::size_t classes) {
 template <class Score>
 HWY_INLINE float mean_difference(const Score* row, std::size_t classes, float maximum) {
   const V most = hn::Set(Floats(), maximum);
-  Sums differences;
-  clear(differences);
+  const V zero = hn::Zero(Floats());
+  V differences[4] = {zero, zero, zero, zero};
   for_each(row, classes, maximum,
-           [&](V value, int n) { differences.of[n] = hn::Add(differences.of[n], hn::Sub(value, most)); });
+           [&](V value, int n) { differences[n] = hn::Add(differences[n], hn::Sub(value, most)); });
   return total(differences) / static_cast<float>(classes);
 }
 
