@@ -114,7 +114,8 @@ std::set<std::string> outside_interfaces(const std::filesystem::path& root) {
     if (one.has_device && !is_counted) with_device.insert(name);
     const bool repeats =
         std::any_of(one.lower.begin(), one.lower.end(), [&](const auto& l) { return all.contains(l); });
-    const bool stays = std::any_of(all.begin(), all.end(), [&](const auto& o) { return are_peers(one, o.second); });
+    const bool stays =
+        std::any_of(all.begin(), all.end(), [&facts = one](const auto& o) { return are_peers(facts, o.second); });
     if (!repeats && !stays) without.insert(name);
   }
   if (!with_device.empty()) return with_device;

@@ -279,7 +279,7 @@ fs::path find_training_program(const std::string& name, const Variables& variabl
   const fs::path folder = executable_path().parent_path();
   const std::vector<MinorFolder> folders = minor_folders();
   if (folders.empty() || is_program(folder / name)) return find_program(name, folder, variables);
-  const fs::path newest = folders.back().path / name;
+  fs::path newest = folders.back().path / name;
   const std::string minor = minor_of_version(version_of(libtorch_of(newest, variables)));
   for (const MinorFolder& one : folders) {
     if (one.minor() == minor) return one.path / name;
