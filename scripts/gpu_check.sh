@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks dtrain on a machine with GPUs, and writes what came out to docs/gpu-results.md: one command, some minutes.
+# Checks dtrain on a machine with GPUs, and writes what came out to scripts/gpu_check_results.md: one command, some minutes.
 #
 #   scripts/gpu_check.sh --pack FOLDER     where dtrain is built: puts all that the check needs into FOLDER (<= 64 MiB)
 #   FOLDER/scripts/gpu_check.sh            on the machine with GPUs, after FOLDER was copied there
@@ -12,7 +12,7 @@
 #   --list             what the sections are
 #   --only A,B         these sections alone; --skip A,B: all but these
 #   --quick            fewer cases, rounds and steps: about a third of the time
-#   --out FILE         where the results go (docs/gpu-results.md, or $OUT/gpu-results.md if OUT is set)
+#   --out FILE         where the results go (scripts/gpu_check_results.md, or $OUT/gpu_check_results.md if OUT is set)
 #   --python PROGRAM   a Python with PyTorch (python3; in a checkout, the one in .deps/peers)
 #   --build FOLDER     the build to check (build/release); a packed folder brings its own
 #   --slot-type cpu    what of it needs no GPU: tries the check itself
@@ -334,7 +334,7 @@ section_bench_bf16() { bench_with bf16 dtrain,lines,eager,channels_last,compiled
 section_bench() { bench_with none dtrain,eager,channels_last,compiled; }
 
 # --- the check
-[ -n "$out" ] || out=${OUT:-$root/docs}/gpu-results.md
+[ -n "$out" ] || out=${OUT:-$root/scripts}/gpu_check_results.md
 mkdir -p "$(dirname "$out")"
 if [ "$slot_type" = cpu ]; then on="$gpus slots of type cpu"; else on="$gpus GPU$([ "$gpus" = 1 ] || echo s)"; fi
 [ -z "$fake" ] || on+=" that are not there"
