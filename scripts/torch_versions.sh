@@ -33,7 +33,8 @@ build_minor() {  # MINOR BUILD_FOLDER; the seconds go into BUILD_FOLDER/seconds
   local minor=$1 folder=$2 started
   DTRAIN_TORCH=$minor scripts/setup.sh test-version || return
   mkdir -p build
-  cmake -G Ninja -B "$folder" -DCMAKE_BUILD_TYPE=Release -DDTRAIN_BENCH=OFF -DDTRAIN_TORCH_FREE_FROM="$PWD/build/release" \
+  cmake -G Ninja -B "$folder" -DCMAKE_BUILD_TYPE=Release -DDTRAIN_TESTS=ON -DDTRAIN_BENCH=OFF \
+    -DDTRAIN_TORCH_FREE_FROM="$PWD/build/release" \
     -DDTRAIN_LIBTORCH_DIR="$PWD/.deps/torch-$minor/libtorch/torch" -DDTRAIN_PEERS_PYTHON="$PWD/.deps/torch-$minor/peers/bin/python" \
     >"build/torch-$minor.configure.log" 2>&1 || { cat "build/torch-$minor.configure.log"; return 1; }
   started=$SECONDS

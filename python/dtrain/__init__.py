@@ -27,7 +27,9 @@ def _numbers(minor: str) -> tuple[int, ...]:
 # The minor versions of torch, as in 2.15, for which _native is compiled: each has a folder.
 _minors = sorted((name[5:] for name in _os.listdir(_os.path.dirname(__file__)) if _re.fullmatch(r"torch\d+\.\d+", name)), key=_numbers)
 _for = f"torch {' or '.join(_minors) or '(none)'}"
-_install = f"pip install 'torch=={_minors[-1]}.*'" if _minors else "build dtrain (make build)"
+# The newest that there is for this Python: PyTorch 2.15 has nothing for Python 3.10.
+_major, _newest = _numbers(_minors[-1]) if _minors else (0, 0)
+_install = f"pip install --upgrade 'torch<{_major}.{_newest + 1}'" if _minors else "build dtrain (make build)"
 
 # In a container the user may have a number alone. PyTorch asks for the name when the first optimizer is made, and fails.
 try:

@@ -165,11 +165,15 @@ std::vector<MinorFolder> minor_folders() {
 
 // Empty `minor`: dtrain is built without libtorch.
 std::string how_to_get(const std::string& minor) {
-  const std::string install = minor.empty() ? "pip install torch" : "pip install 'torch==" + minor + ".*'";
   const std::string or_set =
       "or set DTRAIN_LIBTORCH_DIR to the 'torch' folder of an installed PyTorch" + (minor.empty() ? "" : " " + minor);
-  if (!minor_folders().empty()) return install + "; " + or_set;
-  return "get it with: dtrain-get-libtorch; " + or_set + " (" + install + ")";
+  if (const std::vector<MinorFolder> folders = minor_folders(); !folders.empty()) {
+    // The newest that there is for the user's Python: PyTorch 2.15 has nothing for Python 3.10.
+    const auto [major, newest] = folders.back().version;
+    return "pip install --upgrade 'torch<" + std::to_string(major) + "." + std::to_string(newest + 1) + "'; " + or_set;
+  }
+  return "get it with: dtrain-get-libtorch; " + or_set +
+         (minor.empty() ? " (pip install torch)" : " (pip install 'torch==" + minor + ".*')");
 }
 
 std::string newest_of(const std::vector<std::string>& minors) {

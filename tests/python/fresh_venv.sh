@@ -53,6 +53,7 @@ says '^Successfully installed dtrain-[0-9.]+$'
 [ -s "$site/torch-2.99.1+cu140.dist-info/METADATA" ] || fail "pip has replaced torch 2.99.1"
 rm -r "$site"/torch-*.dist-info
 newest=$(printf '%s\n' "$site"/dtrain/torch* | sort -V | tail -n 1) newest=${newest##*/torch}
+install="pip install --upgrade 'torch<${newest%.*}\.$((${newest#*.} + 1))'"
 
 cat >model.yaml <<'YAML'
 name: model
@@ -126,11 +127,11 @@ succeeds dtrain --version
 says '^dtrain [0-9]+\.[0-9]+'
 ends_with 2 dtrain launch model.yaml
 says "dtrain-worker needs libtorch $newest"
-says "pip install 'torch==$newest\.\*'"
+says "$install"
 ends_with 2 dtrain model inspect model.pt
-says "pip install 'torch==$newest\.\*'"
+says "$install"
 ends_with 1 python -c 'import dtrain; dtrain.init()'
-says "needs torch (.* or )?$newest, which is not installed: pip install 'torch==$newest\.\*'"
+says "needs torch (.* or )?$newest, which is not installed: $install"
 
 # A torch for which the wheel has nothing.
 mkdir -p other/torch/lib
@@ -138,13 +139,13 @@ touch other/torch/lib/libtorch_cpu.so
 for version in 2.4.1 2.99.0a0+git; do
   echo "__version__ = '$version'" | tee other/torch/version.py >other/torch/__init__.py
   ends_with 1 python -c 'import sys; sys.path.insert(0, "other"); import dtrain'
-  says "^ImportError: .*built for torch (.* or )?$newest, and torch ${version//+/\\+} is installed: pip install 'torch==$newest\.\*'"
+  says "^ImportError: .*built for torch (.* or )?$newest, and torch ${version//+/\\+} is installed: $install"
   if [ "$version" != 2.4.1 ]; then says "or build dtrain for torch 2.99 from its source distribution: pip install .*dtrain-\*\.tar\.gz"; fi
   for command in 'launch model.yaml' 'model inspect model.pt'; do
     read -r -a words <<<"$command"
     ends_with 2 DTRAIN_LIBTORCH_DIR="$work/other/torch" dtrain "${words[@]}"
     says "is ${version%a*}, and dtrain is built for (.* and )?$newest"
-    says "pip install 'torch==$newest\.\*'"
+    says "$install"
   done
 done
 
