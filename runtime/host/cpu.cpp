@@ -85,9 +85,10 @@ std::size_t last_level_cache(const std::filesystem::path& root) {
   std::size_t largest = 0;
   for (int index = 0;; ++index) {
     const auto cache = root / "sys/devices/system/cpu/cpu0/cache" / ("index" + std::to_string(index));
-    const auto size = read_proc_file(cache / "size");
-    if (!size) return largest;
-    largest = std::max(largest, static_cast<std::size_t>(std::strtoull(size->c_str(), nullptr, 10)) << 10);
+    const auto text = read_proc_file(cache / "size");
+    if (!text) return largest;
+    std::string_view size = *text;
+    largest = std::max(largest, take_number<std::size_t>(size).value_or(0) << 10);
   }
 }
 

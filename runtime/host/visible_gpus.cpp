@@ -1,7 +1,6 @@
 #include "dtrain/host/visible_gpus.h"
 
 #include <algorithm>
-#include <charconv>
 #include <set>
 
 #include "dtrain/base/text.h"
@@ -31,10 +30,8 @@ std::optional<VisibleGpu> named_by(const std::string& entry, const std::vector<G
     if (found == all.end() || std::count_if(all.begin(), all.end(), matches) != 1) return std::nullopt;
     return visible(*found);
   }
-  std::size_t index = 0;
-  const auto [end, code] = std::from_chars(entry.data(), entry.data() + entry.size(), index);
-  if (code != std::errc() || end != entry.data() + entry.size() || index >= all.size()) return std::nullopt;
-  return visible(all[index]);
+  const auto index = to_number<std::size_t>(entry);
+  return index && *index < all.size() ? std::optional(visible(all[*index])) : std::nullopt;
 }
 
 }  // namespace

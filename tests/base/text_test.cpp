@@ -57,6 +57,25 @@ TEST(RangesText, JoinsNeighbours) {
   EXPECT_EQ(ranges_text(std::vector{0, 1, 2, 3, 64, 65, 66}), "0-3,64-66");
 }
 
+TEST(ToNumber, TheWholeTextIsTheNumber) {
+  EXPECT_EQ(to_number<int>("-12"), -12);
+  EXPECT_EQ(to_number<int>("007"), 7);
+  EXPECT_EQ(to_number<unsigned>("1f", 16), 31U);
+  EXPECT_EQ(to_number<double>("2.5e3"), 2500.0);
+  for (const char* text : {"", "-", "x", "1x", "1 ", " 1", "+1", "0x1", "1.0", "2147483648"}) {
+    EXPECT_EQ(to_number<int>(text), std::nullopt) << text;
+  }
+  EXPECT_EQ(to_number<unsigned>("-1"), std::nullopt);
+}
+
+TEST(TakeNumber, LeavesWhatFollows) {
+  std::string_view text = "12,x";
+  EXPECT_EQ(take_number<int>(text), 12);
+  EXPECT_EQ(text, ",x");
+  EXPECT_EQ(take_number<int>(text), std::nullopt);
+  EXPECT_EQ(text, ",x");
+}
+
 TEST(Utf8, AcceptsWhatIsValid) {
   for (const char* text :
        {"", "plain", "caf\xc3\xa9", "\xe2\x82\xac", "\xf0\x9f\x98\x80", "\xef\xbf\xbf", "\xf4\x8f\xbf\xbf"}) {

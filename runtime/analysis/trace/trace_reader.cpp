@@ -3,11 +3,11 @@
 #include <simdjson.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <system_error>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/text.h"
 #include "dtrain/profile/gzip_file.h"
 #include "read/json_fields.h"
 
@@ -19,8 +19,7 @@ namespace od = simdjson::ondemand;
 constexpr std::size_t kHeadBytes = 4 << 20;
 
 double decimal_of(std::string_view text) {
-  double value = 0;
-  std::from_chars(text.data(), text.data() + text.size(), value);
+  const double value = take_number<double>(text).value_or(0);
   constexpr double kMost = 1e15;  // microseconds, 30 years; what is computed from them fits 64 bits in nanoseconds
   return std::isfinite(value) ? std::clamp(value, -kMost, kMost) : 0;
 }
@@ -98,12 +97,6 @@ TraceHead parse_head(std::string_view text, const std::filesystem::path& path) {
 }
 
 }  // namespace
-
-bool to_integer(std::string_view text, std::int64_t& value) {
-  const char* end = text.data() + text.size();
-  const auto [at, error] = std::from_chars(text.data(), end, value);
-  return error == std::errc() && at == end && !text.empty();
-}
 
 void append_event(fmt::memory_buffer& out, const RawEvent& event, std::int64_t pid, double ts_us, std::int64_t id) {
   const auto to = std::back_inserter(out);

@@ -1,4 +1,3 @@
-#include <charconv>
 #include <cstdio>
 #include <memory>
 #include <optional>
@@ -9,6 +8,7 @@
 #include "commands.h"
 #include "dtrain/analysis/diff.h"
 #include "dtrain/base/error.h"
+#include "dtrain/base/text.h"
 #include "dtrain/run/run_folder.h"
 #include "dtrain/run/summary_text.h"
 #include "runs/run_command.h"
@@ -43,11 +43,9 @@ for example:
 
 // "5%", "5", "0.5%" as a share.
 double to_share(const std::string& text) {
-  const char* end = text.data() + text.size() - (text.ends_with('%') ? 1 : 0);
-  double value = 0;
-  const auto [rest, error] = std::from_chars(text.data(), end, value);
+  const double value = to_number<double>(text.substr(0, text.size() - (text.ends_with('%') ? 1 : 0))).value_or(0);
   constexpr double kMost = 1000;
-  if (error != std::errc() || rest != end || !(value > 0 && value <= kMost)) {
+  if (!(value > 0 && value <= kMost)) {
     throw ConfigError("--fail-above: '" + text + "' is not a percentage above 0 and up to 1000",
                       "write 5% or 5 for five per cent");
   }

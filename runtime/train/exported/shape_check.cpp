@@ -147,9 +147,8 @@ void ShapeCheck::check_new(std::span<const at::Tensor> inputs) const {
       const std::string start = program_.inputs[i].path + ".size()[";
       if (!name.starts_with(start) || !name.ends_with("]")) continue;
       const std::string digits = name.substr(start.size(), name.size() - start.size() - 1);
-      if (digits.empty() || digits.size() > 2 || digits.find_first_not_of("0123456789") != std::string::npos) continue;
-      const int dimension = std::stoi(digits);
-      if (dimension < inputs[i].dim()) return inputs[i].size(dimension);
+      const int dimension = to_number<int>(digits).value_or(-1);
+      if (dimension >= 0 && dimension < inputs[i].dim()) return inputs[i].size(dimension);
     }
     return of_symbol(name);
   };

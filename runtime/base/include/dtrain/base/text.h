@@ -1,10 +1,12 @@
 // Small text helpers.
 #pragma once
 
+#include <charconv>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 namespace dtrain {
@@ -21,6 +23,23 @@ std::vector<std::string> split(std::string_view text, char separator);
 std::string first_line(std::string_view text);
 // Ascending numbers as ranges: "0-15,64-79", "0,1,4".
 std::string ranges_text(std::span<const int> numbers);
+// The number at the beginning of the text, which is removed there. Empty: there is none, or it does not fit. White
+// space and a plus sign are no part of a number.
+template <typename Number, typename... Base>
+std::optional<Number> take_number(std::string_view& text, Base... base) {
+  Number number{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number, base...);
+  if (error != std::errc()) return std::nullopt;
+  text.remove_prefix(static_cast<std::size_t>(end - text.data()));
+  return number;
+}
+// The number that the whole text is.
+template <typename Number, typename... Base>
+std::optional<Number> to_number(std::string_view text, Base... base) {
+  const auto number = take_number<Number>(text, base...);
+  return text.empty() ? number : std::nullopt;
+}
+
 bool is_valid_utf8(std::string_view text);
 // Two digits (0-9, a-f) for each byte.
 std::string to_hex(std::string_view bytes);
