@@ -59,6 +59,10 @@ std::string join_with_and(std::span<const std::string> parts) {
   return join(parts.first(parts.size() - 1), ", ") + " and " + parts.back();
 }
 
+std::string plural(std::string_view word) {
+  return std::string(word) + (word.ends_with("tch") || word.ends_with("ss") ? "es" : "s");
+}
+
 std::vector<std::string> split(std::string_view text, char separator) {
   std::vector<std::string> parts;
   while (true) {

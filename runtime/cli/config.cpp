@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "dtrain/base/text.h"
 #include "dtrain/config/cluster.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/config/schema.h"
@@ -23,10 +24,6 @@ struct ConfigCheckArguments {
   std::vector<std::string> overrides;
   bool file_only = false;
 };
-
-std::string slots_text(int slots) {
-  return std::to_string(slots) + (slots == 1 ? " slot" : " slots");
-}
 
 // False, after printing what, where the file is right but something that it names is not here.
 bool check_experiment(const std::string& file, const ConfigCheckArguments& arguments) {
@@ -45,7 +42,7 @@ bool check_experiment(const std::string& file, const ConfigCheckArguments& argum
   const auto split = scheduler::split_batch(experiment.global_batch_size, slots);
   if (!split.warning.empty()) std::fprintf(stderr, "dtrain: warning: %s\n", split.warning.c_str());
   std::printf("%s: ok: %s, %s, %s x %lld records a batch\n", file.c_str(), experiment.name.c_str(),
-              config::to_string(experiment.searcher.max_length).c_str(), slots_text(slots).c_str(),
+              config::to_string(experiment.searcher.max_length).c_str(), count_of(slots, "slot").c_str(),
               static_cast<long long>(split.per_slot));
   return true;
 }
@@ -57,9 +54,7 @@ bool check_cluster(const std::string& file) {
   const int slots = std::accumulate(cluster.agents.begin(), cluster.agents.end(), 0,
                                     [](int sum, const config::Agent& agent) { return sum + agent.slots; });
   const std::size_t agents = cluster.agents.size();
-  const std::string what = agents == 0
-                               ? "this machine"
-                               : std::to_string(agents) + (agents == 1 ? " agent, " : " agents, ") + slots_text(slots);
+  const std::string what = agents == 0 ? "this machine" : count_of(agents, "agent") + ", " + count_of(slots, "slot");
   std::printf("%s: ok: %s\n", file.c_str(), what.c_str());
   return true;
 }

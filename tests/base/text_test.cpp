@@ -57,6 +57,14 @@ TEST(RangesText, JoinsNeighbours) {
   EXPECT_EQ(ranges_text(std::vector{0, 1, 2, 3, 64, 65, 66}), "0-3,64-66");
 }
 
+TEST(CountOf, HasThePluralButForOne) {
+  EXPECT_EQ(count_of(0, "rank"), "0 ranks");
+  EXPECT_EQ(count_of(1, "rank"), "1 rank");
+  EXPECT_EQ(count_of(std::size_t{2000}, "batch"), "2000 batches");
+  EXPECT_EQ(count_of(2, "class"), "2 classes");
+  EXPECT_EQ(count_of(2, "epoch"), "2 epochs");
+}
+
 TEST(ToNumber, TheWholeTextIsTheNumber) {
   EXPECT_EQ(to_number<int>("-12"), -12);
   EXPECT_EQ(to_number<int>("007"), 7);

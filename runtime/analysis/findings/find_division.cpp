@@ -18,6 +18,7 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include "dtrain/base/text.h"
 #include "findings/make_findings.h"
 #include "measure/contention.h"
 #include "measure/roofline.h"
@@ -78,7 +79,7 @@ class DivisionFinder {
 
  private:
   static std::string division_text(int ranks, int threads) {
-    return fmt::format("{} rank{} x {} thread{}", ranks, ranks == 1 ? "" : "s", threads, threads == 1 ? "" : "s");
+    return count_of(ranks, "rank") + " x " + count_of(threads, "thread");
   }
 
   // With cores_per_slot as a number the cores would change with the number of ranks, and auto is refused.

@@ -190,8 +190,8 @@ std::optional<Finding> find_loader(const Evidence& evidence, const Analysis& ana
   finding.evidence =
       fmt::format("without dataloader_next a batch would take {} less ({} instead of {}, means), in {}{}{}",
                   seconds_text(analysis.what_if.step_s - free->step_s), seconds_text(free->step_s),
-                  seconds_text(analysis.what_if.step_s), batch_count(evidence.rows.steps()), less_stalls(stalled_s),
-                  queue_text(evidence.run, finding.rank));
+                  seconds_text(analysis.what_if.step_s), count_text(evidence.rows.steps(), "batch"),
+                  less_stalls(stalled_s), queue_text(evidence.run, finding.rank));
   if (taken_s > 0) {
     finding.evidence += fmt::format("; the training was ready without a core for up to {}, while workers had it",
                                     seconds_text(taken_s));

@@ -199,7 +199,7 @@ void predict_link(const Evidence& evidence, const Predictor& predictor, WhatIf& 
         predictor.predict({.name = name, .title = title, .assumption = assumption, .mock = ""}, changed));
   };
   const std::string measured = fmt::format("{} of {} in all: {} an exchange, the training waits {} of it (medians)",
-                                           plural(link->buckets, "bucket"), format_bytes(link->bytes),
+                                           count_text(link->buckets, "bucket"), format_bytes(link->bytes),
                                            seconds_text(link->transfer_s), seconds_text(link->exposed_s));
   change("twice_the_link", "a link twice as fast", measured + "; the latency stays", link->exposed_if(2, 1, 1));
   if (ranks_have_gpus(evidence.run)) return;  // gradients on GPUs are not compressed

@@ -75,7 +75,7 @@ namespace dtrain::analysis::rules {
 std::string triggered_text(const RuleResult& result) {
   const std::string one = result.unit.substr(0, result.unit.size() - 1);
   return count_text(result.triggered) + " " + (result.triggered == 1 ? one : result.unit) + ", of " +
-         plural(result.datapoints, "data point") + " judged";
+         count_text(result.datapoints, "data point") + " judged";
 }
 
 void write_rules(TextWriter& out, const std::vector<RuleResult>& results) {

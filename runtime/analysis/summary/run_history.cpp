@@ -7,6 +7,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/json_number.h"
+#include "dtrain/base/text.h"
 #include "read/json_fields.h"
 #include "text/numbers.h"
 
@@ -221,7 +222,7 @@ std::string end_text(const AttemptAccount& attempt) {
   const std::size_t end = attempt.end.find('\n');
   if (end == std::string::npos) return attempt.end;
   const auto more = std::count(attempt.end.begin(), attempt.end.end(), '\n');
-  return fmt::format("{} (and {} more line{})", attempt.end.substr(0, end), more, more == 1 ? "" : "s");
+  return fmt::format("{} (and {})", attempt.end.substr(0, end), count_of(more, "more line"));
 }
 
 std::string text_of(const SaveTrouble& trouble) {

@@ -120,7 +120,7 @@ std::string describe_text(const checkpoints::Entry& entry) {
   facts.add("not finite", entry.not_finite);
   add_run(about.run, facts);
   facts.add("goes on", "`dtrain launch --continue RUN` goes on from a run's newest checkpoint: to the same bits on " +
-                           std::to_string(about.world_size) + (about.world_size == 1 ? " rank" : " ranks"));
+                           count_of(about.world_size, "rank"));
   facts.add("", "`initial_weights: " + entry.path.string() + "` starts a new run with these weights");
   std::string text = facts.text();
   for (const FileFacts& file : look_into(entry)) {

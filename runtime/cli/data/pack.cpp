@@ -8,6 +8,7 @@
 
 #include "commands.h"
 #include "dtrain/base/error.h"
+#include "dtrain/base/text.h"
 #include "dtrain/base/units.h"
 
 namespace dtrain::cli {
@@ -52,9 +53,9 @@ void pack_shards(const PackArguments& arguments, const data::ImageFolderFiles& p
                                                          .progress = show_progress});
   const std::string classes =
       pictures.classes.empty() ? "" : ", " + std::to_string(pictures.classes.size()) + " classes (classes.txt)";
-  std::printf("%s: %lld samples%s in %zu shard%s, %s\n", arguments.output.c_str(),
-              static_cast<long long>(packed.samples), classes.c_str(), packed.shards.size(),
-              packed.shards.size() == 1 ? "" : "s", format_bytes(static_cast<double>(packed.bytes)).c_str());
+  std::printf("%s: %lld samples%s in %s, %s\n", arguments.output.c_str(), static_cast<long long>(packed.samples),
+              classes.c_str(), count_of(packed.shards.size(), "shard").c_str(),
+              format_bytes(static_cast<double>(packed.bytes)).c_str());
   if (!pictures.left_out.empty()) std::printf("left out: %s\n", pictures.left_out.c_str());
   std::printf("in an experiment: data: {format: shards, training: {files: %s/%s-*.tar, transforms: [...]}}\n",
               arguments.output.c_str(), arguments.name.c_str());

@@ -9,6 +9,7 @@
 #include <png.h>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/text.h"
 #include "dtrain/data/image.h"
 
 namespace dtrain::data {
@@ -175,10 +176,10 @@ std::string sample_page(const std::shared_ptr<const SampleSource>& source, const
   const Size size{static_cast<int>(pictures.shape[2]), static_cast<int>(pictures.shape[1])};
   std::string html = kHead + escaped(page.title) + kStyle + "<h1>" + escaped(page.title) + "</h1>\n<p>" +
                      std::to_string(source->size()) + " samples; the first " + std::to_string(count) +
-                     ", as they are stored and as a model gets them in " + std::to_string(page.epochs) +
-                     (page.epochs == 1 ? " epoch: " : " epochs: ") + list + ". Pictures are " + name_of(pictures.type) +
-                     " [3, " + std::to_string(size.height) + ", " + std::to_string(size.width) + "]" +
-                     (normalize ? "; what normalize does is undone here." : ".") + "</p>\n";
+                     ", as they are stored and as a model gets them in " + count_of(page.epochs, "epoch") + ": " +
+                     list + ". Pictures are " + name_of(pictures.type) + " [3, " + std::to_string(size.height) + ", " +
+                     std::to_string(size.width) + "]" + (normalize ? "; what normalize does is undone here." : ".") +
+                     "</p>\n";
   for (std::int64_t i = 0; i < count; ++i) {
     const Sample sample = source->read({}, i);
     html += "<h2>sample " + std::to_string(i) + ": " + escaped(source->where(i)) + "</h2>\n<div class=\"row\">\n" +

@@ -127,8 +127,7 @@ void keep_cores(ShareOfRank& share, const SlotOfRank& slot, const CoresOfHost& h
   if (host.by_slurm && slot.cores > cores && std::cmp_less_equal(slot.cores, share.cpus.size())) return;
   if (slot.cores > cores) {
     throw ConfigError("host " + host.name + ": resources.cores_per_slot is " + std::to_string(slot.cores) +
-                          ", but a slot has " + std::to_string(cores) +
-                          (cores == 1 ? " core here: " : " cores here: ") + std::to_string(slot.slots) +
+                          ", but a slot has " + count_of(cores, "core") + " here: " + std::to_string(slot.slots) +
                           " slots divide " + std::to_string(cpus.size()) + " cores",
                       "use at most " + std::to_string(cores) + ", or auto for all cores of the slot");
   }

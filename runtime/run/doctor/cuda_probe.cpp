@@ -236,8 +236,7 @@ Finding judge_cuda_start(const CudaProbe& probe, int gpus, const std::optional<s
   }
   const std::string version =
       std::to_string(probe.cuda.version / 1000) + "." + std::to_string(probe.cuda.version % 1000 / 10) + ", ";
-  std::string text = version + "shows a process " + std::to_string(probe.gpus) + " of " + std::to_string(gpus) +
-                     (gpus == 1 ? " GPU" : " GPUs");
+  std::string text = version + "shows a process " + std::to_string(probe.gpus) + " of " + count_of(gpus, "GPU");
   if (visible) text += ", with CUDA_VISIBLE_DEVICES=" + *visible;
   if (probe.gpus == 0) return problem(name, text, cuda_remedy(100));
   if (probe.gpus < gpus && !visible) return warning(name, text, "nvidia-smi -q shows what is wrong with the others");

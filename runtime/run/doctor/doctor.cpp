@@ -113,9 +113,8 @@ Finding check_cluster(const std::filesystem::path& given, const Variables& varia
     for (const std::string& text : cluster->warnings) {
       warnings.push_back(warning("cluster", text, "see `dtrain slot list`"));
     }
-    return ok("cluster", cluster->source + ": " + std::to_string(cluster->agents.size()) +
-                             (cluster->agents.size() == 1 ? " agent, " : " agents, ") + std::to_string(slots) +
-                             (slots == 1 ? " slot" : " slots"));
+    return ok("cluster",
+              cluster->source + ": " + count_of(cluster->agents.size(), "agent") + ", " + count_of(slots, "slot"));
   } catch (const Error& error) {
     return problem("cluster", error.what(),
                    error.remedy().empty() ? "dtrain config check --cluster FILE" : error.remedy());

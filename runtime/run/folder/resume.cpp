@@ -99,7 +99,7 @@ std::string ranks_text(const Json& plan) {
   std::set<std::string> hosts;
   const Json& ranks = at(plan, "/ranks"_json_pointer);
   for (const Json& rank : ranks) hosts.insert(text_at(rank, "host"));
-  const std::string text = std::to_string(ranks.size()) + (ranks.size() == 1 ? " rank" : " ranks");
+  const std::string text = count_of(ranks.size(), "rank");
   return hosts.size() < 2 ? text : text + " on " + std::to_string(hosts.size()) + " hosts";
 }
 

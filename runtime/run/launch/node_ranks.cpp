@@ -114,8 +114,8 @@ std::string text_of(const NodePlan& plan, const NodeEnvironment& node) {
   return "host        " + host::host_identity().name + ", " + std::to_string(node.rank + 1) + " of " +
          std::to_string(node.nodes) + ": " + (last == first ? "rank " : "ranks ") + std::to_string(first) +
          (last == first ? "" : " to " + std::to_string(last)) + " of " + std::to_string(plan.ranks_here * node.nodes) +
-         ", " + std::to_string(plan.threads) + (plan.threads == 1 ? " thread each\n" : " threads each\n") +
-         "rank 0      " + node.master.name + ":" + std::to_string(node.master.port) + "\n";
+         ", " + count_of(plan.threads, "thread") + " each\n" + "rank 0      " + node.master.name + ":" +
+         std::to_string(node.master.port) + "\n";
 }
 
 class NodeRanks {

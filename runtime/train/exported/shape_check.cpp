@@ -48,8 +48,7 @@ void ShapeCheck::check_samples(std::int64_t samples) const {
     if (input.shape.empty()) continue;
     if (const auto* fixed = std::get_if<std::int64_t>(&input.shape[0])) {
       if (samples == *fixed) continue;
-      throw Error("its input '" + input.name + "' was exported for batches of " + std::to_string(*fixed) +
-                      (*fixed == 1 ? " sample" : " samples") + " alone",
+      throw Error("its input '" + input.name + "' was exported for batches of " + count_of(*fixed, "sample") + " alone",
                   *fixed == 1 ? kMoreSamples : kDynamicSamples);
     }
     if (const auto symbol = std::get<Expression>(input.shape[0]).symbol()) of_symbol.emplace(*symbol, input.name);

@@ -61,7 +61,7 @@ void write_facts(Page& page, const Input& input) {
       {"started", first.empty() ? "not known" : first},
       {"ended", s.state.empty() ? "it has not" : last},
       {"ran for" + of_attempt, ran_for(input)},
-      {"ranks", fmt::format("{} on {} host{}", s.world_size, hosts.size(), hosts.size() == 1 ? "" : "s")},
+      {"ranks", fmt::format("{} on {}", s.world_size, count_of(hosts.size(), "host"))},
       {"trained" + of_attempt, batches_text(s)},
       {"samples" + of_attempt, count_text(s.samples)},
       {"global batch", s.global_batch_size ? batch_size_text(s) : "not known"},

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <charconv>
+#include <concepts>
 #include <optional>
 #include <span>
 #include <string>
@@ -21,6 +22,13 @@ std::string join_with_and(std::span<const std::string> parts);
 std::vector<std::string> split(std::string_view text, char separator);
 // The first line that is not just white space, without white space around it; empty: there is none.
 std::string first_line(std::string_view text);
+// "rank" -> "ranks", "batch" -> "batches", "epoch" -> "epochs"
+std::string plural(std::string_view word);
+// "1 rank", "2 ranks"
+template <std::integral Count>
+std::string count_of(Count count, std::string_view word) {
+  return std::to_string(count) + " " + (count == 1 ? std::string(word) : plural(word));
+}
 // Ascending numbers as ranges: "0-15,64-79", "0,1,4".
 std::string ranges_text(std::span<const int> numbers);
 // The number at the beginning of the text, which is removed there. Empty: there is none, or it does not fit. White
