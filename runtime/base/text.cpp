@@ -92,14 +92,32 @@ std::string first_line(std::string_view text) {
   return std::string(line.substr(0, line.find_last_not_of(kSpace) + 1));
 }
 
-std::string ranges_text(std::span<const int> numbers) {
-  std::string text;
+std::string ranges_text(std::span<const int> numbers, std::string_view separator, std::size_t shortest) {
+  std::vector<std::string> parts;
   for (std::size_t begin = 0, end = 0; begin < numbers.size(); begin = end) {
     for (end = begin + 1; end < numbers.size() && numbers[end] == numbers[end - 1] + 1;) ++end;
-    text += (text.empty() ? "" : ",") + std::to_string(numbers[begin]);
-    if (end - begin > 1) text += (end - begin > 2 ? "-" : ",") + std::to_string(numbers[end - 1]);
+    if (end - begin < shortest) end = begin + 1;
+    parts.push_back(std::to_string(numbers[begin]));
+    if (end - begin > 1) parts.back() += "-" + std::to_string(numbers[end - 1]);
   }
-  return text;
+  return join(parts, separator);
+}
+
+std::vector<int> take_ranges(std::string_view& text, char separator) {
+  constexpr int kMost = 1 << 20;
+  std::vector<int> numbers;
+  for (;;) {
+    const auto first = take_number<int>(text);
+    auto last = first;
+    if (text.starts_with('-')) {
+      text.remove_prefix(1);
+      last = take_number<int>(text);
+    }
+    if (!first || !last || *first < 0 || *first >= kMost || *last < 0 || *last >= kMost) return {};
+    for (int number = *first; number <= *last; ++number) numbers.push_back(number);
+    if (!text.starts_with(separator)) return numbers;
+    text.remove_prefix(1);
+  }
 }
 
 bool is_valid_utf8(std::string_view text) {

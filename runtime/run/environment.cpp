@@ -195,30 +195,12 @@ int take_marked(std::string_view& text, std::string_view mark) {
   return number;
 }
 
-// "0-3+8" at the beginning of the text, which is removed there. Empty: there is none.
-std::vector<int> take_cpus(std::string_view& text) {
-  constexpr int kMostCpus = 1 << 20;
-  std::vector<int> cpus;
-  for (;;) {
-    const auto first = take_number<int>(text);
-    auto last = first;
-    if (text.starts_with('-')) {
-      text.remove_prefix(1);
-      last = take_number<int>(text);
-    }
-    if (!first || !last || *first < 0 || *first >= kMostCpus || *last < 0 || *last >= kMostCpus) return {};
-    for (int cpu = *first; cpu <= *last; ++cpu) cpus.push_back(cpu);
-    if (!text.starts_with('+')) return cpus;
-    text.remove_prefix(1);
-  }
-}
-
 // As to_text() writes it. Empty: it is not.
 std::optional<SlotOfRank> read_slot(std::string_view text) {
   SlotOfRank slot;
   if (text.starts_with('=')) {
     text.remove_prefix(1);
-    slot.cpus = take_cpus(text);
+    slot.cpus = take_ranges(text, '+');
     if (slot.cpus.empty()) return std::nullopt;
   } else {
     const auto index = take_number<decltype(slot.index)>(text);
@@ -339,11 +321,7 @@ Variables launcher_variables(const LauncherContact& launcher) {
 
 std::string to_text(const SlotOfRank& slot) {
   std::string text = std::to_string(slot.index) + (slot.of_cores ? ":" : "/") + std::to_string(slot.slots);
-  if (!slot.cpus.empty()) {
-    text = ranges_text(slot.cpus);
-    std::replace(text.begin(), text.end(), ',', '+');
-    text = "=" + text;
-  }
+  if (!slot.cpus.empty()) text = "=" + ranges_text(slot.cpus, "+");
   if (slot.cores > 0) text += "x" + std::to_string(slot.cores);
   if (slot.threads > 0) text += "t" + std::to_string(slot.threads);
   return text;

@@ -84,6 +84,20 @@ TEST(TakeNumber, LeavesWhatFollows) {
   EXPECT_EQ(text, ",x");
 }
 
+TEST(RangesText, TakesASeparatorAndTheShortestRange) {
+  EXPECT_EQ(ranges_text(std::vector{0, 1, 4, 5, 6}, ", "), "0, 1, 4-6");
+  EXPECT_EQ(ranges_text(std::vector{0, 1, 4}, ", ", 2), "0-1, 4");
+}
+
+TEST(TakeRanges, LeavesWhatFollows) {
+  std::string_view text = "0-2+8x4";
+  EXPECT_THAT(take_ranges(text, '+'), ElementsAre(0, 1, 2, 8));
+  EXPECT_EQ(text, "x4");
+  for (std::string_view wrong : {"", "x", "1-", "-1", "1,", "1-1048576"}) {
+    EXPECT_TRUE(take_ranges(wrong).empty()) << wrong;
+  }
+}
+
 TEST(Utf8, AcceptsWhatIsValid) {
   for (const char* text :
        {"", "plain", "caf\xc3\xa9", "\xe2\x82\xac", "\xf0\x9f\x98\x80", "\xef\xbf\xbf", "\xf4\x8f\xbf\xbf"}) {

@@ -48,13 +48,7 @@ std::string pretty(const Json& json) {
 
 // "rank 0", "ranks 0, 2-7": ascending.
 std::string ranks_text(const std::vector<int>& ranks) {
-  std::string text;
-  for (std::size_t begin = 0, end = 0; begin < ranks.size(); begin = end) {
-    for (end = begin + 1; end < ranks.size() && ranks[end] == ranks[end - 1] + 1;) ++end;
-    text += (text.empty() ? "" : ", ") + std::to_string(ranks[begin]);
-    if (end - begin > 1) text += "-" + std::to_string(ranks[end - 1]);
-  }
-  return (ranks.size() == 1 ? "rank " : "ranks ") + text;
+  return (ranks.size() == 1 ? "rank " : "ranks ") + ranges_text(ranks, ", ", /*shortest=*/2);
 }
 
 void report(const Failure& failure, const RunFolder& folder) {

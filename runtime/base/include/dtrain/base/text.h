@@ -29,8 +29,11 @@ template <std::integral Count>
 std::string count_of(Count count, std::string_view word) {
   return std::to_string(count) + " " + (count == 1 ? std::string(word) : plural(word));
 }
-// Ascending numbers as ranges: "0-15,64-79", "0,1,4".
-std::string ranges_text(std::span<const int> numbers);
+// Ascending numbers as ranges: "0-15,64-79", "0,1,4". Fewer neighbours than `shortest` are listed.
+std::string ranges_text(std::span<const int> numbers, std::string_view separator = ",", std::size_t shortest = 3);
+// The numbers of such a text at the beginning of this one, which is removed there. Empty: there are none, or one of
+// them is not from 0 to 2^20 - 1.
+std::vector<int> take_ranges(std::string_view& text, char separator = ',');
 // The number at the beginning of the text, which is removed there. Empty: there is none, or it does not fit. White
 // space and a plus sign are no part of a number.
 template <typename Number, typename... Base>
