@@ -18,6 +18,7 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
 #include "findings/make_findings.h"
 #include "measure/contention.h"
@@ -125,8 +126,7 @@ class DivisionFinder {
     global_batch_ = number(run.plan, "global_batch_size") > 0
                         ? static_cast<std::int64_t>(number(run.plan, "global_batch_size"))
                         : roofline.samples * ranks_;
-    const auto model = run.plan.find("model");
-    weights_bytes_ = model != run.plan.end() && model->is_object() ? number(*model, "bytes") : 0;
+    weights_bytes_ = number(object_at(run.plan, "model"), "bytes");
     parts_.step_s = what_if_.step_s;
     return parts_.step_s > 0 && read_operators() && read_steps();
   }

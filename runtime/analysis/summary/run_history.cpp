@@ -6,6 +6,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/json.h"
 #include "dtrain/base/json_number.h"
 #include "dtrain/base/text.h"
 #include "read/json_fields.h"
@@ -90,9 +91,7 @@ class HistoryReader {
                                     .metric = text(event, "metric"),
                                     .metric_value = value == event.end() ? std::nullopt : number_of(*value),
                                     .fate = CheckpointFate::kKept});
-    const auto deleted = event.find("deleted");
-    if (deleted == event.end() || !deleted->is_array()) return;
-    for (const Json& name : *deleted) {
+    for (const Json& name : list_at(event, "deleted")) {
       if (name.is_string()) mark_deleted(name.get<std::string>());
     }
   }

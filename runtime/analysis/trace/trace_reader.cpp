@@ -7,6 +7,7 @@
 #include <system_error>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
 #include "dtrain/profile/gzip_file.h"
 #include "read/json_fields.h"
@@ -68,17 +69,12 @@ TraceHead to_head(const Json& file, const std::filesystem::path& path) {
   head.last_batch = integer(ours, "last_batch");
   // Wall clock times in nanoseconds are larger than what integer() lets through; 73 years are enough.
   const auto time = [](const Json& object, const char* key) {
-    const auto value = object.find(key);
-    const bool given = value != object.end() && value->is_number_integer();
-    return given ? std::clamp<std::int64_t>(value->get<std::int64_t>(), 0, std::int64_t{1} << 61) : 0;
+    return std::clamp<std::int64_t>(value_at<std::int64_t>(object, key).value_or(0), 0, std::int64_t{1} << 61);
   };
   head.base_ns = time(file, "baseTimeNanoseconds");
-  if (const auto clock = ours.find("clock"); clock != ours.end() && clock->is_array()) {
-    for (const Json& point : *clock) {
-      if (point.is_object()) {
-        head.clock.push_back({time(point, "trace_ns"), time(point, "monotonic_ns"), time(point, "error_ns")});
-      }
-    }
+  for (const Json& point : list_at(ours, "clock")) {
+    if (!point.is_object()) continue;
+    head.clock.push_back({time(point, "trace_ns"), time(point, "monotonic_ns"), time(point, "error_ns")});
   }
   if (head.rank < 0 || head.clock.empty()) throw DataError(path.string() + " names no rank or no clock");
   return head;

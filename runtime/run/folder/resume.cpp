@@ -10,6 +10,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
+#include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
 #include "dtrain/checkpoint/checkpoint.h"
 #include "dtrain/checkpoint/saver.h"
@@ -57,11 +58,6 @@ std::string not_finite_text(const RunFolder& folder, const checkpoints::Newest& 
          "; to go on from there, end the run and delete what comes after it: " + own_command() + " checkpoint delete " +
          run + " --after " + std::to_string(newest.finite->about.step) + "; then " + own_command() +
          " launch --continue " + run;
-}
-
-std::string text_at(const Json& json, const std::string& key) {
-  const auto found = json.find(key);
-  return found != json.end() && found->is_string() ? found->get<std::string>() : std::string();
 }
 
 std::string key_of(const std::string& override) {
@@ -221,10 +217,8 @@ ContinuedRun read_continued_run(const std::string& run) {
   result.experiment_file = text_at(result.plan, "experiment_file");
   if (result.experiment_file.empty()) result.experiment_file = result.folder.experiment();
   if (!is_unchanged(result.experiment_file, result.folder)) result.contents = result.folder.experiment();
-  if (const auto found = result.plan.find("overrides"); found != result.plan.end() && found->is_array()) {
-    for (const Json& one : *found) {
-      if (one.is_string()) result.overrides.push_back(one.get<std::string>());
-    }
+  for (const Json& value : list_at(result.plan, "overrides")) {
+    if (value.is_string()) result.overrides.push_back(value.get<std::string>());
   }
   const fs::path cluster = text_at(result.plan, "cluster_file");
   if (fs::is_regular_file(cluster, code)) result.cluster_file = cluster;
