@@ -60,14 +60,14 @@ bool check_cluster(const std::string& file) {
 }
 
 // Every file is checked, also after one with errors.
-int check(const ConfigCheckArguments& arguments) {
-  int code = static_cast<int>(ExitCode::kDone);
+ExitCode check(const ConfigCheckArguments& arguments) {
+  ExitCode code = ExitCode::kDone;
   const auto report = [&](const auto& check_file) {
     try {
-      if (!check_file()) code = static_cast<int>(ExitCode::kBadInput);
+      if (!check_file()) code = ExitCode::kBadInput;
     } catch (const config::ConfigErrors& errors) {
       std::fprintf(stderr, "%s\n", errors.what());
-      code = static_cast<int>(ExitCode::kBadInput);
+      code = ExitCode::kBadInput;
     }
   };
   if (!arguments.cluster.empty()) report([&] { return check_cluster(arguments.cluster); });
@@ -75,7 +75,7 @@ int check(const ConfigCheckArguments& arguments) {
   return code;
 }
 
-void add_config_check(CLI::App& config, int* exit_code) {
+void add_config_check(CLI::App& config, ExitCode* exit_code) {
   auto arguments = std::make_shared<ConfigCheckArguments>();
   CLI::App* command =
       config.add_subcommand("check", "Report all errors of experiment or cluster files (exit code 2), or print ok");
@@ -97,7 +97,7 @@ void add_config_check(CLI::App& config, int* exit_code) {
   });
 }
 
-void add_config_schema(CLI::App& config, int* exit_code) {
+void add_config_schema(CLI::App& config) {
   auto kind = std::make_shared<std::string>();
   CLI::App* command = config.add_subcommand(
       "schema", "Print the JSON Schema of experiment or cluster files, for completion and checks in an editor");
@@ -107,20 +107,19 @@ void add_config_schema(CLI::App& config, int* exit_code) {
       "  dtrain config schema experiment > experiment.schema.json\n"
       "Name it in the first line of the experiment file:\n"
       "  # yaml-language-server: $schema=experiment.schema.json");
-  command->callback([kind, exit_code] {
+  command->callback([kind] {
     const std::string_view text = *kind == "cluster" ? config::cluster_schema() : config::experiment_schema();
     std::fwrite(text.data(), 1, text.size(), stdout);
-    *exit_code = 0;
   });
 }
 
 }  // namespace
 
-void add_config(CLI::App& app, int* exit_code) {
+void add_config(CLI::App& app, ExitCode* exit_code) {
   CLI::App* command = app.add_subcommand("config", "Work with experiment and cluster files");
   command->require_subcommand(1);
   add_config_check(*command, exit_code);
-  add_config_schema(*command, exit_code);
+  add_config_schema(*command);
 }
 
 }  // namespace dtrain::cli

@@ -139,19 +139,18 @@ std::string describe_text(const checkpoints::Entry& entry) {
 
 }  // namespace
 
-void add_checkpoint_describe(CLI::App& checkpoint, int* exit_code) {
+void add_checkpoint_describe(CLI::App& checkpoint) {
   auto arguments = std::make_shared<DescribeArguments>();
   CLI::App* command =
       checkpoint.add_subcommand("describe", "Show what a checkpoint contains: its run, its files, their tensors");
   add_run_or_checkpoint(*command, arguments->run);
   command->add_option("STEP", arguments->step, std::string(kStepHelp) + " (default: latest)");
   add_json(*command, arguments->json);
-  command->callback([arguments, exit_code] {
+  command->callback([arguments] {
     const Checkpoints found = find_checkpoints(arguments->run);
     const checkpoints::Entry& entry = choose(found, arguments->step);
     print_answer(
         arguments->json, [&] { return describe_json(entry); }, [&] { return describe_text(entry); });
-    *exit_code = 0;
   });
 }
 

@@ -119,7 +119,7 @@ std::string to_text(const Json& json) {
 
 }  // namespace
 
-void add_data_inspect(CLI::App& data, int* exit_code) {
+void add_data_inspect(CLI::App& data, ExitCode* exit_code) {
   auto arguments = std::make_shared<InspectArguments>();
   CLI::App* command = data.add_subcommand("inspect", "Show what a data set of pictures has: samples, classes, sizes");
   add_picture_data(*command, arguments->data);
@@ -135,7 +135,7 @@ void add_data_inspect(CLI::App& data, int* exit_code) {
     Json json = to_json(found, facts);
     print_answer(
         arguments->json, [&] { return std::move(json); }, [&] { return to_text(json); });
-    *exit_code = static_cast<int>(facts.damaged.empty() ? ExitCode::kDone : ExitCode::kRunFailed);
+    *exit_code = facts.damaged.empty() ? ExitCode::kDone : ExitCode::kRunFailed;
   });
 }
 

@@ -78,7 +78,7 @@ void pack(const PackArguments& arguments) {
 
 }  // namespace
 
-void add_data_pack(CLI::App& data, int* exit_code) {
+void add_data_pack(CLI::App& data) {
   auto arguments = std::make_shared<PackArguments>();
   CLI::App* command = data.add_subcommand("pack", "Write pictures as shards, or texts as tokens");
   command->add_option("INPUT", arguments->input, "A folder with a folder for each class, a .csv file, or text files")
@@ -102,10 +102,7 @@ void add_data_pack(CLI::App& data, int* exit_code) {
       "its\n"
       "class. Text files (UTF-8) become one file of tokens, a token for each byte; each text ends with token 256.\n"
       "Samples are written in a random order, so that each shard has all classes.");
-  command->callback([arguments, exit_code] {
-    pack(*arguments);
-    *exit_code = 0;
-  });
+  command->callback([arguments] { pack(*arguments); });
 }
 
 }  // namespace dtrain::cli

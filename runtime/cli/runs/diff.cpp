@@ -62,7 +62,7 @@ analysis::RunProfile load(const char* which, const std::string& run) {
 
 }  // namespace
 
-void add_diff(CLI::App& app, int* exit_code) {
+void add_diff(CLI::App& app, ExitCode* exit_code) {
   auto arguments = std::make_shared<DiffArguments>();
   CLI::App* command = app.add_subcommand("diff", "Compare two runs, and distinguish a change from noise");
   constexpr const char* kRun = "a path, a number (3 or run:3) or name under ./runs, or its task (task:127)";
@@ -86,7 +86,7 @@ void add_diff(CLI::App& app, int* exit_code) {
     print_answer(
         arguments->json, [&] { return analysis::to_json(diff); },
         [&] { return analysis::render_diff(diff, run::text_options(STDOUT_FILENO)); });
-    *exit_code = static_cast<int>(diff.regression ? ExitCode::kRegression : ExitCode::kDone);
+    *exit_code = diff.regression ? ExitCode::kRegression : ExitCode::kDone;
   });
 }
 

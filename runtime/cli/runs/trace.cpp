@@ -70,7 +70,7 @@ void write_merged(const analysis::RunProfile& profile, const TraceArguments& arg
 
 }  // namespace
 
-void add_trace(CLI::App& app, int* exit_code) {
+void add_trace(CLI::App& app, ExitCode*) {
   auto arguments = std::make_shared<TraceArguments>();
   CLI::App* command =
       app.add_subcommand("trace", "Merge the traces of all ranks into one time line; --now records new ones first");
@@ -86,7 +86,7 @@ void add_trace(CLI::App& app, int* exit_code) {
   command->add_option("--hta", arguments->hta, "Write one file for each rank instead, for HolisticTraceAnalysis")
       ->type_name("DIR");
   command->add_flag("--json", arguments->json, "Print as JSON what was written");
-  command->callback([arguments, exit_code] {
+  command->callback([arguments] {
     const run::RunFolder folder = run::find_run(arguments->run);
     if (arguments->now) ask(folder, arguments->steps);
     const analysis::RunProfile profile = analysis::load_run(folder.path);
@@ -95,7 +95,6 @@ void add_trace(CLI::App& app, int* exit_code) {
     } else {
       write_hta(profile, *arguments);
     }
-    *exit_code = 0;
   });
 }
 

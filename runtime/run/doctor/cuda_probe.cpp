@@ -147,7 +147,7 @@ CudaProbe probe_cuda_here(const CudaCandidates& candidates) {
   return probe;
 }
 
-int cuda_probe(const std::string& libtorch) {
+void cuda_probe(const std::string& libtorch) {
   const CudaProbe probe = probe_cuda_here(cuda_candidates(libtorch));
   std::printf("%s\n", to_line(to_json(probe)).c_str());
   std::fflush(stdout);

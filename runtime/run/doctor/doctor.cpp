@@ -146,7 +146,7 @@ std::vector<profile::RankLimits> limits_to_show(const DoctorRequest& request, co
 
 }  // namespace
 
-int doctor(const DoctorRequest& request) {
+ExitCode doctor(const DoctorRequest& request) {
   const Variables variables = process_variables();
   const std::filesystem::path runs = request.runs.empty() ? "runs" : request.runs;
   std::optional<scheduler::ClusterAgents> cluster;
@@ -182,7 +182,7 @@ int doctor(const DoctorRequest& request) {
     const std::string table = render_limits(limits);
     std::fputs((render(hosts) + (table.empty() ? "" : "\n" + table)).c_str(), stdout);
   }
-  return static_cast<int>(worst(hosts) == Level::kProblem ? ExitCode::kRunFailed : ExitCode::kDone);
+  return worst(hosts) == Level::kProblem ? ExitCode::kRunFailed : ExitCode::kDone;
 }
 
 }  // namespace dtrain::run

@@ -251,7 +251,7 @@ Json plan_before(const ContinuedRun& run) {
 }
 
 void check_goes_on(const ContinuedRun& run, const config::Experiment& experiment, const ResumePoint& point) {
-  const bool complete = read_state(run.folder).exit_code == static_cast<int>(ExitCode::kDone);
+  const bool complete = read_state(run.folder).exit_code == ExitCode::kDone;
   const config::Length& length = experiment.searcher.max_length;
   // The loop of a script has a length of its own, which may be greater now.
   if (length.unit == config::LengthUnit::kEpochs && length.count >= config::kEpochsOfScripts) return;

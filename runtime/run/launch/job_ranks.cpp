@@ -296,10 +296,10 @@ Outcome judge_job(const LaunchPlan& plan, const RunFolder& folder, const JobEnd&
     outcome.exit_code = exit_code_of_stop(end.interrupt, end.exit_code);
     if (end.status.success()) return outcome;
   } else if (end.interrupts > 0 && !end.error) {
-    outcome.exit_code = static_cast<int>(ExitCode::kInterrupted);
+    outcome.exit_code = ExitCode::kInterrupted;
     return outcome;
   }
-  outcome.exit_code = static_cast<int>(ExitCode::kRunFailed);
+  outcome.exit_code = ExitCode::kRunFailed;
   outcome.failure = why(plan, end, words, name);
   add_lines(*outcome.failure, folder, end, name);
   return outcome;

@@ -52,7 +52,7 @@ LaunchTask::LaunchTask(const std::filesystem::path& state_folder, const schedule
     : clock_(clock), ledger_(scheduler::Ledger::open(state_folder, clock)), id_(ledger_.submit(request)) {}
 
 LaunchTask::~LaunchTask() {
-  if (!ended_) end(static_cast<int>(ExitCode::kRunFailed), "the launcher ended with an error of its own");
+  if (!ended_) end(ExitCode::kRunFailed, "the launcher ended with an error of its own");
 }
 
 std::optional<scheduler::Claim> LaunchTask::wait_for_slots(LaunchSignals& signals,
@@ -112,14 +112,13 @@ void LaunchTask::requeue(const std::string& reason) {
   yield_.clear();
 }
 
-void LaunchTask::end(int exit_code, const std::string& cause) {
+void LaunchTask::end(ExitCode exit_code, const std::string& cause) {
   if (std::exchange(ended_, true)) return;
   TaskState state = TaskState::kFailed;
-  if (exit_code == static_cast<int>(ExitCode::kDone)) state = TaskState::kDone;
-  const bool stopped =
-      exit_code == static_cast<int>(ExitCode::kInterrupted) || exit_code == static_cast<int>(ExitCode::kPreempted);
+  if (exit_code == ExitCode::kDone) state = TaskState::kDone;
+  const bool stopped = exit_code == ExitCode::kInterrupted || exit_code == ExitCode::kPreempted;
   if (stopped) state = TaskState::kInterrupted;
-  guarded([&] { ledger_.end(id_, state, cause, exit_code); });
+  guarded([&] { ledger_.end(id_, state, cause, static_cast<int>(exit_code)); });
 }
 
 Detached::Detached(const std::filesystem::path& log) : log_(log) {

@@ -160,14 +160,14 @@ class SubmittedJob {
     Outcome outcome;
     outcome.reported = has_started();
     if (status.success()) return outcome;
-    outcome.exit_code = status.signal != 0 ? static_cast<int>(ExitCode::kRunFailed) : status.code;
-    const bool preempted = outcome.exit_code == static_cast<int>(ExitCode::kPreempted);
+    outcome.exit_code = status.signal != 0 ? ExitCode::kRunFailed : status.exit_code();
+    const bool preempted = outcome.exit_code == ExitCode::kPreempted;
     if (interrupts_ > 0) {
-      if (!preempted) outcome.exit_code = static_cast<int>(ExitCode::kInterrupted);
+      if (!preempted) outcome.exit_code = ExitCode::kInterrupted;
       outcome.interrupt = interrupt_;
       return outcome;
     }
-    if (preempted || outcome.exit_code == static_cast<int>(ExitCode::kInterrupted)) {
+    if (preempted || outcome.exit_code == ExitCode::kInterrupted) {
       outcome.interrupt = {.why = "Slurm"};
       return outcome;
     }

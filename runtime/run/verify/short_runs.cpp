@@ -165,7 +165,7 @@ bool ShortRuns::run(const std::string& name, const std::vector<std::string>& mor
   if (enough || status->success()) return true;
   const std::string cause = "the run " + (folder_ / name).string() + " failed (" + status->describe() +
                             "); it said last:\n  " + join(last_lines(said, kLinesOfAFailure), "\n  ");
-  if (status->code == static_cast<int>(ExitCode::kBadInput)) throw ConfigError(cause);
+  if (status->exit_code() == ExitCode::kBadInput) throw ConfigError(cause);
   throw Error(cause);
 }
 
