@@ -149,4 +149,31 @@ std::string shell_quoted(std::string_view text) {
   return result + "'";
 }
 
+std::string html_escaped(std::string_view text) {
+  std::string result;
+  result.reserve(text.size());
+  for (const char letter : text) {
+    switch (letter) {
+      case '&':
+        result += "&amp;";
+        break;
+      case '<':
+        result += "&lt;";
+        break;
+      case '>':
+        result += "&gt;";
+        break;
+      case '"':
+        result += "&quot;";
+        break;
+      case '\'':
+        result += "&#39;";
+        break;
+      default:
+        result += letter;
+    }
+  }
+  return result;
+}
+
 }  // namespace dtrain

@@ -98,6 +98,10 @@ TEST(TakeRanges, LeavesWhatFollows) {
   }
 }
 
+TEST(Html, EscapesWhatHasAMeaning) {
+  EXPECT_EQ(html_escaped(R"(a < b && "c" > 'd')"), "a &lt; b &amp;&amp; &quot;c&quot; &gt; &#39;d&#39;");
+}
+
 TEST(Utf8, AcceptsWhatIsValid) {
   for (const char* text :
        {"", "plain", "caf\xc3\xa9", "\xe2\x82\xac", "\xf0\x9f\x98\x80", "\xef\xbf\xbf", "\xf4\x8f\xbf\xbf"}) {

@@ -15,8 +15,6 @@ namespace dtrain::analysis::report {
 // Pieces of an HTML page. Text from a run (names, errors, paths) is escaped here and nowhere else, so no section can
 // pass it on as markup. Plain values; any thread may call.
 
-std::string escape(std::string_view text);
-
 struct Column {
   std::string title;
   bool number = false;  // set right, sorted by value

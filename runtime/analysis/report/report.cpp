@@ -13,8 +13,6 @@
 namespace dtrain::analysis {
 namespace {
 
-using report::escape;
-
 std::string rank_choice(const report::Input& input) {
   if (input.drawn().size() < 2) return {};
   std::string options = "<option value=\"\">all ranks</option>";
@@ -33,7 +31,7 @@ std::string header(const report::Input& input) {
   return fmt::format(
       "<h1>{}</h1><span class=\"state {}\">{}</span><span class=\"about\">{}</span>"
       "<div class=\"controls\">{}<button type=\"button\" id=\"theme\">Theme: auto</button></div>",
-      escape(s.name), escape(state), escape(state), escape(about), rank_choice(input));
+      html_escaped(s.name), html_escaped(state), html_escaped(state), html_escaped(about), rank_choice(input));
 }
 
 }  // namespace

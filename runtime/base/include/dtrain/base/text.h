@@ -58,4 +58,7 @@ std::string to_hex(std::string_view bytes);
 // The text as one word of a POSIX shell, in single quotes.
 std::string shell_quoted(std::string_view text);
 
+// The text as it stands in an HTML page or in an attribute of it.
+std::string html_escaped(std::string_view text);
+
 }  // namespace dtrain
