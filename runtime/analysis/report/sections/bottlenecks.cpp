@@ -42,27 +42,18 @@ Json core_bars(const RunProfile& run) {
 
 // What a rank's process used, or what it could not get.
 Json process_series(const Input& input, double ProcessLine::*value, const std::string& title) {
-  Json spec = time_series(input, title, "percent");
-  std::vector<Point> all;
-  const std::size_t columns = Input::columns(input.drawn().size() * 2, kMostPoints / 2);
-  for (const RankProfile* rank : input.drawn()) {
-    const AgentProfile* agent = input.run.agent_of(*rank);
-    if (!agent) continue;
+  return lines_of_ranks(input, title, "percent", kMostPoints / 2, [&](const RankProfile& rank) {
     std::vector<Point> points;
+    const AgentProfile* agent = input.run.agent_of(rank);
+    if (!agent) return points;
     for (const SystemLine& sample : agent->samples) {
       for (const ProcessLine& process : sample.processes) {
-        if (process.rank != rank->rank || process.*value < 0) continue;
+        if (process.rank != rank.rank || process.*value < 0) continue;
         points.push_back(point(input.seconds(*agent, sample.time_ns), process.*value));
       }
     }
-    if (points.empty()) continue;
-    points = thin(std::move(points), columns);
-    all.insert(all.end(), points.begin(), points.end());
-    Json set = line_set("rank " + std::to_string(rank->rank), points, false);
-    set["rank"] = rank->rank;
-    spec["sets"].push_back(std::move(set));
-  }
-  return few_lines(std::move(spec), std::move(all), "ranks");
+    return points;
+  });
 }
 
 }  // namespace
