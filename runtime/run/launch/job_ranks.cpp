@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/fd.h"
 #include "dtrain/base/text.h"
 #include "dtrain/run/log_tail.h"
 #include "dtrain/scheduler/rank_mark.h"
@@ -150,11 +151,10 @@ void add_lines(Failure& failure, const RunFolder& folder, const JobEnd& end, con
 }  // namespace
 
 UniqueFd OutputPipe::open() {
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) throw SystemError("cannot make a pipe", errno);
-  fd_.reset(ends[0]);
-  ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
-  return UniqueFd(ends[1]);
+  Pipe pipe = make_pipe();
+  fd_ = std::move(pipe.reader);
+  ::fcntl(fd_.get(), F_SETFL, O_NONBLOCK);
+  return std::move(pipe.writer);
 }
 
 void OutputPipe::read(const std::function<void(const std::string& line)>& on_line) {

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/fd.h"
 #include "dtrain/base/file.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/run/log_tail.h"
@@ -125,17 +126,14 @@ Detached::Detached(const std::filesystem::path& log) : log_(log) {
   const UniqueFd output(::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
   if (!output) throw SystemError("cannot write the log " + log.string(), errno);
   const UniqueFd input(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) throw SystemError("cannot make a pipe", errno);
-  UniqueFd reader(ends[0]);
-  UniqueFd writer(ends[1]);
+  Pipe pipe = make_pipe();
   child_ = ::fork();
   if (child_ < 0) throw SystemError("cannot start the launcher in the background", errno);
   if (child_ > 0) {
-    word_ = std::move(reader);
+    word_ = std::move(pipe.reader);
     return;
   }
-  word_ = std::move(writer);
+  word_ = std::move(pipe.writer);
   ::setsid();  // cannot fail: a new process leads no process group
   put(input.get(), STDIN_FILENO);
   put(output.get(), STDOUT_FILENO);

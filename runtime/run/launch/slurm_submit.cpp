@@ -9,6 +9,7 @@
 
 #include "commands/slurm_command.h"
 #include "dtrain/base/error.h"
+#include "dtrain/base/fd.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
@@ -66,20 +67,13 @@ void run_quietly(std::vector<std::string> command) {
 // What the command prints, on standard output or error.
 std::string said_by(std::vector<std::string> command) {
   const UniqueFd null(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) throw SystemError("cannot make a pipe", errno);
-  const UniqueFd reader(ends[0]);
-  UniqueFd writer(ends[1]);
+  Pipe pipe = make_pipe();
   ProcessOptions options;
   options.command = std::move(command);
-  options.fds = {{0, null.get()}, {1, writer.get()}, {2, writer.get()}};
+  options.fds = {{0, null.get()}, {1, pipe.writer.get()}, {2, pipe.writer.get()}};
   Process process = Process::start(options);
-  writer.reset();
-  std::string text;
-  char piece[4096];
-  for (ssize_t count = 0; (count = ::read(reader.get(), piece, sizeof piece)) > 0;) {
-    text.append(piece, static_cast<std::size_t>(count));
-  }
+  pipe.writer.reset();
+  const std::string text = read_to_end(pipe.reader.get()).value_or("");
   process.wait(std::chrono::seconds(10));
   return trimmed(text);
 }
