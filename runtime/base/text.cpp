@@ -85,6 +85,11 @@ std::string to_hex(std::string_view bytes) {
   return text;
 }
 
+std::string_view trimmed(std::string_view text, std::string_view space) {
+  text.remove_prefix(std::min(text.find_first_not_of(space), text.size()));
+  return text.substr(0, text.find_last_not_of(space) + 1);
+}
+
 std::string first_line(std::string_view text) {
   constexpr std::string_view kSpace = " \t\r\n";
   const std::size_t start = std::min(text.find_first_not_of(kSpace), text.size());

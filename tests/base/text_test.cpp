@@ -45,6 +45,13 @@ TEST(Text, TheFirstLineIsOneWithWords) {
   EXPECT_EQ(first_line(""), "");
 }
 
+TEST(Text, TrimmedHasNoSpaceAtItsEnds) {
+  EXPECT_EQ(trimmed("\t one two \r\n"), "one two");
+  EXPECT_EQ(trimmed(" \n"), "");
+  EXPECT_EQ(trimmed(""), "");
+  EXPECT_EQ(trimmed(" one\n", " "), "one\n");
+}
+
 TEST(Text, HexHasTwoDigitsForEachByte) {
   EXPECT_EQ(to_hex(""), "");
   EXPECT_EQ(to_hex(std::string_view("\x00\x0f\xf0\xff A", 6)), "000ff0ff2041");

@@ -93,10 +93,7 @@ class SampleCollector {
     if (member.size > kLongestClass) {
       file_.fail(member.header, "the class " + member.name + " has " + std::to_string(member.size) + " bytes");
     }
-    std::string text = reader_.content(member);
-    const auto is_space = [](char letter) { return letter == ' ' || letter == '\n' || letter == '\r'; };
-    while (!text.empty() && is_space(text.back())) text.pop_back();
-    text.erase(0, static_cast<std::size_t>(std::find_if_not(text.begin(), text.end(), is_space) - text.begin()));
+    const std::string text(trimmed(reader_.content(member), " \r\n"));
     const auto label = to_number<std::int64_t>(text);
     if (!label) {
       file_.fail(member.offset, "the class " + member.name + " is '" + text + "', which is no whole number");

@@ -20,6 +20,8 @@ std::string join(std::span<const std::string> parts, std::string_view separator)
 // "a", "a and b", "a, b and c"
 std::string join_with_and(std::span<const std::string> parts);
 std::vector<std::string> split(std::string_view text, char separator);
+// Without white space, or these letters, at its ends.
+std::string_view trimmed(std::string_view text, std::string_view space = " \t\r\n\v\f");
 // The first line that is not just white space, without white space around it; empty: there is none.
 std::string first_line(std::string_view text);
 // "rank" -> "ranks", "batch" -> "batches", "epoch" -> "epochs"
