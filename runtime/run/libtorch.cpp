@@ -1,7 +1,6 @@
 #include "libtorch.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <map>
 #include <regex>
 #include <string_view>

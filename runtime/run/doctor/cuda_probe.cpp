@@ -1,14 +1,12 @@
 #include "doctor/cuda_probe.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <csignal>
 #include <cstdio>
 
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <link.h>
-#include <poll.h>
 #include <unistd.h>
 
 #include "doctor/gpu_checks.h"

@@ -1,7 +1,6 @@
 #include "launch/job_ranks.h"
 
 #include <array>
-#include <cerrno>
 #include <csignal>
 #include <cstring>
 #include <regex>

@@ -1,6 +1,5 @@
 #include "launch/slurm_submit.h"
 
-#include <cerrno>
 #include <csignal>
 
 #include <fcntl.h>
