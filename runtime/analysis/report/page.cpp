@@ -129,6 +129,7 @@ void Page::table(const Table& table) {
 }
 
 void Page::chart(Chart chart) {
+  if (chart.spec.is_null()) return;
   body_ += fmt::format(
       "<figure class=\"chart\" id=\"{0}\"><figcaption><strong>{1}</strong> {2}</figcaption>\n"
       "<div class=\"tools\"></div><div class=\"canvas\" style=\"height:{3}px\"><canvas tabindex=\"0\" role=\"img\" "

@@ -81,7 +81,7 @@ class Page {
   // What is not here, why, and how one would get it.
   void absent(const std::string& what, const std::string& why, const std::string& how);
   void table(const Table& table);  // nothing where it has no row
-  void chart(Chart chart);
+  void chart(Chart chart);         // nothing where its spec is null
   // Charts and tables up to the end of it stand side by side where there is room.
   void begin_columns();
   void end_columns();

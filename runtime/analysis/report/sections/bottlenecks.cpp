@@ -73,21 +73,17 @@ void write_cpu_bottlenecks(Page& page, const Input& input) {
               .title = "Cores",
               .text = "Mean utilization of each core over the run. Idle ones could hold another rank.",
               .spec = std::move(cores)});
-  if (Json used = process_series(input, &ProcessLine::cpu_percent, "100% is one core"); !used.is_null()) {
-    page.chart({.id = "rank-cpu",
-                .title = "CPU time of each rank",
-                .text = fmt::format("A rank far below 100% for each of its threads waits for something.{}",
-                                    input.drawn_text()),
-                .spec = std::move(used)});
-  }
-  if (Json waits = process_series(input, &ProcessLine::cpu_wait_percent, "of the time"); !waits.is_null()) {
-    page.chart({.id = "rank-cpu-wait",
-                .title = "Ready to run, but without a core",
-                .text = fmt::format("The share of the time in which a rank's training thread could have run and "
-                                    "another program had its core.{}",
-                                    input.drawn_text()),
-                .spec = std::move(waits)});
-  }
+  page.chart(
+      {.id = "rank-cpu",
+       .title = "CPU time of each rank",
+       .text = fmt::format("A rank far below 100% for each of its threads waits for something.{}", input.drawn_text()),
+       .spec = process_series(input, &ProcessLine::cpu_percent, "100% is one core")});
+  page.chart({.id = "rank-cpu-wait",
+              .title = "Ready to run, but without a core",
+              .text = fmt::format("The share of the time in which a rank's training thread could have run and "
+                                  "another program had its core.{}",
+                                  input.drawn_text()),
+              .spec = process_series(input, &ProcessLine::cpu_wait_percent, "of the time")});
   page.end_columns();
 }
 
@@ -108,13 +104,11 @@ void write_io_bottlenecks(Page& page, const Input& input) {
               .text = "The share of time in which cores had nothing to do but that.",
               .spec = std::move(wait),
               .height = 200});
-  if (Json requests = host_series(input, {{"disk_iops", "requests"}}, "requests a second", ""); !requests.is_null()) {
-    page.chart({.id = "disk-requests",
-                .title = "Requests to disks",
-                .text = "Completed reads and writes. Many small ones are slow where few large ones would not be.",
-                .spec = std::move(requests),
-                .height = 200});
-  }
+  page.chart({.id = "disk-requests",
+              .title = "Requests to disks",
+              .text = "Completed reads and writes. Many small ones are slow where few large ones would not be.",
+              .spec = host_series(input, {{"disk_iops", "requests"}}, "requests a second", ""),
+              .height = 200});
   page.end_columns();
 }
 
@@ -136,13 +130,11 @@ void write_gpu_utilization(Page& page, const Input& input) {
                       "for. Up and "
                       "down: blocking calls, or waiting for data.",
               .spec = std::move(spec)});
-  if (Json hot = gpu_series(input, "gpu_temperature", "temperature", "C"); !hot.is_null()) {
-    page.chart({.id = "gpu-temperature",
-                .title = "Temperature of each GPU",
-                .text = "Near its limit a GPU slows down by itself.",
-                .spec = std::move(hot),
-                .height = 180});
-  }
+  page.chart({.id = "gpu-temperature",
+              .title = "Temperature of each GPU",
+              .text = "Near its limit a GPU slows down by itself.",
+              .spec = gpu_series(input, "gpu_temperature", "temperature", "C"),
+              .height = 180});
 }
 
 }  // namespace dtrain::analysis::report

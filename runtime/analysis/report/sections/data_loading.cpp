@@ -147,13 +147,10 @@ void write_data_loading(Page& page, const Input& input) {
               .text = "How the times waited for data are distributed. Longer ones than the axis shows are in the last "
                       "bar.",
               .spec = histogram_spec(values)});
-  Json queue = queue_series(input);
-  if (!queue.is_null()) {
-    page.chart({.id = "queue-series",
-                .title = "Batches that were ready",
-                .text = "When the training asked for one. Near zero the loader is what the training waits for.",
-                .spec = std::move(queue)});
-  }
+  page.chart({.id = "queue-series",
+              .title = "Batches that were ready",
+              .text = "When the training asked for one. Near zero the loader is what the training waits for.",
+              .spec = queue_series(input)});
   page.end_columns();
   write_table(page, input.run, input.analysis.summary);
 }
