@@ -145,7 +145,8 @@ AgentSummary summarize_agent(const RunProfile& run, const AgentProfile& agent) {
   summary.agent = agent.agent;
   summary.host = agent.host;
   summary.samples = static_cast<std::int64_t>(agent.samples.size());
-  summary.metrics = values.summary(object_at(agent.header, "units"));
+  const Json& units = object_at(agent.header, "units");
+  summary.metrics = values.summary(units);
   const bool on_gpus = trains_on_gpus(run);
   const auto ranks = ranks_by_gpu(run, agent);
   for (const auto& [index, of_gpu] : gpu_values) {

@@ -128,7 +128,7 @@ std::optional<Prediction> predict_workers(const Evidence& evidence, const Predic
     }
   }
   Prediction prediction{.name = "loader_workers",
-                        .title = fmt::format("{:.0f} loader workers instead of {}", more, key->get<int>()),
+                        .title = fmt::format("{:.0f} loader workers instead of {}", more, *given),
                         .set = fmt::format("data.workers={:.0f}", more)};
   prediction.assumption =
       fmt::format("a batch takes workers {} together, as it did; they spend {} of it on a core, and {}",
