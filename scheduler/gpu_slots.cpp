@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "dtrain/base/text.h"
 #include "dtrain/host/cpu.h"
 #include "dtrain/host/visible_gpus.h"
 #include "dtrain/scheduler/local_slots.h"
@@ -93,7 +94,7 @@ void hand_out_near_cores(std::vector<ClusterSlot>& slots, const std::vector<host
     }
     if (used < 2 || divided.warning.empty()) continue;
     warnings.push_back("oversubscribed: " + std::to_string(indices.size()) + " GPUs on " +
-                       std::to_string(cores.size()) + (cores.size() == 1 ? " core" : " cores") +
+                       count_of(cores.size(), "core") +
                        " near them: ranks on them share cores and slow each other down");
   }
 }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <map>
 #include <sstream>
 
@@ -34,10 +33,8 @@ std::vector<std::string> words_of(std::string line) {
 
 // Empty: not a whole number that slots can be.
 std::optional<int> slots_in(const std::string& text) {
-  int value = 0;
-  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (code != std::errc() || end != text.data() + text.size() || value < 1 || value > kMostSlots) return std::nullopt;
-  return value;
+  const auto value = to_number<int>(text);
+  return value && *value >= 1 && *value <= kMostSlots ? value : std::nullopt;
 }
 
 bool is_host_name(const std::string& text) {

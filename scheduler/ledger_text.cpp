@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 
 #include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
@@ -16,11 +15,9 @@ namespace {
 std::vector<int> cores_of(std::string_view text) {
   std::vector<int> cores;
   while (!text.empty()) {
-    const std::string_view one = text.substr(0, text.find('+'));
-    int core = 0;
-    std::from_chars(one.data(), one.data() + one.size(), core);
-    cores.push_back(core);
+    std::string_view one = text.substr(0, text.find('+'));
     text.remove_prefix(std::min(text.size(), one.size() + 1));
+    cores.push_back(take_number<int>(one).value_or(0));
   }
   return cores;
 }
@@ -67,9 +64,8 @@ Claim claim_of(std::string_view text) {
     claimed.slots.reserve(static_cast<std::size_t>(std::count(share.begin(), share.end(), ',') + 1));
     while (!share.empty()) {
       const std::string_view one = share.substr(0, share.find(','));
-      int slot = 0;
-      std::from_chars(one.data(), one.data() + one.size(), slot);
-      claimed.slots.push_back(slot);
+      std::string_view slot = one;
+      claimed.slots.push_back(take_number<int>(slot).value_or(0));
       if (const auto equals = one.find('='); equals != std::string_view::npos) {
         claimed.gpus.emplace_back(one.substr(equals + 1));
       } else if (const auto at = one.find('@'); at != std::string_view::npos) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/text.h"
 #include "dtrain/host/cpu.h"
 
 namespace dtrain::scheduler {
@@ -43,9 +44,8 @@ LocalSlots divide_cores(std::span<const std::vector<int>> cores, int count) {
     return result;
   }
   result.slots = divide(cpus, count);
-  result.warning = "oversubscribed: " + std::to_string(count) + " slots on " + std::to_string(cores.size()) +
-                   (cores.size() == 1 ? " core" : " cores") + " (" + std::to_string(cpus.size()) +
-                   " logical CPUs): slots share cores and slow each other down";
+  result.warning = "oversubscribed: " + std::to_string(count) + " slots on " + count_of(cores.size(), "core") + " (" +
+                   std::to_string(cpus.size()) + " logical CPUs): slots share cores and slow each other down";
   return result;
 }
 

@@ -1,6 +1,5 @@
 #include "owner.h"
 
-#include <charconv>
 #include <csignal>
 #include <filesystem>
 #include <system_error>
@@ -9,6 +8,7 @@
 #include <unistd.h>
 
 #include "dtrain/base/fd.h"
+#include "dtrain/base/text.h"
 #include "dtrain/host/identity.h"
 #include "dtrain/host/proc_file.h"
 #include "dtrain/host/processes.h"
@@ -40,18 +40,15 @@ bool has_ranks(const ProcessKey& launcher) {
   std::error_code code;
   for (const auto& entry : fs::directory_iterator("/proc", code)) {
     const std::string name = entry.path().filename();
-    pid_t pid = 0;
-    if (std::from_chars(name.data(), name.data() + name.size(), pid).ec != std::errc() || pid == ::getpid()) continue;
-    if (::getpgid(pid) != pid) continue;
+    const pid_t pid = to_number<pid_t>(name).value_or(0);
+    if (pid <= 0 || pid == ::getpid() || ::getpgid(pid) != pid) continue;
     const auto variables = host::read_proc_file(entry.path() / "environ");
     if (!variables) continue;
     const std::string environment = std::string(1, '\0') + *variables;
     const auto at = environment.find(wanted);
     if (at == std::string::npos) continue;
-    pid_t session = -1;
-    const char* const begin = environment.data() + at + wanted.size();
-    std::from_chars(begin, environment.data() + environment.size(), session);
-    if (::getsid(pid) == session && host::start_ticks(pid) != 0) return true;
+    auto session = std::string_view(environment).substr(at + wanted.size());
+    if (::getsid(pid) == take_number<pid_t>(session).value_or(-1) && host::start_ticks(pid) != 0) return true;
   }
   return false;
 }

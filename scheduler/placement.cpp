@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "dtrain/base/text.h"
 #include "eligible.h"
 #include "whole_agents.h"
 
@@ -89,11 +90,8 @@ int room_for(const AgentSlots& agent, const SlotRequest& request, int free) {
 
 std::string slots_text(const SlotRequest& request) {
   const bool gpus = request.slot_type == config::AgentSlotType::kCuda;
-  const auto number = [](int count, const std::string& what) {
-    return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
-  };
-  const std::string text = number(std::max(request.slots, 0), gpus ? "GPU slot" : "slot");
-  return request.cores_per_slot > 0 ? text + " x " + number(request.cores_per_slot, "core") : text;
+  const std::string text = count_of(std::max(request.slots, 0), gpus ? "GPU slot" : "slot");
+  return request.cores_per_slot > 0 ? text + " x " + count_of(request.cores_per_slot, "core") : text;
 }
 
 std::span<const AgentSlots> in_slots(std::span<const AgentSlots> agents, const SlotRequest& request,

@@ -29,10 +29,6 @@ std::string named(const std::map<TaskId, std::string>& tasks) {
   return text;
 }
 
-std::string number_of(int count, const std::string& what) {
-  return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
-}
-
 struct InUse {
   int slots = 0;
   std::map<TaskId, std::string> tasks;
@@ -190,7 +186,7 @@ Waiting no_room(const TaskRequest& request, const HeldSlots& held, const std::ma
     return waiting;
   }
   waiting.reason = named(holders.tasks) + (holders.tasks.size() == 1 ? " holds " : " hold ") + std::to_string(taken) +
-                   " of " + number_of(total, of_cores ? "core" : "slot");
+                   " of " + count_of(total, of_cores ? "core" : "slot");
   if (usable.size() == 1) waiting.reason += " of " + *usable.begin();
   if (of_cores) {
     waiting.reason += request.slots.cores_per_slot > 0 ? ", and it needs " + slots_text(request.slots)

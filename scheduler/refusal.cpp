@@ -16,10 +16,6 @@ constexpr std::size_t kSizesShown = 6;
 
 using Counts = std::bitset<kMostSlots + 1>;
 
-std::string number_of(std::size_t count, const std::string& what) {
-  return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
-}
-
 std::string names(const std::vector<const AgentSlots*>& agents) {
   std::vector<std::string> ids;
   for (const AgentSlots* agent : agents) ids.push_back(agent->id);
@@ -73,8 +69,8 @@ std::string why_not_one(const SizedAgents& sizes, const SlotRequest& request) {
 }
 
 std::string why_not_this_size(int size, const std::vector<const AgentSlots*>& agents, int slots) {
-  const std::string head = "agents of one size: " + number_of(agents.size(), "agent") + " of " +
-                           number_of(static_cast<std::size_t>(size), "slot") + " (" + names(agents) + "): ";
+  const std::string head = "agents of one size: " + count_of(agents.size(), "agent") + " of " + count_of(size, "slot") +
+                           " (" + names(agents) + "): ";
   if (slots % size != 0) return head + std::to_string(slots) + " is not a multiple of " + std::to_string(size);
   return head + "only " + std::to_string(static_cast<std::int64_t>(agents.size()) * size) + " slots together";
 }
@@ -88,7 +84,7 @@ std::vector<std::string> why_not(const SizedAgents& sizes, const SlotRequest& re
   std::size_t left = kSizesShown;
   for (const auto& [size, agents] : sizes) {
     if (left-- == 0) {
-      rules.push_back("agents of one size: nor any of " + number_of(sizes.size() - kSizesShown, "smaller size"));
+      rules.push_back("agents of one size: nor any of " + count_of(sizes.size() - kSizesShown, "smaller size"));
       break;
     }
     rules.push_back(why_not_this_size(size, agents, request.slots));
@@ -153,10 +149,8 @@ std::vector<std::string> in_cores(std::span<const AgentSlots> agents, const Slot
     const auto cores = static_cast<int>(agent.cores.size());
     SlotRequest held = request;
     held.slots = room_for(agent, request, cores);
-    lines.push_back(agent.id + " has " + number_of(agent.cores.size(), "core") + ": room for " +
-                    (held.slots == 0
-                         ? "no slot of " + number_of(static_cast<std::size_t>(request.cores_per_slot), "core")
-                         : slots_text(held)));
+    lines.push_back(agent.id + " has " + count_of(agent.cores.size(), "core") + ": room for " +
+                    (held.slots == 0 ? "no slot of " + count_of(request.cores_per_slot, "core") : slots_text(held)));
   }
   return lines;
 }

@@ -1,7 +1,6 @@
 #include "slurm_allocation.h"
 
 #include <algorithm>
-#include <charconv>
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
@@ -20,10 +19,8 @@ constexpr std::size_t kMostHosts = 65536;
 }
 
 std::optional<int> number_in(const std::string& text) {
-  int value = 0;
-  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (text.empty() || code != std::errc() || end != text.data() + text.size() || value < 0) return std::nullopt;
-  return value;
+  const auto value = to_number<int>(text);
+  return value && *value >= 0 ? value : std::nullopt;
 }
 
 // At the commas outside of brackets.

@@ -5,6 +5,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
+#include "dtrain/base/text.h"
 #include "dtrain/base/units.h"
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/comm/timed_out.h"
@@ -39,9 +40,7 @@ class LocalNames {
 
 // The local rank that a message names; -1: not one of ours.
 int local_rank_of(const UnixMessage& message, int local_size) {
-  const std::string& text = message.data;
-  if (text.empty() || text.size() > 6 || text.find_first_not_of("0123456789") != std::string::npos) return -1;
-  const int local = std::stoi(text);
+  const int local = to_number<int>(message.data).value_or(-1);
   return local >= 1 && local < local_size ? local : -1;
 }
 

@@ -4,6 +4,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
+#include "dtrain/base/text.h"
 
 namespace dtrain::comm {
 namespace {
@@ -16,9 +17,7 @@ constexpr const char* kHere = "here";
 constexpr const char* kAllHere = "all here";
 
 int parse_rank(const std::string& text, int world_size) {
-  const int rank = text.empty() || text.size() > 6 || text.find_first_not_of("0123456789") != std::string::npos
-                       ? -1
-                       : std::stoi(text);
+  const int rank = to_number<int>(text).value_or(-1);
   return rank >= 1 && rank < world_size ? rank : -1;
 }
 

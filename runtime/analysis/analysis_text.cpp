@@ -14,7 +14,7 @@ constexpr std::size_t kRankRows = 8;  // more ranks: those that stand out; all a
 
 void write_analysis_head(TextWriter& out, const Analysis& analysis) {
   const RunSummary& s = analysis.summary;
-  out.line("{}  {}, {}", out.styled("1", s.name), plural(s.world_size, "rank"), extent_text(s));
+  out.line("{}  {}, {}", out.styled("1", s.name), count_text(s.world_size, "rank"), extent_text(s));
   if (!s.mock.empty()) out.line("  {}", out.styled("33", s.mock));
   if (const std::string missing = missing_ranks_text(s); !missing.empty()) {
     out.line("  {}", out.styled("33", missing));
@@ -99,7 +99,7 @@ void write_stragglers(TextWriter& out, const Stragglers& stragglers) {
       fmt::format("{} compared. Waited for it: by the others, on average; beyond ordinary: more than they wait for the "
                   "median rank, which is what its finding begins with. The rank that comes last is found by how long "
                   "each waits, which needs no common clock ({})",
-                  plural(stragglers.compared_steps, "exchange"), clocks));
+                  count_text(stragglers.compared_steps, "exchange"), clocks));
 }
 
 std::string gain_text(double gain) {

@@ -1,7 +1,6 @@
 #include "dtrain/base/cgroup.h"
 
 #include <algorithm>
-#include <charconv>
 #include <fstream>
 #include <iterator>
 #include <optional>
@@ -23,9 +22,7 @@ std::string text_of(const fs::path& file) {
 }
 
 std::optional<std::int64_t> number_of(std::string_view text) {
-  std::int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  return error == std::errc() ? std::optional(value) : std::nullopt;
+  return take_number<std::int64_t>(text);
 }
 
 // The value of a line "name value" of a file such as cpu.stat; 0: there is no such line.

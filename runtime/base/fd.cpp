@@ -1,6 +1,7 @@
 #include "dtrain/base/fd.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -29,6 +30,28 @@ void UniqueFd::reset(int fd) {
   // Not retried on EINTR: Linux has released the number by then and another thread may own it already.
   if (fd_ >= 0) ::close(fd_);
   fd_ = fd;
+}
+
+Pipe make_pipe() {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) throw SystemError("cannot make a pipe", errno);
+  return {UniqueFd(ends[0]), UniqueFd(ends[1])};
+}
+
+std::optional<std::string> read_to_end(int fd, std::chrono::steady_clock::time_point deadline) {
+  constexpr std::chrono::milliseconds kLongestWait{60'000};
+  std::string text;
+  for (;;) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+    if (left.count() <= 0) return std::nullopt;
+    pollfd ready{fd, POLLIN, 0};
+    if (::poll(&ready, 1, static_cast<int>(std::min(left, kLongestWait).count())) == 0) continue;
+    char buffer[4096];
+    const ssize_t count = ::read(fd, buffer, sizeof buffer);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return text;
+    text.append(buffer, static_cast<std::size_t>(count));
+  }
 }
 
 UniqueFd duplicate(int fd) {

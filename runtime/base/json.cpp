@@ -29,4 +29,20 @@ Json read_json(const std::filesystem::path& path) {
   }
 }
 
+const Json& object_at(const Json& value, const std::string& key) {
+  static const Json kNone = Json::object();
+  const auto found = value.find(key);
+  return found != value.end() && found->is_object() ? *found : kNone;
+}
+
+const Json& list_at(const Json& value, const std::string& key) {
+  static const Json kNone = Json::array();
+  const auto found = value.find(key);
+  return found != value.end() && found->is_array() ? *found : kNone;
+}
+
+std::string text_at(const Json& value, const std::string& key) {
+  return value_at<std::string>(value, key).value_or("");
+}
+
 }  // namespace dtrain

@@ -16,6 +16,7 @@
 #include "deadline.h"
 #include "dtrain/base/blocked_signals.h"
 #include "dtrain/base/error.h"
+#include "dtrain/base/fd.h"
 #include "dtrain/base/text.h"
 
 extern "C" char** environ;
@@ -165,13 +166,10 @@ Process Process::start(const ProcessOptions& options) {
     CPU_SET(static_cast<std::size_t>(cpu), &prepared.cpus);
   }
 
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) throw SystemError("cannot make a pipe", errno);
-  const UniqueFd report_reader(ends[0]);
-  UniqueFd report_writer(ends[1]);
-  UniqueFd spare_writer(::fcntl(report_writer.get(), F_DUPFD_CLOEXEC, prepared.lowest_spare_fd));
+  Pipe report = make_pipe();
+  UniqueFd spare_writer(::fcntl(report.writer.get(), F_DUPFD_CLOEXEC, prepared.lowest_spare_fd));
   if (!spare_writer) throw SystemError("cannot make a pipe", errno);
-  report_writer.reset();
+  report.writer.reset();
   prepared.report_fd = spare_writer.get();
 
   pid_t pid = -1;
@@ -188,7 +186,7 @@ Process Process::start(const ProcessOptions& options) {
   ChildFailure failure{};
   ssize_t count = 0;
   do {
-    count = ::read(report_reader.get(), &failure, sizeof failure);
+    count = ::read(report.reader.get(), &failure, sizeof failure);
   } while (count < 0 && errno == EINTR);
   if (count == sizeof failure) {
     reap(pid);
@@ -273,17 +271,14 @@ std::filesystem::path find_in_path(const std::string& name, const std::string* p
 }
 
 std::string first_output_line(const std::vector<std::string>& command) {
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) throw SystemError("cannot make a pipe", errno);
-  const UniqueFd reader(ends[0]);
-  UniqueFd writer(ends[1]);
+  Pipe output = make_pipe();
   const UniqueFd nothing(::open("/dev/null", O_RDWR | O_CLOEXEC));
   Process process =
-      Process::start({.command = command, .fds = {{0, nothing.get()}, {1, writer.get()}, {2, nothing.get()}}});
-  writer.reset();
+      Process::start({.command = command, .fds = {{0, nothing.get()}, {1, output.writer.get()}, {2, nothing.get()}}});
+  output.writer.reset();
   const auto status = process.wait(std::chrono::seconds(5));
   char buffer[512];
-  const ssize_t count = status && status->success() ? ::read(reader.get(), buffer, sizeof buffer) : 0;
+  const ssize_t count = status && status->success() ? ::read(output.reader.get(), buffer, sizeof buffer) : 0;
   const std::string text(buffer, static_cast<std::size_t>(std::max<ssize_t>(0, count)));
   return first_line(text);
 }

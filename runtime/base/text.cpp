@@ -59,6 +59,10 @@ std::string join_with_and(std::span<const std::string> parts) {
   return join(parts.first(parts.size() - 1), ", ") + " and " + parts.back();
 }
 
+std::string plural(std::string_view word) {
+  return std::string(word) + (word.ends_with("tch") || word.ends_with("ss") ? "es" : "s");
+}
+
 std::vector<std::string> split(std::string_view text, char separator) {
   std::vector<std::string> parts;
   while (true) {
@@ -81,6 +85,11 @@ std::string to_hex(std::string_view bytes) {
   return text;
 }
 
+std::string_view trimmed(std::string_view text, std::string_view space) {
+  text.remove_prefix(std::min(text.find_first_not_of(space), text.size()));
+  return text.substr(0, text.find_last_not_of(space) + 1);
+}
+
 std::string first_line(std::string_view text) {
   constexpr std::string_view kSpace = " \t\r\n";
   const std::size_t start = std::min(text.find_first_not_of(kSpace), text.size());
@@ -88,14 +97,32 @@ std::string first_line(std::string_view text) {
   return std::string(line.substr(0, line.find_last_not_of(kSpace) + 1));
 }
 
-std::string ranges_text(std::span<const int> numbers) {
-  std::string text;
+std::string ranges_text(std::span<const int> numbers, std::string_view separator, std::size_t shortest) {
+  std::vector<std::string> parts;
   for (std::size_t begin = 0, end = 0; begin < numbers.size(); begin = end) {
     for (end = begin + 1; end < numbers.size() && numbers[end] == numbers[end - 1] + 1;) ++end;
-    text += (text.empty() ? "" : ",") + std::to_string(numbers[begin]);
-    if (end - begin > 1) text += (end - begin > 2 ? "-" : ",") + std::to_string(numbers[end - 1]);
+    if (end - begin < shortest) end = begin + 1;
+    parts.push_back(std::to_string(numbers[begin]));
+    if (end - begin > 1) parts.back() += "-" + std::to_string(numbers[end - 1]);
   }
-  return text;
+  return join(parts, separator);
+}
+
+std::vector<int> take_ranges(std::string_view& text, char separator) {
+  constexpr int kMost = 1 << 20;
+  std::vector<int> numbers;
+  for (;;) {
+    const auto first = take_number<int>(text);
+    auto last = first;
+    if (text.starts_with('-')) {
+      text.remove_prefix(1);
+      last = take_number<int>(text);
+    }
+    if (!first || !last || *first < 0 || *first >= kMost || *last < 0 || *last >= kMost) return {};
+    for (int number = *first; number <= *last; ++number) numbers.push_back(number);
+    if (!text.starts_with(separator)) return numbers;
+    text.remove_prefix(1);
+  }
 }
 
 bool is_valid_utf8(std::string_view text) {
@@ -125,6 +152,33 @@ std::string shell_quoted(std::string_view text) {
   std::string result = "'";
   for (const char letter : text) result += letter == '\'' ? std::string("'\\''") : std::string(1, letter);
   return result + "'";
+}
+
+std::string html_escaped(std::string_view text) {
+  std::string result;
+  result.reserve(text.size());
+  for (const char letter : text) {
+    switch (letter) {
+      case '&':
+        result += "&amp;";
+        break;
+      case '<':
+        result += "&lt;";
+        break;
+      case '>':
+        result += "&gt;";
+        break;
+      case '"':
+        result += "&quot;";
+        break;
+      case '\'':
+        result += "&#39;";
+        break;
+      default:
+        result += letter;
+    }
+  }
+  return result;
 }
 
 }  // namespace dtrain

@@ -1,11 +1,11 @@
 #include "dtrain/checkpoint/manifest.h"
 
-#include <charconv>
 #include <set>
 
 #include "dtrain/base/crc32c.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
+#include "dtrain/base/text.h"
 #include "storage_folder.h"
 
 namespace dtrain::checkpoints {
@@ -21,10 +21,8 @@ constexpr int kDeepest = 100;
 constexpr std::uint64_t kLargestFile = 1ull << 60;
 
 std::optional<std::uint32_t> parse_checksum(std::string_view text) {
-  std::uint32_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, 16);
-  if (text.size() != kChecksumDigits || error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return checksum_text(value) == text ? std::optional(value) : std::nullopt;  // no capital letters
+  const auto value = to_number<std::uint32_t>(text, 16);
+  return value && checksum_text(*value) == text ? value : std::nullopt;  // eight digits, no capital letters
 }
 
 // The text with its last line checked.

@@ -1,7 +1,6 @@
 #include "storage_folder.h"
 
 #include <cerrno>
-#include <charconv>
 #include <chrono>
 #include <thread>
 
@@ -12,6 +11,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
+#include "dtrain/base/text.h"
 #include "dtrain/checkpoint/checkpoint.h"
 #include "dtrain/checkpoint/saver.h"
 
@@ -36,11 +36,8 @@ std::string folder_name(std::string_view prefix, std::int64_t step) {
 
 std::optional<std::int64_t> step_of(std::string_view name, std::string_view prefix) {
   if (!name.starts_with(prefix)) return std::nullopt;
-  std::int64_t step = 0;
-  const std::string_view digits = name.substr(prefix.size());
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), step);
-  if (error != std::errc() || end != digits.data() + digits.size()) return std::nullopt;
-  return folder_name(prefix, step) == name && step >= 0 ? std::optional(step) : std::nullopt;  // no leading zeros
+  const auto step = to_number<std::int64_t>(name.substr(prefix.size()));
+  return step && *step >= 0 && folder_name(prefix, *step) == name ? step : std::nullopt;  // no leading zeros
 }
 
 std::optional<std::int64_t> step_of_folder(std::string_view name) {

@@ -118,8 +118,7 @@ const char* how_cores_divide(const ClusterAgents& cluster) {
 }
 
 void add_list(CLI::App& parent, const std::string& about, const std::string& footer,
-              const std::function<std::string(const ClusterAgents&, const Holders&, ListFormat)>& list,
-              int* exit_code) {
+              const std::function<std::string(const ClusterAgents&, const Holders&, ListFormat)>& list) {
   auto file = std::make_shared<std::string>();
   CLI::App* command = parent.add_subcommand("list", about);
   command->add_option("--cluster", *file, "A cluster file (YAML) or a hostfile of MPI (default: as for dtrain launch)")
@@ -131,13 +130,12 @@ void add_list(CLI::App& parent, const std::string& about, const std::string& foo
     for (const std::string& warning : cluster.warnings) std::fprintf(stderr, "dtrain: warning: %s\n", warning.c_str());
     if (*format == ListFormat::kText) std::printf("cluster: %s%s\n", cluster.source.c_str(), how_cores_divide(cluster));
     std::fputs(list(cluster, read_holders(), *format).c_str(), stdout);
-    *exit_code = 0;
   });
 }
 
 }  // namespace
 
-void add_agent(CLI::App& app, int* exit_code) {
+void add_agent(CLI::App& app, ExitCode*) {
   CLI::App* command = app.add_subcommand("agent", "List the agents of the cluster: machines, or parts of them");
   command->require_subcommand(1);
   add_list(
@@ -146,10 +144,10 @@ void add_agent(CLI::App& app, int* exit_code) {
       "~/.config/dtrain/cluster.yaml, the Slurm allocation of this shell, this machine (its GPUs, or its cores if\n"
       "it has none). No other host is contacted. Where no file declares slots, cores are counted: an experiment takes\n"
       "all of them, or resources.cores_per_slot for each of its slots.",
-      list_agents, exit_code);
+      list_agents);
 }
 
-void add_slot(CLI::App& app, int* exit_code) {
+void add_slot(CLI::App& app, ExitCode*) {
   CLI::App* command = app.add_subcommand("slot", "List the slots that ranks run on: GPUs, or shares of the cores");
   command->require_subcommand(1);
   add_list(*command, "List the slots of the cluster",
@@ -158,7 +156,7 @@ void add_slot(CLI::App& app, int* exit_code) {
            "slot's task is the launch that holds it (dtrain task list). Where no file declares slots, the cores are "
            "listed,\n"
            "each with its NUMA node. No other host is contacted.",
-           list_slots, exit_code);
+           list_slots);
 }
 
 }  // namespace dtrain::cli

@@ -1,48 +1,50 @@
 // The commands of dtrain, each in the file of its name or of its group. add_X() registers a command; its callback
-// leaves the exit code in `exit_code`, or throws one of the errors of dtrain/base/error.h.
+// leaves another exit code than kDone in `exit_code`, or throws one of the errors of dtrain/base/error.h.
 #pragma once
 
 #include <array>
 
 #include <CLI/CLI.hpp>
 
+#include "dtrain/base/error.h"
+
 namespace dtrain::cli {
 
-void add_agent(CLI::App& app, int* exit_code);
-void add_analyze(CLI::App& app, int* exit_code);
-void add_checkpoint(CLI::App& app, int* exit_code);
-void add_checkpoint_delete(CLI::App& checkpoint, int* exit_code);
-void add_checkpoint_describe(CLI::App& checkpoint, int* exit_code);
-void add_checkpoint_export(CLI::App& checkpoint, int* exit_code);
-void add_completion(CLI::App& app, int* exit_code);
-void add_launch(CLI::App& app, int* exit_code);
-void add_start_rank(CLI::App& app, int* exit_code);
-void add_config(CLI::App& app, int* exit_code);
-void add_data(CLI::App& app, int* exit_code);
-void add_data_bench(CLI::App& data, int* exit_code);
-void add_data_inspect(CLI::App& data, int* exit_code);
-void add_data_pack(CLI::App& data, int* exit_code);
-void add_data_show(CLI::App& data, int* exit_code);
-void add_diff(CLI::App& app, int* exit_code);
-void add_doctor(CLI::App& app, int* exit_code);
-void add_export(CLI::App& app, int* exit_code);
-void add_host_probe(CLI::App& app, int* exit_code);
-void add_cuda_probe(CLI::App& app, int* exit_code);
-void add_logs(CLI::App& app, int* exit_code);
-void add_man(CLI::App& app, int* exit_code);
-void add_model(CLI::App& app, int* exit_code);
-void add_report(CLI::App& app, int* exit_code);
-void add_run_script(CLI::App& app, int* exit_code);
-void add_runs_list(CLI::App& app, int* exit_code);
-void add_slot(CLI::App& app, int* exit_code);
-void add_summary(CLI::App& app, int* exit_code);
-void add_task(CLI::App& app, int* exit_code);
-void add_task_list(CLI::App& task, int* exit_code);
-void add_task_show(CLI::App& task, int* exit_code);
-void add_top(CLI::App& app, int* exit_code);
-void add_trace(CLI::App& app, int* exit_code);
-void add_what_if(CLI::App& app, int* exit_code);
-void add_version(CLI::App& app, int* exit_code);
+void add_agent(CLI::App& app, ExitCode* exit_code);
+void add_analyze(CLI::App& app, ExitCode* exit_code);
+void add_checkpoint(CLI::App& app, ExitCode* exit_code);
+void add_checkpoint_delete(CLI::App& checkpoint);
+void add_checkpoint_describe(CLI::App& checkpoint);
+void add_checkpoint_export(CLI::App& checkpoint, ExitCode* exit_code);
+void add_completion(CLI::App& app, ExitCode* exit_code);
+void add_launch(CLI::App& app, ExitCode* exit_code);
+void add_start_rank(CLI::App& app, ExitCode* exit_code);
+void add_config(CLI::App& app, ExitCode* exit_code);
+void add_data(CLI::App& app, ExitCode* exit_code);
+void add_data_bench(CLI::App& data);
+void add_data_inspect(CLI::App& data, ExitCode* exit_code);
+void add_data_pack(CLI::App& data);
+void add_data_show(CLI::App& data);
+void add_diff(CLI::App& app, ExitCode* exit_code);
+void add_doctor(CLI::App& app, ExitCode* exit_code);
+void add_export(CLI::App& app, ExitCode* exit_code);
+void add_host_probe(CLI::App& app, ExitCode* exit_code);
+void add_cuda_probe(CLI::App& app, ExitCode* exit_code);
+void add_logs(CLI::App& app, ExitCode* exit_code);
+void add_man(CLI::App& app, ExitCode* exit_code);
+void add_model(CLI::App& app, ExitCode* exit_code);
+void add_report(CLI::App& app, ExitCode* exit_code);
+void add_run_script(CLI::App& app, ExitCode* exit_code);
+void add_runs_list(CLI::App& app, ExitCode* exit_code);
+void add_slot(CLI::App& app, ExitCode* exit_code);
+void add_summary(CLI::App& app, ExitCode* exit_code);
+void add_task(CLI::App& app, ExitCode* exit_code);
+void add_task_list(CLI::App& task);
+void add_task_show(CLI::App& task);
+void add_top(CLI::App& app, ExitCode* exit_code);
+void add_trace(CLI::App& app, ExitCode* exit_code);
+void add_what_if(CLI::App& app, ExitCode* exit_code);
+void add_version(CLI::App& app, ExitCode* exit_code);
 
 // In the order of --help. The others are commands of one of these: `dtrain config check`.
 inline constexpr std::array kCommands{

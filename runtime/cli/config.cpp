@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "dtrain/base/text.h"
 #include "dtrain/config/cluster.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/config/schema.h"
@@ -23,10 +24,6 @@ struct ConfigCheckArguments {
   std::vector<std::string> overrides;
   bool file_only = false;
 };
-
-std::string slots_text(int slots) {
-  return std::to_string(slots) + (slots == 1 ? " slot" : " slots");
-}
 
 // False, after printing what, where the file is right but something that it names is not here.
 bool check_experiment(const std::string& file, const ConfigCheckArguments& arguments) {
@@ -45,7 +42,7 @@ bool check_experiment(const std::string& file, const ConfigCheckArguments& argum
   const auto split = scheduler::split_batch(experiment.global_batch_size, slots);
   if (!split.warning.empty()) std::fprintf(stderr, "dtrain: warning: %s\n", split.warning.c_str());
   std::printf("%s: ok: %s, %s, %s x %lld records a batch\n", file.c_str(), experiment.name.c_str(),
-              config::to_string(experiment.searcher.max_length).c_str(), slots_text(slots).c_str(),
+              config::to_string(experiment.searcher.max_length).c_str(), count_of(slots, "slot").c_str(),
               static_cast<long long>(split.per_slot));
   return true;
 }
@@ -57,22 +54,20 @@ bool check_cluster(const std::string& file) {
   const int slots = std::accumulate(cluster.agents.begin(), cluster.agents.end(), 0,
                                     [](int sum, const config::Agent& agent) { return sum + agent.slots; });
   const std::size_t agents = cluster.agents.size();
-  const std::string what = agents == 0
-                               ? "this machine"
-                               : std::to_string(agents) + (agents == 1 ? " agent, " : " agents, ") + slots_text(slots);
+  const std::string what = agents == 0 ? "this machine" : count_of(agents, "agent") + ", " + count_of(slots, "slot");
   std::printf("%s: ok: %s\n", file.c_str(), what.c_str());
   return true;
 }
 
 // Every file is checked, also after one with errors.
-int check(const ConfigCheckArguments& arguments) {
-  int code = static_cast<int>(ExitCode::kDone);
+ExitCode check(const ConfigCheckArguments& arguments) {
+  ExitCode code = ExitCode::kDone;
   const auto report = [&](const auto& check_file) {
     try {
-      if (!check_file()) code = static_cast<int>(ExitCode::kBadInput);
+      if (!check_file()) code = ExitCode::kBadInput;
     } catch (const config::ConfigErrors& errors) {
       std::fprintf(stderr, "%s\n", errors.what());
-      code = static_cast<int>(ExitCode::kBadInput);
+      code = ExitCode::kBadInput;
     }
   };
   if (!arguments.cluster.empty()) report([&] { return check_cluster(arguments.cluster); });
@@ -80,7 +75,7 @@ int check(const ConfigCheckArguments& arguments) {
   return code;
 }
 
-void add_config_check(CLI::App& config, int* exit_code) {
+void add_config_check(CLI::App& config, ExitCode* exit_code) {
   auto arguments = std::make_shared<ConfigCheckArguments>();
   CLI::App* command =
       config.add_subcommand("check", "Report all errors of experiment or cluster files (exit code 2), or print ok");
@@ -102,7 +97,7 @@ void add_config_check(CLI::App& config, int* exit_code) {
   });
 }
 
-void add_config_schema(CLI::App& config, int* exit_code) {
+void add_config_schema(CLI::App& config) {
   auto kind = std::make_shared<std::string>();
   CLI::App* command = config.add_subcommand(
       "schema", "Print the JSON Schema of experiment or cluster files, for completion and checks in an editor");
@@ -112,20 +107,19 @@ void add_config_schema(CLI::App& config, int* exit_code) {
       "  dtrain config schema experiment > experiment.schema.json\n"
       "Name it in the first line of the experiment file:\n"
       "  # yaml-language-server: $schema=experiment.schema.json");
-  command->callback([kind, exit_code] {
+  command->callback([kind] {
     const std::string_view text = *kind == "cluster" ? config::cluster_schema() : config::experiment_schema();
     std::fwrite(text.data(), 1, text.size(), stdout);
-    *exit_code = 0;
   });
 }
 
 }  // namespace
 
-void add_config(CLI::App& app, int* exit_code) {
+void add_config(CLI::App& app, ExitCode* exit_code) {
   CLI::App* command = app.add_subcommand("config", "Work with experiment and cluster files");
   command->require_subcommand(1);
   add_config_check(*command, exit_code);
-  add_config_schema(*command, exit_code);
+  add_config_schema(*command);
 }
 
 }  // namespace dtrain::cli

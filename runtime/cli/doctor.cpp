@@ -6,7 +6,7 @@
 
 namespace dtrain::cli {
 
-void add_doctor(CLI::App& app, int* exit_code) {
+void add_doctor(CLI::App& app, ExitCode* exit_code) {
   auto request = std::make_shared<run::DoctorRequest>();
   CLI::App* command =
       app.add_subcommand("doctor", "Check whether this machine and the cluster have what training needs");

@@ -19,18 +19,18 @@ void add_start_rank(CLI::App& app, int*) {
   });
 }
 
-void add_host_probe(CLI::App& app, int* exit_code) {
+void add_host_probe(CLI::App& app, ExitCode* exit_code) {
   CLI::App* command = app.add_subcommand("host-probe", "Report what this host has to the dtrain of another host");
   command->group("");
   command->callback([exit_code] { *exit_code = run::host_probe(); });
 }
 
-void add_cuda_probe(CLI::App& app, int* exit_code) {
+void add_cuda_probe(CLI::App& app, ExitCode*) {
   auto folder = std::make_shared<std::string>();
   CLI::App* command = app.add_subcommand("cuda-probe", "Open the libraries that training on GPUs needs");
   command->group("");
   command->add_option("FOLDER", *folder, "The folder of libtorch's libraries");
-  command->callback([folder, exit_code] { *exit_code = run::cuda_probe(*folder); });
+  command->callback([folder] { run::cuda_probe(*folder); });
 }
 
 }  // namespace dtrain::cli

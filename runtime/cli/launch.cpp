@@ -8,7 +8,7 @@
 
 namespace dtrain::cli {
 
-void add_launch(CLI::App& app, int* exit_code) {
+void add_launch(CLI::App& app, ExitCode* exit_code) {
   auto request = std::make_shared<run::LaunchRequest>();
   CLI::App* command =
       app.add_subcommand("launch", "Train what an experiment file describes, on this machine or a cluster");

@@ -34,13 +34,13 @@ a task; `dtrain task` takes 127 or task:127, and run:7 for the task of a run.
 
 `dtrain COMMAND --help` shows more.)";
 
-int print_error(const std::exception& error) {
+dtrain::ExitCode print_error(const std::exception& error) {
   const bool bad_input = dynamic_cast<const dtrain::ConfigError*>(&error) != nullptr;
   std::fprintf(stderr, bad_input ? "%s\n" : "dtrain: %s\n", dtrain::describe(error).c_str());
   if (const auto* typed = dynamic_cast<const dtrain::Error*>(&error); typed && !typed->remedy().empty()) {
     std::fprintf(stderr, "  %s\n", typed->remedy().c_str());
   }
-  return static_cast<int>(bad_input ? dtrain::ExitCode::kBadInput : dtrain::ExitCode::kRunFailed);
+  return bad_input ? dtrain::ExitCode::kBadInput : dtrain::ExitCode::kRunFailed;
 }
 
 // The command that the words led to: `dtrain config check` for `dtrain config check --sett x`.
@@ -88,10 +88,10 @@ std::string describe_unknown(const CLI::App& command, const std::vector<std::str
 }
 
 // CLI11 numbers its errors; here they are all bad input.
-int usage_error(const CLI::App& app, const CLI::ParseError& error) {
+dtrain::ExitCode usage_error(const CLI::App& app, const CLI::ParseError& error) {
   if (error.get_exit_code() == 0) {  // --help
     app.exit(error);
-    return static_cast<int>(dtrain::ExitCode::kDone);
+    return dtrain::ExitCode::kDone;
   }
   // The unknown word is a better message than the argument that is missing because of it.
   const CLI::App& command = deepest_command(app);
@@ -101,12 +101,12 @@ int usage_error(const CLI::App& app, const CLI::ParseError& error) {
   } else {
     std::fprintf(stderr, "%s: %s\n", full_command_name(command).c_str(), unknown.c_str());
   }
-  return static_cast<int>(dtrain::ExitCode::kBadInput);
+  return dtrain::ExitCode::kBadInput;
 }
 
 // Registers the commands and carries one out; its exit code.
-int carry_out(int argc, char** argv) {
-  int exit_code = 0;
+dtrain::ExitCode carry_out(int argc, char** argv) {
+  auto exit_code = dtrain::ExitCode::kDone;
   CLI::App app{
       "dtrain trains a libtorch model data-parallel on the slots of this machine or a cluster, and shows where the "
       "time went.",
@@ -127,5 +127,5 @@ int carry_out(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return dtrain::cli::finish_output(carry_out(argc, argv));
+  return static_cast<int>(dtrain::cli::finish_output(carry_out(argc, argv)));
 }

@@ -23,7 +23,7 @@ struct ModelInspectArguments {
 
 // Only dtrain-worker has libtorch, which knows the operators. What it says is printed by this program, which checks
 // that all of it could be written.
-int inspect(const ModelInspectArguments& arguments) {
+ExitCode inspect(const ModelInspectArguments& arguments) {
   const UniqueFd said(::memfd_create("dtrain model inspect", MFD_CLOEXEC));
   if (!said) throw SystemError("cannot make a file in memory", errno);
   ProcessOptions options;
@@ -37,12 +37,12 @@ int inspect(const ModelInspectArguments& arguments) {
   if (status.signal != 0) throw Error("dtrain-worker --inspect was " + status.describe());
   const std::string text = read_file("/proc/self/fd/" + std::to_string(said.get()));
   std::fwrite(text.data(), 1, text.size(), stdout);
-  return status.code;
+  return status.exit_code();
 }
 
 }  // namespace
 
-void add_model(CLI::App& app, int* exit_code) {
+void add_model(CLI::App& app, ExitCode* exit_code) {
   CLI::App* model = app.add_subcommand("model", "Look at the files that `model:` names");
   model->require_subcommand(1);
   auto arguments = std::make_shared<ModelInspectArguments>();

@@ -56,7 +56,7 @@ class ScriptExperiment {
 
 }  // namespace
 
-void add_run_script(CLI::App& app, int* exit_code) {
+void add_run_script(CLI::App& app, ExitCode* exit_code) {
   auto request = std::make_shared<run::LaunchRequest>();
   auto slots = std::make_shared<int>(1);
   CLI::App* command =

@@ -9,8 +9,6 @@
 #include <poll.h>
 #include <unistd.h>
 
-#include "dtrain/base/error.h"
-
 namespace dtrain::cli {
 namespace {
 
@@ -33,11 +31,11 @@ std::optional<std::string> why_output_was_lost() {
 
 }  // namespace
 
-int finish_output(int exit_code) {
+ExitCode finish_output(ExitCode exit_code) {
   const auto lost = why_output_was_lost();
   if (!lost) return exit_code;
   std::fprintf(stderr, "dtrain: %s\n  free disk space there, or redirect the output\n", lost->c_str());
-  return exit_code == static_cast<int>(ExitCode::kDone) ? static_cast<int>(ExitCode::kRunFailed) : exit_code;
+  return exit_code == ExitCode::kDone ? ExitCode::kRunFailed : exit_code;
 }
 
 void warn_of_lost_output() {

@@ -7,7 +7,7 @@ namespace dtrain::cli {
 // At the end of main(): writes what is buffered and returns the exit code. Where something that was printed could not
 // be written (a full disk), reports it on standard error and turns success into kRunFailed. A reader that has gone away
 // (`dtrain task list | head -1`) is no error.
-int finish_output(int exit_code);
+ExitCode finish_output(ExitCode exit_code);
 
 // The same for a command whose result is not what it prints: a warning alone, and the exit code stays its own.
 void warn_of_lost_output();

@@ -18,13 +18,13 @@ std::string version_text() {
 
 }  // namespace
 
-void add_version(CLI::App& app, int* exit_code) {
+void add_version(CLI::App& app, ExitCode*) {
   app.set_version_flag("--version", version_text, "Print the version, as `dtrain version` does");
   CLI::App* command =
       app.add_subcommand("version", "Print the version of dtrain, and which libtorch, MPI and NCCL it finds");
   auto json = std::make_shared<bool>(false);
   command->add_flag("--json", *json, "Print one JSON object");
-  command->callback([json, exit_code] {
+  command->callback([json] {
     if (*json) {
       Json object = Json::object();
       for (const auto& [name, value] : run::versions()) object[name] = value;
@@ -32,7 +32,6 @@ void add_version(CLI::App& app, int* exit_code) {
     } else {
       std::printf("%s\n", version_text().c_str());
     }
-    *exit_code = 0;
   });
 }
 

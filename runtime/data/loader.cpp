@@ -243,11 +243,11 @@ std::string LoaderState::text() const {
 LoaderState LoaderState::parse(const std::string& text) {
   const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   const auto number = [&](const char* name) {
-    const auto found = json.is_object() ? json.find(name) : json.end();
-    if (!json.is_object() || found == json.end() || !found->is_number_integer()) {
+    const auto found = value_at<std::int64_t>(json, name);
+    if (!found) {
       throw DataError("the state of a loader has no number '" + std::string(name) + "': " + text.substr(0, 100));
     }
-    return found->get<std::int64_t>();
+    return *found;
   };
   LoaderState state;
   state.epoch = number("epoch");

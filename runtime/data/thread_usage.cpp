@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <ctime>
 #include <span>
 #include <string_view>
@@ -11,15 +10,15 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "dtrain/base/text.h"
+
 namespace dtrain::data {
 
 namespace {
 
 std::int64_t number_at(std::string_view text, std::size_t at) {
-  while (at < text.size() && text[at] == ' ') ++at;
-  std::int64_t number = 0;
-  std::from_chars(text.data() + std::min(at, text.size()), text.data() + text.size(), number);
-  return number;
+  text.remove_prefix(std::min(text.find_first_not_of(' ', at), text.size()));
+  return take_number<std::int64_t>(text).value_or(0);
 }
 
 std::int64_t number_behind(std::string_view text, std::string_view name) {

@@ -4,10 +4,8 @@
 
 #include <algorithm>
 #include <cctype>
-#include <cstdio>
 #include <cstdlib>
 #include <map>
-#include <set>
 
 #include "affinity.h"
 #include "dtrain/base/cgroup.h"
@@ -25,15 +23,9 @@ std::vector<int> cpus_near_pci_device(const std::string& address, const std::fil
   if (colon > kDigitsOfDomain) name.erase(0, colon - kDigitsOfDomain);
   std::transform(name.begin(), name.end(), name.begin(), [](unsigned char letter) { return std::tolower(letter); });
   const std::filesystem::path file = root / "sys/bus/pci/devices" / name / "local_cpulist";
-  std::set<int> cpus;
-  for (const std::string& range : split(read_proc_file(file).value_or(""), ',')) {  // "0-15,32-47"
-    int first = 0;
-    int last = 0;
-    const int numbers = std::sscanf(range.c_str(), "%d-%d", &first, &last);
-    if (numbers < 1) continue;
-    for (int cpu = first; cpu <= (numbers == 2 ? last : first); ++cpu) cpus.insert(cpu);
-  }
-  return {cpus.begin(), cpus.end()};
+  const std::string cpus = read_proc_file(file).value_or("");
+  std::string_view text = cpus;
+  return take_ranges(text);
 }
 
 std::optional<CpuInstructions> cpu_instructions(const std::filesystem::path& root) {
@@ -85,9 +77,10 @@ std::size_t last_level_cache(const std::filesystem::path& root) {
   std::size_t largest = 0;
   for (int index = 0;; ++index) {
     const auto cache = root / "sys/devices/system/cpu/cpu0/cache" / ("index" + std::to_string(index));
-    const auto size = read_proc_file(cache / "size");
-    if (!size) return largest;
-    largest = std::max(largest, static_cast<std::size_t>(std::strtoull(size->c_str(), nullptr, 10)) << 10);
+    const auto text = read_proc_file(cache / "size");
+    if (!text) return largest;
+    std::string_view size = *text;
+    largest = std::max(largest, take_number<std::size_t>(size).value_or(0) << 10);
   }
 }
 

@@ -1,19 +1,13 @@
 // Cutting the kernel's text files into fields without allocating: they are read twice a second beside the training.
 #pragma once
 
-#include <charconv>
 #include <cstdint>
 #include <optional>
 #include <string_view>
 
-namespace dtrain::host {
+#include "dtrain/base/text.h"
 
-// 0 where there is no number.
-inline std::uint64_t to_number(std::string_view text) {
-  std::uint64_t value = 0;
-  std::from_chars(text.data(), text.data() + text.size(), value);
-  return value;
-}
+namespace dtrain::host {
 
 // The non-empty fields of a text, one after the other.
 class Fields {
@@ -27,7 +21,11 @@ class Fields {
     text_.remove_prefix(field.size());
     return field;
   }
-  std::uint64_t number() { return to_number(next().value_or("")); }
+  // 0 where there is no number.
+  std::uint64_t number() {
+    std::string_view field = next().value_or("");
+    return take_number<std::uint64_t>(field).value_or(0);
+  }
   void skip(int count) {
     for (; count > 0; --count) next();
   }

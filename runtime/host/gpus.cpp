@@ -4,6 +4,7 @@
 #include <array>
 #include <iterator>
 
+#include "dtrain/base/text.h"
 #include "nvml_session.h"
 
 namespace dtrain::host {
@@ -66,8 +67,7 @@ struct Gpus::Nvml {
     if (ecc_errors &&
         ecc_errors(device, nvml::kUncorrectedErrors, nvml::kSinceDriverStart, &errors) == nvml::kSuccess &&
         errors != 0) {
-      return std::to_string(errors) + (errors == 1 ? " memory error" : " memory errors") +
-             " that ECC could not correct";
+      return count_of(errors, "memory error") + " that ECC could not correct";
     }
     return {};
   }

@@ -2,8 +2,9 @@
 
 #include <arpa/inet.h>
 
-#include <charconv>
 #include <cstring>
+
+#include "dtrain/base/text.h"
 
 namespace dtrain::host {
 namespace {
@@ -45,11 +46,8 @@ std::optional<IpNetwork> network_of(const std::string& address, int prefix) {
 std::optional<IpNetwork> parse_network(const std::string& text) {
   const auto slash = text.find('/');
   if (slash == std::string::npos) return std::nullopt;
-  const std::string length = text.substr(slash + 1);
-  int prefix = -1;
-  const auto [end, code] = std::from_chars(length.data(), length.data() + length.size(), prefix);
-  if (code != std::errc() || end != length.data() + length.size() || prefix < 0) return std::nullopt;
-  return network_of(text.substr(0, slash), prefix);
+  const int prefix = to_number<int>(text.substr(slash + 1)).value_or(-1);
+  return prefix < 0 ? std::nullopt : network_of(text.substr(0, slash), prefix);
 }
 
 }  // namespace dtrain::host

@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "dtrain/base/text.h"
 #include "dtrain/base/time_namespace.h"
 #include "dtrain/host/proc_file.h"
 #include "fields.h"
@@ -43,8 +44,8 @@ std::vector<pid_t> child_processes(pid_t pid, const std::filesystem::path& root)
   const std::string number = std::to_string(pid);
   const std::string text = read_proc_file(root / "proc" / number / "task" / number / "children").value_or("");
   std::vector<pid_t> result;
-  for (Fields fields(text, ' '); const auto field = fields.next();) {
-    if (const auto child = static_cast<pid_t>(to_number(*field)); child > 0) result.push_back(child);
+  for (Fields fields(text, ' '); auto field = fields.next();) {
+    if (const pid_t child = take_number<pid_t>(*field).value_or(0); child > 0) result.push_back(child);
   }
   return result;
 }

@@ -1,4 +1,5 @@
 // What the profiling agent reads of the whole machine twice a second: the time of its CPUs, its memory, its disks.
+#include "dtrain/base/text.h"
 #include "dtrain/host/cpu_times.h"
 #include "dtrain/host/disks.h"
 #include "dtrain/host/memory.h"
@@ -40,7 +41,7 @@ std::optional<CpuReading> read_cpu_times(const std::filesystem::path& root) {
       found = true;
       continue;
     }
-    const std::uint64_t number = to_number(name.substr(3));
+    const std::uint64_t number = to_number<std::uint64_t>(name.substr(3)).value_or(0);
     if (number >= kMaxCpus) continue;
     if (reading.cores.size() <= number) reading.cores.resize(number + 1);
     reading.cores[number] = times;

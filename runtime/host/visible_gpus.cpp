@@ -1,7 +1,6 @@
 #include "dtrain/host/visible_gpus.h"
 
 #include <algorithm>
-#include <charconv>
 #include <set>
 
 #include "dtrain/base/text.h"
@@ -16,12 +15,6 @@ VisibleGpu visible(const GpuInfo& gpu) {
   return {gpu.uuid.empty() ? std::to_string(gpu.index) : gpu.uuid, gpu};
 }
 
-std::string without_blanks(const std::string& text) {
-  const auto first = text.find_first_not_of(" \t");
-  if (first == std::string::npos) return {};
-  return text.substr(first, text.find_last_not_of(" \t") - first + 1);
-}
-
 // Empty: it names none.
 std::optional<VisibleGpu> named_by(const std::string& entry, const std::vector<GpuInfo>& all) {
   if (entry.starts_with(kMigPrefix)) return VisibleGpu{entry, std::nullopt};
@@ -31,10 +24,8 @@ std::optional<VisibleGpu> named_by(const std::string& entry, const std::vector<G
     if (found == all.end() || std::count_if(all.begin(), all.end(), matches) != 1) return std::nullopt;
     return visible(*found);
   }
-  std::size_t index = 0;
-  const auto [end, code] = std::from_chars(entry.data(), entry.data() + entry.size(), index);
-  if (code != std::errc() || end != entry.data() + entry.size() || index >= all.size()) return std::nullopt;
-  return visible(all[index]);
+  const auto index = to_number<std::size_t>(entry);
+  return index && *index < all.size() ? std::optional(visible(all[*index])) : std::nullopt;
 }
 
 }  // namespace
@@ -48,7 +39,7 @@ std::vector<VisibleGpu> visible_gpus(const std::vector<GpuInfo>& all,
   }
   std::set<std::string> known;
   for (const std::string& entry : split(*visible_devices, ',')) {
-    auto gpu = named_by(without_blanks(entry), all);
+    auto gpu = named_by(std::string(trimmed(entry, " \t")), all);
     if (!gpu) break;
     if (!known.insert(gpu->id).second) return {};
     result.push_back(std::move(*gpu));

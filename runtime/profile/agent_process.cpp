@@ -9,6 +9,7 @@
 #include <csignal>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/fd.h"
 #include "dtrain/base/text.h"
 #include "dtrain/base/unix_socket.h"
 #include "messages.h"
@@ -52,10 +53,7 @@ std::string read_start_report(int fd) {
 AgentProcess start_agent(const AgentOptions& options) {
   UnixListener listener =
       options.socket.empty() ? UnixListener::create("agent") : UnixListener::create_named(options.socket);
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) throw SystemError("cannot make a pipe", errno);
-  const UniqueFd ready_reader(ends[0]);
-  UniqueFd ready_writer(ends[1]);
+  Pipe ready = make_pipe();
 
   Json settings = {{"agent", options.agent_id},
                    {"profile_folder", options.profile_folder.string()},
@@ -71,10 +69,10 @@ AgentProcess start_agent(const AgentOptions& options) {
   }
   ProcessOptions start;
   start.command = {find_agent().string(), to_line(settings)};
-  start.fds = {{kSocketFd, listener.fd()}, {kReadyFd, ready_writer.get()}};
+  start.fds = {{kSocketFd, listener.fd()}, {kReadyFd, ready.writer.get()}};
   AgentProcess agent{Process::start(start), listener.name()};
-  ready_writer.reset();
-  if (const std::string problem = read_start_report(ready_reader.get()); !problem.empty()) {
+  ready.writer.reset();
+  if (const std::string problem = read_start_report(ready.reader.get()); !problem.empty()) {
     throw Error("cannot start the profiling agent of host '" + options.agent_id + "': " + problem,
                 "see the agent's log in " + (options.profile_folder.parent_path() / "logs").string());
   }

@@ -3,6 +3,8 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "dtrain/base/json.h"
+
 namespace dtrain::profile {
 namespace {
 
@@ -43,10 +45,6 @@ Json to_json(const std::map<int, double>& by_number) {
   return json;
 }
 
-int count(const Json& json) {
-  return json.is_number_integer() ? json.get<int>() : 0;
-}
-
 }  // namespace
 
 bool is_disturbed(const RankLimits& limits) {
@@ -76,9 +74,9 @@ Json to_json(const RankLimits& limits) {
 
 RankLimits rank_limits_of(const Json& json) {
   RankLimits limits;
-  if (const Json& cpu = member(json, "cpu"); cpu.is_string()) limits.cpu = cpu.get<std::string>();
-  limits.threads = count(member(json, "threads"));
-  limits.ranks = count(member(json, "ranks"));
+  limits.cpu = text_at(json, "cpu");
+  limits.threads = value_at<int>(json, "threads").value_or(0);
+  limits.ranks = value_at<int>(json, "ranks").value_or(0);
   limits.memory_gb_s = figure(member(json, "memory_gb_s"));
   limits.gflops = figures(member(json, "gflops"));
   limits.convolution_gflops = figures(member(json, "convolution_gflops"));
@@ -92,9 +90,7 @@ RankLimits rank_limits_of(const Json& json) {
 
 std::map<std::string, RankLimits> limits_of_plan(const Json& plan) {
   std::map<std::string, RankLimits> result;
-  const Json& limits = member(plan, "limits");
-  if (!limits.is_object()) return result;
-  for (const auto& [host, json] : limits.items()) {
+  for (const auto& [host, json] : object_at(plan, "limits").items()) {
     if (json.is_object()) result[host] = rank_limits_of(json);
   }
   return result;

@@ -1,11 +1,11 @@
 #include "dtrain/profile/trace_file.h"
 
-#include <charconv>
 #include <fstream>
 
 #include <spdlog/fmt/fmt.h>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/text.h"
 #include "dtrain/profile/gzip_file.h"
 #include "dtrain/profile/trace_events.h"
 #include "dtrain/profile/trace_window.h"
@@ -82,11 +82,9 @@ std::string read_beginning(std::ifstream& raw, const std::filesystem::path& path
 std::int64_t base_time_ns(const std::string& beginning) {
   constexpr std::string_view kKey = "\"baseTimeNanoseconds\":";
   const auto at = beginning.find(kKey);
-  std::int64_t base = 0;
-  if (at == std::string::npos) return base;  // older ones count from 1970
-  const auto digits = beginning.find_first_not_of(' ', at + kKey.size());
-  std::from_chars(beginning.data() + digits, beginning.data() + beginning.size(), base);
-  return base;
+  if (at == std::string::npos) return 0;  // older ones count from 1970
+  auto digits = std::string_view(beginning).substr(beginning.find_first_not_of(' ', at + kKey.size()));
+  return take_number<std::int64_t>(digits).value_or(0);
 }
 
 // The profiler writes some texts as they are: those of RECORD_USER_SCOPE, of threads and of its file. With a quotation

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -176,46 +175,24 @@ LauncherContact read_launcher(const Variables& variables) {
     contact.secret_file = family.text("DTRAIN_SECRET_FILE");
   }
   const std::string port = colon == std::string::npos ? "" : text.substr(colon + 1);
-  const auto [end, code] = std::from_chars(port.data(), port.data() + port.size(), contact.port);
-  if (contact.address.empty() || code != std::errc() || end != port.data() + port.size()) {
+  const auto number = to_number<decltype(contact.port)>(port);
+  if (contact.address.empty() || !number) {
     throw ConfigError("environment: DTRAIN_LAUNCHER=" + text + " is not an address and a port",
                       "only `dtrain launch` sets DTRAIN_LAUNCHER; unset it");
   }
+  contact.port = *number;
   contact.on_gpus = reads_cuda(family);
   return contact;
 }
 
 // The number after `mark` at the beginning of the text, which is removed there. 0: the mark is not there, or no number.
-int take_number(std::string_view& text, std::string_view mark) {
+int take_marked(std::string_view& text, std::string_view mark) {
   if (!text.starts_with(mark)) return 0;
-  int number = 0;
-  const auto [end, code] = std::from_chars(text.data() + mark.size(), text.data() + text.size(), number);
-  if (code != std::errc() || number < 1) return 0;
-  text.remove_prefix(static_cast<std::size_t>(end - text.data()));
+  std::string_view rest = text.substr(mark.size());
+  const int number = take_number<int>(rest).value_or(0);
+  if (number < 1) return 0;
+  text = rest;
   return number;
-}
-
-// "0-3+8" at the beginning of the text, which is removed there. Empty: there is none.
-std::vector<int> take_cpus(std::string_view& text) {
-  constexpr int kMostCpus = 1 << 20;
-  std::vector<int> cpus;
-  const auto number = [&](int& value) {
-    const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
-    text.remove_prefix(static_cast<std::size_t>(end - text.data()));
-    return code == std::errc() && value >= 0 && value < kMostCpus;
-  };
-  for (;;) {
-    int first = 0;
-    if (!number(first)) return {};
-    int last = first;
-    if (text.starts_with('-')) {
-      text.remove_prefix(1);
-      if (!number(last)) return {};
-    }
-    for (int cpu = first; cpu <= last; ++cpu) cpus.push_back(cpu);
-    if (!text.starts_with('+')) return cpus;
-    text.remove_prefix(1);
-  }
 }
 
 // As to_text() writes it. Empty: it is not.
@@ -223,18 +200,18 @@ std::optional<SlotOfRank> read_slot(std::string_view text) {
   SlotOfRank slot;
   if (text.starts_with('=')) {
     text.remove_prefix(1);
-    slot.cpus = take_cpus(text);
+    slot.cpus = take_ranges(text, '+');
     if (slot.cpus.empty()) return std::nullopt;
   } else {
-    const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), slot.index);
-    if (code != std::errc()) return std::nullopt;
-    text.remove_prefix(static_cast<std::size_t>(end - text.data()));
+    const auto index = take_number<decltype(slot.index)>(text);
+    if (!index) return std::nullopt;
+    slot.index = *index;
     slot.of_cores = text.starts_with(':');
-    slot.slots = take_number(text, slot.of_cores ? ":" : "/");
+    slot.slots = take_marked(text, slot.of_cores ? ":" : "/");
     if (slot.index < 0 || slot.index >= slot.slots) return std::nullopt;
   }
-  slot.cores = take_number(text, "x");
-  slot.threads = take_number(text, "t");
+  slot.cores = take_marked(text, "x");
+  slot.threads = take_marked(text, "t");
   return text.empty() ? std::optional(slot) : std::nullopt;
 }
 
@@ -344,11 +321,7 @@ Variables launcher_variables(const LauncherContact& launcher) {
 
 std::string to_text(const SlotOfRank& slot) {
   std::string text = std::to_string(slot.index) + (slot.of_cores ? ":" : "/") + std::to_string(slot.slots);
-  if (!slot.cpus.empty()) {
-    text = ranges_text(slot.cpus);
-    std::replace(text.begin(), text.end(), ',', '+');
-    text = "=" + text;
-  }
+  if (!slot.cpus.empty()) text = "=" + ranges_text(slot.cpus, "+");
   if (slot.cores > 0) text += "x" + std::to_string(slot.cores);
   if (slot.threads > 0) text += "t" + std::to_string(slot.threads);
   return text;

@@ -1,7 +1,6 @@
 #include "libtorch.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <map>
 #include <regex>
 #include <string_view>
@@ -47,35 +46,21 @@ std::string dynamic_linker() {
   return result;
 }
 
-std::string read_all(int fd) {
-  std::string text;
-  char buffer[4096];
-  for (;;) {
-    const ssize_t count = ::read(fd, buffer, sizeof buffer);
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) return text;
-    text.append(buffer, static_cast<std::size_t>(count));
-  }
-}
-
 // The libraries that `program` (or a library) links, directly or indirectly, and the files that they are found in; no
 // file for those that cannot be found. Empty for a script or a static program, which the linker does not know.
 Libraries linked_libraries(const fs::path& program, const std::string& library_path) {
   const std::string linker = dynamic_linker();
   if (linker.empty()) return {};
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) throw SystemError("cannot make a pipe", errno);
-  const UniqueFd reader(ends[0]);
-  UniqueFd writer(ends[1]);
+  Pipe pipe = make_pipe();
   const UniqueFd nothing(::open("/dev/null", O_RDWR | O_CLOEXEC));
   ProcessOptions options;
   options.command = {linker, program.string()};
   options.environment["LD_TRACE_LOADED_OBJECTS"] = "1";  // load, list, and end before the program's first instruction
   if (!library_path.empty()) options.environment["LD_LIBRARY_PATH"] = library_path;
-  options.fds = {{0, nothing.get()}, {1, writer.get()}, {2, nothing.get()}};
+  options.fds = {{0, nothing.get()}, {1, pipe.writer.get()}, {2, nothing.get()}};
   Process process = Process::start(options);
-  writer.reset();
-  const std::string listing = read_all(reader.get());
+  pipe.writer.reset();
+  const std::string listing = read_to_end(pipe.reader.get()).value_or("");
   process.wait();
   Libraries libraries;
   for (const std::string& line : split(listing, '\n')) {  // "\tlibname.so => not found", "... => /path (0x7f...)"

@@ -10,7 +10,7 @@ std::string gpus_text(const std::vector<host::VisibleGpu>& gpus) {
   if (gpus.empty()) return {};
   std::vector<std::string> names;
   for (const host::VisibleGpu& gpu : gpus) names.push_back(gpu.info ? gpu.info->name : gpu.id);
-  return std::to_string(names.size()) + (names.size() == 1 ? " GPU (" : " GPUs (") + join(names, ", ") + ")";
+  return count_of(names.size(), "GPU") + " (" + join(names, ", ") + ")";
 }
 
 std::string find_unused_gpus(const config::Experiment& experiment, const Variables& variables) {

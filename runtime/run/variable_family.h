@@ -1,10 +1,10 @@
 // Reads environment variables that belong together. Only for what reads a process's environment.
 #pragma once
 
-#include <charconv>
 #include <string>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/text.h"
 #include "dtrain/comm/world.h"
 #include "environment.h"
 
@@ -33,13 +33,12 @@ class Family {
 
   int number(const std::string& name, int low, int high) const {
     const std::string& value = text(name);
-    int result = 0;
-    const auto [end, code] = std::from_chars(value.data(), value.data() + value.size(), result);
-    if (code != std::errc() || end != value.data() + value.size() || result < low || result > high) {
+    const auto result = to_number<int>(value);
+    if (!result || *result < low || *result > high) {
       throw ConfigError("environment: " + name + "=" + value + " is not a number from " + std::to_string(low) + " to " +
                         std::to_string(high));
     }
-    return result;
+    return *result;
   }
 
   comm::World world(const std::string& rank, const std::string& size, const std::string& local_rank,

@@ -67,11 +67,10 @@ void check_choice(const config::InitialWeights& weights, Source source) {
 // Hugging Face's form: {"weight_map": {"layer.weight": "model-00001-of-00002.safetensors", …}}.
 std::vector<fs::path> files_of_index(const fs::path& index) {
   const Json json = Json::parse(read_file(index), nullptr, false);
-  const auto map = json.is_object() ? json.find("weight_map") : json.end();
-  if (!json.is_object() || map == json.end() || !map->is_object() || map->empty())
-    throw DataError(index.string() + " is no index of safetensors files: it has no weight_map");
+  const Json& map = object_at(json, "weight_map");
+  if (map.empty()) throw DataError(index.string() + " is no index of safetensors files: it has no weight_map");
   std::set<fs::path> files;
-  for (const auto& [tensor, file] : map->items()) {
+  for (const auto& [tensor, file] : map.items()) {
     const fs::path name = file.is_string() ? fs::path(file.get<std::string>()) : fs::path();
     if (name.empty() || name != name.filename() || name.extension() != ".safetensors") {
       throw DataError(index.string() + ": weight_map: '" + tensor + "' is in " + file.dump() +

@@ -82,7 +82,7 @@ RunProfile long_run(int ranks, int hosts) {
 }
 
 TEST(ReportHtml, TextOfARunIsNeverMarkup) {
-  EXPECT_EQ(report::escape("<b a=\"1\" b='2'>&"), "&lt;b a=&quot;1&quot; b=&#39;2&#39;&gt;&amp;");
+  EXPECT_EQ(html_escaped("<b a=\"1\" b='2'>&"), "&lt;b a=&quot;1&quot; b=&#39;2&#39;&gt;&amp;");
   report::Table table("<caption>", {{"<head>"}, {"n", true, "<hint>"}});
   table.row({"<cell>", report::Cell("7 <s>", 7, 2.0)}, 3);
   const std::string html = table.html();

@@ -45,6 +45,24 @@ TEST(Json, NumbersThatAreNotFiniteAreTexts) {
   for (const char* other : {"null", R"("1.5")", R"("NaN")", "[1]", "true"}) EXPECT_FALSE(number_of(Json::parse(other)));
 }
 
+TEST(Json, AMemberThatIsMissingOrOfAnotherTypeIsEmpty) {
+  const Json json = {{"object", {{"a", 1}}}, {"list", {1, 2}}, {"text", "b"}, {"flag", true}, {"real", 1.5}};
+  EXPECT_EQ(object_at(json, "object").size(), 1U);
+  EXPECT_EQ(list_at(json, "list").size(), 2U);
+  EXPECT_EQ(text_at(json, "text"), "b");
+  EXPECT_EQ(value_at<bool>(json, "flag"), true);
+  EXPECT_EQ(value_at<double>(json, "real"), 1.5);
+  EXPECT_EQ(value_at<double>(object_at(json, "object"), "a"), 1.0);
+  EXPECT_EQ(value_at<std::int64_t>(object_at(json, "object"), "a"), 1);
+  EXPECT_EQ(value_at<std::int64_t>(json, "real"), std::nullopt);
+  for (const Json& other : {json, Json(), Json::array(), Json("text")}) {
+    EXPECT_EQ(object_at(other, "list"), Json::object());
+    EXPECT_EQ(list_at(other, "object"), Json::array());
+    EXPECT_EQ(text_at(other, "flag"), "");
+    EXPECT_EQ(value_at<bool>(other, "none"), std::nullopt);
+  }
+}
+
 TEST(Json, ReadNamesFileAndOffset) {
   const TemporaryFolder folder;
   write_file_atomic(folder / "good.json", R"({"a": [1, 2]})");

@@ -249,6 +249,15 @@ TEST(Process, DetachedProcessesRunOn) {
   EXPECT_EQ(::waitpid(pid, nullptr, 0), pid);
 }
 
+TEST(Pipe, IsReadUntilTheLastWriterHasClosedIt) {
+  Pipe pipe = make_pipe();
+  ASSERT_EQ(write_all(pipe.writer.get(), "one\n"), 4U);
+  EXPECT_EQ(read_to_end(pipe.reader.get(), std::chrono::steady_clock::now() - 1s), std::nullopt);
+  ASSERT_EQ(write_all(pipe.writer.get(), "two\n"), 4U);
+  pipe.writer.reset();
+  EXPECT_EQ(read_to_end(pipe.reader.get()), "one\ntwo\n");
+}
+
 TEST(Paths, OfThisProgramAndItsLibraries) {
   EXPECT_EQ(executable_path().filename(), "base_test");
   EXPECT_TRUE(

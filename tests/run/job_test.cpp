@@ -181,7 +181,7 @@ TEST(SlurmCommand, ALineBreakInAnOptionOrAPathIsRefused) {
 Failure failure_of(const JobEnd& end, const JobWords& words = {}) {
   const TemporaryFolder folder;
   const Outcome outcome = judge_job(three_ranks(), RunFolder{folder.path()}, end, words, "mpirun");
-  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_EQ(outcome.exit_code, ExitCode::kRunFailed);
   return outcome.failure.value();
 }
 

@@ -11,9 +11,9 @@ constexpr double kSmallestStepShare = 0.0005;  // of a step; smaller phases are 
 constexpr std::size_t kMostListedRanks = 8;    // ranks, differences: all are in the JSON
 
 void write_side(TextWriter& out, const char* which, const DiffSide& side) {
-  out.line("{}  {}  {}{}, {}", out.styled("1", which), side.name, plural(side.world_size, "rank"),
+  out.line("{}  {}  {}{}, {}", out.styled("1", which), side.name, count_text(side.world_size, "rank"),
            side.global_batch_size ? ", global batch " + count_text(*side.global_batch_size) : "",
-           count_text(side.steps) + (side.steps == 1 ? " batch" : " batches"));
+           count_text(side.steps, "batch"));
   out.line("   from batch {} on, after {} of warm-up; {} far longer than the median ({} of the time)",
            count_text(side.first_batch + side.warm_up), count_text(side.warm_up), count_text(side.long_steps),
            format_percent(side.long_share));

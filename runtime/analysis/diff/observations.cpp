@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "dtrain/base/clock.h"
+#include "dtrain/base/json.h"
 #include "measure/statistics.h"
 
 namespace dtrain::analysis::diff {
@@ -108,12 +109,8 @@ class Grouping {
 // Of rank 0's header: from its clock to wall time.
 std::optional<double> wall_offset_s(const RunProfile& run) {
   if (run.ranks.empty()) return std::nullopt;
-  const Json& header = run.ranks.front().header;
-  const auto clock = header.find("clock");
-  if (clock == header.end() || !clock->is_object()) return std::nullopt;
-  const auto offset = clock->find("offset_ns");
-  if (offset == clock->end() || !offset->is_number()) return std::nullopt;
-  return offset->get<double>() / 1e9;
+  const auto offset_ns = value_at<double>(object_at(run.ranks.front().header, "clock"), "offset_ns");
+  return offset_ns ? std::optional(*offset_ns / 1e9) : std::nullopt;
 }
 
 }  // namespace

@@ -9,7 +9,6 @@
 #include <array>
 #include <bit>
 #include <cerrno>
-#include <charconv>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -19,6 +18,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/json_number.h"
+#include "dtrain/base/text.h"
 #include "read/json_fields.h"
 
 namespace dtrain::analysis {
@@ -119,11 +119,9 @@ std::string event_with(double wall_s, std::int64_t step, const std::string& tag,
 // Seconds in the name of an event file with this ending; -1: it is none.
 std::int64_t seconds_of(const std::filesystem::path& file, std::string_view ending) {
   const std::string name = file.filename().string();
-  if (!name.starts_with(kPrefix) || !name.ends_with(ending)) return -1;
-  std::int64_t seconds = -1;
-  const char* const end = name.data() + name.size() - ending.size();
-  const auto [rest, error] = std::from_chars(name.data() + kPrefix.size(), end, seconds);
-  return error == std::errc() && rest == end ? seconds : -1;
+  if (!name.starts_with(kPrefix) || !name.ends_with(ending) || name.size() < kPrefix.size() + ending.size()) return -1;
+  const std::string_view digits(name.data() + kPrefix.size(), name.size() - kPrefix.size() - ending.size());
+  return to_number<std::int64_t>(digits).value_or(-1);
 }
 
 std::vector<std::filesystem::path> files_with(const std::filesystem::path& folder, std::string_view ending) {

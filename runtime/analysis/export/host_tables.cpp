@@ -3,6 +3,7 @@
 
 #include "dtrain/analysis/export.h"
 #include "dtrain/analysis/run_profile.h"
+#include "dtrain/base/json.h"
 #include "dtrain/base/json_number.h"
 #include "export/more_tables.h"
 #include "read/json_fields.h"
@@ -93,9 +94,7 @@ Table metrics() {
            {"value", kReal}},
           [](const RunProfile& profile, const Sink& sink) {
             for (const Json& line : profile.metrics) {
-              const auto values = line.find("metrics");
-              if (values == line.end() || !values->is_object()) continue;
-              for (const auto& [name, value] : values->items()) {
+              for (const auto& [name, value] : object_at(line, "metrics").items()) {
                 const auto number = number_of(value);
                 if (!number) continue;
                 sink({text(line, "time"), text(line, "kind"), integer(line, "batch"), integer(line, "epoch"),

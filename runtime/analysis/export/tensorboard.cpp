@@ -9,6 +9,7 @@
 #include "dtrain/analysis/export.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
+#include "dtrain/base/json.h"
 #include "dtrain/base/json_number.h"
 #include "dtrain/profile/phase.h"
 #include "read/json_fields.h"
@@ -21,16 +22,12 @@ using profile::Phase;
 // From the monotonic clock of a dump to wall time, by its first line.
 class WallTime {
  public:
-  explicit WallTime(const Json& header) {
-    const auto clock = header.find("clock");
-    if (clock == header.end() || !clock->is_object()) return;
-    const auto offset = clock->find("offset_ns");
-    if (offset != clock->end() && offset->is_number_integer()) offset_ns_ = offset->get<std::int64_t>();
-  }
+  explicit WallTime(const Json& header)
+      : offset_ns_(value_at<std::int64_t>(object_at(header, "clock"), "offset_ns").value_or(0)) {}
   double seconds(std::int64_t monotonic_ns) const { return static_cast<double>(monotonic_ns + offset_ns_) / 1e9; }
 
  private:
-  std::int64_t offset_ns_ = 0;
+  std::int64_t offset_ns_;
 };
 
 void keep(EventFile& file, Exported& result) {

@@ -6,6 +6,7 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include "dtrain/base/text.h"
 #include "findings/make_findings.h"
 #include "measure/system_metrics.h"
 #include "text/numbers.h"
@@ -67,10 +68,9 @@ std::optional<Finding> find_cpu_quota(const Evidence& evidence) {
       fmt::format("the quota was used up in {:.0f}% of its periods, and a rank stood still for {} (mean)",
                   evidence.contention[at].throttled_percent.value_or(0), seconds_text(lost_s));
   if (quota) {
-    finding.evidence += fmt::format(
-        "; it grants {:.3g} CPUs' worth of time in each {} to {} rank{} and what runs beside "
-        "{}",
-        quota->cpus, seconds_text(quota->period_s), here, here == 1 ? "" : "s", here == 1 ? "it" : "them");
+    finding.evidence +=
+        fmt::format("; it grants {:.3g} CPUs' worth of time in each {} to {} and what runs beside {}", quota->cpus,
+                    seconds_text(quota->period_s), count_of(here, "rank"), here == 1 ? "it" : "them");
   }
   finding.advice =
       "raise the quota (docker run --cpus, a CPU limit of the container in Kubernetes, CPUQuota= in systemd; cpu.max "

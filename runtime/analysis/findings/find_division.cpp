@@ -18,6 +18,8 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include "dtrain/base/json.h"
+#include "dtrain/base/text.h"
 #include "findings/make_findings.h"
 #include "measure/contention.h"
 #include "measure/roofline.h"
@@ -78,7 +80,7 @@ class DivisionFinder {
 
  private:
   static std::string division_text(int ranks, int threads) {
-    return fmt::format("{} rank{} x {} thread{}", ranks, ranks == 1 ? "" : "s", threads, threads == 1 ? "" : "s");
+    return count_of(ranks, "rank") + " x " + count_of(threads, "thread");
   }
 
   // With cores_per_slot as a number the cores would change with the number of ranks, and auto is refused.
@@ -124,8 +126,7 @@ class DivisionFinder {
     global_batch_ = number(run.plan, "global_batch_size") > 0
                         ? static_cast<std::int64_t>(number(run.plan, "global_batch_size"))
                         : roofline.samples * ranks_;
-    const auto model = run.plan.find("model");
-    weights_bytes_ = model != run.plan.end() && model->is_object() ? number(*model, "bytes") : 0;
+    weights_bytes_ = number(object_at(run.plan, "model"), "bytes");
     parts_.step_s = what_if_.step_s;
     return parts_.step_s > 0 && read_operators() && read_steps();
   }

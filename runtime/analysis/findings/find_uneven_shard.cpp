@@ -119,7 +119,7 @@ std::optional<Finding> find_uneven_shard(const Evidence& evidence) {
           : fmt::format("ranks train different numbers of samples in a batch: {} in all", seconds_text(lost_s));
   finding.evidence =
       fmt::format("{} each (mean) in {}; {} trained {} samples, a fair share is {}",
-                  seconds_text(lost_s / uneven_steps), batch_count(to_count(uneven_steps)), rank_name(rank),
+                  seconds_text(lost_s / uneven_steps), count_text(to_count(uneven_steps), "batch"), rank_name(rank),
                   count_text(to_count(most_of_all[at])), count_text(to_count(all / static_cast<double>(rows.ranks()))));
   if (even_s) {
     finding.evidence += fmt::format("; with even shares a batch's computing takes {} instead of {}",

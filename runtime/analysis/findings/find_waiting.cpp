@@ -5,6 +5,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "dtrain/base/clock.h"
+#include "dtrain/base/json.h"
 #include "dtrain/base/units.h"
 #include "findings/make_findings.h"
 #include "measure/loader_use.h"
@@ -49,10 +50,8 @@ constexpr double kSmallRequest = 128 << 10;  // bytes: a disk reads larger ones 
 
 // Pictures that could be decoded at a fraction of their size, and are not.
 bool decodes_in_full(const RunProfile& run) {
-  const auto data = run.experiment.find("data");
-  if (!has_data_keys(run) || data == run.experiment.end() || !data->is_object()) return false;
-  const auto scaled = data->find("scaled_decoding");
-  return scaled != data->end() && *scaled == false;
+  const auto scaled = value_at<bool>(object_at(run.experiment, "data"), "scaled_decoding");
+  return has_data_keys(run) && !scaled.value_or(true);
 }
 
 // Whether the workers are ready without a core for a good part of the time that they have one.
@@ -142,12 +141,8 @@ std::string carried_text(const RunProfile& run) {
 std::optional<double> slowest_link(const RunProfile& run) {
   std::optional<double> slowest;
   for (const AgentProfile& agent : run.agents) {
-    const auto machine = agent.header.find("machine");
-    if (machine == agent.header.end() || !machine->is_object()) return std::nullopt;
-    const auto interfaces = machine->find("interfaces");
-    if (interfaces == machine->end() || !interfaces->is_array()) return std::nullopt;
     double fastest = 0;
-    for (const Json& interface : *interfaces) {
+    for (const Json& interface : list_at(object_at(agent.header, "machine"), "interfaces")) {
       if (interface.is_object()) fastest = std::max(fastest, number(interface, "bits_per_s") / 8);
     }
     if (fastest <= 0) return std::nullopt;
@@ -190,8 +185,8 @@ std::optional<Finding> find_loader(const Evidence& evidence, const Analysis& ana
   finding.evidence =
       fmt::format("without dataloader_next a batch would take {} less ({} instead of {}, means), in {}{}{}",
                   seconds_text(analysis.what_if.step_s - free->step_s), seconds_text(free->step_s),
-                  seconds_text(analysis.what_if.step_s), batch_count(evidence.rows.steps()), less_stalls(stalled_s),
-                  queue_text(evidence.run, finding.rank));
+                  seconds_text(analysis.what_if.step_s), count_text(evidence.rows.steps(), "batch"),
+                  less_stalls(stalled_s), queue_text(evidence.run, finding.rank));
   if (taken_s > 0) {
     finding.evidence += fmt::format("; the training was ready without a core for up to {}, while workers had it",
                                     seconds_text(taken_s));

@@ -23,10 +23,6 @@ std::string rank_name(const RankProfile& rank) {
   return rank.host.empty() ? fmt::format("rank {}", rank.rank) : fmt::format("rank {} on {}", rank.rank, rank.host);
 }
 
-std::string batch_count(std::int64_t count) {
-  return count_text(count) + (count == 1 ? " batch" : " batches");
-}
-
 std::string less_stalls(double seconds) {
   return seconds > 0 ? fmt::format(", less the {} of the stalls", seconds_text(seconds)) : std::string();
 }

@@ -61,7 +61,6 @@ Finding make_finding(const char* id, double seconds, std::string title, std::str
 std::string rank_name(const RankProfile& rank);
 
 // "200 batches"
-std::string batch_count(std::int64_t count);
 // Of a cost, what the finding of the stalls accounts for: ", less the 1.20 s of the stalls". Empty: nothing.
 std::string less_stalls(double seconds);
 

@@ -3,6 +3,7 @@
 
 #include "dtrain/analysis/live.h"
 #include "dtrain/base/clock.h"
+#include "dtrain/base/json.h"
 #include "live/feeds.h"
 #include "live/recent.h"
 #include "live/run_events.h"
@@ -36,9 +37,8 @@ LiveHost live_host(const AgentProfile& agent, double now_s) {
   LiveHost host;
   host.agent = agent.agent;
   host.host = agent.host;
-  if (const auto machine = agent.header.find("machine"); machine != agent.header.end() && machine->is_object()) {
-    if (const auto bytes = integer(*machine, "total_memory"); bytes > 0) host.total_bytes = static_cast<double>(bytes);
-  }
+  const std::int64_t memory_bytes = integer(object_at(agent.header, "machine"), "total_memory");
+  if (memory_bytes > 0) host.total_bytes = static_cast<double>(memory_bytes);
   if (agent.samples.empty()) return host;
   const SystemLine& sample = agent.samples.back();
   std::optional<MemoryRoom> fullest;

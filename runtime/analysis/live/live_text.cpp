@@ -80,7 +80,7 @@ std::string checkpoint_text(const LiveView& view) {
 std::string host_count(const LiveView& view) {
   std::set<std::string> hosts;
   for (const LiveRank& rank : view.ranks) hosts.insert(rank.agent);
-  return hosts.empty() ? "" : " on " + plural(std::ssize(hosts), "host");
+  return hosts.empty() ? "" : " on " + count_text(std::ssize(hosts), "host");
 }
 
 }  // namespace
@@ -96,7 +96,7 @@ ScreenLines head_lines(const LiveView& view, const LiveTextOptions& options) {
   ScreenLine first = line();
   first.add(view.name, "1").add("  ").add(view.state, style_of(view));
   if (view.elapsed_s) first.add(view.ended ? " after " : " for ").add(seconds_text(*view.elapsed_s));
-  first.add("   " + plural(view.world_size, "rank") + host_count(view));
+  first.add("   " + count_text(view.world_size, "rank") + host_count(view));
   lines.push_back(first.take());
   if (!view.cause.empty()) lines.push_back(line().add(view.cause, view.ended ? "31" : nullptr).take());
 

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/json.h"
 #include "dtrain/base/json_number.h"
 #include "dtrain/checkpoint/checkpoint.h"
 #include "measure/roofline.h"
@@ -106,10 +107,9 @@ void RunEvents::fill(double now_s, LiveView& view) const {
   view.name = text(plan_, "name");
   if (view.name.empty()) view.name = folder_.filename().string();
   view.world_size = static_cast<int>(std::clamp<std::int64_t>(integer(plan_, "world_size"), 0, kLargestWorld));
-  if (const auto length = plan_.find("length"); length != plan_.end() && length->is_object()) {
-    if (const auto batches = integer(*length, "batches"); batches > 0) view.total_batches = batches;
-    if (const auto batches = integer(*length, "batches_per_epoch"); batches > 0) view.batches_per_epoch = batches;
-  }
+  const Json& length = object_at(plan_, "length");
+  if (const auto batches = integer(length, "batches"); batches > 0) view.total_batches = batches;
+  if (const auto batches = integer(length, "batches_per_epoch"); batches > 0) view.batches_per_epoch = batches;
   view.state = state_.empty() ? "starting" : state_;
   view.cause = cause_;
   view.ended = ended_;
@@ -128,11 +128,7 @@ void RunEvents::fill(double now_s, LiveView& view) const {
 
 // The loss of training, and searcher.metric of validations; without one of them their loss.
 std::vector<LiveCurve> RunEvents::learning_curves() const {
-  std::string metric;
-  if (const auto experiment = plan_.find("experiment"); experiment != plan_.end() && experiment->is_object()) {
-    const auto searcher = experiment->find("searcher");
-    if (searcher != experiment->end() && searcher->is_object()) metric = text(*searcher, "metric");
-  }
+  const std::string metric = text(object_at(object_at(plan_, "experiment"), "searcher"), "metric");
   const RunCurves all = curves_.curves();
   std::vector<LiveCurve> curves;
   for (const auto& [kind, name] : {std::pair(CurveKind::kTraining, std::string("loss")),
@@ -143,17 +139,16 @@ std::vector<LiveCurve> RunEvents::learning_curves() const {
 }
 
 void RunEvents::add_computing(LiveView& view) const {
-  const auto counted = plan_.find("flops");
-  if (counted == plan_.end() || !counted->is_object() || view.samples_per_s <= 0) return;
-  const double flops = number(*counted, "per_sample");
-  if (flops <= 0) return;
+  const Json& counted = object_at(plan_, "flops");
+  const double flops = number(counted, "per_sample");
+  if (flops <= 0 || view.samples_per_s <= 0) return;
   view.achieved_gflops = flops * view.samples_per_s / 1e9;
-  if (text(*counted, "device") != "cpu" || std::ssize(view.ranks) != view.world_size) return;
+  if (text(counted, "device") != "cpu" || std::ssize(view.ranks) != view.world_size) return;
   const auto hosts = profile::limits_of_plan(plan_);
   double limit = 0;
   for (const LiveRank& rank : view.ranks) {
     const profile::RankLimits* const limits = limits_of(hosts, rank.host);
-    const auto rate = limits ? gflops_of(*limits, text(*counted, "dtype")) : std::nullopt;
+    const auto rate = limits ? gflops_of(*limits, text(counted, "dtype")) : std::nullopt;
     if (!rate) return;
     limit += *rate;
   }

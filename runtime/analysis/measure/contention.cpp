@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "dtrain/base/clock.h"
+#include "dtrain/base/json.h"
 #include "measure/rows.h"
 #include "measure/statistics.h"
 #include "measure/system_metrics.h"
@@ -156,12 +157,9 @@ bool updates_one_copy(const RunProfile& run) {
 }
 
 std::optional<double> unshared_update_share(const RunProfile& run, const RunProfile& tried) {
-  const Json* const strategy = strategy_of(tried);
-  if (!updates_one_copy(run) || !strategy) return std::nullopt;
-  const auto turns = strategy->find("turns");
-  if (turns == strategy->end() || !turns->is_array()) return std::nullopt;
+  if (!updates_one_copy(run)) return std::nullopt;
   std::vector<double> replicated_ns;
-  for (const Json& turn : *turns) {
+  for (const Json& turn : list_at(object_at(tried.plan, "strategy"), "turns")) {
     if (!turn.is_object() || text(turn, "strategy") != "replicated") continue;
     const double update_ns = longest_update_ns(tried, integer(turn, "first_batch"), integer(turn, "last_batch"));
     if (update_ns > 0) replicated_ns.push_back(update_ns);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "dtrain/base/json.h"
 #include "dtrain/profile/rank_limits.h"
 #include "measure/roofline.h"
 #include "read/json_fields.h"
@@ -106,11 +107,10 @@ double Roofline::seconds() const {
 
 Roofline make_roofline(const RunProfile& run) {
   Roofline result;
-  if (const auto counted = run.plan.find("flops"); counted != run.plan.end() && counted->is_object()) {
-    result.flops_per_sample = number(*counted, "per_sample");
-    result.dtype = text(*counted, "dtype");
-    result.device = text(*counted, "device");
-  }
+  const Json& counted = object_at(run.plan, "flops");
+  result.flops_per_sample = number(counted, "per_sample");
+  result.dtype = text(counted, "dtype");
+  result.device = text(counted, "device");
   for (const OperatorCounts& counts : run.operator_counts) {
     if (counts.flops_per_sample <= result.flops_per_sample && !result.device.empty()) continue;
     result.flops_per_sample = counts.flops_per_sample;

@@ -4,6 +4,7 @@
 #include <map>
 
 #include "dtrain/base/cgroup.h"
+#include "dtrain/base/json.h"
 #include "measure/statistics.h"
 #include "read/json_fields.h"
 
@@ -28,10 +29,7 @@ bool ranks_have_gpus(const RunProfile& run) {
 
 bool has_times_of_gpus(const RunProfile& run) {
   if (!ranks_have_gpus(run)) return false;
-  const auto profiling = run.experiment.find("profiling");
-  if (profiling == run.experiment.end() || !profiling->is_object()) return true;
-  const auto wanted = profiling->find("sync_timings");
-  return wanted == profiling->end() || !wanted->is_boolean() || wanted->get<bool>();
+  return value_at<bool>(object_at(run.experiment, "profiling"), "sync_timings").value_or(true);
 }
 
 std::optional<std::map<std::int64_t, int>> ranks_by_gpu(const RunProfile& run, const AgentProfile& agent) {
@@ -64,17 +62,13 @@ std::optional<double> metric_of(const Metrics& metrics, std::string_view name) {
 namespace {
 
 const Json& machine_of(const AgentProfile& agent) {
-  static const Json kNothing = Json::object();
-  const auto machine = agent.header.find("machine");
-  return machine != agent.header.end() && machine->is_object() ? *machine : kNothing;
+  return object_at(agent.header, "machine");
 }
 
 }  // namespace
 
 std::string cgroup_with_limit(const Json& machine, double bytes) {
-  const auto limits = machine.find("memory_limits");
-  if (limits == machine.end() || !limits->is_array()) return "a cgroup";
-  for (const Json& limit : *limits) {
+  for (const Json& limit : list_at(machine, "memory_limits")) {
     if (limit.is_object() && number(limit, "bytes") == bytes) return describe_cgroup(text(limit, "group"));
   }
   return "a cgroup";
@@ -93,11 +87,10 @@ std::vector<MemoryRoom> memory_rooms(const AgentProfile& agent, const SystemLine
 }
 
 std::optional<QuotaFacts> cpu_quota_of(const AgentProfile& agent) {
-  const Json& machine = machine_of(agent);
-  const auto quota = machine.find("cpu_quota");
-  if (quota == machine.end() || !quota->is_object() || number(*quota, "cpus") <= 0) return std::nullopt;
-  QuotaFacts facts{.cpus = number(*quota, "cpus"), .whose = describe_cgroup(text(*quota, "group"))};
-  if (const double period = number(*quota, "period_ns"); period > 0) facts.period_s = period / 1e9;
+  const Json& quota = object_at(machine_of(agent), "cpu_quota");
+  if (number(quota, "cpus") <= 0) return std::nullopt;
+  QuotaFacts facts{.cpus = number(quota, "cpus"), .whose = describe_cgroup(text(quota, "group"))};
+  if (const double period = number(quota, "period_ns"); period > 0) facts.period_s = period / 1e9;
   return facts;
 }
 
@@ -152,8 +145,7 @@ AgentSummary summarize_agent(const RunProfile& run, const AgentProfile& agent) {
   summary.agent = agent.agent;
   summary.host = agent.host;
   summary.samples = static_cast<std::int64_t>(agent.samples.size());
-  const auto found = agent.header.find("units");
-  const Json units = found != agent.header.end() && found->is_object() ? *found : Json::object();
+  const Json& units = object_at(agent.header, "units");
   summary.metrics = values.summary(units);
   const bool on_gpus = trains_on_gpus(run);
   const auto ranks = ranks_by_gpu(run, agent);

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "dtrain/base/clock.h"
+#include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
 #include "measure/contention.h"
 #include "measure/loader_use.h"
@@ -89,12 +90,10 @@ struct RankCores {
 // Of the rank that has least left. Empty: the plan does not say it.
 std::optional<RankCores> cores_of_ranks(const RunProfile& run) {
   std::optional<RankCores> least;
-  const auto ranks = run.plan.find("ranks");
-  if (ranks == run.plan.end() || !ranks->is_array()) return std::nullopt;
-  for (const Json& rank : *ranks) {
-    const auto cpus = rank.is_object() ? rank.find("cpus") : rank.end();
-    if (!rank.is_object() || cpus == rank.end() || !cpus->is_array() || cpus->empty()) return std::nullopt;
-    const auto all = static_cast<double>(cpus->size());
+  for (const Json& rank : list_at(run.plan, "ranks")) {
+    const Json& cpus = list_at(rank, "cpus");
+    if (cpus.empty()) return std::nullopt;
+    const auto all = static_cast<double>(cpus.size());
     const double free = std::max(0.0, all - static_cast<double>(integer(rank, "threads", 1)));
     if (!least || free < least->free) least = RankCores{all, free};
   }
@@ -104,14 +103,13 @@ std::optional<RankCores> cores_of_ranks(const RunProfile& run) {
 // More threads that read, where the experiment says how many there are. Where it says auto there are as many as help.
 std::optional<Prediction> predict_workers(const Evidence& evidence, const Predictor& predictor) {
   constexpr double kWaits = 0.02, kHeadroom = 1.25, kMost = 32;
-  const auto data = evidence.run.experiment.find("data");
-  if (!has_data_keys(evidence.run) || data == evidence.run.experiment.end() || !data->is_object()) return std::nullopt;
-  const auto key = data->find("workers");
+  if (!has_data_keys(evidence.run)) return std::nullopt;
+  const auto given = value_at<std::int64_t>(object_at(evidence.run.experiment, "data"), "workers");
   const std::optional<LoaderUse> use = loader_use(evidence.run);
   const std::optional<double> period = loader_period_s(evidence.run);
-  if (key == data->end() || !key->is_number_integer() || !use || !period) return std::nullopt;
+  if (!given || !use || !period) return std::nullopt;
   if (use->waited_s < kWaits * use->steps_s) return std::nullopt;
-  const double workers = std::max(1.0, key->get<double>());
+  const double workers = std::max(1.0, static_cast<double>(*given));
   const double of_one_s = *period * workers;
   const double without_s = predictor.step_s() * (1 - use->waited_s / use->steps_s);
   const double more = std::clamp(std::ceil(kHeadroom * of_one_s / std::max(1e-6, without_s)), workers + 1, kMost);
@@ -130,7 +128,7 @@ std::optional<Prediction> predict_workers(const Evidence& evidence, const Predic
     }
   }
   Prediction prediction{.name = "loader_workers",
-                        .title = fmt::format("{:.0f} loader workers instead of {}", more, key->get<int>()),
+                        .title = fmt::format("{:.0f} loader workers instead of {}", more, *given),
                         .set = fmt::format("data.workers={:.0f}", more)};
   prediction.assumption =
       fmt::format("a batch takes workers {} together, as it did; they spend {} of it on a core, and {}",
@@ -199,7 +197,7 @@ void predict_link(const Evidence& evidence, const Predictor& predictor, WhatIf& 
         predictor.predict({.name = name, .title = title, .assumption = assumption, .mock = ""}, changed));
   };
   const std::string measured = fmt::format("{} of {} in all: {} an exchange, the training waits {} of it (medians)",
-                                           plural(link->buckets, "bucket"), format_bytes(link->bytes),
+                                           count_text(link->buckets, "bucket"), format_bytes(link->bytes),
                                            seconds_text(link->transfer_s), seconds_text(link->exposed_s));
   change("twice_the_link", "a link twice as fast", measured + "; the latency stays", link->exposed_if(2, 1, 1));
   if (ranks_have_gpus(evidence.run)) return;  // gradients on GPUs are not compressed
@@ -295,8 +293,7 @@ namespace {
 
 // A key of the experiment's optimizations; empty: not set.
 std::string optimization(const RunProfile& run, const std::string& key) {
-  const auto found = run.experiment.find("optimizations");
-  return found != run.experiment.end() && found->is_object() ? text(*found, key) : std::string();
+  return text(object_at(run.experiment, "optimizations"), key);
 }
 
 double flops_s(const Roofline& roofline, bool of_convolutions) {

@@ -73,6 +73,22 @@ Json few_lines(Json spec, std::vector<Point> all, const std::string& what) {
   return spec;
 }
 
+Json lines_of_ranks(const Input& input, const std::string& title, const std::string& unit, std::size_t most,
+                    const std::function<std::vector<Point>(const RankProfile&)>& points_of) {
+  Json spec = time_series(input, title, unit);
+  const std::size_t columns = Input::columns(input.drawn().size() * 2, most);
+  std::vector<Point> all;
+  for (const RankProfile* rank : input.drawn()) {
+    const std::vector<Point> points = thin(points_of(*rank), columns);
+    if (points.empty()) continue;
+    all.insert(all.end(), points.begin(), points.end());
+    Json set = line_set("rank " + std::to_string(rank->rank), points, false);
+    set["rank"] = rank->rank;
+    spec["sets"].push_back(std::move(set));
+  }
+  return few_lines(std::move(spec), std::move(all), "ranks");
+}
+
 Histogram::Histogram(double first, double last, std::size_t bins)
     : first_(first), width_(std::max((last - first) / static_cast<double>(bins), 1e-9)), counts_(bins, 0) {}
 

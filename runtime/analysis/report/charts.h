@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -33,6 +34,9 @@ Json time_series(const Input& input, const std::string& title, const std::string
 // Where there are many lines, one with a band stands for all of them, and each is seen when its rank is chosen. `all`
 // is their points, `what` they are of. Null without lines.
 Json few_lines(Json spec, std::vector<Point> all, const std::string& what);
+// A chart over time with a line for each rank that is drawn and has points; at most `most` values in all.
+Json lines_of_ranks(const Input& input, const std::string& title, const std::string& unit, std::size_t most,
+                    const std::function<std::vector<Point>(const RankProfile&)>& points_of);
 
 // Counts in bins of equal width over [first, last); what lies outside is in the first and in the last bin.
 class Histogram {

@@ -120,7 +120,7 @@ std::string comparison_header(const std::vector<ComparedRun>& runs) {
   return fmt::format(
       "<h1>{} runs</h1><span class=\"about\">{}</span>"
       "<div class=\"controls\"><button type=\"button\" id=\"theme\">Theme: auto</button></div>",
-      runs.size(), escape(join(names, ", ")));
+      runs.size(), html_escaped(join(names, ", ")));
 }
 
 }  // namespace

@@ -3,6 +3,8 @@
 #include <spdlog/fmt/fmt.h>
 #include <algorithm>
 
+#include "dtrain/base/text.h"
+
 namespace dtrain::analysis::report {
 namespace {
 
@@ -19,7 +21,7 @@ std::string cell_html(const Cell& cell, const Column& column, bool first) {
     attributes = " class=\"long\"";
   }
   if (cell.value) attributes += fmt::format(" data-value=\"{:.9g}\"", *cell.value);
-  std::string inside = escape(cell.text);
+  std::string inside = html_escaped(cell.text);
   if (!cell.color.empty() && !cell.bar) inside = fmt::format("<i class=\"dot {}\"></i>{}", cell.color, inside);
   if (cell.bar) {
     inside = fmt::format("<span class=\"bar {}\" style=\"--share:{:.1f}%\"></span>{}", cell.color,
@@ -30,33 +32,6 @@ std::string cell_html(const Cell& cell, const Column& column, bool first) {
 }
 
 }  // namespace
-
-std::string escape(std::string_view text) {
-  std::string result;
-  result.reserve(text.size());
-  for (const char letter : text) {
-    switch (letter) {
-      case '&':
-        result += "&amp;";
-        break;
-      case '<':
-        result += "&lt;";
-        break;
-      case '>':
-        result += "&gt;";
-        break;
-      case '"':
-        result += "&quot;";
-        break;
-      case '\'':
-        result += "&#39;";
-        break;
-      default:
-        result += letter;
-    }
-  }
-  return result;
-}
 
 Table::Table(std::string caption, std::vector<Column> columns)
     : caption_(std::move(caption)), columns_(std::move(columns)) {}
@@ -73,14 +48,14 @@ Table& Table::row(const std::vector<Cell>& cells, int rank) {
 std::string Table::html() const {
   std::string head;
   for (const Column& column : columns_) {
-    const std::string hint = column.hint.empty() ? "" : fmt::format(" title=\"{}\"", escape(column.hint));
+    const std::string hint = column.hint.empty() ? "" : fmt::format(" title=\"{}\"", html_escaped(column.hint));
     head += fmt::format("<th scope=\"col\"{}{}>{}</th>", column.number ? " class=\"number\"" : "", hint,
-                        escape(column.title));
+                        html_escaped(column.title));
   }
   return fmt::format(
       "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"{0}\"><table><caption>{0}</caption>\n"
       "<thead><tr>{1}</tr></thead>\n<tbody>\n{2}</tbody></table></div>\n",
-      escape(caption_), head, rows_);
+      html_escaped(caption_), head, rows_);
 }
 
 namespace {
@@ -114,7 +89,7 @@ void Page::begin_section(const std::string& id, const std::string& title) {
   end_section();
   sections_.push_back({id, title});
   body_ += fmt::format("<section id=\"{0}\" aria-labelledby=\"{0}-title\">\n<h2 id=\"{0}-title\">{1}</h2>\n",
-                       escape(id), escape(title));
+                       html_escaped(id), html_escaped(title));
 }
 
 void Page::end_section() {
@@ -122,31 +97,31 @@ void Page::end_section() {
 }
 
 void Page::heading(const std::string& text) {
-  body_ += fmt::format("<h3>{}</h3>\n", escape(text));
+  body_ += fmt::format("<h3>{}</h3>\n", html_escaped(text));
 }
 
 void Page::paragraph(const std::string& text) {
-  body_ += fmt::format("<p>{}</p>\n", escape(text));
+  body_ += fmt::format("<p>{}</p>\n", html_escaped(text));
 }
 
 void Page::list(const std::vector<std::string>& items) {
   if (items.empty()) return;
   body_ += "<ul>\n";
-  for (const std::string& item : items) body_ += fmt::format("<li>{}</li>\n", escape(item));
+  for (const std::string& item : items) body_ += fmt::format("<li>{}</li>\n", html_escaped(item));
   body_ += "</ul>\n";
 }
 
 void Page::facts(const std::vector<std::pair<std::string, std::string>>& pairs) {
   body_ += "<dl class=\"facts\">\n";
   for (const auto& [name, value] : pairs) {
-    body_ += fmt::format("<div><dt>{}</dt><dd>{}</dd></div>\n", escape(name), escape(value));
+    body_ += fmt::format("<div><dt>{}</dt><dd>{}</dd></div>\n", html_escaped(name), html_escaped(value));
   }
   body_ += "</dl>\n";
 }
 
 void Page::absent(const std::string& what, const std::string& why, const std::string& how) {
-  body_ += fmt::format("<p class=\"absent\"><strong>{}</strong> {}{}</p>\n", escape(what), escape(why),
-                       how.empty() ? "" : " <span class=\"how\">" + escape(how) + "</span>");
+  body_ += fmt::format("<p class=\"absent\"><strong>{}</strong> {}{}</p>\n", html_escaped(what), html_escaped(why),
+                       how.empty() ? "" : " <span class=\"how\">" + html_escaped(how) + "</span>");
 }
 
 void Page::table(const Table& table) {
@@ -154,11 +129,12 @@ void Page::table(const Table& table) {
 }
 
 void Page::chart(Chart chart) {
+  if (chart.spec.is_null()) return;
   body_ += fmt::format(
       "<figure class=\"chart\" id=\"{0}\"><figcaption><strong>{1}</strong> {2}</figcaption>\n"
       "<div class=\"tools\"></div><div class=\"canvas\" style=\"height:{3}px\"><canvas tabindex=\"0\" role=\"img\" "
       "aria-label=\"{1}. {2}\"></canvas></div></figure>\n",
-      escape(chart.id), escape(chart.title), escape(chart.text), chart.height);
+      html_escaped(chart.id), html_escaped(chart.title), html_escaped(chart.text), chart.height);
   charts_[chart.id] = std::move(chart.spec);
 }
 
@@ -173,14 +149,14 @@ std::string Page::html(const std::string& title, const std::string& header, cons
   end_section();
   std::string contents;
   for (const Entry& entry : sections_) {
-    contents += fmt::format("<li><a href=\"#{}\">{}</a></li>\n", escape(entry.id), escape(entry.title));
+    contents += fmt::format("<li><a href=\"#{}\">{}</a></li>\n", html_escaped(entry.id), html_escaped(entry.title));
   }
   std::string result = fmt::format(
       "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<title>{}</title>\n"
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
       "<meta http-equiv=\"Content-Security-Policy\" content=\"{}\">\n<meta name=\"generator\" content=\"dtrain\">\n"
       "<link rel=\"icon\" href=\"data:,\">\n<style>\n",
-      escape(title), kPolicy);
+      html_escaped(title), kPolicy);
   result += kStyle;
   result += fmt::format(
       "</style>\n</head>\n<body>\n<a class=\"skip\" href=\"#main\">To the report</a>\n<header>{}</header>\n"

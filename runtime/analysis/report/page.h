@@ -15,8 +15,6 @@ namespace dtrain::analysis::report {
 // Pieces of an HTML page. Text from a run (names, errors, paths) is escaped here and nowhere else, so no section can
 // pass it on as markup. Plain values; any thread may call.
 
-std::string escape(std::string_view text);
-
 struct Column {
   std::string title;
   bool number = false;  // set right, sorted by value
@@ -83,7 +81,7 @@ class Page {
   // What is not here, why, and how one would get it.
   void absent(const std::string& what, const std::string& why, const std::string& how);
   void table(const Table& table);  // nothing where it has no row
-  void chart(Chart chart);
+  void chart(Chart chart);         // nothing where its spec is null
   // Charts and tables up to the end of it stand side by side where there is room.
   void begin_columns();
   void end_columns();

@@ -3,6 +3,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "dtrain/base/file.h"
+#include "dtrain/base/text.h"
 #include "report/input.h"
 #include "report/page.h"
 #include "report/sections.h"
@@ -11,8 +12,6 @@
 
 namespace dtrain::analysis {
 namespace {
-
-using report::escape;
 
 std::string rank_choice(const report::Input& input) {
   if (input.drawn().size() < 2) return {};
@@ -26,13 +25,13 @@ std::string rank_choice(const report::Input& input) {
 std::string header(const report::Input& input) {
   const RunSummary& s = input.analysis.summary;
   const std::string state = s.state.empty() ? "not ended" : s.state;
-  std::string about = fmt::format("{} rank{}, {}", s.world_size, s.world_size == 1 ? "" : "s", extent_text(s));
+  std::string about = count_of(s.world_size, "rank") + ", " + extent_text(s);
   if (s.loop_s) about += ", loop " + seconds_text(*s.loop_s);
   if (!s.mock.empty()) about += "; " + s.mock;
   return fmt::format(
       "<h1>{}</h1><span class=\"state {}\">{}</span><span class=\"about\">{}</span>"
       "<div class=\"controls\">{}<button type=\"button\" id=\"theme\">Theme: auto</button></div>",
-      escape(s.name), escape(state), escape(state), escape(about), rank_choice(input));
+      html_escaped(s.name), html_escaped(state), html_escaped(state), html_escaped(about), rank_choice(input));
 }
 
 }  // namespace

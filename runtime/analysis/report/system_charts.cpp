@@ -128,48 +128,30 @@ Json gpu_histogram(const Input& input) {
 }
 
 Json rank_gpu_memory_series(const Input& input) {
-  Json spec = time_series(input, "reserved memory", "bytes");
-  const std::size_t columns = Input::columns(input.drawn().size() * 2, kMostPoints);
-  std::vector<Point> all;
-  for (const RankProfile* rank : input.drawn()) {
+  return lines_of_ranks(input, "reserved memory", "bytes", kMostPoints, [&](const RankProfile& rank) {
     std::vector<Point> points;
-    for (const DeviceMemoryLine& line : rank->device_memory) {
-      points.push_back(point(input.seconds(*rank, line.time_ns), static_cast<double>(line.reserved_bytes)));
+    for (const DeviceMemoryLine& line : rank.device_memory) {
+      points.push_back(point(input.seconds(rank, line.time_ns), static_cast<double>(line.reserved_bytes)));
     }
-    if (points.empty()) continue;
-    points = thin(std::move(points), columns);
-    all.insert(all.end(), points.begin(), points.end());
-    Json set = line_set("rank " + std::to_string(rank->rank), points, false);
-    set["rank"] = rank->rank;
-    spec["sets"].push_back(std::move(set));
-  }
-  return with_range(few_lines(std::move(spec), std::move(all), "ranks"));
+    return points;
+  });
 }
 
 Json rank_memory_series(const Input& input) {
-  Json spec = time_series(input, "resident memory", "bytes");
-  const std::size_t columns = Input::columns(input.drawn().size() * 2, kMostPoints);
-  std::vector<Point> all;
-  for (const RankProfile* rank : input.drawn()) {
+  return lines_of_ranks(input, "resident memory", "bytes", kMostPoints, [&](const RankProfile& rank) {
     std::vector<Point> points;
-    for (const MemoryLine& line : rank->memory) {
-      points.push_back(point(input.seconds(*rank, line.time_ns), static_cast<double>(line.resident_bytes)));
+    for (const MemoryLine& line : rank.memory) {
+      points.push_back(point(input.seconds(rank, line.time_ns), static_cast<double>(line.resident_bytes)));
     }
-    const AgentProfile* agent = points.empty() ? input.run.agent_of(*rank) : nullptr;
+    const AgentProfile* agent = points.empty() ? input.run.agent_of(rank) : nullptr;
     for (std::size_t i = 0; agent && i < agent->samples.size(); ++i) {
       for (const ProcessLine& process : agent->samples[i].processes) {
-        if (process.rank != rank->rank) continue;
+        if (process.rank != rank.rank) continue;
         points.push_back(point(input.seconds(*agent, agent->samples[i].time_ns), process.resident_bytes));
       }
     }
-    if (points.empty()) continue;
-    points = thin(std::move(points), columns);
-    all.insert(all.end(), points.begin(), points.end());
-    Json set = line_set("rank " + std::to_string(rank->rank), points, false);
-    set["rank"] = rank->rank;
-    spec["sets"].push_back(std::move(set));
-  }
-  return with_range(few_lines(std::move(spec), std::move(all), "ranks"));
+    return points;
+  });
 }
 
 }  // namespace dtrain::analysis::report

@@ -3,6 +3,7 @@
 #include <map>
 #include <set>
 
+#include "dtrain/base/json.h"
 #include "measure/contention.h"
 #include "measure/system_metrics.h"
 #include "read/json_fields.h"
@@ -16,11 +17,6 @@ std::optional<double> sum(std::optional<double> a, std::optional<double> b) {
   return *a + *b;
 }
 
-std::optional<double> number_at(const Json& object, const char* key) {
-  const auto found = object.find(key);
-  return found != object.end() && found->is_number() ? std::optional(found->get<double>()) : std::nullopt;
-}
-
 std::vector<int> integers(const Json& list) {
   std::vector<int> result;
   for (const Json& item : list) {
@@ -32,20 +28,16 @@ std::vector<int> integers(const Json& list) {
 // Cores that the agent or a rank of the host may use: a rank that mpirun has bound starts its agent on its own cores.
 std::vector<std::vector<int>> usable_cores(const Json& machine, const std::vector<const RankProfile*>& ranks) {
   std::set<int> usable;
-  if (const auto cpus = machine.find("cpus"); cpus != machine.end() && cpus->is_array()) {
-    for (const int cpu : integers(*cpus)) usable.insert(cpu);
-  }
+  for (const int cpu : integers(list_at(machine, "cpus"))) usable.insert(cpu);
   for (const RankProfile* rank : ranks) usable.insert(rank->cpus.begin(), rank->cpus.end());
   std::vector<std::vector<int>> cores;
   std::set<int> known;
-  if (const auto listed = machine.find("physical_cores"); listed != machine.end() && listed->is_array()) {
-    for (const Json& core : *listed) {
-      std::vector<int> threads;
-      for (const int cpu : integers(core)) {
-        if (usable.contains(cpu) && known.insert(cpu).second) threads.push_back(cpu);
-      }
-      if (!threads.empty()) cores.push_back(std::move(threads));
+  for (const Json& core : list_at(machine, "physical_cores")) {
+    std::vector<int> threads;
+    for (const int cpu : integers(core)) {
+      if (usable.contains(cpu) && known.insert(cpu).second) threads.push_back(cpu);
     }
+    if (!threads.empty()) cores.push_back(std::move(threads));
   }
   for (const int cpu : usable) {
     if (!known.contains(cpu)) cores.push_back({cpu});  // which core it belongs to is not recorded
@@ -54,16 +46,14 @@ std::vector<std::vector<int>> usable_cores(const Json& machine, const std::vecto
 }
 
 Machine machine_of(const AgentProfile& agent, const std::vector<const RankProfile*>& ranks) {
-  static const Json kNothing = Json::object();
-  const auto found = agent.header.find("machine");
-  const Json& facts = found != agent.header.end() && found->is_object() ? *found : kNothing;
+  const Json& facts = object_at(agent.header, "machine");
   Machine machine;
   machine.cores = usable_cores(facts, ranks);
-  machine.cpu_limit = number_at(facts, "cpu_limit");
-  machine.total_memory_bytes = number_at(facts, "total_memory");
+  machine.cpu_limit = value_at<double>(facts, "cpu_limit");
+  machine.total_memory_bytes = value_at<double>(facts, "total_memory");
   machine.facts = facts;
-  if (const auto bits = number_at(facts, "vector_bits")) machine.vector_bits = static_cast<std::int64_t>(*bits);
-  if (const auto bf16 = facts.find("bf16"); bf16 != facts.end() && bf16->is_boolean()) machine.bf16 = bf16->get<bool>();
+  if (const auto bits = value_at<double>(facts, "vector_bits")) machine.vector_bits = static_cast<std::int64_t>(*bits);
+  machine.bf16 = value_at<bool>(facts, "bf16");
   if (const auto disks = facts.find("disks"); disks != facts.end() && disks->is_array()) {
     machine.disks.emplace();
     for (const Json& disk : *disks) {
@@ -74,7 +64,7 @@ Machine machine_of(const AgentProfile& agent, const std::vector<const RankProfil
     machine.network.emplace();
     for (const Json& interface : *interfaces) {
       if (!interface.is_object()) continue;
-      const auto bits_per_s = number_at(interface, "bits_per_s");
+      const auto bits_per_s = value_at<double>(interface, "bits_per_s");
       machine.network->push_back({text(interface, "name"), bits_per_s ? std::optional(*bits_per_s / 8) : std::nullopt});
     }
   }

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 
+#include "dtrain/base/json.h"
 #include "read/json_fields.h"
 #include "rules/run_rules.h"
 
@@ -52,12 +53,6 @@ FoldedSteps fold(const RankProfile& rank) {
     folded.values.emplace_back(shifted(value), bin.count);
   }
   return folded;
-}
-
-const Json& object_in(const Json& json, const char* key) {
-  static const Json kNothing = Json::object();
-  const auto found = json.find(key);
-  return found != json.end() && found->is_object() ? *found : kNothing;
 }
 
 }  // namespace
@@ -140,31 +135,25 @@ std::vector<InitializationTime> initialization_times(const RunProfile& profile) 
 
 ModelFacts model_facts(const RunProfile& profile) {
   ModelFacts facts;
-  const Json& model = object_in(profile.plan, "model");
+  const Json& model = object_at(profile.plan, "model");
   facts.dtype = text(model, "dtype");
-  if (const auto shapes = model.find("shapes"); shapes != model.end() && shapes->is_array()) {
-    for (const Json& shape : *shapes) {
-      const auto sizes = shape.is_object() ? shape.find("sizes") : shape.end();
-      if (!shape.is_object() || sizes == shape.end() || !sizes->is_array()) continue;
-      Shape& one = facts.shapes.emplace_back(Shape{text(shape, "name"), {}});
-      for (const Json& size : *sizes) {
-        const bool fits =
-            size.is_number_integer() && size.get<std::int64_t>() >= 0 && size.get<std::int64_t>() < (1 << 30);
-        one.sizes.push_back(fits ? size.get<std::int64_t>() : 0);
-      }
+  for (const Json& shape : list_at(model, "shapes")) {
+    const auto sizes = shape.find("sizes");
+    if (sizes == shape.end() || !sizes->is_array()) continue;
+    Shape& one = facts.shapes.emplace_back(Shape{text(shape, "name"), {}});
+    for (const Json& size : *sizes) {
+      const bool fits =
+          size.is_number_integer() && size.get<std::int64_t>() >= 0 && size.get<std::int64_t>() < (1 << 30);
+      one.sizes.push_back(fits ? size.get<std::int64_t>() : 0);
     }
   }
-  if (const auto batches = profile.plan.find("batch_per_rank"); batches != profile.plan.end() && batches->is_array()) {
-    for (const Json& batch : *batches) {
-      if (batch.is_number_integer()) facts.batch_per_rank.push_back(batch.get<std::int64_t>());
-    }
+  for (const Json& batch : list_at(profile.plan, "batch_per_rank")) {
+    if (batch.is_number_integer()) facts.batch_per_rank.push_back(batch.get<std::int64_t>());
   }
-  facts.mixed_precision = text(object_in(profile.experiment, "optimizations"), "mixed_precision");
-  const Json& optimizer = object_in(profile.plan, "optimizer");
+  facts.mixed_precision = text(object_at(profile.experiment, "optimizations"), "mixed_precision");
+  const Json& optimizer = object_at(profile.plan, "optimizer");
   facts.optimizer = text(optimizer, "kind");
-  if (const auto fused = optimizer.find("fused"); fused != optimizer.end() && fused->is_boolean()) {
-    facts.fused_optimizer = fused->get<bool>();
-  }
+  facts.fused_optimizer = value_at<bool>(optimizer, "fused");
   return facts;
 }
 

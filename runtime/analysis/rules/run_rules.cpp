@@ -3,6 +3,7 @@
 
 #include "dtrain/analysis/rules.h"
 #include "dtrain/analysis/run_profile.h"
+#include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/profiling_rules.h"
 #include "rules/rule.h"
@@ -32,10 +33,9 @@ std::vector<std::string> changed_gpu_rules(const config::ProfilingRules& rules) 
 }
 
 config::ProfilingRules rules_of(const RunProfile& profile) {
-  const auto profiling = profile.experiment.find("profiling");
-  if (profiling == profile.experiment.end() || !profiling->is_object()) return {};
-  const auto rules = profiling->find("rules");
-  return rules == profiling->end() ? config::ProfilingRules{} : config::profiling_rules_of(*rules);
+  const Json& profiling = object_at(profile.experiment, "profiling");
+  const auto rules = profiling.find("rules");
+  return rules == profiling.end() ? config::ProfilingRules{} : config::profiling_rules_of(*rules);
 }
 
 std::vector<RuleResult> run_rules(const RunProfile& profile, const config::ProfilingRules& parameters) {
@@ -75,7 +75,7 @@ namespace dtrain::analysis::rules {
 std::string triggered_text(const RuleResult& result) {
   const std::string one = result.unit.substr(0, result.unit.size() - 1);
   return count_text(result.triggered) + " " + (result.triggered == 1 ? one : result.unit) + ", of " +
-         plural(result.datapoints, "data point") + " judged";
+         count_text(result.datapoints, "data point") + " judged";
 }
 
 void write_rules(TextWriter& out, const std::vector<RuleResult>& results) {

@@ -6,7 +6,9 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/json.h"
 #include "dtrain/base/json_number.h"
+#include "dtrain/base/text.h"
 #include "read/json_fields.h"
 #include "text/numbers.h"
 
@@ -89,9 +91,7 @@ class HistoryReader {
                                     .metric = text(event, "metric"),
                                     .metric_value = value == event.end() ? std::nullopt : number_of(*value),
                                     .fate = CheckpointFate::kKept});
-    const auto deleted = event.find("deleted");
-    if (deleted == event.end() || !deleted->is_array()) return;
-    for (const Json& name : *deleted) {
+    for (const Json& name : list_at(event, "deleted")) {
       if (name.is_string()) mark_deleted(name.get<std::string>());
     }
   }
@@ -221,7 +221,7 @@ std::string end_text(const AttemptAccount& attempt) {
   const std::size_t end = attempt.end.find('\n');
   if (end == std::string::npos) return attempt.end;
   const auto more = std::count(attempt.end.begin(), attempt.end.end(), '\n');
-  return fmt::format("{} (and {} more line{})", attempt.end.substr(0, end), more, more == 1 ? "" : "s");
+  return fmt::format("{} (and {})", attempt.end.substr(0, end), count_of(more, "more line"));
 }
 
 std::string text_of(const SaveTrouble& trouble) {

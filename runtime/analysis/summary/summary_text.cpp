@@ -32,8 +32,8 @@ void write_head(TextWriter& out, const RunSummary& s) {
   std::string state = s.state.empty() ? "not ended" : s.state;
   state = out.styled(s.state == "done" ? "32" : "31", state);
   const std::string batch = batch_size_text(s);
-  out.line("{}  {}  {} on {}{}", out.styled("1", s.name), state, plural(s.world_size, "rank"),
-           plural(host_count, "host"), batch.empty() ? "" : ", global batch " + batch);
+  out.line("{}  {}  {} on {}{}", out.styled("1", s.name), state, count_text(s.world_size, "rank"),
+           count_text(host_count, "host"), batch.empty() ? "" : ", global batch " + batch);
   if (!s.mock.empty()) out.line("  {}", out.styled("33", s.mock));
   if (const std::string missing = missing_ranks_text(s); !missing.empty()) {
     out.line("  {}", out.styled("33", missing));
@@ -167,7 +167,7 @@ void write_skipped(TextWriter& out, const RunSummary& s) {
   out.paragraph(
       fmt::format("{} left out and replaced by neighbours (data.on_error: skip), most of them by rank {}: {}. "
                   "The ranks' logs name the first ones.",
-                  plural(skipped, "damaged sample"), rank, count_text(most)));
+                  count_text(skipped, "damaged sample"), rank, count_text(most)));
 }
 
 void write_history(TextWriter& out, const RunSummary& s) {
@@ -216,7 +216,7 @@ void write_agents(TextWriter& out, const RunSummary& s) {
     if (agent.metrics.empty()) continue;
     out.heading(fmt::format("Host {}{} ({})", agent.host.empty() ? agent.agent : agent.host,
                             agent.host.empty() || agent.agent == agent.host ? "" : ", agent " + agent.agent,
-                            plural(agent.samples, "sample")));
+                            count_text(agent.samples, "sample")));
     out.line("  {:<24}{:>15}{:>15}{:>15}{:>15}", "", "mean", "p50", "p95", "max");
     write_metrics(out, agent.metrics, "");
     for (const GpuSummary& gpu : agent.gpus) {

@@ -10,12 +10,11 @@
 namespace dtrain::analysis {
 
 std::string batches_text(const RunSummary& summary) {
-  std::string text = count_text(summary.steps) + (summary.steps == 1 ? " batch" : " batches");
+  std::string text = count_text(summary.steps, "batch");
   // Metrics count the optimizer steps of all attempts.
   const bool one_attempt = summary.history.attempts.size() <= 1;
   if (one_attempt && summary.optimizer_steps && *summary.optimizer_steps != summary.steps) {
-    text += ", " + count_text(*summary.optimizer_steps) +
-            (*summary.optimizer_steps == 1 ? " optimizer step" : " optimizer steps");
+    text += ", " + count_text(*summary.optimizer_steps, "optimizer step");
   }
   return text;
 }

@@ -8,6 +8,7 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include "dtrain/base/text.h"
 #include "dtrain/base/units.h"
 
 namespace dtrain::analysis {
@@ -32,6 +33,11 @@ inline std::string count_text(std::int64_t count) {
     digits.insert(static_cast<std::size_t>(at), 1, ',');
   }
   return digits;
+}
+
+// "1 rank", "1,234 ranks"
+inline std::string count_text(std::int64_t count, std::string_view word) {
+  return count_text(count) + " " + (count == 1 ? std::string(word) : plural(word));
 }
 
 // With three digits and a decimal prefix: "82.1 GFLOP/s" of 8.21e10 and "FLOP/s".

@@ -56,16 +56,12 @@ class TextWriter {
   std::string out_;
 };
 
-inline std::string plural(std::int64_t count, const std::string& what) {
-  return count_text(count) + " " + what + (count == 1 ? "" : "s");
-}
-
 // Printed before the numbers of a run that lacks dumps; empty: it has them all.
 inline std::string missing_ranks_text(const RunSummary& summary) {
   const auto found = static_cast<std::int64_t>(summary.ranks.size());
   if (summary.ranks.empty() || found >= summary.world_size) return {};
   return fmt::format("{} of {} have no dump here: throughput and shares are of the others alone",
-                     summary.world_size - found, plural(summary.world_size, "rank"));
+                     summary.world_size - found, count_text(summary.world_size, "rank"));
 }
 
 }  // namespace dtrain::analysis

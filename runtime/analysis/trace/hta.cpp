@@ -13,6 +13,7 @@
 #include "dtrain/analysis/trace.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
+#include "dtrain/base/text.h"
 #include "dtrain/profile/gzip_file.h"
 #include "read/json_fields.h"
 #include "trace/trace_reader.h"
@@ -64,10 +65,10 @@ class HtaWriter {
                     head_.rank, head_.world_size));
   }
   void pass_on(const RawEvent& event) {
-    std::int64_t pid = 0, id = 0;
-    if (!to_integer(event.pid, pid) || event.tid.empty()) return;
-    to_integer(event.id, id);
-    append_event(line_, event, pid, event.ts.empty() ? 0 : to_us(event.ts_us()), id);
+    const auto pid = to_number<std::int64_t>(event.pid);
+    if (!pid || event.tid.empty()) return;
+    const double ts_us = event.ts.empty() ? 0 : to_us(event.ts_us());
+    append_event(line_, event, *pid, ts_us, to_number<std::int64_t>(event.id).value_or(0));
     flush();
   }
   // Whole microseconds: what is left of a shorter one after its rounding would end before it began.
@@ -135,10 +136,10 @@ bool write_rank(TraceReader& reader, HtaWriter& writer) {
       return;
     }
     const Json args = Json::parse(event.args, nullptr, false);
-    std::int64_t track = 0;
-    if (!args.is_object() || !to_integer(event.tid, track)) return;
+    const auto track = to_number<std::int64_t>(event.tid);
+    if (!args.is_object() || !track) return;
     const int stream =
-        streams.try_emplace(track, kFirstCommunicationStream + static_cast<int>(streams.size())).first->second;
+        streams.try_emplace(*track, kFirstCommunicationStream + static_cast<int>(streams.size())).first->second;
     writer.kernel(nccl_name(text(args, "operation")), stream, start_us, event.dur_us());
   });
   writer.end();

@@ -14,6 +14,7 @@
 #include "dtrain/analysis/run_profile.h"
 #include "dtrain/analysis/trace.h"
 #include "dtrain/base/error.h"
+#include "dtrain/base/text.h"
 #include "dtrain/base/units.h"
 #include "dtrain/profile/gzip_file.h"
 #include "dtrain/profile/trace_events.h"
@@ -220,21 +221,19 @@ void Merger::merge_files(const std::vector<std::filesystem::path>& files) {
 }
 
 void Merger::event(const TraceHead& head, const RawEvent& raw) {
-  std::int64_t pid = 0;
-  if (!to_integer(raw.pid, pid) || raw.tid.empty()) return;  // "Spans" and the like
+  const auto process = to_number<std::int64_t>(raw.pid);
+  if (!process || raw.tid.empty()) return;  // "Spans" and the like
   const std::string_view phase = unquoted(raw.ph);
   const std::string_view name = unquoted(raw.name);
-  const bool of_process = pid == head.pid;
+  const bool of_process = *process == head.pid;
+  std::int64_t pid = process_of(head.rank);
   if (phase == "M" && !(of_process && (name == "thread_name" || name == "thread_sort_index"))) return;
   if (!of_process) {
-    const std::int64_t device = kDevices + head.rank * kDevicesOfRank + std::clamp<std::int64_t>(pid, 0, 999);
-    if (named_devices_.insert(device).second) {
-      const std::string title = fmt::format("rank {}, GPU {}", head.rank, pid);
-      write(to_line({{"ph", "M"}, {"name", "process_name"}, {"pid", device}, {"args", {{"name", title}}}}) + ",\n");
+    pid = kDevices + head.rank * kDevicesOfRank + std::clamp<std::int64_t>(*process, 0, 999);
+    if (named_devices_.insert(pid).second) {
+      const std::string title = fmt::format("rank {}, GPU {}", head.rank, *process);
+      write(to_line({{"ph", "M"}, {"name", "process_name"}, {"pid", pid}, {"args", {{"name", title}}}}) + ",\n");
     }
-    pid = device;
-  } else {
-    pid = process_of(head.rank);
   }
   const std::string_view category = unquoted(raw.category);
   const bool ours = category == "step" || category == "phase" || category == "scope" || category == "collective";
@@ -245,8 +244,8 @@ void Merger::event(const TraceHead& head, const RawEvent& raw) {
   const double ts = raw.ts.empty() ? 0 : to_us(head.rank, head.monotonic_ns(raw.ts_us()));
   if (category == "collective") place(head.rank, raw, ts);
   // Numbers of arrows are each rank's own.
-  std::int64_t id = 0;
-  if (to_integer(raw.id, id)) id = (std::int64_t{head.rank} + 1) * 1'000'000'000 + id % 1'000'000'000;
+  const auto arrow = to_number<std::int64_t>(raw.id);
+  const std::int64_t id = arrow ? (std::int64_t{head.rank} + 1) * 1'000'000'000 + *arrow % 1'000'000'000 : 0;
   line_.clear();
   append_event(line_, raw, pid, ts, id);
   write({line_.data(), line_.size()});
@@ -254,8 +253,10 @@ void Merger::event(const TraceHead& head, const RawEvent& raw) {
 
 void Merger::place(int rank, const RawEvent& raw, double ts_us) {
   const Json args = Json::parse(raw.args, nullptr, false);
+  const auto track = to_number<std::int64_t>(raw.tid);
+  if (!args.is_object() || !track) return;
   profile::PlacedCollective placed;
-  if (!args.is_object() || !to_integer(raw.tid, placed.track)) return;
+  placed.track = *track;
   placed.batch = integer(args, "batch");
   placed.sequence = static_cast<std::uint64_t>(integer(args, "sequence"));
   placed.operation = text(args, "operation");

@@ -3,11 +3,12 @@
 #include <simdjson.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <system_error>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/json.h"
+#include "dtrain/base/text.h"
 #include "dtrain/profile/gzip_file.h"
 #include "read/json_fields.h"
 
@@ -19,8 +20,7 @@ namespace od = simdjson::ondemand;
 constexpr std::size_t kHeadBytes = 4 << 20;
 
 double decimal_of(std::string_view text) {
-  double value = 0;
-  std::from_chars(text.data(), text.data() + text.size(), value);
+  const double value = take_number<double>(text).value_or(0);
   constexpr double kMost = 1e15;  // microseconds, 30 years; what is computed from them fits 64 bits in nanoseconds
   return std::isfinite(value) ? std::clamp(value, -kMost, kMost) : 0;
 }
@@ -69,17 +69,12 @@ TraceHead to_head(const Json& file, const std::filesystem::path& path) {
   head.last_batch = integer(ours, "last_batch");
   // Wall clock times in nanoseconds are larger than what integer() lets through; 73 years are enough.
   const auto time = [](const Json& object, const char* key) {
-    const auto value = object.find(key);
-    const bool given = value != object.end() && value->is_number_integer();
-    return given ? std::clamp<std::int64_t>(value->get<std::int64_t>(), 0, std::int64_t{1} << 61) : 0;
+    return std::clamp<std::int64_t>(value_at<std::int64_t>(object, key).value_or(0), 0, std::int64_t{1} << 61);
   };
   head.base_ns = time(file, "baseTimeNanoseconds");
-  if (const auto clock = ours.find("clock"); clock != ours.end() && clock->is_array()) {
-    for (const Json& point : *clock) {
-      if (point.is_object()) {
-        head.clock.push_back({time(point, "trace_ns"), time(point, "monotonic_ns"), time(point, "error_ns")});
-      }
-    }
+  for (const Json& point : list_at(ours, "clock")) {
+    if (!point.is_object()) continue;
+    head.clock.push_back({time(point, "trace_ns"), time(point, "monotonic_ns"), time(point, "error_ns")});
   }
   if (head.rank < 0 || head.clock.empty()) throw DataError(path.string() + " names no rank or no clock");
   return head;
@@ -98,12 +93,6 @@ TraceHead parse_head(std::string_view text, const std::filesystem::path& path) {
 }
 
 }  // namespace
-
-bool to_integer(std::string_view text, std::int64_t& value) {
-  const char* end = text.data() + text.size();
-  const auto [at, error] = std::from_chars(text.data(), end, value);
-  return error == std::errc() && at == end && !text.empty();
-}
 
 void append_event(fmt::memory_buffer& out, const RawEvent& event, std::int64_t pid, double ts_us, std::int64_t id) {
   const auto to = std::back_inserter(out);

@@ -31,9 +31,6 @@ inline std::string_view unquoted(std::string_view text) {
   return quoted ? text.substr(1, text.size() - 2) : text;
 }
 
-// False where the text is no whole number.
-bool to_integer(std::string_view text, std::int64_t& value);
-
 // {…},\n with what the event has; `pid`, `ts_us` and `id` take the place of its own. Without a time where it has none.
 void append_event(fmt::memory_buffer& out, const RawEvent& event, std::int64_t pid, double ts_us, std::int64_t id);
 

@@ -1,6 +1,5 @@
 #include "saver/priority.h"
 
-#include <charconv>
 #include <filesystem>
 #include <string>
 
@@ -8,6 +7,8 @@
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+#include "dtrain/base/text.h"
 
 namespace dtrain::checkpoints {
 namespace {
@@ -43,9 +44,7 @@ void leave_idle_priority(pid_t process) {
   for (std::filesystem::directory_iterator task(tasks, code); !code && task != std::filesystem::directory_iterator();
        task.increment(code)) {
     const std::string name = task->path().filename();
-    pid_t thread = 0;
-    if (std::from_chars(name.data(), name.data() + name.size(), thread).ec != std::errc()) continue;
-    set_priority(thread, SCHED_OTHER, kIoByNice);
+    if (const auto thread = to_number<pid_t>(name)) set_priority(*thread, SCHED_OTHER, kIoByNice);
   }
 }
 

@@ -74,7 +74,7 @@ std::string list_text(const Checkpoints& found) {
   return table.finish();
 }
 
-void add_checkpoint_list(CLI::App& checkpoint, int* exit_code) {
+void add_checkpoint_list(CLI::App& checkpoint) {
   auto arguments = std::make_shared<CheckpointListArguments>();
   CLI::App* command = checkpoint.add_subcommand("list", "List the checkpoints of a run, the oldest first");
   add_run(*command, arguments->run);
@@ -83,11 +83,10 @@ void add_checkpoint_list(CLI::App& checkpoint, int* exit_code) {
       "Looks at manifests and sizes only; `dtrain checkpoint verify` reads every byte. The best checkpoint is that "
       "with the best\nsearcher.metric, the latest is what `dtrain launch --continue` goes on from. "
       "Weights of one that is\nnot finite have become NaN or infinite: `dtrain checkpoint describe` names one.");
-  command->callback([arguments, exit_code] {
+  command->callback([arguments] {
     const Checkpoints found = find_checkpoints(arguments->run);
     print_answer(
         arguments->json, [&] { return list_json(found); }, [&] { return list_text(found); });
-    *exit_code = 0;
   });
 }
 
@@ -96,7 +95,7 @@ struct VerifyArguments {
   bool json = false;
 };
 
-void add_checkpoint_verify(CLI::App& checkpoint, int* exit_code) {
+void add_checkpoint_verify(CLI::App& checkpoint, ExitCode* exit_code) {
   auto arguments = std::make_shared<VerifyArguments>();
   CLI::App* command = checkpoint.add_subcommand(
       "verify", "Read every byte of checkpoints and compare it with the checksums; exit code 1 where one is damaged");
@@ -121,19 +120,19 @@ void add_checkpoint_verify(CLI::App& checkpoint, int* exit_code) {
       for (const std::string& problem : problems) std::printf("  %s\n", problem.c_str());
     }
     if (arguments->json) std::printf("%s\n", to_line(answer).c_str());
-    *exit_code = static_cast<int>(damaged ? ExitCode::kRunFailed : ExitCode::kDone);
+    *exit_code = damaged ? ExitCode::kRunFailed : ExitCode::kDone;
   });
 }
 
 }  // namespace
 
-void add_checkpoint(CLI::App& app, int* exit_code) {
+void add_checkpoint(CLI::App& app, ExitCode* exit_code) {
   CLI::App* command = app.add_subcommand("checkpoint", "List, check, delete and export the checkpoints of a run");
   command->require_subcommand(1);
-  add_checkpoint_list(*command, exit_code);
-  add_checkpoint_describe(*command, exit_code);
+  add_checkpoint_list(*command);
+  add_checkpoint_describe(*command);
   add_checkpoint_verify(*command, exit_code);
-  add_checkpoint_delete(*command, exit_code);
+  add_checkpoint_delete(*command);
   add_checkpoint_export(*command, exit_code);
   command->footer(R"(examples:
   dtrain checkpoint list 7                     which checkpoints does run 0007 have, and which is the best?

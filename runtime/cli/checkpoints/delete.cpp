@@ -75,7 +75,7 @@ bool is_agreed(const std::vector<checkpoints::Entry>& doomed, bool yes) {
 
 }  // namespace
 
-void add_checkpoint_delete(CLI::App& checkpoint, int* exit_code) {
+void add_checkpoint_delete(CLI::App& checkpoint) {
   auto arguments = std::make_shared<DeleteArguments>();
   CLI::App* command = checkpoint.add_subcommand("delete", "Delete checkpoints of a run that is not in progress");
   add_run_or_checkpoint(*command, arguments->run);
@@ -84,7 +84,7 @@ void add_checkpoint_delete(CLI::App& checkpoint, int* exit_code) {
       ->check(CLI::NonNegativeNumber);
   command->add_flag("-y,--yes", arguments->yes, "Do not ask");
   command->add_flag("--force", arguments->force, "Also the only one that is whole");
-  command->callback([arguments, exit_code] {
+  command->callback([arguments] {
     const Checkpoints found = find_checkpoints(arguments->run);
     std::vector<checkpoints::Entry> doomed;
     if (!found.run && arguments->after) {
@@ -113,14 +113,12 @@ void add_checkpoint_delete(CLI::App& checkpoint, int* exit_code) {
     if (!arguments->force) refuse_last_good(checkpoints::list(found.storage), doomed);
     if (!is_agreed(doomed, arguments->yes)) {
       std::printf("nothing was deleted\n");
-      *exit_code = 0;
       return;
     }
     std::vector<std::filesystem::path> paths;
     for (const checkpoints::Entry& entry : doomed) paths.push_back(entry.path);
     checkpoints::remove_checkpoints(paths);
     for (const checkpoints::Entry& entry : doomed) std::printf("deleted %s\n", entry.path.c_str());
-    *exit_code = 0;
   });
 }
 

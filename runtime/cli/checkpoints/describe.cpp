@@ -120,7 +120,7 @@ std::string describe_text(const checkpoints::Entry& entry) {
   facts.add("not finite", entry.not_finite);
   add_run(about.run, facts);
   facts.add("goes on", "`dtrain launch --continue RUN` goes on from a run's newest checkpoint: to the same bits on " +
-                           std::to_string(about.world_size) + (about.world_size == 1 ? " rank" : " ranks"));
+                           count_of(about.world_size, "rank"));
   facts.add("", "`initial_weights: " + entry.path.string() + "` starts a new run with these weights");
   std::string text = facts.text();
   for (const FileFacts& file : look_into(entry)) {
@@ -139,19 +139,18 @@ std::string describe_text(const checkpoints::Entry& entry) {
 
 }  // namespace
 
-void add_checkpoint_describe(CLI::App& checkpoint, int* exit_code) {
+void add_checkpoint_describe(CLI::App& checkpoint) {
   auto arguments = std::make_shared<DescribeArguments>();
   CLI::App* command =
       checkpoint.add_subcommand("describe", "Show what a checkpoint contains: its run, its files, their tensors");
   add_run_or_checkpoint(*command, arguments->run);
   command->add_option("STEP", arguments->step, std::string(kStepHelp) + " (default: latest)");
   add_json(*command, arguments->json);
-  command->callback([arguments, exit_code] {
+  command->callback([arguments] {
     const Checkpoints found = find_checkpoints(arguments->run);
     const checkpoints::Entry& entry = choose(found, arguments->step);
     print_answer(
         arguments->json, [&] { return describe_json(entry); }, [&] { return describe_text(entry); });
-    *exit_code = 0;
   });
 }
 

@@ -42,8 +42,8 @@ void check_output(const std::filesystem::path& output, bool force) {
 }
 
 // libtorch writes models, and only dtrain-worker has it.
-int export_model(const checkpoints::Entry& entry, const std::filesystem::path& output,
-                 const CheckpointExportArguments& arguments, const std::filesystem::path& eval_output) {
+ExitCode export_model(const checkpoints::Entry& entry, const std::filesystem::path& output,
+                      const CheckpointExportArguments& arguments, const std::filesystem::path& eval_output) {
   ProcessOptions options;
   const run::TrainingProgram worker = run::training_program("dtrain-worker");
   options.command = {worker.file.string(), "--export", entry.path.string(),
@@ -55,7 +55,7 @@ int export_model(const checkpoints::Entry& entry, const std::filesystem::path& o
   }
   options.new_process_group = false;  // Ctrl-C ends both
   const ExitStatus status = Process::start(options).wait();
-  if (status.signal == 0) return status.code;
+  if (status.signal == 0) return status.exit_code();
   throw Error("dtrain-worker --export was " + status.describe());
 }
 
@@ -66,7 +66,7 @@ std::filesystem::path beside_for_eval(const std::filesystem::path& output) {
 
 }  // namespace
 
-void add_checkpoint_export(CLI::App& checkpoint, int* exit_code) {
+void add_checkpoint_export(CLI::App& checkpoint, ExitCode* exit_code) {
   auto arguments = std::make_shared<CheckpointExportArguments>();
   CLI::App* command =
       checkpoint.add_subcommand("export", "Write the weights of a checkpoint as a file for other programs");
@@ -107,7 +107,6 @@ void add_checkpoint_export(CLI::App& checkpoint, int* exit_code) {
       check_output(eval_output, arguments->force);
     }
     check(entry);
-    *exit_code = 0;
     if (model) {
       *exit_code = export_model(entry, output, *arguments, eval_output);
       return;

@@ -1,7 +1,6 @@
 #include "checkpoints/selection.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cstdio>
 
 #include <unistd.h>
@@ -27,10 +26,8 @@ bool is_checkpoint(const fs::path& path) {
 std::optional<std::int64_t> number_of(std::string_view step) {
   constexpr std::string_view kFolder = "step-";
   if (step.starts_with(kFolder)) step.remove_prefix(kFolder.size());
-  std::int64_t number = 0;
-  const auto [end, error] = std::from_chars(step.data(), step.data() + step.size(), number);
-  if (error != std::errc() || end != step.data() + step.size() || number < 0) return std::nullopt;
-  return number;
+  const auto number = to_number<std::int64_t>(step);
+  return number && *number >= 0 ? number : std::nullopt;
 }
 
 std::string steps_of(const Checkpoints& checkpoints) {

@@ -64,7 +64,7 @@ std::string to_text(const PictureData& data, const data::ThroughputReport& repor
 
 }  // namespace
 
-void add_data_bench(CLI::App& data, int* exit_code) {
+void add_data_bench(CLI::App& data) {
   auto arguments = std::make_shared<BenchArguments>();
   CLI::App* command =
       data.add_subcommand("bench", "Measure how many samples a second this machine prepares, without training");
@@ -82,14 +82,13 @@ void add_data_bench(CLI::App& data, int* exit_code) {
       "The limit is disk (waiting for storage), decode or transform (computing), or memory (more workers bring "
       "little).\n"
       "Files that the system has in its cache are read from there: a first run on a large data set tells more.");
-  command->callback([arguments, exit_code] {
+  command->callback([arguments] {
     const PictureData found = open_picture_data(arguments->data);
     const auto report = data::measure_throughput(found.source, found.transforms, found.options,
                                                  arguments->workers.empty() ? usual_workers() : arguments->workers,
                                                  std::chrono::duration<double>(arguments->seconds));
     print_answer(
         arguments->json, [&] { return to_json(report); }, [&] { return to_text(found, report); });
-    *exit_code = 0;
   });
 }
 

@@ -2,13 +2,13 @@
 
 namespace dtrain::cli {
 
-void add_data(CLI::App& app, int* exit_code) {
+void add_data(CLI::App& app, ExitCode* exit_code) {
   CLI::App* command = app.add_subcommand("data", "Pack, inspect, measure and show data sets of pictures");
   command->require_subcommand(1);
-  add_data_pack(*command, exit_code);
+  add_data_pack(*command);
   add_data_inspect(*command, exit_code);
-  add_data_bench(*command, exit_code);
-  add_data_show(*command, exit_code);
+  add_data_bench(*command);
+  add_data_show(*command);
   command->footer(R"(examples:
   dtrain data pack photos/train -o shards      a folder with a folder for each class as tar shards
   dtrain data inspect 'shards/shard-*.tar'     how many samples, classes and sizes; --check decodes them all

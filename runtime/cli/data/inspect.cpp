@@ -9,6 +9,7 @@
 #include "data/picture_data.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
+#include "dtrain/base/text.h"
 #include "dtrain/base/units.h"
 #include "dtrain/data/image.h"
 #include "runs/run_command.h"
@@ -104,7 +105,7 @@ std::string to_text(const Json& json) {
     text += "  width:  " + range_text(json["width"]) + "\n  height: " + range_text(json["height"]) + "\n";
   }
   const Json& classes = json["classes"];
-  text += "  " + std::to_string(classes.size()) + (classes.size() == 1 ? " class:\n" : " classes:\n");
+  text += "  " + count_of(classes.size(), "class") + ":\n";
   for (std::size_t i = 0; i < std::min(classes.size(), kShownClasses); ++i) {
     const Json& one = classes[i];
     text += "    " + std::to_string(one["class"].get<std::int64_t>()) +
@@ -118,7 +119,7 @@ std::string to_text(const Json& json) {
 
 }  // namespace
 
-void add_data_inspect(CLI::App& data, int* exit_code) {
+void add_data_inspect(CLI::App& data, ExitCode* exit_code) {
   auto arguments = std::make_shared<InspectArguments>();
   CLI::App* command = data.add_subcommand("inspect", "Show what a data set of pictures has: samples, classes, sizes");
   add_picture_data(*command, arguments->data);
@@ -134,7 +135,7 @@ void add_data_inspect(CLI::App& data, int* exit_code) {
     Json json = to_json(found, facts);
     print_answer(
         arguments->json, [&] { return std::move(json); }, [&] { return to_text(json); });
-    *exit_code = static_cast<int>(facts.damaged.empty() ? ExitCode::kDone : ExitCode::kRunFailed);
+    *exit_code = facts.damaged.empty() ? ExitCode::kDone : ExitCode::kRunFailed;
   });
 }
 

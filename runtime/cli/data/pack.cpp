@@ -8,6 +8,7 @@
 
 #include "commands.h"
 #include "dtrain/base/error.h"
+#include "dtrain/base/text.h"
 #include "dtrain/base/units.h"
 
 namespace dtrain::cli {
@@ -52,9 +53,9 @@ void pack_shards(const PackArguments& arguments, const data::ImageFolderFiles& p
                                                          .progress = show_progress});
   const std::string classes =
       pictures.classes.empty() ? "" : ", " + std::to_string(pictures.classes.size()) + " classes (classes.txt)";
-  std::printf("%s: %lld samples%s in %zu shard%s, %s\n", arguments.output.c_str(),
-              static_cast<long long>(packed.samples), classes.c_str(), packed.shards.size(),
-              packed.shards.size() == 1 ? "" : "s", format_bytes(static_cast<double>(packed.bytes)).c_str());
+  std::printf("%s: %lld samples%s in %s, %s\n", arguments.output.c_str(), static_cast<long long>(packed.samples),
+              classes.c_str(), count_of(packed.shards.size(), "shard").c_str(),
+              format_bytes(static_cast<double>(packed.bytes)).c_str());
   if (!pictures.left_out.empty()) std::printf("left out: %s\n", pictures.left_out.c_str());
   std::printf("in an experiment: data: {format: shards, training: {files: %s/%s-*.tar, transforms: [...]}}\n",
               arguments.output.c_str(), arguments.name.c_str());
@@ -77,7 +78,7 @@ void pack(const PackArguments& arguments) {
 
 }  // namespace
 
-void add_data_pack(CLI::App& data, int* exit_code) {
+void add_data_pack(CLI::App& data) {
   auto arguments = std::make_shared<PackArguments>();
   CLI::App* command = data.add_subcommand("pack", "Write pictures as shards, or texts as tokens");
   command->add_option("INPUT", arguments->input, "A folder with a folder for each class, a .csv file, or text files")
@@ -101,10 +102,7 @@ void add_data_pack(CLI::App& data, int* exit_code) {
       "its\n"
       "class. Text files (UTF-8) become one file of tokens, a token for each byte; each text ends with token 256.\n"
       "Samples are written in a random order, so that each shard has all classes.");
-  command->callback([arguments, exit_code] {
-    pack(*arguments);
-    *exit_code = 0;
-  });
+  command->callback([arguments] { pack(*arguments); });
 }
 
 }  // namespace dtrain::cli

@@ -18,7 +18,7 @@ struct ShowArguments {
 
 }  // namespace
 
-void add_data_show(CLI::App& data, int* exit_code) {
+void add_data_show(CLI::App& data) {
   auto arguments = std::make_shared<ShowArguments>();
   CLI::App* command = data.add_subcommand("show", "Write a page (HTML) with the first samples after their transforms");
   add_picture_data(*command, arguments->data);
@@ -33,7 +33,7 @@ void add_data_show(CLI::App& data, int* exit_code) {
       "Without an experiment the transforms are random_resized_crop to 224, horizontal_flip and normalize. The page is "
       "one\n"
       "file that opens offline.");
-  command->callback([arguments, exit_code] {
+  command->callback([arguments] {
     const PictureData found = open_picture_data(arguments->data);
     write_file_atomic(arguments->output, data::sample_page(found.source, found.transforms, found.options,
                                                            {.title = found.name,
@@ -42,7 +42,6 @@ void add_data_show(CLI::App& data, int* exit_code) {
                                                             .seed = found.seed,
                                                             .classes = found.classes}));
     std::printf("%s\n", std::filesystem::absolute(arguments->output).lexically_normal().c_str());
-    *exit_code = 0;
   });
 }
 

@@ -22,7 +22,7 @@ struct AnalyzeArguments {
 
 }  // namespace
 
-void add_analyze(CLI::App& app, int* exit_code) {
+void add_analyze(CLI::App& app, ExitCode*) {
   auto arguments = std::make_shared<AnalyzeArguments>();
   CLI::App* command =
       app.add_subcommand("analyze", "Show what to change in a run, what each change would gain, and the evidence");
@@ -38,7 +38,7 @@ void add_analyze(CLI::App& app, int* exit_code) {
       "Reads only the run's folder, so it works on any machine. Shows findings, the most expensive first; the\n"
       "waterfall from the ideal throughput to the measured one; classic and robust statistics of the steps; which\n"
       "ranks the others waited for, and why. docs/profiling.md describes how each number is computed.");
-  command->callback([arguments, exit_code] {
+  command->callback([arguments] {
     const auto profile = analysis::load_run(run::find_run(arguments->run).path);
     analysis::AnalyzeOptions options;
     std::optional<config::ProfilingRules> rules;
@@ -49,7 +49,6 @@ void add_analyze(CLI::App& app, int* exit_code) {
     print_answer(
         arguments->json, [&] { return analysis::to_json(analysis); },
         [&] { return analysis::render_analysis(analysis, run::text_options(STDOUT_FILENO)); });
-    *exit_code = 0;
   });
 }
 

@@ -1,4 +1,3 @@
-#include <charconv>
 #include <cstdio>
 #include <memory>
 #include <optional>
@@ -9,6 +8,7 @@
 #include "commands.h"
 #include "dtrain/analysis/diff.h"
 #include "dtrain/base/error.h"
+#include "dtrain/base/text.h"
 #include "dtrain/run/run_folder.h"
 #include "dtrain/run/summary_text.h"
 #include "runs/run_command.h"
@@ -43,11 +43,9 @@ for example:
 
 // "5%", "5", "0.5%" as a share.
 double to_share(const std::string& text) {
-  const char* end = text.data() + text.size() - (text.ends_with('%') ? 1 : 0);
-  double value = 0;
-  const auto [rest, error] = std::from_chars(text.data(), end, value);
+  const double value = to_number<double>(text.substr(0, text.size() - (text.ends_with('%') ? 1 : 0))).value_or(0);
   constexpr double kMost = 1000;
-  if (error != std::errc() || rest != end || !(value > 0 && value <= kMost)) {
+  if (!(value > 0 && value <= kMost)) {
     throw ConfigError("--fail-above: '" + text + "' is not a percentage above 0 and up to 1000",
                       "write 5% or 5 for five per cent");
   }
@@ -64,7 +62,7 @@ analysis::RunProfile load(const char* which, const std::string& run) {
 
 }  // namespace
 
-void add_diff(CLI::App& app, int* exit_code) {
+void add_diff(CLI::App& app, ExitCode* exit_code) {
   auto arguments = std::make_shared<DiffArguments>();
   CLI::App* command = app.add_subcommand("diff", "Compare two runs, and distinguish a change from noise");
   constexpr const char* kRun = "a path, a number (3 or run:3) or name under ./runs, or its task (task:127)";
@@ -88,7 +86,7 @@ void add_diff(CLI::App& app, int* exit_code) {
     print_answer(
         arguments->json, [&] { return analysis::to_json(diff); },
         [&] { return analysis::render_diff(diff, run::text_options(STDOUT_FILENO)); });
-    *exit_code = static_cast<int>(diff.regression ? ExitCode::kRegression : ExitCode::kDone);
+    *exit_code = diff.regression ? ExitCode::kRegression : ExitCode::kDone;
   });
 }
 

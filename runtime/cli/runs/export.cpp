@@ -17,7 +17,7 @@ struct ExportArguments {
 
 }  // namespace
 
-void add_export(CLI::App& app, int* exit_code) {
+void add_export(CLI::App& app, ExitCode*) {
   auto arguments = std::make_shared<ExportArguments>();
   CLI::App* command = app.add_subcommand("export", "Write the records of a run in a format for other programs");
   add_run(*command, arguments->run);
@@ -30,7 +30,7 @@ void add_export(CLI::App& app, int* exit_code) {
           "Where to write: a file for sqlite (default: profile.db in the run's folder), a folder for csv (default: "
           "tables in it) and tensorboard (default: tensorboard in it)")
       ->type_name("PATH");
-  command->callback([arguments, exit_code] {
+  command->callback([arguments] {
     const std::filesystem::path folder = run::find_run(arguments->run).path;
     const auto target = [&](const char* name) {
       return arguments->output.empty() ? folder / name : std::filesystem::path(arguments->output);
@@ -49,7 +49,6 @@ void add_export(CLI::App& app, int* exit_code) {
       std::printf("%lld rows in %zu tables: %s\n", static_cast<long long>(done.rows), analysis::run_tables().size(),
                   path.c_str());
     }
-    *exit_code = 0;
   });
 }
 

@@ -75,17 +75,14 @@ void show(const LogsArguments& arguments) {
 
 }  // namespace
 
-void add_logs(CLI::App& app, int* exit_code) {
+void add_logs(CLI::App& app, ExitCode*) {
   auto arguments = std::make_shared<LogsArguments>();
   CLI::App* command = app.add_subcommand("logs", "Show what the ranks of a run printed");
   add_run(*command, arguments->run);
   command->add_option("--rank", arguments->rank, "Only this rank, without the [rank=N] prefix")
       ->check(CLI::Range(0, 1'000'000));
   command->add_flag("-f,--follow", arguments->follow, "Print new lines until the run has ended");
-  command->callback([arguments, exit_code] {
-    show(*arguments);
-    *exit_code = 0;
-  });
+  command->callback([arguments] { show(*arguments); });
 }
 
 }  // namespace dtrain::cli

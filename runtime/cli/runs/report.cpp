@@ -45,7 +45,7 @@ void write_report_of(const std::vector<run::RunFolder>& folders, const fs::path&
 
 }  // namespace
 
-void add_report(CLI::App& app, int* exit_code) {
+void add_report(CLI::App& app, ExitCode*) {
   auto arguments = std::make_shared<ReportArguments>();
   CLI::App* command =
       app.add_subcommand("report", "Write the report of a run, or compare runs: one HTML file that opens offline");
@@ -58,13 +58,12 @@ void add_report(CLI::App& app, int* exit_code) {
       "Every run writes its report at its end. This command writes it again, also for a run that is in progress or\n"
       "whose folder came from another machine. Of several runs it writes one page: their curves of learning laid over\n"
       "each other, and what of their experiments differs. docs/report.md describes the contents.");
-  command->callback([arguments, exit_code] {
+  command->callback([arguments] {
     const std::vector<run::RunFolder> folders = different_runs(arguments->runs);
     const fs::path folder = folders.size() == 1 ? folders.front().path : fs::path();
     const fs::path file = arguments->output.empty() ? folder / analysis::kReportFile : fs::path(arguments->output);
     write_report_of(folders, file);
     std::printf("%s\n", file.c_str());
-    *exit_code = 0;
   });
 }
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <set>
 
@@ -47,13 +46,6 @@ constexpr std::array<RunColumn, 12> kRunColumns = {{
     {"started", [](const RunRow& row) { return value_or_nothing(row.run.started_s); }},
 }};
 
-// All of it is a number.
-std::optional<double> to_number(const std::string& text) {
-  double number = 0;
-  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), number);
-  return code == std::errc() && end == text.data() + text.size() ? std::optional(number) : std::nullopt;
-}
-
 bool ends_with_key(const std::string& key, const std::string& end) {
   return key == end || key.ends_with("." + end);
 }
@@ -70,7 +62,7 @@ RunValue setting_value(const analysis::Settings& settings, const std::string& ke
     }
   }
   if (!found) return {};
-  const auto number = to_number(*found);
+  const auto number = to_number<double>(*found);
   return number ? RunValue(*number) : RunValue(*found);
 }
 
@@ -140,7 +132,7 @@ RunFilter read_filter(const std::string& text) {
                       "write a key, one of = != < <= > >= ~, and a value, such as 'state=done' or 'best>0.9'");
   }
   const bool by_size = filter.comparison[0] == '<' || filter.comparison[0] == '>';
-  if (by_size && !to_number(filter.value)) {
+  if (by_size && !to_number<double>(filter.value)) {
     throw ConfigError("--filter: '" + text + "' compares with '" + filter.value + "', which is no number",
                       "compare texts with = != or ~ (contains)");
   }
@@ -151,7 +143,7 @@ bool RunFilter::holds(const RunRow& row) const {
   const RunValue found = value_of(row, key);
   if (std::holds_alternative<std::monostate>(found)) return comparison == "!=";
   const auto* number = std::get_if<double>(&found);
-  const auto with = to_number(value);
+  const auto with = to_number<double>(value);
   if (number && with && comparison != "~") return compare_numbers(*number, comparison, *with);
   if (comparison[0] == '<' || comparison[0] == '>') return false;
   const std::string text = number ? fmt::format("{}", *number) : std::get<std::string>(found);

@@ -186,7 +186,7 @@ std::string as_json(const std::vector<RunRow>& rows) {
 
 }  // namespace
 
-void add_runs_list(CLI::App& app, int* exit_code) {
+void add_runs_list(CLI::App& app, ExitCode*) {
   auto arguments = std::make_shared<RunsArguments>();
   CLI::App* command = app.add_subcommand("runs", "List the runs of a folder: how each went, and what differs");
   command->add_option("DIR", arguments->folder, "The folder that holds the runs' folders (default: ./runs)");
@@ -200,13 +200,12 @@ void add_runs_list(CLI::App& app, int* exit_code) {
       ->take_all();
   auto format = add_list_format(*command);
   command->footer(kRunsFooter);
-  command->callback([arguments, format, exit_code] {
+  command->callback([arguments, format] {
     const std::vector<RunRow> rows = chosen_rows(*arguments);
     const std::string text = *format == ListFormat::kText  ? as_text(rows)
                              : *format == ListFormat::kCsv ? as_csv(rows)
                                                            : as_json(rows);
     std::fputs(text.c_str(), stdout);
-    *exit_code = 0;
   });
 }
 

@@ -19,17 +19,16 @@ struct SummaryArguments {
 
 }  // namespace
 
-void add_summary(CLI::App& app, int* exit_code) {
+void add_summary(CLI::App& app, ExitCode*) {
   auto arguments = std::make_shared<SummaryArguments>();
   CLI::App* command = app.add_subcommand("summary", "Show where the time of a run went");
   add_run(*command, arguments->run);
   add_json(*command, arguments->json);
-  command->callback([arguments, exit_code] {
+  command->callback([arguments] {
     const auto folder = run::find_run(arguments->run).path;
     print_answer(
         arguments->json, [&] { return analysis::to_json(analysis::summarize(folder)); },
         [&] { return run::summary_text(folder, STDOUT_FILENO); });
-    *exit_code = 0;
   });
 }
 

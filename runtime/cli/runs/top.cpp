@@ -51,19 +51,19 @@ class Top {
   }
 
   // Until the run ends or the user does; the exit code.
-  int watch(Nanoseconds interval) {
+  ExitCode watch(Nanoseconds interval) {
     analysis::LiveView view = look();
     if (!view.ended) {
       TopScreen screen;
       while (!view.ended) {
         const Event event = show_until(screen, view, clock_.monotonic() + interval);
-        if (event == Event::kQuit) return static_cast<int>(ExitCode::kDone);
-        if (event == Event::kSignalled) return static_cast<int>(ExitCode::kInterrupted);
+        if (event == Event::kQuit) return ExitCode::kDone;
+        if (event == Event::kSignalled) return ExitCode::kInterrupted;
         view = look();
       }
     }
     print(view);
-    return static_cast<int>(ExitCode::kDone);
+    return ExitCode::kDone;
   }
 
  private:
@@ -93,7 +93,7 @@ class Top {
   int first_rank_ = 0;
 };
 
-int show_top(const TopArguments& arguments) {
+ExitCode show_top(const TopArguments& arguments) {
   Top top(arguments.run.empty() ? run::newest_running() : run::find_run(arguments.run));
   if (arguments.once || !run::can_redraw(STDOUT_FILENO)) {
     const analysis::LiveView view = top.look();
@@ -102,14 +102,14 @@ int show_top(const TopArguments& arguments) {
     } else {
       top.print(view);
     }
-    return static_cast<int>(ExitCode::kDone);
+    return ExitCode::kDone;
   }
   return top.watch(Nanoseconds(std::llround(arguments.interval_s * 1e9)));
 }
 
 }  // namespace
 
-void add_top(CLI::App& app, int* exit_code) {
+void add_top(CLI::App& app, ExitCode* exit_code) {
   auto arguments = std::make_shared<TopArguments>();
   CLI::App* command = app.add_subcommand("top", "Watch a run: its ranks, where their time goes, the load of its hosts");
   add_run(*command, arguments->run)->required(false);

@@ -5,6 +5,7 @@
 #include "commands.h"
 #include "dtrain/analysis/trace.h"
 #include "dtrain/base/error.h"
+#include "dtrain/base/text.h"
 #include "dtrain/base/units.h"
 #include "dtrain/run/run_folder.h"
 #include "dtrain/run/trace_request.h"
@@ -25,10 +26,6 @@ void print_notes(const std::vector<std::string>& notes) {
   for (const std::string& note : notes) std::fprintf(stderr, "note: %s\n", note.c_str());
 }
 
-std::string ranks_text(std::size_t count) {
-  return std::to_string(count) + (count == 1 ? " rank" : " ranks");
-}
-
 void ask(const run::RunFolder& folder, int steps) {
   const auto say = [](const std::string& text) { std::fprintf(stderr, "%s\n", text.c_str()); };
   const run::RequestedTrace trace = run::request_trace(folder, steps, say);
@@ -46,8 +43,8 @@ void write_hta(const analysis::RunProfile& profile, const TraceArguments& argume
     std::printf("%s\n", to_line({{"files", paths}, {"notes", files.notes}}).c_str());
     return;
   }
-  std::printf("%s for HolisticTraceAnalysis: TraceAnalysis(trace_dir=\"%s\")\n", ranks_text(files.files.size()).c_str(),
-              arguments.hta.c_str());
+  std::printf("%s for HolisticTraceAnalysis: TraceAnalysis(trace_dir=\"%s\")\n",
+              count_of(files.files.size(), "rank").c_str(), arguments.hta.c_str());
 }
 
 void write_merged(const analysis::RunProfile& profile, const TraceArguments& arguments) {
@@ -63,7 +60,7 @@ void write_merged(const analysis::RunProfile& profile, const TraceArguments& arg
                              : merged.error_ns == 0
                                  ? "one clock"
                                  : "clocks to within " + format_duration(Nanoseconds(merged.error_ns));
-  std::printf("%s, %lld collectives%s, %s\n", ranks_text(merged.ranks.size()).c_str(),
+  std::printf("%s, %lld collectives%s, %s\n", count_of(merged.ranks.size(), "rank").c_str(),
               static_cast<long long>(merged.collectives),
               merged.from_dumps ? " (no traced batches: only steps and collectives from the dumps)" : "",
               clocks.c_str());
@@ -73,7 +70,7 @@ void write_merged(const analysis::RunProfile& profile, const TraceArguments& arg
 
 }  // namespace
 
-void add_trace(CLI::App& app, int* exit_code) {
+void add_trace(CLI::App& app, ExitCode*) {
   auto arguments = std::make_shared<TraceArguments>();
   CLI::App* command =
       app.add_subcommand("trace", "Merge the traces of all ranks into one time line; --now records new ones first");
@@ -89,7 +86,7 @@ void add_trace(CLI::App& app, int* exit_code) {
   command->add_option("--hta", arguments->hta, "Write one file for each rank instead, for HolisticTraceAnalysis")
       ->type_name("DIR");
   command->add_flag("--json", arguments->json, "Print as JSON what was written");
-  command->callback([arguments, exit_code] {
+  command->callback([arguments] {
     const run::RunFolder folder = run::find_run(arguments->run);
     if (arguments->now) ask(folder, arguments->steps);
     const analysis::RunProfile profile = analysis::load_run(folder.path);
@@ -98,7 +95,6 @@ void add_trace(CLI::App& app, int* exit_code) {
     } else {
       write_hta(profile, *arguments);
     }
-    *exit_code = 0;
   });
 }
 

@@ -30,23 +30,23 @@ struct WhatIfArguments {
 };
 
 // Exit codes as of `dtrain launch`.
-int verify(const WhatIfArguments& arguments) {
+ExitCode verify(const WhatIfArguments& arguments) {
   const auto tell = [](const std::string& what) { std::fprintf(stderr, "dtrain: %s\n", what.c_str()); };
   const auto verification =
       run::verify({run::find_run(arguments.run), arguments.steps, arguments.rounds, arguments.cluster}, tell);
   if (!verification) {
     tell("interrupted");
-    return static_cast<int>(ExitCode::kInterrupted);
+    return ExitCode::kInterrupted;
   }
   print_answer(
       arguments.json, [&] { return run::to_json(*verification); },
       [&] { return run::verification_text(*verification); });
-  return static_cast<int>(ExitCode::kDone);
+  return ExitCode::kDone;
 }
 
 }  // namespace
 
-void add_what_if(CLI::App& app, int* exit_code) {
+void add_what_if(CLI::App& app, ExitCode* exit_code) {
   auto arguments = std::make_shared<WhatIfArguments>();
   CLI::App* command =
       app.add_subcommand("what-if", "Predict how changes would affect a run: data, network, balance, more ranks");
@@ -87,7 +87,6 @@ void add_what_if(CLI::App& app, int* exit_code) {
     print_answer(
         arguments->json, [&] { return analysis::to_json(analysis.what_if); },
         [&] { return analysis::render_what_if(analysis, run::text_options(STDOUT_FILENO)); });
-    *exit_code = 0;
   });
 }
 

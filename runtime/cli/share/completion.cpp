@@ -244,17 +244,16 @@ std::string zsh_completion(const CommandFacts& app) {
 
 }  // namespace
 
-void add_completion(CLI::App& app, int* exit_code) {
+void add_completion(CLI::App& app, ExitCode*) {
   auto shell = std::make_shared<std::string>();
   CLI::App* command = app.add_subcommand("completion", "Print the completion script for a shell");
   command->add_option("SHELL", *shell, "The shell")->required()->check(CLI::IsMember({"bash", "zsh"}));
   command->footer(
       "To use it in the current shell:    source <(dtrain completion bash)\n"
       "An installed package has put both scripts where the shells look for them.");
-  command->callback([&app, shell, exit_code] {
+  command->callback([&app, shell] {
     const CommandFacts facts = read_facts(app);
     std::fputs((*shell == "bash" ? bash_completion(facts) : zsh_completion(facts)).c_str(), stdout);
-    *exit_code = 0;
   });
 }
 

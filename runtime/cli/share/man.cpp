@@ -134,13 +134,10 @@ std::string man_page(const CommandFacts& app, const std::string& version) {
 
 }  // namespace
 
-void add_man(CLI::App& app, int* exit_code) {
+void add_man(CLI::App& app, ExitCode*) {
   CLI::App* command = app.add_subcommand("man", "Print the man page (troff)");
   command->group("");  // for the build: users have `man dtrain`
-  command->callback([&app, exit_code] {
-    std::fputs(man_page(read_facts(app), run::version()).c_str(), stdout);
-    *exit_code = 0;
-  });
+  command->callback([&app] { std::fputs(man_page(read_facts(app), run::version()).c_str(), stdout); });
 }
 
 }  // namespace dtrain::cli

@@ -27,16 +27,15 @@ std::string kill(scheduler::Ledger& ledger, scheduler::TaskId id) {
   return name + " was asked to stop after its current step; a second `dtrain task kill` kills its ranks";
 }
 
-void add_task_kill(CLI::App& task, int* exit_code) {
+void add_task_kill(CLI::App& task) {
   auto ids = std::make_shared<std::vector<std::string>>();
   CLI::App* command =
       task.add_subcommand("kill", "Stop tasks after their current step, as Ctrl-C does; a second time, at once");
   command->add_option("ID", *ids, kTaskHelp)->required();
-  command->callback([ids, exit_code] {
+  command->callback([ids] {
     const SystemClock clock;
     scheduler::Ledger ledger = run::open_user_ledger(clock);
     for (const std::string& id : *ids) std::printf("%s\n", kill(ledger, run::find_task(ledger, id).id).c_str());
-    *exit_code = 0;
   });
 }
 
@@ -51,30 +50,28 @@ std::string set_paused(scheduler::Ledger& ledger, scheduler::TaskId id, bool pau
   return waits ? name + " is paused" + then : name + " saves after its current step and gives up its slots" + then;
 }
 
-void add(CLI::App& task, const std::string& name, const std::string& description, bool paused, int* exit_code) {
+void add(CLI::App& task, const std::string& name, const std::string& description, bool paused) {
   auto ids = std::make_shared<std::vector<std::string>>();
   CLI::App* command = task.add_subcommand(name, description);
   command->add_option("ID", *ids, kTaskHelp)->required();
-  command->callback([ids, paused, exit_code] {
+  command->callback([ids, paused] {
     const SystemClock clock;
     scheduler::Ledger ledger = run::open_user_ledger(clock);
     for (const std::string& id : *ids) {
       std::printf("%s\n", set_paused(ledger, run::find_task(ledger, id).id, paused).c_str());
     }
-    *exit_code = 0;
   });
 }
 
-void add_task_pause(CLI::App& task, int* exit_code) {
-  add(task, "pause", "Make tasks save a checkpoint, give up their slots, and wait until they are activated", true,
-      exit_code);
+void add_task_pause(CLI::App& task) {
+  add(task, "pause", "Make tasks save a checkpoint, give up their slots, and wait until they are activated", true);
 }
 
-void add_task_activate(CLI::App& task, int* exit_code) {
+void add_task_activate(CLI::App& task) {
   add(task, "activate", "Queue paused tasks again; they go on from their checkpoints", false, exit_code);
 }
 
-void add_task_wait(CLI::App& task, int* exit_code) {
+void add_task_wait(CLI::App& task, ExitCode* exit_code) {
   auto name = std::make_shared<std::string>();
   CLI::App* command = task.add_subcommand("wait", "Wait until a task has ended, and exit with its exit code");
   command->add_option("ID", *name, kTaskHelp)->required();
@@ -87,21 +84,21 @@ void add_task_wait(CLI::App& task, int* exit_code) {
       task = ledger.find(task.id).value();
     }
     std::printf("task %lld %s\n", static_cast<long long>(task.id), state_text(task).c_str());
-    *exit_code = task.exit_code.value_or(static_cast<int>(ExitCode::kRunFailed));
+    *exit_code = task.exit_code ? static_cast<ExitCode>(*task.exit_code) : ExitCode::kRunFailed;
   });
 }
 
 }  // namespace
 
-void add_task(CLI::App& app, int* exit_code) {
+void add_task(CLI::App& app, ExitCode* exit_code) {
   CLI::App* command =
       app.add_subcommand("task", "List, stop, pause and wait for launches of this user on this machine");
   command->require_subcommand(1);
-  add_task_list(*command, exit_code);
-  add_task_show(*command, exit_code);
-  add_task_kill(*command, exit_code);
-  add_task_pause(*command, exit_code);
-  add_task_activate(*command, exit_code);
+  add_task_list(*command);
+  add_task_show(*command);
+  add_task_kill(*command);
+  add_task_pause(*command);
+  add_task_activate(*command);
   add_task_wait(*command, exit_code);
 }
 

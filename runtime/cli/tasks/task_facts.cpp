@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "dtrain/base/text.h"
+
 namespace dtrain::cli {
 
 Json time_of(const std::optional<Nanoseconds>& wall) {
@@ -22,9 +24,9 @@ Json cores_per_slot(const scheduler::Task& task) {
 }
 
 std::string slots_text(const scheduler::Task& task) {
-  const std::string slots = std::to_string(task.slots) + (task.slots == 1 ? " slot" : " slots");
+  const std::string slots = count_of(task.slots, "slot");
   const Json cores = cores_per_slot(task);
-  return cores.is_null() ? slots : slots + " x " + cores.dump() + (cores == 1 ? " core" : " cores");
+  return cores.is_null() ? slots : slots + " x " + count_of(cores.get<std::int64_t>(), "core");
 }
 
 std::string state_text(const scheduler::Task& task) {

@@ -85,7 +85,7 @@ class TaskTable {
 
 }  // namespace
 
-void add_task_list(CLI::App& task, int* exit_code) {
+void add_task_list(CLI::App& task) {
   CLI::App* command = task.add_subcommand("list", "List all tasks, and what the queued ones wait for");
   auto active = std::make_shared<bool>(false);
   command->add_flag("--active", *active, "Only tasks that have not ended");
@@ -94,13 +94,12 @@ void add_task_list(CLI::App& task, int* exit_code) {
       "A task is one `dtrain launch`. Tasks with a lower priority number go first, then older ones. A later task\n"
       "starts first only on slots that no task before it could use. Where the cluster file says scheduler.preemption:\n"
       "true, a task with a lower priority number makes others save, give up their slots, and go on later.");
-  command->callback([active, format, exit_code] {
+  command->callback([active, format] {
     const SystemClock clock;
     TaskTable table(*format);
     run::open_user_ledger(clock).visit(*active ? scheduler::Which::kNotEnded : scheduler::Which::kAll,
                                        [&](Task&& task) { table.add(std::move(task)); });
     std::fputs(table.finish().c_str(), stdout);
-    *exit_code = 0;
   });
 }
 

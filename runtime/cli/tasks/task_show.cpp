@@ -98,20 +98,19 @@ std::string to_text(const Task& task, const std::vector<StateChange>& history) {
 
 }  // namespace
 
-void add_task_show(CLI::App& task, int* exit_code) {
+void add_task_show(CLI::App& task) {
   auto arguments = std::make_shared<TaskShowArguments>();
   CLI::App* command =
       task.add_subcommand("show", "Show one task with its slots, its last checkpoint and every change of its state");
   command->add_option("ID", arguments->name, kTaskHelp)->required();
   command->add_flag("--json", arguments->json, "As JSON");
-  command->callback([arguments, exit_code] {
+  command->callback([arguments] {
     const SystemClock clock;
     scheduler::Ledger ledger = run::open_user_ledger(clock);
     const Task found = run::find_task(ledger, arguments->name);
     const auto history = ledger.history(found.id);
     const std::string text = arguments->json ? to_line(to_json(found, history)) + "\n" : to_text(found, history);
     std::fputs(text.c_str(), stdout);
-    *exit_code = 0;
   });
 }
 

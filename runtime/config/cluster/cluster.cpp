@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 
 #include <arpa/inet.h>
 
 #include "document/document_file.h"
 #include "document/section.h"
 #include "document/split_words.h"
+#include "dtrain/base/text.h"
 
 namespace dtrain::config {
 namespace {
@@ -109,9 +109,8 @@ bool is_address_range(const std::string& text) {
   if (!v4 && inet_pton(AF_INET6, address.c_str(), bytes.data()) != 1) return false;
   const std::string digits = text.substr(slash + 1);
   if (digits.starts_with('-') || (digits.size() > 1 && digits[0] == '0')) return false;
-  int bits = -1;
-  const auto [end, code] = std::from_chars(digits.data(), digits.data() + digits.size(), bits);
-  return code == std::errc() && end == digits.data() + digits.size() && bits >= 0 && bits <= (v4 ? 32 : 128);
+  const int bits = to_number<int>(digits).value_or(-1);
+  return bits >= 0 && bits <= (v4 ? 32 : 128);
 }
 
 void read_network(Section section, Cluster& cluster) {

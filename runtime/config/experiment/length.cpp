@@ -3,14 +3,15 @@
 
 #include "dtrain/config/experiment.h"
 
+#include "dtrain/base/text.h"
+
 namespace dtrain::config {
 
 std::string to_string(const Length& length) {
   const char* unit = length.unit == LengthUnit::kBatches   ? "batch"
                      : length.unit == LengthUnit::kRecords ? "record"
                                                            : "epoch";
-  const char* plural = length.count == 1 ? "" : length.unit == LengthUnit::kBatches ? "es" : "s";
-  return std::to_string(length.count) + " " + unit + plural;
+  return count_of(length.count, unit);
 }
 
 std::int64_t in_batches(const Length& length, std::int64_t global_batch_size, std::int64_t batches_per_epoch) {

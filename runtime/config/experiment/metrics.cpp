@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <string_view>
 #include <utility>
 
@@ -35,10 +34,8 @@ std::optional<std::int64_t> k_of(std::string_view word) {
     return std::nullopt;
   word.remove_prefix(kBeforeK.size());
   word.remove_suffix(kAfterK.size());
-  std::int64_t k = 0;
-  const auto [stop, error] = std::from_chars(word.data(), word.data() + word.size(), k);
-  const bool is_number = error == std::errc() && stop == word.data() + word.size() && word.front() != '0';
-  return is_number && k >= 2 && k <= kMostK ? std::optional(k) : std::nullopt;
+  const auto k = to_number<std::int64_t>(word);
+  return k && word.front() != '0' && *k >= 2 && *k <= kMostK ? k : std::nullopt;
 }
 
 std::string refusal_of(const Value& item) {

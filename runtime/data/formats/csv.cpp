@@ -22,11 +22,7 @@ namespace dtrain::data {
 
 namespace {
 
-std::string_view trimmed(std::string_view text) {
-  const auto first = text.find_first_not_of(" \t");
-  if (first == std::string_view::npos) return {};
-  return text.substr(first, text.find_last_not_of(" \t") - first + 1);
-}
+constexpr std::string_view kBlanks = " \t";
 
 // Of a number that std::from_chars() finds out of range: infinite, or too small for a float.
 float beyond_range(std::string_view text) {
@@ -42,7 +38,7 @@ float beyond_range(std::string_view text) {
 template <typename Number>
 const char* fault_of_number(std::string_view text, Number& number) {
   constexpr bool kWhole = std::is_integral_v<Number>;
-  text = trimmed(text);
+  text = trimmed(text, kBlanks);
   if (text.starts_with('+')) text.remove_prefix(1);
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   const bool is_number = error != std::errc::invalid_argument && end == text.data() + text.size() && !text.empty();
@@ -111,7 +107,7 @@ class Table {
   void check_header() const {
     const auto numbers = std::count_if(names_.begin(), names_.end(), reads_as_number);
     const auto empty =
-        std::count_if(names_.begin(), names_.end(), [](const auto& name) { return trimmed(name).empty(); });
+        std::count_if(names_.begin(), names_.end(), [](const auto& name) { return trimmed(name, kBlanks).empty(); });
     const bool has_word = static_cast<std::size_t>(numbers + empty) < width_;
     if (numbers == 0 || has_word || counts_columns(names_)) return;
     rows_.fail("the header is to name the columns, and this line has numbers alone ('" + names_.front().substr(0, 40) +
@@ -123,7 +119,7 @@ class Table {
     if (options_.target.empty()) return width_ - 1;
     if (options_.header) {
       const auto found = std::find_if(names_.begin(), names_.end(), [&](const std::string& name) {
-        return trimmed(name) == std::string_view(options_.target);
+        return trimmed(name, kBlanks) == std::string_view(options_.target);
       });
       if (found != names_.end()) return static_cast<std::size_t>(found - names_.begin());
     }
@@ -138,7 +134,7 @@ class Table {
 
   std::string name_of_column(std::size_t column) const {
     const std::string number = "column " + std::to_string(column + 1);
-    return options_.header ? number + " (" + std::string(trimmed(names_[column])) + ")" : number;
+    return options_.header ? number + " (" + std::string(trimmed(names_[column], kBlanks)) + ")" : number;
   }
 
   void add(const std::vector<std::string>& columns) {

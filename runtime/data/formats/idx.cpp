@@ -8,6 +8,7 @@
 
 #include "byte_source.h"
 #include "dtrain/base/error.h"
+#include "dtrain/base/text.h"
 #include "dtrain/data/formats.h"
 #include "dtrain/data/in_memory.h"
 #include "source_files.h"
@@ -73,9 +74,7 @@ IdxHeader read_header(ByteSource& file, bool labels) {
   }
   const int count = std::to_integer<int>(magic[3]);
   if (labels ? count != 1 : count < 2) {
-    file.fail(3,
-              std::to_string(count) + (count == 1 ? " dimension" : " dimensions") + ", but " +
-                  (labels ? "labels have 1" : "images have at least 2"),
+    file.fail(3, count_of(count, "dimension") + ", but " + (labels ? "labels have 1" : "images have at least 2"),
               "are the image and the label file exchanged?");
   }
 

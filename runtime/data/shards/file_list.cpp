@@ -1,7 +1,6 @@
 #include "shards/file_list.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cstdint>
 
 #include "dtrain/base/error.h"
@@ -14,19 +13,13 @@ namespace {
 
 constexpr std::size_t kMostFiles = 1'000'000;
 
-// The number of digits at least, if the text is a number.
-bool read_number(const std::string& text, std::int64_t& number) {
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  return !text.empty() && error == std::errc() && end == text.data() + text.size() && number >= 0;
-}
-
 std::vector<std::string> alternatives_of(const std::string& inside) {
   const auto dots = inside.find("..");
-  std::int64_t first = 0, last = 0;
-  if (dots != std::string::npos && read_number(inside.substr(0, dots), first) &&
-      read_number(inside.substr(dots + 2), last)) {
+  const auto first = to_number<std::int64_t>(inside.substr(0, dots));
+  const auto last = dots == std::string::npos ? std::nullopt : to_number<std::int64_t>(inside.substr(dots + 2));
+  if (first && last && *first >= 0 && *last >= 0) {
     std::vector<std::string> numbers;
-    for (std::int64_t number = first; number <= last && numbers.size() < kMostFiles; ++number) {
+    for (std::int64_t number = *first; number <= *last && numbers.size() < kMostFiles; ++number) {
       const std::string digits = std::to_string(number);
       numbers.push_back(std::string(dots - std::min(dots, digits.size()), '0') + digits);
     }

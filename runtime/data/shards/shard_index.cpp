@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cstring>
 #include <limits>
 #include <optional>
@@ -10,6 +9,7 @@
 #include <utility>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/text.h"
 #include "source_files.h"
 
 namespace dtrain::data {
@@ -93,16 +93,12 @@ class SampleCollector {
     if (member.size > kLongestClass) {
       file_.fail(member.header, "the class " + member.name + " has " + std::to_string(member.size) + " bytes");
     }
-    std::string text = reader_.content(member);
-    const auto is_space = [](char letter) { return letter == ' ' || letter == '\n' || letter == '\r'; };
-    while (!text.empty() && is_space(text.back())) text.pop_back();
-    text.erase(0, static_cast<std::size_t>(std::find_if_not(text.begin(), text.end(), is_space) - text.begin()));
-    std::int64_t label = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), label);
-    if (text.empty() || error != std::errc() || end != text.data() + text.size()) {
+    const std::string text(trimmed(reader_.content(member), " \r\n"));
+    const auto label = to_number<std::int64_t>(text);
+    if (!label) {
       file_.fail(member.offset, "the class " + member.name + " is '" + text + "', which is no whole number");
     }
-    return label;
+    return *label;
   }
 
   const DataFile& file_;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <cstring>
 
 #include <fcntl.h>
@@ -11,6 +10,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
+#include "dtrain/base/text.h"
 
 namespace dtrain::data {
 
@@ -50,10 +50,7 @@ std::optional<std::uint64_t> number_in(const Block& block, const Part& part) {
   std::string text = text_in(block, part);
   text.erase(0, text.find_first_not_of(' '));
   text.erase(std::find(text.begin(), text.end(), ' '), text.end());
-  std::uint64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, 8);
-  if (text.empty() || error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return value;
+  return to_number<std::uint64_t>(text, 8);
 }
 
 std::uint64_t sum_of(const Block& block) {
@@ -71,19 +68,19 @@ std::uint64_t whole_blocks(std::uint64_t bytes) {
 // Name and size of "LENGTH KEY=VALUE\n" records; false: they are damaged.
 bool read_pax(std::string_view records, std::optional<std::string>& name, std::optional<std::uint64_t>& size) {
   while (!records.empty() && records.front() != '\0') {
-    std::uint64_t length = 0;
-    const auto [end, error] = std::from_chars(records.data(), records.data() + records.size(), length);
-    const auto digits = static_cast<std::uint64_t>(end - records.data());
-    if (error != std::errc() || length > records.size() || length < digits + 3 || *end != ' ') return false;
-    const std::string_view record = records.substr(digits + 1, length - digits - 2);
+    std::string_view record = records;
+    const std::uint64_t length = take_number<std::uint64_t>(record).value_or(0);
+    const std::uint64_t digits = records.size() - record.size();
+    if (length > records.size() || length < digits + 3 || record.front() != ' ') return false;
+    record = record.substr(1, length - digits - 2);
     const auto equals = record.find('=');
     if (equals == std::string_view::npos) return false;
-    const std::string_view key = record.substr(0, equals), value = record.substr(equals + 1);
+    const std::string_view key = record.substr(0, equals);
+    std::string_view value = record.substr(equals + 1);
     if (key == "path") name = std::string(value);
     if (key == "size") {
-      std::uint64_t bytes = 0;
-      if (std::from_chars(value.data(), value.data() + value.size(), bytes).ec != std::errc()) return false;
-      size = bytes;
+      size = take_number<std::uint64_t>(value);
+      if (!size) return false;
     }
     records.remove_prefix(length);
   }

@@ -9,6 +9,7 @@
 #include <png.h>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/text.h"
 #include "dtrain/data/image.h"
 
 namespace dtrain::data {
@@ -31,29 +32,6 @@ std::string base64(std::string_view bytes) {
   return text;
 }
 
-std::string escaped(const std::string& text) {
-  std::string result;
-  for (const char letter : text) {
-    switch (letter) {
-      case '<':
-        result += "&lt;";
-        break;
-      case '>':
-        result += "&gt;";
-        break;
-      case '&':
-        result += "&amp;";
-        break;
-      case '"':
-        result += "&quot;";
-        break;
-      default:
-        result += letter;
-    }
-  }
-  return result;
-}
-
 // Rows of RGB as a PNG file.
 std::string png_of(const std::vector<std::uint8_t>& rgb, Size size) {
   png_image image{};
@@ -72,8 +50,8 @@ std::string png_of(const std::vector<std::uint8_t>& rgb, Size size) {
 
 std::string image_element(const std::vector<std::uint8_t>& rgb, Size size, const std::string& caption) {
   return "<figure><img width=\"" + std::to_string(size.width) + "\" height=\"" + std::to_string(size.height) +
-         "\" alt=\"" + escaped(caption) + "\" src=\"data:image/png;base64," + base64(png_of(rgb, size)) +
-         "\"><figcaption>" + escaped(caption) + "</figcaption></figure>\n";
+         "\" alt=\"" + html_escaped(caption) + "\" src=\"data:image/png;base64," + base64(png_of(rgb, size)) +
+         "\"><figcaption>" + html_escaped(caption) + "</figcaption></figure>\n";
 }
 
 std::string stored_picture(const Value& file) {
@@ -173,15 +151,15 @@ std::string sample_page(const std::shared_ptr<const SampleSource>& source, const
     epochs.push_back(builder->finish());
   }
   const Size size{static_cast<int>(pictures.shape[2]), static_cast<int>(pictures.shape[1])};
-  std::string html = kHead + escaped(page.title) + kStyle + "<h1>" + escaped(page.title) + "</h1>\n<p>" +
+  std::string html = kHead + html_escaped(page.title) + kStyle + "<h1>" + html_escaped(page.title) + "</h1>\n<p>" +
                      std::to_string(source->size()) + " samples; the first " + std::to_string(count) +
-                     ", as they are stored and as a model gets them in " + std::to_string(page.epochs) +
-                     (page.epochs == 1 ? " epoch: " : " epochs: ") + list + ". Pictures are " + name_of(pictures.type) +
-                     " [3, " + std::to_string(size.height) + ", " + std::to_string(size.width) + "]" +
-                     (normalize ? "; what normalize does is undone here." : ".") + "</p>\n";
+                     ", as they are stored and as a model gets them in " + count_of(page.epochs, "epoch") + ": " +
+                     list + ". Pictures are " + name_of(pictures.type) + " [3, " + std::to_string(size.height) + ", " +
+                     std::to_string(size.width) + "]" + (normalize ? "; what normalize does is undone here." : ".") +
+                     "</p>\n";
   for (std::int64_t i = 0; i < count; ++i) {
     const Sample sample = source->read({}, i);
-    html += "<h2>sample " + std::to_string(i) + ": " + escaped(source->where(i)) + "</h2>\n<div class=\"row\">\n" +
+    html += "<h2>sample " + std::to_string(i) + ": " + html_escaped(source->where(i)) + "</h2>\n<div class=\"row\">\n" +
             stored_picture(sample.values[0]);
     for (std::size_t epoch = 0; epoch < epochs.size(); ++epoch) {
       const auto at = static_cast<std::size_t>(i);

@@ -6,7 +6,6 @@
 #include <thread>
 
 #include <fcntl.h>
-#include <poll.h>
 #include <sys/file.h>
 #include <unistd.h>
 
@@ -27,33 +26,11 @@ constexpr const char* kCalibrationProgram = "dtrain-calibrate";
 constexpr std::chrono::milliseconds kLooksAtOthers{250};  // /proc/stat counts in steps of 10 ms
 constexpr std::chrono::seconds kCalibrationPatience{40};  // for the program, and for another process that measures
 
-struct PipeEnds {
-  UniqueFd reader;
-  UniqueFd writer;
-};
-
-PipeEnds make_output_pipe() {
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) throw SystemError("cannot make a pipe", errno);
-  return {UniqueFd(ends[0]), UniqueFd(ends[1])};
-}
-
 // Whatever the writers write, until all of them have ended. Error: they take longer.
 std::string read_output_until(int fd, CalibrationWatch::time_point deadline) {
-  std::string text;
-  for (;;) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - CalibrationWatch::now()).count();
-    pollfd ready{fd, POLLIN, 0};
-    if (left <= 0 || ::poll(&ready, 1, static_cast<int>(left)) == 0) {
-      throw Error(std::string(kCalibrationProgram) + " takes longer than " +
-                  std::to_string(kCalibrationPatience.count()) + " s");
-    }
-    char buffer[4096];
-    const ssize_t count = ::read(fd, buffer, sizeof buffer);
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) return text;
-    text.append(buffer, static_cast<std::size_t>(count));
-  }
+  if (auto text = read_to_end(fd, deadline)) return *std::move(text);
+  throw Error(std::string(kCalibrationProgram) + " takes longer than " + std::to_string(kCalibrationPatience.count()) +
+              " s");
 }
 
 std::string cpus_text(const std::vector<std::vector<int>>& cpus) {
@@ -83,8 +60,8 @@ Json run_calibration(const RanksOfHost& ranks, const Variables& variables) {
     throw Error(missing.text, missing.remedy);
   }
   const std::string libraries = find_libraries(program, of_ranks);
-  PipeEnds out = make_output_pipe();
-  PipeEnds err = make_output_pipe();
+  Pipe out = make_pipe();
+  Pipe err = make_pipe();
   const UniqueFd nothing(::open("/dev/null", O_RDWR | O_CLOEXEC));
   ProcessOptions options;
   options.command = {program.string(), "--threads", std::to_string(ranks.threads), "--ranks",

@@ -1,7 +1,6 @@
 #include "commands/share_of_rank.h"
 
 #include <algorithm>
-#include <charconv>
 #include <limits>
 #include <utility>
 
@@ -38,11 +37,9 @@ std::string id_of(const scheduler::ClusterSlot& slot) {
 
 // Null: there is no such GPU.
 const scheduler::ClusterSlot* find_gpu(const std::vector<scheduler::ClusterSlot>& slots, const std::string& name) {
-  int place = 0;
-  const auto [end, code] = std::from_chars(name.data(), name.data() + name.size(), place);
-  const bool is_place = code == std::errc() && end == name.data() + name.size();
+  const auto place = to_number<int>(name);
   const auto found = std::find_if(slots.begin(), slots.end(), [&](const scheduler::ClusterSlot& slot) {
-    return slot.index >= 0 && (is_place ? slot.index == place : slot.gpu_uuid == name);
+    return slot.index >= 0 && (place ? slot.index == *place : slot.gpu_uuid == name);
   });
   return found == slots.end() ? nullptr : &*found;
 }
@@ -130,8 +127,7 @@ void keep_cores(ShareOfRank& share, const SlotOfRank& slot, const CoresOfHost& h
   if (host.by_slurm && slot.cores > cores && std::cmp_less_equal(slot.cores, share.cpus.size())) return;
   if (slot.cores > cores) {
     throw ConfigError("host " + host.name + ": resources.cores_per_slot is " + std::to_string(slot.cores) +
-                          ", but a slot has " + std::to_string(cores) +
-                          (cores == 1 ? " core here: " : " cores here: ") + std::to_string(slot.slots) +
+                          ", but a slot has " + count_of(cores, "core") + " here: " + std::to_string(slot.slots) +
                           " slots divide " + std::to_string(cpus.size()) + " cores",
                       "use at most " + std::to_string(cores) + ", or auto for all cores of the slot");
   }

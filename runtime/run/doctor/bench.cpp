@@ -4,14 +4,11 @@
 #include <cmath>
 #include <cstdio>
 
+#include "dtrain/base/text.h"
 #include "dtrain/host/cpu.h"
 
 namespace dtrain::run {
 namespace {
-
-std::string number_of(int number, const std::string& what) {
-  return std::to_string(number) + " " + what + (number == 1 ? "" : "s");
-}
 
 std::string limit_row(const char* name, double value, const char* unit, const std::string& text) {
   char start[96];
@@ -61,8 +58,8 @@ std::optional<double> matmul_cost(const profile::RankLimits& limits) {
 std::string render_limits(std::span<const profile::RankLimits> all) {
   std::string text;
   for (const profile::RankLimits& limits : all) {
-    text += "the limits of a rank with " + number_of(limits.threads, "thread") + ", while " +
-            (limits.ranks == 1 ? "no other works" : number_of(limits.ranks, "rank") + " work") +
+    text += "the limits of a rank with " + count_of(limits.threads, "thread") + ", while " +
+            (limits.ranks == 1 ? "no other works" : count_of(limits.ranks, "rank") + " work") +
             (limits.cpu.empty() ? "" : " (" + limits.cpu + ")") + "\n";
     if (profile::is_disturbed(limits)) {
       text += "  too low: other programs had " + profile::displaced_text(*limits.displaced_share) +

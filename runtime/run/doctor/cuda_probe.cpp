@@ -1,14 +1,12 @@
 #include "doctor/cuda_probe.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <csignal>
 #include <cstdio>
 
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <link.h>
-#include <poll.h>
 #include <unistd.h>
 
 #include "doctor/gpu_checks.h"
@@ -87,23 +85,6 @@ ProbedLibrary library_of(const Json& json) {
   return {json.at("path").get<std::string>(), json.at("error").get<std::string>(), json.at("version").get<int>()};
 }
 
-// What the process wrote until it ended; empty when it did not end in time.
-std::optional<std::string> output_until(int fd, ProbeClock::time_point deadline) {
-  std::string text;
-  for (;;) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - ProbeClock::now()).count();
-    struct pollfd ready {
-      fd, POLLIN, 0
-    };
-    if (left <= 0 || ::poll(&ready, 1, static_cast<int>(left)) == 0) return std::nullopt;
-    char buffer[4096];
-    const ssize_t count = ::read(fd, buffer, sizeof buffer);
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) return text;
-    text.append(buffer, static_cast<std::size_t>(count));
-  }
-}
-
 }  // namespace
 
 CudaCandidates cuda_candidates(const std::filesystem::path& libtorch) {
@@ -147,7 +128,7 @@ CudaProbe probe_cuda_here(const CudaCandidates& candidates) {
   return probe;
 }
 
-int cuda_probe(const std::string& libtorch) {
+void cuda_probe(const std::string& libtorch) {
   const CudaProbe probe = probe_cuda_here(cuda_candidates(libtorch));
   std::printf("%s\n", to_line(to_json(probe)).c_str());
   std::fflush(stdout);
@@ -156,18 +137,15 @@ int cuda_probe(const std::string& libtorch) {
 
 std::optional<CudaProbe> probe_cuda(const std::filesystem::path& libtorch, const std::string& library_path,
                                     std::string& failure) {
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) throw SystemError("cannot make a pipe", errno);
-  const UniqueFd reader(ends[0]);
-  UniqueFd writer(ends[1]);
+  Pipe pipe = make_pipe();
   const UniqueFd nothing(::open("/dev/null", O_RDWR | O_CLOEXEC));
   ProcessOptions options;
   options.command = {executable_path().string(), "cuda-probe", libtorch.string()};
   if (!library_path.empty()) options.environment["LD_LIBRARY_PATH"] = library_path;
-  options.fds = {{0, nothing.get()}, {1, writer.get()}, {2, nothing.get()}};
+  options.fds = {{0, nothing.get()}, {1, pipe.writer.get()}, {2, nothing.get()}};
   Process process = Process::start(options);
-  writer.reset();
-  const std::optional<std::string> output = output_until(reader.get(), ProbeClock::now() + kCudaPatience);
+  pipe.writer.reset();
+  const std::optional<std::string> output = read_to_end(pipe.reader.get(), ProbeClock::now() + kCudaPatience);
   if (!output) {
     process.kill_group(SIGKILL);
     if (!process.wait(std::chrono::seconds(1))) process.detach();  // a driver that hangs does not let it end
@@ -236,8 +214,7 @@ Finding judge_cuda_start(const CudaProbe& probe, int gpus, const std::optional<s
   }
   const std::string version =
       std::to_string(probe.cuda.version / 1000) + "." + std::to_string(probe.cuda.version % 1000 / 10) + ", ";
-  std::string text = version + "shows a process " + std::to_string(probe.gpus) + " of " + std::to_string(gpus) +
-                     (gpus == 1 ? " GPU" : " GPUs");
+  std::string text = version + "shows a process " + std::to_string(probe.gpus) + " of " + count_of(gpus, "GPU");
   if (visible) text += ", with CUDA_VISIBLE_DEVICES=" + *visible;
   if (probe.gpus == 0) return problem(name, text, cuda_remedy(100));
   if (probe.gpus < gpus && !visible) return warning(name, text, "nvidia-smi -q shows what is wrong with the others");

@@ -113,9 +113,8 @@ Finding check_cluster(const std::filesystem::path& given, const Variables& varia
     for (const std::string& text : cluster->warnings) {
       warnings.push_back(warning("cluster", text, "see `dtrain slot list`"));
     }
-    return ok("cluster", cluster->source + ": " + std::to_string(cluster->agents.size()) +
-                             (cluster->agents.size() == 1 ? " agent, " : " agents, ") + std::to_string(slots) +
-                             (slots == 1 ? " slot" : " slots"));
+    return ok("cluster",
+              cluster->source + ": " + count_of(cluster->agents.size(), "agent") + ", " + count_of(slots, "slot"));
   } catch (const Error& error) {
     return problem("cluster", error.what(),
                    error.remedy().empty() ? "dtrain config check --cluster FILE" : error.remedy());
@@ -147,7 +146,7 @@ std::vector<profile::RankLimits> limits_to_show(const DoctorRequest& request, co
 
 }  // namespace
 
-int doctor(const DoctorRequest& request) {
+ExitCode doctor(const DoctorRequest& request) {
   const Variables variables = process_variables();
   const std::filesystem::path runs = request.runs.empty() ? "runs" : request.runs;
   std::optional<scheduler::ClusterAgents> cluster;
@@ -183,7 +182,7 @@ int doctor(const DoctorRequest& request) {
     const std::string table = render_limits(limits);
     std::fputs((render(hosts) + (table.empty() ? "" : "\n" + table)).c_str(), stdout);
   }
-  return static_cast<int>(worst(hosts) == Level::kProblem ? ExitCode::kRunFailed : ExitCode::kDone);
+  return worst(hosts) == Level::kProblem ? ExitCode::kRunFailed : ExitCode::kDone;
 }
 
 }  // namespace dtrain::run

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "dtrain/base/text.h"
+
 namespace dtrain::run {
 namespace {
 
@@ -20,10 +22,6 @@ int count(std::span<const HostFindings> hosts, Level level) {
                                              [&](const Finding& one) { return one.level == level; }));
   }
   return result;
-}
-
-std::string counted(int number, const std::string& what) {
-  return std::to_string(number) + " " + what + (number == 1 ? "" : "s");
 }
 
 }  // namespace
@@ -95,7 +93,7 @@ std::string render(std::span<const HostFindings> hosts) {
   const int problems = count(hosts, Level::kProblem);
   const int warnings = count(hosts, Level::kWarning);
   if (problems + warnings == 0) return text + "all is well\n";
-  return text + counted(problems, "problem") + ", " + counted(warnings, "warning") + "\n";
+  return text + count_of(problems, "problem") + ", " + count_of(warnings, "warning") + "\n";
 }
 
 }  // namespace dtrain::run

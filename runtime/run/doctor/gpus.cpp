@@ -54,10 +54,6 @@ std::string one_decimal(double value) {
   return text;
 }
 
-std::string counted_gpus(int count) {
-  return std::to_string(count) + (count == 1 ? " GPU" : " GPUs");
-}
-
 bool has_entries_in(const std::filesystem::path& folder) {
   std::error_code code;
   return std::filesystem::directory_iterator(folder, code) != std::filesystem::directory_iterator();
@@ -109,12 +105,11 @@ std::string driver_remedy(int cuda) {
 
 Finding judge_driver(const DriverSeen& driver, int gpus, int cuda) {
   const std::string name = "CUDA driver";
-  const std::string devices =
-      std::to_string(driver.devices) + (driver.devices == 1 ? " NVIDIA device" : " NVIDIA devices");
+  const std::string devices = count_of(driver.devices, "NVIDIA device");
   if (gpus == 0 && driver.devices == 0) return ok("GPUs", "none: runs use CPUs");
   if (!driver.library && gpus == 0) return problem(name, devices + ", but no libcuda.so.1", kGetDriver);
   if (!driver.library) {
-    return problem(name, "NVML lists " + counted_gpus(gpus) + ", but there is no libcuda.so.1",
+    return problem(name, "NVML lists " + count_of(gpus, "GPU") + ", but there is no libcuda.so.1",
                    "install all of NVIDIA's driver 580 or later; in a container: docker run --gpus all -e "
                    "NVIDIA_DRIVER_CAPABILITIES=compute,utility");
   }

@@ -121,18 +121,18 @@ bool read_line(std::string& line, std::string& rest) {
 
 }  // namespace
 
-int host_probe() {
+ExitCode host_probe() {
   std::signal(SIGPIPE, SIG_IGN);
   const host::HostIdentity identity = host::host_identity();
   if (!say({{"dtrain", version()}, {"protocol", probe::kProtocol}, {"host", identity.name}, {"key", identity.key}}))
-    return 1;
+    return ExitCode::kRunFailed;
   Answers answers;
   std::string line;
   std::string rest;
   while (read_line(line, rest)) {
-    if (!say(answer(answers, line))) return 1;
+    if (!say(answer(answers, line))) return ExitCode::kRunFailed;
   }
-  return 0;
+  return ExitCode::kDone;
 }
 
 }  // namespace dtrain::run

@@ -166,8 +166,7 @@ fs::path other_owner_of_checkpoints(const RunFolder& run) {
 fs::path run_of_checkpoint_folder(const fs::path& folder) {
   std::error_code code;
   if (!fs::is_regular_file(folder / kOwnerFile, code)) return {};
-  const Json json = Json::parse(read_file(folder / kOwnerFile), nullptr, false);
-  return json.is_object() && json.contains("run") && json["run"].is_string() ? json["run"].get<std::string>() : "";
+  return text_at(Json::parse(read_file(folder / kOwnerFile), nullptr, false), "run");
 }
 
 fs::path find_checkpoint_folder(const RunFolder& run) {

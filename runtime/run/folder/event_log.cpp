@@ -45,10 +45,9 @@ void EventLog::write(const std::string& event, const Json& fields) {
   file_.append(to_line(line) + "\n");
 }
 
-Json run_ended(int exit_code, const std::string& cause) {
-  const bool interrupted =
-      exit_code == static_cast<int>(ExitCode::kInterrupted) || exit_code == static_cast<int>(ExitCode::kPreempted);
-  const char* state = exit_code == 0 ? "done" : interrupted ? "interrupted" : "failed";
+Json run_ended(ExitCode exit_code, const std::string& cause) {
+  const bool interrupted = exit_code == ExitCode::kInterrupted || exit_code == ExitCode::kPreempted;
+  const char* state = exit_code == ExitCode::kDone ? "done" : interrupted ? "interrupted" : "failed";
   Json fields = {{"state", state}, {"exit_code", exit_code}};
   if (!cause.empty()) fields["cause"] = cause;
   return fields;
@@ -63,7 +62,7 @@ RunState read_state(const RunFolder& folder) {
     Json json = Json::parse(line, nullptr, false);
     if (!json.is_object()) continue;
     const std::string event = json.value("event", std::string());
-    if (event == "run_ended") state.exit_code = json.value("exit_code", 0);
+    if (event == "run_ended") state.exit_code = json.value("exit_code", ExitCode::kDone);
     if (event == "attempt_failed") state.restarts = json.value("restart", state.restarts + 1);
     if (event == "continued") state.restarts = 0, ++state.continued;
     if (event == "attempt_started") resumes = json.contains("resume_from");

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "dtrain/base/clock.h"
+#include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
 
@@ -27,6 +28,6 @@ class EventLog {
 };
 
 // The fields of the last event of a run, "run_ended". `cause` is empty unless the run failed.
-Json run_ended(int exit_code, const std::string& cause);
+Json run_ended(ExitCode exit_code, const std::string& cause);
 
 }  // namespace dtrain::run

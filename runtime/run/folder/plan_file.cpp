@@ -5,6 +5,7 @@
 #include <map>
 
 #include "dtrain/base/file.h"
+#include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
 
 namespace dtrain::run {
@@ -45,15 +46,12 @@ std::string text_of(const PlacedGpu& gpu) {
 }
 
 std::string slots_and_cores(const std::vector<RankPlacement>& ranks) {
-  const auto number_of = [](std::size_t count, const char* what) {
-    return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
-  };
-  std::string slots = number_of(ranks.size(), "slot");
+  std::string slots = count_of(ranks.size(), "slot");
   const auto [least, most] =
       std::minmax_element(ranks.begin(), ranks.end(), [](const auto& a, const auto& b) { return a.cores < b.cores; });
   if (ranks.empty() || least->cores == 0) return slots;
   const std::string from = least->cores == most->cores ? "" : std::to_string(least->cores) + " to ";
-  return slots + " x " + from + number_of(static_cast<std::size_t>(most->cores), "core");
+  return slots + " x " + from + count_of(most->cores, "core");
 }
 
 Json to_json(const PlacedGpu& gpu) {

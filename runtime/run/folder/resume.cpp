@@ -10,6 +10,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
+#include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
 #include "dtrain/checkpoint/checkpoint.h"
 #include "dtrain/checkpoint/saver.h"
@@ -59,11 +60,6 @@ std::string not_finite_text(const RunFolder& folder, const checkpoints::Newest& 
          " launch --continue " + run;
 }
 
-std::string text_at(const Json& json, const std::string& key) {
-  const auto found = json.find(key);
-  return found != json.end() && found->is_string() ? found->get<std::string>() : std::string();
-}
-
 std::string key_of(const std::string& override) {
   return override.substr(0, override.find('='));
 }
@@ -99,7 +95,7 @@ std::string ranks_text(const Json& plan) {
   std::set<std::string> hosts;
   const Json& ranks = at(plan, "/ranks"_json_pointer);
   for (const Json& rank : ranks) hosts.insert(text_at(rank, "host"));
-  const std::string text = std::to_string(ranks.size()) + (ranks.size() == 1 ? " rank" : " ranks");
+  const std::string text = count_of(ranks.size(), "rank");
   return hosts.size() < 2 ? text : text + " on " + std::to_string(hosts.size()) + " hosts";
 }
 
@@ -221,10 +217,8 @@ ContinuedRun read_continued_run(const std::string& run) {
   result.experiment_file = text_at(result.plan, "experiment_file");
   if (result.experiment_file.empty()) result.experiment_file = result.folder.experiment();
   if (!is_unchanged(result.experiment_file, result.folder)) result.contents = result.folder.experiment();
-  if (const auto found = result.plan.find("overrides"); found != result.plan.end() && found->is_array()) {
-    for (const Json& one : *found) {
-      if (one.is_string()) result.overrides.push_back(one.get<std::string>());
-    }
+  for (const Json& value : list_at(result.plan, "overrides")) {
+    if (value.is_string()) result.overrides.push_back(value.get<std::string>());
   }
   const fs::path cluster = text_at(result.plan, "cluster_file");
   if (fs::is_regular_file(cluster, code)) result.cluster_file = cluster;
@@ -257,7 +251,7 @@ Json plan_before(const ContinuedRun& run) {
 }
 
 void check_goes_on(const ContinuedRun& run, const config::Experiment& experiment, const ResumePoint& point) {
-  const bool complete = read_state(run.folder).exit_code == static_cast<int>(ExitCode::kDone);
+  const bool complete = read_state(run.folder).exit_code == ExitCode::kDone;
   const config::Length& length = experiment.searcher.max_length;
   // The loop of a script has a length of its own, which may be greater now.
   if (length.unit == config::LengthUnit::kEpochs && length.count >= config::kEpochsOfScripts) return;

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cctype>
 #include <cerrno>
-#include <charconv>
 #include <cstdio>
 #include <optional>
 #include <vector>
@@ -51,10 +50,9 @@ std::string folder_name(const std::string& name) {
 
 // The number at the start of "0007-fashion-mnist".
 std::optional<int> run_number(const std::string& name) {
-  int number = 0;
-  const auto [end, code] = std::from_chars(name.data(), name.data() + name.size(), number);
-  const bool whole = code == std::errc() && (end == name.data() + name.size() || *end == '-');
-  return whole ? std::optional(number) : std::nullopt;
+  std::string_view rest = name;
+  const auto number = take_number<int>(rest);
+  return rest.empty() || rest.starts_with('-') ? number : std::nullopt;
 }
 
 std::vector<std::string> run_names(const fs::path& runs) {
@@ -92,13 +90,12 @@ bool holds_run(const fs::path& path) {
 }
 
 scheduler::Task task_of_number(scheduler::Ledger& ledger, const std::string& number) {
-  scheduler::TaskId id = 0;
-  const auto [end, code] = std::from_chars(number.data(), number.data() + number.size(), id);
-  if (code != std::errc() || end != number.data() + number.size()) {
+  const auto id = to_number<scheduler::TaskId>(number);
+  if (!id) {
     throw ConfigError("'" + number + "' is not the number of a task",
                       "give its number (127 or task:127), or a run that it is (run:3, run:NAME)");
   }
-  auto found = ledger.find(id);
+  auto found = ledger.find(*id);
   if (!found) throw ConfigError("there is no task " + number, kTasksThereAre);
   return *std::move(found);
 }

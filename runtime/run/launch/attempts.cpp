@@ -41,7 +41,7 @@ std::optional<Outcome> prepare_next(Attempt& attempt, int number, const std::str
   try {
     attempt.resume = find_resume_point(attempt.folder);
   } catch (const ConfigError& error) {
-    return Outcome{.exit_code = static_cast<int>(ExitCode::kBadInput),
+    return Outcome{.exit_code = ExitCode::kBadInput,
                    .failure = Failure{.cause = error.what(), .remedy = error.remedy()}};
   }
   put_aside(attempt.folder, {.metrics = attempt.resume.exists(), .launcher_log = true});
@@ -146,12 +146,11 @@ std::string stopping_line(const Interrupt& interrupt) {
          " kills the ranks";
 }
 
-int exit_code_of_stop(const Interrupt& interrupt, int of_ranks) {
-  const int preempted = static_cast<int>(ExitCode::kPreempted);
-  if (of_ranks == static_cast<int>(ExitCode::kDone)) return of_ranks;
+ExitCode exit_code_of_stop(const Interrupt& interrupt, ExitCode of_ranks) {
+  if (of_ranks == ExitCode::kDone) return of_ranks;
   // Ranks that saved because of an order to yield do not know of a SIGINT that came later.
-  const bool goes_on_later = of_ranks == preempted && !(interrupt.exists() && interrupt.signal == SIGINT);
-  return goes_on_later ? preempted : static_cast<int>(ExitCode::kInterrupted);
+  const bool goes_on_later = of_ranks == ExitCode::kPreempted && !(interrupt.exists() && interrupt.signal == SIGINT);
+  return goes_on_later ? ExitCode::kPreempted : ExitCode::kInterrupted;
 }
 
 std::vector<std::string> log_lines(const RunFolder& folder, int rank, const std::string& cause) {
@@ -178,7 +177,7 @@ Outcome run_attempts(Attempt attempt, int restarts, const std::function<bool()>&
     if (!needs_allocation(attempt.plan, attempt.variables)) attempt.events.write("attempt_started", fields);
     if (number > 1) attempt.task.enter(scheduler::TaskState::kStarting, "attempt " + std::to_string(number));
     Outcome outcome = run_once(attempt);
-    const bool done = outcome.exit_code == static_cast<int>(ExitCode::kDone);
+    const bool done = outcome.exit_code == ExitCode::kDone;
     bool yields = outcome.interrupt.yields && !outcome.failure && !done;
     if (yields) {
       attempt.events.write("attempt_stopped", {{"attempt", number}, {"reason", outcome.interrupt.why}});
@@ -204,8 +203,7 @@ Outcome run_attempts(Attempt attempt, int restarts, const std::function<bool()>&
     if (wait_for_slots()) continue;
     const Interrupt& cancelled = attempt.task.cancelled();
     const bool goes_on_later = cancelled.signal != SIGINT && attempt.resume.exists();
-    return {.exit_code = static_cast<int>(goes_on_later ? ExitCode::kPreempted : ExitCode::kInterrupted),
-            .interrupt = cancelled};
+    return {.exit_code = goes_on_later ? ExitCode::kPreempted : ExitCode::kInterrupted, .interrupt = cancelled};
   }
 }
 

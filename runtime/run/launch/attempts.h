@@ -10,6 +10,7 @@
 #include <poll.h>
 
 #include "dtrain/base/clock.h"
+#include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
 #include "dtrain/run/run_folder.h"
 #include "environment.h"
@@ -37,7 +38,7 @@ struct Failure {
 };
 
 struct Outcome {
-  int exit_code = 0;
+  ExitCode exit_code = ExitCode::kDone;
   std::optional<Failure> failure;
   bool reported = false;  // the launcher in a Slurm job has written the last event and printed the outcome
   Interrupt interrupt;    // what stopped it; nothing if it was not interrupted
@@ -47,7 +48,7 @@ struct Outcome {
 std::string stopping_line(const Interrupt& interrupt);
 
 // The exit code of a run that was asked to stop, from the highest exit code of its ranks.
-int exit_code_of_stop(const Interrupt& interrupt, int of_ranks);
+ExitCode exit_code_of_stop(const Interrupt& interrupt, ExitCode of_ranks);
 
 // The last lines of the rank's log if it is on this host, without lines that `cause` has.
 std::vector<std::string> log_lines(const RunFolder& folder, int rank, const std::string& cause);

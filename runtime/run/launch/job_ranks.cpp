@@ -1,7 +1,6 @@
 #include "launch/job_ranks.h"
 
 #include <array>
-#include <cerrno>
 #include <csignal>
 #include <cstring>
 #include <regex>
@@ -11,6 +10,7 @@
 #include <unistd.h>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/fd.h"
 #include "dtrain/base/text.h"
 #include "dtrain/run/log_tail.h"
 #include "dtrain/scheduler/rank_mark.h"
@@ -150,11 +150,10 @@ void add_lines(Failure& failure, const RunFolder& folder, const JobEnd& end, con
 }  // namespace
 
 UniqueFd OutputPipe::open() {
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) throw SystemError("cannot make a pipe", errno);
-  fd_.reset(ends[0]);
-  ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
-  return UniqueFd(ends[1]);
+  Pipe pipe = make_pipe();
+  fd_ = std::move(pipe.reader);
+  ::fcntl(fd_.get(), F_SETFL, O_NONBLOCK);
+  return std::move(pipe.writer);
 }
 
 void OutputPipe::read(const std::function<void(const std::string& line)>& on_line) {
@@ -296,10 +295,10 @@ Outcome judge_job(const LaunchPlan& plan, const RunFolder& folder, const JobEnd&
     outcome.exit_code = exit_code_of_stop(end.interrupt, end.exit_code);
     if (end.status.success()) return outcome;
   } else if (end.interrupts > 0 && !end.error) {
-    outcome.exit_code = static_cast<int>(ExitCode::kInterrupted);
+    outcome.exit_code = ExitCode::kInterrupted;
     return outcome;
   }
-  outcome.exit_code = static_cast<int>(ExitCode::kRunFailed);
+  outcome.exit_code = ExitCode::kRunFailed;
   outcome.failure = why(plan, end, words, name);
   add_lines(*outcome.failure, folder, end, name);
   return outcome;

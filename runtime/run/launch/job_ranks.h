@@ -55,11 +55,11 @@ struct Job {
 // How the job ended, as far as the launcher can see.
 struct JobEnd {
   ExitStatus status;
-  std::string errors;                 // the end of its standard error
-  std::optional<ErrorMessage> error;  // what a rank reported, or which rank left without a report
-  int joined = 0;                     // ranks that joined
-  bool finished = false;              // every rank finished, or stopped as requested
-  int exit_code = 0;                  // of the ranks, if `finished`
+  std::string errors;                    // the end of its standard error
+  std::optional<ErrorMessage> error;     // what a rank reported, or which rank left without a report
+  int joined = 0;                        // ranks that joined
+  bool finished = false;                 // every rank finished, or stopped as requested
+  ExitCode exit_code = ExitCode::kDone;  // of the ranks, if `finished`
   int interrupts = 0;
   Interrupt interrupt;                      // the first one; nothing: none
   std::map<std::string, HostReport> hosts;  // by agent

@@ -48,13 +48,7 @@ std::string pretty(const Json& json) {
 
 // "rank 0", "ranks 0, 2-7": ascending.
 std::string ranks_text(const std::vector<int>& ranks) {
-  std::string text;
-  for (std::size_t begin = 0, end = 0; begin < ranks.size(); begin = end) {
-    for (end = begin + 1; end < ranks.size() && ranks[end] == ranks[end - 1] + 1;) ++end;
-    text += (text.empty() ? "" : ", ") + std::to_string(ranks[begin]);
-    if (end - begin > 1) text += "-" + std::to_string(ranks[end - 1]);
-  }
-  return (ranks.size() == 1 ? "rank " : "ranks ") + text;
+  return (ranks.size() == 1 ? "rank " : "ranks ") + ranges_text(ranks, ", ", /*shortest=*/2);
 }
 
 void report(const Failure& failure, const RunFolder& folder) {
@@ -92,7 +86,7 @@ void write_last_event(EventLog& events, const Outcome& outcome) {
 // Why a task did not complete; empty: it did.
 std::string reason_of(const Outcome& outcome) {
   if (outcome.failure) return outcome.failure->cause;
-  if (outcome.exit_code == static_cast<int>(ExitCode::kDone)) return "";
+  if (outcome.exit_code == ExitCode::kDone) return "";
   return outcome.interrupt.exists() ? outcome.interrupt.why : "a signal to a rank";
 }
 
@@ -135,7 +129,7 @@ void settle(LaunchPlan& plan, const Variables& variables, LaunchTask& task, Even
     settle_limits(plan, remote, variables, [](const std::string& line) { print("dtrain: " + line + "\n"); });
   } catch (const Error& error) {
     const bool bad_input = dynamic_cast<const ConfigError*>(&error) != nullptr;
-    const int code = static_cast<int>(bad_input ? ExitCode::kBadInput : ExitCode::kRunFailed);
+    const ExitCode code = bad_input ? ExitCode::kBadInput : ExitCode::kRunFailed;
     task.end(code, error.what());
     write_last_event(events, {.exit_code = code, .failure = Failure{.cause = error.what()}});
     throw;
@@ -185,17 +179,18 @@ std::string how_to_continue(const RunFolder& folder, const LaunchPlan& plan, con
   return {};
 }
 
-int end_cancelled(const LaunchedRun& opened, LaunchTask& task, EventLog& events) {
+ExitCode end_cancelled(const LaunchedRun& opened, LaunchTask& task, EventLog& events) {
   const Interrupt& cancelled = task.cancelled();
   const bool goes_on_later = cancelled.signal != SIGINT && opened.resume.exists();
-  const int code = static_cast<int>(goes_on_later ? ExitCode::kPreempted : ExitCode::kInterrupted);
+  const ExitCode code = goes_on_later ? ExitCode::kPreempted : ExitCode::kInterrupted;
   task.end(code, cancelled.why);
   write_last_event(events, {.exit_code = code});
   return code;
 }
 
 // Carries out a launch from the queue to its end. `detached` is null unless this is the process that --detach started.
-int carry_out(LaunchPlan plan, LaunchedRun opened, const Variables& variables, const Clock& clock, Detached* detached) {
+ExitCode carry_out(LaunchPlan plan, LaunchedRun opened, const Variables& variables, const Clock& clock,
+                   Detached* detached) {
   const RunFolder& folder = opened.folder;
   std::signal(SIGPIPE, SIG_IGN);  // a reader of our output that goes away does not end the run
   raise_open_files();             // for the ranks and the profiling agent, too
@@ -235,7 +230,7 @@ int carry_out(LaunchPlan plan, LaunchedRun opened, const Variables& variables, c
   const std::string gone = watch.gone();
   if (!gone.empty() && !outcome.failure) {
     outcome.failure = Failure{.cause = watch.error(gone)};
-    outcome.exit_code = static_cast<int>(ExitCode::kRunFailed);
+    outcome.exit_code = ExitCode::kRunFailed;
   }
   task.end(outcome.exit_code, reason_of(outcome));
   if (outcome.reported) return outcome.exit_code;
@@ -251,9 +246,9 @@ int carry_out(LaunchPlan plan, LaunchedRun opened, const Variables& variables, c
   const EndReport report_file = end_report(folder.path);
   std::fputs(report_file.warning.c_str(), stderr);
   print("\n" + report_file.text + "written to " + folder.path.string() + "\n");
-  const bool done = outcome.exit_code == static_cast<int>(ExitCode::kDone);
+  const bool done = outcome.exit_code == ExitCode::kDone;
   std::string next = done ? next_steps(folder, !report_file.text.empty()) : how_to_continue(folder, plan, outcome);
-  const bool stopped = outcome.exit_code == static_cast<int>(ExitCode::kPreempted);
+  const bool stopped = outcome.exit_code == ExitCode::kPreempted;
   if (opened.is_job && stopped) {
     opened.lock.release();  // the job may start again before this process has ended
     if (const std::string requeued = requeue_job(folder, variables); !requeued.empty()) next = requeued + "\n";
@@ -278,7 +273,7 @@ int ranks_of_pods() {
   return node ? node->nodes * std::max(1, node->ranks_here) : 1;
 }
 
-int launch(const LaunchRequest& given) {
+ExitCode launch(const LaunchRequest& given) {
   const Variables variables = process_variables();
   if (const auto node = read_node_environment(variables); node && node->nodes > 1) {
     return launch_node(given, *node, variables);
@@ -292,7 +287,7 @@ int launch(const LaunchRequest& given) {
   }
   if (request.is_trial) ::prctl(PR_SET_PDEATHSIG, SIGTERM);
   const DivisionChoice choice = choose_division(request, continued ? &continued->plan : nullptr, variables);
-  if (choice.interrupted) return static_cast<int>(ExitCode::kInterrupted);
+  if (choice.interrupted) return ExitCode::kInterrupted;
   LaunchPlan plan = make_launch_plan(request, variables);
   plan.division = choice.division;
   ResumePoint resume;
@@ -316,7 +311,7 @@ int launch(const LaunchRequest& given) {
     if (continued) warn(warnings_of(resume));
     print(request.json ? pretty(json)
                        : render_plan(plan) + goes_on + (script.empty() ? "" : "\nfor sbatch:\n" + script));
-    return static_cast<int>(ExitCode::kDone);
+    return ExitCode::kDone;
   }
   check_can_start(plan);
   check_checkpoint_storage(plan.experiment.checkpoint_storage);
@@ -338,7 +333,7 @@ int launch(const LaunchRequest& given) {
     return carry_out(std::move(plan), std::move(opened), variables, clock, &detached);
   }
   print(detached.hear());
-  return static_cast<int>(ExitCode::kDone);
+  return ExitCode::kDone;
 }
 
 }  // namespace dtrain::run

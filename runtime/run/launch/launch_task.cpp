@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/fd.h"
 #include "dtrain/base/file.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/run/log_tail.h"
@@ -52,7 +53,7 @@ LaunchTask::LaunchTask(const std::filesystem::path& state_folder, const schedule
     : clock_(clock), ledger_(scheduler::Ledger::open(state_folder, clock)), id_(ledger_.submit(request)) {}
 
 LaunchTask::~LaunchTask() {
-  if (!ended_) end(static_cast<int>(ExitCode::kRunFailed), "the launcher ended with an error of its own");
+  if (!ended_) end(ExitCode::kRunFailed, "the launcher ended with an error of its own");
 }
 
 std::optional<scheduler::Claim> LaunchTask::wait_for_slots(LaunchSignals& signals,
@@ -112,31 +113,27 @@ void LaunchTask::requeue(const std::string& reason) {
   yield_.clear();
 }
 
-void LaunchTask::end(int exit_code, const std::string& cause) {
+void LaunchTask::end(ExitCode exit_code, const std::string& cause) {
   if (std::exchange(ended_, true)) return;
   TaskState state = TaskState::kFailed;
-  if (exit_code == static_cast<int>(ExitCode::kDone)) state = TaskState::kDone;
-  const bool stopped =
-      exit_code == static_cast<int>(ExitCode::kInterrupted) || exit_code == static_cast<int>(ExitCode::kPreempted);
+  if (exit_code == ExitCode::kDone) state = TaskState::kDone;
+  const bool stopped = exit_code == ExitCode::kInterrupted || exit_code == ExitCode::kPreempted;
   if (stopped) state = TaskState::kInterrupted;
-  guarded([&] { ledger_.end(id_, state, cause, exit_code); });
+  guarded([&] { ledger_.end(id_, state, cause, static_cast<int>(exit_code)); });
 }
 
 Detached::Detached(const std::filesystem::path& log) : log_(log) {
   const UniqueFd output(::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
   if (!output) throw SystemError("cannot write the log " + log.string(), errno);
   const UniqueFd input(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) throw SystemError("cannot make a pipe", errno);
-  UniqueFd reader(ends[0]);
-  UniqueFd writer(ends[1]);
+  Pipe pipe = make_pipe();
   child_ = ::fork();
   if (child_ < 0) throw SystemError("cannot start the launcher in the background", errno);
   if (child_ > 0) {
-    word_ = std::move(reader);
+    word_ = std::move(pipe.reader);
     return;
   }
-  word_ = std::move(writer);
+  word_ = std::move(pipe.writer);
   ::setsid();  // cannot fail: a new process leads no process group
   put(input.get(), STDIN_FILENO);
   put(output.get(), STDOUT_FILENO);

@@ -11,6 +11,7 @@
 #include <sys/types.h>
 
 #include "dtrain/base/clock.h"
+#include "dtrain/base/error.h"
 #include "dtrain/base/fd.h"
 #include "dtrain/scheduler/ledger.h"
 #include "folder/event_log.h"
@@ -62,7 +63,7 @@ class LaunchTask {
   // Frees the slots and queues the task again. Its ranks are gone. SystemError, Error: wait_for_slots() would fail too.
   void requeue(const std::string& reason);
   // Ends the task once its ranks are gone. `cause`: why it did not complete; empty if it did.
-  void end(int exit_code, const std::string& cause);
+  void end(ExitCode exit_code, const std::string& cause);
 
  private:
   void guarded(const std::function<void()>& change);

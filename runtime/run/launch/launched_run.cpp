@@ -34,7 +34,7 @@ std::string reason_of_the_end(const RunFolder& folder) {
     if (what != "run_ended") continue;
     if (event.contains("cause")) reason = event.value("cause", std::string());
     // Slurm signals the ranks, and not their launcher, when it preempts a job.
-    const bool preempted = event.value("exit_code", 0) == static_cast<int>(ExitCode::kPreempted);
+    const bool preempted = event.value("exit_code", ExitCode::kDone) == ExitCode::kPreempted;
     if (preempted && reason.empty()) reason = "interrupted by SIGTERM";
   }
   return reason.empty() ? "it ended without a report: its node was lost, or Slurm killed it" : reason;

@@ -88,8 +88,7 @@ std::optional<Failure> failure_of(const RankProcess& rank, const LaunchPlan& pla
   if (!rank.finished()) {
     return Failure{rank.rank(), name + " ended before the run was over: " + status.describe(), ""};
   }
-  const bool stopped =
-      status.code == static_cast<int>(ExitCode::kInterrupted) || status.code == static_cast<int>(ExitCode::kPreempted);
+  const bool stopped = status.exit_code() == ExitCode::kInterrupted || status.exit_code() == ExitCode::kPreempted;
   if (!status.success() && !stopped) {
     return Failure{rank.rank(), name + " ended with " + status.describe(), ""};
   }
@@ -101,7 +100,7 @@ Outcome local_outcome(const RunFolder& folder, const std::vector<RankProcess>& r
                       const Interrupt& interrupt) {
   Outcome outcome{.interrupt = interrupt};
   if (failure) {
-    outcome.exit_code = static_cast<int>(ExitCode::kRunFailed);
+    outcome.exit_code = ExitCode::kRunFailed;
     if (failure->rank >= 0) {
       const RankProcess& rank = ranks[static_cast<std::size_t>(failure->rank)];
       if (rank.error()) failure->status = rank.status()->describe();
@@ -114,10 +113,10 @@ Outcome local_outcome(const RunFolder& folder, const std::vector<RankProcess>& r
     outcome.failure = std::move(failure);
     return outcome;
   }
-  int code = static_cast<int>(ExitCode::kDone);  // the highest: 130 rather than 75
+  auto code = ExitCode::kDone;  // the highest: 130 rather than 75
   for (const RankProcess& rank : ranks) {
     const ExitStatus& status = *rank.status();
-    code = std::max(code, status.signal != 0 ? static_cast<int>(ExitCode::kInterrupted) : status.code);
+    code = std::max(code, status.signal != 0 ? ExitCode::kInterrupted : status.exit_code());
   }
   outcome.exit_code = exit_code_of_stop(interrupt, code);
   return outcome;

@@ -114,8 +114,8 @@ std::string text_of(const NodePlan& plan, const NodeEnvironment& node) {
   return "host        " + host::host_identity().name + ", " + std::to_string(node.rank + 1) + " of " +
          std::to_string(node.nodes) + ": " + (last == first ? "rank " : "ranks ") + std::to_string(first) +
          (last == first ? "" : " to " + std::to_string(last)) + " of " + std::to_string(plan.ranks_here * node.nodes) +
-         ", " + std::to_string(plan.threads) + (plan.threads == 1 ? " thread each\n" : " threads each\n") +
-         "rank 0      " + node.master.name + ":" + std::to_string(node.master.port) + "\n";
+         ", " + count_of(plan.threads, "thread") + " each\n" + "rank 0      " + node.master.name + ":" +
+         std::to_string(node.master.port) + "\n";
 }
 
 class NodeRanks {
@@ -156,13 +156,13 @@ class NodeRanks {
       for (Rank& rank : ranks_) reap(rank);
       end_what_hangs();
     }
-    int code = static_cast<int>(ExitCode::kDone);  // the highest: 130 rather than 75
+    auto code = ExitCode::kDone;  // the highest: 130 rather than 75
     bool failed = false;
     for (const Rank& rank : ranks_) {
       failed = failed || is_failure(*rank.status);
-      code = std::max(code, rank.status->signal != 0 ? static_cast<int>(ExitCode::kInterrupted) : rank.status->code);
+      code = std::max(code, rank.status->signal != 0 ? ExitCode::kInterrupted : rank.status->exit_code());
     }
-    return failed ? static_cast<int>(failure_code_) : code;
+    return failed ? failure_code_ : code;
   }
 
  private:
@@ -181,9 +181,8 @@ class NodeRanks {
     const bool asked = interrupted_at_ && !failed_at_;
     const bool by_us = status.signal == SIGTERM || status.signal == SIGINT || status.signal == SIGKILL;
     if (status.signal != 0) return !(asked && by_us);
-    const bool preempted = status.code == static_cast<int>(ExitCode::kPreempted);
-    const bool stopped = preempted || status.code == static_cast<int>(ExitCode::kInterrupted);
-    return status.code != 0 && !stopped;
+    const ExitCode code = status.exit_code();
+    return code != ExitCode::kDone && code != ExitCode::kPreempted && code != ExitCode::kInterrupted;
   }
 
   void reap(Rank& rank) {
@@ -196,7 +195,7 @@ class NodeRanks {
     }
     if (failed_at_) return;
     failed_at_ = Clock::now();
-    const bool bad_input = rank.status->code == static_cast<int>(ExitCode::kBadInput);
+    const bool bad_input = rank.status->exit_code() == ExitCode::kBadInput;
     failure_code_ = bad_input ? ExitCode::kBadInput : ExitCode::kRunFailed;
   }
 
@@ -241,12 +240,12 @@ class NodeRanks {
 
 }  // namespace
 
-int launch_node(const LaunchRequest& request, const NodeEnvironment& node, const Variables& variables) {
+ExitCode launch_node(const LaunchRequest& request, const NodeEnvironment& node, const Variables& variables) {
   check_request(request);
   const NodePlan plan = plan_node(request, node, variables);
   if (request.dry_run) {
     print(text_of(plan, node) + "command     " + join(plan.command, " ") + "\n");
-    return static_cast<int>(ExitCode::kDone);
+    return ExitCode::kDone;
   }
   if (const std::string warning = script_warning(plan.command); !warning.empty()) {
     std::fprintf(stderr, "dtrain: warning: %s\n", warning.c_str());

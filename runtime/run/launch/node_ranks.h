@@ -10,6 +10,6 @@ namespace dtrain::run {
 // Starts this host's ranks and waits until they have ended. SIGTERM and SIGINT are passed on. When one fails, the
 // others of this host get some time to stop by themselves, and are then ended. Returns the exit code, as launch() does.
 // ConfigError before any rank starts.
-int launch_node(const LaunchRequest& request, const NodeEnvironment& node, const Variables& variables);
+ExitCode launch_node(const LaunchRequest& request, const NodeEnvironment& node, const Variables& variables);
 
 }  // namespace dtrain::run

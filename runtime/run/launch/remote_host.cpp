@@ -8,6 +8,7 @@
 #include <fcntl.h>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/fd.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
@@ -26,12 +27,9 @@ constexpr auto kCollectPatience = std::chrono::minutes(10);
 
 // The read end of a pipe that holds `text`, which must fit into the pipe's buffer.
 UniqueFd pipe_with(const std::string& text) {
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) throw SystemError("cannot make a pipe", errno);
-  UniqueFd reader(ends[0]);
-  const UniqueFd writer(ends[1]);
-  if (write_all(writer.get(), text) != text.size()) throw SystemError("cannot write into a pipe", errno);
-  return reader;
+  Pipe pipe = make_pipe();
+  if (write_all(pipe.writer.get(), text) != text.size()) throw SystemError("cannot write into a pipe", errno);
+  return std::move(pipe.reader);
 }
 
 // A folder that is removed at the end of the scope.

@@ -1,6 +1,5 @@
 #include "launch/slurm_submit.h"
 
-#include <cerrno>
 #include <csignal>
 
 #include <fcntl.h>
@@ -9,6 +8,7 @@
 
 #include "commands/slurm_command.h"
 #include "dtrain/base/error.h"
+#include "dtrain/base/fd.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
@@ -66,20 +66,13 @@ void run_quietly(std::vector<std::string> command) {
 // What the command prints, on standard output or error.
 std::string said_by(std::vector<std::string> command) {
   const UniqueFd null(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) throw SystemError("cannot make a pipe", errno);
-  const UniqueFd reader(ends[0]);
-  UniqueFd writer(ends[1]);
+  Pipe pipe = make_pipe();
   ProcessOptions options;
   options.command = std::move(command);
-  options.fds = {{0, null.get()}, {1, writer.get()}, {2, writer.get()}};
+  options.fds = {{0, null.get()}, {1, pipe.writer.get()}, {2, pipe.writer.get()}};
   Process process = Process::start(options);
-  writer.reset();
-  std::string text;
-  char piece[4096];
-  for (ssize_t count = 0; (count = ::read(reader.get(), piece, sizeof piece)) > 0;) {
-    text.append(piece, static_cast<std::size_t>(count));
-  }
+  pipe.writer.reset();
+  const std::string text = read_to_end(pipe.reader.get()).value_or("");
   process.wait(std::chrono::seconds(10));
   return trimmed(text);
 }
@@ -160,14 +153,14 @@ class SubmittedJob {
     Outcome outcome;
     outcome.reported = has_started();
     if (status.success()) return outcome;
-    outcome.exit_code = status.signal != 0 ? static_cast<int>(ExitCode::kRunFailed) : status.code;
-    const bool preempted = outcome.exit_code == static_cast<int>(ExitCode::kPreempted);
+    outcome.exit_code = status.signal != 0 ? ExitCode::kRunFailed : status.exit_code();
+    const bool preempted = outcome.exit_code == ExitCode::kPreempted;
     if (interrupts_ > 0) {
-      if (!preempted) outcome.exit_code = static_cast<int>(ExitCode::kInterrupted);
+      if (!preempted) outcome.exit_code = ExitCode::kInterrupted;
       outcome.interrupt = interrupt_;
       return outcome;
     }
-    if (preempted || outcome.exit_code == static_cast<int>(ExitCode::kInterrupted)) {
+    if (preempted || outcome.exit_code == ExitCode::kInterrupted) {
       outcome.interrupt = {.why = "Slurm"};
       return outcome;
     }

@@ -21,7 +21,7 @@ constexpr int kSendWaitMs = 1000;
 constexpr std::size_t kLongestText = 4 * 1024;
 }  // namespace
 
-Json state_message(const std::string& state, int exit_code) {
+Json state_message(const std::string& state, ExitCode exit_code) {
   return {{"type", "state"}, {"state", state}, {"exit_code", exit_code}};
 }
 

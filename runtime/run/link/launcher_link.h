@@ -9,6 +9,7 @@
 #include <string>
 #include <thread>
 
+#include "dtrain/base/error.h"
 #include "dtrain/base/fd.h"
 #include "dtrain/base/json.h"
 #include "dtrain/comm/control.h"
@@ -17,7 +18,7 @@
 namespace dtrain::run {
 
 // The messages of the link, each with a "type". The launcher ignores those it cannot read.
-Json state_message(const std::string& state, int exit_code = 0);  // "started", "finished"
+Json state_message(const std::string& state, ExitCode exit_code = ExitCode::kDone);  // "started", "finished"
 Json progress_message(const Progress& progress);
 struct ErrorMessage {
   bool primary = true;  // this rank failed first; false: it stops because of another rank

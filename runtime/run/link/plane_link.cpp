@@ -191,7 +191,7 @@ void RankPlane::read_states() {
     const Json state = Json::parse(*text);
     if (state.value("state", std::string()) != "finished") continue;
     finished_[rank] = true;
-    exit_code_ = std::max(exit_code_, state.value("exit_code", 0));
+    exit_code_ = std::max(exit_code_, state.value("exit_code", ExitCode::kDone));
   }
 }
 

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "dtrain/base/error.h"
 #include "dtrain/base/log.h"
 #include "dtrain/comm/control.h"
 #include "dtrain/run/rank_session.h"
@@ -94,7 +95,7 @@ class RankPlane {
   bool all_finished();  // trained to the end, or stopped as requested
   bool finished(int rank) const { return finished_.count(rank) != 0; }
   // The highest exit code of the ranks that have finished: not 0 if the run was stopped.
-  int exit_code() const { return exit_code_; }
+  ExitCode exit_code() const { return exit_code_; }
   std::map<std::string, HostReport> hosts();  // by agent
 
   // Why the run must end: the first error that a rank reported. If a rank is gone without a report, `rank` names it,
@@ -116,7 +117,7 @@ class RankPlane {
   std::string last_progress_;
   std::map<int, bool> joined_;
   std::map<int, bool> finished_;
-  int exit_code_ = 0;
+  ExitCode exit_code_ = ExitCode::kDone;
   bool stopping_ = false;
 };
 

@@ -10,6 +10,7 @@
 #include <cerrno>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/fd.h"
 #include "dtrain/base/text.h"
 #include "dtrain/run/version.h"
 
@@ -18,17 +19,6 @@ namespace {
 
 constexpr std::size_t kLongestErrors = 16 * 1024;
 constexpr int kMostNoise = 200;  // lines that a login may print before the greeting
-
-struct Pipe {
-  UniqueFd reader;
-  UniqueFd writer;
-};
-
-Pipe make_pipe() {
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) throw SystemError("cannot make a pipe", errno);
-  return {UniqueFd(ends[0]), UniqueFd(ends[1])};
-}
 
 // For standard input: unlike with a pipe, writing does not kill this process when the reader is gone.
 Pipe make_socket_pair() {

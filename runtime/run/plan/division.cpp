@@ -5,14 +5,11 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include "dtrain/base/text.h"
 #include "dtrain/scheduler/core_groups.h"
 
 namespace dtrain::run {
 namespace {
-
-std::string plural(std::size_t count, const std::string& word) {
-  return std::to_string(count) + " " + word + (count == 1 ? "" : "s");
-}
 
 std::string division_text(const std::vector<scheduler::CoreUnit>& units, int slots) {
   std::size_t least = units.size(), most = 0;
@@ -20,8 +17,8 @@ std::string division_text(const std::vector<scheduler::CoreUnit>& units, int slo
     least = std::min(least, group.size());
     most = std::max(most, group.size());
   }
-  return plural(static_cast<std::size_t>(slots), "rank") + " x " +
-         (least < most ? std::to_string(least) + " to " : "") + plural(most, "core");
+  return count_of(slots, "rank") + " x " + (least < most ? std::to_string(least) + " to " : "") +
+         count_of(most, "core");
 }
 
 std::set<int> numbers_of_ranks(int cores, int nodes) {
@@ -103,7 +100,7 @@ std::string render_division(const Division& division) {
     text +=
         "not known yet: a launch tries the ones below, and remembers the fastest (ranks below: as with the first)\n";
   } else if (division.trials.empty()) {
-    text += plural(static_cast<std::size_t>(division.slots), "rank") + ": " + division.why + "\n";
+    text += count_of(division.slots, "rank") + ": " + division.why + "\n";
   } else {
     text += fmt::format("resources.slots_per_trial: auto takes {}, the fastest {}\n", division.slots,
                         division.remembered ? "by the figures of an earlier launch" : "by the figures of this launch");

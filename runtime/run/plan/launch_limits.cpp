@@ -1,7 +1,6 @@
 #include "plan/launch_limits.h"
 
 #include <algorithm>
-#include <charconv>
 #include <chrono>
 #include <cstdio>
 #include <map>
@@ -11,6 +10,7 @@
 #include "calibration/machine_limits.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/subprocess.h"
+#include "dtrain/base/text.h"
 #include "network/probe_session.h"
 
 namespace dtrain::run {
@@ -33,10 +33,8 @@ int threads_of(const LaunchPlan& plan, const RankPlacement& rank, const Variable
   if (rank.threads <= 0) of_rank.erase("OMP_NUM_THREADS");
   for (const auto& [name, value] : plan.experiment.variables_of_ranks(false)) of_rank[name] = value;
   of_rank.insert(variables.begin(), variables.end());
-  const std::string& text = of_rank["OMP_NUM_THREADS"];
-  int threads = 0;
-  std::from_chars(text.data(), text.data() + text.size(), threads);
-  return std::max(0, threads);
+  std::string_view text = of_rank["OMP_NUM_THREADS"];
+  return std::max(0, take_number<int>(text).value_or(0));
 }
 
 // Whether the number of threads is not the user's own: then more than one for a core may be tried.

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/host/reachable_address.h"
 #include "dtrain/run/cluster.h"
@@ -101,7 +102,7 @@ void check_slots_have_cores(const LaunchPlan& plan, const scheduler::Placement& 
       if (slot.index < 0 || slot.cpus.empty() || slot.cores >= wanted) continue;
       throw ConfigError("resources.cores_per_slot is " + std::to_string(wanted) + ", but slot " +
                             std::to_string(slot.index) + " of agent " + share.agent + " (" + plan.cluster.source +
-                            ") has " + std::to_string(slot.cores) + (slot.cores == 1 ? " core" : " cores"),
+                            ") has " + count_of(slot.cores, "core"),
                         "use at most " + std::to_string(slot.cores) + ", or auto for all cores of the slot");
     }
   }

@@ -225,7 +225,7 @@ void FailureReport::write_events(const FailureCause& cause) {
     events_.try_write("rank_stopped", {{"step", cause.step}, {"because_of_rank", cause.failure.rank}});
   }
   if (!identity_.is_rank_0() || identity_.environment.is_launched()) return;
-  events_.try_write("run_ended", run_ended(static_cast<int>(ExitCode::kRunFailed), comm::failure_text(cause.failure)));
+  events_.try_write("run_ended", run_ended(ExitCode::kRunFailed, comm::failure_text(cause.failure)));
 }
 
 // Under mpirun and srun the ranks share a screen, so only one of the ranks that follow a failure reports it there.

@@ -57,10 +57,6 @@ std::vector<Host> hosts_in_order(const RankHosts& hosts, int ranks) {
   return result;
 }
 
-std::string count_of(std::size_t count, const std::string& thing) {
-  return std::to_string(count) + " " + thing + (count == 1 ? "" : "s");
-}
-
 // Sets the index of each of the host's ranks. Returns what is wrong; empty: each rank has a GPU of its own.
 std::string give_out(const Host& host, const std::vector<Seen>& seen, std::vector<int>& index) {
   std::map<std::string, int> owners;

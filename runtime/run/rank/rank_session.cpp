@@ -190,21 +190,20 @@ int RankSession::finish(bool stopped, bool saved) {
     const StopOutcome stop = stopped ? agree_on_stop(saved) : StopOutcome{};
     const std::string gone = identity_->is_rank_0() ? files_->watch.gone() : "";
     if (!gone.empty()) throw Error(files_->watch.error(gone));
-    const int code = static_cast<int>(stop.code);
-    Json fields = {{"exit_code", code}, {"step", failure_report_->step()}};
+    Json fields = {{"exit_code", stop.code}, {"step", failure_report_->step()}};
     if (stopped) fields["stopped"] = stop.reason;
     files_->events.try_write("rank_finished", fields);
-    if (launcher_) launcher_->link().send(state_message("finished", code));
+    if (launcher_) launcher_->link().send(state_message("finished", stop.code));
     if (mock().alone()) wait_for_all(control());
     control().barrier("run.finished");  // now the records of every rank are on disk
     membership_->finish();
     if (launcher_) launcher_->link().leave();
-    if (files_->output) show_end(code);
+    if (files_->output) show_end(stop.code);
     if (membership_->mpi()) membership_->mpi()->succeed();
     failure_report_->close();  // not earlier: an error in the lines above is reported like any other
     // mpirun and srun take any exit code but 0 for a failure and print a long report.
     const bool in_job = launcher_ && launcher_->plane();
-    return in_job && stopped && stop.code != ExitCode::kRunFailed ? 0 : code;
+    return in_job && stopped && stop.code != ExitCode::kRunFailed ? 0 : static_cast<int>(stop.code);
   } catch (const std::exception& error) {
     return fail(error);
   }
@@ -236,7 +235,7 @@ void RankSession::begin_last_save() {
 }
 
 // Without a launcher rank 0 prints the summary.
-void RankSession::show_end(int code) {
+void RankSession::show_end(ExitCode code) {
   LogRedirect& output = *files_->output;
   output.screen().end_progress();
   output.stop_copying();

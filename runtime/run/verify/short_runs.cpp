@@ -9,6 +9,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
+#include "dtrain/base/json.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
@@ -22,17 +23,6 @@ namespace fs = std::filesystem;
 constexpr std::size_t kLinesOfAFailure = 40;
 constexpr int kMostFolders = 100'000;
 constexpr int kAskMs = 250;
-
-std::string text_at(const Json& json, const std::string& key) {
-  const auto found = json.find(key);
-  return found != json.end() && found->is_string() ? found->get<std::string>() : std::string();
-}
-
-const Json& object_at(const Json& json, const std::string& key) {
-  static const Json none = Json::object();
-  const auto found = json.find(key);
-  return found != json.end() && found->is_object() ? *found : none;
-}
 
 // The experiment file that RUN was launched with, unchanged: files it names may be beside it, not beside RUN's copy.
 fs::path experiment_file(const RunFolder& run, const Json& plan) {
@@ -95,10 +85,8 @@ std::vector<std::string> short_launch(const RunFolder& run, const analysis::RunP
     command.emplace_back("--set");
     command.push_back(value);
   };
-  if (const auto overrides = plan.find("overrides"); overrides != plan.end() && overrides->is_array()) {
-    for (const Json& value : *overrides) {
-      if (value.is_string()) set(value.get<std::string>());
-    }
+  for (const Json& value : list_at(plan, "overrides")) {
+    if (value.is_string()) set(value.get<std::string>());
   }
   make_short(command, steps);
   if (const std::string strategy = decided_strategy(profile); !strategy.empty()) {
@@ -177,7 +165,7 @@ bool ShortRuns::run(const std::string& name, const std::vector<std::string>& mor
   if (enough || status->success()) return true;
   const std::string cause = "the run " + (folder_ / name).string() + " failed (" + status->describe() +
                             "); it said last:\n  " + join(last_lines(said, kLinesOfAFailure), "\n  ");
-  if (status->code == static_cast<int>(ExitCode::kBadInput)) throw ConfigError(cause);
+  if (status->exit_code() == ExitCode::kBadInput) throw ConfigError(cause);
   throw Error(cause);
 }
 

@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <cctype>
-#include <charconv>
 #include <limits>
 #include <string_view>
+
+#include "dtrain/base/text.h"
 
 namespace dtrain::exported {
 
@@ -204,10 +205,8 @@ class ExpressionParser {
   }
 
   static std::optional<Node> number(const std::string& digits) {
-    std::int64_t value = 0;
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-    if (error != std::errc() || end != digits.data() + digits.size()) return std::nullopt;
-    return Node{"number", value, {}, {}};
+    const auto value = to_number<std::int64_t>(digits);
+    return value ? std::optional(Node{"number", *value, {}, {}}) : std::nullopt;
   }
 
   Node named(std::string name) {

@@ -2,6 +2,7 @@
 
 #include <string_view>
 
+#include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
 
 namespace dtrain::exported {
@@ -26,10 +27,7 @@ bool read_place(std::string_view line, CodeLine& place) {
 }  // namespace
 
 std::string metadata_text(const Json& node, const char* key) {
-  const auto metadata = node.find("metadata");
-  if (metadata == node.end() || !metadata->is_object()) return {};
-  const auto text = metadata->find(key);
-  return text != metadata->end() && text->is_string() ? text->get<std::string>() : std::string();
+  return text_at(object_at(node, "metadata"), key);
 }
 
 std::vector<CodeLine> code_lines(const Json& node) {

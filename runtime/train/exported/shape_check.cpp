@@ -48,8 +48,7 @@ void ShapeCheck::check_samples(std::int64_t samples) const {
     if (input.shape.empty()) continue;
     if (const auto* fixed = std::get_if<std::int64_t>(&input.shape[0])) {
       if (samples == *fixed) continue;
-      throw Error("its input '" + input.name + "' was exported for batches of " + std::to_string(*fixed) +
-                      (*fixed == 1 ? " sample" : " samples") + " alone",
+      throw Error("its input '" + input.name + "' was exported for batches of " + count_of(*fixed, "sample") + " alone",
                   *fixed == 1 ? kMoreSamples : kDynamicSamples);
     }
     if (const auto symbol = std::get<Expression>(input.shape[0]).symbol()) of_symbol.emplace(*symbol, input.name);
@@ -147,9 +146,8 @@ void ShapeCheck::check_new(std::span<const at::Tensor> inputs) const {
       const std::string start = program_.inputs[i].path + ".size()[";
       if (!name.starts_with(start) || !name.ends_with("]")) continue;
       const std::string digits = name.substr(start.size(), name.size() - start.size() - 1);
-      if (digits.empty() || digits.size() > 2 || digits.find_first_not_of("0123456789") != std::string::npos) continue;
-      const int dimension = std::stoi(digits);
-      if (dimension < inputs[i].dim()) return inputs[i].size(dimension);
+      const int dimension = to_number<int>(digits).value_or(-1);
+      if (dimension >= 0 && dimension < inputs[i].dim()) return inputs[i].size(dimension);
     }
     return of_symbol(name);
   };

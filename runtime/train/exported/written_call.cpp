@@ -8,6 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "dtrain/base/text.h"
+
 namespace dtrain::exported {
 
 namespace {
@@ -28,12 +30,6 @@ constexpr std::array kFunctions{
 
 bool is_word(char c) {
   return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_';
-}
-
-std::string_view trimmed(std::string_view text) {
-  while (!text.empty() && std::isspace(static_cast<unsigned char>(text.front())) != 0) text.remove_prefix(1);
-  while (!text.empty() && std::isspace(static_cast<unsigned char>(text.back())) != 0) text.remove_suffix(1);
-  return text;
 }
 
 // Of a call whose opening bracket is at `open`; empty: it does not end in this line.

@@ -2,6 +2,8 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include "dtrain/base/text.h"
+
 namespace dtrain::train {
 
 LossScalingReport::LossScalingReport(const RunServices& run, StepsInFlight& in_flight, const LossScaler& scaler,
@@ -52,10 +54,11 @@ void LossScalingReport::write() {
   if (!run_.is_first_rank() || !is_new_) return;
   is_new_ = false;
   const auto skipped = static_cast<std::int64_t>(skipped_);
-  run_.update_plan("loss_scaling", {{"skipped_updates", skipped},
-                                    {"scale", scale_},
-                                    {"text", fmt::format("fp16: {} update{} skipped, the scale of the loss is {}",
-                                                         skipped, skipped == 1 ? "" : "s", scale_)}});
+  run_.update_plan(
+      "loss_scaling",
+      {{"skipped_updates", skipped},
+       {"scale", scale_},
+       {"text", fmt::format("fp16: {} skipped, the scale of the loss is {}", count_of(skipped, "update"), scale_)}});
 }
 
 }  // namespace dtrain::train

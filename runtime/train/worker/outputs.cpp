@@ -1,7 +1,6 @@
 #include "outputs.h"
 
 #include <algorithm>
-#include <charconv>
 #include <optional>
 
 #include <ATen/core/function_schema.h>
@@ -25,11 +24,8 @@ std::optional<std::size_t> element_of(const c10::TupleType& type, const std::str
   const std::vector<std::string> names = names_of(type);
   if (const auto found = std::find(names.begin(), names.end(), choice); found != names.end())
     return static_cast<std::size_t>(found - names.begin());
-  std::size_t number = 0;
-  const char* const end = choice.data() + choice.size();
-  const auto [stop, error] = std::from_chars(choice.data(), end, number);
-  if (error != std::errc() || stop != end || number >= type.elements().size()) return std::nullopt;
-  return number;
+  const auto number = to_number<std::size_t>(choice);
+  return number && *number < type.elements().size() ? number : std::nullopt;
 }
 
 std::string elements_of(const c10::TupleType& type) {

@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 
+#include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
 #include "read/json_fields.h"
 #include "report/charts.h"
@@ -76,10 +77,8 @@ namespace {
 
 // "4 x 32, 1 x 31"
 std::string split_text(const Json& plan) {
-  const auto split = plan.find("batch_per_rank");
-  if (split == plan.end() || !split->is_array()) return {};
   std::map<std::int64_t, int, std::greater<>> ranks;
-  for (const Json& batch : *split) {
+  for (const Json& batch : list_at(plan, "batch_per_rank")) {
     if (batch.is_number_integer()) ++ranks[batch.get<std::int64_t>()];
   }
   std::vector<std::string> parts;

@@ -42,27 +42,18 @@ Json core_bars(const RunProfile& run) {
 
 // What a rank's process used, or what it could not get.
 Json process_series(const Input& input, double ProcessLine::*value, const std::string& title) {
-  Json spec = time_series(input, title, "percent");
-  std::vector<Point> all;
-  const std::size_t columns = Input::columns(input.drawn().size() * 2, kMostPoints / 2);
-  for (const RankProfile* rank : input.drawn()) {
-    const AgentProfile* agent = input.run.agent_of(*rank);
-    if (!agent) continue;
+  return lines_of_ranks(input, title, "percent", kMostPoints / 2, [&](const RankProfile& rank) {
     std::vector<Point> points;
+    const AgentProfile* agent = input.run.agent_of(rank);
+    if (!agent) return points;
     for (const SystemLine& sample : agent->samples) {
       for (const ProcessLine& process : sample.processes) {
-        if (process.rank != rank->rank || process.*value < 0) continue;
+        if (process.rank != rank.rank || process.*value < 0) continue;
         points.push_back(point(input.seconds(*agent, sample.time_ns), process.*value));
       }
     }
-    if (points.empty()) continue;
-    points = thin(std::move(points), columns);
-    all.insert(all.end(), points.begin(), points.end());
-    Json set = line_set("rank " + std::to_string(rank->rank), points, false);
-    set["rank"] = rank->rank;
-    spec["sets"].push_back(std::move(set));
-  }
-  return few_lines(std::move(spec), std::move(all), "ranks");
+    return points;
+  });
 }
 
 }  // namespace
@@ -82,21 +73,17 @@ void write_cpu_bottlenecks(Page& page, const Input& input) {
               .title = "Cores",
               .text = "Mean utilization of each core over the run. Idle ones could hold another rank.",
               .spec = std::move(cores)});
-  if (Json used = process_series(input, &ProcessLine::cpu_percent, "100% is one core"); !used.is_null()) {
-    page.chart({.id = "rank-cpu",
-                .title = "CPU time of each rank",
-                .text = fmt::format("A rank far below 100% for each of its threads waits for something.{}",
-                                    input.drawn_text()),
-                .spec = std::move(used)});
-  }
-  if (Json waits = process_series(input, &ProcessLine::cpu_wait_percent, "of the time"); !waits.is_null()) {
-    page.chart({.id = "rank-cpu-wait",
-                .title = "Ready to run, but without a core",
-                .text = fmt::format("The share of the time in which a rank's training thread could have run and "
-                                    "another program had its core.{}",
-                                    input.drawn_text()),
-                .spec = std::move(waits)});
-  }
+  page.chart(
+      {.id = "rank-cpu",
+       .title = "CPU time of each rank",
+       .text = fmt::format("A rank far below 100% for each of its threads waits for something.{}", input.drawn_text()),
+       .spec = process_series(input, &ProcessLine::cpu_percent, "100% is one core")});
+  page.chart({.id = "rank-cpu-wait",
+              .title = "Ready to run, but without a core",
+              .text = fmt::format("The share of the time in which a rank's training thread could have run and "
+                                  "another program had its core.{}",
+                                  input.drawn_text()),
+              .spec = process_series(input, &ProcessLine::cpu_wait_percent, "of the time")});
   page.end_columns();
 }
 
@@ -117,13 +104,11 @@ void write_io_bottlenecks(Page& page, const Input& input) {
               .text = "The share of time in which cores had nothing to do but that.",
               .spec = std::move(wait),
               .height = 200});
-  if (Json requests = host_series(input, {{"disk_iops", "requests"}}, "requests a second", ""); !requests.is_null()) {
-    page.chart({.id = "disk-requests",
-                .title = "Requests to disks",
-                .text = "Completed reads and writes. Many small ones are slow where few large ones would not be.",
-                .spec = std::move(requests),
-                .height = 200});
-  }
+  page.chart({.id = "disk-requests",
+              .title = "Requests to disks",
+              .text = "Completed reads and writes. Many small ones are slow where few large ones would not be.",
+              .spec = host_series(input, {{"disk_iops", "requests"}}, "requests a second", ""),
+              .height = 200});
   page.end_columns();
 }
 
@@ -145,13 +130,11 @@ void write_gpu_utilization(Page& page, const Input& input) {
                       "for. Up and "
                       "down: blocking calls, or waiting for data.",
               .spec = std::move(spec)});
-  if (Json hot = gpu_series(input, "gpu_temperature", "temperature", "C"); !hot.is_null()) {
-    page.chart({.id = "gpu-temperature",
-                .title = "Temperature of each GPU",
-                .text = "Near its limit a GPU slows down by itself.",
-                .spec = std::move(hot),
-                .height = 180});
-  }
+  page.chart({.id = "gpu-temperature",
+              .title = "Temperature of each GPU",
+              .text = "Near its limit a GPU slows down by itself.",
+              .spec = gpu_series(input, "gpu_temperature", "temperature", "C"),
+              .height = 180});
 }
 
 }  // namespace dtrain::analysis::report

@@ -110,12 +110,10 @@ void write_collectives(Page& page, const Input& input) {
                   "the numbers.",
               .spec = duration_bars(s.collectives),
               .height = std::clamp(70 + 30 * static_cast<int>(s.collectives.size()), 120, 700)});
-  if (Json series = bandwidth_series(input); !series.is_null()) {
-    page.chart({.id = "bus-bandwidth",
-                .title = "Bus bandwidth of the buckets over time",
-                .text = "Of one rank, as it measured each exchange of gradients.",
-                .spec = std::move(series)});
-  }
+  page.chart({.id = "bus-bandwidth",
+              .title = "Bus bandwidth of the buckets over time",
+              .text = "Of one rank, as it measured each exchange of gradients.",
+              .spec = bandwidth_series(input)});
   page.end_columns();
 }
 

@@ -56,27 +56,18 @@ Json histogram_spec(const Values& values) {
 
 // Batches that were ready when one was asked for, over time.
 Json queue_series(const Input& input) {
-  Json spec = time_series(input, "batches ready", "");
-  std::vector<Point> all;
-  const std::size_t columns = Input::columns(input.drawn().size() * 2, kMostPoints / 2);
-  for (const RankProfile* rank : input.drawn()) {
+  return lines_of_ranks(input, "batches ready", "", kMostPoints / 2, [&](const RankProfile& rank) {
     std::vector<Point> points;
-    for (const LoaderLine& line : rank->loader) {
-      points.push_back(point(input.seconds(*rank, line.time_ns), line.queue_depth));
+    for (const LoaderLine& line : rank.loader) {
+      points.push_back(point(input.seconds(rank, line.time_ns), line.queue_depth));
     }
-    for (const WindowLine& window : rank->windows) {
+    for (const WindowLine& window : rank.windows) {
       if (window.loader_records <= 0) continue;
       const double depth = static_cast<double>(window.loader_queue_sum) / static_cast<double>(window.loader_records);
-      points.push_back(point(input.seconds(*rank, window.end_ns), depth));
+      points.push_back(point(input.seconds(rank, window.end_ns), depth));
     }
-    if (points.empty()) continue;
-    points = thin(std::move(points), columns);
-    all.insert(all.end(), points.begin(), points.end());
-    Json set = line_set("rank " + std::to_string(rank->rank), points, false);
-    set["rank"] = rank->rank;
-    spec["sets"].push_back(std::move(set));
-  }
-  return few_lines(std::move(spec), std::move(all), "ranks");
+    return points;
+  });
 }
 
 // What a rank's workers used.
@@ -156,13 +147,10 @@ void write_data_loading(Page& page, const Input& input) {
               .text = "How the times waited for data are distributed. Longer ones than the axis shows are in the last "
                       "bar.",
               .spec = histogram_spec(values)});
-  Json queue = queue_series(input);
-  if (!queue.is_null()) {
-    page.chart({.id = "queue-series",
-                .title = "Batches that were ready",
-                .text = "When the training asked for one. Near zero the loader is what the training waits for.",
-                .spec = std::move(queue)});
-  }
+  page.chart({.id = "queue-series",
+              .title = "Batches that were ready",
+              .text = "When the training asked for one. Near zero the loader is what the training waits for.",
+              .spec = queue_series(input)});
   page.end_columns();
   write_table(page, input.run, input.analysis.summary);
 }

@@ -2,6 +2,7 @@
 #include <spdlog/fmt/fmt.h>
 #include <algorithm>
 
+#include "dtrain/base/text.h"
 #include "report/sections.h"
 #include "summary/scopes_text.h"
 #include "text/numbers.h"
@@ -210,9 +211,8 @@ void write_device(Page& page, const DeviceOperators& device, const std::string& 
 
 void write_devices(Page& page, const Operators& operators) {
   const double sum_s = operators.cpu.seconds + operators.gpu.seconds;
-  page.paragraph(fmt::format("From traces of {} batches of {} rank{}: {} of the operators' time on CPUs, {} on GPUs.",
-                             count_text(operators.batches), operators.ranks.size(),
-                             operators.ranks.size() == 1 ? "" : "s",
+  page.paragraph(fmt::format("From traces of {} batches of {}: {} of the operators' time on CPUs, {} on GPUs.",
+                             count_text(operators.batches), count_of(operators.ranks.size(), "rank"),
                              format_percent(sum_s > 0 ? operators.cpu.seconds / sum_s : 0),
                              format_percent(sum_s > 0 ? operators.gpu.seconds / sum_s : 0)));
   page.chart({.id = "cpu-gpu",

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
 #include "read/json_fields.h"
 #include "report/sections.h"
@@ -14,12 +15,6 @@ namespace {
 
 std::string or_unknown(const std::optional<double>& seconds) {
   return seconds ? seconds_text(*seconds) : "did not end";
-}
-
-const Json& object(const Json& json, const std::string& key) {
-  static const Json none = Json::object();
-  const auto found = json.find(key);
-  return found != json.end() && found->is_object() ? *found : none;
 }
 
 // The first and the last time that was recorded.
@@ -39,7 +34,7 @@ std::pair<std::string, std::string> wall_times(const RunProfile& run) {
 
 std::string versions(const RunProfile& run) {
   std::vector<std::string> parts;
-  for (const auto& [name, value] : object(run.plan, "versions").items()) {
+  for (const auto& [name, value] : object_at(run.plan, "versions").items()) {
     if (value.is_string()) parts.push_back(name + " " + value.get<std::string>());
   }
   return parts.empty() ? "not recorded" : join(parts, ", ");
@@ -61,7 +56,7 @@ void write_facts(Page& page, const Input& input) {
       {"started", first.empty() ? "not known" : first},
       {"ended", s.state.empty() ? "it has not" : last},
       {"ran for" + of_attempt, ran_for(input)},
-      {"ranks", fmt::format("{} on {} host{}", s.world_size, hosts.size(), hosts.size() == 1 ? "" : "s")},
+      {"ranks", fmt::format("{} on {}", s.world_size, count_of(hosts.size(), "host"))},
       {"trained" + of_attempt, batches_text(s)},
       {"samples" + of_attempt, count_text(s.samples)},
       {"global batch", s.global_batch_size ? batch_size_text(s) : "not known"},
@@ -69,7 +64,7 @@ void write_facts(Page& page, const Input& input) {
       {"training loop", or_unknown(s.loop_s)},
       {"finalization", or_unknown(s.finalization_s)}};
   if (!attempt.empty()) facts.insert(facts.begin(), {"this profile is of", attempt_text(s)});
-  if (const Json& model = object(input.run.plan, "model"); !model.empty()) {
+  if (const Json& model = object_at(input.run.plan, "model"); !model.empty()) {
     facts.emplace_back("model", fmt::format("{} parameters, {}", count_text(integer(model, "parameters")),
                                             format_bytes(number(model, "bytes"))));
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "dtrain/analysis/curves.h"
+#include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
 #include "read/json_fields.h"
 #include "report/charts.h"
@@ -64,10 +65,8 @@ void write_learning(Page& page, const Input& input) {
     page.paragraph("A cross at the upper edge of a chart marks a value that is nan or infinite.");
   }
   write_curve_controls(page);
-  const auto searcher = input.run.experiment.find("searcher");
-  const bool judged = searcher != input.run.experiment.end() && searcher->is_object();
-  const std::size_t left_out =
-      write_curve_charts(page, {{input.run.name, &run}}, judged ? text(*searcher, "metric") : "");
+  const std::string metric = text(object_at(input.run.experiment, "searcher"), "metric");
+  const std::size_t left_out = write_curve_charts(page, {{input.run.name, &run}}, metric);
   if (left_out > 0) {
     page.paragraph(count_text(static_cast<std::int64_t>(left_out)) + " more are only in the table below.");
   }
@@ -90,9 +89,7 @@ void write_attempts(Page& page, const RunHistory& history) {
 }
 
 bool smaller_is_better(const Json& experiment) {
-  const auto searcher = experiment.find("searcher");
-  if (searcher == experiment.end() || !searcher->is_object()) return true;
-  return searcher->value("smaller_is_better", Json()) != Json(false);
+  return value_at<bool>(object_at(experiment, "searcher"), "smaller_is_better").value_or(true);
 }
 
 Cell metric_cell(const CheckpointAccount& one) {

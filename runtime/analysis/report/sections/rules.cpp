@@ -47,7 +47,7 @@ void write_rule(Page& page, const Input& input, const std::string& name) {
                   "counted: {}.",
                   name, rule->description, parameters.empty() ? "none" : parameters, count_text(rule->datapoints),
                   count_text(rule->triggered), rule->unit, pairs_text(rule->counts)));
-  if (rule->triggered > 0) page.raw(fmt::format("<p class=\"warning\">{}</p>\n", escape(rule->recommendation)));
+  if (rule->triggered > 0) page.raw(fmt::format("<p class=\"warning\">{}</p>\n", html_escaped(rule->recommendation)));
   const auto advice = rule->details.find("advice");
   if (advice == rule->details.end() || !advice->is_array()) return;
   std::vector<std::string> lines;

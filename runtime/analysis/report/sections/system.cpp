@@ -145,15 +145,12 @@ void write_gpu_memory_of_ranks(Page& page, const Input& input) {
     table.row(cells, rank->rank);
   }
   page.table(table);
-  if (Json spec = rank_gpu_memory_series(input); !spec.is_null()) {
-    page.chart(
-        {.id = "rank-gpu-memory",
-         .title = "Memory that each rank has reserved on its GPU",
-         .text = fmt::format("libtorch keeps what tensors leave free for later ones. What it has reserved beyond "
-                             "the table's numbers is kept so, or lost to fragmentation.{}",
-                             input.drawn_text()),
-         .spec = std::move(spec)});
-  }
+  page.chart({.id = "rank-gpu-memory",
+              .title = "Memory that each rank has reserved on its GPU",
+              .text = fmt::format("libtorch keeps what tensors leave free for later ones. What it has reserved beyond "
+                                  "the table's numbers is kept so, or lost to fragmentation.{}",
+                                  input.drawn_text()),
+              .spec = rank_gpu_memory_series(input)});
 }
 
 }  // namespace

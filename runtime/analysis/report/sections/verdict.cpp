@@ -2,6 +2,7 @@
 #include <spdlog/fmt/fmt.h>
 #include <algorithm>
 
+#include "dtrain/base/text.h"
 #include "dtrain/base/units.h"
 #include "report/sections.h"
 #include "text/numbers.h"
@@ -12,7 +13,7 @@ namespace {
 constexpr std::size_t kShown = 3;
 
 std::string tile(const std::string& value, const std::string& words) {
-  return fmt::format("<div class=\"tile\"><b>{}</b><span>{}</span></div>\n", escape(value), escape(words));
+  return fmt::format("<div class=\"tile\"><b>{}</b><span>{}</span></div>\n", html_escaped(value), html_escaped(words));
 }
 
 // A leak costs no time until it ends the run.
@@ -29,7 +30,7 @@ std::string finding_item(const Finding& finding) {
   return fmt::format(
       "<li><div class=\"cost\">{}</div><div>"
       "<h3>{}</h3><p class=\"advice\">{}</p><p class=\"evidence\">{}</p></div></li>\n",
-      cost_of(finding), escape(finding.title), escape(finding.advice), escape(finding.evidence));
+      cost_of(finding), html_escaped(finding.title), html_escaped(finding.advice), html_escaped(finding.evidence));
 }
 
 void write_tiles(Page& page, const Input& input) {
@@ -77,7 +78,8 @@ void write_verdict(Page& page, const Input& input) {
   page.begin_section("verdict", "Verdict");
   const RunSummary& s = input.analysis.summary;
   if (!s.cause.empty()) {
-    page.raw(fmt::format("<p class=\"warning\"><strong>The run did not complete.</strong> {}</p>\n", escape(s.cause)));
+    page.raw(
+        fmt::format("<p class=\"warning\"><strong>The run did not complete.</strong> {}</p>\n", html_escaped(s.cause)));
   }
   if (s.steps == 0) {
     page.absent("No batch was recorded.", "The run ended before its first batch, or was not profiled.",

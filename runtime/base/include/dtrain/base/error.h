@@ -45,7 +45,7 @@ class SystemError : public Error {
 // "outer: inner: innermost" of an exception and all those nested in it (std::throw_with_nested).
 std::string describe(const std::exception& error);
 
-// What a process of dtrain ends with (docs/errors.md).
+// What a process of dtrain ends with (docs/errors.md). A program of the user's may end with another value.
 enum class ExitCode : int {
   kDone = 0,
   kRunFailed = 1,

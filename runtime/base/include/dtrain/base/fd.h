@@ -1,7 +1,10 @@
 // An owned file descriptor, and the limit of open files.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <optional>
+#include <string>
 #include <utility>
 
 namespace dtrain {
@@ -29,6 +32,16 @@ class UniqueFd {
 // Raises the limit of open files to the allowed maximum, but at most 65,536, because some programs try every number up
 // to the limit. Holds for this process and for those that it starts from now on. Returns the new limit.
 std::uint64_t raise_open_files();
+
+// Both ends are close-on-exec.
+struct Pipe {
+  UniqueFd reader, writer;
+};
+Pipe make_pipe();  // SystemError
+
+// What is written until all writers have closed their end. Empty: they take longer.
+std::optional<std::string> read_to_end(
+    int fd, std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max());
 
 // A second file descriptor of the same open file, close-on-exec. SystemError.
 UniqueFd duplicate(int fd);

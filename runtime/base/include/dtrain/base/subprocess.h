@@ -10,6 +10,7 @@
 
 #include <sys/types.h>
 
+#include "dtrain/base/error.h"
 #include "dtrain/base/fd.h"
 
 namespace dtrain {
@@ -17,6 +18,7 @@ namespace dtrain {
 struct ExitStatus {
   int code = 0;    // meaningful when signal is 0
   int signal = 0;  // what killed it, or 0
+  ExitCode exit_code() const { return static_cast<ExitCode>(code); }
   bool success() const { return code == 0 && signal == 0; }
   std::string describe() const;  // "exit status 3", "killed by signal 9 (SIGKILL)"
 };

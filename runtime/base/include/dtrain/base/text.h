@@ -1,10 +1,13 @@
 // Small text helpers.
 #pragma once
 
+#include <charconv>
+#include <concepts>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 namespace dtrain {
@@ -17,15 +20,47 @@ std::string join(std::span<const std::string> parts, std::string_view separator)
 // "a", "a and b", "a, b and c"
 std::string join_with_and(std::span<const std::string> parts);
 std::vector<std::string> split(std::string_view text, char separator);
+// Without white space, or these letters, at its ends.
+std::string_view trimmed(std::string_view text, std::string_view space = " \t\r\n\v\f");
 // The first line that is not just white space, without white space around it; empty: there is none.
 std::string first_line(std::string_view text);
-// Ascending numbers as ranges: "0-15,64-79", "0,1,4".
-std::string ranges_text(std::span<const int> numbers);
+// "rank" -> "ranks", "batch" -> "batches", "epoch" -> "epochs"
+std::string plural(std::string_view word);
+// "1 rank", "2 ranks"
+template <std::integral Count>
+std::string count_of(Count count, std::string_view word) {
+  return std::to_string(count) + " " + (count == 1 ? std::string(word) : plural(word));
+}
+// Ascending numbers as ranges: "0-15,64-79", "0,1,4". Fewer neighbours than `shortest` are listed.
+std::string ranges_text(std::span<const int> numbers, std::string_view separator = ",", std::size_t shortest = 3);
+// The numbers of such a text at the beginning of this one, which is removed there. Empty: there are none, or one of
+// them is not from 0 to 2^20 - 1.
+std::vector<int> take_ranges(std::string_view& text, char separator = ',');
+// The number at the beginning of the text, which is removed there. Empty: there is none, or it does not fit. White
+// space and a plus sign are no part of a number.
+template <typename Number, typename... Base>
+std::optional<Number> take_number(std::string_view& text, Base... base) {
+  Number number{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number, base...);
+  if (error != std::errc()) return std::nullopt;
+  text.remove_prefix(static_cast<std::size_t>(end - text.data()));
+  return number;
+}
+// The number that the whole text is.
+template <typename Number, typename... Base>
+std::optional<Number> to_number(std::string_view text, Base... base) {
+  const auto number = take_number<Number>(text, base...);
+  return text.empty() ? number : std::nullopt;
+}
+
 bool is_valid_utf8(std::string_view text);
 // Two digits (0-9, a-f) for each byte.
 std::string to_hex(std::string_view bytes);
 
 // The text as one word of a POSIX shell, in single quotes.
 std::string shell_quoted(std::string_view text);
+
+// The text as it stands in an HTML page or in an attribute of it.
+std::string html_escaped(std::string_view text);
 
 }  // namespace dtrain

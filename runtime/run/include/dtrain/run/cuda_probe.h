@@ -7,6 +7,6 @@
 namespace dtrain::run {
 
 // `libtorch`: the folder of libtorch's libraries; may be empty. Returns the exit code.
-int cuda_probe(const std::string& libtorch);
+[[noreturn]] void cuda_probe(const std::string& libtorch);
 
 }  // namespace dtrain::run

@@ -4,6 +4,8 @@
 
 #include <filesystem>
 
+#include "dtrain/base/error.h"
+
 namespace dtrain::run {
 
 struct DoctorRequest {
@@ -14,6 +16,6 @@ struct DoctorRequest {
 };
 
 // Prints the findings. Returns the exit code: 0, or 1 if there is a problem.
-int doctor(const DoctorRequest& request);
+ExitCode doctor(const DoctorRequest& request);
 
 }  // namespace dtrain::run

@@ -3,9 +3,11 @@
 // input ends. One thread.
 #pragma once
 
+#include "dtrain/base/error.h"
+
 namespace dtrain::run {
 
 // Returns the exit code.
-int host_probe();
+ExitCode host_probe();
 
 }  // namespace dtrain::run

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "dtrain/base/error.h"
 #include "dtrain/base/log.h"
 #include "dtrain/run/mock.h"
 #include "dtrain/scheduler/cluster_agents.h"
@@ -36,6 +37,6 @@ int ranks_of_pods();
 //
 // Returns the exit code: 0 done, 1 the run failed, 75 stopped by SIGTERM with a durable checkpoint, 130 interrupted.
 // ConfigError (exit code 2) before any rank starts.
-int launch(const LaunchRequest& request);
+ExitCode launch(const LaunchRequest& request);
 
 }  // namespace dtrain::run

@@ -176,7 +176,7 @@ class RankSession {
   void on_launcher_end();
   void on_rank_failure(const comm::RankFailure& failure);
   StopOutcome agree_on_stop(bool saved);
-  void show_end(int code);
+  void show_end(ExitCode code);
 
   // Destroyed in reverse order; comments in the destructor explain why.
   const SystemClock clock_{};

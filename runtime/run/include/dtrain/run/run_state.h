@@ -5,17 +5,18 @@
 #include <optional>
 #include <string>
 
+#include "dtrain/base/error.h"
 #include "dtrain/run/run_folder.h"
 
 namespace dtrain::run {
 
 struct RunState {
-  std::optional<int> exit_code;  // how it ended; empty: it has not, or its end was not recorded
-  std::string alive;             // one of its processes on this host, "rank 0 (pid 4711)"; empty: none is left
-  bool started = false;          // it is no longer queued
-  int restarts = 0;              // automatic ones since the launch, `--continue`, or the last progress
-  int continued = 0;             // how often a user has continued it
-  int trained = -1;              // `continued` at the time when ranks last began to train; -1: never
+  std::optional<ExitCode> exit_code;  // how it ended; empty: it has not, or its end was not recorded
+  std::string alive;                  // one of its processes on this host, "rank 0 (pid 4711)"; empty: none is left
+  bool started = false;               // it is no longer queued
+  int restarts = 0;                   // automatic ones since the launch, `--continue`, or the last progress
+  int continued = 0;                  // how often a user has continued it
+  int trained = -1;                   // `continued` at the time when ranks last began to train; -1: never
   std::optional<std::int64_t> last_saved;  // the batch of the last checkpoint that was saved
 
   bool is_over() const { return exit_code.has_value() || alive.empty(); }
