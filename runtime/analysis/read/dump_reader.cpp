@@ -26,16 +26,6 @@ constexpr std::pair<Operation, std::string_view> kNames[] = {
 
 }  // namespace
 
-void LoaderUsage::add(const LoaderUsage& other) {
-  add_to(batches, other.batches);
-  add_to(cpu_ns, other.cpu_ns);
-  add_to(no_core_ns, other.no_core_ns);
-  add_to(bytes, other.bytes);
-  add_to(disk_bytes, other.disk_bytes);
-  add_to(requests, other.requests);
-  add_to(skipped, other.skipped);
-}
-
 std::string_view name_of(Operation operation) {
   for (const auto& [value, name] : kNames) {
     if (value == operation) return name;
@@ -55,25 +45,25 @@ namespace {
 // False for an unknown kind.
 bool dispatch(const Object& object, std::string_view kind, std::string_view line, DumpHandler& handler) {
   if (kind == "step") {
-    handler.step(parse_step(object));
+    handler.step(parse<StepLine>(object));
   } else if (kind == "collective") {
-    handler.collective(parse_collective(object));
+    handler.collective(parse<CollectiveLine>(object));
   } else if (kind == "loader") {
-    handler.loader(parse_loader(object));
+    handler.loader(parse<LoaderLine>(object));
   } else if (kind == "scope") {
-    handler.scope(parse_scope(object));
+    handler.scope(parse<ScopeLine>(object));
   } else if (kind == "system") {
     handler.system(parse_system(object));
   } else if (kind == "gpu") {
     handler.gpu(parse_gpu(object));
   } else if (kind == "part") {
-    handler.part(parse_part(object));
+    handler.part(parse<PartLine>(object));
   } else if (kind == "clock") {
-    handler.clock(parse_clock(object));
+    handler.clock(parse<ClockLine>(object));
   } else if (kind == "memory") {
-    handler.memory(parse_memory(object));
+    handler.memory(parse<MemoryLine>(object));
   } else if (kind == "device_memory") {
-    handler.device_memory(parse_device_memory(object));
+    handler.device_memory(parse<DeviceMemoryLine>(object));
   } else if (kind == "window") {
     WindowSketches sketches;
     const WindowLine window = parse_window(object, sketches);
@@ -85,7 +75,7 @@ bool dispatch(const Object& object, std::string_view kind, std::string_view line
   } else if (kind == "lost") {
     handler.lost(integer_of(object, "count"), std::string(text_of(object, "reason")));
   } else if (kind == "end") {
-    handler.end(parse_end(object));
+    handler.end(parse<EndLine>(object));
   } else {
     return false;
   }
