@@ -21,11 +21,11 @@ Table of_agents(std::string name, auto lines, auto fields) {
       lines(agent, [&](const Items&... items) { emit(rank, agent, items...); });
     }
   };
-  return make_table<AgentProfile, Items...>(std::move(name), each,
-                                            [fields](auto& row, const AgentProfile& agent, const Items&... items) {
-                                              row("agent", agent.agent);
-                                              fields(row, agent, items...);
-                                            });
+  const auto with_agent = [fields](auto& row, auto& agent, auto&... items) {
+    row("agent", agent.agent);
+    fields(row, agent, items...);
+  };
+  return make_table<AgentProfile, Items...>(std::move(name), each, with_agent);
 }
 
 struct SystemValue {
@@ -47,15 +47,14 @@ Table system() {
       }
     }
   };
-  return of_agents<SystemLine, SystemValue>(
-      "system", lines, [](auto& row, const AgentProfile& agent, const SystemLine& line, const SystemValue& value) {
-        row("host", agent.host);
-        row({"time_ns", Key::kMoment}, line.time_ns);
-        row("interval_ns", line.interval_ns);
-        row("metric", value.metric);
-        row("device", value.device);
-        row("value", value.value);
-      });
+  return of_agents<SystemLine, SystemValue>("system", lines, [](auto& row, auto& agent, auto& line, auto& value) {
+    row("host", agent.host);
+    row({"time_ns", Key::kMoment}, line.time_ns);
+    row("interval_ns", line.interval_ns);
+    row("metric", value.metric);
+    row("device", value.device);
+    row("value", value.value);
+  });
 }
 
 Table processes() {
@@ -64,22 +63,21 @@ Table processes() {
       for (const ProcessLine& process : line.processes) emit(line, process);
     }
   };
-  return of_agents<SystemLine, ProcessLine>(
-      "processes", lines, [](auto& row, const AgentProfile&, const SystemLine& line, const ProcessLine& process) {
-        const double wait = process.cpu_wait_percent;
-        row({"time_ns", Key::kMoment}, line.time_ns);
-        row("rank", process.rank);
-        row("resident_bytes", process.resident_bytes);
-        row("cpu_percent", process.cpu_percent);
-        row("cpu_wait_percent", wait < 0 ? std::nullopt : std::optional(wait));
-      });
+  return of_agents<SystemLine, ProcessLine>("processes", lines, [](auto& row, auto&, auto& line, auto& process) {
+    const double wait = process.cpu_wait_percent;
+    row({"time_ns", Key::kMoment}, line.time_ns);
+    row("rank", process.rank);
+    row("resident_bytes", process.resident_bytes);
+    row("cpu_percent", process.cpu_percent);
+    row("cpu_wait_percent", wait < 0 ? std::nullopt : std::optional(wait));
+  });
 }
 
 Table gpus() {
   const auto lines = [](const AgentProfile& agent, const auto& emit) {
     for (const GpuLine& gpu : agent.gpus) emit(gpu);
   };
-  return of_agents<GpuLine>("gpus", lines, [](auto& row, const AgentProfile&, const GpuLine& gpu) {
+  return of_agents<GpuLine>("gpus", lines, [](auto& row, auto&, auto& gpu) {
     const std::int64_t bytes = gpu.total_memory_bytes;
     row("gpu", gpu.index);
     row("uuid", gpu.uuid);
@@ -98,16 +96,15 @@ Table metrics() {
       }
     }
   };
-  return make_table<Json, std::string, double>(
-      "metrics", each, [](auto& row, const Json& line, const std::string& name, double value) {
-        row("time", text(line, "time"));
-        row("kind", text(line, "kind"));
-        row("batch", integer(line, "batch"));
-        row("epoch", integer(line, "epoch"));
-        row("samples", integer(line, "samples"));
-        row("name", name);
-        row("value", std::isfinite(value) ? Cell(value) : Cell(non_finite_text(value)));
-      });
+  return make_table<Json, std::string, double>("metrics", each, [](auto& row, auto& line, auto& name, double value) {
+    row("time", text(line, "time"));
+    row("kind", text(line, "kind"));
+    row("batch", integer(line, "batch"));
+    row("epoch", integer(line, "epoch"));
+    row("samples", integer(line, "samples"));
+    row("name", name);
+    row("value", std::isfinite(value) ? Cell(value) : Cell(non_finite_text(value)));
+  });
 }
 
 Table events() {

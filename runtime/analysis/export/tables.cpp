@@ -46,11 +46,11 @@ Table of_ranks(std::string name, auto lines, auto fields) {
       lines(rank, [&](const Items&... items) { emit(rank.rank, rank, items...); });
     }
   };
-  return make_table<RankProfile, Items...>(std::move(name), each,
-                                           [fields](auto& row, const RankProfile& rank, const Items&... items) {
-                                             row("rank", rank.rank);
-                                             fields(row, rank, items...);
-                                           });
+  const auto with_rank = [fields](auto& row, auto& rank, auto&... items) {
+    row("rank", rank.rank);
+    fields(row, rank, items...);
+  };
+  return make_table<RankProfile, Items...>(std::move(name), each, with_rank);
 }
 
 // One row for each line of a list.
@@ -59,8 +59,7 @@ Table of_lines(std::string name, std::vector<Line> RankProfile::*list, auto fiel
   const auto lines = [list](const RankProfile& rank, const auto& emit) {
     for (const Line& line : rank.*list) emit(line);
   };
-  return of_ranks<Line>(std::move(name), lines,
-                        [fields](auto& row, const RankProfile&, const Line& line) { fields(row, line); });
+  return of_ranks<Line>(std::move(name), lines, [fields](auto& row, auto&, auto& line) { fields(row, line); });
 }
 
 constexpr auto kFields = [](auto& row, const auto& line) { line.fields(row, line); };
@@ -68,7 +67,7 @@ constexpr auto kFields = [](auto& row, const auto& line) { line.fields(row, line
 Table ranks() {
   return of_ranks<>(
       "ranks", [](const RankProfile&, const auto& emit) { emit(); },
-      [](auto& row, const RankProfile& rank) {
+      [](auto& row, auto& rank) {
         const std::int64_t start = integer(rank.header, "start_ns", -1);
         row("host", rank.host);
         row("agent", rank.agent);
@@ -109,34 +108,32 @@ Table collective_windows() {
       for (const CollectiveWindow& sums : window.collectives) emit(window, sums);
     }
   };
-  return of_ranks<WindowLine, CollectiveWindow>(
-      "collective_windows", lines,
-      [](auto& row, const RankProfile&, const WindowLine& window, const CollectiveWindow& sums) {
-        row("first_batch", window.first_batch);
-        row("last_batch", window.last_batch);
-        row("operation", sums.operation);
-        row({"bucket", Key::kOrNone}, sums.bucket);
-        row("world_size", sums.world_size);
-        row("count", sums.count);
-        row("bytes", sums.bytes);
-        row("duration_ns", sums.duration_ns);
-        row("exposed_ns", sums.exposed_ns);
-        row("queued_ns", sums.queued_ns);
-      });
+  return of_ranks<WindowLine, CollectiveWindow>("collective_windows", lines,
+                                                [](auto& row, auto&, auto& window, auto& sums) {
+                                                  row("first_batch", window.first_batch);
+                                                  row("last_batch", window.last_batch);
+                                                  row("operation", sums.operation);
+                                                  row({"bucket", Key::kOrNone}, sums.bucket);
+                                                  row("world_size", sums.world_size);
+                                                  row("count", sums.count);
+                                                  row("bytes", sums.bytes);
+                                                  row("duration_ns", sums.duration_ns);
+                                                  row("exposed_ns", sums.exposed_ns);
+                                                  row("queued_ns", sums.queued_ns);
+                                                });
 }
 
 Table scopes() {
   const auto lines = [](const RankProfile& rank, const auto& emit) {
     for (const ScopeStep& step : rank.scope_steps) emit(step, rank.scope_paths[static_cast<std::size_t>(step.path)]);
   };
-  return of_ranks<ScopeStep, std::string>(
-      "scopes", lines, [](auto& row, const RankProfile&, const ScopeStep& step, const std::string& path) {
-        row("batch", step.batch);
-        row("scope", path);
-        row("calls", step.calls);
-        row("wall_ns", step.wall_ns);
-        row("phase", step.phase);
-      });
+  return of_ranks<ScopeStep, std::string>("scopes", lines, [](auto& row, auto&, auto& step, auto& path) {
+    row("batch", step.batch);
+    row("scope", path);
+    row("calls", step.calls);
+    row("wall_ns", step.wall_ns);
+    row("phase", step.phase);
+  });
 }
 
 // Over all steps, also those in windows.
@@ -144,14 +141,13 @@ Table scope_totals() {
   const auto lines = [](const RankProfile& rank, const auto& emit) {
     for (const auto& [path, totals] : rank.scopes) emit(path, totals);
   };
-  return of_ranks<std::string, ScopeTotals>(
-      "scope_totals", lines, [](auto& row, const RankProfile&, const std::string& path, const ScopeTotals& totals) {
-        row("scope", path);
-        row("steps", totals.steps);
-        row("calls", totals.calls);
-        row("wall_ns", totals.wall_ns);
-        row("phases", totals.phases);
-      });
+  return of_ranks<std::string, ScopeTotals>("scope_totals", lines, [](auto& row, auto&, auto& path, auto& totals) {
+    row("scope", path);
+    row("steps", totals.steps);
+    row("calls", totals.calls);
+    row("wall_ns", totals.wall_ns);
+    row("phases", totals.phases);
+  });
 }
 
 Table memory() {
@@ -187,16 +183,15 @@ Table operators() {
     for (const OperatorRow& row : all.cpu.rows) emit(std::nullopt, "cpu", row);
     for (const OperatorRow& row : all.gpu.rows) emit(std::nullopt, "gpu", row);
   };
-  return make_table<std::string, OperatorRow>("operators", each,
-                                              [](auto& row, const std::string& device, const OperatorRow& line) {
-                                                row("device", device);
-                                                row("name", line.name);
-                                                row("class", line.kind);
-                                                row("calls", line.calls);
-                                                row("self_s", line.self_s);
-                                                row("total_s", line.total_s);
-                                                row("share", line.share);
-                                              });
+  return make_table<std::string, OperatorRow>("operators", each, [](auto& row, auto& device, auto& line) {
+    row("device", device);
+    row("name", line.name);
+    row("class", line.kind);
+    row("calls", line.calls);
+    row("self_s", line.self_s);
+    row("total_s", line.total_s);
+    row("share", line.share);
+  });
 }
 
 }  // namespace
