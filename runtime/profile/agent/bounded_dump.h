@@ -21,6 +21,7 @@ namespace dtrain::profile {
 // The sums of a dump window: its `window` record. One thread.
 class DumpWindow {
  public:
+  DumpWindow() { record.loader.pinned = 0; }
   // Adds a step, collective, scope or loader record; ignores others.
   void add(const Record& record);
   // Beside what add() sums up, whoever adds the records sets first_batch, last_batch, epoch, start_ns, end_ns, outliers

@@ -136,12 +136,12 @@ void RankConnection::sample_memory(std::chrono::nanoseconds shortest_period) {
 void RankConnection::write_memory(Nanoseconds now) {
   const auto memory = host::read_process_memory(pid_);
   if (!memory) return;
-  const MemoryRecord record{.time_ns = now.count(),
-                            .batch = bounded_->last_batch(),
-                            .resident_bytes = signed_of(memory->resident_bytes),
-                            .peak_bytes = signed_of(memory->peak_bytes),
-                            .anonymous_bytes = signed_of(memory->anonymous_bytes),
-                            .free_heap_bytes = ring_->free_heap()};
+  const MemoryRecord record{now.count(),
+                            bounded_->last_batch(),
+                            signed_of(memory->resident_bytes),
+                            signed_of(memory->peak_bytes),
+                            signed_of(memory->anonymous_bytes),
+                            ring_->free_heap()};
   bounded_->add_lines(line_of("memory", record));
 }
 
