@@ -72,7 +72,8 @@ struct Collect {
 template <typename T>
 Names keys() {
   Names names;
-  T::fields(Collect{names}, T{});
+  const T record{};
+  T::fields(Collect{names}, record);
   return names;
 }
 
