@@ -2,7 +2,7 @@
 #               [PUBLISH headers|ALL] [TEST_ONLY] [COLD])
 # A shared library libdtrain_NAME.so. Its public headers are include/dtrain/NAME/; it sees the headers of what it
 # USES and of nothing else: that is how the layers of docs/architecture.md are enforced (config also sees the lists in comm's
-# and data's headers; scripts/layers.py checks who includes them). Modules share base's precompiled
+# and data's headers, and profile data's header of what reading took; scripts/layers.py checks who includes them). Modules share base's precompiled
 # header. PCH: heavier headers, precompiled where sources are compiled one by one (DTRAIN_UNITY of 0); in a unity build they
 # are read so seldom that precompiling them costs more than it saves. PUBLISH: those of its headers that a trial includes, which are installed
 # with the library. TEST_ONLY: not installed at all. COLD: nothing in it runs in every step (dtrain_cold).

@@ -46,17 +46,15 @@ std::string_view read_whole(int fd, std::span<char> into) {
 
 ReadUsage& ReadUsage::operator+=(const ReadUsage& other) {
   time_ns += other.time_ns;
-  cpu_ns += other.cpu_ns;
-  no_core_ns += other.no_core_ns;
-  bytes += other.bytes;
-  disk_bytes += other.disk_bytes;
-  requests += other.requests;
+  fields([](const char*, std::int64_t& sum, std::int64_t value) { sum += value; }, *this, other);
   return *this;
 }
 
 ReadUsage ReadUsage::operator-(const ReadUsage& other) const {
-  return {time_ns - other.time_ns, cpu_ns - other.cpu_ns,         no_core_ns - other.no_core_ns,
-          bytes - other.bytes,     disk_bytes - other.disk_bytes, requests - other.requests};
+  ReadUsage rest = *this;
+  rest.time_ns -= other.time_ns;
+  fields([](const char*, std::int64_t& left, std::int64_t value) { left -= value; }, rest, other);
+  return rest;
 }
 
 ThreadUsage::ThreadUsage(bool is_of_reading)

@@ -55,7 +55,7 @@ void LateSteps::change_phase(Phase before, std::int64_t since_ns, Phase after, P
   if (next != step.marks.back().phase) mark(next);
 }
 
-void LateSteps::end_step(Phase last, std::int64_t since_ns, std::int64_t now_ns, const StepPayload& on_host) {
+void LateSteps::end_step(Phase last, std::int64_t since_ns, std::int64_t now_ns, const StepRecord& on_host) {
   leave(last, since_ns, now_ns);
   mark(Phase::kOther);
   steps_.back().on_host = on_host;
@@ -68,11 +68,11 @@ LateSteps::Step& LateSteps::open_step(std::int64_t batch) {
   return steps_.back();
 }
 
-void LateSteps::add_loader(std::int64_t batch, const LoaderPayload& loader) {
+void LateSteps::add_loader(std::int64_t batch, const LoaderRecord& loader) {
   open_step(batch).loaders.push_back(loader);
 }
 
-void LateSteps::add_scope(std::int64_t batch, const ScopePayload& scope) {
+void LateSteps::add_scope(std::int64_t batch, const ScopeRecord& scope) {
   open_step(batch).scopes.push_back(scope);
 }
 
@@ -113,7 +113,7 @@ void LateSteps::give_up(const Write& write) {
 // where the one before has let it go on until it has ended.
 void LateSteps::write_step(Step& step, const std::vector<std::int64_t>& times, StepObserver* observer,
                            const Write& write) {
-  for (const LoaderPayload& loader : step.loaders) {
+  for (const LoaderRecord& loader : step.loaders) {
     write({.kind = RecordKind::kLoader, .batch = step.batch, .loader = loader});
   }
   std::size_t joined_after = 0;
@@ -131,10 +131,10 @@ void LateSteps::write_step(Step& step, const std::vector<std::int64_t>& times, S
     write({.kind = RecordKind::kCollective, .batch = step.batch, .collective = record});
   }
   if (!step.on_host) return;
-  for (const ScopePayload& scope : step.scopes) {
+  for (const ScopeRecord& scope : step.scopes) {
     write({.kind = RecordKind::kScope, .batch = step.batch, .scope = scope});
   }
-  StepPayload on_device = *step.on_host;
+  StepRecord on_device = *step.on_host;
   if (!times.empty()) {
     on_device.start_ns = times.front();
     on_device.wall_ns = times.back() - times.front();

@@ -35,10 +35,10 @@ class LateSteps {
   void begin_step(std::int64_t batch);
   // The host has been in phase `before` since `since_ns`, and goes on in `after`, which is `whose`.
   void change_phase(Phase before, std::int64_t since_ns, Phase after, PhaseOf whose, std::int64_t now_ns);
-  void end_step(Phase last, std::int64_t since_ns, std::int64_t now_ns, const StepPayload& on_host);
+  void end_step(Phase last, std::int64_t since_ns, std::int64_t now_ns, const StepRecord& on_host);
 
-  void add_loader(std::int64_t batch, const LoaderPayload& loader);
-  void add_scope(std::int64_t batch, const ScopePayload& scope);
+  void add_loader(std::int64_t batch, const LoaderRecord& loader);
+  void add_scope(std::int64_t batch, const ScopeRecord& scope);
   // `observer` sees the record when it is complete, if it is still the one that hand_on() names.
   void add_collective(std::int64_t batch, LateCollective collective, StepObserver* observer);
 
@@ -67,10 +67,10 @@ class LateSteps {
     std::int64_t batch = 0;
     std::vector<Mark> marks;  // the last one of a step that has ended is its end
     std::vector<HostSpan> spans;
-    std::vector<LoaderPayload> loaders;
-    std::vector<ScopePayload> scopes;  // with the host's times
+    std::vector<LoaderRecord> loaders;
+    std::vector<ScopeRecord> scopes;  // with the host's times
     std::vector<Collective> collectives;
-    std::optional<StepPayload> on_host;  // none: the step was not ended
+    std::optional<StepRecord> on_host;  // none: the step was not ended
   };
 
   void mark(Phase phase);

@@ -307,8 +307,7 @@ void Recorder::end_step(const StepInfo& info) {
     s.observer->on_phase(s.phase, s.last_change, now);
     s.observer->on_step(s.batch, s.step_start, now);
   }
-  const StepPayload step = {info.epoch,   s.step_start,           now - s.step_start,
-                            info.samples, info.exchanged ? 1 : 0, s.times};
+  const StepRecord step = {info.epoch, s.step_start, now - s.step_start, info.samples, info.exchanged ? 1 : 0, s.times};
   if (s.late) {
     s.late->end_step(s.phase, s.last_change, now, step);
     hand_on_steps();
@@ -350,7 +349,7 @@ void Recorder::end_innermost_scope(std::int64_t now_ns, const PhaseTimes& times)
 void Recorder::write_scopes(std::int64_t now_ns) {
   Impl& s = *impl_;
   while (scopes_->any_open()) end_innermost_scope(now_ns, s.times);
-  scopes_->each([&](const ScopePayload& scope) {
+  scopes_->each([&](const ScopeRecord& scope) {
     if (s.late) {
       s.late->add_scope(s.batch, scope);
     } else {
@@ -429,20 +428,10 @@ void Recorder::clock(const ClockRecord& offset) {
   impl_->ring.commit();
 }
 
-void Recorder::loader(const LoaderSample& sample) {
+void Recorder::loader(LoaderRecord loader) {
   if (!impl_ || !impl_->step_is_recorded) return;
   Impl& s = *impl_;
-  const LoaderPayload loader = {.time_ns = s.now(),
-                                .queue_depth = sample.queue_depth,
-                                .workers = sample.workers,
-                                .fetch_ns = sample.fetch_ns,
-                                .pinned = sample.pinned ? 1 : 0,
-                                .cpu_ns = sample.cpu_ns,
-                                .no_core_ns = sample.no_core_ns,
-                                .bytes = sample.bytes,
-                                .disk_bytes = sample.disk_bytes,
-                                .requests = sample.requests,
-                                .skipped = sample.skipped};
+  loader.time_ns = s.now();
   if (s.late) return s.late->add_loader(s.batch, loader);
   s.write({.kind = RecordKind::kLoader, .batch = s.batch, .loader = loader});
 }

@@ -3,15 +3,12 @@
 // where the last one has released. Neither side ever waits for the other.
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 
 #include "dtrain/base/shared_memory.h"
-#include "dtrain/profile/phase.h"
 #include "dtrain/profile/recorder.h"
-#include "dtrain/profile/scope.h"
 
 namespace dtrain::profile {
 
@@ -25,33 +22,9 @@ enum class RecordKind : std::uint32_t {
   kScope = 7
 };
 
-struct StepPayload {
-  std::int64_t epoch, start_ns, wall_ns, samples, exchanged;
-  std::array<std::int64_t, kPhaseCount> phases;  // exclusive: they sum to wall_ns
-};
-struct LoaderPayload {
-  std::int64_t time_ns;
-  std::int32_t queue_depth, workers;
-  std::int64_t fetch_ns;  // -1: not known, as the others below
-  std::int64_t pinned;
-  std::int64_t cpu_ns, no_core_ns, bytes, disk_bytes, requests;
-  std::int64_t skipped;
-};
 struct MarkPayload {
   RunMark mark;
   std::int64_t start_ns, end_ns;
-};
-
-struct DeviceMemoryPayload {
-  std::int64_t time_ns, device, allocated, reserved;
-  std::array<std::int64_t, kPhaseCount> peaks;  // of what was allocated, in each phase; -1: it was not entered
-};
-
-// All that a scope has taken in one step.
-struct ScopePayload {
-  std::int64_t calls;
-  std::array<std::int64_t, kPhaseCount> phases;  // exclusive, as in a step: they sum to the scope's time
-  char path[Scope::kMostPathBytes + 1];
 };
 
 // What travels: a fixed size, so that neither side can lose its place.
@@ -59,19 +32,19 @@ struct Record {
   RecordKind kind;
   std::int64_t batch;
   union {
-    StepPayload step;
+    StepRecord step;
     CollectiveRecord collective;
-    LoaderPayload loader;
+    LoaderRecord loader;
     MarkPayload mark;
     ClockRecord clock;
-    DeviceMemoryPayload device_memory;
-    ScopePayload scope;
+    DeviceMemoryRecord device_memory;
+    ScopeRecord scope;
   };
 };
 
 struct RingHeader {
   static constexpr std::uint64_t kMagic = 0x474e495254524eULL;  // another value than any version before had
-  static constexpr std::uint32_t kVersion = 8;
+  static constexpr std::uint32_t kVersion = 9;
 
   std::uint64_t magic;
   std::uint32_t version;

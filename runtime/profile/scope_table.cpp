@@ -69,8 +69,8 @@ ScopeTable::Ended ScopeTable::end_innermost(const PhaseTimes& after) {
   return ended;
 }
 
-ScopePayload ScopeTable::payload_of(const Path& path) {
-  ScopePayload payload{};
+ScopeRecord ScopeTable::payload_of(const Path& path) {
+  ScopeRecord payload{};
   payload.calls = path.calls;
   payload.phases = path.times;
   path.whole.copy(payload.path, sizeof payload.path - 1);

@@ -60,7 +60,7 @@ class ScopeTable {
     PhaseTimes before{};
   };
   std::size_t add(std::size_t parent, std::string_view name);
-  static ScopePayload payload_of(const Path& path);
+  static ScopeRecord payload_of(const Path& path);
 
   std::vector<Path> paths_;
   std::vector<Open> open_;  // the innermost is the last

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "dtrain/base/saturating.h"
+
 namespace dtrain::profile {
 namespace {
 
@@ -13,12 +15,6 @@ constexpr std::int32_t kLastBin = 2184;  // that of the largest 64-bit integer
 
 std::int32_t bin_of(std::int64_t value) {
   return static_cast<std::int32_t>(std::ceil(std::log(static_cast<double>(value)) / kLogGamma));
-}
-
-std::int64_t saturating_sum(std::int64_t a, std::int64_t b) {
-  std::int64_t sum = 0;
-  if (!__builtin_add_overflow(a, b, &sum)) return sum;
-  return a > 0 ? std::numeric_limits<std::int64_t>::max() : std::numeric_limits<std::int64_t>::min();
 }
 
 std::int64_t saturating_product(std::int64_t value, std::int64_t times) {
@@ -41,16 +37,16 @@ void Sketch::add(std::int64_t value, std::int64_t times) {
   if (times <= 0) return;
   min_ = count_ > 0 ? std::min(min_, value) : value;
   max_ = count_ > 0 ? std::max(max_, value) : value;
-  count_ = saturating_sum(count_, times);
-  sum_ = saturating_sum(sum_, saturating_product(value, times));
+  count_ = plus(count_, times);
+  sum_ = plus(sum_, saturating_product(value, times));
   if (value <= 0) {
-    zeros_ = saturating_sum(zeros_, times);
+    zeros_ = plus(zeros_, times);
     return;
   }
   const std::int32_t index = bin_of(value);
   const auto at = std::lower_bound(bins_.begin(), bins_.end(), index, is_before);
   if (at != bins_.end() && at->index == index) {
-    at->count = saturating_sum(at->count, times);
+    at->count = plus(at->count, times);
   } else {
     bins_.insert(at, {index, times});
   }
@@ -60,9 +56,9 @@ void Sketch::merge(const Sketch& other) {
   if (other.count_ == 0) return;
   min_ = count_ > 0 ? std::min(min_, other.min_) : other.min_;
   max_ = count_ > 0 ? std::max(max_, other.max_) : other.max_;
-  count_ = saturating_sum(count_, other.count_);
-  sum_ = saturating_sum(sum_, other.sum_);
-  zeros_ = saturating_sum(zeros_, other.zeros_);
+  count_ = plus(count_, other.count_);
+  sum_ = plus(sum_, other.sum_);
+  zeros_ = plus(zeros_, other.zeros_);
   std::vector<Bin> merged;
   merged.reserve(bins_.size() + other.bins_.size());
   auto mine = bins_.begin();
@@ -70,7 +66,7 @@ void Sketch::merge(const Sketch& other) {
     while (mine != bins_.end() && mine->index < bin.index) merged.push_back(*mine++);
     merged.push_back(bin);
     if (mine != bins_.end() && mine->index == bin.index) {
-      merged.back().count = saturating_sum(bin.count, (mine++)->count);
+      merged.back().count = plus(bin.count, (mine++)->count);
     }
   }
   merged.insert(merged.end(), mine, bins_.end());
@@ -102,7 +98,7 @@ std::int64_t Sketch::count_up_to(std::int64_t value) const {
   const std::int32_t last = bin_of(value);
   for (const Bin& bin : bins_) {
     if (bin.index > last) break;
-    result = saturating_sum(result, bin.count);
+    result = plus(result, bin.count);
   }
   return result;
 }
@@ -132,7 +128,7 @@ std::optional<Sketch> Sketch::restore(std::int64_t count, std::int64_t sum, std:
     if (bins[i] <= last || bins[i] > kLastBin || bins[i + 1] <= 0) return std::nullopt;
     last = bins[i];
     sketch.bins_.push_back({static_cast<std::int32_t>(bins[i]), bins[i + 1]});
-    total = saturating_sum(total, bins[i + 1]);
+    total = plus(total, bins[i + 1]);
   }
   if (total != count) return std::nullopt;
   return sketch;

@@ -39,23 +39,20 @@ RunProfile long_run(int ranks, int hosts) {
     rank.header = {{"start_ns", 1}};
     std::int64_t now = 500 * kMs;
     for (int batch = 1; batch <= 10'000; ++batch) {
-      StepLine step{.batch = batch,
-                    .start_ns = now,
-                    .wall_ns = (30 + batch % 7 + number % 3) * kMs,
-                    .samples = 32,
-                    .exchanged = true};
+      StepLine step{
+          {.start_ns = now, .wall_ns = (30 + batch % 7 + number % 3) * kMs, .samples = 32, .exchanged = true}, batch};
       step.phases[static_cast<std::size_t>(profile::Phase::kForward)] = step.wall_ns - 5 * kMs;
       step.phases[static_cast<std::size_t>(profile::Phase::kAllreduceWait)] = 5 * kMs;
       now += 40 * kMs;
       rank.steps.push_back(step);
-      rank.loader.push_back({.batch = batch, .time_ns = now, .queue_depth = batch % 4, .workers = 2});
+      rank.loader.push_back({{.time_ns = now, .queue_depth = batch % 4, .workers = 2}, batch});
       if (batch % 10 == 0) {
         rank.memory.push_back(
             {.time_ns = now, .batch = batch, .resident_bytes = 400'000'000 + batch, .peak_bytes = 500'000'000});
       }
     }
     for (int i = 0; i < 283; ++i) {
-      WindowLine window{.first_batch = 10'001 + 318 * i, .last_batch = 10'318 + 318 * i, .start_ns = now};
+      WindowLine window{{.first_batch = 10'001 + 318 * i, .last_batch = 10'318 + 318 * i, .start_ns = now}};
       window.steps = window.exchanged = 318;
       window.wall_ns = 318 * 31 * kMs;
       window.wall_max_ns = 60 * kMs;

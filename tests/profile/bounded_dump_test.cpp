@@ -52,7 +52,7 @@ class FakeRank {
     record = {};
     record.kind = RecordKind::kLoader;
     record.batch = batch;
-    record.loader = {now_, 1, 4, 2'000, 0, 1'000, 100, 4'096, 512, 2, 1};
+    record.loader = {now_, 1, 4, 2'000, 0, {{0, 1'000, 100, 4'096, 512, 2}, 1, 1}};
     dump.add(record);
     for (std::int32_t bucket = 0; bucket < 2; ++bucket) {
       record = {};

@@ -44,7 +44,7 @@ class LateStepsTest : public testing::Test {
       phase = change.to;
       since = change.at;
     }
-    StepPayload on_host{};
+    StepRecord on_host{};
     on_host.start_ns = begin;
     on_host.wall_ns = end - begin;
     on_host.samples = 8;
@@ -65,10 +65,10 @@ class LateStepsTest : public testing::Test {
     return steps.hand_on(observer, [&](const Record& record) { records.push_back(record); });
   }
 
-  static std::int64_t time_in(const StepPayload& step, Phase phase) {
+  static std::int64_t time_in(const StepRecord& step, Phase phase) {
     return step.phases[static_cast<std::size_t>(phase)];
   }
-  static std::int64_t sum(const StepPayload& step) {
+  static std::int64_t sum(const StepRecord& step) {
     return std::accumulate(step.phases.begin(), step.phases.end(), std::int64_t{0});
   }
 
@@ -99,7 +99,7 @@ TEST_F(LateStepsTest, TheTimesOfAStepAreTheDevicesOnceItHasDoneTheStep) {
   ASSERT_EQ(records.size(), 1u);
   EXPECT_EQ(records[0].kind, RecordKind::kStep);
   EXPECT_EQ(records[0].batch, 1);
-  const StepPayload& step = records[0].step;
+  const StepRecord& step = records[0].step;
   EXPECT_EQ(step.start_ns, 5000);
   EXPECT_EQ(step.wall_ns, 921);
   EXPECT_EQ(step.samples, 8);
@@ -119,7 +119,7 @@ TEST_F(LateStepsTest, AGraphHasTheTimeOfTheDevice) {
   step(1, 1000, {{1010, Phase::kToDevice}, {1020, Phase::kGraph}, {1025, Phase::kCallbacks}}, 1040);
   timeline.reached = {5000, 5001, 5011, 5911, 5921};
   EXPECT_TRUE(hand_on());
-  const StepPayload& step = records.at(0).step;
+  const StepRecord& step = records.at(0).step;
   EXPECT_EQ(time_in(step, Phase::kToDevice), 10);
   EXPECT_EQ(time_in(step, Phase::kGraph), 900);
   EXPECT_EQ(sum(step), step.wall_ns);
@@ -137,7 +137,7 @@ TEST_F(LateStepsTest, ADeviceThatWaitsForItsHostSpendsThatInThePhasesOfTheHost) 
   // It ends the step before at 1200 and this one at 1750, and then waits, too.
   timeline.reached = {1200, 1510, 1700, 1750, 2500};
   EXPECT_TRUE(hand_on());
-  const StepPayload& step = records.at(0).step;
+  const StepRecord& step = records.at(0).step;
   EXPECT_EQ(time_in(step, Phase::kDataloaderNext), 300);  // of its 490, until the forward pass was handed over
   EXPECT_EQ(time_in(step, Phase::kForward), 190);
   EXPECT_EQ(time_in(step, Phase::kOptimizerStep), 50);
@@ -218,7 +218,7 @@ TEST_F(LateStepsTest, StepsComeInOrderWithAllThatBelongsToThem) {
 
 TEST_F(LateStepsTest, ScopesKeepTheHostsTimesAndComeWithTheirStep) {
   steps.begin_step(1);
-  ScopePayload scope{};
+  ScopeRecord scope{};
   scope.calls = 3;
   scope.phases[static_cast<std::size_t>(Phase::kForward)] = 700;
   steps.add_scope(1, scope);
@@ -257,7 +257,7 @@ TEST_F(LateStepsTest, WithoutATimelineTimesAreTheHostsAndCollectivesAreWaitedFor
   of_host.change_phase(Phase::kOther, 0, Phase::kAllreduceWait, PhaseOf::kHostAndDevice, 1);
   of_host.add_collective(
       1, [&done, poll = ended(9)] { return done ? poll() : std::nullopt; }, nullptr);
-  StepPayload on_host{};
+  StepRecord on_host{};
   on_host.start_ns = 3;
   on_host.wall_ns = 4;
   of_host.end_step(Phase::kAllreduceWait, 1, 7, on_host);

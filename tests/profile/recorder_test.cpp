@@ -94,12 +94,9 @@ TEST(Recorder, PhasesAreExclusiveAndSumToTheWallTime) {
                      .workers = 2,
                      .fetch_ns = 700,
                      .pinned = true,
-                     .cpu_ns = 300,
-                     .no_core_ns = 20,
-                     .bytes = 4'096,
-                     .disk_bytes = 512,
-                     .requests = 3,
-                     .skipped = 1});
+                     .usage = {{.cpu_ns = 300, .no_core_ns = 20, .bytes = 4'096, .disk_bytes = 512, .requests = 3},
+                               /*skipped*/ 1,
+                               /*batches*/ 1}});
     recorder.begin_step(4);
     recorder.pause();  // from the next step on
     recorder.end_step({});

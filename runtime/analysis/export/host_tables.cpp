@@ -2,123 +2,126 @@
 #include <cmath>
 
 #include "dtrain/analysis/export.h"
-#include "dtrain/analysis/run_profile.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/json_number.h"
-#include "export/more_tables.h"
+#include "export/table_rows.h"
 #include "read/json_fields.h"
 
 namespace dtrain::analysis {
 namespace {
 
-// A host's clock on rank 0's, by way of one of its ranks: they share it.
-
-inline std::int64_t host_to_common_ns(const RunProfile& profile, const AgentProfile& agent, std::int64_t time_ns) {
-  for (const RankProfile& rank : profile.ranks) {
-    if (profile.agent_of(rank) == &agent) return profile.to_common_ns(rank.rank, time_ns);
-  }
-  return time_ns;
+// Rows of agents: `lines` passes on the items of one agent. A host's ranks share its clock.
+template <typename... Items>
+Table of_agents(std::string name, auto lines, auto fields) {
+  const auto each = [lines](const RunProfile& run, const auto& emit) {
+    for (const AgentProfile& agent : run.agents) {
+      std::optional<int> rank;
+      for (const RankProfile& candidate : run.ranks) {
+        if (!rank && run.agent_of(candidate) == &agent) rank = candidate.rank;
+      }
+      lines(agent, [&](const Items&... items) { emit(rank, agent, items...); });
+    }
+  };
+  const auto with_agent = [fields](auto& row, auto& agent, auto&... items) {
+    row("agent", agent.agent);
+    fields(row, agent, items...);
+  };
+  return make_table<AgentProfile, Items...>(std::move(name), each, with_agent);
 }
+
+struct SystemValue {
+  std::string metric;
+  std::optional<std::int64_t> device;
+  double value = 0;
+};
 
 // One row a value: which metrics there are depends on the machine.
 Table system() {
-  return {"system",
-          {{"agent", kText},
-           {"host", kText},
-           {"time_ns", kInteger},
-           {"interval_ns", kInteger},
-           {"metric", kText},
-           {"device", kInteger},
-           {"value", kReal}},
-          [](const RunProfile& profile, const Sink& sink) {
-            for (const AgentProfile& agent : profile.agents) {
-              for (const SystemLine& line : agent.samples) {
-                const std::int64_t time = host_to_common_ns(profile, agent, line.time_ns);
-                const auto put = [&](const std::string& metric, Cell device, double value) {
-                  sink({agent.agent, agent.host, time, line.interval_ns, metric, std::move(device), value});
-                };
-                for (const auto& [name, value] : line.metrics) put(name, {}, value);
-                for (std::size_t core = 0; core < line.cpu_util_per_core.size(); ++core) {
-                  put("cpu_util_per_core", static_cast<std::int64_t>(core), line.cpu_util_per_core[core]);
-                }
-                for (const auto& [index, metrics] : line.gpus) {
-                  for (const auto& [name, value] : metrics) put(name, index, value);
-                }
-              }
-            }
-          }};
+  const auto lines = [](const AgentProfile& agent, const auto& emit) {
+    for (const SystemLine& line : agent.samples) {
+      for (const auto& [name, value] : line.metrics) emit(line, {name, std::nullopt, value});
+      for (std::size_t core = 0; core < line.cpu_util_per_core.size(); ++core) {
+        emit(line, {"cpu_util_per_core", static_cast<std::int64_t>(core), line.cpu_util_per_core[core]});
+      }
+      for (const auto& [index, metrics] : line.gpus) {
+        for (const auto& [name, value] : metrics) emit(line, {name, index, value});
+      }
+    }
+  };
+  return of_agents<SystemLine, SystemValue>("system", lines, [](auto& row, auto& agent, auto& line, auto& value) {
+    row("host", agent.host);
+    row({"time_ns", Key::kMoment}, line.time_ns);
+    row("interval_ns", line.interval_ns);
+    row("metric", value.metric);
+    row("device", value.device);
+    row("value", value.value);
+  });
 }
 
 Table processes() {
-  return {"processes",
-          {{"agent", kText},
-           {"time_ns", kInteger},
-           {"rank", kInteger},
-           {"resident_bytes", kReal},
-           {"cpu_percent", kReal},
-           {"cpu_wait_percent", kReal}},
-          [](const RunProfile& profile, const Sink& sink) {
-            for (const AgentProfile& agent : profile.agents) {
-              for (const SystemLine& line : agent.samples) {
-                for (const ProcessLine& process : line.processes) {
-                  sink({agent.agent, host_to_common_ns(profile, agent, line.time_ns), std::int64_t{process.rank},
-                        process.resident_bytes, process.cpu_percent,
-                        process.cpu_wait_percent < 0 ? Cell() : Cell(process.cpu_wait_percent)});
-                }
-              }
-            }
-          }};
+  const auto lines = [](const AgentProfile& agent, const auto& emit) {
+    for (const SystemLine& line : agent.samples) {
+      for (const ProcessLine& process : line.processes) emit(line, process);
+    }
+  };
+  return of_agents<SystemLine, ProcessLine>("processes", lines, [](auto& row, auto&, auto& line, auto& process) {
+    const double wait = process.cpu_wait_percent;
+    row({"time_ns", Key::kMoment}, line.time_ns);
+    row("rank", process.rank);
+    row("resident_bytes", process.resident_bytes);
+    row("cpu_percent", process.cpu_percent);
+    row("cpu_wait_percent", wait < 0 ? std::nullopt : std::optional(wait));
+  });
 }
 
 Table gpus() {
-  return {"gpus",
-          {{"agent", kText}, {"gpu", kInteger}, {"uuid", kText}, {"name", kText}, {"total_memory_bytes", kInteger}},
-          [](const RunProfile& profile, const Sink& sink) {
-            for (const AgentProfile& agent : profile.agents) {
-              for (const GpuLine& gpu : agent.gpus) {
-                sink({agent.agent, gpu.index, gpu.uuid, gpu.name,
-                      gpu.total_memory_bytes > 0 ? Cell(gpu.total_memory_bytes) : Cell()});
-              }
-            }
-          }};
+  const auto lines = [](const AgentProfile& agent, const auto& emit) {
+    for (const GpuLine& gpu : agent.gpus) emit(gpu);
+  };
+  return of_agents<GpuLine>("gpus", lines, [](auto& row, auto&, auto& gpu) {
+    const std::int64_t bytes = gpu.total_memory_bytes;
+    row("gpu", gpu.index);
+    row("uuid", gpu.uuid);
+    row("name", gpu.name);
+    row("total_memory_bytes", bytes > 0 ? std::optional(bytes) : std::nullopt);
+  });
 }
 
 Table metrics() {
-  return {"metrics",
-          {{"time", kText},
-           {"kind", kText},
-           {"batch", kInteger},
-           {"epoch", kInteger},
-           {"samples", kInteger},
-           {"name", kText},
-           {"value", kReal}},
-          [](const RunProfile& profile, const Sink& sink) {
-            for (const Json& line : profile.metrics) {
-              for (const auto& [name, value] : object_at(line, "metrics").items()) {
-                const auto number = number_of(value);
-                if (!number) continue;
-                sink({text(line, "time"), text(line, "kind"), integer(line, "batch"), integer(line, "epoch"),
-                      integer(line, "samples"), name,
-                      std::isfinite(*number) ? Cell(*number) : Cell(non_finite_text(*number))});
-              }
-            }
-          }};
+  const auto each = [](const RunProfile& run, const auto& emit) {
+    for (const Json& line : run.metrics) {
+      for (const auto& [name, value] : object_at(line, "metrics").items()) {
+        if (const auto number = number_of(value)) emit(std::nullopt, line, name, *number);
+      }
+    }
+  };
+  return make_table<Json, std::string, double>("metrics", each, [](auto& row, auto& line, auto& name, double value) {
+    row("time", text(line, "time"));
+    row("kind", text(line, "kind"));
+    row("batch", integer(line, "batch"));
+    row("epoch", integer(line, "epoch"));
+    row("samples", integer(line, "samples"));
+    row("name", name);
+    row("value", std::isfinite(value) ? Cell(value) : Cell(non_finite_text(value)));
+  });
 }
 
 Table events() {
-  return {
-      "events",
-      {{"time", kText}, {"event", kText}, {"rank", kInteger}, {"pid", kInteger}, {"host", kText}, {"fields", kText}},
-      [](const RunProfile& profile, const Sink& sink) {
-        for (const Json& line : profile.events) {
-          Json rest = Json::object();
-          for (const auto& [key, value] : line.items()) {
-            if (key != "time" && key != "event" && key != "rank" && key != "pid" && key != "host") rest[key] = value;
-          }
-          sink({text(line, "time"), text(line, "event"), line.contains("rank") ? Cell(integer(line, "rank")) : Cell(),
-                integer(line, "pid"), text(line, "host"), to_line(rest)});
-        }
-      }};
+  const auto each = [](const RunProfile& run, const auto& emit) {
+    for (const Json& line : run.events) emit(std::nullopt, line);
+  };
+  return make_table<Json>("events", each, [](auto& row, const Json& line) {
+    Json rest = Json::object();
+    for (const auto& [key, value] : line.items()) {
+      if (key != "time" && key != "event" && key != "rank" && key != "pid" && key != "host") rest[key] = value;
+    }
+    row("time", text(line, "time"));
+    row("event", text(line, "event"));
+    row("rank", line.contains("rank") ? std::optional(integer(line, "rank")) : std::nullopt);
+    row("pid", integer(line, "pid"));
+    row("host", text(line, "host"));
+    row("fields", to_line(rest));
+  });
 }
 
 }  // namespace

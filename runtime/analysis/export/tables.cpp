@@ -1,329 +1,214 @@
-// The tables: one function each for what a rank or a host recorded. Times of ranks and hosts are put on rank 0's clock.
-#include <array>
+// The tables of what the ranks recorded. Times are put on rank 0's clock.
+#include <algorithm>
 #include <optional>
 #include <utility>
 
 #include "dtrain/analysis/export.h"
 #include "dtrain/analysis/operators.h"
-#include "dtrain/profile/phase.h"
-#include "export/more_tables.h"
+#include "export/table_rows.h"
 #include "read/json_fields.h"
 
 namespace dtrain::analysis {
+
+void TableRow::operator()(Key, const profile::PhaseTimes& phases) {
+  using profile::Phase;
+  const auto at = [&phases](Phase phase) { return phases[static_cast<std::size_t>(phase)]; };
+  for (std::size_t i = 0; i < phases.size(); ++i) {
+    const auto phase = static_cast<Phase>(i);
+    if (columns_) {
+      std::string name(name_of(phase));
+      std::replace(name.begin(), name.end(), '.', '_');
+      columns_->push_back({name + "_ns", type_of<std::int64_t>()});
+    }
+    // As in the dumps, train_batch is the whole of it, forward and backward included.
+    cells_.emplace_back(phase == Phase::kTrainBatch ? at(phase) + at(Phase::kForward) + at(Phase::kBackward)
+                                                    : phases[i]);
+  }
+}
+
+const std::vector<Cell>& TableRow::finish() {
+  if (const auto usage = std::exchange(usage_, std::nullopt)) {
+    const auto add = [&](Key key, std::int64_t value) {
+      (*this)(key, usage->batches > 0 ? std::optional(value) : std::nullopt);
+    };
+    LoaderUsage::fields(add, *usage);
+  }
+  return cells_;
+}
+
 namespace {
 
-using profile::Phase;
-using Row = std::vector<Cell>;
-
-Cell known(std::int64_t value) {  // -1 stands for "not recorded"
-  return value < 0 ? Cell() : Cell(value);
-}
-Cell seconds(const std::optional<double>& value) {
-  return value ? Cell(*value) : Cell();
-}
-
-std::vector<Column> with_phases(std::vector<Column> columns) {
-  for (std::size_t i = 0; i < profile::kPhaseCount; ++i) {
-    std::string name(profile::name_of(static_cast<Phase>(i)));
-    for (char& c : name) c = c == '.' ? '_' : c;
-    columns.push_back({name + "_ns", kInteger});
-  }
-  return columns;
-}
-
-// As in the dumps, train_batch is the whole of it, forward and backward included.
-void add_phase_rows(const profile::PhaseTimes& phases, Row& row) {
-  for (std::size_t i = 0; i < profile::kPhaseCount; ++i) {
-    std::int64_t value = phases[i];
-    if (static_cast<Phase>(i) == Phase::kTrainBatch) {
-      value += phases[static_cast<std::size_t>(Phase::kForward)] + phases[static_cast<std::size_t>(Phase::kBackward)];
+// Rows of ranks: `lines` passes on the items of one rank.
+template <typename... Items>
+Table of_ranks(std::string name, auto lines, auto fields) {
+  const auto each = [lines](const RunProfile& run, const auto& emit) {
+    for (const RankProfile& rank : run.ranks) {
+      lines(rank, [&](const Items&... items) { emit(rank.rank, rank, items...); });
     }
-    row.emplace_back(value);
-  }
+  };
+  const auto with_rank = [fields](auto& row, auto& rank, auto&... items) {
+    row("rank", rank.rank);
+    fields(row, rank, items...);
+  };
+  return make_table<RankProfile, Items...>(std::move(name), each, with_rank);
 }
+
+// One row for each line of a list.
+template <typename Line>
+Table of_lines(std::string name, std::vector<Line> RankProfile::*list, auto fields) {
+  const auto lines = [list](const RankProfile& rank, const auto& emit) {
+    for (const Line& line : rank.*list) emit(line);
+  };
+  return of_ranks<Line>(std::move(name), lines, [fields](auto& row, auto&, auto& line) { fields(row, line); });
+}
+
+constexpr auto kFields = [](auto& row, const auto& line) { line.fields(row, line); };
 
 Table ranks() {
-  return {"ranks",
-          {{"rank", kInteger},
-           {"host", kText},
-           {"agent", kText},
-           {"pid", kInteger},
-           {"start_ns", kInteger},
-           {"steps", kInteger},
-           {"samples", kInteger},
-           {"initialization_s", kReal},
-           {"loop_s", kReal},
-           {"finalization_s", kReal},
-           {"ended", kText},
-           {"dropped", kInteger},
-           {"lost", kInteger}},
-          [](const RunProfile& profile, const Sink& sink) {
-            for (const RankProfile& rank : profile.ranks) {
-              const std::int64_t start = integer(rank.header, "start_ns", -1);
-              sink({std::int64_t{rank.rank}, rank.host, rank.agent, known(integer(rank.header, "pid", -1)),
-                    start < 0 ? Cell() : Cell(profile.to_common_ns(rank.rank, start)), rank.step_count(),
-                    rank.sample_count(), seconds(rank.part_s("initialization")), seconds(rank.loop_s()),
-                    seconds(rank.part_s("finalization")), rank.end ? Cell(rank.end->how) : Cell(), rank.dropped,
-                    rank.lost});
-            }
-          }};
-}
-
-Table steps() {
-  return {"steps",
-          with_phases({{"rank", kInteger},
-                       {"batch", kInteger},
-                       {"epoch", kInteger},
-                       {"start_ns", kInteger},
-                       {"wall_ns", kInteger},
-                       {"samples", kInteger},
-                       {"exchanged", kInteger}}),
-          [](const RunProfile& profile, const Sink& sink) {
-            Row row;
-            for (const RankProfile& rank : profile.ranks) {
-              for (const StepLine& step : rank.steps) {
-                row = {std::int64_t{rank.rank},
-                       step.batch,
-                       step.epoch,
-                       profile.to_common_ns(rank.rank, step.start_ns),
-                       step.wall_ns,
-                       step.samples,
-                       std::int64_t{step.exchanged}};
-                add_phase_rows(step.phases, row);
-                sink(row);
-              }
-            }
-          }};
+  return of_ranks<>(
+      "ranks", [](const RankProfile&, const auto& emit) { emit(); },
+      [](auto& row, auto& rank) {
+        const std::int64_t start = integer(rank.header, "start_ns", -1);
+        row("host", rank.host);
+        row("agent", rank.agent);
+        row({"pid", Key::kIfKnown}, integer(rank.header, "pid", -1));
+        row({"start_ns", Key::kMoment}, start < 0 ? std::nullopt : std::optional(start));
+        row("steps", rank.step_count());
+        row("samples", rank.sample_count());
+        row("initialization_s", rank.part_s("initialization"));
+        row("loop_s", rank.loop_s());
+        row("finalization_s", rank.part_s("finalization"));
+        row("ended", rank.end ? std::optional(rank.end->how) : std::nullopt);
+        row("dropped", rank.dropped);
+        row("lost", rank.lost);
+      });
 }
 
 Table windows() {
-  return {"windows",
-          with_phases({{"rank", kInteger},
-                       {"first_batch", kInteger},
-                       {"last_batch", kInteger},
-                       {"epoch", kInteger},
-                       {"start_ns", kInteger},
-                       {"end_ns", kInteger},
-                       {"steps", kInteger},
-                       {"exchanged", kInteger},
-                       {"samples", kInteger},
-                       {"outliers", kInteger},
-                       {"wall_ns", kInteger},
-                       {"wall_p50_ns", kInteger},
-                       {"wall_max_ns", kInteger}}),
-          [](const RunProfile& profile, const Sink& sink) {
-            Row row;
-            for (const RankProfile& rank : profile.ranks) {
-              for (const WindowLine& w : rank.windows) {
-                row = {std::int64_t{rank.rank},
-                       w.first_batch,
-                       w.last_batch,
-                       w.epoch,
-                       profile.to_common_ns(rank.rank, w.start_ns),
-                       profile.to_common_ns(rank.rank, w.end_ns),
-                       w.steps,
-                       w.exchanged,
-                       w.samples,
-                       w.outliers,
-                       w.wall_ns,
-                       w.wall_p50_ns,
-                       w.wall_max_ns};
-                add_phase_rows(w.phases, row);
-                sink(row);
-              }
-            }
-          }};
-}
-
-Table collectives() {
-  return {"collectives",
-          {{"rank", kInteger},
-           {"batch", kInteger},
-           {"sequence", kInteger},
-           {"operation", kText},
-           {"bucket", kInteger},
-           {"bytes", kInteger},
-           {"world_size", kInteger},
-           {"enqueued_ns", kInteger},
-           {"started_ns", kInteger},
-           {"ended_ns", kInteger},
-           {"exposed_ns", kInteger},
-           {"bus_bandwidth", kReal}},
-          [](const RunProfile& profile, const Sink& sink) {
-            for (const RankProfile& rank : profile.ranks) {
-              for (const CollectiveLine& line : rank.collectives) {
-                const auto common = [&](std::int64_t time) { return profile.to_common_ns(rank.rank, time); };
-                sink({std::int64_t{rank.rank}, line.batch, line.sequence, std::string(name_of(line.operation)),
-                      line.bucket < 0 ? Cell() : Cell(std::int64_t{line.bucket}), line.bytes,
-                      std::int64_t{line.world_size}, common(line.enqueued_ns), common(line.started_ns),
-                      common(line.ended_ns), line.exposed_ns, double{line.bus_bandwidth}});
-              }
-            }
-          }};
+  return of_lines("windows", &RankProfile::windows, [](auto& row, const WindowLine& window) {
+    row("first_batch", window.first_batch);
+    row("last_batch", window.last_batch);
+    row("epoch", window.epoch);
+    row({"start_ns", Key::kMoment}, window.start_ns);
+    row({"end_ns", Key::kMoment}, window.end_ns);
+    row("steps", window.steps);
+    row("exchanged", window.exchanged);
+    row("samples", window.samples);
+    row("outliers", window.outliers);
+    row("wall_ns", window.wall_ns);
+    row("wall_p50_ns", window.wall_p50_ns);
+    row("wall_max_ns", window.wall_max_ns);
+    row("phases", window.phases);
+  });
 }
 
 Table collective_windows() {
-  return {"collective_windows",
-          {{"rank", kInteger},
-           {"first_batch", kInteger},
-           {"last_batch", kInteger},
-           {"operation", kText},
-           {"bucket", kInteger},
-           {"world_size", kInteger},
-           {"count", kInteger},
-           {"bytes", kInteger},
-           {"duration_ns", kInteger},
-           {"exposed_ns", kInteger},
-           {"queued_ns", kInteger}},
-          [](const RunProfile& profile, const Sink& sink) {
-            for (const RankProfile& rank : profile.ranks) {
-              for (const WindowLine& window : rank.windows) {
-                for (const CollectiveWindow& c : window.collectives) {
-                  sink({std::int64_t{rank.rank}, window.first_batch, window.last_batch,
-                        std::string(name_of(c.operation)), c.bucket < 0 ? Cell() : Cell(std::int64_t{c.bucket}),
-                        std::int64_t{c.world_size}, c.count, c.bytes, c.duration_ns, c.exposed_ns, c.queued_ns});
-                }
-              }
-            }
-          }};
-}
-
-Table loader() {
-  return {
-      "loader",
-      {{"rank", kInteger},
-       {"batch", kInteger},
-       {"time_ns", kInteger},
-       {"queue_depth", kInteger},
-       {"workers", kInteger},
-       {"fetch_ns", kInteger},
-       {"pinned", kInteger},
-       {"cpu_ns", kInteger},
-       {"no_core_ns", kInteger},
-       {"bytes", kInteger},
-       {"disk_bytes", kInteger},
-       {"requests", kInteger},
-       {"skipped", kInteger}},
-      [](const RunProfile& profile, const Sink& sink) {
-        for (const RankProfile& rank : profile.ranks) {
-          for (const LoaderLine& line : rank.loader) {
-            const LoaderUsage& usage = line.usage;
-            const bool measured = usage.batches > 0;
-            const auto if_measured = [&](std::int64_t value) { return measured ? Cell(value) : Cell(); };
-            sink({std::int64_t{rank.rank}, line.batch, profile.to_common_ns(rank.rank, line.time_ns),
-                  std::int64_t{line.queue_depth}, std::int64_t{line.workers}, known(line.fetch_ns), known(line.pinned),
-                  if_measured(usage.cpu_ns), if_measured(usage.no_core_ns), if_measured(usage.bytes),
-                  if_measured(usage.disk_bytes), if_measured(usage.requests), if_measured(usage.skipped)});
-          }
-        }
-      }};
+  const auto lines = [](const RankProfile& rank, const auto& emit) {
+    for (const WindowLine& window : rank.windows) {
+      for (const CollectiveWindow& sums : window.collectives) emit(window, sums);
+    }
+  };
+  return of_ranks<WindowLine, CollectiveWindow>("collective_windows", lines,
+                                                [](auto& row, auto&, auto& window, auto& sums) {
+                                                  row("first_batch", window.first_batch);
+                                                  row("last_batch", window.last_batch);
+                                                  row("operation", sums.operation);
+                                                  row({"bucket", Key::kOrNone}, sums.bucket);
+                                                  row("world_size", sums.world_size);
+                                                  row("count", sums.count);
+                                                  row("bytes", sums.bytes);
+                                                  row("duration_ns", sums.duration_ns);
+                                                  row("exposed_ns", sums.exposed_ns);
+                                                  row("queued_ns", sums.queued_ns);
+                                                });
 }
 
 Table scopes() {
-  return {"scopes",
-          {{"rank", kInteger},
-           {"batch", kInteger},
-           {"scope", kText},
-           {"calls", kInteger},
-           {"wall_ns", kInteger},
-           {"phase", kText}},
-          [](const RunProfile& profile, const Sink& sink) {
-            for (const RankProfile& rank : profile.ranks) {
-              for (const ScopeStep& step : rank.scope_steps) {
-                sink({std::int64_t{rank.rank}, step.batch, rank.scope_paths[static_cast<std::size_t>(step.path)],
-                      std::int64_t{step.calls}, step.wall_ns, std::string(profile::name_of(step.phase))});
-              }
-            }
-          }};
+  const auto lines = [](const RankProfile& rank, const auto& emit) {
+    for (const ScopeStep& step : rank.scope_steps) emit(step, rank.scope_paths[static_cast<std::size_t>(step.path)]);
+  };
+  return of_ranks<ScopeStep, std::string>("scopes", lines, [](auto& row, auto&, auto& step, auto& path) {
+    row("batch", step.batch);
+    row("scope", path);
+    row("calls", step.calls);
+    row("wall_ns", step.wall_ns);
+    row("phase", step.phase);
+  });
 }
 
 // Over all steps, also those in windows.
 Table scope_totals() {
-  return {"scope_totals",
-          with_phases(
-              {{"rank", kInteger}, {"scope", kText}, {"steps", kInteger}, {"calls", kInteger}, {"wall_ns", kInteger}}),
-          [](const RunProfile& profile, const Sink& sink) {
-            Row row;
-            for (const RankProfile& rank : profile.ranks) {
-              for (const auto& [path, totals] : rank.scopes) {
-                row = {std::int64_t{rank.rank}, path, totals.steps, totals.calls, totals.wall_ns};
-                add_phase_rows(totals.phases, row);
-                sink(row);
-              }
-            }
-          }};
+  const auto lines = [](const RankProfile& rank, const auto& emit) {
+    for (const auto& [path, totals] : rank.scopes) emit(path, totals);
+  };
+  return of_ranks<std::string, ScopeTotals>("scope_totals", lines, [](auto& row, auto&, auto& path, auto& totals) {
+    row("scope", path);
+    row("steps", totals.steps);
+    row("calls", totals.calls);
+    row("wall_ns", totals.wall_ns);
+    row("phases", totals.phases);
+  });
 }
 
 Table memory() {
-  return {"memory",
-          {{"rank", kInteger},
-           {"time_ns", kInteger},
-           {"batch", kInteger},
-           {"resident_bytes", kInteger},
-           {"peak_bytes", kInteger},
-           {"anonymous_bytes", kInteger},
-           {"free_heap_bytes", kInteger}},
-          [](const RunProfile& profile, const Sink& sink) {
-            for (const RankProfile& rank : profile.ranks) {
-              for (const MemoryLine& line : rank.memory) {
-                sink({std::int64_t{rank.rank}, profile.to_common_ns(rank.rank, line.time_ns), line.batch,
-                      line.resident_bytes, line.peak_bytes, line.anonymous_bytes, known(line.free_heap_bytes)});
-              }
-            }
-          }};
+  return of_lines("memory", &RankProfile::memory, [](auto& row, const MemoryLine& line) {
+    row({"time_ns", Key::kMoment}, line.time_ns);
+    row("batch", line.batch);
+    row("resident_bytes", line.resident_bytes);
+    row("peak_bytes", line.peak_bytes);
+    row("anonymous_bytes", line.anonymous_bytes);
+    row({"free_heap_bytes", Key::kIfKnown}, line.free_heap_bytes);
+  });
 }
 
 Table parts() {
-  return {"parts",
-          {{"rank", kInteger}, {"part", kText}, {"start_ns", kInteger}, {"end_ns", kInteger}},
-          [](const RunProfile& profile, const Sink& sink) {
-            for (const RankProfile& rank : profile.ranks) {
-              for (const PartLine& line : rank.parts) {
-                sink({std::int64_t{rank.rank}, line.part, profile.to_common_ns(rank.rank, line.start_ns),
-                      profile.to_common_ns(rank.rank, line.end_ns)});
-              }
-            }
-          }};
+  return of_lines("parts", &RankProfile::parts, [](auto& row, const PartLine& line) {
+    row("part", line.part);
+    row({"start_ns", Key::kMoment}, line.start_ns);
+    row({"end_ns", Key::kMoment}, line.end_ns);
+  });
 }
 
 Table clocks() {
-  return {"clocks",
-          {{"rank", kInteger}, {"time_ns", kInteger}, {"offset_ns", kInteger}, {"error_ns", kInteger}},
-          [](const RunProfile& profile, const Sink& sink) {
-            for (const RankProfile& rank : profile.ranks) {
-              for (const ClockLine& line : rank.clocks) {
-                sink({std::int64_t{rank.rank}, line.time_ns, line.offset_ns, line.error_ns});
-              }
-            }
-          }};
+  return of_lines("clocks", &RankProfile::clocks, [](auto& row, const ClockLine& line) {
+    row("time_ns", line.time_ns);
+    row("offset_ns", line.offset_ns);
+    row("error_ns", line.error_ns);
+  });
 }
 
 Table operators() {
-  return {"operators",
-          {{"device", kText},
-           {"name", kText},
-           {"class", kText},
-           {"calls", kInteger},
-           {"self_s", kReal},
-           {"total_s", kReal},
-           {"share", kReal}},
-          [](const RunProfile& profile, const Sink& sink) {
-            const Operators all = operators_of_run(profile.folder);
-            for (const auto& [device, list] : {std::pair("cpu", &all.cpu), std::pair("gpu", &all.gpu)}) {
-              for (const OperatorRow& row : list->rows) {
-                sink({std::string(device), row.name, std::string(name_of(row.kind)), row.calls, row.self_s, row.total_s,
-                      row.share});
-              }
-            }
-          }};
+  const auto each = [](const RunProfile& run, const auto& emit) {
+    const Operators all = operators_of_run(run.folder);
+    for (const OperatorRow& row : all.cpu.rows) emit(std::nullopt, "cpu", row);
+    for (const OperatorRow& row : all.gpu.rows) emit(std::nullopt, "gpu", row);
+  };
+  return make_table<std::string, OperatorRow>("operators", each, [](auto& row, auto& device, auto& line) {
+    row("device", device);
+    row("name", line.name);
+    row("class", line.kind);
+    row("calls", line.calls);
+    row("self_s", line.self_s);
+    row("total_s", line.total_s);
+    row("share", line.share);
+  });
 }
 
 }  // namespace
 
 std::vector<Table> run_tables() {
-  std::vector<Table> tables{ranks(),  steps(),    windows(),      collectives(), collective_windows(),
-                            loader(), scopes(),   scope_totals(), memory(),      parts(),
-                            clocks(), operators()};
+  std::vector<Table> tables{ranks(),
+                            of_lines("steps", &RankProfile::steps, kFields),
+                            windows(),
+                            of_lines("collectives", &RankProfile::collectives, kFields),
+                            collective_windows(),
+                            of_lines("loader", &RankProfile::loader, kFields),
+                            scopes(),
+                            scope_totals(),
+                            memory(),
+                            parts(),
+                            clocks(),
+                            operators()};
   for (auto more : {host_tables(), log_tables()}) {
     tables.insert(tables.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
   }

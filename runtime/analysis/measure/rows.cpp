@@ -110,7 +110,7 @@ class Rows::Builder {
 
   void flush() {
     if (pending_.empty()) return;
-    add_row({first_, last_, last_ - first_ + 1, pending_.front().exchanged, false}, pending_);
+    add_row({first_, last_, last_ - first_ + 1, pending_.front().exchanged != 0, false}, pending_);
     pending_.clear();
   }
 
@@ -135,7 +135,7 @@ class Rows::Builder {
     for (const auto& [range, sums] : windows_) {
       const auto [fewest, most] = std::minmax_element(sums.steps.begin(), sums.steps.end());
       if (*fewest <= 0 || *fewest != *most) continue;  // a rank's window is missing
-      add_row({range.first, range.second, *most, sums.cells.front().exchanged, true}, sums.cells);
+      add_row({range.first, range.second, *most, sums.cells.front().exchanged != 0, true}, sums.cells);
     }
   }
 

@@ -26,16 +26,6 @@ constexpr std::pair<Operation, std::string_view> kNames[] = {
 
 }  // namespace
 
-void LoaderUsage::add(const LoaderUsage& other) {
-  add_to(batches, other.batches);
-  add_to(cpu_ns, other.cpu_ns);
-  add_to(no_core_ns, other.no_core_ns);
-  add_to(bytes, other.bytes);
-  add_to(disk_bytes, other.disk_bytes);
-  add_to(requests, other.requests);
-  add_to(skipped, other.skipped);
-}
-
 std::string_view name_of(Operation operation) {
   for (const auto& [value, name] : kNames) {
     if (value == operation) return name;
@@ -52,45 +42,32 @@ Operation operation_of(std::string_view name) {
 
 namespace {
 
-// False for an unknown kind.
-bool dispatch(const Object& object, std::string_view kind, std::string_view line, DumpHandler& handler) {
-  if (kind == "step") {
-    handler.step(parse_step(object));
-  } else if (kind == "collective") {
-    handler.collective(parse_collective(object));
-  } else if (kind == "loader") {
-    handler.loader(parse_loader(object));
-  } else if (kind == "scope") {
-    handler.scope(parse_scope(object));
-  } else if (kind == "system") {
-    handler.system(parse_system(object));
-  } else if (kind == "gpu") {
-    handler.gpu(parse_gpu(object));
-  } else if (kind == "part") {
-    handler.part(parse_part(object));
-  } else if (kind == "clock") {
-    handler.clock(parse_clock(object));
-  } else if (kind == "memory") {
-    handler.memory(parse_memory(object));
-  } else if (kind == "device_memory") {
-    handler.device_memory(parse_device_memory(object));
-  } else if (kind == "window") {
-    WindowSketches sketches;
-    const WindowLine window = parse_window(object, sketches);
-    handler.window(window, sketches);
-  } else if (kind == "header") {
-    handler.header(Json::parse(line, nullptr, false));
-  } else if (kind == "dropped") {
-    handler.dropped(integer_of(object, "count"));
-  } else if (kind == "lost") {
-    handler.lost(integer_of(object, "count"), std::string(text_of(object, "reason")));
-  } else if (kind == "end") {
-    handler.end(parse_end(object));
-  } else {
-    return false;
-  }
-  return true;
-}
+struct Kind {
+  std::string_view name;
+  void (*hand_on)(const Object& line, DumpHandler& to);
+};
+constexpr Kind kKinds[] = {
+    {"step", [](const Object& line, DumpHandler& to) { to.step(parse<StepLine>(line)); }},
+    {"collective", [](const Object& line, DumpHandler& to) { to.collective(parse<CollectiveLine>(line)); }},
+    {"loader", [](const Object& line, DumpHandler& to) { to.loader(parse<LoaderLine>(line)); }},
+    {"scope", [](const Object& line, DumpHandler& to) { to.scope(parse<ScopeLine>(line)); }},
+    {"system", [](const Object& line, DumpHandler& to) { to.system(parse_system(line)); }},
+    {"gpu", [](const Object& line, DumpHandler& to) { to.gpu(parse_gpu(line)); }},
+    {"part", [](const Object& line, DumpHandler& to) { to.part(parse<PartLine>(line)); }},
+    {"clock", [](const Object& line, DumpHandler& to) { to.clock(parse<ClockLine>(line)); }},
+    {"memory", [](const Object& line, DumpHandler& to) { to.memory(parse<MemoryLine>(line)); }},
+    {"device_memory", [](const Object& line, DumpHandler& to) { to.device_memory(parse<DeviceMemoryLine>(line)); }},
+    {"window",
+     [](const Object& line, DumpHandler& to) {
+       WindowSketches sketches;
+       const WindowLine window = parse_window(line, sketches);
+       to.window(window, sketches);
+     }},
+    {"dropped", [](const Object& line, DumpHandler& to) { to.dropped(integer_of(line, "count")); }},
+    {"lost", [](const Object& line,
+                DumpHandler& to) { to.lost(integer_of(line, "count"), std::string(text_of(line, "reason"))); }},
+    {"end", [](const Object& line, DumpHandler& to) { to.end(parse<EndLine>(line)); }},
+};
 
 }  // namespace
 
@@ -111,8 +88,15 @@ LineKind DumpLineReader::read(std::string_view line, DumpHandler& handler) {
   if (kind == "header") {
     schema_ = integer_of(object, "schema");
     if (schema_ > kNewestSchema) return LineKind::kNewerSchema;
+    handler.header(Json::parse(line, nullptr, false));
+    return LineKind::kUnderstood;
   }
-  return dispatch(object, kind, line, handler) ? LineKind::kUnderstood : LineKind::kUnknown;
+  for (const Kind& known : kKinds) {
+    if (kind != known.name) continue;
+    known.hand_on(object, handler);
+    return LineKind::kUnderstood;
+  }
+  return LineKind::kUnknown;
 }
 
 namespace {

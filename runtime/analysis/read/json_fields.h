@@ -9,6 +9,7 @@
 #include <string>
 
 #include "dtrain/base/json.h"
+#include "dtrain/base/saturating.h"
 
 namespace dtrain::analysis {
 
@@ -33,22 +34,6 @@ inline double number(const Json& object, const std::string& key) {
 inline std::string text(const Json& object, const std::string& key) {
   const auto value = object.find(key);
   return value != object.end() && value->is_string() ? value->get<std::string>() : std::string();
-}
-
-// For totals: stays at the largest value instead of overflowing.
-inline void add_to(std::int64_t& total, std::int64_t value) {
-  if (__builtin_add_overflow(total, value, &total)) total = value > 0 ? INT64_MAX : INT64_MIN;
-}
-
-// The same for two values.
-inline std::int64_t plus(std::int64_t a, std::int64_t b) {
-  add_to(a, b);
-  return a;
-}
-inline std::int64_t minus(std::int64_t a, std::int64_t b) {
-  std::int64_t result = 0;
-  if (!__builtin_sub_overflow(a, b, &result)) return result;
-  return a > b ? INT64_MAX : INT64_MIN;
 }
 
 // Of an event or a metric: "2026-03-01T12:34:56.789012Z" in seconds since 1970; 0 where it is something else.

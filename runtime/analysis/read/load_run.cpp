@@ -131,7 +131,7 @@ class RankCollector final : public DumpHandler {
     const auto path = known - rank_.scope_paths.begin();
     if (known == rank_.scope_paths.end()) rank_.scope_paths.push_back(line.path);
     const auto most = std::max_element(line.phases.begin(), line.phases.end()) - line.phases.begin();
-    rank_.scope_steps.push_back({line.batch, line.wall_ns,
+    rank_.scope_steps.push_back({line.batch, line.wall_ns(),
                                  static_cast<std::int32_t>(std::clamp<std::int64_t>(line.calls, 0, INT32_MAX)),
                                  static_cast<std::int32_t>(path), static_cast<profile::Phase>(most)});
   }

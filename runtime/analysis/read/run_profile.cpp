@@ -10,7 +10,7 @@ namespace dtrain::analysis {
 void ScopeTotals::add(const ScopeLine& line) {
   add_to(steps, 1);
   add_to(calls, line.calls);
-  add_to(wall_ns, line.wall_ns);
+  add_to(wall_ns, line.wall_ns());
   for (std::size_t i = 0; i < phases.size(); ++i) add_to(phases[i], line.phases[i]);
 }
 

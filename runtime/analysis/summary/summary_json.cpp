@@ -36,14 +36,17 @@ Json scope_json(const ScopeSummary& scope) {
 Json loader_json(const RankSummary& rank) {
   const LoaderUsage& usage = rank.loader_usage;
   if (usage.batches == 0) return nullptr;
-  return {{"batches", usage.batches},
-          {"read_s", rank.loader_fetch_s},
-          {"cpu_s", to_seconds(usage.cpu_ns)},
-          {"no_core_s", to_seconds(usage.no_core_ns)},
-          {"bytes", usage.bytes},
-          {"disk_bytes", usage.disk_bytes},
-          {"requests", usage.requests},
-          {"skipped_samples", usage.skipped}};
+  Json json = {{"batches", usage.batches}, {"read_s", rank.loader_fetch_s}};
+  const auto add = [&json](profile::Key key, std::int64_t value) {
+    const std::string name(key.name);
+    if (name.ends_with("_ns")) {
+      json[name.substr(0, name.size() - 2) + "s"] = to_seconds(value);
+    } else {
+      json[name == "skipped" ? "skipped_samples" : name] = value;
+    }
+  };
+  LoaderUsage::fields(add, usage);
+  return json;
 }
 
 Json rank_json(const RankSummary& rank) {

@@ -83,10 +83,12 @@ bool Agent::run() {
   for (auto connection = connections_.begin(); connection != connections_.end();) remove(connection);
   next_sample_ = clock_.monotonic();
   if (next_sample_ - last_sample_ >= kShortestSample) sample();
-  const Json end = {{"record", "end"},      {"time_ns", clock_.monotonic().count()},
-                    {"how", reason},        {"samples", samples_},
-                    {"lost", dump_.lost()}, {"cpu_ns", own_cpu_ns()}};
-  dump_.write(to_line(end) + "\n");
+  const EndRecord end{.time_ns = clock_.monotonic().count(),
+                      .how = reason,
+                      .samples = static_cast<std::int64_t>(samples_),
+                      .lost = static_cast<std::int64_t>(dump_.lost()),
+                      .cpu_ns = own_cpu_ns()};
+  dump_.write(line_of("end", end));
   report_errors();
   dump_.sync();
   failed_ = failed_ || dump_.error().has_value();

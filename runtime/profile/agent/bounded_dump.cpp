@@ -2,128 +2,68 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <functional>
+#include <tuple>
+#include <utility>
 
 #include "dtrain/base/statistics.h"
 
 namespace dtrain::profile {
-namespace {
-
-void append_sketch(LineBuffer& out, const Sketch& sketch) {
-  put(out, FMT_COMPILE("{{\"count\":{},\"sum\":{},\"min\":{},\"max\":{},\"zeros\":{},\"bins\":["), sketch.count(),
-      sketch.sum(), sketch.min(), sketch.max(), sketch.zeros());
-  const char* separator = "";
-  for (const Sketch::Bin& bin : sketch.bins()) {
-    put(out, FMT_COMPILE("{}{},{}"), separator, bin.index, bin.count);
-    separator = ",";
-  }
-  put(out, FMT_COMPILE("]}}"));
+void DumpWindow::add(const Record& added) {
+  if (added.kind == RecordKind::kStep) add_step(added.step);
+  if (added.kind == RecordKind::kCollective) add_collective(added.collective);
+  if (added.kind == RecordKind::kLoader) add_loader(added.loader);
+  if (added.kind == RecordKind::kScope) add_scope(added.scope);
 }
 
-}  // namespace
-
-void DumpWindow::add(const Record& record) {
-  if (record.kind == RecordKind::kStep) add_step(record.step);
-  if (record.kind == RecordKind::kCollective) add_collective(record.collective);
-  if (record.kind == RecordKind::kScope) add_scope(record.scope);
-  if (record.kind != RecordKind::kLoader) return;
-  loader_.workers = record.loader.workers;
-  loader_.pinned = record.loader.pinned != 0;
-  loader_.queue_depth.add(record.loader.queue_depth);
-  if (record.loader.fetch_ns >= 0) loader_.fetch_ns.add(record.loader.fetch_ns);
-  if (record.loader.cpu_ns < 0) return;
-  ++loader_.measured;
-  loader_.cpu_ns += record.loader.cpu_ns;
-  loader_.no_core_ns += record.loader.no_core_ns;
-  loader_.bytes += record.loader.bytes;
-  loader_.disk_bytes += record.loader.disk_bytes;
-  loader_.requests += record.loader.requests;
-  loader_.skipped += record.loader.skipped;
-}
-
-void DumpWindow::add_step(const StepPayload& step) {
-  exchanged_ += step.exchanged != 0 ? 1 : 0;
-  samples_ += step.samples;
-  wall_ns_.add(step.wall_ns);
+void DumpWindow::add_step(const StepRecord& step) {
+  ++record.steps;
+  record.exchanged += step.exchanged != 0 ? 1 : 0;
+  record.samples += step.samples;
+  record.wall_ns.add(step.wall_ns);
   const double difference = static_cast<double>(step.wall_ns) - mean_ns_;
-  mean_ns_ += difference / static_cast<double>(wall_ns_.count());
-  m2_ += difference * (static_cast<double>(step.wall_ns) - mean_ns_);
-  for (std::size_t i = 0; i < kPhaseCount; ++i) phases_[i].add(time_in(step.phases, static_cast<Phase>(i)));
+  mean_ns_ += difference / static_cast<double>(record.steps);
+  record.wall_ns_m2 += difference * (static_cast<double>(step.wall_ns) - mean_ns_);
+  for (std::size_t i = 0; i < kPhaseCount; ++i) record.phases[i].add(time_in(step.phases, static_cast<Phase>(i)));
 }
 
 void DumpWindow::add_collective(const CollectiveRecord& c) {
-  CollectiveSums& sums = collectives_[{operation_of(c), c.bucket, c.world_size}];
-  if (sums.duration_ns.count() == 0) sums.first_sequence = c.sequence;
-  sums.last_sequence = c.sequence;
-  sums.bytes += static_cast<std::int64_t>(c.bytes);
-  sums.duration_ns.add(c.ended_ns - c.started_ns);
-  sums.exposed_ns.add(c.exposed_ns);
-  sums.queued_ns.add(c.started_ns - c.enqueued_ns);
+  const auto key = [](const CollectiveSums& sums) { return std::tie(sums.operation, sums.bucket, sums.world_size); };
+  CollectiveSums added{operation_of(c), c.bucket, c.world_size};
+  auto at = std::ranges::lower_bound(record.collectives, key(added), std::less(), key);
+  if (at == record.collectives.end() || key(*at) != key(added)) {
+    at = record.collectives.insert(at, std::move(added));
+    at->first_sequence = static_cast<std::int64_t>(c.sequence);
+  }
+  ++at->count;
+  at->bytes += static_cast<std::int64_t>(c.bytes);
+  at->last_sequence = static_cast<std::int64_t>(c.sequence);
+  at->duration_ns.add(c.ended_ns - c.started_ns);
+  at->exposed_ns.add(c.exposed_ns);
+  at->queued_ns.add(c.started_ns - c.enqueued_ns);
 }
 
-void DumpWindow::add_scope(const ScopePayload& scope) {
+void DumpWindow::add_loader(const LoaderRecord& loader) {
+  LoaderSums& sums = record.loader;
+  ++sums.count;
+  sums.workers = loader.workers;
+  sums.pinned = loader.pinned;
+  sums.queue_depth.add(loader.queue_depth);
+  if (loader.fetch_ns >= 0) sums.fetch_ns.add(loader.fetch_ns);
+  if (loader.usage.batches > 0) sums.usage.add(loader.usage);
+}
+
+void DumpWindow::add_scope(const ScopeRecord& scope) {
   const std::string path = path_of(scope);
-  // A rank has no more paths; what comes from its memory may have.
-  if (scopes_.size() >= Scope::kMostPaths && !scopes_.contains(path)) return;
-  ScopeSums& sums = scopes_[path];
-  sums.calls += scope.calls;
-  for (std::size_t i = 0; i < kPhaseCount; ++i) sums.phases[i] += scope.phases[i];
-  sums.wall_ns.add(wall_of(scope));
-}
-
-void DumpWindow::append_line(LineBuffer& out, const Frame& frame) const {
-  put(out,
-      FMT_COMPILE("{{\"record\":\"window\",\"first_batch\":{},\"last_batch\":{},\"epoch\":{},\"start_ns\":{},"
-                  "\"end_ns\":{},\"steps\":{},\"outliers\":{},\"outliers_folded\":{},\"exchanged\":{},\"samples\":{},"
-                  "\"wall_ns\":"),
-      frame.first_batch, frame.last_batch, frame.epoch, frame.start_ns, frame.end_ns, wall_ns_.count(), frame.outliers,
-      frame.outliers_folded, exchanged_, samples_);
-  append_sketch(out, wall_ns_);
-  put(out, FMT_COMPILE(",\"wall_ns_m2\":{:.9g},\"phases\":{{"), m2_);
-  const char* separator = "";
-  for (std::size_t i = 0; i < kPhaseCount; ++i) {
-    put(out, FMT_COMPILE("{}\"{}\":"), separator, name_of(static_cast<Phase>(i)));
-    append_sketch(out, phases_[i]);
-    separator = ",";
+  auto at = std::ranges::lower_bound(record.scopes, path, std::less(), &ScopeSums::path);
+  if (at == record.scopes.end() || at->path != path) {
+    // A rank has no more paths; what comes from its memory may have.
+    if (record.scopes.size() >= Scope::kMostPaths) return;
+    at = record.scopes.insert(at, ScopeSums{.path = path});
   }
-  put(out, FMT_COMPILE("}},\"collectives\":["));
-  separator = "";
-  for (const auto& [key, sums] : collectives_) {
-    put(out,
-        FMT_COMPILE("{}{{\"operation\":\"{}\",\"bucket\":{},\"world_size\":{},\"count\":{},\"bytes\":{},"
-                    "\"first_sequence\":{},\"last_sequence\":{},\"duration_ns\":"),
-        separator, key.operation, key.bucket, key.world_size, sums.duration_ns.count(), sums.bytes, sums.first_sequence,
-        sums.last_sequence);
-    append_sketch(out, sums.duration_ns);
-    put(out, FMT_COMPILE(",\"exposed_ns\":"));
-    append_sketch(out, sums.exposed_ns);
-    put(out, FMT_COMPILE(",\"queued_ns\":"));
-    append_sketch(out, sums.queued_ns);
-    put(out, FMT_COMPILE("}}"));
-    separator = ",";
-  }
-  put(out, FMT_COMPILE("],\"loader\":{{\"count\":{},\"workers\":{},\"pinned\":{},\"queue_depth\":"),
-      loader_.queue_depth.count(), loader_.workers, loader_.pinned ? "true" : "false");
-  append_sketch(out, loader_.queue_depth);
-  put(out, FMT_COMPILE(",\"fetch_ns\":"));
-  append_sketch(out, loader_.fetch_ns);
-  if (loader_.measured > 0) {
-    put(out,
-        FMT_COMPILE(",\"measured\":{},\"cpu_ns\":{},\"no_core_ns\":{},\"bytes\":{},\"disk_bytes\":{},"
-                    "\"requests\":{},\"skipped\":{}"),
-        loader_.measured, loader_.cpu_ns, loader_.no_core_ns, loader_.bytes, loader_.disk_bytes, loader_.requests,
-        loader_.skipped);
-  }
-  put(out, FMT_COMPILE("}}"));
-  if (!scopes_.empty()) put(out, FMT_COMPILE(",\"scopes\":["));
-  separator = "";
-  for (const auto& [path, sums] : scopes_) {
-    put(out, FMT_COMPILE("{}{{\"scope\":\"{}\",\"calls\":{},\"wall_ns\":"), separator, path, sums.calls);
-    append_sketch(out, sums.wall_ns);
-    append_scope_phases(out, sums.phases);
-    put(out, FMT_COMPILE("}}"));
-    separator = ",";
-  }
-  put(out, FMT_COMPILE("{}}}\n"), scopes_.empty() ? "" : "]");
+  at->calls += scope.calls;
+  for (std::size_t i = 0; i < kPhaseCount; ++i) at->phases[i] += scope.phases[i];
+  at->wall_ns.add(scope.wall_ns());
 }
 
 namespace {
@@ -211,14 +151,15 @@ void BoundedDump::open(std::int64_t step) {
 
 void BoundedDump::end_step(const Record& record) {
   OpenWindow& window = *open_;
+  WindowRecord& sums = window.sums.record;
   if (window.empty) {
     window.empty = false;
-    window.frame.first_batch = record.batch;
-    window.frame.start_ns = record.step.start_ns;
+    sums.first_batch = record.batch;
+    sums.start_ns = record.step.start_ns;
   }
-  window.frame.last_batch = record.batch;
-  window.frame.epoch = record.step.epoch;
-  window.frame.end_ns = record.step.start_ns + record.step.wall_ns;
+  sums.last_batch = record.batch;
+  sums.epoch = record.step.epoch;
+  sums.end_ns = record.step.start_ns + record.step.wall_ns;
   StepRecords records;
   records.swap(window.current);
   if (outliers_.is_outlier(record.step.wall_ns)) {
@@ -226,7 +167,7 @@ void BoundedDump::end_step(const Record& record) {
     const std::int64_t room = std::max(kFewestOutliers, (window.end - window.begin) / kOutlierShare);
     if (std::ssize(window.longest) <= room) return;
     records = std::move(window.longest.extract(window.longest.begin()).mapped());
-    ++window.frame.outliers_folded;
+    ++sums.outliers_folded;
   }
   for (const Record& of_step : records) window.sums.add(of_step);
 }
@@ -244,8 +185,8 @@ void BoundedDump::close() {
     for (const Record& record : *records) append_record(lines, record);
   }
   lines.append(window.others);
-  window.frame.outliers = std::ssize(outliers);
-  window.sums.append_line(lines, window.frame);
+  window.sums.record.outliers = std::ssize(outliers);
+  append_fields(lines, "window", window.sums.record);
   // Records of a step that has not ended stay too: they belong to the next window.
   for (const Record& record : window.current) append_record(lines, record);
   // They take the place of no less than themselves: what is not written yet may be needed for that.

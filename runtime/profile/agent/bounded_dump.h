@@ -9,67 +9,32 @@
 #include <cstdint>
 #include <map>
 #include <optional>
-#include <string>
 #include <string_view>
-#include <tuple>
 #include <vector>
 
 #include "agent/dump_writer.h"
 #include "agent/format.h"
-#include "dtrain/profile/sketch.h"
 #include "ring.h"
 
 namespace dtrain::profile {
 
-// The sums of a dump window: what a `window` record of docs/profile-format.md holds. One thread.
+// The sums of a dump window: its `window` record. One thread.
 class DumpWindow {
  public:
+  DumpWindow() { record.loader.pinned = 0; }
   // Adds a step, collective, scope or loader record; ignores others.
   void add(const Record& record);
-
-  // What the window is made of, beside the records that were added.
-  struct Frame {
-    std::int64_t first_batch = 0, last_batch = 0, epoch = 0, start_ns = 0, end_ns = 0;
-    std::int64_t outliers = 0, outliers_folded = 0;
-  };
-  void append_line(LineBuffer& out, const Frame& frame) const;
+  // Beside what add() sums up, whoever adds the records sets first_batch, last_batch, epoch, start_ns, end_ns, outliers
+  // and outliers_folded.
+  WindowRecord record;
 
  private:
-  struct CollectiveKey {
-    std::string operation;
-    std::int32_t bucket = -1, world_size = 1;
-    bool operator<(const CollectiveKey& other) const {
-      return std::tie(operation, bucket, world_size) < std::tie(other.operation, other.bucket, other.world_size);
-    }
-  };
-  struct CollectiveSums {
-    std::int64_t bytes = 0;
-    std::uint64_t first_sequence = 0, last_sequence = 0;
-    Sketch duration_ns, exposed_ns, queued_ns;
-  };
-  struct ScopeSums {
-    std::int64_t calls = 0;
-    PhaseTimes phases{};  // exclusive
-    Sketch wall_ns;       // of a step
-  };
-  struct LoaderSums {
-    std::int32_t workers = 0;
-    bool pinned = false;
-    Sketch queue_depth, fetch_ns;
-    // Sums over the records that have them.
-    std::int64_t measured = 0, cpu_ns = 0, no_core_ns = 0, bytes = 0, disk_bytes = 0, requests = 0, skipped = 0;
-  };
-  void add_step(const StepPayload& step);
+  void add_step(const StepRecord& step);
   void add_collective(const CollectiveRecord& collective);
-  void add_scope(const ScopePayload& scope);
+  void add_loader(const LoaderRecord& loader);
+  void add_scope(const ScopeRecord& scope);
 
-  std::int64_t exchanged_ = 0, samples_ = 0;
-  Sketch wall_ns_;
-  double mean_ns_ = 0, m2_ = 0;  // Welford's running mean and sum of squared differences from it
-  std::array<Sketch, kPhaseCount> phases_;
-  std::map<CollectiveKey, CollectiveSums> collectives_;
-  LoaderSums loader_;
-  std::map<std::string, ScopeSums> scopes_;  // by path
+  double mean_ns_ = 0;  // Welford's running mean of the steps' durations
 };
 
 // Finds steps that take much longer than those before them. Robust: median and median absolute deviation of the last
@@ -101,7 +66,6 @@ struct OpenWindow {
   std::optional<DumpWriter::Mark> mark;  // where its lines begin
   std::int64_t begin = 0, end = 0;       // its first step and the one behind its last, counted from the dump's first
   DumpWindow sums;
-  DumpWindow::Frame frame;
   bool empty = true;
   StepRecords current;                               // of the step that goes on
   std::multimap<std::int64_t, StepRecords> longest;  // outliers by duration, as many as may be kept

@@ -18,6 +18,10 @@ std::string dump_name(int rank) {
   return name;
 }
 
+std::int64_t signed_of(std::uint64_t count) {
+  return static_cast<std::int64_t>(count);
+}
+
 }  // namespace
 
 RankConnection::Event RankConnection::serve() {
@@ -131,7 +135,14 @@ void RankConnection::sample_memory(std::chrono::nanoseconds shortest_period) {
 
 void RankConnection::write_memory(Nanoseconds now) {
   const auto memory = host::read_process_memory(pid_);
-  if (memory) bounded_->add_lines(memory_line(now.count(), bounded_->last_batch(), *memory, ring_->free_heap()));
+  if (!memory) return;
+  const MemoryRecord record{now.count(),
+                            bounded_->last_batch(),
+                            signed_of(memory->resident_bytes),
+                            signed_of(memory->peak_bytes),
+                            signed_of(memory->anonymous_bytes),
+                            ring_->free_heap()};
+  bounded_->add_lines(line_of("memory", record));
 }
 
 void RankConnection::write_dropped() {
@@ -146,13 +157,12 @@ void RankConnection::write_dropped() {
 void RankConnection::close() {
   if (!introduced()) return;
   drain();
-  const Json end = {{"record", "end"},
-                    {"time_ns", clock_.monotonic().count()},
-                    {"how", finished_ ? "finished" : "connection lost"},
-                    {"records", records_},
-                    {"dropped", dropped_},
-                    {"lost", dump_->lost()}};
-  dump_->write(to_line(end) + "\n");
+  const EndRecord end{.time_ns = clock_.monotonic().count(),
+                      .how = finished_ ? "finished" : "connection lost",
+                      .records = signed_of(records_),
+                      .dropped = signed_of(dropped_),
+                      .lost = signed_of(dump_->lost())};
+  dump_->write(line_of("end", end));
   socket_.close();
 }
 

@@ -485,12 +485,7 @@ void TrainingLoop::record_loader(const Batch& batch) {
        .workers = loader_->workers(),
        .fetch_ns = batch.fetch_ns,
        .pinned = !context_.device().is_cpu() && !batch.tensors.empty() && batch.tensors.front().is_pinned(),
-       .cpu_ns = batch.usage.cpu_ns,
-       .no_core_ns = batch.usage.no_core_ns,
-       .bytes = batch.usage.bytes,
-       .disk_bytes = batch.usage.disk_bytes,
-       .requests = batch.usage.requests,
-       .skipped = static_cast<std::int64_t>(batch.skipped.size())});
+       .usage = {batch.usage, std::ssize(batch.skipped), 1}});
 }
 
 std::optional<double> TrainingLoop::validate() {

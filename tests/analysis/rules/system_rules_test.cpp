@@ -267,13 +267,10 @@ TEST(SmallReads, AreSmallSlowAndWaitedFor) {
   // 59 batches in 10 s, of which the training waited 4; its workers read for 8 s, nearly all of that for storage.
   LoaderSeries loader = loading(0, 2);
   loader.read_s = 8;
-  loader.usage = {.batches = 59,
-                  .cpu_ns = 400'000'000,
-                  .no_core_ns = 0,
-                  .bytes = 200 << 20,
-                  .disk_bytes = 200 << 20,
-                  .requests = 20'000,
-                  .skipped = 0};
+  loader.usage = {
+      {.cpu_ns = 400'000'000, .no_core_ns = 0, .bytes = 200 << 20, .disk_bytes = 200 << 20, .requests = 20'000},
+      /*skipped*/ 0,
+      /*batches*/ 59};
   const auto triggers = [](const LoaderSeries& one, const Json& settings = Json::object()) {
     return NamedRule("SmallReads", settings).judge(with_loaders({}, {one})).triggered;
   };

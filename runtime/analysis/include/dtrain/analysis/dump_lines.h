@@ -1,5 +1,5 @@
-// The lines of a dump (docs/profile-format.md) as plain values. If a line lacks a key, the field keeps its default: 0,
-// empty or -1. Times are nanoseconds of the host's monotonic clock.
+// The lines of a dump (docs/profile-format.md) as analysis keeps them: mostly the records of dtrain/profile/records.h.
+// If a line lacks a key, the field keeps its default. Times are nanoseconds of the host's monotonic clock.
 #pragma once
 
 #include <array>
@@ -11,8 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "dtrain/profile/phase.h"
-#include "dtrain/profile/sketch.h"
+#include "dtrain/profile/records.h"
 
 namespace dtrain::analysis {
 
@@ -21,66 +20,32 @@ enum class Operation : std::uint8_t { kOther, kAllReduce, kReduceScatter, kAllGa
 std::string_view name_of(Operation operation);  // "all_reduce", …; "other" for an unknown one
 Operation operation_of(std::string_view name);
 
-struct StepLine {
-  std::int64_t batch = 0, epoch = 0, start_ns = 0, wall_ns = 0, samples = 0;
-  bool exchanged = false;
-  profile::PhaseTimes phases{};  // exclusive, as recorded: they sum to wall_ns
-};
+using profile::LoaderUsage;
 
-struct CollectiveLine {
-  std::int64_t batch = 0, sequence = 0, bytes = 0;
-  std::int64_t enqueued_ns = 0, started_ns = 0, ended_ns = 0, exposed_ns = 0;
-  std::int32_t bucket = -1, world_size = 1;
+// A record that belongs to a step of its rank.
+template <typename Record>
+struct OfStep : Record {
+  std::int64_t batch = 0;
+  static void fields(auto&& visit, auto&... line) {
+    visit("batch", line.batch...);
+    Record::fields(visit, line...);
+  }
+};
+using StepLine = OfStep<profile::StepRecord>;
+using LoaderLine = OfStep<profile::LoaderRecord>;
+using ScopeLine = OfStep<profile::ScopeOf<std::string>>;
+using DeviceMemoryLine = OfStep<profile::DeviceMemoryRecord>;
+using PartLine = profile::PartRecord;
+using ClockLine = profile::ClockRecord;
+using MemoryLine = profile::MemoryRecord;
+using EndLine = profile::EndRecord;
+
+struct CollectiveLine : OfStep<profile::CollectiveOf<std::int64_t, Operation>> {
   float bus_bandwidth = 0;  // bytes a second
-  Operation operation = Operation::kOther;
-};
-
-struct ScopeLine {  // what a scope of the trial took in one step
-  std::int64_t batch = 0, calls = 0, wall_ns = 0;
-  std::string path;              // "outer/inner"
-  profile::PhaseTimes phases{};  // exclusive, in which phases its time lies: they sum to wall_ns
-};
-
-struct PartLine {
-  std::string part;  // "initialization", "loop", "finalization"
-  std::int64_t start_ns = 0, end_ns = 0;
-};
-
-// What reading batches took, added up over the workers.
-struct LoaderUsage {
-  std::int64_t batches = 0;  // that it was recorded for
-  std::int64_t cpu_ns = 0, no_core_ns = 0;
-  std::int64_t bytes = 0;       // asked of files by system calls
-  std::int64_t disk_bytes = 0;  // that came from storage
-  std::int64_t requests = 0;    // read calls, and page faults that waited for storage
-  std::int64_t skipped = 0;     // damaged samples that others have replaced
-  void add(const LoaderUsage& other);
-};
-
-struct LoaderLine {
-  std::int64_t batch = 0, time_ns = 0;
-  std::int32_t queue_depth = 0, workers = 0;
-  std::int64_t fetch_ns = -1;  // how long reading it took, added up over the workers; -1: not recorded
-  std::int8_t pinned = -1;     // 1: in pinned memory, 0: not, -1: not recorded
-  LoaderUsage usage;
-};
-
-// When this rank's monotonic clock shows time_ns, rank 0's shows time_ns + offset_ns, to within error_ns.
-struct ClockLine {
-  std::int64_t time_ns = 0, offset_ns = 0, error_ns = 0;
-};
-
-struct MemoryLine {  // of the rank's process
-  std::int64_t time_ns = 0, batch = 0;
-  std::int64_t resident_bytes = 0, peak_bytes = 0;
-  std::int64_t anonymous_bytes = 0;   // the part of resident_bytes that belongs to no file and is not shared
-  std::int64_t free_heap_bytes = -1;  // of malloc's heap, free between pieces in use; -1: not recorded
-};
-
-struct DeviceMemoryLine {  // of the rank's GPU, in one of its steps
-  std::int64_t time_ns = 0, batch = 0, device = 0;
-  std::int64_t allocated_bytes = 0, reserved_bytes = 0;         // at the step's end: in tensors; reserved on the device
-  std::array<std::int64_t, profile::kPhaseCount> peak_bytes{};  // in tensors; -1: the step had no such phase
+  static void fields(auto&& visit, auto&... line) {
+    OfStep::fields(visit, line...);
+    visit("bus_bandwidth", line.bus_bandwidth...);
+  }
 };
 
 // Sums over the collectives of one operation and bucket in a window.
@@ -92,11 +57,7 @@ struct CollectiveWindow {
 
 // The steps of a window that have no line of their own: exact sums and counts. RankProfile has the quantiles of all
 // windows together.
-struct WindowLine {
-  std::int64_t first_batch = 0, last_batch = 0, epoch = 0, start_ns = 0, end_ns = 0;
-  std::int64_t steps = 0, exchanged = 0, samples = 0;
-  // Outliers that have lines of their own, and outliers beyond the limit of such lines, which are in the sums.
-  std::int64_t outliers = 0, outliers_folded = 0;
+struct WindowLine : profile::WindowCounts {
   std::int64_t wall_ns = 0, wall_p50_ns = 0, wall_max_ns = 0;
   double wall_m2 = 0;            // sum of the squares of the differences from the mean, in square nanoseconds
   profile::PhaseTimes phases{};  // sums, exclusive: they add up to wall_ns
@@ -104,7 +65,7 @@ struct WindowLine {
   std::int64_t loader_records = 0, loader_empty = 0, loader_queue_sum = 0;  // loader_empty: found no batch ready
   std::int64_t loader_fetches = 0, loader_fetch_ns = 0;
   std::int32_t loader_workers = 0;
-  std::int8_t loader_pinned = -1;  // as LoaderLine's
+  std::int64_t loader_pinned = -1;  // as LoaderLine's
   LoaderUsage loader_usage;
 };
 
@@ -128,11 +89,6 @@ struct SystemLine {
   std::vector<double> cpu_util_per_core;
   std::vector<ProcessLine> processes;
   std::vector<std::pair<std::int64_t, Metrics>> gpus;  // by index
-};
-struct EndLine {
-  std::int64_t time_ns = 0;
-  std::string how;
-  std::int64_t dropped = 0, lost = 0;
 };
 
 struct CollectiveKey {

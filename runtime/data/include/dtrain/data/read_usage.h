@@ -13,6 +13,15 @@ struct ReadUsage {
   std::int64_t disk_bytes = 0;  // that had to come from storage, for mapped files too
   std::int64_t requests = 0;    // read calls, and page faults that waited for storage
 
+  // By the keys of dumps, for runtime/profile/include/dtrain/profile/records.h. They have time_ns as `fetch_ns`.
+  static void fields(auto&& visit, auto&... usage) {
+    visit("cpu_ns", usage.cpu_ns...);
+    visit("no_core_ns", usage.no_core_ns...);
+    visit("bytes", usage.bytes...);
+    visit("disk_bytes", usage.disk_bytes...);
+    visit("requests", usage.requests...);
+  }
+
   // Waiting for storage, or for locks.
   std::int64_t waiting_ns() const { return time_ns > cpu_ns + no_core_ns ? time_ns - cpu_ns - no_core_ns : 0; }
   ReadUsage& operator+=(const ReadUsage& other);

@@ -18,23 +18,12 @@
 #include "dtrain/base/log.h"
 #include "dtrain/profile/device_memory.h"
 #include "dtrain/profile/device_timeline.h"
-#include "dtrain/profile/phase.h"
-#include "dtrain/profile/scope.h"
+#include "dtrain/profile/records.h"
 #include "dtrain/profile/step_observer.h"
 
 namespace dtrain::profile {
 
 class ScopeTable;
-
-struct CollectiveRecord {
-  std::uint64_t sequence = 0;
-  std::int32_t bucket = -1;
-  char operation[16] = {};  // "all_reduce", "broadcast", …
-  std::uint64_t bytes = 0;  // payload of one rank
-  std::int32_t world_size = 1;
-  std::int64_t enqueued_ns = 0, started_ns = 0, ended_ns = 0;  // monotonic clock
-  std::int64_t exposed_ns = 0;
-};
 
 // A collective that may not have ended yet. Returns its record once it has. Never waits.
 using LateCollective = std::function<std::optional<CollectiveRecord>()>;
@@ -42,29 +31,6 @@ using LateCollective = std::function<std::optional<CollectiveRecord>()>;
 // Bytes a second on the links (NCCL's "bus bandwidth"): the bytes that the slowest link had to carry, divided by the
 // time.
 double bus_bandwidth(const CollectiveRecord& record);
-
-// How the monotonic clock of this rank's host relates to rank 0's: a time t here is t + offset_ns there, to within
-// error_ns.
-struct ClockRecord {
-  std::int64_t time_ns = 0;  // when it was measured, on this rank's clock
-  std::int64_t offset_ns = 0, error_ns = 0;
-  std::int64_t round_trips = 0;  // how many were measured
-};
-
-// What the loader did for one batch.
-struct LoaderSample {
-  std::int32_t queue_depth = 0;  // batches ready when this one had been taken
-  std::int32_t workers = 0;
-  std::int64_t fetch_ns = -1;  // how long reading it took, added up over the workers; -1: not known
-  bool pinned = false;         // it lies in page-locked memory
-  // Of the workers in that time; -1: not known.
-  std::int64_t cpu_ns = -1;      // on a core
-  std::int64_t no_core_ns = -1;  // ready to run, without a core
-  std::int64_t bytes = -1;       // asked of files by system calls
-  std::int64_t disk_bytes = -1;  // that came from storage
-  std::int64_t requests = -1;    // read calls, and page faults that waited for storage
-  std::int64_t skipped = 0;      // damaged samples that others have replaced
-};
 
 // What else a step record holds.
 struct StepInfo {
@@ -147,8 +113,8 @@ class Recorder {
   void release_steps();
 
   void mark(RunMark mark);
-  // At most one sample in a step.
-  void loader(const LoaderSample& sample);
+  // At most one in a step; its time is now.
+  void loader(LoaderRecord loader);
   // Also while paused, and outside of steps.
   void clock(const ClockRecord& offset);
 

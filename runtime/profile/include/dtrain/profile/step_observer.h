@@ -6,11 +6,9 @@
 #include <cstdint>
 #include <string_view>
 
-#include "dtrain/profile/phase.h"
+#include "dtrain/profile/records.h"
 
 namespace dtrain::profile {
-
-struct CollectiveRecord;
 
 class StepObserver {
  public:

@@ -1,0 +1,160 @@
+// Writes records as JSON, by visiting their fields (dtrain/profile/records.h). Formatted by hand: the agent shares the
+// cores with the training.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <concepts>
+#include <cstdint>
+#include <iterator>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <spdlog/fmt/compile.h>
+#include <spdlog/fmt/fmt.h>
+
+#include "dtrain/profile/records.h"
+
+namespace dtrain::profile {
+
+// The text of a record while it is put together.
+using LineBuffer = fmt::memory_buffer;
+// Appends; the arguments are those of fmt::format_to.
+template <typename... Args>
+void put(LineBuffer& out, Args&&... args) {
+  fmt::format_to(std::back_inserter(out), std::forward<Args>(args)...);
+}
+
+// The time of a phase as dumps give it: that of train_batch holds its parts.
+std::int64_t time_in(const PhaseTimes& times, Phase phase);
+// What shared memory holds up to its end or to a 0: nothing in it can break a line.
+std::string plain_text(std::string_view bytes);
+
+// One JSON object, up to close().
+class FieldWriter {
+ public:
+  explicit FieldWriter(LineBuffer& out) : out_(out) {}
+  void close() {
+    if (separator_ == '{') out_.push_back('{');
+    out_.push_back('}');
+  }
+
+  template <typename T>
+  void operator()(Key key, const T& value) {
+    if constexpr (std::same_as<T, LoaderUsage>) {
+      if (value.batches > 0) T::fields(*this, value);
+    } else if (!is_left_out(key.form, value)) {
+      begin(key.name);
+      write(key.form, value);
+    }
+  }
+
+ private:
+  template <typename T>
+  static bool is_left_out(Key::Form form, const T& value) {
+    if constexpr (std::integral<T>) {
+      return form == Key::kIfAny ? value == 0
+                                 : (form == Key::kIfKnown || form == Key::kTruth) && std::cmp_less(value, 0);
+    } else if constexpr (requires { value.empty(); }) {
+      return form == Key::kIfAny && value.empty();
+    } else {
+      return false;
+    }
+  }
+
+  void append(std::string_view text) { out_.append(text.data(), text.data() + text.size()); }
+  void begin(std::string_view name) {
+    const std::size_t size = out_.size();
+    out_.resize(size + name.size() + 4);
+    char* to = out_.data() + size;
+    *to++ = std::exchange(separator_, ',');
+    *to++ = '"';
+    to = std::copy(name.begin(), name.end(), to);
+    *to++ = '"';
+    *to = ':';
+  }
+
+  template <std::integral T>
+  void write(Key::Form form, T value) {
+    if (form == Key::kTruth) return append(value != 0 ? "true" : "false");
+    const fmt::format_int text(value);
+    append({text.data(), text.size()});
+  }
+  void write(Key::Form form, double value) {
+    form == Key::kNineDigits ? put(out_, FMT_COMPILE("{:.9g}"), value) : put(out_, FMT_COMPILE("{:.0f}"), value);
+  }
+  void write(Key::Form, std::string_view text) { put(out_, FMT_COMPILE("\"{}\""), text); }
+  void write(Key::Form form, const std::string& text) { write(form, std::string_view(text)); }
+  template <std::size_t N>
+  void write(Key::Form form, const char (&bytes)[N]) {
+    write(form, std::string_view(plain_text({bytes, N})));
+  }
+  void write(Key::Form form, const PhaseTimes& times) {
+    FieldWriter phases(out_);
+    for (std::size_t i = 0; i < kPhaseCount; ++i) {
+      const auto phase = static_cast<Phase>(i);
+      const std::int64_t time = form == Key::kIfKnown ? times[i] : time_in(times, phase);
+      phases({name_of(phase), form}, time);
+    }
+    phases.close();
+  }
+  void write(Key::Form, const std::array<Sketch, kPhaseCount>& sketches) {
+    FieldWriter phases(out_);
+    for (std::size_t i = 0; i < kPhaseCount; ++i) phases(name_of(static_cast<Phase>(i)), sketches[i]);
+    phases.close();
+  }
+  void write(Key::Form, const Sketch& sketch) {
+    put(out_, FMT_COMPILE("{{\"count\":{},\"sum\":{},\"min\":{},\"max\":{},\"zeros\":{},\"bins\":["), sketch.count(),
+        sketch.sum(), sketch.min(), sketch.max(), sketch.zeros());
+    const char* separator = "";
+    for (const Sketch::Bin& bin : sketch.bins()) {
+      put(out_, FMT_COMPILE("{}{},{}"), std::exchange(separator, ","), bin.index, bin.count);
+    }
+    append("]}");
+  }
+  template <typename T>
+  void write(Key::Form form, const std::vector<T>& list) {
+    out_.push_back('[');
+    for (const T& item : list) {
+      if (&item != &list.front()) out_.push_back(',');
+      write(form, item);
+    }
+    out_.push_back(']');
+  }
+  template <typename T>
+  requires std::is_class_v<T>
+  void write(Key::Form, const T& record) {
+    FieldWriter writer(out_);
+    T::fields(writer, record);
+    writer.close();
+  }
+
+  LineBuffer& out_;
+  char separator_ = '{';
+};
+
+// {"record":KIND, the fields that `add` adds}, as one line.
+void append_line(LineBuffer& out, std::string_view kind, auto&& add) {
+  FieldWriter line(out);
+  line("record", kind);
+  add(line);
+  line.close();
+  out.push_back('\n');
+}
+template <typename T>
+void append_fields(LineBuffer& out, std::string_view kind, const T& record) {
+  append_line(out, kind, [&](FieldWriter& line) { T::fields(line, record); });
+}
+template <typename T>
+std::string line_of(std::string_view kind, const T& record) {
+  LineBuffer out;
+  append_fields(out, kind, record);
+  return fmt::to_string(out);
+}
+
+}  // namespace dtrain::profile
