@@ -9,7 +9,7 @@
 
 namespace dtrain::cli {
 
-void add_start_rank(CLI::App& app, int*) {
+void add_start_rank(CLI::App& app, ExitCode*) {
   CLI::App* command = app.add_subcommand("start-rank", "What mpirun and srun start for `dtrain launch`");
   command->group("");
   command->prefix_command();

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "dtrain/base/file.h"
+#include "dtrain/base/text.h"
 #include "report/charts.h"
 #include "report/input.h"
 #include "report/page.h"

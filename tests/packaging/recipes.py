@@ -435,16 +435,13 @@ std::unique_ptr<Rule> make_first_step() {{
         recipe.write(own, """#include <cstdio>
 #include "commands.h"
 namespace dtrain::cli {
-void add_hello(CLI::App& app, int* exit_code) {
+void add_hello(CLI::App& app, ExitCode*) {
   CLI::App* const command = app.add_subcommand("hello", "Greets.");
-  command->callback([exit_code] {
-    std::puts("hello");
-    *exit_code = 0;
-  });
+  command->callback([] { std::puts("hello"); });
 }
 }  // namespace dtrain::cli
 """)
-        recipe.replace(commands, "void add_version(", "void add_hello(CLI::App& app, int* exit_code);\nvoid add_version(")
+        recipe.replace(commands, "void add_version(", "void add_hello(CLI::App& app, ExitCode* exit_code);\nvoid add_version(")
         recipe.replace(commands, "kCommands{\n", "kCommands{add_hello,\n")
         self.assertFollows(recipe, "a command", "hello")
         made = compile_text("dtrain", "command", f'#include "{TREE / own}"\n#include "{TREE}/runtime/cli/main.cpp"\n')

@@ -68,7 +68,7 @@ void add_task_pause(CLI::App& task) {
 }
 
 void add_task_activate(CLI::App& task) {
-  add(task, "activate", "Queue paused tasks again; they go on from their checkpoints", false, exit_code);
+  add(task, "activate", "Queue paused tasks again; they go on from their checkpoints", false);
 }
 
 void add_task_wait(CLI::App& task, ExitCode* exit_code) {

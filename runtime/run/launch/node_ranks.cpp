@@ -145,7 +145,7 @@ class NodeRanks {
   }
 
   // Returns the exit code once all have ended.
-  int wait(LaunchSignals& signals) {
+  ExitCode wait(LaunchSignals& signals) {
     while (!all_ended()) {
       std::vector<pollfd> descriptors{{signals.fd(), POLLIN, 0}};
       for (const Rank& rank : ranks_) {

@@ -5,7 +5,6 @@
 #include <iterator>
 #include <string_view>
 
-#include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
 
 namespace dtrain::exported {
@@ -63,13 +62,20 @@ bool is_of_torch(const CodeLine& line) {
          has(line.file, "/torch/autograd/");
 }
 
+std::string target_of(const Json& node) {
+  const auto target = node.find("target");
+  return target != node.end() && target->is_string() ? target->get<std::string>() : std::string();
+}
+
 // x.view_as(x), which autograd makes of an input that a function or a hook returns, and authors of gradient reversals
 // write.
 bool views_itself(const Json& node) {
-  if (text_at(node, "target") != "torch.ops.aten.view_as.default") return false;
-  const Json& inputs = list_at(node, "inputs");
-  if (inputs.size() != 2) return false;
-  const auto argument = [&](std::size_t i) { return inputs[i].is_object() ? inputs[i].value("arg", Json()) : Json(); };
+  if (target_of(node) != "torch.ops.aten.view_as.default") return false;
+  const auto inputs = node.find("inputs");
+  if (inputs == node.end() || !inputs->is_array() || inputs->size() != 2) return false;
+  const auto argument = [&](std::size_t i) {
+    return (*inputs)[i].is_object() ? (*inputs)[i].value("arg", Json()) : Json();
+  };
   return argument(0).is_object() && argument(0) == argument(1);
 }
 
@@ -96,7 +102,7 @@ void LostBackward::see(const Json& node, bool without_gradients) {
   }
   const bool itself = views_itself(node);
   if (itself && (lines.empty() || !has(lines.back().text, "view_as"))) return see_returned_input(lines, modules);
-  see_function(lines, modules, itself || is_flat(text_at(node, "target")));
+  see_function(lines, modules, itself || is_flat(target_of(node)));
 }
 
 void LostBackward::see_function(const std::vector<CodeLine>& lines, const std::vector<EnteredModule>& modules,

@@ -2,7 +2,6 @@
 
 #include <string_view>
 
-#include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
 
 namespace dtrain::exported {
@@ -27,7 +26,10 @@ bool read_place(std::string_view line, CodeLine& place) {
 }  // namespace
 
 std::string metadata_text(const Json& node, const char* key) {
-  return text_at(object_at(node, "metadata"), key);
+  const auto metadata = node.find("metadata");
+  if (metadata == node.end() || !metadata->is_object()) return {};
+  const auto text = metadata->find(key);
+  return text != metadata->end() && text->is_string() ? text->get<std::string>() : std::string();
 }
 
 std::vector<CodeLine> code_lines(const Json& node) {

@@ -7,7 +7,6 @@
 #include <c10/util/Exception.h>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
 #include "exported/evaluation_mode.h"
 #include "exported/graph_builder.h"
@@ -53,7 +52,8 @@ class ProgramReader {
     read_outputs();
     read_constraints();
     program_.suspected_backward = builder_.lost_backward().suspects();
-    program_.torch_version = text_at(model_, "torch_version");
+    if (const auto version = model_.find("torch_version"); version != model_.end() && version->is_string())
+      program_.torch_version = version->get<std::string>();
     return std::move(program_);
   }
   const std::map<std::string, std::string>& unsupported() const { return builder_.unsupported(); }
@@ -63,7 +63,9 @@ class ProgramReader {
 
  private:
   void read_named_tuples() {
-    for (const auto& [type, definition] : object_at(model_["graph_module"], "treespec_namedtuple_fields").items()) {
+    const auto fields = model_["graph_module"].find("treespec_namedtuple_fields");
+    if (fields == model_["graph_module"].end() || !fields->is_object()) return;
+    for (const auto& [type, definition] : fields->items()) {
       for (const Json& name : definition.at("field_names")) named_tuples_[type].push_back(name.get<std::string>());
     }
   }
@@ -84,7 +86,9 @@ class ProgramReader {
   void read_inputs() {
     const Json& call = call_signature();
     std::vector<std::string> arguments;
-    for (const Json& name : list_at(call, "forward_arg_names")) arguments.push_back(name.get<std::string>());
+    if (const auto names = call.find("forward_arg_names"); names != call.end() && names->is_array()) {
+      for (const Json& name : *names) arguments.push_back(name.get<std::string>());
+    }
     const std::vector<std::string> names = input_names(call.at("in_spec").get<std::string>(), arguments, named_tuples_);
     std::size_t next = 0;
     for (const Json& spec : signature_.at("input_specs")) {
@@ -200,14 +204,17 @@ class ProgramReader {
   }
 
   void read_constraints() {
-    for (const auto& [symbol, range] : object_at(model_, "range_constraints").items()) {
-      Range& own = program_.ranges[symbol];
-      if (range.at("min_val").is_number_integer()) own.least = range.at("min_val").template get<std::int64_t>();
-      if (range.at("max_val").is_number_integer()) own.most = range.at("max_val").template get<std::int64_t>();
+    if (const auto ranges = model_.find("range_constraints"); ranges != model_.end() && ranges->is_object()) {
+      for (const auto& [symbol, range] : ranges->items()) {
+        Range& own = program_.ranges[symbol];
+        if (range.at("min_val").is_number_integer()) own.least = range.at("min_val").template get<std::int64_t>();
+        if (range.at("max_val").is_number_integer()) own.most = range.at("max_val").template get<std::int64_t>();
+      }
     }
-    const Json& guards = list_at(model_, "guards_code");
-    if (guards.size() > kMostGuards) throw Error("it has " + std::to_string(guards.size()) + " guards");
-    for (const Json& guard : guards) {
+    const auto guards = model_.find("guards_code");
+    if (guards == model_.end() || !guards->is_array()) return;
+    if (guards->size() > kMostGuards) throw Error("it has " + std::to_string(guards->size()) + " guards");
+    for (const Json& guard : *guards) {
       const auto text = guard.get<std::string>();
       auto condition = Expression::parse(text);
       if (condition) {
@@ -240,8 +247,9 @@ void check_schema(const Archive& archive, const Json& model, std::pair<std::int6
 // run_decompositions() makes it a program for use: detach() and torch.no_grad() are gone, so that gradients would be
 // others, and batch norm has a form without a derivative.
 void refuse_decomposed(const Archive& archive, const Json& model) {
-  const Json& verifiers = list_at(model, "verifiers");
-  if (verifiers.empty() || std::find(verifiers.begin(), verifiers.end(), "TRAINING") != verifiers.end()) return;
+  const auto verifiers = model.find("verifiers");
+  if (verifiers == model.end() || !verifiers->is_array() || verifiers->empty()) return;
+  if (std::find(verifiers->begin(), verifiers->end(), "TRAINING") != verifiers->end()) return;
   archive.fail(
       "has gone through run_decompositions(), which leaves out detach() and torch.no_grad() and changes batch "
       "norm, so that its gradients are not those of the model",

@@ -7,8 +7,6 @@
 #include <limits>
 #include <string_view>
 
-#include "dtrain/base/json.h"
-
 namespace dtrain::exported {
 
 namespace {
@@ -25,13 +23,18 @@ const Json* sizes_of(const Json* tensor) {
 }
 
 bool is_number(const Json& size) {
-  return value_at<std::int64_t>(size, "as_int").has_value();
+  return size.is_object() && size.contains("as_int") && size["as_int"].is_number_integer();
 }
 
 // A size that may change is the same where its expression is.
 bool is_same(const Json& a, const Json& b) {
   if (is_number(a) || is_number(b)) return is_number(a) && is_number(b) && a["as_int"] == b["as_int"];
-  const auto text_of = [](const Json& size) { return text_at(object_at(size, "as_expr"), "expr_str"); };
+  const auto text_of = [](const Json& size) {
+    const auto expression = size.is_object() ? size.find("as_expr") : size.end();
+    if (expression == size.end() || !expression->is_object()) return std::string();
+    const auto text = expression->find("expr_str");
+    return text != expression->end() && text->is_string() ? text->get<std::string>() : std::string();
+  };
   const std::string text = text_of(a);
   return !text.empty() && text == text_of(b);
 }
