@@ -56,6 +56,8 @@ Libraries linked_libraries(const fs::path& program, const std::string& library_p
   ProcessOptions options;
   options.command = {linker, program.string()};
   options.environment["LD_TRACE_LOADED_OBJECTS"] = "1";  // load, list, and end before the program's first instruction
+  // The linker of glibc 2.35 (Ubuntu 22.04) crashes where a library of a library is missing, unless it sorts as before.
+  options.environment["GLIBC_TUNABLES"] = "glibc.rtld.dynamic_sort=1";
   if (!library_path.empty()) options.environment["LD_LIBRARY_PATH"] = library_path;
   options.fds = {{0, nothing.get()}, {1, pipe.writer.get()}, {2, nothing.get()}};
   Process process = Process::start(options);
