@@ -41,7 +41,7 @@ Json core_bars(const RunProfile& run) {
 }
 
 // What a rank's process used, or what it could not get.
-Json process_series(const Input& input, double ProcessLine::*value, const std::string& title) {
+Json process_series(const Input& input, auto ProcessLine::*value, const std::string& title) {
   Json spec = time_series(input, title, "percent");
   std::vector<Point> all;
   const std::size_t columns = Input::columns(input.drawn().size() * 2, kMostPoints / 2);
@@ -51,8 +51,9 @@ Json process_series(const Input& input, double ProcessLine::*value, const std::s
     std::vector<Point> points;
     for (const SystemLine& sample : agent->samples) {
       for (const ProcessLine& process : sample.processes) {
-        if (process.rank != rank->rank || process.*value < 0) continue;
-        points.push_back(point(input.seconds(*agent, sample.time_ns), process.*value));
+        const std::optional<double> percent = process.*value;
+        if (process.rank != rank->rank || percent.value_or(-1) < 0) continue;
+        points.push_back(point(input.seconds(*agent, sample.time_ns), *percent));
       }
     }
     if (points.empty()) continue;
