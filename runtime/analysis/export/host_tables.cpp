@@ -65,12 +65,11 @@ Table processes() {
     }
   };
   return of_agents<SystemLine, ProcessLine>("processes", lines, [](auto& row, auto&, auto& line, auto& process) {
-    const double wait = process.cpu_wait_percent;
     row({"time_ns", Key::kMoment}, line.time_ns);
     row("rank", process.rank);
     row("resident_bytes", process.resident_bytes);
     row("cpu_percent", process.cpu_percent);
-    row("cpu_wait_percent", wait < 0 ? std::nullopt : std::optional(wait));
+    row("cpu_wait_percent", process.cpu_wait_percent);
   });
 }
 

@@ -32,7 +32,8 @@ std::optional<double> foreign_load(const RunProfile& run, const RankProfile& ran
   }
   for (const ProcessLine& process : sample.processes) {
     const RankProfile* const other = run.find_rank(process.rank);
-    if (other != nullptr && share_cores(rank, *other)) load -= process.cpu_percent + process.children_cpu_percent;
+    if (other != nullptr && share_cores(rank, *other))
+      load -= process.cpu_percent + process.children_cpu_percent.value_or(0);
   }
   return std::max(0.0, load);
 }
@@ -66,10 +67,10 @@ Contention of_rank(const RunProfile& run, const RankProfile& rank) {
       foreign_ns += interval;
     }
     if (process->cpu_wait_percent >= 0) {
-      wait += process->cpu_wait_percent * interval;
+      wait += *process->cpu_wait_percent * interval;
       wait_ns += interval;
     }
-    if (const auto stopped = throttled_percent(sample, process->cpu_wait_percent, cpus)) {
+    if (const auto stopped = throttled_percent(sample, process->cpu_wait_percent.value_or(-1), cpus)) {
       throttled += *stopped * interval;
       periods += metric_of(sample.metrics, "cpu_throttled_periods").value_or(0) * interval;
       throttled_ns += interval;

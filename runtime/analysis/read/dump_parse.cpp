@@ -75,43 +75,22 @@ Metrics numbers(const Object& object, std::initializer_list<std::string_view> wi
   return result;
 }
 
-void read_processes(const Element& value, std::vector<ProcessLine>& processes) {
-  Array list;
-  if (value.get(list) != simdjson::SUCCESS) return;
-  for (const Element& item : list) {
-    Object object;
-    if (item.get(object) != simdjson::SUCCESS) continue;
-    ProcessLine process{-1, 0, 0, -1, 0};
-    for (const auto& [key, field] : object) {
-      if (key == "rank") process.rank = static_cast<int>(to_integer(field, -1));
-      if (key == "resident_memory") process.resident_bytes = to_double(field);
-      if (key == "cpu_util") process.cpu_percent = to_double(field);
-      if (key == "children_cpu") process.children_cpu_percent = to_double(field);
-      if (key == "cpu_wait" && field.is_number()) process.cpu_wait_percent = to_double(field);
-    }
-    processes.push_back(process);
-  }
-}
-
 }  // namespace
 
 SystemLine parse_system(const Object& object) {
   SystemLine line;
-  line.time_ns = integer_of(object, "time_ns");
-  line.interval_ns = integer_of(object, "interval_ns");
   line.metrics = numbers(object, {"time_ns", "interval_ns"});
-  for (const auto& [key, value] : object) {
-    if (key == "processes") read_processes(value, line.processes);
-    Array list;
-    if (key != "cpu_util_per_core" && key != "gpus") continue;
-    if (value.get(list) != simdjson::SUCCESS) continue;
-    for (const Element& item : list) {
-      if (key == "cpu_util_per_core") line.cpu_util_per_core.push_back(to_double(item));
-      Object gpu;
-      if (key == "gpus" && item.get(gpu) == simdjson::SUCCESS) {
-        line.gpus.emplace_back(integer_of(gpu, "index", -1), numbers(gpu, {"index"}));
-      }
-    }
+  FieldReader fields(object);
+  fields("time_ns", line.time_ns);
+  fields("interval_ns", line.interval_ns);
+  fields("cpu_util_per_core", line.cpu_util_per_core);
+  fields("processes", line.processes);
+  Array gpus;
+  if (object["gpus"].get(gpus) != simdjson::SUCCESS) return line;
+  for (const Element& item : gpus) {
+    Object gpu;
+    if (item.get(gpu) == simdjson::SUCCESS)
+      line.gpus.emplace_back(integer_of(gpu, "index", -1), numbers(gpu, {"index"}));
   }
   return line;
 }

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <concepts>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -96,6 +97,9 @@ class FieldReader {
   static void read(const Element& element, profile::Key::Form, T& value) {
     value = static_cast<T>(to_double(element));
   }
+  static void read(const Element& element, profile::Key::Form, std::optional<double>& value) {
+    if (element.is_number()) value = to_double(element);
+  }
   static void read(const Element& element, profile::Key::Form, std::string& value) { value = to_text(element); }
   static void read(const Element& element, profile::Key::Form, Operation& value) {
     value = operation_of(to_text(element));
@@ -116,7 +120,7 @@ class FieldReader {
     Array list;
     if (element.get(list) != simdjson::SUCCESS) return;
     for (const Element& item : list) {
-      if (item.is_object()) read(item, form, value.emplace_back());
+      if (item.is_object() || std::is_arithmetic_v<T>) read(item, form, value.emplace_back());
     }
   }
   template <typename T>

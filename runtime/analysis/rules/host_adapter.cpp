@@ -101,7 +101,7 @@ HostSample sample_of(const SystemLine& line, const std::map<std::int64_t, std::s
   sample.cgroup_limit_bytes = metric_of(line.metrics, "cgroup_memory_limit");
   sample.throttled_periods_percent = metric_of(line.metrics, "cpu_throttled_periods");
   for (const ProcessLine& process : line.processes) {
-    const double wait = process.cpu_wait_percent;
+    const double wait = process.cpu_wait_percent.value_or(-1);
     if (wait < 0) continue;
     sample.ranks.push_back({process.rank, std::max(0.0, wait - throttled_percent(line, wait, cpus).value_or(0))});
   }

@@ -50,7 +50,7 @@ class FieldWriter {
       if (value.batches > 0) T::fields(*this, value);
     } else if (!is_left_out(key.form, value)) {
       begin(key.name);
-      write(key.form, value);
+      write(key, value);
     }
   }
 
@@ -60,6 +60,10 @@ class FieldWriter {
     if constexpr (std::integral<T>) {
       return form == Key::kIfAny ? value == 0
                                  : (form == Key::kIfKnown || form == Key::kTruth) && std::cmp_less(value, 0);
+    } else if constexpr (std::same_as<T, std::optional<double>>) {
+      return !value || !std::isfinite(*value);
+    } else if constexpr (requires { value.has_value(); }) {
+      return !value;
     } else if constexpr (requires { value.empty(); }) {
       return form == Key::kIfAny && value.empty();
     } else {
@@ -79,36 +83,41 @@ class FieldWriter {
     *to = ':';
   }
 
+  template <typename T>
+  void write(const Key& key, const std::optional<T>& value) {
+    write(key, *value);
+  }
   template <std::integral T>
-  void write(Key::Form form, T value) {
-    if (form == Key::kTruth) return append(value != 0 ? "true" : "false");
+  void write(const Key& key, T value) {
+    if (key.form == Key::kTruth) return append(value != 0 ? "true" : "false");
     const fmt::format_int text(value);
     append({text.data(), text.size()});
   }
-  void write(Key::Form form, double value) {
-    form == Key::kNineDigits ? put(out_, FMT_COMPILE("{:.9g}"), value) : put(out_, FMT_COMPILE("{:.0f}"), value);
+  void write(const Key& key, double value) {
+    key.form == Key::kNineDigits ? put(out_, FMT_COMPILE("{:.9g}"), value)
+                                 : put(out_, FMT_COMPILE("{:.{}f}"), value, key.decimals);
   }
-  void write(Key::Form, std::string_view text) { put(out_, FMT_COMPILE("\"{}\""), text); }
-  void write(Key::Form form, const std::string& text) { write(form, std::string_view(text)); }
+  void write(const Key&, std::string_view text) { put(out_, FMT_COMPILE("\"{}\""), text); }
+  void write(const Key& key, const std::string& text) { write(key, std::string_view(text)); }
   template <std::size_t N>
-  void write(Key::Form form, const char (&bytes)[N]) {
-    write(form, std::string_view(plain_text({bytes, N})));
+  void write(const Key& key, const char (&bytes)[N]) {
+    write(key, std::string_view(plain_text({bytes, N})));
   }
-  void write(Key::Form form, const PhaseTimes& times) {
+  void write(const Key& key, const PhaseTimes& times) {
     FieldWriter phases(out_);
     for (std::size_t i = 0; i < kPhaseCount; ++i) {
       const auto phase = static_cast<Phase>(i);
-      const std::int64_t time = form == Key::kIfKnown ? times[i] : time_in(times, phase);
-      phases({name_of(phase), form}, time);
+      const std::int64_t time = key.form == Key::kIfKnown ? times[i] : time_in(times, phase);
+      phases({name_of(phase), key.form}, time);
     }
     phases.close();
   }
-  void write(Key::Form, const std::array<Sketch, kPhaseCount>& sketches) {
+  void write(const Key&, const std::array<Sketch, kPhaseCount>& sketches) {
     FieldWriter phases(out_);
     for (std::size_t i = 0; i < kPhaseCount; ++i) phases(name_of(static_cast<Phase>(i)), sketches[i]);
     phases.close();
   }
-  void write(Key::Form, const Sketch& sketch) {
+  void write(const Key&, const Sketch& sketch) {
     put(out_, FMT_COMPILE("{{\"count\":{},\"sum\":{},\"min\":{},\"max\":{},\"zeros\":{},\"bins\":["), sketch.count(),
         sketch.sum(), sketch.min(), sketch.max(), sketch.zeros());
     const char* separator = "";
@@ -118,17 +127,17 @@ class FieldWriter {
     append("]}");
   }
   template <typename T>
-  void write(Key::Form form, const std::vector<T>& list) {
+  void write(const Key& key, const std::vector<T>& list) {
     out_.push_back('[');
     for (const T& item : list) {
       if (&item != &list.front()) out_.push_back(',');
-      write(form, item);
+      write(key, item);
     }
     out_.push_back(']');
   }
   template <typename T>
   requires std::is_class_v<T>
-  void write(Key::Form, const T& record) {
+  void write(const Key&, const T& record) {
     FieldWriter writer(out_);
     T::fields(writer, record);
     writer.close();

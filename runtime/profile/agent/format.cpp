@@ -1,7 +1,5 @@
 #include "agent/format.h"
 
-#include <cmath>
-
 namespace dtrain::profile {
 namespace {
 
@@ -15,26 +13,6 @@ std::string part_name(RunMark mark) {
       return "finalization";
   }
   return "unknown";
-}
-
-void append_value(LineBuffer& out, const char* name, const std::optional<double>& value, int digits) {
-  if (value && std::isfinite(*value)) put(out, FMT_COMPILE(",\"{}\":{:.{}f}"), name, *value, digits);
-}
-
-void append_gpus(LineBuffer& out, const std::vector<GpuSample>& gpus) {
-  if (gpus.empty()) return;
-  put(out, FMT_COMPILE(",\"gpus\":["));
-  for (std::size_t i = 0; i < gpus.size(); ++i) {
-    const GpuSample& gpu = gpus[i];
-    put(out, FMT_COMPILE("{}{{\"index\":{}"), i == 0 ? "" : ",", gpu.index);
-    append_value(out, "gpu_util", gpu.util, 0);
-    if (gpu.free_memory) put(out, FMT_COMPILE(",\"gpu_free_memory\":{}"), *gpu.free_memory);
-    append_value(out, "gpu_temperature", gpu.temperature, 0);
-    if (gpu.foreign_processes) put(out, FMT_COMPILE(",\"gpu_foreign_processes\":{}"), *gpu.foreign_processes);
-    if (gpu.slowed_by_heat) put(out, FMT_COMPILE(",\"gpu_thermal_throttle\":{}"), *gpu.slowed_by_heat ? 1 : 0);
-    put(out, FMT_COMPILE("}}"));
-  }
-  put(out, FMT_COMPILE("]"));
 }
 
 }  // namespace
@@ -93,28 +71,16 @@ void append_record(LineBuffer& out, const Record& record) {
 }
 
 void append_system(LineBuffer& out, const SystemSample& sample) {
-  put(out, FMT_COMPILE("{{\"record\":\"system\",\"time_ns\":{},\"interval_ns\":{}"), sample.time_ns,
-      sample.interval_ns);
-  for (const HostMetric& metric : kHostMetrics) append_value(out, metric.name, sample.*metric.value, metric.decimals);
-  if (!sample.cpu_util_per_core.empty()) {
-    put(out, FMT_COMPILE(",\"cpu_util_per_core\":["));
-    for (std::size_t i = 0; i < sample.cpu_util_per_core.size(); ++i) {
-      put(out, FMT_COMPILE("{}{:.1f}"), i == 0 ? "" : ",", sample.cpu_util_per_core[i]);
+  append_line(out, "system", [&](FieldWriter& line) {
+    line("time_ns", sample.time_ns);
+    line("interval_ns", sample.interval_ns);
+    for (const HostMetric& metric : kHostMetrics) {
+      line({metric.name, Key::kPlain, metric.decimals}, sample.*metric.value);
     }
-    put(out, FMT_COMPILE("]"));
-  }
-  put(out, FMT_COMPILE(",\"processes\":["));
-  for (std::size_t i = 0; i < sample.processes.size(); ++i) {
-    const ProcessSample& process = sample.processes[i];
-    put(out, FMT_COMPILE("{}{{\"rank\":{},\"pid\":{},\"resident_memory\":{},\"cpu_util\":{:.1f}"), i == 0 ? "" : ",",
-        process.rank, process.pid, process.resident_bytes, process.cpu_percent);
-    append_value(out, "children_cpu", process.children_cpu_percent, 1);
-    append_value(out, "cpu_wait", process.cpu_wait_percent, 2);
-    put(out, FMT_COMPILE("}}"));
-  }
-  put(out, FMT_COMPILE("]"));
-  append_gpus(out, sample.gpus);
-  put(out, FMT_COMPILE("}}\n"));
+    line({"cpu_util_per_core", Key::kIfAny, 1}, sample.cpu_util_per_core);
+    line("processes", sample.processes);
+    line({"gpus", Key::kIfAny}, sample.gpus);
+  });
 }
 
 std::string gpu_line(const host::GpuInfo& gpu) {

@@ -27,6 +27,15 @@ struct GpuSample {
   std::optional<double> temperature;             // degrees Celsius
   std::optional<std::size_t> foreign_processes;  // other than the ranks
   std::optional<bool> slowed_by_heat;
+
+  static void fields(auto&& visit, auto&... gpu) {
+    visit("index", gpu.index...);
+    visit("gpu_util", gpu.util...);
+    visit("gpu_free_memory", gpu.free_memory...);
+    visit("gpu_temperature", gpu.temperature...);
+    visit("gpu_foreign_processes", gpu.foreign_processes...);
+    visit("gpu_thermal_throttle", gpu.slowed_by_heat...);
+  }
 };
 
 class GpuSampler {

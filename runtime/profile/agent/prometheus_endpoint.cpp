@@ -73,11 +73,10 @@ void add_system(Families& out, const SystemSample& sample) {
            });
   out.each("dtrain_gpu_temperature_celsius", "Of the chip", MetricType::Gauge, "gpu", sample.gpus,
            [](const GpuSample& gpu) { return Value(gpu.index, gpu.temperature); });
-  out.each(
-      "dtrain_rank_resident_memory_bytes", "Memory of a rank's process", MetricType::Gauge, "rank", sample.processes,
-      [](const ProcessSample& process) { return Value(process.rank, static_cast<double>(process.resident_bytes)); });
+  out.each("dtrain_rank_resident_memory_bytes", "Memory of a rank's process", MetricType::Gauge, "rank",
+           sample.processes, [](const ProcessRecord& process) { return Value(process.rank, process.resident_bytes); });
   out.each("dtrain_rank_cpu_util_percent", "Of a rank's process; 100: one core", MetricType::Gauge, "rank",
-           sample.processes, [](const ProcessSample& process) { return Value(process.rank, process.cpu_percent); });
+           sample.processes, [](const ProcessRecord& process) { return Value(process.rank, process.cpu_percent); });
 }
 
 void add_ranks(Families& out, const std::vector<RankTotals>& ranks) {

@@ -148,7 +148,7 @@ SystemSample SystemSampler::sample(std::span<const RankProcess> ranks) {
   for (const RankProcess& rank : ranks) {
     const auto after = now.processes.find(rank.pid);
     if (after == now.processes.end()) continue;
-    ProcessSample process{rank.rank, rank.pid, after->second.resident_bytes, 0, std::nullopt, std::nullopt};
+    ProcessRecord process{rank.rank, rank.pid, static_cast<double>(after->second.resident_bytes)};
     // 0 where there is nothing to compare with.
     const auto cpu_percent = [&](pid_t pid) {
       const auto earlier = before_.processes.find(pid);

@@ -22,21 +22,13 @@
 #include "dtrain/host/disks.h"
 #include "dtrain/host/interfaces.h"
 #include "dtrain/host/processes.h"
+#include "dtrain/profile/records.h"
 
 namespace dtrain::profile {
 
 struct RankProcess {
   int rank = 0;
   pid_t pid = 0;
-};
-
-struct ProcessSample {
-  int rank = 0;
-  pid_t pid = 0;
-  std::uint64_t resident_bytes = 0;
-  double cpu_percent = 0;                      // 100: one core busy
-  std::optional<double> children_cpu_percent;  // of the processes it has started; empty: it has none
-  std::optional<double> cpu_wait_percent;  // of the time in which its main thread could run and had to wait for a core
 };
 
 // Rates are averages over `interval_ns`, which ends at `time_ns` (monotonic clock).
@@ -52,7 +44,7 @@ struct SystemSample {
   std::optional<double> cpu_throttled_periods, cpu_throttled_time;
   std::optional<double> cpu_util_simple, io_wait;  // percent of all cores
   std::vector<double> cpu_util_per_core;           // percent of each
-  std::vector<ProcessSample> processes;
+  std::vector<ProcessRecord> processes;
   std::vector<GpuSample> gpus;  // from a GpuSampler
 };
 

@@ -41,15 +41,16 @@ Json core_bars(const RunProfile& run) {
 }
 
 // What a rank's process used, or what it could not get.
-Json process_series(const Input& input, double ProcessLine::*value, const std::string& title) {
+Json process_series(const Input& input, auto ProcessLine::*value, const std::string& title) {
   return lines_of_ranks(input, title, "percent", kMostPoints / 2, [&](const RankProfile& rank) {
     std::vector<Point> points;
     const AgentProfile* agent = input.run.agent_of(rank);
     if (!agent) return points;
     for (const SystemLine& sample : agent->samples) {
       for (const ProcessLine& process : sample.processes) {
-        if (process.rank != rank.rank || process.*value < 0) continue;
-        points.push_back(point(input.seconds(*agent, sample.time_ns), process.*value));
+        const std::optional<double> percent = process.*value;
+        if (process.rank != rank.rank || percent.value_or(-1) < 0) continue;
+        points.push_back(point(input.seconds(*agent, sample.time_ns), *percent));
       }
     }
     return points;

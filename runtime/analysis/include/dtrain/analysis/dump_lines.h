@@ -38,6 +38,7 @@ using DeviceMemoryLine = OfStep<profile::DeviceMemoryRecord>;
 using PartLine = profile::PartRecord;
 using ClockLine = profile::ClockRecord;
 using MemoryLine = profile::MemoryRecord;
+using ProcessLine = profile::ProcessRecord;
 using EndLine = profile::EndRecord;
 
 struct CollectiveLine : OfStep<profile::CollectiveOf<std::int64_t, Operation>> {
@@ -69,12 +70,6 @@ struct WindowLine : profile::WindowCounts {
   LoaderUsage loader_usage;
 };
 
-struct ProcessLine {
-  int rank = 0;
-  double resident_bytes = 0, cpu_percent = 0;
-  double cpu_wait_percent = -1;     // share of the time that it waited for a core; -1: not recorded
-  double children_cpu_percent = 0;  // of the processes it has started
-};
 struct GpuLine {  // a GPU of the host
   std::int64_t index = -1;
   std::string uuid, name;

@@ -8,6 +8,7 @@
 #include <concepts>
 #include <cstdint>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -28,12 +29,14 @@ struct Key {
     kIfKnown,     // -1: not known, absent in dumps
     kOrNone,      // -1: there is none
     kIfAny,       // absent in dumps if it is empty; of phases, those without any time
-    kNineDigits,  // a number with nine significant digits; other ones are rounded to whole numbers
+    kNineDigits,  // nine significant digits instead of `decimals`
   };
   template <std::convertible_to<std::string_view> Name>
-  constexpr Key(const Name& name_, Form form_ = kPlain) : name(name_), form(form_) {}
+  constexpr Key(const Name& name_, Form form_ = kPlain, int decimals_ = 0)
+      : name(name_), form(form_), decimals(decimals_) {}
   std::string_view name;
   Form form;
+  int decimals;  // of a number that is not whole
 };
 
 // A step of a rank.
@@ -194,6 +197,24 @@ struct DeviceMemoryRecord {
     visit("allocated", memory.allocated_bytes...);
     visit("reserved", memory.reserved_bytes...);
     visit({"peak", Key::kIfKnown}, memory.peak_bytes...);
+  }
+};
+
+// The process of a rank, as the agent samples it.
+struct ProcessRecord {
+  int rank = -1, pid = 0;
+  double resident_bytes = 0;
+  double cpu_percent = 0;                      // 100: one core busy
+  std::optional<double> children_cpu_percent;  // of the processes it has started; empty: it has none
+  std::optional<double> cpu_wait_percent;  // of the time in which its main thread could run and had to wait for a core
+
+  static void fields(auto&& visit, auto&... process) {
+    visit("rank", process.rank...);
+    visit("pid", process.pid...);
+    visit("resident_memory", process.resident_bytes...);
+    visit({"cpu_util", Key::kPlain, 1}, process.cpu_percent...);
+    visit({"children_cpu", Key::kPlain, 1}, process.children_cpu_percent...);
+    visit({"cpu_wait", Key::kPlain, 2}, process.cpu_wait_percent...);
   }
 };
 
