@@ -16,7 +16,7 @@ std::int64_t flag(bool set, int index) {
   return set ? std::int64_t{1} << (index * kBitsOfFlag) : 0;
 }
 
-std::int64_t count_of(std::int64_t word, int index) {
+std::int64_t count_in(std::int64_t word, int index) {
   return word >> (index * kBitsOfFlag) & ((std::int64_t{1} << kBitsOfFlag) - 1);
 }
 
@@ -68,13 +68,13 @@ void CollectiveVote::collect(std::size_t keep) {
 }
 
 void CollectiveVote::read(const Sent& sent) {
-  last_ = {count_of(sent.values[0], 0), count_of(sent.values[0], 1), count_of(sent.values[1], 0) > 0};
+  last_ = {count_in(sent.values[0], 0), count_in(sent.values[0], 1), count_in(sent.values[1], 0) > 0};
   batches_ += last_.active;
-  divisor_ += count_of(sent.values[0], 2) > 0 ? communicator_.world_size() : last_.active;
+  divisor_ += count_in(sent.values[0], 2) > 0 ? communicator_.world_size() : last_.active;
   ranks_with_batches_ = sent.values[2];
   stop_seen_ |= last_.stop;
-  saver_busy_ = count_of(sent.values[1], 1) > 0;
-  checkpoint_wanted_ = count_of(sent.values[1], 2) > 0;
+  saver_busy_ = count_in(sent.values[1], 1) > 0;
+  checkpoint_wanted_ = count_in(sent.values[1], 2) > 0;
   if (last_.stop && !stop_round_) stop_round_ = rounds_ - static_cast<std::int64_t>(sent_.size()) + 1;
   if (sent.values[3] > 0) trace_window_ = {sent.values[3], sent.values[4]};
   non_finite_.add_round(std::span(sent.values).subspan<kFirstOfNonFinite>(), sent.last_batch);
