@@ -2,6 +2,8 @@
 // Needs no CLI11. One thread.
 #pragma once
 
+#include "dtrain/base/error.h"
+
 namespace dtrain::cli {
 
 // At the end of main(): writes what is buffered and returns the exit code. Where something that was printed could not

@@ -60,7 +60,6 @@ Finding make_finding(const char* id, double seconds, std::string title, std::str
 // "rank 3 on node-b"
 std::string rank_name(const RankProfile& rank);
 
-// "200 batches"
 // Of a cost, what the finding of the stalls accounts for: ", less the 1.20 s of the stalls". Empty: nothing.
 std::string less_stalls(double seconds);
 

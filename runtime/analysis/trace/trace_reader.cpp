@@ -25,7 +25,7 @@ double decimal_of(std::string_view text) {
   return std::isfinite(value) ? std::clamp(value, -kMost, kMost) : 0;
 }
 
-std::string_view trimmed(std::string_view text) {
+std::string_view without_separator(std::string_view text) {
   const auto end = text.find_last_not_of(" \t\r\n,");
   return end == std::string_view::npos ? std::string_view() : text.substr(0, end + 1);
 }
@@ -37,7 +37,7 @@ std::string_view raw_of(od::value value) {
     case od::json_type::array:
       return std::string_view(value.get_array().value().raw_json());
     default:
-      return trimmed(value.raw_json_token());
+      return without_separator(value.raw_json_token());
   }
 }
 

@@ -32,7 +32,7 @@ fs::path stop_file(const fs::path& run_dir) {
   return run_dir / "launch" / "stop";
 }
 
-std::string trimmed(std::string text) {
+std::string without_line_end(std::string text) {
   while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.pop_back();
   return text;
 }
@@ -40,7 +40,7 @@ std::string trimmed(std::string text) {
 std::string trimmed_file(const fs::path& path) {
   std::error_code code;
   if (!fs::is_regular_file(path, code)) return {};
-  return trimmed(read_file(path));
+  return without_line_end(read_file(path));
 }
 
 BatchJob job_of(const LaunchPlan& plan, const fs::path& run_dir, const std::string& token) {
@@ -74,7 +74,7 @@ std::string said_by(std::vector<std::string> command) {
   pipe.writer.reset();
   const std::string text = read_to_end(pipe.reader.get()).value_or("");
   process.wait(std::chrono::seconds(10));
-  return trimmed(text);
+  return without_line_end(text);
 }
 
 // The job, as the process that submitted it follows it.

@@ -6,7 +6,7 @@
 
 namespace dtrain::run {
 
-// `libtorch`: the folder of libtorch's libraries; may be empty. Returns the exit code.
+// `libtorch`: the folder of libtorch's libraries; may be empty. Ends the process, with exit code 0.
 [[noreturn]] void cuda_probe(const std::string& libtorch);
 
 }  // namespace dtrain::run
