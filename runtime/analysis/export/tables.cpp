@@ -21,7 +21,7 @@ void TableRow::operator()(Key, const profile::PhaseTimes& phases) {
       columns_->push_back({name + "_ns", type_of<std::int64_t>()});
     }
     // As in the dumps, train_batch is the whole of it, forward and backward included.
-    cells_.emplace_back(phase == Phase::kTrainBatch ? at(phase) + at(Phase::kForward) + at(Phase::kBackward)
+    cells_.emplace_back(phase == Phase::kTrainBatch ? plus(at(phase), plus(at(Phase::kForward), at(Phase::kBackward)))
                                                     : phases[i]);
   }
 }

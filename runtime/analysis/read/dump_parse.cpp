@@ -19,7 +19,7 @@ void read_phases(const Element& value, profile::Key::Form form, profile::PhaseTi
       for (i = 0; i < profile::kPhaseCount && key != profile::name_of(static_cast<Phase>(i));) ++i;
     }
     if (i >= profile::kPhaseCount) continue;
-    phases[i] = to_integer(time);
+    phases[i] = to_integer(time, form == profile::Key::kIfKnown ? -1 : 0);
     expected = i + 1;
   }
   if (form == profile::Key::kIfKnown) return;

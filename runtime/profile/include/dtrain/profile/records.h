@@ -1,7 +1,7 @@
 // The records of a rank, each declared once: its values, and in fields() their keys in dumps, in the order of the dump
 // (docs/profile-format.md says what they mean). A visitor gets a key and the value of each of the given records.
 // Visitors write dumps (agent/field_writer.h), read them (runtime/analysis/read/field_reader.h) and make tables of them
-// (runtime/analysis/export/row.h).
+// (runtime/analysis/export/table_rows.h).
 #pragma once
 
 #include <array>
