@@ -45,7 +45,8 @@ std::optional<std::string> read_to_end(int fd, std::chrono::steady_clock::time_p
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
     if (left.count() <= 0) return std::nullopt;
     pollfd ready{fd, POLLIN, 0};
-    if (::poll(&ready, 1, static_cast<int>(std::min(left, kLongestWait).count())) == 0) continue;
+    const int count_ready = ::poll(&ready, 1, static_cast<int>(std::min(left, kLongestWait).count()));
+    if (count_ready == 0 || (count_ready < 0 && errno == EINTR)) continue;
     char buffer[4096];
     const ssize_t count = ::read(fd, buffer, sizeof buffer);
     if (count < 0 && errno == EINTR) continue;

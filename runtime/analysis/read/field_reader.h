@@ -65,7 +65,7 @@ class FieldReader {
       ++at_;
     }
   }
-  // A value that follows from others.
+  // A value that is computed from others: that of the dump is skipped.
   void operator()(profile::Key key, std::int64_t&&) {
     if (at_ != end_ && at_.key() == key.name) ++at_;
   }
@@ -119,7 +119,9 @@ class FieldReader {
   static void read(const Element& element, profile::Key::Form form, std::vector<T>& value) {
     Array list;
     if (element.get(list) != simdjson::SUCCESS) return;
+    constexpr std::size_t kMostItems = 1 << 16;  // a line of an untrusted file has any number of them
     for (const Element& item : list) {
+      if (value.size() == kMostItems) return;
       if (item.is_object() || std::is_arithmetic_v<T>) read(item, form, value.emplace_back());
     }
   }

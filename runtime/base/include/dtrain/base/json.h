@@ -23,6 +23,10 @@ Json read_json(const std::filesystem::path& path);
 // result is empty.
 const Json& object_at(const Json& value, const std::string& key);
 const Json& list_at(const Json& value, const std::string& key);
+template <typename T>  // the result would be a part of a temporary value
+const Json& object_at(const T& value, const std::string& key) = delete;
+template <typename T>
+const Json& list_at(const T& value, const std::string& key) = delete;
 std::string text_at(const Json& value, const std::string& key);
 template <typename T>
 requires std::is_arithmetic_v<T> || std::same_as<T, std::string> std::optional<T> value_at(const Json& value,

@@ -27,7 +27,7 @@ struct Key {
     kMoment,      // a time on the clock of the rank's host; tables convert it to rank 0's
     kTruth,       // 1 or 0: true or false in dumps; -1: not known, absent in dumps
     kIfKnown,     // -1: not known, absent in dumps
-    kOrNone,      // -1: there is none
+    kOrNone,      // -1: there is none; dumps have the -1, tables NULL
     kIfAny,       // absent in dumps if it is empty; of phases, those without any time
     kNineDigits,  // nine significant digits instead of `decimals`
   };
