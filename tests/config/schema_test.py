@@ -89,7 +89,7 @@ def accepted_documents(kind, documents):
     time: ext4 takes a millisecond for a file that is made soon after others were removed."""
     ok, said = set(), ""
     for start in range(0, len(documents), 2000):
-        with tempfile.TemporaryDirectory(prefix="dtrain-schema-", dir="/dev/shm") as folder:
+        with tempfile.TemporaryDirectory(prefix="schema-", dir="/dev/shm") as folder:
             files = {}
             for number, document in enumerate(documents[start:start + 2000], start):
                 file = Path(folder) / f"{number:05}.yaml"
