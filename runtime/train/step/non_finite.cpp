@@ -72,7 +72,7 @@ void NonFinite::visit(StateVisitor& visitor) {
   visitor.number("batches", batches_);
   visitor.number("first_batch", first_batch_);
   visitor.text("first", first_);
-  // Of the last batches, which the next announcements will be about.
+  // The values of the last batches, which the next announcements will carry.
   std::vector<std::pair<std::int64_t, Words>> losses(losses_.begin(), losses_.end());
   std::vector<std::pair<std::int64_t, std::string>> norms(norms_.begin(), norms_.end());
   std::int64_t loss_count = static_cast<std::int64_t>(losses.size());
