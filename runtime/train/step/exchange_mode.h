@@ -81,8 +81,7 @@ class ExchangeMode final : public StepMode, private CapturableStep {
   Update update_of(std::span<const std::uint8_t> used, double correction) const;
   // Returns the factor of the window's gradients, on top of the factor that their exchange applied. Collective.
   double correction();
-  // Hands over the values of an update that the host reads when the device has done it. `norm`: of the gradients, if
-  // they are clipped.
+  // Passes on the values of an update that the host reads once the device has done it. `norm`: of clipped gradients.
   void read_late(const std::optional<at::Tensor>& norm);
   bool digests_due() const;
   void look_at_writes(const std::vector<std::size_t>& written);

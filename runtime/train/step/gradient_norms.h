@@ -17,8 +17,7 @@ class GradientNorms {
     if (!is_first && !(norm <= place->second)) place->second = norm;  // or NaN
     norms_.erase(norms_.begin(), norms_.lower_bound(batch - kKept));
   }
-  // Empty: there was no update after this batch, gradients are not clipped, or the batch is more than kKept batches
-  // ago.
+  // Empty: there was no update after this batch, gradients are not clipped, or the batch is too long ago.
   std::optional<double> of(std::int64_t batch) const {
     const auto found = norms_.find(batch);
     return found == norms_.end() ? std::nullopt : std::optional(found->second);

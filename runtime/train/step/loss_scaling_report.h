@@ -13,12 +13,11 @@ namespace dtrain::train {
 
 class LossScalingReport {
  public:
-  // `each_rank`: ranks step by themselves and have scales of their own; otherwise rank 0 reports for all. The
-  // references outlive the report.
+  // `each_rank`: ranks step by themselves with scales of their own; otherwise rank 0 reports. All references outlive
+  // it.
   LossScalingReport(const RunServices& run, StepsInFlight& in_flight, const LossScaler& scaler, bool each_rank);
 
-  // To be called when an update of this batch has been handed to the device. The result is read when the device has
-  // done the update.
+  // Called when an update of this batch has been handed over. Its result is read when the device has done the update.
   void after_update(std::int64_t batch);
   // To be called when the scale has been replaced. Waits for the device.
   void begin_anew();

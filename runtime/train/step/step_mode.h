@@ -95,8 +95,7 @@ class StepMode {
   virtual void begin_batch() = 0;
   // With several models, called before each backward, when it is known which models the next step updates.
   virtual void choose_models() {}
-  // With several models, within a batch: takes an optimizer step of the models that wait for one. The window is one
-  // batch long.
+  // With several models, within a batch of a one-batch window: takes an optimizer step of the models that wait for one.
   virtual void step_models() = 0;
   // Returns true after an optimizer step. Also ends the batch in flight.
   virtual bool end_batch() = 0;

@@ -23,8 +23,7 @@ class StepModels {
   bool several() const { return !names_.empty(); }
   const std::vector<std::string>& names() const { return names_; }
 
-  // To be called when backward() is called for these models (none: for all). The next step updates them. Error for an
-  // unknown name.
+  // backward() is called for these models (none: for all). The next step updates them. Error for an unknown name.
   void add(std::span<const std::string> models) {
     has_batch_ = true;
     if (models.empty()) std::fill(waiting_.begin(), waiting_.end(), 1);

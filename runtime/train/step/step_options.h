@@ -27,8 +27,7 @@ struct StepOptions {
   config::Precision precision = config::Precision::kFloat32;
   LossScaling loss_scaling;  // used with float16
   config::MemoryFormat memory_format = config::MemoryFormat::kContiguous;
-  // This rank trains by itself once all ranks have the same model (`--mock comm`): collective calls then involve no
-  // other rank.
+  // Once all ranks have the same model, this rank trains by itself (`--mock comm`), and nothing is collective.
   bool alone = false;
 };
 

@@ -72,8 +72,7 @@ FlatOptimizer flat_optimizer(const TrialContext::Wrapped& wrapped, FlatParameter
   return FlatOptimizer(*wrapped.optimizer, wrapped.schedule, parameters, wrapped.groups, ema);
 }
 
-// Visits the norm of the last batch, whose line in metrics.jsonl may not be written yet. It is text, which may be
-// "nan".
+// Visits the last batch's norm, whose line in metrics.jsonl may not be written yet. Its text may be "nan".
 void visit_gradient_norm(StateVisitor& visitor, std::int64_t batch, GradientNorms& norms) {
   const auto norm = norms.of(batch);
   std::string text = norm ? Json(number_or_text(*norm)).dump() : "";

@@ -97,8 +97,7 @@ class TrainingStep : private CapturableStep {
 
   // Rank 0: updates plan.json with losses that were not finite and the scale of the loss.
   void write_reports();
-  // To be called when training is over: writes the mode's results, and the losses and norms that were not finite.
-  // Collective.
+  // Called when training is over: writes the mode's results, and losses and norms that were not finite. Collective.
   void report();
 
   // Visits the training state, between two batches. Parameters and optimizer state are complete, and the same on every
