@@ -38,7 +38,7 @@ class CheckpointSchedule {
   // the state is visited; its argument is true if the checkpoint is of the same trial. Collective.
   void begin_from(const std::filesystem::path& checkpoint, const std::function<void(bool same_trial)>& before);
 
-  // Before each batch: what this rank announces. saver_busy() also hands over what the last update has completed.
+  // For announcements before each batch. saver_busy() also hands over what the last update has completed.
   bool saver_busy();
   // `asked`: the trial asks for a checkpoint.
   bool wants_one(bool asked) const;

@@ -6,7 +6,7 @@ namespace dtrain::train {
 
 namespace {
 constexpr Nanoseconds kInterval = std::chrono::milliseconds(500);
-constexpr double kKept = 0.95;  // share of the earlier batches' weight that each new batch leaves
+constexpr double kKept = 0.95;  // factor of the earlier batches' weight after each batch
 }  // namespace
 
 void ProgressMeter::start() {

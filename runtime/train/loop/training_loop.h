@@ -51,10 +51,10 @@ class TrainingLoop {
   Outcome run_round();
   End end(Outcome outcome);
 
-  // For a program that has the loop itself, such as a script in Python: the functions up to end_batch() train its
-  // batches in place of run_round(), which it calls where its data ends. The trial's loader has no batches then
-  // (own_batch.cpp).
-  // Called before the program reads its next batch, the `number`-th of the epoch from 0: seeds the numbers drawn then.
+  // A program that has the loop itself, such as a script in Python, trains its batches with these functions instead of
+  // run_round(), which it calls where its data ends. The trial's loader has no batches then (own_batch.cpp).
+  //
+  // Called before the program reads its `number`-th batch of the epoch (from 0): seeds that batch's random numbers.
   void expect_batch(std::int64_t number);
   // Called before a forward pass that may be trained. `repeated`: how many were opened since the last update.
   void open_batch(std::int64_t repeated);
@@ -84,7 +84,7 @@ class TrainingLoop {
   void begin_with_checkpoint();
   // Before the first batch of a new run: validates, or checks that the metrics will be there. Collective.
   void validate_at_beginning();
-  // Around a round, whoever has the loop: its record begins; what is due after it, and the end of its record.
+  // Called around a round, whoever has the loop: begin the round's record; do the periodic work and end the record.
   void begin_record();
   Outcome end_round(std::int64_t samples, bool stepped);
   // Returns this rank's announcement of the round.

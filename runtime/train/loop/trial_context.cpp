@@ -261,7 +261,7 @@ Loader TrialContext::loader(std::shared_ptr<const data::Dataset> dataset, const 
   options.skip_damaged = settings.skip_damaged;
   options.max_skipped = settings.max_skipped;
   options.shuffle_window = settings.shuffle_window;
-  // A little earlier than the others give up on this rank, so that the run ends with the cause.
+  // The loader gives up before the other ranks give up on this rank, so that the run ends with the cause.
   options.timeout = session_.experiment().communication_timeout * 9 / 10;
   options.ranks_of_host = session_.world().local_size;
   if (!device_.is_cpu() && settings.pin) options.allocate = train::pinned_allocator();

@@ -1,8 +1,8 @@
 // The ways in which a rank's batches become optimizer steps. ExchangeMode exchanges gradients in every window. In
 // LocalMode each rank steps by itself and the ranks meet periodically. In AloneMode each rank steps by itself to the
 // end.
-// TrainingStep chooses a mode and calls it, from the training thread. Modes share the parts below; each mode owns the
-// parts that it alone needs.
+//
+// TrainingStep chooses a mode and calls it, from the training thread. Modes share the parts below; each owns the rest.
 #pragma once
 
 #include <cstdint>
