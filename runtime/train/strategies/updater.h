@@ -18,7 +18,7 @@
 
 namespace dtrain::train {
 
-// All there is, group by group.
+// Returns all elements, group by group.
 std::vector<FlatRange> whole_groups(const FlatParameters& parameters);
 
 class Updater {
@@ -37,8 +37,8 @@ class Updater {
   }
 
   // Scales, clips and updates this rank's ranges, and calls updated(index) after each, in their order. With clipping it
-  // is collective and returns the norm before clipping. It is also collective where ranks have parts of a parameter
-  // whose update depends on norms of the whole.
+  // is collective and returns the norm before clipping. It is also collective if ranks have parts of a parameter whose
+  // update depends on norms of the whole.
   std::optional<at::Tensor> update(const Update& update, const std::function<void(std::size_t)>& updated);
 
  private:
