@@ -29,7 +29,7 @@ Loader training_loader(Trial& trial, const run::RankSession& session, const Posi
   return session.mock().loader ? repeat_first_batch(std::move(loader)) : loader;
 }
 
-// What the trial has added to its context must be the same on every rank, because all of it is collective. Collective.
+// Returns the trial's callbacks. Each rank must add the same to its context: all additions are collective. Collective.
 std::vector<std::shared_ptr<Callback>> compared_callbacks(run::RankSession& session, TrialContext& context) {
   const TrialContext::AroundTheLoop& around = context.around_the_loop();
   Json mine = {{"callbacks", Json::array()}, {"metrics", Json::array()}};

@@ -52,7 +52,7 @@ class FlatOptimizer {
   void end_step(std::span<const std::uint8_t> used);
   // Moves the schedule on by one optimizer step.
   void advance_schedule();
-  // A graph that was captured from begin_step() to end_step() has run: counts the step, which the capture did not.
+  // A graph that was captured from begin_step() to end_step() has run: counts its step, as the capture did not.
   void count_updates(std::span<const std::uint8_t> used);
   std::int64_t steps() const { return steps_; }
   // Sets the factor of all learning rates from the next step on, besides the schedule's.
@@ -63,7 +63,7 @@ class FlatOptimizer {
   double last_learning_rate() const;
   // Returns the rates of the next step: first the rate above, then those of the groups in their order.
   std::vector<float> learning_rates() const;
-  // What belongs to no group, then each group: its parameters, their elements, its rate before the schedule's factor.
+  // The parameters without a group, then each group: parameters, elements, rate before the schedule's factor.
   struct GroupRate {
     std::int64_t parameters = 0, elements = 0;
     double rate = 0;
@@ -169,7 +169,7 @@ class FlatOptimizer {
   std::vector<std::size_t> rule_of_;      // of each parameter
   std::vector<std::uint8_t> whole_;       // for each parameter: its rule updates it as a whole
   GradientLimits limits_;
-  // What the rules remember, and the average of the weights: the same tensors for all rules that have one by that name.
+  // The names of the state tensors of all rules, and of the average. Rules share a tensor of the same name.
   std::vector<std::string> state_names_;
   // For each group, in the order of the names. Undefined, on a device, where memory is taken at once: zeros that no
   // step has used yet.

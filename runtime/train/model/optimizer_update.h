@@ -82,7 +82,7 @@ class OptimizerUpdate {
     static_cast<void>(names), static_cast<void>(tensors);
     return {};
   }
-  // How a part of a parameter that whole_parameters() wants whole is updated; null: it cannot be. This object keeps it.
+  // The update for parts of parameters that whole_parameters() wants as a whole; null: none. This object owns it.
   virtual const PartialUpdate* partial() const { return nullptr; }
   // Updates `values` and `states` in place. All tensors are contiguous with one dimension, the same size, the same type
   // (float32 or float64) and the same device; `states` is in the order of state_names(). Gradients of float32 values

@@ -44,7 +44,7 @@ class ParameterWatch {
   std::vector<std::uint64_t> digests_;  // empty: note() did not look closer
 };
 
-// A number that differs where the values of two tensors of the same layout do (but for about one in 2^64).
+// Returns a number that differs if two tensors of the same layout differ in values (but for about one in 2^64 cases).
 std::uint64_t digest_of(const at::Tensor& dense);
 
 }  // namespace dtrain::train

@@ -20,7 +20,7 @@ constexpr std::size_t kLeastStep = 64 << 10;
 
 TensorMemory* installed = nullptr;
 
-// The sizes of blocks: eight steps between two powers of two, so at most an eighth of a block is not used.
+// Returns a block's size: eight steps between two powers of two, so at most an eighth of a block is unused.
 std::size_t block_size(std::size_t bytes) {
   const std::size_t step = std::max(kLeastStep, std::bit_floor(bytes) / 8);
   return (bytes + step - 1) / step * step;

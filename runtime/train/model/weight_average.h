@@ -37,7 +37,7 @@ class WeightAverage {
     }
   }
 
-  // After an optimizer step, which was the `first` for these weights. Both tensors have the same size, type and device.
+  // Called after an optimizer step. `first`: the first for these weights. The tensors' sizes, types and devices agree.
   void move(const at::Tensor& average, const at::Tensor& weights, bool first) const {
     if (first) {
       average.copy_(weights);

@@ -261,7 +261,7 @@ class WeightLoader {
            "rename: …} maps names, and strict: false loads what fits";
   }
 
-  // Returns "module." if every surplus name is a missing name with this prefix.
+  // Returns "module." if all surplus names begin with it, and the first is a missing name behind it.
   std::string extra_prefix() const {
     const auto& [lines, missing, surplus, types, others] = differences_;
     if (missing.empty() || surplus.empty()) return {};
