@@ -16,7 +16,7 @@ class DeviceCopies {
  public:
   // Adds a value, whose bytes go to `to`.
   void add(const at::Tensor& value, std::byte* to);
-  // After the last add(): hands the copies to the device. They have the values as these are when the device gets there.
+  // Called after the last add(): hands the copies to the device, which copies the values as they are by then.
   void hand_over();
   // Moves bytes that have arrived to their places. Returns true if all are there; without copies: true.
   bool complete();

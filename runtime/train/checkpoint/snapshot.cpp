@@ -216,7 +216,7 @@ void Snapshot::send_own(const StateImage& image, const std::vector<std::int64_t>
   }
 }
 
-// Calls `each` with what a range has in common with a parameter, the parameter, and where its file bytes lie.
+// Calls `each` with the intersection of a range and a parameter, the parameter, and the place of its file bytes.
 void Snapshot::for_each_part(const std::vector<FlatRange>& ranges, const PartVisitor& each) const {
   const FlatParameters& parameters = step_.parameters();
   for (const FlatRange& range : ranges) {

@@ -37,7 +37,7 @@ class Snapshot {
   // Called before the last update that the snapshot is to contain: lets that update copy a part already, if possible.
   // take() follows it. The memory must be free. The same on all ranks.
   void begin();
-  // Collective. The memory must be free. `at_update`: the next update may copy. Error: the host lacks memory.
+  // Takes the snapshot into free memory. `at_update`: the next update may copy. Error: lack of memory. Collective.
   void take(bool at_update);
   // True if this rank's part is complete; tells the saver so, once.
   bool complete();
@@ -65,7 +65,7 @@ class Snapshot {
   std::vector<std::int64_t> sizes_of_own(const StateImage& image);
   // Makes the memory unless the image fits into the present one.
   void fit(const StateImage& image, const std::vector<std::int64_t>& sizes);
-  // What this rank copies of the shared files where that is divided evenly: from the first tensor's begin.
+  // This rank's stretch of the shared files if they are divided evenly: offsets from the first tensor's begin.
   std::pair<std::size_t, std::size_t> even_stretch(const StateImage& image) const;
   void prefault(const StateImage& image, const std::optional<std::vector<FlatRange>>& ranges) const;
   void write_shared(const StateImage& image);

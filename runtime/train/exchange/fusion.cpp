@@ -97,8 +97,8 @@ Json Fusion::cache_key(const FlatParameters& parameters, const std::vector<std::
           {"threads", at::get_num_threads()}};
 }
 
-// Collective: what rank 0 remembers, for its host's cache is one of many. Between hosts only where the link is still as
-// it was: the same hosts may be joined by several, and what is best on one may be worse than the default on another.
+// Returns the cuts that rank 0's cache, one of many, remembers. Collective. Between hosts they count only if the link
+// is unchanged: the same hosts may have several, and the best plan of one may be worse than the default on another.
 std::optional<std::vector<std::size_t>> Fusion::remembered(bool several_hosts) {
   std::optional<FusionAnswer> found;
   if (run_.is_first_rank()) {

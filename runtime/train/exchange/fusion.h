@@ -1,5 +1,5 @@
-// Which gradients travel together in this run: by size at first, then by size and the gaps between gradients, or by the
-// tuner. Watches the steps, changes the plan between them, and says what it cost. Training thread only.
+// Divides the gradients of a run into buckets: by size at first, then by size and the gaps between gradients, or by the
+// tuner. Watches the steps, changes the plan between them, and reports its cost. Training thread only.
 #pragma once
 
 #include <deque>
@@ -80,7 +80,7 @@ class Fusion {
   std::int64_t exposed_steps_ = 0;
 };
 
-// Each gradient's size, in the order of exchange, as CSV: order,name,dtype,shape,elements,bytes. Replaces the file.
+// Writes each gradient's size in exchange order as CSV: order,name,dtype,shape,elements,bytes. Replaces the file.
 void write_gradient_sizes(const std::filesystem::path& file, const FlatParameters& parameters);
 
 }  // namespace dtrain::train

@@ -284,7 +284,7 @@ void GradientExchange::guard() {
   }
 }
 
-// Autograd may add to the gradients again. One that was reset before is what the window has gathered all the same.
+// Autograd may add to the gradients again. A gradient that was reset still counts: it is what the window has gathered.
 void GradientExchange::lift_guard() {
   const auto parameters = parameters_.parameters();
   for (std::size_t i = 0; i < parameters.size(); ++i) {

@@ -34,9 +34,9 @@ class GradientExchange {
   // Sets plan and strategy. Only between windows. Both must live until the next use() or forget_strategy().
   void use(GradientStrategy& strategy, const comm::FusionPlan& plan);
   void forget_strategy();
-  // If `free`, all spare gradients go back to the kernel now, and from now on those of each bucket as soon as its
-  // exchange is complete on this rank, during backward too. (Then no peer reads them any more: Buffer::release().)
-  // Returns the bytes given back now. The strategy says which gradients are spare. Between windows.
+  // If `free`, all gradients go back to the kernel now, and from now on the gradients that the strategy calls spare,
+  // bucket by bucket as soon as their exchange is complete on this rank, during backward too. (Then no peer reads them
+  // any more: Buffer::release().) Returns the bytes given back now. Between windows.
   std::int64_t free_spare_gradients(bool free);
   // To be called between windows after gradients have moved.
   void gradients_moved();

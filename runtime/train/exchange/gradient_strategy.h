@@ -29,7 +29,7 @@ class LossScaler;
 struct Update {
   std::span<const std::uint8_t> used;  // for each parameter: 1 if any rank used it in this window
   double correction = 1;               // the factor of gradients, applied first
-  // The limit of their L2 norm after that, over all parameters but those of groups with a limit of their own; 0: none.
+  // Limit of the corrected gradients' L2 norm, over all parameters but those of groups with an own limit; 0: none.
   double max_norm = 0;
   // Not null: the loss was scaled. update() ends with end_update().
   LossScaler* scaler = nullptr;

@@ -14,7 +14,7 @@ class WindowScale {
   // The factor for the window that is being exchanged, on top of full(): 1 if it is full and every rank had all its
   // batches. May wait for the ranks' announcements.
   virtual double correction() = 0;
-  // Where the loss was scaled, what undoes that in its gradients: one float32 on their device. Else undefined.
+  // If the loss was scaled, the factor that undoes it in its gradients: one float32 on their device. Else undefined.
   virtual at::Tensor inverse_of_loss_scale() const { return {}; }
 };
 

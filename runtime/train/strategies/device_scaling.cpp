@@ -13,7 +13,7 @@ void DeviceScaling::divide(std::span<const std::vector<FlatRange>> of_ranks, std
   others_have_parts_ = of_ranks.size() > 1;
 }
 
-// With the correction, so that gradients are written once. Gradients of one type at a time, as the operator wants it.
+// Also applies the correction, to write gradients only once. The operator takes gradients of one type at a time.
 void DeviceScaling::unscale(LossScaler& scaler, const Update& update) {
   scaler.begin_update();
   const at::Tensor factor = update.unscaled ? at::Tensor() : scaler.inverse(update.correction);

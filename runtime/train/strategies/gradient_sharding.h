@@ -27,8 +27,8 @@ class GradientSharding {
   GradientSharding(const RunServices& run, FlatParameters& parameters, GradientExchange& exchange,
                    config::ShardedGradients wanted);
 
-  // After every optimizer step with the final strategy and final buckets: the batch that it ended, and what this rank's
-  // window took, without its batches' loading. Collective. True when the decision has just been made.
+  // Called after every optimizer step with the final strategy and final buckets, with the last batch and the time of
+  // this rank's window, without its batches' loading. Collective. True when the decision has just been made.
   bool end_step(const GradientStrategy& strategy, const comm::FusionPlan& plan, std::int64_t batch,
                 double milliseconds);
   // Returns the effect of the decision with these buckets.

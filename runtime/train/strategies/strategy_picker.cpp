@@ -57,7 +57,7 @@ std::unique_ptr<GradientStrategy> StrategyPicker::make(bool sharded) {
   return std::make_unique<Replicated>(parameters_, optimizer_, communicator, run_.recorder, scale_);
 }
 
-// The old strategy goes before the new one comes: it puts parameters and state back where the next one expects them.
+// Ends the old strategy first: it puts parameters and state back to where the new one expects them.
 void StrategyPicker::use(bool sharded) {
   if (strategy_) strategy_->complete_state();
   strategy_.reset();

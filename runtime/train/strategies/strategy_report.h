@@ -17,7 +17,7 @@ struct StrategyTurn {
 
 // The gradients of one rank (of rank 0).
 struct GradientFacts {
-  bool decided = false;                            // else steps with whole and sharded gradients will still take turns
+  bool decided = false;                            // otherwise steps with whole and sharded gradients are to take turns
   bool sharded = false;                            // after the exchange a rank keeps only gradients of its parts …
   bool short_of_memory = false;                    // … because a host was short of memory
   std::int64_t bytes = 0, kept_bytes = 0;          // in backward; between the update and the next backward

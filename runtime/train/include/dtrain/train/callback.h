@@ -19,7 +19,7 @@ class Callback {
  public:
   virtual ~Callback() = default;
 
-  // Names the callback in errors. The class's name unless overridden. Empty: its errors are passed on as they are.
+  // Returns the name in errors: by default the class's. Empty: the callback's errors are passed on as they are.
   virtual std::string name() const;
 
   // The progress of the training.

@@ -8,8 +8,8 @@
 
 namespace dtrain {
 
-// Subclass it for a metric of your own, and pass it to TrialContext::add_metric(). evaluate_batch() adds its rows for a
-// batch. Used by the training thread alone.
+// Subclass it for a metric of your own, and pass it to TrialContext::add_metric(). evaluate_batch() gives it its values
+// of a batch. Used by the training thread alone.
 class GatheredMetric {
  public:
   virtual ~GatheredMetric() = default;

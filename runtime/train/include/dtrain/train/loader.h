@@ -86,7 +86,7 @@ class BatchSource {
 
 using Loader = std::shared_ptr<BatchSource>;
 
-// Batches of a data set (dtrain/data), prefetched in the background, as tensors that own their memory.
+// Loads a data set (dtrain/data), prefetched in the background, in batches of tensors that own their memory.
 Loader make_loader(std::shared_ptr<const data::Dataset> dataset, const data::LoaderOptions& options);
 
 }  // namespace dtrain

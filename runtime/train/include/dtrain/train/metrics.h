@@ -29,8 +29,8 @@ class MetricValue {
   MetricValue(double value = 0, Reduction reduction = Reduction::kMean) : value_(value), reduction_(reduction) {}
   MetricValue(at::Tensor value, Reduction reduction = Reduction::kMean)
       : tensor_(value.detach()), reduction_(reduction) {}
-  // Returns this value as the mean over `weight` items (such as the targets of the batch that count) instead of over
-  // the batch's samples: the mean over all batches and ranks is then that over all items. With weight 0 the value
+  // Returns this value, marked as the mean over `weight` items (such as the targets of the batch that count) and not
+  // over the batch's samples: the mean over all batches and ranks is then that over all items. With weight 0 the value
   // contributes nothing, whatever it is; a metric whose weights are all 0 is nan. Error unless the reduction is kMean,
   // and the weight finite and not negative. A CUDA graph does not repeat a step that returns such a value.
   MetricValue mean_over(double weight) const {

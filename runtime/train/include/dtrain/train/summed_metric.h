@@ -9,8 +9,8 @@
 
 namespace dtrain {
 
-// Subclass it for a metric of your own, and pass it to TrialContext::add_metric(). evaluate_batch() adds its sums for a
-// batch. Used by the training thread alone.
+// Subclass it for a metric of your own, and pass it to TrialContext::add_metric(). evaluate_batch() gives it its values
+// of a batch. Used by the training thread alone.
 class SummedMetric {
  public:
   virtual ~SummedMetric() = default;
@@ -31,7 +31,7 @@ class SummedMetric {
   at::Tensor sum_;
 };
 
-// The base of metrics of classes or labels: for each it counts the samples where it is right, predicted, and actual.
+// The base of metrics of classes or labels: for each of them it counts how often it is right, predicted, and actual.
 // The metric is the mean over the classes or labels; those that are neither predicted nor actual anywhere are left out.
 // nan if none is left.
 class ClassMetric : public SummedMetric {

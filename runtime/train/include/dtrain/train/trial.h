@@ -312,7 +312,7 @@ class Trial {
   virtual Loader training_loader() = 0;
   // Called once. Null: nothing is validated.
   virtual Loader validation_loader() = 0;
-  // Forward, loss, context.backward(loss). After it returns, gradients are exchanged and the optimizer steps.
+  // Trains: forward, loss, context.backward(loss). Afterwards gradients are exchanged and the optimizer steps.
   virtual Metrics train_batch(const Batch& batch) = 0;
   // For work of the host that is done once per batch. Called before each batch is trained, even if a CUDA graph replays
   // an earlier train_batch() (docs/gpus.md). The batch is already on the device. It must not wait for a GPU.
@@ -334,8 +334,8 @@ class Trial {
   // Returns the owner of that state, in checkpoints and messages. A new run that begins with a checkpoint of another
   // owner (`initial_weights.training_state`) does not get the state.
   virtual std::string state_owner() const;
-  // Called on every rank before the first batch of a run that goes on from a checkpoint, with what save_state() has
-  // returned (tensors on the CPU). If the number of ranks has changed since then, every rank gets the state of rank 0.
+  // Called on every rank before the first batch of a run that goes on from a checkpoint, with the result of
+  // save_state() (tensors on the CPU). If the number of ranks has changed since, every rank gets the state of rank 0.
   virtual void load_state(const TrialState& state) { static_cast<void>(state); }
 };
 
