@@ -11,7 +11,7 @@ namespace dtrain::train {
 struct CheckpointHosts {
   int host = 0, hosts = 1;      // this rank's host, in the order of first ranks; their number
   int local_rank = 0;           // among the ranks of this host
-  std::vector<int> host_of;     // of each rank
+  std::vector<int> host_of;     // host of each rank
   std::vector<int> ranks_here;  // ranks of this host, ascending
   bool folder_is_shared = true;
 

@@ -39,7 +39,7 @@ Json facts_for_resume(run::RankSession& session, const BatchSource& data, const 
 void tell_of_resume(run::RankSession& session, const StateReader& reader, const Json& facts, std::int64_t batch,
                     std::int64_t epoch);
 
-// True if the checkpoint's trial is the one of this run, so that its own state fits.
+// True if the checkpoint is of this run's trial, so that the trial's own state fits.
 bool is_of_same_trial(const StateReader& reader, const Json& facts);
 // The same as tell_of_resume() for a run that begins with the training state of another run's `checkpoint`.
 void tell_of_beginning(run::RankSession& session, const std::filesystem::path& checkpoint, const StateReader& reader,

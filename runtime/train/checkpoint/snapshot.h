@@ -41,7 +41,7 @@ class Snapshot {
   void take(bool at_update);
   // True if this rank's part is complete; tells the saver so, once.
   bool complete();
-  // Copies what the next update has not yet copied.
+  // Copies the bytes that the next update has not yet copied.
   void complete_now();
   // True if the model has written its parameters before they were copied: this snapshot is worth nothing. The same on
   // all ranks.
@@ -51,7 +51,7 @@ class Snapshot {
 
   // Facts of the last snapshot.
   std::uint64_t number() const { return number_; }
-  const std::vector<checkpoints::FileImage>& files() const { return files_; }  // of this host
+  const std::vector<checkpoints::FileImage>& files() const { return files_; }  // files of this host
   const Json& values() const { return values_; }
   Nanoseconds taken() const { return taken_; }  // since 1970, on rank 0's clock: the same on all ranks
   double copy_seconds() const;                  // time for which it has held up training
@@ -91,8 +91,8 @@ class Snapshot {
 
   std::optional<checkpoints::SnapshotMemory> memory_;
   int memories_ = 0;              // made so far; numbers the memories
-  std::size_t shared_bytes_ = 0;  // of model and optimizer, in whole pages; on host 0
-  std::size_t own_capacity_ = 0;  // of each rank's file
+  std::size_t shared_bytes_ = 0;  // bytes of model and optimizer, in whole pages; on host 0
+  std::size_t own_capacity_ = 0;  // bytes for each rank's file
   // Offsets of the two shared files' tensors in the memory; the same in all snapshots of a run.
   std::map<std::string, std::size_t> in_model_, in_optimizer_;
   std::uint64_t number_ = 0;
@@ -103,7 +103,7 @@ class Snapshot {
   std::shared_ptr<UpdateCopy> copy_;  // of the last snapshot, if the next update copies
   bool begun_ = false;                // begin() was called, and take() was not yet
   bool told_ = true;                  // the saver has been told that this rank's part is complete
-  double copy_s_ = 0;                 // of the part between two batches, without from_device_.seconds()
+  double copy_s_ = 0;                 // seconds of the part between two batches, without from_device_.seconds()
 };
 
 }  // namespace dtrain::train

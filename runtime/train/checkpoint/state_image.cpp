@@ -13,7 +13,7 @@ namespace dtrain::train {
 
 namespace {
 
-constexpr std::size_t kAlignment = 64;  // of the first tensor's byte in its file
+constexpr std::size_t kAlignment = 64;  // bytes; of the first tensor's begin in its file
 
 }  // namespace
 

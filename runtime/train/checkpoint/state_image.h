@@ -96,7 +96,7 @@ class StateImage {
 
   const FileImage& model() const { return model_; }
   const FileImage& optimizer() const { return optimizer_; }
-  const FileImage& own() const { return own_; }   // of this rank
+  const FileImage& own() const { return own_; }   // file of this rank
   const Json& values() const { return values_; }  // numbers and texts by their paths
   // The tensors of model() that training does not update.
   const std::vector<std::string>& fixed() const { return fixed_; }

@@ -24,7 +24,7 @@ struct FusionOptions {
   std::int64_t threshold_bytes = 64ll << 20;
   double cycle_ms = 0;                 // 0: gaps between gradients do not matter
   bool auto_tune = false;              // then the threshold and the gaps only give the plan that the tuner has to beat
-  std::filesystem::path cache_folder;  // of tuned plans; empty: they are not remembered
+  std::filesystem::path cache_folder;  // of tuned plans; empty: none are remembered
   // Further facts on which an answer of the tuner depends.
   std::int64_t batch_per_rank = 0;
   int aggregation_frequency = 1;

@@ -16,7 +16,7 @@ namespace dtrain::train {
 struct FusionAnswer {
   std::vector<std::size_t> cuts;  // ascending, the last is the number of gradients - 1
   comm::LinkModel link;
-  std::vector<double> ready_us;  // of each gradient
+  std::vector<double> ready_us;  // ready time of each gradient
 };
 
 class FusionCache {

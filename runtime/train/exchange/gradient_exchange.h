@@ -55,7 +55,7 @@ class GradientExchange {
   // The buckets of the others are not exchanged. To be called before each backward and before finish(), the same on
   // every rank. begin_batch() undoes it.
   void choose_models(std::span<const std::uint8_t> models);
-  // Until the next begin_batch() no bucket is exchanged before finish(): another rank may not know yet what follows.
+  // Until the next begin_batch() no bucket is exchanged before finish(): another rank may not know the next models yet.
   void hold_buckets() { holding_ = true; }
   // To be called when backward has finished the gradient of a parameter (index into FlatParameters::parameters()).
   void gradient_ready(std::size_t parameter);
@@ -137,11 +137,11 @@ class GradientExchange {
   const comm::FusionPlan* plan_ = nullptr;
   bool exchanging_ = false;
   bool holding_ = false;                     // hold_buckets()
-  bool more_follows_ = false;                // in this backward
+  bool more_follows_ = false;                // `more_follows` of this backward
   std::vector<std::uint8_t> chosen_models_;  // empty: all
   bool window_open_ = false;
   bool first_in_window_ = false;
-  std::vector<std::size_t> bucket_of_;  // of each parameter
+  std::vector<std::size_t> bucket_of_;  // bucket of each parameter
   std::vector<Bucket> buckets_;
   std::vector<std::size_t>
       order_;  // in which buckets are launched: that of the plan, or first those of models chosen first
@@ -156,7 +156,7 @@ class GradientExchange {
   std::vector<std::pair<std::size_t, at::Tensor>> displaced_;  // gradients whose place was taken when they were ready
   std::vector<comm::Work> works_;
   Nanoseconds backward_began_{0};
-  Nanoseconds in_hooks_{0};  // of this backward
+  Nanoseconds in_hooks_{0};  // time of hooks in this backward
   Nanoseconds exchanged_{0};
   Nanoseconds exposed_{0};
   std::vector<Nanoseconds> ready_times_;

@@ -38,7 +38,7 @@ void Callbacks::call(const char* function, std::int64_t batch,
     try {
       call_one(*callback, {batch, position_.epoch});
     } catch (const CommError&) {
-      throw;  // of a collective, whose failure another rank may have caused
+      throw;  // error of a collective, which another rank may have caused
     } catch (const c10::Error& error) {
       throw failed(*callback, error.what_without_backtrace());
     } catch (const std::exception& error) {
@@ -73,7 +73,7 @@ void Callbacks::on_training_end() {
 }
 
 void Callbacks::visit(StateVisitor& visitor) {
-  std::map<std::string, int> numbers;  // by name, for callbacks that have the same name
+  std::map<std::string, int> numbers;  // for callbacks of the same name
   for (const auto& callback : callbacks_) {
     TrialStateEntries entries([&] { return callback->save_state(); },
                               [&](const TrialState& state) { callback->load_state(state); });

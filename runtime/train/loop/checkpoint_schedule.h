@@ -38,9 +38,9 @@ class CheckpointSchedule {
   // the state is visited; its argument is true if the checkpoint is of the same trial. Collective.
   void begin_from(const std::filesystem::path& checkpoint, const std::function<void(bool same_trial)>& before);
 
-  // For announcements before each batch. saver_busy() also hands over what the last update has completed.
+  // To be called before each batch, for its announcement. saver_busy() also hands over the last update's copies.
   bool saver_busy();
-  // `asked`: the trial asks for a checkpoint.
+  // `asked`: true if the trial asks for a checkpoint.
   bool wants_one(bool asked) const;
 
   // The three functions below are collective, and called between two batches. The first takes a checkpoint if the

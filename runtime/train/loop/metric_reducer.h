@@ -21,7 +21,7 @@ namespace dtrain::train {
 
 struct ReducedMetrics {
   std::map<std::string, double> means;  // or the result of another Reduction; nan: all weights are 0
-  std::int64_t samples = 0;             // of all ranks
+  std::int64_t samples = 0;             // samples of all ranks
 };
 
 // Throws Error that names a metric whose tensor does not have exactly one element.

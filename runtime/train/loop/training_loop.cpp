@@ -154,7 +154,7 @@ TrainingLoop::Outcome TrainingLoop::begin() {
 TrainingLoop::End TrainingLoop::end(Outcome outcome) {
   measured_.device_profile.settle(step_.in_flight());
   session_.recorder().mark(profile::RunMark::kLoopEnd);
-  if (outcome == Outcome::kStopped) save_();  // the last checkpoint is under way; conclude() saves else
+  if (outcome == Outcome::kStopped) save_();  // the last checkpoint is under way; otherwise conclude() has saved
   callbacks_.on_training_end();
   measured_.deep_window.finish(position_.batches);
   measured_.counted_batches.finish();

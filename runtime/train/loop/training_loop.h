@@ -137,7 +137,7 @@ class TrainingLoop {
   TrainingStep& step_;
   Position position_;
   Loader loader_;
-  std::string data_position_;  // of the checkpoint; empty: it has none
+  std::string data_position_;  // position in the checkpoint; empty: it has none
   SkippedSamples skipped_;
   DeviceFeed feed_;
   Callbacks callbacks_;

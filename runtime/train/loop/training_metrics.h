@@ -36,8 +36,8 @@ class TrainingMetrics {
   void finish();
   // Waits for all sums that are due. Collective.
   void finish_all();
-  // Called before a visit that reads: waits for the device, writes what is due (a part of metrics.jsonl), and adds the
-  // metrics that are not read yet to the sums. Collective.
+  // Called before a visit that reads: waits for the device, writes the sums that are due (as a part of metrics.jsonl),
+  // and adds the metrics that are not read yet to the sums. Collective.
   void prepare_visit();
   // Visits the sums that are not due yet.
   void visit(StateVisitor& visitor) { sums_.visit(visitor); }

@@ -13,7 +13,7 @@ namespace dtrain::train {
 struct SectionRead {
   std::string name;             // such as "hyperparameters"
   const Json* given;            // an object
-  std::set<std::string> asked;  // keys, whether or not they are given
+  std::set<std::string> asked;  // keys, given or not
 };
 
 // Returns one sentence that names the keys that were given and not asked for. Each comes with the key that differs from

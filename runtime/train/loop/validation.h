@@ -75,7 +75,7 @@ class Validation {
   StepsInFlight in_flight_;  // bounds the host's lead, and memory for its batches, here too
   MetricReducer metrics_;
   std::int64_t last_batch_ = -1;
-  std::optional<double> best_;     // of searcher.metric
+  std::optional<double> best_;     // value of searcher.metric
   std::vector<double> next_best_;  // the next best values whose checkpoints are kept, the best first
 };
 

@@ -18,7 +18,7 @@ namespace dtrain::train {
 
 // A stretch of a flat buffer, which a rank updates or which is exchanged as a whole.
 struct FlatRange {
-  std::size_t group = 0;            // of FlatParameters
+  std::size_t group = 0;            // group of FlatParameters
   std::int64_t begin = 0, end = 0;  // elements
   std::int64_t size() const { return end - begin; }
   bool operator==(const FlatRange&) const = default;

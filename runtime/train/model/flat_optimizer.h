@@ -166,7 +166,7 @@ class FlatOptimizer {
   FlatParameters& parameters_;
   std::optional<WeightAverage> average_;  // its tensor is the last state tensor
   std::vector<Rule> rules_;               // the first rule is for parameters without a group
-  std::vector<std::size_t> rule_of_;      // of each parameter
+  std::vector<std::size_t> rule_of_;      // rule of each parameter
   std::vector<std::uint8_t> whole_;       // for each parameter: its rule updates it as a whole
   GradientLimits limits_;
   // The names of the state tensors of all rules, and of the average. Rules share a tensor of the same name.
@@ -178,7 +178,7 @@ class FlatOptimizer {
   std::vector<Segment> segments_;               // of the step that has begun
   std::vector<OpenPart> open_parts_;            // of that step
   DeviceInputs inputs_;                         // of that step
-  std::vector<std::int64_t> updates_;           // of each parameter, with updates that found_inf stopped
+  std::vector<std::int64_t> updates_;           // updates of each parameter, with those that found_inf stopped
   // On a device: float32 scalars that count the updates that were not stopped, and each parameter's index among them.
   // Two parameters share a scalar while they have been used in the same steps.
   std::vector<at::Tensor> counters_;
@@ -189,7 +189,7 @@ class FlatOptimizer {
   std::int64_t moves_ = 0;
   std::shared_ptr<UpdateCopy> copy_;  // null: nothing is copied
   std::int64_t steps_ = 0;
-  std::optional<double> last_rate_;  // of the last step; Python's schedules give only the next step's rate
+  std::optional<double> last_rate_;  // rate of the last step; Python's schedules give only the next step's rate
   double rate_factor_ = 1;
 };
 

@@ -57,16 +57,16 @@ class FlatParameters {
     const void* place = nullptr;   // address at which place() has put `tensor`
   };
   struct Group {
-    at::ScalarType dtype;           // of the values, which updates change
-    at::ScalarType gradient_dtype;  // of the gradients: the same type, or bfloat16
+    at::ScalarType dtype;           // type of the values, which updates change
+    at::ScalarType gradient_dtype;  // type of the gradients: the same, or bfloat16
     bool bfloat16 = false;          // ParameterTypes::bfloat16 holds for these parameters
     at::Tensor values{};
     at::Tensor shadow{};  // the values in a narrower type, rounded to nearest even; undefined: none
     at::Tensor gradients{};
     at::Tensor narrow_gradients{};  // of keep_narrow_gradient(), in the shadow's type and layout; undefined: none
-    std::unique_ptr<comm::Buffer> memory{};  // of `gradients`
-    std::int64_t element_size = 0;           // of a value, in bytes
-    std::int64_t gradient_size = 0;          // of a gradient, in bytes
+    std::unique_ptr<comm::Buffer> memory{};  // memory of `gradients`
+    std::int64_t element_size = 0;           // bytes of a value
+    std::int64_t gradient_size = 0;          // bytes of a gradient
   };
 
   // Collective (it allocates). `communicator` is that of the model's device. Parameters that do not require gradients

@@ -43,7 +43,7 @@ class FusedUpdate final : public OptimizerUpdate {
 
  private:
   std::unique_ptr<const FusedKernels> kernels_;
-  std::optional<std::string> difference_;  // of the own kernel from libtorch's; empty: none
+  std::optional<std::string> difference_;  // difference of the own kernel from libtorch's; empty: none
 };
 
 // Arguments of libtorch's fused kernels: the number of this update, from 1; and a tensor that may be absent.

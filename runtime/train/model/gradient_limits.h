@@ -17,7 +17,7 @@ struct GradientLimits {
     double max_norm = 0;   // L2; 0: no limit
     double max_value = 0;  // of each element; 0: no limit
   };
-  std::vector<Limit> own;           // of the sets from 1 on
+  std::vector<Limit> own;           // limits of the sets from 1 on
   std::vector<std::size_t> set_of;  // set of each parameter; empty: all are in set 0
 
   std::size_t sets() const { return own.size() + 1; }

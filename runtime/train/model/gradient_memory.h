@@ -50,7 +50,7 @@ class GradientMemory {
  private:
   struct Slot {
     std::byte* data = nullptr;
-    std::size_t bytes = 0;          // of the gradient itself
+    std::size_t bytes = 0;          // bytes of the gradient itself
     bool settled = false;           // in this window the place holds the gradient
     std::atomic<bool> lent{false};  // the place is the storage of a tensor
   };
@@ -63,7 +63,7 @@ class GradientMemory {
   const c10::Device device_;
   std::shared_ptr<Slots> slots_;     // shared with the storages that were lent, which may be released later
   bool as_before_ = false;           // the allocations of this backward so far are those of the one before
-  std::vector<std::size_t> sizes_;   // of the allocations of this backward, in order, in bytes
+  std::vector<std::size_t> sizes_;   // bytes of the allocations of this backward, in order
   std::vector<const void*> places_;  // addresses of these allocations
   std::vector<std::size_t> sizes_before_;
   std::vector<std::ptrdiff_t> parameter_at_;  // for each allocation the parameter whose gradient it becomes; -1: none

@@ -65,7 +65,7 @@ class TensorMemory final : public c10::Allocator {
   struct Block {
     void* data = nullptr;
     std::size_t bytes = 0;
-    std::uint64_t number = 0;  // of the mapping: later mappings have higher numbers
+    std::uint64_t number = 0;  // number of the mapping: later mappings have higher numbers
   };
   using Kept = std::list<Block>;  // the block that was freed first is in front
 

@@ -21,7 +21,7 @@ namespace dtrain::train {
 
 class WeightAverage {
  public:
-  static constexpr const char* kName = "ema";  // of the state tensor
+  static constexpr const char* kName = "ema";  // name of the state tensor
 
   // `decay`: above 0 and below 1.
   explicit WeightAverage(double decay) : decay_(decay) {}

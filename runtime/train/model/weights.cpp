@@ -123,11 +123,11 @@ std::string list_of(const std::vector<std::string>& lines) {
 
 // The differences that keep the files from fitting the model.
 struct Differences {
-  std::vector<std::string> lines;    // of all kinds, for an error
+  std::vector<std::string> lines;    // differences of all kinds, for an error
   std::vector<std::string> missing;  // names in the model
   std::vector<std::string> surplus;  // names as the model would have them
   std::size_t types = 0;             // floating-point values of another type
-  std::size_t others = 0;            // of another shape, or of a type that is not converted
+  std::size_t others = 0;            // tensors of another shape, or of a type that is not converted
 };
 
 class WeightLoader {

@@ -57,8 +57,8 @@ class AggregationWindow {
   bool average() const { return average_; }
   // True if the round that has begun is the window's last. A checkpoint's window may be longer than this run's windows.
   bool full() const { return rounds_ >= length_; }
-  int rounds() const { return rounds_; }                     // of this window, the one that has begun included
-  std::int64_t own_batches() const { return own_batches_; }  // of this rank, in this window
+  int rounds() const { return rounds_; }                     // rounds of this window, including the one that has begun
+  std::int64_t own_batches() const { return own_batches_; }  // batches of this rank in this window
   // The sum of the weights of this rank's batches in this window (empty: no batch has one), and how many have a weight.
   std::optional<double> own_weight() const { return weight_; }
   std::int64_t weighted_batches() const { return weighted_batches_; }

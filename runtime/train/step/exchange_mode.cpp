@@ -246,7 +246,7 @@ void ExchangeMode::read_late(const std::optional<at::Tensor>& norm) {
   });
 }
 
-// A codec chooses on the host what it sends in each step. The rounds of a longer window give the device different work.
+// A codec chooses on the host the data of each step. The rounds of a longer window give the device different work.
 std::string ExchangeMode::why_not_capturable() const {
   if (picker_.is_compressed()) return "of gradient_compression";
   if (parts_.models.several()) return "the trial has several models";

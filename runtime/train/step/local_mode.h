@@ -34,8 +34,9 @@ class LocalStep {
 [[noreturn]] void refuse_to_abandon(const char* with);
 
 // Local steps: after `inner_steps` steps of its own a rank meets the others.
-// Ranks read announcements some rounds late, when these have long arrived, so that no rank waits between two meetings.
-// All ranks act on a wish to stop that many rounds late, in the same round.
+//
+// Ranks read announcements some rounds late, when they have long arrived, so that none waits between two meetings. All
+// ranks act on a wish to stop that many rounds late, in the same round.
 class LocalMode final : public StepMode {
  public:
   LocalMode(const StepParts& parts, const config::LocalSgd& options, std::uint64_t seed);
@@ -92,8 +93,8 @@ class AloneVote final : public RoundVote {
   bool stop_seen_ = false;
 };
 
-// `--mock comm`: a rank computes what it would compute for an update, and exchanges nothing. Its parameters are neither
-// those of another rank nor those that training would have given.
+// `--mock comm`: a rank computes its part of each update, and exchanges nothing. Its parameters are neither those of
+// another rank nor the result of real training.
 class AloneMode final : public StepMode {
  public:
   AloneMode(const StepParts& parts, bool sharded);

@@ -17,7 +17,7 @@ constexpr auto kNonFiniteRemedy =
     "lower the learning rate, clip gradients, or look for NaN or Inf in the data; with on_non_finite: warn the run "
     "continues";
 
-// Numbers whose sum over ranks shows whether all ranks had the same value.
+// Returns a number whose sum over ranks shows if all ranks had the same value.
 std::int64_t non_finite_code(double value) {
   return std::isnan(value) ? 1 : value > 0 ? 1'000'000 : 1'000'000'000'000;
 }

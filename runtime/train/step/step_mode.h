@@ -136,8 +136,8 @@ class StepMode {
   // True if parameters and optimizer state are the same on all ranks after every batch.
   virtual bool state_is_shared() const { return true; }
   // The ranges of parameters and optimizer state that this rank copies for a checkpoint. The ranges of all ranks
-  // together cover everything once. In host memory an update may copy them (UpdateCopy). Empty, then on all ranks: a
-  // rank must copy all of it.
+  // together cover everything once. In host memory an update may copy them (UpdateCopy). Empty, on all ranks alike: a
+  // rank must copy everything.
   virtual std::optional<std::vector<FlatRange>> copied_ranges() const { return std::nullopt; }
 };
 

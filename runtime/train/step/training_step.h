@@ -177,11 +177,11 @@ class TrainingStep : private CapturableStep {
   std::unique_ptr<StepMode> mode_;
   GradientHooks hooks_;
   const bool may_keep_narrow_gradients_;
-  std::int64_t place_ = -1;  // of the batch that was announced last
+  std::int64_t place_ = -1;  // place of the batch that was announced last
   bool in_forward_ = false;
   bool in_batch_ = false;
   bool batch_has_loss_ = false;         // backward() has been called for the batch that has begun
-  std::optional<double> batch_weight_;  // of the batch that has begun, if it has a weight
+  std::optional<double> batch_weight_;  // weight of the batch that has begun, if it has one
   bool adds_losses_ = false;            // some backward() has been told that more backward() calls follow
   bool capturing_ = false;
   at::Tensor captured_loss_;

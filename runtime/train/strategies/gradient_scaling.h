@@ -30,7 +30,7 @@ class GradientScaling {
 
   // Sets the ranges that each rank updates from now on, those of this rank (`own`) among them.
   virtual void divide(std::span<const std::vector<FlatRange>> of_ranks, std::span<const FlatRange> own) = 0;
-  // From now on the norm is that of this rank's ranges.
+  // From now on the norm covers this rank's ranges alone.
   virtual void set_local_norm() = 0;
 
   struct Scaled {

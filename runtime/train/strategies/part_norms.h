@@ -29,7 +29,7 @@ class PartNorms {
 
   // Sets the ranges that each rank updates from now on. The same call on every rank.
   void divide(std::span<const std::vector<FlatRange>> of_ranks);
-  // From now on the norms are those of this rank's parts, and complete_parts() is not collective.
+  // From now on the norms cover this rank's parts alone, and complete_parts() is not collective.
   void set_local_norms() { local_ = true; }
 
   // True if any parameter is in parts: the same on every rank.

@@ -163,14 +163,14 @@ comm::Work Sharded::launch(std::size_t index) {
 
 std::vector<FlatRange> Sharded::spare_gradients(std::size_t index) const {
   const auto& bucket = plan_->buckets[index];
-  const FlatRange& own = updater_.own()[index];  // this rank's ranges are in the order of the buckets
+  const FlatRange& own = updater_.own()[index];  // this rank has one range for each bucket, in order
   return {{bucket.group, bucket.begin, own.begin}, {bucket.group, own.end, bucket.end}};
 }
 
 std::optional<at::Tensor> Sharded::update(const Update& update) {
   std::vector<std::pair<std::size_t, comm::Work>> gathers;  // by bucket
   const auto norm =
-      updater_.update(update, [&](std::size_t index) {  // this rank's ranges are in the order of the buckets
+      updater_.update(update, [&](std::size_t index) {  // this rank has one range for each bucket, in order
         const auto& bucket = plan_->buckets[index];
         if (one_copy_ || (!update.in_step.empty() && !update.in_step[bucket.items.front()])) return;
         const PhaseScope phase(recorder_, Phase::kAllreduceWait, profile::PhaseOf::kHost);

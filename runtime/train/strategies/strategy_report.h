@@ -28,8 +28,8 @@ struct StrategyFacts {
   bool sharded = false;
   bool one_copy = false;                              // sharded, and the ranks of a host share one copy
   bool on_gpus = false;                               // each rank has its own parameters in a GPU's memory
-  int world_size = 1, ranks_of_host = 1;              // of rank 0's host
-  std::int64_t parameter_bytes = 0, state_bytes = 0;  // of the model and its optimizer, once
+  int world_size = 1, ranks_of_host = 1;              // ranks_of_host: of rank 0's host
+  std::int64_t parameter_bytes = 0, state_bytes = 0;  // bytes of the model and its optimizer, once
   std::optional<double> replicated_ms, sharded_ms;    // of a step, if both were tried …
   std::vector<StrategyTurn> turns;                    // … and the batches of each try
   std::optional<GradientFacts> gradients{};

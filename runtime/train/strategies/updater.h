@@ -30,7 +30,7 @@ class Updater {
   // rank.
   void divide(std::span<const std::vector<FlatRange>> of_ranks);
   std::span<const FlatRange> own() const { return own_; }
-  // From now on update() is not collective: the norms of gradients and parameters are those of this rank's ranges.
+  // From now on update() is not collective: the norms of gradients and parameters cover this rank's ranges alone.
   void set_local_norm() {
     scaling_->set_local_norm();
     part_norms_.set_local_norms();

@@ -247,7 +247,7 @@ class TrialContext {
     bool keeps_memory_format = false;   // optimizations.memory_format: auto leaves the model's convolutions as they are
     std::vector<ParameterGroup> groups;
     struct GroupsOfModel {
-      std::size_t first = 0, end = 0;  // of `groups`
+      std::size_t first = 0, end = 0;  // range of indices in `groups`
     };
     std::map<std::string, GroupsOfModel> groups_of_models;
     LrSchedule schedule;
@@ -302,7 +302,7 @@ class TrialContext {
   bool unread_keys_told_ = false;
   Wrapped wrapped_;
   AroundTheLoop around_;
-  int shares_ = 0;  // number of the next thing that is shared on the host
+  int shares_ = 0;  // numbers the memory that is shared on the host
 };
 
 class Trial {
