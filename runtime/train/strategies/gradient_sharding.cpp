@@ -10,7 +10,7 @@ namespace {
 
 constexpr double kEnough = 1.01;               // a step may take this much longer: the memory is worth it
 constexpr std::int64_t kWorthwhile = 1 << 20;  // bytes of a rank
-constexpr std::int64_t kShareOfAvailable = 2;  // short of memory: the host's ranks can free over half of what is available
+constexpr std::int64_t kShareOfAvailable = 2;  // short of memory: the ranks can free over half of the available memory
 
 std::int64_t spare_bytes(const FlatParameters& parameters, const GradientStrategy& strategy,
                          const comm::FusionPlan& plan) {
