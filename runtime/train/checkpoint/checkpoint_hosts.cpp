@@ -11,7 +11,7 @@ namespace dtrain::train {
 
 namespace {
 
-// A file that rank 0 writes shows the others whether they see its folder.
+// True if all ranks see the same folder. A file that rank 0 writes shows it.
 bool see_same_folder(comm::ControlPlane& control, const std::filesystem::path& folder) {
   constexpr const char* kKey = "train/checkpoint-folder";
   const bool first = control.world().rank == 0;

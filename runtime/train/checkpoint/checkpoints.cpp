@@ -13,8 +13,8 @@ namespace dtrain::train {
 namespace {
 
 constexpr std::chrono::seconds kWorthTelling{1};
-constexpr std::chrono::seconds kPatience{10};      // before it is told that training waits,
-constexpr std::chrono::seconds kLongPatience{60};  // and before it is told again
+constexpr std::chrono::seconds kPatience{10};      // time before the log says that training waits,
+constexpr std::chrono::seconds kLongPatience{60};  // and before it says so again
 
 }  // namespace
 
@@ -27,7 +27,7 @@ Checkpoints::Checkpoints(run::RankSession& session, TrainingStep& step, const Op
       snapshot_(session, step, hosts_, options.names, std::move(visit)),
       last_time_(session.clock().monotonic()) {}
 
-// After an error: finish() has waited otherwise.
+// A saver is left only after an error: otherwise finish() has waited for it.
 Checkpoints::~Checkpoints() {
   if (!saver_) return;
   const std::string left = saver_->end(checkpoints::kSaverPatience);
@@ -43,7 +43,7 @@ bool Checkpoints::saver_busy() {
 }
 
 void Checkpoints::make_ready() {
-  if (last_) return;  // one has been taken already
+  if (last_) return;  // a checkpoint has been taken already
   snapshot_.reserve();
   memories_ = snapshot_.memories();
   if (hosts_.saves() && hosts_.is_leader()) start_saver();
@@ -103,7 +103,7 @@ void Checkpoints::wait_for_saver() {
 void Checkpoints::start_saver() {
   checkpoints::SaverOptions options;
   options.storage = folder_;
-  // Later it may be gone with its disk: then nothing may be written below the mount point.
+  // Later the folder may be gone with its disk: then nothing may be written below the mount point.
   options.makes_storage = !std::exchange(saver_was_started_, true);
   options.host = hosts_.host;
   options.hosts = hosts_.folder_is_shared ? hosts_.hosts : 1;
@@ -156,16 +156,16 @@ void Checkpoints::hand_over() {
     snapshot_.memory().mark_free(request.number);
     return take_result(failed);
   }
-  if (is_last_) snapshot_.memory().mark_urgent(request.number);  // the run ends when it is done
+  if (is_last_) snapshot_.memory().mark_urgent(request.number);  // the run ends when the checkpoint is done
 }
 
 void Checkpoints::take_result(const checkpoints::SaveResult& result) {
   result_ = result;
   if (result.error.empty()) {
-    std::erase(passed_over_, result.about.step);  // this run's own has replaced it
+    std::erase(passed_over_, result.about.step);  // this run's own checkpoint has replaced it
     cost_s_ = snapshot_.copy_seconds() + result.cpu_s;
   } else {
-    saver_.reset();  // the next checkpoint has a new one
+    saver_.reset();  // the next checkpoint starts a new saver
   }
   if (session_.world().rank != 0) return;
   Json event = {{"step", result.about.step}};
@@ -207,7 +207,7 @@ bool Checkpoints::finish() {
     wait_for_saver();
     std::string error = result_ ? result_->error : "";
     if (!result_) error = "its saver has given no answer";
-    // Rank 0's saver knows about all hosts'.
+    // Rank 0's saver knows the results of all hosts' savers.
     const std::string key = "train/checkpoint-end-" + std::to_string(last_->batch) + (again ? "-again" : "");
     const std::string told = wait_for_rank_0(key, error.empty() ? "durable" : error);
     if (told == "durable") return true;

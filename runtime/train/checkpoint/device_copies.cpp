@@ -25,7 +25,7 @@ void DeviceCopies::hand_over() {
   const at::NoGradGuard no_grad;
   const std::size_t bytes = copies_.back().place + copies_.back().value.nbytes();
   if (!locked_.defined() || locked_.nbytes() < bytes) {
-    locked_ = at::Tensor();  // before the larger one is there
+    locked_ = at::Tensor();  // is freed before the larger one is allocated
     locked_ = at::empty({static_cast<std::int64_t>(bytes)},
                         at::TensorOptions().dtype(at::kByte).device(at::kCPU).pinned_memory(true));
   }

@@ -1,6 +1,6 @@
-// Copies of tensors from a device into memory of the host, which neither the device's other work nor the host waits
-// for: they go into page-locked memory in the order of the device's current stream, and from there to their places once
-// they have arrived. Training thread.
+// Copies tensors from a device into memory of the host. Neither the device's other work nor the host waits for the
+// copies: they go into page-locked memory in the order of the device's current stream, and from there to their places
+// once they have arrived. Training thread.
 #pragma once
 
 #include <cstddef>
@@ -14,15 +14,15 @@ namespace dtrain::train {
 
 class DeviceCopies {
  public:
-  // A value, and where its bytes go.
+  // Adds a value, whose bytes go to `to`.
   void add(const at::Tensor& value, std::byte* to);
-  // After the last add(): hands the copies to the device. They have the values as these are when the device gets there.
+  // Called after the last add(): hands the copies to the device, which copies the values as they are by then.
   void hand_over();
-  // Whether all bytes are in their places; moves them there when they have arrived. Without copies: true.
+  // Moves bytes that have arrived to their places. Returns true if all are there; without copies: true.
   bool complete();
-  // Waits for the device.
+  // Completes the copies. Waits for the device.
   void complete_now();
-  // How long the host has taken to move the bytes of the last copies to their places.
+  // The time that the host has taken to move the bytes of the last copies to their places.
   double seconds() const { return seconds_; }
 
  private:
@@ -31,10 +31,10 @@ class DeviceCopies {
   struct Copy {
     at::Tensor value;
     std::byte* to = nullptr;
-    std::size_t place = 0;  // in locked_
+    std::size_t place = 0;  // offset in locked_
   };
   std::vector<Copy> copies_;
-  at::Tensor locked_;  // page-locked memory for all of them, which stays for the next checkpoint
+  at::Tensor locked_;  // page-locked memory for all copies, which stays for the next checkpoint
   double seconds_ = 0;
   std::optional<c10::Event> all_arrived_;
 };

@@ -27,7 +27,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr std::size_t kPiece = 64u << 20;  // bytes of a file that travel at once
+constexpr std::size_t kPiece = 64u << 20;  // bytes of a file that are sent at once
 
 // Sends a file of rank 0 to all ranks; `receives` ranks write it.
 void send_file(run::RankSession& session, const fs::path& from, const fs::path& to, std::size_t bytes, bool receives) {
@@ -52,7 +52,7 @@ std::string metric_text(const config::Searcher& searcher) {
   return searcher.metric + (searcher.smaller_is_better ? ", smaller is better" : ", larger is better");
 }
 
-// A file that cannot be read any more (it has been replaced) has no checksum.
+// Adds the file's checksum to the name, unless the file cannot be read any more (it has been replaced).
 std::string with_checksum(const std::string& name, const fs::path& file) {
   try {
     return name + " with the checksum " + checkpoints::checksum_of_file(file);
@@ -61,7 +61,7 @@ std::string with_checksum(const std::string& name, const fs::path& file) {
   }
 }
 
-// What computes: the trial's program, or the model's files.
+// Returns the program that computes: the trial's program, or the model's files.
 std::string program_text(const std::optional<config::ModelJob>& job) {
   if (!job) {
     std::error_code code;
@@ -141,7 +141,7 @@ Json facts_for_resume(run::RankSession& session, const BatchSource& data, const 
                   {"threads", at::get_num_threads()},
                   {"device", session.gpu() ? "cuda" : "cpu"}};
     if (job && !job->eval_file.empty()) facts["eval_model"] = absolute_text(job->eval_file);
-    // It has been chosen when the process began.
+    // The path has been chosen when the process began.
     if (!session.gpu()) facts["matmul"] = profile::to_string(choose_matmul(experiment.optimizations.matmul).path);
     session.control().set(kKey, facts.dump());
   }
@@ -158,13 +158,13 @@ void warn_of_other_ranks(run::RankSession& session, const StateReader& reader) {
       reader.about()["world_size"].get<int>(), session.world().size);
 }
 
-// Of all facts, without those of `expected`.
+// Warns of all facts that differ, except those in `expected`.
 void warn_of_other_facts(run::RankSession& session, const StateReader& reader, const Json& facts,
                          const std::set<std::string>& expected) {
   const Json before = reader.about().value("run", Json::object());
   for (const auto& [name, value] : facts.items()) {
     if (expected.contains(name) || !before.contains(name) || before[name] == value) continue;
-    if (value.is_null() || before[name].is_null()) continue;  // one of both does not know it
+    if (value.is_null() || before[name].is_null()) continue;  // one of the two runs does not know the fact
     session.log()->warn("{} was {} when the checkpoint was taken and is {} now: {}", name, before[name].dump(),
                         value.dump(),
                         name == "metric" ? "no validation before this counts as the best any more"

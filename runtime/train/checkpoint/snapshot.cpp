@@ -38,7 +38,7 @@ void Snapshot::make_memory(std::size_t shared_bytes, std::size_t largest_own) {
       "checkpoint-memory-" + std::to_string(memories_++),
       [&] { return checkpoints::SnapshotMemory::create(bytes, ranks_here); }, comm::HostAccess::kWrite);
   memory_.emplace(std::move(memory), ranks_here);
-  copy_.reset();  // what an update has copied lies in the memory before
+  copy_.reset();  // its updates copied into the memory before this one
 }
 
 bool Snapshot::on_host() const {
@@ -69,7 +69,7 @@ std::vector<std::int64_t> Snapshot::sizes_of_own(const StateImage& image) {
   const auto rank = static_cast<std::size_t>(session_.world().rank);
   std::vector<std::int64_t> sizes(static_cast<std::size_t>(session_.world().size) + 1);
   sizes[rank] = static_cast<std::int64_t>(image.own().bytes());
-  // By the time on rank 0 the savers of all hosts know that they write the same snapshot.
+  // The savers of all hosts know by rank 0's time that they write the same snapshot.
   if (rank == 0) sizes.back() = session_.clock().wall().count();
   session_.communicator().all_reduce(sizes.data(), sizes.size(), comm::DataType::kInt64).wait();
   taken_ = Nanoseconds(sizes.back());
@@ -96,7 +96,7 @@ void Snapshot::prefault(const StateImage& image, const std::optional<std::vector
     }
     return;
   }
-  // The files' headers and the padding between the files make a difference of a few pages.
+  // The headers and the padding between the files make a difference of a few pages only.
   const auto [first, last] = even_stretch(image);
   memory_->prefault(first, std::min(last, shared_bytes_) - first);
 }
@@ -129,7 +129,7 @@ void Snapshot::take(bool at_update) {
     if (ranges && !on_host()) copy_from_device(*ranges);
     write_own(image);
   }
-  // Another strategy or other buckets may have come with the last update: then what it has copied is copied again.
+  // The strategy or the buckets may have changed with the last update: then its copies are made again.
   auto whole = ranges && on_host() ? make_copy(*ranges, /*in_two=*/false) : nullptr;
   if (!begun || !copy_ || !whole || !copy_->copies_same(*whole)) copy_ = std::move(whole);
   step_.optimizer().copy_at_next_steps(copy_);
@@ -157,7 +157,7 @@ void Snapshot::complete_now() {
 
 void Snapshot::offer_again() {
   ++number_;
-  taken_ += std::chrono::milliseconds(1);  // so that savers of other hosts do not take what is left of the first try
+  taken_ += std::chrono::milliseconds(1);  // so that savers of other hosts ignore the rest of the first try
   if (hosts_.saves()) memory_->mark_copied(hosts_.local_rank, number_);
 }
 
@@ -165,7 +165,7 @@ double Snapshot::copy_seconds() const {
   return copy_s_ + (copy_ ? copy_->seconds() : 0) + from_device_.seconds();
 }
 
-// The ranks of host 0 divide the bytes evenly. What ranks do not share is rank 0's.
+// The ranks of host 0 divide the bytes evenly. Rank 0 writes values that ranks do not share.
 void Snapshot::write_shared(const StateImage& image) {
   std::byte* const model = memory_->data();
   std::byte* const optimizer = model + pages(image.model().bytes());
@@ -216,7 +216,7 @@ void Snapshot::send_own(const StateImage& image, const std::vector<std::int64_t>
   }
 }
 
-// Calls `each` with what a range has in common with a parameter, the parameter, and where its file bytes lie.
+// Calls `each` with the intersection of a range and a parameter, the parameter, and the place of its file bytes.
 void Snapshot::for_each_part(const std::vector<FlatRange>& ranges, const PartVisitor& each) const {
   const FlatParameters& parameters = step_.parameters();
   for (const FlatRange& range : ranges) {
@@ -261,7 +261,7 @@ void Snapshot::copy_from_device(const std::vector<FlatRange>& ranges) {
   FlatOptimizer& optimizer = step_.optimizer();
   const std::vector<std::string> names = optimizer.state_names();
   for_each_part(ranges, [&](const FlatRange& part, const FlatParameters::Parameter& parameter, std::byte* to) {
-    // The padding behind a parameter is not in the file.
+    // The padding after a parameter is not in the file.
     const std::int64_t elements = std::min(part.end, parameter.offset + parameter.tensor.numel()) - part.begin;
     if (elements <= 0) return;
     from_device_.add(step_.parameters().groups()[part.group].values.narrow(0, part.begin, elements),

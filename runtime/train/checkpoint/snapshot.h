@@ -1,10 +1,10 @@
 // A snapshot of the training state in memory that the ranks of a host share with its saver: the files of a checkpoint,
 // byte for byte. Training thread.
 //
-// The usual snapshot stops training for what is small alone: headers, buffers, each rank's own file. Parameters and the
-// optimizer's state are copied by the updates before and after that moment, on their way (UpdateCopy). Where that is
-// not possible (local steps, several hosts, a model that writes its parameters itself, the end of training) everything
-// is copied at once. From GPUs everything is copied in the order of their stream (DeviceCopies).
+// The usual snapshot stops training for small parts alone: headers, buffers, each rank's own file. The updates before
+// and after that moment copy parameters and the optimizer's state on their way (UpdateCopy). If that is not possible
+// (local steps, several hosts, a model that writes its parameters itself, the end of training) everything is copied at
+// once. From GPUs everything is copied in the order of their stream (DeviceCopies).
 #pragma once
 
 #include <cstdint>
@@ -34,38 +34,38 @@ class Snapshot {
   // Makes the memory and maps it, which would hold up training at the first snapshot. Collective. Error: the host lacks
   // memory.
   void reserve();
-  // Before the last update that the snapshot is to contain: lets it copy a part already, where that is possible. take()
-  // follows it. The memory must be free. The same on all ranks.
+  // Called before the last update that the snapshot is to contain: lets that update copy a part already, if possible.
+  // take() follows it. The memory must be free. The same on all ranks.
   void begin();
-  // Collective. The memory must be free. `at_update`: the next update may copy. Error: the host lacks memory.
+  // Takes the snapshot into free memory. `at_update`: the next update may copy. Error: lack of memory. Collective.
   void take(bool at_update);
-  // Whether this rank's part is there; tells the saver so, once.
+  // True if this rank's part is complete; tells the saver so, once.
   bool complete();
-  // Copies what the next update has not yet copied.
+  // Copies the bytes that the next update has not yet copied.
   void complete_now();
-  // The model has written its parameters before they were copied: this snapshot is worth nothing. The same on all
-  // ranks.
+  // True if the model has written its parameters before they were copied: this snapshot is worth nothing. The same on
+  // all ranks.
   bool spoiled() const { return copy_ && copy_->spoiled(); }
-  // The same bytes once more, under a new number.
+  // Offers the same bytes once more, under a new number.
   void offer_again();
 
-  // Of the last snapshot.
+  // Facts of the last snapshot.
   std::uint64_t number() const { return number_; }
-  const std::vector<checkpoints::FileImage>& files() const { return files_; }  // of this host
+  const std::vector<checkpoints::FileImage>& files() const { return files_; }  // files of this host
   const Json& values() const { return values_; }
   Nanoseconds taken() const { return taken_; }  // since 1970, on rank 0's clock: the same on all ranks
-  double copy_seconds() const;                  // for which it has held up training
+  double copy_seconds() const;                  // time for which it has held up training
   const checkpoints::SnapshotMemory& memory() const { return *memory_; }
-  // Counts the memories: a saver knows one alone.
+  // The number of memories made so far: a saver knows one alone.
   int memories() const { return memories_; }
 
  private:
   void make_memory(std::size_t shared_bytes, std::size_t largest_own);
-  // Of every rank's own file, in bytes. Collective.
+  // Returns the bytes of every rank's own file. Collective.
   std::vector<std::int64_t> sizes_of_own(const StateImage& image);
-  // Makes the memory unless the image fits into what is there.
+  // Makes the memory unless the image fits into the present one.
   void fit(const StateImage& image, const std::vector<std::int64_t>& sizes);
-  // What this rank copies of the shared files where that is divided evenly: from the first tensor's begin.
+  // This rank's stretch of the shared files if they are divided evenly: offsets from the first tensor's begin.
   std::pair<std::size_t, std::size_t> even_stretch(const StateImage& image) const;
   void prefault(const StateImage& image, const std::optional<std::vector<FlatRange>>& ranges) const;
   void write_shared(const StateImage& image);
@@ -73,7 +73,7 @@ class Snapshot {
   void send_own(const StateImage& image, const std::vector<std::int64_t>& sizes);
   using PartVisitor = std::function<void(const FlatRange&, const FlatParameters::Parameter&, std::byte*)>;
   void for_each_part(const std::vector<FlatRange>& ranges, const PartVisitor& each) const;
-  // Where the parameter's values lie, from the memory's begin.
+  // Returns the offset of the parameter's values in the memory.
   std::size_t place_of(const FlatParameters::Parameter& parameter) const;
   std::shared_ptr<UpdateCopy> make_copy(const std::vector<FlatRange>& ranges, bool in_two) const;
   void copy_from_device(const std::vector<FlatRange>& ranges);
@@ -90,10 +90,10 @@ class Snapshot {
   const std::function<void(StateVisitor&)> visit_;
 
   std::optional<checkpoints::SnapshotMemory> memory_;
-  int memories_ = 0;              // made so far: names them
-  std::size_t shared_bytes_ = 0;  // of model and optimizer, in whole pages; on host 0
-  std::size_t own_capacity_ = 0;  // of each rank's file
-  // Where the two shared files' tensors lie, from the memory's begin; the same in all snapshots of a run.
+  int memories_ = 0;              // made so far; numbers the memories
+  std::size_t shared_bytes_ = 0;  // bytes of model and optimizer, in whole pages; on host 0
+  std::size_t own_capacity_ = 0;  // bytes for each rank's file
+  // Offsets of the two shared files' tensors in the memory; the same in all snapshots of a run.
   std::map<std::string, std::size_t> in_model_, in_optimizer_;
   std::uint64_t number_ = 0;
   Nanoseconds taken_{0};
@@ -101,9 +101,9 @@ class Snapshot {
   Json values_;
   DeviceCopies from_device_;
   std::shared_ptr<UpdateCopy> copy_;  // of the last snapshot, if the next update copies
-  bool begun_ = false;                // begin() was called, take() was not
+  bool begun_ = false;                // begin() was called, and take() was not yet
   bool told_ = true;                  // the saver has been told that this rank's part is complete
-  double copy_s_ = 0;                 // of the part between two batches, without from_device_.seconds()
+  double copy_s_ = 0;                 // seconds of the part between two batches, without from_device_.seconds()
 };
 
 }  // namespace dtrain::train

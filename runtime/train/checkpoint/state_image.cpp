@@ -13,7 +13,7 @@ namespace dtrain::train {
 
 namespace {
 
-constexpr std::size_t kAlignment = 64;  // of the first tensor's byte in its file
+constexpr std::size_t kAlignment = 64;  // bytes; of the first tensor's begin in its file
 
 }  // namespace
 
@@ -73,7 +73,7 @@ class StateImage::Collector final : public StateVisitor {
     const auto name_behind = [&](std::string_view part) { return path.substr(part.size()); };
     using Writers = FileImage::Writers;
     const Writers writers = options_.later ? Writers::kNone : options_.shared ? Writers::kAll : Writers::kFirst;
-    // The files that the ranks share are laid out alike by all of them.
+    // All ranks lay out the shared files alike.
     bool own = !options_.shared && options_.rank != 0;
     const auto left_out = [&](const std::string& name) { return options_.names.left_out.contains(name); };
     if (path.starts_with(state_path::kParameters)) {

@@ -1,8 +1,8 @@
 // The training state of this rank as the bytes of a checkpoint's files (checkpoint/checkpoint.h). Training thread.
 //
-// What all ranks hold alike lies in model.safetensors (the model's weights) and optimizer.safetensors, and the ranks of
-// host 0 divide the copying among themselves. What is a rank's own lies in its file: tensors, and all numbers and texts
-// as JSON, the bytes of a tensor called "values". Where ranks step by themselves (local steps), parameters and
+// The state that all ranks have alike is in model.safetensors (the model's weights) and optimizer.safetensors, and the
+// ranks of host 0 divide the copying among themselves. A rank's own state is in its file: tensors, and all numbers and
+// texts as JSON, the bytes of a tensor called "values". If ranks step by themselves (local steps), parameters and
 // optimizer state are each rank's own: rank 0's are in the two shared files, and every other rank's in its own file.
 #pragma once
 
@@ -23,7 +23,7 @@
 
 namespace dtrain::train {
 
-// The names of the parts of the state, as StateVisitor's paths begin.
+// The names of the parts of the state, with which StateVisitor's paths begin.
 namespace state_path {
 inline constexpr std::string_view kParameters = "step/parameters/";
 inline constexpr std::string_view kFrozen = "step/model/frozen/";
@@ -34,13 +34,13 @@ inline constexpr std::string_view kTrial = "trial/";
 inline constexpr std::string_view kCallbacks = "callbacks/";
 }  // namespace state_path
 
-// Begins the names of parameters in optimizer.safetensors: those that are no part of the model's weights.
+// The beginning of names of parameters in optimizer.safetensors: those that are no part of the model's weights.
 inline constexpr std::string_view kLeftOutParameter = "parameters/";
 
 // The tensor of a rank's file that holds numbers and texts.
 inline constexpr std::string_view kValuesName = "values";
 
-// One file: its header, and where each tensor's bytes lie behind it.
+// One file: its header, and the place of each tensor's bytes behind the header.
 class FileImage {
  public:
   enum class Writers {
@@ -50,17 +50,17 @@ class FileImage {
   };
   void add(std::string name, at::Tensor value, Writers writers = Writers::kAll);
   void add_metadata(const std::string& key, std::string value) { metadata_[key] = std::move(value); }
-  // Nothing is added any more.
+  // To be called after the last add().
   void lay_out();
 
   std::size_t bytes() const { return header_.size() + data_bytes_; }
   std::size_t data_bytes() const { return data_bytes_; }
-  // Where each tensor's bytes begin in the file.
+  // Returns the offset of each tensor's bytes in the file.
   std::map<std::string, std::size_t> offsets() const;
   void write_header(std::byte* to) const;
-  // Copies the tensors' bytes from `first` up to `last` (counted from the first tensor's begin) to where they belong in
-  // the file that begins at `to`, and those of Writers::kFirst if `is_first`. A tensor that is not contiguous, or on a
-  // device, is copied whole where its first byte is in that range; from a device by `from_device`.
+  // Copies the tensors' bytes from `first` up to `last` (counted from the first tensor's begin) to their places in the
+  // file that begins at `to`, and those of Writers::kFirst if `is_first`. A tensor that is not contiguous, or on a
+  // device, is copied whole if its first byte is in that range; from a device by `from_device`.
   void write_data(std::byte* to, std::size_t first, std::size_t last, bool is_first, DeviceCopies& from_device) const;
 
  private:
@@ -76,7 +76,7 @@ class FileImage {
   std::size_t data_bytes_ = 0;
 };
 
-// What is special about tensors of the model.
+// Special properties of tensors of the model.
 struct TensorNames {
   std::map<std::string, std::string> tied;  // further names of parameters: "tied name" -> name
   std::set<std::string> left_out;           // tensors that are no part of its weights
@@ -90,15 +90,15 @@ class StateImage {
     bool later = false;  // parameters and optimizer state are copied by their ranges
     TensorNames names;
   };
-  // `visit` calls the visitor with all of the state. Tensors are referred to and not copied: they must not change
-  // before the image has been written.
+  // `visit` calls the visitor with all of the state. The image refers to tensors and does not copy them: they must not
+  // change before the image has been written.
   StateImage(const Options& options, const std::function<void(StateVisitor&)>& visit);
 
   const FileImage& model() const { return model_; }
   const FileImage& optimizer() const { return optimizer_; }
-  const FileImage& own() const { return own_; }   // of this rank
+  const FileImage& own() const { return own_; }   // file of this rank
   const Json& values() const { return values_; }  // numbers and texts by their paths
-  // Of model(): the tensors that training does not update.
+  // The tensors of model() that training does not update.
   const std::vector<std::string>& fixed() const { return fixed_; }
 
  private:

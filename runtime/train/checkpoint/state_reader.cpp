@@ -19,8 +19,8 @@ namespace dtrain::train {
 
 namespace {
 
-// What only matters as long as gradients are exchanged in the same way, and in the same precision; and what is only
-// there with keys that may have been added since.
+// State that matters only as long as gradients are exchanged in the same way and in the same precision, and state that
+// exists only with keys that may have been added since: it may begin anew.
 constexpr std::array kMayBegin{std::string_view("step/mode/"),
                                std::string_view("step/loss_scaler/"),
                                std::string_view("step/optimizer_counters/"),
@@ -29,7 +29,7 @@ constexpr std::array kMayBegin{std::string_view("step/mode/"),
                                std::string_view("callbacks/"),
                                std::string_view("step/window/weight"),
                                std::string_view("validation/next_best")};
-// What checkpoints of earlier versions lack, and who restores it knows what to do then.
+// State that checkpoints of earlier versions lack; the part that restores it handles its absence.
 constexpr std::string_view kMayLack = "data/position";
 constexpr std::size_t kMostProblems = 20;
 constexpr std::string_view kWindowWeight = "step/window/weight";
@@ -42,7 +42,7 @@ struct StateReader::File {
   }
   data::SafetensorsFile file;
   std::map<std::string, const data::SafetensorsEntry*> entries;
-  Json values;  // of a rank's file
+  Json values;  // numbers and texts of a rank's file
 };
 
 class StateReader::Restorer final : public StateVisitor {
@@ -101,7 +101,7 @@ class StateReader::Restorer final : public StateVisitor {
   }
   static std::string name_behind(const std::string& path, std::string_view part) { return path.substr(part.size()); }
 
-  // Of this rank, or of all.
+  // Finds the tensor of this rank, or of all.
   std::optional<at::Tensor> find(const std::string& path) {
     if (!reader_.other_world_size()) {
       if (reader_.one_state_ && differs_between_ranks(path)) return mean_of_ranks(path);
@@ -127,14 +127,14 @@ class StateReader::Restorer final : public StateVisitor {
     return reader_.read(checkpoints::kOptimizerFile, std::string(kLeftOutParameter) + name);
   }
 
-  // Parameters and optimizer state of local steps: then all ranks but rank 0 have their own.
+  // True for parameters and optimizer state of local steps: then all ranks but rank 0 have their own.
   bool differs_between_ranks(const std::string& path) {
     if (!path.starts_with(state_path::kParameters) && !path.starts_with(state_path::kOptimizer)) return false;
     return reader_.world_size_before_ > 1 && reader_.own(1).entries.contains(path);
   }
 
-  // Of a checkpoint with another number of ranks, or of local steps. Rank 0 keeps its part of what ranks have of their
-  // own in the shared files.
+  // Used for a checkpoint with another number of ranks, or of local steps. Rank 0's part of the ranks' own state is in
+  // the shared files.
   std::optional<at::Tensor> mean_of_ranks(const std::string& path) {
     std::vector<at::Tensor> values;
     for (int rank = 0; rank < reader_.world_size_before_; ++rank) {
@@ -172,8 +172,8 @@ class StateReader::Restorer final : public StateVisitor {
     return nullptr;
   }
 
-  // The weight of the batches of an open window: the mean over the ranks, as their gradients are (mean_of_ranks()).
-  // Null for anything else.
+  // Returns the weight of the batches of an open window: the mean over the ranks, as for their gradients
+  // (mean_of_ranks()). Null for any other path.
   const Json* mean_weight(const std::string& path) {
     const std::string known = std::string(kWindowWeight) + "_known";
     if (path != kWindowWeight && path != known) return nullptr;
@@ -189,7 +189,7 @@ class StateReader::Restorer final : public StateVisitor {
     return &weight_;
   }
 
-  // The sums of metrics that all ranks have (MetricReducer::visit()). With another number of ranks, rank 0 gets them.
+  // Sums the metrics of all ranks (MetricReducer::visit()). With another number of ranks, rank 0 gets the sums.
   const Json* summed_metrics(const std::string& path) {
     Json all = {{"samples", 0}, {"weights", Json::object()}, {"sums", Json::object()}, {"on_device", Json::object()}};
     for (int rank = 0; rank < reader_.world_size_before_ && reader_.rank_ == 0; ++rank) {

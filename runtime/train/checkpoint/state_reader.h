@@ -1,8 +1,8 @@
 // Puts the state of a checkpoint back into training. Training thread.
 //
 // A run with as many ranks as the checkpoint's gives every rank its own state again. With another number of ranks, a
-// rank's buffers are those of rank 0; what compression holds back, and what ranks that step by themselves have, is the
-// mean over the checkpoint's ranks; sums of metrics go to rank 0. Weights are then equal up to rounding.
+// rank's buffers are those of rank 0; the residuals of compression, and the own state of ranks that step by themselves,
+// are the mean over the checkpoint's ranks; sums of metrics go to rank 0. Weights are then equal up to rounding.
 #pragma once
 
 #include <cstdint>
@@ -25,14 +25,14 @@ namespace dtrain::train {
 class StateReader {
  public:
   // Opens a checkpoint, for a rank of a run of `world_size`. `one_state`: all ranks of this run have the same
-  // parameters and the same optimizer state; where the checkpoint's ranks had their own (local steps), each gets the
-  // mean of all. DataError, SystemError.
+  // parameters and the same optimizer state; if the checkpoint's ranks had their own (local steps), each gets the mean
+  // of all. DataError, SystemError.
   StateReader(const std::filesystem::path& checkpoint, int rank, int world_size, bool one_state);
   ~StateReader();
 
-  // `visit` calls the visitor with all of the state. ConfigError lists what the checkpoint does not have, or has in
-  // another shape or type. What belongs to the way gradients are exchanged (compression, local steps) and to
-  // the scale of a loss may be missing: it begins anew, and missing() has it.
+  // `visit` calls the visitor with all of the state. ConfigError lists the entries that the checkpoint does not have,
+  // or has in another shape or type. Entries of the way in which gradients are exchanged (compression, local steps) and
+  // of the scale of a loss may be missing: they begin anew, and missing() lists them.
   void restore(const std::function<void(StateVisitor&)>& visit);
   const std::vector<std::string>& missing() const { return missing_; }
   const Json& about() const { return about_; }  // manifest.json's "about"
@@ -42,7 +42,7 @@ class StateReader {
   class Restorer;
   struct File;
   File* file(const std::string& name);
-  // The rank's file, with its values.
+  // Returns the rank's file, with its values.
   File& own(int rank);
   std::optional<at::Tensor> read(const std::string& file, const std::string& name);
 

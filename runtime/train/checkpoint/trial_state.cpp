@@ -9,11 +9,11 @@ namespace dtrain::train {
 void TrialStateEntries::visit(StateVisitor& visitor) {
   TrialState state;
   if (!visitor.replaces()) state = save_();
-  // The names, types and shapes of the tensors, so that there is something to put them into.
+  // The names, types and shapes of the tensors, so that load_state() has tensors into which values are read.
   Json kinds = Json::object();
   for (const auto& [name, tensor] : state.tensors) {
     kinds[name] = {{"dtype", safetensors_name(tensor.scalar_type())}, {"shape", tensor.sizes().vec()}};
-    // Kernels may round otherwise where memory is laid out otherwise, as an optimizer's state in channels_last is.
+    // Kernels may round differently if the layout in memory differs, as in an optimizer's state in channels_last.
     if (!tensor.is_contiguous() && tensor.is_non_overlapping_and_dense())
       kinds[name]["strides"] = tensor.strides().vec();
   }

@@ -1,4 +1,4 @@
-// What a trial or a callback saves, as entries of the training state. Training thread.
+// The saved state of a trial or a callback, as entries of the training state. Training thread.
 #pragma once
 
 #include <functional>
@@ -13,7 +13,7 @@ class TrialStateEntries {
  public:
   using Save = std::function<TrialState()>;
   using Load = std::function<void(const TrialState&)>;
-  // save_state() and load_state() of what has the state.
+  // `save` and `load`: save_state() and load_state() of the object that has the state.
   TrialStateEntries(Save save, Load load) : save_(std::move(save)), load_(std::move(load)) {}
   void visit(StateVisitor& visitor);
 

@@ -1,4 +1,4 @@
-// Turns collectives into profile records: at once where they have ended, else (on a device) once they have. Training
+// Turns collectives into profile records: at once if they have ended, else (on a device) once they have. Training
 // thread.
 #pragma once
 
@@ -15,7 +15,7 @@ class CollectiveLog {
   CollectiveLog(const comm::Communicator& communicator, profile::Recorder& recorder)
       : communicator_(communicator), recorder_(recorder) {}
 
-  // The Work has been joined. Where its data is on a device, it may not have ended: then its record follows.
+  // Called when the Work has been joined. On a device the operation may not have ended: then its record follows.
   void record(std::string_view operation, int bucket, comm::Work& work) {
     if (!recorder_.enabled() || recorder_.holds_phase()) return;
     profile::CollectiveRecord record;

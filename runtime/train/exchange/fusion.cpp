@@ -26,7 +26,7 @@ std::vector<double> microseconds(std::span<const Nanoseconds> times) {
   return result;
 }
 
-// Of every rank, the number of its host, in the order in which rank 0, 1, … have them. Collective.
+// Returns the host number of every rank. Hosts are numbered in the order of ranks 0, 1, …. Collective.
 std::vector<std::size_t> hosts_of_ranks(const RunServices& run) {
   std::vector<std::string> seen;
   std::vector<std::size_t> numbers;
@@ -42,7 +42,7 @@ double ms_per_mb(const comm::LinkModel& link) {
   return link.us_per_byte * (1 << 20) / 1e3;
 }
 
-// What all ranks have to know of an answer.
+// Returns the parts of an answer that all ranks need.
 Json brief_json(const FusionAnswer& answer) {
   return {{"cuts", answer.cuts}, {"latency_us", answer.link.latency_us}, {"us_per_byte", answer.link.us_per_byte}};
 }
@@ -72,7 +72,7 @@ Fusion::Fusion(const FlatParameters& parameters, const RunServices& run, const F
   const std::vector<std::size_t> hosts = hosts_of_ranks(run);
   cache_.emplace(options_.cache_folder, cache_key(parameters, hosts));
   const auto known = remembered(/*several_hosts=*/std::count(hosts.begin(), hosts.end(), 0u) < std::ssize(hosts));
-  // All ranks would say the same.
+  // All ranks would log the same.
   const Logger log = run.is_first_rank() ? run.log : make_null_logger();
   tuner_ = std::make_unique<comm::FusionTuner>(
       items_, comm::FusionRule{options_.threshold_bytes, options_.cycle_ms * 1e3}, communicator_, log, known);
@@ -97,8 +97,8 @@ Json Fusion::cache_key(const FlatParameters& parameters, const std::vector<std::
           {"threads", at::get_num_threads()}};
 }
 
-// Collective: what rank 0 remembers, for its host's cache is one of many. Between hosts only where the link is still as
-// it was: the same hosts may be joined by several, and what is best on one may be worse than the default on another.
+// Returns the cuts that rank 0's cache, one of many, remembers. Collective. Between hosts they count only if the link
+// is unchanged: the same hosts may have several, and the best plan of one may be worse than the default on another.
 std::optional<std::vector<std::size_t>> Fusion::remembered(bool several_hosts) {
   std::optional<FusionAnswer> found;
   if (run_.is_first_rank()) {
@@ -129,7 +129,7 @@ std::optional<std::vector<std::size_t>> Fusion::remembered(bool several_hosts) {
 }
 
 bool Fusion::end_step(const GradientExchange& exchange) {
-  // On a device a Work has only begun: what it holds up is in its late record (CollectiveLog) and not known here.
+  // On a device a Work has only begun: its exposed time is in its late record (CollectiveLog) and not known here.
   const bool on_device = &run_.device_communicator != &run_.communicator;
   const auto works = on_device ? std::span<const comm::Work>() : exchange.works();
   for (std::size_t b = 0; b < works.size() && b < exposed_us_.size(); ++b) {

@@ -1,5 +1,5 @@
-// Which gradients travel together in this run: by size at first, then by size and the gaps between gradients, or by the
-// tuner. Watches the steps, changes the plan between them, and says what it cost. Training thread only.
+// Divides the gradients of a run into buckets: by size at first, then by size and the gaps between gradients, or by the
+// tuner. Watches the steps, changes the plan between them, and reports its cost. Training thread only.
 #pragma once
 
 #include <deque>
@@ -23,38 +23,38 @@ namespace dtrain::train {
 struct FusionOptions {
   std::int64_t threshold_bytes = 64ll << 20;
   double cycle_ms = 0;                 // 0: gaps between gradients do not matter
-  bool auto_tune = false;              // then they are only what the tuner has to beat
-  std::filesystem::path cache_folder;  // where tuned plans are remembered; empty: nowhere
-  // What else an answer of the tuner depends on.
+  bool auto_tune = false;              // then the threshold and the gaps only give the plan that the tuner has to beat
+  std::filesystem::path cache_folder;  // of tuned plans; empty: none are remembered
+  // Further facts on which an answer of the tuner depends.
   std::int64_t batch_per_rank = 0;
   int aggregation_frequency = 1;
-  bool sharded = false;  // while it tunes
+  bool sharded = false;  // during the tuning
 };
 
 class Fusion {
  public:
-  // Collective where gaps are looked at or the tuner is on.
+  // Collective if gaps are measured or the tuner is on.
   Fusion(const FlatParameters& parameters, const RunServices& run, const FusionOptions& options);
 
-  // Plans that were in use before stay where they are: a strategy may look at the old one when it is given a new one.
+  // The plan. Earlier plans stay where they are: a strategy may look at the old plan when it is given a new one.
   const comm::FusionPlan& plan() const { return plans_.back(); }
-  // After a step that exchanged gradients. Collective now and then; true when plan() has changed.
+  // To be called after a step that exchanged gradients. Collective now and then; returns true if plan() has changed.
   bool end_step(const GradientExchange& exchange);
 
-  // Whether the plan may still change because of what is being measured.
+  // True if measurements under way may still change the plan.
   bool settling() const { return gaps_due_ || tuner_; }
-  // Without the tuner: how many of the first steps may have another plan than those that follow. Whether they have one
-  // does not matter: what is done in which step must not depend on the plan.
+  // Without the tuner: the number of first steps that may have another plan than the steps after them. It holds even if
+  // the plan does not change: the work of a step must not depend on the plan.
   static constexpr int settled_steps() { return kWarmUpSteps + kGapSteps; }
-  // The exposed times from here on are those of another strategy.
+  // Forgets the exposed times: those from here on are of another strategy.
   void forget_exposed();
 
-  // For plan.json: how the plan came about, and for each bucket bytes, gradients and the exposed time of a step,
-  // predicted (where the link was measured) and measured (mean of this rank's steps with this plan).
+  // Returns for plan.json: the origin of the plan, and for each bucket bytes, gradients and the exposed time of a step,
+  // predicted (if the link was measured) and measured (mean of this rank's steps with this plan).
   Json describe() const;
 
  private:
-  static constexpr int kWarmUpSteps = 3;  // allocators and caches settle
+  static constexpr int kWarmUpSteps = 3;  // steps until allocators and caches have settled
   static constexpr int kGapSteps = 5;
 
   bool look_at_gaps(std::span<const double> ready_us);
@@ -74,13 +74,13 @@ class Fusion {
   bool gaps_due_ = false;
   int steps_ = 0;
   std::vector<std::vector<double>> ready_samples_;
-  std::vector<double> ready_us_;  // the largest of the ranks; empty: not measured
+  std::vector<double> ready_us_;  // the maximum over the ranks; empty: not measured
   std::optional<comm::LinkModel> link_;
-  std::vector<double> exposed_us_;  // of each bucket, summed over the steps with this plan
+  std::vector<double> exposed_us_;  // for each bucket the sum over the steps with this plan
   std::int64_t exposed_steps_ = 0;
 };
 
-// Each gradient's size, in the order of exchange, as CSV: order,name,dtype,shape,elements,bytes. Replaces the file.
+// Writes each gradient's size in exchange order as CSV: order,name,dtype,shape,elements,bytes. Replaces the file.
 void write_gradient_sizes(const std::filesystem::path& file, const FlatParameters& parameters);
 
 }  // namespace dtrain::train

@@ -12,22 +12,22 @@
 
 namespace dtrain::train {
 
-// What tuning ended with, and what its plan's exposed communication is predicted from.
+// The result of tuning, and the data from which its plan's exposed communication is predicted.
 struct FusionAnswer {
   std::vector<std::size_t> cuts;  // ascending, the last is the number of gradients - 1
   comm::LinkModel link;
-  std::vector<double> ready_us;  // of each gradient
+  std::vector<double> ready_us;  // ready time of each gradient
 };
 
 class FusionCache {
  public:
-  // `folder`: empty: nothing is remembered. `key`: all that an answer depends on.
+  // `folder`: empty: nothing is remembered. `key`: everything on which an answer depends.
   FusionCache(const std::filesystem::path& folder, Json key);
 
-  // The answer found earlier for the same key, if there is one. A file that is damaged or of another number of
+  // Returns the earlier answer for the same key, if there is one. A file that is damaged or of another number of
   // gradients counts as none, with a line in the log.
   std::optional<FusionAnswer> find(std::size_t gradients, const Logger& log) const;
-  // What cannot be written is said in the log and forgotten.
+  // Stores an answer. If that fails, the log says so, and the answer is not remembered.
   void store(const FusionAnswer& answer, const Json& report, const Logger& log) const;
   const std::filesystem::path& file() const { return cache_.file(); }
 

@@ -11,7 +11,7 @@ namespace dtrain::train {
 namespace {
 
 constexpr Nanoseconds kNotReady{-1};
-constexpr std::ptrdiff_t kWords = 3;  // the elements of GradientExchange::Word
+constexpr std::ptrdiff_t kWords = 3;  // elements of GradientExchange::Word
 
 [[noreturn]] void fail_displaced(const std::string& name) {
   throw Error("a tensor that backward left behind lies where the gradient of '" + name + "' belongs",
@@ -24,7 +24,7 @@ constexpr std::ptrdiff_t kWords = 3;  // the elements of GradientExchange::Word
               "gradients in a hook of the parameter (register_hook), and leave zeroing them to dtrain");
 }
 
-// Sparse ones (Embedding(sparse=True)) too.
+// Puts or adds a gradient, which may be sparse (Embedding(sparse=True)).
 void put_gradient(const at::Tensor& from, at::Tensor& to, bool add) {
   if (from.layout() == at::kStrided && !add) {
     to.copy_(from);
@@ -106,15 +106,15 @@ void GradientExchange::begin_batch(bool exchange) {
     window_open_ = true;
     displaced_.clear();
     std::fill(used_.begin(), used_.end(), 0);
-    // Undefined gradients let autograd hand over its own tensor instead of adding to zeros. It lies in its place
-    // already (GradientMemory), or the hook copies it there.
+    // Undefined gradients let autograd hand over its own tensor instead of adding to zeros. The tensor lies in its
+    // place already (GradientMemory), or the hook copies it there.
     for (auto& parameter : parameters_.parameters()) {
       parameter.tensor.mutable_grad() = at::Tensor();
       for (at::Tensor& tied : parameter.tied) tied.mutable_grad() = at::Tensor();
     }
   }
   if (!exchange) return;
-  backward_began_ = now();  // or later, if there is one
+  backward_began_ = now();  // replaced when backward() begins, if it does
   exposed_ = Nanoseconds{0};
   next_to_launch_ = next_to_free_ = 0;
   works_.assign(buckets_.size(), comm::Work());
@@ -157,7 +157,7 @@ bool GradientExchange::put_in_place(std::size_t index) {
   const bool was_used = std::exchange(used_[index], 1);
   const at::NoGradGuard no_grad;
   if (gradient.layout() == at::kStrided && place_->settle(index, gradient)) {
-    // In its place, but laid out in another order: autograd allows that for parameters it cannot match.
+    // In its place, but laid out in another order: autograd allows that for parameters whose layout it cannot match.
     if (gradient.strides() != parameter.gradient.strides()) parameter.gradient.copy_(gradient.clone());
   } else {
     if (!place_->may_write(index)) {
@@ -167,7 +167,7 @@ bool GradientExchange::put_in_place(std::size_t index) {
     if (gradient.layout() == at::kStrided && !was_used) {
       place_->put(index, gradient);
     } else {
-      put_gradient(gradient, parameter.gradient, was_used);  // added where the window's last batch has left one
+      put_gradient(gradient, parameter.gradient, was_used);  // added if the window's last batch has left a gradient
     }
   }
   gradient = parameter.gradient;
@@ -201,7 +201,7 @@ void GradientExchange::launch_ready() {
 }
 
 void GradientExchange::launch_rest() {
-  // Where buckets were held, other ranks may have chosen all models at once.
+  // If buckets were held, other ranks may have chosen all models at once.
   if (holding_) std::sort(order_.begin(), order_.end());
   while (next_to_launch_ < order_.size()) launch_next();
 }
@@ -212,7 +212,7 @@ void GradientExchange::progress() {
   free_exchanged();
 }
 
-// Operations end in the order of issue, so one look at the first that is outstanding is enough.
+// Operations end in the order of issue, so a look at the first outstanding one is enough.
 void GradientExchange::free_exchanged() {
   if (!frees_spare_) return;
   for (; next_to_free_ < next_to_launch_; ++next_to_free_) {
@@ -248,18 +248,18 @@ void GradientExchange::backward(const at::Tensor& loss, const Backward& how) {
     const FirstBackward first(*place_);
     run();
   } else {
-    run();  // later batches add to what the first has put in place
+    run();  // later batches add to the gradients that the first has put in place
   }
   place_->finish_all();
   put_displaced_back();
   add_tied();
   guard();
-  first_in_window_ = false;  // what lies in its place stays there: no later backward is lent the places
+  first_in_window_ = false;  // gradients stay in their places: no later backward is lent these
   if (std::exchange(more_follows_, false)) std::fill(ready_in_batch_.begin(), ready_in_batch_.end(), 0);
 }
 
-// Tensors in the same memory have gradients of their own, which backward finishes in an order of its own: together they
-// are the parameter's.
+// Tensors in the same memory have gradients of their own, which backward finishes in any order: the parameter's
+// gradient is their sum.
 void GradientExchange::add_tied() {
   const at::NoGradGuard no_grad;
   for (const std::size_t index : tied_) {
@@ -284,7 +284,7 @@ void GradientExchange::guard() {
   }
 }
 
-// Autograd may add to the gradients again. One that was reset before is what the window has gathered all the same.
+// Autograd may add to the gradients again. A gradient that was reset still counts: it is what the window has gathered.
 void GradientExchange::lift_guard() {
   const auto parameters = parameters_.parameters();
   for (std::size_t i = 0; i < parameters.size(); ++i) {
@@ -347,7 +347,7 @@ void GradientExchange::clear_unused() {
     FlatMemory::clear(parameters[i].narrow_gradient ? group.narrow_gradients : group.gradients, parameters[i].offset,
                       parameters[i].padded);
   }
-  // Gradients of models that are not in this step are zeros in memory that they do not take.
+  // Gradients of models that are not in this step are zeros, whose memory is given back.
   for (std::size_t b = 0; frees_spare_ && b < buckets_.size(); ++b) {
     const auto& bucket = plan_->buckets[b];
     if (!is_chosen(b)) parameters_.clear_and_release_gradients({bucket.group, bucket.begin, bucket.end});
@@ -364,8 +364,8 @@ std::span<const std::uint8_t> GradientExchange::finish(const Word& word) {
   words[1] = word.weighted ? 1 : 0;
   words[2] = word.dropped ? 1 : 0;
   launch_rest();
-  // No rank gets past this before all ranks are here, that is before every backward has ended: hooks issue buckets, but
-  // not this. Strategies rely on it (GradientStrategy::update()).
+  // No rank passes this operation before every backward has ended: hooks issue buckets, but not this all-reduce.
+  // Strategies rely on it (GradientStrategy::update()).
   std::vector<std::uint8_t> own(used_.begin(), used_.end() - kWords);
   comm::Work used =
       communicator_.all_reduce(used_.data(), used_.size(), comm::DataType::kUint8, {.op = comm::ReduceOp::kMax});
@@ -408,11 +408,11 @@ void GradientExchange::join_buckets(bool record) {
     strategy_->complete(b);
     free_exchanged();
   }
-  // Where the kernel gives huge pages, a gradient that came later may have brought pages back that had gone already.
+  // Where the kernel gives huge pages, a later gradient may have brought back pages that were given back already.
   for (std::size_t i = 0; i < freed_in_backward; ++i) free_bucket(order_[i]);
 }
 
-// To the caller of update(), and to users' hooks.
+// Shows the gradients to the caller of update(), and to users' hooks.
 void GradientExchange::show_gradients() {
   const auto parameters = parameters_.parameters();
   for (std::size_t i = 0; i < parameters.size(); ++i) {

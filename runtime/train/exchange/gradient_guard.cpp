@@ -12,7 +12,7 @@ C10_API void materialize_cow(StorageImpl* storage);  // as libtorch 2.15 has it;
 namespace dtrain::train {
 namespace {
 
-// Who asks for memory to write to gets a copy.
+// Makes code that asks for memory to write get a copy.
 template <class Storage>
 void copy_on_write(Storage& storage) {
   if constexpr (requires { storage.set_materializer(&c10::impl::cow::materialize_cow); }) {
@@ -25,7 +25,7 @@ void copy_on_write(Storage& storage) {
 GradientGuard::GradientGuard(const at::Tensor& gradient) {
   namespace cow = c10::impl::cow;
   void* const memory = gradient.data_ptr();
-  auto* const context = new cow::COWDeleterContext({memory, [](void*) {}});  // the memory is not theirs to free
+  auto* const context = new cow::COWDeleterContext({memory, [](void*) {}});  // the storage must not free this memory
   at::DataPtr first(memory, context, cow::cow_deleter, gradient.device());
   context->increment_refcount();
   memory_ = at::DataPtr(memory, context, cow::cow_deleter, gradient.device());

@@ -25,8 +25,7 @@ class ReadyHook final : public torch::autograd::PostAccumulateGradHook {
       exchange_.gradient_ready(index_);
     } catch (const Error& error) {
       if (typeid(error) != typeid(Error) || error.remedy().empty()) throw;
-      throw Error(std::string(error.what()) + "\n  " +
-                  error.remedy());  // Python's autograd passes the text on, no more
+      throw Error(std::string(error.what()) + "\n  " + error.remedy());  // Python's autograd passes on the text alone
     }
   }
   std::unique_ptr<Base> take_before() { return std::move(before_); }
@@ -34,7 +33,7 @@ class ReadyHook final : public torch::autograd::PostAccumulateGradHook {
  private:
   GradientExchange& exchange_;
   std::size_t index_;
-  std::unique_ptr<Base> before_;  // the user's
+  std::unique_ptr<Base> before_;  // the user's hook
 };
 
 }  // namespace

@@ -9,10 +9,10 @@ namespace dtrain::train {
 
 class GradientHooks {
  public:
-  // Both outlive it. A tensor has room for one such hook: one that the user has put there runs first.
+  // Both references outlive this object. A tensor has room for one such hook: a user's hook runs first.
   GradientHooks(FlatParameters& parameters, GradientExchange& exchange);
   // Puts the user's hooks back. Takes the gradients off the tensors: they lie in memory of the communicator, and the
-  // model may outlive that.
+  // model may outlive that memory.
   ~GradientHooks();
   GradientHooks(const GradientHooks&) = delete;
   GradientHooks& operator=(const GradientHooks&) = delete;

@@ -35,14 +35,14 @@ class HostGradientPlace final : public GradientPlace {
   std::optional<GradientMemory::Lending> lending_;
 };
 
-// libtorch's CUDA allocator cannot be taught places as the CPU's can, so every gradient is copied once, as in PyTorch's
-// DDP; those of a bucket in one call.
+// Copies every gradient once, as PyTorch's DDP does, those of a bucket in one call: libtorch's CUDA allocator cannot be
+// taught places as the CPU's can.
 class DeviceGradientPlace final : public GradientPlace {
  public:
   explicit DeviceGradientPlace(FlatParameters& parameters)
       : parameters_(parameters), waiting_(parameters.parameters().size()) {}
 
-  // What a backward has left that an exception ended is no gradient.
+  // Forgets tensors that a backward with an exception has left: they are no gradients.
   void begin_backward() override {
     waiting_.assign(waiting_.size(), at::Tensor());
     waiting_bytes_ = 0;
@@ -55,7 +55,7 @@ class DeviceGradientPlace final : public GradientPlace {
   void put(std::size_t parameter, const at::Tensor& gradient) override {
     waiting_[parameter] = gradient;
     waiting_bytes_ += static_cast<std::int64_t>(gradient.nbytes());
-    // Where no bucket leaves in this backward, all gradients would exist twice at its end.
+    // If no bucket left in this backward, all gradients would exist twice at its end.
     if (waiting_bytes_ > kMostWaiting) finish_all();
   }
   void finish(std::span<const std::size_t> parameters) override {
@@ -81,7 +81,7 @@ class DeviceGradientPlace final : public GradientPlace {
  private:
   FlatParameters& parameters_;
   static constexpr std::int64_t kMostWaiting = 64 << 20;
-  std::vector<at::Tensor> waiting_;  // of each parameter: the gradient to be copied
+  std::vector<at::Tensor> waiting_;  // for each parameter the gradient to be copied
   std::int64_t waiting_bytes_ = 0;
 };
 

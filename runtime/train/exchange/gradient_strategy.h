@@ -1,5 +1,5 @@
-// How gradients become an update: which ranks exchange them, in which form, and which rank updates which parameters.
-// strategies/ has one class a file; runtime/train/README.md has the table.
+// The ways from gradients to an update: which ranks exchange them, in which form, and which rank updates which
+// parameters. strategies/ has one class a file; runtime/train/README.md has the table.
 //
 // GradientExchange knows which gradients are ready. It hands full buckets to launch() in plan order, and to complete()
 // in the same order once they are exchanged. Then the step calls update(). All calls come from the training thread;
@@ -27,19 +27,19 @@ class LossScaler;
 
 // One optimizer step over the gradients that were exchanged.
 struct Update {
-  std::span<const std::uint8_t> used;  // for each parameter: whether any rank used it in this window
+  std::span<const std::uint8_t> used;  // for each parameter: 1 if any rank used it in this window
   double correction = 1;               // the factor of gradients, applied first
-  // The limit of their L2 norm after that, over all parameters but those of groups with a limit of their own; 0: none.
+  // Limit of the corrected gradients' L2 norm, over all parameters but those of groups with an own limit; 0: none.
   double max_norm = 0;
   // Not null: the loss was scaled. update() ends with end_update().
   LossScaler* scaler = nullptr;
   bool unscaled = false;  // the strategy has divided the gradients by the scale already
-  double max_value = 0;   // the limit of each element of the same, applied after the correction; 0: none
-  // For each parameter: whether its model takes part in the step. Empty: all do. Others stay untouched.
+  double max_value = 0;   // the limit of each element of the same gradients, after the correction; 0: none
+  // For each parameter: 1 if its model takes part in the step. Empty: all do. Others stay untouched.
   std::span<const std::uint8_t> in_step{};
 };
 
-// Where a strategy keeps parameters and optimizer state.
+// The places of a strategy's parameters and optimizer state.
 struct StateLayout {
   bool sharded = false;   // a rank keeps the optimizer state of its own parts
   bool one_copy = false;  // the ranks share one copy of parameters and state
@@ -49,7 +49,7 @@ class GradientStrategy {
  public:
   virtual ~GradientStrategy() = default;
 
-  virtual std::string_view operation() const = 0;  // "all_reduce": the name of its exchange of a bucket in records
+  virtual std::string_view operation() const = 0;  // name of a bucket's exchange in records: "all_reduce"
   // Sets the buckets. Only between windows, the same on every rank; the plan outlives its use. Collective.
   virtual void set_plan(const comm::FusionPlan& plan) = 0;
   // Starts the exchange of a bucket whose gradients are complete on this rank, possibly during backward.
@@ -57,14 +57,14 @@ class GradientStrategy {
   // Called after the Work of a bucket was joined. Its gradients are then the scaled sum over ranks (and over the
   // window's batches).
   virtual void complete(std::size_t bucket) { static_cast<void>(bucket); }
-  // Of a bucket: the gradients that this rank does not need once they are exchanged.
+  // The gradients of a bucket that this rank does not need once they are exchanged.
   virtual std::vector<FlatRange> spare_gradients(std::size_t bucket) const {
     static_cast<void>(bucket);
     return {};
   }
-  // Every bucket has been joined on this rank and every rank has finished its backward. On return all parameters are up
-  // to date, on every rank (on a device: for what its current stream does next). With clipping, returns the gradients'
-  // norm before it: one float64 on the host, or on the device, where it may not be computed yet.
+  // Called when every bucket has been joined on this rank and every rank has finished its backward. On return all
+  // parameters are up to date, on every rank (on a device: for the next work of its current stream). With clipping,
+  // returns the gradients' norm before it: one float64 on the host, or on the device, where it may not be computed yet.
   virtual std::optional<at::Tensor> update(const Update& update) = 0;
 
   virtual StateLayout layout() const { return {}; }
@@ -73,15 +73,15 @@ class GradientStrategy {
   virtual std::optional<std::vector<FlatRange>> copied_ranges() const { return std::nullopt; }
   // Gives every rank the whole optimizer state, so that another strategy can go on. Collective.
   virtual void complete_state() {}
-  // A copy of one tensor of the optimizer state (by its index) for each group, complete on every rank; empty: every
-  // rank has all of the state anyway. The state stays as it is. Collective.
+  // Copies one tensor of the optimizer state (by its index) for each group, complete on every rank; empty: every rank
+  // has all of the state anyway. The state stays as it is. Collective.
   virtual std::vector<at::Tensor> gather_state(std::size_t index) {
     static_cast<void>(index);
     return {};
   }
   // To be called when training is over: writes this strategy's results to plan.json and the log. Collective.
   virtual void report(const RunServices& run) { static_cast<void>(run); }
-  // Before and after a visit of the training state, as in StepMode. Collective.
+  // To be called before and after a visit of the training state, as in StepMode. Collective.
   virtual void begin_visit() {}
   virtual void end_visit(bool replaced) { static_cast<void>(replaced); }
   // Visits the state that it keeps from step to step besides parameters and optimizer state.

@@ -29,7 +29,7 @@ void Callbacks::call(const char* function, std::int64_t batch,
   if (callbacks_.empty() || session_.mock().any()) return;
   const profile::PhaseScope phase(session_.recorder(), profile::Phase::kCallbacks);
   const auto failed = [&](const Callback& callback, const std::string& cause) {
-    if (callback.name().empty()) return Error(cause);  // no callback of the user's: part of how a script is run
+    if (callback.name().empty()) return Error(cause);  // not the user's, but a part of how a script is run
     return Error("the callback " + callback.name() + " failed in " + function + "(), at batch " +
                  std::to_string(batch) + ": " + cause);
   };
@@ -38,7 +38,7 @@ void Callbacks::call(const char* function, std::int64_t batch,
     try {
       call_one(*callback, {batch, position_.epoch});
     } catch (const CommError&) {
-      throw;  // of a collective: another rank may be the cause
+      throw;  // error of a collective, which another rank may have caused
     } catch (const c10::Error& error) {
       throw failed(*callback, error.what_without_backtrace());
     } catch (const std::exception& error) {
@@ -73,7 +73,7 @@ void Callbacks::on_training_end() {
 }
 
 void Callbacks::visit(StateVisitor& visitor) {
-  std::map<std::string, int> numbers;  // of those of one name
+  std::map<std::string, int> numbers;  // for callbacks of the same name
   for (const auto& callback : callbacks_) {
     TrialStateEntries entries([&] { return callback->save_state(); },
                               [&](const TrialState& state) { callback->load_state(state); });

@@ -30,11 +30,11 @@ class Callbacks {
   void on_checkpoint();
   void on_training_end();
 
-  // What each of them saves.
+  // Visits the state that each callback saves.
   void visit(StateVisitor& visitor);
 
  private:
-  // `batch`: the number that the callbacks are told.
+  // `batch`: the batch number that the callbacks get.
   void call(const char* function, std::int64_t batch,
             const std::function<void(Callback&, const Callback::Position&)>& call_one);
 

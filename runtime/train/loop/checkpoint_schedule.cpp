@@ -16,7 +16,7 @@ namespace dtrain::train {
 
 namespace {
 
-// Where the experiment names no period, a crash loses at most about so much.
+// Bounds of the automatic period: a crash loses at most about so much, where the experiment names no period.
 constexpr std::chrono::duration<double> kShortestPeriod{60}, kLongestPeriod{600};
 constexpr double kShareOfTime = 0.005;
 constexpr std::chrono::seconds kRetryAfter{10};
@@ -73,7 +73,7 @@ void CheckpointSchedule::begin_from(const std::filesystem::path& path,
 }
 
 void CheckpointSchedule::restored() {
-  session_.control().barrier("train/resumed");  // nobody writes shared memory that another still restores
+  session_.control().barrier("train/resumed");  // no rank writes shared memory that another rank still restores
   last_batch_ = position_.batches;
   taken_->resumed_at(position_.batches);
 }
@@ -98,7 +98,7 @@ std::chrono::duration<double> CheckpointSchedule::automatic_period(double cost_s
 }
 
 bool CheckpointSchedule::is_due(std::int64_t batch) const {
-  // What was wished for before the last one was taken may still arrive.
+  // A wish from before the last checkpoint may still arrive; it does not count.
   const bool wished = step_.checkpoint_wanted() && batch - last_batch_ >= step_.announcement_rounds();
   return wished || (period_ > 0 && batch - last_batch_ >= period_);
 }

@@ -1,5 +1,5 @@
-// When checkpoints are taken: periodically, after validations that the experiment keeps, and at the end. A mock run
-// takes none. Checkpoints carries it out. Training thread.
+// Decides when checkpoints are taken: periodically, after validations that the experiment keeps, and at the end. A mock
+// run takes none. Checkpoints does the work. Training thread.
 #pragma once
 
 #include <chrono>
@@ -23,54 +23,54 @@ namespace dtrain::train {
 
 class CheckpointSchedule {
  public:
-  // `trial`: Trial::state_owner(). `data`: the training data, of whose length a checkpoint is told. `visit`: walks
-  // through all of the state; collective. `before_each`: called before each checkpoint. The references outlive it.
+  // `trial`: Trial::state_owner(). `data`: the training data; a checkpoint stores its length. `visit`: walks through
+  // all of the state; collective. `before_each`: called before each checkpoint. The references outlive the schedule.
   // Collective.
   CheckpointSchedule(run::RankSession& session, TrainingStep& step, const torch::nn::Module& model,
                      const std::string& trial, const BatchSource& data, const Lengths& lengths,
                      const Position& position, std::function<void()> before_each,
                      std::function<void(StateVisitor&)> visit);
 
-  // Restores the state of the session's checkpoint, the position included. False: the checkpoint's searcher.metric is
-  // another one. ConfigError, as StateReader::restore(), and in a mock run. Collective.
+  // Restores the state of the session's checkpoint, the position included. Returns false if the checkpoint's
+  // searcher.metric is another one. Throws ConfigError as StateReader::restore() does, and in a mock run. Collective.
   bool resume();
-  // The same with a checkpoint of another run, where a new run begins with its training state. `before`: called with
-  // whether the checkpoint is of the same trial, before the state is visited. Collective.
+  // The same with a checkpoint of another run, with whose training state a new run begins. `before` is called before
+  // the state is visited; its argument is true if the checkpoint is of the same trial. Collective.
   void begin_from(const std::filesystem::path& checkpoint, const std::function<void(bool same_trial)>& before);
 
-  // Before each batch: what this rank announces. saver_busy() also hands over what the last update has completed.
+  // To be called before each batch, for its announcement. saver_busy() also hands over the last update's copies.
   bool saver_busy();
-  // `asked`: whether the trial asks for one.
+  // `asked`: true if the trial asks for a checkpoint.
   bool wants_one(bool asked) const;
 
-  // The three below: collective, between two batches.
-  // Takes one if the experiment keeps this validation.
+  // The three functions below are collective, and called between two batches. The first takes a checkpoint if the
+  // experiment keeps this validation.
   void after_validation(const Validation::Result& validated);
-  // After an optimizer step: makes memory and starts the saver, once. True: it has done so.
+  // After an optimizer step: allocates memory and starts the saver, once. Returns true if it has done so.
   bool make_ready();
-  // After an optimizer step: takes one if it is due. `metric`: of a validation after the same batch.
+  // After an optimizer step: takes a checkpoint if one is due. `metric`: of a validation after the same batch.
   void take_if_due(std::optional<double> metric);
 
-  // No later update copies a part of a checkpoint.
+  // From now on no update copies a part of a checkpoint.
   void end_copies_by_updates();
-  // Takes the last one, which no update follows. Collective.
+  // Takes the last checkpoint, which no update follows. Collective.
   void take_last(const char* reason, std::optional<double> metric);
-  // Waits until the last one is durable. As Checkpoints::finish(). Collective.
+  // Waits until the last checkpoint is durable. As Checkpoints::finish(). Collective.
   bool finish();
 
-  // The time between checkpoints where the experiment names no length: a minute, or so long that they cost no more than
-  // 0.5% of the time, but ten minutes at most. `cost_s`: what the last one has cost.
+  // Returns the time between checkpoints where the experiment names no length: so long that they cost at most 0.5% of
+  // the time, between one and ten minutes. `cost_s`: the cost of the last checkpoint.
   static std::chrono::duration<double> automatic_period(double cost_s);
 
  private:
-  // Whether one is due after this batch by the period, or because a rank has asked for it. The same on all ranks.
+  // True if a checkpoint is due after this batch, by the period or because a rank asked for it. The same on all ranks.
   bool is_due(std::int64_t batch) const;
-  // It is due, but a saver is busy: says so, once for each, if that lasts.
+  // Handles a checkpoint that is due while a saver is busy: reports the delay if it lasts, once for each checkpoint.
   void delay();
   // As Checkpoints::save().
   void take(const char* reason, std::optional<double> metric, bool may_wait, bool last = false);
 
-  // No checkpoint of before counts as one of this process.
+  // From now on earlier checkpoints do not count as checkpoints of this process.
   void restored();
 
   run::RankSession& session_;
@@ -79,11 +79,11 @@ class CheckpointSchedule {
   const std::int64_t period_;  // batches; 0: rank 0 asks for one now and then
   const std::function<void()> before_each_;
   const std::function<void(StateVisitor&)> visit_;
-  Json facts_;                        // about this run, for runs that go on from its checkpoints
-  std::optional<Checkpoints> taken_;  // none in mock runs
-  bool is_ready_ = false;             // make_ready() was called
-  std::int64_t last_batch_ = 0;       // of the last one that was taken, or of the one that training goes on from
-  std::optional<Nanoseconds> delayed_since_;  // when the next one was due, while it waits
+  Json facts_;                                // about this run, for runs that go on from its checkpoints
+  std::optional<Checkpoints> taken_;          // none in mock runs
+  bool is_ready_ = false;                     // make_ready() was called
+  std::int64_t last_batch_ = 0;               // of the last checkpoint taken, or of the one that training goes on from
+  std::optional<Nanoseconds> delayed_since_;  // when the next checkpoint was due, while it waits
   bool told_of_delay_ = false;
 };
 

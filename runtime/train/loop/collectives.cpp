@@ -49,9 +49,9 @@ comm::ReduceOp operation_of(Reduction reduction) {
   throw Error("unknown reduction " + std::to_string(static_cast<int>(reduction)));
 }
 
-// What a call needs of its tensor.
+// The parts of a tensor that a collective call needs.
 struct Operand {
-  at::Tensor values;  // contiguous, not the caller's memory
+  at::Tensor values;  // contiguous, in memory of its own
   comm::DataType type;
   comm::Communicator& communicator;
   std::size_t count() const { return static_cast<std::size_t>(values.numel()); }
@@ -126,7 +126,7 @@ double Auc::compute(const at::Tensor& rows) {
   const auto row = sorted.accessor<double, 2>();
   double positives = 0;
   double negatives = 0;
-  double pairs = 0;  // in which the positive sample has the higher score; ties count one half
+  double pairs = 0;  // pairs with the higher score for the positive sample; ties count one half
   for (std::int64_t begin = 0; begin < row.size(0);) {
     std::int64_t end = begin;
     double tied_positives = 0;

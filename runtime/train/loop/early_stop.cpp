@@ -69,7 +69,7 @@ void EarlyStop::visit(StateVisitor& visitor) {
   std::string before = judged;
   visitor.text("metric", before);
   improvement_.visit(visitor);
-  // What was the best by another metric is no measure for this one.
+  // The best value by another metric is no measure for this one.
   if (before != judged) improvement_.forget();
 }
 

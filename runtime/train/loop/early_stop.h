@@ -1,5 +1,5 @@
-// Whether training ends early: after `patience` validations in a row in which the metric has not improved. It decides
-// from metrics that are the same on all ranks, so all of them decide the same. Training thread.
+// Decides if training ends early: after `patience` validations in a row in which the metric has not improved. All ranks
+// decide the same, because the metrics are the same on all ranks. Training thread.
 #pragma once
 
 #include <cstdint>
@@ -16,20 +16,20 @@ namespace dtrain::train {
 
 class EarlyStop {
  public:
-  // `settings`: empty: never. ConfigError for settings that make no sense.
+  // `settings`: empty: training never ends early. ConfigError for settings that make no sense.
   EarlyStop(run::RankSession& session, std::optional<config::EarlyStopping> settings);
-  // Of the experiment, or of the trial. ConfigError if both have any. A metric that is empty is searcher.metric.
+  // Returns the experiment's or the trial's settings. ConfigError if both have any. An empty metric: searcher.metric.
   static std::optional<config::EarlyStopping> settings_of(const run::RankSession& session,
                                                           std::optional<config::EarlyStopping> of_trial);
 
-  // The metrics of a validation after this batch, among them that of the settings.
+  // Takes the metrics of a validation after this batch; the settings' metric is among them.
   void see(const std::map<std::string, double>& metrics, std::int64_t batch);
-  // Also in a run that goes on from a checkpoint of its end, unless it has been given more patience.
+  // True also in a run that goes on from a checkpoint of its end, unless its patience has been raised.
   bool is_due() const { return settings_ && improvement_.waited() >= settings_->patience; }
-  // Training ends here because it is due: says why, in the log, in events.jsonl and in plan.json.
+  // Reports that training ends here, and why, in the log, in events.jsonl and in plan.json.
   void report(std::int64_t batch) const;
 
-  // Nothing if there are no settings.
+  // Visits nothing if there are no settings.
   void visit(StateVisitor& visitor);
 
  private:

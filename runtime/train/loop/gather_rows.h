@@ -1,4 +1,4 @@
-// The rows of a GatheredMetric, and the sums of a SummedMetric, from all ranks.
+// Collects the rows of a GatheredMetric, and the sums of a SummedMetric, from all ranks.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +11,13 @@
 
 namespace dtrain::train {
 
-// What each rank has added, in rank order, on the CPU; undefined if no rank has added a row. Error if rows differ in
-// type or shape. `batch`: another one in each call. Collective.
+// Returns the rows that the ranks have added, in rank order, on the CPU; undefined if no rank has added a row. Error if
+// rows differ in type or shape. `batch`: another number in each call. Collective.
 at::Tensor gather_rows(run::RankSession& session, const std::string& name, std::int64_t batch,
                        const std::vector<at::Tensor>& added);
 
-// The sum of the ranks' tensors, float64 on the CPU, the same on every rank; undefined if no rank has one. `own`: this
-// rank's, float64 on any device, or undefined. Error if shapes differ. `batch`: another one in each call. Collective.
+// Returns the sum of the ranks' tensors, float64 on the CPU, the same on every rank; undefined if no rank has one.
+// `own`: this rank's, float64 on any device, or undefined. Error if shapes differ. `batch`: as above. Collective.
 at::Tensor sum_over_ranks(run::RankSession& session, const std::string& name, std::int64_t batch,
                           const at::Tensor& own);
 

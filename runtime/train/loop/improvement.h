@@ -1,5 +1,5 @@
-// Whether a validation metric still improves: the best value so far, and how many validations there were since. It sees
-// values that are the same on all ranks, so all of them come to the same. Training thread.
+// Tells if a validation metric still improves: keeps the best value so far and the number of validations since. All
+// ranks get the same result, because the values are the same on all ranks. Training thread.
 #pragma once
 
 #include <cmath>
@@ -12,12 +12,12 @@ namespace dtrain::train {
 
 class Improvement {
  public:
-  // `min_delta`: a smaller difference is no improvement.
+  // `min_delta`: the least difference that is an improvement.
   Improvement(bool smaller_is_better, double min_delta)
       : smaller_is_better_(smaller_is_better), min_delta_(min_delta) {}
 
-  // The value of a validation after this batch. One that is not finite is no improvement. That of a validation before
-  // the first batch is a value to compare with, and does not count as one without an improvement.
+  // Takes the value of a validation after this batch. A value that is not finite is no improvement. The value of a
+  // validation before the first batch is a value to compare with, and does not count as a wait.
   void see(double value, std::int64_t batch) {
     if (!is_one(value)) {
       if (batch > 0) ++waited_;
@@ -35,7 +35,7 @@ class Improvement {
     best_.reset();
     waited_ = 0;
   }
-  // For a part that contains this one.
+  // Called by a part that contains this object.
   void visit(StateVisitor& visitor) {
     visitor.real("best", best_);
     visitor.number("best_batch", best_batch_);

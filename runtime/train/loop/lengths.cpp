@@ -10,7 +10,7 @@ namespace dtrain::train {
 
 namespace {
 
-// records_per_epoch is for sources that do not know their length.
+// records_per_epoch is meant for sources that do not know their length.
 void warn_of_unused_length(const run::RankSession& session, const BatchSource& data, const Lengths& lengths) {
   const auto& records = session.experiment().records_per_epoch;
   if (!data.batches_per_epoch() || !records || session.world().rank != 0) return;
@@ -22,7 +22,7 @@ void warn_of_unused_length(const run::RankSession& session, const BatchSource& d
       *records, *lengths.batches_per_epoch, lengths.global_batch);
 }
 
-// By which others see how far the run is.
+// Writes the lengths to the plan, from which others see how far the run is.
 void write_to_plan(run::RankSession& session, const Lengths& lengths) {
   Json planned = Json::object();
   if (lengths.total_batches) planned["batches"] = *lengths.total_batches;

@@ -1,4 +1,4 @@
-// How long training is, in batches of all ranks, and how far it has come.
+// The length of the training, in batches of all ranks, and the position within it.
 #pragma once
 
 #include <cstdint>
@@ -14,14 +14,14 @@ struct Lengths {
   std::optional<std::int64_t> batches_per_epoch;  // the most of any rank; empty: train until every source ends
   std::optional<std::int64_t> total_batches;      // empty: train until `epochs` are over
   std::int64_t epochs = 0;
-  // The source's has_next_epoch() ends the training, and nothing else does; what is above is what people see.
+  // Only the source's has_next_epoch() ends the training; the lengths above are for people to see.
   bool source_decides = false;
   std::int64_t validation_period = 0;  // 0: only at the end
   std::int64_t checkpoint_period = 0;  // 0: none was asked for
 };
 
-// From the experiment and every rank's training data; also written to plan.json. DataError: the data is less than one
-// batch; ConfigError: a length in epochs of data whose length is not known. Collective.
+// Finds the lengths from the experiment and every rank's training data, and writes them to plan.json. DataError: the
+// data is less than one batch; ConfigError: a length in epochs for data of unknown length. Collective.
 Lengths find_lengths(run::RankSession& session, const BatchSource& data);
 
 struct Position {
@@ -31,8 +31,8 @@ struct Position {
   bool due_is_open = false;        // the periodic work after the last batch has not been done
 };
 
-// Of a training that is to last a number of epochs, once `data` has gone on within one: with another global batch than
-// before, that epoch has another number of batches. Collective.
+// Finds the end of a training that is to last a number of epochs, once `data` has gone on within an epoch: with another
+// global batch than before, that epoch has another number of batches. Collective.
 void end_after_epochs(run::RankSession& session, const BatchSource& data, const Position& position, Lengths& lengths);
 
 }  // namespace dtrain::train

@@ -32,7 +32,7 @@ at::ScalarType scalar_type(data::ElementType type) {
   throw Error("unknown element type " + std::to_string(static_cast<int>(type)));
 }
 
-// A SampleLoader's memory as tensors, without a copy: the tensor holds on to its part of the batch.
+// Gives a SampleLoader's memory as tensors without a copy: each tensor holds on to its part of the batch.
 class SampleSource final : public BatchSource {
  public:
   SampleSource(std::shared_ptr<const data::Dataset> dataset, const data::LoaderOptions& options)

@@ -1,4 +1,4 @@
-// context.log_image() and log_histogram(): tensors as TensorBoard's pictures and histograms.
+// context.log_image() and log_histogram(): convert tensors to TensorBoard's pictures and histograms.
 #include <cmath>
 #include <cstring>
 #include <sstream>
@@ -27,7 +27,7 @@ void require_values(const std::string& call, const std::string& name, const at::
   if (at::isComplexType(tensor.scalar_type())) throw Error(call + " was given complex values", "give it their abs()");
 }
 
-// Pictures of [count, channels, height, width] beside each other: as many rows as columns, or one row less.
+// Puts pictures of [count, channels, height, width] beside each other: as many rows as columns, or one row less.
 at::Tensor side_by_side(const at::Tensor& pictures) {
   const std::int64_t count = pictures.size(0);
   const auto columns = static_cast<std::int64_t>(std::ceil(std::sqrt(static_cast<double>(count))));
@@ -40,7 +40,7 @@ at::Tensor side_by_side(const at::Tensor& pictures) {
       .reshape({channels, rows * height, columns * width});
 }
 
-// [channels, height, width]
+// Returns the image as [channels, height, width].
 at::Tensor with_channels(const std::string& call, const at::Tensor& image) {
   at::Tensor result = image;
   if (image.dim() == 2) result = image.unsqueeze(0);

@@ -36,7 +36,7 @@ const char* name_of(Reduction reduction) {
   return "unknown";
 }
 
-// What a reduction begins with.
+// Returns the value with which a reduction begins.
 double neutral(Reduction reduction) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   return reduction == Reduction::kMin ? kInfinity : reduction == Reduction::kMax ? -kInfinity : 0;
@@ -94,7 +94,7 @@ void MetricReducer::add_values(const Metrics& metrics, std::int64_t samples) {
     const double weight = value.weight().value_or(static_cast<double>(samples));
     added_.weights[name] += weight;
     if (value.weight() && weight == 0) {
-      value_of(added_, name);  // the name is there
+      value_of(added_, name);  // also adds the name, if it is new
       continue;
     }
     const double factor = how == Reduction::kMean ? weight : 1.0;
@@ -122,7 +122,7 @@ Reduction MetricReducer::Sums::reduction_of(const std::string& name) const {
 }
 
 MetricReducer::Sums MetricReducer::take() {
-  for (const auto& [name, sum] : restored_) {  // to which no batch has added
+  for (const auto& [name, sum] : restored_) {  // for names to which no batch has added
     combine(added_.reduction_of(name), value_of(added_, name), sum);
   }
   restored_.clear();
@@ -210,7 +210,7 @@ void MetricReducer::agree_on_names(Sums& own) {
 ReducedMetrics MetricReducer::reduce(Sums own) {
   agree_on_names(own);
   std::vector<double> values;
-  std::vector<double> greatest;  // smallest values with the other sign
+  std::vector<double> greatest;  // smallest values have the other sign
   for (const auto& [name, sum] : own.sums) {
     const Reduction how = own.reduction_of(name);
     values.push_back(is_extreme(how) ? 0 : sum);

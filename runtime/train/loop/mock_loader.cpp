@@ -12,7 +12,7 @@ class RepeatedBatch final : public BatchSource {
   void start_epoch(std::int64_t epoch) override {
     if (!batch_) {
       source_->start_epoch(epoch);
-      if ((batch_ = source_->next())) batch_->fetch_ns = -1;  // it is not read from disk again
+      if ((batch_ = source_->next())) batch_->fetch_ns = -1;  // the batch is not read from disk again
     }
     given_ = 0;
   }
@@ -26,7 +26,7 @@ class RepeatedBatch final : public BatchSource {
 
   std::optional<std::int64_t> batches_per_epoch() const override { return source_->batches_per_epoch(); }
   std::optional<std::int64_t> samples_per_epoch() const override { return source_->samples_per_epoch(); }
-  std::int32_t queue_depth() const override { return 1; }  // the batch is always there
+  std::int32_t queue_depth() const override { return 1; }  // the batch is always ready
   std::int32_t workers() const override { return 0; }
 
  private:

@@ -5,8 +5,8 @@
 
 namespace dtrain::train {
 
-// The first batch of `source`, as often as an epoch of it has batches (without end where that is not known). A trial
-// that writes into its batch sees what it has written.
+// Returns a loader that repeats the first batch of `source` for as many batches as an epoch has (without end if that
+// number is not known). A trial that writes into its batch sees these writes in the next batch.
 Loader repeat_first_batch(Loader source);
 
 }  // namespace dtrain::train

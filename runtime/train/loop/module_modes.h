@@ -1,5 +1,5 @@
-// Evaluation mode for a while: a model's modules have the modes they had again afterwards. train() on the model would
-// not do, for it sets every part of it, also a frozen batch norm that the trial has put into evaluation mode.
+// Sets evaluation mode for a while, and then restores the modes that a model's modules had. train() on the model would
+// not do, because it sets every part, also a frozen batch norm that the trial has put into evaluation mode.
 #pragma once
 
 #include <utility>
@@ -19,7 +19,7 @@ class EvaluationMode {
     model.eval();
   }
   ~EvaluationMode() {
-    // A module sets its parts too, so it comes before them.
+    // A module's train() sets its parts too, so the module comes before its parts.
     for (const auto& [module, training] : modes_) {
       if (module->is_training() != training) module->train(training);
     }

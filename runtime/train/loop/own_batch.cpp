@@ -1,5 +1,5 @@
-// The batches of a program that has the loop itself: what run_round() does for a trial, in parts between which the
-// program computes.
+// The batches of a program that has the loop itself: the work of run_round() in parts, between which the program
+// computes.
 #include <utility>
 
 #include "dtrain/config/experiment.h"
@@ -14,10 +14,10 @@ struct TrainingLoop::OwnBatch {
   OwnBatch(std::optional<at::ScalarType> type, c10::Device device, CountedBatches& counted)
       : autocast(std::in_place, type, device), counting(counted.begin()) {}
 
-  std::optional<Autocast> autocast;  // from the forward pass to the update
+  std::optional<Autocast> autocast;  // lives from the forward pass to the update
   std::optional<OperatorCounter::Scope> counting;
   Batch batch;
-  bool has_begun = false;  // with a backward()
+  bool has_begun = false;  // backward() has been called
   bool stepped = false;
 };
 
@@ -36,7 +36,7 @@ void TrainingLoop::open_batch(std::int64_t repeated) {
   context_.around_the_loop().batch = position_.batches + 1;
   context_.around_the_loop().logged.emplace();
   step_.begin_forward();
-  // Other numbers for each pass that is opened, so that they are not alike in a loop that only evaluates.
+  // Each pass that is opened draws other numbers, so that passes are not alike in a loop that only evaluates.
   seed_draws(session_, Draws::kTraining, position_.batches + 1 + (repeated << 40));
   session_.recorder().switch_to(Phase::kForward);
 }

@@ -72,7 +72,7 @@ void Plateau::visit(StateVisitor& visitor) {
   visitor.real("factor", factor_);
   if (!visitor.replaces()) return;
   optimizer_.set_rate_factor(factor_.value_or(1));
-  // What was the best by another metric is no measure for this one.
+  // The best value by another metric is no measure for this one.
   if (before != judged) improvement_.forget();
 }
 

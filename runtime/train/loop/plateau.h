@@ -1,5 +1,5 @@
 // Lowers the learning rate when searcher.metric no longer improves, as torch.optim.lr_scheduler.ReduceLROnPlateau does
-// with threshold_mode="abs" and a patience that is less by one. Training thread.
+// with threshold_mode="abs" and a patience that is smaller by one. Training thread.
 #pragma once
 
 #include <cstdint>
@@ -18,11 +18,11 @@ class Plateau {
   // `settings`: empty: the learning rate never falls here. ConfigError for settings that make no sense.
   Plateau(run::RankSession& session, std::optional<config::ReduceOnPlateau> settings, FlatOptimizer& optimizer);
 
-  // searcher.metric of a validation after this batch.
+  // Takes searcher.metric of a validation after this batch.
   void see(double metric, std::int64_t batch);
-  // Of another run's state the factor stays, and its validations are no measure for this run's.
+  // Keeps the factor of another run's state, but not its validations, which are no measure for this run's.
   void begin_waiting_anew() { improvement_.forget(); }
-  // Nothing if there are no settings.
+  // Visits nothing if there are no settings.
   void visit(StateVisitor& visitor);
 
  private:
@@ -30,7 +30,7 @@ class Plateau {
   const std::optional<config::ReduceOnPlateau> settings_;
   FlatOptimizer& optimizer_;
   Improvement improvement_;
-  std::optional<double> factor_;  // of the learning rate, empty until it falls
+  std::optional<double> factor_;  // factor of the learning rate; empty until the rate falls
 };
 
 }  // namespace dtrain::train

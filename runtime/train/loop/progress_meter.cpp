@@ -6,7 +6,7 @@ namespace dtrain::train {
 
 namespace {
 constexpr Nanoseconds kInterval = std::chrono::milliseconds(500);
-constexpr double kKept = 0.95;  // of the weight of the batches so far
+constexpr double kKept = 0.95;  // factor of the earlier batches' weight after each batch
 }  // namespace
 
 void ProgressMeter::start() {

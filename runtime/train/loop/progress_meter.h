@@ -1,5 +1,5 @@
-// Measures throughput and reports to the session how far training is, a few times a second. The loss that it shows is
-// smoothed: a mean over batches in which each counts 5% less than the one after it. So it is about that of the last 20
+// Measures throughput and reports the progress of training to the session, a few times a second. The loss shown is
+// smoothed: a mean over batches in which each counts 5% less than the one after it, so that it covers about the last 20
 // batches.
 #pragma once
 
@@ -16,19 +16,19 @@ namespace dtrain::train {
 
 class ProgressMeter {
  public:
-  // All outlive it.
+  // All references outlive the meter.
   ProgressMeter(run::RankSession& session, const Lengths& lengths, const Position& position)
       : session_(session), lengths_(lengths), position_(position), throughput_(session.clock()) {}
 
   void start();
-  // The training of a batch is over. What comes before update() and is no training is left out of the throughput by
-  // leave_out_pause(), at its end.
+  // Called when the training of a batch is over. Work before update() that is no training is left out of the throughput
+  // by leave_out_pause(), which is called at the end of that work.
   void batch_done() { throughput_.batch_done(); }
   void leave_out_pause() { throughput_.leave_out_pause(); }
-  // After each batch. `take_losses` is called when the loss is going to be shown: it calls add_loss() for batches that
-  // have not been added.
+  // To be called after each batch. `take_losses` is called when the loss is about to be shown: it calls add_loss() for
+  // batches that have not been added.
   void update(const std::function<void()>& take_losses);
-  // Of each batch, in their order. One that is not finite is shown, and left out of the mean.
+  // Takes the loss of each batch, in order. A loss that is not finite is shown, and left out of the mean.
   void add_loss(const Metrics& metrics);
   void add_loss(double loss);
 
@@ -40,7 +40,7 @@ class ProgressMeter {
   Nanoseconds shown_{0};
   bool shown_any_ = false;
   std::optional<double> loss_;
-  double loss_sum_ = 0, loss_weight_ = 0;  // of finite ones
+  double loss_sum_ = 0, loss_weight_ = 0;  // sums over finite losses
 };
 
 }  // namespace dtrain::train

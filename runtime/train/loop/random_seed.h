@@ -1,5 +1,5 @@
-// Seeds of libtorch's random streams, which are seeded anew before each call of the trial and of its data: so nothing
-// of them has to be saved, and a run that goes on from a checkpoint draws what the run without a break draws.
+// Seeds libtorch's random streams anew before each call of the trial and of its data. So no stream has to be saved, and
+// a run that goes on from a checkpoint draws the same numbers as the run without a break.
 #pragma once
 
 #include <cstdint>
@@ -8,18 +8,18 @@
 
 namespace dtrain::train {
 
-// What the random numbers are for, and what the number of a seed counts.
+// The use of the random numbers, and the unit in which a seed's number counts.
 enum class Draws : std::uint64_t {
   kTraining = 0,     // train_batch(), by the batch
   kEpoch = 1,        // start_epoch() of the training data, by the epoch
   kData = 2,         // next() of the training data, by the batch; training_loader(), equal on all ranks: 0
   kBeforeBatch = 3,  // before_batch(), by the batch
   kValidation = 4,   // a validation, by the batch that it follows; validation_loader(), equal on all ranks: -1
-  kCallbacks = 5,    // a call of a callback, by the batch that it is told
+  kCallbacks = 5,    // a call of a callback, by the batch that the callback gets
 };
 
-// A function of the experiment's seed, the rank, the number and the purpose. The mixing is the finalizer of splitmix64
-// (Steele, Lea and Flood, OOPSLA 2014).
+// Returns a seed from the experiment's seed, the rank, the number and the purpose. The mixing is the finalizer of
+// splitmix64 (Steele, Lea and Flood, OOPSLA 2014).
 inline std::uint64_t random_seed(std::uint64_t seed, int rank, std::int64_t number, Draws draws) {
   std::uint64_t x = seed ^ static_cast<std::uint64_t>(draws) << 61;
   for (const std::uint64_t part : {static_cast<std::uint64_t>(rank), static_cast<std::uint64_t>(number)}) {
@@ -31,9 +31,9 @@ inline std::uint64_t random_seed(std::uint64_t seed, int rank, std::int64_t numb
   return x;
 }
 
-// Seeds libtorch's default generators, of the CPU and of the GPUs. All threads share them: training thread.
+// Seeds libtorch's default generators of the CPU and of the GPUs. All threads share them. Training thread.
 void seed_draws(const run::RankSession& session, Draws draws, std::int64_t number);
-// The same, equal on all ranks.
+// The same with seeds that are equal on all ranks.
 void seed_draws_alike(const run::RankSession& session, Draws draws, std::int64_t number);
 
 }  // namespace dtrain::train

@@ -32,9 +32,9 @@ namespace dtrain::train {
 
 namespace {
 
-// Activations and gradients come and go every step; giving their pages back to the kernel each time costs page faults
-// (measured: large jitter of the step time). Large tensors have TensorMemory; the heap has what is small, and keeps it.
-// Large buffers of libraries are mapped by themselves: on the heap they would be a cause of fragmentation.
+// Keeps freed pages: every step allocates and frees activations and gradients, and returning the pages to the kernel
+// each time costs page faults (measured: large jitter of the step time). Large tensors have TensorMemory; the heap has
+// small blocks. Large buffers of libraries have mappings of their own: on the heap they would fragment it.
 void keep_freed_memory() {
   TensorMemory::install();
   mallopt(M_MMAP_THRESHOLD, 4 << 20);
@@ -42,7 +42,7 @@ void keep_freed_memory() {
   mallopt(M_TOP_PAD, 16 << 20);
 }
 
-// One thread for each core, unless the launcher or the user has chosen a number (OMP_NUM_THREADS, or a call of
+// Sets one thread for each core, unless the launcher or the user has chosen a number (OMP_NUM_THREADS, or a call of
 // libtorch).
 void share_cores(const comm::World& world) {
   // By default libtorch has a thread for each logical CPU, or for each core where MKL says so.
@@ -65,10 +65,10 @@ void warn_of_gpu_keys(const run::RankSession& session) {
   if (o.cuda_graphs == config::CudaGraphs::kOn) warn("cuda_graphs", true);
 }
 
-// In the first steps every one: what differs between ranks shows there. No step is captured as a graph before.
+// The first operations are all compared: differences between ranks show there. No step is captured as a graph before.
 constexpr std::uint64_t kComparedOperations = 32;
 
-// The device of this rank; the communicator for it, where it is not the host.
+// Opens the device of this rank, and the communicator for the device if it is not the host.
 c10::Device open_rank_device(run::RankSession& session) {
   const c10::Device device = open_device(session.gpu());
   if (device.is_cpu()) {
@@ -85,14 +85,14 @@ c10::Device open_rank_device(run::RankSession& session) {
   return device;
 }
 
-// Of the exception that is being handled.
+// Reports the exception that is being handled.
 int fail(run::RankSession& session) {
   const int gpu = session.gpu().value_or(0);
   const c10::Device device = session.gpu() ? c10::Device(at::kCUDA, static_cast<c10::DeviceIndex>(gpu)) : at::kCPU;
   try {
     throw;
   } catch (const c10::Error& error) {
-    return session.fail(device_error(error, device));  // libtorch's own stack says nothing to the user
+    return session.fail(device_error(error, device));  // libtorch's own stack does not help the user
   } catch (const CommError& error) {
     if (has_failed(device)) return session.fail(failed_device(device, error.what()));
     return session.fail(error);
@@ -103,7 +103,7 @@ int fail(run::RankSession& session) {
   }
 }
 
-// With a GPU that has failed nothing can be freed: libtorch's destructors would throw. The failure has been reported.
+// With a failed GPU nothing can be freed: libtorch's destructors would throw. The failure has been reported.
 [[noreturn]] void end_process(run::RankSession& session, int code) {
   session.log()->flush();
   ::_exit(code);
@@ -129,7 +129,7 @@ StepOptions step_options(const run::RankSession& session, const TrialContext::Wr
   const bool shard_gradients = wanted.sharded_gradients == config::ShardedGradients::kOn;
   options.strategy = {shard_gradients ? config::ShardedOptimizer::kOn : wanted.sharded_optimizer,
                       wanted.gradient_compression, experiment.experiment_seed, wanted.sharded_gradients};
-  if (wrapped.own_update) {  // what it keeps is read whole on every rank
+  if (wrapped.own_update) {  // every rank reads the whole of its state
     options.strategy.sharded = config::ShardedOptimizer::kOff;
     options.strategy.gradients = config::ShardedGradients::kOff;
   }
@@ -154,7 +154,7 @@ StepOptions step_options(const run::RankSession& session, const TrialContext::Wr
   if (wrapped.keeps_memory_format && options.memory_format == config::MemoryFormat::kAuto)
     options.memory_format = config::MemoryFormat::kContiguous;
   options.alone = session.mock().alone();
-  // Gaps between gradients matter only where gradients are exchanged while ranks compute.
+  // Gaps between gradients matter only where the exchange of gradients overlaps computation.
   const bool overlaps = !wanted.local_sgd && !options.alone;
   options.fusion.threshold_bytes = wanted.tensor_fusion_threshold_bytes;
   // The host does not see when a GPU has made a gradient.
@@ -168,7 +168,7 @@ StepOptions step_options(const run::RankSession& session, const TrialContext::Wr
   }
   options.fusion.auto_tune = wanted.auto_tune_tensor_fusion && !options.alone;
   if (!wrapped.models.empty()) {
-    // Only a part of the gradients is exchanged in a step, which says nothing about all of them.
+    // A step exchanges only a part of the gradients, from which the gaps of all gradients cannot be told.
     options.fusion.cycle_ms = 0;
     if (wanted.tensor_fusion_cycle_ms != unless_set && session.world().rank == 0) {
       session.log()->warn(
@@ -187,8 +187,8 @@ StepOptions step_options(const run::RankSession& session, const TrialContext::Wr
   return options;
 }
 
-// Before the first call of libtorch that computes something. Also for ranks on GPUs: what they compute on the CPU has
-// the bits that it has in a run on CPUs.
+// To be called before libtorch first computes anything, also on ranks with GPUs: their work on the CPU then has the
+// same bits as in a run on CPUs.
 void choose_rank_matmul(run::RankSession& session) {
   const MatmulChoice choice = choose_matmul(session.experiment().optimizations.matmul);
   if (!choice.warning.empty()) session.log()->warn("optimizations.matmul: auto has no effect: {}", choice.warning);
@@ -198,14 +198,14 @@ void choose_rank_matmul(run::RankSession& session) {
   }
 }
 
-// Everything of the training thread goes to a stream of its own: the default stream cannot be captured as a graph.
+// Gives all work of the training thread a stream of its own: the default stream cannot be captured as a graph.
 void use_own_stream(c10::Device device, std::optional<c10::StreamGuard>& guard) {
   if (device.is_cpu()) return;
   const c10::impl::VirtualGuardImpl streams(device.type());
   guard.emplace(streams.getStreamFromGlobalPool(device));
 }
 
-// Null where steps are not to run as a CUDA graph.
+// Returns null if steps are not to run as a CUDA graph.
 std::unique_ptr<StepGraph> step_graph(run::RankSession& session, const Trial& trial, TrainingStep& step,
                                       const torch::nn::Module& model, c10::Device device) {
   if (!wants_graphs(session)) return nullptr;
@@ -310,7 +310,7 @@ void RankTraining::prepare(std::unique_ptr<Trial> trial) {
   const bool begins_anew = session.resume_from().empty();
   std::filesystem::path begins_with;  // the checkpoint whose training state is wanted
   if (model && !experiment.initial_weights.file.empty() && begins_anew && session.world().rank == 0) {
-    // The step hands them to the other ranks.
+    // The training step broadcasts the weights to the other ranks.
     const LoadedWeights loaded = load_weights(*model, experiment.initial_weights);
     session.log()->info("starting from the weights in {}", loaded.from);
     for (const std::string& warning : loaded.warnings) session.log()->warn("{}", warning);
@@ -321,7 +321,7 @@ void RankTraining::prepare(std::unique_ptr<Trial> trial) {
   begins_with = experiment.initial_weights.training_state && begins_anew && !session.mock().any()
                     ? told_by_rank_0(session, begins_with)
                     : std::filesystem::path();
-  malloc_trim(0);  // the parameters as the model allocated them are laid out flat elsewhere now
+  malloc_trim(0);  // the model's own copy of the parameters is free: they are laid out flat elsewhere now
   if (session.world().rank == 0) write_facts(session, context_->wrapped(), *step_);
   context_->wrapped().visit_state = [step = step_.get()](StateVisitor& visitor) { step->visit(visitor); };
   loop_ = std::make_unique<TrainingLoop>(
@@ -338,7 +338,7 @@ int RankTraining::finish(TrainingLoop::Outcome outcome) {
   return exit_code_;
 }
 
-// While the step is there: what it has handed over may be under way until the failure ends it.
+// Reports before the step is destroyed, because its operations may be under way until the failure ends them.
 int RankTraining::fail() {
   exit_code_ = train::fail(*session_);
   const c10::Device device = context_ ? context_->device() : c10::Device(at::kCPU);

@@ -1,5 +1,5 @@
-// The training of one rank from its start to its end: run_trial() drives it, and so does a program that has the loop
-// itself. Training thread.
+// The training of one rank from its start to its end, driven by run_trial(), or by a program that has the loop itself.
+// Training thread.
 #pragma once
 
 #include <memory>
@@ -15,23 +15,23 @@ namespace dtrain::train {
 
 class RankTraining {
  public:
-  // Starts the rank and opens its device. False: it could not start, and the error is reported. Collective.
+  // Starts the rank and opens its device. Returns false if it could not start; the error is reported then. Collective.
   bool open(int argc, char** argv, bool for_model = false);
   TrialContext& context() { return *context_; }
-  // The trial has wrapped model and optimizer. Throws. Collective.
+  // To be called when the trial has wrapped model and optimizer. Throws. Collective.
   void prepare(std::unique_ptr<Trial> trial);
   TrainingLoop& loop() { return *loop_; }
   // Ends the loop after its last round, and the run. Returns the process's exit code. Throws. Collective.
   int finish(TrainingLoop::Outcome outcome);
-  // Ends the run with the exception that is being handled, instead. Returns the exit code.
+  // Called instead of finish(): ends the run with the exception that is being handled. Returns the exit code.
   int fail();
   int exit_code() const { return exit_code_; }
 
  private:
   void open_device();
-  void close();  // everything but the session
+  void close();  // closes everything but the session
 
-  // Each uses those before it.
+  // Each member uses those before it.
   std::unique_ptr<run::RankSession> session_;
   std::optional<c10::StreamGuard> stream_;
   std::unique_ptr<TrialContext> context_;

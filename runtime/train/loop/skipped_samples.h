@@ -1,5 +1,5 @@
-// Damaged samples that a loader has left out: the log names the first ones, metrics and dumps count all. Training
-// thread.
+// Reports damaged samples that a loader has left out: the log names the first ones, metrics and dumps count all.
+// Training thread.
 #pragma once
 
 #include <cstdint>
@@ -12,11 +12,11 @@ namespace dtrain::train {
 
 class SkippedSamples {
  public:
-  // `what`: "training", "validation". The session outlives it.
+  // `what`: "training" or "validation". The session outlives this object.
   SkippedSamples(run::RankSession& session, const char* what) : session_(session), what_(what) {}
 
   void see(const Batch& batch);
-  // Adds the metric kMetric, a sum, where the source may leave out samples.
+  // Adds the metric kMetric, a sum, if the source may leave out samples.
   static void add_metric(const BatchSource& source, const Batch& batch, Metrics& metrics);
 
   static constexpr const char* kMetric = "skipped_samples";

@@ -15,7 +15,7 @@ std::string shape_text(at::IntArrayRef shape) {
   return Json(shape.vec()).dump();
 }
 
-// The rows of what a ClassMetric sums.
+// Rows of the tensor that a ClassMetric sums.
 constexpr std::int64_t kRight = 0, kPredicted = 1, kActual = 2, kRows = 3;
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Batches a second of training: what happens between batches (validation, saving weights) does not count. One thread.
+// Measures batches a second of training, without the work between batches (validation, saving weights). One thread.
 #pragma once
 
 #include <cstdint>
@@ -15,15 +15,15 @@ class Throughput {
     since_ = trained_until_ = clock_.monotonic();
     first_batch_ = batch;
   }
-  // The training of a batch is over.
+  // Called when the training of a batch is over.
   void batch_done() { trained_until_ = clock_.monotonic(); }
-  // What has happened since batch_done() was no training.
+  // Leaves out the time since batch_done(), which was no training.
   void leave_out_pause() {
     const Nanoseconds now = clock_.monotonic();
     since_ += now - trained_until_;
     trained_until_ = now;
   }
-  // Since start() or the last take(), until batch_done(); 0: no time has passed.
+  // Returns the rate from start() or the last take() until batch_done(); 0: no time has passed.
   double take(std::int64_t batch) {
     const double seconds = to_seconds(trained_until_ - since_);
     const double rate = seconds > 0 ? static_cast<double>(batch - first_batch_) / seconds : 0;

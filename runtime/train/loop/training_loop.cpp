@@ -18,18 +18,18 @@ namespace {
 using profile::Phase;
 using profile::PhaseScope;
 
-// The training data. Its random numbers are those of the batch that comes next.
+// Makes the loader of the training data, whose random numbers are those of the batch that comes next.
 Loader training_loader(Trial& trial, const run::RankSession& session, const Position& position) {
   seed_draws_alike(session, Draws::kData, 0);  // a split is the same on all ranks
   Loader loader = trial.training_loader();
   if (!loader) throw ConfigError("training_loader() returned nothing", "return context.loader(data set)");
-  loader->seed_with([&session, &position](std::int64_t batch) {  // of the epoch
+  loader->seed_with([&session, &position](std::int64_t batch) {  // number within the epoch
     seed_draws(session, Draws::kData, position.batches - position.epoch_batches + batch + 1);
   });
   return session.mock().loader ? repeat_first_batch(std::move(loader)) : loader;
 }
 
-// What the trial has added to its context must be the same on every rank, because all of it is collective. Collective.
+// Returns the trial's callbacks. Each rank must add the same to its context: all additions are collective. Collective.
 std::vector<std::shared_ptr<Callback>> compared_callbacks(run::RankSession& session, TrialContext& context) {
   const TrialContext::AroundTheLoop& around = context.around_the_loop();
   Json mine = {{"callbacks", Json::array()}, {"metrics", Json::array()}};
@@ -51,7 +51,7 @@ std::vector<std::shared_ptr<Callback>> compared_callbacks(run::RankSession& sess
   return around.callbacks;
 }
 
-// Whether a source that knows it says on any rank that no epoch follows. Collective where sources know it.
+// True if the source on any rank says that no epoch follows. Collective if sources know that.
 bool training_is_over(run::RankSession& session, const BatchSource& source, const Position& position) {
   const std::optional<bool> goes_on = source.has_next_epoch();
   if (!goes_on) return false;
@@ -60,8 +60,8 @@ bool training_is_over(run::RankSession& session, const BatchSource& source, cons
   return std::find(all.begin(), all.end(), "no") != all.end();
 }
 
-// Holds their memory, so that a buffer to which the model assigns lies elsewhere; one that is written has another
-// version.
+// Identifies a buffer's content: the memory is held, so that a buffer that the model replaces has another memory; a
+// buffer that is written has another version.
 struct BufferVersion {
   c10::Storage memory;
   std::int64_t version;
@@ -80,7 +80,7 @@ std::vector<BufferVersion> versions_of_buffers(const torch::nn::Module& model) {
   return versions;
 }
 
-// Until it ends, context.log() is allowed.
+// Allows context.log() during its lifetime.
 class LogScope {
  public:
   explicit LogScope(TrialContext& context) : logged_(context.around_the_loop().logged) { logged_.emplace(); }
@@ -131,7 +131,7 @@ TrainingLoop::TrainingLoop(Trial& trial, TrialContext& context, run::RankSession
       shared_buffers_(*context.wrapped().model, session.communicator(), session.device_communicator()) {}
 
 TrainingLoop::Outcome TrainingLoop::begin() {
-  // A part that the trial has put into evaluation mode (a frozen batch norm) stays there.
+  // A part that the trial has put into evaluation mode (a frozen batch norm) stays in that mode.
   if (torch::nn::Module& model = *context_.wrapped().model; !model.is_training()) model.train();
   if (!session_.resume_from().empty()) {
     resume();
@@ -154,7 +154,7 @@ TrainingLoop::Outcome TrainingLoop::begin() {
 TrainingLoop::End TrainingLoop::end(Outcome outcome) {
   measured_.device_profile.settle(step_.in_flight());
   session_.recorder().mark(profile::RunMark::kLoopEnd);
-  if (outcome == Outcome::kStopped) save_();  // the last checkpoint is on its way; conclude() has done it otherwise
+  if (outcome == Outcome::kStopped) save_();  // the last checkpoint is under way; otherwise conclude() has saved
   callbacks_.on_training_end();
   measured_.deep_window.finish(position_.batches);
   measured_.counted_batches.finish();
@@ -179,7 +179,7 @@ void TrainingLoop::validate_at_beginning() {
 void TrainingLoop::begin_with_checkpoint() {
   checkpoints_.begin_from(begins_with_, [this](bool same_trial) { other_run_has_same_trial_ = same_trial; });
   other_run_has_same_trial_.reset();
-  // What another run has seen says nothing about this one.
+  // Validations and non-finite values of another run say nothing about this run.
   plateau_.begin_waiting_anew();
   step_.forget_non_finite();
   session_.begin_events(position_.batches);
@@ -198,7 +198,7 @@ void TrainingLoop::begin_with_checkpoint() {
 
 void TrainingLoop::resume() {
   session_.recorder().mark(profile::RunMark::kInitializationEnd);
-  // What was the best by another metric is no measure for this one.
+  // The best value by another metric is no measure for this one.
   if (!checkpoints_.resume()) validation_.forget_best();
   callbacks_.on_training_start();
   seed(Draws::kEpoch);
@@ -217,7 +217,7 @@ void TrainingLoop::start_data() {
         position_.epoch_batches, position_.epoch, says_where ? "the checkpoint" : "this run's loader");
   }
   if (data_position_.empty() || !says_where) {
-    // Checkpoints of earlier versions count batches, and know nothing of the order.
+    // Checkpoints of earlier versions count batches, and do not record the order.
     if (says_where && position_.epoch_batches > 0 && loader_->order_has_changed()) {
       const std::filesystem::path& own = session_.resume_from();
       throw ConfigError("the checkpoint " + (own.empty() ? begins_with_ : own).string() +
@@ -248,7 +248,7 @@ void TrainingLoop::visit(StateVisitor& visitor) {
   visitor.number("due_is_open", position_.due_is_open);
   visitor.number("metrics_bytes", metrics_bytes);
   if (visitor.replaces()) context_.around_the_loop().batch = position_.batches;
-  // Of another run's checkpoint: its metrics and validations are not those of this run.
+  // Metrics and validations in another run's checkpoint are not those of this run.
   const bool is_own = !other_run_has_same_trial_;
   if (visitor.replaces() && is_own) session_.cut_metrics(metrics_bytes, position_.batches);
   if (is_own) {
@@ -288,7 +288,7 @@ TrainingLoop::Outcome TrainingLoop::run_round() {
   const std::int64_t number = position_.batches + 1;
   begin_record();
 
-  // 1. The batch. A rank whose data has ended takes part in the exchange with nothing to give until all have ended.
+  // 1. The batch. A rank whose data has ended takes part in the exchange with empty gradients until all have ended.
   std::optional<Batch> batch;
   {
     const PhaseScope phase(recorder, Phase::kDataloaderNext);
@@ -296,7 +296,7 @@ TrainingLoop::Outcome TrainingLoop::run_round() {
     if (!epoch_is_full()) batch = loader_->next();
     if (batch) record_loader(*batch);
   }
-  // A trace shows operators and phases, of which a graph shows none.
+  // A trace shows operators and phases; a graph would show none.
   const double share = batch ? share_of(*batch) : 1;
   const bool fits_graph = graph_ && batch && share == 1 && !measured_.deep_window.is_open() && graph_->fits(*batch);
   TrainingStep::Wishes mine = wishes(fits_graph);
@@ -307,7 +307,7 @@ TrainingLoop::Outcome TrainingLoop::run_round() {
     if (round.active == 0) return end_of_epoch(round);
   }
 
-  // 2. Forward and backward, buckets leaving as they fill; 3. the exchange; 4. the optimizer.
+  // 2. Forward and backward, in which buckets leave as they fill; 3. the exchange; 4. the optimizer.
   bool stepped = session_.mock().train;
   std::optional<LogScope> logging;
   if (!session_.mock().train) {
@@ -345,7 +345,7 @@ TrainingStep::Wishes TrainingLoop::wishes(bool fits_graph) {
           .trace = measured_.deep_window.wanted(position_.batches + 1, step_.announcement_rounds())};
 }
 
-// 5. What is due now and then.
+// 5. The periodic work.
 TrainingLoop::Outcome TrainingLoop::end_round(std::int64_t samples, bool stepped) {
   profile::Recorder& recorder = session_.recorder();
   const std::int64_t number = position_.batches;
@@ -430,7 +430,7 @@ void TrainingLoop::train_batch(Batch& batch) {
 }
 
 double TrainingLoop::share_of(const Batch& batch) const {
-  // With local steps a rank steps on the mean over its own samples.
+  // With local steps a rank steps with the mean over its own samples.
   if (batch.global_samples == 0 || session_.experiment().optimizations.local_sgd) return 1;
   return static_cast<double>(batch.samples * session_.world().size) / static_cast<double>(batch.global_samples);
 }
@@ -443,14 +443,14 @@ Metrics TrainingLoop::call_trial(const Batch& batch) {
     const Autocast::Pause in_full(autocast);
     step_.backward(share == 1 || options.weight ? loss : loss * share, options);
     ran_backward = true;
-    // Ranks start buckets at different moments, and all operations need one order. Where more follows, none has begun.
+    // Ranks start buckets at different moments, and all operations need one order. While more follows, none has begun.
     if (!options.more_follows) {
       context_.around_the_loop().why_no_collective = "gradients are being exchanged until the optimizer step";
     }
-    session_.recorder().switch_to(Phase::kTrainBatch);  // what train_batch() does after backward is neither
+    session_.recorder().switch_to(Phase::kTrainBatch);  // the rest of train_batch() is neither forward nor backward
   };
   context_.wrapped().step = [&] {
-    const Autocast::Pause in_full(autocast);  // it keeps no copy of the old parameters
+    const Autocast::Pause in_full(autocast);  // autocast keeps no copy of the old parameters
     step_.step_models();
     context_.around_the_loop().why_no_collective.clear();
   };
@@ -544,7 +544,7 @@ void TrainingLoop::end_last_epoch() {
 
 void TrainingLoop::conclude(bool stopped) {
   if (stopped) session_.begin_last_save();
-  // What is left of a window may bring one more update: nothing may be copied then into memory that a saver reads.
+  // The rest of a window may bring one more update, which may not copy into memory that a saver reads.
   checkpoints_.end_copies_by_updates();
   const bool goes_on_from_here = stopped || step_.window_is_open();
   if (goes_on_from_here) {
@@ -558,7 +558,7 @@ void TrainingLoop::conclude(bool stopped) {
   if (stopped || session_.mock().any()) return;
   {
     const PhaseScope phase(session_.recorder(), Phase::kCheckpoint);
-    save_();  // whatever fails from here on, the trained weights are there
+    save_();  // the trained weights are saved, whatever fails from here on
   }
   const auto before = versions_of_buffers(*context_.wrapped().model);
   const std::optional<double> metric = validate();

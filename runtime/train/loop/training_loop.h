@@ -1,4 +1,4 @@
-// The loop over batches. Read it beside "The life of one step" in runtime/train/README.md. Training thread only.
+// The loop over batches, described by "The life of one step" in runtime/train/README.md. Training thread only.
 #pragma once
 
 #include <functional>
@@ -31,9 +31,9 @@ namespace dtrain::train {
 
 class TrainingLoop {
  public:
-  // `save` is called once on every rank when training is over. It comes before the last validation, so that an error
-  // there does not lose the weights. `graph`: may be null. `begins_with`: a checkpoint of another run, with whose
-  // training state a run without one of its own begins; empty: none.
+  // `save` is called once on every rank when training is over, before the last validation, so that an error there does
+  // not lose the weights. `graph`: may be null. `begins_with`: a checkpoint of another run; a run without a checkpoint
+  // of its own begins with its training state. Empty: none.
   TrainingLoop(Trial& trial, TrialContext& context, run::RankSession& session, TrainingStep& step,
                std::unique_ptr<StepGraph> graph, std::function<void()> save, std::filesystem::path begins_with);
   ~TrainingLoop();
@@ -41,35 +41,35 @@ class TrainingLoop {
   TrainingLoop& operator=(const TrainingLoop&) = delete;
 
   struct End {
-    bool stopped = false;  // early, because some rank was asked to stop
+    bool stopped = false;  // early, because a rank was asked to stop
     bool saved = false;    // a checkpoint of where it stopped is durable
   };
-  // Trains up to the experiment's max_length, from the session's checkpoint on if it has one: begin(), run_round()
-  // while the last one has said kGoOn, end(). Collective.
+  // Trains up to the experiment's max_length, from the session's checkpoint on if it has one: begin(), run_round() as
+  // long as the last call has returned kGoOn, end(). Collective.
   enum class Outcome { kGoOn, kDone, kStopped };
   Outcome begin();
   Outcome run_round();
   End end(Outcome outcome);
 
-  // A program that has the loop itself, such as a script in Python, takes its batches through these in place of
+  // A program that has the loop itself, such as a script in Python, trains its batches with these functions instead of
   // run_round(), which it calls where its data ends. The trial's loader has no batches then (own_batch.cpp).
   //
-  // Before the program reads its next batch, the `number`-th of the epoch from 0: seeds what that draws.
+  // Called before the program reads its `number`-th batch of the epoch (from 0): seeds that batch's random numbers.
   void expect_batch(std::int64_t number);
-  // Before a forward pass that may be trained. `repeated`: how many were opened since the last update.
+  // Called before a forward pass that may be trained. `repeated`: how many were opened since the last update.
   void open_batch(std::int64_t repeated);
-  // It was not trained: there was no batch.
+  // Closes a forward pass that is not trained: the batch does not count.
   void leave_batch();
-  // Announces the batch to the other ranks, and is context.backward(). More of them may follow.
+  // Announces the batch to the other ranks, and runs context.backward(). More calls of backward() may follow.
   void backward(const at::Tensor& loss, const BackwardOptions& options, std::int64_t samples, std::int64_t place);
-  // The forward pass of another part of the batch begins; and so many samples are added by its backward().
+  // Begins the forward pass of another part of the batch; its backward() adds its samples by add_samples().
   void continue_batch();
   void add_samples(std::int64_t samples);
-  // Its gradients are dropped: there was no batch. Collective.
+  // Drops the gradients of the batch, which does not count. Collective.
   void drop_batch();
-  // The optimizer's step. `metrics`: as train_batch() returns them. Collective.
+  // Takes the optimizer's step. `metrics`: as train_batch() returns them. Collective.
   void update(Metrics metrics);
-  // What is due after the batch, such as a checkpoint. Collective.
+  // Does the periodic work after the batch, such as a checkpoint. Collective.
   Outcome end_batch();
   const Position& position() const { return position_; }
 
@@ -78,52 +78,52 @@ class TrainingLoop {
   // Visits the position of the training and the state of its step. Between two batches. Collective.
   void visit(StateVisitor& visitor);
   void resume();
-  // Begins the epoch where the checkpoint has left it. Collective.
+  // Starts the training data at the checkpoint's place in its epoch. Collective.
   void start_data();
   void begin_anew();
   void begin_with_checkpoint();
-  // Before the first batch of a new run: validates, or looks whether the metrics will be there. Collective.
+  // Before the first batch of a new run: validates, or checks that the metrics will be there. Collective.
   void validate_at_beginning();
-  // Around a round, whoever has the loop: its record begins; what is due after it, and the end of its record.
+  // Called around a round, whoever has the loop: begin the round's record; do the periodic work and end the record.
   void begin_record();
   Outcome end_round(std::int64_t samples, bool stepped);
-  // What this rank announces of the round.
+  // Returns this rank's announcement of the round.
   TrainingStep::Wishes wishes(bool fits_graph);
-  // The periodic work after a batch: metrics, validation, a checkpoint.
+  // Does the periodic work after a batch: metrics, validation, a checkpoint.
   void do_what_is_due(bool stepped);
   Outcome end_of_epoch(const Round& round);
-  // An epoch ends with the last batch of the training.
+  // Ends an epoch that ends with the last batch of the training.
   void end_last_epoch();
-  // A step with the batch that is on the device, or without one. True: the optimizer has stepped.
+  // Takes a step with the batch that is on the device, or without one. Returns true if the optimizer has stepped.
   bool step_eagerly(std::optional<Batch>& batch);
   bool step_as_graph(const Batch& batch);
-  // Adds the samples that come after the first ones.
+  // Trains the batch, and counts the samples that the trial adds to it.
   void train_batch(Batch& batch);
-  // By what the loss of a batch is multiplied, so that each sample of the global batch counts the same.
+  // Returns the factor of a batch's loss with which each sample of the global batch counts the same.
   double share_of(const Batch& batch) const;
-  // train_batch() of the trial.
+  // Calls train_batch() of the trial.
   Metrics call_trial(const Batch& batch);
-  // The same; refuses what a CUDA graph would not repeat.
+  // The same; refuses calls that a CUDA graph would not repeat.
   Metrics call_trial_for_graph(const Batch& batch);
-  // Of batch and epoch that come next.
+  // Seeds the random numbers of the batch or epoch that comes next.
   void seed(Draws draws);
   void record_loader(const Batch& batch);
-  // before_batch() of callbacks and trial.
+  // Calls before_batch() of callbacks and trial.
   void prepare_batch(const Batch& batch);
-  // after_batch(), and what was logged.
+  // Calls after_batch(), and keeps the logged metrics.
   void follow_batch(const Batch& batch);
-  // Adds what was logged in the batch to its metrics.
+  // Adds the metrics logged in the batch to its metrics.
   void keep_logged(const Batch& batch);
-  // Validates, if that has not been done after this batch. Returns searcher.metric as of this batch.
+  // Validates, unless that has been done after this batch. Returns searcher.metric as of this batch.
   std::optional<double> validate();
-  // After the last batch, once: applies the gradients of an open window, reduces metrics, validates, takes the last
-  // checkpoint. A run that is stopped takes its checkpoint first, and so does a run that ends with an open window. So
-  // if it goes on, it does so as if it had not ended.
+  // Called once, after the last batch: applies the gradients of an open window, reduces metrics, validates, takes the
+  // last checkpoint. A run that is stopped, or that ends with an open window, takes its checkpoint first, so that it
+  // can go on as if it had not ended.
   void conclude(bool stopped);
   void start_epoch(std::int64_t epoch);
   bool epoch_is_full() const;
 
-  // What is measured of steps besides their records.
+  // Measurements of steps besides their records.
   struct Measured {
     SyncDebug sync_debug;
     DeviceProfile device_profile;
@@ -137,7 +137,7 @@ class TrainingLoop {
   TrainingStep& step_;
   Position position_;
   Loader loader_;
-  std::string data_position_;  // of the checkpoint; empty: it has none
+  std::string data_position_;  // position in the checkpoint; empty: it has none
   SkippedSamples skipped_;
   DeviceFeed feed_;
   Callbacks callbacks_;
@@ -151,16 +151,16 @@ class TrainingLoop {
   const std::unique_ptr<StepGraph> graph_;  // null: no step is taken as a graph
   const std::function<void()> save_;
   const std::filesystem::path begins_with_;  // a checkpoint of another run; empty: none
-  // While that is read: whether it is of the same trial.
+  // Set while that checkpoint is read: true if it is of the same trial.
   std::optional<bool> other_run_has_same_trial_;
-  Metrics returned_;              // by train_batch(), for the callbacks
-  Validation::Result validated_;  // the last one of this process, and after which batch
+  Metrics returned_;              // metrics returned by train_batch(), for the callbacks
+  Validation::Result validated_;  // the last result of this process, and the batch before it
   std::int64_t validated_batch_ = -1;
   Measured measured_;
   CheckpointSchedule checkpoints_;
   SharedBuffers shared_buffers_;
   std::unique_ptr<OwnBatch> own_;  // null: none is open
-  bool has_record_ = false;        // of a step that has begun
+  bool has_record_ = false;        // a step that has begun has one
 };
 
 }  // namespace dtrain::train

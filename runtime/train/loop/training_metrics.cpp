@@ -20,7 +20,7 @@ TrainingMetrics::TrainingMetrics(run::RankSession& session, TrainingStep& step, 
 
 namespace {
 
-// A tensor may be changed by later batches before the values are added up: a buffer of the model, a parameter.
+// Reads the values now: later batches may change a tensor (a buffer of the model, a parameter) before it is added up.
 void read_values(Metrics& metrics) {
   require_single_values(metrics, "training");
   for (auto& [name, value] : metrics) value = value.as_number();
@@ -79,7 +79,7 @@ void TrainingMetrics::begin() {
 }
 
 void TrainingMetrics::finish() {
-  // What was asked for after a batch comes with the next one.
+  // Values that were requested after a batch arrive with the next batch.
   const std::int64_t lag = step_.in_flight().lag() == 0 ? 0 : step_.in_flight().lag() + 1;
   while (!due_.empty() && due_.front().batch + lag <= position_.batches) write_oldest();
 }

@@ -1,6 +1,6 @@
-// The metrics of training, from what train_batch() returns to lines of metrics.jsonl: kept until they are due, summed,
-// and reduced over the ranks. On a device values are summed there, and the host has the sums some batches later, in the
-// same round on every rank. Training thread.
+// Takes the metrics of training from train_batch() to lines of metrics.jsonl: keeps them until they are due, sums them,
+// and reduces them over the ranks. On a device values are summed there, and the host has the sums some batches later,
+// in the same round on every rank. Training thread.
 #pragma once
 
 #include <cstdint>
@@ -20,26 +20,26 @@ namespace dtrain::train {
 
 class TrainingMetrics {
  public:
-  // `progress` gets the losses. All outlive it.
+  // `progress` gets the losses. All references outlive this object.
   TrainingMetrics(run::RankSession& session, TrainingStep& step, const Position& position, ProgressMeter& progress);
 
-  // What the trial has returned for a batch.
+  // Keeps the metrics that the trial has returned for a batch.
   void keep(Metrics metrics, std::int64_t samples);
-  // What it has logged besides, in a batch of so many samples.
+  // Keeps the metrics that the trial has logged besides, in a batch of `samples`.
   void keep_logged(Metrics metrics, std::int64_t samples);
-  // Adds the losses kept on the host to the progress, where they are not there yet. Rank 0.
+  // Rank 0: adds the losses kept on the host to the progress, unless they are there already.
   void show_losses();
-  // What was kept is due: begins to copy its sums to the host. Also checks and reports what the step does from time to
-  // time.
+  // Called when the kept metrics are due: begins to copy their sums to the host. Also does the periodic checks and
+  // reports of the step.
   void begin();
   // Reduces the sums that have arrived, and writes their lines. Collective.
   void finish();
-  // Waits for all that are due. Collective.
+  // Waits for all sums that are due. Collective.
   void finish_all();
-  // Before a visit that reads: waits for the device, writes what is due, which is part of metrics.jsonl, and adds what
-  // has not been read to the sums. Collective.
+  // Called before a visit that reads: waits for the device, writes the sums that are due (as a part of metrics.jsonl),
+  // and adds the metrics that are not read yet to the sums. Collective.
   void prepare_visit();
-  // The sums that are not due yet.
+  // Visits the sums that are not due yet.
   void visit(StateVisitor& visitor) { sums_.visit(visitor); }
 
  private:
@@ -57,7 +57,7 @@ class TrainingMetrics {
   ProgressMeter& progress_;
   MetricReducer sums_;
   std::vector<std::pair<Metrics, std::int64_t>> unread_;  // on the host, with their samples; read when due
-  std::size_t shown_ = 0;                                 // of unread_: their losses are in the progress
+  std::size_t shown_ = 0;                                 // count of unread_ whose losses are in the progress
   std::vector<std::pair<Metrics, std::int64_t>> unread_logs_;
   std::deque<Due> due_;  // oldest first
 };

@@ -60,7 +60,7 @@ void TrialContext::warn_of_unread_keys() {
   if (std::exchange(unread_keys_told_, true) || rank() != 0) return;
   std::vector<train::SectionRead> sections{
       {"hyperparameters", &session_.experiment().hyperparameters, hyperparameters_asked_}};
-  sections.front().asked.insert("global_batch_size");  // read by the run
+  sections.front().asked.insert("global_batch_size");  // the run reads this key
   if (!data_.all_asked()) sections.push_back({"data", &data_.given(), data_.asked()});
   const std::string text = train::describe_unread(sections);
   if (!text.empty()) session_.log()->warn("{}", text);
@@ -134,8 +134,8 @@ void TrialContext::wrap_optimizer(const std::string& model, const Optimizer& opt
   own.push_back({.name = model,
                  .includes = [is_of_model](const std::string& name, const at::Tensor&) { return is_of_model(name); },
                  .optimizer = optimizer,
-                 .may_be_empty = !groups.empty()});  // they may have all parameters of the model
-  // Before the groups of wrap_optimizer(optimizer): a parameter belongs to the first group that includes it.
+                 .may_be_empty = !groups.empty()});  // the groups may have all parameters of the model
+  // Goes before the groups of wrap_optimizer(optimizer): a parameter belongs to the first group that includes it.
   std::size_t first = 0;
   for (const auto& [name, range] : wrapped_.groups_of_models) first = std::max(first, range.end);
   wrapped_.groups.insert(wrapped_.groups.begin() + static_cast<std::ptrdiff_t>(first),
@@ -236,8 +236,8 @@ void TrialContext::stop_early(const EarlyStopping& settings) {
 
 namespace {
 
-// Of those that this rank may use: what its own threads leave to the loader. With a GPU one thread issues the work. All
-// ranks of the host share what a cgroup grants.
+// Returns the cores that this rank may use and that its own threads leave to the loader. With a GPU one thread issues
+// the work. All ranks of the host share the cores that a cgroup grants.
 double free_cores(at::Device device, int ranks_of_host) {
   const int used = device.is_cpu() ? at::get_num_threads() : 1;
   auto cpus = static_cast<double>(host::allowed_cpus().size());
@@ -261,7 +261,7 @@ Loader TrialContext::loader(std::shared_ptr<const data::Dataset> dataset, const 
   options.skip_damaged = settings.skip_damaged;
   options.max_skipped = settings.max_skipped;
   options.shuffle_window = settings.shuffle_window;
-  // A little earlier than the others give up on this rank, so that the run ends with the cause.
+  // The loader gives up before the other ranks give up on this rank, so that the run ends with the cause.
   options.timeout = session_.experiment().communication_timeout * 9 / 10;
   options.ranks_of_host = session_.world().local_size;
   if (!device_.is_cpu() && settings.pin) options.allocate = train::pinned_allocator();

@@ -1,4 +1,4 @@
-// Keys of an experiment that its trial has not asked for: slips, as a rule, which would otherwise go unnoticed. Plain
+// Finds keys of an experiment that its trial has not asked for: mostly slips, which would otherwise go unnoticed. Plain
 // functions.
 #pragma once
 
@@ -11,13 +11,13 @@
 namespace dtrain::train {
 
 struct SectionRead {
-  std::string name;             // "hyperparameters"
+  std::string name;             // such as "hyperparameters"
   const Json* given;            // an object
-  std::set<std::string> asked;  // also those that are not given
+  std::set<std::string> asked;  // keys, given or not
 };
 
-// One sentence that names the keys that were given and not asked for, each with the key that was asked for, not given,
-// and differs from it by a slip. Empty where there is no such key.
+// Returns one sentence that names the keys that were given and not asked for. Each comes with the key that differs from
+// it by a slip, was asked for and was not given. Empty if there is no such key.
 std::string describe_unread(std::span<const SectionRead> sections);
 
 }  // namespace dtrain::train

@@ -22,7 +22,7 @@ namespace dtrain::train {
 
 namespace {
 
-// What the ranks have added, from all of them; undefined if none has added anything.
+// Returns the values that the ranks have added; undefined if no rank has added any.
 at::Tensor from_all_ranks(run::RankSession& session, const std::string& name, std::int64_t batch,
                           GatheredMetric& metric) {
   return gather_rows(session, name, batch, metric.take());
@@ -81,7 +81,7 @@ std::optional<Validation::Result> Validation::run(std::int64_t batch, std::int64
     const auto averaged = averages.empty() ? nullptr : step_.values_in_model(averages, /*as_computed=*/true);
     const EvaluationMode evaluation(model);
     const at::NoGradGuard no_grad;
-    // What the batch before has left of the random stream is not there in a run that goes on from a checkpoint.
+    // Seeds anew, because a run that goes on from a checkpoint does not have the stream that the last batch left.
     seed_draws(session_, Draws::kValidation, batch);
     loader_->start_epoch(0);
     while (auto part = loader_->next()) {
@@ -115,7 +115,7 @@ Validation::Result Validation::judge(const ReducedMetrics& reduced) {
   result.metric = value;
   result.best = is_better(value, best_, searcher.smaller_is_better);
   const int kept = session_.experiment().checkpoint_storage.save_trial_best;
-  const auto places = static_cast<std::size_t>(std::max(0, kept - 1));  // after the best one
+  const auto places = static_cast<std::size_t>(std::max(0, kept - 1));  // places after the best value
   result.among_best = insert(value, result.best, places) && kept > 0;
   return result;
 }
@@ -123,7 +123,7 @@ Validation::Result Validation::judge(const ReducedMetrics& reduced) {
 bool Validation::insert(double value, bool best, std::size_t places) {
   const bool smaller_is_better = session_.experiment().searcher.smaller_is_better;
   if (std::isnan(value)) return false;
-  const double after_best = best ? best_.value_or(value) : value;  // a new best one moves the last one down
+  const double after_best = best ? best_.value_or(value) : value;  // a new best value moves the last one down
   const bool moves = !best || best_.has_value();
   if (best) best_ = value;
   if (!moves) return true;

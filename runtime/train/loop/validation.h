@@ -18,10 +18,10 @@
 
 namespace dtrain::train {
 
-// Whether a metric's value becomes the best so far. One that is not a number never does.
+// True if a metric's value becomes the best so far. A value that is not a number never does.
 bool is_better(double value, const std::optional<double>& best, bool smaller_is_better);
 
-// Error if a name is among both: metrics that `function` has returned, and those that were logged meanwhile.
+// Throws Error if a name is both among metrics that `function` has returned and among those logged meanwhile.
 void refuse_both(const Metrics& returned, const Metrics& logged, const char* function);
 
 class Validation {
@@ -33,34 +33,34 @@ class Validation {
   struct Result {
     std::optional<double> metric;  // searcher.metric's value, where the experiment names one
     bool best = false;             // no validation before had a better one
-    bool among_best = false;       // at most checkpoint_storage.save_trial_best - 1 validations before had a better one
+    bool among_best = false;       // fewer than checkpoint_storage.save_trial_best validations before had a better one
     std::map<std::string, double> metrics;  // all of them
   };
-  // Of the average of the weights, where there is one (`optimizations.ema`). Rank 0's buffers (running statistics) are
-  // used on every rank. Metrics are reduced as MetricReducer says, written to
-  // metrics.jsonl. Does nothing (and gives nothing) for a trial without a validation loader, and after a batch that has
-  // been validated. Collective; the same on all ranks.
+  // Validates the average of the weights, if there is one (`optimizations.ema`). Rank 0's buffers (running statistics)
+  // are used on every rank. Metrics are reduced by MetricReducer and written to metrics.jsonl. Does nothing (and
+  // returns nothing) for a trial without a validation loader, and after a batch that has been validated. Collective;
+  // the same on all ranks.
   std::optional<Result> run(std::int64_t batch, std::int64_t epoch);
 
   // Evaluates one batch to see that searcher.metric and the metric of early stopping are there, before hours are spent
-  // on training: AgreedError. Leaves nothing behind. Where no rank has a batch to evaluate, run() finds out.
+  // on training: AgreedError if not. Leaves nothing behind. If no rank has a batch to evaluate, run() finds out.
   void check_metric();
   void visit(StateVisitor& visitor);
-  // The next value becomes the best one, whatever was before.
+  // Makes the next value the best one, whatever the values before.
   void forget_best() {
     best_.reset();
     next_best_.clear();
   }
 
  private:
-  // Without gradients, in the types of training. What the trial has logged is in `logged`.
+  // Evaluates without gradients, in the types of training. `logged` gets the metrics that the trial has logged.
   Metrics evaluate(const Batch& batch, Metrics& logged);
-  // Adds those of context.add_metric(). Collective.
+  // Adds the metrics of context.add_metric(). Collective.
   void add_metrics_of_all(ReducedMetrics& reduced, std::int64_t batch);
   void require_metrics(const std::vector<std::string>& names) const;
 
   Result judge(const ReducedMetrics& reduced);
-  // Notes a value of searcher.metric, of which `places` are kept besides the best one. True: it is among those.
+  // Notes a value of searcher.metric, of which `places` are kept besides the best one. Returns true if it is kept.
   bool insert(double value, bool best, std::size_t places);
   void report(const ReducedMetrics& reduced, const Result& result, std::int64_t batch, std::int64_t epoch);
 
@@ -72,11 +72,11 @@ class Validation {
   SkippedSamples skipped_;
   DeviceFeed feed_;
   const std::string stopping_metric_;
-  StepsInFlight in_flight_;  // so that the host, and memory for its batches, is bounded here too
+  StepsInFlight in_flight_;  // bounds the host's lead, and memory for its batches, here too
   MetricReducer metrics_;
   std::int64_t last_batch_ = -1;
-  std::optional<double> best_;     // of searcher.metric
-  std::vector<double> next_best_;  // those after it of which checkpoints are kept, the best first
+  std::optional<double> best_;     // value of searcher.metric
+  std::vector<double> next_best_;  // the next best values whose checkpoints are kept, the best first
 };
 
 }  // namespace dtrain::train

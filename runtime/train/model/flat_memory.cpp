@@ -15,8 +15,8 @@ namespace dtrain::train {
 
 namespace {
 
-constexpr std::int64_t kCacheLine = 64;                // bytes: a cache line, and what the widest vector loads like
-constexpr std::int64_t kMostRanksWithEqualParts = 64;  // with more, padding would cost more than it brings
+constexpr std::int64_t kCacheLine = 64;                // bytes: a cache line, and good for the widest vector loads
+constexpr std::int64_t kMostRanksWithEqualParts = 64;  // with more ranks, padding would cost more than it saves
 
 std::size_t flat_bytes(std::int64_t elements, at::ScalarType type) {
   return static_cast<std::size_t>(elements) * c10::elementSize(type);
@@ -46,7 +46,7 @@ std::int64_t FlatMemory::alignment(bool equal_parts) const {
 
 FlatMemory::Block FlatMemory::exchanged(std::int64_t elements, at::ScalarType type) {
   if (!on_host()) {
-    // NCCL takes this memory from the device, where libtorch may keep for itself what its tensors no longer use.
+    // NCCL takes this memory from the device, where libtorch may keep memory that its tensors no longer use.
     auto* const allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device_.type()));
     if (allocator != nullptr) allocator->emptyCache();
   }

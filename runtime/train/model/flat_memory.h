@@ -1,5 +1,5 @@
-// Where flat tensors lie: a model's parameters and gradients, the optimizer's state, what local steps remember. They
-// lie on the device that the rank trains on. Besides this file, only compressors add offsets to an address
+// The memory of flat tensors: a model's parameters and gradients, the optimizer's state, the start values of local
+// steps. It is on the device on which the rank trains. Besides this file, only compressors add offsets to an address
 // (compression/compression_setup.cpp).
 //
 // Training thread only.
@@ -16,48 +16,47 @@
 
 namespace dtrain::train {
 
-// A stretch of a flat buffer: what a rank updates, or what travels together.
+// A stretch of a flat buffer, which a rank updates or which is exchanged as a whole.
 struct FlatRange {
-  std::size_t group = 0;            // of FlatParameters
+  std::size_t group = 0;            // group of FlatParameters
   std::int64_t begin = 0, end = 0;  // elements
   std::int64_t size() const { return end - begin; }
   bool operator==(const FlatRange&) const = default;
 };
 
-comm::DataType comm_type(at::ScalarType type);  // Error: a type that parameters and gradients do not have
+comm::DataType comm_type(at::ScalarType type);  // Error for a type that parameters and gradients cannot have
 
 class FlatMemory {
  public:
-  // A flat tensor in memory of the communicator. Nothing may use the tensor, or a view of it, without the buffer.
+  // A flat tensor in memory of the communicator. The buffer outlives every use of the tensor and of its views.
   struct Block {
     at::Tensor tensor;
     std::unique_ptr<comm::Buffer> buffer;
   };
 
-  // `communicator`, which is the device's, outlives this and every block.
+  // `communicator`, which is the device's, outlives this object and every block.
   FlatMemory(comm::Communicator& communicator, c10::Device device) : communicator_(communicator), device_(device) {}
 
-  // Zeroed memory from which collectives copy nothing. Collective.
+  // Returns zeroed memory with which collectives work without a copy. Collective.
   Block exchanged(std::int64_t elements, at::ScalarType type);
-  // One memory that every rank maps; empty on every rank where the ranks have no memory in common. Collective.
+  // Returns one memory that every rank maps; empty on every rank if the ranks have no memory in common. Collective.
   std::optional<Block> common(std::int64_t elements, at::ScalarType type);
-  // This rank's own memory, zeroed. On a CPU in pages of its own: a page exists once it is written, so a rank that
-  // keeps a part pays for that part alone, and all pages go back to the kernel with the tensor. SystemError where the
-  // kernel refuses.
+  // Returns this rank's own memory, zeroed. On a CPU it has pages of its own: a page exists once it is written, so a
+  // rank that keeps a part pays for that part alone, and all pages go back to the kernel with the tensor. SystemError
+  // where the kernel refuses.
   at::Tensor own(std::int64_t elements, at::ScalarType type) const;
   at::Tensor own_copy(const at::Tensor& flat) const;
 
   c10::Device device() const { return device_; }
   bool on_host() const { return device_.is_cpu(); }
-  // What parameters are padded to, in bytes: a cache line, and on a device as many of them as there are ranks, so that
-  // every bucket has parts of one size (NCCL's operations on parts need that). `equal_parts`: the same on a CPU,
-  // however many ranks there are: where gradients and values differ in size, equal parts alone are the same elements of
-  // both.
+  // Returns the bytes to which parameters are padded: a cache line; on a device one for each rank, so that every bucket
+  // has parts of one size (NCCL's operations on parts need that). `equal_parts`: the same on a CPU, however many ranks
+  // there are: where gradients and values differ in size, only equal parts are the same elements of both.
   std::int64_t alignment(bool equal_parts = false) const;
 
-  // The address of an element, for collectives.
+  // Returns the address of an element, for collectives.
   static std::byte* address(const at::Tensor& flat, std::int64_t element = 0);
-  // Bytes of the pages of memory that lie wholly inside these elements.
+  // Returns the bytes of the pages that lie wholly inside these elements.
   static std::int64_t whole_pages(const at::Tensor& flat, std::int64_t first, std::int64_t elements);
   static void clear(const at::Tensor& flat, std::int64_t first, std::int64_t elements);
 

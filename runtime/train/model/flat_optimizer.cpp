@@ -135,7 +135,7 @@ std::size_t FlatOptimizer::include(const ParameterGroup& group, std::size_t rule
   return included;
 }
 
-// The first few, for an error.
+// Returns the names of the first parameters, for an error.
 std::string FlatOptimizer::names_of_parameters() const {
   constexpr std::size_t kMost = 5;
   const auto parameters = parameters_.parameters();
@@ -187,7 +187,7 @@ void FlatOptimizer::advance_schedule() {
 
 std::vector<FlatOptimizer::Segment> FlatOptimizer::segments(std::span<const std::uint8_t> used,
                                                             std::span<const std::uint8_t> in_step) const {
-  // Parameters of several groups may alternate, so the open segment is kept for each group.
+  // Parameters of several groups may alternate, so each group has an open segment of its own.
   std::vector<Segment> result;
   std::vector<std::ptrdiff_t> open(parameters_.groups().size(), -1);
   const auto parameters = parameters_.parameters();
@@ -222,7 +222,7 @@ std::vector<FlatOptimizer::Segment> FlatOptimizer::segments(std::span<const std:
   return result;
 }
 
-// One for all parameters whose updates on the host and on the device are as many: `counts` of each parameter.
+// Makes one counter for all parameters whose updates on the host and on the device (`counts`) are equally many.
 void FlatOptimizer::make_counters(std::span<const float> counts) {
   counters_.clear();
   ++moves_;
@@ -236,7 +236,7 @@ void FlatOptimizer::make_counters(std::span<const float> counts) {
   }
 }
 
-// A step that uses some of the parameters that have been counted together gives those a counter of their own.
+// Gives parameters in `used` a counter of their own if they share one with parameters that are not.
 void FlatOptimizer::separate_counters(std::span<const std::uint8_t> used) {
   const std::size_t counters = counters_.size();
   for (std::size_t c = 0; c < counters; ++c) {
@@ -429,7 +429,7 @@ void FlatOptimizer::visit(StateVisitor& visitor) {
   for (std::size_t i = 0; i < parameters.size(); ++i) visitor.number("updates/" + parameters[i].name, updates_[i]);
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     if (visitor.replaces()) averaged_[i] = steps_ > 0 ? 1 : 0;
-    // One of several models may not have stepped yet.
+    // With several models, a model may not have stepped yet.
     if (average_ && has_several_models()) visitor.number("averaged/" + parameters[i].name, averaged_[i]);
   }
   if (visitor.replaces()) {
@@ -438,7 +438,7 @@ void FlatOptimizer::visit(StateVisitor& visitor) {
   }
   const auto& names = state_names();
   for (std::size_t g = 0; g < states_.size(); ++g) {
-    if (kept_) {  // so the visitor does not need values
+    if (kept_) {  // the visitor does not need values then
       const auto& group = parameters_.groups()[g];
       const at::Tensor shape = at::empty_like(group.values, at::TensorOptions().device(at::kMeta));
       for (const std::string& name : names) parameters_.visit_like(visitor, name, g, shape);

@@ -13,7 +13,7 @@ namespace dtrain::train {
 
 namespace {
 
-// The device of the model's parameters, which train on one.
+// Returns the device of the model's parameters; ConfigError if they are on several.
 c10::Device device_of(const torch::nn::Module& model) {
   std::optional<c10::Device> device;
   for (const auto& item : model.named_parameters()) {
@@ -32,8 +32,8 @@ std::int64_t padded_elements(std::int64_t elements, std::int64_t element_size, s
   return (elements + step - 1) / step * step;
 }
 
-// Those of layers that normalise: their statistics and sums need float32, and they are small. Told by the class of the
-// layer, as libtorch's and TorchScript's names have it: BatchNorm2d, LayerNorm, GroupNorm, InstanceNorm1d, RMSNorm.
+// Finds parameters of layers that normalise, which need float32 for statistics and sums, and are small. The layer's
+// class has "Norm" in libtorch's or TorchScript's name: BatchNorm2d, LayerNorm, GroupNorm, InstanceNorm1d, RMSNorm.
 std::set<const at::TensorImpl*> normalisation_parameters(const torch::nn::Module& model) {
   std::set<const at::TensorImpl*> found;
   for (const auto& module : model.modules(/*include_self=*/false)) {
@@ -48,8 +48,8 @@ bool is_convolution_weight(const at::Tensor& tensor) {
   return tensor.dim() == 4 || tensor.dim() == 5;
 }
 
-// The same values, in the strides of channels_last also where dimensions of one element leave them open: libtorch
-// chooses a convolution's kernel by the strides.
+// Returns the same values with the strides of channels_last, also where dimensions of one element leave the strides
+// open: libtorch chooses a convolution's kernel by the strides.
 at::Tensor in_channels_last(const at::Tensor& weight) {
   const auto strides = weight.dim() == 4 ? c10::get_channels_last_strides_2d(weight.sizes())
                                          : c10::get_channels_last_strides_3d(weight.sizes());
@@ -57,8 +57,8 @@ at::Tensor in_channels_last(const at::Tensor& weight) {
   return copy.copy_(weight);
 }
 
-// The same elements as a storage of their own: torch.save() writes storages whole, and would write all parameters for
-// one.
+// Returns the same elements as a storage of their own: torch.save() writes whole storages, which here means all
+// parameters.
 at::Tensor with_own_storage(const at::Tensor& dense) {
   c10::DataPtr place(
       dense.mutable_data_ptr(), new at::Tensor(dense), [](void* owner) { delete static_cast<at::Tensor*>(owner); },
@@ -233,7 +233,7 @@ std::int64_t FlatParameters::release_gradients(const FlatRange& range) {
 void FlatParameters::clear_and_release_gradients(const FlatRange& range) {
   const at::Tensor& flat = groups_[range.group].gradients;
   if (release_gradients(range) == 0) return FlatMemory::clear(flat, range.begin, range.size());
-  // What lies before and behind the whole pages.
+  // Clears the bytes before and after the whole pages.
   const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
   const auto begin = reinterpret_cast<std::uintptr_t>(FlatMemory::address(flat, range.begin));
   const auto end = reinterpret_cast<std::uintptr_t>(FlatMemory::address(flat, range.end));

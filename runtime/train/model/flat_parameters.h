@@ -7,7 +7,7 @@
 // stays zero.
 //
 // The model's tensors are views of the values, or of copies in the form in which the model computes (mixed precision,
-// memory formats): those follow the values after each update, and everything but the model works with the values.
+// memory formats). Copies follow the values after each update, and all code but the model works with the values.
 #pragma once
 
 #include <cstdint>
@@ -28,12 +28,12 @@
 
 namespace dtrain::train {
 
-// In which types the model computes with its float32 parameters. The types of other parameters stay.
+// The types in which the model computes with its float32 parameters. The types of other parameters stay.
 struct ParameterTypes {
-  // There is a copy in this type, which is narrower than float32, and model tensors may be views of it.
+  // The type of a copy, narrower than float32, of which model tensors may be views.
   std::optional<at::ScalarType> shadow{};
-  bool bfloat16 = false;   // they all are from the start, but for those of normalisation layers, which stay float32
-  bool gradients = false;  // and their gradients are bfloat16, too
+  bool bfloat16 = false;   // all are bfloat16 from the start, except in normalisation layers, which stay float32
+  bool gradients = false;  // the gradients of these are bfloat16, too
 };
 
 class FlatParameters {
@@ -41,75 +41,74 @@ class FlatParameters {
   struct Parameter {
     std::string name;
     at::Tensor tensor;  // the model's own
-    // The view of its group's `gradients`, or `narrow_gradients`, of the shape and strides that the model began with.
+    // The view of its group's `gradients`, or `narrow_gradients`, with the parameter's original shape and strides.
     at::Tensor gradient;
     std::size_t group = 0;
-    std::size_t model = 0;    // which of the trial's models it belongs to: number_models()
+    std::size_t model = 0;    // index of the trial's model that it belongs to: number_models()
     std::int64_t offset = 0;  // in elements, in the group
     std::int64_t padded = 0;  // elements up to the next parameter
-    // Other tensors of the model in the same memory, where set_data() tied them: those with a gradient of their own,
-    // which is added to this one's, and the others.
+    // Other tensors of the model in the same memory, where set_data() tied them: `tied` have a gradient of their own,
+    // which is added to this parameter's gradient; `aliases` do not.
     std::vector<at::Tensor> tied;
     std::vector<at::Tensor> aliases;
     bool in_shadow = false;        // the model computes with its shadow
     bool narrow_gradient = false;  // keep_narrow_gradient() holds
-    at::Tensor copy;               // in channels_last memory, which `tensor` is a view of; undefined: none
-    const void* place = nullptr;   // where place() has put `tensor`
+    at::Tensor copy;               // in channels_last memory; `tensor` is a view of it; undefined: none
+    const void* place = nullptr;   // address at which place() has put `tensor`
   };
   struct Group {
-    at::ScalarType dtype;           // of the values, which updates change
-    at::ScalarType gradient_dtype;  // of the gradients: the same, or bfloat16
-    bool bfloat16 = false;          // ParameterTypes::bfloat16 holds for these
+    at::ScalarType dtype;           // type of the values, which updates change
+    at::ScalarType gradient_dtype;  // type of the gradients: the same, or bfloat16
+    bool bfloat16 = false;          // ParameterTypes::bfloat16 holds for these parameters
     at::Tensor values{};
     at::Tensor shadow{};  // the values in a narrower type, rounded to nearest even; undefined: none
     at::Tensor gradients{};
-    at::Tensor narrow_gradients{};  // of keep_narrow_gradient(), in the shadow's type, laid out alike; undefined: none
-    std::unique_ptr<comm::Buffer> memory{};  // of `gradients`
-    std::int64_t element_size = 0;           // of a value, in bytes
-    std::int64_t gradient_size = 0;          // of a gradient
+    at::Tensor narrow_gradients{};  // of keep_narrow_gradient(), in the shadow's type and layout; undefined: none
+    std::unique_ptr<comm::Buffer> memory{};  // memory of `gradients`
+    std::int64_t element_size = 0;           // bytes of a value
+    std::int64_t gradient_size = 0;          // bytes of a gradient
   };
 
-  // Collective (it allocates). `communicator` is that of the device that the model is on. Parameters that do not
-  // require gradients are left where they are. ConfigError names two tensors of which only parts lie in the same
-  // memory.
+  // Collective (it allocates). `communicator` is that of the model's device. Parameters that do not require gradients
+  // are left where they are. ConfigError names two tensors of which only parts lie in the same memory.
   FlatParameters(const torch::nn::Module& model, comm::Communicator& communicator, const ParameterTypes& types = {});
 
   std::span<Parameter> parameters() { return parameters_; }
   std::span<const Parameter> parameters() const { return parameters_; }
   std::span<Group> groups() { return groups_; }
   std::span<const Group> groups() const { return groups_; }
-  // The memory of all of it.
+  // The memory of values, gradients and copies.
   FlatMemory& memory() { return memory_; }
   const FlatMemory& memory() const { return memory_; }
-  // The view of its group's values with a parameter's shape.
+  // Returns the view of its group's values with the parameter's shape.
   at::Tensor values_of(const Parameter& parameter) const;
   // Puts a group's values into `memory`, which holds them already, laid out alike: the model's tensors that were views
-  // of the values become views of it. The same for its shadow.
+  // of the values become views of `memory`. place_shadow() does the same for the shadow.
   void place_values(std::size_t group, const at::Tensor& memory);
   void place_shadow(std::size_t group, const at::Tensor& memory);
-  // Whether a parameter's tensor lies where training has put it.
+  // True if a parameter's tensor lies where training has put it.
   bool in_place(const Parameter& parameter) const;
 
-  // Says which parameters belong to which of several models, which are the children of the model with these names.
+  // Notes which parameters belong to which of several models: the models are the model's children with these names.
   void number_models(std::span<const std::string> children);
 
-  // From now on the model computes with the parameter's shadow, or with its values. Between two batches.
+  // From now on the model computes with the parameter's shadow, or with its values. To be called between two batches.
   void compute_in_shadow(std::size_t parameter, bool in_shadow);
-  // From now on the gradient of a parameter that the model computes with in its shadow stays in the type in which
-  // backward makes it: no pass over memory converts it, and the update widens it. Only for gradients that are not
-  // exchanged, scaled or summed over batches. Between two windows; the gradient moves.
+  // From now on the gradient of a parameter whose shadow the model computes with stays in the type in which backward
+  // makes it: no pass over memory converts it, and the update widens it. Only for gradients that are not exchanged,
+  // scaled or summed over batches. To be called between two windows; the gradient moves.
   void keep_narrow_gradient(std::size_t parameter);
-  // Gives the memory of gradients that nothing needs any more back to the kernel, in whole pages. They are zeros until
-  // they are written again. Only if the operations on them are complete on this rank. Returns the bytes that went back;
-  // 0 on a device.
+  // Returns the memory of gradients that are no longer needed to the kernel, in whole pages. They are zeros until they
+  // are written again. Only if the operations on them are complete on this rank. Returns the bytes given back; 0 on a
+  // device.
   std::int64_t release_gradients(const FlatRange& range);
-  // The same, and zeros in the memory that does not go back.
+  // The same, and clears the memory that is not given back.
   void clear_and_release_gradients(const FlatRange& range);
-  // Between two batches or two steps: updates have changed these parameters (an element of `changed` for each; empty:
-  // all), so a backward through a graph that has seen their old values is an error of autograd.
+  // To be called between two batches or two steps when updates have changed these parameters (an element of `changed`
+  // for each; empty: all): a backward through a graph with their old values becomes an error of autograd.
   void mark_changed(std::span<const std::uint8_t> changed);
   // From now on convolution weights (parameters of 4 and 5 dimensions) lie in channels_last memory, or as the model
-  // made them. Between two batches.
+  // made them. To be called between two batches.
   void set_channels_last(bool on);
   bool has_convolution_weights() const;
   // To be called after updates have changed values and shadows: updates the copies in another memory format.
@@ -119,13 +118,13 @@ class FlatParameters {
   // To be called after the model has written this tensor: copies its contents to the values.
   void take_over(std::size_t parameter);
 
-  // While this object lives, the model's tensors are other values than those that it computes with in training: those
-  // that updates change, in their type, for writing files.
+  // During its lifetime the model's tensors are other values than those with which it computes in training: those that
+  // updates change, in their type, for writing files.
   class ValuesInModel {
    public:
     explicit ValuesInModel(FlatParameters& parameters);
-    // Or `instead`: of each group a tensor laid out as its values. `as_computed`: in the types and memory formats in
-    // which the model computes.
+    // Takes the values of `instead`: for each group a tensor laid out as its values. `as_computed`: in the types and
+    // memory formats in which the model computes.
     ValuesInModel(FlatParameters& parameters, const std::vector<at::Tensor>& instead, bool as_computed);
     ~ValuesInModel();
     ValuesInModel(const ValuesInModel&) = delete;
@@ -145,7 +144,7 @@ class FlatParameters {
   // Makes the model's tensors of this parameter views of the memory that the model computes with.
   void place(Parameter& parameter);
   static void put_into_model(Parameter& parameter, const at::Tensor& view);
-  // The source of copies: the shadow if the model computes with it, else the values.
+  // Returns the source of copies: the shadow if the model computes with it, else the values.
   at::Tensor source_of(const Parameter& parameter) const;
 
   FlatMemory memory_;

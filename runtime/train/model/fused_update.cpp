@@ -15,16 +15,16 @@
 namespace dtrain::train {
 namespace {
 
-// Threads divide an update into pieces of a multiple of this: a line of memory of the shadow, the narrowest array. As a
-// multiple of 8 it leaves the bits alone.
+// Threads divide an update into pieces of a multiple of this number of elements: a cache line of the shadow, the
+// narrowest array. A multiple of 8 does not change the bits.
 constexpr std::int64_t kUnit = 32;
-// Fewer elements a thread would not be worth waking it.
+// For fewer elements a thread is not worth waking.
 constexpr std::int64_t kLeastPerThread = 64 * 1024;
-// A shadow of more elements would push everything else out of the caches, and would not stay there itself.
+// From this many elements on, a shadow would push all else out of the caches and not stay there itself.
 constexpr std::int64_t kStreamFrom = 2 * 1024 * 1024;
 // Elements that stay in a core's cache from the conversion of gradients to the copy of values.
 constexpr std::int64_t kConvertedAtOnce = 64 * 1024;
-// On a device: their conversion takes little memory, and far longer than the launch of its kernel.
+// On a device the conversion takes little memory, and far longer than the launch of its kernel.
 constexpr std::int64_t kConvertedAtOnceOnDevice = 4 * 1024 * 1024;
 
 void update_on_host(const FusedKernels& kernels, const at::Tensor& values, const at::Tensor& gradients,
@@ -52,7 +52,7 @@ void update_on_host(const FusedKernels& kernels, const at::Tensor& values, const
       });
 }
 
-// A type that is not the values' is converted first, and the shadow copied afterwards, block by block.
+// Converts gradients of another type than the values' first, and copies the shadow afterwards, block by block.
 void update_with_libtorch(const FusedKernels& kernels, const at::Tensor& values, const at::Tensor& gradients,
                           at::TensorList states, const UpdateStep& step) {
   const bool converts = gradients.scalar_type() != values.scalar_type();
@@ -71,7 +71,7 @@ void update_with_libtorch(const FusedKernels& kernels, const at::Tensor& values,
 
 constexpr int kComparedUpdates = 3;
 
-// Uniform in [-1, 1), but for a few that make the first update special.
+// Returns numbers uniform in [-1, 1), except for a few that make the first update special.
 at::Tensor random_numbers(std::minstd_rand& random, std::int64_t count) {
   const at::Tensor numbers = at::empty({count}, at::kFloat);
   float* const data = numbers.mutable_data_ptr<float>();
@@ -86,7 +86,7 @@ at::Tensor random_numbers(std::minstd_rand& random, std::int64_t count) {
   return numbers;
 }
 
-// Elements from 0 on, -1 for none.
+// Returns the index of the first element with other bits, or -1.
 template <class Bits, class IsNan>
 std::int64_t first_other_bits(const at::Tensor& a, const at::Tensor& b, const IsNan& both_nan) {
   const auto* const left = static_cast<const Bits*>(a.const_data_ptr());
@@ -116,7 +116,7 @@ UpdateKernel FusedUpdate::kernel(c10::DeviceType device, at::ScalarType type) co
 void FusedUpdate::update(const at::Tensor& values, const at::Tensor& gradients, at::TensorList states,
                          const UpdateStep& step) const {
   const bool own = !difference_ && values.device().is_cpu() && values.scalar_type() == at::kFloat &&
-                   !step.device.divisor.defined() &&  // libtorch's replaces gradients by their quotient
+                   !step.device.divisor.defined() &&  // libtorch's kernel replaces gradients by their quotient
                    (!step.shadow.defined() || step.shadow.scalar_type() == at::kBFloat16);
   if (own) {
     update_on_host(*kernels_, values, gradients, states, step);
@@ -127,7 +127,7 @@ void FusedUpdate::update(const at::Tensor& values, const at::Tensor& gradients, 
 
 std::optional<std::string> difference_from_libtorch(const FusedKernels& kernels) {
   const at::NoGradGuard no_grad;
-  // Whole vectors for each of libtorch's threads, however it divides them, then elements that fill no vector.
+  // Whole vectors for each of libtorch's threads, in whatever way it divides them, then elements that fill no vector.
   const std::int64_t threads = at::get_num_threads();
   const std::int64_t whole = 16 * threads * (1 + 16 / threads), rest = 7, count = whole + rest;
   std::minstd_rand random(18);

@@ -1,6 +1,6 @@
-// An optimizer that libtorch and dtrain both have as one pass over memory. dtrain's (kernels/update.h) also reads
-// bfloat16 gradients and writes bfloat16 copies in that pass. It has to give the bits of libtorch's: this is tried on a
-// few numbers when an optimizer is made, and where one bit differs, libtorch's is used.
+// An optimizer that libtorch and dtrain both have as one pass over memory. dtrain's pass (kernels/update.h) also reads
+// bfloat16 gradients and writes bfloat16 copies. It has to give the bits of libtorch's: both are compared on a few
+// numbers when an optimizer is made, and where one bit differs, libtorch's is used.
 #pragma once
 
 #include <memory>
@@ -20,11 +20,11 @@ class FusedKernels {
   virtual ~FusedKernels() = default;
   virtual double learning_rate() const = 0;
   virtual std::vector<std::string> state_names() const = 0;
-  // libtorch's, as OptimizerUpdate::update() has it, but for gradients of another type and the shadow.
+  // Runs libtorch's kernel, as OptimizerUpdate::update(), but for gradients of another type and the shadow.
   virtual void libtorch(const at::Tensor& values, const at::Tensor& gradients, at::TensorList states,
                         const UpdateStep& step) const = 0;
-  // dtrain's, on the CPU. `states` is in the order of state_names(), each as long as the stretch. Of `step` it takes
-  // rate and updates alone.
+  // Runs dtrain's kernel, on the CPU. `states` is in the order of state_names(), each as long as the stretch. It takes
+  // only rate and updates of `step`.
   virtual void own(const kernels::Stretch& stretch, std::span<float* const> states, const UpdateStep& step) const = 0;
 };
 
@@ -36,17 +36,17 @@ class FusedUpdate final : public OptimizerUpdate {
   double learning_rate() const override { return kernels_->learning_rate(); }
   std::vector<std::string> state_names() const override { return kernels_->state_names(); }
   UpdateKernel kernel(c10::DeviceType device, at::ScalarType type) const override;
-  // With the own kernel, on as many threads as libtorch uses: small updates on one. Without it, gradients are converted
-  // and copies made block by block.
+  // Updates with the own kernel, on as many threads as libtorch uses: small updates on one. Without the own kernel,
+  // gradients are converted and copies made block by block.
   void update(const at::Tensor& values, const at::Tensor& gradients, at::TensorList states,
               const UpdateStep& step) const override;
 
  private:
   std::unique_ptr<const FusedKernels> kernels_;
-  std::optional<std::string> difference_;  // from libtorch
+  std::optional<std::string> difference_;  // difference of the own kernel from libtorch's; empty: none
 };
 
-// What libtorch's fused kernels take: which update this is, from 1; and what may be absent.
+// Arguments of libtorch's fused kernels: the number of this update, from 1; and a tensor that may be absent.
 at::Tensor number_for_libtorch(const at::Tensor& values, const UpdateStep& step);
 inline std::optional<at::Tensor> optional(const at::Tensor& tensor) {
   return tensor.defined() ? std::optional(tensor) : std::nullopt;
@@ -61,8 +61,8 @@ void with_rate(const UpdateStep& step, const Kernel& kernel) {
   }
 }
 
-// Where the own kernel first differs from libtorch's in a bit: "element 17 of exp_avg after update 2"; NaN equals NaN.
-// Updates of numbers that are the same in every process, on libtorch's threads.
+// Returns where the own kernel first differs from libtorch's in a bit: "element 17 of exp_avg after update 2"; NaN
+// equals NaN. Updates numbers that are the same in every process, on libtorch's threads.
 std::optional<std::string> difference_from_libtorch(const FusedKernels& kernels);
 
 }  // namespace dtrain::train

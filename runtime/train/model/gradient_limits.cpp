@@ -16,7 +16,7 @@ std::vector<RangeOfSet> split_by_set(const FlatParameters& parameters, const Gra
     for (const FlatRange& range : ranges) result.push_back({range, 0});
     return result;
   }
-  // Of each group, where another set begins.
+  // The places in each group where another set begins.
   struct Begin {
     std::int64_t offset = 0;
     std::size_t set = 0;

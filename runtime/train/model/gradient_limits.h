@@ -1,6 +1,6 @@
-// How gradients are clipped: which parameters share a limit. Parameter groups with a limit of their own are a set each;
-// all other parameters are set 0, whose limits come with each update (Update::max_norm, max_value). A limit of the norm
-// is that of the norm over the set.
+// The limits by which gradients are clipped, and the parameters that share a limit. Each parameter group with a limit
+// of its own is a set; all other parameters are set 0, whose limits come with each update (Update::max_norm,
+// max_value). A limit of the norm applies to the norm over the set.
 #pragma once
 
 #include <cstddef>
@@ -14,16 +14,16 @@ namespace dtrain::train {
 
 struct GradientLimits {
   struct Limit {
-    double max_norm = 0;   // L2; 0: none
-    double max_value = 0;  // of each element; 0: none
+    double max_norm = 0;   // L2; 0: no limit
+    double max_value = 0;  // of each element; 0: no limit
   };
-  std::vector<Limit> own;           // of the sets from 1 on
-  std::vector<std::size_t> set_of;  // of each parameter; empty: all are in set 0
+  std::vector<Limit> own;           // limits of the sets from 1 on
+  std::vector<std::size_t> set_of;  // set of each parameter; empty: all are in set 0
 
   std::size_t sets() const { return own.size() + 1; }
-  // Of a set, where `common` is that of set 0.
+  // Returns the limit of a set; `common` is that of set 0.
   const Limit& of(std::size_t set, const Limit& common) const { return set == 0 ? common : own[set - 1]; }
-  // Whether a norm is limited anywhere.
+  // True if the norm of any set is limited.
   bool limits_norms(const Limit& common) const;
 };
 
@@ -32,7 +32,7 @@ struct RangeOfSet {
   FlatRange range;
   std::size_t set = 0;
 };
-// `ranges` in pieces, in their order. Padding belongs to the parameter before it.
+// Returns `ranges` in pieces, in their order. Padding belongs to the parameter before it.
 std::vector<RangeOfSet> split_by_set(const FlatParameters& parameters, const GradientLimits& limits,
                                      std::span<const FlatRange> ranges);
 

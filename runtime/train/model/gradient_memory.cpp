@@ -8,12 +8,12 @@ namespace dtrain::train {
 
 namespace {
 constexpr std::uint8_t kPriority = 1;           // libtorch's own has 0
-thread_local GradientMemory* lender = nullptr;  // the one whose backward this thread runs
+thread_local GradientMemory* lender = nullptr;  // the object whose backward this thread runs
 }  // namespace
 
 class GradientMemory::Dispatcher final : public c10::Allocator {
  public:
-  // Stands before the allocator that was there, for the rest of the process.
+  // Puts the dispatcher before the allocator that was there, for the rest of the process.
   static void install() {
     static Dispatcher* const installed = [] {
       auto* dispatcher = new Dispatcher(*c10::GetCPUAllocator());

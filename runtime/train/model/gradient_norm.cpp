@@ -10,7 +10,7 @@ namespace dtrain::train {
 namespace {
 
 constexpr std::int64_t kLine = 64;  // bytes
-constexpr int kLeafLevel = 6;       // lines of a branch that is summed in one go: 2^6
+constexpr int kLeafLevel = 6;       // lines of a branch that is summed at once: 2^6
 constexpr std::size_t kLeafLines = 1u << kLeafLevel;
 
 template <typename T>
@@ -91,7 +91,7 @@ double combine(std::span<const NormBranch> branches, std::span<const double> sum
   std::vector<Open> open;
   for (std::size_t i = 0; i < branches.size(); ++i) {
     open.push_back({branches[i], sums[i]});
-    // Two that are halves of the same branch become it.
+    // Joins two halves of the same branch.
     while (open.size() > 1) {
       Open& left = open[open.size() - 2];
       const Open& right = open.back();

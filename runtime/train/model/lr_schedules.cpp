@@ -19,12 +19,12 @@ void require_total(const char* schedule, std::int64_t total) {
           "use 1 optimizer step or more");
 }
 
-// How much of `total` steps is over, at most 1.
+// Returns the part of `total` steps that is over, at most 1.
 double part(std::int64_t step, std::int64_t total) {
   return std::min(1.0, static_cast<double>(step) / static_cast<double>(total));
 }
 
-// Half a cosine from `from` to `to`, at `progress` from 0 to 1.
+// Returns the value on half a cosine from `from` to `to`, at `progress` from 0 to 1.
 double along_cosine(double from, double to, double progress) {
   return to + (from - to) * 0.5 * (1 + std::cos(std::numbers::pi * progress));
 }
@@ -68,7 +68,7 @@ LrSchedule cosine(std::int64_t total, double final_factor) {
   return [=](std::int64_t s) { return along_cosine(1, final_factor, part(s, total)); };
 }
 
-// The last step that rises, and the last step, have fractions as PyTorch's have.
+// The rise may end at a fraction of a step, as PyTorch's may.
 LrSchedule one_cycle(std::int64_t total, double rise, double div_factor, double final_div_factor) {
   require_total("one_cycle", total);
   require(rise >= 0 && rise <= 1, "lr::one_cycle: rise is " + std::to_string(rise), "use 0 to 1");

@@ -69,7 +69,7 @@ Json describe_optimizer(const std::optional<Optimizer>& optimizer, const FlatPar
                                      [](const auto& a, const auto& b) { return a.values.numel() < b.values.numel(); });
   if (most == groups.end()) return result;
   const auto update = std::visit([](const auto& held) { return held.make_update(); }, *optimizer);
-  const at::ScalarType updated = most->dtype == at::kDouble ? at::kDouble : at::kFloat;  // what is narrower has a copy
+  const at::ScalarType updated = most->dtype == at::kDouble ? at::kDouble : at::kFloat;  // narrower types have a copy
   const UpdateKernel kernel = update->kernel(most->values.device().type(), updated);
   result["kernel"] = kernel.whose;
   if (!kernel.why.empty()) result["kernel_reason"] = kernel.why;

@@ -22,17 +22,17 @@ struct MemoryExtent {
 };
 
 MemoryExtent extent_of(const std::string& name, const at::Tensor& tensor) {
-  std::int64_t last = 0;  // the highest element
+  std::int64_t last = 0;  // index of the highest element
   for (std::int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
   const auto* begin = static_cast<const std::byte*>(tensor.const_data_ptr());
   return {begin, begin + (last + 1) * tensor.itemsize(), name, tensor.requires_grad()};
 }
 
-// Laid out flat, tensors that share a part of their memory would no longer share it.
+// Throws ConfigError for tensors that share a part of their memory: laid out flat, they would no longer share it.
 void refuse_partial_overlap(std::vector<MemoryExtent> extents) {
   std::sort(extents.begin(), extents.end(), [](const auto& a, const auto& b) { return a.begin < b.begin; });
-  const MemoryExtent* longest = nullptr;            // of those before, the one that ends last
-  const MemoryExtent* longest_trainable = nullptr;  // the same of those that move
+  const MemoryExtent* longest = nullptr;            // the extent before this one that ends last
+  const MemoryExtent* longest_trainable = nullptr;  // the same among those that training moves
   for (const MemoryExtent& extent : extents) {
     const MemoryExtent* other = extent.trainable ? longest : longest_trainable;
     if (other && extent.begin < other->end) {
@@ -48,7 +48,7 @@ bool is_dense_memory(const at::Tensor& buffer) {
   return buffer.defined() && buffer.layout() == at::kStrided && buffer.numel() > 0;
 }
 
-// The parameter that is the same memory as a buffer.
+// Finds the parameter that is the same memory as a buffer.
 std::vector<NamedParameter>::iterator owner_of(const at::Tensor& buffer, std::vector<NamedParameter>& parameters) {
   if (!is_dense_memory(buffer)) return parameters.end();
   return std::find_if(parameters.begin(), parameters.end(),
@@ -163,7 +163,7 @@ void move_model(torch::nn::Module& model, c10::Device device) {
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> all = model.parameters();
   for (const at::Tensor& buffer : model.buffers()) all.push_back(buffer);
-  std::vector<std::pair<at::Tensor, at::Tensor>> moved;  // as it was, and where it is now
+  std::vector<std::pair<at::Tensor, at::Tensor>> moved;  // each tensor before and after its move
   for (at::Tensor& tensor : all) {
     if (!tensor.defined() || tensor.device() == device) continue;
     at::Tensor there;

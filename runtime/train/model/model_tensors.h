@@ -1,5 +1,5 @@
-// The tensors of a model as training sees them: which parameters are distinct, what moves to a device, and what belongs
-// to the training state besides the parameters that are updated. Training thread.
+// The tensors of a model as training sees them: the distinct parameters, the tensors that move to a device, and those
+// that belong to the training state besides the parameters that are updated. Training thread.
 #pragma once
 
 #include <string>
@@ -12,34 +12,34 @@
 
 namespace dtrain::train {
 
-// Whether two tensors are the same elements in memory, so that writing one writes the other.
+// True if two tensors are the same elements in memory, so that a write to one is a write to the other.
 bool same_memory(const at::Tensor& a, const at::Tensor& b);
 
-// The model's distinct named parameters in registration order: the first name of a tied one, with all its names. Two
-// tensors in the same memory, laid out alike, are one parameter.
+// Returns the model's distinct named parameters in registration order: a tied parameter comes under its first name,
+// with all its names. Two tensors in the same memory, laid out alike, are one parameter.
 struct NamedParameter {
   std::vector<std::string> names;
-  at::Tensor tensor;                // one that requires a gradient, if any of them does
+  at::Tensor tensor;                // a tensor that requires a gradient, if any of them does
   std::vector<at::Tensor> aliases;  // the other tensors
 };
 std::vector<NamedParameter> distinct_parameters(const torch::nn::Module& model);
 // Adds the buffers that are the same memory as a parameter to its aliases.
 void add_buffers(std::vector<NamedParameter>& parameters, const torch::nn::Module& model);
 
-// ConfigError names two tensors of the model of which only parts lie in the same memory: laid out flat, or moved to a
-// device, they would no longer share it.
+// Throws ConfigError that names two tensors of the model of which only parts lie in the same memory: laid out flat, or
+// moved to a device, they would no longer share it.
 void refuse_partial_overlap(const torch::nn::Module& model);
 
-// Moves a model to the device that the rank trains on. Parameters and buffers keep their identity, their layout in
+// Moves a model to the device on which the rank trains. Parameters and buffers keep their identity, their layout in
 // memory and their ties: tensors in the same memory are in the same memory afterwards (torch::nn::Module::to() would
-// part those that are two tensors). Waits for the copies. Nothing happens where `device` is the CPU. ConfigError as
+// part two such tensors). Waits for the copies. Does nothing if `device` is the CPU. ConfigError as
 // refuse_partial_overlap().
 void move_model(torch::nn::Module& model, c10::Device device);
 
-// What a model holds besides the parameters that training updates: buffers (running statistics) and frozen parameters.
+// The state of a model besides the parameters in training: buffers (running statistics) and frozen parameters.
 class ModelState {
  public:
-  // The model outlives it.
+  // The model outlives this object.
   explicit ModelState(const torch::nn::Module& model) : model_(model) {}
   void visit(StateVisitor& visitor);
 

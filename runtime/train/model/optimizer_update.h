@@ -1,5 +1,5 @@
-// What an optimizer computes: the state that it keeps of parameters, and one update of them. make_update() of a struct
-// in dtrain/config/optimizers.h makes one; FlatOptimizer calls it.
+// The computation of an optimizer: the state that it keeps of parameters, and one update of them. make_update() of a
+// struct in dtrain/config/optimizers.h makes it; FlatOptimizer calls it.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +12,9 @@
 
 namespace dtrain::train {
 
-// What a device knows of an update and the host does not. On the values' device, each one float32.
+// Values of an update that the device knows and the host does not. On the values' device, each is one float32.
 struct DeviceInputs {
-  // The gradients are divided by it first; undefined: by 1. It is set where the scale and the clipping of gradients are
+  // The gradients are first divided by it; undefined: by 1. It is set if the scale and the clipping of gradients are
   // known on a device alone.
   at::Tensor divisor;
   // 1: the update leaves everything as it is, and does not count; 0: it updates. Undefined: it updates.
@@ -24,43 +24,43 @@ struct DeviceInputs {
 // One update of a stretch of parameters.
 struct UpdateStep {
   double rate = 0;           // the learning rate of this update
-  std::int64_t updates = 0;  // how many these values have had before, with those that found_inf stopped
+  std::int64_t updates = 0;  // earlier updates of these values, with those that found_inf stopped
   DeviceInputs device;
   // A copy of the values in a narrower type that the update writes too, of their size and on their device; undefined:
-  // none.
+  // no copy.
   at::Tensor shadow;
-  // On a device, each one float32: which update this is, from 1, without those that found_inf stopped; and the learning
-  // rate, where it has to be read when the update runs, and not when it is handed over. Undefined: as above.
+  // On a device, each one float32: the number of this update, from 1, without those that found_inf stopped; and the
+  // learning rate, if it has to be read when the update runs, and not when it is handed over. Undefined: as above.
   at::Tensor number;
   at::Tensor rate_on_device;
-  // A tensor with the shape and strides of the parameter, where whole_parameters() wants it whole. Undefined: values
+  // A tensor with the shape and strides of the parameter, if whole_parameters() wants it as a whole. Undefined: values
   // are any stretch.
   at::Tensor form;
 };
 
-// Whose kernel updates values, and why it is not dtrain's where that could.
+// The owner of the kernel that updates values; and the reason why it is not dtrain's, where it could be.
 struct UpdateKernel {
   std::string whose = "libtorch";  // or "dtrain"
   std::string why;
 };
 
-// The L2 norms of a whole parameter that an update of its parts depends on.
+// The L2 norms over a whole parameter on which an update of its parts depends.
 struct WholeNorms {
   double values = 0, direction = 0;  // on a host
-  // On a device: each one float64, which the host does not know. Undefined: the numbers.
+  // On a device: each is one float64, which the host does not know. Undefined: the numbers above count.
   at::Tensor values_on_device{}, direction_on_device{};
 };
 
-// The update of whole parameters in two calls, for ranks that have a part of a parameter each: it depends on the other
+// The update of whole parameters in two calls, for ranks that have a part of a parameter each. It depends on the other
 // parts through norms alone, which the ranks add up between the calls. Tensors and `step` are as in
 // OptimizerUpdate::update(); a part begins and ends at lines of 64 bytes.
 class PartialUpdate {
  public:
   virtual ~PartialUpdate() = default;
-  // Updates `states`. Returns the direction of the step: of the size and type of `values`, which stay as they are.
+  // Updates `states`. Returns the direction of the step, with the size and type of `values`, which stay as they are.
   virtual at::Tensor direction(const at::Tensor& values, const at::Tensor& gradients, at::TensorList states,
                                const UpdateStep& step) const = 0;
-  // Updates `values`. `direction` is what the first call returned; it may be written.
+  // Updates `values`. `direction` is the result of the first call; it may be written.
   virtual void move(const at::Tensor& values, const at::Tensor& direction, const WholeNorms& norms,
                     const UpdateStep& step) const = 0;
 };
@@ -73,24 +73,24 @@ class OptimizerUpdate {
   virtual double learning_rate() const = 0;
   // A name for each tensor of state: "momentum". The tensors have the values' size and type, and are zero at first.
   virtual std::vector<std::string> state_names() const = 0;
-  // Of values of a type on a device. An optimizer made of tensor operations has no kernel but libtorch's.
+  // The kernel for values of a type on a device. An optimizer made of tensor operations has libtorch's kernel only.
   virtual UpdateKernel kernel(c10::DeviceType, at::ScalarType) const { return {}; }
-  // For each parameter of the model, by name: whether update() is to get it whole, with its padding, and by itself.
+  // For each parameter of the model, by name: 1 if update() is to get it as a whole, with its padding, and by itself.
   // Empty: none. ConfigError for settings that do not fit the model. Such updates are sharded if there is a partial()
   // update; if not, updates_whole_parameters() in dtrain/config/optimizers.h says so before a run.
   virtual std::vector<std::uint8_t> whole_parameters(std::span<const std::string> names, at::TensorList tensors) const {
     static_cast<void>(names), static_cast<void>(tensors);
     return {};
   }
-  // How a part of a parameter that whole_parameters() wants whole is updated; null: it cannot be. This object keeps it.
+  // The update for parts of parameters that whole_parameters() wants as a whole; null: none. This object owns it.
   virtual const PartialUpdate* partial() const { return nullptr; }
   // Updates `values` and `states` in place. All tensors are contiguous with one dimension, the same size, the same type
   // (float32 or float64) and the same device; `states` is in the order of state_names(). Gradients of float32 values
-  // may be bfloat16. It must not wait for a device, and must honour all of `step`.
+  // may be bfloat16. An update must not wait for a device, and must honour all of `step`.
   //
-  // An update works element by element, for values come in pieces of any size, unless they come whole. A zero whose
-  // gradient and state are zero stays zero. Gradients may be replaced by their quotient with the divisor and are else
-  // only read. Training thread, without autograd.
+  // An update works element by element, because values come in pieces of any size, unless they come as a whole. A zero
+  // whose gradient and state are zero stays zero. An update may replace gradients by their quotient with the divisor,
+  // and otherwise only reads them. Training thread, without autograd.
   virtual void update(const at::Tensor& values, const at::Tensor& gradients, at::TensorList states,
                       const UpdateStep& step) const = 0;
 };

@@ -15,7 +15,7 @@ std::vector<const at::TensorImpl*> parameter_members(const torch::nn::Module& mo
   return members;
 }
 
-// In-place operations raise it, on the tensor as on its detach().
+// Sums the version counters, which in-place operations on the tensor and on its detach() raise.
 std::uint64_t parameter_versions(const FlatParameters::Parameter& parameter) {
   std::uint64_t sum = parameter.tensor._version();
   for (const auto* others : {&parameter.tied, &parameter.aliases}) {
@@ -31,7 +31,7 @@ std::uint64_t digest_of(const at::Tensor& dense) {
   constexpr std::uint64_t kFactor = 0x9e3779b97f4a7c15u;
   const auto* data = static_cast<const std::byte*>(dense.const_data_ptr());
   const std::size_t bytes = dense.nbytes();
-  std::uint64_t lanes[4] = {1, 2, 3, 4};  // four products under way at a time
+  std::uint64_t lanes[4] = {1, 2, 3, 4};  // four independent products at a time
   std::size_t at = 0;
   for (; at + sizeof lanes <= bytes; at += sizeof lanes) {
     std::uint64_t words[4];

@@ -1,4 +1,4 @@
-// The updates of parameters that depend on norms of the whole, where this rank has a part: FlatOptimizer::OpenPart.
+// Updates of parameters that depend on norms of the whole, if this rank has a part of them: FlatOptimizer::OpenPart.
 #include <algorithm>
 
 #include "dtrain/base/error.h"

@@ -9,7 +9,7 @@ namespace dtrain::train {
 
 namespace {
 
-// libtorch's norms write their statistics without a new version.
+// True for the statistics of libtorch's norms, which are written without a new version.
 bool is_written_unseen(const std::string& name) {
   return name.ends_with("running_mean") || name.ends_with("running_var");
 }
@@ -51,7 +51,7 @@ void SharedBuffers::share() {
   }
 }
 
-// Copies bytes, and calls no operator for each of what may be a hundred buffers.
+// Copies bytes, without an operator call for each of up to a hundred buffers.
 void SharedBuffers::broadcast_on_host(const std::vector<at::Tensor>& buffers, std::size_t bytes) {
   const at::NoGradGuard no_grad;
   packed_.resize(bytes);
@@ -89,7 +89,7 @@ void SharedBuffers::broadcast_on_device(const std::vector<at::Tensor>& buffers, 
   std::int64_t begin = 0;
   for (const at::Tensor& one : buffers) {
     const auto length = static_cast<std::int64_t>(one.nbytes());
-    // A copy: a type may not begin anywhere.
+    // Clones the slice, because a type may need an aligned address.
     one.copy_(packed.slice(0, begin, begin + length).clone().view(one.scalar_type()).view(one.sizes()));
     begin += length;
   }

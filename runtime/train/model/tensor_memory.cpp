@@ -20,7 +20,7 @@ constexpr std::size_t kLeastStep = 64 << 10;
 
 TensorMemory* installed = nullptr;
 
-// The sizes of blocks: eight steps between two powers of two, so at most an eighth of a block is not used.
+// Returns a block's size: eight steps between two powers of two, so at most an eighth of a block is unused.
 std::size_t block_size(std::size_t bytes) {
   const std::size_t step = std::max(kLeastStep, std::bit_floor(bytes) / 8);
   return (bytes + step - 1) / step * step;
@@ -46,7 +46,7 @@ void* map_block(std::size_t wanted) {
 TensorMemory& TensorMemory::install() {
   static TensorMemory& memory = [&]() -> TensorMemory& {
     installed = new TensorMemory(*c10::GetCPUAllocator());
-    // A child of fork() may allocate, too: nobody else holds the lock there.
+    // A child of fork() may allocate, too, so no other thread may hold the lock at a fork.
     ::pthread_atfork([] { installed->mutex_.lock(); }, [] { installed->mutex_.unlock(); },
                      [] { installed->mutex_.unlock(); });
     c10::SetCPUAllocator(installed, 1);  // libtorch's own has priority 0
@@ -65,8 +65,8 @@ c10::DataPtr TensorMemory::allocate(std::size_t bytes) {
   return {block.data, block.data, &give_back, c10::Device(c10::DeviceType::CPU)};
 }
 
-// Of the blocks that fit, the smallest, unless that wastes more than an eighth; of these the one that was freed last,
-// which is likeliest in the cache.
+// Takes the smallest block that fits, unless it wastes more than an eighth. Of several such blocks it takes the one
+// that was freed last, which is likeliest in the cache.
 TensorMemory::Block TensorMemory::take(std::size_t bytes) {
   if (const auto found = free_.lower_bound(bytes); found != free_.end() && found->first - bytes <= bytes / 8) {
     const Kept::iterator place = found->second.back();

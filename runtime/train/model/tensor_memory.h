@@ -1,11 +1,11 @@
-// The memory of large tensors on CPUs, kept from step to step.
+// Keeps the memory of large tensors on CPUs from step to step.
 //
 // A step allocates and frees the same large tensors each time. malloc either gives their pages back to the kernel, and
 // every step pays for page faults, or keeps them on its heap, where small allocations that live longer settle between
 // them: the heap then grows by a large tensor a step and is never used again (a GPT's scores of 16 MiB: 2.1 GB where
-// 0.6 were in use). Here each large tensor has a mapping of its own, and freed mappings are kept by size. What is
-// mapped stays within an eighth of the most that was ever in use at once: beyond that, what has not been used for
-// longest goes back to the kernel.
+// 0.6 were in use). Here each large tensor has a mapping of its own, and freed mappings are kept by size. All mappings
+// together stay within an eighth above the most that was ever in use at once: beyond that, the mapping that was unused
+// for longest goes back to the kernel.
 //
 // Stands before libtorch's own allocator, which keeps serving small tensors. Any thread may allocate and free.
 #pragma once
@@ -22,16 +22,16 @@
 
 namespace dtrain::train {
 
-// A mapping of its own; null: there is no memory. Large ones begin at a huge page and ask for huge pages: fewer page
-// faults, and fewer translations of addresses. munmap() takes `bytes`. Any thread.
+// Returns a mapping of its own; null: there is no memory. Large mappings begin at a huge page and ask for huge pages:
+// fewer page faults, and fewer translations of addresses. munmap() takes `bytes`. Any thread.
 void* map_block(std::size_t bytes);
 
 class TensorMemory final : public c10::Allocator {
  public:
-  static constexpr std::size_t kLarge = 128 << 10;  // bytes; smaller tensors are libtorch's
+  static constexpr std::size_t kLarge = 128 << 10;  // bytes; libtorch's allocator has smaller tensors
   static constexpr std::size_t kSlack = 32 << 20;   // bytes that may always be kept
 
-  // Makes it libtorch's allocator for the rest of the process. Calling it again changes nothing.
+  // Makes this libtorch's allocator for the rest of the process. Calling it again changes nothing.
   static TensorMemory& install();
 
   c10::DataPtr allocate(std::size_t bytes) override;  // c10::Error when there is no memory
@@ -47,9 +47,9 @@ class TensorMemory final : public c10::Allocator {
   };
   Use use() const;
 
-  // Spans work that steps do not repeat, a validation: when it ends, mappings that were made meanwhile and that no
-  // tensor has go back to the kernel, instead of being kept for steps, which need other sizes. Without effect where
-  // this is not libtorch's allocator.
+  // Spans work that steps do not repeat, such as a validation. When it ends, mappings that were made meanwhile and that
+  // no tensor uses go back to the kernel: steps need other sizes. Without effect where this is not libtorch's
+  // allocator.
   class Interlude {
    public:
     Interlude();
@@ -65,22 +65,22 @@ class TensorMemory final : public c10::Allocator {
   struct Block {
     void* data = nullptr;
     std::size_t bytes = 0;
-    std::uint64_t number = 0;  // of the mapping: later ones have higher numbers
+    std::uint64_t number = 0;  // number of the mapping: later mappings have higher numbers
   };
-  using Kept = std::list<Block>;  // the one that was freed first is in front
+  using Kept = std::list<Block>;  // the block that was freed first is in front
 
   explicit TensorMemory(c10::Allocator& small) : small_(small) {}
-  static void give_back(void* data);  // of large and small tensors
+  static void give_back(void* data);  // frees large and small tensors
   Block take(std::size_t bytes);
   void keep(const Block& block);
   void unmap_oldest() { unmap(kept_.begin()); }
-  Kept::iterator unmap(Kept::iterator place);  // the one after it
+  Kept::iterator unmap(Kept::iterator place);  // returns the next place
 
   c10::Allocator& small_;
   mutable std::mutex mutex_;
-  std::unordered_map<void*, Block> used_;  // by address: the blocks that tensors have
+  std::unordered_map<void*, Block> used_;  // by address: the blocks that tensors use
   Kept kept_;
-  std::map<std::size_t, std::vector<Kept::iterator>> free_;  // by bytes; the one that was freed last is at the end
+  std::map<std::size_t, std::vector<Kept::iterator>> free_;  // by bytes; the block that was freed last is at the end
   std::uint64_t mappings_ = 0;                               // made so far
   Use use_;
 };

@@ -10,8 +10,8 @@
 namespace dtrain::train {
 namespace {
 
-// Elements that stay in a core's cache, values, gradients and states together. A multiple of 16: libtorch computes
-// what its vectors leave over in another way, so only the last block of a range may have some.
+// Elements that stay in a core's cache, with values, gradients and states together. A multiple of 16: libtorch computes
+// the rest of its vectors in another way, so only the last block of a range may have such a rest.
 constexpr std::int64_t kBlock = 32 * 1024;
 constexpr std::int64_t kBlockOnDevice = 4 * 1024 * 1024;
 
@@ -27,12 +27,12 @@ Factor number_of(const UpdateStep& step) {
   return step.number.defined() ? Factor(step.number) : Factor(static_cast<double>(step.updates) + 1);
 }
 
-// Undefined: nothing stops the update.
+// Returns the flag that stops the update. Undefined: nothing stops it.
 at::Tensor stopped_by(const UpdateStep& step) {
   return step.device.found_inf.defined() ? step.device.found_inf.to(at::kBool) : at::Tensor();
 }
 
-// A copy of the gradients in the type of the values, unscaled.
+// Returns a copy of the gradients in the type of the values, unscaled.
 at::Tensor prepared(const at::Tensor& gradients, const at::Tensor& values, const UpdateStep& step) {
   at::Tensor own = gradients.to(values.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
   if (step.device.divisor.defined()) own.div_(step.device.divisor);

@@ -1,6 +1,6 @@
-// An optimizer made of tensor operations, in 30 lines: state, and what one update computes. TensorUpdate takes care of
-// the rest of OptimizerUpdate's contract: gradients of another type, the shadow, divisor and found_inf. It hands over
-// values in blocks that stay in the cache from one operation to the next.
+// An optimizer made of tensor operations, in 30 lines: its state, and the computation of one update. TensorUpdate takes
+// care of the rest of OptimizerUpdate's contract: gradients of another type, the shadow, divisor and found_inf. It
+// hands over values in blocks that stay in the cache from one operation to the next.
 #pragma once
 
 #include <cstdint>
@@ -15,12 +15,12 @@
 
 namespace dtrain::train {
 
-// A factor of an update: a number, or on a device one element, where the host must not wait for it.
+// A factor of an update: a number, or on a device one element, because the host must not wait for it.
 class Factor {
  public:
   explicit Factor(double number) : number_(number) {}
   explicit Factor(at::Tensor on_device) : on_device_(std::move(on_device)) {}
-  // `then(x)` with a double, or with a tensor of one float64. Returns a factor.
+  // Returns `then(x)` as a factor, where x is a double, or a tensor of one float64.
   template <typename Function>
   Factor map(const Function& then) const {
     if (on_device_.defined()) return Factor(at::Tensor(then(on_device_.to(at::kDouble))));
@@ -46,22 +46,22 @@ class Factor {
   at::Tensor on_device_;
 };
 
-// What an update of one block sees. All tensors have one dimension and the same size and type. `values` and `states`
-// are updated in place; `gradients` may be written.
+// The arguments of an update of one block. All tensors have one dimension and the same size and type. `values` and
+// `states` are updated in place; `gradients` may be written.
 struct Block {
   const at::Tensor& values;
   const at::Tensor& gradients;
   at::TensorList states;
   Factor rate;    // the learning rate
-  Factor number;  // of this update of these parameters, from 1
-  // Where a block is one whole parameter: it has its shape and strides. Undefined: a block is any stretch.
+  Factor number;  // number of this update of these parameters, from 1
+  // If a block is one whole parameter: a tensor with its shape and strides. Undefined: a block is any stretch.
   at::Tensor form;
 };
 
 class NormRule;
 
-// The computation of an optimizer, with its settings. Stateless; element by element, unless its TensorUpdate hands over
-// whole parameters.
+// The computation of an optimizer, with its settings. Stateless. It works element by element, unless its TensorUpdate
+// hands over whole parameters.
 class TensorRule {
  public:
   virtual ~TensorRule() = default;
@@ -71,11 +71,11 @@ class TensorRule {
   virtual const NormRule* as_norm_rule() const { return nullptr; }
 };
 
-// A rule for whole parameters whose steps depend on norms of the whole, and are else element by element: so ranks may
-// have a part of a parameter each.
+// A rule for whole parameters whose steps depend on norms of the whole, and which otherwise works element by element:
+// so each rank may have a part of a parameter.
 class NormRule : public TensorRule {
  public:
-  // As in PartialUpdate, which calls them.
+  // As in PartialUpdate, which calls these functions.
   virtual at::Tensor direction(const Block& block) const = 0;
   virtual void move(const at::Tensor& values, const at::Tensor& direction, const WholeNorms& norms,
                     const Factor& rate) const = 0;

@@ -1,5 +1,5 @@
-// Tensors that a model has and its weights have not: buffers that state_dict() leaves out, parameters of a loss. They
-// are trained and restored as all others; files of weights neither have nor need them.
+// Tensors that a model has and its weights do not have: buffers that state_dict() leaves out, parameters of a loss.
+// They are trained and restored as all others; files of weights neither have nor need them.
 #pragma once
 
 #include <set>
@@ -9,19 +9,19 @@
 
 namespace dtrain::train {
 
-// A module that has some.
+// A module that leaves tensors out.
 class LeavesTensorsOut {
  public:
   virtual ~LeavesTensorsOut() = default;
-  // The names of its own, without its children's.
+  // The names of its own tensors, without its children's.
   virtual const std::set<std::string>& left_out() const = 0;
 };
 
-// Of the whole model, by their names in it.
+// Returns the left-out tensors of the whole model, by their names in it.
 std::set<std::string> left_out_of_weights(const torch::nn::Module& model);
 
-// ConfigError names a tensor that cannot be trained, broadcast or saved, with what to do: an expanded one, a buffer of
-// a type that no file of weights can hold.
+// Throws ConfigError that names a tensor which cannot be trained, broadcast or saved (an expanded tensor, a buffer of a
+// type that no file of weights can hold), and the remedy.
 void check_tensors(const torch::nn::Module& model);
 
 }  // namespace dtrain::train

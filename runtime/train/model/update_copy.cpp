@@ -13,7 +13,7 @@ namespace dtrain::train {
 namespace {
 
 // Elements that are copied and then updated at once: with state and gradients they fit into a core's second-level
-// cache. Fewer would make the calls of the update's kernel count.
+// cache. With fewer elements the calls of the update's kernel would count.
 constexpr std::int64_t kBlock = 64 * 1024;
 
 }  // namespace
@@ -58,7 +58,7 @@ void UpdateCopy::copy(Block& block) {
 }
 
 void UpdateCopy::run(const FlatRange& range, const std::function<void(const FlatRange&)>& update) {
-  std::int64_t at = range.begin;  // up to here all is updated
+  std::int64_t at = range.begin;  // all elements before this one are updated
   for (Block& block : blocks_) {
     if (block.range.group != range.group || block.range.end <= at || !is_due(block)) continue;
     if (block.range.begin >= range.end) break;

@@ -2,10 +2,10 @@
 // step moves right after its update, while the weights are in the cache. So it is sharded, copied and saved as other
 // state is.
 //
-// As torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn(decay), whose update_parameters() follows each
-// optimizer step: after the first step the average is the weights; after each later one
-// average += (1 - decay) * (weights - average), also of weights that the step has left as they were.
-// Of several models each has the average of its own steps.
+// It is computed as torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn(decay), whose update_parameters()
+// follows each optimizer step: after the first step the average is the weights; after each later step average += (1 -
+// decay) * (weights - average), also for weights that the step has left as they were. With several models each has the
+// average of its own steps.
 #pragma once
 
 #include <algorithm>
@@ -21,13 +21,13 @@ namespace dtrain::train {
 
 class WeightAverage {
  public:
-  static constexpr const char* kName = "ema";  // of the tensor of state
+  static constexpr const char* kName = "ema";  // name of the state tensor
 
   // `decay`: above 0 and below 1.
   explicit WeightAverage(double decay) : decay_(decay) {}
 
-  // Calls `update_and_move` for one part of the range after the other: on a host so small that a core's cache holds
-  // its weights, gradients and state.
+  // Calls `update_and_move` for one part of the range after the other. On a host, parts are so small that a core's
+  // cache holds a part's weights, gradients and state.
   template <std::invocable<const FlatRange&> Function>
   static void for_each_part(const FlatRange& range, bool on_host, const Function& update_and_move) {
     constexpr std::int64_t kElementsOfThread = 32768;
@@ -37,7 +37,7 @@ class WeightAverage {
     }
   }
 
-  // After an optimizer step, which was the `first` for these weights. Both tensors have the same size, type and device.
+  // Called after an optimizer step. `first`: the first for these weights. The tensors' sizes, types and devices agree.
   void move(const at::Tensor& average, const at::Tensor& weights, bool first) const {
     if (first) {
       average.copy_(weights);

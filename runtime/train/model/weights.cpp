@@ -31,8 +31,8 @@ NamedTensors state_of(const torch::nn::Module& model) {
   return tensors;
 }
 
-// The names of the tensors in a file of another program, as the model has them: initial_weights.strip_prefix and
-// rename.
+// Translates the names of the tensors in a file of another program to those of the model: initial_weights.strip_prefix
+// and rename.
 class WeightNames {
  public:
   explicit WeightNames(const config::InitialWeights& weights) : weights_(weights) {}
@@ -80,7 +80,7 @@ void WeightNames::check_used(const std::filesystem::path& file) const {
   }
 }
 
-// A tensor of the files.
+// A tensor in the files.
 struct Stored {
   std::string name;  // in its file
   std::size_t file = 0;
@@ -90,7 +90,7 @@ struct Stored {
   }
 };
 
-// A tensor of the model, and what the files hold for it: a tied one may be there under several names.
+// A tensor of the model, and its entries in the files: a tied tensor may be there under several names.
 struct Wanted {
   std::vector<std::string> names;
   at::Tensor tensor;
@@ -121,13 +121,13 @@ std::string list_of(const std::vector<std::string>& lines) {
   return text;
 }
 
-// What keeps the files from fitting the model.
+// The differences that keep the files from fitting the model.
 struct Differences {
-  std::vector<std::string> lines;    // of all kinds, for an error
+  std::vector<std::string> lines;    // differences of all kinds, for an error
   std::vector<std::string> missing;  // names in the model
   std::vector<std::string> surplus;  // names as the model would have them
   std::size_t types = 0;             // floating-point values of another type
-  std::size_t others = 0;            // of another shape, or of a type that is not converted
+  std::size_t others = 0;            // tensors of another shape, or of a type that is not converted
 };
 
 class WeightLoader {
@@ -140,7 +140,7 @@ class WeightLoader {
         add(names.in_model(entry.name), {entry.name, files_.size() - 1, nullptr});
     }
     names.check_used(source_.files.front());
-    // The files no longer move.
+    // The files no longer move in memory.
     for (auto& [name, stored] : stored_) stored.entry = &files_[stored.file].at(stored.name);
   }
 
@@ -200,7 +200,7 @@ class WeightLoader {
     }
   }
 
-  // " is [5] in the file and [3] in the model"; empty: it fits.
+  // Returns " is [5] in the file and [3] in the model"; empty: the tensor fits.
   std::string misfit(const at::Tensor& tensor, const Stored& stored) {
     std::ostringstream text;
     const at::IntArrayRef shape = stored.entry->shape;
@@ -261,7 +261,7 @@ class WeightLoader {
            "rename: …} maps names, and strict: false loads what fits";
   }
 
-  // "module." where every name that is left over is a missing one behind it.
+  // Returns "module." if all surplus names begin with it, and the first is a missing name behind it.
   std::string extra_prefix() const {
     const auto& [lines, missing, surplus, types, others] = differences_;
     if (missing.empty() || surplus.empty()) return {};
@@ -287,7 +287,7 @@ class WeightLoader {
 }  // namespace
 
 void save_weights(const torch::nn::Module& model, const std::filesystem::path& path) {
-  std::error_code error;  // a folder that could not be made shows when the file is written
+  std::error_code error;  // the write fails if the folder could not be made
   std::filesystem::create_directories(path.parent_path(), error);
   NamedTensors tensors = state_of(model);
   std::erase_if(tensors,

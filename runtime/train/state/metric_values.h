@@ -1,4 +1,4 @@
-// How values of a metric become one: in the loop, and where a checkpoint is read by another number of ranks.
+// Combines values of a metric, in the loop and when a checkpoint is read by another number of ranks.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 
 namespace dtrain::train {
 
-// Two values of a metric, of which means are sums here, as one. nan if one of them is.
+// Combines two values of a metric; means are sums here. nan if one of the values is nan.
 inline double combined(Reduction reduction, double value, double with) {
   if (reduction == Reduction::kMean || reduction == Reduction::kSum) return value + with;
   if (std::isnan(value) || std::isnan(with)) return std::nan("");

@@ -1,12 +1,12 @@
 // The training state, listed once. Every class that holds a part of it lists that part in a method
 // visit(StateVisitor&). A visitor (a checkpoint, a test) reads or replaces each entry.
 //
-// State is what the weights of later steps depend on. It is visited between two optimizer steps, while no window of
-// gradients is open. These are no state: values that follow from the options; measurements, and the buckets and the
+// State is all that determines the weights of later steps. It is visited between two optimizer steps, while no window
+// of gradients is open. These are no state: values that follow from the options; measurements, and the buckets and the
 // strategy that follow from them (all give the same bits); and statistics of compression. There is no random state
 // either, because libtorch is seeded anew before each call of the trial and of its data (loop/random_seed.h).
 //
-// Entries have paths, "optimizer/exp_avg/layer.weight". The same options and the same model give the same paths.
+// Entries have paths, such as "optimizer/exp_avg/layer.weight". The same options and model give the same paths.
 #pragma once
 
 #include <concepts>
@@ -24,14 +24,14 @@ class StateVisitor {
  public:
   virtual ~StateVisitor() = default;
 
-  // Whether this visitor replaces the entries.
+  // True if this visitor replaces the entries.
   virtual bool replaces() const = 0;
-  // Whether this visitor needs complete values on every rank, even of entries that the ranks have divided among
+  // True if this visitor needs complete values on every rank, even of entries that the ranks have divided among
   // themselves. Otherwise it gets tensors of the right name and shape that hold only this rank's part, or nothing
   // (at::kMeta).
   virtual bool needs_whole() const { return true; }
 
-  // The tensor's elements; its memory, shape and type stay.
+  // Visits the tensor's elements; its memory, shape and type stay.
   void tensor(std::string_view name, const at::Tensor& value) { on_tensor(path_of(name), value); }
   void number(std::string_view name, std::integral auto& value) {
     std::int64_t wide = static_cast<std::int64_t>(value);
@@ -55,7 +55,7 @@ class StateVisitor {
   void reals(std::string_view name, std::vector<float>& values) { on_reals(path_of(name), values); }
   void text(std::string_view name, std::string& value) { on_text(path_of(name), value); }
 
-  // The entries that `part` lists, under its name.
+  // Visits the entries that `part` lists, under the name.
   void part(std::string_view name, auto& part) {
     const std::size_t length = prefix_.size();
     prefix_ += std::string(name) + "/";

@@ -35,9 +35,9 @@ double ExchangeScale::of_full_window() const {
   return 1.0 / (batches * communicator_.world_size());
 }
 
-// A full window has length x ranks batches, and of_full_window() divides by that. Where data ended, a window has fewer:
-// what was divided by too much is brought to the mean over the batches that there were. Without averaging, the sum
-// stands for as many rounds as the window has had.
+// A full window has length x ranks batches, and of_full_window() divides by that number. Where data ended, a window has
+// fewer batches: the correction gives the mean over those that there were. Without averaging, the sum stands for as
+// many rounds as the window has had.
 double ExchangeScale::correction() {
   vote_.collect();
   const double expected = static_cast<double>(window_.length()) * communicator_.world_size();

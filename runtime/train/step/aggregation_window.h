@@ -1,4 +1,4 @@
-// The open window: the rounds whose gradients one optimizer step applies, aggregation_frequency of them as a rule; and
+// The open window: the rounds whose gradients one optimizer step applies, as a rule aggregation_frequency of them. And
 // the scale of these gradients. Training thread.
 #pragma once
 
@@ -21,22 +21,22 @@ class AggregationWindow {
   AggregationWindow(int length, bool average) : length_(length), average_(average) {}
 
   void add_batch() { ++own_batches_; }
-  // The weight of a batch, where train_batch() gives weights.
+  // Adds the weight of a batch, where train_batch() gives weights.
   void weigh_batch(double weight) {
     weight_ = weight_.value_or(0) + weight;
     ++weighted_batches_;
   }
-  // A round begins; also on a rank that has no batch in it.
+  // Counts a round that begins, also on a rank that has no batch in it.
   void begin_round() {
     ++rounds_;
     ++rounds_begun_;
   }
-  // The round that has begun does not count: nothing of it is left. It was the only one of this window.
+  // Takes back the round that has begun, which is the window's only one: no batch and no weight of it is left.
   void abandon_round() {
     close();
     --rounds_begun_;
   }
-  // The step has been taken.
+  // Empties the window after its step.
   void close() {
     rounds_ = 0;
     own_batches_ = 0;
@@ -55,18 +55,18 @@ class AggregationWindow {
 
   int length() const { return length_; }  // in rounds
   bool average() const { return average_; }
-  // The round that has begun is the window's last. A window of a checkpoint may be longer than this run's are.
+  // True if the round that has begun is the window's last. A checkpoint's window may be longer than this run's windows.
   bool full() const { return rounds_ >= length_; }
-  int rounds() const { return rounds_; }                     // of this window, the one that has begun included
-  std::int64_t own_batches() const { return own_batches_; }  // of this rank, in this window
-  // Of this rank's batches in this window together; empty: none has a weight. And how many of them have one.
+  int rounds() const { return rounds_; }                     // rounds of this window, including the one that has begun
+  std::int64_t own_batches() const { return own_batches_; }  // batches of this rank in this window
+  // The sum of the weights of this rank's batches in this window (empty: no batch has one), and how many have a weight.
   std::optional<double> own_weight() const { return weight_; }
   std::int64_t weighted_batches() const { return weighted_batches_; }
   std::int64_t rounds_begun() const { return rounds_begun_; }  // since training began: the number of the batch
 
-  // Of a rank that steps by itself: Error if some of its batches have a weight and others have none.
+  // For a rank that steps by itself: throws Error if some of its batches have a weight and others have none.
   void check_weights() const;
-  // What brings the sum over this rank's own batches to what an update takes.
+  // Returns the factor that turns the sum over this rank's own batches into the gradient of its update.
   double own_scale() const {
     const double divisor = weight_.value_or(static_cast<double>(own_batches_));
     return divisor == 0 ? 1 : static_cast<double>(average_ ? 1 : rounds_) / divisor;
@@ -82,8 +82,8 @@ class AggregationWindow {
   std::int64_t rounds_begun_ = 0;
 };
 
-// The scale of gradients that the ranks sum in every window. On a CPU the exchange multiplies by it while the data is
-// in its hands; on a device the update does, for NCCL's plain sums are its fastest.
+// The scale of gradients that the ranks sum in every window. On a CPU the exchange multiplies by it while it handles
+// the data. On a device the update does, because NCCL is fastest with plain sums.
 class ExchangeScale final : public WindowScale {
  public:
   ExchangeScale(comm::Communicator& communicator, const AggregationWindow& window, CollectiveVote& vote, bool on_host,
@@ -92,10 +92,10 @@ class ExchangeScale final : public WindowScale {
 
   double full() const override;
   double correction() override;
-  // The same where batches have weights: full() times it divides by the weight of all batches of the window.
-  // Collective; Error if some batches have a weight and others have none.
+  // The same where batches have weights: full() times this factor divides by the weight of all batches of the window.
+  // Collective; throws Error if some batches have a weight and others have none.
   double correction_of_weights();
-  // What correction() is for a full window of which every rank had all its batches.
+  // Returns the correction() of a full window in which every rank had all its batches.
   double correction_of_full_window() const { return on_host_ ? 1 : of_full_window(); }
   at::Tensor inverse_of_loss_scale() const override { return scaler_ ? scaler_->inverse() : at::Tensor(); }
 

@@ -8,8 +8,7 @@ namespace dtrain::train {
 
 namespace {
 
-// Several flags share a word, which keeps the message short: the sum over the ranks counts each in bits of its
-// own.
+// Several flags share a word, which keeps the message short. The sum over the ranks counts each flag in its own bits.
 constexpr int kBitsOfFlag = 21;  // 2,097,151 ranks
 
 std::int64_t flag(bool set, int index) {
@@ -20,9 +19,9 @@ std::int64_t count_in(std::int64_t word, int index) {
   return word >> (index * kBitsOfFlag) & ((std::int64_t{1} << kBitsOfFlag) - 1);
 }
 
-// The ranks' sum of a digest and the sum of its squares say whether all are alike: n times the sum of squares is the
-// square of the sum then, and greater otherwise. 20 bits leave room for the squares of 8 million ranks. Two values that
-// differ have the same digest once in a million rounds; the digest of the next round differs.
+// The sum of the ranks' digests and the sum of their squares show if all digests are alike: n times the sum of squares
+// is then the square of the sum, and is greater otherwise. 20 bits leave room for the squares of 8 million ranks. Two
+// values that differ have the same digest once in a million rounds; the digest of the next round differs.
 std::int64_t short_digest(std::uint64_t digest) {
   return static_cast<std::int64_t>((digest * 0x9e3779b97f4a7c15u) >> 44);
 }

@@ -1,4 +1,4 @@
-// A vote of all ranks: one 96-byte all-reduce a round, read when its result is needed.
+// A vote of all ranks: one 96-byte all-reduce a round, which is read when its result is needed.
 #pragma once
 
 #include <cstddef>
@@ -30,29 +30,29 @@ class CollectiveVote final : public RoundVote {
   std::optional<profile::TraceWindow> take_trace_window() override;
   void add_up(std::span<std::int64_t> values) override;
 
-  // Reads what was announced, except for the last `keep` rounds. Waits for the ranks.
+  // Reads the announcements of all rounds but the last `keep`. Waits for the ranks.
   void collect(std::size_t keep = 0);
 
-  // A period begins: a window of gradients, or the time between two meetings of local steps. `has_batch`: this rank has
-  // a batch already that counts for it.
+  // Begins a period: a window of gradients, or the time between two meetings of local steps. `has_batch`: this rank
+  // already has a batch that counts for the period.
   void begin_period(bool has_batch = false);
-  // Of this period, in the rounds collected: batches of all ranks; by how many the sum of their gradients is divided
-  // for the mean; and ranks that had one.
+  // Counts of this period, over the rounds collected: the batches of all ranks; the number by which the sum of their
+  // gradients is divided for the mean; and the ranks that had a batch.
   std::int64_t batches() const { return batches_; }
   std::int64_t divisor() const { return divisor_; }
   std::int64_t ranks_with_batches() const { return ranks_with_batches_; }
 
-  // The period. What was announced has been collected.
+  // Visits the counts of the period. All announcements have been collected.
   void visit(StateVisitor& visitor);
 
-  // Whether a rank first asked to stop `rounds` announcements ago or earlier. All ranks say the same in the same round
+  // True if a rank first asked to stop `rounds` or more announcements ago. All ranks return the same in the same round
   // if each has collected all but the last `rounds`.
   bool stop_is_old(std::int64_t rounds) const { return stop_round_ && rounds_ >= *stop_round_ + rounds; }
 
  private:
-  // Flags (batches, batches that fit a graph, batches that count for all); flags (wishes to stop, busy savers, wishes
-  // for a checkpoint); ranks that have had a batch in this period; rank 0's trace window (0: none); two digests, each
-  // with its square; NonFinite's.
+  // The words: flags (batches, batches that fit a graph, batches that count for all); flags (wishes to stop, busy
+  // savers, wishes for a checkpoint); ranks that have had a batch in this period; rank 0's trace window (0: none); two
+  // digests, each with its square; the words of NonFinite.
   static constexpr std::size_t kFirstOfDigests = 5;
   static constexpr std::size_t kFirstOfNonFinite = 9;
   struct Sent {
@@ -68,15 +68,15 @@ class CollectiveVote final : public RoundVote {
   CollectiveLog log_;
   NonFinite& non_finite_;
   std::function<void(Difference)> explain_;
-  std::deque<Sent> sent_;  // and not read yet
+  std::deque<Sent> sent_;  // announcements that are not read yet
   Round last_;
-  std::int64_t rounds_ = 0;  // announced
+  std::int64_t rounds_ = 0;  // announced so far
   bool stop_seen_ = false;
   bool saver_busy_ = false, checkpoint_wanted_ = false;  // in the last round that was read
-  std::optional<std::int64_t> stop_round_;               // in which a rank first asked to stop
+  std::optional<std::int64_t> stop_round_;               // round in which a rank first asked to stop
   std::optional<profile::TraceWindow> trace_window_;
-  // Of this period.
-  bool has_batch_ = false;  // this rank
+  // Counts of this period.
+  bool has_batch_ = false;  // on this rank
   std::int64_t batches_ = 0, divisor_ = 0, ranks_with_batches_ = 0;
 };
 

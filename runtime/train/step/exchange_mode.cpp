@@ -11,11 +11,11 @@ namespace dtrain::train {
 
 namespace {
 
-// Only values show writes through .data(). They are compared in so many steps: more would cost too much.
+// Writes through .data() show in the values alone. Values are compared in this many steps: more would cost too much.
 constexpr std::int64_t kStepsWithDigests = 2;
-// After so many steps that used the same parameters, all later ones are taken to use them.
+// After this many steps that used the same parameters, all later steps are assumed to use them too.
 constexpr std::int64_t kStepsAlike = 3;
-// In so many windows ranks compare which models they step, before they exchange anything.
+// In this many windows the ranks compare which models they step, before they exchange anything.
 constexpr std::int64_t kComparedWindows = 3;
 
 }  // namespace
@@ -74,7 +74,7 @@ void ExchangeMode::begin_batch() {
   picker_.begin_batch();
   parts_.exchange.begin_batch(/*exchange=*/parts_.window.full());
   if (!parts_.models.several() || !parts_.window.full()) return;
-  // A rank without a batch follows the others, from one step to the next.
+  // A rank without a batch follows the other ranks from one step to the next.
   vote_.collect();
   const std::int64_t full = std::int64_t{parts_.window.length()} * parts_.run.world.size;
   ranks_may_differ_ = windows_begun_++ < kComparedWindows || vote_.batches() < full;
@@ -103,7 +103,7 @@ bool ExchangeMode::end_batch() {
   return stepping;
 }
 
-// The buckets are exchanged to their end: what ranks do with them shows there.
+// Finishes the exchange of all buckets, because it shows if the ranks treat the gradients differently.
 void ExchangeMode::abandon_batch() {
   if (picker_.is_compressed() || parts_.window.length() > 1) {
     throw ConfigError(
@@ -166,9 +166,9 @@ bool ExchangeMode::agree_on_models() {
   return true;
 }
 
-// The order matters. Whether a model has written parameters travels with the exchange, and an update that may not
-// follow such a write is refused before it happens. Afterwards all ranks have all parameters, so that is where the
-// strategy may change, values are made alike, and buckets are cut anew.
+// The order matters. The exchange carries the flag that a model has written parameters, and an update that may not
+// follow such a write is refused before it happens. After the update all ranks have all parameters: only then may the
+// strategy change, may values be made alike, and may buckets be cut anew.
 void ExchangeMode::step() {
   exchange_and_update();
   end_window();
@@ -246,8 +246,7 @@ void ExchangeMode::read_late(const std::optional<at::Tensor>& norm) {
   });
 }
 
-// A codec chooses on the host what it sends in which step. The rounds of a longer window give the device different
-// work.
+// A codec chooses on the host the data of each step. The rounds of a longer window give the device different work.
 std::string ExchangeMode::why_not_capturable() const {
   if (picker_.is_compressed()) return "of gradient_compression";
   if (parts_.models.several()) return "the trial has several models";
@@ -306,17 +305,17 @@ void ExchangeMode::visit(StateVisitor& visitor) {
 void ExchangeMode::end_visit(const StateVisitor& visitor) {
   if (visitor.needs_whole()) picker_.strategy().end_visit(visitor.replaces());
   if (!visitor.replaces()) return;
-  // The model has not written what has just been replaced; whether it does has to show again.
+  // The values are new, so nothing is known yet about writes of the model: the watch begins again.
   watched_steps_ = 0;
   parts_.watch.note(digests_due());
 }
 
-// A model that writes its parameters does so before the next update. Whether it does shows in the first steps.
+// A model that writes its parameters does so before the next update. The first steps show if it writes them.
 std::optional<std::vector<FlatRange>> ExchangeMode::copied_ranges() const {
-  // Several updates of a batch would copy what lies between them.
+  // Several updates of one batch would copy values from between them.
   if (parts_.models.several()) return std::nullopt;
-  // What a model writes into its parameters between updates no update may have copied before. Between two updates, as
-  // on a device, they are the same on all ranks.
+  // An update may not copy values that the model writes over before the next update. Between two updates, as on a
+  // device, the values are the same on all ranks.
   const bool may_write = writes_seen_ || watched_steps_ <= kStepsWithDigests;
   if (may_write && parts_.parameters.memory().on_host()) return std::nullopt;
   return picker_.strategy().copied_ranges();

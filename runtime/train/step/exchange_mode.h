@@ -13,18 +13,18 @@
 
 namespace dtrain::train {
 
-// Parameters that the model itself writes between two updates: which ones any rank has written, and the same values on
-// all ranks afterwards.
+// Finds the parameters that the model itself writes between two updates, on any rank, and makes their values the same
+// on all ranks afterwards.
 class WrittenParameters {
  public:
   WrittenParameters(const RunServices& run, FlatParameters& parameters, const ParameterWatch& watch)
       : run_(run), parameters_(parameters), watch_(watch) {}
 
-  // What this rank's model has written since the watch last looked: 0 or 1 for each parameter; empty: nothing, or no
-  // other rank is concerned.
+  // Returns 0 or 1 for each parameter: 1 if this rank's model has written it since the watch last looked. Empty: the
+  // model has written none, or the writes concern no other rank.
   std::vector<std::uint8_t> mine() const;
-  // Every rank gives its mine(), of which one at least is not empty: the indices of what any rank has written, in
-  // order. Collective.
+  // Takes every rank's mine(), of which at least one is not empty. Returns the indices of the parameters that any rank
+  // has written, in order. Collective.
   std::vector<std::size_t> agree(std::vector<std::uint8_t> mine) const;
   // Gives all ranks rank 0's values of these parameters, where they differ. Collective.
   void make_alike(std::span<const std::size_t> parameters);
@@ -68,20 +68,20 @@ class ExchangeMode final : public StepMode, private CapturableStep {
   void after_replay() override;
 
   void step();
-  // One exchange and one update, of the window's gradients.
+  // Does one exchange and one update with the window's gradients.
   void exchange_and_update();
-  // Of several models: the steps that are left when the batch ends.
+  // With several models: takes the steps that are left when the batch ends.
   void take_last_steps();
-  // Which models the next step updates: those that wait on this rank or, while ranks may differ, on any rank. False:
-  // none. Collective then.
+  // Finds the models that the next step updates: those that wait on this rank or, while ranks may differ, on any rank.
+  // Returns false if there are none. Collective while ranks may differ.
   bool agree_on_models();
   void end_window();
   void update(std::span<const std::uint8_t> used);
   void before_update();
   Update update_of(std::span<const std::uint8_t> used, double correction) const;
-  // The factor of the window's gradients, on top of what their exchange has multiplied by. Collective.
+  // Returns the factor of the window's gradients, on top of the factor that their exchange applied. Collective.
   double correction();
-  // What the host learns of an update when the device has done it. `norm`: of the gradients, where they are clipped.
+  // Passes on the values of an update that the host reads once the device has done it. `norm`: of clipped gradients.
   void read_late(const std::optional<at::Tensor>& norm);
   bool digests_due() const;
   void look_at_writes(const std::vector<std::size_t>& written);
@@ -92,12 +92,12 @@ class ExchangeMode final : public StepMode, private CapturableStep {
   ExchangeScale scale_;
   StrategyPicker picker_;
   WrittenParameters written_;
-  std::vector<std::uint8_t> models_in_step_;      // of several models
-  std::vector<std::uint8_t> parameters_in_step_;  // for each parameter: whether its model is one of them
-  bool ranks_may_differ_ = false;                 // in the models that they step, or some have no batch
-  std::int64_t windows_begun_ = 0;                // with several models
+  std::vector<std::uint8_t> models_in_step_;      // set with several models
+  std::vector<std::uint8_t> parameters_in_step_;  // for each parameter: 1 if its model is in the step
+  bool ranks_may_differ_ = false;                 // they may step different models, or some have no batch
+  std::int64_t windows_begun_ = 0;                // counted with several models
   bool writes_seen_ = false;                      // the model has written parameters itself
-  std::vector<std::uint8_t> captured_used_;       // by the captured step
+  std::vector<std::uint8_t> captured_used_;       // parameters that the captured step used
   std::optional<at::Tensor> captured_norm_;
   std::int64_t watched_steps_ = 0;  // since the values came from elsewhere (the beginning, a checkpoint)
 };

@@ -21,7 +21,7 @@ LocalStep::LocalStep(const StepParts& parts, LocalUpdate::Parts updated)
   parts_.watch.note(/*look_closer=*/false);
 }
 
-// What the model has written itself lies in its own tensors alone.
+// Values that the model has written itself are in its own tensors alone.
 void LocalStep::take_over_written() {
   const std::vector<std::uint8_t> written = parts_.watch.written();
   for (std::size_t i = 0; i < written.size(); ++i) {
@@ -76,7 +76,7 @@ LocalMode::LocalMode(const StepParts& parts, const config::LocalSgd& options, st
       local_steps_(options, parts.parameters, parts.fusion.plan(), parts.run.device_communicator, parts.run.recorder,
                    seed) {}
 
-// A quarter of the way between two meetings, 16 rounds at most.
+// The lag is a quarter of the rounds between two meetings, and at most 16 rounds.
 std::int64_t LocalMode::lag() const {
   const std::int64_t quarter = std::int64_t{steps_between_meetings_} * parts_.window.length() / 4;
   return std::clamp<std::int64_t>(quarter, 1, 16);

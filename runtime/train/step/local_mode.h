@@ -1,5 +1,5 @@
 // The modes in which every rank steps by itself: local steps, after some of which the ranks meet (LocalSteps), and
-// `--mock comm`, in which they never do. Training thread.
+// `--mock comm`, in which the ranks never meet. Training thread.
 #pragma once
 
 #include <cstdint>
@@ -18,9 +18,9 @@ class LocalStep {
  public:
   // `updated`: which parameters this rank updates.
   LocalStep(const StepParts& parts, LocalUpdate::Parts updated);
-  // With the gradients of the open window. `last`: of this window, which ends.
+  // Steps with the gradients of the open window. `last`: the step is the window's last, and ends it.
   void take(bool last = true);
-  // StepMode's.
+  // As StepMode::step_models().
   void step_models();
 
  private:
@@ -28,15 +28,15 @@ class LocalStep {
 
   const StepParts parts_;
   LocalUpdate strategy_;
-  std::vector<std::uint8_t> parameters_in_step_;  // of several models
+  std::vector<std::uint8_t> parameters_in_step_;  // set with several models
 };
 
 [[noreturn]] void refuse_to_abandon(const char* with);
 
-// Local steps: after `inner_steps` of its steps a rank meets the others.
+// Local steps: after `inner_steps` steps of its own a rank meets the others.
 //
-// Ranks read what was announced some rounds late, when it has long arrived, so that none waits between two meetings. A
-// wish to stop is acted upon that much later, by all ranks in the same round.
+// Ranks read announcements some rounds late, when they have long arrived, so that none waits between two meetings. All
+// ranks act on a wish to stop that many rounds late, in the same round.
 class LocalMode final : public StepMode {
  public:
   LocalMode(const StepParts& parts, const config::LocalSgd& options, std::uint64_t seed);
@@ -52,7 +52,7 @@ class LocalMode final : public StepMode {
   void synchronise() override;
   bool synchronised() const override { return inner_steps_ == 0; }
   bool stop_is_due() override { return vote_.stop_is_old(lag()); }
-  // What is announced must have been read: it says which ranks have had batches, and which were not finite.
+  // Reads the announcements first: they tell which ranks have had batches, and which values were not finite.
   void begin_visit(const StateVisitor& /*visitor*/) override { vote_.collect(); }
   void visit(StateVisitor& visitor) override;
   bool state_is_shared() const override { return false; }
@@ -70,7 +70,7 @@ class LocalMode final : public StepMode {
   int inner_steps_ = 0;  // since the ranks last met
 };
 
-// The vote of a rank that trains alone (`--mock comm`): what it announces is what is agreed.
+// The vote of a rank that trains alone (`--mock comm`): the ranks agree on this rank's own announcement.
 class AloneVote final : public RoundVote {
  public:
   explicit AloneVote(NonFinite& non_finite) : non_finite_(non_finite) {}
@@ -93,8 +93,8 @@ class AloneVote final : public RoundVote {
   bool stop_seen_ = false;
 };
 
-// `--mock comm`: a rank computes what it would compute for an update, and exchanges nothing. Its parameters are neither
-// those of another rank nor what training would have made of them.
+// `--mock comm`: a rank computes its part of each update, and exchanges nothing. Its parameters are neither those of
+// another rank nor the result of real training.
 class AloneMode final : public StepMode {
  public:
   AloneMode(const StepParts& parts, bool sharded);

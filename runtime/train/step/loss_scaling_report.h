@@ -1,5 +1,5 @@
-// What the user learns of loss scaling: skipped updates and changes of the scale, in plan.json, events.jsonl and the
-// log. Training thread.
+// Reports loss scaling to the user: skipped updates and changes of the scale, in plan.json, events.jsonl and the log.
+// Training thread.
 #pragma once
 
 #include <cstdint>
@@ -13,12 +13,13 @@ namespace dtrain::train {
 
 class LossScalingReport {
  public:
-  // `each_rank`: ranks step by themselves and have scales of their own; else rank 0 speaks for all. All outlive it.
+  // `each_rank`: ranks step by themselves with scales of their own; otherwise rank 0 reports. All references outlive
+  // it.
   LossScalingReport(const RunServices& run, StepsInFlight& in_flight, const LossScaler& scaler, bool each_rank);
 
-  // An update of this batch has been handed over. What has become of it is read when the device has done it.
+  // Called when an update of this batch has been handed over. Its result is read when the device has done the update.
   void after_update(std::int64_t batch);
-  // The scale has been replaced. Waits for the device.
+  // To be called when the scale has been replaced. Waits for the device.
   void begin_anew();
   // Rank 0: brings plan.json up to date, if there is anything new.
   void write();

@@ -17,7 +17,7 @@ constexpr auto kNonFiniteRemedy =
     "lower the learning rate, clip gradients, or look for NaN or Inf in the data; with on_non_finite: warn the run "
     "continues";
 
-// Numbers whose sum over ranks shows whether all ranks had the same value.
+// Returns a number whose sum over ranks shows if all ranks had the same value.
 std::int64_t non_finite_code(double value) {
   return std::isnan(value) ? 1 : value > 0 ? 1'000'000 : 1'000'000'000'000;
 }
@@ -72,7 +72,7 @@ void NonFinite::visit(StateVisitor& visitor) {
   visitor.number("batches", batches_);
   visitor.number("first_batch", first_batch_);
   visitor.text("first", first_);
-  // Of the last batches, which the next announcements will be about.
+  // The values of the last batches, which the next announcements will carry.
   std::vector<std::pair<std::int64_t, Words>> losses(losses_.begin(), losses_.end());
   std::vector<std::pair<std::int64_t, std::string>> norms(norms_.begin(), norms_.end());
   std::int64_t loss_count = static_cast<std::int64_t>(losses.size());

@@ -16,27 +16,27 @@ namespace dtrain::train {
 
 class NonFinite {
  public:
-  // What a rank announces; summed over the ranks. All zero: nothing.
+  // The words that a rank announces; the vote sums them over the ranks. All zero: the rank has seen finite values only.
   static constexpr std::size_t kWords = 3;
   using Words = std::array<std::int64_t, kWords>;
 
   NonFinite(const RunServices& run, bool stop) : run_(run), stop_(stop) {}
 
-  // This rank's loss in a batch, and the norm of all ranks' gradients. Error where the run is to stop.
+  // Takes this rank's loss in a batch, or the norm of all ranks' gradients. Error where the run is to stop.
   void see_loss(double loss, std::int64_t batch);
   void see_norm(double norm, std::int64_t batch);
-  // The last batch has left a parameter that is not a number. Error where the run is to stop.
+  // Takes a parameter that is not a number after the last batch. Error where the run is to stop.
   void see_weights(const std::string& parameter, std::int64_t batch);
 
-  // What this rank announces of a batch, once. What was seen of earlier batches is forgotten.
+  // Returns this rank's announcement of a batch, once. Forgets the losses of earlier batches.
   Words take_words(std::int64_t batch);
-  // What all ranks announced of a batch. Rank 0 warns at the first one.
+  // Adds the announcements of all ranks for a batch. Rank 0 warns at the first one that is not finite.
   void add_round(std::span<const std::int64_t> sums, std::int64_t batch);
   // Rank 0: brings plan.json up to date, if there is anything new.
   void write();
 
   void visit(StateVisitor& visitor);
-  // What was restored is of another run.
+  // Forgets the counts, which were restored from another run's state.
   void forget();
   std::int64_t batches() const { return batches_; }
 
@@ -45,11 +45,11 @@ class NonFinite {
 
   const RunServices& run_;
   bool stop_;
-  // By their batches, until they are announced and their round is added: on a GPU a value may come early or late.
+  // By batch, until they are announced and their round is added: on a GPU a value may come early or late.
   std::map<std::int64_t, Words> losses_;
   std::map<std::int64_t, std::string> norms_;
   std::int64_t batches_ = 0, first_batch_ = 0, written_ = 0;
-  std::string first_;  // what was seen there: "the loss is nan in batch 3 on rank 1"
+  std::string first_;  // the first report: "the loss is nan in batch 3 on rank 1"
 };
 
 }  // namespace dtrain::train

@@ -13,14 +13,14 @@ namespace dtrain::train {
 
 namespace {
 
-constexpr std::size_t kChunk = 256 * 1024;  // of a listing, well under the control plane's message limit
+constexpr std::size_t kChunk = 256 * 1024;  // bytes of a listing, well under the control plane's message limit
 
 void describe_tensor(std::ostream& out, const std::string& kind, const std::string& name, const at::Tensor& tensor) {
   out << kind << " '" << name << "' " << at::toString(tensor.scalar_type()) << " [";
   for (std::int64_t d = 0; d < tensor.dim(); ++d) out << (d ? ", " : "") << tensor.size(d);
   out << "]";
   if (!tensor.is_contiguous()) {
-    // Those of dimensions of one element say nothing.
+    // The stride of a dimension with one element means nothing.
     out << " with strides [";
     for (std::int64_t d = 0; d < tensor.dim(); ++d)
       out << (d ? ", " : "") << (tensor.size(d) > 1 ? tensor.stride(d) : 1);
@@ -29,7 +29,7 @@ void describe_tensor(std::ostream& out, const std::string& kind, const std::stri
   out << (kind == "parameter" && !tensor.requires_grad() ? " (frozen)" : "") << "\n";
 }
 
-// One line a tensor, in registration order.
+// Lists one tensor a line, in registration order.
 std::string listing(const torch::nn::Module& model) {
   std::ostringstream out;
   for (const auto& parameter : distinct_parameters(model)) {
@@ -51,7 +51,7 @@ std::string first_difference(const std::string& reference, const std::string& mi
   return {};
 }
 
-// By value: a tensor may lie in memory in another order on each rank.
+// Sends the values in logical order: each rank may lay out a tensor in memory in another order.
 void broadcast_all(const std::vector<at::Tensor>& tensors, comm::Communicator& communicator) {
   const at::NoGradGuard no_grad;
   for (at::Tensor tensor : tensors) {

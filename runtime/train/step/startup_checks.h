@@ -1,5 +1,4 @@
-// What must hold before the first step: every rank has the same parameters and buffers, and starts from rank 0's
-// values.
+// Checks before the first step: every rank has the same parameters and buffers, and starts from rank 0's values.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -13,10 +12,9 @@ namespace dtrain::train {
 // difference of each rank that differs from rank 0. Collective.
 void compare_models(const torch::nn::Module& model, comm::ControlPlane& control);
 
-// Copies rank 0's parameters and buffers to all ranks. Collective.
-// `communicator` is that of the device that the model is on.
+// Copies rank 0's parameters and buffers to all ranks. `communicator`: of the model's device. Collective.
 void broadcast_model(const torch::nn::Module& model, comm::Communicator& communicator);
-// Buffers alone (running statistics differ between ranks after training).
+// Copies the buffers alone (running statistics differ between ranks after training).
 void broadcast_buffers(const torch::nn::Module& model, comm::Communicator& communicator);
 
 }  // namespace dtrain::train

@@ -1,8 +1,8 @@
-// How a rank's batches become optimizer steps. ExchangeMode exchanges gradients in every window. In LocalMode each rank
-// steps by itself and the ranks meet periodically. In AloneMode each rank steps by itself to the end. TrainingStep
-// chooses one.
+// The ways in which a rank's batches become optimizer steps. ExchangeMode exchanges gradients in every window. In
+// LocalMode each rank steps by itself and the ranks meet periodically. In AloneMode each rank steps by itself to the
+// end.
 //
-// TrainingStep calls it, from the training thread. Modes share the parts below; each owns what only it needs.
+// TrainingStep chooses a mode and calls it, from the training thread. Modes share the parts below; each owns the rest.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@
 
 namespace dtrain::train {
 
-// What every mode works with. All of it outlives the mode.
+// The parts that every mode uses. All of them outlive the mode.
 struct StepParts {
   const RunServices& run;
   FlatParameters& parameters;
@@ -49,7 +49,7 @@ struct StepParts {
   LossScalingReport* scaling_report = nullptr;
 };
 
-// What ExchangeMode works with besides. All of it outlives the mode.
+// The further parts that ExchangeMode uses. All of them outlive the mode.
 struct ExchangeParts {
   GradientNorms& gradient_norms;
   // Called before each update, after the ranks' announcements have been read. May be empty.
@@ -59,26 +59,26 @@ struct ExchangeParts {
   std::function<bool()> is_settled;
 };
 
-// What a mode's step does on the device and on the host, apart, so that the device's part can be captured as a CUDA
-// graph and launched again (graph/step_graph.h): between begin_capture() and end_capture() everything goes to the
-// device and nothing of it is counted; for each launch the host's part comes before and after it.
+// Separates a step's work on the device from its work on the host, so that the device's part can be captured as a CUDA
+// graph and launched again (graph/step_graph.h). Between begin_capture() and end_capture() all work goes to the device
+// and is not counted. For each launch the host's part comes before and after it.
 class CapturableStep {
  public:
   virtual ~CapturableStep() = default;
 
-  // Whether the next step with a batch on every rank gives the device the same work as every later one: nothing is
-  // being tried any more. The ranks may disagree.
+  // True if the next step with a batch on every rank gives the device the same work as every later one: no trial of an
+  // alternative is running. The ranks may disagree.
   virtual bool settled() = 0;
 
-  // Around a batch whose work is captured. Error where the step does something that a graph would not repeat.
+  // Called around a batch whose work is captured. Error where the step does something that a graph would not repeat.
   virtual void begin_capture() = 0;
   virtual void end_capture() = 0;
-  // Of the two, one has failed on some rank: nothing has happened.
+  // Undoes the capture when begin_capture() or end_capture() has failed on some rank.
   virtual void abandon_capture() = 0;
 
-  // Whether the last step that was not a replay used the parameters that the captured one did. The same on all ranks.
+  // True if the last step that was not a replay used the same parameters as the captured one. The same on all ranks.
   virtual bool is_as_captured() const = 0;
-  // Around each launch of what was captured. Every rank has a batch, and what the ranks announced has been read.
+  // Called around each launch of the graph. Every rank has a batch, and the ranks' announcements have been read.
   virtual void before_replay() = 0;
   virtual void after_replay() = 0;
 };
@@ -88,31 +88,32 @@ class StepMode {
   virtual ~StepMode() = default;
 
   virtual RoundVote& vote() = 0;
-  // After how many rounds at most, the announcing one included, all ranks have read an announcement.
+  // The most rounds, the announcing one included, after which all ranks have read an announcement.
   virtual std::int64_t announcement_rounds() const = 0;
 
-  // Around each round. The window has counted it.
+  // Called around each round. The window has counted the round.
   virtual void begin_batch() = 0;
-  // With several models, before each backward: those that the next step updates are known.
+  // With several models, called before each backward, when it is known which models the next step updates.
   virtual void choose_models() {}
-  // Within a batch, with several models: an optimizer step of those that wait for one. The window is one batch long.
+  // With several models, within a batch of a one-batch window: takes an optimizer step of the models that wait for one.
   virtual void step_models() = 0;
-  // True after an optimizer step. Also ends the batch in flight.
+  // Returns true after an optimizer step. Also ends the batch in flight.
   virtual bool end_batch() = 0;
-  // Instead of end_batch(), after a backward: drops its gradients, as if the batch had not been. All ranks do it, or
-  // all get an error. ConfigError where the mode cannot.
+  // Called instead of end_batch(), after a backward: drops the batch's gradients and takes the batch back. All ranks do
+  // it, or all get an error. ConfigError where the mode cannot.
   virtual void abandon_batch() = 0;
-  // Takes a step with the gradients of an unfinished window, if there are any. True if it did.
+  // Takes a step with the gradients of an unfinished window, if there are any. Returns true if it took a step.
   virtual bool flush() = 0;
 
-  // The steps to capture as graphs; null if they cannot be captured. Then the reason, as the continuation of "because".
+  // The steps to capture as graphs; null if they cannot be captured. Then the second function gives the reason, as the
+  // continuation of "because".
   virtual CapturableStep* capturable() { return nullptr; }
   virtual std::string why_not_capturable() const = 0;
 
-  // Makes all ranks' parameters the same (collective); and whether they are.
+  // Makes all ranks' parameters the same (collective). synchronised(): true if they are.
   virtual void synchronise() {}
   virtual bool synchronised() const { return true; }
-  // Whether training ends after this batch because a rank was asked to stop. The same on all ranks after the same step.
+  // True if training ends after this batch because a rank was asked to stop. The same on all ranks after the same step.
   virtual bool stop_is_due() { return vote().stop_seen(); }
 
   // To be called between two batches after the model's parameters have moved, or changed their type, with the same
@@ -122,21 +123,21 @@ class StepMode {
   // To be called when training is over: writes this mode's results to plan.json and the log. Collective.
   virtual void report() {}
   // To be called before and after a visit of the training state. begin_visit() reads pending announcements. If the
-  // visitor needs complete values, it also gives every rank the whole of what the ranks have divided among themselves;
-  // end_visit() divides it again. Collective.
+  // visitor needs complete values, it also gives every rank all values that are divided among the ranks; end_visit()
+  // divides them again. Collective.
   virtual void begin_visit(const StateVisitor& visitor) { static_cast<void>(visitor); }
   virtual void end_visit(const StateVisitor& visitor) { static_cast<void>(visitor); }
   virtual void visit(StateVisitor& visitor) { static_cast<void>(visitor); }
-  // As GradientStrategy has it. Collective.
+  // As GradientStrategy::gather_state(). Collective.
   virtual std::vector<at::Tensor> gather_state(std::size_t index) {
     static_cast<void>(index);
     return {};
   }
-  // Whether parameters and optimizer state are the same on all ranks after every batch.
+  // True if parameters and optimizer state are the same on all ranks after every batch.
   virtual bool state_is_shared() const { return true; }
   // The ranges of parameters and optimizer state that this rank copies for a checkpoint. The ranges of all ranks
-  // together cover everything once. In host memory an update may copy them (UpdateCopy). Empty: a rank must copy all of
-  // it. Whether it is empty is the same on all ranks.
+  // together cover everything once. In host memory an update may copy them (UpdateCopy). Empty, on all ranks alike: a
+  // rank must copy everything.
   virtual std::optional<std::vector<FlatRange>> copied_ranges() const { return std::nullopt; }
 };
 

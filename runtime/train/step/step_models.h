@@ -1,4 +1,4 @@
-// Which of a trial's models the next optimizer step updates, where the trial has several (a generator and a
+// Keeps track of the models that the next optimizer step updates, where the trial has several (a generator and a
 // discriminator). Training thread.
 #pragma once
 
@@ -17,28 +17,28 @@ namespace dtrain::train {
 
 class StepModels {
  public:
-  // No names: one model, which every step updates.
+  // No names: the trial has one model, which every step updates.
   explicit StepModels(std::vector<std::string> names) : names_(std::move(names)), waiting_(names_.size(), 0) {}
 
   bool several() const { return !names_.empty(); }
   const std::vector<std::string>& names() const { return names_; }
 
-  // backward() is called for these models (none: for all): the next step updates them. Error for an unknown name.
+  // backward() is called for these models (none: for all). The next step updates them. Error for an unknown name.
   void add(std::span<const std::string> models) {
     has_batch_ = true;
     if (models.empty()) std::fill(waiting_.begin(), waiting_.end(), 1);
     for (const std::string& model : models) waiting_[index_of(model)] = 1;
   }
-  // For each model, whether backward() has been called for it since its last step.
+  // For each model: 1 if backward() has been called for it since its last step.
   std::span<const std::uint8_t> waiting() const { return waiting_; }
   bool any_waiting() const { return std::find(waiting_.begin(), waiting_.end(), 1) != waiting_.end(); }
   void stepped() { std::fill(waiting_.begin(), waiting_.end(), 0); }
 
-  // Whether backward() has been called in this batch.
+  // True if backward() has been called in this batch.
   bool has_batch() const { return has_batch_; }
   void begin_batch() { has_batch_ = false; }
 
-  // Names for a message: "'generator', 'discriminator'".
+  // Returns the names for a message: "'generator', 'discriminator'".
   std::string text(std::span<const std::uint8_t> models) const {
     std::string text;
     for (std::size_t i = 0; i < models.size(); ++i) {

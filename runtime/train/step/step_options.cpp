@@ -30,7 +30,7 @@ ParameterTypes parameter_types(const StepOptions& options) {
     case config::Precision::kPureBfloat16:
       break;
   }
-  // Codecs are given float32.
+  // Codecs take float32 gradients.
   const bool compressed = !std::holds_alternative<comm::NoCompression>(options.strategy.compression);
   return {.bfloat16 = true, .gradients = !compressed};
 }

@@ -1,4 +1,4 @@
-// What an experiment asks of the training step. Plain values.
+// The experiment's options of the training step. Plain values.
 #pragma once
 
 #include <optional>
@@ -17,28 +17,28 @@ struct StepOptions {
   int aggregation_frequency = 1;
   bool average_aggregated_gradients = true;
   double max_gradient_norm = 0;   // 0: no clipping
-  double max_gradient_value = 0;  // 0: no clipping; one of the two at most
+  double max_gradient_value = 0;  // 0: no clipping; at most one of the two is set
   bool clips_groups = false;      // some parameter group has a limit of its own
   double ema = 0;                 // the decay of the average of the weights; 0: none
-  FusionOptions fusion;           // but for what fusion_options() adds
+  FusionOptions fusion;           // without the fields that fusion_options() adds
   StrategyOptions strategy;
   std::optional<config::LocalSgd> local_sgd;
   bool stop_on_non_finite = false;
   config::Precision precision = config::Precision::kFloat32;
-  LossScaling loss_scaling;  // of float16
+  LossScaling loss_scaling;  // used with float16
   config::MemoryFormat memory_format = config::MemoryFormat::kContiguous;
-  // Once all ranks have the same model, this rank trains without them (`--mock comm`). What is collective then is not.
+  // Once all ranks have the same model, this rank trains by itself (`--mock comm`), and nothing is collective.
   bool alone = false;
 };
 
 enum class Mode { kExchange, kLocal, kAlone };
 Mode mode_of(const StepOptions& options);
 
-// ConfigError for what does not go together.
+// Throws ConfigError for options that do not go together.
 void check(const StepOptions& options, const comm::World& world);
-// In which types the model computes, and its gradients are.
+// Returns the types in which the model computes, and those of its gradients.
 ParameterTypes parameter_types(const StepOptions& options);
-// Whether FlatParameters::keep_narrow_gradient() is allowed: nothing but the update takes the gradients of a batch.
+// True if FlatParameters::keep_narrow_gradient() is allowed: only the update reads the gradients of a batch.
 bool may_keep_narrow_gradients(const StepOptions& options, const comm::World& world);
 MemoryFormatOptions memory_format_options(const StepOptions& options);
 FusionOptions fusion_options(const StepOptions& options, int world_size);

@@ -11,7 +11,7 @@ namespace {
 namespace generated = torch::autograd::generated;
 using torch::autograd::Node;
 
-constexpr int kDeepest = 8;  // operations that are looked through, one behind the other
+constexpr int kDeepest = 8;  // operations in a row that are looked through
 
 // "NllLossBackward0" -> "NllLoss"
 std::string operation(const Node& node) {
@@ -29,7 +29,7 @@ const Node* input(const Node& node, std::size_t index) {
   return index < node.num_outputs() ? node.next_edge(index).function.get() : nullptr;
 }
 
-// Of several values, which are not themselves the losses of a list.
+// True for a sum over several values, unless they are themselves the losses of a list.
 template <class Sum>
 bool sums_samples(const Node* node) {
   const auto* const sum = dynamic_cast<const Sum*>(node);
@@ -39,7 +39,7 @@ bool sums_samples(const Node* node) {
          !dynamic_cast<const generated::CatBackward0*>(summed);
 }
 
-// Whether the result is what its first input is, but for its sign, type or shape.
+// True if the result is the first input but for its sign, type or shape.
 bool passes_on(const Node* node) {
   return dynamic_cast<const generated::NegBackward0*>(node) || dynamic_cast<const generated::ToCopyBackward0*>(node) ||
          dynamic_cast<const generated::CloneBackward0*>(node) || dynamic_cast<const generated::ViewBackward0*>(node) ||
@@ -59,7 +59,7 @@ std::string sum_at(const Node* node, int depth) {
   if (sums_samples<generated::SumBackward0>(node) || sums_samples<generated::SumBackward1>(node)) return "sum()";
   if (passes_on(node)) return sum_at(input(*node, 0), depth + 1);
   if (!dynamic_cast<const generated::AddBackward0*>(node)) return {};
-  // A penalty on weights is a sum that every rank computes alike: the losses of modules alone are looked for here.
+  // A penalty on weights is a sum that every rank computes alike, so only the losses of modules are looked for here.
   for (const std::size_t index : {0, 1}) {
     std::string found = sum_at(input(*node, index), depth + 1);
     if (found != "sum()" && !found.empty()) return found;

@@ -1,5 +1,5 @@
-// A loss that is a sum over the samples. Each rank sums over its own part, and the gradients of ranks are averaged, so
-// those of N ranks are a part 1/N of what one process with the whole batch computes. Any thread.
+// Detects a loss that is a sum over the samples. Each rank sums over its own part, and gradients are averaged over the
+// ranks, so the gradients of N ranks are 1/N of those that one process computes with the whole batch. Any thread.
 #pragma once
 
 #include <string>
@@ -8,9 +8,9 @@
 
 namespace dtrain::train {
 
-// Which operation makes it one, as far as autograd's graph shows that: 'NllLoss(reduction="sum")', "sum()". Looks at
-// the last operations alone, and through additions: a sum that is divided, or multiplied, is taken for a mean. Empty: a
-// mean, or not known.
+// Returns the operation that makes the loss a sum, as far as autograd's graph shows it: 'NllLoss(reduction="sum")',
+// "sum()". Looks at the last operations alone, and through additions: a sum that is divided, or multiplied, is taken
+// for a mean. Empty: the loss is a mean, or its kind is not known.
 std::string sum_over_samples(const at::Tensor& loss);
 
 }  // namespace dtrain::train

@@ -21,7 +21,7 @@ namespace dtrain::train {
 
 namespace {
 
-// The model, which the ranks have found to be the same on all of them.
+// Returns the model after the checks, which compare it over the ranks.
 std::shared_ptr<torch::nn::Module> checked_model(const TrialContext::Wrapped& wrapped, const RunServices& run,
                                                  const StepOptions& options) {
   if (!wrapped.model)
@@ -58,7 +58,7 @@ void warn_of_sum(const at::Tensor& loss, const RunServices& run) {
       sum, ranks, ranks);
 }
 
-// With rank 0's values on every rank.
+// Lays out the parameters with rank 0's values on every rank.
 FlatParameters flat_parameters(const torch::nn::Module& model, const std::vector<std::string>& models,
                                comm::Communicator& communicator, const ParameterTypes& types) {
   broadcast_model(model, communicator);
@@ -72,7 +72,7 @@ FlatOptimizer flat_optimizer(const TrialContext::Wrapped& wrapped, FlatParameter
   return FlatOptimizer(*wrapped.optimizer, wrapped.schedule, parameters, wrapped.groups, ema);
 }
 
-// The line of metrics.jsonl of the batch that was last may not be written yet. As text, which may be "nan".
+// Visits the last batch's norm, whose line in metrics.jsonl may not be written yet. Its text may be "nan".
 void visit_gradient_norm(StateVisitor& visitor, std::int64_t batch, GradientNorms& norms) {
   const auto norm = norms.of(batch);
   std::string text = norm ? Json(number_or_text(*norm)).dump() : "";
@@ -110,7 +110,7 @@ std::optional<LossScaler> make_scaler(const TrialContext::Wrapped& wrapped, cons
   return LossScaler(options.loss_scaling, parameters.memory().device());
 }
 
-// Of the next update.
+// Returns a digest of the learning rates of the next update.
 std::uint64_t digest_of_rates(const FlatOptimizer& optimizer) {
   std::uint64_t digest = 0;
   for (const float rate : optimizer.learning_rates()) {
@@ -193,7 +193,7 @@ void TrainingStep::announce(bool has_batch, const Wishes& wishes, std::int64_t p
                           .place = static_cast<std::uint64_t>(place) + 1});
 }
 
-// Both are compared when the ranks read the round, where all of them are.
+// Rates and places are compared when the ranks read the round, so all ranks come here together.
 void TrainingStep::explain(Difference difference) {
   const bool of_rates = difference == Difference::kRates;
   Json mine = of_rates ? Json(optimizer_.learning_rates()) : Json::array({place_ >> 32, place_ & 0xffffffff});
@@ -346,7 +346,7 @@ void TrainingStep::abandon_batch() {
 
 // The model has gone through a window's batches once, which shows how it uses its parameters.
 void TrainingStep::compute_in_shadow() {
-  // What is scaled by the weights of batches would be rounded once more.
+  // Gradients that are scaled by the weights of batches would be rounded once more.
   const bool keep_narrow = may_keep_narrow_gradients_ && !batch_weight_ && !adds_losses_;
   for (std::size_t i = 0; i < parameters_.parameters().size(); ++i) {
     if (!narrow_use_->only_narrow(i)) continue;
@@ -400,14 +400,14 @@ bool TrainingStep::flush() {
 void TrainingStep::report() {
   mode_->report();
   const std::int64_t last_batch = window_.rounds_begun();
-  // What was seen of the last batches has not been announced. A batch at a time, which is the same on all ranks.
+  // The losses and norms of the last batches have not been announced. Takes a batch at a time, the same on all ranks.
   for (std::int64_t batch = last_batch - in_flight_.lag(); batch <= last_batch; ++batch) {
     auto words = non_finite_.take_words(batch);
     mode_->vote().add_up(words);
     non_finite_.add_round(words, batch);
     in_flight_.finish_oldest();
   }
-  // Weights that are no numbers follow from a loss or a gradient that was none; only what has no such cause is news.
+  // Weights become nan after a loss or gradient that is not finite. Only nan weights without such a cause are reported.
   if (run_.is_first_rank() && non_finite_.batches() == 0) {
     if (const auto parameter = first_nan_parameter(parameters_)) non_finite_.see_weights(*parameter, last_batch);
   }
@@ -427,8 +427,8 @@ std::vector<at::Tensor> TrainingStep::weight_averages() {
   return averages;
 }
 
-// Where the model computes with copies (channels_last), what it or an optimizer of Python has written since the last
-// update lies in them alone.
+// Where the model computes with copies (channels_last), the copies alone hold the values that the model, or an
+// optimizer of Python, has written since the last update.
 void TrainingStep::take_over_written() {
   const std::vector<std::uint8_t> written = watch_.written();
   for (std::size_t i = 0; i < written.size(); ++i) {

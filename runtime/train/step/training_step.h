@@ -1,5 +1,5 @@
-// From a wrapped model to one optimizer step after another. runtime/train/README.md follows a step on its way through
-// the parts; the StepMode decides how they become an update. Used by the training thread alone.
+// Turns a wrapped model into one optimizer step after another. runtime/train/README.md follows a step on its way
+// through the parts; the StepMode decides how the parts make an update. Used by the training thread alone.
 #pragma once
 
 #include <cstdint>
@@ -43,61 +43,61 @@ class TrainingStep : private CapturableStep {
     bool saver_busy = false;        // its host's saver cannot take a checkpoint yet
     bool wants_checkpoint = false;  // it asks for a checkpoint
     bool fits_graph = false;        // it can run the batch as a graph
-    bool counts_for_all = false;    // as Announcement has it
+    bool counts_for_all = false;    // as Announcement::counts_for_all
     std::optional<profile::TraceWindow> trace{};
   };
-  // `place`: Batch::place of the batch. Ranks whose places or learning rates differ get an error of all of them when
-  // the round is read.
+  // `place`: Batch::place of the batch. If places or learning rates differ, all ranks throw the same error when they
+  // read the round.
   void announce(bool has_batch, const Wishes& wishes, std::int64_t place = -1);
   // Waits for the announcements of all ranks for the last announced round.
   Round agree() { return mode_->vote().agree(); }
 
-  // A step as a CUDA graph, if that is possible (capturable()). As in CapturableStep, but for the whole step:
-  // train_batch() comes between begin_capture() and end_capture().
+  // Returns the step as a CUDA graph, or null if that is not possible. As StepMode::capturable(), but for the whole
+  // step: train_batch() comes between begin_capture() and end_capture().
   CapturableStep* capturable() { return mode_->capturable() ? this : nullptr; }
   std::string why_not_capturable() const { return mode_->why_not_capturable(); }
 
-  // Around train_batch() (or instead of it, on a rank without a batch).
+  // Called before train_batch() (or instead of it, on a rank without a batch).
   void begin_batch();
-  // A program that has the loop itself: before the forward pass of a batch that it may train. begin_batch() follows
-  // before backward(), or leave_forward(): then there was no batch.
+  // For a program that has the loop itself: called before the forward pass of a batch that it may train. begin_batch()
+  // follows before backward(), or leave_forward() follows if the program does not train the batch.
   void begin_forward();
   void leave_forward();
   void backward(const at::Tensor& loss, const BackwardOptions& options = {});
-  // Within train_batch(), after backward(): as TrialContext::step(). Collective.
+  // Called within train_batch(), after backward(): as TrialContext::step(). Collective.
   void step_models();
-  // Ends the round: exchanges and steps if that is due. True after an optimizer step.
+  // Ends the round: exchanges and steps if a step is due. Returns true after an optimizer step.
   bool end_batch();
-  // Instead, after a backward(): as StepMode has it. Collective.
+  // Called instead of end_batch(), after a backward(): as StepMode::abandon_batch(). Collective.
   void abandon_batch();
-  // Exchanges and applies the gradients of an unfinished window, with its real number of batches. True if there was
-  // one.
+  // Exchanges and applies the gradients of an unfinished window, with its real number of batches. Returns true if there
+  // was such a window.
   bool flush();
-  // Whether flush() has anything to do: gradients that no update has applied, or local steps since the last meeting.
-  // The same on all ranks.
+  // True if flush() has work: gradients that no update has applied, or local steps since the last meeting. The same on
+  // all ranks.
   bool window_is_open() const { return window_.rounds() > 0 || !mode_->synchronised(); }
-  // A check from time to time: Error naming a parameter that training does not know.
+  // Throws Error that names a parameter which training does not know. To be called from time to time.
   void check_members() const { watch_.check_members(); }
 
   // With local steps: makes the ranks meet if they have stepped since the last meeting. Collective.
   void synchronise() { mode_->synchronise(); }
-  // Whether all ranks had the same parameters after the last round: always, except between the meetings of local steps.
+  // True if all ranks had the same parameters after the last round: always, except between the meetings of local steps.
   bool synchronised() const { return mode_->synchronised(); }
-  // After an optimizer step: whether training ends here because a rank was asked to stop. The same on all ranks.
+  // After an optimizer step: true if training ends here because a rank was asked to stop. The same on all ranks.
   bool stop_is_due() { return mode_->stop_is_due(); }
-  // After an optimizer step, the same on all ranks: whether a rank has announced that its host's saver is busy, and
-  // whether one has asked for a checkpoint.
+  // After an optimizer step, the same on all ranks: true if a rank has announced that its host's saver is busy, and
+  // true if a rank has asked for a checkpoint.
   bool saver_busy() { return mode_->vote().saver_busy(); }
   bool checkpoint_wanted() { return mode_->vote().checkpoint_wanted(); }
 
-  // After how many rounds at most, the announcing one included, all ranks know an announcement.
+  // The most rounds, the announcing one included, after which all ranks know an announcement.
   std::int64_t announcement_rounds() const { return mode_->announcement_rounds(); }
-  // The trace window that rank 0 announced, once.
+  // Returns the trace window that rank 0 announced, once.
   std::optional<profile::TraceWindow> take_trace_window() { return mode_->vote().take_trace_window(); }
 
   // Rank 0: updates plan.json with losses that were not finite and the scale of the loss.
   void write_reports();
-  // To be called when training is over: writes the mode's results, and what was not finite. Collective.
+  // Called when training is over: writes the mode's results, and losses and norms that were not finite. Collective.
   void report();
 
   // Visits the training state, between two batches. Parameters and optimizer state are complete, and the same on every
@@ -106,10 +106,10 @@ class TrainingStep : private CapturableStep {
   void visit(StateVisitor& visitor);
   // `call` is called before each update, when all ranks know the announcements for its last batch.
   void before_update(std::function<void()> call) { before_update_ = std::move(call); }
-  // After the state of another run was restored: its losses and norms that were not finite are not counted here.
+  // To be called after the state of another run was restored: its values that were not finite are not counted here.
   void forget_non_finite() { non_finite_.forget(); }
   bool state_is_shared() const { return mode_->state_is_shared(); }
-  // As StepMode has it.
+  // As StepMode::copied_ranges().
   std::optional<std::vector<FlatRange>> copied_ranges() const { return mode_->copied_ranges(); }
   // While this object lives, the model's tensors hold the values that training updates, in their type. Between two
   // batches.
@@ -118,8 +118,8 @@ class TrainingStep : private CapturableStep {
     return FlatParameters::ValuesInModel(parameters_);
   }
 
-  // A copy of the average of the weights (`optimizations.ema`) for values_in_model(); empty: there is none. Between two
-  // batches. Collective.
+  // Returns a copy of the average of the weights (`optimizations.ema`) for values_in_model(); empty: there is none. To
+  // be called between two batches. Collective.
   std::vector<at::Tensor> weight_averages();
   std::unique_ptr<FlatParameters::ValuesInModel> values_in_model(const std::vector<at::Tensor>& instead,
                                                                  bool as_computed) {
@@ -128,7 +128,7 @@ class TrainingStep : private CapturableStep {
 
   // Rounds since training began: the number of the last batch.
   std::int64_t batches_begun() const { return window_.rounds_begun(); }
-  // How far the device is behind, and the values that arrive from it later.
+  // The number of batches that the device is behind, and the values that arrive from it later.
   StepsInFlight& in_flight() { return in_flight_; }
 
   const FlatParameters& parameters() const { return parameters_; }
@@ -147,17 +147,17 @@ class TrainingStep : private CapturableStep {
   void after_replay() override;
 
   void compute_in_shadow();
-  // Throws. Collective.
+  // Throws the error of this difference. Collective.
   void explain(Difference difference);
   void take_over_written();
-  // The parameters of these models, which alone get a gradient.
+  // Returns the parameters of these models, which alone get a gradient.
   std::vector<at::Tensor> inputs_of(const std::vector<std::string>& models) const;
   void read_loss(const at::Tensor& loss);
   // Counts the weight of the batch, once where there are several losses.
   void weigh_batch(double weight);
   LossScalingReport* begin_report(const StepOptions& options);  // null: the loss is not scaled
 
-  // Each depends on those before it. The hooks are destroyed first, because they call the exchange.
+  // Each member depends on those before it. The hooks are destroyed first, because they call the exchange.
   const RunServices run_;
   const std::shared_ptr<torch::nn::Module> model_;
   NonFinite non_finite_;
@@ -170,22 +170,22 @@ class TrainingStep : private CapturableStep {
   GradientExchange exchange_;
   StepsInFlight in_flight_;
   MemoryFormat memory_format_;
-  std::optional<LossScaler> scaler_;  // of float16
+  std::optional<LossScaler> scaler_;  // set with float16
   std::optional<LossScalingReport> scaling_report_;
   ParameterWatch watch_;
   std::function<void()> before_update_;
   std::unique_ptr<StepMode> mode_;
   GradientHooks hooks_;
   const bool may_keep_narrow_gradients_;
-  std::int64_t place_ = -1;  // of the batch that was announced last
+  std::int64_t place_ = -1;  // place of the batch that was announced last
   bool in_forward_ = false;
   bool in_batch_ = false;
   bool batch_has_loss_ = false;         // backward() has been called for the batch that has begun
-  std::optional<double> batch_weight_;  // of the batch that has begun, where it has one
-  bool adds_losses_ = false;            // some backward() has been told that more follows
+  std::optional<double> batch_weight_;  // weight of the batch that has begun, if it has one
+  bool adds_losses_ = false;            // some backward() has been told that more backward() calls follow
   bool capturing_ = false;
   at::Tensor captured_loss_;
-  // Until the first optimizer step, where autocast is on.
+  // Set until the first optimizer step, where autocast is on.
   std::optional<NarrowUse> narrow_use_;
   std::optional<NarrowUse::Watching> watching_;
 };

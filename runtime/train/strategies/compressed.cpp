@@ -38,7 +38,7 @@ std::string_view Compressed::operation() const {
 
 void Compressed::set_plan(const comm::FusionPlan& plan) {
   replicated_.set_plan(plan);
-  compressor_->forget_times();  // other buckets hide more or less behind backward
+  compressor_->forget_times();  // with other buckets, backward hides another share of the times
   plan_ = &plan;
 }
 
@@ -61,14 +61,14 @@ comm::Work Compressed::launch(std::size_t index) {
 }
 
 std::optional<at::Tensor> Compressed::update(const Update& update) {
-  // A gradient that no rank used is not applied, but what the error feedback held of it has been sent.
+  // A gradient that no rank used is not applied, but the error feedback that it held has been sent.
   for (std::size_t i = 0; i < update.used.size(); ++i) {
     if (!update.used[i]) compressor_->not_applied(i);
   }
   launched_ = false;
   compressor_->end_step();
   Update corrected = update;
-  corrected.correction = 1;  // has been applied
+  corrected.correction = 1;  // the exchange has applied it
   corrected.unscaled = true;
   std::optional<at::Tensor> norm = replicated_.update(corrected);
   if (update.scaler) compressor_->undo_step_where(update.scaler->found_inf());

@@ -13,7 +13,7 @@ namespace dtrain::train {
 
 class Compressed final : public GradientStrategy {
  public:
-  // Collective. `scale`: its correction is read when a window's first bucket is launched, and applied by the exchange
+  // Collective. `scale`: its correction is read when a window's first bucket is launched, and the exchange applies it
   // instead of the update. Error feedback must have the units of applied gradients; otherwise it would count more than
   // once when the data of a rank ends. `settled_steps`: the plan is final after this many steps.
   Compressed(FlatParameters& parameters, FlatOptimizer& optimizer, comm::Communicator& communicator,
@@ -32,9 +32,9 @@ class Compressed final : public GradientStrategy {
  private:
   Replicated replicated_;
   WindowScale& scale_;
-  double window_scale_ = 1;           // of the window under way, once a bucket is launched
-  bool launched_ = false;             // a bucket of this step
-  at::Tensor inverse_of_loss_scale_;  // in that window
+  double window_scale_ = 1;           // scale of the window under way, once a bucket is launched
+  bool launched_ = false;             // a bucket of this step has been launched
+  at::Tensor inverse_of_loss_scale_;  // set in that window
   const std::vector<at::Tensor> flats_;
   std::unique_ptr<BucketCompressor> compressor_;
   const comm::FusionPlan* plan_ = nullptr;

@@ -13,7 +13,7 @@ void DeviceScaling::divide(std::span<const std::vector<FlatRange>> of_ranks, std
   others_have_parts_ = of_ranks.size() > 1;
 }
 
-// With the correction, so that gradients are written once. Gradients of one type at a time, as the operator wants it.
+// Also applies the correction, to write gradients only once. The operator takes gradients of one type at a time.
 void DeviceScaling::unscale(LossScaler& scaler, const Update& update) {
   scaler.begin_update();
   const at::Tensor factor = update.unscaled ? at::Tensor() : scaler.inverse(update.correction);
@@ -80,13 +80,13 @@ bool DeviceScaling::limit(double factor, const GradientLimits::Limit& common) {
   return true;
 }
 
-// clip_factor() in tensors.
+// Computes clip_factor() in tensors.
 GradientScaling::Scaled DeviceScaling::prepare(const Update& update) {
   LossScaler* const scaler = update.scaler;
   const GradientLimits::Limit common{.max_norm = update.max_norm, .max_value = update.max_value};
   if (scaler) unscale(*scaler, update);
   const at::Tensor found_inf = scaler ? scaler->found_inf() : at::Tensor();
-  double correction = scaler ? 1 : update.correction;  // unscaling has multiplied by it
+  double correction = scaler ? 1 : update.correction;  // unscale() has multiplied by it
   if (limit(correction, common)) correction = 1;
   const auto divisor_of = [&](const at::Tensor& over) { return over.div(correction).to(at::kFloat); };
   const auto options = at::TensorOptions().device(parameters_.memory().device()).dtype(at::kFloat);
@@ -102,8 +102,8 @@ GradientScaling::Scaled DeviceScaling::prepare(const Update& update) {
     if (limit <= 0) return at::ones_like(norm);
     return norm.add(1e-6).div_(limit).clamp_min_(1);
   };
-  // The optimizer divides all gradients by one number. Several sets are divided here, each by its own: a norm of one
-  // that is not finite leaves the others as they are.
+  // The optimizer divides all gradients by one number. Several sets are divided here, each by its own number: a set
+  // whose norm is not finite leaves the others as they are.
   const bool several = limits_.sets() > 1;
   for (std::size_t set = 0; several && set < limits_.sets(); ++set) {
     if (limits_.of(set, common).max_norm <= 0 && correction == 1.0) continue;
@@ -112,12 +112,12 @@ GradientScaling::Scaled DeviceScaling::prepare(const Update& update) {
       if (part.set == set && part.range.size() > 0) gradients(part.range).div_(own);
     }
   }
-  std::vector<at::Tensor> limited;  // norms
+  std::vector<at::Tensor> limited;  // norms of the sets with a limit
   for (std::size_t set = 0; set < limits_.sets(); ++set) {
     if (limits_.of(set, common).max_norm > 0) limited.push_back(norms[static_cast<std::int64_t>(set)]);
   }
   at::Tensor norm = limited.size() == 1 ? limited.front() : at::stack(limited).square_().sum().sqrt_();
-  // That of an update that is skipped says nothing about the model.
+  // The norm of an update that is skipped says nothing about the model.
   if (scaler) norm = norm.masked_fill(found_inf.to(at::kBool), 0);
   return {{.divisor = several ? at::Tensor() : divisor_of(over(0)), .found_inf = found_inf}, norm};
 }

@@ -1,4 +1,4 @@
-// The scaling of gradients on a device: nothing waits for it.
+// The scaling of gradients on a device, without waiting for the device.
 #pragma once
 
 #include <utility>
@@ -22,11 +22,11 @@ class DeviceScaling final : public GradientScaling {
  private:
   void unscale(LossScaler& scaler, const Update& update);
   at::Tensor gradients(const FlatRange& range) const;
-  // Multiplies the gradients, then limits each element of the sets that have a limit. True: there are some.
+  // Multiplies the gradients, then limits each element of the sets with such a limit. Returns true if there are any.
   bool limit(double factor, const GradientLimits::Limit& common);
-  // Over the ranks, where others have a part: then true.
+  // Sums over the ranks, if others have a part: then returns true.
   bool add_up(const at::Tensor& values);
-  // Of all ranks' ranges: one float64 for each set. Brings found_inf of `scaler`, if there is one, to all ranks.
+  // Sums over all ranks' ranges: one float64 for each set. Brings found_inf of `scaler`, if not null, to all ranks.
   at::Tensor sums_of_squares(const LossScaler* scaler);
 
   FlatParameters& parameters_;

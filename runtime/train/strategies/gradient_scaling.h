@@ -1,10 +1,10 @@
-// What gradients are multiplied by before an update: the scale of their sum, and what brings their norm below the
+// The factor of gradients before an update: the scale of their sum, and the factor that brings their norm below the
 // limit. On a CPU they are multiplied in place, and the norm is the same to the last bit however updates are divided
 // over ranks (model/gradient_norm.h). On a device the host knows neither norm nor factor: both stay there, and the
 // optimizer divides by the factor as it reads the gradients. Those of a scaled loss are unscaled in place, in the pass
 // that looks for Inf and NaN.
 //
-// Training thread; prepare() is collective where gradients are clipped and other ranks have a part.
+// Training thread; prepare() is collective if gradients are clipped and other ranks have a part.
 #pragma once
 
 #include <memory>
@@ -28,22 +28,22 @@ class GradientScaling {
  public:
   virtual ~GradientScaling() = default;
 
-  // What each rank updates from now on, `own` of this one among it.
+  // Sets the ranges that each rank updates from now on, those of this rank (`own`) among them.
   virtual void divide(std::span<const std::vector<FlatRange>> of_ranks, std::span<const FlatRange> own) = 0;
-  // From now on the norm is that of this rank's ranges.
+  // From now on the norm covers this rank's ranges alone.
   virtual void set_local_norm() = 0;
 
   struct Scaled {
     DeviceInputs device;
-    // Before clipping, where gradients are clipped by norm: one float64, over all parameters whose norm is limited; of
-    // an update that found_inf stops, 0.
+    // The norm before clipping, if gradients are clipped by norm: one float64, over all parameters whose norm is
+    // limited; 0 for an update that found_inf stops.
     std::optional<at::Tensor> norm;
   };
   virtual Scaled prepare(const Update& update) = 0;
 };
 
-// For the device that the parameters are on; `communicator` is that device's. All outlive it. `limits`: those of
-// parameter groups, besides those of each update.
+// Makes the object for the parameters' device; `communicator` is that device's. All references outlive it. `limits`:
+// those of parameter groups, besides those of each update.
 std::unique_ptr<GradientScaling> make_gradient_scaling(FlatParameters& parameters, comm::Communicator& communicator,
                                                        profile::Recorder& recorder, GradientLimits limits = {});
 

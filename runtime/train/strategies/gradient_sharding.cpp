@@ -8,9 +8,9 @@ namespace dtrain::train {
 
 namespace {
 
-constexpr double kEnough = 1.01;               // a step that is so much longer is worth the memory
+constexpr double kEnough = 1.01;               // a step may take this much longer: the memory is worth it
 constexpr std::int64_t kWorthwhile = 1 << 20;  // bytes of a rank
-constexpr std::int64_t kShareOfAvailable = 2;  // short of memory: the host's ranks would free half of what it has left
+constexpr std::int64_t kShareOfAvailable = 2;  // short of memory: the ranks can free over half of the available memory
 
 std::int64_t spare_bytes(const FlatParameters& parameters, const GradientStrategy& strategy,
                          const comm::FusionPlan& plan) {
@@ -55,7 +55,7 @@ bool GradientSharding::end_step(const GradientStrategy& strategy, const comm::Fu
   return decided_;
 }
 
-// Hosts may have unlike amounts of memory, and ranks parts of unlike sizes: they agree.
+// The ranks agree, because hosts may differ in memory, and ranks in the sizes of their parts.
 void GradientSharding::begin(std::int64_t spare) {
   const auto available = available_memory();
   const std::int64_t of_host = spare * run_.world.local_size;

@@ -43,7 +43,7 @@ std::vector<double> HostScaling::gradient_norms(const GradientLimits::Limit& com
     if (mine_[i] && limits_.of(sets_[i], common).max_norm > 0) sums[i] = sum_of_squares(parameters_, branches_[i]);
   }
   if (!local_norm_ && std::find(mine_.begin(), mine_.end(), 0) != mine_.end()) {
-    // Each has one owner and the others add zeros, which is exact.
+    // Each sum has one owner and the other ranks add zeros, which is exact.
     const PhaseScope phase(recorder_, Phase::kAllreduceWait);
     communicator_.all_reduce(sums.data(), sums.size(), comm::DataType::kFloat64).wait();
   }

@@ -22,7 +22,7 @@ class HostScaling final : public GradientScaling {
   Scaled prepare(const Update& update) override;
 
  private:
-  // Of each set; 0 where its norm is not limited.
+  // Returns the norm of each set; 0 if its norm is not limited.
   std::vector<double> gradient_norms(const GradientLimits::Limit& common);
   void multiply(const FlatRange& range, double factor);
 
@@ -32,7 +32,7 @@ class HostScaling final : public GradientScaling {
   bool local_norm_ = false;
   const GradientLimits limits_;
   std::vector<RangeOfSet> own_;
-  // Of all ranks, in the order of set, group and line; and which of them are this rank's.
+  // The branches of all ranks, in the order of set, group and line; their sets; and 1 for those of this rank.
   std::vector<NormBranch> branches_;
   std::vector<std::size_t> sets_;
   std::vector<std::uint8_t> mine_;

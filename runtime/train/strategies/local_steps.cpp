@@ -9,7 +9,7 @@ namespace {
 using profile::Phase;
 using profile::PhaseScope;
 
-// Meetings are few, and uncompressed ones take long: two are enough to compare with.
+// Meetings are few, and uncompressed ones take long: two are enough for a comparison.
 constexpr int kComparedMeetings = 2;
 
 }  // namespace

@@ -1,8 +1,7 @@
-// Local steps: every rank trains by itself for a while, then the ranks meet and an outer optimizer moves all of them
-// from where they last met, by the mean of how far they went (the outer gradient). Douillard et al., "DiLoCo:
-// Distributed Low-Communication Training of Language Models", arXiv:2311.08105; the outer step is Nesterov's as
-// torch.optim.SGD takes it. With one inner step, an outer rate of 1 and no momentum it is plain data parallelism with
-// SGD.
+// Local steps: every rank trains by itself for a while, then the ranks meet, and an outer optimizer moves all of them
+// from their last meeting point by the mean of their distances from it (the outer gradient). Douillard et al., "DiLoCo:
+// Distributed Low-Communication Training of Language Models", arXiv:2311.08105; the outer step is Nesterov's as in
+// torch.optim.SGD. With one inner step, an outer rate of 1 and no momentum it is plain data parallelism with SGD.
 //
 // The inner optimizer's state stays each rank's own. Training thread only; everything here is collective.
 #pragma once
@@ -22,21 +21,21 @@ namespace dtrain::train {
 
 class LocalSteps {
  public:
-  // The parameters are the same on all ranks now. `plan`: what travels together.
+  // The parameters are the same on all ranks now. `plan`: the buckets of the exchange.
   LocalSteps(const config::LocalSgd& options, FlatParameters& parameters, const comm::FusionPlan& plan,
              comm::Communicator& communicator, profile::Recorder& recorder, std::uint64_t seed);
 
-  // The ranks meet; `active` of them have stepped since they last did (1 or more). Parameters are then the same
-  // everywhere.
+  // Makes the ranks meet; `active` of them (1 or more) have stepped since the last meeting. Parameters are then the
+  // same everywhere.
   void meet(std::int64_t active);
   void visit(StateVisitor& visitor);
-  // Writes how often the ranks met, and what compression has brought, to plan.json and the log. Collective.
+  // Writes the number of meetings, and the effect of compression, to plan.json and the log. Collective.
   void report(const RunServices& run) const;
 
  private:
   struct Group {
     FlatMemory::Block difference;  // start - values, then its mean over ranks
-    at::Tensor start;              // the values when the ranks last met
+    at::Tensor start;              // the values at the ranks' last meeting
     at::Tensor momentum;           // undefined: none
   };
   void exchange(double scale);

@@ -59,8 +59,8 @@ at::Tensor PartNorms::values_of(const FlatOptimizer::OpenPart& part) const {
 }
 
 std::vector<WholeNorms> PartNorms::norms_on_host() {
-  // The branches' sums for the values, then for the directions. Each has one owner and the others add zeros, which is
-  // exact.
+  // The branches' sums for the values, then for the directions. Each sum has one owner and the other ranks add zeros,
+  // which is exact.
   const std::size_t count = branches_.size();
   std::vector<double> sums(2 * count);
   const auto first_of = [&](const NormBranch& branch) {

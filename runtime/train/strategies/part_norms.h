@@ -1,10 +1,10 @@
 // The norms of parameters that several ranks update in parts, for an optimizer that scales each parameter's step by
 // them (LAMB). Each rank adds up the squares of the values and of the step's direction in its own parts; one all-reduce
 // gives all ranks the sums. On a CPU the norms are the same to the last bit however parameters are divided: sums go
-// along the tree of model/gradient_norm.h, whose lines count from the parameter's beginning. On a device nothing waits
-// for them.
+// along the tree of model/gradient_norm.h, whose lines count from the parameter's beginning. On a device the host does
+// not wait for them.
 //
-// Parameters that lie whole in one rank's part need none of it: FlatOptimizer::update() finds their norms. Training
+// Parameters that lie whole in one rank's part do not need it: FlatOptimizer::update() finds their norms. Training
 // thread.
 #pragma once
 
@@ -23,16 +23,16 @@ namespace dtrain::train {
 
 class PartNorms {
  public:
-  // `communicator` is that of the parameters' device. All outlive it.
+  // `communicator` is that of the parameters' device. All references outlive this object.
   PartNorms(const FlatParameters& parameters, FlatOptimizer& optimizer, comm::Communicator& communicator,
             profile::Recorder& recorder);
 
-  // What each rank updates from now on. The same call on every rank.
+  // Sets the ranges that each rank updates from now on. The same call on every rank.
   void divide(std::span<const std::vector<FlatRange>> of_ranks);
-  // From now on the norms are those of this rank's parts, and complete_parts() is not collective.
+  // From now on the norms cover this rank's parts alone, and complete_parts() is not collective.
   void set_local_norms() { local_ = true; }
 
-  // Whether any parameter is in parts: the same on every rank.
+  // True if any parameter is in parts: the same on every rank.
   bool any() const { return !divided_.empty(); }
   // Completes the updates of the optimizer's open parts. Collective, also for ranks that have none; only if any().
   void complete_parts();
@@ -41,7 +41,7 @@ class PartNorms {
   std::vector<WholeNorms> norms_on_host();
   std::vector<WholeNorms> norms_on_device();
   at::Tensor values_of(const FlatOptimizer::OpenPart& part) const;
-  // From its parameter's beginning.
+  // Returns the range counted from its parameter's beginning.
   FlatRange place_of(std::size_t parameter, const FlatRange& range) const;
 
   const FlatParameters& parameters_;
@@ -50,7 +50,7 @@ class PartNorms {
   profile::Recorder& recorder_;
   bool local_ = false;
   std::vector<std::size_t> divided_;  // parameters, ascending
-  // On a CPU: of all ranks' parts of them, by parameter (which is the branch's group) and line.
+  // On a CPU: branches of all ranks' parts of these, by parameter (which is the branch's group) and line.
   std::vector<NormBranch> branches_;
 };
 

@@ -56,7 +56,7 @@ void Sharded::move_to_common_memory() {
       memory_.push_back(std::move(to->buffer));
       return true;
     };
-    if (!move(parameters_.groups()[g].values)) return;  // on every rank, for the first group
+    if (!move(parameters_.groups()[g].values)) return;  // returns on every rank, for the first group
     for (const at::Tensor& state : optimizer_.state(g)) move(state);
     const bool has_shadow = parameters_.groups()[g].shadow.defined();
     if (has_shadow) move(parameters_.groups()[g].shadow);
@@ -89,7 +89,7 @@ Sharded::~Sharded() {
       if (group.shadow.defined()) parameters_.place_shadow(g, parameters_.memory().own_copy(group.shadow));
     }
   } catch (const std::exception&) {
-    // A device that has failed or is full. Training has failed with it, and nothing reads the parameters any more.
+    // The device has failed or is full. Training has failed with it, and no code reads the parameters any more.
   }
 }
 
@@ -139,7 +139,7 @@ std::vector<at::Tensor> Sharded::gather_state(std::size_t index) {
 void Sharded::keep_own_state() {
   const at::NoGradGuard no_grad;
   state_is_divided_ = true;
-  // A page of host memory that is not written takes none; a device has no such memory.
+  // A page of host memory that is not written takes no memory; a device has no such pages.
   if (!parameters_.memory().on_host()) return optimizer_.keep_parts({updater_.own().begin(), updater_.own().end()});
   for (std::size_t g = 0; g < parameters_.groups().size(); ++g) {
     for (at::Tensor& state : optimizer_.state(g)) {
@@ -163,14 +163,14 @@ comm::Work Sharded::launch(std::size_t index) {
 
 std::vector<FlatRange> Sharded::spare_gradients(std::size_t index) const {
   const auto& bucket = plan_->buckets[index];
-  const FlatRange& own = updater_.own()[index];  // this rank's ranges are those of the buckets, in their order
+  const FlatRange& own = updater_.own()[index];  // this rank has one range for each bucket, in order
   return {{bucket.group, bucket.begin, own.begin}, {bucket.group, own.end, bucket.end}};
 }
 
 std::optional<at::Tensor> Sharded::update(const Update& update) {
-  std::vector<std::pair<std::size_t, comm::Work>> gathers;  // of buckets
+  std::vector<std::pair<std::size_t, comm::Work>> gathers;  // by bucket
   const auto norm =
-      updater_.update(update, [&](std::size_t index) {  // this rank's ranges are those of the buckets, in their order
+      updater_.update(update, [&](std::size_t index) {  // this rank has one range for each bucket, in order
         const auto& bucket = plan_->buckets[index];
         if (one_copy_ || (!update.in_step.empty() && !update.in_step[bucket.items.front()])) return;
         const PhaseScope phase(recorder_, Phase::kAllreduceWait, profile::PhaseOf::kHost);
@@ -179,7 +179,7 @@ std::optional<at::Tensor> Sharded::update(const Update& update) {
             index, communicator_.gather_parts(FlatMemory::address(group.values, bucket.begin), elements_of(bucket),
                                               comm_type(group.dtype), static_cast<int>(index)));
       });
-  // Only this rank's parts of them are sums. The rest must not be taken for gradients.
+  // Only this rank's parts of the gradients are sums. The rest must not be taken for gradients.
   for (auto& parameter : parameters_.parameters()) parameter.tensor.mutable_grad() = at::Tensor();
   const PhaseScope phase(recorder_, Phase::kAllreduceWait);
   if (one_copy_) {
@@ -191,7 +191,7 @@ std::optional<at::Tensor> Sharded::update(const Update& update) {
     gather.join();
     log_.record("all_gather", static_cast<int>(bucket), gather);
   }
-  // The update has written the shadow of this rank's parts alone.
+  // The update has written the shadow in this rank's parts alone.
   if (!one_copy_) parameters_.refresh();
   return norm;
 }
@@ -204,14 +204,14 @@ void Sharded::end_visit(bool replaced) {
   if (!one_copy_) {
     keep_own_state();
   } else if (replaced) {
-    communicator_.barrier().wait();  // a rank that goes on reads what another may still be replacing
+    communicator_.barrier().wait();  // a rank that goes on reads values that another may still be replacing
   }
 }
 
 void Sharded::complete_state() {
   if (!one_copy_ && state_is_divided_) gather_state();
   const at::NoGradGuard no_grad;
-  if (!parameters_.memory().on_host()) return;  // its state lies in memory of its own
+  if (!parameters_.memory().on_host()) return;  // a device's state is in memory of its own
   for (std::size_t g = 0; g < parameters_.groups().size(); ++g) {
     for (at::Tensor& state : optimizer_.state(g)) state = parameters_.memory().own_copy(state);
   }

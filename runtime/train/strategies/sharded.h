@@ -1,13 +1,13 @@
-// The sharded strategy: of every bucket each rank reduces its part, updates the parameters there, and hands them to the
+// The sharded strategy: each rank reduces its part of every bucket, updates the parameters there, and hands them to the
 // others. It keeps only the optimizer state of its own parts, and on request only their gradients
 // (GradientExchange::free_spare_gradients()). (Rajbhandari et al., ZeRO, arXiv:1910.02054, stages 1 and 2.)
 //
-// Where all ranks share memory there is one copy of parameters and of the optimizer's state for all of them: the parts
-// are updated in place, and nothing is gathered. Then no rank may write parameters while another computes with them:
-//   - before the update: GradientExchange::finish() ends with an all-reduce that every rank issues after its backward
-//     (buckets are issued by hooks, inside backward, so their completion alone would not do). It is complete nowhere
-//     before all ranks have issued it, so a rank that updates knows that no rank reads any more.
-//   - after the update: a barrier, which no rank leaves before all have updated their parts.
+// If all ranks share memory there is one copy of parameters and of the optimizer's state for all of them: the parts are
+// updated in place, and nothing is gathered. Then no rank may write parameters while another computes with them:
+// - before the update: GradientExchange::finish() ends with an all-reduce that every rank issues after its backward
+//   (buckets are issued by hooks, inside backward, so their completion alone would not do). It is complete nowhere
+//   before all ranks have issued it, so a rank that updates knows that no rank reads any more.
+// - after the update: a barrier, which no rank leaves before all have updated their parts.
 // Both are collectives of the communicator, which order memory as well. A model that writes parameters itself is
 // refused (StrategyPicker::check_write).
 #pragma once
@@ -25,7 +25,7 @@
 
 namespace dtrain::train {
 
-// What each rank updates: its part of every bucket, in their order.
+// Returns the ranges that each rank updates: its part of every bucket, in the order of the buckets.
 std::vector<std::vector<FlatRange>> parts_of_all(const FlatParameters& parameters, const comm::FusionPlan& plan,
                                                  int world_size);
 
@@ -34,7 +34,7 @@ class Sharded final : public GradientStrategy {
   // Collective. Parameters and optimizer state, which are complete and the same on every rank, move to other memory.
   Sharded(FlatParameters& parameters, FlatOptimizer& optimizer, comm::Communicator& communicator,
           profile::Recorder& recorder, const WindowScale& scale);
-  // The model's parameters move back to memory of their own, for the communicator's goes before the model does.
+  // Moves the model's parameters back to memory of their own: the communicator's memory is gone before the model.
   ~Sharded() override;
 
   std::string_view operation() const override { return "reduce_scatter"; }
@@ -68,7 +68,7 @@ class Sharded final : public GradientStrategy {
   bool one_copy_ = false;
   std::vector<std::unique_ptr<comm::Buffer>> memory_;
   const comm::FusionPlan* plan_ = nullptr;
-  bool state_is_divided_ = false;  // each rank's is right in its own parts only
+  bool state_is_divided_ = false;  // each rank's state is right in its own parts only
 };
 
 }  // namespace dtrain::train

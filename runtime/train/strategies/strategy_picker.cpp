@@ -10,7 +10,7 @@ namespace dtrain::train {
 
 namespace {
 
-// Where neither is faster, sharded it is: it never takes more memory.
+// If neither is faster, the choice is sharded, which never takes more memory.
 constexpr double kEnough = 1.01;
 
 }  // namespace
@@ -57,7 +57,7 @@ std::unique_ptr<GradientStrategy> StrategyPicker::make(bool sharded) {
   return std::make_unique<Replicated>(parameters_, optimizer_, communicator, run_.recorder, scale_);
 }
 
-// The old strategy goes before the new one comes: it puts parameters and state back where the next one expects them.
+// Ends the old strategy first: it puts parameters and state back to where the new one expects them.
 void StrategyPicker::use(bool sharded) {
   if (strategy_) strategy_->complete_state();
   strategy_.reset();
@@ -75,7 +75,7 @@ void StrategyPicker::begin_batch() {
 }
 
 void StrategyPicker::end_batch(bool stepped, std::int64_t batch) {
-  if (comparison_) in_flight_.wait_for_all();  // so that a turn's times are its own
+  if (comparison_) in_flight_.wait_for_all();  // a turn's times are then its own
   window_time_ += run_.clock.monotonic() - batch_began_;
   if (!stepped) return;
   if (!fusion_.settling() && step_is_settled_()) {

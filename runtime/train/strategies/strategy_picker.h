@@ -32,7 +32,7 @@ struct StrategyOptions {
   config::ShardedGradients gradients = config::ShardedGradients::kAuto;  // kOn only where `sharded` is kOn
 };
 
-// Whether updates can be sharded in a run with these options.
+// True if updates can be sharded in a run with these options.
 bool may_shard(const StrategyOptions& options, int world_size);
 
 class StrategyPicker {
@@ -49,10 +49,10 @@ class StrategyPicker {
   const GradientStrategy& strategy() const { return *strategy_; }
   bool may_shard() const;
   bool is_compressed() const { return !std::holds_alternative<comm::NoCompression>(options_.compression); }
-  // Whether the strategy is final.
+  // True if the strategy is final.
   bool settled() const { return !comparison_; }
 
-  // Around each batch. `stepped`: an optimizer step ended it; the next strategy is picked then.
+  // Called around each batch. `stepped`: an optimizer step ended it; the next strategy is picked then.
   void begin_batch();
   void end_batch(bool stepped, std::int64_t batch);
   // To be called between windows after fusion has formed new buckets.
@@ -80,10 +80,10 @@ class StrategyPicker {
   const std::function<bool()> step_is_settled_;
   std::unique_ptr<GradientStrategy> strategy_;
   GradientSharding gradients_;
-  std::optional<TurnComparison> comparison_;  // while it goes on
-  StrategyFacts measured_;                    // only what it has found
+  std::optional<TurnComparison> comparison_;  // set while it goes on
+  StrategyFacts measured_;                    // the results of the comparison only
   Nanoseconds batch_began_{0};
-  Nanoseconds window_time_{0};  // of the batches of the open window that have ended, without their loading
+  Nanoseconds window_time_{0};  // time of the ended batches of the open window, without their loading
 };
 
 }  // namespace dtrain::train

@@ -18,7 +18,7 @@
 
 namespace dtrain::train {
 
-// All there is, group by group.
+// Returns all elements, group by group.
 std::vector<FlatRange> whole_groups(const FlatParameters& parameters);
 
 class Updater {
@@ -30,15 +30,15 @@ class Updater {
   // rank.
   void divide(std::span<const std::vector<FlatRange>> of_ranks);
   std::span<const FlatRange> own() const { return own_; }
-  // From now on update() is not collective: the norms of gradients and parameters are those of this rank's ranges.
+  // From now on update() is not collective: the norms of gradients and parameters cover this rank's ranges alone.
   void set_local_norm() {
     scaling_->set_local_norm();
     part_norms_.set_local_norms();
   }
 
   // Scales, clips and updates this rank's ranges, and calls updated(index) after each, in their order. With clipping it
-  // is collective and returns the norm before clipping. It is also collective where ranks have parts of a parameter
-  // whose update depends on norms of the whole.
+  // is collective and returns the norm before clipping. It is also collective if ranks have parts of a parameter whose
+  // update depends on norms of the whole.
   std::optional<at::Tensor> update(const Update& update, const std::function<void(std::size_t)>& updated);
 
  private:

@@ -1,5 +1,5 @@
-// LAMB: You and others, arXiv:1904.00962, algorithm 2 with the identity for phi: AdamW's direction, which is scaled for
-// each parameter by the norm of its values over that of the direction.
+// LAMB: You and others, arXiv:1904.00962, algorithm 2 with the identity for phi: AdamW's direction, scaled for each
+// parameter by the norm of its values over that of the direction.
 #include <cmath>
 
 #include "dtrain/config/optimizers.h"
@@ -34,8 +34,8 @@ class LambRule final : public NormRule {
     if (settings_.weight_decay != 0) direction.add_(block.values, settings_.weight_decay);
     return direction;
   }
-  // With a factor of 1 where one of the norms is 0. A norm that is NaN makes the parameter NaN: with a factor of 1 its
-  // other elements would take a step of any length.
+  // The factor is 1 if one of the norms is 0. A norm that is NaN makes the parameter NaN: with a factor of 1 its other
+  // elements would take a step of any length.
   void move(const at::Tensor& values, const at::Tensor& direction, const WholeNorms& norms,
             const Factor& rate) const override {
     if (!norms.values_on_device.defined()) {

@@ -14,8 +14,8 @@ namespace {
 
 constexpr int kMostSteps = 99;
 
-// The nearest matrix whose singular values are about 1, by Newton-Schulz iterations in bfloat16. It stretches the
-// singular values quickly rather than exactly: they end between 0.5 and 1.5.
+// Returns the nearest matrix whose singular values are about 1, by Newton-Schulz iterations in bfloat16. They stretch
+// the singular values quickly rather than exactly, to between 0.5 and 1.5.
 at::Tensor orthogonal(const at::Tensor& matrix, std::int64_t steps) {
   constexpr double kA = 3.4445, kB = -4.775, kC = 2.0315, kLeastNorm = 1e-7;
   const bool is_tall = matrix.size(0) > matrix.size(1);
@@ -70,7 +70,7 @@ class MuonUpdate final : public OptimizerUpdate {
                     .make_update()) {}
 
   double learning_rate() const override { return settings_.lr; }
-  // Of matrices the first alone, which is their momentum.
+  // Matrices use the first state alone, as their momentum.
   std::vector<std::string> state_names() const override { return others_->state_names(); }
   std::vector<std::uint8_t> whole_parameters(std::span<const std::string> names,
                                              at::TensorList tensors) const override {

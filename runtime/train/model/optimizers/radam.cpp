@@ -28,8 +28,8 @@ class RAdamRule final : public TensorRule {
   }
 
  private:
-  // Divides by the bias correction, and where the variance of the adaptive rate is known (rho above 5) by the root of
-  // the squares, rectified.
+  // Divides by the bias correction, and if the variance of the adaptive rate is known (rho above 5), also by the root
+  // of the squares, rectified.
   void rectify(at::Tensor& direction, const at::Tensor& square, double number) const {
     direction.div_(1 - std::pow(settings_.beta1, number));
     const double old_squares = std::pow(settings_.beta2, number), rest = 1 - old_squares;

@@ -19,28 +19,28 @@ class Callback {
  public:
   virtual ~Callback() = default;
 
-  // Names the callback in errors. The class's name unless overridden. Empty: its errors are passed on as they are.
+  // Returns the name in errors: by default the class's. Empty: the callback's errors are passed on as they are.
   virtual std::string name() const;
 
-  // How far training has come.
+  // The progress of the training.
   struct Position {
-    std::int64_t batch = 0;  // the last batch that was trained; in before_batch() the one that comes
+    std::int64_t batch = 0;  // the last batch that was trained; in before_batch() the next one
     std::int64_t epoch = 0;  // from 0
   };
 
-  // Before the first batch of this process. A run that goes on has restored its state by then.
+  // Called before the first batch of this process. A run that goes on has restored its state by then.
   virtual void on_training_start(const Position&) {}
-  // Around each batch of this rank. A rank whose data has ended makes no calls. The batch is on the device already;
-  // `metrics` is what train_batch() has returned. Neither function may wait for a GPU.
+  // Called around each batch of this rank. A rank whose data has ended makes no calls. The batch is on the device
+  // already; `metrics` is the result of train_batch(). Neither function may wait for a GPU.
   virtual void before_batch(const Position&, const Batch&) {}
   virtual void after_batch(const Position&, const Metrics&) {}
-  // After the last batch of an epoch, and after the validation and the checkpoint that follow it.
+  // Called after the last batch of an epoch, and after the validation and the checkpoint that follow it.
   virtual void on_epoch_end(const Position&) {}
-  // After each validation, with its metrics: the same on all ranks.
+  // Called after each validation, with its metrics: the same on all ranks.
   virtual void on_validation_end(const Position&, const std::map<std::string, double>&) {}
-  // When a checkpoint is taken, before the state is copied: a change here is part of the checkpoint.
+  // Called when a checkpoint is taken, before the state is copied: a change here is part of the checkpoint.
   virtual void on_checkpoint(const Position&) {}
-  // After the last batch, when the last checkpoint has been taken; also in a run that was asked to stop.
+  // Called after the last batch, when the last checkpoint has been taken; also in a run that was asked to stop.
   virtual void on_training_end(const Position&) {}
 
   // The state that the callback keeps from batch to batch, as Trial::save_state() and load_state().

@@ -26,8 +26,8 @@ class DataSection {
     return json_->at(key);
   }
   const Json& operator[](const std::string& key) const { return at(key); }
-  // The value of a key, in the type of `if_missing`, or `if_missing` if there is no such key. ConfigError if the value
-  // has another type.
+  // Returns the value of a key, in the type of `if_missing`, or `if_missing` if there is no such key. ConfigError if
+  // the value has another type.
   template <typename T>
   auto value(const std::string& key, T&& if_missing) const {
     const bool given = contains(key);
@@ -38,14 +38,14 @@ class DataSection {
                         "give it the type the trial asks for");
     }
   }
-  // The whole section; every key counts as read.
+  // Returns the whole section; every key counts as read.
   const Json& json() const {
     all_ = true;
     return *json_;
   }
   operator const Json&() const { return json(); }
 
-  // For TrialContext.
+  // Used by TrialContext.
   const Json& given() const { return *json_; }
   const std::set<std::string>& asked() const { return asked_; }
   bool all_asked() const { return all_; }

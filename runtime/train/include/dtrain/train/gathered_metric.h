@@ -8,22 +8,22 @@
 
 namespace dtrain {
 
-// Subclass it for a metric of your own, and pass it to TrialContext::add_metric(). evaluate_batch() gives it what it
-// needs of a batch. Used by the training thread alone.
+// Subclass it for a metric of your own, and pass it to TrialContext::add_metric(). evaluate_batch() gives it its values
+// of a batch. Used by the training thread alone.
 class GatheredMetric {
  public:
   virtual ~GatheredMetric() = default;
 
-  // The metric's value, from the rows of all ranks: rank 0's first, each rank's in the order in which it added them. On
-  // the CPU. Called on every rank after each validation. If no rank has added anything, the metric has no value, and
-  // this is not called.
+  // Returns the metric's value from the rows of all ranks, on the CPU: rank 0's first, each rank's in the order in
+  // which it added them. Called on every rank after each validation. If no rank has added anything, the metric has no
+  // value, and this function is not called.
   virtual double compute(const at::Tensor& rows) = 0;
 
   // Adds rows of this rank: a tensor on any device whose first dimension counts them. Types and the other dimensions
   // are the same in each call and on each rank.
   void add(const at::Tensor& rows) { added_.push_back(rows.detach()); }
 
-  // For the validation: what was added since the last call.
+  // Used by the validation: returns the rows that were added since the last call.
   std::vector<at::Tensor> take() { return std::exchange(added_, {}); }
 
  private:
@@ -34,7 +34,7 @@ class GatheredMetric {
 // counted as one half (Mann and Whitney's U). nan unless there are samples of both kinds.
 class Auc final : public GatheredMetric {
  public:
-  // One score for each sample, and whether it is positive (0 or 1).
+  // Adds one score for each sample, and its class: 1 if it is positive, otherwise 0.
   void add(const at::Tensor& scores, const at::Tensor& labels);
   double compute(const at::Tensor& rows) override;
 };

@@ -20,21 +20,21 @@ struct Batch {
   std::vector<std::string> names;
   std::vector<at::Tensor> tensors;
   std::int64_t samples = 0;
-  // Samples of the batches of all ranks together in this round, where the source knows them on every rank: then each
-  // sample counts the same in the gradient, also where ranks have different numbers of samples, or none. 0: the mean
-  // over each rank's batch counts the same.
+  // Samples of all ranks' batches together in this round, if the source knows their number on every rank. Each sample
+  // then counts the same in the gradient, also where ranks have different numbers of samples, or none. 0: the mean over
+  // each rank's batch counts the same.
   std::int64_t global_samples = 0;
-  std::int64_t fetch_ns = -1;  // how long reading it took, added up over the workers; -1: not known
+  std::int64_t fetch_ns = -1;  // time of reading, added up over the workers; -1: not known
   // The tensors in host memory from which those on the GPU were copied, for checks that must not wait for the GPU.
   // Empty on CPUs.
   std::vector<at::Tensor> host_tensors{};
-  data::ReadUsage usage{};                     // what else reading it has taken
+  data::ReadUsage usage{};                     // further resources that reading has used
   std::vector<data::SkippedSample> skipped{};  // damaged samples that others have replaced
-  // Where the batch lies in the training data, the same on all ranks that train on parts of one batch: what differs is
-  // an error of all ranks. -1: ranks have batches of their own.
+  // The batch's place in the training data, the same on all ranks that train on parts of one batch: if it differs, all
+  // ranks get an error. -1: ranks have batches of their own.
   std::int64_t place = -1;
 
-  // The tensor of a field. DataError if there is no field of this name; it lists the names.
+  // Returns the tensor of a field. DataError if there is no field of this name; it lists the names.
   const at::Tensor& operator[](const std::string& name) const;
 };
 
@@ -53,30 +53,30 @@ class BatchSource {
       if (!next()) return;
     }
   }
-  // Where the source stands after the last batch that next() has returned, for a checkpoint: a text of at most 1 KB,
-  // the same on all ranks but for counts, from which a run goes on with any number of ranks and any batch size. Empty:
-  // the number of batches is enough.
+  // Returns the source's position after the last batch that next() has returned, for a checkpoint: a text of at most 1
+  // KB, the same on all ranks but for counts, from which a run goes on with any number of ranks and any batch size.
+  // Empty: the number of batches is enough.
   virtual std::string position() const { return {}; }
-  // Goes on from such a text of an earlier run. Returns what is not as it was then; empty: the sequence of samples
+  // Goes on from such a text of an earlier run. Returns the differences from that run; empty: the sequence of samples
   // continues.
   virtual std::string go_on_from(const std::string& /*position*/) { return {}; }
-  // Whether versions of dtrain without position() took the samples of this data in another order.
+  // True if versions of dtrain without position() took the samples of this data in another order.
   virtual bool order_has_changed() const { return false; }
   // Batches of this rank from here to the end of the epoch, if known.
   virtual std::optional<std::int64_t> batches_left() const { return std::nullopt; }
   virtual std::optional<Batch> next() = 0;  // empty at the end of the epoch
   virtual std::optional<std::int64_t> batches_per_epoch() const { return std::nullopt; }  // of this rank, if known
   virtual std::optional<std::int64_t> samples_per_epoch() const { return std::nullopt; }  // of all ranks, if known
-  // For a source that finds out only while it is read how long training is: whether another epoch follows the one that
-  // has ended. Training is over once it is false on any rank. Empty, which is the same on all ranks: the experiment's
+  // For a source that learns only while it is read how long training is: true if another epoch follows the one that has
+  // ended. Training is over once it is false on any rank. Empty, which is the same on all ranks: the experiment's
   // length alone decides.
   virtual std::optional<bool> has_next_epoch() const { return std::nullopt; }
-  // Whether damaged samples are replaced: their number becomes a metric then.
+  // True if damaged samples are replaced: their number becomes a metric then.
   virtual bool may_skip() const { return false; }
   virtual std::int32_t queue_depth() const { return 0; }
   virtual std::int32_t workers() const { return 0; }
 
-  // dtrain calls it: `seed` seeds libtorch's random numbers for the next() that returns batch `batch` (from 0) of the
+  // Called by dtrain: `seed` seeds libtorch's random numbers for the next() that returns batch `batch` (from 0) of the
   // epoch. A loader that calls next() of another loader ahead of time needs it.
   void seed_with(std::function<void(std::int64_t batch)> seed) { seed_ = std::move(seed); }
 
@@ -86,7 +86,7 @@ class BatchSource {
 
 using Loader = std::shared_ptr<BatchSource>;
 
-// Batches of a data set (dtrain/data), prefetched in the background, as tensors that own their memory.
+// Loads a data set (dtrain/data), prefetched in the background, in batches of tensors that own their memory.
 Loader make_loader(std::shared_ptr<const data::Dataset> dataset, const data::LoaderOptions& options);
 
 }  // namespace dtrain

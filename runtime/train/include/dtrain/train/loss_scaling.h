@@ -1,4 +1,4 @@
-// How a trial sets the scale of the loss if steps compute in float16 (mixed_precision: fp16).
+// The settings of the loss scale of a trial whose steps compute in float16 (mixed_precision: fp16).
 #pragma once
 
 namespace dtrain {

@@ -1,6 +1,6 @@
-// What train_batch() and evaluate_batch() return, and what context.log() takes: named values. Unless a value says
-// otherwise it is the mean over the batch's samples. dtrain reads a value, and copies it from the device, only when
-// metrics are due.
+// Named values, which train_batch() and evaluate_batch() return and context.log() takes. Unless a value says otherwise
+// it is the mean over the batch's samples. dtrain reads a value, and copies it from the device, only when metrics are
+// due.
 #pragma once
 
 #include <cmath>
@@ -15,9 +15,9 @@
 
 namespace dtrain {
 
-// How the values of all batches and ranks become one.
+// The ways in which the values of all batches and ranks become one value.
 enum class Reduction : std::uint8_t {
-  kMean,  // the mean, each batch weighted by its number of samples, or by what mean_over() says
+  kMean,  // the mean, each batch weighted by its number of samples, or by mean_over()
   kSum,
   kMin,  // nan if a value is nan; the same with kMax
   kMax
@@ -29,10 +29,10 @@ class MetricValue {
   MetricValue(double value = 0, Reduction reduction = Reduction::kMean) : value_(value), reduction_(reduction) {}
   MetricValue(at::Tensor value, Reduction reduction = Reduction::kMean)
       : tensor_(value.detach()), reduction_(reduction) {}
-  // This value, where it is the mean over `weight` items (the targets of the batch that count, say) rather than over
-  // the batch's samples: the mean over all batches and ranks is then that over all items. With weight 0 it contributes
-  // nothing, whatever it is; a metric whose weights are all 0 is nan. Error unless the reduction is kMean, and the
-  // weight finite and not negative. A CUDA graph does not repeat a step that returns such a value.
+  // Returns this value, marked as the mean over `weight` items (such as the targets of the batch that count) and not
+  // over the batch's samples: the mean over all batches and ranks is then that over all items. With weight 0 the value
+  // contributes nothing, whatever it is; a metric whose weights are all 0 is nan. Error unless the reduction is kMean,
+  // and the weight finite and not negative. A CUDA graph does not repeat a step that returns such a value.
   MetricValue mean_over(double weight) const {
     if (reduction_ != Reduction::kMean || !(std::isfinite(weight) && weight >= 0)) {
       throw Error("MetricValue::mean_over() was given the weight " + std::to_string(weight) +
@@ -43,11 +43,11 @@ class MetricValue {
     weighted.weight_ = weight;
     return weighted;
   }
-  // Of mean_over(); empty: the batch's number of samples.
+  // The weight of mean_over(); empty: the batch's number of samples.
   std::optional<double> weight() const { return weight_; }
   // May wait for the device.
   double value() const { return tensor_.defined() ? tensor_.item<double>() : value_; }
-  // The same as a number, which later changes of the tensor do not reach. May wait for the device.
+  // Returns the value as a number, which later changes of the tensor do not reach. May wait for the device.
   MetricValue as_number() const {
     MetricValue number = *this;
     number.value_ = value();

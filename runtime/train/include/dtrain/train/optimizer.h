@@ -42,7 +42,7 @@ LrSchedule one_cycle(std::int64_t total, double rise = 0.3, double div_factor = 
 // Rises linearly from 1 / steps at step 0 to the first factor of `then` at step steps - 1; `then` follows, from its
 // step 0 on.
 LrSchedule warmup(std::int64_t steps, LrSchedule then);
-// `schedule`, counted in epochs: of the epoch that a step is in, where an epoch has `steps_per_epoch` optimizer steps
+// Counts `schedule` in epochs: each step has the factor of its epoch. An epoch has `steps_per_epoch` optimizer steps
 // (at least 1): the batches of an epoch, divided by aggregation_frequency.
 LrSchedule by_epoch(std::int64_t steps_per_epoch, LrSchedule schedule);
 // warmup() before cosine(); `total` counts the steps of the warm-up, too.
@@ -62,9 +62,9 @@ struct ParameterGroup {
   Optimizer optimizer;
   // Empty: the schedule of the other parameters.
   LrSchedule schedule;
-  // Empty: clipped together with the other parameters, as clip_gradient_norm() or clip_gradient_value() says. Otherwise
-  // by themselves: the L2 norm over the group's parameters, or each element, is limited; 0: not at all. At least 0, and
-  // one of the two at most (ConfigError).
+  // Empty: clipped together with the other parameters, by clip_gradient_norm() or clip_gradient_value(). Otherwise the
+  // group is clipped by itself: the L2 norm over its parameters, or each element, is limited; 0: no limit. The limits
+  // are at least 0, and at most one is above 0 (ConfigError).
   std::optional<double> max_gradient_norm{};
   std::optional<double> max_gradient_value{};
   bool may_be_empty = false;

@@ -50,7 +50,7 @@ class StateVisitor;
 // A metric of all samples at once.
 using AddedMetric = std::variant<std::shared_ptr<GatheredMetric>, std::shared_ptr<SummedMetric>>;
 
-// How a loader reads. However many workers there are, the batches are the same.
+// The way in which a loader reads. However many workers there are, the batches are the same.
 struct LoaderSettings {
   static constexpr int kAuto = data::LoaderOptions::kAuto;
 
@@ -65,15 +65,15 @@ struct LoaderSettings {
   // in one epoch of a rank are an error.
   bool skip_damaged = false;
   std::int64_t max_skipped = 100;
-  // Of a data set that is read from disk: how much of it is shuffled together, in bytes.
+  // For a data set that is read from disk: the bytes that are shuffled together.
   std::int64_t shuffle_window = std::int64_t{512} << 20;
 };
 
-// How context.backward() is to compute gradients, where the loss alone does not say it.
+// Options of context.backward(), if the loss alone does not say how to compute gradients.
 struct BackwardOptions {
-  // How many items `loss` is the mean of, where batches count differently: see backward(loss, weight).
+  // The number of items of which `loss` is the mean, if batches count differently: see backward(loss, weight).
   std::optional<double> weight{};
-  // Of several models, those whose parameters get a gradient, and which the next step updates. Empty: all of them.
+  // With several models: those whose parameters get a gradient, and which the next step updates. Empty: all of them.
   std::vector<std::string> models{};
   // Another backward() before the next step adds to the gradients of the same parameters. All but the last of several
   // losses need it; buckets are exchanged while the last one runs.
@@ -117,7 +117,7 @@ class TrialContext {
     set_model(model);
     return model;
   }
-  // The same for what TORCH_MODULE makes.
+  // The same for a module that TORCH_MODULE makes.
   template <typename M>
   requires std::is_base_of_v<torch::detail::ModuleHolderIndicator, M> M wrap_model(M model) {
     set_model(model.ptr());
@@ -210,9 +210,9 @@ class TrialContext {
   // train_batch() before backward(), all ranks must have the same number of batches for it. Error from backward() to
   // the end of the batch, when gradients are being exchanged, and in a step that is recorded as a CUDA graph.
   at::Tensor all_reduce(const at::Tensor& tensor, Reduction reduction = Reduction::kSum);
-  // Of all ranks, in rank order.
+  // Gathers the tensors of all ranks, in rank order.
   std::vector<at::Tensor> all_gather(const at::Tensor& tensor);
-  // Rank `root`'s values; the other ranks give a tensor of the same type and shape.
+  // Returns rank `root`'s values; the other ranks give a tensor of the same type and shape.
   at::Tensor broadcast(const at::Tensor& tensor, int root = 0);
 
   // Calls the callback's functions during training. In the trial's constructor; the same ones on every rank.
@@ -228,26 +228,26 @@ class TrialContext {
   // none. Training thread.
   void save_checkpoint();
 
-  // Batches of this rank. A training loader shuffles by (seed, epoch).
+  // Makes the loader of this rank's batches. A training loader shuffles by (seed, epoch).
   Loader loader(std::shared_ptr<const data::Dataset> dataset, const LoaderSettings& settings = {});
-  // An IDX data set, in memory once per host. Collective, like everything that uses host_share().
+  // Reads an IDX data set into memory, once per host. Collective, like everything that uses host_share().
   std::shared_ptr<data::Dataset> read_idx(const std::string& images, const std::string& labels);
   // For other data sets of dtrain/data that should be in memory once per host.
   data::HostShare host_share();
 
-  // What the trial has passed, for the training step.
+  // The model, optimizer and settings that the trial has passed, for the training step.
   struct Wrapped {
-    std::shared_ptr<torch::nn::Module> model;  // of several models one whose children they are
-    std::vector<std::string> models;           // their names; empty: there is one, without a name
+    std::shared_ptr<torch::nn::Module> model;  // with several models, their parent
+    std::vector<std::string> models;           // names of several models; empty: there is one, without a name
     std::optional<Optimizer> optimizer;
     // Makes the update of all parameters in the place of `optimizer`'s, for updates that are not sharded; empty: it is
     // `optimizer`'s.
     std::function<std::unique_ptr<train::OptimizerUpdate>()> own_update;
-    bool has_common_optimizer = false;  // `optimizer` is that of all models without one of their own
+    bool has_common_optimizer = false;  // `optimizer` is for all models without one of their own
     bool keeps_memory_format = false;   // optimizations.memory_format: auto leaves the model's convolutions as they are
     std::vector<ParameterGroup> groups;
     struct GroupsOfModel {
-      std::size_t first = 0, end = 0;  // of `groups`
+      std::size_t first = 0, end = 0;  // range of indices in `groups`
     };
     std::map<std::string, GroupsOfModel> groups_of_models;
     LrSchedule schedule;
@@ -261,7 +261,7 @@ class TrialContext {
     std::function<void(train::StateVisitor&)> visit_state;
   };
   Wrapped& wrapped() { return wrapped_; }
-  // For the training loop.
+  // The trial's settings and state for the training loop.
   struct AroundTheLoop {
     std::vector<std::shared_ptr<Callback>> callbacks;
     std::map<std::string, AddedMetric> metrics;
@@ -269,9 +269,9 @@ class TrialContext {
     std::optional<Metrics> logged;            // of the batch under way; empty: log() is refused
     std::string why_no_collective;            // as the continuation of "because"; empty: collectives are allowed
     std::int64_t batch = 0;                   // the last batch that has begun
-    bool wants_checkpoint = false;            // save_checkpoint() was called, and none was taken since then
+    bool wants_checkpoint = false;            // save_checkpoint() was called, and no checkpoint has been taken since
     std::int64_t logged_for_tensorboard = 0;  // pictures and histograms so far
-    std::int64_t added_samples = 0;  // of the batch under way, which came after its first ones (a script's no_sync())
+    std::int64_t added_samples = 0;           // of the batch under way, after its first ones (a script's no_sync())
   };
   AroundTheLoop& around_the_loop() { return around_; }
   // Called after the first batch: warns of keys that the trial has not read by then. Once, on rank 0.
@@ -302,7 +302,7 @@ class TrialContext {
   bool unread_keys_told_ = false;
   Wrapped wrapped_;
   AroundTheLoop around_;
-  int shares_ = 0;  // numbers what is shared on the host
+  int shares_ = 0;  // numbers the memory that is shared on the host
 };
 
 class Trial {
@@ -312,12 +312,12 @@ class Trial {
   virtual Loader training_loader() = 0;
   // Called once. Null: nothing is validated.
   virtual Loader validation_loader() = 0;
-  // Forward, loss, context.backward(loss). After it returns, gradients are exchanged and the optimizer steps.
+  // Trains: forward, loss, context.backward(loss). Afterwards gradients are exchanged and the optimizer steps.
   virtual Metrics train_batch(const Batch& batch) = 0;
   // For work of the host that is done once per batch. Called before each batch is trained, even if a CUDA graph replays
   // an earlier train_batch() (docs/gpus.md). The batch is already on the device. It must not wait for a GPU.
   virtual void before_batch(const Batch& batch) { static_cast<void>(batch); }
-  // Why a CUDA graph cannot repeat train_batch(), as the continuation of "because"; empty: it can. Called once.
+  // Returns why a CUDA graph cannot repeat train_batch(), as the continuation of "because"; empty: it can. Called once.
   virtual std::string why_not_repeatable() const { return ""; }
   // Evaluates a batch of validation. Called with gradients off and the model in evaluation mode.
   virtual Metrics evaluate_batch(const Batch& batch) = 0;
@@ -327,15 +327,15 @@ class Trial {
     static_cast<void>(folder);
     return {};
   }
-  // Returns what load_state() needs to go on from here. Called on every rank after a batch, when a checkpoint is taken;
+  // Returns the state from which load_state() goes on. Called on every rank after a batch, when a checkpoint is taken;
   // also after the first batch, so that memory for checkpoints can be allocated before one is due. Random numbers of
   // libtorch are no state, because every batch seeds them anew.
   virtual TrialState save_state() { return {}; }
-  // Whose state that is, in checkpoints and messages. A new run that begins with a checkpoint of another owner
-  // (`initial_weights.training_state`) does not get it.
+  // Returns the owner of that state, in checkpoints and messages. A new run that begins with a checkpoint of another
+  // owner (`initial_weights.training_state`) does not get the state.
   virtual std::string state_owner() const;
-  // Called on every rank before the first batch of a run that goes on from a checkpoint, with what save_state() has
-  // returned (tensors on the CPU). If the number of ranks has changed since then, every rank gets the state of rank 0.
+  // Called on every rank before the first batch of a run that goes on from a checkpoint, with the result of
+  // save_state() (tensors on the CPU). If the number of ranks has changed since, every rank gets the state of rank 0.
   virtual void load_state(const TrialState& state) { static_cast<void>(state); }
 };
 

@@ -1,4 +1,4 @@
-// What a trial or a callback puts into checkpoints.
+// The state that a trial or a callback puts into checkpoints.
 #pragma once
 
 #include <map>
