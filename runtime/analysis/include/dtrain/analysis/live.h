@@ -19,7 +19,7 @@
 
 namespace dtrain::analysis {
 
-// Where the time of steps goes, in shares that sum to 1.
+// The parts of the time of steps, in shares that sum to 1.
 enum class Activity : std::uint8_t {
   kLoading,    // dataloader_next, to_device
   kComputing,  // train_batch with its parts
@@ -32,7 +32,7 @@ enum class Activity : std::uint8_t {
 inline constexpr std::size_t kActivityCount = static_cast<std::size_t>(Activity::kCount);
 std::string_view name_of(Activity activity);  // "loading", …
 
-// Over the steps of the last ten seconds, at least the last twenty steps.
+// Numbers over the steps of the last ten seconds, at least the last twenty steps.
 struct RecentSteps {
   std::int64_t steps = 0;
   double p50_s = 0, p99_s = 0;

@@ -32,7 +32,7 @@ struct SettingDifference {
 // The settings in which the runs differ, by key; the settings of rules come last.
 std::vector<SettingDifference> differences_of(std::span<const Settings> runs);
 
-// Shortened for a table: "a very long …".
+// Returns the text shortened for a table: "a very long …".
 std::string shortened_setting(const std::string& text);
 
 struct RunLine {

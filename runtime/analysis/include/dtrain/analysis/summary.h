@@ -63,7 +63,7 @@ struct RankSummary {
   std::int64_t loader_empty = 0;  // loader records that found an empty queue
   std::int64_t loader_records = 0;
   double loader_fetch_s = 0;               // the time that its workers spent reading, added up
-  LoaderUsage loader_usage;                // what that took
+  LoaderUsage loader_usage;                // resources of the reading
   std::map<std::string, double> scopes_s;  // the total time of each scope of the trial, by path
   std::string ended;                       // "finished", "connection lost", or empty: no end record
   std::int64_t dropped = 0, lost = 0;
@@ -80,7 +80,7 @@ struct CollectiveSummary {
   double bus_bandwidth_p50 = 0;  // bytes a second
 };
 
-// What gradient compression saved, as rank 0 measured it until the end of training.
+// The savings of gradient compression, as rank 0 measured them until the end of training.
 struct CompressionAccount {
   std::string kind, text;  // the text contains these figures
   std::int64_t steps = 0, compressed_steps = 0;
@@ -88,7 +88,7 @@ struct CompressionAccount {
   std::optional<double> gained_s;  // reduction of exposed communication; negative: it grew; empty: not known
 };
 
-// How parameters are updated, and what that saves, as rank 0 measured early in the training.
+// The way in which parameters are updated and its savings, as rank 0 measured them early in the training.
 struct StrategyAccount {
   std::string strategy, text;  // the text contains these figures
   // The size of parameters and optimizer state on rank 0's host, and what it would be with replicated updates.
@@ -117,8 +117,8 @@ struct AgentSummary {
   std::vector<GpuSummary> gpus;  // ascending
 };
 
-// How much is computed, absolutely and compared with the limits of the hardware. GFLOP and GB are 1e9; rates are of all
-// ranks together.
+// The amount of computing, absolutely and compared with the limits of the hardware. GFLOP and GB are 1e9; rates are of
+// all ranks together.
 struct ComputeAccount {
   double flops_per_sample = 0;
   double flops_per_step = 0;                        // forward and backward of a batch of all ranks
@@ -136,7 +136,7 @@ struct NonFiniteAccount {
   std::string text;
 };
 
-// How the loss of a run in float16 was scaled; with local steps, on rank 0.
+// The scaling of the loss of a run in float16; with local steps, on rank 0.
 struct LossScalingAccount {
   std::int64_t skipped_updates = 0;
   double scale = 0;  // after the last update
@@ -146,12 +146,12 @@ struct LossScalingAccount {
 struct RunSummary {
   std::string name, run_dir;
   std::string cuda_graphs;   // on GPUs: whether steps ran as CUDA graphs, or why not; empty: graphs were off
-  std::string mock;          // of a mock run: what was left out, and that its weights mean nothing
+  std::string mock;          // of a mock run: the omitted parts, and that its weights mean nothing
   std::string state, cause;  // from "run_ended" in events.jsonl; empty: there is none
   int world_size = 0;
   bool times_of_gpus = false;                     // phases were timed on the ranks' GPUs, not on their hosts
   std::optional<std::int64_t> global_batch_size;  // as asked for
-  std::optional<std::int64_t> batch_samples;  // that all ranks train in a batch: the largest part that divides evenly
+  std::optional<std::int64_t> batch_samples;  // samples of a batch of all ranks: the largest part that divides evenly
   std::int64_t aggregation_frequency = 1;     // batches an optimizer step
   std::map<std::string, double> validation;   // metrics of the last one
   std::int64_t validation_batch = 0;

@@ -31,7 +31,7 @@ struct MergedTrace {
   std::vector<std::string> notes;
 };
 
-// Written to `path`, compressed with gzip, as Perfetto opens it.
+// Writes the trace to `path`, compressed with gzip, as Perfetto opens it.
 MergedTrace merge_traces(const RunProfile& profile, const std::filesystem::path& path,
                          const MergeOptions& options = {});
 
@@ -40,8 +40,8 @@ struct HtaFiles {
   std::vector<std::string> notes;
 };
 
-// The latest trace of each rank in the form that HolisticTraceAnalysis 0.5 reads. It reads only kernels, so if nothing
-// ran on a GPU, phases and collectives take their place (docs/traces.md lists which).
+// Writes the latest trace of each rank in the form that HolisticTraceAnalysis 0.5 reads. It reads only kernels, so if
+// nothing ran on a GPU, phases and collectives take their place (docs/traces.md lists which).
 HtaFiles write_hta_files(const RunProfile& profile, const std::filesystem::path& folder);
 
 Json to_json(const MergedTrace& merged);
