@@ -1,4 +1,16 @@
 // Finds whether the run's cores would train faster with more ranks of fewer threads or fewer ranks of more threads.
+//
+// The step is predicted from the step as measured (docs/performance.md, "Ranks or threads"). R ranks become N on the
+// same cores, with the same global batch.
+//  - Products and convolutions make the same FLOPs on the same cores: their time at the calibrated rate stays.
+//  - Each rank reads all weights in forward and in backward and writes all gradients, whatever its batch: this traffic
+//    is proportional to N. It counts as far as products take longer than their FLOPs need at the calibrated rate.
+//  - Replicated updates read and write everything on each rank as well; sharded ones do not change.
+//  - The exchange moves the gradients of N - 1 ranks: exposed communication is multiplied by (N-1)/(R-1).
+//  - Fewer ranks have more threads: other operators are assumed to gain nothing from them, so they take R/N as long.
+//  - More ranks have fewer threads: the part of the threads' time in which they had no work (by the CPU time of the
+//    ranks) falls by Amdahl's law. With one rank the exchange is not known: it is predicted from the bytes of the
+//    gradients and the memory's bandwidth.
 #include <algorithm>
 #include <cstdint>
 #include <optional>
