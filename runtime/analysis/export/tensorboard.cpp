@@ -36,7 +36,7 @@ void keep(EventFile& file, Exported& result) {
   result.rows += file.values();
 }
 
-// Copies the run's own files, if there are any: they contain also pictures and histograms.
+// Copies the run's own event files, which also have pictures and histograms, to `folder`. False: there are none.
 bool take_own_files(const RunProfile& profile, const std::filesystem::path& folder, Exported& result) {
   const auto own = profile.folder / kEventsFolder / kMetricsEvents;
   const auto files = event_files_of_run(own);

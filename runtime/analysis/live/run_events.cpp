@@ -126,7 +126,7 @@ void RunEvents::fill(double now_s, LiveView& view) const {
   view.curves = learning_curves();
 }
 
-// Returns the training loss, and searcher.metric of validations; a curve that is missing is replaced by the loss.
+// Returns the training loss and the searcher.metric of validations; without a searcher.metric, their loss.
 std::vector<LiveCurve> RunEvents::learning_curves() const {
   const std::string metric = text(object_at(object_at(plan_, "experiment"), "searcher"), "metric");
   const RunCurves all = curves_.curves();

@@ -1,4 +1,4 @@
-// The sections of the report, in their order; sections/ has one file for those of a topic. A section without data
+// The sections of the report, in their order. A file in sections/ has the sections of a topic. A section without data
 // states what is missing and how to get it.
 #pragma once
 
@@ -34,17 +34,17 @@ void write_io_bottlenecks(Page& page, const Input& input);
 void write_memory(Page& page, const Input& input);
 void write_completeness(Page& page, const Input& input);  // what these numbers lack
 
-// --- what a rule found, in words, for the section that shows what it looked at; any thread may call ---
+// --- a rule's result in words, for the section that shows the rule's input; any thread may call ---
 
-// Null where it was not evaluated.
+// Returns the result of a rule; null: it was not evaluated.
 const RuleResult* find_rule(const Input& input, const std::string& name);
 // "stddev 3, n_outliers 10"
 std::string pairs_text(const Json& object);
-// What it looks for, its parameters, what it counted and how often it was triggered, or why it does not apply; and what
-// it advises where it was. Nothing for a rule that was not evaluated.
+// Writes the aim of a rule, its parameters, its counts, the number of triggers or why it does not apply, and its advice
+// if it triggered. Writes nothing for a rule that was not evaluated.
 void write_rule(Page& page, const Input& input, const std::string& name);
 
-// The chart of what each rank did when: the spec of assets/50-timeline.js; null where no step was recorded.
+// Returns the chart of each rank's phases over time: the spec of assets/50-timeline.js; null: no step was recorded.
 Json timeline_spec(const Input& input);
 
 }  // namespace dtrain::analysis::report

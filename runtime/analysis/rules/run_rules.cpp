@@ -44,7 +44,7 @@ std::vector<RuleResult> run_rules(const RunProfile& profile, const config::Profi
                              .loaders = rules::loader_series(profile),
                              .initialization = rules::initialization_times(profile),
                              .model = rules::model_facts(profile)};
-  // The cast is valid because only analysis registers rules, so it has made all parameters.
+  // Only analysis registers rules, so all parameters are a RuleSet.
   return dynamic_cast<const rules::RuleSet&>(parameters.parameters()).judge(data);
 }
 
