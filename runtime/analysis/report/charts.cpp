@@ -140,7 +140,7 @@ Json beyond(const std::vector<Point>& points, double seconds) {
   return result;
 }
 
-// Returns the longest batch without validation and checkpoint; if there is no such batch, the longest of all.
+// Returns the 99th percentile of batches without validation and checkpoint; if there are none, of all batches.
 double longest_plain_s(const Input& input) {
   constexpr auto kValidation = static_cast<std::size_t>(profile::Phase::kValidation);
   constexpr auto kCheckpoint = static_cast<std::size_t>(profile::Phase::kCheckpoint);

@@ -68,7 +68,7 @@ Json number_or_null(double value) {
   return std::isfinite(value) ? Json(rounded(value, kDigits)) : Json();
 }
 
-// Returns at most `most` points, each with the values of its neighbours.
+// Returns at most `most` points; neighbours are joined into one with the values of both.
 Json curve_set(const std::string& name, const Curve& curve, std::size_t most) {
   const std::size_t stride = (curve.points.size() + most - 1) / most;
   Json x = Json::array(), t = Json::array(), y = Json::array(), low = Json::array(), high = Json::array();

@@ -1,5 +1,6 @@
-// profile/trace-rank-NNNN.json.gz: what libtorch's profiler and the recorder saw on one rank in a deep window, as
-// Chrome trace JSON. docs/traces.md describes its tracks and its "dtrain" object. Plain functions, any thread.
+// profile/trace-rank-NNNN.json.gz: the events that libtorch's profiler and the recorder saw on one rank in a deep
+// window, as Chrome trace JSON. docs/traces.md describes its tracks and its "dtrain" object. Plain functions, any
+// thread.
 #pragma once
 
 #include <cstdint>
