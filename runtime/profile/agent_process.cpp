@@ -17,7 +17,7 @@
 namespace dtrain::profile {
 namespace {
 
-constexpr int kSocketFd = 3;  // what main() of the agent expects
+constexpr int kSocketFd = 3;  // the number that main() of the agent expects
 constexpr int kReadyFd = 4;
 constexpr std::chrono::milliseconds kStartTimeout{60'000};  // other programs may keep the cores busy
 constexpr std::chrono::milliseconds kStopTimeout{5'000};

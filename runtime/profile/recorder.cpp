@@ -106,7 +106,7 @@ struct Recorder::Impl {
   DeviceMemory::Reading memory_now;
   PhaseTimes memory_peaks{};
 
-  std::optional<LateSteps> late;  // where steps are held
+  std::optional<LateSteps> late;  // empty: steps are not held
   void write(const Record& from) {
     Record* const record = ring.reserve();
     if (record == nullptr) return;

@@ -101,7 +101,7 @@ Table make_table(std::string name, auto each, auto fields) {
           }};
 }
 
-std::vector<Table> host_tables();  // what the agents saw
+std::vector<Table> host_tables();  // the agents' samples
 std::vector<Table> log_tables();   // metrics.jsonl and events.jsonl
 
 }  // namespace dtrain::analysis

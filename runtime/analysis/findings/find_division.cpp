@@ -181,7 +181,8 @@ class DivisionFinder {
     return count > 0 ? std::clamp(sum / count / 100 / threads_, 1.0 / threads_, 1.0) : 1;
   }
 
-  // Returns the time on `threads` threads over that on one, if `busy` of the time of threads_ is used (Amdahl).
+  // Returns the time with `threads` threads over that with one thread, if `busy` of the time of threads_ is used
+  // (Amdahl).
   double time_with(int threads) const {
     if (threads_ == 1) return 1;
     const double serial = (1 / parts_.busy - 1) / (threads_ - 1);

@@ -1,4 +1,4 @@
-// Findings about what ranks wait for: their loaders, their cores, the exchange.
+// Findings about ranks that wait: for their loaders, their cores, the exchange.
 #include <algorithm>
 #include <set>
 

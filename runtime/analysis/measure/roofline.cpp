@@ -57,7 +57,7 @@ const OperatorCounts* counts_of(const RunProfile& run, int rank) {
   return run.operator_counts.empty() ? nullptr : &run.operator_counts.front();
 }
 
-// Sums over ranks, until one lacks the value.
+// Adds a rank's value; the sum is empty once a rank lacks the value.
 void add_known(std::optional<double>& sum, const std::optional<double>& value) {
   sum = sum && value ? std::optional(*sum + *value) : std::nullopt;
 }

@@ -78,7 +78,8 @@ class Chains {
   double resolution_;
 };
 
-// Returns an upper bound on the probability of as many hits by chance, each with probability `hit` (Chernoff's bound).
+// Returns an upper bound on the probability of `hits` in `tries` by chance, each with probability `hit` (Chernoff's
+// bound).
 double by_chance(double hits, double tries, double hit) {
   if (tries <= 0 || hits <= hit * tries) return 1;
   const double share = hits / tries;

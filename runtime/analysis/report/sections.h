@@ -11,15 +11,15 @@
 namespace dtrain::analysis::report {
 
 void write_verdict(Page& page, const Input& input);      // throughput, efficiency, what costs most
-void write_job(Page& page, const Input& input);          // what ran where, from when to when
+void write_job(Page& page, const Input& input);          // processes, hosts and times
 void write_learning(Page& page, const Input& input);     // loss, metrics and rates over batches and time
-void write_checkpoints(Page& page, const Input& input);  // how the run went on, and what saving cost
+void write_checkpoints(Page& page, const Input& input);  // restarts, and the cost of saving
 void write_waterfall(Page& page, const Input& input);    // from the ideal to the measured throughput
 void write_roofline(Page& page, const Input& input);     // FLOPs, MFU, operators against their limits
-void write_timeline(Page& page, const Input& input);     // what each rank did when
-void write_stragglers(Page& page, const Input& input);   // which ranks others waited for
-void write_collectives(Page& page, const Input& input);  // what the exchange took
-void write_what_if(Page& page, const Input& input);      // what a change would bring
+void write_timeline(Page& page, const Input& input);     // each rank's phases over time
+void write_stragglers(Page& page, const Input& input);   // ranks for which others waited
+void write_collectives(Page& page, const Input& input);  // the time of the exchange
+void write_what_if(Page& page, const Input& input);      // the predicted effects of changes
 void write_system(Page& page, const Input& input);       // usage a host
 void write_framework(Page& page, const Input& input);    // TRAIN, EVAL and others; phases
 void write_operators(Page& page, const Input& input);    // by self time
@@ -32,7 +32,7 @@ void write_batch_size(Page& page, const Input& input);
 void write_cpu_bottlenecks(Page& page, const Input& input);
 void write_io_bottlenecks(Page& page, const Input& input);
 void write_memory(Page& page, const Input& input);
-void write_completeness(Page& page, const Input& input);  // what these numbers lack
+void write_completeness(Page& page, const Input& input);  // the gaps in these numbers
 
 // --- a rule's result in words, for the section that shows the rule's input; any thread may call ---
 

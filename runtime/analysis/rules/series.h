@@ -34,8 +34,7 @@ struct FoldedSteps {
   double mean_s = 0;
   double squares_s2 = 0;  // sum of squared deviations from that mean
   double min_s = 0, max_s = 0;
-  std::vector<std::pair<double, std::int64_t>>
-      values;  // seconds and the number of steps that they represent, ascending
+  std::vector<std::pair<double, std::int64_t>> values;  // seconds and their number of steps, ascending
 };
 
 struct StepSeries {
@@ -55,7 +54,7 @@ struct Gpu {
   std::optional<double> compute_capability;  // 8.0, 9.0, …
 };
 
-struct GpuReading {  // what a GPU does not report is absent
+struct GpuReading {  // values that a GPU does not report are absent
   std::optional<double> util_percent, memory_percent, celsius;
   std::optional<std::int64_t> foreign_processes;
   std::optional<bool> slowed_by_heat;
@@ -63,8 +62,8 @@ struct GpuReading {  // what a GPU does not report is absent
 
 struct RankReading {
   int rank = 0;
-  std::optional<double> wait_percent;  // of the time, its training thread could have run and had no core, while no
-                                       // CPU quota stopped it
+  // Percent of the time in which its training thread was ready without a core while no CPU quota stopped it.
+  std::optional<double> wait_percent;
 };
 
 struct HostSample {

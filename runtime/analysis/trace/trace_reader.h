@@ -41,7 +41,7 @@ struct TraceHead {
   std::int64_t pid = 0;
   std::string host, cut, missing;
   std::int64_t first_batch = 0, last_batch = 0;
-  std::int64_t base_ns = 0;  // what the events' times count from, on the profiler's clock
+  std::int64_t base_ns = 0;  // the origin of the events' times, on the profiler's clock
   std::vector<profile::TraceClockPoint> clock;
 
   std::int64_t batches() const { return last_batch - first_batch + 1; }

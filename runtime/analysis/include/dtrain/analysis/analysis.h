@@ -85,7 +85,7 @@ struct Finding {
   std::string cause;     // "cpu_contention", "slow_loader", "slow_link", …: stable, from the evidence
   std::string title;     // one line, with the cost
   std::string evidence;  // the numbers behind it
-  std::string advice;    // what to change
+  std::string advice;    // the change that would help
   double seconds = 0;    // its cost: a part of the loop's time
   double share = 0;      // its cost as a share of the loop
   int rank = -1;         // -1: not a single rank
@@ -100,7 +100,7 @@ Json to_json(const Finding& finding);
 struct Prediction {
   std::string name;        // "free_loader", "free_network", "loader_alone", "balanced", "twice_the_link", …: stable
   std::string title;       // for people
-  std::string assumption;  // what the prediction assumes
+  std::string assumption;  // the assumptions of the prediction
   std::string mock;        // the --mock that measures it: "loader", "comm", "loader,comm", "train"; empty: none
   // The override of the experiment that makes the change: "optimizations.mixed_precision=bf16"; empty: there is none.
   std::string set{};
@@ -117,7 +117,7 @@ struct WhatIf {
   double step_s = 0, step_p50_s = 0, samples_per_s = 0;  // as measured, over steps
   std::vector<Prediction> changes;                       // of this run, greatest gain first; "loader_alone" is last
   std::vector<Prediction> scaling;                       // more ranks with the same batch per rank
-  std::vector<std::string> notes;                        // what could not be predicted, and why
+  std::vector<std::string> notes;                        // quantities that could not be predicted, and why
 };
 
 // Returns the step time to compare with a prediction after the change was made: the longest of the ranks' median steps,

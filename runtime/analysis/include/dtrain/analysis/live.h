@@ -50,7 +50,7 @@ struct LiveRank {
   std::optional<RecentSteps> recent;  // empty: no step has ended yet
   std::optional<double> resident_bytes, peak_bytes;
   std::optional<double> cpu_percent, cpu_wait_percent;  // 100: one core; share of the time it waited for a core
-  std::string ended;                                    // how it ended; empty: it runs
+  std::string ended;                                    // the way in which it ended; empty: it runs
   bool incomplete = false;                              // records are missing from its dump
 };
 
@@ -87,16 +87,16 @@ struct LiveCurve {
 struct LiveCheckpoint {
   std::optional<std::int64_t> step;    // of the last durable checkpoint, in batches done; empty: none
   double age_s = 0;                    // since it became durable
-  double bytes = 0;                    // of it
+  double bytes = 0;                    // of the checkpoint
   std::optional<std::int64_t> saving;  // the batch whose checkpoint is being written
-  std::string trouble;                 // what is wrong with the last save, if it failed or is late
+  std::string trouble;                 // the problem of the last save, if it failed or is late
 };
 
 struct LiveView {
   std::string name, folder;
   // "queued", "starting", "running", or how it ended: "done", "failed", "interrupted", "gone"
   std::string state;
-  std::string cause;  // why it waits or has failed
+  std::string cause;  // the reason for which it waits or has failed
   bool ended = false;
   double quiet_s = 0;  // since anything was written
   int world_size = 0;
@@ -141,7 +141,7 @@ struct LiveTextOptions {
   bool color = false;  // ANSI sequences
 };
 
-// The lines of one view. What does not fit is left out.
+// Returns the lines of one view. Parts that do not fit are left out.
 std::vector<std::string> render_live(const LiveView& view, const LiveTextOptions& options);
 
 }  // namespace dtrain::analysis

@@ -51,7 +51,7 @@ struct DeviceOperators {
 
 struct Operators {
   DeviceOperators cpu, gpu;        // no rows if nothing was traced
-  std::vector<int> ranks;          // that were traced, ascending
+  std::vector<int> ranks;          // traced ranks, ascending
   std::int64_t batches = 0;        // traced, of all these ranks
   std::vector<std::string> notes;  // traces that were cut or cannot be read
 };

@@ -1,4 +1,4 @@
-// How close computing comes to the limits of the hardware: FLOPs, MFU, and the roofline of each operator (Williams,
+// The distance of computing from the limits of the hardware: FLOPs, MFU, and the roofline of each operator (Williams,
 // Waterman, Patterson, "Roofline: an insightful visual performance model for multicore architectures", 2009). It is
 // computed from the operators that ranks counted in a few batches (docs/profile-format.md) and from the limits of their
 // machines in plan.json. Plain values; any thread may call.
@@ -29,7 +29,7 @@ struct OperatorLimit {
 struct Roofline {
   // FLOPs of a sample in forward and backward; 0: not counted.
   double flops_per_sample = 0;
-  std::string dtype;   // in which most FLOPs are made
+  std::string dtype;   // the type of most FLOPs
   std::string device;  // "cpu", "cuda"
   // The operators of the first rank that has a table of them. Empty on GPUs, where operators have no times here.
   int rank = -1;

@@ -19,7 +19,7 @@ struct AttemptAccount {
   std::optional<double> ended_s;         // seconds since 1970; empty: it has not ended, or its end was not recorded
   std::int64_t from_batch = 0;           // batches done when it began
   std::optional<std::int64_t> to_batch;  // the last batch in an event of its ranks or checkpoints; empty: there is none
-  std::string end;                       // why it ended; empty: it has not
+  std::string end;                       // the reason for its end; empty: it has not ended
   double seen_s = 0;                     // when its last event happened, in seconds since 1970
 };
 
@@ -38,7 +38,7 @@ struct CheckpointAccount {
   std::string path, reason;          // "period", "validation", "stop", "end"
   std::int64_t bytes = 0;
   double copy_s = 0;               // of the rank that took longest to copy its state
-  double wait_s = 0, write_s = 0;  // how long the saver waited for ranks and hosts; how long it wrote
+  double wait_s = 0, write_s = 0;  // seconds in which the saver waited for ranks and hosts; seconds of its writing
   int attempt = 0;                 // 0: not known
   std::string metric;              // searcher.metric; empty: it was not validated
   std::optional<double> metric_value;

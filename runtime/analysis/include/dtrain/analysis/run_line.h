@@ -1,5 +1,5 @@
-// A run in one line: how it went, its results, and its settings. Only plan.json, events.jsonl and metrics.jsonl are
-// read, so that a folder of many runs is read quickly. Plain values and functions; any thread.
+// A run in one line: its state, its results, and its settings. Only plan.json, events.jsonl and metrics.jsonl are read,
+// so that a folder of many runs is read quickly. Plain values and functions; any thread.
 #pragma once
 
 #include <cstdint>

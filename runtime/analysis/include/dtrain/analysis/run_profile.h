@@ -23,7 +23,7 @@ namespace dtrain::analysis {
 struct ScopeStep {
   std::int64_t batch = 0, wall_ns = 0;
   std::int32_t calls = 0, path = 0;
-  profile::Phase phase = profile::Phase::kOther;  // in which most of its time lies
+  profile::Phase phase = profile::Phase::kOther;  // the phase of most of its time
 };
 
 struct RankProfile {

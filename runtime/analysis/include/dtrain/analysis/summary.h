@@ -1,4 +1,4 @@
-// What a run did and where its time went, computed from the run's folder alone. Plain values; any thread may call.
+// The work and the times of a run, computed from the run's folder alone. Plain values; any thread may call.
 #pragma once
 
 #include <cstdint>
@@ -31,8 +31,8 @@ struct ScopeSummary {
   double p50_s = 0, p99_s = 0;                         // of a batch that used it
   std::int64_t batches = 0, calls = 0;                 // of all ranks
   std::vector<std::pair<std::string, double>> phases;  // mean seconds by phase, exclusive; the most first
-  int slowest_rank = -1;                               // in which it took longest
-  double slowest_s = 0;                                // on that rank
+  int slowest_rank = -1;                               // the rank on which it took longest
+  double slowest_s = 0;                                // its time on that rank
 };
 
 // The GPU memory of a rank, in the steps in which it was recorded.
@@ -91,7 +91,7 @@ struct CompressionAccount {
 // The way in which parameters are updated and its savings, as rank 0 measured them early in the training.
 struct StrategyAccount {
   std::string strategy, text;  // the text contains these figures
-  // The size of parameters and optimizer state on rank 0's host, and what it would be with replicated updates.
+  // The size of parameters and optimizer state on rank 0's host, and its size with replicated updates.
   double host_bytes = 0, replicated_host_bytes = 0;
   std::optional<double> replicated_ms, sharded_ms;  // of a step; empty: the two were not compared
 };
@@ -122,12 +122,12 @@ struct AgentSummary {
 struct ComputeAccount {
   double flops_per_sample = 0;
   double flops_per_step = 0;                        // forward and backward of a batch of all ranks
-  std::string dtype;                                // in which most FLOPs are made
+  std::string dtype;                                // the type of most FLOPs
   double achieved_gflops = 0;                       // over the time in steps without validation and checkpoints
   std::optional<double> limit_gflops;               // of matrix products in that type; empty: not known for all ranks
   std::optional<double> mfu;                        // achieved over limit: model FLOPs utilization
   std::optional<double> achieved_gb_s, limit_gb_s;  // of the operators that make no FLOPs; of the memory
-  std::string without_mfu;                          // why there is no mfu, and what to do; empty: there is one
+  std::string without_mfu;  // the reason for which there is no mfu, and advice; empty: there is one
 };
 
 // Batches in which the loss or the gradients' norm was nan or infinite.
@@ -181,8 +181,8 @@ struct RunSummary {
   std::optional<CompressionAccount> compression;
   std::optional<StrategyAccount> strategy;
   std::vector<AgentSummary> agents;
-  std::string look_at;                // what to look at first, with its cost
-  std::vector<std::string> warnings;  // why these numbers are incomplete
+  std::string look_at;                // the first thing to look at, with its cost
+  std::vector<std::string> warnings;  // reasons for which these numbers are incomplete
 };
 
 // SystemError if there is no such folder; anything missing inside it is a warning of the result.

@@ -1,6 +1,6 @@
 // The traces of a run's ranks as files for other programs: one file for Perfetto with every rank on one time line, and
 // one file for each rank for HolisticTraceAnalysis. Plain functions, any thread. Errors are SystemError or DataError
-// naming the file. The result has a note for everything that is missing or was left out.
+// naming the file. The result has a note for each missing or omitted part.
 #pragma once
 
 #include <cstdint>

@@ -18,7 +18,7 @@
 
 namespace dtrain::profile {
 
-// Where the agent serves metrics to Prometheus. Every client that reaches this address can read them.
+// The address at which the agent serves metrics to Prometheus. Every client that reaches this address can read them.
 struct PrometheusAddress {
   std::string address = "127.0.0.1";  // numeric
   int port = 0;                       // 0: any free one, which the first line of the agent's dump names

@@ -101,10 +101,10 @@ class Recorder {
   // Adds a collective of the current step. Only while steps are held.
   void collective_later(LateCollective collective);
 
-  // For a device that runs asynchronously. From now on the records of a step are held until its collectives have ended.
-  // With a `timeline` they are also held until the device has finished the step; its times are then the device's
-  // (late_steps.h). Without one they are the host's. end_step() passes on the records that are complete. The timeline
-  // must outlive its use. Only between steps.
+  // Holds steps for a device that runs asynchronously. From now on the records of a step are held until its collectives
+  // have ended. With a `timeline` they are also held until the device has finished the step; its times are then the
+  // device's (late_steps.h). Without a `timeline` they are the host's. end_step() passes on the records that are
+  // complete. The timeline must outlive its use. Only between steps.
   void hold_steps(DeviceTimeline* timeline);
   // Passes on the complete records without waiting. True: none is held any more.
   bool hand_on_steps();
@@ -113,7 +113,7 @@ class Recorder {
   void release_steps();
 
   void mark(RunMark mark);
-  // Adds at most one record in a step; its time is now.
+  // Adds a record, at most one in a step; its time is now.
   void loader(LoaderRecord loader);
   // Records also while paused, and outside steps.
   void clock(const ClockRecord& offset);

@@ -152,7 +152,7 @@ struct PartRecord {
 struct ClockRecord {
   std::int64_t time_ns = 0;  // the time of the measurement, on this rank's clock
   std::int64_t offset_ns = 0, error_ns = 0;
-  std::int64_t round_trips = 0;  // how many were measured
+  std::int64_t round_trips = 0;  // number of measured round trips
 
   static void fields(auto&& visit, auto&... clock) {
     visit("time_ns", clock.time_ns...);

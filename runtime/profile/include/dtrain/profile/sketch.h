@@ -48,7 +48,7 @@ class Sketch {
 
   // {"count", "sum", "min", "max", "zeros", "bins": [index, count, index, count, …]}
   Json to_json() const;
-  // Empty if the JSON is no sketch, or a damaged one.
+  // Returns a sketch from JSON; empty: the JSON is not a sketch, or is damaged.
   static std::optional<Sketch> from_json(const Json& json);
   // Restores a sketch from numbers that were already read; `bins` as in the JSON.
   static std::optional<Sketch> restore(std::int64_t count, std::int64_t sum, std::int64_t min, std::int64_t max,
