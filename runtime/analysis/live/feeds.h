@@ -1,4 +1,4 @@
-// The dumps of a running job, of which only recent records are kept. One thread.
+// The dumps of a run that has not ended, of which only recent records are kept. One thread.
 #pragma once
 
 #include <cstdint>

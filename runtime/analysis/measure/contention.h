@@ -32,7 +32,7 @@ double lacking_s(const std::vector<Contention>& ranks, std::size_t rank);
 
 // Returns the percent of a sample's time in which the cgroup's CPU quota stopped a rank whose training thread had no
 // core for `wait_percent` (negative: not recorded). The upper limit is the quota's stopped time, which the kernel
-// counts for each CPU. The lower limit is the rank's share of that, because a thread that waits for a stopped thread
+// counts for each CPU. The lower limit is one CPU's share of that, because a thread that waits for a stopped thread
 // does not count as waiting for a core. `cpus`: number of CPUs of the host's ranks; 0: not known. Empty: there is no
 // quota.
 std::optional<double> throttled_percent(const SystemLine& sample, double wait_percent, std::size_t cpus);

@@ -11,9 +11,9 @@ namespace dtrain::analysis {
 
 // The use of the loader of one rank, or of several ranks together.
 struct LoaderUse {
-  double read_s = 0;    // reading by all workers, added up
-  double waited_s = 0;  // the training's waiting for batches
-  double steps_s = 0;   // duration of the steps
+  double read_s = 0;    // seconds of reading, added up over the workers
+  double waited_s = 0;  // seconds for which the training waited for batches
+  double steps_s = 0;   // seconds of the steps
   double workers = 0;   // of a rank, mean over batches
   LoaderUsage usage;
 

@@ -72,7 +72,8 @@ class HtaWriter {
     append_event(line_, event, *pid, ts_us, to_number<std::int64_t>(event.id).value_or(0));
     flush();
   }
-  // Times are whole microseconds: a shorter kernel would, after rounding, end before it began.
+  // Times are whole microseconds: after the rounding of HolisticTraceAnalysis, a shorter kernel would end before it
+  // began.
   void kernel(const std::string& name, int stream, double start_us, double duration_us) {
     const auto start = std::llround(start_us);
     const auto end = std::llround(start_us + duration_us);

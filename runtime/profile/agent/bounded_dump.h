@@ -75,8 +75,8 @@ class BoundedDump {
  public:
   static constexpr std::int64_t kStepsInFull = 10'000;
   static constexpr std::int64_t kShortestWindow = 100;  // steps
-  static constexpr std::int64_t kOutlierShare = 20;     // a 20th of a window's steps is kept in full at most …
-  static constexpr std::int64_t kFewestOutliers = 5;    // outliers that a window keeps in any case
+  static constexpr std::int64_t kOutlierShare = 20;     // at most a 20th of a window's steps stays in full …
+  static constexpr std::int64_t kFewestOutliers = 5;    // … or so many steps if that is more
 
   // Tests keep fewer steps in full. `first_batch`: the rank's first step if an earlier agent has seen it; otherwise the
   // next step is the first.

@@ -137,7 +137,7 @@ RuleResult IdleCores::judge(const RuleData& data) const {
       continue;
     }
     const auto here = static_cast<std::int64_t>(means.size());
-    // The run is granted the time of fewer cores than there are, so the other cores have to be idle.
+    // If the run is granted the time of fewer cores than there are, the others have to be idle.
     const double granted = std::min(static_cast<double>(here), host.machine.cpu_limit.value_or(1e9));
     const auto beyond = static_cast<std::int64_t>(static_cast<double>(here) - granted);
     const auto below = std::count_if(means.begin(), means.end(), [&](double mean) { return mean < cpu_threshold; });
