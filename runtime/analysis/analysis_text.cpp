@@ -10,7 +10,7 @@ namespace dtrain::analysis {
 namespace {
 
 constexpr double kSmallestListedShare = 0.0005;
-constexpr std::size_t kRankRows = 8;  // more ranks: those that stand out; all are in the JSON
+constexpr std::size_t kRankRows = 8;  // of more ranks, only those that stand out are listed; all are in the JSON
 
 void write_analysis_head(TextWriter& out, const Analysis& analysis) {
   const RunSummary& s = analysis.summary;

@@ -17,7 +17,7 @@
 namespace dtrain::profile {
 namespace {
 
-constexpr int kSocketFd = 3;  // what main() of the agent expects
+constexpr int kSocketFd = 3;  // the number that main() of the agent expects
 constexpr int kReadyFd = 4;
 constexpr std::chrono::milliseconds kStartTimeout{60'000};  // other programs may keep the cores busy
 constexpr std::chrono::milliseconds kStopTimeout{5'000};
@@ -30,7 +30,7 @@ std::filesystem::path find_agent() {
   return find_program_beside(&inside_this_library, "dtrain-agent");
 }
 
-// The agent's report about its start: empty is good; an agent that died closes the pipe without a byte.
+// Returns the agent's report about its start: empty is good; an agent that died closes the pipe without a byte.
 std::string read_start_report(int fd) {
   std::string text;
   for (;;) {
@@ -86,7 +86,7 @@ ExitStatus finish_agent(AgentProcess& agent, std::chrono::milliseconds patience)
     socket.send(to_line({{"type", message_type::kStop}}));
     if (const auto status = agent.process.wait(kStopTimeout)) return *status;
   } catch (const SystemError&) {
-    // It is about to end and no longer listens; an agent that does not end is killed.
+    // The agent is about to end and no longer listens; if it does not end, it is killed.
     if (const auto status = agent.process.wait(kStopTimeout)) return *status;
   }
   agent.process.kill(SIGKILL);
@@ -104,7 +104,7 @@ std::optional<KeptAgent::Change> KeptAgent::look() {
   if (!status_) {
     status_ = agent_.process.wait(std::chrono::milliseconds(0));
     if (!status_) return std::nullopt;
-    // It ends like this after its last rank.
+    // The agent ends like this after its last rank.
     if (status_->signal == 0 && (status_->code == 0 || status_->code == kRecordsLost)) return std::nullopt;
     change.ended = status_;
     down_ = true;

@@ -21,7 +21,7 @@ void GzipWriter::Close::operator()(gzFile_s* file) const {
 }
 
 GzipWriter::GzipWriter(std::filesystem::path path) : path_(std::move(path)), part_(path_.string() + ".part") {
-  // Level 1: four times as fast as the default, for files a fifth larger; it runs beside the training.
+  // Level 1 is four times as fast as the default, for files a fifth larger: the compression runs beside the training.
   file_.reset(::gzopen(part_.c_str(), "wbe1"));
   if (!file_) throw SystemError("cannot write " + part_.string(), errno);
   ::gzbuffer(file_.get(), kBufferBytes);

@@ -6,7 +6,7 @@
 namespace dtrain::profile {
 namespace {
 
-// The phases in which the device works, or waits for another device. In the others it waits for the host.
+// True for the phases in which the device works, or waits for another device. In the others it waits for the host.
 bool is_of_device(Phase phase) {
   switch (phase) {
     case Phase::kToDevice:
@@ -62,7 +62,7 @@ void LateSteps::end_step(Phase last, std::int64_t since_ns, std::int64_t now_ns,
   in_step_ = false;
 }
 
-// What comes outside of a step is handed on behind the steps before it.
+// Records from outside a step follow those of the steps before.
 LateSteps::Step& LateSteps::open_step(std::int64_t batch) {
   if (!in_step_) steps_.push_back({.batch = batch});
   return steps_.back();
@@ -109,8 +109,8 @@ void LateSteps::give_up(const Write& write) {
   in_step_ = false;
 }
 
-// The device comes to the operations of a bucket in the order in which the host joined them: each one holds it up from
-// where the one before has let it go on until it has ended.
+// The device reaches the operations of a bucket in the order in which the host joined them: each operation delays the
+// device from the end of the one before until its own end.
 void LateSteps::write_step(Step& step, const std::vector<std::int64_t>& times, StepObserver* observer,
                            const Write& write) {
   for (const LoaderRecord& loader : step.loaders) {

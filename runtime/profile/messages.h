@@ -17,12 +17,12 @@ inline constexpr const char* kRefused = "refused";  // agent -> rank: reason
 inline constexpr const char* kFlush = "flush";      // rank -> agent: id
 inline constexpr const char* kFlushed =
     "flushed";  // agent -> rank: id, lost (lines); all records before are in the file or lost
-inline constexpr const char* kError = "error";        // agent -> one rank, once: message; what cannot be written
-inline constexpr const char* kFinished = "finished";  // rank -> agent: it ends because it is done
+inline constexpr const char* kError = "error";        // agent -> one rank, once: message; the error of writing
+inline constexpr const char* kFinished = "finished";  // rank -> agent: the rank ends because it is done
 inline constexpr const char* kStop = "stop";          // starter -> agent: write what there is, and end
 }  // namespace message_type
 
-// An object in any case: one without a "type" stands for a message that is none.
+// Always returns an object; for a text that is not a message, it is an object without a "type".
 inline Json parse_message(std::string_view text) {
   Json value = Json::parse(text, nullptr, false);
   return value.is_object() ? value : Json::object();

@@ -18,17 +18,17 @@
 namespace dtrain::profile {
 namespace {
 
-// How often agent_is_here() looks after the agent, which takes a system call.
+// The pause between looks of agent_is_here() after the agent, each of which takes a system call.
 constexpr Nanoseconds kLookPeriod = std::chrono::seconds(1);
 
-// Between two attempts to reach an agent that is away: the first, and what it doubles to.
+// Pauses between attempts to reach an agent that is away: the first, and the limit of their doubling.
 constexpr Nanoseconds kFirstPause = std::chrono::milliseconds(100);
 constexpr Nanoseconds kLongestPause = std::chrono::seconds(30);
-constexpr Nanoseconds kFlushPatience = std::chrono::seconds(3);  // for an agent that is away to come back
+constexpr Nanoseconds kFlushPatience = std::chrono::seconds(3);  // for an absent agent to come back
 
 constexpr PhaseTimes kNoTimes{};
 
-// How often device memory is recorded: twice a second, later as often for each doubling of the run's length.
+// The period of recording device memory: twice a second, later as often for each doubling of the run's length.
 constexpr Nanoseconds kMemoryPeriod = std::chrono::milliseconds(500);
 constexpr std::int64_t kMemorySamples = 200;
 
@@ -36,7 +36,8 @@ constexpr std::chrono::milliseconds kConnectPause{5};
 
 constexpr std::int64_t kFreeHeapPeriod = 500'000'000;  // ns
 
-// Bytes of this process's malloc heap that are free between pieces in use; -1: another allocator has taken its place.
+// Returns the bytes of this process's malloc heap that are free between pieces in use; -1: another allocator replaces
+// it.
 std::int64_t free_heap() {
   const struct mallinfo2 heap = ::mallinfo2();
   return heap.arena > 0 ? static_cast<std::int64_t>(heap.fordblks) : -1;
@@ -44,14 +45,14 @@ std::int64_t free_heap() {
 
 }  // namespace
 
-// What exists only while records are taken.
+// State that exists only while records are taken.
 struct Recorder::Impl {
   Impl(const Options& options, const Clock& clock_, Nanoseconds process_start);
 
   std::int64_t now() const { return clock.monotonic().count(); }
   void begin_memory();
   void read_memory(Phase of);
-  // The times of the step's phases up to `now_ns`.
+  // Returns the times of the step's phases up to `now_ns`.
   PhaseTimes times_at(std::int64_t now_ns) const {
     PhaseTimes result = times;
     result[static_cast<std::size_t>(phase)] += now_ns - last_change;
@@ -62,11 +63,11 @@ struct Recorder::Impl {
   // Connects and introduces this rank, without waiting. kNobody: nobody listens. kBusy: the queue is full for a moment.
   enum class Connecting { kDone, kNobody, kBusy };
   Connecting connect();
-  // Connects where that is necessary, and waits until the agent has answered; false when it has not in time, or at once
-  // where nobody listens and it is not `to_come_back`.
+  // Connects if necessary, and waits until the agent has answered. False: no answer in time, or at once if nobody
+  // listens, unless the agent is `to_come_back`.
   bool reach(Nanoseconds deadline, bool to_come_back);
   void leave();
-  // The next message, taken note of; empty when none came in time or the agent is gone.
+  // Returns the next message and applies it; empty: none came in time, or the agent is gone.
   std::optional<Json> receive(std::chrono::milliseconds timeout);
 
   enum class Agent { kAway, kAsked, kHere };  // kAsked: connected, it has not answered yet
@@ -105,7 +106,7 @@ struct Recorder::Impl {
   DeviceMemory::Reading memory_now;
   PhaseTimes memory_peaks{};
 
-  std::optional<LateSteps> late;  // where steps are held
+  std::optional<LateSteps> late;  // empty: steps are not held
   void write(const Record& from) {
     Record* const record = ring.reserve();
     if (record == nullptr) return;
@@ -114,7 +115,7 @@ struct Recorder::Impl {
   }
 };
 
-// What was allocated before the step is no peak of its first phase's making, but its starting point.
+// Memory that was allocated before the step is not a peak of the first phase, but its starting point.
 void Recorder::Impl::begin_memory() {
   in_watched_step = memory != nullptr && step_start >= next_memory;
   if (!in_watched_step) return;
@@ -202,7 +203,7 @@ std::optional<Json> Recorder::Impl::receive(std::chrono::milliseconds timeout) {
   try {
     message = socket.receive(timeout, &timed_out);
   } catch (const SystemError&) {
-    timed_out = false;  // a connection that fails has ended
+    timed_out = false;  // a failed connection has ended
   }
   if (!message) {
     if (!timed_out) leave();
@@ -238,7 +239,7 @@ Recorder::~Recorder() {
   try {
     impl_->socket.send(to_line({{"type", message_type::kFinished}}));
   } catch (const Error&) {
-    // The agent then notes a lost connection; the records are in the ring, and nothing more can be done here.
+    // The agent then notes a lost connection. The records are in the ring; nothing more can be done here.
   }
 }
 
@@ -265,7 +266,7 @@ void Recorder::begin_step(std::int64_t batch) {
   s.in_step = s.step_is_recorded = !s.paused;
   if (!s.in_step) return;
   s.batch = batch;
-  if (batch > 0) s.hello.emplace("first_batch", batch);  // the first one stays
+  if (batch > 0) s.hello.emplace("first_batch", batch);  // the first value stays
   s.phase = Phase::kOther;
   s.times = {};
   s.step_start = s.last_change = s.now();
@@ -328,7 +329,7 @@ Scope Recorder::scope(std::string_view name) {
   return {*this, scopes_->open(path, now, impl_->times_at(now))};
 }
 
-// Scopes within it that are still open end with it.
+// Open scopes within the scope end with it.
 void Recorder::end_scope(std::uint64_t number) {
   if (!scopes_->is_open(number)) return;  // its step has ended
   std::int64_t now = 0;
@@ -345,7 +346,7 @@ void Recorder::end_innermost_scope(std::int64_t now_ns, const PhaseTimes& times)
   if (ended.is_timed && impl_->observer) impl_->observer->on_scope(ended.path, ended.start_ns, now_ns);
 }
 
-// Of the step that ends now, whose times are complete.
+// Writes the scopes of the ending step, whose times are complete.
 void Recorder::write_scopes(std::int64_t now_ns) {
   Impl& s = *impl_;
   while (scopes_->any_open()) end_innermost_scope(now_ns, s.times);
@@ -444,7 +445,7 @@ bool Recorder::agent_is_here() {
   if (!reported && now - s.last_look < kLookPeriod) return s.agent == Impl::Agent::kHere;
   s.last_look = now;
   if (s.agent == Impl::Agent::kAway && now >= s.next_connect && !s.refusal) s.connect();
-  // The flag is set before its message is sent: wait for it then, but never for long.
+  // The flag is set before its message is sent, so this waits for the message, but never for long.
   while (s.agent != Impl::Agent::kAway && s.receive(std::chrono::milliseconds(reported && !s.write_error ? 1000 : 0))) {
   }
   return s.agent == Impl::Agent::kHere;

@@ -36,7 +36,7 @@ RingReader::RingReader(UniqueFd fd) : memory_(SharedMemory::map(std::move(fd))) 
                         std::to_string(RingHeader::kVersion),
                     "run the program with the dtrain it was built with");
   }
-  // Read once: the other side could change it later.
+  // The capacity is read once, because the other side could change it later.
   capacity_ = header_->capacity;
   if (!std::has_single_bit(capacity_) || capacity_ > (memory_.size() - sizeof(RingHeader)) / sizeof(Record)) {
     throw CommError("a rank's ring claims " + std::to_string(capacity_) + " records, more than its memory holds");

@@ -1,6 +1,6 @@
-// The ring between a rank (the only writer) and the agent process (the only reader), in memory both map. It outlives
-// the rank: what was committed before a kill -9 is still read. It outlives the agent, too: the next reader goes on
-// where the last one has released. Neither side ever waits for the other.
+// The ring between a rank (the only writer) and the agent process (the only reader), in memory that both map. It
+// outlives the rank: records committed before a kill -9 are still read. It outlives the agent, too: the next reader
+// continues after the last released record. Neither side ever waits for the other.
 #pragma once
 
 #include <atomic>
@@ -27,7 +27,7 @@ struct MarkPayload {
   std::int64_t start_ns, end_ns;
 };
 
-// What travels: a fixed size, so that neither side can lose its place.
+// An entry of the ring, of a fixed size, so that neither side can lose its place.
 struct Record {
   RecordKind kind;
   std::int64_t batch;
@@ -50,7 +50,7 @@ struct RingHeader {
   std::uint32_t version;
   std::uint32_t record_bytes;
   std::uint64_t capacity;  // records, a power of two
-  // Each on a cache line of its own, so that writer and reader do not slow each other down.
+  // Each index is on its own cache line, so that writer and reader do not slow each other down.
   alignas(64) std::atomic<std::uint64_t> head;  // records committed, by the writer
   alignas(64) std::atomic<std::uint64_t> tail;  // records read, by the reader
   alignas(64) std::atomic<std::uint64_t> dropped;
@@ -62,13 +62,13 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
 class RingWriter {
  public:
-  // SystemError when the memory is not there.
+  // SystemError if the memory is not available.
   explicit RingWriter(std::size_t bytes);
 
-  // Room for one record, or nullptr (and one more dropped) when the ring is full. The reader may read it after
-  // commit(). `head` and `tail` only grow; their difference is what the ring holds. `tail_seen_` is a copy of the
-  // reader's index that is renewed only when the ring looks full, so that recording does not touch the reader's cache
-  // line.
+  // Returns room for one record; nullptr (and one more dropped): the ring is full. The reader may read the record after
+  // commit(). `head` and `tail` only grow; their difference is the number of records in the ring. `tail_seen_` is a
+  // copy of the reader's index that is renewed only when the ring looks full, so that recording does not touch the
+  // reader's cache line.
   Record* reserve() {
     if (head_ - tail_seen_ == capacity_) {
       tail_seen_ = header_->tail.load(std::memory_order_acquire);
@@ -98,16 +98,17 @@ class RingWriter {
 
 class RingReader {
  public:
-  // CommError when the memory is no ring of this version.
+  // CommError if the memory is not a ring of this version.
   explicit RingReader(UniqueFd fd);
 
-  // The next committed record, or nullptr. It is valid until release().
+  // Returns the next committed record, or nullptr. It is valid until release().
   const Record* peek();
   void pop() { ++tail_; }
-  // What was popped is in the file: the writer may reuse its room, and a later reader does not get it again.
+  // Releases popped records, which are in the file: the writer may reuse their room, and a later reader does not get
+  // them.
   void release() { header_->tail.store(tail_, std::memory_order_release); }
   std::uint64_t dropped() const { return header_->dropped.load(std::memory_order_relaxed); }
-  // How many of the dropped records have been written down, by this reader or the ones before.
+  // Returns the number of dropped records that this reader or earlier ones have written down.
   std::uint64_t dropped_noted() const { return header_->dropped_noted.load(std::memory_order_relaxed); }
   void note_dropped(std::uint64_t total) { header_->dropped_noted.store(total, std::memory_order_relaxed); }
   std::int64_t free_heap() const { return header_->free_heap.load(std::memory_order_relaxed); }

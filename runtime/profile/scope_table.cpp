@@ -52,7 +52,7 @@ std::uint64_t ScopeTable::open_untimed(std::size_t path) {
   return opened_;
 }
 
-// As a rule it is the innermost one.
+// Searches from the innermost scope, which it usually is.
 bool ScopeTable::is_open(std::uint64_t scope) const {
   return std::any_of(open_.rbegin(), open_.rend(), [scope](const Open& open) { return open.number == scope; });
 }

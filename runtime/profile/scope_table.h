@@ -1,4 +1,4 @@
-// The scopes of a rank: which are open, and what those of the step under way have taken. One thread.
+// The scopes of a rank: the open ones, and the times of those in the current step. One thread.
 #pragma once
 
 #include <cstddef>
@@ -15,17 +15,17 @@ namespace dtrain::profile {
 
 class ScopeTable {
  public:
-  // The path of a scope of this name within the innermost open one, as a number. Error if the name has other characters
-  // than letters, digits, '_', '-' and '.', if the path would be too long, or if there are too many paths.
+  // Returns the number of the path of a scope with this name within the innermost open one. Error if the name has other
+  // characters than letters, digits, '_', '-' and '.', if the path would be too long, or if there are too many paths.
   std::size_t find(std::string_view name);
 
   // Opens the scope of that path and returns a number for is_open(). `before`: the time in each phase of the step so
-  // far. Without times it is open only so that others can be within it.
+  // far. A scope without times is open only so that others can be within it.
   std::uint64_t open(std::size_t path, std::int64_t now_ns, const PhaseTimes& before);
   std::uint64_t open_untimed(std::size_t path);
   bool is_open(std::uint64_t scope) const;
   bool any_open() const { return !open_.empty(); }
-  // Whether the innermost open scope has times.
+  // True if the innermost open scope has times.
   bool is_timed() const { return !open_.empty() && open_.back().is_timed; }
 
   struct Ended {
@@ -36,12 +36,12 @@ class ScopeTable {
   // Ends the innermost open scope. `after`: as `before` above, now.
   Ended end_innermost(const PhaseTimes& after);
 
-  // What the scopes that have ended since clear() have taken, in the order in which they first ended.
+  // Passes on the times of scopes that have ended since clear(), in the order in which they first ended.
   template <typename Use>
   void each(const Use& use) const {
     for (const std::size_t path : used_) use(payload_of(paths_[path]));
   }
-  // Forgets these times and what is open.
+  // Discards these times and the open scopes.
   void clear();
 
  private:

@@ -11,7 +11,7 @@ namespace {
 
 constexpr double kGamma = (1 + Sketch::kRelativeError) / (1 - Sketch::kRelativeError);
 const double kLogGamma = std::log(kGamma);
-constexpr std::int32_t kLastBin = 2184;  // that of the largest 64-bit integer
+constexpr std::int32_t kLastBin = 2184;  // the bin of the largest 64-bit integer
 
 std::int32_t bin_of(std::int64_t value) {
   return static_cast<std::int32_t>(std::ceil(std::log(static_cast<double>(value)) / kLogGamma));

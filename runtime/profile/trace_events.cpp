@@ -8,7 +8,7 @@
 namespace dtrain::profile {
 namespace {
 
-// Numbers of our tracks; Linux gives no thread a number of more than 22 bits.
+// Numbers of the tracks; Linux gives no thread a number of more than 22 bits.
 constexpr std::int64_t kStepTrack = 5'000'000;
 constexpr std::int64_t kPhaseTrack = kStepTrack + 1;
 constexpr std::int64_t kScopeTrack = kStepTrack + 2;
@@ -61,7 +61,7 @@ std::vector<PlacedCollective> write_collectives(const TraceLog& log, const Trace
   std::sort(collectives.begin(), collectives.end(),
             [](const auto& a, const auto& b) { return a.second.started_ns < b.second.started_ns; });
   std::vector<PlacedCollective> placed;
-  // Those that run at the same time are on tracks of their own: slices of one track must not overlap.
+  // Collectives that run at the same time are on separate tracks: slices of one track must not overlap.
   std::vector<std::int64_t> busy_until;
   for (const auto& [batch, c] : collectives) {
     std::size_t lane = 0;

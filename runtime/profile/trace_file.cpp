@@ -15,8 +15,8 @@ namespace {
 
 constexpr std::size_t kPieceBytes = 1 << 20;
 
-// From the host's monotonic clock to the file's times. Between two points their difference grows evenly: the profiler's
-// clock follows the wall clock.
+// Converts the host's monotonic clock to the file's times. Between two points their difference grows evenly: the
+// profiler's clock follows the wall clock.
 class TraceTime {
  public:
   TraceTime(const std::vector<TraceClockPoint>& clock, std::int64_t base_ns)
@@ -37,7 +37,7 @@ class TraceTime {
   double slope_ = 1;
 };
 
-// What stands first in the file, in the place of its opening brace.
+// Returns the beginning of the file, which replaces its opening brace.
 std::string head(const TraceFacts& facts, const TraceLog& log) {
   Json clock = Json::array();
   for (const TraceClockPoint& point : facts.clock) {
@@ -57,14 +57,14 @@ std::string head(const TraceFacts& facts, const TraceLog& log) {
                {"operators", facts.operators},
                {"left_out", log.left_out()},
                {"clock", clock}};
-  // HolisticTraceAnalysis takes the rank from the second one, and needs a space before the number.
+  // HolisticTraceAnalysis takes the rank from the second line, and needs a space before the number.
   return "{\n\"dtrain\":" + to_line(ours) + ",\n" +
          fmt::format(R"("distributedInfo": {{"backend": "dtrain", "rank": {}, "world_size": {}}},)", facts.rank,
                      facts.world_size) +
          "\n";
 }
 
-// The beginning of the profiler's file, up to and with the bracket that opens the list of events.
+// Returns the beginning of the profiler's file, up to and with the bracket that opens the list of events.
 std::string read_beginning(std::ifstream& raw, const std::filesystem::path& path) {
   constexpr std::string_view kList = "\"traceEvents\"";
   constexpr std::size_t kLongest = 4 << 20;
@@ -87,9 +87,9 @@ std::int64_t base_time_ns(const std::string& beginning) {
   return take_number<std::int64_t>(digits).value_or(0);
 }
 
-// The profiler writes some texts as they are: those of RECORD_USER_SCOPE, of threads and of its file. With a quotation
-// mark in one of them the whole file is no JSON. A text that is none is escaped here. The text of a line ends at the
-// last of the marks that can follow it.
+// Escapes texts that are not valid in JSON: the profiler writes some texts as they are (those of RECORD_USER_SCOPE, of
+// threads and of its file), and a quotation mark in such a text would make the whole file invalid. The text of a line
+// ends at the last of the marks that can follow it.
 void mend_text(std::string& line) {
   for (const std::string_view key : {"\"name\": \"", "\"traceName\": \""}) {
     const auto found = line.find(key);

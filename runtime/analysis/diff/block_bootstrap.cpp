@@ -16,7 +16,7 @@ std::vector<double> centered(std::span<const double> series) {
   return result;
 }
 
-// Of a centered series.
+// Returns the autocovariance of a centered series.
 double covariance(const std::vector<double>& x, std::size_t lag) {
   if (lag >= x.size()) return 0;
   double sum = 0;
@@ -24,7 +24,7 @@ double covariance(const std::vector<double>& x, std::size_t lag) {
   return sum / static_cast<double>(x.size());
 }
 
-// The lag beyond which autocorrelation is not significant for `quiet` lags in a row.
+// Returns the lag beyond which autocorrelation is not significant for `quiet` lags in a row.
 std::size_t last_lag(const std::vector<double>& covariances, std::size_t quiet, double limit) {
   std::size_t last = 0, silent = 0;
   for (std::size_t lag = 1; lag < covariances.size(); ++lag) {
@@ -72,7 +72,7 @@ double block_length(std::span<const double> series) {
 StationaryBootstrap::StationaryBootstrap(std::size_t size, double block_length, std::uint64_t seed)
     : go_on_(1 - 1 / std::max(1.0, block_length)), random_(seed), indices_(size) {}
 
-// The standard library's distributions differ between implementations.
+// Does not use the standard library's distributions, because they differ between implementations.
 double StationaryBootstrap::uniform() {
   constexpr int kBits = 53;
   return std::ldexp(static_cast<double>(random_() >> (64 - kBits)), -kBits);

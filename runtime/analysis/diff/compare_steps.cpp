@@ -35,8 +35,8 @@ std::vector<double> step_times(const Observations& side) {
   return times;
 }
 
-// A median moves with the share of values above it, and a mean with the values: blocks as long as the more dependent of
-// the two asks for. Values far out would hide the dependence of the others.
+// A median depends on the share of values above it, and a mean on the values: blocks are as long as the more dependent
+// of the two requires. Values far out would hide the dependence of the others.
 SideTest dependence(std::vector<double> series) {
   const double middle = median_low(series);
   const double reach = 3 * kMadToDeviation * mad(series, middle);
@@ -54,13 +54,13 @@ Totals total(const Observations& side) {
   return sum;
 }
 
-// What both runs amount to, in the runs themselves or in one draw from them.
+// The totals of both runs, or of one draw from them.
 struct Estimate {
   double step_change = 0;
   Totals a, b;
 };
 
-// Runs of their own: each is drawn from by itself.
+// Independent runs: each is drawn from separately.
 class Apart {
  public:
   Apart(const Observations& a, const Observations& b)
@@ -101,7 +101,7 @@ class Apart {
   std::vector<double> times_;
 };
 
-// Runs that took turns: whole turns are drawn, and a step's change is the median of the turns'.
+// Runs that took turns: whole turns are drawn, and a step's change is the median over turns.
 class InTurns {
  public:
   InTurns(const Observations& a, const Observations& b, const std::vector<Turn>& turns)
@@ -128,7 +128,8 @@ class InTurns {
       times.push_back(side.all[i].step_s);
       sum.add(side.all[i].totals);
     }
-    // Of two the mean: the median's lower one would make the run with turns of an even number the faster one.
+    // An even number of times has the mean of the two middle ones as median. The lower one would favour the run whose
+    // turns have an even number of steps.
     const double low = quantile(times, 0.5);
     if (times.size() % 2 == 1) return low;
     std::sort(times.begin(), times.end());

@@ -1,6 +1,6 @@
-// The test over steps: which changes from A to B noise does not explain. Resamples the steps of both runs and looks how
-// far their medians and means move by that alone; where the runs took turns, whole turns are drawn, so that what
-// happened to both cancels. Any thread may call.
+// The test over steps for the changes from A to B that noise does not explain. It resamples the steps of both runs to
+// see how far that alone moves their medians and means. If the runs took turns, it draws whole turns, so that
+// influences on both runs cancel. Any thread may call.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ struct StepTest {
   SideTest a, b;                     // in turns the same: of the turns
 };
 
-// Only the estimates where a run has fewer than kLeastObservations.
+// Returns only the estimates if a run has fewer than kLeastObservations.
 StepTest compare_steps(const Observations& a, const Observations& b, const std::vector<Turn>& turns,
                        const TestOptions& options);
 

@@ -39,7 +39,7 @@ bool is_work(const DiffEntry& entry) {
   return std::find(kWork.begin(), kWork.end(), entry.key) != kWork.end();
 }
 
-// What makes their steps different work first, parameters of rules last.
+// Returns the differences, first those that make the steps different work, last the parameters of rules.
 std::vector<DiffEntry> plan_differences(const RunProfile& a, const RunProfile& b) {
   std::vector<DiffEntry> result;
   for (const SettingDifference& one : differences_of(std::array{settings(a), settings(b)})) {
@@ -49,8 +49,8 @@ std::vector<DiffEntry> plan_differences(const RunProfile& a, const RunProfile& b
   return result;
 }
 
-// Of these, what makes the steps of one do other work than the steps of the other: "world_size 2 and 4"; empty:
-// nothing.
+// Returns the differences that make a step of one run other work than a step of the other: "world_size 2 and 4"; empty:
+// none.
 std::string other_work(const std::vector<DiffEntry>& differences) {
   std::vector<std::string> parts;
   for (const DiffEntry& entry : differences) {
@@ -66,7 +66,7 @@ using diff::Observations;
 constexpr double kMinEffect = 0.01;
 constexpr double kMemoryShare = 0.1, kMemoryBytes = 16.0 * 1024 * 1024;
 constexpr double kChance = 0.01;
-constexpr double kLeastFault = 0.03;  // of the loop: the cost up to which a healthy run may seem to have one
+constexpr double kLeastFault = 0.03;  // share of the loop: a healthy run may seem to have a fault up to this cost
 constexpr double kWide = 0.05;        // an interval too wide to conclude much
 
 struct Steps {
@@ -112,8 +112,8 @@ void compare_memory(const RunSummary& a, const RunSummary& b, RunDiff& result) {
   }
 }
 
-// Of rules that judge data points one by one: were both runs alike, all triggers would be in one of them with this
-// probability, if each came on its own.
+// Returns true for a rule that judges data points one by one if chance may have put all triggers into this run: with
+// alike runs and independent triggers, that has a probability above kChance.
 bool may_be_chance(const RuleResult& rule, const RuleResult* other) {
   const bool one_by_one = rule.unit == "steps" || rule.unit == "windows";
   if (other == nullptr || !other->applicable || !one_by_one) return false;
@@ -162,7 +162,7 @@ double loss(const DiffQuantity& quantity) {
   return quantity.name == "throughput" ? -quantity.change : quantity.change;
 }
 
-// What is judged: the step where both do the same work, and throughput, which long steps lower too.
+// Judges the step, if both runs do the same work, and throughput, which long steps lower too.
 void conclude(RunDiff& diff) {
   std::vector<const DiffQuantity*> judged = {&diff.throughput};
   if (diff.same_work) judged.insert(judged.begin(), &diff.step);

@@ -147,7 +147,7 @@ Json side_json(const DiffSide& side) {
           {"warnings", side.warnings}};
 }
 
-// Values in the unit of the key.
+// Returns the quantity as JSON, with values in the unit of the key.
 Json quantity_json(const DiffQuantity& quantity, const std::string& unit) {
   return {{"name", quantity.name},
           {"a_" + unit, quantity.a},

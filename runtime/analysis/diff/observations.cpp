@@ -19,7 +19,7 @@ constexpr double kGroupSteps = 100;
 constexpr double kShortest = 1e-9;  // seconds; only a damaged dump has shorter steps
 constexpr double kLongDeviations = 8, kLongShare = 0.1, kMostLong = 0.05;
 
-// A row, mean over ranks.
+// Returns the observation of a row, mean over ranks.
 Observation observe_row(const Rows& rows, std::size_t index) {
   const Row& row = rows.rows()[index];
   Observation one;
@@ -47,7 +47,7 @@ void make_long(Totals& totals) {
   totals.phases.fill(0);
 }
 
-// Of these rows, none of which is a window: the longest are `long`, 5% at most.
+// Marks the longest of these rows, none of which is a window, as `long`: 5% at most.
 void mark_long(std::vector<Observation>& rows) {
   std::vector<double> times;
   for (const Observation& row : rows) times.push_back(row.step_s);
@@ -106,7 +106,7 @@ class Grouping {
   std::int64_t window_end_ = INT64_MIN;
 };
 
-// Of rank 0's header: from its clock to wall time.
+// Returns the seconds from rank 0's clock to wall time, by the header of its dump.
 std::optional<double> wall_offset_s(const RunProfile& run) {
   if (run.ranks.empty()) return std::nullopt;
   const auto offset_ns = value_at<double>(object_at(run.ranks.front().header, "clock"), "offset_ns");
@@ -177,7 +177,7 @@ struct Entry {
   std::size_t index;
 };
 
-// Each with the steps that one run made without the other.
+// Returns stretches of consecutive steps of one run without a step of the other.
 std::vector<std::vector<Entry>> stretches(const Observations& a, const Observations& b) {
   std::vector<Entry> entries;
   for (std::size_t i = 0; i < a.all.size(); ++i) entries.push_back({a.all[i].start_s, false, i});

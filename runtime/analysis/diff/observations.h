@@ -1,5 +1,5 @@
-// What the test over steps looks at: a run's training steps one by one, or in groups of a hundred where a run is so
-// long that its dump holds sums of steps. Left out are the steps of the warm-up, and in steps validation and
+// The observations for the test over steps: a run's training steps one by one, or in groups of a hundred if the run is
+// so long that its dump holds sums of steps. They exclude the steps of the warm-up, and in steps validation and
 // checkpoints.
 //
 // Steps far longer than the median are "long": they count for throughput, and not for phases. The limits are those by
@@ -40,18 +40,18 @@ struct Observations {
   bool has_wall_clock = false;  // start_s can be compared with another run's
 };
 
-// `grouped`: groups and windows; otherwise the steps in full alone, which of a long run are the first 10,000.
+// `grouped`: true: groups and windows; false: only the steps in full, which are the first 10,000 of a long run.
 Observations observe(const RunProfile& run, bool grouped);
 bool has_windows(const RunProfile& run);
 
-// Whether two runs took turns: steps of each lie between steps of the other on one clock, because one job made them in
-// turns or because two jobs ran at the same time. What the machine did then happened to both, so that neighbours can
-// be compared with each other and only their difference is noise.
+// A turn of two runs that took turns: on one clock, steps of each lie between steps of the other, because one job made
+// them in turns or because two jobs ran at the same time. Influences of the machine affect both, so neighbours can be
+// compared with each other and only their difference is noise.
 struct Turn {  // neighbours: indices into Observations::all
   std::vector<std::size_t> a, b;
 };
 
-// In the order of time; empty where there are too few for a test, which is so of runs that followed each other.
+// In the order of time; empty: too few for a test, as for runs that followed each other.
 std::vector<Turn> find_turns(const Observations& a, const Observations& b);
 
 }  // namespace dtrain::analysis::diff

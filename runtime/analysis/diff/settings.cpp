@@ -8,14 +8,14 @@
 namespace dtrain::analysis {
 namespace {
 
-// Of the plan: what is no setting, follows from others or was measured.
+// Keys of the plan that are no settings, follow from others or were measured.
 constexpr std::array<std::string_view, 19> kNoSettings = {
     "name",          "started_by", "batch_per_rank",  "placement",    "ranks",   "warnings", "overrides",
     "description",   "labels",     "experiment_file", "cluster_file", "command", "text",     "link",
     "replicated_ms", "sharded_ms", "turns",           "steps",        "reason"};
-// What compression has done in this run; how it was to be done is in the experiment. What was measured of the machine.
+// Results in the plan: of compression and local steps, whose settings are in the experiment, and the machine's limits.
 constexpr std::array<std::string_view, 3> kAccounts = {"compression", "local_sgd", "limits"};
-// Where users choose the keys, each of them is a setting.
+// Mappings whose keys users choose; each key is a setting.
 constexpr std::array<std::string_view, 2> kFree = {"experiment.hyperparameters", "experiment.data"};
 constexpr std::string_view kExperiment = "experiment.";
 constexpr std::size_t kLongest = 60;

@@ -28,11 +28,11 @@ static_assert(std::endian::native == std::endian::little, "event files are littl
 
 constexpr std::size_t kPieceBytes = 1 << 20;
 constexpr std::string_view kPrefix = "events.out.tfevents.";
-constexpr std::string_view kOfExport = ".dtrain";  // by which an export finds the files of an earlier one
+constexpr std::string_view kOfExport = ".dtrain";  // the ending by which an export finds the files of an earlier one
 constexpr std::string_view kOfRun = ".run";
 
-// The whole PNG file, compressed with little effort. Error for a picture without pixels, with 2 or more than 4
-// channels, or whose number of pixels is not that of its size.
+// Returns the whole PNG file, compressed with little effort. Error for a picture without pixels, with 2 or more than 4
+// channels, or with a number of pixels that does not fit its size.
 std::string png_of(const Picture& picture) {
   constexpr std::int64_t kMost = 1'000'000;  // rows and columns: libpng's limit
   constexpr std::array<png_uint_32, 5> kFormats{0, PNG_FORMAT_GRAY, 0, PNG_FORMAT_RGB, PNG_FORMAT_RGBA};
@@ -61,7 +61,7 @@ std::string png_of(const Picture& picture) {
   return file;
 }
 
-// TFRecord stores CRCs of data that may hold CRCs itself: rotated, and a constant added.
+// Returns a CRC as TFRecord stores it, because its data may contain CRCs: rotated, with a constant added.
 std::uint32_t masked(std::uint32_t crc) {
   return std::rotr(crc, 15) + 0xa282ead8u;
 }
@@ -73,7 +73,7 @@ void put_raw(std::string& out, T value) {
   out.append(bytes, sizeof value);
 }
 
-// Of protocol buffers: a number in groups of seven bits; a field's number with its kind.
+// Protocol buffers write a number in groups of seven bits, and a field's number together with its kind.
 void put_varint(std::string& out, std::uint64_t value) {
   for (; value >= 0x80; value >>= 7) out += static_cast<char>((value & 0x7f) | 0x80);
   out += static_cast<char>(value);
@@ -104,7 +104,7 @@ std::string event(double wall_s, std::int64_t step) {
   return message;
 }
 
-// An event with one value; tensorflow.Summary.Value: tag 1, simple_value 2, image 4, histo 5.
+// Returns an event with one value; tensorflow.Summary.Value: tag 1, simple_value 2, image 4, histo 5.
 std::string event_with(double wall_s, std::int64_t step, const std::string& tag, unsigned field,
                        std::string_view content) {
   std::string value, summary;
@@ -116,7 +116,7 @@ std::string event_with(double wall_s, std::int64_t step, const std::string& tag,
   return message;
 }
 
-// Seconds in the name of an event file with this ending; -1: it is none.
+// Returns the seconds in the name of an event file with this ending; -1: the file is not such a file.
 std::int64_t seconds_of(const std::filesystem::path& file, std::string_view ending) {
   const std::string name = file.filename().string();
   if (!name.starts_with(kPrefix) || !name.ends_with(ending) || name.size() < kPrefix.size() + ending.size()) return -1;
@@ -138,7 +138,7 @@ std::filesystem::path file_at(const std::filesystem::path& folder, std::int64_t 
   return folder / fmt::format("{}{:010}{}", kPrefix, seconds, ending);
 }
 
-// The upper limits of a histogram's bins.
+// Returns the upper limits of a histogram's bins.
 const std::vector<double>& limits() {
   static const std::vector<double> all = [] {
     std::vector<double> positive;
@@ -185,8 +185,8 @@ Histogram::Histogram(std::span<const float> values) : bins_(limits().size()) {
   }
 }
 
-// tensorflow.HistogramProto: min 1, max 2, num 3, sum 4, sum_squares 5, bucket_limit 6, bucket 7. Bins without values
-// at both ends are left out, but for one before the first, whose limit is where that one begins.
+// tensorflow.HistogramProto: min 1, max 2, num 3, sum 4, sum_squares 5, bucket_limit 6, bucket 7. Empty bins at both
+// ends are left out, except one before the first filled bin, which marks that bin's lower limit.
 std::string Histogram::encoded() const {
   const auto is_filled = [](std::int64_t bin) { return bin > 0; };
   auto first = std::find_if(bins_.begin(), bins_.end(), is_filled);

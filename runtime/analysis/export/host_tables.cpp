@@ -1,4 +1,4 @@
-// The tables of what a host's agent saw, and of the run's own files.
+// The tables of the agents' samples and of the run's own files.
 #include <cmath>
 
 #include "dtrain/analysis/export.h"
@@ -10,7 +10,7 @@
 namespace dtrain::analysis {
 namespace {
 
-// Rows of agents: `lines` passes on the items of one agent. A host's ranks share its clock.
+// Makes a table with rows of agents: `lines` passes on the items of one agent. A host's ranks share its clock.
 template <typename... Items>
 Table of_agents(std::string name, auto lines, auto fields) {
   const auto each = [lines](const RunProfile& run, const auto& emit) {
@@ -35,7 +35,7 @@ struct SystemValue {
   double value = 0;
 };
 
-// One row a value: which metrics there are depends on the machine.
+// The table has a row for each value, because the metrics depend on the machine.
 Table system() {
   const auto lines = [](const AgentProfile& agent, const auto& emit) {
     for (const SystemLine& line : agent.samples) {

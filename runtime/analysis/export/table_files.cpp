@@ -1,4 +1,4 @@
-// The tables as a SQLite database and as CSV files.
+// Writes the tables as a SQLite database and as CSV files.
 #include <sqlite3.h>
 
 #include <cmath>
@@ -82,7 +82,7 @@ void append_csv(fmt::memory_buffer& out, const Cell& cell) {
   }
 }
 
-// Appends to a new file; renamed once it is whole.
+// Appends to a new file, which is renamed when it is complete.
 class CsvFile {
  public:
   explicit CsvFile(const std::filesystem::path& path) : path_(path), part_(path.string() + ".part") {
@@ -130,7 +130,7 @@ Exported export_sqlite(const RunProfile& profile, const std::filesystem::path& f
     const int code = ::sqlite3_open(part.c_str(), &opened);
     const Database database(opened);
     check(code == SQLITE_OK, opened, part);
-    // No other process sees the file before it is whole: no journal is needed.
+    // No other process sees the file before it is complete, so no journal is needed.
     const auto execute = [&](const char* sql) {
       check(::sqlite3_exec(opened, sql, nullptr, nullptr, nullptr) == SQLITE_OK, opened, part);
     };

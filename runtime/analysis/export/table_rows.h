@@ -19,7 +19,7 @@ using profile::Key;
 // A visitor: the cells of a row and, for the first one of a table, its columns.
 class TableRow {
  public:
-  // `run` and `rank`: on whose clock its moments are; they are put on rank 0's.
+  // `run` and `rank`: the clock of the row's moments, which are converted to rank 0's clock.
   void begin(const RunProfile& run, std::optional<int> rank) {
     cells_.clear();
     run_ = &run;
@@ -35,7 +35,7 @@ class TableRow {
     }
   }
   void operator()(Key key, const profile::PhaseTimes& phases);
-  // What reading a batch took stands behind the other cells.
+  // Returns the row; the usage of reading a batch follows the other cells.
   const std::vector<Cell>& finish();
 
   template <typename Fields, typename... Items>
@@ -52,7 +52,7 @@ class TableRow {
   static constexpr bool kIsOptional = requires(const T& value) {
     value.has_value();
   };
-  // In SQL's words. A Cell of any type is REAL.
+  // Returns SQL's name of a type. A Cell of any type is REAL.
   template <typename T>
   static std::string_view type_of() {
     if constexpr (kIsOptional<T>) {
@@ -87,8 +87,8 @@ class TableRow {
   std::optional<LoaderUsage> usage_;
 };
 
-// Each row has its Items: `each` passes them on, with the rank on whose clock they are, and `fields` visits their
-// values.
+// Makes a table whose rows have Items: `each` passes them on, with the rank on whose clock they are, and `fields`
+// visits their values.
 template <typename... Items>
 Table make_table(std::string name, auto each, auto fields) {
   return {std::move(name), TableRow::columns_of(fields, Items{}...), [=](const RunProfile& run, const auto& sink) {
@@ -101,7 +101,7 @@ Table make_table(std::string name, auto each, auto fields) {
           }};
 }
 
-std::vector<Table> host_tables();  // what the agents saw
+std::vector<Table> host_tables();  // the agents' samples
 std::vector<Table> log_tables();   // metrics.jsonl and events.jsonl
 
 }  // namespace dtrain::analysis

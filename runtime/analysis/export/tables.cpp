@@ -1,4 +1,4 @@
-// The tables of what the ranks recorded. Times are put on rank 0's clock.
+// The tables of the ranks' records, with times on rank 0's clock.
 #include <algorithm>
 #include <optional>
 #include <utility>
@@ -20,7 +20,7 @@ void TableRow::operator()(Key, const profile::PhaseTimes& phases) {
       std::replace(name.begin(), name.end(), '.', '_');
       columns_->push_back({name + "_ns", type_of<std::int64_t>()});
     }
-    // As in the dumps, train_batch is the whole of it, forward and backward included.
+    // As in the dumps, train_batch includes forward and backward.
     cells_.emplace_back(phase == Phase::kTrainBatch ? plus(at(phase), plus(at(Phase::kForward), at(Phase::kBackward)))
                                                     : phases[i]);
   }
@@ -38,7 +38,7 @@ const std::vector<Cell>& TableRow::finish() {
 
 namespace {
 
-// Rows of ranks: `lines` passes on the items of one rank.
+// Makes a table with rows of ranks: `lines` passes on the items of one rank.
 template <typename... Items>
 Table of_ranks(std::string name, auto lines, auto fields) {
   const auto each = [lines](const RunProfile& run, const auto& emit) {
@@ -53,7 +53,7 @@ Table of_ranks(std::string name, auto lines, auto fields) {
   return make_table<RankProfile, Items...>(std::move(name), each, with_rank);
 }
 
-// One row for each line of a list.
+// Makes a table with one row for each line of a list.
 template <typename Line>
 Table of_lines(std::string name, std::vector<Line> RankProfile::*list, auto fields) {
   const auto lines = [list](const RankProfile& rank, const auto& emit) {
@@ -136,7 +136,7 @@ Table scopes() {
   });
 }
 
-// Over all steps, also those in windows.
+// The table covers all steps, also those in windows.
 Table scope_totals() {
   const auto lines = [](const RankProfile& rank, const auto& emit) {
     for (const auto& [path, totals] : rank.scopes) emit(path, totals);

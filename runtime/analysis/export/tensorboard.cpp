@@ -1,5 +1,5 @@
-// What TensorBoard shows of a run: the metrics as "metrics", each rank's steps as "rank-0000", each host's system
-// metrics as "agent-<id>". Steps are batches; of a host, seconds since its first sample.
+// Writes the event files that TensorBoard shows of a run: the metrics as "metrics", each rank's steps as "rank-0000",
+// each host's system metrics as "agent-<id>". Steps are batches, and for a host seconds since its first sample.
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace {
 
 using profile::Phase;
 
-// From the monotonic clock of a dump to wall time, by its first line.
+// Converts times of a dump's monotonic clock to wall time, by the dump's first line.
 class WallTime {
  public:
   explicit WallTime(const Json& header)
@@ -36,7 +36,7 @@ void keep(EventFile& file, Exported& result) {
   result.rows += file.values();
 }
 
-// The run's own files have more than the metrics: pictures and histograms.
+// Copies the run's own event files, which also have pictures and histograms, to `folder`. False: there are none.
 bool take_own_files(const RunProfile& profile, const std::filesystem::path& folder, Exported& result) {
   const auto own = profile.folder / kEventsFolder / kMetricsEvents;
   const auto files = event_files_of_run(own);
@@ -63,8 +63,8 @@ void export_metrics(const RunProfile& profile, const std::filesystem::path& fold
   keep(file, result);
 }
 
-// Milliseconds of a batch; of a window, of its mean batch. Validation and checkpoints are in its time, and not in its
-// throughput.
+// Returns milliseconds of a batch, or of the mean batch of a window. Its time includes validation and checkpoints; its
+// throughput excludes them.
 Scalars step_scalars(std::int64_t wall_ns, std::int64_t samples, const profile::PhaseTimes& phases,
                      std::int64_t steps) {
   const double each = 1e6 * static_cast<double>(std::max<std::int64_t>(1, steps));

@@ -1,4 +1,4 @@
-// Where computing is slower than the machine allows, by the operators that were counted and the limits of the machine.
+// Finds the computing that is slower than the machine allows, from the counted operators and the machine's limits.
 #include <algorithm>
 #include <array>
 
@@ -59,7 +59,7 @@ class Computing {
   }
 
  private:
-  // Of the whole loop, mean over ranks, from seconds of the counted batch.
+  // Converts seconds of the counted batch to seconds of the whole loop, mean over ranks.
   double of_loop(double seconds) const { return seconds * batches_; }
 
   double beyond_limit_s(const OperatorLimit& one) const {
@@ -88,7 +88,7 @@ class Computing {
                     seconds_text(what_if_.step_s))));
   }
 
-  // Tensors so small that calling their operators takes longer than the work.
+  // Adds the finding of tensors so small that calling their operators takes longer than the work.
   void add_small_operators() {
     double lost_s = 0, work_s = 0;
     std::int64_t calls = 0;
@@ -108,7 +108,7 @@ class Computing {
         "calls"));
   }
 
-  // The largest product has so few rows that the arithmetic units wait for the weights.
+  // Adds the finding that the largest product has so few rows that the arithmetic units wait for the weights.
   void add_small_batch() {
     const OperatorLimit* largest = nullptr;
     double lost_s = 0;
@@ -120,7 +120,7 @@ class Computing {
     }
     if (!largest || !is_slow(*largest)) return;
     const auto sizes = *product_sizes(*largest);
-    // Rows in forward, what is summed over in the weights' gradients.
+    // The batch is the rows of the forward product, and the summed dimension of the product for the weights' gradients.
     if (std::min(sizes[0], sizes[1]) >= kSmallBatch || roofline_.samples >= kSmallBatch) return;
     small_batch_ = true;
     found_.push_back(make_finding(
@@ -131,7 +131,7 @@ class Computing {
         "raise hyperparameters.global_batch_size, or use fewer ranks (resources.slots_per_trial)"));
   }
 
-  // Sizes of layers; those of batches differ from batch to batch.
+  // Adds the finding of odd sizes of layers. Sizes of batches do not count, because they differ from batch to batch.
   void add_odd_sizes() {
     const OperatorLimit* worst = nullptr;
     double lost_s = 0;
@@ -160,7 +160,7 @@ class Computing {
         fmt::format("round the sizes of layers and vocabularies up to multiples of {}", multiple)));
   }
 
-  // Operators that only move data, and take far longer than that needs.
+  // Adds the finding of operators that only move data and take far longer than the memory needs for it.
   void add_slow_operators() {
     double lost_s = 0;
     std::string names;
@@ -169,7 +169,7 @@ class Computing {
       if (one.flops > 0 || !one.ideal_s || *one.ideal_s <= 0 || one.seconds < kFar * *one.ideal_s) continue;
       if (is_bound_by_calls(one)) continue;
       lost_s += one.seconds - *one.ideal_s;
-      if (!worst) worst = &one;  // they are in order
+      if (!worst) worst = &one;  // the operators are sorted, the slowest first
       if (names.size() < 100) names += (names.empty() ? "" : ", ") + one.name;
     }
     if (!worst) return;

@@ -1,4 +1,4 @@
-// Where a healthy run's time goes: parts of the waterfall that could be saved.
+// Finds where a healthy run's time goes: the parts of the waterfall that could be saved.
 #include <algorithm>
 #include <array>
 
@@ -11,7 +11,7 @@
 namespace dtrain::analysis {
 namespace {
 
-constexpr double kTurnsShare = 0.5;  // of the waiting: below it a rank's own part
+constexpr double kTurnsShare = 0.5;  // the least share of the waiting for which no single rank is blamed
 
 struct Cost {
   const char* part;
@@ -32,7 +32,7 @@ constexpr std::array kCosts = {
          "look at what runs between batches; the warnings show whether records are missing"},
 };
 
-// What the stalls' finding accounts for in a part of the waterfall, mean over ranks.
+// Returns the seconds of a waterfall part for which the finding of stalls accounts, mean over ranks.
 double stalled_s(const Evidence& evidence, const std::optional<Stalls>& stalls, const std::string& part) {
   using profile::Phase;
   if (!stalls) return 0;
@@ -43,7 +43,7 @@ double stalled_s(const Evidence& evidence, const std::optional<Stalls>& stalls, 
   return stalls->rank < 0 ? stalls->seconds : stalls->seconds / static_cast<double>(evidence.run.ranks.size());
 }
 
-// A run takes one at its end and where it is stopped, whatever its settings are.
+// True if no setting caused a checkpoint: a run always takes one at its end and when it is stopped.
 bool has_only_last_checkpoints(const RunHistory& history) {
   return !history.checkpoints.empty() &&
          std::all_of(history.checkpoints.begin(), history.checkpoints.end(),
@@ -56,7 +56,7 @@ std::string advice_for(const Cost& cost, const RunHistory& history) {
          "faster disk (checkpoint_storage) shortens it";
 }
 
-// How long ranks wait for each other where no single rank causes it.
+// Returns the finding of the time that ranks wait for each other without a single rank as the cause.
 std::optional<Finding> turns(const Evidence& evidence, const Analysis& analysis) {
   const auto ranks = static_cast<double>(evidence.run.ranks.size());
   if (ranks < 2) return std::nullopt;

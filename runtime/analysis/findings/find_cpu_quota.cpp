@@ -1,6 +1,5 @@
-// The finding that the CPU quota of a cgroup stops the ranks. It looks like much else: ranks that stall every tenth of
-// a second, wait for each other in turn, or lose their cores to programs which take them while the quota leaves them
-// idle.
+// The finding that the CPU quota of a cgroup stops the ranks. Other faults look alike: ranks stall every tenth of a
+// second, wait for each other in turn, or lose their cores to programs that use them while the quota stops the ranks.
 #include <algorithm>
 #include <string>
 
@@ -14,10 +13,10 @@
 namespace dtrain::analysis {
 namespace {
 
-constexpr double kMainPart = 0.5;     // of the seconds that the quota explains
+constexpr double kMainPart = 0.5;     // the least part of a cost that the quota must explain
 constexpr double kMostPeriods = 1.5;  // a stall is over when the next period begins
 
-// The host on which the quota costs most: an index into RunProfile::ranks of one of its ranks.
+// Returns an index into RunProfile::ranks: a rank of the host on which the quota costs most.
 std::size_t worst_rank(const Evidence& evidence) {
   const auto worst =
       std::max_element(evidence.contention.begin(), evidence.contention.end(),

@@ -1,13 +1,13 @@
-// Whether the cores of a run would train faster as another number of ranks, with as many threads more or fewer.
+// Finds whether the run's cores would train faster with more ranks of fewer threads or fewer ranks of more threads.
 //
 // The step is predicted from the step as measured (docs/performance.md, "Ranks or threads"). R ranks become N on the
 // same cores, with the same global batch.
-//  - Products and convolutions make the same FLOPs on the same cores: what they take at the calibrated rate stays.
-//  - Each rank reads all weights in forward and in backward and writes all gradients, whatever its batch: that traffic
-//    grows and falls with N. It counts as far as products take longer than their FLOPs need at the calibrated rate.
+//  - Products and convolutions make the same FLOPs on the same cores: their time at the calibrated rate stays.
+//  - Each rank reads all weights in forward and in backward and writes all gradients, whatever its batch: this traffic
+//    is proportional to N. It counts as far as products take longer than their FLOPs need at the calibrated rate.
 //  - Replicated updates read and write everything on each rank as well; sharded ones do not change.
-//  - The exchange moves what N - 1 ranks have of each gradient: exposed communication goes with (N-1)/(R-1).
-//  - Fewer ranks have more threads: other operators are taken to gain nothing from these, so they take R/N as long.
+//  - The exchange moves the gradients of N - 1 ranks: exposed communication is multiplied by (N-1)/(R-1).
+//  - Fewer ranks have more threads: other operators are assumed to gain nothing from them, so they take R/N as long.
 //  - More ranks have fewer threads: the part of the threads' time in which they had no work (by the CPU time of the
 //    ranks) falls by Amdahl's law. With one rank the exchange is not known: it is predicted from the bytes of the
 //    gradients and the memory's bandwidth.
@@ -34,14 +34,14 @@ constexpr double kMostForeign = 10;    // percent of a core that other programs 
 constexpr double kWeightPasses = 3;    // of a batch: read in forward, read in backward, gradients written
 constexpr double kExchangePasses = 3;  // of the gradients of a rank: both ranks' read, the sum written
 
-// Of a step, in seconds, mean over ranks.
+// Parts of a step in seconds, mean over ranks.
 struct DivisionParts {
   double step_s = 0;
   double traffic_s = 0;  // of weights and gradients beyond the FLOPs' time
   double moving_s = 0;   // in operators without FLOPs
   double update_s = 0;   // replicated; 0: sharded
   double exposed_s = 0;
-  double exchange_s = 0;  // what an exchange of two ranks would take by the memory's bandwidth; used with one rank
+  double exchange_s = 0;  // an exchange of two ranks at the memory's bandwidth; used with one rank
   double busy = 1;        // share of the threads' time in which they work
 };
 
@@ -83,7 +83,7 @@ class DivisionFinder {
     return count_of(ranks, "rank") + " x " + count_of(threads, "thread");
   }
 
-  // With cores_per_slot as a number the cores would change with the number of ranks, and auto is refused.
+  // If cores_per_slot is a number, more or fewer ranks would have more or fewer cores in all, and auto is refused.
   std::string keys_text(const DivisionGuess& best) const {
     if (cores_per_slot_ == 0) {
       return fmt::format("resources.slots_per_trial: {}, or auto, which measures the divisions", best.ranks);
@@ -92,8 +92,8 @@ class DivisionFinder {
                        ranks_ * cores_per_slot_ / best.ranks);
   }
 
-  // False: the experiment cannot divide these cores otherwise. A file has declared the slots, or they are mpirun's or
-  // Slurm's; or local steps, with which another number of ranks trains something else.
+  // Returns false if the experiment cannot divide these cores otherwise: a file has declared the slots, or the slots
+  // are mpirun's or Slurm's, or it uses local steps, with which another number of ranks trains something else.
   bool read_settings() {
     const Json& plan = evidence_.run.plan;
     const auto experiment = plan.find("experiment");
@@ -107,14 +107,14 @@ class DivisionFinder {
     return true;
   }
 
-  // False: not all is known, or the ranks are not on the cores of one host.
+  // Returns false if a number is missing or the ranks are not on the cores of one host.
   bool read() {
     const RunProfile& run = evidence_.run;
     const Roofline& roofline = evidence_.roofline;
     if (!roofline.limits || !roofline.limits->memory_gb_s || roofline.operators.empty() || roofline.samples <= 0) {
       return false;
     }
-    // With other programs on the cores, neither the time that threads work nor waiting is the division's doing.
+    // If other programs use the cores, the division causes neither the threads' idle time nor the waiting.
     for (const Contention& one : evidence_.contention) {
       if (one.foreign_percent.value_or(0) > kMostForeign) return false;
     }
@@ -145,7 +145,7 @@ class DivisionFinder {
     }
     const double bandwidth = *roofline.limits->memory_gb_s * kGiga;
     parts_.traffic_s = std::min(beyond_s, kWeightPasses * weights_bytes_ / bandwidth);
-    // Of two ranks each has half of the bandwidth of this one.
+    // Each of two ranks has half of this rank's bandwidth.
     parts_.exchange_s = 2 * kExchangePasses * weights_bytes_ / bandwidth;
     return true;
   }
@@ -164,7 +164,7 @@ class DivisionFinder {
     return true;
   }
 
-  // 1 where it is not known.
+  // Returns the share of the threads' time in which they work; 1 if it is not known.
   double busy_share() const {
     double sum = 0, count = 0;
     for (const AgentProfile& agent : evidence_.run.agents) {
@@ -181,7 +181,8 @@ class DivisionFinder {
     return count > 0 ? std::clamp(sum / count / 100 / threads_, 1.0 / threads_, 1.0) : 1;
   }
 
-  // The time of work on `threads` threads over its time on one, if `busy` of the time of threads_ is used (Amdahl).
+  // Returns the time with `threads` threads over that with one thread, if `busy` of the time of threads_ is used
+  // (Amdahl).
   double time_with(int threads) const {
     if (threads_ == 1) return 1;
     const double serial = (1 / parts_.busy - 1) / (threads_ - 1);
@@ -193,7 +194,7 @@ class DivisionFinder {
     double step_s = parts_.step_s + (more - 1) * (parts_.traffic_s + parts_.update_s);
     if (ranks_ > 1) step_s += ((ranks - 1.0) / (ranks_ - 1) - 1) * parts_.exposed_s;
     if (ranks < ranks_) return step_s + (1 / more - 1) * parts_.moving_s;
-    // Each of `more` ranks does its part of the work with its part of the threads.
+    // There are `more` times as many ranks, each with its part of the work and its part of the threads.
     const double work_s = std::max(0.0, parts_.step_s - parts_.exposed_s);
     step_s += work_s * (time_with(threads_ * ranks_ / ranks) / time_with(threads_) / more - 1);
     return ranks_ > 1 ? step_s : step_s + parts_.exchange_s * (ranks - 1);

@@ -15,21 +15,21 @@
 namespace dtrain::analysis {
 namespace {
 
-// Whether a rank's memory grows with every step.
+// The growth of a rank's memory with every step.
 struct MemoryGrowth {
   double bytes_per_step = 0;
-  double grown_bytes = 0;          // in the steps looked at
-  double steps = 0;                // … of which there were this many
-  std::optional<MemoryRoom> room;  // what there was left at last, of its host or of a cgroup's limit
-  double host_bytes_per_step = 0;  // of all ranks of its host that grow: they share what is left
-  double free_heap_bytes = 0;      // of grown_bytes, what is free on malloc's heap: fragmentation
+  double grown_bytes = 0;          // in the examined steps
+  double steps = 0;                // number of examined steps
+  std::optional<MemoryRoom> room;  // the memory left at the end, of its host or of a cgroup's limit
+  double host_bytes_per_step = 0;  // of all ranks of its host that grow, because they share the memory left
+  double free_heap_bytes = 0;      // the part of grown_bytes that is free on malloc's heap: fragmentation
   double steps_left() const { return room && host_bytes_per_step > 0 ? room->free / host_bytes_per_step : 0; }
 };
 
 constexpr double kSkipped = 0.25;  // of the steps
 constexpr std::size_t kLeastPoints = 8;
 constexpr std::size_t kGrowthParts = 4;
-constexpr double kLeastBytes = 4.0 * (1 << 20);  // grown in all: less is an allocator's own
+constexpr double kLeastBytes = 4.0 * (1 << 20);  // grown in all; an allocator alone may grow by less
 constexpr double kRisingPairs = 0.85;
 constexpr double kLeastPart = 0.4;  // of the mean growth between parts
 
@@ -40,8 +40,8 @@ std::int64_t first_batch(const RankProfile& rank) {
   return rank.windows.empty() ? first : std::min(first, rank.windows.front().first_batch);
 }
 
-// Of the loop, without the first part of it. The rank's own samples name the step; the agent's samples have only the
-// time, and steps are assumed to have come evenly.
+// Returns the points of the loop without its first part. The rank's own samples name the step. The agent's samples have
+// only the time; the steps are assumed to have equal durations.
 Points of_rank(const RunProfile& run, const RankProfile& rank, double steps) {
   Points points;
   const auto add = [&](double step, double bytes) {
@@ -66,7 +66,7 @@ Points of_rank(const RunProfile& run, const RankProfile& rank, double steps) {
   return points;
 }
 
-// By how much the free part of malloc's heap grew from the first of the steps looked at to the last; 0: not recorded.
+// Returns the growth of the free part of malloc's heap from the first to the last examined step; 0: not recorded.
 double growth_of_free_heap(const RankProfile& rank, double steps) {
   Points points;
   for (const MemoryLine& line : rank.memory) {
@@ -78,7 +78,7 @@ double growth_of_free_heap(const RankProfile& rank, double steps) {
   return std::max(0.0, theil_sen(points).slope * (points.back().first - points.front().first));
 }
 
-// Where it will be full first.
+// Returns the memory limit with the least free memory, which will be full first.
 std::optional<MemoryRoom> memory_left(const AgentProfile* agent) {
   if (agent == nullptr || agent->samples.empty()) return std::nullopt;
   const std::vector<MemoryRoom> rooms = memory_rooms(*agent, agent->samples.back());
@@ -87,7 +87,7 @@ std::optional<MemoryRoom> memory_left(const AgentProfile* agent) {
   return least == rooms.end() ? std::nullopt : std::optional(*least);
 }
 
-// Steady: in each part about as much.
+// True if the memory grows by about as much in each part.
 bool is_steady(const Points& points) {
   std::vector<double> middles;
   for (std::size_t part = 0; part < kGrowthParts; ++part) {
@@ -104,8 +104,8 @@ bool is_steady(const Points& points) {
   return mean_growth > 0;
 }
 
-// The first quarter of the run does not count: buffers and caches are filled then. Empty where memory does not grow
-// steadily: by a like amount in each part of the rest, and in most pairs of samples.
+// Finds the growth after the first quarter of the run, in which buffers and caches are filled. Empty: memory does not
+// grow steadily, which means by a like amount in each part of the rest and in most pairs of samples.
 std::optional<MemoryGrowth> find_growth(const RunProfile& run, const RankProfile& rank) {
   const auto steps = static_cast<double>(rank.step_count());
   if (steps <= 0) return std::nullopt;
@@ -135,7 +135,7 @@ std::string growth_text(const MemoryGrowth& growth) {
   return text;
 }
 
-// Most of what has grown is free on the heap.
+// True if most of the growth is free memory on the heap.
 bool is_fragmented(const MemoryGrowth& growth) {
   return growth.free_heap_bytes > 0.5 * growth.grown_bytes;
 }
@@ -172,7 +172,7 @@ Finding leak(const std::string& who, const MemoryGrowth& growth) {
   return finding;
 }
 
-// `when`: "at this interval", "in those steps".
+// Returns the advice for stalls in a phase. `when`: "at this interval", "in those steps".
 std::string stall_advice(Phase phase, const std::string& when, bool one_host) {
   switch (phase) {
     case Phase::kDataloaderNext:

@@ -1,4 +1,4 @@
-// Findings about ranks that the others wait for, but for what their loaders or their samples cause.
+// Findings about ranks for which others wait, except those that wait because of their loaders or their samples.
 #include <algorithm>
 
 #include <spdlog/fmt/fmt.h>
@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t kParts = 20;  // of a run, in which ranks' speeds are compared
 constexpr std::size_t kLeastRowsOfPart = 10;
-constexpr double kCoresDiffer = 1.1;  // virtual ones of one kind, throughout a run of some seconds
+constexpr double kCoresDiffer = 1.1;  // virtual cores of one kind, over a run of some seconds
 constexpr double kFarBeyond = 1.2;
 
 struct Words {
@@ -50,17 +50,17 @@ Words words_of(const std::string& cause, bool one_host, bool on_gpus) {
   return {"slow_rank", "comes later than the others", "look at what it does in the phases named"};
 }
 
-// A rank without a core holds up the exchange as well: of the time it had none, what its own phases do not show, at
-// most what the exchanges took in which it came last.
+// Returns the seconds by which a rank without a core holds up the exchange: its time without a core less the part that
+// its own phases show, but at most the time of the exchanges in which it came last.
 double lost_in_exchange_s(const Evidence& evidence, std::size_t rank, double late_s) {
   return std::clamp(lacking_s(evidence.contention, rank) - late_s, 0.0, evidence.waits.ranks[rank].exchange_s);
 }
 
-// Whether it computes longer than what the others' speed varies by during the run anyway. Cores of one kind differ for
-// seconds at a time, for what else runs beside them (such as other machines on the same processor), and not all of them
-// need to meet that in a short run. So either the rank lags all along: for most of the run it takes longer than they do
-// in nine of ten parts of it, and in nine of ten parts longer than they mostly do, in the middle by a tenth; or it is
-// far beyond: on average by a fifth longer than ever they take.
+// True if the rank computes longer than the variation of the others' speed explains. Cores of one kind differ for
+// seconds at a time because of neighbours (such as other machines on the same processor); in a short run, not every
+// core meets them. Either the rank lags throughout: its median part takes longer than nine tenths of the others' parts
+// and over a tenth longer than their median, and nine tenths of its parts take longer than their median. Or its mean
+// exceeds the others' slowest part by a fifth. A value of the others is the median over their ranks.
 bool is_beyond_variation(const Evidence& evidence, std::size_t rank) {
   const Rows& rows = evidence.rows;
   const std::size_t count = rows.rows().size();
@@ -113,7 +113,7 @@ std::vector<Finding> find_slow_ranks(const Evidence& evidence, const Analysis& a
     Finding finding;
     const double stalled_s = stalling ? stalls->waited_s : 0;
     finding.seconds = straggler.cost_s - stalled_s;
-    // Where each comes last in its turn, no single rank is the cause.
+    // If the ranks come last in turn, no single rank is the cause.
     if (finding.seconds < 0.3 * straggler.waited_s || finding.seconds < kLeastShare * evidence.loop_s) continue;
     const Words words = words_of(straggler.cause, one_host, on_gpus);
     std::string more, more_s;

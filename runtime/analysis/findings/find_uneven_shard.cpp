@@ -15,11 +15,11 @@ constexpr double kLeastEven = 20;  // steps
 constexpr double kLikeEven = 0.1;  // difference of the samples
 constexpr double kMainShardShare = 0.6;
 
-// What a row would be shorter by if each rank had its fair part of the samples, twice over. `by_samples`: computing
-// takes as long as there are samples, on each rank at its own pace; `by_ranks`: what a sample takes is the same
-// everywhere, and there may be something that every batch takes, so the time of a fair part is the ranks' mean. The
-// first is too little where there is, the second is too much where a rank computes faster while another one waits (they
-// share a core's units, or memory): the rank with most is then the one that was faster. What is so lies in between.
+// Two estimates of the seconds that a row would save if each rank had its fair part of the samples. `by_samples`
+// assumes that computing is proportional to samples, at each rank's own pace. It is too small if a batch has a constant
+// cost. `by_ranks` assumes that a sample costs the same on every rank, so a fair part takes the ranks' mean. It is too
+// large if a rank computes faster while another one waits (they share a core's units or memory). The truth lies in
+// between.
 struct Uneven {
   double by_samples = 0, by_ranks = 0;
   Uneven& operator+=(const Uneven& other) {
@@ -43,7 +43,7 @@ Uneven uneven_s(const Rows& rows, std::size_t row, std::size_t most, double fair
   return {largest_s - slowest_s, largest_s - mean_s};
 }
 
-// Steps in which the ranks had as many samples as each other: where the run has such, they show what is to be gained.
+// Steps in which all ranks had equally many samples. If the run has such steps, they show the possible gain.
 struct Even {
   double steps = 0, samples = 0, slowest_s = 0;
   void add(const Rows& rows, std::size_t row) {
@@ -53,7 +53,7 @@ struct Even {
     samples += static_cast<double>(rows.at(row, 0).samples);
     slowest_s += static_cast<double>(slowest_ns) / 1e9;
   }
-  // Of those with about so many samples a rank.
+  // Returns the mean seconds of a step with about `fair` samples a rank; empty: there are too few such steps.
   std::optional<double> step_s(double fair) const {
     if (steps < kLeastEven || std::abs(samples / steps - fair) > kLikeEven * fair) return std::nullopt;
     return slowest_s / steps;

@@ -1,4 +1,4 @@
-// Findings about what ranks wait for: their loaders, their cores, the exchange.
+// Findings about ranks that wait: for their loaders, their cores, the exchange.
 #include <algorithm>
 #include <set>
 
@@ -21,7 +21,7 @@ namespace {
 constexpr double kForeignPercent = 10;  // of one core, mean over ranks
 constexpr double kMainWaitingShare = 0.6;
 constexpr double kLinkFault = 0.1;  // of the loop: less is what an exchange between hosts takes
-constexpr double kLinkUsed = 0.5;   // of what its interfaces can: a link that carries as much is not slow
+constexpr double kLinkUsed = 0.5;   // of the interfaces' speed: a link that carries as much is not slow
 
 const Prediction* prediction(const Analysis& analysis, const std::string& name) {
   for (const Prediction& one : analysis.what_if.changes) {
@@ -30,7 +30,7 @@ const Prediction* prediction(const Analysis& analysis, const std::string& name) 
   return nullptr;
 }
 
-// How often a batch was not ready, over all ranks or of one.
+// Returns text on how often a batch was not ready, over all ranks or on `rank`.
 std::string queue_text(const RunProfile& run, int rank) {
   std::int64_t records = 0, empty = 0;
   for (const RankProfile& one : run.ranks) {
@@ -48,19 +48,19 @@ std::string queue_text(const RunProfile& run, int rank) {
 
 constexpr double kSmallRequest = 128 << 10;  // bytes: a disk reads larger ones faster
 
-// Pictures that could be decoded at a fraction of their size, and are not.
+// True if pictures could be decoded at a fraction of their size but are not.
 bool decodes_in_full(const RunProfile& run) {
   const auto scaled = value_at<bool>(object_at(run.experiment, "data"), "scaled_decoding");
   return has_data_keys(run) && !scaled.value_or(true);
 }
 
-// Whether the workers are ready without a core for a good part of the time that they have one.
+// True if the workers wait for a core for over half as long as they have one, and longer than for storage.
 bool lack_cores(const LoaderUse& use) {
   return use.no_core_share() > std::max(use.cpu_share() / 2, use.storage_share());
 }
 
-// Workers that lack cores take them from the training, too. For how long it was ready without one because of them:
-// seconds, the mean of the ranks, or of the finding's rank. 0 where other programs take the cores.
+// Returns the seconds for which the training waited for a core because workers that lack cores took it: the mean of the
+// ranks, or the seconds of `rank`. 0: other programs take the cores.
 double cores_taken_s(const Evidence& evidence, int rank) {
   const std::optional<LoaderUse> use = loader_use(evidence.run, rank);
   if (!use || !lack_cores(*use)) return 0;
@@ -74,8 +74,8 @@ double cores_taken_s(const Evidence& evidence, int rank) {
   return ranks > 0 ? std::min(without_s, to_seconds(use->usage.cpu_ns)) / ranks : 0;
 }
 
-// What to change, by where the workers' time goes; adds that to the evidence.
-// `throttled`: a CPU quota stops the ranks.
+// Returns the advice for the states in which the workers spend their time, and adds these to the evidence. `throttled`:
+// a CPU quota stops the ranks.
 std::string loader_advice(const RunProfile& run, Finding& finding, bool throttled) {
   const std::optional<LoaderUse> use = loader_use(run, finding.rank);
   if (!use || use->read_s <= 0) {
@@ -123,7 +123,7 @@ std::string loader_advice(const RunProfile& run, Finding& finding, bool throttle
                      loader_setting(run, "prefetch"));
 }
 
-// What the links of the hosts carried at most, by the agents.
+// Returns text on the highest throughput of the hosts' interfaces, as the agents sampled it.
 std::string carried_text(const RunProfile& run) {
   double most = 0;
   for (const AgentProfile& agent : run.agents) {
@@ -136,8 +136,8 @@ std::string carried_text(const RunProfile& run) {
   return most > 0 ? fmt::format("; a host's interfaces carried {}/s at most", format_bytes(most)) : std::string();
 }
 
-// Bytes a second that the hosts' interfaces report to carry: of each host its fastest, of these the slowest. Empty
-// where a host's interfaces report no speed.
+// Returns bytes a second of the slowest host, each host with its fastest interface. Empty: the interfaces of a host
+// report no speed.
 std::optional<double> slowest_link(const RunProfile& run) {
   std::optional<double> slowest;
   for (const AgentProfile& agent : run.agents) {

@@ -37,7 +37,7 @@ std::vector<Finding> make_findings(const Evidence& evidence, const Analysis& ana
     return finding.has_value();
   };
   add(find_cpu_quota(evidence));
-  if (stalls && !add(find_stalling(evidence, analysis, *stalls))) stalls.reset();  // others account for them
+  if (stalls && !add(find_stalling(evidence, analysis, *stalls))) stalls.reset();  // other findings cover the stalls
   add(find_uneven_shard(evidence));
   for (Finding& finding : find_slow_ranks(evidence, analysis, stalls)) all.push_back(std::move(finding));
   add(find_loader(evidence, analysis, stalls));
@@ -50,7 +50,8 @@ std::vector<Finding> make_findings(const Evidence& evidence, const Analysis& ana
   }
   for (Finding& finding : all) finding.share = finding.seconds / evidence.loop_s;
   std::erase_if(all, [](const Finding& finding) { return finding.share < kLeastShare && !finding.bytes_per_step; });
-  // A leak costs no time until it ends the run: it comes first. A quota prolongs all else: it comes next.
+  // A leak comes first, because it costs no time until it ends the run. A quota comes next, because it prolongs all
+  // else.
   const auto is_quota = [](const Finding& one) { return one.id == "cpu_quota" && one.share >= kWorthwhile; };
   std::stable_sort(all.begin(), all.end(), [&](const Finding& a, const Finding& b) {
     if (a.bytes_per_step.has_value() != b.bytes_per_step.has_value()) return a.bytes_per_step.has_value();
@@ -73,9 +74,6 @@ Json to_json(const Finding& finding) {
           {"fault", finding.fault},
           {"bytes_per_step", finding.bytes_per_step ? Json(*finding.bytes_per_step) : Json(nullptr)}};
 }
-
-// The one thing to look at first: the most expensive finding, where it is worth it; otherwise what the time is spent
-// on.
 
 namespace {
 

@@ -6,7 +6,7 @@
 namespace dtrain::analysis {
 namespace {
 
-// Of very short steps ten seconds are more than enough.
+// The most steps that are kept; very short steps would fill ten seconds with more than are needed.
 constexpr std::size_t kMostRecent = 20'000;
 
 std::int64_t end_of(const StepLine& step) {
@@ -25,7 +25,7 @@ void RankFeed::poll() {
   forget_old();
 }
 
-// A rank that connects again, in a later attempt, begins anew.
+// A rank that connects again, in a later attempt, starts with an empty profile.
 void RankFeed::header(const Json& json) {
   profile_.header = json.is_object() ? json : Json::object();
   profile_.host = text(profile_.header, "host");
@@ -48,8 +48,8 @@ void RankFeed::step(const StepLine& line) {
   if (profile_.steps.size() >= 2 * kMostRecent) forget_old();
 }
 
-// A window's line stands behind those of its outliers; together they give the durations of its steps. Steps that were
-// read before the window replaced them are enough.
+// A window's line follows those of its outliers; together they give the durations of its steps. If its steps were read
+// before the window replaced them, they are enough.
 void RankFeed::window(const WindowLine& line, const WindowSketches& sketches) {
   if (first_batch_ == 0) first_batch_ = line.first_batch;
   if (line.first_batch > seen_before_) {

@@ -1,4 +1,4 @@
-// The dumps of a run that goes on, of which only what is recent is kept. One thread.
+// The dumps of a run that has not ended, of which only recent records are kept. One thread.
 #pragma once
 
 #include <cstdint>
@@ -15,14 +15,14 @@
 
 namespace dtrain::analysis {
 
-// "Recent" is what ended in this time before the last step, and that many steps in any case.
+// Recent steps are those that ended in this time before the last step, and at least that many steps.
 inline constexpr std::int64_t kRecentNs = 10'000'000'000;
 inline constexpr std::size_t kFewestRecent = 20;
 
-// One rank's dump: its last seconds.
+// The last seconds of one rank's dump.
 class RankFeed final : private DumpHandler {
  public:
-  // The lines that take the place of a window are some ten kilobytes; steps that come again are known by their times.
+  // The lines that replace a window are some ten kilobytes. Steps that are read again are recognized by their times.
   static constexpr FileTail::Limits kLimits{.again = 64 << 10};
 
   RankFeed(int rank, const std::filesystem::path& path, FileTail::Limits limits = kLimits) : tail_(path, limits) {
@@ -31,17 +31,17 @@ class RankFeed final : private DumpHandler {
 
   void poll();
 
-  // Only recent steps, and windows whose steps were not read one by one; of `memory` the last line.
+  // Returns only recent steps, windows whose steps were not read one by one, and the last line of `memory`.
   const RankProfile& profile() const { return profile_; }
-  // The durations of the steps of each of profile().windows.
+  // Returns the durations of the steps of each of profile().windows.
   const std::vector<profile::Sketch>& window_walls() const { return window_walls_; }
-  // When the last step ended, on the rank's clock; 0: none has.
+  // Returns the end of the last step on the rank's clock; 0: no step has ended.
   std::int64_t last_step_end_ns() const { return last_end_ns_; }
   std::int64_t last_batch() const { return last_batch_; }
-  // The first batch of this attempt; 0: not read, for a long dump is read from its start only so far.
+  // Returns the first batch of this attempt; 0: not read, because only the first part of a long dump is read.
   std::int64_t first_batch() const { return first_batch_; }
   std::int64_t last_epoch() const { return last_epoch_; }
-  // A dump of a later version, which is not read.
+  // True if the dump has a later version and is not read.
   bool is_newer() const { return newer_; }
   bool is_incomplete() const { return incomplete_; }  // records are missing
   const FileTail& tail() const { return tail_; }
@@ -67,10 +67,10 @@ class RankFeed final : private DumpHandler {
   bool newer_ = false, incomplete_ = false;
 };
 
-// One agent's dump: the last sample.
+// The last sample of one agent's dump.
 class AgentFeed final : private DumpHandler {
  public:
-  // A few samples are enough, however much was written before.
+  // A few samples are enough, however long the dump is.
   AgentFeed(const std::string& agent, const std::filesystem::path& path)
       : tail_(path, {.head = 64 << 10, .most = 64 << 10, .again = 0}) {
     profile_.agent = agent;
@@ -83,7 +83,7 @@ class AgentFeed final : private DumpHandler {
     });
   }
 
-  // Of `samples` the last one.
+  // Returns a profile that has only the last of `samples`.
   const AgentProfile& profile() const { return profile_; }
   bool is_newer() const { return newer_; }
   const FileTail& tail() const { return tail_; }

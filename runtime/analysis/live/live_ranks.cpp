@@ -32,7 +32,7 @@ struct RankColumn {
   int rank_of_need = 0;  // a column with a lower number is there first
   std::function<std::string(const LiveRank&)> text;
   bool left = false;
-  const char* style = nullptr;  // of its title: the colour it has in the bar
+  const char* style = nullptr;  // of the title: the column's colour in the bar
 };
 
 double share_of(const RecentSteps& recent, Activity activity) {
@@ -47,7 +47,7 @@ std::string or_dash(const std::optional<double>& value, const std::function<std:
   return value ? text(*value) : "-";
 }
 
-// Of one that runs.
+// True if a running rank has ended no batch for long.
 bool is_silent(const LiveRank& rank) {
   return rank.recent && rank.ended.empty() && rank.silent_s > std::max(kSilentS, 3 * rank.recent->p99_s);
 }
@@ -92,7 +92,7 @@ std::vector<RankColumn> all_columns(const LiveView& view) {
   return columns;
 }
 
-// Those that fit, in their order.
+// Returns the columns that fit, the most needed first, in their order on the screen.
 std::vector<RankColumn> columns_for(const LiveView& view, int width) {
   std::vector<RankColumn> columns = all_columns(view);
   std::vector<std::size_t> by_need(columns.size());
@@ -122,7 +122,7 @@ void add_bar(ScreenLine& line, const RecentSteps& recent, int room) {
   }
 }
 
-// The remark that stands in the place of the bar.
+// Returns the remark that replaces the bar.
 std::string remark_on(const LiveRank& rank) {
   if (!rank.ended.empty()) return rank.ended;
   if (is_silent(rank)) return "no batch for " + seconds_text(rank.silent_s);
@@ -133,7 +133,7 @@ std::string rank_line(const LiveRank& rank, const std::vector<RankColumn>& colum
   const std::string remark = remark_on(rank);
   ScreenLine line(options.width, options.color);
   for (const RankColumn& column : columns) {
-    // A remark takes the place of numbers rather than being cut.
+    // A remark replaces numbers so that it is not cut.
     if (!remark.empty() && line.room() - kGap - column.width < kGap + columns_of(remark)) break;
     if (&column != &columns.front()) line.add("  ");
     if (column.left) {
@@ -203,7 +203,7 @@ std::string used_of(const std::optional<double>& free, const std::optional<doubl
   return format_bytes(*total - *free) + " of " + format_bytes(*total);
 }
 
-// Of cgroups: whose memory is shown, and the CPU quota where it is used up.
+// Returns text on cgroups: the owner of the shown memory limit, and the CPU quota if it is used up.
 std::string limits_text(const LiveHost& host) {
   std::string text = host.memory_of.empty() ? "" : "memory: the limit of " + host.memory_of;
   if (host.throttled_percent.value_or(0) >= 1) {
@@ -213,7 +213,7 @@ std::string limits_text(const LiveHost& host) {
   return text;
 }
 
-// "98420000 00000000": a digit a core, its tenths; 9 is 90% and more.
+// Returns a digit for each core, its utilization in tenths, 9 for 90% and more: "98420000 00000000".
 std::string cores_text(const std::vector<double>& cores) {
   std::string text;
   for (std::size_t i = 0; i < cores.size(); ++i) {

@@ -101,7 +101,7 @@ class LiveRun::Impl {
   }
 
  private:
-  // The latest moment that a rank's host has recorded, on its clock.
+  // Returns the latest moment that a rank's host has recorded, on the host's clock.
   std::int64_t host_now(const RankFeed& rank) const {
     std::int64_t now = 0;
     for (const auto& [id, agent] : agents_) {
@@ -140,7 +140,7 @@ class LiveRun::Impl {
       rank.epoch = feed.last_epoch();
       rank.incomplete = feed.is_incomplete();
       if (profile.end) rank.ended = profile.end->how;
-      // A rank that has ended is shown with what it did last.
+      // A rank that has ended is shown with its last steps.
       const bool over = profile.end.has_value() || view.ended;
       const std::int64_t now_ns = over ? feed.last_step_end_ns() : host_now(feed);
       if (feed.last_step_end_ns() > 0)
@@ -159,7 +159,7 @@ class LiveRun::Impl {
   }
 
   void add_progress(LiveView& view) const {
-    const RankFeed* first = nullptr;  // of those that have got furthest
+    const RankFeed* first = nullptr;  // the rank with the most batches
     for (const auto& [number, rank] : ranks_) {
       if (first == nullptr || rank.last_batch() > first->last_batch()) first = &rank;
     }
@@ -174,7 +174,7 @@ class LiveRun::Impl {
     for (const PartLine& part : first->profile().parts) {
       const double loop_s = to_seconds(minus(first->last_step_end_ns(), part.end_ns));
       if (part.part != "initialization" || loop_s <= 0) continue;
-      // Of this attempt: one that goes on from a checkpoint has not done the batches before it.
+      // The batches of this attempt: an attempt that continues from a checkpoint has not done the earlier batches.
       const std::int64_t done = view.batch - first->first_batch() + 1;
       if (first->first_batch() <= 0 || done <= 0) continue;
       const auto left = static_cast<double>(std::max<std::int64_t>(0, *view.total_batches - view.batch));

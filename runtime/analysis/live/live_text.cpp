@@ -18,7 +18,7 @@ constexpr int kMostCurveColumns = 60;
 constexpr int kFewestCurveColumns = 10;
 constexpr int kCurveRange = 26;  // columns: "  -1.234e-05 to -1.234e-05"
 
-// Where lines are so scarce that ranks matter more than notes.
+// True if the screen has so few lines that ranks matter more than notes.
 bool is_small(const LiveTextOptions& options) {
   return options.height > 0 && options.height < kSmallScreen;
 }
@@ -142,12 +142,12 @@ std::vector<std::string> render_live(const LiveView& view, const LiveTextOptions
   ScreenLines lines = head_lines(view, options);
   ScreenLines hosts = host_lines(view, options);
   ScreenLines ranks = rank_lines(view, options, 0);
-  // Of empty lines before each part.
+  // Number of empty lines before each part.
   const int gap = is_small(options) ? 0 : 1;
   const auto size = [&](const ScreenLines& part) { return part.empty() ? 0 : static_cast<int>(part.size()) + gap; };
   if (options.height > 0) {
     const int room = std::max(0, options.height - static_cast<int>(lines.size()));
-    // Hosts get what ranks leave, or half of the lines where both want more.
+    // Hosts get the lines that ranks leave, or half of the lines if both need more.
     const int for_hosts = std::min(size(hosts), std::max(room - size(ranks), room / 2));
     hosts.resize(for_hosts < kFewestListLines ? 0 : static_cast<std::size_t>(for_hosts - gap));
     if (room - size(hosts) < size(ranks)) {

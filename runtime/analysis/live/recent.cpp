@@ -13,7 +13,7 @@ namespace {
 
 using profile::Phase;
 
-// A rank is thought to be within a step as long as no other step of late took much longer.
+// A rank counts as being within a step as long as no recent step took much longer.
 constexpr std::int64_t kLatestStepNs = 1'000'000'000;
 
 Activity activity_of(Phase phase) {
@@ -36,7 +36,7 @@ Activity activity_of(Phase phase) {
   }
 }
 
-// Steps and windows added up.
+// Sums over steps and windows.
 struct Sums {
   profile::PhaseTimes phases{};  // exclusive
   std::int64_t wall_ns = 0, samples = 0, steps = 0;

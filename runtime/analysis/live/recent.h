@@ -1,4 +1,4 @@
-// What the recent steps of a run amount to. Plain functions; any thread may call.
+// Statistics of a run's recent steps. Plain functions; any thread may call.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,10 @@
 
 namespace dtrain::analysis {
 
-// Of the ranks that have steps, in those that all of them have.
+// Waits of the ranks that have steps, over the steps that all of them have.
 struct RecentWaits {
   struct Rank {
-    double exchange = 1;  // of its waiting, what the exchange itself took
+    double exchange = 1;  // the exchange's own share of the rank's waiting
     std::int64_t came_last = 0;
   };
   std::map<int, Rank> ranks;
@@ -21,7 +21,7 @@ struct RecentWaits {
 };
 RecentWaits recent_waits(const std::vector<const RankFeed*>& ranks);
 
-// `now_ns`: on the clock of the rank's host. Nothing where no step has ended.
+// Returns the recent steps of a rank; empty: no step has ended. `now_ns`: the time on the clock of the rank's host.
 std::optional<RecentSteps> recent_steps(const RankFeed& rank, const RecentWaits& waits, std::int64_t now_ns);
 
 }  // namespace dtrain::analysis

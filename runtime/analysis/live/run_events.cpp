@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// The batch of the newest checkpoint that a saver is writing: it has another name until it is durable.
+// Returns the batch of the newest checkpoint that is being written; a checkpoint has another name until it is durable.
 std::optional<std::int64_t> batch_being_saved(const fs::path& run_dir) {
   constexpr std::string_view kPrefix = ".partial-step-";
   std::optional<std::int64_t> newest;
@@ -69,7 +69,7 @@ void RunEvents::add_event(const Json& event) {
   const std::string what = text(event, "event");
   if (what == "submitted" || what == "queued" || what == "job_submitted") {
     state_ = "queued";
-    ended_ = false;  // a run that has ended is continued
+    ended_ = false;  // an ended run continues
     if (what == "queued") cause_ = text(event, "reason");
   } else if (what == "run_started" || what == "rank_started" || what == "attempt_started") {
     if (what != "rank_started" || started_s_ == 0) cause_.clear();
@@ -126,7 +126,7 @@ void RunEvents::fill(double now_s, LiveView& view) const {
   view.curves = learning_curves();
 }
 
-// The loss of training, and searcher.metric of validations; without one of them their loss.
+// Returns the training loss and the searcher.metric of validations; without a searcher.metric, their loss.
 std::vector<LiveCurve> RunEvents::learning_curves() const {
   const std::string metric = text(object_at(object_at(plan_, "experiment"), "searcher"), "metric");
   const RunCurves all = curves_.curves();

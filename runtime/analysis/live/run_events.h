@@ -1,4 +1,4 @@
-// What a run records besides its dumps: plan.json, events.jsonl, metrics.jsonl. One thread.
+// The records of a run besides its dumps: plan.json, events.jsonl, metrics.jsonl. One thread.
 #pragma once
 
 #include <filesystem>
@@ -12,11 +12,11 @@
 
 namespace dtrain::analysis {
 
-// More than a terminal has columns for.
+// The most points of a curve, more than a terminal has columns.
 inline constexpr std::size_t kLiveCurvePoints = 240;
 
-// Of metrics.jsonl, in bytes; of a longer file the curves have the start and so much of the end. After a restart has
-// cut the file, as much is read again.
+// The most bytes that are read of metrics.jsonl; curves of a longer file have its start and as many bytes of its end.
+// After a restart has cut the file, as many bytes are read again.
 inline constexpr std::int64_t kMostMetrics = std::int64_t{16} << 20;
 
 class RunEvents {
@@ -27,11 +27,11 @@ class RunEvents {
         metrics_(folder / "metrics.jsonl", {.most = kMostMetrics, .again = kMostMetrics}) {}
 
   void poll();
-  // Sets what these files determine of `view`. `now_s`: seconds since 1970.
+  // Sets the fields of `view` that these files determine. `now_s`: seconds since 1970.
   void fill(double now_s, LiveView& view) const;
-  // Sets what is computed a second, by the speed and the ranks in `view`.
+  // Sets the amount of computing a second, from the speed and the ranks in `view`.
   void add_computing(LiveView& view) const;
-  // When anything was last written, in seconds since 1970; empty: there is nothing yet.
+  // Returns the time of the last write to any file, in seconds since 1970; empty: there is nothing yet.
   std::optional<double> written() const;
 
  private:
@@ -49,7 +49,7 @@ class RunEvents {
   double started_s_ = 0, ended_s_ = 0;  // 0: not yet
   LiveMetrics training_, validation_;
   CurveReader curves_{{}, kLiveCurvePoints};
-  std::optional<CheckpointAccount> checkpoint_;  // the last one
+  std::optional<CheckpointAccount> checkpoint_;  // the last checkpoint
   std::string save_trouble_;                     // since then
 };
 

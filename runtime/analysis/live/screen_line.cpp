@@ -15,7 +15,7 @@ bool goes_on(char byte) {
   return (static_cast<unsigned char>(byte) & 0xc0) == 0x80;
 }
 
-// Bytes of the character that begins at `at`.
+// Returns the number of bytes of the character that begins at `at`.
 std::size_t length_of(std::string_view text, std::size_t at) {
   std::size_t end = at + 1;
   while (end < text.size() && goes_on(text[end])) ++end;
@@ -87,7 +87,7 @@ namespace {
 
 constexpr std::array kBlocks = {"▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
 
-// The points whose last batch is in each column.
+// Returns the points by the column of their last batch.
 std::vector<std::optional<CurvePoint>> columns_of_points(std::span<const CurvePoint> points, int columns) {
   std::vector<std::optional<CurvePoint>> result(static_cast<std::size_t>(columns));
   const std::int64_t first = points.front().batch;

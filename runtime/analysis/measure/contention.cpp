@@ -21,8 +21,8 @@ bool share_cores(const RankProfile& a, const RankProfile& b) {
                      [&](int cpu) { return std::find(b.cpus.begin(), b.cpus.end(), cpu) != b.cpus.end(); });
 }
 
-// Load on the rank's cores less what ranks on them and the processes that these have started used; empty where a core
-// is not in the sample.
+// Returns the load on the rank's cores less that of ranks on them and of their child processes; empty: a core is not in
+// the sample.
 std::optional<double> foreign_load(const RunProfile& run, const RankProfile& rank, const SystemLine& sample) {
   if (rank.cpus.empty()) return std::nullopt;
   double load = 0;
@@ -38,7 +38,7 @@ std::optional<double> foreign_load(const RunProfile& run, const RankProfile& ran
   return std::max(0.0, load);
 }
 
-// The CPUs that the ranks of this rank's host may run on.
+// Returns the number of CPUs on which the ranks of this rank's host may run.
 std::size_t cpus_of_host(const RunProfile& run, const RankProfile& rank) {
   std::set<int> cpus;
   for (const RankProfile& other : run.ranks) {
@@ -55,7 +55,7 @@ Contention of_rank(const RunProfile& run, const RankProfile& rank) {
   const std::size_t cpus = cpus_of_host(run, rank);
   double foreign = 0, foreign_ns = 0, wait = 0, wait_ns = 0, throttled = 0, periods = 0, throttled_ns = 0;
   for (const SystemLine& sample : agent->samples) {
-    // Only what lies within the loop: before it the ranks start, after it they are gone.
+    // Only samples within the loop count: before it the ranks start, after it they are gone.
     if (sample.time_ns - sample.interval_ns < loop->first || sample.time_ns > loop->second) continue;
     const auto process = std::find_if(sample.processes.begin(), sample.processes.end(),
                                       [&](const ProcessLine& line) { return line.rank == rank.rank; });
@@ -136,7 +136,7 @@ const Json* strategy_of(const RunProfile& run) {
   return strategy != run.plan.end() && strategy->is_object() ? &*strategy : nullptr;
 }
 
-// The median optimizer step of these batches, of the rank for which it is longest; 0: there is none.
+// Returns the median optimizer step of these batches, of the rank with the longest one; 0: there is none.
 double longest_update_ns(const RunProfile& run, std::int64_t first_batch, std::int64_t last_batch) {
   double longest = 0;
   for (const RankProfile& rank : run.ranks) {

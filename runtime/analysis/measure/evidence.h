@@ -1,4 +1,4 @@
-// What was found out about a run once, for stragglers, predictions and findings alike. Refers to the RunProfile, which
+// The facts about a run that stragglers, predictions and findings share, computed once. Refers to the RunProfile, which
 // must outlive it. Any thread may read.
 #pragma once
 
@@ -38,14 +38,14 @@ struct Evidence {
 };
 
 std::size_t count_hosts(const RunProfile& run);
-// Then there is no link between the ranks.
+// True if all ranks are on one host, so there is no link between them.
 inline bool on_one_host(const RunProfile& run) {
   return count_hosts(run) < 2;
 }
 
-// What is made of it.
+// Results that are computed from the evidence.
 Stragglers find_stragglers(const Evidence& evidence);
-// From every batch of every rank, and from how long they waited for each other.
+// Makes the waterfall from every batch of every rank, and from how long ranks waited for each other.
 Waterfall make_waterfall(const Evidence& evidence);
 RunSummary summarize(const Evidence& evidence);
 

@@ -7,7 +7,7 @@
 namespace dtrain::analysis {
 namespace {
 
-// Less than this share of what was asked for came from storage: the page cache had the files.
+// If storage delivered less than this share of the requested bytes, the page cache had the files.
 constexpr double kFromCache = 0.1;
 
 double share(std::int64_t ns, double seconds) {

@@ -38,7 +38,8 @@ double beyond_ideal(const OperatorLimit& one) {
   return one.seconds - one.ideal_s.value_or(one.seconds);
 }
 
-// Seconds of a sample if each operator took its ideal; what has no known limit takes what it took.
+// Returns the seconds of a sample if each operator took its ideal time. An operator without a known limit counts with
+// its measured time.
 double ideal_of_sample(const OperatorCounts& counts, const RankLimits& limits) {
   double sum = 0;
   for (const OperatorCount& count : counts.operators) {
@@ -48,7 +49,7 @@ double ideal_of_sample(const OperatorCounts& counts, const RankLimits& limits) {
   return sum / static_cast<double>(counts.samples);
 }
 
-// The rank's own, or those of another: the model is the same.
+// Returns the rank's counts, or else those of another rank: the model is the same.
 const OperatorCounts* counts_of(const RunProfile& run, int rank) {
   for (const OperatorCounts& counts : run.operator_counts) {
     if (counts.rank == rank) return &counts;
@@ -56,7 +57,7 @@ const OperatorCounts* counts_of(const RunProfile& run, int rank) {
   return run.operator_counts.empty() ? nullptr : &run.operator_counts.front();
 }
 
-// Sums over ranks, until one lacks the value.
+// Adds a rank's value; the sum is empty once a rank lacks the value.
 void add_known(std::optional<double>& sum, const std::optional<double>& value) {
   sum = sum && value ? std::optional(*sum + *value) : std::nullopt;
 }

@@ -119,7 +119,7 @@ class Rows::Builder {
     for (const StepLine& cell : cells) rows_.cells_.push_back(&rows_.sums_.emplace_back(cell));
   }
 
-  // A step that only some ranks have a line of: theirs belongs to the window in which the others folded it.
+  // Adds a step that only some ranks recorded to the window into which the other ranks folded it.
   void add_to_window(std::int64_t batch, const std::vector<const StepLine*>& lines) {
     auto range = ranges_.upper_bound({batch, INT64_MAX});
     if (range == ranges_.begin() || (--range)->second < batch) return;

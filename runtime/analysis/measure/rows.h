@@ -1,6 +1,6 @@
-// The run cut into rows in which ranks can be compared: a step that all of them recorded, together with the batches
-// before it that exchanged nothing; or what each did in a window of a bounded dump, its outliers included where only
-// some of the ranks have them. Refers to the RunProfile, which must outlive it. Any thread may read.
+// The run cut into rows in which ranks can be compared. A row is a step that all ranks recorded, together with the
+// batches before it that exchanged nothing; or it is a window of a bounded dump, with its outliers if only some of the
+// ranks have them. Refers to the RunProfile, which must outlive it. Any thread may read.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +26,7 @@ class Rows {
 
   const std::vector<Row>& rows() const { return rows_; }
   std::size_t ranks() const { return ranks_; }
-  // What a rank did in a row; `rank` is an index into RunProfile::ranks.
+  // Returns the sums of a rank in a row; `rank` is an index into RunProfile::ranks.
   const StepLine& at(std::size_t row, std::size_t rank) const { return *cells_[row * ranks_ + rank]; }
   std::int64_t steps() const;  // of all rows
 
@@ -35,7 +35,7 @@ class Rows {
   std::size_t ranks_;
   std::vector<Row> rows_;  // ascending
   std::vector<const StepLine*> cells_;
-  std::deque<StepLine> sums_;  // cells that are no line of the dump
+  std::deque<StepLine> sums_;  // cells that are not lines of the dump
 };
 
 inline std::int64_t phase_of(const StepLine& step, profile::Phase phase) {
@@ -48,25 +48,25 @@ inline std::int64_t wait_of(const StepLine& step) {
 inline std::int64_t own_of(const StepLine& step) {
   return minus(step.wall_ns, wait_of(step));
 }
-// Validation and checkpoints: no part of a training step, though in its record.
+// Validation and checkpoints: they are in a step's record but no part of the training step.
 inline std::int64_t pauses_of(const StepLine& step) {
   return plus(phase_of(step, profile::Phase::kValidation), phase_of(step, profile::Phase::kCheckpoint));
 }
-// Of own_of(), without them.
+// Returns own_of() without pauses_of().
 inline std::int64_t training_of(const StepLine& step) {
   return minus(own_of(step), pauses_of(step));
 }
-// With its parts.
+// Returns train_batch with its parts.
 inline std::int64_t train_batch_of(const StepLine& step) {
   using profile::Phase;
   return plus(phase_of(step, Phase::kTrainBatch),
               plus(phase_of(step, Phase::kForward), phase_of(step, Phase::kBackward)));
 }
-// A whole step as a CUDA graph.
+// Returns the time of a whole step that ran as a CUDA graph.
 inline std::int64_t graph_of(const StepLine& step) {
   return phase_of(step, profile::Phase::kGraph);
 }
-// A step that is a CUDA graph is computing: of the exchange and the update in it nothing is known.
+// A step that is a CUDA graph counts as computing: the times of its exchange and its update are not known.
 inline std::int64_t compute_of(const StepLine& step) {
   return plus(train_batch_of(step), graph_of(step));
 }

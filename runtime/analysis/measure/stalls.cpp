@@ -11,9 +11,9 @@
 namespace dtrain::analysis {
 namespace {
 
-constexpr double kRegularShare = 0.7;   // of the intervals that are alike, or of the moments at which one comes
+constexpr double kRegularShare = 0.7;   // of like intervals, or of expected moments that have an event
 constexpr double kNeighbours = 0.15;    // tolerance between neighbours, in intervals
-constexpr double kInBetween = 0.05;     // … where others come in between
+constexpr double kInBetween = 0.05;     // if other events come in between
 constexpr double kLeastWeight = 0.5;    // of all
 constexpr double kMostByChance = 0.01;  // probability
 constexpr std::size_t kHeaviest = 64;   // events from which intervals are taken
@@ -25,7 +25,7 @@ bool all_alike(const std::vector<double>& gaps, double middle, double tolerance)
   return static_cast<double>(alike) >= kRegularShare * static_cast<double>(gaps.size());
 }
 
-// Those that an interval leads to from a first one, in both directions.
+// The chain of events that an interval connects to a first event, in both directions.
 struct Chain {
   std::vector<std::size_t> members;
   double expected = 1;
@@ -47,7 +47,7 @@ class Chains {
   double tolerance(double interval) const { return std::max(resolution_, kInBetween * std::abs(interval)); }
 
  private:
-  // One missing is gone over, two are the end.
+  // Passes over one missing event; two missing events end the chain.
   void walk(std::size_t first, double interval, Chain& chain) const {
     double at = moments_[first];
     int steps = 1;
@@ -78,7 +78,8 @@ class Chains {
   double resolution_;
 };
 
-// The most that the probability can be of as many hits by chance, each having the probability `hit` (Chernoff's bound).
+// Returns an upper bound on the probability of `hits` in `tries` by chance, each with probability `hit` (Chernoff's
+// bound).
 double by_chance(double hits, double tries, double hit) {
   if (tries <= 0 || hits <= hit * tries) return 1;
   const double share = hits / tries;
@@ -119,7 +120,7 @@ std::optional<Regular> find_regular(const std::vector<double>& moments, const st
       const auto members = static_cast<double>(chain.members.size());
       if (chain.weight < best_weight || chain.members.size() < kLeastMembers) continue;
       if (members < kRegularShare * chain.expected) continue;
-      // Two are there because the interval was taken from them.
+      // Two members are there because the interval was taken from them.
       const double hit = 1 - std::exp(-density * (2 * chains.tolerance(interval) + resolution));
       if (tried * by_chance(members - 2, chain.expected - 2, hit) > kMostByChance) continue;
       best_weight = chain.weight;
@@ -142,7 +143,7 @@ using profile::Phase;
 
 constexpr std::size_t kWarmUpRows = 5;
 constexpr double kDeviations = 6;          // beyond the median, in standard deviations estimated from the MAD
-constexpr double kLeastExcess = 0.5;       // … and in medians
+constexpr double kLeastExcess = 0.5;       // also beyond the median, in medians
 constexpr double kMostStalledShare = 0.2;  // more are no exceptions
 constexpr std::size_t kLeastEvents = 3;
 constexpr std::size_t kMostInARow = 3;
@@ -153,7 +154,7 @@ bool has_own_finding(Phase phase) {
   return std::find(kOwnFindings.begin(), kOwnFindings.end(), phase) != kOwnFindings.end();
 }
 
-// Of a step, mean over ranks.
+// Returns the seconds of a row's step without phases that have their own findings, mean over ranks.
 double row_s(const Rows& rows, std::size_t row) {
   double sum = 0;
   for (std::size_t r = 0; r < rows.ranks(); ++r) {
@@ -180,14 +181,14 @@ std::vector<Usual> usual_times(const Rows& rows, const std::vector<std::size_t>&
   return result;
 }
 
-// Steps in a row that took longer than usual.
+// Consecutive steps that took longer than usual.
 struct Event {
   std::vector<std::size_t> rows;
   double seconds = 0;  // beyond the median step
 };
 
-// What a stall delays in one rank's step can show in another's next one; what takes many steps in a row is no stall but
-// a time at which something is slow, which findings about ranks, loaders and links account for.
+// Finds events of at most kMostInARow steps. A delay in one rank's step can show in another rank's next step. More
+// steps in a row are not a stall: findings about ranks, loaders and links cover such slow periods.
 std::vector<Event> find_events(const Rows& rows, const std::vector<double>& walls, double step_s, double limit) {
   std::vector<Event> events;
   for (std::size_t i = kWarmUpRows; i < walls.size(); ++i) {
@@ -202,7 +203,7 @@ std::vector<Event> find_events(const Rows& rows, const std::vector<double>& wall
   return events;
 }
 
-// Leaves those that come at regular intervals, where most of the time goes at such.
+// Keeps only the events at regular intervals if most of the time goes to these.
 void keep_regular(const Rows& rows, std::vector<Event>& events, Stalls& result) {
   std::vector<double> batches, times, weights;
   for (const Event& event : events) {
@@ -251,7 +252,7 @@ void blame(const Rows& rows, std::size_t row, const std::vector<Usual>& usual, B
     into.by_phase[static_cast<std::size_t>(Phase::kAllreduceWait)] += least_wait_s;
     return;
   }
-  // Where the others had the same at the same time, no single rank is the cause.
+  // If the other ranks had the same delay at the same time, no single rank is the cause.
   std::vector<double> others;
   for (std::size_t r = 0; r < own.size(); ++r) {
     if (r != worst) others.push_back(own[r]);
@@ -279,7 +280,7 @@ double waited_s(const Rows& rows, std::size_t row, std::size_t last) {
 
 std::optional<Stalls> find_stalls(const Evidence& evidence) {
   const Rows& rows = evidence.rows;
-  std::vector<std::size_t> ordinary;  // of the part recorded in full: later on only outliers have rows of their own
+  std::vector<std::size_t> ordinary;  // of the steps recorded in full; later only outliers have rows of their own
   std::vector<double> walls(rows.rows().size(), 0);
   for (std::size_t i = 0; i < rows.rows().size() && !rows.rows()[i].window; ++i) ordinary.push_back(i);
   if (ordinary.size() < 4 * kWarmUpRows) return std::nullopt;

@@ -6,7 +6,7 @@
 namespace dtrain::analysis {
 namespace {
 
-// Sum of squares of differences from the mean, of parts that are put together (Chan, Golub and LeVeque 1979).
+// The sum of squared differences from the mean, merged from parts (Chan, Golub and LeVeque 1979).
 struct Moments {
   double count = 0, mean = 0, m2 = 0;
   void add(double n, double other_mean, double other_m2) {
@@ -19,7 +19,7 @@ struct Moments {
   }
 };
 
-// The same as mad() of a distribution.
+// Returns the MAD of a distribution, as mad() does of values.
 double mad(const profile::Sketch& sketch, double center) {
   WeightedValues deviations = {{std::abs(center), sketch.zeros()}};
   for (const auto& bin : sketch.bins()) {

@@ -16,32 +16,32 @@
 namespace dtrain::analysis {
 
 using WeightedValues = std::vector<std::pair<double, std::int64_t>>;  // a value, and how often it is there
-// As quantile(), of rising values that are there `count` times in all.
+// Returns a quantile, as quantile() does, of rising values with `count` occurrences in all.
 double weighted_quantile(const WeightedValues& values, std::int64_t count, double share);
 
-// Median absolute deviation from `center`, not scaled.
+// Returns the median absolute deviation (MAD) from `center`, not scaled.
 double mad(std::vector<double> values, double center);
-// How many of this many normally distributed values' MADs make their standard deviation.
+// The standard deviation of a normal distribution over its MAD.
 inline constexpr double kMadToDeviation = 1.4826;
 
-// The median of the slopes of all pairs of points (Theil 1950, Sen 1968): a few wild points do not move it. Points are
-// (x, y), ascending by x; of many, 300 spread over them are taken.
+// The median of the slopes of all pairs of points (Theil 1950, Sen 1968), which a few outliers do not move. Points are
+// (x, y), ascending by x; of more than 300, only 300 that are spread evenly count.
 struct Trend {
   double slope = 0;
   double rising = 0;  // share of the pairs that rise
 };
 Trend theil_sen(std::span<const std::pair<double, double>> points);
 
-// Over the steps of these ranks.
+// Returns the statistics over the steps of these ranks.
 StepStatistics step_statistics(std::span<const RankProfile> ranks);
 
-// Values of steps in full and of folded ones together: quantiles are exact as long as nothing was folded, and within
-// profile::Sketch::kRelativeError else.
+// Values of steps in full and of folded steps. Quantiles are exact if nothing was folded, and otherwise within
+// profile::Sketch::kRelativeError.
 class Distribution {
  public:
   void add(std::int64_t ns) { values_.push_back(static_cast<double>(ns)); }
   void add(const profile::Sketch& folded) { folded_.merge(folded); }
-  // Of nanoseconds, in seconds; 0 of none.
+  // Returns a quantile in seconds; the values are nanoseconds. 0: there is no value.
   double quantile_s(double share) {
     if (folded_.count() == 0) return quantile(values_, share) / 1e9;
     for (const double value : values_) folded_.add(static_cast<std::int64_t>(value));

@@ -15,8 +15,8 @@ namespace {
 
 using profile::Phase;
 
-constexpr double kSmallestForeignPercent = 5;  // of one core: less is the system's own
-constexpr double kMainShare = 0.5;             // of a rank's lateness: what causes it
+constexpr double kSmallestForeignPercent = 5;  // of one core: the system itself causes less
+constexpr double kMainShare = 0.5;             // of a rank's lateness: the main cause has at least this share
 constexpr double kContentionShare = 0.3;
 
 double later(const WaitedFor& waited, std::initializer_list<Phase> phases) {
@@ -25,7 +25,7 @@ double later(const WaitedFor& waited, std::initializer_list<Phase> phases) {
   return sum;
 }
 
-// How many seconds longer than the median of the others the rank computes because it has more samples.
+// Returns the seconds beyond the median of the others that the rank computes because it has more samples.
 double more_samples_s(const Rows& rows, std::size_t rank) {
   double sum = 0;
   std::vector<double> others;
@@ -42,7 +42,7 @@ double more_samples_s(const Rows& rows, std::size_t rank) {
   return sum;
 }
 
-// Whether load that is not the run's lies on its cores, and more than on the others'.
+// True if the rank's cores carry load from outside the run, and more than the other ranks' cores do.
 bool has_foreign_load(const Evidence& evidence, std::size_t rank) {
   std::vector<double> others;
   for (std::size_t r = 0; r < evidence.contention.size(); ++r) {
@@ -94,7 +94,7 @@ void explain(const Evidence& evidence, std::size_t r, Straggler& rank) {
     rank.cause = "cpu_contention";
     rank.evidence = contention_text(contention) + "; " + numbers;
   } else if (all_s < kMainShare * waited.seconds && on_one_host(evidence.run)) {
-    rank.cause = "exchange";  // between ranks of one host is no link
+    rank.cause = "exchange";  // ranks of one host have no link between them
     rank.evidence = fmt::format("its own phases explain {} of {}: what is left passes in exchanges within the host",
                                 seconds_text(all_s), seconds_text(waited.seconds));
   } else if (all_s < kMainShare * waited.seconds && !rank.host.empty()) {

@@ -42,8 +42,8 @@ std::optional<std::map<std::int64_t, int>> ranks_by_gpu(const RunProfile& run, c
     if (recorded == rank.header.end() || !recorded->is_object()) return std::nullopt;
     const std::string uuid = text(*recorded, "uuid");
     const std::int64_t index = integer(*recorded, "index", -1);
-    // A MIG instance is only a part of a GPU: what is sampled of that is not the rank's alone, and its name matches
-    // none.
+    // A MIG instance is only a part of a GPU: the GPU's samples are not the rank's alone, and no name matches the
+    // instance.
     const auto gpu = std::find_if(agent.gpus.begin(), agent.gpus.end(), [&](const GpuLine& line) {
       return uuid.empty() ? line.index == index : line.uuid == uuid;
     });

@@ -1,4 +1,4 @@
-// What a host's samples amount to, and which of its GPUs are the run's.
+// Statistics of a host's samples, and which of its GPUs are the run's.
 #pragma once
 
 #include <cstdint>
@@ -13,26 +13,26 @@
 
 namespace dtrain::analysis {
 
-// --- which of a host's GPUs the ranks of the run train on: its agent samples all of them ---
+// --- the GPUs of a host on which the run's ranks train: the agent samples all GPUs of the host ---
 
-// The run trains on GPUs, by its plan; without a plan they count that were sampled.
+// True if the run trains on GPUs according to its plan; without a plan, true if agents sampled GPUs.
 bool trains_on_gpus(const RunProfile& run);
 
-// The rank has recorded that it trains on a GPU.
+// True if the rank has recorded that it trains on a GPU.
 bool has_gpu(const RankProfile& rank);
 bool ranks_have_gpus(const RunProfile& run);  // some rank has
 
-// Its phases are the times of the ranks' GPUs (profiling.sync_timings).
+// True if the phases are the times of the ranks' GPUs (profiling.sync_timings).
 bool has_times_of_gpus(const RunProfile& run);
 
-// The rank of each GPU (by NVML's index) that a rank on the agent's host has. Empty: some rank did not record its GPU,
-// so any of them may be the run's.
+// Returns the rank of each GPU (by NVML's index) that a rank on the agent's host has. Empty: some rank did not record
+// its GPU, so any of the GPUs may be the run's.
 std::optional<std::map<std::int64_t, int>> ranks_by_gpu(const RunProfile& run, const AgentProfile& agent);
 
 // The value of a metric in a sample; empty: it was not recorded.
 std::optional<double> metric_of(const Metrics& metrics, std::string_view name);
 
-// --- memory: the machine's, and what the limits of cgroups leave of it ---
+// --- memory: the machine's, and the part of it that the limits of cgroups leave ---
 
 struct MemoryRoom {
   double free = 0, total = 0;  // bytes; total 0: not known
@@ -40,11 +40,12 @@ struct MemoryRoom {
   std::string whose;  // "its host", "the cgroup /docker/1f"
   double used_percent() const { return total > 0 ? 100 * (1 - free / total) : 0; }
 };
-// In a sample: the machine's memory, and that of the cgroup which leaves the least. The kernel kills where either is
-// full.
+// Returns the room in a sample: the machine's memory, and that of the cgroup with the least room. The kernel kills
+// processes if either is full.
 std::vector<MemoryRoom> memory_rooms(const AgentProfile& agent, const SystemLine& sample);
 
-// The group with a limit of so many bytes, by the facts of the machine: "the cgroup /docker/1f"; "a cgroup": not known.
+// Returns the name of the cgroup with a limit of so many bytes, from the machine's facts: "the cgroup /docker/1f"; "a
+// cgroup": not known.
 std::string cgroup_with_limit(const Json& machine, double bytes);
 
 // The CPU quota of the ranks' cgroup.

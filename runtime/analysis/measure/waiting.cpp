@@ -22,7 +22,7 @@ void add_lateness(const Rows& rows, std::size_t row, std::size_t last, WaitedFor
   }
 }
 
-// Of its exchange nothing is known.
+// True if the row is a CUDA graph, whose exchange has no times.
 bool is_graph(const Rows& rows, std::size_t row) {
   if (rows.rows()[row].window) return false;
   for (std::size_t rank = 0; rank < rows.ranks(); ++rank) {
@@ -38,7 +38,7 @@ WaitSummary compare_waits(const Rows& rows) {
   result.ranks.resize(rows.ranks());
   if (rows.ranks() < 2) return result;
   const auto count = static_cast<double>(rows.ranks());
-  double waited_s = 0;  // mean over ranks, in rows that are no windows
+  double waited_s = 0;  // mean over ranks, in rows that are not windows
   double window_waited_s = 0, window_least_s = 0;
   std::vector<double> exchanges_s;
   for (std::size_t i = 0; i < rows.rows().size(); ++i) {
@@ -94,7 +94,7 @@ ExposedCommunication exposed_communication(const RunProfile& run, const WaitSumm
     }
     for (const WindowLine& window : rank.windows) {
       add_to(exchanges, window.exchanged);
-      // A window has sums alone: with a graph in it, most of its steps are graphs.
+      // A window has only sums: if it contains a graph, most of its steps are graphs.
       if (window.phases[static_cast<std::size_t>(profile::Phase::kGraph)] > 0) continue;
       add_to(timed, window.exchanged);
       add_to(timed_ns, window.phases[static_cast<std::size_t>(profile::Phase::kAllreduceWait)]);

@@ -11,7 +11,7 @@ namespace {
 
 using profile::Phase;
 
-// Nanoseconds of computing for a sample on a rank, median over its steps; 0: it trained none.
+// Returns the nanoseconds of computing for a sample on a rank, median over its steps; 0: it trained none.
 double per_sample(const RankProfile& rank) {
   std::vector<double> values;
   for (const StepLine& step : rank.steps) {
@@ -32,7 +32,7 @@ double per_sample(const RankProfile& rank) {
 class PhaseSums {
  public:
   explicit PhaseSums(const RunProfile& run) : run_(run), count_(static_cast<double>(run.ranks.size())) {}
-  // Mean over ranks.
+  // Returns the seconds of these phases, mean over ranks.
   double phase(std::initializer_list<Phase> phases) const {
     double sum = 0;
     for (const RankProfile& rank : run_.ranks) {
@@ -46,7 +46,7 @@ class PhaseSums {
   double count_;
 };
 
-// What ranks compute at the pace of the best one: as the hardware allows, and slower than that.
+// Returns the parts for computing at the pace of the best rank: at the hardware's limit, and the slower rest.
 std::vector<WaterfallPart> computing_parts(double ideal_s, const std::optional<double>& hardware_s) {
   if (!hardware_s) {
     return {{"compute", "train_batch and graph on every rank as fast as the best rank's median batch", ideal_s}};
@@ -76,7 +76,7 @@ Waterfall make_waterfall(const Evidence& evidence) {
   if (run.ranks.empty()) return result;
   const auto count = static_cast<double>(run.ranks.size());
   double best = 0;
-  double missing_end_s = 0;  // of ranks whose loop ended before the last one's
+  double missing_end_s = 0;  // of ranks whose loop ended earlier than the last rank's
   double outside_s = 0;      // of the loop, in no step
   result.wall_s = evidence.loop_s;
   for (const RankProfile& rank : run.ranks) {

@@ -14,7 +14,7 @@ constexpr std::int64_t kSmallBytes = 1'024;  // and less: nothing but latency
 
 using Lines = std::span<const CollectiveLine>;
 
-// A rank's collectives of one batch.
+// Returns a rank's collectives of one batch.
 Lines of_batch(const RankProfile& rank, std::int64_t batch) {
   const auto before = [](const CollectiveLine& line, std::int64_t value) { return line.batch < value; };
   const auto after = [](std::int64_t value, const CollectiveLine& line) { return value < line.batch; };
@@ -59,12 +59,12 @@ class Samples {
 
   std::optional<ExchangeCost> fit() const {
     ExchangeCost model;
-    // The lower quarter: most of them hold waiting for each other as well.
+    // The lower quartile is used because most small collectives include waiting for other ranks.
     std::vector<double> latencies = latency_;
     const double latency_s = quantile(latencies, 0.25);
     double last_ended = 0;
     for (const auto& [key, bucket] : buckets_) {
-      if (2 * bucket.seconds.size() < rows_) continue;  // of a plan that was given up
+      if (2 * bucket.seconds.size() < rows_) continue;  // the bucket is of an abandoned plan
       const double transfer_s = median_low(bucket.seconds);
       const double exposed_s = std::min(transfer_s, median_low(bucket.exposed_s));
       model.transfer_s += transfer_s;

@@ -113,7 +113,7 @@ double Predictor::saving_s(const Cells& cells, const Changed& changed, std::size
   return length_s(as_is_) - length_s(changed);
 }
 
-// Steps in full, a hundred at a time put together as a window puts them.
+// Sums steps in full by the hundred, as a window does.
 void Predictor::make_blocks() {
   constexpr std::size_t kSteps = 100;
   for (std::size_t i = 0; i < rows_.rows().size() && !rows_.rows()[i].window; ++i) {
@@ -129,7 +129,8 @@ void Predictor::make_blocks() {
   while (whole_rows_ < rows_.rows().size() && !rows_.rows()[whole_rows_].window) ++whole_rows_;
 }
 
-// In a window's sums, what ranks gain in turn cancels out. How much that hides is measured where steps are in full.
+// Returns the factor by which a change gains more in single steps than in sums of steps, measured on steps in full: in
+// a window's sums, gains of alternating ranks cancel out.
 double Predictor::gain_of_windows(const Changed& changed) const {
   double one_by_one_s = 0, put_together_s = 0;
   for (std::size_t i = 0; i < whole_rows_; ++i) one_by_one_s += saving_s(cells(i), changed, kAll);
@@ -151,7 +152,7 @@ std::size_t Predictor::slowest_rank(const Changed& changed) const {
   return static_cast<std::size_t>(std::max_element(sums.begin(), sums.end()) - sums.begin());
 }
 
-// The median over rows, each as one step.
+// Returns the median over rows, each as one step.
 double Predictor::middle(const std::vector<double>& walls) const {
   std::vector<double> values;
   for (std::size_t i = 0; i < walls.size(); ++i) {

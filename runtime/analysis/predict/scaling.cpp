@@ -1,8 +1,8 @@
-// More ranks, each with the batch of one now: weak scaling.
+// Predicts more ranks, each with the batch of a rank now: weak scaling.
 //
-// A rank's own work stays. Of n ranks the slowest counts: what it takes more than their mean is expected to be the
-// largest of n draws from how far ranks were from the mean of their step. Transfers grow with what a rank sends and
-// receives, 2(n-1)/n of the bytes, and their latency with log2(n); what they grow by is exposed.
+// A rank's own work stays the same. The slowest of n ranks counts: its excess over the mean is expected to be the
+// largest of n draws from the measured deviations of ranks from the mean of their step. Transfers grow with the bytes
+// that a rank sends and receives, 2(n-1)/n of all, and their latency with log2(n). The growth is exposed.
 #include <algorithm>
 #include <cmath>
 
@@ -44,7 +44,7 @@ Work measure(const Rows& rows) {
       work.deviations.push_back((to_seconds(training_of(rows.at(i, r))) - sum / count) / row_steps);
     }
   }
-  // From the mean of n they lie closer together than from the mean of all there could be.
+  // Deviations from the mean of n ranks are smaller than from the true mean; the factor corrects that.
   for (double& deviation : work.deviations) deviation *= std::sqrt(count / (count - 1));
   work.own_s /= steps;
   work.exchange_s /= steps;

@@ -38,7 +38,8 @@ double nothing(double /*exchange_s*/) {
   return 0;
 }
 
-// Seconds between two batches of the slowest rank's loader, by what its workers took for them; empty: not recorded.
+// Returns the seconds between two batches of the slowest rank's loader, from its workers' times for them; empty: not
+// recorded.
 std::optional<double> loader_period_s(const RunProfile& run) {
   std::optional<double> slowest;
   for (const RankProfile& rank : run.ranks) {
@@ -54,7 +55,7 @@ std::optional<double> loader_period_s(const RunProfile& run) {
   return slowest;
 }
 
-// What a rank does in a step beside loading and training, of the rank that does most of it.
+// Returns the seconds of a step besides loading and training, of the rank with most of them.
 double rest_s(const Rows& rows) {
   std::vector<double> sums(rows.ranks(), 0);
   for (std::size_t i = 0; i < rows.rows().size(); ++i) {
@@ -81,13 +82,13 @@ std::optional<Prediction> predict_loader_alone(const Evidence& evidence, const P
   return predictor.predict(std::move(prediction), *period + rest_s(evidence.rows));
 }
 
-// The cores of a rank, and what its computing threads leave of them.
+// The cores of a rank, and the cores that its computing threads leave free.
 struct RankCores {
   double all = 0;
   double free = 0;
 };
 
-// Of the rank that has least left. Empty: the plan does not say it.
+// Returns the cores of the rank with the fewest free ones. Empty: they are not in the plan.
 std::optional<RankCores> cores_of_ranks(const RunProfile& run) {
   std::optional<RankCores> least;
   for (const Json& rank : list_at(run.plan, "ranks")) {
@@ -100,7 +101,7 @@ std::optional<RankCores> cores_of_ranks(const RunProfile& run) {
   return least;
 }
 
-// More threads that read, where the experiment says how many there are. Where it says auto there are as many as help.
+// Predicts more reading threads if the experiment sets their number. With auto there are already as many as help.
 std::optional<Prediction> predict_workers(const Evidence& evidence, const Predictor& predictor) {
   constexpr double kWaits = 0.02, kHeadroom = 1.25, kMost = 32;
   if (!has_data_keys(evidence.run)) return std::nullopt;
@@ -140,7 +141,7 @@ std::optional<Prediction> predict_workers(const Evidence& evidence, const Predic
   return predictor.predict(std::move(prediction), {own, unchanged});
 }
 
-// A mock run has no exchange to make faster, or no loading; what else it would gain still holds.
+// Removes predictions of parts that a mock run leaves out: a faster exchange, or faster loading. The others still hold.
 void leave_out_what_is_mocked(const RunProfile& run, WhatIf& result) {
   const auto mock = run.plan.find("mock");
   if (mock == run.plan.end() || !mock->is_object()) return;
@@ -155,7 +156,7 @@ void leave_out_what_is_mocked(const RunProfile& run, WhatIf& result) {
   result.notes.emplace_back("a mock run: of what it leaves out nothing is predicted");
 }
 
-// Ranks that do not wait for each other, nor for each other's caches where these carry what they update.
+// Predicts ranks that wait neither for each other nor for each other's caches, if these transfer the updates.
 void predict_alone(const Evidence& evidence, const RunProfile& tried, const Predictor& predictor, WhatIf& result) {
   const auto unshared = unshared_update_share(evidence.run, tried);
   const double saved = unshared ? 1 - *unshared : 0;
@@ -190,7 +191,7 @@ void predict_link(const Evidence& evidence, const Predictor& predictor, WhatIf& 
     return;
   }
   const auto change = [&](const char* name, const char* title, const std::string& assumption, double exposed_s) {
-    // Of the buckets alone: barriers and small all-reduces carry no bytes to speak of.
+    // The saving is of the buckets only: barriers and small all-reduces carry hardly any bytes.
     const double saved_s = std::max(0.0, link->exposed_s - exposed_s);
     const Changed changed{own_s, [saved_s](double exchange_s) { return std::max(0.0, exchange_s - saved_s); }};
     result.changes.push_back(
@@ -287,11 +288,11 @@ WhatIf predict(const Evidence& evidence, const RunProfile& tried) {
   return result;
 }
 
-// What keys of the experiment would change in how operators compute.
+// Predictions for keys of the experiment that change how operators compute.
 
 namespace {
 
-// A key of the experiment's optimizations; empty: not set.
+// Returns a key of the experiment's optimizations; empty: not set.
 std::string optimization(const RunProfile& run, const std::string& key) {
   return text(object_at(run.experiment, "optimizations"), key);
 }
@@ -304,7 +305,7 @@ double flops_s(const Roofline& roofline, bool of_convolutions) {
   return sum;
 }
 
-// Each sample takes so much less of the rank's own work.
+// Returns the change if each sample takes so much less of the rank's own work.
 Changed less_work(double of_sample_s) {
   const auto own_s = [of_sample_s](const StepLine& step) {
     const double own_s = to_seconds(training_of(step));

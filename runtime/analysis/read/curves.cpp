@@ -36,7 +36,7 @@ CurvePoint one_value(std::int64_t batch, double seconds, double value) {
           .first_non_finite = finite ? 0 : batch};
 }
 
-// Adds what comes directly after `into`.
+// Adds the point that directly follows `into`.
 void merge(CurvePoint& into, const CurvePoint& next) {
   if (into.non_finite == 0) into.first_non_finite = next.first_non_finite;
   if (into.finite == 0 || next.low < into.low) into.low = next.low, into.low_batch = next.low_batch;
@@ -54,7 +54,7 @@ void merge(CurvePoint& into, const CurvePoint& next) {
   into.last = next.last;
 }
 
-// A training that begins anew has metrics of its own.
+// Returns the attempts since the last that began at batch 0: a training that begins anew has metrics of its own.
 std::vector<AttemptAccount> since_it_began(std::span<const AttemptAccount> attempts) {
   std::size_t first = 0;
   for (std::size_t i = 0; i < attempts.size(); ++i) {
@@ -119,7 +119,7 @@ const Curve* RunCurves::find(CurveKind kind, const std::string& name) const {
 CurveReader::TrainingClock::TrainingClock(std::span<const AttemptAccount> attempts)
     : attempts_(since_it_began(attempts)) {}
 
-// To the next attempt. Where no event says when this one ended, its last line or event does.
+// Moves on to the next attempt. If no event tells when the current one ended, its last line or event does.
 void CurveReader::TrainingClock::advance() {
   const AttemptAccount& ended = attempts_[at_];
   const double end = ended.ended_s.value_or(std::max(ended.seen_s, latest_s_));
@@ -130,8 +130,8 @@ void CurveReader::TrainingClock::advance() {
   restarts_.push_back({next.attempt, next.from_batch, offset_});
 }
 
-// A line is of the last attempt that began before its batch, whatever its time says: later lines of the attempts
-// before are cut off when that one begins.
+// A line belongs to the last attempt that began before its batch, whatever its time: when an attempt begins, later
+// lines of earlier attempts are cut off.
 double CurveReader::TrainingClock::seconds(std::int64_t batch, double wall_s) {
   std::size_t attempt = at_;
   for (std::size_t i = at_ + 1; i < attempts_.size(); ++i) {
@@ -171,7 +171,7 @@ void CurveReader::add(const Json& line) {
   if (training) {
     add_training(line, batch, seconds);
   } else if (batch == last_training_ && since_) {
-    since_ = seconds;  // a validation directly after a training line is no part of the next one
+    since_ = seconds;  // a validation directly after a training line is not part of the next one
   }
   last_batch_ = batch;
 }

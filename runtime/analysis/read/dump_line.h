@@ -1,4 +1,4 @@
-// One line of a dump at a time, parsed and handed on. One thread.
+// Parses one line of a dump at a time and passes it to a handler. One thread.
 #pragma once
 
 #include <cstdint>
@@ -25,9 +25,9 @@ class DumpLineReader {
   DumpLineReader(const DumpLineReader&) = delete;
   DumpLineReader& operator=(const DumpLineReader&) = delete;
 
-  // `line` as FileLines gives it: the bytes behind it may be read.
+  // Reads a line from FileLines: the bytes behind it may be read.
   LineKind read(std::string_view line, DumpHandler& handler);
-  // Of the last header.
+  // Returns the schema of the last header.
   std::int64_t schema() const { return schema_; }
 
  private:

@@ -12,7 +12,7 @@ using profile::Sketch;
 void read_phases(const Element& value, profile::Key::Form form, profile::PhaseTimes& phases) {
   Object object;
   if (value.get(object) != simdjson::SUCCESS) return;
-  std::size_t expected = 0;  // as a rule they come in the order of Phase
+  std::size_t expected = 0;  // phases usually come in the order of Phase
   for (const auto& [key, time] : object) {
     std::size_t i = expected;
     if (i >= profile::kPhaseCount || key != profile::name_of(static_cast<Phase>(i))) {
@@ -64,7 +64,7 @@ std::int64_t integer_of(const Object& object, std::string_view key, std::int64_t
 
 namespace {
 
-// All of an object but those `without`.
+// Returns all numbers of an object except those of the keys `without`.
 Metrics numbers(const Object& object, std::initializer_list<std::string_view> without) {
   Metrics result;
   for (const auto& [key, value] : object) {
@@ -122,7 +122,7 @@ WindowLine parse_window(const Object& object, WindowSketches& sketches) {
   window.wall_max_ns = record.wall_ns.max();
   window.wall_m2 = record.wall_ns_m2;
   sketches.wall = std::move(record.wall_ns);
-  // "train_batch" holds its parts, in its sum as in its distribution.
+  // "train_batch" includes its parts, in its sum and in its distribution.
   for (std::size_t i = 0; i < profile::kPhaseCount; ++i) window.phases[i] = record.phases[i].sum();
   std::int64_t& whole = window.phases[static_cast<std::size_t>(Phase::kTrainBatch)];
   for (const Phase part : {Phase::kForward, Phase::kBackward}) {

@@ -1,4 +1,4 @@
-// The lines of a dump that are not one record as it is declared (field_reader.h).
+// Parses the lines of a dump that are not one record as it is declared (field_reader.h).
 #pragma once
 
 #include <string_view>
@@ -7,11 +7,11 @@
 
 namespace dtrain::analysis {
 
-// The `record` of a line, and the number of a field; empty and `fallback` where it is none.
+// Return a text such as the `record` of a line, or a number of a field; empty or `fallback` for other types.
 std::string_view text_of(const Object& object, std::string_view key);
 std::int64_t integer_of(const Object& object, std::string_view key, std::int64_t fallback = 0);
 
-// Sums go into the WindowLine, distributions into WindowSketches.
+// Returns the sums of a window, and adds its distributions to `sketches`.
 WindowLine parse_window(const Object& object, WindowSketches& sketches);
 SystemLine parse_system(const Object& object);
 GpuLine parse_gpu(const Object& object);

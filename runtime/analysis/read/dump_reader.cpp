@@ -101,7 +101,7 @@ LineKind DumpLineReader::read(std::string_view line, DumpHandler& handler) {
 
 namespace {
 
-// Lines that later ones replace, where the agent was killed before it had copied these into their place
+// Lines that later lines replace: the agent was killed before it had copied the later lines to their place
 // (docs/profile-format.md#bounded-dumps).
 struct ReplacedBytes {
   std::int64_t begin = 0, end = 0;
@@ -117,7 +117,7 @@ std::int64_t size_of(int fd) {
   return ::fstat(fd, &info) == 0 ? static_cast<std::int64_t>(info.st_size) : 0;
 }
 
-// Where the replacing lines are not complete, they are ignored instead.
+// Finds the replaced bytes. If the replacing lines are incomplete, these are ignored instead.
 std::vector<ReplacedBytes> find_replaced(const std::filesystem::path& path) {
   std::vector<ReplacedBytes> result;
   UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));

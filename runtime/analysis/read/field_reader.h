@@ -1,5 +1,5 @@
 // Reads a line of a dump into a record, by visiting the record's fields (dtrain/profile/records.h). The dump is not
-// trusted: where a value is missing, of another type or implausible, the field keeps its default.
+// trusted: if a value is missing, of another type or implausible, the field keeps its default.
 #pragma once
 
 #include <simdjson.h>
@@ -42,10 +42,9 @@ inline std::string_view to_text(const Element& value) {
   return value.get(text) == simdjson::SUCCESS ? text : std::string_view();
 }
 
-// Of times in phases; with kIfKnown a phase that is missing has -1. Otherwise "train_batch" holds its parts in the
-// dump.
+// Reads times of phases. With kIfKnown a missing phase has -1; otherwise "train_batch" includes its parts in the dump.
 void read_phases(const Element& value, profile::Key::Form form, profile::PhaseTimes& phases);
-// An empty one where the value is no sketch.
+// Returns a sketch; it is empty if the value is not a sketch.
 profile::Sketch to_sketch(const Element& value);
 
 class FieldReader {
@@ -65,13 +64,13 @@ class FieldReader {
       ++at_;
     }
   }
-  // A value that is computed from others: that of the dump is skipped.
+  // Skips the value of the dump: it is computed from others.
   void operator()(profile::Key key, std::int64_t&&) {
     if (at_ != end_ && at_.key() == key.name) ++at_;
   }
 
  private:
-  // As a rule the keys come in the order in which they are looked for.
+  // Finds a key. Keys usually come in the order of the calls.
   bool find(std::string_view name) {
     if (at_ == end_ || at_.key() != name) {
       auto other = begin_;

@@ -13,10 +13,10 @@
 
 namespace dtrain::analysis {
 
-// Of an integer's size, so that sums and differences of a few stay within 64 bits: 36 years in nanoseconds.
+// The largest integer, so that sums and differences of a few stay within 64 bits: 36 years in nanoseconds.
 inline constexpr std::int64_t kLargestInteger = std::int64_t{1} << 60;
 
-// Ranks: a world of more is damage, and must not become a million warnings.
+// The largest number of ranks: more is damage, and must not cause a million warnings.
 inline constexpr std::int64_t kLargestWorld = std::int64_t{1} << 20;
 
 inline std::int64_t integer(const Json& object, const std::string& key, std::int64_t fallback = 0) {
@@ -36,7 +36,7 @@ inline std::string text(const Json& object, const std::string& key) {
   return value != object.end() && value->is_string() ? value->get<std::string>() : std::string();
 }
 
-// Of an event or a metric: "2026-03-01T12:34:56.789012Z" in seconds since 1970; 0 where it is something else.
+// Returns the time of an event or a metric, "2026-03-01T12:34:56.789012Z", in seconds since 1970; 0 for other text.
 inline double seconds_of_utc(const std::string& text) {
   std::tm time{};
   const char* rest = ::strptime(text.c_str(), "%Y-%m-%dT%H:%M:%S", &time);

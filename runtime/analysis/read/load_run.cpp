@@ -20,11 +20,11 @@
 namespace dtrain::analysis {
 namespace {
 
-// What makes the numbers of a run less than complete.
+// Warnings about incomplete numbers of a run.
 
 constexpr std::size_t kMissingNamed = 20;
 
-// The count of records lost on a full disk may be missing from the rank's dump: then the events have it.
+// Takes counts of lost records from the events: after a full disk, the rank's dump may lack the count.
 void take_losses(RunProfile& run) {
   for (const Json& event : run.events) {
     const std::string what = text(event, "event");
@@ -50,7 +50,7 @@ void warn_about_ranks(RunProfile& run) {
   for (const RankProfile& rank : run.ranks) {
     found.insert(rank.rank);
     const std::string who = "rank " + std::to_string(rank.rank);
-    // One that has got through its finalization is done; its process ends in a moment.
+    // A rank that has finished its finalization is done; its process ends in a moment.
     if (!rank.end && !rank.part_s("finalization") && rank.lost == 0)
       run.warnings.push_back(who + " has no end record: it still runs, or its agent was killed");
     if (rank.end && rank.end->how != "finished")
@@ -84,7 +84,7 @@ void warn_about_agents(RunProfile& run) {
       run.warnings.push_back("the dump of agent " + rank.agent + " is missing: no system metrics of its host");
     }
   }
-  // Of an agent that was started again the samples between are missing; the ranks' records waited in memory.
+  // If an agent was restarted, its samples in between are missing; the ranks' records waited in memory.
   std::map<std::pair<std::string, std::string>, int> ends;  // by agent and how it ended
   for (const Json& event : run.events) {
     if (text(event, "event") == "agent_ended") ++ends[{text(event, "agent"), text(event, "status")}];
@@ -175,7 +175,7 @@ void warn_about(const fs::path& path, const ReadResult& read, std::vector<std::s
   if (read.unreadable > 0) warnings.push_back(name + ": " + std::to_string(read.unreadable) + " damaged lines skipped");
 }
 
-// Does all the jobs, on a few threads; the first exception is the caller's.
+// Does all jobs on a few threads; the caller gets the first exception.
 void do_all(const std::vector<std::function<void()>>& jobs) {
   std::atomic<std::size_t> next{0};
   std::exception_ptr failure;

@@ -12,7 +12,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// All dumps of one kind, by the number or id in their names.
+// Returns all dumps of one kind, by the number or id in their names.
 std::vector<std::pair<std::string, fs::path>> find_dumps(const fs::path& folder, const std::string& prefix) {
   std::vector<std::pair<std::string, fs::path>> found;
   std::error_code error;
@@ -196,7 +196,7 @@ void add_plan(const Json& plan, RunSummary& summary) {
   }
 }
 
-// How many batches make an optimizer step, by the experiment.
+// Returns the number of batches in an optimizer step, from the experiment.
 std::int64_t aggregation_frequency(const Json& experiment) {
   const auto optimizations = experiment.find("optimizations");
   if (optimizations == experiment.end() || !optimizations->is_object()) return 1;

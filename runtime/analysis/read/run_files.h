@@ -1,5 +1,5 @@
-// The files of a run's folder: which dumps there are, the counts of operators, and what the others add to a summary.
-// Any thread may call.
+// Reads the files of a run's folder: its dumps, the counts of operators, and the other files for a summary. Any thread
+// may call.
 #pragma once
 
 #include <filesystem>
@@ -13,16 +13,16 @@
 
 namespace dtrain::analysis {
 
-// The dumps that a run has so far, of its folder profile/, ascending; a folder that is not there has none.
+// Return the dumps in the folder profile/ of a run so far, ascending; none if the folder does not exist.
 std::vector<std::pair<int, std::filesystem::path>> rank_dumps(const std::filesystem::path& folder);
 std::vector<std::pair<std::string, std::filesystem::path>> agent_dumps(const std::filesystem::path& folder);  // by id
 
-// profile/operators-rank-NNNN.json, read without trust; ascending by rank. What cannot be read is a line of
+// Reads profile/operators-rank-NNNN.json without trust; ascending by rank. A file that cannot be read adds a line to
 // `warnings`.
 std::vector<profile::OperatorCounts> read_operator_counts(const std::filesystem::path& folder,
                                                           std::vector<std::string>& warnings);
 
-// What plan.json, events.jsonl and metrics.jsonl say; each may be missing.
+// Adds the facts of plan.json, events.jsonl and metrics.jsonl; each may be missing.
 void add_run_files(const RunProfile& run, RunSummary& summary);
 
 }  // namespace dtrain::analysis

@@ -104,7 +104,7 @@ const AgentProfile* RunProfile::agent_of(const RankProfile& rank) const {
   for (const AgentProfile& agent : agents) {
     if (agent.agent == rank.agent) return &agent;
   }
-  // Dumps that name no agent: the only one there is.
+  // Dumps that name no agent belong to the only one.
   return rank.agent.empty() && agents.size() == 1 ? &agents.front() : nullptr;
 }
 

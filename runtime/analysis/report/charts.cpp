@@ -107,7 +107,7 @@ constexpr std::size_t kStepBins = 48;
 constexpr double kWidest = 4;  // times from the median to p95: how far beyond p95 a histogram goes
 constexpr double kNano = 1e9;
 constexpr double kBeyondPlain = 1.2;  // of the 99th percentile of batches in which there is only training
-constexpr double kShortPause = 0.01;  // of a batch: a validation or a checkpoint that does not matter
+constexpr double kShortPause = 0.01;  // share of a batch: a shorter validation or checkpoint does not matter
 
 std::vector<Point> step_points(const Input& input, const RankProfile& rank) {
   std::vector<Point> points;
@@ -131,7 +131,7 @@ void each_duration(const RankProfile& rank, F&& f) {
   for (const profile::Sketch::Bin& bin : folded.bins()) f(profile::Sketch::value_of(bin.index) / kNano, bin.count);
 }
 
-// The points that stand for a duration of more.
+// Returns the indices of points above so many seconds.
 Json beyond(const std::vector<Point>& points, double seconds) {
   Json result = Json::array();
   for (std::size_t i = 0; i < points.size(); ++i) {
@@ -140,7 +140,7 @@ Json beyond(const std::vector<Point>& points, double seconds) {
   return result;
 }
 
-// Of the batches in which there was nothing but training; of all where there are none.
+// Returns the 99th percentile of batches without validation and checkpoint; if there are none, of all batches.
 double longest_plain_s(const Input& input) {
   constexpr auto kValidation = static_cast<std::size_t>(profile::Phase::kValidation);
   constexpr auto kCheckpoint = static_cast<std::size_t>(profile::Phase::kCheckpoint);

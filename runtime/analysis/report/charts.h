@@ -23,22 +23,22 @@ inline Point point(double x, double y) {
   return {x, y, y, y};
 }
 
-// At most `most` points: neighbours in time become one with their mean, their least and their greatest value.
+// Returns at most `most` points: neighbours in time become one with their mean, least and greatest value.
 std::vector<Point> thin(std::vector<Point> points, std::size_t most);
 
-// A set of a chart of kind "series" (assets/40-charts.js). `band`: with the least and greatest values.
+// Returns a set of a chart of kind "series" (assets/40-charts.js). `band`: with the least and greatest values.
 Json line_set(const std::string& name, const std::vector<Point>& points, bool band);
 
-// The spec of a chart over time, as yet without lines: all such charts have one time axis, and zoom together.
+// Returns the spec of a chart over time, still without lines. All such charts share one time axis and zoom together.
 Json time_series(const Input& input, const std::string& title, const std::string& unit);
-// Where there are many lines, one with a band stands for all of them, and each is seen when its rank is chosen. `all`
-// is their points, `what` they are of. Null without lines.
+// Returns the chart. If it has many lines, a line with a band represents all of them, and choosing a rank shows its
+// line. `all`: the points of all lines; `what`: the plural of their subjects, "ranks". Null: there is no line.
 Json few_lines(Json spec, std::vector<Point> all, const std::string& what);
-// A chart over time with a line for each rank that is drawn and has points; at most `most` values in all.
+// Returns a chart over time with a line for each drawn rank that has points; at most `most` values in all.
 Json lines_of_ranks(const Input& input, const std::string& title, const std::string& unit, std::size_t most,
                     const std::function<std::vector<Point>(const RankProfile&)>& points_of);
 
-// Counts in bins of equal width over [first, last); what lies outside is in the first and in the last bin.
+// Counts in bins of equal width over [first, last); values outside count in the first and in the last bin.
 class Histogram {
  public:
   Histogram(double first, double last, std::size_t bins);
@@ -53,40 +53,40 @@ class Histogram {
   std::vector<std::int64_t> counts_;
 };
 
-// --- the durations of steps: over time, and how they are distributed (charts.cpp) ---
+// --- the durations of steps: over time, and their distribution (charts.cpp) ---
 
-// How far a chart of durations shows them, so that one validation does not flatten all batches.
+// The upper end of charts of durations, so that one validation does not flatten all batches.
 struct ShownDurations {
   std::optional<double> up_to_s;     // empty: all of them
-  std::int64_t longer = 0, all = 0;  // batches of all ranks; those beyond
+  std::int64_t longer = 0, all = 0;  // batches of all ranks: those beyond the end, and all
 };
-// Up to a fifth beyond the 99th percentile of the batches without validation and checkpoint, where some are longer.
+// Returns an end a fifth beyond the 99th percentile of batches without validation and checkpoint, if some are longer.
 ShownDurations shown_durations(const Input& input);
-// " 12 of 3,000 batches took longer than the axis shows; …"; empty: all are shown.
+// Returns " 12 of 3,000 batches took longer than the axis shows; …"; empty: all are shown.
 std::string text_of(const ShownDurations& shown);
 
-// A line for each drawn rank, and all ranks together where there are several; null without steps.
+// Returns a line for each drawn rank, and all ranks together if there are several; null: there is no step.
 Json step_series(const Input& input, const ShownDurations& shown);
-// Of each host, and (shown when it is chosen) of each drawn rank; null without steps.
+// Returns the histogram of each host, and (if chosen) of each drawn rank; null: there is no step.
 Json step_histogram(const Input& input);
 
-// --- what agents sampled: a line for each host, GPU or rank (system_charts.cpp) ---
+// --- samples of agents: a line for each host, GPU or rank (system_charts.cpp) ---
 
-// The metrics by name, each with the words for it; null where no agent has any of them.
+// Metrics by name, each with its label; null: no agent has any of them.
 struct MetricLine {
   const char* metric;
   const char* words;
 };
 Json host_series(const Input& input, const std::vector<MetricLine>& metrics, const std::string& title,
                  const std::string& unit);
-// One metric of every GPU. `of_total`: as percent of the GPU's memory that is taken, from its free memory.
+// Returns one metric of every GPU. `of_total`: as percent of the GPU's memory that is taken, from its free memory.
 Json gpu_series(const Input& input, const std::string& metric, const std::string& title, const std::string& unit,
                 bool of_total = false);
-// The share of time each GPU spent at each utilization.
+// Returns the share of time of each GPU at each utilization.
 Json gpu_histogram(const Input& input);
-// What each drawn rank has reserved of its GPU's memory; null where no rank recorded it.
+// Returns the GPU memory that each drawn rank has reserved; null: no rank recorded it.
 Json rank_gpu_memory_series(const Input& input);
-// Resident memory of each drawn rank.
+// Returns the resident memory of each drawn rank.
 Json rank_memory_series(const Input& input);
 
 // --- learning: each metric of a run, or of several runs, over batches or time (curve_charts.cpp) ---
@@ -99,9 +99,9 @@ struct NamedCurves {
 // The switches of all curves of the page: batches or time, and smoothing.
 void write_curve_controls(Page& page);
 
-// A chart for each metric and rate. Of one run, training and validation of a metric are in one chart, and restarts are
-// marked; of several runs each line is a run. `first_metric` (searcher.metric) is drawn after the loss. Returns how
-// many charts did not fit.
+// Writes a chart for each metric and rate. Of one run, training and validation of a metric are in one chart, and
+// restarts are marked; of several runs each line is a run. `first_metric` (searcher.metric) is drawn after the loss.
+// Returns the number of charts that did not fit.
 std::size_t write_curve_charts(Page& page, const std::vector<NamedCurves>& runs, const std::string& first_metric);
 
 // "nan or infinite 3 times, first in batch 120"; empty: all its values are finite.

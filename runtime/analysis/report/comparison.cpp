@@ -21,12 +21,12 @@ namespace report {
 namespace {
 
 struct ComparedRun {
-  std::string name;  // no other one has it
+  std::string name;  // unique
   const RunCurves& curves;
   const RunLine& line;
 };
 
-// The folder's name, or its path where two have one name.
+// Returns the name of each folder, or its path if two folders have the same name.
 std::vector<std::string> names_of(std::span<const ListedRun> runs) {
   std::multiset<std::string> names;
   const auto name = [](const fs::path& folder) { return fs::absolute(folder).lexically_normal().filename().string(); };

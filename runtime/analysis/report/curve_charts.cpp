@@ -21,7 +21,7 @@ constexpr std::size_t kMostCharts = 40;
 constexpr std::size_t kFewestPoints = 40;
 constexpr int kDigits = 6;
 
-// What one chart shows.
+// The curves of one chart.
 struct CurveGroup {
   std::string title, unit;
   std::vector<CurveKind> kinds;
@@ -36,7 +36,7 @@ const char* unit_of(CurveKind kind) {
   return kind == CurveKind::kThroughput ? "samples/s" : "";
 }
 
-// The loss, the metric by which the model is judged, the others by name; then the rates.
+// Returns the groups in order: the loss, the metric by which the model is judged, the others by name, the rates.
 std::vector<CurveGroup> curve_groups(const std::vector<NamedCurves>& runs, const std::string& first_metric) {
   std::vector<std::tuple<int, std::string, CurveKind>> found;
   for (const NamedCurves& run : runs) {
@@ -68,7 +68,7 @@ Json number_or_null(double value) {
   return std::isfinite(value) ? Json(rounded(value, kDigits)) : Json();
 }
 
-// At most `most` points, each pair with the values of both.
+// Returns at most `most` points; neighbours are joined into one with the values of both.
 Json curve_set(const std::string& name, const Curve& curve, std::size_t most) {
   const std::size_t stride = (curve.points.size() + most - 1) / most;
   Json x = Json::array(), t = Json::array(), y = Json::array(), low = Json::array(), high = Json::array();
@@ -91,12 +91,13 @@ Json curve_set(const std::string& name, const Curve& curve, std::size_t most) {
     set["high"] = std::move(high);
   }
   if (!bad.empty()) set["bad"] = std::move(bad);
-  // A validation is exact, and a rate is set: only what scatters from batch to batch is smoothed.
+  // A validation is exact, and a rate is set: only values that scatter from batch to batch are smoothed.
   set["scatters"] = curve.kind != CurveKind::kValidation && curve.kind != CurveKind::kLearningRate;
   return set;
 }
 
-// In words, for readers who cannot see the chart. `name`: of what; empty: that is the chart's title.
+// Returns the curve in words, for readers who cannot see the chart. `name`: the curve's; empty: the chart's title names
+// it.
 std::string curve_words(std::string name, const Curve& curve) {
   if (!name.empty()) {
     name.front() = static_cast<char>(std::toupper(static_cast<unsigned char>(name.front())));

@@ -56,7 +56,7 @@ double Input::seconds(const RankProfile& rank, std::int64_t monotonic_ns) const 
   return static_cast<double>(run.to_common_ns(rank.rank, monotonic_ns) - zero_ns_) / 1e9;
 }
 
-// A host has one clock, so its offset is that of any of its ranks.
+// A host has one clock, so the offset of any of its ranks applies.
 double Input::seconds(const AgentProfile& agent, std::int64_t monotonic_ns) const {
   for (const RankProfile& rank : run.ranks) {
     if (rank.agent == agent.agent) return seconds(rank, monotonic_ns);

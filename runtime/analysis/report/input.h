@@ -1,5 +1,4 @@
-// What every section looks at: the run, what is known about it, and one time axis for all its charts. Any thread may
-// read it.
+// The input of all sections: the run, its analysis, and one time axis for all charts. Any thread may read it.
 #pragma once
 
 #include <array>
@@ -13,7 +12,7 @@
 
 namespace dtrain::analysis::report {
 
-// How much of a run may be drawn, so that a long run on many ranks makes a small file all the same.
+// Limits of drawing, so that a long run on many ranks still makes a small file.
 inline constexpr std::size_t kMostRanks = 64;       // with a row or a line of their own
 inline constexpr std::size_t kMostCells = 100'000;  // shares in the timeline
 inline constexpr std::size_t kMostPoints = 40'000;  // values in a chart of lines
@@ -32,12 +31,13 @@ class Input {
   double seconds(const AgentProfile& agent, std::int64_t monotonic_ns) const;
   double end_s() const { return end_s_; }  // of the last thing recorded
 
-  // Ranks that are drawn one by one, ascending: all, or where there are too many those that were waited for most.
+  // Returns the ranks that are drawn one by one, ascending: all, or if they are too many those for which others waited
+  // most.
   const std::vector<const RankProfile*>& drawn() const { return drawn_; }
-  // The note for charts where not all are drawn; otherwise empty.
+  // Returns the note for charts that do not draw all ranks; otherwise empty.
   std::string drawn_text() const;
 
-  // How many columns a chart of `lines` lines gets when it may have `budget` values.
+  // Returns the number of columns of a chart of `lines` lines with at most `budget` values.
   static std::size_t columns(std::size_t lines, std::size_t budget);
 
  private:
@@ -46,7 +46,7 @@ class Input {
   std::vector<const RankProfile*> drawn_;
 };
 
-// Phases that belong together in pictures.
+// Phases that are drawn as one.
 struct PhaseGroup {
   const char* name;
   const char* color;  // of report.css
@@ -55,11 +55,11 @@ struct PhaseGroup {
 const std::vector<PhaseGroup>& phase_groups();
 std::int64_t group_ns(const profile::PhaseTimes& times, const PhaseGroup& group);
 
-// Rounded for the page: three decimals more than a pixel shows would be bytes without use.
+// Rounds for the page: more decimals than a pixel shows would be useless bytes.
 double rounded(double value, int digits = 4);
 Json rounded(const std::vector<double>& values, int digits = 4);
 
-// The host of an agent by its display name.
+// Returns the display name of an agent's host.
 inline std::string host_name(const AgentProfile& agent) {
   return agent.host.empty() ? agent.agent : agent.host;
 }

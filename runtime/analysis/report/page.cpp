@@ -8,8 +8,8 @@
 namespace dtrain::analysis::report {
 namespace {
 
-constexpr std::size_t kShortName = 28;  // letters that need no second line
-constexpr std::size_t kLongText = 60;   // … that need some width to be read
+constexpr std::size_t kShortName = 28;  // letters that fit into one line
+constexpr std::size_t kLongText = 60;   // letters that need some width to be read
 
 std::string cell_html(const Cell& cell, const Column& column, bool first) {
   std::string attributes;
@@ -64,7 +64,7 @@ namespace {
 constexpr const char* kPolicy =
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:";
 
-// JSON inside a script element: no '<' may end the element early.
+// Returns JSON for a script element, in which no '<' may end the element early.
 std::string json_text(const Json& json) {
   const std::string line = to_line(json);
   std::string result;

@@ -1,5 +1,5 @@
-// The page that sections write to: static HTML that reads and prints without a script, and for each chart the data that
-// the script draws. One thread at a time.
+// The page to which sections write: static HTML that reads and prints without a script, and for each chart the data
+// that the script draws. One thread at a time.
 #pragma once
 
 #include <optional>
@@ -12,13 +12,13 @@
 
 namespace dtrain::analysis::report {
 
-// Pieces of an HTML page. Text from a run (names, errors, paths) is escaped here and nowhere else, so no section can
-// pass it on as markup. Plain values; any thread may call.
+// Pieces of an HTML page. Text from a run (names, errors, paths) is escaped only here, so no section can pass it on as
+// markup. Plain values; any thread may call.
 
 struct Column {
   std::string title;
   bool number = false;  // set right, sorted by value
-  std::string hint;     // what it means; shown when pointed at
+  std::string hint;     // meaning of the column; shown when pointed at
   bool one_line = false;
 };
 
@@ -26,7 +26,7 @@ struct Cell {
   Cell(std::string shown) : text(std::move(shown)) {}  // NOLINT: a cell is its text most of the time
   Cell(const char* shown) : text(shown) {}             // NOLINT
   Cell(std::string shown, double sorted_by) : text(std::move(shown)), value(sorted_by) {}
-  // With a bar behind the text, `share` of the cell wide (0 to 1).
+  // Makes a cell with a bar behind the text, `share` of the cell wide (0 to 1).
   Cell(std::string shown, double sorted_by, double share) : Cell(std::move(shown), sorted_by) { bar = share; }
   Cell& colored(std::string name) {  // one of the palette's names (report.css)
     color = std::move(name);
@@ -43,7 +43,7 @@ struct Cell {
 class Table {
  public:
   Table(std::string caption, std::vector<Column> columns);
-  // Rows of a rank are set off when that rank is chosen; -1: of none.
+  // Adds a row. The page highlights it when `rank` is chosen; -1: the row belongs to no rank.
   Table& row(const std::vector<Cell>& cells, int rank = -1);
   bool empty() const { return rows_.empty(); }
   std::string html() const;
@@ -54,7 +54,7 @@ class Table {
   std::string rows_;
 };
 
-// The files of assets/ and Chart.js, as they were when the library was built (cmake/Embed.cmake).
+// The files of assets/ and Chart.js as of the build of the library (cmake/Embed.cmake).
 
 extern const std::string_view kStyle;         // report.css
 extern const std::string_view kScript;        // our scripts, in the order of CMakeLists.txt
@@ -71,24 +71,24 @@ struct Chart {
 
 class Page {
  public:
-  // Everything up to the next call belongs to this section.
+  // Begins a section, which contains everything up to the next call.
   void begin_section(const std::string& id, const std::string& title);
   void heading(const std::string& text);
   void paragraph(const std::string& text);
   void list(const std::vector<std::string>& items);
-  // Pairs of a name and its value, side by side.
+  // Writes pairs of a name and its value, side by side.
   void facts(const std::vector<std::pair<std::string, std::string>>& pairs);
-  // What is not here, why, and how one would get it.
+  // Writes what is missing, why, and how to get it.
   void absent(const std::string& what, const std::string& why, const std::string& how);
-  void table(const Table& table);  // nothing where it has no row
+  void table(const Table& table);  // writes nothing if the table has no row
   void chart(Chart chart);         // nothing where its spec is null
-  // Charts and tables up to the end of it stand side by side where there is room.
+  // Charts and tables up to end_columns() stand side by side if there is room.
   void begin_columns();
   void end_columns();
-  // Markup of the caller's own, who has escaped what is in it.
+  // Adds markup that the caller has escaped.
   void raw(const std::string& html) { body_ += html; }
 
-  // The whole file.
+  // Returns the whole file.
   std::string html(const std::string& title, const std::string& header, const Json& analysis);
 
  private:

@@ -15,7 +15,7 @@ const double* find(const Metrics& metrics, const std::string& name) {
   return found == metrics.end() ? nullptr : &found->second;
 }
 
-// Choosing a rank shows its host's line.
+// Returns a rank of the agent's host, because choosing a rank shows its host's line.
 int first_rank_of(const Input& input, const AgentProfile& agent) {
   for (const RankProfile* rank : input.drawn()) {
     if (rank->agent == agent.agent) return rank->rank;
@@ -23,7 +23,7 @@ int first_rank_of(const Input& input, const AgentProfile& agent) {
   return -1;
 }
 
-// A quarter is enough to see that there is little; the rest is for those with much.
+// Limits the axis of percent to a quarter if all values are small; otherwise it shows 100%.
 Json with_range(Json spec) {
   if (spec.is_null() || spec["y"]["unit"] != "percent") return spec;
   double highest = 0;

@@ -1,4 +1,4 @@
-// Of hosts: what their agents sampled, and what their machines are.
+// Makes the series of hosts from the samples of their agents and the facts about their machines.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -25,7 +25,8 @@ std::vector<int> integers(const Json& list) {
   return result;
 }
 
-// Cores that the agent or a rank of the host may use: a rank that mpirun has bound starts its agent on its own cores.
+// Returns the cores that the agent or a rank of the host may use: a rank that mpirun has bound starts its agent on its
+// own cores.
 std::vector<std::vector<int>> usable_cores(const Json& machine, const std::vector<const RankProfile*>& ranks) {
   std::set<int> usable;
   for (const int cpu : integers(list_at(machine, "cpus"))) usable.insert(cpu);
@@ -40,7 +41,7 @@ std::vector<std::vector<int>> usable_cores(const Json& machine, const std::vecto
     if (!threads.empty()) cores.push_back(std::move(threads));
   }
   for (const int cpu : usable) {
-    if (!known.contains(cpu)) cores.push_back({cpu});  // which core it belongs to is not recorded
+    if (!known.contains(cpu)) cores.push_back({cpu});  // the CPU's core is not recorded
   }
   return cores;
 }
@@ -114,7 +115,7 @@ HostSample sample_of(const SystemLine& line, const std::map<std::int64_t, std::s
   return sample;
 }
 
-// Those of the run. The host's others may be idle, or busy with the work of others.
+// Adds the GPUs of the run. The host's other GPUs may be idle or do work of other programs.
 void add_gpus(const AgentProfile& agent, const std::optional<std::map<std::int64_t, int>>& ranks, HostSeries& host,
               std::map<std::int64_t, std::size_t>& at, std::vector<std::int64_t>& total_memory_bytes) {
   for (const GpuLine& line : agent.gpus) {

@@ -1,4 +1,4 @@
-// Of ranks: their steps, loaders and initialization; and the model, as the plan has it.
+// Makes the series of ranks: their steps, loaders and initialization; and the facts about the model from the plan.
 #include <algorithm>
 #include <array>
 
@@ -22,8 +22,9 @@ double rank_seconds(std::int64_t ns) {
   return static_cast<double>(ns) / 1e9;
 }
 
-// The windows of a rank as one distribution. Validations inside are taken off the mean; which of its steps they were in
-// is not known, so all move by the same (a step with a validation is nearly always an outlier, and in full).
+// Returns the windows of a rank as one distribution, with validations taken off the mean. The steps with validations
+// are not known, so all values move by the same amount (a step with a validation is nearly always an outlier, and in
+// full).
 FoldedSteps fold(const RankProfile& rank) {
   FoldedSteps folded;
   const Sketch& wall = rank.window_sketches.wall;
@@ -157,12 +158,12 @@ ModelFacts model_facts(const RunProfile& profile) {
   return facts;
 }
 
-// What the ranks of a host computed while its agent waited for the next sample: on CPUs, the counterpart of a GPU's
+// The computing of a host's ranks between two samples of its agent: for runs on CPUs, the counterpart of a GPU's
 // utilization.
 
 namespace {
 
-// A GPU would be busy in these.
+// Phases in which a GPU would be busy.
 constexpr std::array kRankComputing{Phase::kTrainBatch, Phase::kForward,       Phase::kBackward,
                                     Phase::kGraph,      Phase::kOptimizerStep, Phase::kValidation};
 
@@ -172,7 +173,7 @@ double rank_computing_ns(const profile::PhaseTimes& phases) {
   return sum;
 }
 
-// Time of each sample in which the rank computed, when what it computed is spread evenly over its steps.
+// The time in each sample in which the rank computed, if computing is spread evenly over each step.
 class ComputingOfSamples {
  public:
   explicit ComputingOfSamples(const std::vector<SystemLine>& samples)

@@ -1,16 +1,19 @@
-// What a rule is, and what all rules of a run are together. A rule is one file under rules/gpu, rules/host or
-// rules/training: a struct with its settings and their keys, and its judge(). At its end the file makes a Rule of the
-// struct; rules/rule_list.cpp lists the rules. Private to analysis.
+// A rule, and the set of all rules of a run. A rule is one file under rules/gpu, rules/host or rules/training: a struct
+// with its settings and their keys, and its judge(). At its end the file makes a Rule of the struct;
+// rules/rule_list.cpp lists the rules. Private to analysis.
 //
 // Such a struct has
 //   kWord     the rule's name
-//   kText     what the rule looks for: the text of its key. A rule without settings has neither kText nor
-//   declare_keys() kGpusOnly (true) where the rule does not apply to runs on CPUs settings, each a field at its default
+//   kText     what the rule looks for: the text of its key
+//   kGpusOnly true if the rule does not apply to runs on CPUs
+//   settings, each a field at its default
 //   void declare_keys(config::Keys& keys), which declares a key for each field (dtrain/config/keys.h)
 //   RuleResult judge(const RuleData& data) const
-// Thresholds are percent where nothing else is said. `patience` and `window` are data points, two a second; patience
-// ends at the first training step if that comes sooner. Names and defaults of the first nine rules are those of
-// SageMaker Debugger's profiling report.
+// A rule without settings has neither kText nor declare_keys().
+//
+// Thresholds are percent unless stated otherwise. `patience` and `window` are data points, two a second; patience ends
+// at the first training step if that comes sooner. Names and defaults of the first nine rules are those of SageMaker
+// Debugger's profiling report.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +34,7 @@ class Rule {
   virtual const char* name() const = 0;
   virtual bool gpus_only() const = 0;
   virtual bool has_settings() const = 0;
-  // Visits the rule's mapping, under its name; nothing for a rule without settings.
+  // Visits the rule's mapping, under its name. A rule without settings visits nothing.
   virtual void declare_keys(config::Keys& keys) = 0;
   virtual RuleResult judge(const RuleData& data) const = 0;
   virtual std::unique_ptr<Rule> clone() const = 0;
@@ -39,7 +42,7 @@ class Rule {
 
 using Rules = std::vector<std::unique_ptr<Rule>>;
 
-// All rules at their defaults, in the order of docs/rules.md, which is that of the results: rule_list.cpp.
+// Returns all rules at their defaults, in the order of docs/rules.md and of the results: rule_list.cpp.
 Rules all_rules();
 
 // The rules of a run with the parameters in effect.
@@ -49,7 +52,7 @@ class RuleSet final : public config::RuleParameters {
   void declare_keys(config::Keys& keys) override;
   std::unique_ptr<config::RuleParameters> clone() const override;
 
-  // The result of each rule, with its parameters, in the order of the rules.
+  // Returns the result of each rule, with its parameters, in the order of the rules.
   std::vector<RuleResult> judge(const RuleData& data) const;
   const Rules& rules() const { return rules_; }
 

@@ -3,7 +3,7 @@
 
 namespace dtrain::analysis::rules {
 
-// Each is at the end of its rule's file.
+// Each function is at the end of its rule's file.
 std::unique_ptr<Rule> make_step_outlier();
 std::unique_ptr<Rule> make_dataloader();
 std::unique_ptr<Rule> make_low_gpu_utilization();
@@ -33,8 +33,8 @@ std::unique_ptr<Rule> make_fused_optimizer();
 
 namespace {
 
-// In the order of docs/rules.md: the nine of the profiling report; runs on CPUs; what surrounds the training; how the
-// model is computed.
+// The order is that of docs/rules.md: the nine of the profiling report; runs on CPUs; the environment of the training;
+// the computing of the model.
 constexpr std::unique_ptr<Rule> (*kRules[])() = {make_step_outlier,
                                                  make_dataloader,
                                                  make_low_gpu_utilization,
@@ -66,7 +66,7 @@ std::unique_ptr<config::RuleParameters> make_defaults() {
   return std::make_unique<RuleSet>(all_rules());
 }
 
-// When this library is loaded, before main().
+// Registers the rules when this library is loaded, before main().
 [[maybe_unused]] const bool kRegistered = config::register_rules(make_defaults);
 
 }  // namespace

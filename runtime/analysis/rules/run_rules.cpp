@@ -44,7 +44,7 @@ std::vector<RuleResult> run_rules(const RunProfile& profile, const config::Profi
                              .loaders = rules::loader_series(profile),
                              .initialization = rules::initialization_times(profile),
                              .model = rules::model_facts(profile)};
-  // Whatever made the parameters, analysis registered it.
+  // Only analysis registers rules, so all parameters are a RuleSet.
   return dynamic_cast<const rules::RuleSet&>(parameters.parameters()).judge(data);
 }
 

@@ -1,4 +1,5 @@
-// From a run's folder to the rules' results: the series that they judge, and the results as text. Private to analysis.
+// Makes the rules' results from a run's folder: the series that rules judge, and the results as text. Private to
+// analysis.
 #pragma once
 
 #include <optional>
@@ -12,11 +13,12 @@
 
 namespace dtrain::analysis::rules {
 
-// Training steps of each rank, and the validations of those that had some. Their phases point into `profile`.
+// Returns the training steps of each rank, and the validations of ranks that had some. Their phases point into
+// `profile`.
 std::vector<StepSeries> step_series(const RunProfile& profile);
 std::vector<HostSeries> host_series(const RunProfile& profile);
-// Of each sample the percentage of its interval in which the busiest of the ranks computed: forward, backward, the
-// optimizer, validation. Empty where no rank has recorded a step.
+// Returns for each sample the percentage of its interval in which the busiest of the ranks computed: forward, backward,
+// the optimizer, validation. Empty: no rank has recorded a step.
 std::vector<std::optional<double>> computing_percent(const std::vector<const RankProfile*>& ranks,
                                                      const std::vector<SystemLine>& samples);
 std::vector<LoaderSeries> loader_series(const RunProfile& profile);
@@ -28,7 +30,7 @@ ModelFacts model_facts(const RunProfile& profile);
 // "3 steps, of 1,200 data points judged"
 std::string triggered_text(const RuleResult& result);
 
-// What triggered, with what to do; then what did not, and what does not apply and why.
+// Writes the rules that triggered, with advice; then those that did not, and those that do not apply, with the reason.
 void write_rules(TextWriter& out, const std::vector<RuleResult>& results);
 
 }  // namespace dtrain::analysis::rules

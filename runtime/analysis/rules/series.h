@@ -1,5 +1,5 @@
-// What rules look at: series of numbers, free of files and formats. rules/run_rules.h makes them of a RunProfile. Plain
-// values; times are nanoseconds of the clock of the host they were taken on.
+// The input of rules: series of numbers, free of files and formats. rules/run_rules.h makes them of a RunProfile. Plain
+// values; times are nanoseconds of the clock of the host that recorded them.
 #pragma once
 
 #include <cstdint>
@@ -25,16 +25,16 @@ struct Step {
   std::int64_t batch = 0;
   std::int64_t start_ns = 0;
   double seconds = 0;
-  const profile::PhaseTimes* phases = nullptr;  // of the dump it came from, which outlives this; may be missing
+  const profile::PhaseTimes* phases = nullptr;  // of the step's dump, which must outlive the step; may be null
 };
 
-// Steps which a long run keeps as a distribution alone.
+// Steps of which a long run keeps only the distribution.
 struct FoldedSteps {
   std::int64_t steps = 0;
   double mean_s = 0;
   double squares_s2 = 0;  // sum of squared deviations from that mean
   double min_s = 0, max_s = 0;
-  std::vector<std::pair<double, std::int64_t>> values;  // seconds that stand for so many steps, rising
+  std::vector<std::pair<double, std::int64_t>> values;  // seconds and their number of steps, ascending
 };
 
 struct StepSeries {
@@ -45,7 +45,7 @@ struct StepSeries {
   std::vector<FoldedSteps> folded;
 };
 
-// --- what a host's agent saw ---
+// --- the samples of a host's agent ---
 
 struct Gpu {
   std::int64_t index = 0;
@@ -54,7 +54,7 @@ struct Gpu {
   std::optional<double> compute_capability;  // 8.0, 9.0, …
 };
 
-struct GpuReading {  // what a GPU does not report is absent
+struct GpuReading {  // values that a GPU does not report are absent
   std::optional<double> util_percent, memory_percent, celsius;
   std::optional<std::int64_t> foreign_processes;
   std::optional<bool> slowed_by_heat;
@@ -62,18 +62,18 @@ struct GpuReading {  // what a GPU does not report is absent
 
 struct RankReading {
   int rank = 0;
-  std::optional<double> wait_percent;  // of the time, its training thread could have run and had no core, while no
-                                       // CPU quota stopped it
+  // Percent of the time in which its training thread was ready without a core while no CPU quota stopped it.
+  std::optional<double> wait_percent;
 };
 
 struct HostSample {
   std::int64_t time_ns = 0;
   std::optional<double> cpu_percent, io_wait_percent, free_memory_bytes;
   std::optional<double> cgroup_free_bytes, cgroup_limit_bytes;  // of the cgroup whose limit leaves the least memory
-  std::optional<double> throttled_periods_percent;              // of the CPU quota's periods, it was used up
-  std::optional<double> sent, received, disk;                   // bytes a second
-  std::optional<double> computing_percent;                      // of the time, the busiest of its ranks computed
-  std::vector<double> cores_percent;                            // by logical CPU
+  std::optional<double> throttled_periods_percent;  // percent of the periods in which the CPU quota was used up
+  std::optional<double> sent, received, disk;       // bytes a second
+  std::optional<double> computing_percent;          // percent of the time in which its busiest rank computed
+  std::vector<double> cores_percent;                // by logical CPU
   std::vector<RankReading> ranks;
   std::vector<GpuReading> gpus;  // as HostSeries::gpus; empty: the driver did not answer in time
 };
@@ -88,15 +88,15 @@ struct Interface {
   std::optional<double> bytes_per_s;  // empty: the device does not report it
 };
 
-struct Machine {                                  // what is not known is empty
+struct Machine {                                  // unknown values are empty
   std::vector<std::vector<int>> cores;            // physical cores the run may use, each a list of its logical CPUs
   std::optional<double> cpu_limit;                // CPUs' worth of time the run may use
   std::optional<double> total_memory_bytes;       // of the host
   Json facts = Json::object();                    // as recorded
   std::optional<std::int64_t> vector_bits;        // of the processor's widest floating-point instructions
   std::optional<bool> bf16;                       // the processor multiplies bfloat16
-  std::optional<std::vector<Disk>> disks;         // those counted in HostSample::disk
-  std::optional<std::vector<Interface>> network;  // those counted in sent and received
+  std::optional<std::vector<Disk>> disks;         // the disks counted in HostSample::disk
+  std::optional<std::vector<Interface>> network;  // the interfaces counted in sent and received
 };
 
 struct HostSeries {
@@ -114,21 +114,21 @@ using Hosts = std::span<const HostSeries>;
 struct LoaderSeries {  // of one rank
   int rank = 0;
   std::string agent;
-  std::int64_t records = 0;       // batches it was asked for
-  std::int64_t empty = 0;         // … that were not ready then
+  std::int64_t records = 0;       // requested batches
+  std::int64_t empty = 0;         // requested batches that were not ready
   double workers = 0;             // threads that read, on average
   std::optional<bool> pinned;     // batches lie in page-locked memory
-  std::optional<double> fetch_s;  // one worker would take for a batch, on average
-  LoaderUsage usage;              // what that took; of usage.batches batches
-  double read_s = 0;              // that workers read these batches, added up
+  std::optional<double> fetch_s;  // mean seconds of a worker for a batch
+  LoaderUsage usage;              // of the reading; of usage.batches batches
+  double read_s = 0;              // reading of these batches by all workers, added up
   std::int64_t steps = 0;
-  double waited_s = 0, steps_s = 0;  // in dataloader_next; in steps, that included
+  double waited_s = 0, steps_s = 0;  // in dataloader_next; in steps, including dataloader_next
 };
 
 struct InitializationTime {  // of one rank
   int rank = 0;
   double seconds = 0;
-  bool finished = true;  // false: the run ended before the loop began, so it was at least this
+  bool finished = true;  // false: the run ended before the loop began, so `seconds` is a lower bound
 };
 
 // --- the model, as the plan describes it ---

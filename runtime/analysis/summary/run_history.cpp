@@ -31,7 +31,7 @@ class HistoryReader {
     now.seen_s = std::max(now.seen_s, time);
     const bool names_batch =
         what == "rank_finished" || what == "rank_failed" || what == "rank_stopped" || what == "checkpoint_saved";
-    if (names_batch && event.contains("step")) {  // a rank that did no batch gives -1
+    if (names_batch && event.contains("step")) {  // a rank without a batch gives -1
       now.to_batch = std::max({now.to_batch.value_or(0), now.from_batch, integer(event, "step")});
     }
     if (what == "interrupted") interrupted_ = text(event, "signal");
@@ -66,7 +66,7 @@ class HistoryReader {
 
   void end_run(const Json& event, double time) {
     const std::string cause = text(event, "cause");
-    // A signal to a rank, and not to the launcher, is no event of its own; exit code 75 means SIGTERM.
+    // A signal to a rank, and not to the launcher, has no event of its own; exit code 75 means SIGTERM.
     if (interrupted_.empty() && integer(event, "exit_code") == kPreempted) interrupted_ = "SIGTERM";
     const std::string by = interrupted_.empty() ? "" : " by " + interrupted_;
     end(time, cause.empty() ? text(event, "state") + by : cause);
@@ -96,7 +96,7 @@ class HistoryReader {
     }
   }
 
-  // `name` is that of the folder, "step-120".
+  // `name`: the folder's name, "step-120".
   void mark_deleted(const std::string& name) {
     for (CheckpointAccount& one : history_.checkpoints) {
       if (one.fate == CheckpointFate::kKept && "step-" + std::to_string(one.step) == name) {
@@ -113,7 +113,7 @@ class HistoryReader {
   }
 
   RunHistory history_;
-  std::string interrupted_;  // by what; of this attempt
+  std::string interrupted_;  // the cause of this attempt's interruption
 };
 
 }  // namespace

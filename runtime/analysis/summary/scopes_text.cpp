@@ -7,7 +7,7 @@
 namespace dtrain::analysis {
 namespace {
 
-constexpr double kAlmostAll = 0.995;  // of a scope's time in one phase: the others are not named
+constexpr double kAlmostAll = 0.995;  // share of a scope's time in one phase: above it, the other phases are not named
 
 }  // namespace
 

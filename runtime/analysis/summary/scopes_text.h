@@ -8,12 +8,12 @@
 
 namespace dtrain::analysis {
 
-// Nothing if the trial has no scopes. Scopes within another one are indented below it.
+// Writes nothing if the trial has no scopes. Scopes within another one are indented below it.
 void write_scopes(TextWriter& out, const RunSummary& summary);
 
-// In which phases the time of a scope lies: "train_batch.forward", or the first two with their shares.
+// Returns the phases with the time of a scope: "train_batch.forward", or the first two with their shares.
 std::string phases_text(const ScopeSummary& scope);
-// The name without the scopes around it, and how many these are.
+// Return the name without the enclosing scopes, and the number of these.
 std::string name_in(const ScopeSummary& scope);
 std::size_t depth_of(const ScopeSummary& scope);
 

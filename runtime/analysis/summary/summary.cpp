@@ -16,7 +16,7 @@
 namespace dtrain::analysis {
 namespace {
 
-// How much a run computed, and what share of the hardware's limit that is.
+// The amount of computing in a run, and its share of the hardware's limit.
 
 std::string why_without_mfu(const Roofline& roofline) {
   if (roofline.flops_per_sample <= 0) return "no product of matrices, convolution or attention was counted";
@@ -54,7 +54,7 @@ struct Totals {
   std::int64_t count = 0, bytes = 0;  // of the rank with most
   std::int64_t exposed_ns = 0;        // of all
   Distribution durations;
-  std::vector<double> bandwidths;  // of those with a line of their own
+  std::vector<double> bandwidths;  // of the collectives with a line of their own
 };
 
 void add_collectives(const RunProfile& run, RunSummary& summary) {
@@ -256,7 +256,7 @@ void add_scopes(const RunProfile& run, double loop_s, RunSummary& summary) {
                      [](const auto& a, const auto& b) { return a.second > b.second; });
     summary.scopes.push_back(std::move(row));
   }
-  // A scope comes directly before those within it: '-' and '.' are less than '/'.
+  // A scope comes directly before the scopes within it: '-' and '.' are less than '/'.
   const auto less = [](char x, char y) { return x != y && (x == '/' || (y != '/' && x < y)); };
   std::sort(summary.scopes.begin(), summary.scopes.end(), [&](const ScopeSummary& x, const ScopeSummary& y) {
     return std::lexicographical_compare(x.path.begin(), x.path.end(), y.path.begin(), y.path.end(), less);

@@ -32,7 +32,7 @@ Json scope_json(const ScopeSummary& scope) {
           {"phases", std::move(phases)}};
 }
 
-// What reading its batches took; null where that was not recorded.
+// Returns the cost of reading a rank's batches; null: it was not recorded.
 Json loader_json(const RankSummary& rank) {
   const LoaderUsage& usage = rank.loader_usage;
   if (usage.batches == 0) return nullptr;

@@ -71,7 +71,7 @@ std::string quantiles_of(const PhaseSummary& phase) {
 
 void write_phases(TextWriter& out, const RunSummary& s) {
   if (s.steps == 0) return;
-  // Shares here are of the loop, so that what lies between steps shows as well.
+  // Shares here are of the loop, so that the time between steps shows as well.
   const double loop_s = std::max(s.loop_s.value_or(0), s.in_steps_s);
   if (loop_s <= 0) return;
   const bool alone = s.ranks.size() == 1;
@@ -153,7 +153,7 @@ void write_communication(TextWriter& out, const RunSummary& s) {
   out.paragraph(collectives_text(s));
 }
 
-// Damaged samples that loaders have replaced, where there are any.
+// Writes the number of damaged samples that loaders have replaced, if there are any.
 void write_skipped(TextWriter& out, const RunSummary& s) {
   std::int64_t skipped = 0, most = 0;
   int rank = 0;

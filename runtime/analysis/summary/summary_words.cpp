@@ -48,7 +48,7 @@ std::string saving_text(const RunSummary& summary) {
         "copying held training up for {} in all{}", seconds_text(history.copy_s()),
         history.checkpoints.size() == 1 ? "" : ", for " + seconds_text(history.longest_copy_s()) + " at most");
   }
-  // A profile is of one attempt.
+  // A profile covers one attempt.
   RunHistory covered;
   for (const CheckpointAccount& one : history.checkpoints) {
     if (history.attempts.empty() || one.attempt == history.attempts.back().attempt) covered.checkpoints.push_back(one);
@@ -56,7 +56,7 @@ std::string saving_text(const RunSummary& summary) {
   const std::string attempt = attempt_name(summary);
   std::string text = fmt::format("{}saving held training up for {} in all",
                                  attempt.empty() ? "" : "in " + attempt + " ", seconds_text(phase->seconds));
-  // The phase is the mean of the ranks, a copy's time that of the slowest.
+  // The phase's time is the mean of the ranks; a copy's time is that of the slowest rank.
   if (covered.copy_s() <= phase->seconds) text += ", " + seconds_text(covered.copy_s()) + " of it copying";
   return text;
 }

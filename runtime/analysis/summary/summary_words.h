@@ -7,33 +7,33 @@
 
 namespace dtrain::analysis {
 
-// "1,200 batches", with the optimizer steps where these are fewer; of the attempt that the profile is of.
+// Returns "1,200 batches", with the optimizer steps if these are fewer, of the attempt that the profile covers.
 std::string batches_text(const RunSummary& summary);
 
-// Of a run with several attempts, of which the last one has left its profile here: "attempt 7 of 7: batches 3,919 to
-// 4,100". Empty: there is one attempt.
+// Returns the attempt of which the profile is, the last of several: "attempt 7 of 7: batches 3,919 to 4,100". Empty:
+// there is one attempt.
 std::string attempt_text(const RunSummary& summary);
-// "attempt 7", or empty where there is one attempt.
+// Returns "attempt 7"; empty: there is one attempt.
 std::string attempt_name(const RunSummary& summary);
 
-// What a heading says about how much it covers: attempt_text(), or batches_text() where there is one attempt.
+// Returns the extent for a heading: attempt_text(), or batches_text() if there is one attempt.
 std::string extent_text(const RunSummary& summary);
 
-// "14 checkpoints were saved, 3 are kept, …; saving held training up for 20.3 ms in all, 2.33 ms of it copying". The
-// time is that of the phase where there is a profile, and of the copies alone where there is none.
+// Returns "14 checkpoints were saved, 3 are kept, …; saving held training up for 20.3 ms in all, 2.33 ms of it
+// copying". The time is that of the phase if there is a profile; otherwise it is that of the copies alone.
 std::string checkpoints_text(const RunSummary& summary);
 
-// "128", and what becomes of it: what is trained in a batch where that is less, and what an optimizer step sees where
-// batches are aggregated. Empty: not known.
+// Returns the batch size, "128", with the samples that are trained in a batch if these are fewer, and the samples of an
+// optimizer step if batches are aggregated. Empty: not known.
 std::string batch_size_text(const RunSummary& summary);
 
-// "0.47 GFLOP a batch, 82.1 GFLOP/s in float32: 39.4% MFU", with what is missing where there is no MFU; or empty.
+// Returns "0.47 GFLOP a batch, 82.1 GFLOP/s in float32: 39.4% MFU", or why there is no MFU; may be empty.
 std::string compute_text(const RunSummary& summary);
 
-// Of a run with several ranks: what computing does not hide, and what it consists of.
+// Returns the exposed communication of a run with several ranks, and its parts.
 std::string exposed_text(const RunSummary& summary);
 
-// How the buckets' exposed time and that of other collectives make up the exposed communication. Empty: there are none.
+// Returns the parts of the buckets and of other collectives in exposed communication. Empty: there are none.
 std::string collectives_text(const RunSummary& summary);
 
 }  // namespace dtrain::analysis

@@ -1,4 +1,4 @@
-// Numbers as people read them.
+// Writes numbers for people.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ inline std::string seconds_text(double seconds) {
   return format_duration(Nanoseconds(std::llround(std::clamp(seconds, -kMost, kMost) * 1e9)));
 }
 
-// For counts that are estimates.
+// Converts an estimated count.
 inline std::int64_t to_count(double value) {
   constexpr double kMost = 9e15;  // whole numbers up to here are exact
   return std::isnan(value) ? 0 : std::llround(std::clamp(value, -kMost, kMost));
@@ -40,7 +40,7 @@ inline std::string count_text(std::int64_t count, std::string_view word) {
   return count_text(count) + " " + (count == 1 ? std::string(word) : plural(word));
 }
 
-// With three digits and a decimal prefix: "82.1 GFLOP/s" of 8.21e10 and "FLOP/s".
+// Returns the value with three digits and a decimal prefix: "82.1 GFLOP/s" of 8.21e10 and "FLOP/s".
 inline std::string amount_text(double value, const std::string& unit) {
   constexpr const char* kPrefixes[] = {"", "k", "M", "G", "T", "P", "E"};
   std::size_t prefix = 0;

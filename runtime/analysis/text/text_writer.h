@@ -23,7 +23,7 @@ class TextWriter {
     while (!text.empty() && text.back() == ' ') text.pop_back();
     out_ += text + "\n";
   }
-  // Indented, in as many lines as it takes; `first` stands before the first of them, within the indentation.
+  // Adds indented text in as many lines as it needs; `first` precedes it, within the indentation.
   void paragraph(const std::string& text, std::size_t indent = 2, const std::string& first = {}) {
     const std::size_t room = static_cast<std::size_t>(width_) - indent;
     std::string margin = first + std::string(indent - std::min(indent, first.size()), ' ');
@@ -41,7 +41,7 @@ class TextWriter {
   std::string styled(const char* code, const std::string& text) const {
     return color_ ? fmt::format("\x1b[{}m{}\x1b[0m", code, text) : text;
   }
-  // What is left of the line after `used` columns, filled by `share`.
+  // Returns a bar that fills the part `share` of the line after `used` columns.
   std::string bar(double share, int used) const {
     const int room = std::clamp(width_ - used, 0, 40);
     const auto cells = static_cast<int>(std::lround(std::clamp(share, 0.0, 1.0) * room));
@@ -56,7 +56,7 @@ class TextWriter {
   std::string out_;
 };
 
-// Printed before the numbers of a run that lacks dumps; empty: it has them all.
+// Returns the warning to print before the numbers of a run that lacks dumps; empty: it has them all.
 inline std::string missing_ranks_text(const RunSummary& summary) {
   const auto found = static_cast<std::int64_t>(summary.ranks.size());
   if (summary.ranks.empty() || found >= summary.world_size) return {};

@@ -1,6 +1,7 @@
-// Traces as HolisticTraceAnalysis reads them. It looks at kernels: events of category "kernel" on a stream, each tied
-// by a number to the call that launched it; communication is what is named like a kernel of NCCL. A rank without a GPU
-// has none, so its phases and collectives stand in for them; the stream that computes is idle while it loads or waits.
+// Writes traces as HolisticTraceAnalysis reads them. It reads kernels: events of category "kernel" on a stream, each
+// tied by a number to the call that launched it. Kernels that are named like NCCL's are communication. A rank without a
+// GPU has no kernels, so its phases and collectives replace them; the computing stream is idle while the rank loads or
+// waits.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -29,7 +30,7 @@ struct StandIn {
   std::string_view phase, kernel;
   int stream;
 };
-// Phases that are not here leave the streams idle: loading, waiting, checkpoints, what is left.
+// Phases that are not listed leave the streams idle: loading, waiting, checkpoints, the rest.
 constexpr std::array kStandIns = {StandIn{"train_batch", "dtrain_train_batch", kComputeStream},
                                   StandIn{"train_batch.forward", "dtrain_forward", kComputeStream},
                                   StandIn{"train_batch.backward", "dtrain_backward", kComputeStream},
@@ -58,7 +59,7 @@ class HtaWriter {
       : profile_(profile), head_(head), origin_ns_(origin_ns), out_(path) {}
 
   void begin() {
-    // It finds the rank by this line, and wants a space before the number.
+    // HolisticTraceAnalysis finds the rank by this line, and requires a space before the number.
     out_.write(
         fmt::format("{{\n\"distributedInfo\": {{\"backend\": \"nccl\", \"rank\": {}, \"world_size\": {}}},\n"
                     "\"schemaVersion\": 1,\n\"traceEvents\":[\n",
@@ -71,7 +72,8 @@ class HtaWriter {
     append_event(line_, event, *pid, ts_us, to_number<std::int64_t>(event.id).value_or(0));
     flush();
   }
-  // Whole microseconds: what is left of a shorter one after its rounding would end before it began.
+  // Times are whole microseconds: after the rounding of HolisticTraceAnalysis, a shorter kernel would end before it
+  // began.
   void kernel(const std::string& name, int stream, double start_us, double duration_us) {
     const auto start = std::llround(start_us);
     const auto end = std::llround(start_us + duration_us);
@@ -114,7 +116,7 @@ class HtaWriter {
   std::int64_t correlation_ = 1'000'000;
 };
 
-// True: the rank ran kernels of its own.
+// Returns true if the rank ran kernels of its own.
 bool write_rank(TraceReader& reader, HtaWriter& writer) {
   bool has_kernels = false;
   reader.each([&](const RawEvent& event) { has_kernels |= unquoted(event.category) == "kernel"; });

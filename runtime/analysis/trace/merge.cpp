@@ -1,5 +1,5 @@
-// One file of all ranks' traces. Each rank is a process, its tracks are threads; times are microseconds on rank 0's
-// clock since just before the first trace began.
+// Writes one file with all ranks' traces. Each rank is a process, its tracks are threads; times are microseconds on
+// rank 0's clock since just before the first trace began.
 #include <spdlog/fmt/fmt.h>
 #include <algorithm>
 #include <cstdint>
@@ -25,17 +25,16 @@
 namespace dtrain::analysis {
 namespace {
 
-// Arrows between the slices of one collective on several ranks: from the rank that came last to each that waited for
-// it.
+// Arrows between the slices of one collective on several ranks: from the rank that came last to each that waited.
 class Arrows {
  public:
   void add(std::int64_t pid, const profile::PlacedCollective& collective);
-  // The arrows as events of Chrome trace JSON, each with a comma and a newline behind it.
+  // Returns the arrows as events of Chrome trace JSON, each followed by a comma and a newline.
   std::string events() const;
   std::int64_t slices() const { return slices_; }
   std::int64_t count() const { return count_; }
-  // Number of collectives that ended on one rank more than `error_us` before another had entered them: the clocks
-  // cannot be right. (A rank may start after another has ended: a small payload is handed over on entering.)
+  // Returns the number of collectives that ended on one rank more than `error_us` before another rank entered them: the
+  // clocks must be wrong. (A rank may start after another has ended: a small payload is handed over on entering.)
   std::int64_t impossible(double error_us) const;
 
  private:
@@ -50,7 +49,7 @@ class Arrows {
   std::int64_t count_ = 0;
 };
 
-constexpr double kLateNoteUs = 5;  // the clock is read a moment before or after what it is read for
+constexpr double kLateNoteUs = 5;  // the clock is read a moment before or after the event
 
 void Arrows::add(std::int64_t pid, const profile::PlacedCollective& collective) {
   auto& slices = collectives_[{collective.batch, collective.sequence, collective.operation}];
@@ -67,7 +66,7 @@ std::string Arrows::events() const {
                                        [](const Slice& a, const Slice& b) { return a.start_us < b.start_us; });
     for (auto other = slices.begin(); other != slices.end(); ++other) {
       if (other == last) continue;
-      // An arrow's ends belong to the slices they lie in.
+      // An arrow's ends belong to the slices in which they are.
       const double arrives = std::clamp(last->start_us, other->start_us, other->end_us);
       const auto put = [&](const char* phase, const Slice& slice, double at_us) {
         fmt::format_to(
@@ -97,8 +96,8 @@ std::int64_t Arrows::impossible(double error_us) const {
   return count;
 }
 
-// Steps and collectives of a rank's dump in the form of a trace, for runs of which no trace was taken. A dump does not
-// record where in a step its phases lay.
+// Returns the steps and collectives of a rank's dump as a trace, for runs without traces. A dump does not record the
+// moments of phases within a step.
 
 profile::TraceLog log_of_dump(const RankProfile& rank) {
   profile::TraceLog log;
@@ -241,7 +240,7 @@ void Merger::event(const TraceHead& head, const RawEvent& raw) {
   }
   const double ts = raw.ts.empty() ? 0 : to_us(head.rank, head.monotonic_ns(raw.ts_us()));
   if (category == "collective") place(head.rank, raw, ts);
-  // Numbers of arrows are each rank's own.
+  // Each rank numbers its own arrows.
   const auto arrow = to_number<std::int64_t>(raw.id);
   const std::int64_t id = arrow ? (std::int64_t{head.rank} + 1) * 1'000'000'000 + *arrow % 1'000'000'000 : 0;
   line_.clear();
@@ -314,7 +313,7 @@ MergedTrace Merger::finish() {
                     odd));
   }
   std::sort(merged_.ranks.begin(), merged_.ranks.end());
-  // No comma behind the last event.
+  // No comma follows the last event.
   write(to_line({{"ph", "i"},
                  {"s", "g"},
                  {"name", "trace begins"},

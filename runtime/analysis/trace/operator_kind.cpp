@@ -1,5 +1,5 @@
-// The class of an operator by its name. Names come in several spellings ("aten::log_softmax", "LogSoftmaxBackward0", a
-// kernel's mangled name), so they are compared in lower case and without underscores.
+// Finds the class of an operator by its name. Names come in several spellings ("aten::log_softmax",
+// "LogSoftmaxBackward0", a kernel's mangled name), so they are compared in lower case and without underscores.
 #include <algorithm>
 #include <array>
 #include <cctype>
@@ -10,7 +10,7 @@
 namespace dtrain::analysis {
 namespace {
 
-// Of operators: the whole name, or its beginning where it ends in '*'.
+// Names of operators; a '*' at the end stands for any rest.
 constexpr std::array kContractions = {"mm",
                                       "addmm*",
                                       "bmm",
@@ -165,7 +165,7 @@ constexpr std::array kElementWise = {"add",
                                      "foreachaddcdiv*",
                                      "foreachlerp*",
                                      "amp*"};
-// Of GPU kernels: anywhere in the name, in this order.
+// Parts of the names of GPU kernels, tried in this order.
 constexpr std::array kContractionKernels = {"gemm", "gemv",  "conv",  "xmma", "cutlass",
                                             "fmha", "flash", "wgrad", "dgrad"};
 constexpr std::array kNormalisationKernels = {"softmax", "norm", "reduce", "bnfw", "bnbw", "nllloss"};
@@ -179,7 +179,7 @@ std::string plain(std::string_view name) {
   for (const char c : name) {
     if (c != '_') text += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   }
-  // "addmmbackward0", "log_softmax_backward_data": what is computed backward is of the class of its operator.
+  // The backward of an operator has the class of the operator: "addmmbackward0", "log_softmax_backward_data".
   const auto backward = text.find("backward");
   if (backward != std::string::npos && backward > 0) text.resize(backward);
   return text;

@@ -62,7 +62,7 @@ DeviceOperators Device::result() const {
   return device;
 }
 
-// The spans of one thread: each is charged what those inside of it leave.
+// Charges each span of a thread with its time without the spans inside it.
 void charge(std::vector<Span>& spans, Device& device) {
   std::sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) {
     return a.start_us != b.start_us ? a.start_us < b.start_us : a.end_us > b.end_us;

@@ -67,7 +67,7 @@ TraceHead to_head(const Json& file, const std::filesystem::path& path) {
   head.missing = text(ours, "missing");
   head.first_batch = integer(ours, "first_batch");
   head.last_batch = integer(ours, "last_batch");
-  // Wall clock times in nanoseconds are larger than what integer() lets through; 73 years are enough.
+  // Wall clock times in nanoseconds are larger than integer() allows; 73 years are enough.
   const auto time = [](const Json& object, const char* key) {
     return std::clamp<std::int64_t>(value_at<std::int64_t>(object, key).value_or(0), 0, std::int64_t{1} << 61);
   };
@@ -80,7 +80,7 @@ TraceHead to_head(const Json& file, const std::filesystem::path& path) {
   return head;
 }
 
-// All that stands before the list of events.
+// Parses everything before the list of events.
 TraceHead parse_head(std::string_view text, const std::filesystem::path& path) {
   const auto events = text.find("\"traceEvents\"");
   const auto end = events == std::string_view::npos ? events : text.find_last_of("},]0123456789\"", events - 1);
@@ -122,11 +122,11 @@ double RawEvent::dur_us() const {
 double TraceHead::monotonic_ns(double ts_us) const {
   const profile::TraceClockPoint& a = clock.front();
   const profile::TraceClockPoint& b = clock.back();
-  // All differences are small, so nothing is lost in a double.
+  // All differences are small, so a double loses nothing.
   const double since = ts_us * 1e3 - static_cast<double>(a.trace_ns - base_ns);
   double slope = 1;
   if (b.trace_ns > a.trace_ns) {
-    // Two clocks of one machine: anything far from 1 is damage.
+    // A slope far from 1 between two clocks of one machine is damage.
     slope = std::clamp(
         static_cast<double>(b.monotonic_ns - a.monotonic_ns) / static_cast<double>(b.trace_ns - a.trace_ns), 0.5, 2.0);
   }

@@ -15,8 +15,8 @@
 
 namespace dtrain::analysis {
 
-// The values as they stand in the file, strings with their quotes; empty where the event does not have one. Valid until
-// the next event is read.
+// The values as in the file, strings with their quotes; empty: the event does not have the value. Valid until the next
+// event is read.
 struct RawEvent {
   std::string_view ph, category, name, pid, tid, ts, dur, id, args;
   std::string_view bp, s;  // of flows and instants
@@ -25,13 +25,14 @@ struct RawEvent {
   double dur_us() const;
 };
 
-// Without its quotes; escapes stay as they are.
+// Returns the text without its quotes; escapes stay as they are.
 inline std::string_view unquoted(std::string_view text) {
   const bool quoted = text.size() >= 2 && text.front() == '"';
   return quoted ? text.substr(1, text.size() - 2) : text;
 }
 
-// {…},\n with what the event has; `pid`, `ts_us` and `id` take the place of its own. Without a time where it has none.
+// Appends {…},
+//  with the event's values, except that `pid`, `ts_us` and `id` replace its own. Omits the time if the event has none.
 void append_event(fmt::memory_buffer& out, const RawEvent& event, std::int64_t pid, double ts_us, std::int64_t id);
 
 struct TraceHead {
@@ -40,22 +41,22 @@ struct TraceHead {
   std::int64_t pid = 0;
   std::string host, cut, missing;
   std::int64_t first_batch = 0, last_batch = 0;
-  std::int64_t base_ns = 0;  // what the events' times count from, on the profiler's clock
+  std::int64_t base_ns = 0;  // the origin of the events' times, on the profiler's clock
   std::vector<profile::TraceClockPoint> clock;
 
   std::int64_t batches() const { return last_batch - first_batch + 1; }
-  // An event's time on the host's monotonic clock.
+  // Returns an event's time on the host's monotonic clock.
   double monotonic_ns(double ts_us) const;
-  // How far that may be from the truth.
+  // Returns the largest error of monotonic_ns().
   std::int64_t error_ns() const;
 };
 
-// Without reading the events.
+// Reads the head of a trace without its events.
 TraceHead read_trace_head(const std::filesystem::path& path);
 
 class TraceReader {
  public:
-  // Reads the file whole. DataError when it is damaged, or no trace of dtrain.
+  // Reads the whole file. DataError if it is damaged or not a trace of dtrain.
   explicit TraceReader(const std::filesystem::path& path);
   const TraceHead& head() const { return head_; }
   void each(const std::function<void(const RawEvent&)>& use);
@@ -66,7 +67,7 @@ class TraceReader {
   TraceHead head_;
 };
 
-// The trace files of a run, by rank, then in the order they were written.
+// Returns the trace files of a run, by rank, then in the order of writing.
 std::vector<std::filesystem::path> trace_files(const std::filesystem::path& run_folder);
 
 }  // namespace dtrain::analysis

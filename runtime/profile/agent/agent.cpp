@@ -27,7 +27,7 @@ std::int64_t own_cpu_ns() {
   return ns(usage.ru_utime) + ns(usage.ru_stime);
 }
 
-// The units of the metrics in system records, by name.
+// Returns the units of the metrics in system records, by name.
 Json metric_units() {
   Json units = Json::object();
   for (const HostMetric& metric : kHostMetrics) units[metric.name] = metric.unit;
@@ -115,7 +115,8 @@ void Agent::accept_processes() {
                                 [this](int rank) { return is_connected(rank); });
     }
   } catch (const SystemError& error) {
-    // Out of file descriptors, for example: connected ranks go on, and waiting ones are accepted later.
+    // accept() fails for example without free file descriptors: connected ranks go on, and waiting ones are accepted
+    // later.
     next_accept_ = clock_.monotonic() + kAcceptPause;
     logger_->warn("{}", error.what());
   }
@@ -158,7 +159,7 @@ void Agent::drain() {
 void Agent::sample() {
   const Nanoseconds now = clock_.monotonic();
   if (now < next_sample_) return;
-  // A steady schedule: what was late does not delay the next, and what was missed altogether is left out.
+  // The schedule is steady: a late sample does not delay the next, and missed samples are left out.
   while (next_sample_ <= now) next_sample_ += settings_.sample_period;
   std::vector<RankProcess> ranks;
   for (const RankConnection& connection : connections_) {
@@ -206,7 +207,7 @@ void Agent::report_errors() {
   if (!failed_) logger_->error("{}", *error);
   failed_ = true;
   if (reported_) return;
-  // Reports to one rank, the first of those connected: one warning is enough for a host.
+  // Reports to one rank, the first connected one: one warning is enough for a host.
   std::vector<RankConnection*> here;
   for (RankConnection& connection : connections_) here.push_back(&connection);
   std::sort(here.begin(), here.end(), [](const auto* a, const auto* b) { return a->rank() < b->rank(); });

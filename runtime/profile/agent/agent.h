@@ -1,5 +1,5 @@
-// The agent process of a host: waits for the host's ranks, writes what they record, samples the system, and exits after
-// the last of them. One thread, beside the one that calls the GPUs' driver.
+// The agent process of a host: waits for the host's ranks, writes their records, samples the system, and exits after
+// the last of them. One thread, besides the one that calls the GPUs' driver.
 #pragma once
 
 #include <chrono>
@@ -35,7 +35,7 @@ class Agent {
  public:
   Agent(AgentSettings settings, UnixListener listener, const Clock& clock, Logger logger);
 
-  // Until the last rank has gone; true when everything recorded is on disk.
+  // Runs until the last rank has gone. True: all records are on disk.
   bool run();
 
  private:
@@ -48,7 +48,7 @@ class Agent {
   std::vector<RankTotals> totals() const;
   std::map<std::string, std::string> labels() const;  // of the values for Prometheus
   void report_errors();
-  // Why it is time to end; nullptr while it is not.
+  // Returns the reason for the agent to end; nullptr: it goes on.
   const char* reason_to_end();
   bool any_rank_connected() const;
   bool is_connected(int rank) const;
@@ -59,10 +59,10 @@ class Agent {
   Logger logger_;
   SystemSampler sampler_;
   GpuSampler gpus_;
-  std::unique_ptr<PrometheusEndpoint> prometheus_;  // where one is wanted
+  std::unique_ptr<PrometheusEndpoint> prometheus_;  // null: not requested
   DumpWriter dump_;
   std::list<RankConnection> connections_;
-  std::map<int, RankTotals> gone_;  // ranks that came and went
+  std::map<int, RankTotals> gone_;  // ranks that have disconnected
   Nanoseconds started_at_;
   Nanoseconds last_sample_;
   Nanoseconds next_sample_;

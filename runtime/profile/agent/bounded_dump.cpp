@@ -57,7 +57,7 @@ void DumpWindow::add_scope(const ScopeRecord& scope) {
   const std::string path = path_of(scope);
   auto at = std::ranges::lower_bound(record.scopes, path, std::less(), &ScopeSums::path);
   if (at == record.scopes.end() || at->path != path) {
-    // A rank has no more paths; what comes from its memory may have.
+    // A rank has no more paths, but damaged shared memory may have more.
     if (record.scopes.size() >= Scope::kMostPaths) return;
     at = record.scopes.insert(at, ScopeSums{.path = path});
   }
@@ -187,11 +187,12 @@ void BoundedDump::close() {
   lines.append(window.others);
   window.sums.record.outliers = std::ssize(outliers);
   append_fields(lines, "window", window.sums.record);
-  // Records of a step that has not ended stay too: they belong to the next window.
+  // Records of an unfinished step stay too: they belong to the next window.
   for (const Record& record : window.current) append_record(lines, record);
-  // They take the place of no less than themselves: what is not written yet may be needed for that.
+  // The new lines fit only into at least as many written bytes: if fewer are written, the waiting ones are written
+  // first.
   if (const auto written = writer_.written_since(*window.mark); written > 0 && written < lines.size()) flush();
-  // Where a line of the window could not be written the others stay, and what is not written yet goes behind them.
+  // If a line of the window could not be written, the old lines stay, and the unwritten ones follow them.
   if (writer_.replace(*window.mark, view(lines))) buffer_.clear();
 }
 

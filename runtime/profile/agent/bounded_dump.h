@@ -1,7 +1,7 @@
-// The records of one rank on their way to its dump, kept from growing without end: the first steps stay in full, later
-// ones are in full until their window is over and are then replaced by its sums and its outliers ("Bounded dumps" in
-// docs/profile-format.md). At any moment everything recorded is in the file or in what flush() will write, so that
-// no window is lost when the rank or this process ends. One thread, the agent's.
+// Bounds the records of one rank in its dump: the first steps stay in full; later steps are in full until their window
+// ends and are then replaced by its sums and outliers ("Bounded dumps" in docs/profile-format.md). At any moment all
+// records are in the file or in the lines that flush() will write, so no window is lost when the rank or this process
+// ends. One thread, the agent's.
 #pragma once
 
 #include <array>
@@ -24,8 +24,7 @@ class DumpWindow {
   DumpWindow() { record.loader.pinned = 0; }
   // Adds a step, collective, scope or loader record; ignores others.
   void add(const Record& record);
-  // Beside what add() sums up, whoever adds the records sets first_batch, last_batch, epoch, start_ns, end_ns, outliers
-  // and outliers_folded.
+  // add() does not set first_batch, last_batch, epoch, start_ns, end_ns, outliers and outliers_folded: the caller does.
   WindowRecord record;
 
  private:
@@ -37,17 +36,17 @@ class DumpWindow {
   double mean_ns_ = 0;  // Welford's running mean of the steps' durations
 };
 
-// Finds steps that take much longer than those before them. Robust: median and median absolute deviation of the last
-// steps, so that neither one stall nor a phase of noise hides the next. One thread.
+// Finds steps that take much longer than those before them, by median and median absolute deviation of the last steps.
+// These are robust, so neither a stall nor a phase of noise hides the next. One thread.
 class OutlierTest {
  public:
   static constexpr std::size_t kRecentSteps = 512;
   static constexpr std::int64_t kDeviations = 8;      // median absolute deviations above the median …
-  static constexpr std::int64_t kShareOfMedian = 10;  // … and a tenth of it
-  static constexpr std::size_t kFewestSteps = 32;     // before there are so many, nothing is one
+  static constexpr std::int64_t kShareOfMedian = 10;  // and a tenth of the median
+  static constexpr std::size_t kFewestSteps = 32;     // with fewer steps, no step is an outlier
   static constexpr std::size_t kRenewalSteps = 32;    // the threshold is found again after so many
 
-  // Of a step's duration; from then on it is one of the last steps.
+  // Returns true if a step's duration is an outlier, and adds it to the last steps.
   bool is_outlier(std::int64_t wall_ns);
 
  private:
@@ -59,15 +58,15 @@ class OutlierTest {
   std::vector<std::int64_t> scratch_;
 };
 
-using StepRecords = std::vector<Record>;  // of one step, itself last
+using StepRecords = std::vector<Record>;  // of one step, the step's own record last
 
-// The window that goes on. Not nested: clang does not let an optional make a class of its own that has defaults.
+// The open window. It is not nested, because clang does not let an optional make a nested class with defaults.
 struct OpenWindow {
-  std::optional<DumpWriter::Mark> mark;  // where its lines begin
-  std::int64_t begin = 0, end = 0;       // its first step and the one behind its last, counted from the dump's first
+  std::optional<DumpWriter::Mark> mark;  // start of its lines
+  std::int64_t begin = 0, end = 0;       // its first step and the step after its last, counted from the dump's first
   DumpWindow sums;
   bool empty = true;
-  StepRecords current;                               // of the step that goes on
+  StepRecords current;                               // of the current step
   std::multimap<std::int64_t, StepRecords> longest;  // outliers by duration, as many as may be kept
   LineBuffer others;
 };
@@ -76,19 +75,19 @@ class BoundedDump {
  public:
   static constexpr std::int64_t kStepsInFull = 10'000;
   static constexpr std::int64_t kShortestWindow = 100;  // steps
-  static constexpr std::int64_t kOutlierShare = 20;     // a 20th of a window's steps is kept in full at most …
-  static constexpr std::int64_t kFewestOutliers = 5;    // … and so many in any case
+  static constexpr std::int64_t kOutlierShare = 20;     // at most a 20th of a window's steps stays in full …
+  static constexpr std::int64_t kFewestOutliers = 5;    // … or so many steps if that is more
 
-  // Tests keep fewer steps in full. `first_batch`: the rank's first step, where an earlier agent has seen it; otherwise
-  // it is the first that comes.
+  // Tests keep fewer steps in full. `first_batch`: the rank's first step if an earlier agent has seen it; otherwise the
+  // next step is the first.
   explicit BoundedDump(DumpWriter& writer, std::int64_t steps_in_full = kStepsInFull,
                        std::optional<std::int64_t> first_batch = std::nullopt)
       : writer_(writer), steps_in_full_(steps_in_full), first_batch_(first_batch), next_window_(steps_in_full) {}
 
   void add(const Record& record);
-  // Lines of other kinds, which no window takes the place of. Each ends with a newline.
+  // Adds lines of other kinds, which no window replaces. Each ends with a newline.
   void add_lines(std::string_view lines);
-  // Writes what was added. Call it often: add() alone writes only where a window ends, or when much has come together.
+  // Writes the added lines. Call it often: add() alone writes only at the end of a window, or when many lines wait.
   void flush();
   std::int64_t last_batch() const { return last_batch_; }  // the last step that ended; 0: none
 
@@ -105,7 +104,7 @@ class BoundedDump {
   std::optional<OpenWindow> open_;
   std::optional<std::int64_t> first_batch_;
   std::int64_t last_batch_ = 0;
-  std::int64_t next_window_;  // where it begins, counted from the first step
+  std::int64_t next_window_;  // its first step, counted from the first of the dump
 };
 
 }  // namespace dtrain::profile

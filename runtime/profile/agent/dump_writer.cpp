@@ -15,7 +15,7 @@
 namespace dtrain::profile {
 namespace {
 
-// A full disk is not tried again at every turn.
+// The pause between attempts to write to a full disk.
 constexpr Nanoseconds kRetryPeriod = std::chrono::milliseconds(500);
 
 constexpr const char* kReplacedNote = R"({"record":"replaced",)";
@@ -35,8 +35,8 @@ bool write_at(int fd, std::uintmax_t offset, std::string_view content) {
   return true;
 }
 
-// A dump whose writer was killed may end in lines that were to replace others and are not complete. They go, and the
-// others stay; behind them a reader could not tell them from complete ones.
+// Removes incomplete replacing lines from the end of a dump whose writer was killed; the lines that they were to
+// replace stay. If other lines followed the incomplete ones, a reader could not tell them from complete ones.
 void cut_torn_replacement(const std::filesystem::path& path) {
   std::error_code ignored;
   if (std::filesystem::file_size(path, ignored) == 0 || ignored) return;
@@ -66,7 +66,7 @@ bool DumpWriter::append(std::string_view lines) {
   } catch (const std::exception& error) {
     if (!error_) error_ = error.what();
   }
-  // Of the lines the first ones may have fitted.
+  // The first lines may have fitted.
   std::error_code ignored;
   const std::uintmax_t size = file_ ? std::filesystem::file_size(path_, ignored) : 0;
   std::size_t kept = 0;
@@ -98,7 +98,7 @@ void DumpWriter::write(std::string_view lines) {
       append(lines);
       return;
     }
-    // The note itself is no record and does not count as lost; the records it counts still have to be reported.
+    // The note itself is not a record and does not count as lost; the records in its count still have to be reported.
     lost_ -= 1;
     lost_ += count_lines(lines);
     lost_unreported_ = missing + count_lines(lines);
@@ -116,9 +116,9 @@ std::uintmax_t DumpWriter::written_since(const Mark& mark) const {
   return size_ - mark.size;
 }
 
-// Whenever this process ends, or a write fails, a reader finds the old lines or the new ones: the new ones are first
-// appended behind a line that names the place they are for, then copied there, then the rest is cut off. They are
-// no longer than what they replace, so copying does not touch those at the end.
+// Whenever this process ends, or a write fails, a reader finds either the old lines or the new ones. The new lines are
+// first appended behind a line that names their place, then copied there, then the rest is cut off. They are at most as
+// long as the old lines, so the copy does not overwrite the appended ones.
 bool DumpWriter::replace(const Mark& mark, std::string_view lines) {
   const std::uintmax_t room = written_since(mark);
   if (lost_ != mark.lost || (room > 0 && lines.size() > room)) return false;

@@ -1,5 +1,6 @@
-// Writes the lines of one dump. Losing records must never stop the agent: it counts what cannot be written (disk full),
-// keeps the cause and tries again; once writing works, a "lost" record holds how much is missing. One thread.
+// Writes the lines of one dump. Losing records must never stop the agent: it counts lines that cannot be written (disk
+// full), keeps the cause and tries again; once writing works, a "lost" record has the number of missing lines. One
+// thread.
 #pragma once
 
 #include <cstdint>
@@ -17,23 +18,24 @@ class DumpWriter {
  public:
   DumpWriter(std::filesystem::path path, const Clock& clock) : path_(std::move(path)), clock_(clock) {}
 
-  // Whole lines, each ended by '\n'.
+  // Writes whole lines, each ended by '
+  // '.
   void write(std::string_view lines);
-  // The end of the file, for replace(); nothing while lines are missing there.
+  // The end of the file, for replace(); empty: lines are missing there.
   struct Mark {
     std::uintmax_t size = 0;
     std::uint64_t lost = 0;
   };
   std::optional<Mark> mark();
   std::uintmax_t written_since(const Mark& mark) const;  // bytes
-  // Puts `lines` in the place of all that was written since. False where some of that was lost, where they are longer
-  // than that, or where they cannot be written: then it stays.
+  // Replaces all lines since `mark` by `lines`. False: some of the old lines were lost, or `lines` are longer, or they
+  // cannot be written; then the old lines stay.
   bool replace(const Mark& mark, std::string_view lines);
-  // What was written survives the machine.
+  // Makes written lines durable: they survive a crash of the machine.
   void sync();
 
   std::uint64_t lost() const { return lost_; }
-  // The first error, naming the path.
+  // Returns the first error, which names the path.
   const std::optional<std::string>& error() const { return error_; }
 
  private:

@@ -1,5 +1,5 @@
-// Writes records as JSON, by visiting their fields (dtrain/profile/records.h). Formatted by hand: the agent shares the
-// cores with the training.
+// Writes records as JSON, by visiting their fields (dtrain/profile/records.h). It formats by hand, because the agent
+// shares the cores with the training.
 #pragma once
 
 #include <algorithm>
@@ -22,17 +22,17 @@
 
 namespace dtrain::profile {
 
-// The text of a record while it is put together.
+// The text of a record under construction.
 using LineBuffer = fmt::memory_buffer;
-// Appends; the arguments are those of fmt::format_to.
+// Appends text; the arguments are those of fmt::format_to.
 template <typename... Args>
 void put(LineBuffer& out, Args&&... args) {
   fmt::format_to(std::back_inserter(out), std::forward<Args>(args)...);
 }
 
-// The time of a phase as dumps give it: that of train_batch holds its parts.
+// Returns the time of a phase as in dumps: the time of train_batch includes its parts.
 std::int64_t time_in(const PhaseTimes& times, Phase phase);
-// What shared memory holds up to its end or to a 0: nothing in it can break a line.
+// Returns text from shared memory, up to its end or to a 0, without characters that break a line.
 std::string plain_text(std::string_view bytes);
 
 // One JSON object, up to close().
@@ -147,7 +147,7 @@ class FieldWriter {
   char separator_ = '{';
 };
 
-// {"record":KIND, the fields that `add` adds}, as one line.
+// Appends {"record":KIND, the fields that `add` adds}, as one line.
 void append_line(LineBuffer& out, std::string_view kind, auto&& add) {
   FieldWriter line(out);
   line("record", kind);

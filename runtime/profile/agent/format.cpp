@@ -94,7 +94,7 @@ std::string gpu_line(const host::GpuInfo& gpu) {
 std::string header_line(const Json& fields, const Json& extra, const Clock& clock) {
   Json header = {{"record", "header"}, {"schema", kDumpSchema}};
   for (const auto& [key, value] : fields.items()) header[key] = value;
-  // Two readings around the wall clock's bound how far it and the middle of them are apart.
+  // The wall clock is read between two readings of the monotonic clock: these bound the error of their middle.
   const std::int64_t before = clock.monotonic().count();
   const std::int64_t wall = clock.wall().count();
   const std::int64_t after = clock.monotonic().count();

@@ -14,15 +14,15 @@ namespace dtrain::profile {
 
 inline constexpr int kDumpSchema = 1;
 
-// Of an unknown kind: nothing.
+// Appends a record; nothing for an unknown kind.
 void append_record(LineBuffer& out, const Record& record);
-// A name that came through shared memory: nothing in it can break a line.
+// Return a name from shared memory, without characters that break a line.
 std::string operation_of(const CollectiveRecord& record);
 std::string path_of(const ScopeRecord& scope);
 void append_system(LineBuffer& out, const SystemSample& sample);
 std::string gpu_line(const host::GpuInfo& gpu);
 
-// The first line. `fields` come first; those of `extra` that are not among them follow.
+// Returns the first line. `fields` come first; the fields of `extra` that are not among them follow.
 std::string header_line(const Json& fields, const Json& extra, const Clock& clock);
 
 }  // namespace dtrain::profile

@@ -11,8 +11,9 @@ namespace {
 
 constexpr std::chrono::seconds kEndPatience{1};
 
-// NVML counts processes by their numbers on the host. In a container with numbers of its own none of them is seen here,
-// so that a rank is not taken for a stranger there; strangers are then not seen either.
+// True if this container sees the process. NVML has process numbers of the host. In a container with numbers of its
+// own, no process is seen, so that a rank does not count as a program outside the run; such programs are then not seen
+// either.
 bool is_seen(pid_t pid) {
   return ::kill(pid, 0) == 0 || errno == EPERM;
 }
@@ -77,7 +78,7 @@ std::vector<GpuSample> GpuSampler::sample(const std::set<pid_t>& ranks, std::chr
   shared_->changed.notify_all();
   shared_->changed.wait_for(lock, patience, [&] { return shared_->ended || shared_->answered >= number; });
   std::vector<GpuSample> samples;
-  // A slow driver answers after the sample is over: the next sample then has that answer.
+  // If a slow driver answers after the sample is over, the next sample has that answer.
   if (shared_->answered == shared_->given) return samples;
   shared_->given = shared_->answered;
   for (const host::GpuReading& reading : shared_->readings) {

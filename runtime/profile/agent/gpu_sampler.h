@@ -1,4 +1,4 @@
-// Reads the GPUs for the agent without ever holding it up: a thread of this class makes the calls to the driver, which
+// Reads the GPUs for the agent without ever delaying it: a thread of this class makes the calls to the driver, which
 // may take long or hang. The public functions are for the agent's thread.
 #pragma once
 
@@ -41,25 +41,25 @@ struct GpuSample {
 class GpuSampler {
  public:
   GpuSampler(const std::string& library, const Logger& logger);
-  // A thread that hangs in the driver is left behind: the process is about to end.
+  // Does not wait for a thread that hangs in the driver: the process is about to end.
   ~GpuSampler();
   GpuSampler(const GpuSampler&) = delete;
   GpuSampler& operator=(const GpuSampler&) = delete;
 
-  // The values of each GPU that reports any, now; where the driver takes longer than `patience`, its last answer since
-  // the sample before. Empty when there was none: then this sample has no GPUs.
+  // Returns the current values of each GPU that reports any. If the driver takes longer than `patience`, returns its
+  // last answer since the sample before. Empty: there was no answer, so this sample has no GPUs.
   std::vector<GpuSample> sample(const std::set<pid_t>& ranks, std::chrono::milliseconds patience);
-  // The GPUs there are, once they are known: not empty in one call at most.
+  // Returns the GPUs once they are known: not empty in one call at most.
   std::vector<host::GpuInfo> take_new();
 
  private:
-  // Shared with the thread, which may outlive this.
+  // State that is shared with the thread, which may outlive this object.
   struct Shared {
     std::mutex mutex;
     std::condition_variable changed;
     std::uint64_t asked = 0;     // readings the agent wants
-    std::uint64_t answered = 0;  // the last of them that came
-    std::uint64_t given = 0;     // the last that went into a sample
+    std::uint64_t answered = 0;  // number of the last answered request
+    std::uint64_t given = 0;     // number of the last request whose answer is in a sample
     std::vector<host::GpuReading> readings;
     std::vector<host::GpuInfo> found;  // not taken yet
     bool stop = false;

@@ -57,7 +57,7 @@ int main(int argc, char** argv) {
     return static_cast<int>(ExitCode::kBadInput);
   }
   ignore_polite_ends();
-  // What this process holds open must not reach any other.
+  // No other process may inherit these files.
   ::fcntl(kSocketFd, F_SETFD, FD_CLOEXEC);
   ::fcntl(kReadyFd, F_SETFD, FD_CLOEXEC);
   bool started = false;

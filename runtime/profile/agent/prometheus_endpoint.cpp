@@ -19,9 +19,9 @@ using prometheus::MetricFamily;
 using prometheus::MetricType;
 using Labels = std::vector<ClientMetric::Label>;
 
-constexpr std::size_t kThreads = 1;  // that answer; Prometheus asks every few seconds
+constexpr std::size_t kThreads = 1;  // threads that answer; Prometheus asks every few seconds
 
-// The families of one answer; each gets all its values one after the other.
+// The families of one answer; all values of a family are together.
 class Families {
  public:
   explicit Families(const std::map<std::string, std::string>& labels) {
@@ -50,7 +50,7 @@ class Families {
       if (value) add({{label, std::to_string(of)}}, *value);
     }
   }
-  // Families without a value are left out.
+  // Returns the families that have values.
   std::vector<MetricFamily> take() {
     std::erase_if(families_, [](const MetricFamily& family) { return family.metric.empty(); });
     return std::move(families_);
@@ -98,7 +98,7 @@ void add_ranks(Families& out, const std::vector<RankTotals>& ranks) {
        [](const RankTotals& r) { return r.dropped; });
   each("dtrain_lines_lost_total", "Lines of the dump that could not be written", MetricType::Counter,
        [](const RankTotals& r) { return r.lost; });
-  // Exclusive, so that a sum over phases is dtrain_step_seconds_total.
+  // The times are exclusive, so that their sum over phases is dtrain_step_seconds_total.
   out.family("dtrain_phase_seconds_total", "Time spent in a phase, without the phases within it", MetricType::Counter);
   for (const RankTotals& rank : ranks) {
     for (std::size_t i = 0; i < kPhaseCount; ++i) {
@@ -124,7 +124,7 @@ void add_ranks(Families& out, const std::vector<RankTotals>& ranks) {
 
 }  // namespace
 
-// What is answered; threads of the library read it.
+// The values of answers; threads of the library read them.
 class PrometheusEndpoint::Values final : public prometheus::Collectable {
  public:
   explicit Values(std::map<std::string, std::string> labels) : labels_(std::move(labels)) {}

@@ -1,6 +1,6 @@
-// Answers Prometheus: GET /metrics gives the last system sample of this host and what its ranks have done so far. The
-// library (prometheus-cpp) answers on threads of its own and reads a copy, so a request never holds up the agent.
-// The public functions are for the agent's thread.
+// Answers Prometheus: GET /metrics gives the last system sample of this host and the sums of its ranks so far. The
+// library (prometheus-cpp) answers on threads of its own and reads a copy, so a request never delays the agent. The
+// public functions are for the agent's thread.
 #pragma once
 
 #include <map>
@@ -23,7 +23,7 @@ class PrometheusEndpoint {
 
   // "127.0.0.1:9400"
   const std::string& where() const { return where_; }
-  // What it answers from now on. Ranks that have ended stay.
+  // Sets the values of later answers. Ranks that have ended stay.
   void publish(const SystemSample& sample, const std::vector<RankTotals>& ranks);
 
  private:

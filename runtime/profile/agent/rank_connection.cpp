@@ -9,7 +9,7 @@
 namespace dtrain::profile {
 namespace {
 
-constexpr int kMemorySamples = 200;              // in the time that has passed
+constexpr int kMemorySamples = 200;              // in the time since the rank connected
 constexpr std::uint64_t kReleaseRecords = 1024;  // between two releases of the ring's room
 
 std::string dump_name(int rank) {
@@ -69,7 +69,7 @@ void RankConnection::introduce(const Json& hello, UnixMessage& message) {
   if (!facts_.ranks.contains(rank)) {
     refuse("agent '" + facts_.agent_id + "' does not expect a rank " + std::to_string(rank) + " on its host");
   }
-  // A second writer would tear the dump of the first.
+  // A second writer would damage the dump of the first.
   if (is_connected_(rank)) refuse("rank " + std::to_string(rank) + " is connected already");
   if (message.fds.size() != 1) refuse("its hello came without a ring");
   std::unique_ptr<RingReader> ring;
@@ -118,8 +118,8 @@ void RankConnection::drain() {
   release();
 }
 
-// In this order: an agent that is killed between the two leaves records that the next one writes again, and none that
-// are missing.
+// The order matters: if the agent is killed between the two, the next agent writes some records again, but none is
+// missing.
 void RankConnection::release() {
   bounded_->flush();
   ring_->release();
@@ -128,7 +128,7 @@ void RankConnection::release() {
 void RankConnection::sample_memory(std::chrono::nanoseconds shortest_period) {
   const Nanoseconds now = clock_.monotonic();
   if (!introduced() || now < next_memory_) return;
-  // So that a run of weeks has as many for each doubling of its length as a short one.
+  // The pauses grow so that a run of weeks has as many samples for each doubling of its length as a short one.
   next_memory_ = now + std::max(shortest_period, (now - introduced_at_) / kMemorySamples);
   write_memory(now);
 }

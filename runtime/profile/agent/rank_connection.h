@@ -1,5 +1,5 @@
-// One rank as the agent sees it: its socket, its ring and its dump. Everything the rank committed reaches the dump,
-// also after the rank was killed. One thread, the agent's.
+// One rank's connection to the agent: its socket, its ring and its dump. Every record that the rank committed reaches
+// the dump, also after the rank was killed. One thread, the agent's.
 #pragma once
 
 #include <functional>
@@ -19,18 +19,18 @@
 
 namespace dtrain::profile {
 
-// What all connections share: facts about their agent.
+// Facts about the agent that all connections share.
 struct AgentFacts {
   std::string agent_id;
   std::string host;
   std::filesystem::path profile_folder;
-  std::set<int> ranks;  // those it waits for
+  std::set<int> ranks;  // ranks for which it waits
   Json header;
 };
 
 class RankConnection {
  public:
-  // `is_connected`: whether a rank has a connection.
+  // `is_connected`: returns true if a rank has a connection.
   RankConnection(UnixSocket socket, const AgentFacts& facts, const Clock& clock, Logger logger,
                  std::function<bool(int)> is_connected)
       : socket_(std::move(socket)),
@@ -40,14 +40,14 @@ class RankConnection {
         is_connected_(std::move(is_connected)),
         accepted_at_(clock.monotonic()) {}
 
-  // What happened on its socket. kGone: close() it. kStop: the starter wants the agent to end.
+  // An event on the rank's socket. kGone: close() it. kStop: the starter wants the agent to end.
   enum class Event { kNothing, kGone, kStop };
   Event serve();
-  // Writes what the rank recorded since the last call.
+  // Writes the rank's records since the last call.
   void drain();
-  // Records what its process has in memory, when that is due again.
+  // Records the memory of the rank's process when that is due again.
   void sample_memory(std::chrono::nanoseconds shortest_period);
-  // The rest of the ring and the "end" record.
+  // Writes the rest of the ring and the "end" record.
   void close();
   // Reports to the rank that records are being lost. False: the message could not be sent.
   bool report(const std::string& error);

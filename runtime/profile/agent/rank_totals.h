@@ -1,4 +1,4 @@
-// What one rank has done so far, in sums: Prometheus gets them while the run goes on. One thread, the agent's.
+// Sums over one rank's work so far, which Prometheus gets during the run. One thread, the agent's.
 #pragma once
 
 #include <cstdint>

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kLookEvery = 20;  // samples
 
-// Counters start again when a device is reset.
+// Returns the growth of a counter; 0 after a reset of the device, which resets the counter.
 double growth(std::uint64_t before, std::uint64_t after) {
   return after > before ? static_cast<double>(after - before) : 0.0;
 }
@@ -42,8 +42,8 @@ SystemSampler::Reading SystemSampler::read(std::span<const RankProcess> ranks) {
   now.cpu = host::read_cpu_times(root_);
   now.network = host::read_network(root_);
   now.disks = host::read_disks(root_);
-  // Which of them count takes many more files to find out: only when some came or went, and now and then, because an
-  // interface becomes the port of a bridge after it has come.
+  // Finding the interfaces that count reads many more files. So this happens only when interfaces came or went, and now
+  // and then, because an interface becomes the port of a bridge after it has come.
   if (!same_names(now.network, before_.network) || ++since_looked_ >= kLookEvery) {
     interfaces_ = host::outside_interfaces(root_);
     since_looked_ = 0;
@@ -149,7 +149,7 @@ SystemSample SystemSampler::sample(std::span<const RankProcess> ranks) {
     const auto after = now.processes.find(rank.pid);
     if (after == now.processes.end()) continue;
     ProcessRecord process{rank.rank, rank.pid, static_cast<double>(after->second.resident_bytes)};
-    // 0 where there is nothing to compare with.
+    // Returns 0 for a process without an earlier reading.
     const auto cpu_percent = [&](pid_t pid) {
       const auto earlier = before_.processes.find(pid);
       const auto later = now.processes.find(pid);
@@ -177,7 +177,7 @@ Json machine_facts(const std::filesystem::path& root) {
   const std::vector<int> cpus = host::allowed_cpus();
   facts["cpus"] = cpus;
   facts["physical_cores"] = host::physical_cores();
-  // A limit, and not the CPUs this process happens to be bound to.
+  // This is a limit, and not the CPUs to which this process happens to be bound.
   if (const double limit = host::cpu_limit(root); limit < static_cast<double>(cpus.size())) facts["cpu_limit"] = limit;
   const Cgroups groups = cgroups_of(0, root);
   const std::vector<CpuQuota> quotas = cpu_quotas(groups);

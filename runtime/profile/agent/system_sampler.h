@@ -1,4 +1,4 @@
-// Turns the kernel's counters into the system metrics of one host. What the machine does not report is left
+// Turns the kernel's counters into the system metrics of one host. Values that the machine does not report are left
 // out, never guessed. One thread.
 #pragma once
 
@@ -40,7 +40,7 @@ struct SystemSample {
   std::optional<double> disk_throughput_read, disk_throughput_write;  // bytes a second
   std::optional<double> free_memory;                                  // bytes
   std::optional<double> cgroup_free_memory, cgroup_memory_limit;      // bytes, of the cgroup that leaves the least
-  // Of the quota that stopped the ranks most: percent of its periods; percent of the time, 100: one CPU stopped.
+  // The quota that stopped the ranks most: percent of its periods; percent of the time, 100: one CPU stopped.
   std::optional<double> cpu_throttled_periods, cpu_throttled_time;
   std::optional<double> cpu_util_simple, io_wait;  // percent of all cores
   std::vector<double> cpu_util_per_core;           // percent of each
@@ -48,8 +48,8 @@ struct SystemSample {
   std::vector<GpuSample> gpus;  // from a GpuSampler
 };
 
-// A metric of the host that is one number. Dumps and the metrics endpoint have those of this list, in its order; the
-// summary and the report find them in the dump.
+// A metric of the host that is one number. Dumps and the metrics endpoint have the metrics of this list, in its order;
+// the summary and the report find them in the dump.
 struct HostMetric {
   std::optional<double> SystemSample::*value;
   const char* name;  // in dumps
@@ -88,10 +88,10 @@ inline constexpr std::array kHostMetrics{
 
 class SystemSampler {
  public:
-  // Takes the first reading. `root` is where proc/ and sys/ are; the clock must outlive this.
+  // Takes the first reading. `root`: the directory with proc/ and sys/. The clock must outlive this object.
   explicit SystemSampler(const Clock& clock, std::filesystem::path root = "/");
 
-  // Since the reading before.
+  // Returns a sample of the time since the previous reading.
   SystemSample sample(std::span<const RankProcess> ranks);
 
  private:
@@ -101,7 +101,7 @@ class SystemSampler {
     std::optional<host::CpuReading> cpu;
     std::map<std::string, host::NetworkCounters> network;
     std::map<std::string, host::DiskCounters> disks;
-    std::map<pid_t, host::ProcessUsage> processes;  // ranks, and what they have started
+    std::map<pid_t, host::ProcessUsage> processes;  // ranks and the processes that they have started
     std::map<pid_t, std::vector<pid_t>> children;   // of ranks
     std::map<pid_t, std::chrono::nanoseconds> core_waits;
   };
@@ -114,16 +114,16 @@ class SystemSampler {
 
   const Clock& clock_;
   std::filesystem::path root_;
-  std::set<std::string> interfaces_;  // those counted
-  int since_looked_ = 0;              // samples since it was found out which these are
+  std::set<std::string> interfaces_;  // the interfaces that count
+  int since_looked_ = 0;              // samples since `interfaces_` was determined
   std::set<std::string> disks_;
   std::set<pid_t> known_ranks_;  // whose cgroups are among these
   Cgroups cgroups_;
   Reading before_;
 };
 
-// What the machine is, for the first line of the agent's dump (docs/profile-format.md, "machine"): the analysis, which
-// may run on another machine, needs it to judge the samples. What is not known is left out. Any thread.
+// Returns facts about the machine for the first line of the agent's dump (docs/profile-format.md, "machine"): the
+// analysis, which may run on another machine, needs them to judge the samples. Unknown facts are left out. Any thread.
 Json machine_facts(const std::filesystem::path& root = "/");
 
 }  // namespace dtrain::profile

@@ -1,4 +1,4 @@
-// Whether ranks, and GPUs, have the same to do, and whether it is enough.
+// The sections on balance: whether ranks, and GPUs, have equal and enough work.
 #include <spdlog/fmt/fmt.h>
 #include <algorithm>
 #include <functional>
@@ -71,7 +71,7 @@ void write_balance(Page& page, const Input& input) {
               .spec = std::move(gpus)});
 }
 
-// Whether the batch is large enough to keep what computes busy.
+// The section on the batch size: whether the batch keeps the computing devices busy.
 
 namespace {
 

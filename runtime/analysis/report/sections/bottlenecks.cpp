@@ -1,4 +1,4 @@
-// What held the run up: CPUs, disks, or GPUs that had too little to do.
+// The sections on bottlenecks: CPUs, disks, or GPUs with too little work.
 #include <spdlog/fmt/fmt.h>
 #include <algorithm>
 #include <map>
@@ -12,7 +12,7 @@ namespace {
 constexpr std::size_t kMostCores = 256;
 constexpr std::size_t kMostHosts = 8;
 
-// Mean utilization of each core.
+// Returns the mean utilization of each core.
 Json core_bars(const RunProfile& run) {
   std::size_t cores = 0;
   Json sets = Json::array();
@@ -40,7 +40,7 @@ Json core_bars(const RunProfile& run) {
           {"sets", std::move(sets)}};
 }
 
-// What a rank's process used, or what it could not get.
+// Returns a chart of the resources that each rank's process used or lacked.
 Json process_series(const Input& input, auto ProcessLine::*value, const std::string& title) {
   return lines_of_ranks(input, title, "percent", kMostPoints / 2, [&](const RankProfile& rank) {
     std::vector<Point> points;
@@ -88,7 +88,7 @@ void write_cpu_bottlenecks(Page& page, const Input& input) {
   page.end_columns();
 }
 
-// Whether disks were what held the run up.
+// The section on disks as the bottleneck.
 
 void write_io_bottlenecks(Page& page, const Input& input) {
   page.begin_section("io-bottlenecks", "I/O bottlenecks");
@@ -113,7 +113,7 @@ void write_io_bottlenecks(Page& page, const Input& input) {
   page.end_columns();
 }
 
-// How busy the GPUs were.
+// The section on the utilization of GPUs.
 
 void write_gpu_utilization(Page& page, const Input& input) {
   page.begin_section("gpu-utilization", "GPU utilization");

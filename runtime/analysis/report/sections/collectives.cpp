@@ -1,4 +1,4 @@
-// What exchanging gradients took, how much of it computing hid, and how fast the data moved.
+// The section on the exchange of gradients: its time, the part that computing hid, and its bandwidth.
 #include <algorithm>
 #include <cctype>
 #include <map>
@@ -41,7 +41,7 @@ Json duration_bars(const std::vector<CollectiveSummary>& collectives) {
             {{"name", "hidden behind computing"}, {"color", "compute"}, {"y", hidden}}}}};
 }
 
-// Bus bandwidth over time, of each bucket, on the first rank that recorded any.
+// Returns the bus bandwidth over time, of each bucket, on the first rank that recorded any.
 Json bandwidth_series(const Input& input) {
   Json spec = time_series(input, "bus bandwidth", "bytes/s");
   for (const RankProfile& rank : input.run.ranks) {

@@ -1,4 +1,4 @@
-// Whether batches were ready in time.
+// The section on data loading: whether batches were ready in time.
 #include <algorithm>
 #include <array>
 
@@ -54,7 +54,7 @@ Json histogram_spec(const Values& values) {
           {"sets", {{{"name", "all ranks"}, {"color", "data"}, {"y", histogram.counts()}}}}};
 }
 
-// Batches that were ready when one was asked for, over time.
+// Returns the number of batches that were ready at each request, over time.
 Json queue_series(const Input& input) {
   return lines_of_ranks(input, "batches ready", "", kMostPoints / 2, [&](const RankProfile& rank) {
     std::vector<Point> points;
@@ -70,7 +70,7 @@ Json queue_series(const Input& input) {
   });
 }
 
-// What a rank's workers used.
+// Returns cells with the use of a rank's workers.
 std::array<Cell, 7> use_cells(const std::optional<LoaderUse>& use) {
   if (!use) return {Cell("-"), Cell("-"), Cell("-"), Cell("-"), Cell("-"), Cell("-"), Cell("-")};
   const auto percent = [](double share) { return Cell(format_percent(share), share, share).colored("data"); };

@@ -1,4 +1,5 @@
-// The time in training, in evaluation and in all else, the phases of a step, and the operators in them.
+// The section on the time in training, evaluation and everything else, on the phases of a step and the operators in
+// them.
 #include <spdlog/fmt/fmt.h>
 #include <algorithm>
 
@@ -82,7 +83,7 @@ void write_ring(Page& page, const RunSummary& s) {
               .height = 230});
 }
 
-// A row for each scope; how long it took on each rank is in the JSON.
+// Writes a row for each scope; the times of each rank are in the JSON.
 void write_scopes(Page& page, const RunSummary& s) {
   if (s.scopes.empty()) return;
   page.heading("Scopes of the trial");
@@ -143,7 +144,7 @@ void write_framework(Page& page, const Input& input) {
   write_scopes(page, s);
 }
 
-// What the time on CPUs and GPUs went into, operator by operator.
+// The section on the time of each operator on CPUs and GPUs.
 
 namespace {
 

@@ -1,4 +1,4 @@
-// What ran where, from when to when; and what the numbers of this report lack.
+// The section on the job: its processes, hosts and times, and the gaps in the numbers of this report.
 #include <spdlog/fmt/fmt.h>
 #include <algorithm>
 #include <set>
@@ -17,7 +17,7 @@ std::string or_unknown(const std::optional<double>& seconds) {
   return seconds ? seconds_text(*seconds) : "did not end";
 }
 
-// The first and the last time that was recorded.
+// Returns the first and the last time that was recorded.
 std::pair<std::string, std::string> wall_times(const RunProfile& run) {
   std::string first, last;
   for (const Json& event : run.events) {

@@ -1,4 +1,4 @@
-// How the model learned: curves of all attempts, what they came to, and how the run went on from one to the next.
+// The sections on learning: curves of all attempts, their results, and the restarts between attempts.
 #include <spdlog/fmt/fmt.h>
 #include <algorithm>
 
@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::size_t kMostNamed = 12;
 
-// What the curves came to, for those who read without a script.
+// Writes the results of the curves, for readers without a script.
 void write_values(Page& page, const RunCurves& run) {
   Table table("Values of the curves", {{"metric"},
                                        {"of"},
@@ -73,7 +73,7 @@ void write_learning(Page& page, const Input& input) {
   write_values(page, run);
 }
 
-// How the run was interrupted and went on, and what its checkpoints cost.
+// The section on interruptions, restarts, and the cost of checkpoints.
 
 namespace {
 

@@ -1,4 +1,4 @@
-// How much was computed, and how far operators are from what the hardware allows.
+// The section on the amount of computing, and on the distance of operators from the hardware's limits.
 #include <algorithm>
 
 #include <spdlog/fmt/fmt.h>

@@ -1,4 +1,4 @@
-// All rules in one table, the most often triggered first, and what each of them counted.
+// The section with all rules in one table, the most often triggered first, and the counts of each.
 #include <spdlog/fmt/fmt.h>
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-// How long steps took, which were outliers, and what happened then.
+// The section on steps: durations, outliers, and the events during outliers.
 #include <spdlog/fmt/fmt.h>
 #include <algorithm>
 #include <cstdint>
@@ -16,20 +16,20 @@
 namespace dtrain::analysis::report {
 namespace {
 
-// Training steps that took far longer than others, and what happened while they did: those that the rule StepOutlier
-// counts (docs/rules.md), without the validations inside of steps. Any thread may call.
+// Training steps that took far longer than others, and the events during them: the steps that the rule StepOutlier
+// counts (docs/rules.md), without the validations inside steps. Any thread may call.
 struct Outlier {
-  const RankProfile* rank = nullptr;  // on which the step took longest
+  const RankProfile* rank = nullptr;  // the rank on which the step took longest
   const StepLine* step = nullptr;
   double seconds = 0;   // without validation
-  double excess_s = 0;  // over that rank's median
+  double excess_s = 0;  // beyond that rank's median
   std::string group;    // of phases, in which most of the excess was spent
   double group_excess_s = 0;
   const SystemLine* system = nullptr;  // the sample of its host that covers its middle
 };
 
 struct OutlierReport {
-  std::int64_t batches = 0;                 // each counts once, on however many ranks it was slow
+  std::int64_t batches = 0;                 // a batch counts once, on however many ranks it was slow
   double seconds = 0;                       // their excess together
   std::vector<Outlier> longest;             // kMostOutliers at most, longest first
   std::vector<double> normal_s, outlier_s;  // mean of a step, by phase group
@@ -87,7 +87,8 @@ struct UsualPhases {
   double median_s = 0, threshold_s = 0;
 };
 
-// Of each rank's training steps, by the rule; the report's own statistics where it has not judged.
+// Returns the usual phases of each rank's training steps, by the rule, or by the report's own statistics if the rule
+// has not judged.
 std::map<int, UsualPhases> usual_steps(const Input& input, OutlierReport& report) {
   std::map<int, UsualPhases> result;
   for (const auto& [rank, s] : input.analysis.rank_steps) {

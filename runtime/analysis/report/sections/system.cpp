@@ -1,4 +1,4 @@
-// How much of the hosts was used, and how much of their memory.
+// The section on the use of the hosts and their memory.
 #include <spdlog/fmt/fmt.h>
 #include <algorithm>
 #include <set>
@@ -104,7 +104,7 @@ void write_system(Page& page, const Input& input) {
   page.end_columns();
 }
 
-// Memory: of GPUs, and of the ranks' processes.
+// The section on the memory of GPUs and of the ranks' processes.
 
 namespace {
 

@@ -1,4 +1,4 @@
-// What each rank did when.
+// The section with each rank's phases over time.
 #include "report/sections.h"
 
 #include <spdlog/fmt/fmt.h>
@@ -21,7 +21,7 @@ class TimelineRow {
  public:
   TimelineRow(const Axis& axis, std::size_t sets) : axis_(axis), cells_(sets, std::vector<double>(axis.columns, 0)) {}
 
-  // Spreads `values` (a value a set) evenly over [begin, end).
+  // Spreads `values` (a value for each set) evenly over [begin, end).
   void add(double begin, double end, const std::vector<double>& values) {
     const double length = std::max(end - begin, 1e-9);
     const auto column_of = [&](double time) {
@@ -36,7 +36,7 @@ class TimelineRow {
     }
   }
 
-  // Percent of the column; a set of which there is nothing is an empty list.
+  // Returns the percent of each column; a set without any time is an empty list.
   Json shares() const {
     Json result = Json::array();
     for (const std::vector<double>& cells : cells_) {

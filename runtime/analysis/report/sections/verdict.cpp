@@ -1,4 +1,5 @@
-// The first screen: how fast, how far from ideal, and the three things that cost most; and what a change would bring.
+// The first screen: the speed, its distance from the ideal, the three most expensive findings, and the effects of
+// changes.
 #include <spdlog/fmt/fmt.h>
 #include <algorithm>
 
@@ -16,7 +17,7 @@ std::string tile(const std::string& value, const std::string& words) {
   return fmt::format("<div class=\"tile\"><b>{}</b><span>{}</span></div>\n", html_escaped(value), html_escaped(words));
 }
 
-// A leak costs no time until it ends the run.
+// Returns the cost of a finding. A leak costs no time until it ends the run.
 std::string cost_of(const Finding& finding) {
   if (finding.bytes_per_step && finding.seconds == 0) {
     return fmt::format("<b>{}</b><span>a step</span>", format_bytes(*finding.bytes_per_step));
@@ -99,7 +100,7 @@ void write_verdict(Page& page, const Input& input) {
   write_others(page, findings);
 }
 
-// What a change would bring.
+// The section on the predicted effects of changes.
 
 namespace {
 

@@ -1,4 +1,4 @@
-// From the throughput that computing alone would give to the measured one, and which ranks cost most of it.
+// The section from the throughput of computing alone to the measured throughput, and on the ranks that cost most of it.
 #include <spdlog/fmt/fmt.h>
 #include <algorithm>
 
@@ -9,7 +9,7 @@
 namespace dtrain::analysis::report {
 namespace {
 
-// Of the palette, by what takes the time.
+// Returns a colour of the palette, by the resource that takes the time.
 std::string part_color(const std::string& part) {
   const auto any = [&](std::initializer_list<const char*> words) {
     for (const char* word : words) {
@@ -86,7 +86,7 @@ void write_waterfall(Page& page, const Input& input) {
   page.table(table);
 }
 
-// Which rank the others waited for, and why.
+// The section on the ranks for which the others waited, and why.
 
 namespace {
 

@@ -1,6 +1,6 @@
 // GPU memory that grows: the mean of the last `window` data points is above the mean of as many before them by more
-// than `increase` percentage points. Both move along one point at a time; points in a row at which that holds are one
-// increase.
+// than `increase` percentage points. Both windows move by a point at a time; consecutive points that fulfil the
+// condition are one increase.
 #include <algorithm>
 #include <numeric>
 

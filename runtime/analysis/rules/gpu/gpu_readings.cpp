@@ -17,7 +17,7 @@ struct GpuVerdict {
   Json facts = Json::object();
 };
 
-// Calls `judge` with the values of each GPU that reported the metric, and adds up the results. Where none did, the rule
+// Calls `judge` with the values of each GPU that reported the metric, and adds up the results. If no GPU did, the rule
 // does not apply for the reason `why_not`.
 RuleResult judge_gpus(RuleResult result, Hosts hosts, std::int64_t patience, GpuMetric metric,
                       const std::string& why_not, const std::function<GpuVerdict(const std::vector<double>&)>& judge) {
@@ -145,7 +145,7 @@ std::unique_ptr<Rule> make_gpu_memory_full() {
   return std::make_unique<RuleOf<GpuMemoryFull>>();
 }
 
-// GPUs that slow down because they are hot: the driver reports it, or their temperature is near that at which they do.
+// GPUs that slow down because they are hot: the driver reports it, or the temperature is near the slowdown temperature.
 
 namespace {
 
@@ -183,7 +183,7 @@ std::unique_ptr<Rule> make_gpu_temperature() {
   return std::make_unique<RuleOf<GpuTemperature>>();
 }
 
-// Programs that are no ranks of the run and compute on its GPUs.
+// Programs that are not ranks of the run and compute on its GPUs.
 
 namespace {
 

@@ -1,5 +1,5 @@
-// Each GPU's utilization within windows of data points: low where even the 95th percentile is low, fluctuating where
-// that is high and the 5th is low.
+// Each GPU's utilization within windows of data points: low if even the 95th percentile is low, fluctuating if that is
+// high and the 5th is low.
 #include <algorithm>
 
 #include "rules/judge.h"

@@ -1,4 +1,4 @@
-// Rules that look for times in which nothing is computed: the CPUs do other work, or wait for disks.
+// Rules that look for times without computing: the CPUs do other work, or wait for disks.
 #include <algorithm>
 #include <functional>
 #include <optional>
@@ -8,15 +8,15 @@
 namespace dtrain::analysis::rules {
 namespace {
 
-// What CPUBottleneck and IOBottleneck share: data points at which something of a host is busy and nothing computes
-// there, neither its GPUs nor, where CPUs train, its ranks.
+// The settings of CPUBottleneck and IOBottleneck. They count data points at which a resource of a host is busy and
+// nothing computes there, neither its GPUs nor, if CPUs train, its ranks.
 struct BottleneckLimits {
   double share_percent = 0;  // of the data points; more trigger
   double busy_above = 0, computing_below = 0;
   std::int64_t patience = 0;
 };
 
-// The busiest GPU's utilization; empty where none reports it.
+// Returns the busiest GPU's utilization; empty: no GPU reports it.
 std::optional<double> busiest_gpu(const HostSample& sample) {
   std::optional<double> busiest;
   for (const GpuReading& gpu : sample.gpus) {
@@ -25,7 +25,7 @@ std::optional<double> busiest_gpu(const HostSample& sample) {
   return busiest;
 }
 
-// `busy`: the metric, in percent.
+// Judges by `busy`, the metric of the busy resource in percent.
 RuleResult judge_bottleneck(RuleResult result, Hosts hosts, const BottleneckLimits& limits,
                             const std::function<std::optional<double>(const HostSample&)>& busy) {
   const bool on_gpus = has_gpus(hosts);

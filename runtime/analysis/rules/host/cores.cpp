@@ -8,7 +8,7 @@
 namespace dtrain::analysis::rules {
 namespace {
 
-// Ranks that could compute and wait for a core: more threads want to run than there are cores, be they the run's own
+// Ranks that are ready to compute but wait for a core: there are more runnable threads than cores, either the run's own
 // (ranks, OpenMP, loader workers) or other programs'.
 struct CpuOversubscription {
   static constexpr const char* kWord = "CPUOversubscription";
@@ -74,8 +74,8 @@ std::unique_ptr<Rule> make_cpu_oversubscription() {
   return std::make_unique<RuleOf<CpuOversubscription>>();
 }
 
-// Runs on CPUs: physical cores that the run may use and hardly does. Both threads of a core share what computes, so a
-// core counts as busy as the busier of its logical CPUs.
+// For runs on CPUs: physical cores that the run may use but hardly uses. Both threads of a core share its arithmetic
+// units, so a core counts as busy as the busier of its logical CPUs.
 
 namespace {
 
@@ -93,7 +93,7 @@ struct IdleCores {
   RuleResult judge(const RuleData& data) const;
 };
 
-// Mean utilization of each core; empty where no sample has it.
+// Returns the mean utilization of each core; empty: no sample has it.
 std::vector<double> utilization(const std::vector<std::vector<int>>& cores, std::span<const HostSample> samples) {
   std::vector<double> sums(cores.size(), 0);
   std::int64_t points = 0;
@@ -137,7 +137,7 @@ RuleResult IdleCores::judge(const RuleData& data) const {
       continue;
     }
     const auto here = static_cast<std::int64_t>(means.size());
-    // Time of fewer cores than there are: the others have to be idle.
+    // If the run is granted the time of fewer cores than there are, the others have to be idle.
     const double granted = std::min(static_cast<double>(here), host.machine.cpu_limit.value_or(1e9));
     const auto beyond = static_cast<std::int64_t>(static_cast<double>(here) - granted);
     const auto below = std::count_if(means.begin(), means.end(), [&](double mean) { return mean < cpu_threshold; });

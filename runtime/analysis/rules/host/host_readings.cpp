@@ -20,8 +20,8 @@ struct HostVerdict {
   Json facts = Json::object();
 };
 
-// Calls `judge` with each host's judged samples and adds up the results. Where it returns nothing for every host, the
-// rule does not apply for the reason `why_not`.
+// Calls `judge` with each host's judged samples and adds up the results. If it returns nothing for every host, the rule
+// does not apply for the reason `why_not`.
 RuleResult judge_hosts(RuleResult result, Hosts hosts, std::int64_t patience, const std::string& why_not,
                        const std::function<std::optional<HostVerdict>(const HostSeries&, const Judged&)>& judge) {
   std::int64_t unknown = 0;
@@ -48,7 +48,7 @@ RuleResult judge_hosts(RuleResult result, Hosts hosts, std::int64_t patience, co
   return count_each(std::move(result), "hosts", hosts.size(), unknown, std::move(all));
 }
 
-// The values that `value` finds in the samples.
+// Returns the values that `value` finds in the samples.
 std::vector<double> values_of(std::span<const HostSample> samples,
                               const std::function<std::optional<double>(const HostSample&)>& value) {
   std::vector<double> values;
@@ -97,7 +97,7 @@ std::unique_ptr<Rule> make_cpu_full() {
   return std::make_unique<RuleOf<CpuFull>>();
 }
 
-// The CPU quota of a cgroup: where it is used up, the kernel stops all of the cgroup until the next period.
+// The CPU quota of a cgroup: when it is used up, the kernel stops the whole cgroup until the next period.
 
 namespace {
 
@@ -137,7 +137,7 @@ std::unique_ptr<Rule> make_cpu_quota() {
   return std::make_unique<RuleOf<CpuQuotaRule>>();
 }
 
-// Memory of a host that was nearly full at some time: programs are killed then, and page caches are gone before that.
+// Memory of a host that was nearly full at some time. The kernel drops page caches first and then kills programs.
 
 namespace {
 
@@ -197,7 +197,7 @@ std::unique_ptr<Rule> make_host_memory_full() {
   return std::make_unique<RuleOf<HostMemoryFull>>();
 }
 
-// What is read from and written to a host's disks against what disks of their kinds give.
+// The throughput of a host's disks against the usual throughput of disks of their kinds.
 
 namespace {
 
@@ -205,7 +205,7 @@ struct DiskRate {
   static constexpr const char* kWord = "DiskRate";
   static constexpr const char* kText = "Disks that are read and written nearly as fast as they allow.";
   double threshold = 80;
-  double rotating = 150, ssd = 500, nvme = 3000;  // MB (1,000,000 bytes) a second that such a disk gives
+  double rotating = 150, ssd = 500, nvme = 3000;  // usual MB (1,000,000 bytes) a second of such a disk
   std::int64_t patience = kPatience;
   void declare_keys(config::Keys& keys) {
     keys.number(
@@ -221,7 +221,7 @@ struct DiskRate {
   RuleResult judge(const RuleData& data) const;
 };
 
-// Of all counted disks together, bytes a second; empty where the kind of one is not known.
+// Returns the usual bytes a second of all counted disks together; empty: the kind of a disk is not known.
 std::optional<double> given(const Machine& machine, const DiskRate& rule) {
   if (!machine.disks || machine.disks->empty()) return std::nullopt;
   double sum_mb = 0;
@@ -284,7 +284,7 @@ struct NetworkFull {
   RuleResult judge(const RuleData& data) const;
 };
 
-// Of all counted interfaces together; empty where one reports no speed.
+// Returns the speed of all counted interfaces together; empty: an interface reports no speed.
 std::optional<double> link_speed(const Machine& machine) {
   if (!machine.network || machine.network->empty()) return std::nullopt;
   double sum = 0;

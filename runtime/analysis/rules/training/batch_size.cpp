@@ -1,5 +1,5 @@
-// Windows in which what computes (a GPU, or the ranks on their CPUs), its memory and the CPUs all have much to spare:
-// the batch could be larger.
+// Windows in which the computing device (a GPU, or the ranks on their CPUs), its memory and the CPUs all have much to
+// spare: the batch could be larger.
 #include <algorithm>
 
 #include "rules/judge.h"
@@ -24,12 +24,12 @@ struct BatchSize {
   RuleResult judge(const RuleData& data) const;
 };
 
-// Of each data point that has all three.
+// The utilization at each data point that has all three values.
 struct UsePoints {
   std::vector<double> cpu, util, memory;
 };
 
-// Of a host where CPUs train: the memory in use; nothing where that is not known.
+// Returns the points of a host whose CPUs train, with the host's memory in use; 0 if the memory is not known.
 UsePoints points_on_processors(const HostSeries& host, std::span<const HostSample> samples) {
   UsePoints points;
   for (const HostSample& sample : samples) {

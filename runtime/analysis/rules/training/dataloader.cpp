@@ -1,4 +1,4 @@
-// Loader workers of a host against the CPUs the run may use there.
+// Compares the loader workers of a host with the CPUs that the run may use there.
 #include <spdlog/fmt/fmt.h>
 #include <algorithm>
 #include <map>
@@ -28,7 +28,7 @@ struct OfHost {
   std::int64_t records = 0, empty = 0;
 };
 
-// The CPUs a run may use: those it is allowed, or fewer where its cgroup is granted less time.
+// Returns the number of CPUs that a run may use: its allowed CPUs, or fewer if its cgroup is granted less time.
 std::optional<double> processors(const Machine& machine) {
   double allowed = 0;
   for (const auto& core : machine.cores) allowed += static_cast<double>(core.size());
@@ -115,9 +115,9 @@ std::unique_ptr<Rule> make_dataloader() {
   return std::make_unique<RuleOf<Dataloader>>();
 }
 
-// Samples a second that a rank's loader can make against those that its training takes when it never waits for data.
-// Both are batches: all workers of the loader at the mean time one takes for a batch, against the mean step without the
-// time spent waiting for data.
+// Compares the samples a second that a rank's loader can make with those that its training takes when it never waits
+// for data. Both are computed from batches: all workers of the loader at the mean time of a worker for a batch, and the
+// mean step without the time spent waiting for data.
 
 namespace {
 
@@ -168,8 +168,8 @@ std::unique_ptr<Rule> make_loader_rate() {
   return std::make_unique<RuleOf<LoaderRate>>();
 }
 
-// Loaders whose workers wait for storage, because they read it in many small pieces: a disk that could read fast in
-// large ones.
+// Loaders whose workers wait for storage because they read in small pieces from a disk that is fast only with large
+// ones.
 
 namespace {
 

@@ -1,10 +1,10 @@
-// Batch and layer sizes that are no multiples of what the hardware computes at once, so that part of what it computes
-// is padding. A GPU's matrix units like multiples of 16 bytes in every dimension of a product (NVIDIA, "Matrix
-// Multiplication Background User's Guide", requirements of Tensor Cores); a processor fills its vectors along the
-// features of a layer, while rows of the batch come one by one, so there the batch does not count.
+// Batch and layer sizes that are not multiples of the hardware's units of computing, so that a part of the computing is
+// padding. A GPU's matrix units need multiples of 16 bytes in every dimension of a product (NVIDIA, "Matrix
+// Multiplication Background User's Guide", requirements of Tensor Cores). A processor fills its vectors along the
+// features of a layer and computes rows of the batch one by one, so there the batch does not count.
 //
-// A layer weighs as much as it has parameters, which is what it computes for a sample (a convolution: for a pixel). So
-// a few odd sizes that data dictate (a colour channel, ten classes) do not trigger anything by themselves.
+// A layer's weight is its number of parameters, which is its computing for a sample (a convolution: for a pixel). So a
+// few odd sizes that data dictate (a colour channel, ten classes) do not trigger anything by themselves.
 #include <algorithm>
 #include <numeric>
 #include <set>
@@ -35,7 +35,7 @@ std::int64_t bytes_of(const std::string& dtype) {
   return dtype == "float16" || dtype == "bfloat16" ? 2 : dtype == "float64" ? 8 : 4;
 }
 
-// Elements; 0: not known.
+// Returns the number of elements whose multiples suit the hardware; 0: not known.
 std::int64_t liked_by_hardware(const ModelFacts& model, Hosts hosts) {
   if (has_gpus(hosts)) return 16 / bytes_of(model.dtype);
   std::int64_t narrowest = 0;
@@ -52,7 +52,7 @@ double padded(std::int64_t size, std::int64_t multiple) {
   return static_cast<double>(multiples * multiple);
 }
 
-// How much more is computed than needed, in percent.
+// Returns by how much padding increases the computing, in percent.
 double padding_percent(double with, double without) {
   return without > 0 ? 100 * (with / without - 1) : 0;
 }

@@ -6,9 +6,9 @@
 namespace dtrain::analysis::rules {
 namespace {
 
-// Training in 32 bits on hardware that computes in 16 several times as fast: GPUs of compute capability 7.0 and above
-// (Tensor Cores), processors with bfloat16 products (AVX-512 BF16, AMX, SVE's). What a trial casts by itself is not
-// seen.
+// Training in 32 bits on hardware that computes several times as fast in 16 bits: GPUs of compute capability 7.0 and
+// above (Tensor Cores), processors with bfloat16 products (AVX-512 BF16, AMX, SVE's). The rule does not see tensors
+// that a trial casts by itself.
 struct MixedPrecision {
   static constexpr const char* kWord = "MixedPrecision";
   RuleResult judge(const RuleData& data) const;
@@ -16,7 +16,7 @@ struct MixedPrecision {
 
 constexpr double kTensorCores = 7.0;
 
-// Whether everything that computes has it; empty where that is not known of all.
+// True if all computing devices support fast 16-bit products; empty: not known of all devices.
 std::optional<bool> hardware_has_it(Hosts hosts) {
   const bool on_gpus = has_gpus(hosts);
   bool all = true;
@@ -33,7 +33,7 @@ std::optional<bool> hardware_has_it(Hosts hosts) {
   return hosts.empty() ? std::nullopt : std::optional(all);
 }
 
-// Some of the GPUs have Tensor Cores for float16 alone.
+// True if some GPUs have Tensor Cores only for float16.
 bool lacks_bfloat16(Hosts hosts) {
   constexpr double kBfloat16 = 8.0;
   return std::any_of(hosts.begin(), hosts.end(), [](const HostSeries& host) {
@@ -98,7 +98,7 @@ std::unique_ptr<Rule> make_fused_optimizer() {
   return std::make_unique<RuleOf<FusedOptimizer>>();
 }
 
-// Batches that go to a GPU from memory which the system may move: their copy does not overlap with computing.
+// Batches that are copied to a GPU from memory that the system may move: their copy does not overlap with computing.
 
 namespace {
 

@@ -1,9 +1,9 @@
 // Compares the GPUs of a run by the histograms of their utilization: bins of 2 percent, and the Jensen-Shannon distance
 // between two of them (the square root of the Jensen-Shannon divergence with natural logarithms; Lin, "Divergence
-// measures based on the Shannon entropy", IEEE Trans. Inf. Theory 37(1), 1991): 0 for equal histograms, 0.83 where
-// nothing overlaps. Few data points differ by chance: of two equal GPUs with n and m of them in k bins the expected
-// divergence is about (k-1)/8 (1/n + 1/m), the bias of entropies of samples (Miller, 1955). A pair in which that alone
-// is half of the threshold is left undecided.
+// measures based on the Shannon entropy", IEEE Trans. Inf. Theory 37(1), 1991): 0 for equal histograms, 0.83 if nothing
+// overlaps. With few data points, histograms differ by chance: for two equal GPUs with n and m points in k bins, the
+// expected divergence is about (k-1)/8 (1/n + 1/m), the bias of entropies of samples (Miller, 1955). A pair for which
+// that bias alone is half of the threshold stays undecided.
 #include <algorithm>
 #include <array>
 #include <cmath>

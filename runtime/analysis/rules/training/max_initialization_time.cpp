@@ -1,4 +1,4 @@
-// How long a rank took from the start of its process to the first step of its training loop.
+// The time of a rank from the start of its process to the first step of its training loop.
 #include <algorithm>
 
 #include "rules/judge.h"

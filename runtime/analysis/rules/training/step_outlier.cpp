@@ -143,7 +143,7 @@ RuleResult StepOutlier::judge(const RuleData& data) const {
     if (!is_asked_for(one, mode)) continue;
     const SeriesStatistics statistics = statistics_of(one);
     if (statistics.steps == 0) continue;
-    // Equal durations differ from their mean by rounding alone.
+    // Rounding makes equal durations differ from their mean.
     const double threshold_s = statistics.mean_s + std::max(stddev * statistics.stddev_s, 1e-9 * statistics.mean_s);
     const Outliers found = find_outliers(one, threshold_s);
     const std::int64_t folded = folded_above(one, threshold_s);

@@ -1,5 +1,5 @@
-// All results about a run, from its folder alone: what `dtrain analyze` prints, the report shows and `dtrain diff`
-// compares. Plain values; any thread may call.
+// All results about a run, from its folder alone. `dtrain analyze` prints them, the report shows them, and `dtrain
+// diff` compares them. Plain values; any thread may call.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ struct StepStatistics {
 
 Json to_json(const StepStatistics& statistics);
 
-// A rank that the others waited for: how long, and why according to the evidence.
+// A rank for which the others waited: how long, and the cause according to the evidence.
 struct Straggler {
   int rank = 0;
   std::string host;
@@ -51,9 +51,9 @@ struct Stragglers {
 
 Json to_json(const Stragglers& stragglers);
 
-// The way from the throughput that the hardware allows to the measured one: how long each part of the wall time took.
-// The parts sum to the wall time exactly; the unexplained rest is the part "unattributed". If the hardware's limits are
-// known, the first two parts are "hardware" and "slower_kernels"; otherwise "compute" replaces both.
+// The steps from the throughput that the hardware allows to the measured one, with the seconds of each part of the wall
+// time. The parts sum to the wall time exactly; the unexplained rest is the part "unattributed". If the hardware's
+// limits are known, the first two parts are "hardware" and "slower_kernels"; otherwise "compute" replaces both.
 struct WaterfallPart {
   std::string name;         // "hardware", "slower_kernels", "slower_compute", "loading", "host_to_device", …: stable
   std::string description;  // of the part, for users
@@ -72,7 +72,7 @@ struct Waterfall {
 
   // Seconds of a part; 0: no part has this name. part_s("compute") is also valid if two parts replace it: their sum.
   double part_s(const std::string& name) const;
-  // How long a rank's training thread could have run and had no core; mean over ranks. The parts include this time.
+  // Seconds in which a rank's training thread was ready but had no core; mean over ranks. The parts include this time.
   // Empty: not recorded.
   std::optional<double> no_core_s;
 };
@@ -85,22 +85,22 @@ struct Finding {
   std::string cause;     // "cpu_contention", "slow_loader", "slow_link", …: stable, from the evidence
   std::string title;     // one line, with the cost
   std::string evidence;  // the numbers behind it
-  std::string advice;    // what to change
+  std::string advice;    // the change that would help
   double seconds = 0;    // its cost: a part of the loop's time
   double share = 0;      // its cost as a share of the loop
   int rank = -1;         // -1: not a single rank
   std::string host;      // empty: not a single host
-  bool fault = false;    // true: something is wrong; false: time that a healthy run could save
+  bool fault = false;    // true: something is wrong; false: a healthy run could save the time
   std::optional<double> bytes_per_step;  // of a leak
 };
 
 Json to_json(const Finding& finding);
 
-// What a change would bring, predicted from the measured steps. Steps do not include validation and checkpoints.
+// The effect of a change, predicted from the measured steps. Steps do not include validation and checkpoints.
 struct Prediction {
   std::string name;        // "free_loader", "free_network", "loader_alone", "balanced", "twice_the_link", …: stable
   std::string title;       // for people
-  std::string assumption;  // what the prediction assumes
+  std::string assumption;  // the assumptions of the prediction
   std::string mock;        // the --mock that measures it: "loader", "comm", "loader,comm", "train"; empty: none
   // The override of the experiment that makes the change: "optimizations.mixed_precision=bf16"; empty: there is none.
   std::string set{};
@@ -117,21 +117,21 @@ struct WhatIf {
   double step_s = 0, step_p50_s = 0, samples_per_s = 0;  // as measured, over steps
   std::vector<Prediction> changes;                       // of this run, greatest gain first; "loader_alone" is last
   std::vector<Prediction> scaling;                       // more ranks with the same batch per rank
-  std::vector<std::string> notes;                        // what could not be predicted, and why
+  std::vector<std::string> notes;                        // quantities that could not be predicted, and why
 };
 
-// The step time that is compared with a prediction after the change was made: the longest of the ranks' median steps,
+// Returns the step time to compare with a prediction after the change was made: the longest of the ranks' median steps,
 // without validation and checkpoints. If several batches lead to one exchange, their mean counts. Only steps that are
 // recorded in full count; 0: there is none.
 double slowest_rank_step_s(const RunProfile& run);
-// How much of one core other programs took from the rank that lost most, in percent of the loop's time. Empty: no
-// sample of the system was taken in the loop.
+// Returns the part of one core that other programs took from the rank that lost most, in percent of the loop's time.
+// Empty: no sample of the system was taken in the loop.
 std::optional<double> foreign_load_percent(const RunProfile& run);
 
 Json to_json(const WhatIf& what_if);
 
 struct AnalyzeOptions {
-  const config::ProfilingRules* rules = nullptr;  // null: those of the run's plan; must outlive the call
+  const config::ProfilingRules* rules = nullptr;  // null: the rules of the run's plan; must outlive the call
   // Another run of the same experiment, for predictions of changes that this run has not tried; may be null. Must
   // outlive the call.
   const RunProfile* tried = nullptr;
@@ -154,12 +154,12 @@ Analysis analyze(const RunProfile& profile, const AnalyzeOptions& options = {});
 
 Json to_json(const Analysis& analysis);
 
-// The analysis as text for a terminal:
+// The analysis as text for a terminal.
 
-// findings, the waterfall, steps, stragglers, and the predictions for changes.
+// Returns findings, the waterfall, steps, stragglers, and the predictions for changes.
 std::string render_analysis(const Analysis& analysis, const TextOptions& options);
 
-// Only the predictions, each with its assumption.
+// Returns only the predictions, each with its assumption.
 std::string render_what_if(const Analysis& analysis, const TextOptions& options);
 
 }  // namespace dtrain::analysis

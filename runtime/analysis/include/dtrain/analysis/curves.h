@@ -62,7 +62,7 @@ struct Curve {
   std::optional<std::int64_t> first_non_finite() const;
 };
 
-// Where an attempt went on.
+// The point at which an attempt continued the training.
 struct Restart {
   int attempt = 2;
   std::int64_t batch = 0;  // the last batch before it
@@ -74,13 +74,13 @@ struct RunCurves {
   std::vector<Restart> restarts;  // ascending
   double seconds = 0;             // of training, to the last value or restart
   std::int64_t batches = 0;       // the last batch that has a value
-  // Over the time in which the throughput is known; empty: it is never known.
+  // The mean over the time in which the throughput is known; empty: it is never known.
   std::optional<double> samples_per_s;
 
   const Curve* find(CurveKind kind, const std::string& name) const;
 };
 
-// How many points of a curve a chart can show.
+// The largest number of points that a chart can show of a curve.
 inline constexpr std::size_t kMostCurvePoints = 400;
 
 // Takes the lines of metrics.jsonl in their order and keeps at most `most` points of each curve. If there are more
@@ -103,7 +103,7 @@ class CurveReader {
     explicit TrainingClock(std::span<const AttemptAccount> attempts);
     double seconds(std::int64_t batch, double wall_s);
     std::size_t attempt() const { return at_; }
-    // Of all attempts up to the last one.
+    // Returns the restarts of all attempts up to the last one.
     std::vector<Restart> restarts() const;
 
    private:

@@ -102,11 +102,11 @@ struct ScopeTotals {
   void add(const ScopeLine& line);
   void merge(const ScopeTotals& other);
 };
-// By path.
+// Totals by path.
 using Scopes = std::map<std::string, ScopeTotals>;
-// Scopes of a rank beyond so many are left out: a recorder has fewer, a damaged dump may have any number.
+// The largest number of scopes of a rank that is kept. A recorder has fewer; a damaged dump may have any number.
 inline constexpr std::size_t kMostScopes = 256;
-// The totals of a path. Null: there are too many others.
+// Returns the totals of a path. Null: there are too many others.
 ScopeTotals* scope_of(Scopes& scopes, const std::string& path);
 
 // The distributions of the steps that were folded into windows, over all windows of a rank, in nanoseconds.

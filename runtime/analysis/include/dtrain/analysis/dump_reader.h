@@ -41,7 +41,7 @@ struct ReadResult {
   std::int64_t unknown = 0;          // records of a kind that this version does not know
   std::int64_t unreadable = 0;       // not records; the incomplete last line does not count
   bool torn_end = false;             // the last line was cut off
-  std::optional<std::string> error;  // why the file, or its rest, was not read: it is missing, or of a newer schema
+  std::optional<std::string> error;  // reason why the file or its rest was not read: missing, or a newer schema
 };
 
 ReadResult read_dump(const std::filesystem::path& path, DumpHandler& handler);

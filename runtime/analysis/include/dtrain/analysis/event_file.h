@@ -18,7 +18,8 @@ namespace dtrain::analysis {
 
 using Scalars = std::vector<std::pair<std::string, double>>;  // by tag
 
-// What TensorBoard shows of a line of metrics.jsonl: "training/loss", "validation/accuracy", "training/learning_rate".
+// Returns what TensorBoard shows of a line of metrics.jsonl: "training/loss", "validation/accuracy",
+// "training/learning_rate".
 Scalars scalars_of(const Json& metrics_line);
 
 // A picture of 8 bits a channel, row by row from the top; the channels of a pixel lie side by side.
@@ -28,8 +29,8 @@ struct Picture {
   std::string pixels;
 };
 
-// How often values lie in which bins, as TensorFlow and PyTorch divide them: the limits grow by a factor of 1.1 from
-// 1e-12 to 1e20, on both sides of zero.
+// A histogram of values in bins as TensorFlow and PyTorch divide them: the limits grow by a factor of 1.1 from 1e-12 to
+// 1e20, on both sides of zero.
 class Histogram {
  public:
   // Values that are not finite are left out. Reads each value once.
@@ -49,16 +50,16 @@ class Histogram {
 std::string scalars_event(double wall_s, std::int64_t step, const Scalars& scalars);
 std::string picture_event(double wall_s, std::int64_t step, const std::string& tag, const Picture& picture);
 std::string histogram_event(double wall_s, std::int64_t step, const std::string& tag, const Histogram& histogram);
-// TensorBoard discards what earlier files of the folder have from this step on.
+// The event makes TensorBoard discard the values of the folder's earlier files from this step on.
 std::string restart_event(double wall_s, std::int64_t first_step);
 
 // One file. One thread at a time. SystemError if it cannot be written.
 class EventFile {
  public:
-  // A new file in `folder`, named as TensorBoard looks for them, which replaces those of an earlier export.
+  // Creates a file in `folder`, named as TensorBoard expects, which replaces those of an earlier export.
   static EventFile for_export(const std::filesystem::path& folder, double wall_s);
-  // A new file beside those of earlier attempts of a run, which TensorBoard reads after them. Each event is written at
-  // once, and a part of one that a full disk leaves is removed: readers see whole events.
+  // Creates a file beside those of earlier attempts of a run, which TensorBoard reads after them. Each event is written
+  // at once. If a full disk leaves a part of an event, the part is removed: readers see whole events.
   static EventFile for_run(const std::filesystem::path& folder, double wall_s);
 
   void append(std::string_view event);
@@ -78,10 +79,10 @@ class EventFile {
   std::int64_t values_ = 0;
 };
 
-// The files that a run has written into `folder` by itself, the oldest first.
+// Returns the files that a run has written into `folder` by itself, the oldest first.
 std::vector<std::filesystem::path> event_files_of_run(const std::filesystem::path& folder);
 
-// Where a run has its event files, and the name under which TensorBoard shows its metrics there.
+// The folder of a run's event files, and the name under which TensorBoard shows the run's metrics.
 inline constexpr const char* kEventsFolder = "tensorboard";
 inline constexpr const char* kMetricsEvents = "metrics";
 

@@ -19,7 +19,7 @@
 
 namespace dtrain::analysis {
 
-// Where the time of steps goes, in shares that sum to 1.
+// The parts of the time of steps, in shares that sum to 1.
 enum class Activity : std::uint8_t {
   kLoading,    // dataloader_next, to_device
   kComputing,  // train_batch with its parts
@@ -32,7 +32,7 @@ enum class Activity : std::uint8_t {
 inline constexpr std::size_t kActivityCount = static_cast<std::size_t>(Activity::kCount);
 std::string_view name_of(Activity activity);  // "loading", …
 
-// Over the steps of the last ten seconds, at least the last twenty steps.
+// Numbers over the steps of the last ten seconds, at least the last twenty steps.
 struct RecentSteps {
   std::int64_t steps = 0;
   double p50_s = 0, p99_s = 0;
@@ -50,7 +50,7 @@ struct LiveRank {
   std::optional<RecentSteps> recent;  // empty: no step has ended yet
   std::optional<double> resident_bytes, peak_bytes;
   std::optional<double> cpu_percent, cpu_wait_percent;  // 100: one core; share of the time it waited for a core
-  std::string ended;                                    // how it ended; empty: it runs
+  std::string ended;                                    // the way in which it ended; empty: it runs
   bool incomplete = false;                              // records are missing from its dump
 };
 
@@ -87,16 +87,16 @@ struct LiveCurve {
 struct LiveCheckpoint {
   std::optional<std::int64_t> step;    // of the last durable checkpoint, in batches done; empty: none
   double age_s = 0;                    // since it became durable
-  double bytes = 0;                    // of it
+  double bytes = 0;                    // of the checkpoint
   std::optional<std::int64_t> saving;  // the batch whose checkpoint is being written
-  std::string trouble;                 // what is wrong with the last save, if it failed or is late
+  std::string trouble;                 // the problem of the last save, if it failed or is late
 };
 
 struct LiveView {
   std::string name, folder;
   // "queued", "starting", "running", or how it ended: "done", "failed", "interrupted", "gone"
   std::string state;
-  std::string cause;  // why it waits or has failed
+  std::string cause;  // the reason for which it waits or has failed
   bool ended = false;
   double quiet_s = 0;  // since anything was written
   int world_size = 0;
@@ -141,7 +141,7 @@ struct LiveTextOptions {
   bool color = false;  // ANSI sequences
 };
 
-// The lines of one view. What does not fit is left out.
+// Returns the lines of one view. Parts that do not fit are left out.
 std::vector<std::string> render_live(const LiveView& view, const LiveTextOptions& options);
 
 }  // namespace dtrain::analysis

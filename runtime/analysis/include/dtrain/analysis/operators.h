@@ -1,4 +1,4 @@
-// How much time of the traced batches each operator took. Only self time counts: the time of an operator without the
+// The time of the traced batches that each operator took. Only self time counts: the time of an operator without the
 // operators that it calls. So the shares of a device sum to 1. There are three classes of operators, after Ivanov et
 // al., "Data Movement Is All You Need" (2021): contractions compute most for each byte, element-wise operators least.
 // All others are kOther.
@@ -51,13 +51,13 @@ struct DeviceOperators {
 
 struct Operators {
   DeviceOperators cpu, gpu;        // no rows if nothing was traced
-  std::vector<int> ranks;          // that were traced, ascending
+  std::vector<int> ranks;          // traced ranks, ascending
   std::int64_t batches = 0;        // traced, of all these ranks
   std::vector<std::string> notes;  // traces that were cut or cannot be read
 };
 
-// Of all trace files under `run_folder`/profile, all ranks together. Communication that runs inside an operator (a
-// gradient that is sent as soon as it is computed) does not count for that operator.
+// Returns the operators of all trace files under `run_folder`/profile, all ranks together. Communication that runs
+// inside an operator (a gradient that is sent as soon as it is computed) does not count for that operator.
 Operators operators_of_run(const std::filesystem::path& run_folder);
 Operators operators_of_files(const std::vector<std::filesystem::path>& files);
 

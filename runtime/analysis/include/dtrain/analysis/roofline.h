@@ -1,4 +1,4 @@
-// How close computing comes to the limits of the hardware: FLOPs, MFU, and the roofline of each operator (Williams,
+// The distance of computing from the limits of the hardware: FLOPs, MFU, and the roofline of each operator (Williams,
 // Waterman, Patterson, "Roofline: an insightful visual performance model for multicore architectures", 2009). It is
 // computed from the operators that ranks counted in a few batches (docs/profile-format.md) and from the limits of their
 // machines in plan.json. Plain values; any thread may call.
@@ -27,25 +27,25 @@ struct OperatorLimit {
 };
 
 struct Roofline {
-  // For forward and backward of a sample; 0: not counted.
+  // FLOPs of a sample in forward and backward; 0: not counted.
   double flops_per_sample = 0;
-  std::string dtype;   // in which most FLOPs are made
+  std::string dtype;   // the type of most FLOPs
   std::string device;  // "cpu", "cuda"
-  // The table of the first rank that has one. Empty on GPUs, where operators have no times here.
+  // The operators of the first rank that has a table of them. Empty on GPUs, where operators have no times here.
   int rank = -1;
   std::string host;
   std::int64_t batch = 0, samples = 0;
   std::vector<OperatorLimit> operators;       // sorted by how far they exceed their ideal time
   std::optional<profile::RankLimits> limits;  // of that rank; empty: its host has none
 
-  // Of all ranks together; empty if a rank's host has no limit.
+  // Limits of all ranks together; empty if a rank's host has no limit.
   std::optional<double> limit_gflops, limit_gb_s;
-  // How much operators without FLOPs read and write in a second, all ranks together; empty: not measured.
+  // GB a second that operators without FLOPs read and write, all ranks together; empty: not measured.
   std::optional<double> achieved_gb_s;
   // Seconds of all batches if each operator took its ideal time; mean over ranks. Empty: not known.
   std::optional<double> ideal_s;
 
-  // Of the counted batch.
+  // Returns the seconds of the counted batch.
   double seconds() const;
 };
 

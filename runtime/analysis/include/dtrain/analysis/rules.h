@@ -1,6 +1,6 @@
 // The rules that judge a run: the nine of SageMaker Debugger's profiling report, counterparts for runs on CPUs, and
-// checks of what surrounds the training and of how the model is computed. docs/rules.md describes each. Plain
-// values; any thread may call.
+// checks of the training's environment and of the model's computing. docs/rules.md describes each. Plain values; any
+// thread may call.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +22,8 @@ struct RuleResult {
   std::string group;  // "report": the nine; "cpu": counterparts on CPUs; "system"; "model"
   std::string description, recommendation;
   bool applicable = true;
-  std::string why_not;          // why it does not apply
-  std::int64_t datapoints = 0;  // how many it judged
+  std::string why_not;          // the reason for which it does not apply
+  std::int64_t datapoints = 0;  // number of judged data points
   std::int64_t triggered = 0;   // in `unit`
   std::string unit;             // "steps", "windows", "GPU pairs", "hosts", …
   Json parameters = Json::object();

@@ -19,11 +19,11 @@ struct AttemptAccount {
   std::optional<double> ended_s;         // seconds since 1970; empty: it has not ended, or its end was not recorded
   std::int64_t from_batch = 0;           // batches done when it began
   std::optional<std::int64_t> to_batch;  // the last batch in an event of its ranks or checkpoints; empty: there is none
-  std::string end;                       // why it ended; empty: it has not
+  std::string end;                       // the reason for its end; empty: it has not ended
   double seen_s = 0;                     // when its last event happened, in seconds since 1970
 };
 
-// What has become of a checkpoint.
+// The state of a checkpoint.
 enum class CheckpointFate {
   kKept,
   kDeleted,   // by retention, or by a user
@@ -38,7 +38,7 @@ struct CheckpointAccount {
   std::string path, reason;          // "period", "validation", "stop", "end"
   std::int64_t bytes = 0;
   double copy_s = 0;               // of the rank that took longest to copy its state
-  double wait_s = 0, write_s = 0;  // how long the saver waited for ranks and hosts; how long it wrote
+  double wait_s = 0, write_s = 0;  // seconds in which the saver waited for ranks and hosts; seconds of its writing
   int attempt = 0;                 // 0: not known
   std::string metric;              // searcher.metric; empty: it was not validated
   std::optional<double> metric_value;
@@ -59,11 +59,11 @@ struct RunHistory {
   std::vector<SaveTrouble> troubles;
 
   double copy_s() const;          // of all checkpoints together
-  double longest_copy_s() const;  // of one of them
+  double longest_copy_s() const;  // the longest copy of one checkpoint
   // Marks checkpoints that are no longer in their folder as deleted. If the folder itself does not exist, for example
   // on another machine, only events count.
   void look_into_storage();
-  // Of the checkpoints that are kept: the newest, from which the run goes on, and the best by the metric of the newest
+  // Return one of the kept checkpoints: the newest, from which the run goes on, or the best by the metric of the newest
   // one that has a metric (of equals the earlier). Null: there is none.
   const CheckpointAccount* latest() const;
   const CheckpointAccount* best(bool smaller_is_better) const;
@@ -79,7 +79,7 @@ Json to_json(const SaveTrouble& trouble);
 
 // "12 to 30"
 std::string batches_text(const AttemptAccount& attempt);
-// Why it ended, in one line: "rank 0 could not start: … (and 5 more lines)".
+// Returns in one line why the attempt ended: "rank 0 could not start: … (and 5 more lines)".
 std::string end_text(const AttemptAccount& attempt);
 // "a checkpoint of batch 40 failed and was tried again: …"
 std::string text_of(const SaveTrouble& trouble);

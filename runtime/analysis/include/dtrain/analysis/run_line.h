@@ -1,5 +1,5 @@
-// A run in one line: how it went, its results, and its settings. Only plan.json, events.jsonl and metrics.jsonl are
-// read, so that a folder of many runs is read quickly. Plain values and functions; any thread.
+// A run in one line: its state, its results, and its settings. Only plan.json, events.jsonl and metrics.jsonl are read,
+// so that a folder of many runs is read quickly. Plain values and functions; any thread.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ struct SettingDifference {
 // The settings in which the runs differ, by key; the settings of rules come last.
 std::vector<SettingDifference> differences_of(std::span<const Settings> runs);
 
-// Shortened for a table: "a very long …".
+// Returns the text shortened for a table: "a very long …".
 std::string shortened_setting(const std::string& text);
 
 struct RunLine {

@@ -19,11 +19,11 @@
 
 namespace dtrain::analysis {
 
-// What a scope took in one step: RankProfile::scope_paths has its path.
+// The time of a scope in one step. RankProfile::scope_paths has its path.
 struct ScopeStep {
   std::int64_t batch = 0, wall_ns = 0;
   std::int32_t calls = 0, path = 0;
-  profile::Phase phase = profile::Phase::kOther;  // in which most of its time lies
+  profile::Phase phase = profile::Phase::kOther;  // the phase of most of its time
 };
 
 struct RankProfile {
@@ -47,8 +47,8 @@ struct RankProfile {
   std::int64_t dropped = 0, lost = 0;
   std::string lost_reason;
 
-  // First and last nanosecond of the training loop on the rank's clock: as the dump marks them, or else the start of
-  // the first step and the end of the last. Empty: no step was recorded.
+  // Returns the first and last nanosecond of the training loop on the rank's clock: as the dump marks them, or else the
+  // start of the first step and the end of the last. Empty: no step was recorded.
   std::optional<std::pair<std::int64_t, std::int64_t>> loop() const;
   std::optional<double> loop_s() const;
   std::optional<double> part_s(const std::string& part) const;

@@ -1,4 +1,4 @@
-// What a run did and where its time went, computed from the run's folder alone. Plain values; any thread may call.
+// The work and the times of a run, computed from the run's folder alone. Plain values; any thread may call.
 #pragma once
 
 #include <cstdint>
@@ -31,8 +31,8 @@ struct ScopeSummary {
   double p50_s = 0, p99_s = 0;                         // of a batch that used it
   std::int64_t batches = 0, calls = 0;                 // of all ranks
   std::vector<std::pair<std::string, double>> phases;  // mean seconds by phase, exclusive; the most first
-  int slowest_rank = -1;                               // in which it took longest
-  double slowest_s = 0;                                // on that rank
+  int slowest_rank = -1;                               // the rank on which it took longest
+  double slowest_s = 0;                                // its time on that rank
 };
 
 // The GPU memory of a rank, in the steps in which it was recorded.
@@ -63,7 +63,7 @@ struct RankSummary {
   std::int64_t loader_empty = 0;  // loader records that found an empty queue
   std::int64_t loader_records = 0;
   double loader_fetch_s = 0;               // the time that its workers spent reading, added up
-  LoaderUsage loader_usage;                // what that took
+  LoaderUsage loader_usage;                // resources of the reading
   std::map<std::string, double> scopes_s;  // the total time of each scope of the trial, by path
   std::string ended;                       // "finished", "connection lost", or empty: no end record
   std::int64_t dropped = 0, lost = 0;
@@ -80,7 +80,7 @@ struct CollectiveSummary {
   double bus_bandwidth_p50 = 0;  // bytes a second
 };
 
-// What gradient compression saved, as rank 0 measured it until the end of training.
+// The savings of gradient compression, as rank 0 measured them until the end of training.
 struct CompressionAccount {
   std::string kind, text;  // the text contains these figures
   std::int64_t steps = 0, compressed_steps = 0;
@@ -88,10 +88,10 @@ struct CompressionAccount {
   std::optional<double> gained_s;  // reduction of exposed communication; negative: it grew; empty: not known
 };
 
-// How parameters are updated, and what that saves, as rank 0 measured early in the training.
+// The way in which parameters are updated and its savings, as rank 0 measured them early in the training.
 struct StrategyAccount {
   std::string strategy, text;  // the text contains these figures
-  // The size of parameters and optimizer state on rank 0's host, and what it would be with replicated updates.
+  // The size of parameters and optimizer state on rank 0's host, and its size with replicated updates.
   double host_bytes = 0, replicated_host_bytes = 0;
   std::optional<double> replicated_ms, sharded_ms;  // of a step; empty: the two were not compared
 };
@@ -117,17 +117,17 @@ struct AgentSummary {
   std::vector<GpuSummary> gpus;  // ascending
 };
 
-// How much is computed, absolutely and compared with the limits of the hardware. GFLOP and GB are 1e9; rates are of all
-// ranks together.
+// The amount of computing, absolutely and compared with the limits of the hardware. GFLOP and GB are 1e9; rates are of
+// all ranks together.
 struct ComputeAccount {
   double flops_per_sample = 0;
   double flops_per_step = 0;                        // forward and backward of a batch of all ranks
-  std::string dtype;                                // in which most FLOPs are made
+  std::string dtype;                                // the type of most FLOPs
   double achieved_gflops = 0;                       // over the time in steps without validation and checkpoints
   std::optional<double> limit_gflops;               // of matrix products in that type; empty: not known for all ranks
   std::optional<double> mfu;                        // achieved over limit: model FLOPs utilization
   std::optional<double> achieved_gb_s, limit_gb_s;  // of the operators that make no FLOPs; of the memory
-  std::string without_mfu;                          // why there is no mfu, and what to do; empty: there is one
+  std::string without_mfu;  // the reason for which there is no mfu, and advice; empty: there is one
 };
 
 // Batches in which the loss or the gradients' norm was nan or infinite.
@@ -136,7 +136,7 @@ struct NonFiniteAccount {
   std::string text;
 };
 
-// How the loss of a run in float16 was scaled; with local steps, on rank 0.
+// The scaling of the loss of a run in float16; with local steps, on rank 0.
 struct LossScalingAccount {
   std::int64_t skipped_updates = 0;
   double scale = 0;  // after the last update
@@ -146,12 +146,12 @@ struct LossScalingAccount {
 struct RunSummary {
   std::string name, run_dir;
   std::string cuda_graphs;   // on GPUs: whether steps ran as CUDA graphs, or why not; empty: graphs were off
-  std::string mock;          // of a mock run: what was left out, and that its weights mean nothing
+  std::string mock;          // of a mock run: the omitted parts, and that its weights mean nothing
   std::string state, cause;  // from "run_ended" in events.jsonl; empty: there is none
   int world_size = 0;
   bool times_of_gpus = false;                     // phases were timed on the ranks' GPUs, not on their hosts
   std::optional<std::int64_t> global_batch_size;  // as asked for
-  std::optional<std::int64_t> batch_samples;  // that all ranks train in a batch: the largest part that divides evenly
+  std::optional<std::int64_t> batch_samples;  // samples of a batch of all ranks: the largest part that divides evenly
   std::int64_t aggregation_frequency = 1;     // batches an optimizer step
   std::map<std::string, double> validation;   // metrics of the last one
   std::int64_t validation_batch = 0;
@@ -181,8 +181,8 @@ struct RunSummary {
   std::optional<CompressionAccount> compression;
   std::optional<StrategyAccount> strategy;
   std::vector<AgentSummary> agents;
-  std::string look_at;                // what to look at first, with its cost
-  std::vector<std::string> warnings;  // why these numbers are incomplete
+  std::string look_at;                // the first thing to look at, with its cost
+  std::vector<std::string> warnings;  // reasons for which these numbers are incomplete
 };
 
 // SystemError if there is no such folder; anything missing inside it is a warning of the result.

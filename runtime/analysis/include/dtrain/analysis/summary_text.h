@@ -12,7 +12,7 @@ struct TextOptions {
   bool color = false;  // ANSI sequences
 };
 
-// Where the time went, most expensive first; load balance; communication; the hosts; and what to look at.
+// Returns the parts of the time, most expensive first; load balance; communication; the hosts; and what to look at.
 std::string render_summary(const RunSummary& summary, const TextOptions& options);
 
 }  // namespace dtrain::analysis

@@ -1,6 +1,6 @@
 // The traces of a run's ranks as files for other programs: one file for Perfetto with every rank on one time line, and
 // one file for each rank for HolisticTraceAnalysis. Plain functions, any thread. Errors are SystemError or DataError
-// naming the file. The result has a note for everything that is missing or was left out.
+// naming the file. The result has a note for each missing or omitted part.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ struct MergedTrace {
   std::vector<std::string> notes;
 };
 
-// Written to `path`, compressed with gzip, as Perfetto opens it.
+// Writes the trace to `path`, compressed with gzip, as Perfetto opens it.
 MergedTrace merge_traces(const RunProfile& profile, const std::filesystem::path& path,
                          const MergeOptions& options = {});
 
@@ -40,8 +40,8 @@ struct HtaFiles {
   std::vector<std::string> notes;
 };
 
-// The latest trace of each rank in the form that HolisticTraceAnalysis 0.5 reads. It reads only kernels, so if nothing
-// ran on a GPU, phases and collectives take their place (docs/traces.md lists which).
+// Writes the latest trace of each rank in the form that HolisticTraceAnalysis 0.5 reads. It reads only kernels, so if
+// nothing ran on a GPU, phases and collectives take their place (docs/traces.md lists which).
 HtaFiles write_hta_files(const RunProfile& profile, const std::filesystem::path& folder);
 
 Json to_json(const MergedTrace& merged);

@@ -18,22 +18,22 @@
 
 namespace dtrain::profile {
 
-// Where the agent serves metrics to Prometheus. Every client that reaches this address can read them.
+// The address at which the agent serves metrics to Prometheus. Every client that reaches this address can read them.
 struct PrometheusAddress {
   std::string address = "127.0.0.1";  // numeric
   int port = 0;                       // 0: any free one, which the first line of the agent's dump names
 };
 
 struct AgentOptions {
-  std::string agent_id;                    // of this host, in file names and records
+  std::string agent_id;                    // the host's agent, in file names and records
   std::filesystem::path profile_folder;    // <run>/profile, which must exist
   std::vector<int> local_ranks;            // the agent exits once all of these have connected and left
   std::chrono::seconds rank_timeout{600};  // it also exits after this time if no rank is connected
   std::chrono::milliseconds sample_period{500};
-  std::string nvml_library = host::kNvmlLibrary;  // tests use another one
+  std::string nvml_library = host::kNvmlLibrary;  // tests use another library
   std::optional<PrometheusAddress> prometheus;    // empty: it serves none
   Json header;         // run id, versions, …: copied into the first line of the agent's dump
-  std::string socket;  // the name it listens under, not in use; empty: a new one
+  std::string socket;  // the name of its socket, not in use; empty: a new name
 };
 
 struct AgentProcess {
@@ -63,11 +63,11 @@ class KeptAgent {
   // Starts it; throws as start_agent() does.
   explicit KeptAgent(AgentOptions options, const Clock& clock);
 
-  // What look() found and did.
+  // The findings and actions of look().
   struct Change {
     std::optional<ExitStatus> ended;  // set: it was killed or has failed
     pid_t started = 0;                // its new process; 0: not started yet
-    std::string problem;              // why it could not be started
+    std::string problem;              // the reason for which it could not be started
     std::string text() const;         // a sentence for the user
   };
   // Cheap: one system call while the agent lives.
@@ -85,7 +85,7 @@ class KeptAgent {
   AgentOptions options_;
   const Clock& clock_;
   AgentProcess agent_;
-  std::optional<ExitStatus> status_;  // of one that has ended
+  std::optional<ExitStatus> status_;  // of an agent that has ended
   bool down_ = false;                 // and is to be started again
   Nanoseconds started_at_{0};
   Nanoseconds next_start_{0};

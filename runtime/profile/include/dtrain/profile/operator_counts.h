@@ -1,5 +1,5 @@
-// profile/operators-rank-NNNN.json: what the operators of one batch computed and moved on one rank, and how long they
-// took. docs/profile-format.md describes the file. Plain values and functions; any thread.
+// profile/operators-rank-NNNN.json: the computing, the data and the times of the operators of one batch on one rank.
+// docs/profile-format.md describes the file. Plain values and functions; any thread.
 #pragma once
 
 #include <cstdint>
@@ -29,12 +29,12 @@ struct OperatorCount {
 struct OperatorCounts {
   int rank = 0;
   std::string host, device;     // "cpu" or "cuda"
-  std::int64_t threads = 1;     // how many an operator may use on a CPU
-  std::int64_t batch = 0;       // its number, from 1: the fastest of those that were counted
-  std::int64_t samples = 0;     // in it, on this rank
+  std::int64_t threads = 1;     // threads of an operator on a CPU
+  std::int64_t batch = 0;       // number of the batch, from 1: the fastest of the counted batches
+  std::int64_t samples = 0;     // samples of the batch on this rank
   std::int64_t counted = 0;     // batches
   double flops_per_sample = 0;  // the most of any counted batch: fused operators are not counted
-  std::string dtype;            // in which most FLOPs are made; empty: there are none
+  std::string dtype;            // the type of most FLOPs; empty: there are none
   std::vector<OperatorCount> operators;
 };
 

@@ -11,7 +11,7 @@
 
 namespace dtrain::profile {
 
-// Which implementation of float32 matrix products a run uses (optimizations.matmul).
+// The implementation of float32 matrix products that a run uses (optimizations.matmul).
 enum class MatmulPath {
   kDefault,  // the one that libtorch chooses by itself
   kFast,     // the one for processors with AVX2; the MKL in libtorch chooses it by itself only on Intel's

@@ -1,4 +1,4 @@
-// Records what one rank does, into a ring in memory shared with the profiling agent. Recording formats nothing, makes
+// Records the work of one rank, into a ring in memory shared with the profiling agent. Recording formats nothing, makes
 // no system call, and takes no lock except malloc's, twice a second. If the ring is full, the record is dropped, and
 // the dump counts it.
 //
@@ -32,14 +32,14 @@ using LateCollective = std::function<std::optional<CollectiveRecord>()>;
 // time.
 double bus_bandwidth(const CollectiveRecord& record);
 
-// What else a step record holds.
+// The other values of a step record.
 struct StepInfo {
   std::int64_t samples = 0;  // of this rank
   bool exchanged = false;    // gradients were exchanged and the optimizer stepped
   std::int64_t epoch = 0;
 };
 
-// Whether both the host and its device spend the time of a phase, or only the host.
+// The devices that spend the time of a phase: both the host and its device, or only the host.
 enum class PhaseOf : std::uint8_t { kHostAndDevice, kHost };
 
 // The parts of a run outside its steps.
@@ -98,13 +98,13 @@ class Recorder {
   Scope scope(std::string_view name);
 
   void collective(const CollectiveRecord& record);
-  // For the step under way. Only while steps are held.
+  // Adds a collective of the current step. Only while steps are held.
   void collective_later(LateCollective collective);
 
-  // For a device that runs asynchronously. From now on the records of a step are held until its collectives have ended.
-  // With a `timeline` they are also held until the device has finished the step; its times are then the device's
-  // (late_steps.h). Without one they are the host's. end_step() passes on the records that are complete. The timeline
-  // must outlive its use. Only between steps.
+  // Holds steps for a device that runs asynchronously. From now on the records of a step are held until its collectives
+  // have ended. With a `timeline` they are also held until the device has finished the step; its times are then the
+  // device's (late_steps.h). Without a `timeline` they are the host's. end_step() passes on the records that are
+  // complete. The timeline must outlive its use. Only between steps.
   void hold_steps(DeviceTimeline* timeline);
   // Passes on the complete records without waiting. True: none is held any more.
   bool hand_on_steps();
@@ -113,9 +113,9 @@ class Recorder {
   void release_steps();
 
   void mark(RunMark mark);
-  // At most one in a step; its time is now.
+  // Adds a record, at most one in a step; its time is now.
   void loader(LoaderRecord loader);
-  // Also while paused, and outside of steps.
+  // Records also while paused, and outside steps.
   void clock(const ClockRecord& offset);
 
   // From now on some steps (at most two a second) also record how much device memory their phases used. `memory` must
@@ -129,12 +129,12 @@ class Recorder {
   // Lines of this rank's dump that could not be written, as of the last flush().
   std::int64_t lost() const;
 
-  // Whether the agent runs and has answered. If it has ended, this connects again to an agent that listens under the
+  // True if the agent runs and has answered. If it has ended, this connects again to an agent that listens under the
   // same name, after pauses that grow from 0.1 s to 30 s. Until then records stay in the ring; if the ring is full they
   // are dropped and counted. Cheap enough for every step: it looks once a second at most.
   bool agent_is_here();
-  // Why lines of a dump of this host could not be written; names its path. Only one rank of the host gets this text.
-  // Once set it stays; the agent goes on trying. As of the last agent_is_here() or flush().
+  // Returns the reason for which lines of a dump of this host could not be written, with the path. Only one rank of the
+  // host gets this text. Once set it stays; the agent goes on trying. As of the last agent_is_here() or flush().
   const std::optional<std::string>& write_error() const;
 
  private:

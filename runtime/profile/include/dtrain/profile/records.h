@@ -80,10 +80,10 @@ struct CollectiveOf {
 };
 using CollectiveRecord = CollectiveOf<std::uint64_t, char[16]>;  // "all_reduce", "broadcast", …
 
-// What reading batches took, added up over the workers.
+// The cost of reading batches, added up over the workers.
 struct LoaderUsage : data::ReadUsage {
   std::int64_t skipped = 0;  // damaged samples that others have replaced
-  std::int64_t batches = 0;  // that it was recorded for
+  std::int64_t batches = 0;  // batches with a record of their reading
 
   static void fields(auto&& visit, auto&... usage) {
     ReadUsage::fields(visit, usage...);
@@ -95,13 +95,13 @@ struct LoaderUsage : data::ReadUsage {
   }
 };
 
-// What the loader did for one batch.
+// The loader's work for one batch.
 struct LoaderRecord {
   std::int64_t time_ns = 0;
   std::int32_t queue_depth = 0;  // batches ready when this one had been taken
   std::int32_t workers = 0;
-  std::int64_t fetch_ns = -1;  // how long reading it took, added up over the workers; -1: not known
-  std::int64_t pinned = -1;    // 1: it lies in page-locked memory, 0: not; -1: not known
+  std::int64_t fetch_ns = -1;  // duration of reading the batch, added up over the workers; -1: not known
+  std::int64_t pinned = -1;    // 1: the batch is in page-locked memory, 0: it is not; -1: not known
   LoaderUsage usage;           // without batches: not known
 
   static void fields(auto&& visit, auto&... loader) {
@@ -114,7 +114,7 @@ struct LoaderRecord {
   }
 };
 
-// What a scope of the trial took in one step.
+// The time of a scope of the trial in one step.
 template <typename Path>
 struct ScopeOf {
   std::int64_t calls = 0;
@@ -147,12 +147,12 @@ struct PartRecord {
   }
 };
 
-// How the monotonic clock of this rank's host relates to rank 0's: a time t here is t + offset_ns there, to within
+// The relation of the monotonic clock of this rank's host to rank 0's: a time t here is t + offset_ns there, to within
 // error_ns.
 struct ClockRecord {
-  std::int64_t time_ns = 0;  // when it was measured, on this rank's clock
+  std::int64_t time_ns = 0;  // the time of the measurement, on this rank's clock
   std::int64_t offset_ns = 0, error_ns = 0;
-  std::int64_t round_trips = 0;  // how many were measured
+  std::int64_t round_trips = 0;  // number of measured round trips
 
   static void fields(auto&& visit, auto&... clock) {
     visit("time_ns", clock.time_ns...);
@@ -312,7 +312,7 @@ struct WindowCounts {
   }
 };
 
-// A dump window: what takes the place of its steps.
+// A dump window, which replaces its steps.
 struct WindowRecord : WindowCounts {
   Sketch wall_ns;
   double wall_ns_m2 = 0;                    // sum of the squares of the differences from the mean

@@ -36,20 +36,21 @@ class Sketch {
   double mean() const { return count_ > 0 ? static_cast<double>(sum_) / static_cast<double>(count_) : 0; }
   // The quantile: `share` (0 to 1) of the values are not above it. Its relative error is at most kRelativeError.
   double quantile(double share) const;
-  // How many values are at most `value`; all values in the bin of `value` count.
+  // Returns the number of values that are at most `value`; all values in the bin of `value` count.
   std::int64_t count_up_to(std::int64_t value) const;
 
-  // Values of 0 and below, and the others by bin, in rising order and without empty bins. For histograms.
+  // Return the number of values of 0 and below, and the others by bin, in rising order and without empty bins. For
+  // histograms.
   std::int64_t zeros() const { return zeros_; }
   const std::vector<Bin>& bins() const { return bins_; }
-  // The value that represents a bin: within kRelativeError of all values in it.
+  // Returns the value that represents a bin: within kRelativeError of all values in it.
   static double value_of(std::int32_t index);
 
   // {"count", "sum", "min", "max", "zeros", "bins": [index, count, index, count, …]}
   Json to_json() const;
-  // Empty if the JSON is no sketch, or a damaged one.
+  // Returns a sketch from JSON; empty: the JSON is not a sketch, or is damaged.
   static std::optional<Sketch> from_json(const Json& json);
-  // The same from numbers that were already read; `bins` as in the JSON.
+  // Restores a sketch from numbers that were already read; `bins` as in the JSON.
   static std::optional<Sketch> restore(std::int64_t count, std::int64_t sum, std::int64_t min, std::int64_t max,
                                        std::int64_t zeros, std::span<const std::int64_t> bins);
 

@@ -15,7 +15,7 @@ class StepObserver {
   virtual ~StepObserver() = default;
   // Times are the host's monotonic clock, in nanoseconds.
   virtual void on_phase(Phase phase, std::int64_t start_ns, std::int64_t end_ns) = 0;
-  // Of a trial, when it ends (scope.h).
+  // Receives a scope of the trial when it ends (scope.h).
   virtual void on_scope(std::string_view path, std::int64_t start_ns, std::int64_t end_ns) = 0;
   virtual void on_step(std::int64_t batch, std::int64_t start_ns, std::int64_t end_ns) = 0;
   virtual void on_collective(std::int64_t batch, const CollectiveRecord& collective) = 0;

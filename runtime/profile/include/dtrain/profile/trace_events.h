@@ -24,7 +24,7 @@ struct PlacedCollective {
   std::uint64_t sequence = 0;
   std::string operation;
   std::int64_t track = 0;
-  double came_us = 0;  // when it was issued
+  double came_us = 0;  // the time at which it was issued
   double start_us = 0, end_us = 0;
 };
 

@@ -1,5 +1,6 @@
-// profile/trace-rank-NNNN.json.gz: what libtorch's profiler and the recorder saw on one rank in a deep window, as
-// Chrome trace JSON. docs/traces.md describes its tracks and its "dtrain" object. Plain functions, any thread.
+// profile/trace-rank-NNNN.json.gz: the events that libtorch's profiler and the recorder saw on one rank in a deep
+// window, as Chrome trace JSON. docs/traces.md describes its tracks and its "dtrain" object. Plain functions, any
+// thread.
 #pragma once
 
 #include <cstdint>
@@ -28,9 +29,9 @@ struct TraceFacts {
   std::string reason;                  // "configured" or "requested"
   TraceWindow window;                  // the batches to trace
   std::int64_t last_batch = 0;         // the last batch that was traced
-  std::string cut;                     // why the window ended earlier; empty: it did not
-  std::string missing;                 // what the profiler did not record, and why; empty: nothing
-  std::int64_t operators = 0;          // how many the profiler recorded
+  std::string cut;                     // the reason for which the window ended earlier; empty: it did not
+  std::string missing;                 // events that the profiler did not record, and why; empty: none
+  std::int64_t operators = 0;          // number of operators that the profiler recorded
   std::vector<TraceClockPoint> clock;  // at least one, ascending
 };
 

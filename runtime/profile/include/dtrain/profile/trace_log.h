@@ -1,4 +1,4 @@
-// What the recorder keeps in memory while a deep window is open. The training thread fills it; afterwards it is written
+// The recorder's events in memory while a deep window is open. The training thread fills it; afterwards it is written
 // to the trace file. It holds a limited number of entries; further ones are only counted.
 #pragma once
 

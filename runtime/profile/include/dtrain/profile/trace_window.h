@@ -1,4 +1,4 @@
-// Which batches are traced in full (the deep window). All ranks receive a new window in the same round, so at each
+// The batches that are traced in full (the deep window). All ranks receive a new window in the same round, so at each
 // batch they have the same windows and trace the same batches.
 //
 // Plain values; one thread.
@@ -19,9 +19,9 @@ struct TraceWindow {
 class TraceSchedule {
  public:
   void add(const TraceWindow& window);
-  // The window that contains a batch.
+  // Returns the window that contains a batch.
   std::optional<TraceWindow> at(std::int64_t batch) const;
-  // A window that shares batches with `window`.
+  // Returns a window that shares batches with `window`.
   std::optional<TraceWindow> overlapping(const TraceWindow& window) const;
 
  private:
