@@ -23,7 +23,7 @@
 
 namespace dtrain::run {
 
-// Why a run failed: the first cause, in a text that is complete without the logs.
+// The first cause of a run's failure, in a text that is complete without the logs.
 struct Failure {
   int rank = -1;  // -1: not a rank
   std::string cause;
@@ -44,10 +44,10 @@ struct Outcome {
   Interrupt interrupt;    // what stopped it; nothing if it was not interrupted
 };
 
-// What the screen shows when an interrupt stops the ranks after their current step.
+// Returns the line that the screen shows when an interrupt stops the ranks after their current step.
 std::string stopping_line(const Interrupt& interrupt);
 
-// The exit code of a run that was asked to stop, from the highest exit code of its ranks.
+// Returns the exit code of a run that was asked to stop, from the highest exit code of its ranks.
 ExitCode exit_code_of_stop(const Interrupt& interrupt, ExitCode of_ranks);
 
 // The last lines of the rank's log if it is on this host, without lines that `cause` has.
@@ -66,7 +66,7 @@ class LaunchEvents {
   bool warned_ = false;
 };
 
-// What an attempt works with.
+// The objects with which an attempt works.
 struct Attempt {
   const LaunchPlan& plan;
   const RunFolder& folder;

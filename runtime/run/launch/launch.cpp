@@ -83,7 +83,7 @@ void write_last_event(EventLog& events, const Outcome& outcome) {
   }
 }
 
-// Why a task did not complete; empty: it did.
+// Returns the reason why a task did not complete; empty: it completed.
 std::string reason_of(const Outcome& outcome) {
   if (outcome.failure) return outcome.failure->cause;
   if (outcome.exit_code == ExitCode::kDone) return "";
@@ -137,7 +137,7 @@ void settle(LaunchPlan& plan, const Variables& variables, LaunchTask& task, Even
   warn(std::span(plan.warnings).subspan(warned));
 }
 
-// Where a run goes on, and with which overrides: those that it was started with, too.
+// Returns rows that say where a run goes on and with which overrides, including those with which it was started.
 std::string goes_on_text(const ResumePoint& point, const LaunchPlan& plan) {
   const std::string overrides = plan.overrides.empty() ? "" : "overrides   " + join(plan.overrides, ", ") + "\n";
   return "goes on     from " + text_of(point) + "\n" + overrides;
@@ -257,7 +257,7 @@ ExitCode carry_out(LaunchPlan plan, LaunchedRun opened, const Variables& variabl
   return outcome.exit_code;
 }
 
-// What a run that goes on was started with, as far as the request does not say otherwise.
+// Takes from the run that goes on what the request does not set itself.
 void adopt(LaunchRequest& request, const ContinuedRun& run) {
   request.experiment_file = run.experiment_file;
   request.contents = run.contents;

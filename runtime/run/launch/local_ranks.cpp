@@ -36,7 +36,7 @@ constexpr auto kGraceWhileStarting = std::chrono::milliseconds(100);
 constexpr auto kGraceBeforeTerm = std::chrono::milliseconds(500);
 constexpr auto kGraceBeforeKill = std::chrono::seconds(5);
 
-// What to look at where a rank has ended and has called nothing of dtrain's.
+// Returns the likely reason why a rank has ended without a call to dtrain.
 std::string why_not_joined(const LaunchPlan& plan) {
   const std::string& program = plan.command.front();
   if (plan.command.size() > 2 && plan.command[2] == kPythonRank) {

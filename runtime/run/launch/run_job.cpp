@@ -25,13 +25,13 @@ namespace {
 
 constexpr auto kAgentPatience = std::chrono::seconds(5);
 
-// Whether every rank is placed on this host.
+// True if every rank is placed on this host.
 bool is_on_one_host(const LaunchPlan& plan) {
   return std::all_of(plan.ranks.begin(), plan.ranks.end(),
                      [&](const RankPlacement& rank) { return rank.host == plan.host; });
 }
 
-// What the launcher sends to the ranks. Also marks the run's folder as the launcher's (host_folder.h).
+// Returns the orders that the launcher sends to the ranks. Marks the run's folder as the launcher's (host_folder.h).
 LaunchOrders orders_for(const Attempt& attempt) {
   const std::string token = random_hex(16);
   mark_folder(attempt.folder, token);

@@ -75,13 +75,13 @@ double step_of_quarters(const analysis::RunProfile& run, std::size_t from, std::
   return analysis::slowest_rank_step_s(part);
 }
 
-// What the run in `folder` has recorded so far.
+// Measures the steps that the run in `folder` has recorded so far.
 class TrialMeter {
  public:
   TrialMeter(fs::path folder, const std::function<void(const std::string&)>& say)
       : folder_(std::move(folder)), say_(say) {}
 
-  // Whether the figures are good enough. Reads the folder twice a second.
+  // True if the figures are good enough. Reads the folder twice a second.
   bool has_enough() {
     if (TrialWatch::now() < next_) return false;
     next_ = TrialWatch::now() + kLookEvery;
@@ -133,7 +133,7 @@ class TrialMeter {
   const std::function<void(const std::string&)>& say_;
   TrialWatch::time_point next_{};
   std::int64_t steps_ = 0;
-  double seconds_ = 0;  // that they took
+  double seconds_ = 0;  // that the steps took
   double step_s_ = 0;
   bool is_stable_ = false;
   std::string waits_;
@@ -262,7 +262,7 @@ const scheduler::ClusterAgent& only_agent(const LaunchPlan& plan) {
                          plan.cluster.source + " has " + std::to_string(agents.size()) + " of them");
 }
 
-// Of slots that are there already: all, as far as the batch reaches.
+// Chooses all slots of an agent whose slots are declared or GPUs, as far as the global batch and max_slots allow.
 Division all_slots(const LaunchPlan& plan, const scheduler::ClusterAgent& agent) {
   const config::Experiment& experiment = plan.experiment;
   std::int64_t slots = std::min<std::int64_t>(agent.agent.slots, experiment.global_batch_size);
@@ -303,7 +303,7 @@ bool settle_trials(Division& division, const LaunchPlan& plan, const scheduler::
     return false;
   }
   division.slots = fastest_of(division.trials)->slots;
-  // What made one fail may have passed by the next launch.
+  // The division is not remembered after a failed trial: the cause may have passed by the next launch.
   const auto failed = [](const DivisionTrial& trial) { return !trial.failure.empty(); };
   if (std::any_of(division.trials.begin(), division.trials.end(), failed)) return true;
   try {

@@ -1,5 +1,5 @@
-// How the cores of a machine are divided among ranks (resources.slots_per_trial: auto): which divisions come into
-// question, and which one was chosen by which figures. Plain values and functions; any thread.
+// The division of a machine's cores among ranks (resources.slots_per_trial: auto): the divisions that come into
+// question, and the one that was chosen, with its figures. Plain values and functions; any thread.
 #pragma once
 
 #include <cstdint>
@@ -16,13 +16,13 @@ struct DivisionTrial {
   int slots = 0;
   std::string text;        // "2 ranks x 1 core"
   double step_ms = 0;      // of a global batch: the median, of the slowest rank; 0: not measured
-  std::int64_t steps = 0;  // that the median is of
+  std::int64_t steps = 0;  // the number of steps behind the median
   std::string failure;     // why it is left out; empty: it is not
 };
 
 struct Division {
   int slots = 0;                      // chosen; 0: a launch has to measure first
-  std::string why;                    // why these, where no trial decides
+  std::string why;                    // the reason for this number, if no trial decides
   bool remembered = false;            // an earlier launch has measured
   std::vector<DivisionTrial> trials;  // ascending by slots; empty: no trial decides
 };
@@ -33,7 +33,7 @@ struct Division {
 std::vector<DivisionTrial> divisions_to_try(const scheduler::ClusterAgent& agent, std::int64_t global_batch_size,
                                             int most);
 
-// Of the trials that were measured the fastest, of equally fast ones that with fewer ranks. Null: all failed.
+// Returns the fastest measured trial; of equally fast trials, the one with the fewest ranks. Null: all failed.
 const DivisionTrial* fastest_of(const std::vector<DivisionTrial>& trials);
 
 Json to_json(const Division& division);

@@ -17,7 +17,7 @@ std::map<std::string, const scheduler::ClusterAgent*> agents_of(const LaunchPlan
   return agents;
 }
 
-// How many GPU slots of agents before this one are on its host: the cluster file divides a host's GPUs in its order.
+// Counts the GPU slots of earlier agents on this agent's host: the file's order of agents divides a host's GPUs.
 int gpus_before(const scheduler::ClusterAgent& agent, const LaunchPlan& plan) {
   int before = 0;
   for (const scheduler::ClusterAgent& other : plan.cluster.agents) {

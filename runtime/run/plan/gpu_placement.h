@@ -12,7 +12,7 @@ namespace dtrain::run {
 // The GPUs of this machine, with the variables that decide which of them are visible.
 scheduler::Machine machine_with_gpus();
 
-// What the experiment asks for.
+// Returns the type of slots that the experiment asks for.
 config::AgentSlotType asked_slot_type(const config::Experiment& experiment);
 // The type of the slots that the experiment is placed on. auto: kCuda if its resource pool has agents of GPUs, else
 // kCpu.
@@ -21,8 +21,8 @@ config::AgentSlotType decide_slot_type(const config::Experiment& experiment, con
 // ConfigError if the experiment has keys that the devices do not support that slot_type: auto has decided for.
 void check_devices_support(const config::Experiment& experiment, bool on_gpus);
 
-// What is added to the refusal of an experiment that never fits on the slots of its type, as lines: which GPUs there
-// are, or why there is none; that it would fit on cores.
+// Returns lines that are added to the refusal of an experiment that never fits on GPU slots: the warnings of the
+// cluster, or that this machine has no visible GPU.
 std::string refusal_on_gpus(const LaunchPlan& plan);
 
 // Warns of GPUs of this machine on which other processes compute. ConfigError if such a GPU admits only one process.

@@ -64,7 +64,7 @@ scheduler::ClusterAgents cluster_for(const config::Experiment& experiment, confi
   return scheduler::find_cluster(file, variables, defaults, machine);
 }
 
-// Whether an experiment that fits on no GPUs would fit on cores.
+// True if an experiment that fits on no GPUs would fit on cores.
 bool fits_on_cores(const LaunchPlan& plan, const std::filesystem::path& cluster_file, const Variables& variables,
                    const scheduler::Machine& machine) {
   constexpr auto kCpu = config::AgentSlotType::kCpu;
@@ -73,8 +73,8 @@ bool fits_on_cores(const LaunchPlan& plan, const std::filesystem::path& cluster_
   return scheduler::place(scheduler::empty_slots(cluster), request).has_value();
 }
 
-// Why libtorch cannot use the GPUs that the plan has chosen, as far as this machine's ranks are concerned. Empty: it
-// can.
+// Returns the reason why libtorch cannot use the GPUs that the plan has chosen for ranks on this machine. Empty: it can
+// use them, or the launcher is not local.
 std::string why_no_cuda_here(const LaunchPlan& plan, const Variables& variables) {
   if (!plan.on_gpus() || plan.launcher.type != config::LauncherType::kLocal) return {};
   Variables of_a_rank = variables;
@@ -119,7 +119,7 @@ void keep_first_cores(RankPlacement& rank, const LaunchPlan& plan) {
   rank.most_threads = all_cpus ? static_cast<int>(rank.cpus.size()) : rank.threads;
 }
 
-// What the rank's slot is, if it is on this machine.
+// Copies cores, threads and GPU of the rank's slot, if the slot is on this machine.
 void take_slot(RankPlacement& rank, const LaunchPlan& plan, const scheduler::ClusterAgent& agent) {
   const auto slot = std::find_if(agent.slots.begin(), agent.slots.end(),
                                  [&](const scheduler::ClusterSlot& one) { return one.index == rank.slot; });

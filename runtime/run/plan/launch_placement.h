@@ -1,4 +1,4 @@
-// Where the ranks of a launch's plan go: cluster, request, placement. Plain functions; one thread.
+// The places of a launch's ranks: cluster, request, placement. Plain functions; one thread.
 #pragma once
 
 #include <filesystem>
@@ -17,7 +17,7 @@ void place_ranks(LaunchPlan& plan, const std::filesystem::path& cluster_file, co
 scheduler::SlotRequest slot_request(const config::Experiment& experiment, const config::Scheduler& scheduler,
                                     config::AgentSlotType type);
 
-// Whether length and batch size are those of a script's own loop (`dtrain run`).
+// True if length and batch size are those of a script's own loop (`dtrain run`).
 bool is_of_script(const config::Experiment& experiment);
 
 // A warning if there are more slots but no larger batch than without the overrides, or than in the last run of this

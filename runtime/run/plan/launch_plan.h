@@ -59,7 +59,7 @@ void assign_slots(LaunchPlan& plan, const scheduler::Claim& claim);
 void check_can_start(const LaunchPlan& plan);
 
 Json to_json(const LaunchPlan& plan);
-// For people: what runs where.
+// Returns a text for people that says what runs where.
 std::string render_plan(const LaunchPlan& plan);
 
 // The variables of a rank's process besides its identity: as many threads as it has cores unless the user sets a
