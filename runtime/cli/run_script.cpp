@@ -28,7 +28,7 @@ class ScriptExperiment {
     file = script.parent_path() / (script.stem().string() + ".run.yaml");
     std::vector<std::string> entrypoint(words);
     entrypoint.front() = fs::path(words.front()).filename();
-    // Once it is known, the batch size of the script's loader takes the place of this one.
+    // The batch size of the script's loader replaces this one once it is known.
     const Json experiment = {{"name", script.stem().string()},
                              {"entrypoint", entrypoint},
                              {"hyperparameters", {{"global_batch_size", slots}, {"batch_size_of_loader", true}}},

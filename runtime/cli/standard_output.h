@@ -9,7 +9,7 @@ namespace dtrain::cli {
 // (`dtrain task list | head -1`) is no error.
 ExitCode finish_output(ExitCode exit_code);
 
-// The same for a command whose result is not what it prints: a warning alone, and the exit code stays its own.
+// For a command whose result is not what it prints: only warns of lost output, and leaves the exit code as it is.
 void warn_of_lost_output();
 
 }  // namespace dtrain::cli

@@ -50,7 +50,7 @@ class Cell {
 
 class Table {
  public:
-  // How a number is shown in the table; CSV and JSON have it unchanged.
+  // The form of a number in the table; CSV and JSON have the number unchanged.
   enum class Unit { kNone, kBytes, kSeconds, kRate };
   struct Column {
     std::string name;  // the key of --json, the header of the others

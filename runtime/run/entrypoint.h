@@ -20,12 +20,12 @@ inline constexpr const char* kPythonRank = "dtrain.rank";
 // without a slash. Its program is Python: $DTRAIN_PYTHON, that of $VIRTUAL_ENV, or python3 in PATH.
 std::filesystem::path find_entrypoint(const config::Experiment& experiment, const Variables& variables);
 
-// Whether a rank's command runs a Python script, whose loop is its own; false: a class in one, or another program.
+// True if a rank's command runs a Python script, whose loop is its own; false: a class in a script, or another program.
 bool runs_script(const std::vector<std::string>& command);
-// A warning where such a script does not mention dtrain: unless a module that it imports calls dtrain.init(), each rank
-// would train alone. Empty: it does, or cannot be read.
+// Returns a warning if such a script does not mention dtrain: unless a module that it imports calls dtrain.init(), each
+// rank would train alone. Empty: the script or a module beside it mentions dtrain, or cannot be read.
 std::string script_warning(const std::vector<std::string>& command);
-// What a script has to call to become a rank; a remedy for people.
+// The calls that make a script a rank; a remedy for people.
 inline constexpr const char* kCallsOfScript =
     "a script begins with session = dtrain.init(), and trains what session.wrap(model, optimizer, loader) returns "
     "(docs/python.md); Lightning's Trainer takes strategy=dtrain.lightning.Strategy()";

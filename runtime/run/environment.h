@@ -1,4 +1,4 @@
-// What dtrain reads from environment variables: which rank of a run this process is, and where dtrain keeps its own
+// The environment variables that dtrain reads: which rank of a run this process is, and where dtrain keeps its own
 // files. Plain values; any thread, except for the functions that change variables.
 #pragma once
 
@@ -25,12 +25,12 @@ void unset_process_variable(const std::string& name);
 // Adds or replaces variables. Called before other threads exist, because those may be reading them.
 void set_process_variables(const std::vector<std::pair<std::string, std::string>>& variables);
 
-// How the threads of OpenMP wait for work in a rank; empty: the user has said it (OMP_WAIT_POLICY). They spin for some
-// 0.1 ms, longer than it takes from one operator to the next, and then sleep, so that they do not take cores from
-// others.
+// Returns the variables by which OpenMP's threads wait for work in a rank; empty: the user has set OMP_WAIT_POLICY. The
+// threads spin for some 0.1 ms, longer than it takes from one operator to the next, and then sleep, so that they do not
+// take cores from others.
 Variables wait_of_threads(const Variables& of_user);
 
-// What `dtrain launch` passes to each of its child ranks, besides the rank's place in the world.
+// The facts that `dtrain launch` passes to each of its child ranks, besides the rank's place in the world.
 struct Handover {
   int link_fd = -1;  // the rank's end of the link to the launcher
   pid_t launcher_pid = 0;
@@ -50,7 +50,7 @@ struct LaunchSecrets {
 // ConfigError if the text is not "<launch>.<ranks>".
 LaunchSecrets launch_secrets_of(const std::string& text);
 
-// How ranks that mpirun or srun starts for `dtrain launch` reach the launcher.
+// The address and secrets by which ranks that mpirun or srun starts for `dtrain launch` reach the launcher.
 struct LauncherContact {
   std::string address;
   std::uint16_t port = 0;
@@ -59,14 +59,14 @@ struct LauncherContact {
   bool on_gpus = false;  // as in Handover
 };
 
-// Where ranks that neither MPI nor a launcher connects find rank 0: MASTER_ADDR and MASTER_PORT.
+// The address of rank 0 for ranks that neither MPI nor a launcher connects: MASTER_ADDR and MASTER_PORT.
 struct MasterAddress {
   std::string name;  // of rank 0's host, which may not resolve yet, or its address
   std::uint16_t port = 0;
   bool is_served = false;  // torchrun's own store listens there
 };
 
-// What Kubernetes or a user tells a host of its place among the hosts of a job (PET_*), before anything has started
+// The place of a host among the hosts of a job, as Kubernetes or a user sets it (PET_*) before anything has started
 // ranks there.
 struct NodeEnvironment {
   int nodes = 1;
@@ -95,7 +95,7 @@ struct RankEnvironment {
   // `dtrain launch` started this rank: as its own child, or through mpirun or srun.
   bool is_launched() const { return is_child() || launcher.has_value(); }
   bool is_child() const { return handover.has_value(); }
-  // Whether the launcher has placed the ranks on GPUs; false without a launcher, too.
+  // True if the launcher has placed the ranks on GPUs; false without a launcher, too.
   bool is_placed_on_gpus() const { return handover ? handover->on_gpus : launcher && launcher->on_gpus; }
 };
 
@@ -109,7 +109,7 @@ Variables rank_variables(const comm::World& world, const Handover& handover);
 // The same for ranks that mpirun or srun starts, which set each rank's number themselves.
 Variables launcher_variables(const LauncherContact& launcher);
 
-// Which cores of its host a rank gets, if the launcher says so (DTRAIN_SLOTS, an entry for each rank).
+// The cores of its host that a rank gets, if the launcher names them (DTRAIN_SLOTS, an entry for each rank).
 struct SlotOfRank {
   int index = 0;          // its slot
   int slots = 1;          // of the agent: they divide the host's cores

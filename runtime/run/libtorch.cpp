@@ -110,7 +110,7 @@ std::string minor_in(const std::string& library) {
   return is_ours ? library.substr(torch + kTorch.size()) : "";
 }
 
-// For which libtorch a program is built; empty: it links no library of dtrain that says so.
+// Returns the libtorch for which a program is built; empty: it links no library of dtrain that says so.
 std::string minor_of(const Libraries& libraries) {
   for (const auto& [name, file] : libraries) {
     if (std::string minor = minor_in(name); !minor.empty()) return minor;
@@ -118,7 +118,7 @@ std::string minor_of(const Libraries& libraries) {
   return {};
 }
 
-// In a wheel, what links libtorch lies in a folder for each minor version, as in torch2.15.
+// In a wheel, the programs that link libtorch lie in a folder for each minor version, as in torch2.15.
 struct MinorFolder {
   std::pair<int, int> version;
   fs::path path;
@@ -150,12 +150,12 @@ std::vector<MinorFolder> minor_folders() {
   return found;
 }
 
-// Empty `minor`: dtrain is built without libtorch.
+// Returns the ways to get libtorch. Empty `minor`: dtrain is built without libtorch.
 std::string how_to_get(const std::string& minor) {
   const std::string or_set =
       "or set DTRAIN_LIBTORCH_DIR to the 'torch' folder of an installed PyTorch" + (minor.empty() ? "" : " " + minor);
   if (const std::vector<MinorFolder> folders = minor_folders(); !folders.empty()) {
-    // The newest that there is for the user's Python: PyTorch 2.15 has nothing for Python 3.10.
+    // pip takes the newest one that there is for the user's Python: PyTorch 2.15 has nothing for Python 3.10.
     const auto [major, newest] = folders.back().version;
     return "pip install --upgrade 'torch<" + std::to_string(major) + "." + std::to_string(newest + 1) + "'; " + or_set;
   }
@@ -167,8 +167,8 @@ std::string newest_of(const std::vector<std::string>& minors) {
   return minors.empty() ? std::string() : minors.back();
 }
 
-// Where dtrain-get-libtorch puts it: beside the installed libraries, or under the user's home if that folder cannot be
-// written.
+// Returns the folders into which dtrain-get-libtorch puts libtorch: beside the installed libraries, or under the user's
+// home if that folder cannot be written.
 std::vector<fs::path> usual_places(const Variables& variables) {
   static const char inside_this_library = 0;
   const std::string data = value_of(variables, "XDG_DATA_HOME");

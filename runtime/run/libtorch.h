@@ -35,13 +35,13 @@ std::vector<std::string> missing_libraries(const std::filesystem::path& program,
 // none.
 std::filesystem::path libtorch_folder(const std::filesystem::path& program, const std::string& library_path);
 
-// Why the libtorch that `program` finds with this LD_LIBRARY_PATH cannot train on GPUs: its CUDA part is not there, or
-// needs libraries that are not. Empty: it can, or the program links no libtorch.
+// Returns the reason why the libtorch that `program` finds with this LD_LIBRARY_PATH cannot train on GPUs: its CUDA
+// part or a library that this part needs is missing. Empty: it can, or the program links no libtorch.
 std::string why_no_cuda(const std::filesystem::path& program, const std::string& library_path);
 
 bool built_with_libtorch();
 
-// Why a program of dtrain that links libtorch is not there, and how to get it.
+// The reason why a program of dtrain that links libtorch is missing, and the way to get it.
 struct MissingProgram {
   std::string text;
   std::string remedy;

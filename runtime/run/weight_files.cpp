@@ -22,7 +22,7 @@ bool is_there(const fs::path& file) {
   return fs::exists(file, code);
 }
 
-// Also one without a manifest: verify() says what is wrong with it.
+// True also for a checkpoint without a manifest: verify() says what is wrong with it.
 bool is_checkpoint(const fs::path& folder) {
   static const std::regex kName(R"((\.partial-|\.deleted-)?step-[0-9]+)");
   return is_there(folder / checkpoints::kManifestFile) || std::regex_match(folder.filename().string(), kName);

@@ -97,7 +97,7 @@ std::string words_for(const std::string& key) {
   return words;
 }
 
-// What the run has said about itself; nested values as JSON.
+// Adds the entries of the run's own description; nested values as JSON.
 void add_run(const Json& run, Facts& facts) {
   if (!run.is_object()) return;
   for (const auto& [key, value] : run.items()) {

@@ -1,4 +1,4 @@
-// How the arguments of the commands on checkpoints name checkpoints.
+// The ways in which arguments of the commands on checkpoints name checkpoints.
 #pragma once
 
 #include <filesystem>

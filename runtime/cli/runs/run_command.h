@@ -1,4 +1,4 @@
-// What the commands that take a RUN have in common.
+// The parts that the commands with a RUN argument have in common.
 #pragma once
 
 #include <functional>

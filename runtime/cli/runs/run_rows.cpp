@@ -66,7 +66,7 @@ RunValue setting_value(const analysis::Settings& settings, const std::string& ke
   return number ? RunValue(*number) : RunValue(*found);
 }
 
-// Of a metric: the better, the smaller.
+// Returns the value that orders rows: of a metric, the better value is the smaller one.
 double place_of(const RunRow& row, const std::string& key, double value) {
   const bool judged = key == "best" || key == "last";
   return judged && !row.run.smaller_is_better ? -value : value;

@@ -1,4 +1,4 @@
-// Which runs `dtrain runs` lists, and in which order. A row has columns, and the keys of its experiment. Plain values.
+// The runs that `dtrain runs` lists, and their order. A row has columns, and the keys of its experiment. Plain values.
 #pragma once
 
 #include <optional>
@@ -23,7 +23,7 @@ using RunValue = std::variant<std::monostate, double, std::string>;
 
 // The columns that --sort and --filter know.
 std::vector<std::string> names_of_run_columns();
-// Of a column or a key of the experiment ("optimizer.lr"); the last part of a key does where no other key ends like it.
+// Returns a column or a key of the experiment ("optimizer.lr"); a key's last part does if no other key ends like it.
 RunValue value_of(const RunRow& row, const std::string& key);
 
 // "accuracy>=0.9": a key, a comparison (= != < <= > >=, or ~: contains) and what the value is compared with.

@@ -25,7 +25,7 @@ constexpr std::string_view kEraseLine = "\x1b[2K";
 constexpr std::string_view kEraseBelow = "\x1b[J";
 constexpr std::array kCrashes = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
 
-// What a handler of a crash needs; it gets no argument to carry it.
+// The state that a handler of a crash needs: a handler gets no argument that could carry it.
 struct Before {
   termios keys{};
   bool has_keys = false;

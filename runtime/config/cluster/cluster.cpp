@@ -91,7 +91,7 @@ void read_agents(Section& root, Cluster& cluster) {
   }
 }
 
-// What the kernel lets an interface be called.
+// True if the kernel lets an interface have this name.
 bool is_interface(const std::string& text) {
   constexpr std::size_t kLongest = 15;
   return !text.empty() && text.size() <= kLongest && text != "." && text != ".." &&

@@ -42,7 +42,7 @@ class Section {
   Length length(const std::string& key, Length fallback, std::int64_t min);
   Json free_map(const std::string& key);
 
-  // For a key whose function does not exist yet, or not for this value.
+  // Refuses a key whose function does not exist yet, or not for this value.
   void refuse_yet(const std::string& key, const std::string& instead);
 
   // Reports the keys that were not read.
@@ -50,7 +50,7 @@ class Section {
 
   std::string path_of(const std::string& key) const { return join_path(path_, key); }
   Collector& collector() { return collector_; }
-  // That of the file: what its relative paths start from.
+  // Returns the folder of the file: the file's relative paths start there.
   std::filesystem::path folder() const { return collector_.folder(); }
 
  private:

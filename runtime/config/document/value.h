@@ -38,9 +38,9 @@ struct Entry {
   Value value;
 };
 
-// For messages: "'abc'", "a list", "nothing".
+// Returns a text for messages: "'abc'", "a list", "nothing".
 std::string describe(const Value& value);
-// The same for any text: shortened, control characters shown as '?'.
+// Quotes any text for messages: shortened, control characters shown as '?'.
 std::string quote(std::string_view text);
 
 }  // namespace dtrain::config

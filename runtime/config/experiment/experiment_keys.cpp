@@ -1,4 +1,4 @@
-// What the keys of experiment.h itself need: a rule, a type, and the checks across sections.
+// The parts that the keys of experiment.h itself need: a rule, a type, and the checks across sections.
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
 #include "keys/key_reader.h"
@@ -22,7 +22,7 @@ class SearchForm : public KeyType {
   std::string values() const override { return "`single`"; }
 };
 
-// Where the batch size stands, in either form.
+// Returns the batch size in either form.
 const Value* batch_size_value(Section& root) {
   const Value* section = root.find(kHyperparameters.name);
   const Entry* entry = section ? section->find(kGlobalBatchSize.name) : nullptr;
@@ -72,7 +72,7 @@ std::vector<std::string> keys_not_for_cpus(const Experiment& experiment) {
   return {"optimizations.mixed_precision"};
 }
 
-// Also how their cores can be divided.
+// The schema also limits how the cores of CPUs can be divided.
 Json what_cpus_support() {
   return Json::parse(R"({
     "allOf": [
@@ -141,7 +141,7 @@ Json what_gpus_support() {
   })");
 }
 
-// As check_together() has it.
+// Returns the condition of check_together() as a schema.
 Json early_stopping_needs() {
   return Json::parse(R"({
     "if": {"required": ["early_stopping"], "properties": {"early_stopping": {"type": "object"}}},

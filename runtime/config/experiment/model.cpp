@@ -68,7 +68,7 @@ class ModelForm : public KeyType {
       return;
     }
     if (root.find(kEntrypoint.name)) {
-      // What loss, optimizer and data mean depends on which of the two is kept.
+      // The meaning of loss, optimizer and data depends on which of the two is kept.
       return root.report(*value, key.name,
                          "cannot stand beside entrypoint, which names a program; keep one of the two");
     }
@@ -195,7 +195,7 @@ class DataForm : public KeyType {
   Experiment& experiment_;
 };
 
-// As check_together() has it.
+// Returns the condition of check_together() as a schema.
 Json what_ctc_needs() {
   return Json::parse(R"({
     "if": {

@@ -1,5 +1,5 @@
-// Which keys a source of samples has, and what they mean, depends on the format. The experiment file may have those of
-// the chosen one; the schema and the documents say of each key what it is in which formats.
+// The format decides which keys a source of samples has, and what they mean. The experiment file may have those of the
+// chosen format; the schema and the documents say of each key what it is in which formats.
 #include "experiment/model_data.h"
 
 #include <algorithm>
@@ -44,7 +44,7 @@ std::vector<std::string> source_key_names(const FormatList& formats) {
   return names;
 }
 
-// What formats say, each text once with the words of the formats that say it.
+// The texts of formats, each text once with the words of the formats that have it.
 class TextsOfFormats {
  public:
   void add(const char* word, const std::string& text) {

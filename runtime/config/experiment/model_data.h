@@ -1,4 +1,4 @@
-// Where the samples of a `model:` experiment are. Private to config.
+// The places of the samples of a `model:` experiment. Private to config.
 #pragma once
 
 #include <filesystem>

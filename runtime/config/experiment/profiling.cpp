@@ -40,7 +40,7 @@ std::optional<BatchRange> Profiling::traced() const {
 
 void check_together(Section& section, const BatchRange& range) {
   const Value* end = section.find(kEnd);
-  // What is missing or no number is reported already.
+  // A missing value or one that is no number is reported already.
   if (end && as_integer(*end).value == range.end_after_batch)
     check_range(section, range.begin_on_batch, range.end_after_batch);
 }

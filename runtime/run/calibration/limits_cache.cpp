@@ -117,7 +117,7 @@ RanksOfHost on_this_host(RanksOfHost ranks) {
     if (std::cmp_greater(ranks.cpus.size(), ranks.ranks)) ranks.cpus.resize(static_cast<std::size_t>(ranks.ranks));
   }
   if (ranks.threads > 0) return ranks;
-  // As many as the rank with the fewest cores has.
+  // Every rank gets as many threads as the rank with the fewest cores has cores.
   for (const std::vector<int>& of_rank : ranks.cpus) {
     const int threads = std::max(1, scheduler::count_cores(cpus, of_rank));
     const auto most = static_cast<int>(of_rank.size());

@@ -43,7 +43,7 @@ std::string cpus_text(const std::vector<std::vector<int>>& cpus) {
   return join(ranks, ":");
 }
 
-// Those with which dtrain-calibrate gets the libtorch of the ranks' program, where that has found one by itself.
+// Returns the variables that lead dtrain-calibrate to the libtorch that the ranks' program has found by itself.
 Variables with_libtorch_of(const fs::path& of_ranks, Variables variables) {
   if (of_ranks.empty() || !is_program(of_ranks)) return variables;
   const fs::path libraries = libtorch_folder(of_ranks, find_libraries(of_ranks, variables));
@@ -88,7 +88,7 @@ Json run_calibration(const RanksOfHost& ranks, const Variables& variables) {
   return Json::parse(text);
 }
 
-// How much of the CPUs other programs have, while this process sleeps. Empty: /proc/stat does not say.
+// Returns the share of the CPUs that other programs use while this process sleeps. Empty: /proc/stat does not say.
 std::optional<double> busy_share_of(const std::vector<std::vector<int>>& cpus_of_ranks) {
   const auto before = host::read_cpu_times();
   std::this_thread::sleep_for(kLooksAtOthers);

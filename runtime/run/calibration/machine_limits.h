@@ -27,7 +27,7 @@ enum class Measure {
 // Throws nothing that a run would have to end for: failures become `failure`.
 MachineLimits machine_limits(const RanksOfHost& ranks, Measure measure, const Variables& variables);
 
-// DTRAIN_CALIBRATION: whether launches may measure. It is "true" or "false"; unset: true. ConfigError: something else.
+// True if launches may measure: DTRAIN_CALIBRATION is "true" or unset. ConfigError: neither "true" nor "false".
 bool may_calibrate(const Variables& variables);
 
 Json to_json(const MachineLimits& limits);          // for another host: {"limits", "seconds", "before", "failure"}

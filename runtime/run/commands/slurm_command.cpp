@@ -82,8 +82,8 @@ int most_ranks(const LaunchPlan& plan) {
   return most;
 }
 
-// What srun is asked for, for each rank: its cores, in CPUs as Slurm counts them. 0: nothing, since ranks have unlike
-// numbers, or the allocation says how many a task has.
+// Returns the number of CPUs, as Slurm counts them, that srun is asked to give each rank. 0: srun is asked for none,
+// because ranks have unlike numbers, or the allocation says how many a task has.
 int cpus_per_task(const LaunchPlan& plan) {
   if (has_option(plan, "--cpus-per-task") || has_option(plan, "-c")) return 0;
   int each = 0;

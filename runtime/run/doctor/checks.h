@@ -26,7 +26,7 @@ std::vector<Finding> check_host(const CheckedHost& host, const std::optional<Gpu
 
 // Programs and libraries. GPUs: gpu_checks.h.
 Finding check_libtorch(const Variables& variables);
-// What the backends need: a finding for each that looks for something. `mpi_is_needed`: the launcher is mpirun.
+// Checks the backends' needs: a finding for each that looks for something. `mpi_is_needed`: the launcher is mpirun.
 std::vector<Finding> check_backends(bool mpi_is_needed, const Variables& variables);
 Finding check_slurm(const Variables& variables);
 

@@ -163,7 +163,7 @@ std::optional<CudaProbe> probe_cuda(const std::filesystem::path& libtorch, const
   }
 }
 
-// What a probe of CUDA's libraries means.
+// The meaning of a probe of CUDA's libraries.
 namespace {
 
 constexpr int kOldestNccl = 22800;
@@ -171,7 +171,7 @@ constexpr const char* kGetFullLibtorch =
     "get libtorch with the GPU libraries: dtrain-get-libtorch --flavour full; or set DTRAIN_LIBTORCH_DIR to the "
     "'torch' folder of an installed PyTorch for CUDA 13 (dtrain version says which PyTorch dtrain is built for)";
 
-// What to do where CUDA does not start.
+// Returns the remedy if CUDA does not start.
 std::string cuda_remedy(int error) {
   switch (error) {
     case 35:  // cudaErrorInsufficientDriver

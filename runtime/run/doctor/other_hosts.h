@@ -1,5 +1,5 @@
-// What `dtrain doctor` checks on the other hosts of a cluster, over its remote shell: whether they can be reached, the
-// results of their own checks, their clocks, the run folder, and the network between them. One thread; takes seconds.
+// Checks of `dtrain doctor` on the other hosts of a cluster, over its remote shell: whether they can be reached, the
+// results of their own checks, clocks, the run folder, and the network between them. One thread; takes seconds.
 #pragma once
 
 #include <filesystem>

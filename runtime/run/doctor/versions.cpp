@@ -1,4 +1,4 @@
-// What `dtrain version` prints.
+// The output of `dtrain version`.
 
 #include "dtrain/run/version.h"
 

@@ -36,7 +36,7 @@ bool is_plain_file(const fs::path& path) {
   return fs::is_regular_file(fs::symlink_status(path, code));
 }
 
-// Not a rename: the two may be on different file systems.
+// Copies the file and removes it. A rename would fail: the two may be on different file systems.
 void move_file(const fs::path& from, const fs::path& to) {
   make_folder(to.parent_path());
   const UniqueFd in(::open(from.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));

@@ -1,5 +1,5 @@
-// How a run goes on in its own folder: from which checkpoint, with what it was started, whether it may, and where the
-// files of the attempt before are put. Plain values, and functions that read and move files.
+// The continuation of a run in its own folder: from which checkpoint, with what it was started, whether it may go on,
+// and where the files of the attempt before are put. Plain values, and functions that read and move files.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ struct Experiment;
 
 namespace dtrain::run {
 
-// Where a run goes on: its newest checkpoint that is whole.
+// The point from which a run goes on: its newest checkpoint that is whole.
 struct ResumePoint {
   std::filesystem::path path;            // the checkpoint; empty: there has been none, and the run begins anew
   std::int64_t step = 0;                 // batches done
@@ -78,15 +78,15 @@ void check_goes_on(const ContinuedRun& run, const config::Experiment& experiment
 void check_storage_stays(const ContinuedRun& run, const std::vector<std::string>& overrides,
                          const config::Experiment& experiment);
 
-// What is different from the run's last attempt, a line each: keys that change what is trained, with both values; and
-// another number of ranks or hosts, or slots of another type, with which the result is not the same to the bit. `plan`
-// is the plan.json of the next attempt.
+// Returns the differences from the run's last attempt, a line each: keys that change what is trained, with both values;
+// and another number of ranks or hosts, or slots of another type, with which the result is not the same to the bit.
+// `plan` is the plan.json of the next attempt.
 std::vector<std::string> differences_from(const ContinuedRun& run, const Json& plan);
 
 // The number of the attempt whose files are in their usual place: from 1.
 int attempt_number(const RunFolder& folder);
 
-// Which files of an attempt stay where they are.
+// The files of an attempt that stay where they are.
 struct Kept {
   bool metrics = false;       // the next attempt goes on from a checkpoint, and with them
   bool launcher_log = false;  // logs/launcher.log: the launcher that writes it goes on

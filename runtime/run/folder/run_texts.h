@@ -1,6 +1,5 @@
-// What a person reads about a run besides what its ranks print: how to name it on a command line, where its time has
-// gone so far, its report and what to do next. dtrain/run/summary_text.h has its summary. Any thread, but first_look()
-// one at a time.
+// Texts about a run besides the output of its ranks: its name on a command line, where its time has gone so far, its
+// report and the next steps. dtrain/run/summary_text.h has its summary. Any thread, but first_look() one at a time.
 #pragma once
 
 #include <filesystem>
@@ -12,15 +11,15 @@
 
 namespace dtrain::run {
 
-// How to call this program from the current folder: "dtrain" if PATH leads to it, else its path.
+// Returns the command that calls this program from the current folder: "dtrain" if PATH leads to it, else its path.
 std::string own_command();
 
-// How to name the run on a command line: its number under ./runs, else its path, relative if it is below the current
-// folder.
+// Returns the name of the run on a command line: its number under ./runs, else its path, relative if the run is below
+// the current folder.
 std::string reference_of(const RunFolder& folder);
 
-// What to do with a run that is over: three lines below its summary. `recorded`: the run has a profile, which reports
-// and analyses read.
+// Returns the next steps with a run that is over: three lines below its summary. `recorded`: the run has a profile,
+// which reports and analyses read.
 std::string next_steps(const RunFolder& folder, bool recorded);
 
 // "so far      12,345 samples/s; computing 71%, exchange 15%, waiting 9%, loading 5%": means over the ranks, the

@@ -1,5 +1,5 @@
-// What the screen shows of a run: the ranks' log lines and the progress of training. On a terminal the progress is one
-// line, redrawn below the others. In a pipe it is a plain line every few seconds, the first and the last included.
+// The screen of a run: the ranks' log lines and the progress of training. On a terminal the progress is one line,
+// redrawn below the others. In a pipe the progress is a plain line every few seconds, the first and the last included.
 // Thread safe. A closed pipe is not an error.
 #pragma once
 

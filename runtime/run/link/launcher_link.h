@@ -41,7 +41,7 @@ class LauncherLink {
   // Calls `gone` once, when the launcher is gone. Calls `stop` once, when the launcher asks the ranks to stop after
   // their step, with the signal that it received.
   virtual void watch(std::function<void()> gone, std::function<void(int signal)> stop) = 0;
-  // Whether the launcher is gone now. The watching thread may not have reported it yet.
+  // True if the launcher is gone now. The watching thread may not have reported it yet.
   virtual bool is_gone() const = 0;
   // False if the launcher is gone or does not read in time. `droppable`: do not wait for it, because it may be stopped.
   virtual bool send(const Json& message, bool droppable = false) = 0;

@@ -20,7 +20,7 @@
 
 namespace dtrain::run {
 
-// What the launcher sends to each of these ranks once it is connected.
+// The orders that the launcher sends to each of these ranks once the rank is connected.
 struct LaunchOrders {
   std::filesystem::path run_dir;
   std::string token;                // the content of run_dir/launch/token in the launcher's own folder
@@ -35,7 +35,7 @@ LaunchOrders orders_of(const Json& json);  // Json::exception if it is malformed
 // parts under plane_key::kOrders.
 void put_orders(comm::ControlPlane& plane, const LaunchOrders& orders);
 
-// What the first rank of each host reports to the launcher.
+// The report of each host's first rank to the launcher.
 struct HostReport {
   std::string host;
   bool has_folder = true;  // sees the launcher's folder; false: it has made its own under the same path
@@ -86,7 +86,7 @@ class RankPlane {
   // Listens on that address of this host. CommError if it cannot.
   RankPlane(const std::string& address, const LaunchOrders& orders, const Logger& log);
 
-  // How the ranks reach it.
+  // Returns the address and secrets by which the ranks reach the plane.
   const LauncherContact& contact() const { return contact_; }
 
   // The newest progress; empty if there was none since the last call.
@@ -98,8 +98,8 @@ class RankPlane {
   ExitCode exit_code() const { return exit_code_; }
   std::map<std::string, HostReport> hosts();  // by agent
 
-  // Why the run must end: the first error that a rank reported. If a rank is gone without a report, `rank` names it,
-  // `departure` is how it left, and `cause` is empty.
+  // Returns the reason why the run must end: the first error that a rank reported. If a rank is gone without a report,
+  // `rank` names it, `departure` is how it left, and `cause` is empty.
   std::optional<ErrorMessage> error();
   // Asks every rank to stop after its step.
   void stop(int signal);

@@ -10,8 +10,8 @@
 
 namespace dtrain::run {
 
-// How the ranks of one host find rank 0: rank 0 writes its address and a fresh secret into a file, which is removed
-// once all ranks have connected. One thread.
+// The address and secret by which the ranks of one host find rank 0: rank 0 writes them into a file, which is removed
+// once all ranks have connected. The secret is fresh. One thread.
 struct Contact {
   std::string address;
   std::uint16_t port = 0;

@@ -16,8 +16,8 @@
 
 namespace dtrain::run {
 
-// What both ends of a measurement know. `server` is the number of the host that is meant to answer: an address that
-// several hosts have must not be taken for another host.
+// The facts that both ends of a measurement know. `server` is the number of the host that is meant to answer: an
+// address that several hosts have must not be taken for another host.
 struct LinkKey {
   std::string secret;
   int server = 0;

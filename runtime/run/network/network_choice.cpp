@@ -22,7 +22,7 @@ std::string rate_text(double bits_per_second) {
   return text;
 }
 
-// Whether the interface has the same name on every host.
+// True if the interface has the same name on every host.
 bool one_name(const CommonNetwork& network) {
   return std::all_of(network.ends.begin(), network.ends.end(),
                      [&](const NetworkEnd& end) { return end.interface == network.ends.front().interface; });

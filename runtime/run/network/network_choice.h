@@ -1,5 +1,5 @@
-// Which network the ranks of several hosts communicate over: the networks that all hosts have in common, their speeds,
-// and the one that is taken. Plain values; any thread.
+// The network over which the ranks of several hosts communicate: the networks that all hosts have in common, their
+// speeds, and the chosen one. Plain values; any thread.
 #pragma once
 
 #include <cstdint>
@@ -64,7 +64,7 @@ std::string several_networks_warning(const NetworkChoice& choice);
 Json to_json(const NetworkChoice& choice);                // plan.json's `network`
 std::string render_network(const NetworkChoice& choice);  // for people, a line for each network
 
-// Which networks hosts have in common, derived from their interfaces. Pure functions.
+// The interfaces of a host. Pure functions derive from them which networks hosts have in common.
 struct HostInterfaces {
   std::string host;  // its name in messages
   std::vector<host::InterfaceAddress> addresses;
@@ -73,10 +73,10 @@ struct HostInterfaces {
 Json to_json(const HostInterfaces& interfaces);
 HostInterfaces interfaces_of(const Json& json);  // Json::exception if it is malformed
 
-// By address: networks in which every host has an address of its own (a bridge of containers has the same one on every
-// host and leads nowhere). IPv4 first; only one network for each set of interfaces.
-// By name: interfaces that every host has, with addresses in different networks. `network` is then empty, and the hosts
-// must check whether routes join them.
+// Returns networks by address, in which every host has an address of its own (a bridge of containers has the same one
+// on every host and leads nowhere): IPv4 first; only one network for each set of interfaces. Then networks by name:
+// interfaces that every host has, with addresses in different networks. `network` is then empty, and the hosts must
+// check whether routes join them.
 std::vector<CommonNetwork> common_networks(std::span<const HostInterfaces> hosts);
 
 // The common networks that `wanted` selects: "auto" all of them, else an interface's name or a network. ConfigError

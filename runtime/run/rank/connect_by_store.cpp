@@ -1,4 +1,4 @@
-// How ranks of several hosts find each other at MASTER_ADDR.
+// Ranks of several hosts find each other at MASTER_ADDR.
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/unix_socket.h"

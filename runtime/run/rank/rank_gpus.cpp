@@ -15,7 +15,7 @@
 namespace dtrain::run {
 namespace {
 
-// What a rank tells the others.
+// The facts that a rank tells the others.
 struct Seen {
   std::vector<std::string> ids;
   bool is_order_known = true;

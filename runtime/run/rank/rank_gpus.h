@@ -1,5 +1,5 @@
-// Which GPU each rank trains on, decided by all ranks alike from what each of them sees. GPUs are looked at by NVML,
-// not by CUDA, which would take memory on every GPU that it touches.
+// The GPU on which each rank trains. All ranks decide alike from what each of them sees. NVML looks at the GPUs, not
+// CUDA, which would take memory on every GPU that it touches.
 #pragma once
 
 #include <optional>
@@ -15,7 +15,7 @@
 
 namespace dtrain::run {
 
-// What one rank sees. Plain value.
+// The GPUs that one rank sees. Plain value.
 struct GpuView {
   std::vector<host::VisibleGpu> gpus;  // in CUDA's order
   bool is_order_known = true;          // false: CUDA may number them in another order

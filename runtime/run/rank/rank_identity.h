@@ -1,5 +1,5 @@
-// What a rank knows and has before it connects to the others: how it was started, where it runs, what it trains, and
-// the connection to its launcher. Plain values, and a class.
+// The facts of a rank before it connects to the others: how it was started, where it runs, what it trains, and the
+// connection to its launcher. Plain values, and a class.
 #pragma once
 
 #include <memory>
@@ -18,7 +18,7 @@
 
 namespace dtrain::run {
 
-// How this process was started, and where it runs.
+// The start of this process, and the host on which it runs.
 struct RankIdentity {
   RankOptions options;
   RankEnvironment environment;

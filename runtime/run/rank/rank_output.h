@@ -1,5 +1,5 @@
-// What a rank writes into the run's folder and shows besides its records: its events, its log, and on rank 0 metrics
-// and progress. Each part states which threads may use it.
+// The output of a rank into the run's folder and onto the screen, besides its records: its events, its log, and on rank
+// 0 metrics and progress. Each part states which threads may use it.
 #pragma once
 
 #include <atomic>
@@ -112,7 +112,7 @@ class ProgressReport {
   void report(const Progress& progress);
 
  private:
-  // By the rate of batches since the first report. Negative: not known yet.
+  // Returns the remaining seconds by the rate of batches since the first report. Negative: not known yet.
   double seconds_left(const Progress& progress, Nanoseconds now);
 
   const Clock& clock_;
@@ -122,7 +122,7 @@ class ProgressReport {
   std::int64_t first_batch_ = 0;
 };
 
-// What a rank has open in the run's folder.
+// The files that a rank has open in the run's folder.
 struct RankFiles {
   RankFiles(const Clock& clock, const Logger& log) : events(clock, log) {}
 

@@ -34,7 +34,7 @@ void open_launched_folder(comm::ControlPlane& control, const LaunchOrders& order
   control.barrier("run.folder");
 }
 
-// On rank 0 of a launched run: adds the GPUs that the launcher could not know, those of other hosts.
+// On rank 0 of a launched run: adds the GPUs of other hosts, which the launcher could not know.
 void name_gpus_in_plan(const std::filesystem::path& file, const RankGpus& gpus) {
   if (!gpus.on_gpus) return;
   Json ranks = read_json(file).at("ranks");

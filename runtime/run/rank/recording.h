@@ -1,5 +1,5 @@
-// What a rank records besides its log: batches (through the profiling agent of its host), the offset of its clock from
-// rank 0's, and the number of lost records. The training thread makes all calls.
+// The records of a rank besides its log: batches (through the profiling agent of its host), the offset of its clock
+// from rank 0's, and the number of lost records. The training thread makes all calls.
 #pragma once
 
 #include <chrono>
@@ -27,8 +27,8 @@ class Recording {
     Json header;                                // the first line of the dump
     Nanoseconds process_started{0};             // the time since then counts as initialization
   };
-  // Connects to the profiling agent and compares the clocks, which is collective. What the references refer to must
-  // outlive this object. Throws as profile::Recorder does.
+  // Connects to the profiling agent and compares the clocks, which is collective. The referenced objects must outlive
+  // this object. Throws as profile::Recorder does.
   Recording(Options options, Membership& membership, RankEvents& events, const Clock& clock, Logger log);
   ~Recording();
 

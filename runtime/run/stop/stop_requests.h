@@ -1,4 +1,4 @@
-// What asks a rank to stop after its current step, and the signals that a rank handles.
+// The requests that stop a rank after its current step, and the signals that a rank handles.
 #pragma once
 
 #include <array>
@@ -52,8 +52,8 @@ struct RankSignals {
   TraceSignal trace;
 };
 
-// Why a rank should stop after its current step: a signal to this process, a signal to the launcher, or the end of the
-// launcher. Any thread.
+// The reasons for a rank to stop after its current step: a signal to this process, a signal to the launcher, or the end
+// of the launcher. Any thread.
 class StopRequests {
  public:
   // The launcher has received `signal` and asks the ranks to stop.

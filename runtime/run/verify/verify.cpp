@@ -24,7 +24,7 @@ WhatIf predictions_of(const RunProfile& profile, const RunProfile& original) {
   return analysis::analyze(profile, options).what_if;
 }
 
-// What makes a prediction true: a --mock, or a --set.
+// The options that make a prediction true: a --mock, or a --set.
 struct Scenario {
   std::string mock, set;
 };

@@ -13,7 +13,7 @@
 
 namespace dtrain::config {
 
-// Which validations are followed by a checkpoint.
+// The validations that are followed by a checkpoint.
 enum class CheckpointPolicy { kBest, kAll, kNone };
 inline constexpr std::array kCheckpointPolicies{Word<CheckpointPolicy>{"best", CheckpointPolicy::kBest},
                                                 Word<CheckpointPolicy>{"all", CheckpointPolicy::kAll},
@@ -29,7 +29,7 @@ struct CheckpointStorage {
                                  // save_experiment_best) …
   int save_trial_latest = 1;     // … and of the newest; at least 1
 
-  // As the file has them; `folder` and the numbers above follow from them.
+  // The values of the keys in the file; `folder` and the numbers above follow from them.
   StorageType type = StorageType::kRunFolder;
   std::filesystem::path host_path, container_path;
   std::filesystem::path storage_path;  // in host_path
@@ -45,7 +45,7 @@ std::unique_ptr<KeyType> propagation_form();
 
 // Sets what follows from the keys.
 void resolve(Section& section, CheckpointStorage& storage);
-// What resolve() refuses if `type` is missing, for the schema.
+// Returns the values that resolve() refuses if `type` is missing, for the schema.
 Json storage_needs_type();
 
 inline void declare_keys(Keys& keys, CheckpointStorage& s) {

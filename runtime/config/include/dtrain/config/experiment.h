@@ -114,10 +114,10 @@ std::vector<std::string> keys_not_for_cpus(const Experiment& experiment);
 inline constexpr const char* kNotForCpus =
     "float16 needs GPUs; use bf16 on CPUs, or train on GPUs with resources.slot_type: cuda";
 
-// Where resources.slots_per_trial stands in the file; empty: it is not given.
+// Returns the place of resources.slots_per_trial in the file; empty: it is not given.
 std::string place_of_slots(Section& root);
 
-// Sets what is missing by `searcher`.
+// Sets missing values from `searcher`.
 void resolve(Section& root, std::optional<EarlyStopping>& early_stopping, const Searcher& searcher);
 
 // Conditions across sections, for the reader and the schema.
@@ -129,7 +129,7 @@ Json early_stopping_needs();
 Json plateau_needs();
 Json whole_parameters_need();
 
-// What the run does when a loss or a norm of gradients is not finite.
+// The reaction of the run when a loss or a norm of gradients is not finite.
 inline constexpr std::array kOnNonFinite{Word<bool>{"warn", false}, Word<bool>{"stop", true}};
 
 inline void declare_keys(Keys& keys, Experiment& e) {

@@ -1,6 +1,6 @@
-// How a file's keys are declared. Each key is declared once, in declare_keys() beside the struct that holds its value:
-// name, type, range or choices, documentation. The default is that of the struct's field. A visitor (Keys) walks the
-// declarations. The reader, plan.json, the JSON Schema (runtime/config/keys/) and the tables of docs/experiment.md
+// The declaration of a file's keys. Each key is declared once, in declare_keys() beside the struct that holds its
+// value: name, type, range or choices, documentation. The default is that of the struct's field. A visitor (Keys) walks
+// the declarations. The reader, plan.json, the JSON Schema (runtime/config/keys/) and the tables of docs/experiment.md
 // (tests/config/key_table.h) are such visitors.
 //
 //   struct Prometheus { int port = 0; };
@@ -66,7 +66,7 @@ class KeyType {
   virtual std::string what_it_is() const { return values(); }
   // False while other keys make this one ineffective; plan.json leaves it out then.
   virtual bool in_effect() const { return true; }
-  // Whether a key inside is required, so that this one is required, too.
+  // True if a key inside is required, so that this key is required, too.
   virtual bool needs_keys() const { return false; }
   virtual bool has_default() const { return true; }
   virtual bool is_length() const { return false; }
@@ -87,13 +87,13 @@ struct Bounds {
   bool real = false;       // plan.json shows 1.0, not 1
 };
 
-// What a text must look like.
+// The rule for a text.
 struct TextRule {
   const char* schema = "{}";                        // the rule as keywords of a JSON Schema
   bool (*good)(const std::string& text) = nullptr;  // null: every text is good
   const char* must_be = "";                         // for the error: "a name"
   bool bare = false;                                // the error does not say whether the text was quoted
-  // What the error says in addition: why the text is bad, or what to do. Null: nothing.
+  // Returns an addition to the error: why the text is bad, or what to do. Null: nothing.
   std::string (*why)(const std::string& text) = nullptr;
 };
 extern const TextRule kAnyText, kName, kOneLine;

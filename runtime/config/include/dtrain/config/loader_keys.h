@@ -1,4 +1,4 @@
-// How the data of a `model:` experiment is read: the keys beside data.format. Plain values and their keys.
+// The way in which the data of a `model:` experiment is read: the keys beside data.format. Plain values and their keys.
 #pragma once
 
 #include <array>

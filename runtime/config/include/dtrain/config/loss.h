@@ -15,7 +15,7 @@ using AuxiliaryOutputs = std::vector<std::pair<std::string, double>>;
 
 struct LossSettings {
   Loss loss;
-  // Which output: a name, or a number from 0 on. Empty: forward() returns one tensor.
+  // The output that the loss takes: a name, or a number from 0 on. Empty: forward() returns one tensor.
   std::string output;
   AuxiliaryOutputs auxiliary;
   bool operator==(const LossSettings&) const = default;

@@ -24,7 +24,7 @@ struct Metric {
 std::optional<Metric> metric_named(const std::string& word);
 // The words of the losses from whose outputs the metric can be computed.
 std::vector<std::string> losses_with(MetricKind kind);
-// What an experiment without `metrics` has: accuracy, if the loss has it.
+// Returns the metrics of an experiment without `metrics`: accuracy, if the loss has it.
 std::vector<Metric> default_metrics(const Loss& loss);
 
 }  // namespace dtrain::config

@@ -17,7 +17,7 @@
 
 namespace dtrain::config {
 
-// What is done with pictures or documents: the keys `transforms` of data.training and data.validation.
+// The steps for pictures or documents: the keys `transforms` of data.training and data.validation.
 
 // One item of such a list.
 struct TransformStep {
@@ -34,12 +34,12 @@ std::vector<data::Transform> transforms_of(const std::vector<TransformStep>& ste
 
 void declare_keys(Keys& keys, TransformStep& step);
 
-// What the samples of a format are, of which `transforms` make tensors.
+// The samples of a format, of which `transforms` make tensors.
 enum class TransformsOf { kNothing, kPictures, kDocuments };
 
 // The key `transforms` of one source. kNothing: of any format, for the documents.
 void declare_transforms(Keys& keys, std::vector<TransformStep>& steps, TransformsOf samples);
-// What a schema says of `transforms` in one format.
+// Returns the rules of a schema for `transforms` in one format.
 Json rules_of_transforms(TransformsOf samples);
 
 // `List`: a variant of formats, as data::Format.

@@ -1,4 +1,4 @@
-// What is recorded beyond the step records, and for which batches. Plain values and their keys.
+// The records beyond the step records, and the batches for which they are made. Plain values and their keys.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace dtrain::config {
 
-// Where the agent of each host answers Prometheus.
+// The address at which the agent of each host answers Prometheus.
 struct Prometheus {
   std::string address = "127.0.0.1";  // IPv4, of the host; 0.0.0.0: all it has
   int port = 0;                       // 0: any that is free
@@ -66,7 +66,7 @@ struct Profiling {
   bool operator==(const Profiling&) const = default;
 };
 
-// Which keys for batches may be given together, for the reader and the schema.
+// Checks which keys for batches may be given together, for the reader and the schema.
 void check_together(Section& section, const Profiling& profiling);
 Json profiling_together();
 

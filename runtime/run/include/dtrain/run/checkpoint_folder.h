@@ -16,9 +16,9 @@ void check_checkpoint_storage(const config::CheckpointStorage& storage);
 // the run's folder. ConfigError as check_checkpoint_storage().
 std::filesystem::path make_checkpoint_folder(const RunFolder& run, const config::CheckpointStorage& storage);
 
-// Where the run's checkpoints are, as checkpoints::storage_of_run(). ConfigError if a folder outside the run's folder
-// is missing, for example because its disk is not mounted. So nothing is read from or written to the disk below the
-// mount point.
+// Returns the folder of the run's checkpoints, as checkpoints::storage_of_run(). ConfigError if a folder outside the
+// run's folder is missing, for example because its disk is not mounted. So nothing is read from or written to the disk
+// below the mount point.
 std::filesystem::path find_checkpoint_folder(const RunFolder& run);
 // To be called before a run goes on: ensures that no other run uses its folder in checkpoint_storage. A run that was
 // moved keeps its folder. A copy of a run gets a new folder beside the original's, with the checkpoints up to the last

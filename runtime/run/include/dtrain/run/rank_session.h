@@ -46,7 +46,7 @@ struct RankGpus;
 struct RankIdentity;
 struct RankSignals;
 
-// How a run that was asked to stop ends.
+// The end of a run that was asked to stop.
 struct StopOutcome {
   ExitCode code = ExitCode::kDone;
   std::string reason;  // "SIGTERM"; empty: it was not asked
@@ -112,7 +112,7 @@ class RankSession {
 
   // The folder of the checkpoint that training goes on from; empty: it begins anew. The same on all ranks.
   std::filesystem::path resume_from() const;
-  // Where this run's checkpoints lie (checkpoint/checkpoint.h). It may not exist yet.
+  // Returns the folder of this run's checkpoints (checkpoint/checkpoint.h). It may not exist yet.
   std::filesystem::path checkpoint_folder() const;
 
   // See comm/host_share.h.
