@@ -12,7 +12,7 @@
 namespace dtrain::cli {
 namespace {
 
-// Stdio drops what it could not write, and with it the reason.
+// stdio drops output that it could not write, and with the output the reason.
 bool reader_has_gone() {
   pollfd output{STDOUT_FILENO, 0, 0};
   return ::poll(&output, 1, 0) == 1 && (output.revents & (POLLERR | POLLHUP)) != 0;

@@ -14,7 +14,7 @@ struct RunRow {
   std::optional<int> number;  // of the folder's name
   analysis::RunLine run;
 
-  // The number, or the folder's name where it has none.
+  // Returns the run's number, or the folder's name if it has none.
   std::string id() const;
 };
 
@@ -38,8 +38,8 @@ RunFilter read_filter(const std::string& text);
 // ConfigError where `key` is neither a column nor a key of the experiment of any of the runs; `option` asked for it.
 void check_key(const std::string& option, const std::string& key, const std::vector<RunRow>& rows);
 
-// Numbers ascending, then texts, then rows without a value; rows with equal values stay in their order. By "best" and
-// "last" the best come first. `reverse`: the other way round; rows without a value still come last.
+// Sorts numbers ascending, then texts, then rows without a value; rows with equal values stay in their order. By "best"
+// and "last" the best come first. `reverse`: the other way round; rows without a value still come last.
 void sort_rows(std::vector<RunRow>& rows, const std::string& key, bool reverse);
 
 }  // namespace dtrain::cli

@@ -14,7 +14,7 @@ enum class ValueKind { kNone, kText, kChoice, kFile, kFolder, kRun };
 // An option, a flag (kNone), or an argument without a dash.
 struct ValueFacts {
   std::vector<std::string> names;  // "-f", "--follow"; an argument's one name ("FILE")
-  std::string value_name;          // what --help calls an option's value: "DIR"
+  std::string value_name;          // the name of an option's value in --help: "DIR"
   ValueKind kind = ValueKind::kNone;
   std::vector<std::string> choices;  // with kChoice
   std::string description;

@@ -1,4 +1,4 @@
-// A task of the ledger as its fields, for what prints it. Plain functions; any thread.
+// The fields of a task of the ledger, for the commands that print it. Plain functions; any thread.
 #pragma once
 
 #include <optional>
@@ -10,7 +10,7 @@
 
 namespace dtrain::cli {
 
-// A time of the wall clock as text; null where there is none.
+// Returns a time of the wall clock as text; null: there is none.
 Json time_of(const std::optional<Nanoseconds>& wall);
 // Returns the reason for the task's state: why a queued task waits, why a task has ended. Empty: no reason.
 const std::string& reason_of(const scheduler::Task& task);

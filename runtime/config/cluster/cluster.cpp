@@ -28,7 +28,7 @@ bool is_id(const std::string& text) {
          std::all_of(text.begin(), text.end(), allowed);
 }
 
-// A host's name or address: nothing that mpirun, srun or ssh would take for an option or for several words.
+// True for a host's name or address: nothing that mpirun, srun or ssh would take for an option or several words.
 bool is_host(const std::string& text) {
   const auto allowed = [](char c) { return static_cast<unsigned char>(c) > 0x20 && c != 0x7F && c != ',' && c != '/'; };
   return !text.empty() && text.size() <= 255 && text[0] != '-' && std::all_of(text.begin(), text.end(), allowed);

@@ -119,7 +119,7 @@ class TreeBuilder final : public YAML::EventHandler {
   std::vector<Frame> stack_;
 };
 
-// yaml-cpp's words for the most frequent slips, in the user's terms.
+// Puts yaml-cpp's words for the most frequent slips into the user's terms.
 std::string explain(const std::string& message) {
   if (message == "illegal map value") {
     return "a key where none can be; is the line indented like its neighbours, and is text that holds ': ' in quotes?";

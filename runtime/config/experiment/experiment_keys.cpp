@@ -31,7 +31,7 @@ const Value* batch_size_value(Section& root) {
   return constant ? &constant->value : &entry->value;
 }
 
-// The value of a key in sections of the file, which has one.
+// Returns the value of a key in sections of the file; null: the file does not have the key.
 const Value* value_at(Section& root, const std::string& path) {
   const std::vector<std::string> names = split(path, '.');
   const Value* value = root.find(names.front());
@@ -158,7 +158,7 @@ Json early_stopping_needs() {
   })");
 }
 
-// The same for optimizer.reduce_on_plateau.
+// Returns the same for optimizer.reduce_on_plateau.
 Json plateau_needs() {
   return Json::parse(R"({
     "if": {

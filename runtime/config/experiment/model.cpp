@@ -14,7 +14,7 @@ void refuse(Section& section, const std::string& key, const std::string& message
   if (const Value* value = section.find(key)) section.report(*value, key, message);
 }
 
-// A word, or a mapping of a kind and its settings.
+// Reads a word, or a mapping of a kind and its settings.
 LossSettings read_loss(Section& root) {
   LossSettings settings;
   const std::vector<std::string> words = dtrain::words_of<Loss>();
@@ -32,7 +32,7 @@ LossSettings read_loss(Section& root) {
 
 OptimizerSettings read_optimizer(Section section) {
   OptimizerSettings settings;
-  // Without a kind the keys of all kinds are read, so that what else is wrong with them is said too.
+  // Without a kind the keys of all kinds are read, so that other errors in them are reported too.
   KeyReader::read_all(
       section, [&](Keys& keys) { declare_keys(keys, settings); }, KeyReader::Unselected::kRead);
   return settings;
@@ -107,7 +107,7 @@ class ModelForm : public KeyType {
   Experiment& experiment_;
 };
 
-// One of the keys beside `model`, which has read it.
+// A key beside `model`; the form of `model` has read it.
 class ModelPartForm : public KeyType {
  public:
   explicit ModelPartForm(Experiment& experiment) : job_(experiment.model) {}

@@ -33,7 +33,7 @@ const data::SourceKey* find_source_key(const FormatSources& format, std::string_
   return nullptr;
 }
 
-// The names of the keys of all formats, in the order of their first one.
+// Returns the names of the keys of all formats, each where it first appears.
 std::vector<std::string> source_key_names(const FormatList& formats) {
   std::vector<std::string> names;
   for (const FormatSources& format : formats) {
@@ -90,7 +90,7 @@ void declare_source_key(Keys& keys, const FormatList& formats, const std::string
             value, kName);
 }
 
-// The keys of a source whatever the format is; source_rules() has what depends on it.
+// Declares the keys of a source for all formats; source_rules() has the rules that depend on the format.
 void declare_source(Keys& keys, const FormatList& formats, std::vector<TransformStep>& transforms) {
   for (const std::string& name : source_key_names(formats)) declare_source_key(keys, formats, name);
   declare_transforms(keys, transforms, TransformsOf::kNothing);

@@ -47,7 +47,7 @@ void check_together(Section& section, const BatchRange& range) {
 
 void check_together(Section& section, const Profiling& profiling) {
   check_range(section, profiling.begin_on_batch, profiling.end_after_batch);
-  // A range that nothing is done with would be a setting without effect.
+  // A range that nothing uses would be a setting without effect.
   const auto refuse_range = [&](const std::string& why) {
     if (profiling.begin_on_batch != 0) section.report(*section.find(kBegin), kBegin, why);
     if (profiling.end_after_batch) section.report(*section.find(kEnd), kEnd, why);

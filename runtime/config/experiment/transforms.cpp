@@ -32,7 +32,7 @@ Json rules_of_pictures() {
   return rules;
 }
 
-// The same of problem_of_documents(): one transform, of documents.
+// Returns the rules of problem_of_documents(): one transform, of documents.
 Json rules_of_documents() {
   Json words = Json::array();
   for (const std::string& word : dtrain::words_of<data::Transform>()) {

@@ -1,5 +1,4 @@
-// When an experiment's checkpoints are taken, where they are kept and how many: Determined's keys. Plain values and
-// their keys.
+// The times, the place and the number of an experiment's checkpoints: Determined's keys. Plain values and their keys.
 #pragma once
 
 #include <array>
@@ -43,7 +42,7 @@ std::unique_ptr<KeyType> storage_path_form(std::filesystem::path& path);
 // Docker's word for a bind mount: its default, or null.
 std::unique_ptr<KeyType> propagation_form();
 
-// Sets what follows from the keys.
+// Sets the fields that follow from the keys.
 void resolve(Section& section, CheckpointStorage& storage);
 // Returns the values that resolve() refuses if `type` is missing, for the schema.
 Json storage_needs_type();

@@ -1,4 +1,4 @@
-// When training ends before its length. Plain values and their keys. Trials use the struct too, so this
+// The condition that ends training before its length. Plain values and their keys. Trials use the struct too, so this
 // header includes no other header of config.
 #pragma once
 

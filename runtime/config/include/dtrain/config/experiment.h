@@ -99,17 +99,17 @@ struct Experiment {
   std::vector<std::pair<std::string, std::string>> cpu_variables;   // only for ranks on CPUs
   std::vector<std::pair<std::string, std::string>> cuda_variables;  // only for ranks on GPUs
 
-  // All variables for ranks on GPUs, or for ranks on CPUs.
+  // Returns all variables for ranks on GPUs, or for ranks on CPUs.
   std::vector<std::pair<std::string, std::string>> variables_of_ranks(bool on_gpus) const;
 };
 
-// The keys that ask for something that GPUs do not support yet, such as "optimizations.gradient_compression". With
-// slot_type: cuda the reader refuses them; with auto, the code that decides for GPUs.
+// Returns the keys that ask for something that GPUs do not support yet, such as "optimizations.gradient_compression".
+// With slot_type: cuda the reader refuses them; with auto, the code that decides for GPUs.
 std::vector<std::string> keys_not_for_gpus(const Experiment& experiment);
 inline constexpr const char* kNotForGpus =
     "is not supported on GPUs yet; remove it, or train on CPUs with resources.slot_type: cpu";
 
-// The same for CPUs.
+// Returns the keys that ask for something that CPUs do not support.
 std::vector<std::string> keys_not_for_cpus(const Experiment& experiment);
 inline constexpr const char* kNotForCpus =
     "float16 needs GPUs; use bf16 on CPUs, or train on GPUs with resources.slot_type: cuda";
@@ -252,7 +252,7 @@ inline void declare_keys(Keys& keys, Experiment& e) {
 Experiment read_experiment(const std::filesystem::path& file, std::span<const std::string> overrides = {},
                            const std::filesystem::path& contents = {});
 
-// Every value in effect, under the keys of the file: what plan.json shows.
+// Returns every value in effect, under the keys of the file, as plan.json shows them.
 Json to_json(const Experiment& experiment);
 
 }  // namespace dtrain::config

@@ -37,13 +37,13 @@ class Section;  // a mapping that is being read: document/section.h
 // The part of a declaration that every type of key has.
 struct Key {
   const char* name;
-  const char* text;                // what the key does; editors and the document show it
+  const char* text;                // the effect of the key; editors and the document show it
   const char* more = "";           // Markdown that the document alone adds
   const char* unit = "";           // of a number
   const char* examples = nullptr;  // good values, as a JSON list
   const char* required = nullptr;  // not null: the key must be given. The text explains a missing key; "": its values
   const char* default_text = nullptr;  // describes a default that the field cannot show; the schema then has no default
-  const char* not_yet = nullptr;       // what to do instead of a value that is not supported yet
+  const char* not_yet = nullptr;       // the remedy for a value that is not supported yet
   bool in_plan = true;                 // plan.json shows the key
   bool keys_elsewhere = false;         // the document describes the keys inside at another key
 };

@@ -10,7 +10,7 @@
 
 namespace dtrain::config {
 
-// Names of outputs and what their losses are multiplied by, in the order of the file.
+// Names of outputs and the factors of their losses, in the order of the file.
 using AuxiliaryOutputs = std::vector<std::pair<std::string, double>>;
 
 struct LossSettings {

@@ -37,7 +37,7 @@ void declare_keys(Keys& keys, TransformStep& step);
 // The samples of a format, of which `transforms` make tensors.
 enum class TransformsOf { kNothing, kPictures, kDocuments };
 
-// The key `transforms` of one source. kNothing: of any format, for the documents.
+// Declares the key `transforms` of one source. kNothing: of any format, for the documents.
 void declare_transforms(Keys& keys, std::vector<TransformStep>& steps, TransformsOf samples);
 // Returns the rules of a schema for `transforms` in one format.
 Json rules_of_transforms(TransformsOf samples);
@@ -54,9 +54,8 @@ struct DataOf {
 };
 using ModelData = DataOf<data::Format>;
 
-// A `data` section that no file has: a program gives it as JSON (dtrain.data.Loader of Python does). Read and checked
-// as that of an experiment; relative paths start from `folder`. ConfigError with all that is wrong: "key: message", one
-// a line.
+// Reads a `data` section that no file has: a program gives it as JSON (dtrain.data.Loader of Python does). Checks it as
+// that of an experiment; relative paths start from `folder`. ConfigError with all errors: "key: message", one a line.
 ModelData read_data_section(const Json& section, const std::filesystem::path& folder);
 // The names of the keys that belong under `training` and `validation`.
 std::vector<std::string> keys_of_sources();

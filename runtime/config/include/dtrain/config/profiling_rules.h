@@ -58,10 +58,10 @@ Json to_json(const ProfilingRules& rules);
 // values that no reader would have accepted: the plan may be anybody's.
 ProfilingRules profiling_rules_of(const Json& json);
 
-// The "NAME.parameter=value" of --rule, in order, on top of `rules`. Throws ConfigErrors.
+// Applies the "NAME.parameter=value" of --rule, in order, on top of `rules`. Throws ConfigErrors.
 ProfilingRules override_rules(ProfilingRules rules, std::span<const std::string> overrides);
 
-// These three for any rules, whose keys `declare` visits.
+// These three functions do the same for any rules, whose keys `declare` visits.
 Json rules_json(const Keys::Declare& declare);
 void read_rules(const Json& json, const Keys::Declare& declare);
 void read_overrides(std::span<const std::string> overrides, const Keys::Declare& declare);
