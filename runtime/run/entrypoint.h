@@ -30,7 +30,7 @@ inline constexpr const char* kCallsOfScript =
     "a script begins with session = dtrain.init(), and trains what session.wrap(model, optimizer, loader) returns "
     "(docs/python.md); Lightning's Trainer takes strategy=dtrain.lightning.Strategy()";
 
-// The program and its arguments. What the launcher adds (the experiment file and options) comes after them.
+// Returns the program and its arguments. The launcher adds the experiment file and options after them.
 std::vector<std::string> entry_command(const config::Experiment& experiment, const Variables& variables);
 
 }  // namespace dtrain::run

@@ -21,7 +21,7 @@ extern "C" char** environ;
 namespace dtrain::run {
 namespace {
 
-// DTRAIN_SLOT_TYPE: on what the launcher has placed the ranks.
+// True if the launcher has placed the ranks on GPUs, by DTRAIN_SLOT_TYPE.
 bool reads_cuda(const Family& family) {
   const std::string& text = family.text("DTRAIN_SLOT_TYPE");
   if (text == "cuda" || text == "cpu") return text == "cuda";
@@ -185,7 +185,7 @@ LauncherContact read_launcher(const Variables& variables) {
   return contact;
 }
 
-// The number after `mark` at the beginning of the text, which is removed there. 0: the mark is not there, or no number.
+// Takes `mark` and the number after it from the beginning of the text. 0: the mark is not there, or no number.
 int take_marked(std::string_view& text, std::string_view mark) {
   if (!text.starts_with(mark)) return 0;
   std::string_view rest = text.substr(mark.size());

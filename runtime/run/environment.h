@@ -84,8 +84,8 @@ struct RankEnvironment {
   // "dtrain launch", "Open MPI", "Slurm", "torchrun", "RANK and WORLD_SIZE", "DTRAIN_RANK and DTRAIN_WORLD_SIZE",
   // "nothing" (a single rank)
   std::string started_by;
-  std::string job;                   // what all ranks of the job, and no other job, share; names the rendezvous file
-  std::optional<Handover> handover;  // if `dtrain launch` itself started the rank
+  std::string job;                          // the same on all ranks of the job alone; names the rendezvous file
+  std::optional<Handover> handover;         // if `dtrain launch` itself started the rank
   std::optional<LauncherContact> launcher;  // if mpirun or srun started the rank for it
   bool has_mpi = false;                     // MPI connects the ranks: started by mpirun, or by srun with PMIx
   std::optional<MasterAddress> master;      // empty: not said
@@ -104,9 +104,9 @@ struct RankEnvironment {
 // docs/launching.md lists them. ConfigError names the variable that is missing or has a wrong value.
 RankEnvironment read_rank_environment(const Variables& variables);
 
-// The launcher's side: the variables to set for a child rank.
+// The launcher's side: returns the variables to set for a child rank.
 Variables rank_variables(const comm::World& world, const Handover& handover);
-// The same for ranks that mpirun or srun starts, which set each rank's number themselves.
+// Returns the same for ranks that mpirun or srun starts, which set each rank's number themselves.
 Variables launcher_variables(const LauncherContact& launcher);
 
 // The cores of its host that a rank gets, if the launcher names them (DTRAIN_SLOTS, an entry for each rank).
@@ -115,7 +115,7 @@ struct SlotOfRank {
   int slots = 1;          // of the agent: they divide the host's cores
   bool of_cores = false;  // `slots` are those of this run alone, and are made of cores as on the launching host
   std::vector<int> cpus;  // exactly these, without index and slots; empty: not known
-  int cores = 0;          // so many of the slot's cores; 0: all
+  int cores = 0;          // number of the slot's cores for the rank; 0: all
   int threads = 0;        // of libtorch; 0: one for each core
 };
 // "1/4", "1:4" (of_cores) or "=0-3+8" (cpus); then "x2" (cores) and "t8" (threads) if they are not 0.

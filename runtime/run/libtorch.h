@@ -11,7 +11,7 @@
 
 namespace dtrain::run {
 
-// The LD_LIBRARY_PATH that ranks running `program` need; empty: what `variables` set is enough. libtorch is that of
+// Returns the LD_LIBRARY_PATH that ranks running `program` need; empty: `variables` are enough. libtorch is that of
 // DTRAIN_LIBTORCH_DIR, else the one that the program itself finds, else the one that dtrain-get-libtorch has installed.
 // ConfigError with a remedy if a library cannot be found, or libtorch has another minor version than the one for which
 // the program is compiled.
@@ -21,10 +21,10 @@ std::string find_libraries(const std::filesystem::path& program, const Variables
 // libtorch that it will use; else in PATH. Empty: there is none. find_libraries() says what its libtorch lacks.
 std::filesystem::path find_training_program(const std::string& name, const Variables& variables);
 
-// The minor versions of libtorch, as in "2.15", for which this dtrain is built: several in a wheel; the newest is the
+// Returns the minor versions of libtorch ("2.15") for which this dtrain is built: several in a wheel; the newest is the
 // last. Empty: without libtorch.
 std::vector<std::string> libtorch_minors(const Variables& variables);
-// The one that this process uses, or else dtrain-worker. Empty: there is none.
+// Returns the minor version that this process uses, or else dtrain-worker. Empty: there is none.
 std::string libtorch_minor(const Variables& variables);
 
 // The libraries that `program`, or a shared library, links directly or indirectly and that cannot be found with this

@@ -64,7 +64,7 @@ void check_choice(const config::InitialWeights& weights, Source source) {
       "leave it out, or name the run's folder");
 }
 
-// Hugging Face's form: {"weight_map": {"layer.weight": "model-00001-of-00002.safetensors", …}}.
+// Reads Hugging Face's form: {"weight_map": {"layer.weight": "model-00001-of-00002.safetensors", …}}.
 std::vector<fs::path> files_of_index(const fs::path& index) {
   const Json json = Json::parse(read_file(index), nullptr, false);
   const Json& map = object_at(json, "weight_map");

@@ -80,7 +80,7 @@ constexpr double kQuieter = 0.5;
 constexpr const char* kRepeats = "repeats";
 constexpr int kMostRepeats = 7;  // the pause is longer than an hour then
 
-// The limits of an entry; empty: there are none in it.
+// Returns the limits of an entry; empty: the entry has none.
 std::optional<profile::RankLimits> limits_in(const std::optional<Json>& entry) {
   if (!entry || !entry->contains("limits")) return std::nullopt;
   profile::RankLimits limits = profile::rank_limits_of(entry->at("limits"));
@@ -128,7 +128,7 @@ RanksOfHost on_this_host(RanksOfHost ranks) {
 }
 
 Json limits_key(int threads, int ranks, int most_threads) {
-  // Asked once: it takes some 50 ms.
+  // The version is read once: this takes some 50 ms.
   static const std::string libtorch = libtorch_minor(process_variables());
   const host::Processor processor = host::processor();
   Json key = {{"cpu", processor.name}, {"revision", processor.revision}, {"threads", threads},

@@ -22,7 +22,7 @@ class Remembered {
 
   const std::filesystem::path& folder() const { return folder_; }  // empty: nothing is remembered
   std::filesystem::path file(const Json& key) const;               // empty likewise
-  // A file that was read: {"key", …}; empty for one that is damaged or missing.
+  // Reads a file: {"key", …}; empty if the file is damaged or missing.
   static std::optional<Json> read(const std::filesystem::path& file);
   // Returns the entry of the key, {"key", …}. A file that is missing, damaged or of another key counts as none.
   std::optional<Json> find(const Json& key) const;
@@ -36,7 +36,7 @@ class Remembered {
 // Ranks of one host whose limits are asked for.
 struct RanksOfHost {
   int threads = 0;        // of a rank; 0: one for each of its cores, or for each of its CPUs if that is faster
-  int most_threads = 0;   // with one for each of its CPUs; at most `threads`: that is not tried
+  int most_threads = 0;   // threads with one for each CPU; not above `threads`: not tried
   int ranks = 1;          // of the host
   int slots = 0;          // of the host, which divide its cores; 0: as many as ranks
   bool of_cores = false;  // the slots are made of cores (DTRAIN_SLOTS)
@@ -53,7 +53,7 @@ Json limits_key(int threads, int ranks, int most_threads = 0);
 // The measurement of remembered limits.
 struct Measurement {
   double displaced_share = 0;   // RankLimits::displaced_share
-  int repeats = 0;              // how often they were measured again, as other programs had disturbed them
+  int repeats = 0;              // number of repetitions because other programs had disturbed the measurement
   std::chrono::seconds age{0};  // since the last time
 };
 
@@ -68,7 +68,7 @@ class LimitsCache {
   // `folder`: the user's cache folder; empty: nothing is remembered.
   explicit LimitsCache(const std::filesystem::path& folder);
 
-  // The file for a key, and the one that is locked while a process measures. Empty: nothing is remembered.
+  // Return the file for a key, and the file that is locked while a process measures. Empty: nothing is remembered.
   std::filesystem::path file(const Json& key) const { return files_.file(key); }
   std::filesystem::path lock_file() const;
   // Returns the limits for the key. A file that is missing, damaged or of another key counts as none.

@@ -13,14 +13,14 @@ namespace dtrain::run {
 
 struct MachineLimits {
   std::optional<profile::RankLimits> limits;
-  double seconds = 0;   // that measuring took; 0: they were remembered
+  double seconds = 0;   // that measuring took; 0: the limits were remembered
   double before = 0;    // the displaced share of an earlier measurement that this one repeats; 0: it is the first
-  std::string failure;  // why there are none, or why they are not remembered; empty: nothing is wrong
+  std::string failure;  // the reason why limits are missing or not remembered; empty: nothing is wrong
 };
 
 enum class Measure {
   kNever,      // only what is remembered
-  kIfUnknown,  // where nothing is remembered, or something that should_measure_again()
+  kIfUnknown,  // if nothing is remembered, or should_measure_again() is true
   kAnew,       // in any case
 };
 

@@ -34,7 +34,7 @@ struct MpiCommand {
 };
 std::vector<std::string> mpirun_arguments(const MpiCommand& command);
 
-// The remote shell with which mpirun starts its daemons: "ssh", or what options and variables set.
+// Returns the remote shell with which mpirun starts its daemons: "ssh", or the shell that options and variables set.
 std::vector<std::string> remote_shell(const std::vector<std::string>& options, const Variables& variables);
 
 }  // namespace dtrain::run

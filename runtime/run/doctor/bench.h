@@ -11,10 +11,10 @@
 
 namespace dtrain::run {
 
-// The ranks that fill this machine: one on each of its slots, or on each core where its slots are GPUs.
+// Returns the ranks that fill this machine: one on each of its slots, or on each core if its slots are GPUs.
 RanksOfHost ranks_to_bench(const std::optional<scheduler::ClusterAgents>& cluster);
 
-// A table for each setting; empty where nothing was measured.
+// Returns a table for each setting; empty: nothing was measured.
 std::string render_limits(std::span<const profile::RankLimits> limits);
 
 // Returns the cost of the default path of float32 matrix products, in percent of the fast path's rate; empty: not

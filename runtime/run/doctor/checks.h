@@ -34,7 +34,7 @@ Finding check_slurm(const Variables& variables);
 Finding check_shared_memory(const std::filesystem::path& root = "/");
 // Empty: no cgroup limits the processor time.
 std::optional<Finding> check_cpu_quota(const std::filesystem::path& root = "/");
-// `gpus`: how many GPUs exchange gradients through it.
+// `gpus`: the number of GPUs that exchange gradients through /dev/shm.
 Finding check_dev_shm(int gpus = 0, const std::filesystem::path& folder = "/dev/shm");
 Finding check_open_files();
 Finding judge_open_files(std::uint64_t soft, std::uint64_t hard);

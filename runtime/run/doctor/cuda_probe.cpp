@@ -21,7 +21,7 @@ namespace {
 
 using ProbeClock = std::chrono::steady_clock;
 
-// The handle of the first candidate that can be opened, which stays open. The error is that of the last one.
+// Returns the handle of the first candidate that can be opened, which stays open. The error is that of the last one.
 void* open_first(const std::vector<std::string>& candidates, ProbedLibrary& library) {
   for (const std::string& one : candidates) {
     std::error_code code;
@@ -65,7 +65,7 @@ class Functions {
   void* own_ = nullptr;
 };
 
-// Starts CUDA's driver.
+// Starts CUDA's driver and counts its GPUs.
 void count_gpus(Functions& cuda, CudaProbe& probe) {
   auto* const count = cuda.find<int(int*)>("cudaGetDeviceCount");
   auto* const text = cuda.find<const char*(int)>("cudaGetErrorString");

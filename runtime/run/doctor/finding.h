@@ -13,7 +13,7 @@ enum class Level { kOk, kWarning, kProblem };
 std::string to_string(Level level);  // "ok", "warning", "problem"
 
 struct Finding {
-  std::string check;  // what was looked at: "open files"
+  std::string check;  // the subject of the check: "open files"
   Level level = Level::kOk;
   std::string text;
   std::string remedy;  // what to do; empty if it is ok

@@ -31,7 +31,7 @@ struct DriverSeen {
   std::string version;   // of the driver; empty: not reported
 };
 inline constexpr int kCudaOfLibtorch = 13000;  // that dtrain-get-libtorch gets
-// `gpus`: how many NVML lists; `cuda`: that libtorch is built for. One finding.
+// `gpus`: the number that NVML lists; `cuda`: the version for which libtorch is built. Returns one finding.
 Finding judge_driver(const DriverSeen& driver, int gpus, int cuda = kCudaOfLibtorch);
 
 struct DeviceNode {
@@ -43,7 +43,7 @@ std::vector<DeviceNode> nvidia_nodes(const std::filesystem::path& folder = "/dev
 // Findings only where something is wrong.
 std::vector<Finding> judge_nodes(const std::vector<DeviceNode>& nodes);
 
-// Each GPU by itself: which it is, and whether it can be used.
+// Judges a GPU by itself: which GPU it is, and whether it can be used.
 Finding judge_gpu(const host::GpuInfo& gpu);
 
 // `missing`: libraries that libtorch_cuda.so links and that are not found. `gpus`: how many NVML lists.

@@ -143,7 +143,7 @@ void judge_clocks(Setups& setups) {
   };
   const std::vector<int> heat = slowed(&host::SlowdownReasons::heat);
   const std::vector<int> brake = slowed(&host::SlowdownReasons::power_brake);
-  // Idle GPUs report it while their clocks change.
+  // Idle GPUs also report a hardware slowdown, while their clocks change, so they are left out.
   const std::vector<int> hardware = setups.where([](const GpuSetup& gpu) {
     const auto& why = gpu.slowdown;
     return why && why->hardware && !why->idle && !why->heat && !why->power_brake;

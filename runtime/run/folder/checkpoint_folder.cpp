@@ -29,7 +29,7 @@ constexpr const char* kOwnerFile = "run.json";  // in the run's folder of the st
 // The contents of run.json. The claim is a random text, which storage.json in the run's folder has too. If a run that
 // was moved takes the folder over, both get a new claim: so a copy that could not be seen then is found out later.
 struct Owner {
-  fs::path run;             // where it was when it was written
+  fs::path run;             // the run's path when the file was written
   std::uint64_t inode = 0;  // of its folder; 0: not known
   std::string claim;
 };

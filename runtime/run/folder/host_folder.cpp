@@ -30,7 +30,7 @@ fs::path token_file(const RunFolder& folder) {
   return folder.launch() / "token";
 }
 
-// The file itself, not the target of a link.
+// True for a file itself, not for a link to a file.
 bool is_plain_file(const fs::path& path) {
   std::error_code code;
   return fs::is_regular_file(fs::symlink_status(path, code));

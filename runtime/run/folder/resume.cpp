@@ -104,7 +104,7 @@ std::int64_t number_at(const Json& json, const Json::json_pointer& path) {
   return value.is_number_integer() ? value.get<std::int64_t>() : 0;
 }
 
-// The length in batches; empty where a length in epochs says nothing about them.
+// Returns the length in batches; empty: a length in epochs says nothing about batches.
 std::optional<std::int64_t> batches_of(const config::Experiment& experiment, const Json& plan) {
   const config::Length& length = experiment.searcher.max_length;
   std::int64_t per_epoch = 1;
@@ -117,7 +117,7 @@ std::optional<std::int64_t> batches_of(const config::Experiment& experiment, con
   return config::in_batches(length, split.effective, per_epoch);
 }
 
-// A checkpoint's folder in the place of a run.
+// Refuses a checkpoint's folder in the place of a run.
 void refuse_checkpoint(const std::string& text) {
   fs::path path = fs::absolute(text).lexically_normal();
   if (!path.has_filename()) path = path.parent_path();

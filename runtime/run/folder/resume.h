@@ -22,7 +22,7 @@ struct ResumePoint {
   std::int64_t step = 0;                 // batches done
   std::int64_t epoch = 0;                // from 0
   std::vector<std::string> passed_over;  // newer checkpoints that cannot be used, each with the reason
-  int damaged = 0;                       // how many of these, the first ones, were completed once
+  int damaged = 0;                       // the number of these, the first ones, that were completed once
   std::string claimed;                   // a warning: claim_checkpoint_folder()'s; empty: none
   std::string not_finite;                // a warning: weights of it are not finite; empty: all are
   std::string still_saving;              // a warning: a saver of an earlier attempt did not end; empty: none
@@ -30,9 +30,9 @@ struct ResumePoint {
   bool exists() const { return !path.empty(); }
 };
 
-// Waits for what an earlier attempt is still writing, for a minute at most, and reads the checkpoints whole until one
-// verifies; where none does, tries for 3 s. SystemError; ConfigError as find_checkpoint_folder(), and where there are
-// checkpoints and none can be used: nobody begins anew and replaces what is further unless a user says so.
+// Waits until an earlier attempt has ended its writing, for a minute at most, and reads the checkpoints whole until one
+// verifies; if none does, tries for 3 s. SystemError; ConfigError as find_checkpoint_folder(), and if there are
+// checkpoints and none can be used: no run begins anew and replaces further checkpoints unless a user says so.
 ResumePoint find_resume_point(const RunFolder& folder);
 
 // The fields {resume_from, step} of an event; {} if the run begins anew.
@@ -46,9 +46,9 @@ std::vector<std::string> warnings_of(const ResumePoint& point);
 // A run that goes on because a user asks for it (--continue).
 struct ContinuedRun {
   RunFolder folder;
-  std::filesystem::path experiment_file;  // that it was started with: relative paths are relative to its folder
+  std::filesystem::path experiment_file;  // the run was started with it: relative paths are relative to its folder
   std::filesystem::path contents;      // its copy in the run's folder, if that file has changed or is gone; else empty
-  std::vector<std::string> overrides;  // that it was started with
+  std::vector<std::string> overrides;  // the run was started with them
   std::filesystem::path cluster_file;  // the same; empty: none, or it is not there any more
   Json plan;                           // plan.json of the last attempt whose ranks began to train
   int number = 1;                      // this continuation's, from 1

@@ -30,7 +30,7 @@ Json to_json(const OwnerProcess& owner, const fs::path& run) {
           {"folder", inode_of(run)}};
 }
 
-// None: nobody owns the run, or what is there cannot be read.
+// Returns the owner; empty: nobody owns the run, or the file cannot be read.
 std::optional<OwnerProcess> owner_in(const fs::path& file) {
   try {
     const Json json = Json::parse(read_file(file));
@@ -124,7 +124,7 @@ void RunOwner::beat() {
   std::unique_lock lock(mutex_);
   while (!wake_.wait_for(lock, times_.beat, [this] { return ends_; })) {
     // An owner that was taken for gone, as after a suspended machine, must not touch the file of its successor.
-    if (is_mine()) ::utimensat(AT_FDCWD, file_.c_str(), nullptr, 0);  // where it fails, the next one tries again
+    if (is_mine()) ::utimensat(AT_FDCWD, file_.c_str(), nullptr, 0);  // after a failure the next beat tries again
   }
 }
 

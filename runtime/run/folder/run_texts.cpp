@@ -31,7 +31,7 @@ namespace fs = std::filesystem;
 // Size of dumps that takes about a second to read and analyse.
 constexpr std::uintmax_t kQuickBytes = 100'000'000;
 
-// Relative to the current folder if it is below it; quoted if a shell would not take it for one word.
+// Returns the path, relative if it is below the current folder, and quoted if a shell would not take it for one word.
 std::string shown_path(const fs::path& path) {
   std::error_code code;
   const fs::path relative = fs::relative(path, code);

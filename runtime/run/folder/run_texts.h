@@ -26,14 +26,14 @@ std::string next_steps(const RunFolder& folder, bool recorded);
 // largest share first. Empty if no rank has recorded a batch.
 std::string first_look_text(const analysis::LiveView& view);
 
-// That text for the run's folder as it is now, with the command that shows it continuously. Empty if the dumps hold no
-// batch, for example while they are on other hosts. Never throws.
+// Returns that text for the run's folder as it is now, with the command that shows it continuously. Empty if the dumps
+// hold no batch, for example while they are on other hosts. Never throws.
 std::string first_look(const RunFolder& folder, const Clock& clock) noexcept;
 
 // The report that every run leaves in its folder when it is over.
 struct EndReport {
-  std::string text;     // for the screen: where the report is, or how to get it; empty if there is nothing to report on
-  std::string warning;  // for standard error: why there is no report
+  std::string text;     // for the screen: the report's path, or the way to get it; empty: nothing to report on
+  std::string warning;  // for standard error: the reason why the report is missing
 };
 
 // Writes the report. Never throws: a run does not fail because of its report. A report that would take more than a

@@ -131,10 +131,10 @@ class Watcher {
   const Nanoseconds began_ = attempt_.clock.monotonic();
   bool warned_of_absence_ = false;
   int interrupts_ = 0;
-  int kills_ = 0;        // how many of the interrupts came from `dtrain task kill`
-  bool yields_ = false;  // it was told to save and to give up its slots
+  int kills_ = 0;        // the number of interrupts from `dtrain task kill`
+  bool yields_ = false;  // the ranks were told to save and to give up their slots
   bool running_ = false;
-  std::optional<Nanoseconds> terminated_;  // when the last SIGTERM or SIGHUP came
+  std::optional<Nanoseconds> terminated_;  // the time of the last SIGTERM or SIGHUP
 };
 
 }  // namespace

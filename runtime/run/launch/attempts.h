@@ -1,5 +1,5 @@
-// The attempts at a run, each from the start of its ranks until all of its processes have ended: what an attempt works
-// with, how its ranks are watched, and how it ended. The functions block; one thread.
+// The attempts at a run, each from the start of its ranks until all of its processes have ended: the objects of an
+// attempt, the watch over its ranks, and its outcome. The functions block; one thread.
 #pragma once
 
 #include <functional>
@@ -41,7 +41,7 @@ struct Outcome {
   ExitCode exit_code = ExitCode::kDone;
   std::optional<Failure> failure;
   bool reported = false;  // the launcher in a Slurm job has written the last event and printed the outcome
-  Interrupt interrupt;    // what stopped it; nothing if it was not interrupted
+  Interrupt interrupt;    // the interrupt that stopped the attempt; empty: none
 };
 
 // Returns the line that the screen shows when an interrupt stops the ranks after their current step.
@@ -50,7 +50,7 @@ std::string stopping_line(const Interrupt& interrupt);
 // Returns the exit code of a run that was asked to stop, from the highest exit code of its ranks.
 ExitCode exit_code_of_stop(const Interrupt& interrupt, ExitCode of_ranks);
 
-// The last lines of the rank's log if it is on this host, without lines that `cause` has.
+// Returns the last lines of the rank's log if it is on this host, without lines that `cause` has.
 std::vector<std::string> log_lines(const RunFolder& folder, int rank, const std::string& cause);
 
 // The launcher's lines of events.jsonl while ranks run. A full disk does not end the launch: the first event that
@@ -76,7 +76,7 @@ struct Attempt {
   const Variables& variables;
   LaunchSignals& signals;
   LaunchTask& task;    // records every process that is started
-  ResumePoint resume;  // where the ranks go on
+  ResumePoint resume;  // the checkpoint from which the ranks go on
 };
 
 // Starts the ranks with the plan's launcher, at first where `attempt.resume` says. Starts them again from the newest
@@ -104,10 +104,10 @@ class WatchedRanks {
   virtual void add_descriptors(std::vector<pollfd>& descriptors) const = 0;
   // Reads what has arrived: messages, output, ends of processes. `last`: every rank has ended.
   virtual void take(bool last) = 0;
-  // Decides from that whether the run has failed.
+  // Decides from these whether the run has failed.
   virtual void judge() = 0;
   // The first interrupt stops the ranks after their current step, or kills them if they cannot be asked yet; later ones
-  // kill them. One that repeats an order to yield changes only what the outcome says. Prints which it does.
+  // kill them. An interrupt that repeats an order to yield changes only the outcome. Prints the effect.
   virtual void interrupt(const Interrupt& interrupt) = 0;
   // Ends ranks that should have ended by themselves by now.
   virtual void end_what_hangs() = 0;

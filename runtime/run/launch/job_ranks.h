@@ -1,5 +1,5 @@
 // The ranks of a run that mpirun or srun starts for `dtrain launch`: a job. They report over the launcher's plane
-// (RankPlane); what they print arrives as the output of the job. One thread.
+// (RankPlane); their output arrives as the output of the job. One thread.
 #pragma once
 
 #include <chrono>
@@ -56,7 +56,7 @@ struct Job {
 struct JobEnd {
   ExitStatus status;
   std::string errors;                    // the end of its standard error
-  std::optional<ErrorMessage> error;     // what a rank reported, or which rank left without a report
+  std::optional<ErrorMessage> error;     // the report of a rank, or the rank that left without one
   int joined = 0;                        // ranks that joined
   bool finished = false;                 // every rank finished, or stopped as requested
   ExitCode exit_code = ExitCode::kDone;  // of the ranks, if `finished`

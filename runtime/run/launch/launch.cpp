@@ -90,7 +90,7 @@ std::string reason_of(const Outcome& outcome) {
   return outcome.interrupt.exists() ? outcome.interrupt.why : "a signal to a rank";
 }
 
-// The hosts of the placement, as the remote shell names them; "" is this host.
+// Returns the hosts of the placement, as the remote shell names them; "" is this host.
 std::vector<std::string> hosts_of(const LaunchPlan& plan) {
   std::vector<std::string> hosts;
   for (const scheduler::AgentShare& share : plan.placement) {
@@ -149,7 +149,7 @@ Json goes_on_json(const ResumePoint& point) {
   return json;
 }
 
-// The overrides of a continuation that the run did not have before.
+// Returns the overrides of a continuation that the run did not have before.
 std::vector<std::string> new_overrides(const LaunchPlan& plan) {
   const Json::json_pointer path("/plan/overrides");
   const Json before = plan.before.contains(path) ? plan.before.at(path) : Json::array();
@@ -160,8 +160,8 @@ std::vector<std::string> new_overrides(const LaunchPlan& plan) {
   return result;
 }
 
-// A run that was stopped before it was complete: how it goes on. Empty: nothing of it was saved, or it would fail again
-// in the same way.
+// Returns the way to continue a run that was stopped before it was complete. Empty: nothing of the run was saved, or it
+// would fail again in the same way.
 std::string how_to_continue(const RunFolder& folder, const LaunchPlan& plan, const Outcome& outcome) {
   std::string without;
   const RunState state = read_state(folder);

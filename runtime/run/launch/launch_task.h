@@ -101,7 +101,7 @@ class Detached {
 // The request of a launch to the ledger.
 scheduler::TaskRequest task_request(const LaunchPlan& plan, const std::filesystem::path& run_dir);
 
-// Waits until the plan's ranks have their slots, and assigns them in the plan. Prints what the launch waits for, writes
+// Waits until the plan's ranks have their slots, and assigns them in the plan. Prints the reason for the wait, writes
 // it as an event, and passes it to the process in the foreground (`detached`; null without --detach). False: the launch
 // was cancelled, which is printed too.
 bool wait_in_queue(LaunchPlan& plan, const std::filesystem::path& run_dir, LaunchTask& task, LaunchSignals& signals,

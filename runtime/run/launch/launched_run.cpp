@@ -51,7 +51,7 @@ std::optional<scheduler::Task> task_in(const RunFolder& folder, scheduler::Ledge
   return found;
 }
 
-// Waits for a task in this folder that is stopping, as after a kill of its launcher; one that goes on is an error.
+// Waits for a task in this folder that is stopping, as after a kill of its launcher. ConfigError: the task goes on.
 void wait_until_without_task(const RunFolder& folder, const Clock& clock) {
   scheduler::Ledger ledger = open_user_ledger(clock);
   const Nanoseconds deadline = clock.monotonic() + kPatienceWithStopping;

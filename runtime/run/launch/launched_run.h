@@ -12,7 +12,7 @@ namespace dtrain::run {
 struct LaunchedRun {
   RunFolder folder;
   RunLock lock;          // held until the launch has ended, except by one that submits a job
-  ResumePoint resume;    // where its first attempt goes on
+  ResumePoint resume;    // the checkpoint from which the first attempt goes on
   bool is_job = false;   // this process is the Slurm job that another launch has submitted for this folder
   bool goes_on = false;  // the run was started before
 };

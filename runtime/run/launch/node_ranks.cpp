@@ -67,7 +67,7 @@ int ranks_of_node(const config::Experiment& experiment, const NodeEnvironment& n
                     "set PET_NPROC_PER_NODE to the number of ranks on each host");
 }
 
-// A rank program's arguments: what it trains, and where.
+// Returns the arguments of a rank program: the experiment, the run and its options.
 std::vector<std::string> rank_arguments(const LaunchRequest& request) {
   std::vector<std::string> arguments;
   if (!request.continue_run.empty()) {
@@ -75,7 +75,7 @@ std::vector<std::string> rank_arguments(const LaunchRequest& request) {
   } else {
     arguments.push_back(fs::absolute(request.experiment_file).lexically_normal().string());
     if (!request.contents.empty()) arguments.insert(arguments.end(), {"--contents", request.contents.string()});
-    // A pod that is started again goes on.
+    // A pod that is started again goes on with the run.
     if (!request.run_dir.empty()) {
       arguments.insert(arguments.end(), {"--run-dir", fs::absolute(request.run_dir).string(), "--or-continue"});
     }

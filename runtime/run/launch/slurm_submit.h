@@ -11,8 +11,8 @@
 
 namespace dtrain::run {
 
-// The script that would be submitted; empty: this launch submits none. `run_dir` is empty while it is not known.
-// ConfigError as batch_script().
+// Returns the script that would be submitted; empty: this launch submits none. `run_dir` is empty while it is not
+// known. ConfigError as batch_script().
 std::string batch_script_of(const LaunchPlan& plan, const Variables& variables, const std::filesystem::path& run_dir);
 
 // Submits the job, prints its output until it has ended, and passes interrupts on to it. The launch in the job writes

@@ -23,7 +23,7 @@ Json progress_message(const Progress& progress);
 struct ErrorMessage {
   bool primary = true;  // this rank failed first; false: it stops because of another rank
   bool agreed = false;  // every rank reports the same error, and none of them is to blame
-  comm::Departure departure = comm::Departure::kReported;  // how the failed rank left
+  comm::Departure departure = comm::Departure::kReported;  // the way in which the failed rank left
   int rank = -1;                                           // the failed rank; -1: none
   std::int64_t step = -1;
   std::string cause;

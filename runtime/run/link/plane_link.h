@@ -51,7 +51,7 @@ class PlaneLink final : public LauncherLink {
 
   const LaunchOrders& orders() const { return orders_; }
   void report_host(const HostReport& report);
-  // enter_mpi() publishes that this rank is about to enter MPI_Init; has_entered_mpi() looks for that of another rank.
+  // enter_mpi() publishes that this rank is about to enter MPI_Init; has_entered_mpi() is true if `rank` has done so.
   void enter_mpi();
   bool has_entered_mpi(int rank);
 
@@ -89,12 +89,12 @@ class RankPlane {
   // Returns the address and secrets by which the ranks reach the plane.
   const LauncherContact& contact() const { return contact_; }
 
-  // The newest progress; empty if there was none since the last call.
+  // Returns the newest progress; empty if there was none since the last call.
   std::optional<Progress> take_progress();
   int joined();         // number of ranks that have joined
   bool all_finished();  // trained to the end, or stopped as requested
   bool finished(int rank) const { return finished_.count(rank) != 0; }
-  // The highest exit code of the ranks that have finished: not 0 if the run was stopped.
+  // Returns the highest exit code of the ranks that have finished: not 0 if the run was stopped.
   ExitCode exit_code() const { return exit_code_; }
   std::map<std::string, HostReport> hosts();  // by agent
 

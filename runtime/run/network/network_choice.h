@@ -35,7 +35,7 @@ struct CommonNetwork {
   std::string network;           // "10.71.1.0/24"; empty: each host is in another one, joined by routes
   std::vector<NetworkEnd> ends;  // in the order of the hosts
   std::optional<NetworkFigures> figures;
-  std::string problem;  // why it cannot be used; empty: it can
+  std::string problem;  // the reason why the network cannot be used; empty: it can be used
 
   bool usable() const { return problem.empty(); }
   // The value for Open MPI's *_tcp_if_include and DTRAIN_NETWORK_INTERFACE: the interface's name if it is the same on
@@ -47,7 +47,7 @@ struct CommonNetwork {
 
 struct NetworkChoice {
   std::vector<CommonNetwork> networks;  // the one that is taken first, then from fast to slow
-  std::string reason;                   // for taking it: "the fastest of 2", "dtrain_network_interface: fast0"
+  std::string reason;                   // for the choice: "the fastest of 2", "dtrain_network_interface: fast0"
 
   // Empty: all ranks are on one host and need no network.
   std::string value() const { return networks.empty() ? std::string() : networks.front().value(); }
@@ -58,7 +58,7 @@ struct NetworkChoice {
 // be used or were not measured go last.
 void sort_by_speed(std::vector<CommonNetwork>& networks);
 
-// A warning that several networks are common, with the key that names one; else empty.
+// Returns a warning that several networks are common, with the key that names one; else empty.
 std::string several_networks_warning(const NetworkChoice& choice);
 
 Json to_json(const NetworkChoice& choice);                // plan.json's `network`

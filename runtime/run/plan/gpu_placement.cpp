@@ -10,7 +10,7 @@
 namespace dtrain::run {
 namespace {
 
-// The agents of the plan that have ranks, by id.
+// Returns the agents of the plan that have ranks, by id.
 std::map<std::string, const scheduler::ClusterAgent*> agents_of(const LaunchPlan& plan) {
   std::map<std::string, const scheduler::ClusterAgent*> agents;
   for (const scheduler::ClusterAgent& agent : plan.cluster.agents) agents[agent.agent.id] = &agent;

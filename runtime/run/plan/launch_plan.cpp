@@ -66,7 +66,7 @@ std::string batch_text(const LaunchPlan& plan) {
   return text;
 }
 
-// A MIG instance by its name, any other by its number.
+// Returns the name of a MIG instance, or the number of any other GPU.
 std::string gpu_text(const PlacedGpu& gpu) {
   return gpu.index >= 0 ? std::to_string(gpu.index) : gpu.uuid;
 }

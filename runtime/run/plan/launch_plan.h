@@ -35,7 +35,7 @@ struct LaunchPlan {
   std::vector<RankPlacement> ranks;  // the same, rank by rank
   NetworkChoice network;             // between the hosts; no networks: not chosen yet, or all ranks are on one host
   std::map<std::string, profile::RankLimits> limits;  // of each host that is known; nothing on GPUs
-  std::string why_threads;                            // why the ranks have as many threads as they do
+  std::string why_threads;                            // the reason for the ranks' number of threads
   std::optional<Division> division;                   // with slots_per_trial: auto, how the number of ranks was chosen
   bool is_trial = false;                              // as LaunchRequest::is_trial
   std::string unused_gpus;                            // of this machine, for people; empty: there are none
@@ -62,8 +62,8 @@ Json to_json(const LaunchPlan& plan);
 // Returns a text for people that says what runs where.
 std::string render_plan(const LaunchPlan& plan);
 
-// The variables of a rank's process besides its identity: as many threads as it has cores unless the user sets a
-// number, the experiment's own variables, and the library path.
+// Returns the variables of a rank's process besides its identity: as many threads as it has cores unless the user sets
+// a number, the experiment's own variables, and the library path.
 Variables thread_variables(const LaunchPlan& plan, const RankPlacement& rank, const Variables& variables);
 
 }  // namespace dtrain::run

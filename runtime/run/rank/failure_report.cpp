@@ -78,8 +78,8 @@ void FailureReport::set_output(LogRedirect& output, const std::filesystem::path&
   log_file_ = log_file.string();
 }
 
-// glibc calls what is registered last first, and so destroys static objects: what watches must be registered after most
-// of them were made. In a child that the process has forked it does nothing.
+// glibc calls the functions registered last first, and so destroys static objects: the watching function must be
+// registered after most of them were made. In a child that the process has forked it does nothing.
 namespace {
 
 std::atomic<FailureReport*> watcher{nullptr};

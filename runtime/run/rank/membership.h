@@ -59,7 +59,7 @@ class Membership {
   comm::ControlPlane& control() { return *control_; }
   bool has_communicator() const { return communicator_ != nullptr; }
   comm::Communicator& communicator() { return *communicator_; }
-  // The host's communicator where there is no other.
+  // Returns the host's communicator if there is no other.
   comm::Communicator& device_communicator() { return device_communicator_ ? *device_communicator_ : *communicator_; }
   comm::MpiJob* mpi() { return mpi_.get(); }  // null: none
   // The address of this host for the other hosts of the run, known once the ranks have connected. Empty: the run may

@@ -128,7 +128,7 @@ RunFolder open_own_folder(comm::ControlPlane& control, const RankHosts& hosts, c
   return folder;
 }
 
-// Rank 0 of a run that goes on: returns the checkpoint from which. `overrides`: the run's and new ones.
+// On rank 0 of a run that goes on: returns the checkpoint to go on from. `overrides`: the run's and new ones.
 ResumePoint reopen_own_folder(const RunFolder& folder, const config::Experiment& experiment,
                               const std::vector<std::string>& overrides, const std::function<void()>& write_plan,
                               const Logger& log) {

@@ -37,9 +37,9 @@ struct RankGpus {
 };
 
 // Collective, except for kCpu. A rank uses the GPU of its local rank, or the only one that it sees. kAuto: GPUs if
-// every host has enough, CPUs if none has. `look_for_others`: whether other processes on the GPUs are looked for.
-// AgreedError names host and GPUs: too few of them, some hosts with and others without, one that two ranks would share,
-// one that other processes have for themselves.
+// every host has enough, CPUs if none has. `look_for_others`: looks for other processes on the GPUs. AgreedError names
+// host and GPUs: too few GPUs, some hosts with and others without, a GPU that two ranks would share, or one that other
+// processes have for themselves.
 RankGpus choose_gpus(comm::ControlPlane& control, const RankHosts& hosts, config::SlotType wanted, const GpuView& view,
                      bool look_for_others);
 

@@ -29,7 +29,7 @@ struct RankIdentity {
   bool is_rank_0() const { return environment.world.rank == 0; }
 };
 
-// The start of this process on the monotonic clock.
+// Returns the start of this process on the monotonic clock.
 Nanoseconds process_start(const Clock& clock);
 
 // Reads the environment and the host, and removes from the environment what child processes must not inherit. Called

@@ -106,7 +106,7 @@ void RankSession::connect_launcher() {
   launcher_ = std::make_unique<LauncherConnection>(*identity_, log_);
   failure_report_->set_launcher(launcher_->link());
   if (environment.is_child()) {
-    // Before the link's thread starts, which writes an event when the launcher is gone.
+    // The folder must be set before the link's thread starts, which writes an event when the launcher is gone.
     files_->folder.path = environment.handover->run_dir;
     files_->events.open(files_->folder.events(), environment.world.rank, identity_->host.name);
   }

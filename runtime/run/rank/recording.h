@@ -39,7 +39,7 @@ class Recording {
   void check();
   // Compares the clocks a last time and waits until all records are on disk; warns where that is not confirmed in time.
   void finish();
-  // The same for a rank that fails, without comparing clocks.
+  // Does the same for a rank that fails, without comparing clocks.
   void flush_after_failure();
   // Writes the number of lost records as an event, which the summary counts: the dump may lack that line.
   void report_losses();
