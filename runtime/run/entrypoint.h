@@ -10,7 +10,7 @@
 
 namespace dtrain::run {
 
-// The module of Python that runs a script, or a class in one, as a rank.
+// The module of Python that runs a script, or a class in a script, as a rank.
 inline constexpr const char* kPythonRank = "dtrain.rank";
 
 // A name without a slash: looked for beside the running dtrain, then in PATH. Other paths: relative to the experiment

@@ -36,7 +36,7 @@ std::string slot_type_text(bool on_gpus) {
 // Only torchrun itself sets this variable; people who set its other variables by hand do not.
 constexpr const char* kRunOfTorchrun = "TORCHELASTIC_RUN_ID";
 
-// The first of `names` that is set; empty if none is.
+// Returns the first of `names` that is set; empty if none is.
 template <std::size_t N>
 std::string first_set(const Variables& variables, const std::array<const char*, N>& names) {
   for (const char* name : names) {
@@ -151,7 +151,7 @@ std::optional<MasterAddress> read_master(const Variables& variables) {
   return master;
 }
 
-// A process that a pod starts by itself, as its only rank.
+// Describes a process that a pod starts by itself, as its only rank.
 RankEnvironment from_node(const NodeEnvironment& node) {
   if (node.ranks_here > 1) {
     throw ConfigError("environment: PET_NPROC_PER_NODE=" + std::to_string(node.ranks_here) +

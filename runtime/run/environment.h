@@ -18,7 +18,7 @@ namespace dtrain::run {
 
 using Variables = std::map<std::string, std::string>;
 
-// The environment variables of this process.
+// Returns the environment variables of this process.
 Variables process_variables();
 // Removes a variable; /proc still shows it as the process was started. Called before other threads exist.
 void unset_process_variable(const std::string& name);
@@ -84,7 +84,7 @@ struct RankEnvironment {
   // "dtrain launch", "Open MPI", "Slurm", "torchrun", "RANK and WORLD_SIZE", "DTRAIN_RANK and DTRAIN_WORLD_SIZE",
   // "nothing" (a single rank)
   std::string started_by;
-  std::string job;                          // the same on all ranks of the job alone; names the rendezvous file
+  std::string job;                          // shared by all ranks of this job alone; names the rendezvous file
   std::optional<Handover> handover;         // if `dtrain launch` itself started the rank
   std::optional<LauncherContact> launcher;  // if mpirun or srun started the rank for it
   bool has_mpi = false;                     // MPI connects the ranks: started by mpirun, or by srun with PMIx
@@ -123,19 +123,19 @@ std::string to_text(const SlotOfRank& slot);
 // Empty: the launcher leaves the rank where it is. ConfigError: there is none for this rank.
 std::optional<SlotOfRank> slot_of_rank(const Variables& variables, int rank);
 
-// The folder for rendezvous files: private to this user (0700), made if missing. SystemError if it belongs to another
-// user or is open to others.
+// Returns the folder for rendezvous files: private to this user (0700), made if missing. SystemError if it belongs to
+// another user or is open to others.
 std::filesystem::path private_folder(const Variables& variables);
 
-// The folder for results that later runs use (tuned plans): $XDG_CACHE_HOME/dtrain, else ~/.cache/dtrain. It may not
-// exist yet. Empty: neither variable is an absolute path.
+// Returns the folder for results that later runs use (tuned plans): $XDG_CACHE_HOME/dtrain, else ~/.cache/dtrain. It
+// may not exist yet. Empty: neither variable is an absolute path.
 std::filesystem::path cache_folder(const Variables& variables);
 
-// The folder of the ledger: $DTRAIN_STATE_DIR, else $XDG_STATE_HOME/dtrain, else ~/.local/state/dtrain, else (none of
-// them is set) private_folder(). It may not exist yet. ConfigError: DTRAIN_STATE_DIR is not an absolute path.
+// Returns the folder of the ledger: $DTRAIN_STATE_DIR, else $XDG_STATE_HOME/dtrain, else ~/.local/state/dtrain, else
+// (none of them is set) private_folder(). It may not exist yet. ConfigError: DTRAIN_STATE_DIR is not an absolute path.
 std::filesystem::path state_folder(const Variables& variables);
 
-// The file of a program's name without a slash: in the folder `beside`, else in PATH. Empty: there is none.
+// Returns the file of a program's name without a slash: in the folder `beside`, else in PATH. Empty: there is none.
 std::filesystem::path find_program(const std::string& name, const std::filesystem::path& beside,
                                    const Variables& variables);
 

@@ -30,7 +30,7 @@ std::string value_of(const Variables& variables, const std::string& name) {
   return found == variables.end() ? std::string() : found->second;
 }
 
-// The dynamic linker that started this process. It starts the ranks too.
+// Returns the dynamic linker that started this process. It starts the ranks too.
 std::string dynamic_linker() {
   std::string result;
   ::dl_iterate_phdr(
@@ -46,8 +46,8 @@ std::string dynamic_linker() {
   return result;
 }
 
-// The libraries that `program` (or a library) links, directly or indirectly, and the files that they are found in; no
-// file for those that cannot be found. Empty for a script or a static program, which the linker does not know.
+// Returns the libraries that `program` (or a library) links, directly or indirectly, and the files that they are found
+// in; no file for those that cannot be found. Empty for a script or a static program, which the linker does not know.
 Libraries linked_libraries(const fs::path& program, const std::string& library_path) {
   const std::string linker = dynamic_linker();
   if (linker.empty()) return {};

@@ -17,8 +17,8 @@ namespace dtrain::run {
 // the program is compiled.
 std::string find_libraries(const std::filesystem::path& program, const Variables& variables);
 
-// A program of dtrain that links libtorch: beside this program; in a wheel in the folder of the minor version of the
-// libtorch that it will use; else in PATH. Empty: there is none. find_libraries() says what its libtorch lacks.
+// Finds a program of dtrain that links libtorch: beside this program; in a wheel in the folder of the minor version of
+// the libtorch that it will use; else in PATH. Empty: there is none. find_libraries() reports faults of its libtorch.
 std::filesystem::path find_training_program(const std::string& name, const Variables& variables);
 
 // Returns the minor versions of libtorch ("2.15") for which this dtrain is built: several in a wheel; the newest is the
@@ -27,12 +27,12 @@ std::vector<std::string> libtorch_minors(const Variables& variables);
 // Returns the minor version that this process uses, or else dtrain-worker. Empty: there is none.
 std::string libtorch_minor(const Variables& variables);
 
-// The libraries that `program`, or a shared library, links directly or indirectly and that cannot be found with this
-// LD_LIBRARY_PATH (empty: this process's own).
+// Returns the libraries that `program`, or a shared library, links directly or indirectly and that cannot be found with
+// this LD_LIBRARY_PATH (empty: this process's own).
 std::vector<std::string> missing_libraries(const std::filesystem::path& program, const std::string& library_path);
 
-// The folder of the libtorch_cpu.so that `program` finds with this LD_LIBRARY_PATH; empty: it links none, or finds
-// none.
+// Returns the folder of the libtorch_cpu.so that `program` finds with this LD_LIBRARY_PATH; empty: it links none, or
+// finds none.
 std::filesystem::path libtorch_folder(const std::filesystem::path& program, const std::string& library_path);
 
 // Returns the reason why the libtorch that `program` finds with this LD_LIBRARY_PATH cannot train on GPUs: its CUDA

@@ -21,9 +21,9 @@ struct RunRow {
 // Nothing, a number, or a text.
 using RunValue = std::variant<std::monostate, double, std::string>;
 
-// The columns that --sort and --filter know.
+// Returns the columns that --sort and --filter know.
 std::vector<std::string> names_of_run_columns();
-// Returns a column or a key of the experiment ("optimizer.lr"); a key's last part does if no other key ends like it.
+// Returns a column or a key of the experiment ("optimizer.lr"). A key's last part suffices if no other key ends so.
 RunValue value_of(const RunRow& row, const std::string& key);
 
 // "accuracy>=0.9": a key, a comparison (= != < <= > >=, or ~: contains) and what the value is compared with.

@@ -44,13 +44,13 @@ Finding judge_locked_memory(std::optional<std::uint64_t> bytes, bool matters);
 
 Finding check_interfaces();
 
-// The environment variables of process_interface.h that are set, and those of dtrain's name that no program reads.
+// Lists the variables of process_interface.h that are set, and those of dtrain's name that no program reads.
 std::vector<Finding> check_variables(const Variables& variables);
 
-// The folder of runs: its free space and its write speed. The ledger's folder: whether it is local and writable.
+// Checks the folder of runs: free space and write speed; and the ledger's folder: whether it is local and writable.
 std::vector<Finding> check_folder(const std::filesystem::path& folder);
 Finding check_state_folder(const Variables& variables);
-// The folder itself, or the nearest folder above it that exists.
+// Returns the folder itself, or the nearest folder above it that exists.
 std::filesystem::path existing_part(const std::filesystem::path& folder);
 
 }  // namespace dtrain::run

@@ -38,7 +38,7 @@ struct DeviceNode {
   std::string name;  // "nvidia0", "nvidiactl", "nvidia-uvm"
   bool usable = false;
 };
-// The nodes of NVIDIA in /dev.
+// Returns the nodes of NVIDIA in /dev.
 std::vector<DeviceNode> nvidia_nodes(const std::filesystem::path& folder = "/dev");
 // Findings only where something is wrong.
 std::vector<Finding> judge_nodes(const std::vector<DeviceNode>& nodes);

@@ -71,7 +71,7 @@ std::string user_text() {
       "make it writable for that user, or name another folder in checkpoint_storage");
 }
 
-// A new folder in `storage`, with these checkpoints. Ends with storage.json: until then the run stays as it was.
+// Makes a folder in `storage`, with these checkpoints. Writes storage.json last: until then the run stays as it was.
 fs::path make_own_folder(const RunFolder& run, const fs::path& storage, const std::vector<fs::path>& checkpoints) {
   fs::path folder;
   do {

@@ -35,12 +35,12 @@ struct ResumePoint {
 // checkpoints and none can be used: no run begins anew and replaces further checkpoints unless a user says so.
 ResumePoint find_resume_point(const RunFolder& folder);
 
-// The fields {resume_from, step} of an event; {} if the run begins anew.
+// Returns the fields {resume_from, step} of an event; {} if the run begins anew.
 Json to_json(const ResumePoint& point);
 // "step-120 (batch 120, epoch 2)"; "the beginning, because there is no checkpoint of it".
 std::string text_of(const ResumePoint& point);
-// A line for a new folder of checkpoints, for each checkpoint that was passed over, for weights that are not finite,
-// and for a saver that did not end.
+// Returns a line for a new folder of checkpoints, for each checkpoint that was passed over, for weights that are not
+// finite, and for a saver that did not end.
 std::vector<std::string> warnings_of(const ResumePoint& point);
 
 // A run that goes on because a user asks for it (--continue).
@@ -61,7 +61,7 @@ ContinuedRun read_continued_run(const std::string& run);
 // ConfigError naming a process of the run that is left on this host.
 void check_not_in_progress(const RunFolder& folder);
 
-// The overrides of the run, then `more`, which replace those of the same key.
+// Returns the overrides of the run, then `more`, which replace those of the same key.
 std::vector<std::string> merge_overrides(const std::vector<std::string>& overrides,
                                          const std::vector<std::string>& more);
 
@@ -83,7 +83,7 @@ void check_storage_stays(const ContinuedRun& run, const std::vector<std::string>
 // `plan` is the plan.json of the next attempt.
 std::vector<std::string> differences_from(const ContinuedRun& run, const Json& plan);
 
-// The number of the attempt whose files are in their usual place: from 1.
+// Returns the number of the attempt whose files are in their usual place: from 1.
 int attempt_number(const RunFolder& folder);
 
 // The files of an attempt that stay where they are.

@@ -50,7 +50,7 @@ std::optional<nanoseconds> time_of(const fs::path& file) {
   return std::chrono::seconds(info.st_mtim.tv_sec) + nanoseconds(info.st_mtim.tv_nsec);
 }
 
-// The present time by the clock of the file system.
+// Returns the present time by the clock of the file system.
 std::optional<nanoseconds> time_there(const fs::path& folder) {
   const fs::path probe = folder / (".now-" + std::to_string(::getpid()));
   const UniqueFd file(::open(probe.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));

@@ -52,7 +52,7 @@ std::uintmax_t dump_bytes(const fs::path& profile) {
   return sum;
 }
 
-// The description of the example trial, in the source tree or in the installed share/. Empty if there is neither.
+// Returns the path of the example trial's description, in the source tree or in the installed share/; empty: neither.
 std::string example_path() {
   const fs::path bin = executable_path().parent_path();
   std::error_code code;

@@ -18,7 +18,7 @@ namespace dtrain::run {
 // "epoch 1/2, batch 120/938 (13%), loss 0.5123, 12,345 samples/s, 12.3 s left"
 std::string format_progress(const Progress& progress);
 
-// The width of the terminal `fd` in columns; empty if it is no terminal.
+// Returns the width of the terminal `fd` in columns; empty if it is no terminal.
 std::optional<int> terminal_width(int fd);
 
 // Writes to standard output and flushes it.

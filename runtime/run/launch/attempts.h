@@ -87,11 +87,11 @@ struct Attempt {
 // of the run's folder.
 Outcome run_attempts(Attempt attempt, int restarts, const std::function<bool()>& wait_for_slots);
 
-// One attempt with ranks on this machine, one process for each slot, watched by this process.
+// Makes one attempt with ranks on this machine, one process for each slot, watched by this process.
 Outcome run_local(const Attempt& attempt);
-// One attempt on every host of the plan, with Open MPI's mpirun.
+// Makes one attempt on every host of the plan, with Open MPI's mpirun.
 Outcome run_mpi(const Attempt& attempt);
-// One attempt on the nodes of the Slurm allocation that this process is in, with srun.
+// Makes one attempt on the nodes of the Slurm allocation that this process is in, with srun.
 Outcome run_slurm(const Attempt& attempt);
 
 // The ranks of one attempt, as watch_ranks() sees them. They are started and ended in two ways: as children of this

@@ -98,7 +98,7 @@ class Detached {
   UniqueFd word_;
 };
 
-// The request of a launch to the ledger.
+// Returns the request of a launch to the ledger.
 scheduler::TaskRequest task_request(const LaunchPlan& plan, const std::filesystem::path& run_dir);
 
 // Waits until the plan's ranks have their slots, and assigns them in the plan. Prints the reason for the wait, writes

@@ -76,7 +76,7 @@ std::string host(const std::string& agent);
 std::string entered_mpi(int rank);
 }  // namespace plane_key
 
-// The options of the plane, the same on both sides. `member` is the rank on the plane: 0 for the launcher.
+// Returns the options of the plane, the same on both sides. `member` is the rank on the plane: 0 for the launcher.
 comm::ControlOptions plane_options(const std::string& secret, int member, int ranks, const std::string& host_name,
                                    const Logger& log);
 

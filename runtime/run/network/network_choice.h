@@ -38,8 +38,8 @@ struct CommonNetwork {
   std::string problem;  // the reason why the network cannot be used; empty: it can be used
 
   bool usable() const { return problem.empty(); }
-  // The value for Open MPI's *_tcp_if_include and DTRAIN_NETWORK_INTERFACE: the interface's name if it is the same on
-  // all hosts, else the network.
+  // Returns the value for Open MPI's *_tcp_if_include and DTRAIN_NETWORK_INTERFACE: the interface's name if it is the
+  // same on all hosts, else the network.
   std::string value() const;
   std::string describe() const;  // "fast0 (10.71.1.0/24)"
   std::string render() const;    // with its figures or its problem
@@ -79,8 +79,8 @@ HostInterfaces interfaces_of(const Json& json);  // Json::exception if it is mal
 // check whether routes join them.
 std::vector<CommonNetwork> common_networks(std::span<const HostInterfaces> hosts);
 
-// The common networks that `wanted` selects: "auto" all of them, else an interface's name or a network. ConfigError
-// begins with `where` and names the host that lacks it; with "auto" and no common network it lists what each host has.
+// Returns the common networks that `wanted` selects: "auto" all, else an interface's name or a network. ConfigError
+// begins with `where` and names the host that lacks it; with "auto" and no common network it lists what each has.
 std::vector<CommonNetwork> wanted_networks(std::span<const HostInterfaces> hosts, const std::string& wanted,
                                            const std::string& where);
 

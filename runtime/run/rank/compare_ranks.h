@@ -31,7 +31,7 @@ class RankHosts {
   std::vector<int> ranks_here() const;
   std::size_t count() const;  // number of hosts
   int most_ranks() const;     // the most ranks on one host
-  // The name of this host's profiling agent: the host's name, with `rank` appended if another host has the same name.
+  // Returns the name of this host's profiling agent: the host's name, with `rank` appended if another host shares it.
   std::string agent_name(int rank) const;
 
  private:

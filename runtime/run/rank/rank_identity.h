@@ -48,7 +48,7 @@ struct Assignment {
 // if the experiment cannot be run: ranks without a launcher share a screen, so only rank 0's error gives the reason.
 Assignment read_assignment(const RankIdentity& identity);
 
-// The "versions" of plan.json and of the dumps: the program's and dtrain's.
+// Returns the "versions" of plan.json and of the dumps: the program's and dtrain's.
 Json versions_of(const RankOptions& options);
 
 // The connection of a rank to the `dtrain launch` that started it, directly or through mpirun or srun. Threads as in
@@ -61,7 +61,7 @@ class LauncherConnection {
   LauncherLink& link() { return *link_; }
   PlaneLink* plane() { return plane_; }              // the same link if mpirun or srun started this rank; else null
   const std::string& name() const { return name_; }  // "the launcher (pid 4711)"
-  // The secret that the ranks share for their control plane; empty: rank 0 makes one.
+  // Returns the secret that the ranks share for their control plane; empty: rank 0 makes one.
   const std::string& ranks_secret() const { return contact_.secrets.ranks; }
   // Removes the secret file, on the first rank of each host. Called once every rank of this host has read it.
   void remove_secret_file(const comm::World& world) const;

@@ -47,9 +47,9 @@ void name_gpus_in_plan(const std::filesystem::path& file, const RankGpus& gpus) 
   if (changed) update_plan_file(file, "ranks", ranks);
 }
 
-// The profiling agent of a host on which no launcher starts one. Collective over the ranks of a host, which all pass
-// the same `host_key`: the first of them starts the agent and gets it in `agent`; the others wait for it. The agent
-// ends by itself, after the last rank. Returns its socket.
+// Starts the profiling agent of a host on which no launcher starts one. Collective over the ranks of a host, which all
+// pass the same `host_key`: the first of them starts the agent and gets it in `agent`; the others wait for it. The
+// agent ends by itself, after the last rank. Returns its socket.
 std::string share_agent(comm::ControlPlane& control, const std::string& host_key, const profile::AgentOptions& options,
                         const Clock& clock, std::unique_ptr<profile::KeptAgent>& agent) {
   const std::string key = "run.agent/" + host_key;

@@ -19,7 +19,7 @@ class StopSignals {
   ~StopSignals();  // restores the previous handlers
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
-  // The first signal that arrived, or 0. Any thread.
+  // Returns the first signal that arrived, or 0. Any thread.
   static int received();
 
  private:
@@ -38,7 +38,7 @@ class TraceSignal {
   ~TraceSignal();  // restores the previous handler
   TraceSignal(const TraceSignal&) = delete;
   TraceSignal& operator=(const TraceSignal&) = delete;
-  // The number of batches asked for since the last call (0: no number was given); empty: no request. Any thread.
+  // Returns the number of batches requested since the last call (0: no number given); empty: no request. Any thread.
   static std::optional<int> take();
 
  private:

@@ -54,15 +54,15 @@ class KeyType {
   virtual ~KeyType() = default;
   // Reads the value into the field. A wrong value is reported to the section.
   virtual void read(Section& section, const Key& key) = 0;
-  // The field's value in the form of the file.
+  // Returns the field's value in the form of the file.
   virtual Json to_json() const = 0;
-  // The allowed values as a JSON Schema.
+  // Returns the allowed values as a JSON Schema.
   virtual Json schema(const Key& key) const = 0;
   // Words that are refused as not supported yet.
   virtual std::vector<std::string> not_yet_words() const { return {}; }
-  // The allowed values for the document: "1 to 99".
+  // Returns the allowed values for the document: "1 to 99".
   virtual std::string values() const = 0;
-  // The allowed values for the error about a missing key.
+  // Returns the allowed values for the error about a missing key.
   virtual std::string what_it_is() const { return values(); }
   // False while other keys make this one ineffective; plan.json leaves it out then.
   virtual bool in_effect() const { return true; }

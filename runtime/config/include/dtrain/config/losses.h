@@ -197,7 +197,7 @@ bool weighs_batches(const std::variant<Losses...>& loss) {
       loss);
 }
 
-// The names of tensors of the data that the loss gets besides the target.
+// Returns the names of tensors of the data that the loss gets besides the target.
 template <class... Losses>
 std::vector<std::string> tensors_of(const std::variant<Losses...>& loss) {
   return std::visit(
@@ -208,7 +208,7 @@ std::vector<std::string> tensors_of(const std::variant<Losses...>& loss) {
       loss);
 }
 
-// The words of the losses that take sequences.
+// Returns the words of the losses that take sequences.
 inline std::vector<std::string> losses_of_sequences() {
   std::vector<std::string> words;
   for (const std::string& word : dtrain::words_of<Loss>()) {

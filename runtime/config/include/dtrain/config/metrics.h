@@ -22,7 +22,7 @@ struct Metric {
 
 // Empty: there is no such metric.
 std::optional<Metric> metric_named(const std::string& word);
-// The words of the losses from whose outputs the metric can be computed.
+// Returns the words of the losses from whose outputs the metric can be computed.
 std::vector<std::string> losses_with(MetricKind kind);
 // Returns the metrics of an experiment without `metrics`: accuracy, if the loss has it.
 std::vector<Metric> default_metrics(const Loss& loss);

@@ -57,7 +57,7 @@ using ModelData = DataOf<data::Format>;
 // Reads a `data` section that no file has: a program gives it as JSON (dtrain.data.Loader of Python does). Checks it as
 // that of an experiment; relative paths start from `folder`. ConfigError with all errors: "key: message", one a line.
 ModelData read_data_section(const Json& section, const std::filesystem::path& folder);
-// The names of the keys that belong under `training` and `validation`.
+// Returns the names of the keys that belong under `training` and `validation`.
 std::vector<std::string> keys_of_sources();
 
 // The sources of one of a list's formats.

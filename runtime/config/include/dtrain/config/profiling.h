@@ -61,7 +61,7 @@ struct Profiling {
   std::optional<BatchRange> trace;       // instead of begin_on_batch and end_after_batch
   std::optional<Prometheus> prometheus;  // empty: the agents do not listen
   bool calibration = true;               // `dtrain launch` measures a machine that it does not know
-  // The batches of which every operator is recorded.
+  // Returns the batches of which every operator is recorded.
   std::optional<BatchRange> traced() const;
   bool operator==(const Profiling&) const = default;
 };

@@ -51,7 +51,7 @@ inline void declare_keys(Keys& keys, ProfilingRules& rules) {
   rules.parameters().declare_keys(keys);
 }
 
-// Every parameter under its rule's name: {"StepOutlier": {"stddev": 3, ...}, ...}, as plan.json shows them.
+// Returns every parameter under its rule's name: {"StepOutlier": {"stddev": 3, ...}, ...}, as plan.json shows them.
 Json to_json(const ProfilingRules& rules);
 
 // Reads the rules of plan.json on top of the defaults. Leaves out rules and parameters of other versions of dtrain, and

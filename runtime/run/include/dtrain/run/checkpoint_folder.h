@@ -26,10 +26,10 @@ std::filesystem::path find_checkpoint_folder(const RunFolder& run);
 // folder; empty: nothing has changed. ConfigError as find_checkpoint_folder(), or if none of these checkpoints exists
 // any more.
 std::string claim_checkpoint_folder(const RunFolder& run);
-// The run whose checkpoints `run`, a copy, would go on from. Empty: the checkpoints are its own.
+// Returns the run whose checkpoints `run`, a copy, would go on from. Empty: the checkpoints are its own.
 std::filesystem::path other_owner_of_checkpoints(const RunFolder& run);
 
-// The run for which a folder of checkpoints was made, by its path at that time; empty: the folder does not name it.
+// Returns the run for which a folder of checkpoints was made, by its path then; empty: the folder does not name it.
 std::filesystem::path run_of_checkpoint_folder(const std::filesystem::path& folder);
 
 }  // namespace dtrain::run

@@ -28,8 +28,8 @@ struct LaunchRequest {
   std::optional<scheduler::Machine> machine;  // a machine that tests pretend to have; empty: this machine
 };
 
-// The number of ranks that Kubernetes asks for in all pods of the job (PET_NNODES, PET_NPROC_PER_NODE); 1 outside of
-// one. ConfigError: the variables are wrong.
+// Returns the number of ranks that Kubernetes asks for in all pods of the job (PET_NNODES, PET_NPROC_PER_NODE); 1
+// outside of one. ConfigError: the variables are wrong.
 int ranks_of_pods();
 
 // Starts the ranks of an experiment. If several hosts each start their own ranks (PET_NNODES), starts only those of

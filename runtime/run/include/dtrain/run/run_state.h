@@ -26,7 +26,7 @@ RunState read_state(const RunFolder& folder);
 // True if the run has ended, or none of its processes is left on this host.
 bool is_over(const RunFolder& folder);
 
-// The newest run under ./runs that is in progress; a queued one only if none has started. ConfigError: there is none.
+// Finds the newest run under ./runs in progress; a queued one only if none has started. ConfigError: there is none.
 RunFolder newest_running();
 
 }  // namespace dtrain::run
