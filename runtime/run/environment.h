@@ -90,7 +90,7 @@ struct RankEnvironment {
   bool has_mpi = false;                     // MPI connects the ranks: started by mpirun, or by srun with PMIx
   std::optional<MasterAddress> master;      // empty: not said
   std::string network_interface;     // DTRAIN_NETWORK_INTERFACE: a name or a network, between hosts; empty: chosen
-  std::filesystem::path error_file;  // where torchrun looks for the cause of a failure; empty: nowhere
+  std::filesystem::path error_file;  // the file in which torchrun looks for the cause of a failure; empty: none
 
   // `dtrain launch` started this rank: as its own child, or through mpirun or srun.
   bool is_launched() const { return is_child() || launcher.has_value(); }

@@ -26,7 +26,7 @@ std::vector<std::string> names_of_run_columns();
 // Returns a column or a key of the experiment ("optimizer.lr"). A key's last part suffices if no other key ends so.
 RunValue value_of(const RunRow& row, const std::string& key);
 
-// "accuracy>=0.9": a key, a comparison (= != < <= > >=, or ~: contains) and what the value is compared with.
+// "accuracy>=0.9": a key, a comparison (= != < <= > >=, or ~: contains) and a value to compare with.
 struct RunFilter {
   std::string key, comparison, value;
 

@@ -311,7 +311,7 @@ void read_data_keys(Section& section, const std::vector<std::string>& words, con
   if (has_good_format(section, words)) {
     KeyReader::read_all(section, declare);
   } else {
-    KeyReader::read_required(section, declare);  // what the other keys mean depends on it
+    KeyReader::read_required(section, declare);  // the meaning of the other keys depends on it
   }
 }
 

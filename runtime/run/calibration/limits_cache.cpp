@@ -47,7 +47,7 @@ std::optional<Json> Remembered::read(const fs::path& file) {
   try {
     Json json = read_json(file);
     if (json.at("key").is_object()) return json;
-  } catch (const std::exception&) {  // it is measured anew, and replaced
+  } catch (const std::exception&) {  // the limits are measured anew, and the file is replaced
   }
   return std::nullopt;
 }

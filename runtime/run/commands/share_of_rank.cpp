@@ -146,7 +146,7 @@ ShareOfRank all_cores_of(const SlotOfRank& slot, const CoresOfHost& host) {
   std::vector<scheduler::CoreUnit> units;
   for (const host::Core& core : host.cores) units.push_back(scheduler::unit_of(core));
   const auto groups = scheduler::divide_cores_evenly(units, slot.slots, threads_granted(slot, host));
-  ShareOfRank share{.threads = static_cast<int>(groups.front().size())};  // as many as the rank with the fewest
+  ShareOfRank share{.threads = static_cast<int>(groups.front().size())};  // of the rank with the fewest cores
   for (const std::vector<int>& group : groups) share.threads = std::min(share.threads, static_cast<int>(group.size()));
   share.cpus = scheduler::cpus_of(host.cores, groups[index]);
   return share;

@@ -14,7 +14,7 @@ namespace dtrain::run {
 
 struct ShareOfRank {
   std::vector<int> cpus;  // empty: the rank is not bound
-  int threads = 0;        // number that can run at once
+  int threads = 0;        // the number that can run at once
   std::vector<std::pair<std::string, std::string>> variables;
 };
 

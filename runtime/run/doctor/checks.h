@@ -14,7 +14,7 @@
 namespace dtrain::run {
 
 struct CheckedHost {
-  std::filesystem::path folder;  // where runs are written; may not exist yet
+  std::filesystem::path folder;  // for runs; may not exist yet
   bool needs_mpi = false;        // launcher: mpi
   bool needs_slurm = false;      // launcher: slurm
   bool launches = true;          // `dtrain launch` is called here

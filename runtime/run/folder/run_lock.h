@@ -34,8 +34,8 @@ struct OwnerProcess {
 
 struct OwnerTimes {
   std::chrono::milliseconds beat{5'000};
-  // An owner on another host that has not touched the file for that long is gone. Longer than a host may take to see
-  // what another one has written.
+  // An owner on another host that has not touched the file for that long is gone. The time is longer than a host may
+  // take to see the writes of another one.
   std::chrono::milliseconds silence{30'000};
 };
 

@@ -30,7 +30,7 @@ class Screen {
   Screen(int fd, bool terminal, const Clock& clock) : fd_(fd), terminal_(terminal), clock_(clock) {}
 
   void line(std::string_view text);
-  // Shows what is going on until there is progress; on a terminal only.
+  // Shows the present activity until there is progress; on a terminal only.
   void activity(std::string_view text);
   // Shows the line from `text` (unless empty) once, ten seconds after the first progress. progress() calls `text`.
   void after_a_while(std::function<std::string()> text) { later_ = std::move(text); }
@@ -49,7 +49,7 @@ class Screen {
   std::string drawn_;                   // the progress line on the terminal
   std::optional<Progress> unshown_;     // in a pipe: not printed yet
   std::optional<Nanoseconds> printed_;  // in a pipe: when progress was last printed
-  std::optional<Nanoseconds> first_;    // when the first progress arrived
+  std::optional<Nanoseconds> first_;    // the time of the first progress
   std::function<std::string()> later_;
 };
 

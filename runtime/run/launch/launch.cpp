@@ -257,7 +257,7 @@ ExitCode carry_out(LaunchPlan plan, LaunchedRun opened, const Variables& variabl
   return outcome.exit_code;
 }
 
-// Takes from the run that goes on what the request does not set itself.
+// Fills in the request from the run that goes on; the request's own overrides and cluster file take precedence.
 void adopt(LaunchRequest& request, const ContinuedRun& run) {
   request.experiment_file = run.experiment_file;
   request.contents = run.contents;

@@ -101,7 +101,7 @@ class TrialMeter {
     std::optional<analysis::RunProfile> run;
     try {
       run = analysis::load_run(folder_);
-    } catch (const std::exception&) {  // it does not exist yet
+    } catch (const std::exception&) {  // the profile does not exist yet
       return;
     }
     say_that_it_waits(*run);

@@ -22,8 +22,8 @@ constexpr auto kHostGreets = 15s;
 constexpr auto kHostMeasures = 90s;  // with the wait for another process that measures there
 
 struct HostOfRun {
-  std::string name;    // as the ranks' host
-  std::string remote;  // as the remote shell names it; empty: this host
+  std::string name;    // the host's name in the ranks' placement
+  std::string remote;  // the host's name for the remote shell; empty: this host
   RanksOfHost ranks;
 };
 

@@ -1,7 +1,7 @@
 // Rank 0's TensorBoard events, written while the run trains. Scalars are appended at once, like the lines of
 // metrics.jsonl. Pictures and histograms go to a thread that encodes and appends them when the processor has time for
 // it, so that no step waits. A full disk, or more pictures than that thread keeps up with, does not end the training:
-// what is lost is counted. The training thread makes all calls.
+// lost events are counted. The training thread makes all calls.
 #pragma once
 
 #include <condition_variable>

@@ -85,12 +85,12 @@ class LogRedirect {
   LogRedirect& operator=(const LogRedirect&) = delete;
 
   Screen& screen() { return *screen_; }
-  int output() const { return output_.get(); }  // where standard output went before
+  int output() const { return output_.get(); }  // the previous standard output
   // Shows the rest of the log, then stops copying it.
   void stop_copying();
-  // Writes to where standard error went before.
+  // Writes to the previous standard error.
   void original_error(std::string_view text) const;
-  // Writes to where standard output went before.
+  // Writes to the previous standard output.
   void original_output(std::string_view text) const;
 
  private:
@@ -131,7 +131,7 @@ struct RankFiles {
 
   RunFolder folder;
   FolderWatch watch;
-  std::optional<Nanoseconds> looked;  // when look_for_folder() did last
+  std::optional<Nanoseconds> looked;  // the time of the last look_for_folder()
   bool said_gone = false;
   RunLock lock;                       // rank 0 without a launcher
   std::filesystem::path resume_from;  // without a launcher: the checkpoint that rank 0 has found; empty: none

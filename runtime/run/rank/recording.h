@@ -22,8 +22,8 @@ class Recording {
  public:
   struct Options {
     std::string agent_socket;
-    std::unique_ptr<profile::KeptAgent> agent;  // where this rank has started it
-    std::function<void(pid_t)> agent_started;   // is told when it was started again
+    std::unique_ptr<profile::KeptAgent> agent;  // if this rank has started it
+    std::function<void(pid_t)> agent_started;   // called after the agent was started again
     Json header;                                // the first line of the dump
     Nanoseconds process_started{0};             // the time since then counts as initialization
   };

@@ -44,7 +44,7 @@ std::unique_ptr<KeyType> propagation_form();
 
 // Sets the fields that follow from the keys.
 void resolve(Section& section, CheckpointStorage& storage);
-// Returns the values that resolve() refuses if `type` is missing, for the schema.
+// Returns a schema of the keys that resolve() refuses if `type` is missing.
 Json storage_needs_type();
 
 inline void declare_keys(Keys& keys, CheckpointStorage& s) {

@@ -72,7 +72,7 @@ struct Experiment {
   std::vector<std::string> entrypoint;  // program and arguments, at least one; of a `model:` experiment dtrain-worker
   std::optional<ModelJob> model;        // set: `model:` was given and no entrypoint
   Resources resources;
-  std::string auto_slots_at;              // where resources.slots_per_trial is auto: "file:line"; empty: it is not
+  std::string auto_slots_at;              // the place of resources.slots_per_trial: auto: "file:line"; empty: not auto
   std::int64_t global_batch_size = 0;     // at least slots_per_trial
   Json hyperparameters = Json::object();  // all of them, global_batch_size too; {type: const, val: x} is x here
   Optimizations optimizations;
