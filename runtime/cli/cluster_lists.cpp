@@ -21,7 +21,7 @@ Cell or_nothing(bool known, const Cell& value) {
   return known ? value : Cell();
 }
 
-// Which task holds which slot: GPUs by their UUIDs, other slots by agent and index.
+// The task that holds each slot: GPUs by their UUIDs, other slots by agent and index.
 struct HeldSlots {
   std::map<std::string, scheduler::TaskId> gpus;
   std::map<std::string, std::map<int, scheduler::TaskId>> others;
@@ -49,7 +49,7 @@ Holders read_holders() {
   }
 }
 
-// Of the slots of an agent, by their index.
+// Returns the tasks that hold slots of the agent, by the index of the slot.
 std::map<int, scheduler::TaskId> held_of(const Holders& holders, const scheduler::ClusterAgent& agent) {
   std::map<int, scheduler::TaskId> held;
   if (!holders) return held;
@@ -110,7 +110,7 @@ std::string list_slots(const ClusterAgents& cluster, const Holders& holders, Lis
   return table.finish();
 }
 
-// For people: slots that no file declares are not there to be listed.
+// Returns a text for people: slots that no file declares cannot be listed.
 const char* how_cores_divide(const ClusterAgents& cluster) {
   const bool of_cores = std::any_of(cluster.agents.begin(), cluster.agents.end(),
                                     [](const scheduler::ClusterAgent& agent) { return agent.of_cores; });

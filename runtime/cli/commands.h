@@ -46,7 +46,7 @@ void add_trace(CLI::App& app, ExitCode* exit_code);
 void add_what_if(CLI::App& app, ExitCode* exit_code);
 void add_version(CLI::App& app, ExitCode* exit_code);
 
-// In the order of --help. The others are commands of one of these: `dtrain config check`.
+// The commands in the order of --help. All others are commands of one of these: `dtrain config check`.
 inline constexpr std::array kCommands{
     add_launch,  add_run_script, add_config,     add_agent,      add_slot,      add_task,    add_logs,
     add_top,     add_runs_list,  add_summary,    add_report,     add_analyze,   add_what_if, add_diff,

@@ -25,7 +25,7 @@ struct ConfigCheckArguments {
   bool file_only = false;
 };
 
-// False, after printing what, where the file is right but something that it names is not here.
+// Returns false, and prints what is missing, if the file is right but something that it names is not here.
 bool check_experiment(const std::string& file, const ConfigCheckArguments& arguments) {
   const config::Experiment experiment = config::read_experiment(file, arguments.overrides);
   if (!arguments.file_only) {

@@ -9,7 +9,7 @@
 
 namespace dtrain::cli {
 
-// A text of process_interface.h without the backticks around code.
+// Returns a text of process_interface.h without the backticks around code.
 inline std::string plain(std::string text) {
   std::erase(text, '`');
   return text;

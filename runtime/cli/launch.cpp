@@ -38,7 +38,7 @@ void add_launch(CLI::App& app, ExitCode* exit_code) {
   command->add_option("--run-dir", request->run_dir, "The folder of the run (default: the next number under runs/)")
       ->type_name("DIR")
       ->excludes(continues);
-  command->add_flag("--trial", request->is_trial)->group("");  // what slots_per_trial: auto starts: see LaunchRequest
+  command->add_flag("--trial", request->is_trial)->group("");       // for slots_per_trial: auto: see LaunchRequest
   command->add_option("--contents", request->contents)->group("");  // of the script of a Slurm job: see LaunchRequest
   auto mock = std::make_shared<std::vector<std::string>>();
   command

@@ -43,7 +43,7 @@ dtrain::ExitCode print_error(const std::exception& error) {
   return bad_input ? dtrain::ExitCode::kBadInput : dtrain::ExitCode::kRunFailed;
 }
 
-// The command that the words led to: `dtrain config check` for `dtrain config check --sett x`.
+// Returns the command to which the words led: `dtrain config check` for `dtrain config check --sett x`.
 const CLI::App& deepest_command(const CLI::App& app) {
   const auto chosen = app.get_subcommands();
   return chosen.empty() ? app : deepest_command(*chosen.front());
@@ -67,7 +67,7 @@ std::string suggest_nearest(const std::string& prefix, const std::string& word, 
   return near ? "; did you mean " + prefix + *near + "?" : "";
 }
 
-// A word that is no option and no command of `command`; empty where that is not what was wrong.
+// Returns a word that is no option and no command of `command`; empty: the error is another one.
 std::string describe_unknown(const CLI::App& command, const std::vector<std::string>& unknown) {
   for (const std::string& word : unknown) {
     if (word.size() < 2 || word[0] != '-' || word == "--") continue;
@@ -104,7 +104,7 @@ dtrain::ExitCode usage_error(const CLI::App& app, const CLI::ParseError& error) 
   return dtrain::ExitCode::kBadInput;
 }
 
-// Registers the commands and carries one out; its exit code.
+// Registers the commands and carries one out; returns its exit code.
 dtrain::ExitCode carry_out(int argc, char** argv) {
   auto exit_code = dtrain::ExitCode::kDone;
   CLI::App app{

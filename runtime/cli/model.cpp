@@ -21,8 +21,8 @@ struct ModelInspectArguments {
   bool json = false;
 };
 
-// Only dtrain-worker has libtorch, which knows the operators. What it says is printed by this program, which checks
-// that all of it could be written.
+// Only dtrain-worker has libtorch, which knows the operators. This program prints the worker's text and checks that all
+// of it could be written.
 ExitCode inspect(const ModelInspectArguments& arguments) {
   const UniqueFd said(::memfd_create("dtrain model inspect", MFD_CLOEXEC));
   if (!said) throw SystemError("cannot make a file in memory", errno);

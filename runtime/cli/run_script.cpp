@@ -28,7 +28,7 @@ class ScriptExperiment {
     file = script.parent_path() / (script.stem().string() + ".run.yaml");
     std::vector<std::string> entrypoint(words);
     entrypoint.front() = fs::path(words.front()).filename();
-    // Once it is known, the batch size of the script's loader takes the place of this one.
+    // The batch size of the script's loader replaces this one once it is known.
     const Json experiment = {{"name", script.stem().string()},
                              {"entrypoint", entrypoint},
                              {"hyperparameters", {{"global_batch_size", slots}, {"batch_size_of_loader", true}}},
@@ -47,7 +47,7 @@ class ScriptExperiment {
   ScriptExperiment(const ScriptExperiment&) = delete;
   ScriptExperiment& operator=(const ScriptExperiment&) = delete;
 
-  fs::path file;  // which need not exist: what is relative in the experiment is relative to its folder
+  fs::path file;  // need not exist: relative paths in the experiment are relative to its folder
   fs::path contents;
 
  private:
@@ -75,7 +75,7 @@ void add_run_script(CLI::App& app, ExitCode* exit_code) {
       ->type_name("KEY=VALUE")
       ->expected(1)
       ->take_all()
-      ->allow_extra_args(false);  // what follows may be the script
+      ->allow_extra_args(false);  // the next word may be the script
   command->add_option("--cluster", request->cluster, "The cluster, as for dtrain launch")->type_name("FILE");
   command->add_option("--run-dir", request->run_dir, "The folder of the run (default: the next number under runs/)")
       ->type_name("DIR");

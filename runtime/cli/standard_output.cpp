@@ -12,13 +12,13 @@
 namespace dtrain::cli {
 namespace {
 
-// Stdio drops what it could not write, and with it the reason.
+// stdio drops output that it could not write, and with the output the reason.
 bool reader_has_gone() {
   pollfd output{STDOUT_FILENO, 0, 0};
   return ::poll(&output, 1, 0) == 1 && (output.revents & (POLLERR | POLLHUP)) != 0;
 }
 
-// Why not all of the output was written; empty where it was, or where no reader is left.
+// Returns the reason why output was lost; empty: everything was written, or no reader is left.
 std::optional<std::string> why_output_was_lost() {
   const bool failed_before = std::ferror(stdout) != 0;
   const int code = std::fflush(stdout) == 0 ? 0 : errno;

@@ -6,12 +6,12 @@
 
 namespace dtrain::cli {
 
-// At the end of main(): writes what is buffered and returns the exit code. Where something that was printed could not
-// be written (a full disk), reports it on standard error and turns success into kRunFailed. A reader that has gone away
-// (`dtrain task list | head -1`) is no error.
+// At the end of main(): writes buffered output and returns the exit code. If some output could not be written (a full
+// disk), reports this on standard error and turns success into kRunFailed. A reader that has gone away (`dtrain task
+// list | head -1`) is no error.
 ExitCode finish_output(ExitCode exit_code);
 
-// The same for a command whose result is not what it prints: a warning alone, and the exit code stays its own.
+// For a command whose result is not what it prints: only warns of lost output, and leaves the exit code as it is.
 void warn_of_lost_output();
 
 }  // namespace dtrain::cli

@@ -14,7 +14,7 @@
 namespace dtrain::cli {
 namespace {
 
-// In the cells for people, where no other control character stays.
+// Marks in the cells for people, where no other control character stays.
 constexpr char kEnd = '\0';
 constexpr char kRight = '\1';  // before the cells that are aligned to the right
 
@@ -30,7 +30,7 @@ void append_number(std::string& text, std::int64_t number) {
   text.append(digits, std::to_chars(digits, digits + sizeof digits, number).ptr);
 }
 
-// As few digits as give the same number again.
+// Appends the fewest digits that give the same number again.
 void append_number(std::string& text, double number) {
   char digits[32];
   text.append(digits, std::to_chars(digits, digits + sizeof digits, number).ptr);
@@ -82,7 +82,7 @@ bool is_control(char c) {
   return static_cast<unsigned char>(c) < 0x20;
 }
 
-// Bytes that go on with a character of UTF-8 take no place of their own.
+// Bytes that continue a UTF-8 character take no column of their own.
 std::size_t width_of(std::string_view text) {
   return static_cast<std::size_t>(
       std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));

@@ -22,8 +22,8 @@ enum class ListFormat { kText, kCsv, kJson };
 // Adds --csv and --json, of which one may be given; the result holds which one once the command line has been read.
 std::shared_ptr<ListFormat> add_list_format(CLI::App& command);
 
-// One value of a row: nothing, text, a number, true or false, or a list of texts or integers. It refers to what it was
-// made from.
+// One value of a row: nothing, text, a number, true or false, or a list of texts or integers. A cell refers to the
+// value that it was made from.
 class Cell {
  public:
   using Value = std::variant<std::monostate, bool, std::int64_t, double, std::string_view,
@@ -50,7 +50,7 @@ class Cell {
 
 class Table {
  public:
-  // How a number is shown in the table; CSV and JSON have it unchanged.
+  // The form of a number in the table; CSV and JSON have the number unchanged.
   enum class Unit { kNone, kBytes, kSeconds, kRate };
   struct Column {
     std::string name;  // the key of --json, the header of the others
@@ -59,15 +59,15 @@ class Table {
   };
 
   Table(std::vector<Column> columns, ListFormat format);
-  // One value a column.
+  // Adds a row with one value for each column.
   void add(std::initializer_list<Cell> row) { add(std::span(row.begin(), row.size())); }
   void add(std::span<const Cell> row);
-  // All of it, with its last newline. People do not see columns in which nothing stands. JSON: a list of one object a
-  // row, on one line. Nothing is to be added afterwards.
+  // Returns the whole list, with its last newline. People do not see empty columns. JSON: a list with one object for
+  // each row, on one line. Nothing is to be added afterwards.
   std::string finish();
 
  private:
-  // A column as it grows.
+  // The state of a column, which grows with the rows.
   struct Shape {
     std::string key;  // `{"name":` or `,"name":`
     std::size_t width = 0;
@@ -83,7 +83,7 @@ class Table {
   ListFormat format_;
   std::vector<Shape> shapes_;
   std::size_t rows_ = 0;
-  std::string text_;  // what is written so far; for people the cells one after the other, each with its end
+  std::string text_;  // the text so far; for people the cells one after the other, each with its end
 };
 
 }  // namespace dtrain::cli

@@ -9,7 +9,7 @@
 namespace dtrain::cli {
 namespace {
 
-// "dtrain 0.1.0, commit …", and a line for each thing that dtrain uses.
+// Returns "dtrain 0.1.0, commit …", and a line for each library that dtrain uses.
 std::string version_text() {
   std::string text;
   for (const auto& [name, value] : run::versions()) text += (text.empty() ? "" : "\n") + name + " " + value;

@@ -62,7 +62,7 @@ bool mentions(const std::string& text, const std::string& word) {
   return text.find(word) != std::string::npos;
 }
 
-// Of the modules beside a script.
+// True if the script imports a module from its own folder that mentions dtrain.
 bool imports_one_that_mentions_it(const fs::path& script, const std::string& text) {
   const fs::path folder = script.has_parent_path() ? script.parent_path() : fs::path(".");
   for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {

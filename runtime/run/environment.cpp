@@ -21,7 +21,7 @@ extern "C" char** environ;
 namespace dtrain::run {
 namespace {
 
-// DTRAIN_SLOT_TYPE: on what the launcher has placed the ranks.
+// True if the launcher has placed the ranks on GPUs, by DTRAIN_SLOT_TYPE.
 bool reads_cuda(const Family& family) {
   const std::string& text = family.text("DTRAIN_SLOT_TYPE");
   if (text == "cuda" || text == "cpu") return text == "cuda";
@@ -33,10 +33,10 @@ std::string slot_type_text(bool on_gpus) {
   return on_gpus ? "cuda" : "cpu";
 }
 
-// Only torchrun itself sets it, not people who set its other variables by hand.
+// Only torchrun itself sets this variable; people who set its other variables by hand do not.
 constexpr const char* kRunOfTorchrun = "TORCHELASTIC_RUN_ID";
 
-// The first of `names` that is set; empty if none is.
+// Returns the first of `names` that is set; empty if none is.
 template <std::size_t N>
 std::string first_set(const Variables& variables, const std::array<const char*, N>& names) {
   for (const char* name : names) {
@@ -110,7 +110,7 @@ RankEnvironment from_slurm(const Variables& variables, const std::string& first)
   result.has_mpi = find(variables, "PMIX_NAMESPACE") != nullptr;
   const bool one_node = family.number(nodes, 1, 1'000'000) == 1;
   const std::string* tasks = find(variables, "SLURM_STEP_TASKS_PER_NODE");
-  // If Slurm does not set it, compare_hosts() reports a count that is too small.
+  // If Slurm does not set the variable, compare_hosts() reports a count that is too small.
   result.world.local_size = one_node ? result.world.size : result.world.local_rank + 1;
   if (!one_node && tasks && find(variables, "SLURM_NODEID")) {
     const int node = family.number("SLURM_NODEID", 0, 1'000'000);
@@ -140,7 +140,7 @@ RankEnvironment from_torchrun(const Variables& variables, const std::string& fir
   return result;
 }
 
-// Where rank 0 can be reached, if it is said.
+// Returns the address of rank 0, if the variables name it.
 std::optional<MasterAddress> read_master(const Variables& variables) {
   if (!find(variables, "MASTER_ADDR") || !find(variables, "MASTER_PORT")) return std::nullopt;
   const Family family(variables, "MASTER_ADDR", "torchrun");
@@ -151,7 +151,7 @@ std::optional<MasterAddress> read_master(const Variables& variables) {
   return master;
 }
 
-// A process that a pod starts by itself, as its only rank.
+// Describes a process that a pod starts by itself, as its only rank.
 RankEnvironment from_node(const NodeEnvironment& node) {
   if (node.ranks_here > 1) {
     throw ConfigError("environment: PET_NPROC_PER_NODE=" + std::to_string(node.ranks_here) +
@@ -185,7 +185,7 @@ LauncherContact read_launcher(const Variables& variables) {
   return contact;
 }
 
-// The number after `mark` at the beginning of the text, which is removed there. 0: the mark is not there, or no number.
+// Takes `mark` and the number after it from the beginning of the text. 0: the mark is not there, or no number.
 int take_marked(std::string_view& text, std::string_view mark) {
   if (!text.starts_with(mark)) return 0;
   std::string_view rest = text.substr(mark.size());
@@ -195,7 +195,7 @@ int take_marked(std::string_view& text, std::string_view mark) {
   return number;
 }
 
-// As to_text() writes it. Empty: it is not.
+// Reads a slot as to_text() writes it. Empty: the text is malformed.
 std::optional<SlotOfRank> read_slot(std::string_view text) {
   SlotOfRank slot;
   if (text.starts_with('=')) {
@@ -215,7 +215,7 @@ std::optional<SlotOfRank> read_slot(std::string_view text) {
   return text.empty() ? std::optional(slot) : std::nullopt;
 }
 
-// Whether it is a folder of this user and closed to everyone else; a link is not followed.
+// True if the path is a folder of this user and closed to everyone else; a link is not followed.
 bool is_private_folder(const std::filesystem::path& path) {
   struct stat info {};
   return ::lstat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode) && info.st_uid == ::geteuid() &&
@@ -243,9 +243,9 @@ void set_process_variables(const std::vector<std::pair<std::string, std::string>
 Variables wait_of_threads(const Variables& of_user) {
   if (of_user.contains("OMP_WAIT_POLICY")) return {};
   Variables result{{"OMP_WAIT_POLICY", "passive"}};
-  // For GNU's OpenMP, which libtorch brings: without a number, passive threads do not spin at all. Then each operator
-  // of a rank with several threads wakes them up: steps take 6 to 9% longer (two threads, ResNet-18 and a small CNN).
-  // Without a policy it is 300,000, some milliseconds.
+  // GNU's OpenMP, which libtorch brings, needs a number: without one, passive threads do not spin at all. Then each
+  // operator of a rank with several threads wakes them up: steps take 6 to 9% longer (two threads, ResNet-18 and a
+  // small CNN). Without a policy the number is 300,000, some milliseconds.
   if (!of_user.contains("GOMP_SPINCOUNT")) result["GOMP_SPINCOUNT"] = "10000";
   return result;
 }
@@ -269,7 +269,7 @@ RankEnvironment read_rank_environment(const Variables& variables) {
                             "DTRAIN_LAUNCHER_FD"};
   constexpr std::array kOpenMpi{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
                                 "OMPI_COMM_WORLD_LOCAL_SIZE"};
-  // Not SLURM_PROCID: sbatch's script has it too, but is no step.
+  // SLURM_PROCID is left out: sbatch's script has it too, but is no step.
   constexpr std::array kSlurm{"SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES"};
   constexpr std::array kTorchrun{"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
   // srun or mpirun may have started torchrun once on each host, so torchrun's own variables win over theirs.

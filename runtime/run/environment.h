@@ -1,4 +1,4 @@
-// What dtrain reads from environment variables: which rank of a run this process is, and where dtrain keeps its own
+// The environment variables that dtrain reads: which rank of a run this process is, and where dtrain keeps its own
 // files. Plain values; any thread, except for the functions that change variables.
 #pragma once
 
@@ -18,19 +18,19 @@ namespace dtrain::run {
 
 using Variables = std::map<std::string, std::string>;
 
-// The environment variables of this process.
+// Returns the environment variables of this process.
 Variables process_variables();
 // Removes a variable; /proc still shows it as the process was started. Called before other threads exist.
 void unset_process_variable(const std::string& name);
 // Adds or replaces variables. Called before other threads exist, because those may be reading them.
 void set_process_variables(const std::vector<std::pair<std::string, std::string>>& variables);
 
-// How the threads of OpenMP wait for work in a rank; empty: the user has said it (OMP_WAIT_POLICY). They spin for some
-// 0.1 ms, longer than it takes from one operator to the next, and then sleep, so that they do not take cores from
-// others.
+// Returns the variables by which OpenMP's threads wait for work in a rank; empty: the user has set OMP_WAIT_POLICY. The
+// threads spin for some 0.1 ms, longer than it takes from one operator to the next, and then sleep, so that they do not
+// take cores from others.
 Variables wait_of_threads(const Variables& of_user);
 
-// What `dtrain launch` passes to each of its child ranks, besides the rank's place in the world.
+// The facts that `dtrain launch` passes to each of its child ranks, besides the rank's place in the world.
 struct Handover {
   int link_fd = -1;  // the rank's end of the link to the launcher
   pid_t launcher_pid = 0;
@@ -50,7 +50,7 @@ struct LaunchSecrets {
 // ConfigError if the text is not "<launch>.<ranks>".
 LaunchSecrets launch_secrets_of(const std::string& text);
 
-// How ranks that mpirun or srun starts for `dtrain launch` reach the launcher.
+// The address and secrets by which ranks that mpirun or srun starts for `dtrain launch` reach the launcher.
 struct LauncherContact {
   std::string address;
   std::uint16_t port = 0;
@@ -59,14 +59,14 @@ struct LauncherContact {
   bool on_gpus = false;  // as in Handover
 };
 
-// Where ranks that neither MPI nor a launcher connects find rank 0: MASTER_ADDR and MASTER_PORT.
+// The address of rank 0 for ranks that neither MPI nor a launcher connects: MASTER_ADDR and MASTER_PORT.
 struct MasterAddress {
   std::string name;  // of rank 0's host, which may not resolve yet, or its address
   std::uint16_t port = 0;
   bool is_served = false;  // torchrun's own store listens there
 };
 
-// What Kubernetes or a user tells a host of its place among the hosts of a job (PET_*), before anything has started
+// The place of a host among the hosts of a job, as Kubernetes or a user sets it (PET_*) before anything has started
 // ranks there.
 struct NodeEnvironment {
   int nodes = 1;
@@ -84,18 +84,18 @@ struct RankEnvironment {
   // "dtrain launch", "Open MPI", "Slurm", "torchrun", "RANK and WORLD_SIZE", "DTRAIN_RANK and DTRAIN_WORLD_SIZE",
   // "nothing" (a single rank)
   std::string started_by;
-  std::string job;                   // what all ranks of the job, and no other job, share; names the rendezvous file
-  std::optional<Handover> handover;  // if `dtrain launch` itself started the rank
+  std::string job;                          // shared by all ranks of this job alone; names the rendezvous file
+  std::optional<Handover> handover;         // if `dtrain launch` itself started the rank
   std::optional<LauncherContact> launcher;  // if mpirun or srun started the rank for it
   bool has_mpi = false;                     // MPI connects the ranks: started by mpirun, or by srun with PMIx
   std::optional<MasterAddress> master;      // empty: not said
   std::string network_interface;     // DTRAIN_NETWORK_INTERFACE: a name or a network, between hosts; empty: chosen
-  std::filesystem::path error_file;  // where torchrun looks for the cause of a failure; empty: nowhere
+  std::filesystem::path error_file;  // the file in which torchrun looks for the cause of a failure; empty: none
 
   // `dtrain launch` started this rank: as its own child, or through mpirun or srun.
   bool is_launched() const { return is_child() || launcher.has_value(); }
   bool is_child() const { return handover.has_value(); }
-  // Whether the launcher has placed the ranks on GPUs; false without a launcher, too.
+  // True if the launcher has placed the ranks on GPUs; false without a launcher, too.
   bool is_placed_on_gpus() const { return handover ? handover->on_gpus : launcher && launcher->on_gpus; }
 };
 
@@ -104,18 +104,18 @@ struct RankEnvironment {
 // docs/launching.md lists them. ConfigError names the variable that is missing or has a wrong value.
 RankEnvironment read_rank_environment(const Variables& variables);
 
-// The launcher's side: the variables to set for a child rank.
+// The launcher's side: returns the variables to set for a child rank.
 Variables rank_variables(const comm::World& world, const Handover& handover);
-// The same for ranks that mpirun or srun starts, which set each rank's number themselves.
+// Returns the same for ranks that mpirun or srun starts, which set each rank's number themselves.
 Variables launcher_variables(const LauncherContact& launcher);
 
-// Which cores of its host a rank gets, if the launcher says so (DTRAIN_SLOTS, an entry for each rank).
+// The cores of its host that a rank gets, if the launcher names them (DTRAIN_SLOTS, an entry for each rank).
 struct SlotOfRank {
   int index = 0;          // its slot
   int slots = 1;          // of the agent: they divide the host's cores
   bool of_cores = false;  // `slots` are those of this run alone, and are made of cores as on the launching host
   std::vector<int> cpus;  // exactly these, without index and slots; empty: not known
-  int cores = 0;          // so many of the slot's cores; 0: all
+  int cores = 0;          // number of the slot's cores for the rank; 0: all
   int threads = 0;        // of libtorch; 0: one for each core
 };
 // "1/4", "1:4" (of_cores) or "=0-3+8" (cpus); then "x2" (cores) and "t8" (threads) if they are not 0.
@@ -123,19 +123,19 @@ std::string to_text(const SlotOfRank& slot);
 // Empty: the launcher leaves the rank where it is. ConfigError: there is none for this rank.
 std::optional<SlotOfRank> slot_of_rank(const Variables& variables, int rank);
 
-// The folder for rendezvous files: private to this user (0700), made if missing. SystemError if it belongs to another
-// user or is open to others.
+// Returns the folder for rendezvous files: private to this user (0700), made if missing. SystemError if it belongs to
+// another user or is open to others.
 std::filesystem::path private_folder(const Variables& variables);
 
-// The folder for results that later runs use (tuned plans): $XDG_CACHE_HOME/dtrain, else ~/.cache/dtrain. It may not
-// exist yet. Empty: neither variable is an absolute path.
+// Returns the folder for results that later runs use (tuned plans): $XDG_CACHE_HOME/dtrain, else ~/.cache/dtrain. It
+// may not exist yet. Empty: neither variable is an absolute path.
 std::filesystem::path cache_folder(const Variables& variables);
 
-// The folder of the ledger: $DTRAIN_STATE_DIR, else $XDG_STATE_HOME/dtrain, else ~/.local/state/dtrain, else (none of
-// them is set) private_folder(). It may not exist yet. ConfigError: DTRAIN_STATE_DIR is not an absolute path.
+// Returns the folder of the ledger: $DTRAIN_STATE_DIR, else $XDG_STATE_HOME/dtrain, else ~/.local/state/dtrain, else
+// (none of them is set) private_folder(). It may not exist yet. ConfigError: DTRAIN_STATE_DIR is not an absolute path.
 std::filesystem::path state_folder(const Variables& variables);
 
-// The file of a program's name without a slash: in the folder `beside`, else in PATH. Empty: there is none.
+// Returns the file of a program's name without a slash: in the folder `beside`, else in PATH. Empty: there is none.
 std::filesystem::path find_program(const std::string& name, const std::filesystem::path& beside,
                                    const Variables& variables);
 

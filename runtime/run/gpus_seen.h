@@ -27,7 +27,7 @@ inline constexpr std::chrono::seconds kGpuPatienceOfRuns{30};
 // Waits for the driver, at most for `patience`. Empty: it did not answer; the thread that asked it remains until the
 // process ends.
 std::optional<GpusSeen> look_at_gpus(std::chrono::seconds patience = kGpuPatience);
-// The same for how they are set up.
+// Does the same for the setup of the GPUs.
 std::optional<host::GpuSetups> look_at_gpu_setups(std::chrono::seconds patience = kGpuPatience);
 
 // GPUs of this machine on which other processes compute. Pure function; any thread.

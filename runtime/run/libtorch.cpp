@@ -30,7 +30,7 @@ std::string value_of(const Variables& variables, const std::string& name) {
   return found == variables.end() ? std::string() : found->second;
 }
 
-// The dynamic linker that started this process. It starts the ranks too.
+// Returns the dynamic linker that started this process. It starts the ranks too.
 std::string dynamic_linker() {
   std::string result;
   ::dl_iterate_phdr(
@@ -46,8 +46,8 @@ std::string dynamic_linker() {
   return result;
 }
 
-// The libraries that `program` (or a library) links, directly or indirectly, and the files that they are found in; no
-// file for those that cannot be found. Empty for a script or a static program, which the linker does not know.
+// Returns the libraries that `program` (or a library) links, directly or indirectly, and the files that they are found
+// in; no file for those that cannot be found. Empty for a script or a static program, which the linker does not know.
 Libraries linked_libraries(const fs::path& program, const std::string& library_path) {
   const std::string linker = dynamic_linker();
   if (linker.empty()) return {};
@@ -71,7 +71,7 @@ Libraries linked_libraries(const fs::path& program, const std::string& library_p
     if (arrow == std::string::npos || name >= arrow) continue;
     const std::string target = line.substr(arrow + 4);
     const std::string file = target == "not found" ? "" : target.substr(0, target.rfind(" ("));
-    // A library may be listed more than once: what one object that needs it cannot find is missing.
+    // A library may be listed more than once: it is missing if one object that needs it cannot find it.
     const auto [known, is_new] = libraries.try_emplace(line.substr(name, arrow - name), file);
     if (!is_new && file.empty()) known->second.clear();
   }
@@ -83,12 +83,12 @@ bool has_libtorch(const fs::path& torch) {
   return fs::is_regular_file(torch / "lib" / kLibtorch, code);
 }
 
-// "2.15" of "2.15.0".
+// Returns "2.15" for "2.15.0".
 std::string minor_of_version(const std::string& version) {
   return version.substr(0, version.find('.', version.find('.') + 1));
 }
 
-// "2.15.0"; empty: the folder does not say. The archive for C++ has the second file.
+// Returns "2.15.0"; empty: the folder does not say. The archive for C++ has the second file.
 std::string version_of(const fs::path& torch) {
   for (const char* name : {"version.py", "build-version"}) {
     std::error_code code;
@@ -101,8 +101,8 @@ std::string version_of(const fs::path& torch) {
   return {};
 }
 
-// "2.15" of libdtrain_train.so.0.1-torch2.15: its C++ interface is that of the libtorch for which it is compiled.
-// Empty: another library.
+// Returns "2.15" for libdtrain_train.so.0.1-torch2.15: its C++ interface is that of the libtorch for which it is
+// compiled. Empty: another library.
 std::string minor_in(const std::string& library) {
   constexpr std::string_view kTorch = "-torch";
   const auto torch = library.find(kTorch);
@@ -110,7 +110,7 @@ std::string minor_in(const std::string& library) {
   return is_ours ? library.substr(torch + kTorch.size()) : "";
 }
 
-// For which libtorch a program is built; empty: it links no library of dtrain that says so.
+// Returns the libtorch for which a program is built; empty: it links no library of dtrain that says so.
 std::string minor_of(const Libraries& libraries) {
   for (const auto& [name, file] : libraries) {
     if (std::string minor = minor_in(name); !minor.empty()) return minor;
@@ -118,14 +118,14 @@ std::string minor_of(const Libraries& libraries) {
   return {};
 }
 
-// In a wheel, what links libtorch lies in a folder for each minor version, as in torch2.15.
+// In a wheel, the programs that link libtorch lie in a folder for each minor version, as in torch2.15.
 struct MinorFolder {
   std::pair<int, int> version;
   fs::path path;
   std::string minor() const { return std::to_string(version.first) + "." + std::to_string(version.second); }
 };
 
-// {2, 15} of "2.15"; {0, 0} of what is no version.
+// Returns {2, 15} for "2.15"; {0, 0}: the text is no version.
 std::pair<int, int> version_numbers(const std::string& minor) {
   static const std::regex kMinor("([0-9]{1,4})[.]([0-9]{1,4})");
   std::smatch found;
@@ -133,7 +133,7 @@ std::pair<int, int> version_numbers(const std::string& minor) {
   return {std::stoi(found[1]), std::stoi(found[2])};
 }
 
-// The newest is the last. Empty: this dtrain is no wheel, and the programs are beside it.
+// Returns the folders, the newest last. Empty: this dtrain is no wheel, and the programs are beside it.
 std::vector<MinorFolder> minor_folders() {
   static const char inside_this_library = 0;
   constexpr std::string_view kTorch = "torch";
@@ -150,12 +150,12 @@ std::vector<MinorFolder> minor_folders() {
   return found;
 }
 
-// Empty `minor`: dtrain is built without libtorch.
+// Returns the ways to get libtorch. Empty `minor`: dtrain is built without libtorch.
 std::string how_to_get(const std::string& minor) {
   const std::string or_set =
       "or set DTRAIN_LIBTORCH_DIR to the 'torch' folder of an installed PyTorch" + (minor.empty() ? "" : " " + minor);
   if (const std::vector<MinorFolder> folders = minor_folders(); !folders.empty()) {
-    // The newest that there is for the user's Python: PyTorch 2.15 has nothing for Python 3.10.
+    // pip takes the newest one that there is for the user's Python: PyTorch 2.15 has nothing for Python 3.10.
     const auto [major, newest] = folders.back().version;
     return "pip install --upgrade 'torch<" + std::to_string(major) + "." + std::to_string(newest + 1) + "'; " + or_set;
   }
@@ -167,8 +167,8 @@ std::string newest_of(const std::vector<std::string>& minors) {
   return minors.empty() ? std::string() : minors.back();
 }
 
-// Where dtrain-get-libtorch puts it: beside the installed libraries, or under the user's home if that folder cannot be
-// written.
+// Returns the folders into which dtrain-get-libtorch puts libtorch: beside the installed libraries, or under the user's
+// home if that folder cannot be written.
 std::vector<fs::path> usual_places(const Variables& variables) {
   static const char inside_this_library = 0;
   const std::string data = value_of(variables, "XDG_DATA_HOME");
@@ -177,7 +177,7 @@ std::vector<fs::path> usual_places(const Variables& variables) {
   return {(library_folder(&inside_this_library) / ".." / "lib" / rest).lexically_normal(), home / rest};
 }
 
-// The 'torch' folder whose libtorch `program` would use; empty: there is none.
+// Returns the 'torch' folder whose libtorch `program` would use; empty: there is none.
 fs::path libtorch_of(const fs::path& program, const Variables& variables) {
   if (std::string named = value_of(variables, "DTRAIN_LIBTORCH_DIR"); !named.empty()) return named;
   if (const fs::path found = libtorch_folder(program, value_of(variables, "LD_LIBRARY_PATH")); !found.empty()) {

@@ -10,7 +10,7 @@ namespace dtrain::run {
 
 // ConfigError if a model file of the experiment does not exist. Does nothing for experiments with an entrypoint.
 void check_model_files(const config::Experiment& experiment);
-// The same for one of its files.
+// Checks one of its files in the same way.
 void check_model_file(const config::Experiment& experiment, const config::ModelFile& file);
 
 // ConfigError if a program gets an experiment of the other kind: dtrain-worker (`for_model`) one with an entrypoint,

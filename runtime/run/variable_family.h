@@ -1,4 +1,4 @@
-// Reads environment variables that belong together. Only for what reads a process's environment.
+// Reads environment variables that belong together. Only for code that reads a process's environment.
 #pragma once
 
 #include <string>

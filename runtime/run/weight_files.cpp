@@ -22,7 +22,7 @@ bool is_there(const fs::path& file) {
   return fs::exists(file, code);
 }
 
-// Also one without a manifest: verify() says what is wrong with it.
+// True also for a checkpoint without a manifest: verify() says what is wrong with it.
 bool is_checkpoint(const fs::path& folder) {
   static const std::regex kName(R"((\.partial-|\.deleted-)?step-[0-9]+)");
   return is_there(folder / checkpoints::kManifestFile) || std::regex_match(folder.filename().string(), kName);
@@ -64,7 +64,7 @@ void check_choice(const config::InitialWeights& weights, Source source) {
       "leave it out, or name the run's folder");
 }
 
-// Hugging Face's form: {"weight_map": {"layer.weight": "model-00001-of-00002.safetensors", …}}.
+// Reads Hugging Face's form: {"weight_map": {"layer.weight": "model-00001-of-00002.safetensors", …}}.
 std::vector<fs::path> files_of_index(const fs::path& index) {
   const Json json = Json::parse(read_file(index), nullptr, false);
   const Json& map = object_at(json, "weight_map");

@@ -39,7 +39,7 @@ void refuse_of_another(const run::RunFolder& folder) {
                         " gets a folder of its own when it goes on (dtrain launch --continue)");
 }
 
-// The run could not go on any more.
+// ConfigError if no whole checkpoint of the run would be left: the run could not go on.
 void refuse_last_good(const std::vector<checkpoints::Entry>& all, const std::vector<checkpoints::Entry>& doomed) {
   const auto is_doomed = [&](const checkpoints::Entry& entry) {
     return std::any_of(doomed.begin(), doomed.end(), [&](const auto& other) { return other.path == entry.path; });

@@ -26,7 +26,7 @@ struct DescribeArguments {
 struct FileFacts {
   checkpoints::ManifestFile file;
   std::vector<data::SafetensorsEntry> tensors;
-  std::string damage;  // why its tensors cannot be listed
+  std::string damage;  // the reason why tensors cannot be listed
 };
 
 std::vector<FileFacts> look_into(const checkpoints::Entry& entry) {
@@ -61,7 +61,7 @@ Json describe_json(const checkpoints::Entry& entry) {
   return json;
 }
 
-// Lines of a name and what it is. Without what it is, there is no line.
+// Lines of names and their values. A name without a value gets no line.
 class Facts {
  public:
   void add(const std::string& name, const std::string& value) {
@@ -97,7 +97,7 @@ std::string words_for(const std::string& key) {
   return words;
 }
 
-// What the run has said about itself; nested values as JSON.
+// Adds the entries of the run's own description; nested values as JSON.
 void add_run(const Json& run, Facts& facts) {
   if (!run.is_object()) return;
   for (const auto& [key, value] : run.items()) {

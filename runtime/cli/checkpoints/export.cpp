@@ -18,14 +18,14 @@ struct CheckpointExportArguments {
   bool best = false, latest = false, force = false;
 };
 
-// What is known to be damaged is not exported.
+// DataError if the checkpoint is damaged: it is not exported.
 void check(const checkpoints::Entry& entry) {
   const auto problems = verify_visibly(entry);
   if (problems.empty()) return;
   throw DataError(entry.path.string() + " is damaged: " + join(problems, "; "), "export another one");
 }
 
-// What can be said before the checkpoint is read.
+// Checks the output before the checkpoint is read. ConfigError.
 void check_output(const std::filesystem::path& output, bool force) {
   std::error_code code;
   if (std::filesystem::is_directory(output, code)) {

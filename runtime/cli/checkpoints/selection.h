@@ -1,4 +1,4 @@
-// How the arguments of the commands on checkpoints name checkpoints.
+// The ways in which arguments of the commands on checkpoints name checkpoints.
 #pragma once
 
 #include <filesystem>
@@ -18,7 +18,7 @@ CLI::Option* add_run_or_checkpoint(CLI::App& command, std::string& run);
 inline constexpr const char* kStepHelp =
     "Which checkpoint: the number of batches done (120 or step-120), best or latest";
 
-// The checkpoints that such an argument stands for: those of the run, or the one.
+// The checkpoints that such an argument names: all checkpoints of a run, or one.
 struct Checkpoints {
   std::optional<run::RunFolder> run;  // empty: a checkpoint's folder was named
   std::filesystem::path storage;
@@ -27,9 +27,9 @@ struct Checkpoints {
 // ConfigError: there is no such run.
 Checkpoints find_checkpoints(const std::string& name);
 
-// The one that `step` ("120", "step-120", "best", "latest") names. `latest` is the newest that nothing is known
-// against. Without `step` it is the latest of a run, or the checkpoint whose folder was named, also a damaged one.
-// ConfigError lists the steps that there are.
+// Returns the checkpoint that `step` ("120", "step-120", "best", "latest") names. `latest` is the newest that nothing
+// is known against. Without `step` returns the latest of a run, or the checkpoint whose folder was named, also a
+// damaged one. ConfigError lists the steps that there are.
 const checkpoints::Entry& choose(const Checkpoints& checkpoints, const std::string& step);
 
 // "step 120"
@@ -38,7 +38,7 @@ std::string step_text(const checkpoints::Entry& entry);
 std::string metric_text(const checkpoints::About& about);
 Json to_json(const checkpoints::Entry& entry);
 
-// Verifies it, with a line of progress on a terminal.
+// Verifies the checkpoint, with a line of progress on a terminal.
 std::vector<std::string> verify_visibly(const checkpoints::Entry& entry);
 
 }  // namespace dtrain::cli

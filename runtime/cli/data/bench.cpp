@@ -20,7 +20,7 @@ struct BenchArguments {
   bool json = false;
 };
 
-// 1, 2, 4, … and the number of cores.
+// Returns 1, 2, 4, … and the number of cores.
 std::vector<int> usual_workers() {
   const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   std::vector<int> workers;

@@ -13,12 +13,12 @@
 namespace dtrain::cli {
 namespace {
 
-// What most people do with pictures: for data without an experiment.
+// Returns the most common transforms of pictures, for data without an experiment.
 std::vector<data::Transform> usual_transforms() {
   return {data::RandomResizedCrop{.size = 224}, data::HorizontalFlip{}, data::Normalize{}};
 }
 
-// What `dtrain data pack` has written beside the shards.
+// Reads the names of classes that `dtrain data pack` has written beside the shards.
 std::vector<std::string> class_names_beside(const std::filesystem::path& shards) {
   const std::filesystem::path file = shards.parent_path() / "classes.txt";
   std::vector<std::string> names;

@@ -1,4 +1,4 @@
-// The pictures that a command of `dtrain data` is about. Private to the command line.
+// The pictures that a command of `dtrain data` reads. Private to the command line.
 #pragma once
 
 #include <memory>
@@ -22,7 +22,7 @@ struct PictureDataArguments {
 void add_picture_data(CLI::App& command, PictureDataArguments& arguments);
 
 struct PictureData {
-  std::string name;    // where they are
+  std::string name;    // the place of the pictures
   std::string format;  // "image_folder" or "shards"
   std::shared_ptr<data::SampleSource> source;
   std::vector<data::Transform> transforms;

@@ -23,7 +23,7 @@ struct LogsArguments {
   bool follow = false;
 };
 
-// The rank of "rank-0001.log", or -1.
+// Returns the rank of "rank-0001.log", or -1.
 int rank_of(const fs::path& file) {
   int rank = -1;
   char rest = 0;

@@ -14,7 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Seconds since the run's files were last written to.
+// Returns the seconds since the run's files were last written to.
 double quiet_s(const run::RunFolder& folder) {
   std::error_code code;
   auto latest = fs::file_time_type::min();

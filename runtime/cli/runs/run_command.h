@@ -1,4 +1,4 @@
-// What the commands that take a RUN have in common.
+// The parts that the commands with a RUN argument have in common.
 #pragma once
 
 #include <functional>
@@ -14,16 +14,16 @@
 
 namespace dtrain::cli {
 
-// The argument RUN, for run::find_run().
+// Adds the argument RUN, for run::find_run().
 CLI::Option* add_run(CLI::App& command, std::string& run);
-// The same, one or more.
+// Adds the same argument for one run or more.
 CLI::Option* add_runs(CLI::App& command, std::vector<std::string>& runs);
 CLI::Option* add_json(CLI::App& command, bool& json);
 
-// Agents write twice a second: what was quiet for so long, and has no process on this host, has none on any.
+// Agents write twice a second: a run that was quiet for so long, and has no process on this host, has none on any.
 inline constexpr double kQuietS = 5;
 
-// The run as it is now.
+// Returns the run as it is now.
 analysis::ListedRun list_run(const run::RunFolder& folder, const Clock& clock);
 
 // Prints the answer as JSON or as text; the other form is not made.

@@ -66,13 +66,13 @@ RunValue setting_value(const analysis::Settings& settings, const std::string& ke
   return number ? RunValue(*number) : RunValue(*found);
 }
 
-// Of a metric: the better, the smaller.
+// Returns the value that orders rows: of a metric, the better value is the smaller one.
 double place_of(const RunRow& row, const std::string& key, double value) {
   const bool judged = key == "best" || key == "last";
   return judged && !row.run.smaller_is_better ? -value : value;
 }
 
-// -1: a before b. Nan is no value.
+// Returns -1 if a comes before b. Nan is no value.
 int order_of(const RunRow& a, const RunRow& b, const std::string& key) {
   const RunValue in_a = value_of(a, key), in_b = value_of(b, key);
   const auto* x = std::get_if<double>(&in_a);

@@ -1,4 +1,4 @@
-// Which runs `dtrain runs` lists, and in which order. A row has columns, and the keys of its experiment. Plain values.
+// The runs that `dtrain runs` lists, and their order. A row has columns, and the keys of its experiment. Plain values.
 #pragma once
 
 #include <optional>
@@ -14,19 +14,19 @@ struct RunRow {
   std::optional<int> number;  // of the folder's name
   analysis::RunLine run;
 
-  // The number, or the folder's name where it has none.
+  // Returns the run's number, or the folder's name if it has none.
   std::string id() const;
 };
 
 // Nothing, a number, or a text.
 using RunValue = std::variant<std::monostate, double, std::string>;
 
-// The columns that --sort and --filter know.
+// Returns the columns that --sort and --filter know.
 std::vector<std::string> names_of_run_columns();
-// Of a column or a key of the experiment ("optimizer.lr"); the last part of a key does where no other key ends like it.
+// Returns a column or a key of the experiment ("optimizer.lr"). A key's last part suffices if no other key ends so.
 RunValue value_of(const RunRow& row, const std::string& key);
 
-// "accuracy>=0.9": a key, a comparison (= != < <= > >=, or ~: contains) and what the value is compared with.
+// "accuracy>=0.9": a key, a comparison (= != < <= > >=, or ~: contains) and a value to compare with.
 struct RunFilter {
   std::string key, comparison, value;
 
@@ -38,8 +38,8 @@ RunFilter read_filter(const std::string& text);
 // ConfigError where `key` is neither a column nor a key of the experiment of any of the runs; `option` asked for it.
 void check_key(const std::string& option, const std::string& key, const std::vector<RunRow>& rows);
 
-// Numbers ascending, then texts, then rows without a value; rows with equal values stay in their order. By "best" and
-// "last" the best come first. `reverse`: the other way round; rows without a value still come last.
+// Sorts numbers ascending, then texts, then rows without a value; rows with equal values stay in their order. By "best"
+// and "last" the best come first. `reverse`: the other way round; rows without a value still come last.
 void sort_rows(std::vector<RunRow>& rows, const std::string& key, bool reverse);
 
 }  // namespace dtrain::cli

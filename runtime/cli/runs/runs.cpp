@@ -78,7 +78,7 @@ std::vector<SettingDifference> differing_settings(const std::vector<RunRow>& row
   return analysis::differences_of(settings);
 }
 
-// Keys as short as they are told apart: "lr" for "optimizer.lr".
+// Returns the last part of each key, "lr" for "optimizer.lr", or the whole key if several end alike.
 std::vector<std::string> short_keys(const std::vector<SettingDifference>& differences) {
   const auto last_part = [](const std::string& key) { return key.substr(key.rfind('.') + 1); };
   std::map<std::string, int> count;

@@ -50,7 +50,7 @@ class Top {
     for (const std::string& line : analysis::render_live(view, options)) std::printf("%s\n", line.c_str());
   }
 
-  // Until the run ends or the user does; the exit code.
+  // Shows views until the run or the user ends it. Returns the exit code.
   ExitCode watch(Nanoseconds interval) {
     analysis::LiveView view = look();
     if (!view.ended) {

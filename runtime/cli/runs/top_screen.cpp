@@ -25,7 +25,7 @@ constexpr std::string_view kEraseLine = "\x1b[2K";
 constexpr std::string_view kEraseBelow = "\x1b[J";
 constexpr std::array kCrashes = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
 
-// What a handler of a crash needs; it gets no argument to carry it.
+// The state that a handler of a crash needs: a handler gets no argument that could carry it.
 struct Before {
   termios keys{};
   bool has_keys = false;
@@ -33,7 +33,7 @@ struct Before {
 };
 Before before;
 
-// Safe in a handler.
+// Restores the terminal. Safe in a handler.
 void leave() {
   if (!before.entered.exchange(false)) return;
   write_all(STDOUT_FILENO, kLeave);
@@ -87,7 +87,7 @@ ScreenSize TopScreen::size() const {
   return {now.ws_col, now.ws_row};
 }
 
-// One write, so that nothing is seen of a view that is half drawn.
+// One write shows the view, so that no half-drawn view is seen.
 void TopScreen::show(const std::vector<std::string>& lines) {
   std::string text(kHome);
   for (std::size_t i = 0; i < lines.size(); ++i) {
@@ -155,7 +155,7 @@ TopScreen::Event TopScreen::read_keys() {
       {"j", Event::kDown},     {"g", Event::kTop},       {" ", Event::kPageDown},     {"q", Event::kQuit},
       {"Q", Event::kQuit},
   };
-  // Several keys that came at once count as the first that means something; quitting as more than any other.
+  // Of several keys that came at once the first one counts; a key that quits counts before all others.
   const std::string_view typed(bytes.data(), static_cast<std::size_t>(count));
   if (typed.find_first_of("qQ") != std::string_view::npos) return Event::kQuit;
   for (const auto& [key, event] : kKeys) {

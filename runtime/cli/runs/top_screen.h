@@ -24,18 +24,18 @@ struct ScreenSize {
 
 class TopScreen {
  public:
-  // Where run::can_redraw(STDOUT_FILENO). SystemError.
+  // Requires run::can_redraw(STDOUT_FILENO). SystemError.
   TopScreen();
   ~TopScreen();
   TopScreen(const TopScreen&) = delete;
   TopScreen& operator=(const TopScreen&) = delete;
 
   ScreenSize size() const;
-  // In the place of what was shown before.
+  // Shows the lines in the place of those shown before.
   void show(const std::vector<std::string>& lines);
 
   enum class Event { kTime, kQuit, kSignalled, kUp, kDown, kPageUp, kPageDown, kTop, kResized };
-  // What comes first. kTime: nothing until then, of the monotonic clock. kSignalled: asked to end by another process.
+  // Returns the next event. kTime: none until `until` of the monotonic clock. kSignalled: a process asks for the end.
   Event wait(Nanoseconds until, const Clock& clock);
 
  private:

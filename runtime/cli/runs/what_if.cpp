@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kFewestSteps = 20;
 constexpr int kMostRounds = 100;
-constexpr int kMostPredictedSteps = 10'000;  // those a dump has in full
+constexpr int kMostPredictedSteps = 10'000;  // a dump has so many steps in full
 
 struct WhatIfArguments {
   std::string run;
@@ -29,7 +29,7 @@ struct WhatIfArguments {
   std::string cluster;
 };
 
-// Exit codes as of `dtrain launch`.
+// Returns exit codes as `dtrain launch` does.
 ExitCode verify(const WhatIfArguments& arguments) {
   const auto tell = [](const std::string& what) { std::fprintf(stderr, "dtrain: %s\n", what.c_str()); };
   const auto verification =

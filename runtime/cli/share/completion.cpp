@@ -10,7 +10,7 @@
 namespace dtrain::cli {
 namespace {
 
-// One word for the table, as _dtrain_values of the script expects it.
+// Returns one word for the table, as _dtrain_values of the script expects it.
 std::string kind_word(const ValueFacts& value) {
   switch (value.kind) {
     case ValueKind::kChoice:
@@ -28,7 +28,7 @@ std::string kind_word(const ValueFacts& value) {
   return "text";
 }
 
-// One line of the table for each command.
+// Adds one line of the table for each command.
 void add_rows(const CommandFacts& command, std::string* rows) {
   std::vector<std::string> commands;
   std::vector<std::string> options;
@@ -142,7 +142,7 @@ std::string function_name(const CommandFacts& command) {
   return "_" + join(command.path, "_");
 }
 
-// Inside '...' of zsh and of a specification of _arguments, where []: have a meaning.
+// Escapes text inside '...' of zsh and of a specification of _arguments, where []: have a meaning.
 std::string zsh_escaped(const std::string& text) {
   std::string result;
   for (const char c : text) {
@@ -228,7 +228,7 @@ _dtrain_run_names() {
 
 )sh";
 
-// Loaded from $fpath the whole file is the function; sourced it is not.
+// The whole file is the function if zsh loads it from $fpath, but not if it is sourced.
 constexpr const char* kTail = R"sh(if [[ $funcstack[1] == _dtrain ]]; then
   _dtrain "$@"
 else

@@ -23,7 +23,7 @@ constexpr Entry kFiles[] = {
     {"PREFIX/share/dtrain/", "Examples: configs/ and examples/."},
 };
 
-// Text as troff prints it unchanged; dashes stay dashes, so that options can be copied.
+// Returns text that troff prints unchanged; dashes stay dashes, so that options can be copied.
 std::string escaped(const std::string& text) {
   std::string result;
   bool line_begins = true;
@@ -49,7 +49,7 @@ std::string italic(const std::string& text) {
   return "\\fI" + escaped(text) + "\\fR";
 }
 
-// Filled paragraphs; indented lines stay as they are.
+// Returns filled paragraphs; indented lines stay as they are.
 std::string paragraphs(const std::string& text) {
   std::string result;
   bool verbatim = false;
@@ -80,7 +80,7 @@ std::string description_of(const ValueFacts& value) {
   return value.description + ": " + join(value.choices, " or ");
 }
 
-// A heading, arguments, options and the rest of --help for each command that does something.
+// Adds a heading, arguments, options and the rest of --help for each command that does something.
 void add_command(const CommandFacts& command, std::string* page) {
   for (const CommandFacts& child : command.commands) add_command(child, page);
   if (!command.commands.empty()) return;

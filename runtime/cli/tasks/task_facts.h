@@ -1,4 +1,4 @@
-// A task of the ledger as its fields, for what prints it. Plain functions; any thread.
+// The fields of a task of the ledger, for the commands that print it. Plain functions; any thread.
 #pragma once
 
 #include <optional>
@@ -10,18 +10,18 @@
 
 namespace dtrain::cli {
 
-// A time of the wall clock as text; null where there is none.
+// Returns a time of the wall clock as text; null: there is none.
 Json time_of(const std::optional<Nanoseconds>& wall);
-// Why it is in its state: what a queued task waits for, why one has ended. Empty: no reason.
+// Returns the reason for the task's state: why a queued task waits, why a task has ended. Empty: no reason.
 const std::string& reason_of(const scheduler::Task& task);
 
-// The cores of each of its slots: what it holds or held, else what it asks for. Null: it takes all, or its slots are
-// not made of cores. The least, where they have unlike numbers.
+// Returns the cores of each of the task's slots: those it holds or held, else those it asks for; the least, if slots
+// have unlike numbers. Null: the task takes all cores, or its slots are not made of cores.
 Json cores_per_slot(const scheduler::Task& task);
 // "2 slots x 16 cores", "3 slots"
 std::string slots_text(const scheduler::Task& task);
 
-// Of the argument that run::find_task() reads.
+// The help of the argument that run::find_task() reads.
 inline constexpr const char* kTaskHelp = "The task: its number (127 or task:127), or its run under ./runs (run:3)";
 
 // "running", "done (exit code 0)", "failed (exit code 1): rank 1 was killed"

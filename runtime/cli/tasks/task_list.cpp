@@ -19,7 +19,7 @@ std::optional<std::string> utc(const std::optional<Nanoseconds>& wall) {
   return wall ? std::optional(format_utc(*wall)) : std::nullopt;
 }
 
-// Ended ones first, by id, then those that run, then the queue in its order: what is newest stands where one looks.
+// Lists ended tasks first, by id, then running ones, then the queue in its order: people look at the end first.
 class TaskTable {
  public:
   explicit TaskTable(ListFormat format) : table_(columns(format), format), for_people_(format == ListFormat::kText) {}

@@ -28,7 +28,7 @@ bool is_id(const std::string& text) {
          std::all_of(text.begin(), text.end(), allowed);
 }
 
-// A host's name or address: nothing that mpirun, srun or ssh would take for an option or for several words.
+// True for a host's name or address: nothing that mpirun, srun or ssh would take for an option or several words.
 bool is_host(const std::string& text) {
   const auto allowed = [](char c) { return static_cast<unsigned char>(c) > 0x20 && c != 0x7F && c != ',' && c != '/'; };
   return !text.empty() && text.size() <= 255 && text[0] != '-' && std::all_of(text.begin(), text.end(), allowed);
@@ -91,7 +91,7 @@ void read_agents(Section& root, Cluster& cluster) {
   }
 }
 
-// What the kernel lets an interface be called.
+// True if the kernel lets an interface have this name.
 bool is_interface(const std::string& text) {
   constexpr std::size_t kLongest = 15;
   return !text.empty() && text.size() <= kLongest && text != "." && text != ".." &&

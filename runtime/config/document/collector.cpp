@@ -61,7 +61,7 @@ std::string Collector::message_for(const Unknown& unknown) const {
 void Collector::throw_if_any() {
   for (const Unknown& unknown : unknown_) {
     add(unknown.at, quote(join_path(unknown.section, unknown.key)), message_for(unknown));
-    // Quoted only to be made safe to print; keys are shown bare.
+    // The key is quoted only to make it safe to print; keys are shown bare.
     std::string& key = diagnostics_.back().second.key;
     key = key.substr(1, key.size() - 2);
   }

@@ -1,5 +1,5 @@
-// Gathers what is wrong with one file while it is read, so that all of it is reported in one go. Private to config,
-// one thread.
+// Gathers the errors of one file while it is read, so that all of them are reported at once. Private to config, one
+// thread.
 #pragma once
 
 #include <filesystem>
@@ -20,19 +20,19 @@ class Collector {
       : file_(std::move(file)), override_name_(std::move(override_name)) {}
 
   void add(Location at, std::string key, std::string message);
-  // A key of the schema that the reading has asked for, with its whole path.
+  // Adds a key of the schema that the reading has asked for, with its whole path.
   void add_known(std::string path) { known_.push_back(std::move(path)); }
-  // A key that was not read. Its message is made at the end, when all keys of the schema are known.
+  // Adds a key that was not read. Its message is made at the end, when all keys of the schema are known.
   void add_unknown(Location at, std::string section, std::string key);
-  // Asked for a sentence about an unknown key, by its whole path; empty: there is none.
+  // Returns a sentence about an unknown key, by its whole path; empty: there is none.
   using Explain = std::string (*)(std::string_view path);
   void explain_with(Explain explain) { explain_ = explain; }
   // "file:line", or "--set:line"
   std::string place(Location at) const;
-  // Absolute, so that plan.json and checkpoints have the same paths however the file is named.
+  // Returns an absolute path, so that plan.json and checkpoints have the same paths however the file is named.
   std::filesystem::path folder() const { return std::filesystem::absolute(file_).parent_path(); }
   bool empty() const { return diagnostics_.empty() && unknown_.empty(); }
-  // ConfigErrors, where anything was added.
+  // Throws ConfigErrors if anything was added.
   void throw_if_any();
 
  private:

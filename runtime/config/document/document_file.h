@@ -1,4 +1,4 @@
-// A file as a tree of values: what reading an experiment and reading a cluster begin with. Private to config.
+// A file as a tree of values: the readers of experiments and of clusters begin with it. Private to config.
 #pragma once
 
 #include <filesystem>
@@ -9,9 +9,9 @@
 
 namespace dtrain::config {
 
-// `what`: "experiment" or "cluster", for the message. Throws ConfigErrors where there is nothing to go on with.
+// `what`: "experiment" or "cluster", for the message. Throws ConfigErrors if there is nothing to go on with.
 std::string read_text(const std::filesystem::path& file, const std::string& what, Collector& collector);
-// A mapping, always; otherwise throws as above.
+// Returns a mapping, always; otherwise throws as above.
 Value parse_document(const std::string& text, Collector& collector);
 
 }  // namespace dtrain::config

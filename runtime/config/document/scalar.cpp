@@ -21,7 +21,7 @@ bool is_of(std::string_view text, std::string_view letters) {
   return !text.empty() && text.find_first_not_of(letters) == std::string_view::npos;
 }
 
-// `017`, which is 15 in YAML 1.1, and `08`, which is text there. `007` is 7 in both.
+// True for `017`, which is 15 in YAML 1.1, and `08`, which is text there. `007` is 7 in both.
 bool is_decimal_with_zero(std::string_view text) {
   text = without_sign(text);
   if (!text.starts_with('0') || !is_of(text, kDigits)) return false;
@@ -29,7 +29,7 @@ bool is_decimal_with_zero(std::string_view text) {
   return text.size() > 1 || is_of(text, "89");
 }
 
-// `1:30` and `12:30:45.5`: to the base of 60 in YAML 1.1.
+// True for `1:30` and `12:30:45.5`: numbers to the base of 60 in YAML 1.1.
 bool is_sexagesimal(std::string_view text) {
   text = without_sign(text);
   const auto point = text.find('.');
@@ -55,7 +55,7 @@ Value plain(std::string text) {
   return {Value::Kind::kScalar, false, {}, std::move(text), {}, {}};
 }
 
-// `0b101`, `-0x1F`, `0x_1F`: integers in YAML 1.1 alone.
+// True for `0b101`, `-0x1F`, `0x_1F`: integers in YAML 1.1 alone.
 bool is_based_number(std::string_view text) {
   const std::string_view digits = without_sign(text);
   if (digits.starts_with("0b")) return is_of(digits.substr(2), "01_");
@@ -63,7 +63,7 @@ bool is_based_number(std::string_view text) {
   return differs && digits.starts_with("0x") && is_of(digits.substr(2), "0123456789abcdefABCDEF_");
 }
 
-// `1_000` and `.5_0`; without the underscores a number in both.
+// True for `1_000` and `.5_0`: without the underscores they are numbers in both.
 bool is_grouped_number(std::string_view text, const std::string& bare) {
   const std::string_view digits = without_sign(text);
   const bool begins = is_of(digits.substr(0, 1), kDigits) || (digits[0] == '.' && is_of(digits.substr(1, 1), kDigits));

@@ -9,7 +9,7 @@
 namespace dtrain::config {
 namespace {
 
-// A bound without trailing zeros: "0.1", "1000000".
+// Returns a bound without trailing zeros: "0.1", "1000000".
 std::string to_text(double value) {
   const auto whole = static_cast<std::int64_t>(value);
   return static_cast<double>(whole) == value ? std::to_string(whole) : Json(value).dump();

@@ -1,5 +1,5 @@
-// One mapping of the file, read key by key: each read checks type and range, says what is wrong to the collector and
-// then returns the default, so that reading goes on to the next error. Private to config, one thread.
+// One mapping of the file, read key by key: each read checks type and range, reports errors to the collector and then
+// returns the default, so that reading goes on to the next error. Private to config, one thread.
 #pragma once
 
 #include <cstdint>
@@ -22,16 +22,16 @@ class Section {
   // `value`: nullptr or null is an empty section. `at`: where a missing key is reported.
   Section(const Value* value, std::string path, Location at, Collector& collector);
 
-  // The value of a key, or nullptr; from now on the key is known.
+  // Returns the value of a key, or nullptr; from now on the key is known.
   const Value* find(const std::string& key);
-  // Says of a required key that it is missing, naming a near miss; silent where the section itself was wrong.
+  // Reports that a required key is missing, naming a near miss; silent if the section itself was wrong.
   void report_missing(const std::string& key, const std::string& what_it_is);
   void report(const Value& value, const std::string& key, const std::string& message);
 
   Section section(const std::string& key);
   bool boolean(const std::string& key, bool fallback);
   std::int64_t integer(const std::string& key, std::int64_t fallback, std::int64_t min, std::int64_t max);
-  // A value that was found already; `key` for the message.
+  // Reads a value that was found already; `key` is for the message.
   std::int64_t parse_integer(const Value& value, const std::string& key, std::int64_t fallback, std::int64_t min,
                              std::int64_t max);
   std::optional<std::int64_t> optional_integer(const std::string& key, std::int64_t min, std::int64_t max);
@@ -42,7 +42,7 @@ class Section {
   Length length(const std::string& key, Length fallback, std::int64_t min);
   Json free_map(const std::string& key);
 
-  // For a key whose function does not exist yet, or not for this value.
+  // Refuses a key whose function does not exist yet, or not for this value.
   void refuse_yet(const std::string& key, const std::string& instead);
 
   // Reports the keys that were not read.
@@ -50,7 +50,7 @@ class Section {
 
   std::string path_of(const std::string& key) const { return join_path(path_, key); }
   Collector& collector() { return collector_; }
-  // That of the file: what its relative paths start from.
+  // Returns the folder of the file: the file's relative paths start there.
   std::filesystem::path folder() const { return collector_.folder(); }
 
  private:
@@ -68,7 +68,7 @@ std::string must_be(const std::string& what, const Value& value);
 // "a, b or c"
 std::string list_of_choices(std::span<const std::string> choices);
 
-// A value of a free map as JSON; what JSON cannot hold is reported under `path`.
+// Returns a value of a free map as JSON; a value that JSON cannot hold is reported under `path`.
 Json to_json(const Value& value, const std::string& path, Collector& collector);
 
 }  // namespace dtrain::config

@@ -9,7 +9,7 @@
 
 namespace dtrain::config {
 
-// Empty where a quote is not closed.
+// Splits the text into words. Empty: a quote is not closed.
 std::optional<std::vector<std::string>> split_words(std::string_view text);
 
 }  // namespace dtrain::config

@@ -32,7 +32,7 @@ std::string quote(std::string_view text) {
   constexpr std::size_t kLongest = 60;
   std::string shown(text.substr(0, kLongest));
   if (text.size() > kLongest) {
-    // Not in the middle of a character of several bytes.
+    // The text must not end in the middle of a character of several bytes.
     while (!shown.empty() && (static_cast<unsigned char>(text[shown.size()]) & 0xC0) == 0x80) shown.pop_back();
     shown += "...";
   }

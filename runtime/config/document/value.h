@@ -1,4 +1,4 @@
-// A YAML document as a tree with positions: what the typed reading starts from. Private to config, plain values.
+// A YAML document as a tree with positions, from which the typed reading starts. Private to config, plain values.
 #pragma once
 
 #include <string>
@@ -27,7 +27,7 @@ struct Value {
   bool is_null() const { return kind == Kind::kNull; }
   bool is_scalar() const { return kind == Kind::kScalar; }
   bool is_map() const { return kind == Kind::kMap; }
-  // The first entry of that key, or nullptr.
+  // Returns the first entry of that key, or nullptr.
   const Entry* find(std::string_view key) const;
   Entry* find(std::string_view key);
 };
@@ -38,9 +38,9 @@ struct Entry {
   Value value;
 };
 
-// For messages: "'abc'", "a list", "nothing".
+// Returns a text for messages: "'abc'", "a list", "nothing".
 std::string describe(const Value& value);
-// The same for any text: shortened, control characters shown as '?'.
+// Quotes any text for messages: shortened, control characters shown as '?'.
 std::string quote(std::string_view text);
 
 }  // namespace dtrain::config

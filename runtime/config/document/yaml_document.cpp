@@ -15,7 +15,7 @@ namespace {
 constexpr std::size_t kMaxDepth = 64;
 constexpr std::size_t kMaxValues = 20000;
 
-// Why the parsing cannot go on; never leaves this file.
+// The reason why the parsing cannot go on; never leaves this file.
 struct Stop {
   int line;
   std::string message;
@@ -96,7 +96,7 @@ class TreeBuilder final : public YAML::EventHandler {
     }
     Frame& frame = stack_.back();
     if (frame.value.kind == Value::Kind::kList) {
-      // What is not there has the position of whatever comes after it, which may be past the end of the file.
+      // A missing value has the position of whatever comes after it, which may be past the end of the file.
       if (value.is_null()) value.at = frame.value.items.empty() ? frame.value.at : frame.value.items.back().at;
       frame.value.items.push_back(std::move(value));
     } else if (!frame.key) {
@@ -119,7 +119,7 @@ class TreeBuilder final : public YAML::EventHandler {
   std::vector<Frame> stack_;
 };
 
-// yaml-cpp's words for the most frequent slips, in the user's terms.
+// Puts yaml-cpp's words for the most frequent slips into the user's terms.
 std::string explain(const std::string& message) {
   if (message == "illegal map value") {
     return "a key where none can be; is the line indented like its neighbours, and is text that holds ': ' in quotes?";
@@ -130,7 +130,7 @@ std::string explain(const std::string& message) {
   return message;
 }
 
-// What yaml-cpp would read differently from what the eye sees, or take for the end of the file.
+// Refuses characters that yaml-cpp would read differently from what the eye sees, or take for the end of the file.
 void check_characters(const std::string& text) {
   int line = 0;
   std::string_view rest = text;

@@ -1,4 +1,4 @@
-// `checkpoint_storage`: its paths, and what follows from its keys together.
+// `checkpoint_storage`: its paths, and the values that follow from its keys together.
 #include "dtrain/config/checkpoints.h"
 
 #include <algorithm>
@@ -14,7 +14,7 @@ bool leaves_its_folder(const fs::path& path) {
   return std::find(path.begin(), path.end(), "..") != path.end();
 }
 
-// Absolute, and without a slash at the end.
+// Returns an absolute path without a slash at the end.
 fs::path as_folder(const fs::path& path) {
   const fs::path folder = fs::absolute(path).lexically_normal();
   return folder.has_filename() ? folder : folder.parent_path();

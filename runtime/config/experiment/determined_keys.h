@@ -7,7 +7,7 @@
 
 namespace dtrain::config {
 
-// For "resources.shm_size" a sentence about it; empty for a key that Determined does not have either.
+// Returns a sentence about a key, such as "resources.shm_size"; empty: Determined does not have the key either.
 std::string explain_determined_key(std::string_view path);
 
 }  // namespace dtrain::config

@@ -12,7 +12,7 @@ bool is_variable_name(const std::string& name) {
          std::all_of(name.begin(), name.end(), [&](char c) { return is_letter(c) || (c >= '0' && c <= '9'); });
 }
 
-// As in Determined's files a mapping may have a list for each type of device.
+// A mapping may have a list for each type of device, as in Determined's files.
 bool is_device(const std::string& key) {
   return key == "cpu" || key == "cuda" || key == "rocm";
 }

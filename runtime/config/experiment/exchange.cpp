@@ -153,7 +153,7 @@ void check_together(Section& section, const Optimizations& o) {
   }
 }
 
-// The same as check_together().
+// Returns the conditions of check_together() as a schema.
 Json optimizations_together() {
   return Json::parse(R"({
     "allOf": [

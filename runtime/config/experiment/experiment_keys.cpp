@@ -1,4 +1,4 @@
-// What the keys of experiment.h itself need: a rule, a type, and the checks across sections.
+// The parts that the keys of experiment.h itself need: a rule, a type, and the checks across sections.
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
 #include "keys/key_reader.h"
@@ -22,7 +22,7 @@ class SearchForm : public KeyType {
   std::string values() const override { return "`single`"; }
 };
 
-// Where the batch size stands, in either form.
+// Returns the batch size in either form.
 const Value* batch_size_value(Section& root) {
   const Value* section = root.find(kHyperparameters.name);
   const Entry* entry = section ? section->find(kGlobalBatchSize.name) : nullptr;
@@ -31,7 +31,7 @@ const Value* batch_size_value(Section& root) {
   return constant ? &constant->value : &entry->value;
 }
 
-// The value of a key in sections of the file, which has one.
+// Returns the value of a key in sections of the file; null: the file does not have the key.
 const Value* value_at(Section& root, const std::string& path) {
   const std::vector<std::string> names = split(path, '.');
   const Value* value = root.find(names.front());
@@ -72,7 +72,7 @@ std::vector<std::string> keys_not_for_cpus(const Experiment& experiment) {
   return {"optimizations.mixed_precision"};
 }
 
-// Also how their cores can be divided.
+// The schema also limits how the cores of CPUs can be divided.
 Json what_cpus_support() {
   return Json::parse(R"({
     "allOf": [
@@ -141,7 +141,7 @@ Json what_gpus_support() {
   })");
 }
 
-// As check_together() has it.
+// Returns the condition of check_together() as a schema.
 Json early_stopping_needs() {
   return Json::parse(R"({
     "if": {"required": ["early_stopping"], "properties": {"early_stopping": {"type": "object"}}},
@@ -158,7 +158,7 @@ Json early_stopping_needs() {
   })");
 }
 
-// The same for optimizer.reduce_on_plateau.
+// Returns the same for optimizer.reduce_on_plateau.
 Json plateau_needs() {
   return Json::parse(R"({
     "if": {

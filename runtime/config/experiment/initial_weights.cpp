@@ -12,7 +12,7 @@ namespace {
 
 using Renames = std::vector<std::pair<std::string, std::string>>;
 
-// What torch.save() and others write, which holds code.
+// True if the file is one that torch.save() and others write, which holds code.
 bool is_pickle(std::string_view path) {
   constexpr std::array<std::string_view, 5> kEndings{".pt", ".pth", ".bin", ".ckpt", ".pkl"};
   return std::any_of(kEndings.begin(), kEndings.end(), [&](auto ending) { return path.ends_with(ending); });
@@ -116,7 +116,7 @@ void check_together(Section& section, const InitialWeights& weights) {
   }
 }
 
-// As check_together() has it.
+// Returns the condition of check_together() as a schema.
 Json training_state_is_whole() {
   return Json::parse(R"({
     "if": {"required": ["training_state"], "properties": {"training_state": {"const": true}}},

@@ -28,7 +28,7 @@ std::vector<std::string> plain_words() {
   return words;
 }
 
-// Of "top_5_accuracy"; empty: the word is no such one.
+// Returns the K of top_K_accuracy: 5 for "top_5_accuracy"; empty: the word is no such word.
 std::optional<std::int64_t> k_of(std::string_view word) {
   if (!word.starts_with(kBeforeK) || !word.ends_with(kAfterK) || word.size() <= kBeforeK.size() + kAfterK.size())
     return std::nullopt;

@@ -15,7 +15,7 @@ std::vector<Metric> read_metrics(Section& root, const Loss& loss);
 Json metrics_schema();
 // "a list of `accuracy`, ..."
 std::string metric_values();
-// Which losses metrics need, as conditions of a JSON Schema.
+// Returns the losses that metrics need, as conditions of a JSON Schema.
 std::vector<Json> what_metrics_need();
 
 }  // namespace dtrain::config

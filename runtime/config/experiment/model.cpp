@@ -14,7 +14,7 @@ void refuse(Section& section, const std::string& key, const std::string& message
   if (const Value* value = section.find(key)) section.report(*value, key, message);
 }
 
-// A word, or a mapping of a kind and its settings.
+// Reads a word, or a mapping of a kind and its settings.
 LossSettings read_loss(Section& root) {
   LossSettings settings;
   const std::vector<std::string> words = dtrain::words_of<Loss>();
@@ -32,7 +32,7 @@ LossSettings read_loss(Section& root) {
 
 OptimizerSettings read_optimizer(Section section) {
   OptimizerSettings settings;
-  // Without a kind the keys of all kinds are read, so that what else is wrong with them is said too.
+  // Without a kind the keys of all kinds are read, so that other errors in them are reported too.
   KeyReader::read_all(
       section, [&](Keys& keys) { declare_keys(keys, settings); }, KeyReader::Unselected::kRead);
   return settings;
@@ -68,7 +68,7 @@ class ModelForm : public KeyType {
       return;
     }
     if (root.find(kEntrypoint.name)) {
-      // What loss, optimizer and data mean depends on which of the two is kept.
+      // The meaning of loss, optimizer and data depends on which of the two is kept.
       return root.report(*value, key.name,
                          "cannot stand beside entrypoint, which names a program; keep one of the two");
     }
@@ -107,7 +107,7 @@ class ModelForm : public KeyType {
   Experiment& experiment_;
 };
 
-// One of the keys beside `model`, which has read it.
+// A key beside `model`; the form of `model` has read it.
 class ModelPartForm : public KeyType {
  public:
   explicit ModelPartForm(Experiment& experiment) : job_(experiment.model) {}
@@ -195,7 +195,7 @@ class DataForm : public KeyType {
   Experiment& experiment_;
 };
 
-// As check_together() has it.
+// Returns the condition of check_together() as a schema.
 Json what_ctc_needs() {
   return Json::parse(R"({
     "if": {

@@ -1,5 +1,5 @@
-// Which keys a source of samples has, and what they mean, depends on the format. The experiment file may have those of
-// the chosen one; the schema and the documents say of each key what it is in which formats.
+// The format decides which keys a source of samples has, and what they mean. The experiment file may have those of the
+// chosen format; the schema and the documents say of each key what it is in which formats.
 #include "experiment/model_data.h"
 
 #include <algorithm>
@@ -33,7 +33,7 @@ const data::SourceKey* find_source_key(const FormatSources& format, std::string_
   return nullptr;
 }
 
-// The names of the keys of all formats, in the order of their first one.
+// Returns the names of the keys of all formats, each where it first appears.
 std::vector<std::string> source_key_names(const FormatList& formats) {
   std::vector<std::string> names;
   for (const FormatSources& format : formats) {
@@ -44,7 +44,7 @@ std::vector<std::string> source_key_names(const FormatList& formats) {
   return names;
 }
 
-// What formats say, each text once with the words of the formats that say it.
+// The texts of formats, each text once with the words of the formats that have it.
 class TextsOfFormats {
  public:
   void add(const char* word, const std::string& text) {
@@ -90,7 +90,7 @@ void declare_source_key(Keys& keys, const FormatList& formats, const std::string
             value, kName);
 }
 
-// The keys of a source whatever the format is; source_rules() has what depends on it.
+// Declares the keys of a source for all formats; source_rules() has the rules that depend on the format.
 void declare_source(Keys& keys, const FormatList& formats, std::vector<TransformStep>& transforms) {
   for (const std::string& name : source_key_names(formats)) declare_source_key(keys, formats, name);
   declare_transforms(keys, transforms, TransformsOf::kNothing);
@@ -311,7 +311,7 @@ void read_data_keys(Section& section, const std::vector<std::string>& words, con
   if (has_good_format(section, words)) {
     KeyReader::read_all(section, declare);
   } else {
-    KeyReader::read_required(section, declare);  // what the other keys mean depends on it
+    KeyReader::read_required(section, declare);  // the meaning of the other keys depends on it
   }
 }
 

@@ -1,4 +1,4 @@
-// Where the samples of a `model:` experiment are. Private to config.
+// The places of the samples of a `model:` experiment. Private to config.
 #pragma once
 
 #include <filesystem>
@@ -20,7 +20,7 @@ DataOf<List> read_model_data(Section section) {
   return data;
 }
 
-// Relative to the file's folder; empty, and reported, where it is missing or no path.
+// Returns a path relative to the file's folder; empty, and reported, if it is missing or no path.
 std::filesystem::path required_path(Section& section, const std::string& key, const std::string& what_it_is);
 
 }  // namespace dtrain::config

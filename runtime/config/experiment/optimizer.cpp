@@ -1,4 +1,4 @@
-// What the keys of an optimizer need: the type of `betas`, and the checks across keys.
+// The parts that the keys of an optimizer need: the type of `betas`, and the checks across keys.
 #include "dtrain/config/optimizer.h"
 
 #include "document/scalar.h"
@@ -49,7 +49,7 @@ void refuse_given(Section& section, const char* key, const std::string& message)
   if (const Value* value = section.find(key)) section.report(*value, key, message);
 }
 
-// What declare_nesterov_needs() checks, as a schema.
+// Returns the check of declare_nesterov_needs() as a schema.
 Json nesterov_needs() {
   return Json::parse(R"({
     "if": {"required": ["nesterov"], "properties": {"nesterov": {"const": true}}},

@@ -40,14 +40,14 @@ std::optional<BatchRange> Profiling::traced() const {
 
 void check_together(Section& section, const BatchRange& range) {
   const Value* end = section.find(kEnd);
-  // What is missing or no number is reported already.
+  // A missing value or one that is no number is reported already.
   if (end && as_integer(*end).value == range.end_after_batch)
     check_range(section, range.begin_on_batch, range.end_after_batch);
 }
 
 void check_together(Section& section, const Profiling& profiling) {
   check_range(section, profiling.begin_on_batch, profiling.end_after_batch);
-  // A range that nothing is done with would be a setting without effect.
+  // A range that nothing uses would be a setting without effect.
   const auto refuse_range = [&](const std::string& why) {
     if (profiling.begin_on_batch != 0) section.report(*section.find(kBegin), kBegin, why);
     if (profiling.end_after_batch) section.report(*section.find(kEnd), kEnd, why);

@@ -12,8 +12,8 @@ namespace {
 constexpr const char* kTransforms = "transforms";
 constexpr const char* kKind = "kind";
 
-// What problem_of() says of a list, as far as a schema can say it: all are transforms of pictures, the first one of a
-// picture by itself, and one gives pictures their size.
+// Returns the rules of problem_of() for a list, as far as a schema can state them: all are transforms of pictures, the
+// first one of a picture by itself, and one gives pictures their size.
 Json rules_of_pictures() {
   Json all = Json::array(), first = Json::array(), sizing = Json::array();
   for (const std::string& word : dtrain::words_of<data::Transform>()) {
@@ -32,7 +32,7 @@ Json rules_of_pictures() {
   return rules;
 }
 
-// The same of problem_of_documents(): one transform, of documents.
+// Returns the rules of problem_of_documents(): one transform, of documents.
 Json rules_of_documents() {
   Json words = Json::array();
   for (const std::string& word : dtrain::words_of<data::Transform>()) {
@@ -44,7 +44,7 @@ Json rules_of_documents() {
   return rules;
 }
 
-// Whether each item names a transform, so that the list can be judged as a whole.
+// True if each item names a transform, so that the list can be judged as a whole.
 bool are_named(const Value& list) {
   const std::vector<std::string> words = dtrain::words_of<data::Transform>();
   return std::all_of(list.items.begin(), list.items.end(), [&](const Value& item) {

@@ -35,7 +35,7 @@ class OneKey : public AlternativeKeys {
   const std::string& name_;
 };
 
-// Passes on what is declared across keys.
+// Passes on the declarations across keys.
 class AcrossKeys : public AlternativeKeys {
  public:
   AcrossKeys(Keys& keys, bool chosen) : keys_(keys), chosen_(chosen) {}

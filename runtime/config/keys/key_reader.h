@@ -8,12 +8,12 @@ namespace dtrain::config {
 
 class KeyReader : public Keys {
  public:
-  // What to do with the keys of an Only while its selector has no good value.
+  // The treatment of the keys of an Only while its selector has no good value.
   enum class Unselected { kRefuse, kRead };
 
-  // All of it, up to and with the keys that nobody declared.
+  // Reads all keys and reports those that nobody declared.
   static void read_all(Section& section, const Declare& declare, Unselected unselected = Unselected::kRefuse);
-  // The keys that must be given, alone.
+  // Reads only the keys that must be given.
   static void read_required(Section& section, const Declare& declare);
 
   void visit(const Key& key, KeyType& type) override;
@@ -21,7 +21,7 @@ class KeyReader : public Keys {
   void when_read(const std::function<void(Section&)>& function) override;
 
  private:
-  // Required keys go first, so that what is missing is said before what is wrong with the rest.
+  // Required keys go first, so that missing keys are reported before errors in the others.
   enum class Pass { kMissing, kRequired, kOthers };
 
   KeyReader(Section& section, Pass pass, Unselected unselected)

@@ -1,4 +1,4 @@
-// Where the keys are that are lengths. Private to config.
+// The paths of the keys that are lengths. Private to config.
 #pragma once
 
 #include <string>

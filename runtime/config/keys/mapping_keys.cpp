@@ -9,7 +9,7 @@ namespace {
 
 class MappingType : public KeyType {
  public:
-  // `given`: of a nullable one, whether it is there.
+  // `given`: true if a nullable mapping is there.
   MappingType(const Keys::Declare& declare, MappingUse use, bool* given)
       : declare_(declare), use_(use), given_(given) {}
   void read(Section& section, const Key& key) override {

@@ -1,4 +1,4 @@
-// Writes the values in effect under the keys of the file: what plan.json shows. Private to config.
+// Writes the values in effect under the keys of the file, as plan.json shows them. Private to config.
 #pragma once
 
 #include "dtrain/config/keys.h"
@@ -16,7 +16,7 @@ class PlanWriter : public Keys {
   Json json_ = Json::object();
 };
 
-// A whole number where it is one: 64 rather than 64.0.
+// Returns a whole number as such: 64 rather than 64.0.
 Json number_json(double value);
 
 }  // namespace dtrain::config

@@ -142,7 +142,7 @@ class NumberType : public KeyType {
   }
 
  private:
-  // Any number above the minimum; what is no finite number is refused in the same words.
+  // Reads any number above the minimum; refuses a value that is no finite number in the same words.
   double read_open(Section& section, const Key& key, const Value& given, double fallback) const {
     const auto number = as_number(given);
     if (number.value && *number.value > bounds_.min) return *number.value;

@@ -47,7 +47,7 @@ std::optional<Json> Remembered::read(const fs::path& file) {
   try {
     Json json = read_json(file);
     if (json.at("key").is_object()) return json;
-  } catch (const std::exception&) {  // it is measured anew, and replaced
+  } catch (const std::exception&) {  // the limits are measured anew, and the file is replaced
   }
   return std::nullopt;
 }
@@ -80,7 +80,7 @@ constexpr double kQuieter = 0.5;
 constexpr const char* kRepeats = "repeats";
 constexpr int kMostRepeats = 7;  // the pause is longer than an hour then
 
-// The limits of an entry; empty: there are none in it.
+// Returns the limits of an entry; empty: the entry has none.
 std::optional<profile::RankLimits> limits_in(const std::optional<Json>& entry) {
   if (!entry || !entry->contains("limits")) return std::nullopt;
   profile::RankLimits limits = profile::rank_limits_of(entry->at("limits"));
@@ -117,7 +117,7 @@ RanksOfHost on_this_host(RanksOfHost ranks) {
     if (std::cmp_greater(ranks.cpus.size(), ranks.ranks)) ranks.cpus.resize(static_cast<std::size_t>(ranks.ranks));
   }
   if (ranks.threads > 0) return ranks;
-  // As many as the rank with the fewest cores has.
+  // Every rank gets as many threads as the rank with the fewest cores has cores.
   for (const std::vector<int>& of_rank : ranks.cpus) {
     const int threads = std::max(1, scheduler::count_cores(cpus, of_rank));
     const auto most = static_cast<int>(of_rank.size());
@@ -128,7 +128,7 @@ RanksOfHost on_this_host(RanksOfHost ranks) {
 }
 
 Json limits_key(int threads, int ranks, int most_threads) {
-  // Asked once: it takes some 50 ms.
+  // The version is read once: this takes some 50 ms.
   static const std::string libtorch = libtorch_minor(process_variables());
   const host::Processor processor = host::processor();
   Json key = {{"cpu", processor.name}, {"revision", processor.revision}, {"threads", threads},

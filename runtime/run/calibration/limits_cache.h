@@ -13,8 +13,8 @@
 
 namespace dtrain::run {
 
-// What launches remember for later ones: one small JSON file for each key, in a folder of the user's cache folder,
-// which hosts may share. Files are replaced whole. Any thread.
+// Results that launches keep for later launches: one small JSON file for each key, in a folder of the user's cache
+// folder, which hosts may share. Files are replaced whole. Any thread.
 class Remembered {
  public:
   // `cache_folder`: empty: nothing is remembered. `question`: the name of the folder in it.
@@ -22,9 +22,9 @@ class Remembered {
 
   const std::filesystem::path& folder() const { return folder_; }  // empty: nothing is remembered
   std::filesystem::path file(const Json& key) const;               // empty likewise
-  // A file that was read: {"key", …}; empty for one that is damaged or missing.
+  // Reads a file: {"key", …}; empty if the file is damaged or missing.
   static std::optional<Json> read(const std::filesystem::path& file);
-  // What was stored for the key, {"key", …}. A file that is missing, damaged or of another key counts as none.
+  // Returns the entry of the key, {"key", …}. A file that is missing, damaged or of another key counts as none.
   std::optional<Json> find(const Json& key) const;
   // `answer`: a mapping without "key". SystemError: it cannot be written.
   void store(const Json& key, const Json& answer) const;
@@ -36,31 +36,31 @@ class Remembered {
 // Ranks of one host whose limits are asked for.
 struct RanksOfHost {
   int threads = 0;        // of a rank; 0: one for each of its cores, or for each of its CPUs if that is faster
-  int most_threads = 0;   // with one for each of its CPUs; at most `threads`: that is not tried
+  int most_threads = 0;   // threads with one for each CPU; not above `threads`: not tried
   int ranks = 1;          // of the host
   int slots = 0;          // of the host, which divide its cores; 0: as many as ranks
   bool of_cores = false;  // the slots are made of cores (DTRAIN_SLOTS)
   std::vector<std::vector<int>> cpus;  // of each rank; empty: those of the first slots
   std::filesystem::path program;       // of the ranks, whose libtorch is taken; empty: dtrain's own
 };
-// With the CPUs and threads of this host in the place of what is not given.
+// Returns `ranks` with the CPUs and threads of this host for the fields that are not given.
 RanksOfHost on_this_host(RanksOfHost ranks);
 
-// All that figures depend on: the processor, threads and ranks, and the versions of libtorch and dtrain. `most_threads`
-// as in RanksOfHost: the limits of such a key say which of the two numbers they are for.
+// Returns everything on which figures depend: the processor, threads and ranks, and the versions of libtorch and
+// dtrain. `most_threads` as in RanksOfHost: the limits of such a key say to which of the two numbers they belong.
 Json limits_key(int threads, int ranks, int most_threads = 0);
 
-// How limits that are remembered were measured.
+// The measurement of remembered limits.
 struct Measurement {
   double displaced_share = 0;   // RankLimits::displaced_share
-  int repeats = 0;              // how often they were measured again, as other programs had disturbed them
+  int repeats = 0;              // number of repetitions because other programs had disturbed the measurement
   std::chrono::seconds age{0};  // since the last time
 };
 
-// Whether a launch measures them again. `busy_share`: how much of the ranks' CPUs other programs have now, 0 to 1;
-// empty: not known. A measurement that they disturbed is repeated at the first launch that finds the machine clearly
-// quieter, then after 1, 2, 4, … minutes, as programs that work now and then may disturb each repetition; and after an
-// hour in any case.
+// True if a launch measures the limits again. `busy_share`: the share of the ranks' CPUs that other programs use now, 0
+// to 1; empty: not known. A measurement that other programs disturbed is repeated at the first launch that finds the
+// machine clearly quieter, then after 1, 2, 4, … minutes, as programs that work now and then may disturb each
+// repetition; and after an hour in any case.
 bool should_measure_again(const Measurement& last, std::optional<double> busy_share);
 
 class LimitsCache {
@@ -68,16 +68,16 @@ class LimitsCache {
   // `folder`: the user's cache folder; empty: nothing is remembered.
   explicit LimitsCache(const std::filesystem::path& folder);
 
-  // The file for a key, and the one that is locked while a process measures. Empty: nothing is remembered.
+  // Return the file for a key, and the file that is locked while a process measures. Empty: nothing is remembered.
   std::filesystem::path file(const Json& key) const { return files_.file(key); }
   std::filesystem::path lock_file() const;
-  // What was measured for the key. A file that is missing, damaged or of another key counts as none.
+  // Returns the limits for the key. A file that is missing, damaged or of another key counts as none.
   std::optional<profile::RankLimits> find(const Json& key) const;
-  // How what find() has found was measured.
+  // Returns the measurement of the limits that find() has returned.
   Measurement measurement(const Json& key, const profile::RankLimits& found) const;
   // `repeats` as in Measurement. SystemError: it cannot be written.
   void store(const Json& key, const profile::RankLimits& limits, int repeats = 0) const;
-  // Everything that was measured with this processor and these versions, by threads, then by ranks.
+  // Returns all limits measured with this processor and these versions, by threads, then by ranks.
   std::vector<profile::RankLimits> of_this_machine() const;
 
  private:

@@ -26,7 +26,7 @@ constexpr const char* kCalibrationProgram = "dtrain-calibrate";
 constexpr std::chrono::milliseconds kLooksAtOthers{250};  // /proc/stat counts in steps of 10 ms
 constexpr std::chrono::seconds kCalibrationPatience{40};  // for the program, and for another process that measures
 
-// Whatever the writers write, until all of them have ended. Error: they take longer.
+// Returns whatever the writers write, until all of them have ended. Error: they take longer.
 std::string read_output_until(int fd, CalibrationWatch::time_point deadline) {
   if (auto text = read_to_end(fd, deadline)) return *std::move(text);
   throw Error(std::string(kCalibrationProgram) + " takes longer than " + std::to_string(kCalibrationPatience.count()) +
@@ -43,7 +43,7 @@ std::string cpus_text(const std::vector<std::vector<int>>& cpus) {
   return join(ranks, ":");
 }
 
-// Those with which dtrain-calibrate gets the libtorch of the ranks' program, where that has found one by itself.
+// Returns the variables that lead dtrain-calibrate to the libtorch that the ranks' program has found by itself.
 Variables with_libtorch_of(const fs::path& of_ranks, Variables variables) {
   if (of_ranks.empty() || !is_program(of_ranks)) return variables;
   const fs::path libraries = libtorch_folder(of_ranks, find_libraries(of_ranks, variables));
@@ -51,7 +51,7 @@ Variables with_libtorch_of(const fs::path& of_ranks, Variables variables) {
   return variables;
 }
 
-// The line of JSON that dtrain-calibrate prints. Error: it cannot be started, or has failed.
+// Returns the line of JSON that dtrain-calibrate prints. Error: it cannot be started, or has failed.
 Json run_calibration(const RanksOfHost& ranks, const Variables& variables) {
   const Variables of_ranks = with_libtorch_of(ranks.program, variables);
   const fs::path program = find_training_program(kCalibrationProgram, of_ranks);
@@ -88,7 +88,7 @@ Json run_calibration(const RanksOfHost& ranks, const Variables& variables) {
   return Json::parse(text);
 }
 
-// How much of the CPUs other programs have, while this process sleeps. Empty: /proc/stat does not say.
+// Returns the share of the CPUs that other programs use while this process sleeps. Empty: /proc/stat does not say.
 std::optional<double> busy_share_of(const std::vector<std::vector<int>>& cpus_of_ranks) {
   const auto before = host::read_cpu_times();
   std::this_thread::sleep_for(kLooksAtOthers);
@@ -107,7 +107,7 @@ std::optional<double> busy_share_of(const std::vector<std::vector<int>>& cpus_of
   return count == 0 ? std::nullopt : std::optional(sum / count);
 }
 
-// Held by the process that measures. Empty: this file system has no locks.
+// Returns the lock that the measuring process holds. Empty: this file system has no locks.
 UniqueFd lock_machine(const fs::path& file) {
   std::error_code code;
   fs::create_directories(file.parent_path(), code);
@@ -123,7 +123,7 @@ UniqueFd lock_machine(const fs::path& file) {
   return held;
 }
 
-// `before`: what was measured earlier, while other programs disturbed it. It stays if they disturb more now.
+// `before`: limits measured earlier, while other programs disturbed. They stay if the programs disturb more now.
 MachineLimits measure_and_store(const RanksOfHost& ranks, const LimitsCache& cache, const Json& key,
                                 const std::optional<profile::RankLimits>& before, const Variables& variables) {
   MachineLimits result;

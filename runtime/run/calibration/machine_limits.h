@@ -13,21 +13,21 @@ namespace dtrain::run {
 
 struct MachineLimits {
   std::optional<profile::RankLimits> limits;
-  double seconds = 0;   // that measuring took; 0: they were remembered
+  double seconds = 0;   // that measuring took; 0: the limits were remembered
   double before = 0;    // the displaced share of an earlier measurement that this one repeats; 0: it is the first
-  std::string failure;  // why there are none, or why they are not remembered; empty: nothing is wrong
+  std::string failure;  // the reason why limits are missing or not remembered; empty: nothing is wrong
 };
 
 enum class Measure {
   kNever,      // only what is remembered
-  kIfUnknown,  // where nothing is remembered, or something that should_measure_again()
+  kIfUnknown,  // if nothing is remembered, or should_measure_again() is true
   kAnew,       // in any case
 };
 
 // Throws nothing that a run would have to end for: failures become `failure`.
 MachineLimits machine_limits(const RanksOfHost& ranks, Measure measure, const Variables& variables);
 
-// DTRAIN_CALIBRATION: whether launches may measure. It is "true" or "false"; unset: true. ConfigError: something else.
+// True if launches may measure: DTRAIN_CALIBRATION is "true" or unset. ConfigError: neither "true" nor "false".
 bool may_calibrate(const Variables& variables);
 
 Json to_json(const MachineLimits& limits);          // for another host: {"limits", "seconds", "before", "failure"}

@@ -34,7 +34,7 @@ std::string hostfile(const LaunchPlan& plan) {
 
 std::string slots_variable(const LaunchPlan& plan) {
   std::vector<std::string> parts;
-  std::map<std::string, int> of_agent;  // how many ranks have been there so far
+  std::map<std::string, int> of_agent;  // number of ranks on the agent so far
   for (const RankPlacement& rank : plan.ranks) {
     const auto agent = std::find_if(plan.cluster.agents.begin(), plan.cluster.agents.end(),
                                     [&](const auto& one) { return one.agent.id == rank.agent; });
@@ -46,7 +46,7 @@ std::string slots_variable(const LaunchPlan& plan) {
       slot.of_cores = true;
       slot.index = of_agent[rank.agent]++;
       slot.slots = static_cast<int>(std::count_if(plan.ranks.begin(), plan.ranks.end(), is_there));
-      // The ledger has given these to the run. In a Slurm job the step may have been given others by Slurm.
+      // The ledger has given these CPUs to the run. In a Slurm job Slurm may have given others to the step.
       if (plan.launcher.type == config::LauncherType::kMpi) slot.cpus = rank.cpus;
       if (!slot.cpus.empty()) slot.cores = 0;
     }
@@ -74,7 +74,7 @@ std::vector<std::string> passed_on(const Variables& job, const Variables& variab
   std::set<std::string> names;
   for (const auto& [name, value] : job) names.insert(name);
   for (const auto& [name, value] : variables) {
-    // These name GPUs of this host; `dtrain start-rank` sets them on each.
+    // These variables name GPUs of this host; `dtrain start-rank` sets them on each host.
     const bool names_gpus = name == "CUDA_VISIBLE_DEVICES" || name == "CUDA_DEVICE_ORDER";
     if (starts_with_any(name) && !names_gpus) names.insert(name);
   }

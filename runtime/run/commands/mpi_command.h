@@ -14,13 +14,13 @@ namespace dtrain::run {
 
 std::string hostfile(const LaunchPlan& plan);
 
-// The placement as the value of DTRAIN_SLOTS: "0/2,1/2,0/4x2t2", a SlotOfRank for each rank.
+// Returns the placement as the value of DTRAIN_SLOTS: "0/2,1/2,0/4x2t2", a SlotOfRank for each rank.
 std::string slots_variable(const LaunchPlan& plan);
 
-// The variables of the ranks besides mpirun's own. `launcher`: how they reach it.
+// Returns the variables of the ranks besides mpirun's own. `launcher`: the contact by which the ranks reach it.
 Variables job_variables(const LaunchPlan& plan, const LauncherContact& launcher);
-// The names of all variables that ranks on other hosts get from here: those of job_variables(), and the user's own for
-// OpenMP, math libraries, NCCL, CUDA, torch and dtrain, except for those that name GPUs of this host.
+// Returns the names of all variables that ranks on other hosts get from here: those of job_variables(), and the user's
+// own for OpenMP, math libraries, NCCL, CUDA, torch and dtrain, except for those that name GPUs of this host.
 std::vector<std::string> passed_on(const Variables& job, const Variables& variables);
 
 struct MpiCommand {
@@ -34,7 +34,7 @@ struct MpiCommand {
 };
 std::vector<std::string> mpirun_arguments(const MpiCommand& command);
 
-// The remote shell with which mpirun starts its daemons: "ssh", or what options and variables set.
+// Returns the remote shell with which mpirun starts its daemons: "ssh", or the shell that options and variables set.
 std::vector<std::string> remote_shell(const std::vector<std::string>& options, const Variables& variables);
 
 }  // namespace dtrain::run

@@ -30,7 +30,7 @@ HostAndGpu parts_of(const std::string& entry, const std::string& assignment, int
   return {entry.substr(0, colon), entry.substr(colon + 1)};
 }
 
-// As CUDA_VISIBLE_DEVICES names it.
+// Returns the GPU's name in CUDA_VISIBLE_DEVICES.
 std::string id_of(const scheduler::ClusterSlot& slot) {
   return slot.gpu_uuid.empty() ? std::to_string(slot.gpu) : slot.gpu_uuid;
 }
@@ -113,7 +113,7 @@ std::vector<std::vector<int>> cpus_of(const std::vector<host::Core>& cores) {
   return cpus;
 }
 
-// How many threads each of the host's slots may have; as many as you like where the cgroup sets no limit.
+// Returns the threads that the cgroup grants each of the host's slots; the largest number if it sets no limit.
 int threads_granted(const SlotOfRank& slot, const CoresOfHost& host) {
   double cpus = 0;
   for (const host::Core& core : host.cores) cpus += static_cast<double>(core.cpus.size());
@@ -146,7 +146,7 @@ ShareOfRank all_cores_of(const SlotOfRank& slot, const CoresOfHost& host) {
   std::vector<scheduler::CoreUnit> units;
   for (const host::Core& core : host.cores) units.push_back(scheduler::unit_of(core));
   const auto groups = scheduler::divide_cores_evenly(units, slot.slots, threads_granted(slot, host));
-  ShareOfRank share{.threads = static_cast<int>(groups.front().size())};  // as many as the rank with the fewest
+  ShareOfRank share{.threads = static_cast<int>(groups.front().size())};  // of the rank with the fewest cores
   for (const std::vector<int>& group : groups) share.threads = std::min(share.threads, static_cast<int>(group.size()));
   share.cpus = scheduler::cpus_of(host.cores, groups[index]);
   return share;

@@ -28,7 +28,7 @@ class SbatchLines {
     }
     text_ += "#SBATCH " + words + "\n";
   }
-  // Options as on a command line: a word without a dash is the value of the word before it.
+  // Adds options as on a command line: a word without a dash is the value of the word before it.
   void add_options(const std::vector<std::string>& options) {
     for (std::size_t i = 0; i < options.size();) {
       std::string words = as_word(options[i]);
@@ -48,7 +48,7 @@ class SbatchLines {
   std::string text_;
 };
 
-// Slurm's name for the node; for this machine the plan has another.
+// Returns Slurm's name for the node; for this machine the plan has another name.
 std::string node_of(const LaunchPlan& plan, const RankPlacement& rank) {
   const auto agent = std::find_if(plan.cluster.agents.begin(), plan.cluster.agents.end(),
                                   [&](const auto& one) { return one.agent.id == rank.agent; });
@@ -74,7 +74,7 @@ bool has_option(const LaunchPlan& plan, const std::string& name) {
   return std::any_of(options.begin(), options.end(), [&](const auto& option) { return option.starts_with(name); });
 }
 
-// The most ranks on one host.
+// Returns the largest number of ranks on one host.
 int most_ranks(const LaunchPlan& plan) {
   std::map<std::string, int> ranks;
   int most = 0;
@@ -82,8 +82,8 @@ int most_ranks(const LaunchPlan& plan) {
   return most;
 }
 
-// What srun is asked for, for each rank: its cores, in CPUs as Slurm counts them. 0: nothing, since ranks have unlike
-// numbers, or the allocation says how many a task has.
+// Returns the number of CPUs, as Slurm counts them, that srun is asked to give each rank. 0: srun is asked for none,
+// because ranks have unlike numbers, or the allocation says how many a task has.
 int cpus_per_task(const LaunchPlan& plan) {
   if (has_option(plan, "--cpus-per-task") || has_option(plan, "-c")) return 0;
   int each = 0;

@@ -10,16 +10,16 @@
 
 namespace dtrain::run {
 
-// The Slurm job that this process belongs to; empty: none.
+// Returns the Slurm job to which this process belongs; empty: none.
 std::string slurm_job(const Variables& variables);
-// Whether Slurm must still be asked for slots, because there is no allocation yet.
+// True if Slurm must still be asked for slots, because there is no allocation yet.
 bool needs_allocation(const LaunchPlan& plan, const Variables& variables);
 
-// One task for each rank. On several nodes slurm_hostfile() (a line for each rank) places them by SLURM_HOSTFILE.
+// srun starts one task for each rank. On several nodes SLURM_HOSTFILE names slurm_hostfile() (a line for each rank).
 std::vector<std::string> srun_arguments(const LaunchPlan& plan, const std::vector<std::string>& program);
 std::string slurm_hostfile(const LaunchPlan& plan);
 
-// What the script of a job contains that makes this launch in an allocation of its own.
+// The contents of the script of a job that makes this launch in an allocation of its own.
 struct BatchJob {
   std::filesystem::path dtrain;      // this program
   std::filesystem::path experiment;  // absolute

@@ -11,17 +11,17 @@
 
 namespace dtrain::run {
 
-// The ranks that fill this machine: one on each of its slots, or on each core where its slots are GPUs.
+// Returns the ranks that fill this machine: one on each of its slots, or on each core if its slots are GPUs.
 RanksOfHost ranks_to_bench(const std::optional<scheduler::ClusterAgents>& cluster);
 
-// A table for each setting; empty where nothing was measured.
+// Returns a table for each setting; empty: nothing was measured.
 std::string render_limits(std::span<const profile::RankLimits> limits);
 
-// What the default path of float32 matrix products costs, in percent of the fast one's rate; empty: not known, or
-// there is one path alone.
+// Returns the cost of the default path of float32 matrix products, in percent of the fast path's rate; empty: not
+// known, or there is only one path.
 std::optional<double> matmul_cost(const profile::RankLimits& limits);
 
-// How this processor gets the fast path of float32 matrix products; none where libtorch takes it by itself.
+// Finds how this processor gets the fast path of float32 matrix products; none if libtorch takes it by itself.
 std::optional<Finding> check_matmul(const Variables& variables);
 std::optional<Finding> judge_matmul(bool has_slow_path, std::span<const profile::RankLimits> known);
 

@@ -14,7 +14,7 @@
 namespace dtrain::run {
 
 struct CheckedHost {
-  std::filesystem::path folder;  // where runs are written; may not exist yet
+  std::filesystem::path folder;  // for runs; may not exist yet
   bool needs_mpi = false;        // launcher: mpi
   bool needs_slurm = false;      // launcher: slurm
   bool launches = true;          // `dtrain launch` is called here
@@ -26,7 +26,7 @@ std::vector<Finding> check_host(const CheckedHost& host, const std::optional<Gpu
 
 // Programs and libraries. GPUs: gpu_checks.h.
 Finding check_libtorch(const Variables& variables);
-// What the backends need: a finding for each that looks for something. `mpi_is_needed`: the launcher is mpirun.
+// Checks the backends' needs: a finding for each that looks for something. `mpi_is_needed`: the launcher is mpirun.
 std::vector<Finding> check_backends(bool mpi_is_needed, const Variables& variables);
 Finding check_slurm(const Variables& variables);
 
@@ -34,7 +34,7 @@ Finding check_slurm(const Variables& variables);
 Finding check_shared_memory(const std::filesystem::path& root = "/");
 // Empty: no cgroup limits the processor time.
 std::optional<Finding> check_cpu_quota(const std::filesystem::path& root = "/");
-// `gpus`: how many GPUs exchange gradients through it.
+// `gpus`: the number of GPUs that exchange gradients through /dev/shm.
 Finding check_dev_shm(int gpus = 0, const std::filesystem::path& folder = "/dev/shm");
 Finding check_open_files();
 Finding judge_open_files(std::uint64_t soft, std::uint64_t hard);
@@ -44,13 +44,13 @@ Finding judge_locked_memory(std::optional<std::uint64_t> bytes, bool matters);
 
 Finding check_interfaces();
 
-// The environment variables of process_interface.h that are set, and those of dtrain's name that no program reads.
+// Lists the variables of process_interface.h that are set, and those of dtrain's name that no program reads.
 std::vector<Finding> check_variables(const Variables& variables);
 
-// The folder of runs: its free space and its write speed. The ledger's folder: whether it is local and writable.
+// Checks the folder of runs: free space and write speed; and the ledger's folder: whether it is local and writable.
 std::vector<Finding> check_folder(const std::filesystem::path& folder);
 Finding check_state_folder(const Variables& variables);
-// The folder itself, or the nearest folder above it that exists.
+// Returns the folder itself, or the nearest folder above it that exists.
 std::filesystem::path existing_part(const std::filesystem::path& folder);
 
 }  // namespace dtrain::run

@@ -21,7 +21,7 @@ namespace {
 
 using ProbeClock = std::chrono::steady_clock;
 
-// The handle of the first candidate that can be opened, which stays open. The error is that of the last one.
+// Returns the handle of the first candidate that can be opened, which stays open. The error is that of the last one.
 void* open_first(const std::vector<std::string>& candidates, ProbedLibrary& library) {
   for (const std::string& one : candidates) {
     std::error_code code;
@@ -65,7 +65,7 @@ class Functions {
   void* own_ = nullptr;
 };
 
-// Starts CUDA's driver.
+// Starts CUDA's driver and counts its GPUs.
 void count_gpus(Functions& cuda, CudaProbe& probe) {
   auto* const count = cuda.find<int(int*)>("cudaGetDeviceCount");
   auto* const text = cuda.find<const char*(int)>("cudaGetErrorString");
@@ -163,7 +163,7 @@ std::optional<CudaProbe> probe_cuda(const std::filesystem::path& libtorch, const
   }
 }
 
-// What a probe of CUDA's libraries means.
+// The meaning of a probe of CUDA's libraries.
 namespace {
 
 constexpr int kOldestNccl = 22800;
@@ -171,7 +171,7 @@ constexpr const char* kGetFullLibtorch =
     "get libtorch with the GPU libraries: dtrain-get-libtorch --flavour full; or set DTRAIN_LIBTORCH_DIR to the "
     "'torch' folder of an installed PyTorch for CUDA 13 (dtrain version says which PyTorch dtrain is built for)";
 
-// What to do where CUDA does not start.
+// Returns the remedy if CUDA does not start.
 std::string cuda_remedy(int error) {
   switch (error) {
     case 35:  // cudaErrorInsufficientDriver

@@ -1,6 +1,6 @@
-// Whether a rank could open what training on GPUs needs: libtorch_cuda, CUDA's runtime and NCCL. Another process of
-// dtrain tries it (`dtrain cuda-probe`), because the libraries take some 100 MB of memory, and because CUDA may never
-// answer where a driver hangs.
+// Tests whether a rank could open the libraries for training on GPUs: libtorch_cuda, CUDA's runtime and NCCL. Another
+// process of dtrain tries it (`dtrain cuda-probe`), because the libraries take some 100 MB of memory, and because CUDA
+// may never answer if a driver hangs.
 #pragma once
 
 #include <chrono>
@@ -29,14 +29,14 @@ struct CudaProbe {
   std::string error_text;  // CUDA's words for it
 };
 
-// What the process tries, in this order: each name as the dynamic linker finds it, then each file that exists.
+// The order in which the process tries libraries: each name as the dynamic linker finds it, then each file that exists.
 struct CudaCandidates {
   std::vector<std::string> libtorch_cuda;
   std::vector<std::string> cuda;
   std::vector<std::string> nccl;
 };
-// As ranks do it: by name, then beside libtorch_cpu.so (`libtorch`, the folder of libtorch's libraries), and in the
-// wheels beside libtorch.
+// Returns the candidates in the order of ranks: by name, then beside libtorch_cpu.so (`libtorch`, the folder of
+// libtorch's libraries), and in the wheels beside libtorch.
 CudaCandidates cuda_candidates(const std::filesystem::path& libtorch);
 
 std::string nccl_version(int code);  // 22809: "2.28.9"

@@ -127,7 +127,7 @@ RemoteCommand remote_for(const config::Launcher& launcher, const Variables& vari
   return over_remote_shell(remote_shell(launcher.options, variables));
 }
 
-// The limits that were measured: with --bench now, which may be a problem of this host, else by an earlier run.
+// Returns measured limits: with --bench measured now (a failure is a problem of this host), else by an earlier run.
 std::vector<profile::RankLimits> limits_to_show(const DoctorRequest& request, const Variables& variables,
                                                 const std::optional<scheduler::ClusterAgents>& cluster,
                                                 std::vector<Finding>& findings) {

@@ -13,7 +13,7 @@ enum class Level { kOk, kWarning, kProblem };
 std::string to_string(Level level);  // "ok", "warning", "problem"
 
 struct Finding {
-  std::string check;  // what was looked at: "open files"
+  std::string check;  // the subject of the check: "open files"
   Level level = Level::kOk;
   std::string text;
   std::string remedy;  // what to do; empty if it is ok
@@ -38,7 +38,7 @@ Json to_json(std::span<const Finding> findings);
 std::vector<Finding> findings_of(const Json& json);  // Json::exception if it is malformed
 
 Level worst(std::span<const HostFindings> hosts);
-// The worst level of one check on all hosts.
+// Returns the worst level of one check on all hosts.
 Level worst_of(std::span<const HostFindings> hosts, const std::string& check);
 Json doctor_json(std::span<const HostFindings> hosts);
 std::string render(std::span<const HostFindings> hosts);

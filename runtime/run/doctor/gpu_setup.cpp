@@ -1,4 +1,4 @@
-// How GPUs are set up: modes, clocks, memory, other processes; and how they are joined: peer access and topology.
+// Checks the setup of GPUs (modes, clocks, memory, other processes) and their connections (peer access, topology).
 #include <algorithm>
 #include <functional>
 #include <map>
@@ -37,12 +37,12 @@ class Setups {
     }
     return indices;
   }
-  // Of GPUs that report `member`, those for which it is `value`.
+  // Returns the GPUs that report `value` for `member`.
   template <typename Value>
   std::vector<int> with(std::optional<Value> GpuSetup::*member, Value value) const {
     return where([&](const GpuSetup& gpu) { return gpu.*member == value; });
   }
-  // Whether a GPU reports it; else it is remembered as not known.
+  // True if a GPU reports `member`; else the check is listed as not known.
   template <typename Value>
   bool known(const char* check, std::optional<Value> GpuSetup::*member) {
     const bool any =
@@ -143,7 +143,7 @@ void judge_clocks(Setups& setups) {
   };
   const std::vector<int> heat = slowed(&host::SlowdownReasons::heat);
   const std::vector<int> brake = slowed(&host::SlowdownReasons::power_brake);
-  // Idle GPUs report it while their clocks change.
+  // Idle GPUs also report a hardware slowdown, while their clocks change, so they are left out.
   const std::vector<int> hardware = setups.where([](const GpuSetup& gpu) {
     const auto& why = gpu.slowdown;
     return why && why->hardware && !why->idle && !why->heat && !why->power_brake;

@@ -68,7 +68,7 @@ struct CudaCheck {
   int version = kCudaOfLibtorch;
 };
 
-// Opens what a rank of dtrain-worker would open. Without libtorch there is nothing to open: that is said elsewhere.
+// Opens the libraries of a rank of dtrain-worker. Without libtorch there are none: check_libtorch() reports that.
 CudaCheck check_cuda(int gpus, const Variables& variables) {
   const std::filesystem::path worker = find_training_program("dtrain-worker", variables);
   if (worker.empty()) return {};

@@ -22,7 +22,7 @@ constexpr std::uint64_t kFewFiles = 1024;    // the default of distributions; ma
 constexpr std::uint64_t kTooFewFiles = 256;  // for a rank with its libraries, loaders and connections
 constexpr std::uint64_t kRaisedTo = 65'536;  // by raise_open_files()
 constexpr double kSmallShm = 128.0 * 1024 * 1024;
-// Where GPUs have no peer access, NCCL takes 9.2 MiB there (4 MiB, and 5.2 MiB for its two protocols of low latency)
+// If GPUs have no peer access, NCCL takes 9.2 MiB of /dev/shm (4 MiB, and 5.2 MiB for its two protocols of low latency)
 // for each neighbour of a rank and each of its channels: with 4 channels, a ring and a tree, 110 MiB.
 constexpr double kShmOfGpu = 128.0 * 1024 * 1024;
 constexpr std::uint64_t kLittleLocked = 64u << 20;

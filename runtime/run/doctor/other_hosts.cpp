@@ -34,7 +34,7 @@ ProbeSession::Time in(std::chrono::seconds patience) {
   return std::chrono::steady_clock::now() + patience;
 }
 
-// The hosts of the agents that are not on this host, each once.
+// Returns the hosts of the agents that are not on this host, each once.
 std::vector<std::string> others(const scheduler::ClusterAgents& cluster) {
   std::vector<std::string> hosts;
   for (const scheduler::ClusterAgent& one : cluster.agents) {

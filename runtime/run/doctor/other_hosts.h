@@ -1,5 +1,5 @@
-// What `dtrain doctor` checks on the other hosts of a cluster, over its remote shell: whether they can be reached, the
-// results of their own checks, their clocks, the run folder, and the network between them. One thread; takes seconds.
+// Checks of `dtrain doctor` on the other hosts of a cluster, over its remote shell: whether they can be reached, the
+// results of their own checks, clocks, the run folder, and the network between them. One thread; takes seconds.
 #pragma once
 
 #include <filesystem>
@@ -26,11 +26,11 @@ struct ClockReading {
 ClockOffset clock_offset(const std::vector<ClockReading>& readings);
 Finding judge_clock(const ClockOffset& clock);
 
-// One entry for each host other than this one, also if several agents are on it. `folder` is where runs are written.
+// Returns one entry for each other host, also if several agents are on it. `folder`: the folder of runs.
 std::vector<HostFindings> check_other_hosts(const scheduler::ClusterAgents& cluster, const RemoteCommand& remote,
                                             const std::filesystem::path& folder);
 
-// One finding for each network between the hosts. Empty if this host is the only one and no interface is wanted.
+// Returns a finding for each network between the hosts. Empty: this host is the only one and no interface is wanted.
 std::vector<Finding> check_network(const scheduler::ClusterAgents& cluster, const RemoteCommand& remote);
 
 }  // namespace dtrain::run

@@ -1,4 +1,4 @@
-// What `dtrain version` prints.
+// The output of `dtrain version`.
 
 #include "dtrain/run/version.h"
 
@@ -17,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The folder of libtorch's libraries that dtrain-worker would use; empty: none is found.
+// Returns the folder of libtorch's libraries that dtrain-worker would use; empty: none is found.
 fs::path workers_libtorch(const Variables& variables) {
   const fs::path worker = find_training_program("dtrain-worker", variables);
   try {

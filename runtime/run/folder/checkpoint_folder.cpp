@@ -26,10 +26,10 @@ namespace fs = std::filesystem;
 
 constexpr const char* kOwnerFile = "run.json";  // in the run's folder of the storage: whose checkpoints these are
 
-// What run.json says. The claim is a random text, which storage.json in the run's folder has too. Where a run that was
-// moved takes the folder over, both get a new one: so a copy that could not be seen then is found out later.
+// The contents of run.json. The claim is a random text, which storage.json in the run's folder has too. If a run that
+// was moved takes the folder over, both get a new claim: so a copy that could not be seen then is found out later.
 struct Owner {
-  fs::path run;             // where it was when it was written
+  fs::path run;             // the run's path when the file was written
   std::uint64_t inode = 0;  // of its folder; 0: not known
   std::string claim;
 };
@@ -71,7 +71,7 @@ std::string user_text() {
       "make it writable for that user, or name another folder in checkpoint_storage");
 }
 
-// A new folder in `storage`, with these checkpoints. Ends with storage.json: until then the run stays as it was.
+// Makes a folder in `storage`, with these checkpoints. Writes storage.json last: until then the run stays as it was.
 fs::path make_own_folder(const RunFolder& run, const fs::path& storage, const std::vector<fs::path>& checkpoints) {
   fs::path folder;
   do {
@@ -90,7 +90,7 @@ fs::path make_own_folder(const RunFolder& run, const fs::path& storage, const st
   return folder;
 }
 
-// What the other run has saved since is not this run's: its metrics end before.
+// Makes a folder for the run without the checkpoints that the other run has saved since: the run's metrics end before.
 std::string separate(const RunFolder& run, const fs::path& shared, const Owner& owner) {
   const std::optional<std::int64_t> last = read_state(run).last_saved;
   std::vector<fs::path> own;

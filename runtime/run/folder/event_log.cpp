@@ -15,8 +15,7 @@
 namespace dtrain::run {
 namespace {
 
-// Of an event that names a process: whether that process is still there. The same number with another start time is a
-// later process.
+// True if the process that the event names is still there. The same number with another start time is a later process.
 bool is_alive(const Json& event) {
   const std::uint64_t ticks = host::start_ticks(event.value("pid", 0));
   return ticks != 0 && ticks == event.value("start_ticks", ticks);

@@ -27,7 +27,7 @@ class EventLog {
   LineAppender file_;
 };
 
-// The fields of the last event of a run, "run_ended". `cause` is empty unless the run failed.
+// Returns the fields of the last event of a run, "run_ended". `cause` is empty unless the run failed.
 Json run_ended(ExitCode exit_code, const std::string& cause);
 
 }  // namespace dtrain::run

@@ -26,7 +26,7 @@ FolderWatch::FolderWatch(fs::path folder)
   if (!fd_ || ::fstat(fd_.get(), &held) != 0) {
     throw SystemError("cannot open the run's folder " + folder_.string(), errno);
   }
-  // The same on all ranks, and not that of an earlier run of this path.
+  // The name is the same on all ranks, and not that of an earlier run of this path.
   substitute_ = folder_.parent_path() / ("lost-" + folder_.filename().string() + "-" + std::to_string(held.st_ino));
 }
 

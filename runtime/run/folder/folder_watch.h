@@ -1,5 +1,5 @@
-// Whether a run's folder is still in its place: files that are open stay usable after it was removed or moved, so
-// nothing else shows it until the next file is to be made. Any thread.
+// Watches whether a run's folder is still in its place: open files stay usable after the folder was removed or moved,
+// so nothing else shows it until the next file is to be made. Any thread.
 #pragma once
 
 #include <filesystem>
@@ -17,12 +17,12 @@ class FolderWatch {
 
   // "was removed", "was moved to /data/old"; empty: it is in its place, or the file system does not answer. Looks.
   std::string gone() const;
-  // Where the final weights go in that case: a folder beside it that no run uses. It may not exist.
+  // Returns the folder for the final weights in that case: beside the run's folder, used by no run. It may not exist.
   const std::filesystem::path& substitute() const { return substitute_; }
 
-  // What to say while the run goes on.
+  // Returns the warning for the time while the run goes on.
   std::string warning(const std::string& gone) const;
-  // What to say at its end: with the path of the final weights if they are in the substitute.
+  // Returns the error for the run's end: with the path of the final weights if they are in the substitute.
   std::string error(const std::string& gone) const;
 
  private:

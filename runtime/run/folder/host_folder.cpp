@@ -30,13 +30,13 @@ fs::path token_file(const RunFolder& folder) {
   return folder.launch() / "token";
 }
 
-// The file itself, not the target of a link.
+// True for a file itself, not for a link to a file.
 bool is_plain_file(const fs::path& path) {
   std::error_code code;
   return fs::is_regular_file(fs::symlink_status(path, code));
 }
 
-// Not a rename: the two may be on different file systems.
+// Copies the file and removes it. A rename would fail: the two may be on different file systems.
 void move_file(const fs::path& from, const fs::path& to) {
   make_folder(to.parent_path());
   const UniqueFd in(::open(from.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));

@@ -23,8 +23,8 @@ void make_host_folder(const RunFolder& folder, const std::string& token, const s
 inline constexpr const char* kHostFolderMark = ".dtrain-host-folder";
 
 // Moves plain files, appends lines of events.jsonl, and takes over the keys of plan.json from the host of rank 0.
-// Leaves out everything else (links, devices): here a link would lead to a file of this host. Returns what was left
-// out, relative to `from`. SystemError or DataError: not all of it could be moved.
+// Leaves out everything else (links, devices): here a link would lead to a file of this host. Returns the paths left
+// out, relative to `from`. SystemError or DataError: not all files could be moved.
 std::vector<std::filesystem::path> merge_folder(const RunFolder& from, const RunFolder& to);
 
 }  // namespace dtrain::run

@@ -30,7 +30,7 @@ Json by_agent(const std::vector<RankPlacement>& ranks) {
   return agents;
 }
 
-// The effective batch: the samples of one optimizer step.
+// Returns the effective batch: the samples of one optimizer step.
 std::int64_t effective_batch(const PlanFacts& facts) {
   std::int64_t effective = 0;
   const bool too_large =

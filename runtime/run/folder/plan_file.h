@@ -20,7 +20,7 @@ struct PlacedGpu {
   std::string uuid;  // of a MIG instance its name; empty: not reported
   std::string name;
 
-  // As CUDA_VISIBLE_DEVICES names it, in the order of PCI addresses.
+  // Returns the GPU's name in CUDA_VISIBLE_DEVICES, in the order of PCI addresses.
   std::string id() const { return uuid.empty() ? std::to_string(index) : uuid; }
 };
 std::string text_of(const PlacedGpu& gpu);  // "GPU 0 (NVIDIA H200, GPU-…)"

@@ -30,7 +30,7 @@ namespace fs = std::filesystem;
 constexpr int kReadAgain = 3;
 constexpr auto kReadAgainAfter = std::chrono::seconds(1);
 
-// Of which nothing can be used, though they were completed once.
+// ConfigError: none of the checkpoints can be used, though they were completed once.
 [[noreturn]] void refuse_damaged(const RunFolder& folder, const ResumePoint& point) {
   std::string text = "none of the checkpoints of the run " + folder.path.string() + " can be used:";
   for (int i = 0; i < point.damaged; ++i) text += "\n  " + point.passed_over[static_cast<std::size_t>(i)];
@@ -48,7 +48,7 @@ constexpr auto kReadAgainAfter = std::chrono::seconds(1);
   throw ConfigError(text, remedy);
 }
 
-// What to do where the weights of the checkpoint from which the run goes on are not finite.
+// Returns a warning, with a remedy, that the weights of the checkpoint for the continuation are not finite.
 std::string not_finite_text(const RunFolder& folder, const checkpoints::Newest& newest) {
   std::string text = "the checkpoint of batch " + std::to_string(newest.entry->about.step) +
                      " has values that are not finite (" + newest.entry->not_finite + ")";
@@ -64,7 +64,7 @@ std::string key_of(const std::string& override) {
   return override.substr(0, override.find('='));
 }
 
-// Whether the file is there and has the contents of the run's copy.
+// True if the file is there and has the contents of the run's copy.
 bool is_unchanged(const fs::path& file, const RunFolder& folder) {
   std::error_code code;
   return fs::is_regular_file(file, code) && read_file(file) == read_file(folder.experiment());
@@ -104,7 +104,7 @@ std::int64_t number_at(const Json& json, const Json::json_pointer& path) {
   return value.is_number_integer() ? value.get<std::int64_t>() : 0;
 }
 
-// The length in batches; empty where a length in epochs says nothing about them.
+// Returns the length in batches; empty: a length in epochs says nothing about batches.
 std::optional<std::int64_t> batches_of(const config::Experiment& experiment, const Json& plan) {
   const config::Length& length = experiment.searcher.max_length;
   std::int64_t per_epoch = 1;
@@ -117,7 +117,7 @@ std::optional<std::int64_t> batches_of(const config::Experiment& experiment, con
   return config::in_batches(length, split.effective, per_epoch);
 }
 
-// A checkpoint's folder in the place of a run.
+// Refuses a checkpoint's folder in the place of a run.
 void refuse_checkpoint(const std::string& text) {
   fs::path path = fs::absolute(text).lexically_normal();
   if (!path.has_filename()) path = path.parent_path();

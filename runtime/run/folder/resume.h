@@ -1,5 +1,5 @@
-// How a run goes on in its own folder: from which checkpoint, with what it was started, whether it may, and where the
-// files of the attempt before are put. Plain values, and functions that read and move files.
+// The continuation of a run in its own folder: from which checkpoint, with what it was started, whether it may go on,
+// and where the files of the attempt before are put. Plain values, and functions that read and move files.
 #pragma once
 
 #include <cstdint>
@@ -16,13 +16,13 @@ struct Experiment;
 
 namespace dtrain::run {
 
-// Where a run goes on: its newest checkpoint that is whole.
+// The point from which a run goes on: its newest checkpoint that is whole.
 struct ResumePoint {
   std::filesystem::path path;            // the checkpoint; empty: there has been none, and the run begins anew
   std::int64_t step = 0;                 // batches done
   std::int64_t epoch = 0;                // from 0
   std::vector<std::string> passed_over;  // newer checkpoints that cannot be used, each with the reason
-  int damaged = 0;                       // how many of these, the first ones, were completed once
+  int damaged = 0;                       // the number of these, the first ones, that were completed once
   std::string claimed;                   // a warning: claim_checkpoint_folder()'s; empty: none
   std::string not_finite;                // a warning: weights of it are not finite; empty: all are
   std::string still_saving;              // a warning: a saver of an earlier attempt did not end; empty: none
@@ -30,25 +30,25 @@ struct ResumePoint {
   bool exists() const { return !path.empty(); }
 };
 
-// Waits for what an earlier attempt is still writing, for a minute at most, and reads the checkpoints whole until one
-// verifies; where none does, tries for 3 s. SystemError; ConfigError as find_checkpoint_folder(), and where there are
-// checkpoints and none can be used: nobody begins anew and replaces what is further unless a user says so.
+// Waits until an earlier attempt has ended its writing, for a minute at most, and reads the checkpoints whole until one
+// verifies; if none does, tries for 3 s. SystemError; ConfigError as find_checkpoint_folder(), and if there are
+// checkpoints and none can be used: no run begins anew and replaces further checkpoints unless a user says so.
 ResumePoint find_resume_point(const RunFolder& folder);
 
-// The fields {resume_from, step} of an event; {} if the run begins anew.
+// Returns the fields {resume_from, step} of an event; {} if the run begins anew.
 Json to_json(const ResumePoint& point);
 // "step-120 (batch 120, epoch 2)"; "the beginning, because there is no checkpoint of it".
 std::string text_of(const ResumePoint& point);
-// A line for a new folder of checkpoints, for each checkpoint that was passed over, for weights that are not finite,
-// and for a saver that did not end.
+// Returns a line for a new folder of checkpoints, for each checkpoint that was passed over, for weights that are not
+// finite, and for a saver that did not end.
 std::vector<std::string> warnings_of(const ResumePoint& point);
 
 // A run that goes on because a user asks for it (--continue).
 struct ContinuedRun {
   RunFolder folder;
-  std::filesystem::path experiment_file;  // that it was started with: relative paths are relative to its folder
+  std::filesystem::path experiment_file;  // the run was started with it: relative paths are relative to its folder
   std::filesystem::path contents;      // its copy in the run's folder, if that file has changed or is gone; else empty
-  std::vector<std::string> overrides;  // that it was started with
+  std::vector<std::string> overrides;  // the run was started with them
   std::filesystem::path cluster_file;  // the same; empty: none, or it is not there any more
   Json plan;                           // plan.json of the last attempt whose ranks began to train
   int number = 1;                      // this continuation's, from 1
@@ -61,7 +61,7 @@ ContinuedRun read_continued_run(const std::string& run);
 // ConfigError naming a process of the run that is left on this host.
 void check_not_in_progress(const RunFolder& folder);
 
-// The overrides of the run, then `more`, which replace those of the same key.
+// Returns the overrides of the run, then `more`, which replace those of the same key.
 std::vector<std::string> merge_overrides(const std::vector<std::string>& overrides,
                                          const std::vector<std::string>& more);
 
@@ -78,15 +78,15 @@ void check_goes_on(const ContinuedRun& run, const config::Experiment& experiment
 void check_storage_stays(const ContinuedRun& run, const std::vector<std::string>& overrides,
                          const config::Experiment& experiment);
 
-// What is different from the run's last attempt, a line each: keys that change what is trained, with both values; and
-// another number of ranks or hosts, or slots of another type, with which the result is not the same to the bit. `plan`
-// is the plan.json of the next attempt.
+// Returns the differences from the run's last attempt, a line each: keys that change what is trained, with both values;
+// and another number of ranks or hosts, or slots of another type, with which the result is not the same to the bit.
+// `plan` is the plan.json of the next attempt.
 std::vector<std::string> differences_from(const ContinuedRun& run, const Json& plan);
 
-// The number of the attempt whose files are in their usual place: from 1.
+// Returns the number of the attempt whose files are in their usual place: from 1.
 int attempt_number(const RunFolder& folder);
 
-// Which files of an attempt stay where they are.
+// The files of an attempt that stay where they are.
 struct Kept {
   bool metrics = false;       // the next attempt goes on from a checkpoint, and with them
   bool launcher_log = false;  // logs/launcher.log: the launcher that writes it goes on

@@ -48,7 +48,7 @@ std::string folder_name(const std::string& name) {
   return result.empty() ? "run" : result;
 }
 
-// The number at the start of "0007-fashion-mnist".
+// Returns the number at the start of "0007-fashion-mnist".
 std::optional<int> run_number(const std::string& name) {
   std::string_view rest = name;
   const auto number = take_number<int>(rest);

@@ -30,7 +30,7 @@ Json to_json(const OwnerProcess& owner, const fs::path& run) {
           {"folder", inode_of(run)}};
 }
 
-// None: nobody owns the run, or what is there cannot be read.
+// Returns the owner; empty: nobody owns the run, or the file cannot be read.
 std::optional<OwnerProcess> owner_in(const fs::path& file) {
   try {
     const Json json = Json::parse(read_file(file));
@@ -41,8 +41,8 @@ std::optional<OwnerProcess> owner_in(const fs::path& file) {
   }
 }
 
-// By the clock of the file system. A file that is opened is asked for anew, where attributes are cached. Empty: it is
-// not there.
+// Returns the file's time by the clock of the file system. Opens the file, so that cached attributes are read anew.
+// Empty: there is no such file.
 std::optional<nanoseconds> time_of(const fs::path& file) {
   const UniqueFd opened(::open(file.c_str(), O_RDONLY | O_CLOEXEC));
   struct stat info {};
@@ -50,7 +50,7 @@ std::optional<nanoseconds> time_of(const fs::path& file) {
   return std::chrono::seconds(info.st_mtim.tv_sec) + nanoseconds(info.st_mtim.tv_nsec);
 }
 
-// The present time by the clock of the file system.
+// Returns the present time by the clock of the file system.
 std::optional<nanoseconds> time_there(const fs::path& folder) {
   const fs::path probe = folder / (".now-" + std::to_string(::getpid()));
   const UniqueFd file(::open(probe.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
@@ -61,7 +61,7 @@ std::optional<nanoseconds> time_there(const fs::path& folder) {
   return time;
 }
 
-// Whether a process of another host has touched the file within `silence`, or does so now.
+// True if a process of another host has touched the file within the last `silence` and does so again within the next.
 bool is_touched(const fs::path& file, const OwnerTimes& times) {
   const auto before = time_of(file);
   const auto present = time_there(file.parent_path());
@@ -123,8 +123,8 @@ bool RunOwner::is_mine() const {
 void RunOwner::beat() {
   std::unique_lock lock(mutex_);
   while (!wake_.wait_for(lock, times_.beat, [this] { return ends_; })) {
-    // Who was taken for gone, as after a suspended machine, does not speak for its successor.
-    if (is_mine()) ::utimensat(AT_FDCWD, file_.c_str(), nullptr, 0);  // where it fails, the next one tries again
+    // An owner that was taken for gone, as after a suspended machine, must not touch the file of its successor.
+    if (is_mine()) ::utimensat(AT_FDCWD, file_.c_str(), nullptr, 0);  // after a failure the next beat tries again
   }
 }
 

@@ -1,6 +1,6 @@
-// Says that a process carries out the run in a folder: by a lock, which ends with that process, however it ends, and by
-// the file .owner for hosts that do not see each other's locks (NFS with nolock, Lustre with localflock). One thread
-// besides the one that an owner starts.
+// Shows that a process carries out the run in a folder: by a lock, which ends with that process, however it ends, and
+// by the file .owner for hosts that do not see each other's locks (NFS with nolock, Lustre with localflock). One thread
+// besides the thread that an owner starts.
 #pragma once
 
 #include <chrono>
@@ -20,7 +20,7 @@
 
 namespace dtrain::run {
 
-// Tells a folder from its copies, on every host. 0: not known.
+// Returns a number that tells a folder from its copies, on every host. 0: not known.
 std::uint64_t inode_of(const std::filesystem::path& folder);
 
 struct OwnerProcess {
@@ -34,8 +34,8 @@ struct OwnerProcess {
 
 struct OwnerTimes {
   std::chrono::milliseconds beat{5'000};
-  // An owner on another host that has not touched the file for that long is gone. Longer than a host may take to see
-  // what another one has written.
+  // An owner on another host that has not touched the file for that long is gone. The time is longer than a host may
+  // take to see the writes of another one.
   std::chrono::milliseconds silence{30'000};
 };
 
@@ -43,9 +43,9 @@ struct OwnerTimes {
 // and empties it when it ends. A copy of the folder has no owner.
 class RunOwner {
  public:
-  // Becomes the owner. ConfigError naming the present one if it lives: on this host as its process tells, which takes
-  // no time; elsewhere as the file's time tells, for which this waits `silence` at most. SystemError if the file cannot
-  // be written.
+  // Becomes the owner. ConfigError names the present owner if it lives: on this host its process shows this at once;
+  // elsewhere the file's time shows it, for which the constructor waits `silence` at most. SystemError if the file
+  // cannot be written.
   RunOwner(const std::filesystem::path& run, const OwnerProcess& self, const OwnerTimes& times = {});
   ~RunOwner();
   RunOwner(const RunOwner&) = delete;

@@ -31,7 +31,7 @@ namespace fs = std::filesystem;
 // Size of dumps that takes about a second to read and analyse.
 constexpr std::uintmax_t kQuickBytes = 100'000'000;
 
-// Relative to the current folder if it is below it; quoted if a shell would not take it for one word.
+// Returns the path, relative if it is below the current folder, and quoted if a shell would not take it for one word.
 std::string shown_path(const fs::path& path) {
   std::error_code code;
   const fs::path relative = fs::relative(path, code);
@@ -52,7 +52,7 @@ std::uintmax_t dump_bytes(const fs::path& profile) {
   return sum;
 }
 
-// The description of the example trial, in the source tree or in the installed share/. Empty if there is neither.
+// Returns the path of the example trial's description, in the source tree or in the installed share/; empty: neither.
 std::string example_path() {
   const fs::path bin = executable_path().parent_path();
   std::error_code code;

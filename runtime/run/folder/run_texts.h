@@ -1,6 +1,5 @@
-// What a person reads about a run besides what its ranks print: how to name it on a command line, where its time has
-// gone so far, its report and what to do next. dtrain/run/summary_text.h has its summary. Any thread, but first_look()
-// one at a time.
+// Texts about a run besides the output of its ranks: its name on a command line, where its time has gone so far, its
+// report and the next steps. dtrain/run/summary_text.h has its summary. Any thread, but first_look() one at a time.
 #pragma once
 
 #include <filesystem>
@@ -12,29 +11,29 @@
 
 namespace dtrain::run {
 
-// How to call this program from the current folder: "dtrain" if PATH leads to it, else its path.
+// Returns the command that calls this program from the current folder: "dtrain" if PATH leads to it, else its path.
 std::string own_command();
 
-// How to name the run on a command line: its number under ./runs, else its path, relative if it is below the current
-// folder.
+// Returns the name of the run on a command line: its number under ./runs, else its path, relative if the run is below
+// the current folder.
 std::string reference_of(const RunFolder& folder);
 
-// What to do with a run that is over: three lines below its summary. `recorded`: the run has a profile, which reports
-// and analyses read.
+// Returns the next steps with a run that is over: three lines below its summary. `recorded`: the run has a profile,
+// which reports and analyses read.
 std::string next_steps(const RunFolder& folder, bool recorded);
 
 // "so far      12,345 samples/s; computing 71%, exchange 15%, waiting 9%, loading 5%": means over the ranks, the
 // largest share first. Empty if no rank has recorded a batch.
 std::string first_look_text(const analysis::LiveView& view);
 
-// That text for the run's folder as it is now, with the command that shows it continuously. Empty if the dumps hold no
-// batch, for example while they are on other hosts. Never throws.
+// Returns that text for the run's folder as it is now, with the command that shows it continuously. Empty if the dumps
+// hold no batch, for example while they are on other hosts. Never throws.
 std::string first_look(const RunFolder& folder, const Clock& clock) noexcept;
 
 // The report that every run leaves in its folder when it is over.
 struct EndReport {
-  std::string text;     // for the screen: where the report is, or how to get it; empty if there is nothing to report on
-  std::string warning;  // for standard error: why there is no report
+  std::string text;     // for the screen: the report's path, or the way to get it; empty: nothing to report on
+  std::string warning;  // for standard error: the reason why the report is missing
 };
 
 // Writes the report. Never throws: a run does not fail because of its report. A report that would take more than a

@@ -1,5 +1,5 @@
-// What the screen shows of a run: the ranks' log lines and the progress of training. On a terminal the progress is one
-// line, redrawn below the others. In a pipe it is a plain line every few seconds, the first and the last included.
+// The screen of a run: the ranks' log lines and the progress of training. On a terminal the progress is one line,
+// redrawn below the others. In a pipe the progress is a plain line every few seconds, the first and the last included.
 // Thread safe. A closed pipe is not an error.
 #pragma once
 
@@ -18,7 +18,7 @@ namespace dtrain::run {
 // "epoch 1/2, batch 120/938 (13%), loss 0.5123, 12,345 samples/s, 12.3 s left"
 std::string format_progress(const Progress& progress);
 
-// The width of the terminal `fd` in columns; empty if it is no terminal.
+// Returns the width of the terminal `fd` in columns; empty if it is no terminal.
 std::optional<int> terminal_width(int fd);
 
 // Writes to standard output and flushes it.
@@ -30,7 +30,7 @@ class Screen {
   Screen(int fd, bool terminal, const Clock& clock) : fd_(fd), terminal_(terminal), clock_(clock) {}
 
   void line(std::string_view text);
-  // Shows what is going on until there is progress; on a terminal only.
+  // Shows the present activity until there is progress; on a terminal only.
   void activity(std::string_view text);
   // Shows the line from `text` (unless empty) once, ten seconds after the first progress. progress() calls `text`.
   void after_a_while(std::function<std::string()> text) { later_ = std::move(text); }
@@ -49,7 +49,7 @@ class Screen {
   std::string drawn_;                   // the progress line on the terminal
   std::optional<Progress> unshown_;     // in a pipe: not printed yet
   std::optional<Nanoseconds> printed_;  // in a pipe: when progress was last printed
-  std::optional<Nanoseconds> first_;    // when the first progress arrived
+  std::optional<Nanoseconds> first_;    // the time of the first progress
   std::function<std::string()> later_;
 };
 

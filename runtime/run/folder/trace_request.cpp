@@ -60,7 +60,7 @@ Ranks read_ranks(EventReader& events) {
   return ranks;
 }
 
-// Whether the process handles the signal. Without a handler the signal would end it.
+// True if the process handles the signal. Without a handler the signal would end the process.
 bool catches(pid_t pid, int signal) {
   std::ifstream status("/proc/" + std::to_string(pid) + "/status");
   for (std::string line; std::getline(status, line);) {

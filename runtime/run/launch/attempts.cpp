@@ -35,8 +35,8 @@ Outcome run_once(const Attempt& attempt) {
   return needs_allocation(attempt.plan, attempt.variables) ? submit_and_follow(attempt) : run_slurm(attempt);
 }
 
-// What the last attempt has left goes aside, and the next one goes on from the newest checkpoint. Says so. Returns the
-// run's end if it cannot go on, because its checkpoints are not there any more.
+// Puts the files of the last attempt aside, sets `attempt.resume` to the newest checkpoint, and says so on the screen.
+// Returns the run's end if the run cannot go on because its checkpoints are not there any more.
 std::optional<Outcome> prepare_next(Attempt& attempt, int number, const std::string& when) {
   try {
     attempt.resume = find_resume_point(attempt.folder);
@@ -131,10 +131,10 @@ class Watcher {
   const Nanoseconds began_ = attempt_.clock.monotonic();
   bool warned_of_absence_ = false;
   int interrupts_ = 0;
-  int kills_ = 0;        // how many of the interrupts came from `dtrain task kill`
-  bool yields_ = false;  // it was told to save and to give up its slots
+  int kills_ = 0;        // the number of interrupts from `dtrain task kill`
+  bool yields_ = false;  // the ranks were told to save and to give up their slots
   bool running_ = false;
-  std::optional<Nanoseconds> terminated_;  // when the last SIGTERM or SIGHUP came
+  std::optional<Nanoseconds> terminated_;  // the time of the last SIGTERM or SIGHUP
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
-// The attempts at a run, each from the start of its ranks until all of its processes have ended: what an attempt works
-// with, how its ranks are watched, and how it ended. The functions block; one thread.
+// The attempts at a run, each from the start of its ranks until all of its processes have ended: the objects of an
+// attempt, the watch over its ranks, and its outcome. The functions block; one thread.
 #pragma once
 
 #include <functional>
@@ -23,7 +23,7 @@
 
 namespace dtrain::run {
 
-// Why a run failed: the first cause, in a text that is complete without the logs.
+// The first cause of a run's failure, in a text that is complete without the logs.
 struct Failure {
   int rank = -1;  // -1: not a rank
   std::string cause;
@@ -41,16 +41,16 @@ struct Outcome {
   ExitCode exit_code = ExitCode::kDone;
   std::optional<Failure> failure;
   bool reported = false;  // the launcher in a Slurm job has written the last event and printed the outcome
-  Interrupt interrupt;    // what stopped it; nothing if it was not interrupted
+  Interrupt interrupt;    // the interrupt that stopped the attempt; empty: none
 };
 
-// What the screen shows when an interrupt stops the ranks after their current step.
+// Returns the line that the screen shows when an interrupt stops the ranks after their current step.
 std::string stopping_line(const Interrupt& interrupt);
 
-// The exit code of a run that was asked to stop, from the highest exit code of its ranks.
+// Returns the exit code of a run that was asked to stop, from the highest exit code of its ranks.
 ExitCode exit_code_of_stop(const Interrupt& interrupt, ExitCode of_ranks);
 
-// The last lines of the rank's log if it is on this host, without lines that `cause` has.
+// Returns the last lines of the rank's log if it is on this host, without lines that `cause` has.
 std::vector<std::string> log_lines(const RunFolder& folder, int rank, const std::string& cause);
 
 // The launcher's lines of events.jsonl while ranks run. A full disk does not end the launch: the first event that
@@ -66,7 +66,7 @@ class LaunchEvents {
   bool warned_ = false;
 };
 
-// What an attempt works with.
+// The objects with which an attempt works.
 struct Attempt {
   const LaunchPlan& plan;
   const RunFolder& folder;
@@ -76,7 +76,7 @@ struct Attempt {
   const Variables& variables;
   LaunchSignals& signals;
   LaunchTask& task;    // records every process that is started
-  ResumePoint resume;  // where the ranks go on
+  ResumePoint resume;  // the checkpoint from which the ranks go on
 };
 
 // Starts the ranks with the plan's launcher, at first where `attempt.resume` says. Starts them again from the newest
@@ -87,11 +87,11 @@ struct Attempt {
 // of the run's folder.
 Outcome run_attempts(Attempt attempt, int restarts, const std::function<bool()>& wait_for_slots);
 
-// One attempt with ranks on this machine, one process for each slot, watched by this process.
+// Makes one attempt with ranks on this machine, one process for each slot, watched by this process.
 Outcome run_local(const Attempt& attempt);
-// One attempt on every host of the plan, with Open MPI's mpirun.
+// Makes one attempt on every host of the plan, with Open MPI's mpirun.
 Outcome run_mpi(const Attempt& attempt);
-// One attempt on the nodes of the Slurm allocation that this process is in, with srun.
+// Makes one attempt on the nodes of the Slurm allocation that this process is in, with srun.
 Outcome run_slurm(const Attempt& attempt);
 
 // The ranks of one attempt, as watch_ranks() sees them. They are started and ended in two ways: as children of this
@@ -104,10 +104,10 @@ class WatchedRanks {
   virtual void add_descriptors(std::vector<pollfd>& descriptors) const = 0;
   // Reads what has arrived: messages, output, ends of processes. `last`: every rank has ended.
   virtual void take(bool last) = 0;
-  // Decides from that whether the run has failed.
+  // Decides from these whether the run has failed.
   virtual void judge() = 0;
   // The first interrupt stops the ranks after their current step, or kills them if they cannot be asked yet; later ones
-  // kill them. One that repeats an order to yield changes only what the outcome says. Prints which it does.
+  // kill them. An interrupt that repeats an order to yield changes only the outcome. Prints the effect.
   virtual void interrupt(const Interrupt& interrupt) = 0;
   // Ends ranks that should have ended by themselves by now.
   virtual void end_what_hangs() = 0;

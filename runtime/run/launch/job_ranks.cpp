@@ -23,7 +23,7 @@ std::string one_line(const std::string& text) {
   return std::regex_replace(text, std::regex("\\s+"), " ");
 }
 
-// The signal whose strsignal() text begins `name`, as in srun's messages; 0: none.
+// Returns the signal whose strsignal() text begins `name`, as in srun's messages; 0: none.
 int signal_called(const std::string& name) {
   for (int signal = 1; signal < NSIG; ++signal) {
     if (const char* text = ::sigdescr_np(signal); text && name.rfind(text, 0) == 0) return signal;

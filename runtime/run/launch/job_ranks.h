@@ -1,5 +1,5 @@
 // The ranks of a run that mpirun or srun starts for `dtrain launch`: a job. They report over the launcher's plane
-// (RankPlane); what they print arrives as the output of the job. One thread.
+// (RankPlane); their output arrives as the output of the job. One thread.
 #pragma once
 
 #include <chrono>
@@ -22,8 +22,8 @@
 
 namespace dtrain::run {
 
-// What dtrain itself cannot see of a failed job, read from the messages of mpirun and srun: which signal or exit code
-// ended a rank, and which host's daemon is gone. Pure functions.
+// The facts of a failed job that dtrain itself cannot see: which signal or exit code ended a rank, and which host's
+// daemon is gone. Pure functions read them from the messages of mpirun and srun.
 //
 // mpirun's texts are those of Open MPI 4.1 (help-orterun.txt, help-errmgr-base.txt).
 struct EndOfRank {
@@ -39,12 +39,12 @@ struct JobWords {
 
 JobWords read_mpirun_words(const std::string& text);
 
-// srun's: "srun: error: node1: task 3: Killed" or "... Exited with exit code 7".
-// srun reports every task that failed, including those that stopped because of another. The result has `rank` if it is
-// among them, else the first.
+// Reads srun's messages: "srun: error: node1: task 3: Killed" or "... Exited with exit code 7". srun reports every task
+// that failed, including those that stopped because of another. The result has `rank` if it is among them, else the
+// first.
 JobWords read_srun_words(const std::string& text, int rank = -1);
 
-// What is started. A plain value.
+// The program that is started. A plain value.
 struct Job {
   std::string name;  // "mpirun"; its standard error goes to logs/mpirun.log
   std::vector<std::string> command;
@@ -52,11 +52,11 @@ struct Job {
   std::vector<std::string> unset;  // variables of this process that the job does not get
 };
 
-// How the job ended, as far as the launcher can see.
+// The end of the job, as far as the launcher can see it.
 struct JobEnd {
   ExitStatus status;
   std::string errors;                    // the end of its standard error
-  std::optional<ErrorMessage> error;     // what a rank reported, or which rank left without a report
+  std::optional<ErrorMessage> error;     // the report of a rank, or the rank that left without one
   int joined = 0;                        // ranks that joined
   bool finished = false;                 // every rank finished, or stopped as requested
   ExitCode exit_code = ExitCode::kDone;  // of the ranks, if `finished`
@@ -83,7 +83,7 @@ class JobRanks final : public WatchedRanks {
  public:
   // Starts the job. SystemError when it cannot be started.
   JobRanks(const Attempt& attempt, RankPlane& plane, const Job& job);
-  // How the job ended. Called once the watcher has seen its end.
+  // Returns how the job ended. Called once the watcher has seen its end.
   JobEnd end();
 
   void add_descriptors(std::vector<pollfd>& descriptors) const override;
@@ -96,7 +96,7 @@ class JobRanks final : public WatchedRanks {
   bool all_ended() const override { return ended_; }
 
  private:
-  // How long a job that should end by itself may take before it gets SIGTERM, and then SIGKILL.
+  // The times after which a job that should end by itself gets SIGTERM, and then SIGKILL.
   struct Patience {
     std::chrono::milliseconds before_term;
     std::chrono::milliseconds before_kill;
@@ -127,9 +127,9 @@ class JobRanks final : public WatchedRanks {
 // Starts the job and watches it until it has ended.
 JobEnd watch_job(const Attempt& attempt, RankPlane& plane, const Job& job);
 
-// How the job ended: derives a cause with rank and host from the reports of its ranks and the messages of mpirun or
-// srun. Reads log files. `name` is "mpirun" or "srun". If no rank joined and none reported an error, run_mpi() looks
-// for the cause on the hosts (RemoteHosts::find_fault()) and adds the remedy.
+// Derives the outcome, with a cause that names rank and host, from the reports of the job's ranks and the messages of
+// mpirun or srun. Reads log files. `name` is "mpirun" or "srun". If no rank joined and none reported an error,
+// run_mpi() looks for the cause on the hosts (RemoteHosts::find_fault()) and adds the remedy.
 Outcome judge_job(const LaunchPlan& plan, const RunFolder& folder, const JobEnd& end, const JobWords& words,
                   const std::string& name);
 

@@ -83,14 +83,14 @@ void write_last_event(EventLog& events, const Outcome& outcome) {
   }
 }
 
-// Why a task did not complete; empty: it did.
+// Returns the reason why a task did not complete; empty: it completed.
 std::string reason_of(const Outcome& outcome) {
   if (outcome.failure) return outcome.failure->cause;
   if (outcome.exit_code == ExitCode::kDone) return "";
   return outcome.interrupt.exists() ? outcome.interrupt.why : "a signal to a rank";
 }
 
-// The hosts of the placement, as the remote shell names them; "" is this host.
+// Returns the hosts of the placement, as the remote shell names them; "" is this host.
 std::vector<std::string> hosts_of(const LaunchPlan& plan) {
   std::vector<std::string> hosts;
   for (const scheduler::AgentShare& share : plan.placement) {
@@ -137,7 +137,7 @@ void settle(LaunchPlan& plan, const Variables& variables, LaunchTask& task, Even
   warn(std::span(plan.warnings).subspan(warned));
 }
 
-// Where a run goes on, and with which overrides: those that it was started with, too.
+// Returns rows that say where a run goes on and with which overrides, including those with which it was started.
 std::string goes_on_text(const ResumePoint& point, const LaunchPlan& plan) {
   const std::string overrides = plan.overrides.empty() ? "" : "overrides   " + join(plan.overrides, ", ") + "\n";
   return "goes on     from " + text_of(point) + "\n" + overrides;
@@ -149,7 +149,7 @@ Json goes_on_json(const ResumePoint& point) {
   return json;
 }
 
-// The overrides of a continuation that the run did not have before.
+// Returns the overrides of a continuation that the run did not have before.
 std::vector<std::string> new_overrides(const LaunchPlan& plan) {
   const Json::json_pointer path("/plan/overrides");
   const Json before = plan.before.contains(path) ? plan.before.at(path) : Json::array();
@@ -160,8 +160,8 @@ std::vector<std::string> new_overrides(const LaunchPlan& plan) {
   return result;
 }
 
-// A run that was stopped before it was complete: how it goes on. Empty: nothing of it was saved, or it would fail again
-// in the same way.
+// Returns the way to continue a run that was stopped before it was complete. Empty: nothing of the run was saved, or it
+// would fail again in the same way.
 std::string how_to_continue(const RunFolder& folder, const LaunchPlan& plan, const Outcome& outcome) {
   std::string without;
   const RunState state = read_state(folder);
@@ -257,7 +257,7 @@ ExitCode carry_out(LaunchPlan plan, LaunchedRun opened, const Variables& variabl
   return outcome.exit_code;
 }
 
-// What a run that goes on was started with, as far as the request does not say otherwise.
+// Fills in the request from the run that goes on; the request's own overrides and cluster file take precedence.
 void adopt(LaunchRequest& request, const ContinuedRun& run) {
   request.experiment_file = run.experiment_file;
   request.contents = run.contents;

@@ -23,7 +23,7 @@ constexpr int kQueuePollMs = 100;
 constexpr auto kLookPeriod = std::chrono::milliseconds(250);
 constexpr std::size_t kDetachedLines = 15;
 
-// As wide as the row names of render_plan().
+// The width of the row names of render_plan().
 constexpr const char* kIndent = "            ";
 
 void put(int from, int to) {
@@ -34,7 +34,7 @@ std::string queued_row(const LaunchTask& task, const scheduler::Waiting& waiting
   return "queued      task " + std::to_string(task.id()) + " waits: " + waiting.reason + "\n";
 }
 
-// How to avoid the wait the next time.
+// Returns advice on how to shorten the wait.
 std::string advice(const scheduler::Waiting& waiting) {
   if (waiting.behind.empty()) return {};
   return std::string(kIndent) + "dtrain task list shows the queue; dtrain task kill ID ends a task\n";

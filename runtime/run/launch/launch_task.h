@@ -20,7 +20,7 @@
 
 namespace dtrain::run {
 
-// What asks a launch to stop: a signal to it, a `dtrain task kill`, or an order to give the slots to another task for a
+// A request to stop a launch: a signal to it, a `dtrain task kill`, or an order to give the slots to another task for a
 // while.
 struct Interrupt {
   std::string why;       // "SIGINT", "dtrain task kill", "preempted by task 7 (mnist)"; empty: nothing asks
@@ -54,11 +54,11 @@ class LaunchTask {
   // Records a process of this host that uses the slots ("rank 0", "mpirun"). Called right after the process starts.
   void add_process(const std::string& name, pid_t pid);
   void enter(scheduler::TaskState state, const std::string& reason = {});
-  // How often `dtrain task kill` has asked for a stop: once means as by Ctrl-C, more often means at once. Reads the
-  // ledger a few times a second at most.
+  // Returns how often `dtrain task kill` has asked for a stop: after one request the ranks stop as by Ctrl-C, after
+  // more at once. Reads the ledger a few times a second at most.
   int kills();
-  // Why the task is to save, to give up its slots, and to wait in the queue again ("dtrain task pause"); empty: it is
-  // not. As kills() reads it.
+  // Returns the reason of an order to save, to free the slots, and to wait in the queue again ("dtrain task pause");
+  // empty: there is none. Only kills() updates it.
   const std::string& yields() const { return yield_; }
   // Frees the slots and queues the task again. Its ranks are gone. SystemError, Error: wait_for_slots() would fail too.
   void requeue(const std::string& reason);
@@ -98,10 +98,10 @@ class Detached {
   UniqueFd word_;
 };
 
-// The request of a launch to the ledger.
+// Returns the request of a launch to the ledger.
 scheduler::TaskRequest task_request(const LaunchPlan& plan, const std::filesystem::path& run_dir);
 
-// Waits until the plan's ranks have their slots, and assigns them in the plan. Prints what the launch waits for, writes
+// Waits until the plan's ranks have their slots, and assigns them in the plan. Prints the reason for the wait, writes
 // it as an event, and passes it to the process in the foreground (`detached`; null without --detach). False: the launch
 // was cancelled, which is printed too.
 bool wait_in_queue(LaunchPlan& plan, const std::filesystem::path& run_dir, LaunchTask& task, LaunchSignals& signals,

@@ -21,7 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Why the last attempt in this folder ended.
+// Returns the reason for the end of the last attempt in this folder.
 std::string reason_of_the_end(const RunFolder& folder) {
   std::string reason;
   std::ifstream file(folder.events());
@@ -51,7 +51,7 @@ std::optional<scheduler::Task> task_in(const RunFolder& folder, scheduler::Ledge
   return found;
 }
 
-// Waits for a task in this folder that is stopping, as after a kill of its launcher; one that goes on is an error.
+// Waits for a task in this folder that is stopping, as after a kill of its launcher. ConfigError: the task goes on.
 void wait_until_without_task(const RunFolder& folder, const Clock& clock) {
   scheduler::Ledger ledger = open_user_ledger(clock);
   const Nanoseconds deadline = clock.monotonic() + kPatienceWithStopping;
@@ -71,7 +71,7 @@ void wait_until_without_task(const RunFolder& folder, const Clock& clock) {
   }
 }
 
-// Whether an attempt has left anything in the places where the next one writes.
+// True if an attempt has left files in the places where the next one writes.
 bool holds_attempt(const RunFolder& folder) {
   std::error_code code;
   return fs::exists(folder.metrics(), code) || !fs::is_empty(folder.profile(), code);

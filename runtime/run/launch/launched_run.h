@@ -12,14 +12,14 @@ namespace dtrain::run {
 struct LaunchedRun {
   RunFolder folder;
   RunLock lock;          // held until the launch has ended, except by one that submits a job
-  ResumePoint resume;    // where its first attempt goes on
+  ResumePoint resume;    // the checkpoint from which the first attempt goes on
   bool is_job = false;   // this process is the Slurm job that another launch has submitted for this folder
   bool goes_on = false;  // the run was started before
 };
 
-// A new folder, that of the run that goes on (`continued`, null for a new run), or in a Slurm job the one that the
-// submitting process has made. What an earlier attempt has left there is put aside; after Slurm has requeued the job,
-// with an event that gives the reason for its end. ConfigError if the run is in progress, or as check_goes_on() and
+// Opens a new folder, the folder of the run that goes on (`continued`, null for a new run), or in a Slurm job the
+// folder that the submitting process has made. Puts the files of an earlier attempt aside; after Slurm has requeued the
+// job, writes an event with the reason for its end. ConfigError if the run is in progress, or as check_goes_on() and
 // find_resume_point().
 LaunchedRun open_launched_run(const LaunchRequest& request, const LaunchPlan& plan, const ContinuedRun* continued,
                               const Variables& variables, const Clock& clock);

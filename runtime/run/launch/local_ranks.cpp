@@ -36,7 +36,7 @@ constexpr auto kGraceWhileStarting = std::chrono::milliseconds(100);
 constexpr auto kGraceBeforeTerm = std::chrono::milliseconds(500);
 constexpr auto kGraceBeforeKill = std::chrono::seconds(5);
 
-// What to look at where a rank has ended and has called nothing of dtrain's.
+// Returns the likely reason why a rank has ended without a call to dtrain.
 std::string why_not_joined(const LaunchPlan& plan) {
   const std::string& program = plan.command.front();
   if (plan.command.size() > 2 && plan.command[2] == kPythonRank) {
@@ -62,8 +62,8 @@ profile::AgentOptions agent_options(const LaunchPlan& plan, const RunFolder& fol
   return options;
 }
 
-// The failure that this rank caused; empty if it caused none (so far). `interrupted`: the launcher has sent signals to
-// the ranks. `kills`: as the first rank was started.
+// Returns the failure that this rank caused; empty if it caused none (so far). `interrupted`: the launcher has sent
+// signals to the ranks. `kills`: as the first rank was started.
 std::optional<Failure> failure_of(const RankProcess& rank, const LaunchPlan& plan, bool interrupted,
                                   const host::MemoryKills& kills) {
   if (rank.error() && rank.error()->primary) return reported_by(rank.rank(), *rank.error());
@@ -95,7 +95,7 @@ std::optional<Failure> failure_of(const RankProcess& rank, const LaunchPlan& pla
   return std::nullopt;
 }
 
-// The outcome once all ranks have ended. Adds log lines and the ranks that stopped because of it to `failure`.
+// Returns the outcome once all ranks have ended. Adds log lines and the ranks that stopped because of it to `failure`.
 Outcome local_outcome(const RunFolder& folder, const std::vector<RankProcess>& ranks, std::optional<Failure> failure,
                       const Interrupt& interrupt) {
   Outcome outcome{.interrupt = interrupt};

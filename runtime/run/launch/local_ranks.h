@@ -64,7 +64,7 @@ class LocalRanks final : public WatchedRanks {
   void keep_agent(profile::KeptAgent& agent) { agent_ = &agent; }
   // Starts every rank. If one cannot be started, the run has failed, and the watcher ends the others.
   void start(const Handover& handover, const Variables& variables);
-  // How the run ended. Called once the watcher has seen the last rank end.
+  // Returns how the run ended. Called once the watcher has seen the last rank end.
   Outcome outcome();
 
   void add_descriptors(std::vector<pollfd>& descriptors) const override;

@@ -34,7 +34,7 @@ constexpr std::chrono::seconds kGraceBeforeTerm{3};  // after a rank has failed:
 constexpr std::chrono::seconds kGraceBeforeKill{10};
 constexpr int kPollMs = 200;
 
-// What this host's ranks are started with.
+// The settings with which this host's ranks start.
 struct NodePlan {
   config::Experiment experiment;
   std::vector<std::string> command;
@@ -67,7 +67,7 @@ int ranks_of_node(const config::Experiment& experiment, const NodeEnvironment& n
                     "set PET_NPROC_PER_NODE to the number of ranks on each host");
 }
 
-// A rank program's arguments: what it trains, and where.
+// Returns the arguments of a rank program: the experiment, the run and its options.
 std::vector<std::string> rank_arguments(const LaunchRequest& request) {
   std::vector<std::string> arguments;
   if (!request.continue_run.empty()) {
@@ -75,7 +75,7 @@ std::vector<std::string> rank_arguments(const LaunchRequest& request) {
   } else {
     arguments.push_back(fs::absolute(request.experiment_file).lexically_normal().string());
     if (!request.contents.empty()) arguments.insert(arguments.end(), {"--contents", request.contents.string()});
-    // A pod that is started again goes on.
+    // A pod that is started again goes on with the run.
     if (!request.run_dir.empty()) {
       arguments.insert(arguments.end(), {"--run-dir", fs::absolute(request.run_dir).string(), "--or-continue"});
     }
@@ -130,7 +130,7 @@ class NodeRanks {
       if (!variables.contains("OMP_NUM_THREADS")) set["OMP_NUM_THREADS"] = std::to_string(plan.threads);
       for (const auto& [name, value] : plan.experiment.environment_variables) set[name] = value;
       if (!plan.library_path.empty()) set["LD_LIBRARY_PATH"] = plan.library_path;
-      // As torchrun sets them, so that scripts for torchrun see what they know.
+      // torchrun sets the same variables, so scripts for torchrun find them.
       set["RANK"] = std::to_string(node.rank * plan.ranks_here + local);
       set["WORLD_SIZE"] = std::to_string(plan.ranks_here * node.nodes);
       set["LOCAL_RANK"] = std::to_string(local);

@@ -25,7 +25,7 @@ constexpr std::size_t kAskedAtOnce = 16;
 constexpr std::size_t kLongestComplaint = 500;
 constexpr auto kCollectPatience = std::chrono::minutes(10);
 
-// The read end of a pipe that holds `text`, which must fit into the pipe's buffer.
+// Returns the read end of a pipe that holds `text`, which must fit into the pipe's buffer.
 UniqueFd pipe_with(const std::string& text) {
   Pipe pipe = make_pipe();
   if (write_all(pipe.writer.get(), text) != text.size()) throw SystemError("cannot write into a pipe", errno);

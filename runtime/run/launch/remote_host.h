@@ -1,5 +1,5 @@
-// Commands on the other hosts of a run, over the remote shell that mpirun uses (ssh): they find what is wrong with a
-// host, hand out the secret, and collect what the host has written. They block for a bounded time; one thread.
+// Commands on the other hosts of a run, over the remote shell that mpirun uses (ssh): they find the fault of a host,
+// hand out the secret, and collect the host's files. They block for a bounded time; one thread.
 #pragma once
 
 #include <chrono>
@@ -20,8 +20,8 @@ class RemoteHosts {
  public:
   explicit RemoteHosts(std::vector<std::string> shell) : shell_(std::move(shell)) {}
 
-  // After a job in which no rank joined: the first host that cannot be reached, or that lacks Open MPI, dtrain, the
-  // program or the experiment file. Empty: no host lacks any of them.
+  // After a job in which no rank joined: names the first host that cannot be reached, or that lacks Open MPI, dtrain,
+  // the program or the experiment file. Empty: no host lacks any of them.
   std::optional<Failure> find_fault(const LaunchPlan& plan, const std::vector<std::string>& needed_files) const;
 
   // Writes a file that only the user can read on every host of the plan except this one. The text goes over the shell's
@@ -31,9 +31,9 @@ class RemoteHosts {
   // Removes that file from the hosts.
   void take_back(const LaunchPlan& plan, const std::filesystem::path& file) const;
 
-  // Moves what a host has written into its own folder to the launcher's folder, once the host's profiling agent has
-  // ended. The files belong to the launching user, without special modes, and none is written outside the folder. Error
-  // names what is missing and where it still is. Returns what was left out of a successful collection; usually nothing.
+  // Moves the files of a host's own folder to the launcher's folder, once the host's profiling agent has ended. The
+  // files belong to the launching user, without special modes, and none is written outside the folder. Error names the
+  // missing files and where they still are. Returns the files left out of a successful collection; usually none.
   std::string collect(const std::string& host, const HostReport& report, const RunFolder& folder) const;
 
  private:

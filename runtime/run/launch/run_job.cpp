@@ -25,13 +25,13 @@ namespace {
 
 constexpr auto kAgentPatience = std::chrono::seconds(5);
 
-// Whether every rank is placed on this host.
+// True if every rank is placed on this host.
 bool is_on_one_host(const LaunchPlan& plan) {
   return std::all_of(plan.ranks.begin(), plan.ranks.end(),
                      [&](const RankPlacement& rank) { return rank.host == plan.host; });
 }
 
-// What the launcher sends to the ranks. Also marks the run's folder as the launcher's (host_folder.h).
+// Returns the orders that the launcher sends to the ranks. Marks the run's folder as the launcher's (host_folder.h).
 LaunchOrders orders_for(const Attempt& attempt) {
   const std::string token = random_hex(16);
   mark_folder(attempt.folder, token);
@@ -44,7 +44,7 @@ LaunchOrders orders_for(const Attempt& attempt) {
   return orders;
 }
 
-// The address of this host that the ranks can reach. ConfigError if it is ambiguous.
+// Returns the address of this host that the ranks can reach. ConfigError if it is ambiguous.
 std::string listening_address(const LaunchPlan& plan) {
   if (is_on_one_host(plan)) return "127.0.0.1";
   const std::string& network = plan.cluster.cluster.network_interface;
@@ -52,7 +52,7 @@ std::string listening_address(const LaunchPlan& plan) {
                                  plan.cluster.source + ": task_container_defaults.dtrain_network_interface: ");
 }
 
-// The command that mpirun or srun starts for each rank.
+// Returns the command that mpirun or srun starts for each rank.
 std::vector<std::string> rank_command(const LaunchPlan& plan) {
   std::vector<std::string> command{executable_path().string(), "start-rank"};
   command.insert(command.end(), plan.command.begin(), plan.command.end());

@@ -27,7 +27,7 @@ fs::path submission_file(const fs::path& run_dir) {
   return run_dir / "launch" / "submitted";
 }
 
-// There: the user has stopped the run through the launch that submitted the job.
+// The file exists if the user has stopped the run through the launch that submitted the job.
 fs::path stop_file(const fs::path& run_dir) {
   return run_dir / "launch" / "stop";
 }
@@ -63,7 +63,7 @@ void run_quietly(std::vector<std::string> command) {
   Process::start(options).wait(std::chrono::seconds(10));
 }
 
-// What the command prints, on standard output or error.
+// Runs the command and returns what it prints on standard output and error.
 std::string said_by(std::vector<std::string> command) {
   const UniqueFd null(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   Pipe pipe = make_pipe();

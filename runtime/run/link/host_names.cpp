@@ -39,7 +39,7 @@ Found look_up(const std::string& name, const std::string& port, int flags, int* 
   return {*code == 0 ? found : nullptr, ::freeaddrinfo};
 }
 
-// Why nothing listens there; empty: something does.
+// Returns the reason why nothing listens there; empty: something listens.
 std::string try_to_connect(const std::string& address, std::uint16_t port) {
   int code = 0;
   const Found found = look_up(address, std::to_string(port), AI_NUMERICHOST | AI_NUMERICSERV, &code);
@@ -56,7 +56,7 @@ std::string try_to_connect(const std::string& address, std::uint16_t port) {
   return error == 0 ? std::string() : std::strerror(error);
 }
 
-// Calls `attempt` until it returns an address, or until the deadline. It says in `why` what is missing.
+// Calls `attempt` until it returns an address, or until the deadline. `attempt` sets `why` to the present obstacle.
 std::string try_until(const HostWait& wait, const std::string& for_what,
                       const std::function<std::optional<std::string>(std::string& why)>& attempt) {
   const auto began = Clock::now();

@@ -12,7 +12,7 @@
 
 namespace dtrain::run {
 
-// The addresses of a host's name, as the resolver orders them; `why` says why there are none.
+// The addresses of a host's name, as the resolver orders them; `why` is the reason if there are none.
 struct Resolved {
   std::vector<std::string> addresses;
   std::string why;
@@ -27,11 +27,11 @@ struct HostWait {
   Logger log;          // gets a line after 2 s, and then every 15 s
 };
 
-// Waits until the name resolves and something listens there. Returns its address. CommError at the deadline: it says
-// whether the name does not resolve, or what connecting to it gives.
+// Waits until the name resolves and something listens there. Returns its address. CommError at the deadline says
+// whether the name does not resolve, or which error the connection gives.
 std::string await_listener(const HostWait& wait);
 
-// Waits until the name resolves to an address of this machine, and returns that. CommError at the deadline.
+// Waits until the name resolves to an address of this machine, and returns the address. CommError at the deadline.
 std::string await_own_address(const HostWait& wait);
 
 }  // namespace dtrain::run

@@ -23,7 +23,7 @@ Json progress_message(const Progress& progress);
 struct ErrorMessage {
   bool primary = true;  // this rank failed first; false: it stops because of another rank
   bool agreed = false;  // every rank reports the same error, and none of them is to blame
-  comm::Departure departure = comm::Departure::kReported;  // how the failed rank left
+  comm::Departure departure = comm::Departure::kReported;  // the way in which the failed rank left
   int rank = -1;                                           // the failed rank; -1: none
   std::int64_t step = -1;
   std::string cause;
@@ -41,7 +41,7 @@ class LauncherLink {
   // Calls `gone` once, when the launcher is gone. Calls `stop` once, when the launcher asks the ranks to stop after
   // their step, with the signal that it received.
   virtual void watch(std::function<void()> gone, std::function<void(int signal)> stop) = 0;
-  // Whether the launcher is gone now. The watching thread may not have reported it yet.
+  // True if the launcher is gone now. The watching thread may not have reported it yet.
   virtual bool is_gone() const = 0;
   // False if the launcher is gone or does not read in time. `droppable`: do not wait for it, because it may be stopped.
   virtual bool send(const Json& message, bool droppable = false) = 0;

@@ -20,7 +20,7 @@
 
 namespace dtrain::run {
 
-// What the launcher sends to each of these ranks once it is connected.
+// The orders that the launcher sends to each of these ranks once the rank is connected.
 struct LaunchOrders {
   std::filesystem::path run_dir;
   std::string token;                // the content of run_dir/launch/token in the launcher's own folder
@@ -35,7 +35,7 @@ LaunchOrders orders_of(const Json& json);  // Json::exception if it is malformed
 // parts under plane_key::kOrders.
 void put_orders(comm::ControlPlane& plane, const LaunchOrders& orders);
 
-// What the first rank of each host reports to the launcher.
+// The report of each host's first rank to the launcher.
 struct HostReport {
   std::string host;
   bool has_folder = true;  // sees the launcher's folder; false: it has made its own under the same path
@@ -51,7 +51,7 @@ class PlaneLink final : public LauncherLink {
 
   const LaunchOrders& orders() const { return orders_; }
   void report_host(const HostReport& report);
-  // enter_mpi() publishes that this rank is about to enter MPI_Init; has_entered_mpi() looks for that of another rank.
+  // enter_mpi() publishes that this rank is about to enter MPI_Init; has_entered_mpi() is true if `rank` has done so.
   void enter_mpi();
   bool has_entered_mpi(int rank);
 
@@ -76,7 +76,7 @@ std::string host(const std::string& agent);
 std::string entered_mpi(int rank);
 }  // namespace plane_key
 
-// The options of the plane, the same on both sides. `member` is the rank on the plane: 0 for the launcher.
+// Returns the options of the plane, the same on both sides. `member` is the rank on the plane: 0 for the launcher.
 comm::ControlOptions plane_options(const std::string& secret, int member, int ranks, const std::string& host_name,
                                    const Logger& log);
 
@@ -86,20 +86,20 @@ class RankPlane {
   // Listens on that address of this host. CommError if it cannot.
   RankPlane(const std::string& address, const LaunchOrders& orders, const Logger& log);
 
-  // How the ranks reach it.
+  // Returns the address and secrets by which the ranks reach the plane.
   const LauncherContact& contact() const { return contact_; }
 
-  // The newest progress; empty if there was none since the last call.
+  // Returns the newest progress; empty if there was none since the last call.
   std::optional<Progress> take_progress();
   int joined();         // number of ranks that have joined
   bool all_finished();  // trained to the end, or stopped as requested
   bool finished(int rank) const { return finished_.count(rank) != 0; }
-  // The highest exit code of the ranks that have finished: not 0 if the run was stopped.
+  // Returns the highest exit code of the ranks that have finished: not 0 if the run was stopped.
   ExitCode exit_code() const { return exit_code_; }
   std::map<std::string, HostReport> hosts();  // by agent
 
-  // Why the run must end: the first error that a rank reported. If a rank is gone without a report, `rank` names it,
-  // `departure` is how it left, and `cause` is empty.
+  // Returns the reason why the run must end: the first error that a rank reported. If a rank is gone without a report,
+  // `rank` names it, `departure` is how it left, and `cause` is empty.
   std::optional<ErrorMessage> error();
   // Asks every rank to stop after its step.
   void stop(int signal);

@@ -10,8 +10,8 @@
 
 namespace dtrain::run {
 
-// How the ranks of one host find rank 0: rank 0 writes its address and a fresh secret into a file, which is removed
-// once all ranks have connected. One thread.
+// The address and secret by which the ranks of one host find rank 0: rank 0 writes them into a file, which is removed
+// once all ranks have connected. The secret is fresh. One thread.
 struct Contact {
   std::string address;
   std::uint16_t port = 0;
@@ -34,7 +34,7 @@ class RendezvousFile {
 // file at the deadline; DataError if the file is malformed.
 Contact await_contact(const std::filesystem::path& path, std::chrono::milliseconds timeout);
 
-// The rendezvous file of `job` in `folder`.
+// Returns the rendezvous file of `job` in `folder`.
 std::filesystem::path rendezvous_path(const std::filesystem::path& folder, const std::string& job);
 
 // The file that proves that a process belongs to a launch by mpirun or srun. The launcher writes it on every host
@@ -55,7 +55,7 @@ class SecretFile {
   std::filesystem::path path_;
 };
 
-// A random name in /tmp, a folder that every host has.
+// Returns a random name in /tmp, a folder that every host has.
 std::filesystem::path temporary_secret_path();
 
 // ConfigError if there is none, or if others can read it or may have written it.

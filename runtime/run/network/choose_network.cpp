@@ -27,7 +27,7 @@ constexpr auto kMeasuringPatience = 15s;  // longer than the hosts' own deadline
 // If there are more networks than this, the ones with the lowest declared speed are not measured.
 constexpr std::size_t kMostNetworks = 8;
 
-// One probe for each host, this one first: two agents may be on one host.
+// Starts one probe for each host, this one first: two agents may be on one host.
 std::vector<ProbeSession> start_probes(const NetworkRequest& request) {
   const std::vector<std::string> probe{executable_path().string(), "host-probe"};
   std::vector<ProbeSession> all;
@@ -50,7 +50,7 @@ ProbeSession::Time within(std::chrono::seconds seconds) {
   return std::chrono::steady_clock::now() + seconds;
 }
 
-// The text of the first answer that is an error; empty: none is.
+// Returns the text of the first answer that is an error; empty: none is.
 std::string first_error(const std::vector<Json>& answers) {
   for (const Json& answer : answers) {
     if (answer.contains("error")) {
@@ -61,7 +61,7 @@ std::string first_error(const std::vector<Json>& answers) {
   return {};
 }
 
-// Empty if every host sends to every other over this network's interface.
+// Returns the problem; empty: every host sends to every other over this network's interface.
 std::string route_problem(const CommonNetwork& network, std::vector<ProbeSession>& sessions) {
   Json addresses = Json::array();
   for (const NetworkEnd& end : network.ends) addresses.push_back(end.address);
@@ -116,7 +116,7 @@ std::string measure(CommonNetwork& network, std::vector<ProbeSession>& sessions)
   return {};
 }
 
-// The declared speed of the slowest device; 0 if one declares none.
+// Returns the declared speed of the slowest device; 0 if one declares none.
 std::int64_t declared_speed(const CommonNetwork& network) {
   std::int64_t slowest = std::numeric_limits<std::int64_t>::max();
   for (const NetworkEnd& end : network.ends) slowest = std::min(slowest, end.link_bits_per_second.value_or(0));

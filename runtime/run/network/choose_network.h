@@ -14,10 +14,10 @@ namespace dtrain::run {
 using RemoteCommand =
     std::function<std::vector<std::string>(const std::string& host, const std::vector<std::string>& command)>;
 
-// By ssh, or by the shell with which mpirun starts its daemons ("ssh -F file"). ssh never asks for a password and gives
-// up after a few seconds.
+// Returns commands that use ssh, or the shell with which mpirun starts its daemons ("ssh -F file"). ssh never asks for
+// a password and gives up after a few seconds.
 RemoteCommand over_remote_shell(std::vector<std::string> shell);
-// By srun, inside an allocation.
+// Returns commands that use srun, inside an allocation.
 RemoteCommand over_srun();
 
 struct NetworkRequest {

@@ -199,7 +199,7 @@ void answer_pings(LinkStream& stream) {
   for (int i = 0; i < kRoundTrips; ++i) stream.write(stream.read(kPing));
 }
 
-// Counts what arrives after the client's first part, until the client has sent everything.
+// Counts the bytes that arrive after the client's first part, until the client has sent everything.
 void count_stream(LinkStream& stream) {
   const std::int64_t skipped = std::stoll(stream.read(kDigits));  // nanoseconds; stoll() throws if it is malformed
   const std::unique_ptr<char[]> buffer(new char[kMeterChunk]);

@@ -16,8 +16,8 @@
 
 namespace dtrain::run {
 
-// What both ends of a measurement know. `server` is the number of the host that is meant to answer: an address that
-// several hosts have must not be taken for another host.
+// The facts that both ends of a measurement know. `server` is the number of the host that is meant to answer: an
+// address that several hosts have must not be taken for another host.
 struct LinkKey {
   std::string secret;
   int server = 0;
@@ -49,7 +49,7 @@ struct LinkTarget {
   int port = 0;
 };
 
-// The median of some round trips of a few bytes. CommError: no connection, the wrong server, or too slow.
+// Returns the median of some round trips of a few bytes. CommError: no connection, the wrong server, or too slow.
 Nanoseconds measure_round_trip(const LinkTarget& target, const LinkKey& key);
 
 // Bits per second that arrive at the server while this end sends for `duration`. The first part does not count: TCP
@@ -77,7 +77,7 @@ class LinkStream {
   // CommError: the other end is gone, or the deadline has passed. `read` returns exactly `bytes` bytes.
   std::string read(std::size_t bytes);
   void write(const std::string& text);
-  // A single read or write. Returns the number of bytes; 0 at the end of the stream or at the deadline.
+  // Makes a single read or write. Returns the number of bytes; 0 at the end of the stream or at the deadline.
   std::size_t read_some(char* buffer, std::size_t size);
   std::size_t write_some(const char* buffer, std::size_t size);
   void end_writing();

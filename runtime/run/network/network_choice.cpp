@@ -22,7 +22,7 @@ std::string rate_text(double bits_per_second) {
   return text;
 }
 
-// Whether the interface has the same name on every host.
+// True if the interface has the same name on every host.
 bool one_name(const CommonNetwork& network) {
   return std::all_of(network.ends.begin(), network.ends.end(),
                      [&](const NetworkEnd& end) { return end.interface == network.ends.front().interface; });
@@ -142,7 +142,7 @@ NetworkEnd end_of(const HostInterfaces& host, const InterfaceAddress& one) {
   return end;
 }
 
-// The addresses that other hosts can use, IPv4 first.
+// Returns the addresses that other hosts can use, IPv4 first.
 std::vector<InterfaceAddress> outside_addresses(const HostInterfaces& host) {
   std::vector<InterfaceAddress> result;
   std::copy_if(host.addresses.begin(), host.addresses.end(), std::back_inserter(result), leads_outside);
@@ -157,7 +157,7 @@ bool all_differ(const CommonNetwork& network) {
   return addresses.size() == network.ends.size();
 }
 
-// The network of address `first`, with one address of every host in it; no ends if some host has none.
+// Returns the network of address `first`, with one address of every host in it; no ends if some host has none.
 CommonNetwork around(std::span<const HostInterfaces> hosts, const InterfaceAddress& first) {
   CommonNetwork result;
   auto network = host::network_of(first.address, first.prefix);
@@ -234,7 +234,7 @@ CommonNetwork checked(const CommonNetwork& network, const std::string& wanted, c
   return network;
 }
 
-// One address of each host inside a network that the user names, which may contain several of the hosts' networks.
+// Finds one address of each host in a network that the user names, which may contain several of the hosts' networks.
 CommonNetwork inside(std::span<const HostInterfaces> hosts, const std::string& wanted, const std::string& where) {
   const auto network = host::parse_network(wanted);
   if (!network) throw ConfigError(where + wanted + " is not a network", "write it as 10.1.0.0/16");

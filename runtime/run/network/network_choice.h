@@ -1,5 +1,5 @@
-// Which network the ranks of several hosts communicate over: the networks that all hosts have in common, their speeds,
-// and the one that is taken. Plain values; any thread.
+// The network over which the ranks of several hosts communicate: the networks that all hosts have in common, their
+// speeds, and the chosen one. Plain values; any thread.
 #pragma once
 
 #include <cstdint>
@@ -35,11 +35,11 @@ struct CommonNetwork {
   std::string network;           // "10.71.1.0/24"; empty: each host is in another one, joined by routes
   std::vector<NetworkEnd> ends;  // in the order of the hosts
   std::optional<NetworkFigures> figures;
-  std::string problem;  // why it cannot be used; empty: it can
+  std::string problem;  // the reason why the network cannot be used; empty: it can be used
 
   bool usable() const { return problem.empty(); }
-  // The value for Open MPI's *_tcp_if_include and DTRAIN_NETWORK_INTERFACE: the interface's name if it is the same on
-  // all hosts, else the network.
+  // Returns the value for Open MPI's *_tcp_if_include and DTRAIN_NETWORK_INTERFACE: the interface's name if it is the
+  // same on all hosts, else the network.
   std::string value() const;
   std::string describe() const;  // "fast0 (10.71.1.0/24)"
   std::string render() const;    // with its figures or its problem
@@ -47,7 +47,7 @@ struct CommonNetwork {
 
 struct NetworkChoice {
   std::vector<CommonNetwork> networks;  // the one that is taken first, then from fast to slow
-  std::string reason;                   // for taking it: "the fastest of 2", "dtrain_network_interface: fast0"
+  std::string reason;                   // for the choice: "the fastest of 2", "dtrain_network_interface: fast0"
 
   // Empty: all ranks are on one host and need no network.
   std::string value() const { return networks.empty() ? std::string() : networks.front().value(); }
@@ -58,13 +58,13 @@ struct NetworkChoice {
 // be used or were not measured go last.
 void sort_by_speed(std::vector<CommonNetwork>& networks);
 
-// A warning that several networks are common, with the key that names one; else empty.
+// Returns a warning that several networks are common, with the key that names one; else empty.
 std::string several_networks_warning(const NetworkChoice& choice);
 
 Json to_json(const NetworkChoice& choice);                // plan.json's `network`
 std::string render_network(const NetworkChoice& choice);  // for people, a line for each network
 
-// Which networks hosts have in common, derived from their interfaces. Pure functions.
+// The interfaces of a host. Pure functions derive from them which networks hosts have in common.
 struct HostInterfaces {
   std::string host;  // its name in messages
   std::vector<host::InterfaceAddress> addresses;
@@ -73,14 +73,14 @@ struct HostInterfaces {
 Json to_json(const HostInterfaces& interfaces);
 HostInterfaces interfaces_of(const Json& json);  // Json::exception if it is malformed
 
-// By address: networks in which every host has an address of its own (a bridge of containers has the same one on every
-// host and leads nowhere). IPv4 first; only one network for each set of interfaces.
-// By name: interfaces that every host has, with addresses in different networks. `network` is then empty, and the hosts
-// must check whether routes join them.
+// Returns networks by address, in which every host has an address of its own (a bridge of containers has the same one
+// on every host and leads nowhere): IPv4 first; only one network for each set of interfaces. Then networks by name:
+// interfaces that every host has, with addresses in different networks. `network` is then empty, and the hosts must
+// check whether routes join them.
 std::vector<CommonNetwork> common_networks(std::span<const HostInterfaces> hosts);
 
-// The common networks that `wanted` selects: "auto" all of them, else an interface's name or a network. ConfigError
-// begins with `where` and names the host that lacks it; with "auto" and no common network it lists what each host has.
+// Returns the common networks that `wanted` selects: "auto" all, else an interface's name or a network. ConfigError
+// begins with `where` and names the host that lacks it; with "auto" and no common network it lists what each has.
 std::vector<CommonNetwork> wanted_networks(std::span<const HostInterfaces> hosts, const std::string& wanted,
                                            const std::string& where);
 

@@ -20,7 +20,7 @@ namespace {
 constexpr std::size_t kLongestErrors = 16 * 1024;
 constexpr int kMostNoise = 200;  // lines that a login may print before the greeting
 
-// For standard input: unlike with a pipe, writing does not kill this process when the reader is gone.
+// Makes a socket for standard input: unlike with a pipe, a write does not kill this process when the reader is gone.
 Pipe make_socket_pair() {
   int ends[2];
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) throw SystemError("cannot make a socket", errno);

@@ -50,7 +50,7 @@ class ScratchFolder {
     std::error_code ignored;
     fs::remove_all(path_, ignored);
   }
-  // Whoever reads the error finds the logs that it names.
+  // Keeps the folder: an error names logs in it.
   void keep() { is_kept_ = true; }
   ScratchFolder(const ScratchFolder&) = delete;
   ScratchFolder& operator=(const ScratchFolder&) = delete;
@@ -61,7 +61,7 @@ class ScratchFolder {
   bool is_kept_ = false;
 };
 
-// The median step of the slowest rank in a part of its steps, from one quarter to another (0 to 4); in seconds.
+// Returns the median step of the slowest rank in a part of its steps, from quarter to quarter (0 to 4); in seconds.
 double step_of_quarters(const analysis::RunProfile& run, std::size_t from, std::size_t to) {
   analysis::RunProfile part;
   for (const analysis::RankProfile& rank : run.ranks) {
@@ -75,13 +75,13 @@ double step_of_quarters(const analysis::RunProfile& run, std::size_t from, std::
   return analysis::slowest_rank_step_s(part);
 }
 
-// What the run in `folder` has recorded so far.
+// Measures the steps that the run in `folder` has recorded so far.
 class TrialMeter {
  public:
   TrialMeter(fs::path folder, const std::function<void(const std::string&)>& say)
       : folder_(std::move(folder)), say_(say) {}
 
-  // Whether the figures are good enough. Reads the folder twice a second.
+  // True if the figures are good enough. Reads the folder twice a second.
   bool has_enough() {
     if (TrialWatch::now() < next_) return false;
     next_ = TrialWatch::now() + kLookEvery;
@@ -101,7 +101,7 @@ class TrialMeter {
     std::optional<analysis::RunProfile> run;
     try {
       run = analysis::load_run(folder_);
-    } catch (const std::exception&) {  // it does not exist yet
+    } catch (const std::exception&) {  // the profile does not exist yet
       return;
     }
     say_that_it_waits(*run);
@@ -119,7 +119,7 @@ class TrialMeter {
     is_stable_ = std::abs(third - fourth) < kStable * std::max(third, fourth);
   }
 
-  // Other tasks hold the cores.
+  // Says that the trial waits because other tasks hold the cores.
   void say_that_it_waits(const analysis::RunProfile& run) {
     for (const Json& event : run.events) {
       const std::string reason = event.value("event", "") == "queued" ? event.value("reason", "") : "";
@@ -133,13 +133,13 @@ class TrialMeter {
   const std::function<void(const std::string&)>& say_;
   TrialWatch::time_point next_{};
   std::int64_t steps_ = 0;
-  double seconds_ = 0;  // that they took
+  double seconds_ = 0;  // that the steps took
   double step_s_ = 0;
   bool is_stable_ = false;
   std::string waits_;
 };
 
-// The experiment again, without what a trial does not need.
+// Returns the command that launches the experiment again, without the parts that a trial does not need.
 std::vector<std::string> trial_launch(const LaunchRequest& request) {
   std::vector<std::string> command{executable_path().string(), "launch", request.experiment_file.string(), "--trial"};
   if (!request.contents.empty()) command.insert(command.end(), {"--contents", request.contents.string()});
@@ -153,7 +153,7 @@ std::vector<std::string> trial_launch(const LaunchRequest& request) {
   return command;
 }
 
-// One line of what a failed launch has said: the cause that it reports, else its last error, else the last line.
+// Returns one line of a failed launch's output: the cause that it reports, else its last error, else the last line.
 std::string cause_in(const std::string& text) {
   const std::string reported = "dtrain: the run failed: ", said = "dtrain: ";
   std::string last, error;
@@ -209,7 +209,7 @@ std::string slots_override(int slots) {
                     "give the number of slots: " + std::string(kSlotsKey) + ": 2");
 }
 
-// Changes with each build.
+// Returns values that change with each build.
 Json identity_of(const fs::path& file) {
   std::error_code code;
   const auto size = fs::file_size(file, code);
@@ -218,7 +218,7 @@ Json identity_of(const fs::path& file) {
   return {{"path", file.string()}, {"size", size}, {"written", written}};
 }
 
-// All that the figures depend on.
+// Returns everything on which the figures depend.
 Json division_key(const LaunchPlan& plan, const scheduler::ClusterAgent& agent, const Variables& variables) {
   const Json experiment = config::to_json(plan.experiment);
   Json asked = Json::object();
@@ -244,7 +244,7 @@ Json division_key(const LaunchPlan& plan, const scheduler::ClusterAgent& agent, 
           {"omp_num_threads", threads == variables.end() ? "" : threads->second}};
 }
 
-// The agent that auto is about. ConfigError: there are several.
+// Returns the agent for which auto chooses. ConfigError: there are several.
 const scheduler::ClusterAgent& only_agent(const LaunchPlan& plan) {
   const config::Experiment& experiment = plan.experiment;
   if (plan.launcher.type != config::LauncherType::kLocal) {
@@ -262,7 +262,7 @@ const scheduler::ClusterAgent& only_agent(const LaunchPlan& plan) {
                          plan.cluster.source + " has " + std::to_string(agents.size()) + " of them");
 }
 
-// Of slots that are there already: all, as far as the batch reaches.
+// Chooses all slots of an agent whose slots are declared or GPUs, as far as the global batch and max_slots allow.
 Division all_slots(const LaunchPlan& plan, const scheduler::ClusterAgent& agent) {
   const config::Experiment& experiment = plan.experiment;
   std::int64_t slots = std::min<std::int64_t>(agent.agent.slots, experiment.global_batch_size);
@@ -303,7 +303,7 @@ bool settle_trials(Division& division, const LaunchPlan& plan, const scheduler::
     return false;
   }
   division.slots = fastest_of(division.trials)->slots;
-  // What made one fail may have passed by the next launch.
+  // The division is not remembered after a failed trial: the cause may have passed by the next launch.
   const auto failed = [](const DivisionTrial& trial) { return !trial.failure.empty(); };
   if (std::any_of(division.trials.begin(), division.trials.end(), failed)) return true;
   try {

@@ -15,8 +15,8 @@ struct DivisionChoice {
   bool interrupted = false;          // a signal has stopped the trials
 };
 
-// Adds the chosen number to the request's overrides, so that the plan, a continuation and what repeats the run have it.
-// `before`: plan.json of the run that goes on, whose division is kept; null: a new run. A dry run tries nothing: if
+// Adds the chosen number to the request's overrides, so that the plan, a continuation and repetitions of the run have
+// it. `before`: plan.json of the run that goes on, whose division is kept; null: a new run. A dry run tries nothing: if
 // nothing is remembered it takes the first number. ConfigError: auto cannot choose here; Error: all trials failed.
 DivisionChoice choose_division(LaunchRequest& request, const Json* before, const Variables& variables);
 

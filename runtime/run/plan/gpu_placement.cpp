@@ -10,14 +10,14 @@
 namespace dtrain::run {
 namespace {
 
-// The agents of the plan that have ranks, by id.
+// Returns the agents of the plan that have ranks, by id.
 std::map<std::string, const scheduler::ClusterAgent*> agents_of(const LaunchPlan& plan) {
   std::map<std::string, const scheduler::ClusterAgent*> agents;
   for (const scheduler::ClusterAgent& agent : plan.cluster.agents) agents[agent.agent.id] = &agent;
   return agents;
 }
 
-// How many GPU slots of agents before this one are on its host: the cluster file divides a host's GPUs in its order.
+// Counts the GPU slots of earlier agents on this agent's host: the file's order of agents divides a host's GPUs.
 int gpus_before(const scheduler::ClusterAgent& agent, const LaunchPlan& plan) {
   int before = 0;
   for (const scheduler::ClusterAgent& other : plan.cluster.agents) {

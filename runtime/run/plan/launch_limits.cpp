@@ -22,12 +22,12 @@ constexpr auto kHostGreets = 15s;
 constexpr auto kHostMeasures = 90s;  // with the wait for another process that measures there
 
 struct HostOfRun {
-  std::string name;    // as the ranks' host
-  std::string remote;  // as the remote shell names it; empty: this host
+  std::string name;    // the host's name in the ranks' placement
+  std::string remote;  // the host's name for the remote shell; empty: this host
   RanksOfHost ranks;
 };
 
-// As many as libtorch takes in the rank's process; 0: as its host decides.
+// Returns the number of threads that libtorch takes in the rank's process; 0: its host decides.
 int threads_of(const LaunchPlan& plan, const RankPlacement& rank, const Variables& variables) {
   Variables of_rank = thread_variables(plan, rank, variables);  // without CPUs, a guess
   if (rank.threads <= 0) of_rank.erase("OMP_NUM_THREADS");
@@ -37,7 +37,7 @@ int threads_of(const LaunchPlan& plan, const RankPlacement& rank, const Variable
   return std::max(0, take_number<int>(text).value_or(0));
 }
 
-// Whether the number of threads is not the user's own: then more than one for a core may be tried.
+// True unless the user has set the number of threads: only then may ranks try more than one thread for a core.
 bool may_try_siblings(const LaunchPlan& plan, const Variables& variables) {
   const auto of_experiment = plan.experiment.variables_of_ranks(plan.on_gpus());
   return !variables.contains("OMP_NUM_THREADS") &&
@@ -51,7 +51,7 @@ const scheduler::ClusterAgent* agent_of(const LaunchPlan& plan, const std::strin
   return found == agents.end() ? nullptr : &*found;
 }
 
-// In the order of their first ranks.
+// Returns the hosts in the order of their first ranks.
 std::vector<HostOfRun> hosts_of_run(const LaunchPlan& plan, const Variables& variables) {
   std::vector<HostOfRun> hosts;
   for (const RankPlacement& rank : plan.ranks) {
@@ -133,7 +133,7 @@ std::string measured_text(const std::string& host, bool here, const MachineLimit
          " of its cores the last time" + text;
 }
 
-// What the limits say about the number of threads goes into the plan.
+// Sets the plan's threads to the number of the limits, and says why.
 void choose_threads(LaunchPlan& plan, const std::string& host, const profile::RankLimits& limits,
                     const Variables& variables) {
   if (!may_try_siblings(plan, variables) || limits.gflops_by_threads.size() < 2) return;
@@ -149,7 +149,7 @@ void choose_threads(LaunchPlan& plan, const std::string& host, const profile::Ra
   plan.why_threads = text;
 }
 
-// Why ranks have as many threads as they do, as long as nothing was measured. Puts the user's own number into the plan.
+// Returns the reason for the number of threads while no limits are known. Puts the user's own number into the plan.
 std::string threads_before_measuring(LaunchPlan& plan, const Variables& variables) {
   if (!may_try_siblings(plan, variables)) {
     for (RankPlacement& rank : plan.ranks) rank.threads = threads_of(plan, rank, variables);

@@ -11,13 +11,13 @@
 
 namespace dtrain::run {
 
-// Sets the threads of the ranks by what is remembered of this host, and says in the plan why there are so many.
-// Measures nothing.
+// Sets the threads of the ranks by the remembered limits of this host, and gives the reason in the plan. Measures
+// nothing.
 void recall_threads(LaunchPlan& plan, const Variables& variables);
 
 // Fills in plan.limits for ranks on cores, once they have their slots. All hosts measure at once. `say` gets lines for
-// the screen. A host whose limits cannot be had becomes a warning of the plan. Sets the threads of
-// ranks whose cores have several CPUs, as what was measured says.
+// the screen. A host whose limits cannot be had becomes a warning of the plan. Sets the threads of ranks whose cores
+// have several CPUs by the measured limits.
 void settle_limits(LaunchPlan& plan, const RemoteCommand& remote, const Variables& variables,
                    const std::function<void(const std::string&)>& say);
 

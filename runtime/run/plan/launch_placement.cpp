@@ -20,7 +20,7 @@
 namespace dtrain::run {
 namespace {
 
-// The first slots of each share: what a cluster without other tasks gives.
+// Returns the first slots of each share: a cluster without other tasks gives these.
 scheduler::Claim first_slots(const scheduler::Placement& placement, std::span<const scheduler::AgentSlots> agents,
                              const scheduler::SlotRequest& request) {
   scheduler::Claim claim;
@@ -64,7 +64,7 @@ scheduler::ClusterAgents cluster_for(const config::Experiment& experiment, confi
   return scheduler::find_cluster(file, variables, defaults, machine);
 }
 
-// Whether an experiment that fits on no GPUs would fit on cores.
+// True if an experiment that fits on no GPUs would fit on cores.
 bool fits_on_cores(const LaunchPlan& plan, const std::filesystem::path& cluster_file, const Variables& variables,
                    const scheduler::Machine& machine) {
   constexpr auto kCpu = config::AgentSlotType::kCpu;
@@ -73,8 +73,8 @@ bool fits_on_cores(const LaunchPlan& plan, const std::filesystem::path& cluster_
   return scheduler::place(scheduler::empty_slots(cluster), request).has_value();
 }
 
-// Why libtorch cannot use the GPUs that the plan has chosen, as far as this machine's ranks are concerned. Empty: it
-// can.
+// Returns the reason why libtorch cannot use the GPUs that the plan has chosen for ranks on this machine. Empty: it can
+// use them, or the launcher is not local.
 std::string why_no_cuda_here(const LaunchPlan& plan, const Variables& variables) {
   if (!plan.on_gpus() || plan.launcher.type != config::LauncherType::kLocal) return {};
   Variables of_a_rank = variables;
@@ -108,7 +108,7 @@ void check_slots_have_cores(const LaunchPlan& plan, const scheduler::Placement& 
   }
 }
 
-// The first cores of a rank's slot, where cores_per_slot gives their number.
+// Keeps only the first cores of a rank's slot, if cores_per_slot gives their number.
 void keep_first_cores(RankPlacement& rank, const LaunchPlan& plan) {
   const int wanted = plan.request.cores_per_slot;
   if (wanted == 0 || rank.cpus.empty()) return;
@@ -119,7 +119,7 @@ void keep_first_cores(RankPlacement& rank, const LaunchPlan& plan) {
   rank.most_threads = all_cpus ? static_cast<int>(rank.cpus.size()) : rank.threads;
 }
 
-// What the rank's slot is, if it is on this machine.
+// Copies cores, threads and GPU of the rank's slot, if the slot is on this machine.
 void take_slot(RankPlacement& rank, const LaunchPlan& plan, const scheduler::ClusterAgent& agent) {
   const auto slot = std::find_if(agent.slots.begin(), agent.slots.end(),
                                  [&](const scheduler::ClusterSlot& one) { return one.index == rank.slot; });
@@ -132,8 +132,8 @@ void take_slot(RankPlacement& rank, const LaunchPlan& plan, const scheduler::Clu
   keep_first_cores(rank, plan);
 }
 
-// The cores of slot `i` of the share, where there is less time than cores: which of them spend it is the kernel's
-// choice, so a slot keeps within a node that has a core for each of its threads.
+// Sets the cores of slot `i` of the share if the cgroup grants less time than cores: the kernel chooses which cores
+// spend the time, so a slot keeps within a node that has a core for each of its threads.
 void take_limited_cores(RankPlacement& rank, const scheduler::ClusterAgents& cluster,
                         const scheduler::ClusterAgent& agent, const scheduler::ClaimedShare& share, std::size_t i) {
   std::set<int> claimed;
@@ -156,7 +156,7 @@ void take_limited_cores(RankPlacement& rank, const scheduler::ClusterAgents& clu
   rank.threads = rank.most_threads = std::min(threads, rank.cores);
 }
 
-// The cores of slot `i` of the share. More slots than cores share them, down to single logical CPUs.
+// Sets the cores of slot `i` of the share. If there are more slots than cores, they share cores, down to logical CPUs.
 void take_cores(RankPlacement& rank, const scheduler::SlotRequest& request, const scheduler::ClusterAgents& cluster,
                 const scheduler::ClusterAgent& agent, const scheduler::ClaimedShare& share, std::size_t i) {
   const std::vector<int>& numbers = share.cores[i];
@@ -194,7 +194,7 @@ int count_cpus(const std::vector<std::vector<int>>& of_ranks) {
   return static_cast<int>(all.size());
 }
 
-// The CPUs that slots made of this machine's cores would have; 0: its slots are declared.
+// Returns the number of CPUs that slots made of this machine's cores would have; 0: its slots are declared.
 int cpus_of_slots(const config::Resources& resources, const scheduler::ClusterAgents& cluster) {
   if (cluster.agents.size() != 1 || !cluster.agents.front().of_cores || !cluster.agents.front().here) return 0;
   const std::size_t cores = resources.cores_per_slot == 0
@@ -205,8 +205,8 @@ int cpus_of_slots(const config::Resources& resources, const scheduler::ClusterAg
   return static_cast<int>(cpus);
 }
 
-// Ranks with unlike numbers of threads would wait for each other, and the bits of a run would depend on which rank has
-// which cores.
+// Gives all ranks as many threads as the rank with the fewest: with unlike numbers they would wait for each other, and
+// the bits of a run would depend on which rank has which cores.
 void make_threads_alike(std::vector<RankPlacement>& ranks) {
   int least = 0;
   int least_of_all = 0;

@@ -1,4 +1,4 @@
-// Where the ranks of a launch's plan go: cluster, request, placement. Plain functions; one thread.
+// The places of a launch's ranks: cluster, request, placement. Plain functions; one thread.
 #pragma once
 
 #include <filesystem>
@@ -8,20 +8,20 @@
 namespace dtrain::run {
 
 // Finds the cluster and places the ranks as if all slots were free. Fills in cluster, request, launcher, placement and
-// ranks of a plan that has its experiment. `machine`: what this machine is taken for; empty: what it is. ConfigError if
-// the cluster is wrong or the slots never fit.
+// ranks of a plan that has its experiment. `machine` stands in for this machine; empty: this machine itself.
+// ConfigError if the cluster is wrong or the slots never fit.
 void place_ranks(LaunchPlan& plan, const std::filesystem::path& cluster_file, const Variables& variables,
                  const std::optional<scheduler::Machine>& machine);
 
-// The experiment's request to the scheduler, for slots of this type.
+// Returns the experiment's request to the scheduler, for slots of this type.
 scheduler::SlotRequest slot_request(const config::Experiment& experiment, const config::Scheduler& scheduler,
                                     config::AgentSlotType type);
 
-// Whether length and batch size are those of a script's own loop (`dtrain run`).
+// True if length and batch size are those of a script's own loop (`dtrain run`).
 bool is_of_script(const config::Experiment& experiment);
 
-// A warning if there are more slots but no larger batch than without the overrides, or than in the last run of this
-// name under ./runs; else empty.
+// Returns a warning if there are more slots but no larger batch than without the overrides, or than in the last run of
+// this name under ./runs; else empty.
 std::string scaling_advice(const LaunchPlan& plan, bool has_overrides);
 
 }  // namespace dtrain::run

@@ -36,13 +36,13 @@ std::string slots_text(const LaunchPlan& plan) {
   return std::cmp_less(units, cores) ? text + "; " + std::to_string(units) + " may be used at once" : text;
 }
 
-// Whether the slots are made of cores, as the experiment asks.
+// True if an agent's slots are made of cores, as the experiment asks.
 bool is_of_cores(const LaunchPlan& plan) {
   return std::any_of(plan.cluster.agents.begin(), plan.cluster.agents.end(),
                      [](const scheduler::ClusterAgent& agent) { return agent.of_cores; });
 }
 
-// Whether a rank's cores have several logical CPUs.
+// True if a rank has more logical CPUs than cores.
 bool has_siblings(const LaunchPlan& plan) {
   return std::any_of(plan.ranks.begin(), plan.ranks.end(),
                      [](const RankPlacement& rank) { return std::cmp_greater(rank.cpus.size(), rank.cores); });
@@ -66,7 +66,7 @@ std::string batch_text(const LaunchPlan& plan) {
   return text;
 }
 
-// A MIG instance by its name, any other by its number.
+// Returns the name of a MIG instance, or the number of any other GPU.
 std::string gpu_text(const PlacedGpu& gpu) {
   return gpu.index >= 0 ? std::to_string(gpu.index) : gpu.uuid;
 }

@@ -30,13 +30,13 @@ struct LaunchPlan {
   scheduler::BatchSplit split;
   scheduler::ClusterAgents cluster;
   scheduler::SlotRequest request;
-  config::Launcher launcher;         // what starts the ranks
+  config::Launcher launcher;         // the launcher of the ranks
   scheduler::Placement placement;    // as if all slots were free, until the ranks have theirs
   std::vector<RankPlacement> ranks;  // the same, rank by rank
   NetworkChoice network;             // between the hosts; no networks: not chosen yet, or all ranks are on one host
   std::map<std::string, profile::RankLimits> limits;  // of each host that is known; nothing on GPUs
-  std::string why_threads;                            // why the ranks have as many threads as they do
-  std::optional<Division> division;                   // with slots_per_trial: auto, how the number of ranks was chosen
+  std::string why_threads;                            // the reason for the ranks' number of threads
+  std::optional<Division> division;                   // with slots_per_trial: auto, the choice of the number of ranks
   bool is_trial = false;                              // as LaunchRequest::is_trial
   std::string unused_gpus;                            // of this machine, for people; empty: there are none
   std::string why_no_cuda;  // if slot_type: auto would use GPUs, but libtorch cannot; else empty
@@ -59,11 +59,11 @@ void assign_slots(LaunchPlan& plan, const scheduler::Claim& claim);
 void check_can_start(const LaunchPlan& plan);
 
 Json to_json(const LaunchPlan& plan);
-// For people: what runs where.
+// Returns a text for people: the ranks and their places.
 std::string render_plan(const LaunchPlan& plan);
 
-// The variables of a rank's process besides its identity: as many threads as it has cores unless the user sets a
-// number, the experiment's own variables, and the library path.
+// Returns the variables of a rank's process besides its identity: as many threads as it has cores unless the user sets
+// a number, the experiment's own variables, and the library path.
 Variables thread_variables(const LaunchPlan& plan, const RankPlacement& rank, const Variables& variables);
 
 }  // namespace dtrain::run

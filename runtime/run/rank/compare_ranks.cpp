@@ -15,7 +15,7 @@
 namespace dtrain::run {
 namespace {
 
-// The first rank whose value differs from rank 0's.
+// Returns the first rank whose value differs from rank 0's.
 std::optional<int> first_other(const std::vector<std::string>& values) {
   for (std::size_t rank = 1; rank < values.size(); ++rank) {
     if (values[rank] != values[0]) return static_cast<int>(rank);

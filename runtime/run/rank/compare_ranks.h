@@ -1,4 +1,4 @@
-// What the ranks of a run compare once they are connected: their hosts and their experiments. Functions that take
+// Comparisons of the ranks of a run once they are connected: their hosts and their experiments. Functions that take
 // `control` are collective; if the ranks do not fit together, every rank throws the same AgreedError.
 #pragma once
 
@@ -31,7 +31,7 @@ class RankHosts {
   std::vector<int> ranks_here() const;
   std::size_t count() const;  // number of hosts
   int most_ranks() const;     // the most ranks on one host
-  // The name of this host's profiling agent: the host's name, with `rank` appended if another host has the same name.
+  // Returns the name of this host's profiling agent: the host's name, with `rank` appended if another host shares it.
   std::string agent_name(int rank) const;
 
  private:
@@ -46,8 +46,8 @@ void compare_experiments(comm::ControlPlane& control, const config::Experiment& 
 // Checks that all hosts see the folder that rank 0 has made.
 void check_folder_is_shared(comm::ControlPlane& control, const RankHosts& hosts, const std::filesystem::path& folder);
 
-// The communicator's backend for ranks on these hosts. `wanted`: empty: auto. Not collective: every rank gets the same
-// result.
+// Returns the communicator's backend for ranks on these hosts. `wanted`: empty: auto. Not collective: every rank gets
+// the same result.
 comm::Backend backend_for(const std::optional<comm::Backend>& wanted, const RankHosts& hosts, bool has_mpi);
 
 }  // namespace dtrain::run

@@ -1,4 +1,4 @@
-// How ranks of several hosts find each other at MASTER_ADDR.
+// Ranks of several hosts find each other at MASTER_ADDR.
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/unix_socket.h"
@@ -25,8 +25,8 @@ bool is_own(const std::vector<std::string>& addresses, std::string* own) {
   return false;
 }
 
-// The address on which rank 0 is reached: that of MASTER_ADDR if its name resolves already, else that of the interface
-// with the default route; of several interfaces without one, the one that the name turns out to mean.
+// Returns the address on which rank 0 is reached: that of MASTER_ADDR if its name resolves already, else that of the
+// interface with the default route; of several interfaces without one, the one that the name turns out to mean.
 std::string address_of_rank_0(const RankEnvironment& environment, const HostWait& wait) {
   if (!environment.network_interface.empty()) return host::reachable_address(environment.network_interface, kInterface);
   std::string own;

@@ -13,7 +13,7 @@ namespace {
 // Pictures and values that wait for the thread; more are lost.
 constexpr std::size_t kMostBytes = 256u << 20;
 
-// Of this thread alone.
+// Lowers the priority of this thread alone.
 void take_least_processor_time() {
   constexpr int kLowest = 19;
   ::setpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)), kLowest);

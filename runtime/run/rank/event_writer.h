@@ -1,7 +1,7 @@
 // Rank 0's TensorBoard events, written while the run trains. Scalars are appended at once, like the lines of
 // metrics.jsonl. Pictures and histograms go to a thread that encodes and appends them when the processor has time for
 // it, so that no step waits. A full disk, or more pictures than that thread keeps up with, does not end the training:
-// what is lost is counted. The training thread makes all calls.
+// lost events are counted. The training thread makes all calls.
 #pragma once
 
 #include <condition_variable>
@@ -31,13 +31,13 @@ class EventWriter {
   EventWriter(const EventWriter&) = delete;
   EventWriter& operator=(const EventWriter&) = delete;
 
-  // Training goes on after so many batches: TensorBoard is to discard what earlier attempts wrote of later ones. What
-  // was added before is written now, or is discarded where an earlier attempt has written it at its start.
+  // Training goes on after so many batches: TensorBoard is to discard later events of earlier attempts. Events added
+  // before are written now, or discarded if an earlier attempt has written them at its start.
   void begin_after(std::int64_t batches);
   void add_metrics(const Json& line);
   void add(const std::string& name, std::int64_t batch, analysis::Picture picture);
   void add(const std::string& name, std::int64_t batch, std::vector<float> values);
-  // Returns once all is written: how many events are lost.
+  // Waits until all events are written. Returns the number of lost events.
   std::int64_t finish();
 
  private:

@@ -78,8 +78,8 @@ void FailureReport::set_output(LogRedirect& output, const std::filesystem::path&
   log_file_ = log_file.string();
 }
 
-// glibc calls what is registered last first, and so destroys static objects: what watches must be registered after most
-// of them were made. In a child that the process has forked it does nothing.
+// glibc calls the functions registered last first, and so destroys static objects: the watching function must be
+// registered after most of them were made. In a child that the process has forked it does nothing.
 namespace {
 
 std::atomic<FailureReport*> watcher{nullptr};
@@ -154,7 +154,7 @@ void FailureReport::report(const std::exception& error) {
   comm::ControlPlane* const control = membership_ && membership_->is_connected() ? &membership_->control() : nullptr;
   const int rank = control ? control->world().rank : identity_.world().rank;
   const FailureCause cause = find_cause(error, rank, step(), control);
-  // Nobody learns of this failure from a rank that follows another one, so its events come first: mpirun may kill it.
+  // A rank that follows another one has no failure to report, so it writes its events first: mpirun may kill it.
   if (!cause.primary) write_events(cause);
   // A launcher on this host reads the cause at once. Informing the other ranks may have to wait for them.
   const bool is_child = identity_.environment.is_child();

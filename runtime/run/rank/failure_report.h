@@ -1,5 +1,5 @@
-// Why a rank ends before the run is over, and the report of it: to the other ranks, to the launcher or the screen, to
-// torchrun, and in the log and events.jsonl.
+// The cause for which a rank ends before the run is over, and the report of it: to the other ranks, to the launcher or
+// the screen, to torchrun, and in the log and events.jsonl.
 #pragma once
 
 #include <atomic>
@@ -20,7 +20,7 @@
 
 namespace dtrain::run {
 
-// Why a rank ends: its own error, or the failure of another rank.
+// The cause for which a rank ends: its own error, or the failure of another rank.
 struct FailureCause {
   bool primary = true;        // this rank's own error; false: another rank failed first
   bool agreed = false;        // every rank throws the same error (agreed_error.h), and none is to blame

@@ -59,7 +59,7 @@ class Membership {
   comm::ControlPlane& control() { return *control_; }
   bool has_communicator() const { return communicator_ != nullptr; }
   comm::Communicator& communicator() { return *communicator_; }
-  // The host's communicator where there is no other.
+  // Returns the host's communicator if there is no other.
   comm::Communicator& device_communicator() { return device_communicator_ ? *device_communicator_ : *communicator_; }
   comm::MpiJob* mpi() { return mpi_.get(); }  // null: none
   // The address of this host for the other hosts of the run, known once the ranks have connected. Empty: the run may
@@ -81,9 +81,9 @@ class Membership {
 // The barrier that all ranks enter once they have connected.
 inline constexpr const char* kAllConnected = "run.connected";
 
-// How the ranks of a generation find and reach each other. Each function connects this rank's control plane, enters
-// that generation (Membership::enter()), and returns once all its ranks have connected. They block, at most for the
-// timeout in the options, and throw CommError; ConfigError where a host cannot connect to itself (check_loopback()).
+// The ranks of a generation find each other by these functions. Each connects this rank's control plane, enters that
+// generation (Membership::enter()), and returns once all its ranks have connected. They block, at most for the timeout
+// in the options, and throw CommError; ConfigError if a host cannot connect to itself (check_loopback()).
 
 // A world of one rank.
 void connect_alone(Membership& membership, comm::ControlOptions options);
@@ -101,11 +101,11 @@ void connect_by_mpi(Membership& membership, comm::ControlOptions options, const 
 // address and a secret, unencrypted. Waits until the name resolves and rank 0 answers, and says so in the log.
 void connect_by_store(Membership& membership, comm::ControlOptions options, const RankEnvironment& environment);
 
-// Whether ranks that were started like this use MPI. ConfigError if they need it but were not started with it, or if
+// True if ranks that were started like this use MPI. ConfigError if they need MPI but were not started with it, or if
 // they are on several hosts and nothing says where rank 0 is.
 bool needs_mpi(const RankEnvironment& environment, const std::optional<comm::Backend>& wanted);
 
-// Which ranks have come to MPI: a rank inside MPI_Init cannot answer, and MPI itself does not name the missing ones.
+// Finds the ranks that have not come to MPI: a rank inside MPI_Init cannot answer, and MPI itself does not name them.
 // With a launcher, each rank publishes its arrival on the launcher's plane. Without one, it listens on a UNIX socket
 // named by job and rank; ranks of the same host see that socket, and it ends with its process. One thread at a time.
 class MpiArrival {

@@ -55,7 +55,7 @@ std::vector<std::string> plan_warnings(const RankIdentity& identity, const Assig
   return warnings;
 }
 
-// As many threads as libtorch takes in a rank that no launcher has given a number (rank_training.cpp).
+// Returns the threads that libtorch takes in a rank that no launcher has given a number (rank_training.cpp).
 int threads_of_rank(const Variables& variables, int local_size) {
   if (const auto given = variables.find("OMP_NUM_THREADS"); given != variables.end()) {
     return std::max(1, std::atoi(given->second.c_str()));
@@ -63,7 +63,7 @@ int threads_of_rank(const Variables& variables, int local_size) {
   return host::cores_for_rank(local_size);
 }
 
-// What is remembered of this host's limits. Ranks without a launcher measure nothing: they would wait for one of them.
+// Returns this host's remembered limits. Ranks without a launcher measure none: the others would wait for one rank.
 Json known_limits(const RankIdentity& identity, const std::string& host, config::Matmul matmul) {
   const Variables variables = process_variables();
   const int local_size = identity.world().local_size;
@@ -128,7 +128,7 @@ RunFolder open_own_folder(comm::ControlPlane& control, const RankHosts& hosts, c
   return folder;
 }
 
-// Rank 0 of a run that goes on: returns the checkpoint from which. `overrides`: the run's and new ones.
+// On rank 0 of a run that goes on: returns the checkpoint to go on from. `overrides`: the run's and new ones.
 ResumePoint reopen_own_folder(const RunFolder& folder, const config::Experiment& experiment,
                               const std::vector<std::string>& overrides, const std::function<void()>& write_plan,
                               const Logger& log) {

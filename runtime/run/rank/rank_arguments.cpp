@@ -36,7 +36,7 @@ examples:
   mpirun -np 2 %s EXPERIMENT.yaml
 )";
 
-// The options, and before them what is none.
+// The names of the options, after "experiment", which is no option.
 const std::vector<std::string> kOptionNames{"experiment", "run-dir",  "or-continue", "set",
                                             "mock",       "continue", "contents",    "help"};
 
@@ -45,7 +45,7 @@ const std::vector<std::string> kOptionNames{"experiment", "run-dir",  "or-contin
   std::exit(static_cast<int>(ExitCode::kBadInput));
 }
 
-// "; did you mean --run-dir?", or nothing.
+// Returns "; did you mean --run-dir?", or nothing.
 std::string suggestion(const std::string& argument) {
   const std::string given = argument.substr(0, argument.find('='));
   const auto first = given.find_first_not_of('-');

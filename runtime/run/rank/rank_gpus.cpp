@@ -15,7 +15,7 @@
 namespace dtrain::run {
 namespace {
 
-// What a rank tells the others.
+// The facts that a rank tells the others.
 struct Seen {
   std::vector<std::string> ids;
   bool is_order_known = true;
@@ -57,7 +57,7 @@ std::vector<Host> hosts_in_order(const RankHosts& hosts, int ranks) {
   return result;
 }
 
-// Sets the index of each of the host's ranks. Returns what is wrong; empty: each rank has a GPU of its own.
+// Sets the index of each of the host's ranks. Returns the error; empty: each rank has a GPU of its own.
 std::string give_out(const Host& host, const std::vector<Seen>& seen, std::vector<int>& index) {
   std::map<std::string, int> owners;
   for (std::size_t local = 0; local < host.ranks.size(); ++local) {
@@ -97,7 +97,7 @@ GpuUse use_of_mine(const PlacedGpu& gpu, const std::string& host, const std::set
   return setup == setups->gpus.end() ? GpuUse() : use_of_gpu(*setup, "host " + host + ": " + text_of(gpu), own);
 }
 
-// Exchanges what is known of each rank's GPU.
+// Exchanges the known facts of each rank's GPU.
 void name_gpus(comm::ControlPlane& control, const GpuView& view, const std::string& host, const std::set<pid_t>* own,
                RankGpus& gpus) {
   Json mine = Json::object();

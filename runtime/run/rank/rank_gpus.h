@@ -1,5 +1,5 @@
-// Which GPU each rank trains on, decided by all ranks alike from what each of them sees. GPUs are looked at by NVML,
-// not by CUDA, which would take memory on every GPU that it touches.
+// The GPU on which each rank trains. All ranks decide alike from what each of them sees. NVML looks at the GPUs, not
+// CUDA, which would take memory on every GPU that it touches.
 #pragma once
 
 #include <optional>
@@ -15,7 +15,7 @@
 
 namespace dtrain::run {
 
-// What one rank sees. Plain value.
+// The GPUs that one rank sees. Plain value.
 struct GpuView {
   std::vector<host::VisibleGpu> gpus;  // in CUDA's order
   bool is_order_known = true;          // false: CUDA may number them in another order
@@ -37,9 +37,9 @@ struct RankGpus {
 };
 
 // Collective, except for kCpu. A rank uses the GPU of its local rank, or the only one that it sees. kAuto: GPUs if
-// every host has enough, CPUs if none has. `look_for_others`: whether other processes on the GPUs are looked for.
-// AgreedError names host and GPUs: too few of them, some hosts with and others without, one that two ranks would share,
-// one that other processes have for themselves.
+// every host has enough, CPUs if none has. `look_for_others`: looks for other processes on the GPUs. AgreedError names
+// host and GPUs: too few GPUs, some hosts with and others without, a GPU that two ranks would share, or one that other
+// processes have for themselves.
 RankGpus choose_gpus(comm::ControlPlane& control, const RankHosts& hosts, config::SlotType wanted, const GpuView& view,
                      bool look_for_others);
 

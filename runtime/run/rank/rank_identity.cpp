@@ -17,8 +17,8 @@
 namespace dtrain::run {
 namespace {
 
-// Whether these ranks will train on GPUs, as far as one rank can know. It sets the variables for one or the other,
-// which must happen before it meets the others.
+// True if these ranks will train on GPUs, as far as one rank can know. The rank sets the variables for GPUs or for
+// CPUs, which must happen before it meets the others.
 bool expects_gpus(const Assignment& assignment, const comm::World& world) {
   if (assignment.slot_type != config::SlotType::kAuto) return assignment.slot_type == config::SlotType::kCuda;
   const auto visible = static_cast<int>(assignment.gpus.gpus.size());

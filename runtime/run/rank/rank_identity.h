@@ -1,5 +1,5 @@
-// What a rank knows and has before it connects to the others: how it was started, where it runs, what it trains, and
-// the connection to its launcher. Plain values, and a class.
+// The facts of a rank before it connects to the others: how it was started, where it runs, what it trains, and the
+// connection to its launcher. Plain values, and a class.
 #pragma once
 
 #include <memory>
@@ -18,7 +18,7 @@
 
 namespace dtrain::run {
 
-// How this process was started, and where it runs.
+// The start of this process, and the host on which it runs.
 struct RankIdentity {
   RankOptions options;
   RankEnvironment environment;
@@ -29,7 +29,7 @@ struct RankIdentity {
   bool is_rank_0() const { return environment.world.rank == 0; }
 };
 
-// The start of this process on the monotonic clock.
+// Returns the start of this process on the monotonic clock.
 Nanoseconds process_start(const Clock& clock);
 
 // Reads the environment and the host, and removes from the environment what child processes must not inherit. Called
@@ -48,7 +48,7 @@ struct Assignment {
 // if the experiment cannot be run: ranks without a launcher share a screen, so only rank 0's error gives the reason.
 Assignment read_assignment(const RankIdentity& identity);
 
-// The "versions" of plan.json and of the dumps: the program's and dtrain's.
+// Returns the "versions" of plan.json and of the dumps: the program's and dtrain's.
 Json versions_of(const RankOptions& options);
 
 // The connection of a rank to the `dtrain launch` that started it, directly or through mpirun or srun. Threads as in
@@ -61,7 +61,7 @@ class LauncherConnection {
   LauncherLink& link() { return *link_; }
   PlaneLink* plane() { return plane_; }              // the same link if mpirun or srun started this rank; else null
   const std::string& name() const { return name_; }  // "the launcher (pid 4711)"
-  // The secret that the ranks share for their control plane; empty: rank 0 makes one.
+  // Returns the secret that the ranks share for their control plane; empty: rank 0 makes one.
   const std::string& ranks_secret() const { return contact_.secrets.ranks; }
   // Removes the secret file, on the first rank of each host. Called once every rank of this host has read it.
   void remove_secret_file(const comm::World& world) const;

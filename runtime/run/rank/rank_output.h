@@ -1,5 +1,5 @@
-// What a rank writes into the run's folder and shows besides its records: its events, its log, and on rank 0 metrics
-// and progress. Each part states which threads may use it.
+// The output of a rank into the run's folder and onto the screen, besides its records: its events, its log, and on rank
+// 0 metrics and progress. Each part states which threads may use it.
 #pragma once
 
 #include <atomic>
@@ -85,12 +85,12 @@ class LogRedirect {
   LogRedirect& operator=(const LogRedirect&) = delete;
 
   Screen& screen() { return *screen_; }
-  int output() const { return output_.get(); }  // where standard output went before
+  int output() const { return output_.get(); }  // the previous standard output
   // Shows the rest of the log, then stops copying it.
   void stop_copying();
-  // Writes to where standard error went before.
+  // Writes to the previous standard error.
   void original_error(std::string_view text) const;
-  // Writes to where standard output went before.
+  // Writes to the previous standard output.
   void original_output(std::string_view text) const;
 
  private:
@@ -112,7 +112,7 @@ class ProgressReport {
   void report(const Progress& progress);
 
  private:
-  // By the rate of batches since the first report. Negative: not known yet.
+  // Returns the remaining seconds by the rate of batches since the first report. Negative: not known yet.
   double seconds_left(const Progress& progress, Nanoseconds now);
 
   const Clock& clock_;
@@ -122,7 +122,7 @@ class ProgressReport {
   std::int64_t first_batch_ = 0;
 };
 
-// What a rank has open in the run's folder.
+// The files that a rank has open in the run's folder.
 struct RankFiles {
   RankFiles(const Clock& clock, const Logger& log) : events(clock, log) {}
 
@@ -131,7 +131,7 @@ struct RankFiles {
 
   RunFolder folder;
   FolderWatch watch;
-  std::optional<Nanoseconds> looked;  // when look_for_folder() did last
+  std::optional<Nanoseconds> looked;  // the time of the last look_for_folder()
   bool said_gone = false;
   RunLock lock;                       // rank 0 without a launcher
   std::filesystem::path resume_from;  // without a launcher: the checkpoint that rank 0 has found; empty: none

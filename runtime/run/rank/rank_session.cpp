@@ -77,7 +77,7 @@ const Clock& RankSession::clock() const {
 const Logger& RankSession::log() const {
   return log_;
 }
-// Once the folder is gone, what is written at the end goes elsewhere.
+// Once the folder is gone, the files of the run's end go to the substitute.
 const std::filesystem::path& RankSession::run_dir() const {
   return files_->watch.gone().empty() ? files_->folder.path : files_->watch.substitute();
 }

@@ -34,7 +34,7 @@ void open_launched_folder(comm::ControlPlane& control, const LaunchOrders& order
   control.barrier("run.folder");
 }
 
-// On rank 0 of a launched run: adds the GPUs that the launcher could not know, those of other hosts.
+// On rank 0 of a launched run: adds the GPUs of other hosts, which the launcher could not know.
 void name_gpus_in_plan(const std::filesystem::path& file, const RankGpus& gpus) {
   if (!gpus.on_gpus) return;
   Json ranks = read_json(file).at("ranks");
@@ -47,9 +47,9 @@ void name_gpus_in_plan(const std::filesystem::path& file, const RankGpus& gpus) 
   if (changed) update_plan_file(file, "ranks", ranks);
 }
 
-// The profiling agent of a host on which no launcher starts one. Collective over the ranks of a host, which all pass
-// the same `host_key`: the first of them starts the agent and gets it in `agent`; the others wait for it. The agent
-// ends by itself, after the last rank. Returns its socket.
+// Starts the profiling agent of a host on which no launcher starts one. Collective over the ranks of a host, which all
+// pass the same `host_key`: the first of them starts the agent and gets it in `agent`; the others wait for it. The
+// agent ends by itself, after the last rank. Returns its socket.
 std::string share_agent(comm::ControlPlane& control, const std::string& host_key, const profile::AgentOptions& options,
                         const Clock& clock, std::unique_ptr<profile::KeptAgent>& agent) {
   const std::string key = "run.agent/" + host_key;
@@ -106,7 +106,7 @@ void RankSession::connect_launcher() {
   launcher_ = std::make_unique<LauncherConnection>(*identity_, log_);
   failure_report_->set_launcher(launcher_->link());
   if (environment.is_child()) {
-    // Before the link's thread starts, which writes an event when the launcher is gone.
+    // The folder must be set before the link's thread starts, which writes an event when the launcher is gone.
     files_->folder.path = environment.handover->run_dir;
     files_->events.open(files_->folder.events(), environment.world.rank, identity_->host.name);
   }

@@ -8,7 +8,7 @@
 namespace dtrain::run {
 namespace {
 
-// For comparing clocks with rank 0: a few round trips, which take this long only if something else is wrong.
+// The time limit to compare clocks with rank 0: the few round trips take this long only if something else is wrong.
 constexpr std::chrono::seconds kClockTimeout{2};
 constexpr std::chrono::seconds kFlushTimeout{10};
 constexpr std::chrono::seconds kFlushTimeoutAfterFailure{2};

@@ -1,5 +1,5 @@
-// What a rank records besides its log: batches (through the profiling agent of its host), the offset of its clock from
-// rank 0's, and the number of lost records. The training thread makes all calls.
+// The records of a rank besides its log: batches (through the profiling agent of its host), the offset of its clock
+// from rank 0's, and the number of lost records. The training thread makes all calls.
 #pragma once
 
 #include <chrono>
@@ -22,13 +22,13 @@ class Recording {
  public:
   struct Options {
     std::string agent_socket;
-    std::unique_ptr<profile::KeptAgent> agent;  // where this rank has started it
-    std::function<void(pid_t)> agent_started;   // is told when it was started again
+    std::unique_ptr<profile::KeptAgent> agent;  // if this rank has started it
+    std::function<void(pid_t)> agent_started;   // called after the agent was started again
     Json header;                                // the first line of the dump
     Nanoseconds process_started{0};             // the time since then counts as initialization
   };
-  // Connects to the profiling agent and compares the clocks, which is collective. What the references refer to must
-  // outlive this object. Throws as profile::Recorder does.
+  // Connects to the profiling agent and compares the clocks, which is collective. The referenced objects must outlive
+  // this object. Throws as profile::Recorder does.
   Recording(Options options, Membership& membership, RankEvents& events, const Clock& clock, Logger log);
   ~Recording();
 
@@ -39,7 +39,7 @@ class Recording {
   void check();
   // Compares the clocks a last time and waits until all records are on disk; warns where that is not confirmed in time.
   void finish();
-  // The same for a rank that fails, without comparing clocks.
+  // Does the same for a rank that fails, without comparing clocks.
   void flush_after_failure();
   // Writes the number of lost records as an event, which the summary counts: the dump may lack that line.
   void report_losses();

@@ -1,4 +1,4 @@
-// What ends a rank that does not end by itself. Thread safe.
+// Deadlines that end a rank that does not end by itself. Thread safe.
 #pragma once
 
 #include <chrono>

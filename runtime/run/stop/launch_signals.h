@@ -19,7 +19,7 @@ class LaunchSignals {
   LaunchSignals& operator=(const LaunchSignals&) = delete;
 
   int fd() const { return fd_.get(); }  // readable (poll) when a signal has arrived
-  // The next signal that has arrived.
+  // Returns the next signal that has arrived.
   std::optional<int> next();
 
  private:

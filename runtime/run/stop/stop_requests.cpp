@@ -16,7 +16,7 @@ namespace {
 
 // A signal handler can use static storage only; these variables are its whole state.
 std::atomic<int> g_signal{0};
-std::atomic<std::int64_t> g_first_ns{0};  // when the first signal arrived, on the monotonic clock
+std::atomic<std::int64_t> g_first_ns{0};  // the time of the first signal, on the monotonic clock
 constexpr std::int64_t kTogetherNs = 1'000'000'000;
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<std::int64_t>::is_always_lock_free);
 

@@ -1,4 +1,4 @@
-// What asks a rank to stop after its current step, and the signals that a rank handles.
+// The requests that stop a rank after its current step, and the signals that a rank handles.
 #pragma once
 
 #include <array>
@@ -19,7 +19,7 @@ class StopSignals {
   ~StopSignals();  // restores the previous handlers
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
-  // The first signal that arrived, or 0. Any thread.
+  // Returns the first signal that arrived, or 0. Any thread.
   static int received();
 
  private:
@@ -38,7 +38,7 @@ class TraceSignal {
   ~TraceSignal();  // restores the previous handler
   TraceSignal(const TraceSignal&) = delete;
   TraceSignal& operator=(const TraceSignal&) = delete;
-  // The number of batches asked for since the last call (0: no number was given); empty: no request. Any thread.
+  // Returns the number of batches requested since the last call (0: no number given); empty: no request. Any thread.
   static std::optional<int> take();
 
  private:
@@ -52,8 +52,8 @@ struct RankSignals {
   TraceSignal trace;
 };
 
-// Why a rank should stop after its current step: a signal to this process, a signal to the launcher, or the end of the
-// launcher. Any thread.
+// The reasons for a rank to stop after its current step: a signal to this process, a signal to the launcher, or the end
+// of the launcher. Any thread.
 class StopRequests {
  public:
   // The launcher has received `signal` and asks the ranks to stop.

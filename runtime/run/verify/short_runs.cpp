@@ -24,7 +24,7 @@ constexpr std::size_t kLinesOfAFailure = 40;
 constexpr int kMostFolders = 100'000;
 constexpr int kAskMs = 250;
 
-// The experiment file that RUN was launched with, unchanged: files it names may be beside it, not beside RUN's copy.
+// Returns RUN's experiment file, unchanged: files that it names may be beside it, not beside RUN's copy.
 fs::path experiment_file(const RunFolder& run, const Json& plan) {
   fs::path file = text_at(plan, "experiment_file");
   std::error_code code;
@@ -46,7 +46,7 @@ UniqueFd made(const fs::path& file) {
   return result;
 }
 
-// The value of sharded_optimizer that the run's comparison of strategies chose; empty if it made none.
+// Returns the value of sharded_optimizer that the run's comparison of strategies chose; empty if it made none.
 std::string decided_strategy(const analysis::RunProfile& profile) {
   const std::string strategy = text_at(object_at(profile.plan, "strategy"), "strategy");
   const Json& optimizations = object_at(profile.experiment, "optimizations");

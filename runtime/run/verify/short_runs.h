@@ -13,13 +13,13 @@
 
 namespace dtrain::run {
 
-// The `dtrain launch` command for `steps` batches of RUN's experiment, without --run-dir and --mock. It sets what RUN
-// chose at its start: a short run would spend half its batches on that, and a mock run cannot choose. ConfigError if
-// RUN was not started by `dtrain launch`, is a mock run, or its experiment file is gone or has changed.
+// Returns the `dtrain launch` command for `steps` batches of RUN's experiment, without --run-dir and --mock. It sets
+// what RUN chose at its start: a short run would spend half its batches on that, and a mock run cannot choose.
+// ConfigError if RUN was not started by `dtrain launch`, is a mock run, or its experiment file is gone or changed.
 std::vector<std::string> short_launch(const RunFolder& run, const analysis::RunProfile& profile, int steps,
                                       const std::filesystem::path& cluster);
 
-// Adds to a launch command what makes its run one of `steps` batches and nothing else: no validation, no trace.
+// Makes a launch command train for `steps` batches and do nothing else: no validation, no trace.
 void make_short(std::vector<std::string>& command, std::int64_t steps);
 
 // Makes RUN/what-if/N.
@@ -33,8 +33,8 @@ class ShortRuns {
   // NAME.out and NAME.err beside that folder. Error if the run fails (ConfigError if it is refused). False: a signal
   // arrived; it was passed on, and the run has ended.
   bool run(const std::string& name, const Mock& mock, const std::string& set = {});
-  // The same with these options. `has_enough`, if there is one, is asked a few times a second: once it is true, the
-  // ranks are killed, and the run counts as done. A signal kills them as well.
+  // Does the same with these options. `has_enough`, if there is one, is called a few times a second: once it returns
+  // true, the ranks are killed, and the run counts as done. A signal kills them as well.
   bool run(const std::string& name, const std::vector<std::string>& options,
            const std::function<bool()>& has_enough = {});
 

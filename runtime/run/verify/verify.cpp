@@ -24,7 +24,7 @@ WhatIf predictions_of(const RunProfile& profile, const RunProfile& original) {
   return analysis::analyze(profile, options).what_if;
 }
 
-// What makes a prediction true: a --mock, or a --set.
+// The options that make a prediction true: a --mock, or a --set.
 struct Scenario {
   std::string mock, set;
 };
@@ -51,7 +51,7 @@ struct Measured {
   std::vector<double> plain_ms, predicted_ms, measured_ms, ratios;
 };
 
-// Enough for the system, which is sampled twice a second, to be sampled a few times.
+// Returns enough steps for the system, which is sampled twice a second, to be sampled a few times.
 int steps_for(const RunProfile& profile) {
   constexpr double kSeconds = 3;
   constexpr double kFewest = 100, kMost = 2000;
@@ -59,7 +59,7 @@ int steps_for(const RunProfile& profile) {
   return static_cast<int>(step_s > 0 ? std::clamp(kSeconds / step_s, kFewest, kMost) : kFewest);
 }
 
-// All mocks, and what the run's own predictions would set.
+// Returns all mocks, and the settings of the run's own predictions.
 std::vector<Scenario> scenarios_for(const RunProfile& profile) {
   std::vector<Scenario> all{{"loader", ""}, {"train", ""}};
   if (profile.world_size > 1) all = {{"loader", ""}, {"comm", ""}, {"loader,comm", ""}, {"train", ""}};
@@ -69,7 +69,7 @@ std::vector<Scenario> scenarios_for(const RunProfile& profile) {
   return all;
 }
 
-// The name of the run's folder: "mock-loader-comm", "set-mixed_precision-bf16".
+// Returns the name of the run's folder: "mock-loader-comm", "set-mixed_precision-bf16".
 std::string name_of(const Scenario& scenario) {
   std::string name = "plain";
   if (!scenario.mock.empty()) name = "mock-" + scenario.mock;

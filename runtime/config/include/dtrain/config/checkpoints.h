@@ -1,5 +1,4 @@
-// When an experiment's checkpoints are taken, where they are kept and how many: Determined's keys. Plain values and
-// their keys.
+// The times, the place and the number of an experiment's checkpoints: Determined's keys. Plain values and their keys.
 #pragma once
 
 #include <array>
@@ -13,7 +12,7 @@
 
 namespace dtrain::config {
 
-// Which validations are followed by a checkpoint.
+// The validations that are followed by a checkpoint.
 enum class CheckpointPolicy { kBest, kAll, kNone };
 inline constexpr std::array kCheckpointPolicies{Word<CheckpointPolicy>{"best", CheckpointPolicy::kBest},
                                                 Word<CheckpointPolicy>{"all", CheckpointPolicy::kAll},
@@ -29,7 +28,7 @@ struct CheckpointStorage {
                                  // save_experiment_best) …
   int save_trial_latest = 1;     // … and of the newest; at least 1
 
-  // As the file has them; `folder` and the numbers above follow from them.
+  // The values of the keys in the file; `folder` and the numbers above follow from them.
   StorageType type = StorageType::kRunFolder;
   std::filesystem::path host_path, container_path;
   std::filesystem::path storage_path;  // in host_path
@@ -43,9 +42,9 @@ std::unique_ptr<KeyType> storage_path_form(std::filesystem::path& path);
 // Docker's word for a bind mount: its default, or null.
 std::unique_ptr<KeyType> propagation_form();
 
-// Sets what follows from the keys.
+// Sets the fields that follow from the keys.
 void resolve(Section& section, CheckpointStorage& storage);
-// What resolve() refuses if `type` is missing, for the schema.
+// Returns a schema of the keys that resolve() refuses if `type` is missing.
 Json storage_needs_type();
 
 inline void declare_keys(Keys& keys, CheckpointStorage& s) {

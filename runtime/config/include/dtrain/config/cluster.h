@@ -26,7 +26,7 @@ struct Agent {
 enum class LauncherType { kLocal, kMpi, kSlurm };
 std::string to_string(LauncherType type);  // as in the file
 
-// What starts the ranks.
+// The launcher that starts the ranks.
 struct Launcher {
   LauncherType type = LauncherType::kLocal;
   std::vector<std::string> options;  // further arguments of mpirun or srun; none with local

@@ -1,4 +1,4 @@
-// When training ends before its length. Plain values and their keys. Trials use the struct too, so this
+// The condition that ends training before its length. Plain values and their keys. Trials use the struct too, so this
 // header includes no other header of config.
 #pragma once
 
@@ -10,7 +10,7 @@ namespace dtrain::config {
 
 struct EarlyStopping {
   std::string metric;             // of validation; empty: searcher.metric, with its smaller_is_better
-  bool smaller_is_better = true;  // where the key is missing, for searcher.metric: searcher.smaller_is_better
+  bool smaller_is_better = true;  // if the key is missing, for searcher.metric: searcher.smaller_is_better
   std::int64_t patience = 1;      // validations in a row without an improvement; at least 1
   double min_delta = 0;           // a smaller difference is no improvement; at least 0
   bool operator==(const EarlyStopping&) const = default;

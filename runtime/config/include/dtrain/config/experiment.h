@@ -72,7 +72,7 @@ struct Experiment {
   std::vector<std::string> entrypoint;  // program and arguments, at least one; of a `model:` experiment dtrain-worker
   std::optional<ModelJob> model;        // set: `model:` was given and no entrypoint
   Resources resources;
-  std::string auto_slots_at;              // where resources.slots_per_trial is auto: "file:line"; empty: it is not
+  std::string auto_slots_at;              // the place of resources.slots_per_trial: auto: "file:line"; empty: not auto
   std::int64_t global_batch_size = 0;     // at least slots_per_trial
   Json hyperparameters = Json::object();  // all of them, global_batch_size too; {type: const, val: x} is x here
   Optimizations optimizations;
@@ -99,25 +99,25 @@ struct Experiment {
   std::vector<std::pair<std::string, std::string>> cpu_variables;   // only for ranks on CPUs
   std::vector<std::pair<std::string, std::string>> cuda_variables;  // only for ranks on GPUs
 
-  // All variables for ranks on GPUs, or for ranks on CPUs.
+  // Returns all variables for ranks on GPUs, or for ranks on CPUs.
   std::vector<std::pair<std::string, std::string>> variables_of_ranks(bool on_gpus) const;
 };
 
-// The keys that ask for something that GPUs do not support yet, such as "optimizations.gradient_compression". With
-// slot_type: cuda the reader refuses them; with auto, the code that decides for GPUs.
+// Returns the keys that ask for something that GPUs do not support yet, such as "optimizations.gradient_compression".
+// With slot_type: cuda the reader refuses them; with auto, the code that decides for GPUs.
 std::vector<std::string> keys_not_for_gpus(const Experiment& experiment);
 inline constexpr const char* kNotForGpus =
     "is not supported on GPUs yet; remove it, or train on CPUs with resources.slot_type: cpu";
 
-// The same for CPUs.
+// Returns the keys that ask for something that CPUs do not support.
 std::vector<std::string> keys_not_for_cpus(const Experiment& experiment);
 inline constexpr const char* kNotForCpus =
     "float16 needs GPUs; use bf16 on CPUs, or train on GPUs with resources.slot_type: cuda";
 
-// Where resources.slots_per_trial stands in the file; empty: it is not given.
+// Returns the place of resources.slots_per_trial in the file; empty: it is not given.
 std::string place_of_slots(Section& root);
 
-// Sets what is missing by `searcher`.
+// Sets missing values from `searcher`.
 void resolve(Section& root, std::optional<EarlyStopping>& early_stopping, const Searcher& searcher);
 
 // Conditions across sections, for the reader and the schema.
@@ -129,7 +129,7 @@ Json early_stopping_needs();
 Json plateau_needs();
 Json whole_parameters_need();
 
-// What the run does when a loss or a norm of gradients is not finite.
+// The reaction of the run when a loss or a norm of gradients is not finite.
 inline constexpr std::array kOnNonFinite{Word<bool>{"warn", false}, Word<bool>{"stop", true}};
 
 inline void declare_keys(Keys& keys, Experiment& e) {
@@ -252,7 +252,7 @@ inline void declare_keys(Keys& keys, Experiment& e) {
 Experiment read_experiment(const std::filesystem::path& file, std::span<const std::string> overrides = {},
                            const std::filesystem::path& contents = {});
 
-// Every value in effect, under the keys of the file: what plan.json shows.
+// Returns every value in effect, under the keys of the file, as plan.json shows them.
 Json to_json(const Experiment& experiment);
 
 }  // namespace dtrain::config

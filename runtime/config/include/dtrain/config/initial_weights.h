@@ -1,4 +1,4 @@
-// What a training starts from: `initial_weights`. Plain values and their keys.
+// The weights from which a training starts: `initial_weights`. Plain values and their keys.
 #pragma once
 
 #include <array>

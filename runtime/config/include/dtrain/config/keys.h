@@ -1,6 +1,6 @@
-// How a file's keys are declared. Each key is declared once, in declare_keys() beside the struct that holds its value:
-// name, type, range or choices, documentation. The default is that of the struct's field. A visitor (Keys) walks the
-// declarations. The reader, plan.json, the JSON Schema (runtime/config/keys/) and the tables of docs/experiment.md
+// The declaration of a file's keys. Each key is declared once, in declare_keys() beside the struct that holds its
+// value: name, type, range or choices, documentation. The default is that of the struct's field. A visitor (Keys) walks
+// the declarations. The reader, plan.json, the JSON Schema (runtime/config/keys/) and the tables of docs/experiment.md
 // (tests/config/key_table.h) are such visitors.
 //
 //   struct Prometheus { int port = 0; };
@@ -37,13 +37,13 @@ class Section;  // a mapping that is being read: document/section.h
 // The part of a declaration that every type of key has.
 struct Key {
   const char* name;
-  const char* text;                // what the key does; editors and the document show it
+  const char* text;                // the effect of the key; editors and the document show it
   const char* more = "";           // Markdown that the document alone adds
   const char* unit = "";           // of a number
   const char* examples = nullptr;  // good values, as a JSON list
   const char* required = nullptr;  // not null: the key must be given. The text explains a missing key; "": its values
   const char* default_text = nullptr;  // describes a default that the field cannot show; the schema then has no default
-  const char* not_yet = nullptr;       // what to do instead of a value that is not supported yet
+  const char* not_yet = nullptr;       // the remedy for a value that is not supported yet
   bool in_plan = true;                 // plan.json shows the key
   bool keys_elsewhere = false;         // the document describes the keys inside at another key
 };
@@ -54,19 +54,19 @@ class KeyType {
   virtual ~KeyType() = default;
   // Reads the value into the field. A wrong value is reported to the section.
   virtual void read(Section& section, const Key& key) = 0;
-  // The field's value in the form of the file.
+  // Returns the field's value in the form of the file.
   virtual Json to_json() const = 0;
-  // The allowed values as a JSON Schema.
+  // Returns the allowed values as a JSON Schema.
   virtual Json schema(const Key& key) const = 0;
   // Words that are refused as not supported yet.
   virtual std::vector<std::string> not_yet_words() const { return {}; }
-  // The allowed values for the document: "1 to 99".
+  // Returns the allowed values for the document: "1 to 99".
   virtual std::string values() const = 0;
-  // The allowed values for the error about a missing key.
+  // Returns the allowed values for the error about a missing key.
   virtual std::string what_it_is() const { return values(); }
   // False while other keys make this one ineffective; plan.json leaves it out then.
   virtual bool in_effect() const { return true; }
-  // Whether a key inside is required, so that this one is required, too.
+  // True if a key inside is required, so that this key is required, too.
   virtual bool needs_keys() const { return false; }
   virtual bool has_default() const { return true; }
   virtual bool is_length() const { return false; }
@@ -87,13 +87,13 @@ struct Bounds {
   bool real = false;       // plan.json shows 1.0, not 1
 };
 
-// What a text must look like.
+// The rule for a text.
 struct TextRule {
   const char* schema = "{}";                        // the rule as keywords of a JSON Schema
   bool (*good)(const std::string& text) = nullptr;  // null: every text is good
   const char* must_be = "";                         // for the error: "a name"
   bool bare = false;                                // the error does not say whether the text was quoted
-  // What the error says in addition: why the text is bad, or what to do. Null: nothing.
+  // Returns an addition to the error: why the text is bad, or what to do. Null: nothing.
   std::string (*why)(const std::string& text) = nullptr;
 };
 extern const TextRule kAnyText, kName, kOneLine;

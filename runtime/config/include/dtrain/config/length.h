@@ -29,7 +29,7 @@ struct Length {
 // "2 epochs", "1 batch"
 std::string to_string(const Length& length);
 
-// In batches, rounded up: a batch here is one of global_batch_size records, whatever aggregation_frequency is.
+// Returns the batches, rounded up: a batch here has global_batch_size records, whatever aggregation_frequency is.
 std::int64_t in_batches(const Length& length, std::int64_t global_batch_size, std::int64_t batches_per_epoch);
 
 }  // namespace dtrain::config

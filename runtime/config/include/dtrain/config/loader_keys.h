@@ -1,4 +1,4 @@
-// How the data of a `model:` experiment is read: the keys beside data.format. Plain values and their keys.
+// The way in which the data of a `model:` experiment is read: the keys beside data.format. Plain values and their keys.
 #pragma once
 
 #include <array>
@@ -25,7 +25,7 @@ struct LoaderKeys {
   bool operator==(const LoaderKeys&) const = default;
 };
 
-// Reports what has no effect beside other keys; and the same as a JSON Schema.
+// Reports keys that have no effect beside other keys; what_has_no_effect() is the same as a JSON Schema.
 void check_together(Section& section, const LoaderKeys& loader);
 Json what_has_no_effect();
 

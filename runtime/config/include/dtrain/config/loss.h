@@ -10,12 +10,12 @@
 
 namespace dtrain::config {
 
-// Names of outputs and what their losses are multiplied by, in the order of the file.
+// Names of outputs and the factors of their losses, in the order of the file.
 using AuxiliaryOutputs = std::vector<std::pair<std::string, double>>;
 
 struct LossSettings {
   Loss loss;
-  // Which output: a name, or a number from 0 on. Empty: forward() returns one tensor.
+  // The output that the loss takes: a name, or a number from 0 on. Empty: forward() returns one tensor.
   std::string output;
   AuxiliaryOutputs auxiliary;
   bool operator==(const LossSettings&) const = default;

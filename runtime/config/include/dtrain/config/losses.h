@@ -23,13 +23,13 @@ struct ScoredTargets;  // as above
 
 namespace dtrain::config {
 
-// Which dimension of the output counts the classes. Automatic: the last one with data.format tokens, else the second.
+// The output's dimension that counts the classes. Automatic: the last one with data.format tokens, else the second.
 enum class ClassDimension { kAutomatic, kSecond, kLast };
 inline constexpr std::array kClassDimensions{std::pair{"auto", ClassDimension::kAutomatic},
                                              std::pair{"second", ClassDimension::kSecond},
                                              std::pair{"last", ClassDimension::kLast}};
 
-// Of classes, from logits.
+// The loss of classes, from logits.
 struct CrossEntropy {
   static constexpr const char* kWord = "cross_entropy";
   static constexpr bool kTakesSequences = true;  // whether a sample may have a target at each of its positions
@@ -59,17 +59,17 @@ struct CrossEntropy {
                  "otherwise second."},
                 class_dimension, kClassDimensions);
   }
-  // Whether batches have weights: the number of their targets that count, or the sum of these targets' class weights.
+  // True if batches have weights: the number of their targets that count, or the sum of these targets' class weights.
   bool weighs_batches() const { return ignore_index || !class_weights.empty(); }
   // evaluate() of each struct: Error if output and target do not fit together; it names both shapes.
   worker::LossValues evaluate(const worker::LossInput& input) const;
   void check_target(const worker::LossInput& input) const;
-  // For metrics. Of what evaluate() has taken.
+  // Returns the scores and targets of the input that evaluate() has taken, for metrics.
   worker::ScoredTargets scored(const worker::LossInput& input) const;
   bool operator==(const CrossEntropy&) const = default;
 };
 
-// Of labels that are each 0 or 1, from logits: several may be 1.
+// The loss of labels that are each 0 or 1, from logits: several may be 1.
 struct BinaryCrossEntropy {
   static constexpr const char* kWord = "bce_with_logits";
   static constexpr bool kTakesSequences = false;
@@ -81,7 +81,7 @@ struct BinaryCrossEntropy {
   bool operator==(const BinaryCrossEntropy&) const = default;
 };
 
-// From the logarithms of probabilities; the mean over the samples ("batchmean" in torch).
+// The loss from the logarithms of probabilities; the mean over the samples ("batchmean" in torch).
 struct KlDivergence {
   static constexpr const char* kWord = "kl_div";
   static constexpr bool kTakesSequences = false;
@@ -186,7 +186,7 @@ inline bool takes_sequences(const Loss& loss) {
   return std::visit([](const auto& held) { return held.kTakesSequences; }, loss);
 }
 
-// Whether context.backward() needs a weight for each batch.
+// True if context.backward() needs a weight for each batch.
 template <class... Losses>
 bool weighs_batches(const std::variant<Losses...>& loss) {
   return std::visit(
@@ -197,7 +197,7 @@ bool weighs_batches(const std::variant<Losses...>& loss) {
       loss);
 }
 
-// The names of tensors of the data that the loss gets besides the target.
+// Returns the names of tensors of the data that the loss gets besides the target.
 template <class... Losses>
 std::vector<std::string> tensors_of(const std::variant<Losses...>& loss) {
   return std::visit(
@@ -208,7 +208,7 @@ std::vector<std::string> tensors_of(const std::variant<Losses...>& loss) {
       loss);
 }
 
-// The words of the losses that take sequences.
+// Returns the words of the losses that take sequences.
 inline std::vector<std::string> losses_of_sequences() {
   std::vector<std::string> words;
   for (const std::string& word : dtrain::words_of<Loss>()) {

@@ -17,7 +17,7 @@
 
 namespace dtrain::config {
 
-// What is done with pictures or documents: the keys `transforms` of data.training and data.validation.
+// The steps for pictures or documents: the keys `transforms` of data.training and data.validation.
 
 // One item of such a list.
 struct TransformStep {
@@ -34,12 +34,12 @@ std::vector<data::Transform> transforms_of(const std::vector<TransformStep>& ste
 
 void declare_keys(Keys& keys, TransformStep& step);
 
-// What the samples of a format are, of which `transforms` make tensors.
+// The samples of a format, of which `transforms` make tensors.
 enum class TransformsOf { kNothing, kPictures, kDocuments };
 
-// The key `transforms` of one source. kNothing: of any format, for the documents.
+// Declares the key `transforms` of one source. kNothing: of any format, for the documents.
 void declare_transforms(Keys& keys, std::vector<TransformStep>& steps, TransformsOf samples);
-// What a schema says of `transforms` in one format.
+// Returns the rules of a schema for `transforms` in one format.
 Json rules_of_transforms(TransformsOf samples);
 
 // `List`: a variant of formats, as data::Format.
@@ -54,11 +54,10 @@ struct DataOf {
 };
 using ModelData = DataOf<data::Format>;
 
-// A `data` section that no file has: a program gives it as JSON (dtrain.data.Loader of Python does). Read and checked
-// as that of an experiment; relative paths start from `folder`. ConfigError with all that is wrong: "key: message", one
-// a line.
+// Reads a `data` section that no file has: a program gives it as JSON (dtrain.data.Loader of Python does). Checks it as
+// that of an experiment; relative paths start from `folder`. ConfigError with all errors: "key: message", one a line.
 ModelData read_data_section(const Json& section, const std::filesystem::path& folder);
-// The names of the keys that belong under `training` and `validation`.
+// Returns the names of the keys that belong under `training` and `validation`.
 std::vector<std::string> keys_of_sources();
 
 // The sources of one of a list's formats.

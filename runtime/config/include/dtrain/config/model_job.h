@@ -1,4 +1,4 @@
-// What a `model:` experiment has instead of a program: a model file, the loss, the optimizer and the data.
+// The parts of a `model:` experiment, in the place of a program: a model file, the loss, the optimizer and the data.
 // dtrain-worker runs it. Plain values; the reader has checked types and ranges, but not whether files exist. The keys
 // are declared in loss.h, metrics.h, optimizer.h, model_data.h and program_keys.h.
 #pragma once

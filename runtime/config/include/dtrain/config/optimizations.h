@@ -51,12 +51,12 @@ enum class ShardedOptimizer { kAuto, kOff, kOn };
 // auto, true or false
 std::unique_ptr<KeyType> sharded_form(ShardedOptimizer& sharded);
 
-// Whether a rank keeps only the gradients that it updates with (ZeRO-2).
+// The choice whether a rank keeps only the gradients that it updates with (ZeRO-2).
 enum class ShardedGradients { kAuto, kOff, kOn };
 // auto, true or false
 std::unique_ptr<KeyType> sharded_gradients_form(ShardedGradients& sharded);
 
-// Whether GPUs run a step as one CUDA graph.
+// The choice whether GPUs run a step as one CUDA graph.
 enum class CudaGraphs { kAuto, kOff, kOn };
 // auto, true or false
 std::unique_ptr<KeyType> cuda_graphs_form(CudaGraphs& graphs);
@@ -79,11 +79,11 @@ inline constexpr std::array kMemoryFormats{Word<MemoryFormat>{"auto", MemoryForm
                                            Word<MemoryFormat>{"contiguous", MemoryFormat::kContiguous},
                                            Word<MemoryFormat>{"channels_last", MemoryFormat::kChannelsLast}};
 
-// Which implementation of float32 matrix products CPUs use (runtime/train/matmul/matmul_path.h).
+// The implementation of float32 matrix products on CPUs (runtime/train/matmul/matmul_path.h).
 enum class Matmul { kAuto, kDefault };
 inline constexpr std::array kMatmuls{Word<Matmul>{"auto", Matmul::kAuto}, Word<Matmul>{"default", Matmul::kDefault}};
 
-// Whose kernels compute some operators on CPUs (runtime/train/operators/own_operators.h).
+// The source of kernels for some operators on CPUs (runtime/train/operators/own_operators.h).
 enum class Operators { kAuto, kDefault };
 inline constexpr std::array kOperators{Word<Operators>{"auto", Operators::kAuto},
                                        Word<Operators>{"default", Operators::kDefault}};
@@ -112,7 +112,7 @@ struct Optimizations {
   bool operator==(const Optimizations&) const = default;
 };
 
-// Which of them exclude each other, for the reader and the schema.
+// Checks which optimizations exclude each other, for the reader and the schema.
 void check_together(Section& section, const Optimizations& optimizations);
 Json optimizations_together();
 

@@ -29,7 +29,7 @@ inline constexpr std::array kLrScheduleKinds{Word<LrScheduleKind>{"constant", Lr
                                              Word<LrScheduleKind>{"cosine", LrScheduleKind::kCosine},
                                              Word<LrScheduleKind>{"one_cycle", LrScheduleKind::kOneCycle}};
 
-// What the steps of a schedule are.
+// The unit of a schedule's steps.
 enum class LrScheduleUnit { kSteps, kEpochs };
 inline constexpr std::array kLrScheduleUnits{Word<LrScheduleUnit>{"steps", LrScheduleUnit::kSteps},
                                              Word<LrScheduleUnit>{"epochs", LrScheduleUnit::kEpochs}};
@@ -122,8 +122,8 @@ inline void declare_keys(Keys& keys, LrScheduleSettings& s) {
   });
 }
 
-// What the templates of optimizers.h need besides Keys.
-// A list of two numbers, each from 0 to below 1.
+// The templates of optimizers.h need these functions besides Keys.
+// The key is a list of two numbers, each from 0 to below 1.
 void declare_betas(Keys& keys, const Key& key, double& beta1, double& beta2);
 // nesterov needs a momentum and no dampening.
 void declare_nesterov_needs(Keys& keys, const Sgd& sgd);
@@ -140,7 +140,7 @@ struct ParameterGroupSettings {
 };
 
 void check_clipping(Section& section, const ParameterGroupSettings& group);
-// What check_clipping() checks, as rules of the schema.
+// Returns the checks of check_clipping() as rules of the schema.
 Json clipping_rule();
 Json clipping_rule_of_groups();
 

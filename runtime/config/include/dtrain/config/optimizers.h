@@ -298,7 +298,7 @@ struct Muon {
 
 using Optimizer = std::variant<Sgd, Adam, AdamW, RAdam, RmsProp, Adagrad, Lion, Lamb, Muon>;
 
-// Whether an update needs whole parameters, so that it cannot be divided among ranks.
+// True if an update needs whole parameters, so that it cannot be divided among ranks.
 inline bool updates_whole_parameters(const Optimizer& optimizer) {
   return std::visit(
       []<typename Settings>(const Settings&) {

@@ -1,4 +1,4 @@
-// What is recorded beyond the step records, and for which batches. Plain values and their keys.
+// The records beyond the step records, and the batches for which they are made. Plain values and their keys.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace dtrain::config {
 
-// Where the agent of each host answers Prometheus.
+// The address at which the agent of each host answers Prometheus.
 struct Prometheus {
   std::string address = "127.0.0.1";  // IPv4, of the host; 0.0.0.0: all it has
   int port = 0;                       // 0: any that is free
@@ -61,12 +61,12 @@ struct Profiling {
   std::optional<BatchRange> trace;       // instead of begin_on_batch and end_after_batch
   std::optional<Prometheus> prometheus;  // empty: the agents do not listen
   bool calibration = true;               // `dtrain launch` measures a machine that it does not know
-  // The batches of which every operator is recorded.
+  // Returns the batches of which every operator is recorded.
   std::optional<BatchRange> traced() const;
   bool operator==(const Profiling&) const = default;
 };
 
-// Which keys for batches may be given together, for the reader and the schema.
+// Checks which keys for batches may be given together, for the reader and the schema.
 void check_together(Section& section, const Profiling& profiling);
 Json profiling_together();
 

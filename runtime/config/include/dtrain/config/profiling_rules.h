@@ -40,7 +40,7 @@ class ProfilingRules {
 
   RuleParameters& parameters() { return *parameters_; }
   const RuleParameters& parameters() const { return *parameters_; }
-  // Whether all parameters have the same values.
+  // True if all parameters have the same values.
   bool operator==(const ProfilingRules& other) const;
 
  private:
@@ -51,17 +51,17 @@ inline void declare_keys(Keys& keys, ProfilingRules& rules) {
   rules.parameters().declare_keys(keys);
 }
 
-// Every parameter under its rule's name: {"StepOutlier": {"stddev": 3, ...}, ...}, as plan.json shows them.
+// Returns every parameter under its rule's name: {"StepOutlier": {"stddev": 3, ...}, ...}, as plan.json shows them.
 Json to_json(const ProfilingRules& rules);
 
-// What plan.json says, on top of the defaults. Rules and parameters of other versions of dtrain, and values that no
-// reader would have accepted, are left out: the plan may be anybody's.
+// Reads the rules of plan.json on top of the defaults. Leaves out rules and parameters of other versions of dtrain, and
+// values that no reader would have accepted: the plan may be anybody's.
 ProfilingRules profiling_rules_of(const Json& json);
 
-// The "NAME.parameter=value" of --rule, in order, on top of `rules`. Throws ConfigErrors.
+// Applies the "NAME.parameter=value" of --rule, in order, on top of `rules`. Throws ConfigErrors.
 ProfilingRules override_rules(ProfilingRules rules, std::span<const std::string> overrides);
 
-// These three for any rules, whose keys `declare` visits.
+// These three functions do the same for any rules, whose keys `declare` visits.
 Json rules_json(const Keys::Declare& declare);
 void read_rules(const Json& json, const Keys::Declare& declare);
 void read_overrides(std::span<const std::string> overrides, const Keys::Declare& declare);

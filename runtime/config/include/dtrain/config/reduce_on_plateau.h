@@ -1,5 +1,5 @@
-// When validations lower the learning rate. Plain values and their keys. Trials use the struct too, so this
-// header includes no other header of config.
+// The rule by which validations lower the learning rate. Plain values and their keys. Trials use the struct too, so
+// this header includes no other header of config.
 #pragma once
 
 #include <cstdint>

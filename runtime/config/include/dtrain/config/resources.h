@@ -1,4 +1,4 @@
-// What a trial requests: slots, their kind, and its place in the queue. Plain values and their keys.
+// The request of a trial: slots, their kind, and its place in the queue. Plain values and their keys.
 #pragma once
 
 #include <array>

@@ -12,7 +12,7 @@ namespace dtrain::config {
 template <typename T>
 using Word = std::pair<const char*, T>;
 
-// The word of a value; empty where the table has none.
+// Returns the word of a value; empty: the table has none.
 template <typename Table, typename T>
 const char* word_of(const Table& table, T value) {
   for (const auto& [word, meaning] : table) {
@@ -21,7 +21,7 @@ const char* word_of(const Table& table, T value) {
   return "";
 }
 
-// The meaning of a word that is in the table.
+// Returns the meaning of a word that is in the table.
 template <typename Table>
 auto meaning_of(const Table& table, std::string_view given) {
   for (const auto& [word, meaning] : table) {

@@ -16,9 +16,9 @@ void check_checkpoint_storage(const config::CheckpointStorage& storage);
 // the run's folder. ConfigError as check_checkpoint_storage().
 std::filesystem::path make_checkpoint_folder(const RunFolder& run, const config::CheckpointStorage& storage);
 
-// Where the run's checkpoints are, as checkpoints::storage_of_run(). ConfigError if a folder outside the run's folder
-// is missing, for example because its disk is not mounted. So nothing is read from or written to the disk below the
-// mount point.
+// Returns the folder of the run's checkpoints, as checkpoints::storage_of_run(). ConfigError if a folder outside the
+// run's folder is missing, for example because its disk is not mounted. So nothing is read from or written to the disk
+// below the mount point.
 std::filesystem::path find_checkpoint_folder(const RunFolder& run);
 // To be called before a run goes on: ensures that no other run uses its folder in checkpoint_storage. A run that was
 // moved keeps its folder. A copy of a run gets a new folder beside the original's, with the checkpoints up to the last
@@ -26,10 +26,10 @@ std::filesystem::path find_checkpoint_folder(const RunFolder& run);
 // folder; empty: nothing has changed. ConfigError as find_checkpoint_folder(), or if none of these checkpoints exists
 // any more.
 std::string claim_checkpoint_folder(const RunFolder& run);
-// The run whose checkpoints `run`, a copy, would go on from. Empty: the checkpoints are its own.
+// Returns the run whose checkpoints `run`, a copy, would go on from. Empty: the checkpoints are its own.
 std::filesystem::path other_owner_of_checkpoints(const RunFolder& run);
 
-// The run for which a folder of checkpoints was made, by its path at that time; empty: the folder does not name it.
+// Returns the run for which a folder of checkpoints was made, by its path then; empty: the folder does not name it.
 std::filesystem::path run_of_checkpoint_folder(const std::filesystem::path& folder);
 
 }  // namespace dtrain::run

@@ -10,7 +10,7 @@ namespace dtrain::run {
 
 struct DoctorRequest {
   std::filesystem::path cluster;  // --cluster; empty: looked for
-  std::filesystem::path runs;     // where runs are written; empty: ./runs
+  std::filesystem::path runs;     // for runs; empty: ./runs
   bool json = false;
   bool bench = false;  // measure the limits of this machine, whether or not they are known
 };

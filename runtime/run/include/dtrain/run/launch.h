@@ -28,12 +28,12 @@ struct LaunchRequest {
   std::optional<scheduler::Machine> machine;  // a machine that tests pretend to have; empty: this machine
 };
 
-// The number of ranks that Kubernetes asks for in all pods of the job (PET_NNODES, PET_NPROC_PER_NODE); 1 outside of
-// one. ConfigError: the variables are wrong.
+// Returns the number of ranks that Kubernetes asks for in all pods of the job (PET_NNODES, PET_NPROC_PER_NODE); 1
+// outside of one. ConfigError: the variables are wrong.
 int ranks_of_pods();
 
-// Starts the ranks of an experiment. Where several hosts each start their own ranks (PET_NNODES), starts those of this
-// host alone.
+// Starts the ranks of an experiment. If several hosts each start their own ranks (PET_NNODES), starts only those of
+// this host.
 //
 // Returns the exit code: 0 done, 1 the run failed, 75 stopped by SIGTERM with a durable checkpoint, 130 interrupted.
 // ConfigError (exit code 2) before any rank starts.

@@ -36,7 +36,7 @@ class LogTail {
   std::vector<File> files_;
 };
 
-// The last `count` lines of a file, fewer if it is shorter; empty if it cannot be read.
+// Returns the last `count` lines of a file, fewer if the file is shorter; empty if it cannot be read.
 std::vector<std::string> last_lines(const std::filesystem::path& path, std::size_t count);
 
 // Ends a last line that a full disk has cut short: adds a newline if it fits, else removes the line.

@@ -1,4 +1,4 @@
-// What a run leaves out so that the rest can be measured: `--mock`. Plain values and functions.
+// The parts that a run leaves out so that the rest can be measured: `--mock`. Plain values and functions.
 //
 // Each word corresponds to a prediction of dtrain/analysis/analysis.h. The weights of a mock run mean nothing: they are
 // neither written nor validated.
@@ -28,7 +28,7 @@ Mock parse_mock(const std::vector<std::string>& words);
 std::string to_string(const Mock& mock);
 // "mock run (comm): gradients are not exchanged; its weights mean nothing"
 std::string mock_text(const Mock& mock);
-// For plan.json: {"what": "comm", "text": as mock_text()}.
+// Returns the value in plan.json: {"what": "comm", "text": as mock_text()}.
 Json to_json(const Mock& mock);
 
 // ConfigError if a run of this size has nothing to leave out.

@@ -8,7 +8,7 @@
 
 namespace dtrain::run {
 
-// One line for each named file that is missing on this machine (program, model file, data files of a `model:`
+// Returns one line for each named file that is missing on this machine (program, model file, data files of a `model:`
 // experiment, initial weights), and for a folder for checkpoints that cannot be written.
 std::vector<std::string> find_missing_files(const config::Experiment& experiment);
 

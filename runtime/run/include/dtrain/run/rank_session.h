@@ -46,7 +46,7 @@ struct RankGpus;
 struct RankIdentity;
 struct RankSignals;
 
-// How a run that was asked to stop ends.
+// The end of a run that was asked to stop.
 struct StopOutcome {
   ExitCode code = ExitCode::kDone;
   std::string reason;  // "SIGTERM"; empty: it was not asked
@@ -90,14 +90,14 @@ class RankSession {
   const config::Experiment& experiment() const;
   const Mock& mock() const;
   const comm::World& world() const;
-  // The GPU that this rank trains on, as CUDA numbers the GPUs of this process; empty: it trains on the CPU.
+  // Returns the GPU that this rank trains on, as CUDA numbers the GPUs of this process; empty: it trains on the CPU.
   std::optional<int> gpu() const;
   comm::ControlPlane& control();
   comm::Communicator& communicator();
   // Makes the communicator for data on the ranks' GPUs (NCCL). Collective; at most once, after the process has opened
   // CUDA.
   void make_device_communicator(const comm::NcclOptions& options);
-  // The communicator for data on the rank's device; on CPUs it is communicator().
+  // Returns the communicator for data on the rank's device; on CPUs it is communicator().
   comm::Communicator& device_communicator();
   profile::Recorder& recorder();
   const Clock& clock() const;
@@ -107,12 +107,12 @@ class RankSession {
   // For a script without an experiment file, whose loader has the batches: replaces hyperparameters.global_batch_size.
   // ConfigError as split_batch(). The same on every rank, before training is set up.
   void use_global_batch_size(std::int64_t samples);
-  // The folder for results that later runs use, such as tuned fusion plans. Empty: there is none. It may not exist yet.
+  // Returns the folder for results for later runs, such as tuned fusion plans. Empty: none. It may not exist yet.
   std::filesystem::path cache_folder() const;
 
-  // The folder of the checkpoint that training goes on from; empty: it begins anew. The same on all ranks.
+  // Returns the folder of the checkpoint that training goes on from; empty: it begins anew. The same on all ranks.
   std::filesystem::path resume_from() const;
-  // Where this run's checkpoints lie (checkpoint/checkpoint.h). It may not exist yet.
+  // Returns the folder of this run's checkpoints (checkpoint/checkpoint.h). It may not exist yet.
   std::filesystem::path checkpoint_folder() const;
 
   // See comm/host_share.h.
@@ -196,7 +196,7 @@ class RankSession {
   std::unique_ptr<RankSignals> signals_;
 };
 
-// 2 for a ConfigError, else 1.
+// Returns 2 for a ConfigError, else 1.
 int exit_code_of(const std::exception& error);
 
 }  // namespace dtrain::run

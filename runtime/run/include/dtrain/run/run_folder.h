@@ -30,14 +30,14 @@ struct RunFolder {
 RunFolder create_run_folder(const std::filesystem::path& requested, const std::string& name,
                             const std::string& experiment_text);
 
-// The run that `text` names: a path; under ./runs a folder ("0007-fashion-mnist"), a number ("7", "run:7") or the
+// Finds the run that `text` names: a path; under ./runs a folder ("0007-fashion-mnist"), a number ("7", "run:7") or the
 // latest of a name ("fashion-mnist"); the run of a task anywhere ("task:127"). ConfigError suggests the nearest name.
 RunFolder find_run(const std::string& text);
 
-// The runs under ./runs, the newest last.
+// Returns the runs under ./runs, the newest last.
 std::vector<RunFolder> all_runs();
-// The runs in a folder: first those with a number, in its order, then the others by name. ConfigError: there is no such
-// folder.
+// Returns the runs in a folder: first those with a number, in its order, then the others by name. ConfigError: there is
+// no such folder.
 std::vector<RunFolder> runs_in(const std::filesystem::path& folder);
 
 }  // namespace dtrain::run

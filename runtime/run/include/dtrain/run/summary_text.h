@@ -8,10 +8,10 @@
 
 namespace dtrain::run {
 
-// Whether `fd` is a terminal that can redraw lines, according to TERM.
+// True if `fd` is a terminal that can redraw lines, according to TERM.
 bool can_redraw(int fd);
 
-// Coloured and as wide as the terminal if `fd` is one; else plain.
+// Returns options for text that is coloured and as wide as the terminal if `fd` is one; else plain.
 analysis::TextOptions text_options(int fd);
 
 std::string summary_text(const std::filesystem::path& run_dir, int fd);

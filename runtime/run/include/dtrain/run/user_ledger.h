@@ -13,11 +13,11 @@ namespace dtrain::run {
 // Throws as scheduler::Ledger::open() does.
 scheduler::Ledger open_user_ledger(const Clock& clock);
 
-// The task that `text` names: its number ("127" or "task:127"), or its run ("run:3", "run:mnist", as find_run() finds
-// it). If the run has several tasks, the one that has not ended, else the newest. ConfigError: there is none.
+// Returns the task that `text` names: its number ("127" or "task:127"), or its run ("run:3", "run:mnist", as find_run()
+// finds it). If the run has several tasks, the one that has not ended, else the newest. ConfigError: there is none.
 scheduler::Task find_task(scheduler::Ledger& ledger, const std::string& text);
 
-// The folder of the run of task `number` ("127"). ConfigError: there is no such task, or the folder is gone.
+// Returns the folder of the run of task `number` ("127"). ConfigError: there is no such task, or the folder is gone.
 RunFolder run_of_task(const std::string& number);
 
 }  // namespace dtrain::run

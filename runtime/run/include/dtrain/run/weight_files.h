@@ -1,4 +1,4 @@
-// Which files hold the weights that `initial_weights` names. Plain functions, any thread.
+// The files that hold the weights that `initial_weights` names. Plain functions, any thread.
 #pragma once
 
 #include <filesystem>
