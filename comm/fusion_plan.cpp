@@ -8,12 +8,12 @@
 namespace dtrain::comm {
 namespace {
 
-// The buckets that still take gradients, one a group, and those that are closed.
+// Builds a plan: holds the open buckets, one for each group, and the closed ones.
 class Builder {
  public:
   explicit Builder(std::span<const FusionItem> items) : items_(items) {}
 
-  // The bytes of the bucket the item is now in.
+  // Adds an item to the open bucket of its group. Returns the bytes of that bucket.
   std::int64_t add(std::size_t i) {
     const FusionItem& item = items_[i];
     auto [place, is_new] = open_.try_emplace(item.group);

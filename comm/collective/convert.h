@@ -1,5 +1,5 @@
-// Between float32 and the narrow types, vectorised for the CPU found at run time. Rounds to nearest even; what is too
-// large becomes infinity. Stateless; any thread.
+// Converts between float32 and the narrow types, vectorised for the CPU found at run time. Rounds to nearest even;
+// values that are too large become infinity. Stateless; any thread.
 #pragma once
 
 #include <cstddef>

@@ -23,7 +23,7 @@ enum class Kind : std::uint8_t {
   kAllocateCommon
 };
 
-// Where in the communicator's memory something lies.
+// The position of data in the communicator's memory.
 struct Place {
   std::uint64_t offset = 0;
   std::int32_t buffer = -1;  // -1: not in a Buffer
@@ -41,23 +41,23 @@ struct Signature {
   ReduceOp op = ReduceOp::kSum;
 };
 
-// One rank's announcement of one operation.
+// The announcement that one rank makes of one operation.
 struct Descriptor : Signature {
   std::uint64_t sequence = 0;
   Place in;
-  Place out;  // of all_reduce alone: the only operation that writes to peers
+  Place out;  // set for all_reduce alone, the only operation that writes to peers
 };
 
 // Bytes of this rank's `in` and `out`.
 std::size_t in_bytes(const Signature& d, int world_size);
 std::size_t out_bytes(const Signature& d, int world_size);
-// The larger of them: what records show as the operation's payload.
+// The larger of the two: the payload of the operation in records.
 std::size_t payload_bytes(const Signature& d, int world_size);
 
 bool reduces(Kind kind);
 Reduction reduction_of(const Signature& d, int world_size);
 
-// Same operation, type, size, bucket, root and scales.
+// True if operation, type, size, bucket, root and scales are the same.
 bool same_operation(const Signature& a, const Signature& b);
 // "all_reduce(sum, float32, 100 elements, bucket 3)"
 std::string describe(const Signature& d);

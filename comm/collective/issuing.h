@@ -22,7 +22,7 @@ class IssuingCommunicator : public virtual Communicator {
  protected:
   // `descriptor` has no sequence number yet. The pointers are null only where the operation has no data.
   virtual Work issue(const Descriptor& descriptor, const void* in, void* out) = 0;
-  // An allocation: all ranks make the same one, outside of groups.
+  // Checks that all ranks make the same allocation, outside of groups.
   void agree(Kind kind, std::size_t bytes, bool group_open);
 
  private:

@@ -55,7 +55,7 @@ void Connection::read_payload(std::size_t size) {
     if (self->closed_ || self->closing_) return;
     if (error) return self->lost(error);
     try {
-      // A copy: the handler may close the connection, which lets go of the handlers.
+      // The handler is copied because it may close the connection, which releases the handlers.
       const OnMessage handler = self->on_message_;
       handler(decode_payload(self->payload_));
     } catch (const std::exception& malformed) {

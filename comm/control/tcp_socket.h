@@ -7,7 +7,7 @@
 
 namespace dtrain::comm {
 
-// Open, and not connected. std::system_error where the system refuses.
+// Returns an open socket that is not connected. std::system_error if the system refuses.
 asio::ip::tcp::socket make_tcp_socket(asio::io_context& io, const asio::ip::tcp& protocol);
 void open_acceptor(asio::ip::tcp::acceptor& acceptor, const asio::ip::tcp& protocol);
 

@@ -1,10 +1,10 @@
-// Messages over gloo's connections. Gloo can only be waited for, not looked at, and it sends a message only once its
-// receiver has asked for it. So messages travel in frames, for which each rank always has asked: a thread for each peer
-// waits for its frames, in order, and asks for another one. What a frame holds is copied on the thread of messages, so
-// gloo never touches the memory of operations.
+// Messages over gloo's connections. Gloo has no call that tests without waiting, and it sends a message only once its
+// receiver has requested the message. So messages travel in frames that each rank requests in advance: a thread for
+// each peer waits for its frames, in order, and requests another one. The thread of messages copies the contents of
+// frames, so gloo never touches the memory of operations.
 //
-// Threads: the public functions belong to the thread of messages; the constructor and the destructor to the owner,
-// while that thread does not call.
+// Threads: the public functions belong to the thread of messages; the constructor and the destructor belong to the
+// owner, while that thread makes no calls.
 #pragma once
 
 #include <condition_variable>
@@ -32,7 +32,7 @@ class GlooTransport final : public MessageTransport {
   };
   // Blocks until every peer is connected. CommError if one cannot be.
   GlooTransport(c10::intrusive_ptr<c10d::ProcessGroupGloo> group, Options options);
-  // Tells the peers that nothing follows, and waits a moment until they have said so too.
+  // Tells the peers that no message follows, and waits at most a second until they have said so too.
   ~GlooTransport() override;
 
   void send(const Message& message, int tag, const void* data, std::size_t bytes) override;

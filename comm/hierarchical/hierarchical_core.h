@@ -1,5 +1,5 @@
-// What a hierarchical communicator shares with its Work handles: the operations in order, the levels below, and how
-// both end. Called on the communicator's thread; abort() on any thread.
+// The state that a hierarchical communicator shares with its Work handles: the operations in order, the levels below,
+// and the end of both. Called on the communicator's thread; abort() on any thread.
 #pragma once
 
 #include <atomic>
@@ -53,7 +53,7 @@ class HierarchicalCore : public std::enable_shared_from_this<HierarchicalCore> {
   void end_group();
   void progress();
   void abort(const std::string& cause) { fail(cause, false); }
-  // Nothing is issued any more: what is outstanding gets a second to end, then the levels below go.
+  // No operation may follow. Outstanding operations get a second to end, then the levels below are closed.
   void close();
 
  private:

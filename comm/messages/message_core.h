@@ -1,5 +1,5 @@
-// What a communicator of messages shares with its Work handles and with the thread that sends and receives: the
-// operations, in order, and how they end.
+// The state that a communicator of messages shares with its Work handles and with the thread that sends and receives:
+// the operations, in order, and their end.
 //
 // The owner's thread issues, tests and waits; the thread of messages sends, receives and reduces (poll). They share
 // `inbox_` (operations issued and not yet seen), each work's atomic `complete`, and the failure. Any thread may call
@@ -62,10 +62,9 @@ class MessageCore : public std::enable_shared_from_this<MessageCore> {
   void end_group();
   bool group_open() const { return group_open_; }
   void check();  // CommError when it has failed
-  void close();  // nothing is issued any more; what is outstanding gets a second to end
+  void close();  // no operation may follow; outstanding ones get a second to end
 
-  // Any thread but that of messages. The first cause stays. When it returns, nothing touches the operations' memory any
-  // more.
+  // Any thread but that of messages. The first cause stays. After the call, nothing touches the operations' memory.
   void abort(const std::string& cause) {
     fail(cause, false);
     wait_until_untouched();
@@ -85,7 +84,7 @@ class MessageCore : public std::enable_shared_from_this<MessageCore> {
   void wait_until_untouched() const;
   std::unique_lock<std::mutex> lock_state() const;
 
-  // With state_mutex_ held.
+  // Called with state_mutex_ held.
   Polled advance();
   void start_operations();
   void check_same(const MessageOperation& operation) const;
@@ -114,7 +113,7 @@ class MessageCore : public std::enable_shared_from_this<MessageCore> {
 
   mutable std::mutex state_mutex_;  // the state of the thread of messages, which a time-out reads; lock_state()
   std::deque<Shared> pending_;      // not complete, in order
-  std::size_t started_ = 0;         // of them, those that have sent their hello
+  std::size_t started_ = 0;         // those of pending_ that have sent their hello
 };
 
 }  // namespace dtrain::comm

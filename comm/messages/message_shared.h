@@ -1,4 +1,4 @@
-// What communicators of messages share with the thread that sends and receives for them.
+// The state that communicators of messages share with the thread that sends and receives for them.
 #pragma once
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// How a communicator of messages waits, and how waiting ends when it does not end well.
+// The waits of a communicator of messages, and the errors that end them.
 #include <algorithm>
 #include <thread>
 
@@ -58,7 +58,7 @@ void MessageCore::wait_for(MessageWork& work) {
   }
 }
 
-// The thread of messages holds it for moments at a time. Not held after a while: the transport does not return.
+// The thread of messages holds state_mutex_ for moments at a time. Unlocked result: the transport does not return.
 std::unique_lock<std::mutex> MessageCore::lock_state() const {
   const auto deadline = std::chrono::steady_clock::now() + kPatience;
   std::unique_lock lock(state_mutex_, std::defer_lock);
@@ -120,7 +120,7 @@ std::vector<MissingRank> MessageCore::missing_of(const MessageOperation& operati
     }
     return missing;
   };
-  // The first of these that holds of any rank: the others may well be waiting for it themselves.
+  // Reports the first of these conditions that any rank meets: the other ranks may be waiting for that rank themselves.
   auto missing = those("has not entered it", [&](int r) { return !operation.started() || !operation.has_entered(r); });
   const char* const partly = "has entered but not done its part";
   if (missing.empty()) missing = those(partly, [&](int r) { return operation.owes_values(r); });

@@ -124,7 +124,7 @@ std::unique_ptr<Communicator> MpiJobImpl::make_communicator(ControlPlane& contro
                         std::to_string(rank_) + " of " + std::to_string(size_) + " to MPI",
                     "start all ranks with one mpirun");
   }
-  // Ranks may have made different ones before.
+  // Ranks may have made different numbers of communicators before.
   int number = 0;
   for (const std::string& theirs : control.gather("comm/mpi", std::to_string(shared_->communicators.load()))) {
     number = std::max(number, std::stoi(theirs));

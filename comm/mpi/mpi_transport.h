@@ -1,4 +1,4 @@
-// Messages over MPI: the outstanding requests, and what each one is. The MPI thread alone.
+// Messages over MPI: the outstanding requests, and the message of each. Used by the MPI thread alone.
 #pragma once
 
 #include <mpi.h>

@@ -1,4 +1,4 @@
-// The communicator's operations: their arguments checked, announced to the peers.
+// Issues the communicator's operations: checks their arguments and announces them to the peers.
 #include <algorithm>
 #include <cstring>
 
@@ -9,7 +9,7 @@
 namespace dtrain::comm {
 namespace {
 
-// Memory that all ranks write, as allocate_common() hands it out.
+// Memory that all ranks may write, returned by allocate_common().
 class CommonBuffer final : public Buffer {
  public:
   CommonBuffer(std::shared_ptr<Region> region, std::size_t bytes) : region_(std::move(region)), bytes_(bytes) {}
@@ -178,7 +178,7 @@ Work SharedMemoryCommunicator::issue(Descriptor descriptor, const void* in, void
 }
 
 // Peers read an announcement as soon as they see `ready`: signature, places and payload are written before it. `ready`
-// is set before wake_others() reads `sleeping`, and a peer looks again after setting that: so it either sees the
+// is set before wake_others() reads `sleeping`, and a peer looks again after setting that: so the peer either sees the
 // announcement or is woken.
 void SharedMemoryCommunicator::publish() {
   if (published_ == sequence_) return;

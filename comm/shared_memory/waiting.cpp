@@ -1,4 +1,4 @@
-// How a communicator over shared memory waits, and how waiting ends when it does not end well.
+// The waits of a communicator over shared memory, and the errors that end them.
 #include <sched.h>
 
 #include <algorithm>
@@ -16,7 +16,7 @@ constexpr unsigned kLooksPerTick = 16;                 // while spinning, betwee
 constexpr unsigned kEagerLooks = 128;                  // without a pause: a peer in step comes that soon
 constexpr std::chrono::microseconds kYielding{200};    // after spinning, before sleeping
 constexpr std::chrono::milliseconds kLongestSleep{5};  // bounds what a wake-up that never comes can cost
-// How long the cause may take by the control plane until a closed communicator is an error of its own.
+// Time for the control plane to report the cause before a peer's closed communicator becomes the error.
 constexpr std::chrono::seconds kClosedGrace{1};
 
 inline void relax() {

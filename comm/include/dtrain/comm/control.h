@@ -41,15 +41,15 @@ struct ControlOptions {
   Logger log;
 };
 
-// How a rank left: it (or another rank) reported an error, its connection ended without notice, its host no longer
-// answers, or it reported that a wait reached its deadline (TimedOut).
+// The way in which a rank left: it (or another rank) reported an error, its connection ended without notice, its host
+// no longer answers, or it reported that a wait reached its deadline (TimedOut).
 enum class Departure { kReported, kGone, kSilent, kTimedOut };
-// Whether a rank has reported why it left.
+// True if a rank has reported the reason.
 inline bool is_reported(Departure departure) {
   return departure == Departure::kReported || departure == Departure::kTimedOut;
 }
 
-// Why a rank (or all ranks) must stop. `rank` is -1 if the cause is no rank but, for example, the launcher.
+// The cause for which a rank (or all ranks) must stop. `rank` is -1 if, for example, the launcher is the cause.
 struct RankFailure {
   int rank = -1;
   std::int64_t step = -1;  // the batch it was in, -1 if not in one
@@ -57,9 +57,9 @@ struct RankFailure {
   Departure departure = Departure::kReported;
 };
 
-// How this rank's monotonic clock relates to rank 0's: a time t here is t + offset there, to within error.
+// The offset to rank 0's monotonic clock: a time t on this rank is t + offset on rank 0, to within `error`.
 struct ClockOffset {
-  std::chrono::nanoseconds time{0};  // when it was measured, on this rank's clock
+  std::chrono::nanoseconds time{0};  // time of the measurement, on this rank's clock
   std::chrono::nanoseconds offset{0}, error{0};
   int round_trips = 0;  // number of round trips; the shortest one counts
 };

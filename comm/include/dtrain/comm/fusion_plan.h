@@ -1,5 +1,5 @@
-// Tensor fusion: which gradients are exchanged together, and what that is expected to cost. Pure functions, the same on
-// every rank for the same arguments.
+// Tensor fusion: the choice of gradients that are exchanged together, and its expected cost. Pure functions, the same
+// on every rank for the same arguments.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@ namespace dtrain::comm {
 
 // One gradient in a flat buffer; gradients are given in the order in which backward finishes them.
 struct FusionItem {
-  std::size_t group = 0;            // which flat buffer (one for each dtype)
+  std::size_t group = 0;            // index of the flat buffer (one for each dtype)
   std::int64_t begin = 0, end = 0;  // its elements there, padding included
   std::int64_t element_size = 4;    // bytes
   std::size_t model = 0;            // gradients of two models never share a bucket

@@ -15,9 +15,9 @@
 namespace dtrain::comm {
 
 // Collective over `control`, which must outlive the communicator and whose rank i is rank members[i] of the run; errors
-// name ranks by these numbers. Returns once all ranks are connected. `address`: of this host, on which the other ranks
-// reach it. Sums are made by dtrain in rank order, with the same bits as over MPI. Neither the sender nor the data is
-// authenticated. CommError if the module is missing, or if a rank cannot be reached before the deadline.
+// name ranks by these numbers. Returns once all ranks are connected. `address`: this host's address, at which the other
+// ranks reach it. Sums are made by dtrain in rank order, with the same bits as over MPI. Neither the sender nor the
+// data is authenticated. CommError if the module is missing, or if a rank cannot be reached before the deadline.
 std::unique_ptr<Communicator> make_gloo_communicator(ControlPlane& control, const std::vector<int>& members,
                                                      const std::string& address, const CommunicatorOptions& options);
 

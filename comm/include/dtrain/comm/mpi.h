@@ -21,7 +21,7 @@ namespace dtrain::comm {
 
 struct MpiOptions {
   std::chrono::milliseconds timeout{600'000};  // for all ranks of the job to enter MPI, and of broadcast()
-  // How long a failed rank waits before it ends the whole job, so that the others can receive and record the cause.
+  // Delay between a rank's failure and the end of the whole job, so that the others can receive and record the cause.
   std::chrono::milliseconds grace{1'000};
   // Names the ranks that have not entered MPI, for the error of a time-out; may be empty. join() calls it.
   std::function<std::string()> missing{};
