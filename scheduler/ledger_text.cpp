@@ -1,4 +1,4 @@
-// How claims, requests and states of tasks are written down.
+// Converts claims, requests and states of tasks to text and back.
 
 #include <algorithm>
 #include <array>
@@ -125,7 +125,7 @@ TaskRequest request_of(const std::string& text) {
   return request;
 }
 
-// Ends are called as runs' ends are in their events.
+// End states have the same names as the ends of runs in their events.
 std::string to_string(TaskState state) {
   constexpr std::array kNames{"queued", "starting", "running", "stopping", "done", "failed", "interrupted", "paused"};
   return kNames.at(static_cast<std::size_t>(state));

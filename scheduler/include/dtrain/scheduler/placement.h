@@ -1,4 +1,4 @@
-// Which agents an experiment's slots come from: the rules of docs/cluster.md, as pure functions. The ledger knows which
+// Chooses the agents of an experiment's slots: the rules of docs/cluster.md, as pure functions. The ledger knows which
 // slots are held; cluster_agents.h says what a slot is. Any thread.
 //
 // Two of the rules are Determined's: one agent that holds all slots, else agents of one size that are used whole. The
@@ -44,10 +44,10 @@ struct AgentShare {
   bool operator==(const AgentShare&) const = default;
 };
 
-// In the order of the ranks: the first agent holds rank 0 and the following ones.
+// Shares in the order of the ranks: the first agent holds rank 0 and the following ranks.
 using Placement = std::vector<AgentShare>;
 
-// How many slots of the request fit on the agent if `free` of its slots (or cores) are free.
+// Returns the number of slots of the request that fit on the agent if `free` of its slots (or cores) are free.
 int room_for(const AgentSlots& agent, const SlotRequest& request, int free);
 
 // "2 slots", "1 slot x 4 cores", "3 GPU slots"
@@ -64,10 +64,10 @@ std::string slots_text(const SlotRequest& request);
 //     possible, then larger ones first, then by id. The search is exact.
 std::optional<Placement> place(std::span<const AgentSlots> agents, const SlotRequest& request);
 
-// Why a request never fits on these agents, even if all of them are free, and which requests would fit.
+// The reasons for which a request never fits on these agents, even if all are free, and the requests that would fit.
 struct Refusal {
   std::string reason;              // one line: "12 slots fit nowhere on this cluster"
-  std::vector<std::string> rules;  // one line for each rule: why it fails, and on which agents
+  std::vector<std::string> rules;  // one line for each rule: the cause of its failure, and the agents
   std::optional<int> below;        // the nearest numbers of slots that fit
   std::optional<int> above;
   std::string remedy;  // `below` and `above`, with batch sizes that they divide
@@ -75,7 +75,7 @@ struct Refusal {
   std::string text() const;  // reason and rules
 };
 
-// Empty: it fits once enough is free. `global_batch_size` is that of the experiment.
+// Returns why a request never fits; empty: it fits once enough is free. `global_batch_size` is that of the experiment.
 std::optional<Refusal> never_fits(std::span<const AgentSlots> agents, const SlotRequest& request,
                                   std::int64_t global_batch_size);
 
