@@ -49,13 +49,12 @@ class UnixListener {
  public:
   // A random name (`dtrain-<prefix>-<16 hex digits>`) in the abstract namespace.
   static UnixListener create(const std::string& prefix);
-  // SystemError when the name is taken.
+  // SystemError if the name is taken.
   static UnixListener create_named(const std::string& name);
   // Takes over a listening file descriptor that was inherited.
   UnixListener(UniqueFd fd, std::string name) : fd_(std::move(fd)), name_(std::move(name)) {}
 
-  // A connection from a process of this user; connections of others are closed at once and not returned. Empty:
-  // time-out.
+  // Returns a connection from a process of this user; closes connections of others at once. Empty: time-out.
   std::optional<UnixSocket> accept(std::chrono::milliseconds timeout);
   const std::string& name() const { return name_; }
   int fd() const { return fd_.get(); }
@@ -66,7 +65,7 @@ class UnixListener {
   std::string name_;
 };
 
-// Random bytes from the kernel, as hexadecimal digits.
+// Returns random bytes from the kernel, as hexadecimal digits.
 std::string random_hex(std::size_t bytes);
 
 }  // namespace dtrain
