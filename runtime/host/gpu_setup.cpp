@@ -55,7 +55,7 @@ struct Calls {
   Call<nvml::DeviceGetClock> application_clock;
   Call<nvml::DeviceGetClock> default_application_clock;
   Call<nvml::DeviceGetCurrentClocksThrottleReasons> slowdown;
-  Call<nvml::DeviceGetCurrentClocksThrottleReasons> slowdown_renamed;  // what CUDA 14 keeps
+  Call<nvml::DeviceGetCurrentClocksThrottleReasons> slowdown_renamed;  // the name that CUDA 14 keeps
   Call<nvml::DeviceGetNvLinkState> nvlink;
   Call<nvml::DeviceGetGpuFabricInfoV> fabric;
   Call<nvml::DeviceGetComputeRunningProcesses> processes;

@@ -1,5 +1,5 @@
-// How busy the CPUs are, from /proc/stat. The counters start at boot, so a utilization needs two readings.
-// Any thread may call. `root` is where proc/ is (tests give a folder of their own).
+// The load of the CPUs, from /proc/stat. The counters start at boot, so a utilization needs two readings. Any thread
+// may call. `root` is the folder that holds proc/ (tests give their own).
 #pragma once
 
 #include <cstdint>
