@@ -111,7 +111,7 @@ std::vector<std::size_t> best_cuts(std::span<const FusionItem> items, std::span<
     ready[i] = std::max(i ? ready[i - 1] : 0.0, ready_us[i]);
     bytes[i + 1] = bytes[i] + static_cast<double>(items[i].bytes());
   }
-  std::vector<std::size_t> from(n + 1, 0);  // where the last piece of the first k gradients begins
+  std::vector<std::size_t> from(n + 1, 0);  // begin of the last piece of the first k gradients
   through[0] = 0;
   for (std::size_t k = 1; k <= n; ++k) {
     std::set<std::size_t> groups;  // of gradients j … k-1: a piece of several dtypes is as many exchanges

@@ -1,5 +1,5 @@
-// The description of a collective operation: what must be the same on all ranks, and how descriptions are compared,
-// measured and named. Every backend uses it.
+// The description of a collective operation: the part that must be the same on all ranks, and functions that compare,
+// measure and name descriptions. Every backend uses it.
 #pragma once
 
 #include <cstddef>
@@ -51,7 +51,7 @@ struct Descriptor : Signature {
 // Bytes of this rank's `in` and `out`.
 std::size_t in_bytes(const Signature& d, int world_size);
 std::size_t out_bytes(const Signature& d, int world_size);
-// The larger of the two: the payload of the operation in records.
+// Returns the larger of the two, which is the operation's payload in records.
 std::size_t payload_bytes(const Signature& d, int world_size);
 
 bool reduces(Kind kind);
@@ -59,7 +59,7 @@ Reduction reduction_of(const Signature& d, int world_size);
 
 // True if operation, type, size, bucket, root and scales are the same.
 bool same_operation(const Signature& a, const Signature& b);
-// "all_reduce(sum, float32, 100 elements, bucket 3)"
+// Returns "all_reduce(sum, float32, 100 elements, bucket 3)".
 std::string describe(const Signature& d);
 
 }  // namespace dtrain::comm

@@ -30,7 +30,7 @@ inline bool is_overcommit_strict() {
   return strict;
 }
 
-// The pages that lie wholly inside `memory`.
+// Returns the pages that lie wholly inside `memory`.
 inline std::span<std::byte> whole_pages(std::span<std::byte> memory) {
   static const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
   const auto address = reinterpret_cast<std::uintptr_t>(memory.data());

@@ -23,7 +23,7 @@ class Arena {
     return reinterpret_cast<T*>(claim_bytes(count * sizeof(T)));
   }
   void reset() { used_ = 0; }
-  // The bytes that claim() takes for this many bytes.
+  // Returns the bytes that claim() takes for this many bytes.
   static constexpr std::size_t rounded(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
 
  private:
@@ -37,7 +37,7 @@ class Arena {
 // gradients. Pages that were never written take no memory.
 class Residuals {
  public:
-  // `keep[i]`: gradient i has one.
+  // `keep[i]`: gradient i has error feedback.
   Residuals(std::span<const GradientTensor> tensors, const std::vector<bool>& keep);
   float* of(std::size_t tensor) { return places_[tensor]; }  // null: none
   void give_back(std::size_t tensor);                        // takes the gradient buffer's values
@@ -80,12 +80,12 @@ class Codec {
   virtual ~Codec() = default;
   // Bytes of arena for all tensors at once.
   virtual std::size_t staging_bytes() const = 0;
-  // Null: nothing in this bucket is worth compressing.
+  // Begins the exchange of a bucket. Null: no gradient in it is worth compressing.
   virtual std::unique_ptr<Exchange> begin(const GradientBucket& bucket, double scale) = 0;
   virtual void not_applied(std::size_t /*tensor*/) {}
-  // The named memory that is training state.
+  // Returns the named memory that is training state.
   virtual std::vector<std::pair<std::string, std::span<float>>> state() { return {}; }
-  // The caller has written to that memory.
+  // Tells the codec that the caller has written to that memory.
   virtual void state_changed() {}
 };
 

@@ -21,7 +21,7 @@ struct Narrowed {
 // none. `owes`: for each block, true if its residual is not all zeros. A residual of zeros is neither read nor written.
 Narrowed narrow_float16(const float* in, float* residual, std::uint8_t* owes, std::uint16_t* out, std::size_t count,
                         float scale, float limit);
-// out = in * scale, likewise. Returns how many values the limit cut.
+// out = in * scale, rounded and limited likewise. Returns the number of values that the limit cut.
 std::size_t narrow_bfloat16(const float* in, std::uint16_t* out, std::size_t count, float scale, float limit);
 void widen_float16(const std::uint16_t* in, float* out, std::size_t count);
 void widen_bfloat16(const std::uint16_t* in, float* out, std::size_t count);

@@ -42,7 +42,7 @@ inline ClockProbe::Time on_host_clock(std::chrono::steady_clock::time_point time
   return time.time_since_epoch() - monotonic_offset();
 }
 
-// Rank 0's answer to a question.
+// Returns rank 0's answer to a question.
 Json clock_answer(const Json& question, ClockProbe::Time now);
 
 }  // namespace dtrain::comm

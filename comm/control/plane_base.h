@@ -22,7 +22,7 @@ using SteadyClock = std::chrono::steady_clock;
 // A peer counts as stopped after this many periods without a heartbeat.
 inline constexpr int kMissedHeartbeats = 3;
 
-// "rank 2 (pid 4711 on nodeb)"; without an empty host or a pid of 0.
+// Returns "rank 2 (pid 4711 on nodeb)"; leaves out an empty host or a pid of 0.
 std::string process_text(int rank, std::int64_t pid, const std::string& host);
 
 class PlaneBase : public ControlPlane {
@@ -69,7 +69,7 @@ class PlaneBase : public ControlPlane {
   std::vector<std::function<void(const RankFailure&)>> callbacks_;
   std::atomic<std::int64_t> step_{-1};
   std::optional<ClockOffset> clock_;    // guarded by mutex_: the last one not yet taken …
-  std::atomic<bool> has_clock_{false};  // … and whether there is one
+  std::atomic<bool> has_clock_{false};  // … and true if there is one
   asio::io_context io_;
 
  private:

@@ -15,7 +15,7 @@ namespace {
 struct FrameHeader {
   std::int32_t tag = 0;
   std::uint32_t bytes = 0;
-  std::uint64_t unused = 0;  // what follows is aligned for every element
+  std::uint64_t unused = 0;  // aligns the data behind it for every element type
 };
 
 constexpr int kTag = 0;             // gloo's tag, the same for all frames

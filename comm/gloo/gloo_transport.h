@@ -27,7 +27,7 @@ class GlooTransport final : public MessageTransport {
   struct Options {
     std::size_t message_bytes = 0;    // the longest message
     std::vector<int> members;         // for errors: ranks of the run, by rank
-    std::function<void()> wake;       // something has arrived, or was sent: poll() has work. Any thread
+    std::function<void()> wake;       // a message has arrived or was sent: poll() has work. Any thread
     std::function<bool()> has_ended;  // the communicator has failed: peers are not waited for any more
   };
   // Blocks until every peer is connected. CommError if one cannot be.
@@ -95,7 +95,7 @@ class GlooTransport final : public MessageTransport {
   std::vector<Message> over_;  // the thread of messages
 
   std::mutex group_mutex_;  // one thread at a time asks and posts
-  std::mutex mutex_;        // guards what follows
+  std::mutex mutex_;        // guards the members that follow
   std::condition_variable changed_;
   bool stopping_ = false;
   std::string error_;  // the first lost connection

@@ -53,7 +53,7 @@ class HierarchicalCore : public std::enable_shared_from_this<HierarchicalCore> {
   void end_group();
   void progress();
   void abort(const std::string& cause) { fail(cause, false); }
-  // No operation may follow. Outstanding operations get a second to end, then the levels below are closed.
+  // No operation may follow. Gives outstanding operations a second to end, then closes the levels below.
   void close();
 
  private:

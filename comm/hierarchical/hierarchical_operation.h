@@ -55,7 +55,7 @@ class HierarchicalOperation {
   bool begun() const { return issued_[0]; }
   bool host_entered() const { return done_[0]; }  // every rank of this host has entered it
   bool finished() const { return finished_; }
-  // True when anything moved. CommError where ranks have entered different operations, or a level fails.
+  // True if any data moved. CommError if ranks have entered different operations, or a level fails.
   bool advance(Turns& turns);
   // Returns "rank 2 has not entered it (…)", with ranks numbered as in the run.
   std::string describe_missing() const;
@@ -65,7 +65,7 @@ class HierarchicalOperation {
  private:
   using Bytes = std::unique_ptr<std::byte[]>;
   struct Shape {
-    DataType type;        // of what the levels below see
+    DataType type;        // of the operations of the levels below
     std::size_t element;  // its bytes
     bool widened;         // narrow values are reduced in float32
     std::size_t slot;     // elements of the largest part

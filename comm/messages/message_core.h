@@ -56,7 +56,7 @@ class MessageCore : public std::enable_shared_from_this<MessageCore> {
   const std::string& backend() const { return setup_.backend; }
   int world_size() const { return static_cast<int>(setup_.members.size()); }
 
-  // The owner's thread.
+  // Called on the owner's thread.
   std::shared_ptr<MessageWork> issue(Descriptor descriptor, const void* in, void* out);
   void begin_group();
   void end_group();
@@ -64,13 +64,13 @@ class MessageCore : public std::enable_shared_from_this<MessageCore> {
   void check();  // CommError when it has failed
   void close();  // no operation may follow; outstanding ones get a second to end
 
-  // Any thread but that of messages. The first cause stays. After the call, nothing touches the operations' memory.
+  // Called on any thread but that of messages. The first cause stays. Then nothing touches the operations' memory.
   void abort(const std::string& cause) {
     fail(cause, false);
     wait_until_untouched();
   }
 
-  // The thread of messages.
+  // Called on the thread of messages.
   Polled poll();
 
  private:
@@ -104,7 +104,7 @@ class MessageCore : public std::enable_shared_from_this<MessageCore> {
   std::vector<Shared> grouped_;
 
   mutable std::mutex mutex_;
-  std::condition_variable changed_;  // something completed, or it failed
+  std::condition_variable changed_;  // an operation completed, or the communicator failed
   std::vector<Shared> inbox_;        // guarded by mutex_, as are the next two
   std::string cause_;
   bool own_failure_ = false;  // this rank found it: the cause is complete as it is

@@ -34,7 +34,7 @@ inline constexpr std::size_t kLargestChunk = 256u << 10;        // bytes of a me
 inline constexpr std::size_t kHelloBytes = sizeof(Descriptor);  // without the payload, which follows at once
 static_assert(sizeof(MessageHello) == kHelloBytes + sizeof(MessageHello::payload));
 
-// The longest message of an operation among `world_size` ranks, in bytes.
+// Returns the bytes of the longest message of an operation among `world_size` ranks.
 std::size_t longest_message(int world_size);
 
 // Messages of one kind between this rank and one peer, a chunk each, in order.
@@ -124,8 +124,8 @@ class MessageOperation {
   bool data_begun_ = false;
   bool finished_ = false;
   std::vector<Peer> peers_;                                // by rank; this rank's is not used but for its hello
-  std::vector<std::unique_ptr<MessageHello>> own_hellos_;  // one, or one a peer where they differ
-  std::vector<int> arrived_;  // by chunk of this rank's part: how many ranks' values are here
+  std::vector<std::unique_ptr<MessageHello>> own_hellos_;  // one for all peers, or one each if they differ
+  std::vector<int> arrived_;  // by chunk of this rank's part: number of ranks whose values have arrived
   std::uint32_t own_chunks_ = 0;
   std::uint32_t reduced_ = 0;  // chunks of this rank's part that hold the result
 };

@@ -66,8 +66,9 @@ std::unique_lock<std::mutex> MessageCore::lock_state() const {
   return lock;
 }
 
-// A caller that gets a failure may release the memory that the operations read and write. This waits until the
-// thread of messages no longer uses it: poll() tests failed_ with the same mutex held, and does nothing once it is set.
+// A caller that gets a failure may release the memory that the operations read and write. So this waits until the
+// thread of messages no longer uses it: poll() tests failed_ with the same mutex held, and does nothing once failed_ is
+// set.
 void MessageCore::wait_until_untouched() const {
   static_cast<void>(lock_state());
 }

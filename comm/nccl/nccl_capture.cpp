@@ -1,9 +1,9 @@
 // Operations that become part of a CUDA graph.
 //
-// The communicator's stream enters the capture behind the event of the first operation's issue, and leaves it where the
-// caller's stream waits for the event behind the last one. These events order the graph and never fire, so they must
-// not be queried; they are used again after the capture. NCCL launches in the background as usual, and querying its
-// progress makes no CUDA call (ncclCommGetAsyncError).
+// The communicator's stream enters the capture behind the event of the first operation's issue, and leaves the capture
+// when the caller's stream waits for the event behind the last operation. These events order the graph and never fire,
+// so they must not be queried; they are used again after the capture. NCCL launches in the background as usual, and
+// querying its progress makes no CUDA call (ncclCommGetAsyncError).
 //
 // NCCL launches a captured operation on all ranks together, because the ranks exchange the addresses of their memory. A
 // rehearsal orders the streams in the same way, but does not call NCCL.

@@ -36,7 +36,7 @@ class NcclBuffer final : public Buffer {
     }
   }
   ~NcclBuffer() override {
-    core_->let_device_finish();  // ncclMemFree() does not wait for what still uses the memory
+    core_->let_device_finish();  // ncclMemFree() does not wait for operations that still use the memory
     core_->link().deregister(handle_);
     static_cast<void>(core_->setup().api->ncclMemFree(data_));
   }

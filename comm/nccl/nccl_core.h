@@ -44,7 +44,7 @@ class NcclWork final : public WorkState {
  private:
   friend class NcclCore;
 
-  // The area from which host memory gets the result; null if NCCL writes the result to its place.
+  // Returns the area from which host memory gets the result; null if NCCL writes the result to its place.
   StagingArea* result_area() const {
     return staged_out_ ? staged_out_.get() : in_ == out_ ? staged_in_.get() : nullptr;
   }
@@ -97,7 +97,7 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
   cudaStream_t stream() const { return stream_.get(); }
   bool failed() const { return failed_.load(std::memory_order_acquire); }
 
-  // The owner's thread.
+  // Called on the owner's thread.
   std::shared_ptr<NcclWork> issue(Descriptor descriptor, const void* in, void* out);
   void agree(Descriptor descriptor);  // counts as an operation, but has no data
   void begin_group();
@@ -120,7 +120,7 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
 
   void throw_if_failed(const NcclWork* work = nullptr, Nanoseconds since = {});
 
-  // Any thread. The first cause stays.
+  // Called on any thread. The first cause stays.
   void abort(const std::string& cause) { fail(cause, false); }
 
  private:
@@ -171,7 +171,7 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
   std::unique_ptr<NcclLink> link_;
   CudaStream stream_;
   DevicePool pool_;
-  void* barrier_data_ = nullptr;  // one element, for what has no data
+  void* barrier_data_ = nullptr;  // one element, for operations without data
   EventTimes event_times_;
   std::optional<Nanoseconds> patience_after_failure_;  // until when let_device_finish() waits at most
   std::uint64_t sequence_ = 0;
@@ -193,7 +193,7 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
   std::string cause_;         // guarded by mutex_
   bool own_failure_ = false;  // this rank found it: the cause is complete as it is; guarded by mutex_
   std::atomic<bool> failed_{false};
-  std::unique_ptr<NcclWatchdog> watchdog_;     // until close(), as what follows
+  std::unique_ptr<NcclWatchdog> watchdog_;     // until close(), like the next member
   std::unique_ptr<NcclLaunchEnd> launch_end_;  // its thread uses the batch that is being launched
 };
 

@@ -94,7 +94,7 @@ class DevicePool {
 // the offset of the two clocks follows from bounds: an event fires after it was recorded and before the host sees it.
 class EventTimes {
  public:
-  // The event has fired; it was recorded at `recorded` or later and seen at `seen`.
+  // Returns the time of an event that has fired, was recorded at `recorded` or later, and was seen at `seen`.
   Nanoseconds of(const CudaEvent& event, Nanoseconds recorded, Nanoseconds seen);
   // Measures later events from this event, whose time of() has just returned. Returns the event that was used before.
   std::unique_ptr<CudaEvent> measure_from(std::unique_ptr<CudaEvent> event, Nanoseconds time);

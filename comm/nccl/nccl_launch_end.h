@@ -42,7 +42,7 @@ class NcclLaunchEnd {
   NcclLink& link_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::function<void()> behind_;  // of what is being launched; guarded by mutex_, as all below
+  std::function<void()> behind_;  // of the operations being launched; guarded by mutex_, as all below
   std::exception_ptr error_;      // that the thread has found
   bool ending_ = false;
   std::thread thread_;

@@ -26,7 +26,7 @@ struct NcclWaiting {
 
 class NcclLink {
  public:
-  // Collective over `world_size` ranks.
+  // Connects `world_size` ranks. Collective over them.
   static std::unique_ptr<NcclLink> connect(SharedNcclApi api, const ncclUniqueId& id, int rank, int world_size,
                                            const NcclWaiting& waiting);
   ~NcclLink();
@@ -40,7 +40,7 @@ class NcclLink {
     if (stopped_) throw CommError("the NCCL communicator has been stopped");
     return use(comm_);
   }
-  // False while something goes on in the background; CommError when NCCL has found an error.
+  // False while a call goes on in the background; CommError if NCCL has found an error.
   bool ready();
 
   void stop() noexcept;

@@ -28,8 +28,8 @@ class NcclWatchdog {
   NcclWatchdog(const NcclWatchdog&) = delete;
   NcclWatchdog& operator=(const NcclWatchdog&) = delete;
 
-  // The events outlive the next call of watch() or watch_nothing(). `began` has fired when the operation may begin,
-  // `done` when it has ended. Without `began` the operation may begin now.
+  // Watches an operation. The events must outlive the next call of watch() or watch_nothing(). `began` has fired when
+  // the operation may begin, `done` when it has ended. Without `began` the operation may begin now.
   void watch(const NcclEntry& entry, const CudaEvent* began, const CudaEvent& done);
   void watch_nothing();
 

@@ -37,8 +37,8 @@ SharedMemoryCommunicator::~SharedMemoryCommunicator() {
   try {
     if (!pending_.empty() && !segment_->aborted()) advance();
   } catch (const std::exception& error) {
-    // Nothing may leave a destructor: an operation that cannot be completed (its Buffer went first, as when an
-    // exception unwinds the stack, or the peers entered another one) fails for the handles that are left.
+    // No exception may leave a destructor: an operation that cannot be completed fails for the remaining handles. Its
+    // Buffer was destroyed first, as when an exception unwinds the stack, or the peers entered another operation.
     give_up(error.what());
   }
   // There is no abort here: if a failure made this rank close, the control plane reports the more precise cause. Peers

@@ -100,7 +100,7 @@ class SharedMemoryCommunicator final : public Communicator {
   Descriptor reduction(Kind kind, std::size_t count, DataType type, const ReduceOptions& options) const;
   Work issue(Descriptor descriptor, const void* in, void* out);
   Shared make_operation(const Descriptor& descriptor, const void* in, void* out);
-  void publish();  // shows the peers what was issued
+  void publish();  // shows the issued operations to the peers
   std::shared_ptr<Region> allocate_region(Kind kind, std::size_t bytes);
 
   // communicator.cpp
@@ -155,7 +155,7 @@ class SharedMemoryCommunicator final : public Communicator {
   std::uint64_t sequence_ = 0;   // operations issued
   std::uint64_t published_ = 0;  // issued operations that the peers can see
   bool group_open_ = false;
-  bool closing_ = false;  // the destructor runs: what fails now fails here alone
+  bool closing_ = false;  // the destructor runs: failures affect this rank alone
   bool staging_reported_ = false;
   StagingChoice staging_;
   std::uint64_t planned_phase_ = 0;                     // the phase at which the next operation to be planned begins

@@ -15,7 +15,7 @@ namespace dtrain::comm {
 // One allocation: the addresses of each rank's part in this process. Unmapped when the last owner releases it.
 struct Region {
   virtual ~Region() = default;
-  std::vector<std::byte*> bases;  // by rank; one where it is common to all
+  std::vector<std::byte*> bases;  // by rank; one element for memory common to all
   std::size_t bytes = 0;          // of each part
   PageKind pages = PageKind::kPrivate;
 };
@@ -30,8 +30,8 @@ inline constexpr std::chrono::milliseconds kRankZeroHeadStart{500};
 class Memory {
  public:
   virtual ~Memory() = default;
-  // Collective, in the same order with the same size on every rank (the communicator has compared them). Each part is
-  // zeroed and aligned to 64 bytes.
+  // Allocates memory. Collective, in the same order with the same size on every rank (the communicator compares them).
+  // Each part is zeroed and aligned to 64 bytes.
   virtual std::shared_ptr<Region> allocate(std::size_t bytes, const WaitCheck& check) = 0;
   // Allocates one memory for all ranks: `bases` has one element.
   virtual std::shared_ptr<Region> allocate_common(std::size_t bytes, const WaitCheck& check) = 0;

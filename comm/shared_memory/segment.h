@@ -14,7 +14,7 @@ namespace dtrain::comm {
 
 inline constexpr std::size_t kCacheLine = 64;
 inline constexpr std::size_t kInlineMost = 1024;          // payloads up to this may travel beside the announcement …
-inline constexpr std::size_t kInlineRead = 4096;          // … where a rank reads no more than this of all ranks' …
+inline constexpr std::size_t kInlineRead = 4096;          // … if a rank reads no more than this of all ranks' …
 inline constexpr std::size_t kInlineAlways = 256;         // … or the payload is no larger than this
 inline constexpr std::size_t kRingSlots = 128;            // operations a rank may be ahead of the slowest
 inline constexpr std::size_t kStagingHalf = 256u * 1024;  // of the two pieces of memory peers cannot see
@@ -57,7 +57,7 @@ struct RankBlock {
   alignas(kCacheLine) std::atomic<std::uint64_t> phase;     // steps done, over all operations
   alignas(kCacheLine) std::atomic<std::uint32_t> sleeping;  // this rank sleeps on wake_word
   std::atomic<std::uint32_t> wake_word;                     // a futex; the waking rank changes it
-  std::atomic<std::uint32_t> closed;                        // its communicator is gone: it enters nothing more
+  std::atomic<std::uint32_t> closed;                        // its communicator is gone: it enters no operation
   Announcement ring[kRingSlots];
 
   Announcement& slot(std::uint64_t sequence) { return ring[sequence % kRingSlots]; }

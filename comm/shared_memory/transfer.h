@@ -63,7 +63,7 @@ class Transfer {
  private:
   void run_inline(const Segment& segment, Scratch& scratch) const;
   void run_direct(Scratch& scratch) const;
-  // The steps of staging; no-ops for pieces that do not exist.
+  // The steps of staging; they do nothing for pieces that do not exist.
   void copy_in(const Segment& segment, std::uint32_t piece) const;
   void move(const Segment& segment, std::uint32_t piece, Scratch& scratch) const;
   void copy_out(const Segment& segment, std::uint32_t piece) const;

@@ -1,5 +1,5 @@
 // Hands file descriptors to the ranks of one host, and lets these ranks meet. Each rank has a UNIX socket to rank 0,
-// which sends a few file descriptors at a time: the kernel limits how many of a user may be in flight. One thread at a
+// which sends a few file descriptors at a time: the kernel limits the number in flight for a user. One thread at a
 // time.
 #pragma once
 

@@ -134,7 +134,7 @@ class NarrowCodec final : public Codec {
   std::unique_ptr<Exchange> begin(const GradientBucket& bucket, double scale) override {
     return std::make_unique<NarrowExchange>(context_, small_.get(), bucket, scale, limit_);
   }
-  // not_applied() has nothing to take back: where all gradients are zero, a residual alone (2^-25 at most) sends zero.
+  // not_applied() need not take anything back: if all gradients are zero, a residual alone (2^-25 at most) sends zero.
   std::vector<std::pair<std::string, std::span<float>>> state() override {
     if (!small_) return {};
     return small_->residuals.places();

@@ -17,8 +17,8 @@
 namespace dtrain::comm {
 namespace {
 
-// The rank at which a gradient of rows x columns is compressed; 0: it is sent uncompressed, because compression would
-// not halve its bytes. PyTorch's powerSGD_hook makes the same choice.
+// Returns the rank at which a gradient of rows x columns is compressed; 0: it is sent uncompressed, because compression
+// would not halve its bytes. PyTorch's powerSGD_hook makes the same choice.
 std::size_t power_sgd_rank(std::size_t rows, std::size_t columns, int rank) {
   constexpr std::size_t kMinimumRate = 2;
   const std::size_t possible = std::min({rows, columns, static_cast<std::size_t>(rank)});

@@ -1,7 +1,7 @@
 // The backends, which carry a communicator's messages: the list. Each is a struct with the word by which an experiment
-// names it, what it needs, and the functions that comm/NAME/backend.cpp defines. To add one: a struct here, its folder
-// there, and docs/experiment.md. The backend for data on GPUs (dtrain/comm/nccl.h) is not in the list, because no
-// experiment names it.
+// names it, its requirements, and the functions that comm/NAME/backend.cpp defines. To add one: a struct here, its
+// folder there, and docs/experiment.md. The backend for data on GPUs (dtrain/comm/nccl.h) is not in the list, because
+// no experiment names it.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +30,7 @@ struct RankSpread {
 struct BackendCheck {
   std::string name;  // the software that is needed: "MPI"
   bool usable = false;
-  std::string text;     // what was found, or what is missing
+  std::string text;     // the software that was found, or that is missing
   std::string remedy;   // empty if it is usable
   std::string used_by;  // the runs that need it
 };

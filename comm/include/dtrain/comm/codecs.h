@@ -87,7 +87,7 @@ struct TopK {
 
 using Compression = std::variant<NoCompression, Fp16, Bf16, Int8, PowerSgd, TopK>;
 
-// Number of initial steps that this codec leaves uncompressed.
+// Returns the number of initial steps that this codec leaves uncompressed.
 template <class Settings>
 std::int64_t warmup_steps_of(const Settings& settings) {
   if constexpr (requires { settings.warmup_steps; }) return settings.warmup_steps;

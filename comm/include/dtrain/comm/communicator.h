@@ -59,9 +59,9 @@ class Communicator {
   virtual std::uint32_t generation() const = 0;
   virtual std::string_view backend() const = 0;  // "thread", "shm", …
 
-  // Collective: every rank allocates the same sizes in the same order (sizes are compared).
+  // Allocates a Buffer. Collective: every rank allocates the same sizes in the same order (sizes are compared).
   virtual std::unique_ptr<Buffer> allocate(std::size_t bytes) = 0;
-  // Collective: one memory that every rank maps. After the next barrier() all ranks see what one of them has written.
+  // Allocates one memory that every rank maps. Collective. After the next barrier() all ranks see the writes of each.
   // Null on every rank if the backend has no memory common to all of them. Not for the data of collectives.
   virtual std::unique_ptr<Buffer> allocate_common(std::size_t bytes) = 0;
 

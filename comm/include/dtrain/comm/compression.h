@@ -1,8 +1,8 @@
 // Exchanges gradients in fewer bytes.
 //
 // A GradientCompressor takes the place of all_reduce: exchange() takes one bucket of the flat gradient buffer and
-// replaces it by the approximate mean over ranks, the same bits on every rank. A lossy codec adds what it leaves out of
-// one exchange to the next (error feedback, Karimireddy et al., arXiv:1901.09847). Error feedback is kept for each
+// replaces it by the approximate mean over ranks, the same bits on every rank. A lossy codec adds the error of one
+// exchange to the next (error feedback, Karimireddy et al., arXiv:1901.09847). Error feedback is kept for each
 // gradient, so the division into buckets may change at any time without changing the bits. fp16 has error feedback for
 // values that are too small for float16; bf16 has none. Only float32 is compressed. Buckets of float64 are exchanged
 // uncompressed, and so are all buckets of a single rank.
@@ -112,7 +112,7 @@ class GradientCompressor {
   void not_applied(std::size_t tensor);
 
   std::vector<CompressionState> save_state() const;
-  // CommError names an entry that is missing, unknown or of another size.
+  // Restores the state. CommError names an entry that is missing, unknown or of another size.
   void load_state(std::span<const CompressionState> state);
 
   const CompressionStatistics& statistics() const;

@@ -35,7 +35,7 @@ struct ControlOptions {
   // The connection counts as lost after this time without any packet from the other side's host, acknowledgements
   // included. A stopped process (SIGSTOP) does not lose its connection, because its host still acknowledges packets.
   std::chrono::milliseconds host_silence{5'000};
-  std::chrono::milliseconds clock_period{60'000};  // after measure_clock(): how often clocks are compared again
+  std::chrono::milliseconds clock_period{60'000};  // after measure_clock(): time between two comparisons of the clocks
   std::string host_name;                           // of this process, for error messages; empty: they name no host
   std::string session = "dtrain";                  // both sides must name the same run
   Logger log;
@@ -66,9 +66,9 @@ struct ClockOffset {
 
 enum class PeerState { kConnecting, kAlive, kLate, kGone, kFinished };
 
-// "late: its heartbeats come", "stopped: no heartbeats", "dead: connection lost", …
+// Returns "late: its heartbeats come", "stopped: no heartbeats", "dead: connection lost", …
 std::string_view name_of(PeerState state);
-// "rank 2 failed at step 17: …": the error of every rank that stops because of this failure.
+// Returns "rank 2 failed at step 17: …", the error of every rank that stops because of this failure.
 std::string failure_text(const RankFailure& failure);
 
 class ControlPlane {
@@ -77,8 +77,8 @@ class ControlPlane {
   // starts a thread; `bound` then keeps port 0.
   static std::unique_ptr<ControlPlane> serve(const ControlOptions& options, const ControlEndpoint& listen_on,
                                              ControlEndpoint* bound);
-  // Another rank: connects, retrying until the deadline. CommError names the address and what went wrong (refused,
-  // wrong secret, other run, other generation, rank taken).
+  // Another rank: connects, retrying until the deadline. CommError names the address and the cause (refused, wrong
+  // secret, other run, other generation, rank taken).
   static std::unique_ptr<ControlPlane> connect(const ControlOptions& options, const ControlEndpoint& server);
   virtual ~ControlPlane() = default;
 
@@ -90,7 +90,7 @@ class ControlPlane {
   // get(), gather() and barrier() also throw it if a rank fails.
   virtual void set(const std::string& key, const std::string& value) = 0;
   virtual std::string get(const std::string& key) = 0;
-  // get() with a deadline of its own. Empty: the key is not set by then.
+  // Like get(), with a deadline of its own. Empty: the key is not set by then.
   virtual std::optional<std::string> get_within(const std::string& key, std::chrono::milliseconds deadline) = 0;
 
   // Every rank gives a value and gets all of them, in rank order. `name` must be unique among outstanding calls and
@@ -102,17 +102,17 @@ class ControlPlane {
   // Publishes that this rank cannot go on. The first failure of a run is the cause that every other rank reports.
   // Returns once the others have received it (a second at most): the caller may end its process then.
   virtual void fail(const RankFailure& failure) = 0;
-  // The failure of this run, if there is one.
+  // Returns the failure of this run, if there is one.
   virtual std::optional<RankFailure> failure() const = 0;
   // `callback` is called once, when a failure of any rank (or a lost connection) becomes known: on the control thread,
   // or on the thread that calls fail(). If a failure is known already, it is called at once, on this thread.
   virtual void on_failure(std::function<void(const RankFailure&)> callback) = 0;
-  // The batch that heartbeats report to rank 0, for errors.
+  // Sets the batch that heartbeats report to rank 0, for errors.
   virtual void set_step(std::int64_t step) = 0;
   // Compares this rank's clock with rank 0's, now. Empty: rank 0 did not answer in time. From the first call on, the
   // control thread repeats the comparison every clock_period. Rank 0's own offset is 0.
   virtual std::optional<ClockOffset> measure_clock(std::chrono::milliseconds deadline) = 0;
-  // The latest repeated comparison, if it is newer than the last call; otherwise empty. Cheap enough for every step.
+  // Returns the latest repeated comparison; empty: none is newer than the last call. Cheap enough for every step.
   virtual std::optional<ClockOffset> take_clock() = 0;
   virtual PeerState peer_state(int rank) const = 0;  // on a rank other than 0: as rank 0 last reported it
 

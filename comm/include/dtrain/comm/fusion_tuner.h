@@ -56,7 +56,7 @@ class FusionTuner {
   FusionTuner(std::vector<FusionItem> items, const FusionRule& rule, Communicator& communicator, const Logger& log,
               const std::optional<std::vector<std::size_t>>& known = std::nullopt);
 
-  // The plan of the next step.
+  // Returns the plan of the next step.
   const FusionPlan& plan() const { return plans_[current_]; }
   bool done() const { return stage_ == Stage::kDone; }
 
@@ -65,7 +65,7 @@ class FusionTuner {
   // are collective. True: plan() has changed.
   bool end_step(std::span<const double> ready_us, const ExchangeTimes& times);
 
-  // Once done(): the plan's cuts and the measurements, for plan.json and the log.
+  // Once done(), these return the plan's cuts and the measurements, for plan.json and the log.
   const std::vector<std::size_t>& cuts() const { return cuts_[current_]; }
   const LinkModel& link() const { return link_; }
   std::span<const double> ready_us() const { return ready_us_; }

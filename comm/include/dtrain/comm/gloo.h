@@ -1,6 +1,6 @@
-// libtorch's gloo as a backend between hosts, for machines without MPI: ordinary TCP connections between the ranks.
-// It is in a module of its own (libdtrain_comm_gloo.so) that is opened on demand and needs the libtorch, which every
-// program that trains has loaded. If it is requested where it is missing, an error says so.
+// libtorch's gloo as a backend between hosts, for machines without MPI: ordinary TCP connections between the ranks. It
+// is in a module of its own (libdtrain_comm_gloo.so) that is opened on demand and needs the libtorch, which every
+// program that trains has loaded. If the module is requested but missing, an error says so.
 #pragma once
 
 #include <chrono>
@@ -26,12 +26,12 @@ std::unique_ptr<Communicator> make_gloo_communicator(ControlPlane& control, cons
 class RendezvousStore {
  public:
   struct Options {
-    std::string address;  // where it listens: an IP address
+    std::string address;  // IP address on which it listens
     std::uint16_t port = 0;
     bool serves = false;                         // true on rank 0, unless torchrun serves it
     std::chrono::milliseconds timeout{600'000};  // of connecting and of get()
   };
-  // CommError: it cannot be reached, or the port is taken.
+  // Opens the store. CommError: it cannot be reached, or the port is taken.
   static std::unique_ptr<RendezvousStore> open(const Options& options);
   virtual ~RendezvousStore() = default;
 

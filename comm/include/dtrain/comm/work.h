@@ -38,7 +38,7 @@ class WorkState {
   virtual WorkTiming timing() const = 0;
   virtual std::size_t bytes() const = 0;  // of a rank's input or output, whichever is larger
   virtual std::uint64_t sequence() const = 0;
-  // The ranks it waits for, as far as the backend can determine them.
+  // Returns the ranks that the operation waits for, as far as the backend can determine them.
   virtual std::vector<MissingRank> missing() const { return {}; }
 };
 
