@@ -51,7 +51,7 @@ Units of_best_kind(std::span<const CoreUnit> units, int slots) {
   return best ? *best : Units(units.begin(), units.end());
 }
 
-// Group i gets the units from i*n/count on, at least one.
+// Gives group i the units from i*n/count on, at least one.
 void divide_in_order(std::span<const CoreUnit> units, std::size_t count, CoreGroups& groups) {
   for (std::size_t i = 0; i < count; ++i) {
     const std::size_t first = i * units.size() / count;

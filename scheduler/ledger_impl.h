@@ -16,7 +16,7 @@ inline constexpr Nanoseconds kLease = std::chrono::seconds(30);
 // Opens the file with all its tables. Its calls wait for other writers.
 Database open_ledger_file(const std::filesystem::path& folder);
 
-// "node-1:0,1;node-2:0"
+// Return text such as "node-1:0,1;node-2:0", or read it.
 std::string to_text(const Claim& claim);
 Claim claim_of(std::string_view text);
 std::string to_text(const TaskRequest& request);

@@ -11,7 +11,7 @@
 namespace dtrain::scheduler {
 namespace {
 
-// "0+1+5"
+// Reads "0+1+5".
 std::vector<int> cores_of(std::string_view text) {
   std::vector<int> cores;
   while (!text.empty()) {
@@ -51,7 +51,7 @@ std::string to_text(const Claim& claim) {
   return join(shares, ";");
 }
 
-// "node-1:0,1;node-2:0=GPU-…,3=GPU-…;node-3:0@0+1,1@2+3"
+// Reads "node-1:0,1;node-2:0=GPU-…,3=GPU-…;node-3:0@0+1,1@2+3".
 Claim claim_of(std::string_view text) {
   Claim claim;
   while (!text.empty()) {

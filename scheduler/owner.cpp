@@ -61,7 +61,7 @@ std::string rank_mark(pid_t launcher) {
 void kill_process(const ProcessKey& process, const Place& here) {
   const UniqueFd handle(static_cast<int>(::syscall(SYS_pidfd_open, process.pid, 0)));
   if (!handle || life_of(process, here) != Life::kAlive)
-    return;  // looked at after the handle was made: it means this one
+    return;  // checked after the handle was made, so the handle is of this process
   ::syscall(SYS_pidfd_send_signal, handle.get(), SIGKILL, nullptr, 0);
 }
 

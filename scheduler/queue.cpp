@@ -18,7 +18,7 @@ std::string named(TaskId id, const std::string& name) {
   return std::to_string(id) + " (" + name + ")";
 }
 
-// "task 3 (mnist)", "tasks 3 (mnist), 4 (mnist) and 7 more"
+// Returns "task 3 (mnist)" or "tasks 3 (mnist), 4 (mnist) and 7 more".
 std::string named(const std::map<TaskId, std::string>& tasks) {
   std::vector<std::string> parts;
   for (const auto& [id, name] : tasks) {
@@ -236,7 +236,7 @@ ClaimedShare share_of_cores(const AgentSlots& agent, const SlotRequest& request,
 }
 
 // Earlier tasks reserve every agent they could use, not only those they would get now: otherwise a later task could
-// take slots that an earlier one needs once something ends. Tasks over their limit reserve nothing (see queue.h).
+// take slots that an earlier one needs once a running task ends. Tasks over their limit reserve nothing (see queue.h).
 Verdict judge(std::span<const QueuedTask> queue, const HeldSlots& held) {
   const TaskRequest& request = *queue.back().request;
   std::set<std::string> reserved;

@@ -48,7 +48,7 @@ struct Verdict {
   Waiting waiting;  // set if there is no claim
 };
 
-// `queue` holds the earlier tasks in order, then the task itself.
+// Judges the last task of `queue`, behind the earlier tasks in their order.
 Verdict judge(std::span<const QueuedTask> queue, const HeldSlots& held);
 
 // A task with slots, which it may have to give up so that a task with a lower priority number can start.
@@ -60,8 +60,8 @@ struct RunningTask {
   bool is_leaving = false;  // it stops, or was asked to already
 };
 
-// The tasks to ask so that the last of `queue` fits: the largest priority numbers first, the youngest first among equal
-// ones, and only as many as are needed. Empty: it fits without asking, or asking does not help.
+// Returns the tasks to ask so that the last of `queue` fits: the largest priority numbers first, the youngest first
+// among equal ones, and only as many as are needed. Empty: it fits without asking, or asking does not help.
 std::vector<TaskId> choose_victims(std::span<const QueuedTask> queue, const HeldSlots& held,
                                    std::span<const RunningTask> running);
 

@@ -122,7 +122,7 @@ std::vector<std::string> left_out(std::span<const AgentSlots> agents, const Slot
   return lines;
 }
 
-// "11 (with a global_batch_size of 121 or 132)"
+// Returns "11 (with a global_batch_size of 121 or 132)".
 std::string with_batches(int slots, std::int64_t batch) {
   const std::vector<std::int64_t> sizes = sizes_that_divide(batch, slots);
   if (sizes.size() == 1 && sizes.front() == batch) return std::to_string(slots);

@@ -14,10 +14,10 @@ struct BatchSplit {
   std::string warning;  // says that the batch is no multiple of the slots and names the nearest multiples; else empty
 };
 
-// ConfigError if there are more slots than records.
+// Divides the batch over the slots. ConfigError if there are more slots than records.
 BatchSplit split_batch(std::int64_t global_batch_size, int slots);
 
-// The nearest sizes at or around `global_batch_size` that divide by `slots`: one or two, ascending, none below `slots`.
+// Returns the sizes nearest to `global_batch_size` that divide by `slots`: one or two, ascending, none below `slots`.
 std::vector<std::int64_t> sizes_that_divide(std::int64_t global_batch_size, int slots);
 
 // The batch size and slots that an experiment requests.

@@ -17,8 +17,8 @@
 
 namespace dtrain::scheduler {
 
-// A slot of an agent on this machine. Of slots elsewhere only the index is known. If an agent's slots are made of
-// cores, this is one core.
+// A slot of an agent on this machine. For slots on other machines only the index is known. If an agent's slots are made
+// of cores, this is one core.
 struct ClusterSlot {
   int index = 0;  // from 0, on its agent; of a core CoreUnit::number; -1: no slot, because the GPU has a problem
   std::vector<int> cpus;  // its logical CPUs, ascending; of a GPU slot those near the GPU
@@ -52,7 +52,7 @@ struct ClusterAgents {
   config::Cluster cluster;     // with its agents, even if the file names none
   std::string source;          // for people: "cluster.yaml", "the Slurm allocation 17", "this machine"
   std::filesystem::path file;  // absolute; empty: there is none
-  bool declared = true;        // false: no file states how many slots this machine has
+  bool declared = true;        // false: no file states the number of slots of this machine
   std::vector<ClusterAgent> agents;
   std::vector<host::Core> cores;  // of this machine; empty: no agent is here
   std::vector<std::string> warnings;

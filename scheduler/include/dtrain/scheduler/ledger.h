@@ -54,7 +54,7 @@ class Ledger {
   void set_state(TaskId id, TaskState state, const std::string& reason = {});
   // Records a process that uses the task's slots ("rank 0", "mpirun"). To be called right after its start.
   void add_process(TaskId id, const std::string& name, pid_t pid);
-  // The requests to the owner. Cheap enough for a few calls a second; renews the lease when that is due.
+  // Returns the requests to the owner, and renews the lease in time. Cheap enough for a few calls a second.
   Orders orders(TaskId id);
   // Frees the slots and queues the task again, in its old place. To be called when no process of the task that uses its
   // slots is left.

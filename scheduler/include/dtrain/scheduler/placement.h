@@ -1,5 +1,5 @@
-// Chooses the agents of an experiment's slots: the rules of docs/cluster.md, as pure functions. The ledger knows which
-// slots are held; cluster_agents.h says what a slot is. Any thread.
+// Chooses the agents of an experiment's slots: the rules of docs/cluster.md, as pure functions. The ledger knows the
+// held slots; cluster_agents.h defines a slot. Any thread.
 //
 // Two of the rules are Determined's: one agent that holds all slots, else agents of one size that are used whole. The
 // rule for agents of different sizes is dtrain's own.
@@ -50,10 +50,10 @@ using Placement = std::vector<AgentShare>;
 // Returns the number of slots of the request that fit on the agent if `free` of its slots (or cores) are free.
 int room_for(const AgentSlots& agent, const SlotRequest& request, int free);
 
-// "2 slots", "1 slot x 4 cores", "3 GPU slots"
+// Returns "2 slots", "1 slot x 4 cores" or "3 GPU slots".
 std::string slots_text(const SlotRequest& request);
 
-// Places the request on what is free now, by the first of these rules that fits. Empty: it does not fit now.
+// Places the request on the free slots, by the first of these rules that fits. Empty: it does not fit now.
 //  0. If slots are made of cores and the request takes all cores: all agents, if there are several, of one size,
 //     entirely free, and the slots divide evenly among them (the nodes of a Slurm allocation).
 //  1. One agent with enough free slots. Best fit: the one that is left with the fewest; worst fit: with the most. Of

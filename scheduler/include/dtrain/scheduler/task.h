@@ -16,7 +16,7 @@ namespace dtrain::scheduler {
 
 enum class TaskState { kQueued, kStarting, kRunning, kStopping, kDone, kFailed, kInterrupted, kPaused };
 
-// "queued", "starting", …
+// Returns "queued", "starting", …
 std::string to_string(TaskState state);
 // True if the task is done, failed or interrupted: it then holds no slots and never changes again.
 bool has_ended(TaskState state);
