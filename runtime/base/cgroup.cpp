@@ -41,7 +41,7 @@ struct Mount {
   std::vector<std::string> controllers;  // v1
 };
 
-// "36 25 0:31 /docker/1f /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory"
+// Reads lines like "36 25 0:31 /docker/1f /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory".
 std::vector<Mount> mounts_of(const fs::path& root) {
   std::vector<Mount> mounts;
   for (const std::string& line : split(text_of(root / "proc/self/mountinfo"), '\n')) {

@@ -131,7 +131,7 @@ void write_file_atomic(const std::filesystem::path& path, std::span<const std::s
   write_to(file.fd());
   if (::fsync(file.fd()) != 0) fail("write", path, errno);
   file.rename_to(path);
-  // The rename is on disk only once its folder is; some file systems cannot sync folders, which changes nothing here.
+  // The rename is on disk only once its folder is; if a file system cannot sync folders, that is no error.
   const auto folder = path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
   const UniqueFd folder_fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (folder_fd) ::fsync(folder_fd.get());

@@ -20,7 +20,7 @@ struct Crc32cVersion {
   std::uint32_t (*update)(const unsigned char* data, std::size_t size, std::uint32_t inverted);
   std::uint32_t operator()(std::span<const std::byte> bytes, std::uint32_t before = 0) const;
 };
-// The versions that this processor can run, the slowest first. crc32c() uses the last one.
+// Returns the versions that this processor can run, the slowest first. crc32c() uses the last one.
 std::vector<Crc32cVersion> crc32c_versions();
 
 }  // namespace dtrain

@@ -13,7 +13,7 @@ class Error : public std::runtime_error {
  public:
   explicit Error(const std::string& what, std::string remedy = {})
       : std::runtime_error(what), remedy_(std::move(remedy)) {}
-  // The action that the user can take; may be empty.
+  // Returns the action that the user can take; may be empty.
   const std::string& remedy() const { return remedy_; }
 
  private:
@@ -42,7 +42,7 @@ class SystemError : public Error {
   int code_;
 };
 
-// "outer: inner: innermost" of an exception and all those nested in it (std::throw_with_nested).
+// Returns "outer: inner: innermost" for an exception and all those nested in it (std::throw_with_nested).
 std::string describe(const std::exception& error);
 
 // The exit codes of dtrain's processes (docs/errors.md). A program of the user's may end with another value.

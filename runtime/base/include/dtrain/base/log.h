@@ -1,4 +1,4 @@
-// Logging: a logger is made once in main() and passed to what needs it. Thread safe.
+// Logging: a logger is made once in main() and passed to the parts that need it. Thread safe.
 #pragma once
 
 #include <memory>

@@ -15,7 +15,7 @@ struct ModuleFile {
   std::string remedy_module;       // if the module is missing
 };
 
-// If `factory` is null, `why` and `remedy` say what cannot be opened.
+// If `factory` is null, `why` and `remedy` describe the file that cannot be opened.
 struct OpenedModule {
   void* factory = nullptr;
   std::string why;

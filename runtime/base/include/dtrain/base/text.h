@@ -17,7 +17,7 @@ namespace dtrain {
 std::optional<std::string> nearest(std::string_view word, std::span<const std::string> candidates);
 
 std::string join(std::span<const std::string> parts, std::string_view separator);
-// "a", "a and b", "a, b and c"
+// Returns "a", "a and b" or "a, b and c".
 std::string join_with_and(std::span<const std::string> parts);
 std::vector<std::string> split(std::string_view text, char separator);
 // Removes white space, or these letters, at both ends.
@@ -26,7 +26,7 @@ std::string_view trimmed(std::string_view text, std::string_view space = " \t\r\
 std::string first_line(std::string_view text);
 // "rank" -> "ranks", "batch" -> "batches", "epoch" -> "epochs"
 std::string plural(std::string_view word);
-// "1 rank", "2 ranks"
+// Returns "1 rank" or "2 ranks".
 template <std::integral Count>
 std::string count_of(Count count, std::string_view word) {
   return std::to_string(count) + " " + (count == 1 ? std::string(word) : plural(word));
