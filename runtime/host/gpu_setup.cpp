@@ -92,7 +92,7 @@ std::optional<std::vector<GpuProcess>> processes_of(const Calls& calls, nvml::De
   return processes;
 }
 
-// NVML does not report how many links a GPU has: it refuses those that the GPU does not have.
+// NVML does not report the number of links of a GPU: it refuses those that the GPU does not have.
 void read_nvlinks(const Calls& calls, nvml::Device device, GpuSetup& setup) {
   int links = 0;
   int active_links = 0;

@@ -8,19 +8,19 @@
 
 namespace dtrain::host {
 
-// The logical CPUs that this process may run on (affinity mask): first the first CPU of each physical core, ascending,
-// then the second ones, and so on. SystemError if the kernel does not report them.
+// Returns the logical CPUs that this process may run on (affinity mask): first the first CPU of each physical core,
+// ascending, then the second ones, and so on. SystemError if the kernel does not report them.
 std::vector<int> allowed_cpus();
 
 // Returns the physical cores of these CPUs (hwloc), each as the list of its logical CPUs.
 std::vector<std::vector<int>> physical_cores();
 
-// The logical CPUs nearest to a PCI device (its NUMA node's), ascending, whether or not this process may use them.
+// Returns the logical CPUs nearest to a PCI device (its NUMA node's), ascending, usable by this process or not.
 // `address` as NVML writes it: "00000000:3B:00.0". Empty: the kernel does not report it. `root`: folder of sys/.
 std::vector<int> cpus_near_pci_device(const std::string& address, const std::filesystem::path& root = "/");
 
-// The processor time that the cgroup grants, in CPUs (v1 and v2; the lowest limit of its ancestors counts), at most the
-// number of allowed CPUs. `root`: the folder that holds proc/ and sys/.
+// Returns the processor time that the cgroup grants, in CPUs (v1 and v2; the lowest limit of its ancestors counts), at
+// most the number of allowed CPUs. `root`: the folder that holds proc/ and sys/.
 double cpu_limit(const std::filesystem::path& root = "/");
 
 // The vector features of the processor, as the kernel reports them (x86 and Arm).

@@ -18,7 +18,7 @@ struct CpuTimes {
 };
 
 struct CpuReading {
-  CpuTimes all;                 // the whole machine, not only what this process may use
+  CpuTimes all;                 // the whole machine, not only this process's CPUs
   std::vector<CpuTimes> cores;  // by logical CPU number; one that is offline stays zero
 };
 

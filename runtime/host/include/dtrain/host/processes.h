@@ -16,7 +16,7 @@ struct ProcessUsage {
   std::chrono::nanoseconds cpu{0};   // user and system time of all its threads since it started
 };
 
-// Empty when there is no such process (any more).
+// Reads the usage of a process. Empty: there is no such process (any more).
 std::optional<ProcessUsage> read_process(pid_t pid, const std::filesystem::path& root = "/");
 
 // Returns the running processes that its first thread has started, such as the worker processes of a DataLoader.
@@ -28,7 +28,7 @@ struct ProcessMemory {
   std::uint64_t anonymous_bytes = 0;  // the part of resident_bytes that belongs to no file and is not shared
 };
 
-// Empty when there is no such process.
+// Reads the memory of a process. Empty: there is no such process.
 std::optional<ProcessMemory> read_process_memory(pid_t pid, const std::filesystem::path& root = "/");
 
 // Returns the time since its start that a thread could have run but waited for a core. Empty: the kernel does not
