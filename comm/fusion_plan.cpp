@@ -114,12 +114,12 @@ std::vector<std::size_t> best_cuts(std::span<const FusionItem> items, std::span<
   std::vector<std::size_t> from(n + 1, 0);  // begin of the last piece of the first k gradients
   through[0] = 0;
   for (std::size_t k = 1; k <= n; ++k) {
-    std::set<std::size_t> groups;  // of gradients j … k-1: a piece of several dtypes is as many exchanges
+    std::set<std::size_t> groups;  // of gradients j … k-1; a piece has one exchange for each dtype
     for (std::size_t j = k; j-- > 0;) {
       groups.insert(items[j].group);
       const double end = std::max(through[j], ready[k - 1]) + link.time_us(bytes[k] - bytes[j]) +
                          static_cast<double>(groups.size() - 1) * link.latency_us;
-      if (end <= through[k]) {  // of equally good ones the longest piece
+      if (end <= through[k]) {  // the longest piece of equally good ones
         through[k] = end;
         from[k] = j;
       }

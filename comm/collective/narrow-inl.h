@@ -1,6 +1,6 @@
 // float16 and bfloat16 as vectors of float32, for files that Highway compiles once for each instruction set; only such
-// a file may include this one. Values, subnormals too, are rounded to nearest even, in the same way on every target:
-// Highway 1.0 truncates bfloat16 everywhere and float16 where the CPU has no instruction for it.
+// a file may include this one. Rounding is to nearest even, subnormals, infinities and NaN included, and the same on
+// every target: Highway 1.0 truncates bfloat16 everywhere and float16 where the CPU has no instruction for it.
 #if defined(DTRAIN_COMM_NARROW_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DTRAIN_COMM_NARROW_INL_H_
 #undef DTRAIN_COMM_NARROW_INL_H_
@@ -85,7 +85,7 @@ HWY_INLINE void store_narrow(Half, D d, V v, std::uint16_t* to) {
     const hn::RebindToSigned<D> di;
     const auto bits = hn::BitCast(du, v);
     const auto sign = hn::ShiftRight<16>(hn::And(bits, hn::Set(du, 0x80000000u)));
-    const auto positive = hn::And(bits, hn::Set(du, 0x7FFFFFFFu));  // as signed numbers these compare as the floats do
+    const auto positive = hn::And(bits, hn::Set(du, 0x7FFFFFFFu));  // as signed numbers in the order of the floats
     const auto less = [&](auto a, std::uint32_t b) {
       return hn::RebindMask(du, hn::Lt(hn::BitCast(di, a), hn::Set(di, static_cast<std::int32_t>(b))));
     };

@@ -32,7 +32,7 @@ class PlainExchange final : public Exchange {
 
 }  // namespace
 
-// Not in the unnamed namespace, because a GradientCompressor's members must not be of types from there.
+// ExchangeWork is outside the unnamed namespace because a GradientCompressor's members must not be of types from there.
 class ExchangeWork;
 
 // The exchanges of one compressor.

@@ -13,7 +13,7 @@
 namespace dtrain::comm {
 namespace {
 
-constexpr std::chrono::milliseconds kShareTick{50};  // how soon a failure of the run ends a wait
+constexpr std::chrono::milliseconds kShareTick{50};  // time until a failure of the run ends a wait
 constexpr std::chrono::milliseconds kHelloTick{1};   // between two looks for the hellos of accepted connections
 
 void throw_if_failed(const ControlPlane& control) {

@@ -221,7 +221,7 @@ void ControlServer::set(const std::string& key, const std::string& value) {
 std::optional<std::string> ControlServer::get_within(const std::string& key, std::chrono::milliseconds deadline) {
   Lock lock(mutex_);
   if (store_.count(key) == 0) {
-    auto& waiters = waiting_for_key_[key];  // which others' time-outs look at
+    auto& waiters = waiting_for_key_[key];  // read at the time-outs of other ranks
     if (std::none_of(waiters.begin(), waiters.end(), [](const Waiter& w) { return w.rank == 0; }))
       waiters.push_back({0, -1});
   }
@@ -244,7 +244,7 @@ void ControlServer::contribute(const std::string& name, int rank, const std::str
     complete = std::move(values);
     gathers_.erase(name);
     auto& result = gathered_[name];
-    result.clear();  // one that came too late for rank 0 may still lie there
+    result.clear();  // may hold an earlier result that came too late for rank 0
     for (const auto& v : complete) result.push_back(*v);
   }
   changed_.notify_all();

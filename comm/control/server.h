@@ -47,7 +47,7 @@ class ControlServer final : public PlaneBase {
   };
   struct Waiter {
     int rank;
-    std::int64_t id;  // of its question; rank 0 needs none
+    std::int64_t id;  // id of its question; rank 0 needs none
   };
   using Values = std::vector<std::optional<std::string>>;
 

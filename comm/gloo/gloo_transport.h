@@ -61,7 +61,7 @@ class GlooTransport final : public MessageTransport {
   };
   struct Peer {
     // The thread of messages.
-    std::map<int, std::deque<Expected>> expected;  // by tag, as the next
+    std::map<int, std::deque<Expected>> expected;  // by tag, like the next member
     std::map<int, std::deque<Frame>> unexpected;
     std::deque<Outgoing> waiting;  // until fewer frames are under way
     int under_way = 0;             // frames

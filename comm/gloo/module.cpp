@@ -157,7 +157,7 @@ class Module final : public GlooModule {
     try {
       auto options = c10d::ProcessGroupGloo::Options::create(timeout);
       options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
-      options->threads = 1;  // of its own collectives, which are not used
+      options->threads = 1;  // threads of gloo's own collectives, which are not used
       return c10::make_intrusive<c10d::ProcessGroupGloo>(c10::make_intrusive<ControlStore>(control, prefix, timeout),
                                                          world.rank, world.size, options);
     } catch (const CommError&) {

@@ -14,7 +14,7 @@ namespace dtrain::comm {
 namespace {
 
 constexpr std::size_t kUnderWay = 16;  // operations that may have begun: fewer than any level takes without waiting
-constexpr Nanoseconds kNoPause = std::chrono::microseconds(200);  // a wait looks without a pause after something moved
+constexpr Nanoseconds kNoPause = std::chrono::microseconds(200);  // time without a pause after data has moved
 constexpr Nanoseconds kShortest = std::chrono::microseconds(10);
 constexpr Nanoseconds kLongest = std::chrono::microseconds(200);
 // At the deadline the rank with the most precise cause reports first: a rank that misses ranks of its own host, then a
@@ -216,7 +216,7 @@ void HierarchicalCore::close() {
   if (!failed()) {
     cause_ = "rank " + std::to_string(rank()) + " has closed its communicator";
     own_failure_ = true;
-    failed_ = true;  // for handles that are left; the peers may still be at work
+    failed_ = true;  // so the remaining handles fail; the peers may still be at work
   }
   for (auto& level : levels_.on) level.reset();
   pending_.clear();

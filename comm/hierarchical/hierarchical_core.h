@@ -60,7 +60,7 @@ class HierarchicalCore : public std::enable_shared_from_this<HierarchicalCore> {
   friend class HierarchicalWork;
   using Shared = std::shared_ptr<HierarchicalWork>;
 
-  bool advance();  // true when anything moved
+  bool advance();  // true if any operation advanced
   bool test(HierarchicalWork& work);
   void wait_for(HierarchicalWork& work);
   void fail(const std::string& cause, bool own);
@@ -80,7 +80,7 @@ class HierarchicalCore : public std::enable_shared_from_this<HierarchicalCore> {
 
   std::mutex mutex_;  // guards the next three, and the levels against abort() while they go
   std::string cause_;
-  bool own_failure_ = false;  // this rank found it: the cause is complete as it is
+  bool own_failure_ = false;  // this rank found the failure: the cause is complete
   bool closed_ = false;
   std::atomic<bool> failed_{false};
 };

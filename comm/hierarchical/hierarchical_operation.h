@@ -93,7 +93,7 @@ class HierarchicalOperation {
   void divide();
   void widen();
   void scale();
-  void put(const std::byte* from, std::byte* to, std::size_t count) const;  // from Shape::type to the operation's
+  void put(const std::byte* from, std::byte* to, std::size_t count) const;  // converts Shape::type to the operation's
   void unpack(const std::byte* collected, std::size_t hosts);
   Bytes room(std::size_t elements) const;
 

@@ -27,7 +27,7 @@ ReduceOptions HierarchicalOperation::options_on(bool first, bool last) const {
   ReduceOptions options{.op = descriptor_.op, .bucket = descriptor_.bucket};
   if (first && !shape_.widened) options.pre_scale = descriptor_.pre_scale;
   if (options.op == ReduceOp::kMean) {
-    options.op = ReduceOp::kSum;  // and divide() does the rest
+    options.op = ReduceOp::kSum;  // divide() then makes the mean
   } else if (last) {
     options.post_scale = descriptor_.post_scale;
   }

@@ -107,7 +107,7 @@ class MessageCore : public std::enable_shared_from_this<MessageCore> {
   std::condition_variable changed_;  // an operation completed, or the communicator failed
   std::vector<Shared> inbox_;        // guarded by mutex_, as are the next two
   std::string cause_;
-  bool own_failure_ = false;  // this rank found it: the cause is complete as it is
+  bool own_failure_ = false;  // this rank found the failure: the cause is complete
   std::atomic<bool> failed_{false};
   std::atomic<int> waiting_{0};
 

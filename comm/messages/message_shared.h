@@ -45,7 +45,7 @@ struct MessageShared {
   std::mutex mutex;
   std::string cause;  // guarded by mutex, as is the next
   std::vector<std::shared_ptr<std::byte>> kept;
-  std::atomic<int> communicators{0};  // made so far, by this rank's count: each has tags of its own
+  std::atomic<int> communicators{0};  // number that this rank has made; each has tags of its own
   MessageThread thread;               // ends before the other members are destroyed
 };
 

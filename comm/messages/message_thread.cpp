@@ -14,7 +14,7 @@ namespace {
 
 using std::chrono::microseconds;
 
-constexpr Nanoseconds kNoPause = microseconds(20);          // without a pause after something moved
+constexpr Nanoseconds kNoPause = microseconds(20);          // time without a pause after data has moved
 constexpr Nanoseconds kNoPauseHurried = microseconds(200);  // the same while a thread waits
 constexpr Nanoseconds kShortest = microseconds(50);
 constexpr Nanoseconds kLongest = microseconds(2000);

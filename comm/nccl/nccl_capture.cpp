@@ -127,7 +127,7 @@ void NcclCore::join_captured(cudaStream_t stream, std::uint64_t sequence) {
 void NcclCore::end_capture() {
   if (!capture_) throw CommError("end_capture: no capture has begun");
   Capture capture = *std::exchange(capture_, std::nullopt);
-  sequence_ = capture.first_sequence;  // the same on all ranks, also where a capture has failed in the middle
+  sequence_ = capture.first_sequence;  // the same on all ranks, even if a capture has failed in the middle
   const bool group_was_open = std::exchange(group_open_, false);
   grouped_.clear();
   if (capture.what == CaptureFor::kReplays) captured_ = std::make_shared<const std::string>(text_of(capture.batches));

@@ -15,7 +15,7 @@ namespace dtrain::comm {
 namespace {
 
 constexpr std::size_t kRemembered = 64;
-constexpr std::chrono::milliseconds kSlice{20};  // how soon an abort is noticed
+constexpr std::chrono::milliseconds kSlice{20};  // time until an abort is noticed
 // Bounds of the time by which the others may time out later than this rank and still be counted.
 constexpr std::chrono::milliseconds kLeastGrace{200};
 constexpr std::chrono::milliseconds kMostGrace{3'000};

@@ -149,7 +149,7 @@ void NcclCore::progress() {
 }
 
 void NcclCore::pump() {
-  if (failed() || batches_.empty() || capture_) return;  // in a capture no event may be asked for
+  if (failed() || batches_.empty() || capture_) return;  // no event may be queried in a capture
   try {
     const DeviceGuard guard(*setup_.api, setup_.nccl.device);
     while (advance()) {

@@ -55,7 +55,7 @@ class NcclWork final : public WorkState {
   void* const out_;
   const void* from_ = nullptr;  // memory that NCCL reads and writes: the same, or staged
   void* to_ = nullptr;
-  std::unique_ptr<StagingArea> staged_in_;  // also out, where in and out are the same
+  std::unique_ptr<StagingArea> staged_in_;  // also for out if in and out are the same
   std::unique_ptr<StagingArea> staged_out_;
   bool submitted_ = false;  // not while its group is open
   bool complete_ = false;
@@ -104,7 +104,7 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
   void end_group();
   void progress();
   void order_after(cudaStream_t stream, std::uint64_t sequence);
-  void synchronize(const char* what);  // of the own stream, by an event
+  void synchronize(const char* what);  // waits for the own stream, by an event
   // Returns once everything issued has been handed over to NCCL, which takes no other calls before that, or on failure.
   void hand_over_all();
   // See NcclCommunicator.
@@ -191,7 +191,7 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
   std::mutex mutex_;
   std::condition_variable failed_now_;
   std::string cause_;         // guarded by mutex_
-  bool own_failure_ = false;  // this rank found it: the cause is complete as it is; guarded by mutex_
+  bool own_failure_ = false;  // this rank found the failure: the cause is complete; guarded by mutex_
   std::atomic<bool> failed_{false};
   std::unique_ptr<NcclWatchdog> watchdog_;     // until close(), like the next member
   std::unique_ptr<NcclLaunchEnd> launch_end_;  // its thread uses the batch that is being launched

@@ -47,7 +47,7 @@ class CudaEvent {
   CudaEvent& operator=(const CudaEvent&) = delete;
   cudaEvent_t get() const { return event_; }
   void record(cudaStream_t stream);
-  bool query() const;  // CommError where the device has failed
+  bool query() const;  // CommError if the device has failed
   // Returns the device time since another event; both must have fired. Resolution: half a microsecond.
   Nanoseconds since(const CudaEvent& before) const;
 
@@ -80,7 +80,7 @@ class DevicePool {
  public:
   explicit DevicePool(SharedNcclApi api) : api_(std::move(api)) {}
   std::unique_ptr<CudaEvent> event();
-  std::unique_ptr<StagingArea> area(std::size_t bytes);  // at least
+  std::unique_ptr<StagingArea> area(std::size_t bytes);  // of at least this many bytes
   void give_back(std::unique_ptr<CudaEvent> event);
   void give_back(std::unique_ptr<StagingArea> area);
 

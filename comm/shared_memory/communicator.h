@@ -57,7 +57,7 @@ class Operation final : public WorkState {
 
   SharedMemoryCommunicator* communicator_;  // null once the communicator is gone
   Transfer transfer_;
-  Nanoseconds worked_{0};  // of this rank's steps
+  Nanoseconds worked_{0};  // time of this rank's steps
   int entered_ = 0;        // ranks seen to have entered it, in rank order
   bool complete_ = false;
   std::string failed_;  // cause for which it will never complete
@@ -104,7 +104,7 @@ class SharedMemoryCommunicator final : public Communicator {
   std::shared_ptr<Region> allocate_region(Kind kind, std::size_t bytes);
 
   // communicator.cpp
-  bool advance();                   // true when anything moved
+  bool advance();                   // true if any operation advanced
   bool plan(Operation& operation);  // false: a peer has not entered it
   void report_staging(const Transfer& transfer);
   void note_time(const Operation& operation);

@@ -35,7 +35,7 @@ std::shared_ptr<Region> SharedMemoryCommunicator::allocate_region(Kind kind, std
   descriptor.kind = kind;
   descriptor.count = bytes;
   if (group_open_) throw CommError(describe(descriptor) + " was called inside a group, which it cannot be part of");
-  issue(descriptor, nullptr, nullptr).wait();  // all agree on the size, and none has anything outstanding
+  issue(descriptor, nullptr, nullptr).wait();  // all agree on the size, and no operation is outstanding
   // Rank 0 can name the missing ranks, so it reports first.
   const Nanoseconds deadline = now() + setup_.options.timeout + (rank_ == 0 ? Nanoseconds{0} : kRankZeroHeadStart);
   const auto check = [&](const std::function<std::string()>& missing) {

@@ -17,7 +17,7 @@ inline constexpr std::size_t kInlineMost = 1024;          // payloads up to this
 inline constexpr std::size_t kInlineRead = 4096;          // … if a rank reads no more than this of all ranks' …
 inline constexpr std::size_t kInlineAlways = 256;         // … or the payload is no larger than this
 inline constexpr std::size_t kRingSlots = 128;            // operations a rank may be ahead of the slowest
-inline constexpr std::size_t kStagingHalf = 256u * 1024;  // of the two pieces of memory peers cannot see
+inline constexpr std::size_t kStagingHalf = 256u * 1024;  // bytes of each half of a rank's staging area
 inline constexpr std::size_t kCauseBytes = 4096;
 
 // A rank's announcement of one operation. `ready` is written last, as sequence + 1: a reader that sees it sees the

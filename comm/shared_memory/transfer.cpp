@@ -55,7 +55,7 @@ void Transfer::plan(const Segment& segment, const BufferTable& buffers, std::uin
   base_ = base;
   steps_ = 1;
   if (inline_) return;
-  if (staged_by_choice_) {  // CommError where a Buffer has gone meanwhile
+  if (staged_by_choice_) {  // CommError if a Buffer was released meanwhile
     buffers.resolve(rank_, registered_in_, in_bytes_);
     buffers.resolve(rank_, registered_out_, in_bytes_);
   }

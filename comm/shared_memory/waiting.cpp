@@ -100,7 +100,7 @@ void SharedMemoryCommunicator::wait_until(const Done& done, const Operation& ope
     if (idle < spin_ + kYielding) {
       sched_yield();
     } else if (!sleeper.armed()) {
-      sleeper.arm();  // and look once more: a rank that moves from here on sees it and wakes this one
+      sleeper.arm();  // then looks once more: a rank that moves from now on wakes this one
     } else {
       segment_->sleep(rank_, seen, std::chrono::nanoseconds(kLongestSleep).count());
     }

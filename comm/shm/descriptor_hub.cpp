@@ -72,7 +72,7 @@ void DescriptorHub::join(UnixListener& listener, const WaitCheck& check) {
         sockets_[static_cast<std::size_t>(rank)] = std::move(stranger);
         ++joined;
       } else {
-        stranger.close();  // not one of ours
+        stranger.close();  // not a rank of this communicator
       }
     }
     std::erase_if(strangers, [](const UnixSocket& stranger) { return !stranger; });

@@ -16,7 +16,7 @@ constexpr double kLeastLatencyUs = 25;  // of an exchange that shares its core w
 constexpr int kComparedRounds = 6;      // turns of every plan
 constexpr int kFinalPairs = 20;
 constexpr double kWorthwhile = 0.01;  // of the time from the start of backward until all is exchanged
-constexpr double kChance = 0.02;      // of a winner by luck
+constexpr double kChance = 0.02;      // probability of a winner by luck
 
 static_assert(kWarmUpSteps + kReadySteps + static_cast<int>(kCandidates + 1) * kComparedRounds + 2 * kFinalPairs <=
               FusionTuner::kMaxSteps);

@@ -28,7 +28,7 @@ struct SmallValues {
   void find_owing();
 
   Residuals residuals;
-  std::vector<std::vector<std::uint8_t>> owes;  // of each tensor, by block: its residual is not all zeros
+  std::vector<std::vector<std::uint8_t>> owes;  // by tensor and block: true if the residual is not all zeros
 
  private:
   std::span<const GradientTensor> tensors_;

@@ -155,7 +155,7 @@ class PowerSgdExchange final : public Exchange {
       float* const residual = codec_.residuals.of(t);
       kernels::reconstruct(residual, static_cast<float*>(tensor.data), tensor.rows, tensor.columns, p, q, factor.rank);
       // Either all of P is NaN, or none of it, and Q likewise. If they are NaN, the gradients are NaN on all ranks; the
-      // next step starts from the previous Q, without error feedback.
+      // next step starts from the previous Q, with no error to add.
       const std::size_t count = factor.rank * tensor.columns;
       if (std::all_of(q, q + count, [](float v) { return std::isfinite(v); })) {
         std::copy_n(q, count, factor.q.begin());

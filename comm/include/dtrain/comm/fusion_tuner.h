@@ -94,7 +94,7 @@ class FusionTuner {
   std::vector<std::vector<double>> ready_samples_;
   std::vector<double> ready_us_;
   std::vector<FusionPlan> plans_;               // 0: the default
-  std::vector<std::vector<std::size_t>> cuts_;  // of each
+  std::vector<std::vector<std::size_t>> cuts_;  // of each plan
   std::size_t current_ = 0;
   std::size_t challenger_ = 0;
   std::vector<std::vector<ExchangeTimes>> times_;  // of each plan's steps in this stage
