@@ -20,8 +20,8 @@ namespace dtrain::scheduler {
 // A slot of an agent on this machine. For slots on other machines only the index is known. If an agent's slots are made
 // of cores, this is one core.
 struct ClusterSlot {
-  int index = 0;  // from 0, on its agent; of a core CoreUnit::number; -1: no slot, because the GPU has a problem
-  std::vector<int> cpus;  // its logical CPUs, ascending; of a GPU slot those near the GPU
+  int index = 0;          // from 0, on its agent; core: CoreUnit::number; -1: no slot, because the GPU has a problem
+  std::vector<int> cpus;  // its logical CPUs, ascending; GPU slot: those near the GPU
   int cores = 0;          // number of physical cores that these belong to
   int threads = 0;        // one for each core, or fewer if a cgroup grants less time
   int most_threads = 0;   // one for each logical CPU, or fewer if a cgroup grants less time
@@ -29,7 +29,7 @@ struct ClusterSlot {
   int package = 0;
   int kind = 0;
   int gpu = -1;          // of a GPU slot: NVML's index; -1: a MIG instance, or no GPU
-  std::string gpu_uuid;  // of a MIG instance its name, as in CUDA_VISIBLE_DEVICES; empty: a CPU slot
+  std::string gpu_uuid;  // MIG instance: its name, as in CUDA_VISIBLE_DEVICES; empty: a CPU slot
   std::string gpu_name;
   std::uint64_t gpu_memory = 0;  // bytes; 0: not reported
   std::string problem;           // cause for which it is no slot

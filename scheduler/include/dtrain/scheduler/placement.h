@@ -31,7 +31,7 @@ struct AgentSlots {
 struct SlotRequest {
   int slots = 1;
   int cores_per_slot = 0;       // if slots are made of cores; 0: all cores, divided evenly
-  bool is_single_node = false;  // one agent or none
+  bool is_single_node = false;  // true: only a single agent fits
   std::string resource_pool = "default";
   config::AgentSlotType slot_type = config::AgentSlotType::kAuto;  // auto: either
   config::FittingPolicy policy = config::FittingPolicy::kBest;
