@@ -189,7 +189,7 @@ int cores_for_rank(int local_size) {
     bound = bound || own < affinity(::getppid()).size();
   } catch (const SystemError&) {  // the parent is gone, or of another user
   }
-  const auto granted = static_cast<int>(cpu_limit() / local_size);  // by the cgroup, to all ranks together
+  const auto granted = static_cast<int>(cpu_limit() / local_size);  // this rank's share of the cgroup's time
   return std::max(1, std::min(granted, bound ? cores : cores / local_size));
 }
 

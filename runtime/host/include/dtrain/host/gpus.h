@@ -36,7 +36,7 @@ struct GpuReading {
   std::optional<double> temperature;         // degrees Celsius
   std::optional<bool> slowed_by_heat;        // its clocks are lower than they could be because of its temperature
   std::optional<std::vector<pid_t>>
-      processes;  // that compute on it, by their numbers on the host, also from inside a container
+      processes;  // that compute on it, by their pids on the host, also from inside a container
 };
 
 class Gpus {
