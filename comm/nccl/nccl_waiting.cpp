@@ -1,4 +1,4 @@
-// Waits for operations, and the errors of those that fail.
+// Waits for operations, and makes the errors of those that fail.
 #include <algorithm>
 
 #include "dtrain/base/error.h"

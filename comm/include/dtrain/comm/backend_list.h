@@ -43,7 +43,7 @@ struct ShmBackend {
   static constexpr bool kNeedsMpi = false;    // true: mpirun, or srun with PMIx, must have started the ranks
   // True if `auto` may choose the backend for these ranks. `auto` never chooses a backend without this function.
   static constexpr bool suits(const RankSpread& ranks) { return ranks.hosts == 1; }
-  // In each struct, make() makes the communicator; collective over the members.
+  // Makes the communicator; every struct has this function. Collective over the members.
   std::unique_ptr<Communicator> make(const BackendParts& parts) const;
   bool operator==(const ShmBackend&) const = default;
 };

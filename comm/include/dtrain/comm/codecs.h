@@ -30,7 +30,7 @@ struct Fp16 {
   static constexpr bool kGathers = false;  // true: the ranks gather each other's codes; false: they reduce them
   template <class Keys>
   void declare_keys(Keys&) {}
-  // Makes the codec, in every struct. CommError if a setting is invalid. The context must outlive the codec.
+  // Makes the codec (in every struct). CommError if a setting is invalid. The context must outlive the codec.
   std::unique_ptr<Codec> make_codec(CodecContext& context) const;
   bool operator==(const Fp16&) const = default;
 };

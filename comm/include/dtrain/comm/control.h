@@ -49,7 +49,7 @@ inline bool is_reported(Departure departure) {
   return departure == Departure::kReported || departure == Departure::kTimedOut;
 }
 
-// The cause for which a rank (or all ranks) must stop. `rank` is -1 if, for example, the launcher is the cause.
+// The cause for which a rank (or all ranks) must stop. `rank` is -1 if it is no rank but, for example, the launcher.
 struct RankFailure {
   int rank = -1;
   std::int64_t step = -1;  // the batch it was in, -1 if not in one

@@ -33,8 +33,8 @@ class MpiJob {
   // Collective over the processes that mpirun started. CommError names the missing part (the module, Open MPI's
   // library) or the reason for which MPI does not start.
   static std::shared_ptr<MpiJob> join(const MpiOptions& options);
-  // After succeed(): MPI_Finalize, collective. Otherwise MPI_Abort after `grace`, which ends every rank of the job and
-  // this process. A rank that fails must not leave the others waiting inside MPI.
+  // After succeed() it calls MPI_Finalize (collective), otherwise MPI_Abort after `grace`, which ends every rank of the
+  // job and this process. A rank that fails must not leave the others waiting inside MPI.
   virtual ~MpiJob() = default;
 
   virtual int rank() const = 0;
