@@ -101,7 +101,7 @@ class AllSums {
   AllSums(std::span<const SizeGroup> groups, int target) : groups_(groups), target_(target) {}
 
   // Rows are made from the smallest size up, so the way back decides the largest size first. If there are too many
-  // rows, one is kept for every square root of their number; the others are made a second time.
+  // rows, about the square root of their number are kept; the others are made a second time.
   std::vector<int> find() {
     const std::size_t stages = groups_.size();
     const std::size_t cells = stages * (static_cast<std::size_t>(target_) + 1);
