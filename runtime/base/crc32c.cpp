@@ -75,7 +75,7 @@ DTRAIN_TARGET_CRC32 inline std::uint32_t add_byte(std::uint32_t crc, unsigned ch
 #endif
 }
 
-// The instruction takes three cycles, and one can begin in each cycle, so three streams at once keep it busy.
+// The instruction has a latency of three cycles and can begin in every cycle: three streams at once keep it busy.
 constexpr std::size_t kStream = 8192;
 // Prefetch distance in bytes: processors do not detect three streams by themselves.
 constexpr std::size_t kAhead = 2048;

@@ -19,8 +19,8 @@ std::string to_line(const Json& value);
 // Reads a file that holds one JSON value. DataError names the file and the offset at which parsing fails.
 Json read_json(const std::filesystem::path& path);
 
-// Members of a value from an untrusted file. If the value is no object, or has no such member of this type, the result
-// is empty.
+// Return members of a value from an untrusted file. If the value is no object, or has no such member of this type, the
+// result is empty.
 const Json& object_at(const Json& value, const std::string& key);
 const Json& list_at(const Json& value, const std::string& key);
 std::string text_at(const Json& value, const std::string& key);

@@ -46,7 +46,7 @@ std::optional<Number> take_number(std::string_view& text, Base... base) {
   text.remove_prefix(static_cast<std::size_t>(end - text.data()));
   return number;
 }
-// Converts the whole text to a number. Empty: it is not just a number.
+// Converts the whole text to a number. Empty: it is no number, or does not fit.
 template <typename Number, typename... Base>
 std::optional<Number> to_number(std::string_view text, Base... base) {
   const auto number = take_number<Number>(text, base...);
