@@ -8,12 +8,12 @@
 namespace dtrain::comm {
 namespace {
 
-// The buckets that still take gradients, one a group, and those that are closed.
+// Builds a plan: holds the open buckets, one for each group, and the closed ones.
 class Builder {
  public:
   explicit Builder(std::span<const FusionItem> items) : items_(items) {}
 
-  // The bytes of the bucket the item is now in.
+  // Adds an item to the open bucket of its group. Returns the bytes of that bucket.
   std::int64_t add(std::size_t i) {
     const FusionItem& item = items_[i];
     auto [place, is_new] = open_.try_emplace(item.group);
@@ -111,15 +111,15 @@ std::vector<std::size_t> best_cuts(std::span<const FusionItem> items, std::span<
     ready[i] = std::max(i ? ready[i - 1] : 0.0, ready_us[i]);
     bytes[i + 1] = bytes[i] + static_cast<double>(items[i].bytes());
   }
-  std::vector<std::size_t> from(n + 1, 0);  // where the last piece of the first k gradients begins
+  std::vector<std::size_t> from(n + 1, 0);  // begin of the last piece of the first k gradients
   through[0] = 0;
   for (std::size_t k = 1; k <= n; ++k) {
-    std::set<std::size_t> groups;  // of gradients j … k-1: a piece of several dtypes is as many exchanges
+    std::set<std::size_t> groups;  // of gradients j … k-1; a piece has one exchange for each dtype
     for (std::size_t j = k; j-- > 0;) {
       groups.insert(items[j].group);
       const double end = std::max(through[j], ready[k - 1]) + link.time_us(bytes[k] - bytes[j]) +
                          static_cast<double>(groups.size() - 1) * link.latency_us;
-      if (end <= through[k]) {  // of equally good ones the longest piece
+      if (end <= through[k]) {  // the longest piece of equally good ones
         through[k] = end;
         from[k] = j;
       }

@@ -18,7 +18,7 @@ std::string value_of(const Variables& variables, const std::string& name) {
   return found == variables.end() ? std::string() : found->second;
 }
 
-// Empty unless all are known: claims of slots are by one or the other.
+// Returns the UUIDs of all slots' GPUs; empty if any is unknown, because a claim uses either UUIDs or indices.
 std::vector<std::string> gpus_of(const ClusterAgent& agent) {
   std::vector<std::string> gpus;
   for (const ClusterSlot& slot : agent.slots) {
@@ -27,7 +27,7 @@ std::vector<std::string> gpus_of(const ClusterAgent& agent) {
   return static_cast<int>(gpus.size()) == agent.agent.slots ? gpus : std::vector<std::string>();
 }
 
-// The user's, which need not exist; empty: neither variable names its folder.
+// Returns the user's cluster file, which need not exist; empty: neither variable names its folder.
 fs::path users_cluster_file(const Variables& variables) {
   const std::string config = value_of(variables, "XDG_CONFIG_HOME");
   if (config.starts_with('/')) return fs::path(config) / "dtrain" / "cluster.yaml";
@@ -36,7 +36,7 @@ fs::path users_cluster_file(const Variables& variables) {
   return {};
 }
 
-// The file that describes the cluster; empty: none.
+// Returns the file that describes the cluster; empty: none.
 fs::path find_file(const fs::path& given, const Variables& variables) {
   if (!given.empty()) return given;
   if (const std::string named = value_of(variables, "DTRAIN_CLUSTER"); !named.empty()) return named;
@@ -52,7 +52,7 @@ bool wants_gpus_of_slurm(const config::Launcher& launcher, const SlotDefaults& d
          (defaults.slot_type == config::AgentSlotType::kAuto && ask_for_gpus(launcher.options));
 }
 
-// An agent in the place of the nodes that Slurm will choose, added to the cluster.
+// Adds an agent to the cluster in place of the nodes that Slurm will choose.
 ClusterAgent any_node(config::Cluster& cluster, int slots, config::AgentSlotType type) {
   ClusterAgent agent{.agent = {.id = "slurm", .host = "slurm", .slots = std::max(1, slots), .slot_type = type}};
   for (int index = 0; index < agent.agent.slots; ++index) agent.slots.push_back({.index = index});
@@ -60,7 +60,7 @@ ClusterAgent any_node(config::Cluster& cluster, int slots, config::AgentSlotType
   return agent;
 }
 
-// How many CPUs Slurm counts for a core: as on the node that this process is on, if it is on one of them.
+// Returns the number of CPUs that Slurm counts for a core, from this process's node; 1 if it is on no node.
 int cpus_of_a_core(const std::vector<ClusterAgent>& agents, const std::vector<host::Core>& cores) {
   for (const ClusterAgent& agent : agents) {
     if (agent.here && !cores.empty()) return std::max(1, agent.agent.slots / static_cast<int>(cores.size()));
@@ -78,7 +78,7 @@ ClusterAgents find_cluster(const fs::path& given, const Variables& variables, co
                            const Machine& machine) {
   ClusterAgents result;
   std::string slurm_node;
-  bool of_cores = false;  // Slurm's nodes
+  bool of_cores = false;  // true: slots of Slurm's nodes are made of cores
   if (const fs::path file = find_file(given, variables); !file.empty()) {
     result.source = file.string();
     result.file = fs::absolute(file).lexically_normal();

@@ -14,7 +14,7 @@ namespace {
 using Units = std::vector<CoreUnit>;
 using Region = std::pair<int, int>;  // a socket and a node of it; or a socket, and -1
 
-// Faster kinds first, then as they lie in the machine.
+// Sorts faster kinds first, then by the order in the machine.
 void sort_by_region(Units& units) {
   std::sort(units.begin(), units.end(), [](const CoreUnit& a, const CoreUnit& b) {
     return std::tuple(-a.kind, a.package, a.node, a.number) < std::tuple(-b.kind, b.package, b.node, b.number);
@@ -33,7 +33,7 @@ std::map<Region, Units> by_region(std::span<const CoreUnit> units, bool nodes) {
   return places;
 }
 
-// The units of the kind that gives each of `slots` most; all of them if no kind has enough.
+// Returns the units of the kind that gives each of `slots` the most; all units if no kind has enough.
 Units of_best_kind(std::span<const CoreUnit> units, int slots) {
   const auto kinds = by_kind(units);
   const Units* best = nullptr;
@@ -51,7 +51,7 @@ Units of_best_kind(std::span<const CoreUnit> units, int slots) {
   return best ? *best : Units(units.begin(), units.end());
 }
 
-// Group i gets the units from i*n/count on, at least one.
+// Gives group i the units from i*n/count on, at least one.
 void divide_in_order(std::span<const CoreUnit> units, std::size_t count, CoreGroups& groups) {
   for (std::size_t i = 0; i < count; ++i) {
     const std::size_t first = i * units.size() / count;
@@ -63,8 +63,8 @@ void divide_in_order(std::span<const CoreUnit> units, std::size_t count, CoreGro
   }
 }
 
-// How many of the groups each place gets, so that the smallest is as large as possible. Nothing: it would have less
-// than `enough` and be much smaller than an even division makes it, or there are more places than groups.
+// Returns the number of groups for each place, so that the smallest group is as large as possible. Nothing: that group
+// would have less than `enough` and be much smaller than in an even division, or there are more places than groups.
 std::optional<std::vector<std::size_t>> groups_of_places(const std::map<Region, Units>& places, std::size_t slots,
                                                          std::size_t units, int enough) {
   if (slots < places.size()) return std::nullopt;
@@ -72,7 +72,7 @@ std::optional<std::vector<std::size_t>> groups_of_places(const std::map<Region, 
   for (const auto& [place, inside] : places) sizes.push_back(inside.size());
   std::vector<std::size_t> counts(sizes.size(), 1);
   for (std::size_t left = slots - counts.size(); left > 0; --left) {
-    std::size_t roomiest = 0;  // where one more group is largest; of equal ones the first
+    std::size_t roomiest = 0;  // place where one more group is largest; first of equals
     for (std::size_t i = 1; i < sizes.size(); ++i) {
       if (sizes[i] * (counts[roomiest] + 1) > sizes[roomiest] * (counts[i] + 1)) roomiest = i;
     }
@@ -85,7 +85,7 @@ std::optional<std::vector<std::size_t>> groups_of_places(const std::map<Region, 
   return large ? std::optional(counts) : std::nullopt;
 }
 
-// `each` units, out of the place with the fewest that are enough; removed from there. Nothing: no place has enough.
+// Returns `each` units from the place with the fewest units that are enough. Nothing: no place has enough.
 std::optional<std::vector<int>> take_from_one_place(Units& free, int each, bool nodes) {
   const auto places = by_region(free, nodes);
   const Units* best = nullptr;
@@ -99,7 +99,7 @@ std::optional<std::vector<int>> take_from_one_place(Units& free, int each, bool 
   return numbers;
 }
 
-// `each` units out of enough free ones, removed from there: with as few nodes as is easy to have.
+// Removes `each` units from `free`, which has enough, and returns them, from as few nodes as is easy.
 std::vector<int> take_one(Units& free, int each) {
   std::optional<std::vector<int>> numbers = take_from_one_place(free, each, true);
   if (!numbers) {

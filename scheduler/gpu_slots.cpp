@@ -36,7 +36,7 @@ ClusterSlot slot_on(const host::VisibleGpu& gpu, int index) {
   return slot;
 }
 
-// The cores near a GPU; all of them where the kernel does not report which, or this process may use none of those.
+// Returns the cores near a GPU; all cores if the kernel does not report them, or if this process may use none of them.
 Cores cores_near(const host::GpuInfo& gpu, const Machine& machine, const Cores& all,
                  std::vector<std::string>& warnings) {
   const std::vector<int> reported = host::cpus_near_pci_device(gpu.pci_address, machine.root);

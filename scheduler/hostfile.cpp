@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::size_t kMostBytes = 1 << 20;
 
-// The words of a line, without its comment; "slots = 4" is one word.
+// Returns the words of a line, without its comment; "slots = 4" is one word.
 std::vector<std::string> words_of(std::string line) {
   line = line.substr(0, line.find('#'));
   std::string tight;
@@ -31,7 +31,7 @@ std::vector<std::string> words_of(std::string line) {
   return words;
 }
 
-// Empty: not a whole number that slots can be.
+// Returns the number of slots; empty: the text is no valid number of slots.
 std::optional<int> slots_in(const std::string& text) {
   const auto value = to_number<int>(text);
   return value && *value >= 1 && *value <= kMostSlots ? value : std::nullopt;
@@ -50,7 +50,7 @@ struct Line {
   std::optional<int> slots;
 };
 
-// Sets `error` to what is wrong with it.
+// Sets `error` to the fault of the line, if there is one.
 Line read_line(std::vector<std::string> words, std::string& error) {
   Line line;
   const auto colon = words[0].find(':');

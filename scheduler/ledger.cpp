@@ -10,7 +10,7 @@ namespace {
 
 using Kind = Transaction::Kind;
 
-// Owners may have died without changing the ledger, so an unchanged generation is not enough.
+// try_claim() looks again after this time, because owners may have died without changing the ledger's generation.
 constexpr auto kLookAgain = std::chrono::milliseconds(500);
 
 Error no_task(TaskId id) {
@@ -79,7 +79,7 @@ std::optional<Claim> Ledger::try_claim(TaskId id, Waiting* waiting) {
       return std::nullopt;
     }
   }
-  // Judged again with the write lock held: another launch may have claimed the same slots since the read.
+  // The task is judged again with the write lock held: another launch may have claimed the same slots since the read.
   Transaction transaction(impl.database, Kind::kWrite);
   Verdict verdict = impl.judge_now(id);
   if (!verdict.claim) {

@@ -14,11 +14,11 @@ namespace {
 constexpr int kVersion = 1;  // of the tables
 constexpr int kPatienceMs = 20'000;
 
-// Times are nanoseconds of the wall clock; `lease` and `entered` (when the task came into its state, 0 where a version
-// before wrote it) of the monotonic one, which cannot be set back and counts from the boot. States are numbered
-// as TaskState: below 4 a task has not ended. Two columns are added below: `yield_to` is the task for which this one
-// has to give up its slots (0: none), and `paused` is 1 from `dtrain task pause` to `activate`; a paused task without
-// slots is queued (state 0). `agent` and `slot` of a claim are those of a SlotKey (queue.h).
+// Times are nanoseconds of the wall clock. `lease` and `entered` (the time at which the task got its state, 0 if an
+// earlier version wrote it) are of the monotonic clock, which cannot be set back and counts from the boot. States are
+// numbered as TaskState: below 4 a task has not ended. Two columns are added below: `yield_to` is the task for which
+// this one has to give up its slots (0: none), and `paused` is 1 from `dtrain task pause` to `activate`; a paused task
+// without slots is queued (state 0). `agent` and `slot` of a claim are those of a SlotKey (queue.h).
 constexpr const char* kTables = R"sql(
   CREATE TABLE tasks (
     id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL, state INTEGER NOT NULL, reason TEXT NOT NULL,
@@ -66,7 +66,7 @@ Database open_ledger_file(const std::filesystem::path& folder) {
                           std::to_string(version) + ", this one's " + std::to_string(kVersion) + ")",
                       "use that version, or once no launch is running move the file away: a new one is made");
   }
-  // Readers and the writer do not wait for each other, and a process that is killed leaves nothing half done.
+  // With WAL readers and the writer do not wait for each other, and a killed process leaves no partial change.
   if (version == 0) {
     database.execute("PRAGMA journal_mode = WAL");
     Transaction transaction(database, Transaction::Kind::kWrite);
@@ -74,7 +74,7 @@ Database open_ledger_file(const std::filesystem::path& folder) {
     database.execute("PRAGMA user_version = " + std::to_string(kVersion));
     transaction.commit();
   }
-  // Other versions read and write a table with these columns as one without.
+  // Other versions can read and write a table that has these columns.
   if (database.value("SELECT count(*) FROM pragma_table_info('tasks') WHERE name = 'entered'") == 0) {
     database.execute("ALTER TABLE tasks ADD COLUMN entered INTEGER NOT NULL DEFAULT 0");
   }
@@ -82,7 +82,7 @@ Database open_ledger_file(const std::filesystem::path& folder) {
     database.execute("ALTER TABLE tasks ADD COLUMN yield_to INTEGER NOT NULL DEFAULT 0");
     database.execute("ALTER TABLE tasks ADD COLUMN paused INTEGER NOT NULL DEFAULT 0");
   }
-  // After a power failure the last changes may be missing; the processes that they name no longer run then.
+  // After a power failure the last changes may be missing; the processes that these changes name no longer run then.
   database.execute("PRAGMA synchronous = NORMAL");
   return database;
 }

@@ -17,8 +17,8 @@ void Ledger::Impl::enter_state(TaskId id, TaskState state, const std::string& re
   changed();
 }
 
-// The last step of every task. Claims and processes go in the same transaction as the state, so slots are never free
-// while a task counts as running, nor held by one that has ended.
+// Ends a task. Claims and processes are removed in the same transaction as the state changes, so slots are never free
+// while a task counts as running, nor held by a task that has ended.
 void Ledger::Impl::finish(TaskId id, TaskState state, const std::string& reason, int exit_code) {
   enter_state(id, state, reason);
   database.prepare("UPDATE tasks SET ended = ?1, exit_code = ?2, request = NULL WHERE id = ?3")

@@ -10,8 +10,7 @@ namespace {
 using Kind = Transaction::Kind;
 using std::chrono::milliseconds;
 
-// For so long after a launcher was killed one of its ranks may still be between fork and exec, where it has no mark
-// yet.
+// For this time after a launcher was killed, one of its ranks may still be between fork and exec and so have no mark.
 constexpr auto kForkToExec = std::chrono::seconds(2);
 constexpr auto kPatienceWithKilled = std::chrono::seconds(10);
 
@@ -44,7 +43,7 @@ bool Ledger::Impl::is_owned(const Owned& task) const {
 
 bool Ledger::Impl::leaves_something(const Owned& task) {
   if (task.owner.place.boot != here.boot) return false;
-  // Ranks that cannot be seen have another lease's time to notice that their launcher is gone, and to end.
+  // Ranks in another PID namespace get the time of another lease to notice that their launcher is gone, and to end.
   if (task.owner.place.namespace_ != here.namespace_) return clock.monotonic() < task.lease + kLease;
   for (const ProcessKey& process : processes_of(task.id)) {
     if (life_of(process, here) != Life::kGone) return true;
@@ -103,7 +102,7 @@ KillResult Ledger::request_kill(TaskId id) {
   }
   std::vector<Owned> tasks = impl_->owned_tasks(self);
   if (tasks.empty() || impl_->is_owned(tasks.front())) return KillResult::kAsked;
-  // The owner is gone. What it started ends by itself, unless it is stopped or hangs.
+  // The owner is gone. Processes that it started end by themselves, unless they are stopped or hang.
   const Nanoseconds deadline = impl_->clock.monotonic() + kPatienceWithKilled;
   while (!tasks.empty() && impl_->clock.monotonic() < deadline) {
     for (const ProcessKey& process : impl_->processes_of(id)) kill_process(process, impl_->here);

@@ -1,4 +1,4 @@
-// How claims, requests and states of tasks are written down.
+// Converts claims, requests and states of tasks to text and back.
 
 #include <algorithm>
 #include <array>
@@ -11,7 +11,7 @@
 namespace dtrain::scheduler {
 namespace {
 
-// "0+1+5"
+// Reads "0+1+5".
 std::vector<int> cores_of(std::string_view text) {
   std::vector<int> cores;
   while (!text.empty()) {
@@ -51,7 +51,7 @@ std::string to_text(const Claim& claim) {
   return join(shares, ";");
 }
 
-// "node-1:0,1;node-2:0=GPU-…,3=GPU-…;node-3:0@0+1,1@2+3"
+// Reads "node-1:0,1;node-2:0=GPU-…,3=GPU-…;node-3:0@0+1,1@2+3".
 Claim claim_of(std::string_view text) {
   Claim claim;
   while (!text.empty()) {
@@ -125,7 +125,7 @@ TaskRequest request_of(const std::string& text) {
   return request;
 }
 
-// Ends are called as runs' ends are in their events.
+// End states have the same names as the ends of runs in their events.
 std::string to_string(TaskState state) {
   constexpr std::array kNames{"queued", "starting", "running", "stopping", "done", "failed", "interrupted", "paused"};
   return kNames.at(static_cast<std::size_t>(state));

@@ -9,8 +9,8 @@
 namespace dtrain::scheduler {
 namespace {
 
-// Units are cores, or single logical CPUs where the cores are too few. Slot i gets the units from i*n/count on: shares
-// differ by one unit at most, and neighbours stay together.
+// Divides units, which are cores, or single logical CPUs if there are too few cores. Slot i gets the units from
+// i*n/count on: shares differ by one unit at most, and neighbours stay together.
 std::vector<Slot> divide(std::span<const std::vector<int>> units, int count) {
   std::vector<Slot> slots;
   const auto total = units.size();

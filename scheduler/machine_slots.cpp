@@ -21,7 +21,7 @@ std::string as_text(double cpus) {
   return text;
 }
 
-// GPUs in their order to agents in theirs; what is no slot is listed with the first of them.
+// Gives the GPUs in their order to the agents in theirs; the first agent also lists the GPUs that are no slots.
 void hand_out_gpus(const std::vector<ClusterAgent*>& agents, const std::vector<ClusterSlot>& gpus,
                    std::vector<std::string>& warnings) {
   const auto end = std::find_if(gpus.begin(), gpus.end(), [](const ClusterSlot& slot) { return slot.index < 0; });
@@ -42,7 +42,7 @@ void hand_out_gpus(const std::vector<ClusterAgent*>& agents, const std::vector<C
   agents.front()->slots.insert(agents.front()->slots.end(), end, gpus.end());
 }
 
-// Warns where there are more slots than cores, or than the cgroup grants time for.
+// Warns if there are more slots than cores, or more than the CPUs that the cgroup grants.
 void warn_of_sharing(const CoresHere& here, int slots, std::vector<std::string>& warnings) {
   const LocalSlots divided = divide_cores(here.cpus, slots);
   if (!divided.warning.empty()) {
@@ -68,7 +68,7 @@ void hand_out_cores(const std::vector<ClusterAgent*>& agents, const CoresHere& h
   }
 }
 
-// Its cores, or as many shares of them as the cgroup grants cores' worth of time, or as Slurm has allocated CPUs.
+// Gives the agent its cores, or shares of them: as many as the cgroup grants cores' worth of time, or Slurm CPUs.
 void give_cores(ClusterAgent& agent, const CoresHere& here, int least, std::vector<std::string>& warnings) {
   const int allocated = agent.agent.slots;
   const int granted = allocated > 0 ? std::min(allocated, here.granted()) : here.granted();

@@ -30,7 +30,7 @@ ProcessKey key_of(pid_t pid, const Place& here) {
 Life life_of(const ProcessKey& process, const Place& here) {
   if (process.place.boot != here.boot) return Life::kGone;
   if (process.place.namespace_ != here.namespace_) return Life::kUnknown;
-  // One that had ended when it was asked for has no start.
+  // A process that had ended before its start time was read has ticks 0.
   return process.ticks != 0 && host::start_ticks(process.pid) == process.ticks ? Life::kAlive : Life::kGone;
 }
 
@@ -61,7 +61,7 @@ std::string rank_mark(pid_t launcher) {
 void kill_process(const ProcessKey& process, const Place& here) {
   const UniqueFd handle(static_cast<int>(::syscall(SYS_pidfd_open, process.pid, 0)));
   if (!handle || life_of(process, here) != Life::kAlive)
-    return;  // looked at after the handle was made: it means this one
+    return;  // checked after the handle was made, so the handle is of this process
   ::syscall(SYS_pidfd_send_signal, handle.get(), SIGKILL, nullptr, 0);
 }
 

@@ -1,5 +1,5 @@
-// Identifies a process so that no later one with its number is taken for it, and finds out whether it still lives. Any
-// thread. Private to scheduler.
+// Identifies a process so that no later process with the same pid is taken for it, and tests whether it still lives.
+// Any thread. Private to scheduler.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace dtrain::scheduler {
 
-// Where processes have the same numbers.
+// The scope within which a pid identifies a process.
 struct Place {
   std::string boot;        // the boot id of the machine
   std::string namespace_;  // its PID namespace
@@ -21,21 +21,21 @@ Place this_place();
 struct ProcessKey {
   Place place;
   pid_t pid = 0;
-  std::uint64_t ticks = 0;  // when it started
+  std::uint64_t ticks = 0;  // its start time
 };
 
 ProcessKey key_of(pid_t pid, const Place& here);
 
-enum class Life { kAlive, kGone, kUnknown };  // unknown: it lives, or lived, where this process cannot see it
+enum class Life { kAlive, kGone, kUnknown };  // unknown: this process cannot see the other one's PID namespace
 
 Life life_of(const ProcessKey& process, const Place& here);
 
-// Whether a rank of this launcher (or what starts its ranks: mpirun) lives, also one missing from the ledger: a process
-// of this user that carries the launcher's mark (rank_mark.h) and was started as ranks are, in a group of its own in
-// the launcher's session. What a rank's program leaves running has inherited the mark at most, and is none.
+// True if a rank of this launcher (or mpirun, which starts ranks) lives, even one that the ledger lacks. A rank is a
+// process of this user with the launcher's mark (rank_mark.h) that was started as ranks are, in its own group in the
+// launcher's session. A process that a rank's program leaves running is no rank, even if it has inherited the mark.
 bool has_ranks(const ProcessKey& launcher);
 
-// Sends SIGKILL, to this process and no later one.
+// Sends SIGKILL to this process, and never to a later one with its pid.
 void kill_process(const ProcessKey& process, const Place& here);
 
 }  // namespace dtrain::scheduler

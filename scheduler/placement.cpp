@@ -21,7 +21,7 @@ const AgentSlots* one_agent(std::span<const AgentSlots* const> agents, const Slo
   return chosen;
 }
 
-// The first `count` of them by id.
+// Adds the first `count` agents by id to the placement, as a whole.
 void take_whole(std::vector<const AgentSlots*> agents, int count, Placement& placement) {
   const auto end = agents.begin() + count;
   std::partial_sort(agents.begin(), end, agents.end(), [](const auto* a, const auto* b) { return a->id < b->id; });
@@ -116,7 +116,7 @@ std::optional<Placement> place(std::span<const AgentSlots> all, const SlotReques
     if (auto placement = all_agents(all, request)) return placement;
   }
   std::vector<const AgentSlots*> eligible;
-  std::vector<const AgentSlots*> whole;  // and small enough to be used up
+  std::vector<const AgentSlots*> whole;  // entirely free, and no larger than the request
   for (const AgentSlots& agent : agents) {
     if (!is_eligible(agent, request)) continue;
     eligible.push_back(&agent);
@@ -132,7 +132,7 @@ std::optional<Placement> place(std::span<const AgentSlots> all, const SlotReques
 
 namespace {
 
-// Whether one agent of this size and others of `sizes` have exactly `slots` together.
+// True if one agent of this size and others of `sizes` have exactly `slots` together.
 bool adds_up(const SizedAgents& sizes, int size, int slots) {
   if (size == slots) return true;
   std::vector<SizeGroup> others;

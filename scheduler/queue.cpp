@@ -18,7 +18,7 @@ std::string named(TaskId id, const std::string& name) {
   return std::to_string(id) + " (" + name + ")";
 }
 
-// "task 3 (mnist)", "tasks 3 (mnist), 4 (mnist) and 7 more"
+// Returns "task 3 (mnist)" or "tasks 3 (mnist), 4 (mnist) and 7 more".
 std::string named(const std::map<TaskId, std::string>& tasks) {
   std::vector<std::string> parts;
   for (const auto& [id, name] : tasks) {
@@ -44,7 +44,7 @@ InUse in_use_by_name(const HeldSlots& held, const std::string& name) {
   return result;
 }
 
-// Who holds slots of an agent, by index, or its cores, by number; those that this launch does not see do not count.
+// Returns the holders of an agent's slots by index, or of its cores by number, as far as this launch sees these.
 std::map<int, const Holder*> held_of(const AgentSlots& agent, const HeldSlots& held) {
   std::map<int, const Holder*> result;
   if (agent.gpus.empty()) {
@@ -68,7 +68,7 @@ std::map<int, const Holder*> held_of(const AgentSlots& agent, const HeldSlots& h
   return result;
 }
 
-// The names of its slots' keys.
+// Returns the names in the keys of the agent's slots.
 std::vector<std::string> names_of(const AgentSlots& agent) {
   return agent.gpus.empty() ? std::vector<std::string>{agent.id} : agent.gpus;
 }
@@ -77,7 +77,7 @@ bool intersects(const std::vector<std::string>& names, const std::set<std::strin
   return std::any_of(names.begin(), names.end(), [&](const std::string& name) { return set.contains(name); });
 }
 
-// The names of the slots that the request could use.
+// Returns the names of the slots that the request could use.
 std::set<std::string> usable_names(const TaskRequest& request) {
   const std::set<std::string> usable = usable_agents(request.agents, request.slots);
   std::set<std::string> names;
@@ -97,7 +97,7 @@ std::vector<CoreUnit> free_cores(const AgentSlots& agent, const std::map<int, co
   return free;
 }
 
-// How many cores count as free: all of them if none of those that a request for all cores divides is held.
+// Returns the number of free cores. For a request for all cores: all, or 0 if a core that it would divide is held.
 int count_free_cores(const AgentSlots& agent, const SlotRequest& request, const std::map<int, const Holder*>& taken) {
   const auto all = static_cast<int>(agent.cores.size());
   if (request.cores_per_slot > 0) return all - static_cast<int>(taken.size());
@@ -107,7 +107,7 @@ int count_free_cores(const AgentSlots& agent, const SlotRequest& request, const 
   return all;
 }
 
-// The agents as they are now, those with a slot in `reserved` without a free one.
+// Returns the agents with their present free slots; agents with a slot in `reserved` have none.
 std::vector<AgentSlots> with_free(const TaskRequest& request, const HeldSlots& held,
                                   const std::set<std::string>& reserved) {
   std::vector<AgentSlots> agents = request.agents;
@@ -151,7 +151,7 @@ std::vector<TaskId> ids_of(const std::map<TaskId, std::string>& tasks) {
   return ids;
 }
 
-// What would let a task that waits for all cores run beside others. Empty: nothing would.
+// Suggests a setting with which a task that waits for all cores can run beside others. Empty: none.
 std::string beside(const TaskRequest& request, const InUse& held, int cores, int free) {
   if (request.slots.cores_per_slot > 0) return {};
   const int slots = request.slots.slots;
@@ -162,7 +162,7 @@ std::string beside(const TaskRequest& request, const InUse& held, int cores, int
   return "; with " + key + std::to_string(each) + " in each of them they run beside each other";
 }
 
-// Others hold what it could use.
+// Returns the reason of a task for which other tasks hold all slots that it could use.
 Waiting no_room(const TaskRequest& request, const HeldSlots& held, const std::map<TaskId, std::string>& before) {
   const std::set<std::string> usable = usable_agents(request.agents, request.slots);
   InUse holders;
@@ -179,7 +179,7 @@ Waiting no_room(const TaskRequest& request, const HeldSlots& held, const std::ma
     }
   }
   Waiting waiting;
-  if (holders.tasks.empty()) {  // reserved for those before it, or it fits nowhere at all
+  if (holders.tasks.empty()) {  // reserved for earlier tasks, or the task fits nowhere
     waiting.behind = ids_of(before);
     waiting.reason = before.empty() ? "nothing in the cluster file holds " + slots_text(request.slots)
                                     : named(before) + (before.size() == 1 ? " goes" : " go") + " first";
@@ -236,14 +236,14 @@ ClaimedShare share_of_cores(const AgentSlots& agent, const SlotRequest& request,
 }
 
 // Earlier tasks reserve every agent they could use, not only those they would get now: otherwise a later task could
-// take slots that an earlier one needs once something ends. Tasks over their limit reserve nothing (see queue.h).
+// take slots that an earlier one needs once a running task ends. Tasks over their limit reserve nothing (see queue.h).
 Verdict judge(std::span<const QueuedTask> queue, const HeldSlots& held) {
   const TaskRequest& request = *queue.back().request;
   std::set<std::string> reserved;
-  std::map<TaskId, std::string> before;  // those that reserve what this one could use
+  std::map<TaskId, std::string> before;  // tasks that reserve slots this task could use
   const std::set<std::string> mine = usable_names(request);
-  std::map<std::string, InUse> by_name;  // where there is a limit: held, or promised to those before it
-  // True: another task of this name would be too much.
+  std::map<std::string, InUse> by_name;  // for names with a limit: held, or promised to earlier tasks
+  // True if another task of this name would exceed max_slots.
   const auto over_limit = [&](const TaskRequest& task) {
     if (!task.max_slots) return false;
     if (!by_name.contains(task.name)) by_name[task.name] = in_use_by_name(held, task.name);
@@ -273,7 +273,7 @@ Verdict judge(std::span<const QueuedTask> queue, const HeldSlots& held) {
     verdict.claim = pick_slots(*placement, request, held);
     return verdict;
   }
-  // There is room, but an earlier task reserves it; or there is none.
+  // Either an earlier task reserves the room, or there is no room.
   if (place(with_free(request, held, {}), request.slots)) {
     verdict.waiting = {ids_of(before), named(before) + (before.size() == 1 ? " goes" : " go") + " first"};
   } else {
@@ -319,7 +319,7 @@ std::vector<TaskId> choose_victims(std::span<const QueuedTask> queue, const Held
     if (fits()) break;
   }
   if (!fits()) return {};
-  // Spares those whose slots do not help, such as slots of other agents; first those that should stop last.
+  // Spares tasks whose slots do not help, such as slots of other agents; tries first the tasks that should stop last.
   for (std::size_t i = victims.size(); i-- > 0;) {
     const TaskId spared = victims[i];
     gone.erase(spared);

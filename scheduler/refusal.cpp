@@ -26,7 +26,7 @@ std::string names(const std::vector<const AgentSlots*>& agents) {
   return join(ids, ", ") + (more == 0 ? "" : " and " + std::to_string(more) + " more");
 }
 
-// Which numbers of slots fit when everything is free.
+// Returns the numbers of slots that fit when everything is free.
 Counts fitting_counts(const SizedAgents& sizes, const SlotRequest& request) {
   Counts one;
   const int largest = sizes.empty() ? 0 : std::min(sizes.begin()->first, kMostSlots);
@@ -49,7 +49,7 @@ Counts fitting_counts(const SizedAgents& sizes, const SlotRequest& request) {
   return one;
 }
 
-// The same of all agents together, equally many on each.
+// Adds the numbers of slots that fit on all agents together, with as many on each.
 void add_equal_shares(std::span<const AgentSlots> agents, SlotRequest request, Counts& counts) {
   std::vector<AgentSlots> free(agents.begin(), agents.end());
   for (AgentSlots& agent : free) {
@@ -96,7 +96,7 @@ std::vector<std::string> why_not(const SizedAgents& sizes, const SlotRequest& re
   return rules;
 }
 
-// The agents that were not looked at, and why.
+// Returns a line for each reason for which agents were left out.
 std::vector<std::string> left_out(std::span<const AgentSlots> agents, const SlotRequest& request) {
   std::vector<const AgentSlots*> other_type;
   std::vector<const AgentSlots*> other_pool;
@@ -122,7 +122,7 @@ std::vector<std::string> left_out(std::span<const AgentSlots> agents, const Slot
   return lines;
 }
 
-// "11 (with a global_batch_size of 121 or 132)"
+// Returns "11 (with a global_batch_size of 121 or 132)".
 std::string with_batches(int slots, std::int64_t batch) {
   const std::vector<std::int64_t> sizes = sizes_that_divide(batch, slots);
   if (sizes.size() == 1 && sizes.front() == batch) return std::to_string(slots);
@@ -141,7 +141,7 @@ std::string remedy_of(const Refusal& refusal, std::int64_t batch) {
          join(parts, ", or ");
 }
 
-// Of agents whose slots are made of cores: how many slots of the request the cores are.
+// Returns a line for each agent whose slots are made of cores: the slots of the request for which it has room.
 std::vector<std::string> in_cores(std::span<const AgentSlots> agents, const SlotRequest& request) {
   std::vector<std::string> lines;
   for (const AgentSlots& agent : agents) {
@@ -155,7 +155,7 @@ std::vector<std::string> in_cores(std::span<const AgentSlots> agents, const Slot
   return lines;
 }
 
-// The most cores that each slot can have on an agent that would hold all of them; empty: there are too few.
+// Suggests the largest cores_per_slot with which one agent can hold all slots; empty: no slots are made of cores.
 std::string fewer_cores(std::span<const AgentSlots> agents, const SlotRequest& request) {
   int most = 0;
   bool in_cores = false;

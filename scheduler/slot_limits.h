@@ -1,4 +1,4 @@
-// How large a request or an allocation may be.
+// The limits of a request or an allocation.
 #pragma once
 
 namespace dtrain::scheduler {

@@ -23,7 +23,7 @@ std::optional<int> number_in(const std::string& text) {
   return value && *value >= 0 ? value : std::nullopt;
 }
 
-// At the commas outside of brackets.
+// Splits the text at the commas outside of brackets.
 std::vector<std::string> items_of(const std::string& text) {
   std::vector<std::string> items(1);
   int depth = 0;
@@ -39,7 +39,7 @@ std::vector<std::string> items_of(const std::string& text) {
   return items;
 }
 
-// "1-3,07": the numbers keep the digits of the first.
+// Expands "1-3,07": the numbers keep as many digits as the first.
 std::vector<std::string> ranges_of(const std::string& inside, const std::string& name, const std::string& text) {
   std::vector<std::string> result;
   for (const std::string& range : split(inside, ',')) {
@@ -63,7 +63,7 @@ const std::string* find(const std::map<std::string, std::string>& variables, con
   return found == variables.end() || found->second.empty() ? nullptr : &found->second;
 }
 
-// How many slots each node has, in the order of the nodes. `of_cores`: set where they are its CPUs.
+// Returns the number of slots of each node, in the order of the nodes. `of_cores`: set if they are the node's CPUs.
 std::vector<int> slots_of(const std::map<std::string, std::string>& variables, bool& of_cores) {
   const std::string tasks = "SLURM_TASKS_PER_NODE";
   const std::string cpus = "SLURM_JOB_CPUS_PER_NODE";
@@ -85,7 +85,7 @@ std::vector<int> slots_of(const std::map<std::string, std::string>& variables, b
   return slots;
 }
 
-// "4", "a100:4", "a100:2,h100:2": how many GPUs that is.
+// Returns the number of GPUs in "4", "a100:4" or "a100:2,h100:2".
 std::optional<int> gpus_in(const std::string& text) {
   int total = 0;
   for (const std::string& part : split(text, ',')) {
@@ -96,7 +96,7 @@ std::optional<int> gpus_in(const std::string& text) {
   return total;
 }
 
-// How many GPUs the job has on a node; empty: Slurm does not tell.
+// Returns the number of GPUs of the job on a node; empty: Slurm does not report it.
 std::optional<int> gpus_per_node(const std::map<std::string, std::string>& variables, std::size_t nodes) {
   for (const std::string name : {"SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE", "SLURM_GPUS"}) {
     const std::string* text = find(variables, name);

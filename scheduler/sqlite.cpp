@@ -70,7 +70,7 @@ Database::Database(const std::filesystem::path& file, int patience_ms) {
   if (code != SQLITE_OK) fail(database, code);
   ::sqlite3_extended_result_codes(database, 1);
   ::sqlite3_busy_timeout(database, patience_ms);
-  // Closing it last does not wait for the disk: what is in the journal stays there for a later checkpoint.
+  // Closing the last connection does not wait for the disk: changes in the journal stay there for a later checkpoint.
   ::sqlite3_db_config(database, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, nullptr);
 }
 
@@ -93,7 +93,7 @@ Transaction::~Transaction() {
   try {
     database_.execute("ROLLBACK");
   } catch (const Error&) {
-    // SQLite has undone it by itself, or will when the file is opened next.
+    // SQLite has undone the transaction by itself, or will do so when the file is opened next.
   }
 }
 

@@ -25,9 +25,9 @@ class Statement {
     (bind_one(++index, values), ...);
     return *this;
   }
-  // True: there is a row. False: it is done.
+  // True: there is a row. False: the statement is done.
   bool step();
-  // For a statement without rows.
+  // Runs a statement without rows.
   void run();
 
   std::int64_t integer(int column) const { return ::sqlite3_column_int64(handle_.get(), column); }
@@ -51,13 +51,13 @@ class Statement {
 
 class Database {
  public:
-  // Makes the file where it is missing. Other writers are waited for, `patience_ms` at most.
+  // Creates the file if it is missing. Waits for other writers, `patience_ms` at most.
   Database(const std::filesystem::path& file, int patience_ms);
 
   Statement prepare(std::string_view sql) { return {handle_.get(), sql}; }
-  // One or more statements without parameters; rows are not wanted.
+  // Runs one or more statements without parameters, and ignores rows.
   void execute(const std::string& sql);
-  // The first column of the only row.
+  // Returns the first column of the only row.
   std::int64_t value(std::string_view sql);
   std::int64_t last_row_id() const { return ::sqlite3_last_insert_rowid(handle_.get()); }
   int changed_rows() const { return ::sqlite3_changes(handle_.get()); }
@@ -69,8 +69,8 @@ class Database {
   std::unique_ptr<sqlite3, Close> handle_;
 };
 
-// Undone unless it was committed. kWrite: no other connection writes from here on, so what it reads stays true; kRead:
-// all reads see the same state.
+// A transaction, which is undone unless it was committed. kWrite: no other connection can write until its end, so its
+// reads stay true; kRead: all reads see the same state.
 class Transaction {
  public:
   enum class Kind { kRead, kWrite };

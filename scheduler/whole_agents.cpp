@@ -11,7 +11,7 @@
 namespace dtrain::scheduler {
 namespace {
 
-// --- Is there any set? A bit for each sum. ---
+// --- Tests whether there is any set, with a bit for each sum. ---
 
 using Sums = std::bitset<kMostSlots + 1>;
 
@@ -29,7 +29,7 @@ bool is_sum(std::span<const SizeGroup> groups, int target) {
   return sums[static_cast<std::size_t>(target)];
 }
 
-// --- Depth first, larger sizes first, for a given number of agents: nearly always ends at once. ---
+// --- Searches depth first, larger sizes first, for a given number of agents; nearly always ends at once. ---
 
 class Search {
  public:
@@ -46,21 +46,20 @@ class Search {
   std::int64_t largest(std::size_t count) const { return prefix_[count]; }
   bool gave_up() const { return left_ == 0; }
 
-  // The first set in the order wanted with exactly this many agents and slots. Nothing: there is none, unless it gave
-  // up.
+  // Returns the first set, in the wanted order, with exactly this many agents and slots. Nothing: none, or it gave up.
   std::optional<std::vector<int>> find(std::size_t count, int target) {
     if (!descend(0, count, target)) return std::nullopt;
     return taken_;
   }
 
  private:
-  // With `count` agents of the groups from `from` on.
+  // Chooses `count` agents from the groups from `from` on.
   bool descend(std::size_t from, std::size_t count, std::int64_t slots) {
     if (count == 0) return slots == 0;
     if (count == 1) return take_one(from, slots);
     for (std::size_t i = from; i < groups_.size() && left_ > 0; ++i) {
       --left_;
-      // The largest there are from here on are too few, as they are for every later group; or the smallest too many.
+      // Stops if from here on the largest agents have too few slots, as in any later group, or the smallest too many.
       if (first_[i] + count > all() || prefix_[first_[i] + count] - prefix_[first_[i]] < slots) return false;
       if (prefix_[all()] - prefix_[all() - count] > slots) return false;
       const SizeGroup& group = groups_[i];
@@ -85,13 +84,13 @@ class Search {
 
   std::span<const SizeGroup> groups_;
   std::vector<int> taken_;
-  std::vector<std::int64_t> prefix_;  // slots of so many agents, the largest first
-  std::vector<std::size_t> first_;    // of each group, where its agents begin there
+  std::vector<std::int64_t> prefix_;  // slots of the first n agents, the largest first
+  std::vector<std::size_t> first_;    // index of each group's first agent
   std::unordered_map<int, std::size_t> place_;
   int left_ = 200'000;  // steps before it gives up
 };
 
-// --- Otherwise all sums one after the other: a bounded coin change. ---
+// --- Otherwise computes all sums one after the other: a bounded coin change. ---
 
 constexpr std::size_t kCellsKept = 1 << 24;
 
@@ -101,8 +100,8 @@ class AllSums {
  public:
   AllSums(std::span<const SizeGroup> groups, int target) : groups_(groups), target_(target) {}
 
-  // Rows are made from the smallest size up, so that the largest is the first to be decided on the way back. Where they
-  // are too many to keep, only some are, as many as lie between two; those are made a second time.
+  // Rows are made from the smallest size up, so the way back decides the largest size first. If there are too many
+  // rows, about the square root of their number are kept; the others are made a second time.
   std::vector<int> find() {
     const std::size_t stages = groups_.size();
     const std::size_t cells = stages * (static_cast<std::size_t>(target_) + 1);
@@ -142,7 +141,7 @@ class AllSums {
 
   const SizeGroup& group_of(std::size_t stage) const { return groups_[groups_.size() - 1 - stage]; }
 
-  // The row once agents of another size may be used too.
+  // Returns the row after agents of another size are allowed too.
   Row with_group(Row row, const SizeGroup& group) {
     int left = std::min(group.count, target_ / group.size);
     for (int part = 1; left > 0; part *= 2) {
@@ -158,8 +157,8 @@ class AllSums {
     return row;
   }
 
-  // to[s] = the fewer of without[s] and with[s] + agents. Where a loop's length is known, GCC makes vectors of it at
-  // -O2 too, which is four times as fast.
+  // to[s] = the fewer of without[s] and with[s] + agents. If the length of a loop is known, GCC vectorises it at -O2
+  // too, which is four times as fast.
   static void put_fewer(const Number* without, const Number* with, Number agents, Number* __restrict to, int count) {
     constexpr int kBlock = 64;
     int s = 0;
@@ -169,7 +168,7 @@ class AllSums {
     for (; s < count; ++s) *to++ = std::min(*without++, static_cast<Number>(*with++ + agents));
   }
 
-  // The most agents of the group in a best set of `sum` slots: `before` is the row without the group, `best` with it.
+  // Returns the group's most agents in a best set of `sum` slots. `before`: row without the group; `best`: its agents.
   static int most_of(const SizeGroup& group, const Row& before, int best, int sum) {
     for (int taken = std::min(group.count, sum / group.size); taken > 0; --taken) {
       if (static_cast<int>(before[static_cast<std::size_t>(sum - taken * group.size)]) + taken == best) return taken;

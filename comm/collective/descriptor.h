@@ -1,5 +1,5 @@
-// The description of a collective operation: what must be the same on all ranks, and how descriptions are compared,
-// measured and named. Every backend uses it.
+// The description of a collective operation: the part that must be the same on all ranks, and functions that compare,
+// measure and name descriptions. Every backend uses it.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +23,7 @@ enum class Kind : std::uint8_t {
   kAllocateCommon
 };
 
-// Where in the communicator's memory something lies.
+// The position of data in the communicator's memory.
 struct Place {
   std::uint64_t offset = 0;
   std::int32_t buffer = -1;  // -1: not in a Buffer
@@ -41,25 +41,25 @@ struct Signature {
   ReduceOp op = ReduceOp::kSum;
 };
 
-// One rank's announcement of one operation.
+// The announcement that one rank makes of one operation.
 struct Descriptor : Signature {
   std::uint64_t sequence = 0;
   Place in;
-  Place out;  // of all_reduce alone: the only operation that writes to peers
+  Place out;  // set for all_reduce alone, the only operation that writes to peers
 };
 
 // Bytes of this rank's `in` and `out`.
 std::size_t in_bytes(const Signature& d, int world_size);
 std::size_t out_bytes(const Signature& d, int world_size);
-// The larger of them: what records show as the operation's payload.
+// Returns the larger of the two, which is the operation's payload in records.
 std::size_t payload_bytes(const Signature& d, int world_size);
 
 bool reduces(Kind kind);
 Reduction reduction_of(const Signature& d, int world_size);
 
-// Same operation, type, size, bucket, root and scales.
+// True if operation, type, size, bucket, root and scales are the same.
 bool same_operation(const Signature& a, const Signature& b);
-// "all_reduce(sum, float32, 100 elements, bucket 3)"
+// Returns "all_reduce(sum, float32, 100 elements, bucket 3)".
 std::string describe(const Signature& d);
 
 }  // namespace dtrain::comm

@@ -20,9 +20,9 @@ class IssuingCommunicator : public virtual Communicator {
   Work barrier() override;
 
  protected:
-  // `descriptor` has no sequence number yet. The pointers are null only where the operation has no data.
+  // Issues an operation whose `descriptor` has no sequence number yet. The pointers are null only if it has no data.
   virtual Work issue(const Descriptor& descriptor, const void* in, void* out) = 0;
-  // An allocation: all ranks make the same one, outside of groups.
+  // Checks that all ranks make the same allocation, outside of groups.
   void agree(Kind kind, std::size_t bytes, bool group_open);
 
  private:

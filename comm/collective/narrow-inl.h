@@ -1,6 +1,6 @@
-// float16 and bfloat16 as vectors of float32, for files that Highway compiles once for each instruction set: included
-// inside such a file only. Rounding is to nearest even, subnormals, infinities and NaN included, and alike on every
-// target: Highway 1.0 truncates bfloat16 everywhere and float16 where the CPU has no instruction for it.
+// float16 and bfloat16 as vectors of float32, for files that Highway compiles once for each instruction set; only such
+// a file may include this one. Rounding is to nearest even, subnormals, infinities and NaN included, and the same on
+// every target: Highway 1.0 truncates bfloat16 everywhere and float16 where the CPU has no instruction for it.
 #if defined(DTRAIN_COMM_NARROW_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DTRAIN_COMM_NARROW_INL_H_
 #undef DTRAIN_COMM_NARROW_INL_H_
@@ -18,7 +18,7 @@ namespace dtrain::comm {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// What the elements of a buffer are, where their vectors are float32.
+// Tags for the element type of a buffer whose vectors are float32.
 struct Half {};
 struct Brain {};
 
@@ -65,7 +65,7 @@ HWY_INLINE V load_narrow(Half, D d, const std::uint16_t* from) {
     const auto shifted = hn::ShiftLeft<13>(hn::And(bits, hn::Set(du, 0x7FFF)));
     const auto normal = hn::Add(shifted, hn::Set(du, 112u << 23));
     const auto special = hn::Add(shifted, hn::Set(du, 224u << 23));  // infinity and NaN
-    // A subnormal is its mantissa in units of 2^-24: put it behind 2^-14 and take that away again.
+    // A subnormal is its mantissa in units of 2^-24: add the mantissa behind 2^-14, then subtract 2^-14.
     const auto smallest = hn::BitCast(d, hn::Set(du, 113u << 23));
     const auto subnormal =
         hn::BitCast(du, hn::Sub(hn::BitCast(d, hn::Add(shifted, hn::Set(du, 113u << 23))), smallest));
@@ -85,14 +85,14 @@ HWY_INLINE void store_narrow(Half, D d, V v, std::uint16_t* to) {
     const hn::RebindToSigned<D> di;
     const auto bits = hn::BitCast(du, v);
     const auto sign = hn::ShiftRight<16>(hn::And(bits, hn::Set(du, 0x80000000u)));
-    const auto positive = hn::And(bits, hn::Set(du, 0x7FFFFFFFu));  // as signed numbers these compare as the floats do
+    const auto positive = hn::And(bits, hn::Set(du, 0x7FFFFFFFu));  // as signed numbers in the order of the floats
     const auto less = [&](auto a, std::uint32_t b) {
       return hn::RebindMask(du, hn::Lt(hn::BitCast(di, a), hn::Set(di, static_cast<std::int32_t>(b))));
     };
     const auto odd = hn::And(hn::ShiftRight<13>(positive), hn::Set(du, 1));
     const auto normal =
         hn::ShiftRight<13>(hn::Add(hn::Add(hn::Sub(positive, hn::Set(du, 112u << 23)), hn::Set(du, 0xFFF)), odd));
-    // Added to 0.5 the units of 2^-24 are the last bits of the sum, rounded by the addition.
+    // In the sum with 0.5, units of 2^-24 are the last bits, and the addition rounds to them.
     const auto half = hn::Set(du, 126u << 23);
     const auto subnormal = hn::Sub(hn::BitCast(du, hn::Add(hn::BitCast(d, positive), hn::BitCast(d, half))), half);
     const auto infinity = hn::Set(du, 0x7C00);

@@ -1,4 +1,4 @@
-// How error messages name ranks: by their number in the run, also for a communicator of a subset.
+// Error messages name ranks by their number in the run, also for a communicator of a subset.
 #pragma once
 
 #include <string>

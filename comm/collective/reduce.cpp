@@ -17,7 +17,7 @@
 namespace dtrain::comm {
 namespace {
 
-// What the kernels need, the same for every instruction set.
+// The arguments of the kernels, the same for every instruction set.
 struct Arguments {
   const std::byte* const* in;
   std::size_t inputs;
@@ -41,7 +41,7 @@ HWY_BEFORE_NAMESPACE();
 namespace dtrain::comm {
 namespace HWY_NAMESPACE {
 
-// How elements of a buffer become vectors: Lane is the type they are reduced in, Stored the one in memory.
+// Loads and stores elements of a buffer as vectors. Lane: the type of the reduction; Stored: the type in memory.
 template <class T>
 struct Wide {
   using Lane = T;
@@ -75,7 +75,7 @@ struct Sum {
     return hn::Add(a, b);
   }
 };
-// What CPUs answer to a NaN depends on which of the two it is. Here it wins, and is the same NaN everywhere.
+// The result of a CPU depends on which operand is NaN. This function returns the same NaN for either, on every CPU.
 template <class V>
 HWY_INLINE V unless_nan(V a, V b, V chosen) {
   if constexpr (hwy::IsFloat<hn::TFromV<V>>()) {
@@ -120,7 +120,7 @@ HWY_INLINE hn::VFromD<D> finish(D d, const Arguments& a, hn::VFromD<D> v) {
   return v;
 }
 
-// One vector (or, with a tag of one lane, one element) at element i.
+// Reduces one vector (or, with a tag of one lane, one element) at element i.
 template <class E, class Op, Scaling kScaling, class D>
 HWY_INLINE void one(D d, const Arguments& a, std::size_t i) {
   auto result = fetch<E, kScaling>(d, a, 0, i);
@@ -131,7 +131,7 @@ HWY_INLINE void one(D d, const Arguments& a, std::size_t i) {
   }
 }
 
-// Two ranks in place, the common case: nothing but two loads and two stores in the loop.
+// Reduces two ranks in place, the common case: the loop has only two loads and two stores.
 template <class E, class Op, Scaling kScaling, class D>
 HWY_INLINE std::size_t two(D d, const Arguments& a) {
   auto* HWY_RESTRICT x = reinterpret_cast<typename E::Stored*>(a.out[0]);
@@ -160,7 +160,7 @@ void run(const Arguments& a) {
   for (; i < a.count; ++i) one<E, Op, kScaling>(single, a, i);
 }
 
-// Not every instruction set multiplies vectors of these: the compiler does what it can.
+// Not every instruction set can multiply vectors of integers, so the compiler vectorises this loop where it can.
 template <class T>
 void multiply_integers(const Arguments& a) {
   using U = std::make_unsigned_t<T>;
@@ -237,7 +237,7 @@ void reduce_into(const Reduction& reduction, std::span<const std::byte* const> i
                  std::size_t count) {
   Arguments a{in.data(), in.size(), out.data(), out.size(), count, reduction.pre_scale, reduction.post_scale, 1.0};
   if (reduction.op == ReduceOp::kMean) {
-    // By a power of two multiplying gives the same bits, sooner.
+    // For a power of two, multiplying gives the same bits as dividing and is faster.
     if ((reduction.ranks & (reduction.ranks - 1)) == 0) {
       a.post /= reduction.ranks;
     } else {

@@ -13,15 +13,15 @@ struct Reduction {
   ReduceOp op = ReduceOp::kSum;
   double pre_scale = 1.0;  // every input is multiplied by it; floating point types only, as post_scale
   double post_scale = 1.0;
-  int ranks = 1;  // what kMean divides by
+  int ranks = 1;  // the divisor of kMean
 };
 
-// Whether reducing one rank's data changes it.
+// True if the reduction leaves the data of a single rank unchanged.
 bool is_identity(const Reduction& reduction, std::size_t inputs);
 
-// in[0] op in[1] op … in this order, written to every `out`. An output may be one of the inputs; otherwise they do not
-// overlap. float32 and narrower is reduced in float32 and rounded at the end, float64 in float64, integers wrap. A NaN
-// makes minimum and maximum NaN, whichever input has it.
+// Writes in[0] op in[1] op …, reduced in this order, to every `out`. An output may be one of the inputs; otherwise they
+// do not overlap. float32 and narrower is reduced in float32 and rounded at the end, float64 in float64, integers wrap.
+// A NaN makes minimum and maximum NaN, whichever input has it.
 void reduce_into(const Reduction& reduction, std::span<const std::byte* const> in, std::span<std::byte* const> out,
                  std::size_t count);
 

@@ -1,8 +1,8 @@
-// How a Buffer's memory goes back to the kernel while it stays mapped.
+// Gives a Buffer's memory back to the kernel while it stays mapped.
 //
-// Open MPI (memory/patcher) and UCX intercept madvise() with the two kinds of advice below, so what they
-// have registered with a network card for faster sends is forgotten before the pages go. Memory that dtrain itself pins
-// or registers for a device must not be released.
+// Open MPI (memory/patcher) and UCX intercept madvise() with the two kinds of advice below, so they drop their
+// registrations with a network card (for faster sends) before the pages go. Memory that dtrain itself pins or registers
+// for a device must not be released.
 #pragma once
 
 #include <cstddef>
@@ -20,8 +20,8 @@ enum class PageKind {
   kShared,   // a memfd that several processes map
 };
 
-// Whether the kernel promises only memory that it has (vm.overcommit_memory: 2). A page of a memfd that it cannot
-// provide again would be a SIGBUS.
+// True if the kernel promises only memory that it has (vm.overcommit_memory: 2). The kernel would answer with SIGBUS if
+// it could not provide a page of a memfd again.
 inline bool is_overcommit_strict() {
   static const bool strict = [] {
     int mode = 0;
@@ -30,7 +30,7 @@ inline bool is_overcommit_strict() {
   return strict;
 }
 
-// The pages that lie wholly inside `memory`.
+// Returns the pages that lie wholly inside `memory`.
 inline std::span<std::byte> whole_pages(std::span<std::byte> memory) {
   static const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
   const auto address = reinterpret_cast<std::uintptr_t>(memory.data());
@@ -40,8 +40,8 @@ inline std::span<std::byte> whole_pages(std::span<std::byte> memory) {
   return memory.subspan(begin - address, end - begin);
 }
 
-// Gives them back to the kernel. They read as zeros until they are written again. Returns their bytes; 0 if the kernel
-// refuses (locked memory).
+// Gives the whole pages back to the kernel. They read as zeros until they are written again. Returns their bytes; 0 if
+// the kernel refuses (locked memory).
 inline std::size_t release_pages(std::span<std::byte> memory, PageKind kind) {
   const std::span<std::byte> pages = whole_pages(memory);
   if (pages.empty() || (kind == PageKind::kShared && is_overcommit_strict())) return 0;

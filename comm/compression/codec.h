@@ -1,4 +1,4 @@
-// What a codec implements, and what all of them share. Internal to the compressor; used by its thread alone.
+// The interface of codecs, and helpers that all codecs share. Internal to the compressor; used by its thread alone.
 #pragma once
 
 #include <cstddef>
@@ -13,8 +13,8 @@
 
 namespace dtrain::comm {
 
-// Memory that collectives may use in place, handed out from the front; it starts anew with every step:
-// every rank claims alike, so its pieces lie at the same places everywhere.
+// Memory that collectives may use in place, handed out from the front, and anew in every step. Every rank claims the
+// same pieces, so they lie at the same places on all ranks.
 class Arena {
  public:
   Arena(Communicator& communicator, std::size_t bytes);
@@ -23,7 +23,7 @@ class Arena {
     return reinterpret_cast<T*>(claim_bytes(count * sizeof(T)));
   }
   void reset() { used_ = 0; }
-  // What claim() takes for so many bytes.
+  // Returns the bytes that claim() takes for this many bytes.
   static constexpr std::size_t rounded(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
 
  private:
@@ -33,11 +33,11 @@ class Arena {
   std::size_t used_ = 0;
 };
 
-// Error feedback of the compressed tensors: what earlier exchanges left out, in the units of the exchanged gradients.
-// Memory that was never written takes no room.
+// Error feedback of the compressed tensors: the values that earlier exchanges left out, in the units of the exchanged
+// gradients. Pages that were never written take no memory.
 class Residuals {
  public:
-  // `keep[i]`: gradient i has one.
+  // `keep[i]`: gradient i has error feedback.
   Residuals(std::span<const GradientTensor> tensors, const std::vector<bool>& keep);
   float* of(std::size_t tensor) { return places_[tensor]; }  // null: none
   void give_back(std::size_t tensor);                        // takes the gradient buffer's values
@@ -52,7 +52,7 @@ class Residuals {
   std::vector<float*> places_;
 };
 
-// Which gradients can be compressed.
+// Returns for each gradient whether it can be compressed (float32).
 std::vector<bool> float32_tensors(std::span<const GradientTensor> tensors);
 
 struct CodecContext {
@@ -65,13 +65,13 @@ struct CodecContext {
   std::size_t world() const { return static_cast<std::size_t>(communicator.world_size()); }
 };
 
-// One bucket on its way, stage by stage.
+// The exchange of one bucket, stage by stage.
 class Exchange {
  public:
   virtual ~Exchange() = default;
-  // The local work that the stage before made possible, then the next operation. An empty Work: the bucket is done.
+  // Does the local work that is now possible, then issues the next operation. An empty Work: the bucket is done.
   virtual Work next() = 0;
-  // Whether next() will issue nothing: it may then run at any moment.
+  // True if next() will issue no operation; next() may then run at any moment.
   virtual bool only_local() const = 0;
 };
 
@@ -80,12 +80,12 @@ class Codec {
   virtual ~Codec() = default;
   // Bytes of arena for all tensors at once.
   virtual std::size_t staging_bytes() const = 0;
-  // Null: nothing in this bucket is worth compressing.
+  // Begins the exchange of a bucket. Null: no gradient in it is worth compressing.
   virtual std::unique_ptr<Exchange> begin(const GradientBucket& bucket, double scale) = 0;
   virtual void not_applied(std::size_t /*tensor*/) {}
-  // The named memory that is training state.
+  // Returns the named memory that is training state.
   virtual std::vector<std::pair<std::string, std::span<float>>> state() { return {}; }
-  // The caller has written to that memory.
+  // Tells the codec that the caller has written to that memory.
   virtual void state_changed() {}
 };
 

@@ -32,7 +32,7 @@ class PlainExchange final : public Exchange {
 
 }  // namespace
 
-// Named, for what a GradientCompressor is made of has to have a name too.
+// ExchangeWork is outside the unnamed namespace because a GradientCompressor's members must not be of types from there.
 class ExchangeWork;
 
 // The exchanges of one compressor.
@@ -48,7 +48,7 @@ struct ExchangeFlow {
 
 class ExchangeWork final : public WorkState {
  public:
-  // `counted`: in a compressed step. `gathers`: its operations are all_gathers; they are all_reduces otherwise.
+  // `counted`: the step is compressed. `gathers`: the operations are all_gathers, otherwise all_reduces.
   ExchangeWork(ExchangeFlow& flow, std::unique_ptr<Exchange> exchange, const GradientBucket& bucket, bool counted,
                bool gathers)
       : flow_(flow), exchange_(std::move(exchange)), counted_(counted), gathers_(gathers) {
@@ -71,7 +71,7 @@ class ExchangeWork final : public WorkState {
   void wait() override {
     while (!done_) flow_.advance_all();
   }
-  // Waits for the operation under way, and goes one stage on.
+  // Waits for the operation under way, then runs the next stage.
   void advance() {
     if (done_) return;
     operation_.wait();
@@ -127,7 +127,7 @@ void ExchangeWork::step() {
 }
 
 void ExchangeFlow::advance_all() {
-  // Stage by stage, in the order they were begun: the same on every rank.
+  // The exchanges advance stage by stage, in the order in which they were begun, which is the same on every rank.
   for (const auto& exchange : under_way) exchange->advance();
   std::erase_if(under_way, [](const auto& exchange) { return exchange->done(); });
 }

@@ -19,7 +19,7 @@ namespace dtrain::comm {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Whole vectors, then element by element: `step` gets a tag and an index.
+// Calls `step` with a tag and an index, first for whole vectors, then for single elements.
 template <class Step>
 HWY_INLINE void for_each(std::size_t count, const Step& step) {
   const hn::ScalableTag<float> d;
@@ -29,7 +29,7 @@ HWY_INLINE void for_each(std::size_t count, const Step& step) {
   for (; i < count; ++i) step(one, i);
 }
 
-// Cut to +-limit where it is finite. Counts what was cut.
+// Cuts finite values to +-limit and counts those that it cuts.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V cut_to(D d, V value, float limit, std::size_t& cut) {
   const V size = hn::Abs(value);
@@ -44,7 +44,7 @@ HWY_INLINE void widen(const std::uint16_t* in, float* out, std::size_t count) {
   for_each(count, [&](auto d, std::size_t i) HWY_ATTR { hn::StoreU(load_narrow(Type{}, d, in + i), d, out + i); });
 }
 
-// One block.
+// Narrows one block.
 kernels::Narrowed narrow_float16(const float* in, float* residual, std::uint8_t* owes, std::uint16_t* out,
                                  std::size_t count, float scale, float limit) {
   kernels::Narrowed result;
@@ -92,7 +92,7 @@ void add_scaled(const float* in, float* residual, std::size_t count, float scale
 
 void encode_int8(const float* in, float* residual, std::size_t count, float unit, std::int8_t* codes, float* scales) {
   add_scaled(in, residual, count, unit);
-  // The bits of absolute values order as the values do, with NaN above infinity.
+  // The bits of absolute values have the same order as the values, with NaN above infinity.
   std::int32_t top = 0;
   {
     const hn::ScalableTag<std::int32_t> di;
@@ -117,7 +117,7 @@ void encode_int8(const float* in, float* residual, std::size_t count, float unit
     std::fill_n(residual, count, 0.0f);
     return;
   }
-  if (largest < 1e-30f) {  // its reciprocal would overflow; stays in the residual
+  if (largest < 1e-30f) {  // its reciprocal would overflow; the block stays in the residual
     *scales = 0;
     std::fill_n(codes, count, std::int8_t{0});
     return;
@@ -152,7 +152,7 @@ void decode_int8(const std::int8_t* const* codes, const float* const* scales, st
   }
 }
 
-// Products of one row with up to four vectors.
+// Computes the products of one row with up to four vectors.
 template <std::size_t kVectors>
 HWY_INLINE void dots(const float* row, std::size_t columns, const float* q, std::size_t stride, float* results) {
   const hn::ScalableTag<float> d;
@@ -195,8 +195,8 @@ void project(const float* in, float* residual, std::size_t rows, std::size_t col
 void project_back(const float* residual, std::size_t rows, std::size_t columns, const float* p, std::size_t rank,
                   float* q) {
   std::fill_n(q, rank * columns, 0.0f);
-  // Four rows at a time: q is read and written once for them. Rows are taken in slices which, with the part of q that
-  // they touch, stay in the first cache.
+  // Four rows are taken at a time, so q is read and written once for them. Rows are cut into slices that, with their
+  // part of q, stay in the L1 cache.
   constexpr std::size_t kSlice = 1024;
   for (std::size_t begin = 0; begin < columns; begin += kSlice) {
     const std::size_t width = std::min(kSlice, columns - begin);

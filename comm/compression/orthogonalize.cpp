@@ -30,7 +30,7 @@ void subtract(float* from, const float* vector, double factor, std::size_t lengt
   }
 }
 
-// Any fixed numbers do; these are the high bits of a multiplicative sequence.
+// Fills the vector with fixed numbers, here the high bits of a multiplicative sequence; any others would do.
 void fill(float* vector, std::size_t length, std::size_t salt) {
   std::uint64_t x = 0x9e3779b97f4a7c15u * (salt + 1);
   for (std::size_t i = 0; i < length; ++i) {
@@ -57,7 +57,7 @@ void orthogonalize(float* vectors, std::size_t length, std::size_t count) {
         }
       }
       const double after = dot(vector, vector, length);
-      // What is left of a vector in the span of the others is the rounding of float: 2^-24 of it, squared.
+      // For a vector in the span of the others only float's rounding error remains, 2^-24 of its length (here squared).
       if (after > before * 1e-12 && after > 0) {
         const double factor = 1.0 / std::sqrt(after);
         for (std::size_t i = 0; i < length; ++i)

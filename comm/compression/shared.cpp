@@ -1,4 +1,4 @@
-// What the codecs share: memory for collectives and error feedback.
+// Memory for collectives and error feedback, for all codecs.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>

@@ -1,4 +1,4 @@
-// Proof that both ends of a control connection know the run's secret, without sending it.
+// Proves that both ends of a control connection know the run's secret, without sending it.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace dtrain::comm {
 
-// What both proofs cover: everything the two sides have sent, so that no part can be replayed or swapped. Each side
+// The input of both proofs: everything that the two sides have sent, so no part can be replayed or swapped. Each side
 // contributes a nonce.
 struct Handshake {
   std::string session;
@@ -18,11 +18,11 @@ struct Handshake {
   std::string client_nonce;
 };
 
-// HMAC-SHA256, in hexadecimal. The two sides' proofs differ: one cannot be reflected as the other.
+// HMAC-SHA256, in hexadecimal. The proofs of the two sides differ, so neither can be reflected as the other.
 std::string client_proof(const std::string& secret, const Handshake& handshake);
 std::string server_proof(const std::string& secret, const Handshake& handshake);
 
-// Takes the same time wherever the first difference is.
+// Takes the same time for every position of the first difference.
 bool equal_secrets(std::string_view a, std::string_view b);
 
 }  // namespace dtrain::comm

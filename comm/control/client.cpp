@@ -336,7 +336,7 @@ void ControlClient::fail(const RankFailure& failure) {
                      {"cause", failure.cause},
                      {"departure", static_cast<int>(failure.departure)}}));
   if (!on_control_thread()) {
-    // Rank 0 sends the failure back, this one or an earlier one of another rank; not where it is stopped.
+    // Rank 0 sends back this failure, or an earlier one of another rank, unless rank 0 is stopped.
     Lock lock(mutex_);
     const bool stopped = SteadyClock::now() - last_beat_ > kMissedHeartbeats * options_.heartbeat;
     if (!stopped) changed_.wait_for(lock, kClientFailureHandover, [this] { return failure_ || all_finished_; });

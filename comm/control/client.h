@@ -37,7 +37,7 @@ class ControlClient final : public PlaneBase {
     std::size_t received = 0;
   };
 
-  // Control thread.
+  // Called on the control thread.
   void try_connect();
   void retry(const std::string& why);
   void refuse(const std::string& why);
@@ -50,7 +50,7 @@ class ControlClient final : public PlaneBase {
   void clock_answered(const Json& message, SteadyClock::time_point now);
 
   void send(std::string frame);  // any thread
-  // Rank 0's answer to a question of this type about a gather or a key.
+  // Returns rank 0's answer to a question of this type about a gather or a key.
   std::string ask_missing(Lock& lock, const char* question, const std::string& name);
   std::string not_waiting_for(const std::string& key) override;
 

@@ -21,7 +21,7 @@ class ClockProbe {
 
   void start();
   bool running() const { return left_ > 0; }
-  // The next question, about to be sent.
+  // Returns the next question, which the caller sends at once.
   Json question(Time now);
   // Takes rank 0's answer, which came at `now`. Ignores the answer to another question; DataError when it is no answer.
   struct Next {
@@ -37,12 +37,12 @@ class ClockProbe {
   std::optional<ClockOffset> best_;
 };
 
-// A time of this process's clock, on that of its machine: the clock of records, whatever time namespace this is.
+// Converts a time of this process's clock to the clock of its machine, which records use, in any time namespace.
 inline ClockProbe::Time on_host_clock(std::chrono::steady_clock::time_point time) {
   return time.time_since_epoch() - monotonic_offset();
 }
 
-// Rank 0's answer to a question.
+// Returns rank 0's answer to a question.
 Json clock_answer(const Json& question, ClockProbe::Time now);
 
 }  // namespace dtrain::comm

@@ -55,7 +55,7 @@ void Connection::read_payload(std::size_t size) {
     if (self->closed_ || self->closing_) return;
     if (error) return self->lost(error);
     try {
-      // A copy: the handler may close the connection, which lets go of the handlers.
+      // The handler is copied because it may close the connection, which releases the handlers.
       const OnMessage handler = self->on_message_;
       handler(decode_payload(self->payload_));
     } catch (const std::exception& malformed) {
@@ -84,8 +84,8 @@ void Connection::write_next() {
   asio::async_write(socket_, asio::buffer(queue_.front()),
                     [self = shared_from_this()](asio::error_code error, std::size_t) {
                       if (self->closed_) return;
-                      // A reset seen by the writer first must not hide what the peer sent before it: the reader
-                      // gets to the end of what has arrived and closes then.
+                      // If the writer sees a reset first, the peer's earlier messages must not be lost: the reader
+                      // reads all that have arrived and then closes.
                       self->queued_bytes_ -= self->queue_.front().size();
                       self->queue_.pop_front();
                       if (error && self->closing_) return self->close(self->closing_reason_);

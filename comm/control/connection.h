@@ -1,4 +1,4 @@
-// One control connection: frames in, frames out. Everything here runs on the control thread.
+// One control connection, which receives and sends frames. All functions run on the control thread.
 #pragma once
 
 #include <array>
@@ -14,12 +14,12 @@
 
 namespace dtrain::comm {
 
-// Kept alive by its own outstanding reads and writes.
+// Its outstanding reads and writes keep the connection alive.
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
-  // May throw: the message is malformed then, and the connection is closed with that reason.
+  // Throws if the message is malformed; the connection is then closed with that reason.
   using OnMessage = std::function<void(const Json&)>;
-  // Called once. `malformed`: this side ended it because of what the peer sent.
+  // Called once. `malformed`: this side ended the connection because of a message of the peer.
   using OnClosed = std::function<void(const std::string& reason, bool malformed)>;
 
   // `host_silence` as in ControlOptions.
@@ -29,7 +29,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   // Peers that have authenticated may send larger messages.
   void set_limit(std::size_t bytes) { limit_ = bytes; }
   void send(std::string frame);
-  // Sends what is queued, then closes; reads nothing more.
+  // Sends all queued frames, then closes; reads nothing more.
   void close_when_sent(const std::string& reason);
   void close(const std::string& reason, bool malformed = false);
 

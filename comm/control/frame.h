@@ -1,4 +1,4 @@
-// How a control message travels: four bytes of length (big endian), then one JSON object.
+// The frame of a control message: four bytes of length (big endian), then one JSON object.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ std::uint32_t decode_length(const unsigned char* header);
 // DataError when it is not a JSON object.
 Json decode_payload(std::string_view payload);
 
-// Values are any bytes; JSON strings are UTF-8. What is not UTF-8 travels as {"hex": "…"}.
+// A value may hold any bytes, but JSON strings are UTF-8, so other values travel as {"hex": "…"}.
 Json encode_value(const std::string& value);
 std::string decode_value(const Json& value);
 
@@ -30,7 +30,7 @@ std::string decode_value(const Json& value);
 const Json& member(const Json& message, const char* key);
 std::string text_member(const Json& message, const char* key);
 std::int64_t integer_member(const Json& message, const char* key);
-// What may be left out: then empty, or kReported.
+// Read an optional member; if it is missing, they return an empty text, or kReported.
 std::string optional_text(const Json& message, const char* key);
 Departure departure_member(const Json& message);
 

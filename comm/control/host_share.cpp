@@ -13,14 +13,14 @@
 namespace dtrain::comm {
 namespace {
 
-constexpr std::chrono::milliseconds kShareTick{50};  // how soon a failure of the run ends a wait
+constexpr std::chrono::milliseconds kShareTick{50};  // time until a failure of the run ends a wait
 constexpr std::chrono::milliseconds kHelloTick{1};   // between two looks for the hellos of accepted connections
 
 void throw_if_failed(const ControlPlane& control) {
   if (const auto failure = control.failure()) throw CommError(failure_text(*failure));
 }
 
-// How errors name the ranks of this host.
+// Names the ranks of this host for errors.
 class LocalNames {
  public:
   LocalNames(const ControlPlane& control, const std::vector<int>& members) : control_(control), members_(members) {}
@@ -38,7 +38,7 @@ class LocalNames {
   const std::vector<int>& members_;
 };
 
-// The local rank that a message names; -1: not one of ours.
+// Returns the local rank that a message names; -1: no other rank of this host.
 int local_rank_of(const UnixMessage& message, int local_size) {
   const int local = to_number<int>(message.data).value_or(-1);
   return local >= 1 && local < local_size ? local : -1;

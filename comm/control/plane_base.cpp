@@ -40,7 +40,7 @@ PlaneBase::~PlaneBase() {
 }
 
 void PlaneBase::start_thread() {
-  // Signals belong to the threads of the program, not to this one.
+  // The control thread blocks all signals, so only the program's own threads handle them.
   sigset_t all;
   sigset_t before;
   sigfillset(&all);

@@ -1,5 +1,5 @@
-// What both sides of the control plane share: the failure of the run, its callbacks, waiting with a deadline, and the
-// control thread.
+// The common part of both sides of the control plane: the failure of the run, its callbacks, waiting with a deadline,
+// and the control thread.
 #pragma once
 
 #include <atomic>
@@ -19,10 +19,10 @@ namespace dtrain::comm {
 
 using SteadyClock = std::chrono::steady_clock;
 
-// Without a heartbeat for so many periods a peer counts as stopped.
+// A peer counts as stopped after this many periods without a heartbeat.
 inline constexpr int kMissedHeartbeats = 3;
 
-// "rank 2 (pid 4711 on nodeb)"; without an empty host or a pid of 0.
+// Returns "rank 2 (pid 4711 on nodeb)"; leaves out an empty host or a pid of 0.
 std::string process_text(int rank, std::int64_t pid, const std::string& host);
 
 class PlaneBase : public ControlPlane {
@@ -65,11 +65,11 @@ class PlaneBase : public ControlPlane {
   std::condition_variable changed_;
   std::optional<RankFailure> failure_;  // guarded by mutex_, as are the next three
   bool all_finished_ = false;
-  bool closed_ = false;  // nothing more comes: every wait ends
+  bool closed_ = false;  // no more messages will come, so every wait ends
   std::vector<std::function<void(const RankFailure&)>> callbacks_;
   std::atomic<std::int64_t> step_{-1};
   std::optional<ClockOffset> clock_;    // guarded by mutex_: the last one not yet taken …
-  std::atomic<bool> has_clock_{false};  // … and whether there is one
+  std::atomic<bool> has_clock_{false};  // … and true if there is one
   asio::io_context io_;
 
  private:

@@ -67,8 +67,8 @@ ControlServer::ControlServer(const ControlOptions& options, const ControlEndpoin
 
 ControlServer::~ControlServer() {
   if (!has_thread()) return;
-  // Messages queued for the others (the failure, the end) still go out; a peer that reads nothing is not waited for
-  // longer than kServerClosing.
+  // Messages queued for the others (the failure, the end) still go out; the wait for a peer that reads nothing ends
+  // after kServerClosing.
   bool closing = false;  // guarded by mutex_
   asio::post(io_, [this, &closing] {
     asio::error_code ignored;
@@ -106,7 +106,7 @@ void ControlServer::accept() {
       session->start();
     }
     if (!error) return accept();
-    // Out of file descriptors, for example: trying again at once would take a core.
+    // The process may be out of file descriptors, for example; trying again at once would occupy a core.
     options_.log->warn("control: accepting a connection failed: {}", error.message());
     const auto pause = std::make_shared<asio::steady_timer>(io_, std::chrono::milliseconds(100));
     pause->async_wait([this, pause](asio::error_code cancelled) {
@@ -200,7 +200,7 @@ void ControlServer::send_to_all(const std::string& frame) {
 
 void ControlServer::set(const std::string& key, const std::string& value) {
   const Json encoded = encode_value(value);
-  // A value over the limit is an error for the setter, not for the getters.
+  // A value over the limit must be an error for the setter, not for the getters.
   encode_frame(Json{{"t", "value"}, {"id", 0}, {"v", encoded}});
   std::vector<Waiter> waiters;
   {
@@ -221,7 +221,7 @@ void ControlServer::set(const std::string& key, const std::string& value) {
 std::optional<std::string> ControlServer::get_within(const std::string& key, std::chrono::milliseconds deadline) {
   Lock lock(mutex_);
   if (store_.count(key) == 0) {
-    auto& waiters = waiting_for_key_[key];  // which others' time-outs look at
+    auto& waiters = waiting_for_key_[key];  // read at the time-outs of other ranks
     if (std::none_of(waiters.begin(), waiters.end(), [](const Waiter& w) { return w.rank == 0; }))
       waiters.push_back({0, -1});
   }
@@ -244,7 +244,7 @@ void ControlServer::contribute(const std::string& name, int rank, const std::str
     complete = std::move(values);
     gathers_.erase(name);
     auto& result = gathered_[name];
-    result.clear();  // one that came too late for rank 0 may still lie there
+    result.clear();  // may hold an earlier result that came too late for rank 0
     for (const auto& v : complete) result.push_back(*v);
   }
   changed_.notify_all();
@@ -289,7 +289,7 @@ void ControlServer::fail(const RankFailure& failure) {
     if (all_finished_) return true;
     for (int rank = 1; failure_ && rank < options_.world.size; ++rank) {
       const Peer& peer = peers_[static_cast<std::size_t>(rank)];
-      // A stopped rank receives nothing until it continues.
+      // A stopped rank receives nothing until it continues, so the wait ignores it.
       if (peer.connection && !peer.acknowledged_failure && state_now(rank) != PeerState::kLate) return false;
     }
     return failure_.has_value();
@@ -413,7 +413,7 @@ void ControlServer::lost(int rank, const std::string& reason) {
   changed_.notify_all();
   if (!fatal) return;
   publish_to_all(failure);
-  // The others' time-outs name this rank as dead at once, not a heartbeat later.
+  // The new states go out at once, not with the next heartbeat, so the others' time-outs name this rank as dead.
   Lock lock(mutex_);
   const std::string states = encode_frame(states_message());
   lock.unlock();

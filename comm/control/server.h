@@ -47,13 +47,13 @@ class ControlServer final : public PlaneBase {
   };
   struct Waiter {
     int rank;
-    std::int64_t id;  // of its question; rank 0 needs none
+    std::int64_t id;  // id of its question; rank 0 needs none
   };
   using Values = std::vector<std::optional<std::string>>;
 
   void accept();
   void beat();
-  // Any thread, but not with mutex_ held: sending may find the connection broken, which takes it.
+  // Any thread, but not with mutex_ held: a broken connection makes the sender lock it.
   void send_to(int rank, std::string frame);
   void send_to_all(const std::string& frame);
   Json states_message() const;                                     // mutex_ held
@@ -66,7 +66,7 @@ class ControlServer final : public PlaneBase {
   void mark_finished(int rank);
   void publish_to_all(const RankFailure& failure);
 
-  // What a session does for an authenticated rank, on the control thread.
+  // Calls of a session for an authenticated rank, on the control thread.
   std::string refuse_reason(int rank) const;  // empty: welcome
   void welcome(int rank, std::int64_t pid, const std::string& host, const std::shared_ptr<Connection>& connection);
   void handle(int rank, const Json& message);

@@ -1,5 +1,4 @@
-// A connection to rank 0 until its peer has proved who it is, and the routing of its messages from then on.
-// Control thread only.
+// A connection to rank 0. Authenticates the peer, then passes on its messages. Control thread only.
 #pragma once
 
 #include <memory>

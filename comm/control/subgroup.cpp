@@ -8,8 +8,8 @@
 namespace dtrain::comm {
 namespace {
 
-// How much longer the others wait for rank 0 than it waits for them. While it waits for one of them the deadline of all
-// may pass: it then still fetches the values that the rest have set, which takes a round trip to the store for each.
+// Extra time that the others wait for rank 0. While rank 0 waits for one rank, the deadline of all may pass; it then
+// still fetches the values that the rest have set, which takes a round trip to the store for each.
 constexpr std::chrono::milliseconds kSubgroupGrace{2'000};
 constexpr std::chrono::milliseconds kAsking{250};
 constexpr std::chrono::milliseconds kAskingAll{1'000};
@@ -52,8 +52,8 @@ ControlSubgroup::ControlSubgroup(ControlPlane& parent, const std::string& name, 
       static_cast<int>(std::count(hosts.begin(), hosts.begin() + static_cast<std::ptrdiff_t>(here), world_.host));
 }
 
-// Rank 0 of the group reads the others' values one by one from the parent's store. Past the deadline it goes on through
-// the list for a moment, so that the error names all missing ranks and not only the first.
+// Rank 0 of the group reads the others' values one by one from the parent's store. After the deadline rank 0 still
+// tries the rest of the list for a moment, so the error names all missing ranks, not only the first.
 std::string ControlSubgroup::collect(const std::string& where, const std::string& own) {
   using std::chrono::steady_clock;
   const auto deadline = steady_clock::now() + timeout();

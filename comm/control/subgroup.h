@@ -1,7 +1,7 @@
 // A control plane for some ranks of another one, numbered anew: a communicator of those ranks is made over it.
 //
-// Everything travels through the parent's key-value store, under names of the group's own; these stay there until the
-// generation ends, so this is for setting up, not for every step. Failures are the run's: they name ranks by their
+// All values travel through the parent's key-value store, under keys of the group's own. The keys stay there until the
+// generation ends, so use the group for setup, not in every step. Failures are the run's: they name ranks by their
 // number in the run. peer_state() and World count within the group. The parent outlives the group; all calls are thread
 // safe.
 #pragma once
@@ -37,13 +37,13 @@ class ControlSubgroup final : public ControlPlane {
     parent_.on_failure(std::move(callback));
   }
   void set_step(std::int64_t step) override { parent_.set_step(step); }
-  // With the clock of the run's rank 0.
+  // Compares with the clock of the run's rank 0.
   std::optional<ClockOffset> measure_clock(std::chrono::milliseconds deadline) override {
     return parent_.measure_clock(deadline);
   }
   std::optional<ClockOffset> take_clock() override { return parent_.take_clock(); }
   PeerState peer_state(int rank) const override;
-  // The members wait for each other; the connection is the parent's, and stays.
+  // The members wait for each other; the connection belongs to the parent and stays open.
   void finish() override { barrier("finish"); }
 
  private:

@@ -1,5 +1,5 @@
-// What the library comm and the module comm_gloo agree on. Raise the version with every change to GlooModule,
-// Communicator or what they are made of: a module of another build is refused instead of called.
+// The interface between the library comm and the module comm_gloo. Raise the version with every change to GlooModule,
+// Communicator or the types of their members: a module of another build is then refused instead of called.
 #pragma once
 
 #include <memory>

@@ -15,27 +15,27 @@ namespace {
 struct FrameHeader {
   std::int32_t tag = 0;
   std::uint32_t bytes = 0;
-  std::uint64_t unused = 0;  // what follows is aligned for every element
+  std::uint64_t unused = 0;  // aligns the data behind it for every element type
 };
 
-constexpr int kTag = 0;             // gloo's: all frames have one
-constexpr int kGoodbye = -1;        // a frame's: its sender sends nothing more
-constexpr int kFramesAhead = 8;     // for which a rank has asked each peer
+constexpr int kTag = 0;             // gloo's tag, the same for all frames
+constexpr int kGoodbye = -1;        // tag in a frame: the sender sends nothing more
+constexpr int kFramesAhead = 8;     // frames that a rank requests from each peer in advance
 constexpr int kFramesUnderWay = 8;  // to one peer
 constexpr std::chrono::hours kEver{24 * 365};
 constexpr std::chrono::seconds kGoodbyeTakes{1};
-// How long a lost connection is kept back: if the peer's process has ended, the control plane reports it meanwhile,
-// with its cause.
+// Delay before a lost connection is an error: if the peer's process has ended, the control plane reports the end
+// meanwhile, with its cause.
 constexpr std::chrono::seconds kControlPlaneFirst{3};
 
-// Without the file and the line of gloo's source: "[…/pair.cc:460] Connection closed by peer […]".
+// Removes the file and line of gloo's source from "[…/pair.cc:460] Connection closed by peer […]".
 std::string plain(const std::string& text) {
   const auto end = text.starts_with('[') ? text.find("] ") : std::string::npos;
   const std::string rest = end == std::string::npos ? text : text.substr(end + 2);
   return rest.substr(0, rest.find('\n'));
 }
 
-// Signals belong to the threads of the program, not to these.
+// Starts a thread that blocks all signals, so only the program's own threads handle them.
 std::thread quiet_thread(const std::function<void()>& run) {
   const BlockedSignals blocked;
   return std::thread(run);
@@ -121,7 +121,7 @@ void GlooTransport::post(std::size_t peer, int tag, const void* data, std::size_
   changed_.notify_all();
 }
 
-// What is sent is copied, so a message is over as soon as there is a frame for it.
+// The data is copied, so a message is over as soon as there is a frame for it.
 void GlooTransport::send(const Message& message, int tag, const void* data, std::size_t bytes) {
   Peer& peer = peers_[static_cast<std::size_t>(message.peer)];
   if (peer.under_way >= kFramesUnderWay || !peer.waiting.empty()) {
@@ -236,7 +236,7 @@ void GlooTransport::run_receiver(std::size_t r) {
   }
 }
 
-// Frames that gloo has sent can be used again, and others may follow.
+// Waits for gloo to send frames; sent frames are used again, and further frames may follow.
 void GlooTransport::run_sent() {
   pthread_setname_np(pthread_self(), "gloo send");
   for (;;) {
@@ -265,7 +265,7 @@ void GlooTransport::run_sent() {
   }
 }
 
-// On any thread but the owner's; returns after a while.
+// Called on any thread but the owner's; blocks for up to kControlPlaneFirst.
 void GlooTransport::lose(std::size_t peer, const std::string& why) {
   {
     std::unique_lock lock(mutex_);

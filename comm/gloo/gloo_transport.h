@@ -1,10 +1,10 @@
-// Messages over gloo's connections. Gloo can only be waited for, not looked at, and it sends a message only once its
-// receiver has asked for it. So messages travel in frames, for which each rank always has asked: a thread for each peer
-// waits for its frames, in order, and asks for another one. What a frame holds is copied on the thread of messages, so
-// gloo never touches the memory of operations.
+// Messages over gloo's connections. Gloo has no call that tests without waiting, and it sends a message only once its
+// receiver has requested the message. So messages travel in frames that each rank requests in advance: a thread for
+// each peer waits for its frames, in order, and requests another one. The thread of messages copies the contents of
+// frames, so gloo never touches the memory of operations.
 //
-// Threads: the public functions belong to the thread of messages; the constructor and the destructor to the owner,
-// while that thread does not call.
+// Threads: the public functions belong to the thread of messages; the constructor and the destructor belong to the
+// owner, while that thread makes no calls.
 #pragma once
 
 #include <condition_variable>
@@ -27,12 +27,12 @@ class GlooTransport final : public MessageTransport {
   struct Options {
     std::size_t message_bytes = 0;    // the longest message
     std::vector<int> members;         // for errors: ranks of the run, by rank
-    std::function<void()> wake;       // something has arrived, or was sent: poll() has work. Any thread
+    std::function<void()> wake;       // a message has arrived or was sent: poll() has work. Any thread
     std::function<bool()> has_ended;  // the communicator has failed: peers are not waited for any more
   };
   // Blocks until every peer is connected. CommError if one cannot be.
   GlooTransport(c10::intrusive_ptr<c10d::ProcessGroupGloo> group, Options options);
-  // Tells the peers that nothing follows, and waits a moment until they have said so too.
+  // Tells the peers that no message follows, and waits at most a second until they have said so too.
   ~GlooTransport() override;
 
   void send(const Message& message, int tag, const void* data, std::size_t bytes) override;
@@ -61,7 +61,7 @@ class GlooTransport final : public MessageTransport {
   };
   struct Peer {
     // The thread of messages.
-    std::map<int, std::deque<Expected>> expected;  // by tag, as the next
+    std::map<int, std::deque<Expected>> expected;  // by tag, like the next member
     std::map<int, std::deque<Frame>> unexpected;
     std::deque<Outgoing> waiting;  // until fewer frames are under way
     int under_way = 0;             // frames
@@ -95,7 +95,7 @@ class GlooTransport final : public MessageTransport {
   std::vector<Message> over_;  // the thread of messages
 
   std::mutex group_mutex_;  // one thread at a time asks and posts
-  std::mutex mutex_;        // guards what follows
+  std::mutex mutex_;        // guards the members that follow
   std::condition_variable changed_;
   bool stopping_ = false;
   std::string error_;  // the first lost connection

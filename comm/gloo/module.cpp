@@ -20,7 +20,7 @@ std::vector<std::uint8_t> bytes_of(const std::string& text) {
   return {text.begin(), text.end()};
 }
 
-// The first line of an exception of libtorch, without the stack that follows.
+// Returns the first line of an exception of libtorch, without the stack that follows.
 std::string first_line(const std::exception& error) {
   const std::string text = error.what();
   return text.substr(0, text.find('\n'));
@@ -52,7 +52,7 @@ class ControlStore final : public c10d::Store {
       throw CommError("rank " + key + " did not give its address in time");
     }
   }
-  // What a process group does not use.
+  // A process group does not use the functions below.
   std::int64_t add(const std::string&, std::int64_t) override { throw CommError("ControlStore cannot count"); }
   bool deleteKey(const std::string&) override { throw CommError("ControlStore deletes nothing"); }
   std::int64_t getNumKeys() override { throw CommError("ControlStore does not count its keys"); }
@@ -128,7 +128,7 @@ class Module final : public GlooModule {
                                                   const std::string& address,
                                                   const CommunicatorOptions& options) const override {
     const World& world = control.world();
-    // A name of its own, for there may be another communicator of these ranks.
+    // The communicator has its own name, because there may be another communicator of these ranks.
     const std::string id = control.gather("comm/gloo", random_hex(8))[0];
     MessageSetup setup{.backend = "gloo",
                        .shared = std::make_shared<MessageShared>(MessageThread::Looks::kWhenWoken),
@@ -157,7 +157,7 @@ class Module final : public GlooModule {
     try {
       auto options = c10d::ProcessGroupGloo::Options::create(timeout);
       options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
-      options->threads = 1;  // of its own collectives, which are not used
+      options->threads = 1;  // threads of gloo's own collectives, which are not used
       return c10::make_intrusive<c10d::ProcessGroupGloo>(c10::make_intrusive<ControlStore>(control, prefix, timeout),
                                                          world.rank, world.size, options);
     } catch (const CommError&) {

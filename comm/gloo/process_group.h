@@ -1,4 +1,4 @@
-// libtorch's header of ProcessGroupGloo, for which declarations/ names what it needs of gloo.
+// libtorch's header of ProcessGroupGloo; declarations/ has the parts of gloo that it needs.
 #pragma once
 
 #define USE_C10D_GLOO

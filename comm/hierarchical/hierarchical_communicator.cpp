@@ -13,12 +13,12 @@
 namespace dtrain::comm {
 namespace {
 
-// Where a host has one rank, and so no memory to share.
+// The Buffer of a rank that is alone on its host and so shares no memory.
 class OwnBuffer final : public Buffer {
  public:
   OwnBuffer(std::shared_ptr<HierarchicalCore> core, std::size_t bytes)
       : core_(std::move(core)), data_(allocate_zeroed(bytes)), bytes_(bytes) {}
-  // After a failure the outer level may still send from it, until the process ends.
+  // After a failure the outer level may still send from this memory, until the process ends.
   ~OwnBuffer() override {
     if (core_->failed()) static_cast<void>(new (std::nothrow) std::shared_ptr<std::byte>(data_));
   }
@@ -51,7 +51,7 @@ class HierarchicalCommunicator final : public IssuingCommunicator {
   std::uint32_t generation() const override { return generation_; }
   std::string_view backend() const override { return name_; }
 
-  // What the levels make is compared among all ranks first.
+  // All ranks compare the allocation before the levels make it.
   std::unique_ptr<Buffer> allocate(std::size_t bytes) override {
     agree(Kind::kAllocate, bytes, core_->group_open());
     Communicator* const host = core_->levels().on[static_cast<std::size_t>(Step::kUp)].get();
@@ -89,7 +89,7 @@ std::unique_ptr<Communicator> make_hierarchical_communicator(ControlPlane& contr
                                                              const CommunicatorOptions& options,
                                                              const std::string& name) {
   const World& world = control.world();
-  // A name of its own, for there may be another communicator of this generation.
+  // The communicator has its own name, because there may be another communicator of this generation.
   constexpr std::size_t kIdBytes = 16;
   auto names = control.gather("comm/hierarchical", random_hex(kIdBytes / 2) + world.host);
   const std::string id = names[0].substr(0, kIdBytes) + "/";

@@ -14,11 +14,11 @@ namespace dtrain::comm {
 namespace {
 
 constexpr std::size_t kUnderWay = 16;  // operations that may have begun: fewer than any level takes without waiting
-constexpr Nanoseconds kNoPause = std::chrono::microseconds(200);  // a wait looks without a pause after something moved
+constexpr Nanoseconds kNoPause = std::chrono::microseconds(200);  // time without a pause after data has moved
 constexpr Nanoseconds kShortest = std::chrono::microseconds(10);
 constexpr Nanoseconds kLongest = std::chrono::microseconds(200);
-// At the deadline the rank with the most precise cause reports first: one that misses ranks of its own host, then one
-// that misses hosts, then one that only waits for its host's lowest rank.
+// At the deadline the rank with the most precise cause reports first: a rank that misses ranks of its own host, then a
+// rank that misses hosts, then a rank that only waits for its host's lowest rank.
 constexpr std::chrono::milliseconds kGrace{250};
 constexpr std::chrono::seconds kClosing{1};
 
@@ -112,7 +112,7 @@ bool HierarchicalCore::advance() {
   return moved;
 }
 
-// A level's own text names its operation and its ranks. Only the reason why it ended is kept.
+// Keeps only the reason from the error of a level, because the rest names the level's own operation and ranks.
 std::string HierarchicalCore::cause_below(const std::string& cause) const {
   for (const auto& level : levels_.on) {
     try {
@@ -216,7 +216,7 @@ void HierarchicalCore::close() {
   if (!failed()) {
     cause_ = "rank " + std::to_string(rank()) + " has closed its communicator";
     own_failure_ = true;
-    failed_ = true;  // for handles that are left; the peers may still be at work
+    failed_ = true;  // so the remaining handles fail; the peers may still be at work
   }
   for (auto& level : levels_.on) level.reset();
   pending_.clear();

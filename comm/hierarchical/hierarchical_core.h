@@ -1,5 +1,5 @@
-// What a hierarchical communicator shares with its Work handles: the operations in order, the levels below, and how
-// both end. Called on the communicator's thread; abort() on any thread.
+// The state that a hierarchical communicator shares with its Work handles: the operations in order, the levels below,
+// and the end of both. Called on the communicator's thread; abort() on any thread.
 #pragma once
 
 #include <atomic>
@@ -53,14 +53,14 @@ class HierarchicalCore : public std::enable_shared_from_this<HierarchicalCore> {
   void end_group();
   void progress();
   void abort(const std::string& cause) { fail(cause, false); }
-  // Nothing is issued any more: what is outstanding gets a second to end, then the levels below go.
+  // No operation may follow. Gives outstanding operations a second to end, then closes the levels below.
   void close();
 
  private:
   friend class HierarchicalWork;
   using Shared = std::shared_ptr<HierarchicalWork>;
 
-  bool advance();  // true when anything moved
+  bool advance();  // true if any operation advanced
   bool test(HierarchicalWork& work);
   void wait_for(HierarchicalWork& work);
   void fail(const std::string& cause, bool own);
@@ -80,7 +80,7 @@ class HierarchicalCore : public std::enable_shared_from_this<HierarchicalCore> {
 
   std::mutex mutex_;  // guards the next three, and the levels against abort() while they go
   std::string cause_;
-  bool own_failure_ = false;  // this rank found it: the cause is complete as it is
+  bool own_failure_ = false;  // this rank found the failure: the cause is complete
   bool closed_ = false;
   std::atomic<bool> failed_{false};
 };

@@ -60,7 +60,7 @@ bool HierarchicalOperation::advance(Turns& turns) {
   for (std::size_t s = 0; s < kSteps; ++s) {
     const auto step = static_cast<Step>(s);
     if (!issued_[s] && turns[s] == descriptor_.sequence && may_issue(step)) {
-      // First, for what follows may fail.
+      // Set first, because the calls that follow may fail.
       issued_[s] = true;
       ++turns[s];
       if (levels_.on[s]) works_[s] = issue(step);

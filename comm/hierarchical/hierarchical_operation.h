@@ -1,10 +1,10 @@
-// One outstanding collective over two levels, as the steps it takes on the communicators below.
+// One outstanding collective over two levels, as steps on the communicators below.
 //
-// Each level has communicators for its own purposes, for operations of one communicator end in the order of issue:
+// Each step has a communicator of its own, because operations of one communicator end in the order of issue:
 //   notes        (host)   the operation descriptors of the host's ranks; all ranks compare them
-//   up           (host)   the host's values become one, or are collected
+//   up           (host)   the host's values are reduced or collected
 //   outer notes  (hosts)  the hosts' operation descriptors; complete once every rank has entered the operation
-//   outer        (hosts)  the hosts' values become one, or are collected
+//   outer        (hosts)  the hosts' values are reduced or collected
 //   down         (host)   the result goes to the host's ranks
 // Each communicator issues operations in order, independently of the others: `turns` keeps that order. A rank skips
 // the steps that it has no part in and the levels that do not exist. Called on the communicator's thread alone.
@@ -38,9 +38,9 @@ struct Levels {
   bool is_leader() const { return index() == 0; }
 };
 
-using Turns = std::array<std::uint64_t, kSteps>;  // whose operation is next on each communicator
+using Turns = std::array<std::uint64_t, kSteps>;  // sequence number of the next operation on each communicator
 
-// What a host reports to the other hosts: the operation of its lowest rank, and the first rank whose operation differs.
+// The report of a host to the other hosts: its lowest rank's operation, and its first rank with another operation.
 struct HostNote {
   Descriptor lowest;  // of the host's lowest rank
   Descriptor other;
@@ -55,17 +55,17 @@ class HierarchicalOperation {
   bool begun() const { return issued_[0]; }
   bool host_entered() const { return done_[0]; }  // every rank of this host has entered it
   bool finished() const { return finished_; }
-  // True when anything moved. CommError where ranks have entered different operations, or a level fails.
+  // True if any data moved. CommError if ranks have entered different operations, or a level fails.
   bool advance(Turns& turns);
-  // "rank 2 has not entered it (…)", by the run's ranks.
+  // Returns "rank 2 has not entered it (…)", with ranks numbered as in the run.
   std::string describe_missing() const;
-  // The ranks did not enter the same operation; the message names them.
+  // True if the ranks did not enter the same operation; the error message names them.
   bool differs() const { return differs_; }
 
  private:
   using Bytes = std::unique_ptr<std::byte[]>;
   struct Shape {
-    DataType type;        // of what the levels below see
+    DataType type;        // of the operations of the levels below
     std::size_t element;  // its bytes
     bool widened;         // narrow values are reduced in float32
     std::size_t slot;     // elements of the largest part
@@ -93,7 +93,7 @@ class HierarchicalOperation {
   void divide();
   void widen();
   void scale();
-  void put(const std::byte* from, std::byte* to, std::size_t count) const;  // from Shape::type to the operation's
+  void put(const std::byte* from, std::byte* to, std::size_t count) const;  // converts Shape::type to the operation's
   void unpack(const std::byte* collected, std::size_t hosts);
   Bytes room(std::size_t elements) const;
 

@@ -1,4 +1,4 @@
-// What an operation over two levels hands to the communicators below, and what becomes of the results.
+// The calls of an operation over two levels to the communicators below, and the use of their results.
 #include <cstring>
 
 #include "collective/convert.h"
@@ -22,19 +22,19 @@ bool gathers(Kind kind) {
 
 }  // namespace
 
-// Scales are applied once: to the inputs of the first level there is, to the result of the last.
+// Scales are applied once: pre_scale to the inputs of the first existing level, post_scale to the result of the last.
 ReduceOptions HierarchicalOperation::options_on(bool first, bool last) const {
   ReduceOptions options{.op = descriptor_.op, .bucket = descriptor_.bucket};
   if (first && !shape_.widened) options.pre_scale = descriptor_.pre_scale;
   if (options.op == ReduceOp::kMean) {
-    options.op = ReduceOp::kSum;  // and divide() does the rest
+    options.op = ReduceOp::kSum;  // divide() then makes the mean
   } else if (last) {
     options.post_scale = descriptor_.post_scale;
   }
   return options;
 }
 
-// A mean divides as one level would, by all ranks at once: multiplying by a rounded reciprocal gives other bits.
+// Divides a mean by all ranks at once, as a single level would: multiplying by a rounded reciprocal gives other bits.
 void HierarchicalOperation::divide() {
   const bool in_block = scatters(descriptor_.kind) && levels_.several_hosts();
   const bool in_place = descriptor_.kind == Kind::kAllReduce && !shape_.widened;
@@ -53,7 +53,7 @@ void HierarchicalOperation::widen() {
              static_cast<float>(descriptor_.pre_scale));
 }
 
-// A host of one rank beside larger ones scales its values by itself: the others' come scaled to the hosts' level.
+// Scales the values of a rank alone on its host: the values of larger hosts come scaled to the hosts' level.
 void HierarchicalOperation::scale() {
   values_ = room(shape_.total);
   const auto* const from = static_cast<const std::byte*>(in_);
@@ -169,7 +169,7 @@ Work HierarchicalOperation::issue_down() {
       if (levels_.is_leader()) unpack(packed_.get(), levels_.placement.hosts.size());
       return host.broadcast(out_, shape_.total, shape_.type, 0);
     case Kind::kBroadcast:
-      // The root's host has the data. It waits until all ranks are known to have entered the same operation.
+      // The root's host has the data. Its ranks wait until all ranks are known to have entered the same operation.
       if (levels_.placement.host_of[static_cast<std::size_t>(descriptor_.root)] == levels_.host())
         return host.barrier();
       return host.broadcast(out_, shape_.total, shape_.type, 0);
@@ -189,7 +189,7 @@ void HierarchicalOperation::unpack(const std::byte* collected, std::size_t hosts
   }
 }
 
-// What is left to do with results that are here and not yet in their place.
+// Moves the results on this rank to their final place.
 void HierarchicalOperation::finish() {
   const bool several_hosts = levels_.several_hosts();
   const bool came_down = several_hosts && levels_.several_here();

@@ -1,4 +1,4 @@
-// Which ranks share a host. Plain values.
+// The hosts of the ranks, as plain values.
 #pragma once
 
 #include <algorithm>

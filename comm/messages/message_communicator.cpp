@@ -9,8 +9,8 @@
 namespace dtrain::comm {
 namespace {
 
-// Messages are sent from any memory: a Buffer is aligned heap. After a failure it stays, because the transport or a
-// peer may still use it.
+// Messages can be sent from any memory, so a Buffer is aligned heap memory. After a failure the memory is kept, because
+// the transport or a peer may still use it.
 class HeapBuffer final : public Buffer {
  public:
   HeapBuffer(std::shared_ptr<MessageShared> shared, std::size_t bytes)

@@ -15,9 +15,9 @@ namespace dtrain::comm {
 
 struct MessageSetup {
   std::string backend;                    // its name: "mpi"
-  std::shared_ptr<MessageShared> shared;  // by all communicators of the transport
+  std::shared_ptr<MessageShared> shared;  // shared by all communicators of the transport
   std::unique_ptr<MessageTransport> transport;
-  int number = 0;            // among those that share the transport: chooses its tags
+  int number = 0;            // number among the communicators of the transport; chooses the tags
   std::vector<int> members;  // ranks of the job, by rank
   int rank = 0;
   std::function<std::string(int rank)> peer_state{};  // make_message_communicator() sets it

@@ -114,8 +114,8 @@ Polled MessageCore::poll() {
   }
 }
 
-// Hellos of several operations travel ahead: they carry small payloads and cost little. Large data is exchanged for two
-// operations at a time, the second filling the gaps of the first. Completion is in the order of issue.
+// Hellos of several operations are sent ahead: they carry small payloads and cost little. Large data is exchanged for
+// two operations at a time, the second filling the gaps of the first. Completion is in the order of issue.
 Polled MessageCore::advance() {
   bool moved = setup_.transport->poll([](const Message& message) { message.operation->done(message); });
   start_operations();
@@ -151,7 +151,7 @@ void MessageCore::complete_in_order() {
     any = true;
   }
   if (!any || waiting_.load() == 0) return;
-  // A waiter looks at complete_ with the mutex held, and then sleeps: it must not do so between the two.
+  // A waiter holds the mutex from reading complete_ until it sleeps. The lock makes sure that no waiter is in between.
   { const std::scoped_lock lock(mutex_); }
   changed_.notify_all();
 }
@@ -185,8 +185,8 @@ void MessageCore::close() {
     if (std::chrono::steady_clock::now() > deadline) break;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  // The transport may still use the memory of what is left, so that is not to run any more; and nothing is released:
-  // works and core keep each other.
+  // The transport may still use the memory of the remaining operations. So they must not run any more, and nothing is
+  // released: works and core keep each other alive.
   fail("rank " + rank_name(rank()) + " has closed its communicator", true);
 }
 

@@ -1,5 +1,5 @@
-// What a communicator of messages shares with its Work handles and with the thread that sends and receives: the
-// operations, in order, and how they end.
+// The state that a communicator of messages shares with its Work handles and with the thread that sends and receives:
+// the operations, in order, and their end.
 //
 // The owner's thread issues, tests and waits; the thread of messages sends, receives and reduces (poll). They share
 // `inbox_` (operations issued and not yet seen), each work's atomic `complete`, and the failure. Any thread may call
@@ -56,22 +56,21 @@ class MessageCore : public std::enable_shared_from_this<MessageCore> {
   const std::string& backend() const { return setup_.backend; }
   int world_size() const { return static_cast<int>(setup_.members.size()); }
 
-  // The owner's thread.
+  // Called on the owner's thread.
   std::shared_ptr<MessageWork> issue(Descriptor descriptor, const void* in, void* out);
   void begin_group();
   void end_group();
   bool group_open() const { return group_open_; }
   void check();  // CommError when it has failed
-  void close();  // nothing is issued any more; what is outstanding gets a second to end
+  void close();  // no operation may follow; outstanding ones get a second to end
 
-  // Any thread but that of messages. The first cause stays. When it returns, nothing touches the operations' memory any
-  // more.
+  // Called on any thread but that of messages. The first cause stays. Then nothing touches the operations' memory.
   void abort(const std::string& cause) {
     fail(cause, false);
     wait_until_untouched();
   }
 
-  // The thread of messages.
+  // Called on the thread of messages.
   Polled poll();
 
  private:
@@ -85,7 +84,7 @@ class MessageCore : public std::enable_shared_from_this<MessageCore> {
   void wait_until_untouched() const;
   std::unique_lock<std::mutex> lock_state() const;
 
-  // With state_mutex_ held.
+  // Called with state_mutex_ held.
   Polled advance();
   void start_operations();
   void check_same(const MessageOperation& operation) const;
@@ -105,16 +104,16 @@ class MessageCore : public std::enable_shared_from_this<MessageCore> {
   std::vector<Shared> grouped_;
 
   mutable std::mutex mutex_;
-  std::condition_variable changed_;  // something completed, or it failed
+  std::condition_variable changed_;  // an operation completed, or the communicator failed
   std::vector<Shared> inbox_;        // guarded by mutex_, as are the next two
   std::string cause_;
-  bool own_failure_ = false;  // this rank found it: the cause is complete as it is
+  bool own_failure_ = false;  // this rank found the failure: the cause is complete
   std::atomic<bool> failed_{false};
   std::atomic<int> waiting_{0};
 
   mutable std::mutex state_mutex_;  // the state of the thread of messages, which a time-out reads; lock_state()
   std::deque<Shared> pending_;      // not complete, in order
-  std::size_t started_ = 0;         // of them, those that have sent their hello
+  std::size_t started_ = 0;         // those of pending_ that have sent their hello
 };
 
 }  // namespace dtrain::comm

@@ -184,7 +184,7 @@ void MessageOperation::reduce_chunk(std::uint32_t k) {
   const std::size_t bytes = chunk_size(rank_, k);
   std::byte* const result = results(rank_) + chunk_begin(k);
   if (!reduces(descriptor_.kind)) {
-    // What a broadcast brought lies where it belongs already.
+    // The data of a broadcast was received in its final place.
     if (descriptor_.kind != Kind::kBroadcast) copy_bytes(result, own_values(rank_) + chunk_begin(k), bytes);
     return;
   }
@@ -223,7 +223,7 @@ bool MessageOperation::post(MessageTransport& transport) {
       receive(transport, MessageKind::kValues, r, to, chunk_size(rank_, k), k);
       moved = true;
     }
-    // The result of a chunk may go where the values came from: not before they are sent.
+    // The result of a chunk may overwrite its values, so the values must be sent first.
     while (room(peer.take) && (peer.given.empty() || peer.given[peer.take.posted])) {
       const std::uint32_t k = peer.take.posted++;
       receive(transport, MessageKind::kResult, r, results(r) + chunk_begin(k), chunk_size(r, k), k);
@@ -254,7 +254,7 @@ bool MessageOperation::advance(MessageTransport& transport) {
   return moved || finished_;
 }
 
-// Room for messages goes now: handles may live for long.
+// Releases the memory for messages now, because handles may live for long.
 void MessageOperation::end() {
   for (Peer& peer : peers_) {
     peer.hello.reset();

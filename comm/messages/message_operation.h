@@ -1,16 +1,16 @@
-// One outstanding collective that travels as messages: which messages it still has to send and to receive, and what
-// becomes of them.
+// One outstanding collective that travels as messages: the messages that are still to be sent and received, and their
+// use.
 //
 // Every operation begins with a hello from each rank to each other: its operation descriptor, which all compare. Small
 // payloads travel in it, and every rank computes the result for itself. Larger ones are divided into as many parts as
 // there are ranks (part_of), and each part into chunks, which flow independently of each other:
 //   give    each rank sends its values of part p to rank p (broadcast: the root alone);
-//   reduce  rank p sums its part, chunk by chunk, in rank order: own values and what it was given;
-//   hand out  rank p sends what it made to all.
+//   reduce  rank p sums its part, chunk by chunk, in rank order: own values and received ones;
+//   hand out  rank p sends its result to all.
 // Reduce-scatter followed by all-gather: each rank sends and receives 2 (n-1)/n of the payload, the least there is
 // (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009), in one hop each.
 //
-// All of it on the thread of messages, but for timing() and complete().
+// All calls come from the thread of messages, except timing() and complete().
 #pragma once
 
 #include <atomic>
@@ -34,7 +34,7 @@ inline constexpr std::size_t kLargestChunk = 256u << 10;        // bytes of a me
 inline constexpr std::size_t kHelloBytes = sizeof(Descriptor);  // without the payload, which follows at once
 static_assert(sizeof(MessageHello) == kHelloBytes + sizeof(MessageHello::payload));
 
-// The longest message of an operation among so many ranks, in bytes.
+// Returns the bytes of the longest message of an operation among `world_size` ranks.
 std::size_t longest_message(int world_size);
 
 // Messages of one kind between this rank and one peer, a chunk each, in order.
@@ -45,7 +45,7 @@ struct Flow {
   bool finished() const { return done == chunks; }
 };
 
-// Where an operation sends to: its tags, and the ranks' numbers in the job.
+// The destinations of an operation's messages: its tags, and the ranks' numbers in the job.
 struct MessageRoute {
   int first_tag = 0;         // this operation's: one for each Message
   std::vector<int> members;  // by rank
@@ -63,20 +63,20 @@ class MessageOperation {
   // Sends and expects the hellos. The route must live as long as this.
   void start(const MessageRoute& route, MessageTransport& transport);
   bool started() const { return route_ != nullptr; }
-  // All peers have entered it: theirs(r) is what they entered.
+  // True if all peers have entered the operation; theirs(r) is the operation that rank r has entered.
   bool all_entered() const { return entered_ == world_size_; }
   bool has_entered(int r) const { return peers_[index(r)].entered; }
   const Descriptor& theirs(int r) const { return r == rank_ ? descriptor_ : peers_[index(r)].hello->descriptor; }
-  // They are the same, and it is this operation's turn to move its data.
+  // To be called once all ranks' operations are the same and it is this operation's turn to move its data.
   void begin_data();
   bool data_begun() const { return data_begun_; }
 
-  // A message has been sent or has come.
+  // Records that a message has been sent or has arrived.
   void done(const Message& message);
-  // Posts what can be posted and reduces what is there; true when anything was.
+  // Posts the messages that can be posted and reduces the chunks that have arrived; true if it did anything.
   bool advance(MessageTransport& transport);
   bool finished() const { return finished_; }
-  // Whether values of rank r are still to come; whether anything between it and this rank is left to do.
+  // True if values of rank r are still to come, and if any message between rank r and this rank is left.
   bool owes_values(int r) const { return r != rank_ && !peers_[index(r)].get.finished(); }
   bool has_part_left(int r) const { return r != rank_ && !peers_[index(r)].finished(); }
 
@@ -96,8 +96,8 @@ class MessageOperation {
   // Elements of chunk k of rank r's part, in bytes from the part's first.
   std::size_t chunk_begin(std::uint32_t k) const { return k * chunk_bytes_; }
   std::size_t chunk_size(int r, std::uint32_t k) const;
-  const std::byte* own_values(int r) const;  // what this rank has of rank r's part
-  std::byte* results(int r) const;           // where rank r's part goes here
+  const std::byte* own_values(int r) const;  // this rank's values for rank r's part
+  std::byte* results(int r) const;           // place of rank r's part on this rank
   bool gives_to(int from, int to) const;
   bool hands_out_to(int from, int to) const;
   int sources() const;
@@ -124,8 +124,8 @@ class MessageOperation {
   bool data_begun_ = false;
   bool finished_ = false;
   std::vector<Peer> peers_;                                // by rank; this rank's is not used but for its hello
-  std::vector<std::unique_ptr<MessageHello>> own_hellos_;  // one, or one a peer where they differ
-  std::vector<int> arrived_;  // by chunk of this rank's part: how many ranks' values are here
+  std::vector<std::unique_ptr<MessageHello>> own_hellos_;  // one for all peers, or one each if they differ
+  std::vector<int> arrived_;  // by chunk of this rank's part: number of ranks whose values have arrived
   std::uint32_t own_chunks_ = 0;
   std::uint32_t reduced_ = 0;  // chunks of this rank's part that hold the result
 };

@@ -1,4 +1,4 @@
-// What communicators of messages share with the thread that sends and receives for them.
+// The state that communicators of messages share with the thread that sends and receives for them.
 #pragma once
 
 #include <atomic>
@@ -13,8 +13,8 @@
 
 namespace dtrain::comm {
 
-// A tag consists of the communicator, its operation and that operation's message. Its 22 bits are what every transport
-// of Open MPI offers. Ranks are never so far apart that two outstanding operations get the same tag.
+// A tag consists of the communicator, its operation and that operation's message. Every transport of Open MPI offers
+// its 22 bits. Ranks are never so far apart that two outstanding operations get the same tag.
 inline constexpr int kCommunicatorBits = 4;
 inline constexpr int kSequenceBits = 16;
 inline constexpr int kMessageBits = 2;
@@ -36,7 +36,7 @@ struct MessageShared {
     const std::scoped_lock lock(mutex);
     return cause;
   }
-  // Memory that outlives its owner, because the transport may still use it.
+  // Keeps memory longer than its owner, because the transport may still use it.
   void keep(std::shared_ptr<std::byte> memory) {
     const std::scoped_lock lock(mutex);
     kept.push_back(std::move(memory));
@@ -45,8 +45,8 @@ struct MessageShared {
   std::mutex mutex;
   std::string cause;  // guarded by mutex, as is the next
   std::vector<std::shared_ptr<std::byte>> kept;
-  std::atomic<int> communicators{0};  // made so far, by this rank's count: each has tags of its own
-  MessageThread thread;               // ends before the rest goes
+  std::atomic<int> communicators{0};  // number that this rank has made; each has tags of its own
+  MessageThread thread;               // ends before the other members are destroyed
 };
 
 }  // namespace dtrain::comm

@@ -14,7 +14,7 @@ namespace {
 
 using std::chrono::microseconds;
 
-constexpr Nanoseconds kNoPause = microseconds(20);          // without a pause after something moved
+constexpr Nanoseconds kNoPause = microseconds(20);          // time without a pause after data has moved
 constexpr Nanoseconds kNoPauseHurried = microseconds(200);  // the same while a thread waits
 constexpr Nanoseconds kShortest = microseconds(50);
 constexpr Nanoseconds kLongest = microseconds(2000);
@@ -24,7 +24,7 @@ constexpr std::chrono::seconds kRemoving{1};
 }  // namespace
 
 MessageThread::MessageThread(Looks looks) : looks_(looks) {
-  // Signals belong to the threads of the program, not to this one.
+  // This thread blocks all signals, so only the program's own threads handle them.
   sigset_t all;
   sigset_t before;
   sigfillset(&all);
@@ -81,8 +81,8 @@ void MessageThread::remove(int id) {
 Nanoseconds MessageThread::pause_after(Nanoseconds idle) const {
   const bool hurried = hurried_.load(std::memory_order_relaxed) > 0;
   if (idle < (hurried ? kNoPauseHurried : kNoPause)) return Nanoseconds{0};
-  // A quarter of the wait so far: what comes then comes a quarter later at most. Every look takes the core from a
-  // thread that computes.
+  // The pause is a quarter of the wait so far, so it makes the wait a quarter longer at most. Every look takes the core
+  // from a thread that computes.
   return std::clamp(idle / 4, kShortest, hurried ? kLongestHurried : kLongest);
 }
 

@@ -14,7 +14,7 @@
 
 namespace dtrain::comm {
 
-// What one look after a communicator's operations found.
+// The result of one look at a communicator's operations.
 struct Polled {
   bool moved = false;
   bool outstanding = false;  // look again soon
@@ -22,8 +22,8 @@ struct Polled {
 
 class MessageThread {
  public:
-  // While operations are outstanding: MPI reports nothing by itself, so it must be looked at often; a transport that
-  // calls wake() is looked at then alone.
+  // The moments at which the thread polls outstanding operations. MPI reports nothing by itself, so it must be polled
+  // often; a transport that calls wake() is polled only then.
   enum class Looks { kOften, kWhenWoken };
   explicit MessageThread(Looks looks);
   ~MessageThread();
@@ -32,14 +32,14 @@ class MessageThread {
 
   // Runs `task` on the thread, soon.
   void post(std::function<void()> task);
-  // There is something new to look after.
+  // Tells the thread that there is new work.
   void wake();
-  // Calls `poll` from now on, until remove(), which returns once it is not being called; or after a second, where
+  // Calls `poll` from now on, until remove(). remove() returns once `poll` is not being called, or after a second if
   // the transport does not return.
   int add(std::function<Polled()> poll);
   void remove(int id);
 
-  // A thread waits for an operation: polls eagerly instead of saving processor time.
+  // Makes MessageThread poll eagerly, instead of saving processor time, while another thread waits for an operation.
   class Hurry {
    public:
     explicit Hurry(MessageThread& thread) : thread_(thread) { thread_.hurried_.fetch_add(1); }

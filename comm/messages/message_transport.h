@@ -1,4 +1,4 @@
-// How the messages of collectives travel between ranks: what a communicator of messages needs of MPI or of gloo.
+// The interface by which the messages of collectives travel between ranks, over MPI or gloo.
 #pragma once
 
 #include <cstddef>
@@ -20,18 +20,18 @@ struct Message {
   std::uint32_t chunk = 0;
 };
 
-// Messages between two ranks with one tag arrive in the order in which they were sent. The calls come from one thread,
-// the one that poll() is called on; CommError where a peer cannot be reached.
+// Messages between two ranks with one tag arrive in the order in which they were sent. All calls come from the thread
+// that calls poll(); CommError if a peer cannot be reached.
 class MessageTransport {
  public:
   virtual ~MessageTransport() = default;
-  // The data must stay as it is until poll() reports the message.
+  // Sends a message. The data must not change until poll() reports the message.
   virtual void send(const Message& message, int tag, const void* data, std::size_t bytes) = 0;
-  // `bytes`: the most that may arrive.
+  // Begins to receive a message of at most `bytes`.
   virtual void receive(const Message& message, int tag, void* data, std::size_t bytes) = 0;
-  // Calls `done` for each message that is over, and forgets it; true when one was.
+  // Calls `done` for each message that is over, and forgets the message; true if there was one.
   virtual bool poll(const std::function<void(const Message&)>& done) = 0;
-  // Whether messages that their receiver does not expect yet take memory there without a limit. Values are then sent
+  // True if messages that their receiver does not expect yet take memory there without a limit. Values are then sent
   // only to ranks that have entered the operation.
   virtual bool keeps_unexpected() const { return false; }
 };

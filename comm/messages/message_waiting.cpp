@@ -1,4 +1,4 @@
-// How a communicator of messages waits, and how waiting ends when it does not end well.
+// The waits of a communicator of messages, and the errors that end them.
 #include <algorithm>
 #include <thread>
 
@@ -58,7 +58,7 @@ void MessageCore::wait_for(MessageWork& work) {
   }
 }
 
-// The thread of messages holds it for moments at a time. Not held after a while: the transport does not return.
+// The thread of messages holds state_mutex_ for moments at a time. Unlocked result: the transport does not return.
 std::unique_lock<std::mutex> MessageCore::lock_state() const {
   const auto deadline = std::chrono::steady_clock::now() + kPatience;
   std::unique_lock lock(state_mutex_, std::defer_lock);
@@ -66,8 +66,9 @@ std::unique_lock<std::mutex> MessageCore::lock_state() const {
   return lock;
 }
 
-// A caller that gets a failure may release the memory that the operations read and write. This waits until the
-// thread of messages no longer uses it: poll() tests failed_ with the same mutex held, and does nothing once it is set.
+// A caller that gets a failure may release the memory that the operations read and write. So this waits until the
+// thread of messages no longer uses it: poll() tests failed_ with the same mutex held, and does nothing once failed_ is
+// set.
 void MessageCore::wait_until_untouched() const {
   static_cast<void>(lock_state());
 }
@@ -120,7 +121,7 @@ std::vector<MissingRank> MessageCore::missing_of(const MessageOperation& operati
     }
     return missing;
   };
-  // The first of these that holds of any rank: the others may well be waiting for it themselves.
+  // Reports the first of these conditions that any rank meets: the other ranks may be waiting for that rank themselves.
   auto missing = those("has not entered it", [&](int r) { return !operation.started() || !operation.has_entered(r); });
   const char* const partly = "has entered but not done its part";
   if (missing.empty()) missing = those(partly, [&](int r) { return operation.owes_values(r); });

@@ -37,7 +37,7 @@ WorldPlace enter_mpi(MpiJobState& shared) {
                     "leave MPI to dtrain: it makes all MPI calls of the process on one thread");
   }
   // Over TCP Open MPI asks the receiver before it sends more than 64 KB, and the question waits behind all data that is
-  // queued in front of a slow link. Chunks are received where they belong as soon as both sides have entered the
+  // queued in front of a slow link. Chunks are received in their place as soon as both sides have entered the
   // operation, so they are sent at once. (100 Mbit/s, 5.6 MB: 590 ms with the question, 490 without.)
   const std::string limit = std::to_string(kLargestChunk + kLargestChunk / 4);
   ::setenv("OMPI_MCA_btl_tcp_eager_limit", limit.c_str(), /*overwrite=*/0);
@@ -88,7 +88,7 @@ MpiJobImpl::MpiJobImpl(MpiOptions options) : options_(std::move(options)) {
     }
   });
   if (place.wait_for(options_.timeout) != std::future_status::ready) {
-    // The thread is inside MPI_Init and stays there: this process can only end.
+    // The thread does not return from MPI_Init, so this process can only end.
     static_cast<void>(new std::shared_ptr<MpiJobState>(shared_));
     const std::string missing = options_.missing ? "; missing: " + options_.missing() : std::string();
     throw CommError("MPI did not start within " + format_duration(options_.timeout) +
@@ -124,7 +124,7 @@ std::unique_ptr<Communicator> MpiJobImpl::make_communicator(ControlPlane& contro
                         std::to_string(rank_) + " of " + std::to_string(size_) + " to MPI",
                     "start all ranks with one mpirun");
   }
-  // Ranks may have made different ones before.
+  // Ranks may have made different numbers of communicators before.
   int number = 0;
   for (const std::string& theirs : control.gather("comm/mpi", std::to_string(shared_->communicators.load()))) {
     number = std::max(number, std::stoi(theirs));

@@ -1,4 +1,4 @@
-// The process's place in the MPI job: MPI's start, its end, and the private communicator all of ours use.
+// The process's place in the MPI job: MPI's start, its end, and the private MPI communicator that all of ours use.
 #pragma once
 
 #include <mpi.h>
@@ -13,7 +13,7 @@
 
 namespace dtrain::comm {
 
-// What the communicators of the job share. `world` belongs to the MPI thread.
+// The state that the communicators of the job share. `world` belongs to the MPI thread.
 struct MpiJobState : MessageShared {
   MpiJobState() : MessageShared(MessageThread::Looks::kOften) {}
   MPI_Comm world = MPI_COMM_NULL;

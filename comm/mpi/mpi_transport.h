@@ -1,4 +1,4 @@
-// Messages over MPI: the outstanding requests, and what each one is. The MPI thread alone.
+// Messages over MPI: the outstanding requests, and the message of each. Used by the MPI thread alone.
 #pragma once
 
 #include <mpi.h>
@@ -20,8 +20,8 @@ class MpiTransport final : public MessageTransport {
  private:
   const MPI_Comm comm_;
   std::vector<MPI_Request> requests_;
-  std::vector<Message> messages_;  // of the same index
-  std::vector<int> indices_;       // of poll(), as is the next
+  std::vector<Message> messages_;  // message of the request with the same index
+  std::vector<int> indices_;       // used in poll(), like the next member
   std::vector<MPI_Status> statuses_;
 };
 

@@ -1,5 +1,5 @@
-// What the library comm and the module comm_nccl agree on. Raise the version with every change to NcclCommunicator,
-// Communicator or what they are made of: a module of another build is refused instead of called.
+// The interface between the library comm and the module comm_nccl. Raise the version with every change to
+// NcclCommunicator, Communicator or their members' types: a module of another build is then refused, not called.
 #pragma once
 
 #include <memory>

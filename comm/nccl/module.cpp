@@ -1,4 +1,4 @@
-// The one function the module exports.
+// The only function that the module exports.
 #include "nccl/abi.h"
 #include "nccl/nccl_communicator.h"
 

@@ -29,8 +29,8 @@ class Library {
     }
     throw CommError("the nccl backend needs " + all + ", which cannot be opened: " + why, kRemedy);
   }
-  // libtorch's CUDA part and what it uses come first, where the process has them: libtorch's CPU part opens a CUDA
-  // runtime too, which has the name but need not be the one that computes.
+  // Looks first in libtorch's CUDA part and its libraries, if the process has them: libtorch's CPU part also opens a
+  // CUDA runtime of that name, which need not be the runtime that computes.
   template <class Function>
   bool find(const char* function, std::function<Function>& into) const {
     void* const libtorch = ::dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
@@ -66,8 +66,8 @@ NcclLibraries nccl_libraries() {
   NcclLibraries libraries;
   libraries.nccl_folders = {here};
   libraries.cuda_folders = {here};
-  // As installed; in Python's site-packages, where this folder is dtrain/lib; and in the checkout, where it is
-  // build/PRESET/lib. A process with libtorch's CUDA part has both libraries already, and finds them by name.
+  // The wheels of an installation, of Python's site-packages (this folder is dtrain/lib), and of the checkout
+  // (build/PRESET/lib). A process with libtorch's CUDA part has both libraries already, and finds them by name.
   const std::vector<std::string> wheels{here + "/dtrain/libtorch", here + "/../..", here + "/../../../.deps/libtorch"};
   for (const std::string& wheel : wheels) {
     libraries.nccl_folders.push_back(wheel + "/nvidia/nccl/lib");

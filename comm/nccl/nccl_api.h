@@ -1,5 +1,5 @@
 // The functions of NCCL and of the CUDA runtime that the backend calls, as a table: open_nccl() fills it from the
-// libraries, tests fill it with their own. Nothing is linked. The table is not changed once it is made; any thread.
+// libraries, tests with their own functions. No library is linked. The made table does not change; any thread.
 #pragma once
 
 #include <nccl.h>
@@ -11,7 +11,7 @@
 
 namespace dtrain::comm {
 
-// X(function): there in every version that will do.
+// X(function): functions that every supported version has.
 // clang-format off
 #define DTRAIN_NCCL_FUNCTIONS(X) \
   X(ncclGetVersion) X(ncclGetUniqueId) X(ncclGetErrorString) X(ncclGetLastError) \
@@ -21,9 +21,9 @@ namespace dtrain::comm {
   X(ncclBroadcast) X(ncclAllReduce) X(ncclReduceScatter) X(ncclAllGather) \
   X(ncclGroupStart) X(ncclGroupEnd)
 // clang-format on
-// Empty where the library has none.
+// The members are empty if the library lacks these functions.
 #define DTRAIN_NCCL_NEWER_FUNCTIONS(X) X(ncclCommRevoke) X(ncclCommShrink)
-// X(function, type): the header overloads some of them, so that they cannot be asked for their types.
+// X(function, type): the header overloads some functions, so decltype cannot give their types.
 #define DTRAIN_CUDA_FUNCTIONS(X)                                                            \
   X(cudaGetErrorString, const char*(cudaError_t))                                           \
   X(cudaGetDeviceCount, cudaError_t(int*))                                                  \
@@ -60,26 +60,26 @@ struct NcclApi {
 
 using SharedNcclApi = std::shared_ptr<const NcclApi>;
 
-// Where the libraries are looked for: each name as the dynamic linker finds it, then in each folder. The first that can
-// be opened is taken.
+// The search for the libraries: each name as the dynamic linker finds it, then in each folder. The first library that
+// can be opened is taken.
 struct NcclLibraries {
   std::vector<std::string> nccl{"libnccl.so.2"};
   std::vector<std::string> cuda{"libcudart.so.13", "libcudart.so.12"};  // whichever libtorch is built for
   std::vector<std::string> nccl_folders;
   std::vector<std::string> cuda_folders;
 };
-// Beside this library, and where dtrain-get-libtorch and scripts/setup.sh put libtorch's wheels.
+// Adds this library's folder, and those where dtrain-get-libtorch and scripts/setup.sh put libtorch's wheels.
 NcclLibraries nccl_libraries();
 
-// Opens them, for good. CommError names the library that cannot be opened or the function it lacks.
+// Opens the libraries for good. CommError names the library that cannot be opened or the function that it lacks.
 SharedNcclApi open_nccl(const NcclLibraries& libraries = nccl_libraries());
 
 inline constexpr int kOldestNccl = NCCL_VERSION(2, 28, 0);
 std::string nccl_version_text(int code);  // "2.28.9"
-// The library's version; CommError when it is too old.
+// Returns the library's version; CommError if it is too old.
 int checked_nccl_version(const NcclApi& api);
 
-// CommError "what: reason" unless it is a success (for NCCL also: one that goes on in the background).
+// CommError "what: reason" unless the result is success (for NCCL also: a call that goes on in the background).
 void check_cuda(const NcclApi& api, cudaError_t result, const char* what);
 void check_nccl(const NcclApi& api, ncclResult_t result, const char* what, ncclComm_t comm = nullptr);
 

@@ -1,14 +1,14 @@
 // Operations that become part of a CUDA graph.
 //
-// The communicator's stream enters the capture behind the event of the first operation's issue, and leaves it where the
-// caller's stream waits for the event behind the last one. These events order the graph and never fire, so nothing may
-// ask for them; they are used again after the capture. NCCL's handing over goes on in the background as ever, and
-// asking how far it is calls nothing of CUDA (ncclCommGetAsyncError).
+// The communicator's stream enters the capture behind the event of the first operation's issue, and leaves the capture
+// when the caller's stream waits for the event behind the last operation. These events order the graph and never fire,
+// so they must not be queried; they are used again after the capture. NCCL launches in the background as usual, and
+// querying its progress makes no CUDA call (ncclCommGetAsyncError).
 //
-// NCCL hands over a captured operation on all ranks together: they tell each other where their memory is. A rehearsal
-// orders the streams in the same way, and leaves NCCL out.
+// NCCL launches a captured operation on all ranks together, because the ranks exchange the addresses of their memory. A
+// rehearsal orders the streams in the same way, but does not call NCCL.
 //
-// A replay is one batch: the event behind it, on the caller's stream.
+// A replay is one batch, whose event is recorded behind the replay on the caller's stream.
 #include <algorithm>
 
 #include "dtrain/base/error.h"
@@ -41,7 +41,7 @@ void NcclCore::begin_capture(CaptureFor what) {
     throw CommError(
         "begin_capture: the communicator was made without current_stream, so that no stream can be captured");
   }
-  // Without it a failure ends the communicator, which NCCL does only once no graph is left that holds operations of it.
+  // Without ncclCommRevoke a failure ends the communicator, for which NCCL waits until no graph holds its operations.
   if (!setup_.api->ncclCommRevoke) {
     throw CommError("this version of NCCL cannot stop a communicator of which a CUDA graph holds operations",
                     "use NCCL 2.28.9 or a later one");
@@ -127,7 +127,7 @@ void NcclCore::join_captured(cudaStream_t stream, std::uint64_t sequence) {
 void NcclCore::end_capture() {
   if (!capture_) throw CommError("end_capture: no capture has begun");
   Capture capture = *std::exchange(capture_, std::nullopt);
-  sequence_ = capture.first_sequence;  // the same on all ranks, also where a capture has failed in the middle
+  sequence_ = capture.first_sequence;  // the same on all ranks, even if a capture has failed in the middle
   const bool group_was_open = std::exchange(group_open_, false);
   grouped_.clear();
   if (capture.what == CaptureFor::kReplays) captured_ = std::make_shared<const std::string>(text_of(capture.batches));

@@ -36,7 +36,7 @@ class NcclBuffer final : public Buffer {
     }
   }
   ~NcclBuffer() override {
-    core_->let_device_finish();  // ncclMemFree() does not wait for what still uses the memory
+    core_->let_device_finish();  // ncclMemFree() does not wait for operations that still use the memory
     core_->link().deregister(handle_);
     static_cast<void>(core_->setup().api->ncclMemFree(data_));
   }
@@ -153,7 +153,7 @@ std::unique_ptr<NcclCommunicator> Nccl::shrink(ControlPlane& control, const std:
   return std::make_unique<Nccl>(setup, std::move(link));
 }
 
-// Rank 0's, and every rank's version of NCCL.
+// Returns rank 0's id, and checks that every rank has the same version of NCCL.
 ncclUniqueId agree_on_id(const NcclApi& api, ControlPlane& control, const std::string& name) {
   const std::string version = nccl_version_text(checked_nccl_version(api));
   ncclUniqueId id{};

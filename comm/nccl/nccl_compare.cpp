@@ -1,4 +1,4 @@
-// Compares what the ranks do. NCCL does not: calls that differ hang it, or mix up data. So:
+// Compares the operations of the ranks. NCCL does not compare: calls that differ make it hang or mix up data. So:
 //   the first operations and every allocation are compared with rank 0's before they reach NCCL: a rank that differs
 //   stops, with both in its error, and its failure stops the others through the control plane;
 //   at a time-out each rank that waits publishes what it entered last, and reads what the others published.
@@ -15,8 +15,8 @@ namespace dtrain::comm {
 namespace {
 
 constexpr std::size_t kRemembered = 64;
-constexpr std::chrono::milliseconds kSlice{20};  // how soon an abort is noticed
-// How much later than this rank the others may time out and still be counted.
+constexpr std::chrono::milliseconds kSlice{20};  // time until an abort is noticed
+// Bounds of the time by which the others may time out later than this rank and still be counted.
 constexpr std::chrono::milliseconds kLeastGrace{200};
 constexpr std::chrono::milliseconds kMostGrace{3'000};
 

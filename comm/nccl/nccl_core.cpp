@@ -101,7 +101,7 @@ void NcclCore::end_group() {
   group_open_ = false;
   std::vector<Shared> works = std::exchange(grouped_, {});
   throw_if_failed();
-  // NCCL orders nothing inside a group: what touches memory that an earlier operation writes begins a new one.
+  // NCCL orders nothing inside a group: an operation that uses memory that an earlier one writes begins a new group.
   std::vector<Shared> together;
   std::vector<Range> read, written;
   for (Shared& work : works) {
@@ -149,7 +149,7 @@ void NcclCore::progress() {
 }
 
 void NcclCore::pump() {
-  if (failed() || batches_.empty() || capture_) return;  // in a capture no event may be asked for
+  if (failed() || batches_.empty() || capture_) return;  // no event may be queried in a capture
   try {
     const DeviceGuard guard(*setup_.api, setup_.nccl.device);
     while (advance()) {
@@ -187,7 +187,7 @@ bool NcclCore::advance() {
   return false;
 }
 
-// The stream orders what is in GPU memory; host memory has an operation's result only when that is complete.
+// The stream orders data in GPU memory; host memory has an operation's result only when the operation is complete.
 bool NcclCore::waits_for_host_data(const NcclBatch& batch) const {
   if (batch.state != NcclBatch::State::kQueued) return false;
   for (const NcclBatch& before : batches_) {
@@ -270,7 +270,7 @@ bool NcclCore::let_device_finish() noexcept {
   try {
     hand_over_all();
     const DeviceGuard guard(*setup_.api, setup_.nccl.device);
-    // All buffers together wait so long after a failure, for the process is to end.
+    // After a failure all buffers together wait for kAfterFailure at most, because the process is about to end.
     if (failed() && !patience_after_failure_) patience_after_failure_ = now() + Nanoseconds(kAfterFailure);
     const Nanoseconds deadline = patience_after_failure_.value_or(now() + Nanoseconds(setup_.options.timeout));
     std::vector<cudaStream_t> streams{stream_.get()};
@@ -336,13 +336,13 @@ void NcclCore::close() {
     nap();
   }
   watchdog_.reset();
-  // What is left must no longer touch memory.
+  // The remaining operations must no longer touch memory.
   if (!batches_.empty()) fail("rank " + std::to_string(rank()) + " has closed its communicator", true);
   launch_end_.reset();  // after an abort, so that no call of its thread still waits for the device
   if (!failed()) link_->finalize(kClosing);
   batches_.clear();  // batches refer to this object, and it to them
   grouped_.clear();
-  // cudaFree() waits for the whole device. One that still works after a failure may do so for ever: the memory stays.
+  // cudaFree() waits for the whole device, which may work for ever after a failure; the memory then stays allocated.
   if (!failed() || let_device_finish()) static_cast<void>(setup_.api->cudaFree(std::exchange(barrier_data_, nullptr)));
 }
 

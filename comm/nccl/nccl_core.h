@@ -1,9 +1,9 @@
-// What a communicator over NCCL shares with its Work handles and Buffers: the operations, in order, and how they end.
+// The state that a communicator over NCCL shares with its Work handles and Buffers: the operations in order, their end.
 //
 // An operation (or a group of them) is a batch: queued, then handed to NCCL on the stream (launched), which may go on
 // in the background for a while, then running until the event behind it fires. pump() moves batches on and never waits
-// for the GPU or for a peer. The owner's thread does all of it, but for what NcclLaunchEnd puts behind a launch;
-// abort() comes from any thread.
+// for the GPU or for a peer. The owner's thread makes all calls, except those that NcclLaunchEnd puts behind a launch;
+// abort() may come from any thread.
 #pragma once
 
 #include <atomic>
@@ -44,7 +44,7 @@ class NcclWork final : public WorkState {
  private:
   friend class NcclCore;
 
-  // Where host memory gets the result from; null where NCCL writes it itself.
+  // Returns the area from which host memory gets the result; null if NCCL writes the result to its place.
   StagingArea* result_area() const {
     return staged_out_ ? staged_out_.get() : in_ == out_ ? staged_in_.get() : nullptr;
   }
@@ -53,9 +53,9 @@ class NcclWork final : public WorkState {
   const Descriptor descriptor_;
   const void* const in_;  // the caller's
   void* const out_;
-  const void* from_ = nullptr;  // what NCCL reads and writes: the same, or staged
+  const void* from_ = nullptr;  // memory that NCCL reads and writes: the same, or staged
   void* to_ = nullptr;
-  std::unique_ptr<StagingArea> staged_in_;  // also out, where in and out are the same
+  std::unique_ptr<StagingArea> staged_in_;  // also for out if in and out are the same
   std::unique_ptr<StagingArea> staged_out_;
   bool submitted_ = false;  // not while its group is open
   bool complete_ = false;
@@ -75,7 +75,7 @@ struct NcclBatch {
   Nanoseconds enqueued() const;
 };
 
-// CommError where NCCL has no reduction with these scales.
+// Throws CommError if NCCL has no reduction with these scales.
 void check_scales(const Descriptor& descriptor, int world_size);
 
 struct NcclSetup {
@@ -97,14 +97,14 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
   cudaStream_t stream() const { return stream_.get(); }
   bool failed() const { return failed_.load(std::memory_order_acquire); }
 
-  // The owner's thread.
+  // Called on the owner's thread.
   std::shared_ptr<NcclWork> issue(Descriptor descriptor, const void* in, void* out);
   void agree(Descriptor descriptor);  // counts as an operation, but has no data
   void begin_group();
   void end_group();
   void progress();
   void order_after(cudaStream_t stream, std::uint64_t sequence);
-  void synchronize(const char* what);  // of the own stream, by an event
+  void synchronize(const char* what);  // waits for the own stream, by an event
   // Returns once everything issued has been handed over to NCCL, which takes no other calls before that, or on failure.
   void hand_over_all();
   // See NcclCommunicator.
@@ -113,14 +113,14 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
   void end_capture();
   void replayed();
   bool compares() const { return sequence_ < setup_.nccl.compared_operations; }
-  // Before memory goes back: waits for what the GPU has been given, here and on the caller's current stream. After a
-  // failure it waits a moment and no longer. Whether the GPU has done all of it.
+  // To be called before memory is freed: waits until the GPU has finished the work of this communicator and of the
+  // caller's current stream; after a failure only for a moment. True if the GPU has finished.
   bool let_device_finish() noexcept;
   void close();
 
   void throw_if_failed(const NcclWork* work = nullptr, Nanoseconds since = {});
 
-  // Any thread. The first cause stays.
+  // Called on any thread. The first cause stays.
   void abort(const std::string& cause) { fail(cause, false); }
 
  private:
@@ -156,7 +156,7 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
   void wait_for(NcclWork& work);
   void nap();  // a little, or until it has failed
   void time_out(const NcclWork& work, Nanoseconds since);
-  // The watchdog's thread: the first operation under way has taken too long.
+  // Called on the watchdog's thread if the first operation under way has taken too long.
   void expire(const NcclEntry& entry, Nanoseconds began);
   void watch_first();
   std::string describe_waiting(const NcclEntry& entry, Nanoseconds elapsed, const char* verb) const;
@@ -171,7 +171,7 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
   std::unique_ptr<NcclLink> link_;
   CudaStream stream_;
   DevicePool pool_;
-  void* barrier_data_ = nullptr;  // one element, for what has no data
+  void* barrier_data_ = nullptr;  // one element, for operations without data
   EventTimes event_times_;
   std::optional<Nanoseconds> patience_after_failure_;  // until when let_device_finish() waits at most
   std::uint64_t sequence_ = 0;
@@ -181,19 +181,19 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
   struct Capture {
     CaptureFor what = CaptureFor::kReplays;
     std::vector<NcclBatch> batches;
-    std::size_t joined = 0;            // so many of them, from the first
+    std::size_t joined = 0;            // number of works, from the first, that are joined
     std::uint64_t first_sequence = 0;  // numbers from here on are given again once the capture has ended
   };
   std::optional<Capture> capture_;               // while one is under way
-  std::shared_ptr<const std::string> captured_;  // what the last one has captured, in words
+  std::shared_ptr<const std::string> captured_;  // the operations of the last capture, in words
   std::deque<NcclEntry> last_;                   // those issued last; guarded by mutex_
 
   std::mutex mutex_;
   std::condition_variable failed_now_;
   std::string cause_;         // guarded by mutex_
-  bool own_failure_ = false;  // this rank found it: the cause is complete as it is; guarded by mutex_
+  bool own_failure_ = false;  // this rank found the failure: the cause is complete; guarded by mutex_
   std::atomic<bool> failed_{false};
-  std::unique_ptr<NcclWatchdog> watchdog_;     // until close(), as what follows
+  std::unique_ptr<NcclWatchdog> watchdog_;     // until close(), like the next member
   std::unique_ptr<NcclLaunchEnd> launch_end_;  // its thread uses the batch that is being launched
 };
 

@@ -1,5 +1,5 @@
-// What the backend holds of one GPU: its stream, events, and memory for staging. RAII; the owner's thread (destructors:
-// any thread). Each keeps the table of functions alive.
+// The backend's resources on one GPU: its stream, events, and memory for staging. RAII; the owner's thread
+// (destructors: any thread). Each keeps the table of functions alive.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace dtrain::comm {
 
-// The calling thread's current device, for as long as it lives.
+// Sets the calling thread's current device for its lifetime.
 class DeviceGuard {
  public:
   DeviceGuard(const NcclApi& api, int device);
@@ -47,8 +47,8 @@ class CudaEvent {
   CudaEvent& operator=(const CudaEvent&) = delete;
   cudaEvent_t get() const { return event_; }
   void record(cudaStream_t stream);
-  bool query() const;  // CommError where the device has failed
-  // From another event, which has fired like this one, in device time. Half a microsecond of resolution.
+  bool query() const;  // CommError if the device has failed
+  // Returns the device time since another event; both must have fired. Resolution: half a microsecond.
   Nanoseconds since(const CudaEvent& before) const;
 
  private:
@@ -56,7 +56,7 @@ class CudaEvent {
   cudaEvent_t event_ = nullptr;
 };
 
-// Pinned host memory and device memory of one size, through which host data travels.
+// Pinned host memory and device memory of one size, for staging host data.
 class StagingArea {
  public:
   StagingArea(SharedNcclApi api, std::size_t bytes);
@@ -80,7 +80,7 @@ class DevicePool {
  public:
   explicit DevicePool(SharedNcclApi api) : api_(std::move(api)) {}
   std::unique_ptr<CudaEvent> event();
-  std::unique_ptr<StagingArea> area(std::size_t bytes);  // at least
+  std::unique_ptr<StagingArea> area(std::size_t bytes);  // of at least this many bytes
   void give_back(std::unique_ptr<CudaEvent> event);
   void give_back(std::unique_ptr<StagingArea> area);
 
@@ -90,15 +90,15 @@ class DevicePool {
   std::multimap<std::size_t, std::unique_ptr<StagingArea>> areas_;
 };
 
-// When events fired, on the host's monotonic clock. An event's time on the device is exact relative to another's; where
-// the two clocks meet is known from what must be so: an event fires after it was recorded and before the host sees it.
+// Converts the times at which events fired to the host's monotonic clock. The device time between two events is exact;
+// the offset of the two clocks follows from bounds: an event fires after it was recorded and before the host sees it.
 class EventTimes {
  public:
-  // The event has fired; it was recorded at `recorded` or later and seen at `seen`.
+  // Returns the time of an event that has fired, was recorded at `recorded` or later, and was seen at `seen`.
   Nanoseconds of(const CudaEvent& event, Nanoseconds recorded, Nanoseconds seen);
-  // Later events are measured from this one, whose time of() has just given. Returns the one that served before.
+  // Measures later events from this event, whose time of() has just returned. Returns the event that was used before.
   std::unique_ptr<CudaEvent> measure_from(std::unique_ptr<CudaEvent> event, Nanoseconds time);
-  // Since the event that others are measured from; a large value without one.
+  // True if later events should be measured from a newer event, or if there is no event to measure from.
   bool is_stale(Nanoseconds now) const { return !origin_ || now - origin_time_ > kMostDistance; }
 
  private:
@@ -108,7 +108,7 @@ class EventTimes {
   Nanoseconds origin_time_{0};
 };
 
-// Whether the device can use the memory as it is.
+// True if the device can use the memory without staging.
 bool is_device_memory(const NcclApi& api, const void* data);
 
 }  // namespace dtrain::comm

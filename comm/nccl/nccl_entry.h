@@ -1,4 +1,4 @@
-// What a rank has entered, as errors name it and ranks compare it.
+// The operation or replay that a rank has entered, as errors name it and ranks compare it.
 #pragma once
 
 #include <memory>
@@ -10,7 +10,7 @@ namespace dtrain::comm {
 
 struct NcclEntry {
   Descriptor descriptor;                      // of a replay the sequence number alone counts
-  std::shared_ptr<const std::string> replay;  // what a replayed graph is called; null: it is an operation
+  std::shared_ptr<const std::string> replay;  // name of a replayed graph; null: an operation
 };
 
 inline std::string describe(const NcclEntry& entry) {

@@ -1,4 +1,4 @@
-// Handing a batch to NCCL: staging, the calls, the event behind them.
+// Hands a batch to NCCL: staging, the calls, the event behind them.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -53,7 +53,7 @@ double factor_of(const Descriptor& descriptor, int world_size) {
   return descriptor.op == ReduceOp::kMean ? factor / world_size : factor;
 }
 
-// The factor in the data's own type, as NCCL multiplies by it.
+// The factor in the data's own type, as NCCL needs it for multiplying.
 struct Scalar {
   alignas(8) std::byte bytes[8] = {};
   Scalar(const Descriptor& descriptor, double factor) {
@@ -78,7 +78,7 @@ struct Scalar {
   }
 };
 
-// The rank's part where all parts are of one size, as NCCL's own operations on parts need it.
+// Returns the rank's part if all parts have one size, as NCCL's own operations on parts require; otherwise empty.
 std::optional<Part> equal_part(const Descriptor& descriptor, int rank, int world_size) {
   const Part first = part_of(descriptor.count, descriptor.type, 0, world_size);
   const Part last = part_of(descriptor.count, descriptor.type, world_size - 1, world_size);
@@ -90,7 +90,7 @@ std::optional<Part> equal_part(const Descriptor& descriptor, int rank, int world
 
 void check_scales(const Descriptor& descriptor, int world_size) {
   if (!reduces(descriptor.kind) || (descriptor.pre_scale == 1.0 && descriptor.post_scale == 1.0)) return;
-  // Not even by two scales whose product is 1: a maximum of negated values is a minimum.
+  // Even two scales whose product is 1 are refused: a maximum of negated values is a minimum.
   if (descriptor.op != ReduceOp::kSum && descriptor.op != ReduceOp::kMean) {
     throw CommError(describe(descriptor) + ": NCCL scales sums and means alone", "scale the data before or after");
   }
@@ -128,7 +128,7 @@ void NcclCore::stage_in(NcclWork& work) {
   work.from_ = work.in_;
   work.to_ = work.out_;
   if (in != 0 && !is_device_memory(*setup_.api, work.in_)) {
-    // Where out begins at the same place it may be the longer one.
+    // `out` may be longer than `in` if both begin at the same place.
     work.staged_in_ = pool_.area(work.out_ == work.in_ ? std::max(in, out) : in);
     const StagingArea& area = *work.staged_in_;
     std::memcpy(area.host(), work.in_, in);
@@ -156,8 +156,8 @@ void NcclCore::stage_out(NcclWork& work) {
 namespace {
 
 // Calls `call_piece(first element, number)` for the pieces in which one rank scales `count` elements. NCCL 2.28 gives
-// each of min(32, bytes / 16 KiB rounded up) blocks count / blocks elements, rounded down, and so does not scale up to
-// 31 elements at the end. It leaves out none with one block (16 KiB), or with 32 blocks of whole packs of 16 bytes.
+// each of min(32, bytes / 16 KiB rounded up) blocks count / blocks elements, rounded down, so it does not scale up to
+// 31 elements at the end. It scales all elements with one block (16 KiB), or with 32 blocks of whole packs of 16 bytes.
 template <typename CallPiece>
 void for_scaled_pieces(std::size_t count, std::size_t element_bytes, const CallPiece& call_piece) {
   constexpr std::size_t kBlockBytes = 16 << 10;
@@ -258,7 +258,7 @@ void NcclCore::hand_to_nccl(NcclBatch& batch) {
   });
 }
 
-// Any thread, while the batch is being launched.
+// Called on any thread, while the batch is being launched.
 void NcclCore::put_behind(NcclBatch& batch) {
   for (const Shared& work : batch.works) stage_out(*work);
   batch.done->record(stream_.get());

@@ -1,5 +1,5 @@
-// Puts what comes behind an operation on its stream as soon as NCCL has launched the operation, which it does in the
-// background: the event of an operation's end, first of all. The thread that issues operations may look much later, and
+// Calls `behind` as soon as NCCL, which launches in the background, has launched an operation. `behind` puts later work
+// on the stream, above all the event of the operation's end. The thread that issues operations may look much later, and
 // an event that it recorded then would have the time of that look.
 //
 // A thread of its own asks NCCL while something is being launched, and sleeps otherwise. begin() and look() come from
@@ -19,18 +19,18 @@ namespace dtrain::comm {
 
 class NcclLaunchEnd {
  public:
-  // `link` outlives it.
+  // `link` must outlive the object.
   NcclLaunchEnd(SharedNcclApi api, int device, NcclLink& link);
-  // What is being launched is not waited for: `behind` is not called any more.
+  // Does not wait for an operation that is being launched; `behind` is not called any more.
   ~NcclLaunchEnd();
   NcclLaunchEnd(const NcclLaunchEnd&) = delete;
   NcclLaunchEnd& operator=(const NcclLaunchEnd&) = delete;
 
-  // NCCL has just been given operations, with nothing else under way: calls `behind` once when it has launched them, on
-  // whichever thread sees that first.
+  // To be called when NCCL has just got operations, with nothing else under way. Calls `behind` once when NCCL has
+  // launched them, on the thread that notices it first.
   void begin(std::function<void()> behind);
-  // Whether NCCL has nothing in progress, and `behind` has been called. CommError when NCCL has found an error, and
-  // whatever `behind` throws.
+  // True if NCCL has nothing in progress and `behind` has been called. Throws CommError if NCCL has found an error, and
+  // the exceptions of `behind`.
   bool look();
 
  private:
@@ -42,7 +42,7 @@ class NcclLaunchEnd {
   NcclLink& link_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::function<void()> behind_;  // of what is being launched; guarded by mutex_, as all below
+  std::function<void()> behind_;  // of the operations being launched; guarded by mutex_, as all below
   std::exception_ptr error_;      // that the thread has found
   bool ending_ = false;
   std::thread thread_;

@@ -89,7 +89,7 @@ void NcclLink::stop() noexcept {
 void NcclLink::deregister(void* handle) noexcept {
   const std::scoped_lock lock(mutex_);
   if (!comm_) return;
-  // A revocation must be over first; where it does not end, the registration goes with the communicator.
+  // A revocation must be over first; if it does not end, the registration ends with the communicator.
   const auto deadline = SteadyClock::now() + kEnding;
   ncclResult_t state = stopped_ ? ncclInProgress : ncclSuccess;
   while (state == ncclInProgress && SteadyClock::now() < deadline) {

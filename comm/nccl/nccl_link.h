@@ -1,6 +1,6 @@
-// NCCL's communicator, and how it begins and ends. It is a non-blocking one: its functions return at once, and what
-// they began is asked for with state(). stop() comes from any thread and is the only thing that may: a mutex keeps it
-// from the owner's calls, which go through use().
+// NCCL's communicator, its start and its end. The communicator is non-blocking: its functions return at once, and
+// ready() tells whether they are done. Only stop() may be called on any thread: a mutex separates it from the owner's
+// calls, which go through use().
 //
 // After a failure the operations on the device are stopped: with ncclCommRevoke where NCCL has it, after which shrink()
 // is still possible, else with ncclCommAbort. The destructor calls ncclCommAbort then, exactly once.
@@ -21,42 +21,42 @@ namespace dtrain::comm {
 struct NcclWaiting {
   std::chrono::milliseconds timeout;
   std::function<void()> check;            // throws when waiting has become pointless
-  std::function<std::string()> who_else;  // what is known of the other ranks, for the error at the deadline
+  std::function<std::string()> who_else;  // facts about the other ranks, for the error at the deadline
 };
 
 class NcclLink {
  public:
-  // Collective over `world_size` ranks.
+  // Connects `world_size` ranks. Collective over them.
   static std::unique_ptr<NcclLink> connect(SharedNcclApi api, const ncclUniqueId& id, int rank, int world_size,
                                            const NcclWaiting& waiting);
   ~NcclLink();
   NcclLink(const NcclLink&) = delete;
   NcclLink& operator=(const NcclLink&) = delete;
 
-  // Calls use(comm) unless it has been stopped: CommError then.
+  // Calls use(comm); CommError if the communicator has been stopped.
   template <class Use>
   auto use(const Use& use) {
     const std::scoped_lock lock(mutex_);
     if (stopped_) throw CommError("the NCCL communicator has been stopped");
     return use(comm_);
   }
-  // False while something goes on in the background; CommError when NCCL has found an error.
+  // False while a call goes on in the background; CommError if NCCL has found an error.
   bool ready();
 
   void stop() noexcept;
 
-  // Takes a Buffer's registration back, if there is still something to take it back from.
+  // Removes a Buffer's registration, if the communicator still exists.
   void deregister(void* handle) noexcept;
 
-  // Collective over the ranks that are left. Stops this one.
+  // Collective over the ranks that are left. Stops this communicator.
   std::unique_ptr<NcclLink> shrink(std::vector<int> excluded, bool failed, const NcclWaiting& waiting);
 
-  // Before the destructor: nothing is outstanding, the peers close too. Waits for them, at most so long.
+  // Waits for the peers to close too, for `at_most`. Called before the destructor, with no outstanding operations.
   void finalize(std::chrono::milliseconds at_most) noexcept;
 
  private:
   explicit NcclLink(SharedNcclApi api) : api_(std::move(api)) {}
-  // A new link when NCCL has connected it; one that fails is stopped.
+  // Returns a new link once NCCL has connected it; stops a link that fails.
   static std::unique_ptr<NcclLink> once_ready(std::unique_ptr<NcclLink> link, const char* what,
                                               const NcclWaiting& waiting);
   void wait_until_ready(ncclComm_t comm, const char* what, const NcclWaiting& waiting);

@@ -1,4 +1,4 @@
-// Waiting for an operation, and the errors when it does not end well.
+// Waits for operations, and makes the errors of those that fail.
 #include <algorithm>
 
 #include "dtrain/base/error.h"

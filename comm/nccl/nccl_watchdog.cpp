@@ -8,7 +8,7 @@
 namespace dtrain::comm {
 namespace {
 
-// How often it looks.
+// Returns the time between two looks of the watchdog.
 std::chrono::milliseconds period_of(std::chrono::milliseconds timeout) {
   return std::clamp(timeout / 20, std::chrono::milliseconds(5), std::chrono::milliseconds(1000));
 }

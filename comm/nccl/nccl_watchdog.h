@@ -22,14 +22,14 @@ class NcclWatchdog {
  public:
   using Expired = std::function<void(const NcclEntry& entry, Nanoseconds began)>;
 
-  // An operation has `timeout` from the time when everything in front of it has ended on this GPU.
+  // The deadline of an operation is `timeout` after everything in front of it has ended on this GPU.
   NcclWatchdog(SharedNcclApi api, int device, std::chrono::milliseconds timeout, Expired expired);
   ~NcclWatchdog();
   NcclWatchdog(const NcclWatchdog&) = delete;
   NcclWatchdog& operator=(const NcclWatchdog&) = delete;
 
-  // The events outlive the next call of watch() or watch_nothing(). `began` has fired when the operation may begin,
-  // `done` when it has ended. Without `began` it may begin now.
+  // Watches an operation. The events must outlive the next call of watch() or watch_nothing(). `began` has fired when
+  // the operation may begin, `done` when it has ended. Without `began` the operation may begin now.
   void watch(const NcclEntry& entry, const CudaEvent* began, const CudaEvent& done);
   void watch_nothing();
 
@@ -41,7 +41,7 @@ class NcclWatchdog {
     std::optional<Nanoseconds> since;
   };
   void run();
-  // The operation if its time is over.
+  // Returns the operation if its time is over.
   std::optional<Watched> look();
 
   const SharedNcclApi api_;

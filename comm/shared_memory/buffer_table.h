@@ -1,6 +1,6 @@
-// The memory that all ranks can reach, as one rank sees it: which of its own addresses lie in a Buffer, and where in
-// this process the peers' parts of it are. Owned by the communicator and the Buffers, which leave it when they go. One
-// thread at a time.
+// One rank's table of the memory that all ranks can reach: it finds the Buffer of an own address, and the addresses of
+// the peers' parts in this process. Owned by the communicator and the Buffers, which remove themselves when they are
+// destroyed. One thread at a time.
 #pragma once
 
 #include <cstddef>
@@ -18,12 +18,12 @@ class BufferTable : public std::enable_shared_from_this<BufferTable> {
  public:
   BufferTable(int rank, RankNames names) : rank_(rank), names_(std::move(names)) {}
 
-  // Takes the next number; all ranks add in the same order. `bytes`: what the caller asked for.
+  // Adds a Buffer with the next number; all ranks add in the same order. `bytes`: the size that the caller requested.
   std::unique_ptr<Buffer> add(std::shared_ptr<Region> region, std::size_t bytes);
 
-  // Where `bytes` bytes at `data` of this rank lie.
+  // Returns the place of `bytes` bytes at `data` of this rank.
   Place locate(const void* data, std::size_t bytes) const;
-  // The address of a rank's data; null where it is not in a Buffer. CommError when this rank has released the Buffer.
+  // Returns the address of a rank's data; null: not in a Buffer. CommError if this rank has released the Buffer.
   std::byte* resolve(int rank, const Place& place, std::size_t bytes) const;
 
  private:

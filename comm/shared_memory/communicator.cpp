@@ -28,7 +28,7 @@ SharedMemoryCommunicator::SharedMemoryCommunicator(SharedMemorySetup setup)
       scratch_(world_size_),
       reached_(static_cast<std::size_t>(world_size_), 0) {
   setup_.options = with_log(std::move(setup_.options));
-  // Spinning where ranks outnumber cores takes the core from the rank that is waited for.
+  // If ranks outnumber cores, spinning takes the core from the rank that is waited for.
   if (sysconf(_SC_NPROCESSORS_ONLN) >= world_size_) spin_ = std::chrono::microseconds(20);
 }
 
@@ -37,11 +37,11 @@ SharedMemoryCommunicator::~SharedMemoryCommunicator() {
   try {
     if (!pending_.empty() && !segment_->aborted()) advance();
   } catch (const std::exception& error) {
-    // Nothing may leave a destructor: an operation that cannot be completed (its Buffer went first, as when an
-    // exception unwinds the stack, or the peers entered another one) fails for the handles that are left.
+    // No exception may leave a destructor: an operation that cannot be completed fails for the remaining handles. Its
+    // Buffer was destroyed first, as when an exception unwinds the stack, or the peers entered another operation.
     give_up(error.what());
   }
-  // No abort: where a failure made this rank close, the control plane reports its cause, which is more precise. Peers
+  // There is no abort here: if a failure made this rank close, the control plane reports the more precise cause. Peers
   // that wait for this rank in vain give up by themselves (waiting.cpp).
   own_.closed.store(1);
   segment_->wake_others(rank_);
@@ -80,7 +80,7 @@ void SharedMemoryCommunicator::check_same(const Operation& operation) {
   fail(operation, text);
 }
 
-// Plans in the order of issue: the phase at which an operation begins is where the one before ends. Every rank plans
+// Plans in the order of issue: an operation begins at the phase at which the previous operation ends. Every rank plans
 // from the same announcements, so all compute the same phases without further messages.
 bool SharedMemoryCommunicator::plan(Operation& operation) {
   Transfer& transfer = operation.transfer_;
@@ -136,14 +136,14 @@ void SharedMemoryCommunicator::run_step(Operation& operation) {
   worked_ += took;
 }
 
-// Reading the clock, a fence and the peers' cache lines would take a good part of a small operation: most do without.
+// Reading the clock, a fence and the peers' cache lines would take a good part of a small operation, so most skip them.
 void SharedMemoryCommunicator::run_small(Operation& operation) {
   operation.timing_.started = small_now();
   operation.transfer_.run_step(*segment_, scratch_);
   const std::uint64_t phase = own_.phase.load(std::memory_order_relaxed) + 1;
   own_.phase.store(phase, std::memory_order_release);
-  // Only a rank that is a whole ring ahead waits for this step alone. It is woken now and then, and looks again after a
-  // few milliseconds anyway (waiting.cpp).
+  // Only a rank that is a whole ring ahead waits for just this step. It is woken at every kSmallStepsPerWake-th step,
+  // and looks again after a few milliseconds in any case (waiting.cpp).
   if (phase % kSmallStepsPerWake != 0) return;
   std::atomic_thread_fence(std::memory_order_seq_cst);
   segment_->wake_others(rank_);

@@ -1,6 +1,6 @@
-// The communicator of ranks that share memory: what the thread and the shm backend have in common.
+// The communicator of ranks that share memory, for the thread and the shm backend.
 //
-// Nothing runs in the background: each call to issue, progress, test or wait advances all outstanding operations as far
+// There is no background thread: each call to issue, progress, test or wait advances all outstanding operations as far
 // as possible. One thread at a time, except abort().
 #pragma once
 
@@ -36,8 +36,8 @@ struct SharedMemorySetup {
 
 class SharedMemoryCommunicator;
 
-// One outstanding collective of this rank: its handle, its times and how it ends. What moves its data is in transfer.h.
-// Shared by the communicator and the Work handles; the thread of the communicator.
+// One outstanding collective of this rank: its handle, its times and its end. transfer.h moves its data. Shared by the
+// communicator and the Work handles; used on the thread of the communicator.
 class Operation final : public WorkState {
  public:
   Operation(SharedMemoryCommunicator* communicator, const Transfer& transfer)
@@ -57,10 +57,10 @@ class Operation final : public WorkState {
 
   SharedMemoryCommunicator* communicator_;  // null once the communicator is gone
   Transfer transfer_;
-  Nanoseconds worked_{0};  // of this rank's steps
+  Nanoseconds worked_{0};  // time of this rank's steps
   int entered_ = 0;        // ranks seen to have entered it, in rank order
   bool complete_ = false;
-  std::string failed_;  // why it will never complete
+  std::string failed_;  // cause for which it will never complete
   WorkTiming timing_;
 };
 
@@ -100,11 +100,11 @@ class SharedMemoryCommunicator final : public Communicator {
   Descriptor reduction(Kind kind, std::size_t count, DataType type, const ReduceOptions& options) const;
   Work issue(Descriptor descriptor, const void* in, void* out);
   Shared make_operation(const Descriptor& descriptor, const void* in, void* out);
-  void publish();  // shows the peers what was issued
+  void publish();  // shows the issued operations to the peers
   std::shared_ptr<Region> allocate_region(Kind kind, std::size_t bytes);
 
   // communicator.cpp
-  bool advance();                   // true when anything moved
+  bool advance();                   // true if any operation advanced
   bool plan(Operation& operation);  // false: a peer has not entered it
   void report_staging(const Transfer& transfer);
   void note_time(const Operation& operation);
@@ -118,10 +118,10 @@ class SharedMemoryCommunicator final : public Communicator {
     tick_is_old_ = false;
     return tick_ = clock_.monotonic();
   }
-  // The clock as read when the operation completed, or read now where it has not.
+  // Returns the clock at the completion of the operation; if it is not complete, the clock now.
   Nanoseconds now_after(const Operation& operation) { return operation.complete_ ? tick_ : now(); }
-  // When a small operation begins: the clock as last read, unless the thread has waited since. Reading it again would
-  // take a good part of the operation.
+  // Returns the start time of a small operation: the last reading of the clock, unless the thread has waited since.
+  // Reading it again would take a good part of the operation.
   Nanoseconds small_now() { return tick_is_old_ ? now() : tick_; }
 
   // waiting.cpp
@@ -134,7 +134,7 @@ class SharedMemoryCommunicator final : public Communicator {
   [[noreturn]] void time_out(const Operation& operation);
   std::string describe_waiting(const Operation& operation, Nanoseconds elapsed, const char* verb) const;
   std::string describe_missing(const Operation& operation) const;
-  const char* lacking(const Operation& operation, int rank) const;  // what keeps others waiting for it; null: nothing
+  const char* lacking(const Operation& operation, int rank) const;  // why others wait for `rank`; null: they do not
   void fail_if_closed(const Operation& operation, Nanoseconds elapsed);
   void give_up(const std::string& cause);
   std::string rank_name(int r) const { return setup_.names.of(r); }
@@ -153,16 +153,16 @@ class SharedMemoryCommunicator final : public Communicator {
   Shared spare_;                 // the last small one that completed: reused once no handle refers to it
   std::size_t running_ = 0;      // index into pending_ of the first with steps of this rank left
   std::uint64_t sequence_ = 0;   // operations issued
-  std::uint64_t published_ = 0;  // of them, those the peers can see
+  std::uint64_t published_ = 0;  // issued operations that the peers can see
   bool group_open_ = false;
-  bool closing_ = false;  // the destructor runs: what fails now fails here alone
+  bool closing_ = false;  // the destructor runs: failures affect this rank alone
   bool staging_reported_ = false;
   StagingChoice staging_;
   std::uint64_t planned_phase_ = 0;                     // the phase at which the next operation to be planned begins
   std::array<std::uint64_t, kRingSlots> slot_phase_{};  // phase at which all have left the slot's operation
   std::vector<std::uint64_t> reached_;                  // phases that ranks were last seen to have reached
   Nanoseconds worked_{0};                               // time spent running steps, of all operations
-  Nanoseconds spin_{0};                                 // how long a wait spins before it yields
+  Nanoseconds spin_{0};                                 // time that a wait spins before it yields
 };
 
 }  // namespace dtrain::comm

@@ -1,4 +1,4 @@
-// The communicator's operations: their arguments checked, announced to the peers.
+// Issues the communicator's operations: checks their arguments and announces them to the peers.
 #include <algorithm>
 #include <cstring>
 
@@ -9,7 +9,7 @@
 namespace dtrain::comm {
 namespace {
 
-// Memory that all ranks write, as allocate_common() hands it out.
+// Memory that all ranks may write, returned by allocate_common().
 class CommonBuffer final : public Buffer {
  public:
   CommonBuffer(std::shared_ptr<Region> region, std::size_t bytes) : region_(std::move(region)), bytes_(bytes) {}
@@ -35,7 +35,7 @@ std::shared_ptr<Region> SharedMemoryCommunicator::allocate_region(Kind kind, std
   descriptor.kind = kind;
   descriptor.count = bytes;
   if (group_open_) throw CommError(describe(descriptor) + " was called inside a group, which it cannot be part of");
-  issue(descriptor, nullptr, nullptr).wait();  // all agree on the size, and none has anything outstanding
+  issue(descriptor, nullptr, nullptr).wait();  // all agree on the size, and no operation is outstanding
   // Rank 0 can name the missing ranks, so it reports first.
   const Nanoseconds deadline = now() + setup_.options.timeout + (rank_ == 0 ? Nanoseconds{0} : kRankZeroHeadStart);
   const auto check = [&](const std::function<std::string()>& missing) {
@@ -178,7 +178,7 @@ Work SharedMemoryCommunicator::issue(Descriptor descriptor, const void* in, void
 }
 
 // Peers read an announcement as soon as they see `ready`: signature, places and payload are written before it. `ready`
-// is set before wake_others() reads `sleeping`, and a peer looks again after setting that: so it either sees the
+// is set before wake_others() reads `sleeping`, and a peer looks again after setting that: so the peer either sees the
 // announcement or is woken.
 void SharedMemoryCommunicator::publish() {
   if (published_ == sequence_) return;

@@ -40,7 +40,7 @@ void Segment::abort(const std::string& cause) {
   header_->cause[length] = 0;
   header_->abort_state.store(2);
   for (int r = 0; r < world_size_; ++r) {
-    // Every rank, not only those that sleep: one may be about to.
+    // Wakes every rank, not only those that sleep, because a rank may be about to sleep.
     rank(r).wake_word.fetch_add(1);
     futex(rank(r).wake_word, FUTEX_WAKE, INT_MAX, nullptr);
   }

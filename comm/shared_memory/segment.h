@@ -1,5 +1,5 @@
-// The memory that all ranks of a communicator share: what each has entered and done, the abort flag, and room for
-// staging. Plain data and lock-free atomics only: in the shm backend other processes map it.
+// The memory that all ranks of a communicator share: the announcements and progress of each rank, the abort flag, and
+// room for staging. Plain data and lock-free atomics only: in the shm backend other processes map it.
 #pragma once
 
 #include <atomic>
@@ -14,13 +14,13 @@ namespace dtrain::comm {
 
 inline constexpr std::size_t kCacheLine = 64;
 inline constexpr std::size_t kInlineMost = 1024;          // payloads up to this may travel beside the announcement …
-inline constexpr std::size_t kInlineRead = 4096;          // … where a rank reads no more than this of all ranks' …
+inline constexpr std::size_t kInlineRead = 4096;          // … if a rank reads no more than this of all ranks' …
 inline constexpr std::size_t kInlineAlways = 256;         // … or the payload is no larger than this
 inline constexpr std::size_t kRingSlots = 128;            // operations a rank may be ahead of the slowest
-inline constexpr std::size_t kStagingHalf = 256u * 1024;  // of the two pieces of memory peers cannot see
+inline constexpr std::size_t kStagingHalf = 256u * 1024;  // bytes of each half of a rank's staging area
 inline constexpr std::size_t kCauseBytes = 4096;
 
-// What a rank publishes about one operation. `ready` is written last, as sequence + 1: a reader that sees it sees the
+// A rank's announcement of one operation. `ready` is written last, as sequence + 1: a reader that sees it sees the
 // rest. Peers poll its cache line: a payload of a few bytes lies in that line, and a larger one two lines further on,
 // because processors fetch lines in pairs.
 struct alignas(2 * kCacheLine) Announcement {
@@ -57,13 +57,13 @@ struct RankBlock {
   alignas(kCacheLine) std::atomic<std::uint64_t> phase;     // steps done, over all operations
   alignas(kCacheLine) std::atomic<std::uint32_t> sleeping;  // this rank sleeps on wake_word
   std::atomic<std::uint32_t> wake_word;                     // a futex; the waking rank changes it
-  std::atomic<std::uint32_t> closed;                        // its communicator is gone: it enters nothing more
+  std::atomic<std::uint32_t> closed;                        // its communicator is gone: it enters no operation
   Announcement ring[kRingSlots];
 
   Announcement& slot(std::uint64_t sequence) { return ring[sequence % kRingSlots]; }
 };
 
-// A view of that memory; keeps its owner alive. abort() and abort_cause() from any thread.
+// A view of the shared memory; keeps its owner alive. Any thread may call abort() and abort_cause().
 class Segment {
  public:
   static constexpr std::size_t kAlignment = alignof(RankBlock);  // bytes
@@ -72,14 +72,14 @@ class Segment {
   Segment(std::shared_ptr<void> owner, std::byte* memory, int world_size);
 
   RankBlock& rank(int r) const { return ranks_[r]; }
-  // Two halves, used in turn.
+  // Returns the staging area of rank `r`: two halves, used in turn.
   std::byte* staging(int r) const { return staging_ + static_cast<std::size_t>(r) * 2 * kStagingHalf; }
 
   bool aborted() const { return header_->abort_state.load(std::memory_order_acquire) != 0; }
   void abort(const std::string& cause);  // the first one stays; wakes all
   std::string abort_cause() const;
 
-  // After rank `r` may have something to do: wakes it if it sleeps.
+  // Wakes rank `r` if it sleeps; to be called when rank `r` may have something to do.
   void wake(int r) const;
   void wake_others(int me) const;
   // Sleeps until wake_word changes from `seen`, or the time is over.

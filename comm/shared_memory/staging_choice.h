@@ -1,9 +1,9 @@
-// Whether an all-reduce of registered memory (Communicator::allocate) goes through the staging areas all the same.
+// Chooses whether all-reduces of registered memory (Communicator::allocate) go through the staging areas.
 //
 // Directly, each rank writes its part of the sums into the memory of all ranks. On some processors (AMD EPYC) lines
 // that another core has just written are so slow to overwrite that copying in and out is faster; on others (Intel Xeon)
-// direct access is. So the first large all-reduces of a communicator go either way, and the faster one stays. Both make
-// the same sums in the same order: bits do not depend on it, and ranks need not choose alike.
+// direct access is. So the first large all-reduces of a communicator try both ways, and the faster way stays. Both make
+// the same sums in the same order, so the bits do not depend on the choice, and ranks may choose differently.
 //
 // One thread.
 #pragma once
@@ -23,7 +23,7 @@ class StagingChoice {
   static constexpr std::size_t kTrials = 8;              // each way; the median counts
   static constexpr double kLeastGain = 0.95;             // staging has to take at most this share of the time
 
-  // Whether the next all-reduce of this many bytes is staged. In the trial the order is arbitrary but fixed, so that
+  // True if the next all-reduce of this many bytes is staged. In the trial the order is arbitrary but fixed, so that
   // neither way gets all of the large buckets.
   bool next(std::size_t bytes) {
     if (bytes < kLeastBytes) return false;
@@ -33,7 +33,7 @@ class StagingChoice {
   bool decided() const { return decided_; }
   bool stages() const { return stages_; }
 
-  // What the rank's own work on such an operation took. True: with this, the choice is made.
+  // Records the time of the rank's own work on such an operation. True: this call has made the choice.
   bool took(std::size_t bytes, bool staged, Nanoseconds time) {
     if (decided_ || bytes < kLeastBytes) return false;
     if (++seen_ <= kWarmUp) return false;  // pages and caches are new

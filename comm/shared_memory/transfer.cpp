@@ -14,7 +14,7 @@ void copy_bytes(void* to, const void* from, std::size_t bytes) {
   if (bytes && to != from) std::memcpy(to, from, bytes);
 }
 
-// This rank's part of the inputs into every output.
+// Reduces this rank's part of the inputs into every output.
 void reduce_part(const Descriptor& d, int world_size, const Scratch& scratch, std::size_t count) {
   const Reduction reduction = reduction_of(d, world_size);
   if (is_identity(reduction, scratch.inputs.size()) && scratch.outputs.size() == 1) {
@@ -55,7 +55,7 @@ void Transfer::plan(const Segment& segment, const BufferTable& buffers, std::uin
   base_ = base;
   steps_ = 1;
   if (inline_) return;
-  if (staged_by_choice_) {  // CommError where a Buffer has gone meanwhile
+  if (staged_by_choice_) {  // CommError if a Buffer was released meanwhile
     buffers.resolve(rank_, registered_in_, in_bytes_);
     buffers.resolve(rank_, registered_out_, in_bytes_);
   }
@@ -87,7 +87,7 @@ std::uint64_t Transfer::required_phase() const {
   return inline_ ? 0 : base_ + steps_;  // peers still read this rank's memory until they are done as well
 }
 
-// A pipeline: step k copies piece k in, moves piece k - 1 and (all_reduce only) copies piece k - 2 out. The two halves
+// In the pipeline step k copies piece k in, moves piece k - 1 and (all_reduce only) copies piece k - 2 out. The halves
 // of a staging area alternate, so piece k - 2 must be out before piece k overwrites it: copy_out() comes first.
 void Transfer::run_step(const Segment& segment, Scratch& scratch) {
   if (inline_) {
@@ -174,7 +174,7 @@ std::byte* Transfer::staging(const Segment& segment, int rank, int owner, std::u
 void Transfer::copy_in(const Segment& segment, std::uint32_t piece) const {
   if (piece >= pieces_ || shared_in(rank_)) return;
   for (int owner = 0; owner < world_size_; ++owner) {
-    if (reduces_ == (owner == rank_)) continue;  // reductions: what others own; else what this rank owns
+    if (reduces_ == (owner == rank_)) continue;  // reductions: parts of other owners; else this rank's part
     const Part part = owned(owner, piece);
     if (part.size()) {
       copy_bytes(staging(segment, rank_, owner, piece), own_in(part.begin), part.size() * size_);

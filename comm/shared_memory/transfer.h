@@ -1,7 +1,7 @@
-// How the data of one operation moves: a fixed list of steps for each rank. A rank counts the steps it has done
+// Moves the data of one operation in a fixed list of steps for each rank. A rank counts the steps it has done
 // (RankBlock::phase), and a step may run once all ranks have done the one before. The number of steps follows from the
 // announcements of all ranks, so every rank counts alike:
-//   small payloads: one step; each rank reduces or copies what lies beside the announcements;
+//   small payloads: one step; each rank reduces or copies the payloads beside the announcements;
 //   data in Buffers: one step; each rank reduces its part from all ranks' memory (into all ranks', for all_reduce), or
 //   copies the others' parts out of theirs (an all_reduce may be staged all the same, staging_choice.h);
 //   else: pieces go through the staging areas; while one is reduced the next is copied in and the one before out.
@@ -36,25 +36,26 @@ class Transfer {
   std::size_t payload() const { return payload_; }  // bytes, as records show it
   std::size_t in_bytes() const { return in_bytes_; }
   bool is_inline() const { return inline_; }
-  // Where this rank's data lies, for the peers; once, before that is shown to them. Not for what is inline.
+  // Sets the places of this rank's data for the peers. Called once, before the announcement; not for inline data.
   void set_places(const BufferTable& buffers);
-  // After set_places(), of an all-reduce: whether all of this rank's data lies in Buffers; and takes it to the staging
-  // area all the same.
+  // After set_places(), for an all-reduce: is_registered() is true if all of this rank's data lies in Buffers;
+  // stage_registered() sends such data through the staging area.
   bool is_registered() const { return descriptor_.in.buffer >= 0 && descriptor_.out.buffer >= 0; }
   void stage_registered();
   bool staged_by_choice() const { return staged_by_choice_; }
-  // Once planned: no rank's data goes through the staging areas.
+  // True, once planned, if no rank's data goes through the staging areas.
   bool is_direct() const { return !inline_ && !staged_; }
 
-  // Once all ranks have entered it; `base` is the phase at which it begins. CommError as BufferTable::resolve().
+  // Called once all ranks have entered the operation, which begins at phase `base`. CommError as
+  // BufferTable::resolve().
   void plan(const Segment& segment, const BufferTable& buffers, std::uint64_t base);
   bool planned() const { return planned_; }
-  // Whether this rank's own data goes through the staging area.
+  // True if this rank's own data goes through the staging area.
   bool staged_here() const;
 
   bool has_step() const { return step_ < steps_; }
   bool at_start() const { return step_ == 0; }
-  // The phase that all ranks must have reached before the next step (or, with none left, completion); 0: none.
+  // Returns the phase that all ranks must reach before the next step (or, with no step left, completion); 0: none.
   std::uint64_t required_phase() const;
   void run_step(const Segment& segment, Scratch& scratch);
   std::uint64_t end_phase() const { return base_ + steps_; }
@@ -62,7 +63,7 @@ class Transfer {
  private:
   void run_inline(const Segment& segment, Scratch& scratch) const;
   void run_direct(Scratch& scratch) const;
-  // The steps of staging; no-ops for pieces that do not exist.
+  // The steps of staging; they do nothing for pieces that do not exist.
   void copy_in(const Segment& segment, std::uint32_t piece) const;
   void move(const Segment& segment, std::uint32_t piece, Scratch& scratch) const;
   void copy_out(const Segment& segment, std::uint32_t piece) const;
@@ -93,7 +94,7 @@ class Transfer {
   bool planned_ = false;
   bool staged_ = false;
   bool staged_by_choice_ = false;
-  Place registered_in_, registered_out_;  // with staged_by_choice_: where the data lies after all
+  Place registered_in_, registered_out_;  // with staged_by_choice_: the true places of the data
   std::uint32_t steps_ = 0;
   std::uint32_t step_ = 0;
   std::uint32_t pieces_ = 0;

@@ -1,4 +1,4 @@
-// How a communicator over shared memory waits, and how waiting ends when it does not end well.
+// The waits of a communicator over shared memory, and the errors that end them.
 #include <sched.h>
 
 #include <algorithm>
@@ -15,8 +15,8 @@ namespace {
 constexpr unsigned kLooksPerTick = 16;                 // while spinning, between two readings of the clock
 constexpr unsigned kEagerLooks = 128;                  // without a pause: a peer in step comes that soon
 constexpr std::chrono::microseconds kYielding{200};    // after spinning, before sleeping
-constexpr std::chrono::milliseconds kLongestSleep{5};  // bounds what a wake-up that never comes can cost
-// How long the cause may take by the control plane until a closed communicator is an error of its own.
+constexpr std::chrono::milliseconds kLongestSleep{5};  // bounds the cost of a lost wake-up
+// Time for the control plane to report the cause before a peer's closed communicator becomes the error.
 constexpr std::chrono::seconds kClosedGrace{1};
 
 inline void relax() {
@@ -74,7 +74,7 @@ void SharedMemoryCommunicator::wait_until(const Done& done, const Operation& ope
   bool warned = false;
   Sleeper sleeper(own_);
   for (unsigned looks = 1;; ++looks) {
-    const std::uint32_t seen = own_.wake_word.load();  // before looking: what happens from here on changes it
+    const std::uint32_t seen = own_.wake_word.load();  // read first: every later event changes it
     if (segment_->aborted()) throw_if_aborted(&operation, began);
     const bool moved = advance();
     if (done()) return;
@@ -100,7 +100,7 @@ void SharedMemoryCommunicator::wait_until(const Done& done, const Operation& ope
     if (idle < spin_ + kYielding) {
       sched_yield();
     } else if (!sleeper.armed()) {
-      sleeper.arm();  // and look once more: a rank that moves from here on sees it and wakes this one
+      sleeper.arm();  // then looks once more: a rank that moves from now on wakes this one
     } else {
       segment_->sleep(rank_, seen, std::chrono::nanoseconds(kLongestSleep).count());
     }

@@ -72,7 +72,7 @@ void DescriptorHub::join(UnixListener& listener, const WaitCheck& check) {
         sockets_[static_cast<std::size_t>(rank)] = std::move(stranger);
         ++joined;
       } else {
-        stranger.close();  // not one of ours
+        stranger.close();  // not a rank of this communicator
       }
     }
     std::erase_if(strangers, [](const UnixSocket& stranger) { return !stranger; });
@@ -96,13 +96,13 @@ UnixMessage DescriptorHub::receive_from(int rank, const char* expected, const Wa
                       "' is due while memory was exchanged");
     }
     check(missing);
-    // The control plane is about to report the cause, which this socket does not have.
+    // The control plane is about to report the cause, which this socket does not know.
     if (!timed_out) throw CommError(names_.of(rank) + " closed its socket while memory was exchanged");
   }
 }
 
 void DescriptorHub::send_to(int rank, const char* text, std::span<const int> fds) {
-  // A peer that is gone is noticed where it is waited for.
+  // The wait for a peer notices that it is gone, so send() need not report it.
   sockets_[rank_ == 0 ? static_cast<std::size_t>(rank) : 0].send(text, fds);
 }
 

@@ -1,5 +1,5 @@
 // Hands file descriptors to the ranks of one host, and lets these ranks meet. Each rank has a UNIX socket to rank 0,
-// which sends a few file descriptors at a time: the kernel limits how many of a user may be in flight. One thread at a
+// which sends a few file descriptors at a time: the kernel limits the number in flight for a user. One thread at a
 // time.
 #pragma once
 
@@ -17,17 +17,17 @@ namespace dtrain::comm {
 
 class DescriptorHub {
  public:
-  // Collective. Ranks of different hosts are a CommError that names them. `check` here and below: see WaitCheck.
+  // Collective. If the ranks are on different hosts, a CommError names them. `check`, also below: see WaitCheck.
   DescriptorHub(ControlPlane& control, const WaitCheck& check, RankNames names);
 
-  // Collective: rank 0 gives a file descriptor, the others get it; rank 0 gets nothing.
+  // Collective: gives rank 0's file descriptor to the other ranks; on rank 0 the result is empty.
   UniqueFd spread(int fd, const WaitCheck& check);
   // Collective: returns once every rank has called it.
   void meet(const WaitCheck& check);
 
  private:
   void join(UnixListener& listener, const WaitCheck& check);
-  // The next message of a rank (of rank 0, on the others), which must be this one.
+  // Returns the next message of a rank (rank 0 receives from any, the others from rank 0), which must be `expected`.
   UnixMessage receive_from(int rank, const char* expected, const WaitCheck& check);
   void send_to(int rank, const char* text, std::span<const int> fds = {});
   std::string name_and_state(int rank) const;

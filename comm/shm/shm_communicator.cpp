@@ -15,8 +15,8 @@
 namespace dtrain::comm {
 namespace {
 
-// Maps every page now, so that the first steps do not pay for page faults, huge ones where the kernel may give some.
-// Kernels before 5.14 refuse; that costs time later, nothing else.
+// Maps every page now, so that the first steps have no page faults, with huge pages if the kernel allows them. Kernels
+// before 5.14 refuse; then the first steps are only slower.
 void populate(std::span<std::byte> memory) {
   (void)madvise(memory.data(), memory.size(), MADV_HUGEPAGE);
 #ifdef MADV_POPULATE_WRITE
@@ -29,7 +29,7 @@ struct MappedRegion final : Region {
   SharedMemory memory;
 };
 
-// What rank 0 made, on every rank.
+// Returns the memory that rank 0 made, on every rank.
 SharedMemory share_made(SharedMemory made, std::size_t bytes, DescriptorHub& hub, const RankNames& names,
                         const WaitCheck& check) {
   UniqueFd fd = hub.spread(made.fd(), check);
@@ -57,8 +57,7 @@ class ShmMemory final : public Memory {
     auto region = std::make_shared<MappedRegion>();
     region->bytes = bytes;
     region->memory = share(part * world_size_, check);
-    // Each rank reserves its own part, which the kernel then takes from the NUMA node it runs on, before others touch
-    // it.
+    // Each rank reserves its own part before others touch it, so the kernel takes the part from the rank's NUMA node.
     const std::size_t own = part * static_cast<std::size_t>(rank_);
     region->memory.reserve(own, part);
     populate(region->memory.bytes().subspan(own, part));
@@ -93,7 +92,7 @@ class ShmMemory final : public Memory {
   }
 
  private:
-  // Nothing of it is reserved yet.
+  // Makes and shares memory, of which nothing is reserved yet.
   SharedMemory share(std::size_t bytes, const WaitCheck& check) {
     SharedMemory made;
     if (rank_ == 0) made = SharedMemory::create_unreserved("dtrain-buffer", bytes);

@@ -1,4 +1,4 @@
-// Memory of ranks that are threads of one process: the heap, with every rank's part shown to the others.
+// Memory of ranks that are threads of one process: heap memory, with every rank's part visible to the others.
 #pragma once
 
 #include <chrono>
@@ -14,12 +14,12 @@
 
 namespace dtrain::comm {
 
-// Where the threads meet to exchange their parts. Any thread.
+// The meeting point at which the threads exchange their parts. Any thread.
 class ThreadMeeting {
  public:
   explicit ThreadMeeting(int world_size) : world_size_(static_cast<std::size_t>(world_size)) {}
 
-  // The parts of all ranks of allocation `number`, once all have brought theirs.
+  // Returns the parts of all ranks of allocation `number`, once all ranks have given theirs.
   std::vector<std::shared_ptr<std::byte>> exchange(std::uint64_t number, int rank, std::shared_ptr<std::byte> part,
                                                    const WaitCheck& check) {
     std::unique_lock lock(mutex_);

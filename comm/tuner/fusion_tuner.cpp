@@ -16,12 +16,12 @@ constexpr double kLeastLatencyUs = 25;  // of an exchange that shares its core w
 constexpr int kComparedRounds = 6;      // turns of every plan
 constexpr int kFinalPairs = 20;
 constexpr double kWorthwhile = 0.01;  // of the time from the start of backward until all is exchanged
-constexpr double kChance = 0.02;      // of a winner by luck
+constexpr double kChance = 0.02;      // probability of a winner by luck
 
 static_assert(kWarmUpSteps + kReadySteps + static_cast<int>(kCandidates + 1) * kComparedRounds + 2 * kFinalPairs <=
               FusionTuner::kMaxSteps);
 
-// Collective: rank 0's list.
+// Returns rank 0's list. Collective.
 std::vector<std::size_t> from_rank_0(Communicator& communicator, const std::vector<std::size_t>& list) {
   auto count = static_cast<std::int64_t>(list.size());
   communicator.broadcast(&count, 1, DataType::kInt64, 0).wait();
@@ -75,7 +75,7 @@ bool FusionTuner::end_step(std::span<const double> ready_us, const ExchangeTimes
       break;
     case Stage::kFinal:
       times_[current_].push_back(times);
-      // Default, challenger, challenger, default, …: a drift hits both alike.
+      // The order is default, challenger, challenger, default, …, so a drift affects both alike.
       use((steps_ / 2 + steps_) % 2 ? challenger_ : 0);
       if (steps_ == 2 * kFinalPairs) end_final();
       break;
@@ -93,9 +93,9 @@ bool FusionTuner::choose_candidates() {
   const bool changed = !(with_gaps == plans_[0]);
   cuts_[0] = cuts_of(with_gaps);
   plans_[0] = std::move(with_gaps);
-  // Rank 0 proposes: what is best if an exchange costs what it took alone, and if it costs more, as it does beside
-  // backward, from which starting and finishing it take time; then a few even divisions in case the model is wrong
-  // altogether.
+  // Rank 0 proposes the plans that are best if an exchange costs its measured time, and if it costs more, because
+  // beside backward its start and its end take time from backward. It adds a few even divisions in case the model is
+  // wrong.
   std::vector<FusionPlan> proposals;
   for (const double factor : {1.0, 4.0, 16.0, 64.0}) {
     const LinkModel link{std::max(link_.latency_us, kLeastLatencyUs) * factor, link_.us_per_byte};

@@ -1,4 +1,4 @@
-// What an exchange costs on this communicator: a line through the times of a few sizes.
+// Models the cost of an exchange on this communicator as a line through the times of a few sizes.
 #include <algorithm>
 #include <cstring>
 
@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::size_t kTiny = 4, kSmall = 4 << 10, kMiddle = 256 << 10, kLarge = 4 << 20;  // bytes
 constexpr double kPatienceUs = 100'000;                                                    // for one more exchange
-// How far two measurements of one link may be apart where its hosts have other things to do too.
+// Largest ratios between two measurements of one link whose hosts also have other work.
 constexpr double kSpeedNoise = 2, kLatencyNoise = 4;
 constexpr double kNoticeableLatencyUs = 250;
 
@@ -40,8 +40,8 @@ LinkModel measure_link(Communicator& communicator) {
       communicator.all_reduce(buffer->bytes().data(), bytes / sizeof(float), DataType::kFloat32).wait();
       if (i > 0) times.push_back(static_cast<double>((clock.monotonic() - began).count()) / 1e3);  // the first warms up
     }
-    // An exchange took what the rank that began it first measured: the maximum over ranks. Other work of the hosts only
-    // makes it longer, so the shortest exchange counts.
+    // The time of an exchange is that of the rank that began it first: the maximum over ranks. Other work of the hosts
+    // only makes exchanges longer, so the shortest exchange counts.
     const auto exchanges = max_over_ranks(communicator, times);
     return *std::min_element(exchanges.begin(), exchanges.end());
   };
@@ -55,8 +55,8 @@ LinkModel measure_link(Communicator& communicator) {
   }
   LinkModel link;
   link.us_per_byte = std::max(0.0, large - small) / static_cast<double>(bytes - kSmall);
-  // A link may take its first kilobytes faster than it goes on (buffers, token buckets), and then the line misses
-  // what beginning costs.
+  // A link may send its first kilobytes faster than the rest (buffers, token buckets); the line then misses the cost of
+  // the start.
   link.latency_us = std::max(tiny, small - static_cast<double>(kSmall) * link.us_per_byte);
   return link;
 }

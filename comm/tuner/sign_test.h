@@ -5,7 +5,7 @@
 
 namespace dtrain::comm {
 
-// The sign test: how likely at least `wins` of `pairs` fair coins fall on that side.
+// The sign test: returns the probability that at least `wins` of `pairs` fair coins fall on one given side.
 inline double chance_of_wins(int wins, int pairs) {
   double total = 0, ways = 1;  // ways to choose k of pairs
   for (int k = 0; k <= pairs; ++k) {

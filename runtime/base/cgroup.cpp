@@ -25,7 +25,7 @@ std::optional<std::int64_t> number_of(std::string_view text) {
   return take_number<std::int64_t>(text);
 }
 
-// The value of a line "name value" of a file such as cpu.stat; 0: there is no such line.
+// Returns the value of the line "name value" in a file such as cpu.stat; 0: there is no such line.
 std::uint64_t field_of(const std::string& text, std::string_view name) {
   for (const std::string& line : split(text, '\n')) {
     if (line.size() <= name.size() || !line.starts_with(name) || line[name.size()] != ' ') continue;
@@ -41,7 +41,7 @@ struct Mount {
   std::vector<std::string> controllers;  // v1
 };
 
-// "36 25 0:31 /docker/1f /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory"
+// Reads lines like "36 25 0:31 /docker/1f /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory".
 std::vector<Mount> mounts_of(const fs::path& root) {
   std::vector<Mount> mounts;
   for (const std::string& line : split(text_of(root / "proc/self/mountinfo"), '\n')) {
@@ -54,7 +54,7 @@ std::vector<Mount> mounts_of(const fs::path& root) {
         {root / fs::path(before[4]).relative_path(), before[3], after[0] == "cgroup2", split(after[2], ',')});
   }
   if (!mounts.empty()) return mounts;
-  const fs::path usual = root / "sys/fs/cgroup";  // where mountinfo cannot be read
+  const fs::path usual = root / "sys/fs/cgroup";  // used if mountinfo cannot be read
   return {{usual, "/", true, {}},
           {usual / "unified", "/", true, {}},
           {usual / "cpu", "/", false, {"cpu"}},
@@ -66,8 +66,8 @@ bool contains(const std::vector<std::string>& list, const char* word) {
   return std::find(list.begin(), list.end(), word) != list.end();
 }
 
-// The group and its ancestors, as far as the mount shows them. Without a cgroup namespace a container sees the path
-// that its host uses, and only its own group is mounted; a process that was moved out of the namespace has a path with
+// Adds the group and its ancestors, as far as the mount shows them. Without a cgroup namespace a container sees the
+// path that its host uses, and only its own group is mounted. A process moved out of the namespace has a path with
 // "..".
 void add_groups(const Mount& mount, const std::string& group, std::vector<Cgroup>& into) {
   const bool below = group == mount.top || mount.top == "/" || group.starts_with(mount.top + "/");
@@ -103,7 +103,7 @@ std::optional<MemoryLimit> memory_limit(const Cgroup& group) {
   } else {
     consider("memory.limit_in_bytes", limit_in(group.folder / "memory.limit_in_bytes"));
     stat = text_of(group.folder / "memory.stat");
-    // That of an ancestor which a container does not see.
+    // The value may be the limit of an ancestor that a container does not see.
     const std::uint64_t of_all = field_of(stat, "hierarchical_memory_limit");
     if (of_all > 0 && of_all < kNoLimit) consider("hierarchical_memory_limit", of_all);
   }

@@ -16,7 +16,7 @@ struct TimeOffsets {
 
 TimeOffsets read_time_offsets() {
   TimeOffsets offsets;
-  // The file has the offsets of the namespace in which children start, as a rule this process's own.
+  // The file holds the offsets of the namespace in which children start, usually this process's own.
   std::error_code error;
   const auto own = std::filesystem::read_symlink("/proc/self/ns/time", error);
   if (error || own != std::filesystem::read_symlink("/proc/self/ns/time_for_children", error) || error) return offsets;
@@ -58,8 +58,8 @@ Nanoseconds SystemClock::wall() const {
 }
 
 std::string format_utc(Nanoseconds wall) {
-  // Without the C library's calendar, which looks at the time zone first, and without printf: lists hold tens of
-  // thousands of times.
+  // Lists hold tens of thousands of times, so this avoids the C library's calendar, which looks at the time zone first,
+  // and printf.
   const auto day = std::chrono::floor<std::chrono::days>(wall);
   const std::chrono::year_month_day date{std::chrono::sys_days(day)};
   const std::chrono::hh_mm_ss time{std::chrono::floor<std::chrono::microseconds>(wall - day)};

@@ -75,15 +75,15 @@ DTRAIN_TARGET_CRC32 inline std::uint32_t add_byte(std::uint32_t crc, unsigned ch
 #endif
 }
 
-// The instruction has a latency of three cycles and one can begin in each cycle: three streams at once keep it busy.
+// The instruction has a latency of three cycles and can begin in every cycle: three streams at once keep it busy.
 constexpr std::size_t kStream = 8192;
-// Processors do not see three streams coming: what is read so many bytes later is asked for now.
+// Prefetch distance in bytes: processors do not detect three streams by themselves.
 constexpr std::size_t kAhead = 2048;
 constexpr std::size_t kCacheLine = 64;  // of the cache
 
-// What kStream zero bytes do to a checksum, as a table for each of its bytes. It is linear over GF(2).
+// Tables, one for each byte of a checksum, that append kStream zero bytes. This change is linear over GF(2).
 std::array<ByteTable, 4> make_skip_tables() {
-  std::array<std::uint32_t, 32> images{};  // of each single bit
+  std::array<std::uint32_t, 32> images{};  // image of each single bit
   for (std::size_t bit = 0; bit < images.size(); ++bit) {
     std::uint32_t value = 1u << bit;
     for (std::size_t count = 0; count < kStream; ++count) value = (value >> 8) ^ kSlicing[0][value & 0xff];
@@ -133,7 +133,7 @@ DTRAIN_TARGET_CRC32 std::uint32_t update_streams(const unsigned char* data, std:
 
 #if defined(__x86_64__)
 
-// x to the power of n, modulo the polynomial; bit i is the coefficient of x^(31-i).
+// Returns x to the power of n, modulo the polynomial; bit i is the coefficient of x^(31-i).
 constexpr std::uint32_t power_of_x(int n) {
   std::uint32_t value = 0x80000000;
   for (int i = 0; i < n; ++i) value = (value & 1) ? (value >> 1) ^ kPolynomial : value >> 1;
@@ -154,9 +154,9 @@ DTRAIN_TARGET_AVX512 __m512i fold(__m512i value, __m512i factors, const unsigned
                                    _mm512_clmulepi64_epi128(value, factors, 0x11), load(next), kXorOfThree);
 }
 
-// Carry-less multiplication moves 16 bytes, as a polynomial H x^64 + L with H first in memory, kFolded bytes on without
-// a change of the checksum: H x^(64+d) + L x^d with d in bits, each power taken modulo the polynomial. The product of
-// two 64-bit numbers in reflected order is one factor x too large. (Gopal et al., Fast CRC Computation for Generic
+// Carry-less multiplication moves 16 bytes, the polynomial H x^64 + L with H first in memory, forward by kFolded bytes
+// without changing the checksum: H x^(64+d) + L x^d with d in bits, each power modulo the polynomial. The product of
+// two 64-bit numbers in reflected order is too large by one factor x. (Gopal et al., Fast CRC Computation for Generic
 // Polynomials Using PCLMULQDQ Instruction, 2009.)
 DTRAIN_TARGET_AVX512 std::uint32_t update_avx512(const unsigned char* data, std::size_t size, std::uint32_t crc) {
   if (size < 2 * kFolded) return update_streams(data, size, crc);

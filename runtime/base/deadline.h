@@ -1,4 +1,4 @@
-// Waiting for a file descriptor with a deadline; private to base. Any thread.
+// Waits for a file descriptor with a deadline; private to base. Any thread.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace dtrain {
 
-// False when the time is over first. A negative time-out waits for ever.
+// Returns false if the time is over first. A negative time-out waits for ever.
 inline bool wait_readable(int fd, std::chrono::milliseconds timeout) {
   using Steady = std::chrono::steady_clock;
   constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24);

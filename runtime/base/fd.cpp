@@ -27,7 +27,7 @@ std::uint64_t raise_open_files() {
 }
 
 void UniqueFd::reset(int fd) {
-  // Not retried on EINTR: Linux has released the number by then and another thread may own it already.
+  // close() is not retried on EINTR: Linux has released the number by then, and another thread may own it already.
   if (fd_ >= 0) ::close(fd_);
   fd_ = fd;
 }

@@ -24,8 +24,8 @@ namespace {
   throw SystemError("cannot " + action + " " + path.string(), code, remedy);
 }
 
-// Keeps other appenders out while a line is completed or cut off. Where the file system has no locks, O_APPEND
-// alone has to do.
+// Keeps other appenders out while a line is completed or cut off. If the file system has no locks, O_APPEND must
+// suffice.
 class FileLock {
  public:
   explicit FileLock(int fd) : fd_(fd) {
@@ -94,8 +94,8 @@ std::string read_file(const std::filesystem::path& path, std::size_t limit_bytes
   const auto size = static_cast<std::size_t>(info.st_size);
   if (size > limit_bytes) refuse(std::to_string(size) + " bytes long");
 
-  // One byte more than the size that was seen, so that a file of that size ends with one read; files of /proc and
-  // pipes have no size.
+  // The buffer is one byte larger than the reported size, so that one read reaches the end; files of /proc and pipes
+  // report no size.
   std::string content;
   std::size_t used = 0;
   content.resize(size + 1);
@@ -122,7 +122,7 @@ void write_file_atomic(const std::filesystem::path& path, std::span<const std::s
       if (write_all(fd, piece) != piece.size()) fail("write", path, errno);
     }
   };
-  if (is_device_or_pipe(path)) {  // to be written into; a rename would put a file in its place
+  if (is_device_or_pipe(path)) {  // write into it; a rename would replace it with a file
     const UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
     if (!fd) fail("open", path, errno);
     return write_to(fd.get());
@@ -131,7 +131,7 @@ void write_file_atomic(const std::filesystem::path& path, std::span<const std::s
   write_to(file.fd());
   if (::fsync(file.fd()) != 0) fail("write", path, errno);
   file.rename_to(path);
-  // The rename is on disk only once its folder is; some file systems cannot sync folders, which changes nothing here.
+  // The rename is on disk only once its folder is; if a file system cannot sync folders, that is no error.
   const auto folder = path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
   const UniqueFd folder_fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (folder_fd) ::fsync(folder_fd.get());
@@ -165,8 +165,8 @@ void LineAppender::append(std::string_view lines) {
   const std::size_t written = write_all(fd_.get(), lines);
   if (written == lines.size()) return;
   const int code = errno;
-  // The whole lines that fitted stay; the torn one goes. After a write with O_APPEND the position is behind what
-  // was written: if that is still the end of the file, the tail is ours to cut.
+  // The whole lines that fitted stay; the partial line is removed. After a write with O_APPEND the position is behind
+  // the written bytes: if it is still the end of the file, the partial line is ours and can be cut.
   const auto newline = lines.substr(0, written).rfind('\n');
   const std::size_t kept = newline == std::string_view::npos ? 0 : newline + 1;
   if (written > kept) {

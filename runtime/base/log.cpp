@@ -21,7 +21,7 @@ constexpr std::array kLevels{Level{"trace", spdlog::level::trace}, Level{"debug"
                              Level{"info", spdlog::level::info},   Level{"warn", spdlog::level::warn},
                              Level{"error", spdlog::level::err},   Level{"off", spdlog::level::off}};
 
-// The level in five columns: spdlog's own "warning" and "critical" would move the text.
+// Writes the level in five columns: spdlog's own "warning" and "critical" would move the text.
 class LevelName final : public spdlog::custom_flag_formatter {
  public:
   void format(const spdlog::details::log_msg& message, const std::tm&, spdlog::memory_buf_t& out) override {
@@ -47,7 +47,7 @@ spdlog::level::level_enum parse_level(const std::string& text) {
 }  // namespace
 
 Logger make_stderr_logger(const std::string& level) {
-  // Not in spdlog's registry of loggers: that would be global state.
+  // The logger is not in spdlog's registry of loggers, because that would be global state.
   auto logger = std::make_shared<spdlog::logger>("dtrain", std::make_shared<spdlog::sinks::stderr_sink_mt>());
   auto formatter = std::make_unique<spdlog::pattern_formatter>();
   formatter->add_flag<LevelName>('*').set_pattern("%H:%M:%S.%e %* %v");

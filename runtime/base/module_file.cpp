@@ -15,8 +15,8 @@ std::string loader_error() {
   return text ? text : "no reason given";
 }
 
-// Beside this library, or beside another library of dtrain that this process has loaded: in a wheel, what depends on
-// the version of libtorch has a folder of its own.
+// Looks beside this library, and beside the other libraries of dtrain that this process has loaded: in a wheel, modules
+// that depend on the version of libtorch have a folder of their own.
 std::filesystem::path find_module(const std::string& file) {
   static const char inside_this_library = 0;
   std::vector<std::filesystem::path> candidates{library_folder(&inside_this_library) / file};

@@ -21,7 +21,7 @@ namespace {
 
 constexpr std::size_t kHugePage = std::size_t{2} << 20;  // x86-64; arm64 with pages of 4 KiB
 
-// Memory that has room for huge pages begins at an address where the kernel can map them.
+// Maps memory with room for huge pages at an address where the kernel can use them.
 std::byte* map_memory(int fd, std::size_t size, bool writable) {
   const int access = PROT_READ | (writable ? PROT_WRITE : 0);
   const auto check = [&](void* data) {
@@ -93,8 +93,8 @@ SharedMemory SharedMemory::create_of_huge_pages(const std::string& label, std::s
 SharedMemory SharedMemory::create_unreserved(const std::string& label, std::size_t size) {
   const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
   const auto fail = [&](int code) { cannot_reserve(size, " for " + label, code); };
-  // A memfd has no size limit of its own: reserving more than there is would end in the kernel killing a process
-  // instead of in an error.
+  // A memfd has no size limit of its own: if it reserved more memory than there is, the kernel would kill a process
+  // instead of returning an error.
   if (const auto available = available_memory(); available && size > *available) fail(ENOMEM);
   const std::size_t rounded = size == 0 ? page : (size + page - 1) / page * page;
 
@@ -102,7 +102,7 @@ SharedMemory SharedMemory::create_unreserved(const std::string& label, std::size
   UniqueFd fd(::memfd_create(("dtrain-" + label).substr(0, 200).c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd) fail(errno);
   if (::ftruncate(fd.get(), static_cast<off_t>(rounded)) != 0) fail(errno);
-  // A process that gets the file descriptor cannot shrink the memory while others have it mapped.
+  // The seals keep a process that gets the file descriptor from shrinking the memory while others have it mapped.
   if (::fcntl(fd.get(), F_ADD_SEALS, kSizeSeals | F_SEAL_SEAL) != 0) fail(errno);
   std::byte* data = map_memory(fd.get(), rounded, true);
   return SharedMemory(std::move(fd), data, rounded);
@@ -111,10 +111,10 @@ SharedMemory SharedMemory::create_unreserved(const std::string& label, std::size
 void SharedMemory::take_huge_pages() const {
   constexpr int kCollapse = 25;  // MADV_COLLAPSE, Linux 6.1; absent from older headers
   constexpr std::size_t kAtOnce = 16 * kHugePage;
-  constexpr auto kPatience = std::chrono::milliseconds(200);  // ten times what free memory takes
+  constexpr auto kPatience = std::chrono::milliseconds(200);  // ten times the time with free memory
   for (std::size_t begin = 0; begin + kHugePage <= size_; begin += kAtOnce) {
     const std::size_t end = std::min(begin + kAtOnce, size_ / kHugePage * kHugePage);
-    // The kernel needs one page of each huge page.
+    // The kernel needs one present page in each huge page.
     for (std::size_t at = begin; at < end; at += kHugePage) {
       static_cast<void>(*static_cast<const volatile std::byte*>(data_ + at));
     }

@@ -35,8 +35,8 @@ struct FdPair {
   int parent;
 };
 
-// Everything the child needs, made before the fork: between fork and exec only calls that are safe in a signal
-// handler are allowed, no allocation among them.
+// The data that the child needs, made before the fork: between fork and exec only calls that are safe in a signal
+// handler are allowed, so no allocation.
 struct Prepared {
   std::vector<char*> arguments;
   std::vector<char*> environment;
@@ -52,7 +52,7 @@ struct Prepared {
 
 [[noreturn]] void give_up(int report_fd, Step step) {
   const ChildFailure failure{step, errno};
-  // A pipe takes this few bytes whole; if it cannot be written, the exit status still shows the failure.
+  // A pipe takes so few bytes in one write; if the write fails, the exit status still shows the failure.
   [[maybe_unused]] const ssize_t written = ::write(report_fd, &failure, sizeof failure);
   ::_exit(127);
 }
@@ -74,7 +74,7 @@ void close_all_on_exec() {
 
   if (prepared.new_group) ::setpgid(0, 0);
   close_all_on_exec();
-  // Out of the way of every number that is asked for first, so that no mapping overwrites the source of another.
+  // The sources first move above all requested numbers, so that no mapping overwrites the source of another.
   for (FdPair& pair : prepared.fds) {
     pair.parent = ::fcntl(pair.parent, F_DUPFD_CLOEXEC, prepared.lowest_spare_fd);
     if (pair.parent < 0) give_up(prepared.report_fd, Step::kFds);
@@ -174,7 +174,7 @@ Process Process::start(const ProcessOptions& options) {
 
   pid_t pid = -1;
   {
-    // From before the fork until the child has reset its handlers: a handler of this program must not run in the child.
+    // Signals are blocked until the child has reset its handlers: a handler of this program must not run in the child.
     const BlockedSignals blocked;
     pid = ::fork();
     if (pid == 0) run_child(prepared);
@@ -232,8 +232,8 @@ Process::~Process() {
 std::optional<ExitStatus> Process::wait(std::chrono::milliseconds timeout) {
   if (status_ || pid_ < 0) return status_;
   if (!wait_readable(pidfd_.get(), timeout)) return std::nullopt;
-  // What it left running in its group ends with it. This comes before it is reaped: afterwards its number could
-  // already be another group's.
+  // Processes that it left running in its group end with it. The kill comes before the process is reaped: afterwards
+  // its number could already belong to another group.
   kill_group(SIGKILL);
   int raw = 0;
   while (::waitpid(pid_, &raw, 0) < 0) {

@@ -6,7 +6,7 @@
 namespace dtrain {
 namespace {
 
-// Edits between two words; two swapped neighbours are one edit, because that is one slip of the fingers.
+// Counts the edits between two words; two swapped neighbours are one edit, because they are one typing error.
 std::size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<std::size_t> before_last(b.size() + 1);
   std::vector<std::size_t> last(b.size() + 1);
@@ -140,7 +140,7 @@ bool is_valid_utf8(std::string_view text) {
       if ((next & 0xC0) != 0x80) return false;
       point = point << 6 | (next & 0x3F);
     }
-    // Overlong forms, surrogates, and what lies beyond Unicode.
+    // Overlong forms, surrogates and values beyond Unicode are invalid.
     if (length == 3 && (point < 0x800 || (point >= 0xD800 && point <= 0xDFFF))) return false;
     if (length == 4 && (point < 0x10000 || point > 0x10FFFF)) return false;
     i += length;

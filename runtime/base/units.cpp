@@ -14,7 +14,7 @@ std::string format_fixed(double value, int decimals, const char* unit) {
   return text;
 }
 
-// Three digits that mean something: "4.56", "45.6", "456".
+// Writes three significant digits: "4.56", "45.6", "456".
 std::string three_digits(double value, const char* unit) {
   return format_fixed(value, value < 9.995 ? 2 : value < 99.95 ? 1 : 0, unit);
 }

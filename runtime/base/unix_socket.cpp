@@ -50,7 +50,7 @@ bool is_gone(int code) {
   return code == EPIPE || code == ECONNRESET || code == ENOTCONN;
 }
 
-// The user at the other end; empty where the kernel does not report it.
+// Returns the user at the other end; empty if the kernel does not report it.
 std::optional<uid_t> user_of_peer(int fd) {
   ucred peer{};
   socklen_t length = sizeof peer;
@@ -69,7 +69,7 @@ UnixSocket UnixSocket::connect(const std::string& name, std::chrono::millisecond
   const Address address = abstract_address(name);
   const auto deadline = std::chrono::steady_clock::now() + timeout;
   while (true) {
-    // Not blocking while it connects: a listener whose queue is full would hold us past the deadline.
+    // connect() must not block: a listener whose queue is full would delay it past the deadline.
     UniqueFd fd = make_socket(SOCK_NONBLOCK);
     if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address.value), address.length) == 0) {
       if (const auto user = user_of_peer(fd.get()); !is_trusted(user)) {
@@ -174,7 +174,7 @@ UnixListener UnixListener::create(const std::string& prefix) {
 
 UnixListener UnixListener::create_named(const std::string& name) {
   const Address address = abstract_address(name);
-  // Not blocking: a client that leaves between poll and accept must not hold the listener.
+  // The socket does not block: a client that leaves between poll and accept must not block the listener.
   UniqueFd fd = make_socket(SOCK_NONBLOCK);
   if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address.value), address.length) != 0 ||
       ::listen(fd.get(), SOMAXCONN) != 0) {

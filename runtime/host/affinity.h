@@ -7,7 +7,7 @@
 
 namespace dtrain::host {
 
-// Of a process, 0: of the calling thread. Ascending. SystemError: the kernel does not report it.
+// Returns the mask of a process (0: of the calling thread), ascending. SystemError: the kernel does not report it.
 std::vector<int> affinity(pid_t process = 0);
 
 }  // namespace dtrain::host

@@ -43,7 +43,7 @@ std::optional<CpuInstructions> cpu_instructions(const std::filesystem::path& roo
 }
 
 Processor processor(const std::filesystem::path& root) {
-  std::map<std::string, std::string> first;  // of each field, the first CPU's value
+  std::map<std::string, std::string> first;  // the first CPU's value of each field
   for (const std::string& line : split(read_proc_file(root / "proc/cpuinfo").value_or(""), '\n')) {
     const std::size_t colon = line.find(':');
     if (colon == std::string::npos) continue;
@@ -51,7 +51,7 @@ Processor processor(const std::filesystem::path& root) {
     first.try_emplace(line.substr(0, line.find_last_not_of(" \t", colon - 1) + 1),
                       value == std::string::npos ? "" : line.substr(value));
   }
-  // x86 first, then Arm, whose processors have numbers instead of a name.
+  // The first form is of x86; Arm's processors have numbers instead of a name.
   if (first.contains("model name") && first.contains("cpu family")) {
     return {first["model name"], first["cpu family"] + "." + first["model"] + "." + first["stepping"]};
   }
@@ -73,7 +73,7 @@ std::size_t last_level_cache(const std::filesystem::path& root) {
   for (const int level : {_SC_LEVEL3_CACHE_SIZE, _SC_LEVEL2_CACHE_SIZE}) {
     if (const long bytes = ::sysconf(level); bytes > 0) return static_cast<std::size_t>(bytes);
   }
-  // The C library knows those of x86 alone. Linux lists a CPU's caches from the first level on, as "32768K".
+  // The C library knows only the caches of x86. Linux lists a CPU's caches from the first level on, as "32768K".
   std::size_t largest = 0;
   for (int index = 0;; ++index) {
     const auto cache = root / "sys/devices/system/cpu/cpu0/cache" / ("index" + std::to_string(index));

@@ -1,4 +1,4 @@
-// Cutting the kernel's text files into fields without allocating: they are read twice a second beside the training.
+// Cuts the kernel's text files into fields without allocating, because they are read twice a second during training.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ class Fields {
     text_.remove_prefix(field.size());
     return field;
   }
-  // 0 where there is no number.
+  // Returns the next field as a number; 0 if it is none.
   std::uint64_t number() {
     std::string_view field = next().value_or("");
     return take_number<std::uint64_t>(field).value_or(0);

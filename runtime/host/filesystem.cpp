@@ -20,15 +20,15 @@ struct Kind {
   const char* name;
 };
 
-// statfs(2), linux/magic.h, and the documents of those that are not part of Linux. 9p is left out: containers and
-// virtual machines have folders of their own host on it.
+// The numbers are from statfs(2), linux/magic.h, and the documents of file systems outside Linux. 9p is left out,
+// because containers and virtual machines use it for folders of their own host.
 constexpr Kind kNetwork[] = {
     {0x6969, "nfs"},       {0x517B, "smbfs"},      {0xFE534D42, "smb2"}, {0xFF534D42, "cifs"},
     {0x5346414F, "afs"},   {0x6B414653, "afs"},    {0x73757245, "coda"}, {0x564C, "ncp"},
     {0x00C36400, "ceph"},  {0x0BD00BD0, "lustre"}, {0x47504653, "gpfs"}, {0x19830326, "beegfs"},
     {0xAAD7AAEA, "panfs"}, {0x7461636F, "ocfs2"},  {0x01161970, "gfs2"}, {0x20030528, "orangefs"}};
 constexpr std::uint32_t kFuse = 0x65735546;
-// Others are local: fuse-overlayfs is what containers without root stand on.
+// Other FUSE file systems are local: containers without root use fuse-overlayfs.
 constexpr std::array<std::string_view, 11> kNetworkFuse{"sshfs",   "glusterfs", "ceph-fuse", "s3fs",
                                                         "gcsfuse", "rclone",    "davfs",     "juicefs",
                                                         "goofys",  "seaweedfs", "curlftpfs"};

@@ -55,7 +55,7 @@ struct Calls {
   Call<nvml::DeviceGetClock> application_clock;
   Call<nvml::DeviceGetClock> default_application_clock;
   Call<nvml::DeviceGetCurrentClocksThrottleReasons> slowdown;
-  Call<nvml::DeviceGetCurrentClocksThrottleReasons> slowdown_renamed;  // what CUDA 14 keeps
+  Call<nvml::DeviceGetCurrentClocksThrottleReasons> slowdown_renamed;  // the name that CUDA 14 keeps
   Call<nvml::DeviceGetNvLinkState> nvlink;
   Call<nvml::DeviceGetGpuFabricInfoV> fabric;
   Call<nvml::DeviceGetComputeRunningProcesses> processes;
@@ -92,7 +92,7 @@ std::optional<std::vector<GpuProcess>> processes_of(const Calls& calls, nvml::De
   return processes;
 }
 
-// NVML does not report how many links a GPU has: it refuses those that the GPU does not have.
+// NVML does not report the number of links of a GPU: it refuses those that the GPU does not have.
 void read_nvlinks(const Calls& calls, nvml::Device device, GpuSetup& setup) {
   int links = 0;
   int active_links = 0;

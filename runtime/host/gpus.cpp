@@ -49,7 +49,7 @@ struct Gpus::Nvml {
     return get && get(device, buffer.data(), nvml::kLongestText) == nvml::kSuccess ? buffer.data() : std::string();
   }
 
-  // A GPU that does not support or report something has no problem for that reason.
+  // Returns the problem of a GPU; empty: none. A value that the GPU does not support or report is no problem.
   std::string problem(nvml::Device device) const {
     unsigned corrected = 0;
     unsigned uncorrected = 0;

@@ -36,8 +36,8 @@ HostIdentity host_identity() {
     throw Error("cannot read /proc/sys/kernel/random/boot_id, which tells hosts apart", "mount /proc");
   }
   identity.key = identity.boot_id;
-  // Two containers of one machine share its boot id, but not what ranks of one host need to meet each other: abstract
-  // sockets (network), shared memory (IPC) and process ids.
+  // Two containers of one machine share its boot id, but not the namespaces by which ranks of one host reach each
+  // other: abstract sockets (network), shared memory (IPC) and process ids.
   for (const char* kind : {"net", "ipc", "pid"}) {
     std::error_code error;
     const std::string id = std::filesystem::read_symlink(std::filesystem::path("/proc/self/ns") / kind, error).string();

@@ -54,12 +54,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What sysfs says of an interface, and the bytes that it has carried.
+// The facts of sysfs about an interface, and the bytes that it has carried.
 struct InterfaceFacts {
   bool has_device = false;
-  bool is_tunnel = false;          // another interface carries its bytes, packed
-  std::string master;              // the bridge or bond that it is a port of
-  std::vector<std::string> lower;  // those it is built on: ports of a bridge or a bond, the parent of a VLAN or macvlan
+  bool is_tunnel = false;             // another interface carries its bytes, packed
+  std::string master;                 // the bridge or bond that it is a port of
+  std::vector<std::string> lower;     // lower interfaces: ports of a bridge or a bond, the parent of a VLAN or macvlan
   std::uint64_t index = 0, link = 0;  // its own number; its parent's, or of a veth its peer's (in the peer's namespace)
   NetworkCounters counters;
 };
@@ -90,8 +90,8 @@ std::map<std::string, InterfaceFacts> read_interfaces(const fs::path& root) {
   return result;
 }
 
-// Both ends of a veth pair in this namespace: what one sends the other receives, and none of it leaves. A number may be
-// that of an interface of another namespace, so the bytes are compared as well.
+// True for the two ends of a veth pair in this namespace: each receives the other's bytes, and none leave the machine.
+// The peer's number may be of an interface in another namespace, so the bytes are compared as well.
 bool are_peers(const InterfaceFacts& a, const InterfaceFacts& b) {
   if (a.link == 0 || a.link == a.index || a.link != b.index || b.link != a.index) return false;
   const auto alike = [](std::uint64_t sent, std::uint64_t received) {
@@ -108,8 +108,8 @@ std::set<std::string> outside_interfaces(const std::filesystem::path& root) {
   std::set<std::string> with_device, without;
   for (const auto& [name, one] : all) {
     const auto master = all.find(one.master);
-    // The port of an interface that has a device of its own, which counts what goes through the port (a virtual
-    // function in a virtual machine of Azure's).
+    // The master of this port may have a device of its own, and then counts the port's bytes too (a virtual function in
+    // a virtual machine of Azure).
     const bool is_counted = master != all.end() && master->second.has_device;
     if (one.has_device && !is_counted) with_device.insert(name);
     const bool repeats =

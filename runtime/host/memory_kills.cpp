@@ -11,7 +11,7 @@ bool has_grown(const std::optional<std::uint64_t>& before, const std::optional<s
   return before && after && *after > *before;
 }
 
-// The smallest of the limits that were reached in between; null: none was, so it was the machine's memory.
+// Returns the smallest limit that was reached between the readings; null: none, so the machine's memory was full.
 const MemoryLimit* limit_reached(const MemoryKills& before, const MemoryKills& after) {
   const MemoryLimit* found = nullptr;
   for (const MemoryLimit& now : after.limits) {

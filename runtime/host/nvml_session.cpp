@@ -42,7 +42,7 @@ int running_processes(nvml::DeviceGetComputeRunningProcesses& call, nvml::Device
   auto count = static_cast<unsigned>(processes.size());
   int code = call(device, &count, processes.data());
   if (code == nvml::kInsufficientSize) {
-    processes.resize(count + 64);  // some may come meanwhile
+    processes.resize(count + 64);  // more processes may start meanwhile
     count = static_cast<unsigned>(processes.size());
     code = call(device, &count, processes.data());
   }

@@ -1,5 +1,5 @@
 // NVIDIA's management library (NVML), which comes with the driver: opened by its name, started, and stopped again. Its
-// calls can take long, and forever where a driver hangs. One thread at a time.
+// calls can take long, and never return if a driver hangs. One thread at a time.
 #pragma once
 
 #include <memory>
@@ -28,11 +28,11 @@ inline constexpr unsigned long long kPowerLimit = 0x4;
 inline constexpr unsigned long long kHardwareSlowdown = 0x8;
 inline constexpr unsigned long long kPowerBrake = 0x80;
 inline constexpr int kSmClock = 1;
-inline constexpr int kPeerRead = 0;  // what is asked of a pair of GPUs
+inline constexpr int kPeerRead = 0;  // capabilities of a pair of GPUs
 inline constexpr int kPeerWrite = 1;
 inline constexpr int kPeerNvlink = 2;
 inline constexpr unsigned kMostNvlinks = 36;               // of a GPU
-inline constexpr unsigned kFabricInfoVersion2 = 2u << 24;  // and its size
+inline constexpr unsigned kFabricInfoVersion2 = 2u << 24;  // combined with the size of FabricInfo
 inline constexpr unsigned long long kNotAvailable = ~0ull;
 
 using Device = struct DeviceOfNvml*;
@@ -101,15 +101,15 @@ class NvmlSession {
   NvmlSession& operator=(const NvmlSession&) = delete;
 
   bool opened() const { return library_ != nullptr; }
-  // Whether it has what count() and handle() need.
+  // True if the library has the functions that count() and handle() need.
   bool complete() const { return init_ && count_ && handle_; }
-  // These return NVML's codes: nvml::kSuccess, or what text() describes.
+  // These functions return NVML's codes: nvml::kSuccess, or one that text() describes.
   int start();
   int count(unsigned* count) const { return count_(count); }
   int handle(unsigned index, nvml::Device* device) const { return handle_(index, device); }
   std::string text(int code) const;
 
-  // Null where this version of the library does not have it.
+  // Finds a function; null if this version of the library lacks it.
   template <typename Function>
   void find(const char* name, Function*& function) const {
     function = reinterpret_cast<Function*>(symbol(name));
@@ -130,7 +130,7 @@ class NvmlSession {
   nvml::DeviceGetHandleByIndex* handle_ = nullptr;
 };
 
-// The processes that compute on a GPU, as many as there are. Returns NVML's code.
+// Lists all processes that compute on a GPU. Returns NVML's code.
 int running_processes(nvml::DeviceGetComputeRunningProcesses& call, nvml::Device device,
                       std::vector<nvml::ProcessInfo>& processes);
 

@@ -14,8 +14,8 @@
 namespace dtrain::host {
 namespace {
 
-// What follows the name in "12 (a name) S …": the name may hold spaces and parentheses, so fields are counted from its
-// last one. Empty: no such process.
+// Returns the fields after the name in "12 (a name) S …". The name may hold spaces and parentheses, so the fields begin
+// after the last parenthesis. Empty: no such process.
 std::string_view fields_of(const std::optional<std::string>& stat) {
   const std::size_t name_end = stat ? stat->rfind(')') : std::string::npos;
   return name_end == std::string::npos ? std::string_view() : std::string_view(*stat).substr(name_end + 1);
@@ -88,7 +88,7 @@ std::uint64_t start_ticks(pid_t pid) {
   if (state == "Z" || state == "X") return 0;
   fields.skip(18);  // ppid pgrp session tty tpgid flags minflt cminflt majflt cmajflt utime stime cutime cstime
                     // priority nice threads itrealvalue
-  // In this process's time namespace.
+  // The kernel reports the start time in this process's time namespace.
   const auto offset =
       std::chrono::duration<double>(boottime_offset()).count() * static_cast<double>(::sysconf(_SC_CLK_TCK));
   return fields.number() - static_cast<std::uint64_t>(std::llround(offset));

@@ -30,7 +30,7 @@ std::string known(const std::vector<InterfaceAddress>& addresses) {
 
 template <class Wanted>
 std::optional<std::string> first(const std::vector<InterfaceAddress>& addresses, const Wanted& is_wanted) {
-  // IPv4 first: where a host has both, the others are likelier to reach that.
+  // IPv4 comes first: if a host has both, other hosts are more likely to reach its IPv4 address.
   for (const bool v6 : {false, true}) {
     for (const InterfaceAddress& one : addresses) {
       if (is_for_others(one) && (one.address.find(':') != std::string::npos) == v6 && is_wanted(one))

@@ -1,4 +1,4 @@
-// What the profiling agent reads of the whole machine twice a second: the time of its CPUs, its memory, its disks.
+// The readings of the whole machine that the profiling agent takes twice a second: CPU times, memory, disks.
 #include "dtrain/base/text.h"
 #include "dtrain/host/cpu_times.h"
 #include "dtrain/host/disks.h"

@@ -25,7 +25,7 @@ constexpr double kOtherClock = 0.2;  // cores whose highest rates differ by more
 
 using Topology = std::unique_ptr<hwloc_topology, void (*)(hwloc_topology_t)>;
 
-// Processors, cores, packages and NUMA nodes only: looking for devices and caches too costs many times as long.
+// Loads only processors, cores, packages and NUMA nodes: devices and caches would take many times as long.
 Topology load_topology(const std::filesystem::path& xml) {
   hwloc_topology_t raw = nullptr;
   if (hwloc_topology_init(&raw) != 0) return {nullptr, hwloc_topology_destroy};
@@ -35,7 +35,7 @@ Topology load_topology(const std::filesystem::path& xml) {
     hwloc_topology_set_type_filter(raw, type, HWLOC_TYPE_FILTER_KEEP_ALL);
   }
   hwloc_topology_set_type_filter(raw, HWLOC_OBJ_GROUP, HWLOC_TYPE_FILTER_KEEP_STRUCTURE);  // the nodes of one socket
-  // Also the CPUs that this process may not use: they count in the numbers of the cores.
+  // CPUs that this process may not use are included, because they count in the numbers of the cores.
   hwloc_topology_set_flags(raw, HWLOC_TOPOLOGY_FLAG_INCLUDE_DISALLOWED);
   const bool recorded = !xml.empty();
   if (recorded && (hwloc_topology_set_xml(raw, xml.c_str()) != 0 || hwloc_topology_load(raw) != 0)) {
@@ -45,7 +45,7 @@ Topology load_topology(const std::filesystem::path& xml) {
   return topology;
 }
 
-// What hwloc knows of a kind of cores.
+// The facts that hwloc reports about a kind of cores.
 struct Kind {
   std::string type;      // "IntelCore", "IntelAtom"; empty: not known
   std::string capacity;  // the kernel's measure of speed, on Arm; empty: not known
@@ -58,8 +58,8 @@ struct Kind {
   }
 };
 
-// Of each CPU the class of its speed, from 0. hwloc lists kinds from the slowest on; it also separates cores that
-// differ in their turbo clock alone, which are alike here.
+// Returns the speed class of each CPU, from 0. hwloc lists kinds from the slowest on; it also separates cores that
+// differ only in their turbo clock, which get the same class here.
 std::map<int, int> kinds_of_cpus(hwloc_topology_t topology) {
   std::map<int, int> result;
   const int kinds = hwloc_cpukinds_get_nr(topology, 0);
@@ -98,7 +98,7 @@ int package_of(hwloc_topology_t topology, hwloc_obj_t core) {
   return package ? static_cast<int>(package->os_index) : 0;
 }
 
-// The CPUs that count.
+// Returns the CPUs that count.
 std::set<int> wanted_cpus(const TopologySource& source, hwloc_topology_t topology) {
   if (source.affinity) return {source.affinity->begin(), source.affinity->end()};
   std::set<int> cpus;
@@ -182,14 +182,14 @@ std::vector<int> allowed_cpus() {
 int cores_for_rank(int local_size) {
   const auto cores = static_cast<int>(usable_cores().size());
   const std::size_t own = affinity().size();
-  // srun's own process for a task may be bound as the task is. More ranks than cores share them only where the host has
-  // other CPUs besides.
+  // The parent may be srun's process, bound like the task. So a process also counts as bound if there are more ranks
+  // than usable cores and the host has other CPUs.
   bool bound = cores < local_size && std::cmp_less(own, ::sysconf(_SC_NPROCESSORS_ONLN));
   try {
     bound = bound || own < affinity(::getppid()).size();
   } catch (const SystemError&) {  // the parent is gone, or of another user
   }
-  const auto granted = static_cast<int>(cpu_limit() / local_size);  // by the cgroup, to all ranks together
+  const auto granted = static_cast<int>(cpu_limit() / local_size);  // this rank's share of the cgroup's time
   return std::max(1, std::min(granted, bound ? cores : cores / local_size));
 }
 

@@ -15,7 +15,7 @@ VisibleGpu visible(const GpuInfo& gpu) {
   return {gpu.uuid.empty() ? std::to_string(gpu.index) : gpu.uuid, gpu};
 }
 
-// Empty: it names none.
+// Returns the GPU that an entry names; empty: it names none.
 std::optional<VisibleGpu> named_by(const std::string& entry, const std::vector<GpuInfo>& all) {
   if (entry.starts_with(kMigPrefix)) return VisibleGpu{entry, std::nullopt};
   if (entry.starts_with(kGpuPrefix)) {

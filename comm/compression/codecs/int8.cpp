@@ -1,11 +1,10 @@
 // A quarter of the bytes: blocks of 256 values share one float32 scale (the largest of them / 127), each value is
-// rounded to an int8 of it, and what rounding loses is added to the next exchange. Block-wise scales after Dettmers et
-// al., "8-bit Optimizers via Block-wise Quantization", arXiv:2110.02861; error feedback after Karimireddy et al.,
-// "Error Feedback Fixes SignSGD", arXiv:1901.09847.
+// rounded to an int8 multiple of it, and the rounding error is added to the next exchange. Block-wise scales after
+// Dettmers et al., "8-bit Optimizers via Block-wise Quantization", arXiv:2110.02861; error feedback after Karimireddy
+// et al., "Error Feedback Fixes SignSGD", arXiv:1901.09847.
 //
 // Sums of int8 would need wider numbers on the way, so the ranks gather each other's codes and sum them in rank order.
-// A rank then receives (n-1) x 1 bytes a value where an all_reduce of float32 moves 2(n-1)/n x 4: it pays up to 7
-// ranks.
+// A rank then receives (n-1) x 1 bytes a value; an all_reduce of float32 moves 2(n-1)/n x 4. int8 pays up to 7 ranks.
 #include <algorithm>
 
 #include "compression/codec.h"
@@ -18,7 +17,7 @@ std::size_t blocks_of(std::size_t elements) {
   return (elements + kernels::kBlock - 1) / kernels::kBlock;
 }
 
-// In the message: all scales, then all codes.
+// The message holds all scales, then all codes.
 class Int8Exchange final : public Exchange {
  public:
   Int8Exchange(CodecContext& context, Residuals& residuals, const GradientBucket& bucket, double scale)

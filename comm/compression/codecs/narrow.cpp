@@ -1,15 +1,15 @@
 // Half the bytes: float16 (IEEE 754 binary16) or bfloat16. The scale comes before the cast, and the communicator sums
-// the narrow values in float32, so ranks x 60000 does not overflow; what float16 still cannot hold is cut to what it
-// can and counted. Rounding errs by 2^-11 (float16) or 2^-8 (bfloat16) of a value at most.
-// After Micikevicius et al., "Mixed Precision Training", arXiv:1710.03740, and Kalamkar et al., "A Study of BFLOAT16
-// for Deep Learning Training", arXiv:1905.12322.
+// the narrow values in float32, so ranks x 60000 does not overflow; values beyond float16's range are cut to the limit
+// and counted. Rounding errs by 2^-11 (float16) or 2^-8 (bfloat16) of a value at most. After Micikevicius et al.,
+// "Mixed Precision Training", arXiv:1710.03740, and Kalamkar et al., "A Study of BFLOAT16 for Deep Learning Training",
+// arXiv:1905.12322.
 //
-// float16 has few digits below 2^-14 and none below 2^-25: a gradient of 4e-8 on three ranks would never arrive. What
-// such a value loses stays in an error feedback of its own and arrives when enough of it has gathered (in steps of
-// 2^-24), so that sums over steps are right. Why that, and no common scale of a bucket: a value's feedback is the
-// same however buckets are cut; the ranks would have to agree on a scale before they send, which takes a second
-// operation that does not go on beside backward; and a scale from an earlier step cuts gradients that have grown since.
-// Sums of multiples of 2^-24 below 2^-14 are exact, so nothing is lost behind the cast.
+// float16 has few digits below 2^-14 and none below 2^-25: a gradient of 4e-8 on three ranks would never arrive. The
+// rounding error of such a value stays in its error feedback and is sent once it has grown enough (in steps of 2^-24),
+// so sums over steps are right. Reasons against a common scale of a bucket: a value's feedback does not depend on how
+// buckets are cut; the ranks would have to agree on a scale first, by a second operation that does not overlap with
+// backward; and a scale from an earlier step cuts gradients that have grown since. Sums of multiples of 2^-24 below
+// 2^-14 are exact, so no error arises after the cast.
 #include <algorithm>
 #include <cmath>
 
@@ -22,13 +22,13 @@ namespace {
 constexpr float kLargestFloat16 = 65504.0f;
 constexpr float kLargestBfloat16 = 3.3895314e38f;
 
-// float16's error feedback. Where no value is small it is neither read nor written.
+// The error feedback of float16. It is neither read nor written where no value is small.
 struct SmallValues {
   explicit SmallValues(std::span<const GradientTensor> tensors);
   void find_owing();
 
   Residuals residuals;
-  std::vector<std::vector<std::uint8_t>> owes;  // of each tensor, by block: its residual is not all zeros
+  std::vector<std::vector<std::uint8_t>> owes;  // by tensor and block: true if the residual is not all zeros
 
  private:
   std::span<const GradientTensor> tensors_;
@@ -80,7 +80,7 @@ class NarrowExchange final : public Exchange {
   bool only_local() const override { return narrow_ != nullptr; }
 
  private:
-  // Gradient by gradient, and zeros for the padding between them.
+  // Narrows gradient by gradient, and writes zeros for the padding between them.
   std::size_t narrow_float16() {
     std::vector<std::size_t> in_order(bucket_.tensors.begin(), bucket_.tensors.end());
     const auto place = [this](std::size_t t) { return static_cast<const float*>(context_.tensors[t].data); };
@@ -115,7 +115,7 @@ class NarrowCodec final : public Codec {
   // `half`: float16, else bfloat16.
   NarrowCodec(CodecContext& context, bool half) : context_(context) {
     if (half) small_ = std::make_unique<SmallValues>(context.tensors);
-    // The largest value of which the sum over all ranks, rounded up, still fits.
+    // The largest value whose sum over all ranks, rounded up, still fits.
     const float share = (half ? kLargestFloat16 : kLargestBfloat16) / static_cast<float>(context.world());
     const int digits = half ? 11 : 8;
     int exponent = 0;
@@ -134,7 +134,7 @@ class NarrowCodec final : public Codec {
   std::unique_ptr<Exchange> begin(const GradientBucket& bucket, double scale) override {
     return std::make_unique<NarrowExchange>(context_, small_.get(), bucket, scale, limit_);
   }
-  // not_applied() has nothing to take back: where all gradients are zero, a residual alone (2^-25 at most) sends zero.
+  // not_applied() need not take anything back: if all gradients are zero, a residual alone (2^-25 at most) sends zero.
   std::vector<std::pair<std::string, std::span<float>>> state() override {
     if (!small_) return {};
     return small_->residuals.places();

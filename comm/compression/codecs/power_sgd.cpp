@@ -1,10 +1,10 @@
 // A gradient as a matrix M (n x m) is sent as P (n x r) and Q (m x r): P = M Q summed over ranks and orthonormalised, Q
 // = M^T P averaged over ranks, M is then P Q^T. Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank Gradient
-// Compression for Distributed Optimization", arXiv:1905.13727. Q is kept for the next step (warm start), and what P Q^T
-// lacks of a rank's own M is added to its next one (error feedback).
+// Compression for Distributed Optimization", arXiv:1905.13727. Q is kept for the next step (warm start), and the error
+// of P Q^T against a rank's own M is added to that rank's next M (error feedback).
 //
-// The same choices as PyTorch's powerSGD_hook: r is at most n and m; a gradient is compressed where (n + m) r is less
-// than half of n m, so vectors never are. The others travel with the Ps in one all_reduce.
+// PyTorch's powerSGD_hook makes the same choices: r is at most n and m; a gradient is compressed if (n + m) r is less
+// than half of n m, so vectors never are. Uncompressed gradients travel with the Ps in one all_reduce.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -17,16 +17,16 @@
 namespace dtrain::comm {
 namespace {
 
-// The rank at which a gradient of rows x columns is compressed; 0: it travels as it is, for that would not halve its
-// bytes. The same choice as PyTorch's powerSGD_hook.
+// Returns the rank at which a gradient of rows x columns is compressed; 0: it is sent uncompressed, because compression
+// would not halve its bytes. PyTorch's powerSGD_hook makes the same choice.
 std::size_t power_sgd_rank(std::size_t rows, std::size_t columns, int rank) {
   constexpr std::size_t kMinimumRate = 2;
   const std::size_t possible = std::min({rows, columns, static_cast<std::size_t>(rank)});
   return (rows + columns) * possible * kMinimumRate < rows * columns ? possible : 0;
 }
 
-// The `count` values of the first Q of gradient `tensor`: about normal. Each is a sum of twelve uniform numbers, which
-// is exact and therefore alike on every machine.
+// Returns the `count` values of the first Q of gradient `tensor`, about normally distributed. Each is a sum of twelve
+// uniform numbers, which is exact and therefore the same on every machine.
 std::vector<float> first_power_sgd_factor(std::uint64_t seed, std::size_t tensor, std::size_t count) {
   std::vector<float> values(count);
   std::uint64_t x = seed ^ (0xd1342543de82ef95u * (tensor + 1));
@@ -50,7 +50,7 @@ std::vector<float> first_power_sgd_factor(std::uint64_t seed, std::size_t tensor
 
 struct Factor {
   std::size_t rank = 0;  // 0: not compressed
-  std::vector<float> q;  // rank vectors of `columns`, of the step before
+  std::vector<float> q;  // `rank` vectors of `columns`, of the previous step
 };
 
 class PowerSgdCodec final : public Codec {
@@ -129,8 +129,8 @@ class PowerSgdExchange final : public Exchange {
       const GradientTensor& tensor = context_.tensors[t];
       const std::size_t rank = codec_.factors[t].rank;
       if (rank == 0) {
-        // The sum is scaled, as where no gradient of the bucket is compressed: the bits do not depend on how buckets
-        // are cut.
+        // The sum is scaled, as in a bucket without compressed gradients, so the bits do not depend on how buckets are
+        // cut.
         const auto scale = static_cast<float>(scale_);
         auto* const data = static_cast<float*>(tensor.data);
         for (std::size_t i = 0; i < tensor.elements; ++i) data[i] = plain[i] * scale;
@@ -154,8 +154,8 @@ class PowerSgdExchange final : public Exchange {
       if (factor.rank == 0) continue;
       float* const residual = codec_.residuals.of(t);
       kernels::reconstruct(residual, static_cast<float*>(tensor.data), tensor.rows, tensor.columns, p, q, factor.rank);
-      // P is NaN throughout or nowhere, and then so is Q. The gradients then are NaN on all ranks; the next step starts
-      // from the Q before and owes nothing.
+      // Either all of P is NaN, or none of it, and Q likewise. If they are NaN, the gradients are NaN on all ranks; the
+      // next step starts from the previous Q, with no error to add.
       const std::size_t count = factor.rank * tensor.columns;
       if (std::all_of(q, q + count, [](float v) { return std::isfinite(v); })) {
         std::copy_n(q, count, factor.q.begin());

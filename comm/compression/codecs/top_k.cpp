@@ -1,9 +1,9 @@
-// Sends the `ratio` largest values of each gradient with their places; the rest waits in the error feedback. After
-// Aji and Heafield, "Sparse Communication for Distributed Gradient Descent", arXiv:1704.05021; error feedback after
-// Stich et al., "Sparsified SGD with Memory", arXiv:1809.07599.
+// Sends the `ratio` largest values of each gradient with their indices; the rest stays in the error feedback. After Aji
+// and Heafield, "Sparse Communication for Distributed Gradient Descent", arXiv:1704.05021; error feedback after Stich
+// et al., "Sparsified SGD with Memory", arXiv:1809.07599.
 //
-// What is sent depends on the values alone: the largest by size (NaN before Inf before all else), of equal ones those
-// that come first. Ranks choose different places, so they gather each other's pairs and add them in rank order.
+// The choice depends on the values alone: the largest in size (NaN before Inf before all else), and among equal values
+// the first. Ranks choose different indices, so they gather each other's pairs and add them in rank order.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -21,15 +21,15 @@ struct Pair {
   float value;
 };
 
-// Ordered as the absolute value is.
+// Returns a key whose order is that of the absolute values.
 std::uint32_t key_of(float value) {
   std::uint32_t bits;
   std::memcpy(&bits, &value, sizeof bits);
   return bits & 0x7fffffffu;
 }
 
-// The `k` largest of `values`, by place. A first pass counts the values by exponent and first digits, the second takes
-// what lies above the class in which the k-th is, and only that class is sorted.
+// Writes the `k` largest of `values`, by index. The first pass counts the values by exponent and first digits, the
+// second takes all values above the class of the k-th, and only that class is sorted.
 void select_largest(const float* values, std::size_t count, std::size_t k, std::vector<std::uint32_t>& border,
                     Pair* out) {
   constexpr int kShift = 20;
@@ -138,7 +138,7 @@ Work TopKExchange::encode() {
       finite = finite && std::isfinite(next[i].value);
       residual[next[i].place] = 0;
     }
-    // More of them than were sent: they must not come back in every later step.
+    // There may be more NaN and Inf than were sent; they must not come back in every later step.
     if (!finite) {
       std::replace_if(
           residual, residual + tensor.elements, [](float v) { return !std::isfinite(v); }, 0.0f);

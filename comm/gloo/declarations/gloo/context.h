@@ -1,5 +1,5 @@
-// libtorch comes with gloo inside but without its headers. These declare as much as libtorch's own headers need to
-// name.
+// libtorch comes with gloo inside but without its headers. These files declare the names that libtorch's own headers
+// need.
 #pragma once
 
 #include <chrono>

@@ -1,7 +1,7 @@
 // The backends, which carry a communicator's messages: the list. Each is a struct with the word by which an experiment
-// names it, what it needs, and the functions that comm/NAME/backend.cpp defines. To add one: a struct here, its folder
-// there, and docs/experiment.md. The backend for data on GPUs (dtrain/comm/nccl.h) is not in the list, because no
-// experiment names it.
+// names it, its requirements, and the functions that comm/NAME/backend.cpp defines. To add one: a struct here, its
+// folder there, and docs/experiment.md. The backend for data on GPUs (dtrain/comm/nccl.h) is not in the list, because
+// no experiment names it.
 #pragma once
 
 #include <cstddef>
@@ -19,31 +19,31 @@ namespace dtrain::comm {
 class Communicator;   // dtrain/comm/communicator.h
 struct BackendParts;  // dtrain/comm/backends.h
 
-// Where the ranks of a run are.
+// The distribution of a run's ranks over hosts.
 struct RankSpread {
   std::size_t hosts = 1;
   int most_on_a_host = 1;
   bool has_mpi = true;  // mpirun, or srun with PMIx, has started them
 };
 
-// What a machine has of the programs and libraries that a backend needs.
+// The result of checking a machine for the programs and libraries that a backend needs.
 struct BackendCheck {
-  std::string name;  // of what is needed: "MPI"
+  std::string name;  // the software that is needed: "MPI"
   bool usable = false;
-  std::string text;     // what was found, or what is missing
+  std::string text;     // the software that was found, or that is missing
   std::string remedy;   // empty if it is usable
-  std::string used_by;  // which runs need it
+  std::string used_by;  // the runs that need it
 };
 
-// Between processes of one host.
+// Shared memory between processes of one host.
 struct ShmBackend {
   static constexpr const char* kWord = "shm";
-  static constexpr const char* kText = "";    // what the document says about it besides kAutoBackendText
+  static constexpr const char* kText = "";    // its text in the document besides kAutoBackendText
   static constexpr bool kSpansHosts = false;  // false: all ranks must be on one host
   static constexpr bool kNeedsMpi = false;    // true: mpirun, or srun with PMIx, must have started the ranks
-  // Whether `auto` may choose it for these ranks. A backend without this function is never chosen so.
+  // True if `auto` may choose the backend for these ranks. `auto` never chooses a backend without this function.
   static constexpr bool suits(const RankSpread& ranks) { return ranks.hosts == 1; }
-  // What make() of each struct does: it makes the communicator; collective over the members.
+  // Makes the communicator; every struct has this function. Collective over the members.
   std::unique_ptr<Communicator> make(const BackendParts& parts) const;
   bool operator==(const ShmBackend&) const = default;
 };
@@ -58,7 +58,7 @@ struct MpiBackend {
     return ranks.has_mpi && ranks.hosts > 1 && ranks.most_on_a_host == 1;
   }
   std::unique_ptr<Communicator> make(const BackendParts& parts) const;
-  // Looks at this machine, for `dtrain doctor`. A backend that needs nothing of its own is without this function.
+  // Checks this machine, for `dtrain doctor`. A backend without own requirements does not have this function.
   // `variables`: the process's environment variables.
   BackendCheck check(const std::map<std::string, std::string>& variables) const;
   bool operator==(const MpiBackend&) const = default;
@@ -95,7 +95,7 @@ inline constexpr const char* kAutoBackendText =
     "shared memory on one host; MPI between several hosts, with shared memory inside hosts that have several ranks; "
     "gloo in place of MPI where neither mpirun nor srun with PMIx has started the ranks";
 
-// In the order of the list.
+// Returns all backends in the order of the list.
 inline std::vector<Backend> all_backends() {
   std::vector<Backend> all;
   for (const std::string& word : words_of<Backend>()) all.push_back(choice_named<Backend>(word));
@@ -119,7 +119,7 @@ inline bool suits(const Backend& backend, const RankSpread& ranks) {
       backend);
 }
 
-// The backend that `auto` stands for.
+// Returns the backend that `auto` chooses.
 inline Backend automatic_backend(const RankSpread& ranks) {
   for (const Backend& backend : all_backends()) {
     if (suits(backend, ranks)) return backend;
@@ -127,7 +127,7 @@ inline Backend automatic_backend(const RankSpread& ranks) {
   return {};
 }
 
-// The words of the backends for which `holds` is true, such as those of needs_mpi().
+// Returns the words of the backends for which `holds`, for example needs_mpi(), is true.
 inline std::vector<std::string> words_of_backends(bool (*holds)(const Backend&)) {
   std::vector<std::string> words;
   for (const Backend& backend : all_backends()) {
@@ -136,7 +136,7 @@ inline std::vector<std::string> words_of_backends(bool (*holds)(const Backend&))
   return words;
 }
 
-// What the document says about the backends: "`hierarchical`: shared memory inside each host and MPI between hosts."
+// Returns the document's text: "`hierarchical`: shared memory inside each host and MPI between hosts."
 inline std::string backend_texts() {
   std::string texts;
   for (const Backend& backend : all_backends()) {

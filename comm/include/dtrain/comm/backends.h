@@ -1,5 +1,5 @@
-// What communicators of all backends are made of, and those that reach each other's memory: "thread" (ranks are threads
-// of one process: tests) and "shm" (ranks are processes of one host).
+// The parameters of communicators of all backends, and the backends whose ranks reach each other's memory: "thread"
+// (ranks are threads of one process: tests) and "shm" (ranks are processes of one host).
 #pragma once
 
 #include <chrono>
@@ -21,16 +21,16 @@ struct CommunicatorOptions {
   Logger log;
 };
 
-// What a backend makes a communicator of (dtrain/comm/backend_list.h).
+// The parameters from which a backend makes a communicator (dtrain/comm/backend_list.h).
 struct BackendParts {
   ControlPlane& control;     // outlives the communicator; its failures abort it
   std::vector<int> members;  // rank i of `control` is rank members[i] of the run; errors name it so
   MpiJob* mpi = nullptr;     // not null if the backend needs MPI; outlives the communicator
-  std::string address;       // of this host, for connections of other hosts; empty: they need none
+  std::string address;       // of this host, for connections from other hosts; empty: none needed
   CommunicatorOptions options;
 };
 
-// One communicator for each rank, for `world_size` threads of this process. Only thread i uses element i.
+// Makes a communicator for each of `world_size` ranks, which are threads of this process. Only thread i uses element i.
 std::vector<std::unique_ptr<Communicator>> make_thread_communicators(int world_size,
                                                                      const CommunicatorOptions& options);
 

@@ -30,7 +30,7 @@ struct Fp16 {
   static constexpr bool kGathers = false;  // true: the ranks gather each other's codes; false: they reduce them
   template <class Keys>
   void declare_keys(Keys&) {}
-  // In every struct: makes the codec. CommError if a setting is invalid. The context must outlive the codec.
+  // Makes the codec (in every struct). CommError if a setting is invalid. The context must outlive the codec.
   std::unique_ptr<Codec> make_codec(CodecContext& context) const;
   bool operator==(const Fp16&) const = default;
 };
@@ -87,7 +87,7 @@ struct TopK {
 
 using Compression = std::variant<NoCompression, Fp16, Bf16, Int8, PowerSgd, TopK>;
 
-// Number of initial steps that this codec leaves uncompressed.
+// Returns the number of initial steps that this codec leaves uncompressed.
 template <class Settings>
 std::int64_t warmup_steps_of(const Settings& settings) {
   if constexpr (requires { settings.warmup_steps; }) return settings.warmup_steps;

@@ -32,9 +32,8 @@ class Buffer {
   virtual ~Buffer() = default;
   virtual std::span<std::byte> bytes() = 0;
   // Gives the pages that lie wholly inside these bytes, `count` of them from `begin` on, back to the kernel. They read
-  // as zeros until they are written again. For bytes of which this rank's operations are complete: then no peer reads
-  // them any more. Returns the bytes that went back; 0 if this memory cannot be given back (that of a device) or the
-  // kernel refuses.
+  // as zeros until they are written again. This rank's operations on these bytes must be complete: then no peer reads
+  // them any more. Returns the number of bytes given back; 0 for memory of a device, or if the kernel refuses.
   virtual std::size_t release(std::size_t begin, std::size_t count) {
     static_cast<void>(begin);
     static_cast<void>(count);
@@ -60,9 +59,9 @@ class Communicator {
   virtual std::uint32_t generation() const = 0;
   virtual std::string_view backend() const = 0;  // "thread", "shm", …
 
-  // Collective: every rank allocates the same sizes in the same order (sizes are compared).
+  // Allocates a Buffer. Collective: every rank allocates the same sizes in the same order (sizes are compared).
   virtual std::unique_ptr<Buffer> allocate(std::size_t bytes) = 0;
-  // Collective: one memory that every rank maps. After the next barrier() all ranks see what one of them has written.
+  // Allocates one memory that every rank maps. Collective. After the next barrier() all ranks see the writes of each.
   // Null on every rank if the backend has no memory common to all of them. Not for the data of collectives.
   virtual std::unique_ptr<Buffer> allocate_common(std::size_t bytes) = 0;
 
@@ -71,7 +70,7 @@ class Communicator {
   // integers wrap. CommError at once if the arguments are invalid.
   virtual Work all_reduce(const void* in, void* out, std::size_t count, DataType type,
                           const ReduceOptions& options = {}) = 0;
-  // In place.
+  // Reduces in place.
   Work all_reduce(void* data, std::size_t count, DataType type, const ReduceOptions& options = {}) {
     return all_reduce(data, data, count, type, options);
   }
@@ -91,7 +90,7 @@ class Communicator {
 
   // Copies `count` elements of rank `root` to all ranks, in place. CommError if there is no such rank.
   virtual Work broadcast(void* data, std::size_t count, DataType type, int root) = 0;
-  // Complete once all ranks have issued it.
+  // Complete once all ranks have issued the barrier.
   virtual Work barrier() = 0;
 
   // Operations issued between these two calls start together, at the second one: fewer wake-ups of peers (and one
@@ -113,7 +112,7 @@ class Communicator {
 class Group {
  public:
   explicit Group(Communicator& communicator) : communicator_(communicator) { communicator_.begin_group(); }
-  // If an exception leaves the scope, the operations never start; they end with the communicator.
+  // After an exception in the scope, the operations never start; they end with the communicator.
   ~Group() noexcept(false) {
     if (std::uncaught_exceptions() == exceptions_) communicator_.end_group();
   }

@@ -1,8 +1,8 @@
 // Exchanges gradients in fewer bytes.
 //
 // A GradientCompressor takes the place of all_reduce: exchange() takes one bucket of the flat gradient buffer and
-// replaces it by the approximate mean over ranks, the same bits on every rank. A lossy codec adds what it leaves out of
-// one exchange to the next (error feedback, Karimireddy et al., arXiv:1901.09847). Error feedback is kept for each
+// replaces it by the approximate mean over ranks, the same bits on every rank. A lossy codec adds the error of one
+// exchange to the next (error feedback, Karimireddy et al., arXiv:1901.09847). Error feedback is kept for each
 // gradient, so the division into buckets may change at any time without changing the bits. fp16 has error feedback for
 // values that are too small for float16; bf16 has none. Only float32 is compressed. Buckets of float64 are exchanged
 // uncompressed, and so are all buckets of a single rank.
@@ -30,8 +30,8 @@
 
 namespace dtrain::comm {
 
-// What a GradientCompressor needs to know about a codec, which is a struct of the list or any other one of the same
-// form.
+// The properties of a codec that a GradientCompressor needs. The codec is a struct of the list or another struct of the
+// same form.
 struct CodecMaker {
   const char* word = "";  // names the codec in an experiment; empty: none
   bool gathers = false;
@@ -39,7 +39,7 @@ struct CodecMaker {
   std::function<std::unique_ptr<Codec>(CodecContext&)> make;  // empty, or returns null: no compression
 };
 CodecMaker codec_maker(const Compression& compression);
-// For a struct that is not in the list. The caller includes comm/compression/codec.h.
+// Accepts a struct that is not in the list. The caller includes comm/compression/codec.h.
 template <class Settings>
 CodecMaker codec_maker(const Settings& settings) {
   return {Settings::kWord, Settings::kGathers, warmup_steps_of(settings),
@@ -75,8 +75,8 @@ struct GradientBucket {
 
 struct CompressionStatistics {
   std::int64_t steps = 0, compressed_steps = 0;
-  // What this rank has sent in compressed steps, and what it would have sent without compression. An all_reduce counts
-  // as 2(n-1)/n of its bytes, an all_gather as (n-1)/n of what it gathers.
+  // Bytes that this rank has sent in compressed steps, and would have sent without compression. An all_reduce counts as
+  // 2(n-1)/n of its bytes, an all_gather as (n-1)/n of the gathered bytes.
   double sent_bytes = 0, uncompressed_bytes = 0;
   Nanoseconds coding{0};         // encoding and decoding
   Nanoseconds communicating{0};  // of compressed steps: from the first exchange issued to the last complete
@@ -105,14 +105,14 @@ class GradientCompressor {
   Work exchange(const GradientBucket& bucket, double scale);
   // Counts a step, once all its exchanges are complete.
   void end_step();
-  // Whether exchange() compresses in this step.
+  // True if exchange() compresses in this step.
   bool compressing() const;
   // To be called if the last result for this gradient is not applied: adds the result to the error feedback, and sets
   // the gradient to zero.
   void not_applied(std::size_t tensor);
 
   std::vector<CompressionState> save_state() const;
-  // CommError names an entry that is missing, unknown or of another size.
+  // Restores the state. CommError names an entry that is missing, unknown or of another size.
   void load_state(std::span<const CompressionState> state);
 
   const CompressionStatistics& statistics() const;

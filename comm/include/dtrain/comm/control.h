@@ -35,21 +35,21 @@ struct ControlOptions {
   // The connection counts as lost after this time without any packet from the other side's host, acknowledgements
   // included. A stopped process (SIGSTOP) does not lose its connection, because its host still acknowledges packets.
   std::chrono::milliseconds host_silence{5'000};
-  std::chrono::milliseconds clock_period{60'000};  // after measure_clock(): how often clocks are compared again
+  std::chrono::milliseconds clock_period{60'000};  // after measure_clock(): time between two comparisons of the clocks
   std::string host_name;                           // of this process, for error messages; empty: they name no host
   std::string session = "dtrain";                  // both sides must name the same run
   Logger log;
 };
 
-// How a rank left: it (or another rank) reported an error, its connection ended without notice, its host no longer
-// answers, or it reported that a wait reached its deadline (TimedOut).
+// The way in which a rank left: it (or another rank) reported an error, its connection ended without notice, its host
+// no longer answers, or it reported that a wait reached its deadline (TimedOut).
 enum class Departure { kReported, kGone, kSilent, kTimedOut };
-// Whether a rank has reported why it left.
+// True if a rank has reported the reason.
 inline bool is_reported(Departure departure) {
   return departure == Departure::kReported || departure == Departure::kTimedOut;
 }
 
-// Why a rank (or all ranks) must stop. `rank` is -1 if the cause is no rank but, for example, the launcher.
+// The cause for which a rank (or all ranks) must stop. `rank` is -1 if it is no rank but, for example, the launcher.
 struct RankFailure {
   int rank = -1;
   std::int64_t step = -1;  // the batch it was in, -1 if not in one
@@ -57,18 +57,18 @@ struct RankFailure {
   Departure departure = Departure::kReported;
 };
 
-// How this rank's monotonic clock relates to rank 0's: a time t here is t + offset there, to within error.
+// The offset to rank 0's monotonic clock: a time t on this rank is t + offset on rank 0, to within `error`.
 struct ClockOffset {
-  std::chrono::nanoseconds time{0};  // when it was measured, on this rank's clock
+  std::chrono::nanoseconds time{0};  // time of the measurement, on this rank's clock
   std::chrono::nanoseconds offset{0}, error{0};
   int round_trips = 0;  // number of round trips; the shortest one counts
 };
 
 enum class PeerState { kConnecting, kAlive, kLate, kGone, kFinished };
 
-// "late: its heartbeats come", "stopped: no heartbeats", "dead: connection lost", …
+// Returns "late: its heartbeats come", "stopped: no heartbeats", "dead: connection lost", …
 std::string_view name_of(PeerState state);
-// "rank 2 failed at step 17: …": the error of every rank that stops because of this failure.
+// Returns "rank 2 failed at step 17: …", the error of every rank that stops because of this failure.
 std::string failure_text(const RankFailure& failure);
 
 class ControlPlane {
@@ -77,8 +77,8 @@ class ControlPlane {
   // starts a thread; `bound` then keeps port 0.
   static std::unique_ptr<ControlPlane> serve(const ControlOptions& options, const ControlEndpoint& listen_on,
                                              ControlEndpoint* bound);
-  // Another rank: connects, retrying until the deadline. CommError names the address and what went wrong (refused,
-  // wrong secret, other run, other generation, rank taken).
+  // Another rank: connects, retrying until the deadline. CommError names the address and the cause (refused, wrong
+  // secret, other run, other generation, rank taken).
   static std::unique_ptr<ControlPlane> connect(const ControlOptions& options, const ControlEndpoint& server);
   virtual ~ControlPlane() = default;
 
@@ -90,7 +90,7 @@ class ControlPlane {
   // get(), gather() and barrier() also throw it if a rank fails.
   virtual void set(const std::string& key, const std::string& value) = 0;
   virtual std::string get(const std::string& key) = 0;
-  // get() with a deadline of its own. Empty: the key is not set by then.
+  // Like get(), with a deadline of its own. Empty: the key is not set by then.
   virtual std::optional<std::string> get_within(const std::string& key, std::chrono::milliseconds deadline) = 0;
 
   // Every rank gives a value and gets all of them, in rank order. `name` must be unique among outstanding calls and
@@ -102,17 +102,17 @@ class ControlPlane {
   // Publishes that this rank cannot go on. The first failure of a run is the cause that every other rank reports.
   // Returns once the others have received it (a second at most): the caller may end its process then.
   virtual void fail(const RankFailure& failure) = 0;
-  // The failure of this run, if there is one.
+  // Returns the failure of this run, if there is one.
   virtual std::optional<RankFailure> failure() const = 0;
   // `callback` is called once, when a failure of any rank (or a lost connection) becomes known: on the control thread,
   // or on the thread that calls fail(). If a failure is known already, it is called at once, on this thread.
   virtual void on_failure(std::function<void(const RankFailure&)> callback) = 0;
-  // The batch that heartbeats report to rank 0, for errors.
+  // Sets the batch that heartbeats report to rank 0, for errors.
   virtual void set_step(std::int64_t step) = 0;
   // Compares this rank's clock with rank 0's, now. Empty: rank 0 did not answer in time. From the first call on, the
   // control thread repeats the comparison every clock_period. Rank 0's own offset is 0.
   virtual std::optional<ClockOffset> measure_clock(std::chrono::milliseconds deadline) = 0;
-  // The latest repeated comparison, if it is newer than the last call; otherwise empty. Cheap enough for every step.
+  // Returns the latest repeated comparison; empty: none is newer than the last call. Cheap enough for every step.
   virtual std::optional<ClockOffset> take_clock() = 0;
   virtual PeerState peer_state(int rank) const = 0;  // on a rank other than 0: as rank 0 last reported it
 

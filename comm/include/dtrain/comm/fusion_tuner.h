@@ -1,13 +1,13 @@
 // Finds, during the first steps of a run, the fusion plan that hides most of the communication behind backward.
 //
-// It measures the link (a few all_reduces at the start) and when backward finishes each gradient. From these it
-// computes the plans that should be best (best_cuts). Then the default, these plans, and a few even divisions of the
-// gradients take turns. A plan replaces the default only if a sign test over the paired steps shows with confidence
-// that it is faster. A faster plan has a shorter time from the start of backward until all gradients are exchanged,
-// because this time decides how long a step takes. Its exposed communication must not be longer. Exposed communication
-// alone does not suffice: exchanges during backward take cores from backward, which it does not show. Tuning takes at
-// most kMaxSteps steps; without a clear winner the default stays. Rank 0 makes every decision from the figures of all
-// ranks, so all ranks change plans at the same step.
+// It measures the link (a few all_reduces at the start) and the times at which backward finishes each gradient. From
+// these it computes the plans that should be best (best_cuts). Then the default, these plans, and a few even divisions
+// of the gradients take turns. A plan replaces the default only if a sign test over the paired steps shows with
+// confidence that it is faster. A faster plan has a shorter time from the start of backward until all gradients are
+// exchanged, because this time decides how long a step takes. Its exposed communication must not be longer. Exposed
+// communication alone does not suffice: exchanges during backward take cores from backward, which it does not show.
+// Tuning takes at most kMaxSteps steps; without a clear winner the default stays. Rank 0 makes every decision from the
+// figures of all ranks, so all ranks change plans at the same step.
 //
 // Owned and called by the training thread. Every plan sums gradients in the same order, so the weights do not depend on
 // the plan.
@@ -28,11 +28,11 @@ namespace dtrain::comm {
 // Measures all_reduces of a few sizes, for about a second at most. Collective; all ranks get the same result.
 LinkModel measure_link(Communicator& communicator);
 
-// Whether both may be measurements of the same link that differ only by noise. If so, a plan that was tuned for one
-// suits the other.
+// True if both may be measurements of the same link that differ only by noise. A plan that was tuned for one then suits
+// the other.
 bool alike(const LinkModel& a, const LinkModel& b);
 
-// Collective: the largest of each value over the ranks.
+// Returns the maximum of each value over the ranks. Collective.
 std::vector<double> max_over_ranks(Communicator& communicator, std::span<const double> values);
 
 // Buckets close at the threshold. Once the ready times of gradients are known, they also close at gaps.
@@ -41,7 +41,7 @@ struct FusionRule {
   double cycle_us = 0;  // 0: gaps do not matter
 };
 
-// What one step's exchange took on this rank, in microseconds.
+// Times of one step's exchange on this rank, in microseconds.
 struct ExchangeTimes {
   double exchanged_us = 0;  // from the start of backward until every bucket was complete
   double exposed_us = 0;    // the part of it that the training thread spent on the exchange instead of backward
@@ -56,16 +56,16 @@ class FusionTuner {
   FusionTuner(std::vector<FusionItem> items, const FusionRule& rule, Communicator& communicator, const Logger& log,
               const std::optional<std::vector<std::size_t>>& known = std::nullopt);
 
-  // The plan of the next step.
+  // Returns the plan of the next step.
   const FusionPlan& plan() const { return plans_[current_]; }
   bool done() const { return stage_ == Stage::kDone; }
 
   // To be called after every step that has exchanged gradients, until done(). `ready_us`: when each gradient was ready
-  // (microseconds from the start of backward; negative: not in this step). `times`: what the exchange took. Some calls
+  // (microseconds from the start of backward; negative: not in this step). `times`: those of the exchange. Some calls
   // are collective. True: plan() has changed.
   bool end_step(std::span<const double> ready_us, const ExchangeTimes& times);
 
-  // Once done(): the plan's cuts and the measurements, for plan.json and the log.
+  // Once done(), these return the plan's cuts and the measurements, for plan.json and the log.
   const std::vector<std::size_t>& cuts() const { return cuts_[current_]; }
   const LinkModel& link() const { return link_; }
   std::span<const double> ready_us() const { return ready_us_; }
@@ -94,7 +94,7 @@ class FusionTuner {
   std::vector<std::vector<double>> ready_samples_;
   std::vector<double> ready_us_;
   std::vector<FusionPlan> plans_;               // 0: the default
-  std::vector<std::vector<std::size_t>> cuts_;  // of each
+  std::vector<std::vector<std::size_t>> cuts_;  // of each plan
   std::size_t current_ = 0;
   std::size_t challenger_ = 0;
   std::vector<std::vector<ExchangeTimes>> times_;  // of each plan's steps in this stage

@@ -24,7 +24,7 @@ using MakeCommunicator =
 
 // Collective over `control`, which must outlive the communicator. Ranks with equal World::host share a host. `local` is
 // called on hosts with several ranks. If there are several hosts, the lowest rank of each calls `outer`. A failure of
-// the run, and abort(), reach both levels. `name`: what Communicator::backend() answers.
+// the run, and abort(), reach both levels. `name`: the result of Communicator::backend().
 std::unique_ptr<Communicator> make_hierarchical_communicator(ControlPlane& control, const MakeCommunicator& local,
                                                              const MakeCommunicator& outer,
                                                              const CommunicatorOptions& options,

@@ -1,5 +1,5 @@
 // Open MPI as a backend. It is in a module of its own (libdtrain_comm_mpi.so) that is opened on demand. So dtrain
-// itself needs no MPI; if MPI is requested, an error names what is missing.
+// itself needs no MPI; if MPI is requested, an error names the missing part.
 //
 // A process can initialise MPI only once, so there is one MpiJob, which the program's main makes and passes on. A
 // thread of the MpiJob makes all MPI calls, so operations go on while the ranks compute. A program that uses dtrain
@@ -21,7 +21,7 @@ namespace dtrain::comm {
 
 struct MpiOptions {
   std::chrono::milliseconds timeout{600'000};  // for all ranks of the job to enter MPI, and of broadcast()
-  // How long a failed rank waits before it ends the whole job, so that the others can receive and record the cause.
+  // Delay between a rank's failure and the end of the whole job, so that the others can receive and record the cause.
   std::chrono::milliseconds grace{1'000};
   // Names the ranks that have not entered MPI, for the error of a time-out; may be empty. join() calls it.
   std::function<std::string()> missing{};
@@ -30,17 +30,17 @@ struct MpiOptions {
 
 class MpiJob {
  public:
-  // Collective over the processes that mpirun started. CommError names what is missing (the module, Open MPI's library)
-  // or why MPI does not start.
+  // Collective over the processes that mpirun started. CommError names the missing part (the module, Open MPI's
+  // library) or the reason for which MPI does not start.
   static std::shared_ptr<MpiJob> join(const MpiOptions& options);
-  // After succeed(): MPI_Finalize, collective. Otherwise MPI_Abort after `grace`, which ends every rank of the job and
-  // this process. A rank that fails must not leave the others waiting inside MPI.
+  // After succeed() it calls MPI_Finalize (collective), otherwise MPI_Abort after `grace`, which ends every rank of the
+  // job and this process. A rank that fails must not leave the others waiting inside MPI.
   virtual ~MpiJob() = default;
 
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  // Collective: rank 0's text (at most 4000 bytes), for the rendezvous. CommError at the deadline.
+  // Returns rank 0's text (at most 4000 bytes), for the rendezvous. Collective. CommError at the deadline.
   virtual std::string broadcast(const std::string& text) = 0;
 
   // Collective over `control`, whose rank i is rank members[i] of the job; errors name ranks by these numbers.
@@ -48,9 +48,9 @@ class MpiJob {
   virtual std::unique_ptr<Communicator> make_communicator(ControlPlane& control, const std::vector<int>& members,
                                                           const CommunicatorOptions& options) = 0;
 
-  // The job has succeeded: the destructor then ends MPI with MPI_Finalize.
+  // Marks the job as successful: the destructor then ends MPI with MPI_Finalize.
   virtual void succeed() = 0;
-  // The exit code that mpirun gets from a job that does not succeed; 1 by default.
+  // Sets the exit code that mpirun gets from a job that does not succeed; 1 by default.
   virtual void set_exit_code(int code) = 0;
 };
 

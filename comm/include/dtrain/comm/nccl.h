@@ -26,8 +26,8 @@ struct NcclOptions {
   // the operation is issued, and Work::join() makes this stream wait. Empty: an operation begins at once, and join()
   // waits on the host.
   std::function<void*()> current_stream;
-  // How many operations at the start are compared with rank 0's through the control plane before they are handed to
-  // NCCL, because NCCL does not notice when ranks call different operations. Every allocation is compared, too. Later
+  // Number of operations at the start that are compared with rank 0's through the control plane before NCCL gets them,
+  // because NCCL does not notice when ranks call different operations. Every allocation is compared, too. Later
   // operations are compared only when one of them times out: a difference usually shows in the first steps of a
   // training.
   std::uint64_t compared_operations = 128;
@@ -68,8 +68,8 @@ class NcclCommunicator : public virtual Communicator {
   // with the operations of the graph that was captured last. progress(), the timeout and failures treat it as any other
   // operation. CommError as for an operation.
   virtual void replayed() = 0;
-  // Whether the next operation would be compared with rank 0's. Such operations cannot be captured. The same on all
-  // ranks.
+  // True if the next operation would be compared with rank 0's; such operations cannot be captured. All ranks get the
+  // same result.
   virtual bool compares() const = 0;
 
   // Makes the communicator without the ranks in `excluded` (their numbers in this one). Collective over the ranks that

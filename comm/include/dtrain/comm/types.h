@@ -23,9 +23,9 @@ struct Part {
   bool operator==(const Part&) const = default;
 };
 
-// Which of `count` elements belong to `rank`. The ranks' parts follow each other in rank order and begin at multiples
-// of 64 bytes, so no two ranks write the same cache line of an aligned buffer. Their sizes differ by one such line at
-// most; the last parts may be empty.
+// Returns the part of `count` elements that belongs to `rank`. The ranks' parts follow each other in rank order and
+// begin at multiples of 64 bytes, so no two ranks write the same cache line of an aligned buffer. Their sizes differ by
+// one such line at most; the last parts may be empty.
 Part part_of(std::size_t count, DataType type, int rank, int world_size);
 
 }  // namespace dtrain::comm

@@ -12,7 +12,7 @@
 
 namespace dtrain::comm {
 
-// When a collective happened, on the monotonic clock. `exposed` is the time that callers of the communicator (issue,
+// The times of a collective, on the monotonic clock. `exposed` is the time that callers of the communicator (issue,
 // progress, test, wait) spent on this operation, working or waiting: its cost for the program.
 struct WorkTiming {
   Nanoseconds enqueued{0};
@@ -21,13 +21,13 @@ struct WorkTiming {
   Nanoseconds exposed{0};
 };
 
-// A rank that an operation waits for, and why: "has not entered it (stopped: no heartbeats)".
+// A rank that an operation waits for, and the reason: "has not entered it (stopped: no heartbeats)".
 struct MissingRank {
   int rank = -1;
   std::string lacks;
 };
 
-// What a backend implements. Calls come from the thread that issued the operation.
+// The part of a Work that a backend implements. Calls come from the thread that issued the operation.
 class WorkState {
  public:
   virtual ~WorkState() = default;
@@ -38,7 +38,7 @@ class WorkState {
   virtual WorkTiming timing() const = 0;
   virtual std::size_t bytes() const = 0;  // of a rank's input or output, whichever is larger
   virtual std::uint64_t sequence() const = 0;
-  // The ranks it waits for, as far as the backend can determine them.
+  // Returns the ranks that the operation waits for, as far as the backend can determine them.
   virtual std::vector<MissingRank> missing() const { return {}; }
 };
 

@@ -1,4 +1,4 @@
-// Which cores each rank gets on a machine whose slots no file declares. Pure functions; any thread.
+// Chooses the cores of each rank on a machine whose slots no file declares. Pure functions; any thread.
 //
 // The rules (docs/cluster.md, "Slots, cores and threads"): if possible, the groups are of equal size, of cores of one
 // kind, and each is within one NUMA node, or else within one socket.
@@ -13,7 +13,7 @@
 
 namespace dtrain::scheduler {
 
-// What a task claims: a core, or a share of several cores if a cgroup grants less time than there are cores.
+// The unit that a task claims: a core, or a share of several cores if a cgroup grants less time than there are cores.
 struct CoreUnit {
   int number = 0;  // unique on the machine
   int node = 0;    // NUMA node
@@ -22,14 +22,14 @@ struct CoreUnit {
   bool operator==(const CoreUnit&) const = default;
 };
 
-// For each slot the numbers of its units, ascending.
+// The numbers of each slot's units, ascending.
 using CoreGroups = std::vector<std::vector<int>>;
 
 CoreUnit unit_of(const host::Core& core);
-// The logical CPUs of the cores with these numbers; both are ascending.
+// Returns the logical CPUs of the cores with these numbers; both are ascending.
 std::vector<int> cpus_of(std::span<const host::Core> cores, std::span<const int> numbers);
 
-// All units, divided evenly among `slots`; the result depends on nothing else.
+// Divides all units evenly among `slots`; the result depends on nothing else.
 //  - If there are cores of several kinds, one kind is used: the one that gives each rank most. A core counts half as
 //    much as one of the next faster kind. If no kind has a core for each slot, all kinds are used.
 //  - No group crosses a NUMA node, unless the smallest group would then have over an eighth fewer units than an even

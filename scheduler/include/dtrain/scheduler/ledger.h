@@ -1,6 +1,6 @@
-// The ledger: which tasks hold slots, which wait, and how earlier ones ended. It is one SQLite file for each user and
-// launching host, which all launches there share. There is no server: every process that reads the ledger frees the
-// slots of processes that are gone.
+// The ledger records the tasks that hold slots, those that wait, and the ends of earlier ones. It is one SQLite file
+// for each user and launching host, which all launches there share. There is no server: every process that reads the
+// ledger frees the slots of processes that are gone.
 //
 // A task belongs to the process that submitted it, its owner, which is identified by boot id, PID namespace, pid and
 // start time. For launches that cannot see this process, the owner keeps a lease, which orders() renews. Slots are
@@ -26,7 +26,7 @@ namespace dtrain::scheduler {
 struct Orders {
   int kills = 0;      // 1: stop as after Ctrl-C; more: stop at once
   bool lost = false;  // another process has ended the task because its lease ran out: it holds no slots any more
-  // Why it must save and give up its slots for a while, "preempted by task 7 (mnist)"; empty: it need not.
+  // The cause for which the task must save and give up its slots, "preempted by task 7 (mnist)"; empty: none.
   std::string yield;
 };
 
@@ -54,7 +54,7 @@ class Ledger {
   void set_state(TaskId id, TaskState state, const std::string& reason = {});
   // Records a process that uses the task's slots ("rank 0", "mpirun"). To be called right after its start.
   void add_process(TaskId id, const std::string& name, pid_t pid);
-  // The requests to the owner. Cheap enough for a few calls a second; renews the lease when that is due.
+  // Returns the requests to the owner, and renews the lease in time. Cheap enough for a few calls a second.
   Orders orders(TaskId id);
   // Frees the slots and queues the task again, in its old place. To be called when no process of the task that uses its
   // slots is left.
@@ -65,7 +65,7 @@ class Ledger {
   // --- by any process ---
   // These calls first free the slots of processes that are gone.
 
-  // The tasks in the order of their ids; queued ones have the reason why they wait.
+  // Returns the tasks in the order of their ids; queued ones have the reason for which they wait.
   std::vector<Task> list(Which which = Which::kAll);
   // Like list(), but passes the tasks to `see` one by one, because there may be many. `see` must not use this ledger.
   void visit(Which which, const std::function<void(Task&&)>& see);

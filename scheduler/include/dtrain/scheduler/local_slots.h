@@ -1,4 +1,4 @@
-// The CPU slots of this machine: which cores each is bound to. Any thread.
+// The CPU slots of this machine, with the cores to which each is bound. Any thread.
 #pragma once
 
 #include <span>
@@ -22,10 +22,10 @@ struct LocalSlots {
 // ConfigError if count < 1 or there is no core.
 LocalSlots divide_cores(std::span<const std::vector<int>> cores, int count);
 
-// The same for the cores this process may use.
+// Divides the cores that this process may use.
 LocalSlots local_slots(int count);
 
-// How many of these cores the logical CPUs belong to; and the CPUs of the first `count` of those cores.
+// Return the number of these cores to which the logical CPUs belong, and the CPUs of the first `count` of those cores.
 int count_cores(std::span<const std::vector<int>> cores, const std::vector<int>& cpus);
 std::vector<int> first_cores(std::span<const std::vector<int>> cores, const std::vector<int>& cpus, int count);
 

@@ -1,5 +1,5 @@
-// Which agents an experiment's slots come from: the rules of docs/cluster.md, as pure functions. The ledger knows which
-// slots are held; cluster_agents.h says what a slot is. Any thread.
+// Chooses the agents of an experiment's slots: the rules of docs/cluster.md, as pure functions. The ledger knows the
+// held slots; cluster_agents.h defines a slot. Any thread.
 //
 // Two of the rules are Determined's: one agent that holds all slots, else agents of one size that are used whole. The
 // rule for agents of different sizes is dtrain's own.
@@ -31,7 +31,7 @@ struct AgentSlots {
 struct SlotRequest {
   int slots = 1;
   int cores_per_slot = 0;       // if slots are made of cores; 0: all cores, divided evenly
-  bool is_single_node = false;  // one agent or none
+  bool is_single_node = false;  // true: only a single agent fits
   std::string resource_pool = "default";
   config::AgentSlotType slot_type = config::AgentSlotType::kAuto;  // auto: either
   config::FittingPolicy policy = config::FittingPolicy::kBest;
@@ -44,16 +44,16 @@ struct AgentShare {
   bool operator==(const AgentShare&) const = default;
 };
 
-// In the order of the ranks: the first agent holds rank 0 and the following ones.
+// Shares in the order of the ranks: the first agent holds rank 0 and the following ranks.
 using Placement = std::vector<AgentShare>;
 
-// How many slots of the request fit on the agent if `free` of its slots (or cores) are free.
+// Returns the number of slots of the request that fit on the agent if `free` of its slots (or cores) are free.
 int room_for(const AgentSlots& agent, const SlotRequest& request, int free);
 
-// "2 slots", "1 slot x 4 cores", "3 GPU slots"
+// Returns "2 slots", "1 slot x 4 cores" or "3 GPU slots".
 std::string slots_text(const SlotRequest& request);
 
-// Places the request on what is free now, by the first of these rules that fits. Empty: it does not fit now.
+// Places the request on the free slots, by the first of these rules that fits. Empty: it does not fit now.
 //  0. If slots are made of cores and the request takes all cores: all agents, if there are several, of one size,
 //     entirely free, and the slots divide evenly among them (the nodes of a Slurm allocation).
 //  1. One agent with enough free slots. Best fit: the one that is left with the fewest; worst fit: with the most. Of
@@ -64,10 +64,10 @@ std::string slots_text(const SlotRequest& request);
 //     possible, then larger ones first, then by id. The search is exact.
 std::optional<Placement> place(std::span<const AgentSlots> agents, const SlotRequest& request);
 
-// Why a request never fits on these agents, even if all of them are free, and which requests would fit.
+// The reasons for which a request never fits on these agents, even if all are free, and the requests that would fit.
 struct Refusal {
   std::string reason;              // one line: "12 slots fit nowhere on this cluster"
-  std::vector<std::string> rules;  // one line for each rule: why it fails, and on which agents
+  std::vector<std::string> rules;  // one line for each rule: the cause of its failure, and the agents
   std::optional<int> below;        // the nearest numbers of slots that fit
   std::optional<int> above;
   std::string remedy;  // `below` and `above`, with batch sizes that they divide
@@ -75,7 +75,7 @@ struct Refusal {
   std::string text() const;  // reason and rules
 };
 
-// Empty: it fits once enough is free. `global_batch_size` is that of the experiment.
+// Returns why a request never fits; empty: it fits once enough is free. `global_batch_size` is that of the experiment.
 std::optional<Refusal> never_fits(std::span<const AgentSlots> agents, const SlotRequest& request,
                                   std::int64_t global_batch_size);
 

@@ -11,8 +11,8 @@ namespace dtrain::scheduler {
 // The environment variable. A rank removes it when it starts, because its own children are no ranks.
 inline constexpr const char* kRankMark = "DTRAIN_LAUNCHED_BY";
 
-// Its value for the processes that a launcher starts: which process the launcher is (pid and start time, because
-// another process may get the same pid later), and its session.
+// Returns the mark for the processes that a launcher starts: the launcher's pid and start time (because another process
+// may get the same pid later), and its session.
 std::string rank_mark(pid_t launcher);
 
 }  // namespace dtrain::scheduler

@@ -16,20 +16,20 @@ namespace dtrain::scheduler {
 
 enum class TaskState { kQueued, kStarting, kRunning, kStopping, kDone, kFailed, kInterrupted, kPaused };
 
-// "queued", "starting", …
+// Returns "queued", "starting", …
 std::string to_string(TaskState state);
-// Done, failed or interrupted: it holds no slots any more and never changes again.
+// True if the task is done, failed or interrupted: it then holds no slots and never changes again.
 bool has_ended(TaskState state);
 
 using TaskId = std::int64_t;  // 1, 2, 3, … in the order of submission
 
-// What a launch asks for.
+// The request of a launch.
 struct TaskRequest {
   std::string name;  // of the experiment; max_slots counts all tasks of this name
   int priority = 42;
   SlotRequest slots;
   std::optional<int> max_slots;    // the most that running tasks of this name may hold together
-  std::vector<AgentSlots> agents;  // the cluster as this launch sees it; the ledger adds what is free
+  std::vector<AgentSlots> agents;  // the cluster as this launch sees it; the ledger adds the free slots
   std::filesystem::path run_dir;
   // Another system (Slurm) queues and places the task. In this ledger it waits for no other task and holds no slots.
   bool placed_by_others = false;
@@ -52,7 +52,7 @@ using Claim = std::vector<ClaimedShare>;  // in the order of the ranks
 ClaimedShare share_of_cores(const AgentSlots& agent, const SlotRequest& request, int slots,
                             std::span<const CoreUnit> free);
 
-// Why a queued task has not started.
+// The reason for which a queued task has not started.
 struct Waiting {
   std::vector<TaskId> behind;  // tasks that hold slots that it needs, or are before it in the queue
   std::string reason;          // "task 3 (mnist) holds 2 of 2 slots of node-1"
@@ -69,11 +69,11 @@ struct Task {
   TaskId id = 0;
   std::string name;
   TaskState state = TaskState::kQueued;
-  std::string reason;  // why it is in this state; may be empty
+  std::string reason;  // reason for this state; may be empty
   int priority = 42;
   int slots = 0;
   int cores_per_slot = 0;  // as requested; 0: all, or not known any more
-  Claim claim;             // what it holds, or held when it ended; empty while queued
+  Claim claim;             // the slots that it holds, or held at its end; empty while queued
   std::string run_dir;
   pid_t launcher_pid = 0;
   Nanoseconds submitted{0};            // wall clock

@@ -1,2 +1,2 @@
-// See context.h: nothing of it is needed.
+// See context.h: no declaration from this header is needed.
 #pragma once

@@ -1,4 +1,4 @@
-// How much memory this host has left for new data.
+// The memory that this host has left for new data.
 #pragma once
 
 #include <cstddef>
@@ -6,8 +6,8 @@
 
 namespace dtrain {
 
-// Bytes: what the kernel calls available, at most what the limits of the control groups leave.
-// Empty where the kernel does not say.
+// Returns the bytes that the kernel reports as available, at most those that the limits of the control groups leave.
+// Empty: the kernel does not report them.
 std::optional<std::size_t> available_memory();
 
 }  // namespace dtrain

@@ -1,6 +1,6 @@
-// The control groups (cgroup v1 and v2) of a process: the processor time and the memory that they allow, and what the
-// kernel has done because of that. The limits of a group hold for all its processes together, and those of its
-// ancestors hold as well. Any thread may call. `root`: where proc/ and sys/ are.
+// The control groups (cgroup v1 and v2) of a process: the processor time and the memory that they allow, and the
+// kernel's actions at these limits. The limits of a group hold for all its processes together, and those of its
+// ancestors hold as well. Any thread may call. `root`: the folder that holds proc/ and sys/.
 #pragma once
 
 #include <sys/types.h>
@@ -20,7 +20,7 @@ struct Cgroup {
   bool v2 = false;
 };
 
-// Of a process, from its own group up to the topmost one that is visible here.
+// The groups of a process, from its own up to the topmost one that is visible to this process.
 struct Cgroups {
   std::vector<Cgroup> cpu;     // those that may limit processor time
   std::vector<Cgroup> memory;  // … and memory
@@ -33,12 +33,12 @@ struct CpuQuota {
   std::string group;
   double cpus = 0;  // CPUs' worth of time
   std::chrono::nanoseconds period{};
-  std::uint64_t periods = 0;                  // in which the group ran, since it was made
-  std::uint64_t throttled = 0;                // … in which its time was used up, and it was stopped
-  std::chrono::nanoseconds throttled_time{};  // that it was stopped for, summed over CPUs
+  std::uint64_t periods = 0;                  // periods in which the group ran, since it was made
+  std::uint64_t throttled = 0;                // periods in which its time was used up, and it was stopped
+  std::chrono::nanoseconds throttled_time{};  // time for which it was stopped, summed over CPUs
 };
 
-// Of the groups that have one, in their order.
+// Returns the quotas of the groups that have one, in their order.
 std::vector<CpuQuota> cpu_quotas(const Cgroups& groups);
 
 struct MemoryLimit {
@@ -46,20 +46,20 @@ struct MemoryLimit {
   std::string file;           // "memory.max"
   std::uint64_t bytes = 0;    // the limit
   std::uint64_t used = 0;     // without caches of files, which the kernel drops before it kills
-  std::uint64_t reached = 0;  // how often the group's use has reached the limit
+  std::uint64_t reached = 0;  // times that the group's use has reached the limit
   std::uint64_t free() const { return bytes > used ? bytes - used : 0; }
 };
 
-// Of the groups that have one, in their order.
+// Returns the limits of the groups that have one, in their order.
 std::vector<MemoryLimit> memory_limits(const Cgroups& groups);
-// The one of them that leaves the least; null: there is none.
+// Returns the limit that leaves the least memory; null: there is none.
 const MemoryLimit* tightest(const std::vector<MemoryLimit>& limits);
 
-// How many processes of the innermost group the kernel has killed for lack of memory, its own or the machine's. Empty:
-// the kernel does not say.
+// Returns the number of processes of the innermost group that the kernel has killed for lack of memory in the group or
+// the machine. Empty: the kernel does not report it.
 std::optional<std::uint64_t> memory_kills(const Cgroups& groups);
 
-// For a text: "the cgroup /docker/1f", "the cgroup of this container".
+// Returns "the cgroup /docker/1f" or "the cgroup of this container", for texts.
 std::string describe_cgroup(const std::string& name);
 
 }  // namespace dtrain

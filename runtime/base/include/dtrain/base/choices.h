@@ -45,13 +45,13 @@ struct Of<std::variant<Alternatives...>> {
 
 }  // namespace choices
 
-// In the order of the list.
+// Returns the words in the order of the list.
 template <typename List>
 std::vector<std::string> words_of() {
   return choices::Of<List>::words();
 }
 
-// The alternative with that word, its settings at their defaults; the first of the list if no alternative has the word.
+// Returns the alternative with that word and default settings; the first of the list if no alternative has the word.
 template <typename List>
 List choice_named(std::string_view word) {
   return choices::Of<List>::named(word);

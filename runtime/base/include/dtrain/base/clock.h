@@ -12,9 +12,9 @@ using Nanoseconds = std::chrono::nanoseconds;
 class Clock {
  public:
   virtual ~Clock() = default;
-  // Since boot (CLOCK_MONOTONIC): comparable between the processes of one host, never goes back.
+  // Returns the time since boot (CLOCK_MONOTONIC): comparable between the processes of one host, never goes back.
   virtual Nanoseconds monotonic() const = 0;
-  // Since 1970-01-01 UTC (CLOCK_REALTIME): comparable between hosts if their clocks agree.
+  // Returns the time since 1970-01-01 UTC (CLOCK_REALTIME): comparable between hosts if their clocks agree.
   virtual Nanoseconds wall() const = 0;
 };
 
@@ -24,7 +24,7 @@ class SystemClock final : public Clock {
   Nanoseconds wall() const override;
 };
 
-// "2026-03-01T12:34:56.789012Z"
+// Returns "2026-03-01T12:34:56.789012Z".
 std::string format_utc(Nanoseconds wall);
 double to_seconds(Nanoseconds duration);
 double to_seconds(std::int64_t nanoseconds);

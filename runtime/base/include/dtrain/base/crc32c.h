@@ -10,17 +10,17 @@
 
 namespace dtrain {
 
-// The checksum of `bytes`; `before` is the checksum of the bytes that precede them. Any thread.
+// Returns the checksum of `bytes`; `before` is the checksum of the bytes that precede them. Any thread.
 std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t before = 0);
 std::uint32_t crc32c(std::string_view text);
 
-// One way to compute it.
+// One implementation of the checksum.
 struct Crc32cVersion {
   const char* name;
   std::uint32_t (*update)(const unsigned char* data, std::size_t size, std::uint32_t inverted);
   std::uint32_t operator()(std::span<const std::byte> bytes, std::uint32_t before = 0) const;
 };
-// The versions that this processor can run, the slowest first. crc32c() uses the last one.
+// Returns the versions that this processor can run, the slowest first. crc32c() uses the last one.
 std::vector<Crc32cVersion> crc32c_versions();
 
 }  // namespace dtrain

@@ -1,6 +1,6 @@
-// The typed errors of dtrain. Each message names what failed and with which value; `remedy` is what to do. Thrown by
-// value, caught by const reference; any thread may throw them. A thread that starts another one must pass on that
-// thread's exceptions.
+// The typed errors of dtrain. Each message names the failed operation and the value; `remedy` tells the user what to
+// do. Thrown by value, caught by const reference; any thread may throw them. A thread that starts another one must pass
+// on that thread's exceptions.
 #pragma once
 
 #include <stdexcept>
@@ -13,7 +13,7 @@ class Error : public std::runtime_error {
  public:
   explicit Error(const std::string& what, std::string remedy = {})
       : std::runtime_error(what), remedy_(std::move(remedy)) {}
-  // What the user can do about it; may be empty.
+  // Returns the action that the user can take; may be empty.
   const std::string& remedy() const { return remedy_; }
 
  private:
@@ -42,10 +42,10 @@ class SystemError : public Error {
   int code_;
 };
 
-// "outer: inner: innermost" of an exception and all those nested in it (std::throw_with_nested).
+// Returns "outer: inner: innermost" for an exception and all those nested in it (std::throw_with_nested).
 std::string describe(const std::exception& error);
 
-// What a process of dtrain ends with (docs/errors.md). A program of the user's may end with another value.
+// The exit codes of dtrain's processes (docs/errors.md). A program of the user's may end with another value.
 enum class ExitCode : int {
   kDone = 0,
   kRunFailed = 1,

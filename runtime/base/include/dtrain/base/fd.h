@@ -39,11 +39,11 @@ struct Pipe {
 };
 Pipe make_pipe();  // SystemError
 
-// What is written until all writers have closed their end. Empty: they take longer.
+// Returns everything that is written until all writers have closed their end. Empty: the deadline passed first.
 std::optional<std::string> read_to_end(
     int fd, std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max());
 
-// A second file descriptor of the same open file, close-on-exec. SystemError.
+// Returns a second file descriptor of the same open file, close-on-exec. SystemError.
 UniqueFd duplicate(int fd);
 
 }  // namespace dtrain

@@ -17,10 +17,10 @@ std::string read_file(const std::filesystem::path& path, std::size_t limit_bytes
 // Writes a temporary file beside `path`, syncs it and renames it to `path`, so readers see the old content or the new.
 // A device or a pipe is written to directly.
 void write_file_atomic(const std::filesystem::path& path, std::string_view content);
-// The same; the content is the concatenation of `pieces`.
+// Writes the concatenation of `pieces` in the same way.
 void write_file_atomic(const std::filesystem::path& path, std::span<const std::string_view> pieces);
 
-// Writes `content` to the file descriptor. Returns how many bytes were written: all, or those before an error (errno).
+// Writes `content` to the file descriptor. Returns the number of bytes written: all, or those before an error (errno).
 std::size_t write_all(int fd, std::string_view content);
 
 // Makes the folder and its parents.

@@ -13,13 +13,13 @@ namespace dtrain {
 
 using Json = nlohmann::ordered_json;
 
-// One line, without a newline at its end. Invalid UTF-8 is replaced and causes no exception.
+// Returns the value as one line, without a newline at its end. Invalid UTF-8 is replaced and causes no exception.
 std::string to_line(const Json& value);
 
 // Reads a file that holds one JSON value. DataError names the file and the offset at which parsing fails.
 Json read_json(const std::filesystem::path& path);
 
-// Members of a value from an untrusted file. Where the value is no object, or has no such member of this type, the
+// Return members of a value from an untrusted file. If the value is no object, or has no such member of this type, the
 // result is empty.
 const Json& object_at(const Json& value, const std::string& key);
 const Json& list_at(const Json& value, const std::string& key);

@@ -11,7 +11,7 @@
 
 namespace dtrain {
 
-// "nan", "inf" or "-inf", for a value that is not finite.
+// Returns "nan", "inf" or "-inf" for a value that is not finite.
 inline std::string non_finite_text(double value) {
   return std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
 }

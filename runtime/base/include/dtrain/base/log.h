@@ -1,4 +1,4 @@
-// Logging: a logger is made once in main() and passed to what needs it. Thread safe.
+// Logging: a logger is made once in main() and passed to the parts that need it. Thread safe.
 #pragma once
 
 #include <memory>
@@ -14,7 +14,7 @@ using Logger = std::shared_ptr<spdlog::logger>;
 // an unknown one is a ConfigError. Warnings and above are flushed at once.
 Logger make_stderr_logger(const std::string& level = "info");
 
-// Discards everything: for tests and for libraries used without a log.
+// Makes a logger that discards everything, for tests and for libraries used without a log.
 Logger make_null_logger();
 
 }  // namespace dtrain

@@ -15,7 +15,7 @@ struct ModuleFile {
   std::string remedy_module;       // if the module is missing
 };
 
-// If `factory` is null, `why` and `remedy` say what cannot be opened.
+// If `factory` is null, `why` and `remedy` describe the file that cannot be opened.
 struct OpenedModule {
   void* factory = nullptr;
   std::string why;
@@ -23,8 +23,8 @@ struct OpenedModule {
 };
 OpenedModule try_open_module(const ModuleFile& file);
 
-// The address of the module's factory. The module is never closed. The error, of a type of error.h, names what cannot
-// be opened, and why.
+// Returns the address of the module's factory. The module is never closed. The error, of a type of error.h, names the
+// file that cannot be opened, and the reason.
 template <class ErrorType>
 void* open_module(const ModuleFile& file) {
   const OpenedModule opened = try_open_module(file);

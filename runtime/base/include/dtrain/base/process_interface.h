@@ -1,6 +1,6 @@
-// How dtrain's programs and those who start them understand each other: what the exit codes mean, and the environment
+// The interface between dtrain's programs and those who start them: the meanings of the exit codes, and the environment
 // variables. This is the only list of both. The manual page, --help, `dtrain doctor` and the tables of docs/errors.md
-// and docs/launching.md are made of it; tests/base/process_interface_test.cpp compares it with the documents and the
+// and docs/launching.md are made from it; tests/base/process_interface_test.cpp compares it with the documents and the
 // sources.
 #pragma once
 
@@ -35,7 +35,7 @@ struct Variable {
   const char* names;  // separated by spaces
   const char* value;
   const char* effect;
-  const char* readers;       // which programs read it
+  const char* readers;       // the programs that read it
   bool is_ordinary = false;  // every session has it, so that `dtrain doctor` does not show it
 };
 
@@ -95,7 +95,7 @@ inline constexpr Variable kVariables[] = {
     {"NO_COLOR", "anything", "Text on a terminal has no colours.", "`dtrain`", true},
 };
 
-// Variables by which dtrain's own processes tell each other something. Nobody else sets them.
+// Variables by which dtrain's own processes pass values to each other. Nobody else sets them.
 inline constexpr const char* kInternalVariables[] = {
     "DTRAIN_AGENT_ID",    "DTRAIN_AGENT_SOCKET", "DTRAIN_COMMAND",     "DTRAIN_GPUS",
     "DTRAIN_LAUNCHED_BY", "DTRAIN_LAUNCHER",     "DTRAIN_LAUNCHER_FD", "DTRAIN_LAUNCHER_PID",

@@ -18,13 +18,13 @@ class SharedMemory {
   SharedMemory& operator=(SharedMemory&& other) noexcept;
   ~SharedMemory();
 
-  // Zeroed, `size` rounded up to whole pages. SystemError if the host does not have that much memory.
+  // Creates zeroed memory; `size` is rounded up to whole pages. SystemError if the host has too little memory.
   static SharedMemory create(const std::string& label, std::size_t size);
-  // The same with pages of 2 MiB, as far as the kernel provides them quickly (MADV_COLLAPSE). Filling them for the
-  // first time takes a tenth of the time; writing them to a disk without the page cache takes a sixth of the processor
-  // time.
+  // Creates memory with pages of 2 MiB, as far as the kernel provides them quickly (MADV_COLLAPSE). Filling them for
+  // the first time takes a tenth of the time; writing them to a disk without the page cache takes a sixth of the
+  // processor time.
   static SharedMemory create_of_huge_pages(const std::string& label, std::size_t size);
-  // As create(), but nothing is reserved yet: reserve() must be called for each part before it is touched.
+  // Like create(), but reserves nothing: reserve() must be called for each part before it is touched.
   static SharedMemory create_unreserved(const std::string& label, std::size_t size);
   // Maps memory that another process has created; takes ownership of the file descriptor, from which it reads the size.
   // SystemError if the size is not sealed: if another process shrank the memory, SIGBUS would kill its readers.

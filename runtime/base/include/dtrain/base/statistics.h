@@ -6,8 +6,8 @@
 
 namespace dtrain {
 
-// The smallest value that at least `share` (0 to 1) of the values do not exceed (nearest rank); 0 if there are none.
-// Reorders `values`.
+// Returns the smallest value that at least `share` (0 to 1) of the values do not exceed (nearest rank); 0 if there are
+// none. Reorders `values`.
 double quantile(std::vector<double>& values, double share);
 double mean(const std::vector<double>& values);  // 0 if there are none
 

@@ -17,7 +17,7 @@ namespace dtrain {
 
 struct ExitStatus {
   int code = 0;    // meaningful when signal is 0
-  int signal = 0;  // what killed it, or 0
+  int signal = 0;  // the signal that killed it, or 0
   ExitCode exit_code() const { return static_cast<ExitCode>(code); }
   bool success() const { return code == 0 && signal == 0; }
   std::string describe() const;  // "exit status 3", "killed by signal 9 (SIGKILL)"
@@ -44,14 +44,14 @@ class Process {
   ~Process();
 
   pid_t pid() const { return pid_; }
-  // A file descriptor that is readable (poll) once the process has ended.
+  // Returns a file descriptor that is readable (poll) once the process has ended.
   int pidfd() const { return pidfd_.get(); }
-  // The status once it has ended; empty while it runs after `timeout`.
+  // Returns the status once the process has ended; empty if it still runs after `timeout`.
   std::optional<ExitStatus> wait(std::chrono::milliseconds timeout);
   ExitStatus wait();
   void kill(int signal) const;        // the process
   void kill_group(int signal) const;  // the process and its descendants in its group
-  // Leaves it running: the destructor then does nothing.
+  // Leaves the process running: the destructor then does nothing.
   void detach() { pid_ = -1; }
 
  private:
@@ -62,19 +62,19 @@ class Process {
   std::optional<ExitStatus> status_;
 };
 
-// The first line that a program prints; empty if the program fails or takes longer than 5 s. SystemError if it cannot
-// be started.
+// Returns the first line that a program prints; empty if the program fails or takes longer than 5 s. SystemError if it
+// cannot be started.
 std::string first_output_line(const std::vector<std::string>& command);
 
-// Whether `file` can be executed. find_in_path() returns the executable `name` (without a slash) in the folders of
-// `path`, which has the form of PATH (null: the usual folders); empty: there is none.
+// is_program() is true if `file` can be executed. find_in_path() returns the executable `name` (without a slash) in the
+// folders of `path`, which has the form of PATH (null: the usual folders); empty: there is none.
 bool is_program(const std::filesystem::path& file);
 std::filesystem::path find_in_path(const std::string& name, const std::string* path);
 
-// The path of the running program, and of the folder of the shared library that holds `address_inside`.
+// Return the path of the running program, and of the folder of the shared library that holds `address_inside`.
 std::filesystem::path executable_path();
 std::filesystem::path library_folder(const void* address_inside);
-// A program of dtrain: in ../bin of the library's folder, or beside the running program. SystemError if it is in
+// Finds a program of dtrain: in ../bin of the library's folder, or beside the running program. SystemError if it is in
 // neither.
 std::filesystem::path find_program_beside(const void* address_inside_library, const std::string& name);
 

@@ -12,32 +12,32 @@
 
 namespace dtrain {
 
-// The candidate nearest to `word` by edit distance. Empty: none is so near that `word` is probably a misspelling of it
-// (a distance of at most a third of the longer length, or of 1).
+// Returns the candidate nearest to `word` by edit distance. Empty: none is so near that `word` is probably a
+// misspelling of it (a distance of at most a third of the longer length, or of 1).
 std::optional<std::string> nearest(std::string_view word, std::span<const std::string> candidates);
 
 std::string join(std::span<const std::string> parts, std::string_view separator);
-// "a", "a and b", "a, b and c"
+// Returns "a", "a and b" or "a, b and c".
 std::string join_with_and(std::span<const std::string> parts);
 std::vector<std::string> split(std::string_view text, char separator);
-// Without white space, or these letters, at its ends.
+// Removes white space, or these letters, at both ends.
 std::string_view trimmed(std::string_view text, std::string_view space = " \t\r\n\v\f");
-// The first line that is not just white space, without white space around it; empty: there is none.
+// Returns the first line that is not just white space, without white space around it; empty: there is none.
 std::string first_line(std::string_view text);
 // "rank" -> "ranks", "batch" -> "batches", "epoch" -> "epochs"
 std::string plural(std::string_view word);
-// "1 rank", "2 ranks"
+// Returns "1 rank" or "2 ranks".
 template <std::integral Count>
 std::string count_of(Count count, std::string_view word) {
   return std::to_string(count) + " " + (count == 1 ? std::string(word) : plural(word));
 }
-// Ascending numbers as ranges: "0-15,64-79", "0,1,4". Fewer neighbours than `shortest` are listed.
+// Writes ascending numbers as ranges: "0-15,64-79", "0,1,4". Fewer neighbours than `shortest` are listed.
 std::string ranges_text(std::span<const int> numbers, std::string_view separator = ",", std::size_t shortest = 3);
-// The numbers of such a text at the beginning of this one, which is removed there. Empty: there are none, or one of
-// them is not from 0 to 2^20 - 1.
+// Removes such ranges from the beginning of the text and returns their numbers. Empty: there are none, or a number is
+// not from 0 to 2^20 - 1.
 std::vector<int> take_ranges(std::string_view& text, char separator = ',');
-// The number at the beginning of the text, which is removed there. Empty: there is none, or it does not fit. White
-// space and a plus sign are no part of a number.
+// Removes a number from the beginning of the text and returns it. Empty: there is none, or it does not fit. White space
+// and a plus sign are no part of a number.
 template <typename Number, typename... Base>
 std::optional<Number> take_number(std::string_view& text, Base... base) {
   Number number{};
@@ -46,7 +46,7 @@ std::optional<Number> take_number(std::string_view& text, Base... base) {
   text.remove_prefix(static_cast<std::size_t>(end - text.data()));
   return number;
 }
-// The number that the whole text is.
+// Converts the whole text to a number. Empty: it is no number, or does not fit.
 template <typename Number, typename... Base>
 std::optional<Number> to_number(std::string_view text, Base... base) {
   const auto number = take_number<Number>(text, base...);
@@ -54,13 +54,13 @@ std::optional<Number> to_number(std::string_view text, Base... base) {
 }
 
 bool is_valid_utf8(std::string_view text);
-// Two digits (0-9, a-f) for each byte.
+// Writes each byte as two digits (0-9, a-f).
 std::string to_hex(std::string_view bytes);
 
-// The text as one word of a POSIX shell, in single quotes.
+// Quotes the text as one word of a POSIX shell, in single quotes.
 std::string shell_quoted(std::string_view text);
 
-// The text as it stands in an HTML page or in an attribute of it.
+// Escapes the text for an HTML page or an attribute in it.
 std::string html_escaped(std::string_view text);
 
 }  // namespace dtrain

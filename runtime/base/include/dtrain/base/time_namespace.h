@@ -1,4 +1,4 @@
-// By how much this process's clocks differ from those of the machine: processes in different time namespaces (unshare
+// The offsets of this process's clocks from those of the machine: processes in different time namespaces (unshare
 // --time, restored containers) see other times since boot. Read once. Any thread may call.
 #pragma once
 
@@ -6,7 +6,7 @@
 
 namespace dtrain {
 
-// Of CLOCK_MONOTONIC and std::chrono::steady_clock; of the time since boot, which start times of processes are in.
+// For CLOCK_MONOTONIC (std::chrono::steady_clock), and for the time since boot, as in start times of processes.
 std::chrono::nanoseconds monotonic_offset();
 std::chrono::nanoseconds boottime_offset();
 

@@ -34,7 +34,7 @@ class UnixSocket {
   // False: the peer is gone. The limits of a message are 64 KiB and 64 file descriptors. Sending blocks while too many
   // file descriptors of this user are in transit (as many as `ulimit -n`); after 10 s it throws a SystemError.
   bool send(std::string_view data, std::span<const int> fds = {});
-  // Empty: the peer is gone, or nothing came in time (then `timed_out` is set).
+  // Receives a message. Empty: the peer is gone, or no message came in time (then `timed_out` is set).
   std::optional<UnixMessage> receive(std::chrono::milliseconds timeout, bool* timed_out = nullptr);
 
   int fd() const { return fd_.get(); }
@@ -47,15 +47,14 @@ class UnixSocket {
 
 class UnixListener {
  public:
-  // A random name (`dtrain-<prefix>-<16 hex digits>`) in the abstract namespace.
+  // Listens on a random name (`dtrain-<prefix>-<16 hex digits>`) in the abstract namespace.
   static UnixListener create(const std::string& prefix);
-  // SystemError when the name is taken.
+  // Listens on the given name. SystemError if the name is taken.
   static UnixListener create_named(const std::string& name);
   // Takes over a listening file descriptor that was inherited.
   UnixListener(UniqueFd fd, std::string name) : fd_(std::move(fd)), name_(std::move(name)) {}
 
-  // A connection from a process of this user; connections of others are closed at once and not returned. Empty:
-  // time-out.
+  // Returns a connection from a process of this user; closes connections of others at once. Empty: time-out.
   std::optional<UnixSocket> accept(std::chrono::milliseconds timeout);
   const std::string& name() const { return name_; }
   int fd() const { return fd_.get(); }
@@ -66,7 +65,7 @@ class UnixListener {
   std::string name_;
 };
 
-// Random bytes from the kernel, as hexadecimal digits.
+// Returns random bytes from the kernel, as hexadecimal digits.
 std::string random_hex(std::size_t bytes);
 
 }  // namespace dtrain

@@ -8,24 +8,24 @@
 
 namespace dtrain::host {
 
-// The logical CPUs that this process may run on (affinity mask): first the first CPU of each physical core, ascending,
-// then the second ones, and so on. SystemError if the kernel does not report them.
+// Returns the logical CPUs that this process may run on (affinity mask): first the first CPU of each physical core,
+// ascending, then the second ones, and so on. SystemError if the kernel does not report them.
 std::vector<int> allowed_cpus();
 
-// The physical cores of these CPUs (hwloc), each as the list of its logical CPUs.
+// Returns the physical cores of these CPUs (hwloc), each as the list of its logical CPUs.
 std::vector<std::vector<int>> physical_cores();
 
-// The logical CPUs nearest to a PCI device (its NUMA node's), ascending, whether or not this process may use them.
-// `address` as NVML writes it: "00000000:3B:00.0". Empty: the kernel does not report it. `root`: where sys/ is.
+// Returns the logical CPUs nearest to a PCI device (its NUMA node's), ascending, usable by this process or not.
+// `address` as NVML writes it: "00000000:3B:00.0". Empty: the kernel does not report it. `root`: folder of sys/.
 std::vector<int> cpus_near_pci_device(const std::string& address, const std::filesystem::path& root = "/");
 
-// The processor time that the cgroup grants, in CPUs (v1 and v2; the lowest limit of its ancestors counts), at most the
-// number of allowed CPUs. `root`: where proc/ and sys/ are.
+// Returns the processor time that the cgroup grants, in CPUs (v1 and v2; the lowest limit of its ancestors counts), at
+// most the number of allowed CPUs. `root`: the folder that holds proc/ and sys/.
 double cpu_limit(const std::filesystem::path& root = "/");
 
 // The vector features of the processor, as the kernel reports them (x86 and Arm).
 struct CpuInstructions {
-  int vector_bits = 0;  // of its widest floating-point vectors; at least 128
+  int vector_bits = 0;  // bits of its widest floating-point vectors; at least 128
   bool bf16 = false;    // has instructions that multiply bfloat16
 };
 std::optional<CpuInstructions> cpu_instructions(const std::filesystem::path& root = "/");
@@ -38,11 +38,11 @@ struct Processor {
 };
 Processor processor(const std::filesystem::path& root = "/");
 
-// Whether this is an AMD processor with AVX2 and FMA that the operating system lets programs use (cpuid).
+// True on an AMD processor with AVX2 and FMA that the operating system lets programs use (cpuid).
 bool is_amd_with_avx2();
 
-// Bytes of the largest cache that cores share; 0: not known. `root`: where sys/ is, for processors that only the kernel
-// knows.
+// Returns the bytes of the largest cache that cores share; 0: not known. `root`: folder of sys/, for processors that
+// only the kernel knows.
 std::size_t last_level_cache(const std::filesystem::path& root = "/");
 
 }  // namespace dtrain::host

@@ -1,5 +1,5 @@
-// How busy the CPUs are, from /proc/stat. The counters start at boot, so a utilization needs two readings.
-// Any thread may call. `root` is where proc/ is (tests give a folder of their own).
+// The load of the CPUs, from /proc/stat. The counters start at boot, so a utilization needs two readings. Any thread
+// may call. `root` is the folder that holds proc/ (tests give their own).
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ struct CpuTimes {
 };
 
 struct CpuReading {
-  CpuTimes all;                 // the whole machine, not only what this process may use
+  CpuTimes all;                 // the whole machine, not only this process's CPUs
   std::vector<CpuTimes> cores;  // by logical CPU number; one that is offline stays zero
 };
 

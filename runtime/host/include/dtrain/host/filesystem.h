@@ -8,16 +8,15 @@
 
 namespace dtrain::host {
 
-// The kind of network file system that holds `path` ("nfs", "fuse.sshfs"); empty: it is local. `path` must exist. On a
-// network file system, file locks and shared file mappings do not work between hosts, or not reliably. SystemError if
-// the kernel does not report it.
+// Returns the kind of network file system that holds `path` ("nfs", "fuse.sshfs"); empty: it is local. `path` must
+// exist. On a network file system, file locks and shared file mappings do not work between hosts, or not reliably.
+// SystemError if the kernel does not report it.
 std::optional<std::string> network_filesystem(const std::filesystem::path& path);
 
-// The same from values of the kernel: the type from statfs and, for FUSE, the name from mountinfo.
+// Returns the kind for values of the kernel: the type from statfs and, for FUSE, the name from mountinfo.
 std::optional<std::string> network_filesystem(long type, std::string_view name);
 
-// The name of the file system that is mounted with this device number ("8:1") in the text of a mountinfo file; empty:
-// none.
+// Returns the type of the file system with this device number ("8:1") in the text of a mountinfo file; empty: none.
 std::string mounted_type(std::string_view mountinfo, std::string_view device);
 
 }  // namespace dtrain::host

@@ -1,5 +1,5 @@
-// How the NVIDIA GPUs of this machine are set up and connected, as the driver's management library (NVML) reports it
-// and nvidia-smi shows it. NVML's calls can take long, and never return if a driver hangs: call from a thread that may
+// The setup and connections of this machine's NVIDIA GPUs, as the driver's management library (NVML) reports them and
+// nvidia-smi shows them. NVML's calls can take long, and never return if a driver hangs: call from a thread that may
 // wait. One thread at a time.
 #pragma once
 
@@ -17,7 +17,7 @@ namespace dtrain::host {
 // The numbers are NVML's, as in the other enums here. Current drivers treat kExclusiveThread as kExclusiveProcess.
 enum class ComputeMode { kShared = 0, kExclusiveThread = 1, kProhibited = 2, kExclusiveProcess = 3 };
 
-// Why a GPU's clocks are lower than they could be.
+// The reasons for which a GPU's clocks are lower than they could be.
 struct SlowdownReasons {
   bool idle = false;
   bool application_clocks = false;  // nvidia-smi -ac has set them
@@ -36,7 +36,7 @@ struct GpuProcess {
   std::optional<std::uint64_t> memory;  // bytes of the GPU's memory
 };
 
-// What a GPU does not report is absent.
+// A value that a GPU does not report is empty.
 struct GpuSetup {
   int index = 0;  // as in GpuInfo
   std::string name;
@@ -51,14 +51,14 @@ struct GpuSetup {
   std::optional<unsigned> default_application_clock;
   std::optional<SlowdownReasons> slowdown;
   std::optional<int> nvlinks;         // number of NVLinks
-  std::optional<int> active_nvlinks;  // how many of them are active
+  std::optional<int> active_nvlinks;  // number of active NVLinks
   std::optional<FabricState> fabric;
   std::optional<std::vector<GpuProcess>> processes;  // that compute on the GPU
 };
 
 // The nearest common part of the machine above two GPUs.
 enum class Ancestor { kBoard = 0, kSwitch = 10, kSwitches = 20, kHostBridge = 30, kNode = 40, kSystem = 50 };
-// As nvidia-smi topo -m prints them: "PIX", "PXB", "PHB", "NODE", "SYS".
+// Returns the word of nvidia-smi topo -m: "PIX", "PXB", "PHB", "NODE", "SYS".
 std::string to_string(Ancestor ancestor);
 
 enum class PeerAccess {
@@ -85,7 +85,7 @@ struct GpuSetups {
   std::vector<GpuPair> pairs;  // each pair of these GPUs once
 };
 
-// Without the library or a driver there are no GPUs, which is no error.
+// Reads the setup. Without the library or a driver there are no GPUs, which is no error.
 GpuSetups read_gpu_setups(const std::string& library = kNvmlLibrary);
 
 }  // namespace dtrain::host

@@ -25,10 +25,10 @@ struct GpuInfo {
   std::uint64_t total_memory = 0;              // bytes; 0: not reported
   std::optional<double> slowdown_temperature;  // degrees Celsius at which it begins to slow down; empty: not reported
   std::optional<double> compute_capability;    // such as 9.0; empty: not reported
-  std::string problem;                         // what NVML reports as wrong; empty: nothing
+  std::string problem;                         // the problem that NVML reports; empty: none
 };
 
-// What a GPU does not report is absent.
+// A value that a GPU does not report is empty.
 struct GpuReading {
   int index = 0;
   std::optional<double> util;                // percent of the driver's last sample period in which a kernel ran
@@ -36,7 +36,7 @@ struct GpuReading {
   std::optional<double> temperature;         // degrees Celsius
   std::optional<bool> slowed_by_heat;        // its clocks are lower than they could be because of its temperature
   std::optional<std::vector<pid_t>>
-      processes;  // that compute on it, by their numbers on the host, also from inside a container
+      processes;  // that compute on it, by their pids on the host, also from inside a container
 };
 
 class Gpus {
@@ -48,7 +48,7 @@ class Gpus {
   Gpus& operator=(const Gpus&) = delete;
 
   const std::vector<GpuInfo>& list() const { return list_; }
-  // One for each of list(), in its order.
+  // Returns a reading for each GPU of list(), in its order.
   std::vector<GpuReading> read();
 
  private:

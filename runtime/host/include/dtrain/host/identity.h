@@ -1,4 +1,4 @@
-// Which host this is. The host name never decides this: containers share names, and names change.
+// Identifies this host. The host name is never used for that: containers share names, and names change.
 #pragma once
 
 #include <set>

@@ -17,13 +17,13 @@ struct NetworkCounters {
   std::uint64_t sent = 0;
 };
 
-// Every interface, loopback and virtual ones included, by name.
+// Reads the counters of every interface, loopback and virtual ones included, by name.
 std::map<std::string, NetworkCounters> read_network(const std::filesystem::path& root = "/");
 
-// The interfaces whose traffic leaves the machine, so that their sum counts each byte once: those with a device. If
-// none has a device (inside a container), all but loopback, but for bridges, bonds, VLANs and macvlans, which repeat
-// the bytes of the interfaces they are built on, for tunnels, whose bytes another interface carries, and for veth pairs
-// of which both ends are here.
+// Returns the interfaces whose traffic leaves the machine, so that their sum counts each byte once: those with a
+// device. If none has a device (inside a container): all except loopback; bridges, bonds, VLANs and macvlans, which
+// repeat the bytes of their lower interfaces; tunnels, whose bytes another interface carries; and veth pairs with both
+// ends on this machine.
 std::set<std::string> outside_interfaces(const std::filesystem::path& root = "/");
 
 struct InterfaceAddress {
@@ -33,14 +33,13 @@ struct InterfaceAddress {
   int prefix = -1;  // bits of its network; -1: not known
 };
 
-// Whether other hosts can use the address without naming one of their interfaces; they cannot if it is link-local
-// (IPv6).
+// True if other hosts can use the address without naming one of their interfaces; false if it is link-local (IPv6).
 bool is_for_others(const InterfaceAddress& address);
 
-// The addresses of the interfaces that are up, in the kernel's order. SystemError when the kernel does not report them.
+// Returns the addresses of the interfaces that are up, in the kernel's order. SystemError if it does not report them.
 std::vector<InterfaceAddress> interface_addresses();
 
-// The speed that the device reports, in bits a second; empty: it reports none (a virtual one, or no cable).
+// Returns the speed that the device reports, in bits a second; empty: none (a virtual device, or no cable).
 std::optional<std::int64_t> link_speed(const std::string& interface, const std::filesystem::path& root = "/");
 
 }  // namespace dtrain::host

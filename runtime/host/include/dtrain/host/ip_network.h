@@ -18,11 +18,11 @@ struct IpNetwork {
   bool operator==(const IpNetwork&) const = default;
 };
 
-// "10.1.2.3" with a prefix of 16: the network 10.1.0.0/16. A negative prefix: the address itself. Empty: no address, or
-// no such prefix.
+// Returns the network 10.1.0.0/16 for "10.1.2.3" with a prefix of 16. A negative prefix: the address itself. Empty:
+// invalid address or prefix.
 std::optional<IpNetwork> network_of(const std::string& address, int prefix = -1);
 
-// "10.1.0.0/16"; the bits beyond the prefix may be set. Empty: the text is no network.
+// Reads "10.1.0.0/16"; the bits beyond the prefix may be set. Empty: the text is no network.
 std::optional<IpNetwork> parse_network(const std::string& text);
 
 }  // namespace dtrain::host

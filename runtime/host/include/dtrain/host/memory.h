@@ -10,7 +10,7 @@ namespace dtrain::host {
 // Bytes.
 struct MemoryReading {
   std::uint64_t total = 0;
-  std::uint64_t available = 0;  // what programs can still get: free memory, and caches that the kernel would drop
+  std::uint64_t available = 0;  // free memory, and caches that the kernel would drop for programs
 };
 
 // Empty: the kernel does not report it.

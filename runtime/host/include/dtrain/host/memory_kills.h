@@ -1,5 +1,5 @@
-// Why the kernel has killed a process: it does so where the machine or a control group has no memory left. Any thread
-// may call. `root`: where proc/ and sys/ are.
+// Finds out whether the kernel has killed a process because the machine or a control group had no memory left. Any
+// thread may call. `root`: the folder that holds proc/ and sys/.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace dtrain::host {
 
-// What the kernel has killed for lack of memory so far.
+// The number of processes that the kernel has killed for lack of memory so far.
 struct MemoryKills {
   std::optional<std::uint64_t> machine;  // on this machine, since boot
   std::optional<std::uint64_t> group;    // in this process's control group
@@ -20,8 +20,8 @@ struct MemoryKills {
 };
 MemoryKills read_memory_kills(const std::filesystem::path& root = "/");
 
-// What is to be said of a process of this control group that SIGKILL has ended between two readings: who sent the
-// signal and, where it was for lack of memory, whose memory was full and what to do.
+// Returns the text about a process of this control group that SIGKILL has ended between two readings: the sender of the
+// signal and, for lack of memory, the owner of the full memory and the remedy.
 std::string who_killed(const MemoryKills& before, const MemoryKills& after);
 
 }  // namespace dtrain::host

@@ -1,4 +1,4 @@
-// What a process uses, and what identifies it, from /proc/<pid>. Any thread may call.
+// The resources that a process uses, and its identity, from /proc/<pid>. Any thread may call.
 #pragma once
 
 #include <sys/types.h>
@@ -16,10 +16,10 @@ struct ProcessUsage {
   std::chrono::nanoseconds cpu{0};   // user and system time of all its threads since it started
 };
 
-// Empty when there is no such process (any more).
+// Reads the usage of a process. Empty: there is no such process (any more).
 std::optional<ProcessUsage> read_process(pid_t pid, const std::filesystem::path& root = "/");
 
-// The processes that its first thread has started and that are not over, such as the worker processes of a DataLoader.
+// Returns the running processes that its first thread has started, such as the worker processes of a DataLoader.
 std::vector<pid_t> child_processes(pid_t pid, const std::filesystem::path& root = "/");
 
 struct ProcessMemory {
@@ -28,19 +28,19 @@ struct ProcessMemory {
   std::uint64_t anonymous_bytes = 0;  // the part of resident_bytes that belongs to no file and is not shared
 };
 
-// Empty when there is no such process.
+// Reads the memory of a process. Empty: there is no such process.
 std::optional<ProcessMemory> read_process_memory(pid_t pid, const std::filesystem::path& root = "/");
 
-// How long a thread has waited for a core while it could have run, since it started. Empty where the kernel does not
+// Returns the time since its start that a thread could have run but waited for a core. Empty: the kernel does not
 // report it.
 std::optional<std::chrono::nanoseconds> read_core_wait(pid_t thread, const std::filesystem::path& root = "/");
 
-// When a process started, in clock ticks since the machine's boot, in whatever time namespace this is. The pid and this
-// time together identify a process, because a later process may get the same pid. 0: there is no such process (a zombie
-// does not count).
+// Returns the start time of a process, in clock ticks since the machine's boot, in any time namespace. The pid and the
+// start time together identify a process, because a later process may get the same pid. 0: there is no such process (a
+// zombie does not count).
 std::uint64_t start_ticks(pid_t pid);
 
-// Whether it is stopped (SIGSTOP, or a debugger). Then only SIGKILL and SIGCONT have an effect on it.
+// True if the process is stopped (SIGSTOP, or a debugger). Then only SIGKILL and SIGCONT have an effect on it.
 bool is_stopped(pid_t pid);
 
 }  // namespace dtrain::host

@@ -1,4 +1,4 @@
-// Which address of this machine other hosts should use. Any thread may call.
+// Chooses the address of this machine that other hosts should use. Any thread may call.
 #pragma once
 
 #include <filesystem>
@@ -14,22 +14,22 @@ namespace dtrain::host {
 // are possible; it begins with `where` and names the interfaces that exist.
 std::string reachable_address(const std::string& wanted, const std::string& where);
 
-// The same for given interfaces; `default_interface` is empty where there is no default route.
+// Chooses among the given interfaces; `default_interface` is empty if there is no default route.
 std::string choose_address(const std::string& wanted, const std::vector<InterfaceAddress>& addresses,
                            const std::string& default_interface, const std::string& where);
 
-// The name of the interface that has that address, for NCCL. "lo" if there is none.
+// Returns the name of the interface that has that address, for NCCL. "lo" if there is none.
 std::string interface_of(const std::string& wanted, const std::string& where);
 
-// The address of this host from which the kernel would send to `to`, according to its routes. Sends nothing. Empty:
-// there is no route.
+// Returns the address of this host from which the kernel would send to `to`, by its routes. Sends nothing. Empty: there
+// is no route.
 std::string source_address(const std::string& to);
 
 // ConfigError if this host cannot connect to its own address 127.0.0.1, by which the ranks of one host find each other:
 // a network namespace begins with its interface lo down.
 void check_loopback();
 
-// The interface of the default route (IPv4).
+// Returns the interface of the default route (IPv4).
 std::string default_interface(const std::filesystem::path& root = "/");
 
 }  // namespace dtrain::host

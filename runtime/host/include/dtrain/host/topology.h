@@ -17,21 +17,20 @@ struct Core {
   bool operator==(const Core&) const = default;
 };
 
-// What to read. By default this machine and the affinity mask of the calling thread.
+// The source of the cores. The default is this machine and the affinity mask of the calling thread.
 struct TopologySource {
   std::filesystem::path xml;                 // a file that hwloc's `lstopo FILE.xml` has written; empty: this machine
   std::optional<std::vector<int>> affinity;  // the CPUs that count; empty: the mask, or all that were recorded
 };
 
-// The cores, ordered by their first usable CPU. If hwloc does not report which CPUs share a core, each counts as a
-// core. Cores are of different kinds if the processor reports it (CoreType, capacity), or if their highest clock rates
-// differ by more than a fifth. ConfigError: the XML file cannot be read. SystemError: the kernel does not report the
-// affinity mask.
+// Returns the cores, ordered by their first usable CPU. If hwloc does not report which CPUs share a core, each counts
+// as a core. Cores are of different kinds if the processor reports it (CoreType, capacity), or if their highest clock
+// rates differ by more than a fifth. ConfigError: the XML file cannot be read. SystemError: the kernel does not report
+// the affinity mask.
 std::vector<Core> usable_cores(const TopologySource& source = {});
 
-// How many cores this process may use as one of `local_size` ranks of this host. If it is bound to some of the cores,
-// the number of these; otherwise its share of all cores. At most its share of the time that the cgroup grants, and at
-// least 1.
+// Returns the number of cores that this process may use as one of `local_size` ranks of this host: the cores to which
+// it is bound, otherwise its share of all cores. At most its share of the time that the cgroup grants, at least 1.
 int cores_for_rank(int local_size);
 
 }  // namespace dtrain::host
