@@ -30,7 +30,7 @@ SaveResult save_result_from(const Json& json);
 
 // False if the peer has closed the socket. SystemError.
 bool send_message(UnixSocket& socket, std::string_view message);
-// Empty if the peer has closed the socket, or if no message came in time (then `timed_out` is set). SystemError.
+// Returns a message; empty: the peer has closed the socket, or none came in time (sets `timed_out`). SystemError.
 std::optional<std::string> receive_message(UnixSocket& socket, std::chrono::milliseconds timeout, bool* timed_out);
 
 }  // namespace dtrain::checkpoints

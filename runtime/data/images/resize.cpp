@@ -20,8 +20,8 @@
 #define DTRAIN_DATA_RESIZE_TAPS
 namespace dtrain::data {
 
-// For each output position of one axis: the first input position and the weights of those that follow. All positions
-// have the same even number of weights; two of them make an int32, the first one in its lower half.
+// The first input position of each output position of one axis, and the weights from it on. All positions have the same
+// even number of weights; two of them make an int32, the first one in its lower half.
 struct Taps {
   std::vector<int> first;
   std::vector<std::int32_t> weights;

@@ -29,7 +29,7 @@ std::string describe(const at::Tensor& tensor) {
   return text.str();
 }
 
-// True for the state of a model: no constants, and no buffers that are neither in state_dict() nor written.
+// True for the state of a model: parameters, and buffers that are in state_dict() or written.
 bool is_registered(const Stored& stored) {
   return stored.kind == Stored::Kind::kParameter ||
          (stored.kind == Stored::Kind::kBuffer && (stored.persistent || stored.changed));

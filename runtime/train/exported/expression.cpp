@@ -16,7 +16,7 @@ constexpr int kDeepestExpression = 100;
 
 using Number = std::optional<std::int64_t>;
 
-// As in Python: the quotient is rounded down, and the remainder has the divisor's sign.
+// As in Python, the quotient is rounded down, and the remainder has the divisor's sign.
 Number divide(std::int64_t a, std::int64_t b) {
   if (b == 0 || (b == -1 && a == std::numeric_limits<std::int64_t>::min())) return std::nullopt;
   return a / b - ((a % b != 0 && (a % b < 0) != (b < 0)) ? 1 : 0);

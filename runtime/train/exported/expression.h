@@ -13,7 +13,7 @@ namespace dtrain::exported {
 
 class Expression {
  public:
-  // Empty if the text is not in the supported part of the syntax.
+  // Parses the text; empty: it is not in the supported part of the syntax.
   static std::optional<Expression> parse(const std::string& text);
 
   // Returns the value of a symbol ("s77") or of a path ("L['x'].size()[0]"); empty: not known.

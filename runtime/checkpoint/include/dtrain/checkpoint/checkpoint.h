@@ -79,7 +79,7 @@ struct Newest {
 };
 Newest find_newest(const std::filesystem::path& folder);
 
-// Which checkpoints stay when a new one is durable: the newest (`latest` of them, at least one) and the best by
+// The checkpoints that stay when a new one is durable: the newest (`latest` of them, at least one) and the best by
 // About::metric_value (`best` of them). The others are deleted. Damaged ones stay: only a user deletes them. A
 // checkpoint with weights that are not finite is never among the best. Until a later checkpoint has finite weights
 // again, the newest earlier one with finite weights stays, too.

@@ -19,9 +19,9 @@ struct PackOptions {
   // loader shuffles blocks of shards, not single pictures of all shards.
   bool shuffle = true;
   std::uint64_t seed = 0;
-  bool check = true;     // every picture is decoded; a damaged one is an error
-  bool replace = false;  // shards of this name that are there already are removed first
-  // Called now and then.
+  bool check = true;     // decode every picture; a damaged one is an error
+  bool replace = false;  // replace existing shards of this name
+  // Called from time to time.
   std::function<void(std::int64_t done, std::int64_t all)> progress{};
 };
 
