@@ -29,7 +29,7 @@ StepsInFlight::~StepsInFlight() {
       wait_for(flights_.front().ended);
       flights_.pop_front();
     }
-  } catch (const std::exception&) {  // the device or a peer has failed, which the owner knows
+  } catch (const std::exception&) {  // a failed device or peer, which the owner reports
   }
 }
 

@@ -38,10 +38,10 @@ class ExportedModel {
   // ConfigError: those of Archive, read_program() and read_tensors(); or no parameter requires a gradient.
   explicit ExportedModel(const std::filesystem::path& file);
 
-  // A model for validation that computes with the parameters and buffers of `trained`, and so sees every change of
-  // training; the values in its own file are ignored. ConfigError as above, but no tensor has to require a gradient;
-  // also if `trained` lacks a tensor or has one of another shape or type, or if the file has none of the parameters
-  // that are trained. `trained_file`: for errors.
+  // A model for validation that computes with the parameters and buffers of `trained`, so every change by training
+  // applies to it; the values in its own file are ignored. ConfigError as above, but no tensor has to require a
+  // gradient; also if `trained` lacks a tensor or has one of another shape or type, or if the file has none of the
+  // parameters that are trained. `trained_file`: for errors.
   ExportedModel(const std::filesystem::path& file, const torch::nn::Module& trained,
                 const std::filesystem::path& trained_file);
 

@@ -84,9 +84,9 @@ class FileModel {
 std::unique_ptr<FileModel> load_model(const std::filesystem::path& file);
 
 // Loads a model for validation, always in evaluation mode, which computes with the parameters and buffers of `trained`
-// and so sees every change of training; the values in its own file are ignored. ConfigError as above, but no tensor has
-// to require a gradient; also if `trained` lacks a tensor or has one of another shape or type, or if the file has none
-// of the parameters that are trained, or is of another kind.
+// so every change by training applies to it; the values in its own file are ignored. ConfigError as above, but no
+// tensor has to require a gradient; also if `trained` lacks a tensor or has one of another shape or type, or if the
+// file has none of the parameters that are trained, or is of another kind.
 std::unique_ptr<FileModel> load_eval_model(const std::filesystem::path& file, const FileModel& trained);
 
 }  // namespace dtrain::worker

@@ -38,7 +38,7 @@ class Captured final : public at::cuda::CUDAGraph {
       throw;
     }
   }
-  // Resets the state that libtorch leaves behind if CUDA refuses the capture. Otherwise its allocators would ask this
+  // Resets the state that libtorch does not reset if CUDA refuses the capture. Otherwise its allocators would ask this
   // object, after its destruction, which pool an allocation belongs to. In libtorch 2.11 the next random number outside
   // of a graph would also be an error.
   template <class Self>

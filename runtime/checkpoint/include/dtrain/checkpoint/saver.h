@@ -1,6 +1,6 @@
-// The saver: a process on each host that writes checkpoints while training goes on, at idle priority. The ranks of a
-// host copy their training state into memory that they share with the saver (SnapshotMemory), in the layout of the
-// files. The first rank of each host starts the saver and sends it requests (Saver). No rank waits for the disk.
+// The saver: a process on each host that writes checkpoints during training, at idle priority. The ranks of a host copy
+// their training state into memory that they share with the saver (SnapshotMemory), in the layout of the files. The
+// first rank of each host starts the saver and sends it requests (Saver). No rank waits for the disk.
 //
 // On several hosts, each host's saver writes the files of its own ranks into the same .partial folder. The saver of
 // host 0 waits for the others and completes the checkpoint. So all hosts must have access to the storage.
@@ -129,8 +129,8 @@ class Saver {
   std::optional<SaveResult> wait(std::chrono::milliseconds patience);
 
   // Ends the process; the destructor alone may follow. Waits for a save under way if all ranks have copied their parts,
-  // `patience` at most; otherwise the save is abandoned. Empty: the process has ended. Else what to tell the user: it
-  // goes on by itself, and ends when the checkpoint is complete.
+  // `patience` at most; otherwise the save is abandoned. Empty: the process has ended. Otherwise a message for the
+  // user: the process continues by itself and ends when the checkpoint is complete.
   std::string end(std::chrono::milliseconds patience) noexcept;
 
   pid_t pid() const;  // of the process

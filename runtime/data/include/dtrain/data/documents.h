@@ -35,7 +35,7 @@ struct DocumentFiles {
 std::shared_ptr<Dataset> padded_documents(const DocumentFiles& documents, const PadToLongest& settings,
                                           const HostShare& share = no_sharing());
 
-// Each row has as many whole documents as fit, in the order of the file, and is padded behind them. "features" and
+// Each row has as many whole documents as fit, in the order of the file, and is padded after them. "features" and
 // "target": int64 [sequence_length]; then, where they are wanted, "positions": int64 [sequence_length], the place
 // within the document or the piece of a long one, and "documents": int64 [sequence_length], the number of the document
 // within the row. Both count from 0; in padding, positions are 0 and documents -1.

@@ -1,5 +1,5 @@
 // The order in which an epoch takes the samples of a data set: a permutation that is a pure function of (data set,
-// seed, epoch), the same on every machine. So a run goes on within an epoch from a position, which is one number.
+// seed, epoch), the same on every machine. So a run continues within an epoch from a position, which is one number.
 //
 // Permutations. One of up to kListed numbers is drawn once and kept (Fisher-Yates: every order is equally likely). A
 // larger one is computed number by number and takes no memory: a Feistel network (Luby and Rackoff 1988) permutes all

@@ -32,8 +32,8 @@ struct Box {
   bool operator==(const Box&) const = default;
 };
 
-// Rows from top to bottom, four bytes a pixel: red, green, blue, and one without a meaning. There are kBehind bytes
-// more behind the last row, for code that reads or writes several pixels at once.
+// Rows from top to bottom, four bytes a pixel: red, green, blue, and one without a meaning. There are kBehind more
+// bytes after the last row, for code that reads or writes several pixels at once.
 class Image {
  public:
   static constexpr int kBytes = 4;  // of a pixel
@@ -68,7 +68,7 @@ class ImageError : public DataError {
 struct DecodeRequest {
   Region region;
   // Not 0: a JPEG may be decoded at a half, a quarter or an eighth of its size (in the domain of its DCT, which takes a
-  // fraction of the time), as long as the region does not become smaller than this. docs/data.md says what it changes.
+  // fraction of the time), as long as the region does not become smaller than this. docs/data.md describes the effect.
   Size at_least{};
 };
 using ChooseRegion = std::function<DecodeRequest(Size picture)>;
@@ -79,7 +79,7 @@ struct DecodedRegion {
 };
 
 // Decodes a part of a picture that `choose` names when it knows the picture's size. Only the rows and columns that the
-// region needs are decoded (as far as the file's format allows); what is behind the region's last row is not looked at.
+// region needs are decoded (as far as the file's format allows); rows after the region's last row are not read.
 //
 // Exactly the pixels that torchvision.io.decode_image gives in mode RGB with apply_exif_orientation (libjpeg-turbo's
 // defaults: accurate integer DCT, smooth chroma): grey becomes RGB; CMYK and YCCK too, as Pillow converts them;

@@ -85,7 +85,7 @@ class SampleLoader {
   // DataError: those of Sampler.
   SampleLoader(std::shared_ptr<const Dataset> dataset, const LoaderOptions& options);
   // Waits for what is being read, if anything; the rest of the epoch is not read. After a time-out it does not wait:
-  // threads that never come back keep what they use.
+  // threads that never return keep their resources.
   ~SampleLoader();
 
   // Begins an epoch at a position of its order; what comes before is not read. Drops the batches of the previous epoch

@@ -4,8 +4,8 @@
 //   auto small = map(pictures, [](Sample& sample, RandomStream& random) {...});  // changes each sample
 //   auto training = stack(small, {{"image", kUint8, {3, 224, 224}}, {"label", kInt64, {}}});  // a Dataset
 //
-// All functions given here run on the loader's workers, several at once; they must not change what they share. Their
-// random numbers come from a stream of (seed, epoch, index, stage of the chain): the same on any worker and any rank.
+// All functions given here run on the loader's workers, several at once; they must not change shared data. Their random
+// numbers come from a stream of (seed, epoch, index, stage of the chain): the same on any worker and any rank.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// A page (HTML, one file, nothing is loaded from elsewhere) that shows what a model sees: pictures as they are stored,
-// and after their transforms.
+// A page (HTML, one file, nothing is loaded from elsewhere) that shows the input of a model: pictures as they are
+// stored, and after their transforms.
 #pragma once
 
 #include <cstdint>
