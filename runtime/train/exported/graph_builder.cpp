@@ -295,7 +295,7 @@ void GraphBuilder::add_results(const Json& outputs, Instruction& instruction) {
   }
 }
 
-// The node's place takes an instruction that begins the region, those of the region's graph, and one that ends it.
+// The node becomes an instruction that begins the region, the instructions of its graph, and one that ends it.
 void GraphBuilder::add_region(const Json& node, Instruction begin, std::size_t arguments_before_graph) {
   for (const Operand& operand : begin.operands) {
     if (operand.kind != Operand::Kind::kConstant) throw Error("its node '" + begin.target + "' is damaged");

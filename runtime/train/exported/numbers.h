@@ -18,6 +18,7 @@ struct NamedNumberOperator {
   std::size_t operands;
   NumberOperator compute;
 };
+// Returns the operator with this name; null: there is none.
 const NamedNumberOperator* number_operator(const std::string& name);
 
 }  // namespace dtrain::exported
