@@ -19,7 +19,7 @@ struct NetImpl : nn::Module {
                                     nn::Flatten(), nn::Linear(64 * 7 * 7, 128), nn::ReLU()))),
         head(register_module("head", nn::Linear(128, classes))) {}
 
-  // Images [batch, 1, 28, 28] with values from 0 to 1; scores [batch, classes].
+  // Computes scores [batch, classes] of images [batch, 1, 28, 28] with values from 0 to 1.
   torch::Tensor forward(const torch::Tensor& images) { return head(trunk->forward((images - 0.286) / 0.353)); }
 
   nn::Sequential trunk;
@@ -36,7 +36,7 @@ class Finetune : public dtrain::Trial {
     const dtrain::AdamW adamw{.lr = context.hyperparameter<double>("learning_rate")};
     std::vector<dtrain::ParameterGroup> groups;
     if (trunk == "frozen") {
-      // Before wrap_model(): frozen parameters have neither gradients nor optimizer state, and are not exchanged.
+      // Comes before wrap_model(): frozen parameters have no gradients and no optimizer state, and are not exchanged.
       for (torch::Tensor& parameter : net->trunk->parameters()) parameter.requires_grad_(false);
     } else if (trunk == "slow") {
       dtrain::AdamW slow = adamw;
@@ -83,7 +83,7 @@ class Finetune : public dtrain::Trial {
   }
 
   dtrain::TrialContext& context_;
-  std::string part_;  // old or new: which classes
+  std::string part_;  // "old" or "new": the classes to train on
   Net model_ = nullptr;
 };
 

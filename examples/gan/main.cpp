@@ -11,17 +11,17 @@ namespace {
 
 using torch::Tensor;
 
-constexpr std::int64_t kSide = 28;  // of an image, in pixels
+constexpr std::int64_t kSide = 28;  // pixels of an image's side
 constexpr std::int64_t kPixels = kSide * kSide;
 
-// From [n, noise] to [n, kPixels], each in [-1, 1].
+// Maps [n, noise] to images [n, kPixels] with values in [-1, 1].
 torch::nn::Sequential make_generator(std::int64_t noise, std::int64_t width) {
   return torch::nn::Sequential(torch::nn::Linear(noise, width), torch::nn::BatchNorm1d(width), torch::nn::ReLU(),
                                torch::nn::Linear(width, width), torch::nn::BatchNorm1d(width), torch::nn::ReLU(),
                                torch::nn::Linear(width, kPixels), torch::nn::Tanh());
 }
 
-// From [n, kPixels] to scores [n, 1]: above 0 for an image of the data set.
+// Maps images [n, kPixels] to scores [n, 1], which are above 0 for images of the data set.
 torch::nn::Sequential make_discriminator(std::int64_t width) {
   const auto leaky = [] { return torch::nn::LeakyReLU(torch::nn::LeakyReLUOptions().negative_slope(0.2)); };
   return torch::nn::Sequential(torch::nn::Linear(kPixels, width), leaky(), torch::nn::Dropout(0.3),
@@ -55,21 +55,21 @@ class Gan : public dtrain::Trial {
 
     const Tensor generator_loss = loss(fake, 1);
     context_.backward(generator_loss, {.models = {"generator"}});
-    if (batches_++ % 100 == 0) {  // what TensorBoard shows while the run trains
+    if (batches_++ % 100 == 0) {  // for TensorBoard, during the run
       const Tensor some = fake.narrow(0, 0, std::min<std::int64_t>(fake.size(0), 16));
       context_.log_image("generated", (some.view({-1, 1, kSide, kSide}) + 1) / 2);
     }
     return {{"discriminator_loss", discriminator_loss}, {"generator_loss", generator_loss}};
   }
 
-  // The share of images that the discriminator judges rightly: 1: the generator never fools it.
+  // Returns the shares of real and of generated images that the discriminator classifies correctly.
   dtrain::Metrics evaluate_batch(const dtrain::Batch& batch) override {
     const Tensor of_real = discriminator_->forward(pixels(batch)) > 0;
     const Tensor of_fake = discriminator_->forward(generator_->forward(noise(batch.samples))) <= 0;
     return {{"real_found", of_real.to(torch::kFloat64).mean()}, {"fake_found", of_fake.to(torch::kFloat64).mean()}};
   }
 
-  // A picture of 8 x 8 images, in the format that every viewer knows (PGM), beside the weights.
+  // Writes a picture of 8 x 8 images beside the weights, in PGM, a format that every viewer reads.
   std::vector<std::filesystem::path> save_more(const std::filesystem::path& folder) override {
     const torch::NoGradGuard no_grad;
     generator_->eval();
@@ -103,7 +103,7 @@ class Gan : public dtrain::Trial {
 
   dtrain::TrialContext& context_;
   const std::int64_t noise_;
-  std::int64_t batches_ = 0;  // of this process
+  std::int64_t batches_ = 0;  // number of batches of this process
   torch::nn::Sequential generator_, discriminator_;
 };
 

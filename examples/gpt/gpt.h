@@ -14,13 +14,13 @@ struct GptSizes {
   std::int64_t layers = 4;
   std::int64_t heads = 4;
   std::int64_t width = 128;
-  std::int64_t length = 128;  // tokens that the model sees at once
+  std::int64_t length = 128;  // tokens in the model's context
   double dropout = 0;
 };
 
 constexpr std::int64_t kVocabulary = 256;  // a token is a byte
 
-// In place of linear->forward(x), which adds the bias in a pass of its own if x has three dimensions.
+// Replaces linear->forward(x), which adds the bias in a separate pass if x has three dimensions.
 inline torch::Tensor affine(const torch::nn::Linear& linear, const torch::Tensor& x) {
   return torch::linear(x, linear->weight, linear->bias);
 }
@@ -58,7 +58,7 @@ struct BlockImpl : torch::nn::Module {
 };
 TORCH_MODULE(Block);
 
-// Tokens [batch, length] to scores of the next token [batch, length, 256].
+// Maps tokens [batch, length] to scores of the next token [batch, length, 256].
 struct GptImpl : torch::nn::Module {
   explicit GptImpl(const GptSizes& sizes)
       : tokens(register_module("tokens", torch::nn::Embedding(kVocabulary, sizes.width))),
@@ -66,7 +66,7 @@ struct GptImpl : torch::nn::Module {
         norm(register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({sizes.width})))) {
     for (std::int64_t i = 0; i < sizes.layers; ++i) blocks->push_back(Block(sizes));
     register_module("blocks", blocks);
-    // GPT-2's initial values: the sums of the residual path keep their size however many layers there are.
+    // GPT-2's initial values, with which the residual sums do not grow with the number of layers.
     const torch::NoGradGuard no_grad;
     for (const auto& parameter : named_parameters()) {
       const std::string& name = parameter.key();
@@ -90,9 +90,9 @@ struct GptImpl : torch::nn::Module {
 };
 TORCH_MODULE(Gpt);
 
-// Continues `text` by `bytes` bytes, which it draws with a temperature; with temperature 0 it takes the likeliest byte
-// each time. The same weights, device and seed give the same text. It computes the whole context for each byte: simple,
-// but slow for large models.
+// Continues `text` by `bytes` bytes, sampled with a temperature; temperature 0 takes the likeliest byte each time. The
+// same weights, device and seed give the same text. Computes the whole context for each byte, which is simple but slow
+// for large models.
 inline std::string continue_text(Gpt& model, std::string text, std::int64_t bytes, double temperature,
                                  std::uint64_t seed) {
   const torch::NoGradGuard no_grad;

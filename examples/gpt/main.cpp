@@ -1,4 +1,4 @@
-// Trains the language model of gpt.h on a file of tokens, data-parallel, and lets it write at the end. Run it with
+// Trains the language model of gpt.h on a file of tokens, data-parallel, and samples text at the end. Run it with
 //   python3 examples/gpt/prepare.py
 //   dtrain launch examples/gpt/gpt.yaml
 #include "gpt.h"
@@ -12,7 +12,7 @@ namespace {
 
 namespace F = torch::nn::functional;
 
-// exp(mean loss), which is no mean of the batches' perplexities: ranks add up losses and their number.
+// exp(mean loss) is not the mean of the batches' perplexities, so ranks sum losses and their number.
 class Perplexity : public dtrain::SummedMetric {
  public:
   double compute(const torch::Tensor& sums) override {
@@ -54,12 +54,12 @@ class GptTrial : public dtrain::Trial {
         .lr = context.hyperparameter<double>("learning_rate"), .beta2 = 0.95, .weight_decay = 0.1};
     dtrain::AdamW not_decayed = decayed;
     not_decayed.weight_decay = 0;
-    // Biases and norms are vectors.
+    // Weight decay does not apply to vectors, which are biases and norms, and to embeddings.
     const auto without_decay = [](const std::string& name, const at::Tensor& parameter) {
       return parameter.dim() < 2 || name.starts_with("tokens.") || name.starts_with("positions.");
     };
     context.wrap_optimizer(decayed, {{"without decay", without_decay, not_decayed, {}}});
-    // Both count optimizer steps: batches / aggregation_frequency.
+    // Both lengths count optimizer steps: batches / aggregation_frequency.
     context.wrap_lr_scheduler(dtrain::lr::warmup_cosine(context.hyperparameter<std::int64_t>("warmup_steps"),
                                                         context.hyperparameter<std::int64_t>("total_steps"),
                                                         /*final=*/0.1));
@@ -75,7 +75,7 @@ class GptTrial : public dtrain::Trial {
   dtrain::Metrics train_batch(const dtrain::Batch& batch) override {
     const auto scores = model_(batch["features"]);
     const auto loss = F::cross_entropy(scores.flatten(0, 1), batch["target"].flatten());
-    context_.backward(loss);  // without a weight: all batches have the same number of tokens
+    context_.backward(loss);  // no weight, because all batches have the same number of tokens
     return {{"loss", loss}};
   }
 
@@ -119,8 +119,8 @@ class GptTrial : public dtrain::Trial {
 
   dtrain::TrialContext& context_;
   GptSizes sizes_;
-  // Of the sample at the end. Read in the constructor, because a warning names the keys that are unread after the first
-  // batch.
+  // For the sample at the end. The constructor reads these keys, because a warning names keys that are unread after the
+  // first batch.
   std::string prompt_;
   std::int64_t sample_bytes_;
   double temperature_;

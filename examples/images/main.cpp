@@ -42,7 +42,7 @@ class Images : public dtrain::Trial {
   }
 
  private:
-  // The shards that a key of the experiment's `data` names.
+  // Returns the shards that a key of the experiment's `data` names.
   std::shared_ptr<data::SampleSource> shards(const std::string& key) {
     const auto pattern = context_.data().at(key).get<std::string>();
     return data::load_shards(context_.resolve(pattern).string(), context_.host_share());

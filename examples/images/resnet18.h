@@ -1,4 +1,4 @@
-// ResNet-18 (He et al. 2016) as torchvision has it: images [batch, 3, height, width] to scores [batch, classes].
+// ResNet-18 (He et al. 2016) like torchvision's: maps images [batch, 3, height, width] to scores [batch, classes].
 #pragma once
 
 #include <dtrain/dtrain.h>

@@ -1,5 +1,5 @@
-// A multilayer perceptron of any width and depth on generated data: no files, no waiting for a disk, so what is left is
-// the speed of training on several slots. Run it with
+// A multilayer perceptron of any width and depth on generated data. Without files and waits for a disk, it measures the
+// speed of training on several slots. Run it with
 //   dtrain launch configs/synthetic.yaml
 #include <dtrain/dtrain.h>
 
@@ -46,7 +46,7 @@ class SyntheticTrial : public dtrain::Trial {
 
   dtrain::Loader validation_loader() override {
     auto held_out = task_;
-    held_out.first = task_.samples;  // the same task, samples training never sees
+    held_out.first = task_.samples;  // the same task, with samples that are not trained on
     held_out.samples = std::max<std::int64_t>(1, task_.samples / 10);
     return context_.loader(dtrain::data::make_synthetic(held_out, context_.host_share()),
                            {.shuffle = false, .drop_last = false});

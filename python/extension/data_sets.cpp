@@ -65,7 +65,7 @@ Loader open_loader(const Json& keys, const std::string& folder, const LoaderPlac
 Loader open_data_set(TrialContext& context, const Json& keys, const std::string& folder, std::int64_t batch_size) {
   const config::Experiment& experiment = context.session().experiment();
   LoaderPlace place{batch_size, context.rank(), context.world_size(), experiment.experiment_seed, {}};
-  // A little earlier than the others give up on this rank, so that the run ends with the cause.
+  // The timeout is a little shorter than that of the other ranks for this rank, so that the run ends with the cause.
   place.timeout = experiment.communication_timeout * 9 / 10;
   return loader_of(data_of(keys, folder), place, context.session().world().local_size, context.host_share());
 }

@@ -1,4 +1,4 @@
-// dtrain's own data sets for Python: read and transformed by threads of the engine, and handed over without a copy.
+// dtrain's data sets for Python: threads of the engine read and transform them, and Python gets them without a copy.
 #pragma once
 
 #include <chrono>
@@ -12,22 +12,22 @@
 
 namespace dtrain::python {
 
-// What the keys of an experiment's `data` section do not say.
+// The settings of a loader that the keys of an experiment's `data` section do not have.
 struct LoaderPlace {
-  std::int64_t batch_size = 1;  // of all ranks together; it divides among them
+  std::int64_t batch_size = 1;  // samples of all ranks together; divisible by their number
   int rank = 0;
   int world_size = 1;
   std::uint64_t seed = 0;
   std::chrono::nanoseconds timeout{0};  // 0: next() waits for ever
 };
 
-// `keys`: those of an experiment's `data` section, where those of the source stand beside the others instead of under
-// `training`: {"format": "image_folder", "folder": "photos", "transforms": […], "workers": 4}. Relative paths start
-// from `folder`. ConfigError names what is wrong; DataError as in the function that reads the format's files.
+// Opens a loader in a process without a run. `keys`: those of an experiment's `data` section, with those of the source
+// beside the others instead of under `training`: {"format": "image_folder", "folder": "photos", "transforms": […],
+// "workers": 4}. Relative paths start from `folder`. ConfigError names the wrong key; DataError: that of the function
+// that reads the format's files.
 
-// In a process of its own.
 Loader open_loader(const Json& keys, const std::string& folder, const LoaderPlace& place);
-// The batches of this rank of a run; data in memory is there once per host. `batch_size`: of all ranks. Collective.
+// Opens the batches of this rank of a run. A host has data in memory once. `batch_size`: of all ranks. Collective.
 Loader open_data_set(TrialContext& context, const Json& keys, const std::string& folder, std::int64_t batch_size);
 
 }  // namespace dtrain::python

@@ -1,5 +1,5 @@
-// The module dtrain._native: what Python's modules in python/dtrain are written on. Its users are those modules alone,
-// so docstrings are theirs. Functions that may wait let go of the GIL.
+// The module dtrain._native, on which the Python modules in python/dtrain are based. Only those modules use it, so they
+// have the docstrings. Functions that may wait release the GIL.
 #include <algorithm>
 #include <chrono>
 #include <map>
@@ -32,7 +32,7 @@ namespace {
 namespace py = pybind11;
 using Unlocked = py::call_guard<py::gil_scoped_release>;
 
-// A scope that a `with` block holds.
+// A scope for a `with` block.
 class HeldScope {
  public:
   HeldScope(TrialContext& context, std::string name) : context_(context), name_(std::move(name)) {}
@@ -249,7 +249,7 @@ int run_python_trial(const py::object& make, std::vector<std::string> arguments)
   return code != 0 && wanted != 0 ? wanted : code;
 }
 
-// Of Python's state: {"layers.0.weight": (updates, {"exp_avg": tensor})}.
+// Converts Python's form of the state: {"layers.0.weight": (updates, {"exp_avg": tensor})}.
 std::map<std::string, ParameterState> states_from(const py::dict& values) {
   std::map<std::string, ParameterState> result;
   for (const auto& [name, value] : values) {

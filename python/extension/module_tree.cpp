@@ -12,7 +12,7 @@ namespace {
 
 namespace py = pybind11;
 
-// The named tensors, without those that are None.
+// Calls `add` for the named members that are not None.
 template <typename Add>
 void for_each_member(const py::object& module, const char* members, const Add& add) {
   for (const auto& [key, value] : py::reinterpret_borrow<py::dict>(module.attr(members))) {

@@ -45,7 +45,7 @@ class PythonSettings {
 inline void declare_betas(PythonSettings& settings, const Key& key, double& beta1, double& beta2) {
   settings.betas(key, beta1, beta2);
 }
-inline void declare_nesterov_needs(PythonSettings&, const Sgd&) {}  // PyTorch has checked it
+inline void declare_nesterov_needs(PythonSettings&, const Sgd&) {}  // PyTorch has checked this
 
 }  // namespace dtrain::config
 
@@ -62,7 +62,7 @@ Optimizer optimizer_of(const std::string& kind, const py::dict& values) {
   return optimizer;
 }
 
-// A parameter group of Python's optimizer, let go of with the GIL.
+// Shares a parameter group of Python's optimizer; the deleter takes the GIL.
 std::shared_ptr<py::object> shared(py::object object) {
   return {new py::object(std::move(object)), [](py::object* held) {
             if (!Py_IsInitialized()) {
@@ -75,7 +75,7 @@ std::shared_ptr<py::object> shared(py::object object) {
           }};
 }
 
-// The rate of the next step, as a factor of the one that the group began with.
+// Returns a schedule: the rate of the next step as a factor of the group's first rate.
 LrSchedule rate_in(const py::dict& group, double first) {
   return [held = shared(group), first](std::int64_t) {
     return call_python("reading the learning rate", [&] {
@@ -87,13 +87,13 @@ LrSchedule rate_in(const py::dict& group, double first) {
   };
 }
 
-// A limit of gradients, which a group of torch.optim may have as a key of its own.
+// Returns a gradient limit, which a group of torch.optim may have as an additional key; empty: none.
 std::optional<double> limit_in(const py::dict& group, const char* key) {
   if (!group.contains(key) || group[key].is_none()) return std::nullopt;
   return py::cast<double>(group[key]);
 }
 
-// Whether one of its parameters is trained. PyTorch allows groups without any, and skips them.
+// True if a parameter of the group is trained. PyTorch allows groups without trained parameters and skips them.
 bool trains(const py::dict& group) {
   const auto parameters = py::reinterpret_borrow<py::list>(group["params"]);
   return std::any_of(parameters.begin(), parameters.end(),
@@ -119,7 +119,7 @@ void wrap_optimizer(TrialContext& context, const std::string& model, const std::
     const auto group = py::reinterpret_borrow<py::dict>(param_groups[i]);
     if (!trains(group)) continue;
     const auto values = py::reinterpret_borrow<py::dict>(settings[i]);
-    // A group that begins at 0 (a warm-up) has its rates as they are.
+    // For a group that begins at rate 0 (a warm-up) the factor is the rate itself.
     const double begins = py::cast<double>(values["lr"]);
     const double base = begins > 0 ? begins : 1.0;
     values["lr"] = base;
@@ -137,7 +137,7 @@ void wrap_optimizer(TrialContext& context, const std::string& model, const std::
         "the optimizer has no parameter that requires a gradient",
         "let the parameters that it is to train require gradients (requires_grad_()) before it is wrapped");
   }
-  // Parameters in none of its groups are not updated: the optimizer does not know them.
+  // Parameters in no group are not updated, because the optimizer does not know them.
   std::visit([](auto& optimizer) { optimizer.lr = 0; }, first);
   if (model.empty()) {
     context.wrap_optimizer(first, std::move(groups));

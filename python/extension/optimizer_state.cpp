@@ -18,12 +18,12 @@ constexpr std::string_view kOptimizer = "optimizer/";
 constexpr std::string_view kUpdates = "updates/";
 constexpr const char* kGradient = "averaged_gradient";
 
-// "exp_avg/layers.0.weight" of "optimizer/exp_avg/layers.0.weight"; empty: no entry of the optimizer.
+// Returns "exp_avg/layers.0.weight" for "optimizer/exp_avg/layers.0.weight"; empty: no entry of the optimizer.
 std::string of_optimizer(const std::string& path) {
   return path.starts_with(kOptimizer) ? path.substr(kOptimizer.size()) : std::string();
 }
 
-// Calls for each entry of the optimizer; all others stay as they are.
+// Calls a function for each entry of the optimizer; other entries stay unchanged.
 class OptimizerVisitor : public train::StateVisitor {
  protected:
   void on_tensor(const std::string& path, at::Tensor value) final {
@@ -89,7 +89,7 @@ class Replacer final : public OptimizerVisitor {
  protected:
   void see_tensor(const std::string& parameter, const std::string& name, at::Tensor& value) override {
     const auto found = state_.find(parameter);
-    if (found == state_.end()) return;  // it has had no update
+    if (found == state_.end()) return;  // the parameter has had no update
     const auto tensor = found->second.tensors.find(name);
     if (tensor == found->second.tensors.end() || tensor->second.sizes() != value.sizes()) {
       throw ConfigError("the optimizer's state of '" + parameter + "' has no '" + name + "' of this parameter's shape",
@@ -119,7 +119,7 @@ void visit(TrialContext& context, train::StateVisitor& visitor) {
 class KeepGradients final : public train::OptimizerUpdate {
  public:
   explicit KeepGradients(std::shared_ptr<bool> updated) : updated_(std::move(updated)) {}
-  double learning_rate() const override { return 1; }  // the schedule has the rate itself
+  double learning_rate() const override { return 1; }  // the schedule has the rate
   std::vector<std::string> state_names() const override { return {kGradient}; }
   void update(const at::Tensor&, const at::Tensor& gradients, at::TensorList states,
               const train::UpdateStep& step) const override {

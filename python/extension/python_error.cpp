@@ -11,23 +11,23 @@ struct ErrorClasses {
   py::handle base, config, data;
 };
 ErrorClasses& classes() {
-  static ErrorClasses result;  // they live as long as the interpreter
+  static ErrorClasses result;  // the classes live as long as the interpreter
   return result;
 }
 
-// Of the process, which ends once.
+// The exit code of the process, which ends once.
 std::optional<int>& asked_exit_code() {
   static std::optional<int> result;
   return result;
 }
 
-// As Python ends: None is 0, a text is printed and is 1.
+// Returns Python's exit code: 0 for None, 1 for a text, which Python prints.
 int exit_code_of(const py::handle code) {
   if (code.is_none()) return 0;
   return py::isinstance<py::int_>(code) ? py::cast<int>(code) : 1;
 }
 
-// The traceback, as Python prints it, without the frames of dtrain's own modules.
+// Returns the traceback in the form that Python prints.
 std::string traceback_of(const py::error_already_set& error) {
   const py::object lines =
       py::module_::import("traceback").attr("format_exception")(error.type(), error.value(), error.trace());

@@ -1,4 +1,4 @@
-// Exceptions of Python's code as the engine's errors: the message has Python's traceback once.
+// Converts exceptions of Python code to the engine's errors; the message has Python's traceback once.
 #pragma once
 
 #include <optional>
@@ -10,14 +10,14 @@
 
 namespace dtrain::python {
 
-// The exit code of the last sys.exit() that has ended a call of call_python(); empty: there was none.
+// Returns the exit code of the last sys.exit() that ended a call of call_python(); empty: there was none.
 std::optional<int> exit_code_asked_for();
 
-// Of call_python(): throws what Python's exception is for the engine.
+// Throws the engine's error for Python's exception, for call_python().
 [[noreturn]] void rethrow(const std::string& what, pybind11::error_already_set& error);
 
-// Calls `function` with the GIL. An exception of Python becomes an Error that holds its traceback; dtrain's own errors
-// that have passed through Python keep their kind. So does sys.exit(), whose code the process is to end with.
+// Calls `function` with the GIL. An exception of Python becomes an Error with its traceback; dtrain's errors that have
+// passed through Python keep their kind. sys.exit() becomes an Error, too; exit_code_asked_for() has its code.
 template <typename Function>
 auto call_python(const std::string& what, const Function& function) {
   const pybind11::gil_scoped_acquire gil;

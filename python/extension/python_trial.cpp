@@ -12,7 +12,7 @@ namespace py = pybind11;
 
 namespace {
 
-// Python's objects are let go of with the GIL; at the end of the process they are left alone.
+// Releases Python's objects with the GIL; at the end of the process they are leaked.
 void let_go(std::initializer_list<py::object*> objects) {
   if (!Py_IsInitialized()) {
     for (py::object* object : objects) object->release();

@@ -1,4 +1,4 @@
-// A trial that is written in Python: calls the methods of a Python object where the engine calls a Trial.
+// A trial in Python: the engine's calls of a Trial become calls of a Python object's methods.
 #pragma once
 
 #include <filesystem>
@@ -15,8 +15,8 @@
 namespace dtrain::python {
 
 // The batches of a Python object with these methods (dtrain/division.py):
-//   epoch(number: int, skip: int) -> iterator     length() -> int | None     samples() -> int | None
-// and, of the batch that was given last, `count` (Batch::samples) and `global_samples`.
+// epoch(number: int, skip: int) -> iterator     length() -> int | None     samples() -> int | None and, for the last
+// returned batch, `count` (Batch::samples) and `global_samples`.
 class PythonSource final : public BatchSource {
  public:
   explicit PythonSource(pybind11::object source);
@@ -64,7 +64,7 @@ class PythonCallback final : public Callback {
 
 class PythonTrial final : public Trial {
  public:
-  // `make`: called with the context, returns the trial (dtrain/trial.py).
+  // `make` is called with the context and returns the trial (dtrain/trial.py).
   PythonTrial(const pybind11::object& make, TrialContext& context);
   ~PythonTrial() override;
   Loader training_loader() override;
@@ -83,7 +83,7 @@ class PythonTrial final : public Trial {
   std::shared_ptr<PythonSource> source(const char* method);
 
   pybind11::object trial_;
-  std::string name_;  // of its class
+  std::string name_;  // name of its class
   std::shared_ptr<PythonSource> training_;
   std::shared_ptr<PythonSource> validation_;  // null: nothing is validated
 };

@@ -14,8 +14,8 @@
 namespace dtrain::python {
 namespace {
 
-// A run that begins with the training state of another one goes on after its batches. For trials the engine checks it,
-// which knows their length.
+// A run that begins with the training state of another run continues after that run's batches. For trials the engine,
+// which knows their length, makes this check.
 void require_greater_length(TrialContext& context, std::int64_t batches,
                             std::optional<std::int64_t> batches_per_epoch) {
   const run::RankSession& session = context.session();
@@ -30,14 +30,14 @@ void require_greater_length(TrialContext& context, std::int64_t batches,
                     " are done; batches are counted on from the checkpoint's: give a greater length");
 }
 
-// A torch.autograd.Function. libtorch does not export the class.
+// True for a torch.autograd.Function, whose class libtorch does not export.
 bool is_of_python(const torch::autograd::Node& node) {
   return std::string_view(typeid(node).name()) == "N5torch8autograd6PyNodeE";
 }
 
 }  // namespace
 
-// Has no batches: the script has them.
+// A source without batches, because the script has its own.
 class ScriptLoop::Source final : public BatchSource {
  public:
   explicit Source(ScriptLoop& loop) : loop_(loop) {}
@@ -80,8 +80,8 @@ ScriptLoop::ScriptLoop(std::vector<std::string> arguments)
   if (!training_->open(static_cast<int>(arguments_.size()), argv.data())) state_ = State::kEnded;
 }
 
-// A run that has not ended is abandoned with its process, as it is in a program that exits: Python destroys its modules
-// in an order of its own.
+// A run that has not ended is abandoned with its process, as in a program that exits, for the order in which Python
+// destroys its modules is undefined.
 ScriptLoop::~ScriptLoop() {
   if (state_ != State::kEnded) static_cast<void>(training_.release());
 }
@@ -160,8 +160,8 @@ void ScriptLoop::open() {
   state_ = State::kForward;
 }
 
-// A search for the first leaf: one of the model, as a rule the first that it comes to. A function of Python's may
-// compute gradients of parameters that the graph does not have (checkpointing within backward).
+// Searches the graph for a leaf of the model; usually the first leaf is one. A function in Python may compute gradients
+// of parameters that the graph does not have (checkpointing within backward), so it counts as reaching the model.
 bool ScriptLoop::reaches_model(const at::Tensor& loss) const {
   if (parameters_.contains(loss.unsafeGetTensorImpl())) return true;
   std::vector<torch::autograd::Node*> open{loss.grad_fn().get()};
@@ -221,7 +221,7 @@ void ScriptLoop::update() {
     });
     return;
   }
-  if (zeroed_ && state_ != State::kUpdated) return;  // no parameter has a gradient: torch.optim leaves all as they are
+  if (zeroed_ && state_ != State::kUpdated) return;  // without gradients torch.optim changes nothing
   throw Error(
       "optimizer.step() was called again without a backward() of the model, and torch.optim would apply the gradients "
       "of the "

@@ -14,7 +14,7 @@ namespace py = pybind11;
 
 namespace {
 
-// Where a tensor of a state was: {"__tensor__": "0/momentum"}.
+// The key that marks the place of a tensor in a state: {"__tensor__": "0/momentum"}.
 constexpr const char* kTensorKey = "__tensor__";
 
 py::object batch_parts(const char* function) {
@@ -33,7 +33,7 @@ py::object take_tensors(const py::object& value, const std::string& path, TrialS
     return place;
   }
   if (py::isinstance<py::dict>(value)) {
-    // Keys that are no texts, such as the numbers of an optimizer's parameters, are kept as pairs.
+    // Items are stored as pairs, because keys may be no texts, such as the numbers of an optimizer's parameters.
     py::list items;
     for (const auto& [key, item] : py::reinterpret_borrow<py::dict>(value)) {
       const std::string name = py::cast<std::string>(py::str(key));

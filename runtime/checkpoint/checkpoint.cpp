@@ -14,7 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What is wrong with a file as its size shows it; empty: nothing.
+// Returns the damage of a file that its size and kind show; empty: none.
 std::string size_problem(const fs::path& checkpoint, const ManifestFile& file) {
   struct stat info {};
   if (::stat((checkpoint / file.name).c_str(), &info) != 0) {
@@ -34,8 +34,7 @@ struct Found {
   fs::path path;
 };
 
-// The folders in `folder` whose names `parse` takes, by their steps. A replaced checkpoint counts where the one that
-// was to replace it is not there.
+// Returns the folders in `folder` for whose paths `parse` returns a step, sorted by step.
 template <class Parse>
 std::vector<Found> find_folders(const fs::path& folder, const Parse& parse) {
   std::vector<Found> found;
@@ -52,6 +51,7 @@ std::vector<Found> find_folders(const fs::path& folder, const Parse& parse) {
   return found;
 }
 
+// A replaced checkpoint counts only if its replacement is missing.
 std::optional<std::int64_t> step_of_checkpoint(const fs::path& path) {
   const std::string name = path.filename();
   const auto replaced = step_of(name, kReplacedPrefix);
@@ -60,7 +60,7 @@ std::optional<std::int64_t> step_of_checkpoint(const fs::path& path) {
   return step_of_folder(name);
 }
 
-// Why it cannot be used, every byte of it read; empty: it can.
+// Returns why the checkpoint cannot be used, after reading every byte; empty: it can.
 std::string problem_of(const Entry& entry) {
   if (!entry.damage.empty()) return entry.damage;
   const auto problems = verify(entry.path);

@@ -19,7 +19,7 @@
 namespace dtrain::checkpoints {
 namespace {
 
-constexpr std::string_view kTied = "tied.";  // then a name; the value is the name that the tensor has in the file
+constexpr std::string_view kTied = "tied.";  // a tied name follows; the value is the tensor's name in the file
 
 // A file that is mapped for reading.
 class MappedFile {
@@ -41,12 +41,12 @@ class MappedFile {
   std::size_t size_ = 0;
 };
 
-// The tensors in the file's order, each tied name after the one that it stands for.
+// Returns the tensors in the file's order, each tied name after the tensor's name in the file.
 std::vector<data::SafetensorsEntry> all_names(const data::SafetensorsFile& file) {
   std::multimap<std::string, std::string> others;  // the name in the file -> further names
   for (const auto& [key, name] : file.metadata()) {
     if (!key.starts_with(kTied)) continue;
-    file.at(name);  // a DataError where there is none
+    file.at(name);  // a DataError if the tensor is missing
     others.emplace(name, key.substr(kTied.size()));
   }
   std::vector<data::SafetensorsEntry> tensors;

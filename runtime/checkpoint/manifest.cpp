@@ -25,7 +25,7 @@ std::optional<std::uint32_t> parse_checksum(std::string_view text) {
   return value && checksum_text(*value) == text ? value : std::nullopt;  // eight digits, no capital letters
 }
 
-// The text with its last line checked.
+// Checks the checksum in the last line. DataError.
 void check_own_checksum(std::string_view text) {
   const std::size_t tail = kLastLine.size() + kChecksumDigits + kEnd.size();
   if (text.size() < tail || !text.substr(text.size() - tail).starts_with(kLastLine) || !text.ends_with(kEnd)) {

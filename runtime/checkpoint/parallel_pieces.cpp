@@ -34,7 +34,7 @@ void for_each_piece(std::size_t count, int threads, const std::function<void(std
         ++done;
       }
     } catch (...) {
-      next = count;  // the others take no more
+      next = count;  // the other threads take no more pieces
       const std::lock_guard lock(mutex);
       if (!failure) failure = std::current_exception();
     }

@@ -6,7 +6,7 @@
 namespace dtrain::checkpoints {
 namespace {
 
-// The entries with a metric that can be compared with the newest one's, the best first.
+// Returns the entries whose metric has the newest metric's name, the best first.
 std::vector<const Entry*> by_metric(const std::vector<Entry>& entries) {
   std::vector<const Entry*> sorted;
   const About* newest = nullptr;
@@ -54,7 +54,7 @@ std::vector<Entry> superseded(const std::vector<Entry>& all, std::int64_t writte
   for (std::size_t i = 0; i < newest.size() && static_cast<int>(i) + 1 < retention.latest; ++i) {
     kept.insert(newest[i]->about.step);
   }
-  // Training that goes on from weights that are not finite leads nowhere.
+  // If the new weights are not finite, the newest finite checkpoint stays: training can continue only from it.
   const auto one =
       std::find_if(entries.begin(), entries.end(), [&](auto& entry) { return entry.about.step == written; });
   if (one != entries.end() && !one->not_finite.empty()) {

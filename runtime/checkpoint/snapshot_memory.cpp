@@ -12,7 +12,7 @@
 namespace dtrain::checkpoints {
 namespace {
 
-constexpr std::size_t kPage = 4096;  // of the layout; the kernel's may be larger
+constexpr std::size_t kPage = 4096;  // page of the layout; the kernel's page may be larger
 constexpr std::size_t kLine = 64;
 
 struct alignas(kLine) Counter {
@@ -26,7 +26,7 @@ constexpr std::size_t whole_pages(std::size_t bytes) {
 
 }  // namespace
 
-// In the first pages; the counters of the local ranks follow it. The memory comes zeroed.
+// The header is in the first pages; the counters of the local ranks follow it. The memory is zeroed at first.
 struct SnapshotMemory::Header {
   std::uint64_t local_ranks;
   std::uint64_t payload_bytes;
@@ -66,7 +66,7 @@ void SnapshotMemory::prefault(std::size_t offset, std::size_t bytes) const {
   const std::size_t begin = first / page * page;
   const std::size_t end = (first + bytes + page - 1) / page * page;
   if (begin == end || ::madvise(memory_.data() + begin, end - begin, kPopulateWrite) == 0) return;
-  // A read maps a page of shared memory for writing too.
+  // Without this call, a read maps a page of shared memory, also for writing.
   for (std::size_t at = begin; at < end; at += page) {
     static_cast<void>(*static_cast<const volatile std::byte*>(memory_.data() + at));
   }

@@ -88,7 +88,7 @@ bool adopt_checkpoint(const fs::path& checkpoint, const fs::path& storage) {
     }
     if (code) break;
   }
-  if (code == std::errc::no_such_file_or_directory) {  // its own run has retired it
+  if (code == std::errc::no_such_file_or_directory) {  // the checkpoint's run has deleted it
     delete_tree(partial);
     return false;
   }
@@ -107,7 +107,7 @@ void sync_folder(const fs::path& folder) {
 }
 
 void sync_folder(int fd, const fs::path& folder) {
-  // EINVAL: a file system that has nothing to synchronise for folders.
+  // EINVAL: the file system does not synchronise folders.
   if (::fsync(fd) != 0 && errno != EINVAL) throw SystemError("cannot synchronise the folder " + folder.string(), errno);
 }
 
@@ -124,7 +124,7 @@ void remove_checkpoints(const std::vector<fs::path>& checkpoints) {
     const auto step = step_of_folder(path.filename().string());
     if (!step) throw SystemError("cannot delete " + path.string() + ": its name is not that of a checkpoint", EINVAL);
     doomed.push_back(path.parent_path() / folder_name(kDeletedPrefix, *step));
-    delete_tree(doomed.back());  // of a deletion that was cut short
+    delete_tree(doomed.back());  // the rest of an interrupted deletion
     if (::rename(path.c_str(), doomed.back().c_str()) != 0) throw SystemError("cannot delete " + path.string(), errno);
   }
   for (const fs::path& path : checkpoints) sync_folder(path.parent_path());
@@ -135,7 +135,7 @@ StorageLock::StorageLock(const fs::path& storage) : path_(storage / kLockFile) {
 
 bool StorageLock::try_take() {
   struct stat there {};
-  if (fd_) {  // the folder may have been deleted, and made anew
+  if (fd_) {  // the folder may have been deleted and made again
     struct stat held {};
     const bool same = ::stat(path_.c_str(), &there) == 0 && ::fstat(fd_.get(), &held) == 0 &&
                       there.st_dev == held.st_dev && there.st_ino == held.st_ino;

@@ -1,4 +1,4 @@
-// The folder that checkpoints lie side by side in: the names in it, its lock, making it durable, deleting in it.
+// The folder of a run's checkpoints: the names in it, its lock, its synchronisation, and deletions.
 #pragma once
 
 #include <cstdint>
@@ -15,10 +15,10 @@ namespace dtrain::checkpoints {
 // The names of folders in a storage folder. Any thread.
 //
 //   step-120            a checkpoint
-//   .partial-step-120   one that is being written, or whose saver has died
-//   .deleted-step-120   one that is being deleted, or whose deletion was cut short
-//   .replaced-step-120  one that step-120 is replacing, on file systems that cannot exchange two folders in one step.
-//                       It counts as step-120 until there is one.
+//   .partial-step-120   a checkpoint that is being written, or whose saver has died
+//   .deleted-step-120   a checkpoint that is being deleted, or whose deletion was interrupted
+//   .replaced-step-120  the old checkpoint while step-120 replaces it, on file systems that cannot exchange two folders
+//                       in one step; counts as step-120 if step-120 is missing
 inline constexpr std::string_view kStepPrefix = "step-";
 inline constexpr std::string_view kPartialPrefix = ".partial-step-";
 inline constexpr std::string_view kDeletedPrefix = ".deleted-step-";
@@ -29,26 +29,26 @@ std::string folder_name(std::string_view prefix, std::int64_t step);
 inline std::string step_folder(std::int64_t step) {
   return folder_name(kStepPrefix, step);
 }
-// The number in such a name; empty: it is not one.
+// Returns the step in a folder's name with this prefix; empty: the name is another.
 std::optional<std::int64_t> step_of(std::string_view name, std::string_view prefix);
-// The number in the name of a checkpoint, whole or replaced.
+// Returns the step in the name of a complete or replaced checkpoint; empty: the name is another.
 std::optional<std::int64_t> step_of_folder(std::string_view name);
 
 // Makes the names in a folder durable. SystemError.
 void sync_folder(const std::filesystem::path& folder);
 void sync_folder(int fd, const std::filesystem::path& folder);
 
-// Deletes a file or a folder with what is in it; nothing there is fine. SystemError.
+// Deletes a file, or a folder with its contents, if it exists. SystemError.
 void delete_tree(const std::filesystem::path& path);
 
-// The advisory lock of who writes into a storage folder: it is held as long as the saver lives, so that none that is
-// about to write goes unnoticed. On a file system without locks it always succeeds. One thread.
+// The advisory lock for writing into a storage folder. A saver holds it for its whole life, so that no saver that is
+// about to write is overlooked. On a file system without locks it always succeeds. One thread.
 class StorageLock {
  public:
   explicit StorageLock(const std::filesystem::path& storage);
-  // True where it is held now. False: another process holds it. SystemError where the folder is not there.
+  // True: this object holds the lock. False: another process holds it. SystemError if the folder is missing.
   bool try_take();
-  // Takes over a file descriptor that was locked by another process and handed on.
+  // Takes over a file descriptor that another process has locked and passed on.
   void adopt(UniqueFd fd) { fd_ = std::move(fd); }
   int fd() const { return fd_.get(); }
 

@@ -35,7 +35,7 @@ std::string place(const Piece& piece, std::uint64_t into) {
   return piece.file->about->name + " at byte " + std::to_string(piece.offset() + into);
 }
 
-// What is wrong with the piece; empty: nothing. `buffer` has room for one.
+// Returns the damage of the piece; empty: none. `buffer` has room for a piece.
 std::string check_piece(const Piece& piece, std::vector<std::byte>& buffer) {
   std::size_t have = 0;
   while (have < piece.bytes()) {
@@ -53,10 +53,10 @@ std::string check_piece(const Piece& piece, std::vector<std::byte>& buffer) {
          checksum_text(found) + " instead of " + checksum_text(stored);
 }
 
-// Opens the file if it has its size; otherwise says what is wrong.
+// Opens the file. Returns the damage, such as another size; empty: none.
 std::string open_file(const std::filesystem::path& folder, const ManifestFile& about, OpenedFile& file) {
   file.about = &about;
-  file.fd = UniqueFd(::open((folder / about.name).c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // should it be a pipe
+  file.fd = UniqueFd(::open((folder / about.name).c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // it may be a pipe
   struct stat info {};
   if (!file.fd || ::fstat(file.fd.get(), &info) != 0) {
     return about.name + " cannot be read: " + std::generic_category().message(errno);
@@ -103,7 +103,7 @@ std::vector<std::string> verify(const std::filesystem::path& checkpoint, const P
   for (const Piece& piece : pieces) total += static_cast<std::int64_t>(piece.bytes());
 
   std::mutex mutex;
-  std::map<std::size_t, std::string> damaged;  // by piece, so that they come in the files' order
+  std::map<std::size_t, std::string> damaged;  // by piece, which gives the files' order
   const auto check = [&](std::size_t index) {
     thread_local std::vector<std::byte> buffer;
     buffer.resize(kPieceBytes);

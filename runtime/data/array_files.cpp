@@ -31,7 +31,7 @@ void ArrayFiles::read(std::span<const std::int64_t> samples, std::span<std::byte
     }
   }
   for (std::size_t i = 0; i < samples.size();) {
-    std::size_t run = 1;  // neighbours are read at once
+    std::size_t run = 1;  // consecutive samples are read at once
     while (i + run < samples.size() && samples[i + run] == samples[i] + static_cast<std::int64_t>(run)) ++run;
     for (std::size_t a = 0; a < arrays_.size(); ++a) {
       const std::size_t bytes = fields_[a].bytes();

@@ -1,9 +1,9 @@
-// Arrays that stay in their files: each field is one array of a file, sample after sample, and a sample is read when it
-// is needed. The ranks of a host share the system's page cache, so the files may be larger than memory.
+// Arrays that stay in their files: each field is one array of a file, sample after sample, and a sample is read on
+// demand. The ranks of a host share the system's page cache, so the files may be larger than memory.
 //
 // Samples are read with pread() and not through a mapping. For samples of 64 KB and more that is as fast as memcpy, and
-// a file that has become shorter, or a disk that fails, is then an error that names the place, where a mapping would
-// kill the process. Immutable; any thread may call everything.
+// a file that has become shorter, or a failing disk, gives an error that names the place, while a mapping would kill
+// the process. Immutable; any thread may call everything.
 #pragma once
 
 #include <cstdint>
@@ -19,10 +19,10 @@ class ArrayFiles final : public Dataset {
  public:
   struct Array {
     std::shared_ptr<const DataFile> file;
-    std::uint64_t offset = 0;  // of sample 0
+    std::uint64_t offset = 0;  // bytes before sample 0
     Field field;
   };
-  // DataError: a file is too short for so many samples.
+  // DataError: a file is too short for this number of samples.
   ArrayFiles(std::int64_t size, std::vector<Array> arrays);
 
   std::int64_t size() const override { return size_; }

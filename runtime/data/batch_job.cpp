@@ -12,7 +12,7 @@ namespace dtrain::data {
 
 namespace {
 
-// So many neighbours of a damaged sample are tried in its place. If all of them are damaged too, the file is gone.
+// Number of following samples that are tried in place of a damaged one. If all are damaged, too, the file is gone.
 constexpr std::int64_t kNeighbours = 16;
 
 std::string text_of(std::exception_ptr error, std::string* remedy = nullptr) {
@@ -38,7 +38,7 @@ bool is_damage(const std::exception_ptr& error) {
   }
 }
 
-// Want of memory, or of what else the system has, says nothing of a sample.
+// False for lack of memory or of other system resources, which says nothing about a sample.
 bool is_of_sample(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
@@ -51,7 +51,7 @@ bool is_of_sample(const std::exception_ptr& error) {
   }
 }
 
-// "sample 17 (train-0003.tar, offset 51200): what": without what the error says itself.
+// Returns "sample 17 (train-0003.tar, offset 51200): what", without parts that `what` has already.
 std::string named(const Dataset& dataset, std::int64_t sample, const std::string& what) {
   const std::string name = "sample " + std::to_string(sample);
   const std::string where = dataset.where(sample);
@@ -136,7 +136,7 @@ void BatchJob::read_one_by_one(std::size_t first, std::size_t count, const std::
     }
   }
   if (found || skip_) return;
-  // It did not happen again. A file that can be read now and then is no file to train with.
+  // The error did not repeat. A file that can be read only sometimes must not be trained with.
   std::string remedy;
   const std::string what = text_of(error, &remedy);
   const std::string which = count == 1 ? "sample " + std::to_string(samples_[first])

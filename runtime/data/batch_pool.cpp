@@ -23,7 +23,7 @@ std::shared_ptr<BatchPool> BatchPool::create(std::size_t keep) {
 }
 
 BatchPool::BatchPool(std::size_t keep) : keep_(keep) {
-  idle_.reserve(keep_);  // so that giving back never allocates
+  idle_.reserve(keep_);  // so that give_back() never allocates
 }
 
 BatchPool::~BatchPool() {
@@ -55,7 +55,7 @@ void BatchPool::give_back(Buffer buffer) noexcept {
   Buffer dropped{};
   {
     const std::lock_guard lock(mutex_);
-    if (idle_.size() == keep_) {  // sizes have changed: the one that nobody has wanted for longest goes
+    if (idle_.size() == keep_) {  // sizes have changed: the buffer that was idle for longest is freed
       dropped = idle_.front();
       idle_.erase(idle_.begin());
     }

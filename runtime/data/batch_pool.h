@@ -1,5 +1,5 @@
-// Recycles the buffers of batches, so that a loader in its stride neither allocates nor touches new pages. A buffer
-// returns when the last pointer to it goes, on any thread; the pool lives as long as its last buffer.
+// Recycles the buffers of batches, so that a loader in its steady state neither allocates nor touches new pages. A
+// buffer returns when its last pointer is destroyed, on any thread; the pool lives as long as its last buffer.
 #pragma once
 
 #include <cstddef>
@@ -13,11 +13,11 @@ class BatchPool : public std::enable_shared_from_this<BatchPool> {
  public:
   static constexpr std::size_t kAlignment = 64;
 
-  // At most `keep` idle buffers are kept.
+  // Makes a pool that keeps at most `keep` idle buffers.
   static std::shared_ptr<BatchPool> create(std::size_t keep);
   ~BatchPool();
 
-  // At least so many bytes; at most twice as many. Thread safe. std::bad_alloc when there is no memory.
+  // Returns a buffer of at least `bytes`, at most twice as many. Thread safe. std::bad_alloc if memory is short.
   std::shared_ptr<std::byte> take(std::size_t bytes);
 
  private:
@@ -30,7 +30,7 @@ class BatchPool : public std::enable_shared_from_this<BatchPool> {
 
   const std::size_t keep_;
   std::mutex mutex_;
-  std::vector<Buffer> idle_;  // the one that came back last is at the end
+  std::vector<Buffer> idle_;  // the buffer that returned last is at the end
 };
 
 }  // namespace dtrain::data

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::array kGzipMagic{std::byte{0x1f}, std::byte{0x8b}};
 constexpr std::size_t kInputBytes = 256 << 10;
-constexpr std::uint64_t kMaxDeflateRatio = 1032;  // zlib's technical page: no input expands to more than 1032:1
+constexpr std::uint64_t kMaxDeflateRatio = 1032;  // limit of deflate according to zlib's technical page
 constexpr int kGzipWindow = 15 + 16;              // largest window, gzip header and check sum
 
 constexpr auto kDamagedRemedy = "copy or download the file again";
@@ -33,7 +33,7 @@ struct ByteSource::Inflater {
 
   z_stream stream{};
   std::vector<std::byte> input;
-  std::uint64_t next = 0;     // offset in the file, behind what `input` holds
+  std::uint64_t next = 0;     // offset in the file after the bytes in `input`
   bool member_ended = false;  // a gzip file may hold several members one after the other
 };
 
@@ -86,7 +86,7 @@ void ByteSource::expect_end(const std::string& promise) {
   if (read({&extra, 1}) != 0) fail(at, "bytes after the end of the data: " + promise);
 }
 
-// False at the end of the file.
+// Reads the next bytes of the file. False at its end.
 bool ByteSource::refill() {
   auto& stream = inflater_->stream;
   const auto got = file_.read_at(inflater_->next, inflater_->input);
@@ -122,7 +122,7 @@ std::size_t ByteSource::read_inflated(std::span<std::byte> into) {
       inflater_->member_ended = true;
     } else if (code == Z_MEM_ERROR) {
       throw std::bad_alloc();
-    } else if (code != Z_OK && code != Z_BUF_ERROR) {  // Z_BUF_ERROR: wants more input, which the next round brings
+    } else if (code != Z_OK && code != Z_BUF_ERROR) {  // Z_BUF_ERROR: the next round brings more input
       const std::string reason = stream.msg != nullptr ? stream.msg : "unreadable";
       fail(offset_, "damaged gzip data: " + reason + in_file(), kDamagedRemedy);
     }

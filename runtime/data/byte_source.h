@@ -1,4 +1,4 @@
-// The bytes of a file from front to back, decompressed when its first bytes are those of gzip. Every error is a
+// Reads the bytes of a file from front to back, decompressed if its first bytes are those of gzip. Every error is a
 // DataError that names the file and the offset. One thread at a time.
 #pragma once
 
@@ -19,24 +19,24 @@ class ByteSource {
   ~ByteSource();
   ByteSource(ByteSource&&) noexcept;
 
-  // Fills `into`; returns how much, less than asked for only at the end of the data.
+  // Fills `into`. Returns the number of bytes, which is smaller than asked for only at the end of the data.
   std::size_t read(std::span<std::byte> into);
-  // Of the next byte, counted in decompressed bytes.
+  // Offset of the next byte, in decompressed bytes.
   std::uint64_t offset() const { return offset_; }
   bool compressed() const { return inflater_ != nullptr; }
-  // The data is at most this long (exactly, when it is not compressed): known before any of it is read.
+  // Returns an upper bound of the data's length, known before reading (the exact length if not compressed).
   std::uint64_t size_limit() const;
   const std::filesystem::path& path() const { return file_.path(); }
 
-  // DataError unless the size of the file allows that exactly `bytes` more come: asked before memory is taken for what
-  // a header claims. `promise` is the text of that claim.
+  // DataError unless the size of the file allows that exactly `bytes` more follow. Called before memory is allocated
+  // for the claim of a header. `promise`: the text of the claim.
   void expect_remaining(std::uint64_t bytes, const std::string& promise) const;
-  // Fills `into`; DataError "truncated: the data ends here" + `inside` when there is less.
+  // Fills `into`; DataError "truncated: the data ends here" + `inside` if less data is left.
   void read_all(std::span<std::byte> into, const std::string& inside);
-  // DataError when anything follows.
+  // DataError if data follows.
   void expect_end(const std::string& promise);
 
-  // "FILE: offset N: what"
+  // Throws the DataError "FILE: offset N: what".
   [[noreturn]] void fail(std::uint64_t offset, const std::string& what, const std::string& remedy = {}) const;
 
  private:

@@ -10,7 +10,7 @@ namespace {
 constexpr std::size_t kPiece = std::size_t{1} << 20;
 constexpr std::size_t kLongestLine = std::size_t{64} << 20;
 
-// Quotes around a column are removed, and "" inside them becomes ".
+// Splits a line. Quotes around a column are removed, and "" inside them becomes ".
 void split_line(std::string_view line, char delimiter, std::vector<std::string>& columns) {
   columns.clear();
   columns.emplace_back();
@@ -38,7 +38,7 @@ bool CsvRows::next(std::vector<std::string>& columns) {
   return line.has_value();
 }
 
-// Valid until the next call.
+// Returns a line that is valid until the next call; empty: no line is left.
 std::optional<std::string_view> CsvRows::next_line() {
   for (;;) {
     const std::optional<std::size_t> end = find_end();

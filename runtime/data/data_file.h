@@ -1,5 +1,5 @@
 // A regular file open for reading at any offset. Every error is a DataError that names the file and the offset.
-// Immutable: every thread may call everything.
+// Immutable; any thread may call every function.
 #pragma once
 
 #include <cstddef>
@@ -14,18 +14,18 @@ namespace dtrain::data {
 
 class DataFile {
  public:
-  // An empty file is an error: no format of data has one.
+  // DataError also for an empty file, which no format of data has.
   explicit DataFile(std::filesystem::path path);
 
   const std::filesystem::path& path() const { return path_; }
-  std::uint64_t size() const { return size_; }  // when it was opened
-  // Fills `into` from `offset` on; returns how much, less than asked for only at the end of the file.
+  std::uint64_t size() const { return size_; }  // size when the file was opened
+  // Fills `into` from `offset` on. Returns the number of bytes, smaller than asked for only at the end of the file.
   std::size_t read_at(std::uint64_t offset, std::span<std::byte> into) const;
-  // Fills `into`; DataError where the file ends before.
+  // Fills `into`; DataError if the file is too short.
   void read_whole(std::uint64_t offset, std::span<std::byte> into) const;
   // Asks the kernel to read this part soon, and does not wait for it.
   void will_read(std::uint64_t offset, std::uint64_t bytes) const;
-  // "FILE: offset N: what"
+  // Throws the DataError "FILE: offset N: what".
   [[noreturn]] void fail(std::uint64_t offset, const std::string& what, const std::string& remedy = {}) const;
 
  private:
@@ -34,7 +34,7 @@ class DataFile {
   std::uint64_t size_ = 0;
 };
 
-// What is wrong with an array of which dimension number `dimension`, from 0, is 0; the first counts the samples.
+// Returns the error for an array whose dimension number `dimension`, from 0, is 0; the first counts the samples.
 std::string dimension_is_zero(std::size_t dimension);
 
 }  // namespace dtrain::data

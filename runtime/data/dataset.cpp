@@ -57,7 +57,7 @@ Blocks even_blocks(std::int64_t samples, std::int64_t bytes_of_sample) {
 
 namespace {
 
-// Samples of fixed shapes, read into their places.
+// A batch of samples of fixed shapes, which are read into their places.
 class PlacedBatch final : public BatchBuilder {
  public:
   PlacedBatch(const Dataset& dataset, const Pass& pass, std::int64_t samples, const BatchAllocator& allocate)

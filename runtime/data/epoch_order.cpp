@@ -12,7 +12,7 @@ namespace dtrain::data {
 
 namespace {
 
-// Keep these streams apart from others of the same seed.
+// Names that distinguish these streams from others of the same seed.
 constexpr std::uint64_t kEpochOrder = 0x6f72646572;    // "order"
 constexpr std::uint64_t kBlockOrder = 0x626c6f636b73;  // "blocks"
 constexpr std::uint64_t kWindow = 0x77696e646f77;      // "window"
@@ -45,7 +45,7 @@ Permutation::Permutation(std::int64_t size, std::uint64_t seed, std::int64_t epo
 }
 
 std::uint64_t Permutation::permute(std::uint64_t value) const {
-  // Each round changes one part by a function of the other, so it can be undone: no two numbers become the same.
+  // Each round changes one part by a function of the other, so it is invertible: no two numbers become the same.
   std::uint64_t low = lowest_bits(value, low_bits_);
   std::uint64_t high = value >> low_bits_;
   for (int round = 0; round < rounds_; round += 2) {
@@ -73,7 +73,7 @@ BlockTable::BlockTable(std::int64_t size, const Blocks& blocks, std::int64_t win
     return;
   }
   const auto named = static_cast<std::int64_t>(blocks.samples.size());
-  const std::int64_t joined = (named + kMostBlocks - 1) / kMostBlocks;  // neighbours that make one block here
+  const std::int64_t joined = (named + kMostBlocks - 1) / kMostBlocks;  // adjacent blocks that are joined to one
   std::int64_t total = 0;
   for (std::int64_t i = 0; i < named; ++i) {
     const std::int64_t samples = blocks.samples[static_cast<std::size_t>(i)];
@@ -81,7 +81,7 @@ BlockTable::BlockTable(std::int64_t size, const Blocks& blocks, std::int64_t win
       throw DataError("block " + std::to_string(i) + " of the data set has " + std::to_string(samples) + " samples");
     }
     const bool is_last_of_block = (i + 1) % joined == 0 || i + 1 == named;
-    if (is_last_of_block && total > first_.back()) first_.push_back(total);  // an empty shard is no block
+    if (is_last_of_block && total > first_.back()) first_.push_back(total);  // empty blocks are skipped
   }
   if (total != size) {
     throw DataError("the blocks of the data set have " + std::to_string(total) + " samples, but it has " +
@@ -93,7 +93,7 @@ BlockTable::BlockTable(std::int64_t size, const Blocks& blocks, std::int64_t win
 
 std::string BlockTable::text() const {
   if (is_one_window()) return std::to_string(size()) + " samples in one window";
-  std::uint64_t sum = 0;  // of where the blocks begin
+  std::uint64_t sum = 0;  // hash of the begins of all blocks
   for (const std::int64_t first : first_) sum = mix64(sum + kGoldenGamma + static_cast<std::uint64_t>(first));
   return std::to_string(size()) + " samples in " + std::to_string(count()) + " blocks (" + std::to_string(sum) + "), " +
          std::to_string(together_) + " of them in a window";
@@ -149,7 +149,7 @@ EpochOrder::Window EpochOrder::window_at(std::int64_t position) const {
   last_.number = block / table_->together();
   last_.begin = begin_of(block);
   last_.end = begin_of(std::min(block + table_->together(), blocks()));
-  // That of a data set within one window is the permutation of (size, seed, epoch).
+  // For a data set within one window the order is permutation(size, seed, epoch).
   const std::uint64_t seed =
       last_.number == 0 ? seed_ : RandomStream{kWindow, seed_, static_cast<std::uint64_t>(last_.number)}.next();
   last_.order = std::make_shared<const Permutation>(last_.end - last_.begin, seed, epoch_);
@@ -157,13 +157,13 @@ EpochOrder::Window EpochOrder::window_at(std::int64_t position) const {
 }
 
 std::int64_t EpochOrder::sample_in(const Window& window, std::int64_t offset) const {
-  if (order_.empty()) return window.begin + offset;  // neighbouring blocks
+  if (order_.empty()) return window.begin + offset;  // consecutive blocks in the order of the data set
   const std::int64_t position = window.begin + offset;
   const std::int64_t from = window.number * table_->together();
   const std::int64_t to = std::min(from + table_->together(), blocks());
   const auto begin = begin_.begin();
   const auto behind =
-      std::upper_bound(begin + from, begin + to, position);  // a block begins there, behind the position
+      std::upper_bound(begin + from, begin + to, position);  // the first block that begins after the position
   const std::int64_t index = behind - begin - 1;
   return table_->first(block_number(index)) + position - begin_of(index);
 }

@@ -14,7 +14,7 @@ constexpr std::size_t kAlignment = 64;
 
 struct Head {
   std::uint64_t magic = kMagic;
-  std::uint64_t text_bytes = 0;  // of the JSON that follows
+  std::uint64_t text_bytes = 0;  // bytes of the JSON that follows
 };
 
 struct Layout {

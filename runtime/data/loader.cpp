@@ -22,20 +22,20 @@ namespace dtrain::data {
 
 namespace {
 
-// Beside those ready: one being read, one in use, one or two still referenced by the step before.
+// Buffers besides the ready ones: one being read, one in use, and up to two that the last step still references.
 constexpr int kSpareBuffers = 4;
-// A piece of a batch is worth handing to another thread if it takes about so long.
+// Time in nanoseconds from which a piece of a batch is worth another thread.
 constexpr std::int64_t kShortestPiece = 50'000;
 
 }  // namespace
 
 struct SampleLoader::Impl {
-  // A batch from when a worker begins it until next() takes it. Guarded by the mutex, but for what the job guards.
+  // A batch from its begin until next() takes it. Guarded by the mutex, except for state that the job guards.
   struct InWork {
-    std::unique_ptr<BatchJob> job;  // empty: a worker is just making it
-    std::size_t next_place = 0;     // no worker has taken this one and those after it
-    std::size_t piece = 0;          // places that a worker takes at once
-    std::size_t places_left = 0;    // that have not been read
+    std::unique_ptr<BatchJob> job;  // empty: a worker is making it
+    std::size_t next_place = 0;     // first place that no worker has taken
+    std::size_t piece = 0;          // number of places that a worker takes at once
+    std::size_t places_left = 0;    // number of places that have not been read
     bool is_complete = false;
   };
 
@@ -53,9 +53,9 @@ struct SampleLoader::Impl {
     if (options.workers == 0) own_usage.emplace(/*is_of_reading=*/false);
   }
 
-  // Makes threads up to `active`, which is only ever raised by the caller of next().
+  // Makes threads up to `active`, which only the caller of next() changes.
   static void start_threads(const std::shared_ptr<Impl>& impl) {
-    const BlockedSignals blocked;  // signals are for the program's own threads
+    const BlockedSignals blocked;  // signals go to the program's own threads
     while (impl->threads.size() < static_cast<std::size_t>(impl->active)) {
       const auto number = static_cast<int>(impl->threads.size());
       impl->threads.emplace_back([impl, number] { impl->work(number); });
@@ -70,12 +70,12 @@ struct SampleLoader::Impl {
                                       of_epoch->take(part.first, part.count), allocate, options.skip_damaged);
   }
 
-  // How many batches may be begun beside those that next() has taken.
+  // Returns the number of batches that may be begun, besides those that next() has taken.
   std::size_t room() const {
     return std::max(static_cast<std::size_t>(options.prefetch), std::size_t{is_asked ? 1u : 0u});
   }
 
-  // What a worker can do now; empty: nothing.
+  // Returns a batch with places for a worker to read; empty: none.
   std::shared_ptr<InWork> next_piece() const {
     for (const auto& batch : begun) {
       if (batch->job && batch->next_place < batch->job->places()) return batch;
@@ -121,7 +121,7 @@ struct SampleLoader::Impl {
       job = std::make_unique<BatchJob>(*dataset, std::current_exception());
     }
     lock.lock();
-    if (of_generation != generation) return;  // a new epoch was started meanwhile
+    if (of_generation != generation) return;  // a new epoch has started meanwhile
     if (job->places() == 0) {
       batch->is_complete = true;
       wake_consumer.notify_one();
@@ -129,7 +129,7 @@ struct SampleLoader::Impl {
     batch->places_left = job->places();
     batch->piece = piece_of(job->places());
     batch->job = std::move(job);
-    wake_workers.notify_all();  // all: this worker may be one too many by now, and leaves the batch to others
+    wake_workers.notify_all();  // all, because this worker may no longer be active and leaves the batch to others
   }
 
   void read_piece(std::unique_lock<std::mutex>& lock, const std::shared_ptr<InWork>& batch, ThreadUsage& usage) {
@@ -171,7 +171,7 @@ struct SampleLoader::Impl {
   [[noreturn]] void give_up(std::unique_lock<std::mutex>& lock) {
     has_timed_out = true;
     const auto batch = begun.empty() ? nullptr : begun.front();
-    BatchJob* const job = batch ? batch->job.get() : nullptr;  // which stays once it is there
+    BatchJob* const job = batch ? batch->job.get() : nullptr;  // a job stays once it is set
     lock.unlock();
     const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(options.timeout).count();
     throw DataError("no batch came for " + std::to_string(seconds) +
@@ -188,7 +188,7 @@ struct SampleLoader::Impl {
     return job->take();
   }
 
-  // Counts in the order of the batches, so that the same batch is always the one too many.
+  // Counts in the order of the batches, so that always the same batch exceeds the limit.
   void count_skipped(const LoadedBatch& batch) {
     skipped += static_cast<std::int64_t>(batch.skipped.size());
     if (skipped <= options.max_skipped) return;
@@ -208,19 +208,19 @@ struct SampleLoader::Impl {
   const std::shared_ptr<const Dataset> dataset;
   const LoaderOptions options;
   const Sampler sampler;
-  const std::shared_ptr<BatchPool> pool;  // where options.allocate is empty
+  const std::shared_ptr<BatchPool> pool;  // used if options.allocate is empty
   const BatchAllocator allocate;
 
-  // The caller's thread alone.
+  // The members below are used by the caller's thread alone.
   WorkerCount count;
-  std::optional<ThreadUsage> own_usage;  // where there are no workers
-  std::int64_t left = 0;                 // batches that next() has still to give
-  std::int64_t position = 0;             // of the next batch
-  std::int64_t skipped = 0;              // in this epoch
+  std::optional<ThreadUsage> own_usage;  // set if there are no workers
+  std::int64_t left = 0;                 // number of batches that next() has not returned
+  std::int64_t position = 0;             // position of the next batch
+  std::int64_t skipped = 0;              // damaged samples in this epoch
   std::chrono::steady_clock::time_point given_at;
   bool has_given = false;
 
-  mutable std::mutex mutex;  // guards what follows
+  mutable std::mutex mutex;  // guards the members below
   std::condition_variable wake_workers, wake_consumer;
   std::deque<std::shared_ptr<InWork>> begun;
   std::shared_ptr<const EpochOrder> order;
@@ -229,11 +229,11 @@ struct SampleLoader::Impl {
   std::int64_t begin_at = 0, to_begin = 0;  // position of the next batch to begin, and how many are left
   std::int64_t generation = 0;              // counts start_epoch(): marks batches of an abandoned epoch
   std::int64_t last_read_ns = 0;
-  bool is_asked = false;  // next() waits
+  bool is_asked = false;  // true while next() waits
   bool stop = false;
   bool has_timed_out = false;
   int active;
-  std::vector<std::thread> threads;  // the caller's thread alone
+  std::vector<std::thread> threads;  // used by the caller's thread alone
 };
 
 std::string LoaderState::text() const {
@@ -331,7 +331,7 @@ std::string SampleLoader::order() const {
 std::optional<LoadedBatch> SampleLoader::next() {
   Impl& impl = *impl_;
   if (impl.left == 0) {
-    // The other ranks take the rest of the epoch, if there is any, so that the position is the same on all.
+    // Other ranks may take a rest of the epoch, so the position becomes the end on all ranks.
     if (impl.order && !impl.options.drop_last) impl.position = impl.sampler.size();
     return std::nullopt;
   }

@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::align_val_t kAlignment{64};
 
-// Keep the streams of one seed apart.
+// Names that distinguish the streams of one seed.
 constexpr std::uint64_t kOfSample = 0x73616d706c65;  // "sample"
 constexpr std::uint64_t kOfBatch = 0x6261746368;     // "batch"
 
@@ -41,7 +41,7 @@ void check_fixed(const std::vector<Field>& fields) {
   }
 }
 
-// What forwards to a source: a Dataset made of one.
+// A Dataset that forwards to a source.
 class OverSource : public Dataset {
  public:
   OverSource(std::shared_ptr<const SampleSource> source, std::vector<Field> fields)
@@ -159,7 +159,7 @@ class MappedInto final : public OverSource {
   IntoFunction function_;
 };
 
-// Keeps samples of any shape until all of a batch are there.
+// Keeps samples of any shape until the batch is complete.
 class CollatedBatch final : public BatchBuilder {
  public:
   CollatedBatch(const SampleSource& source, const CollateFunction& function, const BatchPlace& place,
@@ -251,7 +251,7 @@ class BatchMapped final : public Dataset {
   std::string where_unread(std::int64_t sample) const override { return dataset_->where_unread(sample); }
 
  private:
-  static constexpr std::uint64_t kFirstStage = std::uint64_t{1} << 32;  // behind those of a chain's samples
+  static constexpr std::uint64_t kFirstStage = std::uint64_t{1} << 32;  // after the stages of a chain's samples
 
   std::shared_ptr<const Dataset> dataset_;
   BatchFunction function_;
@@ -277,8 +277,7 @@ void fill(std::span<std::byte> memory, ElementType type, double number) {
   }
 }
 
-// Copies an array into the beginning of each extent of a larger one. `to_step`, `from_step`: bytes of one entry of the
-// first extent.
+// Copies an array into the beginning of each extent of a larger one. `element`: bytes of one element.
 void copy_padded(std::byte* to, std::span<const std::int64_t> to_shape, const std::byte* from,
                  std::span<const std::int64_t> from_shape, std::size_t element) {
   if (from_shape.empty()) {

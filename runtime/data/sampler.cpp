@@ -36,7 +36,7 @@ Sampler::Part Sampler::part(std::int64_t position) const {
   const std::int64_t left = std::max<std::int64_t>(0, size() - position);
   if (left >= global_batch()) return {position + options_.rank * options_.batch_size, options_.batch_size};
   if (options_.drop_last) return {position, 0};
-  // The short last global batch: every rank gets the quotient, rounded down, and the first ranks one more.
+  // In the short last global batch, every rank gets the quotient, rounded down, and the first ranks get one more.
   const std::int64_t share = left / options_.world_size;
   const std::int64_t more = left % options_.world_size;
   return {position + options_.rank * share + std::min<std::int64_t>(options_.rank, more),

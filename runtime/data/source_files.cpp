@@ -104,7 +104,7 @@ class Concatenated final : public Dataset {
   }
 
   std::vector<std::shared_ptr<Dataset>> parts_;
-  std::vector<std::int64_t> begin_{0};  // sample of each, and at the end the number of samples
+  std::vector<std::int64_t> begin_{0};  // first sample of each part, and the number of samples
 };
 
 }  // namespace
@@ -122,7 +122,7 @@ std::vector<std::filesystem::path> matching_files(const std::string& path) {
     throw DataError(path + ": no file matches this pattern", "check the path; * stands for any letters of a name");
   }
   if (result != 0) throw DataError(path + ": the files that match cannot be listed: " + std::strerror(reason));
-  std::sort(files.begin(), files.end());  // glob() sorts as the user's language does
+  std::sort(files.begin(), files.end());  // glob() sorts by the rules of the user's language
   return files;
 }
 

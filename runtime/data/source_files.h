@@ -1,4 +1,4 @@
-// Several files as one source: patterns in the paths of a source, and data sets one behind the other.
+// Several files as one source: patterns in the paths of a source, and concatenated data sets.
 #pragma once
 
 #include <cstdint>
@@ -15,26 +15,26 @@
 
 namespace dtrain::data {
 
-// The files that a path names: itself, or, where it is a pattern (*, ?, […]), those that match, in the order of their
-// names. DataError: no file matches.
+// Returns the path itself or, for a pattern (*, ?, […]), the matching files in the order of their names. DataError: no
+// file matches.
 std::vector<std::filesystem::path> matching_files(const std::string& path);
 
-// The data sets one behind the other, as one. DataError: their fields differ. At least one.
+// Returns the concatenation of at least one data set. DataError: their fields differ.
 std::shared_ptr<Dataset> concatenated(std::vector<std::shared_ptr<Dataset>> datasets);
 
-// Opens a source whose paths may be patterns: `open` once for the first file of each key, once for the second ones, and
-// so on. DataError: the keys name different numbers of files.
+// Opens a source whose paths may be patterns: calls `open` once for the first file of each key, once for the second
+// files, and so on. DataError: the keys name different numbers of files.
 std::shared_ptr<Dataset> open_files(const Source& source, std::span<const SourceKey> keys,
                                     const std::function<std::shared_ptr<Dataset>(const Source&)>& open);
 
-// Whether a part of the path begins with a dot, as `.DS_Store`, `._a.jpg` and `.ipynb_checkpoints/a.jpg`. `.` and `..`
-// do not count.
+// True if a part of the path begins with a dot: `.DS_Store`, `._a.jpg`, `.ipynb_checkpoints/a.jpg`. `.` and `..` do not
+// count.
 bool is_hidden(const std::filesystem::path& path);
 
-// What a source has besides its samples.
+// Counts the files of a source that are no samples.
 class LeftOut {
  public:
-  // `what`: what the others are: "that are no picture".
+  // `what`: a description of the others: "that are no picture".
   explicit LeftOut(std::string what) : what_(std::move(what)) {}
   void add_hidden(const std::filesystem::path& path) { add(hidden_, path); }
   void add_other(const std::filesystem::path& path) { add(other_, path); }
@@ -52,7 +52,7 @@ class LeftOut {
   Some hidden_, other_;
 };
 
-// Writes what was left out, if anything, to standard error, which is the log of a rank: a sample may be among it.
+// Writes the text, unless empty, to standard error, the log of a rank: a sample may be left out by mistake.
 void tell_left_out(const std::string& source, const std::string& left_out);
 
 }  // namespace dtrain::data

@@ -13,7 +13,7 @@ namespace dtrain::data {
 
 namespace {
 
-// What a random stream is for: part of its name, so that streams of one seed never overlap.
+// The purpose of a random stream: a part of its name, so that streams of one seed never overlap.
 enum Purpose : std::uint64_t { kSample = 1, kClassCentre = 2, kWeights = 3 };
 
 void require(bool good, const char* option, std::int64_t value, const char* allowed) {
@@ -31,7 +31,7 @@ void check(const SyntheticOptions& options) {
   require(options.targets >= 1, "targets", options.targets, "at least 1");
 }
 
-// `rows` x `columns` numbers in [-1, 1).
+// Returns `rows` x `columns` numbers in [-1, 1).
 std::vector<float> random_matrix(std::uint64_t seed, Purpose purpose, std::int64_t rows, std::int64_t columns) {
   std::vector<float> matrix(static_cast<std::size_t>(rows * columns));
   RandomStream random{seed, purpose};

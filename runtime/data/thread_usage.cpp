@@ -26,7 +26,7 @@ std::int64_t number_behind(std::string_view text, std::string_view name) {
   return at == std::string_view::npos ? 0 : number_at(text, at + name.size());
 }
 
-// A piece that takes so long is asked about by itself; others from time to time.
+// The kernel is asked after each piece of this length, and otherwise once per kPeriod.
 constexpr std::chrono::microseconds kLongPiece{200};
 constexpr std::chrono::milliseconds kPeriod{5};
 
@@ -36,7 +36,7 @@ std::int64_t cpu_ns_of_thread() {
   return cpu.tv_sec * 1'000'000'000 + cpu.tv_nsec;
 }
 
-// Files of /proc are made anew by each read from their beginning.
+// A read from the beginning of a file in /proc returns current values.
 std::string_view read_whole(int fd, std::span<char> into) {
   const auto got = fd < 0 ? 0 : ::pread(fd, into.data(), into.size(), 0);
   return {into.data(), got > 0 ? static_cast<std::size_t>(got) : 0};

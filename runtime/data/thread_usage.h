@@ -1,4 +1,4 @@
-// What a thread that reads has used, from the kernel: so that every data set is measured alike, a user's own included.
+// Measures the resources of a reading thread by the kernel's counts, which cover every data set, even a user's.
 #pragma once
 
 #include <chrono>
@@ -8,24 +8,24 @@
 
 namespace dtrain::data {
 
-// To be made and called on the thread that it measures. Asking the kernel takes some 7 us, so it is not asked after
-// every short piece of work: what several of them have read counts for the last one.
+// Created and called on the measured thread. A query of the kernel takes some 7 us, so it does not follow every short
+// piece of work: the reads of several short pieces count for the last of them.
 class ThreadUsage {
  public:
-  // `is_of_reading`: the thread does nothing else, so that whatever it uses belongs to the next piece.
+  // `is_of_reading`: the thread only reads, so that all its resources belong to the next piece.
   explicit ThreadUsage(bool is_of_reading);
 
-  // Around a piece of work.
+  // Called around a piece of work.
   void begin();
   ReadUsage end();
 
  private:
-  ReadUsage of_kernel();  // since the thread began, without times on a core
+  ReadUsage of_kernel();  // counts since the thread began, without times on a core
 
   const bool is_of_reading_;
   UniqueFd schedule_;  // /proc/thread-self/schedstat
   UniqueFd input_;     // /proc/thread-self/io
-  // What reading these two files has added to what they say.
+  // The bytes and requests that reading these two files has added to their counts.
   std::int64_t own_bytes_ = 0, own_requests_ = 0;
   ReadUsage last_;  // of_kernel()
   std::chrono::steady_clock::time_point asked_, begun_;

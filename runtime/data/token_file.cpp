@@ -57,7 +57,7 @@ void TokenFile::read(std::int64_t first, std::span<std::int64_t> into) const {
   }
 }
 
-// The file's bytes are read into the end of `into` and widened from the front: no token is written over one that is
+// The file's bytes are read into the end of `into` and widened from the front. No write overwrites a token that is
 // still to be read, because a token in the file is at most as long as an int64.
 template <typename Token>
 void TokenFile::read_as(std::int64_t first, std::span<std::int64_t> into) const {

@@ -1,4 +1,4 @@
-// A flat file of token ids, read as int64 at any place. Private to data. Immutable: every thread may call everything.
+// A flat file of token ids, read as int64 at any place. Private to data. Immutable; any thread may call every function.
 #pragma once
 
 #include <cstdint>
@@ -20,9 +20,9 @@ class TokenFile {
   std::int64_t tokens() const { return tokens_; }
   std::int64_t token_bytes() const { return token_bytes_; }
   std::uint64_t offset_of(std::int64_t token) const { return static_cast<std::uint64_t>(token * token_bytes_); }
-  // Fills `into` with the tokens from number `first` on. DataError for a negative one, and where the file ends before.
+  // Fills `into` with the tokens from number `first` on. DataError for a negative token, or if the file is too short.
   void read(std::int64_t first, std::span<std::int64_t> into) const;
-  // Reads the file from front to back, and calls `found` for each token that is `wanted`, with its number.
+  // Reads the file from front to back, and calls `found` with the index of each `wanted` token.
   void find(std::int64_t wanted, const std::function<void(std::int64_t token)>& found) const;
 
  private:

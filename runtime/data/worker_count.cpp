@@ -7,14 +7,14 @@ namespace dtrain::data {
 
 namespace {
 
-// A decision needs so many batches, so that one odd batch does not make it, and so much time of use or of reading.
+// A decision needs this number of batches, so that one odd batch does not make it, and this time of use or of reading.
 constexpr std::int64_t kBatches = 8;
 constexpr std::int64_t kTime = 50'000'000;
-// Reading is to be so much faster than the training, because neither is steady.
+// Reading must be this much faster than training, because neither is steady.
 constexpr double kHeadroom = 1.25;
-// What a core that is said to be busy can still take.
+// The share of a busy core that can still be used.
 constexpr double kSpareOfBusyCores = 0.25;
-// More workers soon help, while fewer only save a thread: so the count falls slowly.
+// The count falls slowly: more workers help at once, while fewer only save a thread.
 constexpr int kFewerInARow = 4;
 
 }  // namespace
@@ -43,7 +43,7 @@ int WorkerCount::after_batch(std::int64_t used_ns, const ReadUsage& usage) {
 int WorkerCount::wanted() const {
   const auto reading = static_cast<double>(usage_.time_ns);
   if (reading <= 0) return 1;
-  // Time without a core is not the work's: with a core of its own a worker would not have it.
+  // The time without a core does not count as work: a worker with a free core would not have it.
   const auto on_core = static_cast<double>(usage_.cpu_ns);
   const double work = std::max(on_core, reading - static_cast<double>(usage_.no_core_ns));
   const double needed = kHeadroom * work / std::max(1.0, static_cast<double>(used_ns_));

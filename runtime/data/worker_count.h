@@ -1,8 +1,8 @@
-// How many threads read, with `workers: auto`: as many as the training's rate needs, if there are cores for them.
+// Determines the number of reading threads for `workers: auto`: as many as the training's rate needs and cores allow.
 //
-// All that counts is measured: how long the training takes for a batch, without its waiting for the loader; and what
-// the workers take for one, how much of it on a core. Workers that wait for storage need no core of their own, so a
-// slow disk may get more of them than there are cores. Only the training thread uses it; it knows no clock.
+// The decision uses measured times: the training's time for a batch, without its waits for the loader, and the workers'
+// time for a batch, in total and on a core. Workers that wait for storage need no core, so with a slow disk there may
+// be more workers than cores. Only the training thread uses this class, which reads no clock.
 #pragma once
 
 #include <cstdint>
@@ -13,11 +13,11 @@ namespace dtrain::data {
 
 class WorkerCount {
  public:
-  // `free_cores`: those that the training itself leaves free. `most`: the answer is from 1 to this.
+  // `free_cores`: the cores that the training leaves free. `most`: the largest result; the smallest is 1.
   WorkerCount(double free_cores, int most);
 
-  // After each batch. `used_ns`: from when the training got the last batch until it asked for this one. Returns how
-  // many workers are to read from now on.
+  // Called after each batch. `used_ns`: the time from the training's receipt of the last batch to its request for this
+  // one. Returns the number of workers from now on.
   int after_batch(std::int64_t used_ns, const ReadUsage& usage);
 
  private:
@@ -26,10 +26,10 @@ class WorkerCount {
   const double free_cores_;
   const int most_;
   int count_ = 1;
-  // Of the batches since the last decision.
+  // Sums over the batches since the last decision.
   std::int64_t batches_ = 0, used_ns_ = 0;
   ReadUsage usage_;
-  int fewer_wanted_ = 0;  // decisions in a row in which fewer would have been enough
+  int fewer_wanted_ = 0;  // consecutive decisions in which fewer were enough
 };
 
 }  // namespace dtrain::data

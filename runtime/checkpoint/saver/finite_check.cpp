@@ -16,16 +16,16 @@ struct FloatType {
 constexpr FloatType kFloatTypes[] = {
     {"F16", 2, 0x7c00}, {"BF16", 2, 0x7f80}, {"F32", 4, 0x7f800000}, {"F64", 8, 0x7ff0000000000000}};
 
-// The bits of one value in all values of a word.
+// Returns a word that has the bits in each of its values.
 std::uint64_t in_all_values(std::uint64_t bits, std::size_t width) {
   std::uint64_t word = 0;
   for (std::size_t at = 0; at < sizeof word; at += width) word |= bits << (8 * at);
   return word;
 }
 
-// Whether the bits of any value, without its sign, are above `limit`: infinity's, or the largest finite number's. A
-// word of 8 bytes at a time: with the distance from the limit to the largest magnitude added, a value above the limit
-// has its sign's bit set, and none reaches into the next one. Values need not be aligned.
+// True if the bits of any value, without its sign, are above `limit`: infinity's, or the largest finite number's. Tests
+// words of 8 bytes: with the distance from the limit to the largest magnitude added, a value above the limit has its
+// sign bit set, and no value overflows into the next. Values need not be aligned.
 bool any_above(const std::byte* values, std::size_t bytes, std::size_t width, std::uint64_t limit) {
   const std::uint64_t sign = std::uint64_t{1} << (8 * width - 1);
   const std::uint64_t signs = in_all_values(sign, width);

@@ -1,4 +1,4 @@
-// Looks for weights that are not finite among the bytes that become a checkpoint's file.
+// Finds weights that are not finite in the bytes of a checkpoint's file.
 #pragma once
 
 #include <atomic>
@@ -13,13 +13,13 @@ namespace dtrain::checkpoints {
 
 class FiniteCheck {
  public:
-  // `data`: the whole of a safetensors file. It outlives the check. A file that is none, or holds no weights
-  // (FileImage::weights), has nothing to look at.
+  // `data`: a whole safetensors file, which outlives the check. Nothing is checked in other files, and in files without
+  // weights (FileImage::weights).
   FiniteCheck(const FileImage& image, const std::byte* data);
 
-  // Looks at the values that begin in these bytes of the file. Any thread; several at a time.
+  // Checks the values that begin in these bytes of the file. Any thread; several at a time.
   void look(std::size_t offset, std::size_t size);
-  // The name of the first tensor in which there was such a value; empty: there was none.
+  // Returns the name of the first tensor with a value that is not finite; empty: none found.
   std::string found() const;
 
  private:
@@ -27,7 +27,7 @@ class FiniteCheck {
     std::string name;
     std::size_t begin = 0, end = 0;  // from the file's begin
     std::size_t width = 0;           // bytes of a value
-    std::uint64_t infinity = 0;      // its bits
+    std::uint64_t infinity = 0;      // bits of infinity
     bool may_be_infinite = false;
   };
   void read_header(const FileImage& image);

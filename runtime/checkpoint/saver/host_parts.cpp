@@ -20,7 +20,7 @@ std::string part_file(int host) {
   return ".host-" + std::to_string(host) + ".json";
 }
 
-// The JSON in a file of the folder; empty: it is not there, or not whole yet.
+// Returns the JSON in a file of the folder; empty: the file is missing or not complete yet.
 std::optional<Json> read_part(const OpenFolder& folder, const std::string& name) {
   const UniqueFd fd(::openat(folder.fd.get(), name.c_str(), O_RDONLY | O_CLOEXEC));
   if (!fd && (errno == ENOENT || errno == ESTALE)) return std::nullopt;
@@ -72,7 +72,7 @@ void write_host_part(const OpenFolder& folder, const std::string& token, int hos
 }
 
 std::optional<std::vector<ManifestFile>> find_host_part(const OpenFolder& folder, const std::string& token, int host) {
-  // Opened anew: that makes a network file system ask its server what is in the folder.
+  // Opens the folder again, so that a network file system asks its server for the contents.
   const OpenFolder fresh{folder.path, UniqueFd(::open(folder.path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC))};
   if (!fresh.fd) throw SystemError("cannot open the folder " + folder.path.string(), errno);
   const auto part = read_part(fresh, part_file(host));

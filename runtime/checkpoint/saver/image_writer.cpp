@@ -19,12 +19,12 @@
 namespace dtrain::checkpoints {
 namespace {
 
-// While one thread computes checksums, the disk works for the others.
+// While one thread computes checksums, the disk writes for the others.
 constexpr int kWriters = 3;
 constexpr std::chrono::seconds kAtIdlePriority{3};
-// What is written at once. A thread of idle priority waits for the processor after each write, so these are few.
+// Bytes per write. A thread at idle priority waits for the processor after each write, so writes are few.
 constexpr std::size_t kPartBytes = 8 * kPieceBytes;
-constexpr std::size_t kBlock = 4096;  // what direct writes are aligned to
+constexpr std::size_t kBlock = 4096;  // alignment of direct writes
 
 std::size_t whole_blocks(std::size_t bytes) {
   return (bytes + kBlock - 1) / kBlock * kBlock;
@@ -37,7 +37,7 @@ class ImageFile {
     fd_.reset(::openat(folder.fd.get(), image.name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
     if (!fd_) fail_to_write(path_, 0, errno);
     reserve();
-    // Not at once when it is opened: a file system that refuses it would have made the file already.
+    // Set after open(): a file system that refuses O_DIRECT in open() would already have made the file.
     direct_ = ::fcntl(fd_.get(), F_SETFL, O_DIRECT) == 0;
     about_.name = image.name;
     about_.bytes = image.bytes;
@@ -45,7 +45,7 @@ class ImageFile {
   }
 
   std::size_t parts() const { return (image_.bytes + kPartBytes - 1) / kPartBytes; }
-  // Once all parts are written.
+  // Valid when all parts are written.
   ManifestFile about() const {
     ManifestFile about = about_;
     about.not_finite = finite_.found();
@@ -89,15 +89,15 @@ class ImageFile {
     }
   }
 
-  // At most `size` bytes; how many.
+  // Writes at most `size` bytes and returns their number.
   std::size_t write_some(std::size_t offset, std::size_t size) {
     const bool direct = direct_;
-    // The memory behind the file's end belongs to the snapshot too: it is there to be written, and cut off again.
+    // The memory after the file's end belongs to the snapshot, too, so padding can be written; finish() cuts it off.
     const std::size_t padded = direct ? whole_blocks(size) : size;
     if (padded > size) padded_ = true;
     const ssize_t count = ::pwrite(fd_.get(), data_ + offset, padded, static_cast<off_t>(offset));
     if (count < 0 && errno == EINTR) return 0;
-    if (count < 0 && errno == EINVAL && direct) {  // another alignment is wanted, or it cannot be done after all
+    if (count < 0 && errno == EINVAL && direct) {  // another alignment is required, or O_DIRECT does not work
       direct_ = false;
       if (::fcntl(fd_.get(), F_SETFL, 0) != 0) fail_to_write(path_, offset, errno);
       return 0;

@@ -1,4 +1,4 @@
-// Writes files whose bytes lie in a SnapshotMemory.
+// Writes files whose bytes are in a SnapshotMemory.
 #pragma once
 
 #include <functional>
@@ -10,10 +10,10 @@
 
 namespace dtrain::checkpoints {
 
-// Reserves space for all files first. Then several pieces at a time go from the memory to the disk, without the page
-// cache where the file system can do that, and are summed: at idle priority for three seconds, or until snapshot
-// `number` is urgent, so that a machine whose processors are all busy does not hold it up for ever. `on_read` is called
-// when the memory is no longer needed; after it the files are synchronised. Returns what the manifest says about them.
+// Reserves space for all files first. Then several threads write pieces from the memory to the disk, without the page
+// cache if the file system supports that, and compute their checksums. They run at idle priority for three seconds, or
+// until snapshot `number` is urgent, so that a machine with busy processors does not delay them for ever. `on_read` is
+// called when the memory is no longer needed; then the files are synchronised. Returns their entries for the manifest.
 // SystemError names file and offset.
 std::vector<ManifestFile> write_images(const OpenFolder& folder, const std::vector<FileImage>& images,
                                        const SnapshotMemory& memory, std::uint64_t number,

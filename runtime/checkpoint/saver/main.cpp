@@ -1,5 +1,5 @@
-// dtrain-saver: the process that writes checkpoints. Started by checkpoints::Saver with its settings as one JSON
-// argument. File descriptor 3 is the socket to it, 4 the memory with the snapshots, 5 the storage's lock file.
+// dtrain-saver: the process that writes checkpoints. checkpoints::Saver starts it with its settings as one JSON
+// argument. File descriptor 3 is the socket to the Saver, 4 the memory with the snapshots, 5 the storage's lock file.
 #include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
@@ -27,9 +27,9 @@ namespace {
 using namespace dtrain;
 using namespace dtrain::checkpoints;
 
-// When memory runs out, training goes first. The affinity is that of the rank that started this process: here every
-// processor that is idle will do (the kernel takes away what this process may not use). Each call may be forbidden,
-// which only costs the advantage.
+// Lets the kernel kill this process before training if memory runs out, and resets the affinity, which is that of the
+// rank that started the process, to all processors that the process may use. Each call may be forbidden, which is
+// ignored.
 void step_back() {
   constexpr const char* kOomScore = "500";  // of 1000
   cpu_set_t all;
@@ -40,14 +40,14 @@ void step_back() {
   if (score) write_all(score.get(), kOomScore);
 }
 
-// The number of local ranks is in the memory itself.
+// The memory contains the number of local ranks.
 SnapshotMemory map_snapshot(UniqueFd fd) {
   SharedMemory memory = SharedMemory::map(std::move(fd));
   const int ranks = SnapshotMemory::local_ranks_of(memory);
   return {std::move(memory), ranks};
 }
 
-// The rank that started this process. The end of the socket alone would not do: a process that the rank has forked may
+// The rank that started this process. The end of the socket alone is not enough: a process that the rank has forked may
 // still hold it.
 class Starter {
  public:
@@ -56,12 +56,12 @@ class Starter {
     gone_ = ::getppid() != pid;
   }
 
-  // Waits this long, or until it is gone; whether it is gone.
+  // Waits this long, or until the rank has ended. Returns true if it has ended.
   bool wait_for_end(std::chrono::milliseconds patience) {
     if (!gone_) wait(0, patience);
     return gone_;
   }
-  // Waits for a message, or for the end of the connection; false: it is gone, and has left no message.
+  // Waits for a message or for the end of the rank. False: the rank has ended and has left no message.
   bool wait_for_message() {
     while (!gone_) {
       if (wait(POLLIN, std::chrono::milliseconds(-1))) return true;
@@ -70,13 +70,13 @@ class Starter {
   }
 
  private:
-  // Whether one of `events` is there.
+  // Returns true if one of `events` has occurred.
   bool wait(short events, std::chrono::milliseconds patience) {
     std::array<pollfd, 2> entries{pollfd{socket_, events, 0}, pollfd{process_.get(), POLLIN, 0}};
     const int count = ::poll(entries.data(), entries.size(), static_cast<int>(patience.count()));
     if (count < 0 && errno != EINTR) throw SystemError("cannot wait for the rank", errno);
     if (count <= 0) return false;
-    if (entries[0].revents & events) return true;  // also what it sent before it was gone
+    if (entries[0].revents & events) return true;  // also messages from before the rank's end
     gone_ = (entries[0].revents & (POLLHUP | POLLERR)) != 0 || entries[1].revents != 0;
     return false;
   }
@@ -86,11 +86,11 @@ class Starter {
   bool gone_ = false;
 };
 
-// Saves what it is asked to until the rank that started this process is gone. SystemError.
+// Serves save requests until the rank that started this process has ended. SystemError.
 void serve(const SaverOptions& options, UnixSocket socket, UniqueFd memory_fd, StorageLock lock, pid_t starter_pid,
            const Logger& log) {
   const SnapshotMemory memory = map_snapshot(std::move(memory_fd));
-  memory.prefault(0, memory.bytes());  // not during the first save, at idle priority
+  memory.prefault(0, memory.bytes());  // here rather than in the first save, at idle priority
   Starter starter(socket.fd(), starter_pid);
   const SaveEnvironment environment{options, memory, lock,
                                     [&](std::chrono::milliseconds time) { return starter.wait_for_end(time); }, log};
@@ -118,7 +118,7 @@ int main(int argc, char** argv) {
     const Json settings = Json::parse(argv[1]);
     const SaverOptions options = saver_options_from(settings);
     redirect_output(options.log);
-    [[maybe_unused]] const int moved = ::chdir("/");  // keeps no file system in use
+    [[maybe_unused]] const int moved = ::chdir("/");  // so that no file system is in use
     StorageLock lock(options.storage);
     if (settings.at("locked") == true) lock.adopt(UniqueFd(kLockFd));
     serve(options, UnixSocket(UniqueFd(kSocketFd)), UniqueFd(kMemoryFd), std::move(lock),

@@ -23,7 +23,7 @@ void set_priority(pid_t thread, int policy, int io_priority) {
   ::syscall(SYS_ioprio_set, kWhoProcess, thread, io_priority);
 }
 
-// Without this right a thread would keep idle priority until it ends, also when somebody waits for it.
+// True if threads may leave idle priority. Without this right a thread keeps it until it ends, even if a rank waits.
 bool may_leave_idle_priority() {
   rlimit nice{};
   return ::geteuid() == 0 || (::getrlimit(RLIMIT_NICE, &nice) == 0 && nice.rlim_cur >= 1);
@@ -34,7 +34,7 @@ bool may_leave_idle_priority() {
 void step_behind_training() {
   constexpr int kLowest = 19;
   const auto thread = static_cast<pid_t>(::syscall(SYS_gettid));
-  ::setpriority(PRIO_PROCESS, static_cast<id_t>(thread), kLowest);  // of this thread alone
+  ::setpriority(PRIO_PROCESS, static_cast<id_t>(thread), kLowest);  // for this thread alone
   set_priority(thread, may_leave_idle_priority() ? SCHED_IDLE : SCHED_OTHER, kIoIdle);
 }
 

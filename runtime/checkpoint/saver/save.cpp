@@ -28,7 +28,7 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kShortestPoll{2};
 constexpr milliseconds kLongestPoll{100};
-// How long hosts wait for each other when their ranks are gone.
+// The longest time that hosts wait for each other when their ranks have ended.
 constexpr milliseconds kGrace{10'000};
 
 double seconds_from(Steady::time_point begin, Steady::time_point end) {
@@ -56,7 +56,7 @@ class PartialGuard {
   ~PartialGuard() {
     if (path_.empty()) return;
     std::error_code code;
-    std::filesystem::remove_all(path_, code);  // what cannot be deleted is left to the next saver
+    std::filesystem::remove_all(path_, code);  // the next saver deletes the rest
   }
   PartialGuard(const PartialGuard&) = delete;
   PartialGuard& operator=(const PartialGuard&) = delete;
@@ -76,7 +76,7 @@ class Save {
 
   void run(SaveResult& result) { environment_.options.host == 0 ? complete(result) : contribute(result); }
   double waited_s() const { return waited_s_; }
-  // When what this host writes was durable; empty if it is not.
+  // The time at which this host's files were durable; empty: they are not.
   std::optional<Steady::time_point> durable_at() const { return durable_at_; }
 
  private:
@@ -85,7 +85,7 @@ class Save {
     return milliseconds(static_cast<std::int64_t>(std::max(order_.request.patience_s, 0.0) * 1000));
   }
 
-  // Asks until there is an answer; false after the patience, which ends soon after the rank does. Counts as waiting.
+  // Polls until `answered` is true; false when patience() is over, which ends soon after the rank. Adds to waited_s().
   bool wait_until(const std::function<bool()>& answered) {
     const auto begin = Steady::now();
     auto deadline = begin + patience();
@@ -110,7 +110,7 @@ class Save {
                 "end it if it is a saver of an earlier attempt; give each run a folder of its own");
   }
 
-  // Not bounded by patience: a rank takes as long as its batch does.
+  // patience() does not apply, because a rank may need the time of its batch.
   void wait_for_copies() {
     const auto begin = Steady::now();
     bool gone = false;
@@ -153,7 +153,7 @@ class Save {
     std::sort(manifest.files.begin(), manifest.files.end(),
               [](const ManifestFile& a, const ManifestFile& b) { return a.name < b.name; });
     const std::string text = to_text(manifest);
-    parse_manifest(text);  // what cannot be read, such as two files of one name, must not be written
+    parse_manifest(text);  // checks that it can be read: no two files of one name
     write_small_file(folder, kManifestFile, text);
     if (hosts > 1) remove_host_parts(folder, hosts);
     sync_folder(folder.fd.get(), folder.path);
@@ -166,7 +166,7 @@ class Save {
     retire(result);
   }
 
-  // A checkpoint without it can be used, so a failure does not count.
+  // Synchronises the companion file. A failure is only logged, because the checkpoint can be used without the file.
   void sync_companion() {
     const std::filesystem::path& path = order_.request.companion;
     if (path.empty()) return;
@@ -176,7 +176,7 @@ class Save {
                            std::generic_category().message(errno));
   }
 
-  // The checkpoint is durable: what fails now does not concern it.
+  // Deletes superseded checkpoints. Failures are only logged, because the new checkpoint is durable.
   void retire(SaveResult& result) {
     try {
       std::vector<std::filesystem::path> gone;

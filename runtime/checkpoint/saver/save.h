@@ -1,4 +1,4 @@
-// One save: from the request to the durable checkpoint.
+// Makes one checkpoint, from the request until it is durable.
 #pragma once
 
 #include <chrono>
@@ -15,12 +15,12 @@ struct SaveEnvironment {
   const SaverOptions& options;
   const SnapshotMemory& memory;
   StorageLock& lock;
-  // Waits this long, or until the rank that sent the request is gone; whether it is gone.
+  // Waits this long, or until the rank that sent the request has ended. Returns true if it has ended.
   std::function<bool(std::chrono::milliseconds)> wait_for_end_of_rank;
   Logger log;
 };
 
-// Never throws: what fails is in the result. The snapshot's memory is free afterwards.
+// Never throws: the result has the error. The snapshot's memory is free afterwards.
 SaveResult save(const SaveOrder& order, const SaveEnvironment& environment);
 
 }  // namespace dtrain::checkpoints

@@ -25,7 +25,7 @@ std::filesystem::path find_saver() {
   return find_program_beside(&inside_this_library, "dtrain-saver");
 }
 
-// Where the folder has vanished, the saver says so with the next save.
+// If the folder has vanished, the saver reports it with the next save.
 bool try_to_lock(StorageLock& lock) {
   try {
     return lock.try_take();
@@ -51,7 +51,7 @@ StartedSaver start_saver(const SaverOptions& options, int memory_fd) {
   ProcessOptions start;
   start.command = {find_saver().string()};
   start.fds = {{kSocketFd, theirs.get()}, {kMemoryFd, memory_fd}};
-  // It is locked before there is a process, so that the next attempt waits for whatever this one starts.
+  // The lock is taken before the process starts, so that the next attempt waits for that process.
   StorageLock lock(options.storage);
   settings["locked"] = options.host == 0 && try_to_lock(lock);
   if (settings.at("locked") == true) start.fds[kLockFd] = lock.fd();
@@ -77,14 +77,15 @@ struct Saver::Impl {
 
   bool send(const SaveRequest& request) { return send_message(started.socket, to_message(request)); }
 
-  // Somebody waits now. The mark comes first: the saver's threads look at it before they lower their priority.
+  // Takes the saver off idle priority. The mark comes first: the saver's threads read it before they lower their
+  // priority.
   void hurry() const {
     if (!under_way || view.is_urgent(under_way->number)) return;
     view.mark_urgent(under_way->number);
     leave_idle_priority(started.process.pid());
   }
 
-  // The saver has ended during a save, or does not answer as it should.
+  // Returns the result for a saver that has ended during a save or has sent an invalid answer.
   SaveResult lost(const std::string& why) {
     SaveResult result;
     result.about = under_way->about;
@@ -120,7 +121,7 @@ Saver::~Saver() {
   if (!impl_->ended) end(kSaverPatience);
 }
 
-// The saver reads the end of its socket as the end of its rank: it finishes what it can, and ends.
+// The saver takes the end of its socket for the end of its rank: it finishes a complete snapshot, and ends.
 std::string Saver::end(std::chrono::milliseconds patience) noexcept {
   Process& process = impl_->started.process;
   impl_->ended = true;
@@ -131,7 +132,7 @@ std::string Saver::end(std::chrono::milliseconds patience) noexcept {
   const pid_t pid = process.pid();
   try {
     if (process.wait(waits)) return {};
-  } catch (const SystemError&) {  // somebody else has reaped it
+  } catch (const SystemError&) {  // other code has reaped the process
     process.detach();
     return {};
   }

@@ -28,7 +28,7 @@ void rename_folder(const fs::path& from, const fs::path& to) {
   }
 }
 
-// One that has its name no longer, durably.
+// Deletes a folder whose old name is durably gone.
 void delete_renamed(const fs::path& folder, std::int64_t step) {
   const fs::path doomed = folder.parent_path() / folder_name(kDeletedPrefix, step);
   delete_tree(doomed);
@@ -47,7 +47,7 @@ bool same_content(const fs::path& there, const Manifest& manifest) {
   }
 }
 
-// False: this file system cannot do it.
+// Exchanges two folders in one step. False: the file system does not support it.
 bool exchange(const fs::path& one, const fs::path& other) {
   if (::renameat2(AT_FDCWD, one.c_str(), AT_FDCWD, other.c_str(), RENAME_EXCHANGE) == 0) return true;
   if (errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP) return false;
@@ -73,7 +73,7 @@ void clean_leftovers(const fs::path& storage) {
   }
   for (const fs::path& path : leftovers) {
     if (!is_there(path)) continue;
-    // After a power cut no folder may have its old name and only some of its files.
+    // The renames must be durable first: after a power cut no folder may have its old name and only some of its files.
     if (!synchronised) sync_folder(storage);
     synchronised = true;
     if (const auto step = step_of(path.filename().string(), kReplacedPrefix)) {

@@ -1,4 +1,4 @@
-// What the saver does with whole folders of the storage, which it holds the lock of. SystemError.
+// The saver's operations on whole folders of the storage, whose lock it holds. SystemError.
 #pragma once
 
 #include <filesystem>
@@ -10,16 +10,15 @@
 
 namespace dtrain::checkpoints {
 
-// Deletes what dead savers and deletions that were cut short have left, and puts a replaced checkpoint back whose
-// replacement is not there.
+// Deletes the remains of dead savers and of interrupted deletions, and restores a replaced checkpoint whose replacement
+// is missing.
 void clean_leftovers(const std::filesystem::path& storage);
 
-// An empty .partial-step-N.
+// Makes an empty .partial-step-N.
 OpenFolder make_partial(const std::filesystem::path& storage, std::int64_t step);
 
-// Gives the partial folder, whose contents are durable, its name, durably. Where a checkpoint of that name is there
-// already, one that is whole and has the same content stays; any other is replaced. At each moment one of the two is
-// there.
+// Gives the partial folder, whose contents are durable, its final name, durably. An existing checkpoint of that name
+// stays if it is intact and has the same content; otherwise it is replaced. At each moment one of the two exists.
 std::filesystem::path publish(const std::filesystem::path& storage, const Manifest& manifest);
 
 }  // namespace dtrain::checkpoints

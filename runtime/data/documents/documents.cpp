@@ -93,7 +93,7 @@ void pack(std::span<const std::int64_t> tokens, const PackTokens& settings, std:
     if (positions) rows.row(positions, 0)[i] = position;
     if (documents) rows.row(documents, 0)[i] = document;
     const bool ends = tokens[i] == settings.end_token;
-    if (ends) target[i] = settings.pad_target;  // what follows belongs to the next document
+    if (ends) target[i] = settings.pad_target;  // the next token belongs to the next document
     position = ends ? 0 : position + 1;
     document += ends ? 1 : 0;
   }

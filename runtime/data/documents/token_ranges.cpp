@@ -19,20 +19,20 @@ namespace {
 constexpr std::int64_t kBlockBytes = 4 << 20;
 constexpr std::int64_t kMostBlocks = 1 << 16;
 
-// All of them, one array for each fact.
+// All ranges, with one array for each property.
 struct Ranges {
-  std::vector<std::int64_t> first;    // token of the file
-  std::vector<std::int32_t> targets;  // tokens but for the first one
+  std::vector<std::int64_t> first;    // index of the first token in the file
+  std::vector<std::int32_t> targets;  // number of tokens after the first
   std::vector<std::int32_t> file;
 };
 
-// Divides the documents of one file, which come in its order, into ranges.
+// Divides the documents of one file, given in the file's order, into ranges.
 class Divider {
  public:
   Divider(std::int64_t length, bool packs, std::int32_t file, Ranges& ranges)
       : length_(length), packs_(packs), file_(file), ranges_(ranges) {}
 
-  // Tokens `begin` to `end` - 1. A piece begins with the last token of the one before it.
+  // Adds a document of tokens `begin` to `end` - 1. A piece begins with the last token of the piece before.
   void document(std::int64_t begin, std::int64_t end) {
     for (std::int64_t first = begin; first + 1 < end; first += length_) {
       piece(first, std::min(end, first + length_ + 1));
@@ -62,7 +62,7 @@ class Divider {
   const bool packs_;
   const std::int32_t file_;
   Ranges& ranges_;
-  std::int64_t row_begin_ = 0, row_end_ = 0;  // of the row that is being filled
+  std::int64_t row_begin_ = 0, row_end_ = 0;  // tokens of the current row
 };
 
 using TokenFiles = std::vector<std::unique_ptr<const TokenFile>>;
@@ -163,7 +163,7 @@ class TokenRanges final : public SampleSource {
   std::int64_t tokens_of(std::int64_t index) const { return std::int64_t{targets_[place(index)]} + 1; }
   const TokenFile& file_of(std::int64_t index) const { return *files_[static_cast<std::size_t>(file_[place(index)])]; }
 
-  // Samples that follow each other in one file, kBlockBytes or somewhat more of them.
+  // Divides the samples into blocks: consecutive samples of one file with kBlockBytes bytes or somewhat more.
   void divide() {
     std::int64_t total = 0;
     for (std::int64_t i = 0; i < size(); ++i) total += bytes_of(i);
@@ -201,7 +201,7 @@ std::shared_ptr<SampleSource> token_ranges(const DocumentFiles& documents, std::
   for (const std::filesystem::path& path : documents.files) {
     files.push_back(std::make_unique<const TokenFile>(path, documents.type));
   }
-  // Shares are told apart by their order; the name is for errors.
+  // The order of calls identifies a share; the name is for errors.
   std::string name = "where the documents of " + documents.files.front().string() + " lie";
   if (files.size() > 1)
     name = "where the documents of " + std::to_string(files.size()) + " files lie, the first is " +

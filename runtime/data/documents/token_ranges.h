@@ -1,4 +1,4 @@
-// Samples that are ranges of tokens in files: which tokens belong to each, and their bytes. Private to data.
+// Samples that are ranges of tokens in files. Private to data.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace dtrain::data {
 
-// One value a sample: "tokens", int64, from 2 to sequence_length + 1 of them: a document or a piece of one, or with
-// `packs` as many documents behind each other as fit.
+// Returns samples of one value, "tokens": int64, 2 to sequence_length + 1 tokens of a document or of a piece of one,
+// or, with `packs`, of as many consecutive documents as fit.
 std::shared_ptr<SampleSource> token_ranges(const DocumentFiles& documents, std::int64_t end_token, bool packs,
                                            const HostShare& share);
 

@@ -24,7 +24,7 @@ namespace {
 
 constexpr std::string_view kBlanks = " \t";
 
-// Of a number that std::from_chars() finds out of range: infinite, or too small for a float.
+// Converts a number that std::from_chars() finds out of range: to infinity, or to a value too small for float.
 float beyond_range(std::string_view text) {
   std::istringstream stream{std::string(text)};
   stream.imbue(std::locale::classic());
@@ -34,7 +34,7 @@ float beyond_range(std::string_view text) {
   return std::numeric_limits<float>::infinity();
 }
 
-// Reads the number; what the text is instead of one, or null.
+// Reads the number. Returns null, or a description of a text that is no number.
 template <typename Number>
 const char* fault_of_number(std::string_view text, Number& number) {
   constexpr bool kWhole = std::is_integral_v<Number>;
@@ -57,10 +57,9 @@ bool reads_as_number(const std::string& text) {
   return fault_of_number(text, number) == nullptr || std::isinf(number);
 }
 
-// Of column names that are numbers alone: whether they count the columns, as those of a table do to which pandas gave
-// none.
+// True if column names are numbers that count the columns, which pandas writes for a table without names.
 bool counts_columns(const std::vector<std::string>& names) {
-  constexpr std::size_t kFewest = 4;  // a sample may well be 0, 1
+  constexpr std::size_t kFewest = 4;  // a sample may also be 0, 1
   std::int64_t first = 0, number = 0;
   if (names.size() < kFewest || fault_of_number(names.front(), first) || first < 0 || first > 1) return false;
   for (std::size_t c = 0; c < names.size(); ++c) {
@@ -103,7 +102,7 @@ class Table {
   }
 
  private:
-  // A table without a header would lose its first sample.
+  // Refuses a header of numbers: a table without a header would lose its first sample.
   void check_header() const {
     const auto numbers = std::count_if(names_.begin(), names_.end(), reads_as_number);
     const auto empty =
@@ -190,7 +189,7 @@ std::vector<std::string> header_of(const std::filesystem::path& file, char delim
   return names;
 }
 
-// The files of one pattern must have the same columns, in the same order.
+// Checks that the files of one pattern have the same columns, in the same order.
 void check_same_columns(const std::filesystem::path& file, const std::vector<std::string>& names,
                         const std::filesystem::path& first, const std::vector<std::string>& wanted) {
   if (names == wanted) return;

@@ -21,8 +21,8 @@ constexpr int kUnsignedByte = 0x08;
 
 struct IdxHeader {
   std::vector<std::int64_t> dimensions;
-  std::uint64_t bytes = 0;     // of the header
-  std::uint64_t elements = 0;  // one byte each
+  std::uint64_t bytes = 0;     // bytes of the header
+  std::uint64_t elements = 0;  // number of elements of one byte
 };
 
 std::string hex(std::span<const std::byte> bytes) {
@@ -58,7 +58,7 @@ std::string describe_shape(const std::vector<std::int64_t>& dimensions) {
   return text;
 }
 
-// The dimensions, each checked; leaves the file at its first element.
+// Reads and checks the dimensions. Leaves the file at its first element.
 IdxHeader read_header(ByteSource& file, bool labels) {
   std::array<std::byte, 4> magic{};
   file.read_all(magic, ", inside the magic number");

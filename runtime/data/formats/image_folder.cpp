@@ -28,13 +28,13 @@ bool is_picture(const std::filesystem::path& path) {
   return std::find(kEndings.begin(), kEndings.end(), ending) != kEndings.end();
 }
 
-// Walks through the folders of a data set. Each is entered once, whatever symbolic links lead to it: a loop would give
-// each picture many times, and a link to another class a picture two classes.
+// Walks through the folders of a data set. Each folder may be entered only once, despite symbolic links: a loop would
+// give each picture many times, and a link to another class would give pictures two classes.
 class FolderWalk {
  public:
   explicit FolderWalk(const std::filesystem::path& root) : root_(root) { enter(root, false); }
 
-  // The pictures of a class, also in folders below, in the order of their paths.
+  // Returns the pictures of a class, including those in folders below, in the order of their paths.
   std::vector<std::filesystem::path> pictures_of(const std::string& name) {
     const std::filesystem::path folder = root_ / name;
     std::vector<std::filesystem::path> files;
@@ -50,10 +50,10 @@ class FolderWalk {
     bool by_link;
   };
 
-  // Folders without a link on the way are not compared: some file systems number them all alike.
+  // Folders on paths without links are not compared, because some file systems give them all the same number.
   void enter(const std::filesystem::path& folder, bool by_link) {
     struct stat status {};
-    if (::stat(folder.c_str(), &status) != 0) return;  // the listing says why
+    if (::stat(folder.c_str(), &status) != 0) return;  // the listing reports the error
     const auto [found, is_new] = entered_.try_emplace({status.st_dev, status.st_ino}, Entered{folder, by_link});
     if (is_new || !(by_link || found->second.by_link)) return;
     throw DataError(folder.string() + ": a symbolic link makes this folder the same as " + found->second.path.string() +
@@ -86,7 +86,7 @@ class FolderWalk {
   LeftOut left_out_{"that are no .jpg, .jpeg or .png"};
 };
 
-// Paths as one text, without a string for each.
+// Keeps the paths as one text, without a string for each.
 class FolderSamples final : public SampleSource {
  public:
   explicit FolderSamples(const ImageFolderFiles& listed) {
@@ -109,7 +109,7 @@ class FolderSamples final : public SampleSource {
     return {index, {std::move(image), Value::scalar(labels_[static_cast<std::size_t>(index)])}};
   }
 
-  // The path of the file.
+  // Returns the path of the file.
   std::string where(std::int64_t index) const override {
     if (index < 0 || index >= size()) {
       throw DataError("sample " + std::to_string(index) + " of a data set of " + std::to_string(size()));
@@ -121,11 +121,11 @@ class FolderSamples final : public SampleSource {
  private:
   const std::vector<std::string> names_{"image", "label"};
   std::string paths_;
-  std::vector<std::size_t> ends_;  // where each path begins, and the last one ends
+  std::vector<std::size_t> ends_;  // offset of each path in paths_, and the end of the last
   std::vector<std::int32_t> labels_;
 };
 
-// In the order of their names. Hidden folders are none: Jupyter, for example, leaves .ipynb_checkpoints.
+// Returns the classes in the order of their names. Hidden folders are no classes: Jupyter leaves .ipynb_checkpoints.
 std::vector<std::string> classes_in(const std::filesystem::path& folder) {
   std::vector<std::string> classes;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
@@ -142,7 +142,7 @@ DataError unreadable(const std::filesystem::path& folder, const std::filesystem:
                    "give a folder that has a folder for each class");
 }
 
-// "'cat', 'dog' and 7 more"
+// Returns a text such as "'cat', 'dog' and 7 more".
 std::string some_of(const std::vector<std::string>& names) {
   constexpr std::size_t kShown = 5;
   std::vector<std::string> shown;

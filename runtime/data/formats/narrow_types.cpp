@@ -15,7 +15,7 @@ float from_bfloat16(std::uint16_t bits) {
   return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
 }
 
-// 1 sign, 5 bits of the exponent, 10 of the fraction.
+// Converts a float16: 1 bit of sign, 5 of the exponent, 10 of the fraction.
 float from_float16(std::uint16_t bits) {
   constexpr std::uint32_t kInfinity = 0x1f;
   const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000) << 16;

@@ -26,7 +26,7 @@ struct OpenArray {
   NpyHeader header;
 };
 
-// The array stays in the file.
+// Opens an array that stays in the file.
 OpenArray open_array(const char* name, const std::filesystem::path& path) {
   ByteSource source(path);
   const NpyHeader header = read_npy_header(source);
@@ -48,7 +48,7 @@ void expect_same_count(const OpenArray& features, const OpenArray& target) {
                           "are both files of the same data set?");
 }
 
-// Whether a pair of files stays on the disk: by their sizes alone, so that the order is the same on every machine.
+// True if a pair of files stays on the disk: by sizes alone, for the same order of samples on every machine.
 bool reads_in_place(const Npy& settings, const std::filesystem::path& features, const std::filesystem::path& target) {
   if (settings.in_memory != InMemory::kAuto) return settings.in_memory == InMemory::kNever;
   std::uint64_t bytes = 0;

@@ -11,7 +11,7 @@ namespace dtrain::data {
 
 namespace {
 
-// numpy itself warns above 10,000 bytes; anything near this is damaged or hostile.
+// numpy warns above 10,000 bytes; a longer header than this is damaged or hostile.
 constexpr std::uint32_t kLongestNpyHeader = 1 << 20;
 constexpr std::string_view kNpyMagic = "\x93NUMPY";
 
@@ -29,7 +29,7 @@ std::string in_quotes(std::string_view text) {
   return "'" + std::string(text) + "'";
 }
 
-// {'descr': '<f4', 'fortran_order': False, 'shape': (3, 2), } and nothing more of Python.
+// Parses {'descr': '<f4', 'fortran_order': False, 'shape': (3, 2), }; other Python syntax is an error.
 class Literal {
  public:
   Literal(const ByteSource& file, std::string_view text, std::uint64_t start)

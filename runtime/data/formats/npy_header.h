@@ -17,9 +17,9 @@ struct NpyHeader {
   std::uint64_t bytes = 0;          // of the array
 };
 
-// Leaves the file at its first element. DataError: see load_npy(); the file's size has been compared.
+// Leaves the file at its first element. Compares the file's size with the header. DataError: see load_npy().
 NpyHeader read_npy_header(ByteSource& file);
-// "the header promises 60000 x 28 x 28 float32"
+// Returns "the header promises 60000 x 28 x 28 float32".
 std::string promise(const NpyHeader& header);
 
 }  // namespace dtrain::data

@@ -63,7 +63,7 @@ struct Column {
   std::string field, tensor;
 };
 
-// The fields of the columns, which have as many samples as the first one.
+// Returns the fields of the columns. DataError unless all have as many samples as the first.
 std::vector<Field> fields_of(const SafetensorsFile& file, const std::vector<Column>& columns) {
   const SafetensorsEntry& first = file.at(columns.front().tensor);
   std::vector<Field> fields;

@@ -19,8 +19,8 @@ namespace {
 static_assert(std::endian::native == std::endian::little,
               "safetensors are little-endian; so is every machine we run on");
 
-// Not the project's ordered Json: that one searches an object from its front, which takes a header of a million
-// names for ever.
+// The project's ordered Json is not used: it searches an object from its front, which takes for ever with a header of a
+// million names.
 using SortedJson = nlohmann::json;
 
 constexpr std::uint64_t kLongestHeader = 100'000'000;  // the format's own limit
@@ -38,12 +38,12 @@ constexpr std::array kTypeSizes{
     TypeSize{"BOOL", 1}, TypeSize{"F8_E4M3", 1}, TypeSize{"F8_E5M2", 1}, TypeSize{"C64", 8}};
 
 std::string reason_of(const SortedJson::exception& error) {
-  std::string reason = error.what();  // opens with the library's name and a number in brackets
+  std::string reason = error.what();  // begins with the library's name and a number in brackets
   if (const auto bracket = reason.find("] "); bracket != std::string::npos) reason.erase(0, bracket + 2);
   return reason;
 }
 
-// Names that occur twice and depth that no header has are refused while parsing, before they cost memory.
+// Parses the header. Refuses repeated names and excessive depth while parsing, before they take memory.
 SortedJson parse(const DataFile& file, std::string_view text) {
   std::set<std::string> names;
   const auto watch = [&](int depth, SortedJson::parse_event_t event, SortedJson& value) {
@@ -130,7 +130,7 @@ std::map<std::string, std::string> read_metadata(const DataFile& file, const Sor
   return metadata.get<std::map<std::string, std::string>>();
 }
 
-// Together they cover every byte once, as the format demands.
+// Checks that the tensors cover every byte exactly once, which the format requires.
 void check_coverage(const DataFile& file, const std::vector<SafetensorsEntry>& entries, std::uint64_t data_at) {
   auto covered = data_at;
   const auto unowned = [&](std::uint64_t until) {

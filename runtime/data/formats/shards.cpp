@@ -65,7 +65,7 @@ class ShardSamples final : public SampleSource {
     try {
       return place + " (" + name_of_member(*files_.file(index_.shard_of(index)), index_.sample(index)) + ")";
     } catch (const DataError&) {
-      return place;  // the shard is gone
+      return place;  // the shard can no longer be read
     }
   }
 
@@ -82,7 +82,7 @@ class ShardSamples final : public SampleSource {
     return member ? member->name : "";
   }
 
-  // Samples that follow each other in one shard, kBlockBytes or somewhat more of them.
+  // Divides the samples into blocks: consecutive samples of one shard with kBlockBytes bytes or somewhat more.
   void divide() {
     std::uint64_t total = 0;
     for (std::int64_t i = 0; i < size(); ++i) total += index_.sample(i).bytes;

@@ -8,7 +8,7 @@ namespace dtrain::data {
 
 namespace {
 
-// For each pixel of the image, with pointers to its bytes.
+// Calls `function` for each pixel of the image with a pointer to its bytes.
 template <typename Function>
 void for_each_pixel(Image& image, const Function& function) {
   for (int y = 0; y < image.height(); ++y) {
@@ -17,7 +17,7 @@ void for_each_pixel(Image& image, const Function& function) {
   }
 }
 
-// Fractions are cut off, as a conversion to uint8 does.
+// Cuts off fractions, like a conversion to uint8.
 std::uint8_t to_byte(float value) {
   return static_cast<std::uint8_t>(std::clamp(value, 0.0f, 255.0f));
 }
@@ -41,7 +41,7 @@ std::array<std::uint8_t, 256> table_of(const Function& function) {
   return table;
 }
 
-// Of a pixel whose colours are 0 to 1 (Smith 1978, as torchvision has it): hue is shifted, the rest stays.
+// Shifts the hue of a pixel whose colours are 0 to 1 (Smith 1978, in torchvision's form).
 std::array<float, 3> with_hue(float r, float g, float b, float shift) {
   const float most = std::max({r, g, b}), least = std::min({r, g, b});
   const float range = most - least;
@@ -96,7 +96,7 @@ void adjust_saturation(Image& image, double factor) {
 
 void adjust_hue(Image& image, double shift) {
   if (shift == 0) return;
-  constexpr float kToByte = 255 + 1 - 1e-3f;  // as torchvision converts 0 to 1 into bytes
+  constexpr float kToByte = 255 + 1 - 1e-3f;  // torchvision's factor from 0 to 1 into bytes
   for_each_pixel(image, [&](std::uint8_t* pixel) {
     const auto changed = with_hue(static_cast<float>(pixel[0]) / 255, static_cast<float>(pixel[1]) / 255,
                                   static_cast<float>(pixel[2]) / 255, static_cast<float>(shift));

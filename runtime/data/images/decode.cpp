@@ -74,7 +74,7 @@ Image decode_image(std::span<const std::byte> file) {
   DecodedRegion decoded = decode_region(file, [](Size picture) {
     return DecodeRequest{{0, 0, picture.width, picture.height}};
   });
-  return std::move(decoded.image);  // of the whole picture there is nothing around
+  return std::move(decoded.image);  // the whole picture has no pixels around it
 }
 
 Size image_size(std::span<const std::byte> file) {

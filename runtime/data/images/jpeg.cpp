@@ -1,7 +1,7 @@
 // JPEG files, read by libjpeg-turbo.
 //
-// Rows above the region are skipped (their entropy coding is read, and nothing is computed of them), rows below it are
-// not read, and of each row only the blocks that the region needs are computed.
+// Rows above the region are skipped (only their entropy coding is read), rows below it are not read, and in each row
+// only the blocks that the region needs are computed.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -20,11 +20,10 @@ namespace dtrain::data {
 
 namespace {
 
-// Chroma is smoothed over neighbours, so the columns at the edge of what is decoded differ from those of the whole
-// picture. So many more are decoded on each side.
+// Number of additional columns that are decoded on each side. Chroma is smoothed over neighbours, so columns at the
+// edge of the decoded part differ from those of the whole picture.
 constexpr int kMargin = 2;
-// A progressive file with more scans than this is made to take time (libjpeg-turbo's own limit for fuzzing is the
-// same).
+// A progressive file with more scans is an attack on decoding time (libjpeg-turbo has the same limit for fuzzing).
 constexpr int kMostScans = 500;
 constexpr int kApp1 = JPEG_APP0 + 1;
 constexpr std::array<std::uint8_t, 6> kExifStart{'E', 'x', 'i', 'f', 0, 0};
@@ -34,7 +33,7 @@ struct ErrorManager {
   jpeg_error_mgr base;
   std::jmp_buf jump;
   std::array<char, JMSG_LENGTH_MAX> message;
-  const std::byte* at;  // where it had read to
+  const std::byte* at;  // position of the reader at the error
 };
 
 ErrorManager* manager_of(j_common_ptr common) {
@@ -52,8 +51,8 @@ ErrorManager* manager_of(j_common_ptr common) {
   std::longjmp(errors->jump, 1);
 }
 
-// libjpeg goes on after a warning, with grey in the place of what is missing. Where that is a part of the picture, the
-// file counts as damaged.
+// libjpeg continues after a warning, with grey in place of missing data. If a part of the picture is missing, the file
+// counts as damaged.
 void warn(j_common_ptr common, int level) {
   if (level >= 0) return;
   switch (common->err->msg_code) {
@@ -70,7 +69,7 @@ void warn(j_common_ptr common, int level) {
 
 void keep_quiet(j_common_ptr) {}
 
-// The source of bytes: all there from the beginning. What lies behind them is missing.
+// The source of bytes has the whole file from the beginning; reading past its end is an error.
 void nothing(j_decompress_ptr) {}
 boolean at_end(j_decompress_ptr decoder) {
   decoder->err->msg_code = JWRN_JPEG_EOF;
@@ -91,7 +90,7 @@ void check_scans(j_common_ptr common) {
   }
 }
 
-// As Pillow does. The four numbers of a pixel are inverted, as Adobe writes them.
+// Converts like Pillow. The four numbers of a pixel are inverted, which is Adobe's form.
 void cmyk_to_rgb(std::uint8_t* row, std::size_t pixels) {
   for (std::size_t i = 0; i < pixels; ++i, row += Image::kBytes) {
     const int black = row[3];
@@ -148,7 +147,7 @@ class JpegReader final : public ImageReader {
     int count = 0;
   };
 
-  // Runs `body`, which has no destructors that longjmp() would leave out.
+  // Runs `body`, which must have no destructors, because longjmp() would skip them.
   template <typename Body>
   void guarded(const Body& body) {
     if (setjmp(errors_.jump) != 0) fail();
@@ -193,7 +192,7 @@ class JpegReader final : public ImageReader {
     }
   }
 
-  // 8, 4, 2 or 1: what the sizes of the picture are divided by.
+  // Returns the divisor of the picture's sizes: 8, 4, 2 or 1.
   static int divisor_for(const Region& region, Size at_least) {
     if (at_least == Size{}) return 1;
     int divisor = 8;
@@ -211,7 +210,7 @@ class JpegReader final : public ImageReader {
     jpeg_start_decompress(&decoder_);
   }
 
-  // The columns and rows to decode, in pixels of the decoded picture.
+  // Returns the columns and the rows to decode, in pixels of the decoded picture.
   std::pair<Region, Region> covering(const Region& region) const {
     const auto width = static_cast<int>(decoder_.output_width), height = static_cast<int>(decoder_.output_height);
     const auto up = [this](int value) { return (value + divisor_ - 1) / divisor_; };
@@ -221,7 +220,7 @@ class JpegReader final : public ImageReader {
     return {{left, 0, right - left, 0}, {0, top, 0, bottom - top}};
   }
 
-  // libjpeg begins at a whole block: region_ becomes what it decodes.
+  // Sets region_ to the columns that libjpeg decodes, which begins at a whole block.
   void choose_columns() {
     const auto width = static_cast<int>(decoder_.output_width);
     if (region_.width == width) return;
@@ -256,7 +255,7 @@ class JpegReader final : public ImageReader {
   Orientation orientation_;
   bool is_cmyk_ = false;
   int divisor_ = 1;
-  Region region_;  // its columns are those that are decoded
+  Region region_;  // has the decoded columns
   Rows rows_;
 };
 

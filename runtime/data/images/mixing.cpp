@@ -16,13 +16,13 @@ namespace {
 
 constexpr std::size_t kPictures = 0, kLabels = 1;
 
-// Standard normal (Box and Muller 1958).
+// Draws a standard normal number (Box and Muller 1958).
 double normal(RandomStream& random) {
   const double radius = std::sqrt(-2 * std::log(1 - random.uniform()));
   return radius * std::cos(2 * M_PI * random.uniform());
 }
 
-// Gamma(shape, 1) (Marsaglia and Tsang 2000), in logarithms, so that a small shape gives no zero.
+// Draws the logarithm of a Gamma(shape, 1) number (Marsaglia and Tsang 2000), so that a small shape gives no zero.
 double log_gamma_sample(double shape, RandomStream& random) {
   if (shape < 1) return log_gamma_sample(shape + 1, random) + std::log(1 - random.uniform()) / shape;
   const double d = shape - 1.0 / 3, c = 1 / std::sqrt(9 * d);
@@ -34,13 +34,13 @@ double log_gamma_sample(double shape, RandomStream& random) {
   }
 }
 
-// Beta(alpha, alpha).
+// Draws a Beta(alpha, alpha) number.
 double symmetric_beta(double alpha, RandomStream& random) {
   const double a = log_gamma_sample(alpha, random), b = log_gamma_sample(alpha, random);
   return 1 / (1 + std::exp(b - a));
 }
 
-// Row `i` of a batch of `rows`, and the one before it; that of the first is the last.
+// Returns the row before row `i` in a batch of `rows`; before the first comes the last.
 std::size_t before(std::size_t i, std::size_t rows) {
   return i == 0 ? rows - 1 : i - 1;
 }
@@ -66,7 +66,7 @@ std::vector<float> probabilities(const HostBatch& batch, const Field& label, std
   return result;
 }
 
-// The labels, `share` of each row's own and the rest of the row's before it.
+// Mixes the labels: `share` of each row's own and the rest of the row's before it.
 void mix_labels(HostBatch& batch, const Field& label, std::int64_t classes, float share,
                 const BatchAllocator& allocate) {
   const std::vector<float> own = probabilities(batch, label, classes);
@@ -97,7 +97,7 @@ template <typename Element>
 void mix_rows(std::byte* memory, std::size_t rows, std::size_t width, float share) {
   auto* const first = reinterpret_cast<Element*>(memory);
   const std::vector<Element> last(first + (rows - 1) * width, first + rows * width);
-  // From the back, so that each row before is still as it was.
+  // Goes from the back, so that the row before is still unchanged.
   for (std::size_t i = rows; i-- > 0;) {
     Element* const own = first + i * width;
     const Element* const other = i == 0 ? last.data() : own - width;
@@ -105,7 +105,7 @@ void mix_rows(std::byte* memory, std::size_t rows, std::size_t width, float shar
   }
 }
 
-// Where rectangles lie, in pixels.
+// Returns the rectangle to exchange, in pixels.
 Region rectangle(double share, Size picture, RandomStream& random) {
   const double side = std::sqrt(1 - share) / 2;
   const auto x = static_cast<int>(random.below(static_cast<std::uint64_t>(picture.width)));

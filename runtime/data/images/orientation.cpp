@@ -13,7 +13,7 @@ constexpr std::uint16_t kOrientationTag = 0x0112;
 constexpr std::size_t kTagBytes = 12;
 constexpr std::size_t kValueInTag = 8;
 
-// Numbers of a TIFF header, which says itself in which order their bytes are.
+// Reads numbers of a TIFF header, which specifies their byte order.
 class Tiff {
  public:
   Tiff(std::span<const std::uint8_t> bytes, bool big_endian) : bytes_(bytes), big_endian_(big_endian) {}

@@ -1,4 +1,4 @@
-// How a camera was held: the tag `Orientation` of Exif. Private to images.
+// The orientation of a camera: the tag `Orientation` of Exif. Private to images.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,7 @@
 
 namespace dtrain::data {
 
-// What turns the picture of a file into the one to be shown: columns and rows of the file are mirrored, then they
-// change places.
+// The change from the picture in the file to the shown picture: columns and rows are mirrored, and then exchanged.
 struct Orientation {
   bool mirror_x = false;
   bool mirror_y = false;
@@ -17,13 +16,13 @@ struct Orientation {
   bool is_upright() const { return !mirror_x && !mirror_y && !transpose; }
 };
 
-// Of the bytes of a TIFF header with its tags (Exif 2.3, section 4.6); upright if they have no valid tag.
+// Reads the tag from a TIFF header with its tags (Exif 2.3, section 4.6); upright if there is no valid tag.
 Orientation read_orientation(std::span<const std::uint8_t> tiff);
 
 Size shown(Size of_file, const Orientation& orientation);
-// The part of the file's picture that is shown as `region`.
+// Returns the part of the file's picture that is shown as `region`.
 Region in_file(const Region& region, Size of_file, const Orientation& orientation);
-// The picture to be shown of one as the file has it.
+// Returns the shown picture for a decoded picture of the file.
 DecodedRegion shown(DecodedRegion of_file, const Orientation& orientation);
 
 }  // namespace dtrain::data

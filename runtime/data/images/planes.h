@@ -1,4 +1,4 @@
-// From a picture in memory to a tensor [3, height, width]. Private to images.
+// Converts a picture in memory to a tensor [3, height, width]. Private to images.
 #pragma once
 
 #include <array>
@@ -10,7 +10,7 @@ namespace dtrain::data {
 
 // `out` has 3 * width * height elements: all red ones, then green, then blue.
 void write_planes(const Image& image, std::uint8_t* out);
-// The same as value * factor + offset, of each colour.
+// Writes value * factor + offset, with the factor and offset of each colour.
 void write_planes(const Image& image, const std::array<float, 3>& factor, const std::array<float, 3>& offset,
                   float* out);
 

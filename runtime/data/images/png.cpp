@@ -1,4 +1,4 @@
-// PNG files, read by libpng. Rows below the region are not read where the file is not interlaced.
+// PNG files, read by libpng. Rows below the region are not read unless the file is interlaced.
 #include <algorithm>
 #include <csetjmp>
 #include <cstring>
@@ -13,7 +13,7 @@ namespace dtrain::data {
 namespace {
 
 constexpr std::size_t kSignatureBytes = 8;
-// A chunk beside the picture itself (a colour profile, texts) may take this much memory.
+// Largest memory of a chunk other than the picture (a colour profile, texts).
 constexpr png_alloc_size_t kLargestChunk = 8u << 20;
 
 class PngReader final : public ImageReader {
@@ -94,14 +94,14 @@ class PngReader final : public ImageReader {
     if (png_get_eXIf_1(png_, info_, &bytes, &exif) != 0 && exif) orientation_ = read_orientation({exif, bytes});
   }
 
-  // What the file has becomes four bytes a pixel.
+  // Sets the conversion of any file to four bytes per pixel.
   void start() {
     const int color = png_get_color_type(png_, info_);
     if (png_get_bit_depth(png_, info_) == 16) png_set_strip_16(png_);
     if (color == PNG_COLOR_TYPE_PALETTE) png_set_palette_to_rgb(png_);
     if (color == PNG_COLOR_TYPE_GRAY) png_set_expand_gray_1_2_4_to_8(png_);
     if ((color & PNG_COLOR_MASK_COLOR) == 0) png_set_gray_to_rgb(png_);
-    // A palette's transparency would become a fourth channel by itself. One of all files is made, or added.
+    // Alpha is removed, as is a palette's transparency, which would become a channel; all files get the same filler.
     if ((color & PNG_COLOR_MASK_ALPHA) != 0 || color == PNG_COLOR_TYPE_PALETTE) png_set_strip_alpha(png_);
     png_set_filler(png_, 0xff, PNG_FILLER_AFTER);
     passes_ = png_set_interlace_handling(png_);
@@ -110,7 +110,7 @@ class PngReader final : public ImageReader {
   }
 
   void read_rows() {
-    // Each skipped row is overwritten by the next.
+    // The next row overwrites each skipped row.
     for (int y = 0; y < skipped_; ++y) png_read_row(png_, target_->row(0), nullptr);
     for (int y = 0; y < target_->height(); ++y) png_read_row(png_, target_->row(y), nullptr);
   }

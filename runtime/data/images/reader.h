@@ -1,4 +1,4 @@
-// What the reader of each file format of pictures does. Private to images.
+// The interface of the readers of picture files. Private to images.
 #pragma once
 
 #include <cstddef>
@@ -11,13 +11,13 @@
 
 namespace dtrain::data {
 
-// Reads one picture. Its size and regions are those of the file, its orientation not applied.
+// Reads one picture. Size and regions are those of the file, without the orientation applied.
 class ImageReader {
  public:
   virtual ~ImageReader() = default;
   virtual Size size() const = 0;
   virtual Orientation orientation() const = 0;
-  // Once. `at_least`: as in DecodeRequest.
+  // Reads a region; called once. `at_least`: as in DecodeRequest.
   virtual DecodedRegion read(const Region& region, Size at_least) = 0;
 };
 

@@ -1,6 +1,6 @@
 // Antialiased bilinear resizing of bytes: the method of Pillow's resample (Image.resize with BILINEAR and
-// `reducing_gap` unset), as libtorch has it for uint8 (_upsample_bilinear2d_aa): a triangle filter whose width grows
-// with the reduction, first along rows, then along columns, with 16-bit weights, and bytes between the two.
+// `reducing_gap` unset) and of libtorch for uint8 (_upsample_bilinear2d_aa): a triangle filter whose width grows with
+// the reduction, first along rows, then along columns, with 16-bit weights, and bytes between the two.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -20,12 +20,12 @@
 #define DTRAIN_DATA_RESIZE_TAPS
 namespace dtrain::data {
 
-// For each output position of one axis: the first input position and the weights of those that follow. All positions
-// have the same even number of weights; two of them make an int32, the first one in its lower half.
+// The first input position of each output position of one axis, and the weights from it on. All positions have the same
+// even number of weights; two of them make an int32, the first one in its lower half.
 struct Taps {
   std::vector<int> first;
   std::vector<std::int32_t> weights;
-  int pairs = 0;  // weights of one position
+  int pairs = 0;  // pairs of weights of one position
   int precision = 0;
 
   const std::int32_t* of(int position) const { return weights.data() + static_cast<std::size_t>(position * pairs); }
@@ -39,7 +39,7 @@ namespace dtrain::data {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-#if HWY_TARGET == HWY_SCALAR  // processors without SSSE3: the same sums one by one
+#if HWY_TARGET == HWY_SCALAR  // processors without SSSE3 compute the same sums one by one
 
 inline std::int32_t weight_of(const std::int32_t* weights, int tap) {
   const auto pair = static_cast<std::uint32_t>(weights[tap / 2]);
@@ -74,8 +74,8 @@ void resize_columns(const std::uint8_t* in, std::size_t stride, std::uint8_t* ou
 
 #else
 
-// Adds to each lane the sum of a neighbouring pair of products. Which products `even` and `odd` have until they are put
-// together differs between processors, so the sum is added afterwards.
+// Adds the sum of an adjacent pair of products to each lane. The products in `even` and `odd` differ between processors
+// until they are combined, so `sum` is added afterwards.
 template <class D32, class V16, class V32 = hn::Vec<D32> >
 HWY_INLINE V32 add_products(D32 d32, V16 pixels, V16 weights, V32 sum) {
   V32 odd = hn::Zero(d32);
@@ -83,11 +83,11 @@ HWY_INLINE V32 add_products(D32 d32, V16 pixels, V16 weights, V32 sum) {
   return hn::Add(sum, hn::RearrangeToOddPlusEven(even, odd));
 }
 
-// Two rows where vectors have 32 bytes, otherwise one.
+// Vectors of 32 bytes take two rows, others take one.
 using Bytes = hn::CappedTag<std::uint8_t, 32>;
 constexpr int kRowsInVector = hn::MaxLanes(Bytes()) / 16;
 
-// Four pixels of each row.
+// Loads four pixels of each row.
 template <class D8>
 HWY_INLINE hn::Vec<D8> load_pixels(D8 d8, const std::uint8_t* from, std::size_t stride) {
   if constexpr (hn::MaxLanes(D8()) == 32) {
@@ -101,12 +101,12 @@ HWY_INLINE hn::Vec<D8> load_pixels(D8 d8, const std::uint8_t* from, std::size_t 
 constexpr int kRowsTogether = 2 * kRowsInVector;
 using Pixels = hn::Half<Bytes>;  // one pixel of each of kRowsTogether rows
 
-// Those of the lanes of Pixels, from the first on.
+// The row of each lane of Pixels, from the first lane on.
 constexpr int row_of_lane(int lane) {
   return lane / 2 + (lane % 2) * kRowsInVector;
 }
 
-// `kPairs`: of weights of a position, known to the compiler; 0: any number.
+// `kPairs`: pairs of weights of a position, known to the compiler; 0: any number.
 template <int kPairs>
 class RowFilter {
  public:
@@ -118,11 +118,11 @@ class RowFilter {
         pairs_(kPairs > 0 ? kPairs : taps.pairs),
         precision_(taps.precision) {}
 
-  // The weighted mean of pixels, of each row, for output position `x`.
+  // Returns the weighted mean of pixels of each row for output position `x`.
   HWY_INLINE hn::Vec<Pixels> mean(int x) const {
     const hn::Repartition<std::int16_t, Bytes> d16;
     const hn::Repartition<std::int32_t, Bytes> d32;
-    // The bytes of a channel in two pixels become neighbours, as 16-bit numbers: of the pixels 0 and 1, and 2 and 3.
+    // The bytes of a channel in two pixels (0 and 1, 2 and 3) become adjacent 16-bit numbers.
     alignas(16) static constexpr std::uint8_t kOrder[2][16] = {
         {0, 0x80, 4, 0x80, 1, 0x80, 5, 0x80, 2, 0x80, 6, 0x80, 3, 0x80, 7, 0x80},
         {8, 0x80, 12, 0x80, 9, 0x80, 13, 0x80, 10, 0x80, 14, 0x80, 11, 0x80, 15, 0x80}};
@@ -141,7 +141,7 @@ class RowFilter {
       sum0 = add_products(d32, hn::BitCast(d16, hn::TableLookupBytesOr0(pixels0, order1)), weight1, sum0);
       sum1 = add_products(d32, hn::BitCast(d16, hn::TableLookupBytesOr0(pixels1, order1)), weight1, sum1);
     }
-    // Its blocks hold a pixel of the first sum and one of the second.
+    // Each block of the result has a pixel of the first sum and one of the second.
     return hn::DemoteTo(Pixels(), hn::ReorderDemote2To(d16, hn::ShiftRightSame(sum0, precision_),
                                                        hn::ShiftRightSame(sum1, precision_)));
   }
@@ -155,7 +155,7 @@ class RowFilter {
   const int precision_;
 };
 
-// One pixel of each row.
+// Stores one pixel of each row.
 HWY_INLINE void store_pixels(hn::Vec<Pixels> mean, std::uint8_t* out, std::size_t stride) {
   alignas(16) std::uint8_t pixels[hn::MaxLanes(Pixels())];
   hn::Store(mean, Pixels(), pixels);
@@ -166,8 +166,8 @@ HWY_INLINE void store_pixels(hn::Vec<Pixels> mean, std::uint8_t* out, std::size_
 }
 
 #if HWY_MAX_BYTES >= 32
-// Four pixels of each of four rows: one store for each row. Stores of single pixels would become scatter instructions,
-// which take longer than all the rest.
+// Stores four pixels of each of four rows, with one store per row. Stores of single pixels would become scatter
+// instructions, which take longer than all other work.
 template <class V>
 HWY_INLINE void store_tile(V mean0, V mean1, V mean2, V mean3, std::uint8_t* out, std::size_t stride) {
   const hn::Repartition<std::uint32_t, Pixels> d32;
@@ -188,7 +188,7 @@ HWY_INLINE void store_tile(V mean0, V mean1, V mean2, V mean3, std::uint8_t* out
 }
 #endif
 
-// kRowsTogether rows.
+// Resizes kRowsTogether rows.
 template <int kPairs>
 HWY_INLINE void resize_group(const std::uint8_t* in, std::size_t in_stride, std::uint8_t* out, std::size_t out_stride,
                              int width, const Taps& taps) {
@@ -198,7 +198,7 @@ HWY_INLINE void resize_group(const std::uint8_t* in, std::size_t in_stride, std:
   constexpr int kTile = 4;
   if (width >= kTile) {
     for (; x < width; x += kTile) {
-      const int at = std::min(x, width - kTile);  // some of the last ones once more
+      const int at = std::min(x, width - kTile);  // recomputes some of the last
       store_tile(filter.mean(at), filter.mean(at + 1), filter.mean(at + 2), filter.mean(at + 3),
                  out + at * Image::kBytes, out_stride);
     }
@@ -211,12 +211,12 @@ template <int kPairs>
 void resize_rows_by(const std::uint8_t* in, std::size_t in_stride, std::uint8_t* out, std::size_t out_stride, int width,
                     int rows, const Taps& taps) {
   for (int y = 0; y < rows; y += kRowsTogether) {
-    const auto first = static_cast<std::size_t>(std::min(y, rows - kRowsTogether));  // some of the last ones once more
+    const auto first = static_cast<std::size_t>(std::min(y, rows - kRowsTogether));  // recomputes some of the last
     resize_group<kPairs>(in + first * in_stride, in_stride, out + first * out_stride, out_stride, width, taps);
   }
 }
 
-// Rows from `in`, `rows` of them (at least 4), each shortened or lengthened to `width`.
+// Resizes `rows` rows (at least 4) from `in`, each to `width` pixels.
 void resize_rows(const std::uint8_t* in, std::size_t in_stride, std::uint8_t* out, std::size_t out_stride, int width,
                  int rows, const Taps& taps) {
   switch (taps.pairs) {
@@ -231,7 +231,7 @@ void resize_rows(const std::uint8_t* in, std::size_t in_stride, std::uint8_t* ou
   }
 }
 
-// Sums of the bytes of the rows of one output row.
+// Sums the weighted bytes of the input rows of one output row.
 template <class D8>
 HWY_INLINE void blend(D8 d8, const std::uint8_t* in, std::size_t stride, std::uint8_t* out, const std::int32_t* weights,
                       const Taps& taps) {
@@ -243,7 +243,7 @@ HWY_INLINE void blend(D8 d8, const std::uint8_t* in, std::size_t stride, std::ui
   for (int p = 0; p < taps.pairs; ++p, in += 2 * stride) {
     const auto weight = hn::BitCast(d16, hn::Set(d32, weights[p]));
     const auto upper = hn::LoadU(d8, in), lower = hn::LoadU(d8, in + stride);
-    // In each block of 16 bytes, those of both rows alternate, then become 16-bit numbers.
+    // In each block of 16 bytes, bytes of both rows alternate and then become 16-bit numbers.
     const auto first = hn::InterleaveLower(d8, upper, lower), second = hn::InterleaveUpper(d8, upper, lower);
     sum0 = add_products(d32, hn::BitCast(d16, hn::InterleaveLower(d8, first, zero)), weight, sum0);
     sum1 = add_products(d32, hn::BitCast(d16, hn::InterleaveUpper(d8, first, zero)), weight, sum1);
@@ -265,7 +265,7 @@ HWY_INLINE void blend(D8 d8, const std::uint8_t* in, std::size_t stride, std::ui
   }
 }
 
-// Row `y` of the result, of `bytes` bytes (at least Image::kBehind), from rows of the same length.
+// Computes row `y` of the result, of `bytes` bytes (at least Image::kBehind), from rows of the same length.
 void resize_columns(const std::uint8_t* in, std::size_t stride, std::uint8_t* out, std::size_t bytes, int y,
                     const Taps& taps) {
   constexpr std::size_t kLanes = hn::MaxLanes(Bytes());
@@ -273,7 +273,7 @@ void resize_columns(const std::uint8_t* in, std::size_t stride, std::uint8_t* ou
   const std::uint8_t* from = in + static_cast<std::size_t>(taps.first[static_cast<std::size_t>(y)]) * stride;
   std::size_t i = 0;
   for (; i + kLanes <= bytes; i += kLanes) blend(Bytes(), from + i, stride, out + i, weights, taps);
-  if (i < bytes) {  // some bytes once more
+  if (i < bytes) {  // recomputes some bytes
     i = bytes - kLanes;
     blend(Bytes(), from + i, stride, out + i, weights, taps);
   }
@@ -301,18 +301,18 @@ struct Range {
 
 // The weights of all output positions of an axis, before they are rounded.
 struct Filter {
-  std::vector<int> first;       // input position of the first weight of each
-  std::vector<int> count;       // how many of them follow
-  std::vector<double> weights;  // of all, one after the other
-  int most = 0;                 // weights of one position
+  std::vector<int> first;       // input position of each position's first weight
+  std::vector<int> count;       // number of weights of each position
+  std::vector<double> weights;  // weights of all positions, one after the other
+  int most = 0;                 // largest number of weights of a position
 };
 
-// To the nearest whole number, as ATen rounds: of numbers from -0.5 on.
+// Rounds numbers from -0.5 on to the nearest integer, like ATen.
 int rounded(double value) {
   return static_cast<int>(value + 0.5);  // NOLINT(bugprone-incorrect-roundings): lround() rounds -0.5 to -1
 }
 
-// `start`, `length`: the part of the axis to be scaled. As _compute_indices_min_size_weights_aa of ATen.
+// Computes the same as ATen's _compute_indices_min_size_weights_aa. `start`, `length`: the part of the axis to scale.
 Filter triangle_filter(double start, double length, int size, const Range& inside) {
   const double scale = length / size, support = std::max(scale, 1.0);
   Filter filter;
@@ -349,7 +349,7 @@ Taps taps_for(double start, double length, int size, const Range& inside) {
   Taps taps;
   taps.pairs = (filter.most + 1) / 2;
   const int width = 2 * taps.pairs;
-  // As many bits as let the largest weight fit into 16.
+  // The largest number of bits with which the largest weight fits into 16 bits.
   constexpr int kMostBits = 22, kLimit = 1 << 15;
   while (taps.precision < kMostBits && rounded(largest * (1 << (taps.precision + 1))) < kLimit) {
     ++taps.precision;
@@ -360,7 +360,7 @@ Taps taps_for(double start, double length, int size, const Range& inside) {
   const double* weight = filter.weights.data();
   for (int i = 0; i < size; ++i) {
     const auto at = static_cast<std::size_t>(i);
-    // Positions with less weights than others must not read behind the end: they begin earlier, with weights of 0.
+    // Positions with fewer weights must not read past the end, so they begin earlier, with weights of 0.
     const int first = std::min(filter.first[at], std::max(inside.first, inside.end - width));
     taps.first.push_back(first);
     std::int16_t* to = weights.data() + at * static_cast<std::size_t>(width) + (filter.first[at] - first);
@@ -371,7 +371,7 @@ Taps taps_for(double start, double length, int size, const Range& inside) {
   return taps;
 }
 
-// Whole pixels that a part of an axis touches.
+// Returns the whole pixels that a part of an axis touches.
 Range touched(double start, double length, int size) {
   const int first = std::clamp(static_cast<int>(std::floor(start)), 0, size - 1);
   return {first, std::clamp(static_cast<int>(std::ceil(start + length)), first + 1, size)};
@@ -388,7 +388,7 @@ Image resized(const Image& image, const Box& box, Size size) {
 }
 
 Image resized(const Image& image, const Box& box, Size size, const Box& inside) {
-  constexpr int kLeastRows = 4;  // that resize_rows() takes
+  constexpr int kLeastRows = 4;  // least rows for resize_rows()
   if (image.height() < kLeastRows) {
     Image higher({image.width(), kLeastRows});
     std::memset(higher.row(0), 0, higher.stride() * kLeastRows);
@@ -402,7 +402,7 @@ Image resized(const Image& image, const Box& box, Size size, const Box& inside) 
   const int left = static_cast<int>(box.x), top = static_cast<int>(box.y);
   if (same_width && same_height) return cropped(image, {left, top, size.width, size.height});
 
-  // Rows of the right width. One more, whose weight is 0, is read where the number of weights is odd.
+  // Rows of the final width. If the number of weights is odd, one more row is read, with weight 0.
   const int start = std::min(rows.first, image.height() - kLeastRows);
   const int height = std::max(rows.end - start, kLeastRows);
   Image between({size.width, height + 1});

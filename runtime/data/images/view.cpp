@@ -23,7 +23,7 @@ int up_to(int most, RandomStream& random) {
   return static_cast<int>(random.below(static_cast<std::uint64_t>(most) + 1));
 }
 
-// Half to even, as Python rounds.
+// Rounds half to even, like Python.
 int rounded(double value) {
   return static_cast<int>(std::nearbyint(value));
 }
@@ -74,7 +74,7 @@ Region anywhere(Size part, Size picture, RandomStream& random) {
   return {x, y, part.width, part.height};
 }
 
-// Black edges around the picture.
+// Adds black edges around the picture.
 Image padded(const Image& image, int left, int top, Size size) {
   Image result(size);
   std::memset(result.row(0), 0, result.stride() * static_cast<std::size_t>(size.height));
@@ -91,7 +91,7 @@ Image padded_to(const Image& image, Size least) {
 
 void jitter(const ColorJitter& settings, Image& image, RandomStream& random) {
   const auto factor = [&](double range) { return between(std::max(0.0, 1 - range), 1 + range, random); };
-  // All are drawn, whether they are used or not, so that changing one setting leaves the others' numbers alone.
+  // All numbers are drawn, used or not, so that a change of one setting does not change the numbers of the others.
   const double brightness = factor(settings.brightness), contrast = factor(settings.contrast);
   const double saturation = factor(settings.saturation), hue = between(-settings.hue, settings.hue, random);
   std::array<int, 4> order{0, 1, 2, 3};
@@ -104,12 +104,12 @@ void jitter(const ColorJitter& settings, Image& image, RandomStream& random) {
   }
 }
 
-// Transforms that no picture gets by itself. A transform of pictures that Collect or ChangePixels has no overload for
-// does not compile.
+// Transforms that do not apply to single pictures. A transform of pictures without an overload in Collect or
+// ChangePixels does not compile.
 template <typename One>
 concept OfNoPicture = One::kStage != TransformStage::kPicture;
 
-// One transform over what needs no pixels. False: it does need them.
+// Applies one transform to the view, without pixels. False: the transform needs pixels.
 class Collect {
  public:
   Collect(View& view, RandomStream& random) : view_(view), random_(random) {}
@@ -206,7 +206,7 @@ void View::crop(const Region& region) {
   const double across = box_.width / size_.width, down = box_.height / size_.height;
   box_ = {box_.x + region.x * across, box_.y + region.y * down, region.width * across, region.height * down};
   size_ = {region.width, region.height};
-  if (!is_resized_) inside_ = box_;  // the resize that may follow sees the crop alone
+  if (!is_resized_) inside_ = box_;  // a later resize uses pixels of the crop alone
 }
 
 void View::resize(Size size) {
@@ -218,7 +218,7 @@ Region View::needed() const {
   if (!is_resized_) {
     return {static_cast<int>(box_.x), static_cast<int>(box_.y), size_.width, size_.height};
   }
-  // The filter's half width, and one for rounding.
+  // The filter's half width, and 1 for rounding.
   const double across = std::max(1.0, box_.width / size_.width) + 1,
                down = std::max(1.0, box_.height / size_.height) + 1;
   const int left = static_cast<int>(std::floor(std::max(inside_.x, box_.x - across)));

@@ -1,5 +1,5 @@
-// A picture of which crops and a resize are to be made: collected before any pixel is decoded, so that only the needed
-// ones are. Private to images.
+// Collects the crops and the resize of a picture before any pixel is decoded, so that only needed pixels are decoded.
+// Private to images.
 #pragma once
 
 #include <span>
@@ -14,31 +14,31 @@ class View {
  public:
   explicit View(Size picture);
 
-  Size size() const { return size_; }  // after what was collected
+  Size size() const { return size_; }  // size after the collected transforms
   bool is_resized() const { return is_resized_; }
-  void crop(const Region& region);  // of what it shows; within it
-  void resize(Size size);           // once
+  void crop(const Region& region);  // `region`: within size()
+  void resize(Size size);           // at most once
 
   DecodeRequest request(bool scaled_decoding) const;
-  // The pixels, of what was decoded as request() says.
+  // Returns the pixels, from a part that was decoded by request(), or from the whole picture.
   Image of(const DecodedRegion& decoded) const;
   Image of(const Image& picture) const;
 
  private:
-  Region needed() const;  // of the picture
+  Region needed() const;  // part of the picture
 
   Size picture_;
   Size size_;
-  Box box_;     // what it shows, in the picture
-  Box inside_;  // pixels that have an influence on what it shows
+  Box box_;     // the shown part of the picture
+  Box inside_;  // pixels that influence the shown part
   bool is_resized_ = false;
 };
 
-// Collects the transforms from number `first` on that need no pixels. Returns the number of the first one that does, or
-// how many there are.
+// Collects the transforms from number `first` on that need no pixels. Returns the number of the first transform that
+// needs pixels, or the number of transforms.
 std::size_t collect(View& view, std::span<const Transform> transforms, std::size_t first, RandomStream& random);
 
-// Carries out the transform on pixels. False: it needs none, collect() does it.
+// Applies the transform to pixels. False: the transform needs no pixels, and collect() applies it.
 bool change_pixels(const Transform& transform, Image& image, RandomStream& random);
 
 }  // namespace dtrain::data

@@ -28,7 +28,7 @@ std::vector<std::string> alternatives_of(const std::string& inside) {
   return split(inside, ',');
 }
 
-// Without braces.
+// Returns the patterns without braces.
 std::vector<std::string> expanded(const std::string& pattern) {
   const auto open = pattern.find('{');
   const auto close = open == std::string::npos ? open : pattern.find('}', open);

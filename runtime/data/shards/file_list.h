@@ -1,4 +1,4 @@
-// The files that a path with patterns names. Private to data.
+// Lists the files that a path with patterns names. Private to data.
 #pragma once
 
 #include <filesystem>
@@ -7,8 +7,8 @@
 
 namespace dtrain::data {
 
-// `*`, `?` and `[…]` stand for what the shell has them for; {000..012} for the numbers of a range, with as many digits
-// as its ends have, and {a,b} for either. Sorted, each file once. DataError if the pattern names no file.
+// `*`, `?` and `[…]` have their meaning in the shell; {000..012} stands for the numbers of a range, with as many digits
+// as its begin, and {a,b} for either. Sorted, each file once. DataError if the pattern names no file.
 std::vector<std::filesystem::path> files_named(const std::string& pattern);
 
 }  // namespace dtrain::data

@@ -14,7 +14,7 @@ std::shared_ptr<const DataFile> OpenFiles::file(std::size_t number) const {
     slot.used = ++clock_;
     if (slot.file) return slot.file;
   }
-  auto opened = std::make_shared<const DataFile>(paths_[number]);  // without the lock: a shared file system may hang
+  auto opened = std::make_shared<const DataFile>(paths_[number]);  // unlocked: a shared file system may hang
   const std::lock_guard lock(mutex_);
   Slot& slot = slots_[number];
   if (slot.file) return slot.file;  // another thread was quicker

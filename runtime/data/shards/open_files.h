@@ -1,4 +1,4 @@
-// Files that stay open while they are used: the last kMostOpen of many. Private to data. Any thread may call.
+// Keeps the kMostOpen last used files of many open. Private to data. Any thread may call.
 #pragma once
 
 #include <cstdint>
@@ -17,13 +17,13 @@ class OpenFiles {
 
   explicit OpenFiles(std::vector<std::filesystem::path> paths);
   const std::vector<std::filesystem::path>& paths() const { return paths_; }
-  // Opens it unless it is open. DataError as DataFile's.
+  // Returns the file, which it opens if needed. DataError: those of DataFile.
   std::shared_ptr<const DataFile> file(std::size_t number) const;
 
  private:
   struct Slot {
     std::shared_ptr<const DataFile> file;
-    std::uint64_t used = 0;  // when, counted in calls
+    std::uint64_t used = 0;  // time of the last use, in calls
   };
 
   const std::vector<std::filesystem::path> paths_;

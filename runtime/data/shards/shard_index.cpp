@@ -20,7 +20,7 @@ constexpr std::array<std::string_view, 3> kPictures{"jpg", "jpeg", "png"};
 constexpr std::string_view kClass = "cls";
 constexpr std::uint64_t kLongestClass = 32;  // bytes of a .cls member
 
-// At the beginning of the memory; then come the firsts and the samples.
+// The beginning of the memory; the firsts and the samples follow.
 struct Head {
   std::uint64_t magic = kMagic;
   std::uint64_t shards = 0;
@@ -28,7 +28,7 @@ struct Head {
   static constexpr std::uint64_t kMagic = 0x0031534452414853;  // "SHARDS1"
 };
 
-// "a/b.tar/0001" and "jpg" of "a/b.tar/0001.jpg".
+// Returns "a/b.tar/0001" and "jpg" for "a/b.tar/0001.jpg".
 std::pair<std::string, std::string> key_and_extension(const std::string& name) {
   const auto slash = name.rfind('/');
   const auto dot = name.find('.', slash == std::string::npos ? 0 : slash + 1);
@@ -38,7 +38,7 @@ std::pair<std::string, std::string> key_and_extension(const std::string& name) {
   return {name.substr(0, dot), extension};
 }
 
-// Collects the members of a sample until one of another sample comes.
+// Collects the members of a sample until a member of another sample follows.
 class SampleCollector {
  public:
   SampleCollector(const DataFile& file, const TarReader& reader, std::vector<ShardSample>& samples, LeftOut& left_out)
@@ -106,8 +106,8 @@ class SampleCollector {
   std::vector<ShardSample>& samples_;
   LeftOut& left_out_;
   bool is_open_ = false;
-  std::string key_, first_;  // and the name of the first member
-  std::uint64_t at_ = 0;     // of the first member's header
+  std::string key_, first_;  // key, and name of the first member
+  std::uint64_t at_ = 0;     // offset of the first member's header
   std::optional<TarMember> picture_;
   std::optional<std::int64_t> label_;
 };

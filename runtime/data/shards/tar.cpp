@@ -17,10 +17,10 @@ namespace dtrain::data {
 namespace {
 
 constexpr std::uint64_t kBlock = 512;
-constexpr std::uint64_t kLongestText = 1 << 20;  // of a name, or of pax records
-constexpr std::size_t kShown = 80;               // letters of a name in an error
+constexpr std::uint64_t kLongestText = 1 << 20;  // longest name or pax records, in bytes
+constexpr std::size_t kShown = 80;               // letters of a name that an error shows
 
-// Where a field of a header lies.
+// The place of a field in a header.
 struct Part {
   std::size_t at, size;
 };
@@ -36,7 +36,7 @@ std::string text_in(const Block& block, const Part& part) {
   return {first, strnlen(first, part.size)};
 }
 
-// Octal digits, or with the first bit set the number itself (GNU).
+// Reads octal digits or, if the first bit is set, a binary number (GNU).
 std::optional<std::uint64_t> number_in(const Block& block, const Part& part) {
   const unsigned char* const first = block.data() + part.at;
   if ((first[0] & 0x80) != 0) {
@@ -65,7 +65,7 @@ std::uint64_t whole_blocks(std::uint64_t bytes) {
   return (bytes + kBlock - 1) / kBlock * kBlock;
 }
 
-// Name and size of "LENGTH KEY=VALUE\n" records; false: they are damaged.
+// Reads name and size from "LENGTH KEY=VALUE\n" records; false: the records are damaged.
 bool read_pax(std::string_view records, std::optional<std::string>& name, std::optional<std::uint64_t>& size) {
   while (!records.empty() && records.front() != '\0') {
     std::string_view record = records;
@@ -170,7 +170,7 @@ std::optional<TarMember> TarReader::next() {
     } else if (header.type == kPax) {
       if (!read_pax(text(content, bytes), name, size)) file_.fail(header_at, "a damaged extended header of a member");
     } else if (header.type != kGnuLink && header.type != kPaxGlobal) {
-      // A folder, a link, …: its own extended headers end with it.
+      // The extended headers of a folder, a link or the like apply only to that member.
       name.reset();
       size.reset();
     }
@@ -189,7 +189,7 @@ void put(Block& block, const Part& part, std::string_view value) {
   std::memcpy(block.data() + part.at, value.data(), std::min(value.size(), part.size));
 }
 
-// With leading zeros and a NUL at its end.
+// Writes the number with leading zeros and a NUL at its end.
 void put_octal(Block& block, const Part& part, std::uint64_t value) {
   for (std::size_t i = part.size - 1; i-- > 0; value >>= 3) {
     block[part.at + i] = static_cast<unsigned char>('0' + (value & 7));
@@ -211,7 +211,7 @@ std::string header_of(std::string_view name, std::uint64_t size, char type) {
   return {reinterpret_cast<const char*>(block.data()), kBlock};
 }
 
-// One record of pax says its own length.
+// Returns a pax record, which contains its own length.
 std::string pax_record(std::string_view key, std::string_view value) {
   const std::size_t rest = key.size() + value.size() + 3;
   std::size_t length = rest + 1;

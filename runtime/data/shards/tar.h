@@ -14,20 +14,20 @@ namespace dtrain::data {
 
 struct TarMember {
   std::string name;
-  std::uint64_t header = 0;  // offset of its (first) header
-  std::uint64_t offset = 0;  // of its content
-  std::uint64_t size = 0;    // of its content
+  std::uint64_t header = 0;  // offset of the member's (first) header
+  std::uint64_t offset = 0;  // of the content
+  std::uint64_t size = 0;    // of the content
 };
 
-// Goes through an archive from front to back and reads headers alone. DataError names the file and the offset: for what
-// is no header, a member that the file does not hold whole, and a missing end mark. One thread at a time.
+// Goes through an archive from front to back and reads headers alone. DataError names the file and the offset: for an
+// invalid header, an incomplete member, and a missing end mark. One thread at a time.
 class TarReader {
  public:
   // Begins at the header at `offset`. The file must outlive the reader.
   explicit TarReader(const DataFile& file, std::uint64_t offset = 0) : file_(file), next_(offset) {}
-  // The next regular file; empty at the end of the archive.
+  // Returns the next regular file; empty at the end of the archive.
   std::optional<TarMember> next();
-  // The content of a member that next() has just returned, which is short.
+  // Returns the content of a short member.
   std::string content(const TarMember& member) const;
 
  private:

@@ -60,7 +60,7 @@ std::string checked(const std::filesystem::path& path, bool decode) {
   return content;
 }
 
-// What names of members must not have: a dot, which ends the key, and separators.
+// Replaces letters that a member's key must not have: dots, which end the key, separators and control characters.
 std::string as_key(std::string text) {
   for (char& letter : text) {
     if (letter == '.' || letter == '/' || static_cast<unsigned char>(letter) < ' ') letter = '_';
@@ -68,7 +68,7 @@ std::string as_key(std::string text) {
   return text;
 }
 
-// By its content: files may be called photo.jfif, or have no ending.
+// Returns the ending by the content: files may be called photo.jfif, or have no ending.
 std::string ending_of(std::string_view picture) {
   return picture.starts_with("\xff\xd8") ? ".jpg" : ".png";
 }
@@ -82,8 +82,8 @@ void remove_shards(const std::filesystem::path& folder, const std::string& name)
   }
 }
 
-// Shards one after the other. They get their names when all are complete, and take the place of old ones then: what is
-// interrupted leaves no part that looks like a data set.
+// Writes shards one after the other. They get their names, and replace old shards, only when all are complete, so that
+// an interruption leaves no part that looks like a data set.
 class ShardWriter {
  public:
   ShardWriter(std::filesystem::path folder, const PackOptions& options)
@@ -134,7 +134,7 @@ class ShardWriter {
 
   const std::filesystem::path folder_;
   const PackOptions& options_;
-  std::vector<std::filesystem::path> parts_;  // of packed_.shards
+  std::vector<std::filesystem::path> parts_;  // the unfinished files of packed_.shards
   std::unique_ptr<TarWriter> writer_;
   PackedShards packed_;
 };
@@ -177,7 +177,7 @@ namespace {
 
 constexpr const char* kClassesFile = "classes.txt";
 
-// Shards of one folder are those of one data set, training and validation: a class has the same number in all of them.
+// Checks classes.txt. The shards of a folder belong to one data set, so a class must have the same number in all.
 void check_classes_beside(const std::filesystem::path& folder, const std::vector<std::string>& classes,
                           const std::string& text) {
   const std::filesystem::path file = folder / kClassesFile;

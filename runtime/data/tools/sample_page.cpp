@@ -16,7 +16,7 @@ namespace dtrain::data {
 
 namespace {
 
-constexpr int kShownSide = 224;  // of a stored picture
+constexpr int kShownSide = 224;  // longer side of a stored picture, in pixels
 
 std::string base64(std::string_view bytes) {
   constexpr const char* kLetters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
@@ -32,7 +32,7 @@ std::string base64(std::string_view bytes) {
   return text;
 }
 
-// Rows of RGB as a PNG file.
+// Returns rows of RGB as a PNG file.
 std::string png_of(const std::vector<std::uint8_t>& rgb, Size size) {
   png_image image{};
   image.version = PNG_IMAGE_VERSION;
@@ -70,7 +70,7 @@ std::string stored_picture(const Value& file) {
   return image_element(rgb, size, "stored: " + std::to_string(whole.width()) + " x " + std::to_string(whole.height()));
 }
 
-// A row of a batch [3, height, width] as bytes of RGB; `normalize` is undone.
+// Returns a row of a batch [3, height, width] as bytes of RGB; `normalize` is undone.
 std::vector<std::uint8_t> pixels_of(const std::byte* data, const Field& field, const Normalize* normalize) {
   const auto plane = static_cast<std::size_t>(field.shape[1] * field.shape[2]);
   std::vector<std::uint8_t> rgb(plane * 3);
@@ -94,7 +94,7 @@ std::string class_name(std::int64_t label, const std::vector<std::string>& class
   return std::to_string(label) + (known ? " (" + classes[static_cast<std::size_t>(label)] + ")" : "");
 }
 
-// The class, or the probabilities of a mixed sample.
+// Returns the class, or the probabilities of a mixed sample.
 std::string label_text(const std::byte* data, const Field& field, const std::vector<std::string>& classes) {
   if (field.type == ElementType::kInt64) {
     std::int64_t label = 0;

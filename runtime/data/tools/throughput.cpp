@@ -20,19 +20,19 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::int64_t kBatch = 16;
-constexpr std::int64_t kSampled = 64;  // samples whose stages are timed
-constexpr double kScaling = 0.6;       // of the ideal: below it more workers share something other than cores
+constexpr std::int64_t kSampled = 64;  // number of samples whose stages are timed
+constexpr double kScaling = 0.6;       // share of ideal scaling below which workers share more than cores
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// As that of a loader: memory that is used again, so that its pages are there.
+// Returns an allocator like a loader's, which reuses memory, so that its pages are mapped.
 BatchAllocator reused_memory() {
   return [pool = BatchPool::create(4)](std::size_t bytes) { return pool->take(bytes); };
 }
 
-// Only the pixels that the transforms ask for.
+// Decodes only the pixels that the transforms need.
 void decode_alone(const Value& file, const std::vector<Transform>& transforms, const PictureOptions& options,
                   RandomStream& random) {
   decode_region({file.data.get(), file.bytes()}, [&](Size picture) {
@@ -59,7 +59,7 @@ void time_stages(const SampleSource& source, const Dataset& dataset, const std::
   }
   const BatchAllocator allocate = reused_memory();
   double decode = 0, whole = 0;
-  for (int round = 0; round < 2; ++round) {  // the first one finds no pages and cold caches, and does not count
+  for (int round = 0; round < 2; ++round) {  // the first round, with unmapped pages and cold caches, does not count
     const auto decoding = Clock::now();
     for (const Sample& sample : samples) {
       RandomStream random = sample_stream({}, sample.index, source.stage());
@@ -70,7 +70,7 @@ void time_stages(const SampleSource& source, const Dataset& dataset, const std::
     const auto builder = dataset.begin({}, count, allocate);
     builder->read(0, numbers);
     const HostBatch batch = builder->finish();
-    whole = seconds_since(all);  // its files come from the system's cache
+    whole = seconds_since(all);  // the files are in the system's cache
   }
   const auto each = static_cast<double>(count);
   report.read_s = reading / each;
@@ -82,7 +82,7 @@ void time_stages(const SampleSource& source, const Dataset& dataset, const std::
   for (const Field& field : dataset.fields()) report.output_bytes += static_cast<double>(field.bytes());
 }
 
-// Batches of the epoch one after the other, by so many threads.
+// Returns the samples per second of this number of threads, which read batches of the epoch.
 double rate_with(int workers, const Dataset& dataset, const EpochOrder& order, std::chrono::duration<double> duration) {
   std::atomic<std::int64_t> next{0}, done{0};
   std::atomic<bool> stop{false};

@@ -14,7 +14,7 @@
 
 namespace {
 
-// "0,1:2,3": the CPUs of two ranks. Empty: none.
+// Parses the CPUs of each rank: "0,1:2,3" for two ranks. Empty: no CPUs.
 std::vector<std::vector<int>> cpus_of(const std::string& text) {
   std::vector<std::vector<int>> ranks;
   if (text.empty()) return ranks;

@@ -30,15 +30,15 @@ namespace {
 
 using Watch = std::chrono::steady_clock;
 
-constexpr int kRounds = 4;  // the best one counts: what else happens on the machine only takes away
-constexpr std::chrono::milliseconds kWindow{30};  // for each workload in a round
+constexpr int kRounds = 4;                        // the best round counts: other load only slows a round
+constexpr std::chrono::milliseconds kWindow{30};  // time for each workload in a round
 constexpr std::size_t kLeastCalls = 3;
-constexpr std::chrono::milliseconds kLongest{1200};  // after it no round begins
-constexpr unsigned kDeadline = 30;                   // seconds; SIGALRM ends a process that hangs
-constexpr double kGainOfSiblings = 1.05;             // less is noise, and twice the threads have costs elsewhere
-constexpr std::size_t kGoOn = 0;                     // where the first rank's results tell whether another round begins
-constexpr std::size_t kDisplaced = 1;                // where a rank's displaced shares begin: one for each round
-constexpr std::size_t kRates = kDisplaced + kRounds;  // where its rates begin: for each round, for each figure
+constexpr std::chrono::milliseconds kLongest{1200};   // no round begins after this time
+constexpr unsigned kDeadline = 30;                    // seconds; SIGALRM ends a process that hangs
+constexpr double kGainOfSiblings = 1.05;              // a smaller gain is noise, and twice the threads cost elsewhere
+constexpr std::size_t kGoOn = 0;                      // index of the first rank's flag for another round
+constexpr std::size_t kDisplaced = 1;                 // index of a rank's displaced shares: one for each round
+constexpr std::size_t kRates = kDisplaced + kRounds;  // index of its rates: for each round, for each figure
 constexpr std::size_t kValues = kRates + kRounds * kFigures;
 
 double median_seconds(const std::function<void()>& call) {
@@ -55,7 +55,7 @@ double median_seconds(const std::function<void()>& call) {
 using MakeWorkloads = std::vector<Workload>(RankProcess&);
 using Figures = std::array<double, kFigures>;  // per second, for one rank; 0: not measured
 
-// How long the threads of this process have waited for a core while they could have run. 0: the kernel does not say.
+// Returns the time that this process's threads have waited for a core while runnable. 0: the kernel does not tell.
 std::chrono::duration<double> core_wait_of_process() {
   std::chrono::nanoseconds sum{0};
   std::error_code code;  // a thread that ends meanwhile is left out
@@ -65,8 +65,7 @@ std::chrono::duration<double> core_wait_of_process() {
   return sum;
 }
 
-// Whether each thread has a core that no other thread of the ranks has. Where it has not, the ranks displace each
-// other.
+// True if each thread has a core that no other thread of the ranks has. Otherwise the ranks displace each other.
 bool has_cores_of_its_own(const Setting& setting) {
   std::set<int> all;
   std::size_t count = 0;
@@ -104,8 +103,8 @@ void measure_as_rank(RankProcess& self, const Setting& setting, config::Matmul m
 }
 
 struct Measured {
-  Figures best{};              // in each round the median of the ranks, then the best round
-  double displaced_share = 1;  // the median of the ranks, in the round with least
+  Figures best{};              // the best of the rounds' medians over ranks
+  double displaced_share = 1;  // the smallest of the rounds' medians over ranks
 };
 
 Measured summarize(const std::vector<double>& values, int ranks) {
@@ -120,7 +119,7 @@ Measured summarize(const std::vector<double>& values, int ranks) {
       best[figure] = std::max(best[figure], median_high(of_ranks));
     }
     std::vector<double> displaced;
-    bool is_measured = false;  // the last rounds are left out where they take long
+    bool is_measured = false;  // slow processes skip the last rounds
     for (std::size_t rank = 0; rank < static_cast<std::size_t>(ranks); ++rank) {
       const double* const of_rank = values.data() + rank * kValues;
       displaced.push_back(of_rank[kDisplaced + round]);
@@ -139,7 +138,7 @@ Measured measure_with(const Setting& setting, config::Matmul matmul, MakeWorkloa
       setting.ranks);
 }
 
-// GFLOP/s of float32 matrix products, with one thread for each core and with one for each logical CPU.
+// Returns GFLOP/s of float32 matrix products with one thread for each core and for each logical CPU, by threads.
 std::map<int, double> try_siblings(const Setting& setting) {
   std::map<int, double> rates;
   for (const int threads : {setting.threads, setting.most_threads}) {
@@ -180,7 +179,7 @@ profile::RankLimits measure(Setting setting) {
   add(limits.gflops, "float16", kMatmulFloat16);
   add(limits.convolution_gflops, "float32", kConvolutionFloat32);
   add(limits.convolution_gflops, "bfloat16", kConvolutionBfloat16);
-  if (train::has_fast_matmul()) {  // else MKL's default path is the one that was measured
+  if (train::has_fast_matmul()) {  // otherwise the measured path is MKL's default
     limits.matmul = profile::MatmulPath::kFast;
     limits.matmul_default_gflops =
         in_giga(measure_with(setting, config::Matmul::kDefault, float32_workloads, 0).best[kMatmulFloat32]);

@@ -1,4 +1,4 @@
-// Measures the limits of this machine for one rank, while as many processes as it has ranks measure at once.
+// Measures the limits of this machine for one rank, while one process for each rank measures.
 #pragma once
 
 #include <vector>
@@ -8,8 +8,8 @@
 namespace dtrain::calibration {
 
 struct Setting {
-  int threads = 1;                     // of a rank: one for each core
-  int most_threads = 0;                // one for each logical CPU, which is tried; 0 or `threads`: it is not
+  int threads = 1;                     // of a rank: one thread for each core
+  int most_threads = 0;                // one thread for each logical CPU, which is tried; 0 or `threads`: not tried
   int ranks = 1;                       // of this host
   std::vector<std::vector<int>> cpus;  // of each rank; empty: not pinned
 };

@@ -16,7 +16,7 @@ namespace dtrain::calibration {
 namespace {
 
 constexpr std::size_t kPage = 4096;
-constexpr std::size_t kHeader = kPage;  // the barrier
+constexpr std::size_t kHeader = kPage;  // bytes of the barrier's page
 
 std::size_t whole_pages(std::size_t bytes) {
   return (bytes + kPage - 1) / kPage * kPage;
@@ -34,13 +34,13 @@ void pin(const std::vector<int>& cpus) {
   if (::sched_setaffinity(0, sizeof set, &set) != 0) throw SystemError("cannot pin a process to its CPUs", errno);
 }
 
-// What a forked process does. It ends without destructors and exit handlers, which belong to its parent.
+// Runs a forked process. It ends without destructors and exit handlers, which belong to its parent.
 [[noreturn]] void run_rank(int rank, pid_t parent, const RankProcessOptions& options, const SharedMemory& memory,
                            const std::function<void(RankProcess&)>& work) {
   int code = 0;
   try {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (::getppid() != parent) ::_exit(1);  // it ended before
+    if (::getppid() != parent) ::_exit(1);  // the parent has ended already
     const auto index = static_cast<std::size_t>(rank);
     if (index < options.cpus.size()) pin(options.cpus[index]);
     RankProcess self(rank, options, memory.data());
@@ -113,7 +113,7 @@ std::vector<double> run_rank_processes(const RankProcessOptions& options,
     if (pid < 0 && errno == EINTR) continue;
     std::erase(running, pid);
     if (pid > 0 && WIFEXITED(status) && WEXITSTATUS(status) == 0) continue;
-    end_all();  // they would wait for it
+    end_all();  // the others would wait in a barrier
     throw Error("a process that measures has ended with " + (WIFSIGNALED(status)
                                                                  ? "signal " + std::to_string(WTERMSIG(status))
                                                                  : "status " + std::to_string(WEXITSTATUS(status))));

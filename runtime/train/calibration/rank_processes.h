@@ -1,4 +1,4 @@
-// Processes that measure at the same time, one for each rank of a host. They are forked, pinned like ranks, and have a
+// Processes that measure at the same time, one for each rank of a host. They are forked, pinned like ranks, and share a
 // barrier in shared memory. Free of torch.
 #pragma once
 
@@ -14,19 +14,19 @@ namespace dtrain::calibration {
 struct RankProcessOptions {
   int ranks = 1;
   std::vector<std::vector<int>> cpus;  // of each rank; empty: not pinned
-  std::size_t values = 0;              // doubles that each rank has for its results
-  std::size_t shared_bytes = 0;        // of each rank's part of the memory that all ranks see; zeroed
+  std::size_t values = 0;              // number of doubles for each rank's results
+  std::size_t shared_bytes = 0;        // bytes of each rank's part of the shared memory; zeroed
 };
 
-// What one of the processes sees. One thread.
+// The interface of one measuring process. One thread.
 class RankProcess {
  public:
   RankProcess(int rank, const RankProcessOptions& options, std::byte* memory);
   int rank() const { return rank_; }
   int ranks() const { return options_.ranks; }
-  // Returns once every rank has called it as often.
+  // Returns when every rank has called barrier() as often.
   void barrier();
-  // This rank's results; those of another rank, which may be read after a barrier().
+  // The results of this rank, and those of another rank, which may be read after a barrier().
   double* values() const { return values_of(rank_); }
   double* values_of(int rank) const;
   std::byte* shared_of(int rank) const;

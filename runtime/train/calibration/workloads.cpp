@@ -27,12 +27,12 @@ namespace dtrain::calibration {
 namespace {
 
 constexpr std::size_t kMegabyte = 1u << 20;
-constexpr std::array kSizes{256, 512, 1024, 2048, 4096, 8192};  // of square matrices
-constexpr std::size_t kMostSizes = 2;  // that are measured: the largest ones. More add time, and find nothing.
+constexpr std::array kSizes{256, 512, 1024, 2048, 4096, 8192};  // sides of square matrices
+constexpr std::size_t kMostSizes = 2;  // measured sizes: the largest. More take time and find nothing.
 constexpr double kLongestCall = 0.02;  // seconds
 
-// Floats in a mapping of their own, filled by the threads that will use them. Huge pages are asked for: fewer page
-// faults while it is filled.
+// Floats in a separate mapping, filled by the threads that use them. Huge pages cause fewer page faults while the
+// mapping is filled.
 class Floats {
  public:
   Floats(std::size_t count, float value) : count_(count) {
@@ -55,7 +55,7 @@ class Floats {
   float* data_ = nullptr;
 };
 
-// a = b + 3 c for whole cache lines. The stores go past the caches, so that memory is written without being read.
+// Computes a = b + 3 c for whole cache lines. Stores bypass the caches, so that memory is written but not read.
 void triad(float* a, const float* b, const float* c, std::size_t count) {
 #ifdef __SSE2__
   const __m128 three = _mm_set1_ps(3);
@@ -63,7 +63,7 @@ void triad(float* a, const float* b, const float* c, std::size_t count) {
     _mm_stream_ps(a + i, _mm_add_ps(_mm_load_ps(b + i), _mm_mul_ps(three, _mm_load_ps(c + i))));
   }
   _mm_sfence();
-#else  // Arm's processors notice that whole lines are written
+#else  // processors of Arm detect writes of whole lines
   using Vector [[gnu::vector_size(16)]] = float;
   for (std::size_t i = 0; i < count; i += 4) {
     Vector left, right;
@@ -77,7 +77,7 @@ void triad(float* a, const float* b, const float* c, std::size_t count) {
 
 Workload memory_workload(int ranks) {
   constexpr std::size_t kLine = 16;  // floats
-  // Three arrays, together several times as large as the cache that the ranks share.
+  // The three arrays together are several times as large as the cache that the ranks share.
   const std::size_t cached = host::last_level_cache() * 3 / 2 / static_cast<std::size_t>(ranks);
   const std::size_t bytes = std::clamp(cached, 32 * kMegabyte, 256 * kMegabyte) / kMegabyte * kMegabyte;
   const std::size_t count = bytes / sizeof(float);
@@ -94,8 +94,8 @@ Workload memory_workload(int ranks) {
           }};
 }
 
-// This rank's part of an all-reduce as dtrain's shared memory does it: the mean of all ranks' parts, in rank order, is
-// written to all of them. The part is done in blocks that stay in the cache.
+// Computes this rank's part of an all-reduce like dtrain's shared-memory backend: the mean of all ranks' parts, in rank
+// order, is written to all of them, in blocks that stay in the cache.
 void reduce_block(const RankProcess& self, std::size_t first, std::size_t count) {
   constexpr std::size_t kBlock = 2048;
   std::array<float, kBlock> sum{};
@@ -126,7 +126,7 @@ double seconds_of(const std::function<void()>& call) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// The slowest rank's value. Collective.
+// Returns the largest value of all ranks. Collective.
 double slowest(RankProcess& self, double value) {
   self.barrier();
   self.values()[0] = value;
@@ -147,7 +147,7 @@ void add_matmuls(RankProcess& self, at::ScalarType type, Figure figure, std::vec
   std::vector<Workload> found;
   for (const int size : kSizes) {
     Workload one = matmul_workload(type, figure, size);
-    one.run();  // prepares: threads, code for this processor
+    one.run();  // warm-up: threads, code for this processor
     const double seconds = slowest(self, seconds_of(one.run));
     found.push_back(std::move(one));
     if (seconds * 8 > kLongestCall) break;  // the next size has eight times the work
@@ -157,7 +157,7 @@ void add_matmuls(RankProcess& self, at::ScalarType type, Figure figure, std::vec
              std::make_move_iterator(found.end()));
 }
 
-// Forward and backward of a 3x3 convolution, 64 to 64 channels, on images of 28x28 in channels_last.
+// Runs forward and backward of a 3x3 convolution, 64 to 64 channels, on images of 28x28 in channels_last.
 Workload convolution_workload(at::ScalarType type, Figure figure, int batch) {
   constexpr int kChannels = 64;
   constexpr int kSide = 28;
@@ -189,7 +189,7 @@ void add_convolution(RankProcess& self, at::ScalarType type, Figure figure, std:
   all.push_back(std::move(*found));
 }
 
-// AVX512-FP16 or AMX-FP16: without them float16 is converted at every step, a hundred times slower.
+// True with AVX512-FP16 or AMX-FP16. Without them float16 is converted at every step, a hundred times slower.
 bool multiplies_float16() {
 #ifdef __x86_64__
   unsigned a = 0;

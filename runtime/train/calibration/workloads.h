@@ -1,5 +1,5 @@
-// What is measured: operations that are bound by one limit of the machine each. One thread calls; the operations use as
-// many as libtorch is set to.
+// The measured operations, each bound by one limit of the machine. One thread calls; the operations use libtorch's
+// number of threads.
 #pragma once
 
 #include <cstddef>
@@ -18,22 +18,22 @@ enum Figure : std::size_t {
   kMatmulFloat16,
   kConvolutionFloat32,
   kConvolutionBfloat16,
-  kFigures  // how many there are
+  kFigures  // number of figures
 };
 
 struct Workload {
-  Figure figure = kMemory;    // which its rate tells; of several, the fastest does
-  double amount = 0;          // bytes, or floating point operations, of one call
-  std::function<void()> run;  // one call; takes milliseconds
+  Figure figure = kMemory;    // the figure that its rate measures; the fastest workload of a figure counts
+  double amount = 0;          // bytes or floating-point operations of one call
+  std::function<void()> run;  // one call, which takes milliseconds
 };
 
-// Bytes of each rank's buffer in the all-reduce; 0 for a single rank.
+// Returns the bytes of each rank's buffer in the all-reduce; 0 for a single rank.
 std::size_t all_reduce_bytes(int ranks);
 
-// All of them, each called at least once. Which sizes of matrices there are depends on their times, and is the same on
-// all ranks. Collective over the self.
+// Returns all workloads, each called at least once. The sizes of matrices depend on their times and are the same on all
+// ranks. Collective over the ranks of `self`.
 std::vector<Workload> all_workloads(RankProcess& self);
-// float32 matrix products alone.
+// Returns the float32 matrix products alone.
 std::vector<Workload> float32_workloads(RankProcess& self);
 
 }  // namespace dtrain::calibration

@@ -11,7 +11,7 @@ namespace dtrain::train {
 
 namespace {
 
-// FNV-1a, 64 bits: only names a file; the whole key is in it.
+// FNV-1a, 64 bits: the hash names the file, which has the whole key.
 std::uint64_t hash_of(const std::string& text) {
   std::uint64_t hash = 0xcbf29ce484222325u;
   for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;

@@ -1,5 +1,5 @@
-// What runs remember for later ones: a small JSON file for each question and for all that the answer depends on, in the
-// user's cache folder. Any thread; files are replaced whole, so runs may share the folder.
+// Answers that runs remember for later runs: a small JSON file in the user's cache folder for each question and key,
+// which is all that the answer depends on. Any thread; files are replaced whole, so runs may share the folder.
 #pragma once
 
 #include <filesystem>
@@ -13,14 +13,14 @@ namespace dtrain::train {
 
 class RunCache {
  public:
-  // `folder`: empty: nothing is remembered. `question`: a folder's name, "fusion". `key`: all that the answer depends
-  // on.
+  // `folder`: empty: nothing is remembered. `question`: a folder's name, "fusion". `key`: everything that the answer
+  // depends on.
   RunCache(const std::filesystem::path& folder, const std::string& question, Json key);
 
-  // The answer found earlier for the same key, if there is one. A file that is damaged counts as none, with a line in
-  // the log.
+  // Returns the answer that an earlier run stored for the same key; empty: none. A damaged file counts as none and is
+  // logged.
   std::optional<Json> find(const Logger& log) const;
-  // Whether it was written. What cannot be written is said in the log and forgotten. `answer`: a mapping without "key".
+  // Returns false if the cache is off or the write fails, which is logged. `answer`: a mapping without "key".
   bool store(Json answer, const Logger& log) const;
   const std::filesystem::path& file() const { return file_; }
 

@@ -4,7 +4,7 @@
 
 namespace dtrain::train {
 
-// After so many steps.
+// Returns second() after this number of steps.
 bool TurnComparison::second_at(int steps) {
   return steps > kWarmUpSteps && (steps - kWarmUpSteps) / kStepsOfATurn % 2 == 1;
 }
@@ -34,7 +34,7 @@ void TurnComparison::decide() {
   for (std::size_t i = 0; i < times_.size(); ++i) {
     auto& times = times_[i];
     if (times.empty()) continue;
-    // The same on every rank, and so is the decision.
+    // The all-reduce makes the times, and so the decision, the same on every rank.
     communicator_.all_reduce(times.data(), times.size(), comm::DataType::kFloat64, {.op = comm::ReduceOp::kMax}).wait();
     medians_[i] = median_high(times);
   }

@@ -1,8 +1,8 @@
-// Which of two ways to compute a step is shorter, found out on the run's own first steps.
+// Finds which of two ways to compute a step is faster, in the first steps of the run.
 //
-// The two take turns, a few steps each and twice, so that a drift of the machine hits both; the first step of a turn
-// does not count. A step takes as long as its slowest rank. Which way a step goes before the end depends on its number
-// alone. Training thread; no torch.
+// The ways take turns of a few steps, twice each, so that a drift of the machine affects both; the first step of a turn
+// does not count. The time of a step is that of its slowest rank. Until the end, the way of a step depends on the
+// step's number alone. Training thread; no torch.
 #pragma once
 
 #include <array>
@@ -15,28 +15,28 @@ namespace dtrain::train {
 
 class TurnComparison {
  public:
-  // `enough`: the second way is taken where its step takes at most this share of the first one's.
+  // `enough`: the second way is chosen if its step takes at most this share of the first way's time.
   TurnComparison(comm::Communicator& communicator, double enough) : communicator_(communicator), enough_(enough) {}
 
-  // Whether the next step goes the second way, once done() for good.
+  // True if the next step goes the second way; final when done().
   bool second() const { return second_; }
   bool done() const { return done_; }
-  // After every optimizer step until done(): its batch, and what this rank's window took, without its batches' loading.
-  // Collective at the end. True when second() has changed.
+  // Called after every optimizer step until done(), with its batch and the time of this rank's window, without the
+  // loading of batches. Collective at the end. Returns true if second() has changed.
   bool end_step(std::int64_t batch, double milliseconds);
 
-  // How many steps have ended; a comparison that goes on elsewhere sets it, and has no times of those steps.
+  // Number of steps that have ended. go_on_after() continues a restored comparison, without times of earlier steps.
   int steps() const { return steps_; }
   void go_on_after(int steps);
 
-  // Medians, in milliseconds; once done(). 0: no step was measured.
+  // Medians in milliseconds, valid when done(). 0: no step was measured.
   double first_ms() const { return medians_[0]; }
   double second_ms() const { return medians_[1]; }
   struct Turn {
     bool second = false;
     std::int64_t first_batch = 0, last_batch = 0;
   };
-  // The steps that count, by the batches they ended: analysis compares their phases.
+  // The batches of the steps that count; analysis compares the phases of these steps.
   const std::vector<Turn>& turns() const { return turns_; }
 
   static constexpr int kWarmUpSteps = 2;
@@ -52,7 +52,7 @@ class TurnComparison {
   int steps_ = 0;
   bool second_ = false;
   bool done_ = false;
-  std::array<std::vector<double>, 2> times_;  // of the first way, of the second
+  std::array<std::vector<double>, 2> times_;  // milliseconds of steps of the first way and of the second
   std::array<double, 2> medians_{};
   std::vector<Turn> turns_;
 };

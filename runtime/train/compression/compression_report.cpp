@@ -12,13 +12,13 @@ namespace dtrain::train {
 
 namespace {
 
-constexpr std::size_t kFewest = 2;  // steps of a kind that can be compared
+constexpr std::size_t kFewest = 2;  // fewest steps of a kind for a comparison
 
 std::string duration(double seconds) {
   return format_duration(Nanoseconds(std::llround(std::abs(seconds) * 1e9)));
 }
 
-// Without the first step, in which all ranks wait for the one that started last.
+// Returns the median without the first step, in which all ranks wait for the rank that started last.
 double median_behind_first(const std::vector<double>& values) {
   std::vector<double> later(values.begin() + (values.size() > kFewest ? 1 : 0), values.end());
   return median_high(later);

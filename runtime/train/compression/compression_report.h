@@ -1,5 +1,5 @@
-// What compression has brought a run: bytes, and time gained or lost against steps that were exchanged uncompressed.
-// Training thread only.
+// Reports the effect of compression on a run: bytes, and time gained or lost against steps that were exchanged
+// uncompressed. Training thread only.
 #pragma once
 
 #include <string>
@@ -14,26 +14,26 @@ namespace dtrain::train {
 
 class CompressionReport {
  public:
-  // `name`: "gradient compression", or what else is compressed.
+  // `name`: "gradient compression", or another use of compression.
   CompressionReport(std::string name, std::string key) : name_(std::move(name)), key_(std::move(key)) {}
 
-  // A step's exchange cost its rank so much: encoding, decoding and waiting, not what went on beside computing.
+  // Adds the time that a step's exchange delayed its rank: encoding, decoding and waiting, without overlapped parts.
   void add(bool compressed, Nanoseconds exposed);
-  // Steps so far are not like those that follow.
+  // Discards the steps so far, which are not like later ones.
   void forget();
 
-  // Writes the account and its sentence to plan.json and the log. Collective.
+  // Writes account() and sentence() to plan.json and the log. Collective.
   void write(const comm::CompressionStatistics& statistics, const char* codec, const RunServices& run) const;
 
-  // plan.json's account of it. Collective: times are the mean over ranks.
+  // Returns the account for plan.json. Collective: times are the mean over ranks.
   Json account(const comm::CompressionStatistics& s, const char* codec, comm::Communicator& communicator) const;
-  // The same as a sentence; `loses` is set where it says to switch it off.
+  // Returns the account as a sentence. Sets `loses` if the sentence advises to switch compression off.
   std::string sentence(const Json& account, bool& loses) const;
 
  private:
   std::string name_;
   std::string key_;              // of the experiment file
-  std::vector<double> plain_s_;  // of each step that went uncompressed
+  std::vector<double> plain_s_;  // seconds of each uncompressed step
   std::vector<double> compressed_s_;
 };
 

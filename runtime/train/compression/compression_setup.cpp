@@ -7,10 +7,10 @@ namespace dtrain::train {
 
 namespace {
 
-// The first steps, and the first with new buckets, take longer than later ones.
+// The first steps of a run, and the first steps with new buckets, take longer than later ones.
 constexpr int kWarmUpSteps = 2;
 
-// Rows of the matrix in memory.
+// Returns the rows of the matrix in memory (gradient_tensors()).
 std::int64_t rows_of(const at::Tensor& tensor) {
   std::int64_t farthest = -1;
   std::int64_t rows = 1;
@@ -30,7 +30,7 @@ comm::CompressionOptions compression_options(const CompressorOptions& wanted) {
   options.seed = wanted.seed;
   options.compared_steps = wanted.compared_steps;
   options.first_compared = wanted.settled_steps + kWarmUpSteps;
-  // A warm-up that has two steps like later ones can be compared with.
+  // Two steps of the warm-up that are like later ones are enough for a comparison.
   if (options.codec.warmup_steps >= std::max<std::int64_t>(options.first_compared, 2 * kWarmUpSteps)) {
     options.compared_steps = 0;
   }

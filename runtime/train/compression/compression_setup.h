@@ -1,4 +1,4 @@
-// From an experiment's compression and a model's flat parameters to what a comm::GradientCompressor is made of.
+// Makes the arguments of a comm::GradientCompressor from an experiment's compression and a model's flat parameters.
 // Training thread only.
 #pragma once
 
@@ -13,14 +13,14 @@
 
 namespace dtrain::train {
 
-// How a compressor divides the first steps.
+// Returns the codec, and the division of the first steps into warm-up, compared and other steps.
 comm::CompressionOptions compression_options(const CompressorOptions& options);
 
-// Every parameter as a matrix: the dimension whose elements lie farthest apart in memory, by the rest. `flats`: of each
-// group what is exchanged, laid out as the parameters are.
+// Returns every parameter as a matrix: the dimension with the largest stride in memory, by the rest. `flats`: the
+// exchanged values of each group, laid out like the parameters.
 std::vector<comm::GradientTensor> gradient_tensors(const FlatParameters& parameters, std::span<const at::Tensor> flats);
 
-// Bucket `index` of a plan, in that memory.
+// Returns bucket `index` of a plan in the memory `flats`.
 comm::GradientBucket gradient_bucket(const comm::FusionPlan& plan, std::size_t index,
                                      std::span<const at::Tensor> flats);
 

@@ -30,7 +30,7 @@ ExposedTimes::Stretch::~Stretch() {
   }
   try {
     times_.events_.emplace_back(std::move(*times_.began_), times_.event_now());
-  } catch (const std::exception&) {  // a device that has failed: whoever waits for it says so
+  } catch (const std::exception&) {  // a device that has failed: waits for it report the error
   }
 }
 

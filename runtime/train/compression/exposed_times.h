@@ -1,5 +1,5 @@
-// How long the exchanges of a step hold up what is computed: on a device the time of the compute stream, by events that
-// are read late; on a CPU that of the calling thread.
+// Measures the time by which the exchanges of a step delay computing: on a device the time of the compute stream, by
+// events that are read late; on a CPU the time of the calling thread.
 #pragma once
 
 #include <optional>
@@ -17,8 +17,7 @@ class ExposedTimes {
  public:
   explicit ExposedTimes(c10::Device device) : device_(device) {}
 
-  // Around all that is done for exchanges, on the calling thread's current stream. `count`: whether this step's time is
-  // wanted.
+  // Spans work for exchanges on the calling thread's current stream. `count`: measure the time of this step.
   class Stretch {
    public:
     Stretch(ExposedTimes& times, bool count);
@@ -31,7 +30,7 @@ class ExposedTimes {
     bool count_;
     Nanoseconds began_{0};
   };
-  // The step is over; of those that were counted.
+  // Ends a step that was counted.
   void end_step(bool compressed);
   void forget() { steps_.clear(); }
 
@@ -39,7 +38,7 @@ class ExposedTimes {
     bool compressed = false;
     Nanoseconds exposed{0};
   };
-  // Of all steps that were counted. Waits for the device.
+  // Returns all steps that were counted. Waits for the device.
   std::vector<Step> take();
 
  private:
@@ -53,7 +52,7 @@ class ExposedTimes {
   const c10::Device device_;
   SystemClock clock_;
   Events events_;                    // of this step
-  std::optional<c10::Event> began_;  // of the stretch under way
+  std::optional<c10::Event> began_;  // of the current stretch
   Nanoseconds exposed_{0};           // of this step, on a CPU
   std::vector<Counted> steps_;
 };

@@ -11,7 +11,7 @@ namespace dtrain::train {
 
 namespace {
 
-// An exchange without compression. The scale comes after the sum, as on a CPU: NCCL would round before.
+// An exchange without compression. The scale is applied after the sum, as on a CPU: NCCL would round before the sum.
 class PlainTensors final : public TensorExchange {
  public:
   PlainTensors(comm::Communicator& communicator, TensorBucket bucket, double scale)
@@ -51,14 +51,14 @@ TensorCodecContext context_of(const FlatParameters& parameters, std::vector<at::
 
 class TensorCompressor::OneWork final : public comm::WorkState {
  public:
-  // `counted`: in a compressed step.
+  // `counted`: the step is compressed, so its bytes count.
   OneWork(TensorCompressor& compressor, std::unique_ptr<TensorExchange> exchange, bool counted, bool gathers)
       : compressor_(compressor), exchange_(std::move(exchange)), counted_(counted), gathers_(gathers) {
     step();
     first_ = operation_;
   }
 
-  // One stage: the compute stream waits for the operation, and what follows is launched.
+  // Runs one stage: the compute stream waits for the operation, and the next operation is launched.
   void advance() {
     if (done_) return;
     operation_.join();
@@ -109,7 +109,7 @@ TensorCompressor::TensorCompressor(const FlatParameters& parameters, std::vector
       times_(parameters.memory().device()),
       report_(options.name, options.key) {
   const at::NoGradGuard no_grad;
-  codec_ = make_tensor_codec(context_, options.compression);  // checks, too
+  codec_ = make_tensor_codec(context_, options.compression);  // also checks the settings
   if (communicator.world_size() == 1) codec_.reset();
 }
 
@@ -169,7 +169,7 @@ comm::Work TensorCompressor::exchange(const comm::FusionPlan& plan, std::size_t 
 void TensorCompressor::advance_all() {
   const at::NoGradGuard no_grad;
   const ExposedTimes::Stretch stretch(times_, compared());
-  // Stage by stage, in the order they were begun: the same on every rank.
+  // Exchanges advance by one stage each, in the order of their begin, which is the same on every rank.
   for (const auto& one : under_way_) one->advance();
   std::erase_if(under_way_, [](const auto& one) { return one->done(); });
 }
@@ -222,7 +222,7 @@ void TensorCompressor::report(const RunServices& run) {
 }
 
 void TensorCompressor::visit(StateVisitor& visitor) {
-  // Two halves, so that float holds any number of steps exactly.
+  // The number of steps is stored in two halves, which float holds exactly.
   const auto number = static_cast<std::uint64_t>(steps_);
   std::vector<float> steps{static_cast<float>(number >> 24), static_cast<float>(number & 0xffffff)};
   visitor.reals("steps", steps);

@@ -1,8 +1,8 @@
 // Compression on any device: comm::GradientCompressor in tensor operations, on the current stream.
 //
-// The same steps travel uncompressed (warm-up, comparison), the same state is kept under the same names, and each rank
-// sends the same values as a CPU would; what NCCL sums may be rounded otherwise (codecs/narrow.cpp). Nothing waits on
-// the host, except report(), which reads what the device has counted.
+// The same steps are exchanged uncompressed as on a CPU (warm-up, comparison), the state has the same names, and each
+// rank sends the same values; NCCL may round sums differently (codecs/narrow.cpp). The host does not wait, except in
+// report(), which reads the device's counts.
 #pragma once
 
 #include <deque>
@@ -48,13 +48,13 @@ class TensorCompressor final : public BucketCompressor {
   const comm::CompressionOptions options_;
   const bool undoes_steps_;
   TensorCodecContext context_;
-  std::unique_ptr<TensorCodec> codec_;  // null: everything travels as it is
+  std::unique_ptr<TensorCodec> codec_;  // null: no compression
   std::deque<std::shared_ptr<OneWork>> under_way_;
-  // What the codec's state was before the step under way, in memory that is made once; whether it holds that.
+  // The codec's state before the current step, in memory that is allocated once; keeps_state_: it holds that state.
   std::vector<at::Tensor> state_before_;
   bool keeps_state_ = false;
   std::int64_t steps_ = 0;
-  comm::CompressionStatistics statistics_;  // without what the device counts
+  comm::CompressionStatistics statistics_;  // without the device's counts
   ExposedTimes times_;
   CompressionReport report_;
 };

@@ -1,5 +1,5 @@
-// Whether this process is capturing a CUDA graph (graph/step_graph.h), for code that does what a graph would not
-// repeat. Any thread: libtorch runs backward on another one.
+// Tells code whose effects a CUDA graph would not repeat that this process is capturing one (graph/step_graph.h). Any
+// thread, because libtorch runs backward on another thread.
 #pragma once
 
 #include <atomic>
@@ -8,7 +8,7 @@ namespace dtrain::train {
 
 inline std::atomic<bool> capturing_graph{false};
 
-// Spans a capture.
+// Sets capturing_graph for the duration of a capture.
 class CaptureState {
  public:
   CaptureState() { capturing_graph = true; }

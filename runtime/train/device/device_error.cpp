@@ -10,7 +10,7 @@ namespace dtrain::train {
 
 namespace {
 
-// CUDA's error codes (driver_types.h) for a device that is taken or has failed.
+// CUDA's error codes (driver_types.h) for a device that is in use or has failed.
 constexpr int kDevicesUnavailable = 46;
 constexpr int kEccUncorrectable = 214;
 
@@ -18,7 +18,7 @@ constexpr const char* kFailedRemedy =
     "the kernel's log names the cause (dmesg | grep -i xid); a fault in the model's own kernels shows in "
     "CUDA_LAUNCH_BLOCKING=1 or compute-sanitizer; if the GPU is lost, take the host out of the cluster";
 
-// "; 1.2 GiB are in tensors, 3.0 GiB are reserved for them": libtorch's own text says how much is free
+// Returns "; 1.2 GiB are in tensors, 3.0 GiB are reserved for them". libtorch's own text tells how much is free.
 std::string memory_text(c10::Device device) {
   auto* const allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device.type()));
   if (allocator == nullptr || !allocator->initialized()) return {};

@@ -1,4 +1,4 @@
-// What libtorch's errors about a GPU mean for the user: it is out of memory, lost, or taken. Plain functions.
+// Explains libtorch's errors about a GPU to the user: out of memory, failed, or in use. Plain functions.
 #pragma once
 
 #include <string>
@@ -10,16 +10,16 @@
 
 namespace dtrain::train {
 
-// `error` in words for users, without libtorch's stack; where it is about a GPU, with what was asked for, what is free
-// and what to do.
+// Returns `error` in words for users, without libtorch's stack. An error about a GPU has the requested and the free
+// memory, and a remedy.
 Error device_error(const c10::Error& error, c10::Device device);
 
-// Whether a GPU has failed for this process: nothing works there any more. False for the CPU.
+// True if a GPU has failed for this process, so that all its operations fail. False for the CPU.
 bool has_failed(c10::Device device);
-// Such a GPU's error, in which something that used it has ended with `what`.
+// Returns the error of a failed GPU. `what`: the message of the operation that used it.
 Error failed_device(c10::Device device, const std::string& what);
 
-// Throws device_error() of the c10::Error that is being handled, behind "`what`: ".
+// Throws device_error() of the c10::Error that is being handled, with "`what`: " before its message.
 [[noreturn]] void rethrow_device_error(c10::Device device, const std::string& what);
 
 }  // namespace dtrain::train

@@ -24,7 +24,7 @@ void DeviceFeed::move(Batch& batch) {
       if (tensor.device() == device_) continue;
       const at::Tensor host = tensor.is_pinned() ? tensor : tensor.contiguous().pin_memory();
       tensor = host.to(device_, /*non_blocking=*/true);
-      tensor.record_stream(computing);  // its memory is taken on this stream and used on that one
+      tensor.record_stream(computing);  // memory from this stream, used on the compute stream
     }
     arrived_->record(*stream_);
   }

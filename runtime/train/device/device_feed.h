@@ -1,6 +1,6 @@
-// Batches on their way to the device: from page-locked memory, on a stream of their own, beside what the device
-// computes. The host is some batches ahead of the device (StepsInFlight), so a batch arrives while the one before it is
-// computed. Training thread.
+// Copies batches to the device from page-locked memory, on a separate stream, while the device computes. The host is
+// some batches ahead of the device (StepsInFlight), so a batch arrives while the device computes an earlier batch.
+// Training thread.
 #pragma once
 
 #include <optional>
@@ -19,18 +19,18 @@ class DeviceFeed {
   explicit DeviceFeed(c10::Device device);
 
   // Replaces the batch's tensors by tensors on the device, in the order of the current stream. The host does not wait.
-  // On a CPU nothing happens. The tensors of a batch from page-locked memory must keep their values until the device
-  // has them; other tensors are copied to page-locked memory first.
+  // Does nothing on a CPU. Tensors in page-locked memory must keep their values until they are copied; other tensors
+  // are copied to page-locked memory first.
   void move(Batch& batch);
-  // Lets go of the last batch, whose work the device has done.
+  // Releases the last batch, whose work the device has done.
   void let_go() { last_.clear(); }
 
  private:
   const c10::Device device_;
   std::optional<c10::Stream> stream_;
   std::optional<c10::Event> arrived_;
-  // The last batch. An exception must not be what frees it: libtorch records events when it frees such memory, and a
-  // device that has failed makes that throw.
+  // The last batch, kept so that an exception does not free it: libtorch records events when it frees such memory,
+  // which throws if the device has failed.
   std::vector<at::Tensor> last_;
 };
 

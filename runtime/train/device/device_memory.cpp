@@ -13,7 +13,7 @@ class CachingAllocatorMemory final : public profile::DeviceMemory {
   Reading take() override {
     constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
     const auto stats = allocator_.getDeviceStats(index_);
-    allocator_.resetPeakStats(index_);  // a call a phase: the next peak is the next phase's
+    allocator_.resetPeakStats(index_);  // called once per phase, so that the next peak is of the next phase
     return {stats.allocated_bytes[kAll].current, stats.reserved_bytes[kAll].current, stats.allocated_bytes[kAll].peak};
   }
   int device() const override { return index_; }
@@ -23,7 +23,7 @@ class CachingAllocatorMemory final : public profile::DeviceMemory {
   c10::DeviceIndex index_;
 };
 
-// nullptr where memory is not cached, or nothing was ever allocated.
+// Returns nullptr if memory is not cached, or was never allocated.
 c10::DeviceAllocator* caching_allocator(const c10::Device& device) {
   if (device.is_cpu()) return nullptr;
   auto* const allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device.type()));

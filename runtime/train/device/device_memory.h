@@ -1,5 +1,5 @@
-// How much memory a rank's tensors have on its device, and what libtorch's caching allocator keeps beside it. Training
-// thread.
+// Reads the memory of a rank's tensors on its device and the memory that libtorch's caching allocator reserves.
+// Training thread.
 #pragma once
 
 #include <memory>
@@ -10,11 +10,11 @@
 
 namespace dtrain::train {
 
-// nullptr for the CPU, whose memory is the process's, and for a device whose allocator keeps no count.
+// Returns nullptr for the CPU, whose memory is the process's, and for a device whose allocator does not count.
 std::unique_ptr<profile::DeviceMemory> device_memory(const c10::Device& device);
 
-// The device gets back what the allocator keeps for later tensors. The host waits until the device has done all that it
-// was given.
+// Returns the memory that the allocator keeps for later tensors to the device. Waits until the device has finished all
+// work.
 void release_unused_memory(const c10::Device& device);
 
 }  // namespace dtrain::train

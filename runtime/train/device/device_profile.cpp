@@ -11,7 +11,7 @@ namespace {
 
 using SteadyClock = std::chrono::steady_clock;
 
-// The device has done everything then: it only has to be asked.
+// Limits of the polling after the device has finished all work.
 constexpr std::chrono::seconds kMostAsking{2};
 constexpr std::chrono::microseconds kBetweenQuestions{20};
 

@@ -1,4 +1,4 @@
-// What a rank records of its GPU: memory by phase, and the times of steps. On a CPU nothing. Training thread.
+// Records a rank's GPU: memory by phase, and the times of steps. Does nothing on a CPU. Training thread.
 #pragma once
 
 #include <memory>
@@ -15,14 +15,14 @@ namespace dtrain::train {
 
 class DeviceProfile {
  public:
-  // `device_times`: the phases of a step are the device's, else the host's. All outlive it.
+  // `device_times`: time a step's phases on the device, otherwise on the host. The references outlive the object.
   DeviceProfile(c10::Device device, profile::Recorder& recorder, const Clock& clock, bool device_times);
   ~DeviceProfile();
   DeviceProfile(const DeviceProfile&) = delete;
   DeviceProfile& operator=(const DeviceProfile&) = delete;
 
-  // Waits until the device has done all that it was given, and records it. For the ends of loops and of deep windows.
-  // Errors as StepsInFlight::wait_for_all().
+  // Waits until the device has finished all work, and records its steps. Called at the ends of loops and of deep
+  // windows. Errors: those of StepsInFlight::wait_for_all().
   void settle(StepsInFlight& in_flight);
 
  private:

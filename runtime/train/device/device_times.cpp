@@ -11,7 +11,7 @@ namespace dtrain::train {
 
 namespace {
 
-// CUDA gives distances as a float of milliseconds: at two seconds its steps are 0.1 us.
+// CUDA returns time differences as float milliseconds, which have a resolution of 0.1 us at two seconds.
 constexpr double kMostDistance_ns = 2e9;
 
 }  // namespace
@@ -23,7 +23,7 @@ c10::Event DeviceTimes::free_event() {
   return event;
 }
 
-// Changes of phase come from destructors, too, also while an exception says that the device has failed.
+// Does not throw: destructors call it at changes of phase, also while an exception of a failed device is handled.
 void DeviceTimes::mark() {
   if (failed_) return;
   marks_.push_back({free_event(), static_cast<double>(clock_.monotonic().count())});
@@ -52,21 +52,21 @@ void DeviceTimes::measure_from(c10::Event event, double since_origin_ns) {
 
 bool DeviceTimes::take(std::size_t count, std::vector<std::int64_t>& times) {
   if (count == 0) return true;
-  // They are on one stream: the device is past all of them when it is past the last one.
+  // All events are on one stream: when the device has passed the last event, it has passed all.
   if (count > marks_.size() || !has_passed(marks_[count - 1].event)) return false;
   const auto seen_ns = static_cast<double>(clock_.monotonic().count());
   const c10::Event& origin = origin_ ? *origin_ : marks_.front().event;
   since_origin_.clear();
   double earliest_ns = 0;
   for (std::size_t i = 0; i < count; ++i) {
-    // An event is not measured from itself where it is the first origin.
+    // The first origin's time is 0: an event is not measured from itself.
     const bool is_origin = !origin_ && i == 0;
     since_origin_.push_back(is_origin ? 0 : origin.elapsedTime(marks_[i].event) * 1e6);
     const double possible_ns = marks_[i].recorded_ns - since_origin_.back();
     earliest_ns = i == 0 ? possible_ns : std::max(earliest_ns, possible_ns);
   }
   const double latest_ns = seen_ns - since_origin_.back();
-  // One shift for all of them keeps their distances as they are.
+  // The same shift for all events keeps their distances.
   origin_time_ = std::min(std::max(origin_time_.value_or(earliest_ns), earliest_ns), latest_ns);
   for (const double since_ns : since_origin_) {
     last_taken_ = std::max<std::int64_t>(last_taken_, std::llround(*origin_time_ + since_ns));

@@ -1,11 +1,11 @@
-// Page-locked host memory, from which a GPU copies while the host goes on. Any thread, once the device has been opened.
+// Page-locked host memory, from which a GPU copies while the host continues. Any thread, once the device is open.
 #pragma once
 
 #include "dtrain/data/loader.h"
 
 namespace dtrain::train {
 
-// Memory of libtorch's own allocator of page-locked memory, which keeps what a copy still reads until the copy is done.
+// Returns libtorch's allocator of page-locked memory, which reuses memory only after the copies that read it.
 data::BatchAllocator pinned_allocator();
 
 }  // namespace dtrain::train

@@ -14,22 +14,22 @@ namespace {
 
 using SteadyClock = std::chrono::steady_clock;
 
-constexpr std::chrono::microseconds kEager{50};  // asks again at once for so long
-constexpr std::chrono::microseconds kNap{20};    // then this often
+constexpr std::chrono::microseconds kEager{50};  // polls without a pause for this time
+constexpr std::chrono::microseconds kNap{20};    // pause between later polls
 
 }  // namespace
 
 StepsInFlight::StepsInFlight(c10::Device device, comm::Communicator& communicator, profile::Recorder& recorder)
     : device_(device), communicator_(communicator), recorder_(recorder) {}
 
-// What is in flight copies to memory of this object.
+// Waits, because copies in flight write to memory of this object.
 StepsInFlight::~StepsInFlight() {
   try {
     while (!flights_.empty()) {
       wait_for(flights_.front().ended);
       flights_.pop_front();
     }
-  } catch (const std::exception&) {  // the device or a peer has failed, which the owner knows
+  } catch (const std::exception&) {  // a failed device or peer, which the owner reports
   }
 }
 

@@ -1,9 +1,8 @@
-// How far the host may be ahead of its GPU. The host hands work over and does not wait for it, except here: when it has
-// handed over a batch, it waits until at most kMost batches are unfinished. Values that the host needs are copied
-// without waiting and read when their batch has ended; so all ranks read them in the same round.
+// Limits how far the host is ahead of its GPU. The host waits for submitted work only here: after each batch, until at
+// most kMost batches are unfinished. Values for the host are copied without waiting and read when their batch has
+// ended, so all ranks read them in the same round.
 //
-// On a CPU a batch has ended when its code has: nothing waits, and values are read at once.
-// Training thread.
+// On a CPU nothing waits, and values are read at once. Training thread.
 #pragma once
 
 #include <cstdint>
@@ -22,29 +21,29 @@ namespace dtrain::train {
 
 class StepsInFlight {
  public:
-  // Of the batches that have been handed over, how many the device may still have to finish.
+  // Largest number of submitted batches that the device has not finished.
   static constexpr int kMost = 2;
 
-  // `communicator`: of the device. It is moved on while the host waits, and says when a peer has failed.
+  // `communicator`: the device's. The host drives its progress while it waits, and gets its errors of failed peers.
   StepsInFlight(c10::Device device, comm::Communicator& communicator, profile::Recorder& recorder);
   ~StepsInFlight();
   StepsInFlight(const StepsInFlight&) = delete;
   StepsInFlight& operator=(const StepsInFlight&) = delete;
 
-  // Calls `use` with the values of a tensor of any type and device, as doubles: at once where it lies on the host, else
-  // once the batch under way has ended, from end_batch() or finish_oldest().
+  // Calls `use` with the values of a tensor of any type and device, as doubles: at once for a tensor on the host,
+  // otherwise when the current batch has ended, in end_batch() or finish_oldest().
   using Use = std::function<void(std::span<const double>)>;
   void read(const at::Tensor& values, Use use);
 
-  // The work of a batch has been handed over whole. Waits until at most kMost batches are unfinished, and reads the
-  // values of those that it waited for. CommError as Work::wait().
+  // Ends a batch whose work has been submitted. Waits until at most kMost batches are unfinished, and reads the values
+  // of the batches that it waited for. CommError: those of Work::wait().
   void end_batch();
-  // What has been handed over since end_batch() belongs to the batch that ended there.
+  // Adds the work since end_batch() to the batch that ended there.
   void extend_batch();
-  // Waits for the oldest batch that is unfinished, if there is one, and reads its values.
+  // Waits for the oldest unfinished batch, if any, and reads its values.
   void finish_oldest();
   void finish_all();
-  // Waits until the device has done all that was handed over. Values are read when their batch's turn comes.
+  // Waits until the device has finished all submitted work. Does not read values.
   void wait_for_all();
 
   // A value of batch b is read at the end of batch b + lag().
@@ -64,7 +63,7 @@ class StepsInFlight {
   const c10::Device device_;
   comm::Communicator& communicator_;
   profile::Recorder& recorder_;
-  std::vector<Reading> readings_;  // of the batch under way
+  std::vector<Reading> readings_;  // of the current batch
   std::deque<Flight> flights_;     // oldest first
 };
 

@@ -1,6 +1,6 @@
-// Makes libtorch's operations that wait for the GPU errors while a step is handed over, so that a wait which slows
-// every step is found: DTRAIN_SYNC_DEBUG=error. It is libtorch's own switch (torch.cuda.set_sync_debug_mode in Python),
-// for which libtorch has no function that could be called without its CUDA headers; the object behind it is set.
+// DTRAIN_SYNC_DEBUG=error turns waits for the GPU in libtorch's operations into errors while a step is submitted, to
+// find a wait that slows every step. The switch is libtorch's (torch.cuda.set_sync_debug_mode in Python). No function
+// for it can be called without CUDA headers, so this class sets the variable behind it.
 //
 // Training thread.
 #pragma once
@@ -13,14 +13,14 @@ namespace dtrain::train {
 
 class SyncDebug {
  public:
-  // The first batches may wait: allocators warm up, the strategies are compared.
+  // The first batches may wait: allocators warm up, and strategies are compared.
   static constexpr std::int64_t kFirstBatch = 40;
 
-  // Reads DTRAIN_SYNC_DEBUG: not set or "off": nothing; "error": from batch kFirstBatch on. ConfigError for any other
-  // value, and where libtorch has no such switch.
+  // Reads DTRAIN_SYNC_DEBUG: not set or "off": nothing; "error": from batch kFirstBatch on. ConfigError for another
+  // value, or if libtorch has no such switch.
   explicit SyncDebug(c10::Device device);
 
-  // Spans what must not wait.
+  // Spans code that must not wait.
   class Scope {
    public:
     Scope(SyncDebug& debug, std::int64_t batch);

@@ -47,7 +47,7 @@ c10::Device open_device(std::optional<int> gpu) {
   const c10::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(*gpu));
   c10::impl::VirtualGuardImpl(at::kCUDA).setDevice(device);
   try {
-    at::empty({1}, at::TensorOptions().device(device));  // the first allocation makes the context
+    at::empty({1}, at::TensorOptions().device(device));  // the first allocation creates the context
   } catch (const c10::Error&) {
     rethrow_device_error(device, "this rank cannot use its GPU");
   }
@@ -57,7 +57,7 @@ c10::Device open_device(std::optional<int> gpu) {
 void use_fast_paths(c10::Device device, const FastPaths& paths) {
   if (device.is_cpu()) return;
   at::Context& context = at::globalContext();
-  // Not setFloat32Precision(): libtorch's kernels check that the older settings, which these are, say the same.
+  // These older settings are used, not setFloat32Precision(): libtorch's kernels check that both agree.
   context.setAllowTF32CuBLAS(paths.tf32);
   context.setAllowTF32CuDNN(paths.tf32);
   context.setBenchmarkCuDNN(paths.cudnn_benchmark);

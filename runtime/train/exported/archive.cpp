@@ -22,7 +22,7 @@ using caffe2::serialize::PyTorchStreamReader;
 
 constexpr std::size_t kMostRecords = 200'000;
 constexpr const char* kModels = "models/";
-// Of PyTorch before 2.8, which wrote the records below the archive's root.
+// PyTorch before 2.8 wrote this record, below the archive's root.
 constexpr const char* kOldProgram = "serialized_exported_program.json";
 
 std::string plain_message(const std::exception& error) {
@@ -38,7 +38,7 @@ bool has_zip_magic(const fs::path& file) {
   return stream && std::string_view(magic, 4) == std::string_view("PK\x03\x04", 4);
 }
 
-// Its first bytes are the length of a header, which is JSON.
+// A file of safetensors begins with the length of a header, which is JSON.
 bool is_safetensors(const fs::path& file) {
   std::ifstream stream(file, std::ios::binary);
   char begin[9] = {};
@@ -63,7 +63,7 @@ bool is_exported_program(const fs::path& file) {
     const auto records = reader.getAllRecords();
     return std::any_of(records.begin(), records.end(), is_program);
   } catch (const std::exception&) {
-    return file.extension() == ".pt2";  // damaged: its name says what it was
+    return file.extension() == ".pt2";  // the archive is damaged: its name tells the kind
   }
 }
 
@@ -124,7 +124,7 @@ bool Archive::has(const std::string& record) const {
   }
 }
 
-// A stored record is no longer than the file. torch.export compresses none.
+// A record is no longer than the file, for torch.export does not compress records.
 std::size_t Archive::size_of(const std::string& record) const {
   std::size_t bytes = 0;
   try {

@@ -1,5 +1,5 @@
-// The zip archive that torch.export.save() writes (`.pt2`): named records. What it says of sizes is checked against the
-// file, so no record makes the reader allocate more than the file has bytes. One thread at a time.
+// The zip archive that torch.export.save() writes (`.pt2`): named records. Sizes are checked against the file, so that
+// no record makes the reader allocate more bytes than the file has. One thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -16,29 +16,29 @@ class PyTorchStreamReader;
 
 namespace dtrain::exported {
 
-// Whether the file is a zip archive whose records are those of an exported program, also of one that cannot be read
-// here. False for what is no archive. ConfigError if the file cannot be read.
+// Returns true if the file is a zip archive with the records of an exported program, even if this version cannot read
+// the program. Returns false if the file is no archive. ConfigError if the file cannot be read.
 bool is_exported_program(const std::filesystem::path& file);
 
 class Archive {
  public:
-  // ConfigError: it cannot be read, is damaged, is none of torch.export, or was written by an older PyTorch.
+  // ConfigError: the file cannot be read, is damaged, is not of torch.export, or was written by an older PyTorch.
   explicit Archive(std::filesystem::path file);
   ~Archive();
   Archive(const Archive&) = delete;
   Archive& operator=(const Archive&) = delete;
 
   const std::filesystem::path& file() const { return file_; }
-  // The program's name in the archive: "model", unless several were saved together, which is a ConfigError.
+  // The program's name in the archive: "model". An archive with several programs is a ConfigError.
   const std::string& program() const { return program_; }
   const std::vector<std::string>& records() const { return records_; }
   bool has(const std::string& record) const;
   // ConfigError if there is no such record, or if it is longer than `limit` bytes.
   std::string text(const std::string& record, std::size_t limit) const;
-  // uint8, of one dimension, in memory of its own. ConfigError if there is no such record.
+  // Returns the record as a uint8 tensor of one dimension that owns its memory. ConfigError if there is no such record.
   at::Tensor bytes(const std::string& record) const;
 
-  // Throws a ConfigError that begins with the file. Without a remedy: export the model again.
+  // Throws a ConfigError that begins with the file. The default remedy is to export the model again.
   [[noreturn]] void fail(const std::string& what, const std::string& remedy = {}) const;
 
  private:

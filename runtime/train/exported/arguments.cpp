@@ -20,7 +20,7 @@ TypeKind kind_of(const c10::TypePtr& type) {
   return type ? type->kind() : TypeKind::AnyType;
 }
 
-// Without Optional.
+// Returns the element type of Optional, and any other type as it is.
 c10::TypePtr plain(const c10::TypePtr& type) {
   return kind_of(type) == TypeKind::OptionalType ? type->expectRef<c10::OptionalType>().getElementType() : type;
 }
@@ -35,7 +35,7 @@ Operand constant(c10::IValue value) {
   return operand;
 }
 
-// JSON has no numbers for these.
+// JSON has no numbers for infinities and NaN.
 double float_of(const Json& value) {
   if (value == "Infinity") return std::numeric_limits<double>::infinity();
   if (value == "-Infinity") return -std::numeric_limits<double>::infinity();
@@ -55,7 +55,7 @@ c10::IValue wrapped(const at::Scalar& number) {
   return tensor;
 }
 
-// A number, as the schema wants it.
+// Converts a number to the type in the schema.
 c10::IValue number(const c10::IValue& value, const c10::TypePtr& type, const std::string& tag) {
   switch (kind_of(type)) {
     case TypeKind::AnyType:
@@ -80,7 +80,7 @@ c10::IValue number(const c10::IValue& value, const c10::TypePtr& type, const std
   }
 }
 
-// One number where a list is taken stands for each of its elements, as in max_pool2d(x, 2).
+// One number in place of a list stands for each of the list's elements, as in max_pool2d(x, 2).
 Operand number_operand(const c10::IValue& value, const c10::TypePtr& type, const std::string& tag) {
   const auto element = element_type(type);
   if (!element) return constant(number(value, type, tag));
@@ -98,7 +98,7 @@ Operand value_operand(Value value, const c10::TypePtr& type) {
   return operand;
 }
 
-// A number that is computed: a size of a batch, for example.
+// An operand for a number that the program computes, such as a size of a batch.
 Operand computed_number(const std::string& name, const c10::TypePtr& type, const FindValue& find_value) {
   Operand operand = value_operand(find_value(name), type);
   if (kind_of(type) == TypeKind::TensorType) operand.kind = OperandKind::kWrappedNumber;
@@ -113,7 +113,7 @@ Operand computed_number(const std::string& name, const c10::TypePtr& type, const
   return operand;
 }
 
-// SymInt, SymFloat, SymBool: {"as_name": …} or a number.
+// An operand for a SymInt, SymFloat or SymBool, which is {"as_name": …} or a number.
 Operand symbolic(const Json& value, const c10::TypePtr& type, const std::string& tag, const FindValue& find_value) {
   if (value.contains("as_name")) return computed_number(value["as_name"].get<std::string>(), type, find_value);
   if (value.contains("as_int")) return number_operand(value["as_int"].get<std::int64_t>(), type, tag);

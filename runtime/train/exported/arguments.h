@@ -1,4 +1,4 @@
-// Turns an argument as the file has it into an operand of the type that an operator's schema asks for.
+// Turns an argument of the file into an operand of the type in the operator's schema.
 #pragma once
 
 #include <functional>
@@ -11,13 +11,13 @@
 
 namespace dtrain::exported {
 
-// The number of a value by its name. Error if it has none (yet).
+// Returns the number of the value with this name. Error if no instruction has defined the value yet.
 using FindValue = std::function<Value(const std::string& name)>;
 
-// `type`: as in the schema, without a default; null for what has no schema, where the argument is taken as it is.
-// Error, to be put behind the operator's name: the argument is of a kind that is not supported, or does not fit.
+// `type`: the type in the schema, without a default; null if there is no schema: the argument is not converted. Error,
+// to be put behind the operator's name: the argument's kind is not supported or does not fit.
 Operand operand_of(const Json& argument, const c10::TypePtr& type, const FindValue& find_value);
-// The default of an argument that the file leaves out. Error if it has none.
+// Returns the default of an argument that the file leaves out. Error if the argument has no default.
 Operand default_operand(const c10::Argument& argument);
 
 }  // namespace dtrain::exported

@@ -21,7 +21,7 @@ std::size_t index(Value value) {
   return static_cast<std::size_t>(value);
 }
 
-// The outermost module around `module`, or itself, that matches; empty: none.
+// Returns the outermost of `module` and the modules around it that matches a pattern; empty: none matches.
 std::string chosen_module(const std::string& module, const std::vector<std::string>& patterns) {
   for (std::size_t end = module.find('.');; end = module.find('.', end + 1)) {
     const std::string outer = module.substr(0, end);
@@ -51,7 +51,7 @@ void for_each_result(const Instruction& instruction, Use use) {
   }
 }
 
-// Where the instructions of the chosen modules are. A region that has begun ends in the same part.
+// Finds the instructions of the chosen modules. A region that begins in a part ends in the same part.
 class PartFinder {
  public:
   PartFinder(const Program& program, const std::vector<std::string>& patterns)
@@ -90,8 +90,8 @@ class PartFinder {
 
   const Program& program_;
   const std::vector<std::string>& patterns_;
-  CheckpointedPart part_;          // under way
-  std::vector<std::size_t> open_;  // the regions begun in it
+  CheckpointedPart part_;          // the part under construction
+  std::vector<std::size_t> open_;  // the regions that have begun in part_
   std::vector<CheckpointedPart> parts_;
 };
 
@@ -111,7 +111,7 @@ class PartFinder {
                               "; dtrain model inspect shows the file");
 }
 
-// Fills in what goes into a part and comes out of it.
+// Sets the inputs and outputs of each part.
 void connect(const Program& program, std::vector<CheckpointedPart>& parts, const std::string& key) {
   constexpr std::size_t kNever = static_cast<std::size_t>(-1);
   std::vector<std::size_t> made(program.values, kNever), last_used(program.values, 0);

@@ -1,5 +1,5 @@
 // Gradient checkpointing of an exported program: the parts of it that keep only their inputs, and are computed again in
-// backward. A part is what the program does one after another in a module that was chosen by name.
+// backward. A part is a run of consecutive instructions of one chosen module.
 #pragma once
 
 #include <cstddef>
@@ -12,16 +12,16 @@ namespace dtrain::exported {
 
 struct CheckpointedPart {
   std::string module;               // "blocks.0"
-  std::size_t first = 0, last = 0;  // of Program::instructions: from first, up to but not including last
-  std::vector<Value> inputs;        // made before the part, and used in it; without parameters, buffers and constants
-  std::vector<Value> last_used;     // of the inputs: those that nothing needs after the part
-  std::vector<Value> outputs;       // made in the part, and needed after it
+  std::size_t first = 0, last = 0;  // indices in Program::instructions; last is not included
+  std::vector<Value> inputs;        // made before the part, used in it; no parameters, buffers and constants
+  std::vector<Value> last_used;     // the inputs that nothing needs after the part
+  std::vector<Value> outputs;       // made in the part, needed after it
 };
 
-// The parts of modules whose names match one of `patterns`, which vertical bars divide; * stands for any text. Of
-// modules within each other the outermost one counts. Where a no_grad or autocast region reaches beyond a module, or
-// the program does something else between two of its operators, a module has several parts. A part has two operators
-// at least. ConfigError, which begins with `key`, if there is none, or if a module writes its input in place.
+// Returns the parts of the modules whose names match one of `patterns`, which vertical bars divide; * stands for any
+// text. If both a module and a module around it match, the outermost counts. A module has several parts if a no_grad or
+// autocast region reaches beyond it, or if instructions of other modules stand between its own. A part has at least two
+// operators. ConfigError, which begins with `key`, if there is no part, or if a module writes its input in place.
 std::vector<CheckpointedPart> checkpointed_parts(const Program& program, const std::string& patterns,
                                                  const std::string& key);
 

@@ -15,7 +15,7 @@ namespace {
 
 using Kind = Instruction::Kind;
 
-// Operators with a flag for training: its argument, and whether it is a probability, which is 0 in evaluation.
+// An operator with an argument for training: a flag, or a probability, which is 0 in evaluation.
 struct Modal {
   std::string_view name;
   std::string_view argument;
@@ -48,7 +48,7 @@ constexpr std::array kModal{
     Modal{"scaled_dot_product_attention", "dropout_p", true},
 };
 
-// Of torch.nn, which have a mode.
+// The dropout layers of torch.nn; they have a train and an evaluation mode.
 constexpr std::array<std::string_view, 6> kDropoutLayers{"Dropout",   "Dropout1d",    "Dropout2d",
                                                          "Dropout3d", "AlphaDropout", "FeatureAlphaDropout"};
 
@@ -70,7 +70,7 @@ std::optional<std::size_t> index_of(const Instruction& instruction, std::string_
   return index ? std::optional(static_cast<std::size_t>(*index)) : std::nullopt;
 }
 
-// Without running statistics a norm uses those of the batch in both modes.
+// A norm without running statistics uses the batch's statistics in both modes.
 bool has_running_statistics(const Instruction& instruction) {
   const auto index = index_of(instruction, "running_mean");
   if (!index) return true;
@@ -92,7 +92,7 @@ bool is_norm(const Instruction& instruction) {
   return instruction.module_class.find("Norm") != std::string::npos;
 }
 
-// Which buffer a value is, itself or as a view.
+// Maps each value that is a stored tensor, or a view of one, to that tensor.
 class Buffers {
  public:
   explicit Buffers(Program& program) : program_(program), of_value_(program.values, kNone) {
@@ -106,7 +106,7 @@ class Buffers {
     return index == kNone ? nullptr : &program_.stored[static_cast<std::size_t>(index)];
   }
 
-  // The operator's results that are its operands, or views of them.
+  // Maps the operator's results that are its operands, or views of them, to the operands' tensors.
   void follow(const Instruction& instruction) {
     const c10::FunctionSchema& schema = instruction.op->schema();
     for (std::size_t i = 0; i < instruction.operands.size(); ++i) {
@@ -128,7 +128,7 @@ class Buffers {
   std::vector<int> of_value_;
 };
 
-// Switches the operator for evaluation, unless the line of code that made it says that it is on in both modes.
+// Turns the operator's flag off in evaluation, unless its line of Python keeps it on in both modes.
 void turn_flag_off(Instruction& instruction, const Modal& modal) {
   const auto index = index_of(instruction, modal.argument);
   if (!index || !has_running_statistics(instruction)) return;
@@ -153,7 +153,7 @@ bool trains(const Instruction& instruction) {
   return !instruction.in_evaluation.empty();
 }
 
-// Attention without dropout says nothing, and a norm without running statistics has no modes.
+// Attention without dropout tells nothing about the mode, and a norm without running statistics has no modes.
 bool is_frozen(const Instruction& instruction) {
   const Modal* modal = modal_of(instruction);
   return modal && !modal->is_probability && !trains(instruction) && !instruction.always_trains &&
@@ -164,7 +164,7 @@ bool is_frozen(const Instruction& instruction) {
 
 void prepare_evaluation(Program& program) {
   Buffers buffers(program);
-  std::vector<bool> is_mask(program.values, false);  // of stochastic depth
+  std::vector<bool> is_mask(program.values, false);  // values that are masks of stochastic depth
   const auto makes_mask = [&](const Instruction& instruction) {
     for (const Result& result : instruction.results) {
       if (result.value != kNoValue) is_mask[static_cast<std::size_t>(result.value)] = true;
@@ -178,7 +178,7 @@ void prepare_evaluation(Program& program) {
     if (const Modal* modal = modal_of(instruction)) turn_flag_off(instruction, *modal);
     const std::string_view name = plain_name(instruction);
     if (is_stochastic_depth(instruction) && name == "bernoulli_") {
-      // In evaluation the mask is all ones: bernoulli_(1), and it is not divided.
+      // In evaluation the mask is all ones: bernoulli_(1) without the division.
       if (const auto p = index_of(instruction, "p"); p && instruction.operands[*p].constant.isDouble()) {
         instruction.in_evaluation.emplace_back(*p, c10::IValue(1.0));
         makes_mask(instruction);

@@ -29,7 +29,7 @@ std::string describe(const at::Tensor& tensor) {
   return text.str();
 }
 
-// What is part of the state of a model: not constants, nor buffers that are neither in state_dict() nor written.
+// True for the state of a model: parameters, and buffers that are in state_dict() or written.
 bool is_registered(const Stored& stored) {
   return stored.kind == Stored::Kind::kParameter ||
          (stored.kind == Stored::Kind::kBuffer && (stored.persistent || stored.changed));
@@ -204,7 +204,7 @@ void ExportedModel::save(const fs::path& path) const {
 
 std::string ExportedModel::why_not_repeatable() const {
   for (const Instruction& instruction : program_.instructions) {
-    // An index has the shape of its numbers; that of a mask, which has not, cannot be captured and says so itself.
+    // aten.index with numbers has a known shape. With a mask it has none, and the capture of the graph fails by itself.
     const bool reads = instruction.kind == Instruction::Kind::kOperator && instruction.target != "aten.index.Tensor" &&
                        (instruction.op->hasTag(at::Tag::data_dependent_output) ||
                         instruction.op->hasTag(at::Tag::dynamic_output_shape));

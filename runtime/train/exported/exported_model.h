@@ -1,5 +1,5 @@
-// A file of torch.export (`.pt2`) as a model that is trained in place: its parameters and buffers under the names they
-// have in Python, in a tree of modules, and forward() by the runner. Training thread.
+// A file of torch.export (`.pt2`) as a model that is trained in place: a tree of modules has the parameters and buffers
+// under their names in Python, and the runner computes forward(). Training thread.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@
 
 namespace dtrain::exported {
 
-// Mirrors the modules that the model had in Python, with the names of their classes: by them training tells layers that
-// stay in float32. It has no forward() of its own.
+// Mirrors the modules that the model had in Python, with the names of their classes, by which training finds layers
+// that stay in float32. Has no forward().
 class ExportedTree final : public torch::nn::Module, public train::LeavesTensorsOut {
  public:
   explicit ExportedTree(const std::string& class_name) : torch::nn::Module(class_name) {}
@@ -35,18 +35,18 @@ class ExportedTree final : public torch::nn::Module, public train::LeavesTensors
 
 class ExportedModel {
  public:
-  // ConfigError: as Archive, read_program() and read_tensors(); no parameter that requires a gradient.
+  // ConfigError: those of Archive, read_program() and read_tensors(); or no parameter requires a gradient.
   explicit ExportedModel(const std::filesystem::path& file);
 
-  // A model for validation that computes with the parameters and buffers of `trained`, whatever training does to them.
-  // What its file says of their values does not count. ConfigError as above, but nothing has to require a gradient;
-  // also if `trained` has no tensor of a name, or one of another shape or type, or if the file has none of the
+  // A model for validation that computes with the parameters and buffers of `trained`, so every change by training
+  // applies to it; the values in its own file are ignored. ConfigError as above, but no tensor has to require a
+  // gradient; also if `trained` lacks a tensor or has one of another shape or type, or if the file has none of the
   // parameters that are trained. `trained_file`: for errors.
   ExportedModel(const std::filesystem::path& file, const torch::nn::Module& trained,
                 const std::filesystem::path& trained_file);
 
-  // In training these modules are computed again in backward, by `run` (checkpointed_modules.h). ConfigError begins
-  // with `key`. Before the first forward().
+  // In training, `run` computes these modules again in backward (checkpointed_modules.h). ConfigError begins with
+  // `key`. Called before the first forward().
   void checkpoint_modules(const std::string& patterns, const std::string& key, RunCheckpointed run);
 
   const std::shared_ptr<torch::nn::Module>& tree() const { return tree_; }
@@ -54,17 +54,17 @@ class ExportedModel {
   const Archive& archive() const { return archive_; }
 
   // `inputs`: in the order of program().inputs, on the device of the parameters. Returns program().outputs in their
-  // order; undefined: no tensor. In the mode of tree(). Error names an input of a shape that the program was not
+  // order; undefined: no tensor. Computes in the mode of tree(). Error names an input whose shape the program was not
   // exported for, or the operator and module that failed.
   std::vector<at::Tensor> forward(std::span<const at::Tensor> inputs);
 
-  // Error: the program was not exported for batches of so many samples.
+  // Throws an Error if the program was not exported for batches of this number of samples.
   void check_samples(std::int64_t samples) const { shapes_.check_samples(samples); }
 
-  // Atomic: the same program with the weights as they are, which Python's torch.export.load() reads.
+  // Writes the program with its present weights, atomically. Python's torch.export.load() reads the file.
   void save(const std::filesystem::path& path) const;
 
-  // Why a CUDA graph cannot repeat forward(), as the continuation of "because"; empty: it can.
+  // Returns why a CUDA graph cannot repeat forward(), as the continuation of "because"; empty: a graph can.
   std::string why_not_repeatable() const;
 
  private:
@@ -81,7 +81,7 @@ class ExportedModel {
   std::shared_ptr<torch::nn::Module> tree_;
   std::unique_ptr<Runner> runner_;
   ShapeCheck shapes_;
-  bool on_device_ = false;  // the runner has been moved there
+  bool on_device_ = false;  // true once the runner is on the device
 };
 
 }  // namespace dtrain::exported

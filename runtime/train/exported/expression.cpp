@@ -16,7 +16,7 @@ constexpr int kDeepestExpression = 100;
 
 using Number = std::optional<std::int64_t>;
 
-// As in Python: the quotient is rounded down, and the remainder has the divisor's sign.
+// As in Python, the quotient is rounded down, and the remainder has the divisor's sign.
 Number divide(std::int64_t a, std::int64_t b) {
   if (b == 0 || (b == -1 && a == std::numeric_limits<std::int64_t>::min())) return std::nullopt;
   return a / b - ((a % b != 0 && (a % b < 0) != (b < 0)) ? 1 : 0);
@@ -62,7 +62,7 @@ struct Function {
   const char* name;
   const char* operation;
 };
-// Of sympy and of torch.utils._sympy, whose arguments are all numbers.
+// The functions of sympy and torch.utils._sympy whose arguments are all numbers.
 constexpr Function kFunctions[] = {{"Add", "+"},
                                    {"Mul", "*"},
                                    {"FloorDiv", "//"},
@@ -92,8 +92,8 @@ constexpr Function kFunctions[] = {{"Add", "+"},
 
 }  // namespace
 
-// Recursive descent over Python's precedences, as far as they are met: or, and, not, comparisons, sums, products,
-// signs, powers, names with subscripts and calls.
+// A recursive-descent parser with Python's precedences, for: or, and, not, comparisons, sums, products, signs, powers,
+// names with subscripts and calls.
 class ExpressionParser {
  public:
   explicit ExpressionParser(std::string_view text) : text_(text) {}
@@ -214,7 +214,7 @@ class ExpressionParser {
     return Node{"name", 0, std::move(name), {}};
   }
 
-  // Symbol('s77', positive=True), Integer(2), Add(a, b, …)
+  // Parses Symbol('s77', positive=True), Integer(2), Add(a, b, …).
   std::optional<Node> call(const std::string& function) {
     take("(");
     if (function == "Symbol") {
@@ -248,7 +248,7 @@ class ExpressionParser {
     return take(")") ? std::move(result) : std::nullopt;
   }
 
-  // L['x'][0].size()[1]: kept as text without spaces.
+  // Parses a path such as L['x'][0].size()[1]; its name is the text without spaces.
   std::optional<Node> path(std::string text) {
     while (true) {
       if (take("[")) {
@@ -276,7 +276,7 @@ class ExpressionParser {
     int& depth_;
   };
 
-  static constexpr std::size_t kComparisons = 2;  // their level in binary(), below which `not` binds
+  static constexpr std::size_t kComparisons = 2;  // the level of comparisons in binary(): `not` binds less tightly
   static constexpr int kMostOperators = 1000;
   std::string_view text_;
   std::size_t at_ = 0;

@@ -1,5 +1,5 @@
-// Expressions of whole numbers as torch.export writes them into a file: sizes ("Mul(Integer(2), Symbol('s77'))") and
-// guards ("L['x'].size()[0] == L['mask'].size()[0]"). Both are a part of Python's syntax. Immutable.
+// Integer expressions in files of torch.export: sizes ("Mul(Integer(2), Symbol('s77'))") and guards ("L['x'].size()[0]
+// == L['mask'].size()[0]"). Both use a part of Python's syntax. Immutable.
 #pragma once
 
 #include <cstdint>
@@ -13,17 +13,17 @@ namespace dtrain::exported {
 
 class Expression {
  public:
-  // Empty if the text is none that is understood here.
+  // Parses the text; empty: it is not in the supported part of the syntax.
   static std::optional<Expression> parse(const std::string& text);
 
-  // The value of "s77", a symbol, or of "L['x'].size()[0]", a path. Empty: it is not known.
+  // Returns the value of a symbol ("s77") or of a path ("L['x'].size()[0]"); empty: not known.
   using Lookup = std::function<std::optional<std::int64_t>(const std::string& name)>;
-  // A comparison is 1 or 0. Empty if a name is not known, or where a result is none: an overflow, a division by 0.
+  // Returns the value; a comparison is 1 or 0. Empty: a name is not known, a result overflows, a division by 0.
   std::optional<std::int64_t> value(const Lookup& lookup) const;
 
-  // The name alone, if the expression is a symbol.
+  // The name, if the expression is one symbol; otherwise empty.
   std::optional<std::string> symbol() const;
-  // All names.
+  // The names of all symbols and paths in the expression.
   const std::vector<std::string>& names() const { return names_; }
 
  private:

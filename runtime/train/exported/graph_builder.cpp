@@ -22,8 +22,8 @@ using Kind = Instruction::Kind;
 constexpr int kDeepestGraph = 16;
 constexpr const char* kOperators = "torch.ops.";
 
-// They compare what the program meets with what it met when it was exported. Mixed precision has other types, another
-// device is another device, and sizes are checked by shape_check.h.
+// These operators compare tensors with those of the export. They are left out, because mixed precision changes types,
+// the device may differ, and shape_check.h checks sizes.
 constexpr std::array kAssertions{"aten._assert_tensor_metadata.default",
                                  "aten.sym_constrain_range.default",
                                  "aten.sym_constrain_range_for_size.default",
@@ -31,7 +31,7 @@ constexpr std::array kAssertions{"aten._assert_tensor_metadata.default",
                                  "aten._assert_async.default",
                                  "aten._functional_assert_async.msg"};
 
-// Those that read or write files.
+// Operators that read or write files.
 constexpr std::array kForbidden{"aten::from_file"};
 
 template <typename List>
@@ -54,7 +54,7 @@ const Json& list_of(const Json& node, const char* key) {
   return *found;
 }
 
-// "layer1.0.conv1" and "Conv2d".
+// Returns the path and the class name of the node's module: "layer1.0.conv1" and "Conv2d".
 std::pair<std::string, std::string> module_of(const Json& node) {
   const std::vector<EnteredModule> modules = entered_modules(node);
   if (modules.empty()) return {};
@@ -223,9 +223,9 @@ void GraphBuilder::add_operator(const Json& node, Instruction instruction) {
       }
       const Json& json = *found->second;
       Operand operand = operand_of(json, argument.type(), [this](const std::string& value) { return find(value); });
-      // Exported on a CPU it is false, and on a GPU it would keep cuDNN away.
+      // An export on a CPU writes false, which would turn cuDNN off on a GPU.
       if (argument.name() == "cudnn_enabled" && operand.constant.isBool()) operand.constant = true;
-      // One number for all of a list of fixed length: max_pool2d(x, 2).
+      // One number stands for all elements of a list of fixed length: max_pool2d(x, 2).
       const bool one = json.contains("as_int") && argument.N().value_or(0) > 1 && operand.constant.isIntList();
       if (one) {
         operand.constant = c10::List<std::int64_t>(
@@ -251,7 +251,7 @@ void GraphBuilder::add_operator(const Json& node, Instruction instruction) {
   program_.instructions.push_back(std::move(instruction));
 }
 
-// A region without gradients saves no backward, and its views are of another kind.
+// In a region without gradients views stay: they cost no backward step, and autograd treats them differently.
 std::string GraphBuilder::name_of_whole_view(const Instruction& instruction, const Json& node) const {
   const Json &inputs = list_of(node, "inputs"), &outputs = list_of(node, "outputs");
   if (without_gradients_ > 0 || inputs.empty() || outputs.size() != 1) return {};
@@ -295,7 +295,7 @@ void GraphBuilder::add_results(const Json& outputs, Instruction& instruction) {
   }
 }
 
-// A region's graph stands where its node stands, between an instruction that begins it and one that ends it.
+// The node becomes an instruction that begins the region, the instructions of its graph, and one that ends it.
 void GraphBuilder::add_region(const Json& node, Instruction begin, std::size_t arguments_before_graph) {
   for (const Operand& operand : begin.operands) {
     if (operand.kind != Operand::Kind::kConstant) throw Error("its node '" + begin.target + "' is damaged");
@@ -314,7 +314,7 @@ void GraphBuilder::add_region(const Json& node, Instruction begin, std::size_t a
   Instruction end = begin;
   end.kind = Kind::kEndRegion;
   end.operands.clear();
-  // torch.autocast("cuda") around what runs on the CPU changes nothing.
+  // torch.autocast("cuda") around operators on the CPU has no effect.
   const bool in_effect = begin.kind == Kind::kSetGrad || begin.operands[0].constant.toStringRef() == device_type_;
   const bool without_gradients = begin.kind == Kind::kSetGrad && !on.toBool();
   if (in_effect) program_.instructions.push_back(std::move(begin));
@@ -327,11 +327,11 @@ void GraphBuilder::add_region(const Json& node, Instruction begin, std::size_t a
 void GraphBuilder::add_graph(const Json& graph, const std::vector<Operand>& arguments, const Json& outputs) {
   if (++depth_ > kDeepestGraph) throw Error("its graphs are nested too deeply");
   Names outside;
-  names_.swap(outside);  // a graph has names of its own
+  names_.swap(outside);  // each graph has a separate set of names
   const Json& inputs = list_of(graph, "inputs");
   if (inputs.size() != arguments.size()) throw Error("a graph in it has other inputs than its node gives it");
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    if (arguments[i].kind != Operand::Kind::kValue) continue;  // a constant: the graph's nodes have it themselves
+    if (arguments[i].kind != Operand::Kind::kValue) continue;  // the graph's nodes contain constants
     if (!inputs[i].is_object() || inputs[i].size() != 1) throw Error("a graph in it has damaged inputs");
     const Json& input = inputs[i].begin().value();  // the same value under another name
     const char* key = input.is_object() && input.contains("name") ? "name" : "as_name";

@@ -1,4 +1,4 @@
-// Makes instructions of the nodes of a graph as the file has it, graphs within nodes included.
+// Makes instructions of the nodes of a graph in the file, including the graphs within nodes.
 #pragma once
 
 #include <map>
@@ -13,24 +13,24 @@ namespace dtrain::exported {
 
 class GraphBuilder {
  public:
-  // Adds to `program`, which outlives it.
+  // Adds instructions to `program`, which outlives the builder.
   explicit GraphBuilder(Program& program) : program_(program) {}
 
   // The type of the device that the program was exported on: "cpu".
   void set_device_type(const std::string& type) { device_type_ = type; }
 
-  // A new value of this name. Error if there is one.
+  // Returns a new value with this name. Error if the name is in use.
   Value define(const std::string& name);
-  // Error if no earlier instruction, and no input, defines it.
+  // Returns the value with this name. Error if no input and no earlier instruction defines it.
   Value find(const std::string& name) const;
-  // An argument that is no operator's: of the outputs.
+  // Returns the operand for an argument that has no schema, such as an output of a graph.
   Operand operand(const Json& argument) const;
 
-  // Of a graph: its list of nodes, and the shapes of its values. Goes on past nodes that are not supported, so that all
-  // are named together.
+  // Adds the instructions of a graph's nodes. Continues after a node that is not supported, so that one error names all
+  // such nodes.
   void add_nodes(const Json& graph);
 
-  // What is not supported: "operator torchvision::roi_align (in roi_heads)" -> what to do.
+  // Maps what is not supported, "operator torchvision::roi_align (in roi_heads)", to the remedy.
   const std::map<std::string, std::string>& unsupported() const { return unsupported_; }
   const LostBackward& lost_backward() const { return lost_backward_; }
 
@@ -38,7 +38,7 @@ class GraphBuilder {
   using Names = std::map<std::string, Value>;
 
   void add_node(const Json& node);
-  // The name of the operator's result if that is its first operand as it is (whole_views.h); empty: it is not.
+  // Returns the result's name if the operator returns its first operand unchanged (whole_views.h); otherwise empty.
   std::string name_of_whole_view(const Instruction& instruction, const Json& node) const;
   void add_operator(const Json& node, Instruction instruction);
   void add_number(const Json& node, Instruction instruction);
@@ -52,11 +52,11 @@ class GraphBuilder {
   Program& program_;
   Names names_;
   std::map<std::string, std::string> unsupported_;
-  std::string module_;  // of the node under way
+  std::string module_;  // the current node's module
   std::string device_type_ = "cpu";
   int depth_ = 0;
-  const Json* shapes_ = nullptr;  // of the values of the graph under way, by name
-  int without_gradients_ = 0;     // regions around the node under way
+  const Json* shapes_ = nullptr;  // of the current graph's values, by name
+  int without_gradients_ = 0;     // number of regions around the current node
   LostBackward lost_backward_;
 };
 

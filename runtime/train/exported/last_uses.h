@@ -1,5 +1,5 @@
-// When values are let go: each after the last instruction that uses it, as in Python, where a local variable goes out
-// of use. Parameters, buffers and constants stay.
+// Values are released after the last instruction that uses them, as Python releases a tensor with its last variable.
+// Parameters, buffers and constants stay.
 #pragma once
 
 #include "exported/program.h"

@@ -34,12 +34,12 @@ bool is_of_checkpoint(const CodeLine& line) {
   return line.file.ends_with("torch/utils/checkpoint.py");
 }
 
-// With strict=True torch.export names what made a node, and the stack has functions of every name.
+// With strict=True torch.export names the source of each node, and the stack has functions of every name.
 bool says_function(const Json& node) {
   return has(metadata_text(node, "source_fn_stack"), "autograd.Function");
 }
 
-// Whose gradient is 0 everywhere, so that nobody trains through them without a backward of his own.
+// True for operators whose gradient is 0 everywhere: training through them takes custom backward code.
 bool is_flat(const std::string& target) {
   constexpr std::array kFlat{"torch.ops.aten.sign.default",  "torch.ops.aten.round.default",
                              "torch.ops.aten.floor.default", "torch.ops.aten.ceil.default",
@@ -47,7 +47,7 @@ bool is_flat(const std::string& target) {
   return std::find(kFlat.begin(), kFlat.end(), target) != kFlat.end();
 }
 
-// Modules that forward() of many models takes from a table or makes on the way, with derivatives that are known.
+// True for modules with standard derivatives that many models take from a table or make in forward().
 bool is_of_known_module(const CodeLine& line) {
   return (has(line.file, "/torch/nn/modules/") && !line.file.ends_with("_functions.py")) ||
          line.file.ends_with("/transformers/activations.py");
@@ -67,8 +67,8 @@ std::string target_of(const Json& node) {
   return target != node.end() && target->is_string() ? target->get<std::string>() : std::string();
 }
 
-// x.view_as(x), which autograd makes of an input that a function or a hook returns, and authors of gradient reversals
-// write.
+// True for x.view_as(x). Autograd adds it if a function or a hook returns its input, and authors of gradient reversals
+// write it.
 bool views_itself(const Json& node) {
   if (target_of(node) != "torch.ops.aten.view_as.default") return false;
   const auto inputs = node.find("inputs");
@@ -114,7 +114,7 @@ void LostBackward::see_function(const std::vector<CodeLine>& lines, const std::v
   for (std::size_t i = lines.size() - 1; i > 0; --i) {
     if (has(lines[i - 1].text, ".apply(")) return add("the autograd.Function of", lines[i - 1], kInOtherWords);
   }
-  // Stacks leave helpers out, which may call a function, or super().forward().
+  // Stacks leave out helper functions, which may call an autograd.Function or super().forward().
   if (is_of_known_module(lines.back())) return;
   for (std::size_t i = lines.size() - 1; i > 0; --i) {
     if (has(lines[i - 1].text, ".forward")) continue;

@@ -1,8 +1,8 @@
-// Code for the backward pass that the model's author has written: torch.autograd.Function, backward hooks of modules.
-// torch.export writes the operators of forward() alone, so the derivatives of these operators would stand in its place.
-// The call stacks of the nodes tell: a function's forward() is called where no module is entered, and a function that
-// returns its input leaves a view_as() that nobody has written. A module that the model does not own, such as an
-// activation from a table, looks like a function that is called by another name than apply().
+// Finds backward code of the model's author that the file lacks: torch.autograd.Function, backward hooks of modules.
+// torch.export writes the operators of forward() alone, so training would use the derivatives of these operators
+// instead. The call stacks of the nodes show it: a function's forward() is called without entering a module, and a
+// function that returns its input leaves a view_as() that is not in the source. A module that the model does not own,
+// such as an activation from a table, looks like a function that is called by another name than apply().
 #pragma once
 
 #include <map>
@@ -18,16 +18,16 @@ namespace dtrain::exported {
 
 class LostBackward {
  public:
-  // `without_gradients`: the node stands within torch.no_grad().
+  // Examines a node. `without_gradients`: the node is in torch.no_grad().
   void see(const Json& node, bool without_gradients);
 
   struct Finding {
     std::string what;  // the continuation of "the file"
     std::string remedy;
   };
-  // Of all nodes seen; empty: nothing was found.
+  // Returns the finding over all nodes seen; empty: no backward code is lost.
   std::optional<Finding> finding() const;
-  // Lines that call a function or a module, and which of them is not known.
+  // Returns the lines that call either a function or a module; the file does not tell which.
   std::vector<std::string> suspects() const { return {suspects_.begin(), suspects_.end()}; }
 
  private:
@@ -35,7 +35,7 @@ class LostBackward {
   void see_returned_input(const std::vector<CodeLine>& lines, const std::vector<EnteredModule>& modules);
   void add(const std::string& what, const CodeLine& line, const char* remedy);
 
-  std::map<std::string, const char*> found_;  // what and where -> what to do
+  std::map<std::string, const char*> found_;  // finding with its line -> remedy
   std::set<std::string> suspects_;
 };
 

@@ -18,7 +18,7 @@ constexpr std::size_t kMostNodes = 100'000;      // a transformer has 50 for eac
 constexpr std::size_t kMostValues = 12'000'000;  // a node has 100; a value takes up to 150 bytes
 constexpr std::array<std::string_view, 3> kExplanations{"from_node", "torch_fn", "custom"};
 
-// Makes values of the parser's events. The parser stops where an event returns false.
+// Builds the JSON value from the parser's events. The parser stops when an event returns false.
 class ValueMaker final : public nlohmann::json_sax<Json> {
  public:
   Json root;
@@ -55,7 +55,7 @@ class ValueMaker final : public nlohmann::json_sax<Json> {
     return false;
   }
 
-  // Where the value now stands; null: it is left out.
+  // Stores the value and returns its address; null: the value is left out.
   Json* place(Json value) {
     if (left_out_ > 0) return nullptr;
     if (std::exchange(leave_out_next_, false)) return nullptr;
@@ -79,7 +79,7 @@ class ValueMaker final : public nlohmann::json_sax<Json> {
 
   bool open(Json value) {
     if (++depth_ > kDeepestJson) return stop("is nested too deeply");
-    // A value stays where it is while it is open: only the innermost open one grows.
+    // An open value keeps its address: only the innermost open value grows.
     if (Json* const placed = place(std::move(value))) {
       open_.push_back(placed);
     } else {

@@ -8,7 +8,7 @@ namespace dtrain::exported {
 
 namespace {
 
-// A line of Python's tracebacks: File "net.py", line 12, in forward
+// Reads a line of a Python traceback: File "net.py", line 12, in forward
 bool read_place(std::string_view line, CodeLine& place) {
   constexpr std::string_view kFile = "File \"", kNumber = "\", line ", kFunction = ", in ";
   if (!line.starts_with(kFile)) return false;

@@ -1,5 +1,5 @@
-// What the file says of the Python code that made a node of a graph: the lines of its call stack, and the modules whose
-// forward() it belongs to.
+// Reads where a node of a graph came from in Python: the lines of its call stack, and the modules whose forward()
+// contains the node.
 #pragma once
 
 #include <string>
@@ -16,7 +16,7 @@ struct CodeLine {
   std::string text;  // without indentation; empty: Python had no source
 };
 
-// From the outermost call to the innermost. Exported as usual (strict=False), of functions named forward alone.
+// Returns the lines, outermost call first. A default export (strict=False) has only functions named forward.
 std::vector<CodeLine> code_lines(const Json& node);
 
 struct EnteredModule {
@@ -24,10 +24,10 @@ struct EnteredModule {
   std::string class_name;  // "torch.nn.modules.conv.Conv2d"
 };
 
-// From the outermost module to the innermost. Empty for a node that torch.export has added itself.
+// Returns the modules from the outermost to the innermost. Empty for a node that torch.export added.
 std::vector<EnteredModule> entered_modules(const Json& node);
 
-// The text of node["metadata"][key]; empty: there is none.
+// Returns the text of node["metadata"][key]; empty: there is none.
 std::string metadata_text(const Json& node, const char* key);
 
 }  // namespace dtrain::exported

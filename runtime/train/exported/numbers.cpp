@@ -32,7 +32,7 @@ bool truth(const IValue& value) {
   throw Error("a size that the model computes does not fit in 64 bits");
 }
 
-// Python's conversions: of two numbers, floating point wins.
+// As in Python, the result is floating point if an operand is.
 template <typename Whole, typename Real>
 IValue arithmetic(const Operands& o, Whole whole_result, Real real_result) {
   if (is_float(o[0]) || is_float(o[1])) return real_result(real(o[0]), real(o[1]));

@@ -1,5 +1,4 @@
-// The operators of Python on numbers that stand in an exported program between the operators on tensors: sums and
-// products of sizes, and their comparisons.
+// The operators of Python on numbers in an exported program, such as sums, products and comparisons of sizes.
 #pragma once
 
 #include <functional>
@@ -12,13 +11,14 @@ namespace dtrain::exported {
 
 using NumberOperator = c10::IValue (*)(const std::vector<c10::IValue>& operands);
 
-// "_operator.add", "math.trunc", "torch.sym_max", …; null if it is none. The operator throws an Error for a division by
-// 0 and for an overflow. `operands`: as many as it takes, ints, floats and bools.
+// An operator on numbers: "_operator.add", "math.trunc", "torch.sym_max", …. `compute` takes `operands` ints, floats
+// and bools, and throws an Error for a division by 0 and for an overflow.
 struct NamedNumberOperator {
   const char* name;
   std::size_t operands;
   NumberOperator compute;
 };
+// Returns the operator with this name; null: there is none.
 const NamedNumberOperator* number_operator(const std::string& name);
 
 }  // namespace dtrain::exported

@@ -1,6 +1,6 @@
-// An exported program as it is run: a list of instructions over numbered values. Everything that the file says in text
-// is resolved when it is loaded: operators to the dispatcher's handles, arguments to values or constants of the type
-// that the operator's schema asks for. Plain data; immutable once it is read, but for constants that name a device.
+// An exported program in executable form: a list of instructions over numbered values. Loading resolves all text:
+// operators to the dispatcher's handles, arguments to values or constants of the type in the operator's schema. Plain
+// data; immutable once it is read.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@
 
 namespace dtrain::exported {
 
-using Value = std::int32_t;  // its number
+using Value = std::int32_t;  // index in the list of values
 inline constexpr Value kNoValue = -1;
 
 // An argument of an instruction.
@@ -27,22 +27,22 @@ struct Operand {
   enum class Kind {
     kConstant,
     kValue,
-    kWrappedNumber,  // a number where a tensor is taken: a tensor without dimensions that does not decide on types
-    kFloat,          // a number where floating point is taken
-    kInts,           // lists, of `items`
+    kWrappedNumber,  // a number passed as a tensor without dimensions that does not decide types
+    kFloat,          // a number passed as floating point
+    kInts,           // this and the following kinds: a list of `items`
     kFloats,
     kTensors,
     kOptionalTensors
   };
   Kind kind = Kind::kConstant;
-  c10::IValue constant;          // also one of kInts' items
+  c10::IValue constant;          // of kConstant
   Value value = kNoValue;        // kValue, kWrappedNumber, kFloat
-  bool last_use = false;         // of the value
-  bool is_device = false;        // a constant to be replaced by the device that the program runs on
-  std::vector<Operand> items{};  // kConstant or kValue; a constant None is no tensor
+  bool last_use = false;         // true if no later instruction uses the value
+  bool is_device = false;        // true: replaced by the device that the program runs on
+  std::vector<Operand> items{};  // the list's elements; a constant None is no tensor
 };
 
-// What an instruction returns at one place: a value, a list of them (of a list of tensors), or nothing that is used.
+// One result of an instruction: a value, several values for a list of tensors, or kNoValue if nothing uses it.
 struct Result {
   Value value = kNoValue;
   bool is_list = false;
@@ -51,58 +51,58 @@ struct Result {
 
 struct Instruction {
   enum class Kind {
-    kOperator,   // of the dispatcher
-    kNumber,     // of Python: _operator.add and the like
+    kOperator,   // an operator of the dispatcher
+    kNumber,     // an operator of Python on numbers, such as _operator.add
     kSize,       // a dimension of a tensor: operands tensor, dimension
     kAssert,     // operands: condition, message
     kSetGrad,    // begins a region: operand on
     kAutocast,   // begins a region, for the device that the program runs on: operands device type, type, on
-    kEndRegion,  // the last one begun
-    kCopy        // of its only operand, a constant
+    kEndRegion,  // ends the region that began last
+    kCopy        // copies its only operand, a constant
   };
   Kind kind = Kind::kOperator;
   std::optional<c10::OperatorHandle> op{};  // kOperator
   NumberOperator number = nullptr;          // kNumber
   std::string target;                       // "aten.conv2d.default"
-  std::string module;                       // whose forward() it is part of: "layer1.0.conv1"; empty: the model
+  std::string module;                       // its forward() has the instruction: "layer1.0.conv1"; empty: the model
   std::string module_class;                 // "Conv2d"
   std::string code;                         // the line of forward() in Python that made it; empty: not known
   std::vector<Operand> operands{};
   std::vector<Result> results{};
-  // In evaluation (evaluation_mode.h): other constants for operands, or the first operand is passed on instead.
+  // In evaluation (evaluation_mode.h) these constants replace operands; if skipped, the first operand is the result.
   std::vector<std::pair<std::size_t, c10::IValue>> in_evaluation{};
   bool skipped_in_evaluation = false;
-  bool always_trains = false;  // dropout that its author has written to drop in evaluation, too
+  bool always_trains = false;  // dropout that its author keeps on in evaluation
 };
 
 // A dimension of an input: a number, or an expression of symbols.
 using Dimension = std::variant<std::int64_t, Expression>;
 
 struct Input {
-  std::string name;  // as forward() and its structure in Python name it: "input_ids", "batch.0"
-  std::string path;  // as guards name it: "L['input_ids']"
+  std::string name;  // name in forward() and the input's structure: "input_ids", "batch.0"
+  std::string path;  // name in guards: "L['input_ids']"
   Value value = kNoValue;
   at::ScalarType type = at::kFloat;
   std::vector<Dimension> shape{};
 };
 
 struct Output {
-  std::string name;  // "logits", "0", "state.1"; "" of a tensor that is all the model returns
+  std::string name;  // "logits", "0", "state.1"; "" if the model returns one tensor
   Value value = kNoValue;
   bool is_tensor = true;
 };
 
-// A parameter, buffer or constant, which the program has as a value.
+// A parameter, buffer or constant, which is a value of the program.
 struct Stored {
   enum class Kind { kParameter, kBuffer, kConstant };
   Kind kind = Kind::kParameter;
-  std::string name;  // of state_dict(), or of the constants
+  std::string name;  // name in state_dict() or of the constant
   Value value = kNoValue;
-  bool persistent = true;  // a buffer of state_dict()
-  bool changed = false;    // a buffer that the program writes
+  bool persistent = true;  // true if state_dict() has the buffer
+  bool changed = false;    // true if the program writes the tensor
 };
 
-// Whole numbers that a symbol may be.
+// The range of integers that a symbol may have.
 struct Range {
   std::int64_t least = 0;
   std::optional<std::int64_t> most{};
@@ -115,11 +115,11 @@ struct Guard {
 
 struct Program {
   std::vector<Instruction> instructions;
-  std::size_t values = 0;  // how many
+  std::size_t values = 0;  // number of values
   std::vector<Input> inputs;
   std::vector<Output> outputs;
-  std::vector<Stored> stored;  // in the order of the file, which is that of named_parameters(), then named_buffers()
-  // Values that are written back into buffers after the program has run.
+  std::vector<Stored> stored;  // in the file's order: named_parameters(), then named_buffers()
+  // A value that is written back into a buffer after the program has run.
   struct BufferUpdate {
     Value buffer = kNoValue, value = kNoValue;
     std::string name;
@@ -128,12 +128,12 @@ struct Program {
   std::vector<BufferUpdate> buffer_updates;
   std::map<std::string, Range> ranges;  // of symbols
   std::vector<Guard> guards;
-  std::vector<std::string> unread_guards;      // in a form that is not understood here
+  std::vector<std::string> unread_guards;      // guards that Expression cannot parse
   std::map<std::string, std::string> classes;  // of modules: "layer1.0.conv1" -> "Conv2d"
-  std::string why_no_evaluation;  // in evaluation mode, as the continuation of "because"; empty: it can be evaluated
-  // Lines of Python that call a function with a lost backward, or a module that is not the model's (lost_backward.h).
+  std::string why_no_evaluation;               // the continuation of "because"; empty: evaluation is possible
+  // Lines of Python that call a function with lost backward code or a module of another owner (lost_backward.h).
   std::vector<std::string> suspected_backward;
-  std::string torch_version;                           // that exported it
+  std::string torch_version;                           // PyTorch version of the export
   std::pair<std::int64_t, std::int64_t> schema{0, 0};  // major, minor
 };
 

@@ -36,7 +36,7 @@ Json read_model(const Archive& archive) {
   }
 }
 
-// Reads what the graph's signature and its structure say.
+// Reads a program from the model's JSON: signature, structure and graph.
 class ProgramReader {
  public:
   explicit ProgramReader(const Json& model)
@@ -58,7 +58,7 @@ class ProgramReader {
   }
   const std::map<std::string, std::string>& unsupported() const { return builder_.unsupported(); }
   std::optional<LostBackward::Finding> lost_backward() const { return builder_.lost_backward().finding(); }
-  std::string refused;  // of inputs and outputs; empty: nothing
+  std::string refused;  // the first input or output that is not supported; empty: none
   std::string remedy;
 
  private:
@@ -124,7 +124,7 @@ class ProgramReader {
         refuse("the input '" + name + "', which is a " + (kind == "as_custom_obj" ? "custom object" : "number"),
                "let forward() take tensors alone, and export with a fixed value for the others");
       }
-      return;  // a constant, which the graph has where it is used
+      return;  // the graph's nodes contain constants
     }
     const auto value_name = argument["as_tensor"].at("name").get<std::string>();
     Input input{name, path_of(name), builder_.define(value_name)};
@@ -150,7 +150,7 @@ class ProgramReader {
     return *expression;
   }
 
-  // As guards name an input: "batch.0" is L['batch'][0] or L['batch']['0'], which only the name of the argument tells.
+  // Returns the name of an input in guards. A part of digits alone counts as an index: "batch.0" is L['batch'][0].
   static std::string path_of(const std::string& name) {
     std::string path;
     for (const std::string& part : split(name, '.')) {
@@ -244,8 +244,8 @@ void check_schema(const Archive& archive, const Json& model, std::pair<std::int6
                    : "export it with an older PyTorch, or use a newer dtrain");
 }
 
-// run_decompositions() makes it a program for use: detach() and torch.no_grad() are gone, so that gradients would be
-// others, and batch norm has a form without a derivative.
+// run_decompositions() makes a program for inference: it lacks detach() and torch.no_grad(), which changes gradients,
+// and its batch norm has no derivative.
 void refuse_decomposed(const Archive& archive, const Json& model) {
   const auto verifiers = model.find("verifiers");
   if (verifiers == model.end() || !verifiers->is_array() || verifiers->empty()) return;

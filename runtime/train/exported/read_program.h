@@ -1,5 +1,5 @@
-// Reads an exported program from its archive: the graph, the names of its inputs and outputs, what its sizes must
-// satisfy. What cannot be run here is refused now, with its name.
+// Reads an exported program from its archive: the graph, the names of its inputs and outputs, the constraints on its
+// sizes. Everything that is not supported is refused here, by name.
 #pragma once
 
 #include "exported/archive.h"
@@ -7,8 +7,8 @@
 
 namespace dtrain::exported {
 
-// ConfigError names everything that is not supported, or what is damaged; where the program `is_trained`, also what its
-// gradients would lack (lost_backward.h). Tensors are read elsewhere (weights.h).
+// ConfigError names everything that is not supported, or what is damaged, and for a program that `is_trained` also lost
+// backward code (lost_backward.h). weights.h reads the tensors.
 Program read_program(const Archive& archive, bool is_trained);
 
 }  // namespace dtrain::exported

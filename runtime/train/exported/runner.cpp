@@ -33,7 +33,7 @@ IValue wrapped_number(const IValue& number) {
 
 }  // namespace
 
-// The regions that have begun: what each has changed is restored when it ends, also by an exception.
+// The open regions. The end of a region restores the state that the region changed, also after an exception.
 class Runner::Regions {
  public:
   explicit Regions(at::Device device) : device_(device.type()) {}
@@ -48,7 +48,7 @@ class Runner::Regions {
     if (instruction.kind == Kind::kSetGrad) {
       at::GradMode::set_enabled(instruction.operands[0].constant.toBool());
     } else {
-      // As torch.autocast does when it is entered.
+      // The same steps as on entering torch.autocast.
       before.autocast_on = autocast::is_autocast_enabled(device_);
       before.type = autocast::get_autocast_dtype(device_);
       autocast::increment_nesting();
@@ -142,7 +142,7 @@ IValue Runner::load(const Operand& operand) {
   throw Error("an argument of unknown kind");
 }
 
-// What the operator has left on the stack.
+// Moves the operator's results from the stack into values.
 void Runner::put(const Instruction& instruction) {
   const std::size_t count = std::min(instruction.results.size(), stack_.size());
   for (std::size_t i = 0; i < count; ++i) {
@@ -225,7 +225,7 @@ void Runner::checkpoint(std::vector<CheckpointedPart> parts, RunCheckpointed run
   run_checkpointed_ = std::move(run);
 }
 
-// Forward, and again in backward, when the values of the program have been released: with values of its own.
+// Uses separate values, for backward calls it again after the program's values have been released.
 std::vector<IValue> Runner::compute_part(const CheckpointedPart& part, std::vector<IValue> inputs) {
   struct Restore {
     Runner& runner;
@@ -246,7 +246,7 @@ std::vector<IValue> Runner::compute_part(const CheckpointedPart& part, std::vect
   return outputs;
 }
 
-// Tensors go through autograd; numbers, which are sizes, are the same both times.
+// Tensors pass through autograd. Numbers are sizes, which are the same in forward and in backward.
 void Runner::run_part(const CheckpointedPart& part) {
   std::vector<IValue> inputs;
   std::vector<at::Tensor> tensors;
@@ -254,7 +254,7 @@ void Runner::run_part(const CheckpointedPart& part) {
     inputs.push_back(values_[index(value)]);
     if (!inputs.back().isTensor()) continue;
     tensors.push_back(inputs.back().toTensor());
-    inputs.back() = at::Tensor();  // taken from the function's arguments
+    inputs.back() = at::Tensor();  // filled in from the function's arguments
   }
   for (const Value value : part.last_used) values_[index(value)] = IValue();
   const auto numbers = std::make_shared<std::vector<IValue>>();

@@ -1,7 +1,6 @@
 // Runs an exported program: calls its operators one after another through the dispatcher, so that autograd, autocast
-// and whoever watches operators see them as those of any model. In a step there is no text and no JSON: an
-// instruction's arguments are put on one stack, which is kept, and its results into numbered values. One thread at a
-// time.
+// and observers of operators work as for any model. A step handles no text and no JSON: the arguments of an instruction
+// go onto a stack that is reused, and its results into numbered values. One thread at a time.
 #pragma once
 
 #include <exception>
@@ -18,29 +17,29 @@
 
 namespace dtrain::exported {
 
-// Calls a function with tensors and returns what it returns; backward calls the function again instead of keeping what
-// it has computed (dtrain/train/gradient_checkpointing.h).
+// Calls a function with tensors and returns its result. Backward calls the function again, so that its activations need
+// not be kept (dtrain/train/gradient_checkpointing.h).
 using TensorFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
 using RunCheckpointed =
     std::function<std::vector<at::Tensor>(TensorFunction function, const std::vector<at::Tensor>& inputs)>;
 
 class Runner {
  public:
-  // `program` outlives it. `stored`: the tensor of each of program.stored. They are kept: what training does to a
-  // parameter in place (other memory, another device) the program sees.
+  // `program` outlives the runner. `stored`: one tensor for each of program.stored. The runner shares them, so the
+  // program sees in-place changes of a parameter by training (other memory, another device).
   Runner(const Program& program, const std::vector<at::Tensor>& stored);
 
-  // Where operators that make tensors make them, and constants are. Before the first run(), and once.
+  // Sets the device of constants and of tensors that operators create. Called once, before the first run().
   void move_to(at::Device device);
 
-  // From now on these parts of the program (in its order) are computed again in backward, by `run`.
+  // Lets `run` compute these parts of the program again in backward. `parts`: in the program's order.
   void checkpoint(std::vector<CheckpointedPart> parts, RunCheckpointed run);
 
   // `inputs`: in the order of program.inputs, already checked. Returns program.outputs in their order; undefined: the
-  // output is no tensor. Throws what an operator throws; failed() says which.
+  // output is no tensor. Passes on an operator's exception; failed() returns its instruction.
   std::vector<at::Tensor> run(std::span<const at::Tensor> inputs, bool training);
 
-  // The instruction whose operator has thrown in the last run(); null: none.
+  // The instruction that threw in the last run(); null: none.
   const Instruction* failed() const { return failed_; }
 
  private:
@@ -60,7 +59,7 @@ class Runner {
   std::vector<c10::IValue> values_;
   std::vector<c10::IValue> stack_;
   std::vector<bool> is_stored_;
-  std::vector<std::pair<Value, at::Tensor>> constants_;  // to be moved to the device
+  std::vector<std::pair<Value, at::Tensor>> constants_;  // the tensors that move_to() moves
   at::Device device_ = at::kCPU;
   std::vector<CheckpointedPart> parts_;
   RunCheckpointed run_checkpointed_;

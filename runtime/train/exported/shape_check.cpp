@@ -14,14 +14,14 @@ namespace dtrain::exported {
 
 namespace {
 
-constexpr std::size_t kMostKnown = 64;  // shapes that are remembered
+constexpr std::size_t kMostKnown = 64;  // number of remembered shapes
 constexpr const char* kDynamic =
     "export it with dynamic_shapes, which says which sizes may change (docs/exporting.md), or give it data of the "
     "shape that it was exported with";
 constexpr const char* kDynamicSamples =
     "export it with dynamic_shapes, which says that the number of samples may change (docs/exporting.md), or choose "
     "hyperparameters.global_batch_size and the number of samples so that all batches fit";
-// torch.export takes a size of 1 in the example for a constant, whatever dynamic_shapes says.
+// torch.export takes a size of 1 in the example for a constant, even if dynamic_shapes declares it dynamic.
 constexpr const char* kMoreSamples =
     "export it with an example of 2 samples or more, and with dynamic_shapes (docs/exporting.md): torch.export takes a "
     "size of 1 for a constant";
@@ -35,7 +35,7 @@ std::string range_text(const Range& range) {
   return std::to_string(range.least) + " to " + std::to_string(*range.most);
 }
 
-// Exported with at least 2 elements, a program also works with one, or none: torch.export says so.
+// A program exported for at least 2 elements also works with 1 or 0, according to torch.export.
 bool is_within(const Range& range, std::int64_t size) {
   return (size >= range.least || range.least <= 2) && (!range.most || size <= *range.most);
 }
@@ -43,7 +43,7 @@ bool is_within(const Range& range, std::int64_t size) {
 }  // namespace
 
 void ShapeCheck::check_samples(std::int64_t samples) const {
-  std::map<std::string, std::string> of_symbol;  // the inputs whose first dimension it is
+  std::map<std::string, std::string> of_symbol;  // symbol -> an input whose first dimension it is
   for (const Input& input : program_.inputs) {
     if (input.shape.empty()) continue;
     if (const auto* fixed = std::get_if<std::int64_t>(&input.shape[0])) {
@@ -85,7 +85,7 @@ void ShapeCheck::check(std::span<const at::Tensor> inputs) {
 }
 
 void ShapeCheck::check_new(std::span<const at::Tensor> inputs) const {
-  // The size of each symbol, and where it was found.
+  // Symbol -> its size, and the place of that size for errors.
   std::map<std::string, std::pair<std::int64_t, std::string>> symbols;
   const auto of_symbol = [&](const std::string& name) -> std::optional<std::int64_t> {
     const auto found = symbols.find(name);

@@ -1,5 +1,5 @@
-// Whether a batch has the shapes that the program was exported for: numbers of dimensions, fixed sizes, ranges, and
-// what sizes of several inputs must have in common. A shape is checked when it is new.
+// Checks that a batch has shapes the program was exported for: numbers of dimensions, fixed sizes, ranges, and
+// relations between sizes of several inputs. Each new combination of shapes is checked once.
 #pragma once
 
 #include <cstdint>
@@ -14,13 +14,13 @@ namespace dtrain::exported {
 
 class ShapeCheck {
  public:
-  // `program` outlives it.
+  // `program` outlives the check.
   explicit ShapeCheck(const Program& program) : program_(program) {}
 
-  // `inputs`: as many as the program has. Error names the input, its size, and what it must be.
+  // `inputs`: as many as the program has. Error names the input, its size, and the size it must have.
   void check(std::span<const at::Tensor> inputs);
-  // Whether batches of so many samples fit, as far as the first dimensions of the inputs tell. Error says for which
-  // sizes the program was exported.
+  // Throws an Error if batches of this number of samples do not fit the first dimensions of the inputs. Error says for
+  // which sizes the program was exported.
   void check_samples(std::int64_t samples) const;
 
  private:
@@ -28,7 +28,7 @@ class ShapeCheck {
 
   const Program& program_;
   std::vector<std::vector<std::int64_t>> known_;  // sizes of all inputs, one after another; the newest last
-  std::vector<std::int64_t> sizes_;               // of the batch under way
+  std::vector<std::int64_t> sizes_;               // of the current batch
 };
 
 }  // namespace dtrain::exported

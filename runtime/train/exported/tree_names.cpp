@@ -16,7 +16,7 @@ std::string name_of_key(const Json& key) {
   return key.is_string() ? key.get<std::string>() : key.dump();
 }
 
-// The names of a node's children; empty where only their numbers name them.
+// Returns the names of a node's children; empty: the children have only numbers.
 std::vector<std::string> child_names(const Json& node, const NamedTuples& named_tuples) {
   const auto context = node.find("context");
   if (context == node.end()) return {};
@@ -26,7 +26,7 @@ std::vector<std::string> child_names(const Json& node, const NamedTuples& named_
     if (const auto found = named_tuples.find(text); found != named_tuples.end()) return found->second;
     keys = Json::accept(text) ? parse_json(text) : Json();
   }
-  // Of a defaultdict.
+  // The context of a defaultdict.
   if (keys.is_object() && keys.contains("dict_context")) keys = Json(keys["dict_context"]);
   std::vector<std::string> names;
   if (keys.is_array()) {

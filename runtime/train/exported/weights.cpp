@@ -45,7 +45,7 @@ constexpr std::array<std::pair<std::int64_t, at::ScalarType>, 21> kTypes{{{1, at
                                                                           {34, at::kUInt32},
                                                                           {35, at::kUInt64}}};
 
-// Where a tensor's elements lie in its record.
+// The position of a tensor's elements in its record.
 struct Layout {
   std::string record;
   at::ScalarType type = at::kFloat;
@@ -75,7 +75,7 @@ std::vector<std::int64_t> whole_numbers(const Json& values) {
   return numbers;
 }
 
-// How many elements of the record the tensor reaches.
+// Returns the number of elements of the record up to the tensor's last element.
 std::int64_t reach_of(const Layout& layout) {
   std::int64_t last = layout.offset, span = 0;
   bool overflow = false;
@@ -146,13 +146,13 @@ std::vector<Entry> read_entries(const Archive& archive, const std::string& folde
   return found;
 }
 
-// The layout must fit.
+// Returns a view of `bytes`, which must be large enough for the layout.
 at::Tensor place_of(const Layout& layout, const at::Tensor& bytes) {
   at::Tensor tensor = at::empty({0}, at::TensorOptions().dtype(layout.type));
   return tensor.set_(bytes.storage(), layout.offset, layout.sizes, layout.strides);
 }
 
-// The tensors of all entries, those of one record in one memory. A record is read once.
+// Makes the tensors of all entries. Each record is read once; its tensors share memory.
 class Tensors {
  public:
   explicit Tensors(const Archive& archive) : archive_(archive) {}
@@ -194,7 +194,7 @@ class Tensors {
 constexpr const char* kWeightsConfig = "_weights_config.json";
 constexpr const char* kConstantsConfig = "_constants_config.json";
 
-// What the writer adds by itself.
+// True for records that the writer adds by itself.
 bool is_of_container(const std::string& record) {
   return record == "version" || record == "byteorder" || record.starts_with(".data/");
 }

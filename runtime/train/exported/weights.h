@@ -1,5 +1,5 @@
 // The tensors of an exported program: parameters, buffers and constants by name. Tensors that share memory in Python
-// share it here; those that are the same elements are one tensor. One thread at a time.
+// share it here; entries with the same elements are one tensor. One thread at a time.
 #pragma once
 
 #include <filesystem>
@@ -14,25 +14,25 @@
 namespace dtrain::exported {
 
 struct StoredTensor {
-  std::string name;  // as in state_dict()
+  std::string name;  // name in state_dict()
   at::Tensor tensor;
   bool is_parameter = false;
 };
 
 struct StoredTensors {
-  std::vector<StoredTensor> weights;            // of state_dict(): parameters and buffers
-  std::map<std::string, at::Tensor> constants;  // by name, with buffers that are not persistent
+  std::vector<StoredTensor> weights;            // the parameters and buffers of state_dict()
+  std::map<std::string, at::Tensor> constants;  // by name; include buffers that are not persistent
 };
 
-// The enumeration of types in the file, which is not c10::ScalarType. Error for one that is not known here.
+// Converts a type number of the file, which is not c10::ScalarType. Error for an unknown number.
 at::ScalarType scalar_type_of(std::int64_t number);
 
-// All on the CPU. ConfigError: pickled tensors (subclasses of Tensor), custom objects, tensors without values (of the
-// device meta), sizes and strides that do not fit the bytes.
+// Returns all tensors on the CPU. ConfigError: pickled tensors (subclasses of Tensor), custom objects, tensors without
+// values (of the device meta), sizes and strides that do not fit the bytes.
 StoredTensors read_tensors(const Archive& archive);
 
-// Writes a copy of the archive with other values of its weights, atomically: `weights` have their names, in the shapes
-// and types of the file; they may be on any device and laid out in another order. Error if one is missing.
+// Writes a copy of the archive with other values of its weights, atomically: `weights` maps names to tensors in the
+// shapes and types of the file, on any device and in any memory layout. Error if a weight is missing.
 void write_archive(const Archive& archive, const std::map<std::string, at::Tensor>& weights,
                    const std::filesystem::path& path);
 

@@ -11,7 +11,7 @@ namespace dtrain::exported {
 
 namespace {
 
-// They return the tensor itself where its shape is the wanted one.
+// These operators return the tensor itself if it already has the wanted shape.
 constexpr std::array<std::string_view, 7> kReshaping{
     "aten.view.default",      "aten.reshape.default",    "aten.expand.default", "aten.view_as.default",
     "aten.expand_as.default", "aten.reshape_as.default", "aten.alias.default"};
@@ -26,7 +26,7 @@ bool is_number(const Json& size) {
   return size.is_object() && size.contains("as_int") && size["as_int"].is_number_integer();
 }
 
-// A size that may change is the same where its expression is.
+// Two dynamic sizes are equal if their expressions are.
 bool is_same(const Json& a, const Json& b) {
   if (is_number(a) || is_number(b)) return is_number(a) && is_number(b) && a["as_int"] == b["as_int"];
   const auto text_of = [](const Json& size) {
@@ -47,7 +47,7 @@ bool is_constant(const Operand& operand) {
   return operand.kind == Operand::Kind::kConstant;
 }
 
-// x[first:last:step] of one dimension: from the beginning to the end, or of a fixed length as long as the result.
+// True if x[first:last:step] is the whole dimension: by its bounds, or because a fixed length stays the same.
 bool is_whole_slice(const Instruction& instruction, const Json* from, const Json* to) {
   constexpr std::size_t kDimension = 1, kFirst = 2, kEnd = 3, kStep = 4;
   const auto& operands = instruction.operands;

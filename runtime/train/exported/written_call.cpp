@@ -14,7 +14,7 @@ namespace dtrain::exported {
 
 namespace {
 
-// Functions of torch.nn.functional that have the mode as an argument, with its place and its default.
+// A function of torch.nn.functional that takes the mode as an argument, with the argument's position and default.
 struct Function {
   std::string_view name;
   std::string_view argument;
@@ -32,7 +32,7 @@ bool is_word(char c) {
   return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_';
 }
 
-// Of a call whose opening bracket is at `open`; empty: it does not end in this line.
+// Returns the arguments of the call with its bracket at `open`; empty: the call has a string or ends in another line.
 std::optional<std::vector<std::string_view>> arguments_at(std::string_view line, std::size_t open) {
   std::vector<std::string_view> arguments;
   std::size_t begin = open + 1;
@@ -50,7 +50,7 @@ std::optional<std::vector<std::string_view>> arguments_at(std::string_view line,
   return std::nullopt;
 }
 
-// The value of a keyword argument, or of the positional one with this number; empty: it is not given.
+// Returns the value of the keyword argument, or of the positional argument with this number; empty: not given.
 std::string_view argument_of(const std::vector<std::string_view>& arguments, std::string_view keyword,
                              std::size_t number) {
   std::size_t positional = 0;

@@ -1,6 +1,6 @@
-// The batches of a run in which operators are counted: the second and the third that this process trains, and a few
-// later ones, which are no longer slow as first ones are. The first count goes into plan.json ("flops"), the table of
-// the fastest counted batch into profile/operators-rank-NNNN.json. Used by the training thread.
+// Counts operators in some batches of a run: the second and the third that this process trains, and a few later ones,
+// which are not slow like the first. The first count goes into plan.json ("flops"), the table of the fastest counted
+// batch into profile/operators-rank-NNNN.json. Used by the training thread.
 //
 // A file that cannot be written is a warning and never ends the run.
 #pragma once
@@ -18,15 +18,15 @@ class CountedBatches {
  public:
   CountedBatches(run::RankSession& session, bool on_gpu);
 
-  // Before train_batch(): counts until the result is destroyed, if this batch is to be counted.
+  // Called before train_batch(). Counts until the result is destroyed; empty: this batch is not counted.
   std::optional<OperatorCounter::Scope> begin();
-  // Instead of end(), after the scope's end: the batch was not trained.
+  // Called after the scope's end, instead of end(), if the batch was not trained.
   void cancel();
-  // After train_batch() and after the scope's end.
+  // Called after train_batch() and after the scope's end.
   void end(std::int64_t batch, std::int64_t samples);
-  // After the step, outside of what it is measured by.
+  // Called after the step, outside of its measured time.
   void after_step();
-  // No step follows.
+  // Called after the last step.
   void finish();
 
  private:
@@ -34,8 +34,8 @@ class CountedBatches {
 
   run::RankSession& session_;
   OperatorCounter counter_;
-  std::int64_t trained_ = 0;  // batches, by this process
-  bool counting_ = false;     // this batch
+  std::int64_t trained_ = 0;  // number of batches that this process has trained
+  bool counting_ = false;     // true: in this batch
   bool in_plan_ = false, written_ = false;
   profile::OperatorCounts counts_;
   double seconds_per_sample_ = 0;  // of the table in counts_

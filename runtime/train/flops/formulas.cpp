@@ -33,7 +33,7 @@ constexpr std::pair<std::string_view, FlopKind> kKinds[] = {
     {"aten::mkldnn_rnn_layer_backward", FlopKind::kRecurrentLayerBackward},
 };
 
-// The sizes of the tensor at a place, with at least so many dimensions; empty where there is none.
+// Returns the sizes of the tensor at a place; empty: there is no tensor with at least `dimensions` dimensions.
 std::optional<Sizes> sizes_at(Arguments arguments, std::size_t place, std::size_t dimensions) {
   if (place >= arguments.size() || !arguments[place].isTensor()) return std::nullopt;
   const at::Tensor& tensor = arguments[place].toTensor();
@@ -47,7 +47,7 @@ std::int64_t product(Sizes sizes) {
   return all;
 }
 
-// Of lists for all dimensions of space, or one number for them all.
+// Returns the value of a dimension. `values`: one for each spatial dimension, or one for all.
 std::int64_t at_dimension(const std::vector<std::int64_t>& values, std::size_t i) {
   return values.empty() ? 0 : values[std::min(i, values.size() - 1)];
 }
@@ -69,7 +69,7 @@ std::int64_t convolution(Arguments arguments) {
   const bool transposed = arguments[6].toBool();
   const auto stride = arguments[3].toIntVector(), padding = arguments[4].toIntVector(),
              dilation = arguments[5].toIntVector();
-  std::int64_t points = 1;  // of the output; of the input where it is transposed
+  std::int64_t points = 1;  // of the output; of the input if transposed
   for (std::size_t i = 2; i < x->size(); ++i) {
     const std::int64_t span = at_dimension(dilation, i - 2) * ((*w)[i] - 1) + 1;
     const std::int64_t step = std::max<std::int64_t>(1, at_dimension(stride, i - 2));
@@ -88,10 +88,10 @@ std::int64_t convolution_backward(Arguments arguments) {
   const bool transposed = arguments[7].toBool();
   const auto made = arguments[10].toBoolList();
   std::int64_t flops = 0;
-  if (made[0]) {  // a convolution of the gradient, transposed where the forward one was not
+  if (made[0]) {  // a convolution of the gradient, transposed if the forward is not
     flops += 2 * (*grad)[0] * product((transposed ? *x : *grad).slice(2)) * product(*w);
   }
-  if (made[1]) {  // of the input with the gradient, which has the batch for its channels
+  if (made[1]) {  // of the input with the gradient, whose channels are the batch
     const Sizes filter = (transposed ? *x : *grad).slice(2);
     flops += 2 * (*grad)[1] * (*x)[1] * (*grad)[0] * product(w->slice(2)) * product(filter);
   }
@@ -99,7 +99,7 @@ std::int64_t convolution_backward(Arguments arguments) {
 }
 
 struct AttentionSizes {
-  std::int64_t pairs = 0;  // of queries and keys, over all heads
+  std::int64_t pairs = 0;  // number of pairs of queries and keys, over all heads
   std::int64_t query_features = 0, value_features = 0;
 };
 
@@ -154,7 +154,7 @@ std::int64_t flops_of(FlopKind kind, Arguments arguments) {
       const auto sizes = attention_sizes(arguments, 0);
       return sizes ? 2 * sizes->pairs * (sizes->query_features + sizes->value_features) : 0;
     }
-    case FlopKind::kAttentionBackward: {  // the scores again, and two products for each of the forward ones
+    case FlopKind::kAttentionBackward: {  // the scores again, and two products for each forward product
       const auto sizes = attention_sizes(arguments, 1);
       return sizes ? 2 * sizes->pairs * (3 * sizes->query_features + 2 * sizes->value_features) : 0;
     }

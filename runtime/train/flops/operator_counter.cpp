@@ -27,23 +27,23 @@ class OperatorCounter::Table : public c10::DebugInfoBase {
   using Key = std::tuple<std::string, std::string, std::string, std::vector<std::vector<std::int64_t>>>;
   struct Row {
     profile::OperatorCount count;
-    std::int64_t largest = 0;  // bytes of a call
+    std::int64_t largest = 0;  // bytes of the largest call
   };
   const bool timed_;
-  std::mutex mutex_;  // autograd's threads add, too
+  std::mutex mutex_;  // autograd's threads also add
   std::map<Key, Row> rows_;
 };
 
 namespace {
 
-// What is known of an operator from its name and its schema.
+// Facts about an operator from its name and its schema.
 struct OperatorFacts {
   bool counts = false;
   std::string name;
   std::optional<FlopKind> flops;
-  bool gathers = false;        // reads of its first tensor as much as it writes
-  bool writes = false;         // some argument: its outputs may be its inputs
-  std::vector<bool> not_read;  // by argument
+  bool gathers = false;        // reads as many bytes of its first tensor as it writes
+  bool writes = false;         // writes an argument: its outputs may be its inputs
+  std::vector<bool> not_read;  // by argument: true if only written
 };
 
 bool is_one_of(std::string_view name, std::initializer_list<std::string_view> names) {
@@ -54,7 +54,7 @@ bool allocates(std::string_view name) {
   return name.starts_with("aten::empty") || name.starts_with("aten::new_empty") || name.starts_with("aten::resize");
 }
 
-// In-place operators that only write.
+// True for in-place operators that only write.
 bool overwrites(std::string_view name) {
   return is_one_of(name, {"aten::copy_", "aten::fill_", "aten::zero_", "aten::normal_", "aten::uniform_",
                           "aten::random_", "aten::bernoulli_", "aten::exponential_"});
@@ -84,7 +84,7 @@ OperatorFacts facts_from(const c10::OperatorName& name) {
   return facts;
 }
 
-// Kept for the life of the process: operators are few.
+// Results are kept for the life of the process, because operators are few.
 const OperatorFacts& facts_of(const c10::OperatorName& name) {
   thread_local std::unordered_map<c10::OperatorName, OperatorFacts> known;
   const auto found = known.find(name);
@@ -99,14 +99,14 @@ void each_tensor(const c10::IValue& value, const Call& call) {
     for (const at::Tensor& tensor : value.toTensorVector()) {
       if (tensor.defined()) call(tensor);
     }
-  } else if (value.isList()) {  // of tensors that may be absent
+  } else if (value.isList()) {  // optional tensors
     for (const c10::IValue& item : value.toListRef()) {
       if (item.isTensor()) each_tensor(item, call);
     }
   }
 }
 
-// In memory: an expanded dimension is there once.
+// Returns the bytes in memory: an expanded dimension counts once.
 std::int64_t bytes_of(const at::Tensor& tensor) {
   if (tensor.is_nested()) return 0;
   const auto each = static_cast<std::int64_t>(tensor.element_size());
@@ -138,12 +138,12 @@ struct Call : at::ObserverContext {
   const OperatorFacts* facts = nullptr;
   OperatorCounter::Table* table = nullptr;
   profile::OperatorCount count;
-  std::int64_t first_bytes = 0;       // of the first tensor
+  std::int64_t first_bytes = 0;       // bytes of the first tensor
   std::vector<const void*> storages;  // of the inputs
   std::int64_t start_ns = 0;
 };
 
-thread_local Call* open_call = nullptr;  // what the thread's operators belong to
+thread_local Call* open_call = nullptr;  // the call to which the thread's operators belong
 
 void look_at_inputs(Call& call, c10::ArrayRef<const c10::IValue> inputs) {
   const OperatorFacts& facts = *call.facts;
@@ -173,7 +173,7 @@ void look_at_inputs(Call& call, c10::ArrayRef<const c10::IValue> inputs) {
 
 void look_at_outputs(Call& call, const std::vector<c10::IValue>& outputs) {
   std::int64_t written = 0;
-  bool moved_nothing = true;  // an output that is an input, and was not written
+  bool moved_nothing = true;  // true if each output is an unwritten input
   for (const c10::IValue& output : outputs) {
     each_tensor(output, [&](const at::Tensor& tensor) {
       if (call.count.dtype.empty()) call.count.dtype = dtype_name(tensor.scalar_type());
@@ -197,7 +197,7 @@ std::unique_ptr<at::ObserverContext> begin_operator(const at::RecordFunction& fu
   if (!name) return nullptr;
   const OperatorFacts& facts = facts_of(*name);
   if (open_call) {
-    // Autocast calls an operator again with arguments that it has cast: they have the type of the arithmetic.
+    // Autocast calls an operator again with cast arguments, which have the type of the arithmetic.
     if (facts.flops && open_call->facts->flops && first_factor(*facts.flops) < function.inputs().size()) {
       const c10::IValue& factor = function.inputs()[first_factor(*facts.flops)];
       if (factor.isTensor()) open_call->count.dtype = dtype_name(factor.toTensor().scalar_type());

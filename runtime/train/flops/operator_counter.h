@@ -1,8 +1,8 @@
-// Counts what operators compute and move, as the dispatcher sees them.
+// Counts the FLOPs and the bytes of operators that the dispatcher calls.
 //
-// An operator counts where it is called by the model or by autograd. What it calls itself belongs to it. Operators that
-// are only made of others (CompositeImplicitAutograd: linear, matmul, conv2d, cross_entropy_loss) do not count, the
-// others do in their place. Views and allocations do not count.
+// Calls by the model or by autograd count. Calls that an operator makes belong to that operator. Operators that consist
+// of others (CompositeImplicitAutograd: linear, matmul, conv2d, cross_entropy_loss) do not count; the others count in
+// their place. Views and allocations do not count.
 #pragma once
 
 #include <memory>
@@ -17,10 +17,10 @@ namespace dtrain::train {
 
 class OperatorCounter {
  public:
-  // `timed`: operators are finished when they return (on CPUs), so the time that they take is measured.
+  // `timed`: measure the time of operators, which have finished when they return (on CPUs).
   explicit OperatorCounter(bool timed);
 
-  // While it lives, operators count that this thread runs, and those that autograd runs for it on other threads.
+  // During its life, the operators of this thread count, and those that autograd runs for this thread on others.
   class Scope {
    public:
     explicit Scope(const OperatorCounter& counter);
@@ -33,7 +33,7 @@ class OperatorCounter {
     at::CallbackHandle callback_;
   };
 
-  // What has been counted, the longest first; then the counter is empty. Not while a Scope lives.
+  // Returns the counts, the longest first, and empties the counter. Not during a Scope's life.
   std::vector<profile::OperatorCount> take();
 
   class Table;

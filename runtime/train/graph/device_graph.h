@@ -1,39 +1,38 @@
-// CUDA graphs: operations of a GPU that are recorded once, and launched again as one.
+// CUDA graphs: operations of a GPU that are recorded once and launched together any number of times.
 //
-// libtorch's class for them needs headers of CUDA, so its user is a library of its own, which is opened on demand.
+// libtorch's class for graphs needs CUDA headers, so the code that uses it is a separate library, opened on demand.
 #pragma once
 
 #include <memory>
 
 namespace dtrain::train {
 
-// One CUDA graph: what the current stream is given between begin_capture() and end_capture() is recorded and does not
-// run; replay() runs all of it on the current stream.
+// One CUDA graph. Work on the current stream between begin_capture() and end_capture() is recorded and does not run;
+// replay() runs all of it on the current stream.
 //
-// In between the host must not wait for the device, nor ask it: such a call is an error and ends the capture. Threads
-// that work on the same stream (libtorch's for backward) are part of the capture; others may go on asking about streams
-// and events of their own. What is allocated in between lies in memory of the graph's own; it keeps its address, and
-// serves nothing else before the graph is destroyed. Random numbers of the device's default generator are new at each
-// replay.
+// During the capture the host must not wait for the device or query it: such a call is an error and ends the capture.
+// Threads that work on the same stream (libtorch's for backward) are part of the capture; other threads may query other
+// streams and events. Memory that is allocated during the capture belongs to the graph: it keeps its address, and has
+// no other use until the graph is destroyed. Random numbers of the device's default generator are new at each replay.
 //
-// One thread begins, ends and replays. Errors of CUDA are c10::Error. A graph that has operations of NCCL in it must be
-// destroyed before their communicator: NCCL ends a communicator, also by an abort, only when no such graph is left.
+// One thread begins, ends and replays. Errors of CUDA are c10::Error. A graph with NCCL operations must be destroyed
+// before their communicator: NCCL ends a communicator, also by an abort, only when no such graph is left.
 class DeviceGraph {
  public:
-  // Also where a capture was never ended: it ends here, and nothing was recorded.
+  // Ends a capture that end_capture() has not ended, and discards it.
   virtual ~DeviceGraph() = default;
 
-  // Of the calling thread's current stream, which is not the default stream. At most one capture for each object.
+  // Begins the capture of the calling thread's current stream, which is not the default stream. Once per object.
   virtual void begin_capture() = 0;
-  // On the same thread, with the same current stream. c10::Error where something in between cannot be captured;
-  // libtorch goes on as before the capture, and the object must be thrown away.
+  // Called on the same thread, with the same current stream. c10::Error if work since begin_capture() cannot be
+  // captured; libtorch then works as before the capture, and the object must be destroyed.
   virtual void end_capture() = 0;
-  // On the current stream; nothing waits.
+  // Launches the graph on the current stream; nothing waits.
   virtual void replay() = 0;
 };
 
-// Opens the library. ConfigError says what is missing. The process must have opened libtorch's CUDA part
-// (open_device()).
+// Opens the library and makes a graph. ConfigError names the missing part. The process must have opened libtorch's CUDA
+// part (open_device()).
 std::unique_ptr<DeviceGraph> make_device_graph();
 
 }  // namespace dtrain::train

@@ -1,5 +1,5 @@
-// What the library train and the module cuda_graph agree on. Raise the version with every change to DeviceGraph: a
-// module of another build is refused instead of called.
+// The interface between the library train and the module cuda_graph. Raise the version with every change to
+// DeviceGraph, so that a module of another build is refused instead of called.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@ namespace dtrain::train {
 inline constexpr int kDeviceGraphAbi = 1;
 inline constexpr const char* kDeviceGraphFactory = "dtrain_cuda_graph_make";
 
-// Sets `made` and returns 0; or returns the version the module was built for.
+// Sets `made` and returns 0, or returns the version for which the module was built.
 using DeviceGraphFactory = int(int abi, std::unique_ptr<DeviceGraph>& made);
 
 }  // namespace dtrain::train

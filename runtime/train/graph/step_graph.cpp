@@ -17,11 +17,11 @@ namespace dtrain::train {
 
 namespace {
 
-// Steps that are taken without a graph once nothing is being tried any more: libraries choose their kernels,
-// TorchScript its code, and allocators get their memory in the first ones.
+// Number of steps without a graph after all comparisons have ended. In the first of them libraries choose their
+// kernels, TorchScript its code, and allocators get their memory.
 constexpr std::int64_t kWarmUp = 4;
 
-// In words; empty: it has not failed.
+// Returns the failure of `call` in words; empty: it has not failed.
 template <typename Call>
 std::string failure_of(const Call& call) {
   try {
@@ -36,7 +36,7 @@ std::string failure_of(const Call& call) {
   return "";
 }
 
-// Closes what begin_capture() has opened, whatever comes in between; end() says what failed first.
+// Pairs begin_capture() of graph and communicator with their end_capture().
 class Capture {
  public:
   Capture(DeviceGraph& graph, comm::NcclCommunicator& communicator, bool rehearsal)
@@ -56,7 +56,7 @@ class Capture {
   Capture(const Capture&) = delete;
   Capture& operator=(const Capture&) = delete;
 
-  // Once. Empty, or what is wrong: the communicator knows more about its operations than CUDA does.
+  // Called once. Returns the failure or "": the communicator's, which has more detail, or else CUDA's.
   std::string end() {
     const std::string of_graph = failure_of([&] { graph_.end_capture(); });
     const std::string of_communicator = failure_of([&] { communicator_.end_capture(); });
@@ -128,7 +128,7 @@ bool StepGraph::fits(const Batch& batch) {
 
 std::optional<Metrics> StepGraph::step(const Batch& batch, const Train& train,
                                        const std::function<void()>& before_launch) {
-  // A checkpoint may have moved the optimizer's state; steps without the graph may have used other parameters.
+  // A restored checkpoint may have moved the optimizer's state; steps without the graph may have used other parameters.
   if (graph_ && (step_.optimizer().moves() != optimizer_moves_ || !capturable_.is_as_captured())) forget();
   if (!graph_) make_places(batch);
   fill_places(batch);
@@ -171,7 +171,7 @@ bool StepGraph::capture(const Train& train) {
 }
 
 std::string StepGraph::record_on_all(const Train& train, const HostState& before, For what) {
-  // The graph has memory of its own. What steps without it have left would lie there beside it, unused.
+  // The graph has separate memory. The memory of earlier steps would stay unused, so it is released.
   release_unused_memory(device_);
   const std::string failure = agree(failure_of([&] { record(train, before, what); }));
   if (!failure.empty() || what == For::kRehearsal) abandon(before);
@@ -215,7 +215,7 @@ void StepGraph::make_places(const Batch& batch) {
   rates_on_device_.clear();
 }
 
-// In the order of the stream: the graph's last launch has read what lies there.
+// Copies run in the stream's order, after the graph's last launch has read the old values.
 void StepGraph::fill_places(const Batch& batch) {
   const profile::PhaseScope phase(session_.recorder(), profile::Phase::kToDevice);
   const at::NoGradGuard no_grad;
@@ -281,7 +281,7 @@ void StepGraph::write(bool captured, std::int64_t batch, const std::string& text
   session_.update_plan("cuda_graphs", {{"captured", captured}, {"batch", batch}, {"text", text}});
 }
 
-// What the graph reads and writes goes after it.
+// Destroys the graph, and then the tensors that it reads and writes.
 void StepGraph::forget() {
   drop_graph();
   places_ = {};

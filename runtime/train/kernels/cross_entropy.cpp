@@ -17,8 +17,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace dtrain::train::kernels {
 namespace HWY_NAMESPACE {
-// Calls see(vector, n) for all scores of a row, with n from 0 to 3 for sums that do not wait for each other. The lanes
-// after the last score are `otherwise`.
+// Calls see(vector, n) for all scores of a row, with n from 0 to 3 for independent sums. The lanes after the last score
+// are `otherwise`.
 template <class Score, class See>
 HWY_INLINE void for_each(const Score* row, std::size_t classes, float otherwise, const See& see) {
   const std::size_t lanes = hn::Lanes(Floats());
@@ -33,7 +33,7 @@ HWY_INLINE void for_each(const Score* row, std::size_t classes, float otherwise,
   if (i < classes) see(load_some(row + i, classes - i, otherwise), 1);
 }
 
-// Four sums become one. They are no class: its constructor would be compiled for the least of all CPUs.
+// Adds four sums. They are not a class, whose constructor would be compiled for the baseline CPU.
 HWY_INLINE float total(const V (&sums)[4]) {
   return hn::GetLane(hn::SumOfLanes(Floats(), hn::Add(hn::Add(sums[0], sums[1]), hn::Add(sums[2], sums[3]))));
 }
@@ -44,7 +44,7 @@ template <class Score>
 HWY_INLINE float maximum_of(const Score* row, std::size_t classes) {
   const V lowest = hn::Set(Floats(), -kInfinity);
   V most[4] = {lowest, lowest, lowest, lowest};
-  auto none = hn::FirstN(Floats(), 0);  // of lanes with a NaN: a maximum may pass over them
+  auto none = hn::FirstN(Floats(), 0);  // lanes with a NaN, which a maximum may ignore
   for_each(row, classes, -kInfinity, [&](V value, int n) {
     none = hn::Or(none, hn::IsNaN(value));
     most[n] = hn::Max(most[n], value);
@@ -72,7 +72,7 @@ HWY_INLINE RowSum sum_of(const Score* row, std::size_t classes) {
   return {maximum, std::log(total(exponentials))};
 }
 
-// The mean of what scores are below the maximum.
+// Returns the mean of score - maximum.
 template <class Score>
 HWY_INLINE float mean_difference(const Score* row, std::size_t classes, float maximum) {
   const V most = hn::Set(Floats(), maximum);
@@ -97,8 +97,8 @@ HWY_INLINE void forward(const CrossEntropyRows& of, const Score* scores, float* 
   }
 }
 
-// (softmax - target) times the gradient of the row's loss, where the target is 1 - smoothing at its class, and
-// smoothing / classes more everywhere.
+// Writes (softmax - target) times the gradient of the row's loss. The target is smoothing / classes everywhere, and 1 -
+// smoothing more at its class.
 template <class Score>
 HWY_INLINE void backward(const CrossEntropyRows& of, const Score* scores, const RowSum* sums, const float* of_losses,
                          Score* gradients) {
@@ -113,7 +113,7 @@ HWY_INLINE void backward(const CrossEntropyRows& of, const Score* scores, const 
       continue;
     }
     const V maximum = hn::Set(Floats(), sums[r].maximum), log_sum = hn::Set(Floats(), sums[r].log_sum);
-    // The exponential of NaN is 0 here, so NaN comes in with the factor.
+    // The exponential of NaN is 0 here, so the factor brings the NaN into the result.
     const V factor = hn::Set(Floats(), std::isnan(sums[r].maximum) ? sums[r].maximum : of_losses[r]);
     const auto beyond = [&](V score) {
       return hn::Sub(hn::Exp(Floats(), hn::Sub(hn::Sub(score, maximum), log_sum)), everywhere);

@@ -31,7 +31,7 @@ HWY_INLINE float score(const Bfloat16* from) {
   return std::bit_cast<float>(static_cast<std::uint32_t>(*from) << 16);
 }
 
-// Whether all of [begin, end) are less than `most`, or equal to it where kOrEqual.
+// True if all of [begin, end) are less than `most`, or, with kOrEqual, less than or equal.
 template <bool kOrEqual, class Score>
 HWY_INLINE bool all_less(const Score* HWY_RESTRICT begin, const Score* end, float most) {
   const std::size_t lanes = hn::Lanes(Scores());

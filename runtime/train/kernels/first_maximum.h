@@ -1,5 +1,5 @@
-// Whether the largest score of a sample is that of its target, in one pass over the scores that ends at the first
-// larger one, where an argmax always looks at all of them. Stateless; any thread.
+// Counts samples whose largest score is that of their target. The pass over a row ends at the first larger score, while
+// an argmax reads all scores. Stateless; any thread.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,8 @@
 
 namespace dtrain::train::kernels {
 
-// Of how many rows of `scores` [rows, classes] the first of the largest elements is at `targets` [rows], which must be
-// within [0, classes). A row with a NaN counts only if `classes` is 1.
+// Returns the number of rows of `scores` [rows, classes] whose first largest element is at `targets` [rows], which must
+// be within [0, classes). A row with a NaN counts only if `classes` is 1.
 std::int64_t count_first_maxima(const float* scores, const std::int64_t* targets, std::size_t rows,
                                 std::size_t classes);
 std::int64_t count_first_maxima(const Bfloat16* scores, const std::int64_t* targets, std::size_t rows,

@@ -22,8 +22,8 @@ HWY_INLINE V set(float value) {
   return hn::Set(Floats(), value);
 }
 
-// Of x: the sigmoid that it is multiplied by. NaN stays NaN, of which the exponential would be 0; it knows no more than
-// the powers that float32 has, of which the last one's share is as good as 0.
+// Returns the sigmoid by which x is multiplied. NaN stays NaN, although its exponential would be 0. The power is
+// limited to the range of the exponential in float32; at the limit the sigmoid is almost 0.
 HWY_INLINE V share(V x) {
   constexpr float kLastPower = 88;
   const V inner = hn::MulAdd(hn::Mul(x, x), set(kInner), set(kOuter));
@@ -31,8 +31,8 @@ HWY_INLINE V share(V x) {
   return hn::IfThenElse(hn::IsNaN(x), x, hn::Div(set(1), hn::Add(set(1), power)));
 }
 
-// Far from 0 the results are those at +-100 but for x itself, and products with x would leave the range of float32.
-// What is not finite stays so.
+// Clamps x to +-100: beyond them share() is the same, and products with x would overflow float32. Non-finite values
+// stay.
 HWY_INLINE V near(V x) {
   constexpr float kFar = 100;
   return hn::IfThenElse(hn::IsFinite(x), hn::Max(hn::Min(x, set(kFar)), set(-kFar)), x);

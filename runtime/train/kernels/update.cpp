@@ -16,7 +16,7 @@
 namespace dtrain::train::kernels {
 namespace {
 
-// What an update multiplies by, the same for all elements: worked out in float64, as libtorch does.
+// The factors of an update, the same for all elements; computed in float64 as in libtorch.
 struct SgdFactors {
   float negative_rate, momentum, new_part, weight_decay;
   bool has_momentum, has_decay, nesterov, first;
@@ -65,7 +65,7 @@ HWY_INLINE hn::Vec<Bits16<D>> narrow(D, hn::Vec<D> value) {
   return hn::DemoteTo(Bits16<D>(), hn::BitCast(di, result));
 }
 
-// a * b + c of two products, of which libtorch's compiler has fused one: in its vectors `body`, after them `tail`.
+// Of two products in a sum libtorch's compiler has fused one: the second in its vectors, the first after them (kTail).
 
 class Sgd {
  public:
@@ -130,7 +130,7 @@ class Adam {
   float* const HWY_RESTRICT square_;
 };
 
-// One vector of parameters. kStream: what nothing reads soon goes past the caches.
+// Updates one vector of parameters. kStream: stores of values that are not read soon bypass the caches.
 template <bool kTail, bool kStream, class D, class Rule, class Gradient>
 HWY_INLINE void step(D d, const Rule& rule, const Stretch& s, const Gradient* HWY_RESTRICT gradients, std::size_t i) {
   const auto old_value = hn::LoadU(d, s.values + i);
@@ -152,7 +152,7 @@ HWY_INLINE void step(D d, const Rule& rule, const Stretch& s, const Gradient* HW
   }
 }
 
-// Four lines of memory of each array at a time; returns how many elements it has updated.
+// Updates four cache lines of each array at a time. Returns the number of updated elements.
 template <bool kStream, class Rule, class Gradient>
 HWY_INLINE std::size_t step_lines(const Rule& rule, const Stretch& s, const Gradient* gradients) {
   constexpr std::size_t kLine = 64 / sizeof(float), kLines = 4 * kLine;

@@ -1,5 +1,5 @@
-// What kernels of float32 and bfloat16 arrays share: vectors of floats from either, and back. Included once for each
-// instruction set that Highway compiles a file for, after <hwy/highway.h>; without a guard of its own for that reason.
+// Loads vectors of floats from float32 and bfloat16 arrays, and stores them. Included once for each instruction set for
+// which Highway compiles a file, after <hwy/highway.h>; so it has no ordinary include guard.
 #include <cstddef>
 #include <cstdint>
 
@@ -32,7 +32,7 @@ HWY_INLINE V load(const Bfloat16* from) {
 HWY_INLINE void store(V value, float* to) {
   hn::StoreU(value, Floats(), to);
 }
-// Rounded to nearest even.
+// Stores values rounded to nearest even.
 HWY_INLINE void store(V value, Bfloat16* to) {
   const auto bits = hn::BitCast(Words(), value);
   const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(Words(), 1));
@@ -41,7 +41,7 @@ HWY_INLINE void store(V value, Bfloat16* to) {
   hn::StoreU(hn::DemoteTo(Halves(), hn::BitCast(hn::RebindToSigned<Floats>(), result)), Halves(), to);
 }
 
-// `count` values, fewer than a vector has lanes; the other lanes become `otherwise`.
+// Loads `count` values, fewer than a vector has lanes; the other lanes become `otherwise`.
 template <class Value>
 HWY_INLINE V load_some(const Value* from, std::size_t count, float otherwise) {
   Value padded[hn::MaxLanes(Floats())] = {};

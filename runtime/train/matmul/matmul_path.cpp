@@ -21,7 +21,7 @@ constexpr const char* kQuestion = "mkl_serv_intel_cpu_true";
 std::atomic<bool> says_yes{false};
 std::atomic<bool> was_asked{false};
 
-// MKL's own function; null where libtorch was built without MKL.
+// Returns MKL's own function; null if libtorch was built without MKL.
 Answer* mkls_own() {
   static auto* const own = reinterpret_cast<Answer*>(::dlsym(RTLD_NEXT, kQuestion));
   return own;
@@ -29,7 +29,7 @@ Answer* mkls_own() {
 
 }  // namespace
 
-// MKL calls it by this name, from any thread.
+// MKL calls this function by its name, from any thread.
 extern "C" __attribute__((visibility("default"))) int mkl_serv_intel_cpu_true() {
   was_asked = true;
   if (says_yes) return 1;
@@ -40,8 +40,8 @@ extern "C" __attribute__((visibility("default"))) int mkl_serv_intel_cpu_true() 
 namespace dtrain::train {
 namespace {
 
-// Where libtorch's calls of the function go: an address in a table of the library, which the dynamic linker fills in.
-// Null where there is none.
+// Returns the place in a table of libtorch where the dynamic linker writes the function's address for libtorch's calls.
+// Null if there is none.
 void** find_jump_slot() {
 #if defined(__x86_64__)
   void** slot = nullptr;
@@ -81,8 +81,8 @@ void** find_jump_slot() {
 #endif
 }
 
-// Whether libtorch asks our function from now on. A program that links libdtrain_train before libtorch has that from
-// the dynamic linker; in Python, where libtorch is loaded first, the table is changed.
+// Makes libtorch call dtrain's function; returns true on success. In a program that links libdtrain_train before
+// libtorch, the dynamic linker has done so; in Python, where libtorch is loaded first, the table is changed.
 bool takes_ours() {
   void* const ours = reinterpret_cast<void*>(&mkl_serv_intel_cpu_true);
   static void** const slot = find_jump_slot();
@@ -99,7 +99,7 @@ MatmulChoice stays_default(std::string reason, std::string warning = {}) {
   return {profile::MatmulPath::kDefault, std::move(reason), std::move(warning)};
 }
 
-// Why the fast path cannot be taken; empty: it can.
+// Returns why the fast path cannot be used; empty: it can.
 std::optional<MatmulChoice> why_default() {
   if (!host::is_amd_with_avx2()) return stays_default("this is no processor of AMD with AVX2 and FMA");
   if (!mkls_own()) return stays_default("this libtorch has no MKL");

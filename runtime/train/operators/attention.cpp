@@ -19,12 +19,12 @@ namespace {
 using Mask = std::optional<at::Tensor>;
 using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;  // of query, key and value
 
-constexpr std::int64_t kMostTokens = 512;        // of a head that is computed at once
-constexpr std::int64_t kScoresAtOnce = 1 << 16;  // of several heads; in float32 they stay in a core's cache
+constexpr std::int64_t kMostTokens = 512;        // most tokens of a head, which is computed at once
+constexpr std::int64_t kScoresAtOnce = 1 << 16;  // scores of several heads; in float32 they stay in a core's cache
 
-// What several heads of one sample need, in [heads, tokens, features].
+// The inputs of several heads of one sample: [heads, tokens, features].
 struct Heads {
-  at::Tensor query, key, value;  // bfloat16, and so is of_result
+  at::Tensor query, key, value;  // bfloat16, like of_result and result
   at::Tensor of_result, result;
   at::Tensor logsumexp;  // float32, [heads, queries]
   at::Tensor mask;       // float32, [heads, queries, keys], or undefined
@@ -32,9 +32,8 @@ struct Heads {
   float scale = 1;
 };
 
-// The scores are computed again from query, key and logsumexp. Softmax and its gradient are in float32, as is what they
-// are computed from; probabilities and the gradients of scores are rounded to bfloat16 for the products with values,
-// keys and queries.
+// Computes the scores again from query, key and logsumexp. Softmax, its gradient and their inputs are in float32;
+// probabilities and the gradients of scores are rounded to bfloat16 for the products with values, keys and queries.
 Gradients gradients_of_heads(const Heads& heads) {
   const auto wide = [](const at::Tensor& tensor) { return tensor.to(at::kFloat); };
   const at::Tensor of_result = wide(heads.of_result);
@@ -66,8 +65,7 @@ Gradients gradients_of_heads(const Heads& heads) {
           at::bmm(probabilities.transpose(1, 2), heads.of_result)};
 }
 
-// Tensors of [samples, heads, tokens, features]. The results do not depend on the number of threads, among which the
-// heads are divided.
+// Tensors are [samples, heads, tokens, features]. Threads divide the heads; the results do not depend on their number.
 Gradients attention_backward(const at::Tensor& of_result, const at::Tensor& query, const at::Tensor& key,
                              const at::Tensor& value, const at::Tensor& result, const at::Tensor& logsumexp,
                              bool causal, const Mask& mask, std::optional<double> scale) {
@@ -75,7 +73,7 @@ Gradients attention_backward(const at::Tensor& of_result, const at::Tensor& quer
   const at::Tensor all_masks = mask ? mask->expand({samples, heads, queries, keys}) : at::Tensor();
   const at::Tensor of_query = at::empty_like(query), of_key = at::empty_like(key), of_value = at::empty_like(value);
   const std::int64_t at_once = std::clamp<std::int64_t>(kScoresAtOnce / (queries * keys), 1, heads);
-  const std::int64_t parts = (heads + at_once - 1) / at_once;  // of a sample
+  const std::int64_t parts = (heads + at_once - 1) / at_once;  // number of parts of a sample
   parallel_for(samples * parts, 1, [&](std::int64_t begin, std::int64_t end) {
     const at::AutoDispatchBelowADInplaceOrView below;
     for (std::int64_t i = begin; i < end; ++i) {
@@ -93,8 +91,8 @@ Gradients attention_backward(const at::Tensor& of_result, const at::Tensor& quer
   return {of_query, of_key, of_value};
 }
 
-// libtorch's kernel multiplies blocks of 32 rows, each in a call of oneDNN that costs more than the product. Over many
-// tokens its blocks get longer, and it leaves out what a causal mask hides.
+// libtorch's kernel multiplies blocks of 32 rows, each in a call of oneDNN that costs more than the product. With many
+// tokens its blocks are longer, and it skips scores that a causal mask hides, so only few tokens are computed here.
 bool is_known(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, double dropout) {
   return is_plain(query) && is_plain(key) && is_plain(value) && query.scalar_type() == at::kBFloat16 && dropout == 0 &&
          query.size(1) == key.size(1) && query.numel() > 0 && key.numel() > 0 &&
@@ -125,7 +123,7 @@ class Attention : public torch::autograd::Function<Attention> {
     const Mask mask = saved[5].defined() ? Mask(saved[5]) : std::nullopt;
     const bool causal = context->saved_data["causal"].toBool();
     const auto scale = context->saved_data["scale"].toOptional<double>();
-    // With create_graph the gradient is to be differentiated again, which libtorch refuses.
+    // With create_graph the gradient must be differentiable, which libtorch refuses.
     const bool ours = !at::GradMode::is_enabled() && is_plain(gradients[0]);
     const auto [of_query, of_key, of_value] =
         ours ? call_operator<decltype(attention_backward)>(kAttentionBackward, gradients[0], query, key, value, result,
@@ -152,7 +150,7 @@ std::tuple<at::Tensor, at::Tensor> attention(c10::DispatchKeySet keys, const at:
 }  // namespace
 
 void add_attention(torch::Library& own, torch::Library& aten) {
-  libtorchs_attention = new LibtorchKernel("aten::_scaled_dot_product_flash_attention_for_cpu");  // for the process
+  libtorchs_attention = new LibtorchKernel("aten::_scaled_dot_product_flash_attention_for_cpu");  // never freed
   own.def(
       "attention_backward(Tensor of_result, Tensor query, Tensor key, Tensor value, Tensor result, Tensor logsumexp, "
       "bool causal, Tensor? mask, float? scale) -> (Tensor, Tensor, Tensor)",

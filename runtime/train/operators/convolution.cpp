@@ -16,12 +16,12 @@ namespace {
 
 using Ints = std::vector<std::int64_t>;
 
-// All samples together. With more pixels oneDNN's convolution is as fast as a product, or faster.
+// The limit counts pixels of all samples. With more pixels oneDNN's convolution is as fast as a product, or faster.
 constexpr std::int64_t kMostPixels = 128;
-constexpr std::int64_t kLeastWeights = 1 << 16;  // smaller ones take no time that matters
-constexpr std::int64_t kMostColumns = 4;  // the matrix of columns_of() is at most so many times as large as the weight
+constexpr std::int64_t kLeastWeights = 1 << 16;  // smaller weights take negligible time
+constexpr std::int64_t kMostColumns = 4;         // most elements of columns_of() per element of the weight
 
-// Images [samples, channels, height, width] under a weight [outputs, channels, height, width].
+// The sizes for images [samples, channels, height, width] and a weight [outputs, channels, height, width].
 struct Shape {
   Shape(const at::Tensor& x, const at::Tensor& weight, at::IntArrayRef strides, at::IntArrayRef paddings)
       : samples(x.size(0)),
@@ -41,17 +41,17 @@ struct Shape {
   std::int64_t kernel[2], stride[2], padding[2], image[2] = {}, output[2] = {};
 };
 
-// A copy with the strides of the format, also where sizes of 1 leave them open: later operators go by them.
+// Returns a copy with the strides of the format, also in dimensions of size 1: later operators depend on these strides.
 at::Tensor copied(const at::Tensor& images, at::ScalarType type, at::MemoryFormat format) {
   return at::empty(images.sizes(), images.options().dtype(type).memory_format(format)).copy_(images);
 }
 
-// [outputs, weights of a pixel], in the order in which channels last has them in memory: nothing is copied.
+// Returns [outputs, weights of a pixel] in channels-last order, without a copy.
 at::Tensor matrix_of(const at::Tensor& weight) {
   return weight.permute({0, 2, 3, 1}).reshape({weight.size(0), -1});
 }
 
-// [pixels, weights of a pixel]: what each pixel of the output sees, in the same order.
+// Returns [pixels, weights of a pixel]: the inputs of each output pixel, in the order of matrix_of().
 at::Tensor columns_of(const at::Tensor& x, const Shape& shape) {
   const auto [height, width] = shape.padding;
   const at::Tensor padded = height == 0 && width == 0 ? x : at::constant_pad_nd(x, {width, width, height, height});
@@ -60,7 +60,7 @@ at::Tensor columns_of(const at::Tensor& x, const Shape& shape) {
   return seen.permute({0, 2, 3, 4, 5, 1}).reshape({shape.pixels(), -1});
 }
 
-// Of images: [pixels, channels].
+// Returns images as [pixels, channels].
 at::Tensor rows_of(const at::Tensor& images) {
   return images.permute({0, 2, 3, 1}).reshape({-1, images.size(1)});
 }
@@ -76,7 +76,7 @@ at::Tensor forward_of(const at::Tensor& x, const at::Tensor& weight, const std::
   return channels_last ? images : copied(images, x.scalar_type(), at::MemoryFormat::Contiguous);
 }
 
-// `of_columns` is added up, in float32, where the columns came from.
+// Adds `of_columns`, in float32, at the pixels from which the columns came.
 at::Tensor images_of(const at::Tensor& of_columns, const at::Tensor& x, const Shape& shape) {
   at::Tensor sums = at::zeros(
       {shape.samples, shape.image[0] + 2 * shape.padding[0], shape.image[1] + 2 * shape.padding[1], shape.channels},
@@ -99,7 +99,7 @@ at::Tensor images_of(const at::Tensor& of_columns, const at::Tensor& x, const Sh
   return copied(images.permute({0, 3, 1, 2}), x.scalar_type(), x.suggest_memory_format());
 }
 
-// The arguments of aten::convolution_backward up to `transposed`, and `wanted`: of x, weight, bias.
+// Takes the arguments of aten::convolution_backward. `wanted`: the gradients of x, weight and bias.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(const at::Tensor& of_result, const at::Tensor& x,
                                                                     const at::Tensor& weight, at::OptionalIntArrayRef,
                                                                     at::IntArrayRef stride, at::IntArrayRef padding,
@@ -112,7 +112,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(const at::Te
   if (wanted[1]) {
     const at::Tensor matrix = at::mm(rows.t(), columns_of(x, shape));
     of_weight =
-        weight.is_contiguous()  // of one pixel
+        weight.is_contiguous()  // a weight of one pixel
             ? matrix.view(weight.sizes())
             : matrix.view({shape.outputs, shape.kernel[0], shape.kernel[1], shape.channels}).permute({0, 3, 1, 2});
   }
@@ -144,7 +144,7 @@ class FewPixels : public torch::autograd::Function<FewPixels> {
     const std::array<bool, 3> wanted{context->needs_input_grad(0), context->needs_input_grad(1),
                                      context->saved_data["has_bias"].toBool() && context->needs_input_grad(2)};
     const at::OptionalIntArrayRef of_bias = wanted[2] ? at::OptionalIntArrayRef(sizes) : std::nullopt;
-    // With create_graph the gradient is differentiated again.
+    // With create_graph the gradient must be differentiable.
     const bool ours = !at::GradMode::is_enabled() && is_plain(of_result) && of_result.scalar_type() == x.scalar_type();
     const auto [of_x, of_weight, of_its_bias] =
         ours ? call_operator<decltype(convolution_backward)>(kConvolutionBackward, of_result, x, weight, of_bias,
@@ -158,7 +158,7 @@ class FewPixels : public torch::autograd::Function<FewPixels> {
 
 const LibtorchKernel* libtorchs_convolution = nullptr;
 
-// libtorch refuses others.
+// True without a bias or if the bias has one value per output; libtorch refuses others.
 bool is_of_outputs(const std::optional<at::Tensor>& bias, const at::Tensor& weight) {
   if (!bias || !bias->defined()) return true;
   return is_plain(*bias) && bias->scalar_type() == weight.scalar_type() && bias->dim() == 1 &&
@@ -182,7 +182,7 @@ bool is_known(const at::Tensor& x, const at::Tensor& weight, const std::optional
   if (groups != 1 || x.size(1) != weight.size(1) || weight.numel() < kLeastWeights) return false;
   if (!weight.is_contiguous(at::MemoryFormat::ChannelsLast)) return false;
   for (const c10::SymInt& one : stride) {
-    if (one < 1) return false;  // which libtorch refuses
+    if (one < 1) return false;  // libtorch refuses this stride
   }
   for (const c10::SymInt& one : padding) {
     if (one < 0) return false;
@@ -211,7 +211,7 @@ at::Tensor convolution(c10::DispatchKeySet keys, const at::Tensor& x, const at::
 }  // namespace
 
 void add_convolution(torch::Library& own, torch::Library& aten) {
-  libtorchs_convolution = new LibtorchKernel("aten::convolution");  // for the process
+  libtorchs_convolution = new LibtorchKernel("aten::convolution");  // never freed
   own.def(
       "convolution_backward(Tensor of_result, Tensor x, Tensor weight, int[]? bias_sizes, int[] stride, int[] padding, "
       "int[] dilation, bool transposed, int[] output_padding, int groups, bool[3] wanted) -> (Tensor, Tensor, Tensor)",

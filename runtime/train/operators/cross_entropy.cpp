@@ -15,7 +15,7 @@
 namespace dtrain::train {
 namespace {
 
-constexpr std::int64_t kLeastScores = 1 << 15;  // that are worth a thread
+constexpr std::int64_t kLeastScores = 1 << 15;  // scores for which a thread pays off
 
 using Optional = std::optional<at::Tensor>;
 
@@ -27,7 +27,7 @@ at::Tensor libtorchs(const at::Tensor& scores, const at::Tensor& target, const O
   return at::compositeimplicitautograd::cross_entropy_loss(scores, target, weight, reduction, ignored, smoothing);
 }
 
-// As libtorch's error says it.
+// Throws libtorch's error for a target that is out of bounds.
 void check_targets(const at::Tensor& target, std::int64_t classes, std::int64_t ignored) {
   const std::int64_t* const values = target.const_data_ptr<std::int64_t>();
   for (std::int64_t i = 0; i < target.numel(); ++i) {
@@ -42,7 +42,7 @@ kernels::CrossEntropyRows rows_of(const at::Tensor& target, std::int64_t classes
           target.const_data_ptr<std::int64_t>() + begin, ignored, static_cast<float>(smoothing)};
 }
 
-// Calls work(begin, end, scores as pointers to the first of them) for rows, on the rank's threads.
+// Calls work(begin, end, pointer to the first row's scores) for ranges of rows, on the rank's threads.
 template <class Work>
 void for_rows(const at::Tensor& scores, const Work& work) {
   const std::int64_t classes = scores.size(1);
@@ -61,8 +61,8 @@ std::int64_t counted(const at::Tensor& target, std::int64_t ignored) {
   return std::count_if(values, values + target.numel(), [&](std::int64_t value) { return value != ignored; });
 }
 
-// Of each row its loss, and what its gradient needs: [rows] and [rows, 2]. `scores` [rows, classes] and `target` [rows]
-// are contiguous.
+// Returns the rows' losses [rows] and the values for their gradients [rows, 2]. `scores` [rows, classes] and `target`
+// [rows] are contiguous.
 std::tuple<at::Tensor, at::Tensor> losses_of(const at::Tensor& scores, const at::Tensor& target, std::int64_t ignored,
                                              double smoothing) {
   const std::int64_t rows = scores.size(0), classes = scores.size(1);
@@ -101,7 +101,7 @@ class OnePassCrossEntropy : public torch::autograd::Function<OnePassCrossEntropy
     context->saved_data["ignored"] = ignored;
     context->saved_data["smoothing"] = smoothing;
     if (reduction == at::Reduction::None) return losses;
-    double total = 0;  // in the order of the rows, so that it does not depend on the threads
+    double total = 0;  // in the rows' order, so independent of the threads
     for (std::int64_t r = 0; r < losses.numel(); ++r) total += losses.const_data_ptr<float>()[r];
     if (reduction == at::Reduction::Mean) total /= static_cast<double>(counted(target, ignored));
     return at::scalar_tensor(total, losses.options());
@@ -115,7 +115,7 @@ class OnePassCrossEntropy : public torch::autograd::Function<OnePassCrossEntropy
     const std::int64_t ignored = context->saved_data["ignored"].toInt();
     const double smoothing = context->saved_data["smoothing"].toDouble();
     const bool create_graph = at::GradMode::is_enabled();
-    if (create_graph || !is_plain(of_loss[0])) {  // by operators that can be differentiated again, or traced
+    if (create_graph || !is_plain(of_loss[0])) {  // uses operators that can be differentiated or traced
       const at::AutoGradMode differentiated(true);
       const at::Tensor loss = libtorchs(scores.to(at::kFloat), target, {}, reduction, ignored, smoothing);
       return {torch::autograd::grad({loss}, {scores}, of_loss, /*retain_graph=*/true, create_graph)[0], {}, {}, {}, {}};
@@ -131,7 +131,7 @@ class OnePassCrossEntropy : public torch::autograd::Function<OnePassCrossEntropy
   }
 };
 
-// bfloat16 only under autocast, where libtorch's loss is float32, too.
+// Takes bfloat16 only under autocast, where libtorch's loss is also float32.
 bool is_known(const at::Tensor& scores, const at::Tensor& target, const Optional& weight) {
   const bool narrow = scores.scalar_type() == at::kBFloat16 && at::autocast::is_autocast_enabled(at::kCPU);
   return is_plain(scores) && is_plain(target) && scores.dim() == 2 && scores.size(1) > 0 &&

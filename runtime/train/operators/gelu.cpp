@@ -13,9 +13,9 @@
 namespace dtrain::train {
 namespace {
 
-constexpr std::int64_t kLeastElements = 1 << 15;  // that are worth a thread
+constexpr std::int64_t kLeastElements = 1 << 15;  // elements for which a thread pays off
 
-// The kernel of the type of `like`; its pointers are those of the tensors' first elements, moved on to `begin`.
+// Calls work(begin, count, value of the type of `like`) for ranges of elements, on the rank's threads.
 template <class Work>
 void for_elements(const at::Tensor& like, const Work& work) {
   parallel_for(like.numel(), kLeastElements, [&](std::int64_t begin, std::int64_t end) {
@@ -75,7 +75,7 @@ class Gelu : public torch::autograd::Function<Gelu> {
     const at::Tensor& of_result = gradients[0];
     const bool alike = of_result.defined() && of_result.scalar_type() == x.scalar_type() &&
                        of_result.layout() == at::kStrided && of_result.sizes() == x.sizes();
-    // With create_graph the gradient is differentiated again.
+    // With create_graph the gradient must be differentiable.
     if (at::GradMode::is_enabled() || !alike || !is_plain(of_result)) return {at::gelu_backward(of_result, x, "tanh")};
     const at::Tensor given = of_result.strides() == x.strides() ? of_result : at::empty_like(x).copy_(of_result);
     return {call_operator<decltype(gradient_of_gelu)>(kGradientOfGelu, given, x)};
@@ -92,7 +92,7 @@ at::Tensor gelu(c10::DispatchKeySet keys, const at::Tensor& x, std::string_view 
 }  // namespace
 
 void add_gelu(torch::Library& own, torch::Library& aten) {
-  libtorchs_gelu = new LibtorchKernel("aten::gelu");  // for the process
+  libtorchs_gelu = new LibtorchKernel("aten::gelu");  // never freed
   own.def("gelu(Tensor x) -> Tensor", torch::dispatch(c10::DispatchKey::CPU, TORCH_FN(gelu_of)));
   own.def("gelu_backward(Tensor of_result, Tensor x) -> Tensor",
           torch::dispatch(c10::DispatchKey::CPU, TORCH_FN(gradient_of_gelu)));

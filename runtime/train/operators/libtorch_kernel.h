@@ -1,5 +1,4 @@
-// The kernel that libtorch has for an operator where dtrain puts one of its own in its place: what ours does not
-// compute goes there, as if ours were not there.
+// libtorch's kernel of an operator that dtrain replaces. It gets the calls that dtrain's kernel does not compute.
 #pragma once
 
 #include <utility>
@@ -9,14 +8,14 @@
 
 namespace dtrain::train {
 
-// Found when it is made, which is before ours is registered. Calls: any thread.
+// The constructor finds the kernel, before dtrain's is registered. Calls: any thread.
 class LibtorchKernel {
  public:
   explicit LibtorchKernel(const char* name)
       : kernel_(c10::Dispatcher::singleton().findSchemaOrThrow(name, "").getComputedKernelForDispatchKey(
             c10::DispatchKey::AutogradCPU)) {}
 
-  // The results. `keys`: those that ours was called with.
+  // Returns the results. `keys`: those of the call of dtrain's kernel.
   template <class... Arguments>
   torch::jit::Stack call(c10::DispatchKeySet keys, Arguments&&... arguments) const {
     torch::jit::Stack stack;

@@ -9,7 +9,7 @@ void use_own_operators() {
     torch::Library own{torch::Library::DEF, "dtrain", std::nullopt, __FILE__, __LINE__};
     torch::Library aten{torch::Library::IMPL, "aten", c10::DispatchKey::AutogradCPU, __FILE__, __LINE__};
   };
-  // libtorch forgets the kernels when their libraries go: these stay. LeakSanitizer finds them through this
+  // The libraries are never destroyed, for libtorch would remove their kernels. LeakSanitizer finds them through this
   // pointer, which the compiler must keep.
   [[gnu::used]] static const Libraries* const added = [] {
     auto* const made = new Libraries;

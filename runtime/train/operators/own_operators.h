@@ -32,29 +32,29 @@ struct Node;
 
 namespace dtrain::train {
 
-// For the rest of the process; calling it again changes nothing. The main thread, before anything calls the operators.
+// Replaces operators for the rest of the process; later calls do nothing. Main thread, before any use of the operators.
 void use_own_operators();
 
-// Of use_own_operators(): the operators of ours, and what takes libtorch's place.
+// Parts of use_own_operators(): each adds dtrain's operators to `own`, and their replacements in libtorch to `aten`.
 void add_cross_entropy(torch::Library& own, torch::Library& aten);
 void add_gelu(torch::Library& own, torch::Library& aten);
 void add_attention(torch::Library& own, torch::Library& aten);
 void add_convolution(torch::Library& own, torch::Library& aten);
 
-// Whether it is the cross entropy of ours with reduction="sum".
+// True for the node of dtrain's cross entropy with reduction="sum".
 bool is_summed_cross_entropy(const torch::autograd::Node* node);
 
-// Whether a kernel of ours may take it: its elements can be read, which those of tensors that torch.compile and
-// torch.func trace with cannot, and it has no tangent of forward-mode differentiation, which ours does not compute.
+// True if dtrain's kernels may take the tensor: its elements can be read, unlike those of tracers of torch.compile and
+// torch.func, and it has no tangent of forward-mode differentiation, which the kernels do not compute.
 inline bool is_plain(const at::Tensor& tensor) {
-  // What torch.func keeps in a thread stays there; there are layers only within its functions.
+  // The state of torch.func stays in a thread; layers exist only within its functions.
   const bool in_function =
       at::functorch::functorchTLSAccessor() != nullptr && at::functorch::maybeCurrentDynamicLayer().has_value();
   return !in_function && !at::isTensorSubclassLike(tensor) && !tensor._fw_grad(/*level=*/0).defined();
 }
 
-// Calls an operator of ours, below autograd and autocast, within which backward may run. Each has a signature of its
-// own, by which it is found again.
+// Calls one of dtrain's operators, below autograd and below autocast, under which backward may run. The signatures of
+// the operators differ, because the call finds an operator by its signature.
 template <class Signature, class... Arguments>
 auto call_operator(const char* name, const Arguments&... arguments) {
   static const auto found = c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();

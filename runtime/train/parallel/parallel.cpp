@@ -1,5 +1,5 @@
-// Compiled with -fopenmp, and linked without a library of OpenMP's: libtorch_cpu brings the one that its threads belong
-// to.
+// This file is compiled with -fopenmp and linked without an OpenMP library: libtorch_cpu brings the library of its
+// threads.
 #include "parallel/parallel.h"
 
 #include <ATen/Parallel.h>

@@ -12,19 +12,19 @@
 
 namespace dtrain::train {
 
-// The narrower type; empty: autocast stays off.
+// Returns the narrower type; empty: autocast stays off.
 std::optional<at::ScalarType> autocast_type(config::Precision precision);
 
 // Switches autocast on for the calling thread while this object lives; then restores the earlier state.
 class Autocast {
  public:
-  // None: nothing happens.
+  // Without a type nothing happens.
   Autocast(std::optional<at::ScalarType> type, c10::Device device);
   ~Autocast();
   Autocast(const Autocast&) = delete;
   Autocast& operator=(const Autocast&) = delete;
 
-  // Off while it lives.
+  // Switches autocast off while this object lives.
   class Pause {
    public:
     explicit Pause(const Autocast& autocast);

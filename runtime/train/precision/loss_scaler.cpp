@@ -34,7 +34,7 @@ LossScaler::LossScaler(const LossScaling& settings, c10::Device device)
   scale_.fill_(settings.initial_scale);
 }
 
-// In double, as GradScaler computes it.
+// Computes in double, as GradScaler does.
 at::Tensor LossScaler::inverse(double factor) const {
   at::Tensor inverse = scale_.to(at::kDouble).reciprocal_();
   if (factor != 1) inverse.mul_(factor);

@@ -3,7 +3,7 @@
 // gradients by it. If a gradient is not finite, the update is skipped and the scale falls.
 //
 // All values are on the device, in tensors that do not move. So no step makes the host wait, and a CUDA graph can
-// contain all of it. Training thread; inverse() also the thread that runs backward. On the current stream.
+// contain all of it. Training thread; inverse() also the thread that runs backward. Uses the current stream.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -20,9 +20,9 @@ class LossScaler {
   // ConfigError for settings that make no sense.
   LossScaler(const LossScaling& settings, c10::Device device);
 
-  // The loss times the scale, which backward begins with.
+  // Returns the loss times the scale, with which backward begins.
   at::Tensor scaled(const at::Tensor& loss) const { return loss * scale_; }
-  // `factor` / scale: one float32.
+  // Returns `factor` / scale, one float32.
   at::Tensor inverse(double factor = 1) const;
 
   // An update: begin_update(), then unscale() for all gradients that this rank updates, the optimizer with found_inf(),
@@ -31,11 +31,11 @@ class LossScaler {
   // Records in found_inf() whether a gradient is not finite, and multiplies all by `factor`, one float32. All have one
   // type.
   void unscale(at::TensorList gradients, const at::Tensor& factor);
-  // For gradients that were multiplied before: only records in found_inf().
+  // Only records in found_inf(), for gradients that were multiplied before.
   void look_at(at::TensorList gradients) { unscale(gradients, one_); }
   // One float32: 1 if the update must be skipped, else 0. The caller adds what other ranks have found.
   const at::Tensor& found_inf() const { return found_inf_; }
-  // The new scale; counts the update if it was skipped.
+  // Sets the new scale. Counts the update if it was skipped.
   void end_update();
 
   // Three float32: the scale, found_inf() of the last update, and how many updates have been skipped.
@@ -45,8 +45,8 @@ class LossScaler {
  private:
   const int growth_interval_;
   at::Tensor values_;
-  at::Tensor scale_, found_inf_, skipped_;  // views of it
-  at::Tensor growth_tracker_;               // int32: updates since the scale has changed
+  at::Tensor scale_, found_inf_, skipped_;  // views of values_
+  at::Tensor growth_tracker_;               // int32: updates since the last change of the scale
   at::Tensor one_;
 };
 

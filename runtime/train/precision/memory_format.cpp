@@ -14,7 +14,7 @@ namespace dtrain::train {
 
 namespace {
 
-// What is not faster than that is noise, and the order of stock libtorch stays.
+// A smaller gain is noise, and the order of stock libtorch stays.
 constexpr double kClearlyFaster = 0.98;
 
 const char* word_for(bool channels_last) {
@@ -60,7 +60,7 @@ void MemoryFormat::begin_batch() {
 
 bool MemoryFormat::end_batch(bool stepped, std::int64_t batch) {
   if (!comparison_) return false;
-  in_flight_.wait_for_all();  // so that a turn's times are its own
+  in_flight_.wait_for_all();  // so that each turn is timed separately
   window_time_ += run_.clock.monotonic() - batch_began_;
   if (!stepped) return false;
   comparison_->end_step(batch, to_seconds(std::exchange(window_time_, Nanoseconds{0})) * 1e3);
@@ -117,7 +117,7 @@ void MemoryFormat::visit(StateVisitor& visitor) {
   }
 }
 
-// All that the times depend on.
+// Returns everything that the times depend on.
 Json MemoryFormat::key() const {
   const host::Processor processor = host::processor();
   Json shapes = Json::array();

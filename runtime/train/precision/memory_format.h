@@ -22,7 +22,7 @@ struct MemoryFormatOptions {
   config::MemoryFormat format = config::MemoryFormat::kContiguous;
   config::Precision precision = config::Precision::kFloat32;
   std::int64_t batch_per_rank = 0;
-  std::filesystem::path cache_folder;  // of what runs remember; empty: nothing is remembered
+  std::filesystem::path cache_folder;  // for answers that runs remember; empty: none are remembered
   bool alone = false;                  // this rank trains without the others: it only remembers
 };
 
@@ -32,9 +32,9 @@ class MemoryFormat {
   MemoryFormat(const RunServices& run, FlatParameters& parameters, StepsInFlight& in_flight,
                const MemoryFormatOptions& options);
 
-  // Whether the order is final.
+  // True if the order is final.
   bool settled() const { return !comparison_; }
-  // Around each batch. `stepped`: an optimizer step has ended it. True when the model's weights have moved.
+  // Called around each batch. `stepped`: an optimizer step has ended. Returns true if the model's weights have moved.
   void begin_batch();
   bool end_batch(bool stepped, std::int64_t batch);
 
@@ -52,10 +52,10 @@ class MemoryFormat {
   const MemoryFormatOptions options_;
   const RunCache cache_;
   bool channels_last_ = false;
-  std::optional<TurnComparison> comparison_;  // while it goes on
-  std::optional<bool> known_;                 // how it will end, from an earlier run
+  std::optional<TurnComparison> comparison_;  // set during the comparison
+  std::optional<bool> known_;                 // its result in an earlier run
   Nanoseconds batch_began_{0};
-  Nanoseconds window_time_{0};  // of the batches of the open window that have ended, without their loading
+  Nanoseconds window_time_{0};  // of the open window's ended batches, without loading
 };
 
 }  // namespace dtrain::train

@@ -15,7 +15,7 @@ namespace {
 
 thread_local NarrowUse* watching = nullptr;
 
-// Operators to which autocast gives all of their floating-point tensors in the narrower type, on CPUs and on GPUs.
+// True for operators that get all floating-point tensors in the narrower type from autocast, on CPUs and on GPUs.
 bool casts_all(std::string_view name) {
   static const std::unordered_set<std::string_view> kNames{"aten::conv1d",
                                                            "aten::conv2d",
@@ -34,7 +34,7 @@ bool casts_all(std::string_view name) {
   return kNames.contains(name);
 }
 
-// Operators that give another view of their first tensor.
+// True for operators that return another view of their first tensor.
 bool makes_view(std::string_view name) {
   static const std::unordered_set<std::string_view> kNames{"aten::t",       "aten::transpose",  "aten::view",
                                                            "aten::permute", "aten::as_strided", "aten::numpy_T"};
@@ -48,7 +48,7 @@ struct ViewContext final : at::ObserverContext {
 
 }  // namespace
 
-// An operator that another one's autocast kernel calls gets what that has cast.
+// An operator that is called by another operator's autocast kernel gets tensors that are already cast.
 bool NarrowUse::inside_autocast_kernel() const {
   return c10::impl::tls_is_dispatch_key_excluded(on_host_ ? c10::DispatchKey::AutocastCPU
                                                           : c10::DispatchKey::AutocastCUDA);

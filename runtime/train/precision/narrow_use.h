@@ -1,10 +1,9 @@
-// Which parameters autocast always casts: those that only matrix products and convolutions use, as they are or
-// transposed. The model may compute with their shadows instead, with the same bits and without any cast. Training
-// thread.
+// Finds the parameters that autocast always casts: only matrix products and convolutions use them, plain or transposed.
+// The model may compute with their shadows instead, with the same bits and without any cast. Training thread.
 //
-// Autocast casts a parameter once in a forward pass, and a view of it (Linear transposes its weight) each time it is
-// used: then the gradients of several uses are added up in float32. In the shadow they would be added up in its type,
-// so a parameter that is cast more than once in this way stays as it is.
+// Autocast casts a parameter once in a forward pass, but a view of it (Linear transposes its weight) at each use: then
+// the gradients of several uses are added in float32. With a shadow they would be added in its type, so a parameter
+// that is cast more than once in this way gets no shadow.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +21,7 @@ class NarrowUse {
   // `parameters` outlives it.
   explicit NarrowUse(const FlatParameters& parameters);
 
-  // Watches the operators that the calling thread calls during its life, under Autocast. One at a time in a thread.
+  // During its life, watches the operators that the calling thread calls under Autocast. One at a time in a thread.
   class Watching {
    public:
     explicit Watching(NarrowUse& use);
@@ -34,7 +33,7 @@ class NarrowUse {
     at::CallbackHandle handle_;
   };
 
-  // Whether an operator has taken the parameter in what was watched, and the bits stay in the shadow.
+  // True if watched operators have used the parameter and its shadow gives the same bits.
   bool only_narrow(std::size_t parameter) const;
 
  private:
@@ -42,7 +41,7 @@ class NarrowUse {
     bool narrow = false;  // by operators that cast it
     bool other = false;
     int casts = 0;       // in this watching
-    int most_casts = 0;  // in one watching: itself once, each view each time
+    int most_casts = 0;  // in one watching: the parameter once, each use of a view
     bool cast_itself = false;
   };
   static std::unique_ptr<at::ObserverContext> see(const at::RecordFunction& function);
@@ -52,8 +51,8 @@ class NarrowUse {
 
   const bool on_host_;
   std::unordered_map<const at::TensorImpl*, std::size_t> index_;  // of parameters and their tied tensors
-  std::unordered_map<const at::TensorImpl*, std::size_t> views_;  // of them, in this watching
-  std::vector<at::Tensor> kept_;  // those views, so that no other tensor is taken for one
+  std::unordered_map<const at::TensorImpl*, std::size_t> views_;  // views of them, in this watching
+  std::vector<at::Tensor> kept_;  // holds these views, so that no other tensor gets the address of one
   std::vector<Uses> uses_;
 };
 

@@ -29,7 +29,7 @@ std::string text_of(at::IntArrayRef sizes, at::ScalarType type) {
   return text + "]";
 }
 
-// A number in the place of a tensor.
+// Hooks that keep a number in the place of a tensor.
 class NumberHooks final : public torch::autograd::SavedVariableHooks {
  public:
   explicit NumberHooks(std::shared_ptr<CheckpointedPart> part) : part_(std::move(part)) {}
@@ -46,10 +46,10 @@ class NumberHooks final : public torch::autograd::SavedVariableHooks {
 
 }  // namespace
 
-// Takes what the second computation saves.
+// Takes the tensors that the second computation saves.
 class CheckpointedPart::Recomputation final : public SavedTensorKeeper {
  public:
-  // Ends the computation where nothing is missing any more. Whoever catches it inside the function does no harm.
+  // Ends the computation when no tensor is missing. The function may catch the exception without harm.
   struct Done final : std::exception {};
 
   explicit Recomputation(std::vector<Saved>& saved) : saved_(saved) {}
@@ -59,7 +59,7 @@ class CheckpointedPart::Recomputation final : public SavedTensorKeeper {
   std::unique_ptr<torch::autograd::SavedVariableHooks> hooks() override { return std::make_unique<Hooks>(*this); }
 
  private:
-  // The graph of the second computation is not used, except by a function that computes gradients in itself.
+  // The graph of the second computation is used only by a function that computes gradients in itself.
   class Hooks final : public torch::autograd::SavedVariableHooks {
    public:
     explicit Hooks(Recomputation& recomputation) : recomputation_(recomputation) {}
@@ -97,7 +97,7 @@ class CheckpointedPart::Recomputation final : public SavedTensorKeeper {
 
 CheckpointedPart::CheckpointedPart(CheckpointedFunction function, const std::vector<at::Tensor>& inputs)
     : function_(std::move(function)), state_(ForwardState::current()) {
-  // In a part around this one its keeper takes them.
+  // Within another part the keeper of that part saves the inputs.
   inputs_.reserve(inputs.size());
   for (const at::Tensor& input : inputs) inputs_.emplace_back(input, /*is_output=*/false);
 }

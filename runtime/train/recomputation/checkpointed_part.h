@@ -1,13 +1,13 @@
-// A part of the model of which backward keeps only the inputs: dtrain::checkpoint().
+// A part of the model that keeps only its inputs for backward: dtrain::checkpoint().
 //
-// As torch.utils.checkpoint does with use_reentrant=False, forward builds the usual graph of autograd, whose nodes save
-// a number in the place of each tensor. The first node of the part that backward comes to has the part computed again;
-// what that saves, in the same order, is what the numbers stand for. So backward runs once through one graph: a
-// parameter's gradient is complete when its hook is called, wherever else the parameter is used, and buckets leave in
+// As in torch.utils.checkpoint with use_reentrant=False, forward builds the usual graph of autograd, but its nodes save
+// a number in the place of each tensor. When backward reaches the first node of the part, the part is computed again;
+// the tensors that it then saves, in the same order, are those of the numbers. So backward runs once through one graph:
+// a parameter's gradient is complete when its hook is called, wherever else the parameter is used, and buckets leave in
 // the usual order. (A backward inside the backward, as in use_reentrant=True, would add to the gradients of parameters
 // more than once, and after their buckets have left.)
 //
-// One thread computes at a time: what autograd's threads want of any part waits for it.
+// One thread computes at a time; other threads of autograd wait.
 #pragma once
 
 #include <cstddef>
@@ -33,11 +33,11 @@ class CheckpointedPart final : public SavedTensorKeeper, public std::enable_shar
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs);
 
   std::unique_ptr<torch::autograd::SavedVariableHooks> hooks() override;
-  // In run(): autograd saves a tensor. Its number.
+  // Returns the number for a tensor that autograd saves in run().
   std::size_t number(const at::Tensor& tensor);
-  // What was saved under this number, each time computed again. In backward.
+  // Returns the tensor that was saved under this number; called in backward. Computes it again each time.
   at::Tensor value(std::size_t number);
-  // The node is gone: nobody will ask for it.
+  // Called when the node is destroyed, after which the number is not used.
   void forget(std::size_t number);
 
  private:
@@ -48,7 +48,7 @@ class CheckpointedPart final : public SavedTensorKeeper, public std::enable_shar
     at::Device device;
     bool wanted = true;
     at::Tensor value;           // between the recomputation and its use
-    std::uint32_t version = 0;  // its version when it was saved
+    std::uint32_t version = 0;  // version of `value` when it was saved
   };
   void recompute();
 
@@ -57,7 +57,7 @@ class CheckpointedPart final : public SavedTensorKeeper, public std::enable_shar
   ForwardState state_;
   WrittenBuffers buffers_;
   std::vector<Saved> saved_;
-  bool complete_ = false;  // run() has ended
+  bool complete_ = false;  // true once run() has ended
 };
 
 }  // namespace dtrain::train

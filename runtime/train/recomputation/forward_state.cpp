@@ -75,7 +75,7 @@ AsInForward::AsInForward(const ForwardState& forward) : before_(ForwardState::cu
 }
 
 AsInForward::~AsInForward() {
-  // Casts that were kept for this computation go, unless it was in the middle of another one under autocast.
+  // Clears the cached casts of this computation, unless another computation under autocast surrounds it.
   if (at::autocast::decrement_nesting() == 0 || !before_.autocast.enabled()) at::autocast::clear_cache();
   before_.autocast.set();
   before_.random.restore();

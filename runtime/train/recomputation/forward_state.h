@@ -1,4 +1,4 @@
-// What a computation depends on besides its inputs: the random streams and autocast, as they were in forward.
+// The state of forward on which a computation depends besides its inputs: random streams and autocast.
 #pragma once
 
 #include <array>
@@ -8,7 +8,7 @@
 
 namespace dtrain::train {
 
-// Where the random numbers of the CPU, and of the calling thread's GPU if the process has any, come from next.
+// The state of the random generators of the CPU and of the calling thread's GPU, if the process has GPUs.
 class RandomState {
  public:
   static RandomState current();
@@ -31,18 +31,18 @@ struct AutocastState {
   bool enabled() const { return devices[0].enabled || devices[1].enabled; }
 
   std::array<OfDevice, kDevices.size()> devices;
-  bool cache = true;  // whether casts of parameters are kept for their next use
+  bool cache = true;  // true: casts of parameters are cached
 };
 
 struct ForwardState {
-  // Error while a CUDA graph is captured.
+  // Returns the calling thread's state. Error while a CUDA graph is captured.
   static ForwardState current();
 
   RandomState random;
   AutocastState autocast;
 };
 
-// While it lives, the calling thread computes as in forward. Afterwards random streams and autocast are as before.
+// During its life, the calling thread computes with the state of forward. The destructor restores the old state.
 class AsInForward {
  public:
   explicit AsInForward(const ForwardState& forward);

@@ -52,9 +52,9 @@ KeepBuffers::KeepBuffers(const std::vector<at::Tensor>& buffers) : buffers_(buff
 KeepBuffers::~KeepBuffers() {
   try {
     const at::NoGradGuard no_grad;
-    // Not through the buffer itself: whoever has saved it for backward would find another version.
+    // The copy bypasses the buffer's version counter, for autograd may have saved the buffer for backward.
     for (std::size_t i = 0; i < values_.size(); ++i) buffers_[i].variable_data().copy_(values_[i]);
-  } catch (const std::exception&) {  // a device that has failed: the computation has thrown already
+  } catch (const std::exception&) {  // a device that has failed: the computation has already thrown
   }
 }
 

@@ -1,5 +1,5 @@
-// Buffers that a part of the model writes when it is computed (the running statistics of a batch normalization): they
-// move once a batch, also where the part is computed a second time.
+// Keeps buffers that a part of the model writes (the running statistics of a batch normalization) from changing twice
+// in a batch when the part is computed a second time.
 #pragma once
 
 #include <cstdint>
@@ -10,19 +10,19 @@
 
 namespace dtrain::train {
 
-// The model whose buffers count, for the parts that the calling thread computes from now on.
+// Sets the model whose buffers are watched in the parts that the calling thread computes from now on.
 void watch_buffers_of(const std::shared_ptr<torch::nn::Module>& model);
 
-// Which buffers a computation writes.
+// Finds the buffers that a computation writes.
 class WrittenBuffers {
  public:
-  // The computation begins, and has ended.
+  // Called at the begin and at the end of the computation.
   void begin();
   void end();
-  // Autograd has saved a tensor. Kernels of batch normalization write their statistics without a new version, but save
-  // them.
+  // Called when autograd saves a tensor. Kernels of batch normalization write their statistics without a new version,
+  // but save them.
   void saved(const at::Tensor& tensor);
-  // All buffers of the modules of which some were written.
+  // Returns all buffers of modules with a written buffer.
   const std::vector<at::Tensor>& buffers() const { return written_; }
 
  private:
@@ -36,7 +36,7 @@ class WrittenBuffers {
   std::vector<at::Tensor> written_;
 };
 
-// While it lives, these buffers may be written. Afterwards they have the values from before.
+// These buffers may be written during its life. The destructor restores their values.
 class KeepBuffers {
  public:
   explicit KeepBuffers(const std::vector<at::Tensor>& buffers);

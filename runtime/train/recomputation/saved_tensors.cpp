@@ -31,8 +31,8 @@ class KeepingEngine final : public torch::autograd::Engine {
   KeepingEngine() = default;
 };
 
-// Before the first backward of the process, which starts the engine's threads for devices. In a process of Python its
-// own engine stays: nodes carry objects of that engine, which torch.compile() and the anomaly mode read.
+// Replaces the engine before the first backward of the process, which starts the engine's threads for devices. In
+// Python the engine of Python stays: nodes carry objects of that engine, which torch.compile() and anomaly mode read.
 bool put_in_place() {
   const torch::autograd::Engine& engine = torch::autograd::Engine::get_default_engine();
   if (typeid(engine) != typeid(torch::autograd::Engine)) return false;

@@ -1,7 +1,7 @@
-// Who keeps the tensors that autograd saves for backward: libtorch's SavedVariableHooks without Python.
+// Keepers of the tensors that autograd saves for backward: libtorch's SavedVariableHooks without Python.
 //
-// Autograd asks its engine for the hooks of every tensor that it saves, and only Python's engine has any. Ours is
-// libtorch's with this one addition. It takes its place before main(): there must be one engine in a process.
+// Autograd asks its engine for the hooks of every tensor that it saves, and only Python's engine has hooks. dtrain's
+// engine is libtorch's with this addition. It replaces libtorch's before main(), for a process must have one engine.
 #pragma once
 
 #include <memory>
@@ -12,17 +12,17 @@ namespace dtrain::train {
 
 class SavedTensorKeeper {
  public:
-  // Hooks for the tensor that autograd is about to save.
+  // Returns hooks for the tensor that autograd is about to save.
   virtual std::unique_ptr<torch::autograd::SavedVariableHooks> hooks() = 0;
 
  protected:
   ~SavedTensorKeeper() = default;
 };
 
-// While it lives, `keeper` keeps what this thread's operations save: it alone, not the keeper before.
+// During its life, `keeper` alone keeps the tensors that this thread's operations save, not the previous keeper.
 class KeepSavedTensors {
  public:
-  // Error where another engine than ours runs autograd, which would not ask.
+  // Error if autograd runs with another engine, which would not use the keeper.
   explicit KeepSavedTensors(SavedTensorKeeper& keeper);
   ~KeepSavedTensors();
   KeepSavedTensors(const KeepSavedTensors&) = delete;

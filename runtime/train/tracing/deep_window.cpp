@@ -23,7 +23,7 @@ DeepWindow::DeepWindow(run::RankSession& session, bool with_gpu, std::function<v
 }
 
 DeepWindow::~DeepWindow() {
-  // Training ended by an exception while a window was open: nothing of it is kept.
+  // If an exception ended training in an open window, its records are discarded.
   session_.recorder().observe(nullptr);
   if (writer_.joinable()) writer_.join();
 }
@@ -61,7 +61,7 @@ void DeepWindow::before_step(std::int64_t batch) {
 }
 
 void DeepWindow::after_step(std::int64_t batch, const std::optional<TraceWindow>& announced) {
-  if (announced && session_.world().rank != 0) schedule_.add(*announced);  // rank 0 has it since it announced it
+  if (announced && session_.world().rank != 0) schedule_.add(*announced);  // rank 0 has added the window before
   if (!kineto_) return;
   kineto_->end_step();
   if (batch >= window_->last_batch || kineto_->operators() > kMostOperators) close(batch);
@@ -86,7 +86,7 @@ void DeepWindow::open(const TraceWindow& window) {
 }
 
 void DeepWindow::close(std::int64_t last_batch) {
-  settle_();  // what is traced on a device ends after its step, and so do the collectives
+  settle_();  // operations on a device and collectives end after their step
   session_.recorder().observe(nullptr);
   profile::TraceFacts facts;
   facts.rank = session_.world().rank;
@@ -145,7 +145,7 @@ void DeepWindow::failed(const std::exception& error) {
   try {
     session_.write_event("trace_failed", {{"cause", error.what()}});
   } catch (const std::exception&) {
-    // The disk is full, which the log has said.
+    // The log has reported the failure, such as a full disk.
   }
 }
 

@@ -1,9 +1,9 @@
-// The deep window: batches of which every operator is recorded by libtorch's profiler, together with the phases, steps
-// and collectives, into profile/trace-rank-NNNN.json.gz. All ranks trace the same batches: those of profiling.trace,
-// and those that rank 0 announces (TraceSchedule) when it is asked to while the run goes on.
+// The deep window: batches in which libtorch's profiler records every operator, together with phases, steps and
+// collectives, into profile/trace-rank-NNNN.json.gz. All ranks trace the same batches: those of profiling.trace, and
+// those that rank 0 announces (TraceSchedule) on a request during the run.
 //
-// Used by the training thread. Files are compressed and written by a thread of its own; the next window, and the end of
-// training, wait for it. A trace that cannot be written is a warning and an event, and never ends the run.
+// Used by the training thread. A separate thread compresses and writes files; the next window, and the end of training,
+// wait for that thread. A trace that cannot be written is a warning and an event, and never ends the run.
 #pragma once
 
 #include <cstdint>
@@ -22,25 +22,25 @@ namespace dtrain::train {
 
 class DeepWindow {
  public:
-  // What a trace may hold of a rank, in operators: some 20 MB compressed, 120 MB not, and 200 MB of memory meanwhile.
+  // Most operators in a rank's trace: some 20 MB compressed, 120 MB uncompressed, and 200 MB of memory while open.
   static constexpr std::int64_t kMostOperators = 400'000;
-  static constexpr int kStepsAskedFor = 10;  // where no number is given
+  static constexpr int kStepsAskedFor = 10;  // default number of steps
   static constexpr int kMostStepsAskedFor = 1000;
 
-  // `settle` waits until the rank's device has done all that it was given, and records it.
+  // `settle` waits until the rank's device has finished all work, and records its steps.
   DeepWindow(run::RankSession& session, bool with_gpu, std::function<void()> settle);
   ~DeepWindow();
   DeepWindow(const DeepWindow&) = delete;
   DeepWindow& operator=(const DeepWindow&) = delete;
 
-  // Rank 0, before the announcement of a batch that the others know of `rounds` later: the window to announce.
+  // Returns the window that rank 0 announces with this batch; the other ranks receive it `rounds` later. Empty: none.
   std::optional<profile::TraceWindow> wanted(std::int64_t batch, std::int64_t rounds);
-  // Around each step; a batch may be begun twice (at the end of an epoch).
+  // Called around each step; a batch may begin twice (at the end of an epoch).
   void before_step(std::int64_t batch);
   void after_step(std::int64_t batch, const std::optional<profile::TraceWindow>& announced);
-  // Whether the step between the two is recorded. The same on all ranks.
+  // True if the step between the two calls is recorded. The same on all ranks.
   bool is_open() const { return window_.has_value(); }
-  // No step follows: closes what is open, and returns when it is on disk.
+  // Called after the last step: closes an open window, and returns when its file is on disk.
   void finish(std::int64_t last_batch);
 
  private:
@@ -54,8 +54,8 @@ class DeepWindow {
   std::function<void()> settle_;
   profile::TraceSchedule schedule_;
   std::optional<profile::TraceWindow> configured_;
-  std::optional<profile::TraceWindow> closed_;  // and not to be opened again: it was cut
-  std::optional<profile::TraceWindow> window_;  // that is open
+  std::optional<profile::TraceWindow> closed_;  // not opened again, because it was cut
+  std::optional<profile::TraceWindow> window_;  // the open window
   std::unique_ptr<KinetoSession> kineto_;
   std::unique_ptr<profile::TraceLog> log_;
   int files_ = 0;

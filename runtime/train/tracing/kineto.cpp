@@ -17,7 +17,7 @@ using torch::profiler::impl::ActivityType;
 using torch::profiler::impl::ProfilerConfig;
 using torch::profiler::impl::ProfilerState;
 
-// An event between two readings of our clock says how the two clocks relate. The closest of a few is taken.
+// An event between two readings of dtrain's clock relates the two clocks. The tightest of a few pairs is used.
 constexpr const char* kClockMark = "dtrain.clock";
 constexpr int kMarks = 16;
 
@@ -38,7 +38,7 @@ void read_clocks(const Clock& clock, std::vector<Reading>& readings) {
   }
 }
 
-// One point of each kMarks readings that came at once.
+// Returns the best point of each group of kMarks consecutive readings.
 std::vector<profile::TraceClockPoint> clock_points(const torch::autograd::profiler::ProfilerResult& result,
                                                    const std::vector<Reading>& readings) {
   std::vector<profile::TraceClockPoint> marks, points;
@@ -70,7 +70,7 @@ bool has_gpu_events(const torch::autograd::profiler::ProfilerResult& result) {
   return std::any_of(events.begin(), events.end(), [](const auto& event) { return event.deviceType() == at::kCUDA; });
 }
 
-// libtorch numbers what it records only where a callback asks for numbers, and the profiler's own does not.
+// libtorch numbers its records only if a callback asks for numbers, and the profiler's callback does not.
 std::unique_ptr<at::ObserverContext> want_numbers(const at::RecordFunction& /*recorded*/) {
   return nullptr;
 }
@@ -104,7 +104,7 @@ struct KinetoSession::Impl {
   std::vector<Reading> readings;
   std::optional<at::RecordFunction> step;
   at::CallbackHandle numbering{};
-  std::uint64_t first_handle = 0, last_handle = 0;  // of the steps' marks
+  std::uint64_t first_handle = 0, last_handle = 0;  // of the marks of the first and the last step
   bool open = false;
 
   void close() {
@@ -132,7 +132,7 @@ KinetoSession::~KinetoSession() {
     impl_->close();
     torch::autograd::profiler::disableProfiler();
   } catch (const std::exception&) {
-    // Nothing was to be kept.
+    // The trace is discarded.
   }
 }
 

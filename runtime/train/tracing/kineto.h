@@ -1,6 +1,6 @@
-// libtorch's own profiler (Kineto): what each operator of this rank took, while a window is open. The thread that
-// starts a session also marks its steps and stops it; what it gives back may be saved by any thread. There is one
-// session at a time in a process, libtorch's profiler being one.
+// libtorch's profiler (Kineto): records the times of this rank's operators while a window is open. The thread that
+// starts a session also marks its steps and stops it; any thread may save the trace. A process has one session at a
+// time, because libtorch has one profiler.
 #pragma once
 
 #include <cstdint>
@@ -19,10 +19,10 @@ class KinetoTrace {
   struct Impl;
   explicit KinetoTrace(std::unique_ptr<Impl> impl);
   ~KinetoTrace();
-  // Chrome trace JSON, not compressed. It says nothing when the disk is full: the reader has to look.
+  // Chrome trace JSON, not compressed. A full disk is not reported: the reader must check the file.
   void save(const std::filesystem::path& path);
   const std::vector<profile::TraceClockPoint>& clock() const;
-  // What the profiler was told to see and did not, and why: the work of a GPU. Empty: nothing.
+  // Returns the events that the profiler was to record and did not (the work of a GPU), and why. Empty: none.
   const std::string& missing() const;
 
  private:
@@ -33,14 +33,14 @@ class KinetoSession {
  public:
   // c10::Error when another profiler is active.
   KinetoSession(const Clock& clock, bool with_gpu);
-  ~KinetoSession();  // one that was not stopped is thrown away
+  ~KinetoSession();  // discards a session that was not stopped
   KinetoSession(const KinetoSession&) = delete;
   KinetoSession& operator=(const KinetoSession&) = delete;
 
-  // Steps are seen in the trace as "ProfilerStep#<batch>", by which its readers know them.
+  // Marks a step in the trace as "ProfilerStep#<batch>", the name that readers of traces expect.
   void begin_step(std::int64_t batch);
   void end_step();
-  // Recorded so far, as of the last begin_step().
+  // Returns the number of operators recorded up to the last begin_step().
   std::int64_t operators() const;
   std::unique_ptr<KinetoTrace> stop();
 

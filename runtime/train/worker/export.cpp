@@ -29,7 +29,7 @@ constexpr const char* kUsage =
 
 struct Request {
   fs::path checkpoint, out, model, eval_out;
-  std::string format;  // empty: that of the model's file
+  std::string format;  // empty: the format of the model's file
 };
 
 Request parse(std::span<char* const> arguments) {
@@ -55,7 +55,7 @@ Request parse(std::span<char* const> arguments) {
   return request;
 }
 
-// The model's file, as the run that took the checkpoint was told. `fact`: "model", or "eval_model" of a pair.
+// Returns the model's file, which the checkpoint's run has recorded. `fact`: "model", or "eval_model" of a pair.
 fs::path model_of(const checkpoints::Entry& checkpoint, const char* fact) {
   const auto model = checkpoint.about.run.find(fact);
   if (model == checkpoint.about.run.end() || !model->is_string()) {

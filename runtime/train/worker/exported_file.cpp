@@ -12,7 +12,7 @@ namespace dtrain::worker {
 
 namespace {
 
-constexpr std::size_t kMostNamed = 5;  // modules in a warning
+constexpr std::size_t kMostNamed = 5;  // number of names in a warning
 
 std::vector<std::string> names_of(const std::vector<exported::Input>& inputs) {
   std::vector<std::string> names;
@@ -34,7 +34,7 @@ std::string some_of(std::vector<std::string> names) {
   return join(names, ", ") + (left > 0 ? " and " + std::to_string(left) + " more" : "");
 }
 
-// Of whole numbers a data set has fewer types than a model takes. No value changes: a mask's numbers are true or false.
+// Converts features, for data sets have fewer integer types than models. Integers keep their values; a mask turns bool.
 at::Tensor in_type(const at::Tensor& tensor, at::ScalarType type) {
   const at::ScalarType own = tensor.scalar_type();
   if (own == type) return tensor;
@@ -69,7 +69,7 @@ void ExportedFile::refuse(const std::string& what, const std::string& remedy) co
   throw ConfigError("model: " + model_.archive().file().string() + ": forward() " + what, remedy);
 }
 
-// By name where the data names them as the program does, otherwise one after another.
+// Matches inputs by name if the data has the program's names for all of them, and otherwise by position.
 void ExportedFile::check_signature(const std::vector<ModelInput>& inputs, const std::vector<OutputChoice>& outputs) {
   const std::vector<std::string> own = names_of(model_.program().inputs);
   std::vector<std::string> described;

@@ -1,5 +1,5 @@
-// A file of torch.export (`.pt2`) as ModelTrial trains it: the tensors of the data under the names that the program has
-// for its inputs and outputs. Training thread.
+// A file of torch.export (`.pt2`) as a model that ModelTrial trains. Matches the tensors of the data to the names of
+// the program's inputs and outputs. Training thread.
 #pragma once
 
 #include <filesystem>
@@ -13,7 +13,7 @@ namespace dtrain::worker {
 
 class ExportedFile final : public FileModel {
  public:
-  // ConfigError as exported::ExportedModel.
+  // ConfigError: those of exported::ExportedModel.
   explicit ExportedFile(const std::filesystem::path& file);
   ExportedFile(const std::filesystem::path& file, const ExportedFile& trained);
 
@@ -39,7 +39,7 @@ class ExportedFile final : public FileModel {
 
   exported::ExportedModel model_;
   at::ScalarType dtype_ = at::kFloat;
-  std::vector<std::size_t> order_;  // for each input of the program, which of those that forward() gets
+  std::vector<std::size_t> order_;  // for each input of the program, its index in the inputs of forward()
 };
 
 }  // namespace dtrain::worker

@@ -12,7 +12,7 @@ namespace dtrain::worker {
 
 namespace {
 
-// Operators that behave otherwise in training, and the name of the argument that says so.
+// The operators that behave differently in training, with the name of the argument for the mode.
 constexpr std::array<std::pair<const char*, const char*>, 5> kModalOperators{
     {{"aten::batch_norm", "training"},
      {"aten::dropout", "train"},
@@ -37,7 +37,7 @@ void find_fixed_modes(const torch::jit::Block& block, std::vector<std::string>& 
 
 std::vector<std::string> always_training(const torch::jit::Module& script) {
   const auto graph = script.get_method("forward").graph()->copy();
-  torch::jit::Inline(*graph);  // the submodules' forward() too
+  torch::jit::Inline(*graph);  // inlines forward() of submodules
   std::vector<std::string> found;
   find_fixed_modes(*graph->block(), found);
   return found;

@@ -1,5 +1,5 @@
-// Finds what a TorchScript does in training mode whatever mode it is in: torch.jit.trace() writes the mode that it saw
-// into the graph as a constant, where torch.jit.script() asks `self.training`.
+// Finds the operators of a TorchScript that are in training mode in both modes: torch.jit.trace() writes the mode at
+// the time of tracing into the graph as a constant, while torch.jit.script() reads `self.training`.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace dtrain::worker {
 
-// "batch_norm", "dropout": the operators of forward() whose argument `training` is the constant true, each once.
+// Returns the operators of forward() whose training flag is the constant true, each once: "batch_norm", "dropout".
 std::vector<std::string> always_training(const torch::jit::Module& script);
 
 }  // namespace dtrain::worker

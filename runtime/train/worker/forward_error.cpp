@@ -13,17 +13,17 @@ namespace dtrain::worker {
 
 namespace {
 
-// std::regex recurses once a character: no longer line of the model's own text is matched.
+// std::regex recurses once per character, so longer lines of the model's text are not matched.
 constexpr std::size_t kLongestLine = 4096;
 
-// One call on the way to the failure, as the traceback shows it.
+// One call of the traceback.
 struct Frame {
   std::string source;    // the record of the archive: "code/__torch__/net.py"
-  std::size_t line = 0;  // in it, from 1
+  std::size_t line = 0;  // line of `source`, from 1
   std::string callee;    // "fc1" of the marked "(fc1).forward(x, )"; empty: a function or an operator
 };
 
-// The part about the serialized code: it looks the same whether the model was scripted or traced.
+// Reads the traceback of the serialized code, which has one form for scripted and for traced models.
 std::vector<Frame> frames_of(const std::string& message) {
   static const std::regex file_line(R"re(^  File "(code/[^"]+)", line (\d+), in .*)re");
   static const std::regex call(R"re(^\(?(\w+)\)\.\w+.*)re");
@@ -43,8 +43,8 @@ std::vector<Frame> frames_of(const std::string& message) {
   return frames;
 }
 
-// What a local variable of the code stands for, as attribute names from the module on: `x = self.body`, `y = x.fc` make
-// y body, fc. Empty for the module itself.
+// Returns the attributes, from the module on, to which a local variable of the code refers: after `x = self.body`, `y =
+// x.fc` the variable y is {body, fc}. Empty for the module itself.
 std::vector<std::string> attributes_of(const std::vector<std::string>& source, std::size_t line, std::string variable) {
   std::vector<std::string> path;
   const std::regex plain(R"re(^\s+(\w+) = (\w+)\.(\w+)$)re");
@@ -81,7 +81,7 @@ std::string with_parameters(const std::string& path, const torch::jit::Module& m
 }  // namespace
 
 std::string torch_cause(const std::string& message) {
-  // Behind the last traceback comes "RuntimeError: what happened", or another class where the model's code raised it.
+  // The last traceback is followed by "RuntimeError: MESSAGE", or by the class that the model's code raised.
   static const std::regex raised(R"re(^[A-Za-z_][\w.]*: (.+)$)re");
   const auto last_mark = message.rfind("<--- HERE");
   if (last_mark != std::string::npos) {
@@ -113,7 +113,7 @@ std::string failed_submodule(const std::string& message, const torch::jit::Modul
     }
     return with_parameters(path, module);
   } catch (const std::exception&) {
-    return {};  // the file has changed since it was loaded: torch's own words have to do
+    return {};  // the file has changed since loading; the message goes without the submodule
   }
 }
 

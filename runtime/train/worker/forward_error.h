@@ -1,4 +1,4 @@
-// Makes an error message that a user can act on of an exception that a TorchScript interpreter threw.
+// Turns an exception of the TorchScript interpreter into an error message that a user can act on.
 #pragma once
 
 #include <exception>
@@ -9,11 +9,11 @@
 
 namespace dtrain::worker {
 
-// The first line of what torch says happened, without its tracebacks.
+// Returns the first line of torch's message, without tracebacks.
 std::string torch_cause(const std::string& message);
 
-// The submodule whose code failed, with the shapes of its parameters: "fc1 (fc1.weight [128, 784], fc1.bias [128])".
-// Follows the traceback of `message` through the code in `file`; empty where it cannot tell.
+// Returns the submodule whose code failed, with the shapes of its parameters: "fc1 (fc1.weight [128, 784], fc1.bias
+// [128])". Follows the traceback of `message` through the code in `file`; empty: not found.
 std::string failed_submodule(const std::string& message, const torch::jit::Module& script,
                              const std::filesystem::path& file);
 

@@ -11,13 +11,13 @@ namespace dtrain::worker {
 
 namespace {
 
-// They change the list or dictionary that is their first argument.
+// These operators change the list or dictionary that is their first argument.
 constexpr std::array<std::string_view, 13> kChangesContainer{
     "aten::append",     "aten::extend",    "aten::insert",  "aten::pop",  "aten::popitem",
     "aten::remove",     "aten::clear",     "aten::reverse", "aten::sort", "aten::update",
     "aten::setdefault", "aten::_set_item", "aten::Delete"};
 
-// Parameters and buffers are the model's, which training knows.
+// True for parameters and buffers, which training handles.
 bool is_known(const torch::jit::Value& module, const std::string& attribute) {
   const auto type = module.type()->cast<c10::ClassType>();
   if (!type) return false;
@@ -25,12 +25,12 @@ bool is_known(const torch::jit::Value& module, const std::string& attribute) {
   return slot && (type->is_buffer(*slot) || type->is_parameter(*slot));
 }
 
-// Of one node: the attribute that it changes.
+// Returns the attribute that the node changes; empty: none.
 std::optional<std::string> changed_by(const torch::jit::Node& node) {
   if (node.kind() == c10::prim::SetAttr && !is_known(*node.input(0), node.s(c10::attr::name))) {
     return node.s(c10::attr::name);
   }
-  if (node.kind() == c10::prim::CallMethod) return node.s(c10::attr::name);  // of an interface: unknown until it runs
+  if (node.kind() == c10::prim::CallMethod) return node.s(c10::attr::name);  // an interface's effect is unknown here
   if (node.inputs().empty() || node.input(0)->node()->kind() != c10::prim::GetAttr) return std::nullopt;
   const torch::jit::Node& get = *node.input(0)->node();
   const std::string_view kind = node.kind().toQualString();
@@ -55,7 +55,7 @@ std::optional<std::string> find_change(const torch::jit::Block& block) {
 
 std::optional<std::string> changed_attribute(const torch::jit::Module& script) {
   const auto graph = script.get_method("forward").graph()->copy();
-  torch::jit::Inline(*graph);  // the submodules' forward() too
+  torch::jit::Inline(*graph);  // inlines forward() of submodules
   return find_change(*graph->block());
 }
 

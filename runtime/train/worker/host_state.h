@@ -1,4 +1,4 @@
-// What a script keeps on the host from one forward pass to the next, which a CUDA graph cannot repeat.
+// Finds state that a script keeps on the host between forward passes, which a CUDA graph cannot repeat.
 #pragma once
 
 #include <optional>
@@ -8,8 +8,8 @@
 
 namespace dtrain::worker {
 
-// The name of an attribute that forward() changes and that is neither a parameter nor a buffer (a counter, a list, a
-// plain tensor), if there is one.
+// Returns the name of an attribute that forward() changes and that is neither a parameter nor a buffer (a counter, a
+// list, a plain tensor); empty: there is none.
 std::optional<std::string> changed_attribute(const torch::jit::Module& script);
 
 }  // namespace dtrain::worker

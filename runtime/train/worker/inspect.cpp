@@ -30,7 +30,7 @@ std::string type_name(at::ScalarType type) {
   return std::string(c10::getDtypeNames(type).first);
 }
 
-// A size that may change has the name of its symbol.
+// Writes a dynamic size as the name of its symbol.
 Json shape_json(const exported::Input& input) {
   Json shape = Json::array();
   for (const exported::Dimension& dimension : input.shape) {

@@ -1,9 +1,9 @@
-// dtrain-worker --inspect: what is in a file of torch.export, for `dtrain model inspect`.
+// dtrain-worker --inspect: prints the contents of a file of torch.export, for `dtrain model inspect`.
 #pragma once
 
 namespace dtrain::worker {
 
-// Whether the command line asks for an inspection.
+// True if the command line asks for an inspection.
 bool asks_for_inspection(int argc, char** argv);
 
 // dtrain-worker --inspect FILE [--json]. Prints inputs, outputs, tensors, operators, and whether the file can be

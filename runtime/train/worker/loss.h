@@ -1,5 +1,5 @@
-// What a model's output is compared with: loss, accuracy and weight of one batch, and errors where output and target do
-// not fit together. Plain functions of tensors; any thread may call them.
+// Computes loss, accuracy and weight of one batch from a model's output and the target. Errors name outputs and targets
+// that do not fit. Plain functions of tensors; any thread may call them.
 #pragma once
 
 #include <optional>
@@ -13,58 +13,58 @@
 
 namespace dtrain::worker {
 
-// Of one batch.
+// The input of a loss for one batch.
 struct LossInput {
-  at::Tensor output;  // of forward(), floating point
+  at::Tensor output;  // output of forward(), floating point
   at::Tensor target;
-  bool sequences = false;  // of data.format tokens: a target for each position of a sample
-  // Where the other two are on a GPU: the target in host memory, which can be looked at without waiting for the GPU.
+  bool sequences = false;  // true for data.format tokens: each position of a sample has a target
+  // The target in host memory if output and target are on a GPU: checks read it without waiting for the GPU.
   at::Tensor host_target{};
-  bool accuracy = true;            // whether it is computed, if the loss has it
-  std::vector<at::Tensor> more{};  // in host memory: what tensors_of() the loss names
-  // Whether the mean of this batch is not averaged with means of others, which may be of other numbers of targets: it
-  // is all of an optimizer step, or it is evaluated.
+  bool accuracy = true;            // compute the accuracy, if the loss has one
+  std::vector<at::Tensor> more{};  // the tensors that tensors_of() names, in host memory
+  // True if the batch's mean is not averaged with means of other batches, which may have other numbers of targets: the
+  // batch is a whole optimizer step, or it is evaluated.
   bool is_alone = true;
 };
 
 struct LossValues {
-  at::Tensor loss;      // of one element: the mean over the batch; backward() starts there
-  at::Tensor accuracy;  // of one element; undefined for a loss that has none
-  // What the batch counts, if its targets do not all count the same: context.backward()'s weight.
+  at::Tensor loss;      // one element: the mean over the batch, on which backward() is called
+  at::Tensor accuracy;  // one element; undefined: the loss has no accuracy
+  // The batch's weight for context.backward(), if its targets have different weights.
   std::optional<double> weight{};
-  std::optional<double> counted{};  // the number of targets that count, if not all do
-  // Weighted by these numbers, where there are any.
+  std::optional<double> counted{};  // number of targets that count, if not all do
+  // Returns loss and accuracy, weighted by `weight` and `counted` where set.
   Metrics metrics() const;
 };
 
-// A batch as metrics see it: scores of classes and one target for each row, or scores of labels of which several may be
-// true. Without a gradient; on the output's device.
+// The input of metrics for one batch: scores of classes and one target for each row, or scores of labels, of which
+// several may be true. Without gradients; on the output's device.
 struct ScoredTargets {
   at::Tensor scores;     // [targets, classes] or [targets, labels], floating point
-  at::Tensor targets;    // int64 [targets], those that do not count are 0; or bool [targets, labels]
-  at::Tensor counted{};  // bool [targets]: which targets count; undefined: all
+  at::Tensor targets;    // int64 [targets], 0 where a target does not count; or bool [targets, labels]
+  at::Tensor counted{};  // bool [targets]: true where a target counts; undefined: all count
   bool of_labels() const { return targets.dim() == 2; }
 };
 
-// For the losses: Error naming both shapes.
+// Throws an Error of a loss that names both shapes.
 [[noreturn]] void refuse_shapes(const LossInput& input, const std::string& remedy);
 
-// The target in the output's shape and type: one number a sample may be [batch] on one side and [batch, 1] on the
-// other. Error if the shapes differ otherwise. `loss`: its word.
+// Returns the target in the output's shape and type. With one number per sample, one side may be [batch] and the other
+// [batch, 1]. Error if the shapes differ otherwise. `loss`: the loss's word.
 at::Tensor target_like_output(const LossInput& input, const char* loss);
 
-// Error for an output that is not floating point.
+// Throws an Error if the output is not floating point.
 void check_output(const at::Tensor& output);
 
-// `loss` is one of a list (dtrain/config/losses.h). Error where output and target do not fit together; DataError for a
-// target that cannot be.
+// Computes one of the losses in dtrain/config/losses.h. Error if output and target do not fit together; DataError for
+// an invalid target.
 template <typename... Losses>
 LossValues evaluate_loss(const std::variant<Losses...>& loss, const LossInput& input) {
   check_output(input.output);
   return std::visit([&](const auto& chosen) { return chosen.evaluate(input); }, loss);
 }
 
-// Of the losses with which metrics can be computed; the others have none.
+// Returns the input of metrics; empty: metrics cannot be computed with this loss.
 template <typename... Losses>
 std::optional<ScoredTargets> scored_targets(const std::variant<Losses...>& loss, const LossInput& input) {
   return std::visit(
@@ -75,8 +75,8 @@ std::optional<ScoredTargets> scored_targets(const std::variant<Losses...>& loss,
       loss);
 }
 
-// What evaluate_loss() would find wrong with the values of `host_target`, without looking at anything else but the
-// output's shape: it may be a tensor without memory (at::kMeta). DataError as there.
+// Makes the checks of evaluate_loss() on the values of `host_target`. Reads only the shape of the output, which may be
+// a tensor without memory (at::kMeta). DataError as in evaluate_loss().
 template <typename... Losses>
 void check_target(const std::variant<Losses...>& loss, const LossInput& input) {
   std::visit([&](const auto& chosen) { chosen.check_target(input); }, loss);

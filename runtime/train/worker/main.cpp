@@ -1,5 +1,5 @@
-// dtrain-worker EXPERIMENT.yaml: a rank of a `model:` experiment, which trains a model from a file without a line of
-// C++. dtrain-worker --export: one of its checkpoints as such a file. dtrain-worker --inspect: what is in a file.
+// dtrain-worker EXPERIMENT.yaml: runs a rank of a `model:` experiment, which trains a model from a file without C++
+// code. dtrain-worker --export: writes a checkpoint as such a file. dtrain-worker --inspect: prints a file's contents.
 #include "dtrain/train/run_trial.h"
 #include "export.h"
 #include "inspect.h"

@@ -14,7 +14,7 @@ namespace {
 // A sum over the targets that count, divided by their number.
 class MeanOverTargets : public SummedMetric {
  public:
-  // `values`: one for each target. What a target that does not count has is left out.
+  // `values`: one for each target. Values of targets that do not count are left out.
   void add_values(const at::Tensor& values, const at::Tensor& counted) {
     if (!counted.defined()) {
       const at::Tensor sum = values.sum(at::kDouble);
@@ -31,7 +31,7 @@ class Perplexity final : public MeanOverTargets {
   double compute(const at::Tensor& sums) override { return std::exp(MeanOverTargets::compute(sums)); }
 };
 
-// Whether the target is among the k classes with the largest scores.
+// Returns 1 for each target that is among the k classes with the largest scores, otherwise 0.
 at::Tensor is_among_best(const ScoredTargets& batch, std::int64_t k) {
   return std::get<1>(batch.scores.topk(k, 1)).eq(batch.targets.unsqueeze(1)).any(1).to(at::kFloat);
 }
@@ -47,7 +47,7 @@ void add_to_counts(ClassMetric& counts, const ScoredTargets& batch) {
   counts.add_classes(batch.scores.argmax(1), batch.targets, batch.scores.size(1), batch.counted);
 }
 
-// The scores of one label, or how much more class 1 has than class 0.
+// Adds the scores of one label, or the differences between the scores of class 1 and class 0.
 void add_to_auc(Auc& auc, const ScoredTargets& batch) {
   if (batch.of_labels()) return auc.add(batch.scores, batch.targets);
   const at::Tensor scores = batch.scores.to(at::kDouble);

@@ -1,4 +1,4 @@
-// What the `metrics` of a `model:` experiment besides accuracy compute of each batch of a validation.
+// Computes the `metrics` of a `model:` experiment, other than accuracy, from the batches of a validation.
 #pragma once
 
 #include <functional>
@@ -11,13 +11,13 @@ namespace dtrain::worker {
 
 struct ModelMetric {
   AddedMetric metric;                             // for TrialContext::add_metric()
-  std::function<void(const ScoredTargets&)> add;  // gives it a batch
+  std::function<void(const ScoredTargets&)> add;  // adds a batch to the metric
 };
 
-// `metric`: any but accuracy, which is a part of the loss's values (LossValues).
+// `metric`: any except accuracy, which is a part of LossValues.
 ModelMetric make_metric(const config::Metric& metric);
 
-// Error if the metric cannot be computed of so many classes or labels.
+// Error if the metric cannot be computed for this number of classes or labels.
 void check_metric(const config::Metric& metric, const ScoredTargets& batch);
 
 }  // namespace dtrain::worker

@@ -18,7 +18,7 @@ namespace dtrain::worker {
 
 namespace {
 
-// Counted in its own unit.
+// Returns the schedule over steps in the unit of its settings.
 LrSchedule plain_schedule(const config::LrScheduleSettings& settings) {
   const std::int64_t left = settings.total_steps - settings.warmup_steps;
   const auto after_warmup = [&]() -> LrSchedule {
@@ -55,7 +55,7 @@ bool counts_epochs(const config::OptimizerSettings& settings) {
          });
 }
 
-// In batches of all ranks together.
+// Lengths of an optimizer step and of an epoch, in batches of all ranks together.
 struct StepLengths {
   std::int64_t step = 1;
   std::int64_t epoch = 1;
@@ -64,7 +64,7 @@ struct StepLengths {
 LrSchedule schedule_of(const config::LrScheduleSettings& settings, const StepLengths& batches) {
   LrSchedule schedule = plain_schedule(settings);
   if (settings.unit == config::LrScheduleUnit::kSteps) return schedule;
-  // That of the epoch of the step's first batch: an epoch need not be a whole number of steps.
+  // The factor of the epoch of the step's first batch, for an epoch need not be a whole number of steps.
   return [batches, schedule = std::move(schedule)](std::int64_t step) {
     return schedule(step * batches.step / batches.epoch);
   };
@@ -110,7 +110,7 @@ void freeze_others(torch::nn::Module& model, const std::string& patterns) {
   }
 }
 
-// Field 0 is the features, field 1 the target; then come further inputs.
+// Opens a data set. Field 0 is the features, field 1 the target; then come further inputs.
 std::shared_ptr<data::Dataset> read(const data::Format& format, const data::Source& source,
                                     const std::vector<config::TransformStep>& transforms,
                                     const data::HostShare& share) {
@@ -128,13 +128,13 @@ LoaderSettings settings_of(const config::LoaderKeys& keys) {
           .shuffle_window = keys.shuffle_window << 20};
 }
 
-// Of folders of pictures. Shards have numbers, which the user has chosen.
+// Checks folders of pictures. Shards have class numbers that the user has chosen.
 void check_classes(const config::ModelData& data) {
   if (!std::holds_alternative<data::ImageFolder>(data.format) || !data.validation) return;
   data::check_same_classes(data.training.at("folder"), data.validation->at("folder"));
 }
 
-// What a model is given that takes its features in `type`.
+// Converts the features for a model that takes them in `type`.
 template <class Format>
 at::Tensor features_for_model(const Format& format, at::Tensor features, at::ScalarType type) {
   std::optional<double> scale;
@@ -147,7 +147,7 @@ at::Tensor features_for_model(const Format& format, at::Tensor features, at::Sca
   return features;
 }
 
-// A model that takes whole numbers gets those of the data.
+// Refuses data.scale for a model with integer features, which gets the data's integers unchanged.
 void check_scale(const data::Format& format, const FileModel& model) {
   const bool scaled = std::visit(
       [](const auto& one) {
@@ -170,12 +170,12 @@ bool is_from_model(const config::LossSettings& loss) {
   return std::holds_alternative<config::FromModel>(loss.loss);
 }
 
-// What forward() gets because of the transforms; that of validation is the same.
+// The inputs of forward() that the training transforms add. Those of validation add the same.
 std::vector<std::string> inputs_of_transforms(const config::ModelJob& job) {
   return data::more_inputs_of(config::transforms_of(job.data.transforms.training));
 }
 
-// What forward() is called with.
+// The inputs of forward().
 std::vector<ModelInput> inputs_of(const config::ModelJob& job) {
   const auto* safetensors = std::get_if<data::Safetensors>(&job.data.format);
   const auto name_of = [&](const char* key) { return safetensors ? job.data.training.at(key) : std::string(); };
@@ -262,7 +262,7 @@ ModelTrial::ModelTrial(TrialContext& context)
   if (job_.optimizer.max_gradient_value > 0) context.clip_gradient_value(job_.optimizer.max_gradient_value);
 }
 
-// Auxiliary outputs are for training: a model that returns a tuple there may return the scores alone otherwise.
+// Auxiliary outputs are for training: a model that returns a tuple may return the scores alone in evaluation.
 void ModelTrial::load_pair() {
   eval_model_ = load_eval_model(job_.eval_file, *model_);
   eval_output_choice_ = output_choice_;
@@ -290,7 +290,7 @@ void ModelTrial::wrap_optimizer() {
                         "count optimizer steps: unit: steps");
     }
     batches.step = context_.session().experiment().optimizations.aggregation_frequency;
-    batches.epoch = std::max<std::int64_t>(1, *epoch);  // data without a whole batch is refused later
+    batches.epoch = std::max<std::int64_t>(1, *epoch);  // a later check refuses data without a whole batch
   }
   context_.wrap_optimizer(job_.optimizer.optimizer, groups_of(job_.optimizer, batches));
   context_.wrap_lr_scheduler(schedule_of(job_.optimizer.lr_schedule, batches));
@@ -314,7 +314,7 @@ void ModelTrial::check_batches(const BatchSource& loader, const char* key, const
         size, std::string(key) + " has " + kind + std::to_string(size) + " samples" + (ranks > 1 ? " on a rank" : ""));
   };
   if (*samples >= each * ranks) check("batches of ", each);
-  const std::int64_t left = *samples % (each * ranks);  // shared as Sampler::part() does
+  const std::int64_t left = *samples % (each * ranks);  // divided among ranks as in Sampler::part()
   if (left % ranks > 0) check("a last batch of ", left / ranks + 1);
   if (left > 0) check("a last batch of ", left / ranks);
 }
@@ -353,7 +353,7 @@ std::vector<at::Tensor> ModelTrial::inputs(const Batch& batch) const {
 }
 
 LossInput ModelTrial::loss_input(const at::Tensor& output, const Batch& batch) const {
-  const std::vector<at::Tensor>& on_host = batch.host_tensors;  // empty: all of it is
+  const std::vector<at::Tensor>& on_host = batch.host_tensors;  // empty: the whole batch is in host memory
   LossInput input{output, batch.tensors[1], sequences_, on_host.empty() ? at::Tensor() : on_host[1], has_accuracy_};
   input.is_alone = is_alone_ || !model_->tree()->is_training();
   for (const std::size_t field : fields_.of_loss) {
@@ -373,7 +373,7 @@ void ModelTrial::give_to_metrics(const LossInput& input) {
   for (const ModelMetric& metric : metrics_) metric.add(*batch);
 }
 
-// Auxiliary outputs are for training: some models return None in their place otherwise.
+// Auxiliary outputs are for training: some models return None in their place in evaluation.
 LossValues ModelTrial::evaluate(const Batch& batch) {
   const bool by_pair = eval_model_ && !model_->tree()->is_training();
   FileModel& model = by_pair ? *eval_model_ : *model_;
@@ -398,7 +398,7 @@ std::string ModelTrial::why_not_repeatable() const {
   return model_->why_not_repeatable();
 }
 
-// A graph has no part that looks at the targets.
+// Checks the targets here, because a CUDA graph of the step cannot check them.
 void ModelTrial::before_batch(const Batch& batch) {
   if (batch.host_tensors.empty() || !output_.defined()) return;
   LossInput input{output_, {}, sequences_, batch.host_tensors[1]};
@@ -416,7 +416,7 @@ Metrics ModelTrial::train_batch(const Batch& batch) try {
   model_->take_over_buffers();
   return result.metrics();
 } catch (...) {
-  model_->drop_assigned_buffers();  // where a graph could not be captured, the batch is trained once more
+  model_->drop_assigned_buffers();  // after a failed capture of a graph the batch is trained again
   throw;
 }
 

@@ -1,4 +1,4 @@
-// The trial of a `model:` experiment: a model from a file, its data, loss and optimizer, all from the experiment file.
+// The trial of a `model:` experiment: model file, data, loss and optimizer come from the experiment file.
 #pragma once
 
 #include <memory>
@@ -17,7 +17,7 @@ namespace dtrain::worker {
 
 class ModelTrial final : public Trial {
  public:
-  // The experiment must have a `model:`. ConfigError as load_model().
+  // The experiment must have a `model:`. ConfigError: those of load_model(), and keys that do not fit the model.
   explicit ModelTrial(TrialContext& context);
 
   Loader training_loader() override;
@@ -36,21 +36,21 @@ class ModelTrial final : public Trial {
   FileModel& evaluating_model() { return eval_model_ ? *eval_model_ : *model_; }
   void load_pair();
   Loader open_training_data();
-  // That `model` takes all batches of the loader, the short last ones of all ranks too. The same on all ranks.
+  // ConfigError, on all ranks, unless `model` takes all batches of the loader, including all ranks' short last ones.
   void check_batches(const BatchSource& loader, const char* key, const FileModel& model) const;
-  // The optimizer, its groups and their schedules.
+  // Sets the optimizer, its groups and their schedules.
   void wrap_optimizer();
   void warn_of_fixed_modes();
   LossInput loss_input(const at::Tensor& output, const Batch& batch) const;
-  // Gives the batch of a validation to the metrics. Of the first one of training it looks whether they fit.
+  // Adds the batch of a validation to the metrics. With the first batch of training it checks that the metrics fit.
   void give_to_metrics(const LossInput& input);
 
-  // The fields of the data set: the features, the target, further inputs, and what else the loss gets.
+  // The fields of the data set: the features, the target, further inputs, and further tensors of the loss.
   struct Fields {
-    data::Format format;               // with the names of them all
-    std::size_t more_inputs = 0;       // from field 2 on
-    std::vector<std::size_t> of_loss;  // in the order of tensors_of()
-    std::vector<bool> are_bool;        // those that the model gets as they are in the data: bool
+    data::Format format;               // with the names of all fields
+    std::size_t more_inputs = 0;       // number of further inputs, from field 2 on
+    std::vector<std::size_t> of_loss;  // indices of the loss's tensors, in the order of tensors_of()
+    std::vector<bool> are_bool;        // true for fields that the model gets as bool
   };
   static Fields fields_of(const config::ModelJob& job);
 
@@ -58,17 +58,17 @@ class ModelTrial final : public Trial {
   const config::ModelJob& job_;
   const Fields fields_;
   const std::unique_ptr<FileModel> model_;
-  std::unique_ptr<FileModel> eval_model_;  // of a pair: evaluates, with the tensors of model_
-  Loader training_data_;                   // once it is open, until training_loader() returns it
+  std::unique_ptr<FileModel> eval_model_;  // the evaluation model of a pair, with the tensors of model_
+  Loader training_data_;                   // from its opening until training_loader() returns it
   const bool sequences_;                   // LossInput::sequences
   const bool is_alone_;                    // LossInput::is_alone, in training
   const OutputChoice output_choice_;
   OutputChoice eval_output_choice_;                    // of eval_model_
   const std::vector<OutputChoice> auxiliary_choices_;  // in the order of job_.loss.auxiliary
-  bool has_accuracy_ = false;                          // among the metrics
-  std::vector<ModelMetric> metrics_;                   // the others
+  bool has_accuracy_ = false;                          // true if the metrics include accuracy
+  std::vector<ModelMetric> metrics_;                   // the metrics other than accuracy
   bool metrics_are_checked_ = false;
-  at::Tensor output_;  // of model_ for the last batch, its shape alone (at::kMeta)
+  at::Tensor output_;  // shape of model_'s output for the last batch (at::kMeta)
 };
 
 }  // namespace dtrain::worker

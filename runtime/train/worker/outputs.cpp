@@ -11,7 +11,7 @@
 namespace dtrain::worker {
 namespace {
 
-// Of a named tuple; empty for a plain one.
+// Returns the names of a named tuple's elements; empty for a plain tuple.
 std::vector<std::string> names_of(const c10::TupleType& type) {
   std::vector<std::string> names;
   if (const auto& schema = type.schema()) {

@@ -1,4 +1,4 @@
-// Which of the tensors that a model returns is meant: `loss.output` and the names in `loss.auxiliary`.
+// Chooses among the tensors that a model returns, by `loss.output` and the names in `loss.auxiliary`.
 #pragma once
 
 #include <string>
@@ -10,10 +10,10 @@
 
 namespace dtrain::worker {
 
-// An output as the experiment names it.
+// An output that the experiment names.
 struct OutputChoice {
   std::string key;   // for errors: "loss.output"
-  std::string name;  // of a named tuple or a dict, or the number of an element of a tuple. Empty: the only tensor
+  std::string name;  // name in a named tuple or a dict, or number of a tuple's element. Empty: the only tensor
 };
 
 // ConfigError if no value of type `returned` has the output. Some types, such as dicts, do not tell.

@@ -45,9 +45,9 @@ std::string first_bytes(const fs::path& file, std::size_t count) {
   return bytes;
 }
 
-// "module.name" of the first class that a pickle mentions; empty when it mentions none.
+// Returns "module.name" of the first class in a pickle; empty: the pickle has none.
 std::string first_global(std::string_view pickle) {
-  const std::size_t start = pickle.find('c', 2);  // behind the protocol's two bytes; opcode GLOBAL
+  const std::size_t start = pickle.find('c', 2);  // after the protocol's two bytes; opcode GLOBAL
   if (start == std::string_view::npos || start > 3) return {};
   const std::size_t middle = pickle.find('\n', start);
   const std::size_t end = middle == std::string_view::npos ? middle : pickle.find('\n', middle + 1);
@@ -98,7 +98,7 @@ torch::jit::Module load_script(const fs::path& file) {
 }
 
 void check_devices(const torch::jit::Module& script, const fs::path& file) {
-  // Of the module and all below it: forward() may meet them.
+  // Checks the tensors of the module and its submodules, which forward() may use.
   const auto check = [&](const char* kind, const std::string& name, const at::Tensor& tensor) {
     if (tensor.device().is_cpu()) return;
     throw ConfigError("model: " + file.string() + ": " + kind + " '" + name + "' is on device " +
@@ -139,7 +139,7 @@ void check_forward(const torch::jit::Module& script, const fs::path& file, const
   const auto refuse = [&](const std::string& what, const std::string& remedy) {
     throw ConfigError("model: " + file.string() + ": forward() " + what, remedy);
   };
-  const std::size_t given = 1 + inputs.size();  // with self
+  const std::size_t given = 1 + inputs.size();  // including self
   if (arguments.size() < 2) refuse("takes no argument", "it is called with the features: def forward(self, x)");
   if (arguments.size() < given) {
     refuse("takes " + std::to_string(arguments.size() - 1) + " arguments, not " + std::to_string(inputs.size()),

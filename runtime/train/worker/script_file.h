@@ -1,4 +1,4 @@
-// Reads a TorchScript file, and says what a file is that is none.
+// Reads a TorchScript file. Errors tell what another file is.
 #pragma once
 
 #include <exception>
@@ -10,7 +10,7 @@
 
 namespace dtrain::worker {
 
-// ConfigError when it is missing or no TorchScript: what it is instead, and how to make one of it.
+// ConfigError if the file is missing or no TorchScript; it tells the file's kind and how to make TorchScript of it.
 torch::jit::Module load_script(const std::filesystem::path& file);
 
 // ConfigError unless `script` has trainable parameters, and all its tensors on the CPU.
@@ -22,10 +22,10 @@ void check_devices(const torch::jit::Module& script, const std::filesystem::path
 void check_forward(const torch::jit::Module& script, const std::filesystem::path& file,
                    const std::vector<std::string>& inputs);
 
-// What an exception of libtorch says, without its C++ stack.
+// Returns the message of an exception of libtorch, without its C++ stack.
 std::string torch_message(const std::exception& error);
 
-// "[64, 1, 28, 28] float32"
+// Returns the shape and the type of a tensor: "[64, 1, 28, 28] float32".
 std::string describe(const at::Tensor& tensor);
 
 }  // namespace dtrain::worker

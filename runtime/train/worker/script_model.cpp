@@ -20,7 +20,7 @@ namespace dtrain::worker {
 
 namespace {
 
-// "BatchNorm2d"; by it training tells layers that stay in float32 (ParameterTypes).
+// The module's class, "BatchNorm2d", by which training finds layers that stay in float32 (ParameterTypes).
 std::string class_of(const torch::jit::Module& script) {
   const auto name = script.type()->name();
   return name ? name->name() : "ScriptModule";
@@ -29,7 +29,7 @@ std::string class_of(const torch::jit::Module& script) {
 }  // namespace
 
 ScriptTree::ScriptTree(const torch::jit::Module& script) : torch::nn::Module(class_of(script)), script_(script) {
-  torch::nn::Module::train(script.is_training());  // before it has parts, which have modes of their own
+  torch::nn::Module::train(script.is_training());  // before submodules exist, which have separate modes
   const auto type = script.type();
   for (std::size_t slot = 0; slot < type->numAttributes(); ++slot) {
     const std::string& name = type->getAttributeName(slot);
@@ -52,17 +52,17 @@ void ScriptTree::train(bool on) {
 }
 
 void ScriptTree::take_over_buffers() {
-  // Collected before any is changed: a script may hand a buffer on to another (`self.before = self.now`).
+  // All are collected before any changes: a script may assign a buffer to another (`self.before = self.now`).
   std::vector<std::pair<BufferSlot*, at::Tensor>> assigned;
   collect_assigned(assigned);
-  // On a device a buffer keeps its place, as what is captured as a CUDA graph must.
+  // On a device a buffer keeps its memory, which a captured CUDA graph requires.
   const auto stays = [](const at::Tensor& buffer, const at::Tensor& value) {
     return !buffer.is_cpu() && buffer.sizes() == value.sizes() && buffer.scalar_type() == value.scalar_type() &&
            buffer.device() == value.device();
   };
   const at::NoGradGuard no_grad;
   for (auto& [buffer, value] : assigned) {
-    if (stays(buffer->registered, value)) value = value.clone();  // it may be another buffer
+    if (stays(buffer->registered, value)) value = value.clone();  // the value may be another buffer
   }
   for (const auto& [buffer, value] : assigned) {
     if (stays(buffer->registered, value)) {
@@ -92,8 +92,8 @@ void ScriptTree::collect_assigned(std::vector<std::pair<BufferSlot*, at::Tensor>
 
 namespace {
 
-// A parameter's storage is all parameters' flat one, and a file holds whole storages. Gives each one of its own for as
-// long as it lives.
+// All parameters share one flat storage, and a file holds whole storages. Gives each parameter its own storage for the
+// lifetime of this object.
 class OwnStorages {
  public:
   explicit OwnStorages(const torch::nn::Module& model) {
@@ -103,7 +103,7 @@ class OwnStorages {
     }
   }
   ~OwnStorages() {
-    // Backwards: a parameter that two modules share is there twice, and its first entry has the place it came from.
+    // In reverse order: a parameter that two modules share has two entries, and the first has its original storage.
     for (auto entry = places_.rbegin(); entry != places_.rend(); ++entry) entry->first.set_data(entry->second);
   }
   OwnStorages(const OwnStorages&) = delete;
@@ -113,8 +113,8 @@ class OwnStorages {
   std::vector<std::pair<at::Tensor, at::Tensor>> places_;
 };
 
-// Puts the tensors of one model in the places of another script's own, by name. They are the very same tensors in both
-// from then on, as those of a ScriptTree are. So what training does to them needs no second step: flat storage, other
+// Replaces the tensors of a script by those of another model, by name. From then on both models have the same tensors,
+// as a ScriptTree shares them with its script, so that every change by training applies to both: flat storage, other
 // values during a validation, another device.
 class TensorsOfOther {
  public:
@@ -124,7 +124,7 @@ class TensorsOfOther {
     for (const auto& item : other.named_buffers()) tensors_.emplace(item.key(), item.value());
   }
 
-  // How many of them require a gradient.
+  // Returns the number of tensors that require a gradient.
   std::size_t put_into(const torch::jit::Module& script, const std::string& prefix = "") const {
     std::size_t trained = 0;
     const auto type = script.type();
@@ -200,7 +200,7 @@ bool ScriptModel::returns_one_tensor() const {
 
 namespace {
 
-// The data's tensors are given one after another. ConfigError where one has the name of an argument in another place.
+// The data's tensors are passed by position. ConfigError if one has the name of an argument at another position.
 void check_order(const torch::jit::Module& script, const std::filesystem::path& file,
                  const std::vector<ModelInput>& inputs) {
   const auto& arguments = script.get_method("forward").function().getSchema().arguments();  // the first one is self
@@ -249,8 +249,8 @@ std::optional<FileModel::Warning> ScriptModel::fixed_mode(bool for_training, boo
 }
 
 c10::IValue ScriptModel::forward(const std::vector<at::Tensor>& inputs) {
-  // Its optimizer fuses nothing on CPUs, makes the first steps slow, and has derivatives of its own for some operators:
-  // without it the model computes what it does in Python as a plain module.
+  // The graph optimizer is off: it fuses nothing on CPUs, makes the first steps slow, and has other derivatives for
+  // some operators. Without it the model computes the same as a plain module in Python.
   const torch::jit::GraphOptimizerEnabledGuard plain(false);
   try {
     return script_.forward(std::vector<torch::jit::IValue>(inputs.begin(), inputs.end()));

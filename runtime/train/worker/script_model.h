@@ -1,7 +1,7 @@
-// A TorchScript file as a model that dtrain trains in place: the file checked when it is loaded, its parameters and
-// buffers under the names they have in Python, forward() with errors that name the parameter or the method, and the
-// way back into a file that Python's torch.jit.load reads. Two files may be one model: one that is trained, and one for
-// validation that has the same parameters. Used by the training thread alone.
+// A TorchScript file as a model that dtrain trains in place. The file is checked on loading. Parameters and buffers
+// have their names in Python, errors of forward() name the parameter or the method, and save() writes a file that
+// Python's torch.jit.load reads. Two files may form one model: one is trained, and one for validation shares its
+// parameters. Training thread.
 #pragma once
 
 #include <filesystem>
@@ -18,8 +18,8 @@
 
 namespace dtrain::worker {
 
-// Mirrors the script's tree of modules. Parameters and buffers are registered as the very tensors of the script: what
-// training does to them (flat storage, gradients) the script sees. Switching training mode switches the script.
+// Mirrors the script's tree of modules. Parameters and buffers are the script's own tensors, so the script sees their
+// changes by training (flat storage, gradients). Switching training mode switches the script.
 class ScriptTree final : public torch::nn::Module {
  public:
   explicit ScriptTree(const torch::jit::Module& script);
@@ -28,7 +28,7 @@ class ScriptTree final : public torch::nn::Module {
   // the new tensor's values. Call it after backward (which may still need the old values), or after a forward without
   // gradients.
   void take_over_buffers();
-  // The same without the values: the buffers are as they were before forward().
+  // Puts the registered tensors back without the new values: buffers are as before forward().
   void drop_assigned_buffers();
 
  private:
@@ -49,7 +49,7 @@ class ScriptModel final : public FileModel {
   // that are not on the CPU.
   explicit ScriptModel(std::filesystem::path file);
 
-  // For validation: load_eval_model() says how.
+  // A model for validation, described at load_eval_model().
   ScriptModel(std::filesystem::path file, const ScriptModel& trained);
 
   void check_signature(const std::vector<ModelInput>& inputs, const std::vector<OutputChoice>& outputs) override;
@@ -66,7 +66,7 @@ class ScriptModel final : public FileModel {
   void drop_assigned_buffers() override { tree_->drop_assigned_buffers(); }
   std::string why_not_repeatable() const override;
   std::optional<Warning> fixed_mode(bool for_training, bool for_evaluation) const override;
-  // In evaluation mode, which is what one who loads it for use expects.
+  // Writes the model in evaluation mode, which a program that loads it for inference expects.
   void save(const std::filesystem::path& path) const override;
   const char* extension() const override { return ".pt"; }
 

@@ -1,6 +1,6 @@
-// int8 with a scale a block in tensor operations; comm/compression/codecs/int8.cpp describes it. The same bits: every
-// operation is one that IEEE 754 defines, in the same order. A gradient's last block travels whole here, so a few bytes
-// more are sent.
+// int8 with one scale per block, in tensor operations; comm/compression/codecs/int8.cpp describes the codec. The
+// results have the same bits: IEEE 754 defines every operation, and their order is the same. Here a gradient's last
+// block is sent whole, so messages are a few bytes longer.
 #include <algorithm>
 #include <limits>
 #include <utility>
@@ -24,7 +24,7 @@ class Int8Tensors final : public TensorCodec {
   std::vector<std::pair<std::string, at::Tensor>> state() override { return error_feedback(context_, parts_); }
   std::vector<at::Tensor> state_memory() override { return defined_of(residuals_); }
 
-  // Of all ranks: in a row the scales of all blocks, then their codes.
+  // Returns a row for each rank: the scales of all blocks, then their codes. Only this rank's row is filled.
   at::Tensor encode(const TensorBucket& bucket, double scale);
   void decode(const TensorBucket& bucket, const at::Tensor& gathered);
   comm::Work gather(const at::Tensor& gathered, int bucket) {
@@ -34,10 +34,10 @@ class Int8Tensors final : public TensorCodec {
   }
 
  private:
-  // The blocks of a bucket's tensors lie one behind the other.
+  // The blocks of a bucket's tensors are adjacent.
   std::int64_t first_block(const TensorBucket& bucket) const { return first_block_[bucket.tensors.front()]; }
   std::int64_t blocks_of(const TensorBucket& bucket) const;
-  // Of each of the bucket's tensors its part of such blocks.
+  // Returns the part of `blocks` that belongs to each of the bucket's tensors.
   std::vector<at::Tensor> parts_of_blocks(const TensorBucket& bucket, const at::Tensor& blocks) const;
   std::vector<at::Tensor> parts_of_values(const TensorBucket& bucket, const at::Tensor& values) const;
   static at::Tensor scales_in(const at::Tensor& message, std::int64_t blocks) {
@@ -48,10 +48,10 @@ class Int8Tensors final : public TensorCodec {
   }
 
   TensorCodecContext& context_;
-  std::vector<std::int64_t> first_block_;  // of each place, in its group
-  std::vector<at::Tensor> residuals_;      // of each group, in blocks; zeros behind a gradient's end
+  std::vector<std::int64_t> first_block_;  // index of each place's first block in its group
+  std::vector<at::Tensor> residuals_;      // of each group, in blocks; zeros after a gradient's end
   std::vector<at::Tensor> parts_;
-  at::Tensor most_;  // 127, on the device: a division by a number of the host would be a product
+  at::Tensor most_;  // 127, on the device: libtorch turns a division by a host number into a product
 };
 
 std::int64_t blocks_for(std::int64_t elements) {

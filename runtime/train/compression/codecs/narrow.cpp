@@ -1,8 +1,8 @@
 // float16 or bfloat16 in tensor operations; comm/compression/codecs/narrow.cpp describes them.
 //
-// What a rank sends has the same bits. NCCL sums in the narrow type, where the other backends sum in float32 and round
-// once: with two ranks the sum has the same bits, too; with n ranks it differs by at most (n - 2) roundings of a
-// partial sum, 2^-11 (float16) or 2^-8 (bfloat16) of it each.
+// Each rank sends the same bits as on a CPU. NCCL sums in the narrow type; the other backends sum in float32 and round
+// once. With two ranks the sum has the same bits, too; with n ranks it differs by at most (n - 2) roundings of a
+// partial sum, each 2^-11 (float16) or 2^-8 (bfloat16) of the partial sum.
 #include <cmath>
 #include <utility>
 
@@ -13,7 +13,7 @@ namespace dtrain::train {
 namespace {
 
 constexpr double kLeastNormalHalf = 0x1p-14;
-constexpr double kRoundsToZero = 0x1p-25;  // and everything below
+constexpr double kRoundsToZero = 0x1p-25;  // smaller values do, too
 
 class NarrowTensors final : public TensorCodec {
  public:
@@ -22,7 +22,7 @@ class NarrowTensors final : public TensorCodec {
       residuals_ = context.like_flats();
       parts_ = context.parts_of(residuals_);
     }
-    // The largest value of which the sum over all ranks, rounded up, still fits.
+    // The largest value whose sum over all ranks, rounded up, still fits.
     const float share = (half ? 65504.0f : 3.3895314e38f) / static_cast<float>(context.world());
     const int digits = half ? 11 : 8;
     int exponent = 0;
@@ -34,7 +34,7 @@ class NarrowTensors final : public TensorCodec {
   std::vector<std::pair<std::string, at::Tensor>> state() override { return error_feedback(context_, parts_); }
   std::vector<at::Tensor> state_memory() override { return defined_of(residuals_); }
 
-  // scale * values + error feedback, narrowed.
+  // Returns scale * values + error feedback in the narrow type.
   at::Tensor encode(const TensorBucket& bucket, float scale);
   comm::Work sum(const at::Tensor& narrow, int bucket) {
     return context_.communicator.all_reduce(narrow.data_ptr(), static_cast<std::size_t>(narrow.numel()),
@@ -46,7 +46,7 @@ class NarrowTensors final : public TensorCodec {
   TensorCodecContext& context_;
   const bool half_;
   float limit_ = 0;
-  std::vector<at::Tensor> residuals_, parts_;  // of float16
+  std::vector<at::Tensor> residuals_, parts_;  // for float16 only
 };
 
 class NarrowTensorsExchange final : public TensorExchange {

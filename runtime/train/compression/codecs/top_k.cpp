@@ -1,5 +1,5 @@
-// The largest values in tensor operations; comm/compression/codecs/top_k.cpp describes them. The same bits, unless
-// several values are as large as the smallest that is sent: which of these travel is libtorch's choice.
+// Top-k in tensor operations; comm/compression/codecs/top_k.cpp describes the codec. The results have the same bits,
+// unless several values are as large as the smallest that is sent: then libtorch chooses among them.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -25,7 +25,7 @@ class TopKTensors final : public TensorCodec {
   std::vector<std::pair<std::string, at::Tensor>> state() override { return error_feedback(context_, parts_); }
   std::vector<at::Tensor> state_memory() override { return defined_of(residuals_); }
 
-  // Of all ranks: in a row the values, then their places in the bucket as int32.
+  // Returns a row for each rank: the values, then their places in the bucket as int32. Only this rank's row is filled.
   at::Tensor encode(const TensorBucket& bucket, double scale);
   void decode(const TensorBucket& bucket, const at::Tensor& gathered) const;
   comm::Work gather(const at::Tensor& gathered, int bucket) {
@@ -70,7 +70,7 @@ at::Tensor TopKTensors::encode(const TensorBucket& bucket, double scale) {
   own.narrow(0, 0, all.numel()).copy_(residual.gather(0, all));
   own.narrow(0, all.numel(), all.numel()).view(at::kInt).copy_(all);
   residual.index_fill_(0, all, 0);
-  // Where more are not finite than were sent: they must not come back in every later step.
+  // More values may be non-finite than were sent; they must not return in every later step.
   residual.masked_fill_(residual.isfinite().logical_not_(), 0);
   return gathered;
 }
@@ -81,7 +81,7 @@ void TopKTensors::decode(const TensorBucket& bucket, const at::Tensor& gathered)
   bucket.values.zero_();
   for (std::int64_t r = 0; r < context_.world(); ++r) {
     const at::Tensor message = gathered.select(0, r);
-    // A rank's places differ, so the order of additions is that of the ranks.
+    // A rank's places are distinct, so additions happen in the order of the ranks.
     bucket.values.scatter_add_(0, message.narrow(0, count, count).view(at::kInt).to(at::kLong),
                                message.narrow(0, 0, count).mul(mean));
   }

@@ -1,4 +1,4 @@
-// The one function the module exports, and libtorch's CUDA graph behind it.
+// The module exports one function, which makes a graph by libtorch's class for CUDA graphs.
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <ATen/cuda/CUDAGraph.h>
@@ -7,23 +7,22 @@
 
 namespace {
 
-// Which calls CUDA refuses because they could spoil a capture (CUDA runtime API, cudaStreamBeginCapture()):
+// CUDA refuses calls that could spoil a capture (CUDA runtime API, cudaStreamBeginCapture()):
 //
-// - Always, on any thread, where they would wait for a stream that is captured, for an event recorded there, or for the
-//   whole device.
-// - In this mode, on the capturing thread also for other streams and events, and for calls such as cudaMalloc().
-// - In the global mode, on every thread. The nccl backend's watchdog asks for events from a thread of its own all the
-//   time, so a capture in that mode would end at its next look.
-// - In the relaxed mode, on no thread. A wait of the step on other streams would go unnoticed.
+// - Always, on any thread: waits for a captured stream, for an event recorded there, or for the whole device.
+// - In this mode, on the capturing thread: also waits for other streams and events, and calls such as cudaMalloc().
+// - In the global mode: the same calls on every thread. The watchdog of the nccl backend queries events from a separate
+//   thread all the time, so its next query would end a capture in that mode.
+// - In the relaxed mode: none of these calls. A step's wait for other streams would go unnoticed.
 //
-// The mode says nothing about which threads may record: the stream does. So libtorch's thread for backward records into
-// the graph in any mode, because it works on the stream of forward.
+// The stream, not the mode, decides which threads record. So libtorch's thread for backward records into the graph in
+// any mode, because it works on the stream of forward.
 constexpr cudaStreamCaptureMode kMode = cudaStreamCaptureModeThreadLocal;
 
 class Captured final : public at::cuda::CUDAGraph {
  public:
   void begin() {
-    or_let_go([this] { capture_begin({0, 0}, kMode); });  // {0, 0}: a pool of memory of its own
+    or_let_go([this] { capture_begin({0, 0}, kMode); });  // {0, 0}: a separate memory pool
   }
   void end() {
     or_let_go([this] { capture_end(); });
@@ -39,23 +38,23 @@ class Captured final : public at::cuda::CUDAGraph {
       throw;
     }
   }
-  // Where CUDA refuses the capture, libtorch leaves its state behind. Its allocators would ask this object, once it is
-  // gone, whose memory it is that they give out. In libtorch 2.11 the next random number outside of a graph would be an
-  // error, too.
+  // Resets the state that libtorch does not reset if CUDA refuses the capture. Otherwise its allocators would ask this
+  // object, after its destruction, which pool an allocation belongs to. In libtorch 2.11 the next random number outside
+  // of a graph would also be an error.
   template <class Self>
   static void let_go(Self& self) {
     for (auto& [generator, increment] : self.captured_generator_states_) {
       if constexpr (requires { generator->capturing_; }) generator->capturing_ = false;  // later ones ask the stream
     }
     if constexpr (requires { self.allocated_pool_; }) return;  // 2.14 and later: reset() gives the pools back
-    if (self.capture_ended_) return;                           // reset() does
+    if (self.capture_ended_) return;                           // reset() gives the pools back
     at::HostAllocator* const pinned = at::getHostAllocator(at::kCUDA);
     or_not([&] { c10::cuda::CUDACachingAllocator::endAllocateToPool(self.capture_dev_, self.mempool_id_); });
     or_not([&] { c10::cuda::CUDACachingAllocator::releasePool(self.capture_dev_, self.mempool_id_); });
     or_not([&] { pinned->end_allocate_to_pool(self.mempool_id_); });
     or_not([&] { pinned->release_pool(self.mempool_id_); });
   }
-  // An error says that it had not begun, or had ended.
+  // Ignores errors: the pool's use had not begun, or had ended.
   template <class Call>
   static void or_not(const Call& call) {
     try {
@@ -72,7 +71,7 @@ class CudaGraph final : public dtrain::train::DeviceGraph {
     if (!capturing_) return;
     try {
       graph_.end();
-    } catch (const c10::Error&) {  // nothing was to be recorded
+    } catch (const c10::Error&) {  // the capture is discarded
     }
   }
   CudaGraph(const CudaGraph&) = delete;

@@ -16,7 +16,7 @@ void check_labels(const at::Tensor& target) {
   }
 }
 
-// One row for each sample, or for each pixel of it, as the second dimension counts the labels. [batch] is one label.
+// Returns [samples or pixels, labels]. The second dimension of `tensor` counts the labels; [batch] is one label.
 at::Tensor labels_last(const at::Tensor& tensor) {
   return tensor.dim() == 1 ? tensor.unsqueeze(1) : tensor.movedim(1, -1).flatten(0, -2);
 }

@@ -13,7 +13,7 @@
 namespace dtrain::worker {
 namespace {
 
-constexpr std::int64_t kAccuracyGrain = 1 << 16;  // scores that are worth a thread
+constexpr std::int64_t kAccuracyGrain = 1 << 16;  // number of scores for which a thread pays off
 constexpr std::int64_t kIgnored = -100;           // torch's default
 
 using Settings = config::CrossEntropy;
@@ -27,17 +27,17 @@ std::int64_t ignored_by(const Settings& settings) {
   return settings.ignore_index.value_or(kIgnored);
 }
 
-// The targets that count. `target`: in host memory.
+// Returns the targets that count. `target`: in host memory.
 at::Tensor counted(const Settings& settings, const at::Tensor& target) {
   return target.masked_select(target.ne(ignored_by(settings)));
 }
 
-// Targets that torch ignores by default, where the experiment does not say so.
+// True if there are targets that torch ignores by default and the experiment sets no ignore_index.
 bool ignores_by_default(const Settings& settings, const at::Tensor& host_target) {
   return !settings.ignore_index && host_target.numel() > 0 && host_target.min().item<std::int64_t>() == kIgnored;
 }
 
-// Returns ignores_by_default().
+// Throws if class weights or targets do not fit the classes. Returns ignores_by_default().
 bool check_classes(const Settings& settings, const LossInput& input, const at::Tensor& host_target,
                    std::int64_t classes) {
   if (const auto given = settings.class_weights.size(); given > 0 && static_cast<std::int64_t>(given) != classes) {
@@ -65,7 +65,7 @@ bool check_classes(const Settings& settings, const LossInput& input, const at::T
   return ignores;
 }
 
-// What the mean is divided by. `target`: in host memory.
+// Returns the divisor of the mean. `target`: in host memory.
 double weight_of(const Settings& settings, const at::Tensor& target) {
   const at::Tensor chosen = counted(settings, target).flatten();
   if (settings.class_weights.empty()) return static_cast<double>(chosen.numel());
@@ -73,7 +73,7 @@ double weight_of(const Settings& settings, const at::Tensor& target) {
   return weights.index_select(0, chosen.to(at::kLong)).sum().item<double>();
 }
 
-// The share of samples whose first largest score is that of their target; float64, of one element.
+// Returns the share of samples whose first largest score is the score of their target; float64, one element.
 at::Tensor accuracy_of(const at::Tensor& output, const at::Tensor& target) {
   const at::Tensor scores = output.detach().contiguous();
   const at::ScalarType type = scores.scalar_type();
@@ -97,14 +97,14 @@ at::Tensor accuracy_of(const at::Tensor& output, const at::Tensor& target) {
   return at::scalar_tensor(static_cast<double>(right) / static_cast<double>(scores.size(0)), at::kDouble);
 }
 
-// The share of the targets that count; 0 if none does.
+// Returns the accuracy over the targets that count; 0 if none does.
 at::Tensor accuracy_of_counted(const at::Tensor& output, const at::Tensor& target, std::int64_t ignore_index) {
   const at::Tensor counts = target.ne(ignore_index);
   const at::Tensor right = output.detach().argmax(1).eq(target).logical_and(counts);
   return right.sum().to(at::kDouble) / counts.sum().clamp_min(1);
 }
 
-// On a GPU the step may become a graph, which is repeated for batches with targets that are ignored.
+// On a GPU ignored targets are always expected: a CUDA graph may repeat the step for batches that have some.
 at::Tensor accuracy_of_targets(const Settings& settings, const at::Tensor& output, const at::Tensor& target,
                                bool ignores) {
   if (settings.ignore_index || ignores || !target.is_cpu())
@@ -113,7 +113,7 @@ at::Tensor accuracy_of_targets(const Settings& settings, const at::Tensor& outpu
   return output.detach().argmax(1).eq(target).to(at::kDouble).mean();
 }
 
-// Where the experiment does not say which targets are ignored. A graph would repeat what is decided for one batch.
+// The mean without ignore_index. On a GPU a training step decides nothing by its targets: a graph would repeat it.
 LossValues plain_mean(const Settings& settings, const at::Tensor& output, const at::Tensor& target,
                       const at::Tensor& host_target, bool ignores) {
   LossValues values;
@@ -127,7 +127,7 @@ LossValues plain_mean(const Settings& settings, const at::Tensor& output, const 
   return values;
 }
 
-// Scores [batch, classes] or [batch, classes, ...]; the mean over the targets that count, or 0 if none does.
+// Returns the mean for scores [batch, classes] or [batch, classes, ...] over the targets that count; 0 if none does.
 LossValues cross_entropy(const Settings& settings, at::Tensor output, const at::Tensor& target,
                          const at::Tensor& host_target, bool ignores, const LossInput& input) {
   at::Tensor accuracy;
@@ -135,7 +135,7 @@ LossValues cross_entropy(const Settings& settings, at::Tensor output, const at::
   if (!settings.weighs_batches()) {
     LossValues values = plain_mean(settings, output, target, host_target, ignores);
     values.accuracy = accuracy;
-    if (values.counted) *values.counted *= static_cast<double>(input.target.size(0));  // of the samples
+    if (values.counted) *values.counted *= static_cast<double>(input.target.size(0));  // from share to samples
     return values;
   }
   const double weight = weight_of(settings, host_target);
@@ -151,7 +151,7 @@ LossValues cross_entropy(const Settings& settings, at::Tensor output, const at::
   return {loss, accuracy, weight, counts};
 }
 
-// Those of mixup and cutmix: [batch, classes].
+// True for the targets of mixup and cutmix: [batch, classes].
 bool are_probabilities(const LossInput& input) {
   return input.target.is_floating_point() && input.target.dim() == 2 && !input.sequences;
 }

@@ -16,7 +16,7 @@ bool is_integral(const at::Tensor& tensor) {
   return at::isIntegralType(tensor.scalar_type(), /*includeBool=*/false);
 }
 
-// One whole number for each sample, from `least` to `most`. `what` has so many: "the model's output has 12 time steps".
+// Returns one length per sample, from `least` to `most`. `what`, for errors: "the model's output has 12 time steps".
 at::Tensor lengths(const at::Tensor& given, const std::string& name, std::int64_t batch, std::int64_t least,
                    std::int64_t most, const std::string& what) {
   if (!is_integral(given) || given.dim() != 1 || given.size(0) != batch) {
@@ -34,7 +34,7 @@ at::Tensor lengths(const at::Tensor& given, const std::string& name, std::int64_
   return all;
 }
 
-// What lies behind a target's length may be anything.
+// Labels beyond a target's length are not checked.
 void check_labels(const Settings& settings, const at::Tensor& target, const at::Tensor& target_lengths,
                   std::int64_t classes) {
   if (settings.blank >= classes) {
@@ -84,6 +84,6 @@ worker::LossValues Ctc::evaluate(const worker::LossInput& input) const {
   return {at::ctc_loss(scores, target, steps, labels, blank, at::Reduction::Mean, zero_infinity), {}};
 }
 
-void Ctc::check_target(const worker::LossInput&) const {}  // evaluate() does; steps are not replayed
+void Ctc::check_target(const worker::LossInput&) const {}  // evaluate() checks the target; steps are not replayed
 
 }  // namespace dtrain::config

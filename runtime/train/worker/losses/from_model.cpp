@@ -15,6 +15,6 @@ worker::LossValues FromModel::evaluate(const worker::LossInput& input) const {
   return {input.output.reshape({}), {}};
 }
 
-void FromModel::check_target(const worker::LossInput&) const {}  // only the model knows
+void FromModel::check_target(const worker::LossInput&) const {}  // the model decides which targets are valid
 
 }  // namespace dtrain::config

@@ -37,7 +37,7 @@ struct About {
   std::optional<double> metric_value;  // NaN and infinity are written as none
   bool smaller_is_better = true;
   double time = 0;            // when the state was copied, in seconds since 1970
-  Json run = Json::object();  // name, experiment, versions, CPU: compared when a run goes on
+  Json run = Json::object();  // name, experiment, versions, CPU: compared when a run continues
 };
 Json to_json(const About& about);
 About about_from(const Json& json);
@@ -56,7 +56,7 @@ struct Entry {
 // The checkpoints in `folder`, the oldest first, damaged ones included. A folder that does not exist has none. Reads
 // the manifests, not the files. SystemError if the folder cannot be read.
 std::vector<Entry> list(const std::filesystem::path& folder);
-// The entry of one checkpoint. If its folder is damaged or missing, Entry::damage says so.
+// The entry of one checkpoint. If its folder is damaged or missing, Entry::damage is set.
 Entry look_at(const std::filesystem::path& checkpoint);
 
 // Reads every byte of a checkpoint and compares it with its checksums. Returns one line for each error, with the file,
@@ -79,7 +79,7 @@ struct Newest {
 };
 Newest find_newest(const std::filesystem::path& folder);
 
-// Which checkpoints stay when a new one is durable: the newest (`latest` of them, at least one) and the best by
+// The checkpoints that stay when a new one is durable: the newest (`latest` of them, at least one) and the best by
 // About::metric_value (`best` of them). The others are deleted. Damaged ones stay: only a user deletes them. A
 // checkpoint with weights that are not finite is never among the best. Until a later checkpoint has finite weights
 // again, the newest earlier one with finite weights stays, too.

@@ -1,6 +1,6 @@
-// The saver: a process on each host that writes checkpoints while training goes on, at idle priority. The ranks of a
-// host copy their training state into memory that they share with the saver (SnapshotMemory), in the layout of the
-// files. The first rank of each host starts the saver and sends it requests (Saver). No rank waits for the disk.
+// The saver: a process on each host that writes checkpoints during training, at idle priority. The ranks of a host copy
+// their training state into memory that they share with the saver (SnapshotMemory), in the layout of the files. The
+// first rank of each host starts the saver and sends it requests (Saver). No rank waits for the disk.
 //
 // On several hosts, each host's saver writes the files of its own ranks into the same .partial folder. The saver of
 // host 0 waits for the others and completes the checkpoint. So all hosts must have access to the storage.
@@ -27,7 +27,7 @@
 
 namespace dtrain::checkpoints {
 
-// Where a file's bytes lie in a host's SnapshotMemory.
+// The place of a file's bytes in a host's SnapshotMemory.
 struct FileImage {
   std::string name;        // "model.safetensors"
   std::size_t offset = 0;  // a multiple of 4096
@@ -53,14 +53,14 @@ class SnapshotMemory {
   // Maps the pages of these bytes in this process, so that copying into them causes no page faults.
   void prefault(std::size_t offset, std::size_t bytes) const;
 
-  std::byte* data() const;    // where FileImage::offset 0 lies; aligned to 4096
+  std::byte* data() const;    // address of FileImage::offset 0; aligned to 4096
   std::size_t bytes() const;  // of the payload, a multiple of 4096
   int fd() const;
   int local_ranks() const;
 
   // This rank's part of the snapshot `number` (1, 2, …) is complete. Release order. Any process.
   void mark_copied(int local_rank, std::uint64_t number) const;
-  // Whether all ranks have marked it. Acquire order.
+  // True if all ranks have marked the snapshot. Acquire order.
   bool all_copied(std::uint64_t number) const;
   // The saver has read all of snapshot `number`: its memory may be overwritten.
   void mark_free(std::uint64_t number) const;
@@ -76,7 +76,7 @@ class SnapshotMemory {
 };
 
 struct SaverOptions {
-  std::filesystem::path storage;  // where step-N/ appears
+  std::filesystem::path storage;  // folder of step-N/
   bool makes_storage = true;      // Saver's constructor makes the folder on host 0; false: it must exist
   int host = 0, hosts = 1;
   Retention retention;
@@ -90,10 +90,10 @@ struct SaveRequest {
   Json state;                             // becomes state.json; only on host 0
   std::vector<std::int64_t> passed_over;  // as in Retention, at this time
   std::filesystem::path companion;        // a file that must be durable no later than the checkpoint; empty: none
-  double patience_s = 120;                // how long hosts wait for each other, and for a saver of an earlier attempt
+  double patience_s = 120;                // longest wait of hosts for each other, and for a saver of an earlier attempt
 };
 
-// How one save went.
+// The outcome of one save.
 struct SaveResult {
   About about;
   std::filesystem::path path;  // empty: it failed
@@ -106,8 +106,8 @@ struct SaveResult {
   std::vector<std::string> deleted;  // checkpoints that retention has removed
 };
 
-// How long a process that ends waits for its saver to complete a checkpoint, and the next attempt for a saver of an
-// earlier one.
+// The longest wait of a process that ends for its saver to complete a checkpoint, and of the next attempt for a saver
+// of an earlier one.
 inline constexpr std::chrono::seconds kSaverPatience{60};
 
 // One thread at a time.
@@ -129,8 +129,8 @@ class Saver {
   std::optional<SaveResult> wait(std::chrono::milliseconds patience);
 
   // Ends the process; the destructor alone may follow. Waits for a save under way if all ranks have copied their parts,
-  // `patience` at most; otherwise the save is abandoned. Empty: the process has ended. Else what to tell the user: it
-  // goes on by itself, and ends when the checkpoint is complete.
+  // `patience` at most; otherwise the save is abandoned. Empty: the process has ended. Otherwise a message for the
+  // user: the process continues by itself and ends when the checkpoint is complete.
   std::string end(std::chrono::milliseconds patience) noexcept;
 
   pid_t pid() const;  // of the process

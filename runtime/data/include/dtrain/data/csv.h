@@ -13,7 +13,7 @@
 namespace dtrain::data {
 
 struct CsvOptions {
-  // The first line names the columns. One with numbers alone is refused, as it is probably a sample; unless it counts
+  // The first line names the columns. A line of numbers alone is refused, as it is probably a sample, unless it counts
   // four columns or more (0, 1, 2, 3 or 1, 2, 3, 4), as pandas does.
   bool header = true;
   char delimiter = ',';

@@ -20,7 +20,7 @@ const char* name_of(ElementType type);  // "uint8"
 
 // One tensor of a sample. `shape` does not include the batch dimension (empty: a scalar).
 struct Field {
-  static constexpr std::int64_t kAnyExtent = -1;  // an extent that is another one in each batch
+  static constexpr std::int64_t kAnyExtent = -1;  // an extent that differs between batches
 
   std::string name;
   ElementType type = ElementType::kFloat32;
@@ -36,20 +36,20 @@ struct Pass {
   std::int64_t epoch = 0;
 };
 
-// Where the samples of a batch stand: for what is random per batch.
+// The place of a batch's samples, for random changes of batches.
 struct BatchPlace {
   Pass pass;
-  std::int64_t position = 0;  // of the batch's first sample in the order of the epoch, over all ranks
+  std::int64_t position = 0;  // position of the batch's first sample in the epoch's order, over all ranks
 };
 
-// How samples lie together: runs of consecutive samples that are quicker to read at once than one by one. Shuffling
-// mixes the samples of a number of blocks with each other (epoch_order.h).
+// Runs of consecutive samples that are quicker to read at once than one by one. Shuffling mixes the samples of a number
+// of blocks with each other (epoch_order.h).
 struct Blocks {
-  std::vector<std::int64_t> samples;  // of each block, in the order of the data set; none: any order is as quick
-  std::int64_t bytes = 0;             // of a block, about
+  std::vector<std::int64_t> samples;  // of each block, in the data set's order; empty: any order is as quick
+  std::int64_t bytes = 0;             // approximate bytes of a block
 };
 
-// Blocks of one size, for samples of one size: of some 4 MiB, or more where there would be too many of them.
+// Returns blocks of one size, for samples of one size: of some 4 MiB, or more if there would be too many blocks.
 Blocks even_blocks(std::int64_t samples, std::int64_t bytes_of_sample);
 
 // Returns memory of `bytes` bytes, aligned to 64 bytes. The last pointer to it releases it. Any thread may call.
@@ -69,7 +69,7 @@ class BatchBuilder {
   // Reads `samples` into the places from `place` on. Several threads may call it at once, for different places.
   // An exception leaves these places open: they are read again, one by one or with other samples, or not at all.
   virtual void read(std::int64_t place, std::span<const std::int64_t> samples) = 0;
-  // The whole batch; all places have been read. One thread calls it, once, as its last call.
+  // Returns the whole batch when all places have been read. One thread calls it, once, as its last call.
   virtual HostBatch finish() = 0;
 };
 
@@ -83,7 +83,7 @@ class Dataset {
   // Writes field f of samples[i] to outputs[f][i * fields()[f].bytes() …]. There is one output for each field; samples
   // are from 0 to size() - 1. Not called where begin() is overridden.
   virtual void read(std::span<const std::int64_t> samples, std::span<std::byte* const> outputs) const = 0;
-  // The same for a pass, for data sets with random transforms.
+  // Does the same for a pass, for data sets with random transforms.
   virtual void read_for(const Pass&, std::span<const std::int64_t> samples, std::span<std::byte* const> outputs) const {
     read(samples, outputs);
   }
@@ -95,10 +95,10 @@ class Dataset {
   virtual Blocks blocks() const { return {}; }
   // A hint that samples `first` to `first + count - 1` will be read soon: starts reading ahead without waiting for it.
   virtual void will_read(std::int64_t /*first*/, std::int64_t /*count*/) const {}
-  // Where a sample comes from, for errors and for people: "train-0003.tar, offset 51200 (n01440764/7.jpg)". May be
+  // Returns the origin of a sample, for errors and for people: "train-0003.tar, offset 51200 (n01440764/7.jpg)". May be
   // empty.
   virtual std::string where(std::int64_t /*sample*/) const { return {}; }
-  // The same as far as it is known without reading a file: for errors about files that do not answer.
+  // Returns the origin as far as it is known without reading a file, for errors about files that do not answer.
   virtual std::string where_unread(std::int64_t sample) const { return where(sample); }
 };
 

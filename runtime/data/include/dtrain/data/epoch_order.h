@@ -1,5 +1,5 @@
 // The order in which an epoch takes the samples of a data set: a permutation that is a pure function of (data set,
-// seed, epoch), the same on every machine. So a run goes on within an epoch from a position, which is one number.
+// seed, epoch), the same on every machine. So a run continues within an epoch from a position, which is one number.
 //
 // Permutations. One of up to kListed numbers is drawn once and kept (Fisher-Yates: every order is equally likely). A
 // larger one is computed number by number and takes no memory: a Feistel network (Luby and Rackoff 1988) permutes all
@@ -37,7 +37,7 @@ class Permutation {
   static constexpr std::int64_t kListed = 1 << 16;
   static constexpr int kRounds = 8;
 
-  // Not shuffled: number i is at position i.
+  // Makes an unshuffled order: number i is at position i.
   explicit Permutation(std::int64_t size) : size_(size) {}
   // Shuffled. `size` is at least 1. `rounds` of the Feistel network, even, at most kRounds: for tests.
   Permutation(std::int64_t size, std::uint64_t seed, std::int64_t epoch, int rounds = kRounds);
@@ -62,8 +62,8 @@ class BlockTable {
   static constexpr std::int64_t kMostBlocks = 1 << 16;
   static constexpr std::int64_t kWindowBytes = 512 << 20;
 
-  // One block that holds everything, where `blocks` has none. DataError: they do not add up to `size`. Where there are
-  // more than kMostBlocks, neighbours are put together.
+  // Without blocks in `blocks`, one block has all samples. If there are more than kMostBlocks, adjacent blocks are
+  // joined. DataError: the blocks do not add up to `size`.
   BlockTable(std::int64_t size, const Blocks& blocks, std::int64_t window_bytes = kWindowBytes);
 
   std::int64_t size() const { return first_.back(); }
@@ -72,7 +72,7 @@ class BlockTable {
   std::int64_t samples(std::int64_t block) const { return first(block + 1) - first(block); }
   std::int64_t together() const { return together_; }  // blocks in one window
   bool is_one_window() const { return count() <= together_; }
-  // Whether the data set has named blocks, so that reading them ahead pays.
+  // True if the data set has named blocks, so that reading them ahead pays off.
   bool has_blocks() const { return has_blocks_; }
   // A short text of all that determines the order besides seed and epoch. Orders with different texts differ.
   std::string text() const;
@@ -85,7 +85,7 @@ class BlockTable {
 
 class EpochOrder {
  public:
-  // Not shuffled: the order of the data set.
+  // Makes the order of the data set, without shuffling.
   explicit EpochOrder(std::shared_ptr<const BlockTable> table);
   EpochOrder(std::shared_ptr<const BlockTable> table, std::uint64_t seed, std::int64_t epoch);
 

@@ -26,8 +26,8 @@
 
 namespace dtrain::data {
 
-// Where the samples of training or of validation are: the value of each source key of the format. Relative paths start
-// from the folder of the experiment file.
+// The place of the samples of training or of validation: the value of each source key of the format. Relative paths
+// start from the folder of the experiment file.
 using Source = std::map<std::string, std::string>;
 
 // A key of a source in one format. Formats with the same name for a key share this key of the experiment file.
@@ -45,7 +45,7 @@ inline constexpr const char* kOneOfTwoFiles =
 inline constexpr const char* kTheFile =
     "the file, relative to this file's folder, or a pattern of several (`part-*`), in the order of their names.";
 
-// Where the samples of a file are while it is trained with.
+// The place of a file's samples during training.
 enum class InMemory : std::uint8_t { kAuto, kAlways, kNever };
 inline constexpr std::array kInMemory{std::pair{"auto", InMemory::kAuto}, std::pair{"always", InMemory::kAlways},
                                       std::pair{"never", InMemory::kNever}};
@@ -74,7 +74,7 @@ void declare_scale(Keys& keys, std::optional<double>& scale) {
 // IDX files (dtrain/data/idx.h).
 struct Idx {
   static constexpr const char* kWord = "idx";
-  // What a source consists of, for the documents.
+  // The contents of a source, for the documents.
   static constexpr const char* kText = "one file for the features, one for the target.";
   static constexpr std::array kSource{SourceKey{.name = "features",
                                                 .text = kOneOfTwoFiles,
@@ -84,9 +84,9 @@ struct Idx {
                                                 .text = kOneOfTwoFiles,
                                                 .must_be = "the path of an IDX file",
                                                 .examples = R"(["train-labels-idx1-ubyte.gz"])"}};
-  // Whether features with the shape [H, W] for a sample are images, which the model gets as [1, H, W].
+  // True if features with the shape [H, W] for a sample are images, which the model gets as [1, H, W].
   static constexpr bool kImages = true;
-  // Whether a sample is a sequence with a target at each of its positions; the loss must take sequences then.
+  // True if a sample is a sequence with a target at each of its positions; the loss must take sequences then.
   static constexpr bool kSequences = false;
 
   // Features become floating point and are multiplied by this. Missing: uint8 is multiplied by 1/255, other integers
@@ -97,9 +97,9 @@ struct Idx {
   void declare_keys(Keys& keys) {
     declare_scale(keys, scale);
   }
-  // In every struct: opens a source. Field 0 of the data set is the features, field 1 the target. `source` must have a
-  // value for every key of kSource (else std::out_of_range). DataError as in the function that reads the format's
-  // files. Collective over the ranks of a host, as HostShare is.
+  // Opens a source; in every struct. Field 0 of the data set is the features, field 1 the target. `source` must have a
+  // value for every key of kSource (else std::out_of_range). DataError: those of the function that reads the format's
+  // files. Collective over the ranks of a host, like HostShare.
   std::shared_ptr<Dataset> open(const Source& source, const HostShare& share) const;
   bool operator==(const Idx&) const = default;
 };
@@ -192,7 +192,7 @@ struct Tokens {
                  sequence_length, {1, std::numeric_limits<std::int32_t>::max()});
   }
   std::shared_ptr<Dataset> open(const Source& source, const HostShare& share) const;
-  // Of a format of documents, where there are transforms: the documents padded or packed.
+  // Opens a source with transforms, in formats of documents: the documents are padded or packed.
   std::shared_ptr<Dataset> open_documents(const Source& source, std::span<const Transform> transforms,
                                           const HostShare& share) const;
   bool operator==(const Tokens&) const = default;
@@ -304,7 +304,7 @@ struct ImageFolder {
   void declare_keys(Keys& keys) {
     declare_scaled_decoding(keys, scaled_decoding);
   }
-  // Of a format of pictures, in the place of open(): the pictures' bytes and their classes, for transformed().
+  // Replaces open() in formats of pictures: returns the pictures' bytes and their classes, for transformed().
   std::shared_ptr<SampleSource> open_samples(const Source& source, const HostShare& share) const;
   bool operator==(const ImageFolder&) const = default;
 };
@@ -331,13 +331,13 @@ struct Shards {
   bool operator==(const Shards&) const = default;
 };
 
-// Whether samples are files of pictures, which become tensors by transforms.
+// True if samples are files of pictures, which transforms turn into tensors.
 template <class OneFormat>
 inline constexpr bool kHasPictures = requires(const OneFormat& format, const Source& source, const HostShare& share) {
   format.open_samples(source, share);
 };
 
-// Whether samples may be documents, which transforms pad or pack.
+// True if samples may be documents, which transforms pad or pack.
 template <class OneFormat>
 inline constexpr bool kHasDocuments = requires(const OneFormat& format, const Source& source,
                                                const std::vector<Transform>& transforms, const HostShare& share) {
@@ -367,7 +367,7 @@ std::shared_ptr<Dataset> open_source(const std::variant<Formats...>& format, con
       format);
 }
 
-// Of the format that the variant holds:
+// Properties of the format that the variant holds:
 
 template <class... Formats>
 std::span<const SourceKey> source_keys(const std::variant<Formats...>& format) {

@@ -32,8 +32,8 @@ struct Box {
   bool operator==(const Box&) const = default;
 };
 
-// Rows from top to bottom, four bytes a pixel: red, green, blue, and one without a meaning. There are kBehind bytes
-// more behind the last row, for code that reads or writes several pixels at once.
+// Rows from top to bottom, four bytes a pixel: red, green, blue, and one without a meaning. There are kBehind more
+// bytes after the last row, for code that reads or writes several pixels at once.
 class Image {
  public:
   static constexpr int kBytes = 4;  // of a pixel
@@ -54,7 +54,7 @@ class Image {
   std::unique_ptr<std::uint8_t[]> pixels_;
 };
 
-// The bytes of a file are no picture that can be decoded. `offset`: about where in them.
+// The bytes of a file are no picture that can be decoded. `offset`: the approximate place of the error in the bytes.
 class ImageError : public DataError {
  public:
   ImageError(const std::string& what, std::uint64_t offset) : DataError(what), offset_(offset) {}
@@ -64,36 +64,36 @@ class ImageError : public DataError {
   std::uint64_t offset_;
 };
 
-// What of a picture is to be decoded. Coordinates are those of the picture as it is shown, its orientation applied.
+// The part of a picture to decode. Coordinates are those of the shown picture, with its orientation applied.
 struct DecodeRequest {
   Region region;
   // Not 0: a JPEG may be decoded at a half, a quarter or an eighth of its size (in the domain of its DCT, which takes a
-  // fraction of the time), as long as the region does not become smaller than this. docs/data.md says what it changes.
+  // fraction of the time), as long as the region does not become smaller than this. docs/data.md describes the effect.
   Size at_least{};
 };
 using ChooseRegion = std::function<DecodeRequest(Size picture)>;
 
 struct DecodedRegion {
   Image image;  // the region, and possibly some pixels around it
-  Box region;   // where in `image` the region is
+  Box region;   // place of the region in `image`
 };
 
 // Decodes a part of a picture that `choose` names when it knows the picture's size. Only the rows and columns that the
-// region needs are decoded (as far as the file's format allows); what is behind the region's last row is not looked at.
+// region needs are decoded (as far as the file's format allows); rows after the region's last row are not read.
 //
 // Exactly the pixels that torchvision.io.decode_image gives in mode RGB with apply_exif_orientation (libjpeg-turbo's
 // defaults: accurate integer DCT, smooth chroma): grey becomes RGB; CMYK and YCCK too, as Pillow converts them;
 // transparency is dropped; of 16 bits the upper 8 count. ImageError if the bytes are no JPEG or PNG, are damaged or end
 // too early, or if the picture has more than kMostPixels pixels.
 DecodedRegion decode_region(std::span<const std::byte> file, const ChooseRegion& choose);
-// The whole picture.
+// Decodes the whole picture.
 Image decode_image(std::span<const std::byte> file);
-// The size of the picture as it is shown. Reads the header alone.
+// Returns the size of the shown picture. Reads the header alone.
 Size image_size(std::span<const std::byte> file);
 
 inline constexpr std::int64_t kMostPixels = std::int64_t{1} << 28;
 
-// The pixels of the region.
+// Returns the pixels of the region.
 Image cropped(const Image& image, const Region& region);
 Image mirrored(const Image& image);  // left and right exchanged
 

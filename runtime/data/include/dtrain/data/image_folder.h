@@ -1,4 +1,4 @@
-// Pictures in a folder for each class, as torchvision's ImageFolder has them.
+// Pictures in one folder for each class, like torchvision's ImageFolder.
 #pragma once
 
 #include <filesystem>

@@ -40,9 +40,9 @@ struct LoaderOptions {
   // batches stay full, and ranks need not agree. false: it is an error.
   bool skip_damaged = false;
   std::int64_t max_skipped = 100;  // more in one epoch of this rank are an error
-  // How many bytes of a data set in blocks are shuffled together.
+  // Bytes of a data set in blocks that are shuffled together.
   std::int64_t shuffle_window = 512 << 20;
-  // next() gives up after so long: a disk or a network that does not answer. 0: it waits. Only with workers.
+  // The time after which next() gives up on a disk or a network that does not answer. 0: no limit. Only with workers.
   std::chrono::nanoseconds timeout{0};
   int ranks_of_host = 1;  // ranks of the run on this host: blocks are read ahead only if these are at least half of all
   // Allocates the memory that batches are read into (page-locked memory); empty: the loader has memory of its own,
@@ -57,12 +57,12 @@ struct SkippedSample {
 };
 
 struct LoadedBatch : HostBatch {
-  std::int64_t global_samples = 0;  // of the global batch that it is this rank's part of
+  std::int64_t global_samples = 0;  // of the whole global batch
   ReadUsage usage;                  // of all workers that have read it
   std::vector<SkippedSample> skipped;
 };
 
-// Where a loader stands: all that it needs to go on. Its text is at most kMostBytes.
+// The position of a loader, with everything that it needs to continue. Its text has at most kMostBytes.
 struct LoaderState {
   static constexpr std::size_t kMostBytes = 1024;
 
@@ -70,10 +70,10 @@ struct LoaderState {
   std::int64_t position = 0;  // samples of the epoch's order that all ranks together have taken
   std::int64_t skipped = 0;   // damaged samples of this rank in this epoch
   std::uint64_t seed = 0;
-  std::string order;  // what the order follows from, besides the seed
+  std::string order;  // everything besides the seed that determines the order
 
   std::string text() const;
-  // DataError if it is no such text.
+  // Reads the result of text(). DataError if it is no such text.
   static LoaderState parse(const std::string& text);
   bool operator==(const LoaderState&) const = default;
 };
@@ -82,10 +82,10 @@ struct LoaderState {
 // batch: DataError names sample, file and offset. The call after that continues with the following batch.
 class SampleLoader {
  public:
-  // DataError as in Sampler.
+  // DataError: those of Sampler.
   SampleLoader(std::shared_ptr<const Dataset> dataset, const LoaderOptions& options);
   // Waits for what is being read, if anything; the rest of the epoch is not read. After a time-out it does not wait:
-  // threads that never come back keep what they use.
+  // threads that never return keep their resources.
   ~SampleLoader();
 
   // Begins an epoch at a position of its order; what comes before is not read. Drops the batches of the previous epoch
@@ -94,9 +94,9 @@ class SampleLoader {
   // Goes on where a loader of the same data and seed stood, on this number of ranks. DataError if order or seed is
   // another one, because samples would be lost or repeated.
   void restore(const LoaderState& state);
-  // After the last batch that next() has returned. The same on all ranks, but for `skipped`.
+  // Returns the state after the last batch that next() has returned. The same on all ranks, except for `skipped`.
   LoaderState state() const;
-  // Empty at the end of the epoch, and before the first one is started.
+  // Returns the next batch; empty at the end of the epoch, and before the first epoch is started.
   std::optional<LoadedBatch> next();
 
   std::int64_t batches_per_epoch() const;  // of this rank, in a whole epoch

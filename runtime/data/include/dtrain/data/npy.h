@@ -17,8 +17,8 @@ namespace dtrain::data {
 std::shared_ptr<Dataset> load_npy(const std::filesystem::path& features, const std::filesystem::path& target,
                                   const HostShare& share = no_sharing());
 
-// The same, but the files stay where they are, and samples are read from them when they are needed: they may be larger
-// than memory. DataError also for gzip data, and while reading for a file that has become shorter.
+// Does the same as load_npy(), but samples are read from the files on demand, so the files may be larger than memory.
+// DataError also for gzip data, and while reading for a file that has become shorter.
 std::shared_ptr<Dataset> open_npy(const std::filesystem::path& features, const std::filesystem::path& target);
 
 }  // namespace dtrain::data

@@ -19,9 +19,9 @@ struct PackOptions {
   // loader shuffles blocks of shards, not single pictures of all shards.
   bool shuffle = true;
   std::uint64_t seed = 0;
-  bool check = true;     // every picture is decoded; a damaged one is an error
-  bool replace = false;  // shards of this name that are there already are removed first
-  // Called now and then.
+  bool check = true;     // decode every picture; a damaged one is an error
+  bool replace = false;  // replace existing shards of this name
+  // Called from time to time.
   std::function<void(std::int64_t done, std::int64_t all)> progress{};
 };
 
@@ -31,9 +31,9 @@ struct PackedShards {
   std::uint64_t bytes = 0;
 };
 
-// What a CSV file lists: a line of names, then one for each picture with its path (relative to the file's folder) and
-// its class. Where all classes are whole numbers from 0 on, they stay what they are; otherwise they are numbered in the
-// order of their names.
+// Reads a CSV file: a line of names, then one line for each picture with its path (relative to the file's folder) and
+// its class. If all classes are whole numbers from 0 on, they are not changed; otherwise they are numbered in the order
+// of their names.
 ImageFolderFiles read_picture_list(const std::filesystem::path& csv, const std::string& path_column,
                                    const std::string& class_column);
 

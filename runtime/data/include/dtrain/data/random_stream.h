@@ -1,4 +1,4 @@
-// Random numbers as a function of what they are for: a stream is named by a few integers (seed, epoch, …) and holds no
+// Random numbers as a function of their purpose: a stream is named by a few integers (seed, epoch, …) and holds no
 // other state than its position. splitmix64 (Steele, Lea, Flood 2014), the same on every machine. Not for secrets.
 #pragma once
 
@@ -23,7 +23,7 @@ class RandomStream {
 
   std::uint64_t next() { return mix64(state_ += kGoldenGamma); }
 
-  // In [0, bound), every value equally likely (Lemire 2019). `bound` is not 0.
+  // Returns a number in [0, bound), every value equally likely (Lemire 2019). `bound` is not 0.
   std::uint64_t below(std::uint64_t bound) {
     __extension__ using Wide = unsigned __int128;
     auto product = static_cast<Wide>(next()) * bound;
@@ -34,10 +34,10 @@ class RandomStream {
     return static_cast<std::uint64_t>(product >> 64);
   }
 
-  // In [0, 1), a multiple of 2^-53.
+  // Returns a number in [0, 1), a multiple of 2^-53.
   double uniform() { return static_cast<double>(next() >> 11) * 0x1p-53; }
 
-  // In [-1, 1), a multiple of 2^-23: exact in float.
+  // Returns a number in [-1, 1), a multiple of 2^-23, which is exact in float.
   float symmetric() { return static_cast<float>(static_cast<std::int64_t>(next() >> 40) - (1 << 23)) * 0x1p-23f; }
 
  private:

@@ -24,7 +24,7 @@ struct SafetensorsEntry {
   std::string name;
   std::string dtype;  // "F32", "BF16", …: one of the format's types
   std::vector<std::int64_t> shape;
-  std::uint64_t offset = 0;  // of its first byte, in the file
+  std::uint64_t offset = 0;  // offset of the first byte in the file
   std::uint64_t bytes = 0;
 };
 
@@ -60,21 +60,21 @@ std::string safetensors_header(std::span<const SafetensorsEntry> tensors, const 
 
 // Fields "features" and "target": the two tensors of these names, with their types: U8, I32, I64, F32 and F64 as they
 // are, BOOL as uint8, I8, I16 and U16 as int32, U32 as int64, F16 and BF16 as float32; then a field "inputs.NAME" for
-// each of `more_inputs`. The first dimension of each counts samples; the rest is the shape of a
-// sample. The whole set is in memory, once per host. DataError as in SafetensorsFile.
+// each of `more_inputs`. The first dimension of each counts samples; the rest is the shape of a sample. The whole set
+// is in memory, once per host. DataError: those of SafetensorsFile.
 std::shared_ptr<Dataset> load_safetensors(const std::filesystem::path& file,
                                           const std::string& features_name = "features",
                                           const std::string& target_name = "target",
                                           const HostShare& share = no_sharing(),
                                           const std::vector<std::string>& more_inputs = {});
-// The same, but the tensors stay in the file, and samples are read from it when they are needed: it may be larger than
-// memory. DataError also while reading, for a file that has become shorter.
+// Does the same as load_safetensors(), but samples are read from the file on demand, so it may be larger than memory.
+// DataError also while reading, for a file that has become shorter.
 std::shared_ptr<Dataset> open_safetensors(const std::filesystem::path& file,
                                           const std::string& features_name = "features",
                                           const std::string& target_name = "target",
                                           const std::vector<std::string>& more_inputs = {});
 
-// The tensors of BOOL in a file, or in the first one of a pattern of files.
+// Returns the names of the BOOL tensors in a file, or in the first of a pattern of files.
 std::vector<std::string> bool_tensors(const std::string& files);
 
 }  // namespace dtrain::data

@@ -1,11 +1,11 @@
-// Samples of any shape, and how a data set is made of them:
+// Samples of any shape, and functions that make a data set of them:
 //
 //   auto pictures = std::make_shared<ImageFolder>(...);                          // a SampleSource
 //   auto small = map(pictures, [](Sample& sample, RandomStream& random) {...});  // changes each sample
 //   auto training = stack(small, {{"image", kUint8, {3, 224, 224}}, {"label", kInt64, {}}});  // a Dataset
 //
-// All functions given here run on the loader's workers, several at once; they must not change what they share. Their
-// random numbers come from a stream of (seed, epoch, index, stage of the chain): the same on any worker and any rank.
+// All functions given here run on the loader's workers, several at once; they must not change shared data. Their random
+// numbers come from a stream of (seed, epoch, index, stage of the chain): the same on any worker and any rank.
 #pragma once
 
 #include <cstddef>
@@ -36,7 +36,7 @@ struct Value {
 
 struct Sample {
   std::int64_t index = 0;
-  std::vector<Value> values;  // as SampleSource::names()
+  std::vector<Value> values;  // in the order of SampleSource::names()
 };
 
 // A data set whose samples have shapes of their own. Immutable; several threads may call everything at once. Errors are
@@ -49,7 +49,7 @@ class SampleSource {
   // `pass` is for sources with random transforms; a source that reads files ignores it.
   virtual Sample read(const Pass& pass, std::int64_t index) const = 0;
 
-  // As Dataset's.
+  // The same as Dataset's.
   virtual Blocks blocks() const { return {}; }
   virtual void will_read(std::int64_t /*first*/, std::int64_t /*count*/) const {}
   virtual std::string where(std::int64_t /*sample*/) const { return {}; }
@@ -58,21 +58,21 @@ class SampleSource {
   virtual std::uint64_t stage() const { return 0; }
 };
 
-// The random numbers of stage `stage` for one sample.
+// Returns the random numbers of stage `stage` for one sample.
 RandomStream sample_stream(const Pass& pass, std::int64_t index, std::uint64_t stage);
-// The random numbers of stage `stage` for one batch.
+// Returns the random numbers of stage `stage` for one batch.
 RandomStream batch_stream(const BatchPlace& place, std::uint64_t stage);
 
 using MapFunction = std::function<void(Sample& sample, RandomStream& random)>;
-// Each sample of `source` changed by `function`; `names` of its values afterwards (empty: as before).
+// Returns the samples of `source`, changed by `function`. `names`: of the values afterwards (empty: as before).
 std::shared_ptr<SampleSource> map(std::shared_ptr<const SampleSource> source, MapFunction function,
                                   std::vector<std::string> names = {});
 
-// A data set of samples that all have the shapes and types of `fields`, one for each value, in this order. DataError
-// names the sample that has another shape or type.
+// Returns a data set of samples that all have the shapes and types of `fields`, one for each value, in this order.
+// DataError names the sample that has another shape or type.
 std::shared_ptr<Dataset> stack(std::shared_ptr<const SampleSource> source, std::vector<Field> fields);
 
-// The last step of a chain, which writes into the batch itself: outputs[f] has fields[f].bytes() bytes.
+// The last step of a chain, which writes directly into the batch: outputs[f] has fields[f].bytes() bytes.
 using IntoFunction =
     std::function<void(const Sample& sample, RandomStream& random, std::span<std::byte* const> outputs)>;
 std::shared_ptr<Dataset> map_into(std::shared_ptr<const SampleSource> source, std::vector<Field> fields,
@@ -81,15 +81,14 @@ std::shared_ptr<Dataset> map_into(std::shared_ptr<const SampleSource> source, st
 // Makes a batch of its samples, in their order. Memory for its fields comes from `allocate` (bytes).
 using CollateFunction =
     std::function<HostBatch(std::vector<Sample> samples, RandomStream& random, const BatchAllocator& allocate)>;
-// A data set whose batches `function` makes. `fields` describes them; an extent that differs among batches is
+// Returns a data set whose batches `function` makes. `fields` describes them; an extent that differs among batches is
 // Field::kAnyExtent.
 std::shared_ptr<Dataset> collate(std::shared_ptr<const SampleSource> source, std::vector<Field> fields,
                                  CollateFunction function);
-// Each value padded at its end with `padding` to the longest one of the batch, in the extents that `fields` leaves
-// open.
+// Pads each value at its end with `padding` to the longest of the batch, in the extents that `fields` leaves open.
 CollateFunction pad_to_longest(std::vector<Field> fields, double padding = 0);
 
-// Each batch of `dataset` changed as a whole. `fields`: those of the batches afterwards.
+// Changes each batch of `dataset` as a whole. `fields`: those of the batches afterwards.
 using BatchFunction = std::function<void(HostBatch& batch, RandomStream& random, const BatchAllocator& allocate)>;
 std::shared_ptr<Dataset> batch_map(std::shared_ptr<const Dataset> dataset, BatchFunction function,
                                    std::vector<Field> fields);

@@ -1,10 +1,10 @@
-// Which samples a rank gets: a pure function of (seed, epoch, position, sizes). So a run can go on within an epoch
-// without a stored random generator, and ranks need not communicate about the order.
+// Determines the samples of each rank: a pure function of (seed, epoch, position, sizes). So a run can continue within
+// an epoch without a stored random generator, and ranks need not communicate about the order.
 //
 // The order of an epoch is one permutation of the data set, the same on all ranks (epoch_order.h). A run walks through
 // it in global batches of world_size * batch_size samples. Rank r takes the r-th contiguous piece of each. So W ranks
-// with batches of B see the same global batches as one rank with batches of W * B, and a run that stands at a position
-// goes on from there with any number of ranks and any batch size.
+// with batches of B see the same global batches as one rank with batches of W * B, and a run continues from a position
+// with any number of ranks and any batch size.
 //
 // Immutable; any thread may call.
 #pragma once

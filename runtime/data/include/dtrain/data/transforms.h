@@ -24,7 +24,7 @@
 
 namespace dtrain::data {
 
-// What a transform changes. The transforms of pictures stand in this order.
+// The object that a transform changes. The transforms of pictures have this order.
 enum class TransformStage : std::uint8_t {
   kPicture,   // one picture of bytes
   kNumbers,   // one picture, which becomes floating point
@@ -49,8 +49,8 @@ void declare_size(Keys& keys, std::int64_t& size, std::optional<std::int64_t>& w
                width, {1, kMostSide});
 }
 
-// To a size: bilinear, antialiased. With `size` alone the shorter side gets this length, and the picture keeps its
-// proportions.
+// Resizes to a size: bilinear, antialiased. With `size` alone the shorter side gets this length, and the picture keeps
+// its proportions.
 struct Resize {
   static constexpr const char* kWord = "resize";
   static constexpr TransformStage kStage = TransformStage::kPicture;
@@ -63,7 +63,7 @@ struct Resize {
   bool operator==(const Resize&) const = default;
 };
 
-// The middle of a picture. A picture that is smaller gets black edges.
+// Takes the middle of a picture. A smaller picture gets black edges.
 struct CenterCrop {
   static constexpr const char* kWord = "center_crop";
   static constexpr TransformStage kStage = TransformStage::kPicture;
@@ -76,8 +76,8 @@ struct CenterCrop {
   bool operator==(const CenterCrop&) const = default;
 };
 
-// A part of random area and proportions, resized. After ten tries that do not fit, the largest part in the middle with
-// allowed proportions.
+// Resizes a part of random area and proportions. After ten tries that do not fit, takes the largest part in the middle
+// with allowed proportions.
 struct RandomResizedCrop {
   static constexpr const char* kWord = "random_resized_crop";
   static constexpr TransformStage kStage = TransformStage::kPicture;
@@ -104,7 +104,7 @@ struct RandomResizedCrop {
   bool operator==(const RandomResizedCrop&) const = default;
 };
 
-// A part at a random place, after `padding` black pixels were added on each side.
+// Takes a part at a random place, after adding `padding` black pixels on each side.
 struct RandomCrop {
   static constexpr const char* kWord = "random_crop";
   static constexpr TransformStage kStage = TransformStage::kPicture;
@@ -205,7 +205,7 @@ struct CutMix {
   bool operator==(const CutMix&) const = default;
 };
 
-// What both transforms of documents have.
+// The settings that both transforms of documents have.
 template <class Keys>
 void declare_documents(Keys& keys, std::int64_t& end_token, std::int64_t& pad_token, std::int64_t& pad_target) {
   constexpr std::int64_t kLargest = std::numeric_limits<std::uint32_t>::max();
@@ -295,7 +295,7 @@ struct PictureSize {
   std::int64_t width = 0, height = 0;
 };
 
-// With a shorter side of this length, in the same proportions.
+// Returns a size with a shorter side of this length, in the same proportions.
 inline PictureSize resized(const PictureSize& size, std::int64_t shorter) {
   const auto other = [&](std::int64_t longer, std::int64_t by) {
     return std::min(shorter * longer / by, kMostSide * 8);
@@ -308,7 +308,7 @@ inline TransformStage stage_of(const Transform& transform) {
   return std::visit([](const auto& held) { return held.kStage; }, transform);
 }
 
-// The size of pictures after the transform; empty: pictures may have any size.
+// Returns the size of pictures after the transform; empty: pictures may have any size.
 inline std::optional<PictureSize> size_after(const Transform& transform, std::optional<PictureSize> size) {
   return std::visit(
       [&](const auto& held) -> std::optional<PictureSize> {
@@ -331,12 +331,12 @@ inline std::optional<PictureSize> size_after(std::span<const Transform> transfor
   return size;
 }
 
-// Why a list of transforms cannot be carried out. `at`: the number of the transform.
+// The reason why a list of transforms cannot be applied. `at`: the number of the transform.
 struct TransformProblem {
   std::string what;
   std::size_t at = 0;
 };
-// A list for pictures. Empty: nothing.
+// Returns the problem of a list for pictures; empty: none.
 inline std::optional<TransformProblem> problem_of(std::span<const Transform> transforms) {
   std::optional<std::size_t> normalize;
   std::optional<std::int64_t> classes;
@@ -373,7 +373,7 @@ inline std::optional<TransformProblem> problem_of(std::span<const Transform> tra
       transforms.empty() ? 0 : transforms.size() - 1};
 }
 
-// A list for documents of tokens. Empty: nothing.
+// Returns the problem of a list for documents of tokens; empty: none.
 inline std::optional<TransformProblem> problem_of_documents(std::span<const Transform> transforms) {
   for (std::size_t i = 0; i < transforms.size(); ++i) {
     const std::string word = word_of(transforms[i]);
@@ -391,7 +391,7 @@ inline std::optional<TransformProblem> problem_of_documents(std::span<const Tran
   return TransformProblem{"is empty: leave it out, or give pad_to_longest or pack_tokens", 0};
 }
 
-// The names of what a data set has, because of its transforms, beside features and target; forward() gets it.
+// Returns the names of the further inputs of forward() that the transforms add to features and target.
 inline std::vector<std::string> more_inputs_of(std::span<const Transform> transforms) {
   std::vector<std::string> names;
   for (const Transform& transform : transforms) {
@@ -404,7 +404,7 @@ inline std::vector<std::string> more_inputs_of(std::span<const Transform> transf
   return names;
 }
 
-// The target that stands in padding; empty: there is no padding.
+// Returns the target in padding; empty: there is no padding.
 inline std::optional<std::int64_t> pad_target_of(std::span<const Transform> transforms) {
   std::optional<std::int64_t> target;
   for (const Transform& transform : transforms) {
@@ -418,15 +418,15 @@ inline std::optional<std::int64_t> pad_target_of(std::span<const Transform> tran
 }
 
 struct PictureOptions {
-  // Large JPEGs are decoded at a half, a quarter or an eighth of their size where the result is still no smaller than
-  // what the transforms need. Faster; docs/data.md says how far pixels differ.
+  // Large JPEGs are decoded at a half, a quarter or an eighth of their size if the result is not smaller than the
+  // transforms need. Faster; docs/data.md tells how much pixels differ.
   bool scaled_decoding = false;
 };
 
 // Samples whose first value is the bytes of a JPEG or PNG file (uint8 [bytes]) and whose second one is a class (int64)
 // become batches: "image", uint8 [3, height, width] (float32 after `normalize`), and "label", int64 or, after mixup or
-// cutmix, float32 [classes]. DataError as problem_of(), and where a picture cannot be decoded, with its file and
-// offset.
+// cutmix, float32 [classes]. DataError: those of problem_of(), and for a picture that cannot be decoded, with its file
+// and offset.
 std::shared_ptr<Dataset> transformed(std::shared_ptr<const SampleSource> pictures, std::vector<Transform> transforms,
                                      const PictureOptions& options = {});
 
