@@ -32,8 +32,7 @@ inline double number(const Json& object, const std::string& key) {
 }
 
 inline std::string text(const Json& object, const std::string& key) {
-  const auto value = object.find(key);
-  return value != object.end() && value->is_string() ? value->get<std::string>() : std::string();
+  return text_at(object, key);
 }
 
 // Returns the time of an event or a metric, "2026-03-01T12:34:56.789012Z", in seconds since 1970; 0 for other text.
