@@ -3,7 +3,7 @@
 #include <set>
 
 #include "dtrain/base/text.h"
-#include "dtrain/scheduler/batch_split.h"
+#include "dtrain/config/batch_split.h"
 #include "dtrain/scheduler/placement.h"
 #include "eligible.h"
 #include "slot_limits.h"
@@ -124,7 +124,7 @@ std::vector<std::string> left_out(std::span<const AgentSlots> agents, const Slot
 
 // Returns "11 (with a global_batch_size of 121 or 132)".
 std::string with_batches(int slots, std::int64_t batch) {
-  const std::vector<std::int64_t> sizes = sizes_that_divide(batch, slots);
+  const std::vector<std::int64_t> sizes = config::sizes_that_divide(batch, slots);
   if (sizes.size() == 1 && sizes.front() == batch) return std::to_string(slots);
   std::vector<std::string> parts;
   for (const std::int64_t size : sizes) parts.push_back(std::to_string(size));

@@ -25,9 +25,8 @@ ORDER = [
     ["runtime/host", "comm", "runtime/data"],
     ["runtime/config"],
     ["runtime/profile", "scheduler", "runtime/checkpoint"],
-    ["runtime/analysis"],
-    ["runtime/run"],
-    ["runtime/train"],
+    ["runtime/analysis", "runtime/rank"],
+    ["runtime/launcher", "runtime/train"],
     ["runtime/cli", "examples", "python"],
 ]
 # Modules whose code is opened at run time, or which are programs of their own: nobody includes them.

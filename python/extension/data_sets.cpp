@@ -11,7 +11,7 @@
 #include "dtrain/config/experiment.h"
 #include "dtrain/data/formats.h"
 #include "dtrain/host/cpu.h"
-#include "dtrain/run/rank_session.h"
+#include "dtrain/rank/rank_session.h"
 
 namespace dtrain::python {
 

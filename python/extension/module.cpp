@@ -15,7 +15,7 @@
 #include "data_sets.h"
 #include "dtrain/base/json_number.h"
 #include "dtrain/config/experiment.h"
-#include "dtrain/run/rank_session.h"
+#include "dtrain/rank/rank_session.h"
 #include "dtrain/train/run_trial.h"
 #include "matmul/matmul_path.h"
 #include "module_tree.h"

@@ -7,7 +7,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/config/experiment.h"
-#include "dtrain/run/rank_session.h"
+#include "dtrain/rank/rank_session.h"
 #include "model/optimizer_update.h"
 #include "state/state_visitor.h"
 

@@ -9,7 +9,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/config/experiment.h"
-#include "dtrain/run/rank_session.h"
+#include "dtrain/rank/rank_session.h"
 
 namespace dtrain::python {
 namespace {

@@ -8,8 +8,8 @@
 #include <string>
 
 #include "commands.h"
-#include "dtrain/run/cluster.h"
-#include "dtrain/run/user_ledger.h"
+#include "dtrain/launcher/cluster.h"
+#include "dtrain/launcher/user_ledger.h"
 #include "table.h"
 
 namespace dtrain::cli {

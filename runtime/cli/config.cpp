@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "dtrain/base/text.h"
+#include "dtrain/config/batch_split.h"
 #include "dtrain/config/cluster.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/config/schema.h"
-#include "dtrain/run/named_files.h"
-#include "dtrain/scheduler/batch_split.h"
+#include "dtrain/launcher/named_files.h"
 #include "dtrain/scheduler/cluster_agents.h"
 
 namespace dtrain::cli {
@@ -39,7 +39,7 @@ bool check_experiment(const std::string& file, const ConfigCheckArguments& argum
                 file.c_str(), experiment.name.c_str(), config::to_string(experiment.searcher.max_length).c_str());
     return true;
   }
-  const auto split = scheduler::split_batch(experiment.global_batch_size, slots);
+  const auto split = config::split_batch(experiment.global_batch_size, slots);
   if (!split.warning.empty()) std::fprintf(stderr, "dtrain: warning: %s\n", split.warning.c_str());
   std::printf("%s: ok: %s, %s, %s x %lld records a batch\n", file.c_str(), experiment.name.c_str(),
               config::to_string(experiment.searcher.max_length).c_str(), count_of(slots, "slot").c_str(),

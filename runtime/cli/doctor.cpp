@@ -1,4 +1,4 @@
-#include "dtrain/run/doctor.h"
+#include "dtrain/launcher/doctor.h"
 
 #include <memory>
 

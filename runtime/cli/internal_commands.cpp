@@ -3,9 +3,9 @@
 
 #include "commands.h"
 #include "dtrain/base/error.h"
-#include "dtrain/run/cuda_probe.h"
-#include "dtrain/run/host_probe.h"
-#include "dtrain/run/start_rank.h"
+#include "dtrain/launcher/cuda_probe.h"
+#include "dtrain/launcher/host_probe.h"
+#include "dtrain/launcher/start_rank.h"
 
 namespace dtrain::cli {
 

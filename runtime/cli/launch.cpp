@@ -1,4 +1,4 @@
-#include "dtrain/run/launch.h"
+#include "dtrain/launcher/launch.h"
 
 #include <memory>
 

@@ -11,7 +11,7 @@
 #include "dtrain/base/fd.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/subprocess.h"
-#include "dtrain/run/training_program.h"
+#include "dtrain/rank/libtorch.h"
 
 namespace dtrain::cli {
 namespace {

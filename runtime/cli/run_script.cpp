@@ -12,7 +12,7 @@
 #include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
 #include "dtrain/config/length.h"
-#include "dtrain/run/launch.h"
+#include "dtrain/launcher/launch.h"
 #include "standard_output.h"
 
 namespace dtrain::cli {

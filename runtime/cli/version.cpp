@@ -1,4 +1,4 @@
-#include "dtrain/run/version.h"
+#include "dtrain/launcher/doctor.h"
 
 #include <cstdio>
 #include <memory>

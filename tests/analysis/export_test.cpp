@@ -11,10 +11,10 @@
 #include <cstring>
 
 #include "dtrain/analysis/analysis.h"
-#include "dtrain/analysis/event_file.h"
 #include "dtrain/analysis/report.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
+#include "dtrain/profile/event_file.h"
 #include "run_folder.h"
 
 namespace dtrain::analysis {
@@ -117,22 +117,22 @@ TEST(Export, ARunsEventFilesAreNotReplaced) {
   RunFolder folder;
   const fs::path events = folder.path() / "tensorboard" / "metrics";
   for (int attempt = 0; attempt < 3; ++attempt) {
-    EventFile file = EventFile::for_run(events, 1000.25);  // all in the same second
+    profile::EventFile file = profile::EventFile::for_run(events, 1000.25);  // all in the same second
     file.add(1000.5, attempt, {{"training/loss", attempt}});
   }
-  const auto files = event_files_of_run(events);
+  const auto files = profile::event_files_of_run(events);
   ASSERT_EQ(files.size(), 3u);
   EXPECT_LT(files[0].filename().string(), files[1].filename().string());
   for (const fs::path& file : files) EXPECT_EQ(records_in(file), 2) << file;
   write_metrics(folder);
   export_tensorboard(load_run(folder.path()), folder.path() / "tensorboard");
-  EXPECT_EQ(event_files_of_run(events), files);
+  EXPECT_EQ(profile::event_files_of_run(events), files);
   EXPECT_THAT(event_values(folder.path() / "tensorboard", "training/loss"), testing::UnorderedElementsAre(0, 1, 2));
 }
 
 TEST(Export, AFullDiskLeavesWholeEvents) {
   RunFolder folder;
-  EventFile file = EventFile::for_run(folder.path() / "events", 1000);
+  profile::EventFile file = profile::EventFile::for_run(folder.path() / "events", 1000);
   const auto write = [&] { file.add(1000, 1, {{"a metric with a long name", 1}}); };
   write();
   const auto before = fs::file_size(file.path());

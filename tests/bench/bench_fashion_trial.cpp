@@ -1,6 +1,6 @@
 // The Fashion-MNIST example, making its steps on command (stepper.h): what bench_profile_overhead times.
 #include "dtrain/profile/recorder.h"
-#include "dtrain/run/rank_session.h"
+#include "dtrain/rank/rank_session.h"
 #include "fashion_cnn.h"
 #include "stepper.h"
 

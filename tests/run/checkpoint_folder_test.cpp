@@ -1,4 +1,4 @@
-#include "dtrain/run/checkpoint_folder.h"
+#include "dtrain/rank/checkpoint_folder.h"
 
 #include <unistd.h>
 

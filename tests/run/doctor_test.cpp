@@ -4,7 +4,7 @@
 #include "cli_harness.h"
 #include "doctor/checks.h"
 #include "doctor/other_hosts.h"
-#include "libtorch.h"
+#include "dtrain/rank/libtorch.h"
 
 namespace dtrain::run {
 namespace {

@@ -1,4 +1,4 @@
-#include "environment.h"
+#include "dtrain/rank/environment.h"
 
 #include <sys/stat.h>
 

@@ -7,8 +7,8 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
-#include "environment.h"
-#include "folder/host_folder.h"
+#include "dtrain/rank/environment.h"
+#include "dtrain/rank/host_folder.h"
 #include "launch/job_ranks.h"
 #include "run_harness.h"
 

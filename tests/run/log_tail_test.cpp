@@ -1,4 +1,4 @@
-#include "dtrain/run/log_tail.h"
+#include "dtrain/rank/screen.h"
 
 #include <fstream>
 

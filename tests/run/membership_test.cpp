@@ -3,7 +3,7 @@
 #include <future>
 
 #include "dtrain/base/error.h"
-#include "rank/membership.h"
+#include "membership.h"
 #include "run_harness.h"
 
 namespace dtrain::run {

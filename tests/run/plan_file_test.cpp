@@ -1,4 +1,4 @@
-#include "folder/plan_file.h"
+#include "dtrain/rank/plan_file.h"
 
 #include <gtest/gtest.h>
 

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "dtrain/checkpoint/saver.h"
-#include "dtrain/run/rank_session.h"
+#include "dtrain/rank/rank_session.h"
 
 namespace dtrain::run {
 

@@ -1,6 +1,6 @@
 // Which GPU each rank trains on: what all ranks decide alike from what each sees, and what a rank of a job is told on
 // its host. The ranks are threads of this process.
-#include "rank/rank_gpus.h"
+#include "rank_gpus.h"
 
 #include <future>
 
@@ -9,10 +9,10 @@
 #include "commands/share_of_rank.h"
 #include "commands/slurm_command.h"
 #include "dtrain/base/text.h"
-#include "dtrain/run/agreed_error.h"
-#include "gpus_seen.h"
+#include "dtrain/rank/agreed_error.h"
+#include "dtrain/rank/gpus_seen.h"
+#include "membership.h"
 #include "plan/gpu_placement.h"
-#include "rank/membership.h"
 #include "run_harness.h"
 
 namespace dtrain::run {

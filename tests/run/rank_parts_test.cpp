@@ -9,11 +9,11 @@
 
 #include <gmock/gmock.h>
 
-#include "dtrain/run/agreed_error.h"
-#include "rank/compare_ranks.h"
-#include "rank/failure_report.h"
-#include "rank/membership.h"
-#include "rank/rank_output.h"
+#include "compare_ranks.h"
+#include "dtrain/rank/agreed_error.h"
+#include "failure_report.h"
+#include "membership.h"
+#include "rank_output.h"
 #include "run_harness.h"
 #include "stop/stop_requests.h"
 

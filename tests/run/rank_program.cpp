@@ -28,8 +28,8 @@
 #include "dtrain/base/file.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/host/cpu.h"
-#include "dtrain/run/agreed_error.h"
-#include "dtrain/run/rank_session.h"
+#include "dtrain/rank/agreed_error.h"
+#include "dtrain/rank/rank_session.h"
 #include "program_checkpoints.h"
 
 namespace {

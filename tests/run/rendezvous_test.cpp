@@ -1,4 +1,4 @@
-#include "link/rendezvous.h"
+#include "dtrain/rank/rendezvous.h"
 
 #include <thread>
 
@@ -9,7 +9,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/host/processes.h"
-#include "rank/rank_identity.h"
+#include "rank_identity.h"
 #include "run_harness.h"
 
 namespace dtrain::run {

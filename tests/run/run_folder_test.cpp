@@ -1,12 +1,11 @@
-#include "dtrain/run/run_folder.h"
-#include "dtrain/run/run_state.h"
+#include "dtrain/rank/run_folder.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 
 #include "dtrain/base/error.h"
-#include "folder/event_log.h"
+#include "dtrain/rank/event_log.h"
 #include "run_harness.h"
 
 namespace dtrain::run {

@@ -1,4 +1,4 @@
-#include "folder/screen.h"
+#include "dtrain/rank/screen.h"
 
 #include <cmath>
 #include <limits>

@@ -1,5 +1,5 @@
 // The run's secret: in a file that its user alone can read, on every host, and nowhere else.
-#include "link/rendezvous.h"
+#include "dtrain/rank/rendezvous.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

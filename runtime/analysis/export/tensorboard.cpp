@@ -5,19 +5,25 @@
 #include <algorithm>
 #include <system_error>
 
-#include "dtrain/analysis/event_file.h"
 #include "dtrain/analysis/export.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/json_number.h"
+#include "dtrain/profile/event_file.h"
 #include "dtrain/profile/phase.h"
 #include "read/json_fields.h"
 
 namespace dtrain::analysis {
 namespace {
 
+using profile::event_files_of_run;
+using profile::EventFile;
+using profile::kEventsFolder;
+using profile::kMetricsEvents;
 using profile::Phase;
+using profile::Scalars;
+using profile::scalars_of;
 
 // Converts times of a dump's monotonic clock to wall time, by the dump's first line.
 class WallTime {

@@ -44,8 +44,9 @@ std::vector<RuleResult> run_rules(const RunProfile& profile, const config::Profi
                              .loaders = rules::loader_series(profile),
                              .initialization = rules::initialization_times(profile),
                              .model = rules::model_facts(profile)};
+  config::ProfilingRules own = parameters;
   // Only analysis registers rules, so all parameters are a RuleSet.
-  return dynamic_cast<const rules::RuleSet&>(parameters.parameters()).judge(data);
+  return dynamic_cast<const rules::RuleSet&>(own.parameters()).judge(data);
 }
 
 Json to_json(const std::vector<RuleResult>& results) {

@@ -11,8 +11,8 @@
 #include "dtrain/base/text.h"
 #include "dtrain/base/units.h"
 #include "dtrain/checkpoint/saver.h"
-#include "dtrain/run/checkpoint_folder.h"
-#include "dtrain/run/run_state.h"
+#include "dtrain/rank/checkpoint_folder.h"
+#include "dtrain/rank/run_folder.h"
 
 namespace dtrain::cli {
 namespace {

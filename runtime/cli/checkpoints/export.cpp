@@ -8,7 +8,7 @@
 #include "dtrain/base/text.h"
 #include "dtrain/base/units.h"
 #include "dtrain/checkpoint/export.h"
-#include "dtrain/run/training_program.h"
+#include "dtrain/rank/libtorch.h"
 
 namespace dtrain::cli {
 namespace {

@@ -9,7 +9,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 #include "dtrain/base/units.h"
-#include "dtrain/run/checkpoint_folder.h"
+#include "dtrain/rank/checkpoint_folder.h"
 
 namespace dtrain::cli {
 namespace {

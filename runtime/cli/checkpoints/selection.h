@@ -9,7 +9,7 @@
 #include <CLI/CLI.hpp>
 
 #include "dtrain/checkpoint/checkpoint.h"
-#include "dtrain/run/run_folder.h"
+#include "dtrain/rank/run_folder.h"
 
 namespace dtrain::cli {
 

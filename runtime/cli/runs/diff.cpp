@@ -9,8 +9,8 @@
 #include "dtrain/analysis/diff.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
-#include "dtrain/run/run_folder.h"
-#include "dtrain/run/summary_text.h"
+#include "dtrain/launcher/summary_text.h"
+#include "dtrain/rank/run_folder.h"
 #include "runs/run_command.h"
 
 namespace dtrain::cli {

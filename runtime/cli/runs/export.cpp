@@ -5,7 +5,7 @@
 
 #include "commands.h"
 #include "dtrain/analysis/export.h"
-#include "dtrain/run/run_folder.h"
+#include "dtrain/rank/run_folder.h"
 #include "runs/run_command.h"
 
 namespace dtrain::cli {

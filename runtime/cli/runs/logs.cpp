@@ -7,9 +7,8 @@
 
 #include "commands.h"
 #include "dtrain/base/error.h"
-#include "dtrain/run/log_tail.h"
-#include "dtrain/run/run_folder.h"
-#include "dtrain/run/run_state.h"
+#include "dtrain/rank/run_folder.h"
+#include "dtrain/rank/screen.h"
 #include "runs/run_command.h"
 
 namespace dtrain::cli {

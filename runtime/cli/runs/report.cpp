@@ -9,7 +9,7 @@
 #include "dtrain/analysis/report.h"
 #include "dtrain/base/clock.h"
 #include "dtrain/base/error.h"
-#include "dtrain/run/run_folder.h"
+#include "dtrain/rank/run_folder.h"
 #include "runs/run_command.h"
 
 namespace dtrain::cli {

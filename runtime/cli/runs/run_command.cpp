@@ -7,7 +7,7 @@
 #include <limits>
 #include <optional>
 
-#include "dtrain/run/run_state.h"
+#include "dtrain/rank/run_folder.h"
 
 namespace dtrain::cli {
 namespace {

@@ -10,7 +10,7 @@
 #include "dtrain/analysis/run_line.h"
 #include "dtrain/base/clock.h"
 #include "dtrain/base/json.h"
-#include "dtrain/run/run_folder.h"
+#include "dtrain/rank/run_folder.h"
 
 namespace dtrain::cli {
 

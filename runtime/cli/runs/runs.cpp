@@ -11,7 +11,7 @@
 #include "commands.h"
 #include "dtrain/base/clock.h"
 #include "dtrain/base/text.h"
-#include "dtrain/run/run_folder.h"
+#include "dtrain/rank/run_folder.h"
 #include "runs/run_command.h"
 #include "runs/run_rows.h"
 #include "table.h"

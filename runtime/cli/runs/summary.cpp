@@ -5,8 +5,8 @@
 
 #include "commands.h"
 #include "dtrain/analysis/summary.h"
-#include "dtrain/run/run_folder.h"
-#include "dtrain/run/summary_text.h"
+#include "dtrain/launcher/summary_text.h"
+#include "dtrain/rank/run_folder.h"
 #include "runs/run_command.h"
 
 namespace dtrain::cli {

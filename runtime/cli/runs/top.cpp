@@ -12,9 +12,8 @@
 #include "dtrain/analysis/live.h"
 #include "dtrain/base/clock.h"
 #include "dtrain/base/error.h"
-#include "dtrain/run/run_folder.h"
-#include "dtrain/run/run_state.h"
-#include "dtrain/run/summary_text.h"
+#include "dtrain/launcher/summary_text.h"
+#include "dtrain/rank/run_folder.h"
 #include "runs/run_command.h"
 #include "runs/top_screen.h"
 

@@ -7,8 +7,8 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 #include "dtrain/base/units.h"
-#include "dtrain/run/run_folder.h"
-#include "dtrain/run/trace_request.h"
+#include "dtrain/rank/run_folder.h"
+#include "dtrain/rank/trace_request.h"
 #include "runs/run_command.h"
 
 namespace dtrain::cli {

@@ -7,9 +7,9 @@
 #include "commands.h"
 #include "dtrain/analysis/analysis.h"
 #include "dtrain/base/error.h"
-#include "dtrain/run/run_folder.h"
-#include "dtrain/run/summary_text.h"
-#include "dtrain/run/verify.h"
+#include "dtrain/launcher/summary_text.h"
+#include "dtrain/launcher/verify.h"
+#include "dtrain/rank/run_folder.h"
 #include "exit_codes.h"
 #include "runs/run_command.h"
 

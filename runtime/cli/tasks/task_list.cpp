@@ -5,7 +5,7 @@
 #include <tuple>
 
 #include "commands.h"
-#include "dtrain/run/user_ledger.h"
+#include "dtrain/launcher/user_ledger.h"
 #include "table.h"
 #include "tasks/task_facts.h"
 

@@ -5,7 +5,7 @@
 #include "dtrain/analysis/run_history.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
-#include "dtrain/run/user_ledger.h"
+#include "dtrain/launcher/user_ledger.h"
 #include "tasks/task_facts.h"
 
 namespace dtrain::cli {

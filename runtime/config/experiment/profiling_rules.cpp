@@ -10,7 +10,9 @@
 namespace dtrain::config {
 namespace {
 
-constinit MakeRules make_rules = nullptr;  // set before main(), by a library that is being loaded
+// Set before main(), by libraries that are being loaded.
+constinit MakeRules make_rules = nullptr;
+constinit void (*load_rules)() = nullptr;
 
 }  // namespace
 
@@ -19,9 +21,30 @@ bool register_rules(MakeRules make) {
   return true;
 }
 
+bool find_rules_by(void (*load)()) {
+  load_rules = load;
+  return true;
+}
+
+void find_rules() {
+  if (!make_rules && load_rules) load_rules();
+}
+
+bool has_rules() {
+  return make_rules != nullptr;
+}
+
 ProfilingRules::ProfilingRules() {
-  if (!make_rules) throw std::logic_error("no rules are registered: this program has not loaded libdtrain_analysis.so");
-  parameters_ = make_rules();
+  if (make_rules) {
+    parameters_ = make_rules();
+  } else if (!load_rules) {
+    throw std::logic_error("no rules are registered: this program has not loaded libdtrain_analysis.so");
+  }
+}
+
+RuleParameters& ProfilingRules::parameters() {
+  if (!parameters_) parameters_ = make_rules();
+  return *parameters_;
 }
 
 bool ProfilingRules::operator==(const ProfilingRules& other) const {

@@ -6,7 +6,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/units.h"
 #include "dtrain/config/experiment.h"
-#include "dtrain/run/run_folder.h"
+#include "dtrain/rank/run_folder.h"
 
 namespace dtrain::train {
 

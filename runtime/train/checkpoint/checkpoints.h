@@ -14,7 +14,7 @@
 #include "checkpoint/checkpoint_hosts.h"
 #include "checkpoint/snapshot.h"
 #include "dtrain/checkpoint/saver.h"
-#include "dtrain/run/rank_session.h"
+#include "dtrain/rank/rank_session.h"
 #include "step/training_step.h"
 
 namespace dtrain::train {

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "dtrain/base/json.h"
-#include "dtrain/run/rank_session.h"
+#include "dtrain/rank/rank_session.h"
 #include "dtrain/train/loader.h"
 
 namespace dtrain::train {

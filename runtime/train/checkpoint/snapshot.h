@@ -18,7 +18,7 @@
 #include "checkpoint/checkpoint_hosts.h"
 #include "checkpoint/state_image.h"
 #include "dtrain/checkpoint/saver.h"
-#include "dtrain/run/rank_session.h"
+#include "dtrain/rank/rank_session.h"
 #include "model/update_copy.h"
 #include "state/state_visitor.h"
 #include "step/training_step.h"

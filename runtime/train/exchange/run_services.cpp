@@ -1,6 +1,6 @@
 #include "exchange/run_services.h"
 
-#include "dtrain/run/rank_session.h"
+#include "dtrain/rank/rank_session.h"
 
 namespace dtrain::train {
 

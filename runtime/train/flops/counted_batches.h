@@ -9,7 +9,7 @@
 #include <optional>
 
 #include "dtrain/profile/operator_counts.h"
-#include "dtrain/run/rank_session.h"
+#include "dtrain/rank/rank_session.h"
 #include "flops/operator_counter.h"
 
 namespace dtrain::train {

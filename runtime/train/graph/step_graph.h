@@ -22,7 +22,7 @@
 #include <ATen/ATen.h>
 
 #include "dtrain/comm/nccl.h"
-#include "dtrain/run/rank_session.h"
+#include "dtrain/rank/rank_session.h"
 #include "dtrain/train/loader.h"
 #include "dtrain/train/metrics.h"
 #include "graph/device_graph.h"

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "dtrain/run/rank_session.h"
+#include "dtrain/rank/rank_session.h"
 #include "dtrain/train/callback.h"
 #include "loop/lengths.h"
 #include "state/state_visitor.h"

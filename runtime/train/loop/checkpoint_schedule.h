@@ -12,7 +12,7 @@
 #include <torch/nn/module.h>
 
 #include "checkpoint/checkpoints.h"
-#include "dtrain/run/rank_session.h"
+#include "dtrain/rank/rank_session.h"
 #include "dtrain/train/loader.h"
 #include "loop/lengths.h"
 #include "loop/validation.h"

@@ -6,7 +6,7 @@
 #include <ATen/ATen.h>
 
 #include "dtrain/base/error.h"
-#include "dtrain/run/rank_session.h"
+#include "dtrain/rank/rank_session.h"
 #include "dtrain/train/trial.h"
 #include "loop/gather_rows.h"
 

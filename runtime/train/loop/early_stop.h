@@ -8,7 +8,7 @@
 #include <string>
 
 #include "dtrain/config/early_stopping.h"
-#include "dtrain/run/rank_session.h"
+#include "dtrain/rank/rank_session.h"
 #include "loop/improvement.h"
 #include "state/state_visitor.h"
 

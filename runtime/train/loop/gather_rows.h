@@ -7,7 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "dtrain/run/rank_session.h"
+#include "dtrain/rank/rank_session.h"
 
 namespace dtrain::train {
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "dtrain/run/rank_session.h"
+#include "dtrain/rank/rank_session.h"
 #include "dtrain/train/loader.h"
 
 namespace dtrain::train {

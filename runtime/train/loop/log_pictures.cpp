@@ -6,9 +6,9 @@
 
 #include <ATen/ATen.h>
 
-#include "dtrain/analysis/event_file.h"
 #include "dtrain/base/error.h"
-#include "dtrain/run/rank_session.h"
+#include "dtrain/profile/event_file.h"
+#include "dtrain/rank/rank_session.h"
 #include "dtrain/train/trial.h"
 
 namespace dtrain {
@@ -52,7 +52,7 @@ at::Tensor with_channels(const std::string& call, const at::Tensor& image) {
               "4 channels");
 }
 
-analysis::Picture picture_of(const at::Tensor& image) {
+profile::Picture picture_of(const at::Tensor& image) {
   at::Tensor bytes = image;
   if (image.scalar_type() != at::kByte) {
     bytes = image.to(at::kFloat).nan_to_num(0, 1, 0).clamp(0, 1).mul_(255).round_().to(at::kByte);

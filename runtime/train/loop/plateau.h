@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "dtrain/config/reduce_on_plateau.h"
-#include "dtrain/run/rank_session.h"
+#include "dtrain/rank/rank_session.h"
 #include "loop/improvement.h"
 #include "model/flat_optimizer.h"
 #include "state/state_visitor.h"

@@ -7,7 +7,7 @@
 #include <functional>
 #include <optional>
 
-#include "dtrain/run/rank_session.h"
+#include "dtrain/rank/rank_session.h"
 #include "dtrain/train/metrics.h"
 #include "loop/lengths.h"
 #include "loop/throughput.h"

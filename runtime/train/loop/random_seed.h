@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "dtrain/run/rank_session.h"
+#include "dtrain/rank/rank_session.h"
 
 namespace dtrain::train {
 

@@ -19,7 +19,7 @@
 #include "dtrain/config/experiment.h"
 #include "dtrain/host/cpu.h"
 #include "dtrain/host/topology.h"
-#include "dtrain/run/rank_session.h"
+#include "dtrain/rank/rank_session.h"
 #include "graph/step_graph.h"
 #include "matmul/matmul_path.h"
 #include "model/model_report.h"

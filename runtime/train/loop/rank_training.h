@@ -7,7 +7,7 @@
 
 #include <c10/core/StreamGuard.h>
 
-#include "dtrain/run/rank_session.h"
+#include "dtrain/rank/rank_session.h"
 #include "dtrain/train/run_trial.h"
 #include "loop/training_loop.h"
 

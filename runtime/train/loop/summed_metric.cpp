@@ -4,7 +4,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
-#include "dtrain/run/rank_session.h"
+#include "dtrain/rank/rank_session.h"
 #include "loop/gather_rows.h"
 
 namespace dtrain {

@@ -9,7 +9,7 @@
 #include "device/device_feed.h"
 #include "device/device_profile.h"
 #include "device/sync_debug.h"
-#include "dtrain/run/rank_session.h"
+#include "dtrain/rank/rank_session.h"
 #include "dtrain/train/trial.h"
 #include "flops/counted_batches.h"
 #include "graph/step_graph.h"

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "dtrain/run/rank_session.h"
+#include "dtrain/rank/rank_session.h"
 #include "dtrain/train/metrics.h"
 #include "loop/lengths.h"
 #include "loop/metric_reducer.h"

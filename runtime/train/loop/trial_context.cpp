@@ -10,7 +10,7 @@
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/host/cpu.h"
-#include "dtrain/run/rank_session.h"
+#include "dtrain/rank/rank_session.h"
 #include "dtrain/train/trial.h"
 #include "loop/unread_keys.h"
 #include "model/model_tensors.h"

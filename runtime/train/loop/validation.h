@@ -9,7 +9,7 @@
 
 #include "device/device_feed.h"
 #include "device/steps_in_flight.h"
-#include "dtrain/run/rank_session.h"
+#include "dtrain/rank/rank_session.h"
 #include "dtrain/train/trial.h"
 #include "loop/metric_reducer.h"
 #include "loop/skipped_samples.h"

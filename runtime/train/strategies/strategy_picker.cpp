@@ -1,6 +1,6 @@
 #include "strategies/strategy_picker.h"
 
-#include "dtrain/run/agreed_error.h"
+#include "dtrain/rank/agreed_error.h"
 #include "strategies/compressed.h"
 #include "strategies/replicated.h"
 #include "strategies/sharded.h"

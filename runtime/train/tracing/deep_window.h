@@ -15,7 +15,7 @@
 #include "dtrain/profile/trace_file.h"
 #include "dtrain/profile/trace_log.h"
 #include "dtrain/profile/trace_window.h"
-#include "dtrain/run/rank_session.h"
+#include "dtrain/rank/rank_session.h"
 #include "tracing/kineto.h"
 
 namespace dtrain::train {

@@ -11,7 +11,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/checkpoint/checkpoint.h"
-#include "dtrain/run/rank_session.h"
+#include "dtrain/rank/rank_session.h"
 #include "file_model.h"
 #include "model/weights.h"
 

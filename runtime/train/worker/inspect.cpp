@@ -11,7 +11,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
-#include "dtrain/run/rank_session.h"
+#include "dtrain/rank/rank_session.h"
 #include "exported/archive.h"
 #include "exported/evaluation_mode.h"
 #include "exported/exported_model.h"

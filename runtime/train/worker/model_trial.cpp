@@ -12,7 +12,7 @@
 #include "dtrain/data/formats.h"
 #include "dtrain/data/image_folder.h"
 #include "dtrain/data/safetensors.h"
-#include "dtrain/run/rank_session.h"
+#include "dtrain/rank/rank_session.h"
 
 namespace dtrain::worker {
 

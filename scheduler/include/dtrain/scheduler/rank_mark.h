@@ -6,10 +6,11 @@
 
 #include <sys/types.h>
 
+#include "dtrain/host/processes.h"
+
 namespace dtrain::scheduler {
 
-// The environment variable. A rank removes it when it starts, because its own children are no ranks.
-inline constexpr const char* kRankMark = "DTRAIN_LAUNCHED_BY";
+using host::kRankMark;
 
 // Returns the mark for the processes that a launcher starts: the launcher's pid and start time (because another process
 // may get the same pid later), and its session.

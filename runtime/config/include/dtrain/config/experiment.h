@@ -156,7 +156,7 @@ inline void declare_keys(Keys& keys, Experiment& e) {
                  profiling.mapping(
                      {"rules", "Parameters of the rules that judge the run; docs/rules.md describes them.",
                       "[Below](#the-rules-parameters)."},
-                     e.profiling_rules);
+                     e.profiling_rules, MappingUse::kIfGiven);
                });
   keys.mapping({"searcher", "How long to train, and by which metric to judge the model."}, e.searcher);
   keys.length({.name = "min_validation_period",

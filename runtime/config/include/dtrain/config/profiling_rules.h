@@ -1,7 +1,7 @@
 // Parameters of the rules that judge a run: `profiling.rules` of an experiment, plan.json's copy of them, and --rule.
 // The rules with their keys are in runtime/analysis/rules, one file each. That library stands above this one, so it
 // registers its rules here, and config reads, writes and describes their keys without including any of them.
-// Plain values, but for register_rules().
+// Plain values, but for the functions that register rules.
 #pragma once
 
 #include <memory>
@@ -26,29 +26,37 @@ class RuleParameters {
 // `make` makes all rules at their defaults. libdtrain_analysis.so calls this once, while it is loaded. Returns true.
 using MakeRules = std::unique_ptr<RuleParameters> (*)();
 bool register_rules(MakeRules make);
+// For a process that has not loaded that library, because it seldom needs rules: `load` loads it. It is called where an
+// experiment file sets a rule; until then all rules are at their defaults. Returns true.
+bool find_rules_by(void (*load)());
+// Calls that function, unless rules are registered.
+void find_rules();
+bool has_rules();
 
 // The value of `profiling.rules`.
 class ProfilingRules {
  public:
-  // All rules at their defaults. Throws std::logic_error in a program that has not loaded libdtrain_analysis.so.
+  // All rules at their defaults. Throws std::logic_error in a program that has not loaded libdtrain_analysis.so, and
+  // does not know how to.
   ProfilingRules();
-  ProfilingRules(const ProfilingRules& other) : parameters_(other.parameters_->clone()) {}
+  ProfilingRules(const ProfilingRules& other) : parameters_(other.parameters_ ? other.parameters_->clone() : nullptr) {}
   ProfilingRules& operator=(ProfilingRules other) noexcept {
     parameters_.swap(other.parameters_);
     return *this;
   }
 
-  RuleParameters& parameters() { return *parameters_; }
-  const RuleParameters& parameters() const { return *parameters_; }
+  // Only where rules are registered.
+  RuleParameters& parameters();
   // True if all parameters have the same values.
   bool operator==(const ProfilingRules& other) const;
 
  private:
-  std::unique_ptr<RuleParameters> parameters_;  // never null
+  std::unique_ptr<RuleParameters> parameters_;  // null: none were registered yet, and all are at their defaults
 };
 
 inline void declare_keys(Keys& keys, ProfilingRules& rules) {
-  rules.parameters().declare_keys(keys);
+  keys.when_read([](Section&) { find_rules(); });
+  if (has_rules()) rules.parameters().declare_keys(keys);
 }
 
 // Returns every parameter under its rule's name: {"StepOutlier": {"stddev": 3, ...}, ...}, as plan.json shows them.

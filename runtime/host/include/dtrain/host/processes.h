@@ -43,4 +43,8 @@ std::uint64_t start_ticks(pid_t pid);
 // True if the process is stopped (SIGSTOP, or a debugger). Then only SIGKILL and SIGCONT have an effect on it.
 bool is_stopped(pid_t pid);
 
+// The environment variable by which the ledger recognises the processes of a launcher (dtrain/scheduler/rank_mark.h). A
+// rank removes it when it starts, because its own children are no ranks.
+inline constexpr const char* kRankMark = "DTRAIN_LAUNCHED_BY";
+
 }  // namespace dtrain::host

@@ -1,0 +1,56 @@
+// The checks of `dtrain doctor` on one host, a function for each. They look, measure for a fraction of a second, and
+// leave nothing behind. One thread.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <vector>
+
+#include "doctor/finding.h"
+#include "dtrain/rank/environment.h"
+#include "dtrain/rank/gpus_seen.h"
+
+namespace dtrain::run {
+
+struct CheckedHost {
+  std::filesystem::path folder;  // for runs; may not exist yet
+  bool needs_mpi = false;        // launcher: mpi
+  bool needs_slurm = false;      // launcher: slurm
+  bool launches = true;          // `dtrain launch` is called here
+};
+
+// Runs all checks, in the order in which they are printed.
+std::vector<Finding> check_host(const CheckedHost& host, const std::optional<GpusSeen>& gpus,
+                                const Variables& variables);
+
+// Programs and libraries. GPUs: gpu_checks.h.
+Finding check_libtorch(const Variables& variables);
+// Checks the backends' needs: a finding for each that looks for something. `mpi_is_needed`: the launcher is mpirun.
+std::vector<Finding> check_backends(bool mpi_is_needed, const Variables& variables);
+Finding check_slurm(const Variables& variables);
+
+// Limits. `root` is the folder that contains proc/ and sys/.
+Finding check_shared_memory(const std::filesystem::path& root = "/");
+// Empty: no cgroup limits the processor time.
+std::optional<Finding> check_cpu_quota(const std::filesystem::path& root = "/");
+// `gpus`: the number of GPUs that exchange gradients through /dev/shm.
+Finding check_dev_shm(int gpus = 0, const std::filesystem::path& folder = "/dev/shm");
+Finding check_open_files();
+Finding judge_open_files(std::uint64_t soft, std::uint64_t hard);
+Finding check_locked_memory(const std::filesystem::path& root = "/");
+// `bytes` is empty if there is no limit. `matters`: there are devices that pin memory.
+Finding judge_locked_memory(std::optional<std::uint64_t> bytes, bool matters);
+
+Finding check_interfaces();
+
+// Lists the variables of process_interface.h that are set, and those of dtrain's name that no program reads.
+std::vector<Finding> check_variables(const Variables& variables);
+
+// Checks the folder of runs: free space and write speed; and the ledger's folder: whether it is local and writable.
+std::vector<Finding> check_folder(const std::filesystem::path& folder);
+Finding check_state_folder(const Variables& variables);
+// Returns the folder itself, or the nearest folder above it that exists.
+std::filesystem::path existing_part(const std::filesystem::path& folder);
+
+}  // namespace dtrain::run

@@ -1,0 +1,42 @@
+// `dtrain launch`: starts one process for each slot and watches them until the last has ended. One thread.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/log.h"
+#include "dtrain/rank/mock.h"
+#include "dtrain/scheduler/cluster_agents.h"
+
+namespace dtrain::run {
+
+struct LaunchRequest {
+  std::filesystem::path experiment_file;
+  std::filesystem::path contents;      // read instead of experiment_file; empty: that file itself
+  std::string continue_run;            // --continue: the run that goes on, as find_run() names it; empty: a new one
+  std::vector<std::string> overrides;  // --set
+  std::filesystem::path cluster;       // --cluster; empty: looked for
+  std::filesystem::path run_dir;       // empty: the next one under runs/
+  Mock mock;
+  bool dry_run = false;                       // print the plan, start nothing
+  bool detach = false;                        // run without the terminal once the task is in the ledger
+  bool is_trial = false;                      // a short run for another launch; ends with that launch, writes no report
+  bool json = false;                          // with dry_run: the plan as JSON
+  std::optional<scheduler::Machine> machine;  // a machine that tests pretend to have; empty: this machine
+};
+
+// Returns the number of ranks that Kubernetes asks for in all pods of the job (PET_NNODES, PET_NPROC_PER_NODE); 1
+// outside of one. ConfigError: the variables are wrong.
+int ranks_of_pods();
+
+// Starts the ranks of an experiment. If several hosts each start their own ranks (PET_NNODES), starts only those of
+// this host.
+//
+// Returns the exit code: 0 done, 1 the run failed, 75 stopped by SIGTERM with a durable checkpoint, 130 interrupted.
+// ConfigError (exit code 2) before any rank starts.
+ExitCode launch(const LaunchRequest& request);
+
+}  // namespace dtrain::run

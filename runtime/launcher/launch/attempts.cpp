@@ -1,0 +1,223 @@
+#include "launch/attempts.h"
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <optional>
+#include <utility>
+
+#include "commands/slurm_command.h"
+#include "dtrain/base/error.h"
+#include "dtrain/base/text.h"
+#include "dtrain/rank/resume.h"
+#include "dtrain/rank/run_folder.h"
+#include "dtrain/rank/screen.h"
+#include "entrypoint.h"
+#include "launch/slurm_submit.h"
+
+namespace dtrain::run {
+namespace {
+
+constexpr std::size_t kLogLinesShown = 15;
+constexpr int kWatchPollMs = 50;  // the screen is updated at least this often
+constexpr auto kTogether = std::chrono::seconds(1);
+constexpr auto kLongStart = std::chrono::seconds(30);  // libraries on a slow file system take as long
+
+Outcome run_once(const Attempt& attempt) {
+  switch (attempt.plan.launcher.type) {
+    case config::LauncherType::kLocal:
+      return run_local(attempt);
+    case config::LauncherType::kMpi:
+      return run_mpi(attempt);
+    case config::LauncherType::kSlurm:
+      break;
+  }
+  return needs_allocation(attempt.plan, attempt.variables) ? submit_and_follow(attempt) : run_slurm(attempt);
+}
+
+// Puts the files of the last attempt aside, sets `attempt.resume` to the newest checkpoint, and says so on the screen.
+// Returns the run's end if the run cannot go on because its checkpoints are not there any more.
+std::optional<Outcome> prepare_next(Attempt& attempt, int number, const std::string& when) {
+  try {
+    attempt.resume = find_resume_point(attempt.folder);
+  } catch (const ConfigError& error) {
+    return Outcome{.exit_code = ExitCode::kBadInput,
+                   .failure = Failure{.cause = error.what(), .remedy = error.remedy()}};
+  }
+  put_aside(attempt.folder, {.metrics = attempt.resume.exists(), .launcher_log = true});
+  for (const std::string& text : warnings_of(attempt.resume)) attempt.screen.line("dtrain: warning: " + text);
+  attempt.screen.line("dtrain: " + when + ": it goes on from " + text_of(attempt.resume) +
+                      "; logs and records of attempt " + std::to_string(number) + " are in " +
+                      (attempt.folder.path / ("attempt-" + std::to_string(number))).string());
+  return std::nullopt;
+}
+
+class Watcher {
+ public:
+  Watcher(const Attempt& attempt, WatchedRanks& ranks) : attempt_(attempt), ranks_(ranks) {}
+
+  void run() {
+    while (!ranks_.all_ended()) {
+      wait();
+      take_interrupts();
+      look(false);
+      ranks_.end_what_hangs();
+    }
+    look(true);
+    attempt_.screen.end_progress();
+  }
+
+ private:
+  void wait() {
+    std::vector<pollfd> descriptors{{attempt_.signals.fd(), POLLIN, 0}};
+    ranks_.add_descriptors(descriptors);
+    ::poll(descriptors.data(), descriptors.size(), kWatchPollMs);
+  }
+
+  void take_interrupts() {
+    while (const auto signal = attempt_.signals.next()) interrupt(signal_name(*signal), *signal);
+    for (const int kills = attempt_.task.kills(); kills_ < kills; ++kills_) interrupt("dtrain task kill", SIGINT);
+    if (interrupts_ == 0 && !yields_ && !attempt_.task.yields().empty()) yield(attempt_.task.yields());
+  }
+
+  // A SIGTERM is often sent twice at once: to the whole process group, and again by a parent that passes it on. So is
+  // SIGHUP, by a shell and by the kernel, when a terminal is closed.
+  bool belongs_to_the_last(int signal) {
+    if (signal == SIGINT) return false;
+    const Nanoseconds now = attempt_.clock.monotonic();
+    const bool belongs = terminated_ && now - *terminated_ < kTogether;
+    if (!belongs) terminated_ = now;
+    return belongs;
+  }
+
+  void interrupt(const std::string& why, int signal) {
+    if (belongs_to_the_last(signal)) return;
+    ++interrupts_;
+    attempt_.events.write("interrupted", {{"signal", why}});
+    if (interrupts_ == 1) attempt_.task.enter(scheduler::TaskState::kStopping, why);
+    ranks_.interrupt({.why = why, .signal = signal, .count = interrupts_, .repeats = yields_ && interrupts_ == 1});
+  }
+
+  void yield(const std::string& why) {
+    yields_ = true;
+    attempt_.events.write("yields", {{"reason", why}});
+    attempt_.task.enter(scheduler::TaskState::kStopping, why);
+    ranks_.interrupt({.why = why, .signal = SIGTERM, .yields = true});
+  }
+
+  void look(bool last) {
+    ranks_.take(last);
+    const bool goes_on = interrupts_ == 0 && !yields_ && !ranks_.has_failed();
+    if (goes_on && ranks_.all_joined() && !std::exchange(running_, true)) {
+      attempt_.task.enter(scheduler::TaskState::kRunning);
+    }
+    if (goes_on && !running_) warn_of_absence();
+    ranks_.judge();
+  }
+
+  // A rank that never joins trains alone, and fails at its end.
+  void warn_of_absence() {
+    if (attempt_.clock.monotonic() - began_ < kLongStart || std::exchange(warned_of_absence_, true)) return;
+    const bool script = runs_script(attempt_.plan.command);
+    attempt_.screen.line("dtrain: warning: not every rank has joined the run within " +
+                         std::to_string(kLongStart.count()) + " s. A rank joins when its program calls " +
+                         (script ? "dtrain.init()" : "dtrain::run_trial()") +
+                         ": does it load something large before, or does it not call it at all?" +
+                         (script ? std::string("\n  ") + kCallsOfScript : ""));
+  }
+
+  const Attempt& attempt_;
+  WatchedRanks& ranks_;
+  const Nanoseconds began_ = attempt_.clock.monotonic();
+  bool warned_of_absence_ = false;
+  int interrupts_ = 0;
+  int kills_ = 0;        // the number of interrupts from `dtrain task kill`
+  bool yields_ = false;  // the ranks were told to save and to give up their slots
+  bool running_ = false;
+  std::optional<Nanoseconds> terminated_;  // the time of the last SIGTERM or SIGHUP
+};
+
+}  // namespace
+
+std::string stopping_line(const Interrupt& interrupt) {
+  if (interrupt.repeats) return "dtrain: " + interrupt.why + ": the ranks are stopping already; another one kills them";
+  if (interrupt.yields) return "dtrain: " + interrupt.why + ": saving after the current step, to go on later";
+  return "dtrain: " + interrupt.why + ": stopping after the current step; a second " + interrupt.why +
+         " kills the ranks";
+}
+
+ExitCode exit_code_of_stop(const Interrupt& interrupt, ExitCode of_ranks) {
+  if (of_ranks == ExitCode::kDone) return of_ranks;
+  // Ranks that saved because of an order to yield do not know of a SIGINT that came later.
+  const bool goes_on_later = of_ranks == ExitCode::kPreempted && !(interrupt.exists() && interrupt.signal == SIGINT);
+  return goes_on_later ? ExitCode::kPreempted : ExitCode::kInterrupted;
+}
+
+std::vector<std::string> log_lines(const RunFolder& folder, int rank, const std::string& cause) {
+  const std::vector<std::string> said = split(cause, '\n');
+  // The log has the first line behind a time and a level, and the others, such as those of a traceback, as they are.
+  const auto repeats = [&](const std::string& line) {
+    if (line.empty() || said.front().empty()) return false;
+    return line.find(said.front()) != std::string::npos || std::find(said.begin(), said.end(), line) != said.end();
+  };
+  std::vector<std::string> lines;
+  for (std::string& line : last_lines(folder.log(rank), kLogLinesShown)) {
+    if (!repeats(line)) lines.push_back(std::move(line));
+  }
+  return lines;
+}
+
+Outcome run_attempts(Attempt attempt, int restarts, const std::function<bool()>& wait_for_slots) {
+  const int most = attempt.plan.experiment.max_restarts;
+  for (;;) {
+    const int number = attempt_number(attempt.folder);
+    Json fields = to_json(attempt.resume);
+    fields["attempt"] = number;
+    // The launch in a Slurm job makes the attempts of a run that is submitted.
+    if (!needs_allocation(attempt.plan, attempt.variables)) attempt.events.write("attempt_started", fields);
+    if (number > 1) attempt.task.enter(scheduler::TaskState::kStarting, "attempt " + std::to_string(number));
+    Outcome outcome = run_once(attempt);
+    const bool done = outcome.exit_code == ExitCode::kDone;
+    bool yields = outcome.interrupt.yields && !outcome.failure && !done;
+    if (yields) {
+      attempt.events.write("attempt_stopped", {{"attempt", number}, {"reason", outcome.interrupt.why}});
+      if (const auto refused = prepare_next(attempt, number, outcome.interrupt.why)) return *refused;
+    } else {
+      const bool stops = outcome.interrupt.exists() && !outcome.interrupt.yields;
+      if (!outcome.failure || !outcome.failure->may_pass || stops) return outcome;
+      // A checkpoint that is further than where the attempt began is progress.
+      if (read_state(attempt.folder).last_saved.value_or(0) > attempt.resume.step) restarts = 0;
+      std::error_code code;
+      const bool folder_is_there = std::filesystem::exists(attempt.folder.plan(), code);
+      if (restarts >= most || !folder_is_there) return outcome;
+      ++restarts;
+      const std::string cause = outcome.failure->cause;
+      attempt.events.write("attempt_failed", {{"attempt", number}, {"cause", cause}, {"restart", restarts}});
+      attempt.screen.line("dtrain: attempt " + std::to_string(number) + " failed: " + cause);
+      const std::string when = "restart " + std::to_string(restarts) + " of " + std::to_string(most);
+      if (const auto refused = prepare_next(attempt, number, when)) return *refused;
+      yields = outcome.interrupt.yields;
+    }
+    if (!yields) continue;
+    attempt.task.requeue(outcome.interrupt.why);
+    if (wait_for_slots()) continue;
+    const Interrupt& cancelled = attempt.task.cancelled();
+    const bool goes_on_later = cancelled.signal != SIGINT && attempt.resume.exists();
+    return {.exit_code = goes_on_later ? ExitCode::kPreempted : ExitCode::kInterrupted, .interrupt = cancelled};
+  }
+}
+
+void LaunchEvents::write(const std::string& event, const Json& fields) {
+  try {
+    file_.write(event, fields);
+  } catch (const SystemError& error) {
+    if (std::exchange(warned_, true)) return;
+    screen_.line("dtrain: warning: events are missing from the run's folder: " + describe(error) + "; the run goes on");
+  }
+}
+
+void watch_ranks(const Attempt& attempt, WatchedRanks& ranks) {
+  Watcher(attempt, ranks).run();
+}
+
+}  // namespace dtrain::run

@@ -1,0 +1,307 @@
+#include "launch/job_ranks.h"
+
+#include <array>
+#include <csignal>
+#include <cstring>
+#include <regex>
+#include <utility>
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/fd.h"
+#include "dtrain/base/text.h"
+#include "dtrain/rank/screen.h"
+#include "dtrain/scheduler/rank_mark.h"
+#include "launch/attempts.h"
+
+namespace dtrain::run {
+namespace {
+
+std::string one_line(const std::string& text) {
+  return std::regex_replace(text, std::regex("\\s+"), " ");
+}
+
+// Returns the signal whose strsignal() text begins `name`, as in srun's messages; 0: none.
+int signal_called(const std::string& name) {
+  for (int signal = 1; signal < NSIG; ++signal) {
+    if (const char* text = ::sigdescr_np(signal); text && name.rfind(text, 0) == 0) return signal;
+  }
+  return 0;
+}
+
+}  // namespace
+
+JobWords read_mpirun_words(const std::string& text) {
+  const std::string words = one_line(text);
+  JobWords result;
+  std::smatch found;
+  if (std::regex_search(words, found,
+                        std::regex("process rank ([0-9]+) with PID [0-9]+ on node [^ ]+ exited on signal ([0-9]+)"))) {
+    result.first = EndOfRank{.rank = std::stoi(found[1]), .signal = std::stoi(found[2])};
+  } else if (std::regex_search(words, found,
+                               std::regex("Process name: \\[\\[[0-9]+,[0-9]+\\],([0-9]+)\\] Exit code: ([0-9]+)"))) {
+    result.first = EndOfRank{.rank = std::stoi(found[1]), .code = std::stoi(found[2])};
+  }
+  if (std::regex_search(words, found, std::regex("Remote daemon: \\[\\[[0-9]+,[0-9]+\\],[0-9]+\\] on node ([^ ]+)"))) {
+    result.lost_host = found[1];
+  }
+  return result;
+}
+
+JobWords read_srun_words(const std::string& text, int rank) {
+  JobWords result;
+  std::smatch found;
+  const std::regex task("srun: error: [^ ]+: tasks? ([0-9]+)[-,0-9]*: ([^\\n]+)");
+  for (std::sregex_iterator each(text.begin(), text.end(), task), end; each != end; ++each) {
+    const std::string how = (*each)[2];
+    EndOfRank one{.rank = std::stoi((*each)[1])};
+    std::smatch code;
+    if (std::regex_search(how, code, std::regex("Exited with exit code ([0-9]+)"))) {
+      one.code = std::stoi(code[1]);
+    } else if ((one.signal = signal_called(how)) == 0) {
+      continue;
+    }
+    if (!result.first || one.rank == rank) result.first = one;
+  }
+  if (std::regex_search(text, found, std::regex("Node failure on ([^ \\n]+)"))) result.lost_host = found[1];
+  return result;
+}
+
+namespace {
+
+constexpr std::size_t kErrorsKept = 64 * 1024;
+constexpr std::size_t kFailureLines = 15;
+
+std::string host_of(const LaunchPlan& plan, int rank) {
+  const auto index = static_cast<std::size_t>(rank);
+  return rank >= 0 && index < plan.ranks.size() ? plan.ranks[index].host : std::string();
+}
+
+// "rank 1 on nodeb"
+std::string name_of(const LaunchPlan& plan, int rank) {
+  const std::string host = host_of(plan, rank);
+  return "rank " + std::to_string(rank) + (host.empty() ? "" : " on " + host);
+}
+
+Failure lost_host(const LaunchPlan& plan, const std::string& host, int rank, const std::string& how) {
+  std::vector<std::string> ranks;
+  for (const RankPlacement& one : plan.ranks) {
+    if (one.host == host) ranks.push_back(std::to_string(one.rank));
+  }
+  return {.rank = rank,
+          .cause = "host " + host + " is lost, with rank " + join(ranks, ", ") + ": " + how,
+          .remedy = "check that the host runs and that its network works",
+          .may_pass = true};
+}
+
+Failure ended(const LaunchPlan& plan, const EndOfRank& end, bool joined) {
+  const std::string who = name_of(plan, end.rank);
+  if (end.signal != 0) {
+    return {.rank = end.rank,
+            .cause = who + " was " + ExitStatus{0, end.signal}.describe(),
+            .remedy = end.signal == SIGKILL ? "dtrain did not send this signal: another process did, or the host or "
+                                              "the rank's cgroup had no memory left (see dmesg on that host)"
+                                            : "",
+            .may_pass = true};
+  }
+  const std::string when = joined ? " ended before the run was over: " : " ended before it joined the run: ";
+  return {.rank = end.rank, .cause = who + when + ExitStatus{end.code, 0}.describe()};
+}
+
+Failure reported_error(const LaunchPlan& plan, const ErrorMessage& error) {
+  if (error.agreed || error.rank < 0) return {.cause = error.cause, .remedy = error.remedy};
+  return {.rank = error.rank,
+          .cause = name_of(plan, error.rank) + " " + failed_when(error.step) + ": " + error.cause,
+          .remedy = error.remedy,
+          .may_pass = error.departure == comm::Departure::kTimedOut};
+}
+
+Failure why(const LaunchPlan& plan, const JobEnd& end, const JobWords& words, const std::string& name) {
+  if (end.error && comm::is_reported(end.error->departure)) return reported_error(plan, *end.error);
+  const int rank = end.error ? end.error->rank : -1;
+  if (end.error && end.error->departure == comm::Departure::kSilent) {
+    return lost_host(plan, host_of(plan, rank), rank, "it has not answered for some seconds");
+  }
+  if (!words.lost_host.empty() && (rank < 0 || host_of(plan, rank) == words.lost_host)) {
+    return lost_host(plan, words.lost_host, rank, "its ranks and " + name + "'s daemon there are gone");
+  }
+  if (words.first) return ended(plan, *words.first, end.joined > 0);
+  if (end.error) return {.rank = rank, .cause = name_of(plan, rank) + " is gone: its connection has ended"};
+  const std::string when =
+      end.joined == 0 ? " ended before any rank joined the run: " : " ended before the run was over: ";
+  return {.cause = name + when + end.status.describe()};
+}
+
+// Adds the last lines of the failed rank's log, or those of mpirun or srun if no rank joined.
+void add_lines(Failure& failure, const RunFolder& folder, const JobEnd& end, const std::string& name) {
+  if (failure.rank >= 0) {
+    failure.lines = log_lines(folder, failure.rank, end.error ? end.error->cause : std::string());
+    return;
+  }
+  if (end.error || end.joined > 0) return;
+  failure.said_by = name;
+  for (const std::string& line : last_lines(folder.logs() / (name + ".log"), kFailureLines)) {
+    if (!line.empty() && line.find_first_not_of('-') != std::string::npos) failure.lines.push_back(line);
+  }
+}
+
+}  // namespace
+
+UniqueFd OutputPipe::open() {
+  Pipe pipe = make_pipe();
+  fd_ = std::move(pipe.reader);
+  ::fcntl(fd_.get(), F_SETFL, O_NONBLOCK);
+  return std::move(pipe.writer);
+}
+
+void OutputPipe::read(const std::function<void(const std::string& line)>& on_line) {
+  std::array<char, 16 * 1024> buffer{};
+  while (fd_) {
+    const ssize_t count = ::read(fd_.get(), buffer.data(), buffer.size());
+    if (count < 0) return;  // no more output now
+    if (count == 0) {
+      if (!partial_.empty()) on_line(partial_);
+      partial_.clear();
+      fd_.reset();
+      return;
+    }
+    partial_.append(buffer.data(), static_cast<std::size_t>(count));
+    std::size_t begin = 0;
+    for (std::size_t end; (end = partial_.find('\n', begin)) != std::string::npos; begin = end + 1) {
+      on_line(partial_.substr(begin, end - begin));
+    }
+    partial_.erase(0, begin);
+  }
+}
+
+// A failing rank informs the others and ends the job with MPI_Abort; without MPI the ranks end by themselves. If a host
+// does not answer, mpirun and srun would wait for it.
+const JobRanks::Patience JobRanks::kAfterFailure{std::chrono::seconds(8), std::chrono::seconds(12)};
+const JobRanks::Patience JobRanks::kAfterSilence{std::chrono::milliseconds(1500), std::chrono::milliseconds(2500)};
+const JobRanks::Patience JobRanks::kAfterFinish{std::chrono::seconds(30), std::chrono::seconds(38)};
+
+JobRanks::JobRanks(const Attempt& attempt, RankPlane& plane, const Job& job)
+    : attempt_(attempt), plane_(plane), process_(start(job)) {
+  attempt_.task.add_process(job.name, process_.pid());
+  attempt_.events.write(job.name + "_started", {{"pid", process_.pid()}, {"command", job.command}});
+}
+
+Process JobRanks::start(const Job& job) {
+  const std::filesystem::path log = attempt_.folder.logs() / (job.name + ".log");
+  log_.emplace(log);  // the launch fails if its log cannot be opened
+  const UniqueFd out = out_.open();
+  const UniqueFd errors = errors_.open();
+  const UniqueFd in(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  ProcessOptions options;
+  options.command = job.command;
+  options.environment = job.variables;
+  // The mark identifies the ranks if this process is killed before it has recorded them.
+  options.environment[scheduler::kRankMark] = scheduler::rank_mark(::getpid());
+  options.unset = job.unset;
+  options.fds = {{0, in.get()}, {1, out.get()}, {2, errors.get()}};
+  return Process::start(options);
+}
+
+JobEnd JobRanks::end() {
+  end_.hosts = plane_.hosts();
+  return end_;
+}
+
+void JobRanks::add_descriptors(std::vector<pollfd>& descriptors) const {
+  descriptors.push_back({process_.pidfd(), POLLIN, 0});
+  for (const OutputPipe* output : {&out_, &errors_}) {
+    if (output->fd() >= 0) descriptors.push_back({output->fd(), POLLIN, 0});
+  }
+}
+
+void JobRanks::take(bool) {
+  out_.read([this](const std::string& line) { attempt_.screen.line(line); });
+  errors_.read([this](const std::string& line) {
+    keep(line);
+    end_.errors += line + "\n";
+    if (end_.errors.size() > 2 * kErrorsKept) end_.errors.erase(0, kErrorsKept);
+  });
+  if (const auto progress = plane_.take_progress()) attempt_.screen.progress(*progress);
+  end_.joined = plane_.joined();
+  if (ended_) return;
+  if (const auto status = process_.wait(std::chrono::milliseconds(0))) {
+    end_.status = *status;
+    ended_ = true;
+  }
+}
+
+void JobRanks::judge() {
+  if (!end_.error && (end_.error = plane_.error())) {
+    attempt_.task.enter(scheduler::TaskState::kStopping, end_.error->cause);
+    end_within(end_.error->departure == comm::Departure::kSilent ? kAfterSilence : patience_);
+  }
+  if (end_.finished || !plane_.all_finished()) return;
+  end_.finished = true;
+  end_.exit_code = plane_.exit_code();
+  try {
+    plane_.finish();
+  } catch (const CommError&) {
+    // A rank died while it ended; its exit code shows that.
+  }
+  end_within(kAfterFinish);
+}
+
+void JobRanks::end_within(const Patience& patience) {
+  hangs_since_ = attempt_.clock.monotonic();
+  patience_ = patience;
+}
+
+void JobRanks::interrupt(const Interrupt& interrupt) {
+  end_.interrupts = interrupt.count;
+  if (interrupt.count == 1) end_.interrupt = interrupt;
+  if (interrupt.count == 1 && plane_.joined() > 0) {
+    attempt_.screen.line(stopping_line(interrupt));
+    if (!interrupt.repeats) plane_.stop(interrupt.signal);
+  } else {
+    attempt_.screen.line("dtrain: " + interrupt.why + ": killing the ranks");
+    process_.kill(SIGTERM);
+    hangs_since_ = attempt_.clock.monotonic();
+  }
+}
+
+void JobRanks::end_what_hangs() {
+  if (ended_ || !hangs_since_) return;
+  const Nanoseconds since = attempt_.clock.monotonic() - *hangs_since_;
+  if (since >= patience_.before_term && !std::exchange(terminated_, true)) process_.kill(SIGTERM);
+  if (since >= patience_.before_kill && !std::exchange(killed_, true)) process_.kill_group(SIGKILL);
+}
+
+// A full disk does not end the launch: the outcome does not depend on this log.
+void JobRanks::keep(const std::string& line) {
+  try {
+    log_->append(line + "\n");
+  } catch (const SystemError& error) {
+    if (!std::exchange(log_is_torn_, true)) attempt_.screen.line("dtrain: warning: " + describe(error));
+  }
+}
+
+JobEnd watch_job(const Attempt& attempt, RankPlane& plane, const Job& job) {
+  JobRanks ranks(attempt, plane, job);
+  watch_ranks(attempt, ranks);
+  return ranks.end();
+}
+
+Outcome judge_job(const LaunchPlan& plan, const RunFolder& folder, const JobEnd& end, const JobWords& words,
+                  const std::string& name) {
+  Outcome outcome{.interrupt = end.interrupt};
+  if (end.finished) {
+    outcome.exit_code = exit_code_of_stop(end.interrupt, end.exit_code);
+    if (end.status.success()) return outcome;
+  } else if (end.interrupts > 0 && !end.error) {
+    outcome.exit_code = ExitCode::kInterrupted;
+    return outcome;
+  }
+  outcome.exit_code = ExitCode::kRunFailed;
+  outcome.failure = why(plan, end, words, name);
+  add_lines(*outcome.failure, folder, end, name);
+  return outcome;
+}
+
+}  // namespace dtrain::run

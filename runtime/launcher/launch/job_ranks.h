@@ -1,0 +1,136 @@
+// The ranks of a run that mpirun or srun starts for `dtrain launch`: a job. They report over the launcher's plane
+// (RankPlane); their output arrives as the output of the job. One thread.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dtrain/base/clock.h"
+#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
+#include "dtrain/base/subprocess.h"
+#include "dtrain/rank/environment.h"
+#include "dtrain/rank/launcher_link.h"
+#include "dtrain/rank/plane_link.h"
+#include "dtrain/rank/run_folder.h"
+#include "launch/attempts.h"
+#include "plan/launch_plan.h"
+
+namespace dtrain::run {
+
+// The facts of a failed job that dtrain itself cannot see: which signal or exit code ended a rank, and which host's
+// daemon is gone. Pure functions read them from the messages of mpirun and srun.
+//
+// mpirun's texts are those of Open MPI 4.1 (help-orterun.txt, help-errmgr-base.txt).
+struct EndOfRank {
+  int rank = -1;
+  int signal = 0;  // 0: it ended with `code`
+  int code = 0;
+};
+
+struct JobWords {
+  std::optional<EndOfRank> first;  // the rank that ended abnormally first
+  std::string lost_host;           // the host whose daemon is gone; empty: none
+};
+
+JobWords read_mpirun_words(const std::string& text);
+
+// Reads srun's messages: "srun: error: node1: task 3: Killed" or "... Exited with exit code 7". srun reports every task
+// that failed, including those that stopped because of another. The result has `rank` if it is among them, else the
+// first.
+JobWords read_srun_words(const std::string& text, int rank = -1);
+
+// The program that is started. A plain value.
+struct Job {
+  std::string name;  // "mpirun"; its standard error goes to logs/mpirun.log
+  std::vector<std::string> command;
+  Variables variables;             // besides those of this process
+  std::vector<std::string> unset;  // variables of this process that the job does not get
+};
+
+// The end of the job, as far as the launcher can see it.
+struct JobEnd {
+  ExitStatus status;
+  std::string errors;                    // the end of its standard error
+  std::optional<ErrorMessage> error;     // the report of a rank, or the rank that left without one
+  int joined = 0;                        // ranks that joined
+  bool finished = false;                 // every rank finished, or stopped as requested
+  ExitCode exit_code = ExitCode::kDone;  // of the ranks, if `finished`
+  int interrupts = 0;
+  Interrupt interrupt;                      // the first one; nothing: none
+  std::map<std::string, HostReport> hosts;  // by agent
+};
+
+// Reads one output of a child process line by line, without blocking.
+class OutputPipe {
+ public:
+  // Makes the pipe and returns its write end, for the child. SystemError.
+  UniqueFd open();
+  int fd() const { return fd_.get(); }  // readable when there is output; -1: the output has ended
+  // Passes on the lines that have arrived, without newlines; at the end of the output also an incomplete last line.
+  void read(const std::function<void(const std::string& line)>& on_line);
+
+ private:
+  UniqueFd fd_;
+  std::string partial_;  // an incomplete line
+};
+
+class JobRanks final : public WatchedRanks {
+ public:
+  // Starts the job. SystemError when it cannot be started.
+  JobRanks(const Attempt& attempt, RankPlane& plane, const Job& job);
+  // Returns how the job ended. Called once the watcher has seen its end.
+  JobEnd end();
+
+  void add_descriptors(std::vector<pollfd>& descriptors) const override;
+  void take(bool last) override;
+  void judge() override;
+  void interrupt(const Interrupt& interrupt) override;
+  void end_what_hangs() override;
+  bool all_joined() const override { return end_.joined == attempt_.plan.world_size(); }
+  bool has_failed() const override { return end_.error.has_value(); }
+  bool all_ended() const override { return ended_; }
+
+ private:
+  // The times after which a job that should end by itself gets SIGTERM, and then SIGKILL.
+  struct Patience {
+    std::chrono::milliseconds before_term;
+    std::chrono::milliseconds before_kill;
+  };
+  static const Patience kAfterFailure;
+  static const Patience kAfterSilence;
+  static const Patience kAfterFinish;
+
+  Process start(const Job& job);
+  void end_within(const Patience& patience);
+  void keep(const std::string& line);
+
+  const Attempt& attempt_;
+  RankPlane& plane_;
+  std::optional<LineAppender> log_;  // start() opens it
+  bool log_is_torn_ = false;
+  OutputPipe out_;
+  OutputPipe errors_;
+  Process process_;
+  JobEnd end_;
+  bool ended_ = false;
+  Patience patience_ = kAfterFailure;
+  std::optional<Nanoseconds> hangs_since_;
+  bool terminated_ = false;
+  bool killed_ = false;
+};
+
+// Starts the job and watches it until it has ended.
+JobEnd watch_job(const Attempt& attempt, RankPlane& plane, const Job& job);
+
+// Derives the outcome, with a cause that names rank and host, from the reports of the job's ranks and the messages of
+// mpirun or srun. Reads log files. `name` is "mpirun" or "srun". If no rank joined and none reported an error,
+// run_mpi() looks for the cause on the hosts (RemoteHosts::find_fault()) and adds the remedy.
+Outcome judge_job(const LaunchPlan& plan, const RunFolder& folder, const JobEnd& end, const JobWords& words,
+                  const std::string& name);
+
+}  // namespace dtrain::run

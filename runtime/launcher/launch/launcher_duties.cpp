@@ -1,0 +1,27 @@
+// The module that a rank opens where no launcher has started it (dtrain/rank/launcher_duties.h).
+#include "dtrain/rank/launcher_duties.h"
+
+#include "calibration/machine_limits.h"
+#include "dtrain/launcher/summary_text.h"
+#include "dtrain/launcher/user_ledger.h"
+#include "launch/run_texts.h"
+#include "plan/launch_plan.h"
+
+namespace dtrain::run {
+namespace {
+
+std::optional<profile::RankLimits> known_limits(int threads, int ranks, const Variables& variables) {
+  return machine_limits({.threads = threads, .ranks = ranks}, Measure::kNever, variables).limits;
+}
+
+}  // namespace
+}  // namespace dtrain::run
+
+extern "C" dtrain::run::LauncherDuties dtrain_launcher_duties() {
+  using namespace dtrain::run;
+  return {.end_report = end_report,
+          .summary_text = summary_text,
+          .run_of_task = run_of_task,
+          .known_limits = known_limits,
+          .unused_rules_warning = unused_rules_warning};
+}

@@ -1,0 +1,377 @@
+#include "launch/local_ranks.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/json.h"
+#include "dtrain/base/unix_socket.h"
+#include "dtrain/config/experiment.h"
+#include "dtrain/host/memory_kills.h"
+#include "dtrain/host/processes.h"
+#include "dtrain/profile/agent_process.h"
+#include "dtrain/rank/launcher_link.h"
+#include "dtrain/rank/rendezvous.h"
+#include "dtrain/rank/version.h"
+#include "dtrain/scheduler/rank_mark.h"
+#include "entrypoint.h"
+#include "launch/attempts.h"
+#include "plan/gpu_placement.h"
+
+namespace dtrain::run {
+namespace {
+
+constexpr int kLinkFd = 3;  // its number in the rank
+constexpr auto kLocalAgentPatience = std::chrono::seconds(2);
+
+// A failing rank informs the others through the control plane, and they stop by themselves. A rank that has not joined
+// is not reached that way, so it gets SIGTERM sooner. A rank that hangs is killed. A rank that is stopped (SIGSTOP)
+// handles neither messages nor signals, so it is killed at once.
+constexpr auto kGraceWhileStarting = std::chrono::milliseconds(100);
+constexpr auto kGraceBeforeTerm = std::chrono::milliseconds(500);
+constexpr auto kGraceBeforeKill = std::chrono::seconds(5);
+
+// Returns the likely reason why a rank has ended without a call to dtrain.
+std::string why_not_joined(const LaunchPlan& plan) {
+  const std::string& program = plan.command.front();
+  if (plan.command.size() > 2 && plan.command[2] == kPythonRank) {
+    return "if " + program +
+           " has no module 'dtrain': pip install the wheel there, or name another Python by DTRAIN_PYTHON";
+  }
+  return "is " + program + " a program that calls dtrain::run_trial()?";
+}
+
+Failure reported_by(int rank, const ErrorMessage& error) {
+  if (error.agreed) return {-1, error.cause, error.remedy};
+  return {.rank = rank,
+          .cause = "rank " + std::to_string(rank) + " " + failed_when(error.step) + ": " + error.cause,
+          .remedy = error.remedy,
+          .may_pass = error.departure == comm::Departure::kTimedOut};
+}
+
+profile::AgentOptions agent_options(const LaunchPlan& plan, const RunFolder& folder) {
+  profile::AgentOptions options{.agent_id = plan.host, .profile_folder = folder.profile()};
+  for (const RankPlacement& rank : plan.ranks) options.local_ranks.push_back(rank.rank);
+  options.header = {{"run", folder.path.filename().string()}, {"versions", {{"dtrain", version()}}}};
+  if (const auto& wanted = plan.experiment.profiling.prometheus) options.prometheus = {wanted->address, wanted->port};
+  return options;
+}
+
+// Returns the failure that this rank caused; empty if it caused none (so far). `interrupted`: the launcher has sent
+// signals to the ranks. `kills`: as the first rank was started.
+std::optional<Failure> failure_of(const RankProcess& rank, const LaunchPlan& plan, bool interrupted,
+                                  const host::MemoryKills& kills) {
+  if (rank.error() && rank.error()->primary) return reported_by(rank.rank(), *rank.error());
+  if (!rank.status()) return std::nullopt;
+  const ExitStatus& status = *rank.status();
+  const std::string name = "rank " + std::to_string(rank.rank());
+  const bool asked = interrupted && (status.signal == SIGTERM || status.signal == SIGINT || status.signal == SIGKILL);
+  if (asked || rank.error()) return std::nullopt;  // a rank that stops because of another is not the cause
+  if (status.signal != 0) {
+    return Failure{.rank = rank.rank(),
+                   .cause = name + " was " + status.describe(),
+                   .remedy = status.signal == SIGKILL ? host::who_killed(kills, host::read_memory_kills()) : "",
+                   .may_pass = true};
+  }
+  if (!rank.joined() && status.success() && runs_script(plan.command)) {
+    return Failure{rank.rank(), name + " has run " + plan.command[3] + ", which has not called dtrain.init()",
+                   kCallsOfScript};
+  }
+  if (!rank.joined()) {
+    return Failure{rank.rank(), name + " ended before it joined the run: " + status.describe(), why_not_joined(plan)};
+  }
+  if (!rank.finished()) {
+    return Failure{rank.rank(), name + " ended before the run was over: " + status.describe(), ""};
+  }
+  const bool stopped = status.exit_code() == ExitCode::kInterrupted || status.exit_code() == ExitCode::kPreempted;
+  if (!status.success() && !stopped) {
+    return Failure{rank.rank(), name + " ended with " + status.describe(), ""};
+  }
+  return std::nullopt;
+}
+
+// Returns the outcome once all ranks have ended. Adds log lines and the ranks that stopped because of it to `failure`.
+Outcome local_outcome(const RunFolder& folder, const std::vector<RankProcess>& ranks, std::optional<Failure> failure,
+                      const Interrupt& interrupt) {
+  Outcome outcome{.interrupt = interrupt};
+  if (failure) {
+    outcome.exit_code = ExitCode::kRunFailed;
+    if (failure->rank >= 0) {
+      const RankProcess& rank = ranks[static_cast<std::size_t>(failure->rank)];
+      if (rank.error()) failure->status = rank.status()->describe();
+      failure->lines = log_lines(folder, failure->rank, rank.error() ? rank.error()->cause : std::string());
+    }
+    for (const RankProcess& rank : ranks) {
+      const bool follows = rank.error() && !rank.error()->primary;
+      if (follows && rank.rank() != failure->rank) failure->followers.push_back(rank.rank());
+    }
+    outcome.failure = std::move(failure);
+    return outcome;
+  }
+  auto code = ExitCode::kDone;  // the highest: 130 rather than 75
+  for (const RankProcess& rank : ranks) {
+    const ExitStatus& status = *rank.status();
+    code = std::max(code, status.signal != 0 ? ExitCode::kInterrupted : status.exit_code());
+  }
+  outcome.exit_code = exit_code_of_stop(interrupt, code);
+  return outcome;
+}
+
+}  // namespace
+
+RankProcess RankProcess::start(const LaunchPlan& plan, const RankPlacement& placement, Handover handover,
+                               const std::filesystem::path& log, const Variables& variables) {
+  const UniqueFd output(::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+  if (!output) throw SystemError("cannot write the log " + log.string(), errno);
+  const UniqueFd input(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  int ends[2];
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
+    throw SystemError("cannot make a socket pair", errno);
+  }
+  UnixSocket link{UniqueFd(ends[0])};
+  const UniqueFd theirs(ends[1]);
+
+  handover.link_fd = kLinkFd;
+  const comm::World world{.rank = placement.rank,
+                          .size = plan.world_size(),
+                          .local_rank = placement.rank,
+                          .local_size = plan.world_size(),
+                          .host = handover.agent_id};
+  ProcessOptions options;
+  options.command = plan.command;
+  options.environment = thread_variables(plan, placement, variables);
+  if (plan.on_gpus()) {
+    for (const auto& [name, value] : gpu_variables(plan)) options.environment[name] = value;
+  }
+  for (const auto& [name, value] : rank_variables(world, handover)) options.environment[name] = value;
+  // The mark identifies the rank if the launcher is killed before it has recorded the process.
+  options.environment[scheduler::kRankMark] = scheduler::rank_mark(handover.launcher_pid);
+  options.fds = {{0, input.get()}, {1, output.get()}, {2, output.get()}, {kLinkFd, theirs.get()}};
+  options.cpus = placement.cpus;
+  return RankProcess(placement.rank, Process::start(options), std::move(link));
+}
+
+void RankProcess::read_link(std::optional<Progress>* progress) {
+  while (link_) {
+    bool timed_out = false;
+    std::optional<UnixMessage> message;
+    try {
+      message = link_.receive(std::chrono::milliseconds(0), &timed_out);
+    } catch (const SystemError& error) {
+      if (error.code() != EMSGSIZE) throw;
+      continue;  // longer than any message of a rank, so another program sent it
+    }
+    if (!message) {
+      if (!timed_out) link_.close();
+      return;
+    }
+    const Json json = Json::parse(message->data, nullptr, false);
+    if (!json.is_object()) continue;
+    try {
+      const std::string type = json.value("type", std::string());
+      if (type == "progress") {
+        *progress = progress_of(json);
+      } else if (type == "state") {
+        joined_ = true;
+        finished_ = finished_ || json.value("state", std::string()) == "finished";
+      } else if (type == "error" && !error_) {
+        error_ = error_of(json);
+      }
+    } catch (const Json::exception&) {
+      // An unexpected type: a program that is no rank wrote to the file descriptor. Its exit status is reported.
+    }
+  }
+}
+
+bool RankProcess::reap() {
+  if (!status_) status_ = process_.wait(std::chrono::milliseconds(0));
+  return status_.has_value();
+}
+
+void LocalRanks::start(const Handover& handover, const Variables& variables) {
+  kills_ = host::read_memory_kills();
+  for (const RankPlacement& placement : attempt_.plan.ranks) {
+    const auto log = attempt_.folder.log(placement.rank);
+    const std::string name = "rank " + std::to_string(placement.rank);
+    try {
+      ranks_.push_back(RankProcess::start(attempt_.plan, placement, handover, log, variables));
+    } catch (const Error& error) {
+      return fail({-1, name + " could not be started: " + describe(error), error.remedy()});
+    }
+    tail_.add(placement.rank, log);
+    const pid_t pid = ranks_.back().process().pid();
+    attempt_.task.add_process(name, pid);
+    attempt_.events.write(
+        "rank_started",
+        {{"rank", placement.rank}, {"pid", pid}, {"start_ticks", host::start_ticks(pid)}, {"cpus", placement.cpus}});
+  }
+}
+
+Outcome LocalRanks::outcome() {
+  for (const RankProcess& rank : ranks_) {
+    // If every rank blames another one, the first rank's report is the cause.
+    if (interrupts_ > 0 || !rank.error()) continue;
+    fail({rank.rank(), "rank " + std::to_string(rank.rank()) + " stopped: " + rank.error()->cause, ""});
+  }
+  return local_outcome(attempt_.folder, ranks_, failure_, interrupt_);
+}
+
+void LocalRanks::add_descriptors(std::vector<pollfd>& descriptors) const {
+  for (const RankProcess& rank : ranks_) {
+    if (!rank.status()) descriptors.push_back({rank.process().pidfd(), POLLIN, 0});
+    if (rank.link_fd() >= 0) descriptors.push_back({rank.link_fd(), POLLIN, 0});
+  }
+}
+
+void LocalRanks::take(bool last) {
+  reap();
+  read_links();
+  show_logs(last);
+}
+
+void LocalRanks::reap() {
+  for (RankProcess& rank : ranks_) {
+    if (rank.status() || !rank.reap()) continue;
+    attempt_.events.write(
+        "rank_ended", {{"rank", rank.rank()}, {"pid", rank.process().pid()}, {"status", rank.status()->describe()}});
+  }
+}
+
+void LocalRanks::read_links() {
+  for (RankProcess& rank : ranks_) {
+    std::optional<Progress> progress;
+    rank.read_link(&progress);
+    if (progress) attempt_.screen.progress(*progress);
+  }
+}
+
+void LocalRanks::show_logs(bool last) {
+  std::vector<std::pair<int, std::string>> lines;
+  const auto collect = [&](int rank, std::string_view line) { lines.emplace_back(rank, line); };
+  if (last) {
+    tail_.finish(collect);
+  } else {
+    tail_.poll(collect);
+  }
+  if (lines.empty()) return;
+  // A rank sends its error over its link before it logs it. Its log lines from then on are not shown here: they are
+  // part of the report at the end, which states the cause once.
+  read_links();
+  for (const auto& [rank, line] : lines) {
+    const auto& error = ranks_[static_cast<std::size_t>(rank)].error();
+    // A rank that stops because of another logs one line about it; the report has one line for all such ranks.
+    if (error && (error->primary || line.find(" stopped because ") != std::string::npos)) continue;
+    attempt_.screen.line((attempt_.plan.world_size() > 1 ? rank_prefix(rank) : "") + line);
+  }
+}
+
+void LocalRanks::judge() {
+  for (const RankProcess& rank : ranks_) {
+    if (failure_) break;
+    if (auto failure = failure_of(rank, attempt_.plan, interrupts_ > 0, kills_)) fail(std::move(*failure));
+  }
+  look_after_agent();
+}
+
+void LocalRanks::look_after_agent() {
+  if (!agent_ || all_ended()) return;
+  const auto change = agent_->look();
+  if (!change) return;
+  attempt_.screen.line("dtrain: warning: " + change->text());
+  if (change->ended) {
+    attempt_.events.write("agent_ended", {{"agent", agent_->id()}, {"status", change->ended->describe()}});
+  }
+  if (change->started > 0) {
+    attempt_.events.write("agent_started", {{"agent", agent_->id()}, {"pid", change->started}});
+  }
+}
+
+void LocalRanks::fail(Failure failure) {
+  if (failure_) return;
+  failed_at_ = attempt_.clock.monotonic();
+  failure_ = std::move(failure);
+  attempt_.task.enter(scheduler::TaskState::kStopping, failure_->cause);
+  attempt_.events.write("run_failed", {{"rank", failure_->rank}, {"cause", failure_->cause}});
+}
+
+void LocalRanks::interrupt(const Interrupt& interrupt) {
+  interrupts_ = interrupt.count;
+  if (interrupts_ == 1) {
+    interrupt_ = interrupt;
+    attempt_.screen.line(stopping_line(interrupt));
+    if (!interrupt.repeats) signal_all(interrupt.signal == SIGINT ? SIGINT : SIGTERM);
+  } else {
+    attempt_.screen.line("dtrain: " + interrupt.why + " again: killing the ranks");
+    signal_all(SIGKILL);
+  }
+}
+
+void LocalRanks::end_what_hangs() {
+  if (!failure_) return;
+  const Nanoseconds since = attempt_.clock.monotonic() - failed_at_;
+  for (RankProcess& rank : ranks_) {
+    if (rank.status()) continue;
+    const bool kill = since >= kGraceBeforeKill || host::is_stopped(rank.process().pid());
+    if (kill && killed_.insert(rank.rank()).second) rank.process().kill_group(SIGKILL);
+    const bool terminate = since >= (rank.joined() ? kGraceBeforeTerm : kGraceWhileStarting);
+    if (terminate && terminated_.insert(rank.rank()).second) rank.process().kill(SIGTERM);
+  }
+}
+
+bool LocalRanks::all_joined() const {
+  return ranks_.size() == attempt_.plan.ranks.size() &&
+         std::all_of(ranks_.begin(), ranks_.end(), [](const RankProcess& rank) { return rank.joined(); });
+}
+
+bool LocalRanks::all_ended() const {
+  return std::all_of(ranks_.begin(), ranks_.end(), [](const RankProcess& rank) { return rank.status().has_value(); });
+}
+
+void LocalRanks::signal_all(int signal) {
+  for (RankProcess& rank : ranks_) {
+    if (rank.status()) continue;
+    signal == SIGKILL ? rank.process().kill_group(signal) : rank.process().kill(signal);
+  }
+}
+
+Outcome run_local(const Attempt& attempt) {
+  const LaunchPlan& plan = attempt.plan;
+  LocalRanks ranks(attempt);
+  profile::KeptAgent agent(agent_options(plan, attempt.folder), attempt.clock);
+  attempt.events.write("agent_started", {{"agent", plan.host}, {"pid", agent.pid()}});
+  ranks.keep_agent(agent);
+
+  Handover handover;
+  handover.launcher_pid = ::getpid();
+  handover.run_dir = attempt.folder.path;
+  handover.rendezvous = rendezvous_path(private_folder(attempt.variables), "launch-" + random_hex(8));
+  handover.agent_id = plan.host;
+  handover.agent_socket = agent.socket();
+  handover.on_gpus = plan.on_gpus();
+  handover.resume_from = attempt.resume.path;
+  ranks.start(handover, attempt.variables);
+  watch_ranks(attempt, ranks);
+  Outcome outcome = ranks.outcome();
+  std::error_code ignored;
+  std::filesystem::remove(handover.rendezvous, ignored);  // left only by a rank 0 that was killed early
+
+  // The agent ends after the last rank. If some rank never connected, there is no reason to wait.
+  const auto patience = ranks.all_joined() ? kLocalAgentPatience : std::chrono::seconds(0);
+  const ExitStatus agent_status = agent.finish(patience);
+  // Lost records are no failure of the run: a rank has logged a warning, and the summary counts them.
+  const bool lost_records = agent_status.signal == 0 && agent_status.code == profile::kRecordsLost;
+  if (!agent_status.success() && !lost_records) {
+    attempt.events.write("agent_ended", {{"agent", plan.host}, {"status", agent_status.describe()}});
+    attempt.screen.line(
+        "dtrain: warning: the profiling agent of this host did not end as it should: " + agent_status.describe() +
+        "; the last records may be missing from the profile, its log is in " + attempt.folder.logs().string());
+  }
+  return outcome;
+}
+
+}  // namespace dtrain::run

@@ -1,0 +1,100 @@
+// The ranks of a run on this machine, each a child of this process with a link of its own. One thread.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "dtrain/base/clock.h"
+#include "dtrain/base/subprocess.h"
+#include "dtrain/base/unix_socket.h"
+#include "dtrain/host/memory_kills.h"
+#include "dtrain/profile/agent_process.h"
+#include "dtrain/rank/environment.h"
+#include "dtrain/rank/launcher_link.h"
+#include "dtrain/rank/rank_session.h"
+#include "dtrain/rank/screen.h"
+#include "launch/attempts.h"
+#include "plan/launch_plan.h"
+
+namespace dtrain::run {
+
+// One rank as the launcher sees it: its process, its end of the link, and its messages.
+class RankProcess {
+ public:
+  // Its output goes to `log`. SystemError when the program cannot be started.
+  static RankProcess start(const LaunchPlan& plan, const RankPlacement& placement, Handover handover,
+                           const std::filesystem::path& log, const Variables& variables);
+
+  int rank() const { return rank_; }
+  Process& process() { return process_; }
+  const Process& process() const { return process_; }
+  int link_fd() const { return link_.fd(); }
+
+  // Reads the rank's messages. Stores the newest progress in `progress`.
+  void read_link(std::optional<Progress>* progress);
+  // True once the process has ended.
+  bool reap();
+  const std::optional<ExitStatus>& status() const { return status_; }
+  const std::optional<ErrorMessage>& error() const { return error_; }
+  bool joined() const { return joined_; }      // has connected to the other ranks of this run
+  bool finished() const { return finished_; }  // has trained to the end, or stopped as requested
+
+ private:
+  RankProcess(int rank, Process process, UnixSocket link)
+      : rank_(rank), process_(std::move(process)), link_(std::move(link)) {}
+  int rank_;
+  Process process_;
+  UnixSocket link_;
+  bool joined_ = false;
+  bool finished_ = false;
+  std::optional<ErrorMessage> error_;
+  std::optional<ExitStatus> status_;
+};
+
+class LocalRanks final : public WatchedRanks {
+ public:
+  explicit LocalRanks(const Attempt& attempt) : attempt_(attempt) {}
+
+  // Starts the profiling agent again when it has died. It must outlive this object.
+  void keep_agent(profile::KeptAgent& agent) { agent_ = &agent; }
+  // Starts every rank. If one cannot be started, the run has failed, and the watcher ends the others.
+  void start(const Handover& handover, const Variables& variables);
+  // Returns how the run ended. Called once the watcher has seen the last rank end.
+  Outcome outcome();
+
+  void add_descriptors(std::vector<pollfd>& descriptors) const override;
+  void take(bool last) override;
+  void judge() override;
+  void interrupt(const Interrupt& interrupt) override;
+  void end_what_hangs() override;
+  bool all_joined() const override;
+  bool has_failed() const override { return failure_.has_value(); }
+  bool all_ended() const override;
+
+ private:
+  void reap();
+  void read_links();
+  void show_logs(bool last);
+  void look_after_agent();
+  void fail(Failure failure);
+  void signal_all(int signal);
+
+  const Attempt& attempt_;
+  profile::KeptAgent* agent_ = nullptr;
+  std::vector<RankProcess> ranks_;
+  LogTail tail_;
+  host::MemoryKills kills_;  // before the first rank was started
+  int interrupts_ = 0;
+  Interrupt interrupt_;
+  std::optional<Failure> failure_;
+  Nanoseconds failed_at_{0};
+  std::set<int> terminated_;  // ranks that got SIGTERM because of the failure
+  std::set<int> killed_;
+};
+
+}  // namespace dtrain::run

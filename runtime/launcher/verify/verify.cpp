@@ -1,0 +1,250 @@
+#include "dtrain/launcher/verify.h"
+
+#include <algorithm>
+
+#include <spdlog/fmt/fmt.h>
+
+#include "dtrain/analysis/analysis.h"
+#include "dtrain/base/statistics.h"
+#include "verify/short_runs.h"
+
+namespace dtrain::run {
+namespace {
+
+using analysis::Prediction;
+using analysis::RunProfile;
+using analysis::WhatIf;
+
+constexpr double kMs = 1e3;
+constexpr double kDisturbing = 10;  // percent of a core
+
+WhatIf predictions_of(const RunProfile& profile, const RunProfile& original) {
+  analysis::AnalyzeOptions options;
+  options.tried = &original;  // short runs are started with what this run chose
+  return analysis::analyze(profile, options).what_if;
+}
+
+// The options that make a prediction true: a --mock, or a --set.
+struct Scenario {
+  std::string mock, set;
+};
+
+const Prediction* find_prediction(const WhatIf& what_if, const Scenario& scenario) {
+  const auto found = std::find_if(what_if.changes.begin(), what_if.changes.end(), [&](const Prediction& one) {
+    return one.mock == scenario.mock && one.set == scenario.set;
+  });
+  return found == what_if.changes.end() ? nullptr : &*found;
+}
+
+double step_ms(const Prediction& prediction) {
+  return prediction.step_p50_s * kMs;
+}
+
+struct Plain {
+  double step_ms = 0;
+  WhatIf what_if;
+};
+
+// The measurements of one scenario, a value for each round.
+struct Measured {
+  std::string name, title;
+  std::vector<double> plain_ms, predicted_ms, measured_ms, ratios;
+};
+
+// Returns enough steps for the system, which is sampled twice a second, to be sampled a few times.
+int steps_for(const RunProfile& profile) {
+  constexpr double kSeconds = 3;
+  constexpr double kFewest = 100, kMost = 2000;
+  const double step_s = analysis::slowest_rank_step_s(profile);
+  return static_cast<int>(step_s > 0 ? std::clamp(kSeconds / step_s, kFewest, kMost) : kFewest);
+}
+
+// Returns all mocks, and the settings of the run's own predictions.
+std::vector<Scenario> scenarios_for(const RunProfile& profile) {
+  std::vector<Scenario> all{{"loader", ""}, {"train", ""}};
+  if (profile.world_size > 1) all = {{"loader", ""}, {"comm", ""}, {"loader,comm", ""}, {"train", ""}};
+  for (const Prediction& one : predictions_of(profile, profile).changes) {
+    if (!one.set.empty()) all.push_back({"", one.set});
+  }
+  return all;
+}
+
+// Returns the name of the run's folder: "mock-loader-comm", "set-mixed_precision-bf16".
+std::string name_of(const Scenario& scenario) {
+  std::string name = "plain";
+  if (!scenario.mock.empty()) name = "mock-" + scenario.mock;
+  if (!scenario.set.empty()) name = "set-" + scenario.set.substr(scenario.set.find('.') + 1);
+  std::replace(name.begin(), name.end(), ',', '-');
+  std::replace(name.begin(), name.end(), '=', '-');
+  return name;
+}
+
+std::string words_of(const Scenario& scenario) {
+  return !scenario.mock.empty() ? "--mock " + scenario.mock : !scenario.set.empty() ? "--set " + scenario.set : "plain";
+}
+
+class Verifier {
+ public:
+  Verifier(const VerifyRequest& request, const std::function<void(const std::string&)>& progress)
+      : profile_(analysis::load_run(request.run.path)),
+        scenarios_(scenarios_for(profile_)),
+        progress_(progress),
+        measured_(scenarios_.size()) {
+    result_.run = request.run;
+    result_.steps = request.steps > 0 ? request.steps : steps_for(profile_);
+    result_.rounds = request.rounds;
+    launch_ = short_launch(request.run, profile_, result_.steps, request.cluster);
+  }
+
+  std::optional<Verification> verify() {
+    result_.folder = make_what_if_folder(result_.run);
+    progress_(fmt::format("{} runs of {} steps each, in {}", runs(), result_.steps, result_.folder.string()));
+    ShortRuns short_runs(launch_, result_.folder);
+    auto before = plain(short_runs);
+    for (int round = 0; before && round < result_.rounds; ++round) {
+      for (std::size_t i = 0; before && i < scenarios_.size(); ++i) {
+        const auto changed = launch(short_runs, scenarios_[i]);
+        auto after = changed ? plain(short_runs) : std::nullopt;
+        if (after) compare(scenarios_[i], *before, *changed, *after, measured_[i]);
+        before = std::move(after);
+      }
+    }
+    if (!before) return std::nullopt;
+    conclude();
+    return std::move(result_);
+  }
+
+ private:
+  std::size_t runs() const { return 2 * scenarios_.size() * static_cast<std::size_t>(result_.rounds) + 1; }
+
+  std::optional<RunProfile> launch(ShortRuns& short_runs, const Scenario& scenario) {
+    ++number_;
+    const std::string name = fmt::format("{}-{}", number_, name_of(scenario));
+    progress_(fmt::format("{} of {}: {}", number_, runs(), words_of(scenario)));
+    const auto mock = scenario.mock.empty() ? std::vector<std::string>{} : std::vector{scenario.mock};
+    if (!short_runs.run(name, parse_mock(mock), scenario.set)) {
+      return std::nullopt;
+    }
+    RunProfile profile = analysis::load_run(result_.folder / name);
+    if (const auto foreign = analysis::foreign_load_percent(profile)) {
+      result_.foreign_percent = std::max(result_.foreign_percent.value_or(0), *foreign);
+    }
+    return profile;
+  }
+
+  std::optional<Plain> plain(ShortRuns& short_runs) {
+    const auto profile = launch(short_runs, {});
+    if (!profile) return std::nullopt;
+    return Plain{analysis::slowest_rank_step_s(*profile) * kMs, predictions_of(*profile, profile_)};
+  }
+
+  static void compare(const Scenario& scenario, const Plain& before, const RunProfile& between, const Plain& after,
+                      Measured& into) {
+    const double measured_ms = analysis::slowest_rank_step_s(between) * kMs;
+    into.plain_ms.push_back((before.step_ms + after.step_ms) / 2);
+    into.measured_ms.push_back(measured_ms);
+    const Prediction* first = find_prediction(before.what_if, scenario);
+    const Prediction* second = find_prediction(after.what_if, scenario);
+    if (!first || !second) return;
+    into.name = first->name;
+    into.title = first->title;
+    into.predicted_ms.push_back((step_ms(*first) + step_ms(*second)) / 2);
+    if (measured_ms > 0) into.ratios.push_back(into.predicted_ms.back() / measured_ms);
+  }
+
+  void conclude() {
+    const WhatIf of_run = predictions_of(profile_, profile_);
+    result_.run_ms = analysis::slowest_rank_step_s(profile_) * kMs;
+    result_.notes = of_run.notes;
+    for (std::size_t m = 0; m < scenarios_.size(); ++m) {
+      const Measured& found = measured_[m];
+      VerifiedPrediction one;
+      one.name = found.name;
+      one.title = found.title;
+      one.mock = scenarios_[m].mock;
+      one.set = scenarios_[m].set;
+      one.plain_ms = median_midpoint(found.plain_ms);
+      one.measured_ms = median_midpoint(found.measured_ms);
+      one.ratios = found.ratios;
+      if (!found.predicted_ms.empty()) one.predicted_ms = median_midpoint(found.predicted_ms);
+      if (!found.ratios.empty()) one.ratio = median_midpoint(found.ratios);
+      if (const Prediction* prediction = find_prediction(of_run, scenarios_[m])) {
+        one.predicted_from_run_ms = step_ms(*prediction);
+        one.name = prediction->name;  // known also where the short runs predict nothing
+        one.title = prediction->title;
+      }
+      result_.predictions.push_back(std::move(one));
+    }
+    if (result_.foreign_percent.value_or(0) > kDisturbing) {
+      result_.notes.push_back(fmt::format(
+          "other programs took up to {:.0f}% of a core from these runs: what is compared here may differ by that alone",
+          *result_.foreign_percent));
+    }
+  }
+
+  const RunProfile profile_;
+  const std::vector<Scenario> scenarios_;
+  const std::function<void(const std::string&)>& progress_;
+  std::vector<std::string> launch_;
+  std::vector<Measured> measured_;
+  Verification result_;
+  int number_ = 0;
+};
+
+}  // namespace
+
+std::optional<Verification> verify(const VerifyRequest& request,
+                                   const std::function<void(const std::string&)>& progress) {
+  return Verifier(request, progress).verify();
+}
+
+// A verification as JSON and as text.
+namespace {
+
+Json or_null(const std::optional<double>& value) {
+  return value ? Json(*value) : Json(nullptr);
+}
+
+std::string ms_text(const std::optional<double>& ms) {
+  return ms ? fmt::format("{:.3f}", *ms) : "-";
+}
+
+}  // namespace
+
+Json to_json(const Verification& verification) {
+  Json json = {{"run", verification.run.path.string()}, {"folder", verification.folder.string()},
+               {"steps", verification.steps},           {"rounds", verification.rounds},
+               {"run_ms", verification.run_ms},         {"foreign_percent", or_null(verification.foreign_percent)},
+               {"predictions", Json::array()},          {"notes", verification.notes}};
+  for (const VerifiedPrediction& one : verification.predictions) {
+    json["predictions"].push_back({{"name", one.name},
+                                   {"title", one.title},
+                                   {"mock", one.mock.empty() ? Json(nullptr) : Json(one.mock)},
+                                   {"set", one.set.empty() ? Json(nullptr) : Json(one.set)},
+                                   {"plain_ms", one.plain_ms},
+                                   {"predicted_ms", or_null(one.predicted_ms)},
+                                   {"predicted_from_run_ms", or_null(one.predicted_from_run_ms)},
+                                   {"measured_ms", one.measured_ms},
+                                   {"ratio", or_null(one.ratio)},
+                                   {"ratios", one.ratios}});
+  }
+  return json;
+}
+
+std::string verification_text(const Verification& verification) {
+  std::string text = fmt::format(
+      "{}: predicted and measured, milliseconds a step (median of {} steps, {} times; {:.3f} in the run)\n\n",
+      verification.run.path.filename().string(), verification.steps, verification.rounds, verification.run_ms);
+  text += fmt::format("  {:<14}{:>11}{:>12}{:>11}{:>9}{:>16}\n", "change", "plain", "predicted", "measured", "ratio",
+                      "from the run");
+  for (const VerifiedPrediction& one : verification.predictions) {
+    text += fmt::format("  {:<14}{:>11.3f}{:>12}{:>11.3f}{:>9}{:>16}  {}\n",
+                        one.set.empty() ? one.mock : "--set " + one.set, one.plain_ms, ms_text(one.predicted_ms),
+                        one.measured_ms, one.ratio ? fmt::format("{:.3f}", *one.ratio) : "-",
+                        ms_text(one.predicted_from_run_ms), one.title);
+  }
+  for (const std::string& note : verification.notes) text += "\nnote: " + note + "\n";
+  return text + "\nkept in " + verification.folder.string() + "\n";
+}
+
+}  // namespace dtrain::run

@@ -1,0 +1,35 @@
+// A run's own folder in the experiment's checkpoint_storage. Plain functions.
+#pragma once
+
+#include <filesystem>
+
+#include "dtrain/config/checkpoints.h"
+#include "dtrain/rank/run_folder.h"
+
+namespace dtrain::run {
+
+// ConfigError if checkpoints cannot be written there; it names the path, the user and the remedy. Writes nothing.
+void check_checkpoint_storage(const config::CheckpointStorage& storage);
+
+// Makes a folder for the run there, NNNN-name-<8 hex digits>, and records it in the run's folder. A run that already
+// has one, or has checkpoints in the run's folder, keeps that place. Returns the folder; empty: the checkpoints are in
+// the run's folder. ConfigError as check_checkpoint_storage().
+std::filesystem::path make_checkpoint_folder(const RunFolder& run, const config::CheckpointStorage& storage);
+
+// Returns the folder of the run's checkpoints, as checkpoints::storage_of_run(). ConfigError if a folder outside the
+// run's folder is missing, for example because its disk is not mounted. So nothing is read from or written to the disk
+// below the mount point.
+std::filesystem::path find_checkpoint_folder(const RunFolder& run);
+// To be called before a run goes on: ensures that no other run uses its folder in checkpoint_storage. A run that was
+// moved keeps its folder. A copy of a run gets a new folder beside the original's, with the checkpoints up to the last
+// one that the copy has saved; so does a run whose folder a copy has taken over. Returns a warning about the new
+// folder; empty: nothing has changed. ConfigError as find_checkpoint_folder(), or if none of these checkpoints exists
+// any more.
+std::string claim_checkpoint_folder(const RunFolder& run);
+// Returns the run whose checkpoints `run`, a copy, would go on from. Empty: the checkpoints are its own.
+std::filesystem::path other_owner_of_checkpoints(const RunFolder& run);
+
+// Returns the run for which a folder of checkpoints was made, by its path then; empty: the folder does not name it.
+std::filesystem::path run_of_checkpoint_folder(const std::filesystem::path& folder);
+
+}  // namespace dtrain::run

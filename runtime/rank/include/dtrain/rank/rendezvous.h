@@ -1,0 +1,64 @@
+// Files that only this user can read, by which processes of a run find each other and prove that they belong to it.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+#include "dtrain/rank/environment.h"
+
+namespace dtrain::run {
+
+// The address and secret by which the ranks of one host find rank 0: rank 0 writes them into a file, which is removed
+// once all ranks have connected. The secret is fresh. One thread.
+struct Contact {
+  std::string address;
+  std::uint16_t port = 0;
+  std::string secret;
+};
+
+// Rank 0's side. The file appears complete, with mode 0600, and is removed with this object.
+class RendezvousFile {
+ public:
+  RendezvousFile(std::filesystem::path path, const Contact& contact);
+  ~RendezvousFile();
+  RendezvousFile(const RendezvousFile&) = delete;
+  RendezvousFile& operator=(const RendezvousFile&) = delete;
+
+ private:
+  std::filesystem::path path_;
+};
+
+// The other ranks' side: waits for a file whose writer lives, and ignores one that a dead job left. CommError names the
+// file at the deadline; DataError if the file is malformed.
+Contact await_contact(const std::filesystem::path& path, std::chrono::milliseconds timeout);
+
+// Returns the rendezvous file of `job` in `folder`.
+std::filesystem::path rendezvous_path(const std::filesystem::path& folder, const std::string& job);
+
+// The file that proves that a process belongs to a launch by mpirun or srun. The launcher writes it on every host
+// (remote_host.h), and each rank reads it when it starts. Any thread.
+// Its content: "<secret>.<ranks_secret>".
+std::string to_text(const LaunchSecrets& secrets);
+
+// Makes the file, mode 0600, in place of one that a killed launcher left. The destructor removes it. SystemError.
+class SecretFile {
+ public:
+  SecretFile(std::filesystem::path path, const LaunchSecrets& secrets);
+  ~SecretFile();
+  SecretFile(const SecretFile&) = delete;
+  SecretFile& operator=(const SecretFile&) = delete;
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+// Returns a random name in /tmp, a folder that every host has.
+std::filesystem::path temporary_secret_path();
+
+// ConfigError if there is none, or if others can read it or may have written it.
+LaunchSecrets read_secret_file(const std::filesystem::path& path);
+
+}  // namespace dtrain::run

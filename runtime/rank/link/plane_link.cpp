@@ -1,0 +1,233 @@
+#include "dtrain/rank/plane_link.h"
+
+#include <set>
+
+#include <unistd.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/unix_socket.h"
+#include "dtrain/rank/version.h"
+
+namespace dtrain::run {
+namespace {
+
+// Deadline for connecting and for every wait: the ranks of a large job start one after the other.
+constexpr auto kPlanePatience = std::chrono::seconds(120);
+// A message holds 1 MiB. JSON doubles quotes, and a part that begins or ends inside a character is sent as hexadecimal
+// digits, which doubles every byte.
+constexpr std::size_t kBytesOfOrdersPart = 256u << 10;
+constexpr auto kPlaneAnswers = std::chrono::milliseconds(200);  // deadline of a look-up of a key
+
+}  // namespace
+
+Json to_json(const LaunchOrders& orders) {
+  return {{"version", version()},
+          {"run_dir", orders.run_dir.string()},
+          {"token", orders.token},
+          {"agents", orders.agents},
+          {"plan", orders.plan},
+          {"experiment", orders.experiment},
+          {"resume_from", orders.resume_from.string()}};
+}
+
+LaunchOrders orders_of(const Json& json) {
+  return {.run_dir = json.at("run_dir").get<std::string>(),
+          .token = json.at("token").get<std::string>(),
+          .agents = json.at("agents").get<std::vector<std::string>>(),
+          .plan = json.at("plan").get<std::string>(),
+          .experiment = json.at("experiment").get<std::string>(),
+          .resume_from = json.at("resume_from").get<std::string>()};
+}
+
+void put_orders(comm::ControlPlane& plane, const LaunchOrders& orders) {
+  const std::string text = to_line(to_json(orders));
+  int parts = 0;
+  for (std::size_t from = 0; from < text.size(); from += kBytesOfOrdersPart) {
+    plane.set(plane_key::orders_part(parts++), text.substr(from, kBytesOfOrdersPart));
+  }
+  plane.set(plane_key::kOrders, to_line({{"version", version()}, {"parts", parts}}));
+}
+
+Json to_json(const HostReport& report) {
+  return {{"host", report.host}, {"has_folder", report.has_folder}, {"agent_pid", report.agent_pid}};
+}
+
+HostReport host_report_of(const Json& json) {
+  return {.host = json.at("host").get<std::string>(),
+          .has_folder = json.at("has_folder").get<bool>(),
+          .agent_pid = json.at("agent_pid").get<std::int64_t>()};
+}
+
+std::string plane_key::orders_part(int part) {
+  return std::string(kOrders) + "/" + std::to_string(part);
+}
+std::string plane_key::state(int rank) {
+  return "state/" + std::to_string(rank);
+}
+std::string plane_key::entered_mpi(int rank) {
+  return "mpi/" + std::to_string(rank);
+}
+std::string plane_key::host(const std::string& agent) {
+  return "host/" + agent;
+}
+
+comm::ControlOptions plane_options(const std::string& secret, int member, int ranks, const std::string& host_name,
+                                   const Logger& log) {
+  return {.world = {.rank = member, .size = ranks + 1},
+          .secret = secret,
+          .timeout = kPlanePatience,
+          .host_name = host_name,
+          .session = "launch",
+          .log = log};
+}
+
+PlaneLink::PlaneLink(const LauncherContact& launcher, const comm::World& world, const std::string& host_name,
+                     const Logger& log)
+    : rank_(world.rank) {
+  try {
+    plane_ =
+        comm::ControlPlane::connect(plane_options(launcher.secrets.launch, world.rank + 1, world.size, host_name, log),
+                                    {launcher.address, launcher.port});
+  } catch (const CommError& error) {
+    throw CommError("host " + host_name + " does not reach the launcher at " + launcher.address + ":" +
+                        std::to_string(launcher.port) + ": " + error.what(),
+                    "the hosts must reach the launching one over the network it has chosen "
+                    "(task_container_defaults.dtrain_network_interface)");
+  }
+  const Json told = Json::parse(plane_->get(plane_key::kOrders));
+  if (const std::string theirs = told.value("version", std::string("?")); theirs != version()) {
+    const std::string cause =
+        "host " + host_name + " has dtrain " + version() + ", the launching host has dtrain " + theirs;
+    const std::string remedy = "install the same version on every host";
+    send(to_json(ErrorMessage{.rank = rank_, .cause = cause, .remedy = remedy}));
+    throw ConfigError(cause, remedy);
+  }
+  std::string text;
+  for (int part = 0; part < told.at("parts").get<int>(); ++part) text += plane_->get(plane_key::orders_part(part));
+  orders_ = orders_of(Json::parse(text));
+  if (orders_.agents.size() != static_cast<std::size_t>(world.size)) {
+    throw ConfigError("the launcher planned " + std::to_string(orders_.agents.size()) + " ranks, not " +
+                      std::to_string(world.size));
+  }
+}
+
+void PlaneLink::report_host(const HostReport& report) {
+  plane_->set(plane_key::host(orders_.agents[static_cast<std::size_t>(rank_)]), to_line(to_json(report)));
+}
+
+void PlaneLink::enter_mpi() {
+  plane_->set(plane_key::entered_mpi(rank_), "1");
+}
+
+bool PlaneLink::has_entered_mpi(int rank) {
+  try {
+    return plane_->get_within(plane_key::entered_mpi(rank), kPlaneAnswers).has_value();
+  } catch (const CommError&) {  // the run has failed, and the key is not set
+    return false;
+  }
+}
+
+void PlaneLink::watch(std::function<void()> gone, std::function<void(int signal)> stop) {
+  plane_->on_failure([gone = std::move(gone), stop = std::move(stop)](const comm::RankFailure& failure) {
+    if (failure.rank != 0) return;  // another rank's failure: the ranks inform each other
+    if (!comm::is_reported(failure.departure)) return gone();
+    const Json told = Json::parse(failure.cause, nullptr, false);
+    if (told.is_object()) stop(told.value("signal", 0));
+  });
+}
+
+bool PlaneLink::is_gone() const {
+  return plane_->peer_state(0) == comm::PeerState::kGone;
+}
+
+bool PlaneLink::send(const Json& message, bool) {
+  const std::string type = message.value("type", std::string());
+  if (type == "progress") {
+    plane_->set(plane_key::kProgress, to_line(message));
+  } else if (type == "state") {
+    plane_->set(plane_key::state(rank_), to_line(message));
+  } else if (type == "error") {
+    const int blamed = message.value("rank", -1);
+    plane_->fail({blamed < 0 ? -1 : blamed + 1, message.value("step", std::int64_t{-1}), to_line(message)});
+  }
+  return !is_gone();
+}
+
+void PlaneLink::leave() {
+  if (!plane_->failure()) plane_->finish();
+}
+
+RankPlane::RankPlane(const std::string& address, const LaunchOrders& orders, const Logger& log)
+    : ranks_(static_cast<int>(orders.agents.size())), orders_(orders) {
+  contact_ = {.address = address, .secrets = {.launch = random_hex(32), .ranks = random_hex(32)}};
+  comm::ControlEndpoint bound;
+  plane_ = comm::ControlPlane::serve(plane_options(contact_.secrets.launch, 0, ranks_, {}, log), {.address = address},
+                                     &bound);
+  contact_.port = bound.port;
+  put_orders(*plane_, orders_);
+}
+
+std::optional<std::string> RankPlane::look(const std::string& key) {
+  try {
+    return plane_->get_within(key, std::chrono::milliseconds(0));
+  } catch (const CommError&) {  // the run has failed, and the key is not set
+    return std::nullopt;
+  }
+}
+
+std::optional<Progress> RankPlane::take_progress() {
+  const auto text = look(plane_key::kProgress);
+  if (!text || *text == last_progress_) return std::nullopt;
+  last_progress_ = *text;
+  return progress_of(Json::parse(*text));
+}
+
+void RankPlane::read_states() {
+  for (int rank = 0; rank < ranks_; ++rank) {
+    if (finished_.count(rank) != 0) continue;
+    const auto text = look(plane_key::state(rank));
+    if (!text) continue;
+    joined_[rank] = true;
+    const Json state = Json::parse(*text);
+    if (state.value("state", std::string()) != "finished") continue;
+    finished_[rank] = true;
+    exit_code_ = std::max(exit_code_, state.value("exit_code", ExitCode::kDone));
+  }
+}
+
+int RankPlane::joined() {
+  read_states();
+  return static_cast<int>(joined_.size());
+}
+
+bool RankPlane::all_finished() {
+  read_states();
+  return static_cast<int>(finished_.size()) == ranks_;
+}
+
+std::map<std::string, HostReport> RankPlane::hosts() {
+  std::map<std::string, HostReport> result;
+  for (const std::string& agent : std::set<std::string>(orders_.agents.begin(), orders_.agents.end())) {
+    if (const auto text = look(plane_key::host(agent))) result[agent] = host_report_of(Json::parse(*text));
+  }
+  return result;
+}
+
+std::optional<ErrorMessage> RankPlane::error() {
+  const auto failure = plane_->failure();
+  if (!failure || failure->rank == 0) return std::nullopt;
+  const Json said = Json::parse(failure->cause, nullptr, false);
+  if (said.is_object()) return error_of(said);
+  return ErrorMessage{.departure = failure->departure, .rank = failure->rank - 1, .step = failure->step};
+}
+
+void RankPlane::stop(int signal) {
+  if (std::exchange(stopping_, true)) return;
+  plane_->fail({0, -1, to_line({{"signal", signal}})});
+}
+
+void RankPlane::finish() {
+  if (!plane_->failure()) plane_->finish();
+}
+
+}  // namespace dtrain::run

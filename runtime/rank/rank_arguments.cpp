@@ -1,0 +1,128 @@
+// The command line of a rank program.
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/text.h"
+#include "dtrain/rank/rank_session.h"
+#include "dtrain/rank/resume.h"
+
+namespace dtrain::run {
+namespace {
+
+constexpr const char* kUsage =
+    R"(usage: %s [--run-dir DIR [--or-continue]] [--set KEY=VALUE]... [--mock WHAT] EXPERIMENT.yaml
+       %s --continue RUN [--set KEY=VALUE]...
+
+Trains what EXPERIMENT.yaml describes. Started by itself it is a single rank; started by `dtrain launch`, mpirun, srun
+or torchrun-style variables (RANK, WORLD_SIZE, ...) it is one of several.
+
+  --run-dir DIR     where to write the run (default: the next folder under runs/)
+  --or-continue     if DIR holds a run, go on with it as --continue does, with the experiment that is given here: for
+                    jobs that are started again with the same command
+  --set KEY=VALUE   override one key of the experiment, for instance --set searcher.max_length.epochs=1
+  --mock WHAT       leave something out, to measure the rest: loader (train on one batch again and again), train (read
+                    batches and do nothing with them), comm (exchange no gradients), or loader,comm. No weights are
+                    written
+  --continue RUN    go on with a run (its folder, or its number or name under ./runs) in its own folder, from its newest
+                    checkpoint that is whole, with the experiment that it was started with
+  --contents FILE   read FILE in place of EXPERIMENT.yaml, to whose folder relative paths remain relative
+  --help            this text
+
+examples:
+  dtrain launch EXPERIMENT.yaml           one rank a slot, on this machine
+  mpirun -np 2 %s EXPERIMENT.yaml
+)";
+
+// The names of the options, after "experiment", which is no option.
+const std::vector<std::string> kOptionNames{"experiment", "run-dir",  "or-continue", "set",
+                                            "mock",       "continue", "contents",    "help"};
+
+[[noreturn]] void refuse(const std::string& program, const std::string& message) {
+  std::fprintf(stderr, "%s: %s\n%s: --help shows the usage\n", program.c_str(), message.c_str(), program.c_str());
+  std::exit(static_cast<int>(ExitCode::kBadInput));
+}
+
+// Returns "; did you mean --run-dir?", or nothing.
+std::string suggestion(const std::string& argument) {
+  const std::string given = argument.substr(0, argument.find('='));
+  const auto first = given.find_first_not_of('-');
+  if (first == std::string::npos) return "";
+  const auto near = nearest(given.substr(first), kOptionNames);
+  if (!near) return "";
+  if (*near == kOptionNames.front()) return "; the experiment file is given by its path alone";
+  return "; did you mean --" + *near + "?";
+}
+
+void go_on_with(const std::string& run, RankOptions& options) {
+  const ContinuedRun continued = read_continued_run(run);
+  options.continues = true;
+  options.run_dir = continued.folder.path;
+  options.experiment_file = continued.experiment_file;
+  options.contents = continued.contents;
+  options.overrides = merge_overrides(continued.overrides, options.overrides);
+}
+
+}  // namespace
+
+RankOptions parse_rank_arguments(int argc, char** argv) {
+  RankOptions options;
+  std::vector<std::string> mock;
+  std::string continued;
+  options.program = argc > 0 ? argv[0] : "rank";
+  for (int i = 1; i < argc; ++i) {
+    std::string argument = argv[i];
+    // Reads the value of "--name VALUE" or "--name=VALUE" if this is that option.
+    const auto value_of = [&](const std::string& name, std::string* value) {
+      if (argument == name) {
+        if (++i >= argc) refuse(options.program, name + " needs a value");
+        *value = argv[i];
+        return true;
+      }
+      if (argument.rfind(name + "=", 0) != 0) return false;
+      *value = argument.substr(name.size() + 1);
+      return true;
+    };
+    std::string value;
+    if (argument == "--help" || argument == "-h") {
+      std::printf(kUsage, options.program.c_str(), options.program.c_str(), options.program.c_str());
+      std::exit(static_cast<int>(ExitCode::kDone));
+    } else if (value_of("--run-dir", &value)) {
+      options.run_dir = value;
+    } else if (value_of("--set", &value)) {
+      options.overrides.push_back(value);
+    } else if (value_of("--mock", &value)) {
+      mock.push_back(value);
+    } else if (value_of("--continue", &value)) {
+      continued = value;
+    } else if (argument == "--or-continue") {
+      options.continues_if_there = true;
+    } else if (value_of("--contents", &value)) {
+      options.contents = value;
+    } else if (argument.size() > 1 && argument.front() == '-') {
+      refuse(options.program, "unknown option " + argument + suggestion(argument));
+    } else if (!options.experiment_file.empty()) {
+      refuse(options.program,
+             "more than one experiment file: " + options.experiment_file.string() + " and " + argument);
+    } else {
+      options.experiment_file = argument;
+    }
+  }
+  const bool says_what = !options.experiment_file.empty() || !options.run_dir.empty() || !mock.empty();
+  if (!continued.empty() && says_what) {
+    refuse(options.program, "--continue takes the experiment and the folder from the run; it goes with --set alone");
+  }
+  if (options.continues_if_there && options.run_dir.empty()) refuse(options.program, "--or-continue needs --run-dir");
+  if (continued.empty() && options.experiment_file.empty()) refuse(options.program, "no experiment file given");
+  try {
+    options.mock = parse_mock(mock);
+    if (!continued.empty()) go_on_with(continued, options);
+  } catch (const ConfigError& error) {
+    refuse(options.program, error.what() + ("; " + error.remedy()));
+  }
+  return options;
+}
+
+}  // namespace dtrain::run

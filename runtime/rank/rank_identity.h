@@ -1,0 +1,76 @@
+// The facts of a rank before it connects to the others: how it was started, where it runs, what it trains, and the
+// connection to its launcher. Plain values, and a class.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "dtrain/base/clock.h"
+#include "dtrain/base/log.h"
+#include "dtrain/config/batch_split.h"
+#include "dtrain/config/experiment.h"
+#include "dtrain/host/identity.h"
+#include "dtrain/rank/environment.h"
+#include "dtrain/rank/launcher_link.h"
+#include "dtrain/rank/plane_link.h"
+#include "dtrain/rank/rank_session.h"
+#include "rank_gpus.h"
+
+namespace dtrain::run {
+
+// The start of this process, and the host on which it runs.
+struct RankIdentity {
+  RankOptions options;
+  RankEnvironment environment;
+  host::HostIdentity host;
+  Nanoseconds process_started{0};
+
+  const comm::World& world() const { return environment.world; }
+  bool is_rank_0() const { return environment.world.rank == 0; }
+};
+
+// Returns the start of this process on the monotonic clock.
+Nanoseconds process_start(const Clock& clock);
+
+// Reads the environment and the host, and removes from the environment what child processes must not inherit. Called
+// before other threads exist. ConfigError as read_rank_environment().
+void read_identity(RankIdentity& identity);
+
+// The experiment, how its batches are divided among the ranks, and the GPUs that this rank may use.
+struct Assignment {
+  config::Experiment experiment;
+  config::BatchSplit split;
+  config::SlotType slot_type = config::SlotType::kCpu;  // as the launcher decided; without one the experiment's
+  GpuView gpus;                                         // not looked at if slot_type is kCpu
+};
+
+// Sets the experiment's environment variables unless the launcher has. Called before other threads exist. ConfigError
+// if the experiment cannot be run: ranks without a launcher share a screen, so only rank 0's error gives the reason.
+Assignment read_assignment(const RankIdentity& identity);
+
+// Returns the "versions" of plan.json and of the dumps: the program's and dtrain's.
+Json versions_of(const RankOptions& options);
+
+// The connection of a rank to the `dtrain launch` that started it, directly or through mpirun or srun. Threads as in
+// launcher_link.h.
+class LauncherConnection {
+ public:
+  // Reads the run's secret if it is in a file. Throws as SocketLink and PlaneLink do.
+  LauncherConnection(const RankIdentity& identity, const Logger& log);
+
+  LauncherLink& link() { return *link_; }
+  PlaneLink* plane() { return plane_; }              // the same link if mpirun or srun started this rank; else null
+  const std::string& name() const { return name_; }  // "the launcher (pid 4711)"
+  // Returns the secret that the ranks share for their control plane; empty: rank 0 makes one.
+  const std::string& ranks_secret() const { return contact_.secrets.ranks; }
+  // Removes the secret file, on the first rank of each host. Called once every rank of this host has read it.
+  void remove_secret_file(const comm::World& world) const;
+
+ private:
+  LauncherContact contact_;  // empty in a child of the launcher
+  std::string name_;
+  PlaneLink* plane_ = nullptr;
+  std::unique_ptr<LauncherLink> link_;
+};
+
+}  // namespace dtrain::run

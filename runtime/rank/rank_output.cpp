@@ -1,0 +1,162 @@
+#include "rank_output.h"
+
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <iostream>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/file.h"
+#include "dtrain/rank/screen.h"
+
+namespace dtrain::run {
+namespace {
+
+constexpr auto kCopyPeriod = std::chrono::milliseconds(50);
+constexpr auto kProgressPeriod = std::chrono::milliseconds(200);
+constexpr auto kLookPeriod = std::chrono::milliseconds(500);
+
+void flush_streams() {
+  std::cout.flush();
+  std::fflush(nullptr);
+}
+
+}  // namespace
+
+void RankEvents::open(const std::filesystem::path& file, int rank, const std::string& host) {
+  const std::scoped_lock lock(mutex_);
+  if (!file_) file_ = std::make_unique<EventLog>(file, clock_, rank, host);
+}
+
+EventLog* RankEvents::file() {
+  const std::scoped_lock lock(mutex_);
+  return file_.get();
+}
+
+void RankEvents::write(const std::string& event, const Json& fields) {
+  file()->write(event, fields);
+}
+
+void RankEvents::try_write(const std::string& event, const Json& fields) {
+  EventLog* const open_file = file();
+  if (!open_file) return;
+  try {
+    open_file->write(event, fields);
+  } catch (const std::exception& error) {
+    log_->error("cannot write the event '{}': {}", event, error.what());
+  }
+}
+
+void MetricsLog::write(const Json& line) {
+  Json full = {{"time", format_utc(clock_.wall())}};
+  for (const auto& [key, value] : line.items()) full[key] = value;
+  try {
+    file_.append(to_line(full) + "\n");
+  } catch (const SystemError& error) {
+    if (lost_++ > 0) return;
+    log_->warn("metrics are missing from the run's folder: {}; training goes on, and what is lost is counted",
+               error.what());
+  }
+}
+
+std::int64_t MetricsLog::bytes() const {
+  std::error_code code;
+  const auto size = std::filesystem::file_size(file_.path(), code);
+  return code ? 0 : static_cast<std::int64_t>(size);
+}
+
+void MetricsLog::cut(std::int64_t wanted) {
+  const std::int64_t there = bytes();
+  if (there < wanted) {
+    log_->warn("{} has {} bytes, but had {} when the checkpoint was taken: metrics of earlier batches are missing",
+               file_.path().string(), there, wanted);
+    return;
+  }
+  if (::truncate(file_.path().c_str(), wanted) != 0) throw SystemError("cut " + file_.path().string(), errno);
+}
+
+void MetricsLog::report_losses(RankEvents& events) const {
+  if (lost_ > 0) events.try_write("metrics_lost", {{"count", lost_}});
+}
+
+LogRedirect::LogRedirect(const std::filesystem::path& log, int rank, std::string prefix, bool terminal,
+                         const Clock& clock)
+    : log_(log), output_(duplicate(STDOUT_FILENO)), error_(duplicate(STDERR_FILENO)) {
+  const UniqueFd file(::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+  if (!file) throw SystemError("cannot write the log " + log.string(), errno);
+  screen_ = std::make_unique<Screen>(output_.get(), terminal && ::isatty(output_.get()), clock);
+  std::signal(SIGPIPE, SIG_IGN);  // training goes on if the screen can no longer be written
+  flush_streams();
+  ::dup2(file.get(), STDOUT_FILENO);
+  ::dup2(file.get(), STDERR_FILENO);
+  // Whole lines, in the order in which they are printed: C's standard output to a file would be buffered in blocks.
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);
+  thread_ = std::thread([this, log, rank, prefix = std::move(prefix)] {
+    LogTail tail;
+    tail.add(rank, log);
+    const auto show = [&](int, std::string_view line) { screen_->line(prefix + std::string(line)); };
+    while (!stop_) {
+      tail.poll(show);
+      std::this_thread::sleep_for(kCopyPeriod);
+    }
+    tail.finish(show);
+  });
+}
+
+LogRedirect::~LogRedirect() {
+  stop_copying();
+  ::dup2(output_.get(), STDOUT_FILENO);
+  ::dup2(error_.get(), STDERR_FILENO);
+  end_torn_line(log_);
+}
+
+void LogRedirect::stop_copying() {
+  flush_streams();
+  stop_ = true;
+  if (thread_.joinable()) thread_.join();
+}
+
+void LogRedirect::original_error(std::string_view text) const {
+  write_all(error_.get(), text);
+}
+void LogRedirect::original_output(std::string_view text) const {
+  write_all(output_.get(), text);
+}
+
+void RankFiles::look_for_folder(const Clock& clock, const Logger& log) {
+  const Nanoseconds now = clock.monotonic();
+  if (said_gone || (looked && now - *looked < kLookPeriod)) return;
+  looked = now;
+  const std::string gone = watch.gone();
+  if (gone.empty()) return;
+  said_gone = true;
+  log->error("{}", watch.warning(gone));
+  events.try_write("folder_gone", {{"cause", gone}});
+}
+
+double ProgressReport::seconds_left(const Progress& progress, Nanoseconds now) {
+  if (!first_time_) {
+    first_time_ = now;
+    first_batch_ = progress.batch;
+  }
+  const double seconds = to_seconds(now - *first_time_);
+  const auto done = static_cast<double>(progress.batch - first_batch_);
+  if (done <= 0 || seconds <= 0) return -1;
+  return seconds / done * static_cast<double>(progress.total_batches - progress.batch);
+}
+
+void ProgressReport::report(const Progress& progress) {
+  const Nanoseconds now = clock_.monotonic();
+  Progress full = progress;
+  full.seconds_left = seconds_left(progress, now);
+  if (now - shown_ < kProgressPeriod && progress.batch < progress.total_batches) return;
+  shown_ = now;
+  show_(full);
+}
+
+}  // namespace dtrain::run

@@ -1,0 +1,112 @@
+#include "stop/stop_requests.h"
+
+#include <algorithm>
+#include <atomic>
+#include <csignal>
+#include <cstdint>
+#include <ctime>
+
+#include <unistd.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/rank/launch_signals.h"
+
+namespace dtrain::run {
+namespace {
+
+// A signal handler can use static storage only; these variables are its whole state.
+std::atomic<int> g_signal{0};
+std::atomic<std::int64_t> g_first_ns{0};  // the time of the first signal, on the monotonic clock
+constexpr std::int64_t kTogetherNs = 1'000'000'000;
+static_assert(std::atomic<int>::is_always_lock_free && std::atomic<std::int64_t>::is_always_lock_free);
+
+void handle(int signal) {
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  const std::int64_t now_ns = now.tv_sec * 1'000'000'000 + now.tv_nsec;
+  // The time decides which signal was first: two threads may handle two signals at once.
+  std::int64_t first_ns = 0;
+  if (g_first_ns.compare_exchange_strong(first_ns, now_ns)) {
+    g_signal = signal;
+  } else if (now_ns - first_ns >= kTogetherNs) {
+    ::_exit(static_cast<int>(ExitCode::kInterrupted));
+  }
+}
+
+}  // namespace
+
+StopSignals::StopSignals() {
+  g_signal = 0;
+  g_first_ns = 0;
+  struct sigaction action {};
+  action.sa_handler = handle;
+  action.sa_flags = SA_RESTART;
+  for (Before& before : before_) {
+    ::sigaction(before.signal, nullptr, &before.action);
+    const bool stays_ignored = before.signal != SIGTERM && before.action.sa_handler == SIG_IGN;
+    if (!stays_ignored) ::sigaction(before.signal, &action, nullptr);
+  }
+}
+
+StopSignals::~StopSignals() {
+  for (const Before& before : before_) ::sigaction(before.signal, &before.action, nullptr);
+}
+
+int StopSignals::received() {
+  return g_signal;
+}
+
+namespace {
+
+// A signal handler can use static storage only; this variable is its whole state.
+constexpr int kNothing = -1;
+std::atomic<int> g_asked{kNothing};
+static_assert(std::atomic<int>::is_always_lock_free);
+
+void handle_trace_signal(int, siginfo_t* info, void*) {
+  g_asked = info->si_code == SI_QUEUE ? std::max(0, info->si_value.sival_int) : 0;
+}
+
+}  // namespace
+
+TraceSignal::TraceSignal() {
+  g_asked = kNothing;
+  struct sigaction action {};
+  action.sa_sigaction = handle_trace_signal;
+  action.sa_flags = SA_RESTART | SA_SIGINFO;
+  ::sigaction(SIGUSR2, &action, &before_);
+}
+
+TraceSignal::~TraceSignal() {
+  ::sigaction(SIGUSR2, &before_, nullptr);
+}
+
+std::optional<int> TraceSignal::take() {
+  if (g_asked.load(std::memory_order_relaxed) == kNothing) return std::nullopt;
+  const int asked = g_asked.exchange(kNothing);
+  return asked == kNothing ? std::nullopt : std::optional(asked);
+}
+
+bool StopRequests::launcher_ends(const std::string& name) {
+  const std::scoped_lock lock(mutex_);
+  if (launcher_ended_) return false;
+  launcher_ = name;
+  launcher_ended_ = true;
+  return true;
+}
+
+bool StopRequests::requested() const {
+  return launcher_ended_ || launcher_signal_ != 0 || StopSignals::received() != 0;
+}
+
+std::string StopRequests::reason() const {
+  if (launcher_ended_) {
+    const std::scoped_lock lock(mutex_);
+    return launcher_ + " is gone";
+  }
+  int signal = StopSignals::received();
+  if (signal == 0) signal = launcher_signal_;
+  return signal == 0 ? std::string() : signal_name(signal);
+}
+
+}  // namespace dtrain::run
