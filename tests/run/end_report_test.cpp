@@ -1,4 +1,4 @@
-#include "folder/run_texts.h"
+#include "launch/run_texts.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
