@@ -8,7 +8,7 @@
 #include <string>
 
 #include "commands.h"
-#include "dtrain/launcher/cluster.h"
+#include "dtrain/launcher/launch.h"
 #include "dtrain/launcher/user_ledger.h"
 #include "table.h"
 

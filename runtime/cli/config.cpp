@@ -12,7 +12,7 @@
 #include "dtrain/config/cluster.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/config/schema.h"
-#include "dtrain/launcher/named_files.h"
+#include "dtrain/launcher/launch.h"
 #include "dtrain/scheduler/cluster_agents.h"
 
 namespace dtrain::cli {

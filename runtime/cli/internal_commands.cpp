@@ -3,9 +3,7 @@
 
 #include "commands.h"
 #include "dtrain/base/error.h"
-#include "dtrain/launcher/cuda_probe.h"
-#include "dtrain/launcher/host_probe.h"
-#include "dtrain/launcher/start_rank.h"
+#include "dtrain/launcher/internal_commands.h"
 
 namespace dtrain::cli {
 

@@ -10,7 +10,7 @@
 #include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
 #include "dtrain/base/unix_socket.h"
-#include "dtrain/rank/agreed_error.h"
+#include "dtrain/rank/rank_session.h"
 
 namespace dtrain::run {
 namespace {

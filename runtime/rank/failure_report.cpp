@@ -12,8 +12,8 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/comm/timed_out.h"
-#include "dtrain/rank/agreed_error.h"
 #include "dtrain/rank/launcher_link.h"
+#include "dtrain/rank/rank_session.h"
 
 namespace dtrain::run {
 namespace {

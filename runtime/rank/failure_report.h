@@ -13,10 +13,10 @@
 #include "dtrain/base/log.h"
 #include "dtrain/comm/control.h"
 #include "dtrain/rank/launcher_link.h"
+#include "exit_deadlines.h"
 #include "membership.h"
 #include "rank_identity.h"
 #include "rank_output.h"
-#include "stop/exit_deadlines.h"
 
 namespace dtrain::run {
 

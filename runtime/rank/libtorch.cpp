@@ -15,7 +15,6 @@
 #include "dtrain/base/file.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
-#include "dtrain/rank/version.h"
 
 namespace dtrain::run {
 namespace {

@@ -8,9 +8,9 @@
 
 #include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
-#include "dtrain/rank/agreed_error.h"
 #include "dtrain/rank/gpus_seen.h"
 #include "dtrain/rank/libtorch.h"
+#include "dtrain/rank/rank_session.h"
 
 namespace dtrain::run {
 namespace {

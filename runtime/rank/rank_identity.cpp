@@ -9,9 +9,9 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/fd.h"
 #include "dtrain/host/processes.h"
-#include "dtrain/rank/model_file.h"
+#include "dtrain/rank/libtorch.h"
+#include "dtrain/rank/model_files.h"
 #include "dtrain/rank/rendezvous.h"
-#include "dtrain/rank/version.h"
 
 namespace dtrain::run {
 namespace {

@@ -9,13 +9,13 @@
 #include "dtrain/comm/host_share.h"
 #include "dtrain/rank/launcher_duties.h"
 #include "dtrain/rank/plan_file.h"
+#include "dtrain/rank/stop_requests.h"
+#include "exit_deadlines.h"
 #include "failure_report.h"
 #include "membership.h"
 #include "rank_identity.h"
 #include "rank_output.h"
 #include "recording.h"
-#include "stop/exit_deadlines.h"
-#include "stop/stop_requests.h"
 
 namespace dtrain::run {
 namespace {

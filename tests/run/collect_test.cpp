@@ -5,7 +5,7 @@
 #include <sys/stat.h>
 
 #include "dtrain/base/error.h"
-#include "launch/remote_host.h"
+#include "launch/job_ranks.h"
 #include "run_harness.h"
 
 namespace dtrain::run {

@@ -1,4 +1,4 @@
-#include "link/host_names.h"
+#include "dtrain/rank/rendezvous.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>

@@ -2,13 +2,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "commands/mpi_command.h"
-#include "commands/slurm_command.h"
+#include "commands/job_command.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
+#include "dtrain/rank/checkpoint_folder.h"
 #include "dtrain/rank/environment.h"
-#include "dtrain/rank/host_folder.h"
 #include "launch/job_ranks.h"
 #include "run_harness.h"
 

@@ -6,11 +6,10 @@
 #include <fstream>
 
 #include "../harness/temporary_folder.h"
-#include "calibration/limits_cache.h"
-#include "calibration/machine_limits.h"
-#include "doctor/bench.h"
+#include "doctor/other_hosts.h"
 #include "dtrain/base/error.h"
 #include "dtrain/host/cpu.h"
+#include "machine_limits.h"
 
 namespace dtrain::run {
 namespace {

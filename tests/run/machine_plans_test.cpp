@@ -5,10 +5,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "calibration/limits_cache.h"
-#include "commands/mpi_command.h"
-#include "commands/slurm_command.h"
+#include "commands/job_command.h"
 #include "dtrain/base/file.h"
+#include "machine_limits.h"
 #include "plan/launch_placement.h"
 #include "plan/launch_plan.h"
 #include "run_harness.h"

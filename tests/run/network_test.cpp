@@ -12,7 +12,6 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/fd.h"
 #include "dtrain/base/subprocess.h"
-#include "network/choose_network.h"
 #include "network/link_meter.h"
 #include "network/network_choice.h"
 #include "network/probe_session.h"

@@ -1,6 +1,6 @@
 // Preloaded into a rank, makes its dtrain look like another version: for the tests of `dtrain launch` over several
 // hosts.
-#include "dtrain/rank/version.h"
+#include "dtrain/rank/libtorch.h"
 
 namespace dtrain::run {
 

@@ -6,13 +6,13 @@
 
 #include <gmock/gmock.h>
 
+#include "commands/job_command.h"
 #include "commands/share_of_rank.h"
-#include "commands/slurm_command.h"
 #include "dtrain/base/text.h"
-#include "dtrain/rank/agreed_error.h"
 #include "dtrain/rank/gpus_seen.h"
+#include "dtrain/rank/rank_session.h"
 #include "membership.h"
-#include "plan/gpu_placement.h"
+#include "plan/launch_placement.h"
 #include "run_harness.h"
 
 namespace dtrain::run {

@@ -10,12 +10,12 @@
 #include <gmock/gmock.h>
 
 #include "compare_ranks.h"
-#include "dtrain/rank/agreed_error.h"
+#include "dtrain/rank/rank_session.h"
+#include "dtrain/rank/stop_requests.h"
 #include "failure_report.h"
 #include "membership.h"
 #include "rank_output.h"
 #include "run_harness.h"
-#include "stop/stop_requests.h"
 
 namespace dtrain::run {
 namespace {

@@ -28,7 +28,6 @@
 #include "dtrain/base/file.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/host/cpu.h"
-#include "dtrain/rank/agreed_error.h"
 #include "dtrain/rank/rank_session.h"
 #include "program_checkpoints.h"
 

@@ -5,7 +5,6 @@
 #include <sys/wait.h>
 
 #include "dtrain/base/error.h"
-#include "dtrain/rank/event_log.h"
 #include "run_harness.h"
 
 namespace dtrain::run {

@@ -6,7 +6,7 @@
 #include <sys/stat.h>
 
 #include "dtrain/base/error.h"
-#include "launch/remote_host.h"
+#include "launch/job_ranks.h"
 #include "plan/launch_plan.h"
 #include "run_harness.h"
 

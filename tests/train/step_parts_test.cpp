@@ -9,7 +9,7 @@
 #include <torch/csrc/autograd/variable.h>
 #include <torch/torch.h>
 
-#include "dtrain/rank/agreed_error.h"
+#include "dtrain/rank/rank_session.h"
 #include "exchange/gradient_hooks.h"
 #include "no_common_memory.h"
 #include "small_model.h"

@@ -3,7 +3,7 @@
 
 #include "commands.h"
 #include "dtrain/base/text.h"
-#include "dtrain/rank/version.h"
+#include "dtrain/rank/libtorch.h"
 #include "exit_codes.h"
 #include "share/command_facts.h"
 

@@ -1,17 +1,55 @@
-// The checks of `dtrain doctor` on one host, a function for each. They look, measure for a fraction of a second, and
-// leave nothing behind. One thread.
+// The result of a check of `dtrain doctor`. Plain values; any thread.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <span>
+#include <string>
 #include <vector>
 
-#include "doctor/finding.h"
+#include "dtrain/base/json.h"
 #include "dtrain/rank/environment.h"
 #include "dtrain/rank/gpus_seen.h"
 
 namespace dtrain::run {
+
+enum class Level { kOk, kWarning, kProblem };
+std::string to_string(Level level);  // "ok", "warning", "problem"
+
+struct Finding {
+  std::string check;  // the subject of the check: "open files"
+  Level level = Level::kOk;
+  std::string text;
+  std::string remedy;  // what to do; empty if it is ok
+};
+
+inline Finding ok(std::string check, std::string text) {
+  return {std::move(check), Level::kOk, std::move(text), {}};
+}
+inline Finding warning(std::string check, std::string text, std::string remedy) {
+  return {std::move(check), Level::kWarning, std::move(text), std::move(remedy)};
+}
+inline Finding problem(std::string check, std::string text, std::string remedy) {
+  return {std::move(check), Level::kProblem, std::move(text), std::move(remedy)};
+}
+
+struct HostFindings {
+  std::string host;
+  std::vector<Finding> findings;
+};
+
+Json to_json(std::span<const Finding> findings);
+std::vector<Finding> findings_of(const Json& json);  // Json::exception if it is malformed
+
+Level worst(std::span<const HostFindings> hosts);
+// Returns the worst level of one check on all hosts.
+Level worst_of(std::span<const HostFindings> hosts, const std::string& check);
+Json doctor_json(std::span<const HostFindings> hosts);
+std::string render(std::span<const HostFindings> hosts);
+
+// The checks of `dtrain doctor` on one host, a function for each. They look, measure for a fraction of a second, and
+// leave nothing behind. One thread.
 
 struct CheckedHost {
   std::filesystem::path folder;  // for runs; may not exist yet

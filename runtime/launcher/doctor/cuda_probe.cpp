@@ -1,4 +1,4 @@
-#include "doctor/cuda_probe.h"
+#include "doctor/gpu_checks.h"
 
 #include <algorithm>
 #include <csignal>
@@ -9,12 +9,11 @@
 #include <link.h>
 #include <unistd.h>
 
-#include "doctor/gpu_checks.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/fd.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
-#include "dtrain/launcher/cuda_probe.h"
+#include "dtrain/launcher/internal_commands.h"
 
 namespace dtrain::run {
 namespace {

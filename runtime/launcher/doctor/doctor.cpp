@@ -5,8 +5,7 @@
 #include <iterator>
 #include <optional>
 
-#include "commands/mpi_command.h"
-#include "doctor/bench.h"
+#include "commands/job_command.h"
 #include "doctor/checks.h"
 #include "doctor/gpu_checks.h"
 #include "doctor/other_hosts.h"

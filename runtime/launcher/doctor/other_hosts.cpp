@@ -1,23 +1,43 @@
 #include "doctor/other_hosts.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
+#include <cmath>
+#include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <limits>
+#include <map>
+#include <optional>
 #include <set>
+#include <string>
 #include <utility>
 
 #include "doctor/checks.h"
+#include "dtrain/base/clock.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
+#include "dtrain/base/json.h"
 #include "dtrain/base/subprocess.h"
+#include "dtrain/base/text.h"
 #include "dtrain/base/units.h"
 #include "dtrain/base/unix_socket.h"
+#include "dtrain/host/cpu.h"
+#include "dtrain/host/identity.h"
 #include "dtrain/host/reachable_address.h"
+#include "dtrain/launcher/internal_commands.h"
+#include "dtrain/rank/libtorch.h"
+#include "machine_limits.h"
+#include "network/link_meter.h"
+#include "network/network_choice.h"
 #include "network/probe_session.h"
 
 namespace dtrain::run {
+
 namespace {
 
 namespace fs = std::filesystem;
@@ -200,6 +220,207 @@ std::vector<Finding> check_network(const scheduler::ClusterAgents& cluster, cons
     result.push_back(problem("network", error.what(), error.remedy()));
   }
   return result;
+}
+
+namespace {
+
+std::string limit_row(const char* name, double value, const char* unit, const std::string& text) {
+  char start[96];
+  std::snprintf(start, sizeof start, "  %-16s  %8.*f %-7s  ", name, value < 100 ? 1 : 0, value, unit);
+  return start + text + "\n";
+}
+
+std::string limit_rows(const char* name, const std::map<std::string, double>& of_types) {
+  std::string text;
+  for (const char* type : {"float32", "bfloat16", "float16"}) {
+    const auto found = of_types.find(type);
+    if (found == of_types.end()) continue;
+    text += limit_row(text.empty() ? name : "", found->second, "GFLOP/s", type);
+  }
+  return text;
+}
+
+std::string whole_percent(double value) {
+  return std::to_string(std::lround(value)) + "%";
+}
+
+}  // namespace
+
+RanksOfHost ranks_to_bench(const std::optional<scheduler::ClusterAgents>& cluster) {
+  RanksOfHost ranks{.threads = 0, .ranks = 0};
+  if (cluster) {
+    for (const scheduler::ClusterAgent& agent : cluster->agents) {
+      if (!agent.here) continue;
+      for (const scheduler::ClusterSlot& slot : agent.slots) {
+        if (slot.is_gpu() || slot.cpus.empty()) continue;
+        ranks.cpus.push_back(slot.cpus);
+        if (ranks.threads == 0) ranks.threads = slot.threads;
+      }
+    }
+  }
+  ranks.ranks = static_cast<int>(ranks.cpus.size());
+  if (ranks.ranks == 0) return {.threads = 1, .ranks = static_cast<int>(host::physical_cores().size())};
+  return ranks;
+}
+
+std::optional<double> matmul_cost(const profile::RankLimits& limits) {
+  const auto fast = limits.gflops.find("float32");
+  if (!limits.matmul_default_gflops || fast == limits.gflops.end()) return std::nullopt;
+  return std::max(0.0, 100 * (1 - *limits.matmul_default_gflops / fast->second));
+}
+
+std::string render_limits(std::span<const profile::RankLimits> all) {
+  std::string text;
+  for (const profile::RankLimits& limits : all) {
+    text += "the limits of a rank with " + count_of(limits.threads, "thread") + ", while " +
+            (limits.ranks == 1 ? "no other works" : count_of(limits.ranks, "rank") + " work") +
+            (limits.cpu.empty() ? "" : " (" + limits.cpu + ")") + "\n";
+    if (profile::is_disturbed(limits)) {
+      text += "  too low: other programs had " + profile::displaced_text(*limits.displaced_share) +
+              " of the cores meanwhile; a launch measures again when the machine is quieter\n";
+    }
+    if (limits.memory_gb_s)
+      text += limit_row("memory", *limits.memory_gb_s, "GB/s", "read and written (STREAM's triad)");
+    text += limit_rows("matrix products", limits.gflops);
+    if (const auto cost = matmul_cost(limits)) {
+      text +=
+          limit_row("", *limits.matmul_default_gflops, "GFLOP/s",
+                    "float32 with optimizations.matmul: default, " + whole_percent(*cost) + " less; auto avoids it");
+    }
+    text += limit_rows("convolutions", limits.convolution_gflops);
+    if (limits.all_reduce_gb_s)
+      text +=
+          limit_row("all-reduce", *limits.all_reduce_gb_s, "GB/s", "of each rank's gradients, through shared memory");
+  }
+  return text;
+}
+
+std::optional<Finding> judge_matmul(bool has_slow_path, std::span<const profile::RankLimits> known) {
+  if (!has_slow_path) return std::nullopt;
+  std::string text =
+      "by default, the MKL in libtorch takes a slow path on processors of AMD; optimizations.matmul: auto ";
+  text += "takes the fast one";
+  for (const profile::RankLimits& limits : known) {
+    if (const auto cost = matmul_cost(limits))
+      return ok("matmul", text + " (default costs " + whole_percent(*cost) + " of the float32 rate)");
+  }
+  return ok("matmul", text + " (dtrain doctor --bench measures the difference)");
+}
+
+std::optional<Finding> check_matmul(const Variables& variables) {
+  return judge_matmul(host::is_amd_with_avx2(), LimitsCache(cache_folder(variables)).of_this_machine());
+}
+
+namespace {
+
+LinkKey key_of(const Json& request) {
+  return {request.at("secret").get<std::string>(), request.at("server").get<int>()};
+}
+
+LinkTarget target_of(const Json& request) {
+  return {request.at("from").get<std::string>(), request.at("address").get<std::string>(),
+          request.at("port").get<int>()};
+}
+
+class Answers {
+ public:
+  Json to(const Json& request) {
+    const std::string what = request.at("do").get<std::string>();
+    if (what == probe::kInterfaces) return interfaces();
+    if (what == probe::kRoutes) return routes(request);
+    if (what == probe::kServe) {
+      server_.emplace(request.at("address").get<std::string>(), key_of(request));
+      return {{"port", server_->port()}};
+    }
+    if (what == probe::kRoundTrip) return {{"ns", measure_round_trip(target_of(request), key_of(request)).count()}};
+    if (what == probe::kBandwidth) {
+      const Nanoseconds duration(request.at("duration_ns").get<std::int64_t>());
+      return {{"bits_per_second", measure_bandwidth(target_of(request), key_of(request), duration)}};
+    }
+    if (what == probe::kClock) return {{"wall_ns", SystemClock().wall().count()}};
+    if (what == probe::kExists) {
+      std::error_code code;
+      return {{"exists", std::filesystem::exists(request.at("path").get<std::string>(), code)}};
+    }
+    if (what == probe::kChecks) return checks(request);
+    if (what == probe::kLimits)
+      return to_json(machine_limits(ranks_of_host(request.at("ranks")), Measure::kIfUnknown, process_variables()));
+    throw Error("unknown request '" + what + "'");
+  }
+
+ private:
+  static Json interfaces() {
+    HostInterfaces result;
+    result.addresses = host::interface_addresses();
+    for (const host::InterfaceAddress& one : result.addresses) {
+      if (const auto speed = host::link_speed(one.interface)) result.speeds[one.interface] = *speed;
+    }
+    return to_json(result);
+  }
+
+  static Json checks(const Json& request) {
+    const std::vector<Finding> findings = check_host({.folder = request.at("folder").get<std::string>(),
+                                                      .needs_mpi = request.at("needs_mpi").get<bool>(),
+                                                      .needs_slurm = request.at("needs_slurm").get<bool>(),
+                                                      .launches = false},
+                                                     look_at_gpus(), process_variables());
+    return {{"findings", to_json(findings)}};
+  }
+
+  static Json routes(const Json& request) {
+    Json from = Json::array();
+    for (const Json& address : request.at("to")) from.push_back(host::source_address(address.get<std::string>()));
+    return {{"from", from}};
+  }
+
+  std::optional<LinkServer> server_;
+};
+
+bool say(const Json& words) {
+  const std::string line = to_line(words) + "\n";
+  return write_all(STDOUT_FILENO, line) == line.size();
+}
+
+Json answer(Answers& answers, const std::string& line) {
+  try {
+    return answers.to(Json::parse(line));
+  } catch (const Error& error) {
+    return {{"error", describe(error)}, {"remedy", error.remedy()}};
+  } catch (const std::exception& error) {
+    return {{"error", error.what()}};
+  }
+}
+
+// Reads one line of standard input without its newline; false at the end of the input.
+bool read_line(std::string& line, std::string& rest) {
+  for (;;) {
+    if (const auto end = rest.find('\n'); end != std::string::npos) {
+      line = rest.substr(0, end);
+      rest.erase(0, end + 1);
+      return true;
+    }
+    if (rest.size() > probe::kLongestLine) return false;
+    char buffer[4096];
+    const ssize_t count = ::read(STDIN_FILENO, buffer, sizeof buffer);
+    if (count <= 0) return false;
+    rest.append(buffer, static_cast<std::size_t>(count));
+  }
+}
+
+}  // namespace
+
+ExitCode host_probe() {
+  std::signal(SIGPIPE, SIG_IGN);
+  const host::HostIdentity identity = host::host_identity();
+  if (!say({{"dtrain", version()}, {"protocol", probe::kProtocol}, {"host", identity.name}, {"key", identity.key}}))
+    return ExitCode::kRunFailed;
+  Answers answers;
+  std::string line;
+  std::string rest;
+  while (read_line(line, rest)) {
+    if (!say(answer(answers, line))) return ExitCode::kRunFailed;
+  }
+  return ExitCode::kDone;
 }
 
 }  // namespace dtrain::run

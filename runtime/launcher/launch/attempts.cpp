@@ -6,7 +6,7 @@
 #include <optional>
 #include <utility>
 
-#include "commands/slurm_command.h"
+#include "commands/job_command.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 #include "dtrain/rank/resume.h"

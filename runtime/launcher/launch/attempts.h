@@ -2,22 +2,22 @@
 // attempt, the watch over its ranks, and its outcome. The functions block; one thread.
 #pragma once
 
+#include <poll.h>
+
 #include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include <poll.h>
-
 #include "dtrain/base/clock.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
+#include "dtrain/launcher/launch.h"
 #include "dtrain/rank/environment.h"
-#include "dtrain/rank/event_log.h"
-#include "dtrain/rank/launch_signals.h"
 #include "dtrain/rank/resume.h"
 #include "dtrain/rank/run_folder.h"
 #include "dtrain/rank/screen.h"
+#include "dtrain/rank/stop_requests.h"
 #include "launch/launch_task.h"
 #include "plan/launch_plan.h"
 
@@ -120,5 +120,13 @@ class WatchedRanks {
 // Watches the ranks of one attempt until the last has ended: passes interrupts on, updates the task's state, and ends
 // ranks that hang.
 void watch_ranks(const Attempt& attempt, WatchedRanks& ranks);
+
+// `dtrain launch` and `dtrain run` on one of several hosts that Kubernetes, or a user, starts it on (PET_*): this
+// host's ranks, which join those of the other hosts. There is no launcher for all hosts. Rank 0 makes the run's folder.
+
+// Starts this host's ranks and waits until they have ended. SIGTERM and SIGINT are passed on. When one fails, the
+// others of this host get some time to stop by themselves, and are then ended. Returns the exit code, as launch() does.
+// ConfigError before any rank starts.
+ExitCode launch_node(const LaunchRequest& request, const NodeEnvironment& node, const Variables& variables);
 
 }  // namespace dtrain::run

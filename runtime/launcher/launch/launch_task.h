@@ -13,8 +13,8 @@
 #include "dtrain/base/clock.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/fd.h"
-#include "dtrain/rank/event_log.h"
-#include "dtrain/rank/launch_signals.h"
+#include "dtrain/rank/run_folder.h"
+#include "dtrain/rank/stop_requests.h"
 #include "dtrain/scheduler/ledger.h"
 #include "plan/launch_plan.h"
 

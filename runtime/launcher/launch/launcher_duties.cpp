@@ -1,10 +1,10 @@
 // The module that a rank opens where no launcher has started it (dtrain/rank/launcher_duties.h).
 #include "dtrain/rank/launcher_duties.h"
 
-#include "calibration/machine_limits.h"
 #include "dtrain/launcher/summary_text.h"
 #include "dtrain/launcher/user_ledger.h"
 #include "launch/run_texts.h"
+#include "machine_limits.h"
 #include "plan/launch_plan.h"
 
 namespace dtrain::run {

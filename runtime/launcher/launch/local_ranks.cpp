@@ -16,12 +16,12 @@
 #include "dtrain/host/processes.h"
 #include "dtrain/profile/agent_process.h"
 #include "dtrain/rank/launcher_link.h"
+#include "dtrain/rank/libtorch.h"
 #include "dtrain/rank/rendezvous.h"
-#include "dtrain/rank/version.h"
 #include "dtrain/scheduler/rank_mark.h"
 #include "entrypoint.h"
 #include "launch/attempts.h"
-#include "plan/gpu_placement.h"
+#include "plan/launch_placement.h"
 
 namespace dtrain::run {
 namespace {

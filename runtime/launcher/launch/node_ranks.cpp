@@ -1,4 +1,4 @@
-#include "launch/node_ranks.h"
+#include "launch/attempts.h"
 
 #include <algorithm>
 #include <chrono>
@@ -17,11 +17,11 @@
 #include "dtrain/config/experiment.h"
 #include "dtrain/host/identity.h"
 #include "dtrain/host/topology.h"
-#include "dtrain/rank/launch_signals.h"
 #include "dtrain/rank/libtorch.h"
-#include "dtrain/rank/model_file.h"
+#include "dtrain/rank/model_files.h"
 #include "dtrain/rank/resume.h"
 #include "dtrain/rank/screen.h"
+#include "dtrain/rank/stop_requests.h"
 #include "entrypoint.h"
 
 namespace dtrain::run {

@@ -6,7 +6,7 @@
 #include <poll.h>
 #include <unistd.h>
 
-#include "commands/slurm_command.h"
+#include "commands/job_command.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/fd.h"
 #include "dtrain/base/file.h"

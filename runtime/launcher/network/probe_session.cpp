@@ -12,7 +12,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/fd.h"
 #include "dtrain/base/text.h"
-#include "dtrain/rank/version.h"
+#include "dtrain/rank/libtorch.h"
 
 namespace dtrain::run {
 namespace {

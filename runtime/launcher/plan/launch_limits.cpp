@@ -7,10 +7,10 @@
 #include <utility>
 #include <vector>
 
-#include "calibration/machine_limits.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
+#include "machine_limits.h"
 #include "network/probe_session.h"
 
 namespace dtrain::run {

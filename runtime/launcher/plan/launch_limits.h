@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "network/choose_network.h"
+#include "network/network_choice.h"
 #include "plan/launch_plan.h"
 
 namespace dtrain::run {

@@ -1,29 +1,37 @@
 // The folder of a run, and how runs are found by names and numbers.
-#include "dtrain/rank/run_folder.h"
+#include <fcntl.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
 #include <cerrno>
 #include <cstdio>
+#include <filesystem>
+#include <fstream>
 #include <optional>
+#include <system_error>
+#include <utility>
 #include <vector>
 
-#include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/fd.h"
 #include "dtrain/base/file.h"
+#include "dtrain/base/json.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
+#include "dtrain/checkpoint/checkpoint.h"
 #include "dtrain/config/experiment.h"
+#include "dtrain/host/processes.h"
 #include "dtrain/profile/event_file.h"
 #include "dtrain/rank/environment.h"
 #include "dtrain/rank/launcher_duties.h"
+#include "dtrain/rank/run_folder.h"
 
 namespace dtrain::run {
+
 namespace {
 
 namespace fs = std::filesystem;
@@ -232,6 +240,142 @@ std::string reference_of(const RunFolder& folder) {
     }
   }
   return shown_path(folder.path);
+}
+
+// events.jsonl: how lines are written (event_log.h), and the state of a run that they tell (dtrain/run/run_state.h).
+
+namespace {
+
+// True if the process that the event names is still there. The same number with another start time is a later process.
+bool is_alive(const Json& event) {
+  const std::uint64_t ticks = host::start_ticks(event.value("pid", 0));
+  return ticks != 0 && ticks == event.value("start_ticks", ticks);
+}
+
+std::string name_of(const Json& event) {
+  const int rank = event.value("rank", -1);
+  return (rank < 0 ? "its launcher" : "rank " + std::to_string(rank)) + " (pid " +
+         std::to_string(event.value("pid", 0)) + ")";
+}
+
+}  // namespace
+
+EventLog::EventLog(const std::filesystem::path& path, const Clock& clock, int rank, std::string host)
+    : clock_(clock), rank_(rank), host_(std::move(host)), file_(path) {}
+
+void EventLog::write(const std::string& event, const Json& fields) {
+  Json line = {{"time", format_utc(clock_.wall())}, {"event", event}};
+  if (rank_ >= 0) line["rank"] = rank_;
+  line["pid"] = ::getpid();
+  line["host"] = host_;
+  if (fields.is_object()) {
+    for (const auto& [key, value] : fields.items()) line[key] = value;
+  }
+  const std::scoped_lock lock(mutex_);
+  file_.append(to_line(line) + "\n");
+}
+
+Json run_ended(ExitCode exit_code, const std::string& cause) {
+  const bool interrupted = exit_code == ExitCode::kInterrupted || exit_code == ExitCode::kPreempted;
+  const char* state = exit_code == ExitCode::kDone ? "done" : interrupted ? "interrupted" : "failed";
+  Json fields = {{"state", state}, {"exit_code", exit_code}};
+  if (!cause.empty()) fields["cause"] = cause;
+  return fields;
+}
+
+RunState read_state(const RunFolder& folder) {
+  RunState state;
+  std::vector<Json> processes;
+  bool resumes = false;  // the attempt goes on from a checkpoint: its ranks have not begun before they have read it
+  std::ifstream file(folder.events());
+  for (std::string line; std::getline(file, line);) {
+    Json json = Json::parse(line, nullptr, false);
+    if (!json.is_object()) continue;
+    const std::string event = json.value("event", std::string());
+    if (event == "run_ended") state.exit_code = json.value("exit_code", ExitCode::kDone);
+    if (event == "attempt_failed") state.restarts = json.value("restart", state.restarts + 1);
+    if (event == "continued") state.restarts = 0, ++state.continued;
+    if (event == "attempt_started") resumes = json.contains("resume_from");
+    if (event == "resumed" || (event == "rank_running" && !resumes)) state.trained = state.continued;
+    if (event == "checkpoint_saved") state.last_saved = json.value("step", std::int64_t{0});
+    state.started |= event == "run_started" || event == "rank_started";
+    if (event != "submitted" && event != "run_started" && event != "rank_started") continue;
+    state.exit_code.reset();  // it goes on
+    processes.push_back(std::move(json));
+  }
+  for (const Json& process : processes) {
+    if (state.alive.empty() && is_alive(process)) state.alive = name_of(process);
+  }
+  return state;
+}
+
+bool is_over(const RunFolder& folder) {
+  return read_state(folder).is_over();
+}
+
+RunFolder newest_running() {
+  const std::vector<RunFolder> runs = all_runs();
+  std::optional<RunFolder> queued;
+  for (auto run = runs.rbegin(); run != runs.rend(); ++run) {
+    const RunState state = read_state(*run);
+    if (state.is_over()) continue;
+    if (state.started) return *run;
+    if (!queued) queued = *run;
+  }
+  if (queued) return *queued;
+  throw ConfigError("no run under " + std::filesystem::absolute("runs").string() + " is in progress",
+                    "name one; `dtrain task list` has those that were launched from other folders: task:ID");
+}
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kDeleted = " (deleted)";  // the kernel's words
+constexpr const char* kMoved = "was moved to ";
+
+}  // namespace
+
+FolderWatch::FolderWatch(fs::path folder)
+    : folder_(std::move(folder)), fd_(::open(folder_.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC)) {
+  struct stat held {};
+  if (!fd_ || ::fstat(fd_.get(), &held) != 0) {
+    throw SystemError("cannot open the run's folder " + folder_.string(), errno);
+  }
+  // The name is the same on all ranks, and not that of an earlier run of this path.
+  substitute_ = folder_.parent_path() / ("lost-" + folder_.filename().string() + "-" + std::to_string(held.st_ino));
+}
+
+std::string FolderWatch::gone() const {
+  struct stat held {};
+  struct stat there {};
+  if (!fd_ || ::fstat(fd_.get(), &held) != 0) return {};
+  if (::stat(folder_.c_str(), &there) != 0) {
+    if (errno != ENOENT && errno != ENOTDIR) return {};
+  } else if (there.st_dev == held.st_dev && there.st_ino == held.st_ino) {
+    return {};
+  }
+  std::error_code code;
+  const std::string now = fs::read_symlink("/proc/self/fd/" + std::to_string(fd_.get()), code).string();
+  if (held.st_nlink == 0 || now.empty() || now.ends_with(kDeleted) || now == folder_) return "was removed";
+  return kMoved + now;
+}
+
+std::string FolderWatch::warning(const std::string& gone) const {
+  const bool is_elsewhere = gone.starts_with(kMoved);
+  return "the run's folder " + folder_.string() + " " + gone +
+         " while the run goes on: checkpoints and new files have no place. " +
+         (is_elsewhere ? "Move it back; if it is not there at the end, the final weights go to "
+                       : "The final weights will go to ") +
+         substitute_.string();
+}
+
+std::string FolderWatch::error(const std::string& gone) const {
+  std::string text = "the run's folder " + folder_.string() + " " + gone + " while the run went on";
+  const fs::path weights = substitute_ / "checkpoints" / "final" / checkpoints::kModelFile;
+  std::error_code code;
+  if (fs::exists(weights, code)) text += "; its final weights are in " + weights.string();
+  return text;
 }
 
 }  // namespace dtrain::run

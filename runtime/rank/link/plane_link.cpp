@@ -6,7 +6,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/unix_socket.h"
-#include "dtrain/rank/version.h"
+#include "dtrain/rank/libtorch.h"
 
 namespace dtrain::run {
 namespace {

@@ -18,7 +18,7 @@
 #include "dtrain/checkpoint/checkpoint.h"
 #include "dtrain/comm/communicator.h"
 #include "dtrain/config/experiment.h"
-#include "dtrain/rank/version.h"
+#include "dtrain/rank/libtorch.h"
 #include "matmul/matmul_path.h"
 
 namespace dtrain::train {

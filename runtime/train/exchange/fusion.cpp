@@ -6,7 +6,7 @@
 
 #include "dtrain/base/file.h"
 #include "dtrain/base/statistics.h"
-#include "dtrain/rank/version.h"
+#include "dtrain/rank/libtorch.h"
 
 namespace dtrain::train {
 

@@ -7,7 +7,7 @@
 #include "checkpoint/trial_state.h"
 #include "dtrain/base/error.h"
 #include "dtrain/config/experiment.h"
-#include "dtrain/rank/agreed_error.h"
+#include "dtrain/rank/rank_session.h"
 #include "loop/mock_loader.h"
 #include "precision/autocast.h"
 

@@ -10,7 +10,7 @@
 #include "dtrain/base/json_number.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
-#include "dtrain/rank/agreed_error.h"
+#include "dtrain/rank/rank_session.h"
 #include "loop/gather_rows.h"
 #include "loop/module_modes.h"
 #include "loop/random_seed.h"

@@ -9,7 +9,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/data/safetensors.h"
-#include "dtrain/rank/weight_files.h"
+#include "dtrain/rank/model_files.h"
 #include "model/flat_parameters.h"
 #include "model/safetensors.h"
 #include "model/tensors_left_out.h"

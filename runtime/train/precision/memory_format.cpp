@@ -8,7 +8,7 @@
 #include <torch/version.h>
 
 #include "dtrain/host/cpu.h"
-#include "dtrain/rank/version.h"
+#include "dtrain/rank/libtorch.h"
 
 namespace dtrain::train {
 

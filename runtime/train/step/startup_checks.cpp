@@ -6,7 +6,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
-#include "dtrain/rank/agreed_error.h"
+#include "dtrain/rank/rank_session.h"
 #include "model/flat_parameters.h"
 
 namespace dtrain::train {

@@ -9,7 +9,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/json_number.h"
 #include "dtrain/base/text.h"
-#include "dtrain/rank/agreed_error.h"
+#include "dtrain/rank/rank_session.h"
 #include "model/model_report.h"
 #include "model/model_tensors.h"
 #include "step/exchange_mode.h"

@@ -1,6 +1,6 @@
 #include "strategies/strategy_picker.h"
 
-#include "dtrain/rank/agreed_error.h"
+#include "dtrain/rank/rank_session.h"
 #include "strategies/compressed.h"
 #include "strategies/replicated.h"
 #include "strategies/sharded.h"

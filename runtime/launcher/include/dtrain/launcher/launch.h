@@ -8,6 +8,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/log.h"
+#include "dtrain/config/experiment.h"
 #include "dtrain/rank/mock.h"
 #include "dtrain/scheduler/cluster_agents.h"
 
@@ -38,5 +39,16 @@ int ranks_of_pods();
 // Returns the exit code: 0 done, 1 the run failed, 75 stopped by SIGTERM with a durable checkpoint, 130 interrupted.
 // ConfigError (exit code 2) before any rank starts.
 ExitCode launch(const LaunchRequest& request);
+
+// The files that an experiment file names.
+
+// Returns one line for each named file that is missing on this machine (program, model file, data files of a `model:`
+// experiment, initial weights), and for a folder for checkpoints that cannot be written.
+std::vector<std::string> find_missing_files(const config::Experiment& experiment);
+
+// The cluster that a command of dtrain uses. Any thread; looking at GPUs may take half a minute if a driver hangs.
+
+// scheduler::find_cluster() with this process's environment.
+scheduler::ClusterAgents find_cluster(const std::filesystem::path& given);
 
 }  // namespace dtrain::run

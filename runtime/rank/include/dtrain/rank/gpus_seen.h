@@ -9,8 +9,11 @@
 
 #include <sys/types.h>
 
+#include "dtrain/config/experiment.h"
 #include "dtrain/host/gpu_setup.h"
 #include "dtrain/host/gpus.h"
+#include "dtrain/host/visible_gpus.h"
+#include "dtrain/rank/environment.h"
 
 namespace dtrain::run {
 
@@ -39,5 +42,17 @@ struct GpuUse {
 
 // `gpu`: its name in texts. `own`: processes that belong to the run.
 GpuUse use_of_gpu(const host::GpuSetup& setup, const std::string& gpu, const std::set<pid_t>& own);
+
+// GPUs of this machine that a run on CPUs does not use.
+
+// "2 GPUs (Tesla T4, Tesla T4)"; empty: there are none.
+std::string gpus_text(const std::vector<host::VisibleGpu>& gpus);
+
+// Returns the same text for this machine's GPUs that CUDA_VISIBLE_DEVICES (of `variables`) leaves; empty: there are
+// none, or the experiment asks for CPUs (slot_type: cpu). May wait some seconds for a driver that hangs.
+std::string find_unused_gpus(const config::Experiment& experiment, const Variables& variables);
+
+// Returns the warning about them, and the reason why they are not used.
+std::string unused_gpus_warning(const std::string& gpus, const std::string& why);
 
 }  // namespace dtrain::run

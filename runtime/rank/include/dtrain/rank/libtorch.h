@@ -57,4 +57,9 @@ struct TrainingProgram {
 // Error with a remedy if the program, or a libtorch that fits it, is not there.
 TrainingProgram training_program(const std::string& name);
 
+// The version of dtrain.
+
+// "0.1.0", as in plan.json and the dumps.
+std::string version();
+
 }  // namespace dtrain::run

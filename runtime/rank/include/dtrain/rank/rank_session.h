@@ -1,6 +1,5 @@
-// All that a rank has besides its model: its identity, its peers, its run folder, its recorder. It does not need torch.
-// run_trial() makes one, and so do the rank programs of tests. It is the same however the rank was started (dtrain
-// launch, mpirun, srun, torchrun, or by itself).
+// An error that all ranks throw with the same text, because they derive it from the same exchanged facts.
+// RankSession::start() and fail() report it as an error of the run, not of one rank. Plain value; any thread.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +20,18 @@
 #include "dtrain/comm/nccl.h"
 #include "dtrain/profile/recorder.h"
 #include "dtrain/rank/mock.h"
+
+namespace dtrain::run {
+
+class AgreedError : public ConfigError {
+  using ConfigError::ConfigError;
+};
+
+}  // namespace dtrain::run
+
+// All that a rank has besides its model: its identity, its peers, its run folder, its recorder. It does not need torch.
+// run_trial() makes one, and so do the rank programs of tests. It is the same however the rank was started (dtrain
+// launch, mpirun, srun, torchrun, or by itself).
 
 namespace dtrain::profile {
 struct Picture;

@@ -4,11 +4,16 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "dtrain/base/clock.h"
 #include "dtrain/base/error.h"
+#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
+#include "dtrain/base/json.h"
 
 namespace dtrain::run {
 
@@ -73,5 +78,50 @@ bool is_over(const RunFolder& folder);
 
 // Finds the newest run under ./runs in progress; a queued one only if none has started. ConfigError: there is none.
 RunFolder newest_running();
+
+// events.jsonl: one JSON object per line, appended whole. Thread safe; several processes append to the same file.
+
+class EventLog {
+ public:
+  // `rank` -1: the launcher.
+  EventLog(const std::filesystem::path& path, const Clock& clock, int rank, std::string host);
+  // {"time", "event", "rank", "pid", "host", …fields}. SystemError if the disk is full.
+  void write(const std::string& event, const Json& fields = {});
+
+ private:
+  const Clock& clock_;
+  int rank_;
+  std::string host_;
+  std::mutex mutex_;
+  LineAppender file_;
+};
+
+// Returns the fields of the last event of a run, "run_ended". `cause` is empty unless the run failed.
+Json run_ended(ExitCode exit_code, const std::string& cause);
+
+// Watches whether a run's folder is still in its place: open files stay usable after the folder was removed or moved,
+// so nothing else shows it until the next file is to be made. Any thread.
+
+class FolderWatch {
+ public:
+  FolderWatch() = default;  // of no folder, which is always in its place
+  // SystemError if the folder cannot be opened.
+  explicit FolderWatch(std::filesystem::path folder);
+
+  // "was removed", "was moved to /data/old"; empty: it is in its place, or the file system does not answer. Looks.
+  std::string gone() const;
+  // Returns the folder for the final weights in that case: beside the run's folder, used by no run. It may not exist.
+  const std::filesystem::path& substitute() const { return substitute_; }
+
+  // Returns the warning for the time while the run goes on.
+  std::string warning(const std::string& gone) const;
+  // Returns the error for the run's end: with the path of the final weights if they are in the substitute.
+  std::string error(const std::string& gone) const;
+
+ private:
+  std::filesystem::path folder_;
+  std::filesystem::path substitute_;
+  UniqueFd fd_;
+};
 
 }  // namespace dtrain::run

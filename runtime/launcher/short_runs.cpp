@@ -1,10 +1,9 @@
-#include "verify/short_runs.h"
+#include <fcntl.h>
+#include <poll.h>
 
 #include <cerrno>
 #include <csignal>
 
-#include <fcntl.h>
-#include <poll.h>
 #include <sys/stat.h>
 
 #include "dtrain/base/error.h"
@@ -14,8 +13,10 @@
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/rank/screen.h"
+#include "short_runs.h"
 
 namespace dtrain::run {
+
 namespace {
 
 namespace fs = std::filesystem;

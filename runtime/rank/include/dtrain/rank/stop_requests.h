@@ -1,4 +1,6 @@
-// The requests that stop a rank after its current step, and the signals that a rank handles.
+// SIGINT, SIGTERM and SIGHUP of a launcher, read from a file descriptor instead of ending the process. SIGINT and
+// SIGHUP stay ignored if the process was started so (nohup, a shell script's background job). In effect while the
+// object exists, on the thread that made it. Construct before other threads exist.
 #pragma once
 
 #include <array>
@@ -8,7 +10,30 @@
 #include <optional>
 #include <string>
 
+#include "dtrain/base/fd.h"
+
 namespace dtrain::run {
+
+class LaunchSignals {
+ public:
+  LaunchSignals();
+  ~LaunchSignals();
+  LaunchSignals(const LaunchSignals&) = delete;
+  LaunchSignals& operator=(const LaunchSignals&) = delete;
+
+  int fd() const { return fd_.get(); }  // readable (poll) when a signal has arrived
+  // Returns the next signal that has arrived.
+  std::optional<int> next();
+
+ private:
+  sigset_t set_{};
+  UniqueFd fd_;
+};
+
+// "SIGINT"
+std::string signal_name(int signal);
+
+// The requests that stop a rank after its current step, and the signals that a rank handles.
 
 // SIGTERM, SIGINT and SIGHUP ask a rank to stop after its current step. Another one ends it at once if it comes at
 // least a second later; signals that arrive together (at a whole control group) count as one. SIGINT and SIGHUP stay

@@ -1,14 +1,14 @@
-#include "dtrain/launcher/verify.h"
-
 #include <algorithm>
 
 #include <spdlog/fmt/fmt.h>
 
 #include "dtrain/analysis/analysis.h"
 #include "dtrain/base/statistics.h"
-#include "verify/short_runs.h"
+#include "dtrain/launcher/verify.h"
+#include "short_runs.h"
 
 namespace dtrain::run {
+
 namespace {
 
 using analysis::Prediction;

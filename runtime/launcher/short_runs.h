@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "dtrain/analysis/run_profile.h"
-#include "dtrain/rank/launch_signals.h"
 #include "dtrain/rank/mock.h"
 #include "dtrain/rank/run_folder.h"
+#include "dtrain/rank/stop_requests.h"
 
 namespace dtrain::run {
 

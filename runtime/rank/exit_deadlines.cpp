@@ -1,4 +1,6 @@
-#include "stop/exit_deadlines.h"
+#include "exit_deadlines.h"
+
+#include <unistd.h>
 
 #include <chrono>
 #include <csignal>
@@ -6,11 +8,10 @@
 #include <string>
 #include <thread>
 
-#include <unistd.h>
-
 #include "dtrain/base/error.h"
 
 namespace dtrain::run {
+
 namespace {
 
 constexpr auto kGraceAfterLauncher = std::chrono::seconds(5);
