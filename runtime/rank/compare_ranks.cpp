@@ -1,5 +1,7 @@
 #include "compare_ranks.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <fstream>
 #include <functional>
@@ -10,9 +12,12 @@
 #include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
 #include "dtrain/base/unix_socket.h"
+#include "dtrain/rank/gpus_seen.h"
+#include "dtrain/rank/libtorch.h"
 #include "dtrain/rank/rank_session.h"
 
 namespace dtrain::run {
+
 namespace {
 
 // Returns the first rank whose value differs from rank 0's.
@@ -126,6 +131,177 @@ comm::Backend backend_for(const std::optional<comm::Backend>& wanted, const Rank
   throw AgreedError("communication.backend is " + std::string(word_of(*wanted)) + ", but the ranks are on " +
                         std::to_string(count) + " hosts",
                     "use " + join(others, ", ") + " or " + last);
+}
+
+namespace {
+
+// The facts that a rank tells the others.
+struct Seen {
+  std::vector<std::string> ids;
+  bool is_order_known = true;
+  std::string why_none;
+  bool any_unusable = false;
+  pid_t pid = 0;
+};
+
+std::vector<Seen> exchange(comm::ControlPlane& control, const GpuView& view) {
+  std::vector<std::string> ids;
+  for (const host::VisibleGpu& gpu : view.gpus) ids.push_back(gpu.id);
+  const Json mine = {{"ids", ids},
+                     {"order", view.is_order_known},
+                     {"why_none", view.why_none},
+                     {"unusable", view.any_unusable},
+                     {"pid", ::getpid()}};
+  std::vector<Seen> ranks;
+  for (const std::string& text : control.gather("run.gpus", to_line(mine))) {
+    const Json json = Json::parse(text);
+    ranks.push_back({json["ids"].get<std::vector<std::string>>(), json["order"].get<bool>(),
+                     json["why_none"].get<std::string>(), json["unusable"].get<bool>(), json["pid"].get<pid_t>()});
+  }
+  return ranks;
+}
+
+struct Host {
+  std::string name;
+  std::vector<int> ranks;
+};
+
+std::vector<Host> hosts_in_order(const RankHosts& hosts, int ranks) {
+  std::map<std::string, std::size_t> places;
+  std::vector<Host> result;
+  for (int rank = 0; rank < ranks; ++rank) {
+    const auto [place, is_new] = places.try_emplace(hosts.of(rank).key, result.size());
+    if (is_new) result.push_back({hosts.of(rank).name, {}});
+    result[place->second].ranks.push_back(rank);
+  }
+  return result;
+}
+
+// Sets the index of each of the host's ranks. Returns the error; empty: each rank has a GPU of its own.
+std::string give_out(const Host& host, const std::vector<Seen>& seen, std::vector<int>& index) {
+  std::map<std::string, int> owners;
+  for (std::size_t local = 0; local < host.ranks.size(); ++local) {
+    const int rank = host.ranks[local];
+    const Seen& its = seen[static_cast<std::size_t>(rank)];
+    if (its.ids.empty())
+      return "host " + host.name + ": no GPU is visible to rank " + std::to_string(rank) + ": " + its.why_none;
+    if (its.ids.size() < host.ranks.size() && its.ids.size() > 1) {
+      return "host " + host.name + ": " + count_of(host.ranks.size(), "rank") + ", but " +
+             count_of(its.ids.size(), "GPU") + " visible to rank " + std::to_string(rank) + " (" + join(its.ids, ", ") +
+             ")";
+    }
+    const std::size_t place = its.ids.size() < host.ranks.size() ? 0 : local;
+    index[static_cast<std::size_t>(rank)] = static_cast<int>(place);
+    if (!its.is_order_known) continue;
+    const auto [owner, is_new] = owners.try_emplace(its.ids[place], rank);
+    if (is_new) continue;
+    const std::string pair = "ranks " + std::to_string(owner->second) + " and " + std::to_string(rank);
+    return its.ids.size() == 1 ? "host " + host.name + ": " + count_of(host.ranks.size(), "rank") + ", but " + pair +
+                                     " see one GPU, the same (" + its.ids[place] + ")"
+                               : "host " + host.name + ": " + pair + " would use the same GPU (" + its.ids[place] +
+                                     "), because their CUDA_VISIBLE_DEVICES differ";
+  }
+  return {};
+}
+
+PlacedGpu placed(const GpuView& view, int index) {
+  const host::VisibleGpu& gpu = view.gpus[static_cast<std::size_t>(index)];
+  return gpu.info ? PlacedGpu{gpu.info->index, gpu.info->uuid, gpu.info->name} : PlacedGpu{-1, gpu.id, "MIG instance"};
+}
+
+GpuUse use_of_mine(const PlacedGpu& gpu, const std::string& host, const std::set<pid_t>& own) {
+  const auto setups = gpu.index < 0 ? std::nullopt : look_at_gpu_setups(kGpuPatienceOfRuns);
+  if (!setups) return {};
+  const auto setup = std::find_if(setups->gpus.begin(), setups->gpus.end(),
+                                  [&](const host::GpuSetup& one) { return one.index == gpu.index; });
+  return setup == setups->gpus.end() ? GpuUse() : use_of_gpu(*setup, "host " + host + ": " + text_of(gpu), own);
+}
+
+// Exchanges the known facts of each rank's GPU.
+void name_gpus(comm::ControlPlane& control, const GpuView& view, const std::string& host, const std::set<pid_t>* own,
+               RankGpus& gpus) {
+  Json mine = Json::object();
+  if (view.is_order_known) {
+    const PlacedGpu gpu = placed(view, *gpus.cuda_index);
+    mine["gpu"] = {{"index", gpu.index}, {"uuid", gpu.uuid}, {"name", gpu.name}};
+    const GpuUse use = own ? use_of_mine(gpu, host, *own) : GpuUse();
+    mine["use"] = {use.warning, use.refusal, use.remedy};
+  }
+  for (const std::string& text : control.gather("run.gpus-chosen", to_line(mine))) {
+    const Json json = Json::parse(text);
+    auto& rank = gpus.ranks.emplace_back();
+    if (!json.contains("gpu")) continue;
+    rank = PlacedGpu{json["gpu"]["index"].get<int>(), json["gpu"]["uuid"].get<std::string>(),
+                     json["gpu"]["name"].get<std::string>()};
+    const auto use = json["use"].get<std::vector<std::string>>();
+    if (!use[1].empty()) throw AgreedError(use[1], use[2]);
+    if (!use[0].empty()) gpus.warnings.push_back(use[0]);
+  }
+}
+
+}  // namespace
+
+GpuView look_at_visible_gpus(config::SlotType wanted, const Variables& variables) {
+  const auto seen = look_at_gpus(kGpuPatienceOfRuns);
+  if (!seen) {
+    return {.why_none = "NVIDIA's driver does not answer within " + std::to_string(kGpuPatienceOfRuns.count()) + " s"};
+  }
+  const auto variable = variables.find("CUDA_VISIBLE_DEVICES");
+  const auto value = variable == variables.end() ? std::nullopt : std::optional(variable->second);
+  GpuView view{.gpus = host::visible_gpus(seen->gpus, value),
+               .is_order_known = !host::is_order_unknown(seen->gpus, variables)};
+  if (!view.gpus.empty()) {
+    if (wanted == config::SlotType::kAuto) view.why_none = why_no_cuda("/proc/self/exe", "");
+    view.any_unusable = !view.why_none.empty();
+    if (view.any_unusable) view.gpus.clear();
+    return view;
+  }
+  if (!seen->gpus.empty()) {
+    view.why_none = "CUDA_VISIBLE_DEVICES=" + value.value_or("") + " hides its " + count_of(seen->gpus.size(), "GPU");
+  } else {
+    view.why_none = seen->warnings.empty() ? "NVIDIA's driver (NVML) reports none" : join(seen->warnings, "; ");
+  }
+  return view;
+}
+
+RankGpus choose_gpus(comm::ControlPlane& control, const RankHosts& hosts, config::SlotType wanted, const GpuView& view,
+                     bool look_for_others) {
+  RankGpus gpus;
+  if (wanted == config::SlotType::kCpu) return gpus;
+  const std::vector<Seen> seen = exchange(control, view);
+  std::vector<int> index(seen.size(), -1);
+  std::vector<std::string> problems;
+  std::vector<std::string> with_gpus;
+  bool any_visible = false;
+  for (const Host& host : hosts_in_order(hosts, static_cast<int>(seen.size()))) {
+    std::string problem = give_out(host, seen, index);
+    if (problem.empty()) {
+      with_gpus.push_back(host.name);
+    } else {
+      problems.push_back(std::move(problem));
+    }
+  }
+  for (const Seen& its : seen) any_visible = any_visible || !its.ids.empty() || its.any_unusable;
+  if (!problems.empty() && wanted == config::SlotType::kCuda) {
+    throw AgreedError("resources.slot_type is cuda, but " + join(problems, "; "),
+                      "dtrain doctor checks GPUs and driver; start one rank for each GPU, or train on CPUs with "
+                      "resources.slot_type: cpu");
+  }
+  if (!problems.empty() && !with_gpus.empty()) {
+    throw AgreedError("resources.slot_type is auto, and some hosts have a GPU for each of their ranks (" +
+                          join(with_gpus, ", ") + "), but not all: " + join(problems, "; "),
+                      "start ranks on hosts with GPUs alone, or train on CPUs with resources.slot_type: cpu");
+  }
+  if (!problems.empty()) {
+    if (any_visible) gpus.why_cpu = join(problems, "; ");
+    return gpus;
+  }
+  gpus.on_gpus = true;
+  gpus.cuda_index = index[static_cast<std::size_t>(control.world().rank)];
+  std::set<pid_t> own;
+  for (const int rank : hosts.ranks_here()) own.insert(seen[static_cast<std::size_t>(rank)].pid);
+  name_gpus(control, view, hosts.here().name, look_for_others ? &own : nullptr, gpus);
+  return gpus;
 }
 
 }  // namespace dtrain::run

@@ -24,7 +24,7 @@
 #include "dtrain/comm/world.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/rank/environment.h"
-#include "dtrain/rank/plane_link.h"
+#include "dtrain/rank/launcher_link.h"
 
 namespace dtrain::run {
 

@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "compare_ranks.h"
 #include "dtrain/base/clock.h"
 #include "dtrain/base/log.h"
 #include "dtrain/config/batch_split.h"
@@ -12,9 +13,7 @@
 #include "dtrain/host/identity.h"
 #include "dtrain/rank/environment.h"
 #include "dtrain/rank/launcher_link.h"
-#include "dtrain/rank/plane_link.h"
 #include "dtrain/rank/rank_session.h"
-#include "rank_gpus.h"
 
 namespace dtrain::run {
 

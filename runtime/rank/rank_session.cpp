@@ -10,7 +10,6 @@
 #include "dtrain/rank/launcher_duties.h"
 #include "dtrain/rank/plan_file.h"
 #include "dtrain/rank/stop_requests.h"
-#include "exit_deadlines.h"
 #include "failure_report.h"
 #include "membership.h"
 #include "rank_identity.h"

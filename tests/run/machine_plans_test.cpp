@@ -8,7 +8,6 @@
 #include "commands/job_command.h"
 #include "dtrain/base/file.h"
 #include "machine_limits.h"
-#include "plan/launch_placement.h"
 #include "plan/launch_plan.h"
 #include "run_harness.h"
 

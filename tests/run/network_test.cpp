@@ -14,7 +14,6 @@
 #include "dtrain/base/subprocess.h"
 #include "network/link_meter.h"
 #include "network/network_choice.h"
-#include "network/probe_session.h"
 
 namespace dtrain::run {
 namespace {

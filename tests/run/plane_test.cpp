@@ -8,7 +8,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/unix_socket.h"
-#include "dtrain/rank/plane_link.h"
+#include "dtrain/rank/launcher_link.h"
 
 namespace dtrain::run {
 namespace {

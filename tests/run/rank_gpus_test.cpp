@@ -1,6 +1,6 @@
 // Which GPU each rank trains on: what all ranks decide alike from what each sees, and what a rank of a job is told on
 // its host. The ranks are threads of this process.
-#include "rank_gpus.h"
+#include "compare_ranks.h"
 
 #include <future>
 
@@ -12,7 +12,7 @@
 #include "dtrain/rank/gpus_seen.h"
 #include "dtrain/rank/rank_session.h"
 #include "membership.h"
-#include "plan/launch_placement.h"
+#include "plan/launch_plan.h"
 #include "run_harness.h"
 
 namespace dtrain::run {

@@ -12,7 +12,7 @@
 #include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
-#include "plan/launch_placement.h"
+#include "plan/launch_plan.h"
 
 namespace dtrain::run {
 

@@ -21,7 +21,7 @@
 #include "dtrain/scheduler/core_groups.h"
 #include "dtrain/scheduler/gpu_slots.h"
 #include "dtrain/scheduler/local_slots.h"
-#include "plan/launch_placement.h"
+#include "plan/launch_plan.h"
 
 namespace dtrain::run {
 

@@ -34,7 +34,6 @@
 #include "machine_limits.h"
 #include "network/link_meter.h"
 #include "network/network_choice.h"
-#include "network/probe_session.h"
 
 namespace dtrain::run {
 

@@ -17,7 +17,6 @@
 #include "dtrain/base/subprocess.h"
 #include "dtrain/rank/environment.h"
 #include "dtrain/rank/launcher_link.h"
-#include "dtrain/rank/plane_link.h"
 #include "dtrain/rank/run_folder.h"
 #include "launch/attempts.h"
 #include "plan/launch_plan.h"

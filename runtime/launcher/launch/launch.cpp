@@ -38,8 +38,6 @@
 #include "launch/slurm_submit.h"
 #include "network/network_choice.h"
 #include "plan/division.h"
-#include "plan/launch_limits.h"
-#include "plan/launch_placement.h"
 #include "plan/launch_plan.h"
 
 namespace dtrain::run {

@@ -21,7 +21,7 @@
 #include "dtrain/scheduler/rank_mark.h"
 #include "entrypoint.h"
 #include "launch/attempts.h"
-#include "plan/launch_placement.h"
+#include "plan/launch_plan.h"
 
 namespace dtrain::run {
 namespace {

@@ -15,7 +15,7 @@
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/host/identity.h"
 #include "dtrain/host/ip_network.h"
-#include "network/probe_session.h"
+#include "network/link_meter.h"
 
 namespace dtrain::run {
 

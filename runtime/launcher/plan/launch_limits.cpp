@@ -1,4 +1,4 @@
-#include "plan/launch_limits.h"
+#include "plan/launch_plan.h"
 
 #include <algorithm>
 #include <chrono>
@@ -11,7 +11,7 @@
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
 #include "machine_limits.h"
-#include "network/probe_session.h"
+#include "network/link_meter.h"
 
 namespace dtrain::run {
 namespace {

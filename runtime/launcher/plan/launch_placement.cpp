@@ -1,4 +1,4 @@
-#include "plan/launch_placement.h"
+#include "plan/launch_plan.h"
 
 #include <algorithm>
 #include <map>

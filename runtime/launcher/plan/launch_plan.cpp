@@ -13,8 +13,6 @@
 #include "dtrain/rank/libtorch.h"
 #include "dtrain/rank/model_files.h"
 #include "entrypoint.h"
-#include "plan/launch_limits.h"
-#include "plan/launch_placement.h"
 
 namespace dtrain::run {
 namespace {

@@ -5,14 +5,21 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
+#include <map>
+#include <memory>
+#include <optional>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/fd.h"
 #include "dtrain/base/json.h"
+#include "dtrain/base/log.h"
 #include "dtrain/comm/control.h"
+#include "dtrain/rank/environment.h"
 #include "dtrain/rank/rank_session.h"
 
 namespace dtrain::run {
@@ -66,6 +73,112 @@ class SocketLink final : public LauncherLink {
   UniqueFd fd_;
   UniqueFd stop_;  // eventfd: ends the thread
   std::thread thread_;
+};
+
+// The link of a rank that mpirun or srun starts for `dtrain launch`: a control plane of its own. The launcher is its
+// rank 0, and rank n of the run is its rank n + 1. Progress and states are keys. An error is a failure of the plane,
+// with the message as its cause. The launcher asks the ranks to stop by a failure of its own. Threads as in
+// launcher_link.h.
+
+// The orders that the launcher sends to each of these ranks once the rank is connected.
+struct LaunchOrders {
+  std::filesystem::path run_dir;
+  std::string token;                // the content of run_dir/launch/token in the launcher's own folder
+  std::vector<std::string> agents;  // the agent of each rank, in rank order
+  std::string plan;                 // the contents of plan.json and experiment.yaml, for hosts that do not see them
+  std::string experiment;
+  std::filesystem::path resume_from;  // as in Handover
+};
+Json to_json(const LaunchOrders& orders);
+LaunchOrders orders_of(const Json& json);  // Json::exception if it is malformed
+// With thousands of ranks the orders are longer than a message may be. The plane holds them in parts, and the number of
+// parts under plane_key::kOrders.
+void put_orders(comm::ControlPlane& plane, const LaunchOrders& orders);
+
+// The report of each host's first rank to the launcher.
+struct HostReport {
+  std::string host;
+  bool has_folder = true;  // sees the launcher's folder; false: it has made its own under the same path
+  std::int64_t agent_pid = 0;
+};
+Json to_json(const HostReport& report);
+HostReport host_report_of(const Json& json);
+
+class PlaneLink final : public LauncherLink {
+ public:
+  // CommError if the launcher cannot be reached. ConfigError if its version or its number of ranks differs.
+  PlaneLink(const LauncherContact& launcher, const comm::World& world, const std::string& host_name, const Logger& log);
+
+  const LaunchOrders& orders() const { return orders_; }
+  void report_host(const HostReport& report);
+  // enter_mpi() publishes that this rank is about to enter MPI_Init; has_entered_mpi() is true if `rank` has done so.
+  void enter_mpi();
+  bool has_entered_mpi(int rank);
+
+  void watch(std::function<void()> gone, std::function<void(int signal)> stop) override;
+  bool is_gone() const override;
+  bool send(const Json& message, bool droppable = false) override;
+  void leave() override;
+
+ private:
+  int rank_;
+  LaunchOrders orders_;
+  std::unique_ptr<comm::ControlPlane> plane_;
+};
+
+// The keys of that plane.
+namespace plane_key {
+inline constexpr const char* kOrders = "orders";
+inline constexpr const char* kProgress = "progress";
+std::string orders_part(int part);
+std::string state(int rank);
+std::string host(const std::string& agent);
+std::string entered_mpi(int rank);
+}  // namespace plane_key
+
+// Returns the options of the plane, the same on both sides. `member` is the rank on the plane: 0 for the launcher.
+comm::ControlOptions plane_options(const std::string& secret, int member, int ranks, const std::string& host_name,
+                                   const Logger& log);
+
+// The launcher's side of the links to ranks that mpirun or srun starts (PlaneLink). One thread.
+class RankPlane {
+ public:
+  // Listens on that address of this host. CommError if it cannot.
+  RankPlane(const std::string& address, const LaunchOrders& orders, const Logger& log);
+
+  // Returns the address and secrets by which the ranks reach the plane.
+  const LauncherContact& contact() const { return contact_; }
+
+  // Returns the newest progress; empty if there was none since the last call.
+  std::optional<Progress> take_progress();
+  int joined();         // number of ranks that have joined
+  bool all_finished();  // trained to the end, or stopped as requested
+  bool finished(int rank) const { return finished_.count(rank) != 0; }
+  // Returns the highest exit code of the ranks that have finished: not 0 if the run was stopped.
+  ExitCode exit_code() const { return exit_code_; }
+  std::map<std::string, HostReport> hosts();  // by agent
+
+  // Returns the reason why the run must end: the first error that a rank reported. If a rank is gone without a report,
+  // `rank` names it, `departure` is how it left, and `cause` is empty.
+  std::optional<ErrorMessage> error();
+  // Asks every rank to stop after its step.
+  void stop(int signal);
+  // After all_finished(): ends the plane in good order, so that the ranks may end.
+  void finish();
+
+ private:
+  std::optional<std::string> look(const std::string& key);
+  void read_states();
+
+  int ranks_;
+  LaunchOrders orders_;
+  LauncherContact contact_;
+  std::unique_ptr<comm::ControlPlane> plane_;
+  std::string last_progress_;
+  std::map<int, bool> joined_;
+  std::map<int, bool> finished_;
+  ExitCode exit_code_ = ExitCode::kDone;
+  bool stopping_ = false;
 };
 
 }  // namespace dtrain::run
