@@ -14,7 +14,6 @@
 #include "membership.h"
 #include "rank_identity.h"
 #include "rank_output.h"
-#include "recording.h"
 
 namespace dtrain::run {
 namespace {

@@ -26,7 +26,6 @@
 #include "membership.h"
 #include "rank_identity.h"
 #include "rank_output.h"
-#include "recording.h"
 
 namespace dtrain::run {
 

@@ -8,7 +8,6 @@
 #include "dtrain/base/text.h"
 #include "dtrain/base/units.h"
 #include "dtrain/rank/run_folder.h"
-#include "dtrain/rank/trace_request.h"
 #include "runs/run_command.h"
 
 namespace dtrain::cli {

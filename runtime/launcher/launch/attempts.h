@@ -4,6 +4,7 @@
 
 #include <poll.h>
 
+#include <filesystem>
 #include <functional>
 #include <optional>
 #include <string>
@@ -128,5 +129,24 @@ void watch_ranks(const Attempt& attempt, WatchedRanks& ranks);
 // others of this host get some time to stop by themselves, and are then ended. Returns the exit code, as launch() does.
 // ConfigError before any rank starts.
 ExitCode launch_node(const LaunchRequest& request, const NodeEnvironment& node, const Variables& variables);
+
+// `launcher: slurm` outside an allocation: the launch becomes a job that sbatch submits, in which `dtrain launch`
+// starts the ranks with srun. Plain functions; one thread.
+
+// Returns the script that would be submitted; empty: this launch submits none. `run_dir` is empty while it is not
+// known. ConfigError as batch_script().
+std::string batch_script_of(const LaunchPlan& plan, const Variables& variables, const std::filesystem::path& run_dir);
+
+// Submits the job, prints its output until it has ended, and passes interrupts on to it. The launch in the job writes
+// the run's folder and reports the outcome (Outcome::reported).
+Outcome submit_and_follow(const Attempt& attempt);
+
+// True if this process is the Slurm job that a launch has submitted for the run in this folder.
+bool is_job_of(const std::filesystem::path& run_dir, const Variables& variables);
+
+// Called in that job after its run was stopped with a checkpoint: queues the job again, unless the user has stopped it
+// or Slurm ends it for another reason. Slurm then ends this process. Returns a line that says what was done; empty:
+// nothing. SystemError.
+std::string requeue_job(const RunFolder& folder, const Variables& variables);
 
 }  // namespace dtrain::run

@@ -35,7 +35,6 @@
 #include "folder/run_texts.h"
 #include "launch/attempts.h"
 #include "launch/launch_task.h"
-#include "launch/slurm_submit.h"
 #include "network/network_choice.h"
 #include "plan/division.h"
 #include "plan/launch_plan.h"

@@ -1,4 +1,4 @@
-#include "launch/slurm_submit.h"
+#include "launch/attempts.h"
 
 #include <csignal>
 

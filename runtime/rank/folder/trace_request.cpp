@@ -1,4 +1,4 @@
-#include "dtrain/rank/trace_request.h"
+#include "dtrain/rank/run_folder.h"
 
 #include <signal.h>
 #include <unistd.h>
@@ -14,7 +14,6 @@
 #include "dtrain/base/json.h"
 #include "dtrain/host/identity.h"
 #include "dtrain/host/processes.h"
-#include "dtrain/rank/run_folder.h"
 
 namespace dtrain::run {
 namespace {
