@@ -23,6 +23,48 @@ extern "C" char** environ;
 namespace dtrain::run {
 namespace {
 
+// One family of environment variables: their values as texts and numbers, with errors that name the variable.
+class Family {
+ public:
+  Family(const Variables& variables, std::string first, std::string started_by)
+      : variables_(variables), first_(std::move(first)), started_by_(std::move(started_by)) {}
+
+  const std::string& text(const std::string& name) const {
+    const std::string* value = find(variables_, name);
+    if (!value || value->empty()) {
+      throw ConfigError(
+          "environment: " + name + " is not set, though " + first_ + " is",
+          "set it, or unset " + first_ + " to run as a single rank (" + started_by_ + " normally sets both)");
+    }
+    return *value;
+  }
+
+  int number(const std::string& name, int low, int high) const {
+    const std::string& value = text(name);
+    const auto result = to_number<int>(value);
+    if (!result || *result < low || *result > high) {
+      throw ConfigError("environment: " + name + "=" + value + " is not a number from " + std::to_string(low) + " to " +
+                        std::to_string(high));
+    }
+    return *result;
+  }
+
+  comm::World world(const std::string& rank, const std::string& size, const std::string& local_rank,
+                    const std::string& local_size) const {
+    comm::World world;
+    world.size = number(size, 1, 1'000'000);
+    world.rank = number(rank, 0, world.size - 1);
+    world.local_size = number(local_size, 1, world.size);
+    world.local_rank = number(local_rank, 0, world.local_size - 1);
+    return world;
+  }
+
+ private:
+  const Variables& variables_;
+  std::string first_;
+  std::string started_by_;
+};
+
 // True if the launcher has placed the ranks on GPUs, by DTRAIN_SLOT_TYPE.
 bool reads_cuda(const Family& family) {
   const std::string& text = family.text("DTRAIN_SLOT_TYPE");
@@ -224,6 +266,29 @@ bool is_private_folder(const std::filesystem::path& path) {
          (info.st_mode & 077) == 0;
 }
 
+// PET_*: the variables by which torchrun can be told its options. Kubeflow's TrainJob and PyTorchJob set them in each
+// pod.
+constexpr const char* kNodes = "PET_NNODES";
+constexpr const char* kRanksPerNode = "PET_NPROC_PER_NODE";
+
+bool is_number(const std::string& text) {
+  return !text.empty() && std::all_of(text.begin(), text.end(), [](unsigned char c) { return std::isdigit(c) != 0; });
+}
+
+// "2", or "2:2"; an elastic job has two numbers.
+int read_nodes(const Variables& variables, const Family& family) {
+  const std::string& text = family.text(kNodes);
+  const auto colon = text.find(':');
+  if (colon == std::string::npos) return family.number(kNodes, 1, 100'000);
+  if (text.substr(0, colon) != text.substr(colon + 1)) {
+    throw ConfigError("environment: PET_NNODES=" + text + " lets the number of hosts change, which is not supported",
+                      "give one number");
+  }
+  Variables plain = variables;
+  plain[kNodes] = text.substr(0, colon);
+  return Family(plain, kNodes, "a TrainJob").number(kNodes, 1, 100'000);
+}
+
 }  // namespace
 
 Variables process_variables() {
@@ -382,82 +447,6 @@ std::filesystem::path find_program(const std::string& name, const std::filesyste
   if (is_program(candidate)) return candidate;
   return find_in_path(name, find(variables, "PATH"));
 }
-
-}  // namespace dtrain::run
-
-namespace dtrain::run {
-
-// Reads environment variables that belong together. Only for code that reads a process's environment.
-
-// One family of environment variables: their values as texts and numbers, with errors that name the variable.
-class Family {
- public:
-  Family(const Variables& variables, std::string first, std::string started_by)
-      : variables_(variables), first_(std::move(first)), started_by_(std::move(started_by)) {}
-
-  const std::string& text(const std::string& name) const {
-    const std::string* value = find(variables_, name);
-    if (!value || value->empty()) {
-      throw ConfigError(
-          "environment: " + name + " is not set, though " + first_ + " is",
-          "set it, or unset " + first_ + " to run as a single rank (" + started_by_ + " normally sets both)");
-    }
-    return *value;
-  }
-
-  int number(const std::string& name, int low, int high) const {
-    const std::string& value = text(name);
-    const auto result = to_number<int>(value);
-    if (!result || *result < low || *result > high) {
-      throw ConfigError("environment: " + name + "=" + value + " is not a number from " + std::to_string(low) + " to " +
-                        std::to_string(high));
-    }
-    return *result;
-  }
-
-  comm::World world(const std::string& rank, const std::string& size, const std::string& local_rank,
-                    const std::string& local_size) const {
-    comm::World world;
-    world.size = number(size, 1, 1'000'000);
-    world.rank = number(rank, 0, world.size - 1);
-    world.local_size = number(local_size, 1, world.size);
-    world.local_rank = number(local_rank, 0, world.local_size - 1);
-    return world;
-  }
-
- private:
-  const Variables& variables_;
-  std::string first_;
-  std::string started_by_;
-};
-
-// PET_*: the variables by which torchrun can be told its options. Kubeflow's TrainJob and PyTorchJob set them in each
-// pod.
-
-namespace {
-
-constexpr const char* kNodes = "PET_NNODES";
-constexpr const char* kRanksPerNode = "PET_NPROC_PER_NODE";
-
-bool is_number(const std::string& text) {
-  return !text.empty() && std::all_of(text.begin(), text.end(), [](unsigned char c) { return std::isdigit(c) != 0; });
-}
-
-// "2", or "2:2"; an elastic job has two numbers.
-int read_nodes(const Variables& variables, const Family& family) {
-  const std::string& text = family.text(kNodes);
-  const auto colon = text.find(':');
-  if (colon == std::string::npos) return family.number(kNodes, 1, 100'000);
-  if (text.substr(0, colon) != text.substr(colon + 1)) {
-    throw ConfigError("environment: PET_NNODES=" + text + " lets the number of hosts change, which is not supported",
-                      "give one number");
-  }
-  Variables plain = variables;
-  plain[kNodes] = text.substr(0, colon);
-  return Family(plain, kNodes, "a TrainJob").number(kNodes, 1, 100'000);
-}
-
-}  // namespace
 
 std::optional<NodeEnvironment> read_node_environment(const Variables& variables) {
   if (!find(variables, kNodes)) return std::nullopt;

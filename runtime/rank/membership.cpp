@@ -47,6 +47,33 @@ void serve_by_mpi(Membership& membership, comm::ControlOptions options, const st
   membership.mpi()->broadcast(to_line(contact));
 }
 
+// Ranks of several hosts find each other at MASTER_ADDR.
+constexpr const char* kInterface = "DTRAIN_NETWORK_INTERFACE";
+
+bool is_own(const std::vector<std::string>& addresses, std::string* own) {
+  for (const host::InterfaceAddress& one : host::interface_addresses()) {
+    for (const std::string& address : addresses) {
+      if (one.address != address) continue;
+      *own = address;
+      return true;
+    }
+  }
+  return false;
+}
+
+// Returns the address on which rank 0 is reached: that of MASTER_ADDR if its name resolves already, else that of the
+// interface with the default route; of several interfaces without one, the one that the name turns out to mean.
+std::string address_of_rank_0(const RankEnvironment& environment, const HostWait& wait) {
+  if (!environment.network_interface.empty()) return host::reachable_address(environment.network_interface, kInterface);
+  std::string own;
+  if (is_own(resolve(wait.name).addresses, &own)) return own;
+  try {
+    return host::reachable_address("", "");
+  } catch (const ConfigError&) {
+    return await_own_address(wait);
+  }
+}
+
 }  // namespace
 
 Membership::~Membership() = default;
@@ -194,39 +221,6 @@ std::string MpiArrival::missing() const {
   const bool others = !plane_ && world_.local_size < world_.size;
   return others ? text + " (or they are on other hosts, which cannot be seen from here)" : text;
 }
-
-// Ranks of several hosts find each other at MASTER_ADDR.
-
-namespace {
-
-constexpr const char* kInterface = "DTRAIN_NETWORK_INTERFACE";
-constexpr std::size_t kSecretBytes = 32;
-
-bool is_own(const std::vector<std::string>& addresses, std::string* own) {
-  for (const host::InterfaceAddress& one : host::interface_addresses()) {
-    for (const std::string& address : addresses) {
-      if (one.address != address) continue;
-      *own = address;
-      return true;
-    }
-  }
-  return false;
-}
-
-// Returns the address on which rank 0 is reached: that of MASTER_ADDR if its name resolves already, else that of the
-// interface with the default route; of several interfaces without one, the one that the name turns out to mean.
-std::string address_of_rank_0(const RankEnvironment& environment, const HostWait& wait) {
-  if (!environment.network_interface.empty()) return host::reachable_address(environment.network_interface, kInterface);
-  std::string own;
-  if (is_own(resolve(wait.name).addresses, &own)) return own;
-  try {
-    return host::reachable_address("", "");
-  } catch (const ConfigError&) {
-    return await_own_address(wait);
-  }
-}
-
-}  // namespace
 
 void connect_by_store(Membership& membership, comm::ControlOptions options, const RankEnvironment& environment) {
   const MasterAddress& master = environment.master.value();

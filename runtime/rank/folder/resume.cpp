@@ -19,7 +19,6 @@
 #include "dtrain/rank/checkpoint_folder.h"
 #include "dtrain/rank/run_folder.h"
 #include "dtrain/rank/screen.h"
-#include "folder/run_texts.h"
 
 namespace dtrain::run {
 namespace {
