@@ -1,6 +1,7 @@
-"""Only runtime/train and comm/gloo (and examples, tests) may include libtorch, and `dtrain` itself must not load it.
+"""Only runtime/train and comm/gloo (and examples, tests) may include libtorch, and `dtrain` itself must not load it. A training
+program must not load what only a launcher needs.
 
-    include_rule.py SOURCE_FOLDER DTRAIN_PROGRAM
+    include_rule.py SOURCE_FOLDER DTRAIN_PROGRAM TRAINING_PROGRAM
 """
 import re
 import subprocess
@@ -36,12 +37,14 @@ def loaded_libraries(program):
 
 
 def main():
-    source, program = Path(sys.argv[1]), Path(sys.argv[2])
+    source, program, trial = (Path(argument) for argument in sys.argv[1:])
     problems = list(offenders(source))
-    libraries = loaded_libraries(program)
-    if not any("libdtrain_run" in line for line in libraries):
-        problems.append(f"ldd {program} does not show libdtrain_run: this test looks at the wrong file")
-    problems += [f"{program.name} loads {line}" for line in libraries if re.search(r"libtorch|libc10|libdtrain_train", line)]
+    for file, own, others in ((program, "libdtrain_launcher", r"libtorch|libc10|libdtrain_train"),
+                              (trial, "libdtrain_rank", r"libdtrain_(launcher|analysis|scheduler)|libsqlite|libsimdjson")):
+        libraries = loaded_libraries(file)
+        if not any(own in line for line in libraries):
+            problems.append(f"ldd {file} does not show {own}: this test looks at the wrong file")
+        problems += [f"{file.name} loads {line}" for line in libraries if re.search(others, line)]
     for problem in problems:
         print(problem)
     print(f"{len(problems)} problems")

@@ -242,7 +242,7 @@ std::string reference_of(const RunFolder& folder) {
   return shown_path(folder.path);
 }
 
-// events.jsonl: how lines are written (event_log.h), and the state of a run that they tell (dtrain/run/run_state.h).
+// events.jsonl: how lines are written, and the state of a run that they tell.
 
 namespace {
 

@@ -1,5 +1,5 @@
 // Progress on the screen (screen.h), and the lines of the ranks' log files that are shown there
-// (dtrain/run/log_tail.h).
+// (dtrain/rank/screen.h).
 #include "dtrain/rank/screen.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// A rank's place among its peers. Plain values, filled in by runtime/run/environment.cpp.
+// A rank's place among its peers. Plain values, filled in by runtime/rank/environment.cpp.
 #pragma once
 
 #include <string>

@@ -42,7 +42,7 @@ struct Experiment;
 
 namespace dtrain::run {
 
-// The parts of a RankSession (runtime/run/rank).
+// The parts of a RankSession (runtime/rank).
 class ExitDeadlines;
 class FailureReport;
 class LauncherConnection;
