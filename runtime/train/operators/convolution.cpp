@@ -18,7 +18,7 @@ using Ints = std::vector<std::int64_t>;
 
 // The limit counts pixels of all samples. With more pixels oneDNN's convolution is as fast as a product, or faster.
 constexpr std::int64_t kMostPixels = 128;
-constexpr std::int64_t kLeastWeights = 1 << 16;  // smaller weights take negligible time
+constexpr std::int64_t kLeastWeights = 1 << 20;  // for smaller weights oneDNN's is as fast (bench_operators)
 constexpr std::int64_t kMostColumns = 4;         // most elements of columns_of() per element of the weight
 
 // The sizes for images [samples, channels, height, width] and a weight [outputs, channels, height, width].
