@@ -22,7 +22,7 @@
 #include "dtrain/config/optimizers.h"
 #include "kernel_options.h"
 #include "model/optimizer_update.h"
-#include "parallel/parallel.h"
+#include "numerics/parallel.h"
 
 namespace {
 

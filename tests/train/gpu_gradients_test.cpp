@@ -2,7 +2,7 @@
 #include <cmath>
 #include <limits>
 
-#include "device/device_memory.h"
+#include "device/device_profile.h"
 #include "dtrain/base/error.h"
 #include "exchange/gradient_exchange.h"
 #include "exchange/gradient_guard.h"

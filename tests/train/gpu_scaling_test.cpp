@@ -8,7 +8,7 @@
 #include "gpu_ranks.h"
 #include "model/flat_parameters.h"
 #include "model/model_tensors.h"
-#include "precision/loss_scaler.h"
+#include "numerics/precision.h"
 #include "strategies/gradient_scaling.h"
 
 namespace dtrain::train {

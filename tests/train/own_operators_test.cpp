@@ -9,7 +9,7 @@
 #include <torch/csrc/autograd/forward_grad.h>
 #include <torch/torch.h>
 
-#include "operators/own_operators.h"
+#include "numerics/own_operators.h"
 
 namespace dtrain::train {
 namespace {

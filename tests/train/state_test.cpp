@@ -18,7 +18,7 @@
 #include "dtrain/checkpoint/checkpoint.h"
 #include "loop/checkpoint_schedule.h"
 #include "no_common_memory.h"
-#include "precision/autocast.h"
+#include "numerics/precision.h"
 #include "small_run.h"
 #include "state/state_visitor.h"
 #include "step/training_step.h"

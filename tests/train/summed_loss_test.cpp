@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "operators/own_operators.h"
+#include "numerics/own_operators.h"
 
 namespace dtrain::train {
 namespace {

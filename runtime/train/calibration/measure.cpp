@@ -23,7 +23,7 @@
 #include "dtrain/base/statistics.h"
 #include "dtrain/host/cpu.h"
 #include "dtrain/host/processes.h"
-#include "matmul/matmul_path.h"
+#include "numerics/matmul_path.h"
 
 namespace dtrain::calibration {
 namespace {

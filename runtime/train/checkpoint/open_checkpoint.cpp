@@ -19,7 +19,7 @@
 #include "dtrain/comm/communicator.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/run/version.h"
-#include "matmul/matmul_path.h"
+#include "numerics/matmul_path.h"
 
 namespace dtrain::train {
 

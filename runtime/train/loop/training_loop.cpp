@@ -9,7 +9,7 @@
 #include "dtrain/config/experiment.h"
 #include "dtrain/run/agreed_error.h"
 #include "loop/mock_loader.h"
-#include "precision/autocast.h"
+#include "numerics/precision.h"
 
 namespace dtrain::train {
 

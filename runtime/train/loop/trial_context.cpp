@@ -5,7 +5,7 @@
 
 #include <c10/util/Type.h>
 
-#include "device/pinned_memory.h"
+#include "device/device_feed.h"
 #include "dtrain/base/cgroup.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"

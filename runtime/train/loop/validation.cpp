@@ -15,7 +15,7 @@
 #include "loop/module_modes.h"
 #include "loop/random_seed.h"
 #include "model/tensor_memory.h"
-#include "precision/autocast.h"
+#include "numerics/precision.h"
 #include "step/startup_checks.h"
 
 namespace dtrain::train {

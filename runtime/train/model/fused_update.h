@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/update.h"
 #include "model/optimizer_update.h"
+#include "numerics/kernels.h"
 
 namespace dtrain::train {
 

@@ -7,7 +7,7 @@
 #include <ATen/autocast_mode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include "device/capture_state.h"
+#include "device/device_graph.h"
 #include "dtrain/base/error.h"
 
 namespace dtrain::train {

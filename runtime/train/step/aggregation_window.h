@@ -7,7 +7,7 @@
 
 #include "dtrain/comm/communicator.h"
 #include "exchange/window_scale.h"
-#include "precision/loss_scaler.h"
+#include "numerics/precision.h"
 #include "state/state_visitor.h"
 
 namespace dtrain::train {

@@ -7,7 +7,7 @@
 
 #include "device/steps_in_flight.h"
 #include "exchange/run_services.h"
-#include "precision/loss_scaler.h"
+#include "numerics/precision.h"
 
 namespace dtrain::train {
 

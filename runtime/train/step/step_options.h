@@ -8,7 +8,7 @@
 #include "dtrain/train/loss_scaling.h"
 #include "exchange/fusion.h"
 #include "model/flat_parameters.h"
-#include "precision/memory_format.h"
+#include "numerics/memory_format.h"
 #include "strategies/strategy_picker.h"
 
 namespace dtrain::train {

@@ -3,7 +3,7 @@
 #include <ATen/core/Reduction.h>
 #include <torch/csrc/autograd/generated/Functions.h>
 
-#include "operators/own_operators.h"
+#include "numerics/own_operators.h"
 
 namespace dtrain::train {
 namespace {

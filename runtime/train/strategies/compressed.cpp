@@ -5,7 +5,7 @@
 
 #include <ATen/core/grad_mode.h>
 
-#include "precision/loss_scaler.h"
+#include "numerics/precision.h"
 
 namespace dtrain::train {
 

@@ -1,6 +1,6 @@
 #include "strategies/device_scaling.h"
 
-#include "precision/loss_scaler.h"
+#include "numerics/precision.h"
 #include "strategies/host_scaling.h"
 
 namespace dtrain::train {

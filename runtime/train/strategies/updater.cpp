@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "precision/loss_scaler.h"
+#include "numerics/precision.h"
 
 namespace dtrain::train {
 
