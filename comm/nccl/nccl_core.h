@@ -21,8 +21,6 @@
 #include "dtrain/comm/control.h"
 #include "dtrain/comm/nccl.h"
 #include "nccl/nccl_device.h"
-#include "nccl/nccl_entry.h"
-#include "nccl/nccl_launch_end.h"
 #include "nccl/nccl_link.h"
 #include "nccl/nccl_watchdog.h"
 

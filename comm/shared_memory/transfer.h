@@ -13,7 +13,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "shared_memory/buffer_table.h"
+#include "shared_memory/memory.h"
 #include "shared_memory/segment.h"
 
 namespace dtrain::comm {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "collective/local_memory.h"
+#include "collective/pages.h"
 #include "shared_memory/memory.h"
 
 namespace dtrain::comm {

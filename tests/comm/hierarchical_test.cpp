@@ -1,5 +1,5 @@
 // Ranks on several hosts, as threads: shared memory within a "host", the thread backend between them.
-#include "dtrain/comm/hierarchical.h"
+#include "dtrain/comm/backends.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

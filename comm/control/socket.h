@@ -1,4 +1,5 @@
-// One control connection, which receives and sends frames. All functions run on the control thread.
+// TCP sockets that are close-on-exec from their creation: programs that this process starts never inherit them. Any
+// thread.
 #pragma once
 
 #include <array>
@@ -8,11 +9,21 @@
 #include <memory>
 #include <string>
 
+#include <asio/io_context.hpp>
 #include <asio/ip/tcp.hpp>
 
-#include "control/frame.h"
+#include "control/protocol.h"
 
 namespace dtrain::comm {
+
+// Returns an open socket that is not connected. std::system_error if the system refuses.
+asio::ip::tcp::socket make_tcp_socket(asio::io_context& io, const asio::ip::tcp& protocol);
+void open_acceptor(asio::ip::tcp::acceptor& acceptor, const asio::ip::tcp& protocol);
+
+// Accepts a waiting connection, after the acceptor was found readable; sets `error` if there is none.
+asio::ip::tcp::socket accept_waiting(asio::ip::tcp::acceptor& acceptor, asio::io_context& io, asio::error_code& error);
+
+// One control connection, which receives and sends frames. All functions run on the control thread.
 
 // Its outstanding reads and writes keep the connection alive.
 class Connection : public std::enable_shared_from_this<Connection> {

@@ -1,11 +1,12 @@
-#include "dtrain/comm/fusion_plan.h"
-
 #include <algorithm>
 #include <limits>
 #include <map>
 #include <set>
 
+#include "dtrain/comm/fusion_plan.h"
+
 namespace dtrain::comm {
+
 namespace {
 
 // Builds a plan: holds the open buckets, one for each group, and the closed ones.
