@@ -1,5 +1,4 @@
-// Heap memory that is aligned for every backend and zeroed. Large blocks ask for huge pages: their first use, and their
-// use after release_pages(), takes a fault for 2 MiB instead of one for 4 KiB.
+// The memory of Buffers outside of shared memory, and the return of a Buffer's pages to the kernel.
 #pragma once
 
 #include <unistd.h>
@@ -17,6 +16,8 @@
 
 namespace dtrain::comm {
 
+// Heap memory that is aligned for every backend and zeroed. Large blocks ask for huge pages: their first use, and their
+// use after release_pages(), takes a fault for 2 MiB instead of one for 4 KiB.
 inline std::shared_ptr<std::byte> allocate_zeroed(std::size_t bytes) {
   static const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
   constexpr std::size_t kHugePage = 2 << 20;
@@ -29,12 +30,9 @@ inline std::shared_ptr<std::byte> allocate_zeroed(std::size_t bytes) {
   return {static_cast<std::byte*>(memory), [](std::byte* data) { std::free(data); }};
 }
 
-// Gives a Buffer's memory back to the kernel while it stays mapped.
-//
 // Open MPI (memory/patcher) and UCX intercept madvise() with the two kinds of advice below, so they drop their
 // registrations with a network card (for faster sends) before the pages go. Memory that dtrain itself pins or registers
 // for a device must not be released.
-
 enum class PageKind {
   kPrivate,  // anonymous memory of this process
   kShared,   // a memfd that several processes map

@@ -1,4 +1,5 @@
-// The arithmetic of reductions, vectorised for the CPU found at run time. Stateless; any thread.
+// The arithmetic of collectives, vectorised for the CPU found at run time: reductions, and conversions between float32
+// and the narrow types. Stateless; any thread.
 #pragma once
 
 #include <cstddef>
@@ -25,10 +26,8 @@ bool is_identity(const Reduction& reduction, std::size_t inputs);
 void reduce_into(const Reduction& reduction, std::span<const std::byte* const> in, std::span<std::byte* const> out,
                  std::size_t count);
 
-// Converts between float32 and the narrow types, vectorised for the CPU found at run time. Rounds to nearest even;
-// values that are too large become infinity. Stateless; any thread.
-
-// `type` is kFloat16 or kBfloat16; `in` and `out` do not overlap. Both multiply the values by `scale` in float32.
+// Both multiply the values by `scale` in float32 and round to nearest even; values that are too large become infinity.
+// `type` is kFloat16 or kBfloat16; `in` and `out` do not overlap.
 void to_float32(DataType type, const void* in, float* out, std::size_t count, float scale = 1.0f);
 void from_float32(DataType type, const float* in, void* out, std::size_t count, float scale = 1.0f);
 

@@ -1,4 +1,4 @@
-// Memory for collectives and error feedback, for all codecs.
+// A compressor of gradients, and what all codecs share: memory for collectives, and error feedback.
 #include <algorithm>
 #include <array>
 #include <cstdlib>
@@ -87,6 +87,12 @@ class PlainExchange final : public Exchange {
   double scale_;
   bool sent_ = false;
 };
+
+const CompressionState* find_state(std::span<const CompressionState> state, const std::string& name) {
+  const auto found =
+      std::find_if(state.begin(), state.end(), [&](const CompressionState& s) { return s.name == name; });
+  return found == state.end() ? nullptr : &*found;
+}
 
 }  // namespace
 
@@ -189,16 +195,6 @@ void ExchangeFlow::advance_all() {
   for (const auto& exchange : under_way) exchange->advance();
   std::erase_if(under_way, [](const auto& exchange) { return exchange->done(); });
 }
-
-namespace {
-
-const CompressionState* find_state(std::span<const CompressionState> state, const std::string& name) {
-  const auto found =
-      std::find_if(state.begin(), state.end(), [&](const CompressionState& s) { return s.name == name; });
-  return found == state.end() ? nullptr : &*found;
-}
-
-}  // namespace
 
 std::unique_ptr<Codec> NoCompression::make_codec(CodecContext&) const {
   return nullptr;

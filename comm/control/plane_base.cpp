@@ -9,7 +9,6 @@
 #include "dtrain/comm/control.h"
 
 namespace dtrain::comm {
-
 namespace {
 
 ControlOptions checked(ControlOptions options) {

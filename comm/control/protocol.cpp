@@ -8,13 +8,28 @@
 #include "dtrain/base/text.h"
 
 namespace dtrain::comm {
-
 namespace {
 
 int hex_digit(char c) {
   if (c >= '0' && c <= '9') return c - '0';
   if (c >= 'a' && c <= 'f') return c - 'a' + 10;
   throw DataError(std::string("'") + c + "' is not a hexadecimal digit");
+}
+
+constexpr std::int64_t kLatestTime = std::int64_t{1} << 62;  // ns, 146 years; differences stay within 64 bits
+
+std::string proof(const std::string& secret, const char* side, const Handshake& handshake) {
+  // A JSON array is unambiguous for any content of the strings.
+  const std::string text =
+      to_line(Json::array({"dtrain-control", kControlProtocol, side, handshake.session, handshake.generation,
+                           handshake.rank, handshake.size, handshake.server_nonce, handshake.client_nonce}));
+  unsigned char digest[EVP_MAX_MD_SIZE];
+  unsigned int length = 0;
+  if (!HMAC(EVP_sha256(), secret.data(), static_cast<int>(secret.size()),
+            reinterpret_cast<const unsigned char*>(text.data()), text.size(), digest, &length)) {
+    throw CommError("HMAC-SHA256 is not available in this libcrypto");
+  }
+  return to_hex({reinterpret_cast<const char*>(digest), length});
 }
 
 }  // namespace
@@ -90,24 +105,6 @@ std::string optional_text(const Json& message, const char* key) {
   return message.contains(key) ? text_member(message, key) : std::string();
 }
 
-namespace {
-
-std::string proof(const std::string& secret, const char* side, const Handshake& handshake) {
-  // A JSON array is unambiguous for any content of the strings.
-  const std::string text =
-      to_line(Json::array({"dtrain-control", kControlProtocol, side, handshake.session, handshake.generation,
-                           handshake.rank, handshake.size, handshake.server_nonce, handshake.client_nonce}));
-  unsigned char digest[EVP_MAX_MD_SIZE];
-  unsigned int length = 0;
-  if (!HMAC(EVP_sha256(), secret.data(), static_cast<int>(secret.size()),
-            reinterpret_cast<const unsigned char*>(text.data()), text.size(), digest, &length)) {
-    throw CommError("HMAC-SHA256 is not available in this libcrypto");
-  }
-  return to_hex({reinterpret_cast<const char*>(digest), length});
-}
-
-}  // namespace
-
 std::string client_proof(const std::string& secret, const Handshake& handshake) {
   return proof(secret, "client", handshake);
 }
@@ -119,12 +116,6 @@ std::string server_proof(const std::string& secret, const Handshake& handshake) 
 bool equal_secrets(std::string_view a, std::string_view b) {
   return a.size() == b.size() && CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
 }
-
-namespace {
-
-constexpr std::int64_t kLatestTime = std::int64_t{1} << 62;  // ns, 146 years; differences stay within 64 bits
-
-}  // namespace
 
 Json ClockProbe::question(Time now) {
   asked_ = now;

@@ -1,4 +1,4 @@
-// The frame of a control message: four bytes of length (big endian), then one JSON object.
+// The messages of the control plane: their frames, the proofs of the handshake, and the comparison of clocks.
 #pragma once
 
 #include <chrono>
@@ -14,6 +14,7 @@
 
 namespace dtrain::comm {
 
+// A frame has four bytes of length (big endian), then one JSON object.
 inline constexpr int kControlProtocol = 1;
 inline constexpr std::size_t kFrameLimit = 1u << 20;   // bytes of JSON in one frame
 inline constexpr std::size_t kHelloFrameLimit = 4096;  // until the peer has proved that it knows the secret
@@ -37,10 +38,9 @@ std::int64_t integer_member(const Json& message, const char* key);
 std::string optional_text(const Json& message, const char* key);
 Departure departure_member(const Json& message);
 
-// Proves that both ends of a control connection know the run's secret, without sending it.
-
-// The input of both proofs: everything that the two sides have sent, so no part can be replayed or swapped. Each side
-// contributes a nonce.
+// Both ends of a control connection prove that they know the run's secret, without sending it. This is the input of
+// both proofs: everything that the two sides have sent, so no part can be replayed or swapped. Each side contributes a
+// nonce.
 struct Handshake {
   std::string session;
   std::int64_t generation = 0;
@@ -61,7 +61,6 @@ bool equal_secrets(std::string_view a, std::string_view b);
 // question and its answer, so the middle of the two is wrong by half of the round trip at most. The shortest of a few
 // round trips counts: with it the bound is the tightest (Cristian: "Probabilistic clock synchronization", Distributed
 // Computing 3, 1989). Control thread only.
-
 class ClockProbe {
  public:
   using Time = std::chrono::nanoseconds;  // of a monotonic clock

@@ -83,9 +83,6 @@ class ControlServer final : public PlaneBase {
 };
 
 // A connection to rank 0. Authenticates the peer, then passes on its messages. Control thread only.
-
-class ControlServer;
-
 class ServerSession : public std::enable_shared_from_this<ServerSession> {
  public:
   ServerSession(ControlServer& server, asio::ip::tcp::socket socket);

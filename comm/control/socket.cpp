@@ -14,7 +14,6 @@
 #include "dtrain/base/units.h"
 
 namespace dtrain::comm {
-
 namespace {
 
 int open_tcp(const asio::ip::tcp& protocol) {
@@ -22,6 +21,8 @@ int open_tcp(const asio::ip::tcp& protocol) {
   if (fd < 0) throw std::system_error(errno, std::generic_category(), "cannot make a socket");
   return fd;
 }
+
+constexpr std::size_t kQueueLimit = 64u << 20;  // a peer that reads nothing must not fill this rank's memory
 
 }  // namespace
 
@@ -45,12 +46,6 @@ asio::ip::tcp::socket accept_waiting(asio::ip::tcp::acceptor& acceptor, asio::io
   if (error) ::close(fd);
   return socket;
 }
-
-namespace {
-
-constexpr std::size_t kQueueLimit = 64u << 20;  // a peer that reads nothing must not fill this rank's memory
-
-}  // namespace
 
 Connection::Connection(asio::ip::tcp::socket socket, std::chrono::milliseconds host_silence)
     : socket_(std::move(socket)), host_silence_(host_silence) {

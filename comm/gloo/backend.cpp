@@ -7,7 +7,6 @@
 #include "hierarchical/topology.h"
 
 namespace dtrain::comm {
-
 namespace {
 
 const GlooModule& gloo_module() {

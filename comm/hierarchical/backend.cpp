@@ -1,5 +1,4 @@
-// The state that a hierarchical communicator shares with its Work handles: the operations in order, the levels below,
-// and the end of both. Called on the communicator's thread; abort() on any thread.
+// The communicator over two levels: inside each host, and between hosts.
 #include <sched.h>
 
 #include <algorithm>
@@ -50,6 +49,8 @@ class HierarchicalWork final : public WorkState, public std::enable_shared_from_
   WorkTiming timing_;
 };
 
+// The state that the communicator shares with its Work handles: the operations in order, the levels below, and the end
+// of both. Called on the communicator's thread; abort() on any thread.
 class HierarchicalCore : public std::enable_shared_from_this<HierarchicalCore> {
  public:
   HierarchicalCore(Levels levels, const CommunicatorOptions& options);

@@ -8,7 +8,6 @@
 #include "dtrain/base/error.h"
 
 namespace dtrain::comm {
-
 namespace {
 
 static_assert(std::is_trivially_copyable_v<HostNote>);
@@ -23,6 +22,18 @@ bool is_narrow(DataType type) {
 
 bool by_rank(Kind kind) {
   return kind == Kind::kReduceScatter || kind == Kind::kAllGather;
+}
+
+void move_bytes(void* to, const void* from, std::size_t bytes) {
+  if (bytes != 0 && to != from) std::memmove(to, from, bytes);
+}
+
+bool scatters(Kind kind) {
+  return kind == Kind::kReduceScatter || kind == Kind::kReduceParts;
+}
+
+bool gathers(Kind kind) {
+  return kind == Kind::kAllGather || kind == Kind::kGatherParts;
 }
 
 }  // namespace
@@ -180,24 +191,6 @@ std::string HierarchicalOperation::describe_missing() const {
   }
   return text.empty() ? "no rank any more" : text;
 }
-
-// The calls of an operation over two levels to the communicators below, and the use of their results.
-
-namespace {
-
-void move_bytes(void* to, const void* from, std::size_t bytes) {
-  if (bytes != 0 && to != from) std::memmove(to, from, bytes);
-}
-
-bool scatters(Kind kind) {
-  return kind == Kind::kReduceScatter || kind == Kind::kReduceParts;
-}
-
-bool gathers(Kind kind) {
-  return kind == Kind::kAllGather || kind == Kind::kGatherParts;
-}
-
-}  // namespace
 
 // Scales are applied once: pre_scale to the inputs of the first existing level, post_scale to the result of the last.
 ReduceOptions HierarchicalOperation::options_on(bool first, bool last) const {

@@ -8,7 +8,6 @@
 #include "messages/message_transport.h"
 
 namespace dtrain::comm {
-
 namespace {
 
 constexpr std::size_t kHellosAhead = 16;  // operations that may have sent their hello

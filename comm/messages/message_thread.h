@@ -76,14 +76,13 @@ class MessageThread {
   std::thread thread_;
 };
 
-// The state that communicators of messages share with the thread that sends and receives for them.
-
 // A tag consists of the communicator, its operation and that operation's message. Every transport of Open MPI offers
 // its 22 bits. Ranks are never so far apart that two outstanding operations get the same tag.
 inline constexpr int kCommunicatorBits = 4;
 inline constexpr int kSequenceBits = 16;
 inline constexpr int kMessageBits = 2;
 
+// The state that communicators of messages share with the thread that sends and receives for them.
 // A rank that fails calls give_up(): from then on it calls MPI only to end the job, so MPI touches no memory that this
 // rank releases.
 struct MessageShared {

@@ -1,4 +1,5 @@
-// The interface by which the messages of collectives travel between ranks, over MPI or gloo.
+// The interface by which the messages of collectives travel between ranks, over MPI or gloo, and the communicator that
+// is made from an implementation of it.
 #pragma once
 
 #include <cstddef>
@@ -42,9 +43,6 @@ class MessageTransport {
   virtual bool keeps_unexpected() const { return false; }
 };
 
-// Makes a communicator whose collectives travel as messages. Its reductions are made by our own code, in rank order:
-// the transport does not change their bits.
-
 struct MessageSetup {
   std::string backend;                    // its name: "mpi"
   std::shared_ptr<MessageShared> shared;  // shared by all communicators of the transport
@@ -56,7 +54,8 @@ struct MessageSetup {
   CommunicatorOptions options;
 };
 
-// Collective over `control`, which must outlive the communicator.
+// Makes a communicator whose collectives travel as messages. Its reductions are made by our own code, in rank order:
+// the transport does not change their bits. Collective over `control`, which must outlive the communicator.
 std::unique_ptr<Communicator> make_message_communicator(MessageSetup setup, ControlPlane& control);
 
 }  // namespace dtrain::comm

@@ -86,7 +86,6 @@ void check_cuda(const NcclApi& api, cudaError_t result, const char* what);
 void check_nccl(const NcclApi& api, ncclResult_t result, const char* what, ncclComm_t comm = nullptr);
 
 // Makes the communicator with a given table of functions: the libraries', or a test's.
-
 std::unique_ptr<NcclCommunicator> make_nccl_communicator_with(SharedNcclApi api, ControlPlane& control,
                                                               const NcclOptions& nccl,
                                                               const CommunicatorOptions& options);

@@ -7,7 +7,6 @@
 #include "dtrain/base/units.h"
 
 namespace dtrain::comm {
-
 namespace {
 
 using SteadyClock = std::chrono::steady_clock;
@@ -20,6 +19,9 @@ ncclConfig_t config() {
   config.blocking = 0;
   return config;
 }
+
+constexpr std::chrono::microseconds kEager{200};  // asks again at once for so long: most launches take less
+constexpr std::chrono::microseconds kNap{50};     // then this often
 
 }  // namespace
 
@@ -133,15 +135,6 @@ void NcclLink::finalize(std::chrono::milliseconds at_most) noexcept {
   }
   finalized_ = state == ncclSuccess;
 }
-
-namespace {
-
-using SteadyClock = std::chrono::steady_clock;
-
-constexpr std::chrono::microseconds kEager{200};  // asks again at once for so long: most launches take less
-constexpr std::chrono::microseconds kNap{50};     // then this often
-
-}  // namespace
 
 NcclLaunchEnd::NcclLaunchEnd(SharedNcclApi api, int device, NcclLink& link)
     : api_(std::move(api)), device_(device), link_(link), thread_([this] { run(); }) {}

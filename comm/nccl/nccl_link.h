@@ -77,7 +77,6 @@ class NcclLink {
 //
 // A thread of its own asks NCCL while something is being launched, and sleeps otherwise. begin() and look() come from
 // the owner's thread.
-
 class NcclLaunchEnd {
  public:
   // `link` must outlive the object.

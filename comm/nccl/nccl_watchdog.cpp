@@ -1,3 +1,9 @@
+// The waits for operations, the watchdog, and the errors that name the ranks that are missing or differ.
+//
+// NCCL does not compare the operations of the ranks: calls that differ make it hang or mix up data. So:
+//   the first operations and every allocation are compared with rank 0's before they reach NCCL: a rank that differs
+//   stops, with both in its error, and its failure stops the others through the control plane;
+//   at a time-out each rank that waits publishes what it entered last, and reads what the others published.
 #include "nccl/nccl_watchdog.h"
 
 #include <algorithm>
@@ -11,13 +17,21 @@
 #include "nccl/nccl_core.h"
 
 namespace dtrain::comm {
-
 namespace {
 
 // Returns the time between two looks of the watchdog.
 std::chrono::milliseconds period_of(std::chrono::milliseconds timeout) {
   return std::clamp(timeout / 20, std::chrono::milliseconds(5), std::chrono::milliseconds(1000));
 }
+
+constexpr std::size_t kRemembered = 64;
+constexpr std::chrono::milliseconds kSlice{20};  // time until an abort is noticed
+// Bounds of the time by which the others may time out later than this rank and still be counted.
+constexpr std::chrono::milliseconds kLeastGrace{200};
+constexpr std::chrono::milliseconds kMostGrace{3'000};
+
+constexpr Nanoseconds kEager = std::chrono::microseconds(50);  // asks again at once for so long
+constexpr std::chrono::microseconds kNap{50};                  // then this often
 
 }  // namespace
 
@@ -74,15 +88,6 @@ void NcclWatchdog::run() {
     changed_.wait_for(lock, period_of(timeout_), [this] { return ending_; });
   }
 }
-
-// Waits for operations, and makes the errors of those that fail.
-
-namespace {
-
-constexpr Nanoseconds kEager = std::chrono::microseconds(50);  // asks again at once for so long
-constexpr std::chrono::microseconds kNap{50};                  // then this often
-
-}  // namespace
 
 void NcclCore::wait_for(NcclWork& work) {
   if (!work.submitted_) throw CommError(describe(work.descriptor_) + " belongs to a group that is open");
@@ -150,21 +155,6 @@ std::string NcclCore::describe_waiting(const NcclEntry& entry, Nanoseconds elaps
   return describe(entry) + ", operation " + std::to_string(entry.descriptor.sequence) + ", " + verb + " " +
          format_duration(elapsed);
 }
-
-// Compares the operations of the ranks. NCCL does not compare: calls that differ make it hang or mix up data. So:
-//   the first operations and every allocation are compared with rank 0's before they reach NCCL: a rank that differs
-//   stops, with both in its error, and its failure stops the others through the control plane;
-//   at a time-out each rank that waits publishes what it entered last, and reads what the others published.
-
-namespace {
-
-constexpr std::size_t kRemembered = 64;
-constexpr std::chrono::milliseconds kSlice{20};  // time until an abort is noticed
-// Bounds of the time by which the others may time out later than this rank and still be counted.
-constexpr std::chrono::milliseconds kLeastGrace{200};
-constexpr std::chrono::milliseconds kMostGrace{3'000};
-
-}  // namespace
 
 void NcclCore::remember(const NcclEntry& entry) {
   const std::scoped_lock lock(mutex_);

@@ -1,4 +1,4 @@
-// The operation or replay that a rank has entered, as errors name it and ranks compare it.
+// Names the operations that a rank has entered, and ends those that a GPU does not finish.
 #pragma once
 
 #include <chrono>
@@ -16,6 +16,7 @@
 
 namespace dtrain::comm {
 
+// The operation or replay that a rank has entered, as errors name it and ranks compare it.
 struct NcclEntry {
   Descriptor descriptor;                      // of a replay the sequence number alone counts
   std::shared_ptr<const std::string> replay;  // name of a replayed graph; null: an operation
@@ -30,7 +31,6 @@ inline std::string describe(const NcclEntry& entry) {
 // of its own looks at the first operation that is under way.
 //
 // watch() and watch_nothing() come from the owner's thread, the callback from the watchdog's.
-
 class NcclWatchdog {
  public:
   using Expired = std::function<void(const NcclEntry& entry, Nanoseconds began)>;

@@ -1,6 +1,4 @@
-// Hands file descriptors to the ranks of one host, and lets these ranks meet. Each rank has a UNIX socket to rank 0,
-// which sends a few file descriptors at a time: the kernel limits the number in flight for a user. One thread at a
-// time.
+// The backend shm: shared memory between the processes of one host.
 #include <unistd.h>
 
 #include <algorithm>
@@ -25,6 +23,9 @@
 
 namespace dtrain::comm {
 
+// Hands file descriptors to the ranks of one host, and lets these ranks meet. Each rank has a UNIX socket to rank 0,
+// which sends a few file descriptors at a time: the kernel limits the number in flight for a user. One thread at a
+// time.
 class DescriptorHub {
  public:
   // Collective. If the ranks are on different hosts, a CommError names them. `check`, also below: see WaitCheck.

@@ -1,11 +1,7 @@
-// Chooses whether all-reduces of registered memory (Communicator::allocate) go through the staging areas.
+// The communicator of ranks that share memory, for the shm backend and for the threads of tests.
 //
-// Directly, each rank writes its part of the sums into the memory of all ranks. On some processors (AMD EPYC) lines
-// that another core has just written are so slow to overwrite that copying in and out is faster; on others (Intel Xeon)
-// direct access is. So the first large all-reduces of a communicator try both ways, and the faster way stays. Both make
-// the same sums in the same order, so the bits do not depend on the choice, and ranks may choose differently.
-//
-// One thread.
+// There is no background thread: each call to issue, progress, test or wait advances all outstanding operations as far
+// as possible. One thread at a time, except abort().
 #pragma once
 
 #include <array>
@@ -26,6 +22,14 @@
 
 namespace dtrain::comm {
 
+// Chooses whether all-reduces of registered memory (Communicator::allocate) go through the staging areas.
+//
+// Directly, each rank writes its part of the sums into the memory of all ranks. On some processors (AMD EPYC) lines
+// that another core has just written are so slow to overwrite that copying in and out is faster; on others (Intel Xeon)
+// direct access is. So the first large all-reduces of a communicator try both ways, and the faster way stays. Both make
+// the same sums in the same order, so the bits do not depend on the choice, and ranks may choose differently.
+//
+// One thread.
 class StagingChoice {
  public:
   static constexpr std::size_t kLeastBytes = 64u << 10;  // smaller operations are not looked at, and are direct
@@ -62,11 +66,6 @@ class StagingChoice {
   std::size_t seen_ = 0;
   std::vector<double> staged_, direct_;  // ns a byte
 };
-
-// The communicator of ranks that share memory, for the thread and the shm backend.
-//
-// There is no background thread: each call to issue, progress, test or wait advances all outstanding operations as far
-// as possible. One thread at a time, except abort().
 
 struct SharedMemorySetup {
   int rank = 0;

@@ -1,4 +1,4 @@
-// Error messages name ranks by their number in the run, also for a communicator of a subset.
+// The memory that all ranks of a communicator can reach: the interface that allocates it, and a rank's table of it.
 #pragma once
 
 #include <chrono>
@@ -15,14 +15,13 @@
 
 namespace dtrain::comm {
 
+// Error messages name ranks by their number in the run, also for a communicator of a subset.
 struct RankNames {
   std::vector<int> members;  // by rank; empty: the ranks' own numbers
   std::string of(int r) const {
     return "rank " + std::to_string(members.empty() ? r : members[static_cast<std::size_t>(r)]);
   }
 };
-
-// Interface by which a communicator allocates memory that all ranks can reach.
 
 // One allocation: the addresses of each rank's part in this process. Unmapped when the last owner releases it.
 struct Region {
@@ -52,7 +51,6 @@ class Memory {
 // One rank's table of the memory that all ranks can reach: it finds the Buffer of an own address, and the addresses of
 // the peers' parts in this process. Owned by the communicator and the Buffers, which remove themselves when they are
 // destroyed. One thread at a time.
-
 class BufferTable : public std::enable_shared_from_this<BufferTable> {
  public:
   BufferTable(int rank, RankNames names) : rank_(rank), names_(std::move(names)) {}

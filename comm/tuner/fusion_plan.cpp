@@ -6,7 +6,6 @@
 #include "dtrain/comm/fusion_plan.h"
 
 namespace dtrain::comm {
-
 namespace {
 
 // Builds a plan: holds the open buckets, one for each group, and the closed ones.

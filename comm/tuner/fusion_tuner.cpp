@@ -1,4 +1,3 @@
-// Models the cost of an exchange on this communicator as a line through the times of a few sizes.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -9,7 +8,6 @@
 #include "tuner/sign_test.h"
 
 namespace dtrain::comm {
-
 namespace {
 
 constexpr std::size_t kTiny = 4, kSmall = 4 << 10, kMiddle = 256 << 10, kLarge = 4 << 20;  // bytes
@@ -17,6 +15,32 @@ constexpr double kPatienceUs = 100'000;                                         
 // Largest ratios between two measurements of one link whose hosts also have other work.
 constexpr double kSpeedNoise = 2, kLatencyNoise = 4;
 constexpr double kNoticeableLatencyUs = 250;
+
+constexpr int kWarmUpSteps = 3;  // allocators and caches settle
+constexpr int kReadySteps = 5;
+constexpr std::size_t kCandidates = 5;  // beside the default
+constexpr double kLeastLatencyUs = 25;  // of an exchange that shares its core with backward
+constexpr int kComparedRounds = 6;      // turns of every plan
+constexpr int kFinalPairs = 20;
+constexpr double kWorthwhile = 0.01;  // of the time from the start of backward until all is exchanged
+constexpr double kChance = 0.02;      // probability of a winner by luck
+
+static_assert(kWarmUpSteps + kReadySteps + static_cast<int>(kCandidates + 1) * kComparedRounds + 2 * kFinalPairs <=
+              FusionTuner::kMaxSteps);
+
+// Returns rank 0's list. Collective.
+std::vector<std::size_t> from_rank_0(Communicator& communicator, const std::vector<std::size_t>& list) {
+  auto count = static_cast<std::int64_t>(list.size());
+  communicator.broadcast(&count, 1, DataType::kInt64, 0).wait();
+  std::vector<std::int64_t> numbers(static_cast<std::size_t>(count));
+  if (communicator.rank() == 0) std::copy(list.begin(), list.end(), numbers.begin());
+  communicator.broadcast(numbers.data(), numbers.size(), DataType::kInt64, 0).wait();
+  return {numbers.begin(), numbers.end()};
+}
+
+std::size_t flag_from_rank_0(Communicator& communicator, std::size_t value) {
+  return from_rank_0(communicator, {value}).front();
+}
 
 }  // namespace
 
@@ -33,6 +57,7 @@ bool alike(const LinkModel& a, const LinkModel& b) {
                 kLatencyNoise);
 }
 
+// The cost of an exchange is modelled as a line through the times of a few sizes.
 LinkModel measure_link(Communicator& communicator) {
   const SystemClock clock;
   const auto buffer = communicator.allocate(kLarge);
@@ -64,36 +89,6 @@ LinkModel measure_link(Communicator& communicator) {
   link.latency_us = std::max(tiny, small - static_cast<double>(kSmall) * link.us_per_byte);
   return link;
 }
-
-namespace {
-
-constexpr int kWarmUpSteps = 3;  // allocators and caches settle
-constexpr int kReadySteps = 5;
-constexpr std::size_t kCandidates = 5;  // beside the default
-constexpr double kLeastLatencyUs = 25;  // of an exchange that shares its core with backward
-constexpr int kComparedRounds = 6;      // turns of every plan
-constexpr int kFinalPairs = 20;
-constexpr double kWorthwhile = 0.01;  // of the time from the start of backward until all is exchanged
-constexpr double kChance = 0.02;      // probability of a winner by luck
-
-static_assert(kWarmUpSteps + kReadySteps + static_cast<int>(kCandidates + 1) * kComparedRounds + 2 * kFinalPairs <=
-              FusionTuner::kMaxSteps);
-
-// Returns rank 0's list. Collective.
-std::vector<std::size_t> from_rank_0(Communicator& communicator, const std::vector<std::size_t>& list) {
-  auto count = static_cast<std::int64_t>(list.size());
-  communicator.broadcast(&count, 1, DataType::kInt64, 0).wait();
-  std::vector<std::int64_t> numbers(static_cast<std::size_t>(count));
-  if (communicator.rank() == 0) std::copy(list.begin(), list.end(), numbers.begin());
-  communicator.broadcast(numbers.data(), numbers.size(), DataType::kInt64, 0).wait();
-  return {numbers.begin(), numbers.end()};
-}
-
-std::size_t flag_from_rank_0(Communicator& communicator, std::size_t value) {
-  return from_rank_0(communicator, {value}).front();
-}
-
-}  // namespace
 
 FusionTuner::FusionTuner(std::vector<FusionItem> items, const FusionRule& rule, Communicator& communicator,
                          const Logger& log, const std::optional<std::vector<std::size_t>>& known)

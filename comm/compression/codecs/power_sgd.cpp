@@ -1,4 +1,10 @@
-// Makes columns orthonormal without changing their span. Pure; any thread.
+// A gradient as a matrix M (n x m) is sent as P (n x r) and Q (m x r): P = M Q summed over ranks and orthonormalised, Q
+// = M^T P averaged over ranks, M is then P Q^T. Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank Gradient
+// Compression for Distributed Optimization", arXiv:1905.13727. Q is kept for the next step (warm start), and the error
+// of P Q^T against a rank's own M is added to that rank's next M (error feedback).
+//
+// PyTorch's powerSGD_hook makes the same choices: r is at most n and m; a gradient is compressed if (n + m) r is less
+// than half of n m, so vectors never are. Uncompressed gradients travel with the Ps in one all_reduce.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -12,14 +18,6 @@
 #include "dtrain/base/error.h"
 
 namespace dtrain::comm {
-
-// `vectors` holds `count` vectors of `length` (count <= length), one after the other. Modified Gram-Schmidt, each
-// vector twice ("twice is enough", Giraud and Langou, 2003). Sums are in double and in the same order on every CPU,
-// because all ranks must get the same bits from the same numbers. A vector that is zero or in the span of the earlier
-// ones is replaced by another vector, so the result is orthonormal for every finite input. NaN and Inf become NaN
-// everywhere.
-void orthogonalize(float* vectors, std::size_t length, std::size_t count);
-
 namespace {
 
 double dot(const float* a, const float* b, std::size_t length) {
@@ -51,8 +49,11 @@ void fill(float* vector, std::size_t length, std::size_t salt) {
   }
 }
 
-}  // namespace
-
+// Makes columns orthonormal without changing their span: `vectors` holds `count` vectors of `length` (count <= length),
+// one after the other. Modified Gram-Schmidt, each vector twice ("twice is enough", Giraud and Langou, 2003). Sums are
+// in double and in the same order on every CPU, because all ranks must get the same bits from the same numbers. A
+// vector that is zero or in the span of the earlier ones is replaced by another vector, so the result is orthonormal
+// for every finite input. NaN and Inf become NaN everywhere.
 void orthogonalize(float* vectors, std::size_t length, std::size_t count) {
   for (std::size_t v = 0; v < count; ++v) {
     float* const vector = vectors + v * length;
@@ -80,16 +81,6 @@ void orthogonalize(float* vectors, std::size_t length, std::size_t count) {
     }
   }
 }
-
-// A gradient as a matrix M (n x m) is sent as P (n x r) and Q (m x r): P = M Q summed over ranks and orthonormalised, Q
-// = M^T P averaged over ranks, M is then P Q^T. Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank Gradient
-// Compression for Distributed Optimization", arXiv:1905.13727. Q is kept for the next step (warm start), and the error
-// of P Q^T against a rank's own M is added to that rank's next M (error feedback).
-//
-// PyTorch's powerSGD_hook makes the same choices: r is at most n and m; a gradient is compressed if (n + m) r is less
-// than half of n m, so vectors never are. Uncompressed gradients travel with the Ps in one all_reduce.
-
-namespace {
 
 // Returns the rank at which a gradient of rows x columns is compressed; 0: it is sent uncompressed, because compression
 // would not halve its bytes. PyTorch's powerSGD_hook makes the same choice.

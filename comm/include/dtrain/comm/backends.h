@@ -1,5 +1,4 @@
-// The parameters of communicators of all backends, and the backends whose ranks reach each other's memory: "thread"
-// (ranks are threads of one process: tests) and "shm" (ranks are processes of one host).
+// The parameters of communicators of all backends, and the two that are made of others or of shared memory.
 #pragma once
 
 #include <chrono>
@@ -31,13 +30,9 @@ struct BackendParts {
   CommunicatorOptions options;
 };
 
-// Makes a communicator for each of `world_size` ranks, which are threads of this process. Only thread i uses element i.
-std::vector<std::unique_ptr<Communicator>> make_thread_communicators(int world_size,
-                                                                     const CommunicatorOptions& options);
-
-// Collective over `control`. All its ranks must be on one host, and it must outlive the communicator. A failure that it
-// reports aborts the communicator. Error messages name rank i by members[i], its number in the run; without members, by
-// i.
+// Makes the communicator of processes of one host, which share memory. Collective over `control`. All its ranks must be
+// on one host, and it must outlive the communicator. A failure that it reports aborts the communicator. Error messages
+// name rank i by members[i], its number in the run; without members, by i.
 std::unique_ptr<Communicator> make_shm_communicator(ControlPlane& control, const CommunicatorOptions& options,
                                                     const std::vector<int>& members = {});
 

@@ -1,4 +1,13 @@
-// The handle of one asynchronous collective.
+// Collective operations among the ranks of one generation.
+//
+// Every rank must issue the same operations with the same sizes and types in the same order. If one rank issues another
+// operation, all ranks get an error that names both. Operations of one communicator complete in the order of issue.
+// Until an operation is complete, neither the program nor another operation may touch its memory. Only one thread at a
+// time may issue, progress or wait; any thread may call abort(). Every rank gets the same bits, and so does the next
+// run, because the order of a reduction does not depend on timing. Values are reduced in rank order; with
+// "hierarchical", first over the ranks of each host, then over the hosts; with "nccl", in NCCL's own order. If an
+// element is NaN on any rank, its minimum and its maximum are NaN. "nccl" differs: its fmin and fmax prefer a number to
+// a NaN, so use a sum to detect NaN there.
 #pragma once
 
 #include <chrono>
@@ -46,7 +55,8 @@ class WorkState {
   virtual std::vector<MissingRank> missing() const { return {}; }
 };
 
-// Copyable. The operation goes on even after the last handle is destroyed. The buffers must live until it is complete.
+// The handle of one asynchronous collective. Copyable. The operation goes on even after the last handle is destroyed.
+// The buffers must live until it is complete.
 class Work {
  public:
   Work() = default;
@@ -70,17 +80,6 @@ class Work {
  private:
   std::shared_ptr<WorkState> state_;
 };
-
-// Collective operations among the ranks of one generation.
-//
-// Every rank must issue the same operations with the same sizes and types in the same order. If one rank issues another
-// operation, all ranks get an error that names both. Operations of one communicator complete in the order of issue.
-// Until an operation is complete, neither the program nor another operation may touch its memory. Only one thread at a
-// time may issue, progress or wait; any thread may call abort(). Every rank gets the same bits, and so does the next
-// run, because the order of a reduction does not depend on timing. Values are reduced in rank order; with
-// "hierarchical", first over the ranks of each host, then over the hosts; with "nccl", in NCCL's own order. If an
-// element is NaN on any rank, its minimum and its maximum are NaN. "nccl" differs: its fmin and fmax prefer a number to
-// a NaN, so use a sum to detect NaN there.
 
 // Memory that the communicator has allocated, aligned to 64 bytes, zeroed. If the backend can, peers read and write it
 // in place, so collectives on it copy nothing. Must be released before the communicator.

@@ -1,4 +1,10 @@
-// A rank's place among its peers. Plain values, filled in by runtime/run/environment.cpp.
+// The control plane: each rank has one TCP connection to rank 0, which is the server. It carries rendezvous, a
+// key-value store, agreement, heartbeats and failures, but never bulk data.
+//
+// Connections are authenticated by the per-run secret (HMAC-SHA256 challenge and response; the secret itself never
+// travels), and the size of messages is limited. A malformed message is logged and ends its connection, and has no
+// other effect. All public calls are thread safe. The failure callback runs on the control thread, or within fail() or
+// on_failure().
 #pragma once
 
 #include <chrono>
@@ -15,6 +21,7 @@
 
 namespace dtrain::comm {
 
+// A rank's place among its peers. Plain values, filled in by runtime/run/environment.cpp.
 struct World {
   int rank = 0;        // 0 .. size-1
   int size = 1;        // the world size
@@ -25,20 +32,11 @@ struct World {
 
 // A wait has reached its deadline. Unlike other errors of communication, this one has no known cause: no message
 // arrived.
-
 class TimedOut : public CommError {
  public:
   using CommError::CommError;
   explicit TimedOut(const CommError& error) : CommError(error.what(), error.remedy()) {}
 };
-
-// The control plane: each rank has one TCP connection to rank 0, which is the server. It carries rendezvous, a
-// key-value store, agreement, heartbeats and failures, but never bulk data.
-//
-// Connections are authenticated by the per-run secret (HMAC-SHA256 challenge and response; the secret itself never
-// travels), and the size of messages is limited. A malformed message is logged and ends its connection, and has no
-// other effect. All public calls are thread safe. The failure callback runs on the control thread, or within fail() or
-// on_failure().
 
 struct ControlEndpoint {
   std::string address = "127.0.0.1";  // rank 0 listens on it, the others connect to it
