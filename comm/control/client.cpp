@@ -21,6 +21,24 @@
 #include "dtrain/comm/control.h"
 
 namespace dtrain::comm {
+namespace {
+
+constexpr std::chrono::milliseconds kLongestRetry{50};
+constexpr std::chrono::milliseconds kClientFailureHandover{1'000};
+constexpr std::chrono::milliseconds kClientClosing{500};
+
+asio::ip::tcp::endpoint resolve(asio::io_context& io, const ControlEndpoint& server) {
+  asio::error_code not_numeric;
+  const auto address = asio::ip::make_address(server.address, not_numeric);
+  if (!not_numeric) return {address, server.port};
+  asio::ip::tcp::resolver resolver(io);
+  asio::error_code error;
+  const auto found = resolver.resolve(server.address, std::to_string(server.port), error);
+  if (error || found.empty()) {
+    throw CommError("the address of rank 0, '" + server.address + "', cannot be resolved: " + error.message());
+  }
+  return found.begin()->endpoint();
+}
 
 class ControlClient final : public PlaneBase {
  public:
@@ -82,31 +100,6 @@ class ControlClient final : public PlaneBase {
   std::map<std::string, Gather> gathers_;
   std::map<std::string, std::string> missing_;
 };
-
-namespace {
-
-constexpr std::chrono::milliseconds kLongestRetry{50};
-constexpr std::chrono::milliseconds kClientFailureHandover{1'000};
-constexpr std::chrono::milliseconds kClientClosing{500};
-
-asio::ip::tcp::endpoint resolve(asio::io_context& io, const ControlEndpoint& server) {
-  asio::error_code not_numeric;
-  const auto address = asio::ip::make_address(server.address, not_numeric);
-  if (!not_numeric) return {address, server.port};
-  asio::ip::tcp::resolver resolver(io);
-  asio::error_code error;
-  const auto found = resolver.resolve(server.address, std::to_string(server.port), error);
-  if (error || found.empty()) {
-    throw CommError("the address of rank 0, '" + server.address + "', cannot be resolved: " + error.message());
-  }
-  return found.begin()->endpoint();
-}
-
-}  // namespace
-
-std::unique_ptr<ControlPlane> ControlPlane::connect(const ControlOptions& options, const ControlEndpoint& server) {
-  return std::make_unique<ControlClient>(options, server);
-}
 
 ControlClient::ControlClient(const ControlOptions& options, const ControlEndpoint& server)
     : PlaneBase(options),
@@ -434,6 +427,12 @@ void ControlClient::finish() {
     }
     throw TimedOut("control: not every rank finished within " + seconds_of_timeout() + "; missing: " + missing);
   }
+}
+
+}  // namespace
+
+std::unique_ptr<ControlPlane> ControlPlane::connect(const ControlOptions& options, const ControlEndpoint& server) {
+  return std::make_unique<ControlClient>(options, server);
 }
 
 }  // namespace dtrain::comm

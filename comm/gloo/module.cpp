@@ -9,7 +9,6 @@
 #include "dtrain/base/unix_socket.h"
 #include "gloo/abi.h"
 #include "gloo/gloo_transport.h"
-#include "gloo/process_group.h"
 #include "messages/message_operation.h"
 #include "messages/message_transport.h"
 

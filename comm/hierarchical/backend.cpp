@@ -25,6 +25,7 @@
 #include "hierarchical/hierarchical_operation.h"
 
 namespace dtrain::comm {
+namespace {
 
 class HierarchicalCore;
 
@@ -98,8 +99,6 @@ class HierarchicalCore : public std::enable_shared_from_this<HierarchicalCore> {
   std::atomic<bool> failed_{false};
 };
 
-namespace {
-
 constexpr std::size_t kUnderWay = 16;  // operations that may have begun: fewer than any level takes without waiting
 constexpr Nanoseconds kNoPause = std::chrono::microseconds(200);  // time without a pause after data has moved
 constexpr Nanoseconds kShortest = std::chrono::microseconds(10);
@@ -108,8 +107,6 @@ constexpr Nanoseconds kLongest = std::chrono::microseconds(200);
 // rank that misses hosts, then a rank that only waits for its host's lowest rank.
 constexpr std::chrono::milliseconds kGrace{250};
 constexpr std::chrono::seconds kClosing{1};
-
-}  // namespace
 
 HierarchicalWork::HierarchicalWork(std::shared_ptr<HierarchicalCore> core, const Descriptor& descriptor, const void* in,
                                    void* out)
@@ -309,8 +306,6 @@ void HierarchicalCore::close() {
   pending_.clear();
   grouped_.clear();
 }
-
-namespace {
 
 // The Buffer of a rank that is alone on its host and so shares no memory.
 class OwnBuffer final : public Buffer {

@@ -13,15 +13,14 @@ using SteadyClock = std::chrono::steady_clock;
 
 constexpr std::chrono::microseconds kLinkNap{200};
 constexpr std::chrono::seconds kEnding{5};
+constexpr std::chrono::microseconds kEager{200};  // asks again at once for so long: most launches take less
+constexpr std::chrono::microseconds kNap{50};     // then this often
 
 ncclConfig_t config() {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
   return config;
 }
-
-constexpr std::chrono::microseconds kEager{200};  // asks again at once for so long: most launches take less
-constexpr std::chrono::microseconds kNap{50};     // then this often
 
 }  // namespace
 

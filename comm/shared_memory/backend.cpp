@@ -22,6 +22,7 @@
 #include "shared_memory/memory.h"
 
 namespace dtrain::comm {
+namespace {
 
 // Hands file descriptors to the ranks of one host, and lets these ranks meet. Each rank has a UNIX socket to rank 0,
 // which sends a few file descriptors at a time: the kernel limits the number in flight for a user. One thread at a
@@ -50,8 +51,6 @@ class DescriptorHub {
   std::vector<UnixSocket> sockets_;  // rank 0: by rank; others: element 0, to rank 0
 };
 
-namespace {
-
 constexpr std::chrono::milliseconds kHubTick{20};
 constexpr int kInFlight = 16;  // file descriptors that have not been received yet
 constexpr const char* kDescriptor = "this";
@@ -63,8 +62,6 @@ int parse_rank(const std::string& text, int world_size) {
   const int rank = to_number<int>(text).value_or(-1);
   return rank >= 1 && rank < world_size ? rank : -1;
 }
-
-}  // namespace
 
 DescriptorHub::DescriptorHub(ControlPlane& control, const WaitCheck& check, RankNames names)
     : control_(control),
@@ -172,8 +169,6 @@ void DescriptorHub::meet(const WaitCheck& check) {
   for (int r = 1; r < world_size_; ++r) receive_from(r, kHere, check);
   for (int r = 1; r < world_size_; ++r) send_to(r, kAllHere);
 }
-
-namespace {
 
 // Maps every page now, so that the first steps have no page faults, with huge pages if the kernel allows them. Kernels
 // before 5.14 refuse; then the first steps are only slower.
