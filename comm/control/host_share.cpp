@@ -8,7 +8,7 @@
 #include "dtrain/base/text.h"
 #include "dtrain/base/units.h"
 #include "dtrain/base/unix_socket.h"
-#include "dtrain/comm/timed_out.h"
+#include "dtrain/comm/control.h"
 
 namespace dtrain::comm {
 namespace {

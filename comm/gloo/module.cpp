@@ -9,9 +9,8 @@
 #include "dtrain/base/unix_socket.h"
 #include "gloo/abi.h"
 #include "gloo/gloo_transport.h"
-#include "gloo/process_group.h"
-#include "messages/message_communicator.h"
 #include "messages/message_operation.h"
+#include "messages/message_transport.h"
 
 namespace dtrain::comm {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/units.h"
-#include "dtrain/comm/timed_out.h"
+#include "dtrain/comm/control.h"
 #include "messages/message_core.h"
 
 namespace dtrain::comm {

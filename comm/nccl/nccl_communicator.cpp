@@ -1,4 +1,4 @@
-#include "nccl/nccl_communicator.h"
+#include "nccl/nccl_api.h"
 
 #include <algorithm>
 #include <cstring>

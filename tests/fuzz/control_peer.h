@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "control/auth.h"
+#include "control/protocol.h"
 #include "dtrain/base/fd.h"
 #include "dtrain/base/json.h"
 #include "dtrain/comm/control.h"

@@ -25,7 +25,7 @@ namespace dtrain::train {
 namespace {
 
 std::unique_ptr<comm::Communicator> alone() {
-  return std::move(comm::make_thread_communicators(1, test::TestWorld(1).communicator_options()).front());
+  return std::move(test::make_thread_communicators(1, test::TestWorld(1).communicator_options()).front());
 }
 
 std::vector<std::string> names(const FlatParameters& flat) {

@@ -43,7 +43,7 @@ class GradientMemoryTest : public testing::Test {
   }
 
   std::unique_ptr<comm::Communicator> communicator =
-      std::move(comm::make_thread_communicators(1, test::TestWorld(1).communicator_options()).front());
+      std::move(test::make_thread_communicators(1, test::TestWorld(1).communicator_options()).front());
   torch::nn::Sequential model;
   std::unique_ptr<FlatParameters> flat;
   std::unique_ptr<GradientMemory> memory;

@@ -1,4 +1,4 @@
-#include "shared_memory/buffer_table.h"
+#include "shared_memory/memory.h"
 
 #include "dtrain/base/error.h"
 

@@ -1,6 +1,4 @@
-// Memory of ranks that are threads of one process: heap memory, with every rank's part visible to the others.
-#pragma once
-
+// The communicator "thread": ranks are threads of one process, whose heap memory is visible to all of them.
 #include <chrono>
 #include <condition_variable>
 #include <map>
@@ -9,10 +7,14 @@
 #include <string>
 #include <vector>
 
-#include "collective/local_memory.h"
+#include "collective/pages.h"
+#include "dtrain/base/error.h"
+#include "harness/run_ranks.h"
+#include "shared_memory/communicator.h"
 #include "shared_memory/memory.h"
 
 namespace dtrain::comm {
+namespace {
 
 // The meeting point at which the threads exchange their parts. Any thread.
 class ThreadMeeting {
@@ -92,4 +94,23 @@ class ThreadMemory final : public Memory {
   std::uint64_t number_ = 0;
 };
 
+}  // namespace
 }  // namespace dtrain::comm
+
+namespace dtrain::test {
+
+std::vector<std::unique_ptr<comm::Communicator>> make_thread_communicators(int world_size,
+                                                                           const comm::CommunicatorOptions& options) {
+  if (world_size < 1) throw CommError("a world of " + std::to_string(world_size) + " ranks cannot be made");
+  const auto memory = comm::allocate_zeroed(comm::Segment::bytes_needed(world_size));
+  const auto segment = std::make_shared<comm::Segment>(memory, memory.get(), world_size);
+  const auto meeting = std::make_shared<comm::ThreadMeeting>(world_size);
+  std::vector<std::unique_ptr<comm::Communicator>> ranks;
+  for (int rank = 0; rank < world_size; ++rank) {
+    ranks.push_back(std::make_unique<comm::SharedMemoryCommunicator>(comm::SharedMemorySetup{
+        rank, world_size, 0, "thread", segment, std::make_unique<comm::ThreadMemory>(meeting, rank), {}, options}));
+  }
+  return ranks;
+}
+
+}  // namespace dtrain::test

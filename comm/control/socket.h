@@ -1,4 +1,4 @@
-// One control connection, which receives and sends frames. All functions run on the control thread.
+// The TCP sockets of the control plane, and the connection that receives and sends frames over one.
 #pragma once
 
 #include <array>
@@ -8,13 +8,23 @@
 #include <memory>
 #include <string>
 
+#include <asio/io_context.hpp>
 #include <asio/ip/tcp.hpp>
 
-#include "control/frame.h"
+#include "control/protocol.h"
 
 namespace dtrain::comm {
 
-// Its outstanding reads and writes keep the connection alive.
+// Sockets are close-on-exec from their creation: programs that this process starts never inherit them. Any thread.
+//
+// Returns an open socket that is not connected. std::system_error if the system refuses.
+asio::ip::tcp::socket make_tcp_socket(asio::io_context& io, const asio::ip::tcp& protocol);
+void open_acceptor(asio::ip::tcp::acceptor& acceptor, const asio::ip::tcp& protocol);
+
+// Accepts a waiting connection, after the acceptor was found readable; sets `error` if there is none.
+asio::ip::tcp::socket accept_waiting(asio::ip::tcp::acceptor& acceptor, asio::io_context& io, asio::error_code& error);
+
+// All functions run on the control thread. Its outstanding reads and writes keep the connection alive.
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
   // Throws if the message is malformed; the connection is then closed with that reason.

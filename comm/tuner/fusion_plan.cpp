@@ -1,9 +1,9 @@
-#include "dtrain/comm/fusion_plan.h"
-
 #include <algorithm>
 #include <limits>
 #include <map>
 #include <set>
+
+#include "dtrain/comm/fusion_plan.h"
 
 namespace dtrain::comm {
 namespace {

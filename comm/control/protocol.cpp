@@ -1,4 +1,8 @@
-#include "control/frame.h"
+#include "control/protocol.h"
+
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
@@ -10,6 +14,22 @@ int hex_digit(char c) {
   if (c >= '0' && c <= '9') return c - '0';
   if (c >= 'a' && c <= 'f') return c - 'a' + 10;
   throw DataError(std::string("'") + c + "' is not a hexadecimal digit");
+}
+
+constexpr std::int64_t kLatestTime = std::int64_t{1} << 62;  // ns, 146 years; differences stay within 64 bits
+
+std::string proof(const std::string& secret, const char* side, const Handshake& handshake) {
+  // A JSON array is unambiguous for any content of the strings.
+  const std::string text =
+      to_line(Json::array({"dtrain-control", kControlProtocol, side, handshake.session, handshake.generation,
+                           handshake.rank, handshake.size, handshake.server_nonce, handshake.client_nonce}));
+  unsigned char digest[EVP_MAX_MD_SIZE];
+  unsigned int length = 0;
+  if (!HMAC(EVP_sha256(), secret.data(), static_cast<int>(secret.size()),
+            reinterpret_cast<const unsigned char*>(text.data()), text.size(), digest, &length)) {
+    throw CommError("HMAC-SHA256 is not available in this libcrypto");
+  }
+  return to_hex({reinterpret_cast<const char*>(digest), length});
 }
 
 }  // namespace
@@ -83,6 +103,44 @@ Departure departure_member(const Json& message) {
 
 std::string optional_text(const Json& message, const char* key) {
   return message.contains(key) ? text_member(message, key) : std::string();
+}
+
+std::string client_proof(const std::string& secret, const Handshake& handshake) {
+  return proof(secret, "client", handshake);
+}
+
+std::string server_proof(const std::string& secret, const Handshake& handshake) {
+  return proof(secret, "server", handshake);
+}
+
+bool equal_secrets(std::string_view a, std::string_view b) {
+  return a.size() == b.size() && CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
+}
+
+Json ClockProbe::question(Time now) {
+  asked_ = now;
+  return {{"t", "ping"}, {"id", ++id_}};
+}
+
+void ClockProbe::start() {
+  left_ = kRoundTrips;
+  best_.reset();
+}
+
+ClockProbe::Next ClockProbe::answer(const Json& message, Time now) {
+  const std::int64_t id = integer_member(message, "id");
+  const std::int64_t time = integer_member(message, "time");
+  if (time < 0 || time > kLatestTime) throw DataError("a time that is none");
+  if (!running() || id != id_) return {};
+  const Time middle = asked_ + (now - asked_) / 2;
+  const Time error = (now - asked_ + Time(1)) / 2;
+  if (!best_ || error < best_->error) best_ = ClockOffset{middle, Time(time) - middle, error, kRoundTrips};
+  if (--left_ > 0) return {true, std::nullopt};
+  return {false, best_};
+}
+
+Json clock_answer(const Json& question, ClockProbe::Time now) {
+  return {{"t", "pong"}, {"id", integer_member(question, "id")}, {"time", now.count()}};
 }
 
 }  // namespace dtrain::comm

@@ -1,4 +1,4 @@
-// The hosts of the ranks, as plain values.
+// The topology of a run, as plain values: which ranks share a host.
 #pragma once
 
 #include <algorithm>

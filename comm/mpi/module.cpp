@@ -1,24 +1,129 @@
-#include "mpi/job.h"
-
+// The module comm_mpi: the process's place in the MPI job, and messages over MPI. Only the MPI thread calls MPI.
+#include <mpi.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <future>
+#include <memory>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/units.h"
-#include "messages/message_communicator.h"
+#include "dtrain/comm/mpi.h"
 #include "messages/message_operation.h"
+#include "messages/message_thread.h"
+#include "messages/message_transport.h"
 #include "mpi/abi.h"
-#include "mpi/mpi_call.h"
-#include "mpi/mpi_transport.h"
 
 namespace dtrain::comm {
 namespace {
+
+std::string mpi_error_text(int code) {
+  char text[MPI_MAX_ERROR_STRING] = {};
+  int length = 0;
+  if (MPI_Error_string(code, text, &length) != MPI_SUCCESS) return "error " + std::to_string(code);
+  return std::string(text, static_cast<std::size_t>(length));
+}
+
+void mpi_call(int code, const char* what) {
+  if (code != MPI_SUCCESS) throw CommError(std::string(what) + " failed: " + mpi_error_text(code));
+}
+
+// Messages over MPI: the outstanding requests, and the message of each. Used by the MPI thread alone.
+class MpiTransport final : public MessageTransport {
+ public:
+  explicit MpiTransport(MPI_Comm comm) : comm_(comm) {}
+
+  void send(const Message& message, int tag, const void* data, std::size_t bytes) override {
+    MPI_Request request = MPI_REQUEST_NULL;
+    mpi_call(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, message.job_rank, tag, comm_, &request), "MPI_Isend");
+    requests_.push_back(request);
+    messages_.push_back(message);
+  }
+  void receive(const Message& message, int tag, void* data, std::size_t bytes) override {
+    MPI_Request request = MPI_REQUEST_NULL;
+    mpi_call(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, message.job_rank, tag, comm_, &request), "MPI_Irecv");
+    requests_.push_back(request);
+    messages_.push_back(message);
+  }
+  bool poll(const std::function<void(const Message&)>& done) override {
+    if (requests_.empty()) return false;
+    indices_.resize(requests_.size());
+    statuses_.resize(requests_.size());
+    int count = 0;
+    const int code =
+        MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, indices_.data(), statuses_.data());
+    if (code == MPI_ERR_IN_STATUS) {
+      for (int i = 0; i < count; ++i) {
+        const int error = statuses_[static_cast<std::size_t>(i)].MPI_ERROR;
+        if (error == MPI_SUCCESS) continue;
+        const Message& message = messages_[static_cast<std::size_t>(indices_[static_cast<std::size_t>(i)])];
+        throw CommError(std::string(message.received ? "receiving from" : "sending to") + " rank " +
+                        std::to_string(message.job_rank) + " failed: " + mpi_error_text(error));
+      }
+    }
+    mpi_call(code, "MPI_Testsome");
+    if (count == MPI_UNDEFINED || count == 0) return false;
+    std::vector<Message> over;
+    for (int i = 0; i < count; ++i) {
+      over.push_back(messages_[static_cast<std::size_t>(indices_[static_cast<std::size_t>(i)])]);
+    }
+    std::size_t kept = 0;
+    for (std::size_t i = 0; i < requests_.size(); ++i) {
+      if (requests_[i] == MPI_REQUEST_NULL) continue;
+      requests_[kept] = requests_[i];
+      messages_[kept++] = messages_[i];
+    }
+    requests_.resize(kept);
+    messages_.resize(kept);
+    for (const Message& message : over) done(message);
+    return true;
+  }
+
+ private:
+  const MPI_Comm comm_;
+  std::vector<MPI_Request> requests_;
+  std::vector<Message> messages_;  // message of the request with the same index
+  std::vector<int> indices_;       // used in poll(), like the next member
+  std::vector<MPI_Status> statuses_;
+};
+
+// The state that the communicators of the job share. `world` belongs to the MPI thread.
+struct MpiJobState : MessageShared {
+  MpiJobState() : MessageShared(MessageThread::Looks::kOften) {}
+  MPI_Comm world = MPI_COMM_NULL;
+};
+
+// The process's place in the MPI job: MPI's start, its end, and the private MPI communicator that all of ours use.
+class MpiJobImpl final : public MpiJob {
+ public:
+  explicit MpiJobImpl(MpiOptions options);
+  ~MpiJobImpl() override;
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  std::string broadcast(const std::string& text) override;
+  std::unique_ptr<Communicator> make_communicator(ControlPlane& control, const std::vector<int>& members,
+                                                  const CommunicatorOptions& options) override;
+  void succeed() override { succeeded_ = true; }
+  void set_exit_code(int code) override { exit_code_ = code; }
+
+ private:
+  void leave();
+
+  const MpiOptions options_;
+  std::shared_ptr<MpiJobState> shared_ = std::make_shared<MpiJobState>();
+  int rank_ = 0;
+  int size_ = 1;
+  bool succeeded_ = false;
+  std::atomic<int> exit_code_{1};
+};
 
 constexpr std::size_t kBroadcastBytes = 4096;
 constexpr std::chrono::seconds kAbortTakes{2};
@@ -74,8 +179,6 @@ std::string broadcast_until(const MpiJobState& shared, int rank, const std::stri
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
 }
-
-}  // namespace
 
 MpiJobImpl::MpiJobImpl(MpiOptions options) : options_(std::move(options)) {
   const auto entering = std::make_shared<std::promise<WorldPlace>>();
@@ -163,6 +266,8 @@ MpiJobImpl::~MpiJobImpl() {
   }
   leave();
 }
+
+}  // namespace
 
 }  // namespace dtrain::comm
 
