@@ -6,7 +6,6 @@
 #include <optional>
 #include <sstream>
 
-#include "dtrain/base/available_memory.h"
 #include "dtrain/base/text.h"
 
 namespace dtrain {

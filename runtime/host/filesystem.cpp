@@ -10,7 +10,6 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/host/proc_file.h"
-#include "fields.h"
 
 namespace dtrain::host {
 namespace {

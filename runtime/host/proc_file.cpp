@@ -5,7 +5,7 @@
 
 #include <cerrno>
 
-#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
 
 namespace dtrain::host {
 

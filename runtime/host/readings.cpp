@@ -1,10 +1,7 @@
 // The readings of the whole machine that the profiling agent takes twice a second: CPU times, memory, disks.
+#include "dtrain/host/readings.h"
 #include "dtrain/base/text.h"
-#include "dtrain/host/cpu_times.h"
-#include "dtrain/host/disks.h"
-#include "dtrain/host/memory.h"
 #include "dtrain/host/proc_file.h"
-#include "fields.h"
 
 namespace dtrain::host {
 namespace {

@@ -1,10 +1,20 @@
-// The keys of a closed list's alternatives, each visited once: for the alternatives that have it.
 #include <algorithm>
 
 #include "dtrain/base/error.h"
 #include "dtrain/config/keys.h"
 
 namespace dtrain::config {
+
+bool Only::met() const {
+  return std::find(owners.begin(), owners.end(), chosen) != owners.end();
+}
+
+void Keys::only(const Only&, const Declare& declare) {
+  declare(*this);
+}
+
+// The keys of a closed list's alternatives, each visited once: for the alternatives that have it.
+
 namespace {
 
 // A visitor of one alternative.

@@ -1,15 +1,62 @@
-// Files: whole reads, atomic writes, and appending whole lines. Errors are SystemError naming the path.
+// An owned file descriptor, and the limit of open files.
 #pragma once
 
+#include <poll.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 
-#include "dtrain/base/fd.h"
+#include "dtrain/base/error.h"
 
 namespace dtrain {
+
+class UniqueFd {
+ public:
+  UniqueFd() = default;
+  explicit UniqueFd(int fd) : fd_(fd) {}
+  UniqueFd(UniqueFd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  UniqueFd& operator=(UniqueFd&& other) noexcept {
+    if (this != &other) reset(std::exchange(other.fd_, -1));
+    return *this;
+  }
+  ~UniqueFd() { reset(); }
+
+  int get() const { return fd_; }
+  explicit operator bool() const { return fd_ >= 0; }
+  int release() { return std::exchange(fd_, -1); }
+  void reset(int fd = -1);
+
+ private:
+  int fd_ = -1;
+};
+
+// Raises the limit of open files to the allowed maximum, but at most 65,536, because some programs try every number up
+// to the limit. Holds for this process and for those that it starts from now on. Returns the new limit.
+std::uint64_t raise_open_files();
+
+// Both ends are close-on-exec.
+struct Pipe {
+  UniqueFd reader, writer;
+};
+Pipe make_pipe();  // SystemError
+
+// Returns everything that is written until all writers have closed their end. Empty: the deadline passed first.
+std::optional<std::string> read_to_end(
+    int fd, std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max());
+
+// Returns a second file descriptor of the same open file, close-on-exec. SystemError.
+UniqueFd duplicate(int fd);
+
+// Files: whole reads, atomic writes, and appending whole lines. Errors are SystemError naming the path.
 
 // Returns the whole file. DataError if it is larger than `limit_bytes`; it is then not read.
 std::string read_file(const std::filesystem::path& path, std::size_t limit_bytes = 1ull << 30);
@@ -41,5 +88,24 @@ class LineAppender {
   std::filesystem::path path_;
   UniqueFd fd_;
 };
+
+// Waits for a file descriptor with a deadline; private to base. Any thread.
+
+// Returns false if the time is over first. A negative time-out waits for ever.
+inline bool wait_readable(int fd, std::chrono::milliseconds timeout) {
+  using Steady = std::chrono::steady_clock;
+  constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24);
+  const bool forever = timeout.count() < 0;
+  const auto deadline = Steady::now() + std::min(timeout, std::chrono::milliseconds(std::chrono::hours(24 * 365)));
+  while (true) {
+    auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Steady::now());
+    left = std::clamp(left, std::chrono::milliseconds(0), kLongest);
+    pollfd entry{fd, POLLIN, 0};
+    const int count = ::poll(&entry, 1, forever ? -1 : static_cast<int>(left.count()));
+    if (count > 0) return true;
+    if (count < 0 && errno != EINTR) throw SystemError("cannot wait for descriptor " + std::to_string(fd), errno);
+    if (!forever && Steady::now() >= deadline) return false;
+  }
+}
 
 }  // namespace dtrain

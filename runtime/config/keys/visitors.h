@@ -1,6 +1,9 @@
 // Reads the declared keys of a section into their fields. Private to config.
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include "document/section.h"
 #include "dtrain/config/keys.h"
 
@@ -34,5 +37,43 @@ class KeyReader : public Keys {
   bool in_only_ = false;
   std::string refusal_;  // of the keys that are visited now; empty: they are read
 };
+
+// Writes the values in effect under the keys of the file, as plan.json shows them. Private to config.
+
+class PlanWriter : public Keys {
+ public:
+  static Json write(const Declare& declare);
+
+  void visit(const Key& key, KeyType& type) override;
+  void only(const Only& only, const Declare& declare) override;
+
+ private:
+  Json json_ = Json::object();
+};
+
+// Returns a whole number as such: 64 rather than 64.0.
+Json number_json(double value);
+
+// Writes the JSON Schema (draft 07) of a mapping with the declared keys, whose fields are at their defaults. Private to
+// config.
+
+class SchemaWriter : public Keys {
+ public:
+  static Json write(const Declare& declare);
+
+  void visit(const Key& key, KeyType& type) override;
+  void only(const Only& only, const Declare& declare) override;
+  void schema_rule(const std::function<Json()>& rule) override;
+
+ private:
+  Json properties_ = Json::object();
+  std::vector<std::string> required_;
+  Json rules_ = Json::array();
+};
+
+// The paths of the keys that are lengths. Private to config.
+
+// "searcher.max_length", ...
+std::vector<std::string> length_paths(const Keys::Declare& declare);
 
 }  // namespace dtrain::config
