@@ -1,8 +1,4 @@
-#include <dlfcn.h>
-#include <fcntl.h>
-#include <link.h>
-#include <sched.h>
-#include <unistd.h>
+#include "dtrain/base/subprocess.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -10,12 +6,16 @@
 #include <cstring>
 #include <string_view>
 
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <link.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
-#include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
 
 extern "C" char** environ;
@@ -133,6 +133,32 @@ std::string describe_failure(const ProcessOptions& options, Step step) {
 void reap(pid_t pid) {
   while (::waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {
   }
+}
+
+std::string loader_error() {
+  const char* const text = ::dlerror();
+  return text ? text : "no reason given";
+}
+
+// Looks beside this library, and beside the other libraries of dtrain that this process has loaded: in a wheel, modules
+// that depend on the version of libtorch have a folder of their own.
+std::filesystem::path find_module(const std::string& file) {
+  static const char inside_this_library = 0;
+  std::vector<std::filesystem::path> candidates{library_folder(&inside_this_library) / file};
+  ::dl_iterate_phdr(
+      [](dl_phdr_info* info, std::size_t, void* found) {
+        const std::filesystem::path library = info->dlpi_name;
+        auto& all = *static_cast<std::vector<std::filesystem::path>*>(found);
+        if (library.filename().string().starts_with("libdtrain_")) {
+          all.push_back(library.parent_path() / all.front().filename());
+        }
+        return 0;
+      },
+      &candidates);
+  std::error_code code;
+  const auto found = std::find_if(candidates.begin(), candidates.end(),
+                                  [&](const auto& path) { return std::filesystem::exists(path, code); });
+  return found == candidates.end() ? candidates.front() : *found;
 }
 
 }  // namespace
@@ -307,10 +333,6 @@ std::filesystem::path find_program_beside(const void* address_inside_library, co
                     ENOENT, "install " + name + " together with dtrain, or build the target of that name");
 }
 
-}  // namespace dtrain
-
-namespace dtrain {
-
 void ignore_polite_ends() {
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE, SIGQUIT}) std::signal(signal, SIG_IGN);
 }
@@ -324,36 +346,6 @@ void redirect_output(const std::filesystem::path& log) {
   ::dup2(target, STDOUT_FILENO);
   ::dup2(target, STDERR_FILENO);
 }
-
-namespace {
-
-std::string loader_error() {
-  const char* const text = ::dlerror();
-  return text ? text : "no reason given";
-}
-
-// Looks beside this library, and beside the other libraries of dtrain that this process has loaded: in a wheel, modules
-// that depend on the version of libtorch have a folder of their own.
-std::filesystem::path find_module(const std::string& file) {
-  static const char inside_this_library = 0;
-  std::vector<std::filesystem::path> candidates{library_folder(&inside_this_library) / file};
-  ::dl_iterate_phdr(
-      [](dl_phdr_info* info, std::size_t, void* found) {
-        const std::filesystem::path library = info->dlpi_name;
-        auto& all = *static_cast<std::vector<std::filesystem::path>*>(found);
-        if (library.filename().string().starts_with("libdtrain_")) {
-          all.push_back(library.parent_path() / all.front().filename());
-        }
-        return 0;
-      },
-      &candidates);
-  std::error_code code;
-  const auto found = std::find_if(candidates.begin(), candidates.end(),
-                                  [&](const auto& path) { return std::filesystem::exists(path, code); });
-  return found == candidates.end() ? candidates.front() : *found;
-}
-
-}  // namespace
 
 OpenedModule try_open_module(const ModuleFile& file) {
   const std::filesystem::path path = find_module("lib" + file.name + ".so");

@@ -1,13 +1,12 @@
+#include "dtrain/base/text.h"
+
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
 
-#include "dtrain/base/text.h"
-
 namespace dtrain {
-
 namespace {
 
 // Counts the edits between two words; two swapped neighbours are one edit, because they are one typing error.
@@ -28,6 +27,17 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
     std::swap(last, row);
   }
   return last[b.size()];
+}
+
+std::string format_fixed(double value, int decimals, const char* unit) {
+  char text[64];
+  std::snprintf(text, sizeof text, "%.*f%s", decimals, value, unit);
+  return text;
+}
+
+// Writes three significant digits: "4.56", "45.6", "456".
+std::string three_digits(double value, const char* unit) {
+  return format_fixed(value, value < 9.995 ? 2 : value < 99.95 ? 1 : 0, unit);
 }
 
 }  // namespace
@@ -184,21 +194,6 @@ std::string html_escaped(std::string_view text) {
   }
   return result;
 }
-
-namespace {
-
-std::string format_fixed(double value, int decimals, const char* unit) {
-  char text[64];
-  std::snprintf(text, sizeof text, "%.*f%s", decimals, value, unit);
-  return text;
-}
-
-// Writes three significant digits: "4.56", "45.6", "456".
-std::string three_digits(double value, const char* unit) {
-  return format_fixed(value, value < 9.995 ? 2 : value < 99.95 ? 1 : 0, unit);
-}
-
-}  // namespace
 
 std::string format_bytes(double bytes) {
   constexpr std::array kUnits{" KiB", " MiB", " GiB", " TiB", " PiB"};

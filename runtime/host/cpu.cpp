@@ -1,6 +1,4 @@
-#include <hwloc.h>
-#include <sched.h>
-#include <unistd.h>
+#include "dtrain/host/cpu.h"
 
 #include <algorithm>
 #include <cctype>
@@ -13,93 +11,37 @@
 #include <utility>
 #include <vector>
 
+#include <hwloc.h>
+#include <sched.h>
 #include <sys/types.h>
+#include <unistd.h>
 
 #include "dtrain/base/cgroup.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
-#include "dtrain/host/cpu.h"
 #include "dtrain/host/proc_file.h"
 
 namespace dtrain::host {
-
-std::vector<int> cpus_near_pci_device(const std::string& address, const std::filesystem::path& root) {
-  // Linux writes the domain with four digits, NVML with eight, and Linux all of it in small letters.
-  constexpr std::size_t kDigitsOfDomain = 4;
-  std::string name = address;
-  const std::size_t colon = name.find(':');
-  if (colon == std::string::npos || name.find('/') != std::string::npos) return {};
-  if (colon > kDigitsOfDomain) name.erase(0, colon - kDigitsOfDomain);
-  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char letter) { return std::tolower(letter); });
-  const std::filesystem::path file = root / "sys/bus/pci/devices" / name / "local_cpulist";
-  const std::string cpus = read_proc_file(file).value_or("");
-  std::string_view text = cpus;
-  return take_ranges(text);
-}
-
-std::optional<CpuInstructions> cpu_instructions(const std::filesystem::path& root) {
-  for (const std::string& line : split(read_proc_file(root / "proc/cpuinfo").value_or(""), '\n')) {
-    const bool x86 = line.starts_with("flags");
-    const std::size_t colon = line.find(':');
-    if ((!x86 && !line.starts_with("Features")) || colon == std::string::npos) continue;
-    const std::vector<std::string> words = split(line.substr(colon + 1), ' ');
-    const auto has = [&](const char* word) { return std::find(words.begin(), words.end(), word) != words.end(); };
-    // The length of Arm's scalable vectors is not reported here; every such processor has at least 128 bits.
-    if (!x86) return CpuInstructions{128, has("bf16") || has("svebf16")};
-    return CpuInstructions{has("avx512f") ? 512 : has("avx") ? 256 : 128, has("avx512_bf16") || has("amx_bf16")};
-  }
-  return std::nullopt;
-}
-
-Processor processor(const std::filesystem::path& root) {
-  std::map<std::string, std::string> first;  // the first CPU's value of each field
-  for (const std::string& line : split(read_proc_file(root / "proc/cpuinfo").value_or(""), '\n')) {
-    const std::size_t colon = line.find(':');
-    if (colon == std::string::npos) continue;
-    const std::size_t value = line.find_first_not_of(" \t", colon + 1);
-    first.try_emplace(line.substr(0, line.find_last_not_of(" \t", colon - 1) + 1),
-                      value == std::string::npos ? "" : line.substr(value));
-  }
-  // The first form is of x86; Arm's processors have numbers instead of a name.
-  if (first.contains("model name") && first.contains("cpu family")) {
-    return {first["model name"], first["cpu family"] + "." + first["model"] + "." + first["stepping"]};
-  }
-  if (!first.contains("CPU part")) return {};
-  return {"CPU " + first["CPU implementer"] + "/" + first["CPU part"],
-          first["CPU architecture"] + "." + first["CPU variant"] + "." + first["CPU revision"]};
-}
-
-bool is_amd_with_avx2() {
-#ifdef __x86_64__
-  __builtin_cpu_init();
-  return __builtin_cpu_is("amd") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-#else
-  return false;
-#endif
-}
-
-std::size_t last_level_cache(const std::filesystem::path& root) {
-  for (const int level : {_SC_LEVEL3_CACHE_SIZE, _SC_LEVEL2_CACHE_SIZE}) {
-    if (const long bytes = ::sysconf(level); bytes > 0) return static_cast<std::size_t>(bytes);
-  }
-  // The C library knows only the caches of x86. Linux lists a CPU's caches from the first level on, as "32768K".
-  std::size_t largest = 0;
-  for (int index = 0;; ++index) {
-    const auto cache = root / "sys/devices/system/cpu/cpu0/cache" / ("index" + std::to_string(index));
-    const auto text = read_proc_file(cache / "size");
-    if (!text) return largest;
-    std::string_view size = *text;
-    largest = std::max(largest, take_number<std::size_t>(size).value_or(0) << 10);
-  }
-}
-
-double cpu_limit(const std::filesystem::path& root) {
-  auto limit = static_cast<double>(affinity().size());
-  for (const CpuQuota& quota : cpu_quotas(cgroups_of(0, root))) limit = std::min(limit, quota.cpus);
-  return limit;
-}
-
 namespace {
+
+// Returns the mask of a process (0: of the calling thread), ascending. SystemError: the kernel does not report it.
+std::vector<int> affinity(pid_t process = 0) {
+  // The kernel refuses a set smaller than its own, so the set grows until it fits.
+  for (int size = 1024; size <= 1 << 20; size *= 2) {
+    const std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> set(CPU_ALLOC(size), [](cpu_set_t* s) { CPU_FREE(s); });
+    const std::size_t bytes = CPU_ALLOC_SIZE(size);
+    CPU_ZERO_S(bytes, set.get());
+    if (::sched_getaffinity(process, bytes, set.get()) == 0) {
+      std::vector<int> cpus;
+      for (int cpu = 0; cpu < size; ++cpu) {
+        if (CPU_ISSET_S(static_cast<std::size_t>(cpu), bytes, set.get())) cpus.push_back(cpu);
+      }
+      return cpus;
+    }
+    if (errno != EINVAL) break;
+  }
+  throw SystemError("cannot read the CPU affinity of a process (sched_getaffinity)", errno);
+}
 
 constexpr double kOtherClock = 0.2;  // cores whose highest rates differ by more are of different kinds
 
@@ -193,22 +135,80 @@ std::set<int> wanted_cpus(const TopologySource& source, hwloc_topology_t topolog
 
 }  // namespace
 
-std::vector<int> affinity(pid_t process) {
-  // The kernel refuses a set smaller than its own, so the set grows until it fits.
-  for (int size = 1024; size <= 1 << 20; size *= 2) {
-    const std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> set(CPU_ALLOC(size), [](cpu_set_t* s) { CPU_FREE(s); });
-    const std::size_t bytes = CPU_ALLOC_SIZE(size);
-    CPU_ZERO_S(bytes, set.get());
-    if (::sched_getaffinity(process, bytes, set.get()) == 0) {
-      std::vector<int> cpus;
-      for (int cpu = 0; cpu < size; ++cpu) {
-        if (CPU_ISSET_S(static_cast<std::size_t>(cpu), bytes, set.get())) cpus.push_back(cpu);
-      }
-      return cpus;
-    }
-    if (errno != EINVAL) break;
+std::vector<int> cpus_near_pci_device(const std::string& address, const std::filesystem::path& root) {
+  // Linux writes the domain with four digits, NVML with eight, and Linux all of it in small letters.
+  constexpr std::size_t kDigitsOfDomain = 4;
+  std::string name = address;
+  const std::size_t colon = name.find(':');
+  if (colon == std::string::npos || name.find('/') != std::string::npos) return {};
+  if (colon > kDigitsOfDomain) name.erase(0, colon - kDigitsOfDomain);
+  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char letter) { return std::tolower(letter); });
+  const std::filesystem::path file = root / "sys/bus/pci/devices" / name / "local_cpulist";
+  const std::string cpus = read_proc_file(file).value_or("");
+  std::string_view text = cpus;
+  return take_ranges(text);
+}
+
+std::optional<CpuInstructions> cpu_instructions(const std::filesystem::path& root) {
+  for (const std::string& line : split(read_proc_file(root / "proc/cpuinfo").value_or(""), '\n')) {
+    const bool x86 = line.starts_with("flags");
+    const std::size_t colon = line.find(':');
+    if ((!x86 && !line.starts_with("Features")) || colon == std::string::npos) continue;
+    const std::vector<std::string> words = split(line.substr(colon + 1), ' ');
+    const auto has = [&](const char* word) { return std::find(words.begin(), words.end(), word) != words.end(); };
+    // The length of Arm's scalable vectors is not reported here; every such processor has at least 128 bits.
+    if (!x86) return CpuInstructions{128, has("bf16") || has("svebf16")};
+    return CpuInstructions{has("avx512f") ? 512 : has("avx") ? 256 : 128, has("avx512_bf16") || has("amx_bf16")};
   }
-  throw SystemError("cannot read the CPU affinity of a process (sched_getaffinity)", errno);
+  return std::nullopt;
+}
+
+Processor processor(const std::filesystem::path& root) {
+  std::map<std::string, std::string> first;  // the first CPU's value of each field
+  for (const std::string& line : split(read_proc_file(root / "proc/cpuinfo").value_or(""), '\n')) {
+    const std::size_t colon = line.find(':');
+    if (colon == std::string::npos) continue;
+    const std::size_t value = line.find_first_not_of(" \t", colon + 1);
+    first.try_emplace(line.substr(0, line.find_last_not_of(" \t", colon - 1) + 1),
+                      value == std::string::npos ? "" : line.substr(value));
+  }
+  // The first form is of x86; Arm's processors have numbers instead of a name.
+  if (first.contains("model name") && first.contains("cpu family")) {
+    return {first["model name"], first["cpu family"] + "." + first["model"] + "." + first["stepping"]};
+  }
+  if (!first.contains("CPU part")) return {};
+  return {"CPU " + first["CPU implementer"] + "/" + first["CPU part"],
+          first["CPU architecture"] + "." + first["CPU variant"] + "." + first["CPU revision"]};
+}
+
+bool is_amd_with_avx2() {
+#ifdef __x86_64__
+  __builtin_cpu_init();
+  return __builtin_cpu_is("amd") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#else
+  return false;
+#endif
+}
+
+std::size_t last_level_cache(const std::filesystem::path& root) {
+  for (const int level : {_SC_LEVEL3_CACHE_SIZE, _SC_LEVEL2_CACHE_SIZE}) {
+    if (const long bytes = ::sysconf(level); bytes > 0) return static_cast<std::size_t>(bytes);
+  }
+  // The C library knows only the caches of x86. Linux lists a CPU's caches from the first level on, as "32768K".
+  std::size_t largest = 0;
+  for (int index = 0;; ++index) {
+    const auto cache = root / "sys/devices/system/cpu/cpu0/cache" / ("index" + std::to_string(index));
+    const auto text = read_proc_file(cache / "size");
+    if (!text) return largest;
+    std::string_view size = *text;
+    largest = std::max(largest, take_number<std::size_t>(size).value_or(0) << 10);
+  }
+}
+
+double cpu_limit(const std::filesystem::path& root) {
+  auto limit = static_cast<double>(affinity().size());
+  for (const CpuQuota& quota : cpu_quotas(cgroups_of(0, root))) limit = std::min(limit, quota.cpus);
+  return limit;
 }
 
 std::vector<Core> usable_cores(const TopologySource& source) {
@@ -272,10 +272,5 @@ int cores_for_rank(int local_size) {
   const auto granted = static_cast<int>(cpu_limit() / local_size);  // this rank's share of the cgroup's time
   return std::max(1, std::min(granted, bound ? cores : cores / local_size));
 }
-
-// Affinity masks. Private to host.
-
-// Returns the mask of a process (0: of the calling thread), ascending. SystemError: the kernel does not report it.
-std::vector<int> affinity(pid_t process = 0);
 
 }  // namespace dtrain::host

@@ -1,12 +1,12 @@
 #include "dtrain/host/filesystem.h"
 
-#include <sys/stat.h>
-#include <sys/sysmacros.h>
-#include <sys/vfs.h>
-
 #include <algorithm>
 #include <array>
 #include <cerrno>
+
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <sys/vfs.h>
 
 #include "dtrain/base/error.h"
 #include "dtrain/host/proc_file.h"

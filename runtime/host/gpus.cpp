@@ -1,10 +1,11 @@
+#include "dtrain/host/gpus.h"
+
 #include <algorithm>
 #include <array>
 #include <iterator>
 #include <set>
 
 #include "dtrain/base/text.h"
-#include "dtrain/host/gpus.h"
 #include "nvml_session.h"
 
 namespace dtrain::host {

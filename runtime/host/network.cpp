@@ -1,4 +1,4 @@
-#include <ifaddrs.h>
+#include "dtrain/host/network.h"
 
 #include <algorithm>
 #include <array>
@@ -12,6 +12,7 @@
 #include <set>
 
 #include <arpa/inet.h>
+#include <ifaddrs.h>
 #include <net/if.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -20,11 +21,9 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/text.h"
-#include "dtrain/host/network.h"
 #include "dtrain/host/proc_file.h"
 
 namespace dtrain::host {
-
 namespace {
 
 int prefix_of(const sockaddr* mask) {
@@ -37,28 +36,6 @@ int prefix_of(const sockaddr* mask) {
   for (int i = 0; i < (v6 ? 16 : 4); ++i) bits += std::popcount(static_cast<unsigned>(bytes[i]));
   return bits;
 }
-
-}  // namespace
-
-std::map<std::string, NetworkCounters> read_network(const std::filesystem::path& root) {
-  std::map<std::string, NetworkCounters> result;
-  const std::string text = read_proc_file(root / "proc/net/dev").value_or("");
-  for (Fields lines(text, '\n'); const auto line = lines.next();) {
-    const std::size_t colon = line->find(':');  // "  eth0: 1234 …"; old kernels leave out the space
-    if (colon == std::string_view::npos) continue;
-    const std::string_view name = Fields(line->substr(0, colon), ' ').next().value_or("");
-    Fields fields(line->substr(colon + 1), ' ');
-    if (name.empty()) continue;
-    NetworkCounters counters;
-    counters.received = fields.number();
-    fields.skip(7);  // packets errs drop fifo frame compressed multicast
-    counters.sent = fields.number();
-    result.emplace(name, counters);
-  }
-  return result;
-}
-
-namespace {
 
 namespace fs = std::filesystem;
 
@@ -109,7 +86,75 @@ bool are_peers(const InterfaceFacts& a, const InterfaceFacts& b) {
   return alike(a.counters.sent, b.counters.received) && alike(b.counters.sent, a.counters.received);
 }
 
+void clear_beyond(IpNetwork& network) {
+  for (int bit = network.prefix; bit < 128; ++bit) {
+    network.bytes[static_cast<std::size_t>(bit / 8)] &= static_cast<unsigned char>(~(0x80u >> (bit % 8)));
+  }
+}
+
+std::string known(const std::vector<InterfaceAddress>& addresses) {
+  std::vector<std::string> parts;
+  for (const InterfaceAddress& one : addresses) {
+    if (is_for_others(one)) parts.push_back(one.interface + " (" + one.address + ")");
+  }
+  return parts.empty() ? "this host has no address" : "this host has " + join(parts, ", ");
+}
+
+template <class Wanted>
+std::optional<std::string> first(const std::vector<InterfaceAddress>& addresses, const Wanted& is_wanted) {
+  // IPv4 comes first: if a host has both, other hosts are more likely to reach its IPv4 address.
+  for (const bool v6 : {false, true}) {
+    for (const InterfaceAddress& one : addresses) {
+      if (is_for_others(one) && (one.address.find(':') != std::string::npos) == v6 && is_wanted(one))
+        return one.address;
+    }
+  }
+  return std::nullopt;
+}
+
+std::string in_network(const std::string& wanted, const std::vector<InterfaceAddress>& addresses,
+                       const std::string& where) {
+  const auto network = parse_network(wanted);
+  if (!network) {
+    throw ConfigError(where + wanted + " is not a network", "write it as 10.1.0.0/16, or name an interface");
+  }
+  const auto found = first(addresses, [&](const InterfaceAddress& one) {
+    const auto address = network_of(one.address);
+    return address && network->contains(*address);
+  });
+  if (!found) throw ConfigError(where + "no address of this host is in " + wanted, known(addresses));
+  return *found;
+}
+
+std::string lower(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return text;
+}
+
+std::string first_label(const std::string& name) {
+  return name.substr(0, name.find('.'));
+}
+
 }  // namespace
+
+std::map<std::string, NetworkCounters> read_network(const std::filesystem::path& root) {
+  std::map<std::string, NetworkCounters> result;
+  const std::string text = read_proc_file(root / "proc/net/dev").value_or("");
+  for (Fields lines(text, '\n'); const auto line = lines.next();) {
+    const std::size_t colon = line->find(':');  // "  eth0: 1234 …"; old kernels leave out the space
+    if (colon == std::string_view::npos) continue;
+    const std::string_view name = Fields(line->substr(0, colon), ' ').next().value_or("");
+    Fields fields(line->substr(colon + 1), ' ');
+    if (name.empty()) continue;
+    NetworkCounters counters;
+    counters.received = fields.number();
+    fields.skip(7);  // packets errs drop fifo frame compressed multicast
+    counters.sent = fields.number();
+    result.emplace(name, counters);
+  }
+  return result;
+}
 
 std::set<std::string> outside_interfaces(const std::filesystem::path& root) {
   const std::map<std::string, InterfaceFacts> all = read_interfaces(root);
@@ -164,16 +209,6 @@ std::optional<std::int64_t> link_speed(const std::string& interface, const std::
   return megabits * 1'000'000;
 }
 
-namespace {
-
-void clear_beyond(IpNetwork& network) {
-  for (int bit = network.prefix; bit < 128; ++bit) {
-    network.bytes[static_cast<std::size_t>(bit / 8)] &= static_cast<unsigned char>(~(0x80u >> (bit % 8)));
-  }
-}
-
-}  // namespace
-
 bool IpNetwork::contains(const IpNetwork& other) const {
   if (v6 != other.v6 || other.prefix < prefix) return false;
   IpNetwork shortened = other;
@@ -206,44 +241,6 @@ std::optional<IpNetwork> parse_network(const std::string& text) {
   const int prefix = to_number<int>(text.substr(slash + 1)).value_or(-1);
   return prefix < 0 ? std::nullopt : network_of(text.substr(0, slash), prefix);
 }
-
-namespace {
-
-std::string known(const std::vector<InterfaceAddress>& addresses) {
-  std::vector<std::string> parts;
-  for (const InterfaceAddress& one : addresses) {
-    if (is_for_others(one)) parts.push_back(one.interface + " (" + one.address + ")");
-  }
-  return parts.empty() ? "this host has no address" : "this host has " + join(parts, ", ");
-}
-
-template <class Wanted>
-std::optional<std::string> first(const std::vector<InterfaceAddress>& addresses, const Wanted& is_wanted) {
-  // IPv4 comes first: if a host has both, other hosts are more likely to reach its IPv4 address.
-  for (const bool v6 : {false, true}) {
-    for (const InterfaceAddress& one : addresses) {
-      if (is_for_others(one) && (one.address.find(':') != std::string::npos) == v6 && is_wanted(one))
-        return one.address;
-    }
-  }
-  return std::nullopt;
-}
-
-std::string in_network(const std::string& wanted, const std::vector<InterfaceAddress>& addresses,
-                       const std::string& where) {
-  const auto network = parse_network(wanted);
-  if (!network) {
-    throw ConfigError(where + wanted + " is not a network", "write it as 10.1.0.0/16, or name an interface");
-  }
-  const auto found = first(addresses, [&](const InterfaceAddress& one) {
-    const auto address = network_of(one.address);
-    return address && network->contains(*address);
-  });
-  if (!found) throw ConfigError(where + "no address of this host is in " + wanted, known(addresses));
-  return *found;
-}
-
-}  // namespace
 
 std::string choose_address(const std::string& wanted, const std::vector<InterfaceAddress>& addresses,
                            const std::string& default_interface, const std::string& where) {
@@ -335,20 +332,6 @@ std::string source_address(const std::string& to) {
   char text[INET6_ADDRSTRLEN] = {};
   return ::inet_ntop(storage.ss_family, bytes, text, sizeof text) ? text : std::string();
 }
-
-namespace {
-
-std::string lower(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return text;
-}
-
-std::string first_label(const std::string& name) {
-  return name.substr(0, name.find('.'));
-}
-
-}  // namespace
 
 HostIdentity host_identity() {
   HostIdentity identity;

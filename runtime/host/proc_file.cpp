@@ -1,9 +1,9 @@
 #include "dtrain/host/proc_file.h"
 
+#include <cerrno>
+
 #include <fcntl.h>
 #include <unistd.h>
-
-#include <cerrno>
 
 #include "dtrain/base/file.h"
 

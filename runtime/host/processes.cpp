@@ -1,16 +1,16 @@
-#include <unistd.h>
+#include "dtrain/host/processes.h"
 
 #include <cmath>
 #include <string>
 #include <string_view>
 
+#include <unistd.h>
+
 #include "dtrain/base/clock.h"
 #include "dtrain/base/text.h"
 #include "dtrain/host/proc_file.h"
-#include "dtrain/host/processes.h"
 
 namespace dtrain::host {
-
 namespace {
 
 // Returns the fields after the name in "12 (a name) S …". The name may hold spaces and parentheses, so the fields begin
@@ -18,6 +18,22 @@ namespace {
 std::string_view fields_of(const std::optional<std::string>& stat) {
   const std::size_t name_end = stat ? stat->rfind(')') : std::string::npos;
   return name_end == std::string::npos ? std::string_view() : std::string_view(*stat).substr(name_end + 1);
+}
+
+bool has_grown(const std::optional<std::uint64_t>& before, const std::optional<std::uint64_t>& after) {
+  return before && after && *after > *before;
+}
+
+// Returns the smallest limit that was reached between the readings; null: none, so the machine's memory was full.
+const MemoryLimit* limit_reached(const MemoryKills& before, const MemoryKills& after) {
+  const MemoryLimit* found = nullptr;
+  for (const MemoryLimit& now : after.limits) {
+    for (const MemoryLimit& then : before.limits) {
+      const bool reached = now.group == then.group && now.reached > then.reached;
+      if (reached && (!found || now.bytes < found->bytes)) found = &now;
+    }
+  }
+  return found;
 }
 
 }  // namespace
@@ -92,26 +108,6 @@ std::uint64_t start_ticks(pid_t pid) {
       std::chrono::duration<double>(boottime_offset()).count() * static_cast<double>(::sysconf(_SC_CLK_TCK));
   return fields.number() - static_cast<std::uint64_t>(std::llround(offset));
 }
-
-namespace {
-
-bool has_grown(const std::optional<std::uint64_t>& before, const std::optional<std::uint64_t>& after) {
-  return before && after && *after > *before;
-}
-
-// Returns the smallest limit that was reached between the readings; null: none, so the machine's memory was full.
-const MemoryLimit* limit_reached(const MemoryKills& before, const MemoryKills& after) {
-  const MemoryLimit* found = nullptr;
-  for (const MemoryLimit& now : after.limits) {
-    for (const MemoryLimit& then : before.limits) {
-      const bool reached = now.group == then.group && now.reached > then.reached;
-      if (reached && (!found || now.bytes < found->bytes)) found = &now;
-    }
-  }
-  return found;
-}
-
-}  // namespace
 
 MemoryKills read_memory_kills(const std::filesystem::path& root) {
   MemoryKills result;

@@ -8,7 +8,6 @@
 #include "dtrain/config/diagnostic.h"
 
 namespace dtrain::config {
-
 namespace {
 
 std::string leaf_of(const std::string& path) {
@@ -18,6 +17,15 @@ std::string leaf_of(const std::string& path) {
 std::string section_of(const std::string& path) {
   const auto dot = path.rfind('.');
   return dot == std::string::npos ? "" : path.substr(0, dot);
+}
+
+std::string to_text(const std::vector<Diagnostic>& diagnostics) {
+  std::string text;
+  for (const Diagnostic& diagnostic : diagnostics) {
+    if (!text.empty()) text += '\n';
+    text += diagnostic.to_string();
+  }
+  return text;
 }
 
 }  // namespace
@@ -77,19 +85,6 @@ void Collector::throw_if_any() {
   diagnostics_.clear();
   throw ConfigErrors(std::move(sorted));
 }
-
-namespace {
-
-std::string to_text(const std::vector<Diagnostic>& diagnostics) {
-  std::string text;
-  for (const Diagnostic& diagnostic : diagnostics) {
-    if (!text.empty()) text += '\n';
-    text += diagnostic.to_string();
-  }
-  return text;
-}
-
-}  // namespace
 
 std::string Diagnostic::to_string() const {
   std::string text = file;

@@ -1,12 +1,12 @@
 // `checkpoint_storage`: its paths, and the values that follow from its keys together.
+#include "dtrain/config/checkpoints.h"
+
 #include <algorithm>
 #include <string_view>
 
-#include "dtrain/config/checkpoints.h"
 #include "keys/visitors.h"
 
 namespace dtrain::config {
-
 namespace {
 
 namespace fs = std::filesystem;
@@ -67,48 +67,6 @@ class PropagationForm : public KeyType {
  private:
   static constexpr const char* kDefault = "rprivate";
 };
-
-}  // namespace
-
-const TextRule kFolderPath{.schema = R"({"minLength": 1})",
-                           .good = [](const std::string& text) { return !text.empty(); },
-                           .must_be = "the path of a folder"};
-
-std::unique_ptr<KeyType> storage_path_form(fs::path& path) {
-  return std::make_unique<StoragePathForm>(path);
-}
-
-std::unique_ptr<KeyType> propagation_form() {
-  return std::make_unique<PropagationForm>();
-}
-
-void resolve(Section& section, CheckpointStorage& storage) {
-  if (storage.type == StorageType::kDirectory && !storage.container_path.empty())
-    storage.folder = as_folder(storage.container_path);
-  if (storage.type == StorageType::kSharedFs && !storage.host_path.empty()) {
-    const fs::path host_path = as_folder(storage.host_path);
-    storage.folder = as_folder(host_path / storage.storage_path);
-    if (!is_inside(storage.folder, host_path)) {
-      const Value* given = section.find("storage_path");
-      section.report(
-          *given, "storage_path",
-          must_be("a relative path, or one that begins with host_path (" + host_path.string() + ")", *given));
-    }
-  }
-  storage.save_trial_best = std::max(storage.save_trial_best, storage.save_experiment_best);
-  storage.save_trial_latest = std::max(storage.save_trial_latest, 1);
-}
-
-Json storage_needs_type() {
-  return Json::parse(R"({
-    "if": {"properties": {"type": {"const": null}}},
-    "then": {
-      "properties": {"host_path": false, "storage_path": false, "propagation": false, "container_path": false}
-    }
-  })");
-}
-
-namespace {
 
 using Renames = std::vector<std::pair<std::string, std::string>>;
 
@@ -199,6 +157,44 @@ class InitialWeightsForm : public KeyType {
 };
 
 }  // namespace
+
+const TextRule kFolderPath{.schema = R"({"minLength": 1})",
+                           .good = [](const std::string& text) { return !text.empty(); },
+                           .must_be = "the path of a folder"};
+
+std::unique_ptr<KeyType> storage_path_form(fs::path& path) {
+  return std::make_unique<StoragePathForm>(path);
+}
+
+std::unique_ptr<KeyType> propagation_form() {
+  return std::make_unique<PropagationForm>();
+}
+
+void resolve(Section& section, CheckpointStorage& storage) {
+  if (storage.type == StorageType::kDirectory && !storage.container_path.empty())
+    storage.folder = as_folder(storage.container_path);
+  if (storage.type == StorageType::kSharedFs && !storage.host_path.empty()) {
+    const fs::path host_path = as_folder(storage.host_path);
+    storage.folder = as_folder(host_path / storage.storage_path);
+    if (!is_inside(storage.folder, host_path)) {
+      const Value* given = section.find("storage_path");
+      section.report(
+          *given, "storage_path",
+          must_be("a relative path, or one that begins with host_path (" + host_path.string() + ")", *given));
+    }
+  }
+  storage.save_trial_best = std::max(storage.save_trial_best, storage.save_experiment_best);
+  storage.save_trial_latest = std::max(storage.save_trial_latest, 1);
+}
+
+Json storage_needs_type() {
+  return Json::parse(R"({
+    "if": {"properties": {"type": {"const": null}}},
+    "then": {
+      "properties": {"host_path": false, "storage_path": false, "propagation": false, "container_path": false}
+    }
+  })");
+}
 
 const TextRule kWeightsPath{
     .schema = R"({"minLength": 1, "not": {"type": "string", "pattern": "\\.(pt|pth|bin|ckpt|pkl)$"}})",

@@ -9,7 +9,6 @@
 #include "keys/visitors.h"
 
 namespace dtrain::config {
-
 namespace {
 
 // Determined's word for what dtrain does; its others are searches.

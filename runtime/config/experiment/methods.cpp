@@ -7,7 +7,6 @@
 #include "dtrain/config/optimizer.h"
 
 namespace dtrain::config {
-
 namespace {
 
 constexpr double kLargest = 1'000'000;
@@ -75,22 +74,6 @@ class AuxiliaryForm : public KeyType {
   AuxiliaryOutputs& auxiliary_;
 };
 
-}  // namespace
-
-void declare_numbers(Keys& keys, const Key& key, std::vector<double>& numbers) {
-  NumbersForm form(numbers);
-  keys.visit(key, form);
-}
-
-void declare_auxiliary(Keys& keys, const Key& key, AuxiliaryOutputs& auxiliary) {
-  AuxiliaryForm form(auxiliary);
-  keys.visit(key, form);
-}
-
-// The parts that the keys of an optimizer need: the type of `betas`, and the checks across keys.
-
-namespace {
-
 class BetasForm : public KeyType {
  public:
   BetasForm(double& beta1, double& beta2) : beta1_(beta1), beta2_(beta2) {}
@@ -145,6 +128,18 @@ Json nesterov_needs() {
 }
 
 }  // namespace
+
+void declare_numbers(Keys& keys, const Key& key, std::vector<double>& numbers) {
+  NumbersForm form(numbers);
+  keys.visit(key, form);
+}
+
+void declare_auxiliary(Keys& keys, const Key& key, AuxiliaryOutputs& auxiliary) {
+  AuxiliaryForm form(auxiliary);
+  keys.visit(key, form);
+}
+
+// The parts that the keys of an optimizer need: the type of `betas`, and the checks across keys.
 
 void declare_betas(Keys& keys, const Key& key, double& beta1, double& beta2) {
   BetasForm form(beta1, beta2);

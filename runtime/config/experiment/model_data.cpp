@@ -1,6 +1,7 @@
 // The format decides which keys a source of samples has, and what they mean. The experiment file may have those of the
 // chosen format; the schema and the documents say of each key what it is in which formats.
 #include "experiment/model_data.h"
+#include "dtrain/config/model_data.h"
 
 #include <algorithm>
 #include <string_view>
@@ -10,11 +11,9 @@
 #include "document/value.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/diagnostic.h"
-#include "dtrain/config/model_data.h"
 #include "keys/visitors.h"
 
 namespace dtrain::config {
-
 namespace {
 
 using FormatList = std::vector<FormatSources>;

@@ -1,3 +1,5 @@
+#include "dtrain/config/profiling.h"
+
 #include <algorithm>
 #include <array>
 #include <stdexcept>
@@ -7,11 +9,9 @@
 #include "document/document.h"
 #include "document/section.h"
 #include "document/value.h"
-#include "dtrain/config/profiling.h"
 #include "keys/visitors.h"
 
 namespace dtrain::config {
-
 namespace {
 
 constexpr const char* kBegin = "begin_on_batch";
@@ -27,6 +27,8 @@ void check_range(Section& section, std::int64_t begin, std::optional<std::int64_
   section.report(*section.find(kEnd), kEnd,
                  "is before begin_on_batch (" + std::to_string(begin) + "): not one batch would be traced");
 }
+
+constinit MakeRules make_rules = nullptr;  // set before main(), by a library that is being loaded
 
 }  // namespace
 
@@ -72,12 +74,6 @@ Json profiling_together() {
     "else": {"properties": {"begin_on_batch": {"const": 0}, "end_after_batch": {"const": null}}}
   })");
 }
-
-namespace {
-
-constinit MakeRules make_rules = nullptr;  // set before main(), by a library that is being loaded
-
-}  // namespace
 
 bool register_rules(MakeRules make) {
   make_rules = make;

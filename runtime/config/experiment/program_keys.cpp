@@ -8,7 +8,6 @@
 #include "keys/visitors.h"
 
 namespace dtrain::config {
-
 namespace {
 
 class EntrypointForm : public KeyType {
@@ -55,14 +54,6 @@ class EntrypointForm : public KeyType {
  private:
   Experiment& experiment_;
 };
-
-}  // namespace
-
-std::unique_ptr<KeyType> entrypoint_form(Experiment& experiment) {
-  return std::make_unique<EntrypointForm>(experiment);
-}
-
-namespace {
 
 constexpr std::int64_t kMaxRecords = std::numeric_limits<std::int32_t>::max();
 
@@ -169,14 +160,6 @@ class HyperparametersForm : public KeyType {
 
   Experiment& experiment_;
 };
-
-}  // namespace
-
-std::unique_ptr<KeyType> hyperparameters_form(Experiment& experiment) {
-  return std::make_unique<HyperparametersForm>(experiment);
-}
-
-namespace {
 
 bool is_variable_name(const std::string& name) {
   const auto is_letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; };
@@ -286,6 +269,14 @@ class EnvironmentVariablesForm : public KeyType {
 };
 
 }  // namespace
+
+std::unique_ptr<KeyType> entrypoint_form(Experiment& experiment) {
+  return std::make_unique<EntrypointForm>(experiment);
+}
+
+std::unique_ptr<KeyType> hyperparameters_form(Experiment& experiment) {
+  return std::make_unique<HyperparametersForm>(experiment);
+}
 
 std::unique_ptr<KeyType> environment_variables_form(Experiment& experiment) {
   return std::make_unique<EnvironmentVariablesForm>(experiment);

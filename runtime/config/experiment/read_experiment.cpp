@@ -108,6 +108,15 @@ constexpr std::array kDeterminedKeys{
     DeterminedKey{"searcher.time_metric", kForSearch},
 };
 
+std::string make_experiment_schema() {
+  Experiment defaults;
+  Json schema{{"$schema", "http://json-schema.org/draft-07/schema#"},
+              {"title", "dtrain experiment"},
+              {"description", "What is trained and how. Every key has an effect or is an error."}};
+  schema.update(SchemaWriter::write([&](Keys& keys) { declare_keys(keys, defaults); }));
+  return schema.dump(2) + "\n";
+}
+
 }  // namespace
 
 std::string explain_determined_key(std::string_view path) {
@@ -139,19 +148,6 @@ Json to_json(const Experiment& experiment) {
   Experiment shown = experiment;
   return PlanWriter::write([&](Keys& keys) { declare_keys(keys, shown); });
 }
-
-namespace {
-
-std::string make_experiment_schema() {
-  Experiment defaults;
-  Json schema{{"$schema", "http://json-schema.org/draft-07/schema#"},
-              {"title", "dtrain experiment"},
-              {"description", "What is trained and how. Every key has an effect or is an error."}};
-  schema.update(SchemaWriter::write([&](Keys& keys) { declare_keys(keys, defaults); }));
-  return schema.dump(2) + "\n";
-}
-
-}  // namespace
 
 std::string_view experiment_schema() {
   static const std::string text = make_experiment_schema();

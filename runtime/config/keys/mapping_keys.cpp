@@ -3,7 +3,6 @@
 #include "keys/visitors.h"
 
 namespace dtrain::config {
-
 namespace {
 
 class MappingType : public KeyType {
@@ -104,37 +103,6 @@ class ListOfIntegers : public KeyType {
   const bool ascend_;
 };
 
-}  // namespace
-
-void Keys::visit_list(const Key& key, std::vector<Declare>& items, const std::function<void(std::size_t)>& resize,
-                      const Declare& any) {
-  ListType type(items, resize, any);
-  visit(key, type);
-}
-
-void Keys::ascending_integers(const Key& key, std::vector<std::int64_t>& values, const Range& range) {
-  ListOfIntegers type(values, range, /*ascend=*/true);
-  visit(key, type);
-}
-
-void Keys::integers(const Key& key, std::vector<std::int64_t>& values, const Range& range) {
-  ListOfIntegers type(values, range, /*ascend=*/false);
-  visit(key, type);
-}
-
-void Keys::mapping(const Key& key, const Declare& declare) {
-  visit_mapping(key, declare, MappingUse::kAlways, nullptr);
-}
-
-void Keys::visit_mapping(const Key& key, const Declare& declare, MappingUse use, bool* given) {
-  MappingType type(declare, use, given);
-  visit(key, type);
-}
-
-// Keys whose value is a length: {batches: n}, {records: n} or {epochs: n}.
-
-namespace {
-
 const char* text_of(LengthUnit unit) {
   if (unit == LengthUnit::kBatches) return "A batch is global_batch_size records.";
   return unit == LengthUnit::kRecords ? "Samples." : "Passes over the training data.";
@@ -167,6 +135,33 @@ class LengthType : public KeyType {
 };
 
 }  // namespace
+
+void Keys::visit_list(const Key& key, std::vector<Declare>& items, const std::function<void(std::size_t)>& resize,
+                      const Declare& any) {
+  ListType type(items, resize, any);
+  visit(key, type);
+}
+
+void Keys::ascending_integers(const Key& key, std::vector<std::int64_t>& values, const Range& range) {
+  ListOfIntegers type(values, range, /*ascend=*/true);
+  visit(key, type);
+}
+
+void Keys::integers(const Key& key, std::vector<std::int64_t>& values, const Range& range) {
+  ListOfIntegers type(values, range, /*ascend=*/false);
+  visit(key, type);
+}
+
+void Keys::mapping(const Key& key, const Declare& declare) {
+  visit_mapping(key, declare, MappingUse::kAlways, nullptr);
+}
+
+void Keys::visit_mapping(const Key& key, const Declare& declare, MappingUse use, bool* given) {
+  MappingType type(declare, use, given);
+  visit(key, type);
+}
+
+// Keys whose value is a length: {batches: n}, {records: n} or {epochs: n}.
 
 void Keys::length(const Key& key, Length& value, std::int64_t min) {
   LengthType type(value, min);

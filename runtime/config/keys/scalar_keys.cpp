@@ -8,7 +8,6 @@
 #include "keys/visitors.h"
 
 namespace dtrain::config {
-
 namespace {
 
 Json or_null(Json type, bool nullable) {
@@ -235,57 +234,6 @@ class WordType : public KeyType {
   bool nullable_;
 };
 
-}  // namespace
-
-void Keys::boolean(const Key& key, bool& value) {
-  BooleanType type(value);
-  visit(key, type);
-}
-
-void Keys::integer(const Key& key, std::int64_t& value, const Range& range) {
-  std::optional<std::int64_t> given = value;
-  IntegerType type(given, range, false);
-  visit(key, type);
-  value = *given;
-}
-
-void Keys::integer(const Key& key, std::optional<std::int64_t>& value, const Range& range) {
-  IntegerType type(value, range, true);
-  visit(key, type);
-}
-
-void Keys::auto_or_integer(const Key& key, int& value, const Range& range, int of_auto) {
-  AutoOrIntegerType type(value, range, of_auto);
-  visit(key, type);
-}
-
-void Keys::number(const Key& key, double& value, const Bounds& bounds) {
-  std::optional<double> given = value;
-  NumberType type(given, bounds, false);
-  visit(key, type);
-  value = *given;
-}
-
-void Keys::number(const Key& key, std::optional<double>& value, const Bounds& bounds) {
-  NumberType type(value, bounds, true);
-  visit(key, type);
-}
-
-void Keys::numbers(const Key& key, std::span<double> values, const Bounds& bounds) {
-  NumbersType type(values, bounds);
-  visit(key, type);
-}
-
-void Keys::visit_word(const Key& key, std::string& value, std::vector<std::string> words,
-                      std::vector<std::string> later, bool nullable) {
-  WordType type(value, std::move(words), std::move(later), nullable);
-  visit(key, type);
-}
-
-// Keys whose value is a text, a list of texts or the path of a file.
-
-namespace {
-
 constexpr std::size_t kLongestLine = 200;
 
 Json text_schema(const TextRule& rule) {
@@ -367,6 +315,53 @@ bool is_filled(const std::string& text) {
 }
 
 }  // namespace
+
+void Keys::boolean(const Key& key, bool& value) {
+  BooleanType type(value);
+  visit(key, type);
+}
+
+void Keys::integer(const Key& key, std::int64_t& value, const Range& range) {
+  std::optional<std::int64_t> given = value;
+  IntegerType type(given, range, false);
+  visit(key, type);
+  value = *given;
+}
+
+void Keys::integer(const Key& key, std::optional<std::int64_t>& value, const Range& range) {
+  IntegerType type(value, range, true);
+  visit(key, type);
+}
+
+void Keys::auto_or_integer(const Key& key, int& value, const Range& range, int of_auto) {
+  AutoOrIntegerType type(value, range, of_auto);
+  visit(key, type);
+}
+
+void Keys::number(const Key& key, double& value, const Bounds& bounds) {
+  std::optional<double> given = value;
+  NumberType type(given, bounds, false);
+  visit(key, type);
+  value = *given;
+}
+
+void Keys::number(const Key& key, std::optional<double>& value, const Bounds& bounds) {
+  NumberType type(value, bounds, true);
+  visit(key, type);
+}
+
+void Keys::numbers(const Key& key, std::span<double> values, const Bounds& bounds) {
+  NumbersType type(values, bounds);
+  visit(key, type);
+}
+
+void Keys::visit_word(const Key& key, std::string& value, std::vector<std::string> words,
+                      std::vector<std::string> later, bool nullable) {
+  WordType type(value, std::move(words), std::move(later), nullable);
+  visit(key, type);
+}
+
+// Keys whose value is a text, a list of texts or the path of a file.
 
 const TextRule kAnyText{};
 const TextRule kName{.schema = R"({"minLength": 1})", .good = is_filled, .must_be = "a name"};

@@ -8,7 +8,6 @@
 #include "dtrain/base/text.h"
 
 namespace dtrain::config {
-
 namespace {
 
 std::string refusal_of(const Only& only) {
@@ -26,6 +25,33 @@ bool has_good_value(Section& section, const Only& only) {
   };
   return value && value->is_scalar() && (among(only.owners) || among(only.others));
 }
+
+// "If the selector is one of these words, then ..."
+Json rule_for(const Only& only, const std::vector<std::string>& words, Json then) {
+  return {{"if", {{"required", {only.selector}}, {"properties", {{only.selector, {{"enum", words}}}}}}},
+          {"then", std::move(then)}};
+}
+
+Json default_of(const KeyType& type) {
+  Json value = type.to_json();
+  return value.is_number_float() ? number_json(value.get<double>()) : value;
+}
+
+class LengthPaths : public Keys {
+ public:
+  void visit(const Key& key, KeyType& type) override {
+    const std::string path = join_path(section_, key.name);
+    if (type.is_length()) paths_.push_back(path);
+    const std::string outside = std::exchange(section_, path);
+    type.visit_keys(*this);
+    section_ = outside;
+  }
+  std::vector<std::string> take() { return std::move(paths_); }
+
+ private:
+  std::string section_;
+  std::vector<std::string> paths_;
+};
 
 }  // namespace
 
@@ -92,21 +118,6 @@ Json number_json(double value) {
   return value;
 }
 
-namespace {
-
-// "If the selector is one of these words, then ..."
-Json rule_for(const Only& only, const std::vector<std::string>& words, Json then) {
-  return {{"if", {{"required", {only.selector}}, {"properties", {{only.selector, {{"enum", words}}}}}}},
-          {"then", std::move(then)}};
-}
-
-Json default_of(const KeyType& type) {
-  Json value = type.to_json();
-  return value.is_number_float() ? number_json(value.get<double>()) : value;
-}
-
-}  // namespace
-
 Json SchemaWriter::write(const Declare& declare) {
   SchemaWriter writer;
   declare(writer);
@@ -143,26 +154,6 @@ void SchemaWriter::only(const Only& only, const Declare& declare) {
 void SchemaWriter::schema_rule(const std::function<Json()>& rule) {
   rules_.push_back(rule());
 }
-
-namespace {
-
-class LengthPaths : public Keys {
- public:
-  void visit(const Key& key, KeyType& type) override {
-    const std::string path = join_path(section_, key.name);
-    if (type.is_length()) paths_.push_back(path);
-    const std::string outside = std::exchange(section_, path);
-    type.visit_keys(*this);
-    section_ = outside;
-  }
-  std::vector<std::string> take() { return std::move(paths_); }
-
- private:
-  std::string section_;
-  std::vector<std::string> paths_;
-};
-
-}  // namespace
 
 std::vector<std::string> length_paths(const Keys::Declare& declare) {
   LengthPaths visitor;

@@ -63,10 +63,8 @@ std::optional<std::uint64_t> memory_kills(const Cgroups& groups);
 // Returns "the cgroup /docker/1f" or "the cgroup of this container", for texts.
 std::string describe_cgroup(const std::string& name);
 
-// The memory that this host has left for new data.
-
-// Returns the bytes that the kernel reports as available, at most those that the limits of the control groups leave.
-// Empty: the kernel does not report them.
+// Returns the bytes that this host has left for new data: those that the kernel reports as available, at most those
+// that the limits of the control groups leave. Empty: the kernel does not report them.
 std::optional<std::size_t> available_memory();
 
 }  // namespace dtrain

@@ -1,10 +1,7 @@
-// An owned file descriptor, and the limit of open files.
+// File descriptors, pipes, and files: whole reads, atomic writes, and appending whole lines. Errors are SystemError;
+// those of a file name its path.
 #pragma once
 
-#include <poll.h>
-
-#include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -14,8 +11,6 @@
 #include <string>
 #include <string_view>
 #include <utility>
-
-#include "dtrain/base/error.h"
 
 namespace dtrain {
 
@@ -53,10 +48,11 @@ Pipe make_pipe();  // SystemError
 std::optional<std::string> read_to_end(
     int fd, std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max());
 
+// Returns false if the time is over before there is something to read. A negative time-out waits for ever.
+bool wait_readable(int fd, std::chrono::milliseconds timeout);
+
 // Returns a second file descriptor of the same open file, close-on-exec. SystemError.
 UniqueFd duplicate(int fd);
-
-// Files: whole reads, atomic writes, and appending whole lines. Errors are SystemError naming the path.
 
 // Returns the whole file. DataError if it is larger than `limit_bytes`; it is then not read.
 std::string read_file(const std::filesystem::path& path, std::size_t limit_bytes = 1ull << 30);
@@ -88,24 +84,5 @@ class LineAppender {
   std::filesystem::path path_;
   UniqueFd fd_;
 };
-
-// Waits for a file descriptor with a deadline; private to base. Any thread.
-
-// Returns false if the time is over first. A negative time-out waits for ever.
-inline bool wait_readable(int fd, std::chrono::milliseconds timeout) {
-  using Steady = std::chrono::steady_clock;
-  constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24);
-  const bool forever = timeout.count() < 0;
-  const auto deadline = Steady::now() + std::min(timeout, std::chrono::milliseconds(std::chrono::hours(24 * 365)));
-  while (true) {
-    auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Steady::now());
-    left = std::clamp(left, std::chrono::milliseconds(0), kLongest);
-    pollfd entry{fd, POLLIN, 0};
-    const int count = ::poll(&entry, 1, forever ? -1 : static_cast<int>(left.count()));
-    if (count > 0) return true;
-    if (count < 0 && errno != EINTR) throw SystemError("cannot wait for descriptor " + std::to_string(fd), errno);
-    if (!forever && Steady::now() >= deadline) return false;
-  }
-}
 
 }  // namespace dtrain

@@ -44,8 +44,6 @@ requires std::is_arithmetic_v<T> || std::same_as<T, std::string> std::optional<T
 }
 
 // Numbers in dtrain's JSON files. JSON has no NaN and no infinity, so the texts "nan", "inf" and "-inf" stand for them.
-
-// Returns "nan", "inf" or "-inf" for a value that is not finite.
 inline std::string non_finite_text(double value) {
   return std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
 }

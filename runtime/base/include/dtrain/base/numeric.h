@@ -1,4 +1,4 @@
-// Statistics over values in memory. Any thread.
+// Statistics over values in memory, and sums that do not overflow. Any thread.
 #pragma once
 
 #include <algorithm>
@@ -11,13 +11,25 @@ namespace dtrain {
 
 // Returns the smallest value that at least `share` (0 to 1) of the values do not exceed (nearest rank); 0 if there are
 // none. Reorders `values`.
-double quantile(std::vector<double>& values, double share);
-double mean(const std::vector<double>& values);  // 0 if there are none
+inline double quantile(std::vector<double>& values, double share) {
+  if (values.empty()) return 0;
+  const double rank = std::ceil(share * static_cast<double>(values.size()));
+  const auto index = static_cast<std::ptrdiff_t>(std::clamp(rank, 1.0, static_cast<double>(values.size()))) - 1;
+  std::nth_element(values.begin(), values.begin() + index, values.end());
+  return values[static_cast<std::size_t>(index)];
+}
 
-// Medians. For an even number of values they return the lower one of the two in the middle, the mean of these two, and
-// the upper one. 0 if there are none.
-double median_low(std::vector<double> values);
-double median_midpoint(std::vector<double> values);
+// 0 if there are none.
+inline double mean(const std::vector<double>& values) {
+  if (values.empty()) return 0;
+  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+}
+
+// Medians. For an even number of values they return the lower one of the two in the middle, the upper one, and the mean
+// of these two. 0 if there are none.
+inline double median_low(std::vector<double> values) {
+  return quantile(values, 0.5);
+}
 // Reorders `values`.
 template <typename T>
 T median_high(std::vector<T>& values) {
@@ -26,25 +38,7 @@ T median_high(std::vector<T>& values) {
   std::nth_element(values.begin(), middle, values.end());
   return *middle;
 }
-
-double quantile(std::vector<double>& values, double share) {
-  if (values.empty()) return 0;
-  const double rank = std::ceil(share * static_cast<double>(values.size()));
-  const auto index = static_cast<std::ptrdiff_t>(std::clamp(rank, 1.0, static_cast<double>(values.size()))) - 1;
-  std::nth_element(values.begin(), values.begin() + index, values.end());
-  return values[static_cast<std::size_t>(index)];
-}
-
-double mean(const std::vector<double>& values) {
-  if (values.empty()) return 0;
-  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
-}
-
-double median_low(std::vector<double> values) {
-  return quantile(values, 0.5);
-}
-
-double median_midpoint(std::vector<double> values) {
+inline double median_midpoint(std::vector<double> values) {
   const double high = median_high(values);
   if (values.size() % 2 == 1 || values.empty()) return high;
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
@@ -52,7 +46,6 @@ double median_midpoint(std::vector<double> values) {
 }
 
 // Sums of numbers from untrusted files: they stay at the largest or smallest value instead of overflowing.
-
 inline void add_to(std::int64_t& total, std::int64_t value) {
   if (__builtin_add_overflow(total, value, &total)) total = value > 0 ? INT64_MAX : INT64_MIN;
 }

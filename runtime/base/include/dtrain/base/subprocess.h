@@ -1,7 +1,6 @@
-// Starts and watches other processes.
+// Starts and watches other processes, sets up those that run in the background, and finds and opens programs and
+// libraries of dtrain.
 #pragma once
-
-#include <pthread.h>
 
 #include <chrono>
 #include <csignal>
@@ -11,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include <pthread.h>
 #include <sys/types.h>
 
 #include "dtrain/base/error.h"
@@ -83,7 +83,6 @@ std::filesystem::path find_program_beside(const void* address_inside_library, co
 
 // While this object lives, the calling thread receives no signals. Threads and processes that it starts receive none
 // either: they inherit its mask of blocked signals.
-
 class BlockedSignals {
  public:
   BlockedSignals() {
@@ -99,7 +98,7 @@ class BlockedSignals {
   sigset_t before_{};
 };
 
-// Set-up of the processes that run beside the ranks (dtrain-agent, dtrain-saver).
+// The next two functions set up the processes that run beside the ranks (dtrain-agent, dtrain-saver).
 
 // Ignores SIGINT, SIGTERM, SIGHUP, SIGQUIT and SIGPIPE, because this process finishes its work and ends after the
 // ranks. It should lead a process group but no session: Linux may share the cores evenly between sessions (autogroup).
@@ -109,8 +108,8 @@ void ignore_polite_ends();
 // of the starter's output does not wait for this process to end. Standard input becomes empty.
 void redirect_output(const std::filesystem::path& log);
 
-// Opens a module: a library of dtrain with dependencies that a machine may lack. dtrain runs without it. Any thread.
-
+// A module: a library of dtrain with dependencies that a machine may lack. dtrain runs without it. Any thread may open
+// one.
 struct ModuleFile {
   std::string name;                // "dtrain_comm_mpi": lib<name>.so beside a library of dtrain
   std::vector<std::string> needs;  // foreign libraries, opened first with RTLD_GLOBAL ("libmpi.so.40")

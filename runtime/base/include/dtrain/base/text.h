@@ -1,4 +1,4 @@
-// Small text helpers.
+// Texts: words and numbers in them, numbers with units for people, quoting and escaping.
 #pragma once
 
 #include <charconv>
@@ -67,7 +67,6 @@ std::string shell_quoted(std::string_view text);
 std::string html_escaped(std::string_view text);
 
 // Numbers with units, for people.
-
 std::string format_bytes(double bytes);          // "25.0 MiB"
 std::string format_duration(Nanoseconds value);  // "812 us", "12.3 ms", "4.56 s", "2 min 05 s"
 std::string format_rate(double per_second);      // "12,345"

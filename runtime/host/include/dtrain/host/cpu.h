@@ -1,4 +1,4 @@
-// Facts about this machine's processors. Any thread may call.
+// The processors of this machine: facts about them, and their cores. Any thread may call.
 #pragma once
 
 #include <filesystem>
@@ -45,9 +45,7 @@ bool is_amd_with_avx2();
 // only the kernel knows.
 std::size_t last_level_cache(const std::filesystem::path& root = "/");
 
-// The processor cores of this machine, or of a machine that was recorded. Any thread.
-
-// A physical core, as far as this process may use it.
+// A physical core of this machine, or of a machine that was recorded, as far as this process may use it.
 struct Core {
   int number = 0;         // from 0, in the order of all cores' first CPUs: the same for all processes of the machine
   std::vector<int> cpus;  // the logical CPUs that this process may use, ascending; never empty

@@ -1,6 +1,7 @@
 // The NVIDIA GPUs of this machine, as the driver's management library (NVML) lists them. The library is opened on
 // demand, so that one build runs with and without a driver. Its calls can take long, and never return if a driver
-// hangs: call from a thread that may wait. One thread at a time.
+// hangs: call from a thread that may wait. One thread at a time. Which of them CUDA would show to a process is found
+// without CUDA.
 #pragma once
 
 #include <cstdint>
@@ -64,18 +65,16 @@ class Gpus {
   std::vector<GpuInfo> list_;
 };
 
-// Finds, without CUDA, the GPUs that CUDA would show to a process: NVML's list, restricted by CUDA_VISIBLE_DEVICES.
-// Pure functions; any thread.
-
+// A GPU that CUDA would show to a process: one of NVML's list, restricted by CUDA_VISIBLE_DEVICES.
 struct VisibleGpu {
   std::string id;               // as CUDA_VISIBLE_DEVICES names it: the UUID, or the name of a MIG instance
   std::optional<GpuInfo> info;  // NVML's report; empty: it is a MIG instance
 };
 
-// `all`: as NVML lists them. `visible`: the value of CUDA_VISIBLE_DEVICES; empty optional: it is not set, and all are
-// visible. It is read as CUDA reads it: indices, UUIDs or unique beginnings of UUIDs, and names of MIG instances, which
-// are not checked. The first entry that names no GPU ends the list. If a GPU is named twice, the list is empty. Indices
-// count in the order of `all`, as with CUDA_DEVICE_ORDER=PCI_BUS_ID.
+// Pure function, any thread. `all`: as NVML lists them. `visible`: the value of CUDA_VISIBLE_DEVICES; empty optional:
+// it is not set, and all are visible. It is read as CUDA reads it: indices, UUIDs or unique beginnings of UUIDs, and
+// names of MIG instances, which are not checked. The first entry that names no GPU ends the list. If a GPU is named
+// twice, the list is empty. Indices count in the order of `all`, as with CUDA_DEVICE_ORDER=PCI_BUS_ID.
 std::vector<VisibleGpu> visible_gpus(const std::vector<GpuInfo>& all, const std::optional<std::string>& visible);
 
 // True if CUDA may number the GPUs in another order than NVML. CUDA puts the fastest first if the GPUs differ, unless

@@ -1,4 +1,5 @@
-// Network interfaces of this machine: their traffic (/proc/net/dev) and their addresses. Any thread may call.
+// This machine among others: its network interfaces with their traffic (/proc/net/dev) and addresses, the address that
+// other hosts should use, its names and its identity. Any thread may call.
 #pragma once
 
 #include <array>
@@ -43,8 +44,7 @@ std::vector<InterfaceAddress> interface_addresses();
 // Returns the speed that the device reports, in bits a second; empty: none (a virtual device, or no cable).
 std::optional<std::int64_t> link_speed(const std::string& interface, const std::filesystem::path& root = "/");
 
-// IP addresses and networks (CIDR) of both families, as numbers. Plain values; any thread.
-
+// An IP address or network (CIDR) of either family, as numbers.
 struct IpNetwork {
   bool v6 = false;
   std::array<unsigned char, 16> bytes{};  // IPv4 uses the first four; zero beyond the prefix
@@ -63,11 +63,10 @@ std::optional<IpNetwork> network_of(const std::string& address, int prefix = -1)
 // Reads "10.1.0.0/16"; the bits beyond the prefix may be set. Empty: the text is no network.
 std::optional<IpNetwork> parse_network(const std::string& text);
 
-// Chooses the address of this machine that other hosts should use. Any thread may call.
-
-// `wanted`: an interface's name, or a network as in 10.1.0.0/16; empty or "auto": the interface of the default route,
-// else the only one that is not loopback, else 127.0.0.1. ConfigError if the wanted interface is missing, or if several
-// are possible; it begins with `where` and names the interfaces that exist.
+// Returns the address of this machine that other hosts should use. `wanted`: an interface's name, or a network as
+// in 10.1.0.0/16; empty or "auto": the interface of the default route, else the only one that is not loopback, else
+// 127.0.0.1. ConfigError if the wanted interface is missing, or if several are possible; it begins with `where` and
+// names the interfaces that exist.
 std::string reachable_address(const std::string& wanted, const std::string& where);
 
 // Chooses among the given interfaces; `default_interface` is empty if there is no default route.
@@ -89,7 +88,6 @@ void check_loopback();
 std::string default_interface(const std::filesystem::path& root = "/");
 
 // Identifies this host. The host name is never used for that: containers share names, and names change.
-
 struct HostIdentity {
   std::string name;     // uname's node name, for people
   std::string boot_id;  // /proc/sys/kernel/random/boot_id

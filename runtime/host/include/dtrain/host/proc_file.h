@@ -15,9 +15,8 @@ namespace dtrain::host {
 // Returns the whole file; empty optional if it does not exist or cannot be read.
 std::optional<std::string> read_proc_file(const std::filesystem::path& path);
 
-// Cuts the kernel's text files into fields without allocating, because they are read twice a second during training.
-
-// The non-empty fields of a text, one after the other.
+// The non-empty fields of a text, one after the other, without allocating: the kernel's files are read twice a second
+// during training.
 class Fields {
  public:
   Fields(std::string_view text, char separator) : text_(text), separator_(separator) {}

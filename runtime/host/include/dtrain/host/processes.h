@@ -1,4 +1,5 @@
-// The resources that a process uses, and its identity, from /proc/<pid>. Any thread may call.
+// The resources that a process uses, its identity, and whether the kernel has killed one for lack of memory. From
+// /proc/<pid> and the control groups. Any thread may call. `root`: the folder that holds proc/ and sys/.
 #pragma once
 
 #include <chrono>
@@ -46,10 +47,7 @@ std::uint64_t start_ticks(pid_t pid);
 // True if the process is stopped (SIGSTOP, or a debugger). Then only SIGKILL and SIGCONT have an effect on it.
 bool is_stopped(pid_t pid);
 
-// Finds out whether the kernel has killed a process because the machine or a control group had no memory left. Any
-// thread may call. `root`: the folder that holds proc/ and sys/.
-
-// The number of processes that the kernel has killed for lack of memory so far.
+// The number of processes that the kernel has killed because the machine or a control group had no memory left.
 struct MemoryKills {
   std::optional<std::uint64_t> machine;  // on this machine, since boot
   std::optional<std::uint64_t> group;    // in this process's control group

@@ -1,5 +1,6 @@
-// The load of the CPUs, from /proc/stat. The counters start at boot, so a utilization needs two readings. Any thread
-// may call. `root` is the folder that holds proc/ (tests give their own).
+// The readings of the whole machine that the profiling agent takes twice a second: CPU times (/proc/stat), memory
+// (/proc/meminfo) and disks (/proc/diskstats). Their counters start at boot, so a utilization needs two readings. Any
+// thread may call. `root` is the folder that holds proc/ and sys/ (tests give their own).
 #pragma once
 
 #include <cstdint>
@@ -32,8 +33,6 @@ std::optional<CpuReading> read_cpu_times(const std::filesystem::path& root = "/"
 double busy_share(const CpuTimes& before, const CpuTimes& after);
 double io_wait_share(const CpuTimes& before, const CpuTimes& after);
 
-// Memory of this machine, from /proc/meminfo. Any thread may call.
-
 // Bytes.
 struct MemoryReading {
   std::uint64_t total = 0;
@@ -43,9 +42,7 @@ struct MemoryReading {
 // Empty: the kernel does not report it.
 std::optional<MemoryReading> read_memory(const std::filesystem::path& root = "/");
 
-// Traffic of this machine's disks, from /proc/diskstats. Any thread may call.
-
-// Counts since boot.
+// Counts of a disk since boot.
 struct DiskCounters {
   std::uint64_t reads = 0;  // completed requests
   std::uint64_t writes = 0;
