@@ -1,5 +1,6 @@
-// Reads YAML text into a tree with positions. Finds every error of YAML itself, and bounds the work and memory that a
-// hostile file can cause. Private to config, the only file that knows yaml-cpp.
+// Reads a file of YAML text, and what --set adds to it, into a tree with positions, from which the readers of
+// experiments and of clusters begin. Finds every error of YAML itself, and bounds the work and memory that a hostile
+// file can cause. Private to config, the only file that knows yaml-cpp.
 #pragma once
 
 #include <filesystem>
@@ -19,16 +20,13 @@ inline constexpr std::size_t kMaxFileBytes = 1 << 20;
 std::optional<Value> parse_yaml(const std::string& text, Collector& collector, std::optional<Location> fixed = {},
                                 const std::string& path = {});
 
-// A file as a tree of values: the readers of experiments and of clusters begin with it. Private to config.
-
-// `what`: "experiment" or "cluster", for the message. Throws ConfigErrors if there is nothing to go on with.
+// Returns the text of a file. `what`: "experiment" or "cluster", for the message. Throws ConfigErrors if there is
+// nothing to go on with.
 std::string read_text(const std::filesystem::path& file, const std::string& what, Collector& collector);
 // Returns a mapping, always; otherwise throws as above.
 Value parse_document(const std::string& text, Collector& collector);
 
 // --set a.b=c: puts values into the tree before it is read, so that they are checked as those of the file are.
-// Private to config.
-
 // `lengths`: the paths of the keys that are lengths, which have one unit: setting another replaces it.
 void apply_overrides(std::span<const std::string> overrides, Value& root, Collector& collector,
                      std::span<const std::string> lengths = {});

@@ -47,9 +47,7 @@ std::string describe(const Value& value);
 // Quotes any text for messages: shortened, control characters shown as '?'.
 std::string quote(std::string_view text);
 
-// The meaning of a plain YAML scalar by the core schema of YAML 1.2, and where YAML 1.1 says something else. Private to
-// config.
-
+// The meaning of a plain YAML scalar by the core schema of YAML 1.2, and where YAML 1.1 says something else.
 enum class NumberError { kNotANumber, kOutOfRange };
 
 template <typename T>
@@ -68,14 +66,11 @@ Parsed<double> as_number(const Value& value);
 // number whose exponent PyYAML does not read (`1e-3`), or a date (text).
 std::string two_meanings(const Value& value);
 
-// JSON as a tree of values, to be read as a file is. Private to config.
-
+// Returns JSON as a tree of values, to be read as a file is.
 Value value_of(const Json& json);
 
-// A command line as one string, cut into words as a shell does it: quotes and backslashes, no expansion. Private to
-// config.
-
-// Splits the text into words. Empty: a quote is not closed.
+// Splits a command line into words as a shell does it: quotes and backslashes, no expansion. Empty: a quote is not
+// closed.
 std::optional<std::vector<std::string>> split_words(std::string_view text);
 
 }  // namespace dtrain::config

@@ -1,4 +1,4 @@
-// `checkpoint_storage`: its paths, and the values that follow from its keys together.
+// `checkpoint_storage` and `initial_weights`: their paths, and the values that follow from their keys together.
 #include "dtrain/config/checkpoints.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// The parts that the keys of experiment.h itself need: a rule, a type, and the checks across sections.
+// The parts that the keys of experiment.h itself need: a rule, a type, lengths, and the checks across sections.
 #include <algorithm>
 #include <limits>
 

@@ -1,4 +1,5 @@
-// The keys of a loss whose values are a list of numbers, or numbers by name.
+// The types that keys of losses and optimizers need (numbers in a list or by name, `betas`), and the checks across
+// keys.
 #include <algorithm>
 
 #include "document/section.h"
@@ -138,8 +139,6 @@ void declare_auxiliary(Keys& keys, const Key& key, AuxiliaryOutputs& auxiliary) 
   AuxiliaryForm form(auxiliary);
   keys.visit(key, form);
 }
-
-// The parts that the keys of an optimizer need: the type of `betas`, and the checks across keys.
 
 void declare_betas(Keys& keys, const Key& key, double& beta1, double& beta2) {
   BetasForm form(beta1, beta2);

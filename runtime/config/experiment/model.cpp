@@ -1,4 +1,5 @@
-// The key `metrics` of a `model:` experiment. Private to config.
+// A `model:` experiment: the keys that take the place of `entrypoint`. They are read together, by the form of `model`,
+// for each has an effect beside the others alone.
 #include <algorithm>
 #include <array>
 #include <string>
@@ -15,15 +16,6 @@
 #include "keys/visitors.h"
 
 namespace dtrain::config {
-
-// Reads the key; a metric that does not fit the loss is reported, too.
-std::vector<Metric> read_metrics(Section& root, const Loss& loss);
-Json metrics_schema();
-// "a list of `accuracy`, ..."
-std::string metric_values();
-// Returns the losses that metrics need, as conditions of a JSON Schema.
-std::vector<Json> what_metrics_need();
-
 namespace {
 
 constexpr std::string_view kBeforeK = "top_";
@@ -59,6 +51,65 @@ std::string refusal_of(const Value& item) {
       must_be(join(words, ", ") + " or " + kTopWord + " (K: 2 to " + std::to_string(kMostK) + ")", item);
   const auto near = item.is_scalar() ? nearest(item.text, words) : std::nullopt;
   return near ? message + "; did you mean '" + *near + "'?" : message;
+}
+
+// Reads the key `metrics`; a metric that does not fit the loss is reported, too.
+std::vector<Metric> read_metrics(Section& root, const Loss& loss) {
+  const Value* value = root.find(kMetrics.name);
+  if (!value || value->is_null()) return default_metrics(loss);
+  std::vector<Metric> metrics;
+  if (value->kind != Value::Kind::kList) {
+    root.report(*value, kMetrics.name, must_be("a list of metrics", *value));
+    return metrics;
+  }
+  const std::string chosen = dtrain::word_of(loss);
+  for (const Value& item : value->items) {
+    const auto metric = item.is_scalar() ? metric_named(item.text) : std::nullopt;
+    if (!metric) {
+      root.report(item, kMetrics.name, refusal_of(item));
+      continue;
+    }
+    if (std::find(metrics.begin(), metrics.end(), *metric) != metrics.end()) {
+      root.report(item, kMetrics.name, "names " + metric->word + " twice");
+      continue;
+    }
+    const std::vector<std::string> losses = losses_with(metric->kind);
+    if (std::find(losses.begin(), losses.end(), chosen) == losses.end()) {
+      root.report(item, kMetrics.name,
+                  metric->word + " needs loss " + list_of_choices(losses) + ", not '" + chosen + "'; remove it");
+    }
+    metrics.push_back(*metric);
+  }
+  return metrics;
+}
+
+Json metrics_schema() {
+  return {{"type", {"array", "null"}},
+          {"uniqueItems", true},
+          {"items", {{"anyOf", {Json{{"enum", plain_words()}}, Json{{"type", "string"}, {"pattern", kTopPattern}}}}}}};
+}
+
+// Returns "a list of `accuracy`, ...".
+std::string metric_values() {
+  std::string text = "null, or a list of";
+  for (const std::string& word : plain_words()) text += " `" + word + "`,";
+  return text + " `" + kTopWord + "`";
+}
+
+// Returns the losses that metrics need, as conditions of a JSON Schema.
+std::vector<Json> what_metrics_need() {
+  const auto rule = [](const Json& metric, MetricKind kind) {
+    const Json losses = losses_with(kind);
+    Json one;
+    one["if"]["required"] = {kMetrics.name};
+    one["if"]["properties"][kMetrics.name] = {{"type", "array"}, {"contains", metric}};
+    one["then"]["properties"][kLoss.name] = {
+        {"anyOf", {Json{{"enum", losses}}, Json{{"properties", {{"kind", {{"enum", losses}}}}}, {"type", "object"}}}}};
+    return one;
+  };
+  std::vector<Json> rules{rule({{"type", "string"}, {"pattern", kTopPattern}}, MetricKind::kTopAccuracy)};
+  for (const auto& [word, kind] : kPlainMetrics) rules.push_back(rule({{"const", word}}, kind));
+  return rules;
 }
 
 void refuse(Section& section, const std::string& key, const std::string& message) {
@@ -284,65 +335,6 @@ std::vector<Metric> default_metrics(const Loss& loss) {
   if (std::find(losses.begin(), losses.end(), dtrain::word_of(loss)) == losses.end()) return {};
   return {*metric_named("accuracy")};
 }
-
-std::vector<Metric> read_metrics(Section& root, const Loss& loss) {
-  const Value* value = root.find(kMetrics.name);
-  if (!value || value->is_null()) return default_metrics(loss);
-  std::vector<Metric> metrics;
-  if (value->kind != Value::Kind::kList) {
-    root.report(*value, kMetrics.name, must_be("a list of metrics", *value));
-    return metrics;
-  }
-  const std::string chosen = dtrain::word_of(loss);
-  for (const Value& item : value->items) {
-    const auto metric = item.is_scalar() ? metric_named(item.text) : std::nullopt;
-    if (!metric) {
-      root.report(item, kMetrics.name, refusal_of(item));
-      continue;
-    }
-    if (std::find(metrics.begin(), metrics.end(), *metric) != metrics.end()) {
-      root.report(item, kMetrics.name, "names " + metric->word + " twice");
-      continue;
-    }
-    const std::vector<std::string> losses = losses_with(metric->kind);
-    if (std::find(losses.begin(), losses.end(), chosen) == losses.end()) {
-      root.report(item, kMetrics.name,
-                  metric->word + " needs loss " + list_of_choices(losses) + ", not '" + chosen + "'; remove it");
-    }
-    metrics.push_back(*metric);
-  }
-  return metrics;
-}
-
-Json metrics_schema() {
-  return {{"type", {"array", "null"}},
-          {"uniqueItems", true},
-          {"items", {{"anyOf", {Json{{"enum", plain_words()}}, Json{{"type", "string"}, {"pattern", kTopPattern}}}}}}};
-}
-
-std::string metric_values() {
-  std::string text = "null, or a list of";
-  for (const std::string& word : plain_words()) text += " `" + word + "`,";
-  return text + " `" + kTopWord + "`";
-}
-
-std::vector<Json> what_metrics_need() {
-  const auto rule = [](const Json& metric, MetricKind kind) {
-    const Json losses = losses_with(kind);
-    Json one;
-    one["if"]["required"] = {kMetrics.name};
-    one["if"]["properties"][kMetrics.name] = {{"type", "array"}, {"contains", metric}};
-    one["then"]["properties"][kLoss.name] = {
-        {"anyOf", {Json{{"enum", losses}}, Json{{"properties", {{"kind", {{"enum", losses}}}}}, {"type", "object"}}}}};
-    return one;
-  };
-  std::vector<Json> rules{rule({{"type", "string"}, {"pattern", kTopPattern}}, MetricKind::kTopAccuracy)};
-  for (const auto& [word, kind] : kPlainMetrics) rules.push_back(rule({{"const", word}}, kind));
-  return rules;
-}
-
-// A `model:` experiment: the keys that take the place of `entrypoint`. They are read together, by the form of `model`,
-// for each has an effect beside the others alone.
 
 std::vector<ModelFile> files_of(const ModelJob& job) {
   if (job.eval_file.empty()) return {ModelFile{"model", job.file}};

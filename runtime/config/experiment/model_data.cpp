@@ -1,7 +1,6 @@
 // The format decides which keys a source of samples has, and what they mean. The experiment file may have those of the
 // chosen format; the schema and the documents say of each key what it is in which formats.
 #include "experiment/model_data.h"
-#include "dtrain/config/model_data.h"
 
 #include <algorithm>
 #include <string_view>

@@ -1,5 +1,5 @@
-// Keys of Determined's experiment files that have no meaning here, with the reason and what to do instead. Private to
-// config.
+// Reads the experiment file, writes plan.json's copy of it and its schema, and explains keys of Determined that have no
+// meaning here.
 #include <array>
 #include <string>
 #include <string_view>
@@ -11,10 +11,6 @@
 #include "keys/visitors.h"
 
 namespace dtrain::config {
-
-// Returns a sentence about a key, such as "resources.shm_size"; empty: Determined does not have the key either.
-std::string explain_determined_key(std::string_view path);
-
 namespace {
 
 using DeterminedKey = std::pair<std::string_view, std::string_view>;  // path, why there is no such key here
@@ -108,6 +104,14 @@ constexpr std::array kDeterminedKeys{
     DeterminedKey{"searcher.time_metric", kForSearch},
 };
 
+// Returns a sentence about a key, such as "resources.shm_size"; empty: Determined does not have the key either.
+std::string explain_determined_key(std::string_view path) {
+  for (const auto& [key, why] : kDeterminedKeys) {
+    if (path == key) return std::string(why);
+  }
+  return {};
+}
+
 std::string make_experiment_schema() {
   Experiment defaults;
   Json schema{{"$schema", "http://json-schema.org/draft-07/schema#"},
@@ -118,13 +122,6 @@ std::string make_experiment_schema() {
 }
 
 }  // namespace
-
-std::string explain_determined_key(std::string_view path) {
-  for (const auto& [key, why] : kDeterminedKeys) {
-    if (path == key) return std::string(why);
-  }
-  return {};
-}
 
 Experiment read_experiment(const std::filesystem::path& file, std::span<const std::string> overrides,
                            const std::filesystem::path& contents) {

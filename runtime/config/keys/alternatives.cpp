@@ -1,20 +1,10 @@
+// The keys of a closed list's alternatives, each visited once: for the alternatives that have it.
 #include <algorithm>
 
 #include "dtrain/base/error.h"
 #include "dtrain/config/keys.h"
 
 namespace dtrain::config {
-
-bool Only::met() const {
-  return std::find(owners.begin(), owners.end(), chosen) != owners.end();
-}
-
-void Keys::only(const Only&, const Declare& declare) {
-  declare(*this);
-}
-
-// The keys of a closed list's alternatives, each visited once: for the alternatives that have it.
-
 namespace {
 
 // A visitor of one alternative.
@@ -65,6 +55,14 @@ bool has(const std::vector<std::string>& names, const std::string& name) {
 }
 
 }  // namespace
+
+bool Only::met() const {
+  return std::find(owners.begin(), owners.end(), chosen) != owners.end();
+}
+
+void Keys::only(const Only&, const Declare& declare) {
+  declare(*this);
+}
 
 void Keys::visit_alternatives(const char* selector, const std::vector<Alternative>& alternatives, std::size_t chosen) {
   std::vector<std::vector<std::string>> keys_of;

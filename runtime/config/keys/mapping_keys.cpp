@@ -1,4 +1,4 @@
-// Keys whose value is a mapping of further keys.
+// Keys whose value is a mapping of further keys, a list, or a length: {batches: n}, {records: n} or {epochs: n}.
 #include "dtrain/config/keys.h"
 #include "keys/visitors.h"
 
@@ -160,8 +160,6 @@ void Keys::visit_mapping(const Key& key, const Declare& declare, MappingUse use,
   MappingType type(declare, use, given);
   visit(key, type);
 }
-
-// Keys whose value is a length: {batches: n}, {records: n} or {epochs: n}.
 
 void Keys::length(const Key& key, Length& value, std::int64_t min) {
   LengthType type(value, min);

@@ -1,4 +1,4 @@
-// Keys whose value is true or false, a number or one of some words.
+// Keys whose value is true or false, a number, one of some words, a text, a list of texts or the path of a file.
 #include <algorithm>
 #include <limits>
 
@@ -360,8 +360,6 @@ void Keys::visit_word(const Key& key, std::string& value, std::vector<std::strin
   WordType type(value, std::move(words), std::move(later), nullable);
   visit(key, type);
 }
-
-// Keys whose value is a text, a list of texts or the path of a file.
 
 const TextRule kAnyText{};
 const TextRule kName{.schema = R"({"minLength": 1})", .good = is_filled, .must_be = "a name"};

@@ -1,4 +1,5 @@
-// Reads the declared keys of a section into their fields. Private to config.
+// The visitors of declared keys: they read a file, write plan.json and the JSON Schema, and list the keys that are
+// lengths. Private to config.
 #pragma once
 
 #include <string>
@@ -9,6 +10,7 @@
 
 namespace dtrain::config {
 
+// Reads the declared keys of a section into their fields.
 class KeyReader : public Keys {
  public:
   // The treatment of the keys of an Only while its selector has no good value.
@@ -38,8 +40,7 @@ class KeyReader : public Keys {
   std::string refusal_;  // of the keys that are visited now; empty: they are read
 };
 
-// Writes the values in effect under the keys of the file, as plan.json shows them. Private to config.
-
+// Writes the values in effect under the keys of the file, as plan.json shows them.
 class PlanWriter : public Keys {
  public:
   static Json write(const Declare& declare);
@@ -54,9 +55,7 @@ class PlanWriter : public Keys {
 // Returns a whole number as such: 64 rather than 64.0.
 Json number_json(double value);
 
-// Writes the JSON Schema (draft 07) of a mapping with the declared keys, whose fields are at their defaults. Private to
-// config.
-
+// Writes the JSON Schema (draft 07) of a mapping with the declared keys, whose fields are at their defaults.
 class SchemaWriter : public Keys {
  public:
   static Json write(const Declare& declare);
@@ -71,9 +70,7 @@ class SchemaWriter : public Keys {
   Json rules_ = Json::array();
 };
 
-// The paths of the keys that are lengths. Private to config.
-
-// "searcher.max_length", ...
+// Returns the paths of the keys that are lengths: "searcher.max_length", ...
 std::vector<std::string> length_paths(const Keys::Declare& declare);
 
 }  // namespace dtrain::config

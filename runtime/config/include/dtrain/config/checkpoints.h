@@ -1,4 +1,5 @@
-// The times, the place and the number of an experiment's checkpoints: Determined's keys. Plain values and their keys.
+// The times, the place and the number of an experiment's checkpoints (Determined's keys), and the checkpoint or file
+// from which it starts. Plain values and their keys.
 #pragma once
 
 #include <array>
@@ -99,14 +100,13 @@ inline void declare_keys(Keys& keys, CheckpointStorage& s) {
   keys.schema_rule(storage_needs_type);
 }
 
-// The weights from which a training starts: `initial_weights`. Plain values and their keys.
-
 enum class CheckpointChoice { kNewest, kBest };
 // `dtrain checkpoint` calls the newest one "latest".
 inline constexpr std::array kCheckpointChoices{Word<CheckpointChoice>{"newest", CheckpointChoice::kNewest},
                                                Word<CheckpointChoice>{"latest", CheckpointChoice::kNewest},
                                                Word<CheckpointChoice>{"best", CheckpointChoice::kBest}};
 
+// `initial_weights`: the weights from which a training starts.
 struct InitialWeights {
   std::filesystem::path file;  // a file, a checkpoint or a run, resolved against the file's folder; empty: none
   CheckpointChoice checkpoint = CheckpointChoice::kNewest;  // of a run

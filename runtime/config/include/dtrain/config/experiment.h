@@ -1,5 +1,6 @@
-// The keys that say what is trained: a program or a model, its hyperparameters and data. They depend on each other, so
-// their types are written by hand (runtime/config/experiment/).
+// The experiment file as typed values, and its strict reader: every key has an effect or is an error, and all errors
+// of a file are reported at once. docs/experiment.md describes the keys. Plain values and their keys, no threads, no
+// global state.
 #pragma once
 
 #include <array>
@@ -29,6 +30,8 @@ namespace dtrain::config {
 
 struct Experiment;
 
+// The keys that say what is trained: a program or a model, its hyperparameters and data. They depend on each other, so
+// their types are written by hand (runtime/config/experiment/).
 inline constexpr Key kModel{
     .name = "model",
     .text =
@@ -92,10 +95,6 @@ std::unique_ptr<KeyType> data_form(Experiment& experiment);
 std::unique_ptr<KeyType> entrypoint_form(Experiment& experiment);
 std::unique_ptr<KeyType> hyperparameters_form(Experiment& experiment);
 std::unique_ptr<KeyType> environment_variables_form(Experiment& experiment);
-
-// The experiment file as typed values, and its strict reader: every key has an effect or is an error, and all errors
-// of a file are reported at once. docs/experiment.md describes the keys. Plain values and their keys, no threads, no
-// global state.
 
 struct Searcher {
   std::string metric;  // the validation metric that counts; empty: none named

@@ -1,4 +1,12 @@
-// Tables of the words of a file and their meanings. Reader, plan.json, JSON Schema and documents share them.
+// The declaration of a file's keys. Each key is declared once, in declare_keys() beside the struct that holds its
+// value: name, type, range or choices, documentation. The default is that of the struct's field. A visitor (Keys) walks
+// the declarations. The reader, plan.json, the JSON Schema (runtime/config/keys/) and the tables of docs/experiment.md
+// (tests/config/key_table.h) are such visitors.
+//
+//   struct Prometheus { int port = 0; };
+//   inline void declare_keys(Keys& keys, Prometheus& p) {
+//     keys.integer({"port", "The port to listen on; 0: any that is free."}, p.port, {0, 65535});
+//   }
 #pragma once
 
 #include <algorithm>
@@ -22,6 +30,7 @@
 
 namespace dtrain::config {
 
+// An entry of a table of the words of a file and their meanings. Reader, plan.json, JSON Schema and documents share it.
 template <typename T>
 using Word = std::pair<const char*, T>;
 
@@ -50,8 +59,6 @@ std::vector<std::string> words_of(const Table& table) {
   return words;
 }
 
-// Distances in training, in batches, records or epochs. Plain values.
-
 inline constexpr std::int64_t kMaxLength = 1'000'000'000'000'000;
 
 enum class LengthUnit { kBatches, kRecords, kEpochs };
@@ -62,7 +69,7 @@ inline constexpr std::array kLengthUnits{Word<LengthUnit>{"batches", LengthUnit:
 // `{epochs: …}` of a script without an experiment file (`dtrain run`, dtrain.init()): its own loop has the length.
 inline constexpr std::int64_t kEpochsOfScripts = 1'000'000;
 
-// A distance in training: `{epochs: 2}`.
+// A distance in training, in batches, records or epochs: `{epochs: 2}`.
 struct Length {
   LengthUnit unit = LengthUnit::kBatches;
   std::int64_t count = 0;
@@ -74,16 +81,6 @@ std::string to_string(const Length& length);
 
 // Returns the batches, rounded up: a batch here has global_batch_size records, whatever aggregation_frequency is.
 std::int64_t in_batches(const Length& length, std::int64_t global_batch_size, std::int64_t batches_per_epoch);
-
-// The declaration of a file's keys. Each key is declared once, in declare_keys() beside the struct that holds its
-// value: name, type, range or choices, documentation. The default is that of the struct's field. A visitor (Keys) walks
-// the declarations. The reader, plan.json, the JSON Schema (runtime/config/keys/) and the tables of docs/experiment.md
-// (tests/config/key_table.h) are such visitors.
-//
-//   struct Prometheus { int port = 0; };
-//   inline void declare_keys(Keys& keys, Prometheus& p) {
-//     keys.integer({"port", "The port to listen on; 0: any that is free."}, p.port, {0, 65535});
-//   }
 
 class Keys;
 class Section;  // a mapping that is being read: document/section.h

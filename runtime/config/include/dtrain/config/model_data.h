@@ -1,4 +1,5 @@
-// The way in which the data of a `model:` experiment is read: the keys beside data.format. Plain values and their keys.
+// `data` of a `model:` experiment: in which format the samples are, where, and how they are read. Plain values and
+// their keys; whether the files exist is not checked here.
 #pragma once
 
 #include <array>
@@ -20,6 +21,7 @@ namespace dtrain::config {
 enum class OnDamage : std::uint8_t { kFail, kSkip };
 inline constexpr std::array kOnDamage{Word<OnDamage>{"fail", OnDamage::kFail}, Word<OnDamage>{"skip", OnDamage::kSkip}};
 
+// The keys beside data.format.
 struct LoaderKeys {
   static constexpr int kAuto = -1;
 
@@ -77,12 +79,8 @@ void declare_keys(Keys& keys, LoaderKeys& l) {
   keys.schema_rule(what_has_no_effect);
 }
 
-// `data` of a `model:` experiment: in which format the samples are, and where. Plain values and their keys; whether the
-// files exist is not checked here.
-
-// The steps for pictures or documents: the keys `transforms` of data.training and data.validation.
-
-// One item of such a list.
+// The steps for pictures or documents are lists, the keys `transforms` of data.training and data.validation. This is
+// one item of such a list.
 struct TransformStep {
   data::Transform transform;
   bool operator==(const TransformStep&) const = default;

@@ -1,4 +1,6 @@
-// `loss` of a `model:` experiment: which loss, and which outputs of the model it gets. Plain values and their keys.
+// The parts of a `model:` experiment, in the place of a program: a model file, the loss, the metrics, the optimizer and
+// the data. dtrain-worker runs it. Plain values and their keys (those of the job itself are in experiment.h); the
+// reader has checked types and ranges, but not whether files exist.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +20,7 @@ namespace dtrain::config {
 // Names of outputs and the factors of their losses, in the order of the file.
 using AuxiliaryOutputs = std::vector<std::pair<std::string, double>>;
 
+// `loss`: which loss, and which outputs of the model it gets.
 struct LossSettings {
   Loss loss;
   // The output that the loss takes: a name, or a number from 0 on. Empty: forward() returns one tensor.
@@ -49,9 +52,7 @@ inline void declare_keys(Keys& keys, LossSettings& s) {
                     s.auxiliary);
 }
 
-// `metrics` of a `model:` experiment, which validation computes beside the loss. Plain values;
-// runtime/train/worker/metrics.h computes them.
-
+// `metrics`, which validation computes beside the loss (runtime/train/worker/metrics.h).
 enum class MetricKind { kAccuracy, kTopAccuracy, kPerplexity, kF1, kIou, kAuc };
 
 struct Metric {
@@ -67,10 +68,6 @@ std::optional<Metric> metric_named(const std::string& word);
 std::vector<std::string> losses_with(MetricKind kind);
 // Returns the metrics of an experiment without `metrics`: accuracy, if the loss has it.
 std::vector<Metric> default_metrics(const Loss& loss);
-
-// The parts of a `model:` experiment, in the place of a program: a model file, the loss, the optimizer and the data.
-// dtrain-worker runs it. Plain values; the reader has checked types and ranges, but not whether files exist. The keys
-// are declared in loss.h, metrics.h, optimizer.h, model_data.h and program_keys.h.
 
 struct ModelJob {
   // Resolved against the experiment file's folder.

@@ -1,5 +1,5 @@
-// The condition that ends training before its length. Plain values and their keys. Trials use the struct too, so this
-// header includes no other header of config.
+// The reactions to validations that no longer improve: training ends early, or the learning rate falls. Plain values
+// and their keys. Trials use the structs too, so this header includes no other header of config.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,7 @@
 
 namespace dtrain::config {
 
+// Ends training before its length.
 struct EarlyStopping {
   std::string metric;             // of validation; empty: searcher.metric, with its smaller_is_better
   bool smaller_is_better = true;  // if the key is missing, for searcher.metric: searcher.smaller_is_better
@@ -36,9 +37,6 @@ void declare_keys(Keys& keys, EarlyStopping& e) {
   keys.number({"min_delta", "By how much a value must be better than the best one so far to be an improvement."},
               e.min_delta, {.min = 0, .max = 1'000'000, .real = true});
 }
-
-// The rule by which validations lower the learning rate. Plain values and their keys. Trials use the struct too, so
-// this header includes no other header of config.
 
 // Multiplies the learning rate of all parameters, beside any schedule, when searcher.metric no longer improves.
 struct ReduceOnPlateau {

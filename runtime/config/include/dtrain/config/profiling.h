@@ -1,4 +1,5 @@
-// The records beyond the step records, and the batches for which they are made. Plain values and their keys.
+// The records beyond the step records, the batches for which they are made, and the parameters of the rules that judge
+// a run. Plain values and their keys.
 #pragma once
 
 #include <cstdint>
@@ -105,7 +106,6 @@ inline void declare_keys(Keys& keys, Profiling& p) {
 // Parameters of the rules that judge a run: `profiling.rules` of an experiment, plan.json's copy of them, and --rule.
 // The rules with their keys are in runtime/analysis/rules, one file each. That library stands above this one, so it
 // registers its rules here, and config reads, writes and describes their keys without including any of them.
-// Plain values, but for register_rules().
 
 // All rules with the parameters in effect.
 class RuleParameters {
