@@ -1,5 +1,5 @@
 // profiling.rules, plan.json's copy of them and --rule.
-#include "dtrain/config/profiling_rules.h"
+#include "dtrain/config/profiling.h"
 
 #include <gtest/gtest.h>
 

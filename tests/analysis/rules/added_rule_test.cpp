@@ -8,11 +8,10 @@
 #include <gtest/gtest.h>
 
 #include "../run_folder.h"
-#include "document/yaml_document.h"
+#include "document/document.h"
 #include "dtrain/analysis/run_profile.h"
 #include "dtrain/config/diagnostic.h"
-#include "keys/key_reader.h"
-#include "keys/schema_writer.h"
+#include "keys/visitors.h"
 #include "rules/judge.h"
 #include "rules/run_rules.h"
 

@@ -1,12 +1,16 @@
-#include "document/yaml_document.h"
+#include "document/document.h"
 
+#include <algorithm>
 #include <sstream>
 #include <string_view>
+#include <system_error>
 #include <unordered_map>
 
 #include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 
+#include "dtrain/base/error.h"
+#include "dtrain/base/file.h"
 #include "dtrain/base/text.h"
 
 namespace dtrain::config {
@@ -168,6 +172,46 @@ void find_duplicates(const Value& value, const std::string& path, Collector& col
   for (const Value& item : value.items) find_duplicates(item, path, collector);
 }
 
+Entry& find_or_add(Value& map, const std::string& key, Location at) {
+  if (Entry* entry = map.find(key)) return *entry;
+  map.entries.push_back({key, at, Value{Value::Kind::kNull, false, at, {}, {}, {}}});
+  return map.entries.back();
+}
+
+void apply(const std::string& override_text, Location at, Value& root, Collector& collector,
+           std::span<const std::string> lengths) {
+  const auto equals = override_text.find('=');
+  const std::string path = override_text.substr(0, equals);
+  const std::vector<std::string> keys = split(path, '.');
+  const bool has_empty_key = std::any_of(keys.begin(), keys.end(), [](const auto& key) { return key.empty(); });
+  if (equals == std::string::npos || has_empty_key) {
+    collector.add(at, "", quote(override_text) + " is not of the form key=value or section.key=value");
+    return;
+  }
+  std::optional<Value> value = parse_yaml(override_text.substr(equals + 1), collector, at, path);
+  if (!value) return;
+
+  Value* map = &root;
+  std::string section;
+  for (std::size_t level = 0; level < keys.size(); ++level) {
+    if (map->is_null()) {
+      map->kind = Value::Kind::kMap;
+      map->at = at;
+    }
+    if (!map->is_map()) {
+      collector.add(at, path, "cannot be set: '" + section + "' is " + describe(*map) + ", not a mapping");
+      return;
+    }
+    const bool last = level + 1 == keys.size();
+    if (last && std::find(lengths.begin(), lengths.end(), section) != lengths.end()) map->entries.clear();
+    Entry& entry = find_or_add(*map, keys[level], at);
+    section = join_path(section, keys[level]);
+    map = &entry.value;
+    if (last) entry.at = at;
+  }
+  *map = std::move(*value);
+}
+
 }  // namespace
 
 std::optional<Value> parse_yaml(const std::string& text, Collector& collector, std::optional<Location> fixed,
@@ -191,6 +235,38 @@ std::optional<Value> parse_yaml(const std::string& text, Collector& collector, s
   Value root = builder.take_root();
   find_duplicates(root, path, collector);
   return root;
+}
+
+std::string read_text(const std::filesystem::path& file, const std::string& what, Collector& collector) {
+  try {
+    return read_file(file, kMaxFileBytes);
+  } catch (const SystemError& error) {
+    collector.add({}, "", "cannot be read: " + std::generic_category().message(error.code()));
+  } catch (const DataError&) {
+    collector.add({}, "", "larger than 1 MiB, which no " + what + " file is");
+  }
+  collector.throw_if_any();
+  return {};
+}
+
+Value parse_document(const std::string& text, Collector& collector) {
+  std::optional<Value> document = parse_yaml(text, collector);
+  if (document && !document->is_map()) {
+    const Location at{std::max(document->at.line, 1), false};
+    const std::string message = document->is_null()
+                                    ? "the file is empty; it must hold a mapping of keys to values"
+                                    : "the file must hold a mapping of keys to values, not " + describe(*document);
+    collector.add(at, "", message);
+    document.reset();
+  }
+  if (!document) collector.throw_if_any();
+  return std::move(*document);
+}
+
+void apply_overrides(std::span<const std::string> overrides, Value& root, Collector& collector,
+                     std::span<const std::string> lengths) {
+  int number = 0;
+  for (const std::string& text : overrides) apply(text, Location{++number, true}, root, collector, lengths);
 }
 
 }  // namespace dtrain::config

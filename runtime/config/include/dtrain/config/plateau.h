@@ -1,5 +1,5 @@
-// The condition that ends training before its length. Plain values and their keys. Trials use the struct too, so this
-// header includes no other header of config.
+// The reactions to validations that no longer improve: training ends early, or the learning rate falls. Plain values
+// and their keys. Trials use the structs too, so this header includes no other header of config.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,7 @@
 
 namespace dtrain::config {
 
+// Ends training before its length.
 struct EarlyStopping {
   std::string metric;             // of validation; empty: searcher.metric, with its smaller_is_better
   bool smaller_is_better = true;  // if the key is missing, for searcher.metric: searcher.smaller_is_better
@@ -35,6 +36,26 @@ void declare_keys(Keys& keys, EarlyStopping& e) {
                e.patience, {1, std::numeric_limits<std::int32_t>::max()});
   keys.number({"min_delta", "By how much a value must be better than the best one so far to be an improvement."},
               e.min_delta, {.min = 0, .max = 1'000'000, .real = true});
+}
+
+// Multiplies the learning rate of all parameters, beside any schedule, when searcher.metric no longer improves.
+struct ReduceOnPlateau {
+  double factor = 0.1;         // from 0 to below 1
+  std::int64_t patience = 10;  // validations in a row without an improvement before that; at least 1
+  double min_delta = 0;        // a smaller difference is no improvement; at least 0
+  double min_factor = 0;       // the product of all factors stays at least this; from 0 to 1
+  bool operator==(const ReduceOnPlateau&) const = default;
+};
+
+template <class Keys>
+void declare_keys(Keys& keys, ReduceOnPlateau& r) {
+  keys.number({"factor", "What lr is multiplied by."}, r.factor, {.min = 0, .max = 1, .below_max = true, .real = true});
+  keys.integer({"patience", "lr falls after this number of validations in a row without an improvement."}, r.patience,
+               {1, std::numeric_limits<std::int32_t>::max()});
+  keys.number({"min_delta", "By how much a value must be better than the best one so far to be an improvement."},
+              r.min_delta, {.min = 0, .max = 1'000'000, .real = true});
+  keys.number({"min_factor", "lr does not fall below this part of what it would be without validations."}, r.min_factor,
+              {.min = 0, .max = 1, .real = true});
 }
 
 }  // namespace dtrain::config
