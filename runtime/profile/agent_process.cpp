@@ -12,7 +12,7 @@
 #include "dtrain/base/fd.h"
 #include "dtrain/base/text.h"
 #include "dtrain/base/unix_socket.h"
-#include "messages.h"
+#include "ring.h"
 
 namespace dtrain::profile {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <numeric>
 
-#include "agent/bounded_dump.h"
+#include "agent/dump.h"
 #include "live/feeds.h"
 #include "live/recent.h"
 #include "read/file_lines.h"

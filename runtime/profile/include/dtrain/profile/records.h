@@ -1,11 +1,12 @@
 // The records of a rank, each declared once: its values, and in fields() their keys in dumps, in the order of the dump
 // (docs/profile-format.md says what they mean). A visitor gets a key and the value of each of the given records.
-// Visitors write dumps (agent/field_writer.h), read them (runtime/analysis/read/field_reader.h) and make tables of them
+// Visitors write dumps (agent/format.h), read them (runtime/analysis/read/field_reader.h) and make tables of them
 // (runtime/analysis/export/table_rows.h).
 #pragma once
 
 #include <array>
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <numeric>
 #include <optional>
@@ -15,11 +16,38 @@
 
 #include "dtrain/base/saturating.h"
 #include "dtrain/data/read_usage.h"
-#include "dtrain/profile/phase.h"
 #include "dtrain/profile/scope.h"
 #include "dtrain/profile/sketch.h"
 
 namespace dtrain::profile {
+
+// The phases of a step. Every nanosecond of a step belongs to exactly one of them; kOther is the rest.
+enum class Phase : std::uint8_t {
+  kDataloaderNext,
+  kToDevice,
+  kTrainBatch,     // the rest of train_batch(): neither forward nor backward nor communication
+  kForward,        // "train_batch.forward"
+  kBackward,       // "train_batch.backward"
+  kGraph,          // a whole step as a replayed CUDA graph: computing, exchange and update, which have no times in it
+  kAllreduceWait,  // exposed communication: waiting for, or doing, collectives on the training thread
+  kOptimizerStep,
+  kStepLrSchedulers,
+  kFromDevice,
+  kReduceMetrics,
+  kCallbacks,
+  kCheckpoint,
+  kValidation,
+  kDeviceWait,  // the host waits until its device is at most a few batches behind; 0 if phases are timed on it
+  kOther,
+  kCount
+};
+
+inline constexpr std::size_t kPhaseCount = static_cast<std::size_t>(Phase::kCount);
+using PhaseTimes = std::array<std::int64_t, kPhaseCount>;  // nanoseconds, indexed by Phase
+
+// The name in dumps and summaries ("dataloader_next", "train_batch.forward", …). In dumps "train_batch" is the whole
+// of train_batch(): itself + .forward + .backward.
+std::string_view name_of(Phase phase);
 
 struct Key {
   enum Form : std::uint8_t {
@@ -79,6 +107,10 @@ struct CollectiveOf {
   }
 };
 using CollectiveRecord = CollectiveOf<std::uint64_t, char[16]>;  // "all_reduce", "broadcast", …
+
+// Bytes a second on the links (NCCL's "bus bandwidth"): the bytes that the slowest link had to carry, divided by the
+// time.
+double bus_bandwidth(const CollectiveRecord& record);
 
 // The cost of reading batches, added up over the workers.
 struct LoaderUsage : data::ReadUsage {

@@ -1,9 +1,11 @@
-// The messages between Saver and the process dtrain-saver on a UNIX socket: one JSON line each. A message is sent as a
-// memfd, so that sending never waits for the reader. Any thread.
+// What Saver and the process dtrain-saver share: their messages on a UNIX socket, one JSON line each, and priorities. A
+// message is sent as a memfd, so that sending never waits for the reader. Any thread.
 #pragma once
 
 #include <optional>
 #include <string>
+
+#include <sys/types.h>
 
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/checkpoint/saver.h"
@@ -32,5 +34,15 @@ SaveResult save_result_from(const Json& json);
 bool send_message(UnixSocket& socket, std::string_view message);
 // Returns a message; empty: the peer has closed the socket, or none came in time (sets `timed_out`). SystemError.
 std::optional<std::string> receive_message(UnixSocket& socket, std::chrono::milliseconds timeout, bool* timed_out);
+
+// The saver's priorities for the processor and the disk, relative to training. Changes that the kernel forbids are
+// skipped.
+//
+// Gives the calling thread only processor time that no other thread wants (the lowest niceness if the kernel would not
+// let the user leave idle priority), and the disk when it is idle.
+void step_behind_training();
+// Gives all threads of the process a share of the processor again. Threads that called step_behind_training() get a
+// hundredth of the share of a thread of training, for a user cannot take niceness back.
+void leave_idle_priority(pid_t process);
 
 }  // namespace dtrain::checkpoints

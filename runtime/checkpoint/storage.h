@@ -1,8 +1,11 @@
-// The folder of a run's checkpoints: the names in it, its lock, its synchronisation, and deletions.
+// The folder of a run's checkpoints: the names in it, its lock, its synchronisation, deletions, and work on its files
+// by several threads.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -56,5 +59,13 @@ class StorageLock {
   std::filesystem::path path_;
   UniqueFd fd_;
 };
+
+// Works on the pieces of files by a few threads, so that the disk and the processor work at the same time: calls
+// work(0) … work(count - 1), each once, on up to `threads` threads besides the calling thread, which calls
+// on_progress(number done) some times a second. Each of the threads calls on_start first. The first exception ends the
+// work and is passed on.
+void for_each_piece(std::size_t count, int threads, const std::function<void(std::size_t)>& work,
+                    const std::function<void(std::size_t)>& on_progress = {},
+                    const std::function<void()>& on_start = {});
 
 }  // namespace dtrain::checkpoints

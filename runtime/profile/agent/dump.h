@@ -1,24 +1,63 @@
-// Bounds the records of one rank in its dump: the first steps stay in full; later steps are in full until their window
-// ends and are then replaced by its sums and outliers ("Bounded dumps" in docs/profile-format.md). At any moment all
-// records are in the file or in the lines that flush() will write, so no window is lost when the rank or this process
-// ends. One thread, the agent's.
+// One dump of the agent: its lines reach the disk, and it stays small in a long run. One thread, the agent's.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <map>
+#include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
-#include "agent/dump_writer.h"
 #include "agent/format.h"
+#include "dtrain/base/clock.h"
+#include "dtrain/base/file.h"
 #include "ring.h"
 
 namespace dtrain::profile {
 
-// The sums of a dump window: its `window` record. One thread.
+// Writes the lines of one dump. Losing records must never stop the agent: it counts lines that cannot be written (disk
+// full), keeps the cause and tries again; once writing works, a "lost" record has the number of missing lines.
+class DumpWriter {
+ public:
+  DumpWriter(std::filesystem::path path, const Clock& clock) : path_(std::move(path)), clock_(clock) {}
+
+  // Writes whole lines, each ended by a newline.
+  void write(std::string_view lines);
+  // The end of the file, for replace(); empty: lines are missing there.
+  struct Mark {
+    std::uintmax_t size = 0;
+    std::uint64_t lost = 0;
+  };
+  std::optional<Mark> mark();
+  std::uintmax_t written_since(const Mark& mark) const;  // bytes
+  // Replaces all lines since `mark` by `lines`. False: some of the old lines were lost, or `lines` are longer, or they
+  // cannot be written; then the old lines stay.
+  bool replace(const Mark& mark, std::string_view lines);
+  // Makes written lines durable: they survive a crash of the machine.
+  void sync();
+
+  std::uint64_t lost() const { return lost_; }
+  // Returns the first error, which names the path.
+  const std::optional<std::string>& error() const { return error_; }
+
+ private:
+  bool append(std::string_view lines);
+
+  std::filesystem::path path_;
+  const Clock& clock_;
+  std::unique_ptr<LineAppender> file_;
+  std::uintmax_t size_ = 0;
+  std::uint64_t lost_ = 0;
+  std::uint64_t lost_unreported_ = 0;
+  Nanoseconds next_attempt_{0};
+  std::optional<std::string> error_;
+};
+
+// The sums of a dump window: its `window` record.
 class DumpWindow {
  public:
   DumpWindow() { record.loader.pinned = 0; }
@@ -71,6 +110,10 @@ struct OpenWindow {
   LineBuffer others;
 };
 
+// Bounds the records of one rank in its dump: the first steps stay in full; later steps are in full until their window
+// ends and are then replaced by its sums and outliers ("Bounded dumps" in docs/profile-format.md). At any moment all
+// records are in the file or in the lines that flush() will write, so no window is lost when the rank or this process
+// ends.
 class BoundedDump {
  public:
   static constexpr std::int64_t kStepsInFull = 10'000;

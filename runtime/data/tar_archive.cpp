@@ -1,12 +1,12 @@
-#include "shards/tar.h"
+#include "tar_archive.h"
+
+#include <fcntl.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
-
-#include <fcntl.h>
-#include <unistd.h>
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"

@@ -1,12 +1,67 @@
-#include "dtrain/profile/sketch.h"
+#include "dtrain/profile/records.h"
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
+#include <string_view>
 
 #include "dtrain/base/saturating.h"
+#include "dtrain/profile/sketch.h"
 
 namespace dtrain::profile {
+
+std::string_view name_of(Phase phase) {
+  switch (phase) {
+    case Phase::kDataloaderNext:
+      return "dataloader_next";
+    case Phase::kToDevice:
+      return "to_device";
+    case Phase::kTrainBatch:
+      return "train_batch";
+    case Phase::kForward:
+      return "train_batch.forward";
+    case Phase::kBackward:
+      return "train_batch.backward";
+    case Phase::kGraph:
+      return "graph";
+    case Phase::kAllreduceWait:
+      return "allreduce_wait";
+    case Phase::kOptimizerStep:
+      return "optimizer_step";
+    case Phase::kStepLrSchedulers:
+      return "step_lr_schedulers";
+    case Phase::kFromDevice:
+      return "from_device";
+    case Phase::kReduceMetrics:
+      return "reduce_metrics";
+    case Phase::kCallbacks:
+      return "callbacks";
+    case Phase::kCheckpoint:
+      return "checkpoint";
+    case Phase::kValidation:
+      return "validation";
+    case Phase::kDeviceWait:
+      return "device_wait";
+    case Phase::kOther:
+      return "other";
+    case Phase::kCount:
+      break;
+  }
+  return "unknown";
+}
+
+double bus_bandwidth(const CollectiveRecord& record) {
+  const std::int64_t duration_ns = record.ended_ns - record.started_ns;
+  if (duration_ns <= 0 || record.world_size <= 1) return 0;
+  const double n = record.world_size;
+  const std::string_view operation(record.operation, ::strnlen(record.operation, sizeof record.operation));
+  double factor = 1;
+  if (operation.starts_with("all_reduce")) factor = 2 * (n - 1) / n;
+  if (operation.starts_with("reduce_scatter") || operation.starts_with("all_gather")) factor = (n - 1) / n;
+  return static_cast<double>(record.bytes) * factor * 1e9 / static_cast<double>(duration_ns);
+}
+
 namespace {
 
 constexpr double kGamma = (1 + Sketch::kRelativeError) / (1 - Sketch::kRelativeError);
