@@ -12,8 +12,8 @@
 #include "dtrain/config/experiment.h"
 #include "dtrain/config/schema.h"
 #include "dtrain/run/named_files.h"
-#include "dtrain/scheduler/batch_split.h"
 #include "dtrain/scheduler/cluster_agents.h"
+#include "dtrain/scheduler/placement.h"
 
 namespace dtrain::cli {
 namespace {

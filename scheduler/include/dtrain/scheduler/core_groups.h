@@ -7,6 +7,7 @@
 #include <limits>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "dtrain/host/topology.h"
@@ -47,5 +48,29 @@ CoreGroups divide_cores_evenly(std::span<const CoreUnit> units, int slots,
 //  - A slot gets units of one NUMA node: of those with enough free units, the one with the fewest. If no node has
 //    enough, the same holds for sockets; else it takes units from the sockets with the most.
 std::optional<CoreGroups> take_cores(std::span<const CoreUnit> free, int slots, int each);
+
+// The CPU slots of this machine, with the cores to which each is bound. Any thread.
+
+struct Slot {
+  int index = 0;
+  std::vector<int> cpus;  // logical CPUs, ascending; never empty
+};
+
+struct LocalSlots {
+  std::vector<Slot> slots;
+  std::string warning;  // says that slots share cores; empty: they do not
+};
+
+// Divides physical cores (each the list of its logical CPUs) evenly over `count` slots, neighbours together. With
+// more slots than cores the logical CPUs are divided; with more slots than those, slots share them.
+// ConfigError if count < 1 or there is no core.
+LocalSlots divide_cores(std::span<const std::vector<int>> cores, int count);
+
+// Divides the cores that this process may use.
+LocalSlots local_slots(int count);
+
+// Return the number of these cores to which the logical CPUs belong, and the CPUs of the first `count` of those cores.
+int count_cores(std::span<const std::vector<int>> cores, const std::vector<int>& cpus);
+std::vector<int> first_cores(std::span<const std::vector<int>> cores, const std::vector<int>& cpus, int count);
 
 }  // namespace dtrain::scheduler
