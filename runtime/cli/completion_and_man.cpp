@@ -1,13 +1,105 @@
-// The completion scripts of the shells.
+// The names and arguments of dtrain's commands, as plain values read from the same CLI11 objects that parse them and
+// print --help: the source of shell completion and of the man page. Any thread.
 #include <cstdio>
 #include <memory>
 #include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
 
 #include "commands.h"
 #include "dtrain/base/text.h"
-#include "share/command_facts.h"
+#include "dtrain/run/version.h"
 
 namespace dtrain::cli {
+
+enum class ValueKind { kNone, kText, kChoice, kFile, kFolder, kRun };
+
+// An option, a flag (kNone), or an argument without a dash.
+struct ValueFacts {
+  std::vector<std::string> names;  // "-f", "--follow"; an argument's one name ("FILE")
+  std::string value_name;          // the name of an option's value in --help: "DIR"
+  ValueKind kind = ValueKind::kNone;
+  std::vector<std::string> choices;  // with kChoice
+  std::string description;
+  bool required = false;
+  bool repeatable = false;
+};
+
+struct CommandFacts {
+  std::vector<std::string> path;  // "dtrain", "config", "check"
+  std::string description;
+  std::string footer;
+  std::vector<ValueFacts> options;
+  std::vector<ValueFacts> arguments;
+  std::vector<CommandFacts> commands;  // hidden ones are left out
+};
+
+// Reads the facts. The kind of a value follows from its name in --help: FILE and EXPERIMENT are files, DIR a folder,
+// RUN a run; a set of choices (CLI::IsMember) is that set.
+CommandFacts read_facts(const CLI::App& app);
+
+// "dtrain config check"
+std::string full_name(const CommandFacts& command);
+
+namespace {
+
+ValueKind kind_of(const std::string& name) {
+  if (name == "FILE" || name == "EXPERIMENT") return ValueKind::kFile;
+  if (name == "DIR") return ValueKind::kFolder;
+  return name == "RUN" ? ValueKind::kRun : ValueKind::kText;
+}
+
+ValueFacts read_option(const CLI::Option& option) {
+  ValueFacts facts{.description = option.get_description(), .required = option.get_required()};
+  for (const std::string& name : option.get_snames()) facts.names.push_back("-" + name);
+  for (const std::string& name : option.get_lnames()) facts.names.push_back("--" + name);
+  const bool argument = facts.names.empty();
+  if (argument) facts.names.push_back(option.get_name(true));
+  if (option.get_items_expected_max() == 0) return facts;
+
+  facts.repeatable =
+      option.get_expected_max() > 1 || option.get_multi_option_policy() == CLI::MultiOptionPolicy::TakeAll;
+  // "TYPE:{one,two}", "TYPE:{one,two}:MORE CHECKS", "INT:NONNEGATIVE"
+  const std::string type = option.get_type_name();
+  facts.value_name = type.substr(0, type.find(':'));
+  facts.kind =
+      kind_of(argument && kind_of(facts.value_name) == ValueKind::kText ? facts.names.front() : facts.value_name);
+  const auto open = type.find(":{");
+  const auto close = type.find('}');
+  if (open != std::string::npos && close != std::string::npos && close > open) {
+    facts.kind = ValueKind::kChoice;
+    facts.choices = split(type.substr(open + 2, close - open - 2), ',');
+  }
+  return facts;
+}
+
+CommandFacts read_command(const CLI::App& app, std::vector<std::string> path) {
+  path.push_back(app.get_name());
+  CommandFacts facts{.path = path, .description = app.get_description(), .footer = app.get_footer()};
+  for (const CLI::Option* option : app.get_options()) {
+    if (option->get_group().empty()) continue;  // hidden
+    ValueFacts value = read_option(*option);
+    (value.names.front().front() == '-' ? facts.options : facts.arguments).push_back(std::move(value));
+  }
+  for (const CLI::App* command : app.get_subcommands(nullptr)) {
+    if (!command->get_group().empty()) facts.commands.push_back(read_command(*command, path));
+  }
+  return facts;
+}
+
+}  // namespace
+
+CommandFacts read_facts(const CLI::App& app) {
+  return read_command(app, {});
+}
+
+std::string full_name(const CommandFacts& command) {
+  return join(command.path, " ");
+}
+
+// The completion scripts of the shells.
+
 namespace {
 
 // Returns one word for the table, as _dtrain_values of the script expects it.
@@ -255,6 +347,140 @@ void add_completion(CLI::App& app, ExitCode*) {
     const CommandFacts facts = read_facts(app);
     std::fputs((*shell == "bash" ? bash_completion(facts) : zsh_completion(facts)).c_str(), stdout);
   });
+}
+
+// dtrain.1 in the man macros of troff.
+
+namespace {
+
+struct Entry {
+  const char* name;
+  const char* text;
+};
+
+constexpr Entry kFiles[] = {
+    {"runs/NNNN-NAME/",
+     "A run: experiment.yaml, plan.json, events.jsonl, metrics.jsonl, logs/, profile/, checkpoints/."},
+    {"PREFIX/lib/dtrain/libtorch, ~/.local/share/dtrain/libtorch", "Where dtrain-get-libtorch puts libtorch."},
+    {"~/.local/state/dtrain/ledger.db", "Which tasks hold which slots, which tasks wait, and how the others ended."},
+    {"PREFIX/share/dtrain/", "Examples: configs/ and examples/."},
+};
+
+// Returns text that troff prints unchanged; dashes stay dashes, so that options can be copied.
+std::string escaped(const std::string& text) {
+  std::string result;
+  bool line_begins = true;
+  for (const char c : text) {
+    if (line_begins && (c == '.' || c == '\'')) result += "\\&";
+    if (c == '\\') {
+      result += "\\e";
+    } else if (c == '-') {
+      result += "\\-";
+    } else {
+      result += c;
+    }
+    line_begins = c == '\n';
+  }
+  return result;
+}
+
+std::string bold(const std::string& text) {
+  return "\\fB" + escaped(text) + "\\fR";
+}
+
+std::string italic(const std::string& text) {
+  return "\\fI" + escaped(text) + "\\fR";
+}
+
+// Returns filled paragraphs; indented lines stay as they are.
+std::string paragraphs(const std::string& text) {
+  std::string result;
+  bool verbatim = false;
+  for (const std::string& line : split(text, '\n')) {
+    const bool indented = line.rfind("  ", 0) == 0;
+    if (indented != verbatim) result += indented ? ".PP\n.nf\n" : ".fi\n";
+    verbatim = indented;
+    result += line.empty() ? ".PP\n" : escaped(line) + "\n";
+  }
+  return result + (verbatim ? ".fi\n" : "");
+}
+
+std::string tagged(const std::string& tag, const std::string& text) {
+  return ".TP\n" + tag + "\n" + escaped(text) + "\n";
+}
+
+std::string option_tag(const ValueFacts& option) {
+  std::vector<std::string> names;
+  for (const std::string& name : option.names) {
+    const std::string value = option.kind == ValueKind::kChoice ? join(option.choices, "|") : option.value_name;
+    names.push_back(bold(name) + (value.empty() ? "" : " " + italic(value)));
+  }
+  return join(names, ", ");
+}
+
+std::string description_of(const ValueFacts& value) {
+  if (value.kind != ValueKind::kChoice || value.names.front().front() == '-') return value.description;
+  return value.description + ": " + join(value.choices, " or ");
+}
+
+// Adds a heading, arguments, options and the rest of --help for each command that does something.
+void add_command(const CommandFacts& command, std::string* page) {
+  for (const CommandFacts& child : command.commands) add_command(child, page);
+  if (!command.commands.empty()) return;
+  std::string usage = bold(full_name(command));
+  for (const ValueFacts& argument : command.arguments) {
+    const std::string name = italic(argument.names.front());
+    usage += argument.required ? " " + name : " [" + name + "]";
+  }
+  *page += ".SS " + usage + " [options]\n" + escaped(command.description) + ".\n";
+  for (const ValueFacts& argument : command.arguments) {
+    *page += tagged(italic(argument.names.front()), description_of(argument));
+  }
+  for (const ValueFacts& option : command.options) *page += tagged(option_tag(option), description_of(option));
+  if (!command.footer.empty()) *page += ".PP\n" + paragraphs(command.footer);
+}
+
+std::string exit_codes() {
+  std::string result;
+  for (const ExitCodeMeaning& one : kExitCodes) {
+    result +=
+        tagged(bold(std::to_string(static_cast<int>(one.code))), plain(std::string(one.meaning) + " " + one.details));
+  }
+  return result;
+}
+
+std::string variables() {
+  std::string result;
+  for (const Variable& one : kVariables) {
+    const std::string text = std::string(one.effect) + " Read by " + one.readers + ".";
+    result += tagged(bold(join(split(one.names, ' '), ", ")) + ": " + italic(one.value), plain(text));
+  }
+  return result;
+}
+
+std::string man_page(const CommandFacts& app, const std::string& version) {
+  std::string page = ".TH DTRAIN 1 \"\" \"dtrain " + version + "\" \"User Commands\"\n";
+  page += ".SH NAME\ndtrain \\- train libtorch models data\\-parallel, and see where the time goes\n";
+  page += ".SH SYNOPSIS\n" + bold("dtrain") + " " + italic("COMMAND") + " [" + italic("options") + "]\n";
+  page += ".SH DESCRIPTION\n" + paragraphs(app.description);
+  for (const ValueFacts& option : app.options) page += tagged(option_tag(option), option.description);
+  page += ".SH COMMANDS\n";
+  for (const CommandFacts& command : app.commands) add_command(command, &page);
+  page += ".SH EXIT STATUS\n" + exit_codes();
+  page += ".SH ENVIRONMENT\n" + variables();
+  page += ".SH FILES\n";
+  for (const Entry& entry : kFiles) page += tagged(bold(entry.name), entry.text);
+  if (!app.footer.empty()) page += ".SH EXAMPLES\n" + paragraphs(app.footer);
+  page += ".SH SEE ALSO\n" + bold("dtrain-get-libtorch") + " \\-\\-help; the documents in /usr/share/doc/dtrain\n";
+  return page;
+}
+
+}  // namespace
+
+void add_man(CLI::App& app, ExitCode*) {
+  CLI::App* command = app.add_subcommand("man", "Print the man page (troff)");
+  command->group("");  // for the build: users have `man dtrain`
+  command->callback([&app] { std::fputs(man_page(read_facts(app), run::version()).c_str(), stdout); });
 }
 
 }  // namespace dtrain::cli

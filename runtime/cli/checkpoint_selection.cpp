@@ -1,9 +1,9 @@
-#include "checkpoints/selection.h"
+#include "checkpoint_selection.h"
+
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
-
-#include <unistd.h>
 
 #include "dtrain/base/clock.h"
 #include "dtrain/base/error.h"
@@ -12,6 +12,7 @@
 #include "dtrain/run/checkpoint_folder.h"
 
 namespace dtrain::cli {
+
 namespace {
 
 namespace fs = std::filesystem;

@@ -10,9 +10,9 @@
 #include "dtrain/run/log_tail.h"
 #include "dtrain/run/run_folder.h"
 #include "dtrain/run/run_state.h"
-#include "runs/run_command.h"
 
 namespace dtrain::cli {
+
 namespace {
 
 namespace fs = std::filesystem;

@@ -1,4 +1,4 @@
-#include "data/picture_data.h"
+#include "picture_data.h"
 
 #include <filesystem>
 
@@ -11,6 +11,7 @@
 #include "dtrain/data/shards.h"
 
 namespace dtrain::cli {
+
 namespace {
 
 // Returns the most common transforms of pictures, for data without an experiment.

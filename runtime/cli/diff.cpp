@@ -1,9 +1,9 @@
+#include <unistd.h>
+
 #include <cstdio>
 #include <memory>
 #include <optional>
 #include <string>
-
-#include <unistd.h>
 
 #include "commands.h"
 #include "dtrain/analysis/diff.h"
@@ -11,9 +11,9 @@
 #include "dtrain/base/text.h"
 #include "dtrain/run/run_folder.h"
 #include "dtrain/run/summary_text.h"
-#include "runs/run_command.h"
 
 namespace dtrain::cli {
+
 namespace {
 
 struct DiffArguments {
