@@ -15,7 +15,6 @@
 #include "table.h"
 
 namespace dtrain::cli {
-
 namespace {
 
 struct CheckpointListArguments {
@@ -127,26 +126,6 @@ void add_checkpoint_verify(CLI::App& checkpoint, ExitCode* exit_code) {
     *exit_code = damaged ? ExitCode::kRunFailed : ExitCode::kDone;
   });
 }
-
-}  // namespace
-
-void add_checkpoint(CLI::App& app, ExitCode* exit_code) {
-  CLI::App* command = app.add_subcommand("checkpoint", "List, check, delete and export the checkpoints of a run");
-  command->require_subcommand(1);
-  add_checkpoint_list(*command);
-  add_checkpoint_describe(*command);
-  add_checkpoint_verify(*command, exit_code);
-  add_checkpoint_delete(*command);
-  add_checkpoint_export(*command, exit_code);
-  command->footer(R"(examples:
-  dtrain checkpoint list 7                     which checkpoints does run 0007 have, and which is the best?
-  dtrain checkpoint describe 7 best            what is in the best one?
-  dtrain checkpoint verify 7                   is every byte of every checkpoint as it was written?
-  dtrain checkpoint export 7 --best --output model.safetensors   the best weights, for other programs
-  dtrain checkpoint delete 7 120 140           free the space of two of them)");
-}
-
-namespace {
 
 struct DescribeArguments {
   std::string run;
@@ -268,8 +247,6 @@ std::string describe_text(const checkpoints::Entry& entry) {
   return text;
 }
 
-}  // namespace
-
 void add_checkpoint_describe(CLI::App& checkpoint) {
   auto arguments = std::make_shared<DescribeArguments>();
   CLI::App* command =
@@ -283,6 +260,24 @@ void add_checkpoint_describe(CLI::App& checkpoint) {
     print_answer(
         arguments->json, [&] { return describe_json(entry); }, [&] { return describe_text(entry); });
   });
+}
+
+}  // namespace
+
+void add_checkpoint(CLI::App& app, ExitCode* exit_code) {
+  CLI::App* command = app.add_subcommand("checkpoint", "List, check, delete and export the checkpoints of a run");
+  command->require_subcommand(1);
+  add_checkpoint_list(*command);
+  add_checkpoint_describe(*command);
+  add_checkpoint_verify(*command, exit_code);
+  add_checkpoint_delete(*command);
+  add_checkpoint_export(*command, exit_code);
+  command->footer(R"(examples:
+  dtrain checkpoint list 7                     which checkpoints does run 0007 have, and which is the best?
+  dtrain checkpoint describe 7 best            what is in the best one?
+  dtrain checkpoint verify 7                   is every byte of every checkpoint as it was written?
+  dtrain checkpoint export 7 --best --output model.safetensors   the best weights, for other programs
+  dtrain checkpoint delete 7 120 140           free the space of two of them)");
 }
 
 }  // namespace dtrain::cli

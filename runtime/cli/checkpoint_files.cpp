@@ -18,7 +18,6 @@
 #include "dtrain/run/training_program.h"
 
 namespace dtrain::cli {
-
 namespace {
 
 struct DeleteArguments {
@@ -77,57 +76,6 @@ bool is_agreed(const std::vector<checkpoints::Entry>& doomed, bool yes) {
   return answer == "y" || answer == "Y" || answer == "yes";
 }
 
-}  // namespace
-
-void add_checkpoint_delete(CLI::App& checkpoint) {
-  auto arguments = std::make_shared<DeleteArguments>();
-  CLI::App* command = checkpoint.add_subcommand("delete", "Delete checkpoints of a run that is not in progress");
-  add_run_or_checkpoint(*command, arguments->run);
-  command->add_option("STEP", arguments->steps, std::string(kStepHelp) + "; not with a checkpoint's folder");
-  command->add_option("--after", arguments->after, "All checkpoints of the run after so many batches")
-      ->check(CLI::NonNegativeNumber);
-  command->add_flag("-y,--yes", arguments->yes, "Do not ask");
-  command->add_flag("--force", arguments->force, "Also the only one that is whole");
-  command->callback([arguments] {
-    const Checkpoints found = find_checkpoints(arguments->run);
-    std::vector<checkpoints::Entry> doomed;
-    if (!found.run && arguments->after) {
-      throw ConfigError(arguments->run + " is one checkpoint, and --after chooses from those of a run",
-                        "name the run instead of the folder");
-    }
-    if (found.run && arguments->steps.empty() && !arguments->after) {
-      throw ConfigError("which checkpoints are to be deleted?",
-                        "name their steps: dtrain checkpoint list " + arguments->run + " shows them");
-    }
-    if (!found.run) doomed = found.entries;
-    const auto add = [&](const checkpoints::Entry& entry) {
-      const bool twice = std::any_of(doomed.begin(), doomed.end(), [&](const auto& e) { return e.path == entry.path; });
-      if (!twice) doomed.push_back(entry);
-    };
-    for (const std::string& step : arguments->steps) add(choose(found, step));
-    for (const checkpoints::Entry& entry : found.entries) {
-      if (arguments->after && entry.about.step > *arguments->after) add(entry);
-    }
-    if (doomed.empty()) {
-      throw ConfigError("there is no checkpoint after batch " + std::to_string(*arguments->after) + " in " +
-                        found.storage.string());
-    }
-    if (found.run) refuse_of_another(*found.run);
-    refuse_in_use(found);
-    if (!arguments->force) refuse_last_good(checkpoints::list(found.storage), doomed);
-    if (!is_agreed(doomed, arguments->yes)) {
-      std::printf("nothing was deleted\n");
-      return;
-    }
-    std::vector<std::filesystem::path> paths;
-    for (const checkpoints::Entry& entry : doomed) paths.push_back(entry.path);
-    checkpoints::remove_checkpoints(paths);
-    for (const checkpoints::Entry& entry : doomed) std::printf("deleted %s\n", entry.path.c_str());
-  });
-}
-
-namespace {
-
 struct CheckpointExportArguments {
   std::string run, step, output, format = "safetensors", model;
   bool best = false, latest = false, force = false;
@@ -180,6 +128,53 @@ std::filesystem::path beside_for_eval(const std::filesystem::path& output) {
 }
 
 }  // namespace
+
+void add_checkpoint_delete(CLI::App& checkpoint) {
+  auto arguments = std::make_shared<DeleteArguments>();
+  CLI::App* command = checkpoint.add_subcommand("delete", "Delete checkpoints of a run that is not in progress");
+  add_run_or_checkpoint(*command, arguments->run);
+  command->add_option("STEP", arguments->steps, std::string(kStepHelp) + "; not with a checkpoint's folder");
+  command->add_option("--after", arguments->after, "All checkpoints of the run after so many batches")
+      ->check(CLI::NonNegativeNumber);
+  command->add_flag("-y,--yes", arguments->yes, "Do not ask");
+  command->add_flag("--force", arguments->force, "Also the only one that is whole");
+  command->callback([arguments] {
+    const Checkpoints found = find_checkpoints(arguments->run);
+    std::vector<checkpoints::Entry> doomed;
+    if (!found.run && arguments->after) {
+      throw ConfigError(arguments->run + " is one checkpoint, and --after chooses from those of a run",
+                        "name the run instead of the folder");
+    }
+    if (found.run && arguments->steps.empty() && !arguments->after) {
+      throw ConfigError("which checkpoints are to be deleted?",
+                        "name their steps: dtrain checkpoint list " + arguments->run + " shows them");
+    }
+    if (!found.run) doomed = found.entries;
+    const auto add = [&](const checkpoints::Entry& entry) {
+      const bool twice = std::any_of(doomed.begin(), doomed.end(), [&](const auto& e) { return e.path == entry.path; });
+      if (!twice) doomed.push_back(entry);
+    };
+    for (const std::string& step : arguments->steps) add(choose(found, step));
+    for (const checkpoints::Entry& entry : found.entries) {
+      if (arguments->after && entry.about.step > *arguments->after) add(entry);
+    }
+    if (doomed.empty()) {
+      throw ConfigError("there is no checkpoint after batch " + std::to_string(*arguments->after) + " in " +
+                        found.storage.string());
+    }
+    if (found.run) refuse_of_another(*found.run);
+    refuse_in_use(found);
+    if (!arguments->force) refuse_last_good(checkpoints::list(found.storage), doomed);
+    if (!is_agreed(doomed, arguments->yes)) {
+      std::printf("nothing was deleted\n");
+      return;
+    }
+    std::vector<std::filesystem::path> paths;
+    for (const checkpoints::Entry& entry : doomed) paths.push_back(entry.path);
+    checkpoints::remove_checkpoints(paths);
+    for (const checkpoints::Entry& entry : doomed) std::printf("deleted %s\n", entry.path.c_str());
+  });
+}
 
 void add_checkpoint_export(CLI::App& checkpoint, ExitCode* exit_code) {
   auto arguments = std::make_shared<CheckpointExportArguments>();

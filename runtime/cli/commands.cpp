@@ -16,7 +16,6 @@
 #include "dtrain/run/run_state.h"
 
 namespace dtrain::cli {
-
 namespace {
 
 // stdio drops output that it could not write, and with the output the reason.

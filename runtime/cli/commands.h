@@ -24,17 +24,12 @@ void add_agent(CLI::App& app, ExitCode* exit_code);
 void add_analyze(CLI::App& app, ExitCode* exit_code);
 void add_checkpoint(CLI::App& app, ExitCode* exit_code);
 void add_checkpoint_delete(CLI::App& checkpoint);
-void add_checkpoint_describe(CLI::App& checkpoint);
 void add_checkpoint_export(CLI::App& checkpoint, ExitCode* exit_code);
 void add_completion(CLI::App& app, ExitCode* exit_code);
 void add_launch(CLI::App& app, ExitCode* exit_code);
 void add_start_rank(CLI::App& app, ExitCode* exit_code);
 void add_config(CLI::App& app, ExitCode* exit_code);
 void add_data(CLI::App& app, ExitCode* exit_code);
-void add_data_bench(CLI::App& data);
-void add_data_inspect(CLI::App& data, ExitCode* exit_code);
-void add_data_pack(CLI::App& data);
-void add_data_show(CLI::App& data);
 void add_diff(CLI::App& app, ExitCode* exit_code);
 void add_doctor(CLI::App& app, ExitCode* exit_code);
 void add_export(CLI::App& app, ExitCode* exit_code);
@@ -49,8 +44,6 @@ void add_runs_list(CLI::App& app, ExitCode* exit_code);
 void add_slot(CLI::App& app, ExitCode* exit_code);
 void add_summary(CLI::App& app, ExitCode* exit_code);
 void add_task(CLI::App& app, ExitCode* exit_code);
-void add_task_list(CLI::App& task);
-void add_task_show(CLI::App& task);
 void add_top(CLI::App& app, ExitCode* exit_code);
 void add_trace(CLI::App& app, ExitCode* exit_code);
 void add_what_if(CLI::App& app, ExitCode* exit_code);
@@ -63,15 +56,13 @@ inline constexpr std::array kCommands{
     add_trace,   add_export,     add_checkpoint, add_model,      add_data,      add_doctor,  add_completion,
     add_version, add_man,        add_start_rank, add_host_probe, add_cuda_probe};
 
-// The exit codes of a command, for its --help.
-
 // Returns a text of process_interface.h without the backticks around code.
 inline std::string plain(std::string text) {
   std::erase(text, '`');
   return text;
 }
 
-// "Exit codes:" and an indented line for each.
+// Returns "Exit codes:" and an indented line for each, for --help.
 inline std::string exit_codes_help(std::initializer_list<ExitCode> codes) {
   std::string help = "Exit codes:\n";
   for (const ExitCodeMeaning& one : kExitCodes) {
@@ -82,18 +73,13 @@ inline std::string exit_codes_help(std::initializer_list<ExitCode> codes) {
   return help;
 }
 
-// Checks standard output: a command whose answer could not be written has failed, even if it succeeded otherwise.
-// Needs no CLI11. One thread.
-
-// At the end of main(): writes buffered output and returns the exit code. If some output could not be written (a full
-// disk), reports this on standard error and turns success into kRunFailed. A reader that has gone away (`dtrain task
-// list | head -1`) is no error.
+// At the end of main(): writes buffered output and returns the exit code. A command whose answer could not be written (a
+// full disk) has failed: reports this on standard error and turns success into kRunFailed. A reader that has gone away
+// (`dtrain task list | head -1`) is no error.
 ExitCode finish_output(ExitCode exit_code);
 
 // For a command whose result is not what it prints: only warns of lost output, and leaves the exit code as it is.
 void warn_of_lost_output();
-
-// The parts that the commands with a RUN argument have in common.
 
 // Adds the argument RUN, for run::find_run().
 CLI::Option* add_run(CLI::App& command, std::string& run);

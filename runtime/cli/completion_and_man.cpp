@@ -1,5 +1,4 @@
-// The names and arguments of dtrain's commands, as plain values read from the same CLI11 objects that parse them and
-// print --help: the source of shell completion and of the man page. Any thread.
+// Completion of the shells and the manual page, written from the CLI11 objects that parse the arguments and print --help.
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -12,6 +11,7 @@
 #include "dtrain/run/version.h"
 
 namespace dtrain::cli {
+namespace {
 
 enum class ValueKind { kNone, kText, kChoice, kFile, kFolder, kRun };
 
@@ -34,15 +34,6 @@ struct CommandFacts {
   std::vector<ValueFacts> arguments;
   std::vector<CommandFacts> commands;  // hidden ones are left out
 };
-
-// Reads the facts. The kind of a value follows from its name in --help: FILE and EXPERIMENT are files, DIR a folder,
-// RUN a run; a set of choices (CLI::IsMember) is that set.
-CommandFacts read_facts(const CLI::App& app);
-
-// "dtrain config check"
-std::string full_name(const CommandFacts& command);
-
-namespace {
 
 ValueKind kind_of(const std::string& name) {
   if (name == "FILE" || name == "EXPERIMENT") return ValueKind::kFile;
@@ -88,19 +79,16 @@ CommandFacts read_command(const CLI::App& app, std::vector<std::string> path) {
   return facts;
 }
 
-}  // namespace
-
+// Reads the facts. The kind of a value follows from its name in --help: FILE and EXPERIMENT are files, DIR a folder,
+// RUN a run; a set of choices (CLI::IsMember) is that set.
 CommandFacts read_facts(const CLI::App& app) {
   return read_command(app, {});
 }
 
+// "dtrain config check"
 std::string full_name(const CommandFacts& command) {
   return join(command.path, " ");
 }
-
-// The completion scripts of the shells.
-
-namespace {
 
 // Returns one word for the table, as _dtrain_values of the script expects it.
 std::string kind_word(const ValueFacts& value) {
@@ -334,25 +322,6 @@ std::string zsh_completion(const CommandFacts& app) {
   return script + kTail;
 }
 
-}  // namespace
-
-void add_completion(CLI::App& app, ExitCode*) {
-  auto shell = std::make_shared<std::string>();
-  CLI::App* command = app.add_subcommand("completion", "Print the completion script for a shell");
-  command->add_option("SHELL", *shell, "The shell")->required()->check(CLI::IsMember({"bash", "zsh"}));
-  command->footer(
-      "To use it in the current shell:    source <(dtrain completion bash)\n"
-      "An installed package has put both scripts where the shells look for them.");
-  command->callback([&app, shell] {
-    const CommandFacts facts = read_facts(app);
-    std::fputs((*shell == "bash" ? bash_completion(facts) : zsh_completion(facts)).c_str(), stdout);
-  });
-}
-
-// dtrain.1 in the man macros of troff.
-
-namespace {
-
 struct Entry {
   const char* name;
   const char* text;
@@ -476,6 +445,19 @@ std::string man_page(const CommandFacts& app, const std::string& version) {
 }
 
 }  // namespace
+
+void add_completion(CLI::App& app, ExitCode*) {
+  auto shell = std::make_shared<std::string>();
+  CLI::App* command = app.add_subcommand("completion", "Print the completion script for a shell");
+  command->add_option("SHELL", *shell, "The shell")->required()->check(CLI::IsMember({"bash", "zsh"}));
+  command->footer(
+      "To use it in the current shell:    source <(dtrain completion bash)\n"
+      "An installed package has put both scripts where the shells look for them.");
+  command->callback([&app, shell] {
+    const CommandFacts facts = read_facts(app);
+    std::fputs((*shell == "bash" ? bash_completion(facts) : zsh_completion(facts)).c_str(), stdout);
+  });
+}
 
 void add_man(CLI::App& app, ExitCode*) {
   CLI::App* command = app.add_subcommand("man", "Print the man page (troff)");

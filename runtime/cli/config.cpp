@@ -25,7 +25,6 @@
 #include "dtrain/scheduler/placement.h"
 
 namespace dtrain::cli {
-
 namespace {
 
 struct ConfigCheckArguments {
@@ -123,17 +122,6 @@ void add_config_schema(CLI::App& config) {
   });
 }
 
-}  // namespace
-
-void add_config(CLI::App& app, ExitCode* exit_code) {
-  CLI::App* command = app.add_subcommand("config", "Work with experiment and cluster files");
-  command->require_subcommand(1);
-  add_config_check(*command, exit_code);
-  add_config_schema(*command);
-}
-
-namespace {
-
 struct ModelInspectArguments {
   std::string file;
   bool json = false;
@@ -159,6 +147,13 @@ ExitCode inspect(const ModelInspectArguments& arguments) {
 }
 
 }  // namespace
+
+void add_config(CLI::App& app, ExitCode* exit_code) {
+  CLI::App* command = app.add_subcommand("config", "Work with experiment and cluster files");
+  command->require_subcommand(1);
+  add_config_check(*command, exit_code);
+  add_config_schema(*command);
+}
 
 void add_model(CLI::App& app, ExitCode* exit_code) {
   CLI::App* model = app.add_subcommand("model", "Look at the files that `model:` names");

@@ -22,7 +22,6 @@
 #include "picture_data.h"
 
 namespace dtrain::cli {
-
 namespace {
 
 struct PackArguments {
@@ -87,8 +86,6 @@ void pack(const PackArguments& arguments) {
   pack_text_files(arguments);
 }
 
-}  // namespace
-
 void add_data_pack(CLI::App& data) {
   auto arguments = std::make_shared<PackArguments>();
   CLI::App* command = data.add_subcommand("pack", "Write pictures as shards, or texts as tokens");
@@ -115,8 +112,6 @@ void add_data_pack(CLI::App& data) {
       "Samples are written in a random order, so that each shard has all classes.");
   command->callback([arguments] { pack(*arguments); });
 }
-
-namespace {
 
 struct InspectArguments {
   PictureDataArguments data;
@@ -218,8 +213,6 @@ std::string to_text(const Json& json) {
   return text;
 }
 
-}  // namespace
-
 void add_data_inspect(CLI::App& data, ExitCode* exit_code) {
   auto arguments = std::make_shared<InspectArguments>();
   CLI::App* command = data.add_subcommand("inspect", "Show what a data set of pictures has: samples, classes, sizes");
@@ -239,8 +232,6 @@ void add_data_inspect(CLI::App& data, ExitCode* exit_code) {
     *exit_code = facts.damaged.empty() ? ExitCode::kDone : ExitCode::kRunFailed;
   });
 }
-
-namespace {
 
 struct BenchArguments {
   PictureDataArguments data;
@@ -291,8 +282,6 @@ std::string to_text(const PictureData& data, const data::ThroughputReport& repor
   return text + "  limit: " + report.limit + "; " + report.advice + "\n";
 }
 
-}  // namespace
-
 void add_data_bench(CLI::App& data) {
   auto arguments = std::make_shared<BenchArguments>();
   CLI::App* command =
@@ -321,15 +310,11 @@ void add_data_bench(CLI::App& data) {
   });
 }
 
-namespace {
-
 struct ShowArguments {
   PictureDataArguments data;
   std::string output = "data.html";
   std::int64_t samples = 16, epochs = 4;
 };
-
-}  // namespace
 
 void add_data_show(CLI::App& data) {
   auto arguments = std::make_shared<ShowArguments>();
@@ -357,6 +342,8 @@ void add_data_show(CLI::App& data) {
     std::printf("%s\n", std::filesystem::absolute(arguments->output).lexically_normal().c_str());
   });
 }
+
+}  // namespace
 
 void add_data(CLI::App& app, ExitCode* exit_code) {
   CLI::App* command = app.add_subcommand("data", "Pack, inspect, measure and show data sets of pictures");

@@ -11,6 +11,16 @@
 #include "dtrain/run/version.h"
 
 namespace dtrain::cli {
+namespace {
+
+// Returns "dtrain 0.1.0, commit …", and a line for each library that dtrain uses.
+std::string version_text() {
+  std::string text;
+  for (const auto& [name, value] : run::versions()) text += (text.empty() ? "" : "\n") + name + " " + value;
+  return text;
+}
+
+}  // namespace
 
 void add_doctor(CLI::App& app, ExitCode* exit_code) {
   auto request = std::make_shared<run::DoctorRequest>();
@@ -36,17 +46,6 @@ void add_doctor(CLI::App& app, ExitCode* exit_code) {
       "Exit codes: 0, or 1 if there is a problem.");
   command->callback([request, exit_code] { *exit_code = run::doctor(*request); });
 }
-
-namespace {
-
-// Returns "dtrain 0.1.0, commit …", and a line for each library that dtrain uses.
-std::string version_text() {
-  std::string text;
-  for (const auto& [name, value] : run::versions()) text += (text.empty() ? "" : "\n") + name + " " + value;
-  return text;
-}
-
-}  // namespace
 
 void add_version(CLI::App& app, ExitCode*) {
   app.set_version_flag("--version", version_text, "Print the version, as `dtrain version` does");

@@ -17,7 +17,6 @@
 #include "dtrain/run/trace_request.h"
 
 namespace dtrain::cli {
-
 namespace {
 
 namespace fs = std::filesystem;
@@ -47,32 +46,6 @@ void write_report_of(const std::vector<run::RunFolder>& folders, const fs::path&
   for (const run::RunFolder& folder : folders) runs.push_back(list_run(folder, clock));
   analysis::write_comparison(runs, file);
 }
-
-}  // namespace
-
-void add_report(CLI::App& app, ExitCode*) {
-  auto arguments = std::make_shared<ReportArguments>();
-  CLI::App* command =
-      app.add_subcommand("report", "Write the report of a run, or compare runs: one HTML file that opens offline");
-  add_runs(*command, arguments->runs);
-  command
-      ->add_option("-o,--output", arguments->output,
-                   "Where to write it (default: report.html, in the run's folder; of several runs, in this folder)")
-      ->type_name("FILE");
-  command->footer(
-      "Every run writes its report at its end. This command writes it again, also for a run that is in progress or\n"
-      "whose folder came from another machine. Of several runs it writes one page: their curves of learning laid over\n"
-      "each other, and what of their experiments differs. docs/report.md describes the contents.");
-  command->callback([arguments] {
-    const std::vector<run::RunFolder> folders = different_runs(arguments->runs);
-    const fs::path folder = folders.size() == 1 ? folders.front().path : fs::path();
-    const fs::path file = arguments->output.empty() ? folder / analysis::kReportFile : fs::path(arguments->output);
-    write_report_of(folders, file);
-    std::printf("%s\n", file.c_str());
-  });
-}
-
-namespace {
 
 constexpr int kMostSteps = 1000;
 
@@ -128,7 +101,33 @@ void write_merged(const analysis::RunProfile& profile, const TraceArguments& arg
               format_bytes(static_cast<double>(merged.bytes)).c_str());
 }
 
+struct ExportArguments {
+  std::string run, format, output;
+};
+
 }  // namespace
+
+void add_report(CLI::App& app, ExitCode*) {
+  auto arguments = std::make_shared<ReportArguments>();
+  CLI::App* command =
+      app.add_subcommand("report", "Write the report of a run, or compare runs: one HTML file that opens offline");
+  add_runs(*command, arguments->runs);
+  command
+      ->add_option("-o,--output", arguments->output,
+                   "Where to write it (default: report.html, in the run's folder; of several runs, in this folder)")
+      ->type_name("FILE");
+  command->footer(
+      "Every run writes its report at its end. This command writes it again, also for a run that is in progress or\n"
+      "whose folder came from another machine. Of several runs it writes one page: their curves of learning laid over\n"
+      "each other, and what of their experiments differs. docs/report.md describes the contents.");
+  command->callback([arguments] {
+    const std::vector<run::RunFolder> folders = different_runs(arguments->runs);
+    const fs::path folder = folders.size() == 1 ? folders.front().path : fs::path();
+    const fs::path file = arguments->output.empty() ? folder / analysis::kReportFile : fs::path(arguments->output);
+    write_report_of(folders, file);
+    std::printf("%s\n", file.c_str());
+  });
+}
 
 void add_trace(CLI::App& app, ExitCode*) {
   auto arguments = std::make_shared<TraceArguments>();
@@ -157,14 +156,6 @@ void add_trace(CLI::App& app, ExitCode*) {
     }
   });
 }
-
-namespace {
-
-struct ExportArguments {
-  std::string run, format, output;
-};
-
-}  // namespace
 
 void add_export(CLI::App& app, ExitCode*) {
   auto arguments = std::make_shared<ExportArguments>();

@@ -14,6 +14,45 @@
 #include "dtrain/run/launch.h"
 
 namespace dtrain::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+// The experiment of a script, in a file of its own until the launch ends.
+class ScriptExperiment {
+ public:
+  ScriptExperiment(const std::vector<std::string>& words, int slots) {
+    const fs::path script = fs::absolute(words.front().substr(0, words.front().find(".py") + 3)).lexically_normal();
+    file = script.parent_path() / (script.stem().string() + ".run.yaml");
+    std::vector<std::string> entrypoint(words);
+    entrypoint.front() = fs::path(words.front()).filename();
+    // The batch size of the script's loader replaces this one once it is known.
+    const Json experiment = {{"name", script.stem().string()},
+                             {"entrypoint", entrypoint},
+                             {"hyperparameters", {{"global_batch_size", slots}, {"batch_size_of_loader", true}}},
+                             {"resources", {{"slots_per_trial", slots}}},
+                             {"searcher", {{"max_length", {{"epochs", config::kEpochsOfScripts}}}}}};
+    std::string name = (fs::temp_directory_path() / "dtrain-run-XXXXXX").string();
+    if (!::mkdtemp(name.data())) throw SystemError("cannot make a folder like " + name, errno);
+    folder_ = name;
+    contents = folder_ / file.filename();
+    write_file_atomic(contents, to_line(experiment) + "\n");
+  }
+  ~ScriptExperiment() {
+    std::error_code ignored;
+    fs::remove_all(folder_, ignored);
+  }
+  ScriptExperiment(const ScriptExperiment&) = delete;
+  ScriptExperiment& operator=(const ScriptExperiment&) = delete;
+
+  fs::path file;  // need not exist: relative paths in the experiment are relative to its folder
+  fs::path contents;
+
+ private:
+  fs::path folder_;
+};
+
+}  // namespace
 
 void add_launch(CLI::App& app, ExitCode* exit_code) {
   auto request = std::make_shared<run::LaunchRequest>();
@@ -87,48 +126,6 @@ void add_launch(CLI::App& app, ExitCode* exit_code) {
     if (!request->dry_run) warn_of_lost_output();  // a closed output does not change how a run ended
   });
 }
-
-// `dtrain run`: launches a Python script without an experiment file.
-
-namespace {
-
-namespace fs = std::filesystem;
-
-// The experiment of a script, in a file of its own until the launch ends.
-class ScriptExperiment {
- public:
-  ScriptExperiment(const std::vector<std::string>& words, int slots) {
-    const fs::path script = fs::absolute(words.front().substr(0, words.front().find(".py") + 3)).lexically_normal();
-    file = script.parent_path() / (script.stem().string() + ".run.yaml");
-    std::vector<std::string> entrypoint(words);
-    entrypoint.front() = fs::path(words.front()).filename();
-    // The batch size of the script's loader replaces this one once it is known.
-    const Json experiment = {{"name", script.stem().string()},
-                             {"entrypoint", entrypoint},
-                             {"hyperparameters", {{"global_batch_size", slots}, {"batch_size_of_loader", true}}},
-                             {"resources", {{"slots_per_trial", slots}}},
-                             {"searcher", {{"max_length", {{"epochs", config::kEpochsOfScripts}}}}}};
-    std::string name = (fs::temp_directory_path() / "dtrain-run-XXXXXX").string();
-    if (!::mkdtemp(name.data())) throw SystemError("cannot make a folder like " + name, errno);
-    folder_ = name;
-    contents = folder_ / file.filename();
-    write_file_atomic(contents, to_line(experiment) + "\n");
-  }
-  ~ScriptExperiment() {
-    std::error_code ignored;
-    fs::remove_all(folder_, ignored);
-  }
-  ScriptExperiment(const ScriptExperiment&) = delete;
-  ScriptExperiment& operator=(const ScriptExperiment&) = delete;
-
-  fs::path file;  // need not exist: relative paths in the experiment are relative to its folder
-  fs::path contents;
-
- private:
-  fs::path folder_;
-};
-
-}  // namespace
 
 void add_run_script(CLI::App& app, ExitCode* exit_code) {
   auto request = std::make_shared<run::LaunchRequest>();

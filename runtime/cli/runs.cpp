@@ -1,4 +1,3 @@
-// The runs that `dtrain runs` lists, and their order. A row has columns, and the keys of its experiment. Plain values.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -23,7 +22,9 @@
 #include "table.h"
 
 namespace dtrain::cli {
+namespace {
 
+// A run that `dtrain runs` lists: a row has columns, and the keys of its experiment.
 struct RunRow {
   std::optional<int> number;  // of the folder's name
   analysis::RunLine run;
@@ -35,28 +36,12 @@ struct RunRow {
 // Nothing, a number, or a text.
 using RunValue = std::variant<std::monostate, double, std::string>;
 
-// Returns the columns that --sort and --filter know.
-std::vector<std::string> names_of_run_columns();
-// Returns a column or a key of the experiment ("optimizer.lr"). A key's last part suffices if no other key ends so.
-RunValue value_of(const RunRow& row, const std::string& key);
-
 // "accuracy>=0.9": a key, a comparison (= != < <= > >=, or ~: contains) and a value to compare with.
 struct RunFilter {
   std::string key, comparison, value;
 
   bool holds(const RunRow& row) const;
 };
-// ConfigError: it has no comparison, or compares something else than numbers by size.
-RunFilter read_filter(const std::string& text);
-
-// ConfigError where `key` is neither a column nor a key of the experiment of any of the runs; `option` asked for it.
-void check_key(const std::string& option, const std::string& key, const std::vector<RunRow>& rows);
-
-// Sorts numbers ascending, then texts, then rows without a value; rows with equal values stay in their order. By "best"
-// and "last" the best come first. `reverse`: the other way round; rows without a value still come last.
-void sort_rows(std::vector<RunRow>& rows, const std::string& key, bool reverse);
-
-namespace {
 
 using analysis::CurveValue;
 using analysis::RunLine;
@@ -65,9 +50,11 @@ template <typename Number>
 RunValue value_or_nothing(const std::optional<Number>& number) {
   return number ? RunValue(static_cast<double>(*number)) : RunValue();
 }
+
 RunValue value_or_nothing(const std::optional<CurveValue>& number) {
   return number ? RunValue(number->value) : RunValue();
 }
+
 RunValue value_or_nothing(const std::string& text) {
   return text.empty() ? RunValue() : RunValue(text);
 }
@@ -76,6 +63,7 @@ struct RunColumn {
   const char* name;
   RunValue (*of)(const RunRow& row);
 };
+
 constexpr std::array<RunColumn, 12> kRunColumns = {{
     {"run", [](const RunRow& row) { return row.number ? value_or_nothing(row.number) : value_or_nothing(row.id()); }},
     {"name", [](const RunRow& row) { return value_or_nothing(row.run.name); }},
@@ -144,18 +132,18 @@ bool compare_numbers(double value, const std::string& comparison, double with) {
   return (value == with) == (comparison == "=");
 }
 
-}  // namespace
-
 std::string RunRow::id() const {
   return number ? std::to_string(*number) : run.folder.filename().string();
 }
 
+// Returns the columns that --sort and --filter know.
 std::vector<std::string> names_of_run_columns() {
   std::vector<std::string> names;
   for (const RunColumn& column : kRunColumns) names.emplace_back(column.name);
   return names;
 }
 
+// Returns a column or a key of the experiment ("optimizer.lr"). A key's last part suffices if no other key ends so.
 RunValue value_of(const RunRow& row, const std::string& key) {
   for (const RunColumn& column : kRunColumns) {
     if (key == column.name) return column.of(row);
@@ -163,6 +151,7 @@ RunValue value_of(const RunRow& row, const std::string& key) {
   return setting_value(row.run.settings, key);
 }
 
+// ConfigError: it has no comparison, or compares something else than numbers by size.
 RunFilter read_filter(const std::string& text) {
   const std::size_t at = text.find_first_of("=!<>~");
   RunFilter filter;
@@ -196,6 +185,7 @@ bool RunFilter::holds(const RunRow& row) const {
   return (text == value) == (comparison == "=");
 }
 
+// ConfigError where `key` is neither a column nor a key of the experiment of any of the runs; `option` asked for it.
 void check_key(const std::string& option, const std::string& key, const std::vector<RunRow>& rows) {
   std::vector<std::string> names = names_of_run_columns();
   std::set<std::string> settings;
@@ -214,6 +204,8 @@ void check_key(const std::string& option, const std::string& key, const std::vec
                     "it may be a key of the experiment, or one of " + columns);
 }
 
+// Sorts numbers ascending, then texts, then rows without a value; rows with equal values stay in their order. By "best"
+// and "last" the best come first. `reverse`: the other way round; rows without a value still come last.
 void sort_rows(std::vector<RunRow>& rows, const std::string& key, bool reverse) {
   const auto without =
       std::stable_partition(rows.begin(), rows.end(), [&](const RunRow& row) { return has_value(row, key); });
@@ -222,8 +214,6 @@ void sort_rows(std::vector<RunRow>& rows, const std::string& key, bool reverse) 
     return reverse ? order > 0 : order < 0;
   });
 }
-
-namespace {
 
 using analysis::CurveValue;
 using analysis::SettingDifference;

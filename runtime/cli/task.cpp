@@ -1,4 +1,3 @@
-// The fields of a task of the ledger, for the commands that print it. Plain functions; any thread.
 #include <algorithm>
 #include <cstdio>
 #include <memory>
@@ -17,32 +16,23 @@
 #include "table.h"
 
 namespace dtrain::cli {
-
-// Returns a time of the wall clock as text; null: there is none.
-Json time_of(const std::optional<Nanoseconds>& wall);
-// Returns the reason for the task's state: why a queued task waits, why a task has ended. Empty: no reason.
-const std::string& reason_of(const scheduler::Task& task);
-
-// Returns the cores of each of the task's slots: those it holds or held, else those it asks for; the least, if slots
-// have unlike numbers. Null: the task takes all cores, or its slots are not made of cores.
-Json cores_per_slot(const scheduler::Task& task);
-// "2 slots x 16 cores", "3 slots"
-std::string slots_text(const scheduler::Task& task);
+namespace {
 
 // The help of the argument that run::find_task() reads.
 inline constexpr const char* kTaskHelp = "The task: its number (127 or task:127), or its run under ./runs (run:3)";
 
-// "running", "done (exit code 0)", "failed (exit code 1): rank 1 was killed"
-std::string state_text(const scheduler::Task& task);
-
+// Returns a time of the wall clock as text; null: there is none.
 Json time_of(const std::optional<Nanoseconds>& wall) {
   return wall ? Json(format_utc(*wall)) : Json();
 }
 
+// Returns the reason for the task's state: why a queued task waits, why a task has ended. Empty: no reason.
 const std::string& reason_of(const scheduler::Task& task) {
   return task.waiting ? task.waiting->reason : task.reason;
 }
 
+// Returns the cores of each of the task's slots: those it holds or held, else those it asks for; the least, if slots
+// have unlike numbers. Null: the task takes all cores, or its slots are not made of cores.
 Json cores_per_slot(const scheduler::Task& task) {
   std::size_t least = 0;
   for (const scheduler::ClaimedShare& share : task.claim) {
@@ -52,20 +42,20 @@ Json cores_per_slot(const scheduler::Task& task) {
   return task.cores_per_slot > 0 ? Json(task.cores_per_slot) : Json();
 }
 
+// "2 slots x 16 cores", "3 slots"
 std::string slots_text(const scheduler::Task& task) {
   const std::string slots = count_of(task.slots, "slot");
   const Json cores = cores_per_slot(task);
   return cores.is_null() ? slots : slots + " x " + count_of(cores.get<std::int64_t>(), "core");
 }
 
+// "running", "done (exit code 0)", "failed (exit code 1): rank 1 was killed"
 std::string state_text(const scheduler::Task& task) {
   std::string text = to_string(task.state);
   if (task.exit_code) text += " (exit code " + std::to_string(*task.exit_code) + ")";
   const std::string& reason = reason_of(task);
   return reason.empty() ? text : text + ": " + reason;
 }
-
-namespace {
 
 using scheduler::Task;
 using scheduler::TaskState;
@@ -138,8 +128,6 @@ class TaskTable {
   std::vector<std::string_view> agents_;  // of the task at hand
 };
 
-}  // namespace
-
 void add_task_list(CLI::App& task) {
   CLI::App* command = task.add_subcommand("list", "List all tasks, and what the queued ones wait for");
   auto active = std::make_shared<bool>(false);
@@ -157,8 +145,6 @@ void add_task_list(CLI::App& task) {
     std::fputs(table.finish().c_str(), stdout);
   });
 }
-
-namespace {
 
 using scheduler::StateChange;
 using scheduler::Task;
@@ -245,8 +231,6 @@ std::string to_text(const Task& task, const std::vector<StateChange>& history) {
   return text;
 }
 
-}  // namespace
-
 void add_task_show(CLI::App& task) {
   auto arguments = std::make_shared<TaskShowArguments>();
   CLI::App* command =
@@ -262,8 +246,6 @@ void add_task_show(CLI::App& task) {
     std::fputs(text.c_str(), stdout);
   });
 }
-
-namespace {
 
 constexpr auto kPollPeriod = std::chrono::milliseconds(200);
 

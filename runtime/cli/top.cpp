@@ -1,12 +1,3 @@
-// The terminal while `dtrain top` redraws it: the alternate screen, keys without Enter and without echo, no cursor. All
-// of that is restored however the program ends: the end of the object, an exception, a signal, a crash.
-//
-// This is our own code and no curses: a view is lines of text in any case (--once prints them, tests read them), and to
-// show them takes seven sequences that all terminals support whose TERM is not dumb. Curses would add a library to the
-// program's start, a second copy of the screen, a state of the whole process, and handlers for the very signals that
-// must be ours.
-//
-// One object a process, on the thread that made it, before other threads exist.
 #include <poll.h>
 #include <termios.h>
 #include <unistd.h>
@@ -38,11 +29,21 @@
 #include "dtrain/run/summary_text.h"
 
 namespace dtrain::cli {
+namespace {
 
 struct ScreenSize {
   int width = 80, height = 24;
 };
 
+// The terminal while `dtrain top` redraws it: the alternate screen, keys without Enter and without echo, no cursor. All
+// of that is restored however the program ends: the end of the object, an exception, a signal, a crash.
+//
+// This is our own code and no curses: a view is lines of text in any case (--once prints them, tests read them), and to
+// show them takes seven sequences that all terminals support whose TERM is not dumb. Curses would add a library to the
+// program's start, a second copy of the screen, a state of the whole process, and handlers for the very signals that
+// must be ours.
+//
+// One object a process, on the thread that made it, before other threads exist.
 class TopScreen {
  public:
   // Requires run::can_redraw(STDOUT_FILENO). SystemError.
@@ -71,8 +72,6 @@ class TopScreen {
   bool keys_ = false;  // standard input is the terminal
 };
 
-namespace {
-
 constexpr std::string_view kEnter = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J";  // alternate screen, no cursor, no wrapping
 constexpr std::string_view kLeave = "\x1b[?7h\x1b[?25h\x1b[?1049l";
 constexpr std::string_view kHome = "\x1b[H";
@@ -86,6 +85,7 @@ struct Before {
   bool has_keys = false;
   std::atomic<bool> entered{false};
 };
+
 Before before;
 
 // Restores the terminal. Safe in a handler.
@@ -99,8 +99,6 @@ void crashed(int signal) {
   leave();
   ::raise(signal);  // SA_RESETHAND: with its own effect this time
 }
-
-}  // namespace
 
 TopScreen::TopScreen() {
   ::sigemptyset(&signals_);
@@ -218,8 +216,6 @@ TopScreen::Event TopScreen::read_keys() {
   }
   return Event::kTime;
 }
-
-namespace {
 
 using Event = TopScreen::Event;
 
