@@ -11,7 +11,7 @@
 
 #include <CLI/CLI.hpp>
 
-#include "dtrain/analysis/run_line.h"
+#include "dtrain/analysis/run_history.h"
 #include "dtrain/base/clock.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
@@ -73,8 +73,9 @@ inline std::string exit_codes_help(std::initializer_list<ExitCode> codes) {
   return help;
 }
 
-// At the end of main(): writes buffered output and returns the exit code. A command whose answer could not be written (a
-// full disk) has failed: reports this on standard error and turns success into kRunFailed. A reader that has gone away
+// At the end of main(): writes buffered output and returns the exit code. A command whose answer could not be written
+// (a full disk) has failed: reports this on standard error and turns success into kRunFailed. A reader that has gone
+// away
 // (`dtrain task list | head -1`) is no error.
 ExitCode finish_output(ExitCode exit_code);
 

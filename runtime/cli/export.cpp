@@ -8,7 +8,6 @@
 #include "commands.h"
 #include "dtrain/analysis/export.h"
 #include "dtrain/analysis/report.h"
-#include "dtrain/analysis/trace.h"
 #include "dtrain/base/clock.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"

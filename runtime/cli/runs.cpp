@@ -14,7 +14,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "commands.h"
-#include "dtrain/analysis/run_line.h"
+#include "dtrain/analysis/run_history.h"
 #include "dtrain/base/clock.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"

@@ -1,4 +1,4 @@
-#include "dtrain/analysis/curves.h"
+#include "dtrain/analysis/run_history.h"
 
 #include <algorithm>
 #include <cmath>

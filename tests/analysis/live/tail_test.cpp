@@ -6,7 +6,6 @@
 
 #include "agent/bounded_dump.h"
 #include "live/feeds.h"
-#include "live/recent.h"
 #include "read/file_lines.h"
 #include "run_folder.h"
 

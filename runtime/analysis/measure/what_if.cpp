@@ -1,23 +1,21 @@
-#include "dtrain/analysis/analysis.h"
-
-#include <spdlog/fmt/fmt.h>
 #include <algorithm>
 
+#include <spdlog/fmt/fmt.h>
+
+#include "dtrain/analysis/analysis.h"
 #include "dtrain/base/clock.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
 #include "measure/contention.h"
-#include "measure/loader_use.h"
+#include "measure/predictor.h"
 #include "measure/roofline.h"
 #include "measure/statistics.h"
 #include "measure/system_metrics.h"
-#include "predict/exchange_cost.h"
-#include "predict/predictor.h"
 #include "read/json_fields.h"
-#include "text/numbers.h"
-#include "text/text_writer.h"
+#include "read/text.h"
 
 namespace dtrain::analysis {
+
 namespace {
 
 using profile::Phase;

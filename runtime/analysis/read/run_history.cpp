@@ -1,18 +1,18 @@
-#include "dtrain/analysis/run_history.h"
-
 #include <algorithm>
 #include <fstream>
 
 #include <spdlog/fmt/fmt.h>
 
+#include "dtrain/analysis/run_history.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/json_number.h"
 #include "dtrain/base/text.h"
 #include "read/json_fields.h"
-#include "text/numbers.h"
+#include "read/text.h"
 
 namespace dtrain::analysis {
+
 namespace {
 
 constexpr auto kPreempted = static_cast<std::int64_t>(ExitCode::kPreempted);
