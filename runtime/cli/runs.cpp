@@ -99,6 +99,14 @@ RunValue setting_value(const analysis::Settings& settings, const std::string& ke
   return number ? RunValue(*number) : RunValue(*found);
 }
 
+// Returns a column or a key of the experiment ("optimizer.lr"). A key's last part suffices if no other key ends so.
+RunValue value_of(const RunRow& row, const std::string& key) {
+  for (const RunColumn& column : kRunColumns) {
+    if (key == column.name) return column.of(row);
+  }
+  return setting_value(row.run.settings, key);
+}
+
 // Returns the value that orders rows: of a metric, the better value is the smaller one.
 double place_of(const RunRow& row, const std::string& key, double value) {
   const bool judged = key == "best" || key == "last";
@@ -141,14 +149,6 @@ std::vector<std::string> names_of_run_columns() {
   std::vector<std::string> names;
   for (const RunColumn& column : kRunColumns) names.emplace_back(column.name);
   return names;
-}
-
-// Returns a column or a key of the experiment ("optimizer.lr"). A key's last part suffices if no other key ends so.
-RunValue value_of(const RunRow& row, const std::string& key) {
-  for (const RunColumn& column : kRunColumns) {
-    if (key == column.name) return column.of(row);
-  }
-  return setting_value(row.run.settings, key);
 }
 
 // ConfigError: it has no comparison, or compares something else than numbers by size.

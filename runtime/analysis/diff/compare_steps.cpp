@@ -8,7 +8,6 @@
 #include "measure/statistics.h"
 
 namespace dtrain::analysis::diff {
-
 namespace {
 
 std::vector<double> centered(std::span<const double> series) {

@@ -1,5 +1,4 @@
-// Makes tables from functions that visit the values of a row with their keys, as the fields() of records do
-// (dtrain/profile/records.h).
+// The tables of a run, with times on rank 0's clock.
 #include <algorithm>
 #include <cmath>
 #include <concepts>
@@ -17,10 +16,12 @@
 #include "read/json_fields.h"
 
 namespace dtrain::analysis {
+namespace {
 
 using profile::Key;
 
-// A visitor: the cells of a row and, for the first one of a table, its columns.
+// Makes rows from functions that visit values with their keys, as the fields() of records do
+// (dtrain/profile/records.h): collects the cells of a row and, for the first one of a table, its columns.
 class TableRow {
  public:
   // `run` and `rank`: the clock of the row's moments, which are converted to rank 0's clock.
@@ -104,13 +105,6 @@ Table make_table(std::string name, auto each, auto fields) {
             });
           }};
 }
-
-std::vector<Table> host_tables();  // the agents' samples
-std::vector<Table> log_tables();   // metrics.jsonl and events.jsonl
-
-// The tables of the agents' samples and of the run's own files.
-
-namespace {
 
 // Makes a table with rows of agents: `lines` passes on the items of one agent. A host's ranks share its clock.
 template <typename... Items>
@@ -225,18 +219,6 @@ Table events() {
   });
 }
 
-}  // namespace
-
-std::vector<Table> host_tables() {
-  return {system(), processes(), gpus()};
-}
-
-std::vector<Table> log_tables() {
-  return {metrics(), events()};
-}
-
-// The tables of the ranks' records, with times on rank 0's clock.
-
 void TableRow::operator()(Key, const profile::PhaseTimes& phases) {
   using profile::Phase;
   const auto at = [&phases](Phase phase) { return phases[static_cast<std::size_t>(phase)]; };
@@ -262,8 +244,6 @@ const std::vector<Cell>& TableRow::finish() {
   }
   return cells_;
 }
-
-namespace {
 
 // Makes a table with rows of ranks: `lines` passes on the items of one rank.
 template <typename... Items>
@@ -424,22 +404,23 @@ Table operators() {
 }  // namespace
 
 std::vector<Table> run_tables() {
-  std::vector<Table> tables{ranks(),
-                            of_lines("steps", &RankProfile::steps, kFields),
-                            windows(),
-                            of_lines("collectives", &RankProfile::collectives, kFields),
-                            collective_windows(),
-                            of_lines("loader", &RankProfile::loader, kFields),
-                            scopes(),
-                            scope_totals(),
-                            memory(),
-                            parts(),
-                            clocks(),
-                            operators()};
-  for (auto more : {host_tables(), log_tables()}) {
-    tables.insert(tables.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
-  }
-  return tables;
+  return {ranks(),
+          of_lines("steps", &RankProfile::steps, kFields),
+          windows(),
+          of_lines("collectives", &RankProfile::collectives, kFields),
+          collective_windows(),
+          of_lines("loader", &RankProfile::loader, kFields),
+          scopes(),
+          scope_totals(),
+          memory(),
+          parts(),
+          clocks(),
+          operators(),
+          system(),
+          processes(),
+          gpus(),
+          metrics(),
+          events()};
 }
 
 }  // namespace dtrain::analysis

@@ -16,7 +16,6 @@
 #include "read/json_fields.h"
 
 namespace dtrain::analysis {
-
 namespace {
 
 // The most steps that are kept; very short steps would fill ten seconds with more than are needed.

@@ -12,7 +12,6 @@
 #include "read/run_files.h"
 
 namespace dtrain::analysis {
-
 namespace {
 
 namespace fs = std::filesystem;

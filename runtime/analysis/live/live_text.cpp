@@ -13,7 +13,6 @@
 #include "read/text.h"
 
 namespace dtrain::analysis {
-
 namespace {
 
 bool goes_on(char byte) {

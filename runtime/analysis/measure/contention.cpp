@@ -14,7 +14,6 @@
 #include "read/json_fields.h"
 
 namespace dtrain::analysis {
-
 namespace {
 
 bool share_cores(const RankProfile& a, const RankProfile& b) {

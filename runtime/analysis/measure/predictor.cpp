@@ -11,7 +11,6 @@
 #include "measure/statistics.h"
 
 namespace dtrain::analysis {
-
 namespace {
 
 using profile::Phase;

@@ -10,7 +10,6 @@
 #include "read/json_fields.h"
 
 namespace dtrain::analysis {
-
 namespace {
 
 using Range = std::pair<std::int64_t, std::int64_t>;  // first and last batch of a window

@@ -15,7 +15,6 @@
 #include "read/text.h"
 
 namespace dtrain::analysis {
-
 namespace {
 
 using profile::Phase;

@@ -1,5 +1,4 @@
-// Reads a line of a dump into a record, by visiting the record's fields (dtrain/profile/records.h). The dump is not
-// trusted: if a value is missing, of another type or implausible, the field keeps its default.
+// The dump is not trusted: if a value is missing, of another type or implausible, the field keeps its default.
 #include <fcntl.h>
 #include <simdjson.h>
 
@@ -25,12 +24,15 @@
 #include "read/json_fields.h"
 
 namespace dtrain::analysis {
+namespace {
 
 using Element = simdjson::dom::element;
 using Object = simdjson::dom::object;
 using Array = simdjson::dom::array;
+using profile::Phase;
+using profile::Sketch;
 
-inline std::int64_t to_integer(const Element& value, std::int64_t fallback = 0) {
+std::int64_t to_integer(const Element& value, std::int64_t fallback = 0) {
   std::int64_t number = 0;
   if (value.get(number) == simdjson::SUCCESS) return std::abs(number) <= kLargestInteger ? number : fallback;
   double real = 0;
@@ -40,21 +42,56 @@ inline std::int64_t to_integer(const Element& value, std::int64_t fallback = 0) 
   return fallback;
 }
 
-inline double to_double(const Element& value) {
+double to_double(const Element& value) {
   double number = 0;
   return value.is_number() && value.get(number) == simdjson::SUCCESS ? number : 0;
 }
 
-inline std::string_view to_text(const Element& value) {
+std::string_view to_text(const Element& value) {
   std::string_view text;
   return value.get(text) == simdjson::SUCCESS ? text : std::string_view();
 }
 
 // Reads times of phases. With kIfKnown a missing phase has -1; otherwise "train_batch" includes its parts in the dump.
-void read_phases(const Element& value, profile::Key::Form form, profile::PhaseTimes& phases);
-// Returns a sketch; it is empty if the value is not a sketch.
-profile::Sketch to_sketch(const Element& value);
+void read_phases(const Element& value, profile::Key::Form form, profile::PhaseTimes& phases) {
+  Object object;
+  if (value.get(object) != simdjson::SUCCESS) return;
+  std::size_t expected = 0;  // phases usually come in the order of Phase
+  for (const auto& [key, time] : object) {
+    std::size_t i = expected;
+    if (i >= profile::kPhaseCount || key != profile::name_of(static_cast<Phase>(i))) {
+      for (i = 0; i < profile::kPhaseCount && key != profile::name_of(static_cast<Phase>(i));) ++i;
+    }
+    if (i >= profile::kPhaseCount) continue;
+    phases[i] = to_integer(time, form == profile::Key::kIfKnown ? -1 : 0);
+    expected = i + 1;
+  }
+  if (form == profile::Key::kIfKnown) return;
+  phases[static_cast<std::size_t>(Phase::kTrainBatch)] -=
+      phases[static_cast<std::size_t>(Phase::kForward)] + phases[static_cast<std::size_t>(Phase::kBackward)];
+}
 
+// Returns a sketch; it is empty if the value is not a sketch.
+Sketch to_sketch(const Element& value) {
+  Object object;
+  if (value.get(object) != simdjson::SUCCESS) return {};
+  std::int64_t count = 0, sum = 0, min = 0, max = 0, zeros = 0;
+  std::vector<std::int64_t> bins;
+  for (const auto& [key, field] : object) {
+    if (key == "count") count = to_integer(field);
+    if (key == "sum") sum = to_integer(field);
+    if (key == "min") min = to_integer(field);
+    if (key == "max") max = to_integer(field);
+    if (key == "zeros") zeros = to_integer(field);
+    Array list;
+    if (key != "bins" || field.get(list) != simdjson::SUCCESS) continue;
+    bins.reserve(list.size());
+    for (const Element& item : list) bins.push_back(to_integer(item));
+  }
+  return Sketch::restore(count, sum, min, max, zeros, bins).value_or(Sketch());
+}
+
+// Reads a line into a record, by visiting the record's fields (dtrain/profile/records.h).
 class FieldReader {
  public:
   explicit FieldReader(const Object& object) : begin_(object.begin()), at_(begin_), end_(object.end()) {
@@ -114,9 +151,8 @@ class FieldReader {
   static void read(const Element& element, profile::Key::Form form, profile::PhaseTimes& value) {
     read_phases(element, form, value);
   }
-  static void read(const Element& element, profile::Key::Form, profile::Sketch& value) { value = to_sketch(element); }
-  static void read(const Element& element, profile::Key::Form,
-                   std::array<profile::Sketch, profile::kPhaseCount>& value) {
+  static void read(const Element& element, profile::Key::Form, Sketch& value) { value = to_sketch(element); }
+  static void read(const Element& element, profile::Key::Form, std::array<Sketch, profile::kPhaseCount>& value) {
     Object object;
     if (element.get(object) != simdjson::SUCCESS) return;
     FieldReader phases(object);
@@ -153,57 +189,7 @@ T parse(const Object& object) {
   return line;
 }
 
-// Parses the lines of a dump that are not one record as it is declared (field_reader.h).
-
 // Return a text such as the `record` of a line, or a number of a field; empty or `fallback` for other types.
-std::string_view text_of(const Object& object, std::string_view key);
-std::int64_t integer_of(const Object& object, std::string_view key, std::int64_t fallback = 0);
-
-// Returns the sums of a window, and adds its distributions to `sketches`.
-WindowLine parse_window(const Object& object, WindowSketches& sketches);
-SystemLine parse_system(const Object& object);
-GpuLine parse_gpu(const Object& object);
-
-using profile::Phase;
-using profile::Sketch;
-
-void read_phases(const Element& value, profile::Key::Form form, profile::PhaseTimes& phases) {
-  Object object;
-  if (value.get(object) != simdjson::SUCCESS) return;
-  std::size_t expected = 0;  // phases usually come in the order of Phase
-  for (const auto& [key, time] : object) {
-    std::size_t i = expected;
-    if (i >= profile::kPhaseCount || key != profile::name_of(static_cast<Phase>(i))) {
-      for (i = 0; i < profile::kPhaseCount && key != profile::name_of(static_cast<Phase>(i));) ++i;
-    }
-    if (i >= profile::kPhaseCount) continue;
-    phases[i] = to_integer(time, form == profile::Key::kIfKnown ? -1 : 0);
-    expected = i + 1;
-  }
-  if (form == profile::Key::kIfKnown) return;
-  phases[static_cast<std::size_t>(Phase::kTrainBatch)] -=
-      phases[static_cast<std::size_t>(Phase::kForward)] + phases[static_cast<std::size_t>(Phase::kBackward)];
-}
-
-Sketch to_sketch(const Element& value) {
-  Object object;
-  if (value.get(object) != simdjson::SUCCESS) return {};
-  std::int64_t count = 0, sum = 0, min = 0, max = 0, zeros = 0;
-  std::vector<std::int64_t> bins;
-  for (const auto& [key, field] : object) {
-    if (key == "count") count = to_integer(field);
-    if (key == "sum") sum = to_integer(field);
-    if (key == "min") min = to_integer(field);
-    if (key == "max") max = to_integer(field);
-    if (key == "zeros") zeros = to_integer(field);
-    Array list;
-    if (key != "bins" || field.get(list) != simdjson::SUCCESS) continue;
-    bins.reserve(list.size());
-    for (const Element& item : list) bins.push_back(to_integer(item));
-  }
-  return Sketch::restore(count, sum, min, max, zeros, bins).value_or(Sketch());
-}
-
 std::string_view text_of(const Object& object, std::string_view key) {
   std::string_view found;
   for (const auto& [name, value] : object) {
@@ -212,15 +198,13 @@ std::string_view text_of(const Object& object, std::string_view key) {
   return found;
 }
 
-std::int64_t integer_of(const Object& object, std::string_view key, std::int64_t fallback) {
+std::int64_t integer_of(const Object& object, std::string_view key, std::int64_t fallback = 0) {
   std::int64_t found = fallback;
   for (const auto& [name, value] : object) {
     if (name == key) found = to_integer(value, fallback);
   }
   return found;
 }
-
-namespace {
 
 // Returns all numbers of an object except those of the keys `without`.
 Metrics numbers(const Object& object, std::initializer_list<std::string_view> without) {
@@ -232,8 +216,6 @@ Metrics numbers(const Object& object, std::initializer_list<std::string_view> wi
   }
   return result;
 }
-
-}  // namespace
 
 SystemLine parse_system(const Object& object) {
   SystemLine line;
@@ -263,15 +245,12 @@ GpuLine parse_gpu(const Object& object) {
   return line;
 }
 
-namespace {
-
 CollectiveWindow sums_of(const profile::CollectiveSums& sums) {
   return {operation_of(sums.operation), sums.bucket,           sums.world_size,     sums.count, sums.bytes,
           sums.duration_ns.sum(),       sums.exposed_ns.sum(), sums.queued_ns.sum()};
 }
 
-}  // namespace
-
+// Returns the sums of a window, and adds its distributions to `sketches`.
 WindowLine parse_window(const Object& object, WindowSketches& sketches) {
   auto record = parse<profile::WindowRecord>(object);
   WindowLine window{record};
@@ -309,36 +288,17 @@ WindowLine parse_window(const Object& object, WindowSketches& sketches) {
   return window;
 }
 
-namespace {
-
 constexpr std::pair<Operation, std::string_view> kNames[] = {
     {Operation::kAllReduce, "all_reduce"}, {Operation::kReduceScatter, "reduce_scatter"},
     {Operation::kAllGather, "all_gather"}, {Operation::kBroadcast, "broadcast"},
     {Operation::kBarrier, "barrier"},
 };
 
-}  // namespace
-
-std::string_view name_of(Operation operation) {
-  for (const auto& [value, name] : kNames) {
-    if (value == operation) return name;
-  }
-  return "other";
-}
-
-Operation operation_of(std::string_view name) {
-  for (const auto& [value, known] : kNames) {
-    if (known == name) return value;
-  }
-  return Operation::kOther;
-}
-
-namespace {
-
 struct Kind {
   std::string_view name;
   void (*hand_on)(const Object& line, DumpHandler& to);
 };
+
 constexpr Kind kKinds[] = {
     {"step", [](const Object& line, DumpHandler& to) { to.step(parse<StepLine>(line)); }},
     {"collective", [](const Object& line, DumpHandler& to) { to.collective(parse<CollectiveLine>(line)); }},
@@ -361,38 +321,6 @@ constexpr Kind kKinds[] = {
                 DumpHandler& to) { to.lost(integer_of(line, "count"), std::string(text_of(line, "reason"))); }},
     {"end", [](const Object& line, DumpHandler& to) { to.end(parse<EndLine>(line)); }},
 };
-
-}  // namespace
-
-struct DumpLineReader::Parser {
-  simdjson::dom::parser json;
-};
-
-DumpLineReader::DumpLineReader() : parser_(std::make_unique<Parser>()) {}
-
-DumpLineReader::~DumpLineReader() = default;
-
-LineKind DumpLineReader::read(std::string_view line, DumpHandler& handler) {
-  Object object;
-  std::string_view kind;
-  if (parser_->json.parse(line.data(), line.size(), false).get(object) == simdjson::SUCCESS)
-    kind = text_of(object, "record");
-  if (kind.empty()) return LineKind::kUnreadable;
-  if (kind == "header") {
-    schema_ = integer_of(object, "schema");
-    if (schema_ > kNewestSchema) return LineKind::kNewerSchema;
-    handler.header(Json::parse(line, nullptr, false));
-    return LineKind::kUnderstood;
-  }
-  for (const Kind& known : kKinds) {
-    if (kind != known.name) continue;
-    known.hand_on(object, handler);
-    return LineKind::kUnderstood;
-  }
-  return LineKind::kUnknown;
-}
-
-namespace {
 
 // Lines that later lines replace: the agent was killed before it had copied the later lines to their place
 // (docs/profile-format.md#bounded-dumps).
@@ -435,6 +363,47 @@ std::vector<ReplacedBytes> find_replaced(const std::filesystem::path& path) {
 }
 
 }  // namespace
+
+std::string_view name_of(Operation operation) {
+  for (const auto& [value, name] : kNames) {
+    if (value == operation) return name;
+  }
+  return "other";
+}
+
+Operation operation_of(std::string_view name) {
+  for (const auto& [value, known] : kNames) {
+    if (known == name) return value;
+  }
+  return Operation::kOther;
+}
+
+struct DumpLineReader::Parser {
+  simdjson::dom::parser json;
+};
+
+DumpLineReader::DumpLineReader() : parser_(std::make_unique<Parser>()) {}
+DumpLineReader::~DumpLineReader() = default;
+
+LineKind DumpLineReader::read(std::string_view line, DumpHandler& handler) {
+  Object object;
+  std::string_view kind;
+  if (parser_->json.parse(line.data(), line.size(), false).get(object) == simdjson::SUCCESS)
+    kind = text_of(object, "record");
+  if (kind.empty()) return LineKind::kUnreadable;
+  if (kind == "header") {
+    schema_ = integer_of(object, "schema");
+    if (schema_ > kNewestSchema) return LineKind::kNewerSchema;
+    handler.header(Json::parse(line, nullptr, false));
+    return LineKind::kUnderstood;
+  }
+  for (const Kind& known : kKinds) {
+    if (kind != known.name) continue;
+    known.hand_on(object, handler);
+    return LineKind::kUnderstood;
+  }
+  return LineKind::kUnknown;
+}
 
 ReadResult read_dump(const std::filesystem::path& path, DumpHandler& handler) {
   std::vector<ReplacedBytes> replaced;

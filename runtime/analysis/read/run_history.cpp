@@ -12,7 +12,6 @@
 #include "read/text.h"
 
 namespace dtrain::analysis {
-
 namespace {
 
 constexpr auto kPreempted = static_cast<std::int64_t>(ExitCode::kPreempted);

@@ -12,7 +12,6 @@
 #include "read/text.h"
 
 namespace dtrain::analysis::report {
-
 namespace {
 
 std::int64_t first_ns(const RankProfile& rank) {

@@ -15,7 +15,6 @@
 #include "report/charts.h"
 
 namespace dtrain::analysis::report {
-
 namespace {
 
 constexpr std::size_t kMostCharts = 40;

@@ -14,7 +14,6 @@
 #include "summary/summary_words.h"
 
 namespace dtrain::analysis {
-
 namespace {
 
 std::string rank_choice(const report::Input& input) {

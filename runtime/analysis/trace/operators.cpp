@@ -14,7 +14,6 @@
 #include "trace/trace_reader.h"
 
 namespace dtrain::analysis {
-
 namespace {
 
 // Names of operators; a '*' at the end stands for any rest.

@@ -15,7 +15,6 @@
 #include "summary/summary_words.h"
 
 namespace dtrain::analysis::report {
-
 namespace {
 
 constexpr std::size_t kMostPointsShown = 1500;

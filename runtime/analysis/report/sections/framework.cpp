@@ -10,7 +10,6 @@
 #include "summary/summary_words.h"
 
 namespace dtrain::analysis::report {
-
 namespace {
 
 struct Modes {

@@ -15,7 +15,6 @@
 #include "report/sections.h"
 
 namespace dtrain::analysis::report {
-
 namespace {
 
 // Training steps that took far longer than others, and the events during them: the steps that the rule StepOutlier

@@ -12,7 +12,6 @@
 #include "report/sections.h"
 
 namespace dtrain::analysis::report {
-
 namespace {
 
 std::string value_with_unit(double value, const std::string& unit) {

@@ -11,7 +11,6 @@
 #include "summary/summary_words.h"
 
 namespace dtrain::analysis::report {
-
 namespace {
 
 constexpr std::size_t kShown = 3;
