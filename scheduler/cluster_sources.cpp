@@ -12,7 +12,6 @@
 #include "dtrain/scheduler/placement.h"
 
 namespace dtrain::scheduler {
-
 namespace {
 
 constexpr std::size_t kMostBytes = 1 << 20;
@@ -82,88 +81,6 @@ Line read_line(std::vector<std::string> words, std::string& error) {
   }
   return line;
 }
-
-}  // namespace
-
-std::string id_of_host(const std::string& host) {
-  std::string id = host.substr(host.find('@') == std::string::npos ? 0 : host.find('@') + 1).substr(0, 64);
-  for (char& letter : id) {
-    const bool allowed = (letter >= 'a' && letter <= 'z') || (letter >= 'A' && letter <= 'Z') ||
-                         (letter >= '0' && letter <= '9') || letter == '.' || letter == '_' || letter == '-';
-    if (!allowed) letter = '-';
-  }
-  if (id.empty() || id[0] == '.' || id[0] == '-') id = "host" + id;
-  return id.substr(0, 64);
-}
-
-bool is_hostfile(const std::filesystem::path& file) {
-  constexpr std::array kEndings{".yaml", ".yml", ".json"};
-  if (std::find(kEndings.begin(), kEndings.end(), file.extension()) != kEndings.end()) return false;
-  std::istringstream text;
-  try {
-    text.str(read_file(file, kMostBytes));
-  } catch (const Error&) {
-    return false;
-  }
-  for (std::string line; std::getline(text, line);) {
-    const auto words = words_of(line);
-    if (words.empty()) continue;
-    const std::string& first = words[0];
-    const bool is_key = first.ends_with(':') || first[0] == '{' || first.starts_with("---") || first[0] == '"' ||
-                        first[0] == '\'' || first[0] == '%' || (words.size() > 1 && words[1].starts_with(':'));
-    return !is_key;
-  }
-  return true;
-}
-
-config::Cluster read_hostfile(const std::filesystem::path& file, std::vector<std::string>& warnings) {
-  config::Cluster cluster;
-  cluster.file = file;
-  cluster.launcher.type = config::LauncherType::kMpi;
-  std::vector<config::Diagnostic> errors;
-  std::map<std::string, std::size_t> places;  // by id
-  std::vector<std::string> counted_as_one;
-  std::istringstream text(read_file(file, kMostBytes));
-  int number = 0;
-  for (std::string raw; std::getline(text, raw);) {
-    ++number;
-    const auto words = words_of(raw);
-    if (words.empty()) continue;
-    std::string error;
-    const Line line = read_line(words, error);
-    const std::string id = id_of_host(line.host);
-    const auto [place, is_new] = places.try_emplace(id, cluster.agents.size());
-    if (error.empty() && is_new) {
-      cluster.agents.push_back({.id = id, .host = line.host, .slots = 0});
-    } else if (is_new) {
-      places.erase(place);
-    } else if (error.empty() && cluster.agents[place->second].host != line.host) {
-      error = "is the host '" + cluster.agents[place->second].host + "' of an earlier line, as another user";
-    }
-    if (!error.empty()) {
-      errors.push_back({file.string(), number, "", error});
-      continue;
-    }
-    config::Agent& agent = cluster.agents[place->second];
-    agent.slots += line.slots.value_or(1);
-    if (!line.slots) counted_as_one.push_back(line.host);
-    if (agent.slots > kMostSlots) {
-      errors.push_back({file.string(), number, "",
-                        "brings " + line.host + " to more than " + std::to_string(kMostSlots) + " slots"});
-    }
-  }
-  if (errors.empty() && cluster.agents.empty()) errors.push_back({file.string(), 0, "", "names no host"});
-  if (!errors.empty()) throw config::ConfigErrors(std::move(errors));
-  if (!counted_as_one.empty()) {
-    const std::size_t more = counted_as_one.size() - std::min<std::size_t>(counted_as_one.size(), 4);
-    counted_as_one.resize(counted_as_one.size() - more);
-    warnings.push_back(file.string() + ": lines without slots=N count as one slot: " + join(counted_as_one, ", ") +
-                       (more == 0 ? "" : " and " + std::to_string(more) + " more"));
-  }
-  return cluster;
-}
-
-namespace {
 
 constexpr std::size_t kMostHosts = 65536;
 
@@ -262,21 +179,7 @@ std::optional<int> gpus_per_node(const std::map<std::string, std::string>& varia
   return std::nullopt;
 }
 
-}  // namespace
-
-bool ask_for_gpus(const std::vector<std::string>& options) {
-  for (std::size_t i = 0; i < options.size(); ++i) {
-    const std::string& option = options[i];
-    if (option.starts_with("--gpus") || option.starts_with("-G") || option.starts_with("--ntasks-per-gpu")) return true;
-    const bool names_resources = option.starts_with("--gres") || option.starts_with("--tres-per-task");
-    const std::string value = option.find('=') != std::string::npos ? option
-                              : i + 1 < options.size()              ? options[i + 1]
-                                                                    : "";
-    if (names_resources && value.find("gpu") != std::string::npos) return true;
-  }
-  return false;
-}
-
+// Expand "n[1-3,07],gpu-a[1-2]x" to names, and "2(x3),1" to numbers. ConfigError, which begins with `name`, if invalid.
 std::vector<std::string> expand_hostlist(const std::string& text, const std::string& name) {
   std::vector<std::string> hosts;
   for (const std::string& item : items_of(text)) {
@@ -321,6 +224,99 @@ std::vector<int> expand_counts(const std::string& text, const std::string& name)
     counts.insert(counts.end(), static_cast<std::size_t>(*times), *count);
   }
   return counts;
+}
+
+}  // namespace
+
+std::string id_of_host(const std::string& host) {
+  std::string id = host.substr(host.find('@') == std::string::npos ? 0 : host.find('@') + 1).substr(0, 64);
+  for (char& letter : id) {
+    const bool allowed = (letter >= 'a' && letter <= 'z') || (letter >= 'A' && letter <= 'Z') ||
+                         (letter >= '0' && letter <= '9') || letter == '.' || letter == '_' || letter == '-';
+    if (!allowed) letter = '-';
+  }
+  if (id.empty() || id[0] == '.' || id[0] == '-') id = "host" + id;
+  return id.substr(0, 64);
+}
+
+bool is_hostfile(const std::filesystem::path& file) {
+  constexpr std::array kEndings{".yaml", ".yml", ".json"};
+  if (std::find(kEndings.begin(), kEndings.end(), file.extension()) != kEndings.end()) return false;
+  std::istringstream text;
+  try {
+    text.str(read_file(file, kMostBytes));
+  } catch (const Error&) {
+    return false;
+  }
+  for (std::string line; std::getline(text, line);) {
+    const auto words = words_of(line);
+    if (words.empty()) continue;
+    const std::string& first = words[0];
+    const bool is_key = first.ends_with(':') || first[0] == '{' || first.starts_with("---") || first[0] == '"' ||
+                        first[0] == '\'' || first[0] == '%' || (words.size() > 1 && words[1].starts_with(':'));
+    return !is_key;
+  }
+  return true;
+}
+
+config::Cluster read_hostfile(const std::filesystem::path& file, std::vector<std::string>& warnings) {
+  config::Cluster cluster;
+  cluster.file = file;
+  cluster.launcher.type = config::LauncherType::kMpi;
+  std::vector<config::Diagnostic> errors;
+  std::map<std::string, std::size_t> places;  // by id
+  std::vector<std::string> counted_as_one;
+  std::istringstream text(read_file(file, kMostBytes));
+  int number = 0;
+  for (std::string raw; std::getline(text, raw);) {
+    ++number;
+    const auto words = words_of(raw);
+    if (words.empty()) continue;
+    std::string error;
+    const Line line = read_line(words, error);
+    const std::string id = id_of_host(line.host);
+    const auto [place, is_new] = places.try_emplace(id, cluster.agents.size());
+    if (error.empty() && is_new) {
+      cluster.agents.push_back({.id = id, .host = line.host, .slots = 0});
+    } else if (is_new) {
+      places.erase(place);
+    } else if (error.empty() && cluster.agents[place->second].host != line.host) {
+      error = "is the host '" + cluster.agents[place->second].host + "' of an earlier line, as another user";
+    }
+    if (!error.empty()) {
+      errors.push_back({file.string(), number, "", error});
+      continue;
+    }
+    config::Agent& agent = cluster.agents[place->second];
+    agent.slots += line.slots.value_or(1);
+    if (!line.slots) counted_as_one.push_back(line.host);
+    if (agent.slots > kMostSlots) {
+      errors.push_back({file.string(), number, "",
+                        "brings " + line.host + " to more than " + std::to_string(kMostSlots) + " slots"});
+    }
+  }
+  if (errors.empty() && cluster.agents.empty()) errors.push_back({file.string(), 0, "", "names no host"});
+  if (!errors.empty()) throw config::ConfigErrors(std::move(errors));
+  if (!counted_as_one.empty()) {
+    const std::size_t more = counted_as_one.size() - std::min<std::size_t>(counted_as_one.size(), 4);
+    counted_as_one.resize(counted_as_one.size() - more);
+    warnings.push_back(file.string() + ": lines without slots=N count as one slot: " + join(counted_as_one, ", ") +
+                       (more == 0 ? "" : " and " + std::to_string(more) + " more"));
+  }
+  return cluster;
+}
+
+bool ask_for_gpus(const std::vector<std::string>& options) {
+  for (std::size_t i = 0; i < options.size(); ++i) {
+    const std::string& option = options[i];
+    if (option.starts_with("--gpus") || option.starts_with("-G") || option.starts_with("--ntasks-per-gpu")) return true;
+    const bool names_resources = option.starts_with("--gres") || option.starts_with("--tres-per-task");
+    const std::string value = option.find('=') != std::string::npos ? option
+                              : i + 1 < options.size()              ? options[i + 1]
+                                                                    : "";
+    if (names_resources && value.find("gpu") != std::string::npos) return true;
+  }
+  return false;
 }
 
 std::optional<SlurmAllocation> find_slurm_allocation(const std::map<std::string, std::string>& variables,

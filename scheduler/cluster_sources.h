@@ -1,4 +1,5 @@
-// Reads a hostfile of Open MPI or MPICH as a cluster. Private to scheduler; any thread.
+// The sources of a cluster's agents besides a cluster file are a hostfile of Open MPI or MPICH, an allocation of Slurm,
+// and this machine with its GPUs and cores. Private to scheduler; any thread.
 #pragma once
 
 #include <filesystem>
@@ -23,8 +24,7 @@ config::Cluster read_hostfile(const std::filesystem::path& file, std::vector<std
 // Returns the text as an agent's id: characters that an id may not hold become '-'.
 std::string id_of_host(const std::string& host);
 
-// The Slurm allocation that contains this process, as a cluster. Private to scheduler; pure, any thread.
-
+// The Slurm allocation that contains this process, as a cluster.
 struct SlurmAllocation {
   std::string job;          // its id
   std::string here;         // Slurm's name of this process's node; empty: none of them, or not known
@@ -40,25 +40,6 @@ struct SlurmAllocation {
 // contradict each other.
 std::optional<SlurmAllocation> find_slurm_allocation(const std::map<std::string, std::string>& variables,
                                                      config::AgentSlotType wanted);
-
-// Expand "n[1-3,07],gpu-a[1-2]x" to names, and "2(x3),1" to numbers. ConfigError, which begins with `name`, if invalid.
-std::vector<std::string> expand_hostlist(const std::string& text, const std::string& name);
-std::vector<int> expand_counts(const std::string& text, const std::string& name);
-
-// Gives the GPUs and cores of this machine to the slots of its agents. Private to scheduler; one thread.
-
-struct CoresHere {
-  std::vector<host::Core> cores;
-  std::vector<std::vector<int>> cpus;  // of each core
-  double limit = 0;                    // CPUs' worth of time that the cgroup grants
-  bool limited = false;                // it grants less time than there are CPUs
-
-  // Returns the cores' worth of time that the cgroup grants: at least 1.
-  int granted() const;
-  // Returns a slot with these CPUs if `slots` slots share the time.
-  ClusterSlot slot_with(std::vector<int> of_slot, int slots) const;
-};
-CoresHere cores_here(const Machine& machine);
 
 // Sets slots, slot type and, if an agent declares no number (0), the number of slots, for the agents on this machine.
 // If more slots than cores are declared, slots share cores, with a warning. Missing or unhealthy GPUs are no slots.

@@ -1,3 +1,5 @@
+#include "dtrain/scheduler/core_groups.h"
+
 #include <algorithm>
 #include <functional>
 #include <map>
@@ -7,7 +9,6 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 #include "dtrain/host/cpu.h"
-#include "dtrain/scheduler/core_groups.h"
 
 namespace dtrain::scheduler {
 

@@ -1,5 +1,5 @@
-// Identifies a process so that no later process with the same pid is taken for it, and tests whether it still lives.
-// Any thread. Private to scheduler.
+// The implementation of Ledger: the open file, the processes that own tasks, and the steps of its operations. Private
+// to scheduler; one thread.
 #pragma once
 
 #include <cstdint>
@@ -23,6 +23,7 @@ struct Place {
 
 Place this_place();
 
+// Identifies a process so that no later process with the same pid is taken for it.
 struct ProcessKey {
   Place place;
   pid_t pid = 0;
@@ -42,8 +43,6 @@ bool has_ranks(const ProcessKey& launcher);
 
 // Sends SIGKILL to this process, and never to a later one with its pid.
 void kill_process(const ProcessKey& process, const Place& here);
-
-// The implementation of Ledger: the open file, and the steps of its operations. Private to scheduler; one thread.
 
 // The lease is for launches that cannot see the owner's process; it is renewed when less than half of it is left.
 inline constexpr Nanoseconds kLease = std::chrono::seconds(30);

@@ -13,10 +13,21 @@
 #include "dtrain/scheduler/core_groups.h"
 
 namespace dtrain::scheduler {
-
 namespace {
 
 using config::AgentSlotType;
+
+struct CoresHere {
+  std::vector<host::Core> cores;
+  std::vector<std::vector<int>> cpus;  // of each core
+  double limit = 0;                    // CPUs' worth of time that the cgroup grants
+  bool limited = false;                // it grants less time than there are CPUs
+
+  // Returns the cores' worth of time that the cgroup grants: at least 1.
+  int granted() const;
+  // Returns a slot with these CPUs if `slots` slots share the time.
+  ClusterSlot slot_with(std::vector<int> of_slot, int slots) const;
+};
 
 std::string as_text(double cpus) {
   char text[32];
@@ -98,8 +109,6 @@ void give_cores(ClusterAgent& agent, const CoresHere& here, int least, std::vect
   agent.agent.slots = std::max({granted, least, allocated});
 }
 
-}  // namespace
-
 CoresHere cores_here(const Machine& machine) {
   CoresHere here{.cores = machine.cores ? *machine.cores : host::usable_cores(machine.topology),
                  .limit = machine.cpu_limit ? *machine.cpu_limit : host::cpu_limit()};
@@ -123,45 +132,6 @@ ClusterSlot CoresHere::slot_with(std::vector<int> of_slot, int slots) const {
   slot.most_threads = limited ? slot.threads : static_cast<int>(slot.cpus.size());
   return slot;
 }
-
-std::vector<host::Core> add_slots_of_this_machine(std::vector<ClusterAgent>& agents, const Machine& machine,
-                                                  const SlotDefaults& defaults,
-                                                  const std::map<std::string, std::string>& variables,
-                                                  std::vector<std::string>& warnings) {
-  std::vector<ClusterAgent*> here;
-  for (ClusterAgent& agent : agents) {
-    if (agent.here) here.push_back(&agent);
-  }
-  const bool undecided =
-      std::any_of(here.begin(), here.end(), [](auto* one) { return one->agent.slot_type == AgentSlotType::kAuto; });
-  const bool wants_gpus =
-      std::any_of(here.begin(), here.end(), [](auto* one) { return one->agent.slot_type == AgentSlotType::kCuda; });
-  std::vector<ClusterSlot> gpus;
-  if (wants_gpus || (undecided && defaults.slot_type != AgentSlotType::kCpu)) {
-    gpus = find_gpu_slots(machine, variables, warnings);
-  }
-  std::vector<ClusterAgent*> of_gpus;
-  std::vector<ClusterAgent*> declared;
-  std::vector<ClusterAgent*> of_cores;
-  for (ClusterAgent* agent : here) {
-    AgentSlotType& type = agent->agent.slot_type;
-    if (type == AgentSlotType::kAuto) type = defaults.slot_type;
-    if (type == AgentSlotType::kAuto) type = gpus.empty() ? AgentSlotType::kCpu : AgentSlotType::kCuda;
-    if (type == AgentSlotType::kCuda) agent->of_cores = false;
-    if (type == AgentSlotType::kCpu && agent->agent.slots == 0) agent->of_cores = true;
-    (type == AgentSlotType::kCuda ? of_gpus : agent->of_cores ? of_cores : declared).push_back(agent);
-  }
-  if (!of_gpus.empty()) hand_out_gpus(of_gpus, gpus, warnings);
-  if (here.empty()) return {};
-  const CoresHere cores = cores_here(machine);
-  if (!declared.empty()) hand_out_cores(declared, cores, warnings);
-  for (ClusterAgent* agent : of_cores) {
-    give_cores(*agent, cores, agent->agent.slots == 0 ? defaults.least_slots : 0, warnings);
-  }
-  return cores.cores;
-}
-
-namespace {
 
 using Cores = std::vector<std::vector<int>>;
 
@@ -251,6 +221,43 @@ void hand_out_near_cores(std::vector<ClusterSlot>& slots, const std::vector<host
 }
 
 }  // namespace
+
+std::vector<host::Core> add_slots_of_this_machine(std::vector<ClusterAgent>& agents, const Machine& machine,
+                                                  const SlotDefaults& defaults,
+                                                  const std::map<std::string, std::string>& variables,
+                                                  std::vector<std::string>& warnings) {
+  std::vector<ClusterAgent*> here;
+  for (ClusterAgent& agent : agents) {
+    if (agent.here) here.push_back(&agent);
+  }
+  const bool undecided =
+      std::any_of(here.begin(), here.end(), [](auto* one) { return one->agent.slot_type == AgentSlotType::kAuto; });
+  const bool wants_gpus =
+      std::any_of(here.begin(), here.end(), [](auto* one) { return one->agent.slot_type == AgentSlotType::kCuda; });
+  std::vector<ClusterSlot> gpus;
+  if (wants_gpus || (undecided && defaults.slot_type != AgentSlotType::kCpu)) {
+    gpus = find_gpu_slots(machine, variables, warnings);
+  }
+  std::vector<ClusterAgent*> of_gpus;
+  std::vector<ClusterAgent*> declared;
+  std::vector<ClusterAgent*> of_cores;
+  for (ClusterAgent* agent : here) {
+    AgentSlotType& type = agent->agent.slot_type;
+    if (type == AgentSlotType::kAuto) type = defaults.slot_type;
+    if (type == AgentSlotType::kAuto) type = gpus.empty() ? AgentSlotType::kCpu : AgentSlotType::kCuda;
+    if (type == AgentSlotType::kCuda) agent->of_cores = false;
+    if (type == AgentSlotType::kCpu && agent->agent.slots == 0) agent->of_cores = true;
+    (type == AgentSlotType::kCuda ? of_gpus : agent->of_cores ? of_cores : declared).push_back(agent);
+  }
+  if (!of_gpus.empty()) hand_out_gpus(of_gpus, gpus, warnings);
+  if (here.empty()) return {};
+  const CoresHere cores = cores_here(machine);
+  if (!declared.empty()) hand_out_cores(declared, cores, warnings);
+  for (ClusterAgent* agent : of_cores) {
+    give_cores(*agent, cores, agent->agent.slots == 0 ? defaults.least_slots : 0, warnings);
+  }
+  return cores.cores;
+}
 
 std::vector<ClusterSlot> find_gpu_slots(const Machine& machine, const std::map<std::string, std::string>& variables,
                                         std::vector<std::string>& warnings) {

@@ -1,5 +1,5 @@
-// The exact search among whole agents of different sizes: a bounded coin change. Pure, any thread. Private to
-// scheduler.
+#include "dtrain/scheduler/placement.h"
+
 #include <algorithm>
 #include <bitset>
 #include <cmath>
@@ -12,23 +12,16 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
-#include "dtrain/scheduler/placement.h"
 #include "eligible.h"
 
 namespace dtrain::scheduler {
+namespace {
 
 // A group of `count` agents with `size` slots each.
 struct SizeGroup {
   int size = 0;   // at least 1
   int count = 0;  // at least 1
 };
-
-// Returns the number of agents of each group, in its order, that have `target` slots together: as few agents as
-// possible, then the most of the first group, then of the second, and so on. `groups` is ordered by size, larger first.
-// Nothing: no set of them has exactly `target` slots.
-std::optional<std::vector<int>> fewest_agents(std::span<const SizeGroup> groups, int target);
-
-namespace {
 
 // --- Tests whether there is any set, with a bit for each sum. ---
 
@@ -200,8 +193,9 @@ class AllSums {
   Row scratch_;
 };
 
-}  // namespace
-
+// Returns the number of agents of each group, in its order, that have `target` slots together: as few agents as
+// possible, then the most of the first group, then of the second, and so on. `groups` is ordered by size, larger first.
+// Nothing: no set of them has exactly `target` slots.
 std::optional<std::vector<int>> fewest_agents(std::span<const SizeGroup> groups, int target) {
   if (target < 1 || target > kMostSlots || !is_sum(groups, target)) return std::nullopt;
   Search search(groups);
@@ -212,8 +206,6 @@ std::optional<std::vector<int>> fewest_agents(std::span<const SizeGroup> groups,
   if (search.all() < std::numeric_limits<std::int16_t>::max()) return AllSums<std::uint16_t>(groups, target).find();
   return AllSums<std::uint32_t>(groups, target).find();
 }
-
-namespace {
 
 const AgentSlots* one_agent(std::span<const AgentSlots* const> agents, const SlotRequest& request) {
   const AgentSlots* chosen = nullptr;

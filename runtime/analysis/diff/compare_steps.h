@@ -1,7 +1,10 @@
-// Resampling of observations that depend on their neighbours, as steps do: it draws whole blocks, which keep the
-// dependence. Plain functions and values; the same seed gives the same draws on every machine.
+// The test over steps for the changes from A to B that noise does not explain. It resamples the steps of both runs to
+// see how far that alone moves their medians and means. If the runs took turns, it draws whole turns, so that
+// influences on both runs cancel. Plain functions and values; any thread may call. The same seed gives the same draws
+// on every machine.
 //
-// The stationary bootstrap of Politis and Romano (1994): blocks of geometrically distributed lengths begin anywhere and
+// Steps depend on their neighbours, so resampling draws whole blocks, which keep the dependence. It is the stationary
+// bootstrap of Politis and Romano (1994): blocks of geometrically distributed lengths begin anywhere and
 // continue at the front when they reach the end. The mean length is that of Politis and White (2004, corrected by
 // Patton, Politis and White 2009). It follows from the autocorrelation up to the last significant lag, weighed by a
 // flat-top window, and grows with the cube root of the number of observations.
@@ -92,10 +95,6 @@ struct Turn {  // neighbours: indices into Observations::all
 
 // In the order of time; empty: too few for a test, as for runs that followed each other.
 std::vector<Turn> find_turns(const Observations& a, const Observations& b);
-
-// The test over steps for the changes from A to B that noise does not explain. It resamples the steps of both runs to
-// see how far that alone moves their medians and means. If the runs took turns, it draws whole turns, so that
-// influences on both runs cancel. Any thread may call.
 
 inline constexpr std::size_t kLeastObservations = 30;
 

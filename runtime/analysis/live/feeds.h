@@ -1,4 +1,5 @@
-// The dumps of a run that has not ended, of which only recent records are kept. One thread.
+// The files of a run that has not ended: its dumps, of which only recent records are kept, and its plan, events and
+// metrics. One thread; the functions are for any thread.
 #pragma once
 
 #include <cstdint>
@@ -112,8 +113,6 @@ class AgentFeed final : private DumpHandler {
   bool newer_ = false;
 };
 
-// Statistics of a run's recent steps. Plain functions; any thread may call.
-
 // Waits of the ranks that have steps, over the steps that all of them have.
 struct RecentWaits {
   struct Rank {
@@ -128,8 +127,6 @@ RecentWaits recent_waits(const std::vector<const RankFeed*>& ranks);
 // Returns the recent steps of a rank; empty: no step has ended. `now_ns`: the time on the clock of the rank's host.
 std::optional<RecentSteps> recent_steps(const RankFeed& rank, const RecentWaits& waits, std::int64_t now_ns);
 
-// The records of a run besides its dumps: plan.json, events.jsonl, metrics.jsonl. One thread.
-
 // The most points of a curve, more than a terminal has columns.
 inline constexpr std::size_t kLiveCurvePoints = 240;
 
@@ -137,6 +134,7 @@ inline constexpr std::size_t kLiveCurvePoints = 240;
 // After a restart has cut the file, as many bytes are read again.
 inline constexpr std::int64_t kMostMetrics = std::int64_t{16} << 20;
 
+// The records of a run besides its dumps: plan.json, events.jsonl, metrics.jsonl.
 class RunEvents {
  public:
   explicit RunEvents(const std::filesystem::path& folder)

@@ -1,4 +1,5 @@
-// The sharing of each rank's cores with other programs, from the agents' samples of the training loop.
+// The resources for which ranks and their loaders contend: cores, from the agents' samples of the training loop;
+// caches; and storage, as the loaders' workers recorded it.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +12,7 @@
 
 namespace dtrain::analysis {
 
+// The sharing of a rank's cores with other programs.
 struct Contention {
   int samples = 0;
   std::optional<double> foreign_percent;  // of one core: load on this rank's cores that no rank of the run caused
@@ -55,9 +57,8 @@ bool updates_one_copy(const RunProfile& run);
 // over the run's own update, each on the rank with the longest one. Empty: not one copy, or not tried. Any thread.
 std::optional<double> unshared_update_share(const RunProfile& run, const RunProfile& tried);
 
-// The time of a run's loaders by state: on cores, waiting for a core, or waiting for storage. The workers recorded it.
-
-// The use of the loader of one rank, or of several ranks together.
+// The time of the loader of one rank, or of several ranks together, by state: on cores, waiting for a core, or waiting
+// for storage.
 struct LoaderUse {
   double read_s = 0;    // seconds of reading, added up over the workers
   double waited_s = 0;  // seconds for which the training waited for batches

@@ -49,9 +49,6 @@ Stragglers find_stragglers(const Evidence& evidence);
 Waterfall make_waterfall(const Evidence& evidence);
 RunSummary summarize(const Evidence& evidence);
 
-// Steps that take far longer than the others, as a pattern of the whole run: their number, phase and rank, and regular
-// intervals between them.
-
 // The events that come at regular intervals, even if other events come in between.
 struct Regular {
   double interval = 0;
@@ -65,6 +62,7 @@ struct Regular {
 std::optional<Regular> find_regular(const std::vector<double>& moments, const std::vector<double>& weights,
                                     double resolution);
 
+// Steps that take far longer than the others, as a pattern of the whole run.
 struct Stalls {
   std::int64_t events = 0;     // up to three steps in a row are one event; more are none
   double seconds = 0;          // beyond the median step, all of them

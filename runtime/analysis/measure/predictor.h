@@ -66,9 +66,6 @@ class Predictor {
 // experiment.
 WhatIf predict(const Evidence& evidence, const RunProfile& tried);
 
-// Predicts the gains of other types and memory formats from the machine's limits.
-void predict_computing(const Evidence& evidence, const Predictor& predictor, WhatIf& into);
-
 // Predicts more ranks, each with the same batch as now.
 void predict_scaling(const Evidence& evidence, WhatIf& into);
 

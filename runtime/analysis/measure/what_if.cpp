@@ -22,15 +22,19 @@ using profile::Phase;
 double own_s(const StepLine& step) {
   return to_seconds(training_of(step));
 }
+
 double without_loading_s(const StepLine& step) {
   return to_seconds(minus(training_of(step), loading_of(step)));
 }
+
 double update_s(const StepLine& step) {
   return to_seconds(phase_of(step, Phase::kOptimizerStep));
 }
+
 double unchanged(double exchange_s) {
   return exchange_s;
 }
+
 double nothing(double /*exchange_s*/) {
   return 0;
 }
@@ -203,8 +207,6 @@ void predict_link(const Evidence& evidence, const Predictor& predictor, WhatIf& 
          measured + "; converting costs nothing", link->exposed_if(1, 1, 0.5));
 }
 
-}  // namespace
-
 double slowest_rank_step_s(const RunProfile& run) {
   double slowest = 0;
   for (const RankProfile& rank : run.ranks) {
@@ -229,6 +231,60 @@ std::optional<double> foreign_load_percent(const RunProfile& run) {
   }
   return most;
 }
+
+// Predictions for keys of the experiment that change how operators compute.
+
+// Returns a key of the experiment's optimizations; empty: not set.
+std::string optimization(const RunProfile& run, const std::string& key) {
+  return text(object_at(run.experiment, "optimizations"), key);
+}
+
+double flops_s(const Roofline& roofline, bool of_convolutions) {
+  double sum = 0;
+  for (const OperatorLimit& one : roofline.operators) {
+    if (one.flops > 0 && (!of_convolutions || !one.format.empty())) sum += one.seconds;
+  }
+  return sum;
+}
+
+// Returns the change if each sample takes so much less of the rank's own work.
+Changed less_work(double of_sample_s) {
+  const auto own_s = [of_sample_s](const StepLine& step) {
+    const double own_s = to_seconds(training_of(step));
+    const double most_s = to_seconds(compute_of(step));
+    return own_s - std::min(most_s, of_sample_s * static_cast<double>(step.samples));
+  };
+  return {own_s, [](double exchange_s) { return exchange_s; }};
+}
+
+void predict_computing(const Evidence& evidence, const Predictor& predictor, WhatIf& into) {
+  const Roofline& roofline = evidence.roofline;
+  const std::string precision = optimization(evidence.run, "mixed_precision");
+  const bool off = precision.empty() || precision == "none" || precision == "O0";
+  if (const auto saved_s = off ? bf16_saving_s(roofline) : std::nullopt; saved_s && *saved_s > 0) {
+    Prediction prediction{
+        .name = "bf16", .title = "products and convolutions in bfloat16", .set = "optimizations.mixed_precision=bf16"};
+    prediction.assumption = fmt::format(
+        "operators with FLOPs take {} of the {} that operators take in a batch of {} samples; each gains what the "
+        "machine's limits of the two types differ by, less the time of casting",
+        seconds_text(flops_s(roofline, false)), seconds_text(roofline.seconds()), count_text(roofline.samples));
+    into.changes.push_back(predictor.predict(std::move(prediction), less_work(*saved_s)));
+  }
+  const std::string format = optimization(evidence.run, "memory_format");
+  const bool tried = format == "channels_last" || format == "auto";  // auto has measured both
+  if (const auto saved_s = tried ? std::nullopt : channels_last_saving_s(roofline); saved_s && *saved_s > 0) {
+    Prediction prediction{.name = "channels_last",
+                          .title = "images in channels_last",
+                          .set = "optimizations.memory_format=channels_last"};
+    prediction.assumption = fmt::format(
+        "convolutions take {} of the {} that operators take in a batch of {} samples; those of 16 channels and more "
+        "reach the machine's rate for channels_last, everything else takes what it took",
+        seconds_text(flops_s(roofline, true)), seconds_text(roofline.seconds()), count_text(roofline.samples));
+    into.changes.push_back(predictor.predict(std::move(prediction), less_work(*saved_s)));
+  }
+}
+
+}  // namespace
 
 WhatIf predict(const Evidence& evidence, const RunProfile& tried) {
   WhatIf result;
@@ -283,62 +339,6 @@ WhatIf predict(const Evidence& evidence, const RunProfile& tried) {
   if (!graphs) predict_scaling(evidence, result);
   leave_out_what_is_mocked(evidence.run, result);
   return result;
-}
-
-// Predictions for keys of the experiment that change how operators compute.
-
-namespace {
-
-// Returns a key of the experiment's optimizations; empty: not set.
-std::string optimization(const RunProfile& run, const std::string& key) {
-  return text(object_at(run.experiment, "optimizations"), key);
-}
-
-double flops_s(const Roofline& roofline, bool of_convolutions) {
-  double sum = 0;
-  for (const OperatorLimit& one : roofline.operators) {
-    if (one.flops > 0 && (!of_convolutions || !one.format.empty())) sum += one.seconds;
-  }
-  return sum;
-}
-
-// Returns the change if each sample takes so much less of the rank's own work.
-Changed less_work(double of_sample_s) {
-  const auto own_s = [of_sample_s](const StepLine& step) {
-    const double own_s = to_seconds(training_of(step));
-    const double most_s = to_seconds(compute_of(step));
-    return own_s - std::min(most_s, of_sample_s * static_cast<double>(step.samples));
-  };
-  return {own_s, [](double exchange_s) { return exchange_s; }};
-}
-
-}  // namespace
-
-void predict_computing(const Evidence& evidence, const Predictor& predictor, WhatIf& into) {
-  const Roofline& roofline = evidence.roofline;
-  const std::string precision = optimization(evidence.run, "mixed_precision");
-  const bool off = precision.empty() || precision == "none" || precision == "O0";
-  if (const auto saved_s = off ? bf16_saving_s(roofline) : std::nullopt; saved_s && *saved_s > 0) {
-    Prediction prediction{
-        .name = "bf16", .title = "products and convolutions in bfloat16", .set = "optimizations.mixed_precision=bf16"};
-    prediction.assumption = fmt::format(
-        "operators with FLOPs take {} of the {} that operators take in a batch of {} samples; each gains what the "
-        "machine's limits of the two types differ by, less the time of casting",
-        seconds_text(flops_s(roofline, false)), seconds_text(roofline.seconds()), count_text(roofline.samples));
-    into.changes.push_back(predictor.predict(std::move(prediction), less_work(*saved_s)));
-  }
-  const std::string format = optimization(evidence.run, "memory_format");
-  const bool tried = format == "channels_last" || format == "auto";  // auto has measured both
-  if (const auto saved_s = tried ? std::nullopt : channels_last_saving_s(roofline); saved_s && *saved_s > 0) {
-    Prediction prediction{.name = "channels_last",
-                          .title = "images in channels_last",
-                          .set = "optimizations.memory_format=channels_last"};
-    prediction.assumption = fmt::format(
-        "convolutions take {} of the {} that operators take in a batch of {} samples; those of 16 channels and more "
-        "reach the machine's rate for channels_last, everything else takes what it took",
-        seconds_text(flops_s(roofline, true)), seconds_text(roofline.seconds()), count_text(roofline.samples));
-    into.changes.push_back(predictor.predict(std::move(prediction), less_work(*saved_s)));
-  }
 }
 
 }  // namespace dtrain::analysis

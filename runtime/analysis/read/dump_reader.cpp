@@ -1,4 +1,6 @@
 // The dump is not trusted: if a value is missing, of another type or implausible, the field keeps its default.
+#include "dtrain/analysis/dump_reader.h"
+
 #include <fcntl.h>
 #include <simdjson.h>
 
@@ -18,7 +20,6 @@
 
 #include <sys/stat.h>
 
-#include "dtrain/analysis/dump_reader.h"
 #include "dtrain/base/fd.h"
 #include "read/file_lines.h"
 #include "read/json_fields.h"

@@ -1,9 +1,10 @@
+#include "dtrain/analysis/run_history.h"
+
 #include <algorithm>
 #include <fstream>
 
 #include <spdlog/fmt/fmt.h>
 
-#include "dtrain/analysis/run_history.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/json_number.h"

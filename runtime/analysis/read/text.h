@@ -1,4 +1,4 @@
-// Writes numbers for people.
+// Numbers for people, and lines of text for a terminal.
 #pragma once
 
 #include <algorithm>
@@ -55,7 +55,6 @@ inline std::string amount_text(double value, const std::string& unit) {
 }
 
 // Lines of text for a terminal: width, colours, bars.
-
 class TextWriter {
  public:
   explicit TextWriter(const TextOptions& options) : width_(std::max(options.width, kMinWidth)), color_(options.color) {}

@@ -1,4 +1,4 @@
-// The input of all sections: the run, its analysis, and one time axis for all charts. Any thread may read it.
+// The input of all sections (the run, its analysis, and one time axis for all charts), and the charts. Any thread.
 #pragma once
 
 #include <array>
@@ -126,7 +126,7 @@ Json step_series(const Input& input, const ShownDurations& shown);
 // Returns the histogram of each host, and (if chosen) of each drawn rank; null: there is no step.
 Json step_histogram(const Input& input);
 
-// --- samples of agents: a line for each host, GPU or rank (system_charts.cpp) ---
+// --- samples of agents: a line for each host, GPU or rank (curve_charts.cpp) ---
 
 // Metrics by name, each with its label; null: no agent has any of them.
 struct MetricLine {

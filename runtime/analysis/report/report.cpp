@@ -1,9 +1,10 @@
+#include "dtrain/analysis/report.h"
+
 #include <cmath>
 #include <set>
 
 #include <spdlog/fmt/fmt.h>
 
-#include "dtrain/analysis/report.h"
 #include "dtrain/analysis/run_history.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/text.h"

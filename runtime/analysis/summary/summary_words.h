@@ -37,9 +37,7 @@ std::string exposed_text(const RunSummary& summary);
 // Returns the parts of the buckets and of other collectives in exposed communication. Empty: there are none.
 std::string collectives_text(const RunSummary& summary);
 
-// The table of the trial's scopes, for the summary and for dtrain analyze.
-
-// Writes nothing if the trial has no scopes. Scopes within another one are indented below it.
+// Writes the table of the trial's scopes; nothing if there are none. Scopes within another one are indented below it.
 void write_scopes(TextWriter& out, const RunSummary& summary);
 
 // Returns the phases with the time of a scope: "train_batch.forward", or the first two with their shares.

@@ -1,5 +1,7 @@
 // Finds the class of an operator by its name. Names come in several spellings ("aten::log_softmax",
 // "LogSoftmaxBackward0", a kernel's mangled name), so they are compared in lower case and without underscores.
+#include "dtrain/analysis/operators.h"
+
 #include <algorithm>
 #include <array>
 #include <cctype>
@@ -8,7 +10,6 @@
 #include <string>
 #include <unordered_map>
 
-#include "dtrain/analysis/operators.h"
 #include "dtrain/base/error.h"
 #include "read/json_fields.h"
 #include "trace/trace_reader.h"

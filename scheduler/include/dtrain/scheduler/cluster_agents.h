@@ -91,9 +91,6 @@ bool ask_for_gpus(const std::vector<std::string>& options);
 // Returns all agents, entirely free: the input of never_fits() and the start of place().
 std::vector<AgentSlots> empty_slots(const ClusterAgents& cluster);
 
-// The slots of this machine's GPUs, and the cores that belong to each. One thread; looking at GPUs may block if a
-// driver hangs.
-
 // Makes one slot for each healthy GPU that CUDA_VISIBLE_DEVICES (of `variables`) shows, in its order, numbered from 0.
 // Each slot has a share of the cores near its GPU (those of its NUMA node). These cores are divided evenly among all
 // GPUs near them, visible or not, so launches on different GPUs get different cores. After these slots follow the GPUs

@@ -1,7 +1,8 @@
-// Chooses the cores of each rank on a machine whose slots no file declares. Pure functions; any thread.
+// Chooses the cores of each rank: of CPU slots that a file declares (divide_cores), and on a machine whose slots no
+// file declares. Any thread.
 //
-// The rules (docs/cluster.md, "Slots, cores and threads"): if possible, the groups are of equal size, of cores of one
-// kind, and each is within one NUMA node, or else within one socket.
+// The rules for the latter (docs/cluster.md, "Slots, cores and threads"): if possible, the groups are of equal size, of
+// cores of one kind, and each is within one NUMA node, or else within one socket.
 #pragma once
 
 #include <limits>
@@ -49,8 +50,7 @@ CoreGroups divide_cores_evenly(std::span<const CoreUnit> units, int slots,
 //    enough, the same holds for sockets; else it takes units from the sockets with the most.
 std::optional<CoreGroups> take_cores(std::span<const CoreUnit> free, int slots, int each);
 
-// The CPU slots of this machine, with the cores to which each is bound. Any thread.
-
+// A declared CPU slot of this machine.
 struct Slot {
   int index = 0;
   std::vector<int> cpus;  // logical CPUs, ascending; never empty

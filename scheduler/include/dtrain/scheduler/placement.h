@@ -2,7 +2,7 @@
 // held slots; cluster_agents.h defines a slot. Any thread.
 //
 // Two of the rules are Determined's: one agent that holds all slots, else agents of one size that are used whole. The
-// rule for agents of different sizes is dtrain's own.
+// rule for agents of different sizes is dtrain's own. A global batch is divided over the slots as well.
 #pragma once
 
 #include <cstdint>
@@ -79,11 +79,7 @@ struct Refusal {
 std::optional<Refusal> never_fits(std::span<const AgentSlots> agents, const SlotRequest& request,
                                   std::int64_t global_batch_size);
 
-// The limits of a request or an allocation.
-
 inline constexpr int kMostSlots = 65536;  // of one trial, and of one agent; the experiment's schema has the same bound
-
-// Divides a global batch over slots. Pure functions, any thread.
 
 struct BatchSplit {
   std::int64_t per_slot = 0;   // records of each global batch that a slot takes

@@ -1,5 +1,9 @@
-// The lines of a dump (docs/profile-format.md) as analysis keeps them: mostly the records of dtrain/profile/records.h.
-// If a line lacks a key, the field keeps its default. Times are nanoseconds of the host's monotonic clock.
+// The lines of a dump (docs/profile-format.md) as analysis keeps them, and the reader of dumps. Most lines are the
+// records of dtrain/profile/records.h. If a line lacks a key, the field keeps its default. Times are nanoseconds of the
+// host's monotonic clock.
+//
+// Damaged dumps are read, too: an incomplete last line, damaged lines and record kinds of later versions are counted
+// and skipped. Any thread may call; handlers are called on the caller's thread.
 #pragma once
 
 #include <array>
@@ -122,10 +126,6 @@ struct WindowSketches {
   Scopes scopes;
   void merge(const WindowSketches& other);
 };
-
-// Reads the dumps of docs/profile-format.md line by line. It also reads damaged dumps: it counts and skips an
-// incomplete last line, damaged lines and record kinds of later versions. Any thread may call; handlers are called on
-// the caller's thread.
 
 // Receives the lines of a dump. By default each callback does nothing.
 class DumpHandler {

@@ -1,5 +1,6 @@
-// Exports a run for other programs: as tables (SQLite or CSV; docs/profile-tables.md explains every column) and as
-// TensorBoard event files. Plain functions, any thread. SystemError if something cannot be written.
+// Exports a run for other programs: as tables (SQLite or CSV; docs/profile-tables.md explains every column), as
+// TensorBoard event files, and as traces for Perfetto and HolisticTraceAnalysis. Plain functions, any thread.
+// SystemError if something cannot be written; of traces also DataError. Errors name the file.
 #pragma once
 
 #include <cstdint>
@@ -45,10 +46,6 @@ Exported export_csv(const RunProfile& profile, const std::filesystem::path& fold
 // TensorBoard shows them as runs. Replaces the files of an earlier export.
 Exported export_tensorboard(const RunProfile& profile, const std::filesystem::path& folder);
 
-// The traces of a run's ranks as files for other programs: one file for Perfetto with every rank on one time line, and
-// one file for each rank for HolisticTraceAnalysis. Plain functions, any thread. Errors are SystemError or DataError
-// naming the file. The result has a note for each missing or omitted part.
-
 struct MergeOptions {
   // The largest uncompressed JSON, in bytes, that a browser opens. Beyond it the operators of further ranks are left
   // out; steps, phases and collectives are never left out.
@@ -67,7 +64,8 @@ struct MergedTrace {
   std::vector<std::string> notes;
 };
 
-// Writes the trace to `path`, compressed with gzip, as Perfetto opens it.
+// Writes one trace with every rank on one time line to `path`, compressed with gzip, as Perfetto opens it. The result
+// has a note for each missing or omitted part.
 MergedTrace merge_traces(const RunProfile& profile, const std::filesystem::path& path,
                          const MergeOptions& options = {});
 

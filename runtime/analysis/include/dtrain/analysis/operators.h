@@ -1,9 +1,10 @@
-// The time of the traced batches that each operator took. Only self time counts: the time of an operator without the
+// The operators of a run: how long each took in the traced batches, and how far each is from the limits of the
+// hardware. Plain values and functions; any thread may call.
+//
+// Of traced batches only self time counts: the time of an operator without the
 // operators that it calls. So the shares of a device sum to 1. There are three classes of operators, after Ivanov et
 // al., "Data Movement Is All You Need" (2021): contractions compute most for each byte, element-wise operators least.
 // All others are kOther.
-//
-// Plain functions over the trace files of a run; any thread may call.
 #pragma once
 
 #include <cstdint>
@@ -68,7 +69,7 @@ Json to_json(const Operators& operators);
 // The distance of computing from the limits of the hardware: FLOPs, MFU, and the roofline of each operator (Williams,
 // Waterman, Patterson, "Roofline: an insightful visual performance model for multicore architectures", 2009). It is
 // computed from the operators that ranks counted in a few batches (docs/profile-format.md) and from the limits of their
-// machines in plan.json. Plain values; any thread may call.
+// machines in plan.json.
 
 // Calls of an operator in the counted batch of a rank.
 struct OperatorLimit {

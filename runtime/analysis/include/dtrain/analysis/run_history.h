@@ -1,4 +1,5 @@
-// The attempts and the checkpoints of a run, from events.jsonl. Plain values; any thread.
+// The history of a run, from plan.json, events.jsonl and metrics.jsonl alone: its attempts and checkpoints, its
+// learning curves, and the run in one line. Plain values; any thread.
 #pragma once
 
 #include <cstddef>
@@ -88,8 +89,7 @@ std::string end_text(const AttemptAccount& attempt);
 // "a checkpoint of batch 40 failed and was tried again: …"
 std::string text_of(const SaveTrouble& trouble);
 
-// The learning curves of a run: the values of metrics.jsonl over batches and over time, all attempts joined. Plain
-// values, which any thread may read; CurveReader is for one thread.
+// The learning curves are the values of metrics.jsonl over batches and over time, all attempts joined.
 //
 // Time is the time of training: attempts follow each other without the time between them. Time counts even if its work
 // was lost, so each attempt begins at the time at which the previous one ended. Both axes begin with the attempt that
@@ -156,8 +156,8 @@ struct RunCurves {
 // The largest number of points that a chart can show of a curve.
 inline constexpr std::size_t kMostCurvePoints = 400;
 
-// Takes the lines of metrics.jsonl in their order and keeps at most `most` points of each curve. If there are more
-// values, neighbours become one point with their mean, least and greatest value.
+// Takes the lines of metrics.jsonl in their order, on one thread, and keeps at most `most` points of each curve. If
+// there are more values, neighbours become one point with their mean, least and greatest value.
 class CurveReader {
  public:
   // `attempts`: in their order; may be empty, then time begins with the first line.
@@ -214,12 +214,8 @@ RunCurves curves_of(const RunProfile& run, std::size_t most = kMostCurvePoints);
 // Reads metrics.jsonl and events.jsonl of a run. A missing file has no lines; an incomplete last line does not count.
 RunCurves read_curves(const std::filesystem::path& run_dir, std::size_t most = kMostCurvePoints);
 
-// A run in one line: its state, its results, and its settings. Only plan.json, events.jsonl and metrics.jsonl are read,
-// so that a folder of many runs is read quickly. Plain values and functions; any thread.
-
-// Settings of a run as text.
-
-// Values by their keys; dots join nested keys ("optimizer.lr"). A key whose value is null counts as missing.
+// Settings of a run as text, by their keys; dots join nested keys ("optimizer.lr"). A key whose value is null counts as
+// missing.
 using Settings = std::map<std::string, std::string>;
 
 // The settings in plan.json, without values that were measured or derived from others.
@@ -237,6 +233,7 @@ std::vector<SettingDifference> differences_of(std::span<const Settings> runs);
 // Returns the text shortened for a table: "a very long …".
 std::string shortened_setting(const std::string& text);
 
+// A run in one line: its state, its results, and its settings.
 struct RunLine {
   std::filesystem::path folder;
   std::string name;    // of the experiment

@@ -191,8 +191,7 @@ RunSummary summarize(const std::filesystem::path& run_dir);
 // All fields of the summary. Seconds and bytes are numbers, with the unit in the key.
 Json to_json(const RunSummary& summary);
 
-// The summary as text for a terminal. Any thread may call.
-
+// A text for a terminal.
 struct TextOptions {
   int width = 100;     // columns; bars take the rest
   bool color = false;  // ANSI sequences
