@@ -129,6 +129,53 @@ std::vector<std::string> ranges_of(const std::string& inside, const std::string&
   return result;
 }
 
+// Expand "n[1-3,07],gpu-a[1-2]x" to names, and "2(x3),1" to numbers. ConfigError, which begins with `name`, if invalid.
+std::vector<std::string> expand_hostlist(const std::string& text, const std::string& name) {
+  std::vector<std::string> hosts;
+  for (const std::string& item : items_of(text)) {
+    std::vector<std::string> expanded{""};
+    for (std::size_t at = 0; at < item.size();) {
+      const auto open = item.find('[', at);
+      const std::string plain = item.substr(at, open - at);
+      if (plain.find(']') != std::string::npos) wrong(name, text, "a ']' without a '['");
+      for (std::string& host : expanded) host += plain;
+      if (open == std::string::npos) break;
+      const auto close = item.find(']', open);
+      if (close == std::string::npos) wrong(name, text, "a '[' without a ']'");
+      const auto numbers = ranges_of(item.substr(open + 1, close - open - 1), name, text);
+      if (expanded.size() * numbers.size() > kMostHosts) wrong(name, text, "too many hosts");
+      std::vector<std::string> longer;
+      for (const std::string& host : expanded) {
+        for (const std::string& number : numbers) longer.push_back(host + number);
+      }
+      expanded = std::move(longer);
+      at = close + 1;
+    }
+    if (hosts.size() + expanded.size() > kMostHosts) wrong(name, text, "too many hosts");
+    hosts.insert(hosts.end(), expanded.begin(), expanded.end());
+  }
+  for (const std::string& host : hosts) {
+    if (host.empty() || host[0] == '-') wrong(name, text, "'" + host + "' is not the name of a host");
+  }
+  return hosts;
+}
+
+std::vector<int> expand_counts(const std::string& text, const std::string& name) {
+  std::vector<int> counts;
+  for (const std::string& item : split(text, ',')) {
+    const auto open = item.find("(x");
+    const bool repeated = open != std::string::npos && item.ends_with(')');
+    const auto count = number_in(item.substr(0, repeated ? open : std::string::npos));
+    const auto times = repeated ? number_in(item.substr(open + 2, item.size() - open - 3)) : 1;
+    if (!count || *count < 1 || *count > kMostSlots || !times || *times < 1 ||
+        counts.size() + static_cast<std::size_t>(*times) > kMostHosts) {
+      wrong(name, text, "'" + item + "' is no number of slots, as 4 and 4(x2) are");
+    }
+    counts.insert(counts.end(), static_cast<std::size_t>(*times), *count);
+  }
+  return counts;
+}
+
 const std::string* find(const std::map<std::string, std::string>& variables, const std::string& name) {
   const auto found = variables.find(name);
   return found == variables.end() || found->second.empty() ? nullptr : &found->second;
@@ -177,53 +224,6 @@ std::optional<int> gpus_per_node(const std::map<std::string, std::string>& varia
     return name == "SLURM_GPUS" ? *count / static_cast<int>(nodes) : *count;
   }
   return std::nullopt;
-}
-
-// Expand "n[1-3,07],gpu-a[1-2]x" to names, and "2(x3),1" to numbers. ConfigError, which begins with `name`, if invalid.
-std::vector<std::string> expand_hostlist(const std::string& text, const std::string& name) {
-  std::vector<std::string> hosts;
-  for (const std::string& item : items_of(text)) {
-    std::vector<std::string> expanded{""};
-    for (std::size_t at = 0; at < item.size();) {
-      const auto open = item.find('[', at);
-      const std::string plain = item.substr(at, open - at);
-      if (plain.find(']') != std::string::npos) wrong(name, text, "a ']' without a '['");
-      for (std::string& host : expanded) host += plain;
-      if (open == std::string::npos) break;
-      const auto close = item.find(']', open);
-      if (close == std::string::npos) wrong(name, text, "a '[' without a ']'");
-      const auto numbers = ranges_of(item.substr(open + 1, close - open - 1), name, text);
-      if (expanded.size() * numbers.size() > kMostHosts) wrong(name, text, "too many hosts");
-      std::vector<std::string> longer;
-      for (const std::string& host : expanded) {
-        for (const std::string& number : numbers) longer.push_back(host + number);
-      }
-      expanded = std::move(longer);
-      at = close + 1;
-    }
-    if (hosts.size() + expanded.size() > kMostHosts) wrong(name, text, "too many hosts");
-    hosts.insert(hosts.end(), expanded.begin(), expanded.end());
-  }
-  for (const std::string& host : hosts) {
-    if (host.empty() || host[0] == '-') wrong(name, text, "'" + host + "' is not the name of a host");
-  }
-  return hosts;
-}
-
-std::vector<int> expand_counts(const std::string& text, const std::string& name) {
-  std::vector<int> counts;
-  for (const std::string& item : split(text, ',')) {
-    const auto open = item.find("(x");
-    const bool repeated = open != std::string::npos && item.ends_with(')');
-    const auto count = number_in(item.substr(0, repeated ? open : std::string::npos));
-    const auto times = repeated ? number_in(item.substr(open + 2, item.size() - open - 3)) : 1;
-    if (!count || *count < 1 || *count > kMostSlots || !times || *times < 1 ||
-        counts.size() + static_cast<std::size_t>(*times) > kMostHosts) {
-      wrong(name, text, "'" + item + "' is no number of slots, as 4 and 4(x2) are");
-    }
-    counts.insert(counts.end(), static_cast<std::size_t>(*times), *count);
-  }
-  return counts;
 }
 
 }  // namespace
