@@ -11,7 +11,7 @@
 #include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
 #include "dtrain/host/filesystem.h"
-#include "dtrain/scheduler/task.h"
+#include "dtrain/scheduler/ledger.h"
 #include "ledger_impl.h"
 
 namespace dtrain::scheduler {

@@ -5,7 +5,7 @@
 #include <iostream>
 #include <memory>
 
-#include "checkpoint_selection.h"
+#include "checkpoint.h"
 #include "commands.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/subprocess.h"

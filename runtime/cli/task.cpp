@@ -12,7 +12,7 @@
 #include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
 #include "dtrain/run/user_ledger.h"
-#include "dtrain/scheduler/task.h"
+#include "dtrain/scheduler/ledger.h"
 #include "table.h"
 
 namespace dtrain::cli {

@@ -13,8 +13,8 @@
 #include "dtrain/analysis/live.h"
 #include "dtrain/analysis/run_history.h"
 #include "dtrain/analysis/run_profile.h"
-#include "read/file_lines.h"
 #include "read/json_fields.h"
+#include "read/run_files.h"
 
 namespace dtrain::analysis {
 

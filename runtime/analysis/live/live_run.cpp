@@ -7,7 +7,6 @@
 #include "dtrain/base/json_number.h"
 #include "live/feeds.h"
 #include "measure/system_metrics.h"
-#include "read/file_lines.h"
 #include "read/json_fields.h"
 #include "read/run_files.h"
 

@@ -21,8 +21,8 @@
 #include <sys/stat.h>
 
 #include "dtrain/base/fd.h"
-#include "read/file_lines.h"
 #include "read/json_fields.h"
+#include "read/run_files.h"
 
 namespace dtrain::analysis {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "agent/bounded_dump.h"
 #include "live/feeds.h"
-#include "read/file_lines.h"
+#include "read/run_files.h"
 #include "run_folder.h"
 
 namespace dtrain::analysis {
