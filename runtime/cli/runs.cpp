@@ -215,7 +215,6 @@ void sort_rows(std::vector<RunRow>& rows, const std::string& key, bool reverse) 
   });
 }
 
-using analysis::CurveValue;
 using analysis::SettingDifference;
 
 constexpr const char* kRunsFolder = "runs";

@@ -147,7 +147,6 @@ void add_task_list(CLI::App& task) {
 }
 
 using scheduler::StateChange;
-using scheduler::Task;
 
 struct TaskShowArguments {
   std::string name;

@@ -1,3 +1,4 @@
+// The charts of learning curves, and of the agents' samples over time.
 #include <algorithm>
 #include <cctype>
 #include <cmath>

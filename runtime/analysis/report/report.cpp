@@ -65,13 +65,12 @@ void write_report(const std::filesystem::path& folder, const std::filesystem::pa
   write_file_atomic(file, render_report(run, analyze(run)));
 }
 
-// The page of several runs.
-
 namespace fs = std::filesystem;
 
 namespace report {
 namespace {
 
+// A run on the page of several runs.
 struct ComparedRun {
   std::string name;  // unique
   const RunCurves& curves;
