@@ -2,10 +2,8 @@
 
 #include <algorithm>
 
+#include "cluster_sources.h"
 #include "dtrain/host/identity.h"
-#include "hostfile.h"
-#include "machine_slots.h"
-#include "slurm_allocation.h"
 
 namespace dtrain::scheduler {
 namespace {

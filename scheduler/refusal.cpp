@@ -3,10 +3,8 @@
 #include <set>
 
 #include "dtrain/base/text.h"
-#include "dtrain/scheduler/batch_split.h"
 #include "dtrain/scheduler/placement.h"
 #include "eligible.h"
-#include "slot_limits.h"
 
 namespace dtrain::scheduler {
 namespace {

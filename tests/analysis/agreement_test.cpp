@@ -10,8 +10,8 @@
 #include "dtrain/analysis/live.h"
 #include "dtrain/analysis/report.h"
 #include "dtrain/base/units.h"
+#include "read/text.h"
 #include "synthetic.h"
-#include "text/numbers.h"
 
 namespace dtrain::analysis {
 namespace {

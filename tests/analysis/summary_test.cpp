@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include "dtrain/analysis/analysis.h"
-#include "dtrain/analysis/summary_text.h"
 #include "dtrain/base/error.h"
 #include "dtrain/profile/phase.h"
 #include "run_folder.h"

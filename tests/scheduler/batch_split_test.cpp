@@ -1,4 +1,4 @@
-#include "dtrain/scheduler/batch_split.h"
+#include "dtrain/scheduler/placement.h"
 
 #include <gtest/gtest.h>
 

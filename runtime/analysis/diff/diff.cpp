@@ -11,13 +11,13 @@
 
 #include "diff/compare_steps.h"
 #include "dtrain/analysis/analysis.h"
-#include "dtrain/analysis/run_line.h"
+#include "dtrain/analysis/run_history.h"
 #include "dtrain/analysis/run_profile.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 #include "dtrain/base/units.h"
+#include "read/text.h"
 #include "rules/run_rules.h"
-#include "text/text_writer.h"
 
 namespace dtrain::analysis {
 namespace {

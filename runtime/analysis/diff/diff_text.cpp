@@ -2,7 +2,7 @@
 
 #include "dtrain/analysis/diff.h"
 #include "dtrain/base/units.h"
-#include "text/text_writer.h"
+#include "read/text.h"
 
 namespace dtrain::analysis {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "findings/make_findings.h"
 #include "measure/roofline.h"
-#include "text/numbers.h"
+#include "read/text.h"
 
 namespace dtrain::analysis {
 namespace {

@@ -8,7 +8,7 @@
 #include "dtrain/base/text.h"
 #include "findings/make_findings.h"
 #include "measure/system_metrics.h"
-#include "text/numbers.h"
+#include "read/text.h"
 
 namespace dtrain::analysis {
 namespace {

@@ -24,7 +24,7 @@
 #include "measure/contention.h"
 #include "measure/roofline.h"
 #include "read/json_fields.h"
-#include "text/numbers.h"
+#include "read/text.h"
 
 namespace dtrain::analysis {
 namespace {

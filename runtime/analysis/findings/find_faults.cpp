@@ -10,7 +10,7 @@
 #include "measure/contention.h"
 #include "measure/statistics.h"
 #include "measure/system_metrics.h"
-#include "text/numbers.h"
+#include "read/text.h"
 
 namespace dtrain::analysis {
 namespace {

@@ -6,7 +6,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "findings/make_findings.h"
-#include "text/numbers.h"
+#include "read/text.h"
 
 namespace dtrain::analysis {
 namespace {

@@ -8,12 +8,12 @@
 #include "dtrain/base/json.h"
 #include "dtrain/base/units.h"
 #include "findings/make_findings.h"
-#include "measure/loader_use.h"
+#include "measure/contention.h"
+#include "measure/predictor.h"
 #include "measure/statistics.h"
 #include "measure/system_metrics.h"
-#include "predict/exchange_cost.h"
 #include "read/json_fields.h"
-#include "text/numbers.h"
+#include "read/text.h"
 
 namespace dtrain::analysis {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "dtrain/base/units.h"
 #include "findings/make_findings.h"
-#include "text/numbers.h"
+#include "read/text.h"
 
 namespace dtrain::analysis {
 

@@ -8,7 +8,6 @@
 
 #include "dtrain/analysis/analysis.h"
 #include "measure/evidence.h"
-#include "measure/stalls.h"
 
 namespace dtrain::analysis {
 

@@ -8,7 +8,7 @@
 #include "dtrain/base/units.h"
 #include "measure/evidence.h"
 #include "measure/statistics.h"
-#include "text/numbers.h"
+#include "read/text.h"
 
 namespace dtrain::analysis {
 namespace {

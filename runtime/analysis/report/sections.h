@@ -5,7 +5,7 @@
 #include <string>
 
 #include "dtrain/base/json.h"
-#include "report/input.h"
+#include "report/charts.h"
 #include "report/page.h"
 
 namespace dtrain::analysis::report {

@@ -8,8 +8,8 @@
 
 #include "dtrain/analysis/rules.h"
 #include "dtrain/analysis/run_profile.h"
+#include "read/text.h"
 #include "rules/series.h"
-#include "text/text_writer.h"
 
 namespace dtrain::analysis::rules {
 

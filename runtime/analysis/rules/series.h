@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "dtrain/analysis/dump_lines.h"
+#include "dtrain/analysis/dump_reader.h"
 #include "dtrain/base/json.h"
 #include "dtrain/profile/phase.h"
 

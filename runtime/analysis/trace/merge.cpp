@@ -11,8 +11,8 @@
 #include <tuple>
 #include <vector>
 
+#include "dtrain/analysis/export.h"
 #include "dtrain/analysis/run_profile.h"
-#include "dtrain/analysis/trace.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 #include "dtrain/base/units.h"

@@ -6,8 +6,7 @@
 
 #include "agent/dump.h"
 #include "live/feeds.h"
-#include "live/recent.h"
-#include "read/file_lines.h"
+#include "read/run_files.h"
 #include "run_folder.h"
 
 namespace dtrain::analysis {

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "dtrain/base/text.h"
+#include "read/text.h"
 #include "report/sections.h"
-#include "text/numbers.h"
 
 namespace dtrain::analysis::report {
 namespace {

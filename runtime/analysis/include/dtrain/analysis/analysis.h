@@ -9,11 +9,9 @@
 #include <vector>
 
 #include "dtrain/analysis/operators.h"
-#include "dtrain/analysis/roofline.h"
 #include "dtrain/analysis/rules.h"
 #include "dtrain/analysis/run_profile.h"
 #include "dtrain/analysis/summary.h"
-#include "dtrain/analysis/summary_text.h"
 #include "dtrain/base/json.h"
 
 namespace dtrain::analysis {

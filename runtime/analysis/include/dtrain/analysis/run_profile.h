@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "dtrain/analysis/dump_lines.h"
+#include "dtrain/analysis/dump_reader.h"
 #include "dtrain/base/json.h"
 #include "dtrain/profile/operator_counts.h"
 
