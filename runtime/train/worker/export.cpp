@@ -1,4 +1,4 @@
-#include "export.h"
+#include "worker/export.h"
 
 #include <cstdio>
 #include <exception>
@@ -12,7 +12,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/checkpoint/checkpoint.h"
 #include "dtrain/run/rank_session.h"
-#include "file_model.h"
+#include "worker/file_model.h"
 #include "model/weights.h"
 
 namespace dtrain::worker {

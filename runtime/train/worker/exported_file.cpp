@@ -1,4 +1,4 @@
-#include "exported_file.h"
+#include "worker/exported_file.h"
 
 #include <algorithm>
 #include <utility>

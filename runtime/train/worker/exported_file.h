@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "exported/exported_model.h"
-#include "file_model.h"
+#include "worker/file_model.h"
 
 namespace dtrain::worker {
 

@@ -1,10 +1,10 @@
-#include "file_model.h"
+#include "worker/file_model.h"
 
 #include "dtrain/base/error.h"
 #include "exported/archive.h"
-#include "exported_file.h"
-#include "script_file.h"
-#include "script_model.h"
+#include "worker/exported_file.h"
+#include "worker/script_file.h"
+#include "worker/script_model.h"
 
 namespace dtrain::worker {
 

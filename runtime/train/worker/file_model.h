@@ -13,7 +13,7 @@
 #include <ATen/core/ivalue.h>
 #include <torch/nn/module.h>
 
-#include "outputs.h"
+#include "worker/outputs.h"
 
 namespace dtrain::worker {
 

@@ -1,4 +1,4 @@
-#include "fixed_modes.h"
+#include "worker/fixed_modes.h"
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-#include "forward_error.h"
+#include "worker/forward_error.h"
 
 #include <optional>
 #include <regex>

@@ -1,4 +1,4 @@
-#include "host_state.h"
+#include "worker/host_state.h"
 
 #include <algorithm>
 #include <array>

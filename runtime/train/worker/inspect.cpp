@@ -1,4 +1,4 @@
-#include "inspect.h"
+#include "worker/inspect.h"
 
 #include <cstdio>
 #include <filesystem>

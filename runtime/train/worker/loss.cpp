@@ -1,9 +1,9 @@
-#include "loss.h"
+#include "worker/loss.h"
 
 #include <ATen/ATen.h>
 
 #include "dtrain/base/error.h"
-#include "script_file.h"
+#include "worker/script_file.h"
 
 namespace dtrain::worker {
 

@@ -1,4 +1,4 @@
-#include "metrics.h"
+#include "worker/metrics.h"
 
 #include <cmath>
 #include <memory>

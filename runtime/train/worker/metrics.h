@@ -5,7 +5,7 @@
 
 #include "dtrain/config/metrics.h"
 #include "dtrain/train/trial.h"
-#include "loss.h"
+#include "worker/loss.h"
 
 namespace dtrain::worker {
 

@@ -1,4 +1,4 @@
-#include "outputs.h"
+#include "worker/outputs.h"
 
 #include <algorithm>
 #include <optional>
