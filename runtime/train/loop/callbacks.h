@@ -10,7 +10,7 @@
 
 #include "dtrain/run/rank_session.h"
 #include "dtrain/train/callback.h"
-#include "loop/lengths.h"
+#include "loop/progress.h"
 #include "state/state_visitor.h"
 
 namespace dtrain::train {

@@ -8,7 +8,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/run/agreed_error.h"
-#include "loop/mock_loader.h"
+#include "loop/loader.h"
 #include "precision/autocast.h"
 
 namespace dtrain::train {

@@ -12,7 +12,6 @@
 #include "dtrain/config/experiment.h"
 #include "dtrain/run/agreed_error.h"
 #include "loop/gather_rows.h"
-#include "loop/module_modes.h"
 #include "loop/random_seed.h"
 #include "model/tensor_memory.h"
 #include "precision/autocast.h"

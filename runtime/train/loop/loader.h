@@ -1,5 +1,4 @@
-// Reports damaged samples that a loader has left out: the log names the first ones, metrics and dumps count all.
-// Training thread.
+// `--mock loader`: the batches of a source that reads only once. Training thread.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +8,13 @@
 #include "dtrain/train/metrics.h"
 
 namespace dtrain::train {
+
+// Returns a loader that repeats the first batch of `source` for as many batches as an epoch has (without end if that
+// number is not known). A trial that writes into its batch sees these writes in the next batch.
+Loader repeat_first_batch(Loader source);
+
+// Reports damaged samples that a loader has left out: the log names the first ones, metrics and dumps count all.
+// Training thread.
 
 class SkippedSamples {
  public:
