@@ -13,7 +13,7 @@
 #include "loop/validation.h"
 #include "model/safetensors.h"
 #include "model/weights.h"
-#include "step/startup_checks.h"
+#include "step/checks.h"
 
 namespace dtrain::train {
 namespace {

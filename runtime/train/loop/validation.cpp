@@ -15,7 +15,7 @@
 #include "loop/random_seed.h"
 #include "model/tensor_memory.h"
 #include "precision/autocast.h"
-#include "step/startup_checks.h"
+#include "step/checks.h"
 
 namespace dtrain::train {
 

@@ -1,4 +1,4 @@
-#include "step/collective_vote.h"
+#include "step/round_vote.h"
 
 #include <algorithm>
 #include <iterator>
