@@ -11,7 +11,6 @@
 #include "device/sync_debug.h"
 #include "dtrain/run/rank_session.h"
 #include "dtrain/train/trial.h"
-#include "flops/counted_batches.h"
 #include "graph/step_graph.h"
 #include "loop/callbacks.h"
 #include "loop/checkpoint_schedule.h"
@@ -24,6 +23,7 @@
 #include "model/shared_buffers.h"
 #include "step/training_step.h"
 #include "tracing/deep_window.h"
+#include "tracing/flop_counts.h"
 
 namespace dtrain::train {
 

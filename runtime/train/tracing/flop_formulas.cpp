@@ -1,4 +1,4 @@
-#include "flops/formulas.h"
+#include "tracing/flop_formulas.h"
 
 #include <algorithm>
 #include <utility>
@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 namespace dtrain::train {
+
 namespace {
 
 using Arguments = c10::ArrayRef<const c10::IValue>;
