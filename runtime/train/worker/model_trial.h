@@ -10,8 +10,6 @@
 #include "dtrain/train/trial.h"
 #include "worker/file_model.h"
 #include "worker/loss.h"
-#include "worker/metrics.h"
-#include "worker/outputs.h"
 
 namespace dtrain::worker {
 

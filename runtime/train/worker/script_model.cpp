@@ -11,9 +11,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/text.h"
-#include "worker/fixed_modes.h"
-#include "worker/forward_error.h"
-#include "worker/host_state.h"
+#include "worker/script_code.h"
 #include "worker/script_file.h"
 
 namespace dtrain::worker {

@@ -14,7 +14,6 @@
 #include <torch/nn/module.h>
 
 #include "worker/file_model.h"
-#include "worker/outputs.h"
 
 namespace dtrain::worker {
 

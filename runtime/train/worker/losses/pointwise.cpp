@@ -4,6 +4,37 @@
 #include "dtrain/config/losses.h"
 #include "worker/loss.h"
 
+namespace dtrain::config {
+
+worker::LossValues MeanAbsoluteDifference::evaluate(const worker::LossInput& input) const {
+  return {at::l1_loss(input.output, worker::target_like_output(input, kWord)), {}};
+}
+
+void MeanAbsoluteDifference::check_target(const worker::LossInput&) const {}  // any number can be a target
+
+worker::LossValues MeanSquaredError::evaluate(const worker::LossInput& input) const {
+  return {at::mse_loss(input.output, worker::target_like_output(input, kWord)), {}};
+}
+
+void MeanSquaredError::check_target(const worker::LossInput&) const {}  // any number can be a target
+
+worker::LossValues SmoothL1::evaluate(const worker::LossInput& input) const {
+  const at::Tensor target = worker::target_like_output(input, kWord);
+  return {at::smooth_l1_loss(input.output, target, at::Reduction::Mean, beta), {}};
+}
+
+void SmoothL1::check_target(const worker::LossInput&) const {}  // any number can be a target
+
+worker::LossValues KlDivergence::evaluate(const worker::LossInput& input) const {
+  const at::Tensor target = worker::target_like_output(input, kWord);
+  const at::Tensor sum = at::kl_div(input.output, target, at::Reduction::Sum, log_target);
+  return {sum / input.output.size(0), {}};
+}
+
+void KlDivergence::check_target(const worker::LossInput&) const {}  // any number can be a target
+
+}  // namespace dtrain::config
+
 namespace dtrain::worker {
 namespace {
 

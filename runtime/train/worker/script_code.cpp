@@ -1,15 +1,105 @@
-#include "worker/forward_error.h"
+#include "worker/script_code.h"
 
+#include <algorithm>
+#include <array>
 #include <optional>
 #include <regex>
 #include <sstream>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include <caffe2/serialize/inline_container.h>
+#include <torch/csrc/jit/ir/constants.h>
+#include <torch/csrc/jit/ir/ir.h>
+#include <torch/csrc/jit/passes/inliner.h>
 
 #include "dtrain/base/text.h"
 
 namespace dtrain::worker {
+
+namespace {
+
+// The operators that behave differently in training, with the name of the argument for the mode.
+constexpr std::array<std::pair<const char*, const char*>, 5> kModalOperators{
+    {{"aten::batch_norm", "training"},
+     {"aten::dropout", "train"},
+     {"aten::alpha_dropout", "train"},
+     {"aten::feature_dropout", "train"},
+     {"aten::feature_alpha_dropout", "train"}}};
+
+void find_fixed_modes(const torch::jit::Block& block, std::vector<std::string>& found) {
+  for (const torch::jit::Node* node : block.nodes()) {
+    for (const auto& [name, argument] : kModalOperators) {
+      if (std::string(node->kind().toQualString()) != name || !node->hasNamedInput(argument)) continue;
+      const auto mode = torch::jit::toIValue(node->namedInput(argument));
+      const std::string operation = std::string(name).substr(std::string("aten::").size());
+      const bool known = std::find(found.begin(), found.end(), operation) != found.end();
+      if (mode && mode->isBool() && mode->toBool() && !known) found.push_back(operation);
+    }
+    for (const torch::jit::Block* inner : node->blocks()) find_fixed_modes(*inner, found);
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> always_training(const torch::jit::Module& script) {
+  const auto graph = script.get_method("forward").graph()->copy();
+  torch::jit::Inline(*graph);  // inlines forward() of submodules
+  std::vector<std::string> found;
+  find_fixed_modes(*graph->block(), found);
+  return found;
+}
+
+namespace {
+
+// These operators change the list or dictionary that is their first argument.
+constexpr std::array<std::string_view, 13> kChangesContainer{
+    "aten::append",     "aten::extend",    "aten::insert",  "aten::pop",  "aten::popitem",
+    "aten::remove",     "aten::clear",     "aten::reverse", "aten::sort", "aten::update",
+    "aten::setdefault", "aten::_set_item", "aten::Delete"};
+
+// True for parameters and buffers, which training handles.
+bool is_known(const torch::jit::Value& module, const std::string& attribute) {
+  const auto type = module.type()->cast<c10::ClassType>();
+  if (!type) return false;
+  const auto slot = type->findAttributeSlot(attribute);
+  return slot && (type->is_buffer(*slot) || type->is_parameter(*slot));
+}
+
+// Returns the attribute that the node changes; empty: none.
+std::optional<std::string> changed_by(const torch::jit::Node& node) {
+  if (node.kind() == c10::prim::SetAttr && !is_known(*node.input(0), node.s(c10::attr::name))) {
+    return node.s(c10::attr::name);
+  }
+  if (node.kind() == c10::prim::CallMethod) return node.s(c10::attr::name);  // an interface's effect is unknown here
+  if (node.inputs().empty() || node.input(0)->node()->kind() != c10::prim::GetAttr) return std::nullopt;
+  const torch::jit::Node& get = *node.input(0)->node();
+  const std::string_view kind = node.kind().toQualString();
+  const bool in_place = kind.starts_with("aten::") && kind.ends_with("_") && !kind.ends_with("__");
+  const bool changes =
+      in_place || std::find(kChangesContainer.begin(), kChangesContainer.end(), kind) != kChangesContainer.end();
+  if (changes && !is_known(*get.input(0), get.s(c10::attr::name))) return get.s(c10::attr::name);
+  return std::nullopt;
+}
+
+std::optional<std::string> find_change(const torch::jit::Block& block) {
+  for (const torch::jit::Node* node : block.nodes()) {
+    if (auto found = changed_by(*node)) return found;
+    for (const torch::jit::Block* inner : node->blocks()) {
+      if (auto found = find_change(*inner)) return found;
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<std::string> changed_attribute(const torch::jit::Module& script) {
+  const auto graph = script.get_method("forward").graph()->copy();
+  torch::jit::Inline(*graph);  // inlines forward() of submodules
+  return find_change(*graph->block());
+}
 
 namespace {
 
