@@ -1,4 +1,5 @@
-// Measures the limits of this machine for one rank, while one process for each rank measures.
+// dtrain-calibrate --threads T [--most-threads M] --ranks N [--cpus 0,1:2,3]: measures the limits of this machine for a
+// rank, as a process beside dtrain that may link libtorch. Prints one line of JSON: {"libtorch", "seconds", "limits"}.
 #include <unistd.h>
 
 #include <algorithm>
@@ -32,6 +33,7 @@
 #include "matmul/matmul_path.h"
 
 namespace dtrain::calibration {
+namespace {
 
 struct Setting {
   int threads = 1;                     // of a rank: one thread for each core
@@ -39,12 +41,6 @@ struct Setting {
   int ranks = 1;                       // of this host
   std::vector<std::vector<int>> cpus;  // of each rank; empty: not pinned
 };
-
-// Takes about 2 s, and up to 20 s on a machine that is busy with other things. The calling process must have one
-// thread, and must not have used libtorch. Error: a process that measures has failed.
-profile::RankLimits measure(Setting setting);
-
-namespace {
 
 using Watch = std::chrono::steady_clock;
 
@@ -171,8 +167,9 @@ std::optional<double> in_giga(double per_second) {
   return per_second > 0 ? std::optional(per_second / 1e9) : std::nullopt;
 }
 
-}  // namespace
-
+// Measures the limits of this machine for one rank, while one process for each rank measures. Takes about 2 s, and up
+// to 20 s on a machine that is busy with other things. The calling process must have one thread, and must not have used
+// libtorch. Error: a process that measures has failed.
 profile::RankLimits measure(Setting setting) {
   profile::RankLimits limits;
   limits.cpu = host::processor().name;
@@ -205,30 +202,24 @@ profile::RankLimits measure(Setting setting) {
   return limits;
 }
 
-}  // namespace dtrain::calibration
-
-// dtrain-calibrate --threads T [--most-threads M] --ranks N [--cpus 0,1:2,3]: measures the limits of this machine for a
-// rank, as a process beside dtrain that may link libtorch. Prints one line of JSON: {"libtorch", "seconds", "limits"}.
-
-namespace {
-
 // Parses the CPUs of each rank: "0,1:2,3" for two ranks. Empty: no CPUs.
 std::vector<std::vector<int>> cpus_of(const std::string& text) {
   std::vector<std::vector<int>> ranks;
   if (text.empty()) return ranks;
-  for (const std::string& rank : dtrain::split(text, ':')) {
+  for (const std::string& rank : split(text, ':')) {
     ranks.emplace_back();
-    for (const std::string& cpu : dtrain::split(rank, ',')) ranks.back().push_back(std::stoi(cpu));
+    for (const std::string& cpu : split(rank, ',')) ranks.back().push_back(std::stoi(cpu));
   }
   return ranks;
 }
 
 }  // namespace
+}  // namespace dtrain::calibration
 
 int main(int argc, char** argv) {
-  using Watch = std::chrono::steady_clock;
+  using namespace dtrain::calibration;
   const auto start = Watch::now();
-  dtrain::calibration::Setting setting;
+  Setting setting;
   std::string cpus;
   CLI::App app(
       "Measures the limits of this machine for a rank of dtrain. dtrain starts it; dtrain doctor --bench shows "
@@ -246,7 +237,7 @@ int main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   try {
     setting.cpus = cpus_of(cpus);
-    const dtrain::profile::RankLimits limits = dtrain::calibration::measure(setting);
+    const dtrain::profile::RankLimits limits = measure(setting);
     const std::chrono::duration<double> seconds = Watch::now() - start;
     std::printf("%s\n", dtrain::to_line({{"libtorch", TORCH_VERSION},
                                          {"seconds", seconds.count()},

@@ -10,6 +10,17 @@
 
 namespace dtrain::train {
 
+namespace {
+
+// FNV-1a, 64 bits: the hash names the file, which has the whole key.
+std::uint64_t hash_of(const std::string& text) {
+  std::uint64_t hash = 0xcbf29ce484222325u;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+  return hash;
+}
+
+}  // namespace
+
 // Returns second() after this number of steps.
 bool TurnComparison::second_at(int steps) {
   return steps > kWarmUpSteps && (steps - kWarmUpSteps) / kStepsOfATurn % 2 == 1;
@@ -46,17 +57,6 @@ void TurnComparison::decide() {
   }
   second_ = !times_[0].empty() && !times_[1].empty() && medians_[1] <= medians_[0] * enough_;
 }
-
-namespace {
-
-// FNV-1a, 64 bits: the hash names the file, which has the whole key.
-std::uint64_t hash_of(const std::string& text) {
-  std::uint64_t hash = 0xcbf29ce484222325u;
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
-  return hash;
-}
-
-}  // namespace
 
 RunCache::RunCache(const std::filesystem::path& folder, const std::string& question, Json key) : key_(std::move(key)) {
   if (folder.empty()) return;

@@ -1,8 +1,4 @@
-// Finds which of two ways to compute a step is faster, in the first steps of the run.
-//
-// The ways take turns of a few steps, twice each, so that a drift of the machine affects both; the first step of a turn
-// does not count. The time of a step is that of its slowest rank. Until the end, the way of a step depends on the
-// step's number alone. Training thread; no torch.
+// Finds which of two ways to compute a step is faster, and remembers it for later runs.
 #pragma once
 
 #include <array>
@@ -18,6 +14,11 @@
 
 namespace dtrain::train {
 
+// Finds which of two ways is faster, in the first steps of the run.
+//
+// The ways take turns of a few steps, twice each, so that a drift of the machine affects both; the first step of a turn
+// does not count. The time of a step is that of its slowest rank. Until the end, the way of a step depends on the
+// step's number alone. Training thread; no torch.
 class TurnComparison {
  public:
   // `enough`: the second way is chosen if its step takes at most this share of the first way's time.
@@ -64,7 +65,6 @@ class TurnComparison {
 
 // Answers that runs remember for later runs: a small JSON file in the user's cache folder for each question and key,
 // which is all that the answer depends on. Any thread; files are replaced whole, so runs may share the folder.
-
 class RunCache {
  public:
   // `folder`: empty: nothing is remembered. `question`: a folder's name, "fusion". `key`: everything that the answer

@@ -1,4 +1,5 @@
-// `--mock loader`: the batches of a source that reads only once. Training thread.
+// Loaders as the training uses them: `--mock loader`, which reads only once, and the report of damaged samples.
+// Training thread.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +15,6 @@ namespace dtrain::train {
 Loader repeat_first_batch(Loader source);
 
 // Reports damaged samples that a loader has left out: the log names the first ones, metrics and dumps count all.
-// Training thread.
-
 class SkippedSamples {
  public:
   // `what`: "training" or "validation". The session outlives this object.

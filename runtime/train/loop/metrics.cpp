@@ -18,6 +18,9 @@
 
 namespace dtrain::train {
 
+using profile::Phase;
+using profile::PhaseScope;
+
 namespace {
 
 bool is_extreme(Reduction reduction) {
@@ -54,6 +57,12 @@ double mean_of(double sum, double weight) {
 
 double& value_of(MetricReducer::Sums& sums, const std::string& name) {
   return sums.sums.try_emplace(name, neutral(sums.reduction_of(name))).first->second;
+}
+
+// Reads the values now: later batches may change a tensor (a buffer of the model, a parameter) before it is added up.
+void read_values(Metrics& metrics) {
+  require_single_values(metrics, "training");
+  for (auto& [name, value] : metrics) value = value.as_number();
 }
 
 }  // namespace
@@ -258,9 +267,6 @@ ReducedMetrics MetricReducer::reduce() {
   return reduce(std::move(own));
 }
 
-using profile::Phase;
-using profile::PhaseScope;
-
 TrainingMetrics::TrainingMetrics(run::RankSession& session, TrainingStep& step, const Position& position,
                                  ProgressMeter& progress)
     : session_(session),
@@ -268,16 +274,6 @@ TrainingMetrics::TrainingMetrics(run::RankSession& session, TrainingStep& step, 
       position_(position),
       progress_(progress),
       sums_("training", session.control(), session.communicator()) {}
-
-namespace {
-
-// Reads the values now: later batches may change a tensor (a buffer of the model, a parameter) before it is added up.
-void read_values(Metrics& metrics) {
-  require_single_values(metrics, "training");
-  for (auto& [name, value] : metrics) value = value.as_number();
-}
-
-}  // namespace
 
 void TrainingMetrics::keep(Metrics metrics, std::int64_t samples) {
   if (step_.parameters().memory().on_host()) {

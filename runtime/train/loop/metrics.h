@@ -1,6 +1,4 @@
-// Reduces metrics over batches, and over ranks where they are due. A mean weights each batch by its number of samples,
-// or by MetricValue::mean_over(). Values on a device are reduced there, and no thread waits for them before they are
-// due. Training thread.
+// The metrics of batches become lines of metrics.jsonl. Training thread.
 #pragma once
 
 #include <cstdint>
@@ -32,6 +30,9 @@ struct ReducedMetrics {
 // Throws Error that names a metric whose tensor does not have exactly one element.
 void require_single_values(const Metrics& metrics, const std::string& kind);
 
+// Reduces metrics over batches, and over ranks where they are due. A mean weights each batch by its number of samples,
+// or by MetricValue::mean_over(). Values on a device are reduced there, and no thread waits for them before they are
+// due.
 class MetricReducer {
  public:
   // `kind` ("training", "validation") keeps agreement messages of several reducers apart.
@@ -82,8 +83,7 @@ class MetricReducer {
 
 // Takes the metrics of training from train_batch() to lines of metrics.jsonl: keeps them until they are due, sums them,
 // and reduces them over the ranks. On a device values are summed there, and the host has the sums some batches later,
-// in the same round on every rank. Training thread.
-
+// in the same round on every rank.
 class TrainingMetrics {
  public:
   // `progress` gets the losses. All references outlive this object.

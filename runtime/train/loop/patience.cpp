@@ -10,6 +10,34 @@
 
 namespace dtrain::train {
 
+namespace {
+
+std::optional<config::ReduceOnPlateau> checked(const run::RankSession& session,
+                                               std::optional<config::ReduceOnPlateau> settings) {
+  if (!settings) return settings;
+  const config::Experiment& experiment = session.experiment();
+  if (experiment.searcher.metric.empty()) {
+    throw ConfigError("context.reduce_lr_on_plateau() has no metric to watch",
+                      "give searcher.metric in the experiment");
+  }
+  if (experiment.min_validation_period.count == 0) {
+    throw ConfigError("context.reduce_lr_on_plateau() has no effect without min_validation_period",
+                      "add min_validation_period to the experiment");
+  }
+  if (settings->patience < 1 || !(settings->factor >= 0 && settings->factor < 1) || !(settings->min_delta >= 0) ||
+      !(settings->min_factor >= 0 && settings->min_factor <= 1)) {
+    throw ConfigError("context.reduce_lr_on_plateau() has the factor " + std::to_string(settings->factor) +
+                          ", the patience " + std::to_string(settings->patience) + ", the min_delta " +
+                          std::to_string(settings->min_delta) + " and the min_factor " +
+                          std::to_string(settings->min_factor),
+                      "the factor must be from 0 to below 1, the patience at least 1, min_delta at least 0, and "
+                      "min_factor from 0 to 1");
+  }
+  return settings;
+}
+
+}  // namespace
+
 EarlyStop::EarlyStop(run::RankSession& session, std::optional<config::EarlyStopping> settings)
     : session_(session),
       settings_(std::move(settings)),
@@ -74,34 +102,6 @@ void EarlyStop::visit(StateVisitor& visitor) {
   // The best value by another metric is no measure for this one.
   if (before != judged) improvement_.forget();
 }
-
-namespace {
-
-std::optional<config::ReduceOnPlateau> checked(const run::RankSession& session,
-                                               std::optional<config::ReduceOnPlateau> settings) {
-  if (!settings) return settings;
-  const config::Experiment& experiment = session.experiment();
-  if (experiment.searcher.metric.empty()) {
-    throw ConfigError("context.reduce_lr_on_plateau() has no metric to watch",
-                      "give searcher.metric in the experiment");
-  }
-  if (experiment.min_validation_period.count == 0) {
-    throw ConfigError("context.reduce_lr_on_plateau() has no effect without min_validation_period",
-                      "add min_validation_period to the experiment");
-  }
-  if (settings->patience < 1 || !(settings->factor >= 0 && settings->factor < 1) || !(settings->min_delta >= 0) ||
-      !(settings->min_factor >= 0 && settings->min_factor <= 1)) {
-    throw ConfigError("context.reduce_lr_on_plateau() has the factor " + std::to_string(settings->factor) +
-                          ", the patience " + std::to_string(settings->patience) + ", the min_delta " +
-                          std::to_string(settings->min_delta) + " and the min_factor " +
-                          std::to_string(settings->min_factor),
-                      "the factor must be from 0 to below 1, the patience at least 1, min_delta at least 0, and "
-                      "min_factor from 0 to 1");
-  }
-  return settings;
-}
-
-}  // namespace
 
 Plateau::Plateau(run::RankSession& session, std::optional<config::ReduceOnPlateau> settings, FlatOptimizer& optimizer)
     : session_(session),

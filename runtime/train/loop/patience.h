@@ -1,5 +1,5 @@
-// Tells if a validation metric still improves: keeps the best value so far and the number of validations since. All
-// ranks get the same result, because the values are the same on all ranks. Training thread.
+// Waits for a validation metric to improve, for as many validations as the patience says: then training ends early, or
+// the learning rate falls. All ranks decide the same, because the metrics are the same on all ranks. Training thread.
 #pragma once
 
 #include <cmath>
@@ -16,6 +16,7 @@
 
 namespace dtrain::train {
 
+// Keeps the best value so far and the number of validations since.
 class Improvement {
  public:
   // `min_delta`: the least difference that is an improvement.
@@ -62,9 +63,7 @@ class Improvement {
   std::int64_t waited_ = 0;
 };
 
-// Decides if training ends early: after `patience` validations in a row in which the metric has not improved. All ranks
-// decide the same, because the metrics are the same on all ranks. Training thread.
-
+// Decides if training ends early: after `patience` validations in a row in which the metric has not improved.
 class EarlyStop {
  public:
   // `settings`: empty: training never ends early. ConfigError for settings that make no sense.
@@ -90,8 +89,7 @@ class EarlyStop {
 };
 
 // Lowers the learning rate when searcher.metric no longer improves, as torch.optim.lr_scheduler.ReduceLROnPlateau does
-// with threshold_mode="abs" and a patience that is smaller by one. Training thread.
-
+// with threshold_mode="abs" and a patience that is smaller by one.
 class Plateau {
  public:
   // `settings`: empty: the learning rate never falls here. ConfigError for settings that make no sense.

@@ -11,6 +11,9 @@ namespace dtrain::train {
 
 namespace {
 
+constexpr Nanoseconds kInterval = std::chrono::milliseconds(500);
+constexpr double kKept = 0.95;  // factor of the earlier batches' weight after each batch
+
 // records_per_epoch is meant for sources that do not know their length.
 void warn_of_unused_length(const run::RankSession& session, const BatchSource& data, const Lengths& lengths) {
   const auto& records = session.experiment().records_per_epoch;
@@ -85,11 +88,6 @@ void end_after_epochs(run::RankSession& session, const BatchSource& data, const 
   lengths.total_batches = total;
   write_to_plan(session, lengths);
 }
-
-namespace {
-constexpr Nanoseconds kInterval = std::chrono::milliseconds(500);
-constexpr double kKept = 0.95;  // factor of the earlier batches' weight after each batch
-}  // namespace
 
 void ProgressMeter::start() {
   throughput_.start(position_.batches);

@@ -1,4 +1,4 @@
-// The length of the training, in batches of all ranks, and the position within it.
+// The length of the training, in batches of all ranks, the position within it, and how progress is shown.
 #pragma once
 
 #include <cstdint>
@@ -38,8 +38,7 @@ struct Position {
 // global batch than before, that epoch has another number of batches. Collective.
 void end_after_epochs(run::RankSession& session, const BatchSource& data, const Position& position, Lengths& lengths);
 
-// Measures batches a second of training, without the work between batches (validation, saving weights). One thread.
-
+// Measures batches a second of training, without the work between batches (validation, saving weights).
 class Throughput {
  public:
   explicit Throughput(const Clock& clock) : clock_(clock) {}
@@ -74,7 +73,6 @@ class Throughput {
 // Measures throughput and reports the progress of training to the session, a few times a second. The loss shown is
 // smoothed: a mean over batches in which each counts 5% less than the one after it, so that it covers about the last 20
 // batches.
-
 class ProgressMeter {
  public:
   // All references outlive the meter.

@@ -29,28 +29,6 @@ Loader training_loader(Trial& trial, const run::RankSession& session, const Posi
   return session.mock().loader ? repeat_first_batch(std::move(loader)) : loader;
 }
 
-// Returns the trial's callbacks. Each rank must add the same to its context: all additions are collective. Collective.
-std::vector<std::shared_ptr<Callback>> compared_callbacks(run::RankSession& session, TrialContext& context) {
-  const TrialContext::AroundTheLoop& around = context.around_the_loop();
-  Json mine = {{"callbacks", Json::array()}, {"metrics", Json::array()}};
-  for (const auto& callback : around.callbacks) mine["callbacks"].push_back(callback->name());
-  for (const auto& [name, metric] : around.metrics) mine["metrics"].push_back(name);
-  if (const auto& stopping = around.early_stopping) {
-    mine["stop_early"] = {stopping->metric, stopping->smaller_is_better, stopping->patience, stopping->min_delta};
-  }
-  if (const auto& plateau = context.wrapped().plateau) {
-    mine["reduce_lr_on_plateau"] = {plateau->factor, plateau->patience, plateau->min_delta, plateau->min_factor};
-  }
-  const std::vector<std::string> all = session.control().gather("train/around-the-loop", mine.dump());
-  for (std::size_t rank = 1; rank < all.size(); ++rank) {
-    if (all[rank] == all.front()) continue;
-    throw run::AgreedError(
-        "the trial has added " + all.front() + " on rank 0 and " + all[rank] + " on rank " + std::to_string(rank),
-        "add the same callbacks and metrics on every rank, in the same order");
-  }
-  return around.callbacks;
-}
-
 // True if the source on any rank says that no epoch follows. Collective if sources know that.
 bool training_is_over(run::RankSession& session, const BatchSource& source, const Position& position) {
   const std::optional<bool> goes_on = source.has_next_epoch();
@@ -104,7 +82,7 @@ TrainingLoop::TrainingLoop(Trial& trial, TrialContext& context, run::RankSession
       loader_(training_loader(trial, session, position_)),
       skipped_(session, "training"),
       feed_(context.device()),
-      callbacks_(session, compared_callbacks(session, context), position_),
+      callbacks_(session, context, position_),
       stopping_(EarlyStop::settings_of(session, context.around_the_loop().early_stopping)),
       early_stop_(session, stopping_),
       plateau_(session, context.wrapped().plateau, step.optimizer()),
@@ -485,7 +463,7 @@ void TrainingLoop::record_loader(const Batch& batch) {
        .workers = loader_->workers(),
        .fetch_ns = batch.fetch_ns,
        .pinned = !context_.device().is_cpu() && !batch.tensors.empty() && batch.tensors.front().is_pinned(),
-       .usage = {batch.usage, std::ssize(batch.skipped), 1}});
+       .usage = {batch.usage, std::ssize(batch.skipped), batch.fetch_ns >= 0 ? 1 : 0}});
 }
 
 std::optional<double> TrainingLoop::validate() {

@@ -251,43 +251,6 @@ double free_cores(at::Device device, int ranks_of_host) {
   return cpus - used;
 }
 
-}  // namespace
-
-Loader TrialContext::loader(std::shared_ptr<const data::Dataset> dataset, const LoaderSettings& settings) {
-  data::LoaderOptions options;
-  options.batch_size = batch_size();
-  options.rank = rank();
-  options.world_size = world_size();
-  options.shuffle = settings.shuffle;
-  options.drop_last = settings.drop_last;
-  options.seed = session_.experiment().experiment_seed;
-  options.workers = settings.workers;
-  options.prefetch = settings.prefetch;
-  options.free_cores = free_cores(device_, session_.world().local_size);
-  options.skip_damaged = settings.skip_damaged;
-  options.max_skipped = settings.max_skipped;
-  options.shuffle_window = settings.shuffle_window;
-  // The loader gives up before the other ranks give up on this rank, so that the run ends with the cause.
-  options.timeout = session_.experiment().communication_timeout * 9 / 10;
-  options.ranks_of_host = session_.world().local_size;
-  if (!device_.is_cpu() && settings.pin) options.allocate = train::pinned_allocator();
-  return make_loader(std::move(dataset), options);
-}
-
-data::HostShare TrialContext::host_share() {
-  return [this](const std::string& name, const std::function<SharedMemory()>& make) {
-    return session_.share_on_host(name + "/" + std::to_string(shares_++), make);
-  };
-}
-
-std::shared_ptr<data::Dataset> TrialContext::read_idx(const std::string& images, const std::string& labels) {
-  return data::read_idx(resolve(images), resolve(labels), host_share());
-}
-
-// context.log_image() and log_histogram(): convert tensors to TensorBoard's pictures and histograms.
-
-namespace {
-
 std::string shape_of(const at::Tensor& tensor) {
   std::ostringstream text;
   text << c10::toString(tensor.scalar_type()) << " " << tensor.sizes();
@@ -340,6 +303,37 @@ analysis::Picture picture_of(const at::Tensor& image) {
 }
 
 }  // namespace
+
+Loader TrialContext::loader(std::shared_ptr<const data::Dataset> dataset, const LoaderSettings& settings) {
+  data::LoaderOptions options;
+  options.batch_size = batch_size();
+  options.rank = rank();
+  options.world_size = world_size();
+  options.shuffle = settings.shuffle;
+  options.drop_last = settings.drop_last;
+  options.seed = session_.experiment().experiment_seed;
+  options.workers = settings.workers;
+  options.prefetch = settings.prefetch;
+  options.free_cores = free_cores(device_, session_.world().local_size);
+  options.skip_damaged = settings.skip_damaged;
+  options.max_skipped = settings.max_skipped;
+  options.shuffle_window = settings.shuffle_window;
+  // The loader gives up before the other ranks give up on this rank, so that the run ends with the cause.
+  options.timeout = session_.experiment().communication_timeout * 9 / 10;
+  options.ranks_of_host = session_.world().local_size;
+  if (!device_.is_cpu() && settings.pin) options.allocate = train::pinned_allocator();
+  return make_loader(std::move(dataset), options);
+}
+
+data::HostShare TrialContext::host_share() {
+  return [this](const std::string& name, const std::function<SharedMemory()>& make) {
+    return session_.share_on_host(name + "/" + std::to_string(shares_++), make);
+  };
+}
+
+std::shared_ptr<data::Dataset> TrialContext::read_idx(const std::string& images, const std::string& labels) {
+  return data::read_idx(resolve(images), resolve(labels), host_share());
+}
 
 void TrialContext::log_image(const std::string& name, const at::Tensor& image) {
   const at::NoGradGuard no_grad;

@@ -20,9 +20,7 @@ struct SectionRead {
 
 // Returns one sentence that names the keys that were given and not asked for. Each comes with the key that differs from
 // it by a slip, was asked for and was not given. Empty if there is no such key.
-std::string describe_unread(std::span<const SectionRead> sections);
-
-std::string describe_unread(std::span<const SectionRead> sections) {
+inline std::string describe_unread(std::span<const SectionRead> sections) {
   std::vector<std::string> unread;
   for (const SectionRead& section : sections) {
     std::vector<std::string> missed;
@@ -37,7 +35,7 @@ std::string describe_unread(std::span<const SectionRead> sections) {
   }
   if (unread.empty()) return {};
   return "the trial has not read " + join(unread, ", ") +
-         " by the end of its first batch: a key that it does not read " + "has no effect";
+         " by the end of its first batch: a key that it does not read has no effect";
 }
 
 }  // namespace dtrain::train

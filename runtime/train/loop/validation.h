@@ -84,7 +84,6 @@ class Validation {
 
 // Sets evaluation mode for a while, and then restores the modes that a model's modules had. train() on the model would
 // not do, because it sets every part, also a frozen batch norm that the trial has put into evaluation mode.
-
 class EvaluationMode {
  public:
   explicit EvaluationMode(torch::nn::Module& model) {

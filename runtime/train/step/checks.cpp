@@ -66,47 +66,6 @@ void broadcast_all(const std::vector<at::Tensor>& tensors, comm::Communicator& c
   }
 }
 
-}  // namespace
-
-void compare_models(const torch::nn::Module& model, comm::ControlPlane& control) {
-  if (control.world().size == 1) return;
-  const std::string mine = listing(model);
-  const std::string digest = std::to_string(mine.size()) + ":" + std::to_string(std::hash<std::string>{}(mine));
-  const auto digests = control.gather("train/model-digest", digest);
-  if (std::all_of(digests.begin(), digests.end(), [&](const std::string& d) { return d == digests[0]; })) return;
-
-  if (control.world().rank == 0) {
-    control.set("train/model-chunks", std::to_string((mine.size() + kChunk - 1) / kChunk));
-    for (std::size_t i = 0; i * kChunk < mine.size(); ++i) {
-      control.set("train/model-chunk-" + std::to_string(i), mine.substr(i * kChunk, kChunk));
-    }
-  }
-  std::string reference;
-  const int chunks = std::stoi(control.get("train/model-chunks"));
-  for (int i = 0; i < chunks; ++i) reference += control.get("train/model-chunk-" + std::to_string(i));
-  const auto differences = control.gather("train/model-differences", first_difference(reference, mine));
-  std::string message = "the ranks built different models:";
-  for (std::size_t rank = 0; rank < differences.size(); ++rank) {
-    if (!differences[rank].empty()) message += "\n  rank " + std::to_string(rank) + " " + differences[rank];
-  }
-  throw run::AgreedError(message, "build the same model on every rank, whatever its number");
-}
-
-void broadcast_model(const torch::nn::Module& model, comm::Communicator& communicator) {
-  std::vector<at::Tensor> tensors;
-  for (const auto& parameter : distinct_parameters(model)) tensors.push_back(parameter.tensor);
-  broadcast_all(tensors, communicator);
-  broadcast_buffers(model, communicator);
-}
-
-void broadcast_buffers(const torch::nn::Module& model, comm::Communicator& communicator) {
-  std::vector<at::Tensor> tensors;
-  for (const auto& item : model.named_buffers()) tensors.push_back(item.value());
-  broadcast_all(tensors, communicator);
-}
-
-namespace {
-
 namespace generated = torch::autograd::generated;
 using torch::autograd::Node;
 
@@ -167,6 +126,43 @@ std::string sum_at(const Node* node, int depth) {
 }
 
 }  // namespace
+
+void compare_models(const torch::nn::Module& model, comm::ControlPlane& control) {
+  if (control.world().size == 1) return;
+  const std::string mine = listing(model);
+  const std::string digest = std::to_string(mine.size()) + ":" + std::to_string(std::hash<std::string>{}(mine));
+  const auto digests = control.gather("train/model-digest", digest);
+  if (std::all_of(digests.begin(), digests.end(), [&](const std::string& d) { return d == digests[0]; })) return;
+
+  if (control.world().rank == 0) {
+    control.set("train/model-chunks", std::to_string((mine.size() + kChunk - 1) / kChunk));
+    for (std::size_t i = 0; i * kChunk < mine.size(); ++i) {
+      control.set("train/model-chunk-" + std::to_string(i), mine.substr(i * kChunk, kChunk));
+    }
+  }
+  std::string reference;
+  const int chunks = std::stoi(control.get("train/model-chunks"));
+  for (int i = 0; i < chunks; ++i) reference += control.get("train/model-chunk-" + std::to_string(i));
+  const auto differences = control.gather("train/model-differences", first_difference(reference, mine));
+  std::string message = "the ranks built different models:";
+  for (std::size_t rank = 0; rank < differences.size(); ++rank) {
+    if (!differences[rank].empty()) message += "\n  rank " + std::to_string(rank) + " " + differences[rank];
+  }
+  throw run::AgreedError(message, "build the same model on every rank, whatever its number");
+}
+
+void broadcast_model(const torch::nn::Module& model, comm::Communicator& communicator) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& parameter : distinct_parameters(model)) tensors.push_back(parameter.tensor);
+  broadcast_all(tensors, communicator);
+  broadcast_buffers(model, communicator);
+}
+
+void broadcast_buffers(const torch::nn::Module& model, comm::Communicator& communicator) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& item : model.named_buffers()) tensors.push_back(item.value());
+  broadcast_all(tensors, communicator);
+}
 
 std::string sum_over_samples(const at::Tensor& loss) {
   return sum_at(loss.grad_fn().get(), 0);

@@ -1,4 +1,5 @@
-// Checks before the first step: every rank has the same parameters and buffers, and starts from rank 0's values.
+// Checks of the trial: before the first step every rank has the same parameters and buffers, and starts from rank 0's
+// values; the loss is a mean over the samples.
 #pragma once
 
 #include <string>
@@ -22,7 +23,7 @@ void broadcast_buffers(const torch::nn::Module& model, comm::Communicator& commu
 
 // Detects a loss that is a sum over the samples. Each rank sums over its own part, and gradients are averaged over the
 // ranks, so the gradients of N ranks are 1/N of those that one process computes with the whole batch. Any thread.
-
+//
 // Returns the operation that makes the loss a sum, as far as autograd's graph shows it: 'NllLoss(reduction="sum")',
 // "sum()". Looks at the last operations alone, and through additions: a sum that is divided, or multiplied, is taken
 // for a mean. Empty: the loss is a mean, or its kind is not known.

@@ -1,5 +1,5 @@
-// Counts batches in which a rank's loss, or the norm of all ranks' gradients, is nan or infinite. A rank announces it
-// with its next batch, so that rank 0 can warn at once and say where it began. Training thread; no torch.
+// Watches the numbers of training and reports them: losses and gradients that are not finite, the norms of gradients,
+// and the scale of the loss. Training thread.
 #pragma once
 
 #include <array>
@@ -16,6 +16,8 @@
 
 namespace dtrain::train {
 
+// Counts batches in which a rank's loss, or the norm of all ranks' gradients, is nan or infinite. A rank announces it
+// with its next batch, so that rank 0 can warn at once and say where it began.
 class NonFinite {
  public:
   // The words that a rank announces; the vote sums them over the ranks. All zero: the rank has seen finite values only.
@@ -56,8 +58,7 @@ class NonFinite {
 
 // The gradients' norms of the last updates, before clipping, where gradients are clipped: metrics.jsonl has them by
 // batch. On a GPU a norm comes some batches late. A checkpoint holds the norm of its own batch, whose line may not be
-// written yet; the batches before it have their lines. Training thread.
-
+// written yet; the batches before it have their lines.
 class GradientNorms {
  public:
   // Adds the norm of an update after `batch`. Of several updates the largest norm counts.
@@ -79,8 +80,6 @@ class GradientNorms {
 };
 
 // Reports loss scaling to the user: skipped updates and changes of the scale, in plan.json, events.jsonl and the log.
-// Training thread.
-
 class LossScalingReport {
  public:
   // `each_rank`: ranks step by themselves with scales of their own; otherwise rank 0 reports. All references outlive

@@ -66,7 +66,6 @@ class RoundVote {
 };
 
 // A vote of all ranks: one 96-byte all-reduce a round, which is read when its result is needed.
-
 class CollectiveVote final : public RoundVote {
  public:
   CollectiveVote(const RunServices& run, NonFinite& non_finite);

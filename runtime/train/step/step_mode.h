@@ -1,5 +1,8 @@
-// Keeps track of the models that the next optimizer step updates, where the trial has several (a generator and a
-// discriminator). Training thread.
+// The ways in which a rank's batches become optimizer steps. ExchangeMode exchanges gradients in every window. In
+// LocalMode each rank steps by itself and the ranks meet periodically. In AloneMode each rank steps by itself to the
+// end.
+//
+// TrainingStep chooses a mode and calls it, from the training thread. Modes share the parts below; each owns the rest.
 #pragma once
 
 #include <algorithm>
@@ -29,6 +32,8 @@
 
 namespace dtrain::train {
 
+// Keeps track of the models that the next optimizer step updates, where the trial has several (a generator and a
+// discriminator).
 class StepModels {
  public:
   // No names: the trial has one model, which every step updates.
@@ -77,12 +82,6 @@ class StepModels {
   std::vector<std::uint8_t> waiting_;
   bool has_batch_ = false;
 };
-
-// The ways in which a rank's batches become optimizer steps. ExchangeMode exchanges gradients in every window. In
-// LocalMode each rank steps by itself and the ranks meet periodically. In AloneMode each rank steps by itself to the
-// end.
-//
-// TrainingStep chooses a mode and calls it, from the training thread. Modes share the parts below; each owns the rest.
 
 // The parts that every mode uses. All of them outlive the mode.
 struct StepParts {

@@ -1,6 +1,5 @@
-// libtorch's profiler (Kineto): records the times of this rank's operators while a window is open. The thread that
-// starts a session also marks its steps and stops it; any thread may save the trace. A process has one session at a
-// time, because libtorch has one profiler.
+// The deep window: batches in which libtorch's profiler records every operator, together with phases, steps and
+// collectives, into profile/trace-rank-NNNN.json.gz.
 #pragma once
 
 #include <cstdint>
@@ -20,6 +19,7 @@
 
 namespace dtrain::train {
 
+// The trace of libtorch's profiler (Kineto). Any thread may save it.
 class KinetoTrace {
  public:
   struct Impl;
@@ -35,6 +35,8 @@ class KinetoTrace {
   std::unique_ptr<Impl> impl_;
 };
 
+// Records the times of this rank's operators while a window is open. The thread that starts a session also marks its
+// steps and stops it. A process has one session at a time, because libtorch has one profiler.
 class KinetoSession {
  public:
   // c10::Error when another profiler is active.
@@ -55,13 +57,11 @@ class KinetoSession {
   std::unique_ptr<Impl> impl_;
 };
 
-// The deep window: batches in which libtorch's profiler records every operator, together with phases, steps and
-// collectives, into profile/trace-rank-NNNN.json.gz. All ranks trace the same batches: those of profiling.trace, and
+// All ranks trace the same batches: those of profiling.trace, and
 // those that rank 0 announces (TraceSchedule) on a request during the run.
 //
 // Used by the training thread. A separate thread compresses and writes files; the next window, and the end of training,
 // wait for that thread. A trace that cannot be written is a warning and an event, and never ends the run.
-
 class DeepWindow {
  public:
   // Most operators in a rank's trace: some 20 MB compressed, 120 MB uncompressed, and 200 MB of memory while open.

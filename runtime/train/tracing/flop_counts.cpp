@@ -39,6 +39,8 @@ class OperatorCounter::Table : public c10::DebugInfoBase {
 
 namespace {
 
+constexpr std::int64_t kCounted[] = {2, 3, 5, 9, 17, 33};  // batches, from 1
+
 // Facts about an operator from its name and its schema.
 struct OperatorFacts {
   bool counts = false;
@@ -277,12 +279,6 @@ OperatorCounter::Scope::Scope(const OperatorCounter& counter)
 OperatorCounter::Scope::~Scope() {
   at::removeCallback(callback_);
 }
-
-namespace {
-
-constexpr std::int64_t kCounted[] = {2, 3, 5, 9, 17, 33};  // batches, from 1
-
-}  // namespace
 
 CountedBatches::CountedBatches(run::RankSession& session, bool on_gpu) : session_(session), counter_(!on_gpu) {
   counts_.rank = session.world().rank;

@@ -1,8 +1,4 @@
-// Counts the FLOPs and the bytes of operators that the dispatcher calls.
-//
-// Calls by the model or by autograd count. Calls that an operator makes belong to that operator. Operators that consist
-// of others (CompositeImplicitAutograd: linear, matmul, conv2d, cross_entropy_loss) do not count; the others count in
-// their place. Views and allocations do not count.
+// Counts the FLOPs and the bytes of operators that the dispatcher calls, in some batches of a run.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +14,9 @@
 
 namespace dtrain::train {
 
+// Calls by the model or by autograd count. Calls that an operator makes belong to that operator. Operators that consist
+// of others (CompositeImplicitAutograd: linear, matmul, conv2d, cross_entropy_loss) do not count; the others count in
+// their place. Views and allocations do not count.
 class OperatorCounter {
  public:
   // `timed`: measure the time of operators, which have finished when they return (on CPUs).
@@ -45,12 +44,11 @@ class OperatorCounter {
   std::shared_ptr<Table> table_;
 };
 
-// Counts operators in some batches of a run: the second and the third that this process trains, and a few later ones,
-// which are not slow like the first. The first count goes into plan.json ("flops"), the table of the fastest counted
-// batch into profile/operators-rank-NNNN.json. Used by the training thread.
+// Counts operators in the second and the third batch that this process trains, and in a few later ones, which are not
+// slow like the first. The first count goes into plan.json ("flops"), the table of the fastest counted batch into
+// profile/operators-rank-NNNN.json. Used by the training thread.
 //
 // A file that cannot be written is a warning and never ends the run.
-
 class CountedBatches {
  public:
   CountedBatches(run::RankSession& session, bool on_gpu);

@@ -52,6 +52,45 @@ std::string none_such(const OutputChoice& choice) {
 
 constexpr const char* kScoresAlone = "let it return the scores alone, or choose an output with loss.output";
 
+constexpr std::size_t kMostNamed = 5;  // number of names in a warning
+
+std::vector<std::string> names_of(const std::vector<exported::Input>& inputs) {
+  std::vector<std::string> names;
+  for (const exported::Input& input : inputs) names.push_back(input.name);
+  return names;
+}
+
+std::vector<std::string> tensors_of(const std::vector<exported::Output>& outputs) {
+  std::vector<std::string> names;
+  for (const exported::Output& output : outputs) {
+    if (output.is_tensor) names.push_back(output.name);
+  }
+  return names;
+}
+
+std::string some_of(std::vector<std::string> names) {
+  const std::size_t left = names.size() - std::min(names.size(), kMostNamed);
+  names.resize(names.size() - left);
+  return join(names, ", ") + (left > 0 ? " and " + std::to_string(left) + " more" : "");
+}
+
+// Converts features, for data sets have fewer integer types than models. Integers keep their values; a mask turns bool.
+at::Tensor in_type(const at::Tensor& tensor, at::ScalarType type) {
+  const at::ScalarType own = tensor.scalar_type();
+  if (own == type) return tensor;
+  const bool both_float = at::isFloatingType(own) && at::isFloatingType(type);
+  const bool wider = at::isIntegralType(own, true) && at::isIntegralType(type, false) &&
+                     c10::elementSize(type) > c10::elementSize(own);
+  const bool mask = at::isIntegralType(own, false) && type == at::kBool;
+  return both_float || wider || mask ? tensor.to(type) : tensor;
+}
+
+bool is_exported(const std::filesystem::path& file) {
+  std::error_code code;
+  if (!std::filesystem::is_regular_file(file, code)) return false;
+  return file.extension() == ".pt2" || exported::is_exported_program(file);
+}
+
 }  // namespace
 
 void check_choice(const c10::TypePtr& returned, const OutputChoice& choice, const std::string& file) {
@@ -108,7 +147,6 @@ at::Tensor chosen_output(const c10::IValue& returned, const OutputChoice& choice
 
 // A file of torch.export (`.pt2`) as a model that ModelTrial trains. Matches the tensors of the data to the names of
 // the program's inputs and outputs. Training thread.
-
 class ExportedFile final : public FileModel {
  public:
   // ConfigError: those of exported::ExportedModel.
@@ -139,43 +177,6 @@ class ExportedFile final : public FileModel {
   at::ScalarType dtype_ = at::kFloat;
   std::vector<std::size_t> order_;  // for each input of the program, its index in the inputs of forward()
 };
-
-namespace {
-
-constexpr std::size_t kMostNamed = 5;  // number of names in a warning
-
-std::vector<std::string> names_of(const std::vector<exported::Input>& inputs) {
-  std::vector<std::string> names;
-  for (const exported::Input& input : inputs) names.push_back(input.name);
-  return names;
-}
-
-std::vector<std::string> tensors_of(const std::vector<exported::Output>& outputs) {
-  std::vector<std::string> names;
-  for (const exported::Output& output : outputs) {
-    if (output.is_tensor) names.push_back(output.name);
-  }
-  return names;
-}
-
-std::string some_of(std::vector<std::string> names) {
-  const std::size_t left = names.size() - std::min(names.size(), kMostNamed);
-  names.resize(names.size() - left);
-  return join(names, ", ") + (left > 0 ? " and " + std::to_string(left) + " more" : "");
-}
-
-// Converts features, for data sets have fewer integer types than models. Integers keep their values; a mask turns bool.
-at::Tensor in_type(const at::Tensor& tensor, at::ScalarType type) {
-  const at::ScalarType own = tensor.scalar_type();
-  if (own == type) return tensor;
-  const bool both_float = at::isFloatingType(own) && at::isFloatingType(type);
-  const bool wider = at::isIntegralType(own, true) && at::isIntegralType(type, false) &&
-                     c10::elementSize(type) > c10::elementSize(own);
-  const bool mask = at::isIntegralType(own, false) && type == at::kBool;
-  return both_float || wider || mask ? tensor.to(type) : tensor;
-}
-
-}  // namespace
 
 ExportedFile::ExportedFile(const std::filesystem::path& file) : model_(file) {
   for (const at::Tensor& parameter : model_.tree()->parameters()) {
@@ -318,16 +319,6 @@ void ExportedFile::check_evaluation() const {
                     "export the model once more after model.eval(), and name both files: model: {train: a.pt2, eval: "
                     "b.pt2}");
 }
-
-namespace {
-
-bool is_exported(const std::filesystem::path& file) {
-  std::error_code code;
-  if (!std::filesystem::is_regular_file(file, code)) return false;
-  return file.extension() == ".pt2" || exported::is_exported_program(file);
-}
-
-}  // namespace
 
 std::unique_ptr<FileModel> load_model(const std::filesystem::path& file) {
   if (is_exported(file)) return std::make_unique<ExportedFile>(file);

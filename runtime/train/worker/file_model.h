@@ -1,4 +1,5 @@
-// Chooses among the tensors that a model returns, by `loss.output` and the names in `loss.auxiliary`.
+// A model from a file, which ModelTrial trains: TorchScript (script_model.h) or a program of torch.export
+// (file_model.cpp). Training thread.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,7 @@
 
 namespace dtrain::worker {
 
-// An output that the experiment names.
+// An output that the experiment names, by `loss.output` or in `loss.auxiliary`.
 struct OutputChoice {
   std::string key;   // for errors: "loss.output"
   std::string name;  // name in a named tuple or a dict, or number of a tuple's element. Empty: the only tensor
@@ -26,9 +27,6 @@ void check_choice(const c10::TypePtr& returned, const OutputChoice& choice, cons
 
 // Error if forward() has returned no such tensor.
 at::Tensor chosen_output(const c10::IValue& returned, const OutputChoice& choice);
-
-// A model from a file, which ModelTrial trains: TorchScript (script_model.h) or a program of torch.export
-// (exported_file.h). Training thread.
 
 // An input of forward().
 struct ModelInput {

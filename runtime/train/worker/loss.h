@@ -1,5 +1,5 @@
-// Computes loss, accuracy and weight of one batch from a model's output and the target. Errors name outputs and targets
-// that do not fit. Plain functions of tensors; any thread may call them.
+// Computes loss, accuracy, weight and metrics of a batch from a model's output and the target. Errors name outputs and
+// targets that do not fit. Plain functions of tensors; any thread may call them.
 #pragma once
 
 #include <functional>
@@ -85,14 +85,13 @@ void check_target(const std::variant<Losses...>& loss, const LossInput& input) {
   std::visit([&](const auto& chosen) { chosen.check_target(input); }, loss);
 }
 
-// Computes the `metrics` of a `model:` experiment, other than accuracy, from the batches of a validation.
-
+// One of the `metrics` of a `model:` experiment, other than accuracy, which is a part of LossValues.
 struct ModelMetric {
   AddedMetric metric;                             // for TrialContext::add_metric()
   std::function<void(const ScoredTargets&)> add;  // adds a batch to the metric
 };
 
-// `metric`: any except accuracy, which is a part of LossValues.
+// `metric`: any except accuracy.
 ModelMetric make_metric(const config::Metric& metric);
 
 // Error if the metric cannot be computed for this number of classes or labels.

@@ -1,8 +1,9 @@
-// dtrain-worker --export: writes a checkpoint of a `model:` run as a file of the model's kind, which Python reads:
-// TorchScript (torch.jit.load) or a program of torch.export (torch.export.load).
+// dtrain-worker EXPERIMENT.yaml: runs a rank of a `model:` experiment, which trains a model from a file without C++
+// code. dtrain-worker --export: writes a checkpoint as such a file. dtrain-worker --inspect: prints a file's contents.
 #include <cstdio>
 #include <exception>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -25,32 +26,26 @@
 #include "worker/model_trial.h"
 
 namespace dtrain::worker {
-
-// True if the command line asks for an export.
-bool asks_for_export(int argc, char** argv);
-
-// dtrain-worker --export CHECKPOINT OUT [--model FILE] [--eval-out FILE]. Prints errors. Returns the process's exit
-// code: 0; 1 for a file that cannot be read or written; 2 for bad input.
-int export_checkpoint(int argc, char** argv);
-
 namespace {
 
 namespace fs = std::filesystem;
+using exported::ExportedModel;
+using exported::Program;
 
-constexpr const char* kUsage =
+constexpr const char* kExportUsage =
     "usage: dtrain-worker --export CHECKPOINT OUT [--format torchscript|pt2] [--model FILE] [--eval-out FILE]\n\n"
     "Writes the weights of CHECKPOINT (…/checkpoints/step-120), in the model that was trained, as a file of its kind\n"
     "(TorchScript or torch.export), OUT. --model names the model's file where it is no longer where the run found it.\n"
     "--eval-out: of a pair of files, where the one for validation is written.\n";
 
-struct Request {
+struct ExportRequest {
   fs::path checkpoint, out, model, eval_out;
   std::string format;  // empty: the format of the model's file
 };
 
-Request parse(std::span<char* const> arguments) {
+ExportRequest parse_export(std::span<char* const> arguments) {
   std::vector<fs::path> paths;
-  Request request;
+  ExportRequest request;
   for (std::size_t i = 2; i < arguments.size(); ++i) {
     const std::string_view argument = arguments[i];
     if (argument == "--model" && i + 1 < arguments.size()) {
@@ -60,12 +55,12 @@ Request parse(std::span<char* const> arguments) {
     } else if (argument == "--eval-out" && i + 1 < arguments.size()) {
       request.eval_out = arguments[++i];
     } else if (argument.size() > 1 && argument.front() == '-') {
-      throw ConfigError("--export: unknown option " + std::string(argument), kUsage);
+      throw ConfigError("--export: unknown option " + std::string(argument), kExportUsage);
     } else {
       paths.emplace_back(argument);
     }
   }
-  if (paths.size() != 2) throw ConfigError("--export needs a checkpoint and a file to write", kUsage);
+  if (paths.size() != 2) throw ConfigError("--export needs a checkpoint and a file to write", kExportUsage);
   request.checkpoint = paths[0];
   request.out = paths[1];
   return request;
@@ -83,7 +78,9 @@ fs::path model_of(const checkpoints::Entry& checkpoint, const char* fact) {
   throw ConfigError("the run's model, " + file.string() + ", is no longer there", "name it with --model FILE");
 }
 
-void write_model(const Request& request) {
+// Writes the weights of a checkpoint as a file of the model's kind, which Python reads: TorchScript (torch.jit.load) or
+// a program of torch.export (torch.export.load).
+void export_checkpoint(const ExportRequest& request) {
   const std::vector<std::string> wrong = checkpoints::verify(request.checkpoint);
   if (!wrong.empty()) {
     throw ConfigError(request.checkpoint.string() + " cannot be used: " + wrong.front(),
@@ -114,40 +111,6 @@ void write_model(const Request& request) {
   load_eval_model(eval_file, *model)->save(request.eval_out);
   say(request.eval_out, eval_file);
 }
-
-}  // namespace
-
-bool asks_for_export(int argc, char** argv) {
-  return argc > 1 && std::string_view(argv[1]) == "--export";
-}
-
-int export_checkpoint(int argc, char** argv) {
-  try {
-    write_model(parse({argv, static_cast<std::size_t>(argc)}));
-    return static_cast<int>(ExitCode::kDone);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "dtrain-worker: %s\n", dtrain::describe(error).c_str());
-    const auto* known = dynamic_cast<const Error*>(&error);
-    if (known && !known->remedy().empty()) std::fprintf(stderr, "  %s\n", known->remedy().c_str());
-    return run::exit_code_of(error);
-  }
-}
-
-// dtrain-worker --inspect: prints the contents of a file of torch.export, for `dtrain model inspect`.
-
-// True if the command line asks for an inspection.
-bool asks_for_inspection(int argc, char** argv);
-
-// dtrain-worker --inspect FILE [--json]. Prints inputs, outputs, tensors, operators, and whether the file can be
-// trained and evaluated; a file that is refused is an error with its cause. Returns the process's exit code: 0; 2 for a
-// file that is missing, damaged or not supported.
-int inspect_model(int argc, char** argv);
-
-namespace {
-
-namespace fs = std::filesystem;
-using exported::ExportedModel;
-using exported::Program;
 
 constexpr const char* kInspectUsage = "usage: dtrain-worker --inspect FILE [--json]";
 
@@ -267,6 +230,8 @@ std::string inspect_text(const Json& json) {
   return out.str();
 }
 
+// Prints inputs, outputs, tensors, operators, and whether the file can be trained and evaluated, for `dtrain model
+// inspect`; a file that is refused is an error with its cause.
 void inspect(int argc, char** argv) {
   fs::path file;
   bool as_json = false;
@@ -290,34 +255,32 @@ void inspect(int argc, char** argv) {
   std::fputs((as_json ? to_line(json) + "\n" : inspect_text(json)).c_str(), stdout);
 }
 
-}  // namespace
-
-bool asks_for_inspection(int argc, char** argv) {
-  return argc > 1 && std::string_view(argv[1]) == "--inspect";
-}
-
-int inspect_model(int argc, char** argv) {
+// Does the work of a command, and prints its error after `name`. Returns the process's exit code: 0; 1 for a file that
+// cannot be read or written; 2 for bad input.
+int run_command(const char* name, const std::function<void()>& work) {
   try {
-    inspect(argc, argv);
+    work();
     return static_cast<int>(ExitCode::kDone);
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "dtrain: %s\n", dtrain::describe(error).c_str());
+    std::fprintf(stderr, "%s: %s\n", name, dtrain::describe(error).c_str());
     const auto* known = dynamic_cast<const Error*>(&error);
     if (known && !known->remedy().empty()) std::fprintf(stderr, "  %s\n", known->remedy().c_str());
     return run::exit_code_of(error);
   }
 }
 
+}  // namespace
 }  // namespace dtrain::worker
 
-// dtrain-worker EXPERIMENT.yaml: runs a rank of a `model:` experiment, which trains a model from a file without C++
-// code. dtrain-worker --export: writes a checkpoint as such a file. dtrain-worker --inspect: prints a file's contents.
-
 int main(int argc, char** argv) {
-  if (dtrain::worker::asks_for_export(argc, argv)) return dtrain::worker::export_checkpoint(argc, argv);
-  if (dtrain::worker::asks_for_inspection(argc, argv)) return dtrain::worker::inspect_model(argc, argv);
-  const auto make_trial = [](dtrain::TrialContext& context) {
-    return std::make_unique<dtrain::worker::ModelTrial>(context);
-  };
+  using namespace dtrain::worker;
+  const std::string_view command = argc > 1 ? argv[1] : "";
+  if (command == "--export") {
+    return run_command("dtrain-worker", [&] {
+      export_checkpoint(parse_export({argv, static_cast<std::size_t>(argc)}));
+    });
+  }
+  if (command == "--inspect") return run_command("dtrain", [&] { inspect(argc, argv); });
+  const auto make_trial = [](dtrain::TrialContext& context) { return std::make_unique<ModelTrial>(context); };
   return dtrain::run_trial(argc, argv, make_trial, /*for_model=*/true);
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <memory>
 #include <optional>
 #include <regex>
 #include <sstream>
@@ -19,6 +20,13 @@
 namespace dtrain::worker {
 
 namespace {
+
+// Returns the graph of forward() with those of its submodules.
+std::shared_ptr<torch::jit::Graph> inlined_forward(const torch::jit::Module& script) {
+  auto graph = script.get_method("forward").graph()->copy();
+  torch::jit::Inline(*graph);
+  return graph;
+}
 
 // The operators that behave differently in training, with the name of the argument for the mode.
 constexpr std::array<std::pair<const char*, const char*>, 5> kModalOperators{
@@ -40,18 +48,6 @@ void find_fixed_modes(const torch::jit::Block& block, std::vector<std::string>& 
     for (const torch::jit::Block* inner : node->blocks()) find_fixed_modes(*inner, found);
   }
 }
-
-}  // namespace
-
-std::vector<std::string> always_training(const torch::jit::Module& script) {
-  const auto graph = script.get_method("forward").graph()->copy();
-  torch::jit::Inline(*graph);  // inlines forward() of submodules
-  std::vector<std::string> found;
-  find_fixed_modes(*graph->block(), found);
-  return found;
-}
-
-namespace {
 
 // These operators change the list or dictionary that is their first argument.
 constexpr std::array<std::string_view, 13> kChangesContainer{
@@ -92,16 +88,6 @@ std::optional<std::string> find_change(const torch::jit::Block& block) {
   }
   return std::nullopt;
 }
-
-}  // namespace
-
-std::optional<std::string> changed_attribute(const torch::jit::Module& script) {
-  const auto graph = script.get_method("forward").graph()->copy();
-  torch::jit::Inline(*graph);  // inlines forward() of submodules
-  return find_change(*graph->block());
-}
-
-namespace {
 
 // std::regex recurses once per character, so longer lines of the model's text are not matched.
 constexpr std::size_t kLongestLine = 4096;
@@ -169,6 +155,18 @@ std::string with_parameters(const std::string& path, const torch::jit::Module& m
 }
 
 }  // namespace
+
+std::vector<std::string> always_training(const torch::jit::Module& script) {
+  const auto graph = inlined_forward(script);
+  std::vector<std::string> found;
+  find_fixed_modes(*graph->block(), found);
+  return found;
+}
+
+std::optional<std::string> changed_attribute(const torch::jit::Module& script) {
+  const auto graph = inlined_forward(script);
+  return find_change(*graph->block());
+}
 
 std::string torch_cause(const std::string& message) {
   // The last traceback is followed by "RuntimeError: MESSAGE", or by the class that the model's code raised.

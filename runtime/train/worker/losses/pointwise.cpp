@@ -1,8 +1,29 @@
+// Losses that compare each number of the output with one of the target, which has its shape.
 #include <ATen/ATen.h>
 
 #include "dtrain/base/error.h"
 #include "dtrain/config/losses.h"
 #include "worker/loss.h"
+
+namespace dtrain::worker {
+namespace {
+
+void check_labels(const at::Tensor& target) {
+  const auto [least, most] = at::aminmax(target);
+  for (const double value : {least.item<double>(), most.item<double>()}) {
+    if (value >= 0 && value <= 1) continue;
+    throw DataError("the target has the label " + std::to_string(value) + ", outside 0 to 1",
+                    "give each label as 0 or 1, or as a probability");
+  }
+}
+
+// Returns [samples or pixels, labels]. The second dimension of `tensor` counts the labels; [batch] is one label.
+at::Tensor labels_last(const at::Tensor& tensor) {
+  return tensor.dim() == 1 ? tensor.unsqueeze(1) : tensor.movedim(1, -1).flatten(0, -2);
+}
+
+}  // namespace
+}  // namespace dtrain::worker
 
 namespace dtrain::config {
 
@@ -32,30 +53,6 @@ worker::LossValues KlDivergence::evaluate(const worker::LossInput& input) const 
 }
 
 void KlDivergence::check_target(const worker::LossInput&) const {}  // any number can be a target
-
-}  // namespace dtrain::config
-
-namespace dtrain::worker {
-namespace {
-
-void check_labels(const at::Tensor& target) {
-  const auto [least, most] = at::aminmax(target);
-  for (const double value : {least.item<double>(), most.item<double>()}) {
-    if (value >= 0 && value <= 1) continue;
-    throw DataError("the target has the label " + std::to_string(value) + ", outside 0 to 1",
-                    "give each label as 0 or 1, or as a probability");
-  }
-}
-
-// Returns [samples or pixels, labels]. The second dimension of `tensor` counts the labels; [batch] is one label.
-at::Tensor labels_last(const at::Tensor& tensor) {
-  return tensor.dim() == 1 ? tensor.unsqueeze(1) : tensor.movedim(1, -1).flatten(0, -2);
-}
-
-}  // namespace
-}  // namespace dtrain::worker
-
-namespace dtrain::config {
 
 worker::LossValues BinaryCrossEntropy::evaluate(const worker::LossInput& input) const {
   const at::Tensor target = worker::target_like_output(input, kWord);
