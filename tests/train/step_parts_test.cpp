@@ -17,8 +17,8 @@
 #include "step/aggregation_window.h"
 #include "step/exchange_mode.h"
 #include "step/local_mode.h"
-#include "step/numerics.h"
 #include "step/round_vote.h"
+#include "step/stability.h"
 #include "strategies/strategy_picker.h"
 
 namespace dtrain::train {

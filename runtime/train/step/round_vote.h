@@ -15,7 +15,7 @@
 #include "exchange/collective_log.h"
 #include "exchange/run_services.h"
 #include "state/state_visitor.h"
-#include "step/numerics.h"
+#include "step/stability.h"
 
 namespace dtrain::train {
 

@@ -26,8 +26,8 @@
 #include "model/parameter_watch.h"
 #include "state/state_visitor.h"
 #include "step/aggregation_window.h"
-#include "step/numerics.h"
 #include "step/round_vote.h"
+#include "step/stability.h"
 #include "step/step_options.h"
 
 namespace dtrain::train {

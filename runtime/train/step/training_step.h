@@ -21,7 +21,7 @@
 #include "precision/narrow_use.h"
 #include "state/state_visitor.h"
 #include "step/aggregation_window.h"
-#include "step/numerics.h"
+#include "step/stability.h"
 #include "step/step_mode.h"
 #include "step/step_options.h"
 

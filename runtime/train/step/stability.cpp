@@ -1,4 +1,4 @@
-#include "step/numerics.h"
+#include "step/stability.h"
 
 #include <cmath>
 #include <utility>
