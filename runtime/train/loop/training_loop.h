@@ -34,7 +34,6 @@ class TrainingLoop {
   // of its own begins with its training state. Empty: none.
   TrainingLoop(Trial& trial, TrialContext& context, run::RankSession& session, TrainingStep& step,
                std::unique_ptr<StepGraph> graph, std::function<void()> save, std::filesystem::path begins_with);
-  ~TrainingLoop();
   TrainingLoop(const TrainingLoop&) = delete;
   TrainingLoop& operator=(const TrainingLoop&) = delete;
 
@@ -157,7 +156,7 @@ class TrainingLoop {
   Measured measured_;
   CheckpointSchedule checkpoints_;
   SharedBuffers shared_buffers_;
-  std::unique_ptr<OwnBatch> own_;  // null: none is open
+  std::shared_ptr<OwnBatch> own_;  // null: none is open
   bool has_record_ = false;        // a step that has begun has one
 };
 
