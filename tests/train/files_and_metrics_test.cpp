@@ -9,12 +9,11 @@
 #include "dtrain/base/error.h"
 #include "dtrain/train/optimizer.h"
 #include "harness/run_ranks.h"
-#include "loop/metric_reducer.h"
-#include "loop/module_modes.h"
+#include "loop/metrics.h"
 #include "loop/validation.h"
 #include "model/safetensors.h"
 #include "model/weights.h"
-#include "step/startup_checks.h"
+#include "step/checks.h"
 
 namespace dtrain::train {
 namespace {

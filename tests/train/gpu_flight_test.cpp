@@ -6,7 +6,7 @@
 #include "device/steps_in_flight.h"
 #include "dtrain/base/error.h"
 #include "gpu_run.h"
-#include "loop/metric_reducer.h"
+#include "loop/metrics.h"
 
 namespace dtrain::train {
 namespace {

@@ -15,10 +15,10 @@
 #include "small_model.h"
 #include "small_run.h"
 #include "step/aggregation_window.h"
-#include "step/collective_vote.h"
 #include "step/exchange_mode.h"
 #include "step/local_mode.h"
-#include "step/non_finite.h"
+#include "step/round_vote.h"
+#include "step/stability.h"
 #include "strategies/strategy_picker.h"
 
 namespace dtrain::train {

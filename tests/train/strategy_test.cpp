@@ -12,8 +12,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "choice/turn_comparison.h"
 #include "dtrain/base/error.h"
+#include "exchange/autotune.h"
 #include "exchange/gradient_hooks.h"
 #include "harness/run_ranks.h"
 #include "model/flat_optimizer.h"

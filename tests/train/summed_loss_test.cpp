@@ -1,4 +1,4 @@
-#include "step/summed_loss.h"
+#include "step/checks.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>

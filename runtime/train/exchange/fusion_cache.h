@@ -5,10 +5,10 @@
 #include <optional>
 #include <vector>
 
-#include "choice/run_cache.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/log.h"
 #include "dtrain/comm/fusion_plan.h"
+#include "exchange/autotune.h"
 
 namespace dtrain::train {
 

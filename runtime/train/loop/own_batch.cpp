@@ -21,8 +21,6 @@ struct TrainingLoop::OwnBatch {
   bool stepped = false;
 };
 
-TrainingLoop::~TrainingLoop() = default;
-
 void TrainingLoop::expect_batch(std::int64_t number) {
   if (!has_record_) begin_record();
   session_.recorder().switch_to(Phase::kDataloaderNext);
@@ -104,7 +102,7 @@ void TrainingLoop::update(Metrics metrics) {
 TrainingLoop::Outcome TrainingLoop::end_batch() {
   keep_logged(own_->batch);
   context_.around_the_loop().logged.reset();
-  const std::unique_ptr<OwnBatch> ended = std::move(own_);
+  const std::shared_ptr<OwnBatch> ended = std::move(own_);
   return end_round(ended->batch.samples, ended->stepped);
 }
 

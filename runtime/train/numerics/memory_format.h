@@ -8,10 +8,9 @@
 #include <filesystem>
 #include <optional>
 
-#include "choice/run_cache.h"
-#include "choice/turn_comparison.h"
 #include "device/steps_in_flight.h"
 #include "dtrain/config/optimizations.h"
+#include "exchange/autotune.h"
 #include "exchange/run_services.h"
 #include "model/flat_parameters.h"
 #include "state/state_visitor.h"

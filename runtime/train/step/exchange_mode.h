@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "step/collective_vote.h"
+#include "step/round_vote.h"
 #include "step/step_mode.h"
 #include "strategies/strategy_picker.h"
 

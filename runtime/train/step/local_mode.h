@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "dtrain/config/optimizations.h"
-#include "step/collective_vote.h"
+#include "step/round_vote.h"
 #include "step/step_mode.h"
 #include "strategies/local_steps.h"
 #include "strategies/local_update.h"

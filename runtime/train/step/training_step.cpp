@@ -12,10 +12,9 @@
 #include "dtrain/run/agreed_error.h"
 #include "model/model_report.h"
 #include "model/model_tensors.h"
+#include "step/checks.h"
 #include "step/exchange_mode.h"
 #include "step/local_mode.h"
-#include "step/startup_checks.h"
-#include "step/summed_loss.h"
 
 namespace dtrain::train {
 

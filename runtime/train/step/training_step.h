@@ -20,9 +20,7 @@
 #include "numerics/precision.h"
 #include "state/state_visitor.h"
 #include "step/aggregation_window.h"
-#include "step/gradient_norms.h"
-#include "step/loss_scaling_report.h"
-#include "step/non_finite.h"
+#include "step/stability.h"
 #include "step/step_mode.h"
 #include "step/step_options.h"
 

@@ -10,9 +10,9 @@
 #include <cstdint>
 #include <optional>
 
-#include "choice/turn_comparison.h"
 #include "dtrain/comm/fusion_plan.h"
 #include "dtrain/config/optimizations.h"
+#include "exchange/autotune.h"
 #include "exchange/gradient_exchange.h"
 #include "exchange/gradient_strategy.h"
 #include "exchange/run_services.h"

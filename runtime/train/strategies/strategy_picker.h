@@ -10,9 +10,9 @@
 #include <optional>
 #include <string>
 
-#include "choice/turn_comparison.h"
 #include "device/steps_in_flight.h"
 #include "dtrain/config/optimizations.h"
+#include "exchange/autotune.h"
 #include "exchange/fusion.h"
 #include "exchange/gradient_exchange.h"
 #include "exchange/gradient_strategy.h"
