@@ -20,7 +20,7 @@
 #include "no_common_memory.h"
 #include "precision/autocast.h"
 #include "small_run.h"
-#include "state/state_visitor.h"
+#include "state_visitor.h"
 #include "step/training_step.h"
 
 namespace dtrain::train {

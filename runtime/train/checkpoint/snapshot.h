@@ -20,7 +20,7 @@
 #include "dtrain/checkpoint/saver.h"
 #include "dtrain/run/rank_session.h"
 #include "model/update_copy.h"
-#include "state/state_visitor.h"
+#include "state_visitor.h"
 #include "step/training_step.h"
 
 namespace dtrain::train {

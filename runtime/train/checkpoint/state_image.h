@@ -19,7 +19,7 @@
 
 #include "checkpoint/device_copies.h"
 #include "dtrain/base/json.h"
-#include "state/state_visitor.h"
+#include "state_visitor.h"
 
 namespace dtrain::train {
 

@@ -18,7 +18,7 @@
 
 #include "dtrain/base/json.h"
 #include "dtrain/data/safetensors.h"
-#include "state/state_visitor.h"
+#include "state_visitor.h"
 
 namespace dtrain::train {
 

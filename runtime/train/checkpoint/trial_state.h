@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "dtrain/train/trial_state.h"
-#include "state/state_visitor.h"
+#include "state_visitor.h"
 
 namespace dtrain::train {
 

@@ -17,9 +17,9 @@
 #include "dtrain/comm/codecs.h"
 #include "dtrain/comm/communicator.h"
 #include "dtrain/comm/fusion_plan.h"
-#include "exchange/run_services.h"
 #include "model/flat_parameters.h"
-#include "state/state_visitor.h"
+#include "run_services.h"
+#include "state_visitor.h"
 
 namespace dtrain::train {
 

@@ -8,7 +8,7 @@
 #include "dtrain/base/clock.h"
 #include "dtrain/base/json.h"
 #include "dtrain/comm/compression.h"
-#include "exchange/run_services.h"
+#include "run_services.h"
 
 namespace dtrain::train {
 

@@ -15,8 +15,8 @@
 #include "dtrain/comm/fusion_tuner.h"
 #include "exchange/fusion_cache.h"
 #include "exchange/gradient_exchange.h"
-#include "exchange/run_services.h"
 #include "model/flat_parameters.h"
+#include "run_services.h"
 
 namespace dtrain::train {
 

@@ -16,12 +16,12 @@
 #include "dtrain/comm/communicator.h"
 #include "dtrain/comm/fusion_plan.h"
 #include "dtrain/profile/recorder.h"
-#include "exchange/collective_log.h"
 #include "exchange/gradient_guard.h"
 #include "exchange/gradient_place.h"
 #include "exchange/gradient_strategy.h"
 #include "model/flat_parameters.h"
-#include "state/state_visitor.h"
+#include "run_services.h"
+#include "state_visitor.h"
 
 namespace dtrain::train {
 

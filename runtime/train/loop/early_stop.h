@@ -10,7 +10,7 @@
 #include "dtrain/config/early_stopping.h"
 #include "dtrain/run/rank_session.h"
 #include "loop/improvement.h"
-#include "state/state_visitor.h"
+#include "state_visitor.h"
 
 namespace dtrain::train {
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "state/state_visitor.h"
+#include "state_visitor.h"
 
 namespace dtrain::train {
 

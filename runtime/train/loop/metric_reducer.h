@@ -15,7 +15,7 @@
 #include "dtrain/comm/communicator.h"
 #include "dtrain/comm/control.h"
 #include "dtrain/train/metrics.h"
-#include "state/state_visitor.h"
+#include "state_visitor.h"
 
 namespace dtrain::train {
 

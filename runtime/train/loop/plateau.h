@@ -9,7 +9,7 @@
 #include "dtrain/run/rank_session.h"
 #include "loop/improvement.h"
 #include "model/flat_optimizer.h"
-#include "state/state_visitor.h"
+#include "state_visitor.h"
 
 namespace dtrain::train {
 

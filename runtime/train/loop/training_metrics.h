@@ -13,7 +13,7 @@
 #include "loop/lengths.h"
 #include "loop/metric_reducer.h"
 #include "loop/progress_meter.h"
-#include "state/state_visitor.h"
+#include "state_visitor.h"
 #include "step/training_step.h"
 
 namespace dtrain::train {

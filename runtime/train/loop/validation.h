@@ -13,7 +13,7 @@
 #include "dtrain/train/trial.h"
 #include "loop/metric_reducer.h"
 #include "loop/skipped_samples.h"
-#include "state/state_visitor.h"
+#include "state_visitor.h"
 #include "step/training_step.h"
 
 namespace dtrain::train {

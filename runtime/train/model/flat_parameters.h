@@ -24,7 +24,7 @@
 #include "dtrain/comm/communicator.h"
 #include "model/flat_memory.h"
 #include "model/model_tensors.h"
-#include "state/state_visitor.h"
+#include "state_visitor.h"
 
 namespace dtrain::train {
 

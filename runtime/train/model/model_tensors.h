@@ -8,7 +8,7 @@
 #include <ATen/ATen.h>
 #include <torch/nn/module.h>
 
-#include "state/state_visitor.h"
+#include "state_visitor.h"
 
 namespace dtrain::train {
 

@@ -9,7 +9,7 @@
 #include <ATen/ATen.h>
 
 #include "dtrain/train/loss_scaling.h"
-#include "state/state_visitor.h"
+#include "state_visitor.h"
 
 namespace dtrain::train {
 

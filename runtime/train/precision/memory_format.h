@@ -12,9 +12,9 @@
 #include "choice/turn_comparison.h"
 #include "device/steps_in_flight.h"
 #include "dtrain/config/optimizations.h"
-#include "exchange/run_services.h"
 #include "model/flat_parameters.h"
-#include "state/state_visitor.h"
+#include "run_services.h"
+#include "state_visitor.h"
 
 namespace dtrain::train {
 

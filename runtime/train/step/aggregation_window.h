@@ -8,7 +8,7 @@
 #include "dtrain/comm/communicator.h"
 #include "exchange/window_scale.h"
 #include "precision/loss_scaler.h"
-#include "state/state_visitor.h"
+#include "state_visitor.h"
 
 namespace dtrain::train {
 

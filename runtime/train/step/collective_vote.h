@@ -9,9 +9,8 @@
 #include <span>
 #include <utility>
 
-#include "exchange/collective_log.h"
-#include "exchange/run_services.h"
-#include "state/state_visitor.h"
+#include "run_services.h"
+#include "state_visitor.h"
 #include "step/non_finite.h"
 #include "step/round_vote.h"
 

@@ -6,8 +6,8 @@
 #include <span>
 
 #include "device/steps_in_flight.h"
-#include "exchange/run_services.h"
 #include "precision/loss_scaler.h"
+#include "run_services.h"
 
 namespace dtrain::train {
 

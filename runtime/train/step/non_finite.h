@@ -9,8 +9,8 @@
 #include <span>
 #include <string>
 
-#include "exchange/run_services.h"
-#include "state/state_visitor.h"
+#include "run_services.h"
+#include "state_visitor.h"
 
 namespace dtrain::train {
 

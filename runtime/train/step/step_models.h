@@ -11,7 +11,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
-#include "state/state_visitor.h"
+#include "state_visitor.h"
 
 namespace dtrain::train {
 

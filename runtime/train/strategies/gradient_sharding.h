@@ -15,8 +15,8 @@
 #include "dtrain/config/optimizations.h"
 #include "exchange/gradient_exchange.h"
 #include "exchange/gradient_strategy.h"
-#include "exchange/run_services.h"
 #include "model/flat_parameters.h"
+#include "run_services.h"
 #include "strategies/strategy_report.h"
 
 namespace dtrain::train {

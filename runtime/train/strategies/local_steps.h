@@ -14,8 +14,8 @@
 #include "dtrain/comm/fusion_plan.h"
 #include "dtrain/config/optimizations.h"
 #include "dtrain/profile/recorder.h"
-#include "exchange/collective_log.h"
 #include "model/flat_parameters.h"
+#include "run_services.h"
 
 namespace dtrain::train {
 

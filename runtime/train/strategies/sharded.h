@@ -16,11 +16,11 @@
 #include <vector>
 
 #include "dtrain/profile/recorder.h"
-#include "exchange/collective_log.h"
 #include "exchange/gradient_strategy.h"
 #include "exchange/window_scale.h"
 #include "model/flat_optimizer.h"
 #include "model/flat_parameters.h"
+#include "run_services.h"
 #include "strategies/updater.h"
 
 namespace dtrain::train {

@@ -16,10 +16,10 @@
 #include "exchange/fusion.h"
 #include "exchange/gradient_exchange.h"
 #include "exchange/gradient_strategy.h"
-#include "exchange/run_services.h"
 #include "exchange/window_scale.h"
 #include "model/flat_optimizer.h"
 #include "model/flat_parameters.h"
+#include "run_services.h"
 #include "strategies/gradient_sharding.h"
 #include "strategies/strategy_report.h"
 

@@ -1,4 +1,4 @@
-#include "exchange/run_services.h"
+#include "run_services.h"
 
 #include "dtrain/run/rank_session.h"
 
