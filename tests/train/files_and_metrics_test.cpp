@@ -12,7 +12,6 @@
 #include "loop/metric_reducer.h"
 #include "loop/module_modes.h"
 #include "loop/validation.h"
-#include "model/safetensors.h"
 #include "model/weights.h"
 #include "step/startup_checks.h"
 

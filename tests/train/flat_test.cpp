@@ -16,7 +16,6 @@
 #include "model/flat_optimizer.h"
 #include "model/flat_parameters.h"
 #include "model/gradient_norm.h"
-#include "model/parameter_watch.h"
 #include "no_common_memory.h"
 #include "small_model.h"
 #include "strategies/replicated.h"

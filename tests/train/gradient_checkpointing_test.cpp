@@ -13,7 +13,7 @@
 #include "exchange/gradient_hooks.h"
 #include "harness/run_ranks.h"
 #include "model/flat_optimizer.h"
-#include "recomputation/kept_buffers.h"
+#include "model/gradient_checkpointing.h"
 #include "small_model.h"
 #include "strategies/replicated.h"
 

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <utility>
 
-#include "model/flat_memory.h"
+#include "model/tensor_memory.h"
 
 namespace dtrain::train {
 

@@ -6,8 +6,8 @@
 #include <ATen/core/grad_mode.h>
 
 #include "dtrain/base/json_number.h"
-#include "model/safetensors.h"
 #include "model/update_copy.h"
+#include "model/weights.h"
 
 namespace dtrain::train {
 

@@ -12,7 +12,7 @@
 #include "dtrain/base/json_number.h"
 #include "dtrain/base/text.h"
 #include "dtrain/checkpoint/checkpoint.h"
-#include "model/safetensors.h"
+#include "model/weights.h"
 #include "state/metric_values.h"
 
 namespace dtrain::train {

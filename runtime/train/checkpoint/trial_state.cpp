@@ -2,7 +2,7 @@
 
 #include <ATen/ATen.h>
 
-#include "model/safetensors.h"
+#include "model/weights.h"
 
 namespace dtrain::train {
 

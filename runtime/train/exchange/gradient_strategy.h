@@ -17,7 +17,7 @@
 
 #include "dtrain/comm/communicator.h"
 #include "dtrain/comm/fusion_plan.h"
-#include "model/flat_memory.h"
+#include "model/tensor_memory.h"
 #include "run_services.h"
 #include "state_visitor.h"
 

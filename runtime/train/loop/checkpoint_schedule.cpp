@@ -10,7 +10,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/config/experiment.h"
 #include "model/flat_parameters.h"
-#include "model/tensors_left_out.h"
+#include "model/model_tensors.h"
 
 namespace dtrain::train {
 

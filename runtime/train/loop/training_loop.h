@@ -23,7 +23,7 @@
 #include "loop/skipped_samples.h"
 #include "loop/training_metrics.h"
 #include "loop/validation.h"
-#include "model/shared_buffers.h"
+#include "model/model_tensors.h"
 #include "step/training_step.h"
 #include "tracing/deep_window.h"
 

@@ -2,12 +2,16 @@
 #pragma once
 
 #include <filesystem>
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include <ATen/ATen.h>
 #include <torch/nn/module.h>
 
 #include "dtrain/config/initial_weights.h"
+#include "dtrain/data/safetensors.h"
 
 namespace dtrain::train {
 
@@ -28,5 +32,30 @@ struct LoadedWeights {
 // that do not fit.
 LoadedWeights load_weights(torch::nn::Module& model, const config::InitialWeights& weights,
                            const std::string& what = "initial_weights");
+
+// Writes tensors as safetensors files, and reads files into tensors. data/safetensors.h describes the format and reads
+// headers. Python's `safetensors` reads these files, and the other way round.
+
+using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+
+// Writes a file atomically: it is the old one or the whole new one. `metadata` goes into "__metadata__". SystemError,
+// or an Error for a dtype that the format does not know.
+void write_safetensors(const std::filesystem::path& path, const NamedTensors& tensors,
+                       const std::map<std::string, std::string>& metadata = {});
+
+// True if a file can hold tensors of this type.
+bool can_be_saved(at::ScalarType type);
+// Returns the format's name of a type, such as "F32". Error for a type that the format does not know.
+const char* safetensors_name(at::ScalarType type);
+// Returns the type of a name. DataError for a name that is not known.
+at::ScalarType scalar_type_of(const std::string& name);
+// Returns the entry of a tensor for data::safetensors_header(). Error for a type that the format does not know.
+data::SafetensorsEntry safetensors_entry(const std::string& name, const at::Tensor& tensor);
+// Reads one tensor of an open file. DataError.
+at::Tensor read_tensor(const data::SafetensorsFile& file, const data::SafetensorsEntry& entry);
+
+// Reads all tensors. DataError names the file, the offset, and the fault there (a length past the end, overlapping or
+// misplaced tensors, a type that is not supported, …).
+std::map<std::string, at::Tensor> read_safetensors(const std::filesystem::path& path);
 
 }  // namespace dtrain::train

@@ -17,7 +17,6 @@
 #include "exchange/gradient_exchange.h"
 #include "model/flat_optimizer.h"
 #include "model/flat_parameters.h"
-#include "model/parameter_watch.h"
 #include "run_services.h"
 #include "state_visitor.h"
 #include "step/aggregation_window.h"

@@ -15,7 +15,6 @@
 #include "exchange/gradient_hooks.h"
 #include "model/flat_optimizer.h"
 #include "model/flat_parameters.h"
-#include "model/parameter_watch.h"
 #include "precision/loss_scaler.h"
 #include "precision/narrow_use.h"
 #include "run_services.h"

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "model/gradient_limits.h"
+#include "model/gradient_norm.h"
 #include "strategies/gradient_scaling.h"
 
 namespace dtrain::train {

@@ -17,10 +17,10 @@
 #include "dtrain/comm/communicator.h"
 #include "dtrain/profile/recorder.h"
 #include "exchange/gradient_strategy.h"
-#include "model/flat_memory.h"
 #include "model/flat_parameters.h"
-#include "model/gradient_limits.h"
+#include "model/gradient_norm.h"
 #include "model/optimizer_update.h"
+#include "model/tensor_memory.h"
 
 namespace dtrain::train {
 

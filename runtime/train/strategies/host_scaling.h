@@ -5,7 +5,6 @@
 #include <utility>
 #include <vector>
 
-#include "model/gradient_limits.h"
 #include "model/gradient_norm.h"
 #include "strategies/gradient_scaling.h"
 

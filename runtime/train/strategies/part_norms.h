@@ -14,10 +14,10 @@
 
 #include "dtrain/comm/communicator.h"
 #include "dtrain/profile/recorder.h"
-#include "model/flat_memory.h"
 #include "model/flat_optimizer.h"
 #include "model/flat_parameters.h"
 #include "model/gradient_norm.h"
+#include "model/tensor_memory.h"
 
 namespace dtrain::train {
 

@@ -10,9 +10,9 @@
 #include "dtrain/comm/communicator.h"
 #include "dtrain/profile/recorder.h"
 #include "exchange/gradient_strategy.h"
-#include "model/flat_memory.h"
 #include "model/flat_optimizer.h"
 #include "model/flat_parameters.h"
+#include "model/tensor_memory.h"
 #include "strategies/gradient_scaling.h"
 #include "strategies/part_norms.h"
 

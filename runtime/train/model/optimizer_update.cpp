@@ -1,4 +1,4 @@
-#include "model/tensor_update.h"
+#include "model/optimizer_update.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,6 +8,7 @@
 #include "model/gradient_norm.h"
 
 namespace dtrain::train {
+
 namespace {
 
 // Elements that stay in a core's cache, with values, gradients and states together. A multiple of 16: libtorch computes
