@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "dtrain/comm/communicator.h"
-#include "exchange/window_scale.h"
+#include "exchange/gradient_strategy.h"
 #include "precision/loss_scaler.h"
 #include "state_visitor.h"
 

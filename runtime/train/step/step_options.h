@@ -7,9 +7,9 @@
 #include "dtrain/config/optimizations.h"
 #include "dtrain/train/loss_scaling.h"
 #include "exchange/fusion.h"
+#include "exchange/strategy_picker.h"
 #include "model/flat_parameters.h"
 #include "precision/memory_format.h"
-#include "strategies/strategy_picker.h"
 
 namespace dtrain::train {
 

@@ -12,7 +12,6 @@
 #include "dtrain/train/trial.h"
 #include "exchange/fusion.h"
 #include "exchange/gradient_exchange.h"
-#include "exchange/gradient_hooks.h"
 #include "model/flat_optimizer.h"
 #include "model/flat_parameters.h"
 #include "precision/loss_scaler.h"

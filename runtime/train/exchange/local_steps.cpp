@@ -1,6 +1,9 @@
-#include "strategies/local_steps.h"
+#include "exchange/local_steps.h"
 
 #include <utility>
+
+#include "dtrain/base/error.h"
+#include "exchange/sharded.h"
 
 namespace dtrain::train {
 
@@ -83,6 +86,31 @@ void LocalSteps::exchange(double scale) {
     log_.record(compressor_->operation(), static_cast<int>(b), works[b]);
   }
   compressor_->end_step();
+}
+
+LocalUpdate::LocalUpdate(FlatParameters& parameters, FlatOptimizer& optimizer, comm::Communicator& communicator,
+                         profile::Recorder& recorder, Parts parts)
+    : parameters_(parameters),
+      communicator_(communicator),
+      parts_(parts),
+      updater_(parameters, optimizer, communicator, recorder) {
+  updater_.set_local_norm();
+}
+
+void LocalUpdate::set_plan(const comm::FusionPlan& plan) {
+  if (parts_ == Parts::kOfThisRank) {
+    return updater_.divide(parts_of_all(parameters_, plan, communicator_.world_size()));
+  }
+  const std::vector<FlatRange> everything = whole_groups(parameters_);
+  updater_.divide({&everything, 1});
+}
+
+comm::Work LocalUpdate::launch(std::size_t /*bucket*/) {
+  throw Error("a rank that trains by itself was asked to exchange gradients");
+}
+
+std::optional<at::Tensor> LocalUpdate::update(const Update& update) {
+  return updater_.update(update, [](std::size_t) {});
 }
 
 }  // namespace dtrain::train

@@ -17,11 +17,10 @@
 
 #include "dtrain/profile/recorder.h"
 #include "exchange/gradient_strategy.h"
-#include "exchange/window_scale.h"
+#include "exchange/updater.h"
 #include "model/flat_optimizer.h"
 #include "model/flat_parameters.h"
 #include "run_services.h"
-#include "strategies/updater.h"
 
 namespace dtrain::train {
 

@@ -1,4 +1,4 @@
-#include "strategies/sharded.h"
+#include "exchange/sharded.h"
 
 #include <utility>
 

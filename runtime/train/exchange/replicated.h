@@ -1,5 +1,4 @@
-// The replicated strategy with compressed gradients: a BucketCompressor takes the place of all_reduce, and every rank
-// updates all parameters with its result.
+// The replicated strategy: every bucket is all-reduced, every rank updates all parameters.
 #pragma once
 
 #include <cstddef>
@@ -7,9 +6,34 @@
 #include <vector>
 
 #include "compression/bucket_compressor.h"
-#include "strategies/replicated.h"
+#include "dtrain/profile/recorder.h"
+#include "exchange/gradient_strategy.h"
+#include "exchange/updater.h"
+#include "model/flat_parameters.h"
 
 namespace dtrain::train {
+
+class Replicated final : public GradientStrategy {
+ public:
+  Replicated(FlatParameters& parameters, FlatOptimizer& optimizer, comm::Communicator& communicator,
+             profile::Recorder& recorder, const WindowScale& scale);
+
+  std::string_view operation() const override { return "all_reduce"; }
+  void set_plan(const comm::FusionPlan& plan) override { plan_ = &plan; }
+  comm::Work launch(std::size_t bucket) override;
+  std::optional<at::Tensor> update(const Update& update) override;
+  std::optional<std::vector<FlatRange>> copied_ranges() const override;
+
+ private:
+  FlatParameters& parameters_;
+  comm::Communicator& communicator_;
+  const WindowScale& scale_;
+  Updater updater_;
+  const comm::FusionPlan* plan_ = nullptr;
+};
+
+// The replicated strategy with compressed gradients: a BucketCompressor takes the place of all_reduce, and every rank
+// updates all parameters with its result.
 
 class Compressed final : public GradientStrategy {
  public:
