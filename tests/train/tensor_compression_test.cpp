@@ -13,7 +13,6 @@
 
 #include <torch/torch.h>
 
-#include "compression/host_compressor.h"
 #include "compression/tensor_compressor.h"
 #include "dtrain/base/error.h"
 #include "small_model.h"
