@@ -12,8 +12,8 @@
 #include <torch/torch.h>
 
 #include "../harness/temporary_folder.h"
+#include "checkpoint/restore.h"
 #include "checkpoint/state_image.h"
-#include "checkpoint/state_reader.h"
 #include "dtrain/base/file.h"
 #include "dtrain/checkpoint/checkpoint.h"
 #include "loop/checkpoint_schedule.h"

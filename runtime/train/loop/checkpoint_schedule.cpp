@@ -5,8 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "checkpoint/open_checkpoint.h"
-#include "checkpoint/state_reader.h"
+#include "checkpoint/restore.h"
 #include "dtrain/base/error.h"
 #include "dtrain/config/experiment.h"
 #include "model/flat_parameters.h"
