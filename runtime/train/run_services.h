@@ -38,13 +38,8 @@ struct RunServices {
 // The session outlives the services.
 RunServices services_of(run::RankSession& session);
 
-}  // namespace dtrain::train
-
-namespace dtrain::train {
-
 // Turns collectives into profile records: at once if they have ended, else (on a device) once they have. Training
 // thread.
-
 class CollectiveLog {
  public:
   CollectiveLog(const comm::Communicator& communicator, profile::Recorder& recorder)

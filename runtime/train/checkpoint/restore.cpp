@@ -28,6 +28,8 @@
 
 namespace dtrain::train {
 
+namespace fs = std::filesystem;
+
 namespace {
 
 // State that matters only as long as gradients are exchanged in the same way and in the same precision, and state that
@@ -44,6 +46,93 @@ constexpr std::array kMayBegin{std::string_view("step/mode/"),
 constexpr std::string_view kMayLack = "data/position";
 constexpr std::size_t kMostProblems = 20;
 constexpr std::string_view kWindowWeight = "step/window/weight";
+
+constexpr std::size_t kPiece = 64u << 20;  // bytes of a file that are sent at once
+
+// Sends a file of rank 0 to all ranks; `receives` ranks write it.
+void send_file(run::RankSession& session, const fs::path& from, const fs::path& to, std::size_t bytes, bool receives) {
+  std::ifstream read;
+  if (session.world().rank == 0) read.open(from, std::ios::binary);
+  std::ofstream written;
+  if (receives) written.open(to, std::ios::binary);
+  std::string piece(std::min(bytes, kPiece), '\0');
+  for (std::size_t at = 0; at < bytes; at += kPiece) {
+    const std::size_t size = std::min(kPiece, bytes - at);
+    if (read.is_open() && !read.read(piece.data(), static_cast<std::streamsize>(size))) {
+      throw SystemError("cannot read " + from.string(), errno);
+    }
+    session.communicator().broadcast(piece.data(), size, comm::DataType::kUint8, 0).wait();
+    if (receives) written.write(piece.data(), static_cast<std::streamsize>(size));
+  }
+  if (receives && !written.flush()) throw SystemError("cannot write " + to.string(), errno);
+}
+
+std::string metric_text(const config::Searcher& searcher) {
+  if (searcher.metric.empty()) return "none";
+  return searcher.metric + (searcher.smaller_is_better ? ", smaller is better" : ", larger is better");
+}
+
+// Adds the file's checksum to the name, unless the file cannot be read any more (it has been replaced).
+std::string with_checksum(const std::string& name, const fs::path& file) {
+  try {
+    return name + " with the checksum " + checkpoints::checksum_of_file(file);
+  } catch (const SystemError&) {
+    return name;
+  }
+}
+
+// Returns the program that computes: the trial's program, or the model's files.
+std::string program_text(const std::optional<config::ModelJob>& job) {
+  if (!job) {
+    std::error_code code;
+    const fs::path own = "/proc/self/exe";
+    return with_checksum(fs::read_symlink(own, code).filename(), own);
+  }
+  std::vector<std::string> texts;
+  for (const config::ModelFile& file : config::files_of(*job)) {
+    texts.push_back(with_checksum(file.path.filename(), file.path));
+  }
+  return join(texts, ", ");
+}
+
+std::string absolute_text(const fs::path& path) {
+  return fs::absolute(path).lexically_normal().string();
+}
+
+void warn_of_other_ranks(run::RankSession& session, const StateReader& reader) {
+  if (!reader.other_world_size()) return;
+  session.log()->warn(
+      "the checkpoint is of {} ranks, this run has {}: batches are the same, but sums have another "
+      "order, so weights will differ in their last bits",
+      reader.about()["world_size"].get<int>(), session.world().size);
+}
+
+// Warns of all facts that differ, except those in `expected`.
+void warn_of_other_facts(run::RankSession& session, const StateReader& reader, const Json& facts,
+                         const std::set<std::string>& expected) {
+  const Json before = reader.about().value("run", Json::object());
+  for (const auto& [name, value] : facts.items()) {
+    if (expected.contains(name) || !before.contains(name) || before[name] == value) continue;
+    if (value.is_null() || before[name].is_null()) continue;  // one of the two runs does not know the fact
+    session.log()->warn("{} was {} when the checkpoint was taken and is {} now: {}", name, before[name].dump(),
+                        value.dump(),
+                        name == "metric" ? "no validation before this counts as the best any more"
+                                         : "weights may differ from those of a run without a break");
+  }
+}
+
+void warn_of_missing(run::RankSession& session, const StateReader& reader) {
+  if (reader.missing().empty()) return;
+  session.log()->warn(
+      "the checkpoint has nothing of {} entries of how gradients are exchanged, the loss is scaled, or the best is "
+      "found (the first is "
+      "'{}'): they begin anew",
+      reader.missing().size(), reader.missing().front());
+}
+
+std::string trial_of(const Json& facts) {
+  return facts.value("trial", std::string());
+}
 
 }  // namespace
 
@@ -281,64 +370,6 @@ void StateReader::restore(const std::function<void(StateVisitor&)>& visit) {
       "from its weights alone: initial_weights, without training_state");
 }
 
-namespace fs = std::filesystem;
-
-namespace {
-
-constexpr std::size_t kPiece = 64u << 20;  // bytes of a file that are sent at once
-
-// Sends a file of rank 0 to all ranks; `receives` ranks write it.
-void send_file(run::RankSession& session, const fs::path& from, const fs::path& to, std::size_t bytes, bool receives) {
-  std::ifstream read;
-  if (session.world().rank == 0) read.open(from, std::ios::binary);
-  std::ofstream written;
-  if (receives) written.open(to, std::ios::binary);
-  std::string piece(std::min(bytes, kPiece), '\0');
-  for (std::size_t at = 0; at < bytes; at += kPiece) {
-    const std::size_t size = std::min(kPiece, bytes - at);
-    if (read.is_open() && !read.read(piece.data(), static_cast<std::streamsize>(size))) {
-      throw SystemError("cannot read " + from.string(), errno);
-    }
-    session.communicator().broadcast(piece.data(), size, comm::DataType::kUint8, 0).wait();
-    if (receives) written.write(piece.data(), static_cast<std::streamsize>(size));
-  }
-  if (receives && !written.flush()) throw SystemError("cannot write " + to.string(), errno);
-}
-
-std::string metric_text(const config::Searcher& searcher) {
-  if (searcher.metric.empty()) return "none";
-  return searcher.metric + (searcher.smaller_is_better ? ", smaller is better" : ", larger is better");
-}
-
-// Adds the file's checksum to the name, unless the file cannot be read any more (it has been replaced).
-std::string with_checksum(const std::string& name, const fs::path& file) {
-  try {
-    return name + " with the checksum " + checkpoints::checksum_of_file(file);
-  } catch (const SystemError&) {
-    return name;
-  }
-}
-
-// Returns the program that computes: the trial's program, or the model's files.
-std::string program_text(const std::optional<config::ModelJob>& job) {
-  if (!job) {
-    std::error_code code;
-    const fs::path own = "/proc/self/exe";
-    return with_checksum(fs::read_symlink(own, code).filename(), own);
-  }
-  std::vector<std::string> texts;
-  for (const config::ModelFile& file : config::files_of(*job)) {
-    texts.push_back(with_checksum(file.path.filename(), file.path));
-  }
-  return join(texts, ", ");
-}
-
-std::string absolute_text(const fs::path& path) {
-  return fs::absolute(path).lexically_normal().string();
-}
-
-}  // namespace
-
 OpenCheckpoint::OpenCheckpoint(run::RankSession& session, const fs::path& checkpoint) : folder_(checkpoint) {
   std::error_code code;
   const bool seen = fs::exists(folder_, code);
@@ -405,45 +436,6 @@ Json facts_for_resume(run::RankSession& session, const BatchSource& data, const 
   }
   return Json::parse(session.control().get(kKey));
 }
-
-namespace {
-
-void warn_of_other_ranks(run::RankSession& session, const StateReader& reader) {
-  if (!reader.other_world_size()) return;
-  session.log()->warn(
-      "the checkpoint is of {} ranks, this run has {}: batches are the same, but sums have another "
-      "order, so weights will differ in their last bits",
-      reader.about()["world_size"].get<int>(), session.world().size);
-}
-
-// Warns of all facts that differ, except those in `expected`.
-void warn_of_other_facts(run::RankSession& session, const StateReader& reader, const Json& facts,
-                         const std::set<std::string>& expected) {
-  const Json before = reader.about().value("run", Json::object());
-  for (const auto& [name, value] : facts.items()) {
-    if (expected.contains(name) || !before.contains(name) || before[name] == value) continue;
-    if (value.is_null() || before[name].is_null()) continue;  // one of the two runs does not know the fact
-    session.log()->warn("{} was {} when the checkpoint was taken and is {} now: {}", name, before[name].dump(),
-                        value.dump(),
-                        name == "metric" ? "no validation before this counts as the best any more"
-                                         : "weights may differ from those of a run without a break");
-  }
-}
-
-void warn_of_missing(run::RankSession& session, const StateReader& reader) {
-  if (reader.missing().empty()) return;
-  session.log()->warn(
-      "the checkpoint has nothing of {} entries of how gradients are exchanged, the loss is scaled, or the best is "
-      "found (the first is "
-      "'{}'): they begin anew",
-      reader.missing().size(), reader.missing().front());
-}
-
-std::string trial_of(const Json& facts) {
-  return facts.value("trial", std::string());
-}
-
-}  // namespace
 
 void tell_of_resume(run::RankSession& session, const StateReader& reader, const Json& facts, std::int64_t batch,
                     std::int64_t epoch) {

@@ -1,4 +1,5 @@
-// Puts the state of a checkpoint back into training. Training thread.
+// Puts the state of a checkpoint back into training: opens it where this rank can read it, restores the state, and
+// compares the run with the checkpoint's. Training thread.
 //
 // A run with as many ranks as the checkpoint's gives every rank its own state again. With another number of ranks, a
 // rank's buffers are those of rank 0; the residuals of compression, and the own state of ranks that step by themselves,
@@ -60,11 +61,7 @@ class StateReader {
   std::vector<std::string> missing_;
 };
 
-// Opens the checkpoint that a run goes on from where this rank can read it, and compares the run with it. Training
-// thread; collective.
-
-class StateReader;
-
+// Opens the checkpoint that a run goes on from where this rank can read it. Collective.
 class OpenCheckpoint {
  public:
   // `checkpoint`: its folder, the same on all ranks. Hosts that do not see the folder get its files, in a temporary
@@ -96,9 +93,8 @@ bool is_of_same_trial(const StateReader& reader, const Json& facts);
 void tell_of_beginning(run::RankSession& session, const std::filesystem::path& checkpoint, const StateReader& reader,
                        const Json& facts, std::int64_t batch, std::int64_t epoch);
 
-// Combines values of a metric, in the loop and when a checkpoint is read by another number of ranks.
-
-// Combines two values of a metric; means are sums here. nan if one of the values is nan.
+// Combines two values of a metric, in the loop and when a checkpoint is read by another number of ranks; means are sums
+// here. nan if one of the values is nan.
 inline double combined(Reduction reduction, double value, double with) {
   if (reduction == Reduction::kMean || reduction == Reduction::kSum) return value + with;
   if (std::isnan(value) || std::isnan(with)) return std::nan("");

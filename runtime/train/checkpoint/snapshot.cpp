@@ -25,6 +25,33 @@ bool all_contiguous(const FlatParameters& parameters) {
   return std::all_of(all.begin(), all.end(), [](const auto& parameter) { return parameter.gradient.is_contiguous(); });
 }
 
+// True if all ranks see the same folder. A file that rank 0 writes shows it.
+bool see_same_folder(comm::ControlPlane& control, const std::filesystem::path& folder) {
+  constexpr const char* kKey = "train/checkpoint-folder";
+  const bool first = control.world().rank == 0;
+  std::filesystem::path sign;
+  std::string failure;
+  if (first) {
+    try {
+      make_folder(folder);
+      sign = folder / (".seen-by-all-hosts-" + random_hex(8));
+      write_file_atomic(sign, "");
+    } catch (const SystemError& error) {
+      failure = error.what();
+    }
+    control.set(kKey, Json{{"sign", sign.string()}, {"failure", failure}}.dump());
+  }
+  const Json told = Json::parse(control.get(kKey));
+  if (const auto text = told["failure"].get<std::string>(); !text.empty()) {
+    throw Error(text, "give checkpoint_storage a folder that can be written to");
+  }
+  std::error_code code;
+  const bool seen = std::filesystem::exists(told["sign"].get<std::string>(), code);
+  const auto answers = control.gather("train/checkpoint-folder-seen", seen ? "yes" : "no");
+  if (first) std::filesystem::remove(sign, code);
+  return std::all_of(answers.begin(), answers.end(), [](const std::string& answer) { return answer == "yes"; });
+}
+
 }  // namespace
 
 Snapshot::Snapshot(run::RankSession& session, TrainingStep& step, const CheckpointHosts& hosts, TensorNames names,
@@ -294,37 +321,6 @@ void Snapshot::name_files(const StateImage& image, const std::vector<std::int64_
                       /*weights=*/std::string(state_path::kParameters)});
   }
 }
-
-namespace {
-
-// True if all ranks see the same folder. A file that rank 0 writes shows it.
-bool see_same_folder(comm::ControlPlane& control, const std::filesystem::path& folder) {
-  constexpr const char* kKey = "train/checkpoint-folder";
-  const bool first = control.world().rank == 0;
-  std::filesystem::path sign;
-  std::string failure;
-  if (first) {
-    try {
-      make_folder(folder);
-      sign = folder / (".seen-by-all-hosts-" + random_hex(8));
-      write_file_atomic(sign, "");
-    } catch (const SystemError& error) {
-      failure = error.what();
-    }
-    control.set(kKey, Json{{"sign", sign.string()}, {"failure", failure}}.dump());
-  }
-  const Json told = Json::parse(control.get(kKey));
-  if (const auto text = told["failure"].get<std::string>(); !text.empty()) {
-    throw Error(text, "give checkpoint_storage a folder that can be written to");
-  }
-  std::error_code code;
-  const bool seen = std::filesystem::exists(told["sign"].get<std::string>(), code);
-  const auto answers = control.gather("train/checkpoint-folder-seen", seen ? "yes" : "no");
-  if (first) std::filesystem::remove(sign, code);
-  return std::all_of(answers.begin(), answers.end(), [](const std::string& answer) { return answer == "yes"; });
-}
-
-}  // namespace
 
 CheckpointHosts find_checkpoint_hosts(comm::ControlPlane& control, const std::filesystem::path& folder) {
   const comm::World& world = control.world();

@@ -1,4 +1,10 @@
-// The hosts of the ranks, and if all of them see the folder of the checkpoints. Plain value.
+// A snapshot of the training state in memory that the ranks of a host share with its saver: the files of a checkpoint,
+// byte for byte. Training thread.
+//
+// The usual snapshot stops training for small parts alone: headers, buffers, each rank's own file. The updates before
+// and after that moment copy parameters and the optimizer's state on their way (UpdateCopy). If that is not possible
+// (local steps, several hosts, a model that writes its parameters itself, the end of training) everything is copied at
+// once. From GPUs everything is copied in the order of their stream (DeviceCopies).
 #pragma once
 
 #include <cstdint>
@@ -20,6 +26,7 @@
 
 namespace dtrain::train {
 
+// The hosts of the ranks, and if all of them see the folder of the checkpoints. Plain value.
 struct CheckpointHosts {
   int host = 0, hosts = 1;      // this rank's host, in the order of first ranks; their number
   int local_rank = 0;           // among the ranks of this host
@@ -34,14 +41,6 @@ struct CheckpointHosts {
 
 // Collective. Makes the folder, if there are several hosts. SystemError.
 CheckpointHosts find_checkpoint_hosts(comm::ControlPlane& control, const std::filesystem::path& folder);
-
-// A snapshot of the training state in memory that the ranks of a host share with its saver: the files of a checkpoint,
-// byte for byte. Training thread.
-//
-// The usual snapshot stops training for small parts alone: headers, buffers, each rank's own file. The updates before
-// and after that moment copy parameters and the optimizer's state on their way (UpdateCopy). If that is not possible
-// (local steps, several hosts, a model that writes its parameters itself, the end of training) everything is copied at
-// once. From GPUs everything is copied in the order of their stream (DeviceCopies).
 
 class Snapshot {
  public:

@@ -16,7 +16,8 @@ namespace dtrain::train {
 
 namespace {
 
-constexpr std::size_t kAlignment = 64;  // bytes; of the first tensor's begin in its file
+constexpr std::size_t kAlignment = 64;        // bytes; of the first tensor's begin in its file
+constexpr std::size_t kLockedAlignment = 64;  // bytes; of a value in page-locked memory
 
 }  // namespace
 
@@ -126,15 +127,9 @@ StateImage::StateImage(const Options& options, const std::function<void(StateVis
   for (FileImage* const file : {&model_, &optimizer_, &own_}) file->lay_out();
 }
 
-namespace {
-
-constexpr std::size_t kAlignment = 64;
-
-}  // namespace
-
 void DeviceCopies::add(const at::Tensor& value, std::byte* to) {
   const std::size_t end = copies_.empty() ? 0 : copies_.back().place + copies_.back().value.nbytes();
-  copies_.push_back({value, to, (end + kAlignment - 1) / kAlignment * kAlignment});
+  copies_.push_back({value, to, (end + kLockedAlignment - 1) / kLockedAlignment * kLockedAlignment});
 }
 
 void DeviceCopies::hand_over() {

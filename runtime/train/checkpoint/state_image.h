@@ -1,6 +1,9 @@
-// Copies tensors from a device into memory of the host. Neither the device's other work nor the host waits for the
-// copies: they go into page-locked memory in the order of the device's current stream, and from there to their places
-// once they have arrived. Training thread.
+// The training state of this rank as the bytes of a checkpoint's files (checkpoint/checkpoint.h). Training thread.
+//
+// The state that all ranks have alike is in model.safetensors (the model's weights) and optimizer.safetensors, and the
+// ranks of host 0 divide the copying among themselves. A rank's own state is in its file: tensors, and all numbers and
+// texts as JSON, the bytes of a tensor called "values". If ranks step by themselves (local steps), parameters and
+// optimizer state are each rank's own: rank 0's are in the two shared files, and every other rank's in its own file.
 #pragma once
 
 #include <cstddef>
@@ -23,6 +26,9 @@
 
 namespace dtrain::train {
 
+// Copies tensors from a device into memory of the host. Neither the device's other work nor the host waits for the
+// copies: they go into page-locked memory in the order of the device's current stream, and from there to their places
+// once they have arrived. Training thread.
 class DeviceCopies {
  public:
   // Adds a value, whose bytes go to `to`.
@@ -49,13 +55,6 @@ class DeviceCopies {
   double seconds_ = 0;
   std::optional<c10::Event> all_arrived_;
 };
-
-// The training state of this rank as the bytes of a checkpoint's files (checkpoint/checkpoint.h). Training thread.
-//
-// The state that all ranks have alike is in model.safetensors (the model's weights) and optimizer.safetensors, and the
-// ranks of host 0 divide the copying among themselves. A rank's own state is in its file: tensors, and all numbers and
-// texts as JSON, the bytes of a tensor called "values". If ranks step by themselves (local steps), parameters and
-// optimizer state are each rank's own: rank 0's are in the two shared files, and every other rank's in its own file.
 
 // The names of the parts of the state, with which StateVisitor's paths begin.
 namespace state_path {
@@ -143,7 +142,6 @@ class StateImage {
 };
 
 // The saved state of a trial or a callback, as entries of the training state. Training thread.
-
 class TrialStateEntries {
  public:
   using Save = std::function<TrialState()>;

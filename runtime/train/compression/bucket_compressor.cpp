@@ -32,6 +32,18 @@ std::int64_t rows_of(const at::Tensor& tensor) {
   return rows;
 }
 
+constexpr std::size_t kFewest = 2;  // fewest steps of a kind for a comparison
+
+std::string duration(double seconds) {
+  return format_duration(Nanoseconds(std::llround(std::abs(seconds) * 1e9)));
+}
+
+// Returns the median without the first step, in which all ranks wait for the rank that started last.
+double median_behind_first(const std::vector<double>& values) {
+  std::vector<double> later(values.begin() + (values.size() > kFewest ? 1 : 0), values.end());
+  return median_high(later);
+}
+
 }  // namespace
 
 comm::CompressionOptions compression_options(const CompressorOptions& wanted) {
@@ -59,30 +71,6 @@ std::vector<comm::GradientTensor> gradient_tensors(const FlatParameters& paramet
   }
   return tensors;
 }
-
-comm::GradientBucket gradient_bucket(const comm::FusionPlan& plan, std::size_t index,
-                                     std::span<const at::Tensor> flats) {
-  const auto& bucket = plan.buckets[index];
-  const at::Tensor& flat = flats[bucket.group];
-  return {bucket.items, FlatMemory::address(flat, bucket.begin), static_cast<std::size_t>(bucket.end - bucket.begin),
-          comm_type(flat.scalar_type()), static_cast<int>(index)};
-}
-
-namespace {
-
-constexpr std::size_t kFewest = 2;  // fewest steps of a kind for a comparison
-
-std::string duration(double seconds) {
-  return format_duration(Nanoseconds(std::llround(std::abs(seconds) * 1e9)));
-}
-
-// Returns the median without the first step, in which all ranks wait for the rank that started last.
-double median_behind_first(const std::vector<double>& values) {
-  std::vector<double> later(values.begin() + (values.size() > kFewest ? 1 : 0), values.end());
-  return median_high(later);
-}
-
-}  // namespace
 
 void CompressionReport::add(bool compressed, Nanoseconds exposed) {
   (compressed ? compressed_s_ : plain_s_).push_back(to_seconds(exposed));
@@ -167,21 +155,49 @@ std::string CompressionReport::sentence(const Json& account, bool& loses) const 
   return text + cut_text;
 }
 
-// Compression on a CPU: comm::GradientCompressor over a model's flat memory.
+namespace {
 
+// Compression on a CPU: comm::GradientCompressor over a model's flat memory.
 class HostCompressor final : public BucketCompressor {
  public:
   HostCompressor(const FlatParameters& parameters, std::vector<at::Tensor> flats, comm::Communicator& communicator,
-                 const CompressorOptions& options);
+                 const CompressorOptions& options)
+      : flats_(std::move(flats)),
+        compressor_(compression_options(options), gradient_tensors(parameters, flats_), communicator),
+        report_(options.name, options.key) {}
 
-  std::string_view operation() const override;
-  comm::Work exchange(const comm::FusionPlan& plan, std::size_t bucket, double scale) override;
+  std::string_view operation() const override {
+    return compressor_.options().codec.gathers && compressor_.compressing() ? "all_gather" : "all_reduce";
+  }
+  comm::Work exchange(const comm::FusionPlan& plan, std::size_t index, double scale) override {
+    const auto& bucket = plan.buckets[index];
+    const at::Tensor& flat = flats_[bucket.group];
+    const comm::GradientBucket gradients{bucket.items, FlatMemory::address(flat, bucket.begin),
+                                         static_cast<std::size_t>(bucket.end - bucket.begin),
+                                         comm_type(flat.scalar_type()), static_cast<int>(index)};
+    works_.push_back(compressor_.exchange(gradients, scale));
+    return works_.back();
+  }
   void not_applied(std::size_t parameter) override { compressor_.not_applied(parameter); }
-  void end_step() override;
-  void undo_step_where(const at::Tensor& found_inf) override;
+  void end_step() override {
+    Nanoseconds exposed{0};
+    for (const comm::Work& work : works_) exposed += work.timing().exposed;
+    works_.clear();
+    report_.add(compressor_.compressing(), exposed);
+    compressor_.end_step();
+  }
+  void undo_step_where(const at::Tensor& /*found_inf*/) override {
+    throw Error("a compressor of gradients on a CPU was asked to undo a step");
+  }
   void forget_times() override { report_.forget(); }
-  void report(const RunServices& run) override;
-  void visit(StateVisitor& visitor) override;
+  void report(const RunServices& run) override {
+    report_.write(compressor_.statistics(), compressor_.options().codec.word, run);
+  }
+  void visit(StateVisitor& visitor) override {
+    auto state = compressor_.save_state();
+    for (auto& entry : state) visitor.reals(entry.name, entry.values);
+    if (visitor.replaces()) compressor_.load_state(state);
+  }
 
  private:
   const std::vector<at::Tensor> flats_;
@@ -190,42 +206,7 @@ class HostCompressor final : public BucketCompressor {
   std::vector<comm::Work> works_;  // of this step
 };
 
-HostCompressor::HostCompressor(const FlatParameters& parameters, std::vector<at::Tensor> flats,
-                               comm::Communicator& communicator, const CompressorOptions& options)
-    : flats_(std::move(flats)),
-      compressor_(compression_options(options), gradient_tensors(parameters, flats_), communicator),
-      report_(options.name, options.key) {}
-
-std::string_view HostCompressor::operation() const {
-  return compressor_.options().codec.gathers && compressor_.compressing() ? "all_gather" : "all_reduce";
-}
-
-comm::Work HostCompressor::exchange(const comm::FusionPlan& plan, std::size_t bucket, double scale) {
-  works_.push_back(compressor_.exchange(gradient_bucket(plan, bucket, flats_), scale));
-  return works_.back();
-}
-
-void HostCompressor::end_step() {
-  Nanoseconds exposed{0};
-  for (const comm::Work& work : works_) exposed += work.timing().exposed;
-  works_.clear();
-  report_.add(compressor_.compressing(), exposed);
-  compressor_.end_step();
-}
-
-void HostCompressor::undo_step_where(const at::Tensor& /*found_inf*/) {
-  throw Error("a compressor of gradients on a CPU was asked to undo a step");
-}
-
-void HostCompressor::report(const RunServices& run) {
-  report_.write(compressor_.statistics(), compressor_.options().codec.word, run);
-}
-
-void HostCompressor::visit(StateVisitor& visitor) {
-  auto state = compressor_.save_state();
-  for (auto& entry : state) visitor.reals(entry.name, entry.values);
-  if (visitor.replaces()) compressor_.load_state(state);
-}
+}  // namespace
 
 std::unique_ptr<BucketCompressor> make_bucket_compressor(const FlatParameters& parameters,
                                                          std::vector<at::Tensor> flats,

@@ -69,9 +69,7 @@ std::unique_ptr<BucketCompressor> make_bucket_compressor(const FlatParameters& p
                                                          comm::Communicator& communicator,
                                                          const CompressorOptions& options);
 
-// Makes the arguments of a comm::GradientCompressor from an experiment's compression and a model's flat parameters.
-// Training thread only.
-
+// The arguments of a comm::GradientCompressor. Training thread only.
 // Returns the codec, and the division of the first steps into warm-up, compared and other steps.
 comm::CompressionOptions compression_options(const CompressorOptions& options);
 
@@ -79,13 +77,8 @@ comm::CompressionOptions compression_options(const CompressorOptions& options);
 // exchanged values of each group, laid out like the parameters.
 std::vector<comm::GradientTensor> gradient_tensors(const FlatParameters& parameters, std::span<const at::Tensor> flats);
 
-// Returns bucket `index` of a plan in the memory `flats`.
-comm::GradientBucket gradient_bucket(const comm::FusionPlan& plan, std::size_t index,
-                                     std::span<const at::Tensor> flats);
-
 // Reports the effect of compression on a run: bytes, and time gained or lost against steps that were exchanged
 // uncompressed. Training thread only.
-
 class CompressionReport {
  public:
   // `name`: "gradient compression", or another use of compression.
@@ -96,15 +89,15 @@ class CompressionReport {
   // Discards the steps so far, which are not like later ones.
   void forget();
 
-  // Writes account() and sentence() to plan.json and the log. Collective.
+  // Writes the account and a sentence to plan.json and the log. Collective.
   void write(const comm::CompressionStatistics& statistics, const char* codec, const RunServices& run) const;
 
+ private:
   // Returns the account for plan.json. Collective: times are the mean over ranks.
   Json account(const comm::CompressionStatistics& s, const char* codec, comm::Communicator& communicator) const;
   // Returns the account as a sentence. Sets `loses` if the sentence advises to switch compression off.
   std::string sentence(const Json& account, bool& loses) const;
 
- private:
   std::string name_;
   std::string key_;              // of the experiment file
   std::vector<double> plain_s_;  // seconds of each uncompressed step

@@ -1,5 +1,8 @@
-// Measures the time by which the exchanges of a step delay computing: on a device the time of the compute stream, by
-// events that are read late; on a CPU the time of the calling thread.
+// Compression on any device: comm::GradientCompressor in tensor operations, on the current stream.
+//
+// The same steps are exchanged uncompressed as on a CPU (warm-up, comparison), the state has the same names, and each
+// rank sends the same values; NCCL may round sums differently (codecs/narrow.cpp). The host does not wait, except in
+// report(), which reads the device's counts.
 #pragma once
 
 #include <deque>
@@ -18,6 +21,8 @@
 
 namespace dtrain::train {
 
+// Measures the time by which the exchanges of a step delay computing: on a device the time of the compute stream, by
+// events that are read late; on a CPU the time of the calling thread.
 class ExposedTimes {
  public:
   explicit ExposedTimes(c10::Device device) : device_(device) {}
@@ -61,12 +66,6 @@ class ExposedTimes {
   Nanoseconds exposed_{0};           // of this step, on a CPU
   std::vector<Counted> steps_;
 };
-
-// Compression on any device: comm::GradientCompressor in tensor operations, on the current stream.
-//
-// The same steps are exchanged uncompressed as on a CPU (warm-up, comparison), the state has the same names, and each
-// rank sends the same values; NCCL may round sums differently (codecs/narrow.cpp). The host does not wait, except in
-// report(), which reads the device's counts.
 
 class TensorCompressor final : public BucketCompressor {
  public:

@@ -1,4 +1,5 @@
-// Remembers tuned fusion plans from run to run, for each model and topology (RunCache). Any thread.
+// Divides the gradients of a run into buckets: by size at first, then by size and the gaps between gradients, or by the
+// tuner. Watches the steps, changes the plan between them, and reports its cost. Training thread only.
 #pragma once
 
 #include <deque>
@@ -27,6 +28,7 @@ struct FusionAnswer {
   std::vector<double> ready_us;  // ready time of each gradient
 };
 
+// Remembers tuned fusion plans from run to run, for each model and topology (RunCache). Any thread.
 class FusionCache {
  public:
   // `folder`: empty: nothing is remembered. `key`: everything on which an answer depends.
@@ -42,9 +44,6 @@ class FusionCache {
  private:
   RunCache cache_;
 };
-
-// Divides the gradients of a run into buckets: by size at first, then by size and the gaps between gradients, or by the
-// tuner. Watches the steps, changes the plan between them, and reports its cost. Training thread only.
 
 struct FusionOptions {
   std::int64_t threshold_bytes = 64ll << 20;

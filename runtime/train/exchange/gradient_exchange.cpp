@@ -52,6 +52,28 @@ class FirstBackward {
   GradientPlace& place_;
 };
 
+class ReadyHook final : public torch::autograd::PostAccumulateGradHook {
+ public:
+  using Base = torch::autograd::PostAccumulateGradHook;
+  ReadyHook(GradientExchange& exchange, std::size_t index, std::unique_ptr<Base> before)
+      : exchange_(exchange), index_(index), before_(std::move(before)) {}
+  void operator()(const torch::autograd::Variable& parameter) override {
+    if (before_) (*before_)(parameter);
+    try {
+      exchange_.gradient_ready(index_);
+    } catch (const Error& error) {
+      if (typeid(error) != typeid(Error) || error.remedy().empty()) throw;
+      throw Error(std::string(error.what()) + "\n  " + error.remedy());  // Python's autograd passes on the text alone
+    }
+  }
+  std::unique_ptr<Base> take_before() { return std::move(before_); }
+
+ private:
+  GradientExchange& exchange_;
+  std::size_t index_;
+  std::unique_ptr<Base> before_;  // the user's hook
+};
+
 }  // namespace
 
 GradientExchange::GradientExchange(FlatParameters& parameters, comm::Communicator& communicator,
@@ -432,32 +454,6 @@ void GradientExchange::note_used(std::vector<std::uint8_t> own) {
   last_own_ = std::move(own);
   last_used_.assign(used_.begin(), used_.end() - kWords);
 }
-
-namespace {
-
-class ReadyHook final : public torch::autograd::PostAccumulateGradHook {
- public:
-  using Base = torch::autograd::PostAccumulateGradHook;
-  ReadyHook(GradientExchange& exchange, std::size_t index, std::unique_ptr<Base> before)
-      : exchange_(exchange), index_(index), before_(std::move(before)) {}
-  void operator()(const torch::autograd::Variable& parameter) override {
-    if (before_) (*before_)(parameter);
-    try {
-      exchange_.gradient_ready(index_);
-    } catch (const Error& error) {
-      if (typeid(error) != typeid(Error) || error.remedy().empty()) throw;
-      throw Error(std::string(error.what()) + "\n  " + error.remedy());  // Python's autograd passes on the text alone
-    }
-  }
-  std::unique_ptr<Base> take_before() { return std::move(before_); }
-
- private:
-  GradientExchange& exchange_;
-  std::size_t index_;
-  std::unique_ptr<Base> before_;  // the user's hook
-};
-
-}  // namespace
 
 GradientHooks::GradientHooks(FlatParameters& parameters, GradientExchange& exchange) : parameters_(parameters) {
   const auto all = parameters.parameters();

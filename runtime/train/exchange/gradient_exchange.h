@@ -163,7 +163,6 @@ class GradientExchange {
 
 // The autograd hooks that call GradientExchange::gradient_ready() when backward has finished a gradient. Autograd calls
 // them on the thread that runs backward, which for CPU models is the thread that called it.
-
 class GradientHooks {
  public:
   // Both references outlive this object. A tensor has room for one such hook: a user's hook runs first.

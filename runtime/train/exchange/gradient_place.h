@@ -52,7 +52,6 @@ std::unique_ptr<GradientPlace> make_gradient_place(FlatParameters& parameters);
 // Used by the thread that runs backward; lent memory may be released on any thread, also after this object is gone (but
 // not after the communicator's memory is). libtorch has one allocator for the process: ours is put there once, stays,
 // and passes on all allocations but those of a lending thread.
-
 class GradientMemory {
  public:
   explicit GradientMemory(FlatParameters& parameters);
@@ -103,7 +102,6 @@ class GradientMemory {
 // and a rank that changed it (clip_grad_norm_, zero_grad, grad.mul_) would change values that others have read already,
 // or not yet. libtorch's copy-on-write storages show a write: code that asks for memory to write gets a copy, so the
 // tensor lies elsewhere afterwards. Version counters would not do: the C++ clip_grad_norm_ writes through .data().
-
 class GradientGuard {
  public:
   // `gradient`'s memory outlives this object and the view.

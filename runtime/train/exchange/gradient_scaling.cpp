@@ -1,4 +1,3 @@
-// The scaling of gradients on a CPU.
 #include "exchange/gradient_scaling.h"
 
 #include <algorithm>
@@ -13,6 +12,12 @@
 
 namespace dtrain::train {
 
+namespace {
+
+using profile::Phase;
+using profile::PhaseScope;
+
+// The scaling of gradients on a CPU.
 class HostScaling final : public GradientScaling {
  public:
   HostScaling(FlatParameters& parameters, comm::Communicator& communicator, profile::Recorder& recorder,
@@ -39,9 +44,6 @@ class HostScaling final : public GradientScaling {
   std::vector<std::size_t> sets_;
   std::vector<std::uint8_t> mine_;
 };
-
-using profile::Phase;
-using profile::PhaseScope;
 
 void HostScaling::divide(std::span<const std::vector<FlatRange>> of_ranks, std::span<const FlatRange> own) {
   struct Owned {
@@ -116,7 +118,6 @@ GradientScaling::Scaled HostScaling::prepare(const Update& update) {
 }
 
 // The scaling of gradients on a device, without waiting for the device.
-
 class DeviceScaling final : public GradientScaling {
  public:
   DeviceScaling(FlatParameters& parameters, comm::Communicator& communicator, profile::Recorder& recorder,
@@ -145,9 +146,6 @@ class DeviceScaling final : public GradientScaling {
   const GradientLimits limits_;
   std::vector<RangeOfSet> own_;
 };
-
-using profile::Phase;
-using profile::PhaseScope;
 
 void DeviceScaling::divide(std::span<const std::vector<FlatRange>> of_ranks, std::span<const FlatRange> own) {
   own_ = split_by_set(parameters_, limits_, own);
@@ -262,6 +260,8 @@ GradientScaling::Scaled DeviceScaling::prepare(const Update& update) {
   if (scaler) norm = norm.masked_fill(found_inf.to(at::kBool), 0);
   return {{.divisor = several ? at::Tensor() : divisor_of(over(0)), .found_inf = found_inf}, norm};
 }
+
+}  // namespace
 
 std::unique_ptr<GradientScaling> make_gradient_scaling(FlatParameters& parameters, comm::Communicator& communicator,
                                                        profile::Recorder& recorder, GradientLimits limits) {

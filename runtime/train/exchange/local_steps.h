@@ -55,7 +55,6 @@ class LocalSteps {
 
 // A rank's own gradients update its own parameters: between two meetings of local steps, and in `--mock comm` to the
 // end. Nothing here is collective.
-
 class LocalUpdate final : public GradientStrategy {
  public:
   // The parameters that it updates: all, or those that would be this rank's part if updates were sharded.

@@ -34,7 +34,6 @@ class Replicated final : public GradientStrategy {
 
 // The replicated strategy with compressed gradients: a BucketCompressor takes the place of all_reduce, and every rank
 // updates all parameters with its result.
-
 class Compressed final : public GradientStrategy {
  public:
   // Collective. `scale`: its correction is read when a window's first bucket is launched, and the exchange applies it

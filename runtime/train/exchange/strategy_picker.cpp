@@ -14,8 +14,75 @@ namespace dtrain::train {
 
 namespace {
 
-// If neither is faster, the choice is sharded, which never takes more memory.
-constexpr double kEnough = 1.01;
+constexpr double kEnough = 1.01;               // a sharded step may take this much longer: the memory is worth it
+constexpr std::int64_t kWorthwhile = 1 << 20;  // bytes of a rank
+constexpr std::int64_t kShareOfAvailable = 2;  // short of memory: the ranks can free over half of the available memory
+
+std::int64_t spare_bytes(const FlatParameters& parameters, const GradientStrategy& strategy,
+                         const comm::FusionPlan& plan) {
+  std::int64_t bytes = 0;
+  for (std::size_t b = 0; b < plan.buckets.size(); ++b) {
+    for (const FlatRange& range : strategy.spare_gradients(b)) {
+      bytes += FlatMemory::whole_pages(parameters.groups()[range.group].gradients, range.begin, range.size());
+    }
+  }
+  return bytes;
+}
+
+struct HostBytes {
+  std::int64_t parameters = 0, state = 0;
+  std::int64_t all() const { return parameters + state; }
+};
+
+HostBytes bytes_of_host(const StrategyFacts& facts, bool sharded) {
+  if (sharded && facts.one_copy) return {facts.parameter_bytes, facts.state_bytes};
+  HostBytes bytes{facts.parameter_bytes * facts.ranks_of_host, facts.state_bytes * facts.ranks_of_host};
+  if (sharded) bytes.state /= facts.world_size;
+  return bytes;
+}
+
+Json to_json(const HostBytes& bytes) {
+  return {{"parameters", bytes.parameters}, {"optimizer_state", bytes.state}};
+}
+
+const char* name_of(bool sharded) {
+  return sharded ? "sharded" : "replicated";
+}
+
+std::string time_text(const StrategyFacts& facts) {
+  if (!facts.replicated_ms || !facts.sharded_ms) return {};
+  const double taken = facts.sharded ? *facts.sharded_ms : *facts.replicated_ms;
+  const double other = facts.sharded ? *facts.replicated_ms : *facts.sharded_ms;
+  return fmt::format("; a step takes {:.2f} ms, {} {:.2f} ms", taken, name_of(!facts.sharded), other);
+}
+
+Json to_json(const GradientFacts& gradients) {
+  Json json{{"sharded", gradients.sharded},
+            {"bytes", gradients.bytes},
+            {"kept_bytes", gradients.kept_bytes},
+            {"short_of_memory", gradients.short_of_memory}};
+  if (gradients.whole_ms) json["whole_ms"] = *gradients.whole_ms;
+  if (gradients.sharded_ms) json["sharded_ms"] = *gradients.sharded_ms;
+  return json;
+}
+
+// "; between steps a rank keeps 12.5 MiB of its 50.0 MiB of gradients (a step takes 8.00 ms, with all of them 7.95 ms)"
+std::string gradients_text(const GradientFacts& gradients) {
+  if (!gradients.decided) return {};
+  const std::string all = format_bytes(static_cast<double>(gradients.bytes));
+  std::string why;
+  if (gradients.short_of_memory) {
+    why = " (the host is short of memory)";
+  } else if (gradients.whole_ms && gradients.sharded_ms) {
+    why = gradients.sharded ? fmt::format(" (a step takes {:.2f} ms, with all of them {:.2f} ms)",
+                                          *gradients.sharded_ms, *gradients.whole_ms)
+                            : fmt::format(" (a step takes {:.2f} ms, without the others' {:.2f} ms)",
+                                          *gradients.whole_ms, *gradients.sharded_ms);
+  }
+  if (!gradients.sharded) return fmt::format("; between steps a rank keeps all of its {} of gradients{}", all, why);
+  return fmt::format("; between steps a rank keeps {} of its {} of gradients{}",
+                     format_bytes(static_cast<double>(gradients.kept_bytes)), all, why);
+}
 
 }  // namespace
 
@@ -151,25 +218,6 @@ void StrategyPicker::stop_sharding(const std::string& parameter) {
       parameter);
 }
 
-namespace {
-
-constexpr double kEnough = 1.01;               // a step may take this much longer: the memory is worth it
-constexpr std::int64_t kWorthwhile = 1 << 20;  // bytes of a rank
-constexpr std::int64_t kShareOfAvailable = 2;  // short of memory: the ranks can free over half of the available memory
-
-std::int64_t spare_bytes(const FlatParameters& parameters, const GradientStrategy& strategy,
-                         const comm::FusionPlan& plan) {
-  std::int64_t bytes = 0;
-  for (std::size_t b = 0; b < plan.buckets.size(); ++b) {
-    for (const FlatRange& range : strategy.spare_gradients(b)) {
-      bytes += FlatMemory::whole_pages(parameters.groups()[range.group].gradients, range.begin, range.size());
-    }
-  }
-  return bytes;
-}
-
-}  // namespace
-
 GradientSharding::GradientSharding(const RunServices& run, FlatParameters& parameters, GradientExchange& exchange,
                                    config::ShardedGradients wanted)
     : run_(run), parameters_(parameters), exchange_(exchange) {
@@ -227,65 +275,6 @@ GradientFacts GradientSharding::facts(const GradientStrategy& strategy, const co
   }
   return facts;
 }
-
-namespace {
-
-struct HostBytes {
-  std::int64_t parameters = 0, state = 0;
-  std::int64_t all() const { return parameters + state; }
-};
-
-HostBytes bytes_of_host(const StrategyFacts& facts, bool sharded) {
-  if (sharded && facts.one_copy) return {facts.parameter_bytes, facts.state_bytes};
-  HostBytes bytes{facts.parameter_bytes * facts.ranks_of_host, facts.state_bytes * facts.ranks_of_host};
-  if (sharded) bytes.state /= facts.world_size;
-  return bytes;
-}
-
-Json to_json(const HostBytes& bytes) {
-  return {{"parameters", bytes.parameters}, {"optimizer_state", bytes.state}};
-}
-
-const char* name_of(bool sharded) {
-  return sharded ? "sharded" : "replicated";
-}
-
-std::string time_text(const StrategyFacts& facts) {
-  if (!facts.replicated_ms || !facts.sharded_ms) return {};
-  const double taken = facts.sharded ? *facts.sharded_ms : *facts.replicated_ms;
-  const double other = facts.sharded ? *facts.replicated_ms : *facts.sharded_ms;
-  return fmt::format("; a step takes {:.2f} ms, {} {:.2f} ms", taken, name_of(!facts.sharded), other);
-}
-
-Json to_json(const GradientFacts& gradients) {
-  Json json{{"sharded", gradients.sharded},
-            {"bytes", gradients.bytes},
-            {"kept_bytes", gradients.kept_bytes},
-            {"short_of_memory", gradients.short_of_memory}};
-  if (gradients.whole_ms) json["whole_ms"] = *gradients.whole_ms;
-  if (gradients.sharded_ms) json["sharded_ms"] = *gradients.sharded_ms;
-  return json;
-}
-
-// "; between steps a rank keeps 12.5 MiB of its 50.0 MiB of gradients (a step takes 8.00 ms, with all of them 7.95 ms)"
-std::string gradients_text(const GradientFacts& gradients) {
-  if (!gradients.decided) return {};
-  const std::string all = format_bytes(static_cast<double>(gradients.bytes));
-  std::string why;
-  if (gradients.short_of_memory) {
-    why = " (the host is short of memory)";
-  } else if (gradients.whole_ms && gradients.sharded_ms) {
-    why = gradients.sharded ? fmt::format(" (a step takes {:.2f} ms, with all of them {:.2f} ms)",
-                                          *gradients.sharded_ms, *gradients.whole_ms)
-                            : fmt::format(" (a step takes {:.2f} ms, without the others' {:.2f} ms)",
-                                          *gradients.whole_ms, *gradients.sharded_ms);
-  }
-  if (!gradients.sharded) return fmt::format("; between steps a rank keeps all of its {} of gradients{}", all, why);
-  return fmt::format("; between steps a rank keeps {} of its {} of gradients{}",
-                     format_bytes(static_cast<double>(gradients.kept_bytes)), all, why);
-}
-
-}  // namespace
 
 Json describe_strategy(const StrategyFacts& facts) {
   const HostBytes bytes = bytes_of_host(facts, facts.sharded);

@@ -1,4 +1,7 @@
-// Describes the memory and time of a chosen strategy, for plan.json, the log and the summary. Pure functions.
+// Picks how gradients are exchanged and applied: compressed, replicated or sharded. If the experiment leaves the choice
+// between the last two open, both take turns until one is measured as faster (TurnComparison). A model that writes its
+// parameters itself ends the comparison. With sharded updates gradients may be sharded, too (GradientSharding).
+// Training thread; everything but the accessors is collective.
 #pragma once
 
 #include <cstdint>
@@ -47,7 +50,8 @@ struct StrategyFacts {
   std::optional<GradientFacts> gradients{};
 };
 
-// Returns {"strategy", "one_copy", "host_bytes": {…}, "replicated_host_bytes": {…}, "replicated_ms", "sharded_ms",
+// Describes the memory and time of a chosen strategy, for plan.json, the log and the summary. Pure. Returns
+// {"strategy", "one_copy", "host_bytes": {…}, "replicated_host_bytes": {…}, "replicated_ms", "sharded_ms",
 // "turns": [{"strategy", "first_batch", "last_batch"}], "gradients": {"sharded", "bytes", "kept_bytes",
 // "short_of_memory", "whole_ms", "sharded_ms"}, "text"}.
 Json describe_strategy(const StrategyFacts& facts);
@@ -59,7 +63,6 @@ Json describe_strategy(const StrategyFacts& facts);
 // one host, where ranks share the parameters already, the experiment has to ask for it.
 //
 // Training thread.
-
 class GradientSharding {
  public:
   // The references outlive this object. Between windows.
@@ -84,11 +87,6 @@ class GradientSharding {
   bool short_of_memory_ = false;
   std::optional<TurnComparison> comparison_;  // set once it has begun
 };
-
-// Picks how gradients are exchanged and applied: compressed, replicated or sharded. If the experiment leaves the choice
-// between the last two open, both take turns until one is measured as faster (TurnComparison). A model that writes its
-// parameters itself ends the comparison. With sharded updates gradients may be sharded, too (GradientSharding).
-// Training thread; everything but the accessors is collective.
 
 struct StrategyOptions {
   config::ShardedOptimizer sharded = config::ShardedOptimizer::kAuto;

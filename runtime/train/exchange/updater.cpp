@@ -135,9 +135,6 @@ std::vector<WholeNorms> PartNorms::norms_on_device() {
   return norms;
 }
 
-using profile::Phase;
-using profile::PhaseScope;
-
 std::vector<FlatRange> whole_groups(const FlatParameters& parameters) {
   std::vector<FlatRange> everything;
   for (std::size_t g = 0; g < parameters.groups().size(); ++g) {

@@ -1,11 +1,4 @@
-// The norms of parameters that several ranks update in parts, for an optimizer that scales each parameter's step by
-// them (LAMB). Each rank adds up the squares of the values and of the step's direction in its own parts; one all-reduce
-// gives all ranks the sums. On a CPU the norms are the same to the last bit however parameters are divided: sums go
-// along the tree of model/gradient_norm.h, whose lines count from the parameter's beginning. On a device the host does
-// not wait for them.
-//
-// Parameters that lie whole in one rank's part do not need it: FlatOptimizer::update() finds their norms. Training
-// thread.
+// One optimizer step over the ranges that this rank updates: everything, or its part of every bucket.
 #pragma once
 
 #include <cstddef>
@@ -26,6 +19,14 @@
 
 namespace dtrain::train {
 
+// The norms of parameters that several ranks update in parts, for an optimizer that scales each parameter's step by
+// them (LAMB). Each rank adds up the squares of the values and of the step's direction in its own parts; one all-reduce
+// gives all ranks the sums. On a CPU the norms are the same to the last bit however parameters are divided: sums go
+// along the tree of model/gradient_norm.h, whose lines count from the parameter's beginning. On a device the host does
+// not wait for them.
+//
+// Parameters that lie whole in one rank's part do not need it: FlatOptimizer::update() finds their norms. Training
+// thread.
 class PartNorms {
  public:
   // `communicator` is that of the parameters' device. All references outlive this object.
@@ -58,8 +59,6 @@ class PartNorms {
   // On a CPU: branches of all ranks' parts of these, by parameter (which is the branch's group) and line.
   std::vector<NormBranch> branches_;
 };
-
-// One optimizer step over the ranges that this rank updates: everything, or its part of every bucket.
 
 // Returns all elements, group by group.
 std::vector<FlatRange> whole_groups(const FlatParameters& parameters);

@@ -497,14 +497,6 @@ void FlatOptimizer::apply_rule(const FlatRange& range, const Segment& segment) {
                                       step_of(range, segment));
 }
 
-}  // namespace train
-
-}  // namespace dtrain
-
-namespace dtrain::train {
-
-// Updates of parameters that depend on norms of the whole, if this rank has a part of them: FlatOptimizer::OpenPart.
-
 bool FlatOptimizer::depends_on_norms(std::size_t parameter) const {
   return whole_[parameter] && rules_[rule_of_[parameter]].update->partial() != nullptr;
 }
@@ -543,4 +535,6 @@ void FlatOptimizer::complete_parts(std::span<const WholeNorms> norms) {
   open_parts_.clear();
 }
 
-}  // namespace dtrain::train
+}  // namespace train
+
+}  // namespace dtrain

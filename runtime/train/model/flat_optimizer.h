@@ -1,11 +1,6 @@
-// The exponential moving average of the weights (`optimizations.ema`): one more tensor of optimizer state, which each
-// step moves right after its update, while the weights are in the cache. So it is sharded, copied and saved as other
-// state is.
-//
-// It is computed as torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn(decay), whose update_parameters()
-// follows each optimizer step: after the first step the average is the weights; after each later step average += (1 -
-// decay) * (weights - average), also for weights that the step has left as they were. With several models each has the
-// average of its own steps.
+// Runs an optimizer over flat parameters. It calls the update once for each run of neighbouring parameters that have
+// been updated equally often (all of them, in an ordinary step), have gradients of one type and belong to one parameter
+// group.
 #pragma once
 
 #include <algorithm>
@@ -29,6 +24,14 @@
 
 namespace dtrain::train {
 
+// The exponential moving average of the weights (`optimizations.ema`): one more tensor of optimizer state, which each
+// step moves right after its update, while the weights are in the cache. So it is sharded, copied and saved as other
+// state is.
+//
+// It is computed as torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn(decay), whose update_parameters()
+// follows each optimizer step: after the first step the average is the weights; after each later step average += (1 -
+// decay) * (weights - average), also for weights that the step has left as they were. With several models each has the
+// average of its own steps.
 class WeightAverage {
  public:
   static constexpr const char* kName = "ema";  // name of the state tensor
@@ -60,14 +63,10 @@ class WeightAverage {
   double decay_;
 };
 
-// Runs an optimizer over flat parameters. It calls the update once for each run of neighbouring parameters that have
-// been updated equally often (all of them, in an ordinary step), have gradients of one type and belong to one parameter
-// group.
-
 class FlatOptimizer {
  public:
   // ConfigError for settings that make no sense, and for a group that includes no parameter. No schedule: a constant
-  // learning rate. `ema`: the decay of an average of the weights (weight_average.h); 0: no average.
+  // learning rate. `ema`: the decay of an average of the weights (WeightAverage); 0: no average.
   FlatOptimizer(const Optimizer& optimizer, LrSchedule schedule, FlatParameters& parameters,
                 std::span<const ParameterGroup> groups = {}, double ema = 0);
   FlatOptimizer(std::unique_ptr<OptimizerUpdate> optimizer, LrSchedule schedule, FlatParameters& parameters,

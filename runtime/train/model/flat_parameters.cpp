@@ -70,6 +70,21 @@ at::Tensor with_own_storage(const at::Tensor& dense) {
   return at::empty({0}, dense.options()).set_(storage, 0, dense.sizes(), dense.strides());
 }
 
+std::vector<const at::TensorImpl*> parameter_members(const torch::nn::Module& model) {
+  std::vector<const at::TensorImpl*> members;
+  for (const at::Tensor& parameter : model.parameters()) members.push_back(parameter.unsafeGetTensorImpl());
+  return members;
+}
+
+// Sums the version counters, which in-place operations on the tensor and on its detach() raise.
+std::uint64_t parameter_versions(const FlatParameters::Parameter& parameter) {
+  std::uint64_t sum = parameter.tensor._version();
+  for (const auto* others : {&parameter.tied, &parameter.aliases}) {
+    for (const at::Tensor& other : *others) sum += other._version();
+  }
+  return sum;
+}
+
 }  // namespace
 
 FlatParameters::FlatParameters(const torch::nn::Module& model, comm::Communicator& communicator,
@@ -336,25 +351,6 @@ std::int64_t FlatParameters::total_bytes() const {
     total += parameter.tensor.numel() * groups_[parameter.group].element_size;
   return total;
 }
-
-namespace {
-
-std::vector<const at::TensorImpl*> parameter_members(const torch::nn::Module& model) {
-  std::vector<const at::TensorImpl*> members;
-  for (const at::Tensor& parameter : model.parameters()) members.push_back(parameter.unsafeGetTensorImpl());
-  return members;
-}
-
-// Sums the version counters, which in-place operations on the tensor and on its detach() raise.
-std::uint64_t parameter_versions(const FlatParameters::Parameter& parameter) {
-  std::uint64_t sum = parameter.tensor._version();
-  for (const auto* others : {&parameter.tied, &parameter.aliases}) {
-    for (const at::Tensor& other : *others) sum += other._version();
-  }
-  return sum;
-}
-
-}  // namespace
 
 std::uint64_t digest_of(const at::Tensor& dense) {
   if (!dense.is_cpu()) return digest_of(dense.detach().to(at::kCPU));

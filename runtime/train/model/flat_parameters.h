@@ -155,7 +155,6 @@ class FlatParameters {
 // Finds what a trial does to the parameters between two updates: it may move them out of the flat memory, unfreeze
 // them, replace them, or write them. After the first three the parameters would not train, and no error would show it.
 // Writes must be known because ranks may share one copy, and because all ranks must have the same values.
-
 class ParameterWatch {
  public:
   // Both references outlive this object.

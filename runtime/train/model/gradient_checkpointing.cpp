@@ -1,7 +1,13 @@
-// Keepers of the tensors that autograd saves for backward: libtorch's SavedVariableHooks without Python.
+// A part of the model that keeps only its inputs for backward: dtrain::checkpoint().
 //
-// Autograd asks its engine for the hooks of every tensor that it saves, and only Python's engine has hooks. dtrain's
-// engine is libtorch's with this addition. It replaces libtorch's before main(), for a process must have one engine.
+// As in torch.utils.checkpoint with use_reentrant=False, forward builds the usual graph of autograd, but its nodes save
+// a number in the place of each tensor. When backward reaches the first node of the part, the part is computed again;
+// the tensors that it then saves, in the same order, are those of the numbers. So backward runs once through one graph:
+// a parameter's gradient is complete when its hook is called, wherever else the parameter is used, and buckets leave in
+// the usual order. (A backward inside the backward, as in use_reentrant=True, would add to the gradients of parameters
+// more than once, and after their buckets have left.)
+//
+// One thread computes at a time; other threads of autograd wait.
 #include "model/gradient_checkpointing.h"
 
 #include <algorithm>
@@ -34,6 +40,12 @@
 
 namespace dtrain::train {
 
+namespace {
+
+// Keeps the tensors that autograd saves for backward: libtorch's SavedVariableHooks without Python.
+//
+// Autograd asks its engine for the hooks of every tensor that it saves, and only Python's engine has hooks. dtrain's
+// engine is libtorch's with this addition. It replaces libtorch's before main(), for a process must have one engine.
 class SavedTensorKeeper {
  public:
   // Returns hooks for the tensor that autograd is about to save.
@@ -42,21 +54,6 @@ class SavedTensorKeeper {
  protected:
   ~SavedTensorKeeper() = default;
 };
-
-// During its life, `keeper` alone keeps the tensors that this thread's operations save, not the previous keeper.
-class KeepSavedTensors {
- public:
-  // Error if autograd runs with another engine, which would not use the keeper.
-  explicit KeepSavedTensors(SavedTensorKeeper& keeper);
-  ~KeepSavedTensors();
-  KeepSavedTensors(const KeepSavedTensors&) = delete;
-  KeepSavedTensors& operator=(const KeepSavedTensors&) = delete;
-
- private:
-  SavedTensorKeeper* before_;
-};
-
-namespace {
 
 thread_local SavedTensorKeeper* current_keeper = nullptr;
 
@@ -88,27 +85,55 @@ bool put_in_place() {
 }
 [[maybe_unused]] const bool is_in_place = put_in_place();
 
-}  // namespace
-
-KeepSavedTensors::KeepSavedTensors(SavedTensorKeeper& keeper) : before_(current_keeper) {
-  if (&torch::autograd::Engine::get_default_engine() != &KeepingEngine::get()) {
-    throw Error("dtrain::checkpoint() needs dtrain's engine of autograd, and another one is in its place",
-                "do not load Python's libraries of PyTorch into the program");
+// During its life, `keeper` alone keeps the tensors that this thread's operations save, not the previous keeper.
+class KeepSavedTensors {
+ public:
+  // Error if autograd runs with another engine, which would not use the keeper.
+  explicit KeepSavedTensors(SavedTensorKeeper& keeper) : before_(current_keeper) {
+    if (&torch::autograd::Engine::get_default_engine() != &KeepingEngine::get()) {
+      throw Error("dtrain::checkpoint() needs dtrain's engine of autograd, and another one is in its place",
+                  "do not load Python's libraries of PyTorch into the program");
+    }
+    current_keeper = &keeper;
   }
-  current_keeper = &keeper;
+  ~KeepSavedTensors() { current_keeper = before_; }
+  KeepSavedTensors(const KeepSavedTensors&) = delete;
+  KeepSavedTensors& operator=(const KeepSavedTensors&) = delete;
+
+ private:
+  SavedTensorKeeper* before_;
+};
+
+at::Tensor state_of(at::Generator generator) {
+  const std::lock_guard lock(generator.mutex());
+  return generator.get_state();
 }
 
-KeepSavedTensors::~KeepSavedTensors() {
-  current_keeper = before_;
+void set_state(at::Generator generator, const at::Tensor& state) {
+  const std::lock_guard lock(generator.mutex());
+  generator.set_state(state);
 }
 
-// The state of forward on which a computation depends besides its inputs: random streams and autocast.
-
-// The state of the random generators of the CPU and of the calling thread's GPU, if the process has GPUs.
+// The state of forward on which a computation depends besides its inputs: the random generators of the CPU and of the
+// calling thread's GPU, if the process has GPUs, and autocast.
 class RandomState {
  public:
-  static RandomState current();
-  void restore() const;
+  static RandomState current() {
+    RandomState state;
+    state.cpu_ = state_of(at::detail::getDefaultCPUGenerator());
+    if (c10::impl::hasDeviceGuardImpl(at::kCUDA)) {
+      const c10::impl::VirtualGuardImpl guard(at::kCUDA);
+      if (guard.deviceCount() > 0) {
+        state.device_ = guard.getDevice();
+        state.of_device_ = state_of(at::globalContext().defaultGenerator(*state.device_));
+      }
+    }
+    return state;
+  }
+  void restore() const {
+    set_state(at::detail::getDefaultCPUGenerator(), cpu_);
+    if (device_) set_state(at::globalContext().defaultGenerator(*device_), of_device_);
+  }
 
  private:
   at::Tensor cpu_;
@@ -122,8 +147,22 @@ struct AutocastState {
     bool enabled = false;
     at::ScalarType type = at::kFloat;
   };
-  static AutocastState current();
-  void set() const;
+  static AutocastState current() {
+    AutocastState state;
+    for (std::size_t i = 0; i < kDevices.size(); ++i) {
+      state.devices[i] = {at::autocast::is_autocast_enabled(kDevices[i]),
+                          at::autocast::get_autocast_dtype(kDevices[i])};
+    }
+    state.cache = at::autocast::is_autocast_cache_enabled();
+    return state;
+  }
+  void set() const {
+    for (std::size_t i = 0; i < kDevices.size(); ++i) {
+      at::autocast::set_autocast_enabled(kDevices[i], devices[i].enabled);
+      at::autocast::set_autocast_dtype(kDevices[i], devices[i].type);
+    }
+    at::autocast::set_autocast_cache_enabled(cache);
+  }
   bool enabled() const { return devices[0].enabled || devices[1].enabled; }
 
   std::array<OfDevice, kDevices.size()> devices;
@@ -132,7 +171,13 @@ struct AutocastState {
 
 struct ForwardState {
   // Returns the calling thread's state. Error while a CUDA graph is captured.
-  static ForwardState current();
+  static ForwardState current() {
+    if (capturing_graph) {
+      throw Error(
+          "dtrain::checkpoint() draws the random numbers of forward once more, which a CUDA graph cannot repeat");
+    }
+    return {RandomState::current(), AutocastState::current()};
+  }
 
   RandomState random;
   AutocastState autocast;
@@ -141,8 +186,17 @@ struct ForwardState {
 // During its life, the calling thread computes with the state of forward. The destructor restores the old state.
 class AsInForward {
  public:
-  explicit AsInForward(const ForwardState& forward);
-  ~AsInForward();
+  explicit AsInForward(const ForwardState& forward) : before_(ForwardState::current()) {
+    forward.random.restore();
+    at::autocast::increment_nesting();
+    forward.autocast.set();
+  }
+  ~AsInForward() {
+    // Clears the cached casts of this computation, unless another computation under autocast surrounds it.
+    if (at::autocast::decrement_nesting() == 0 || !before_.autocast.enabled()) at::autocast::clear_cache();
+    before_.autocast.set();
+    before_.random.restore();
+  }
   AsInForward(const AsInForward&) = delete;
   AsInForward& operator=(const AsInForward&) = delete;
 
@@ -150,136 +204,76 @@ class AsInForward {
   ForwardState before_;
 };
 
-namespace {
-
-at::Tensor state_of(at::Generator generator) {
-  const std::lock_guard lock(generator.mutex());
-  return generator.get_state();
-}
-
-void set_state(at::Generator generator, const at::Tensor& state) {
-  const std::lock_guard lock(generator.mutex());
-  generator.set_state(state);
-}
-
-}  // namespace
-
-RandomState RandomState::current() {
-  RandomState state;
-  state.cpu_ = state_of(at::detail::getDefaultCPUGenerator());
-  if (c10::impl::hasDeviceGuardImpl(at::kCUDA)) {
-    const c10::impl::VirtualGuardImpl guard(at::kCUDA);
-    if (guard.deviceCount() > 0) {
-      state.device_ = guard.getDevice();
-      state.of_device_ = state_of(at::globalContext().defaultGenerator(*state.device_));
-    }
-  }
-  return state;
-}
-
-void RandomState::restore() const {
-  set_state(at::detail::getDefaultCPUGenerator(), cpu_);
-  if (device_) set_state(at::globalContext().defaultGenerator(*device_), of_device_);
-}
-
-AutocastState AutocastState::current() {
-  AutocastState state;
-  for (std::size_t i = 0; i < kDevices.size(); ++i) {
-    state.devices[i] = {at::autocast::is_autocast_enabled(kDevices[i]), at::autocast::get_autocast_dtype(kDevices[i])};
-  }
-  state.cache = at::autocast::is_autocast_cache_enabled();
-  return state;
-}
-
-void AutocastState::set() const {
-  for (std::size_t i = 0; i < kDevices.size(); ++i) {
-    at::autocast::set_autocast_enabled(kDevices[i], devices[i].enabled);
-    at::autocast::set_autocast_dtype(kDevices[i], devices[i].type);
-  }
-  at::autocast::set_autocast_cache_enabled(cache);
-}
-
-ForwardState ForwardState::current() {
-  if (capturing_graph) {
-    throw Error("dtrain::checkpoint() draws the random numbers of forward once more, which a CUDA graph cannot repeat");
-  }
-  return {RandomState::current(), AutocastState::current()};
-}
-
-AsInForward::AsInForward(const ForwardState& forward) : before_(ForwardState::current()) {
-  forward.random.restore();
-  at::autocast::increment_nesting();
-  forward.autocast.set();
-}
-
-AsInForward::~AsInForward() {
-  // Clears the cached casts of this computation, unless another computation under autocast surrounds it.
-  if (at::autocast::decrement_nesting() == 0 || !before_.autocast.enabled()) at::autocast::clear_cache();
-  before_.autocast.set();
-  before_.random.restore();
-}
-
-namespace {
 thread_local std::weak_ptr<torch::nn::Module> watched_model;
-}
 
-void watch_buffers_of(const std::shared_ptr<torch::nn::Module>& model) {
-  watched_model = model;
-}
-
-void WrittenBuffers::begin() {
-  watched_.clear();
-  const auto model = watched_model.lock();
-  if (!model) return;
-  std::size_t module = 0;
-  model->apply([&](torch::nn::Module& part) {
-    for (const at::Tensor& buffer : part.buffers(/*recurse=*/false)) {
-      if (buffer.defined() && !buffer.is_inference()) watched_.push_back({buffer, buffer._version(), false, module});
+// Finds the buffers that a computation writes.
+class WrittenBuffers {
+ public:
+  // Called at the begin and at the end of the computation.
+  void begin() {
+    watched_.clear();
+    const auto model = watched_model.lock();
+    if (!model) return;
+    std::size_t module = 0;
+    model->apply([&](torch::nn::Module& part) {
+      for (const at::Tensor& buffer : part.buffers(/*recurse=*/false)) {
+        if (buffer.defined() && !buffer.is_inference()) watched_.push_back({buffer, buffer._version(), false, module});
+      }
+      ++module;
+    });
+  }
+  void end() {
+    std::set<std::size_t> modules;
+    for (const Watched& one : watched_) {
+      if (one.written || one.buffer._version() != one.version) modules.insert(one.module);
     }
-    ++module;
-  });
-}
-
-void WrittenBuffers::saved(const at::Tensor& tensor) {
-  if (tensor.requires_grad()) return;
-  for (Watched& one : watched_) one.written = one.written || one.buffer.is_same(tensor);
-}
-
-void WrittenBuffers::end() {
-  std::set<std::size_t> modules;
-  for (const Watched& one : watched_) {
-    if (one.written || one.buffer._version() != one.version) modules.insert(one.module);
+    for (const Watched& one : watched_) {
+      if (modules.contains(one.module)) written_.push_back(one.buffer);
+    }
+    watched_.clear();
   }
-  for (const Watched& one : watched_) {
-    if (modules.contains(one.module)) written_.push_back(one.buffer);
+  // Called when autograd saves a tensor. Kernels of batch normalization write their statistics without a new version,
+  // but save them.
+  void saved(const at::Tensor& tensor) {
+    if (tensor.requires_grad()) return;
+    for (Watched& one : watched_) one.written = one.written || one.buffer.is_same(tensor);
   }
-  watched_.clear();
-}
+  // Returns all buffers of modules with a written buffer.
+  const std::vector<at::Tensor>& buffers() const { return written_; }
 
-KeepBuffers::KeepBuffers(const std::vector<at::Tensor>& buffers) : buffers_(buffers) {
-  const at::NoGradGuard no_grad;
-  for (const at::Tensor& buffer : buffers) values_.push_back(buffer.clone());
-}
+ private:
+  struct Watched {
+    at::Tensor buffer;
+    std::int64_t version = 0;
+    bool written = false;
+    std::size_t module = 0;
+  };
+  std::vector<Watched> watched_;
+  std::vector<at::Tensor> written_;
+};
 
-KeepBuffers::~KeepBuffers() {
-  try {
+// These buffers may be written during its life. The destructor restores their values.
+class KeepBuffers {
+ public:
+  explicit KeepBuffers(const std::vector<at::Tensor>& buffers) : buffers_(buffers) {
     const at::NoGradGuard no_grad;
-    // The copy bypasses the buffer's version counter, for autograd may have saved the buffer for backward.
-    for (std::size_t i = 0; i < values_.size(); ++i) buffers_[i].variable_data().copy_(values_[i]);
-  } catch (const std::exception&) {  // a device that has failed: the computation has already thrown
+    for (const at::Tensor& buffer : buffers) values_.push_back(buffer.clone());
   }
-}
+  ~KeepBuffers() {
+    try {
+      const at::NoGradGuard no_grad;
+      // The copy bypasses the buffer's version counter, for autograd may have saved the buffer for backward.
+      for (std::size_t i = 0; i < values_.size(); ++i) buffers_[i].variable_data().copy_(values_[i]);
+    } catch (const std::exception&) {  // a device that has failed: the computation has already thrown
+    }
+  }
+  KeepBuffers(const KeepBuffers&) = delete;
+  KeepBuffers& operator=(const KeepBuffers&) = delete;
 
-// A part of the model that keeps only its inputs for backward: dtrain::checkpoint().
-//
-// As in torch.utils.checkpoint with use_reentrant=False, forward builds the usual graph of autograd, but its nodes save
-// a number in the place of each tensor. When backward reaches the first node of the part, the part is computed again;
-// the tensors that it then saves, in the same order, are those of the numbers. So backward runs once through one graph:
-// a parameter's gradient is complete when its hook is called, wherever else the parameter is used, and buckets leave in
-// the usual order. (A backward inside the backward, as in use_reentrant=True, would add to the gradients of parameters
-// more than once, and after their buckets have left.)
-//
-// One thread computes at a time; other threads of autograd wait.
+ private:
+  const std::vector<at::Tensor>& buffers_;
+  std::vector<at::Tensor> values_;
+};
 
 // Lives as long as a node of the graph refers to it.
 class CheckpointedPart final : public SavedTensorKeeper, public std::enable_shared_from_this<CheckpointedPart> {
@@ -316,8 +310,6 @@ class CheckpointedPart final : public SavedTensorKeeper, public std::enable_shar
   bool complete_ = false;  // true once run() has ended
 };
 
-namespace {
-
 constexpr const char* kSameAgain =
     "it is computed again in backward and must do the same there: no choice by a counter, the time or a random number "
     "that is not libtorch's";
@@ -348,8 +340,6 @@ class NumberHooks final : public torch::autograd::SavedVariableHooks {
   std::shared_ptr<CheckpointedPart> part_;
   std::size_t number_ = static_cast<std::size_t>(-1);
 };
-
-}  // namespace
 
 // Takes the tensors that the second computation saves.
 class CheckpointedPart::Recomputation final : public SavedTensorKeeper {
@@ -479,6 +469,12 @@ void CheckpointedPart::recompute() {
                     " tensors for its gradients in backward, and " + std::to_string(saved_.size()) + " in forward",
                 kSameAgain);
   }
+}
+
+}  // namespace
+
+void watch_buffers_of(const std::shared_ptr<torch::nn::Module>& model) {
+  watched_model = model;
 }
 
 std::vector<at::Tensor> run_checkpointed(CheckpointedFunction function, const std::vector<at::Tensor>& inputs) {

@@ -48,7 +48,6 @@ double clip_factor(double norm, double max_norm);
 // The limits by which gradients are clipped, and the parameters that share a limit. Each parameter group with a limit
 // of its own is a set; all other parameters are set 0, whose limits come with each update (Update::max_norm,
 // max_value). A limit of the norm applies to the norm over the set.
-
 struct GradientLimits {
   struct Limit {
     double max_norm = 0;   // L2; 0: no limit

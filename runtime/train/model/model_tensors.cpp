@@ -62,6 +62,15 @@ bool is_same_view(const at::Tensor& a, const at::Tensor& b) {
          a.strides() == b.strides() && a.scalar_type() == b.scalar_type();
 }
 
+// True for the statistics of libtorch's norms, which are written without a new version.
+bool is_written_unseen(const std::string& name) {
+  return name.ends_with("running_mean") || name.ends_with("running_var");
+}
+
+std::int64_t version_of(const at::Tensor& buffer) {
+  return static_cast<std::int64_t>(buffer._version());
+}
+
 }  // namespace
 
 bool same_memory(const at::Tensor& a, const at::Tensor& b) {
@@ -191,19 +200,6 @@ void ModelState::visit(StateVisitor& visitor) {
     visitor.tensor("buffers/" + buffer.key(), values.is_complex() ? at::view_as_real(values) : values);
   }
 }
-
-namespace {
-
-// True for the statistics of libtorch's norms, which are written without a new version.
-bool is_written_unseen(const std::string& name) {
-  return name.ends_with("running_mean") || name.ends_with("running_var");
-}
-
-std::int64_t version_of(const at::Tensor& buffer) {
-  return static_cast<std::int64_t>(buffer._version());
-}
-
-}  // namespace
 
 SharedBuffers::SharedBuffers(const torch::nn::Module& model, comm::Communicator& communicator,
                              comm::Communicator& device_communicator)

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include <ATen/ATen.h>
-#include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
 #include "dtrain/comm/communicator.h"
@@ -52,10 +51,8 @@ class ModelState {
   const torch::nn::Module& model_;
 };
 
-// Tensors that a model has and its weights do not have: buffers that state_dict() leaves out, parameters of a loss.
+// A module that leaves tensors out of the model's weights: buffers that state_dict() leaves out, parameters of a loss.
 // They are trained and restored as all others; files of weights neither have nor need them.
-
-// A module that leaves tensors out.
 class LeavesTensorsOut {
  public:
   virtual ~LeavesTensorsOut() = default;
@@ -73,7 +70,6 @@ void check_tensors(const torch::nn::Module& model);
 // Gives all ranks rank 0's buffers (running statistics of batch norms) after each step of a program that has the loop
 // itself, which may validate at any time. DistributedDataParallel likewise shares them before each forward pass.
 // Training thread.
-
 class SharedBuffers {
  public:
   // `model` and the communicators outlive this object. The ranks' buffers are the same.

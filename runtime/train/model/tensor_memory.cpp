@@ -32,6 +32,13 @@ std::size_t block_size(std::size_t bytes) {
   return (bytes + step - 1) / step * step;
 }
 
+constexpr std::int64_t kCacheLine = 64;                // bytes: a cache line, and good for the widest vector loads
+constexpr std::int64_t kMostRanksWithEqualParts = 64;  // with more ranks, padding would cost more than it saves
+
+std::size_t flat_bytes(std::int64_t elements, at::ScalarType type) {
+  return static_cast<std::size_t>(elements) * c10::elementSize(type);
+}
+
 }  // namespace
 
 void* map_block(std::size_t wanted) {
@@ -140,17 +147,6 @@ TensorMemory::Use TensorMemory::use() const {
   const std::lock_guard lock(mutex_);
   return use_;
 }
-
-namespace {
-
-constexpr std::int64_t kCacheLine = 64;                // bytes: a cache line, and good for the widest vector loads
-constexpr std::int64_t kMostRanksWithEqualParts = 64;  // with more ranks, padding would cost more than it saves
-
-std::size_t flat_bytes(std::int64_t elements, at::ScalarType type) {
-  return static_cast<std::size_t>(elements) * c10::elementSize(type);
-}
-
-}  // namespace
 
 comm::DataType comm_type(at::ScalarType type) {
   switch (type) {

@@ -1,13 +1,4 @@
-// Keeps the memory of large tensors on CPUs from step to step.
-//
-// A step allocates and frees the same large tensors each time. malloc either gives their pages back to the kernel, and
-// every step pays for page faults, or keeps them on its heap, where small allocations that live longer settle between
-// them: the heap then grows by a large tensor a step and is never used again (a GPT's scores of 16 MiB: 2.1 GB where
-// 0.6 were in use). Here each large tensor has a mapping of its own, and freed mappings are kept by size. All mappings
-// together stay within an eighth above the most that was ever in use at once: beyond that, the mapping that was unused
-// for longest goes back to the kernel.
-//
-// Stands before libtorch's own allocator, which keeps serving small tensors. Any thread may allocate and free.
+// The memory of tensors that is not libtorch's own: of large tensors on CPUs, and of flat tensors.
 #pragma once
 
 #include <cstddef>
@@ -31,6 +22,16 @@ namespace dtrain::train {
 // fewer page faults, and fewer translations of addresses. munmap() takes `bytes`. Any thread.
 void* map_block(std::size_t bytes);
 
+// Keeps the memory of large tensors on CPUs from step to step.
+//
+// A step allocates and frees the same large tensors each time. malloc either gives their pages back to the kernel, and
+// every step pays for page faults, or keeps them on its heap, where small allocations that live longer settle between
+// them: the heap then grows by a large tensor a step and is never used again (a GPT's scores of 16 MiB: 2.1 GB where
+// 0.6 were in use). Here each large tensor has a mapping of its own, and freed mappings are kept by size. All mappings
+// together stay within an eighth above the most that was ever in use at once: beyond that, the mapping that was unused
+// for longest goes back to the kernel.
+//
+// Stands before libtorch's own allocator, which keeps serving small tensors. Any thread may allocate and free.
 class TensorMemory final : public c10::Allocator {
  public:
   static constexpr std::size_t kLarge = 128 << 10;  // bytes; libtorch's allocator has smaller tensors
@@ -90,12 +91,6 @@ class TensorMemory final : public c10::Allocator {
   Use use_;
 };
 
-// The memory of flat tensors: a model's parameters and gradients, the optimizer's state, the start values of local
-// steps. It is on the device on which the rank trains. Besides this file, only compressors add offsets to an address
-// (compression/compression_setup.cpp).
-//
-// Training thread only.
-
 // A stretch of a flat buffer, which a rank updates or which is exchanged as a whole.
 struct FlatRange {
   std::size_t group = 0;            // group of FlatParameters
@@ -106,6 +101,11 @@ struct FlatRange {
 
 comm::DataType comm_type(at::ScalarType type);  // Error for a type that parameters and gradients cannot have
 
+// The memory of flat tensors: a model's parameters and gradients, the optimizer's state, the start values of local
+// steps. It is on the device on which the rank trains. Besides this file, only compressors add offsets to an address
+// (compression/bucket_compressor.cpp).
+//
+// Training thread only.
 class FlatMemory {
  public:
   // A flat tensor in memory of the communicator. The buffer outlives every use of the tensor and of its views.

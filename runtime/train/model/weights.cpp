@@ -285,6 +285,16 @@ class WeightLoader {
   Differences differences_;
 };
 
+struct TypeName {
+  at::ScalarType type;
+  const char* name;
+};
+constexpr std::array kTypeNames{TypeName{at::kFloat, "F32"}, TypeName{at::kDouble, "F64"},
+                                TypeName{at::kHalf, "F16"},  TypeName{at::kBFloat16, "BF16"},
+                                TypeName{at::kLong, "I64"},  TypeName{at::kInt, "I32"},
+                                TypeName{at::kShort, "I16"}, TypeName{at::kChar, "I8"},
+                                TypeName{at::kByte, "U8"},   TypeName{at::kBool, "BOOL"}};
+
 }  // namespace
 
 void save_weights(const torch::nn::Module& model, const std::filesystem::path& path) {
@@ -300,20 +310,6 @@ LoadedWeights load_weights(torch::nn::Module& model, const config::InitialWeight
   const at::NoGradGuard no_grad;
   return WeightLoader(model, weights, what).load();
 }
-
-namespace {
-
-struct TypeName {
-  at::ScalarType type;
-  const char* name;
-};
-constexpr std::array kTypeNames{TypeName{at::kFloat, "F32"}, TypeName{at::kDouble, "F64"},
-                                TypeName{at::kHalf, "F16"},  TypeName{at::kBFloat16, "BF16"},
-                                TypeName{at::kLong, "I64"},  TypeName{at::kInt, "I32"},
-                                TypeName{at::kShort, "I16"}, TypeName{at::kChar, "I8"},
-                                TypeName{at::kByte, "U8"},   TypeName{at::kBool, "BOOL"}};
-
-}  // namespace
 
 bool can_be_saved(at::ScalarType type) {
   return std::any_of(kTypeNames.begin(), kTypeNames.end(), [&](const TypeName& entry) { return entry.type == type; });

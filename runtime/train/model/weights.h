@@ -1,4 +1,5 @@
-// Reads a model's weights from files at the start of a run, and writes them at its end.
+// Reads a model's weights from files at the start of a run, and writes them at its end. The files are safetensors,
+// which Python's `safetensors` reads and writes, too; data/safetensors.h describes the format and reads headers.
 #pragma once
 
 #include <filesystem>
@@ -16,7 +17,7 @@
 namespace dtrain::train {
 
 // Writes parameters and buffers under their names (a tied one under each of its names, so that load_state_dict()
-// accepts the file). Leaves out the tensors of tensors_left_out.h. Makes the file's folder.
+// accepts the file). Leaves out the tensors of LeavesTensorsOut. Makes the file's folder.
 void save_weights(const torch::nn::Module& model, const std::filesystem::path& path);
 
 // The result of load_weights(), for the log.
@@ -32,9 +33,6 @@ struct LoadedWeights {
 // that do not fit.
 LoadedWeights load_weights(torch::nn::Module& model, const config::InitialWeights& weights,
                            const std::string& what = "initial_weights");
-
-// Writes tensors as safetensors files, and reads files into tensors. data/safetensors.h describes the format and reads
-// headers. Python's `safetensors` reads these files, and the other way round.
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
