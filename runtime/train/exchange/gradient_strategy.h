@@ -32,7 +32,7 @@ class WindowScale {
 };
 
 // The ways from gradients to an update: which ranks exchange them, in which form, and which rank updates which
-// parameters. strategies/ has one class a file; runtime/train/README.md has the table.
+// parameters. runtime/train/README.md has the table.
 //
 // GradientExchange knows which gradients are ready. It hands full buckets to launch() in plan order, and to complete()
 // in the same order once they are exchanged. Then the step calls update(). All calls come from the training thread;

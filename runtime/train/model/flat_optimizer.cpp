@@ -7,6 +7,7 @@
 
 #include "dtrain/base/choices.h"
 #include "dtrain/base/error.h"
+#include "dtrain/base/text.h"
 
 namespace dtrain {
 
