@@ -1,5 +1,9 @@
-// The factors of sums of gradients on their way to an update. A strategy asks when it exchanges a bucket and keeps no
-// copy: the number of ranks, and of the batches in a window, may have changed since.
+// The ways from gradients to an update: which ranks exchange them, in which form, and which rank updates which
+// parameters. runtime/train/README.md has the table.
+//
+// GradientExchange knows which gradients are ready. It hands full buckets to launch() in plan order, and to complete()
+// in the same order once they are exchanged. Then the step calls update(). All calls come from the training thread;
+// during backward launch() comes from the thread that runs backward.
 #pragma once
 
 #include <cstddef>
@@ -19,6 +23,8 @@
 
 namespace dtrain::train {
 
+// The factors of sums of gradients on their way to an update. A strategy asks when it exchanges a bucket and keeps no
+// copy: the number of ranks, and of the batches in a window, may have changed since.
 class WindowScale {
  public:
   virtual ~WindowScale() = default;
@@ -30,13 +36,6 @@ class WindowScale {
   // If the loss was scaled, the factor that undoes it in its gradients: one float32 on their device. Else undefined.
   virtual at::Tensor inverse_of_loss_scale() const { return {}; }
 };
-
-// The ways from gradients to an update: which ranks exchange them, in which form, and which rank updates which
-// parameters. runtime/train/README.md has the table.
-//
-// GradientExchange knows which gradients are ready. It hands full buckets to launch() in plan order, and to complete()
-// in the same order once they are exchanged. Then the step calls update(). All calls come from the training thread;
-// during backward launch() comes from the thread that runs backward.
 
 class LossScaler;
 
