@@ -1,6 +1,5 @@
 #include "checkpoint/restore.h"
 
-#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <fstream>

@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cstring>
 
-#include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
 #include "device/training_device.h"

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <utility>
-#include <vector>
 
 #include <spdlog/fmt/fmt.h>
 
@@ -11,7 +10,6 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/statistics.h"
 #include "dtrain/base/units.h"
-#include "dtrain/comm/compression.h"
 
 namespace dtrain::train {
 

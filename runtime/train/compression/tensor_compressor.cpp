@@ -4,9 +4,7 @@
 #include <cmath>
 #include <exception>
 #include <string>
-#include <utility>
 
-#include "compression/bucket_compressor.h"
 #include "device/training_device.h"
 #include "dtrain/base/error.h"
 

@@ -1,11 +1,8 @@
 #include "exchange/gradient_exchange.h"
 
 #include <algorithm>
-#include <memory>
 #include <numeric>
-#include <string>
 #include <typeinfo>
-#include <utility>
 
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>

@@ -1,13 +1,10 @@
 #include "exchange/gradient_place.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <optional>
 #include <utility>
-#include <vector>
 
 #include <ATen/core/grad_mode.h>
-#include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/COWDeleter.h>
 

@@ -5,9 +5,7 @@
 #include <cstdint>
 #include <tuple>
 #include <utility>
-#include <vector>
 
-#include "model/gradient_norm.h"
 #include "precision/loss_scaler.h"
 
 namespace dtrain::train {

@@ -1,7 +1,6 @@
 #include "exchange/replicated.h"
 
 #include <utility>
-#include <vector>
 
 #include <ATen/core/grad_mode.h>
 

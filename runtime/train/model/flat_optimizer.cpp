@@ -2,7 +2,6 @@
 
 #include <fnmatch.h>
 
-#include <algorithm>
 #include <map>
 
 #include "dtrain/base/choices.h"

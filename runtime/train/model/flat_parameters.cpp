@@ -5,9 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
-#include <optional>
 #include <set>
-#include <utility>
 
 #include "dtrain/base/error.h"
 

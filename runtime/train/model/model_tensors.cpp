@@ -3,10 +3,8 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
-#include <string>
 #include <utility>
 
-#include <ATen/ATen.h>
 #include <ATen/MemoryOverlap.h>
 
 #include "dtrain/base/error.h"

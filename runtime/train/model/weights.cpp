@@ -3,14 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <map>
 #include <optional>
 #include <set>
 #include <sstream>
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
-#include "dtrain/data/safetensors.h"
 #include "dtrain/run/weight_files.h"
 #include "model/flat_parameters.h"
 #include "model/model_tensors.h"
