@@ -11,7 +11,6 @@
 #include "harness/run_ranks.h"
 #include "loop/metrics.h"
 #include "loop/validation.h"
-#include "model/safetensors.h"
 #include "model/weights.h"
 #include "step/checks.h"
 

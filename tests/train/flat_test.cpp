@@ -11,15 +11,13 @@
 #include "dtrain/base/error.h"
 #include "dtrain/comm/fusion_plan.h"
 #include "exchange/gradient_exchange.h"
-#include "exchange/gradient_hooks.h"
+#include "exchange/replicated.h"
 #include "harness/run_ranks.h"
 #include "model/flat_optimizer.h"
 #include "model/flat_parameters.h"
 #include "model/gradient_norm.h"
-#include "model/parameter_watch.h"
 #include "no_common_memory.h"
 #include "small_model.h"
-#include "strategies/replicated.h"
 
 namespace dtrain::train {
 namespace {

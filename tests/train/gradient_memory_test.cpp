@@ -5,9 +5,9 @@
 
 #include <torch/torch.h>
 
+#include "exchange/gradient_place.h"
 #include "harness/run_ranks.h"
 #include "model/flat_parameters.h"
-#include "model/gradient_memory.h"
 
 namespace dtrain::train {
 namespace {

@@ -16,12 +16,11 @@
 #include "dtrain/comm/communicator.h"
 #include "dtrain/comm/fusion_plan.h"
 #include "dtrain/profile/recorder.h"
-#include "exchange/collective_log.h"
-#include "exchange/gradient_guard.h"
 #include "exchange/gradient_place.h"
 #include "exchange/gradient_strategy.h"
 #include "model/flat_parameters.h"
-#include "state/state_visitor.h"
+#include "run_services.h"
+#include "state_visitor.h"
 
 namespace dtrain::train {
 
@@ -160,6 +159,22 @@ class GradientExchange {
   Nanoseconds exchanged_{0};
   Nanoseconds exposed_{0};
   std::vector<Nanoseconds> ready_times_;
+};
+
+// The autograd hooks that call GradientExchange::gradient_ready() when backward has finished a gradient. Autograd calls
+// them on the thread that runs backward, which for CPU models is the thread that called it.
+class GradientHooks {
+ public:
+  // Both references outlive this object. A tensor has room for one such hook: a user's hook runs first.
+  GradientHooks(FlatParameters& parameters, GradientExchange& exchange);
+  // Puts the user's hooks back. Takes the gradients off the tensors: they lie in memory of the communicator, and the
+  // model may outlive that memory.
+  ~GradientHooks();
+  GradientHooks(const GradientHooks&) = delete;
+  GradientHooks& operator=(const GradientHooks&) = delete;
+
+ private:
+  FlatParameters& parameters_;
 };
 
 }  // namespace dtrain::train

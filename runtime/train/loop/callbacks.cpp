@@ -8,7 +8,7 @@
 #include <c10/util/Exception.h>
 #include <c10/util/Type.h>
 
-#include "checkpoint/trial_state.h"
+#include "checkpoint/state_image.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
 #include "dtrain/run/agreed_error.h"

@@ -16,7 +16,7 @@
 #include "dtrain/train/loader.h"
 #include "loop/progress.h"
 #include "loop/validation.h"
-#include "state/state_visitor.h"
+#include "state_visitor.h"
 #include "step/training_step.h"
 
 namespace dtrain::train {

@@ -20,7 +20,7 @@
 #include "loop/progress.h"
 #include "loop/random_seed.h"
 #include "loop/validation.h"
-#include "model/shared_buffers.h"
+#include "model/model_tensors.h"
 #include "step/training_step.h"
 #include "tracing/deep_window.h"
 #include "tracing/flop_counts.h"

@@ -19,9 +19,8 @@
 #include "dtrain/run/rank_session.h"
 #include "dtrain/train/trial.h"
 #include "loop/unread_keys.h"
+#include "model/gradient_checkpointing.h"
 #include "model/model_tensors.h"
-#include "model/tensors_left_out.h"
-#include "recomputation/kept_buffers.h"
 
 namespace dtrain {
 
