@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "cluster_sources.h"
-#include "dtrain/host/identity.h"
+#include "dtrain/host/network.h"
 
 namespace dtrain::scheduler {
 namespace {

@@ -9,9 +9,9 @@
 #include <sys/syscall.h>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
 #include "dtrain/base/text.h"
-#include "dtrain/host/identity.h"
+#include "dtrain/host/network.h"
 #include "dtrain/host/proc_file.h"
 #include "dtrain/host/processes.h"
 #include "dtrain/scheduler/rank_mark.h"

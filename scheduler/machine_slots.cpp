@@ -8,7 +8,7 @@
 
 #include "dtrain/base/text.h"
 #include "dtrain/host/cpu.h"
-#include "dtrain/host/visible_gpus.h"
+#include "dtrain/host/gpus.h"
 #include "dtrain/scheduler/cluster_agents.h"
 #include "dtrain/scheduler/core_groups.h"
 

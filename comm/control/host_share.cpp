@@ -6,7 +6,6 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
-#include "dtrain/base/units.h"
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/comm/control.h"
 

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/units.h"
+#include "dtrain/base/text.h"
 #include "dtrain/comm/control.h"
 
 namespace dtrain::comm {

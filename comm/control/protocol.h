@@ -8,8 +8,8 @@
 #include <string>
 #include <string_view>
 
+#include "dtrain/base/clock.h"
 #include "dtrain/base/json.h"
-#include "dtrain/base/time_namespace.h"
 #include "dtrain/comm/control.h"
 
 namespace dtrain::comm {

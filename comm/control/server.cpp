@@ -11,7 +11,7 @@
 #include "control/protocol.h"
 #include "control/socket.h"
 #include "dtrain/base/error.h"
-#include "dtrain/base/units.h"
+#include "dtrain/base/text.h"
 #include "dtrain/comm/control.h"
 
 namespace dtrain::comm {

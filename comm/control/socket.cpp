@@ -11,7 +11,7 @@
 #include <asio/read.hpp>
 #include <asio/write.hpp>
 
-#include "dtrain/base/units.h"
+#include "dtrain/base/text.h"
 
 namespace dtrain::comm {
 namespace {

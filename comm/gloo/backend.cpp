@@ -1,5 +1,5 @@
 #include "dtrain/base/error.h"
-#include "dtrain/base/module_file.h"
+#include "dtrain/base/subprocess.h"
 #include "dtrain/comm/backend_list.h"
 #include "dtrain/comm/backends.h"
 #include "dtrain/comm/gloo.h"

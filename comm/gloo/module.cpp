@@ -4,8 +4,8 @@
 
 #include <cstdlib>
 
-#include "dtrain/base/blocked_signals.h"
 #include "dtrain/base/error.h"
+#include "dtrain/base/subprocess.h"
 #include "dtrain/base/unix_socket.h"
 #include "gloo/abi.h"
 #include "gloo/gloo_transport.h"

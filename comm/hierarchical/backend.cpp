@@ -17,7 +17,7 @@
 #include "control/subgroup.h"
 #include "dtrain/base/clock.h"
 #include "dtrain/base/error.h"
-#include "dtrain/base/units.h"
+#include "dtrain/base/text.h"
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/comm/backend_list.h"
 #include "dtrain/comm/backends.h"

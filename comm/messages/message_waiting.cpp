@@ -3,7 +3,7 @@
 #include <thread>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/units.h"
+#include "dtrain/base/text.h"
 #include "dtrain/comm/control.h"
 #include "messages/message_core.h"
 

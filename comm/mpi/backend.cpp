@@ -3,7 +3,6 @@
 #include <filesystem>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/module_file.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/comm/backend_list.h"
 #include "dtrain/comm/mpi.h"

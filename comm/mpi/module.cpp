@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/units.h"
+#include "dtrain/base/text.h"
 #include "dtrain/comm/mpi.h"
 #include "messages/message_operation.h"
 #include "messages/message_thread.h"

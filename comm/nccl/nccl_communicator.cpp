@@ -5,7 +5,7 @@
 
 #include "collective/issuing.h"
 #include "dtrain/base/error.h"
-#include "dtrain/base/units.h"
+#include "dtrain/base/text.h"
 #include "nccl/nccl_core.h"
 
 namespace dtrain::comm {

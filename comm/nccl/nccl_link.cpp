@@ -4,7 +4,7 @@
 #include <thread>
 #include <utility>
 
-#include "dtrain/base/units.h"
+#include "dtrain/base/text.h"
 
 namespace dtrain::comm {
 namespace {

@@ -13,7 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/units.h"
+#include "dtrain/base/text.h"
 #include "nccl/nccl_core.h"
 
 namespace dtrain::comm {

@@ -9,11 +9,10 @@
 #include <sys/mman.h>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/shared_memory.h"
 #include "dtrain/base/text.h"
-#include "dtrain/base/units.h"
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/comm/backend_list.h"
 #include "dtrain/comm/backends.h"

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "dtrain/base/clock.h"
-#include "dtrain/base/statistics.h"
+#include "dtrain/base/numeric.h"
 #include "dtrain/comm/backends.h"
 #include "shared_memory/memory.h"
 #include "shared_memory/segment.h"

@@ -5,7 +5,7 @@
 
 #include "collective/descriptor.h"
 #include "dtrain/base/error.h"
-#include "dtrain/base/units.h"
+#include "dtrain/base/text.h"
 #include "dtrain/comm/control.h"
 #include "shared_memory/communicator.h"
 

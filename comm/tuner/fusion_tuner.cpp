@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "dtrain/base/clock.h"
-#include "dtrain/base/statistics.h"
+#include "dtrain/base/numeric.h"
 #include "dtrain/comm/fusion_tuner.h"
 #include "tuner/sign_test.h"
 

@@ -13,7 +13,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "data_sets.h"
-#include "dtrain/base/json_number.h"
+#include "dtrain/base/json.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/run/rank_session.h"
 #include "dtrain/train/run_trial.h"

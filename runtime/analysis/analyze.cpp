@@ -1,6 +1,6 @@
 #include "dtrain/analysis/analysis.h"
-#include "dtrain/base/units.h"
-#include "dtrain/config/profiling_rules.h"
+#include "dtrain/base/text.h"
+#include "dtrain/config/profiling.h"
 #include "findings/make_findings.h"
 #include "measure/evidence.h"
 #include "measure/predictor.h"

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <utility>
 
-#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
 
 namespace dtrain::checkpoints {
 

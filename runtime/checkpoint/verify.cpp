@@ -10,7 +10,7 @@
 
 #include "dtrain/base/crc32c.h"
 #include "dtrain/base/error.h"
-#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
 #include "dtrain/checkpoint/checkpoint.h"
 #include "storage.h"
 

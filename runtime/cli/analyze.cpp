@@ -9,7 +9,7 @@
 #include "dtrain/analysis/analysis.h"
 #include "dtrain/analysis/summary.h"
 #include "dtrain/base/error.h"
-#include "dtrain/config/profiling_rules.h"
+#include "dtrain/config/profiling.h"
 #include "dtrain/run/run_folder.h"
 #include "dtrain/run/summary_text.h"
 #include "dtrain/run/verify.h"

@@ -12,7 +12,6 @@
 
 #include "commands.h"
 #include "dtrain/base/error.h"
-#include "dtrain/base/fd.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"

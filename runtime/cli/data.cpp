@@ -18,16 +18,13 @@
 #include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
-#include "dtrain/base/units.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/data/formats.h"
 #include "dtrain/data/image.h"
 #include "dtrain/data/image_folder.h"
-#include "dtrain/data/pack.h"
 #include "dtrain/data/sample.h"
-#include "dtrain/data/sample_page.h"
 #include "dtrain/data/shards.h"
-#include "dtrain/data/throughput.h"
+#include "dtrain/data/tools.h"
 #include "dtrain/data/transforms.h"
 
 namespace dtrain::cli {

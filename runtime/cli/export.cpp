@@ -11,7 +11,6 @@
 #include "dtrain/base/clock.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
-#include "dtrain/base/units.h"
 #include "dtrain/run/run_folder.h"
 #include "dtrain/run/trace_request.h"
 

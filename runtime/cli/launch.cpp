@@ -10,7 +10,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
-#include "dtrain/config/length.h"
+#include "dtrain/config/keys.h"
 #include "dtrain/run/launch.h"
 
 namespace dtrain::cli {

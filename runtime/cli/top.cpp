@@ -22,7 +22,6 @@
 #include "dtrain/analysis/live.h"
 #include "dtrain/base/clock.h"
 #include "dtrain/base/error.h"
-#include "dtrain/base/fd.h"
 #include "dtrain/base/file.h"
 #include "dtrain/run/run_folder.h"
 #include "dtrain/run/run_state.h"

@@ -13,7 +13,7 @@
 #include <string_view>
 #include <vector>
 
-#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
 #include "dtrain/data/tokens.h"
 
 namespace dtrain::data {
@@ -44,7 +44,8 @@ class DataFile {
 // Returns the error for an array whose dimension number `dimension`, from 0, is 0; the first counts the samples.
 std::string dimension_is_zero(std::size_t dimension);
 
-// Reads the bytes of a file from front to back, decompressed if its first bytes are those of gzip. One thread at a time.
+// Reads the bytes of a file from front to back, decompressed if its first bytes are those of gzip. One thread at a
+// time.
 class ByteSource {
  public:
   explicit ByteSource(std::filesystem::path path);
@@ -108,7 +109,8 @@ class TokenFile {
   std::int64_t tokens_ = 0;
 };
 
-// Reads the rows of a file of RFC 4180 from front to back, plain or gzip. One thread at a time. Errors also name the line.
+// Reads the rows of a file of RFC 4180 from front to back, plain or gzip. One thread at a time. Errors also name the
+// line.
 class CsvRows {
  public:
   CsvRows(const std::filesystem::path& path, char delimiter) : source_(path), delimiter_(delimiter) {}

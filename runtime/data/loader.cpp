@@ -11,9 +11,9 @@
 #include <utility>
 
 #include "batch_job.h"
-#include "dtrain/base/blocked_signals.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
+#include "dtrain/base/subprocess.h"
 #include "dtrain/data/epoch_order.h"
 #include "worker_count.h"
 

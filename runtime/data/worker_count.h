@@ -4,7 +4,7 @@
 #include <chrono>
 #include <cstdint>
 
-#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
 #include "dtrain/data/read_usage.h"
 
 namespace dtrain::data {

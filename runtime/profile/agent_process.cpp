@@ -9,7 +9,7 @@
 #include <csignal>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
 #include "dtrain/base/text.h"
 #include "dtrain/base/unix_socket.h"
 #include "ring.h"

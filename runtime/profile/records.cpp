@@ -6,7 +6,7 @@
 #include <limits>
 #include <string_view>
 
-#include "dtrain/base/saturating.h"
+#include "dtrain/base/numeric.h"
 #include "dtrain/profile/sketch.h"
 
 namespace dtrain::profile {

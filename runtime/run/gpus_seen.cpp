@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "dtrain/base/text.h"
-#include "dtrain/base/units.h"
 #include "dtrain/host/proc_file.h"
 
 namespace dtrain::run {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "dtrain/config/experiment.h"
-#include "dtrain/host/visible_gpus.h"
+#include "dtrain/host/gpus.h"
 #include "environment.h"
 
 namespace dtrain::run {

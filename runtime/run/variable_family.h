@@ -5,7 +5,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
-#include "dtrain/comm/world.h"
+#include "dtrain/comm/control.h"
 #include "environment.h"
 
 namespace dtrain::run {

@@ -5,7 +5,7 @@
 
 #include "dtrain/analysis/analysis.h"
 #include "dtrain/base/error.h"
-#include "dtrain/profile/phase.h"
+#include "dtrain/profile/records.h"
 #include "run_folder.h"
 
 namespace dtrain::analysis {

@@ -21,7 +21,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
-#include "dtrain/base/statistics.h"
+#include "dtrain/base/numeric.h"
 #include "kernel_options.h"
 #include "model/tensor_memory.h"
 #include "numerics/matmul_path.h"

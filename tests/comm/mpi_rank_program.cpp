@@ -20,8 +20,7 @@
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/comm/backends.h"
 #include "dtrain/comm/mpi.h"
-#include "dtrain/host/identity.h"
-#include "dtrain/host/reachable_address.h"
+#include "dtrain/host/network.h"
 #include "harness/conformance.h"
 
 namespace dtrain::comm {

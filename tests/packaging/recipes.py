@@ -242,7 +242,7 @@ BackendCheck RelayBackend::check(const std::map<std::string, std::string>&) cons
 
     def check_backend(self, libraries):
         own = [TREE / "comm/relay/backend.cpp", *(TREE / "runtime/run" / name for name in (
-            "rank/compare_ranks.cpp", "rank/membership.cpp", "doctor/programs.cpp"))]
+            "rank/compare_ranks.cpp", "rank/membership.cpp", "doctor/versions.cpp"))]
         program = link("tests/run_test", [compile_text("run_test", "backend_program", "".join(
             f'#include "{file}"\n' for file in own) + """
 #include <cstdio>

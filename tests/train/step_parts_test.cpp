@@ -10,7 +10,8 @@
 #include <torch/torch.h>
 
 #include "dtrain/run/agreed_error.h"
-#include "exchange/gradient_hooks.h"
+#include "exchange/gradient_exchange.h"
+#include "exchange/strategy_picker.h"
 #include "no_common_memory.h"
 #include "small_model.h"
 #include "small_run.h"
@@ -19,7 +20,6 @@
 #include "step/local_mode.h"
 #include "step/round_vote.h"
 #include "step/stability.h"
-#include "strategies/strategy_picker.h"
 
 namespace dtrain::train {
 namespace {

@@ -15,7 +15,6 @@
 #include "dtrain/analysis/run_profile.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
-#include "dtrain/base/units.h"
 #include "read/text.h"
 #include "rules/run_rules.h"
 

@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "dtrain/analysis/diff.h"
-#include "dtrain/base/units.h"
+#include "dtrain/base/text.h"
 #include "read/text.h"
 
 namespace dtrain::analysis {

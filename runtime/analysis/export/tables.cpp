@@ -12,7 +12,6 @@
 #include "dtrain/analysis/export.h"
 #include "dtrain/analysis/operators.h"
 #include "dtrain/base/json.h"
-#include "dtrain/base/json_number.h"
 #include "read/json_fields.h"
 
 namespace dtrain::analysis {

@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "dtrain/analysis/run_profile.h"
-#include "dtrain/base/units.h"
+#include "dtrain/base/text.h"
 #include "findings/make_findings.h"
 #include "measure/contention.h"
 #include "measure/statistics.h"

@@ -6,7 +6,7 @@
 
 #include "dtrain/base/clock.h"
 #include "dtrain/base/json.h"
-#include "dtrain/base/units.h"
+#include "dtrain/base/text.h"
 #include "findings/make_findings.h"
 #include "measure/contention.h"
 #include "measure/predictor.h"

@@ -3,7 +3,7 @@
 #include <spdlog/fmt/fmt.h>
 #include <algorithm>
 
-#include "dtrain/base/units.h"
+#include "dtrain/base/text.h"
 #include "findings/make_findings.h"
 #include "read/text.h"
 

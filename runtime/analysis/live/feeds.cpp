@@ -8,7 +8,6 @@
 #include "dtrain/base/clock.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
-#include "dtrain/base/json_number.h"
 #include "dtrain/checkpoint/checkpoint.h"
 #include "measure/roofline.h"
 #include "measure/rows.h"

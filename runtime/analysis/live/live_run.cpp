@@ -4,7 +4,6 @@
 #include "dtrain/analysis/live.h"
 #include "dtrain/base/clock.h"
 #include "dtrain/base/json.h"
-#include "dtrain/base/json_number.h"
 #include "live/feeds.h"
 #include "measure/system_metrics.h"
 #include "read/json_fields.h"

@@ -5,7 +5,7 @@
 
 #include <spdlog/fmt/fmt.h>
 
-#include "dtrain/base/units.h"
+#include "dtrain/base/text.h"
 #include "measure/evidence.h"
 #include "measure/statistics.h"
 #include "read/text.h"

@@ -7,8 +7,8 @@
 
 #include <fcntl.h>
 
-#include "dtrain/base/fd.h"
-#include "dtrain/base/json_number.h"
+#include "dtrain/base/file.h"
+#include "dtrain/base/json.h"
 #include "read/json_fields.h"
 #include "read/run_files.h"
 

@@ -20,7 +20,7 @@
 
 #include <sys/stat.h>
 
-#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
 #include "read/json_fields.h"
 #include "read/run_files.h"
 

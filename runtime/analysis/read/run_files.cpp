@@ -14,8 +14,8 @@
 #include <sys/stat.h>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/fd.h"
-#include "dtrain/base/json_number.h"
+#include "dtrain/base/file.h"
+#include "dtrain/base/json.h"
 #include "read/json_fields.h"
 
 namespace dtrain::analysis {

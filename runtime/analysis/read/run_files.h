@@ -16,7 +16,7 @@
 
 #include "dtrain/analysis/run_profile.h"
 #include "dtrain/analysis/summary.h"
-#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
 #include "dtrain/profile/operator_counts.h"
 
 namespace dtrain::analysis {

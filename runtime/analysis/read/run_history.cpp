@@ -7,7 +7,6 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
-#include "dtrain/base/json_number.h"
 #include "dtrain/base/text.h"
 #include "read/json_fields.h"
 #include "read/text.h"

@@ -7,7 +7,7 @@
 
 #include "dtrain/analysis/run_history.h"
 #include "dtrain/base/error.h"
-#include "dtrain/base/json_number.h"
+#include "dtrain/base/json.h"
 #include "read/json_fields.h"
 
 namespace dtrain::analysis {

@@ -11,7 +11,6 @@
 
 #include "dtrain/analysis/summary.h"
 #include "dtrain/base/text.h"
-#include "dtrain/base/units.h"
 
 namespace dtrain::analysis {
 

@@ -9,7 +9,7 @@
 
 #include <spdlog/fmt/fmt.h>
 
-#include "dtrain/base/json_number.h"
+#include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
 #include "measure/system_metrics.h"
 #include "read/text.h"

@@ -23,7 +23,7 @@
 #include <vector>
 
 #include "dtrain/analysis/rules.h"
-#include "dtrain/config/profiling_rules.h"
+#include "dtrain/config/profiling.h"
 #include "rules/series.h"
 
 namespace dtrain::analysis::rules {

@@ -5,7 +5,7 @@
 #include "dtrain/analysis/run_profile.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
-#include "dtrain/config/profiling_rules.h"
+#include "dtrain/config/profiling.h"
 #include "rules/rule.h"
 #include "rules/run_rules.h"
 

@@ -12,7 +12,7 @@
 
 #include "dtrain/analysis/dump_reader.h"
 #include "dtrain/base/json.h"
-#include "dtrain/profile/phase.h"
+#include "dtrain/profile/records.h"
 
 namespace dtrain::analysis::rules {
 

@@ -9,7 +9,6 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "dtrain/base/text.h"
-#include "dtrain/base/units.h"
 #include "read/text.h"
 #include "summary/summary_words.h"
 

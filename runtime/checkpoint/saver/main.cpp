@@ -19,13 +19,12 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "dtrain/base/background.h"
 #include "dtrain/base/error.h"
-#include "dtrain/base/fd.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/log.h"
-#include "dtrain/base/units.h"
+#include "dtrain/base/subprocess.h"
+#include "dtrain/base/text.h"
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/checkpoint/saver.h"
 #include "saver/image_writer.h"

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
 #include "dtrain/checkpoint/checkpoint.h"
 
 namespace dtrain::checkpoints {

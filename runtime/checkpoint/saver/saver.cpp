@@ -17,7 +17,6 @@
 #include "dtrain/base/file.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
-#include "dtrain/base/units.h"
 #include "saver/process.h"
 #include "storage.h"
 

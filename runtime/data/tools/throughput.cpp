@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "batch_job.h"
-#include "dtrain/base/blocked_signals.h"
+#include "dtrain/base/subprocess.h"
 #include "dtrain/data/epoch_order.h"
 #include "dtrain/data/image.h"
 #include "images/view.h"

@@ -13,9 +13,9 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
-#include "dtrain/base/statistics.h"
+#include "dtrain/base/numeric.h"
 
 namespace dtrain::profile {
 

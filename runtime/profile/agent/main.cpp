@@ -20,13 +20,13 @@
 #include "agent/prometheus_endpoint.h"
 #include "agent/rank_connection.h"
 #include "agent/system_sampler.h"
-#include "dtrain/base/background.h"
 #include "dtrain/base/clock.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/log.h"
+#include "dtrain/base/subprocess.h"
 #include "dtrain/base/unix_socket.h"
-#include "dtrain/host/identity.h"
+#include "dtrain/host/network.h"
 #include "dtrain/profile/agent_process.h"
 
 namespace dtrain::profile {

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "dtrain/host/cpu.h"
-#include "dtrain/host/memory.h"
+#include "dtrain/host/readings.h"
 
 namespace dtrain::profile {
 

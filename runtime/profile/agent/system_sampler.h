@@ -22,11 +22,10 @@
 #include "dtrain/base/clock.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/log.h"
-#include "dtrain/host/cpu_times.h"
-#include "dtrain/host/disks.h"
 #include "dtrain/host/gpus.h"
-#include "dtrain/host/interfaces.h"
+#include "dtrain/host/network.h"
 #include "dtrain/host/processes.h"
+#include "dtrain/host/readings.h"
 #include "dtrain/profile/records.h"
 
 namespace dtrain::profile {

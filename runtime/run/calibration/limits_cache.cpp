@@ -11,10 +11,8 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/host/cpu.h"
-#include "dtrain/host/topology.h"
 #include "dtrain/run/version.h"
 #include "dtrain/scheduler/core_groups.h"
-#include "dtrain/scheduler/local_slots.h"
 #include "libtorch.h"
 
 namespace dtrain::run {

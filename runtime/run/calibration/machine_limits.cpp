@@ -10,10 +10,10 @@
 #include <unistd.h>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
-#include "dtrain/host/cpu_times.h"
+#include "dtrain/host/readings.h"
 #include "libtorch.h"
 
 namespace dtrain::run {

@@ -6,9 +6,8 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
+#include "dtrain/scheduler/cluster_agents.h"
 #include "dtrain/scheduler/core_groups.h"
-#include "dtrain/scheduler/gpu_slots.h"
-#include "dtrain/scheduler/local_slots.h"
 #include "plan/gpu_placement.h"
 
 namespace dtrain::run {

@@ -9,9 +9,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/host/cpu.h"
-#include "dtrain/host/identity.h"
-#include "dtrain/host/reachable_address.h"
-#include "dtrain/host/topology.h"
+#include "dtrain/host/network.h"
 #include "environment.h"
 #include "libtorch.h"
 

@@ -11,7 +11,7 @@
 
 #include "doctor/gpu_checks.h"
 #include "dtrain/base/error.h"
-#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
 #include "dtrain/run/cuda_probe.h"

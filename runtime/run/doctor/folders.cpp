@@ -9,8 +9,8 @@
 
 #include "doctor/checks.h"
 #include "dtrain/base/error.h"
-#include "dtrain/base/fd.h"
-#include "dtrain/base/units.h"
+#include "dtrain/base/file.h"
+#include "dtrain/base/text.h"
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/host/filesystem.h"
 

@@ -13,7 +13,6 @@
 #include "dtrain/base/file.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
-#include "dtrain/base/units.h"
 #include "dtrain/host/proc_file.h"
 #include "libtorch.h"
 

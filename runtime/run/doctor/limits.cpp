@@ -10,9 +10,9 @@
 #include "dtrain/base/cgroup.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/shared_memory.h"
-#include "dtrain/base/units.h"
-#include "dtrain/host/memory.h"
+#include "dtrain/base/text.h"
 #include "dtrain/host/proc_file.h"
+#include "dtrain/host/readings.h"
 
 namespace dtrain::run {
 namespace {

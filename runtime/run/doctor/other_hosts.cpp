@@ -12,9 +12,9 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/subprocess.h"
-#include "dtrain/base/units.h"
+#include "dtrain/base/text.h"
 #include "dtrain/base/unix_socket.h"
-#include "dtrain/host/reachable_address.h"
+#include "dtrain/host/network.h"
 #include "network/probe_session.h"
 
 namespace dtrain::run {

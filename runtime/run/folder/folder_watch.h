@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <string>
 
-#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
 
 namespace dtrain::run {
 

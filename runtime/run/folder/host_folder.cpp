@@ -7,11 +7,10 @@
 #include <unistd.h>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/fd.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
 #include "dtrain/checkpoint/checkpoint.h"
-#include "dtrain/host/identity.h"
+#include "dtrain/host/network.h"
 #include "folder/plan_file.h"
 
 namespace dtrain::run {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "dtrain/base/json.h"
-#include "dtrain/scheduler/batch_split.h"
+#include "dtrain/scheduler/placement.h"
 
 namespace dtrain::config {
 struct Experiment;

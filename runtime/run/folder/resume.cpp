@@ -18,7 +18,7 @@
 #include "dtrain/run/checkpoint_folder.h"
 #include "dtrain/run/log_tail.h"
 #include "dtrain/run/run_state.h"
-#include "dtrain/scheduler/batch_split.h"
+#include "dtrain/scheduler/placement.h"
 #include "folder/run_texts.h"
 
 namespace dtrain::run {

@@ -16,7 +16,6 @@
 
 #include "dtrain/analysis/event_file.h"
 #include "dtrain/base/error.h"
-#include "dtrain/base/fd.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"

@@ -18,7 +18,6 @@
 #include "dtrain/analysis/summary.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
-#include "dtrain/base/units.h"
 #include "dtrain/run/summary_text.h"
 #include "environment.h"
 #include "folder/screen.h"

@@ -10,7 +10,7 @@
 #include <string_view>
 
 #include "dtrain/base/clock.h"
-#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
 #include "dtrain/run/rank_session.h"
 
 namespace dtrain::run {

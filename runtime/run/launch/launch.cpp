@@ -13,7 +13,6 @@
 #include "commands/mpi_command.h"
 #include "commands/slurm_command.h"
 #include "dtrain/base/error.h"
-#include "dtrain/base/fd.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/text.h"
 #include "dtrain/checkpoint/checkpoint.h"

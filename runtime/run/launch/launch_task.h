@@ -12,7 +12,7 @@
 
 #include "dtrain/base/clock.h"
 #include "dtrain/base/error.h"
-#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
 #include "dtrain/scheduler/ledger.h"
 #include "folder/event_log.h"
 #include "plan/launch_plan.h"

@@ -12,7 +12,7 @@
 #include "dtrain/base/clock.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/unix_socket.h"
-#include "dtrain/host/memory_kills.h"
+#include "dtrain/host/processes.h"
 #include "dtrain/profile/agent_process.h"
 #include "dtrain/run/log_tail.h"
 #include "dtrain/run/rank_session.h"

@@ -14,7 +14,7 @@
 #include "dtrain/base/text.h"
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/config/experiment.h"
-#include "dtrain/host/reachable_address.h"
+#include "dtrain/host/network.h"
 #include "folder/host_folder.h"
 #include "launch/job_ranks.h"
 #include "launch/remote_host.h"

@@ -12,10 +12,9 @@
 #include <sys/socket.h>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
 #include "dtrain/base/text.h"
-#include "dtrain/base/units.h"
-#include "dtrain/host/interfaces.h"
+#include "dtrain/host/network.h"
 
 namespace dtrain::run {
 namespace {

@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/json_number.h"
+#include "dtrain/base/json.h"
 
 namespace dtrain::run {
 namespace {

@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
 #include "dtrain/comm/control.h"
 #include "dtrain/run/rank_session.h"

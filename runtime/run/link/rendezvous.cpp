@@ -11,10 +11,9 @@
 #include <unistd.h>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/fd.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
-#include "dtrain/base/units.h"
+#include "dtrain/base/text.h"
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/host/processes.h"
 

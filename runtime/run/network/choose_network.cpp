@@ -11,7 +11,7 @@
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
 #include "dtrain/base/unix_socket.h"
-#include "dtrain/host/identity.h"
+#include "dtrain/host/network.h"
 #include "network/network_choice.h"
 #include "network/probe_session.h"
 

@@ -22,10 +22,10 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
-#include "dtrain/base/statistics.h"
+#include "dtrain/base/numeric.h"
 #include "dtrain/base/text.h"
 #include "dtrain/base/unix_socket.h"
-#include "dtrain/host/ip_network.h"
+#include "dtrain/host/network.h"
 
 namespace dtrain::run {
 namespace {

@@ -12,7 +12,7 @@
 #include <sys/socket.h>
 
 #include "dtrain/base/clock.h"
-#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
 
 namespace dtrain::run {
 

@@ -6,8 +6,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
-#include "dtrain/base/units.h"
-#include "dtrain/host/ip_network.h"
+#include "dtrain/host/network.h"
 
 namespace dtrain::run {
 namespace {

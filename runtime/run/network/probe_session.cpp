@@ -10,7 +10,7 @@
 #include <cerrno>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
 #include "dtrain/base/text.h"
 #include "dtrain/run/version.h"
 

@@ -7,7 +7,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
-#include "dtrain/host/identity.h"
+#include "dtrain/host/network.h"
 #include "dtrain/run/version.h"
 #include "entrypoint.h"
 #include "libtorch.h"

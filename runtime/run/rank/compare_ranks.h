@@ -11,7 +11,7 @@
 #include "dtrain/comm/backend_list.h"
 #include "dtrain/comm/control.h"
 #include "dtrain/config/experiment.h"
-#include "dtrain/host/identity.h"
+#include "dtrain/host/network.h"
 #include "dtrain/run/mock.h"
 
 namespace dtrain::run {

@@ -3,8 +3,7 @@
 #include "dtrain/base/json.h"
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/comm/gloo.h"
-#include "dtrain/host/interfaces.h"
-#include "dtrain/host/reachable_address.h"
+#include "dtrain/host/network.h"
 #include "link/host_names.h"
 #include "rank/membership.h"
 

@@ -11,7 +11,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
-#include "dtrain/comm/timed_out.h"
+#include "dtrain/comm/control.h"
 #include "dtrain/run/agreed_error.h"
 #include "link/launcher_link.h"
 

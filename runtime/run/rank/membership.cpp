@@ -13,7 +13,7 @@
 #include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
 #include "dtrain/base/unix_socket.h"
-#include "dtrain/host/reachable_address.h"
+#include "dtrain/host/network.h"
 #include "link/rendezvous.h"
 
 namespace dtrain::run {

@@ -8,7 +8,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/checkpoint/checkpoint.h"
-#include "dtrain/host/topology.h"
+#include "dtrain/host/cpu.h"
 #include "dtrain/run/agreed_error.h"
 #include "dtrain/run/checkpoint_folder.h"
 #include "folder/host_folder.h"

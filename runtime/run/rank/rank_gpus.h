@@ -8,7 +8,7 @@
 
 #include "dtrain/comm/control.h"
 #include "dtrain/config/resources.h"
-#include "dtrain/host/visible_gpus.h"
+#include "dtrain/host/gpus.h"
 #include "environment.h"
 #include "folder/plan_file.h"
 #include "rank/compare_ranks.h"

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
 #include "dtrain/host/processes.h"
 #include "dtrain/run/version.h"
 #include "dtrain/scheduler/rank_mark.h"

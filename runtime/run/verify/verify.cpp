@@ -5,7 +5,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "dtrain/analysis/analysis.h"
-#include "dtrain/base/statistics.h"
+#include "dtrain/base/numeric.h"
 #include "verify/short_runs.h"
 
 namespace dtrain::run {

@@ -25,12 +25,12 @@
 #include "calibration/workloads.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
-#include "dtrain/base/statistics.h"
+#include "dtrain/base/numeric.h"
 #include "dtrain/base/text.h"
 #include "dtrain/host/cpu.h"
 #include "dtrain/host/processes.h"
 #include "dtrain/profile/rank_limits.h"
-#include "matmul/matmul_path.h"
+#include "numerics/matmul_path.h"
 
 namespace dtrain::calibration {
 namespace {

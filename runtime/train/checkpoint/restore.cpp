@@ -15,15 +15,15 @@
 #include "checkpoint/state_image.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
-#include "dtrain/base/json_number.h"
+#include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/checkpoint/checkpoint.h"
 #include "dtrain/comm/communicator.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/run/version.h"
-#include "matmul/matmul_path.h"
 #include "model/weights.h"
+#include "numerics/matmul_path.h"
 
 namespace dtrain::train {
 

@@ -8,8 +8,8 @@
 
 #include "compression/tensor_compressor.h"
 #include "dtrain/base/error.h"
-#include "dtrain/base/statistics.h"
-#include "dtrain/base/units.h"
+#include "dtrain/base/numeric.h"
+#include "dtrain/base/text.h"
 
 namespace dtrain::train {
 

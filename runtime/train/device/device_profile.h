@@ -13,8 +13,6 @@
 
 #include "device/steps_in_flight.h"
 #include "dtrain/base/clock.h"
-#include "dtrain/profile/device_memory.h"
-#include "dtrain/profile/device_timeline.h"
 #include "dtrain/profile/recorder.h"
 
 namespace dtrain::train {

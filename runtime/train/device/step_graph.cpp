@@ -10,7 +10,7 @@
 #include "device/device_graph.h"
 #include "device/device_profile.h"
 #include "dtrain/base/error.h"
-#include "dtrain/base/module_file.h"
+#include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/profile/recorder.h"

@@ -13,7 +13,6 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
-#include "dtrain/base/units.h"
 
 namespace dtrain::train {
 

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "dtrain/base/file.h"
-#include "dtrain/base/statistics.h"
+#include "dtrain/base/numeric.h"
 
 namespace dtrain::train {
 

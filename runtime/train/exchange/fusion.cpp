@@ -6,7 +6,7 @@
 #include <ATen/Parallel.h>
 
 #include "dtrain/base/file.h"
-#include "dtrain/base/statistics.h"
+#include "dtrain/base/numeric.h"
 #include "dtrain/run/version.h"
 
 namespace dtrain::train {

@@ -9,12 +9,12 @@
 #include <string>
 #include <vector>
 
-#include "choice/run_cache.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/log.h"
 #include "dtrain/comm/communicator.h"
 #include "dtrain/comm/fusion_plan.h"
 #include "dtrain/comm/fusion_tuner.h"
+#include "exchange/autotune.h"
 #include "exchange/gradient_exchange.h"
 #include "model/flat_parameters.h"
 #include "run_services.h"

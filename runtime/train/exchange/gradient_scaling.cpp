@@ -6,7 +6,7 @@
 #include <tuple>
 #include <utility>
 
-#include "precision/loss_scaler.h"
+#include "numerics/precision.h"
 
 namespace dtrain::train {
 

@@ -4,8 +4,8 @@
 
 #include <spdlog/fmt/fmt.h>
 
-#include "dtrain/base/available_memory.h"
-#include "dtrain/base/units.h"
+#include "dtrain/base/cgroup.h"
+#include "dtrain/base/text.h"
 #include "dtrain/run/agreed_error.h"
 #include "exchange/replicated.h"
 #include "exchange/sharded.h"

@@ -11,11 +11,11 @@
 #include <string>
 #include <vector>
 
-#include "choice/turn_comparison.h"
 #include "device/steps_in_flight.h"
 #include "dtrain/base/json.h"
 #include "dtrain/comm/fusion_plan.h"
 #include "dtrain/config/optimizations.h"
+#include "exchange/autotune.h"
 #include "exchange/fusion.h"
 #include "exchange/gradient_exchange.h"
 #include "exchange/gradient_strategy.h"

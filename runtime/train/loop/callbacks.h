@@ -11,7 +11,7 @@
 #include "dtrain/run/rank_session.h"
 #include "dtrain/train/trial.h"
 #include "loop/progress.h"
-#include "state/state_visitor.h"
+#include "state_visitor.h"
 
 namespace dtrain::train {
 

@@ -10,11 +10,10 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include "checkpoint/restore.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
-#include "dtrain/base/json_number.h"
 #include "dtrain/config/experiment.h"
-#include "state/metric_values.h"
 
 namespace dtrain::train {
 

@@ -17,7 +17,7 @@
 #include "dtrain/run/rank_session.h"
 #include "dtrain/train/metrics.h"
 #include "loop/progress.h"
-#include "state/state_visitor.h"
+#include "state_visitor.h"
 #include "step/training_step.h"
 
 namespace dtrain::train {

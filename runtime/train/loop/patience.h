@@ -8,11 +8,10 @@
 #include <optional>
 #include <string>
 
-#include "dtrain/config/early_stopping.h"
-#include "dtrain/config/reduce_on_plateau.h"
+#include "dtrain/config/plateau.h"
 #include "dtrain/run/rank_session.h"
 #include "model/flat_optimizer.h"
-#include "state/state_visitor.h"
+#include "state_visitor.h"
 
 namespace dtrain::train {
 

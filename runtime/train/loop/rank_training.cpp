@@ -18,7 +18,6 @@
 #include "device/training_device.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/host/cpu.h"
-#include "dtrain/host/topology.h"
 #include "dtrain/run/rank_session.h"
 #include "model/model_report.h"
 #include "model/tensor_memory.h"

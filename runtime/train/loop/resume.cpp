@@ -2,7 +2,7 @@
 #include <string>
 #include <utility>
 
-#include "checkpoint/trial_state.h"
+#include "checkpoint/state_image.h"
 #include "dtrain/base/error.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/run/agreed_error.h"

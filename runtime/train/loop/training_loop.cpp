@@ -7,7 +7,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/config/experiment.h"
 #include "loop/loader.h"
-#include "precision/autocast.h"
+#include "numerics/precision.h"
 
 namespace dtrain::train {
 

@@ -8,10 +8,9 @@
 
 #include "device/device_feed.h"
 #include "device/device_profile.h"
-#include "device/sync_debug.h"
+#include "device/step_graph.h"
 #include "dtrain/run/rank_session.h"
 #include "dtrain/train/trial.h"
-#include "graph/step_graph.h"
 #include "loop/callbacks.h"
 #include "loop/checkpoint_schedule.h"
 #include "loop/loader.h"

@@ -9,7 +9,7 @@
 #include <ATen/ATen.h>
 #include <c10/util/Type.h>
 
-#include "device/pinned_memory.h"
+#include "device/device_feed.h"
 #include "dtrain/analysis/event_file.h"
 #include "dtrain/base/cgroup.h"
 #include "dtrain/base/error.h"

@@ -7,13 +7,13 @@
 
 #include <ATen/ATen.h>
 
-#include "dtrain/base/json_number.h"
+#include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/run/agreed_error.h"
 #include "loop/random_seed.h"
 #include "model/tensor_memory.h"
-#include "precision/autocast.h"
+#include "numerics/precision.h"
 #include "step/checks.h"
 
 namespace dtrain::train {

@@ -16,7 +16,7 @@
 #include "dtrain/train/trial.h"
 #include "loop/loader.h"
 #include "loop/metrics.h"
-#include "state/state_visitor.h"
+#include "state_visitor.h"
 #include "step/training_step.h"
 
 namespace dtrain::train {

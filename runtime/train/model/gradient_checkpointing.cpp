@@ -33,7 +33,7 @@
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 
-#include "device/capture_state.h"
+#include "device/device_graph.h"
 #include "dtrain/base/error.h"
 #include "dtrain/train/gradient_checkpointing.h"
 

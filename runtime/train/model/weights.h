@@ -11,7 +11,7 @@
 #include <ATen/ATen.h>
 #include <torch/nn/module.h>
 
-#include "dtrain/config/initial_weights.h"
+#include "dtrain/config/checkpoints.h"
 #include "dtrain/data/safetensors.h"
 
 namespace dtrain::train {

@@ -11,9 +11,9 @@
 #include "device/steps_in_flight.h"
 #include "dtrain/config/optimizations.h"
 #include "exchange/autotune.h"
-#include "exchange/run_services.h"
 #include "model/flat_parameters.h"
-#include "state/state_visitor.h"
+#include "run_services.h"
+#include "state_visitor.h"
 
 namespace dtrain::train {
 

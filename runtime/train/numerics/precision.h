@@ -16,7 +16,7 @@
 #include "dtrain/config/optimizations.h"
 #include "dtrain/train/loss_scaling.h"
 #include "model/flat_parameters.h"
-#include "state/state_visitor.h"
+#include "state_visitor.h"
 
 namespace dtrain::train {
 

@@ -11,7 +11,7 @@
 #include "dtrain/base/text.h"
 #include "dtrain/run/agreed_error.h"
 #include "model/flat_parameters.h"
-#include "operators/own_operators.h"
+#include "numerics/own_operators.h"
 
 namespace dtrain::train {
 

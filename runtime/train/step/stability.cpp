@@ -7,7 +7,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/json_number.h"
+#include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
 
 namespace dtrain::train {

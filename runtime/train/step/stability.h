@@ -10,9 +10,9 @@
 #include <string>
 
 #include "device/steps_in_flight.h"
-#include "exchange/run_services.h"
-#include "precision/loss_scaler.h"
-#include "state/state_visitor.h"
+#include "numerics/precision.h"
+#include "run_services.h"
+#include "state_visitor.h"
 
 namespace dtrain::train {
 

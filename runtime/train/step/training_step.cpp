@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/json_number.h"
+#include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
 #include "dtrain/run/agreed_error.h"
 #include "model/model_report.h"

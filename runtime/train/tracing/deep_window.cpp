@@ -14,7 +14,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/config/experiment.h"
-#include "dtrain/host/identity.h"
+#include "dtrain/host/network.h"
 
 namespace dtrain::train {
 

@@ -13,8 +13,6 @@
 
 #include "dtrain/base/clock.h"
 #include "dtrain/profile/trace_file.h"
-#include "dtrain/profile/trace_log.h"
-#include "dtrain/profile/trace_window.h"
 #include "dtrain/run/rank_session.h"
 
 namespace dtrain::train {

@@ -14,7 +14,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include "dtrain/base/file.h"
-#include "dtrain/host/identity.h"
+#include "dtrain/host/network.h"
 #include "model/model_report.h"
 #include "tracing/flop_formulas.h"
 

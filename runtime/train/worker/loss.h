@@ -10,7 +10,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "dtrain/config/metrics.h"
+#include "dtrain/config/model_job.h"
 #include "dtrain/train/metrics.h"
 #include "dtrain/train/trial.h"
 

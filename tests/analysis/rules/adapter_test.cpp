@@ -7,7 +7,7 @@
 #include "dtrain/analysis/rules.h"
 #include "dtrain/analysis/summary.h"
 #include "dtrain/base/text.h"
-#include "dtrain/config/profiling_rules.h"
+#include "dtrain/config/profiling.h"
 
 namespace dtrain::analysis {
 namespace {

@@ -11,7 +11,7 @@
 #include "dtrain/analysis/analysis.h"
 #include "dtrain/analysis/rules.h"
 #include "dtrain/analysis/run_profile.h"
-#include "dtrain/config/profiling_rules.h"
+#include "dtrain/config/profiling.h"
 
 namespace dtrain::analysis {
 namespace {

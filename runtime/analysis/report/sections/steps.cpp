@@ -8,7 +8,7 @@
 
 #include <spdlog/fmt/fmt.h>
 
-#include "dtrain/base/statistics.h"
+#include "dtrain/base/numeric.h"
 #include "read/json_fields.h"
 #include "read/text.h"
 #include "report/charts.h"

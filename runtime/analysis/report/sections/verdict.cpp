@@ -5,7 +5,6 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "dtrain/base/text.h"
-#include "dtrain/base/units.h"
 #include "read/text.h"
 #include "report/sections.h"
 #include "summary/summary_words.h"

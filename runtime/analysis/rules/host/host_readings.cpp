@@ -7,7 +7,7 @@
 
 #include <spdlog/fmt/fmt.h>
 
-#include "dtrain/base/units.h"
+#include "dtrain/base/text.h"
 #include "measure/system_metrics.h"
 #include "rules/judge.h"
 

@@ -4,7 +4,7 @@
 #include <map>
 
 #include "dtrain/base/clock.h"
-#include "dtrain/base/units.h"
+#include "dtrain/base/text.h"
 #include "rules/judge.h"
 
 namespace dtrain::analysis::rules {

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "dtrain/config/cluster.h"
+#include "dtrain/host/cpu.h"
 #include "dtrain/host/gpus.h"
-#include "dtrain/host/topology.h"
 #include "dtrain/scheduler/placement.h"
 
 namespace dtrain::scheduler {

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "dtrain/host/topology.h"
+#include "dtrain/host/cpu.h"
 
 namespace dtrain::scheduler {
 

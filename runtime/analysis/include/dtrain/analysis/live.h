@@ -15,7 +15,7 @@
 #include "dtrain/analysis/run_history.h"
 #include "dtrain/base/clock.h"
 #include "dtrain/base/json.h"
-#include "dtrain/profile/phase.h"
+#include "dtrain/profile/records.h"
 
 namespace dtrain::analysis {
 

@@ -52,7 +52,7 @@ inline void declare_keys(Keys& keys, LossSettings& s) {
                     s.auxiliary);
 }
 
-// `metrics`, which validation computes beside the loss (runtime/train/worker/metrics.h).
+// `metrics`, which validation computes beside the loss (runtime/train/worker/loss.h).
 enum class MetricKind { kAccuracy, kTopAccuracy, kPerplexity, kF1, kIou, kAuc };
 
 struct Metric {

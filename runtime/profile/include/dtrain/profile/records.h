@@ -1,7 +1,7 @@
 // The records of a rank, each declared once: its values, and in fields() their keys in dumps, in the order of the dump
 // (docs/profile-format.md says what they mean). A visitor gets a key and the value of each of the given records.
-// Visitors write dumps (agent/format.h), read them (runtime/analysis/read/field_reader.h) and make tables of them
-// (runtime/analysis/export/table_rows.h).
+// Visitors write dumps (agent/format.h), read them (runtime/analysis/read/dump_reader.cpp) and make tables of them
+// (runtime/analysis/export/tables.cpp).
 #pragma once
 
 #include <array>
@@ -14,7 +14,7 @@
 #include <string_view>
 #include <vector>
 
-#include "dtrain/base/saturating.h"
+#include "dtrain/base/numeric.h"
 #include "dtrain/data/read_usage.h"
 #include "dtrain/profile/scope.h"
 #include "dtrain/profile/sketch.h"
