@@ -122,7 +122,7 @@ SharedMemory share_on_host(ControlPlane& control, const std::string& name, const
   try {
     memory = make();
   } catch (const std::exception& error) {
-    control.set(key, to_line({{"error", describe(error)}}));
+    control.set(key, to_line({{"error", dtrain::describe(error)}}));
     throw;
   }
   UnixListener listener = UnixListener::create("share");
