@@ -24,8 +24,8 @@ constexpr std::size_t kShown = 80;               // letters of a name that an er
 struct Part {
   std::size_t at, size;
 };
-constexpr Part kName{0, 100}, kMode{100, 8}, kOwner{108, 8}, kGroup{116, 8}, kSize{124, 12}, kTime{136, 12},
-    kChecksum{148, 8}, kType{156, 1}, kMagic{257, 8}, kPrefix{345, 155};
+constexpr Part kNameField{0, 100}, kModeField{100, 8}, kOwnerField{108, 8}, kGroupField{116, 8}, kSizeField{124, 12},
+    kTimeField{136, 12}, kChecksumField{148, 8}, kTypeField{156, 1}, kMagicField{257, 8}, kPrefixField{345, 155};
 constexpr char kRegular = '0', kOldRegular = '\0', kContiguous = '7', kGnuName = 'L', kGnuLink = 'K', kPax = 'x',
                kPaxGlobal = 'g';
 
@@ -56,7 +56,7 @@ std::optional<std::uint64_t> number_in(const Block& block, const Part& part) {
 std::uint64_t sum_of(const Block& block) {
   std::uint64_t sum = 0;
   for (std::size_t i = 0; i < kBlock; ++i) {
-    sum += i >= kChecksum.at && i < kChecksum.at + kChecksum.size ? ' ' : block[i];
+    sum += i >= kChecksumField.at && i < kChecksumField.at + kChecksumField.size ? ' ' : block[i];
   }
   return sum;
 }
@@ -116,17 +116,17 @@ TarReader::Header TarReader::read_header(std::uint64_t offset) const {
     file_.fail(0, "the archive is compressed as a whole, and nothing can be read out of its middle",
                "decompress it: pictures are compressed by themselves");
   }
-  if (number_in(block, kChecksum) != sum_of(block)) {
+  if (number_in(block, kChecksumField) != sum_of(block)) {
     file_.fail(offset, "no header of a tar member (its checksum is wrong)",
                "is the file a tar archive, and undamaged?");
   }
-  header.type = static_cast<char>(block[kType.at]);
-  const auto size = number_in(block, kSize);
-  if (!size) file_.fail(offset + kSize.at, "the size of a tar member is no number");
+  header.type = static_cast<char>(block[kTypeField.at]);
+  const auto size = number_in(block, kSizeField);
+  if (!size) file_.fail(offset + kSizeField.at, "the size of a tar member is no number");
   header.size = *size;
-  header.name = text_in(block, kName);
-  if (std::memcmp(block.data() + kMagic.at, "ustar\0", 6) == 0) {
-    const std::string prefix = text_in(block, kPrefix);
+  header.name = text_in(block, kNameField);
+  if (std::memcmp(block.data() + kMagicField.at, "ustar\0", 6) == 0) {
+    const std::string prefix = text_in(block, kPrefixField);
     if (!prefix.empty()) header.name = prefix + "/" + header.name;
   }
   return header;
@@ -198,16 +198,16 @@ void put_octal(Block& block, const Part& part, std::uint64_t value) {
 
 std::string header_of(std::string_view name, std::uint64_t size, char type) {
   Block block{};
-  put(block, kName, name);
-  put_octal(block, kMode, 0644);
-  put_octal(block, kOwner, 0);
-  put_octal(block, kGroup, 0);
-  put_octal(block, kSize, size);
-  put_octal(block, kTime, 0);
-  block[kType.at] = static_cast<unsigned char>(type);
-  put(block, kMagic, std::string_view("ustar\00000", 8));
-  put_octal(block, {kChecksum.at, kChecksum.size - 1}, sum_of(block));
-  block[kChecksum.at + kChecksum.size - 1] = ' ';
+  put(block, kNameField, name);
+  put_octal(block, kModeField, 0644);
+  put_octal(block, kOwnerField, 0);
+  put_octal(block, kGroupField, 0);
+  put_octal(block, kSizeField, size);
+  put_octal(block, kTimeField, 0);
+  block[kTypeField.at] = static_cast<unsigned char>(type);
+  put(block, kMagicField, std::string_view("ustar\00000", 8));
+  put_octal(block, {kChecksumField.at, kChecksumField.size - 1}, sum_of(block));
+  block[kChecksumField.at + kChecksumField.size - 1] = ' ';
   return {reinterpret_cast<const char*>(block.data()), kBlock};
 }
 
@@ -237,7 +237,7 @@ void TarWriter::write(std::string_view content) {
 void TarWriter::add(const std::string& name, std::string_view content) {
   constexpr std::uint64_t kLargestOctal = (std::uint64_t{1} << 33) - 1;
   std::string records;
-  if (name.size() > kName.size) records += pax_record("path", name);
+  if (name.size() > kNameField.size) records += pax_record("path", name);
   if (content.size() > kLargestOctal) records += pax_record("size", std::to_string(content.size()));
   const std::size_t before = buffer_.size();
   if (!records.empty())

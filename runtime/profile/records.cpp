@@ -6,6 +6,8 @@
 #include <limits>
 #include <string_view>
 
+#include <spdlog/fmt/fmt.h>
+
 #include "dtrain/base/numeric.h"
 #include "dtrain/profile/sketch.h"
 
@@ -207,6 +209,32 @@ std::optional<Sketch> Sketch::from_json(const Json& json) {
     numbers.push_back(value.get<std::int64_t>());
   }
   return restore(*count, *sum, *min, *max, *zeros, numbers);
+}
+
+std::string operators_file_name(int rank) {
+  return fmt::format("operators-rank-{:04}.json", rank);
+}
+
+Json to_json(const OperatorCounts& counts) {
+  Json rows = Json::array();
+  for (const OperatorCount& one : counts.operators) {
+    Json row = {{"name", one.name}, {"dtype", one.dtype}};
+    if (!one.format.empty()) row["format"] = one.format;
+    row.update({{"shapes", one.shapes}, {"calls", one.calls}, {"flops", one.flops}, {"bytes", one.bytes}});
+    row["seconds"] = one.seconds ? Json(*one.seconds) : Json(nullptr);
+    rows.push_back(std::move(row));
+  }
+  return {{"schema", kOperatorCountsSchema},
+          {"rank", counts.rank},
+          {"host", counts.host},
+          {"device", counts.device},
+          {"threads", counts.threads},
+          {"batch", counts.batch},
+          {"samples", counts.samples},
+          {"counted_batches", counts.counted},
+          {"flops_per_sample", counts.flops_per_sample},
+          {"dtype", counts.dtype},
+          {"operators", std::move(rows)}};
 }
 
 }  // namespace dtrain::profile

@@ -1,6 +1,6 @@
 // The ways between a rank and the agent process: a ring, and messages over a socket.
 //
-// The ring between a rank (the only writer) and the agent process (the only reader), in memory that both map. It
+// The ring is between a rank (the only writer) and the agent process (the only reader), in memory that both map. It
 // outlives the rank: records committed before a kill -9 are still read. It outlives the agent, too: the next reader
 // continues after the last released record. Neither side ever waits for the other.
 #pragma once
