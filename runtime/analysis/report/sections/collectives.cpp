@@ -1,4 +1,5 @@
-// The section on the exchange of gradients: its time, the part that computing hid, and its bandwidth.
+// The sections on how ranks work together: the exchange of gradients (its time, the part that computing hid, its
+// bandwidth), balance, and the batch size.
 #include <algorithm>
 #include <cctype>
 #include <functional>

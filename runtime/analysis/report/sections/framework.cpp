@@ -1,5 +1,5 @@
-// The section on the time in training, evaluation and everything else, on the phases of a step and the operators in
-// them.
+// The sections on computing: the time in training, evaluation and everything else, the phases of a step, operators, and
+// their distance from the hardware's limits.
 #include <algorithm>
 
 #include <spdlog/fmt/fmt.h>

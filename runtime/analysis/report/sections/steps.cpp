@@ -1,4 +1,4 @@
-// The section on steps: durations, outliers, and the events during outliers.
+// The sections on steps: durations, outliers and the events during them, and each rank's phases over time.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The section on the use of the hosts and their memory.
+// The sections on the hosts: their use, memory, and bottlenecks.
 #include <algorithm>
 #include <map>
 #include <set>

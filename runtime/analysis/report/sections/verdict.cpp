@@ -1,5 +1,5 @@
-// The first screen: the speed, its distance from the ideal, the three most expensive findings, and the effects of
-// changes.
+// The first screen (the speed, its distance from the ideal, the three most expensive findings), the effects of changes,
+// the waterfall, and stragglers.
 #include <algorithm>
 
 #include <spdlog/fmt/fmt.h>
