@@ -17,7 +17,7 @@
 #include "dtrain/analysis/run_profile.h"
 #include "dtrain/analysis/summary.h"
 #include "dtrain/base/file.h"
-#include "dtrain/profile/operator_counts.h"
+#include "dtrain/profile/records.h"
 
 namespace dtrain::analysis {
 

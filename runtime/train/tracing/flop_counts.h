@@ -9,7 +9,7 @@
 #include <ATen/record_function.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
-#include "dtrain/profile/operator_counts.h"
+#include "dtrain/profile/records.h"
 #include "dtrain/run/rank_session.h"
 
 namespace dtrain::train {

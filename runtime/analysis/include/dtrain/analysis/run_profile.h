@@ -15,7 +15,7 @@
 
 #include "dtrain/analysis/dump_reader.h"
 #include "dtrain/base/json.h"
-#include "dtrain/profile/operator_counts.h"
+#include "dtrain/profile/records.h"
 
 namespace dtrain::analysis {
 
