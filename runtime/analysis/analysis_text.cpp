@@ -1,7 +1,7 @@
 #include "dtrain/analysis/analysis.h"
 
 #include "dtrain/base/units.h"
-#include "rules/run_rules.h"
+#include "findings/judgement.h"
 #include "summary/scopes_text.h"
 #include "summary/summary_words.h"
 #include "text/text_writer.h"
@@ -24,21 +24,6 @@ void write_analysis_head(TextWriter& out, const Analysis& analysis) {
   if (waterfall.ideal_samples_per_s > 0) {
     out.line("  {} samples/s: {} of the {} that computing alone would give", format_rate(waterfall.samples_per_s),
              format_percent(waterfall.efficiency), format_rate(waterfall.ideal_samples_per_s));
-  }
-}
-
-void write_findings(TextWriter& out, const Analysis& analysis) {
-  out.heading("Findings, the most expensive first");
-  if (analysis.findings.empty()) {
-    out.line("  {}", analysis.summary.steps > 0 ? "nothing takes more than 1% of the loop without need"
-                                                : "no batch was recorded");
-  }
-  int number = 0;
-  for (const Finding& finding : analysis.findings) {
-    const std::string share = finding.bytes_per_step ? "" : " (" + format_percent(finding.share) + " of the loop)";
-    out.paragraph(finding.title + share, 5, fmt::format("  {}.", ++number));
-    if (!finding.evidence.empty()) out.paragraph(finding.evidence, 5);
-    out.paragraph(finding.advice, 8, "     ->");
   }
 }
 
@@ -139,13 +124,13 @@ void write_what_if(TextWriter& out, const WhatIf& what_if, bool assumptions) {
 std::string render_analysis(const Analysis& analysis, const TextOptions& options) {
   TextWriter out(options);
   write_analysis_head(out, analysis);
-  write_findings(out, analysis);
+  findings::write_findings(out, analysis);
   write_waterfall(out, analysis.waterfall);
   write_steps(out, analysis);
   write_scopes(out, analysis.summary);
   write_stragglers(out, analysis.stragglers);
   write_what_if(out, analysis.what_if, false);
-  rules::write_rules(out, analysis.rules);
+  findings::write_rules(out, analysis.rules);
   if (!analysis.summary.warnings.empty()) {
     out.heading("Warnings");
     for (const std::string& warning : analysis.summary.warnings) out.paragraph(warning, 4, "  !");

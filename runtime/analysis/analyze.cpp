@@ -1,6 +1,6 @@
 #include "dtrain/analysis/analysis.h"
 #include "dtrain/config/profiling_rules.h"
-#include "findings/make_findings.h"
+#include "findings/judgement.h"
 #include "measure/evidence.h"
 #include "measure/statistics.h"
 #include "predict/predictor.h"
@@ -19,8 +19,8 @@ Analysis analyze(const RunProfile& profile, const AnalyzeOptions& options) {
   analysis.what_if = predict(evidence, options.tried ? *options.tried : profile);
   analysis.operators = operators_of_run(profile.folder);
   analysis.rules = run_rules(profile, options.rules ? *options.rules : rules_of(profile));
-  analysis.findings = make_findings(evidence, analysis);
-  analysis.summary.look_at = look_at(analysis);
+  analysis.findings = findings::search({evidence, analysis});
+  analysis.summary.look_at = findings::look_at(analysis);
   return analysis;
 }
 
@@ -63,8 +63,7 @@ Json to_json(const WhatIf& what_if) {
 
 Json to_json(const Analysis& analysis) {
   Json json = {{"schema", 3}, {"summary", to_json(analysis.summary)}};
-  json["findings"] = Json::array();
-  for (const Finding& finding : analysis.findings) json["findings"].push_back(to_json(finding));
+  json["findings"] = to_json(analysis.findings);
   json["steps"] = to_json(analysis.steps);
   json["rank_steps"] = Json::array();
   for (const auto& [rank, statistics] : analysis.rank_steps) {
