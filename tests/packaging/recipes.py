@@ -185,7 +185,7 @@ class Recipes(unittest.TestCase):
     def check_key(self, libraries):
         program = link("tests/config_test", [compile_text("config_test", "key_program", """
 #include <cstdio>
-#include "dtrain/analysis/rules.h"
+#include "dtrain/analysis/findings.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/config/schema.h"
 using namespace dtrain;
@@ -246,7 +246,7 @@ BackendCheck RelayBackend::check(const std::map<std::string, std::string>&) cons
         program = link("tests/run_test", [compile_text("run_test", "backend_program", "".join(
             f'#include "{file}"\n' for file in own) + """
 #include <cstdio>
-#include "dtrain/analysis/rules.h"
+#include "dtrain/analysis/findings.h"
 #include "dtrain/config/schema.h"
 using namespace dtrain;
 // Prints what doctor finds, then trains with two ranks that are threads of this process.
@@ -317,7 +317,7 @@ int main(int, char** argv) try {
 #include "{TREE}/runtime/data/formats/tokens.cpp"
 """ + """
 #include <cstdio>
-#include "dtrain/analysis/rules.h"
+#include "dtrain/analysis/findings.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/config/schema.h"
 #include "dtrain/data/formats.h"

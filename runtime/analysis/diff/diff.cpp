@@ -125,8 +125,7 @@ bool may_be_chance(const Finding& rule, const Finding* other) {
 std::vector<DiffRule> rules_of_one(const std::vector<Finding>& all, const std::vector<Finding>& others) {
   std::vector<DiffRule> result;
   for (const Finding& rule : all) {
-    const auto found =
-        std::find_if(others.begin(), others.end(), [&](const auto& one) { return one.id == rule.id; });
+    const auto found = std::find_if(others.begin(), others.end(), [&](const auto& one) { return one.id == rule.id; });
     const Finding* const other = found == others.end() ? nullptr : &*found;
     if (rule.triggered <= 0 || (other != nullptr && other->triggered > 0)) continue;
     DiffRule one{rule.id, findings::triggered_text(rule), may_be_chance(rule, other)};

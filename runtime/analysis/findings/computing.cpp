@@ -192,8 +192,7 @@ class Computing {
 
   std::vector<Finding> find() {
     if (!roofline_.limits || roofline_.operators.empty()) return {};
-    add_predicted("bf16", "float32", "products of matrices and convolutions are computed in float32",
-                  "");
+    add_predicted("bf16", "float32", "products of matrices and convolutions are computed in float32", "");
     add_predicted("channels_last", "contiguous", "convolutions read their images plane by plane (contiguous)",
                   ", or auto, which tries both");
     add_small_operators();
@@ -260,7 +259,8 @@ class Computing {
       calls += one.calls;
     }
     if (calls == 0) return;
-    add("small_operators", lost_s, fmt::format("calling operators on small tensors takes {}", seconds_text(of_loop(lost_s))),
+    add("small_operators", lost_s,
+        fmt::format("calling operators on small tensors takes {}", seconds_text(of_loop(lost_s))),
         fmt::format("{} calls a batch take {}, and their work needs {}: the rest is the same for tensors of any size",
                     count_text(calls), seconds_text(lost_s + work_s), seconds_text(work_s)),
         "raise hyperparameters.global_batch_size: as many calls do more work; in Python, torch.compile() makes fewer "
@@ -357,12 +357,14 @@ class Computing {
 // few odd sizes that data dictate (a colour channel, ten classes) do not trigger anything by themselves.
 Judgement dimension_multiples() {
   return {.id = "DimensionMultiples",
-          .text = "Batch and layer sizes that are not multiples of the number of elements that the hardware computes at "
-                  "once.",
+          .text =
+              "Batch and layer sizes that are not multiples of the number of elements that the hardware computes at "
+              "once.",
           .group = "model",
           .unit = "sizes",
-          .title = "Looks for layers and batches whose sizes are no multiples of what the hardware computes at once; "
-                   "the rest is padding.",
+          .title =
+              "Looks for layers and batches whose sizes are no multiples of what the hardware computes at once; "
+              "the rest is padding.",
           .advice = "Round layer sizes, vocabularies and batches up to the multiple.",
           .parameters = {real("threshold", "Percentage of the computing that may be padding.", 5),
                          whole("multiple", "The number of elements; 0: the number that suits the hardware.", 0,
@@ -377,8 +379,9 @@ Judgement mixed_precision() {
   return {.id = "MixedPrecision",
           .group = "model",
           .unit = "runs",
-          .title = "Looks at whether a run computes in 32 bits on hardware that computes in 16 much faster. What a "
-                   "trial casts by itself is not seen.",
+          .title =
+              "Looks at whether a run computes in 32 bits on hardware that computes in 16 much faster. What a "
+              "trial casts by itself is not seen.",
           .judge = judge_precision};
 }
 

@@ -133,10 +133,12 @@ Judgement cpu_oversubscription() {
           .text = "Ranks that could compute but wait for a core.",
           .group = "cpu",
           .unit = "ranks",
-          .title = "Looks for ranks whose training thread could run and has no core: more threads want to run than "
-                   "there are cores.",
-          .advice = "Use fewer ranks (resources.slots_per_trial) or threads (OMP_NUM_THREADS) on that host, or keep "
-                    "other programs away from it.",
+          .title =
+              "Looks for ranks whose training thread could run and has no core: more threads want to run than "
+              "there are cores.",
+          .advice =
+              "Use fewer ranks (resources.slots_per_trial) or threads (OMP_NUM_THREADS) on that host, or keep "
+              "other programs away from it.",
           .parameters = {real("threshold", "Percentage of the time that a rank may wait for a core.", 10), kPatience},
           .judge = judge_oversubscription};
 }
@@ -144,18 +146,20 @@ Judgement cpu_oversubscription() {
 // For runs on CPUs: physical cores that the run may use but hardly uses. Both threads of a core share its arithmetic
 // units, so a core counts as busy as the busier of its logical CPUs.
 Judgement idle_cores() {
-  return {.id = "IdleCores",
-          .text = "Cores that the run may use but leaves idle (runs without GPU).",
-          .group = "cpu",
-          .unit = "hosts",
-          .title = "Looks for cores that the run may use and that have hardly anything to do (the counterpart of low "
-                   "GPU utilization where CPUs train).",
-          .advice = "Train with more ranks (resources.slots_per_trial), give each rank more threads (OMP_NUM_THREADS), "
-                    "or use a larger batch.",
-          .parameters = {real("threshold", "Percentage of the cores that may be idle.", 25),
-                         real("cpu_threshold", "Mean utilization, in percent, below which a core is idle.", 20),
-                         kPatience},
-          .judge = judge_idle_cores};
+  return {
+      .id = "IdleCores",
+      .text = "Cores that the run may use but leaves idle (runs without GPU).",
+      .group = "cpu",
+      .unit = "hosts",
+      .title =
+          "Looks for cores that the run may use and that have hardly anything to do (the counterpart of low "
+          "GPU utilization where CPUs train).",
+      .advice =
+          "Train with more ranks (resources.slots_per_trial), give each rank more threads (OMP_NUM_THREADS), "
+          "or use a larger batch.",
+      .parameters = {real("threshold", "Percentage of the cores that may be idle.", 25),
+                     real("cpu_threshold", "Mean utilization, in percent, below which a core is idle.", 20), kPatience},
+      .judge = judge_idle_cores};
 }
 
 std::vector<Finding> find_contended_hosts(const Run& run) {
@@ -183,8 +187,7 @@ std::vector<Finding> find_contended_hosts(const Run& run) {
                "they load a rank's cores with {:.0f}% of a core on average, and a training thread had no core for {} "
                "(mean of {}; no_core in the waterfall: it lies across its parts)",
                foreign / static_cast<double>(count), seconds_text(seconds),
-               named.empty() ? std::string("the ranks")
-                             : fmt::format("the {} without a finding of their own", count)),
+               named.empty() ? std::string("the ranks") : fmt::format("the {} without a finding of their own", count)),
            .advice = "end them or move them to cores without ranks, or use fewer slots on these hosts",
            .seconds = seconds,
            .fault = true}};
@@ -228,8 +231,9 @@ std::vector<Finding> find_cpu_quota(const Run& run) {
                            one_host ? "" : " on " + rank.host, seconds_text(lost_s)),
       .evidence = fmt::format("the quota was used up in {:.0f}% of its periods, and a rank stood still for {} (mean)",
                               evidence.contention[at].throttled_percent.value_or(0), seconds_text(lost_s)),
-      .advice = "raise the quota (docker run --cpus, a CPU limit of the container in Kubernetes, CPUQuota= in systemd; "
-                "cpu.max or cpu.cfs_quota_us of the cgroup)",
+      .advice =
+          "raise the quota (docker run --cpus, a CPU limit of the container in Kubernetes, CPUQuota= in systemd; "
+          "cpu.max or cpu.cfs_quota_us of the cgroup)",
       .seconds = lost_s,
       .host = one_host ? "" : rank.host,
       .fault = true};

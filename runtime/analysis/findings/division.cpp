@@ -70,18 +70,19 @@ class DivisionFinder {
     const double saved_s = (parts_.step_s - best->step_s) * steps;
     const std::string asked = division_text(best->ranks, best->threads);
     const std::vector<std::string> patch = patch_of(*best);
-    return {{.id = "division",
-             .cause = "division",
-             .title = fmt::format("{} on the same cores are predicted to train {:.0f}% faster than {}, which saves {}",
-                                  asked, 100 * (parts_.step_s / best->step_s - 1), division_text(ranks_, threads_),
-                                  seconds_text(saved_s)),
-             .evidence = reason(*best),
-             .advice = fmt::format("set {}{}: a batch is predicted to take {} instead of {}; another division gives "
-                                   "other bits",
-                                   keys_text(patch), cores_per_slot_ == 0 ? ", or auto, which measures the divisions" : "",
-                                   seconds_text(best->step_s), seconds_text(parts_.step_s)),
-             .patch = patch,
-             .seconds = saved_s}};
+    return {
+        {.id = "division",
+         .cause = "division",
+         .title = fmt::format("{} on the same cores are predicted to train {:.0f}% faster than {}, which saves {}",
+                              asked, 100 * (parts_.step_s / best->step_s - 1), division_text(ranks_, threads_),
+                              seconds_text(saved_s)),
+         .evidence = reason(*best),
+         .advice = fmt::format("set {}{}: a batch is predicted to take {} instead of {}; another division gives "
+                               "other bits",
+                               keys_text(patch), cores_per_slot_ == 0 ? ", or auto, which measures the divisions" : "",
+                               seconds_text(best->step_s), seconds_text(parts_.step_s)),
+         .patch = patch,
+         .seconds = saved_s}};
   }
 
  private:

@@ -100,10 +100,10 @@ std::string judge_low_utilization(const RuleData& data, const Parameters& p, Fin
 
 // LoadBalancing compares the GPUs of a run by the histograms of their utilization: bins of 2 percent, and the
 // Jensen-Shannon distance between two of them (the square root of the Jensen-Shannon divergence with natural
-// logarithms; Lin, "Divergence measures based on the Shannon entropy", IEEE Trans. Inf. Theory 37(1), 1991): 0 for equal
-// histograms, 0.83 if nothing overlaps. With few data points, histograms differ by chance: for two equal GPUs with n and
-// m points in k bins, the expected divergence is about (k-1)/8 (1/n + 1/m), the bias of entropies of samples (Miller,
-// 1955). A pair for which that bias alone is half of the threshold stays undecided.
+// logarithms; Lin, "Divergence measures based on the Shannon entropy", IEEE Trans. Inf. Theory 37(1), 1991): 0 for
+// equal histograms, 0.83 if nothing overlaps. With few data points, histograms differ by chance: for two equal GPUs
+// with n and m points in k bins, the expected divergence is about (k-1)/8 (1/n + 1/m), the bias of entropies of samples
+// (Miller, 1955). A pair for which that bias alone is half of the threshold stays undecided.
 
 constexpr std::size_t kBins = 50;
 constexpr std::size_t kMostListed = 100;  // pairs, in the details
@@ -249,8 +249,9 @@ Judgement low_gpu_utilization() {
           .text = "Utilization of a GPU that is low or fluctuates.",
           .group = "report",
           .unit = "windows",
-          .title = "Looks for utilization of GPUs that is low, or that fluctuates: bottlenecks, blocking calls, or a "
-                   "batch that is too small.",
+          .title =
+              "Looks for utilization of GPUs that is low, or that fluctuates: bottlenecks, blocking calls, or a "
+              "batch that is too small.",
           .advice = "Look for bottlenecks and blocking calls, or use a larger batch.",
           .without_gpus = kNoGpu,
           .parameters = {real("threshold_p95", "Low: the 95th percentile of a window, in percent, is below this.", 70),
@@ -265,10 +266,12 @@ Judgement load_balancing() {
           .text = "Utilization that differs between GPUs.",
           .group = "report",
           .unit = "GPU pairs",
-          .title = "Compares the GPUs by the histograms of their utilization: in data-parallel training they should be "
-                   "alike.",
-          .advice = "Give every rank the same work (the same batch on equal GPUs), and look at the ranks of the GPUs "
-                    "that differ.",
+          .title =
+              "Compares the GPUs by the histograms of their utilization: in data-parallel training they should be "
+              "alike.",
+          .advice =
+              "Give every rank the same work (the same batch on equal GPUs), and look at the ranks of the GPUs "
+              "that differ.",
           .without_gpus = kNoGpu,
           .parameters = {real("threshold",
                               "Jensen-Shannon distance of two histograms of utilization, from 0 (the same) to 0.83 "
@@ -286,8 +289,9 @@ Judgement gpu_memory_increase() {
           .group = "report",
           .unit = "increases",
           .title = "Looks for GPU memory that grows by much from one window to the next.",
-          .advice = "Look for tensors that are kept from step to step. Where it is meant to be so and the memory is "
-                    "nearly full, use a smaller batch or a GPU with more memory.",
+          .advice =
+              "Look for tensors that are kept from step to step. Where it is meant to be so and the memory is "
+              "nearly full, use a smaller batch or a GPU with more memory.",
           .without_gpus = kNoGpu,
           .parameters = {real("increase",
                               "Percentage points by which the average of a window may be above that of the window "
@@ -298,23 +302,23 @@ Judgement gpu_memory_increase() {
 }
 
 Judgement gpu_utilization() {
-  return {.id = "GPUUtilization",
-          .text = "GPUs with a low mean utilization.",
-          .group = "system",
-          .unit = "GPUs",
-          .title = "Compares each GPU's mean utilization during the training with what it should be.",
-          .advice = "Look at the waterfall for what the GPUs wait for: data, communication, or the CPUs.",
-          .without_gpus = kNoGpu,
-          .parameters = {real("threshold", "The mean utilization, in percent, should be at least this.", 90),
-                         kPatience},
-          .judge = [](const RuleData& data, const Parameters& p, Finding& result) {
-            return judge_gpus(data, p, result, &GpuReading::util_percent,
-                              "no GPU reported its utilization during the training", [&](const auto& busy) {
-                                const double mean =
-                                    std::accumulate(busy.begin(), busy.end(), 0.0) / static_cast<double>(busy.size());
-                                return GpuVerdict{mean < p["threshold"], {{"mean_percent", mean}}};
-                              });
-          }};
+  return {
+      .id = "GPUUtilization",
+      .text = "GPUs with a low mean utilization.",
+      .group = "system",
+      .unit = "GPUs",
+      .title = "Compares each GPU's mean utilization during the training with what it should be.",
+      .advice = "Look at the waterfall for what the GPUs wait for: data, communication, or the CPUs.",
+      .without_gpus = kNoGpu,
+      .parameters = {real("threshold", "The mean utilization, in percent, should be at least this.", 90), kPatience},
+      .judge = [](const RuleData& data, const Parameters& p, Finding& result) {
+        return judge_gpus(data, p, result, &GpuReading::util_percent,
+                          "no GPU reported its utilization during the training", [&](const auto& busy) {
+                            const double mean =
+                                std::accumulate(busy.begin(), busy.end(), 0.0) / static_cast<double>(busy.size());
+                            return GpuVerdict{mean < p["threshold"], {{"mean_percent", mean}}};
+                          });
+      }};
 }
 
 Judgement gpu_memory_full() {
@@ -323,8 +327,9 @@ Judgement gpu_memory_full() {
           .group = "system",
           .unit = "GPUs",
           .title = "Looks for GPU memory that was nearly full at some time: a little more ends the run.",
-          .advice = "Use a smaller batch with optimizations.aggregation_frequency above 1, put dtrain::checkpoint() "
-                    "around layers of the trial's model, or keep fewer tensors.",
+          .advice =
+              "Use a smaller batch with optimizations.aggregation_frequency above 1, put dtrain::checkpoint() "
+              "around layers of the trial's model, or keep fewer tensors.",
           .without_gpus = kNoGpu,
           .parameters = {real("threshold", "Percentage in use above which the memory is nearly full.", 95)},
           .judge = [](const RuleData& data, const Parameters& p, Finding& result) {

@@ -51,32 +51,32 @@ std::vector<double> values_of(std::span<const HostSample> samples,
 
 std::string judge_memory(const RuleData& data, const Parameters& p, Finding& result) {
   Json advice = Json::array();
-  std::string why_not = judge_hosts(
-      data, p, result, "how much memory the hosts have is not recorded",
-      [&](const HostSeries& host, std::span<const HostSample> samples) -> std::optional<HostVerdict> {
-        std::optional<HostMemory> fullest;
-        std::size_t points = 0;
-        for (const HostSample& sample : samples) {
-          const auto memory = memory_of(host.machine, sample);
-          if (!memory) continue;
-          ++points;
-          if (!fullest || memory->used_percent() > fullest->used_percent()) fullest = memory;
-        }
-        if (!fullest) return std::nullopt;
-        const std::string whose =
-            fullest->of_cgroup ? cgroup_with_limit(host.machine.facts, fullest->total) : "this host";
-        const bool triggers = fullest->used_percent() > p["threshold"];
-        if (triggers) {
-          advice.push_back(fmt::format("{}: {:.0f}% of the {} of {} were in use", host.host, fullest->used_percent(),
-                                       format_bytes(fullest->total), whose));
-        }
-        return HostVerdict{triggers,
-                           points,
-                           {{"most_percent", fullest->used_percent()},
-                            {"least_free_bytes", fullest->free},
-                            {"total_bytes", fullest->total},
-                            {"whose", whose}}};
-      });
+  std::string why_not =
+      judge_hosts(data, p, result, "how much memory the hosts have is not recorded",
+                  [&](const HostSeries& host, std::span<const HostSample> samples) -> std::optional<HostVerdict> {
+                    std::optional<HostMemory> fullest;
+                    std::size_t points = 0;
+                    for (const HostSample& sample : samples) {
+                      const auto memory = memory_of(host.machine, sample);
+                      if (!memory) continue;
+                      ++points;
+                      if (!fullest || memory->used_percent() > fullest->used_percent()) fullest = memory;
+                    }
+                    if (!fullest) return std::nullopt;
+                    const std::string whose =
+                        fullest->of_cgroup ? cgroup_with_limit(host.machine.facts, fullest->total) : "this host";
+                    const bool triggers = fullest->used_percent() > p["threshold"];
+                    if (triggers) {
+                      advice.push_back(fmt::format("{}: {:.0f}% of the {} of {} were in use", host.host,
+                                                   fullest->used_percent(), format_bytes(fullest->total), whose));
+                    }
+                    return HostVerdict{triggers,
+                                       points,
+                                       {{"most_percent", fullest->used_percent()},
+                                        {"least_free_bytes", fullest->free},
+                                        {"total_bytes", fullest->total},
+                                        {"whose", whose}}};
+                  });
   if (!advice.empty()) result.details["advice"] = std::move(advice);
   return why_not;
 }
@@ -105,10 +105,9 @@ std::optional<double> link_speed(const Machine& machine) {
 
 std::string judge_network(const RuleData& data, const Parameters& p, Finding& result) {
   result.advice = fmt::format("Exchange {} above 1), keep data on the hosts, or use a faster link.",
-                              has_gpus(data.hosts)
-                                  ? "less often (optimizations.aggregation_frequency"
-                                  : "fewer bytes (optimizations.gradient_compression, "
-                                    "optimizations.aggregation_frequency");
+                              has_gpus(data.hosts) ? "less often (optimizations.aggregation_frequency"
+                                                   : "fewer bytes (optimizations.gradient_compression, "
+                                                     "optimizations.aggregation_frequency");
   return judge_hosts(data, p, result, "the interfaces report no speed, as virtual ones do not",
                      [&](const HostSeries& host, std::span<const HostSample> samples) -> std::optional<HostVerdict> {
                        const auto speed = link_speed(host.machine);
@@ -259,52 +258,53 @@ std::string judge_batch_size(const RuleData& data, const Parameters& p, Finding&
 
 // CPUs that are all busy while GPUs train: launching kernels and preparing data then wait for each other.
 Judgement cpu_full() {
-  return {.id = "CPUFull",
-          .text = "Cores that are all busy while GPUs train.",
-          .group = "system",
-          .unit = "hosts",
-          .title = "Looks for CPUs that are nearly always all busy while GPUs train.",
-          .advice = "Prepare data before the training or on the GPU, or use a host with more cores for each GPU.",
-          .without_gpus = "CPUs do the computing of this run and are meant to be busy; see CPUOversubscription",
-          .parameters = {real("threshold",
-                              "95th percentile of CPU utilization, in percent, above which the cores are all busy.",
-                              95),
-                         kPatience},
-          .judge = [](const RuleData& data, const Parameters& p, Finding& result) {
-            return judge_hosts(
-                data, p, result, "how busy the CPUs were is not recorded",
-                [&](const HostSeries& host, std::span<const HostSample> samples) -> std::optional<HostVerdict> {
-                  const auto busy = values_of(samples, [](const HostSample& s) { return s.cpu_percent; });
-                  if (host.gpus.empty() || busy.empty()) return std::nullopt;
-                  const double p95 = quantile_of(busy, 0.95);
-                  return HostVerdict{p95 > p["threshold"], busy.size(), {{"p95_percent", p95}}};
-                });
-          }};
+  return {
+      .id = "CPUFull",
+      .text = "Cores that are all busy while GPUs train.",
+      .group = "system",
+      .unit = "hosts",
+      .title = "Looks for CPUs that are nearly always all busy while GPUs train.",
+      .advice = "Prepare data before the training or on the GPU, or use a host with more cores for each GPU.",
+      .without_gpus = "CPUs do the computing of this run and are meant to be busy; see CPUOversubscription",
+      .parameters = {real("threshold",
+                          "95th percentile of CPU utilization, in percent, above which the cores are all busy.", 95),
+                     kPatience},
+      .judge = [](const RuleData& data, const Parameters& p, Finding& result) {
+        return judge_hosts(
+            data, p, result, "how busy the CPUs were is not recorded",
+            [&](const HostSeries& host, std::span<const HostSample> samples) -> std::optional<HostVerdict> {
+              const auto busy = values_of(samples, [](const HostSample& s) { return s.cpu_percent; });
+              if (host.gpus.empty() || busy.empty()) return std::nullopt;
+              const double p95 = quantile_of(busy, 0.95);
+              return HostVerdict{p95 > p["threshold"], busy.size(), {{"p95_percent", p95}}};
+            });
+      }};
 }
 
 // The CPU quota of a cgroup: when it is used up, the kernel stops the whole cgroup until the next period.
 Judgement cpu_quota() {
-  return {.id = "CPUQuota",
-          .text = "Ranks that the CPU quota of their cgroup stops.",
-          .group = "system",
-          .unit = "hosts",
-          .title = "Looks for hosts on which a CPU quota (of a container, a pod, a cgroup) is used up before its "
-                   "period is over: the kernel then stops the ranks until the next one.",
-          .advice = "Raise the quota (docker run --cpus, a CPU limit of the container in Kubernetes, CPUQuota= in "
-                    "systemd), or use fewer ranks or threads.",
-          .parameters = {real("threshold", "Percentage of the quota's periods in which it may be used up.", 10),
-                         kPatience},
-          .judge = [](const RuleData& data, const Parameters& p, Finding& result) {
-            return judge_hosts(
-                data, p, result, "no CPU quota limits the ranks",
-                [&](const HostSeries&, std::span<const HostSample> samples) -> std::optional<HostVerdict> {
-                  const auto used = values_of(samples, [](const HostSample& s) { return s.throttled_periods_percent; });
-                  if (used.empty()) return std::nullopt;
-                  const double mean =
-                      std::accumulate(used.begin(), used.end(), 0.0) / static_cast<double>(used.size());
-                  return HostVerdict{mean > p["threshold"], used.size(), {{"mean_percent", mean}}};
-                });
-          }};
+  return {
+      .id = "CPUQuota",
+      .text = "Ranks that the CPU quota of their cgroup stops.",
+      .group = "system",
+      .unit = "hosts",
+      .title =
+          "Looks for hosts on which a CPU quota (of a container, a pod, a cgroup) is used up before its "
+          "period is over: the kernel then stops the ranks until the next one.",
+      .advice =
+          "Raise the quota (docker run --cpus, a CPU limit of the container in Kubernetes, CPUQuota= in "
+          "systemd), or use fewer ranks or threads.",
+      .parameters = {real("threshold", "Percentage of the quota's periods in which it may be used up.", 10), kPatience},
+      .judge = [](const RuleData& data, const Parameters& p, Finding& result) {
+        return judge_hosts(
+            data, p, result, "no CPU quota limits the ranks",
+            [&](const HostSeries&, std::span<const HostSample> samples) -> std::optional<HostVerdict> {
+              const auto used = values_of(samples, [](const HostSample& s) { return s.throttled_periods_percent; });
+              if (used.empty()) return std::nullopt;
+              const double mean = std::accumulate(used.begin(), used.end(), 0.0) / static_cast<double>(used.size());
+              return HostVerdict{mean > p["threshold"], used.size(), {{"mean_percent", mean}}};
+            });
+      }};
 }
 
 // Memory of a host that was nearly full at some time. The kernel drops page caches first and then kills programs.
@@ -313,11 +313,13 @@ Judgement host_memory_full() {
           .text = "Memory of a host, or of a cgroup's limit there, that is nearly full.",
           .group = "system",
           .unit = "hosts",
-          .title = "Looks for a host whose memory was nearly full at some time, or what the limit of the ranks' cgroup "
-                   "leaves of it: files are read again and again then, and a little more gets programs killed.",
-          .advice = "Read data piece by piece (a Dataset of your own), keep fewer batches ready "
-                    "(LoaderSettings::prefetch), put dtrain::checkpoint() around layers of the trial's model, use "
-                    "fewer ranks a host, or raise the limit of the cgroup where that is what is full.",
+          .title =
+              "Looks for a host whose memory was nearly full at some time, or what the limit of the ranks' cgroup "
+              "leaves of it: files are read again and again then, and a little more gets programs killed.",
+          .advice =
+              "Read data piece by piece (a Dataset of your own), keep fewer batches ready "
+              "(LoaderSettings::prefetch), put dtrain::checkpoint() around layers of the trial's model, use "
+              "fewer ranks a host, or raise the limit of the cgroup where that is what is full.",
           .parameters = {real("threshold", "Percentage in use above which the memory is nearly full.", 90)},
           .judge = judge_memory};
 }
@@ -325,36 +327,36 @@ Judgement host_memory_full() {
 // Compares the throughput of a host's disks with the usual throughput of disks of their kinds.
 Judgement disk_rate() {
   constexpr config::Bounds kRates{1, 1'000'000};  // in MB (1,000,000 bytes) a second
-  return {.id = "DiskRate",
-          .text = "Disks that are read and written nearly as fast as they allow.",
-          .group = "system",
-          .unit = "hosts",
-          .title = "Compares the rate at which a host's disks are read and written with what disks of their kinds give.",
-          .advice = "The disks are the limit: keep the data in memory, read it compressed or in larger sequential "
-                    "pieces, or put it on a faster disk.",
-          .parameters = {real("threshold",
-                              "95th percentile of the rate, in percent of what the disks allow, above which the disks "
-                              "are the limit.",
-                              80),
-                         real("rotating", "What a rotating disk allows, in MB (1,000,000 bytes) per second.", 150,
-                              kRates),
-                         real("ssd", "What a solid-state disk allows, in the same unit.", 500, kRates),
-                         real("nvme", "What an NVMe disk allows, in the same unit.", 3000, kRates), kPatience},
-          .judge = [](const RuleData& data, const Parameters& p, Finding& result) {
-            return judge_hosts(
-                data, p, result, "what kind of disks the hosts have is not recorded",
-                [&](const HostSeries& host, std::span<const HostSample> samples) -> std::optional<HostVerdict> {
-                  const auto limit = usual_rate(host.machine, p);
-                  const auto rates = values_of(samples, [](const HostSample& s) { return s.disk; });
-                  if (!limit || rates.empty()) return std::nullopt;
-                  const double p95 = quantile_of(rates, 0.95);
-                  const double used = 100 * p95 / *limit;
-                  return HostVerdict{
-                      used > p["threshold"],
-                      rates.size(),
-                      {{"p95_percent", used}, {"p95_bytes_per_s", p95}, {"given_bytes_per_s", *limit}}};
-                });
-          }};
+  return {
+      .id = "DiskRate",
+      .text = "Disks that are read and written nearly as fast as they allow.",
+      .group = "system",
+      .unit = "hosts",
+      .title = "Compares the rate at which a host's disks are read and written with what disks of their kinds give.",
+      .advice =
+          "The disks are the limit: keep the data in memory, read it compressed or in larger sequential "
+          "pieces, or put it on a faster disk.",
+      .parameters = {real("threshold",
+                          "95th percentile of the rate, in percent of what the disks allow, above which the disks "
+                          "are the limit.",
+                          80),
+                     real("rotating", "What a rotating disk allows, in MB (1,000,000 bytes) per second.", 150, kRates),
+                     real("ssd", "What a solid-state disk allows, in the same unit.", 500, kRates),
+                     real("nvme", "What an NVMe disk allows, in the same unit.", 3000, kRates), kPatience},
+      .judge = [](const RuleData& data, const Parameters& p, Finding& result) {
+        return judge_hosts(
+            data, p, result, "what kind of disks the hosts have is not recorded",
+            [&](const HostSeries& host, std::span<const HostSample> samples) -> std::optional<HostVerdict> {
+              const auto limit = usual_rate(host.machine, p);
+              const auto rates = values_of(samples, [](const HostSample& s) { return s.disk; });
+              if (!limit || rates.empty()) return std::nullopt;
+              const double p95 = quantile_of(rates, 0.95);
+              const double used = 100 * p95 / *limit;
+              return HostVerdict{used > p["threshold"],
+                                 rates.size(),
+                                 {{"p95_percent", used}, {"p95_bytes_per_s", p95}, {"given_bytes_per_s", *limit}}};
+            });
+      }};
 }
 
 // Compares a host's traffic with the speed of its links, each direction by itself.
@@ -378,8 +380,9 @@ Judgement cpu_bottleneck() {
           .text = "GPUs (on CPUs: ranks) that are idle while the cores are busy.",
           .group = "report",
           .unit = "hosts",
-          .title = "Looks for times in which the CPUs are busy and all GPUs of the host are idle (on CPUs: its ranks "
-                   "hardly compute), and triggers where these are more than the threshold's share of the training.",
+          .title =
+              "Looks for times in which the CPUs are busy and all GPUs of the host are idle (on CPUs: its ranks "
+              "hardly compute), and triggers where these are more than the threshold's share of the training.",
           .advice = "Prepare data before the training, make reading a sample cheaper, or keep other programs away.",
           .parameters = {real("threshold", "Percentage of the data points at which this may be so.", 50),
                          real("cpu_threshold", "CPU utilization, in percent, above which the cores are busy.", 90),
@@ -395,9 +398,10 @@ Judgement io_bottleneck() {
           .text = "GPUs (on CPUs: ranks) that are idle while the cores wait for disks.",
           .group = "report",
           .unit = "hosts",
-          .title = "Looks for times in which the CPUs wait for disks and all GPUs of the host are idle (on CPUs: its "
-                   "ranks hardly compute), and triggers where these are more than the threshold's share of the "
-                   "training.",
+          .title =
+              "Looks for times in which the CPUs wait for disks and all GPUs of the host are idle (on CPUs: its "
+              "ranks hardly compute), and triggers where these are more than the threshold's share of the "
+              "training.",
           .advice = "Keep the data in memory, use a binary format that is read in sequence, or a faster disk.",
           .parameters = {real("threshold", "Percentage of the data points at which this may be so.", 50),
                          real("io_threshold", "I/O wait, in percent, above which the cores wait for disks.", 50),
@@ -410,20 +414,22 @@ Judgement io_bottleneck() {
 // Looks for windows in which the computing device (a GPU, or the ranks on their CPUs), its memory and the CPUs all have
 // much to spare.
 Judgement batch_size() {
-  return {.id = "BatchSize",
-          .text = "A batch too small to use the cores, the GPU and its memory (on CPUs: the ranks' computing time, the "
-                  "host's memory). It is too small where the 95th percentiles of a window are all below their "
-                  "thresholds.",
-          .group = "report",
-          .unit = "windows",
-          .title = "Looks for times in which a GPU, its memory and the CPUs all have much to spare (on CPUs: the ranks' "
-                   "computing, the host's memory and the CPUs).",
-          .advice = "The batch is too small for this hardware: use a larger one, or fewer slots.",
-          .parameters = {real("cpu_threshold_p95", "CPU utilization, in percent.", 70),
-                         real("gpu_threshold_p95", "GPU utilization, in percent.", 70),
-                         real("gpu_memory_threshold_p95", "GPU memory in use, in percent.", 70), window(500),
-                         kPatience},
-          .judge = judge_batch_size};
+  return {
+      .id = "BatchSize",
+      .text =
+          "A batch too small to use the cores, the GPU and its memory (on CPUs: the ranks' computing time, the "
+          "host's memory). It is too small where the 95th percentiles of a window are all below their "
+          "thresholds.",
+      .group = "report",
+      .unit = "windows",
+      .title =
+          "Looks for times in which a GPU, its memory and the CPUs all have much to spare (on CPUs: the ranks' "
+          "computing, the host's memory and the CPUs).",
+      .advice = "The batch is too small for this hardware: use a larger one, or fewer slots.",
+      .parameters = {real("cpu_threshold_p95", "CPU utilization, in percent.", 70),
+                     real("gpu_threshold_p95", "GPU utilization, in percent.", 70),
+                     real("gpu_memory_threshold_p95", "GPU memory in use, in percent.", 70), window(500), kPatience},
+      .judge = judge_batch_size};
 }
 
 }  // namespace dtrain::analysis::findings

@@ -1,5 +1,5 @@
-// The list of the judgements, and what is done with each: a run is judged by it, the results are sorted, and they become
-// JSON and text.
+// The list of the judgements, and what is done with each: a run is judged by it, the results are sorted, and they
+// become JSON and text.
 #include <algorithm>
 #include <map>
 
@@ -28,15 +28,35 @@ Findings find_leaks(const Run&), find_cpu_quota(const Run&), find_stalling(const
 
 std::vector<Judgement> judgements() {
   return {// the nine of the profiling report
-          step_outlier(), dataloader(), low_gpu_utilization(), load_balancing(), io_bottleneck(), cpu_bottleneck(),
-          batch_size(), gpu_memory_increase(), max_initialization_time(),
+          step_outlier(),
+          dataloader(),
+          low_gpu_utilization(),
+          load_balancing(),
+          io_bottleneck(),
+          cpu_bottleneck(),
+          batch_size(),
+          gpu_memory_increase(),
+          max_initialization_time(),
           // runs on CPUs
-          idle_cores(), cpu_oversubscription(),
+          idle_cores(),
+          cpu_oversubscription(),
           // the environment of the training
-          gpu_utilization(), gpu_memory_full(), host_memory_full(), network_full(), cpu_full(), cpu_quota(),
-          disk_rate(), gpu_foreign_processes(), gpu_temperature(), loader_rate(), small_reads(),
+          gpu_utilization(),
+          gpu_memory_full(),
+          host_memory_full(),
+          network_full(),
+          cpu_full(),
+          cpu_quota(),
+          disk_rate(),
+          gpu_foreign_processes(),
+          gpu_temperature(),
+          loader_rate(),
+          small_reads(),
           // the computing of the model
-          pinned_memory(), dimension_multiples(), mixed_precision(), fused_optimizer(),
+          pinned_memory(),
+          dimension_multiples(),
+          mixed_precision(),
+          fused_optimizer(),
           // costs
           {.id = "memory", .search = find_leaks, .needs_loop = false},
           {.id = "cpu_quota", .search = find_cpu_quota},
@@ -87,7 +107,8 @@ void declare_keys(config::Keys& keys, Judgement& rule) {
 }
 
 RuleSet::RuleSet(const std::vector<Judgement>& all) {
-  std::copy_if(all.begin(), all.end(), std::back_inserter(rules_), [](const auto& one) { return one.judge != nullptr; });
+  std::copy_if(all.begin(), all.end(), std::back_inserter(rules_),
+               [](const auto& one) { return one.judge != nullptr; });
 }
 
 void RuleSet::declare_keys(config::Keys& keys) {
@@ -102,8 +123,8 @@ void RuleSet::declare_keys(config::Keys& keys) {
 
 Finding judge(const Judgement& rule, const RuleData& data) {
   Finding result{.id = rule.id, .title = rule.title, .advice = rule.advice, .group = rule.group, .unit = rule.unit};
-  result.why_not = rule.without_gpus && !has_gpus(data.hosts) ? rule.without_gpus
-                                                              : rule.judge(data, rule.parameters, result);
+  result.why_not =
+      rule.without_gpus && !has_gpus(data.hosts) ? rule.without_gpus : rule.judge(data, rule.parameters, result);
   return result;
 }
 

@@ -49,8 +49,8 @@ constexpr Parameter window(std::int64_t points) {
   return whole("window", "Data points (two per second) that are judged together.", points, {1, kMaxPoints});
 }
 inline constexpr Parameter kPatience =
-    whole("patience", "Data points (two per second) to skip at the start, at most until the first training step.",
-          1000, {0, kMaxPoints});
+    whole("patience", "Data points (two per second) to skip at the start, at most until the first training step.", 1000,
+          {0, kMaxPoints});
 
 class Parameters {
  public:

@@ -105,11 +105,9 @@ std::string judge_rate(const RuleData& data, const Parameters& p, Finding& resul
     const double makes = loader.workers / *loader.fetch_s;
     const double takes = static_cast<double>(loader.steps) / computing_s;
     const double share = 100 * makes / takes;
-    ranks.add({{"rank", loader.rank},
-               {"loader_batches_per_s", makes},
-               {"training_batches_per_s", takes},
-               {"percent", share}},
-              loader.records, share <= p["threshold"]);
+    ranks.add(
+        {{"rank", loader.rank}, {"loader_batches_per_s", makes}, {"training_batches_per_s", takes}, {"percent", share}},
+        loader.records, share <= p["threshold"]);
   }
   return ranks.finish("how long loaders took for a batch is not recorded");
 }
@@ -276,11 +274,13 @@ Judgement dataloader() {
           .text = "Too few or too many loader threads for the cores of a host.",
           .group = "report",
           .unit = "hosts",
-          .title = "Compares the number of loader workers of a host with its CPUs: too few may leave the training "
-                   "waiting for data, too many take CPUs away from computing.",
-          .advice = "Where the training waits for data: more loader workers (data.workers, or LoaderSettings::workers "
-                    "in a program; auto adds them as long as the rank's cores are free). Too many: fewer of them, or "
-                    "fewer ranks.",
+          .title =
+              "Compares the number of loader workers of a host with its CPUs: too few may leave the training "
+              "waiting for data, too many take CPUs away from computing.",
+          .advice =
+              "Where the training waits for data: more loader workers (data.workers, or LoaderSettings::workers "
+              "in a program; auto adds them as long as the rank's cores are free). Too many: fewer of them, or "
+              "fewer ranks.",
           .parameters = {real("min_threshold", "Fewer loader threads than this percentage of the cores are too few.",
                               70, {0, 10'000}),
                          real("max_threshold", "More loader threads than this percentage of the cores are too many.",
@@ -295,10 +295,12 @@ Judgement loader_rate() {
           .text = "A loader that delivers samples more slowly than the training uses them.",
           .group = "system",
           .unit = "ranks",
-          .title = "Compares the batches a second that a rank's loader can make with those its training takes where it "
-                   "never waits.",
-          .advice = "More loader workers (data.workers, or LoaderSettings::workers in a program), or cheaper samples: "
-                    "data in memory (data.in_memory), or prepared before the training.",
+          .title =
+              "Compares the batches a second that a rank's loader can make with those its training takes where it "
+              "never waits.",
+          .advice =
+              "More loader workers (data.workers, or LoaderSettings::workers in a program), or cheaper samples: "
+              "data in memory (data.in_memory), or prepared before the training.",
           .parameters = {real("threshold", "The loader's rate, in percent of the training's, must be above this.", 100,
                               {0, 10'000})},
           .judge = judge_rate};
@@ -307,25 +309,26 @@ Judgement loader_rate() {
 // Loaders whose workers wait for storage because they read in small pieces from a disk that is fast only with large
 // ones.
 Judgement small_reads() {
-  return {.id = "SmallReads",
-          .text = "A training that waits for small reads from a disk that could be read faster.",
-          .group = "system",
-          .unit = "ranks",
-          .title = "Looks for ranks that wait for data while their loader workers wait for storage, which they read in "
-                   "small pieces and far more slowly than a disk can be read.",
-          .advice = "Keep the samples in shards or in one file, and shuffle in a window (data.shuffle_window, or "
-                    "LoaderSettings::shuffle_window in a program); or read more of them at once (data.workers, "
-                    "LoaderSettings::workers).",
-          .parameters = {real("request", "Requests of less than this, on average, are small.", 128, {0, 1'000'000},
-                              "KB"),
-                         real("rate",
-                              "What a disk of this run can do in large requests; reading at less than half of it is "
-                              "slow.",
-                              200, {0, 1'000'000}, "MB/s"),
-                         real("waiting",
-                              "Ranks that wait for data for less than this percentage of their time are not judged.",
-                              5)},
-          .judge = judge_reads};
+  return {
+      .id = "SmallReads",
+      .text = "A training that waits for small reads from a disk that could be read faster.",
+      .group = "system",
+      .unit = "ranks",
+      .title =
+          "Looks for ranks that wait for data while their loader workers wait for storage, which they read in "
+          "small pieces and far more slowly than a disk can be read.",
+      .advice =
+          "Keep the samples in shards or in one file, and shuffle in a window (data.shuffle_window, or "
+          "LoaderSettings::shuffle_window in a program); or read more of them at once (data.workers, "
+          "LoaderSettings::workers).",
+      .parameters = {real("request", "Requests of less than this, on average, are small.", 128, {0, 1'000'000}, "KB"),
+                     real("rate",
+                          "What a disk of this run can do in large requests; reading at less than half of it is "
+                          "slow.",
+                          200, {0, 1'000'000}, "MB/s"),
+                     real("waiting",
+                          "Ranks that wait for data for less than this percentage of their time are not judged.", 5)},
+      .judge = judge_reads};
 }
 
 // Batches that are copied to a GPU from memory that the system may move: their copy does not overlap with computing.
@@ -333,10 +336,12 @@ Judgement pinned_memory() {
   return {.id = "PinnedMemory",
           .group = "model",
           .unit = "ranks",
-          .title = "Looks at whether loaders hand over batches in page-locked (pinned) memory, from which copies to a "
-                   "GPU are faster and overlap with computing.",
-          .advice = "Leave data.pin on (LoaderSettings::pin in a program); in a BatchSource of your own: "
-                    "at::Tensor::pin_memory().",
+          .title =
+              "Looks at whether loaders hand over batches in page-locked (pinned) memory, from which copies to a "
+              "GPU are faster and overlap with computing.",
+          .advice =
+              "Leave data.pin on (LoaderSettings::pin in a program); in a BatchSource of your own: "
+              "at::Tensor::pin_memory().",
           .without_gpus = kNoGpu,
           .judge = judge_pinned};
 }

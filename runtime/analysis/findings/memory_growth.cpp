@@ -144,8 +144,9 @@ Finding growth_finding(const std::string& who, const MemoryGrowth& growth) {
                   .cause = id,
                   .title = fmt::format("{} keeps {} more memory with every step", who, a_step),
                   .evidence = growth_text(growth),
-                  .advice = "look for what the trial holds on to between steps: tensors kept with their graphs (detach "
-                            "or item() what is logged), lists and caches that only grow",
+                  .advice =
+                      "look for what the trial holds on to between steps: tensors kept with their graphs (detach "
+                      "or item() what is logged), lists and caches that only grow",
                   .fault = true,
                   .bytes_per_step = growth.bytes_per_step};
   if (!fragmented) return finding;
@@ -191,8 +192,7 @@ std::vector<Finding> find_leaks(const Run& run) {
   all.bytes_per_step /= count;
   all.grown_bytes /= count;
   all.free_heap_bytes /= count;
-  const std::string who =
-      found.size() == ranks.size() ? "each rank" : fmt::format("each of {} ranks", found.size());
+  const std::string who = found.size() == ranks.size() ? "each rank" : fmt::format("each of {} ranks", found.size());
   return {growth_finding(who, all)};
 }
 

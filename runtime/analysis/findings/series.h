@@ -1,4 +1,5 @@
-// The input of rules: series of numbers, free of files and formats. Plain values; times are nanoseconds of the clock of the host that recorded them.
+// The input of rules: series of numbers, free of files and formats. Plain values; times are nanoseconds of the clock of
+// the host that recorded them.
 #pragma once
 
 #include <cstdint>

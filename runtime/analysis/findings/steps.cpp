@@ -304,10 +304,12 @@ Judgement step_outlier() {
           .text = "Steps that take much longer than the others.",
           .group = "report",
           .unit = "steps",
-          .title = "Looks for steps that take much longer than the others: their duration should be about the same "
-                   "throughout the training.",
-          .advice = "Look at what happened during the outliers: a phase that took longer than usual, a busy CPU, a slow "
-                    "disk.",
+          .title =
+              "Looks for steps that take much longer than the others: their duration should be about the same "
+              "throughout the training.",
+          .advice =
+              "Look at what happened during the outliers: a phase that took longer than usual, a busy CPU, a slow "
+              "disk.",
           .parameters = {real("stddev",
                               "A step is an outlier if it is longer than the mean by more than this many standard "
                               "deviations.",
@@ -325,8 +327,9 @@ Judgement max_initialization_time() {
           .group = "report",
           .unit = "ranks",
           .title = "Compares the time until the training loop begins with a limit in minutes.",
-          .advice = "Starting takes too long: read or fetch data while the training runs instead of before it, keep "
-                    "data on a disk of the host, or prepare it once for all runs.",
+          .advice =
+              "Starting takes too long: read or fetch data while the training runs instead of before it, keep "
+              "data on a disk of the host, or prepare it once for all runs.",
           .parameters = {real("threshold", "The longest time, in minutes.", 20, {0, 1'000'000})},
           .judge = judge_initialization};
 }
@@ -354,21 +357,21 @@ std::vector<Finding> find_stalling(const Run& run) {
                            : stalls.every_s     ? fmt::format("every {}", seconds_text(*stalls.every_s))
                                                 : fmt::format("{} times", count_text(stalls.events));
   const std::string where = stalls.phase == Phase::kAllreduceWait ? "the exchange" : std::string(name_of(stalls.phase));
-  Finding finding{
-      .id = "stalls",
-      .cause = regular ? "periodic_stalls" : "stalls",
-      .title = fmt::format("{} for {}, {}, in {}: {}", rank != nullptr ? rank_name(*rank) + " stalls" : "the run stalls",
-                           seconds_text(stalls.mean_excess_s()), when, where, seconds_text(stalls.seconds)),
-      .evidence =
-          fmt::format("{} times a batch took {} longer (mean; median {}) than the median batch of {}: {} in all",
+  Finding finding{.id = "stalls",
+                  .cause = regular ? "periodic_stalls" : "stalls",
+                  .title = fmt::format("{} for {}, {}, in {}: {}",
+                                       rank != nullptr ? rank_name(*rank) + " stalls" : "the run stalls",
+                                       seconds_text(stalls.mean_excess_s()), when, where, seconds_text(stalls.seconds)),
+                  .evidence = fmt::format(
+                      "{} times a batch took {} longer (mean; median {}) than the median batch of {}: {} in all",
                       count_text(stalls.events), seconds_text(stalls.mean_excess_s()),
                       seconds_text(stalls.median_excess_s), seconds_text(stalls.step_s), seconds_text(stalls.seconds)),
-      .advice =
-          stall_advice(stalls.phase, regular ? "at this interval" : "in those steps", on_one_host(run.evidence.run)),
-      .seconds = stalls.seconds,
-      .rank = rank != nullptr ? rank->rank : -1,
-      .host = rank != nullptr ? rank->host : "",
-      .fault = true};
+                  .advice = stall_advice(stalls.phase, regular ? "at this interval" : "in those steps",
+                                         on_one_host(run.evidence.run)),
+                  .seconds = stalls.seconds,
+                  .rank = rank != nullptr ? rank->rank : -1,
+                  .host = rank != nullptr ? rank->host : "",
+                  .fault = true};
   if (stalls.other_events > 0) {
     finding.evidence +=
         fmt::format("; {} others, at no regular intervals, are not counted", count_text(stalls.other_events));
@@ -386,15 +389,14 @@ std::vector<Finding> find_costs(const Run& run) {
     const double seconds = part_s - in_stalls_s;
     const bool on_cpu = std::string_view(cost.part) == "host_to_device" && !ranks_have_gpus(evidence.run);
     const char* const title = on_cpu ? "bringing batches into the model's form takes" : cost.title;
-    found.push_back(
-        {.id = cost.part,
-         .cause = cost.part,
-         .title = fmt::format("{} {}", title, seconds_text(seconds)),
-         .evidence =
-             fmt::format("{} in the waterfall, mean over ranks{}", seconds_text(part_s), less_stalls(in_stalls_s)),
-         .advice = on_cpu ? "give batches the dtype and the memory format that the model computes in"
-                          : advice_for(cost, analysis.summary.history),
-         .seconds = seconds});
+    found.push_back({.id = cost.part,
+                     .cause = cost.part,
+                     .title = fmt::format("{} {}", title, seconds_text(seconds)),
+                     .evidence = fmt::format("{} in the waterfall, mean over ranks{}", seconds_text(part_s),
+                                             less_stalls(in_stalls_s)),
+                     .advice = on_cpu ? "give batches the dtype and the memory format that the model computes in"
+                                      : advice_for(cost, analysis.summary.history),
+                     .seconds = seconds});
   }
   return found;
 }

@@ -151,8 +151,8 @@ struct Even {
 // --- the exchange ---
 
 constexpr double kTurnsShare = 0.5;  // the least share of the waiting for which no single rank is blamed
-constexpr double kLinkFault = 0.1;  // of the loop: less is what an exchange between hosts takes
-constexpr double kLinkUsed = 0.5;   // of the interfaces' speed: a link that carries as much is not slow
+constexpr double kLinkFault = 0.1;   // of the loop: less is what an exchange between hosts takes
+constexpr double kLinkUsed = 0.5;    // of the interfaces' speed: a link that carries as much is not slow
 
 // Returns text on the highest throughput of the hosts' interfaces, as the agents sampled it.
 std::string carried_text(const RunProfile& run) {
@@ -284,9 +284,10 @@ std::vector<Finding> find_uneven_shard(const Run& run) {
   Finding finding{
       .id = "uneven_shard",
       .cause = "uneven_shard",
-      .title = one ? fmt::format("{} has more data than the others: they wait while it trains, {} in all",
-                                 rank_name(rank), seconds_text(lost_s))
-                   : fmt::format("ranks train different numbers of samples in a batch: {} in all", seconds_text(lost_s)),
+      .title =
+          one ? fmt::format("{} has more data than the others: they wait while it trains, {} in all", rank_name(rank),
+                            seconds_text(lost_s))
+              : fmt::format("ranks train different numbers of samples in a batch: {} in all", seconds_text(lost_s)),
       .evidence = fmt::format("{} each (mean) in {}; {} trained {} samples, a fair share is {}",
                               seconds_text(lost_s / uneven_steps), count_text(to_count(uneven_steps), "batch"),
                               rank_name(rank), count_text(to_count(most_of_all[at])),
@@ -362,8 +363,9 @@ std::vector<Finding> find_turns(const Run& run) {
                "in {} exchanges compared, no rank came last much longer than the others: {} waiting in all, {} of it "
                "for ranks that are waited for more than an ordinary one",
                count_text(evidence.waits.compared_steps), seconds_text(waiting_s), seconds_text(blamed_s)),
-           .advice = "their batches vary: larger batches and fewer exchanges (optimizations.aggregation_frequency) even "
-                     "that out; other programs on the same cores make it worse",
+           .advice =
+               "their batches vary: larger batches and fewer exchanges (optimizations.aggregation_frequency) even "
+               "that out; other programs on the same cores make it worse",
            .seconds = seconds}};
 }
 

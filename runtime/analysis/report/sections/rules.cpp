@@ -79,7 +79,7 @@ void write_group(Page& page, const std::vector<const Finding*>& rules, const std
     const auto triggered = static_cast<double>(rule->triggered);
     table.row({rule->id, rule->title, rule->advice,
                rule->applicable() ? Cell(fmt::format("{} {}", count_text(rule->triggered), rule->unit), triggered)
-                                : Cell("not applicable", -1),
+                                  : Cell("not applicable", -1),
                Cell(count_text(rule->datapoints), static_cast<double>(rule->datapoints)), pairs_text(rule->parameters),
                rule->applicable() ? pairs_text(rule->counts) : rule->why_not});
   }

@@ -1,6 +1,7 @@
 // The judgements about a run, of one form: what costs time and how to save it; and the rules, which count data points
-// beyond thresholds (the nine of SageMaker Debugger's profiling report, counterparts for runs on CPUs, and checks of the
-// training's environment and of the model's computing; docs/rules.md describes each). Plain values; any thread may call.
+// beyond thresholds (the nine of SageMaker Debugger's profiling report, counterparts for runs on CPUs, and checks of
+// the training's environment and of the model's computing; docs/rules.md describes each). Plain values; any thread may
+// call.
 #pragma once
 
 #include <cstdint>
@@ -19,17 +20,18 @@ namespace dtrain::analysis {
 struct RunProfile;
 
 struct Finding {
-  std::string id{};                  // "straggler", "loader", "memory_leak", "StepOutlier", …: stable
-  std::string cause{};               // "cpu_contention", "slow_loader", …: stable, from the evidence
-  std::string title{};               // one line, with the cost; a rule: what it looks for
-  std::string evidence{};            // the numbers behind it
-  std::string advice{};              // the change that would help
-  std::vector<std::string> patch{};  // the change as --set takes it: {"optimizations.mixed_precision=bf16"}; empty: none
-  double seconds = 0;                // its cost: a part of the loop's time, and what the change would gain
-  double share = 0;                  // its cost as a share of the loop
-  int rank = -1;                     // -1: not a single rank
-  std::string host{};                // empty: not a single host
-  bool fault = false;                // true: something is wrong; false: a healthy run could save the time
+  std::string id{};        // "straggler", "loader", "memory_leak", "StepOutlier", …: stable
+  std::string cause{};     // "cpu_contention", "slow_loader", …: stable, from the evidence
+  std::string title{};     // one line, with the cost; a rule: what it looks for
+  std::string evidence{};  // the numbers behind it
+  std::string advice{};    // the change that would help
+  std::vector<std::string>
+      patch{};         // the change as --set takes it: {"optimizations.mixed_precision=bf16"}; empty: none
+  double seconds = 0;  // its cost: a part of the loop's time, and what the change would gain
+  double share = 0;    // its cost as a share of the loop
+  int rank = -1;       // -1: not a single rank
+  std::string host{};  // empty: not a single host
+  bool fault = false;  // true: something is wrong; false: a healthy run could save the time
   std::optional<double> bytes_per_step{};  // of a leak
 
   // --- of rules only ---
