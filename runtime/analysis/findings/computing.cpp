@@ -206,7 +206,6 @@ class Computing {
   // `lost_s`: of the counted batch.
   void add(const char* id, double lost_s, std::string title, std::string evidence, std::string advice) {
     found_.push_back({.id = id,
-                      .cause = id,
                       .title = std::move(title),
                       .evidence = std::move(evidence),
                       .advice = std::move(advice),
@@ -239,7 +238,6 @@ class Computing {
     if (found == what_if_.changes.end()) return;
     const std::vector<std::string> patch = {found->set};
     found_.push_back({.id = id,
-                      .cause = id,
                       .title = fmt::format("{}, which takes {}", what, seconds_text(found->saved_s)),
                       .evidence = found->assumption,
                       .advice = fmt::format("set {}{}: a batch is predicted to take {} instead of {}", keys_text(patch),

@@ -35,18 +35,13 @@ std::string judge_oversubscription(const RuleData& data, const Parameters& p, Fi
     }
   }
   if (ranks.empty()) return "how long ranks waited for a core is not recorded";
-  Json all = Json::array();
+  Items judged(result, "ranks");
   for (const auto& [number, rank] : ranks) {
     const double mean = rank.sum_percent / static_cast<double>(rank.points);
-    const bool triggers = mean > p["threshold"];
-    result.datapoints += rank.points;
-    result.triggered += triggers ? 1 : 0;
-    all.push_back({{"rank", number}, {"host", rank.host}, {"waited_percent", mean}, {"triggered", triggers}});
+    judged.add({{"rank", number}, {"host", rank.host}, {"waited_percent", mean}}, rank.points, mean > p["threshold"]);
   }
   const auto count = static_cast<std::int64_t>(ranks.size());
-  result.counts.update({{"ranks", count}, {"fine", count - result.triggered}, {"triggered", result.triggered}});
-  result.details["ranks"] = std::move(all);
-  return {};
+  return judged.finish_with({{"ranks", count}, {"fine", count - result.triggered}});
 }
 
 // Returns the mean utilization of each core; empty: no sample has it.
@@ -73,7 +68,7 @@ std::vector<double> utilization(const std::vector<std::vector<int>>& cores, std:
 std::string judge_idle_cores(const RuleData& data, const Parameters& p, Finding& result) {
   if (has_gpus(data.hosts)) return "GPUs do the computing of this run";
   std::int64_t cores = 0, idle = 0, unknown = 0;
-  Json all = Json::array();
+  Items hosts(result, "hosts");
   for (const HostSeries& host : data.hosts) {
     const auto samples = judged_samples(host, p.patience(), result);
     const std::vector<double> means = utilization(host.machine.cores, samples);
@@ -89,28 +84,18 @@ std::string judge_idle_cores(const RuleData& data, const Parameters& p, Finding&
     const auto below = std::count_if(means.begin(), means.end(), [&](double mean) { return mean < limit; });
     const std::int64_t idle_here = std::max<std::int64_t>(0, below - beyond);
     const double share = percent(idle_here, here - beyond);
-    const bool triggers = share > p["threshold"];
     cores += here - beyond;
     idle += idle_here;
-    result.datapoints += static_cast<std::int64_t>(samples.size());
-    result.triggered += triggers ? 1 : 0;
-    all.push_back({{"agent", host.agent},
-                   {"host", host.host},
-                   {"cores", here - beyond},
-                   {"idle", idle_here},
-                   {"percent", share},
-                   {"core_utilisation", means},
-                   {"triggered", triggers}});
+    Json facts = describe(host);
+    facts.update({{"cores", here - beyond}, {"idle", idle_here}, {"percent", share}, {"core_utilisation", means}});
+    hosts.add(std::move(facts), static_cast<std::int64_t>(samples.size()), share > p["threshold"]);
   }
-  if (all.empty()) return unknown == 0 ? kNoSystemSample : "how busy the run's cores were is not recorded";
-  result.counts.update({{"hosts", static_cast<std::int64_t>(data.hosts.size())},
-                        {"not_known", unknown},
-                        {"cores", cores},
-                        {"busy_cores", cores - idle},
-                        {"idle_cores", idle},
-                        {"triggered", result.triggered}});
-  result.details["hosts"] = std::move(all);
-  return {};
+  if (hosts.empty()) return unknown == 0 ? kNoSystemSample : "how busy the run's cores were is not recorded";
+  return hosts.finish_with({{"hosts", static_cast<std::int64_t>(data.hosts.size())},
+                            {"not_known", unknown},
+                            {"cores", cores},
+                            {"busy_cores", cores - idle},
+                            {"idle_cores", idle}});
 }
 
 constexpr double kMainPart = 0.5;     // the least part of a cost that the quota must explain
@@ -180,8 +165,7 @@ std::vector<Finding> find_contended_hosts(const Run& run) {
   }
   if (count == 0 || foreign / static_cast<double>(count) < kForeignPercent) return {};
   const double seconds = wait_s / static_cast<double>(count);
-  return {{.id = "contention",
-           .cause = "cpu_contention",
+  return {{.cause = "cpu_contention",
            .title = fmt::format("programs outside the run take the ranks' cores for {}", seconds_text(seconds)),
            .evidence = fmt::format(
                "they load a rank's cores with {:.0f}% of a core on average, and a training thread had no core for {} "
@@ -225,8 +209,6 @@ std::vector<Finding> find_cpu_quota(const Run& run) {
                                   [&](const RankProfile& other) { return other.agent == rank.agent; });
   const bool one_host = on_one_host(evidence.run);
   Finding finding{
-      .id = "cpu_quota",
-      .cause = "cpu_quota",
       .title = fmt::format("the CPU quota of {}{} stops the ranks for {}", quota ? quota->whose : "a cgroup",
                            one_host ? "" : " on " + rank.host, seconds_text(lost_s)),
       .evidence = fmt::format("the quota was used up in {:.0f}% of its periods, and a rank stood still for {} (mean)",

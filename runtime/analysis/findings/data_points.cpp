@@ -39,9 +39,11 @@ std::string Items::finish(const std::string& why_not) {
   if (result_.datapoints == 0) return why_not;
   const auto count = static_cast<std::int64_t>(all_.size()) + unlisted_;
   const std::int64_t unknown = unlisted_ + without_points_;
-  result_.counts[plural_] = count;
-  result_.counts["not_known"] = unknown;
-  result_.counts["fine"] = count - unknown - result_.triggered;
+  return finish_with({{plural_, count}, {"not_known", unknown}, {"fine", count - unknown - result_.triggered}});
+}
+
+std::string Items::finish_with(const Json& counts) {
+  result_.counts.update(counts);
   result_.counts["triggered"] = result_.triggered;
   result_.details[plural_] = std::move(all_);
   return {};

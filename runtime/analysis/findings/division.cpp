@@ -71,9 +71,7 @@ class DivisionFinder {
     const std::string asked = division_text(best->ranks, best->threads);
     const std::vector<std::string> patch = patch_of(*best);
     return {
-        {.id = "division",
-         .cause = "division",
-         .title = fmt::format("{} on the same cores are predicted to train {:.0f}% faster than {}, which saves {}",
+        {.title = fmt::format("{} on the same cores are predicted to train {:.0f}% faster than {}, which saves {}",
                               asked, 100 * (parts_.step_s / best->step_s - 1), division_text(ranks_, threads_),
                               seconds_text(saved_s)),
          .evidence = reason(*best),

@@ -141,7 +141,7 @@ std::string judge_bottleneck(const RuleData& data, const Parameters& p, Finding&
                              std::optional<double> HostSample::*busy, const char* limit) {
   const bool on_gpus = has_gpus(data.hosts);
   std::int64_t unknown = 0, busy_points = 0, bottlenecks = 0;
-  Json all = Json::array();
+  Items hosts(result, "hosts");
   for (const HostSeries& host : data.hosts) {
     if (on_gpus && host.gpus.empty()) continue;
     std::int64_t points = 0, here = 0;
@@ -157,26 +157,17 @@ std::string judge_bottleneck(const RuleData& data, const Parameters& p, Finding&
       busy_points += is_busy ? 1 : 0;
       here += is_busy && *computing < p["gpu_threshold"] ? 1 : 0;
     }
-    result.datapoints += points;
     bottlenecks += here;
     const double share = percent(here, points);
-    const bool triggers = share > p["threshold"];
-    result.triggered += triggers ? 1 : 0;
-    all.push_back({{"agent", host.agent},
-                   {"host", host.host},
-                   {"data_points", points},
-                   {"bottlenecks", here},
-                   {"percent", share},
-                   {"triggered", triggers}});
+    Json facts = describe(host);
+    facts.update({{"data_points", points}, {"bottlenecks", here}, {"percent", share}});
+    hosts.add(std::move(facts), points, share > p["threshold"]);
   }
   if (result.datapoints == 0) return kNoSystemSample;
-  result.counts.update({{"without_reading", unknown},
-                        {"not_busy", result.datapoints - busy_points},
-                        {"busy_and_computing", busy_points - bottlenecks},
-                        {"bottlenecks", bottlenecks},
-                        {"triggered", result.triggered}});
-  result.details["hosts"] = std::move(all);
-  return {};
+  return hosts.finish_with({{"without_reading", unknown},
+                            {"not_busy", result.datapoints - busy_points},
+                            {"busy_and_computing", busy_points - bottlenecks},
+                            {"bottlenecks", bottlenecks}});
 }
 
 // The utilization at each data point that has all three values.
@@ -281,7 +272,6 @@ Judgement cpu_full() {
       }};
 }
 
-// The CPU quota of a cgroup: when it is used up, the kernel stops the whole cgroup until the next period.
 Judgement cpu_quota() {
   return {
       .id = "CPUQuota",
@@ -324,7 +314,6 @@ Judgement host_memory_full() {
           .judge = judge_memory};
 }
 
-// Compares the throughput of a host's disks with the usual throughput of disks of their kinds.
 Judgement disk_rate() {
   constexpr config::Bounds kRates{1, 1'000'000};  // in MB (1,000,000 bytes) a second
   return {
@@ -359,7 +348,6 @@ Judgement disk_rate() {
       }};
 }
 
-// Compares a host's traffic with the speed of its links, each direction by itself.
 Judgement network_full() {
   return {.id = "NetworkFull",
           .text = "A network that is nearly full.",
@@ -411,8 +399,6 @@ Judgement io_bottleneck() {
           }};
 }
 
-// Looks for windows in which the computing device (a GPU, or the ranks on their CPUs), its memory and the CPUs all have
-// much to spare.
 Judgement batch_size() {
   return {
       .id = "BatchSize",

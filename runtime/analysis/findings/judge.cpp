@@ -58,7 +58,7 @@ std::vector<Judgement> judgements() {
           mixed_precision(),
           fused_optimizer(),
           // costs
-          {.id = "memory", .search = find_leaks, .needs_loop = false},
+          {.id = "memory_leak", .search = find_leaks, .needs_loop = false},
           {.id = "cpu_quota", .search = find_cpu_quota},
           {.id = "stalls", .search = find_stalling},
           {.id = "uneven_shard", .search = find_uneven_shard},
@@ -66,11 +66,11 @@ std::vector<Judgement> judgements() {
           {.id = "loader", .search = find_loader},
           {.id = "contention", .search = find_contended_hosts},
           {.id = "exchange", .search = find_exchange},
-          {.id = "parts of the waterfall", .search = find_costs},
+          {.id = "other", .search = find_costs},
           {.id = "turns", .search = find_turns},
           {.id = "compression", .search = find_compression},
           {.id = "division", .search = find_division},
-          {.id = "computing", .search = find_computing}};
+          {.id = "slow_operators", .search = find_computing}};
 }
 
 // --- parameters ---
@@ -151,7 +151,11 @@ Findings search(const Run& run) {
   Findings all;
   for (const Judgement& one : judgements()) {
     if (!one.search || (one.needs_loop && loop_s <= 0)) continue;
-    for (Finding& finding : one.search(run)) all.push_back(std::move(finding));
+    for (Finding& finding : one.search(run)) {
+      if (finding.id.empty()) finding.id = one.id;
+      if (finding.cause.empty()) finding.cause = finding.id;
+      all.push_back(std::move(finding));
+    }
   }
   if (loop_s <= 0) return all;
   for (Finding& finding : all) finding.share = finding.seconds / loop_s;

@@ -100,7 +100,7 @@ struct Judgement {
   Parameters parameters = {};
   // Counts data points. Returns the reason for which the rule does not apply; empty: it does.
   std::string (*judge)(const RuleData& data, const Parameters& parameters, Finding& result) = nullptr;
-  // Returns all findings of a kind, however small.
+  // Returns all findings of a kind, however small; those without an id or a cause get the judgement's id.
   std::vector<Finding> (*search)(const Run& run) = nullptr;
   bool needs_loop = true;  // it searches only runs that have trained
 };
@@ -149,6 +149,7 @@ std::span<const HostSample> judged_samples(const HostSeries& host, std::int64_t 
 class Items {
  public:
   Items(Finding& result, const char* plural) : result_(result), plural_(plural) {}
+  bool empty() const { return all_.empty(); }
   // Counts an item of which nothing is known.
   void unknown() { ++unlisted_; }
   // `points`: the number of the item's data points; 0: what is judged is not known of it.
@@ -156,6 +157,8 @@ class Items {
   // Completes the result: its counts (all = not_known + fine + triggered), and the details of each item. Returns
   // `why_not` if nothing is known of any item.
   std::string finish(const std::string& why_not);
+  // Completes the result with these counts instead.
+  std::string finish_with(const Json& counts);
 
  private:
   Finding& result_;

@@ -176,14 +176,10 @@ const Prediction* prediction(const Analysis& analysis, const std::string& name) 
 // Returns text on how often a batch was not ready, over all ranks or on `rank`.
 std::string queue_text(const RunProfile& run, int rank) {
   std::int64_t records = 0, empty = 0;
-  for (const RankProfile& one : run.ranks) {
-    if (rank >= 0 && one.rank != rank) continue;
-    for (const LoaderLine& line : one.loader) empty += line.queue_depth == 0 ? 1 : 0;
-    records += static_cast<std::int64_t>(one.loader.size());
-    for (const WindowLine& window : one.windows) {
-      records += window.loader_records;
-      empty += window.loader_empty;
-    }
+  for (const LoaderSeries& loader : loader_series(run)) {
+    if (rank >= 0 && loader.rank != rank) continue;
+    records += loader.records;
+    empty += loader.empty;
   }
   if (records == 0) return {};
   return fmt::format("; its queue was empty after {} of {} batches", count_text(empty), count_text(records));
@@ -351,7 +347,7 @@ std::vector<Finding> find_loader(const Run& run) {
   const Prediction* const free = prediction(analysis, "free_loader");
   if (free == nullptr) return {};
   const double stalled_s = stalls && stalls->phase == profile::Phase::kDataloaderNext ? stalls->seconds : 0;
-  Finding finding{.id = "loader", .cause = "slow_loader", .seconds = free->saved_s - stalled_s, .fault = true};
+  Finding finding{.cause = "slow_loader", .seconds = free->saved_s - stalled_s, .fault = true};
   std::string who = "the ranks wait";
   for (const Straggler& straggler : analysis.stragglers.ranks) {
     if (straggler.cause != "loader" || straggler.cost_s < kMainWaitingShare * finding.seconds) continue;

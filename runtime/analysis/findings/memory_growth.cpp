@@ -137,19 +137,16 @@ bool is_fragmented(const MemoryGrowth& growth) {
 }
 
 Finding growth_finding(const std::string& who, const MemoryGrowth& growth) {
-  const bool fragmented = is_fragmented(growth);
-  const char* const id = fragmented ? "memory_fragmentation" : "memory_leak";
   const std::string a_step = format_bytes(growth.bytes_per_step);
-  Finding finding{.id = id,
-                  .cause = id,
-                  .title = fmt::format("{} keeps {} more memory with every step", who, a_step),
+  Finding finding{.title = fmt::format("{} keeps {} more memory with every step", who, a_step),
                   .evidence = growth_text(growth),
                   .advice =
                       "look for what the trial holds on to between steps: tensors kept with their graphs (detach "
                       "or item() what is logged), lists and caches that only grow",
                   .fault = true,
                   .bytes_per_step = growth.bytes_per_step};
-  if (!fragmented) return finding;
+  if (!is_fragmented(growth)) return finding;
+  finding.id = "memory_fragmentation";
   finding.title = fmt::format("the heap of {} is fragmented: it grows by {} with every step", who, a_step);
   finding.evidence += fmt::format("; {} of that is free, between pieces that are in use, and nothing fits there",
                                   format_bytes(std::min(growth.free_heap_bytes, growth.grown_bytes)));

@@ -357,8 +357,7 @@ std::vector<Finding> find_stalling(const Run& run) {
                            : stalls.every_s     ? fmt::format("every {}", seconds_text(*stalls.every_s))
                                                 : fmt::format("{} times", count_text(stalls.events));
   const std::string where = stalls.phase == Phase::kAllreduceWait ? "the exchange" : std::string(name_of(stalls.phase));
-  Finding finding{.id = "stalls",
-                  .cause = regular ? "periodic_stalls" : "stalls",
+  Finding finding{.cause = regular ? "periodic_stalls" : "stalls",
                   .title = fmt::format("{} for {}, {}, in {}: {}",
                                        rank != nullptr ? rank_name(*rank) + " stalls" : "the run stalls",
                                        seconds_text(stalls.mean_excess_s()), when, where, seconds_text(stalls.seconds)),
@@ -390,7 +389,6 @@ std::vector<Finding> find_costs(const Run& run) {
     const bool on_cpu = std::string_view(cost.part) == "host_to_device" && !ranks_have_gpus(evidence.run);
     const char* const title = on_cpu ? "bringing batches into the model's form takes" : cost.title;
     found.push_back({.id = cost.part,
-                     .cause = cost.part,
                      .title = fmt::format("{} {}", title, seconds_text(seconds)),
                      .evidence = fmt::format("{} in the waterfall, mean over ranks{}", seconds_text(part_s),
                                              less_stalls(in_stalls_s)),

@@ -219,8 +219,7 @@ std::vector<Finding> find_slow_ranks(const Run& run) {
       more = fmt::format("; no more than {} of one kind differ by during a run", on_gpus ? "GPUs" : "cores");
     }
     found.push_back(
-        {.id = "straggler",
-         .cause = words.cause,
+        {.cause = words.cause,
          .title = fmt::format("{} {}: the others wait {} for it", rank_name(evidence.run.ranks[index]), words.what,
                               seconds_text(seconds)),
          .evidence = fmt::format(
@@ -282,8 +281,6 @@ std::vector<Finding> find_uneven_shard(const Run& run) {
   double all = 0;
   for (const double samples : most_of_all) all += samples;
   Finding finding{
-      .id = "uneven_shard",
-      .cause = "uneven_shard",
       .title =
           one ? fmt::format("{} has more data than the others: they wait while it trains, {} in all", rank_name(rank),
                             seconds_text(lost_s))
@@ -312,8 +309,6 @@ std::vector<Finding> find_exchange(const Run& run) {
   const double seconds = exposed.exchange_s - stalled_s;
   const auto link = fit_exchange_cost(evidence);
   Finding finding{
-      .id = "exchange",
-      .cause = "exchange",
       .title = fmt::format("exchanging gradients holds up the training for {}, beside waiting for the last rank",
                            seconds_text(seconds)),
       .evidence = fmt::format("{} exchanges held up the training for {} each (mean; median {}){}; the exposed "
@@ -356,9 +351,7 @@ std::vector<Finding> find_turns(const Run& run) {
   const double waiting_s = evidence.exposed.waiting_s;
   const double seconds = waiting_s - blamed_s;
   if (seconds < kTurnsShare * waiting_s || is_quota_doing(evidence, seconds)) return {};
-  return {{.id = "turns",
-           .cause = "turns",
-           .title = fmt::format("the ranks wait {} for each other, each in turn", seconds_text(seconds)),
+  return {{.title = fmt::format("the ranks wait {} for each other, each in turn", seconds_text(seconds)),
            .evidence = fmt::format(
                "in {} exchanges compared, no rank came last much longer than the others: {} waiting in all, {} of it "
                "for ranks that are waited for more than an ordinary one",
@@ -375,9 +368,7 @@ std::vector<Finding> find_compression(const Run& run) {
   if (!compression || !(compression->gained_s.value_or(0) < 0)) return {};
   const double lost_s = -*compression->gained_s;
   const std::vector<std::string> patch = {"optimizations.gradient_compression=false"};
-  return {{.id = "compression",
-           .cause = "compression",
-           .title = fmt::format("compressing gradients ({}) takes {} more than it saves", compression->kind,
+  return {{.title = fmt::format("compressing gradients ({}) takes {} more than it saves", compression->kind,
                                 seconds_text(lost_s)),
            .evidence = compression->text,
            .advice = "switch it off (" + keys_text(patch) + ")",
