@@ -1,12 +1,14 @@
 #include "dtrain/analysis/analysis.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/profiling.h"
-#include "findings/make_findings.h"
+#include "findings/judgement.h"
+#include "dtrain/config/profiling_rules.h"
+#include "findings/judgement.h"
 #include "measure/evidence.h"
 #include "measure/predictor.h"
 #include "measure/statistics.h"
 #include "read/text.h"
-#include "rules/run_rules.h"
+#include "findings/judgement.h"
 #include "summary/summary_words.h"
 
 namespace dtrain::analysis {
@@ -23,8 +25,8 @@ Analysis analyze(const RunProfile& profile, const AnalyzeOptions& options) {
   analysis.what_if = predict(evidence, options.tried ? *options.tried : profile);
   analysis.operators = operators_of_run(profile.folder);
   analysis.rules = run_rules(profile, options.rules ? *options.rules : rules_of(profile));
-  analysis.findings = make_findings(evidence, analysis);
-  analysis.summary.look_at = look_at(analysis);
+  analysis.findings = findings::search({evidence, analysis});
+  analysis.summary.look_at = findings::look_at(analysis);
   return analysis;
 }
 
@@ -67,8 +69,7 @@ Json to_json(const WhatIf& what_if) {
 
 Json to_json(const Analysis& analysis) {
   Json json = {{"schema", 3}, {"summary", to_json(analysis.summary)}};
-  json["findings"] = Json::array();
-  for (const Finding& finding : analysis.findings) json["findings"].push_back(to_json(finding));
+  json["findings"] = to_json(analysis.findings);
   json["steps"] = to_json(analysis.steps);
   json["rank_steps"] = Json::array();
   for (const auto& [rank, statistics] : analysis.rank_steps) {
@@ -102,21 +103,6 @@ void write_analysis_head(TextWriter& out, const Analysis& analysis) {
   if (waterfall.ideal_samples_per_s > 0) {
     out.line("  {} samples/s: {} of the {} that computing alone would give", format_rate(waterfall.samples_per_s),
              format_percent(waterfall.efficiency), format_rate(waterfall.ideal_samples_per_s));
-  }
-}
-
-void write_findings(TextWriter& out, const Analysis& analysis) {
-  out.heading("Findings, the most expensive first");
-  if (analysis.findings.empty()) {
-    out.line("  {}", analysis.summary.steps > 0 ? "nothing takes more than 1% of the loop without need"
-                                                : "no batch was recorded");
-  }
-  int number = 0;
-  for (const Finding& finding : analysis.findings) {
-    const std::string share = finding.bytes_per_step ? "" : " (" + format_percent(finding.share) + " of the loop)";
-    out.paragraph(finding.title + share, 5, fmt::format("  {}.", ++number));
-    if (!finding.evidence.empty()) out.paragraph(finding.evidence, 5);
-    out.paragraph(finding.advice, 8, "     ->");
   }
 }
 
@@ -217,13 +203,13 @@ void write_what_if(TextWriter& out, const WhatIf& what_if, bool assumptions) {
 std::string render_analysis(const Analysis& analysis, const TextOptions& options) {
   TextWriter out(options);
   write_analysis_head(out, analysis);
-  write_findings(out, analysis);
+  findings::write_findings(out, analysis);
   write_waterfall(out, analysis.waterfall);
   write_steps(out, analysis);
   write_scopes(out, analysis.summary);
   write_stragglers(out, analysis.stragglers);
   write_what_if(out, analysis.what_if, false);
-  rules::write_rules(out, analysis.rules);
+  findings::write_rules(out, analysis.rules);
   if (!analysis.summary.warnings.empty()) {
     out.heading("Warnings");
     for (const std::string& warning : analysis.summary.warnings) out.paragraph(warning, 4, "  !");

@@ -1,6 +1,6 @@
 #include "unused_gpus.h"
 
-#include "dtrain/analysis/rules.h"
+#include "dtrain/analysis/findings.h"
 #include "dtrain/base/text.h"
 #include "gpus_seen.h"
 

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "dtrain/analysis/rules.h"
+#include "dtrain/analysis/findings.h"
 #include "dtrain/config/experiment.h"
 #include "temporary_file.h"
 

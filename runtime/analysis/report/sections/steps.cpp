@@ -95,7 +95,7 @@ std::map<int, UsualPhases> usual_steps(const Input& input, OutlierReport& report
   for (const auto& [rank, s] : input.analysis.rank_steps) {
     result[rank] = {s.median_s, s.mean_s + kSigmas * s.stddev_s};
   }
-  const RuleResult* rule = find_rule(input, "StepOutlier");
+  const Finding* rule = find_rule(input, "StepOutlier");
   if (!rule || !rule->details.contains("series")) return result;
   for (const Json& one : rule->details["series"]) {
     const bool eval = text(one, "mode") == "EVAL";

@@ -104,7 +104,7 @@ inline void declare_keys(Keys& keys, Profiling& p) {
 }
 
 // Parameters of the rules that judge a run: `profiling.rules` of an experiment, plan.json's copy of them, and --rule.
-// The rules with their keys are in runtime/analysis/rules, one file each. That library stands above this one, so it
+// The rules with their keys are declared in runtime/analysis/findings. That library stands above this one, so it
 // registers its rules here, and config reads, writes and describes their keys without including any of them.
 
 // All rules with the parameters in effect.

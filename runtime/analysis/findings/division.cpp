@@ -20,13 +20,13 @@
 
 #include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
-#include "findings/make_findings.h"
+#include "findings/judgement.h"
 #include "measure/contention.h"
 #include "measure/roofline.h"
 #include "read/json_fields.h"
 #include "read/text.h"
 
-namespace dtrain::analysis {
+namespace dtrain::analysis::findings {
 namespace {
 
 constexpr double kLeastGain = 0.1;
@@ -55,8 +55,8 @@ class DivisionFinder {
   DivisionFinder(const Evidence& evidence, const Analysis& analysis)
       : evidence_(evidence), what_if_(analysis.what_if) {}
 
-  std::optional<Finding> find() {
-    if (!read_settings() || !read()) return std::nullopt;
+  std::vector<Finding> find() {
+    if (!read_settings() || !read()) return {};
     std::optional<DivisionGuess> best;
     for (int ranks = 1; ranks <= ranks_ * threads_; ++ranks) {
       if (most_ranks_ > 0 && ranks > most_ranks_) break;
@@ -65,17 +65,22 @@ class DivisionFinder {
       const DivisionGuess one{ranks, ranks_ * threads_ / ranks, predict(ranks)};
       if (!best || one.step_s < best->step_s) best = one;
     }
-    if (!best || best->step_s <= 0 || parts_.step_s / best->step_s - 1 < kLeastGain) return std::nullopt;
+    if (!best || best->step_s <= 0 || parts_.step_s / best->step_s - 1 < kLeastGain) return {};
     const double steps = static_cast<double>(evidence_.rows.steps());
     const double saved_s = (parts_.step_s - best->step_s) * steps;
     const std::string asked = division_text(best->ranks, best->threads);
-    return make_finding(
-        "division", saved_s,
-        fmt::format("{} on the same cores are predicted to train {:.0f}% faster than {}, which saves {}", asked,
-                    100 * (parts_.step_s / best->step_s - 1), division_text(ranks_, threads_), seconds_text(saved_s)),
-        reason(*best),
-        fmt::format("set {}: a batch is predicted to take {} instead of {}; another division gives other bits",
-                    keys_text(*best), seconds_text(best->step_s), seconds_text(parts_.step_s)));
+    const std::vector<std::string> patch = patch_of(*best);
+    return {
+        {.title = fmt::format("{} on the same cores are predicted to train {:.0f}% faster than {}, which saves {}",
+                              asked, 100 * (parts_.step_s / best->step_s - 1), division_text(ranks_, threads_),
+                              seconds_text(saved_s)),
+         .evidence = reason(*best),
+         .advice = fmt::format("set {}{}: a batch is predicted to take {} instead of {}; another division gives "
+                               "other bits",
+                               keys_text(patch), cores_per_slot_ == 0 ? ", or auto, which measures the divisions" : "",
+                               seconds_text(best->step_s), seconds_text(parts_.step_s)),
+         .patch = patch,
+         .seconds = saved_s}};
   }
 
  private:
@@ -84,12 +89,12 @@ class DivisionFinder {
   }
 
   // If cores_per_slot is a number, more or fewer ranks would have more or fewer cores in all, and auto is refused.
-  std::string keys_text(const DivisionGuess& best) const {
-    if (cores_per_slot_ == 0) {
-      return fmt::format("resources.slots_per_trial: {}, or auto, which measures the divisions", best.ranks);
+  std::vector<std::string> patch_of(const DivisionGuess& best) const {
+    std::vector<std::string> patch = {fmt::format("resources.slots_per_trial={}", best.ranks)};
+    if (cores_per_slot_ != 0) {
+      patch.push_back(fmt::format("resources.cores_per_slot={}", ranks_ * cores_per_slot_ / best.ranks));
     }
-    return fmt::format("resources.slots_per_trial: {} and resources.cores_per_slot: {}", best.ranks,
-                       ranks_ * cores_per_slot_ / best.ranks);
+    return patch;
   }
 
   // Returns false if the experiment cannot divide these cores otherwise: a file has declared the slots, or the slots
@@ -230,8 +235,11 @@ class DivisionFinder {
 
 }  // namespace
 
-std::optional<Finding> find_division(const Evidence& evidence, const Analysis& analysis) {
-  return DivisionFinder(evidence, analysis).find();
+// Finds another division of the same cores among ranks and threads (resources.slots_per_trial) if it is predicted to be
+// at least 10% faster.
+std::vector<Finding> find_division(const Run& run) {
+  if (is_throttled(run.evidence)) return {};  // computing is as slow as the quota makes it
+  return DivisionFinder(run.evidence, run.analysis).find();
 }
 
-}  // namespace dtrain::analysis
+}  // namespace dtrain::analysis::findings

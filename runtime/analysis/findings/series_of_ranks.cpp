@@ -3,10 +3,10 @@
 #include <array>
 
 #include "dtrain/base/json.h"
+#include "findings/series.h"
 #include "read/json_fields.h"
-#include "rules/run_rules.h"
 
-namespace dtrain::analysis::rules {
+namespace dtrain::analysis::findings {
 namespace {
 
 using profile::Phase;
@@ -224,4 +224,4 @@ std::vector<std::optional<double>> computing_percent(const std::vector<const Ran
   return busiest;
 }
 
-}  // namespace dtrain::analysis::rules
+}  // namespace dtrain::analysis::findings

@@ -1,5 +1,5 @@
-// The input of rules: series of numbers, free of files and formats. rules/run_rules.h makes them of a RunProfile. Plain
-// values; times are nanoseconds of the clock of the host that recorded them.
+// The input of rules: series of numbers, free of files and formats. Plain values; times are nanoseconds of the clock of
+// the host that recorded them.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +11,12 @@
 #include <vector>
 
 #include "dtrain/analysis/dump_reader.h"
+#include "dtrain/analysis/dump_lines.h"
+#include "dtrain/analysis/run_profile.h"
 #include "dtrain/base/json.h"
 #include "dtrain/profile/records.h"
 
-namespace dtrain::analysis::rules {
+namespace dtrain::analysis::findings {
 
 inline constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
 inline constexpr double kDataPointsPerSecond = 2;
@@ -157,4 +159,18 @@ struct RuleData {
   ModelFacts model;
 };
 
-}  // namespace dtrain::analysis::rules
+// --- made of a run's folder: series_of_hosts.cpp, series_of_ranks.cpp ---
+
+// Returns the training steps of each rank, and the validations of ranks that had some. Their phases point into
+// `profile`.
+std::vector<StepSeries> step_series(const RunProfile& profile);
+std::vector<HostSeries> host_series(const RunProfile& profile);
+// Returns for each sample the percentage of its interval in which the busiest of the ranks computed: forward, backward,
+// the optimizer, validation. Empty: no rank has recorded a step.
+std::vector<std::optional<double>> computing_percent(const std::vector<const RankProfile*>& ranks,
+                                                     const std::vector<SystemLine>& samples);
+std::vector<LoaderSeries> loader_series(const RunProfile& profile);
+std::vector<InitializationTime> initialization_times(const RunProfile& profile);
+ModelFacts model_facts(const RunProfile& profile);
+
+}  // namespace dtrain::analysis::findings

@@ -4,12 +4,12 @@
 #include <set>
 
 #include "dtrain/base/json.h"
+#include "findings/series.h"
 #include "measure/contention.h"
 #include "measure/system_metrics.h"
 #include "read/json_fields.h"
-#include "rules/run_rules.h"
 
-namespace dtrain::analysis::rules {
+namespace dtrain::analysis::findings {
 namespace {
 
 std::optional<double> sum(std::optional<double> a, std::optional<double> b) {
@@ -180,4 +180,4 @@ std::vector<HostSeries> host_series(const RunProfile& profile) {
   return hosts;
 }
 
-}  // namespace dtrain::analysis::rules
+}  // namespace dtrain::analysis::findings

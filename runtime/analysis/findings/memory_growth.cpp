@@ -1,18 +1,19 @@
-// Findings of one rank: leaks, stalls.
-#include <spdlog/fmt/fmt.h>
+// Memory of a rank that grows with every step: leaks and fragmentation.
 #include <algorithm>
 #include <map>
-#include <optional>
 
 #include "dtrain/analysis/run_profile.h"
 #include "dtrain/base/text.h"
-#include "findings/make_findings.h"
+#include "findings/judgement.h"
 #include "measure/contention.h"
+#include <spdlog/fmt/fmt.h>
+#include "dtrain/base/units.h"
+#include "findings/judgement.h"
 #include "measure/statistics.h"
 #include "measure/system_metrics.h"
 #include "read/text.h"
 
-namespace dtrain::analysis {
+namespace dtrain::analysis::findings {
 namespace {
 
 // The growth of a rank's memory with every step.
@@ -122,8 +123,6 @@ std::optional<MemoryGrowth> find_growth(const RunProfile& run, const RankProfile
   return growth;
 }
 
-using profile::Phase;
-
 std::string growth_text(const MemoryGrowth& growth) {
   std::string text = fmt::format("its memory grew by {} in {} steps, and steadily", format_bytes(growth.grown_bytes),
                                  count_text(to_count(growth.steps)));
@@ -140,73 +139,45 @@ bool is_fragmented(const MemoryGrowth& growth) {
   return growth.free_heap_bytes > 0.5 * growth.grown_bytes;
 }
 
-Finding fragmentation(const std::string& who, const MemoryGrowth& growth) {
-  Finding finding;
+Finding growth_finding(const std::string& who, const MemoryGrowth& growth) {
+  const std::string a_step = format_bytes(growth.bytes_per_step);
+  Finding finding{.title = fmt::format("{} keeps {} more memory with every step", who, a_step),
+                  .evidence = growth_text(growth),
+                  .advice =
+                      "look for what the trial holds on to between steps: tensors kept with their graphs (detach "
+                      "or item() what is logged), lists and caches that only grow",
+                  .fault = true,
+                  .bytes_per_step = growth.bytes_per_step};
+  if (!is_fragmented(growth)) return finding;
   finding.id = "memory_fragmentation";
-  finding.cause = "memory_fragmentation";
-  finding.fault = true;
-  finding.bytes_per_step = growth.bytes_per_step;
-  finding.title = fmt::format("the heap of {} is fragmented: it grows by {} with every step", who,
-                              format_bytes(growth.bytes_per_step));
-  finding.evidence =
-      growth_text(growth) + fmt::format("; {} of that is free, between pieces that are in use, and nothing fits there",
-                                        format_bytes(std::min(growth.free_heap_bytes, growth.grown_bytes)));
+  finding.title = fmt::format("the heap of {} is fragmented: it grows by {} with every step", who, a_step);
+  finding.evidence += fmt::format("; {} of that is free, between pieces that are in use, and nothing fits there",
+                                  format_bytes(std::min(growth.free_heap_bytes, growth.grown_bytes)));
   finding.advice =
       "allocate what lives long before the first step, or give the ranks another allocator: install jemalloc and set "
       "environment.environment_variables: [LD_PRELOAD=libjemalloc.so.2]";
   return finding;
 }
 
-Finding leak(const std::string& who, const MemoryGrowth& growth) {
-  if (is_fragmented(growth)) return fragmentation(who, growth);
-  Finding finding;
-  finding.id = "memory_leak";
-  finding.cause = "memory_leak";
-  finding.fault = true;
-  finding.bytes_per_step = growth.bytes_per_step;
-  finding.title = fmt::format("{} keeps {} more memory with every step", who, format_bytes(growth.bytes_per_step));
-  finding.evidence = growth_text(growth);
-  finding.advice =
-      "look for what the trial holds on to between steps: tensors kept with their graphs (detach or item() what is "
-      "logged), lists and caches that only grow";
-  return finding;
-}
-
-// Returns the advice for stalls in a phase. `when`: "at this interval", "in those steps".
-std::string stall_advice(Phase phase, const std::string& when, bool one_host) {
-  switch (phase) {
-    case Phase::kDataloaderNext:
-      return "look at what the data source does " + when + ": opening the next file, filling a shuffle buffer";
-    case Phase::kAllreduceWait:
-      return one_host ? "look at what else runs on the ranks' cores at these moments: they exchange through memory"
-                      : "look at the link at these moments: other traffic, retransmissions, a switch that fails over";
-    case Phase::kCallbacks:
-      return "do less in the callback that runs " + when + ", or hand it to another thread";
-    default:
-      return "look at what runs " + when +
-             " within this phase: logging, synchronous input or output, clearing caches, a scheduled job on the host";
-  }
-}
-
 }  // namespace
 
-std::vector<Finding> find_leaks(const Evidence& evidence) {
-  const auto& ranks = evidence.run.ranks;
+std::vector<Finding> find_leaks(const Run& run) {
+  const auto& ranks = run.evidence.run.ranks;
   std::map<std::size_t, MemoryGrowth> growths;  // by index of the rank
   std::map<std::string, double> of_hosts;       // bytes a step of all ranks of a host, by its agent
   for (std::size_t r = 0; r < ranks.size(); ++r) {
-    const auto growth = find_growth(evidence.run, ranks[r]);
+    const auto growth = find_growth(run.evidence.run, ranks[r]);
     if (!growth) continue;
     growths[r] = *growth;
     of_hosts[ranks[r].agent] += growth->bytes_per_step;
   }
-  std::vector<Finding> findings;
+  std::vector<Finding> found;
   MemoryGrowth all;
   for (auto& [r, growth] : growths) {
     growth.host_bytes_per_step = of_hosts[ranks[r].agent];
-    findings.push_back(leak(rank_name(ranks[r]), growth));
-    findings.back().rank = ranks[r].rank;
-    findings.back().host = ranks[r].host;
+    found.push_back(growth_finding(rank_name(ranks[r]), growth));
+    found.back().rank = ranks[r].rank;
+    found.back().host = ranks[r].host;
     all.bytes_per_step += growth.bytes_per_step;
     all.grown_bytes += growth.grown_bytes;
     all.free_heap_bytes += growth.free_heap_bytes;
@@ -216,52 +187,13 @@ std::vector<Finding> find_leaks(const Evidence& evidence) {
       all.host_bytes_per_step = growth.host_bytes_per_step;
     }
   }
-  if (findings.size() < 2 || 2 * findings.size() <= ranks.size()) return findings;
-  const auto count = static_cast<double>(findings.size());
+  if (found.size() < 2 || 2 * found.size() <= ranks.size()) return found;
+  const auto count = static_cast<double>(found.size());
   all.bytes_per_step /= count;
   all.grown_bytes /= count;
   all.free_heap_bytes /= count;
-  const std::string who =
-      findings.size() == ranks.size() ? "each rank" : fmt::format("each of {} ranks", findings.size());
-  return {leak(who, all)};
+  const std::string who = found.size() == ranks.size() ? "each rank" : fmt::format("each of {} ranks", found.size());
+  return {growth_finding(who, all)};
 }
 
-std::optional<Finding> find_stalling(const Evidence& evidence, const Analysis& analysis, const Stalls& stalls) {
-  const RankProfile* const rank =
-      stalls.rank >= 0 ? &evidence.run.ranks[static_cast<std::size_t>(stalls.rank)] : nullptr;
-  for (const Straggler& straggler : analysis.stragglers.ranks) {
-    // A program that takes a rank's core now and then makes its steps stall, too.
-    if (rank != nullptr && straggler.rank == rank->rank && straggler.cause == "cpu_contention") return std::nullopt;
-  }
-  const bool regular = stalls.every_batches || stalls.every_s;
-  if (!regular && stalls.phase == Phase::kDataloaderNext) return std::nullopt;  // a slow loader
-  Finding finding;
-  finding.id = "stalls";
-  finding.cause = regular ? "periodic_stalls" : "stalls";
-  finding.fault = true;
-  finding.seconds = stalls.seconds;
-  if (rank != nullptr) {
-    finding.rank = rank->rank;
-    finding.host = rank->host;
-  }
-  const std::string when = stalls.every_batches ? fmt::format("every {:.0f} batches", *stalls.every_batches)
-                           : stalls.every_s     ? fmt::format("every {}", seconds_text(*stalls.every_s))
-                                                : fmt::format("{} times", count_text(stalls.events));
-  const std::string where = stalls.phase == Phase::kAllreduceWait ? "the exchange" : std::string(name_of(stalls.phase));
-  finding.title =
-      fmt::format("{} for {}, {}, in {}: {}", rank != nullptr ? rank_name(*rank) + " stalls" : "the run stalls",
-                  seconds_text(stalls.mean_excess_s()), when, where, seconds_text(stalls.seconds));
-  finding.evidence =
-      fmt::format("{} times a batch took {} longer (mean; median {}) than the median batch of {}: {} in all",
-                  count_text(stalls.events), seconds_text(stalls.mean_excess_s()), seconds_text(stalls.median_excess_s),
-                  seconds_text(stalls.step_s), seconds_text(stalls.seconds));
-  if (stalls.other_events > 0) {
-    finding.evidence +=
-        fmt::format("; {} others, at no regular intervals, are not counted", count_text(stalls.other_events));
-  }
-  finding.advice =
-      stall_advice(stalls.phase, regular ? "at this interval" : "in those steps", on_one_host(evidence.run));
-  return finding;
-}
-
-}  // namespace dtrain::analysis
+}  // namespace dtrain::analysis::findings
