@@ -2,13 +2,10 @@
 #include "dtrain/base/text.h"
 #include "dtrain/config/profiling.h"
 #include "findings/judgement.h"
-#include "dtrain/config/profiling_rules.h"
-#include "findings/judgement.h"
 #include "measure/evidence.h"
 #include "measure/predictor.h"
 #include "measure/statistics.h"
 #include "read/text.h"
-#include "findings/judgement.h"
 #include "summary/summary_words.h"
 
 namespace dtrain::analysis {

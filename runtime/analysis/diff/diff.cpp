@@ -15,11 +15,8 @@
 #include "dtrain/analysis/run_profile.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
+#include "findings/judgement.h"
 #include "read/text.h"
-#include "findings/judgement.h"
-#include "dtrain/base/units.h"
-#include "findings/judgement.h"
-#include "text/text_writer.h"
 
 namespace dtrain::analysis {
 namespace {

@@ -10,7 +10,7 @@
 #include "dtrain/base/text.h"
 #include "findings/judgement.h"
 #include "measure/system_metrics.h"
-#include "text/numbers.h"
+#include "read/text.h"
 
 namespace dtrain::analysis::findings {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <spdlog/fmt/fmt.h>
 
-#include "dtrain/base/units.h"
+#include "dtrain/base/text.h"
 #include "findings/judgement.h"
 #include "measure/system_metrics.h"
 

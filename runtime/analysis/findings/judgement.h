@@ -14,11 +14,10 @@
 #include <vector>
 
 #include "dtrain/analysis/analysis.h"
-#include "dtrain/config/profiling_rules.h"
+#include "dtrain/config/profiling.h"
 #include "findings/series.h"
 #include "measure/evidence.h"
-#include "measure/stalls.h"
-#include "text/text_writer.h"
+#include "read/text.h"
 
 namespace dtrain::analysis::findings {
 

@@ -6,12 +6,12 @@
 
 #include "dtrain/base/clock.h"
 #include "dtrain/base/json.h"
-#include "dtrain/base/units.h"
+#include "dtrain/base/text.h"
 #include "findings/judgement.h"
-#include "measure/loader_use.h"
+#include "measure/contention.h"
 #include "measure/system_metrics.h"
 #include "read/json_fields.h"
-#include "text/numbers.h"
+#include "read/text.h"
 
 namespace dtrain::analysis::findings {
 namespace {

@@ -2,13 +2,11 @@
 #include <algorithm>
 #include <map>
 
+#include <spdlog/fmt/fmt.h>
 #include "dtrain/analysis/run_profile.h"
 #include "dtrain/base/text.h"
 #include "findings/judgement.h"
 #include "measure/contention.h"
-#include <spdlog/fmt/fmt.h>
-#include "dtrain/base/units.h"
-#include "findings/judgement.h"
 #include "measure/statistics.h"
 #include "measure/system_metrics.h"
 #include "read/text.h"

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "dtrain/analysis/dump_reader.h"
-#include "dtrain/analysis/dump_lines.h"
 #include "dtrain/analysis/run_profile.h"
 #include "dtrain/base/json.h"
 #include "dtrain/profile/records.h"

@@ -9,7 +9,7 @@
 #include "findings/judgement.h"
 #include "measure/statistics.h"
 #include "measure/system_metrics.h"
-#include "text/numbers.h"
+#include "read/text.h"
 
 namespace dtrain::analysis::findings {
 namespace {

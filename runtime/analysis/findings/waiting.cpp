@@ -6,13 +6,13 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "dtrain/base/json.h"
-#include "dtrain/base/units.h"
+#include "dtrain/base/text.h"
 #include "findings/judgement.h"
+#include "measure/predictor.h"
 #include "measure/statistics.h"
 #include "measure/system_metrics.h"
-#include "predict/exchange_cost.h"
 #include "read/json_fields.h"
-#include "text/numbers.h"
+#include "read/text.h"
 
 namespace dtrain::analysis::findings {
 namespace {

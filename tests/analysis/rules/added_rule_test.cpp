@@ -9,12 +9,8 @@
 #include "document/document.h"
 #include "dtrain/analysis/run_profile.h"
 #include "dtrain/config/diagnostic.h"
+#include "findings/judgement.h"
 #include "keys/visitors.h"
-#include "findings/judgement.h"
-#include "findings/judgement.h"
-#include "findings/judgement.h"
-#include "keys/key_reader.h"
-#include "keys/schema_writer.h"
 
 namespace dtrain::analysis::findings {
 namespace {

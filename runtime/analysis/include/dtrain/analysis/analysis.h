@@ -10,8 +10,6 @@
 
 #include "dtrain/analysis/findings.h"
 #include "dtrain/analysis/operators.h"
-#include "dtrain/analysis/findings.h"
-#include "dtrain/analysis/roofline.h"
 #include "dtrain/analysis/run_profile.h"
 #include "dtrain/analysis/summary.h"
 #include "dtrain/base/json.h"
