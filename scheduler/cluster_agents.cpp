@@ -2,10 +2,8 @@
 
 #include <algorithm>
 
-#include "dtrain/host/identity.h"
-#include "hostfile.h"
-#include "machine_slots.h"
-#include "slurm_allocation.h"
+#include "cluster_sources.h"
+#include "dtrain/host/network.h"
 
 namespace dtrain::scheduler {
 namespace {

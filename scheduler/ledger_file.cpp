@@ -1,14 +1,21 @@
 #include <fcntl.h>
-#include <sys/file.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
+
+#include <sys/file.h>
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
+#include "dtrain/base/json.h"
+#include "dtrain/base/text.h"
 #include "dtrain/host/filesystem.h"
+#include "dtrain/scheduler/ledger.h"
 #include "ledger_impl.h"
 
 namespace dtrain::scheduler {
+
 namespace {
 
 constexpr int kVersion = 1;  // of the tables
@@ -85,6 +92,134 @@ Database open_ledger_file(const std::filesystem::path& folder) {
   // After a power failure the last changes may be missing; the processes that these changes name no longer run then.
   database.execute("PRAGMA synchronous = NORMAL");
   return database;
+}
+
+// Converts claims, requests and states of tasks to text and back.
+
+namespace {
+
+// Reads "0+1+5".
+std::vector<int> cores_of(std::string_view text) {
+  std::vector<int> cores;
+  while (!text.empty()) {
+    std::string_view one = text.substr(0, text.find('+'));
+    text.remove_prefix(std::min(text.size(), one.size() + 1));
+    cores.push_back(take_number<int>(one).value_or(0));
+  }
+  return cores;
+}
+
+Json to_json(std::span<const CoreUnit> cores) {
+  Json json = Json::array();
+  for (const CoreUnit& core : cores) json.push_back({core.number, core.node, core.package, core.kind});
+  return json;
+}
+
+std::vector<CoreUnit> units_of(const Json& json) {
+  std::vector<CoreUnit> cores;
+  for (const Json& core : json) cores.push_back({core.at(0), core.at(1), core.at(2), core.at(3)});
+  return cores;
+}
+
+}  // namespace
+
+std::string to_text(const Claim& claim) {
+  std::vector<std::string> shares;
+  for (const ClaimedShare& share : claim) {
+    std::vector<std::string> slots;
+    for (std::size_t i = 0; i < share.slots.size(); ++i) {
+      slots.push_back(std::to_string(share.slots[i]) + (share.gpus.empty() ? "" : "=" + share.gpus[i]));
+      for (std::size_t core = 0; i < share.cores.size() && core < share.cores[i].size(); ++core) {
+        slots.back() += (core == 0 ? '@' : '+') + std::to_string(share.cores[i][core]);
+      }
+    }
+    shares.push_back(share.agent + ":" + join(slots, ","));
+  }
+  return join(shares, ";");
+}
+
+// Reads "node-1:0,1;node-2:0=GPU-…,3=GPU-…;node-3:0@0+1,1@2+3".
+Claim claim_of(std::string_view text) {
+  Claim claim;
+  while (!text.empty()) {
+    std::string_view share = text.substr(0, text.find(';'));
+    text.remove_prefix(std::min(text.size(), share.size() + 1));
+    const auto colon = share.rfind(':');
+    ClaimedShare& claimed = claim.emplace_back(
+        ClaimedShare{.agent = std::string(share.substr(0, colon)), .slots = {}, .gpus = {}, .cores = {}});
+    share.remove_prefix(colon + 1);
+    claimed.slots.reserve(static_cast<std::size_t>(std::count(share.begin(), share.end(), ',') + 1));
+    while (!share.empty()) {
+      const std::string_view one = share.substr(0, share.find(','));
+      std::string_view slot = one;
+      claimed.slots.push_back(take_number<int>(slot).value_or(0));
+      if (const auto equals = one.find('='); equals != std::string_view::npos) {
+        claimed.gpus.emplace_back(one.substr(equals + 1));
+      } else if (const auto at = one.find('@'); at != std::string_view::npos) {
+        claimed.cores.push_back(cores_of(one.substr(at + 1)));
+      }
+      share.remove_prefix(std::min(share.size(), one.size() + 1));
+    }
+  }
+  return claim;
+}
+
+std::string to_text(const TaskRequest& request) {
+  Json agents = Json::array();
+  for (const AgentSlots& agent : request.agents) {
+    agents.push_back({agent.id, agent.slots, agent.resource_pool, static_cast<int>(agent.slot_type)});
+    if (!agent.gpus.empty() || !agent.cores.empty()) agents.back().push_back(agent.gpus);
+    if (!agent.cores.empty()) agents.back().push_back(to_json(agent.cores));
+  }
+  const SlotRequest& slots = request.slots;
+  return to_line({{"slots", slots.slots},
+                  {"cores_per_slot", slots.cores_per_slot},
+                  {"is_single_node", slots.is_single_node},
+                  {"resource_pool", slots.resource_pool},
+                  {"slot_type", static_cast<int>(slots.slot_type)},
+                  {"policy", static_cast<int>(slots.policy)},
+                  {"allow_heterogeneous_fits", slots.allow_heterogeneous_fits},
+                  {"max_slots", request.max_slots ? Json(*request.max_slots) : Json()},
+                  {"can_yield", request.can_yield},
+                  {"preemption", request.preemption},
+                  {"agents", agents}});
+}
+
+TaskRequest request_of(const std::string& text) {
+  const Json json = Json::parse(text);
+  TaskRequest request;
+  request.slots = {.slots = json.at("slots"),
+                   .cores_per_slot = json.value("cores_per_slot", 0),  // other versions write none
+                   .is_single_node = json.at("is_single_node"),
+                   .resource_pool = json.at("resource_pool"),
+                   .slot_type = static_cast<config::AgentSlotType>(json.at("slot_type").get<int>()),
+                   .policy = static_cast<config::FittingPolicy>(json.at("policy").get<int>()),
+                   .allow_heterogeneous_fits = json.at("allow_heterogeneous_fits")};
+  request.can_yield = json.value("can_yield", false);  // other versions write neither
+  request.preemption = json.value("preemption", false);
+  if (!json.at("max_slots").is_null()) request.max_slots = json.at("max_slots").get<int>();
+  for (const Json& agent : json.at("agents")) {
+    const int slots = agent.at(1);
+    request.agents.push_back(
+        {.id = agent.at(0),
+         .slots = slots,
+         .free = slots,
+         .resource_pool = agent.at(2),
+         .slot_type = static_cast<config::AgentSlotType>(agent.at(3).get<int>()),
+         .gpus = agent.size() > 4 ? agent.at(4).get<std::vector<std::string>>() : std::vector<std::string>(),
+         .cores = agent.size() > 5 ? units_of(agent.at(5)) : std::vector<CoreUnit>()});
+  }
+  return request;
+}
+
+// End states have the same names as the ends of runs in their events.
+std::string to_string(TaskState state) {
+  constexpr std::array kNames{"queued", "starting", "running", "stopping", "done", "failed", "interrupted", "paused"};
+  return kNames.at(static_cast<std::size_t>(state));
+}
+
+bool has_ended(TaskState state) {
+  return state >= TaskState::kDone && state != TaskState::kPaused;
 }
 
 }  // namespace dtrain::scheduler

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "dtrain/scheduler/task.h"
+#include "dtrain/scheduler/ledger.h"
 
 namespace dtrain::scheduler {
 

@@ -6,7 +6,6 @@
 #include "dtrain/config/batch_split.h"
 #include "dtrain/scheduler/placement.h"
 #include "eligible.h"
-#include "slot_limits.h"
 
 namespace dtrain::scheduler {
 namespace {

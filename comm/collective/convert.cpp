@@ -1,4 +1,4 @@
-#include "collective/convert.h"
+#include "collective/reduce.h"
 
 #include <cstdint>
 

@@ -1,4 +1,5 @@
-// The arithmetic of reductions, vectorised for the CPU found at run time. Stateless; any thread.
+// The arithmetic of collectives, vectorised for the CPU found at run time: reductions, and conversions between float32
+// and the narrow types. Stateless; any thread.
 #pragma once
 
 #include <cstddef>
@@ -24,5 +25,10 @@ bool is_identity(const Reduction& reduction, std::size_t inputs);
 // A NaN makes minimum and maximum NaN, whichever input has it.
 void reduce_into(const Reduction& reduction, std::span<const std::byte* const> in, std::span<std::byte* const> out,
                  std::size_t count);
+
+// Both multiply the values by `scale` in float32 and round to nearest even; values that are too large become infinity.
+// `type` is kFloat16 or kBfloat16; `in` and `out` do not overlap.
+void to_float32(DataType type, const void* in, float* out, std::size_t count, float scale = 1.0f);
+void from_float32(DataType type, const float* in, void* out, std::size_t count, float scale = 1.0f);
 
 }  // namespace dtrain::comm

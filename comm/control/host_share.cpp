@@ -6,9 +6,8 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
-#include "dtrain/base/units.h"
 #include "dtrain/base/unix_socket.h"
-#include "dtrain/comm/timed_out.h"
+#include "dtrain/comm/control.h"
 
 namespace dtrain::comm {
 namespace {
@@ -123,7 +122,7 @@ SharedMemory share_on_host(ControlPlane& control, const std::string& name, const
   try {
     memory = make();
   } catch (const std::exception& error) {
-    control.set(key, to_line({{"error", describe(error)}}));
+    control.set(key, to_line({{"error", dtrain::describe(error)}}));
     throw;
   }
   UnixListener listener = UnixListener::create("share");

@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/units.h"
-#include "dtrain/comm/timed_out.h"
+#include "dtrain/base/text.h"
+#include "dtrain/comm/control.h"
 
 namespace dtrain::comm {
 namespace {
@@ -125,6 +125,29 @@ bool PlaneBase::wait(Lock& lock, SteadyClock::time_point deadline, const std::fu
 
 std::string PlaneBase::seconds_of_timeout() const {
   return format_duration(options_.timeout);
+}
+
+std::string_view name_of(PeerState state) {
+  switch (state) {
+    case PeerState::kConnecting:
+      return "never connected";
+    case PeerState::kAlive:
+      return "late: its heartbeats come";
+    case PeerState::kLate:
+      return "stopped: no heartbeats";
+    case PeerState::kGone:
+      return "dead: connection lost";
+    case PeerState::kFinished:
+      return "finished";
+  }
+  return "unknown state";
+}
+
+std::string failure_text(const RankFailure& failure) {
+  if (failure.rank < 0) return failure.cause;
+  const std::string who = "rank " + std::to_string(failure.rank) + " failed";
+  if (failure.step < 0) return who + ": " + failure.cause;
+  return who + " at step " + std::to_string(failure.step) + ": " + failure.cause;
 }
 
 }  // namespace dtrain::comm

@@ -12,7 +12,7 @@
 #include <asio/executor_work_guard.hpp>
 #include <asio/io_context.hpp>
 
-#include "control/frame.h"
+#include "control/protocol.h"
 #include "dtrain/comm/control.h"
 
 namespace dtrain::comm {

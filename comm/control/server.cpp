@@ -8,12 +8,11 @@
 #include <asio/dispatch.hpp>
 #include <asio/post.hpp>
 
-#include "control/clock_probe.h"
-#include "control/server_session.h"
-#include "control/tcp_socket.h"
+#include "control/protocol.h"
+#include "control/socket.h"
 #include "dtrain/base/error.h"
-#include "dtrain/base/units.h"
-#include "dtrain/comm/timed_out.h"
+#include "dtrain/base/text.h"
+#include "dtrain/comm/control.h"
 
 namespace dtrain::comm {
 namespace {

@@ -1,10 +1,9 @@
-#include "control/server_session.h"
+#include "control/server.h"
 
 #include <algorithm>
 #include <limits>
 
-#include "control/auth.h"
-#include "control/server.h"
+#include "control/protocol.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/unix_socket.h"
 

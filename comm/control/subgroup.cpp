@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/units.h"
+#include "dtrain/base/text.h"
 
 namespace dtrain::comm {
 namespace {

@@ -1,9 +1,42 @@
+#include "dtrain/base/error.h"
+#include "dtrain/base/subprocess.h"
 #include "dtrain/comm/backend_list.h"
+#include "dtrain/comm/backends.h"
 #include "dtrain/comm/gloo.h"
-#include "dtrain/comm/hierarchical.h"
-#include "hierarchical/placement.h"
+#include "gloo/abi.h"
+#include "hierarchical/topology.h"
 
 namespace dtrain::comm {
+namespace {
+
+const GlooModule& gloo_module() {
+  auto* const factory = reinterpret_cast<GlooModuleFactory*>(
+      open_module<CommError>({.name = kGlooModule,
+                              .needs = {},
+                              .factory = kGlooModuleFactory,
+                              .what = "the gloo backend",
+                              .remedy_needs = {},
+                              .remedy_module = "it is built with dtrain's programs that train (DTRAIN_TORCH=ON), and "
+                                               "needs the libtorch that those find"}));
+  const GlooModule* module = nullptr;
+  if (const int theirs = factory(kGlooModuleAbi, module)) {
+    throw CommError("the gloo backend is of another build of dtrain: it speaks version " + std::to_string(theirs) +
+                        " of the interface, this dtrain version " + std::to_string(kGlooModuleAbi),
+                    "install the two together");
+  }
+  return *module;
+}
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_gloo_communicator(ControlPlane& control, const std::vector<int>& members,
+                                                     const std::string& address, const CommunicatorOptions& options) {
+  return gloo_module().make_communicator(control, members, address, options);
+}
+
+std::unique_ptr<RendezvousStore> RendezvousStore::open(const Options& options) {
+  return gloo_module().open_store(options);
+}
 
 std::unique_ptr<Communicator> GlooBackend::make(const BackendParts& parts) const {
   const auto over_shm = [&](ControlPlane& some, const std::vector<int>& members) {

@@ -6,8 +6,8 @@
 #include <chrono>
 #include <cstring>
 
-#include "dtrain/base/blocked_signals.h"
 #include "dtrain/base/error.h"
+#include "dtrain/base/subprocess.h"
 
 namespace dtrain::comm {
 namespace {

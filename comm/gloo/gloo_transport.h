@@ -17,7 +17,10 @@
 #include <thread>
 #include <vector>
 
-#include "gloo/process_group.h"
+// libtorch's header, of which declarations/ has the parts of gloo that it needs.
+#define USE_C10D_GLOO
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
 #include "messages/message_transport.h"
 
 namespace dtrain::comm {

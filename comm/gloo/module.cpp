@@ -4,14 +4,13 @@
 
 #include <cstdlib>
 
-#include "dtrain/base/blocked_signals.h"
 #include "dtrain/base/error.h"
+#include "dtrain/base/subprocess.h"
 #include "dtrain/base/unix_socket.h"
 #include "gloo/abi.h"
 #include "gloo/gloo_transport.h"
-#include "gloo/process_group.h"
-#include "messages/message_communicator.h"
 #include "messages/message_operation.h"
+#include "messages/message_transport.h"
 
 namespace dtrain::comm {
 namespace {

@@ -1,8 +1,10 @@
 #include "hierarchical/hierarchical_operation.h"
 
 #include <algorithm>
+#include <cstring>
 #include <type_traits>
 
+#include "collective/reduce.h"
 #include "dtrain/base/error.h"
 
 namespace dtrain::comm {
@@ -20,6 +22,18 @@ bool is_narrow(DataType type) {
 
 bool by_rank(Kind kind) {
   return kind == Kind::kReduceScatter || kind == Kind::kAllGather;
+}
+
+void move_bytes(void* to, const void* from, std::size_t bytes) {
+  if (bytes != 0 && to != from) std::memmove(to, from, bytes);
+}
+
+bool scatters(Kind kind) {
+  return kind == Kind::kReduceScatter || kind == Kind::kReduceParts;
+}
+
+bool gathers(Kind kind) {
+  return kind == Kind::kAllGather || kind == Kind::kGatherParts;
 }
 
 }  // namespace
@@ -176,6 +190,204 @@ std::string HierarchicalOperation::describe_missing() const {
     }
   }
   return text.empty() ? "no rank any more" : text;
+}
+
+// Scales are applied once: pre_scale to the inputs of the first existing level, post_scale to the result of the last.
+ReduceOptions HierarchicalOperation::options_on(bool first, bool last) const {
+  ReduceOptions options{.op = descriptor_.op, .bucket = descriptor_.bucket};
+  if (first && !shape_.widened) options.pre_scale = descriptor_.pre_scale;
+  if (options.op == ReduceOp::kMean) {
+    options.op = ReduceOp::kSum;  // divide() then makes the mean
+  } else if (last) {
+    options.post_scale = descriptor_.post_scale;
+  }
+  return options;
+}
+
+// Divides a mean by all ranks at once, as a single level would: multiplying by a rounded reciprocal gives other bits.
+void HierarchicalOperation::divide() {
+  const bool in_block = scatters(descriptor_.kind) && levels_.several_hosts();
+  const bool in_place = descriptor_.kind == Kind::kAllReduce && !shape_.widened;
+  std::byte* const data = in_block ? block_.get() : in_place ? static_cast<std::byte*>(out_) : values_.get();
+  const std::size_t count = in_block ? slots_of_host() : shape_.total;
+  Reduction reduction = reduction_of(descriptor_, static_cast<int>(levels_.placement.ranks()));
+  reduction.type = shape_.type;
+  reduction.pre_scale = 1.0;
+  const std::byte* const from = data;
+  reduce_into(reduction, {&from, 1}, {&data, 1}, count);
+}
+
+void HierarchicalOperation::widen() {
+  values_ = room(shape_.total);
+  to_float32(descriptor_.type, in_, reinterpret_cast<float*>(values_.get()), shape_.total,
+             static_cast<float>(descriptor_.pre_scale));
+}
+
+// Scales the values of a rank alone on its host: the values of larger hosts come scaled to the hosts' level.
+void HierarchicalOperation::scale() {
+  values_ = room(shape_.total);
+  const auto* const from = static_cast<const std::byte*>(in_);
+  std::byte* const to = values_.get();
+  reduce_into({shape_.type, ReduceOp::kSum, descriptor_.pre_scale, 1.0, 1}, {&from, 1}, {&to, 1}, shape_.total);
+}
+
+void HierarchicalOperation::put(const std::byte* from, std::byte* to, std::size_t count) const {
+  if (count == 0) return;
+  if (shape_.widened) {
+    from_float32(descriptor_.type, reinterpret_cast<const float*>(from), to, count);
+  } else {
+    move_bytes(to, from, count * shape_.element);
+  }
+}
+
+Work HierarchicalOperation::issue_up() {
+  Communicator& host = *levels_.on[static_cast<std::size_t>(Step::kUp)];
+  const bool last = !levels_.several_hosts();
+  switch (descriptor_.kind) {
+    case Kind::kAllReduce:
+      if (shape_.widened) {
+        widen();
+        return host.all_reduce(values_.get(), values_.get(), shape_.total, shape_.type, options_on(true, last));
+      }
+      return host.all_reduce(in_, out_, shape_.total, shape_.type, options_on(true, last));
+    case Kind::kReduceScatter:
+    case Kind::kReduceParts:
+      if (shape_.widened) {
+        widen();
+        return host.all_reduce(values_.get(), values_.get(), shape_.total, shape_.type, options_on(true, last));
+      }
+      values_ = room(shape_.total);
+      return host.all_reduce(in_, values_.get(), shape_.total, shape_.type, options_on(true, last));
+    case Kind::kAllGather:
+    case Kind::kGatherParts: {
+      block_ = room(slots_of_host());
+      std::byte* const own = block_.get() + levels_.index() * shape_.slot * shape_.element;
+      move_bytes(own, own_input(), part(static_cast<std::size_t>(levels_.rank)).size() * shape_.element);
+      return host.all_gather(own, block_.get(), shape_.slot, shape_.type, descriptor_.bucket);
+    }
+    case Kind::kBroadcast: {
+      const auto root = static_cast<std::size_t>(descriptor_.root);
+      if (levels_.placement.host_of[root] != levels_.host()) return {};
+      return host.broadcast(out_, shape_.total, shape_.type, static_cast<int>(levels_.placement.index_of[root]));
+    }
+    default:
+      return {};
+  }
+}
+
+Work HierarchicalOperation::issue_outer() {
+  Communicator& hosts = *levels_.on[static_cast<std::size_t>(Step::kOuter)];
+  const bool alone = !levels_.several_here();
+  const bool first = levels_.placement.most == 1;  // the other hosts decide the same
+  if (reduces(descriptor_.kind) && alone) {
+    if (shape_.widened) {
+      widen();
+    } else if (!first && descriptor_.pre_scale != 1.0) {
+      scale();
+    }
+  }
+  switch (descriptor_.kind) {
+    case Kind::kAllReduce:
+      if (shape_.widened) {
+        return hosts.all_reduce(values_.get(), values_.get(), shape_.total, shape_.type, options_on(first, true));
+      }
+      return hosts.all_reduce(alone ? values() : out_, out_, shape_.total, shape_.type, options_on(first, true));
+    case Kind::kReduceScatter:
+    case Kind::kReduceParts: {
+      const Placement& placement = levels_.placement;
+      packed_ = room(placement.hosts.size() * slots_of_host());
+      block_ = room(slots_of_host());
+      for (std::size_t r = 0; r < placement.ranks(); ++r) {
+        const Part theirs = part(r);
+        const std::size_t slot = placement.host_of[r] * placement.most + placement.index_of[r];
+        move_bytes(packed_.get() + slot * shape_.slot * shape_.element,
+                   static_cast<const std::byte*>(values()) + theirs.begin * shape_.element,
+                   theirs.size() * shape_.element);
+      }
+      return hosts.reduce_scatter(packed_.get(), block_.get(), slots_of_host(), shape_.type, options_on(first, true));
+    }
+    case Kind::kAllGather:
+    case Kind::kGatherParts:
+      if (alone) {
+        block_ = room(slots_of_host());
+        move_bytes(block_.get(), own_input(), part(static_cast<std::size_t>(levels_.rank)).size() * shape_.element);
+      }
+      packed_ = room(levels_.placement.hosts.size() * slots_of_host());
+      return hosts.all_gather(block_.get(), packed_.get(), slots_of_host(), shape_.type, descriptor_.bucket);
+    case Kind::kBroadcast: {
+      const auto root = static_cast<std::size_t>(descriptor_.root);
+      return hosts.broadcast(out_, shape_.total, shape_.type, static_cast<int>(levels_.placement.host_of[root]));
+    }
+    default:
+      return {};
+  }
+}
+
+Work HierarchicalOperation::issue_down() {
+  if (!levels_.several_hosts()) return {};
+  Communicator& host = *levels_.on[static_cast<std::size_t>(Step::kDown)];
+  switch (descriptor_.kind) {
+    case Kind::kAllReduce:
+      if (levels_.is_leader() && shape_.widened) put(values_.get(), static_cast<std::byte*>(out_), shape_.total);
+      return host.broadcast(out_, descriptor_.count, descriptor_.type, 0);
+    case Kind::kReduceScatter:
+    case Kind::kReduceParts:
+      if (!block_) block_ = room(slots_of_host());
+      return host.broadcast(block_.get(), slots_of_host(), shape_.type, 0);
+    case Kind::kAllGather:
+    case Kind::kGatherParts:
+      if (levels_.is_leader()) unpack(packed_.get(), levels_.placement.hosts.size());
+      return host.broadcast(out_, shape_.total, shape_.type, 0);
+    case Kind::kBroadcast:
+      // The root's host has the data. Its ranks wait until all ranks are known to have entered the same operation.
+      if (levels_.placement.host_of[static_cast<std::size_t>(descriptor_.root)] == levels_.host())
+        return host.barrier();
+      return host.broadcast(out_, shape_.total, shape_.type, 0);
+    default:
+      return host.barrier();
+  }
+}
+
+void HierarchicalOperation::unpack(const std::byte* collected, std::size_t hosts) {
+  const Placement& placement = levels_.placement;
+  for (std::size_t r = 0; r < placement.ranks(); ++r) {
+    const std::size_t host = hosts == 1 ? 0 : placement.host_of[r];
+    const std::size_t slot = host * placement.most + placement.index_of[r];
+    const Part theirs = part(r);
+    move_bytes(static_cast<std::byte*>(out_) + theirs.begin * shape_.element,
+               collected + slot * shape_.slot * shape_.element, theirs.size() * shape_.element);
+  }
+}
+
+// Moves the results on this rank to their final place.
+void HierarchicalOperation::finish() {
+  const bool several_hosts = levels_.several_hosts();
+  const bool came_down = several_hosts && levels_.several_here();
+  const Part mine = part(static_cast<std::size_t>(levels_.rank));
+  if (levels_.placement.ranks() == 1) {
+    if (reduces(descriptor_.kind)) {
+      const auto* const in = static_cast<const std::byte*>(in_);
+      auto* const out = static_cast<std::byte*>(out_);
+      reduce_into(reduction_of(descriptor_, 1), {&in, 1}, {&out, 1}, shape_.total);
+    } else if (descriptor_.kind == Kind::kAllGather) {
+      move_bytes(out_, in_, shape_.total * shape_.element);
+    }
+  } else if (descriptor_.kind == Kind::kAllReduce) {
+    if (shape_.widened && !came_down) put(values_.get(), static_cast<std::byte*>(out_), shape_.total);
+  } else if (scatters(descriptor_.kind)) {
+    const std::byte* const from = several_hosts ? block_.get() + levels_.index() * shape_.slot * shape_.element
+                                                : static_cast<const std::byte*>(values()) + mine.begin * shape_.element;
+    put(from, own_part(), mine.size());
+  } else if (gathers(descriptor_.kind) && !came_down) {
+    if (several_hosts) {
+      unpack(packed_.get(), levels_.placement.hosts.size());
+    } else {
+      unpack(block_.get(), 1);
+    }
+  }
+  values_.reset();
+  packed_.reset();
+  block_.reset();
 }
 
 }  // namespace dtrain::comm

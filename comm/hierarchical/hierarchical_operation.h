@@ -18,7 +18,7 @@
 
 #include "collective/descriptor.h"
 #include "dtrain/comm/communicator.h"
-#include "hierarchical/placement.h"
+#include "hierarchical/topology.h"
 
 namespace dtrain::comm {
 

@@ -17,9 +17,9 @@
 
 #include "dtrain/base/clock.h"
 #include "dtrain/comm/backends.h"
-#include "messages/message_communicator.h"
 #include "messages/message_operation.h"
-#include "messages/message_shared.h"
+#include "messages/message_thread.h"
+#include "messages/message_transport.h"
 
 namespace dtrain::comm {
 

@@ -1,9 +1,16 @@
-// The interface by which the messages of collectives travel between ranks, over MPI or gloo.
+// The interface by which the messages of collectives travel between ranks, over MPI or gloo, and the communicator that
+// is made from an implementation of it.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dtrain/comm/backends.h"
+#include "messages/message_thread.h"
 
 namespace dtrain::comm {
 
@@ -35,5 +42,20 @@ class MessageTransport {
   // only to ranks that have entered the operation.
   virtual bool keeps_unexpected() const { return false; }
 };
+
+struct MessageSetup {
+  std::string backend;                    // its name: "mpi"
+  std::shared_ptr<MessageShared> shared;  // shared by all communicators of the transport
+  std::unique_ptr<MessageTransport> transport;
+  int number = 0;            // number among the communicators of the transport; chooses the tags
+  std::vector<int> members;  // ranks of the job, by rank
+  int rank = 0;
+  std::function<std::string(int rank)> peer_state{};  // make_message_communicator() sets it
+  CommunicatorOptions options;
+};
+
+// Makes a communicator whose collectives travel as messages. Its reductions are made by our own code, in rank order:
+// the transport does not change their bits. Collective over `control`, which must outlive the communicator.
+std::unique_ptr<Communicator> make_message_communicator(MessageSetup setup, ControlPlane& control);
 
 }  // namespace dtrain::comm

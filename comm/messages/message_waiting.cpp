@@ -3,8 +3,8 @@
 #include <thread>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/units.h"
-#include "dtrain/comm/timed_out.h"
+#include "dtrain/base/text.h"
+#include "dtrain/comm/control.h"
 #include "messages/message_core.h"
 
 namespace dtrain::comm {

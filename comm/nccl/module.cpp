@@ -1,6 +1,6 @@
 // The only function that the module exports.
 #include "nccl/abi.h"
-#include "nccl/nccl_communicator.h"
+#include "nccl/nccl_api.h"
 
 extern "C" int dtrain_comm_nccl_make(int abi, dtrain::comm::ControlPlane& control,
                                      const dtrain::comm::NcclOptions& nccl,

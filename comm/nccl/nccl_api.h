@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "dtrain/comm/nccl.h"
+
 namespace dtrain::comm {
 
 // X(function): functions that every supported version has.
@@ -82,5 +84,10 @@ int checked_nccl_version(const NcclApi& api);
 // CommError "what: reason" unless the result is success (for NCCL also: a call that goes on in the background).
 void check_cuda(const NcclApi& api, cudaError_t result, const char* what);
 void check_nccl(const NcclApi& api, ncclResult_t result, const char* what, ncclComm_t comm = nullptr);
+
+// Makes the communicator with a given table of functions: the libraries', or a test's.
+std::unique_ptr<NcclCommunicator> make_nccl_communicator_with(SharedNcclApi api, ControlPlane& control,
+                                                              const NcclOptions& nccl,
+                                                              const CommunicatorOptions& options);
 
 }  // namespace dtrain::comm

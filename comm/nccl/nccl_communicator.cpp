@@ -1,11 +1,11 @@
-#include "nccl/nccl_communicator.h"
+#include "nccl/nccl_api.h"
 
 #include <algorithm>
 #include <cstring>
 
 #include "collective/issuing.h"
 #include "dtrain/base/error.h"
-#include "dtrain/base/units.h"
+#include "dtrain/base/text.h"
 #include "nccl/nccl_core.h"
 
 namespace dtrain::comm {

@@ -21,8 +21,6 @@
 #include "dtrain/comm/control.h"
 #include "dtrain/comm/nccl.h"
 #include "nccl/nccl_device.h"
-#include "nccl/nccl_entry.h"
-#include "nccl/nccl_launch_end.h"
 #include "nccl/nccl_link.h"
 #include "nccl/nccl_watchdog.h"
 
@@ -152,7 +150,7 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
   void hand_over_captured(NcclBatch& batch, Nanoseconds began);
   void join_captured(cudaStream_t stream, std::uint64_t sequence);
 
-  // nccl_waiting.cpp
+  // nccl_watchdog.cpp
   void wait_for(NcclWork& work);
   void nap();  // a little, or until it has failed
   void time_out(const NcclWork& work, Nanoseconds since);
@@ -160,8 +158,6 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
   void expire(const NcclEntry& entry, Nanoseconds began);
   void watch_first();
   std::string describe_waiting(const NcclEntry& entry, Nanoseconds elapsed, const char* verb) const;
-
-  // nccl_compare.cpp
   void compare_with_first(const std::vector<Descriptor>& descriptors);
   void remember(const NcclEntry& entry);
   std::string describe_others(const NcclEntry& waited_for);

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <optional>
 
-#include "collective/convert.h"
+#include "collective/reduce.h"
 #include "dtrain/base/error.h"
 #include "nccl/nccl_core.h"
 

@@ -1,8 +1,10 @@
 #include "nccl/nccl_link.h"
 
+#include <chrono>
 #include <thread>
+#include <utility>
 
-#include "dtrain/base/units.h"
+#include "dtrain/base/text.h"
 
 namespace dtrain::comm {
 namespace {
@@ -11,6 +13,8 @@ using SteadyClock = std::chrono::steady_clock;
 
 constexpr std::chrono::microseconds kLinkNap{200};
 constexpr std::chrono::seconds kEnding{5};
+constexpr std::chrono::microseconds kEager{200};  // asks again at once for so long: most launches take less
+constexpr std::chrono::microseconds kNap{50};     // then this often
 
 ncclConfig_t config() {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -129,6 +133,62 @@ void NcclLink::finalize(std::chrono::milliseconds at_most) noexcept {
     if (state == ncclInProgress) std::this_thread::sleep_for(kLinkNap);
   }
   finalized_ = state == ncclSuccess;
+}
+
+NcclLaunchEnd::NcclLaunchEnd(SharedNcclApi api, int device, NcclLink& link)
+    : api_(std::move(api)), device_(device), link_(link), thread_([this] { run(); }) {}
+
+NcclLaunchEnd::~NcclLaunchEnd() {
+  {
+    const std::scoped_lock lock(mutex_);
+    ending_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void NcclLaunchEnd::begin(std::function<void()> behind) {
+  {
+    const std::scoped_lock lock(mutex_);
+    behind_ = std::move(behind);
+  }
+  changed_.notify_all();
+}
+
+bool NcclLaunchEnd::look() {
+  const std::scoped_lock lock(mutex_);
+  if (error_) std::rethrow_exception(error_);
+  return look_locked();
+}
+
+bool NcclLaunchEnd::look_locked() {
+  if (!link_.ready()) return false;
+  if (auto behind = std::exchange(behind_, {})) behind();
+  return true;
+}
+
+void NcclLaunchEnd::run() {
+  static_cast<void>(api_->cudaSetDevice(device_));
+  std::unique_lock lock(mutex_);
+  while (!ending_) {
+    changed_.wait(lock, [this] { return ending_ || (behind_ && !error_); });
+    const auto began = SteadyClock::now();
+    while (!ending_ && behind_ && !error_) {
+      try {
+        if (look_locked()) break;
+      } catch (...) {
+        error_ = std::current_exception();  // the owner's next look() throws it
+        break;
+      }
+      if (SteadyClock::now() - began < kEager) {
+        lock.unlock();
+        std::this_thread::yield();
+        lock.lock();
+      } else {
+        changed_.wait_for(lock, kNap, [this] { return ending_; });
+      }
+    }
+  }
 }
 
 }  // namespace dtrain::comm

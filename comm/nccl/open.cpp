@@ -1,5 +1,5 @@
 #include "dtrain/base/error.h"
-#include "dtrain/base/module_file.h"
+#include "dtrain/base/subprocess.h"
 #include "nccl/abi.h"
 
 namespace dtrain::comm {

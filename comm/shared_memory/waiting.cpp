@@ -5,8 +5,8 @@
 
 #include "collective/descriptor.h"
 #include "dtrain/base/error.h"
-#include "dtrain/base/units.h"
-#include "dtrain/comm/timed_out.h"
+#include "dtrain/base/text.h"
+#include "dtrain/comm/control.h"
 #include "shared_memory/communicator.h"
 
 namespace dtrain::comm {

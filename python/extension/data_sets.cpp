@@ -6,7 +6,7 @@
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 
-#include "device/pinned_memory.h"
+#include "device/device_feed.h"
 #include "dtrain/base/error.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/data/formats.h"

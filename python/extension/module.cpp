@@ -13,12 +13,12 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "data_sets.h"
-#include "dtrain/base/json_number.h"
+#include "dtrain/base/json.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/rank/rank_session.h"
 #include "dtrain/train/run_trial.h"
-#include "matmul/matmul_path.h"
 #include "module_tree.h"
+#include "numerics/matmul_path.h"
 #include "optimizer_groups.h"
 #include "optimizer_state.h"
 #include "python_error.h"

@@ -10,7 +10,7 @@
 #include <pybind11/pybind11.h>
 #include <torch/nn/module.h>
 
-#include "model/tensors_left_out.h"
+#include "model/model_tensors.h"
 
 namespace dtrain::python {
 

@@ -9,7 +9,7 @@
 #include "dtrain/config/experiment.h"
 #include "dtrain/rank/rank_session.h"
 #include "model/optimizer_update.h"
-#include "state/state_visitor.h"
+#include "state_visitor.h"
 
 namespace dtrain::python {
 namespace {

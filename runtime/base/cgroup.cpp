@@ -6,7 +6,6 @@
 #include <optional>
 #include <sstream>
 
-#include "dtrain/base/available_memory.h"
 #include "dtrain/base/text.h"
 
 namespace dtrain {
@@ -21,7 +20,7 @@ std::string text_of(const fs::path& file) {
   return {std::istreambuf_iterator<char>(stream), {}};
 }
 
-std::optional<std::int64_t> number_of(std::string_view text) {
+std::optional<std::int64_t> leading_number(std::string_view text) {
   return take_number<std::int64_t>(text);
 }
 
@@ -29,7 +28,8 @@ std::optional<std::int64_t> number_of(std::string_view text) {
 std::uint64_t field_of(const std::string& text, std::string_view name) {
   for (const std::string& line : split(text, '\n')) {
     if (line.size() <= name.size() || !line.starts_with(name) || line[name.size()] != ' ') continue;
-    return static_cast<std::uint64_t>(std::max<std::int64_t>(0, number_of(line.substr(name.size() + 1)).value_or(0)));
+    return static_cast<std::uint64_t>(
+        std::max<std::int64_t>(0, leading_number(line.substr(name.size() + 1)).value_or(0)));
   }
   return 0;
 }
@@ -84,7 +84,7 @@ void add_groups(const Mount& mount, const std::string& group, std::vector<Cgroup
 }
 
 std::optional<std::uint64_t> limit_in(const fs::path& file) {
-  const auto bytes = number_of(text_of(file));  // "max": no number
+  const auto bytes = leading_number(text_of(file));  // "max": no number
   if (!bytes || *bytes < 0 || static_cast<std::uint64_t>(*bytes) >= kNoLimit) return std::nullopt;
   return static_cast<std::uint64_t>(*bytes);
 }
@@ -111,14 +111,14 @@ std::optional<MemoryLimit> memory_limit(const Cgroup& group) {
   if (group.v2) stat = text_of(group.folder / "memory.stat");
   const std::string prefix = group.v2 ? "" : "total_";
   const auto usage =
-      number_of(text_of(group.folder / (group.v2 ? "memory.current" : "memory.usage_in_bytes"))).value_or(0);
+      leading_number(text_of(group.folder / (group.v2 ? "memory.current" : "memory.usage_in_bytes"))).value_or(0);
   const std::uint64_t caches = field_of(stat, prefix + "inactive_file") + field_of(stat, prefix + "active_file") +
                                (group.v2 ? field_of(stat, "slab_reclaimable") : 0);
   const auto used = static_cast<std::uint64_t>(std::max<std::int64_t>(0, usage));
   limit.used = used > caches ? used - caches : 0;
-  limit.reached = group.v2
-                      ? field_of(text_of(group.folder / "memory.events"), "oom")
-                      : static_cast<std::uint64_t>(number_of(text_of(group.folder / "memory.failcnt")).value_or(0));
+  limit.reached =
+      group.v2 ? field_of(text_of(group.folder / "memory.events"), "oom")
+               : static_cast<std::uint64_t>(leading_number(text_of(group.folder / "memory.failcnt")).value_or(0));
   return limit;
 }
 
@@ -154,11 +154,11 @@ std::vector<CpuQuota> cpu_quotas(const Cgroups& groups) {
       std::istringstream words(text_of(group.folder / "cpu.max"));
       std::string first, second;
       words >> first >> second;
-      quota = number_of(first);
-      period = number_of(second);
+      quota = leading_number(first);
+      period = leading_number(second);
     } else {
-      quota = number_of(text_of(group.folder / "cpu.cfs_quota_us"));  // -1: no limit
-      period = number_of(text_of(group.folder / "cpu.cfs_period_us"));
+      quota = leading_number(text_of(group.folder / "cpu.cfs_quota_us"));  // -1: no limit
+      period = leading_number(text_of(group.folder / "cpu.cfs_period_us"));
     }
     if (quota.value_or(0) <= 0 || period.value_or(0) <= 0) continue;
     const std::string stat = text_of(group.folder / "cpu.stat");
@@ -206,7 +206,7 @@ std::optional<std::size_t> available_memory() {
     constexpr std::string_view kName = "MemAvailable:";
     const std::size_t begin = line.starts_with(kName) ? line.find_first_not_of(' ', kName.size()) : std::string::npos;
     if (begin == std::string::npos) continue;
-    if (const auto kib = number_of(line.substr(begin))) available = static_cast<std::size_t>(*kib) * 1024;
+    if (const auto kib = leading_number(line.substr(begin))) available = static_cast<std::size_t>(*kib) * 1024;
   }
   const std::vector<MemoryLimit> limits = memory_limits(cgroups_of(0));
   const MemoryLimit* const limit = tightest(limits);

@@ -5,8 +5,6 @@
 #include <fstream>
 #include <string>
 
-#include "dtrain/base/time_namespace.h"
-
 namespace dtrain {
 namespace {
 

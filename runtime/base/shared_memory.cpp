@@ -12,9 +12,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "dtrain/base/available_memory.h"
+#include "dtrain/base/cgroup.h"
 #include "dtrain/base/error.h"
-#include "dtrain/base/units.h"
+#include "dtrain/base/text.h"
 
 namespace dtrain {
 namespace {

@@ -8,15 +8,14 @@
 
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <link.h>
 #include <sched.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "deadline.h"
-#include "dtrain/base/blocked_signals.h"
 #include "dtrain/base/error.h"
-#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
 #include "dtrain/base/text.h"
 
 extern "C" char** environ;
@@ -134,6 +133,32 @@ std::string describe_failure(const ProcessOptions& options, Step step) {
 void reap(pid_t pid) {
   while (::waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {
   }
+}
+
+std::string loader_error() {
+  const char* const text = ::dlerror();
+  return text ? text : "no reason given";
+}
+
+// Looks beside this library, and beside the other libraries of dtrain that this process has loaded: in a wheel, modules
+// that depend on the version of libtorch have a folder of their own.
+std::filesystem::path find_module(const std::string& file) {
+  static const char inside_this_library = 0;
+  std::vector<std::filesystem::path> candidates{library_folder(&inside_this_library) / file};
+  ::dl_iterate_phdr(
+      [](dl_phdr_info* info, std::size_t, void* found) {
+        const std::filesystem::path library = info->dlpi_name;
+        auto& all = *static_cast<std::vector<std::filesystem::path>*>(found);
+        if (library.filename().string().starts_with("libdtrain_")) {
+          all.push_back(library.parent_path() / all.front().filename());
+        }
+        return 0;
+      },
+      &candidates);
+  std::error_code code;
+  const auto found = std::find_if(candidates.begin(), candidates.end(),
+                                  [&](const auto& path) { return std::filesystem::exists(path, code); });
+  return found == candidates.end() ? candidates.front() : *found;
 }
 
 }  // namespace
@@ -306,6 +331,39 @@ std::filesystem::path find_program_beside(const void* address_inside_library, co
   throw SystemError("cannot find " + name + ": neither " + beside_library.lexically_normal().string() + " nor " +
                         beside_program.string() + " is there",
                     ENOENT, "install " + name + " together with dtrain, or build the target of that name");
+}
+
+void ignore_polite_ends() {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE, SIGQUIT}) std::signal(signal, SIG_IGN);
+}
+
+void redirect_output(const std::filesystem::path& log) {
+  const UniqueFd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
+  const UniqueFd file(log.empty() ? -1 : ::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+  if (null) ::dup2(null.get(), STDIN_FILENO);
+  const int target = file ? file.get() : null.get();
+  if (target < 0) return;
+  ::dup2(target, STDOUT_FILENO);
+  ::dup2(target, STDERR_FILENO);
+}
+
+OpenedModule try_open_module(const ModuleFile& file) {
+  const std::filesystem::path path = find_module("lib" + file.name + ".so");
+  std::error_code code;
+  if (!std::filesystem::exists(path, code)) {
+    return {nullptr, file.what + " is not part of this dtrain: there is no " + path.string(), file.remedy_module};
+  }
+  for (const std::string& library : file.needs) {
+    if (!::dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL)) {
+      return {nullptr, file.what + " needs " + library + ", which cannot be opened: " + loader_error(),
+              file.remedy_needs};
+    }
+  }
+  void* const module = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (!module) return {nullptr, file.what + " cannot be opened: " + loader_error(), file.remedy_module};
+  void* const factory = ::dlsym(module, file.factory.c_str());
+  if (factory) return {factory, {}, {}};
+  return {nullptr, path.string() + " is not a module of dtrain: it has no " + file.factory, file.remedy_module};
 }
 
 }  // namespace dtrain

@@ -12,8 +12,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "deadline.h"
 #include "dtrain/base/error.h"
+#include "dtrain/base/file.h"
 #include "dtrain/base/text.h"
 
 namespace dtrain {

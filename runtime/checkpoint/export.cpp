@@ -1,4 +1,4 @@
-#include "dtrain/checkpoint/export.h"
+#include "dtrain/checkpoint/checkpoint.h"
 
 #include <cerrno>
 #include <map>
@@ -11,9 +11,7 @@
 #include <unistd.h>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/fd.h"
 #include "dtrain/base/file.h"
-#include "dtrain/checkpoint/manifest.h"
 #include "dtrain/data/safetensors.h"
 
 namespace dtrain::checkpoints {

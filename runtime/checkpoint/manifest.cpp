@@ -1,4 +1,4 @@
-#include "dtrain/checkpoint/manifest.h"
+#include "dtrain/checkpoint/checkpoint.h"
 
 #include <set>
 
@@ -6,7 +6,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/text.h"
-#include "storage_folder.h"
+#include "storage.h"
 
 namespace dtrain::checkpoints {
 namespace {

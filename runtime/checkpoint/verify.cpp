@@ -10,9 +10,9 @@
 
 #include "dtrain/base/crc32c.h"
 #include "dtrain/base/error.h"
-#include "dtrain/base/fd.h"
-#include "dtrain/checkpoint/manifest.h"
-#include "parallel_pieces.h"
+#include "dtrain/base/file.h"
+#include "dtrain/checkpoint/checkpoint.h"
+#include "storage.h"
 
 namespace dtrain::checkpoints {
 namespace {

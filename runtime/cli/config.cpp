@@ -1,5 +1,6 @@
-#include "commands.h"
+#include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <memory>
 #include <numeric>
@@ -7,13 +8,21 @@
 #include <string_view>
 #include <vector>
 
+#include <sys/mman.h>
+
+#include "commands.h"
+#include "dtrain/base/error.h"
+#include "dtrain/base/file.h"
+#include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/batch_split.h"
 #include "dtrain/config/cluster.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/config/schema.h"
 #include "dtrain/launcher/launch.h"
+#include "dtrain/rank/libtorch.h"
 #include "dtrain/scheduler/cluster_agents.h"
+#include "dtrain/scheduler/placement.h"
 
 namespace dtrain::cli {
 namespace {
@@ -113,6 +122,30 @@ void add_config_schema(CLI::App& config) {
   });
 }
 
+struct ModelInspectArguments {
+  std::string file;
+  bool json = false;
+};
+
+// Only dtrain-worker has libtorch, which knows the operators. This program prints the worker's text and checks that all
+// of it could be written.
+ExitCode inspect(const ModelInspectArguments& arguments) {
+  const UniqueFd said(::memfd_create("dtrain model inspect", MFD_CLOEXEC));
+  if (!said) throw SystemError("cannot make a file in memory", errno);
+  ProcessOptions options;
+  options.fds = {{STDOUT_FILENO, said.get()}};
+  const run::TrainingProgram worker = run::training_program("dtrain-worker");
+  options.command = {worker.file.string(), "--inspect", arguments.file};
+  if (!worker.library_path.empty()) options.environment["LD_LIBRARY_PATH"] = worker.library_path;
+  if (arguments.json) options.command.emplace_back("--json");
+  options.new_process_group = false;  // Ctrl-C ends both
+  const ExitStatus status = Process::start(options).wait();
+  if (status.signal != 0) throw Error("dtrain-worker --inspect was " + status.describe());
+  const std::string text = read_file("/proc/self/fd/" + std::to_string(said.get()));
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  return status.exit_code();
+}
+
 }  // namespace
 
 void add_config(CLI::App& app, ExitCode* exit_code) {
@@ -120,6 +153,20 @@ void add_config(CLI::App& app, ExitCode* exit_code) {
   command->require_subcommand(1);
   add_config_check(*command, exit_code);
   add_config_schema(*command);
+}
+
+void add_model(CLI::App& app, ExitCode* exit_code) {
+  CLI::App* model = app.add_subcommand("model", "Look at the files that `model:` names");
+  model->require_subcommand(1);
+  auto arguments = std::make_shared<ModelInspectArguments>();
+  CLI::App* command = model->add_subcommand(
+      "inspect",
+      "Show the inputs, outputs, parameters and operators of a file of torch.export, and whether it can be "
+      "trained and evaluated");
+  command->add_option("FILE", arguments->file, "The file, as torch.export.save() writes it (.pt2)")->required();
+  command->add_flag("--json", arguments->json, "One line of JSON");
+  command->footer("A file that cannot be trained is an error that names what is not supported.");
+  command->callback([arguments, exit_code] { *exit_code = inspect(*arguments); });
 }
 
 }  // namespace dtrain::cli

@@ -1,10 +1,24 @@
-#include "dtrain/launcher/doctor.h"
-
+#include <cstdio>
 #include <memory>
 
 #include "commands.h"
+#include "dtrain/base/error.h"
+#include "dtrain/base/json.h"
+#include "dtrain/launcher/doctor.h"
+#include "dtrain/launcher/internal_commands.h"
+#include "dtrain/rank/libtorch.h"
 
 namespace dtrain::cli {
+namespace {
+
+// Returns "dtrain 0.1.0, commit …", and a line for each library that dtrain uses.
+std::string version_text() {
+  std::string text;
+  for (const auto& [name, value] : run::versions()) text += (text.empty() ? "" : "\n") + name + " " + value;
+  return text;
+}
+
+}  // namespace
 
 void add_doctor(CLI::App& app, ExitCode* exit_code) {
   auto request = std::make_shared<run::DoctorRequest>();
@@ -29,6 +43,49 @@ void add_doctor(CLI::App& app, ExitCode* exit_code) {
       "\n"
       "Exit codes: 0, or 1 if there is a problem.");
   command->callback([request, exit_code] { *exit_code = run::doctor(*request); });
+}
+
+void add_version(CLI::App& app, ExitCode*) {
+  app.set_version_flag("--version", version_text, "Print the version, as `dtrain version` does");
+  CLI::App* command =
+      app.add_subcommand("version", "Print the version of dtrain, and which libtorch, MPI and NCCL it finds");
+  auto json = std::make_shared<bool>(false);
+  command->add_flag("--json", *json, "Print one JSON object");
+  command->callback([json] {
+    if (*json) {
+      Json object = Json::object();
+      for (const auto& [name, value] : run::versions()) object[name] = value;
+      std::printf("%s\n", to_line(object).c_str());
+    } else {
+      std::printf("%s\n", version_text().c_str());
+    }
+  });
+}
+
+// Commands for dtrain itself, which --help does not list: it starts them on other hosts, or in a process of their own.
+
+void add_start_rank(CLI::App& app, ExitCode*) {
+  CLI::App* command = app.add_subcommand("start-rank", "What mpirun and srun start for `dtrain launch`");
+  command->group("");
+  command->prefix_command();
+  command->callback([command] {
+    if (command->remaining().empty()) throw ConfigError("dtrain start-rank: no program given");
+    run::start_rank(command->remaining());
+  });
+}
+
+void add_host_probe(CLI::App& app, ExitCode* exit_code) {
+  CLI::App* command = app.add_subcommand("host-probe", "Report what this host has to the dtrain of another host");
+  command->group("");
+  command->callback([exit_code] { *exit_code = run::host_probe(); });
+}
+
+void add_cuda_probe(CLI::App& app, ExitCode*) {
+  auto folder = std::make_shared<std::string>();
+  CLI::App* command = app.add_subcommand("cuda-probe", "Open the libraries that training on GPUs needs");
+  command->group("");
+  command->add_option("FOLDER", *folder, "The folder of libtorch's libraries");
+  command->callback([folder] { run::cuda_probe(*folder); });
 }
 
 }  // namespace dtrain::cli

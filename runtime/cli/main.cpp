@@ -6,7 +6,6 @@
 #include "commands.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
-#include "standard_output.h"
 
 namespace {
 

@@ -8,8 +8,7 @@
 
 #include "dtrain/base/clock.h"
 #include "dtrain/base/json.h"
-#include "dtrain/base/json_number.h"
-#include "dtrain/base/units.h"
+#include "dtrain/base/text.h"
 
 namespace dtrain::cli {
 namespace {

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "dtrain/data/host_share.h"
-
 namespace dtrain::data {
 
 std::size_t size_of(ElementType type) {

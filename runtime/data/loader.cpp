@@ -3,22 +3,48 @@
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <deque>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <utility>
 
 #include "batch_job.h"
-#include "batch_pool.h"
-#include "dtrain/base/blocked_signals.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
-#include "dtrain/data/sampler.h"
-#include "read_ahead.h"
-#include "thread_usage.h"
+#include "dtrain/base/subprocess.h"
+#include "dtrain/data/epoch_order.h"
 #include "worker_count.h"
 
 namespace dtrain::data {
+
+// Announces the next blocks to the data set, so that the kernel reads them in large pieces during training. Thread
+// safe.
+class ReadAhead {
+ public:
+  // Reads ahead in an epoch from `position` on.
+  ReadAhead(std::shared_ptr<const EpochOrder> order, std::int64_t position)
+      : order_(std::move(order)), start_(position), next_block_(order_->window_block(position)) {}
+
+  // Called before a batch that begins at `position` is read. Starts with no lead over training and gains one block for
+  // each block that is used, until the lead is one window.
+  void reach(const Dataset& dataset, std::int64_t position) {
+    const std::int64_t done = std::max<std::int64_t>(0, position - start_);
+    const std::int64_t end = position + std::min(done, order_->window_size(std::min(position, order_->size() - 1)));
+    const std::lock_guard lock(mutex_);
+    for (; next_block_ < order_->blocks() && order_->begin(next_block_) < end; ++next_block_) {
+      const EpochOrder::Run block = order_->block(next_block_);
+      dataset.will_read(block.first, block.samples);
+    }
+  }
+
+ private:
+  const std::shared_ptr<const EpochOrder> order_;
+  const std::int64_t start_;  // position at which reading began
+  std::mutex mutex_;          // guards next_block_
+  std::int64_t next_block_;   // index in the epoch's order of blocks
+};
 
 namespace {
 

@@ -2,14 +2,17 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <map>
+#include <string>
 #include <utility>
 
 #include <glob.h>
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/log.h"
+#include "dtrain/base/text.h"
 
 namespace dtrain::data {
 
@@ -180,6 +183,106 @@ std::string LeftOut::to_string() const {
 
 void tell_left_out(const std::string& source, const std::string& left_out) {
   if (!left_out.empty()) make_stderr_logger()->info("{}: left out: {}", source, left_out);
+}
+
+namespace {
+
+constexpr std::size_t kMostFiles = 1'000'000;
+
+std::vector<std::string> alternatives_of(const std::string& inside) {
+  const auto dots = inside.find("..");
+  const auto first = to_number<std::int64_t>(inside.substr(0, dots));
+  const auto last = dots == std::string::npos ? std::nullopt : to_number<std::int64_t>(inside.substr(dots + 2));
+  if (first && last && *first >= 0 && *last >= 0) {
+    std::vector<std::string> numbers;
+    for (std::int64_t number = *first; number <= *last && numbers.size() < kMostFiles; ++number) {
+      const std::string digits = std::to_string(number);
+      numbers.push_back(std::string(dots - std::min(dots, digits.size()), '0') + digits);
+    }
+    return numbers;
+  }
+  return split(inside, ',');
+}
+
+// Returns the patterns without braces.
+std::vector<std::string> expanded(const std::string& pattern) {
+  const auto open = pattern.find('{');
+  const auto close = open == std::string::npos ? open : pattern.find('}', open);
+  if (close == std::string::npos) return {pattern};
+  std::vector<std::string> all;
+  for (const std::string& one : alternatives_of(pattern.substr(open + 1, close - open - 1))) {
+    for (const std::string& rest : expanded(pattern.substr(close + 1))) {
+      all.push_back(pattern.substr(0, open) + one + rest);
+      if (all.size() > kMostFiles)
+        throw DataError(pattern + ": names more than " + std::to_string(kMostFiles) + " files");
+    }
+  }
+  return all;
+}
+
+}  // namespace
+
+std::vector<std::filesystem::path> files_named(const std::string& pattern) {
+  std::vector<std::filesystem::path> files;
+  for (const std::string& one : expanded(pattern)) {
+    const std::vector<std::filesystem::path> matching =
+        matching_files(one);  // a missing file is an error when it is opened
+    files.insert(files.end(), matching.begin(), matching.end());
+  }
+  std::sort(files.begin(), files.end());
+  files.erase(std::unique(files.begin(), files.end()), files.end());
+  if (files.empty()) throw DataError(pattern + ": names no file", "check the numbers in its braces");
+  return files;
+}
+
+ArrayFiles::ArrayFiles(std::int64_t size, std::vector<Array> arrays) : size_(size), arrays_(std::move(arrays)) {
+  for (const Array& array : arrays_) {
+    fields_.push_back(array.field);
+    std::uint64_t bytes = 0, end = 0;
+    const bool too_large = __builtin_mul_overflow(array.field.bytes(), static_cast<std::uint64_t>(size_), &bytes) ||
+                           __builtin_add_overflow(array.offset, bytes, &end);
+    if (!too_large && end <= array.file->size()) continue;
+    array.file->fail(array.file->size(), "truncated: the file ends here, but " + std::to_string(size_) +
+                                             " samples of " + std::to_string(array.field.bytes()) +
+                                             " bytes follow its offset " + std::to_string(array.offset));
+  }
+}
+
+std::uint64_t ArrayFiles::offset_of(std::size_t array, std::int64_t sample) const {
+  return arrays_[array].offset + static_cast<std::uint64_t>(sample) * fields_[array].bytes();
+}
+
+void ArrayFiles::read(std::span<const std::int64_t> samples, std::span<std::byte* const> outputs) const {
+  for (const std::int64_t sample : samples) {
+    if (sample < 0 || sample >= size_) {
+      throw DataError("sample " + std::to_string(sample) + " of a data set of " + std::to_string(size_));
+    }
+  }
+  for (std::size_t i = 0; i < samples.size();) {
+    std::size_t run = 1;  // consecutive samples are read at once
+    while (i + run < samples.size() && samples[i + run] == samples[i] + static_cast<std::int64_t>(run)) ++run;
+    for (std::size_t a = 0; a < arrays_.size(); ++a) {
+      const std::size_t bytes = fields_[a].bytes();
+      arrays_[a].file->read_whole(offset_of(a, samples[i]), {outputs[a] + i * bytes, run * bytes});
+    }
+    i += run;
+  }
+}
+
+Blocks ArrayFiles::blocks() const {
+  std::size_t bytes = 0;
+  for (const Field& field : fields_) bytes += field.bytes();
+  return even_blocks(size_, static_cast<std::int64_t>(bytes));
+}
+
+void ArrayFiles::will_read(std::int64_t first, std::int64_t count) const {
+  for (std::size_t a = 0; a < arrays_.size(); ++a) {
+    arrays_[a].file->will_read(offset_of(a, first), fields_[a].bytes() * static_cast<std::size_t>(count));
+  }
+}
+
+std::string ArrayFiles::where(std::int64_t sample) const {
+  return arrays_.front().file->path().string() + ", offset " + std::to_string(offset_of(0, sample));
 }
 
 }  // namespace dtrain::data

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "dtrain/base/error.h"
+#include "dtrain/data/dataset.h"
 #include "dtrain/data/in_memory.h"
-#include "dtrain/data/random_stream.h"
 
 namespace dtrain::data {
 

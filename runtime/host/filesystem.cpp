@@ -1,16 +1,15 @@
 #include "dtrain/host/filesystem.h"
 
-#include <sys/stat.h>
-#include <sys/sysmacros.h>
-#include <sys/vfs.h>
-
 #include <algorithm>
 #include <array>
 #include <cerrno>
 
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <sys/vfs.h>
+
 #include "dtrain/base/error.h"
 #include "dtrain/host/proc_file.h"
-#include "fields.h"
 
 namespace dtrain::host {
 namespace {

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include <dlfcn.h>
+
 namespace dtrain::host {
 
 // The part of NVML's binary interface that dtrain calls. The library comes with the driver and keeps this interface
@@ -95,8 +97,17 @@ using DeviceGetP2PStatus = int(Device, Device, int capability, int* status);
 class NvmlSession {
  public:
   // Opens the library; without it opened() is false, and nothing else may be called.
-  explicit NvmlSession(const std::string& library);
-  ~NvmlSession();
+  explicit NvmlSession(const std::string& library) : library_(::dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL)) {
+    if (!library_) return;
+    find("nvmlInit_v2", init_);
+    find("nvmlShutdown", shutdown_);
+    find("nvmlErrorString", error_string_);
+    find("nvmlDeviceGetCount_v2", count_);
+    find("nvmlDeviceGetHandleByIndex_v2", handle_);
+  }
+  ~NvmlSession() {
+    if (started_ && shutdown_) shutdown_();
+  }
   NvmlSession(const NvmlSession&) = delete;
   NvmlSession& operator=(const NvmlSession&) = delete;
 
@@ -104,10 +115,17 @@ class NvmlSession {
   // True if the library has the functions that count() and handle() need.
   bool complete() const { return init_ && count_ && handle_; }
   // These functions return NVML's codes: nvml::kSuccess, or one that text() describes.
-  int start();
+  int start() {
+    const int code = init_();
+    started_ = code == nvml::kSuccess;
+    return code;
+  }
   int count(unsigned* count) const { return count_(count); }
   int handle(unsigned index, nvml::Device* device) const { return handle_(index, device); }
-  std::string text(int code) const;
+  std::string text(int code) const {
+    const char* const reason = error_string_ ? error_string_(code) : nullptr;
+    return reason ? reason : "NVML error " + std::to_string(code);
+  }
 
   // Finds a function; null if this version of the library lacks it.
   template <typename Function>
@@ -117,9 +135,9 @@ class NvmlSession {
 
  private:
   struct Close {
-    void operator()(void* library) const;
+    void operator()(void* library) const { ::dlclose(library); }
   };
-  void* symbol(const char* name) const;
+  void* symbol(const char* name) const { return ::dlsym(library_.get(), name); }
 
   std::unique_ptr<void, Close> library_;
   bool started_ = false;
@@ -131,7 +149,18 @@ class NvmlSession {
 };
 
 // Lists all processes that compute on a GPU. Returns NVML's code.
-int running_processes(nvml::DeviceGetComputeRunningProcesses& call, nvml::Device device,
-                      std::vector<nvml::ProcessInfo>& processes);
+inline int running_processes(nvml::DeviceGetComputeRunningProcesses& call, nvml::Device device,
+                             std::vector<nvml::ProcessInfo>& processes) {
+  processes.resize(64);
+  auto count = static_cast<unsigned>(processes.size());
+  int code = call(device, &count, processes.data());
+  if (code == nvml::kInsufficientSize) {
+    processes.resize(count + 64);  // more processes may start meanwhile
+    count = static_cast<unsigned>(processes.size());
+    code = call(device, &count, processes.data());
+  }
+  if (count < processes.size()) processes.resize(count);
+  return code;
+}
 
 }  // namespace dtrain::host

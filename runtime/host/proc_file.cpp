@@ -1,11 +1,11 @@
 #include "dtrain/host/proc_file.h"
 
+#include <cerrno>
+
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <cerrno>
-
-#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
 
 namespace dtrain::host {
 

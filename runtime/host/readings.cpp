@@ -1,10 +1,7 @@
-// The readings of the whole machine that the profiling agent takes twice a second: CPU times, memory, disks.
+#include "dtrain/host/readings.h"
+
 #include "dtrain/base/text.h"
-#include "dtrain/host/cpu_times.h"
-#include "dtrain/host/disks.h"
-#include "dtrain/host/memory.h"
 #include "dtrain/host/proc_file.h"
-#include "fields.h"
 
 namespace dtrain::host {
 namespace {
@@ -19,6 +16,20 @@ double share(std::uint64_t part, const CpuTimes& before, const CpuTimes& after) 
   const std::uint64_t whole =
       since(before.busy, after.busy) + since(before.idle, after.idle) + since(before.io_wait, after.io_wait);
   return whole == 0 ? 0.0 : static_cast<double>(part) / static_cast<double>(whole);
+}
+
+constexpr std::uint64_t kSectorBytes = 512;  // the unit of /proc/diskstats, for every disk
+
+bool is_disk(const std::filesystem::path& root, const std::string& name) {
+  for (const std::string_view other : {"loop", "ram", "zram", "sr", "fd", "dm-", "md"}) {
+    if (name.starts_with(other)) return false;
+  }
+  std::error_code error;
+  const std::filesystem::path entry = root / "sys/block" / name;  // partitions have none here
+  if (!std::filesystem::exists(entry, error)) return false;
+  const bool built_from_others =
+      std::filesystem::is_directory(entry / "slaves", error) && !std::filesystem::is_empty(entry / "slaves", error);
+  return !built_from_others;
 }
 
 }  // namespace
@@ -57,24 +68,6 @@ double busy_share(const CpuTimes& before, const CpuTimes& after) {
 double io_wait_share(const CpuTimes& before, const CpuTimes& after) {
   return share(since(before.io_wait, after.io_wait), before, after);
 }
-
-namespace {
-
-constexpr std::uint64_t kSectorBytes = 512;  // the unit of /proc/diskstats, for every disk
-
-bool is_disk(const std::filesystem::path& root, const std::string& name) {
-  for (const std::string_view other : {"loop", "ram", "zram", "sr", "fd", "dm-", "md"}) {
-    if (name.starts_with(other)) return false;
-  }
-  std::error_code error;
-  const std::filesystem::path entry = root / "sys/block" / name;  // partitions have none here
-  if (!std::filesystem::exists(entry, error)) return false;
-  const bool built_from_others =
-      std::filesystem::is_directory(entry / "slaves", error) && !std::filesystem::is_empty(entry / "slaves", error);
-  return !built_from_others;
-}
-
-}  // namespace
 
 std::map<std::string, DiskCounters> read_disks(const std::filesystem::path& root) {
   std::map<std::string, DiskCounters> result;

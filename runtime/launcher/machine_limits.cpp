@@ -17,16 +17,13 @@
 #include <sys/file.h>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/fd.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
 #include "dtrain/host/cpu.h"
-#include "dtrain/host/cpu_times.h"
-#include "dtrain/host/topology.h"
+#include "dtrain/host/readings.h"
 #include "dtrain/rank/libtorch.h"
 #include "dtrain/scheduler/core_groups.h"
-#include "dtrain/scheduler/local_slots.h"
 
 namespace dtrain::run {
 

@@ -9,10 +9,10 @@
 #include <csignal>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
 #include "dtrain/base/text.h"
 #include "dtrain/base/unix_socket.h"
-#include "messages.h"
+#include "ring.h"
 
 namespace dtrain::profile {
 namespace {

@@ -18,9 +18,7 @@
 #include <optional>
 #include <vector>
 
-#include "dtrain/profile/device_timeline.h"
 #include "dtrain/profile/recorder.h"
-#include "dtrain/profile/step_observer.h"
 #include "ring.h"
 
 namespace dtrain::profile {

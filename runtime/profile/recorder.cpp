@@ -11,7 +11,6 @@
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/host/cpu.h"
 #include "late_steps.h"
-#include "messages.h"
 #include "ring.h"
 #include "scope_table.h"
 

@@ -1,4 +1,6 @@
-// The ring between a rank (the only writer) and the agent process (the only reader), in memory that both map. It
+// The ways between a rank and the agent process: a ring, and messages over a socket.
+//
+// The ring is between a rank (the only writer) and the agent process (the only reader), in memory that both map. It
 // outlives the rank: records committed before a kill -9 are still read. It outlives the agent, too: the next reader
 // continues after the last released record. Neither side ever waits for the other.
 #pragma once
@@ -6,7 +8,10 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <string>
+#include <string_view>
 
+#include "dtrain/base/json.h"
 #include "dtrain/base/shared_memory.h"
 #include "dtrain/profile/recorder.h"
 
@@ -122,5 +127,31 @@ class RingReader {
   std::uint64_t tail_ = 0;
   std::uint64_t head_seen_ = 0;
 };
+
+// The messages of ranks, starter and agent over the agent's socket: one JSON object each, with a "type".
+inline constexpr int kProtocolVersion = 1;
+
+namespace message_type {
+inline constexpr const char* kHello = "hello";      // rank -> agent, with the ring: rank, pid, world_size, header
+inline constexpr const char* kWelcome = "welcome";  // agent -> rank
+inline constexpr const char* kRefused = "refused";  // agent -> rank: reason
+inline constexpr const char* kFlush = "flush";      // rank -> agent: id
+inline constexpr const char* kFlushed =
+    "flushed";  // agent -> rank: id, lost (lines); all records before are in the file or lost
+inline constexpr const char* kError = "error";        // agent -> one rank, once: message; the error of writing
+inline constexpr const char* kFinished = "finished";  // rank -> agent: the rank ends because it is done
+inline constexpr const char* kStop = "stop";          // starter -> agent: write what there is, and end
+}  // namespace message_type
+
+// Always returns an object; for a text that is not a message, it is an object without a "type".
+inline Json parse_message(std::string_view text) {
+  Json value = Json::parse(text, nullptr, false);
+  return value.is_object() ? value : Json::object();
+}
+
+inline std::string type_of(const Json& message) {
+  const auto type = message.find("type");
+  return type != message.end() && type->is_string() ? type->get<std::string>() : std::string();
+}
 
 }  // namespace dtrain::profile

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "dtrain/profile/phase.h"
+#include "dtrain/profile/records.h"
 #include "ring.h"
 
 namespace dtrain::profile {

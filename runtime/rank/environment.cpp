@@ -15,7 +15,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
-#include "dtrain/comm/world.h"
+#include "dtrain/comm/control.h"
 #include "dtrain/rank/environment.h"
 
 extern "C" char** environ;

@@ -13,7 +13,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
-#include "dtrain/comm/timed_out.h"
+#include "dtrain/comm/control.h"
 #include "dtrain/rank/launcher_link.h"
 #include "dtrain/rank/rank_session.h"
 

@@ -3,7 +3,6 @@
 #include <vector>
 
 #include "dtrain/base/text.h"
-#include "dtrain/base/units.h"
 #include "dtrain/host/proc_file.h"
 #include "dtrain/rank/gpus_seen.h"
 

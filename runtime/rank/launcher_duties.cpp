@@ -1,8 +1,8 @@
 #include "dtrain/rank/launcher_duties.h"
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/module_file.h"
-#include "dtrain/config/profiling_rules.h"
+#include "dtrain/base/subprocess.h"
+#include "dtrain/config/profiling.h"
 
 namespace dtrain::run {
 namespace {

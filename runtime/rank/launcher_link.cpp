@@ -12,7 +12,7 @@
 #include <sys/socket.h>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/json_number.h"
+#include "dtrain/base/json.h"
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/rank/launcher_link.h"
 #include "dtrain/rank/libtorch.h"

@@ -14,8 +14,7 @@
 #include "dtrain/base/text.h"
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/comm/gloo.h"
-#include "dtrain/host/interfaces.h"
-#include "dtrain/host/reachable_address.h"
+#include "dtrain/host/network.h"
 #include "dtrain/rank/rendezvous.h"
 
 namespace dtrain::run {

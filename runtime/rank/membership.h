@@ -21,7 +21,6 @@
 #include "dtrain/comm/control.h"
 #include "dtrain/comm/mpi.h"
 #include "dtrain/comm/nccl.h"
-#include "dtrain/comm/world.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/rank/environment.h"
 #include "dtrain/rank/launcher_link.h"

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
 #include "dtrain/host/processes.h"
 #include "dtrain/rank/libtorch.h"
 #include "dtrain/rank/model_files.h"

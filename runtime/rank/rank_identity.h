@@ -10,7 +10,7 @@
 #include "dtrain/base/log.h"
 #include "dtrain/config/batch_split.h"
 #include "dtrain/config/experiment.h"
-#include "dtrain/host/identity.h"
+#include "dtrain/host/network.h"
 #include "dtrain/rank/environment.h"
 #include "dtrain/rank/launcher_link.h"
 #include "dtrain/rank/rank_session.h"

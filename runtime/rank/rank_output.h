@@ -21,7 +21,6 @@
 #include <vector>
 
 #include "dtrain/base/clock.h"
-#include "dtrain/base/fd.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/log.h"

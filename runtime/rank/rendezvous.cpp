@@ -15,13 +15,11 @@
 #include <sys/stat.h>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/fd.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
-#include "dtrain/base/units.h"
 #include "dtrain/base/unix_socket.h"
-#include "dtrain/host/interfaces.h"
+#include "dtrain/host/network.h"
 #include "dtrain/host/processes.h"
 #include "dtrain/rank/rendezvous.h"
 

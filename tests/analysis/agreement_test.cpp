@@ -9,9 +9,9 @@
 #include "dtrain/analysis/diff.h"
 #include "dtrain/analysis/live.h"
 #include "dtrain/analysis/report.h"
-#include "dtrain/base/units.h"
+#include "dtrain/base/text.h"
+#include "read/text.h"
 #include "synthetic.h"
-#include "text/numbers.h"
 
 namespace dtrain::analysis {
 namespace {

@@ -1,5 +1,5 @@
 // The curves of learning, from metrics.jsonl and events.jsonl written by hand.
-#include "dtrain/analysis/curves.h"
+#include "dtrain/analysis/run_history.h"
 
 #include <cmath>
 

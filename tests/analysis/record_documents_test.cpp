@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "dtrain/analysis/dump_lines.h"
+#include "dtrain/analysis/dump_reader.h"
 #include "dtrain/analysis/export.h"
 #include "dtrain/base/file.h"
 

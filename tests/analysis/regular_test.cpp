@@ -1,4 +1,4 @@
-#include "measure/stalls.h"
+#include "measure/evidence.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

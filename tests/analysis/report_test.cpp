@@ -6,7 +6,6 @@
 #include "dtrain/base/file.h"
 #include "dtrain/base/text.h"
 #include "report/charts.h"
-#include "report/input.h"
 #include "report/page.h"
 #include "report/sections.h"
 #include "run_folder.h"

@@ -1,12 +1,12 @@
 // FLOPs, MFU, the part of the waterfall that the hardware allows, and what follows from operators and limits.
-#include "dtrain/analysis/roofline.h"
+#include "dtrain/analysis/operators.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "dtrain/analysis/analysis.h"
 #include "dtrain/analysis/report.h"
-#include "dtrain/analysis/summary_text.h"
+#include "dtrain/analysis/summary.h"
 #include "dtrain/base/file.h"
 #include "synthetic.h"
 

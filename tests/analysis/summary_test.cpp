@@ -4,9 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "dtrain/analysis/analysis.h"
-#include "dtrain/analysis/summary_text.h"
 #include "dtrain/base/error.h"
-#include "dtrain/profile/phase.h"
+#include "dtrain/profile/records.h"
 #include "run_folder.h"
 
 namespace dtrain::analysis {

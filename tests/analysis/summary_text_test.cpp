@@ -1,4 +1,4 @@
-#include "dtrain/analysis/summary_text.h"
+#include "dtrain/analysis/summary.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "dtrain/analysis/trace.h"
+#include "dtrain/analysis/export.h"
 
 #include <gmock/gmock.h>
 

@@ -1,4 +1,4 @@
-#include "measure/waiting.h"
+#include "measure/rows.h"
 
 #include <gtest/gtest.h>
 

@@ -4,7 +4,6 @@
 #include <gmock/gmock.h>
 
 #include "../harness/temporary_folder.h"
-#include "dtrain/base/available_memory.h"
 
 namespace dtrain {
 namespace {

@@ -11,7 +11,6 @@
 
 #include "../harness/temporary_folder.h"
 #include "dtrain/base/error.h"
-#include "dtrain/base/fd.h"
 
 namespace dtrain {
 namespace {

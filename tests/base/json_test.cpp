@@ -8,7 +8,6 @@
 #include "../harness/temporary_folder.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
-#include "dtrain/base/json_number.h"
 
 namespace dtrain {
 namespace {

@@ -1,4 +1,4 @@
-#include "dtrain/base/statistics.h"
+#include "dtrain/base/numeric.h"
 
 #include <cstdint>
 

@@ -1,4 +1,4 @@
-#include "dtrain/base/units.h"
+#include "dtrain/base/text.h"
 
 #include <limits>
 

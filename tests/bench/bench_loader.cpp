@@ -35,7 +35,7 @@
 #include "dtrain/data/transforms.h"
 #include "images/view.h"
 #include "kernel_options.h"
-#include "shards/tar.h"
+#include "tar_archive.h"
 
 namespace dtrain::bench {
 namespace {

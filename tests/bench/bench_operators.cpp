@@ -21,11 +21,11 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
-#include "dtrain/base/statistics.h"
+#include "dtrain/base/numeric.h"
 #include "kernel_options.h"
-#include "matmul/matmul_path.h"
 #include "model/tensor_memory.h"
-#include "operators/own_operators.h"
+#include "numerics/matmul_path.h"
+#include "numerics/own_operators.h"
 
 namespace {
 

@@ -18,7 +18,7 @@
 #include "contestant.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
-#include "dtrain/base/statistics.h"
+#include "dtrain/base/numeric.h"
 #include "dtrain/data/epoch_order.h"
 #include "dtrain/data/loader.h"
 #include "dtrain/data/raw.h"

@@ -20,7 +20,7 @@
 #include "compute_models.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
-#include "dtrain/base/statistics.h"
+#include "dtrain/base/numeric.h"
 
 namespace {
 

@@ -13,7 +13,7 @@
 #include <dtrain/data/synthetic.h>
 #include <dtrain/dtrain.h>
 
-#include "dtrain/base/statistics.h"
+#include "dtrain/base/numeric.h"
 
 namespace {
 

@@ -18,11 +18,11 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
-#include "dtrain/base/statistics.h"
+#include "dtrain/base/numeric.h"
 #include "dtrain/config/optimizers.h"
 #include "kernel_options.h"
 #include "model/optimizer_update.h"
-#include "parallel/parallel.h"
+#include "numerics/parallel.h"
 
 namespace {
 

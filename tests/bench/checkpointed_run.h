@@ -9,7 +9,7 @@
 
 #include "contestant.h"
 #include "dtrain/base/clock.h"
-#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/subprocess.h"
 

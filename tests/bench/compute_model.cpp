@@ -13,7 +13,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/host/cpu.h"
-#include "dtrain/profile/operator_counts.h"
+#include "dtrain/profile/records.h"
 
 namespace dtrain::bench {
 

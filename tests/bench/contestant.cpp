@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/statistics.h"
+#include "dtrain/base/numeric.h"
 
 namespace dtrain::bench {
 

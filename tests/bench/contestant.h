@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
 #include "dtrain/base/subprocess.h"
 
 namespace dtrain::bench {

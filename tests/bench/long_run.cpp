@@ -8,7 +8,7 @@
 #include "contestant.h"
 #include "dtrain/base/clock.h"
 #include "dtrain/base/error.h"
-#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/profile/sketch.h"
 

@@ -18,7 +18,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
-#include "matmul/matmul_path.h"
+#include "numerics/matmul_path.h"
 
 namespace {
 

@@ -6,7 +6,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
-#include "dtrain/data/sampler.h"
+#include "dtrain/data/epoch_order.h"
 #include "dtrain/data/tokens.h"
 
 namespace dtrain::bench {

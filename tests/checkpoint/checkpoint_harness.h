@@ -14,7 +14,6 @@
 #include "dtrain/base/crc32c.h"
 #include "dtrain/base/file.h"
 #include "dtrain/checkpoint/checkpoint.h"
-#include "dtrain/checkpoint/manifest.h"
 #include "dtrain/checkpoint/saver.h"
 
 namespace dtrain::checkpoints {

@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "checkpoint_harness.h"
-#include "saver/finite_check.h"
+#include "saver/image_writer.h"
 
 namespace dtrain::checkpoints {
 namespace {

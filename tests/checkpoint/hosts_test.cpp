@@ -6,8 +6,7 @@
 
 #include "checkpoint_harness.h"
 #include "dtrain/base/error.h"
-#include "saver/host_parts.h"
-#include "saver/storage_care.h"
+#include "saver/partial_folder.h"
 
 namespace dtrain::checkpoints {
 namespace {

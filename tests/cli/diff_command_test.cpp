@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 
 #include "cli_harness.h"
-#include "dtrain/profile/phase.h"
+#include "dtrain/profile/records.h"
 #include "harness/synthetic_run.h"
 
 namespace dtrain::run {

@@ -5,13 +5,11 @@
 
 #include "compression/codec.h"
 #include "document/collector.h"
+#include "document/document.h"
 #include "document/section.h"
-#include "document/yaml_document.h"
 #include "flat_gradients.h"
 #include "harness/run_ranks.h"
-#include "keys/key_reader.h"
-#include "keys/plan_writer.h"
-#include "keys/schema_writer.h"
+#include "keys/visitors.h"
 
 namespace dtrain {
 namespace {

@@ -12,7 +12,7 @@
 #include "dtrain/base/clock.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
-#include "dtrain/base/statistics.h"
+#include "dtrain/base/numeric.h"
 #include "harness/run_processes.h"
 #include "mpirun.h"
 

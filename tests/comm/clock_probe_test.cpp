@@ -1,5 +1,5 @@
 // Clocks that really differ: two that a test sets by hand, with ways of any length between them.
-#include "control/clock_probe.h"
+#include "control/protocol.h"
 
 #include <gtest/gtest.h>
 

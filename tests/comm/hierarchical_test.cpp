@@ -1,5 +1,5 @@
 // Ranks on several hosts, as threads: shared memory within a "host", the thread backend between them.
-#include "dtrain/comm/hierarchical.h"
+#include "dtrain/comm/backends.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -33,7 +33,7 @@ void run_on_hosts(const std::string& placing, const Body& body,
   world.timeout = timeout;
   const auto hosts = static_cast<int>(std::set<char>(placing.begin(), placing.end()).size());
   std::vector<std::vector<std::unique_ptr<Communicator>>> outer;
-  for (int i = 0; i < 2; ++i) outer.push_back(make_thread_communicators(hosts, world.communicator_options()));
+  for (int i = 0; i < 2; ++i) outer.push_back(test::make_thread_communicators(hosts, world.communicator_options()));
   test::run_control_ranks(world, [&](ControlPlane& control) {
     std::size_t made = 0;
     const auto communicator = make_hierarchical_communicator(

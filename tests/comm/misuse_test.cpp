@@ -338,20 +338,20 @@ INSTANTIATE_TEST_SUITE_P(Backends, MisuseTable,
                          });
 
 TEST(Misuse, SingleRankArguments) {
-  auto ranks = make_thread_communicators(1, {});
+  auto ranks = test::make_thread_communicators(1, {});
   float x = 3;
   EXPECT_THROW(ranks[0]->broadcast(&x, 1, DataType::kFloat32, 1), CommError);
   EXPECT_THROW(ranks[0]->all_reduce(nullptr, 1, DataType::kFloat32), CommError);
   ranks[0]->all_reduce(&x, 1, DataType::kFloat32, {.post_scale = 0.5}).wait();
   EXPECT_EQ(x, 1.5f);
-  EXPECT_THROW(make_thread_communicators(0, {}), CommError);
+  EXPECT_THROW(test::make_thread_communicators(0, {}), CommError);
 }
 
 TEST(Misuse, StagingIsReportedOnce) {
   std::ostringstream text;
   CommunicatorOptions options;
   options.log = std::make_shared<spdlog::logger>("test", std::make_shared<spdlog::sinks::ostream_sink_mt>(text, true));
-  auto ranks = make_thread_communicators(2, options);
+  auto ranks = test::make_thread_communicators(2, options);
   test::run_ranks(2, [&](int rank) {
     Communicator& comm = *ranks[static_cast<std::size_t>(rank)];
     constexpr std::size_t kCount = 300'000;

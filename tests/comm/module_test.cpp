@@ -4,7 +4,7 @@
 
 #include "../harness/elf.h"
 #include "dtrain/base/error.h"
-#include "dtrain/base/module_file.h"
+#include "dtrain/base/subprocess.h"
 
 namespace dtrain::comm {
 namespace {

@@ -18,10 +18,9 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/unix_socket.h"
-#include "dtrain/comm/hierarchical.h"
+#include "dtrain/comm/backends.h"
 #include "dtrain/comm/mpi.h"
-#include "dtrain/host/identity.h"
-#include "dtrain/host/reachable_address.h"
+#include "dtrain/host/network.h"
 #include "harness/conformance.h"
 
 namespace dtrain::comm {

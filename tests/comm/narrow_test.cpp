@@ -8,7 +8,6 @@
 
 #include <hwy/targets.h>
 
-#include "collective/convert.h"
 #include "collective/reduce.h"
 #include "harness/elements.h"
 

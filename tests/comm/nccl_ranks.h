@@ -12,7 +12,7 @@
 #include "dtrain/comm/nccl.h"
 #include "harness/fake_nccl.h"
 #include "harness/run_ranks.h"
-#include "nccl/nccl_communicator.h"
+#include "nccl/nccl_api.h"
 
 namespace dtrain::test {
 

@@ -1,6 +1,6 @@
 // All-reduces of registered memory directly or through the staging areas: which way is taken, and that the bits are the
 // same whichever it is.
-#include "shared_memory/staging_choice.h"
+#include "shared_memory/communicator.h"
 
 #include <gtest/gtest.h>
 

@@ -2,14 +2,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "document/yaml_document.h"
+#include "document/document.h"
 #include "dtrain/config/diagnostic.h"
 #include "harness/document_table.h"
 #include "key_table.h"
-#include "keys/key_reader.h"
-#include "keys/length_paths.h"
-#include "keys/plan_writer.h"
-#include "keys/schema_writer.h"
+#include "keys/visitors.h"
 
 namespace dtrain::config {
 namespace {

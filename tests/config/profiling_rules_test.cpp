@@ -1,9 +1,9 @@
 // profiling.rules, plan.json's copy of them and --rule.
-#include "dtrain/config/profiling_rules.h"
+#include "dtrain/config/profiling.h"
 
 #include <gtest/gtest.h>
 
-#include "dtrain/analysis/rules.h"
+#include "dtrain/analysis/findings.h"
 #include "dtrain/config/experiment.h"
 #include "temporary_file.h"
 

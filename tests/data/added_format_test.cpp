@@ -5,15 +5,14 @@
 #include <gmock/gmock.h>
 
 #include "data_file.h"
-#include "document/yaml_document.h"
+#include "document/document.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/diagnostic.h"
 #include "dtrain/data/formats.h"
 #include "dtrain/data/in_memory.h"
 #include "experiment/model_data.h"
 #include "file_test.h"
-#include "keys/plan_writer.h"
-#include "keys/schema_writer.h"
+#include "keys/visitors.h"
 
 namespace dtrain::data {
 namespace {

@@ -4,13 +4,13 @@
 #include <cstring>
 #include <fstream>
 
+#include "dtrain/data/dataset.h"
 #include "dtrain/data/formats.h"
-#include "dtrain/data/host_share.h"
 #include "dtrain/data/sample.h"
 #include "dtrain/data/synthetic.h"
 #include "dtrain/data/transforms.h"
 #include "picture_files.h"
-#include "shards/tar.h"
+#include "tar_archive.h"
 
 namespace dtrain::data {
 

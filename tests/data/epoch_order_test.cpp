@@ -14,7 +14,6 @@
 #include <gtest/gtest.h>
 
 #include "dtrain/base/error.h"
-#include "dtrain/data/sampler.h"
 
 namespace dtrain::data {
 namespace {

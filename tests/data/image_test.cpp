@@ -8,9 +8,9 @@
 #include "../harness/temporary_folder.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/subprocess.h"
+#include "dtrain/data/dataset.h"
 #include "dtrain/data/image.h"
-#include "dtrain/data/random_stream.h"
-#include "images/color.h"
+#include "images/view.h"
 #include "picture_files.h"
 
 namespace dtrain::data {

@@ -19,7 +19,7 @@
 
 #include "../harness/eventually.h"
 #include "dtrain/base/error.h"
-#include "dtrain/data/sampler.h"
+#include "dtrain/data/epoch_order.h"
 
 namespace dtrain::data {
 namespace {

@@ -4,11 +4,9 @@
 #include <gmock/gmock.h>
 
 #include "dtrain/base/file.h"
-#include "dtrain/data/pack.h"
-#include "dtrain/data/sample_page.h"
 #include "dtrain/data/shards.h"
-#include "dtrain/data/throughput.h"
 #include "dtrain/data/tokens.h"
+#include "dtrain/data/tools.h"
 #include "file_test.h"
 #include "picture_files.h"
 

@@ -17,8 +17,8 @@
 #include "../harness/temporary_folder.h"
 #include "data_cases.h"
 #include "dtrain/base/error.h"
+#include "dtrain/data/dataset.h"
 #include "dtrain/data/loader.h"
-#include "dtrain/data/random_stream.h"
 
 namespace dtrain::data {
 namespace {

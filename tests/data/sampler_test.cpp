@@ -1,5 +1,5 @@
 // The division of the order among ranks: the properties that data-parallel training leans on, over a grid of sizes.
-#include "dtrain/data/sampler.h"
+#include "dtrain/data/epoch_order.h"
 
 #include <algorithm>
 #include <memory>

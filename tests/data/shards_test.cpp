@@ -8,13 +8,13 @@
 
 #include "dtrain/base/file.h"
 #include "dtrain/base/subprocess.h"
-#include "dtrain/data/random_stream.h"
+#include "dtrain/data/dataset.h"
 #include "dtrain/data/shards.h"
 #include "dtrain/data/transforms.h"
 #include "file_test.h"
 #include "picture_files.h"
-#include "shards/file_list.h"
-#include "shards/tar.h"
+#include "source_files.h"
+#include "tar_archive.h"
 
 namespace dtrain::data {
 namespace {

@@ -10,10 +10,9 @@
 #include "dtrain/data/shards.h"
 #include "dtrain/data/transforms.h"
 #include "file_test.h"
-#include "images/color.h"
 #include "images/view.h"
 #include "picture_files.h"
-#include "shards/tar.h"
+#include "tar_archive.h"
 
 namespace dtrain::data {
 namespace {

@@ -14,7 +14,7 @@
 #include "dtrain/comm/nccl.h"
 #include "harness/fake_gpu.h"
 #include "harness/run_processes.h"
-#include "nccl/nccl_communicator.h"
+#include "nccl/nccl_api.h"
 
 namespace dtrain::test {
 

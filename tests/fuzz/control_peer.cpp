@@ -9,7 +9,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "control/frame.h"
+#include "control/protocol.h"
 #include "dtrain/base/text.h"
 
 namespace dtrain::fuzz {

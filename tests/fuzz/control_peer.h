@@ -7,8 +7,8 @@
 #include <string_view>
 #include <vector>
 
-#include "control/auth.h"
-#include "dtrain/base/fd.h"
+#include "control/protocol.h"
+#include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
 #include "dtrain/comm/control.h"
 #include "targets.h"

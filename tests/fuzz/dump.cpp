@@ -4,7 +4,6 @@
 
 #include "../harness/temporary_folder.h"
 #include "dtrain/analysis/summary.h"
-#include "dtrain/analysis/summary_text.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
 #include "support.h"

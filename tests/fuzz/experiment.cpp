@@ -1,7 +1,7 @@
 // An experiment file; what is read is written as plan.json has it.
 #include "dtrain/config/experiment.h"
 
-#include "dtrain/analysis/rules.h"
+#include "dtrain/analysis/findings.h"
 #include "dtrain/config/diagnostic.h"
 #include "support.h"
 

@@ -1,6 +1,6 @@
 // A checkpoint's manifest: the input as it is, and with a last line whose checksum is right. What is read is written
 // and read again.
-#include "dtrain/checkpoint/manifest.h"
+#include "dtrain/checkpoint/checkpoint.h"
 
 #include <cstdlib>
 #include <string>

@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
 #include "dtrain/data/dataset.h"
 #include "targets.h"
 

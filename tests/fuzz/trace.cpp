@@ -2,8 +2,8 @@
 #include <fstream>
 
 #include "../harness/temporary_folder.h"
+#include "dtrain/analysis/export.h"
 #include "dtrain/analysis/operators.h"
-#include "dtrain/analysis/trace.h"
 #include "dtrain/base/error.h"
 #include "support.h"
 

@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
 
 namespace dtrain::test {
 namespace {

@@ -73,7 +73,7 @@ void run_communicator_ranks(const TestWorld& world, const std::string& backend,
     });
   }
   if (backend != "thread") throw CommError("no backend '" + backend + "' for tests");
-  auto ranks = comm::make_thread_communicators(world.size, world.communicator_options());
+  auto ranks = make_thread_communicators(world.size, world.communicator_options());
   run_ranks(world.size, [&](int rank) {
     comm::Communicator& mine = *ranks[static_cast<std::size_t>(rank)];
     try {

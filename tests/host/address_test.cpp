@@ -5,9 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "dtrain/base/error.h"
-#include "dtrain/host/identity.h"
-#include "dtrain/host/ip_network.h"
-#include "dtrain/host/reachable_address.h"
+#include "dtrain/host/network.h"
 
 namespace dtrain::host {
 namespace {

@@ -10,7 +10,7 @@
 #include <set>
 #include <thread>
 
-#include "dtrain/host/identity.h"
+#include "dtrain/host/network.h"
 #include "fake_root.h"
 
 namespace dtrain::host {

@@ -7,13 +7,10 @@
 #include <fstream>
 
 #include "dtrain/host/cpu.h"
-#include "dtrain/host/cpu_times.h"
-#include "dtrain/host/disks.h"
-#include "dtrain/host/interfaces.h"
-#include "dtrain/host/memory.h"
-#include "dtrain/host/memory_kills.h"
+#include "dtrain/host/network.h"
 #include "dtrain/host/proc_file.h"
 #include "dtrain/host/processes.h"
+#include "dtrain/host/readings.h"
 #include "fake_root.h"
 
 namespace dtrain::host {

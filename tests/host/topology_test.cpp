@@ -1,5 +1,5 @@
 // The cores of this machine, and of machines that were recorded (tests/topologies).
-#include "dtrain/host/topology.h"
+#include "dtrain/host/cpu.h"
 
 #include <sched.h>
 #include <unistd.h>
@@ -11,7 +11,6 @@
 #include <gtest/gtest.h>
 
 #include "dtrain/base/error.h"
-#include "dtrain/host/cpu.h"
 
 namespace dtrain::host {
 namespace {

@@ -1,4 +1,4 @@
-#include "dtrain/host/visible_gpus.h"
+#include "dtrain/host/gpus.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

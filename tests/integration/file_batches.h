@@ -10,7 +10,7 @@
 
 #include <dtrain/dtrain.h>
 
-#include "model/safetensors.h"
+#include "model/weights.h"
 
 namespace dtrain::test {
 

@@ -11,7 +11,7 @@
 #include <ATen/autocast_mode.h>
 
 #include "dtrain/base/json.h"
-#include "flops/operator_counter.h"
+#include "tracing/flop_counts.h"
 
 namespace {
 

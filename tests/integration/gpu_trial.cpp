@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "device/capture_state.h"
-#include "device/device_memory.h"
+#include "device/device_graph.h"
+#include "device/device_profile.h"
 #include "file_batches.h"
 #include "gpu_trial_models.h"
 #include "harness/fake_gpu.h"

@@ -185,7 +185,7 @@ class Recipes(unittest.TestCase):
     def check_key(self, libraries):
         program = link("tests/config_test", [compile_text("config_test", "key_program", """
 #include <cstdio>
-#include "dtrain/analysis/rules.h"
+#include "dtrain/analysis/findings.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/config/schema.h"
 using namespace dtrain;
@@ -246,7 +246,7 @@ BackendCheck RelayBackend::check(const std::map<std::string, std::string>&) cons
         program = link("tests/run_test", [compile_text("run_test", "backend_program", "".join(
             f'#include "{file}"\n' for file in own) + """
 #include <cstdio>
-#include "dtrain/analysis/rules.h"
+#include "dtrain/analysis/findings.h"
 #include "dtrain/config/schema.h"
 using namespace dtrain;
 // Prints what doctor finds, then trains with two ranks that are threads of this process.
@@ -317,7 +317,7 @@ int main(int, char** argv) try {
 #include "{TREE}/runtime/data/formats/tokens.cpp"
 """ + """
 #include <cstdio>
-#include "dtrain/analysis/rules.h"
+#include "dtrain/analysis/findings.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/config/schema.h"
 #include "dtrain/data/formats.h"
@@ -367,28 +367,23 @@ data: {format: image_folder, training: {folder: pictures, transforms: [{kind: ce
 
     def test_a_rule(self):
         example = read("tests/analysis/rules/added_rule_test.cpp")
-        struct, judge = struct_of(example, "FirstStep"), between(example, "RuleResult FirstStep::judge", "RuleSet with_first_step")
-        own, rules = "runtime/analysis/rules/training/first_step.cpp", "runtime/analysis/rules/rule_list.cpp"
+        judge, rule = between(example, "std::string judge_first_step", "Judgement first_step"), between(example, "Judgement first_step", "RuleSet with")
+        own, rules = "runtime/analysis/findings/first_step.cpp", "runtime/analysis/findings/judge.cpp"
         recipe = Recipe(self)
-        recipe.write(own, f"""#include "rules/judge.h"
-namespace dtrain::analysis::rules {{
+        recipe.write(own, f"""#include "findings/judgement.h"
+namespace dtrain::analysis::findings {{
 namespace {{
-{struct}
-}}  // namespace
 {judge}
-std::unique_ptr<Rule> make_first_step() {{
-  return std::make_unique<RuleOf<FirstStep>>();
-}}
-}}  // namespace dtrain::analysis::rules
+}}  // namespace
+{rule}
+}}  // namespace dtrain::analysis::findings
 """)
-        recipe.replace(rules, "std::unique_ptr<Rule> make_fused_optimizer();\n",
-                       "std::unique_ptr<Rule> make_fused_optimizer();\nstd::unique_ptr<Rule> make_first_step();\n")
-        recipe.replace(rules, "make_fused_optimizer};", "make_fused_optimizer, make_first_step};")
+        recipe.replace(rules, "fused_optimizer();\n", "fused_optimizer(), first_step();\n")
+        recipe.replace(rules, "          fused_optimizer(),\n", "          fused_optimizer(), first_step(),\n")
         self.assertFollows(recipe, "a rule", "first_step")
         test = TREE / "tests/analysis/rules/added_rule_test.cpp"
-        test.write_text(example.replace(struct, "").replace(judge, "")
-                        .replace("  rules.push_back(std::make_unique<RuleOf<FirstStep>>());\n", "")
-                        .replace("FirstStep::kText", '"A first step that takes much longer than the others."'))
+        test.write_text(example.replace(judge, "").replace(rule, "}  // namespace\nJudgement first_step();\nnamespace {\n")
+                        .replace("  all.push_back(first_step());\n", ""))
         made = compile_text("rules_test", "rule", "".join(f'#include "{file}"\n' for file in (TREE / rules, TREE / own, test)))
         out = self.run_program(link("tests/rules_test", [made], WORK / "rule"), "--gtest_filter=AddedRule.*")
         self.assertIn("[  PASSED  ] 4 tests.", out)

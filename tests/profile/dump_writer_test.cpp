@@ -1,4 +1,4 @@
-#include "agent/dump_writer.h"
+#include "agent/dump.h"
 
 #include <gmock/gmock.h>
 

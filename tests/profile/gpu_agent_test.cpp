@@ -4,7 +4,6 @@
 #include <csignal>
 
 #include "dtrain/analysis/summary.h"
-#include "dtrain/analysis/summary_text.h"
 #include "harness/fake_gpus.h"
 #include "support.h"
 

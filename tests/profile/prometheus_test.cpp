@@ -7,7 +7,7 @@
 #include <map>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
 #include "support.h"
 
 namespace dtrain::profile {

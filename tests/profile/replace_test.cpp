@@ -10,7 +10,7 @@
 #include <csignal>
 #include <map>
 
-#include "agent/bounded_dump.h"
+#include "agent/dump.h"
 #include "dtrain/analysis/dump_reader.h"
 #include "support.h"
 

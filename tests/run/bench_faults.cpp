@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <cstring>
 
-#include "dtrain/base/statistics.h"
+#include "dtrain/base/numeric.h"
 #include "run_harness.h"
 
 namespace {

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "dtrain/host/topology.h"
+#include "dtrain/host/cpu.h"
 #include "run_harness.h"
 
 namespace dtrain::run {

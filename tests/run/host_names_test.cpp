@@ -10,7 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
 
 namespace dtrain::run {
 namespace {

@@ -10,7 +10,7 @@
 #include <chrono>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
 #include "dtrain/base/subprocess.h"
 #include "network/link_meter.h"
 #include "network/network_choice.h"

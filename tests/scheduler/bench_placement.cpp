@@ -7,7 +7,7 @@
 #include "clusters.h"
 #include "dtrain/base/clock.h"
 #include "dtrain/base/error.h"
-#include "dtrain/base/statistics.h"
+#include "dtrain/base/numeric.h"
 
 namespace dtrain::scheduler {
 namespace {

@@ -8,7 +8,7 @@
 #include "bench_scheduler.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
-#include "dtrain/base/statistics.h"
+#include "dtrain/base/numeric.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/scheduler/ledger.h"
 #include "sqlite.h"

@@ -1,4 +1,4 @@
-#include "dtrain/scheduler/local_slots.h"
+#include "dtrain/scheduler/core_groups.h"
 
 #include <map>
 #include <set>

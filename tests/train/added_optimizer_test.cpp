@@ -6,13 +6,11 @@
 #include <torch/torch.h>
 
 #include "document/collector.h"
+#include "document/document.h"
 #include "document/section.h"
-#include "document/yaml_document.h"
 #include "dtrain/config/optimizer.h"
 #include "harness/run_ranks.h"
-#include "keys/key_reader.h"
-#include "keys/plan_writer.h"
-#include "keys/schema_writer.h"
+#include "keys/visitors.h"
 #include "model/flat_optimizer.h"
 
 namespace dtrain::train {

@@ -1,5 +1,5 @@
 // Device memory as the allocator of a device tells it. The device is libtorch's own slot for devices of others.
-#include "device/device_memory.h"
+#include "device/device_profile.h"
 
 #include <gtest/gtest.h>
 

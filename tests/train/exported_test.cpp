@@ -17,7 +17,6 @@
 #include "exported/evaluation_mode.h"
 #include "exported/expression.h"
 #include "exported/model_json.h"
-#include "exported/tree_names.h"
 
 namespace dtrain::exported {
 namespace {

@@ -9,12 +9,10 @@
 #include "dtrain/base/error.h"
 #include "dtrain/train/optimizer.h"
 #include "harness/run_ranks.h"
-#include "loop/metric_reducer.h"
-#include "loop/module_modes.h"
+#include "loop/metrics.h"
 #include "loop/validation.h"
-#include "model/safetensors.h"
 #include "model/weights.h"
-#include "step/startup_checks.h"
+#include "step/checks.h"
 
 namespace dtrain::train {
 namespace {
@@ -194,7 +192,7 @@ TEST(EvaluationMode, LeavesEveryModuleAsItWas) {
 
 TEST(MetricReducer, WeighsBatchesAndRanksBySamples) {
   const int ranks = 3;
-  auto communicators = comm::make_thread_communicators(ranks, test::TestWorld(ranks).communicator_options());
+  auto communicators = test::make_thread_communicators(ranks, test::TestWorld(ranks).communicator_options());
   test::run_control_ranks(test::TestWorld(ranks), [&](comm::ControlPlane& control) {
     const int rank = control.world().rank;
     auto& communicator = *communicators[rank];
@@ -222,7 +220,7 @@ TEST(MetricReducer, WeighsBatchesAndRanksBySamples) {
 
 TEST(MetricReducer, WeighsBatchesByTheirItems) {
   const int ranks = 3;
-  auto communicators = comm::make_thread_communicators(ranks, test::TestWorld(ranks).communicator_options());
+  auto communicators = test::make_thread_communicators(ranks, test::TestWorld(ranks).communicator_options());
   test::run_control_ranks(test::TestWorld(ranks), [&](comm::ControlPlane& control) {
     const int rank = control.world().rank;
     MetricReducer reducer("validation", control, *communicators[rank]);
@@ -242,7 +240,7 @@ TEST(MetricReducer, WeighsBatchesByTheirItems) {
 }
 
 TEST(MetricReducer, NamesTheMetricThatARankLacks) {
-  auto communicators = comm::make_thread_communicators(2, test::TestWorld(2).communicator_options());
+  auto communicators = test::make_thread_communicators(2, test::TestWorld(2).communicator_options());
   std::atomic<int> refused{0};
   test::run_control_ranks(test::TestWorld(2), [&](comm::ControlPlane& control) {
     const int rank = control.world().rank;

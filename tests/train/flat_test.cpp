@@ -11,21 +11,19 @@
 #include "dtrain/base/error.h"
 #include "dtrain/comm/fusion_plan.h"
 #include "exchange/gradient_exchange.h"
-#include "exchange/gradient_hooks.h"
+#include "exchange/replicated.h"
 #include "harness/run_ranks.h"
 #include "model/flat_optimizer.h"
 #include "model/flat_parameters.h"
 #include "model/gradient_norm.h"
-#include "model/parameter_watch.h"
 #include "no_common_memory.h"
 #include "small_model.h"
-#include "strategies/replicated.h"
 
 namespace dtrain::train {
 namespace {
 
 std::unique_ptr<comm::Communicator> alone() {
-  return std::move(comm::make_thread_communicators(1, test::TestWorld(1).communicator_options()).front());
+  return std::move(test::make_thread_communicators(1, test::TestWorld(1).communicator_options()).front());
 }
 
 std::vector<std::string> names(const FlatParameters& flat) {

@@ -4,7 +4,7 @@
 
 #include "checkpointed_model.h"
 #include "gpus.h"
-#include "recomputation/kept_buffers.h"
+#include "model/gradient_checkpointing.h"
 
 namespace dtrain::train {
 namespace {

@@ -1,12 +1,12 @@
 // What the host hands over without waiting, and what it reads late: steps in flight, batches, metrics.
 #include <cstring>
 
-#include "checkpoint/device_copies.h"
+#include "checkpoint/state_image.h"
 #include "device/device_feed.h"
 #include "device/steps_in_flight.h"
 #include "dtrain/base/error.h"
 #include "gpu_run.h"
-#include "loop/metric_reducer.h"
+#include "loop/metrics.h"
 
 namespace dtrain::train {
 namespace {

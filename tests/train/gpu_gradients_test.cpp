@@ -2,20 +2,18 @@
 #include <cmath>
 #include <limits>
 
-#include "device/device_memory.h"
+#include "device/device_profile.h"
 #include "dtrain/base/error.h"
 #include "exchange/gradient_exchange.h"
-#include "exchange/gradient_guard.h"
-#include "exchange/gradient_hooks.h"
 #include "exchange/gradient_place.h"
+#include "exchange/gradient_scaling.h"
+#include "exchange/replicated.h"
+#include "exchange/sharded.h"
 #include "gpu_run.h"
 #include "model/flat_optimizer.h"
 #include "model/gradient_norm.h"
 #include "model/model_tensors.h"
 #include "small_model.h"
-#include "strategies/gradient_scaling.h"
-#include "strategies/replicated.h"
-#include "strategies/sharded.h"
 
 namespace dtrain::train {
 namespace {

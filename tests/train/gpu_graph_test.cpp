@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "../harness/elf.h"
+#include "device/device_graph.h"
 #include "dtrain/base/error.h"
 #include "gpus.h"
-#include "graph/device_graph.h"
 
 namespace dtrain::train {
 namespace {

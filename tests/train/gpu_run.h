@@ -10,7 +10,7 @@
 #include "dtrain/profile/recorder.h"
 #include "gpus.h"
 #include "harness/run_ranks.h"
-#include "nccl/nccl_communicator.h"
+#include "nccl/nccl_api.h"
 
 namespace dtrain::train {
 

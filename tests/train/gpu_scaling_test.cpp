@@ -5,11 +5,11 @@
 
 #include "device/training_device.h"
 #include "dtrain/profile/recorder.h"
+#include "exchange/gradient_scaling.h"
 #include "gpu_ranks.h"
 #include "model/flat_parameters.h"
 #include "model/model_tensors.h"
-#include "precision/loss_scaler.h"
-#include "strategies/gradient_scaling.h"
+#include "numerics/precision.h"
 
 namespace dtrain::train {
 namespace {

@@ -10,12 +10,12 @@
 
 #include "checkpointed_model.h"
 #include "dtrain/base/error.h"
-#include "exchange/gradient_hooks.h"
+#include "exchange/gradient_exchange.h"
+#include "exchange/replicated.h"
 #include "harness/run_ranks.h"
 #include "model/flat_optimizer.h"
-#include "recomputation/kept_buffers.h"
+#include "model/gradient_checkpointing.h"
 #include "small_model.h"
-#include "strategies/replicated.h"
 
 namespace dtrain::train {
 namespace {

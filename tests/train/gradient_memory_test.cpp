@@ -5,9 +5,9 @@
 
 #include <torch/torch.h>
 
+#include "exchange/gradient_place.h"
 #include "harness/run_ranks.h"
 #include "model/flat_parameters.h"
-#include "model/gradient_memory.h"
 
 namespace dtrain::train {
 namespace {
@@ -43,7 +43,7 @@ class GradientMemoryTest : public testing::Test {
   }
 
   std::unique_ptr<comm::Communicator> communicator =
-      std::move(comm::make_thread_communicators(1, test::TestWorld(1).communicator_options()).front());
+      std::move(test::make_thread_communicators(1, test::TestWorld(1).communicator_options()).front());
   torch::nn::Sequential model;
   std::unique_ptr<FlatParameters> flat;
   std::unique_ptr<GradientMemory> memory;

@@ -7,7 +7,7 @@
 #include <torch/torch.h>
 
 #include "dtrain/base/error.h"
-#include "worker/metrics.h"
+#include "worker/loss.h"
 
 namespace dtrain::worker {
 namespace {

@@ -9,7 +9,7 @@
 #include <torch/csrc/autograd/forward_grad.h>
 #include <torch/torch.h>
 
-#include "operators/own_operators.h"
+#include "numerics/own_operators.h"
 
 namespace dtrain::train {
 namespace {
@@ -271,7 +271,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, OwnAttention,
                                          AttentionCase{130, 130, true}, AttentionCase{70, 600},
                                          AttentionCase{40, 40, false, true}, AttentionCase{17, 9, false, true, 0.5}));
 
-// Of images [samples, 32, side, side] under a weight [256, 32, kernel, kernel].
+// The images are [samples, 256, side, side], the weight is [512, 256, kernel, kernel].
 struct ConvolutionCase {
   std::int64_t samples, side, kernel, stride = 1, padding = 0;
   bool bias = false, images_last = false, weight_last = false;
@@ -303,9 +303,9 @@ class OwnConvolution : public OwnOperators, public testing::WithParamInterface<C
     return all;
   }
 
-  at::Tensor images_ = torch::randn({GetParam().samples, 32, GetParam().side, GetParam().side}).to(at::kBFloat16);
-  at::Tensor weight_ = (torch::randn({256, 32, GetParam().kernel, GetParam().kernel}) / 8).to(at::kBFloat16);
-  at::Tensor bias_ = torch::randn({256}).to(at::kBFloat16);
+  at::Tensor images_ = torch::randn({GetParam().samples, 256, GetParam().side, GetParam().side}).to(at::kBFloat16);
+  at::Tensor weight_ = (torch::randn({512, 256, GetParam().kernel, GetParam().kernel}) / 16).to(at::kBFloat16);
+  at::Tensor bias_ = torch::randn({512}).to(at::kBFloat16);
 };
 
 TEST_P(OwnConvolution, IsLibtorchs) {
@@ -400,7 +400,7 @@ TEST_F(OwnOperators, ForwardModeDifferentiationIsLibtorchs) {
 }
 
 TEST_F(OwnOperators, ConvolutionsThatLibtorchRefusesAreItsErrors) {
-  const at::Tensor images = torch::randn({2, 32, 2, 2}), weight = of_channels_last({256, 32, 3, 3});
+  const at::Tensor images = torch::randn({2, 256, 2, 2}), weight = of_channels_last({512, 256, 3, 3});
   EXPECT_THROW(at::conv2d(images, weight), c10::Error);  // the kernel is larger than the image
   EXPECT_THROW(at::conv2d(images, weight, {}, 2), c10::Error);
   EXPECT_THROW(at::conv2d(images, weight, {}, 0, 1), c10::Error);  // no stride
@@ -408,8 +408,8 @@ TEST_F(OwnOperators, ConvolutionsThatLibtorchRefusesAreItsErrors) {
 }
 
 TEST_F(OwnOperators, ConvolutionsWithABiasOrStridesOfAnotherSizeAreLibtorchsErrors) {
-  const at::Tensor images = torch::randn({2, 32, 2, 2}), weight = of_channels_last({256, 32, 3, 3});
-  for (const at::IntArrayRef sizes : {at::IntArrayRef{1}, at::IntArrayRef{}, at::IntArrayRef{1, 256}}) {
+  const at::Tensor images = torch::randn({2, 256, 2, 2}), weight = of_channels_last({512, 256, 3, 3});
+  for (const at::IntArrayRef sizes : {at::IntArrayRef{1}, at::IntArrayRef{}, at::IntArrayRef{1, 512}}) {
     EXPECT_THROW(at::conv2d(images, weight, torch::randn(sizes), 1, 1), c10::Error) << sizes;
   }
   const std::vector<std::int64_t> one{1, 1}, none, three{1, 1, 1};
@@ -421,26 +421,26 @@ TEST_F(OwnOperators, ConvolutionsWithABiasOrStridesOfAnotherSizeAreLibtorchsErro
 
 // What each pixel sees, a row of a matrix, would be many times as large as images and weight together.
 TEST_F(OwnOperators, ConvolutionsToManyPixelsOfFewChannelsAreLibtorchs) {
-  const at::Tensor weight = of_channels_last({4, 1024, 4, 4}).requires_grad_();
+  const at::Tensor weight = of_channels_last({16, 4096, 4, 4}).requires_grad_();
   const auto name = [&](std::int64_t side) {
-    return at::conv2d(torch::randn({1, 1024, side, side}), weight).grad_fn()->name();
+    return at::conv2d(torch::randn({1, 4096, side, side}), weight).grad_fn()->name();
   };
-  EXPECT_THAT(name(7), HasSubstr("dtrain"));                // 16 pixels
-  EXPECT_THAT(name(8), testing::Not(HasSubstr("dtrain")));  // 25
+  EXPECT_THAT(name(11), HasSubstr("dtrain"));                // 64 pixels
+  EXPECT_THAT(name(12), testing::Not(HasSubstr("dtrain")));  // 81
 }
 
 // Operators that follow keep the order of its values in memory, and view() needs to know it.
 TEST_F(OwnOperators, ConvolutionsToOnePixelHaveTheStridesOfTheirFormat) {
-  const at::Tensor images = torch::randn({4, 512, 1, 1}), weight = torch::randn({256, 512, 1, 1});
+  const at::Tensor images = torch::randn({4, 512, 1, 1}), weight = torch::randn({2048, 512, 1, 1});
   const at::Tensor pixel = at::conv2d(images, weight);
   EXPECT_EQ(pixel.suggest_memory_format(), at::MemoryFormat::Contiguous);
-  EXPECT_EQ(at::upsample_nearest2d(pixel, at::IntArrayRef{2, 2}).view({4, -1}).size(1), 1024);
-  EXPECT_EQ(at::conv2d(of_channels_last({4, 32, 3, 3}), of_channels_last({256, 32, 3, 3})).suggest_memory_format(),
+  EXPECT_EQ(at::upsample_nearest2d(pixel, at::IntArrayRef{2, 2}).view({4, -1}).size(1), 8192);
+  EXPECT_EQ(at::conv2d(of_channels_last({4, 256, 3, 3}), of_channels_last({512, 256, 3, 3})).suggest_memory_format(),
             at::MemoryFormat::ChannelsLast);
 }
 
 TEST_F(OwnOperators, ConvolutionOfAPixel) {
-  const at::Tensor images = torch::randn({4, 512, 1, 1}), weight = torch::randn({256, 512, 1, 1}) / 16;
+  const at::Tensor images = torch::randn({4, 512, 1, 1}), weight = torch::randn({2048, 512, 1, 1}) / 16;
   expect_near(at::conv2d(images, weight), at::conv2d(images.to(at::kDouble), weight.to(at::kDouble)), 1e-5);
 }
 

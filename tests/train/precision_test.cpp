@@ -14,8 +14,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "harness/run_ranks.h"
-#include "precision/autocast.h"
-#include "precision/narrow_use.h"
+#include "numerics/precision.h"
 #include "small_run.h"
 #include "step/training_step.h"
 

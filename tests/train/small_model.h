@@ -6,7 +6,7 @@
 #include <torch/torch.h>
 
 #include "dtrain/comm/fusion_plan.h"
-#include "exchange/window_scale.h"
+#include "exchange/gradient_strategy.h"
 #include "model/flat_parameters.h"
 
 namespace dtrain::train {

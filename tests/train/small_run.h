@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "dtrain/comm/backends.h"
-#include "exchange/run_services.h"
 #include "harness/run_ranks.h"
+#include "run_services.h"
 
 namespace dtrain::train {
 

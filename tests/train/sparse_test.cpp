@@ -3,12 +3,11 @@
 #include <gtest/gtest.h>
 
 #include "exchange/gradient_exchange.h"
-#include "exchange/gradient_hooks.h"
+#include "exchange/replicated.h"
+#include "exchange/sharded.h"
 #include "harness/run_ranks.h"
 #include "model/flat_optimizer.h"
 #include "small_model.h"
-#include "strategies/replicated.h"
-#include "strategies/sharded.h"
 
 namespace dtrain::train {
 namespace {

@@ -12,15 +12,15 @@
 #include <torch/torch.h>
 
 #include "../harness/temporary_folder.h"
+#include "checkpoint/restore.h"
 #include "checkpoint/state_image.h"
-#include "checkpoint/state_reader.h"
 #include "dtrain/base/file.h"
 #include "dtrain/checkpoint/checkpoint.h"
 #include "loop/checkpoint_schedule.h"
 #include "no_common_memory.h"
-#include "precision/autocast.h"
+#include "numerics/precision.h"
 #include "small_run.h"
-#include "state/state_visitor.h"
+#include "state_visitor.h"
 #include "step/training_step.h"
 
 namespace dtrain::train {

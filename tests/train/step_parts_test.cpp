@@ -10,16 +10,16 @@
 #include <torch/torch.h>
 
 #include "dtrain/rank/rank_session.h"
-#include "exchange/gradient_hooks.h"
+#include "exchange/gradient_exchange.h"
+#include "exchange/strategy_picker.h"
 #include "no_common_memory.h"
 #include "small_model.h"
 #include "small_run.h"
 #include "step/aggregation_window.h"
-#include "step/collective_vote.h"
 #include "step/exchange_mode.h"
 #include "step/local_mode.h"
-#include "step/non_finite.h"
-#include "strategies/strategy_picker.h"
+#include "step/round_vote.h"
+#include "step/stability.h"
 
 namespace dtrain::train {
 namespace {

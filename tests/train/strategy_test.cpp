@@ -12,16 +12,16 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "choice/turn_comparison.h"
 #include "dtrain/base/error.h"
-#include "exchange/gradient_hooks.h"
+#include "exchange/autotune.h"
+#include "exchange/gradient_exchange.h"
+#include "exchange/replicated.h"
+#include "exchange/sharded.h"
+#include "exchange/strategy_picker.h"
 #include "harness/run_ranks.h"
 #include "model/flat_optimizer.h"
 #include "no_common_memory.h"
 #include "small_model.h"
-#include "strategies/replicated.h"
-#include "strategies/sharded.h"
-#include "strategies/strategy_report.h"
 
 namespace dtrain::train {
 namespace {

@@ -1,9 +1,9 @@
-#include "step/summed_loss.h"
+#include "step/checks.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "operators/own_operators.h"
+#include "numerics/own_operators.h"
 
 namespace dtrain::train {
 namespace {

@@ -13,7 +13,6 @@
 
 #include <torch/torch.h>
 
-#include "compression/host_compressor.h"
 #include "compression/tensor_compressor.h"
 #include "dtrain/base/error.h"
 #include "small_model.h"
@@ -79,7 +78,7 @@ struct Side {
     if (tensors) {
       compressor = std::make_unique<TensorCompressor>(parameters, flats, communicator, options);
     } else {
-      compressor = std::make_unique<HostCompressor>(parameters, flats, communicator, options);
+      compressor = make_bucket_compressor(parameters, flats, communicator, options);
     }
   }
   std::map<std::string, at::Tensor> state() {

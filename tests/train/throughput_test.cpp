@@ -1,4 +1,4 @@
-#include "loop/throughput.h"
+#include "loop/progress.h"
 
 #include <gtest/gtest.h>
 

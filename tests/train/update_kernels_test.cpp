@@ -8,8 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "kernels/first_maximum.h"
-#include "kernels/update.h"
+#include "numerics/kernels.h"
 #include "update_targets.h"
 
 namespace dtrain::train::kernels {

@@ -7,8 +7,7 @@
 
 #include "../harness/temporary_folder.h"
 #include "dtrain/base/error.h"
-#include "model/safetensors.h"
-#include "model/tensors_left_out.h"
+#include "model/model_tensors.h"
 #include "model/weights.h"
 
 namespace dtrain::train {

@@ -11,13 +11,12 @@
 
 #include "diff/compare_steps.h"
 #include "dtrain/analysis/analysis.h"
-#include "dtrain/analysis/run_line.h"
+#include "dtrain/analysis/run_history.h"
 #include "dtrain/analysis/run_profile.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
-#include "dtrain/base/units.h"
-#include "rules/run_rules.h"
-#include "text/text_writer.h"
+#include "findings/judgement.h"
+#include "read/text.h"
 
 namespace dtrain::analysis {
 namespace {
@@ -114,23 +113,22 @@ void compare_memory(const RunSummary& a, const RunSummary& b, RunDiff& result) {
 
 // Returns true for a rule that judges data points one by one if chance may have put all triggers into this run: with
 // alike runs and independent triggers, that has a probability above kChance.
-bool may_be_chance(const RuleResult& rule, const RuleResult* other) {
+bool may_be_chance(const Finding& rule, const Finding* other) {
   const bool one_by_one = rule.unit == "steps" || rule.unit == "windows";
-  if (other == nullptr || !other->applicable || !one_by_one) return false;
+  if (other == nullptr || !other->applicable() || !one_by_one) return false;
   const auto here = static_cast<double>(rule.datapoints),
              there = static_cast<double>(std::max<std::int64_t>(1, other->datapoints));
   return std::pow(here / (here + there), static_cast<double>(rule.triggered)) > kChance;
 }
 
-std::vector<DiffRule> rules_of_one(const std::vector<RuleResult>& all, const std::vector<RuleResult>& others) {
+std::vector<DiffRule> rules_of_one(const std::vector<Finding>& all, const std::vector<Finding>& others) {
   std::vector<DiffRule> result;
-  for (const RuleResult& rule : all) {
-    const auto found =
-        std::find_if(others.begin(), others.end(), [&](const auto& one) { return one.name == rule.name; });
-    const RuleResult* const other = found == others.end() ? nullptr : &*found;
+  for (const Finding& rule : all) {
+    const auto found = std::find_if(others.begin(), others.end(), [&](const auto& one) { return one.id == rule.id; });
+    const Finding* const other = found == others.end() ? nullptr : &*found;
     if (rule.triggered <= 0 || (other != nullptr && other->triggered > 0)) continue;
-    DiffRule one{rule.name, rules::triggered_text(rule), may_be_chance(rule, other)};
-    if (other != nullptr && !other->applicable) one.text += "; does not apply to the other: " + other->why_not;
+    DiffRule one{rule.id, findings::triggered_text(rule), may_be_chance(rule, other)};
+    if (other != nullptr && !other->applicable()) one.text += "; does not apply to the other: " + other->why_not;
     result.push_back(std::move(one));
   }
   return result;

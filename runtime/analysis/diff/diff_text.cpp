@@ -1,8 +1,8 @@
 #include <algorithm>
 
 #include "dtrain/analysis/diff.h"
-#include "dtrain/base/units.h"
-#include "text/text_writer.h"
+#include "dtrain/base/text.h"
+#include "read/text.h"
 
 namespace dtrain::analysis {
 namespace {

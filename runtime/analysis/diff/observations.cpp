@@ -1,4 +1,4 @@
-#include "diff/observations.h"
+#include "diff/compare_steps.h"
 
 #include <algorithm>
 #include <cmath>

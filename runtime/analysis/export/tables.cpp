@@ -1,14 +1,222 @@
-// The tables of the ranks' records, with times on rank 0's clock.
+// The tables of a run, with times on rank 0's clock.
 #include <algorithm>
+#include <cmath>
+#include <concepts>
+#include <cstdint>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "dtrain/analysis/export.h"
 #include "dtrain/analysis/operators.h"
-#include "export/table_rows.h"
+#include "dtrain/base/json.h"
 #include "read/json_fields.h"
 
 namespace dtrain::analysis {
+namespace {
+
+using profile::Key;
+
+// Makes rows from functions that visit values with their keys, as the fields() of records do
+// (dtrain/profile/records.h): collects the cells of a row and, for the first one of a table, its columns.
+class TableRow {
+ public:
+  // `run` and `rank`: the clock of the row's moments, which are converted to rank 0's clock.
+  void begin(const RunProfile& run, std::optional<int> rank) {
+    cells_.clear();
+    run_ = &run;
+    rank_ = rank;
+  }
+  template <typename T>
+  void operator()(Key key, const T& value) {
+    if constexpr (std::same_as<T, LoaderUsage>) {
+      usage_ = value;
+    } else {
+      if (columns_) columns_->push_back({std::string(key.name), type_of<T>()});
+      cells_.push_back(cell(key.form, value));
+    }
+  }
+  void operator()(Key key, const profile::PhaseTimes& phases);
+  // Returns the row; the usage of reading a batch follows the other cells.
+  const std::vector<Cell>& finish();
+
+  template <typename Fields, typename... Items>
+  static std::vector<Column> columns_of(const Fields& fields, const Items&... items) {
+    TableRow row;
+    row.columns_.emplace();
+    fields(row, items...);
+    row.finish();
+    return std::move(*row.columns_);
+  }
+
+ private:
+  template <typename T>
+  static constexpr bool kIsOptional = requires(const T& value) {
+    value.has_value();
+  };
+  // Returns SQL's name of a type. A Cell of any type is REAL.
+  template <typename T>
+  static std::string_view type_of() {
+    if constexpr (kIsOptional<T>) {
+      return type_of<typename T::value_type>();
+    } else {
+      return std::integral<T> ? "INTEGER" : std::floating_point<T> || std::same_as<T, Cell> ? "REAL" : "TEXT";
+    }
+  }
+  template <typename T>
+  Cell cell(Key::Form form, const T& value) const {
+    if constexpr (std::same_as<T, Cell>) {
+      return value;
+    } else if constexpr (kIsOptional<T>) {
+      return value ? cell(form, *value) : Cell();
+    } else if constexpr (std::integral<T>) {
+      const auto number = static_cast<std::int64_t>(value);
+      if (form == Key::kMoment) return rank_ ? run_->to_common_ns(*rank_, number) : number;
+      return form != Key::kPlain && number < 0 ? Cell() : Cell(number);
+    } else if constexpr (std::floating_point<T>) {
+      return static_cast<double>(value);
+    } else if constexpr (requires { name_of(value); }) {
+      return std::string(name_of(value));
+    } else {
+      return std::string(value);
+    }
+  }
+
+  const RunProfile* run_ = nullptr;
+  std::optional<int> rank_;
+  std::vector<Cell> cells_;
+  std::optional<std::vector<Column>> columns_;
+  std::optional<LoaderUsage> usage_;
+};
+
+// Makes a table whose rows have Items: `each` passes them on, with the rank on whose clock they are, and `fields`
+// visits their values.
+template <typename... Items>
+Table make_table(std::string name, auto each, auto fields) {
+  return {std::move(name), TableRow::columns_of(fields, Items{}...), [=](const RunProfile& run, const auto& sink) {
+            TableRow row;
+            each(run, [&](std::optional<int> rank, const Items&... items) {
+              row.begin(run, rank);
+              fields(row, items...);
+              sink(row.finish());
+            });
+          }};
+}
+
+// Makes a table with rows of agents: `lines` passes on the items of one agent. A host's ranks share its clock.
+template <typename... Items>
+Table of_agents(std::string name, auto lines, auto fields) {
+  const auto each = [lines](const RunProfile& run, const auto& emit) {
+    for (const AgentProfile& agent : run.agents) {
+      std::optional<int> rank;
+      for (const RankProfile& candidate : run.ranks) {
+        if (!rank && run.agent_of(candidate) == &agent) rank = candidate.rank;
+      }
+      lines(agent, [&](const Items&... items) { emit(rank, agent, items...); });
+    }
+  };
+  const auto with_agent = [fields](auto& row, auto& agent, auto&... items) {
+    row("agent", agent.agent);
+    fields(row, agent, items...);
+  };
+  return make_table<AgentProfile, Items...>(std::move(name), each, with_agent);
+}
+
+struct SystemValue {
+  std::string metric;
+  std::optional<std::int64_t> device;
+  double value = 0;
+};
+
+// The table has a row for each value, because the metrics depend on the machine.
+Table system() {
+  const auto lines = [](const AgentProfile& agent, const auto& emit) {
+    for (const SystemLine& line : agent.samples) {
+      for (const auto& [name, value] : line.metrics) emit(line, {name, std::nullopt, value});
+      for (std::size_t core = 0; core < line.cpu_util_per_core.size(); ++core) {
+        emit(line, {"cpu_util_per_core", static_cast<std::int64_t>(core), line.cpu_util_per_core[core]});
+      }
+      for (const auto& [index, metrics] : line.gpus) {
+        for (const auto& [name, value] : metrics) emit(line, {name, index, value});
+      }
+    }
+  };
+  return of_agents<SystemLine, SystemValue>("system", lines, [](auto& row, auto& agent, auto& line, auto& value) {
+    row("host", agent.host);
+    row({"time_ns", Key::kMoment}, line.time_ns);
+    row("interval_ns", line.interval_ns);
+    row("metric", value.metric);
+    row("device", value.device);
+    row("value", value.value);
+  });
+}
+
+Table processes() {
+  const auto lines = [](const AgentProfile& agent, const auto& emit) {
+    for (const SystemLine& line : agent.samples) {
+      for (const ProcessLine& process : line.processes) emit(line, process);
+    }
+  };
+  return of_agents<SystemLine, ProcessLine>("processes", lines, [](auto& row, auto&, auto& line, auto& process) {
+    row({"time_ns", Key::kMoment}, line.time_ns);
+    row("rank", process.rank);
+    row("resident_bytes", process.resident_bytes);
+    row("cpu_percent", process.cpu_percent);
+    row("cpu_wait_percent", process.cpu_wait_percent);
+  });
+}
+
+Table gpus() {
+  const auto lines = [](const AgentProfile& agent, const auto& emit) {
+    for (const GpuLine& gpu : agent.gpus) emit(gpu);
+  };
+  return of_agents<GpuLine>("gpus", lines, [](auto& row, auto&, auto& gpu) {
+    const std::int64_t bytes = gpu.total_memory_bytes;
+    row("gpu", gpu.index);
+    row("uuid", gpu.uuid);
+    row("name", gpu.name);
+    row("total_memory_bytes", bytes > 0 ? std::optional(bytes) : std::nullopt);
+  });
+}
+
+Table metrics() {
+  const auto each = [](const RunProfile& run, const auto& emit) {
+    for (const Json& line : run.metrics) {
+      for (const auto& [name, value] : object_at(line, "metrics").items()) {
+        if (const auto number = number_of(value)) emit(std::nullopt, line, name, *number);
+      }
+    }
+  };
+  return make_table<Json, std::string, double>("metrics", each, [](auto& row, auto& line, auto& name, double value) {
+    row("time", text(line, "time"));
+    row("kind", text(line, "kind"));
+    row("batch", integer(line, "batch"));
+    row("epoch", integer(line, "epoch"));
+    row("samples", integer(line, "samples"));
+    row("name", name);
+    row("value", std::isfinite(value) ? Cell(value) : Cell(non_finite_text(value)));
+  });
+}
+
+Table events() {
+  const auto each = [](const RunProfile& run, const auto& emit) {
+    for (const Json& line : run.events) emit(std::nullopt, line);
+  };
+  return make_table<Json>("events", each, [](auto& row, const Json& line) {
+    Json rest = Json::object();
+    for (const auto& [key, value] : line.items()) {
+      if (key != "time" && key != "event" && key != "rank" && key != "pid" && key != "host") rest[key] = value;
+    }
+    row("time", text(line, "time"));
+    row("event", text(line, "event"));
+    row("rank", line.contains("rank") ? std::optional(integer(line, "rank")) : std::nullopt);
+    row("pid", integer(line, "pid"));
+    row("host", text(line, "host"));
+    row("fields", to_line(rest));
+  });
+}
 
 void TableRow::operator()(Key, const profile::PhaseTimes& phases) {
   using profile::Phase;
@@ -35,8 +243,6 @@ const std::vector<Cell>& TableRow::finish() {
   }
   return cells_;
 }
-
-namespace {
 
 // Makes a table with rows of ranks: `lines` passes on the items of one rank.
 template <typename... Items>
@@ -197,22 +403,23 @@ Table operators() {
 }  // namespace
 
 std::vector<Table> run_tables() {
-  std::vector<Table> tables{ranks(),
-                            of_lines("steps", &RankProfile::steps, kFields),
-                            windows(),
-                            of_lines("collectives", &RankProfile::collectives, kFields),
-                            collective_windows(),
-                            of_lines("loader", &RankProfile::loader, kFields),
-                            scopes(),
-                            scope_totals(),
-                            memory(),
-                            parts(),
-                            clocks(),
-                            operators()};
-  for (auto more : {host_tables(), log_tables()}) {
-    tables.insert(tables.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
-  }
-  return tables;
+  return {ranks(),
+          of_lines("steps", &RankProfile::steps, kFields),
+          windows(),
+          of_lines("collectives", &RankProfile::collectives, kFields),
+          collective_windows(),
+          of_lines("loader", &RankProfile::loader, kFields),
+          scopes(),
+          scope_totals(),
+          memory(),
+          parts(),
+          clocks(),
+          operators(),
+          system(),
+          processes(),
+          gpus(),
+          metrics(),
+          events()};
 }
 
 }  // namespace dtrain::analysis

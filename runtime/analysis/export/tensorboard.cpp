@@ -9,9 +9,8 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
-#include "dtrain/base/json_number.h"
 #include "dtrain/profile/event_file.h"
-#include "dtrain/profile/phase.h"
+#include "dtrain/profile/records.h"
 #include "read/json_fields.h"
 
 namespace dtrain::analysis {

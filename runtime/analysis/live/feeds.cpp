@@ -1,6 +1,17 @@
-#include <algorithm>
-
 #include "live/feeds.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <span>
+#include <string_view>
+
+#include "dtrain/base/clock.h"
+#include "dtrain/base/error.h"
+#include "dtrain/base/json.h"
+#include "dtrain/checkpoint/checkpoint.h"
+#include "measure/roofline.h"
+#include "measure/rows.h"
+#include "measure/statistics.h"
 #include "read/json_fields.h"
 
 namespace dtrain::analysis {
@@ -87,6 +98,275 @@ void RankFeed::forget_old() {
   first = std::min(first, steps.end() - fewest);
   first = std::max(first, steps.end() - std::min<std::ptrdiff_t>(held, kMostRecent));
   steps.erase(steps.begin(), first);
+}
+
+namespace {
+
+using profile::Phase;
+
+// A rank counts as being within a step as long as no recent step took much longer.
+constexpr std::int64_t kLatestStepNs = 1'000'000'000;
+
+Activity activity_of(Phase phase) {
+  switch (phase) {
+    case Phase::kDataloaderNext:
+    case Phase::kToDevice:
+      return Activity::kLoading;
+    case Phase::kTrainBatch:
+    case Phase::kForward:
+    case Phase::kBackward:
+    case Phase::kGraph:
+      return Activity::kComputing;
+    case Phase::kAllreduceWait:
+      return Activity::kWaiting;
+    case Phase::kOptimizerStep:
+    case Phase::kStepLrSchedulers:
+      return Activity::kOptimizer;
+    default:
+      return Activity::kOther;
+  }
+}
+
+// Sums over steps and windows.
+struct Sums {
+  profile::PhaseTimes phases{};  // exclusive
+  std::int64_t wall_ns = 0, samples = 0, steps = 0;
+  std::int64_t first_batch = INT64_MAX, last_batch = 0;
+  std::int64_t begin_ns = INT64_MAX, end_ns = 0;
+  std::int64_t longest_ns = 0;
+
+  template <typename Line>
+  void add(const Line& line, std::int64_t count, std::int64_t first, std::int64_t last, std::int64_t end,
+           std::int64_t longest) {
+    for (std::size_t i = 0; i < phases.size(); ++i) add_to(phases[i], line.phases[i]);
+    add_to(wall_ns, line.wall_ns);
+    add_to(samples, line.samples);
+    add_to(steps, count);
+    first_batch = std::min(first_batch, first);
+    last_batch = std::max(last_batch, last);
+    begin_ns = std::min(begin_ns, line.start_ns);
+    end_ns = std::max(end_ns, end);
+    longest_ns = std::max(longest_ns, longest);
+  }
+};
+
+void add_shares(const Sums& sums, double exchange, RecentSteps& recent) {
+  if (sums.wall_ns <= 0) return;
+  const auto wall = static_cast<double>(sums.wall_ns);
+  const auto share = [&](Activity activity) -> double& { return recent.shares[static_cast<std::size_t>(activity)]; };
+  for (std::size_t i = 0; i < profile::kPhaseCount; ++i) {
+    recent.phases[i] = static_cast<double>(sums.phases[i]) / wall;
+    share(activity_of(static_cast<Phase>(i))) += recent.phases[i];
+  }
+  for (const Phase part : {Phase::kForward, Phase::kBackward}) {
+    recent.phases[static_cast<std::size_t>(Phase::kTrainBatch)] += recent.phases[static_cast<std::size_t>(part)];
+  }
+  share(Activity::kExchange) = exchange * share(Activity::kWaiting);
+  share(Activity::kWaiting) -= share(Activity::kExchange);
+}
+
+}  // namespace
+
+RecentWaits recent_waits(const std::vector<const RankFeed*>& ranks) {
+  RunProfile run;
+  for (const RankFeed* rank : ranks) {
+    RankProfile& copy = run.ranks.emplace_back();
+    copy.rank = rank->profile().rank;
+    copy.steps = rank->profile().steps;
+    copy.windows = rank->profile().windows;
+  }
+  const Rows rows(run);
+  const WaitSummary summary = compare_waits(rows);
+  RecentWaits result;
+  result.compared_steps = summary.compared_steps;
+  for (std::size_t r = 0; r < run.ranks.size(); ++r) {
+    double waited_s = 0;
+    for (std::size_t i = 0; i < rows.rows().size(); ++i) {
+      if (rows.rows()[i].exchanged) waited_s += to_seconds(wait_of(rows.at(i, r)));
+    }
+    RecentWaits::Rank& rank = result.ranks[run.ranks[r].rank];
+    rank.came_last = summary.ranks[r].steps;
+    if (waited_s > 0 && ranks.size() > 1) rank.exchange = std::min(1.0, summary.exchange_seconds / waited_s);
+  }
+  return result;
+}
+
+std::optional<RecentSteps> recent_steps(const RankFeed& rank, const RecentWaits& waits, std::int64_t now_ns) {
+  const RankProfile& profile = rank.profile();
+  Sums sums;
+  Distribution walls;
+  for (const StepLine& step : profile.steps) {
+    sums.add(step, 1, step.batch, step.batch, plus(step.start_ns, step.wall_ns), step.wall_ns);
+    walls.add(step.wall_ns);
+  }
+  for (std::size_t i = 0; i < profile.windows.size(); ++i) {
+    const WindowLine& window = profile.windows[i];
+    sums.add(window, window.steps, window.first_batch, window.last_batch, window.end_ns, window.wall_max_ns);
+    walls.add(rank.window_walls()[i]);
+  }
+  if (sums.steps <= 0) return std::nullopt;
+  RecentSteps recent;
+  recent.steps = sums.steps;
+  recent.p50_s = walls.quantile_s(0.5);
+  recent.p99_s = walls.quantile_s(0.99);
+  // Some lines may have been replaced before they were read, so steps are counted by their numbers.
+  const bool late = minus(now_ns, sums.end_ns) > std::max(kLatestStepNs, 2 * sums.longest_ns);
+  const double span_s = to_seconds(minus(late ? now_ns : sums.end_ns, sums.begin_ns));
+  if (span_s > 0) {
+    recent.batches_per_s = static_cast<double>(sums.last_batch - sums.first_batch + 1) / span_s;
+    recent.samples_per_s = recent.batches_per_s * static_cast<double>(sums.samples) / static_cast<double>(sums.steps);
+  }
+  const auto waited = waits.ranks.find(profile.rank);
+  add_shares(sums, waited == waits.ranks.end() ? 1 : waited->second.exchange, recent);
+  if (waited != waits.ranks.end()) recent.came_last = waited->second.came_last;
+  return recent;
+}
+
+namespace fs = std::filesystem;
+
+namespace {
+
+// Returns the batch of the newest checkpoint that is being written; a checkpoint has another name until it is durable.
+std::optional<std::int64_t> batch_being_saved(const fs::path& run_dir) {
+  constexpr std::string_view kPrefix = ".partial-step-";
+  std::optional<std::int64_t> newest;
+  std::error_code error;
+  fs::path storage;
+  try {
+    storage = checkpoints::storage_of_run(run_dir);
+  } catch (const Error&) {  // a damaged file: nothing is known
+    return std::nullopt;
+  }
+  for (const auto& entry : fs::directory_iterator(storage, error)) {
+    const std::string name = entry.path().filename();
+    if (!name.starts_with(kPrefix)) continue;
+    const std::int64_t step = std::atoll(name.c_str() + kPrefix.size());
+    if (step > newest.value_or(0)) newest = step;
+  }
+  return newest;
+}
+
+}  // namespace
+
+void RunEvents::poll() {
+  read_plan();
+  const auto each = [this](void (RunEvents::*add)(const Json&)) {
+    return [this, add](std::string_view line) {
+      const Json json = Json::parse(line, nullptr, false);
+      if (json.is_object()) (this->*add)(json);
+    };
+  };
+  events_.poll(each(&RunEvents::add_event));
+  metrics_.poll(each(&RunEvents::add_metrics));
+}
+
+void RunEvents::read_plan() {
+  std::error_code error;
+  const auto time = fs::last_write_time(folder_ / "plan.json", error);
+  if (error || time == plan_time_) return;
+  try {
+    plan_ = read_json(folder_ / "plan.json");
+    plan_time_ = time;
+  } catch (const Error&) {
+    return;  // read again at the next poll
+  }
+  if (!plan_.is_object()) plan_ = Json::object();
+}
+
+void RunEvents::add_event(const Json& event) {
+  const std::string what = text(event, "event");
+  if (what == "submitted" || what == "queued" || what == "job_submitted") {
+    state_ = "queued";
+    ended_ = false;  // an ended run continues
+    if (what == "queued") cause_ = text(event, "reason");
+  } else if (what == "run_started" || what == "rank_started" || what == "attempt_started") {
+    if (what != "rank_started" || started_s_ == 0) cause_.clear();
+    state_ = "starting";
+    ended_ = false;
+    if (started_s_ == 0) started_s_ = seconds_of_utc(text(event, "time"));
+  } else if (what == "checkpoint_saved" || what == "checkpoint_failed" || what == "checkpoint_delayed") {
+    const RunHistory history = history_of(std::span(&event, 1));
+    if (!history.checkpoints.empty()) checkpoint_ = history.checkpoints.back();
+    save_trouble_ = history.troubles.empty() ? std::string() : text_of(history.troubles.back());
+  } else if (what == "attempt_failed") {
+    cause_ = text(event, "cause");
+  } else if (what == "run_ended") {
+    state_ = text(event, "state");
+    cause_ = text(event, "cause");
+    ended_ = true;
+    ended_s_ = seconds_of_utc(text(event, "time"));
+  }
+}
+
+void RunEvents::add_metrics(const Json& line) {
+  const std::string kind = text(line, "kind");
+  const auto metrics = line.find("metrics");
+  if ((kind != "training" && kind != "validation") || metrics == line.end() || !metrics->is_object()) return;
+  curves_.add(line);
+  LiveMetrics& latest = kind == "training" ? training_ : validation_;
+  latest.batch = integer(line, "batch");
+  latest.values.clear();
+  for (const auto& [name, value] : metrics->items()) {
+    if (const auto number = number_of(value)) latest.values[name] = *number;
+  }
+}
+
+void RunEvents::fill(double now_s, LiveView& view) const {
+  view.name = text(plan_, "name");
+  if (view.name.empty()) view.name = folder_.filename().string();
+  view.world_size = static_cast<int>(std::clamp<std::int64_t>(integer(plan_, "world_size"), 0, kLargestWorld));
+  const Json& length = object_at(plan_, "length");
+  if (const auto batches = integer(length, "batches"); batches > 0) view.total_batches = batches;
+  if (const auto batches = integer(length, "batches_per_epoch"); batches > 0) view.batches_per_epoch = batches;
+  view.state = state_.empty() ? "starting" : state_;
+  view.cause = cause_;
+  view.ended = ended_;
+  if (started_s_ > 0) view.elapsed_s = std::max(0.0, (ended_ && ended_s_ > 0 ? ended_s_ : now_s) - started_s_);
+  if (checkpoint_) {
+    view.checkpoint.step = checkpoint_->step;
+    view.checkpoint.age_s = std::max(0.0, now_s - checkpoint_->time_s);
+    view.checkpoint.bytes = static_cast<double>(checkpoint_->bytes);
+  }
+  if (!ended_) view.checkpoint.saving = batch_being_saved(folder_);
+  view.checkpoint.trouble = save_trouble_;
+  view.training = training_;
+  view.validation = validation_;
+  view.curves = learning_curves();
+}
+
+// Returns the training loss and the searcher.metric of validations; without a searcher.metric, their loss.
+std::vector<LiveCurve> RunEvents::learning_curves() const {
+  const std::string metric = text(object_at(object_at(plan_, "experiment"), "searcher"), "metric");
+  const RunCurves all = curves_.curves();
+  std::vector<LiveCurve> curves;
+  for (const auto& [kind, name] : {std::pair(CurveKind::kTraining, std::string("loss")),
+                                   std::pair(CurveKind::kValidation, metric.empty() ? std::string("loss") : metric)}) {
+    if (const Curve* curve = all.find(kind, name)) curves.push_back({kind, name, curve->points});
+  }
+  return curves;
+}
+
+void RunEvents::add_computing(LiveView& view) const {
+  const Json& counted = object_at(plan_, "flops");
+  const double flops = number(counted, "per_sample");
+  if (flops <= 0 || view.samples_per_s <= 0) return;
+  view.achieved_gflops = flops * view.samples_per_s / 1e9;
+  if (text(counted, "device") != "cpu" || std::ssize(view.ranks) != view.world_size) return;
+  const auto hosts = profile::limits_of_plan(plan_);
+  double limit = 0;
+  for (const LiveRank& rank : view.ranks) {
+    const profile::RankLimits* const limits = limits_of(hosts, rank.host);
+    const auto rate = limits ? gflops_of(*limits, text(counted, "dtype")) : std::nullopt;
+    if (!rate) return;
+    limit += *rate;
+  }
+  if (limit > 0) view.mfu = *view.achieved_gflops / limit;
+}
+
+std::optional<double> RunEvents::written() const {
+  std::optional<double> latest = events_.written();
+  if (metrics_.written()) latest = std::max(latest.value_or(0), *metrics_.written());
+  return latest;
 }
 
 }  // namespace dtrain::analysis

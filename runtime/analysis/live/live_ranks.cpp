@@ -5,7 +5,7 @@
 #include <set>
 
 #include "live/live_text.h"
-#include "text/numbers.h"
+#include "read/text.h"
 
 namespace dtrain::analysis {
 namespace {

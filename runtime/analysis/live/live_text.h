@@ -6,8 +6,8 @@
 #include <string_view>
 #include <vector>
 
-#include "dtrain/analysis/curves.h"
 #include "dtrain/analysis/live.h"
+#include "dtrain/analysis/run_history.h"
 
 namespace dtrain::analysis {
 

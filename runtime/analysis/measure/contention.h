@@ -1,14 +1,18 @@
-// The sharing of each rank's cores with other programs, from the agents' samples of the training loop.
+// The resources for which ranks and their loaders contend: cores, from the agents' samples of the training loop;
+// caches; and storage, as the loaders' workers recorded it.
 #pragma once
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
+#include "dtrain/analysis/dump_reader.h"
 #include "dtrain/analysis/run_profile.h"
 
 namespace dtrain::analysis {
 
+// The sharing of a rank's cores with other programs.
 struct Contention {
   int samples = 0;
   std::optional<double> foreign_percent;  // of one core: load on this rank's cores that no rank of the run caused
@@ -52,5 +56,29 @@ bool updates_one_copy(const RunProfile& run);
 // is 1 / world size of a replicated update in `tried` (this run, or one of the same experiment; median of its turns),
 // over the run's own update, each on the rank with the longest one. Empty: not one copy, or not tried. Any thread.
 std::optional<double> unshared_update_share(const RunProfile& run, const RunProfile& tried);
+
+// The time of the loader of one rank, or of several ranks together, by state: on cores, waiting for a core, or waiting
+// for storage.
+struct LoaderUse {
+  double read_s = 0;    // seconds of reading, added up over the workers
+  double waited_s = 0;  // seconds for which the training waited for batches
+  double steps_s = 0;   // seconds of the steps
+  double workers = 0;   // of a rank, mean over batches
+  LoaderUsage usage;
+
+  double cpu_share() const;      // of read_s: on a core
+  double no_core_share() const;  // ready to run, without a core
+  double storage_share() const;  // the rest: waiting for storage or locks
+  // Returns the mean bytes of a request to storage. Empty: (almost) nothing came from there.
+  std::optional<double> bytes_of_request() const;
+};
+
+// `rank`: -1: all of the run. Empty: nothing was recorded.
+std::optional<LoaderUse> loader_use(const RunProfile& run, int rank = -1);
+
+// Return the place of loader settings such as the number of workers: "data.workers" in an experiment with a model,
+// "LoaderSettings::workers" in a program.
+bool has_data_keys(const RunProfile& run);
+std::string loader_setting(const RunProfile& run, const std::string& key);
 
 }  // namespace dtrain::analysis

@@ -1,4 +1,4 @@
-#include "dtrain/analysis/roofline.h"
+#include "dtrain/analysis/operators.h"
 
 #include <algorithm>
 

@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "dtrain/analysis/roofline.h"
+#include "dtrain/analysis/operators.h"
 #include "dtrain/analysis/run_profile.h"
 #include "dtrain/profile/rank_limits.h"
 

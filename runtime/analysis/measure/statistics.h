@@ -10,7 +10,7 @@
 
 #include "dtrain/analysis/analysis.h"
 #include "dtrain/analysis/run_profile.h"
-#include "dtrain/base/statistics.h"
+#include "dtrain/base/numeric.h"
 #include "dtrain/profile/sketch.h"
 
 namespace dtrain::analysis {

@@ -5,10 +5,10 @@
 
 #include <spdlog/fmt/fmt.h>
 
-#include "dtrain/base/units.h"
+#include "dtrain/base/text.h"
 #include "measure/evidence.h"
 #include "measure/statistics.h"
-#include "text/numbers.h"
+#include "read/text.h"
 
 namespace dtrain::analysis {
 namespace {

@@ -1,4 +1,4 @@
-#include "dtrain/analysis/curves.h"
+#include "dtrain/analysis/run_history.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,10 +7,10 @@
 
 #include <fcntl.h>
 
-#include "dtrain/base/fd.h"
-#include "dtrain/base/json_number.h"
-#include "read/file_lines.h"
+#include "dtrain/base/file.h"
+#include "dtrain/base/json.h"
 #include "read/json_fields.h"
+#include "read/run_files.h"
 
 namespace dtrain::analysis {
 namespace {

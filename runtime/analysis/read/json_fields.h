@@ -9,7 +9,7 @@
 #include <string>
 
 #include "dtrain/base/json.h"
-#include "dtrain/base/saturating.h"
+#include "dtrain/base/numeric.h"
 
 namespace dtrain::analysis {
 

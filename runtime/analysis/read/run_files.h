@@ -1,17 +1,86 @@
-// Reads the files of a run's folder: its dumps, the counts of operators, and the other files for a summary. Any thread
-// may call.
+// Reads the files of a run's folder: lines of files that may grow, the list of dumps, the counts of operators, and the
+// other files for a summary. The classes are for one thread, the functions for any.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include <sys/types.h>
+
 #include "dtrain/analysis/run_profile.h"
 #include "dtrain/analysis/summary.h"
-#include "dtrain/profile/operator_counts.h"
+#include "dtrain/base/file.h"
+#include "dtrain/profile/records.h"
 
 namespace dtrain::analysis {
+
+// Reads the lines of a file, from the position of its file descriptor to its present end. A reader may read kPadding
+// bytes beyond a line's end, as the JSON parser does.
+class FileLines {
+ public:
+  static constexpr std::size_t kPadding = 64;
+  static constexpr std::size_t kChunk = std::size_t{1} << 20;
+
+  // Reads `chunk` bytes at a time.
+  explicit FileLines(UniqueFd fd, std::size_t chunk = kChunk);
+
+  // Returns the next line without its newline; valid until the next call. `cut_off`: there was no newline.
+  bool next(std::string_view& line, bool& cut_off);
+
+ private:
+  void refill();
+
+  UniqueFd fd_;
+  std::size_t chunk_;
+  std::vector<char> buffer_;
+  std::size_t begin_ = 0, end_ = 0;
+  bool at_end_ = false;
+};
+
+// Follows a file of lines to which others append and whose end they sometimes remove: the running window of a dump is
+// replaced when it ends (docs/profile-format.md), so the file gets shorter or has other lines before the read position.
+// No file stays open between calls, because network file systems show new data on opening.
+class FileTail {
+ public:
+  // The first call reads `head` bytes from the start, then the end. If more than `most` bytes are new, only the last of
+  // them are read. If lines were replaced, the replacing lines begin `again` bytes before the new end or later: all
+  // lines from there are passed on, also those that were passed on before.
+  struct Limits {
+    std::int64_t head = 64 << 10;
+    std::int64_t most = 1 << 20;
+    std::int64_t again = 0;
+  };
+
+  explicit FileTail(std::filesystem::path path) : FileTail(std::move(path), Limits{}) {}
+  FileTail(std::filesystem::path path, Limits limits) : path_(std::move(path)), limits_(limits) {}
+
+  // Receives whole lines without their newlines, as FileLines gives them.
+  using LineSink = std::function<void(std::string_view line)>;
+  // Passes on new lines; an incomplete last line waits for a later call. `skipped` is called before the first line
+  // after omitted ones. False: the file cannot be read (yet).
+  bool poll(const LineSink& line, const std::function<void()>& skipped = {});
+
+  // Returns the time of the last write in seconds since 1970; empty: the file could not be read yet.
+  std::optional<double> written() const { return written_; }
+
+ private:
+  bool starts_line(int fd) const;
+  // Reads from offset_ to the end, or until `stop` has been passed.
+  void read(int fd, std::int64_t stop, bool whole, const LineSink& line);
+
+  std::filesystem::path path_;
+  Limits limits_;
+  std::int64_t offset_ = 0;  // after the last whole line that was read
+  ino_t file_ = 0;           // another file by the same name is read from its start
+  std::optional<double> written_;
+};
 
 // Return the dumps in the folder profile/ of a run so far, ascending; none if the folder does not exist.
 std::vector<std::pair<int, std::filesystem::path>> rank_dumps(const std::filesystem::path& folder);

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "dtrain/base/json.h"
-#include "report/input.h"
+#include "report/charts.h"
 #include "report/page.h"
 
 namespace dtrain::analysis::report {
@@ -37,7 +37,7 @@ void write_completeness(Page& page, const Input& input);  // the gaps in these n
 // --- a rule's result in words, for the section that shows the rule's input; any thread may call ---
 
 // Returns the result of a rule; null: it was not evaluated.
-const RuleResult* find_rule(const Input& input, const std::string& name);
+const Finding* find_rule(const Input& input, const std::string& name);
 // "stddev 3, n_outliers 10"
 std::string pairs_text(const Json& object);
 // Writes the aim of a rule, its parameters, its counts, the number of triggers or why it does not apply, and its advice

@@ -1,6 +1,6 @@
 #include "dtrain/analysis/summary.h"
 #include "dtrain/base/clock.h"
-#include "dtrain/base/json_number.h"
+#include "dtrain/base/json.h"
 
 namespace dtrain::analysis {
 namespace {

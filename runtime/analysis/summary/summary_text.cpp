@@ -1,4 +1,4 @@
-#include "dtrain/analysis/summary_text.h"
+#include "dtrain/analysis/summary.h"
 
 #include <algorithm>
 #include <cmath>
@@ -9,11 +9,8 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "dtrain/base/text.h"
-#include "dtrain/base/units.h"
-#include "summary/scopes_text.h"
+#include "read/text.h"
 #include "summary/summary_words.h"
-#include "text/numbers.h"
-#include "text/text_writer.h"
 
 namespace dtrain::analysis {
 namespace {

@@ -4,8 +4,8 @@
 
 #include <spdlog/fmt/fmt.h>
 
-#include "dtrain/base/units.h"
-#include "text/numbers.h"
+#include "dtrain/base/text.h"
+#include "read/text.h"
 
 namespace dtrain::analysis {
 
@@ -128,6 +128,47 @@ std::string collectives_text(const RunSummary& summary) {
       "the training waited {} for buckets and {} for other operations (barriers, small all-reduces); the wait for the "
       "last rank is in both, and what metrics and checkpoints wait for is counted with those phases",
       seconds_text(buckets_s), seconds_text(others_s));
+}
+
+namespace {
+
+constexpr double kAlmostAll = 0.995;  // share of a scope's time in one phase: above it, the other phases are not named
+
+}  // namespace
+
+std::string phases_text(const ScopeSummary& scope) {
+  if (scope.phases.empty()) return "-";
+  const auto named = [&](std::size_t i) {
+    const auto& [phase, seconds] = scope.phases[i];
+    return phase + " " + format_percent(seconds / scope.seconds);
+  };
+  if (scope.phases.size() == 1 || scope.phases.front().second >= kAlmostAll * scope.seconds) {
+    return scope.phases.front().first;
+  }
+  return named(0) + ", " + named(1);
+}
+
+std::size_t depth_of(const ScopeSummary& scope) {
+  return static_cast<std::size_t>(std::count(scope.path.begin(), scope.path.end(), '/'));
+}
+
+std::string name_in(const ScopeSummary& scope) {
+  return scope.path.substr(scope.path.rfind('/') + 1);
+}
+
+void write_scopes(TextWriter& out, const RunSummary& summary) {
+  if (summary.scopes.empty()) return;
+  const bool alone = summary.ranks.size() == 1;
+  out.heading(std::string("Scopes of the trial") + (summary.times_of_gpus ? " (times of the host)" : ""));
+  out.line("  {:<24}{:>7}{:>12}{:>12}{:>12}{:>9}  {}", "", "share", "total", "p50", "p99", "calls", "within");
+  for (const ScopeSummary& scope : summary.scopes) {
+    const std::string name = std::string(2 * depth_of(scope), ' ') + name_in(scope);
+    const std::string slowest =
+        alone ? "" : fmt::format("; rank {}: {}", scope.slowest_rank, seconds_text(scope.slowest_s));
+    out.line("  {:<24}{:>7}{:>12}{:>12}{:>12}{:>9}  {}{}", name, format_percent(scope.share),
+             seconds_text(scope.seconds), seconds_text(scope.p50_s), seconds_text(scope.p99_s), count_text(scope.calls),
+             phases_text(scope), slowest);
+  }
 }
 
 }  // namespace dtrain::analysis

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "dtrain/analysis/summary.h"
+#include "read/text.h"
 
 namespace dtrain::analysis {
 
@@ -35,5 +36,14 @@ std::string exposed_text(const RunSummary& summary);
 
 // Returns the parts of the buckets and of other collectives in exposed communication. Empty: there are none.
 std::string collectives_text(const RunSummary& summary);
+
+// Writes the table of the trial's scopes; nothing if there are none. Scopes within another one are indented below it.
+void write_scopes(TextWriter& out, const RunSummary& summary);
+
+// Returns the phases with the time of a scope: "train_batch.forward", or the first two with their shares.
+std::string phases_text(const ScopeSummary& scope);
+// Return the name without the enclosing scopes, and the number of these.
+std::string name_in(const ScopeSummary& scope);
+std::size_t depth_of(const ScopeSummary& scope);
 
 }  // namespace dtrain::analysis

@@ -11,7 +11,7 @@
 
 #include <spdlog/fmt/fmt.h>
 
-#include "dtrain/analysis/trace.h"
+#include "dtrain/analysis/export.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/text.h"

@@ -11,14 +11,12 @@
 #include <tuple>
 #include <vector>
 
+#include "dtrain/analysis/export.h"
 #include "dtrain/analysis/run_profile.h"
-#include "dtrain/analysis/trace.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
-#include "dtrain/base/units.h"
 #include "dtrain/profile/gzip_file.h"
-#include "dtrain/profile/trace_events.h"
-#include "dtrain/profile/trace_log.h"
+#include "dtrain/profile/trace_file.h"
 #include "read/json_fields.h"
 #include "trace/trace_reader.h"
 

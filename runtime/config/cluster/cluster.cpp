@@ -5,9 +5,9 @@
 
 #include <arpa/inet.h>
 
-#include "document/document_file.h"
+#include "document/document.h"
 #include "document/section.h"
-#include "document/split_words.h"
+#include "document/value.h"
 #include "dtrain/base/text.h"
 
 namespace dtrain::config {

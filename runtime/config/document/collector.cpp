@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "dtrain/base/text.h"
+#include "dtrain/config/diagnostic.h"
 
 namespace dtrain::config {
 namespace {
@@ -16,6 +17,15 @@ std::string leaf_of(const std::string& path) {
 std::string section_of(const std::string& path) {
   const auto dot = path.rfind('.');
   return dot == std::string::npos ? "" : path.substr(0, dot);
+}
+
+std::string to_text(const std::vector<Diagnostic>& diagnostics) {
+  std::string text;
+  for (const Diagnostic& diagnostic : diagnostics) {
+    if (!text.empty()) text += '\n';
+    text += diagnostic.to_string();
+  }
+  return text;
 }
 
 }  // namespace
@@ -75,5 +85,16 @@ void Collector::throw_if_any() {
   diagnostics_.clear();
   throw ConfigErrors(std::move(sorted));
 }
+
+std::string Diagnostic::to_string() const {
+  std::string text = file;
+  if (line > 0) text += ":" + std::to_string(line);
+  text += ": ";
+  if (!key.empty()) text += key + ": ";
+  return text + message;
+}
+
+ConfigErrors::ConfigErrors(std::vector<Diagnostic> diagnostics)
+    : ConfigError(to_text(diagnostics)), diagnostics_(std::move(diagnostics)) {}
 
 }  // namespace dtrain::config

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 
-#include "document/scalar.h"
+#include "document/value.h"
 #include "dtrain/base/text.h"
 
 namespace dtrain::config {

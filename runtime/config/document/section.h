@@ -13,7 +13,7 @@
 #include "document/collector.h"
 #include "document/value.h"
 #include "dtrain/base/json.h"
-#include "dtrain/config/length.h"
+#include "dtrain/config/keys.h"
 
 namespace dtrain::config {
 

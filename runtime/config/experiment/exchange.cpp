@@ -1,9 +1,7 @@
 // `optimizations`: the keys that take several forms, and which keys exclude each other.
-#include "document/scalar.h"
+#include "document/value.h"
 #include "dtrain/config/optimizations.h"
-#include "keys/key_reader.h"
-#include "keys/plan_writer.h"
-#include "keys/schema_writer.h"
+#include "keys/visitors.h"
 
 namespace dtrain::config {
 namespace {

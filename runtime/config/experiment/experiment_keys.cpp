@@ -1,7 +1,12 @@
-// The parts that the keys of experiment.h itself need: a rule, a type, and the checks across sections.
+// The parts that the keys of experiment.h itself need: a rule, a type, lengths, and the checks across sections.
+#include <algorithm>
+#include <limits>
+
+#include "document/value.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
-#include "keys/key_reader.h"
+#include "dtrain/config/resources.h"
+#include "keys/visitors.h"
 
 namespace dtrain::config {
 namespace {
@@ -324,6 +329,42 @@ void check_together(Section& root, const Experiment& experiment) {
                   kind + " needs data.format safetensors, which has tensors for the lengths, not '" + word + "'");
     }
   }
+}
+
+void check_together(Section& section, const Resources& resources) {
+  const Value* cores = section.find("cores_per_slot");
+  if (resources.slots_per_trial == 0 && resources.cores_per_slot > 0 && cores) {
+    section.report(
+        *cores, "cores_per_slot",
+        must_be("auto with slots_per_trial: auto, which divides all cores; or give the number of slots", *cores));
+  }
+  if (!resources.max_slots || *resources.max_slots >= resources.slots_per_trial) return;
+  const Value& value = *section.find("max_slots");
+  if (as_integer(value).value != *resources.max_slots) return;  // reported already
+  section.report(value, "max_slots",
+                 must_be("at least slots_per_trial, which is " + std::to_string(resources.slots_per_trial), value));
+}
+
+std::string to_string(const Length& length) {
+  const char* unit = length.unit == LengthUnit::kBatches   ? "batch"
+                     : length.unit == LengthUnit::kRecords ? "record"
+                                                           : "epoch";
+  return count_of(length.count, unit);
+}
+
+std::int64_t in_batches(const Length& length, std::int64_t global_batch_size, std::int64_t batches_per_epoch) {
+  switch (length.unit) {
+    case LengthUnit::kBatches:
+      break;
+    case LengthUnit::kRecords:
+      return length.count / global_batch_size + (length.count % global_batch_size != 0 ? 1 : 0);
+    case LengthUnit::kEpochs: {
+      std::int64_t batches = 0;
+      const bool overflow = __builtin_mul_overflow(length.count, batches_per_epoch, &batches);
+      return overflow ? std::numeric_limits<std::int64_t>::max() : batches;
+    }
+  }
+  return length.count;
 }
 
 }  // namespace dtrain::config

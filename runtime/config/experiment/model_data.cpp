@@ -6,12 +6,11 @@
 #include <string_view>
 #include <utility>
 
-#include "document/from_json.h"
+#include "document/section.h"
+#include "document/value.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/diagnostic.h"
-#include "keys/key_reader.h"
-#include "keys/plan_writer.h"
-#include "keys/schema_writer.h"
+#include "keys/visitors.h"
 
 namespace dtrain::config {
 namespace {
@@ -313,6 +312,30 @@ void read_data_keys(Section& section, const std::vector<std::string>& words, con
   } else {
     KeyReader::read_required(section, declare);  // the meaning of the other keys depends on it
   }
+}
+
+void check_together(Section& section, const LoaderKeys& loader) {
+  const auto refuse = [&](const char* key, const char* why) {
+    if (const Value* value = section.find(key)) section.report(*value, key, why);
+  };
+  if (loader.workers == 0) refuse("prefetch", "has no effect with workers: 0, where nothing is read ahead");
+  if (!loader.shuffle) refuse("shuffle_window", "has no effect with shuffle: false");
+}
+
+Json what_has_no_effect() {
+  return Json::parse(R"({
+    "allOf": [
+      {
+        "if": {"required": ["workers"], "properties": {"workers": {"const": 0}}},
+        "then": {"properties": {"prefetch": false}}
+      },
+      {
+        "if": {"required": ["shuffle"], "properties": {"shuffle": {"const": false}}},
+        "then": {"properties": {"shuffle_window": false}}
+      },
+      {"if": {"required": ["max_skipped"]}, "then": {"required": ["on_error"]}}
+    ]
+  })");
 }
 
 }  // namespace dtrain::config

@@ -56,6 +56,14 @@ bool has(const std::vector<std::string>& names, const std::string& name) {
 
 }  // namespace
 
+bool Only::met() const {
+  return std::find(owners.begin(), owners.end(), chosen) != owners.end();
+}
+
+void Keys::only(const Only&, const Declare& declare) {
+  declare(*this);
+}
+
 void Keys::visit_alternatives(const char* selector, const std::vector<Alternative>& alternatives, std::size_t chosen) {
   std::vector<std::vector<std::string>> keys_of;
   std::vector<std::string> names;  // of all alternatives, in the order of their first declaration

@@ -11,7 +11,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "csv_rows.h"
+#include "data_file.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 #include "dtrain/data/formats.h"

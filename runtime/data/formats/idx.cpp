@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "byte_source.h"
+#include "data_file.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 #include "dtrain/data/formats.h"

@@ -2,7 +2,6 @@
 
 #include <string>
 
-#include "array_files.h"
 #include "data_file.h"
 #include "dtrain/base/error.h"
 #include "dtrain/data/formats.h"

@@ -2,17 +2,133 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
 
-#include "array_files.h"
+#include "dtrain/base/error.h"
+#include "dtrain/data/dataset.h"
 #include "dtrain/data/formats.h"
 #include "dtrain/data/in_memory.h"
-#include "narrow_types.h"
 #include "source_files.h"
 
 namespace dtrain::data {
 
 namespace {
+
+// Element types of files that batches do not have: int8, int16 and uint16 are read as int32, uint32 as int64, float16
+// and bfloat16 as float32, without a loss.
+enum class NarrowType : std::uint8_t { kNone, kInt8, kInt16, kUint16, kUint32, kFloat16, kBfloat16 };
+
+float from_bfloat16(std::uint16_t bits) {
+  return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+}
+
+// Converts a float16: 1 bit of sign, 5 of the exponent, 10 of the fraction.
+float from_float16(std::uint16_t bits) {
+  constexpr std::uint32_t kInfinity = 0x1f;
+  const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000) << 16;
+  const std::uint32_t exponent = (bits >> 10) & 0x1f, fraction = bits & 0x3ff;
+  if (exponent == kInfinity) return std::bit_cast<float>(sign | 0x7f800000 | (fraction << 13));
+  if (exponent != 0) return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (fraction << 13));
+  const float small = static_cast<float>(fraction) * 0x1p-24f;  // 0 and the numbers below 2^-14
+  return sign != 0 ? -small : small;
+}
+
+template <class Narrow, class Wide, class Convert>
+void convert(std::span<const std::byte> from, std::byte* to, const Convert& value) {
+  for (std::size_t i = 0; i < from.size() / sizeof(Narrow); ++i) {
+    Narrow narrow;
+    std::memcpy(&narrow, from.data() + i * sizeof(Narrow), sizeof(Narrow));
+    const Wide wide = value(narrow);
+    std::memcpy(to + i * sizeof(Wide), &wide, sizeof(Wide));
+  }
+}
+
+template <class Narrow, class Wide>
+void convert(std::span<const std::byte> from, std::byte* to) {
+  convert<Narrow, Wide>(from, to, [](Narrow value) { return static_cast<Wide>(value); });
+}
+
+std::size_t size_of(NarrowType type) {
+  switch (type) {
+    case NarrowType::kNone:
+      return 0;
+    case NarrowType::kInt8:
+      return 1;
+    case NarrowType::kInt16:
+    case NarrowType::kUint16:
+    case NarrowType::kFloat16:
+    case NarrowType::kBfloat16:
+      return 2;
+    case NarrowType::kUint32:
+      return 4;
+  }
+  throw Error("unknown narrow type " + std::to_string(static_cast<int>(type)));
+}
+
+// `to` has room for as many wide elements as `from` has narrow ones.
+void widen(NarrowType type, std::span<const std::byte> from, std::byte* to) {
+  switch (type) {
+    case NarrowType::kNone:
+      return;
+    case NarrowType::kInt8:
+      return convert<std::int8_t, std::int32_t>(from, to);
+    case NarrowType::kInt16:
+      return convert<std::int16_t, std::int32_t>(from, to);
+    case NarrowType::kUint16:
+      return convert<std::uint16_t, std::int32_t>(from, to);
+    case NarrowType::kUint32:
+      return convert<std::uint32_t, std::int64_t>(from, to);
+    case NarrowType::kFloat16:
+      return convert<std::uint16_t, float>(from, to, from_float16);
+    case NarrowType::kBfloat16:
+      return convert<std::uint16_t, float>(from, to, from_bfloat16);
+  }
+}
+
+// Returns the field of the bytes in the file, for code that reads them.
+Field bytes_of(const Field& field, NarrowType type) {
+  if (type == NarrowType::kNone) return field;
+  Field bytes{field.name, ElementType::kUint8, field.shape};
+  bytes.shape.push_back(static_cast<std::int64_t>(size_of(type)));
+  return bytes;
+}
+
+// Widens samples of `narrow`, whose fields are bytes_of() of `fields` and `types`. `types`: one for each field.
+class Widened final : public Dataset {
+ public:
+  Widened(std::shared_ptr<Dataset> narrow, std::vector<Field> fields, std::vector<NarrowType> types)
+      : narrow_(std::move(narrow)), fields_(std::move(fields)), types_(std::move(types)) {}
+
+  std::int64_t size() const override { return narrow_->size(); }
+  const std::vector<Field>& fields() const override { return fields_; }
+  void read(std::span<const std::int64_t> samples, std::span<std::byte* const> outputs) const override {
+    std::vector<std::vector<std::byte>> memory(fields_.size());
+    std::vector<std::byte*> places(outputs.begin(), outputs.end());
+    for (std::size_t f = 0; f < fields_.size(); ++f) {
+      if (types_[f] == NarrowType::kNone) continue;
+      memory[f].resize(narrow_->fields()[f].bytes() * samples.size());
+      places[f] = memory[f].data();
+    }
+    narrow_->read(samples, places);
+    for (std::size_t f = 0; f < fields_.size(); ++f) widen(types_[f], memory[f], outputs[f]);
+  }
+  Blocks blocks() const override { return narrow_->blocks(); }
+  void will_read(std::int64_t first, std::int64_t count) const override { narrow_->will_read(first, count); }
+  std::string where(std::int64_t sample) const override { return narrow_->where(sample); }
+
+ private:
+  std::shared_ptr<Dataset> narrow_;
+  std::vector<Field> fields_;
+  std::vector<NarrowType> types_;
+};
 
 struct SafetensorsType {
   std::string_view dtype;
@@ -134,7 +250,7 @@ std::shared_ptr<Dataset> open_safetensors(const std::filesystem::path& file, con
   const bool as_it_is =
       std::all_of(types.begin(), types.end(), [](NarrowType type) { return type == NarrowType::kNone; });
   if (as_it_is) return in_file;
-  return widened(std::move(in_file), fields, std::move(types));
+  return std::make_shared<Widened>(std::move(in_file), fields, std::move(types));
 }
 
 std::vector<std::string> bool_tensors(const std::string& files) {

@@ -4,11 +4,11 @@
 #include <string>
 #include <vector>
 
+#include "data_file.h"
 #include "dtrain/base/error.h"
 #include "dtrain/data/documents.h"
 #include "dtrain/data/formats.h"
 #include "source_files.h"
-#include "token_file.h"
 
 namespace dtrain::data {
 

@@ -14,7 +14,7 @@
 
 #include <jerror.h>
 
-#include "images/reader.h"
+#include "images/decode.h"
 
 namespace dtrain::data {
 

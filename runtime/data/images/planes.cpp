@@ -1,4 +1,4 @@
-#include "images/planes.h"
+#include "dtrain/data/image.h"
 
 #include <cstring>
 

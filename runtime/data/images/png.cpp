@@ -6,7 +6,7 @@
 
 #include <png.h>
 
-#include "images/reader.h"
+#include "images/decode.h"
 
 namespace dtrain::data {
 

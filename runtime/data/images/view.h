@@ -1,15 +1,15 @@
-// Collects the crops and the resize of a picture before any pixel is decoded, so that only needed pixels are decoded.
-// Private to images.
+// The transforms of one picture. Private to images.
 #pragma once
 
 #include <span>
 
+#include "dtrain/data/dataset.h"
 #include "dtrain/data/image.h"
-#include "dtrain/data/random_stream.h"
 #include "dtrain/data/transforms.h"
 
 namespace dtrain::data {
 
+// Collects the crops and the resize of a picture before any pixel is decoded, so that only needed pixels are decoded.
 class View {
  public:
   explicit View(Size picture);
@@ -40,5 +40,12 @@ std::size_t collect(View& view, std::span<const Transform> transforms, std::size
 
 // Applies the transform to pixels. False: the transform needs no pixels, and collect() applies it.
 bool change_pixels(const Transform& transform, Image& image, RandomStream& random);
+
+// Changes of colours, in place, with the results of the functions of the same names in
+// torchvision.transforms.v2.functional for uint8.
+void adjust_brightness(Image& image, double factor);
+void adjust_contrast(Image& image, double factor);
+void adjust_saturation(Image& image, double factor);
+void adjust_hue(Image& image, double shift);  // -0.5 to 0.5: share of the colour circle
 
 }  // namespace dtrain::data

@@ -1,4 +1,4 @@
-#include "dtrain/data/pack.h"
+#include "dtrain/data/tools.h"
 
 #include <algorithm>
 #include <cstring>
@@ -6,14 +6,13 @@
 #include <memory>
 #include <span>
 
-#include "csv_rows.h"
 #include "data_file.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/text.h"
 #include "dtrain/data/epoch_order.h"
 #include "dtrain/data/image.h"
-#include "shards/tar.h"
+#include "tar_archive.h"
 
 namespace dtrain::data {
 

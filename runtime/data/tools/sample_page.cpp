@@ -1,4 +1,4 @@
-#include "dtrain/data/sample_page.h"
+#include "dtrain/data/tools.h"
 
 #include <algorithm>
 #include <cmath>

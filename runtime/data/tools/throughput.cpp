@@ -1,4 +1,4 @@
-#include "dtrain/data/throughput.h"
+#include "dtrain/data/tools.h"
 
 #include <algorithm>
 #include <atomic>
@@ -6,12 +6,12 @@
 #include <mutex>
 #include <thread>
 
-#include "batch_pool.h"
-#include "dtrain/base/blocked_signals.h"
+#include "batch_job.h"
+#include "dtrain/base/subprocess.h"
 #include "dtrain/data/epoch_order.h"
 #include "dtrain/data/image.h"
 #include "images/view.h"
-#include "thread_usage.h"
+#include "worker_count.h"
 
 namespace dtrain::data {
 

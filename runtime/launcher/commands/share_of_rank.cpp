@@ -12,15 +12,12 @@
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
 #include "dtrain/host/cpu.h"
-#include "dtrain/host/identity.h"
-#include "dtrain/host/reachable_address.h"
-#include "dtrain/host/topology.h"
+#include "dtrain/host/network.h"
 #include "dtrain/launcher/internal_commands.h"
 #include "dtrain/rank/environment.h"
 #include "dtrain/rank/libtorch.h"
+#include "dtrain/scheduler/cluster_agents.h"
 #include "dtrain/scheduler/core_groups.h"
-#include "dtrain/scheduler/gpu_slots.h"
-#include "dtrain/scheduler/local_slots.h"
 #include "plan/launch_plan.h"
 
 namespace dtrain::run {

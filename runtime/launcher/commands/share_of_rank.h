@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "dtrain/host/topology.h"
+#include "dtrain/host/cpu.h"
 #include "dtrain/rank/environment.h"
 #include "dtrain/scheduler/cluster_agents.h"
 

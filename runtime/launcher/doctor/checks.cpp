@@ -16,16 +16,15 @@
 
 #include "dtrain/base/cgroup.h"
 #include "dtrain/base/error.h"
-#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
 #include "dtrain/base/shared_memory.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
-#include "dtrain/base/units.h"
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/comm/backend_list.h"
 #include "dtrain/host/filesystem.h"
-#include "dtrain/host/memory.h"
 #include "dtrain/host/proc_file.h"
+#include "dtrain/host/readings.h"
 #include "dtrain/rank/libtorch.h"
 
 namespace dtrain::run {

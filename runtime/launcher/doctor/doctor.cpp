@@ -12,9 +12,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/process_interface.h"
 #include "dtrain/base/text.h"
-#include "dtrain/host/identity.h"
-#include "dtrain/host/interfaces.h"
-#include "dtrain/host/reachable_address.h"
+#include "dtrain/host/network.h"
 #include "dtrain/rank/environment.h"
 #include "dtrain/scheduler/cluster_agents.h"
 

@@ -5,7 +5,6 @@
 
 #include "doctor/gpu_checks.h"
 #include "dtrain/base/text.h"
-#include "dtrain/base/units.h"
 
 namespace dtrain::run {
 

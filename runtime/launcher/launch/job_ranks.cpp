@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
 #include "dtrain/base/text.h"
 #include "dtrain/rank/screen.h"
 #include "dtrain/scheduler/rank_mark.h"

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "dtrain/base/clock.h"
-#include "dtrain/base/fd.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/rank/environment.h"

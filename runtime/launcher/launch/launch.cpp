@@ -17,7 +17,6 @@
 #include "commands/job_command.h"
 #include "dtrain/base/clock.h"
 #include "dtrain/base/error.h"
-#include "dtrain/base/fd.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/text.h"
 #include "dtrain/checkpoint/checkpoint.h"

@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/fd.h"
 #include "dtrain/base/file.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/rank/screen.h"

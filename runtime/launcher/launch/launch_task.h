@@ -12,7 +12,7 @@
 
 #include "dtrain/base/clock.h"
 #include "dtrain/base/error.h"
-#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
 #include "dtrain/rank/run_folder.h"
 #include "dtrain/rank/stop_requests.h"
 #include "dtrain/scheduler/ledger.h"

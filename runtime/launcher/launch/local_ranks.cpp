@@ -12,7 +12,6 @@
 #include "dtrain/base/json.h"
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/config/experiment.h"
-#include "dtrain/host/memory_kills.h"
 #include "dtrain/host/processes.h"
 #include "dtrain/profile/agent_process.h"
 #include "dtrain/rank/launcher_link.h"

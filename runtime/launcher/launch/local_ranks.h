@@ -12,7 +12,7 @@
 #include "dtrain/base/clock.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/unix_socket.h"
-#include "dtrain/host/memory_kills.h"
+#include "dtrain/host/processes.h"
 #include "dtrain/profile/agent_process.h"
 #include "dtrain/rank/environment.h"
 #include "dtrain/rank/launcher_link.h"

@@ -11,12 +11,12 @@
 #include <unistd.h>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
-#include "dtrain/host/identity.h"
-#include "dtrain/host/topology.h"
+#include "dtrain/host/cpu.h"
+#include "dtrain/host/network.h"
 #include "dtrain/rank/libtorch.h"
 #include "dtrain/rank/model_files.h"
 #include "dtrain/rank/resume.h"

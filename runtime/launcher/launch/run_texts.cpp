@@ -18,7 +18,6 @@
 #include "dtrain/analysis/summary.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
-#include "dtrain/base/units.h"
 #include "dtrain/launcher/summary_text.h"
 #include "dtrain/rank/environment.h"
 #include "dtrain/rank/screen.h"

@@ -22,12 +22,12 @@
 #include <sys/socket.h>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
-#include "dtrain/base/statistics.h"
+#include "dtrain/base/numeric.h"
 #include "dtrain/base/text.h"
 #include "dtrain/base/unix_socket.h"
-#include "dtrain/host/ip_network.h"
+#include "dtrain/host/network.h"
 #include "dtrain/rank/libtorch.h"
 
 namespace dtrain::run {

@@ -14,7 +14,7 @@
 #include <sys/socket.h>
 
 #include "dtrain/base/clock.h"
-#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/subprocess.h"
 

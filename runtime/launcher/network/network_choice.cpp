@@ -11,10 +11,8 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
-#include "dtrain/base/units.h"
 #include "dtrain/base/unix_socket.h"
-#include "dtrain/host/identity.h"
-#include "dtrain/host/ip_network.h"
+#include "dtrain/host/network.h"
 #include "network/link_meter.h"
 
 namespace dtrain::run {

@@ -12,7 +12,7 @@
 
 #include "dtrain/base/clock.h"
 #include "dtrain/base/json.h"
-#include "dtrain/host/interfaces.h"
+#include "dtrain/host/network.h"
 
 namespace dtrain::run {
 

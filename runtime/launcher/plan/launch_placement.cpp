@@ -8,13 +8,12 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
-#include "dtrain/host/reachable_address.h"
+#include "dtrain/host/network.h"
 #include "dtrain/launcher/launch.h"
 #include "dtrain/rank/gpus_seen.h"
 #include "dtrain/rank/libtorch.h"
 #include "dtrain/rank/run_folder.h"
 #include "dtrain/scheduler/core_groups.h"
-#include "dtrain/scheduler/local_slots.h"
 #include "entrypoint.h"
 
 namespace dtrain::run {

@@ -4,11 +4,11 @@
 #include <cstdio>
 #include <utility>
 
-#include "dtrain/analysis/rules.h"
+#include "dtrain/analysis/findings.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
-#include "dtrain/host/identity.h"
+#include "dtrain/host/network.h"
 #include "dtrain/rank/gpus_seen.h"
 #include "dtrain/rank/libtorch.h"
 #include "dtrain/rank/model_files.h"

@@ -15,7 +15,7 @@
 #include "dtrain/rank/environment.h"
 #include "dtrain/rank/plan_file.h"
 #include "dtrain/scheduler/cluster_agents.h"
-#include "dtrain/scheduler/task.h"
+#include "dtrain/scheduler/ledger.h"
 #include "network/network_choice.h"
 #include "plan/division.h"
 

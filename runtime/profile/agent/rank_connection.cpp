@@ -4,7 +4,7 @@
 #include <cstdio>
 
 #include "dtrain/base/error.h"
-#include "messages.h"
+#include "ring.h"
 
 namespace dtrain::profile {
 namespace {

@@ -8,10 +8,9 @@
 #include <set>
 #include <string>
 
-#include "agent/bounded_dump.h"
-#include "agent/dump_writer.h"
+#include "agent/dump.h"
 #include "agent/format.h"
-#include "agent/rank_totals.h"
+#include "agent/prometheus_endpoint.h"
 #include "dtrain/base/clock.h"
 #include "dtrain/base/log.h"
 #include "dtrain/base/unix_socket.h"

@@ -12,12 +12,11 @@
 #include <sys/stat.h>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/fd.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/checkpoint/checkpoint.h"
-#include "dtrain/host/identity.h"
+#include "dtrain/host/network.h"
 #include "dtrain/rank/checkpoint_folder.h"
 #include "dtrain/rank/plan_file.h"
 #include "dtrain/rank/run_folder.h"

@@ -8,11 +8,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "dtrain/base/blocked_signals.h"
 #include "dtrain/base/error.h"
-#include "dtrain/base/fd.h"
 #include "dtrain/base/file.h"
-#include "dtrain/host/identity.h"
+#include "dtrain/base/subprocess.h"
+#include "dtrain/host/network.h"
 #include "dtrain/host/processes.h"
 
 namespace dtrain::run {

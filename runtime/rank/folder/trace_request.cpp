@@ -12,7 +12,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
-#include "dtrain/host/identity.h"
+#include "dtrain/host/network.h"
 #include "dtrain/host/processes.h"
 
 namespace dtrain::run {

@@ -21,7 +21,7 @@
 #include "calibration/rank_processes.h"
 #include "dtrain/base/error.h"
 #include "dtrain/host/cpu.h"
-#include "parallel/parallel.h"
+#include "numerics/parallel.h"
 
 namespace dtrain::calibration {
 namespace {

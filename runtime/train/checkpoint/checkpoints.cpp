@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/units.h"
+#include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/rank/run_folder.h"
 

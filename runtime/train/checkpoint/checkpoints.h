@@ -11,7 +11,6 @@
 #include <optional>
 #include <string>
 
-#include "checkpoint/checkpoint_hosts.h"
 #include "checkpoint/snapshot.h"
 #include "dtrain/checkpoint/saver.h"
 #include "dtrain/rank/rank_session.h"

@@ -1,19 +1,22 @@
 #include "checkpoint/state_image.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 
 #include <ATen/core/grad_mode.h>
 
-#include "dtrain/base/json_number.h"
-#include "model/safetensors.h"
+#include "device/training_device.h"
+#include "dtrain/base/json.h"
 #include "model/update_copy.h"
+#include "model/weights.h"
 
 namespace dtrain::train {
 
 namespace {
 
-constexpr std::size_t kAlignment = 64;  // bytes; of the first tensor's begin in its file
+constexpr std::size_t kAlignment = 64;        // bytes; of the first tensor's begin in its file
+constexpr std::size_t kLockedAlignment = 64;  // bytes; of a value in page-locked memory
 
 }  // namespace
 
@@ -121,6 +124,84 @@ StateImage::StateImage(const Options& options, const std::function<void(StateVis
   std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
   own_.add(std::string(kValuesName), bytes);
   for (FileImage* const file : {&model_, &optimizer_, &own_}) file->lay_out();
+}
+
+void DeviceCopies::add(const at::Tensor& value, std::byte* to) {
+  const std::size_t end = copies_.empty() ? 0 : copies_.back().place + copies_.back().value.nbytes();
+  copies_.push_back({value, to, (end + kLockedAlignment - 1) / kLockedAlignment * kLockedAlignment});
+}
+
+void DeviceCopies::hand_over() {
+  seconds_ = 0;
+  if (copies_.empty()) return;
+  const at::NoGradGuard no_grad;
+  const std::size_t bytes = copies_.back().place + copies_.back().value.nbytes();
+  if (!locked_.defined() || locked_.nbytes() < bytes) {
+    locked_ = at::Tensor();  // is freed before the larger one is allocated
+    locked_ = at::empty({static_cast<std::int64_t>(bytes)},
+                        at::TensorOptions().dtype(at::kByte).device(at::kCPU).pinned_memory(true));
+  }
+  for (const Copy& copy : copies_) {
+    at::Tensor arrived =
+        locked_.narrow(0, static_cast<std::int64_t>(copy.place), static_cast<std::int64_t>(copy.value.nbytes()))
+            .view(copy.value.scalar_type())
+            .view(copy.value.sizes());
+    arrived.copy_(copy.value, /*non_blocking=*/true);
+  }
+  const c10::Device device = copies_.back().value.device();
+  all_arrived_.emplace(device.type());
+  all_arrived_->record(current_stream(device));
+}
+
+bool DeviceCopies::complete() {
+  if (!all_arrived_) return true;
+  if (!all_arrived_->query()) return false;
+  put_in_place();
+  return true;
+}
+
+void DeviceCopies::complete_now() {
+  if (!all_arrived_) return;
+  all_arrived_->synchronize();
+  put_in_place();
+}
+
+void DeviceCopies::put_in_place() {
+  const auto began = std::chrono::steady_clock::now();
+  const auto* const arrived = static_cast<const std::byte*>(locked_.const_data_ptr());
+  for (const Copy& copy : copies_) stream_copy(copy.to, arrived + copy.place, copy.value.nbytes());
+  copies_.clear();
+  all_arrived_.reset();
+  seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+}
+
+void TrialStateEntries::visit(StateVisitor& visitor) {
+  TrialState state;
+  if (!visitor.replaces()) state = save_();
+  // The names, types and shapes of the tensors, so that load_state() has tensors into which values are read.
+  Json kinds = Json::object();
+  for (const auto& [name, tensor] : state.tensors) {
+    kinds[name] = {{"dtype", safetensors_name(tensor.scalar_type())}, {"shape", tensor.sizes().vec()}};
+    // Kernels may round differently if the layout in memory differs, as in an optimizer's state in channels_last.
+    if (!tensor.is_contiguous() && tensor.is_non_overlapping_and_dense())
+      kinds[name]["strides"] = tensor.strides().vec();
+  }
+  std::string text;
+  if (!visitor.replaces()) text = Json{{"values", state.values}, {"tensors", kinds}}.dump();
+  visitor.text("state", text);
+  if (visitor.replaces() && text.empty()) return;  // the checkpoint has no such entry
+  if (visitor.replaces()) {
+    const Json told = Json::parse(text);
+    state.values = told["values"];
+    for (const auto& [name, kind] : told["tensors"].items()) {
+      const auto numbers = [&kind = kind](const char* key) { return kind[key].get<std::vector<std::int64_t>>(); };
+      const auto options = at::TensorOptions().dtype(scalar_type_of(kind["dtype"].get<std::string>()));
+      state.tensors[name] = kind.contains("strides") ? at::empty_strided(numbers("shape"), numbers("strides"), options)
+                                                     : at::empty(numbers("shape"), options);
+    }
+  }
+  for (auto& [name, tensor] : state.tensors) visitor.tensor(name, tensor);
+  if (visitor.replaces()) load_(state);
 }
 
 }  // namespace dtrain::train

@@ -10,18 +10,51 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <ATen/ATen.h>
+#include <c10/core/Event.h>
 
-#include "checkpoint/device_copies.h"
 #include "dtrain/base/json.h"
-#include "state/state_visitor.h"
+#include "dtrain/train/trial_state.h"
+#include "state_visitor.h"
 
 namespace dtrain::train {
+
+// Copies tensors from a device into memory of the host. Neither the device's other work nor the host waits for the
+// copies: they go into page-locked memory in the order of the device's current stream, and from there to their places
+// once they have arrived. Training thread.
+class DeviceCopies {
+ public:
+  // Adds a value, whose bytes go to `to`.
+  void add(const at::Tensor& value, std::byte* to);
+  // Called after the last add(): hands the copies to the device, which copies the values as they are by then.
+  void hand_over();
+  // Moves bytes that have arrived to their places. Returns true if all are there; without copies: true.
+  bool complete();
+  // Completes the copies. Waits for the device.
+  void complete_now();
+  // The time that the host has taken to move the bytes of the last copies to their places.
+  double seconds() const { return seconds_; }
+
+ private:
+  void put_in_place();
+
+  struct Copy {
+    at::Tensor value;
+    std::byte* to = nullptr;
+    std::size_t place = 0;  // offset in locked_
+  };
+  std::vector<Copy> copies_;
+  at::Tensor locked_;  // page-locked memory for all copies, which stays for the next checkpoint
+  double seconds_ = 0;
+  std::optional<c10::Event> all_arrived_;
+};
 
 // The names of the parts of the state, with which StateVisitor's paths begin.
 namespace state_path {
@@ -106,6 +139,20 @@ class StateImage {
   FileImage model_, optimizer_, own_;
   Json values_ = Json::object();
   std::vector<std::string> fixed_;
+};
+
+// The saved state of a trial or a callback, as entries of the training state. Training thread.
+class TrialStateEntries {
+ public:
+  using Save = std::function<TrialState()>;
+  using Load = std::function<void(const TrialState&)>;
+  // `save` and `load`: save_state() and load_state() of the object that has the state.
+  TrialStateEntries(Save save, Load load) : save_(std::move(save)), load_(std::move(load)) {}
+  void visit(StateVisitor& visitor);
+
+ private:
+  const Save save_;
+  const Load load_;
 };
 
 }  // namespace dtrain::train

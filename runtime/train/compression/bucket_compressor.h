@@ -8,18 +8,22 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include <ATen/ATen.h>
 
+#include "dtrain/base/clock.h"
+#include "dtrain/base/json.h"
 #include "dtrain/comm/codecs.h"
 #include "dtrain/comm/communicator.h"
+#include "dtrain/comm/compression.h"
 #include "dtrain/comm/fusion_plan.h"
-#include "exchange/run_services.h"
 #include "model/flat_parameters.h"
-#include "state/state_visitor.h"
+#include "run_services.h"
+#include "state_visitor.h"
 
 namespace dtrain::train {
 
@@ -64,5 +68,40 @@ std::unique_ptr<BucketCompressor> make_bucket_compressor(const FlatParameters& p
                                                          std::vector<at::Tensor> flats,
                                                          comm::Communicator& communicator,
                                                          const CompressorOptions& options);
+
+// The arguments of a comm::GradientCompressor. Training thread only.
+// Returns the codec, and the division of the first steps into warm-up, compared and other steps.
+comm::CompressionOptions compression_options(const CompressorOptions& options);
+
+// Returns every parameter as a matrix: the dimension with the largest stride in memory, by the rest. `flats`: the
+// exchanged values of each group, laid out like the parameters.
+std::vector<comm::GradientTensor> gradient_tensors(const FlatParameters& parameters, std::span<const at::Tensor> flats);
+
+// Reports the effect of compression on a run: bytes, and time gained or lost against steps that were exchanged
+// uncompressed. Training thread only.
+class CompressionReport {
+ public:
+  // `name`: "gradient compression", or another use of compression.
+  CompressionReport(std::string name, std::string key) : name_(std::move(name)), key_(std::move(key)) {}
+
+  // Adds the time that a step's exchange delayed its rank: encoding, decoding and waiting, without overlapped parts.
+  void add(bool compressed, Nanoseconds exposed);
+  // Discards the steps so far, which are not like later ones.
+  void forget();
+
+  // Writes the account and a sentence to plan.json and the log. Collective.
+  void write(const comm::CompressionStatistics& statistics, const char* codec, const RunServices& run) const;
+
+ private:
+  // Returns the account for plan.json. Collective: times are the mean over ranks.
+  Json account(const comm::CompressionStatistics& s, const char* codec, comm::Communicator& communicator) const;
+  // Returns the account as a sentence. Sets `loses` if the sentence advises to switch compression off.
+  std::string sentence(const Json& account, bool& loses) const;
+
+  std::string name_;
+  std::string key_;              // of the experiment file
+  std::vector<double> plain_s_;  // seconds of each uncompressed step
+  std::vector<double> compressed_s_;
+};
 
 }  // namespace dtrain::train

@@ -1,6 +1,5 @@
 #include "compression/tensor_codec.h"
 
-#include <string>
 #include <type_traits>
 
 #include "dtrain/base/error.h"

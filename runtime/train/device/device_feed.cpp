@@ -1,12 +1,23 @@
 #include "device/device_feed.h"
 
+#include <memory>
+#include <utility>
+
 #include <ATen/ATen.h>
+#include <ATen/core/CachingHostAllocator.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "device/training_device.h"
 
 namespace dtrain::train {
+
+data::BatchAllocator pinned_allocator() {
+  return [allocator = at::getHostAllocator(at::kCUDA)](std::size_t bytes) {
+    auto held = std::make_shared<at::DataPtr>(allocator->allocate(bytes));
+    return std::shared_ptr<std::byte>(held, static_cast<std::byte*>(held->get()));
+  };
+}
 
 DeviceFeed::DeviceFeed(c10::Device device) : device_(device) {
   if (device.is_cpu()) return;

@@ -1,6 +1,3 @@
-// Copies batches to the device from page-locked memory, on a separate stream, while the device computes. The host is
-// some batches ahead of the device (StepsInFlight), so a batch arrives while the device computes an earlier batch.
-// Training thread.
 #pragma once
 
 #include <optional>
@@ -10,10 +7,18 @@
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
 
+#include "dtrain/data/loader.h"
 #include "dtrain/train/loader.h"
 
 namespace dtrain::train {
 
+// Returns libtorch's allocator of page-locked memory, from which a GPU copies while the host continues; any thread,
+// once the device is open. It reuses memory only after the copies that read it.
+data::BatchAllocator pinned_allocator();
+
+// Copies batches to the device from page-locked memory, on a separate stream, while the device computes. The host is
+// some batches ahead of the device (StepsInFlight), so a batch arrives while the device computes an earlier batch.
+// Training thread.
 class DeviceFeed {
  public:
   explicit DeviceFeed(c10::Device device);

@@ -16,12 +16,11 @@
 #include "dtrain/comm/communicator.h"
 #include "dtrain/comm/fusion_plan.h"
 #include "dtrain/profile/recorder.h"
-#include "exchange/collective_log.h"
-#include "exchange/gradient_guard.h"
 #include "exchange/gradient_place.h"
 #include "exchange/gradient_strategy.h"
 #include "model/flat_parameters.h"
-#include "state/state_visitor.h"
+#include "run_services.h"
+#include "state_visitor.h"
 
 namespace dtrain::train {
 
@@ -73,7 +72,7 @@ class GradientExchange {
   bool any_wrote() const { return used_[used_.size() - 3] != 0; }
   bool weighted_by_any() const { return used_[used_.size() - 2] != 0; }
   bool dropped_by_any() const { return used_.back() != 0; }
-  // The same in a step that is being captured (graph/step_graph.h): the host exchanges nothing, so the used parameters
+  // The same in a step that is being captured (device/step_graph.h): the host exchanges nothing, so the used parameters
   // are those of the last finish(). Error if this rank has used others in this step.
   std::span<const std::uint8_t> finish_captured();
   // The number of windows in which each rank has used the same parameters, as far as this rank knows.
@@ -160,6 +159,22 @@ class GradientExchange {
   Nanoseconds exchanged_{0};
   Nanoseconds exposed_{0};
   std::vector<Nanoseconds> ready_times_;
+};
+
+// The autograd hooks that call GradientExchange::gradient_ready() when backward has finished a gradient. Autograd calls
+// them on the thread that runs backward, which for CPU models is the thread that called it.
+class GradientHooks {
+ public:
+  // Both references outlive this object. A tensor has room for one such hook: a user's hook runs first.
+  GradientHooks(FlatParameters& parameters, GradientExchange& exchange);
+  // Puts the user's hooks back. Takes the gradients off the tensors: they lie in memory of the communicator, and the
+  // model may outlive that memory.
+  ~GradientHooks();
+  GradientHooks(const GradientHooks&) = delete;
+  GradientHooks& operator=(const GradientHooks&) = delete;
+
+ private:
+  FlatParameters& parameters_;
 };
 
 }  // namespace dtrain::train

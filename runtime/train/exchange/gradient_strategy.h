@@ -1,5 +1,5 @@
 // The ways from gradients to an update: which ranks exchange them, in which form, and which rank updates which
-// parameters. strategies/ has one class a file; runtime/train/README.md has the table.
+// parameters. runtime/train/README.md has the table.
 //
 // GradientExchange knows which gradients are ready. It hands full buckets to launch() in plan order, and to complete()
 // in the same order once they are exchanged. Then the step calls update(). All calls come from the training thread;
@@ -17,11 +17,25 @@
 
 #include "dtrain/comm/communicator.h"
 #include "dtrain/comm/fusion_plan.h"
-#include "exchange/run_services.h"
-#include "model/flat_memory.h"
-#include "state/state_visitor.h"
+#include "model/tensor_memory.h"
+#include "run_services.h"
+#include "state_visitor.h"
 
 namespace dtrain::train {
+
+// The factors of sums of gradients on their way to an update. A strategy asks when it exchanges a bucket and keeps no
+// copy: the number of ranks, and of the batches in a window, may have changed since.
+class WindowScale {
+ public:
+  virtual ~WindowScale() = default;
+  // The factor for the sum over the ranks and batches of a full window.
+  virtual double full() const = 0;
+  // The factor for the window that is being exchanged, on top of full(): 1 if it is full and every rank had all its
+  // batches. May wait for the ranks' announcements.
+  virtual double correction() = 0;
+  // If the loss was scaled, the factor that undoes it in its gradients: one float32 on their device. Else undefined.
+  virtual at::Tensor inverse_of_loss_scale() const { return {}; }
+};
 
 class LossScaler;
 

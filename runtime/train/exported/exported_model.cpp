@@ -11,7 +11,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 #include "exported/evaluation_mode.h"
-#include "exported/read_program.h"
+#include "exported/program.h"
 #include "exported/weights.h"
 
 namespace dtrain::exported {

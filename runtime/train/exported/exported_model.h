@@ -17,7 +17,7 @@
 #include "exported/program.h"
 #include "exported/runner.h"
 #include "exported/shape_check.h"
-#include "model/tensors_left_out.h"
+#include "model/model_tensors.h"
 
 namespace dtrain::exported {
 

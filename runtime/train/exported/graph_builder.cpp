@@ -9,9 +9,9 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 #include "exported/arguments.h"
-#include "exported/node_source.h"
+#include "exported/backward.h"
+#include "exported/model_json.h"
 #include "exported/numbers.h"
-#include "exported/whole_views.h"
 
 namespace dtrain::exported {
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "exported/lost_backward.h"
+#include "exported/backward.h"
 #include "exported/model_json.h"
 #include "exported/program.h"
 

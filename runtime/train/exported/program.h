@@ -14,6 +14,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 
+#include "exported/archive.h"
 #include "exported/expression.h"
 #include "exported/numbers.h"
 
@@ -136,5 +137,12 @@ struct Program {
   std::string torch_version;                           // PyTorch version of the export
   std::pair<std::int64_t, std::int64_t> schema{0, 0};  // major, minor
 };
+
+// Reads an exported program from its archive: the graph, the names of its inputs and outputs, the constraints on its
+// sizes. Everything that is not supported is refused here, by name.
+
+// ConfigError names everything that is not supported, or what is damaged, and for a program that `is_trained` also lost
+// backward code (lost_backward.h). weights.h reads the tensors.
+Program read_program(const Archive& archive, bool is_trained);
 
 }  // namespace dtrain::exported

@@ -8,8 +8,10 @@
 #include <c10/util/Exception.h>
 #include <c10/util/Type.h>
 
-#include "checkpoint/trial_state.h"
+#include "checkpoint/state_image.h"
 #include "dtrain/base/error.h"
+#include "dtrain/base/json.h"
+#include "dtrain/rank/rank_session.h"
 #include "loop/random_seed.h"
 
 namespace dtrain {
@@ -20,9 +22,34 @@ std::string Callback::name() const {
 
 namespace train {
 
-Callbacks::Callbacks(run::RankSession& session, std::vector<std::shared_ptr<Callback>> callbacks,
-                     const Position& position)
-    : session_(session), callbacks_(std::move(callbacks)), position_(position) {}
+namespace {
+
+// Returns the trial's callbacks. Each rank must add the same to its context: all additions are collective. Collective.
+std::vector<std::shared_ptr<Callback>> compared_callbacks(run::RankSession& session, TrialContext& context) {
+  const TrialContext::AroundTheLoop& around = context.around_the_loop();
+  Json mine = {{"callbacks", Json::array()}, {"metrics", Json::array()}};
+  for (const auto& callback : around.callbacks) mine["callbacks"].push_back(callback->name());
+  for (const auto& [name, metric] : around.metrics) mine["metrics"].push_back(name);
+  if (const auto& stopping = around.early_stopping) {
+    mine["stop_early"] = {stopping->metric, stopping->smaller_is_better, stopping->patience, stopping->min_delta};
+  }
+  if (const auto& plateau = context.wrapped().plateau) {
+    mine["reduce_lr_on_plateau"] = {plateau->factor, plateau->patience, plateau->min_delta, plateau->min_factor};
+  }
+  const std::vector<std::string> all = session.control().gather("train/around-the-loop", mine.dump());
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all.front()) continue;
+    throw run::AgreedError(
+        "the trial has added " + all.front() + " on rank 0 and " + all[rank] + " on rank " + std::to_string(rank),
+        "add the same callbacks and metrics on every rank, in the same order");
+  }
+  return around.callbacks;
+}
+
+}  // namespace
+
+Callbacks::Callbacks(run::RankSession& session, TrialContext& context, const Position& position)
+    : session_(session), callbacks_(compared_callbacks(session, context)), position_(position) {}
 
 void Callbacks::call(const char* function, std::int64_t batch,
                      const std::function<void(Callback&, const Callback::Position&)>& call_one) {

@@ -9,16 +9,17 @@
 #include <vector>
 
 #include "dtrain/rank/rank_session.h"
-#include "dtrain/train/callback.h"
-#include "loop/lengths.h"
-#include "state/state_visitor.h"
+#include "dtrain/train/trial.h"
+#include "loop/progress.h"
+#include "state_visitor.h"
 
 namespace dtrain::train {
 
 class Callbacks {
  public:
-  // The references outlive it.
-  Callbacks(run::RankSession& session, std::vector<std::shared_ptr<Callback>> callbacks, const Position& position);
+  // Takes the trial's callbacks from its context. AgreedError unless all ranks have added the same callbacks and
+  // metrics. The references outlive it. Collective.
+  Callbacks(run::RankSession& session, TrialContext& context, const Position& position);
 
   bool empty() const { return callbacks_.empty(); }
 

@@ -5,12 +5,11 @@
 #include <string>
 #include <utility>
 
-#include "checkpoint/open_checkpoint.h"
-#include "checkpoint/state_reader.h"
+#include "checkpoint/restore.h"
 #include "dtrain/base/error.h"
 #include "dtrain/config/experiment.h"
 #include "model/flat_parameters.h"
-#include "model/tensors_left_out.h"
+#include "model/model_tensors.h"
 
 namespace dtrain::train {
 

@@ -14,9 +14,9 @@
 #include "checkpoint/checkpoints.h"
 #include "dtrain/rank/rank_session.h"
 #include "dtrain/train/loader.h"
-#include "loop/lengths.h"
+#include "loop/progress.h"
 #include "loop/validation.h"
-#include "state/state_visitor.h"
+#include "state_visitor.h"
 #include "step/training_step.h"
 
 namespace dtrain::train {

@@ -1,4 +1,4 @@
-// The collective operations of TrialContext, and metrics that the ranks gather.
+// The collective operations of TrialContext, and the metrics of context.add_metric().
 #include <algorithm>
 #include <limits>
 #include <optional>
@@ -6,9 +6,10 @@
 #include <ATen/ATen.h>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/json.h"
 #include "dtrain/rank/rank_session.h"
+#include "dtrain/train/summed_metric.h"
 #include "dtrain/train/trial.h"
-#include "loop/gather_rows.h"
 
 namespace dtrain {
 
@@ -80,6 +81,13 @@ Operand operand(TrialContext& context, const char* function, const at::Tensor& t
           tensor.is_cpu() ? session.communicator() : session.device_communicator()};
 }
 
+std::string shape_text(at::IntArrayRef shape) {
+  return Json(shape.vec()).dump();
+}
+
+// Rows of the tensor that a ClassMetric sums.
+constexpr std::int64_t kRight = 0, kPredicted = 1, kActual = 2, kRows = 3;
+
 }  // namespace
 
 at::Tensor TrialContext::all_reduce(const at::Tensor& tensor, Reduction reduction) {
@@ -141,60 +149,52 @@ double Auc::compute(const at::Tensor& rows) {
   return pairs / (positives * negatives);
 }
 
-namespace train {
-
-at::Tensor gather_rows(run::RankSession& session, const std::string& name, std::int64_t batch,
-                       const std::vector<at::Tensor>& added) {
+void SummedMetric::add(const at::Tensor& values) {
   const at::NoGradGuard no_grad;
-  at::Tensor mine;
-  Json form = {{"rows", 0}};
-  if (!added.empty()) {
-    for (const at::Tensor& rows : added) {
-      const bool fits = rows.dim() > 0 && rows.scalar_type() == added.front().scalar_type() &&
-                        rows.sizes().slice(1) == added.front().sizes().slice(1);
-      if (!fits) {
-        throw Error("the metric '" + name + "' was given rows of several forms",
-                    "give add() tensors of one type whose first dimension counts the rows, and whose other dimensions "
-                    "are equal");
-      }
-    }
-    mine = at::cat(added).to(at::kCPU).contiguous();
-    form = {{"rows", mine.size(0)},
-            {"type", static_cast<int>(mine.scalar_type())},
-            {"text",
-             std::string(c10::toString(mine.scalar_type())) + " of shape " + Json(mine.sizes().slice(1).vec()).dump()},
-            {"shape", mine.sizes().slice(1).vec()}};
+  if (!sum_.defined()) {
+    sum_ = values.to(at::kDouble, /*non_blocking=*/false, /*copy=*/true);
+    return;
   }
-  const std::vector<std::string> texts =
-      session.control().gather("train/gathered/" + name + "/" + std::to_string(batch), form.dump());
-  std::vector<std::int64_t> counts;
-  Json first;
-  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
-    const Json of_rank = Json::parse(texts[rank]);
-    counts.push_back(of_rank["rows"].get<std::int64_t>());
-    if (!of_rank.contains("type")) continue;
-    if (first.is_null()) first = of_rank;
-    if (of_rank["text"] == first["text"]) continue;
-    throw Error("the metric '" + name + "' has rows of " + of_rank["text"].get<std::string>() + " on rank " +
-                    std::to_string(rank) + ", and of " + first["text"].get<std::string>() + " on a rank before it",
-                "give it rows of one form on all ranks");
+  if (values.sizes() != sum_.sizes()) {
+    throw Error("a SummedMetric was given a tensor of shape " + shape_text(values.sizes()) + " after one of shape " +
+                    shape_text(sum_.sizes()),
+                "give add() tensors of one shape");
   }
-  const std::int64_t most = *std::max_element(counts.begin(), counts.end());
-  if (first.is_null() || most == 0) return {};
-  std::vector<std::int64_t> shape = first["shape"].get<std::vector<std::int64_t>>();
-  shape.insert(shape.begin(), most);
-  const at::Tensor padded =
-      at::zeros(shape, at::TensorOptions().dtype(static_cast<at::ScalarType>(first["type"].get<int>())));
-  if (mine.defined()) padded.narrow(0, 0, mine.size(0)).copy_(mine);
-  shape.insert(shape.begin(), static_cast<std::int64_t>(counts.size()));
-  const at::Tensor all = at::empty(shape, padded.options());
-  session.communicator().all_gather(padded.data_ptr(), all.data_ptr(), padded.nbytes(), comm::DataType::kUint8).wait();
-  std::vector<at::Tensor> parts;
-  for (std::size_t rank = 0; rank < counts.size(); ++rank) {
-    parts.push_back(all[static_cast<std::int64_t>(rank)].narrow(0, 0, counts[rank]));
-  }
-  return at::cat(parts);
+  sum_.add_(values);
 }
 
-}  // namespace train
+void ClassMetric::add_classes(const at::Tensor& predicted, const at::Tensor& target, std::int64_t classes,
+                              const at::Tensor& counted) {
+  const at::NoGradGuard no_grad;
+  const auto numbers = [&](const at::Tensor& of) { return of.flatten().to(at::kLong).clamp(0, classes - 1); };
+  const at::Tensor guess = numbers(predicted);
+  const at::Tensor actual = numbers(target);
+  const auto options = guess.options().dtype(at::kDouble);
+  const at::Tensor weights = counted.defined() ? counted.flatten().to(at::kDouble) : at::ones(guess.sizes(), options);
+  const at::Tensor counts = at::zeros({kRows, classes}, options);
+  counts.select(0, kRight).scatter_add_(0, actual, weights * guess.eq(actual));
+  counts.select(0, kPredicted).scatter_add_(0, guess, weights);
+  counts.select(0, kActual).scatter_add_(0, actual, weights);
+  add(counts);
+}
+
+void ClassMetric::add_labels(const at::Tensor& predicted, const at::Tensor& target) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor guess = predicted.to(at::kBool);
+  const at::Tensor actual = target.to(at::kBool);
+  add(at::stack({guess.logical_and(actual).sum(0), guess.sum(0), actual.sum(0)}));
+}
+
+double ClassMetric::compute(const at::Tensor& sums) {
+  return of_each(sums[kRight], sums[kPredicted], sums[kActual]).nanmean().item<double>();
+}
+
+at::Tensor F1::of_each(const at::Tensor& right, const at::Tensor& predicted, const at::Tensor& actual) const {
+  return 2 * right / (predicted + actual);
+}
+
+at::Tensor MeanIou::of_each(const at::Tensor& right, const at::Tensor& predicted, const at::Tensor& actual) const {
+  return right / (predicted + actual - right);
+}
+
 }  // namespace dtrain

@@ -4,7 +4,7 @@
 
 #include "dtrain/config/experiment.h"
 #include "loop/training_loop.h"
-#include "precision/autocast.h"
+#include "numerics/precision.h"
 
 namespace dtrain::train {
 
@@ -20,8 +20,6 @@ struct TrainingLoop::OwnBatch {
   bool has_begun = false;  // backward() has been called
   bool stepped = false;
 };
-
-TrainingLoop::~TrainingLoop() = default;
 
 void TrainingLoop::expect_batch(std::int64_t number) {
   if (!has_record_) begin_record();
@@ -104,7 +102,7 @@ void TrainingLoop::update(Metrics metrics) {
 TrainingLoop::Outcome TrainingLoop::end_batch() {
   keep_logged(own_->batch);
   context_.around_the_loop().logged.reset();
-  const std::unique_ptr<OwnBatch> ended = std::move(own_);
+  const std::shared_ptr<OwnBatch> ended = std::move(own_);
   return end_round(ended->batch.samples, ended->stepped);
 }
 

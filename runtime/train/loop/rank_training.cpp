@@ -14,18 +14,16 @@
 #include <torch/utils.h>
 #include <torch/version.h>
 
-#include "device/device_error.h"
+#include "device/step_graph.h"
 #include "device/training_device.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/host/cpu.h"
-#include "dtrain/host/topology.h"
 #include "dtrain/rank/rank_session.h"
-#include "graph/step_graph.h"
-#include "matmul/matmul_path.h"
 #include "model/model_report.h"
 #include "model/tensor_memory.h"
 #include "model/weights.h"
-#include "operators/own_operators.h"
+#include "numerics/matmul_path.h"
+#include "numerics/own_operators.h"
 #include "step/training_step.h"
 
 namespace dtrain::train {

@@ -4,12 +4,10 @@
 #include <string>
 #include <utility>
 
-#include "checkpoint/trial_state.h"
 #include "dtrain/base/error.h"
 #include "dtrain/config/experiment.h"
-#include "dtrain/rank/rank_session.h"
-#include "loop/mock_loader.h"
-#include "precision/autocast.h"
+#include "loop/loader.h"
+#include "numerics/precision.h"
 
 namespace dtrain::train {
 
@@ -27,28 +25,6 @@ Loader training_loader(Trial& trial, const run::RankSession& session, const Posi
     seed_draws(session, Draws::kData, position.batches - position.epoch_batches + batch + 1);
   });
   return session.mock().loader ? repeat_first_batch(std::move(loader)) : loader;
-}
-
-// Returns the trial's callbacks. Each rank must add the same to its context: all additions are collective. Collective.
-std::vector<std::shared_ptr<Callback>> compared_callbacks(run::RankSession& session, TrialContext& context) {
-  const TrialContext::AroundTheLoop& around = context.around_the_loop();
-  Json mine = {{"callbacks", Json::array()}, {"metrics", Json::array()}};
-  for (const auto& callback : around.callbacks) mine["callbacks"].push_back(callback->name());
-  for (const auto& [name, metric] : around.metrics) mine["metrics"].push_back(name);
-  if (const auto& stopping = around.early_stopping) {
-    mine["stop_early"] = {stopping->metric, stopping->smaller_is_better, stopping->patience, stopping->min_delta};
-  }
-  if (const auto& plateau = context.wrapped().plateau) {
-    mine["reduce_lr_on_plateau"] = {plateau->factor, plateau->patience, plateau->min_delta, plateau->min_factor};
-  }
-  const std::vector<std::string> all = session.control().gather("train/around-the-loop", mine.dump());
-  for (std::size_t rank = 1; rank < all.size(); ++rank) {
-    if (all[rank] == all.front()) continue;
-    throw run::AgreedError(
-        "the trial has added " + all.front() + " on rank 0 and " + all[rank] + " on rank " + std::to_string(rank),
-        "add the same callbacks and metrics on every rank, in the same order");
-  }
-  return around.callbacks;
 }
 
 // True if the source on any rank says that no epoch follows. Collective if sources know that.
@@ -104,7 +80,7 @@ TrainingLoop::TrainingLoop(Trial& trial, TrialContext& context, run::RankSession
       loader_(training_loader(trial, session, position_)),
       skipped_(session, "training"),
       feed_(context.device()),
-      callbacks_(session, compared_callbacks(session, context), position_),
+      callbacks_(session, context, position_),
       stopping_(EarlyStop::settings_of(session, context.around_the_loop().early_stopping)),
       early_stop_(session, stopping_),
       plateau_(session, context.wrapped().plateau, step.optimizer()),
@@ -130,27 +106,6 @@ TrainingLoop::TrainingLoop(Trial& trial, TrialContext& context, run::RankSession
           [this](StateVisitor& visitor) { visit(visitor); }),
       shared_buffers_(*context.wrapped().model, session.communicator(), session.device_communicator()) {}
 
-TrainingLoop::Outcome TrainingLoop::begin() {
-  // A part that the trial has put into evaluation mode (a frozen batch norm) stays in that mode.
-  if (torch::nn::Module& model = *context_.wrapped().model; !model.is_training()) model.train();
-  if (!session_.resume_from().empty()) {
-    resume();
-  } else if (!begins_with_.empty()) {
-    begin_with_checkpoint();
-  } else {
-    begin_anew();
-  }
-  progress_.start();
-  const bool is_over =
-      !lengths_.source_decides && lengths_.total_batches && position_.batches >= *lengths_.total_batches;
-  if (early_stop_.is_due() || is_over) {
-    if (early_stop_.is_due()) early_stop_.report(position_.batches);
-    conclude(/*stopped=*/false);
-    return Outcome::kDone;
-  }
-  return Outcome::kGoOn;
-}
-
 TrainingLoop::End TrainingLoop::end(Outcome outcome) {
   measured_.device_profile.settle(step_.in_flight());
   session_.recorder().mark(profile::RunMark::kLoopEnd);
@@ -159,111 +114,6 @@ TrainingLoop::End TrainingLoop::end(Outcome outcome) {
   measured_.deep_window.finish(position_.batches);
   measured_.counted_batches.finish();
   return {.stopped = outcome == Outcome::kStopped, .saved = checkpoints_.finish()};
-}
-
-void TrainingLoop::begin_anew() {
-  session_.begin_events(0);
-  callbacks_.on_training_start();
-  validate_at_beginning();
-  start_epoch(0);
-}
-
-void TrainingLoop::validate_at_beginning() {
-  const bool validates = !session_.mock().any();
-  const bool validates_now = validates && session_.experiment().perform_initial_validation;
-  if (validates && !validates_now) validation_.check_metric();
-  session_.recorder().mark(profile::RunMark::kInitializationEnd);
-  if (validates_now) validate();
-}
-
-void TrainingLoop::begin_with_checkpoint() {
-  checkpoints_.begin_from(begins_with_, [this](bool same_trial) { other_run_has_same_trial_ = same_trial; });
-  other_run_has_same_trial_.reset();
-  // Validations and non-finite values of another run say nothing about this run.
-  plateau_.begin_waiting_anew();
-  step_.forget_non_finite();
-  session_.begin_events(position_.batches);
-  callbacks_.on_training_start();
-  validate_at_beginning();
-  seed(Draws::kEpoch);
-  start_data();  // epochs of another length change the number of batches
-  if (!lengths_.source_decides && lengths_.total_batches && position_.batches >= *lengths_.total_batches) {
-    throw run::AgreedError("searcher.max_length is " + std::to_string(*lengths_.total_batches) +
-                               " batches, and in the checkpoint " + begins_with_.string() + " " +
-                               std::to_string(position_.batches) + " are done",
-                           "batches are counted on from the checkpoint's: give a greater length");
-  }
-  if (std::exchange(position_.due_is_open, false)) do_what_is_due(/*stepped=*/true);
-}
-
-void TrainingLoop::resume() {
-  session_.recorder().mark(profile::RunMark::kInitializationEnd);
-  // The best value by another metric is no measure for this one.
-  if (!checkpoints_.resume()) validation_.forget_best();
-  callbacks_.on_training_start();
-  seed(Draws::kEpoch);
-  start_data();
-  if (std::exchange(position_.due_is_open, false)) do_what_is_due(/*stepped=*/true);
-}
-
-void TrainingLoop::start_data() {
-  const bool says_where = !loader_->position().empty();
-  const bool one_says = data_position_.empty() == says_where;
-  if (!begins_with_.empty() && one_says && position_.epoch_batches > 0 && session_.world().rank == 0) {
-    session_.log()->warn(
-        "the first {} batches of epoch {} are left out in this run's own order, because {} does not say which samples "
-        "it has had: samples may be missing or come twice, but not with the same data set of dtrain's and the same "
-        "seed",
-        position_.epoch_batches, position_.epoch, says_where ? "the checkpoint" : "this run's loader");
-  }
-  if (data_position_.empty() || !says_where) {
-    // Checkpoints of earlier versions count batches, and do not record the order.
-    if (says_where && position_.epoch_batches > 0 && loader_->order_has_changed()) {
-      const std::filesystem::path& own = session_.resume_from();
-      throw ConfigError("the checkpoint " + (own.empty() ? begins_with_ : own).string() +
-                            " is of the middle of epoch " + std::to_string(position_.epoch) +
-                            ", and does not say which samples of it have been trained: "
-                            "it is of a loader in Python, or of an earlier version of dtrain with another order",
-                        "go on from a checkpoint at the end of an epoch, or with a data.shuffle_window as large as "
-                        "the data");
-    }
-    loader_->start_epoch_at(position_.epoch, position_.epoch_batches);
-    return;
-  }
-  const std::string difference = loader_->go_on_from(data_position_);
-  if (!difference.empty() && session_.world().rank == 0) {
-    session_.log()->warn("{}: samples of epoch {} may be missing or come twice", difference, position_.epoch);
-  }
-  end_after_epochs(session_, *loader_, position_, lengths_);
-}
-
-void TrainingLoop::visit(StateVisitor& visitor) {
-  if (!visitor.replaces()) metrics_.prepare_visit();
-  visitor.number("batches", position_.batches);
-  visitor.number("epoch", position_.epoch);
-  visitor.number("epoch_batches", position_.epoch_batches);
-  if (!visitor.replaces()) data_position_ = loader_->position();
-  visitor.text("data/position", data_position_);
-  std::int64_t metrics_bytes = session_.metrics_bytes();
-  visitor.number("due_is_open", position_.due_is_open);
-  visitor.number("metrics_bytes", metrics_bytes);
-  if (visitor.replaces()) context_.around_the_loop().batch = position_.batches;
-  // Metrics and validations in another run's checkpoint are not those of this run.
-  const bool is_own = !other_run_has_same_trial_;
-  if (visitor.replaces() && is_own) session_.cut_metrics(metrics_bytes, position_.batches);
-  if (is_own) {
-    visitor.part("metrics", metrics_);
-    visitor.part("validation", validation_);
-    visitor.part("early_stop", early_stop_);
-  }
-  visitor.part("plateau", plateau_);
-  if (other_run_has_same_trial_.value_or(true)) {
-    TrialStateEntries trial([this] { return trial_.save_state(); },
-                            [this](const TrialState& state) { trial_.load_state(state); });
-    visitor.part("trial", trial);
-    visitor.part("callbacks", callbacks_);
-  }
-  visitor.part("step", step_);
 }
 
 void TrainingLoop::start_epoch(std::int64_t epoch) {
@@ -485,7 +335,7 @@ void TrainingLoop::record_loader(const Batch& batch) {
        .workers = loader_->workers(),
        .fetch_ns = batch.fetch_ns,
        .pinned = !context_.device().is_cpu() && !batch.tensors.empty() && batch.tensors.front().is_pinned(),
-       .usage = {batch.usage, std::ssize(batch.skipped), 1}});
+       .usage = {batch.usage, std::ssize(batch.skipped), batch.fetch_ns >= 0 ? 1 : 0}});
 }
 
 std::optional<double> TrainingLoop::validate() {

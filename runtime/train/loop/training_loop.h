@@ -8,24 +8,21 @@
 
 #include "device/device_feed.h"
 #include "device/device_profile.h"
-#include "device/sync_debug.h"
+#include "device/step_graph.h"
 #include "dtrain/rank/rank_session.h"
 #include "dtrain/train/trial.h"
-#include "flops/counted_batches.h"
-#include "graph/step_graph.h"
 #include "loop/callbacks.h"
 #include "loop/checkpoint_schedule.h"
-#include "loop/early_stop.h"
-#include "loop/lengths.h"
-#include "loop/plateau.h"
-#include "loop/progress_meter.h"
+#include "loop/loader.h"
+#include "loop/metrics.h"
+#include "loop/patience.h"
+#include "loop/progress.h"
 #include "loop/random_seed.h"
-#include "loop/skipped_samples.h"
-#include "loop/training_metrics.h"
 #include "loop/validation.h"
-#include "model/shared_buffers.h"
+#include "model/model_tensors.h"
 #include "step/training_step.h"
 #include "tracing/deep_window.h"
+#include "tracing/flop_counts.h"
 
 namespace dtrain::train {
 
@@ -36,7 +33,6 @@ class TrainingLoop {
   // of its own begins with its training state. Empty: none.
   TrainingLoop(Trial& trial, TrialContext& context, run::RankSession& session, TrainingStep& step,
                std::unique_ptr<StepGraph> graph, std::function<void()> save, std::filesystem::path begins_with);
-  ~TrainingLoop();
   TrainingLoop(const TrainingLoop&) = delete;
   TrainingLoop& operator=(const TrainingLoop&) = delete;
 
@@ -159,7 +155,7 @@ class TrainingLoop {
   Measured measured_;
   CheckpointSchedule checkpoints_;
   SharedBuffers shared_buffers_;
-  std::unique_ptr<OwnBatch> own_;  // null: none is open
+  std::shared_ptr<OwnBatch> own_;  // null: none is open
   bool has_record_ = false;        // a step that has begun has one
 };
 

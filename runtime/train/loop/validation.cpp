@@ -7,29 +7,104 @@
 
 #include <ATen/ATen.h>
 
-#include "dtrain/base/json_number.h"
+#include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/rank/rank_session.h"
-#include "loop/gather_rows.h"
-#include "loop/module_modes.h"
 #include "loop/random_seed.h"
 #include "model/tensor_memory.h"
-#include "precision/autocast.h"
-#include "step/startup_checks.h"
+#include "numerics/precision.h"
+#include "step/checks.h"
 
 namespace dtrain::train {
 
 namespace {
 
-// Returns the values that the ranks have added; undefined if no rank has added any.
+// Returns the rows that the ranks have added, in rank order, on the CPU; undefined if no rank has added a row. Error if
+// rows differ in type or shape. `batch`: another number in each call. Collective.
 at::Tensor from_all_ranks(run::RankSession& session, const std::string& name, std::int64_t batch,
                           GatheredMetric& metric) {
-  return gather_rows(session, name, batch, metric.take());
+  const at::NoGradGuard no_grad;
+  const std::vector<at::Tensor> added = metric.take();
+  at::Tensor mine;
+  Json form = {{"rows", 0}};
+  if (!added.empty()) {
+    for (const at::Tensor& rows : added) {
+      const bool fits = rows.dim() > 0 && rows.scalar_type() == added.front().scalar_type() &&
+                        rows.sizes().slice(1) == added.front().sizes().slice(1);
+      if (!fits) {
+        throw Error("the metric '" + name + "' was given rows of several forms",
+                    "give add() tensors of one type whose first dimension counts the rows, and whose other dimensions "
+                    "are equal");
+      }
+    }
+    mine = at::cat(added).to(at::kCPU).contiguous();
+    form = {{"rows", mine.size(0)},
+            {"type", static_cast<int>(mine.scalar_type())},
+            {"text",
+             std::string(c10::toString(mine.scalar_type())) + " of shape " + Json(mine.sizes().slice(1).vec()).dump()},
+            {"shape", mine.sizes().slice(1).vec()}};
+  }
+  const std::vector<std::string> texts =
+      session.control().gather("train/gathered/" + name + "/" + std::to_string(batch), form.dump());
+  std::vector<std::int64_t> counts;
+  Json first;
+  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+    const Json of_rank = Json::parse(texts[rank]);
+    counts.push_back(of_rank["rows"].get<std::int64_t>());
+    if (!of_rank.contains("type")) continue;
+    if (first.is_null()) first = of_rank;
+    if (of_rank["text"] == first["text"]) continue;
+    throw Error("the metric '" + name + "' has rows of " + of_rank["text"].get<std::string>() + " on rank " +
+                    std::to_string(rank) + ", and of " + first["text"].get<std::string>() + " on a rank before it",
+                "give it rows of one form on all ranks");
+  }
+  const std::int64_t most = *std::max_element(counts.begin(), counts.end());
+  if (first.is_null() || most == 0) return {};
+  std::vector<std::int64_t> shape = first["shape"].get<std::vector<std::int64_t>>();
+  shape.insert(shape.begin(), most);
+  const at::Tensor padded =
+      at::zeros(shape, at::TensorOptions().dtype(static_cast<at::ScalarType>(first["type"].get<int>())));
+  if (mine.defined()) padded.narrow(0, 0, mine.size(0)).copy_(mine);
+  shape.insert(shape.begin(), static_cast<std::int64_t>(counts.size()));
+  const at::Tensor all = at::empty(shape, padded.options());
+  session.communicator().all_gather(padded.data_ptr(), all.data_ptr(), padded.nbytes(), comm::DataType::kUint8).wait();
+  std::vector<at::Tensor> parts;
+  for (std::size_t rank = 0; rank < counts.size(); ++rank) {
+    parts.push_back(all[static_cast<std::int64_t>(rank)].narrow(0, 0, counts[rank]));
+  }
+  return at::cat(parts);
 }
+
+// Returns the sum of the ranks' tensors, float64 on the CPU, the same on every rank; undefined if no rank has one.
+// Error if shapes differ. `batch`: as above. Collective.
 at::Tensor from_all_ranks(run::RankSession& session, const std::string& name, std::int64_t batch,
                           SummedMetric& metric) {
-  return sum_over_ranks(session, name, batch, metric.take());
+  const at::NoGradGuard no_grad;
+  const at::Tensor own = metric.take();
+  const Json mine = own.defined() ? Json(own.sizes().vec()) : Json();
+  const std::vector<std::string> texts =
+      session.control().gather("train/summed/" + name + "/" + std::to_string(batch), mine.dump());
+  Json shape;
+  std::size_t first_rank = 0;
+  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+    const Json of_rank = Json::parse(texts[rank]);
+    if (of_rank.is_null()) continue;
+    if (shape.is_null()) {
+      shape = of_rank;
+      first_rank = rank;
+    }
+    if (of_rank == shape) continue;
+    throw Error("the metric '" + name + "' has sums of shape " + of_rank.dump() + " on rank " + std::to_string(rank) +
+                    ", and of " + shape.dump() + " on rank " + std::to_string(first_rank),
+                "give it tensors of one shape on all ranks");
+  }
+  if (shape.is_null()) return {};
+  const at::Tensor sums =
+      own.defined() ? own.to(at::kCPU).contiguous() : at::zeros(shape.get<std::vector<std::int64_t>>(), at::kDouble);
+  const auto count = static_cast<std::size_t>(sums.numel());
+  if (count > 0) session.communicator().all_reduce(sums.data_ptr(), count, comm::DataType::kFloat64).wait();
+  return sums;
 }
 
 Loader validation_loader(Trial& trial, const run::RankSession& session) {

@@ -5,15 +5,18 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
+
+#include <torch/nn/module.h>
 
 #include "device/device_feed.h"
 #include "device/steps_in_flight.h"
 #include "dtrain/rank/rank_session.h"
 #include "dtrain/train/trial.h"
-#include "loop/metric_reducer.h"
-#include "loop/skipped_samples.h"
-#include "state/state_visitor.h"
+#include "loop/loader.h"
+#include "loop/metrics.h"
+#include "state_visitor.h"
 #include "step/training_step.h"
 
 namespace dtrain::train {
@@ -77,6 +80,30 @@ class Validation {
   std::int64_t last_batch_ = -1;
   std::optional<double> best_;     // value of searcher.metric
   std::vector<double> next_best_;  // the next best values whose checkpoints are kept, the best first
+};
+
+// Sets evaluation mode for a while, and then restores the modes that a model's modules had. train() on the model would
+// not do, because it sets every part, also a frozen batch norm that the trial has put into evaluation mode.
+class EvaluationMode {
+ public:
+  explicit EvaluationMode(torch::nn::Module& model) {
+    modes_.emplace_back(&model, model.is_training());
+    for (const auto& module : model.modules(/*include_self=*/false)) {
+      modes_.emplace_back(module.get(), module->is_training());
+    }
+    model.eval();
+  }
+  ~EvaluationMode() {
+    // A module's train() sets its parts too, so the module comes before its parts.
+    for (const auto& [module, training] : modes_) {
+      if (module->is_training() != training) module->train(training);
+    }
+  }
+  EvaluationMode(const EvaluationMode&) = delete;
+  EvaluationMode& operator=(const EvaluationMode&) = delete;
+
+ private:
+  std::vector<std::pair<torch::nn::Module*, bool>> modes_;
 };
 
 }  // namespace dtrain::train

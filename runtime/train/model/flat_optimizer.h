@@ -3,6 +3,8 @@
 // group.
 #pragma once
 
+#include <algorithm>
+#include <concepts>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -11,21 +13,60 @@
 #include <vector>
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 
 #include "dtrain/train/optimizer.h"
-#include "model/flat_memory.h"
 #include "model/flat_parameters.h"
-#include "model/gradient_limits.h"
+#include "model/gradient_norm.h"
 #include "model/optimizer_update.h"
+#include "model/tensor_memory.h"
 #include "model/update_copy.h"
-#include "model/weight_average.h"
 
 namespace dtrain::train {
+
+// The exponential moving average of the weights (`optimizations.ema`): one more tensor of optimizer state, which each
+// step moves right after its update, while the weights are in the cache. So it is sharded, copied and saved as other
+// state is.
+//
+// It is computed as torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn(decay), whose update_parameters()
+// follows each optimizer step: after the first step the average is the weights; after each later step average += (1 -
+// decay) * (weights - average), also for weights that the step has left as they were. With several models each has the
+// average of its own steps.
+class WeightAverage {
+ public:
+  static constexpr const char* kName = "ema";  // name of the state tensor
+
+  // `decay`: above 0 and below 1.
+  explicit WeightAverage(double decay) : decay_(decay) {}
+
+  // Calls `update_and_move` for one part of the range after the other. On a host, parts are so small that a core's
+  // cache holds a part's weights, gradients and state.
+  template <std::invocable<const FlatRange&> Function>
+  static void for_each_part(const FlatRange& range, bool on_host, const Function& update_and_move) {
+    constexpr std::int64_t kElementsOfThread = 32768;
+    const std::int64_t part = on_host ? kElementsOfThread * at::get_num_threads() : range.size();
+    for (std::int64_t begin = range.begin; begin < range.end; begin += part) {
+      update_and_move(FlatRange{range.group, begin, std::min(begin + part, range.end)});
+    }
+  }
+
+  // Called after an optimizer step. `first`: the first for these weights. The tensors' sizes, types and devices agree.
+  void move(const at::Tensor& average, const at::Tensor& weights, bool first) const {
+    if (first) {
+      average.copy_(weights);
+    } else {
+      average.lerp_(weights, 1 - decay_);
+    }
+  }
+
+ private:
+  double decay_;
+};
 
 class FlatOptimizer {
  public:
   // ConfigError for settings that make no sense, and for a group that includes no parameter. No schedule: a constant
-  // learning rate. `ema`: the decay of an average of the weights (weight_average.h); 0: no average.
+  // learning rate. `ema`: the decay of an average of the weights (WeightAverage); 0: no average.
   FlatOptimizer(const Optimizer& optimizer, LrSchedule schedule, FlatParameters& parameters,
                 std::span<const ParameterGroup> groups = {}, double ema = 0);
   FlatOptimizer(std::unique_ptr<OptimizerUpdate> optimizer, LrSchedule schedule, FlatParameters& parameters,

@@ -10,7 +10,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 
-#include "parallel/parallel.h"
+#include "numerics/parallel.h"
 
 namespace dtrain::train {
 namespace {

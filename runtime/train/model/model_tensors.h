@@ -2,13 +2,17 @@
 // that belong to the training state besides the parameters that are updated. Training thread.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
 #include <ATen/ATen.h>
 #include <torch/nn/module.h>
 
-#include "state/state_visitor.h"
+#include "dtrain/comm/communicator.h"
+#include "state_visitor.h"
 
 namespace dtrain::train {
 
@@ -45,6 +49,46 @@ class ModelState {
 
  private:
   const torch::nn::Module& model_;
+};
+
+// A module that leaves tensors out of the model's weights: buffers that state_dict() leaves out, parameters of a loss.
+// They are trained and restored as all others; files of weights neither have nor need them.
+class LeavesTensorsOut {
+ public:
+  virtual ~LeavesTensorsOut() = default;
+  // The names of its own tensors, without its children's.
+  virtual const std::set<std::string>& left_out() const = 0;
+};
+
+// Returns the left-out tensors of the whole model, by their names in it.
+std::set<std::string> left_out_of_weights(const torch::nn::Module& model);
+
+// Throws ConfigError that names a tensor which cannot be trained, broadcast or saved (an expanded tensor, a buffer of a
+// type that no file of weights can hold), and the remedy.
+void check_tensors(const torch::nn::Module& model);
+
+// Gives all ranks rank 0's buffers (running statistics of batch norms) after each step of a program that has the loop
+// itself, which may validate at any time. DistributedDataParallel likewise shares them before each forward pass.
+// Training thread.
+class SharedBuffers {
+ public:
+  // `model` and the communicators outlive this object. The ranks' buffers are the same.
+  SharedBuffers(const torch::nn::Module& model, comm::Communicator& communicator,
+                comm::Communicator& device_communicator);
+  // Gives all ranks rank 0's values of the buffers that any rank has written since the last call. Collective.
+  void share();
+
+ private:
+  // Broadcast rank 0's values of these buffers, which have `bytes` bytes in all.
+  void broadcast_on_host(const std::vector<at::Tensor>& buffers, std::size_t bytes);
+  void broadcast_on_device(const std::vector<at::Tensor>& buffers, std::size_t bytes);
+
+  std::vector<at::Tensor> buffers_;
+  std::vector<std::int64_t> versions_;  // versions of the buffers when they were shared; -1: versions say nothing
+  std::vector<std::uint8_t> written_;
+  std::vector<std::byte> packed_;
+  comm::Communicator& communicator_;
+  comm::Communicator& device_communicator_;
 };
 
 }  // namespace dtrain::train

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "dtrain/base/clock.h"
-#include "model/flat_memory.h"
+#include "model/tensor_memory.h"
 
 namespace dtrain::train {
 

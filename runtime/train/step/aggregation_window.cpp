@@ -4,7 +4,7 @@
 #include <string>
 
 #include "dtrain/base/error.h"
-#include "step/collective_vote.h"
+#include "step/round_vote.h"
 
 namespace dtrain::train {
 

@@ -6,9 +6,9 @@
 #include <optional>
 
 #include "dtrain/comm/communicator.h"
-#include "exchange/window_scale.h"
-#include "precision/loss_scaler.h"
-#include "state/state_visitor.h"
+#include "exchange/gradient_strategy.h"
+#include "numerics/precision.h"
+#include "state_visitor.h"
 
 namespace dtrain::train {
 

@@ -7,9 +7,9 @@
 #include <span>
 #include <vector>
 
-#include "step/collective_vote.h"
+#include "exchange/strategy_picker.h"
+#include "step/round_vote.h"
 #include "step/step_mode.h"
-#include "strategies/strategy_picker.h"
 
 namespace dtrain::train {
 

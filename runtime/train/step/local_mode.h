@@ -6,10 +6,9 @@
 #include <vector>
 
 #include "dtrain/config/optimizations.h"
-#include "step/collective_vote.h"
+#include "exchange/local_steps.h"
+#include "step/round_vote.h"
 #include "step/step_mode.h"
-#include "strategies/local_steps.h"
-#include "strategies/local_update.h"
 
 namespace dtrain::train {
 

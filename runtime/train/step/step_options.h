@@ -3,13 +3,13 @@
 
 #include <optional>
 
-#include "dtrain/comm/world.h"
+#include "dtrain/comm/control.h"
 #include "dtrain/config/optimizations.h"
 #include "dtrain/train/loss_scaling.h"
 #include "exchange/fusion.h"
+#include "exchange/strategy_picker.h"
 #include "model/flat_parameters.h"
-#include "precision/memory_format.h"
-#include "strategies/strategy_picker.h"
+#include "numerics/memory_format.h"
 
 namespace dtrain::train {
 

@@ -7,15 +7,14 @@
 #include <utility>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/json_number.h"
+#include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
 #include "dtrain/rank/rank_session.h"
 #include "model/model_report.h"
 #include "model/model_tensors.h"
+#include "step/checks.h"
 #include "step/exchange_mode.h"
 #include "step/local_mode.h"
-#include "step/startup_checks.h"
-#include "step/summed_loss.h"
 
 namespace dtrain::train {
 

@@ -1,5 +1,5 @@
 // A model from a file, which ModelTrial trains: TorchScript (script_model.h) or a program of torch.export
-// (exported_file.h). Training thread.
+// (file_model.cpp). Training thread.
 #pragma once
 
 #include <cstdint>
@@ -11,11 +11,22 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
+#include <ATen/core/jit_type.h>
 #include <torch/nn/module.h>
 
-#include "outputs.h"
-
 namespace dtrain::worker {
+
+// An output that the experiment names, by `loss.output` or in `loss.auxiliary`.
+struct OutputChoice {
+  std::string key;   // for errors: "loss.output"
+  std::string name;  // name in a named tuple or a dict, or number of a tuple's element. Empty: the only tensor
+};
+
+// ConfigError if no value of type `returned` has the output. Some types, such as dicts, do not tell.
+void check_choice(const c10::TypePtr& returned, const OutputChoice& choice, const std::string& file);
+
+// Error if forward() has returned no such tensor.
+at::Tensor chosen_output(const c10::IValue& returned, const OutputChoice& choice);
 
 // An input of forward().
 struct ModelInput {

@@ -1,7 +1,8 @@
-// Computes loss, accuracy and weight of one batch from a model's output and the target. Errors name outputs and targets
-// that do not fit. Plain functions of tensors; any thread may call them.
+// Computes loss, accuracy, weight and metrics of a batch from a model's output and the target. Errors name outputs and
+// targets that do not fit. Plain functions of tensors; any thread may call them.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <variant>
@@ -9,7 +10,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "dtrain/config/model_job.h"
 #include "dtrain/train/metrics.h"
+#include "dtrain/train/trial.h"
 
 namespace dtrain::worker {
 
@@ -81,5 +84,17 @@ template <typename... Losses>
 void check_target(const std::variant<Losses...>& loss, const LossInput& input) {
   std::visit([&](const auto& chosen) { chosen.check_target(input); }, loss);
 }
+
+// One of the `metrics` of a `model:` experiment, other than accuracy, which is a part of LossValues.
+struct ModelMetric {
+  AddedMetric metric;                             // for TrialContext::add_metric()
+  std::function<void(const ScoredTargets&)> add;  // adds a batch to the metric
+};
+
+// `metric`: any except accuracy.
+ModelMetric make_metric(const config::Metric& metric);
+
+// Error if the metric cannot be computed for this number of classes or labels.
+void check_metric(const config::Metric& metric, const ScoredTargets& batch);
 
 }  // namespace dtrain::worker

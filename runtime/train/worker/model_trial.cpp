@@ -1,4 +1,4 @@
-#include "model_trial.h"
+#include "worker/model_trial.h"
 
 #include <algorithm>
 #include <optional>

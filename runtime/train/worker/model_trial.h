@@ -8,10 +8,8 @@
 #include "dtrain/config/model_job.h"
 #include "dtrain/data/formats.h"
 #include "dtrain/train/trial.h"
-#include "file_model.h"
-#include "loss.h"
-#include "metrics.h"
-#include "outputs.h"
+#include "worker/file_model.h"
+#include "worker/loss.h"
 
 namespace dtrain::worker {
 

@@ -1,4 +1,4 @@
-#include "script_file.h"
+#include "worker/script_file.h"
 
 #include <fcntl.h>
 #include <unistd.h>

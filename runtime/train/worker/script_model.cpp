@@ -1,4 +1,4 @@
-#include "script_model.h"
+#include "worker/script_model.h"
 
 #include <map>
 #include <new>
@@ -11,10 +11,8 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/text.h"
-#include "fixed_modes.h"
-#include "forward_error.h"
-#include "host_state.h"
-#include "script_file.h"
+#include "worker/script_code.h"
+#include "worker/script_file.h"
 
 namespace dtrain::worker {
 

@@ -13,8 +13,7 @@
 #include <torch/csrc/jit/api/module.h>
 #include <torch/nn/module.h>
 
-#include "file_model.h"
-#include "outputs.h"
+#include "worker/file_model.h"
 
 namespace dtrain::worker {
 

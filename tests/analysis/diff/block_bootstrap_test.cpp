@@ -1,4 +1,4 @@
-#include "diff/block_bootstrap.h"
+#include "diff/compare_steps.h"
 
 #include <gmock/gmock.h>
 

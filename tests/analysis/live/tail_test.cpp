@@ -4,10 +4,9 @@
 
 #include <numeric>
 
-#include "agent/bounded_dump.h"
+#include "agent/dump.h"
 #include "live/feeds.h"
-#include "live/recent.h"
-#include "read/file_lines.h"
+#include "read/run_files.h"
 #include "run_folder.h"
 
 namespace dtrain::analysis {

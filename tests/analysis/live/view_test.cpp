@@ -5,7 +5,6 @@
 #include "dtrain/analysis/live.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/text.h"
-#include "dtrain/base/units.h"
 #include "live/live_text.h"
 #include "run_folder.h"
 

@@ -1,13 +1,13 @@
 // From a run's folder to what the rules see.
-#include "rules/run_rules.h"
+#include "findings/judgement.h"
 
 #include <gtest/gtest.h>
 
 #include "../run_folder.h"
-#include "dtrain/analysis/rules.h"
+#include "dtrain/analysis/findings.h"
 #include "dtrain/analysis/summary.h"
 #include "dtrain/base/text.h"
-#include "dtrain/config/profiling_rules.h"
+#include "dtrain/config/profiling.h"
 
 namespace dtrain::analysis {
 namespace {
@@ -71,22 +71,22 @@ TEST(ComputingPercent, IsTheBusiestRanksShareOfEachInterval) {
   second.steps = {computing_step(1200, 100, 100, 0)};
   const RankProfile silent;
 
-  const auto both = rules::computing_percent({&first, &second, &silent}, samples);
+  const auto both = findings::computing_percent({&first, &second, &silent}, samples);
   EXPECT_NEAR(both[0].value(), 30, 1e-9);  // 100 ms, and 50 of the 100 ms of the second step
   EXPECT_NEAR(both[1].value(), 70, 1e-9);  // 250 ms and 100 ms
   EXPECT_NEAR(both[2].value(), 0, 1e-9);
-  EXPECT_NEAR(rules::computing_percent({&first}, samples)[1].value(), 10, 1e-9);
-  EXPECT_FALSE(rules::computing_percent({&silent}, samples)[0]);
-  EXPECT_FALSE(rules::computing_percent({}, samples)[0]);
+  EXPECT_NEAR(findings::computing_percent({&first}, samples)[1].value(), 10, 1e-9);
+  EXPECT_FALSE(findings::computing_percent({&silent}, samples)[0]);
+  EXPECT_FALSE(findings::computing_percent({}, samples)[0]);
 }
 
 TEST_F(Adapter, ReadsAHostWithGPUs) {
   folder_.append("profile/agent-a.jsonl", kGpuAgent);
   folder_.append("profile/rank-0000.jsonl", rank_header(R"(,"cpus":[3,9])") + step_line(1, 500, 0, 0));
   folder_.append("plan.json", R"({"experiment":{"resources":{"slot_type":"cuda"}}})");
-  const auto hosts = rules::host_series(load());
+  const auto hosts = findings::host_series(load());
   ASSERT_EQ(hosts.size(), 1u);
-  const rules::HostSeries& host = hosts[0];
+  const findings::HostSeries& host = hosts[0];
   EXPECT_EQ(host.agent, "a");
   // The agent's and the rank's CPUs; 9 belongs to a core that is not recorded.
   EXPECT_EQ(host.machine.cores, (std::vector<std::vector<int>>{{0}, {1}, {2}, {3}, {9}}));
@@ -106,7 +106,7 @@ TEST_F(Adapter, ReadsAHostWithGPUs) {
   EXPECT_EQ(host.training_ends, 514'000'000);
 
   ASSERT_EQ(host.samples.size(), 2u);
-  const rules::HostSample& sample = host.samples[0];
+  const findings::HostSample& sample = host.samples[0];
   EXPECT_EQ(sample.cpu_percent, 50);
   EXPECT_EQ(sample.io_wait_percent, 10);
   EXPECT_EQ(sample.free_memory_bytes, 250);
@@ -128,16 +128,16 @@ TEST_F(Adapter, ReadsAHostWithGPUs) {
 
 TEST_F(Adapter, LeavesOutGPUsThatTheRunDoesNotUse) {
   folder_.append("profile/agent-a.jsonl", kGpuAgent);
-  EXPECT_EQ(rules::host_series(load())[0].gpus.size(), 1u);  // without a plan what was seen counts
+  EXPECT_EQ(findings::host_series(load())[0].gpus.size(), 1u);  // without a plan what was seen counts
   folder_.append("plan.json", R"({"experiment":{"resources":{"slot_type":"auto"}}})");
-  EXPECT_TRUE(rules::host_series(load())[0].gpus.empty());
-  EXPECT_TRUE(rules::host_series(load())[0].samples[0].gpus.empty());
+  EXPECT_TRUE(findings::host_series(load())[0].gpus.empty());
+  EXPECT_TRUE(findings::host_series(load())[0].samples[0].gpus.empty());
 }
 
 TEST_F(Adapter, GoesByTheTypeThatThePlanDecided) {
   folder_.append("profile/agent-a.jsonl", kGpuAgent);
   folder_.append("plan.json", R"({"slot_type":"cuda","experiment":{"resources":{"slot_type":"auto"}}})");
-  EXPECT_EQ(rules::host_series(load())[0].gpus.size(), 1u);
+  EXPECT_EQ(findings::host_series(load())[0].gpus.size(), 1u);
 }
 
 // A host with three GPUs: the rank has the second, others work on the third.
@@ -155,7 +155,7 @@ TEST_F(Adapter, LeavesOutTheGPUsOfOthers) {
   folder_.append("plan.json", R"({"slot_type":"cuda"})");
   folder_.append("profile/rank-0000.jsonl", rank_header(R"(,"gpu":{"index":1,"uuid":"GPU-1","name":"A"})"));
   const RunProfile profile = load();
-  const auto hosts = rules::host_series(profile);
+  const auto hosts = findings::host_series(profile);
   ASSERT_EQ(hosts[0].gpus.size(), 1u);
   EXPECT_EQ(hosts[0].gpus[0].index, 1);
   ASSERT_EQ(hosts[0].samples[0].gpus.size(), 1u);
@@ -171,7 +171,7 @@ TEST_F(Adapter, JudgesNoGPUOfARankOnAMigInstance) {
   folder_.append("profile/agent-a.jsonl", kGpuAgent);
   folder_.append("plan.json", R"({"slot_type":"cuda"})");
   folder_.append("profile/rank-0000.jsonl", rank_header(R"(,"gpu":{"uuid":"MIG-1","name":"MIG instance"})"));
-  EXPECT_TRUE(rules::host_series(load())[0].gpus.empty()) << "what is sampled of a GPU is not one instance's";
+  EXPECT_TRUE(findings::host_series(load())[0].gpus.empty()) << "what is sampled of a GPU is not one instance's";
 }
 
 TEST_F(Adapter, TakesValidationsOutOfTheSteps) {
@@ -181,7 +181,7 @@ TEST_F(Adapter, TakesValidationsOutOfTheSteps) {
       "\n";
   folder_.append("profile/rank-0000.jsonl", rank_header("") + step_line(1, 0, 0, 0) + with_validation);
   const RunProfile profile = load();
-  const auto series = rules::step_series(profile);
+  const auto series = findings::step_series(profile);
   ASSERT_EQ(series.size(), 2u);
   EXPECT_FALSE(series[0].evaluation);
   ASSERT_EQ(series[0].steps.size(), 2u);
@@ -200,10 +200,10 @@ TEST_F(Adapter, FoldsWindows) {
                        {"end_ns", 200'000'000'000}, {"steps", 100},         {"exchanged", 100},        {"samples", 100},
                        {"wall_ns", wall.to_json()}, {"wall_ns_m2", 100e18}, {"phases", Json::object()}};
   folder_.append("profile/rank-0000.jsonl", rank_header("") + to_line(window) + "\n");
-  const auto series = rules::step_series(load());
+  const auto series = findings::step_series(load());
   ASSERT_EQ(series.size(), 1u);
   ASSERT_EQ(series[0].folded.size(), 1u);
-  const rules::FoldedSteps& folded = series[0].folded[0];
+  const findings::FoldedSteps& folded = series[0].folded[0];
   EXPECT_EQ(folded.steps, 100);
   EXPECT_DOUBLE_EQ(folded.mean_s, 2);
   EXPECT_DOUBLE_EQ(folded.squares_s2, 100);
@@ -224,14 +224,14 @@ TEST_F(Adapter, ReadsLoadersAndInitialization) {
                      R"({"record":"end","time_ns":4000000000,"how":"connection lost"})"
                      "\n");
   const RunProfile profile = load();
-  const auto loaders = rules::loader_series(profile);
+  const auto loaders = findings::loader_series(profile);
   ASSERT_EQ(loaders.size(), 1u);
   EXPECT_EQ(loaders[0].records, 2);
   EXPECT_EQ(loaders[0].empty, 1);
   EXPECT_DOUBLE_EQ(loaders[0].workers, 3);
   EXPECT_DOUBLE_EQ(*loaders[0].fetch_s, 0.002);
   EXPECT_EQ(loaders[0].pinned, true);
-  const auto initialization = rules::initialization_times(profile);
+  const auto initialization = findings::initialization_times(profile);
   ASSERT_EQ(initialization.size(), 1u);
   EXPECT_FALSE(initialization[0].finished);
   EXPECT_DOUBLE_EQ(initialization[0].seconds, 3);
@@ -244,7 +244,7 @@ TEST_F(Adapter, ReadsTheModelFromThePlan) {
                         "optimizer":{"kind":"adamw","fused":true},"experiment":{"profiling":{"rules":
                         {"StepOutlier":{"stddev":2}}},"optimizations":{"mixed_precision":"bf16"}}})");
   const RunProfile profile = load();
-  const rules::ModelFacts model = rules::model_facts(profile);
+  const findings::ModelFacts model = findings::model_facts(profile);
   EXPECT_EQ(model.dtype, "float32");
   ASSERT_EQ(model.shapes.size(), 3u);
   EXPECT_EQ(model.shapes[0].sizes, (std::vector<std::int64_t>{10, 20}));
@@ -259,7 +259,7 @@ TEST_F(Adapter, ReadsTheModelFromThePlan) {
 TEST_F(Adapter, SaysOfAnEmptyRunThatNothingApplies) {
   const auto results = run_rules(load(), {});
   std::vector<std::string> names;
-  for (const RuleResult& result : results) names.push_back(result.name);
+  for (const Finding& result : results) names.push_back(result.id);
   EXPECT_EQ(
       join(names, " "),
       "StepOutlier Dataloader LowGPUUtilization LoadBalancing IOBottleneck CPUBottleneck BatchSize "
@@ -267,11 +267,11 @@ TEST_F(Adapter, SaysOfAnEmptyRunThatNothingApplies) {
       "HostMemoryFull NetworkFull CPUFull CPUQuota DiskRate GPUForeignProcesses GPUTemperature LoaderRate SmallReads "
       "PinnedMemory "
       "DimensionMultiples MixedPrecision FusedOptimizer");
-  for (const RuleResult& result : results) {
-    EXPECT_FALSE(result.applicable) << result.name;
-    EXPECT_FALSE(result.why_not.empty()) << result.name;
-    EXPECT_FALSE(result.description.empty()) << result.name;
-    EXPECT_FALSE(result.recommendation.empty()) << result.name;
+  for (const Finding& result : results) {
+    EXPECT_FALSE(result.applicable()) << result.id;
+    EXPECT_FALSE(result.why_not.empty()) << result.id;
+    EXPECT_FALSE(result.title.empty()) << result.id;
+    EXPECT_FALSE(result.advice.empty()) << result.id;
   }
   const Json json = to_json(results);
   EXPECT_EQ(json[0]["name"], "StepOutlier");

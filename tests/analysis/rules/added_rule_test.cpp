@@ -1,56 +1,48 @@
-// A rule of this test alone: its struct with keys and judge(), appended to the list, is all that it needs to be read,
-// to have a schema, and to be judged.
-#include <memory>
+// A rule of this test alone: its declaration, appended to the list, is all that it needs to be read, to have a schema,
+// and to be judged.
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "../run_folder.h"
-#include "document/yaml_document.h"
+#include "document/document.h"
 #include "dtrain/analysis/run_profile.h"
 #include "dtrain/config/diagnostic.h"
-#include "keys/key_reader.h"
-#include "keys/schema_writer.h"
-#include "rules/judge.h"
-#include "rules/run_rules.h"
+#include "findings/judgement.h"
+#include "keys/visitors.h"
 
-namespace dtrain::analysis::rules {
+namespace dtrain::analysis::findings {
 namespace {
 
-struct FirstStep {
-  static constexpr const char* kWord = "FirstStep";
-  static constexpr const char* kText = "A first step that takes much longer than the others.";
-  double factor = 10;
-  void declare_keys(config::Keys& keys) {
-    keys.number({"factor", "Times the mean of the others; it should take no more."}, factor, {1, 1000});
-  }
-  RuleResult judge(const RuleData& data) const;
-};
-
-RuleResult FirstStep::judge(const RuleData& data) const {
-  RuleResult result = begin_result(kWord, "system", "ranks", "Compares a rank's first step with its others.",
-                                   "Load and compile before the training.");
-  Json all = Json::array();
+std::string judge_first_step(const RuleData& data, const Parameters& p, Finding& result) {
+  Items ranks(result, "ranks");
   for (const StepSeries& series : data.steps) {
     if (series.evaluation || series.steps.size() < 2) continue;
     double others_s = 0;
     for (const Step& step : series.steps) others_s += &step == &series.steps.front() ? 0 : step.seconds;
     const double times = series.steps.front().seconds / (others_s / static_cast<double>(series.steps.size() - 1));
-    result.datapoints += static_cast<std::int64_t>(series.steps.size());
-    result.triggered += times > factor ? 1 : 0;
-    all.push_back({{"rank", series.rank}, {"times", times}});
+    ranks.add({{"rank", series.rank}, {"times", times}}, static_cast<std::int64_t>(series.steps.size()),
+              times > p["factor"]);
   }
-  const std::size_t ranks = all.size();
-  if (ranks == 0) return not_applicable(std::move(result), "no rank has recorded two steps");
-  return count_each(std::move(result), "ranks", ranks, 0, std::move(all));
+  return ranks.finish("no rank has recorded two steps");
+}
+
+Judgement first_step() {
+  return {.id = "FirstStep",
+          .text = "A first step that takes much longer than the others.",
+          .group = "system",
+          .unit = "ranks",
+          .title = "Compares a rank's first step with its others.",
+          .advice = "Load and compile before the training.",
+          .parameters = {real("factor", "Times the mean of the others; it should take no more.", 10, {1, 1000})},
+          .judge = judge_first_step};
 }
 
 RuleSet with_first_step() {
-  Rules rules = all_rules();
-  rules.push_back(std::make_unique<RuleOf<FirstStep>>());
-  return RuleSet(std::move(rules));
+  std::vector<Judgement> all = judgements();
+  all.push_back(first_step());
+  return RuleSet(all);
 }
 
 config::Keys::Declare keys_of(RuleSet& rules) {
@@ -97,7 +89,7 @@ TEST(AddedRule, IsReadFromOptionsAndThePlan) {
 TEST(AddedRule, HasASchema) {
   RuleSet defaults = with_first_step();
   const Json own = config::SchemaWriter::write(keys_of(defaults))["properties"]["FirstStep"];
-  EXPECT_EQ(own["description"], FirstStep::kText);
+  EXPECT_EQ(own["description"], first_step().text);
   EXPECT_EQ(to_line(own["properties"]["factor"]),
             R"({"description":"Times the mean of the others; it should take no more.","type":"number","minimum":1,)"
             R"("maximum":1000,"default":10})");
@@ -113,18 +105,18 @@ TEST(AddedRule, IsJudgedBesideTheOthers) {
   RuleData data;
   data.steps = step_series(profile);
 
-  const std::vector<RuleResult> results = read_yaml("FirstStep: {factor: 4}\n").judge(data);
-  EXPECT_EQ(results.front().name, "StepOutlier");
-  const RuleResult& own = results.back();
-  EXPECT_EQ(own.name, "FirstStep");
+  const std::vector<Finding> results = read_yaml("FirstStep: {factor: 4}\n").judge(data);
+  EXPECT_EQ(results.front().id, "StepOutlier");
+  const Finding& own = results.back();
+  EXPECT_EQ(own.id, "FirstStep");
   EXPECT_EQ(to_line(own.parameters), R"({"factor":4})");
   EXPECT_EQ(to_line(own.counts), R"({"ranks":2,"not_known":0,"fine":1,"triggered":1})");
   EXPECT_NEAR(own.details["ranks"][0]["times"].get<double>(), 5, 1e-9);
   EXPECT_NEAR(own.details["ranks"][1]["times"].get<double>(), 1, 1e-9);
   EXPECT_EQ(triggered_text(own), "1 rank, of 6 data points judged");
   EXPECT_EQ(with_first_step().judge(data).back().triggered, 0);  // ten times are allowed
-  EXPECT_FALSE(with_first_step().judge(RuleData()).back().applicable);
+  EXPECT_FALSE(with_first_step().judge(RuleData()).back().applicable());
 }
 
 }  // namespace
-}  // namespace dtrain::analysis::rules
+}  // namespace dtrain::analysis::findings

@@ -9,9 +9,9 @@
 
 #include "../run_folder.h"
 #include "dtrain/analysis/analysis.h"
-#include "dtrain/analysis/rules.h"
+#include "dtrain/analysis/findings.h"
 #include "dtrain/analysis/run_profile.h"
-#include "dtrain/config/profiling_rules.h"
+#include "dtrain/config/profiling.h"
 
 namespace dtrain::analysis {
 namespace {
@@ -59,13 +59,13 @@ class DebuggerReport : public testing::Test {
     RunFolder folder;
     write_dumps(folder);
     profile_ = load_run(folder.path());
-    for (const RuleResult& result : run_rules(profile_, rules_of(profile_))) results_[result.name] = result;
+    for (const Finding& result : run_rules(profile_, rules_of(profile_))) results_[result.id] = result;
   }
   static void write_dumps(RunFolder& folder);
 
-  static const RuleResult& rule(const char* name) { return results_.at(name); }
+  static const Finding& rule(const char* name) { return results_.at(name); }
   static inline RunProfile profile_;
-  static inline std::map<std::string, RuleResult> results_;
+  static inline std::map<std::string, Finding> results_;
 };
 
 void DebuggerReport::write_dumps(RunFolder& folder) {
@@ -125,7 +125,7 @@ TEST_F(DebuggerReport, GivesItsTableOfSteps) {
 }
 
 TEST_F(DebuggerReport, GivesItsElevenOutliersWithCountsThatAddUp) {
-  const RuleResult& result = rule("StepOutlier");
+  const Finding& result = rule("StepOutlier");
   EXPECT_EQ(result.datapoints, kSteps);
   EXPECT_EQ(result.triggered, 1);
   EXPECT_EQ(result.counts, Json::parse(R"({"steps": 2111, "normal": 2100, "outliers": 11, "ignored_by_n_outliers": 10,
@@ -141,14 +141,14 @@ TEST_F(DebuggerReport, GivesItsElevenOutliersWithCountsThatAddUp) {
 }
 
 TEST_F(DebuggerReport, GivesItsOtherRules) {
-  const RuleResult& loader = rule("Dataloader");
+  const Finding& loader = rule("Dataloader");
   EXPECT_EQ(loader.datapoints, 118);
   EXPECT_EQ(loader.triggered, 1);
   EXPECT_EQ(loader.details["hosts"][0]["percent"], 50.0);
-  EXPECT_TRUE(rule("MaxInitializationTime").applicable);
+  EXPECT_TRUE(rule("MaxInitializationTime").applicable());
   EXPECT_EQ(rule("MaxInitializationTime").triggered, 0);
   for (const char* name : {"LowGPUUtilization", "LoadBalancing", "GPUMemoryIncrease"}) {
-    EXPECT_FALSE(rule(name).applicable) << name;
+    EXPECT_FALSE(rule(name).applicable()) << name;
     EXPECT_EQ(rule(name).why_not, "the run used no GPU") << name;
     EXPECT_EQ(rule(name).triggered, 0) << name;
   }
@@ -157,7 +157,7 @@ TEST_F(DebuggerReport, GivesItsOtherRules) {
 // It judged these on a node without GPU, and none was triggered.
 TEST_F(DebuggerReport, JudgesBottlenecksAndBatchOnProcessors) {
   for (const char* name : {"IOBottleneck", "CPUBottleneck", "BatchSize"}) {
-    EXPECT_TRUE(rule(name).applicable) << name << ": " << rule(name).why_not;
+    EXPECT_TRUE(rule(name).applicable()) << name << ": " << rule(name).why_not;
     EXPECT_EQ(rule(name).triggered, 0) << name;
   }
   EXPECT_EQ(rule("IOBottleneck").datapoints, rule("IdleCores").counts["judged"].get<std::int64_t>());
@@ -169,8 +169,8 @@ TEST_F(DebuggerReport, JudgesBottlenecksAndBatchOnProcessors) {
 }
 
 TEST_F(DebuggerReport, GivesTheCounterpartsOnCPUs) {
-  const RuleResult& idle = rule("IdleCores");
-  EXPECT_TRUE(idle.applicable);
+  const Finding& idle = rule("IdleCores");
+  EXPECT_TRUE(idle.applicable());
   EXPECT_EQ(idle.triggered, 0);
   EXPECT_EQ(idle.counts["samples"], 3604);
   EXPECT_EQ(idle.counts["skipped_by_patience"], 60);  // the first step came after 30 s

@@ -7,7 +7,7 @@
 
 #include "hosts.h"
 
-namespace dtrain::analysis::rules {
+namespace dtrain::analysis::findings {
 namespace {
 
 TEST(Patience, SkipsTheFirstDataPoints) {
@@ -41,7 +41,7 @@ TEST(LowGPUUtilization, IsAWindowWhoseP95IsBelow) {
   const NamedRule parameters("LowGPUUtilization",
                              {{"threshold_p95", 70}, {"threshold_p5", 10}, {"window", 100}, {"patience", 0}});
   for (const auto& [low_points, low] : {std::pair{94, 0}, {95, 1}}) {  // of 95 points the highest is the p95
-    const RuleResult result = parameters.judge(all(mixture(static_cast<std::size_t>(low_points), 20, 100)));
+    const Finding result = parameters.judge(all(mixture(static_cast<std::size_t>(low_points), 20, 100)));
     EXPECT_EQ(count(result, "low"), low) << low_points;
     EXPECT_EQ(count(result, "windows"), 1);
     EXPECT_EQ(count(result, "fine") + count(result, "low") + count(result, "fluctuating"), 1);
@@ -55,7 +55,7 @@ TEST(LowGPUUtilization, FluctuatesWhereP5IsBelowToo) {
   const NamedRule parameters("LowGPUUtilization",
                              {{"threshold_p95", 70}, {"threshold_p5", 10}, {"window", 100}, {"patience", 0}});
   for (const auto& [low_points, fluctuating] : {std::pair{4, 0}, {5, 1}, {94, 1}}) {
-    const RuleResult result = parameters.judge(all(mixture(static_cast<std::size_t>(low_points), 9.9, 100)));
+    const Finding result = parameters.judge(all(mixture(static_cast<std::size_t>(low_points), 9.9, 100)));
     EXPECT_EQ(count(result, "fluctuating"), fluctuating) << low_points;
     EXPECT_EQ(result.triggered, fluctuating);
   }
@@ -63,7 +63,7 @@ TEST(LowGPUUtilization, FluctuatesWhereP5IsBelowToo) {
 }
 
 TEST(LowGPUUtilization, CountsWindowsAndWhatIsLeftOver) {
-  const RuleResult result =
+  const Finding result =
       NamedRule("LowGPUUtilization").judge(all(with_util(1750, [](std::size_t i) { return i < 1500 ? 0.0 : 95; })));
   EXPECT_EQ(count(result, "skipped_by_patience"), 1000);
   EXPECT_EQ(count(result, "windows"), 1);
@@ -74,9 +74,10 @@ TEST(LowGPUUtilization, CountsWindowsAndWhatIsLeftOver) {
 }
 
 TEST(LowGPUUtilization, NeedsAWholeWindow) {
-  EXPECT_TRUE(NamedRule("LowGPUUtilization").judge(all(with_util(1500, [](std::size_t) { return 99.0; }))).applicable);
-  const RuleResult result = NamedRule("LowGPUUtilization").judge(all(with_util(1499, [](std::size_t) { return 0.0; })));
-  EXPECT_FALSE(result.applicable);
+  EXPECT_TRUE(
+      NamedRule("LowGPUUtilization").judge(all(with_util(1500, [](std::size_t) { return 99.0; }))).applicable());
+  const Finding result = NamedRule("LowGPUUtilization").judge(all(with_util(1499, [](std::size_t) { return 0.0; })));
+  EXPECT_FALSE(result.applicable());
   EXPECT_EQ(result.why_not,
             "a window is 500 data points, two a second, and the training has no more than 499 of a GPU");
 }
@@ -92,7 +93,7 @@ TEST(LoadBalancing, ComparesHistograms) {
   // The second GPU is elsewhere in a tenth of the points: the distance of (1, 0) and (0.9, 0.1) is
   // sqrt(ln(1 / 0.95) / 2 + 0.9 / 2 ln(0.9 / 0.95) + 0.1 / 2 ln(0.1 / 0.05)) = 0.18967.
   const auto hosts = all(two_gpus(2000, 10, 90));
-  RuleResult result = NamedRule("LoadBalancing", {{"threshold", 0.190}, {"patience", 0}}).judge(hosts);
+  Finding result = NamedRule("LoadBalancing", {{"threshold", 0.190}, {"patience", 0}}).judge(hosts);
   EXPECT_EQ(result.triggered, 0);
   EXPECT_EQ(count(result, "alike"), 1);
   result = NamedRule("LoadBalancing", {{"threshold", 0.189}, {"patience", 0}}).judge(hosts);
@@ -106,7 +107,7 @@ TEST(LoadBalancing, AtItsDefaults) {
   EXPECT_EQ(NamedRule("LoadBalancing").judge(all(two_gpus(1200, 90, 91))).triggered, 0);  // the same bin
   EXPECT_EQ(NamedRule("LoadBalancing").judge(all(two_gpus(1200, 40, 40))).triggered, 1);
   HostSeries second = with_util(1200, [](std::size_t) { return 40.0; });
-  const RuleResult over_hosts = NamedRule("LoadBalancing").judge(all(two_gpus(1200, 90, 90), second));
+  const Finding over_hosts = NamedRule("LoadBalancing").judge(all(two_gpus(1200, 90, 90), second));
   EXPECT_EQ(count(over_hosts, "pairs"), 3);
   EXPECT_EQ(over_hosts.triggered, 2);
 }
@@ -115,8 +116,8 @@ TEST(LoadBalancing, LeavesOpenWhatChanceCouldDo) {
   // Two bins are used: chance makes sqrt(1/8 (1/n + 1/n)), half of the threshold at n = 25.
   const NamedRule rule("LoadBalancing", {{"threshold", 0.2}, {"patience", 0}});
   EXPECT_EQ(rule.judge(all(two_gpus(26, 40, 40))).triggered, 1);
-  const RuleResult few = rule.judge(all(two_gpus(24, 40, 40)));
-  EXPECT_FALSE(few.applicable);
+  const Finding few = rule.judge(all(two_gpus(24, 40, 40)));
+  EXPECT_FALSE(few.applicable());
   EXPECT_EQ(few.why_not, "too few data points to distinguish GPUs by them");
   const HostSeries one = with_util(2000, [](std::size_t) { return 1.0; });
   EXPECT_EQ(NamedRule("LoadBalancing").judge(all(one)).why_not, "the run has one GPU");
@@ -136,7 +137,7 @@ TEST(CPUBottleneck, IsMoreThanItsShareOfTheTime) {
   const NamedRule parameters("CPUBottleneck",
                              {{"threshold", 50}, {"cpu_threshold", 90}, {"gpu_threshold", 10}, {"patience", 0}});
   for (const auto& [such, triggered] : {std::pair{50, 0}, {51, 1}}) {
-    const RuleResult result = parameters.judge(all(busy_or_waiting(100, static_cast<std::size_t>(such), 90.1, 0, 9.9)));
+    const Finding result = parameters.judge(all(busy_or_waiting(100, static_cast<std::size_t>(such), 90.1, 0, 9.9)));
     EXPECT_EQ(count(result, "bottlenecks"), such);
     EXPECT_EQ(result.triggered, triggered) << such;
     EXPECT_EQ(count(result, "judged"), count(result, "without_reading") + count(result, "not_busy") +
@@ -159,7 +160,7 @@ TEST(IOBottleneck, IsMoreThanItsShareOfTheTime) {
   const NamedRule parameters("IOBottleneck",
                              {{"threshold", 50}, {"io_threshold", 50}, {"gpu_threshold", 10}, {"patience", 0}});
   for (const auto& [such, triggered] : {std::pair{50, 0}, {51, 1}}) {
-    const RuleResult result = parameters.judge(all(busy_or_waiting(100, static_cast<std::size_t>(such), 0, 50.1, 9.9)));
+    const Finding result = parameters.judge(all(busy_or_waiting(100, static_cast<std::size_t>(such), 0, 50.1, 9.9)));
     EXPECT_EQ(count(result, "bottlenecks"), such);
     EXPECT_EQ(result.triggered, triggered) << such;
   }
@@ -170,7 +171,7 @@ TEST(IOBottleneck, IsMoreThanItsShareOfTheTime) {
 TEST(IOBottleneck, LeavesOutPointsThatTellNothing) {
   HostSeries host = busy_or_waiting(100, 60, 0, 60, 0);
   for (std::size_t i = 0; i < 30; ++i) host.samples[i].gpus.clear();  // the driver did not answer
-  const RuleResult result =
+  const Finding result =
       NamedRule("IOBottleneck", {{"threshold", 50}, {"io_threshold", 50}, {"gpu_threshold", 10}, {"patience", 0}})
           .judge(all(host));
   EXPECT_EQ(count(result, "without_reading"), 30);
@@ -191,7 +192,7 @@ TEST(BatchSize, IsTooSmallWhereAllThreeAreBelow) {
   EXPECT_EQ(NamedRule("BatchSize").judge(all(spare(69, 69, 69))).triggered, 1);
   EXPECT_EQ(NamedRule("BatchSize").judge(all(spare(70, 69, 69))).triggered, 0);
   EXPECT_EQ(NamedRule("BatchSize").judge(all(spare(69, 70, 69))).triggered, 0);
-  const RuleResult fine = NamedRule("BatchSize").judge(all(spare(69, 69, 70)));
+  const Finding fine = NamedRule("BatchSize").judge(all(spare(69, 69, 70)));
   EXPECT_EQ(fine.triggered, 0);
   EXPECT_EQ(count(fine, "windows"), 1);
   EXPECT_EQ(count(fine, "fine"), 1);
@@ -216,11 +217,11 @@ TEST(Bottlenecks, JudgeTheRanksComputingWhereThereIsNoGPU) {
           sample.io_wait_percent = i < such ? 51 : 0;
           sample.computing_percent = i < such ? 9 : 95;
         }));
-    for (const RuleResult& result : {cpu.judge(hosts), io.judge(hosts)}) {
-      EXPECT_TRUE(result.applicable) << result.why_not;
+    for (const Finding& result : {cpu.judge(hosts), io.judge(hosts)}) {
+      EXPECT_TRUE(result.applicable()) << result.why_not;
       EXPECT_EQ(result.datapoints, 100);
       EXPECT_EQ(count(result, "bottlenecks"), such);
-      EXPECT_EQ(result.triggered, triggered) << result.name;
+      EXPECT_EQ(result.triggered, triggered) << result.id;
     }
   }
   const auto computing = all(on_processors(100, [](std::size_t, HostSample& sample) {
@@ -228,7 +229,7 @@ TEST(Bottlenecks, JudgeTheRanksComputingWhereThereIsNoGPU) {
     sample.computing_percent = 10;
   }));
   EXPECT_EQ(count(cpu.judge(computing), "busy_and_computing"), 100);
-  EXPECT_FALSE(io.judge(computing).applicable) << "no I/O wait was recorded";
+  EXPECT_FALSE(io.judge(computing).applicable()) << "no I/O wait was recorded";
 }
 
 TEST(BatchSize, JudgesTheRanksComputingWhereThereIsNoGPU) {
@@ -244,7 +245,7 @@ TEST(BatchSize, JudgesTheRanksComputingWhereThereIsNoGPU) {
   EXPECT_EQ(judged(69, 70, 301).triggered, 0);
   EXPECT_EQ(judged(69, 69, 300).triggered, 0);
   EXPECT_EQ(judged(69, 69, 301).datapoints, 500);
-  const RuleResult few = NamedRule("BatchSize").judge(all(on_processors(1400, [](std::size_t, HostSample& sample) {
+  const Finding few = NamedRule("BatchSize").judge(all(on_processors(1400, [](std::size_t, HostSample& sample) {
     sample.cpu_percent = 1;
     sample.computing_percent = 1;
   })));
@@ -262,8 +263,8 @@ TEST(GPUMemoryIncrease, IsAJumpBetweenWindows) {
   std::vector<double> memory(20, 30);
   memory.resize(60, 35);
   EXPECT_EQ(kByFive.judge(all(with_memory(memory))).triggered, 0);
-  RuleResult result = NamedRule("GPUMemoryIncrease", {{"increase", 4.99}, {"window", 10}, {"patience", 0}})
-                          .judge(all(with_memory(memory)));
+  Finding result = NamedRule("GPUMemoryIncrease", {{"increase", 4.99}, {"window", 10}, {"patience", 0}})
+                       .judge(all(with_memory(memory)));
   EXPECT_EQ(result.triggered, 1);
   EXPECT_EQ(count(result, "above"), 1);
   memory.resize(100, 60);
@@ -287,28 +288,28 @@ TEST(GPUMemoryIncrease, MayFallAndStandStill) {
   std::vector<double> memory(50, 80);
   memory.resize(100, 20);
   EXPECT_EQ(kByFive.judge(all(with_memory(memory))).triggered, 0);
-  EXPECT_FALSE(kByFive.judge(all(with_memory(std::vector<double>(19, 1)))).applicable);
-  EXPECT_TRUE(kByFive.judge(all(with_memory(std::vector<double>(20, 1)))).applicable);
+  EXPECT_FALSE(kByFive.judge(all(with_memory(std::vector<double>(19, 1)))).applicable());
+  EXPECT_TRUE(kByFive.judge(all(with_memory(std::vector<double>(20, 1)))).applicable());
 }
 
 // Those that the list says it of, and no others.
 TEST(GpuRules, DoNotApplyWithoutGPUs) {
   const auto hosts = all(make_host(0, 2000, [](std::size_t, HostSample& sample) { sample.cpu_percent = 99; }));
   std::vector<std::string> names;
-  for (const RuleResult& result : RuleSet(all_rules()).judge(hosts)) {
-    if (result.why_not == kNoGpu) names.push_back(result.name);
+  for (const Finding& result : RuleSet().judge(hosts)) {
+    if (result.why_not == kNoGpu) names.push_back(result.id);
   }
   EXPECT_THAT(names, testing::ElementsAre("LowGPUUtilization", "LoadBalancing", "GPUMemoryIncrease", "GPUUtilization",
                                           "GPUMemoryFull", "GPUForeignProcesses", "GPUTemperature", "PinnedMemory"));
   for (const auto& rule : all_rules()) {
     if (!rule->gpus_only()) continue;
-    const RuleResult result = rule->judge(hosts);
-    EXPECT_FALSE(result.applicable) << result.name;
-    EXPECT_EQ(result.triggered, 0) << result.name;
-    names.erase(std::remove(names.begin(), names.end(), result.name), names.end());
+    const Finding result = rule->judge(hosts);
+    EXPECT_FALSE(result.applicable()) << result.id;
+    EXPECT_EQ(result.triggered, 0) << result.id;
+    names.erase(std::remove(names.begin(), names.end(), result.id), names.end());
   }
   EXPECT_THAT(names, testing::IsEmpty()) << "not known as rules of GPUs alone";
 }
 
 }  // namespace
-}  // namespace dtrain::analysis::rules
+}  // namespace dtrain::analysis::findings

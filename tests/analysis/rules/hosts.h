@@ -4,15 +4,14 @@
 #include <gtest/gtest.h>
 
 #include <functional>
-#include <memory>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "rules/judge.h"
+#include "findings/judgement.h"
 
-namespace dtrain::analysis::rules {
+namespace dtrain::analysis::findings {
 
 inline constexpr std::int64_t kSecond = 1'000'000'000;
 
@@ -20,20 +19,20 @@ inline constexpr std::int64_t kSecond = 1'000'000'000;
 class NamedRule {
  public:
   explicit NamedRule(const std::string& name, const Json& parameters = Json::object()) {
-    for (const auto& rule : all_rules()) {
-      if (rule->name() == name) rule_ = rule->clone();
+    for (const Judgement& one : judgements()) {
+      if (one.judge != nullptr && one.id == name) rule_ = one;
     }
-    if (!rule_) throw std::invalid_argument("no rule is called " + name);
+    if (rule_.judge == nullptr) throw std::invalid_argument("no rule is called " + name);
     std::vector<std::string> given;
     for (const auto& [key, value] : parameters.items()) {
       given.push_back(name + "." + key + "=" + (value.is_string() ? value.get<std::string>() : value.dump()));
     }
-    config::read_overrides(given, [this](config::Keys& keys) { rule_->declare_keys(keys); });
+    config::read_overrides(given, [this](config::Keys& keys) { declare_keys(keys, rule_); });
   }
-  RuleResult judge(const RuleData& data) const { return rule_->judge(data); }
+  Finding judge(const RuleData& data) const { return findings::judge(rule_, data); }
 
  private:
-  std::unique_ptr<Rule> rule_;
+  Judgement rule_;
 };
 
 // `points` samples, the i-th as `fill` makes it.
@@ -57,16 +56,16 @@ inline HostSeries with_util(std::size_t points, const std::function<double(std::
   return make_host(1, points, [&](std::size_t i, HostSample& sample) { sample.gpus[0].util_percent = util(i); });
 }
 
-inline std::int64_t count(const RuleResult& result, const char* key) {
+inline std::int64_t count(const Finding& result, const char* key) {
   const auto found = result.counts.find(key);
   return found == result.counts.end() ? -1 : found->get<std::int64_t>();
 }
 
 // What is judged and what is not makes all samples there were.
-inline void expect_samples_add_up(const RuleResult& result, std::int64_t samples) {
-  EXPECT_EQ(count(result, "samples"), samples) << result.name;
+inline void expect_samples_add_up(const Finding& result, std::int64_t samples) {
+  EXPECT_EQ(count(result, "samples"), samples) << result.id;
   EXPECT_EQ(count(result, "skipped_by_patience") + count(result, "after_training") + count(result, "judged"), samples)
-      << result.name;
+      << result.id;
 }
 
 // What a run on these hosts has recorded.
@@ -82,4 +81,4 @@ inline RuleData with_loaders(RuleData data, std::vector<LoaderSeries> loaders) {
   return data;
 }
 
-}  // namespace dtrain::analysis::rules
+}  // namespace dtrain::analysis::findings

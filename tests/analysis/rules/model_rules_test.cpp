@@ -3,7 +3,7 @@
 
 #include "hosts.h"
 
-namespace dtrain::analysis::rules {
+namespace dtrain::analysis::findings {
 namespace {
 
 RuleData gpu_host(double compute_capability) {
@@ -31,7 +31,7 @@ TEST(PinnedMemory, IsForRunsOnGPUs) {
   const auto judged = [&] { return NamedRule("PinnedMemory").judge(with_loaders(gpu_host(9), {loader})); };
   EXPECT_EQ(judged().triggered, 0);
   loader.pinned = false;
-  const RuleResult result = judged();
+  const Finding result = judged();
   EXPECT_EQ(result.triggered, 1);
   EXPECT_EQ(count(result, "ranks"), count(result, "not_known") + count(result, "pinned") + count(result, "triggered"));
   loader.pinned.reset();
@@ -47,7 +47,7 @@ TEST(DimensionMultiples, WeighsPaddingByWhatIsComputed) {
     return NamedRule("DimensionMultiples").judge(with_model(cpu_host(256, false), model(shapes)));
   };
   // 100 -> 104 in one dimension is 4% more, 101 -> 104 in both is 6.02%.
-  RuleResult result = judged({{"a", {100, 104}}, {"a.bias", {100}}});
+  Finding result = judged({{"a", {100, 104}}, {"a.bias", {100}}});
   EXPECT_EQ(result.details["multiple"], 8);
   EXPECT_EQ(result.triggered, 0);
   EXPECT_EQ(count(result, "layers"), 1);
@@ -73,15 +73,15 @@ TEST(DimensionMultiples, DependOnTheHardware) {
   facts.dtype = "bfloat16";
   EXPECT_EQ(padding(facts, gpu_host(9)), 8);
   EXPECT_EQ(NamedRule("DimensionMultiples").judge(with_model(gpu_host(9), facts)).triggered, 1);  // 12 -> 16 twice
-  EXPECT_FALSE(NamedRule("DimensionMultiples").judge(with_model({}, facts)).applicable);
+  EXPECT_FALSE(NamedRule("DimensionMultiples").judge(with_model({}, facts)).applicable());
   const NamedRule of_four("DimensionMultiples", {{"threshold", 5}, {"multiple", 4}});
-  EXPECT_TRUE(of_four.judge(with_model({}, facts)).applicable);
-  EXPECT_FALSE(NamedRule("DimensionMultiples").judge(with_model(gpu_host(9), model({}))).applicable);
+  EXPECT_TRUE(of_four.judge(with_model({}, facts)).applicable());
+  EXPECT_FALSE(NamedRule("DimensionMultiples").judge(with_model(gpu_host(9), model({}))).applicable());
 }
 
 TEST(DimensionMultiples, OfTheBatchCountOnGPUs) {
   const ModelFacts facts = model({{"a", {64, 64}}}, {33, 33, 40});
-  const RuleResult result = NamedRule("DimensionMultiples").judge(with_model(gpu_host(9), facts));
+  const Finding result = NamedRule("DimensionMultiples").judge(with_model(gpu_host(9), facts));
   EXPECT_EQ(count(result, "batch_sizes"), 2);
   EXPECT_EQ(count(result, "odd_batch_sizes"), 1);  // 33 -> 36 is 9% more
   EXPECT_EQ(result.triggered, 1);
@@ -105,13 +105,12 @@ TEST(MixedPrecision, IsOffWhereTheHardwareHasIt) {
   other = facts;
   other.mixed_precision = "fp16";
   EXPECT_EQ(NamedRule("MixedPrecision").judge(with_model(gpu_host(7.0), other)).triggered, 0);
-  EXPECT_FALSE(NamedRule("MixedPrecision").judge(with_model({}, facts)).applicable);
+  EXPECT_FALSE(NamedRule("MixedPrecision").judge(with_model({}, facts)).applicable());
 }
 
 TEST(MixedPrecision, AdvisesATypeThatTheHardwareMultiplies) {
   const auto advises = [](const RuleData& hosts, const char* precision) {
-    return NamedRule("MixedPrecision").judge(with_model(hosts, model({}))).recommendation.find(precision) !=
-           std::string::npos;
+    return NamedRule("MixedPrecision").judge(with_model(hosts, model({}))).advice.find(precision) != std::string::npos;
   };
   EXPECT_TRUE(advises(gpu_host(7.5), ": fp16"));
   EXPECT_TRUE(advises(gpu_host(8.0), ": bf16"));
@@ -129,4 +128,4 @@ TEST(FusedOptimizer, IsWhatThePlanSays) {
 }
 
 }  // namespace
-}  // namespace dtrain::analysis::rules
+}  // namespace dtrain::analysis::findings

@@ -1,10 +1,10 @@
 // StepOutlier and MaxInitializationTime.
 #include <gtest/gtest.h>
 
+#include "findings/judgement.h"
 #include "hosts.h"
-#include "rules/judge.h"
 
-namespace dtrain::analysis::rules {
+namespace dtrain::analysis::findings {
 namespace {
 
 StepSeries series_of(const std::vector<double>& seconds, bool evaluation = false, int rank = 0) {
@@ -34,7 +34,7 @@ std::vector<double> balanced(double more) {
   return seconds;
 }
 
-void expect_adds_up(const RuleResult& result) {
+void expect_adds_up(const Finding& result) {
   EXPECT_EQ(count(result, "steps"), count(result, "normal") + count(result, "outliers"));
   EXPECT_EQ(count(result, "outliers"), count(result, "ignored_by_n_outliers") + count(result, "triggered"));
   EXPECT_EQ(count(result, "triggered"), result.triggered);
@@ -44,7 +44,7 @@ void expect_adds_up(const RuleResult& result) {
 TEST(StepOutlier, IsAStepAboveTheMeanByMoreThanItsStandardDeviations) {
   // mean 2, standard deviation 1: with stddev 1 the threshold is the 3 s of every other step, which is not above it.
   const std::vector<StepSeries> series{series_of(balanced(0))};
-  RuleResult result =
+  Finding result =
       NamedRule("StepOutlier", {{"stddev", 1.0}, {"n_outliers", 0}, {"mode", nullptr}}).judge(of_steps(series));
   EXPECT_EQ(result.triggered, 0);
   expect_adds_up(result);
@@ -59,7 +59,7 @@ TEST(StepOutlier, IgnoresTheFirstOnesOfEachRank) {
   for (std::size_t i = 0; i < 4; ++i) seconds[10 * i] = 5;
   const std::vector<StepSeries> series{series_of(seconds, false, 0), series_of(seconds, false, 1)};
   for (const auto& [ignored, triggered] : {std::pair{3, 2}, {4, 0}, {5, 0}, {0, 8}}) {
-    const RuleResult result =
+    const Finding result =
         NamedRule("StepOutlier", {{"stddev", 3.0}, {"n_outliers", ignored}, {"mode", nullptr}}).judge(of_steps(series));
     EXPECT_EQ(count(result, "outliers"), 8);
     EXPECT_EQ(result.triggered, triggered) << ignored;
@@ -71,14 +71,14 @@ TEST(StepOutlier, LooksAtTheModeItIsAskedFor) {
   std::vector<double> training(100, 1.0);
   training[5] = 9;
   const std::vector<StepSeries> series{series_of(training), series_of(std::vector<double>(20, 30.0), true)};
-  const RuleResult both =
+  const Finding both =
       NamedRule("StepOutlier", {{"stddev", 3.0}, {"n_outliers", 0}, {"mode", nullptr}}).judge(of_steps(series));
   EXPECT_EQ(both.datapoints, 120);
   EXPECT_EQ(both.triggered, 1);  // modes are not compared with each other
-  const RuleResult of_training =
+  const Finding of_training =
       NamedRule("StepOutlier", {{"stddev", 3.0}, {"n_outliers", 0}, {"mode", "TRAIN"}}).judge(of_steps(series));
   EXPECT_EQ(of_training.datapoints, 100);
-  const RuleResult evaluation =
+  const Finding evaluation =
       NamedRule("StepOutlier", {{"stddev", 3.0}, {"n_outliers", 0}, {"mode", "EVAL"}}).judge(of_steps(series));
   EXPECT_EQ(evaluation.datapoints, 20);
   EXPECT_EQ(evaluation.triggered, 0);
@@ -115,7 +115,7 @@ TEST(StepOutlier, CountsFoldedStepsToo) {
   EXPECT_DOUBLE_EQ(statistics.p50_s, 1);
   EXPECT_DOUBLE_EQ(statistics.p99_s, 3);
   EXPECT_DOUBLE_EQ(statistics.mad_s, 0);
-  const RuleResult result =
+  const Finding result =
       NamedRule("StepOutlier", {{"stddev", 0.5}, {"n_outliers", 10}, {"mode", nullptr}}).judge(of_steps({folded}));
   EXPECT_EQ(result.datapoints, 100);
   EXPECT_EQ(count(result, "outliers"), 50);
@@ -135,21 +135,21 @@ TEST(StepOutlier, HistogramHoldsEveryNormalStep) {
 }
 
 TEST(StepOutlier, DoesNotApplyWithoutSteps) {
-  const RuleResult result = NamedRule("StepOutlier").judge(of_steps({}));
-  EXPECT_FALSE(result.applicable);
+  const Finding result = NamedRule("StepOutlier").judge(of_steps({}));
+  EXPECT_FALSE(result.applicable());
   EXPECT_EQ(result.why_not, "no step was recorded");
 }
 
 TEST(MaxInitializationTime, IsExceededAboveItsMinutes) {
   const std::vector<InitializationTime> ranks{{0, 1200, true}, {1, 1200.5, true}, {2, 3000, false}, {3, 1, true}};
-  const RuleResult result = NamedRule("MaxInitializationTime", {{"threshold", 20}}).judge(of_starts(ranks));
+  const Finding result = NamedRule("MaxInitializationTime", {{"threshold", 20}}).judge(of_starts(ranks));
   EXPECT_EQ(result.triggered, 2);
   EXPECT_EQ(count(result, "ranks"), count(result, "in_time") + count(result, "triggered"));
   EXPECT_EQ(count(result, "never_began_training"), 1);
   EXPECT_EQ(result.details["longest_s"], 3000);
   EXPECT_EQ(NamedRule("MaxInitializationTime", {{"threshold", 20.01}}).judge(of_starts(ranks)).triggered, 1);
-  EXPECT_FALSE(NamedRule("MaxInitializationTime", {{"threshold", 20}}).judge(of_starts({})).applicable);
+  EXPECT_FALSE(NamedRule("MaxInitializationTime", {{"threshold", 20}}).judge(of_starts({})).applicable());
 }
 
 }  // namespace
-}  // namespace dtrain::analysis::rules
+}  // namespace dtrain::analysis::findings

@@ -6,7 +6,7 @@
 
 #include "hosts.h"
 
-namespace dtrain::analysis::rules {
+namespace dtrain::analysis::findings {
 namespace {
 
 HostSeries with_cpus(int cpus) {
@@ -33,7 +33,7 @@ TEST(Dataloader, ComparesWorkersWithCores) {
     return NamedRule("Dataloader").judge(with_loaders(hosts, {loading(0, each), loading(1, each)}));
   };
   for (const auto& [each, few, many] : {std::tuple{3.4, 1, 0}, {3.5, 0, 0}, {10.0, 0, 0}, {10.1, 0, 1}}) {
-    const RuleResult result = run(each);
+    const Finding result = run(each);
     EXPECT_EQ(count(result, "too_few"), few) << each;
     EXPECT_EQ(count(result, "too_many"), many) << each;
     EXPECT_EQ(result.triggered, few + many);
@@ -56,12 +56,12 @@ TEST(Dataloader, SaysWhereTheyAreFastEnough) {
 TEST(Dataloader, CountsTheProcessorsThatTheRunMayUse) {
   HostSeries host = with_cpus(16);
   host.machine.cpu_limit = 4.0;
-  const RuleResult result = NamedRule("Dataloader").judge(with_loaders(all(host), {loading(0, 4)}));
+  const Finding result = NamedRule("Dataloader").judge(with_loaders(all(host), {loading(0, 4)}));
   EXPECT_EQ(result.triggered, 0);
   EXPECT_EQ(result.details["hosts"][0]["processors"], 4.0);
   EXPECT_EQ(NamedRule("Dataloader").judge(with_loaders(all(with_cpus(0)), {loading(0, 4)})).why_not,
             "which CPUs the run may use is not recorded");
-  EXPECT_FALSE(NamedRule("Dataloader").judge(with_loaders(all(host), {})).applicable);
+  EXPECT_FALSE(NamedRule("Dataloader").judge(with_loaders(all(host), {})).applicable());
 }
 
 // Two physical cores of two threads each, and four of one.
@@ -73,7 +73,7 @@ HostSeries cores(const std::vector<double>& percent) {
 
 TEST(IdleCores, AreThoseOfWhichNoThreadIsBusy) {
   const NamedRule parameters("IdleCores", {{"threshold", 25}, {"cpu_threshold", 20}, {"patience", 0}});
-  RuleResult result = parameters.judge(all(cores({90, 20, 20, 19.9, 0, 0})));
+  Finding result = parameters.judge(all(cores({90, 20, 20, 19.9, 0, 0})));
   EXPECT_EQ(count(result, "idle_cores"), 1);
   EXPECT_EQ(result.triggered, 0);  // 25% are allowed
   result = parameters.judge(all(cores({0, 20, 19.9, 19.9, 90, 0})));
@@ -86,7 +86,7 @@ TEST(IdleCores, AreThoseOfWhichNoThreadIsBusy) {
 TEST(IdleCores, BeyondWhatIsGrantedAreNone) {
   HostSeries host = cores({90, 90, 0, 0, 0, 0});
   host.machine.cpu_limit = 2.0;
-  const RuleResult result =
+  const Finding result =
       NamedRule("IdleCores", {{"threshold", 25}, {"cpu_threshold", 20}, {"patience", 0}}).judge(all(host));
   EXPECT_EQ(count(result, "cores"), 2);
   EXPECT_EQ(count(result, "idle_cores"), 0);
@@ -94,7 +94,7 @@ TEST(IdleCores, BeyondWhatIsGrantedAreNone) {
 }
 
 TEST(IdleCores, DoesNotApplyToGPUsOrUnknownCores) {
-  EXPECT_FALSE(NamedRule("IdleCores").judge(all(with_util(10, [](std::size_t) { return 1.0; }))).applicable);
+  EXPECT_FALSE(NamedRule("IdleCores").judge(all(with_util(10, [](std::size_t) { return 1.0; }))).applicable());
   EXPECT_EQ(NamedRule("IdleCores").judge(all(with_cpus(2))).why_not, "how busy the run's cores were is not recorded");
   EXPECT_EQ(NamedRule("IdleCores").judge({}).why_not, "no system sample was taken during the training");
 }
@@ -103,13 +103,13 @@ TEST(CPUOversubscription, IsARankThatWaitsForACore) {
   const auto hosts = all(make_host(0, 100, [](std::size_t i, HostSample& sample) {
     sample.ranks = {{0, i % 2 == 0 ? 20.0 : 0.0}, {1, i % 2 == 0 ? 20.2 : 0.0}, {2, std::nullopt}};
   }));
-  const RuleResult result = NamedRule("CPUOversubscription", {{"threshold", 10}, {"patience", 0}}).judge(hosts);
+  const Finding result = NamedRule("CPUOversubscription", {{"threshold", 10}, {"patience", 0}}).judge(hosts);
   EXPECT_EQ(count(result, "ranks"), 2);
   EXPECT_EQ(count(result, "fine"), 1);
   EXPECT_EQ(result.triggered, 1);
   EXPECT_TRUE(result.details["ranks"][1]["triggered"].get<bool>());
   EXPECT_EQ(result.datapoints, 200);
-  EXPECT_FALSE(NamedRule("CPUOversubscription").judge(all(with_cpus(2))).applicable);
+  EXPECT_FALSE(NamedRule("CPUOversubscription").judge(all(with_cpus(2))).applicable());
 }
 
 TEST(GPUUtilization, ShouldBeAtLeast) {
@@ -118,7 +118,7 @@ TEST(GPUUtilization, ShouldBeAtLeast) {
         .judge(all(with_util(10, [=](std::size_t i) { return i < 5 ? half : 100; })));
   };
   EXPECT_EQ(judged(80).triggered, 0);
-  const RuleResult low = judged(79.9);
+  const Finding low = judged(79.9);
   EXPECT_EQ(low.triggered, 1);
   EXPECT_EQ(count(low, "gpus"), count(low, "not_known") + count(low, "fine") + count(low, "triggered"));
 }
@@ -144,7 +144,7 @@ TEST(HostMemoryFull, IsAboveAtAnyTime) {
   HostSeries unknown = least_free(1);
   unknown.machine.total_memory_bytes.reset();
   EXPECT_EQ(NamedRule("HostMemoryFull").judge(all(unknown)).why_not, "how much memory the hosts have is not recorded");
-  const RuleResult both = NamedRule("HostMemoryFull").judge(all(unknown, least_free(99)));
+  const Finding both = NamedRule("HostMemoryFull").judge(all(unknown, least_free(99)));
   EXPECT_EQ(count(both, "hosts"), 2);
   EXPECT_EQ(count(both, "not_known"), 1);
   EXPECT_EQ(count(both, "fine"), 0);
@@ -159,7 +159,7 @@ TEST(HostMemoryFull, IsOfTheCgroupsLimitWhereThatIsFuller) {
   });
   host.machine.total_memory_bytes = 1000;
   host.machine.facts = Json::parse(R"({"memory_limits": [{"bytes": 100, "group": "/box", "file": "memory.max"}]})");
-  const RuleResult result = NamedRule("HostMemoryFull").judge(all(host));
+  const Finding result = NamedRule("HostMemoryFull").judge(all(host));
   EXPECT_EQ(result.triggered, 1);
   EXPECT_EQ(result.details["hosts"][0]["whose"], "the cgroup /box");
   EXPECT_EQ(result.details["advice"][0], "node: 94% of the 100 B of the cgroup /box were in use");
@@ -236,10 +236,10 @@ TEST(GPUForeignProcesses, AreSeen) {
   EXPECT_EQ(NamedRule("GPUForeignProcesses").judge(seen_in(0)).triggered, 0);
   EXPECT_EQ(NamedRule("GPUForeignProcesses").judge(seen_in(1)).triggered, 1);
   EXPECT_EQ(NamedRule("GPUForeignProcesses", {{"threshold", 5}}).judge(seen_in(5)).triggered, 0);
-  const RuleResult more = NamedRule("GPUForeignProcesses", {{"threshold", 5}}).judge(seen_in(6));
+  const Finding more = NamedRule("GPUForeignProcesses", {{"threshold", 5}}).judge(seen_in(6));
   EXPECT_EQ(more.triggered, 1);
   EXPECT_EQ(count(more, "affected_points"), 6);
-  EXPECT_FALSE(NamedRule("GPUForeignProcesses").judge(all(with_util(5, [](std::size_t) { return 1.0; }))).applicable);
+  EXPECT_FALSE(NamedRule("GPUForeignProcesses").judge(all(with_util(5, [](std::size_t) { return 1.0; }))).applicable());
 }
 
 TEST(GPUTemperature, IsNearWhereTheGPUSlowsDown) {
@@ -275,9 +275,9 @@ TEST(SmallReads, AreSmallSlowAndWaitedFor) {
     return NamedRule("SmallReads", settings).judge(with_loaders({}, {one})).triggered;
   };
   EXPECT_EQ(triggers(loader), 1);
-  const RuleResult result = NamedRule("SmallReads").judge(with_loaders({}, {loader}));
+  const Finding result = NamedRule("SmallReads").judge(with_loaders({}, {loader}));
   EXPECT_EQ(result.details["ranks"][0]["bytes_of_request"], 200.0 * (1 << 20) / 20'000);
-  EXPECT_THAT(result.recommendation, ::testing::HasSubstr("data.shuffle_window"));
+  EXPECT_THAT(result.advice, ::testing::HasSubstr("data.shuffle_window"));
   EXPECT_EQ(triggers(loader, {{"request", 8}}), 0);   // KB
   EXPECT_EQ(triggers(loader, {{"rate", 30}}), 0);     // MB/s: 20 is more than half of it
   EXPECT_EQ(triggers(loader, {{"waiting", 50}}), 0);  // percent
@@ -297,15 +297,15 @@ TEST(SmallReads, AreSmallSlowAndWaitedFor) {
 TEST(LoaderRate, IsAboveTheTrainings) {
   LoaderSeries loader = loading(0, 2);  // 59 steps that compute for 6 s: 0.1017 s each
   loader.fetch_s = 0.2033;
-  const RuleResult enough = NamedRule("LoaderRate").judge(with_loaders({}, {loader}));
+  const Finding enough = NamedRule("LoaderRate").judge(with_loaders({}, {loader}));
   EXPECT_EQ(enough.triggered, 0);
   EXPECT_GT(enough.details["ranks"][0]["percent"].get<double>(), 100);
   loader.fetch_s = 0.2035;
   EXPECT_EQ(NamedRule("LoaderRate").judge(with_loaders({}, {loader})).triggered, 1);
   loader.fetch_s.reset();
-  const RuleResult unknown = NamedRule("LoaderRate").judge(with_loaders({}, {loader}));
+  const Finding unknown = NamedRule("LoaderRate").judge(with_loaders({}, {loader}));
   EXPECT_EQ(unknown.why_not, "how long loaders took for a batch is not recorded");
 }
 
 }  // namespace
-}  // namespace dtrain::analysis::rules
+}  // namespace dtrain::analysis::findings

@@ -1,8 +1,8 @@
-// The parameters of communicators of all backends, and the backends whose ranks reach each other's memory: "thread"
-// (ranks are threads of one process: tests) and "shm" (ranks are processes of one host).
+// The parameters of communicators of all backends, the communicator of one host and that of several hosts.
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -30,14 +30,31 @@ struct BackendParts {
   CommunicatorOptions options;
 };
 
-// Makes a communicator for each of `world_size` ranks, which are threads of this process. Only thread i uses element i.
-std::vector<std::unique_ptr<Communicator>> make_thread_communicators(int world_size,
-                                                                     const CommunicatorOptions& options);
-
-// Collective over `control`. All its ranks must be on one host, and it must outlive the communicator. A failure that it
-// reports aborts the communicator. Error messages name rank i by members[i], its number in the run; without members, by
-// i.
+// Makes the communicator of processes of one host, which share memory. Collective over `control`. All its ranks must be
+// on one host, and it must outlive the communicator. A failure that it reports aborts the communicator. Error messages
+// name rank i by members[i], its number in the run; without members, by i.
 std::unique_ptr<Communicator> make_shm_communicator(ControlPlane& control, const CommunicatorOptions& options,
                                                     const std::vector<int>& members = {});
+
+// Makes a communicator over `control`, whose rank i is rank members[i] of the run. Called two or three times for each
+// level, in the same order by all members.
+using MakeCommunicator =
+    std::function<std::unique_ptr<Communicator>(ControlPlane& control, const std::vector<int>& members)>;
+
+// A communicator for ranks on several hosts. It has two levels: a communicator among the ranks of each host (shared
+// memory), and one among one rank of each host (MPI or gloo). Hosts may have different numbers of ranks, and ranks may
+// be on hosts in any order.
+//
+// A reduction first sums each host's ranks in rank order, then the hosts in the order of their lowest ranks. Every rank
+// gets the same bits. Between the levels and between hosts, narrow types are sent as float32; they are rounded once.
+// There is no background thread: each call to issue, progress, test or wait advances the operations.
+//
+// Collective over `control`, which must outlive the communicator. Ranks with equal World::host share a host. `local` is
+// called on hosts with several ranks. If there are several hosts, the lowest rank of each calls `outer`. A failure of
+// the run, and abort(), reach both levels. `name`: the result of Communicator::backend().
+std::unique_ptr<Communicator> make_hierarchical_communicator(ControlPlane& control, const MakeCommunicator& local,
+                                                             const MakeCommunicator& outer,
+                                                             const CommunicatorOptions& options,
+                                                             const std::string& name = "hierarchical");
 
 }  // namespace dtrain::comm

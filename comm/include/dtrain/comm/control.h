@@ -16,10 +16,27 @@
 #include <string_view>
 #include <vector>
 
+#include "dtrain/base/error.h"
 #include "dtrain/base/log.h"
-#include "dtrain/comm/world.h"
 
 namespace dtrain::comm {
+
+// A rank's place among its peers. Plain values, filled in by runtime/rank/environment.cpp.
+struct World {
+  int rank = 0;        // 0 .. size-1
+  int size = 1;        // the world size
+  int local_rank = 0;  // 0 .. local_size-1, among the ranks of the same host
+  int local_size = 1;
+  std::string host;  // the agent id given by the launcher, else the host's identity (dtrain/host/identity.h)
+};
+
+// A wait has reached its deadline. Unlike other errors of communication, this one has no known cause: no message
+// arrived.
+class TimedOut : public CommError {
+ public:
+  using CommError::CommError;
+  explicit TimedOut(const CommError& error) : CommError(error.what(), error.remedy()) {}
+};
 
 struct ControlEndpoint {
   std::string address = "127.0.0.1";  // rank 0 listens on it, the others connect to it

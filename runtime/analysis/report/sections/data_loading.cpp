@@ -4,12 +4,12 @@
 
 #include <spdlog/fmt/fmt.h>
 
-#include "dtrain/base/units.h"
-#include "measure/loader_use.h"
+#include "dtrain/base/text.h"
+#include "measure/contention.h"
 #include "measure/statistics.h"
+#include "read/text.h"
 #include "report/charts.h"
 #include "report/sections.h"
-#include "text/numbers.h"
 
 namespace dtrain::analysis::report {
 namespace {

@@ -6,9 +6,9 @@
 #include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
 #include "read/json_fields.h"
+#include "read/text.h"
 #include "report/sections.h"
 #include "summary/summary_words.h"
-#include "text/numbers.h"
 
 namespace dtrain::analysis::report {
 namespace {

@@ -2,14 +2,14 @@
 #include <spdlog/fmt/fmt.h>
 #include <algorithm>
 
-#include "dtrain/analysis/curves.h"
+#include "dtrain/analysis/run_history.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
 #include "read/json_fields.h"
+#include "read/text.h"
 #include "report/charts.h"
 #include "report/sections.h"
 #include "summary/summary_words.h"
-#include "text/numbers.h"
 
 namespace dtrain::analysis::report {
 namespace {

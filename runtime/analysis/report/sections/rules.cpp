@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "dtrain/base/text.h"
+#include "read/text.h"
 #include "report/sections.h"
-#include "text/numbers.h"
 
 namespace dtrain::analysis::report {
 namespace {
@@ -18,9 +18,9 @@ std::string value_text(const Json& value) {
 
 }  // namespace
 
-const RuleResult* find_rule(const Input& input, const std::string& name) {
-  const std::vector<RuleResult>& rules = input.analysis.rules;
-  const auto rule = std::find_if(rules.begin(), rules.end(), [&](const RuleResult& one) { return one.name == name; });
+const Finding* find_rule(const Input& input, const std::string& name) {
+  const std::vector<Finding>& rules = input.analysis.rules;
+  const auto rule = std::find_if(rules.begin(), rules.end(), [&](const Finding& one) { return one.id == name; });
   return rule == rules.end() ? nullptr : &*rule;
 }
 
@@ -35,9 +35,9 @@ std::string pairs_text(const Json& object) {
 }
 
 void write_rule(Page& page, const Input& input, const std::string& name) {
-  const RuleResult* rule = find_rule(input, name);
+  const Finding* rule = find_rule(input, name);
   if (!rule) return;
-  if (!rule->applicable) {
+  if (!rule->applicable()) {
     page.absent(fmt::format("The rule {} does not apply.", name), rule->why_not + ".", "");
     return;
   }
@@ -45,9 +45,9 @@ void write_rule(Page& page, const Input& input, const std::string& name) {
   page.paragraph(
       fmt::format("The rule {}: {} Parameters: {}. It judged {} data points and was triggered {} times ({}); it "
                   "counted: {}.",
-                  name, rule->description, parameters.empty() ? "none" : parameters, count_text(rule->datapoints),
+                  name, rule->title, parameters.empty() ? "none" : parameters, count_text(rule->datapoints),
                   count_text(rule->triggered), rule->unit, pairs_text(rule->counts)));
-  if (rule->triggered > 0) page.raw(fmt::format("<p class=\"warning\">{}</p>\n", html_escaped(rule->recommendation)));
+  if (rule->triggered > 0) page.raw(fmt::format("<p class=\"warning\">{}</p>\n", html_escaped(rule->advice)));
   const auto advice = rule->details.find("advice");
   if (advice == rule->details.end() || !advice->is_array()) return;
   std::vector<std::string> lines;
@@ -66,7 +66,7 @@ const char* group_title(const std::string& group) {
   return "How the model is computed";
 }
 
-void write_group(Page& page, const std::vector<const RuleResult*>& rules, const std::string& group) {
+void write_group(Page& page, const std::vector<const Finding*>& rules, const std::string& group) {
   Table table(group_title(group), {{"rule"},
                                    {"what it looks for"},
                                    {"recommendation"},
@@ -74,14 +74,14 @@ void write_group(Page& page, const std::vector<const RuleResult*>& rules, const 
                                    {"data points", true},
                                    {"parameters"},
                                    {"counts"}});
-  for (const RuleResult* rule : rules) {
+  for (const Finding* rule : rules) {
     if (rule->group != group) continue;
     const auto triggered = static_cast<double>(rule->triggered);
-    table.row({rule->name, rule->description, rule->recommendation,
-               rule->applicable ? Cell(fmt::format("{} {}", count_text(rule->triggered), rule->unit), triggered)
-                                : Cell("not applicable", -1),
+    table.row({rule->id, rule->title, rule->advice,
+               rule->applicable() ? Cell(fmt::format("{} {}", count_text(rule->triggered), rule->unit), triggered)
+                                  : Cell("not applicable", -1),
                Cell(count_text(rule->datapoints), static_cast<double>(rule->datapoints)), pairs_text(rule->parameters),
-               rule->applicable ? pairs_text(rule->counts) : rule->why_not});
+               rule->applicable() ? pairs_text(rule->counts) : rule->why_not});
   }
   page.table(table);
 }
@@ -90,18 +90,18 @@ void write_group(Page& page, const std::vector<const RuleResult*>& rules, const 
 
 void write_rules(Page& page, const Input& input) {
   page.begin_section("rules", "Rules");
-  std::vector<const RuleResult*> rules;
-  for (const RuleResult& rule : input.analysis.rules) rules.push_back(&rule);
+  std::vector<const Finding*> rules;
+  for (const Finding& rule : input.analysis.rules) rules.push_back(&rule);
   if (rules.empty()) {
     page.absent("No rule was evaluated.", "The analysis has none.", "");
     return;
   }
-  std::stable_sort(rules.begin(), rules.end(), [](const RuleResult* a, const RuleResult* b) {
-    return std::pair(a->applicable, a->triggered) > std::pair(b->applicable, b->triggered);
+  std::stable_sort(rules.begin(), rules.end(), [](const Finding* a, const Finding* b) {
+    return std::pair(a->applicable(), a->triggered) > std::pair(b->applicable(), b->triggered);
   });
-  const RuleResult& first = *rules.front();
+  const Finding& first = *rules.front();
   page.paragraph(first.triggered > 0
-                     ? fmt::format("The rule that was triggered most is {}: {} {} of {} data points.", first.name,
+                     ? fmt::format("The rule that was triggered most is {}: {} {} of {} data points.", first.id,
                                    count_text(first.triggered), first.unit, count_text(first.datapoints))
                      : "No rule was triggered.");
   for (const char* group : {"report", "cpu", "system", "model"}) write_group(page, rules, group);

@@ -1,6 +1,6 @@
 // torch.optim.Adagrad.
 #include "dtrain/config/optimizers.h"
-#include "model/tensor_update.h"
+#include "model/optimizer_update.h"
 
 namespace dtrain::train {
 namespace {

@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "dtrain/config/optimizers.h"
-#include "model/tensor_update.h"
+#include "model/optimizer_update.h"
 
 namespace dtrain::train {
 namespace {

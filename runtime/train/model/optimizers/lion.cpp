@@ -1,6 +1,6 @@
 // Lion: Chen and others, arXiv:2302.06675, algorithm 2.
 #include "dtrain/config/optimizers.h"
-#include "model/tensor_update.h"
+#include "model/optimizer_update.h"
 
 namespace dtrain::train {
 namespace {

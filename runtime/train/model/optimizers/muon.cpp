@@ -7,7 +7,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/config/optimizers.h"
 #include "dtrain/train/optimizer.h"
-#include "model/tensor_update.h"
+#include "model/optimizer_update.h"
 
 namespace dtrain::train {
 namespace {

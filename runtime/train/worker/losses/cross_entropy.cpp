@@ -5,8 +5,8 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/config/losses.h"
-#include "kernels/first_maximum.h"
-#include "parallel/parallel.h"
+#include "numerics/kernels.h"
+#include "numerics/parallel.h"
 #include "worker/loss.h"
 #include "worker/script_file.h"
 

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "dtrain/config/cluster.h"
+#include "dtrain/host/cpu.h"
 #include "dtrain/host/gpus.h"
-#include "dtrain/host/topology.h"
 #include "dtrain/scheduler/placement.h"
 
 namespace dtrain::scheduler {
@@ -90,5 +90,12 @@ bool ask_for_gpus(const std::vector<std::string>& options);
 
 // Returns all agents, entirely free: the input of never_fits() and the start of place().
 std::vector<AgentSlots> empty_slots(const ClusterAgents& cluster);
+
+// Makes one slot for each healthy GPU that CUDA_VISIBLE_DEVICES (of `variables`) shows, in its order, numbered from 0.
+// Each slot has a share of the cores near its GPU (those of its NUMA node). These cores are divided evenly among all
+// GPUs near them, visible or not, so launches on different GPUs get different cores. After these slots follow the GPUs
+// that cannot be slots, numbered -1, each with its problem.
+std::vector<ClusterSlot> find_gpu_slots(const Machine& machine, const std::map<std::string, std::string>& variables,
+                                        std::vector<std::string>& warnings);
 
 }  // namespace dtrain::scheduler

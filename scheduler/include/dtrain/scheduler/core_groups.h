@@ -1,15 +1,17 @@
-// Chooses the cores of each rank on a machine whose slots no file declares. Pure functions; any thread.
+// Chooses the cores of each rank: of CPU slots that a file declares (divide_cores), and on a machine whose slots no
+// file declares. Any thread.
 //
-// The rules (docs/cluster.md, "Slots, cores and threads"): if possible, the groups are of equal size, of cores of one
-// kind, and each is within one NUMA node, or else within one socket.
+// The rules for the latter (docs/cluster.md, "Slots, cores and threads"): if possible, the groups are of equal size, of
+// cores of one kind, and each is within one NUMA node, or else within one socket.
 #pragma once
 
 #include <limits>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
-#include "dtrain/host/topology.h"
+#include "dtrain/host/cpu.h"
 
 namespace dtrain::scheduler {
 
@@ -47,5 +49,28 @@ CoreGroups divide_cores_evenly(std::span<const CoreUnit> units, int slots,
 //  - A slot gets units of one NUMA node: of those with enough free units, the one with the fewest. If no node has
 //    enough, the same holds for sockets; else it takes units from the sockets with the most.
 std::optional<CoreGroups> take_cores(std::span<const CoreUnit> free, int slots, int each);
+
+// A declared CPU slot of this machine.
+struct Slot {
+  int index = 0;
+  std::vector<int> cpus;  // logical CPUs, ascending; never empty
+};
+
+struct LocalSlots {
+  std::vector<Slot> slots;
+  std::string warning;  // says that slots share cores; empty: they do not
+};
+
+// Divides physical cores (each the list of its logical CPUs) evenly over `count` slots, neighbours together. With
+// more slots than cores the logical CPUs are divided; with more slots than those, slots share them.
+// ConfigError if count < 1 or there is no core.
+LocalSlots divide_cores(std::span<const std::vector<int>> cores, int count);
+
+// Divides the cores that this process may use.
+LocalSlots local_slots(int count);
+
+// Return the number of these cores to which the logical CPUs belong, and the CPUs of the first `count` of those cores.
+int count_cores(std::span<const std::vector<int>> cores, const std::vector<int>& cpus);
+std::vector<int> first_cores(std::span<const std::vector<int>> cores, const std::vector<int>& cpus, int count);
 
 }  // namespace dtrain::scheduler

@@ -2,7 +2,7 @@
 // held slots; cluster_agents.h defines a slot. Any thread.
 //
 // Two of the rules are Determined's: one agent that holds all slots, else agents of one size that are used whole. The
-// rule for agents of different sizes is dtrain's own.
+// rule for agents of different sizes is dtrain's own. A global batch is divided over the slots as well.
 #pragma once
 
 #include <cstdint>
@@ -78,5 +78,7 @@ struct Refusal {
 // Returns why a request never fits; empty: it fits once enough is free. `global_batch_size` is that of the experiment.
 std::optional<Refusal> never_fits(std::span<const AgentSlots> agents, const SlotRequest& request,
                                   std::int64_t global_batch_size);
+
+inline constexpr int kMostSlots = 65536;  // of one trial, and of one agent; the experiment's schema has the same bound
 
 }  // namespace dtrain::scheduler

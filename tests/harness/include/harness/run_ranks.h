@@ -38,4 +38,8 @@ void run_control_ranks(const TestWorld& world, const std::function<void(comm::Co
 void run_communicator_ranks(const TestWorld& world, const std::string& backend,
                             const std::function<void(comm::Communicator&)>& fn);
 
+// Makes a communicator for each of `world_size` ranks, which are threads of this process. Only thread i uses element i.
+std::vector<std::unique_ptr<comm::Communicator>> make_thread_communicators(int world_size,
+                                                                           const comm::CommunicatorOptions& options);
+
 }  // namespace dtrain::test

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "dtrain/profile/phase.h"
+#include "dtrain/profile/records.h"
 
 namespace dtrain::test {
 

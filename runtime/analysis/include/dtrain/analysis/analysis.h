@@ -8,12 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "dtrain/analysis/findings.h"
 #include "dtrain/analysis/operators.h"
-#include "dtrain/analysis/roofline.h"
-#include "dtrain/analysis/rules.h"
 #include "dtrain/analysis/run_profile.h"
 #include "dtrain/analysis/summary.h"
-#include "dtrain/analysis/summary_text.h"
 #include "dtrain/base/json.h"
 
 namespace dtrain::analysis {
@@ -79,23 +77,6 @@ struct Waterfall {
 
 Json to_json(const Waterfall& waterfall);
 
-// One thing worth changing in a run.
-struct Finding {
-  std::string id;        // "straggler", "loader", "stalls", "uneven_shard", "exchange", "memory_leak", …: stable
-  std::string cause;     // "cpu_contention", "slow_loader", "slow_link", …: stable, from the evidence
-  std::string title;     // one line, with the cost
-  std::string evidence;  // the numbers behind it
-  std::string advice;    // the change that would help
-  double seconds = 0;    // its cost: a part of the loop's time
-  double share = 0;      // its cost as a share of the loop
-  int rank = -1;         // -1: not a single rank
-  std::string host;      // empty: not a single host
-  bool fault = false;    // true: something is wrong; false: a healthy run could save the time
-  std::optional<double> bytes_per_step;  // of a leak
-};
-
-Json to_json(const Finding& finding);
-
 // The effect of a change, predicted from the measured steps. Steps do not include validation and checkpoints.
 struct Prediction {
   std::string name;        // "free_loader", "free_network", "loader_alone", "balanced", "twice_the_link", …: stable
@@ -146,7 +127,7 @@ struct Analysis {
   Stragglers stragglers;
   WhatIf what_if;
   std::vector<Finding> findings;  // most expensive first
-  std::vector<RuleResult> rules;  // all rules, also those that do not apply
+  std::vector<Finding> rules;     // all rules, also those that do not apply
   Operators operators;            // by self time, from the traces of the run; no rows if there are no traces
 };
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "dtrain/analysis/run_profile.h"
-#include "dtrain/analysis/summary_text.h"
+#include "dtrain/analysis/summary.h"
 #include "dtrain/base/json.h"
 
 namespace dtrain::analysis {

@@ -12,10 +12,10 @@
 #include <string_view>
 #include <vector>
 
-#include "dtrain/analysis/curves.h"
+#include "dtrain/analysis/run_history.h"
 #include "dtrain/base/clock.h"
 #include "dtrain/base/json.h"
-#include "dtrain/profile/phase.h"
+#include "dtrain/profile/records.h"
 
 namespace dtrain::analysis {
 

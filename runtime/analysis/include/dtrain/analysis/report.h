@@ -8,7 +8,7 @@
 #include <string>
 
 #include "dtrain/analysis/analysis.h"
-#include "dtrain/analysis/run_line.h"
+#include "dtrain/analysis/run_history.h"
 #include "dtrain/analysis/run_profile.h"
 
 namespace dtrain::analysis {

@@ -13,9 +13,9 @@
 #include <utility>
 #include <vector>
 
-#include "dtrain/analysis/dump_lines.h"
+#include "dtrain/analysis/dump_reader.h"
 #include "dtrain/base/json.h"
-#include "dtrain/profile/operator_counts.h"
+#include "dtrain/profile/records.h"
 
 namespace dtrain::analysis {
 

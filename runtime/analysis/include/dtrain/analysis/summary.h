@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "dtrain/analysis/dump_lines.h"
+#include "dtrain/analysis/dump_reader.h"
 #include "dtrain/analysis/run_history.h"
 #include "dtrain/base/json.h"
 
@@ -190,5 +190,14 @@ RunSummary summarize(const std::filesystem::path& run_dir);
 
 // All fields of the summary. Seconds and bytes are numbers, with the unit in the key.
 Json to_json(const RunSummary& summary);
+
+// A text for a terminal.
+struct TextOptions {
+  int width = 100;     // columns; bars take the rest
+  bool color = false;  // ANSI sequences
+};
+
+// Returns the parts of the time, most expensive first; load balance; communication; the hosts; and what to look at.
+std::string render_summary(const RunSummary& summary, const TextOptions& options);
 
 }  // namespace dtrain::analysis

@@ -3,14 +3,15 @@
 // ancestors hold as well. Any thread may call. `root`: the folder that holds proc/ and sys/.
 #pragma once
 
-#include <sys/types.h>
-
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
+
+#include <sys/types.h>
 
 namespace dtrain {
 
@@ -61,5 +62,9 @@ std::optional<std::uint64_t> memory_kills(const Cgroups& groups);
 
 // Returns "the cgroup /docker/1f" or "the cgroup of this container", for texts.
 std::string describe_cgroup(const std::string& name);
+
+// Returns the bytes that this host has left for new data: those that the kernel reports as available, at most those
+// that the limits of the control groups leave. Empty: the kernel does not report them.
+std::optional<std::size_t> available_memory();
 
 }  // namespace dtrain

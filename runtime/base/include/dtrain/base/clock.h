@@ -29,4 +29,10 @@ std::string format_utc(Nanoseconds wall);
 double to_seconds(Nanoseconds duration);
 double to_seconds(std::int64_t nanoseconds);
 
+// The offsets of this process's clocks from those of the machine: processes in different time namespaces (unshare
+// --time, restored containers) see other times since boot. Read once. Any thread may call. They are for CLOCK_MONOTONIC
+// (std::chrono::steady_clock), and for the time since boot, as in start times of processes.
+Nanoseconds monotonic_offset();
+Nanoseconds boottime_offset();
+
 }  // namespace dtrain

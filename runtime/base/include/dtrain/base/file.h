@@ -1,15 +1,58 @@
-// Files: whole reads, atomic writes, and appending whole lines. Errors are SystemError naming the path.
+// File descriptors, pipes, and files: whole reads, atomic writes, and appending whole lines. Errors are SystemError;
+// those of a file name its path.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
-
-#include "dtrain/base/fd.h"
+#include <utility>
 
 namespace dtrain {
+
+class UniqueFd {
+ public:
+  UniqueFd() = default;
+  explicit UniqueFd(int fd) : fd_(fd) {}
+  UniqueFd(UniqueFd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  UniqueFd& operator=(UniqueFd&& other) noexcept {
+    if (this != &other) reset(std::exchange(other.fd_, -1));
+    return *this;
+  }
+  ~UniqueFd() { reset(); }
+
+  int get() const { return fd_; }
+  explicit operator bool() const { return fd_ >= 0; }
+  int release() { return std::exchange(fd_, -1); }
+  void reset(int fd = -1);
+
+ private:
+  int fd_ = -1;
+};
+
+// Raises the limit of open files to the allowed maximum, but at most 65,536, because some programs try every number up
+// to the limit. Holds for this process and for those that it starts from now on. Returns the new limit.
+std::uint64_t raise_open_files();
+
+// Both ends are close-on-exec.
+struct Pipe {
+  UniqueFd reader, writer;
+};
+Pipe make_pipe();  // SystemError
+
+// Returns everything that is written until all writers have closed their end. Empty: the deadline passed first.
+std::optional<std::string> read_to_end(
+    int fd, std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max());
+
+// Returns false if the time is over before there is something to read. A negative time-out waits for ever.
+bool wait_readable(int fd, std::chrono::milliseconds timeout);
+
+// Returns a second file descriptor of the same open file, close-on-exec. SystemError.
+UniqueFd duplicate(int fd);
 
 // Returns the whole file. DataError if it is larger than `limit_bytes`; it is then not read.
 std::string read_file(const std::filesystem::path& path, std::size_t limit_bytes = 1ull << 30);

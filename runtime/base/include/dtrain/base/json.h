@@ -1,8 +1,11 @@
 // The JSON type of the whole project (nlohmann-json). Objects keep the order of their keys.
 #pragma once
 
+#include <cmath>
 #include <concepts>
 #include <filesystem>
+#include <limits>
+#include <map>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -38,6 +41,32 @@ requires std::is_arithmetic_v<T> || std::same_as<T, std::string> std::optional<T
                     : std::integral<T>             ? found->is_number_integer()
                                                    : found->is_number();
   return fits ? std::optional(found->template get<T>()) : std::nullopt;
+}
+
+// Numbers in dtrain's JSON files. JSON has no NaN and no infinity, so the texts "nan", "inf" and "-inf" stand for them.
+inline std::string non_finite_text(double value) {
+  return std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
+}
+
+inline Json number_or_text(double value) {
+  return std::isfinite(value) ? Json(value) : Json(non_finite_text(value));
+}
+
+// Empty: the value is neither a number nor one of these texts.
+inline std::optional<double> number_of(const Json& json) {
+  if (json.is_number()) return json.get<double>();
+  if (!json.is_string()) return std::nullopt;
+  const auto& text = json.get_ref<const std::string&>();
+  if (text == "nan") return std::numeric_limits<double>::quiet_NaN();
+  if (text == "inf") return std::numeric_limits<double>::infinity();
+  if (text == "-inf") return -std::numeric_limits<double>::infinity();
+  return std::nullopt;
+}
+
+inline Json numbers_or_texts(const std::map<std::string, double>& values) {
+  Json json = Json::object();
+  for (const auto& [name, value] : values) json[name] = number_or_text(value);
+  return json;
 }
 
 }  // namespace dtrain

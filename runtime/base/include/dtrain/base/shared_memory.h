@@ -7,7 +7,7 @@
 #include <span>
 #include <string>
 
-#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
 
 namespace dtrain {
 

@@ -1,17 +1,20 @@
-// Starts and watches other processes.
+// Starts and watches other processes, sets up those that run in the background, and finds and opens programs and
+// libraries of dtrain.
 #pragma once
 
 #include <chrono>
+#include <csignal>
 #include <filesystem>
 #include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include <pthread.h>
 #include <sys/types.h>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
 
 namespace dtrain {
 
@@ -77,5 +80,60 @@ std::filesystem::path library_folder(const void* address_inside);
 // Finds a program of dtrain: in ../bin of the library's folder, or beside the running program. SystemError if it is in
 // neither.
 std::filesystem::path find_program_beside(const void* address_inside_library, const std::string& name);
+
+// While this object lives, the calling thread receives no signals. Threads and processes that it starts receive none
+// either: they inherit its mask of blocked signals.
+class BlockedSignals {
+ public:
+  BlockedSignals() {
+    sigset_t all;
+    sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~BlockedSignals() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  BlockedSignals(const BlockedSignals&) = delete;
+  BlockedSignals& operator=(const BlockedSignals&) = delete;
+
+ private:
+  sigset_t before_{};
+};
+
+// The next two functions set up the processes that run beside the ranks (dtrain-agent, dtrain-saver).
+
+// Ignores SIGINT, SIGTERM, SIGHUP, SIGQUIT and SIGPIPE, because this process finishes its work and ends after the
+// ranks. It should lead a process group but no session: Linux may share the cores evenly between sessions (autogroup).
+// In a session of its own, such a process got 2% of a core beside busy ranks (Linux 6.18).
+void ignore_polite_ends();
+// Appends the standard output and error to `log`, or discards them if `log` is empty or cannot be opened. So a reader
+// of the starter's output does not wait for this process to end. Standard input becomes empty.
+void redirect_output(const std::filesystem::path& log);
+
+// A module: a library of dtrain with dependencies that a machine may lack. dtrain runs without it. Any thread may open
+// one.
+struct ModuleFile {
+  std::string name;                // "dtrain_comm_mpi": lib<name>.so beside a library of dtrain
+  std::vector<std::string> needs;  // foreign libraries, opened first with RTLD_GLOBAL ("libmpi.so.40")
+  std::string factory;             // the one function it exports
+  std::string what;                // for errors: "the mpi backend"
+  std::string remedy_needs;        // if one of `needs` is missing: "install Open MPI 4.1 (Debian: openmpi-bin)"
+  std::string remedy_module;       // if the module is missing
+};
+
+// If `factory` is null, `why` and `remedy` describe the file that cannot be opened.
+struct OpenedModule {
+  void* factory = nullptr;
+  std::string why;
+  std::string remedy;
+};
+OpenedModule try_open_module(const ModuleFile& file);
+
+// Returns the address of the module's factory. The module is never closed. The error, of a type of error.h, names the
+// file that cannot be opened, and the reason.
+template <class ErrorType>
+void* open_module(const ModuleFile& file) {
+  const OpenedModule opened = try_open_module(file);
+  if (!opened.factory) throw ErrorType(opened.why, opened.remedy);
+  return opened.factory;
+}
 
 }  // namespace dtrain

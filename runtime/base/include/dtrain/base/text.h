@@ -1,14 +1,17 @@
-// Small text helpers.
+// Texts: words and numbers in them, numbers with units for people, quoting and escaping.
 #pragma once
 
 #include <charconv>
 #include <concepts>
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <system_error>
 #include <vector>
+
+#include "dtrain/base/clock.h"
 
 namespace dtrain {
 
@@ -62,5 +65,11 @@ std::string shell_quoted(std::string_view text);
 
 // Escapes the text for an HTML page or an attribute in it.
 std::string html_escaped(std::string_view text);
+
+// Numbers with units, for people.
+std::string format_bytes(double bytes);          // "25.0 MiB"
+std::string format_duration(Nanoseconds value);  // "812 us", "12.3 ms", "4.56 s", "2 min 05 s"
+std::string format_rate(double per_second);      // "12,345"
+std::string format_percent(double share);        // share 0.1234 -> "12.3%"
 
 }  // namespace dtrain

@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
 
 namespace dtrain {
 

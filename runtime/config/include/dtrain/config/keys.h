@@ -19,6 +19,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <variant>
@@ -26,10 +27,60 @@
 
 #include "dtrain/base/choices.h"
 #include "dtrain/base/json.h"
-#include "dtrain/config/length.h"
-#include "dtrain/config/word_table.h"
 
 namespace dtrain::config {
+
+// An entry of a table of the words of a file and their meanings. Reader, plan.json, JSON Schema and documents share it.
+template <typename T>
+using Word = std::pair<const char*, T>;
+
+// Returns the word of a value; empty: the table has none.
+template <typename Table, typename T>
+const char* word_of(const Table& table, T value) {
+  for (const auto& [word, meaning] : table) {
+    if (meaning == value) return word;
+  }
+  return "";
+}
+
+// Returns the meaning of a word that is in the table.
+template <typename Table>
+auto meaning_of(const Table& table, std::string_view given) {
+  for (const auto& [word, meaning] : table) {
+    if (given == word) return meaning;
+  }
+  return table.front().second;
+}
+
+template <typename Table>
+std::vector<std::string> words_of(const Table& table) {
+  std::vector<std::string> words;
+  for (const auto& [word, meaning] : table) words.emplace_back(word);
+  return words;
+}
+
+inline constexpr std::int64_t kMaxLength = 1'000'000'000'000'000;
+
+enum class LengthUnit { kBatches, kRecords, kEpochs };
+inline constexpr std::array kLengthUnits{Word<LengthUnit>{"batches", LengthUnit::kBatches},
+                                         Word<LengthUnit>{"records", LengthUnit::kRecords},
+                                         Word<LengthUnit>{"epochs", LengthUnit::kEpochs}};
+
+// `{epochs: …}` of a script without an experiment file (`dtrain run`, dtrain.init()): its own loop has the length.
+inline constexpr std::int64_t kEpochsOfScripts = 1'000'000;
+
+// A distance in training, in batches, records or epochs: `{epochs: 2}`.
+struct Length {
+  LengthUnit unit = LengthUnit::kBatches;
+  std::int64_t count = 0;
+  bool operator==(const Length&) const = default;
+};
+
+// "2 epochs", "1 batch"
+std::string to_string(const Length& length);
+
+// Returns the batches, rounded up: a batch here has global_batch_size records, whatever aggregation_frequency is.
+std::int64_t in_batches(const Length& length, std::int64_t global_batch_size, std::int64_t batches_per_epoch);
 
 class Keys;
 class Section;  // a mapping that is being read: document/section.h

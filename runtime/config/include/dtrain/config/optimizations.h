@@ -79,11 +79,11 @@ inline constexpr std::array kMemoryFormats{Word<MemoryFormat>{"auto", MemoryForm
                                            Word<MemoryFormat>{"contiguous", MemoryFormat::kContiguous},
                                            Word<MemoryFormat>{"channels_last", MemoryFormat::kChannelsLast}};
 
-// The implementation of float32 matrix products on CPUs (runtime/train/matmul/matmul_path.h).
+// The implementation of float32 matrix products on CPUs (runtime/train/numerics/matmul_path.h).
 enum class Matmul { kAuto, kDefault };
 inline constexpr std::array kMatmuls{Word<Matmul>{"auto", Matmul::kAuto}, Word<Matmul>{"default", Matmul::kDefault}};
 
-// The source of kernels for some operators on CPUs (runtime/train/operators/own_operators.h).
+// The source of kernels for some operators on CPUs (runtime/train/numerics/own_operators.h).
 enum class Operators { kAuto, kDefault };
 inline constexpr std::array kOperators{Word<Operators>{"auto", Operators::kAuto},
                                        Word<Operators>{"default", Operators::kDefault}};

@@ -10,7 +10,7 @@
 
 #include "dtrain/config/keys.h"
 #include "dtrain/config/optimizers.h"
-#include "dtrain/config/reduce_on_plateau.h"
+#include "dtrain/config/plateau.h"
 
 namespace dtrain::config {
 

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "dtrain/data/dataset.h"
-#include "dtrain/data/host_share.h"
 
 namespace dtrain::data {
 

@@ -17,7 +17,6 @@
 #include <vector>
 
 #include "dtrain/data/dataset.h"
-#include "dtrain/data/host_share.h"
 #include "dtrain/data/tokens.h"
 #include "dtrain/data/transforms.h"
 

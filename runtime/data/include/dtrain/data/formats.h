@@ -19,7 +19,6 @@
 #include "dtrain/base/choices.h"
 #include "dtrain/base/error.h"
 #include "dtrain/data/dataset.h"
-#include "dtrain/data/host_share.h"
 #include "dtrain/data/sample.h"
 #include "dtrain/data/tokens.h"
 #include "dtrain/data/transforms.h"

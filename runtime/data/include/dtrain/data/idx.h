@@ -6,7 +6,6 @@
 #include <memory>
 
 #include "dtrain/data/dataset.h"
-#include "dtrain/data/host_share.h"
 
 namespace dtrain::data {
 

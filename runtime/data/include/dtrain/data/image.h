@@ -1,6 +1,7 @@
 // Pictures in memory, and how they come from the bytes of a JPEG or PNG file. Pure functions; any thread may call them.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -102,5 +103,12 @@ Image mirrored(const Image& image);  // left and right exchanged
 // Pixels outside `inside`, which contains the box, have no influence; without it, those outside the box have none.
 Image resized(const Image& image, const Box& box, Size size);
 Image resized(const Image& image, const Box& box, Size size, const Box& inside);
+
+// Converts a picture to a tensor [3, height, width]: `out` has 3 * width * height elements, all red ones, then green,
+// then blue.
+void write_planes(const Image& image, std::uint8_t* out);
+// Writes value * factor + offset, with the factor and offset of each colour.
+void write_planes(const Image& image, const std::array<float, 3>& factor, const std::array<float, 3>& offset,
+                  float* out);
 
 }  // namespace dtrain::data

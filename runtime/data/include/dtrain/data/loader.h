@@ -1,4 +1,4 @@
-// Batches of one rank, read ahead by threads, in the order that epoch_order.h and sampler.h define. However many
+// Batches of one rank, read ahead by threads, in the order that epoch_order.h defines. However many
 // threads there are, the batches are the same.
 #pragma once
 

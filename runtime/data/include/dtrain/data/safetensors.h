@@ -14,7 +14,6 @@
 
 #include "dtrain/base/json.h"
 #include "dtrain/data/dataset.h"
-#include "dtrain/data/host_share.h"
 
 namespace dtrain::data {
 

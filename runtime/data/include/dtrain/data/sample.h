@@ -17,7 +17,6 @@
 #include <vector>
 
 #include "dtrain/data/dataset.h"
-#include "dtrain/data/random_stream.h"
 
 namespace dtrain::data {
 

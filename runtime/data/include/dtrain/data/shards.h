@@ -4,7 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "dtrain/data/host_share.h"
+#include "dtrain/data/dataset.h"
 #include "dtrain/data/sample.h"
 
 namespace dtrain::data {

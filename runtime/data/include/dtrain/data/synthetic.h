@@ -5,7 +5,6 @@
 #include <memory>
 
 #include "dtrain/data/dataset.h"
-#include "dtrain/data/host_share.h"
 
 namespace dtrain::data {
 

@@ -1,7 +1,7 @@
 // The list of transforms. Each is a struct: the word that names it in an experiment (`data.training.transforms`), its
 // settings and their keys. Plain values. Those of pictures have the names, meanings and defaults of
 // torchvision.transforms.v2; runtime/data/images/pipeline.cpp carries them out, and transformed() makes a data set.
-// Those of documents of tokens are carried out by runtime/data/documents (dtrain/data/documents.h).
+// Those of documents of tokens are carried out by runtime/data/documents.cpp (dtrain/data/documents.h).
 //
 // Random ones draw from a stream of (seed, epoch, index of the sample), so the result does not depend on workers, ranks
 // or what was read before.

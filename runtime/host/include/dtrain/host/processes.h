@@ -1,13 +1,17 @@
-// The resources that a process uses, and its identity, from /proc/<pid>. Any thread may call.
+// The resources that a process uses, its identity, and whether the kernel has killed one for lack of memory. From
+// /proc/<pid> and the control groups. Any thread may call. `root`: the folder that holds proc/ and sys/.
 #pragma once
-
-#include <sys/types.h>
 
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <string>
 #include <vector>
+
+#include <sys/types.h>
+
+#include "dtrain/base/cgroup.h"
 
 namespace dtrain::host {
 
@@ -42,6 +46,18 @@ std::uint64_t start_ticks(pid_t pid);
 
 // True if the process is stopped (SIGSTOP, or a debugger). Then only SIGKILL and SIGCONT have an effect on it.
 bool is_stopped(pid_t pid);
+
+// The number of processes that the kernel has killed because the machine or a control group had no memory left.
+struct MemoryKills {
+  std::optional<std::uint64_t> machine;  // on this machine, since boot
+  std::optional<std::uint64_t> group;    // in this process's control group
+  std::vector<MemoryLimit> limits;       // of that group and its ancestors
+};
+MemoryKills read_memory_kills(const std::filesystem::path& root = "/");
+
+// Returns the text about a process of this control group that SIGKILL has ended between two readings: the sender of the
+// signal and, for lack of memory, the owner of the full memory and the remedy.
+std::string who_killed(const MemoryKills& before, const MemoryKills& after);
 
 // The environment variable by which the ledger recognises the processes of a launcher (dtrain/scheduler/rank_mark.h). A
 // rank removes it when it starts, because its own children are no ranks.

@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <string>
 
-#include "dtrain/analysis/summary_text.h"
+#include "dtrain/analysis/summary.h"
 
 namespace dtrain::run {
 

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
 
 namespace dtrain::profile {

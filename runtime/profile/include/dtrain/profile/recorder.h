@@ -6,31 +6,66 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "dtrain/base/clock.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/log.h"
-#include "dtrain/profile/device_memory.h"
-#include "dtrain/profile/device_timeline.h"
 #include "dtrain/profile/records.h"
-#include "dtrain/profile/step_observer.h"
 
 namespace dtrain::profile {
+
+// The times at which a device reaches marks that the recorder sets in its work. The training thread calls it.
+class DeviceTimeline {
+ public:
+  virtual ~DeviceTimeline() = default;
+  // Sets a mark behind all work that the thread has issued to its device so far.
+  virtual void mark() = 0;
+  // Appends when the device reached each of the `count` oldest marks, in nanoseconds of the host's monotonic clock, and
+  // removes these marks. The times never decrease, also from one call to the next. Returns false and does nothing while
+  // the device has not reached all of them. Never waits.
+  virtual bool take(std::size_t count, std::vector<std::int64_t>& times) = 0;
+};
+
+// Reports to a recorder how much device memory the rank uses. The training thread calls it at changes of phase, in some
+// of the steps.
+class DeviceMemory {
+ public:
+  virtual ~DeviceMemory() = default;
+  struct Reading {
+    std::int64_t allocated = 0;  // bytes in tensors
+    std::int64_t reserved = 0;   // bytes taken from the device, for these tensors and for later ones
+    std::int64_t peak = 0;       // the most that was allocated since the last call
+  };
+  virtual Reading take() = 0;
+  virtual int device() const = 0;  // its number
+};
+
+// Receives every phase, scope, step and collective while a deep window is open, with the moments at which each phase
+// began and ended; dumps only have sums of these times. The training thread calls it at every change of phase, so it
+// must be quick.
+class StepObserver {
+ public:
+  virtual ~StepObserver() = default;
+  // Times are the host's monotonic clock, in nanoseconds.
+  virtual void on_phase(Phase phase, std::int64_t start_ns, std::int64_t end_ns) = 0;
+  // Receives a scope of the trial when it ends (scope.h).
+  virtual void on_scope(std::string_view path, std::int64_t start_ns, std::int64_t end_ns) = 0;
+  virtual void on_step(std::int64_t batch, std::int64_t start_ns, std::int64_t end_ns) = 0;
+  virtual void on_collective(std::int64_t batch, const CollectiveRecord& collective) = 0;
+};
 
 class ScopeTable;
 
 // A collective that may not have ended yet. Returns its record once it has. Never waits.
 using LateCollective = std::function<std::optional<CollectiveRecord>()>;
-
-// Bytes a second on the links (NCCL's "bus bandwidth"): the bytes that the slowest link had to carry, divided by the
-// time.
-double bus_bandwidth(const CollectiveRecord& record);
 
 // The other values of a step record.
 struct StepInfo {

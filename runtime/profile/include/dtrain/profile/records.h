@@ -1,11 +1,12 @@
 // The records of a rank, each declared once: its values, and in fields() their keys in dumps, in the order of the dump
 // (docs/profile-format.md says what they mean). A visitor gets a key and the value of each of the given records.
-// Visitors write dumps (agent/field_writer.h), read them (runtime/analysis/read/field_reader.h) and make tables of them
-// (runtime/analysis/export/table_rows.h).
+// Visitors write dumps (agent/format.h), read them (runtime/analysis/read/dump_reader.cpp) and make tables of them
+// (runtime/analysis/export/tables.cpp).
 #pragma once
 
 #include <array>
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <numeric>
 #include <optional>
@@ -13,13 +14,41 @@
 #include <string_view>
 #include <vector>
 
-#include "dtrain/base/saturating.h"
+#include "dtrain/base/json.h"
+#include "dtrain/base/numeric.h"
 #include "dtrain/data/read_usage.h"
-#include "dtrain/profile/phase.h"
 #include "dtrain/profile/scope.h"
 #include "dtrain/profile/sketch.h"
 
 namespace dtrain::profile {
+
+// The phases of a step. Every nanosecond of a step belongs to exactly one of them; kOther is the rest.
+enum class Phase : std::uint8_t {
+  kDataloaderNext,
+  kToDevice,
+  kTrainBatch,     // the rest of train_batch(): neither forward nor backward nor communication
+  kForward,        // "train_batch.forward"
+  kBackward,       // "train_batch.backward"
+  kGraph,          // a whole step as a replayed CUDA graph: computing, exchange and update, which have no times in it
+  kAllreduceWait,  // exposed communication: waiting for, or doing, collectives on the training thread
+  kOptimizerStep,
+  kStepLrSchedulers,
+  kFromDevice,
+  kReduceMetrics,
+  kCallbacks,
+  kCheckpoint,
+  kValidation,
+  kDeviceWait,  // the host waits until its device is at most a few batches behind; 0 if phases are timed on it
+  kOther,
+  kCount
+};
+
+inline constexpr std::size_t kPhaseCount = static_cast<std::size_t>(Phase::kCount);
+using PhaseTimes = std::array<std::int64_t, kPhaseCount>;  // nanoseconds, indexed by Phase
+
+// The name in dumps and summaries ("dataloader_next", "train_batch.forward", …). In dumps "train_batch" is the whole
+// of train_batch(): itself + .forward + .backward.
+std::string_view name_of(Phase phase);
 
 struct Key {
   enum Form : std::uint8_t {
@@ -79,6 +108,10 @@ struct CollectiveOf {
   }
 };
 using CollectiveRecord = CollectiveOf<std::uint64_t, char[16]>;  // "all_reduce", "broadcast", …
+
+// Bytes a second on the links (NCCL's "bus bandwidth"): the bytes that the slowest link had to carry, divided by the
+// time.
+double bus_bandwidth(const CollectiveRecord& record);
 
 // The cost of reading batches, added up over the workers.
 struct LoaderUsage : data::ReadUsage {
@@ -331,5 +364,39 @@ struct WindowRecord : WindowCounts {
     visit({"scopes", Key::kIfAny}, window.scopes...);
   }
 };
+
+// profile/operators-rank-NNNN.json: the computing, the data and the times of the operators of one batch on one rank.
+// docs/profile-format.md describes the file.
+inline constexpr int kOperatorCountsSchema = 1;
+
+// Calls of one operator in one type. Calls of an operator that makes FLOPs are separate for each shape.
+struct OperatorCount {
+  std::string name;    // "aten::addmm"
+  std::string dtype;   // type of the arithmetic, in Python's words: "float32"; empty: it has no tensor
+  std::string format;  // of a convolution's data: "contiguous" or "channels_last"; else empty
+  std::vector<std::vector<std::int64_t>>
+      shapes;  // of its tensors: those of every call if it makes FLOPs, else the largest
+  std::int64_t calls = 0;
+  std::int64_t flops = 0;         // a multiplication and an addition are two
+  std::int64_t bytes = 0;         // of the tensors that it reads and writes
+  std::optional<double> seconds;  // of all calls, with the operators that they call; empty on a GPU
+};
+
+struct OperatorCounts {
+  int rank = 0;
+  std::string host, device;     // "cpu" or "cuda"
+  std::int64_t threads = 1;     // threads of an operator on a CPU
+  std::int64_t batch = 0;       // number of the batch, from 1: the fastest of the counted batches
+  std::int64_t samples = 0;     // samples of the batch on this rank
+  std::int64_t counted = 0;     // batches
+  double flops_per_sample = 0;  // the most of any counted batch: fused operators are not counted
+  std::string dtype;            // the type of most FLOPs; empty: there are none
+  std::vector<OperatorCount> operators;
+};
+
+// "operators-rank-0003.json"
+std::string operators_file_name(int rank);
+
+Json to_json(const OperatorCounts& counts);
 
 }  // namespace dtrain::profile

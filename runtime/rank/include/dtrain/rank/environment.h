@@ -12,7 +12,7 @@
 
 #include <sys/types.h>
 
-#include "dtrain/comm/world.h"
+#include "dtrain/comm/control.h"
 
 namespace dtrain::run {
 

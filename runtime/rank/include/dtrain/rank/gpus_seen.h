@@ -12,7 +12,6 @@
 #include "dtrain/config/experiment.h"
 #include "dtrain/host/gpu_setup.h"
 #include "dtrain/host/gpus.h"
-#include "dtrain/host/visible_gpus.h"
 #include "dtrain/rank/environment.h"
 
 namespace dtrain::run {

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/log.h"
 #include "dtrain/comm/control.h"

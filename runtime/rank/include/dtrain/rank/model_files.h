@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "dtrain/config/initial_weights.h"
+#include "dtrain/config/checkpoints.h"
 
 namespace dtrain::config {
 struct Experiment;

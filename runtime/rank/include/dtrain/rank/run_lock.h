@@ -14,7 +14,7 @@
 
 #include <sys/types.h>
 
-#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
 #include "dtrain/rank/run_folder.h"
 

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "dtrain/base/clock.h"
-#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
 #include "dtrain/rank/rank_session.h"
 
 namespace dtrain::run {

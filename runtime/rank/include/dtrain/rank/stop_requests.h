@@ -10,7 +10,7 @@
 #include <optional>
 #include <string>
 
-#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
 
 namespace dtrain::run {
 

@@ -19,8 +19,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
-#include "dtrain/config/early_stopping.h"
-#include "dtrain/config/reduce_on_plateau.h"
+#include "dtrain/config/plateau.h"
 #include "dtrain/data/idx.h"
 #include "dtrain/profile/scope.h"
 #include "dtrain/train/callback.h"

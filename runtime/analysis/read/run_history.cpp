@@ -1,0 +1,234 @@
+#include "dtrain/analysis/run_history.h"
+
+#include <algorithm>
+#include <fstream>
+
+#include <spdlog/fmt/fmt.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/json.h"
+#include "dtrain/base/text.h"
+#include "read/json_fields.h"
+#include "read/text.h"
+
+namespace dtrain::analysis {
+namespace {
+
+constexpr auto kPreempted = static_cast<std::int64_t>(ExitCode::kPreempted);
+
+// Takes the events in their order.
+class HistoryReader {
+ public:
+  void add(const Json& event) {
+    const std::string what = text(event, "event");
+    const double time = seconds_of_utc(text(event, "time"));
+    if (what == "attempt_started") return begin(event, time);
+    if (what == "checkpoint_saved") add_checkpoint(event, time);
+    if (what == "checkpoint_failed" || what == "checkpoint_delayed") add_trouble(event, what == "checkpoint_failed");
+    if (history_.attempts.empty()) return;
+    AttemptAccount& now = history_.attempts.back();
+    now.seen_s = std::max(now.seen_s, time);
+    const bool names_batch =
+        what == "rank_finished" || what == "rank_failed" || what == "rank_stopped" || what == "checkpoint_saved";
+    if (names_batch && event.contains("step")) {  // a rank without a batch gives -1
+      now.to_batch = std::max({now.to_batch.value_or(0), now.from_batch, integer(event, "step")});
+    }
+    if (what == "interrupted") interrupted_ = text(event, "signal");
+    if (what == "attempt_failed") end(time, text(event, "cause"));
+    if (what == "attempt_stopped") end(time, text(event, "reason"));
+    if (what == "run_ended") end_run(event, time);
+  }
+
+  RunHistory take() { return std::move(history_); }
+
+ private:
+  void begin(const Json& event, double time) {
+    if (!history_.attempts.empty() && history_.attempts.back().end.empty()) {
+      history_.attempts.back().end = "it ended without a report";
+    }
+    interrupted_.clear();
+    history_.attempts.push_back({.attempt = static_cast<int>(integer(event, "attempt", 1)),
+                                 .started_s = time,
+                                 .ended_s = {},
+                                 .from_batch = integer(event, "step"),
+                                 .to_batch = {},
+                                 .end = {},
+                                 .seen_s = time});
+  }
+
+  void end(double time, const std::string& why) {
+    AttemptAccount& now = history_.attempts.back();
+    if (!now.end.empty()) return;
+    now.ended_s = time;
+    now.end = why;
+  }
+
+  void end_run(const Json& event, double time) {
+    const std::string cause = text(event, "cause");
+    // A signal to a rank, and not to the launcher, has no event of its own; exit code 75 means SIGTERM.
+    if (interrupted_.empty() && integer(event, "exit_code") == kPreempted) interrupted_ = "SIGTERM";
+    const std::string by = interrupted_.empty() ? "" : " by " + interrupted_;
+    end(time, cause.empty() ? text(event, "state") + by : cause);
+  }
+
+  void add_checkpoint(const Json& event, double time) {
+    for (CheckpointAccount& one : history_.checkpoints) {
+      if (one.step != integer(event, "step") || one.path != text(event, "path")) continue;
+      if (one.fate == CheckpointFate::kKept) one.fate = CheckpointFate::kReplaced;
+    }
+    const auto value = event.find("metric_value");
+    history_.checkpoints.push_back({.step = integer(event, "step"),
+                                    .epoch = integer(event, "epoch"),
+                                    .time_s = time,
+                                    .path = text(event, "path"),
+                                    .reason = text(event, "reason"),
+                                    .bytes = integer(event, "bytes"),
+                                    .copy_s = number(event, "copy_s"),
+                                    .wait_s = number(event, "wait_s"),
+                                    .write_s = number(event, "write_s"),
+                                    .attempt = history_.attempts.empty() ? 0 : history_.attempts.back().attempt,
+                                    .metric = text(event, "metric"),
+                                    .metric_value = value == event.end() ? std::nullopt : number_of(*value),
+                                    .fate = CheckpointFate::kKept});
+    for (const Json& name : list_at(event, "deleted")) {
+      if (name.is_string()) mark_deleted(name.get<std::string>());
+    }
+  }
+
+  // `name`: the folder's name, "step-120".
+  void mark_deleted(const std::string& name) {
+    for (CheckpointAccount& one : history_.checkpoints) {
+      if (one.fate == CheckpointFate::kKept && "step-" + std::to_string(one.step) == name) {
+        one.fate = CheckpointFate::kDeleted;
+      }
+    }
+  }
+
+  void add_trouble(const Json& event, bool failed) {
+    history_.troubles.push_back({.step = integer(event, "step"),
+                                 .failed = failed,
+                                 .retried = event.value("retried", Json()) == Json(true),
+                                 .cause = text(event, "cause")});
+  }
+
+  RunHistory history_;
+  std::string interrupted_;  // the cause of this attempt's interruption
+};
+
+}  // namespace
+
+std::string word_of(CheckpointFate fate) {
+  return fate == CheckpointFate::kKept ? "kept" : fate == CheckpointFate::kDeleted ? "deleted" : "replaced";
+}
+
+double RunHistory::copy_s() const {
+  double sum = 0;
+  for (const CheckpointAccount& one : checkpoints) sum += one.copy_s;
+  return sum;
+}
+
+double RunHistory::longest_copy_s() const {
+  double longest = 0;
+  for (const CheckpointAccount& one : checkpoints) longest = std::max(longest, one.copy_s);
+  return longest;
+}
+
+void RunHistory::look_into_storage() {
+  for (CheckpointAccount& one : checkpoints) {
+    const std::filesystem::path path = one.path;
+    std::error_code code;
+    if (one.fate != CheckpointFate::kKept || !std::filesystem::is_directory(path.parent_path(), code)) continue;
+    if (!std::filesystem::exists(path, code) && !code) one.fate = CheckpointFate::kDeleted;
+  }
+}
+
+const CheckpointAccount* RunHistory::latest() const {
+  const CheckpointAccount* latest = nullptr;
+  for (const CheckpointAccount& one : checkpoints) {
+    if (one.fate == CheckpointFate::kKept && (!latest || one.step >= latest->step)) latest = &one;
+  }
+  return latest;
+}
+
+const CheckpointAccount* RunHistory::best(bool smaller_is_better) const {
+  const auto newest = std::find_if(checkpoints.rbegin(), checkpoints.rend(),
+                                   [](const CheckpointAccount& one) { return one.metric_value.has_value(); });
+  const CheckpointAccount* best = nullptr;
+  for (const CheckpointAccount& one : checkpoints) {
+    if (one.fate != CheckpointFate::kKept || !one.metric_value || one.metric != newest->metric) continue;
+    const bool better = !best || (smaller_is_better ? *one.metric_value < *best->metric_value
+                                                    : *one.metric_value > *best->metric_value);
+    if (better || (*one.metric_value == *best->metric_value && one.step < best->step)) best = &one;
+  }
+  return best;
+}
+
+RunHistory history_of(std::span<const Json> events) {
+  HistoryReader reader;
+  for (const Json& event : events) reader.add(event);
+  return reader.take();
+}
+
+RunHistory read_history(const std::filesystem::path& run_dir) {
+  HistoryReader reader;
+  std::ifstream file(run_dir / "events.jsonl");
+  for (std::string line; std::getline(file, line);) {
+    const Json event = Json::parse(line, nullptr, false);
+    if (event.is_object()) reader.add(event);
+  }
+  return reader.take();
+}
+
+Json to_json(const AttemptAccount& attempt) {
+  return {{"attempt", attempt.attempt},
+          {"started_s", attempt.started_s},
+          {"ended_s", attempt.ended_s ? Json(*attempt.ended_s) : Json()},
+          {"from_batch", attempt.from_batch},
+          {"to_batch", attempt.to_batch ? Json(*attempt.to_batch) : Json()},
+          {"end", attempt.end.empty() ? Json() : Json(attempt.end)}};
+}
+
+Json to_json(const CheckpointAccount& checkpoint) {
+  return {{"step", checkpoint.step},
+          {"epoch", checkpoint.epoch},
+          {"time_s", checkpoint.time_s},
+          {"path", checkpoint.path},
+          {"reason", checkpoint.reason},
+          {"bytes", checkpoint.bytes},
+          {"copy_s", checkpoint.copy_s},
+          {"wait_s", checkpoint.wait_s},
+          {"write_s", checkpoint.write_s},
+          {"attempt", checkpoint.attempt},
+          {"metric", checkpoint.metric},
+          {"metric_value", checkpoint.metric_value ? Json(*checkpoint.metric_value) : Json()},
+          {"fate", word_of(checkpoint.fate)}};
+}
+
+Json to_json(const SaveTrouble& trouble) {
+  return {{"step", trouble.step}, {"failed", trouble.failed}, {"retried", trouble.retried}, {"cause", trouble.cause}};
+}
+
+std::string batches_text(const AttemptAccount& attempt) {
+  const std::string from = count_text(attempt.from_batch + 1);
+  if (!attempt.to_batch) return "from " + from;
+  if (*attempt.to_batch <= attempt.from_batch) return "none";
+  return from + " to " + count_text(*attempt.to_batch);
+}
+
+std::string end_text(const AttemptAccount& attempt) {
+  if (attempt.end.empty()) return "it has not ended";
+  const std::size_t end = attempt.end.find('\n');
+  if (end == std::string::npos) return attempt.end;
+  const auto more = std::count(attempt.end.begin(), attempt.end.end(), '\n');
+  return fmt::format("{} (and {})", attempt.end.substr(0, end), count_of(more, "more line"));
+}
+
+std::string text_of(const SaveTrouble& trouble) {
+  return fmt::format("a checkpoint of batch {} {}: {}", count_text(trouble.step),
+                     !trouble.failed   ? "was delayed"
+                     : trouble.retried ? "failed and was tried again"
+                                       : "failed",
+                     trouble.cause);
+}
+
+}  // namespace dtrain::analysis

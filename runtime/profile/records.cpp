@@ -1,0 +1,240 @@
+#include "dtrain/profile/records.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string_view>
+
+#include <spdlog/fmt/fmt.h>
+
+#include "dtrain/base/numeric.h"
+#include "dtrain/profile/sketch.h"
+
+namespace dtrain::profile {
+
+std::string_view name_of(Phase phase) {
+  switch (phase) {
+    case Phase::kDataloaderNext:
+      return "dataloader_next";
+    case Phase::kToDevice:
+      return "to_device";
+    case Phase::kTrainBatch:
+      return "train_batch";
+    case Phase::kForward:
+      return "train_batch.forward";
+    case Phase::kBackward:
+      return "train_batch.backward";
+    case Phase::kGraph:
+      return "graph";
+    case Phase::kAllreduceWait:
+      return "allreduce_wait";
+    case Phase::kOptimizerStep:
+      return "optimizer_step";
+    case Phase::kStepLrSchedulers:
+      return "step_lr_schedulers";
+    case Phase::kFromDevice:
+      return "from_device";
+    case Phase::kReduceMetrics:
+      return "reduce_metrics";
+    case Phase::kCallbacks:
+      return "callbacks";
+    case Phase::kCheckpoint:
+      return "checkpoint";
+    case Phase::kValidation:
+      return "validation";
+    case Phase::kDeviceWait:
+      return "device_wait";
+    case Phase::kOther:
+      return "other";
+    case Phase::kCount:
+      break;
+  }
+  return "unknown";
+}
+
+double bus_bandwidth(const CollectiveRecord& record) {
+  const std::int64_t duration_ns = record.ended_ns - record.started_ns;
+  if (duration_ns <= 0 || record.world_size <= 1) return 0;
+  const double n = record.world_size;
+  const std::string_view operation(record.operation, ::strnlen(record.operation, sizeof record.operation));
+  double factor = 1;
+  if (operation.starts_with("all_reduce")) factor = 2 * (n - 1) / n;
+  if (operation.starts_with("reduce_scatter") || operation.starts_with("all_gather")) factor = (n - 1) / n;
+  return static_cast<double>(record.bytes) * factor * 1e9 / static_cast<double>(duration_ns);
+}
+
+namespace {
+
+constexpr double kGamma = (1 + Sketch::kRelativeError) / (1 - Sketch::kRelativeError);
+const double kLogGamma = std::log(kGamma);
+constexpr std::int32_t kLastBin = 2184;  // the bin of the largest 64-bit integer
+
+std::int32_t bin_of(std::int64_t value) {
+  return static_cast<std::int32_t>(std::ceil(std::log(static_cast<double>(value)) / kLogGamma));
+}
+
+std::int64_t saturating_product(std::int64_t value, std::int64_t times) {
+  std::int64_t product = 0;
+  if (!__builtin_mul_overflow(value, times, &product)) return product;
+  return value > 0 ? std::numeric_limits<std::int64_t>::max() : std::numeric_limits<std::int64_t>::min();
+}
+
+bool is_before(const Sketch::Bin& bin, std::int32_t index) {
+  return bin.index < index;
+}
+
+}  // namespace
+
+double Sketch::value_of(std::int32_t index) {
+  return 2 * std::exp(index * kLogGamma) / (kGamma + 1);
+}
+
+void Sketch::add(std::int64_t value, std::int64_t times) {
+  if (times <= 0) return;
+  min_ = count_ > 0 ? std::min(min_, value) : value;
+  max_ = count_ > 0 ? std::max(max_, value) : value;
+  count_ = plus(count_, times);
+  sum_ = plus(sum_, saturating_product(value, times));
+  if (value <= 0) {
+    zeros_ = plus(zeros_, times);
+    return;
+  }
+  const std::int32_t index = bin_of(value);
+  const auto at = std::lower_bound(bins_.begin(), bins_.end(), index, is_before);
+  if (at != bins_.end() && at->index == index) {
+    at->count = plus(at->count, times);
+  } else {
+    bins_.insert(at, {index, times});
+  }
+}
+
+void Sketch::merge(const Sketch& other) {
+  if (other.count_ == 0) return;
+  min_ = count_ > 0 ? std::min(min_, other.min_) : other.min_;
+  max_ = count_ > 0 ? std::max(max_, other.max_) : other.max_;
+  count_ = plus(count_, other.count_);
+  sum_ = plus(sum_, other.sum_);
+  zeros_ = plus(zeros_, other.zeros_);
+  std::vector<Bin> merged;
+  merged.reserve(bins_.size() + other.bins_.size());
+  auto mine = bins_.begin();
+  for (const Bin& bin : other.bins_) {
+    while (mine != bins_.end() && mine->index < bin.index) merged.push_back(*mine++);
+    merged.push_back(bin);
+    if (mine != bins_.end() && mine->index == bin.index) {
+      merged.back().count = plus(bin.count, (mine++)->count);
+    }
+  }
+  merged.insert(merged.end(), mine, bins_.end());
+  bins_ = std::move(merged);
+}
+
+double Sketch::quantile(double share) const {
+  if (count_ == 0) return 0;
+  // The ends are known exactly.
+  if (share <= 0) return static_cast<double>(min_);
+  if (share >= 1) return static_cast<double>(max_);
+  const double rank = share * static_cast<double>(count_ - 1);
+  double below = static_cast<double>(zeros_);
+  if (rank < below) return std::min(0.0, static_cast<double>(max_));
+  for (const Bin& bin : bins_) {
+    below += static_cast<double>(bin.count);
+    if (rank < below) {
+      return std::clamp(value_of(bin.index), static_cast<double>(min_), static_cast<double>(max_));
+    }
+  }
+  return static_cast<double>(max_);
+}
+
+std::int64_t Sketch::count_up_to(std::int64_t value) const {
+  if (count_ == 0 || value < min_) return 0;
+  if (value >= max_) return count_;
+  std::int64_t result = zeros_;
+  if (value <= 0) return result;
+  const std::int32_t last = bin_of(value);
+  for (const Bin& bin : bins_) {
+    if (bin.index > last) break;
+    result = plus(result, bin.count);
+  }
+  return result;
+}
+
+Json Sketch::to_json() const {
+  Json bins = Json::array();
+  for (const Bin& bin : bins_) {
+    bins.push_back(bin.index);
+    bins.push_back(bin.count);
+  }
+  return {{"count", count_}, {"sum", sum_}, {"min", min_}, {"max", max_}, {"zeros", zeros_}, {"bins", std::move(bins)}};
+}
+
+std::optional<Sketch> Sketch::restore(std::int64_t count, std::int64_t sum, std::int64_t min, std::int64_t max,
+                                      std::int64_t zeros, std::span<const std::int64_t> bins) {
+  if (count < 0 || zeros < 0 || min > max || bins.size() % 2 != 0) return std::nullopt;
+  Sketch sketch;
+  sketch.count_ = count;
+  sketch.sum_ = sum;
+  sketch.min_ = min;
+  sketch.max_ = max;
+  sketch.zeros_ = zeros;
+  sketch.bins_.reserve(bins.size() / 2);
+  std::int64_t total = zeros;
+  std::int64_t last = -1;
+  for (std::size_t i = 0; i < bins.size(); i += 2) {
+    if (bins[i] <= last || bins[i] > kLastBin || bins[i + 1] <= 0) return std::nullopt;
+    last = bins[i];
+    sketch.bins_.push_back({static_cast<std::int32_t>(bins[i]), bins[i + 1]});
+    total = plus(total, bins[i + 1]);
+  }
+  if (total != count) return std::nullopt;
+  return sketch;
+}
+
+std::optional<Sketch> Sketch::from_json(const Json& json) {
+  const auto number = [&json](const char* key) -> std::optional<std::int64_t> {
+    const auto value = json.find(key);
+    if (value == json.end() || !value->is_number_integer()) return std::nullopt;
+    return value->get<std::int64_t>();
+  };
+  if (!json.is_object()) return std::nullopt;
+  const auto count = number("count"), sum = number("sum"), min = number("min"), max = number("max"),
+             zeros = number("zeros");
+  const auto bins = json.find("bins");
+  if (!count || !sum || !min || !max || !zeros || bins == json.end() || !bins->is_array()) return std::nullopt;
+  std::vector<std::int64_t> numbers;
+  numbers.reserve(bins->size());
+  for (const Json& value : *bins) {
+    if (!value.is_number_integer()) return std::nullopt;
+    numbers.push_back(value.get<std::int64_t>());
+  }
+  return restore(*count, *sum, *min, *max, *zeros, numbers);
+}
+
+std::string operators_file_name(int rank) {
+  return fmt::format("operators-rank-{:04}.json", rank);
+}
+
+Json to_json(const OperatorCounts& counts) {
+  Json rows = Json::array();
+  for (const OperatorCount& one : counts.operators) {
+    Json row = {{"name", one.name}, {"dtype", one.dtype}};
+    if (!one.format.empty()) row["format"] = one.format;
+    row.update({{"shapes", one.shapes}, {"calls", one.calls}, {"flops", one.flops}, {"bytes", one.bytes}});
+    row["seconds"] = one.seconds ? Json(*one.seconds) : Json(nullptr);
+    rows.push_back(std::move(row));
+  }
+  return {{"schema", kOperatorCountsSchema},
+          {"rank", counts.rank},
+          {"host", counts.host},
+          {"device", counts.device},
+          {"threads", counts.threads},
+          {"batch", counts.batch},
+          {"samples", counts.samples},
+          {"counted_batches", counts.counted},
+          {"flops_per_sample", counts.flops_per_sample},
+          {"dtype", counts.dtype},
+          {"operators", std::move(rows)}};
+}
+
+}  // namespace dtrain::profile
