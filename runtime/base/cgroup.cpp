@@ -28,7 +28,8 @@ std::optional<std::int64_t> leading_number(std::string_view text) {
 std::uint64_t field_of(const std::string& text, std::string_view name) {
   for (const std::string& line : split(text, '\n')) {
     if (line.size() <= name.size() || !line.starts_with(name) || line[name.size()] != ' ') continue;
-    return static_cast<std::uint64_t>(std::max<std::int64_t>(0, leading_number(line.substr(name.size() + 1)).value_or(0)));
+    return static_cast<std::uint64_t>(
+        std::max<std::int64_t>(0, leading_number(line.substr(name.size() + 1)).value_or(0)));
   }
   return 0;
 }
@@ -115,9 +116,9 @@ std::optional<MemoryLimit> memory_limit(const Cgroup& group) {
                                (group.v2 ? field_of(stat, "slab_reclaimable") : 0);
   const auto used = static_cast<std::uint64_t>(std::max<std::int64_t>(0, usage));
   limit.used = used > caches ? used - caches : 0;
-  limit.reached = group.v2
-                      ? field_of(text_of(group.folder / "memory.events"), "oom")
-                      : static_cast<std::uint64_t>(leading_number(text_of(group.folder / "memory.failcnt")).value_or(0));
+  limit.reached =
+      group.v2 ? field_of(text_of(group.folder / "memory.events"), "oom")
+               : static_cast<std::uint64_t>(leading_number(text_of(group.folder / "memory.failcnt")).value_or(0));
   return limit;
 }
 

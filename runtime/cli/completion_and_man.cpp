@@ -1,4 +1,5 @@
-// Completion of the shells and the manual page, written from the CLI11 objects that parse the arguments and print --help.
+// Completion of the shells and the manual page, written from the CLI11 objects that parse the arguments and print
+// --help.
 #include <cstdio>
 #include <memory>
 #include <string>

@@ -57,8 +57,9 @@ class LeftOut {
 // Writes the text, unless empty, to standard error, the log of a rank: a sample may be left out by mistake.
 void tell_left_out(const std::string& source, const std::string& left_out);
 
-// Lists the files that a path with patterns names: `*`, `?` and `[…]` have their meaning in the shell; {000..012} stands for the numbers of a range, with as many digits
-// as its begin, and {a,b} for either. Sorted, each file once. DataError if the pattern names no file.
+// Lists the files that a path with patterns names: `*`, `?` and `[…]` have their meaning in the shell; {000..012}
+// stands for the numbers of a range, with as many digits as its begin, and {a,b} for either. Sorted, each file once.
+// DataError if the pattern names no file.
 std::vector<std::filesystem::path> files_named(const std::string& pattern);
 
 // Arrays that stay in their files: each field is one array of a file, sample after sample, and a sample is read on

@@ -11,7 +11,8 @@
 
 namespace dtrain::data {
 
-// The tag `Orientation` of Exif: the change from the picture in the file to the shown picture: columns and rows are mirrored, and then exchanged.
+// The tag `Orientation` of Exif: the change from the picture in the file to the shown picture: columns and rows are
+// mirrored, and then exchanged.
 struct Orientation {
   bool mirror_x = false;
   bool mirror_y = false;

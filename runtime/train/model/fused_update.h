@@ -1,6 +1,6 @@
-// An optimizer that libtorch and dtrain both have as one pass over memory. dtrain's pass (numerics/kernels.h) also reads
-// bfloat16 gradients and writes bfloat16 copies. It has to give the bits of libtorch's: both are compared on a few
-// numbers when an optimizer is made, and where one bit differs, libtorch's is used.
+// An optimizer that libtorch and dtrain both have as one pass over memory. dtrain's pass (numerics/kernels.h) also
+// reads bfloat16 gradients and writes bfloat16 copies. It has to give the bits of libtorch's: both are compared on a
+// few numbers when an optimizer is made, and where one bit differs, libtorch's is used.
 #pragma once
 
 #include <memory>

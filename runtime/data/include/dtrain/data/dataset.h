@@ -144,8 +144,9 @@ class RandomStream {
   std::uint64_t state_ = 0;
 };
 
-// Keeps a data set in memory once per host instead of once per rank: runs `make` on one local rank and maps its result on the others, possibly read-only.
-// Collective over the ranks of a host: all call it in the same order with the same names.
+// Keeps a data set in memory once per host instead of once per rank: runs `make` on one local rank and maps its result
+// on the others, possibly read-only. Collective over the ranks of a host: all call it in the same order with the same
+// names.
 using HostShare = std::function<SharedMemory(const std::string& name, const std::function<SharedMemory()>& make)>;
 
 // For programs of one rank: runs `make` in this process.

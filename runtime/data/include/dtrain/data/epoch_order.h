@@ -129,8 +129,8 @@ class EpochOrder {
   mutable Window last_;              // the window that was asked for last
 };
 
-// The sampler determines the samples of each rank: a pure function of (seed, epoch, position, sizes). So a run can continue within
-// an epoch without a stored random generator, and ranks need not communicate about the order.
+// The sampler determines the samples of each rank: a pure function of (seed, epoch, position, sizes). So a run can
+// continue within an epoch without a stored random generator, and ranks need not communicate about the order.
 //
 // The order of an epoch is one permutation of the data set, the same on all ranks. A run walks through
 // it in global batches of world_size * batch_size samples. Rank r takes the r-th contiguous piece of each. So W ranks
