@@ -429,7 +429,7 @@ class Advice(unittest.TestCase):
     """What the analysis tells users to set, can be set: its sentences name no key that is missing, or refused."""
 
     # Of prose: names of phases and functions, of files, and of what JSON calls things.
-    PHASES = set(re.findall(r'"([a-z_.]+)"', (SOURCE / "runtime" / "profile" / "phase.cpp").read_text()))
+    PHASES = set(re.findall(r'"([a-z_.]+)"', (SOURCE / "runtime" / "profile" / "records.cpp").read_text()))
 
     def setUp(self):
         self.keys, self.documents = {}, {}

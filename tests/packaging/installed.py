@@ -66,7 +66,7 @@ class Layout(Installed):
 
     def test_no_libtorch_and_nothing_of_the_tests(self):
         names = [p.name for p in self.prefix.rglob("*")]
-        for part in ("libtorch", "libc10", "gtest", "comm_thread", "nlohmann", "spdlog"):
+        for part in ("libtorch", "libc10", "gtest", "nlohmann", "spdlog"):
             self.assertEqual([n for n in names if part in n and n not in ("dtrain-get-libtorch", "dtrainLibtorch.cmake")], [])
 
     def test_the_libtorch_that_is_got_is_the_one_of_the_build(self):

@@ -118,7 +118,7 @@ class Configured(Distribution):
 
     def test_nothing_else_is_compiled(self):
         self.assertIn("dtrain-worker", self.commands)
-        for name in ("fashion_mnist", "comm_thread", "gtest"):
+        for name in ("fashion_mnist", "gtest"):
             self.assertNotIn(name, self.commands)
 
 

@@ -9,7 +9,7 @@
 #include "gpu_ranks.h"
 #include "model/flat_parameters.h"
 #include "model/model_tensors.h"
-#include "numerics/precision.h"
+#include "model/precision.h"
 
 namespace dtrain::train {
 namespace {

@@ -12,7 +12,7 @@
 #include "dtrain/base/error.h"
 #include "gpu_run.h"
 #include "model/model_tensors.h"
-#include "numerics/precision.h"
+#include "model/precision.h"
 #include "small_run.h"
 #include "step/training_step.h"
 

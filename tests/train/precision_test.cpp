@@ -14,7 +14,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "harness/run_ranks.h"
-#include "numerics/precision.h"
+#include "model/precision.h"
 #include "small_run.h"
 #include "step/training_step.h"
 

@@ -6,7 +6,7 @@
 #include <tuple>
 #include <utility>
 
-#include "numerics/precision.h"
+#include "model/precision.h"
 
 namespace dtrain::train {
 

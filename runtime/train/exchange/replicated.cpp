@@ -4,7 +4,7 @@
 
 #include <ATen/core/grad_mode.h>
 
-#include "numerics/precision.h"
+#include "model/precision.h"
 
 namespace dtrain::train {
 

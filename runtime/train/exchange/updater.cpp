@@ -5,7 +5,7 @@
 #include <tuple>
 #include <utility>
 
-#include "numerics/precision.h"
+#include "model/precision.h"
 
 namespace dtrain::train {
 

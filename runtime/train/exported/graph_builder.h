@@ -38,7 +38,7 @@ class GraphBuilder {
   using Names = std::map<std::string, Value>;
 
   void add_node(const Json& node);
-  // Returns the result's name if the operator returns its first operand unchanged (whole_views.h); otherwise empty.
+  // Returns the result's name if the operator returns its first operand unchanged (backward.h); otherwise empty.
   std::string name_of_whole_view(const Instruction& instruction, const Json& node) const;
   void add_operator(const Json& node, Instruction instruction);
   void add_number(const Json& node, Instruction instruction);

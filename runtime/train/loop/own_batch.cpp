@@ -4,7 +4,7 @@
 
 #include "dtrain/config/experiment.h"
 #include "loop/training_loop.h"
-#include "numerics/precision.h"
+#include "model/precision.h"
 
 namespace dtrain::train {
 

@@ -14,7 +14,6 @@
 #include <torch/utils.h>
 #include <torch/version.h>
 
-#include "device/step_graph.h"
 #include "device/training_device.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/host/cpu.h"
@@ -24,6 +23,7 @@
 #include "model/weights.h"
 #include "numerics/matmul_path.h"
 #include "numerics/own_operators.h"
+#include "step/step_graph.h"
 #include "step/training_step.h"
 
 namespace dtrain::train {

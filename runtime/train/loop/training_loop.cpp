@@ -7,7 +7,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/config/experiment.h"
 #include "loop/loader.h"
-#include "numerics/precision.h"
+#include "model/precision.h"
 
 namespace dtrain::train {
 

@@ -8,7 +8,6 @@
 
 #include "device/device_feed.h"
 #include "device/device_profile.h"
-#include "device/step_graph.h"
 #include "dtrain/rank/rank_session.h"
 #include "dtrain/train/trial.h"
 #include "loop/callbacks.h"
@@ -20,6 +19,7 @@
 #include "loop/random_seed.h"
 #include "loop/validation.h"
 #include "model/model_tensors.h"
+#include "step/step_graph.h"
 #include "step/training_step.h"
 #include "tracing/deep_window.h"
 #include "tracing/flop_counts.h"

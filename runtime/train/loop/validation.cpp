@@ -12,8 +12,8 @@
 #include "dtrain/config/experiment.h"
 #include "dtrain/rank/rank_session.h"
 #include "loop/random_seed.h"
+#include "model/precision.h"
 #include "model/tensor_memory.h"
-#include "numerics/precision.h"
 #include "step/checks.h"
 
 namespace dtrain::train {

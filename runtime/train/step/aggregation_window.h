@@ -7,7 +7,7 @@
 
 #include "dtrain/comm/communicator.h"
 #include "exchange/gradient_strategy.h"
-#include "numerics/precision.h"
+#include "model/precision.h"
 #include "state_visitor.h"
 
 namespace dtrain::train {

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "device/steps_in_flight.h"
-#include "numerics/precision.h"
+#include "model/precision.h"
 #include "run_services.h"
 #include "state_visitor.h"
 

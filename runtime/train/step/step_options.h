@@ -9,7 +9,7 @@
 #include "exchange/fusion.h"
 #include "exchange/strategy_picker.h"
 #include "model/flat_parameters.h"
-#include "numerics/memory_format.h"
+#include "step/memory_format.h"
 
 namespace dtrain::train {
 

@@ -14,7 +14,7 @@
 #include "exchange/gradient_exchange.h"
 #include "model/flat_optimizer.h"
 #include "model/flat_parameters.h"
-#include "numerics/precision.h"
+#include "model/precision.h"
 #include "run_services.h"
 #include "state_visitor.h"
 #include "step/aggregation_window.h"

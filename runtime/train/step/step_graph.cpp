@@ -1,4 +1,4 @@
-#include "device/step_graph.h"
+#include "step/step_graph.h"
 
 #include <algorithm>
 #include <string>

@@ -1,4 +1,4 @@
-#include "numerics/memory_format.h"
+#include "step/memory_format.h"
 
 #include <cstdio>
 #include <string>

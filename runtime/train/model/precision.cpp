@@ -1,4 +1,4 @@
-#include "numerics/precision.h"
+#include "model/precision.h"
 
 #include <algorithm>
 #include <cmath>
