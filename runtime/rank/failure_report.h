@@ -74,7 +74,7 @@ class ExitDeadlines {
 // The cause for which a rank ends: its own error, or the failure of another rank.
 struct FailureCause {
   bool primary = true;        // this rank's own error; false: another rank failed first
-  bool agreed = false;        // every rank throws the same error (agreed_error.h), and none is to blame
+  bool agreed = false;        // every rank throws the same error (rank_session.h), and none is to blame
   std::int64_t step = -1;     // the batch this rank was in
   comm::RankFailure failure;  // the failure that ended the run
   std::string remedy;         // for this rank's own error

@@ -87,7 +87,7 @@ inline constexpr const char* kAllConnected = "run.connected";
 // A world of one rank.
 void connect_alone(Membership& membership, comm::ControlOptions options);
 
-// Ranks of one host. Rank 0 writes its address and a fresh secret into `file` (link/rendezvous.h), which is removed
+// Ranks of one host. Rank 0 writes its address and a fresh secret into `file` (rendezvous.h), which is removed
 // once all have connected.
 void connect_by_file(Membership& membership, comm::ControlOptions options, const std::filesystem::path& file);
 

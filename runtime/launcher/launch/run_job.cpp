@@ -197,7 +197,8 @@ bool is_on_one_host(const LaunchPlan& plan) {
                      [&](const RankPlacement& rank) { return rank.host == plan.host; });
 }
 
-// Returns the orders that the launcher sends to the ranks. Marks the run's folder as the launcher's (host_folder.h).
+// Returns the orders that the launcher sends to the ranks. Marks the run's folder as the launcher's
+// (checkpoint_folder.h).
 LaunchOrders orders_for(const Attempt& attempt) {
   const std::string token = random_hex(16);
   mark_folder(attempt.folder, token);

@@ -44,7 +44,7 @@ inline constexpr const char* kDeviceGraphFactory = "dtrain_cuda_graph_make";
 // Sets `made` and returns 0, or returns the version for which the module was built.
 using DeviceGraphFactory = int(int abi, std::unique_ptr<DeviceGraph>& made);
 
-// Tells code whose effects a CUDA graph would not repeat that this process is capturing one (device/step_graph.h). Any
+// Tells code whose effects a CUDA graph would not repeat that this process is capturing one (step/step_graph.h). Any
 // thread, because libtorch runs backward on another thread.
 inline std::atomic<bool> capturing_graph{false};
 

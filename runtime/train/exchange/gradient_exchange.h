@@ -72,7 +72,7 @@ class GradientExchange {
   bool any_wrote() const { return used_[used_.size() - 3] != 0; }
   bool weighted_by_any() const { return used_[used_.size() - 2] != 0; }
   bool dropped_by_any() const { return used_.back() != 0; }
-  // The same in a step that is being captured (device/step_graph.h): the host exchanges nothing, so the used parameters
+  // The same in a step that is being captured (step/step_graph.h): the host exchanges nothing, so the used parameters
   // are those of the last finish(). Error if this rank has used others in this step.
   std::span<const std::uint8_t> finish_captured();
   // The number of windows in which each rank has used the same parameters, as far as this rank knows.

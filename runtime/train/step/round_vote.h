@@ -26,7 +26,7 @@ struct Announcement {
   std::int64_t last_batch = 0;                // number of the batch before
   bool saver_busy = false;                    // its host's saver cannot take a checkpoint yet
   bool wants_checkpoint = false;              // the rank asks for a checkpoint
-  bool fits_graph = false;                    // the rank can run its batch as a graph (device/step_graph.h)
+  bool fits_graph = false;                    // the rank can run its batch as a graph (step/step_graph.h)
   bool counts_for_all = false;                // its batch is weighted for a mean over ranks with and without a batch
   // Digests of values that must be the same on all ranks that have a batch.
   std::uint64_t rates = 0;  // the learning rates of the next update

@@ -112,7 +112,7 @@ struct ExchangeParts {
 };
 
 // Separates a step's work on the device from its work on the host, so that the device's part can be captured as a CUDA
-// graph and launched again (device/step_graph.h). Between begin_capture() and end_capture() all work goes to the device
+// graph and launched again (step/step_graph.h). Between begin_capture() and end_capture() all work goes to the device
 // and is not counted. For each launch the host's part comes before and after it.
 class CapturableStep {
  public:

@@ -1,7 +1,7 @@
 // A rank's connection to its launcher. The rank reports states, progress and errors. Callbacks report that the launcher
 // is gone or asks the rank to stop; they run on a thread of the link. send() may be called from any thread. A child of
 // the launcher has a socket pair (SocketLink): the stream ends with the launcher, and signals ask for a stop. Ranks
-// that mpirun or srun starts have a control plane (plane_link.h).
+// that mpirun or srun starts have a control plane (PlaneLink).
 #pragma once
 
 #include <cstdint>

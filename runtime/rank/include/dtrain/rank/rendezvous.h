@@ -41,7 +41,7 @@ Contact await_contact(const std::filesystem::path& path, std::chrono::millisecon
 std::filesystem::path rendezvous_path(const std::filesystem::path& folder, const std::string& job);
 
 // The file that proves that a process belongs to a launch by mpirun or srun. The launcher writes it on every host
-// (remote_host.h), and each rank reads it when it starts. Any thread.
+// (runtime/launcher/launch/run_job.cpp), and each rank reads it when it starts. Any thread.
 // Its content: "<secret>.<ranks_secret>".
 std::string to_text(const LaunchSecrets& secrets);
 
