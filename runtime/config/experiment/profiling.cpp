@@ -30,7 +30,7 @@ void check_range(Section& section, std::int64_t begin, std::optional<std::int64_
 
 // Set before main(), by libraries that are being loaded.
 constinit MakeRules make_rules = nullptr;
-constinit void (*load_rules)() = nullptr;
+constinit LoadRules load_rules = nullptr;
 
 }  // namespace
 
@@ -82,7 +82,7 @@ bool register_rules(MakeRules make) {
   return true;
 }
 
-bool find_rules_by(void (*load)()) {
+bool find_rules_by(LoadRules load) {
   load_rules = load;
   return true;
 }

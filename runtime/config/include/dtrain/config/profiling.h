@@ -121,7 +121,8 @@ using MakeRules = std::unique_ptr<RuleParameters> (*)();
 bool register_rules(MakeRules make);
 // For a process that has not loaded that library, because it seldom needs rules: `load` loads it. It is called where an
 // experiment file sets a rule; until then all rules are at their defaults. Returns true.
-bool find_rules_by(void (*load)());
+using LoadRules = void (*)();
+bool find_rules_by(LoadRules load);
 // Calls that function, unless rules are registered.
 void find_rules();
 bool has_rules();
