@@ -152,9 +152,9 @@ constexpr std::chrono::milliseconds kAnswer{2'000};  // of a host to a connectio
 constexpr std::chrono::seconds kFirstLine{2};
 constexpr std::chrono::seconds kLaterLines{15};
 
-using Found = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
+using AddressList = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
 
-Found look_up(const std::string& name, const std::string& port, int flags, int* code) {
+AddressList look_up(const std::string& name, const std::string& port, int flags, int* code) {
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
@@ -167,7 +167,7 @@ Found look_up(const std::string& name, const std::string& port, int flags, int* 
 // Returns the reason why nothing listens there; empty: something listens.
 std::string try_to_connect(const std::string& address, std::uint16_t port) {
   int code = 0;
-  const Found found = look_up(address, std::to_string(port), AI_NUMERICHOST | AI_NUMERICSERV, &code);
+  const AddressList found = look_up(address, std::to_string(port), AI_NUMERICHOST | AI_NUMERICSERV, &code);
   if (!found) return ::gai_strerror(code);
   const UniqueFd fd(::socket(found->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd) return std::strerror(errno);
@@ -217,7 +217,7 @@ std::string try_until(const HostWait& wait, const std::string& for_what,
 Resolved resolve(const std::string& name) {
   Resolved result;
   int code = 0;
-  const Found found = look_up(name, "", 0, &code);
+  const AddressList found = look_up(name, "", 0, &code);
   if (!found) result.why = code == EAI_SYSTEM ? std::strerror(errno) : ::gai_strerror(code);
   for (const addrinfo* one = found.get(); one; one = one->ai_next) {
     char text[NI_MAXHOST] = {};
