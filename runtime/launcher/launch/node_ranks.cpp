@@ -28,7 +28,7 @@ namespace dtrain::run {
 namespace {
 
 namespace fs = std::filesystem;
-using Clock = std::chrono::steady_clock;
+using SteadyClock = std::chrono::steady_clock;
 
 constexpr std::chrono::seconds kGraceBeforeTerm{3};  // after a rank has failed: the others learn of it by themselves
 constexpr std::chrono::seconds kGraceBeforeKill{10};
@@ -194,13 +194,13 @@ class NodeRanks {
       std::fprintf(stderr, "dtrain: rank %d was %s\n", rank.rank, rank.status->describe().c_str());
     }
     if (failed_at_) return;
-    failed_at_ = Clock::now();
+    failed_at_ = SteadyClock::now();
     const bool bad_input = rank.status->exit_code() == ExitCode::kBadInput;
     failure_code_ = bad_input ? ExitCode::kBadInput : ExitCode::kRunFailed;
   }
 
   void interrupt(int signal) {
-    const auto now = Clock::now();
+    const auto now = SteadyClock::now();
     constexpr std::chrono::milliseconds kTogether{500};  // to the process group, and again by a parent
     if (interrupted_at_ && now - *interrupted_at_ < kTogether) return;
     const bool again = interrupted_at_.has_value();
@@ -218,7 +218,7 @@ class NodeRanks {
 
   void end_what_hangs() {
     if (!failed_at_) return;
-    const auto since = Clock::now() - *failed_at_;
+    const auto since = SteadyClock::now() - *failed_at_;
     for (Rank& rank : ranks_) {
       if (rank.status) continue;
       if (since > kGraceBeforeKill) {
@@ -232,9 +232,9 @@ class NodeRanks {
 
   const UniqueFd input_{::open("/dev/null", O_RDONLY | O_CLOEXEC)};
   std::vector<Rank> ranks_;
-  std::optional<Clock::time_point> failed_at_;
+  std::optional<SteadyClock::time_point> failed_at_;
   ExitCode failure_code_ = ExitCode::kRunFailed;  // of the rank that failed first
-  std::optional<Clock::time_point> interrupted_at_;
+  std::optional<SteadyClock::time_point> interrupted_at_;
   bool terminated_ = false;
 };
 
