@@ -51,8 +51,8 @@ const Finding* find(const Analysis& analysis, const std::string& id) {
 }
 
 std::int64_t triggered(const Analysis& analysis, const std::string& name) {
-  for (const RuleResult& rule : analysis.rules) {
-    if (rule.name == name) return rule.triggered;
+  for (const Finding& rule : analysis.rules) {
+    if (rule.id == name) return rule.triggered;
   }
   return -1;
 }

@@ -13,9 +13,9 @@ namespace {
 TEST(Patience, SkipsTheFirstDataPoints) {
   const HostSeries host = with_util(100, [](std::size_t) { return 50.0; });
   for (const auto& [patience, judged] : {std::pair{0, 100}, {1, 99}, {40, 60}, {99, 1}, {100, 0}, {1000, 0}}) {
-    const Judged result = judged_samples(host, patience);
-    EXPECT_EQ(result.samples.size(), static_cast<std::size_t>(judged));
-    EXPECT_EQ(result.patience, 100 - judged);
+    Finding result;
+    EXPECT_EQ(judged_samples(host, patience, result).size(), static_cast<std::size_t>(judged));
+    EXPECT_EQ(count(result, "skipped_by_patience"), 100 - judged);
   }
 }
 
@@ -23,13 +23,15 @@ TEST(Patience, EndsAtTheFirstTrainingStep) {
   HostSeries host = with_util(100, [](std::size_t) { return 50.0; });
   host.training_begins = 10 * kSecond;
   host.training_ends = 40 * kSecond;
-  Judged judged = judged_samples(host, 1000);
-  EXPECT_EQ(judged.patience, 20);
-  EXPECT_EQ(judged.samples.front().time_ns, 10 * kSecond);
-  EXPECT_EQ(judged.samples.back().time_ns, 40 * kSecond);
-  EXPECT_EQ(judged.after_training, 19);
-  judged = judged_samples(host, 5);
-  EXPECT_EQ(judged.patience, 5);
+  Finding result;
+  const auto judged = judged_samples(host, 1000, result);
+  EXPECT_EQ(count(result, "skipped_by_patience"), 20);
+  EXPECT_EQ(judged.front().time_ns, 10 * kSecond);
+  EXPECT_EQ(judged.back().time_ns, 40 * kSecond);
+  EXPECT_EQ(count(result, "after_training"), 19);
+  Finding other;
+  judged_samples(host, 5, other);
+  EXPECT_EQ(count(other, "skipped_by_patience"), 5);
 }
 
 // `low_points` of 100 at `low`, the others at `high`.
@@ -301,9 +303,9 @@ TEST(GpuRules, DoNotApplyWithoutGPUs) {
   }
   EXPECT_THAT(names, testing::ElementsAre("LowGPUUtilization", "LoadBalancing", "GPUMemoryIncrease", "GPUUtilization",
                                           "GPUMemoryFull", "GPUForeignProcesses", "GPUTemperature", "PinnedMemory"));
-  for (const auto& rule : all_rules()) {
-    if (!rule->gpus_only()) continue;
-    const Finding result = rule->judge(hosts);
+  for (const Judgement& rule : judgements()) {
+    if (rule.without_gpus == nullptr) continue;
+    const Finding result = judge(rule, hosts);
     EXPECT_FALSE(result.applicable()) << result.id;
     EXPECT_EQ(result.triggered, 0) << result.id;
     names.erase(std::remove(names.begin(), names.end(), result.id), names.end());
