@@ -27,9 +27,10 @@ def declared_name(line):
 
 
 def names_of(source):
-    """What a file declares for itself: in anonymous namespaces, and `static`. Relies on the layout that clang-format makes:
-    nothing inside of a namespace is indented, so what begins a line is declared in a namespace, not in a class or function."""
-    names, namespaces = set(), []
+    """What a file declares for itself, in anonymous namespaces and `static`: of each name the text of its alias, or "". Relies on
+    the layout that clang-format makes: nothing inside of a namespace is indented, so what begins a line is declared in a
+    namespace, not in a class or function."""
+    names, namespaces = {}, []
     try:
         lines = Path(source).read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:  # made by the build later
@@ -42,12 +43,20 @@ def names_of(source):
             if namespaces:
                 namespaces.pop()
         elif re.match(r"[A-Za-z_\[:]", line) and ("" in namespaces or line.startswith("static ")):
-            # An alias may be repeated; a macro (TEST) makes names of its arguments.
-            if not re.match(r"using |namespace |static_assert|[A-Z][A-Z_]+\(", line):
-                names.add(declared_name(re.sub(r"^template <.*?> (?=\w)", "", line)))
+            # A macro (TEST) makes names of its arguments.
+            if alias := re.match(r"using (\w+) =", line):
+                names[alias[1]] = line
+            elif not re.match(r"using |namespace |static_assert|[A-Z][A-Z_]+\(", line):
+                names[declared_name(re.sub(r"^template <.*?> (?=\w)", "", line))] = ""
         elif define := re.match(r"#\s*define (\w+)", line):
-            names.add(define[1])
-    return names - {""}
+            names[define[1]] = ""
+    names.pop("", None)
+    return names
+
+
+def are_apart(names, others):
+    """Whether no name is in both, but for an alias of the same text."""
+    return all(name not in others or text and others[name] == text for name, text in names.items())
 
 
 def groups_of(sources, size):
@@ -57,7 +66,7 @@ def groups_of(sources, size):
     for source in sources:
         names = names_of(source)
         for number, (files, taken) in enumerate(compilations):
-            if files < size and not names & taken:
+            if files < size and are_apart(names, taken):
                 compilations[number] = (files + 1, taken | names)
                 break
         else:

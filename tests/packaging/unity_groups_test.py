@@ -22,6 +22,9 @@ FILES = {
     "d.cpp": "namespace inside {\nnamespace {\n\ntemplate <typename T>\nclass Part {};\n\n}  // namespace\n}  // namespace inside\n\n"
              "static int other() {\n  return 3;\n}\n\nint d() {\n  return other();\n}\n",
     "e.cpp": "int e() {\n  return 5;\n}\n",
+    "f.cpp": "namespace {\n\nusing Number = int;\n\n}  // namespace\n\nNumber f() {\n  return 6;\n}\n",
+    "g.cpp": "namespace {\n\nusing Number = long;\n\n}  // namespace\n\nNumber g() {\n  return 7;\n}\n",
+    "h.cpp": "namespace {\n\nusing Number = int;\n\n}  // namespace\n\nNumber h() {\n  return 8;\n}\n",
 }
 
 
@@ -38,12 +41,13 @@ class Groups(unittest.TestCase):
         return {Path(source).name: group for source, group in groups_of(sources, size)}
 
     def test_the_names_that_a_file_declares_for_itself(self):
-        names = {name: names_of(self.folder / name) for name in FILES}
+        names = {name: set(names_of(self.folder / name)) for name in FILES}
         self.assertEqual(names, {"a.cpp": {"kSize", "Part", "sum"}, "b.cpp": {"sum"}, "c.cpp": {"kSize"},
-                                 "d.cpp": {"Part", "other"}, "e.cpp": set()})
+                                 "d.cpp": {"Part", "other"}, "e.cpp": set(), "f.cpp": {"Number"}, "g.cpp": {"Number"},
+                                 "h.cpp": {"Number"}})
 
-    def test_files_that_share_a_name_are_compiled_apart(self):
-        self.assertEqual(self.groups(16), {"a.cpp": 0, "b.cpp": 1, "c.cpp": 1, "d.cpp": 1, "e.cpp": 0})
+    def test_files_that_share_a_name_are_compiled_apart_but_for_equal_aliases(self):
+        self.assertEqual(self.groups(16), {"a.cpp": 0, "b.cpp": 1, "c.cpp": 1, "d.cpp": 1, "e.cpp": 0, "f.cpp": 0, "g.cpp": 1, "h.cpp": 0})
 
     def test_no_compilation_has_more_files_than_it_may(self):
         groups = list(self.groups(2).values())
