@@ -154,8 +154,10 @@ def copyright_of(library: Path) -> tuple[str, Path]:
 
 
 def named_libraries(folder: Path) -> dict[str, Path]:
-    """By the name that they are opened by, which links have in the build."""
-    files = sorted(folder.glob("libdtrain_*.so"))
+    """By the name that they are opened by, which links have in the build. A library that the build made once, and makes no more,
+    is none of them."""
+    made = (folder.parent / "build.ninja").read_text()
+    files = [file for file in sorted(folder.glob("libdtrain_*.so")) if f"lib/{file.name}" in made]
     return {output_of("patchelf", "--print-soname", file).strip() or file.name: file for file in files}
 
 

@@ -24,7 +24,7 @@ namespace dtrain::run {
 class RankHosts {
  public:
   struct Host {
-    std::string key;   // identifies the host (dtrain/host/identity.h)
+    std::string key;   // identifies the host (dtrain/host/network.h)
     std::string name;  // for messages and file names
   };
   // `of_rank`: the host of every rank, in rank order.

@@ -19,12 +19,12 @@ void load_rules() {
 
 const LauncherDuties& launcher_duties() {
   static const LauncherDuties duties = [] {
-    void* const factory = open_module<Error>({.name = "dtrain_launcher_duties",
-                                              .needs = {},
-                                              .factory = "dtrain_launcher_duties",
-                                              .what = "what a rank without a launcher needs",
-                                              .remedy_needs = "",
-                                              .remedy_module = "build it (make build), or install dtrain anew"});
+    void* const factory = open_module<ConfigError>({.name = "dtrain_launcher_duties",
+                                                    .needs = {},
+                                                    .factory = "dtrain_launcher_duties",
+                                                    .what = "the part of dtrain that has the rules and the report",
+                                                    .remedy_needs = "",
+                                                    .remedy_module = "build it (make build), or install dtrain anew"});
     return reinterpret_cast<LauncherDuties (*)()>(factory)();
   }();
   return duties;

@@ -177,6 +177,7 @@ void open_own_run(comm::ControlPlane& control, const RankIdentity& identity, con
   };
   bool continues = options.continues;
   const auto make = [&] {
+    launcher_duties();  // where they are missing, the folder stays as it is
     check_checkpoint_storage(experiment.checkpoint_storage);
     std::error_code code;
     continues =

@@ -28,6 +28,7 @@ std::span<const HostSample> judged_samples(const HostSeries& host, std::int64_t 
 }
 
 void Items::add(Json facts, std::int64_t points, bool triggers) {
+  triggers = triggers && points > 0;
   without_points_ += points == 0 ? 1 : 0;
   result_.datapoints += points;
   result_.triggered += triggers ? 1 : 0;

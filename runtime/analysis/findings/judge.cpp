@@ -1,7 +1,9 @@
 // The list of the judgements, and what is done with each: a run is judged by it, the results are sorted, and they
 // become JSON and text.
 #include <algorithm>
+#include <iterator>
 #include <map>
+#include <stdexcept>
 
 #include <spdlog/fmt/fmt.h>
 

@@ -1,9 +1,11 @@
 // The judgements about a run, all of one form. A rule counts the data points beyond thresholds that the user may set; a
-// finding has a cost in seconds. The chapters in this folder declare them; judgements() in judge.cpp lists them and is
-// the only place to which another one is added. Private to analysis.
+// finding has a cost in seconds. The chapters in this folder declare them; judge.cpp names
+// and lists them. Private to analysis.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <initializer_list>
 #include <limits>
 #include <memory>
 #include <optional>

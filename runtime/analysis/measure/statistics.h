@@ -1,4 +1,4 @@
-// Statistics over values held in memory, beside those of base/statistics.h.
+// Statistics over values held in memory, beside those of base/numeric.h.
 #pragma once
 
 #include <cmath>

@@ -28,8 +28,8 @@ void check_range(Section& section, std::int64_t begin, std::optional<std::int64_
                  "is before begin_on_batch (" + std::to_string(begin) + "): not one batch would be traced");
 }
 
-// Set before main(), by libraries that are being loaded.
-constinit MakeRules make_rules = nullptr;
+// Set by libraries that are being loaded: before main(), or when a rank opens the launcher's part.
+constinit std::atomic<MakeRules> make_rules = nullptr;
 constinit LoadRules load_rules = nullptr;
 
 }  // namespace
@@ -89,6 +89,7 @@ bool find_rules_by(LoadRules load) {
 
 void find_rules() {
   if (!make_rules && load_rules) load_rules();
+  if (!make_rules) throw std::logic_error("no rules are registered: this program has not loaded libdtrain_analysis.so");
 }
 
 bool has_rules() {
@@ -96,15 +97,15 @@ bool has_rules() {
 }
 
 ProfilingRules::ProfilingRules() {
-  if (make_rules) {
-    parameters_ = make_rules();
+  if (const MakeRules make = make_rules) {
+    parameters_ = make();
   } else if (!load_rules) {
     throw std::logic_error("no rules are registered: this program has not loaded libdtrain_analysis.so");
   }
 }
 
 RuleParameters& ProfilingRules::parameters() {
-  if (!parameters_) parameters_ = make_rules();
+  if (!parameters_) parameters_ = make_rules.load()();
   return *parameters_;
 }
 

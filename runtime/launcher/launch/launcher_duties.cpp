@@ -1,4 +1,5 @@
-// The module that a rank opens where no launcher has started it (dtrain/rank/launcher_duties.h).
+// The module that a rank opens where no launcher has started it, or its experiment sets a rule
+// (dtrain/rank/launcher_duties.h).
 #include "dtrain/rank/launcher_duties.h"
 
 #include "dtrain/launcher/summary_text.h"

@@ -330,12 +330,14 @@ Metrics TrainingLoop::call_trial_for_graph(const Batch& places) {
 
 void TrainingLoop::record_loader(const Batch& batch) {
   skipped_.see(batch);
+  // A mock loader, and most loaders of a program's own, do not measure what reading has cost.
+  const bool measured = batch.fetch_ns >= 0 || !batch.skipped.empty();
   session_.recorder().loader(
       {.queue_depth = loader_->queue_depth(),
        .workers = loader_->workers(),
        .fetch_ns = batch.fetch_ns,
        .pinned = !context_.device().is_cpu() && !batch.tensors.empty() && batch.tensors.front().is_pinned(),
-       .usage = {batch.usage, std::ssize(batch.skipped), batch.fetch_ns >= 0 ? 1 : 0}});
+       .usage = {batch.usage, std::ssize(batch.skipped), measured ? 1 : 0}});
 }
 
 std::optional<double> TrainingLoop::validate() {

@@ -155,7 +155,7 @@ class TrainingLoop {
   Measured measured_;
   CheckpointSchedule checkpoints_;
   SharedBuffers shared_buffers_;
-  std::shared_ptr<OwnBatch> own_;  // null: none is open
+  std::shared_ptr<OwnBatch> own_;  // null: none is open; shared, so that only own_batch.cpp needs the whole type
   bool has_record_ = false;        // a step that has begun has one
 };
 

@@ -27,7 +27,7 @@ struct World {
   int size = 1;        // the world size
   int local_rank = 0;  // 0 .. local_size-1, among the ranks of the same host
   int local_size = 1;
-  std::string host;  // the agent id given by the launcher, else the host's identity (dtrain/host/identity.h)
+  std::string host;  // the agent id given by the launcher, else the host's identity (dtrain/host/network.h)
 };
 
 // A wait has reached its deadline. Unlike other errors of communication, this one has no known cause: no message

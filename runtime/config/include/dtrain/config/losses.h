@@ -1,7 +1,7 @@
 // The losses of `model:` experiments: the list. Each is a struct with the word by which an experiment names it, its
 // settings with their keys, and the function that computes it, which runtime/train/worker/losses/NAME.cpp defines.
 // Names, meanings and defaults are those of torch.nn.functional; every loss is the mean. To add one: a struct here, its
-// file there, and docs/experiment.md. dtrain/config/loss.h declares what the templates need.
+// file there, and docs/experiment.md. dtrain/config/model_job.h declares what the templates need.
 #pragma once
 
 #include <array>

@@ -123,7 +123,7 @@ bool register_rules(MakeRules make);
 // experiment file sets a rule; until then all rules are at their defaults. Returns true.
 using LoadRules = void (*)();
 bool find_rules_by(LoadRules load);
-// Calls that function, unless rules are registered.
+// Calls that function, unless rules are registered. Throws what it throws.
 void find_rules();
 bool has_rules();
 

@@ -34,7 +34,7 @@ struct LauncherDuties {
   std::string (*unused_rules_warning)(const config::Experiment& experiment);
 };
 
-// Opens the module at the first call. Error: it is not there.
+// Opens the module at the first call. ConfigError: it cannot be opened.
 const LauncherDuties& launcher_duties();
 
 }  // namespace dtrain::run
