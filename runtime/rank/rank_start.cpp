@@ -1,5 +1,5 @@
-// The start of a rank, step by step; before it, the folder of a run that no launcher has started, which rank 0 makes, or
-// goes on in, and for which it writes the plan.
+// The start of a rank, step by step; before it, the folder of a run that no launcher has started: rank 0 makes it, or
+// goes on in it, and writes the plan.
 #include <unistd.h>
 
 #include <algorithm>

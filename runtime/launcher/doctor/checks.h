@@ -1,4 +1,4 @@
-// The result of a check of `dtrain doctor`. Plain values; any thread.
+// The results of checks of `dtrain doctor`, which are plain values (any thread); then the checks on one host.
 #pragma once
 
 #include <cstdint>
