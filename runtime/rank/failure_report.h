@@ -1,4 +1,4 @@
-// Deadlines that end a rank that does not end by itself. Thread safe.
+// After a failure a rank reports the cause, and ends in time.
 #pragma once
 
 #include <atomic>
@@ -22,6 +22,8 @@
 #include "rank_output.h"
 
 namespace dtrain::run {
+
+// Deadlines that end a rank that does not end by itself. Thread safe.
 
 // Ends the process with _exit if it does not end by itself in time.
 class ExitTimer {

@@ -1,7 +1,4 @@
-// Rank 0's TensorBoard events, written while the run trains. Scalars are appended at once, like the lines of
-// metrics.jsonl. Pictures and histograms go to a thread that encodes and appends them when the processor has time for
-// it, so that no step waits. A full disk, or more pictures than that thread keeps up with, does not end the training:
-// lost events are counted. The training thread makes all calls.
+// A rank writes to the screen, and into the run's folder its log, events, metrics, TensorBoard events and records.
 #pragma once
 
 #include <atomic>
@@ -34,6 +31,11 @@
 #include "membership.h"
 
 namespace dtrain::run {
+
+// Rank 0's TensorBoard events, written while the run trains. Scalars are appended at once, like the lines of
+// metrics.jsonl. Pictures and histograms go to a thread that encodes and appends them when the processor has time for
+// it, so that no step waits. A full disk, or more pictures than that thread keeps up with, does not end the training:
+// lost events are counted. The training thread makes all calls.
 
 class EventWriter {
  public:

@@ -1,5 +1,4 @@
-// The start of a rank, step by step; before it, the folder of a run that no launcher has started: rank 0 makes it, or
-// goes on in it, and writes the plan.
+// The start of a rank, step by step.
 #include <unistd.h>
 
 #include <algorithm>
@@ -30,13 +29,7 @@
 
 namespace dtrain::run {
 
-// Opens the run's folder, which all hosts must see, and on rank 0 also its lock and its events: a new folder, or with
-// --continue that of the run, in which the files of the attempt before are put aside. Logs the plan's warnings and
-// where a run goes on. Collective over `control`. ConfigError if the run is in progress, or as create_run_folder(),
-// check_checkpoint_storage(), check_goes_on() and check_storage_stays(); the other ranks throw one that refers to rank
-// 0.
-void open_own_run(comm::ControlPlane& control, const RankIdentity& identity, const Assignment& assignment,
-                  const RankHosts& hosts, const RankGpus& gpus, RankFiles& files, const Logger& log);
+// A run that no launcher has started: rank 0 makes the run's folder, or goes on in it, and writes the plan.
 
 namespace {
 
@@ -168,8 +161,11 @@ ResumePoint reopen_own_folder(const RunFolder& folder, const config::Experiment&
   return point;
 }
 
-}  // namespace
-
+// Opens the run's folder, which all hosts must see, and on rank 0 also its lock and its events: a new folder, or with
+// --continue that of the run, in which the files of the attempt before are put aside. Logs the plan's warnings and
+// where a run goes on. Collective over `control`. ConfigError if the run is in progress, or as create_run_folder(),
+// check_checkpoint_storage(), check_goes_on() and check_storage_stays(); the other ranks throw one that refers to rank
+// 0.
 void open_own_run(comm::ControlPlane& control, const RankIdentity& identity, const Assignment& assignment,
                   const RankHosts& hosts, const RankGpus& gpus, RankFiles& files, const Logger& log) {
   const RankOptions& options = identity.options;
@@ -209,10 +205,6 @@ void open_own_run(comm::ControlPlane& control, const RankIdentity& identity, con
   if (identity.is_rank_0()) control.set(kResumeKey, point.path.string());
   files.resume_from = control.get(kResumeKey);
 }
-
-// The start of a rank, step by step.
-
-namespace {
 
 // The folder of a run whose launcher uses mpirun or srun. A host that does not see it gets one of its own under the
 // same path, which the launcher collects at the end.

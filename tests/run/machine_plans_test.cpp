@@ -7,6 +7,7 @@
 
 #include "commands/job_command.h"
 #include "dtrain/base/file.h"
+#include "dtrain/base/text.h"
 #include "machine_limits.h"
 #include "plan/launch_plan.h"
 #include "run_harness.h"

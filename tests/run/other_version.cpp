@@ -1,6 +1,6 @@
 // Preloaded into a rank, makes its dtrain look like another version: for the tests of `dtrain launch` over several
 // hosts.
-#include "dtrain/rank/libtorch.h"
+#include <string>
 
 namespace dtrain::run {
 

@@ -207,6 +207,8 @@ void predict_link(const Evidence& evidence, const Predictor& predictor, WhatIf& 
          measured + "; converting costs nothing", link->exposed_if(1, 1, 0.5));
 }
 
+}  // namespace
+
 double slowest_rank_step_s(const RunProfile& run) {
   double slowest = 0;
   for (const RankProfile& rank : run.ranks) {
@@ -231,6 +233,8 @@ std::optional<double> foreign_load_percent(const RunProfile& run) {
   }
   return most;
 }
+
+namespace {
 
 // Predictions for keys of the experiment that change how operators compute.
 

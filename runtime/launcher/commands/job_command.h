@@ -1,6 +1,4 @@
-// mpirun's arguments, its hostfile and the variables it passes on, for a plan. Pure functions.
-//
-// Open MPI 4.1: a hostfile with a line for each rank and `--map-by seq` puts rank n on the host of line n (mpirun(1)).
+// The commands that start the ranks of a plan as a job: of mpirun, and of srun and sbatch.
 #pragma once
 
 #include <filesystem>
@@ -11,6 +9,10 @@
 #include "plan/launch_plan.h"
 
 namespace dtrain::run {
+
+// mpirun's arguments, its hostfile and the variables it passes on, for a plan. Pure functions.
+//
+// Open MPI 4.1: a hostfile with a line for each rank and `--map-by seq` puts rank n on the host of line n (mpirun(1)).
 
 std::string hostfile(const LaunchPlan& plan);
 

@@ -1,4 +1,4 @@
-// The results of checks of `dtrain doctor`, which are plain values (any thread); then the checks on one host.
+// The checks of `dtrain doctor` on one host, and their results.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +13,8 @@
 #include "dtrain/rank/gpus_seen.h"
 
 namespace dtrain::run {
+
+// The result of a check of `dtrain doctor`. Plain values; any thread.
 
 enum class Level { kOk, kWarning, kProblem };
 std::string to_string(Level level);  // "ok", "warning", "problem"

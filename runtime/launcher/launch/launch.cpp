@@ -1,4 +1,4 @@
-// The run that a launch carries out: its folder, and where it goes on. One thread.
+// The steps of a launch, in order.
 #include <unistd.h>
 
 #include <algorithm>
@@ -39,6 +39,8 @@
 #include "plan/launch_plan.h"
 
 namespace dtrain::run {
+
+// The run that a launch carries out: its folder, and where it goes on. One thread.
 
 struct LaunchedRun {
   RunFolder folder;

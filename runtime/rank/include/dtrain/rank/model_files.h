@@ -1,4 +1,4 @@
-// Checks of a `model:` experiment before anything starts, without libtorch.
+// The files of a model that an experiment names: those of `model:`, and those of `initial_weights`.
 #pragma once
 
 #include <filesystem>
@@ -13,6 +13,8 @@ struct ModelFile;
 }  // namespace dtrain::config
 
 namespace dtrain::run {
+
+// Checks of a `model:` experiment before anything starts, without libtorch.
 
 // ConfigError if a model file of the experiment does not exist. Does nothing for experiments with an entrypoint.
 void check_model_files(const config::Experiment& experiment);

@@ -1,5 +1,4 @@
-// An error that all ranks throw with the same text, because they derive it from the same exchanged facts.
-// RankSession::start() and fail() report it as an error of the run, not of one rank. Plain value; any thread.
+// A rank without its model, from its start to its end.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +21,9 @@
 #include "dtrain/rank/mock.h"
 
 namespace dtrain::run {
+
+// An error that all ranks throw with the same text, because they derive it from the same exchanged facts.
+// RankSession::start() and fail() report it as an error of the run, not of one rank. Plain value; any thread.
 
 class AgreedError : public ConfigError {
   using ConfigError::ConfigError;
