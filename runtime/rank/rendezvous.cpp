@@ -96,6 +96,8 @@ std::filesystem::path rendezvous_path(const std::filesystem::path& folder, const
   return folder / (name.substr(0, 200) + ".rendezvous");
 }
 
+// Files with the secrets of a launch.
+
 namespace {
 
 constexpr std::size_t kLongestSecret = 4096;
@@ -142,6 +144,8 @@ LaunchSecrets read_secret_file(const std::filesystem::path& path) {
   text.resize(static_cast<std::size_t>(std::max<ssize_t>(0, count)));
   return launch_secrets_of(text);
 }
+
+// The host of rank 0, whose name may not resolve yet and which may not listen yet.
 
 namespace {
 

@@ -53,6 +53,8 @@ void FileLines::refill() {
   if (got > 0) end_ += static_cast<std::size_t>(got);
 }
 
+// A file that grows.
+
 namespace {
 
 constexpr std::size_t kChunk = 64 << 10;  // as a rule little is new
@@ -95,6 +97,8 @@ void FileTail::read(int fd, std::int64_t stop, bool whole, const LineSink& line)
   }
 }
 
+// The dumps of a profile.
+
 namespace {
 
 namespace fs = std::filesystem;
@@ -128,6 +132,8 @@ std::vector<std::pair<int, fs::path>> rank_dumps(const fs::path& folder) {
 std::vector<std::pair<std::string, fs::path>> agent_dumps(const fs::path& folder) {
   return find_dumps(folder, "agent-");
 }
+
+// The counts of operators.
 
 namespace {
 
@@ -207,6 +213,8 @@ std::vector<OperatorCounts> read_operator_counts(const fs::path& folder, std::ve
   std::stable_sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.rank < b.rank; });
   return all;
 }
+
+// The other files of the run, for its summary.
 
 namespace {
 

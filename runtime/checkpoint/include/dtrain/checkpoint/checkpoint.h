@@ -39,7 +39,7 @@ struct About {
   std::optional<double> metric_value;  // NaN and infinity are written as none
   bool smaller_is_better = true;
   double time = 0;            // when the state was copied, in seconds since 1970
-  Json run = Json::object();  // name, experiment, versions, CPU: compared when a run continues
+  Json run = Json::object();  // compared when a run continues: "name", "trial", "dtrain", "cpu_capability", ...
 };
 Json to_json(const About& about);
 About about_from(const Json& json);

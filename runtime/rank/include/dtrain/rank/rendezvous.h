@@ -1,4 +1,5 @@
-// Files that only this user can read, by which processes of a run find each other and prove that they belong to it.
+// How the processes of a run find each other and prove that they belong to it: files that only this user can read, and
+// the wait for a host that has no name or no listener yet.
 #pragma once
 
 #include <chrono>
