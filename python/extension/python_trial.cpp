@@ -22,6 +22,21 @@ void let_go(std::initializer_list<py::object*> objects) {
   for (py::object* object : objects) *object = py::object();
 }
 
+// Makes what a method of a Python callback gets besides batch and epoch.
+struct Given {
+  py::tuple operator()(std::monostate) const { return py::tuple(); }
+  py::tuple operator()(const Batch*) const { return py::tuple(); }
+  py::tuple operator()(const Metrics* metrics) const {
+    py::dict values;
+    for (const auto& [name, value] : *metrics) {
+      values[py::str(name)] =
+          value.tensor().defined() ? py::object(py::cast(value.tensor())) : py::object(py::float_(value.value()));
+    }
+    return py::make_tuple(values);
+  }
+  py::tuple operator()(const std::map<std::string, double>* metrics) const { return py::make_tuple(*metrics); }
+};
+
 }  // namespace
 
 PythonSource::PythonSource(py::object source) : source_(std::move(source)) {}
@@ -64,27 +79,10 @@ PythonCallback::~PythonCallback() {
   let_go({&callback_});
 }
 
-template <typename... Arguments>
-void PythonCallback::call(const char* function, const Position& position, const Arguments&... arguments) {
-  call_python(name_ + "." + function + "()",
-              [&] { callback_.attr(function)(position.batch, position.epoch, arguments...); });
-}
-
-void PythonCallback::after_batch(const Position& position, const Metrics& metrics) {
-  const py::gil_scoped_acquire gil;
-  py::dict values;
-  for (const auto& [name, value] : metrics) {
-    values[py::str(name)] =
-        value.tensor().defined() ? py::object(py::cast(value.tensor())) : py::object(py::float_(value.value()));
-  }
-  call("after_batch", position, values);
-}
-
-void PythonCallback::on_validation_end(const Position& position, const std::map<std::string, double>& metrics) {
-  const py::gil_scoped_acquire gil;
-  py::dict values;
-  for (const auto& [name, value] : metrics) values[py::str(name)] = value;
-  call("on_validation_end", position, values);
+void PythonCallback::receive(const Event& event) {
+  call_python(name_ + "." + event.function + "()", [&] {
+    callback_.attr(event.function)(event.position.batch, event.position.epoch, *std::visit(Given(), event.given));
+  });
 }
 
 TrialState PythonCallback::save_state() {

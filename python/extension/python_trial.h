@@ -44,20 +44,11 @@ class PythonCallback final : public Callback {
   explicit PythonCallback(pybind11::object callback);
   ~PythonCallback() override;
   std::string name() const override { return name_; }
-  void on_training_start(const Position& position) override { call("on_training_start", position); }
-  void before_batch(const Position& position, const Batch&) override { call("before_batch", position); }
-  void after_batch(const Position& position, const Metrics& metrics) override;
-  void on_epoch_end(const Position& position) override { call("on_epoch_end", position); }
-  void on_validation_end(const Position& position, const std::map<std::string, double>& metrics) override;
-  void on_checkpoint(const Position& position) override { call("on_checkpoint", position); }
-  void on_training_end(const Position& position) override { call("on_training_end", position); }
+  void receive(const Event& event) override;
   TrialState save_state() override;
   void load_state(const TrialState& state) override;
 
  private:
-  template <typename... Arguments>
-  void call(const char* function, const Position& position, const Arguments&... arguments);
-
   pybind11::object callback_;
   std::string name_;
 };

@@ -71,6 +71,7 @@ class FullDisk(unittest.TestCase):
         self.assertIn("the last checkpoint could not be written", cause)
         self.assertEqual(cause.count("free space"), 1, cause)
         self.assertNotIn("\n  free space", result.output)
+        self.assertEqual([event["retried"] for event in result.events("checkpoint_failed")], [True, False])
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ SOURCE, BUILD = Path(sys.argv.pop(1)).resolve(), Path(sys.argv.pop(1)).resolve()
 # One place for all runs, so that ccache knows the files again.
 WORK = BUILD / "tests" / "recipes"
 TREE = WORK / "tree"
-PARTS = ["comm", "runtime", "tests/analysis", "tests/comm", "tests/config", "tests/data", "tests/harness", "tests/profile"]
+PARTS = ["comm", "runtime", "python/dtrain", "tests/analysis", "tests/comm", "tests/config", "tests/data", "tests/harness", "tests/profile"]
 # As cmake/Toolchain.cmake calls it.
 CCACHE = [shutil.which("ccache")] if shutil.which("ccache") else []
 CCACHE_SETTINGS = {"CCACHE_SLOPPINESS": "pch_defines,time_macros"}
@@ -161,7 +161,7 @@ class Recipes(unittest.TestCase):
 
     def test_a_table_row_has_at_most_three_files(self):
         self.assertEqual(set(self.rows), {"a key", "a rule", "a compressor", "a backend", "an optimizer", "a loss",
-                                          "a data format", "a transform", "a command", "a system metric"})
+                                          "a data format", "a transform", "a command", "a system metric", "a callback event"})
         self.assertEqual({row: count for row, (count, _) in self.rows.items() if count > 3}, {})
 
     def test_a_key_a_backend_and_a_transform(self):
@@ -518,6 +518,18 @@ void MeanAbsoluteError::check_target(const worker::LossInput&) const {}
         loss.replace(losses, "FromModel>;", "FromModel, MeanAbsoluteError>;")
         self.assertFollows(loss, "a loss", "mae")
         compile_text("test_train", "torch", f'#include "{TREE / own}"\n#include "{TREE / own_loss}"\n', ["-fsyntax-only"])
+
+    @unittest.skipUnless(any("/test_train.dir/" in entry["command"] for entry in COMMANDS), "this build has no libtorch")
+    def test_a_callback_event(self):
+        header, loop = "runtime/train/include/dtrain/train/callback.h", "runtime/train/loop/training_loop.cpp"
+        recipe = Recipe(self)
+        recipe.replace(header, "  virtual void on_checkpoint(", "  virtual void on_stop(const Position&) {}\n  virtual void on_checkpoint(")
+        recipe.replace(header, "kCallbackEvents{\n", 'kCallbackEvents{\n    CallbackEvent<&Callback::on_stop>{"on_stop"},\n')
+        recipe.replace(loop, "  if (stopped) session_.begin_last_save();\n", "  if (stopped) callbacks_.tell<&Callback::on_stop>();\n")
+        recipe.replace("python/dtrain/trial.py", "    def on_checkpoint(", "    def on_stop(self, batch: int, epoch: int) -> None: ...\n"
+                       "    def on_checkpoint(")
+        self.assertFollows(recipe, "a callback event")
+        compile_text("test_train", "event", f'#include "{TREE / loop}"\n', ["-fsyntax-only"])
 
 
 if __name__ == "__main__":

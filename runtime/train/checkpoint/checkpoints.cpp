@@ -172,6 +172,7 @@ void Checkpoints::take_result(const checkpoints::SaveResult& result) {
   if (!result.error.empty()) {
     session_.log()->error("the checkpoint of batch {} could not be written: {}", result.about.step, result.error);
     event["cause"] = result.error;
+    event["retried"] = is_last_ && !is_second_try_;
     return session_.write_event("checkpoint_failed", event);
   }
   event["epoch"] = result.about.epoch;
@@ -203,24 +204,20 @@ bool Checkpoints::finish() {
   if (!last_) return false;
   snapshot_.complete_now();
   hand_over();
-  for (const bool again : {false, true}) {
+  for (;;) {
     wait_for_saver();
     std::string error = result_ ? result_->error : "";
     if (!result_) error = "its saver has given no answer";
     // Rank 0's saver knows the results of all hosts' savers.
-    const std::string key = "train/checkpoint-end-" + std::to_string(last_->batch) + (again ? "-again" : "");
+    const std::string key = "train/checkpoint-end-" + std::to_string(last_->batch) + (is_second_try_ ? "-again" : "");
     const std::string told = wait_for_rank_0(key, error.empty() ? "durable" : error);
     if (told == "durable") return true;
-    if (!again) {
-      result_.reset();
-      snapshot_.offer_again();
-      handed_over_ = false;
-      hand_over();
-    } else {
-      throw Error("the last checkpoint could not be written: " + told);
-    }
+    if (std::exchange(is_second_try_, true)) throw Error("the last checkpoint could not be written: " + told);
+    result_.reset();
+    snapshot_.offer_again();
+    handed_over_ = false;
+    hand_over();
   }
-  return false;
 }
 
 }  // namespace dtrain::train

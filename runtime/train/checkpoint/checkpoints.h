@@ -79,6 +79,7 @@ class Checkpoints {
   int memories_ = 0;                           // number of Snapshot's memories, as the saver knows it
   std::optional<Moment> last_;                 // the last one that was taken
   bool is_last_ = false;                       // `last` of save()
+  bool is_second_try_ = false;                 // of finish()
   bool handed_over_ = true;
   double cost_s_ = 0;
   Nanoseconds last_time_{0};

@@ -51,19 +51,18 @@ std::vector<std::shared_ptr<Callback>> compared_callbacks(run::RankSession& sess
 Callbacks::Callbacks(run::RankSession& session, TrialContext& context, const Position& position)
     : session_(session), callbacks_(compared_callbacks(session, context)), position_(position) {}
 
-void Callbacks::call(const char* function, std::int64_t batch,
-                     const std::function<void(Callback&, const Callback::Position&)>& call_one) {
+void Callbacks::tell(const Callback::Event& event) {
   if (callbacks_.empty() || session_.mock().any()) return;
   const profile::PhaseScope phase(session_.recorder(), profile::Phase::kCallbacks);
   const auto failed = [&](const Callback& callback, const std::string& cause) {
     if (callback.name().empty()) return Error(cause);  // not the user's, but a part of how a script is run
-    return Error("the callback " + callback.name() + " failed in " + function + "(), at batch " +
-                 std::to_string(batch) + ": " + cause);
+    return Error("the callback " + callback.name() + " failed in " + event.function + "(), at batch " +
+                 std::to_string(event.position.batch) + ": " + cause);
   };
   for (const auto& callback : callbacks_) {
-    seed_draws(session_, Draws::kCallbacks, batch);
+    seed_draws(session_, Draws::kCallbacks, event.position.batch);
     try {
-      call_one(*callback, {batch, position_.epoch});
+      callback->receive(event);
     } catch (const CommError&) {
       throw;  // error of a collective, which another rank may have caused
     } catch (const c10::Error& error) {
@@ -74,29 +73,6 @@ void Callbacks::call(const char* function, std::int64_t batch,
       throw failed(*callback, "it threw an object that is not a std::exception");
     }
   }
-}
-
-void Callbacks::on_training_start() {
-  call("on_training_start", position_.batches, [](Callback& one, const auto& at) { one.on_training_start(at); });
-}
-void Callbacks::before_batch(const Batch& batch) {
-  call("before_batch", position_.batches + 1, [&](Callback& one, const auto& at) { one.before_batch(at, batch); });
-}
-void Callbacks::after_batch(const Metrics& metrics) {
-  call("after_batch", position_.batches, [&](Callback& one, const auto& at) { one.after_batch(at, metrics); });
-}
-void Callbacks::on_epoch_end() {
-  call("on_epoch_end", position_.batches, [](Callback& one, const auto& at) { one.on_epoch_end(at); });
-}
-void Callbacks::on_validation_end(const std::map<std::string, double>& metrics) {
-  call("on_validation_end", position_.batches,
-       [&](Callback& one, const auto& at) { one.on_validation_end(at, metrics); });
-}
-void Callbacks::on_checkpoint() {
-  call("on_checkpoint", position_.batches, [](Callback& one, const auto& at) { one.on_checkpoint(at); });
-}
-void Callbacks::on_training_end() {
-  call("on_training_end", position_.batches, [](Callback& one, const auto& at) { one.on_training_end(at); });
 }
 
 void Callbacks::visit(StateVisitor& visitor) {

@@ -2,10 +2,8 @@
 // Training thread.
 #pragma once
 
-#include <functional>
-#include <map>
 #include <memory>
-#include <string>
+#include <tuple>
 #include <vector>
 
 #include "dtrain/rank/rank_session.h"
@@ -23,21 +21,19 @@ class Callbacks {
 
   bool empty() const { return callbacks_.empty(); }
 
-  void on_training_start();
-  void before_batch(const Batch& batch);
-  void after_batch(const Metrics& metrics);
-  void on_epoch_end();
-  void on_validation_end(const std::map<std::string, double>& metrics);
-  void on_checkpoint();
-  void on_training_end();
+  // Calls this function of each callback, with what it gets besides the position.
+  template <auto function, typename... Given>
+  void tell(const Given&... given) {
+    const auto& event = std::get<CallbackEvent<function>>(kCallbackEvents);
+    const Callback::Position position{position_.batches + event.ahead, position_.epoch};
+    tell({event.name, position, {&given...}, [&](Callback& one) { (one.*function)(position, given...); }});
+  }
 
   // Visits the state that each callback saves.
   void visit(StateVisitor& visitor);
 
  private:
-  // `batch`: the batch number that the callbacks get.
-  void call(const char* function, std::int64_t batch,
-            const std::function<void(Callback&, const Callback::Position&)>& call_one);
+  void tell(const Callback::Event& event);
 
   run::RankSession& session_;
   const std::vector<std::shared_ptr<Callback>> callbacks_;

@@ -94,7 +94,7 @@ void TrainingLoop::update(Metrics metrics) {
   ++position_.epoch_batches;
   progress_.batch_done();
   context_.around_the_loop().why_no_collective.clear();
-  callbacks_.after_batch(returned_);
+  callbacks_.tell<&Callback::after_batch>(returned_);
   shared_buffers_.share();
   session_.recorder().switch_to(Phase::kOther);
 }

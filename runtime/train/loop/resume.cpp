@@ -33,7 +33,7 @@ TrainingLoop::Outcome TrainingLoop::begin() {
 
 void TrainingLoop::begin_anew() {
   session_.begin_events(0);
-  callbacks_.on_training_start();
+  callbacks_.tell<&Callback::on_training_start>();
   validate_at_beginning();
   start_epoch(0);
 }
@@ -53,7 +53,7 @@ void TrainingLoop::begin_with_checkpoint() {
   plateau_.begin_waiting_anew();
   step_.forget_non_finite();
   session_.begin_events(position_.batches);
-  callbacks_.on_training_start();
+  callbacks_.tell<&Callback::on_training_start>();
   validate_at_beginning();
   seed(Draws::kEpoch);
   start_data();  // epochs of another length change the number of batches
@@ -70,7 +70,7 @@ void TrainingLoop::resume() {
   session_.recorder().mark(profile::RunMark::kInitializationEnd);
   // The best value by another metric is no measure for this one.
   if (!checkpoints_.resume()) validation_.forget_best();
-  callbacks_.on_training_start();
+  callbacks_.tell<&Callback::on_training_start>();
   seed(Draws::kEpoch);
   start_data();
   if (std::exchange(position_.due_is_open, false)) do_what_is_due(/*stepped=*/true);

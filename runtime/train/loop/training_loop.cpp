@@ -101,7 +101,7 @@ TrainingLoop::TrainingLoop(Trial& trial, TrialContext& context, run::RankSession
           session, step, *context.wrapped().model, trial.state_owner(), *loader_, lengths_, position_,
           [this] {
             context_.around_the_loop().wants_checkpoint = false;
-            callbacks_.on_checkpoint();
+            callbacks_.tell<&Callback::on_checkpoint>();
           },
           [this](StateVisitor& visitor) { visit(visitor); }),
       shared_buffers_(*context.wrapped().model, session.communicator(), session.device_communicator()) {}
@@ -110,7 +110,7 @@ TrainingLoop::End TrainingLoop::end(Outcome outcome) {
   measured_.device_profile.settle(step_.in_flight());
   session_.recorder().mark(profile::RunMark::kLoopEnd);
   if (outcome == Outcome::kStopped) save_();  // the last checkpoint is under way; otherwise conclude() has saved
-  callbacks_.on_training_end();
+  callbacks_.tell<&Callback::on_training_end>();
   measured_.deep_window.finish(position_.batches);
   measured_.counted_batches.finish();
   return {.stopped = outcome == Outcome::kStopped, .saved = checkpoints_.finish()};
@@ -230,14 +230,14 @@ TrainingLoop::Outcome TrainingLoop::end_round(std::int64_t samples, bool stepped
 
 void TrainingLoop::prepare_batch(const Batch& batch) {
   context_.around_the_loop().batch = position_.batches + 1;
-  callbacks_.before_batch(batch);
+  callbacks_.tell<&Callback::before_batch>(batch);
   seed(Draws::kBeforeBatch);
   trial_.before_batch(batch);
 }
 
 void TrainingLoop::follow_batch(const Batch& batch) {
   context_.around_the_loop().why_no_collective.clear();
-  callbacks_.after_batch(returned_);
+  callbacks_.tell<&Callback::after_batch>(returned_);
   keep_logged(batch);
 }
 
@@ -346,7 +346,7 @@ std::optional<double> TrainingLoop::validate() {
     validated_batch_ = position_.batches;
     early_stop_.see(validated_.metrics, position_.batches);
     if (validated_.metric) plateau_.see(*validated_.metric, position_.batches);
-    callbacks_.on_validation_end(validated_.metrics);
+    callbacks_.tell<&Callback::on_validation_end>(validated_.metrics);
   }
   return validated_batch_ == position_.batches ? validated_.metric : std::nullopt;
 }
@@ -382,16 +382,16 @@ TrainingLoop::Outcome TrainingLoop::end_of_epoch(const Round& round) {
       is_over || (!lengths_.source_decides && !lengths_.total_batches && position_.epoch + 1 >= lengths_.epochs);
   if (round.stop || is_last_epoch) {
     conclude(round.stop);
-    if (!round.stop) callbacks_.on_epoch_end();
+    if (!round.stop) callbacks_.tell<&Callback::on_epoch_end>();
     return round.stop ? Outcome::kStopped : Outcome::kDone;
   }
-  callbacks_.on_epoch_end();
+  callbacks_.tell<&Callback::on_epoch_end>();
   start_epoch(position_.epoch + 1);
   return Outcome::kGoOn;
 }
 
 void TrainingLoop::end_last_epoch() {
-  if (lengths_.batches_per_epoch == position_.epoch_batches) callbacks_.on_epoch_end();
+  if (lengths_.batches_per_epoch == position_.epoch_batches) callbacks_.tell<&Callback::on_epoch_end>();
 }
 
 void TrainingLoop::conclude(bool stopped) {

@@ -54,7 +54,7 @@ struct CheckpointAccount {
 struct SaveTrouble {
   std::int64_t step = 0;
   bool failed = false;  // false: it was delayed
-  bool retried = false;
+  bool retried = false;  // the same checkpoint was written once more, at once
   std::string cause;
 };
 

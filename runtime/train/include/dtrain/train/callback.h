@@ -2,8 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
+#include <tuple>
+#include <variant>
 
 #include "dtrain/train/loader.h"
 #include "dtrain/train/metrics.h"
@@ -46,6 +49,34 @@ class Callback {
   // The state that the callback keeps from batch to batch, as Trial::save_state() and load_state().
   virtual TrialState save_state() { return {}; }
   virtual void load_state(const TrialState& state) { static_cast<void>(state); }
+
+  // A call of one of the functions of kCallbackEvents.
+  struct Event {
+    const char* function;
+    Position position;
+    // The argument besides the position.
+    std::variant<std::monostate, const Batch*, const Metrics*, const std::map<std::string, double>*> given;
+    std::function<void(Callback&)> call;
+  };
+  // Calls the event's function. A callback in another language overrides this one instead of each function.
+  virtual void receive(const Event& event) { event.call(*this); }
+};
+
+template <auto function>
+struct CallbackEvent {
+  const char* name;
+  std::int64_t ahead = 0;  // Position::batch, less the batches that are done
+};
+
+// The functions that training calls, with their names in errors and in Python.
+inline constexpr std::tuple kCallbackEvents{
+    CallbackEvent<&Callback::on_training_start>{"on_training_start"},
+    CallbackEvent<&Callback::before_batch>{"before_batch", 1},
+    CallbackEvent<&Callback::after_batch>{"after_batch"},
+    CallbackEvent<&Callback::on_epoch_end>{"on_epoch_end"},
+    CallbackEvent<&Callback::on_validation_end>{"on_validation_end"},
+    CallbackEvent<&Callback::on_checkpoint>{"on_checkpoint"},
+    CallbackEvent<&Callback::on_training_end>{"on_training_end"},
 };
 
 }  // namespace dtrain
