@@ -53,7 +53,7 @@ struct CheckpointAccount {
 // A save that came late or failed.
 struct SaveTrouble {
   std::int64_t step = 0;
-  bool failed = false;  // false: it was delayed
+  bool failed = false;   // false: it was delayed
   bool retried = false;  // the same checkpoint was written once more, at once
   std::string cause;
 };
