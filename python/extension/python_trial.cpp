@@ -34,7 +34,11 @@ struct Given {
     }
     return py::make_tuple(values);
   }
-  py::tuple operator()(const std::map<std::string, double>* metrics) const { return py::make_tuple(*metrics); }
+  py::tuple operator()(const std::map<std::string, double>* metrics) const {
+    py::dict values;
+    for (const auto& [name, value] : *metrics) values[py::str(name)] = value;
+    return py::make_tuple(values);
+  }
 };
 
 }  // namespace
