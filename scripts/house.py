@@ -29,6 +29,7 @@ CPP = (".h", ".cpp", ".cu", ".cuh")
 FIELDS = ("queue_depth", "disk_bytes", "no_core_ns", "fetch_ns", "exposed_ns", "enqueued_ns", "round_trips")
 SHARED_LINES = 6
 EXAMPLE = "bin/fashion_mnist"  # in a build
+WAYS = ("docs/questions.md", "docs/reading-test.md")  # the way of a launch and of a gradient, file by file; the second: before
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 # A line that says nothing by itself: a brace, an include, the frame of a file.
 EMPTY = re.compile(r"[\s{}()\[\];,]*|#.*|(import|from|using|namespace|template)\b.*|(public|private|protected):|}  // namespace.*")
@@ -49,7 +50,7 @@ def files_of_revision(revision):
 
 def is_read(name):
     in_product = name.startswith(PRODUCT) and name.endswith((*CPP, ".py", ".pyi"))
-    return in_product or name == "docs/glossary.md"
+    return in_product or name in ("docs/glossary.md", *WAYS)
 
 
 def plain_lines(text, is_python):
@@ -125,6 +126,12 @@ def glossary_words(text):
     return len(rows(explained)), len(rows(twofold))
 
 
+def entered_files(text, of):
+    """How many files the way of a launch, or of a gradient, enters."""
+    way = re.search(rf"^## The way of a {of},.*?(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    return len(set(re.findall(r"`([\w/]+\.(?:cpp|h))`", way[0]))) if way else None
+
+
 def libraries(build):
     """The shared libraries that the example of a build loads."""
     printed = subprocess.run(["ldd", build / EXAMPLE], check=True, capture_output=True, text=True).stdout
@@ -155,6 +162,8 @@ def numbers_of(files, build=None):
         result[f"files that name {field}"] = sum(bool(word.search(text)) for text in product.values())
     result |= {f"pairs of places that share {SHARED_LINES} lines": len(pairs), "lines that they share": sum(pair[4] for pair in pairs),
                "words of the glossary": words, "words with two meanings": twofold}
+    ways = next((files[name] for name in WAYS if name in files), "")
+    result |= {f"files that a {of} enters": count for of in ("launch", "gradient") if (count := entered_files(ways, of))}
     return result | (libraries(build) if build else {}), pairs
 
 
