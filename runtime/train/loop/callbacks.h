@@ -24,9 +24,10 @@ class Callbacks {
   // Calls this function of each callback, with what it gets besides the position.
   template <auto function, typename... Given>
   void tell(const Given&... given) {
+    if (callbacks_.empty()) return;
     const auto& event = std::get<CallbackEvent<function>>(kCallbackEvents);
     const Callback::Position position{position_.batches + event.ahead, position_.epoch};
-    tell({event.name, position, {&given...}, [&](Callback& one) { (one.*function)(position, given...); }});
+    tell({event.name, position, {&given...}, [&](Callback& callback) { (callback.*function)(position, given...); }});
   }
 
   // Visits the state that each callback saves.

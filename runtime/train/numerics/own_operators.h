@@ -6,9 +6,9 @@
 //                        scores in float32 and zeros a gradient of their size.
 //   gelu                 with approximate='tanh', of float32 and bfloat16 (gelu.cpp)
 //   scaled_dot_product_attention   its gradient in bfloat16, over at most 512 tokens (attention.cpp)
-//   convolution          of float32 and bfloat16 images under a weight with channels last, whose results have at most
-//                        128 pixels, all samples together, and at most four for each channel, as a product of matrices
-//                        (convolution.cpp)
+//   convolution          of float32 and bfloat16 images under a weight of a million values or more with channels last,
+//                        whose results have at most 128 pixels, all samples together, and at most four for each
+//                        channel, as a product of matrices (convolution.cpp)
 //
 // Other inputs, gradients of gradients, and forward-mode differentiation are computed by libtorch.
 //
