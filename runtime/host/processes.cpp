@@ -97,7 +97,9 @@ bool is_stopped(pid_t pid) {
 }
 
 std::uint64_t start_ticks(pid_t pid) {
-  const auto text = read_proc_file("/proc/" + std::to_string(pid) + "/stat");
+  // In a container of another processor qemu-user makes up /proc/PID/stat, with the start of the thread that reads it.
+  const std::string number = std::to_string(pid);
+  const auto text = read_proc_file("/proc/" + number + "/task/" + number + "/stat");
   Fields fields(fields_of(text), ' ');
   const std::string_view state = fields.next().value_or("X");
   if (state == "Z" || state == "X") return 0;

@@ -8,6 +8,7 @@
 #include <ATen/MemoryOverlap.h>
 
 #include "dtrain/base/error.h"
+#include "dtrain/comm/communicator.h"
 #include "model/weights.h"
 
 namespace dtrain::train {

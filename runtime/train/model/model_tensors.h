@@ -11,8 +11,11 @@
 #include <ATen/ATen.h>
 #include <torch/nn/module.h>
 
-#include "dtrain/comm/communicator.h"
 #include "state_visitor.h"
+
+namespace dtrain::comm {
+class Communicator;
+}
 
 namespace dtrain::train {
 
