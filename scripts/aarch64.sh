@@ -8,12 +8,14 @@
 #   scripts/aarch64.sh --torch [TARGET ...]  all that is installed, and the Python package; gets libtorch into .deps/aarch64
 #   scripts/aarch64.sh --test [OPTIONS]      the unit tests that need no libtorch, compiled and run; OPTIONS are ctest's
 #
-# AARCH64_PAGE=65536 runs the tests as on a kernel with pages of 64 KiB.
+# AARCH64_PAGE=65536 runs the tests as on a kernel with pages of 64 KiB. Exit code 77: this machine cannot.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 say() { echo "aarch64: $*"; }
 fail() { echo "aarch64: $*" >&2; exit 1; }
 [ "$(id -u)" -eq 0 ] || fail "needs root"
+unshare --user --map-root-user --mount mount -t binfmt_misc binfmt_misc /proc/sys/fs/binfmt_misc ||
+  { say "this kernel lets no namespace say which program runs those of another processor (Linux 6.7 does)"; exit 77; }
 root=${AARCH64_ROOT:-/var/tmp/dtrain-aarch64}
 
 # Whole runs are left out: their processes wait for each other by the clock, and qemu-user is too slow.
