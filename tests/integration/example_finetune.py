@@ -5,14 +5,12 @@ but shorter.
 """
 import subprocess
 import sys
-import unittest
 
 import numpy
 import safetensors.numpy
 
-from harness import DEADLINE, SOURCE, Build, Workplace, WorkplaceTest, environment, launch
+from harness import BUILD, DEADLINE, SOURCE, Workplace, WorkplaceTest, environment, launch, main
 
-BUILD = None  # set by main()
 EXAMPLE = SOURCE / "examples" / "finetune"
 
 
@@ -120,5 +118,4 @@ class Script(FinetuneTest):
 
 
 if __name__ == "__main__":
-    BUILD = Build(sys.argv[1], "finetune")
-    unittest.main(argv=sys.argv[:1] + sys.argv[2:], verbosity=2)
+    main("finetune")

@@ -5,18 +5,16 @@
 import math
 import subprocess
 import sys
-import unittest
 
 import numpy
 import safetensors.torch
 import torch
 import torch.nn.functional as F
 
-from harness import DEADLINE, SOURCE, Build, WorkplaceTest, environment, launch, overrides, run
+from harness import BUILD, DEADLINE, SOURCE, WorkplaceTest, environment, launch, main, overrides, run
 from resume import differences, what_is_left
 from sample_order import epoch_order
 
-BUILD = None  # set by main()
 EXAMPLE = SOURCE / "examples" / "gpt"
 LENGTH = 32
 BATCH = 12
@@ -188,5 +186,4 @@ class Script(GptTest):
 
 
 if __name__ == "__main__":
-    BUILD = Build(sys.argv[1], "gpt")
-    unittest.main(argv=sys.argv[:1] + sys.argv[2:], verbosity=2)
+    main("gpt")
