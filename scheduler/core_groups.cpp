@@ -8,7 +8,6 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
-#include "dtrain/host/cpu.h"
 
 namespace dtrain::scheduler {
 

@@ -3,12 +3,8 @@
 #include <algorithm>
 #include <bitset>
 #include <cmath>
-#include <cstdint>
 #include <limits>
-#include <optional>
-#include <span>
 #include <unordered_map>
-#include <vector>
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"

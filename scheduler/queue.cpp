@@ -1,8 +1,6 @@
 #include "queue.h"
 
 #include <algorithm>
-#include <numeric>
-#include <set>
 #include <tuple>
 
 #include "dtrain/base/error.h"

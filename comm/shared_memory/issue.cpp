@@ -1,5 +1,4 @@
 // Issues the communicator's operations: checks their arguments and announces them to the peers.
-#include <algorithm>
 #include <cstring>
 
 #include "collective/descriptor.h"

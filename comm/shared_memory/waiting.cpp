@@ -1,8 +1,6 @@
 // The waits of a communicator over shared memory, and the errors that end them.
 #include <sched.h>
 
-#include <algorithm>
-
 #include "collective/descriptor.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"

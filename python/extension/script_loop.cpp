@@ -1,6 +1,5 @@
 #include "script_loop.h"
 
-#include <string>
 #include <string_view>
 #include <typeinfo>
 #include <utility>

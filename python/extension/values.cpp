@@ -1,7 +1,6 @@
 #include "values.h"
 
 #include <cmath>
-#include <utility>
 
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>

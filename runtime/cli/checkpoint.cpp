@@ -6,13 +6,11 @@
 #include <cstdio>
 #include <map>
 #include <memory>
-#include <set>
 
 #include "commands.h"
 #include "dtrain/base/clock.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
-#include "dtrain/checkpoint/checkpoint.h"
 #include "dtrain/data/safetensors.h"
 #include "dtrain/rank/checkpoint_folder.h"
 #include "table.h"

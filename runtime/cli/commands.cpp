@@ -3,17 +3,13 @@
 #include <poll.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <limits>
 #include <optional>
-#include <string>
 #include <system_error>
-
-#include "dtrain/rank/run_folder.h"
 
 namespace dtrain::cli {
 namespace {

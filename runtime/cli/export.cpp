@@ -1,9 +1,6 @@
 #include <algorithm>
 #include <cstdio>
-#include <filesystem>
 #include <memory>
-#include <string>
-#include <vector>
 
 #include "commands.h"
 #include "dtrain/analysis/export.h"

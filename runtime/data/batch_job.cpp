@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <new>
-#include <optional>
-#include <utility>
 
 #include "dtrain/base/error.h"
 #include "worker_count.h"

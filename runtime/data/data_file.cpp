@@ -4,14 +4,10 @@
 #include <array>
 #include <bit>
 #include <cerrno>
-#include <cstddef>
 #include <cstring>
 #include <limits>
 #include <new>
-#include <span>
-#include <string>
 #include <type_traits>
-#include <vector>
 
 #include <fcntl.h>
 #include <sys/stat.h>

@@ -3,11 +3,9 @@
 #include <algorithm>
 #include <bit>
 #include <numeric>
-#include <string>
 #include <utility>
 
 #include "dtrain/base/error.h"
-#include "dtrain/data/dataset.h"
 
 namespace dtrain::data {
 

@@ -2,11 +2,8 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdint>
 #include <cstring>
 #include <map>
-#include <string>
-#include <utility>
 
 #include <glob.h>
 

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "dtrain/base/error.h"
-#include "dtrain/data/dataset.h"
 #include "dtrain/data/in_memory.h"
 
 namespace dtrain::data {

@@ -7,9 +7,7 @@
 #include <map>
 #include <memory>
 #include <set>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include <hwloc.h>
 #include <sched.h>

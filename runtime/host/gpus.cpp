@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <iterator>
-#include <set>
 
 #include "dtrain/base/text.h"
 #include "nvml_session.h"

@@ -16,8 +16,6 @@
 
 #include "dtrain/base/crc32c.h"
 #include "dtrain/base/error.h"
-#include "dtrain/base/file.h"
-#include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
 
 namespace dtrain::profile {

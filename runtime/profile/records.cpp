@@ -4,12 +4,8 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <string_view>
 
 #include <spdlog/fmt/fmt.h>
-
-#include "dtrain/base/numeric.h"
-#include "dtrain/profile/sketch.h"
 
 namespace dtrain::profile {
 

@@ -1,9 +1,7 @@
 #include "diff/compare_steps.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <numeric>
 
 #include "measure/statistics.h"
 

@@ -1,10 +1,7 @@
 #include "measure/contention.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <set>
-#include <string>
-#include <vector>
 
 #include "dtrain/base/clock.h"
 #include "dtrain/base/json.h"

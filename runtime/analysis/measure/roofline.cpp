@@ -1,9 +1,7 @@
-#include "dtrain/analysis/operators.h"
 
 #include <algorithm>
 
 #include "dtrain/base/json.h"
-#include "dtrain/profile/rank_limits.h"
 #include "measure/roofline.h"
 #include "read/json_fields.h"
 

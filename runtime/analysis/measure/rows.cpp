@@ -7,7 +7,6 @@
 
 #include "dtrain/base/clock.h"
 #include "measure/statistics.h"
-#include "read/json_fields.h"
 
 namespace dtrain::analysis {
 namespace {

@@ -1,7 +1,6 @@
 #include "measure/statistics.h"
 
 #include <algorithm>
-#include <cmath>
 
 namespace dtrain::analysis {
 namespace {

@@ -1,7 +1,6 @@
 #include "measure/system_metrics.h"
 
 #include <algorithm>
-#include <map>
 
 #include "dtrain/base/cgroup.h"
 #include "dtrain/base/json.h"

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <map>
-#include <optional>
 
 #include "dtrain/base/clock.h"
 #include "measure/evidence.h"

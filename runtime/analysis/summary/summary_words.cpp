@@ -5,7 +5,6 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "dtrain/base/text.h"
-#include "read/text.h"
 
 namespace dtrain::analysis {
 

@@ -7,7 +7,6 @@
 #include <cctype>
 #include <map>
 #include <set>
-#include <string>
 #include <unordered_map>
 
 #include "dtrain/base/error.h"

@@ -7,7 +7,6 @@
 #include <system_error>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
 #include "dtrain/profile/gzip_file.h"
 #include "read/json_fields.h"

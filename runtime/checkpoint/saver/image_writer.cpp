@@ -1,7 +1,6 @@
 #include "saver/image_writer.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -13,7 +12,6 @@
 #include "dtrain/base/crc32c.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
-#include "saver/partial_folder.h"
 #include "saver/process.h"
 #include "storage.h"
 

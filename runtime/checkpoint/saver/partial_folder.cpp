@@ -9,7 +9,6 @@
 
 #include "dtrain/base/crc32c.h"
 #include "dtrain/base/error.h"
-#include "dtrain/base/file.h"
 #include "dtrain/base/text.h"
 #include "dtrain/base/unix_socket.h"
 #include "storage.h"

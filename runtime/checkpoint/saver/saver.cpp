@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <filesystem>
-#include <string>
 #include <utility>
 
 #include <sched.h>

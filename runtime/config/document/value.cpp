@@ -4,7 +4,6 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
-#include <string_view>
 #include <system_error>
 #include <utility>
 

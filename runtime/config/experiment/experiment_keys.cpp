@@ -1,5 +1,4 @@
 // The parts that the keys of experiment.h itself need: a rule, a type, lengths, and the checks across sections.
-#include <algorithm>
 #include <limits>
 
 #include "document/value.h"

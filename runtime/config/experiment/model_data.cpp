@@ -6,7 +6,6 @@
 #include <string_view>
 #include <utility>
 
-#include "document/section.h"
 #include "document/value.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/diagnostic.h"

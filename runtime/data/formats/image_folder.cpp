@@ -6,7 +6,6 @@
 #include <array>
 #include <iterator>
 #include <map>
-#include <string>
 #include <system_error>
 #include <utility>
 

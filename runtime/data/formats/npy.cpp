@@ -5,13 +5,11 @@
 #include <cctype>
 #include <charconv>
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "data_file.h"
-#include "dtrain/data/dataset.h"
 #include "dtrain/data/formats.h"
 #include "dtrain/data/in_memory.h"
 #include "source_files.h"

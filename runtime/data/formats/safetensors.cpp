@@ -3,17 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
-#include <memory>
-#include <span>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "dtrain/base/error.h"
-#include "dtrain/data/dataset.h"
 #include "dtrain/data/formats.h"
 #include "dtrain/data/in_memory.h"
 #include "source_files.h"

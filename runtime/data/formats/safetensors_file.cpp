@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cstring>
 #include <set>
 #include <utility>
 

@@ -6,11 +6,9 @@
 #include <cstring>
 #include <filesystem>
 #include <limits>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
-#include <string>
 #include <utility>
 #include <vector>
 

@@ -1,15 +1,11 @@
 #include "images/decode.h"
 
 #include <array>
-#include <cmath>
 #include <cstring>
-#include <memory>
 #include <optional>
-#include <string>
 #include <utility>
 
 #include "dtrain/base/text.h"
-#include "dtrain/data/image.h"
 
 namespace dtrain::data {
 

@@ -4,10 +4,8 @@
 // only the blocks that the region needs are computed.
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <csetjmp>
 #include <cstdio>
-#include <cstring>
 #include <string>
 
 #include <jpeglib.h>

@@ -1,5 +1,4 @@
 // PNG files, read by libpng. Rows below the region are not read unless the file is interlaced.
-#include <algorithm>
 #include <csetjmp>
 #include <cstring>
 #include <string>

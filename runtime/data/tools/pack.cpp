@@ -1,8 +1,6 @@
 #include "dtrain/data/tools.h"
 
 #include <algorithm>
-#include <cstring>
-#include <map>
 #include <memory>
 #include <span>
 

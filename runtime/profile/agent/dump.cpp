@@ -13,7 +13,6 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/numeric.h"
 

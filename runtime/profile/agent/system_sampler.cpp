@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "dtrain/host/cpu.h"
-#include "dtrain/host/readings.h"
 
 namespace dtrain::profile {
 

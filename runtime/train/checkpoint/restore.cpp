@@ -15,7 +15,6 @@
 #include "checkpoint/state_image.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
-#include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/checkpoint/checkpoint.h"

@@ -7,7 +7,6 @@
 #include <ATen/core/grad_mode.h>
 
 #include "device/training_device.h"
-#include "dtrain/base/json.h"
 #include "model/update_copy.h"
 #include "model/weights.h"
 

@@ -10,7 +10,6 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include "dtrain/base/error.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
 

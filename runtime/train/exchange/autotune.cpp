@@ -1,7 +1,5 @@
 #include "exchange/autotune.h"
 
-#include <array>
-#include <cstdint>
 #include <cstdio>
 #include <utility>
 

@@ -1,7 +1,6 @@
 #include "exported/archive.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <cstring>
 #include <fstream>
 #include <utility>

@@ -1,7 +1,6 @@
 #include "exported/arguments.h"
 
 #include <array>
-#include <cmath>
 #include <limits>
 
 #include <ATen/ATen.h>

@@ -6,9 +6,7 @@
 #include <cctype>
 #include <cstddef>
 #include <optional>
-#include <string>
 #include <string_view>
-#include <vector>
 
 #include <ATen/core/enum_tag.h>
 

@@ -9,8 +9,6 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 #include "exported/arguments.h"
-#include "exported/backward.h"
-#include "exported/model_json.h"
 #include "exported/numbers.h"
 
 namespace dtrain::exported {

@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdint>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <string>
 #include <utility>
 
 #include "checkpoint/restore.h"

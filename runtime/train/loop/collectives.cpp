@@ -1,5 +1,4 @@
 // The collective operations of TrialContext, and the metrics of context.add_metric().
-#include <algorithm>
 #include <limits>
 #include <optional>
 

@@ -1,12 +1,9 @@
 #include "loop/loader.h"
 
-#include <utility>
-
 #include <ATen/ATen.h>
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
-#include "dtrain/train/loader.h"
 
 namespace dtrain {
 

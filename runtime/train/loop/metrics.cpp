@@ -1,11 +1,7 @@
 #include "loop/metrics.h"
 
 #include <limits>
-#include <set>
-#include <span>
 #include <sstream>
-#include <utility>
-#include <vector>
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>

@@ -1,8 +1,6 @@
 #include "loop/patience.h"
 
 #include <algorithm>
-#include <cmath>
-#include <string>
 #include <utility>
 
 #include "dtrain/base/error.h"

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include <ATen/Parallel.h>
-#include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <torch/utils.h>
@@ -17,7 +16,6 @@
 #include "device/training_device.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/host/cpu.h"
-#include "dtrain/rank/rank_session.h"
 #include "model/model_report.h"
 #include "model/tensor_memory.h"
 #include "model/weights.h"

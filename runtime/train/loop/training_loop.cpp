@@ -1,12 +1,10 @@
 #include "loop/training_loop.h"
 
 #include <algorithm>
-#include <string>
 #include <utility>
 
 #include "dtrain/base/error.h"
 #include "dtrain/config/experiment.h"
-#include "loop/loader.h"
 #include "model/precision.h"
 
 namespace dtrain::train {

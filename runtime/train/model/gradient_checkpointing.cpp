@@ -10,7 +10,6 @@
 // One thread computes at a time; other threads of autograd wait.
 #include "model/gradient_checkpointing.h"
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -20,8 +19,6 @@
 #include <set>
 #include <string>
 #include <typeinfo>
-#include <utility>
-#include <vector>
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>

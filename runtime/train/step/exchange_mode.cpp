@@ -1,7 +1,6 @@
 #include "step/exchange_mode.h"
 
 #include <algorithm>
-#include <span>
 #include <string>
 #include <utility>
 

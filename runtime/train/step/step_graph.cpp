@@ -1,13 +1,11 @@
 #include "step/step_graph.h"
 
 #include <algorithm>
-#include <string>
 #include <utility>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <spdlog/fmt/fmt.h>
 
-#include "device/device_graph.h"
 #include "device/device_profile.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/subprocess.h"

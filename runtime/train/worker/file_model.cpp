@@ -1,11 +1,6 @@
 #include "worker/file_model.h"
 
 #include <algorithm>
-#include <filesystem>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include <ATen/core/function_schema.h>
 

@@ -1,7 +1,6 @@
 #include "worker/model_trial.h"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -9,7 +8,6 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
-#include "dtrain/data/formats.h"
 #include "dtrain/data/image_folder.h"
 #include "dtrain/data/safetensors.h"
 #include "dtrain/rank/rank_session.h"

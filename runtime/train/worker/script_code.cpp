@@ -3,12 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <memory>
-#include <optional>
 #include <regex>
 #include <sstream>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include <caffe2/serialize/inline_container.h>
 #include <torch/csrc/jit/ir/constants.h>

@@ -7,7 +7,6 @@
 #include <cstring>
 #include <sstream>
 #include <string_view>
-#include <vector>
 
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>

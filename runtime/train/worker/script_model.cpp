@@ -3,8 +3,6 @@
 #include <map>
 #include <new>
 #include <sstream>
-#include <string>
-#include <utility>
 
 #include <torch/csrc/jit/runtime/graph_executor.h>
 

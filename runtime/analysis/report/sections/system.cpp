@@ -1,6 +1,5 @@
 // The sections on the hosts: their use, memory, and bottlenecks.
 #include <algorithm>
-#include <map>
 #include <set>
 
 #include <spdlog/fmt/fmt.h>

@@ -2,7 +2,6 @@
 // for all other parameters.
 #include <algorithm>
 #include <cmath>
-#include <utility>
 
 #include "dtrain/base/error.h"
 #include "dtrain/config/optimizers.h"
