@@ -6,7 +6,6 @@
 #include <limits>
 #include <unordered_map>
 
-#include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 #include "eligible.h"
 

@@ -76,8 +76,7 @@ class Transaction {
   enum class Kind { kRead, kWrite };
   Transaction(Database& database, Kind kind);
   ~Transaction();
-  Transaction(const Transaction&) = delete;
-  Transaction& operator=(const Transaction&) = delete;
+  Transaction& operator=(Transaction&&) = delete;
   void commit();
 
  private:

@@ -30,8 +30,7 @@ class Sleeper {
  public:
   explicit Sleeper(RankBlock& block) : block_(block) {}
   ~Sleeper() { disarm(); }
-  Sleeper(const Sleeper&) = delete;
-  Sleeper& operator=(const Sleeper&) = delete;
+  Sleeper& operator=(Sleeper&&) = delete;
   bool armed() const { return armed_; }
   void arm() {
     block_.sleeping.store(1);

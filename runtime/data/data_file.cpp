@@ -91,8 +91,7 @@ struct ByteSource::Inflater {
     if (inflateInit2(&stream, kGzipWindow) != Z_OK) throw std::bad_alloc();
   }
   ~Inflater() { inflateEnd(&stream); }
-  Inflater(const Inflater&) = delete;
-  Inflater& operator=(const Inflater&) = delete;
+  Inflater& operator=(Inflater&&) = delete;
 
   z_stream stream{};
   std::vector<std::byte> input;

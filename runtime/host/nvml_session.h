@@ -108,8 +108,7 @@ class NvmlSession {
   ~NvmlSession() {
     if (started_ && shutdown_) shutdown_();
   }
-  NvmlSession(const NvmlSession&) = delete;
-  NvmlSession& operator=(const NvmlSession&) = delete;
+  NvmlSession& operator=(NvmlSession&&) = delete;
 
   bool opened() const { return library_ != nullptr; }
   // True if the library has the functions that count() and handle() need.

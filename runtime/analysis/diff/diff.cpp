@@ -13,7 +13,6 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 #include "findings/judgement.h"
-#include "read/text.h"
 
 namespace dtrain::analysis {
 namespace {

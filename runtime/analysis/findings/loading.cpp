@@ -9,7 +9,6 @@
 #include "dtrain/base/text.h"
 #include "findings/judgement.h"
 #include "measure/contention.h"
-#include "measure/system_metrics.h"
 #include "read/json_fields.h"
 #include "read/text.h"
 

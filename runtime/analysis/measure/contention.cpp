@@ -6,7 +6,6 @@
 #include "dtrain/base/clock.h"
 #include "dtrain/base/json.h"
 #include "measure/rows.h"
-#include "measure/statistics.h"
 #include "measure/system_metrics.h"
 #include "read/json_fields.h"
 

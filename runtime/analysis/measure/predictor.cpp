@@ -8,7 +8,6 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "dtrain/base/clock.h"
-#include "measure/statistics.h"
 
 namespace dtrain::analysis {
 namespace {

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "dtrain/base/clock.h"
-#include "measure/statistics.h"
 
 namespace dtrain::analysis {
 namespace {

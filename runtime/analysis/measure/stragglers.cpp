@@ -5,9 +5,7 @@
 
 #include <spdlog/fmt/fmt.h>
 
-#include "dtrain/base/text.h"
 #include "measure/evidence.h"
-#include "measure/statistics.h"
 #include "read/text.h"
 
 namespace dtrain::analysis {

@@ -4,7 +4,6 @@
 
 #include "dtrain/base/cgroup.h"
 #include "dtrain/base/json.h"
-#include "measure/statistics.h"
 #include "read/json_fields.h"
 
 namespace dtrain::analysis {

@@ -4,7 +4,6 @@
 
 #include "dtrain/base/clock.h"
 #include "measure/evidence.h"
-#include "measure/statistics.h"
 
 namespace dtrain::analysis {
 namespace {

@@ -9,7 +9,6 @@
 #include "measure/contention.h"
 #include "measure/predictor.h"
 #include "measure/roofline.h"
-#include "measure/statistics.h"
 #include "measure/system_metrics.h"
 #include "read/json_fields.h"
 #include "read/text.h"

@@ -7,7 +7,6 @@
 
 #include <spdlog/fmt/fmt.h>
 
-#include "measure/statistics.h"
 #include "read/json_fields.h"
 #include "read/text.h"
 

@@ -8,7 +8,6 @@
 #include "measure/roofline.h"
 #include "measure/statistics.h"
 #include "measure/system_metrics.h"
-#include "read/json_fields.h"
 #include "read/run_files.h"
 
 namespace dtrain::analysis {

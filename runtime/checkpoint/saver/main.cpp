@@ -80,8 +80,7 @@ class PartialGuard {
     std::error_code code;
     std::filesystem::remove_all(path_, code);  // the next saver deletes the rest
   }
-  PartialGuard(const PartialGuard&) = delete;
-  PartialGuard& operator=(const PartialGuard&) = delete;
+  PartialGuard& operator=(PartialGuard&&) = delete;
   void release() { path_.clear(); }
 
  private:

@@ -5,7 +5,6 @@
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/config/resources.h"
-#include "keys/visitors.h"
 
 namespace dtrain::config {
 namespace {

@@ -3,7 +3,6 @@
 #include <limits>
 
 #include "document/value.h"
-#include "dtrain/base/text.h"
 #include "dtrain/config/keys.h"
 #include "keys/visitors.h"
 

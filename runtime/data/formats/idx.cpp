@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "data_file.h"
-#include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 #include "dtrain/data/formats.h"
 #include "dtrain/data/in_memory.h"

@@ -7,7 +7,6 @@
 #include <nlohmann/json.hpp>
 
 #include "data_file.h"
-#include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 #include "dtrain/data/safetensors.h"
 

@@ -114,8 +114,7 @@ class JpegReader final : public ImageReader {
     }
   }
   ~JpegReader() override { jpeg_destroy_decompress(&decoder_); }
-  JpegReader(const JpegReader&) = delete;
-  JpegReader& operator=(const JpegReader&) = delete;
+  JpegReader& operator=(JpegReader&&) = delete;
 
   Size size() const override {
     return {static_cast<int>(decoder_.image_width), static_cast<int>(decoder_.image_height)};

@@ -32,8 +32,7 @@ class PngReader final : public ImageReader {
     }
   }
   ~PngReader() override { png_destroy_read_struct(&png_, &info_, nullptr); }
-  PngReader(const PngReader&) = delete;
-  PngReader& operator=(const PngReader&) = delete;
+  PngReader& operator=(PngReader&&) = delete;
 
   Size size() const override { return size_; }
   Orientation orientation() const override { return orientation_; }

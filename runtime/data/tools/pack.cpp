@@ -98,8 +98,7 @@ class ShardWriter {
     std::error_code ignored;
     for (const std::filesystem::path& part : parts_) std::filesystem::remove(part, ignored);
   }
-  ShardWriter(const ShardWriter&) = delete;
-  ShardWriter& operator=(const ShardWriter&) = delete;
+  ShardWriter& operator=(ShardWriter&&) = delete;
 
   PackedShards finish() {
     if (writer_) end();

@@ -18,7 +18,6 @@
 #include "dtrain/base/text.h"
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/checkpoint/checkpoint.h"
-#include "dtrain/comm/communicator.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/rank/libtorch.h"
 #include "model/weights.h"

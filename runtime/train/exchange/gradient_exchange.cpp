@@ -42,8 +42,7 @@ class FirstBackward {
  public:
   explicit FirstBackward(GradientPlace& place) : place_(place) { place_.begin_backward(); }
   ~FirstBackward() { place_.end_backward(); }
-  FirstBackward(const FirstBackward&) = delete;
-  FirstBackward& operator=(const FirstBackward&) = delete;
+  FirstBackward& operator=(FirstBackward&&) = delete;
 
  private:
   GradientPlace& place_;

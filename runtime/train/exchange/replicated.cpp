@@ -4,8 +4,6 @@
 
 #include <ATen/core/grad_mode.h>
 
-#include "model/precision.h"
-
 namespace dtrain::train {
 
 Replicated::Replicated(FlatParameters& parameters, FlatOptimizer& optimizer, comm::Communicator& communicator,

@@ -5,8 +5,6 @@
 #include <tuple>
 #include <utility>
 
-#include "model/precision.h"
-
 namespace dtrain::train {
 
 using profile::Phase;

@@ -10,7 +10,6 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
-#include "exported/evaluation_mode.h"
 #include "exported/weights.h"
 
 namespace dtrain::exported {

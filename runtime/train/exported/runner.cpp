@@ -40,8 +40,7 @@ class Runner::Regions {
   ~Regions() {
     while (!open_.empty()) end();
   }
-  Regions(const Regions&) = delete;
-  Regions& operator=(const Regions&) = delete;
+  Regions& operator=(Regions&&) = delete;
 
   void begin(const Instruction& instruction) {
     Before before{instruction.kind, at::GradMode::is_enabled(), false, at::kFloat};

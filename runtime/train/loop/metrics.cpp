@@ -9,7 +9,6 @@
 #include "checkpoint/restore.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
-#include "dtrain/config/experiment.h"
 
 namespace dtrain::train {
 

@@ -59,8 +59,7 @@ class LogScope {
  public:
   explicit LogScope(TrialContext& context) : logged_(context.around_the_loop().logged) { logged_.emplace(); }
   ~LogScope() { logged_.reset(); }
-  LogScope(const LogScope&) = delete;
-  LogScope& operator=(const LogScope&) = delete;
+  LogScope& operator=(LogScope&&) = delete;
 
  private:
   std::optional<Metrics>& logged_;

@@ -4,7 +4,6 @@
 #include <string>
 
 #include "dtrain/base/error.h"
-#include "step/round_vote.h"
 
 namespace dtrain::train {
 

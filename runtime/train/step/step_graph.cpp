@@ -10,7 +10,6 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
-#include "dtrain/config/experiment.h"
 #include "dtrain/profile/recorder.h"
 
 namespace dtrain::train {
@@ -71,8 +70,7 @@ class Capture {
       throw;
     }
   }
-  Capture(const Capture&) = delete;
-  Capture& operator=(const Capture&) = delete;
+  Capture& operator=(Capture&&) = delete;
 
   // Called once. Returns the failure or "": the communicator's, which has more detail, or else CUDA's.
   std::string end() {

@@ -11,7 +11,6 @@
 #include <torch/csrc/autograd/profiler_kineto.h>
 
 #include "dtrain/base/error.h"
-#include "dtrain/config/experiment.h"
 #include "dtrain/host/network.h"
 
 namespace dtrain::train {

@@ -6,11 +6,8 @@
 #include <ATen/ATen.h>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/text.h"
-#include "dtrain/config/experiment.h"
 #include "dtrain/data/image_folder.h"
 #include "dtrain/data/safetensors.h"
-#include "dtrain/rank/rank_session.h"
 
 namespace dtrain::worker {
 

@@ -102,8 +102,7 @@ class OwnStorages {
     // In reverse order: a parameter that two modules share has two entries, and the first has its original storage.
     for (auto entry = places_.rbegin(); entry != places_.rend(); ++entry) entry->first.set_data(entry->second);
   }
-  OwnStorages(const OwnStorages&) = delete;
-  OwnStorages& operator=(const OwnStorages&) = delete;
+  OwnStorages& operator=(OwnStorages&&) = delete;
 
  private:
   std::vector<std::pair<at::Tensor, at::Tensor>> places_;

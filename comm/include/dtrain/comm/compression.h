@@ -97,8 +97,7 @@ class GradientCompressor {
   GradientCompressor(const CompressionOptions& options, std::vector<GradientTensor> tensors,
                      Communicator& communicator);
   ~GradientCompressor();
-  GradientCompressor(const GradientCompressor&) = delete;
-  GradientCompressor& operator=(const GradientCompressor&) = delete;
+  GradientCompressor& operator=(GradientCompressor&&) = delete;
 
   // Begins an exchange: the bucket then holds `scale` times the sum over ranks. `scale` is usually 1/(ranks x batches).
   // It is applied before anything is narrowed. The bucket must not change until the Work is complete.

@@ -5,7 +5,6 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "dtrain/base/text.h"
-#include "read/text.h"
 #include "report/charts.h"
 #include "report/page.h"
 #include "report/sections.h"

@@ -86,8 +86,7 @@ class TrialContext {
  public:
   // `device`: where the rank trains.
   explicit TrialContext(run::RankSession& session, at::Device device = at::kCPU);
-  TrialContext(const TrialContext&) = delete;
-  TrialContext& operator=(const TrialContext&) = delete;
+  TrialContext& operator=(TrialContext&&) = delete;
 
   int rank() const;
   int world_size() const;
