@@ -143,19 +143,6 @@ double Sketch::quantile(double share) const {
   return static_cast<double>(max_);
 }
 
-std::int64_t Sketch::count_up_to(std::int64_t value) const {
-  if (count_ == 0 || value < min_) return 0;
-  if (value >= max_) return count_;
-  std::int64_t result = zeros_;
-  if (value <= 0) return result;
-  const std::int32_t last = bin_of(value);
-  for (const Bin& bin : bins_) {
-    if (bin.index > last) break;
-    result = plus(result, bin.count);
-  }
-  return result;
-}
-
 Json Sketch::to_json() const {
   Json bins = Json::array();
   for (const Bin& bin : bins_) {
