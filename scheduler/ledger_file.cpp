@@ -49,6 +49,29 @@ constexpr const char* kTables = R"sql(
   INSERT INTO generation VALUES (0);
 )sql";
 
+// Reads "0+1+5".
+std::vector<int> cores_of(std::string_view text) {
+  std::vector<int> cores;
+  while (!text.empty()) {
+    std::string_view one = text.substr(0, text.find('+'));
+    text.remove_prefix(std::min(text.size(), one.size() + 1));
+    cores.push_back(take_number<int>(one).value_or(0));
+  }
+  return cores;
+}
+
+Json to_json(std::span<const CoreUnit> cores) {
+  Json json = Json::array();
+  for (const CoreUnit& core : cores) json.push_back({core.number, core.node, core.package, core.kind});
+  return json;
+}
+
+std::vector<CoreUnit> units_of(const Json& json) {
+  std::vector<CoreUnit> cores;
+  for (const Json& core : json) cores.push_back({core.at(0), core.at(1), core.at(2), core.at(3)});
+  return cores;
+}
+
 }  // namespace
 
 Database open_ledger_file(const std::filesystem::path& folder) {
@@ -95,33 +118,6 @@ Database open_ledger_file(const std::filesystem::path& folder) {
 }
 
 // Converts claims, requests and states of tasks to text and back.
-
-namespace {
-
-// Reads "0+1+5".
-std::vector<int> cores_of(std::string_view text) {
-  std::vector<int> cores;
-  while (!text.empty()) {
-    std::string_view one = text.substr(0, text.find('+'));
-    text.remove_prefix(std::min(text.size(), one.size() + 1));
-    cores.push_back(take_number<int>(one).value_or(0));
-  }
-  return cores;
-}
-
-Json to_json(std::span<const CoreUnit> cores) {
-  Json json = Json::array();
-  for (const CoreUnit& core : cores) json.push_back({core.number, core.node, core.package, core.kind});
-  return json;
-}
-
-std::vector<CoreUnit> units_of(const Json& json) {
-  std::vector<CoreUnit> cores;
-  for (const Json& core : json) cores.push_back({core.at(0), core.at(1), core.at(2), core.at(3)});
-  return cores;
-}
-
-}  // namespace
 
 std::string to_text(const Claim& claim) {
   std::vector<std::string> shares;

@@ -14,7 +14,6 @@ void copy_bytes(void* to, const void* from, std::size_t bytes) {
   if (bytes && to != from) std::memcpy(to, from, bytes);
 }
 
-// Reduces this rank's part of the inputs into every output.
 void reduce_part(const Descriptor& d, int world_size, const Scratch& scratch, std::size_t count) {
   const Reduction reduction = reduction_of(d, world_size);
   if (is_identity(reduction, scratch.inputs.size()) && scratch.outputs.size() == 1) {

@@ -61,6 +61,14 @@ std::string named(const Dataset& dataset, std::int64_t sample, const std::string
   return name + (says_where ? "" : " (" + where + ")") + ": " + what;
 }
 
+std::byte* allocate(std::size_t bytes) {
+  return static_cast<std::byte*>(::operator new (bytes, std::align_val_t{BatchPool::kAlignment}));
+}
+
+void deallocate(std::byte* memory) {
+  ::operator delete (memory, std::align_val_t{BatchPool::kAlignment});
+}
+
 }  // namespace
 
 BatchJob::BatchJob(const Dataset& dataset, const BatchPlace& place, std::vector<std::int64_t> samples,
@@ -192,18 +200,6 @@ LoadedBatch BatchJob::take() {
   if (error_ != nullptr) std::rethrow_exception(error_);
   return std::move(batch_);
 }
-
-namespace {
-
-std::byte* allocate(std::size_t bytes) {
-  return static_cast<std::byte*>(::operator new (bytes, std::align_val_t{BatchPool::kAlignment}));
-}
-
-void deallocate(std::byte* memory) {
-  ::operator delete (memory, std::align_val_t{BatchPool::kAlignment});
-}
-
-}  // namespace
 
 std::shared_ptr<BatchPool> BatchPool::create(std::size_t keep) {
   return std::shared_ptr<BatchPool>(new BatchPool(keep));

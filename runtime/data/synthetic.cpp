@@ -1,4 +1,4 @@
-#include "dtrain/data/synthetic.h"
+#include "dtrain/data/data_sets.h"
 
 #include <cmath>
 #include <cstring>

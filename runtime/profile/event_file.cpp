@@ -135,7 +135,6 @@ std::filesystem::path file_at(const std::filesystem::path& folder, std::int64_t 
   return folder / fmt::format("{}{:010}{}", kPrefix, seconds, ending);
 }
 
-// Returns the upper limits of a histogram's bins.
 const std::vector<double>& limits() {
   static const std::vector<double> all = [] {
     std::vector<double> positive;

@@ -96,6 +96,27 @@ Json known_or_null(const std::optional<double>& value) {
   return value ? Json(*value) : Json(nullptr);
 }
 
+constexpr std::int64_t kFewestChannels = 16;
+
+bool is_convolution(const OperatorLimit& one) {
+  return !one.format.empty();
+}
+
+// Casting reads four bytes of an element and writes two.
+double casting_s(const Roofline& roofline, const OperatorLimit& one) {
+  constexpr double kBytesOfByte = 1.5;
+  if (!roofline.limits || !roofline.limits->memory_gb_s) return 0;
+  return kBytesOfByte * static_cast<double>(one.bytes) / (*roofline.limits->memory_gb_s * kGiga);
+}
+
+// The weight is the tensor before the last or, in backward, the last: [out, in / groups, …].
+bool has_few_channels(const OperatorLimit& one) {
+  const bool backward = one.name.ends_with("_backward");
+  const std::size_t place = backward ? 2 : 1;
+  if (one.shapes.size() <= place || one.shapes[place].size() < 2) return true;
+  return std::min(one.shapes[place][0], one.shapes[place][1]) < kFewestChannels;
+}
+
 }  // namespace
 
 double Roofline::seconds() const {
@@ -161,31 +182,6 @@ Json to_json(const Roofline& roofline) {
           {"ideal_s", known_or_null(roofline.ideal_s)},
           {"operators", std::move(rows)}};
 }
-
-namespace {
-
-constexpr std::int64_t kFewestChannels = 16;
-
-bool is_convolution(const OperatorLimit& one) {
-  return !one.format.empty();
-}
-
-// Casting reads four bytes of an element and writes two.
-double casting_s(const Roofline& roofline, const OperatorLimit& one) {
-  constexpr double kBytesOfByte = 1.5;
-  if (!roofline.limits || !roofline.limits->memory_gb_s) return 0;
-  return kBytesOfByte * static_cast<double>(one.bytes) / (*roofline.limits->memory_gb_s * kGiga);
-}
-
-// The weight is the tensor before the last or, in backward, the last: [out, in / groups, …].
-bool has_few_channels(const OperatorLimit& one) {
-  const bool backward = one.name.ends_with("_backward");
-  const std::size_t place = backward ? 2 : 1;
-  if (one.shapes.size() <= place || one.shapes[place].size() < 2) return true;
-  return std::min(one.shapes[place][0], one.shapes[place][1]) < kFewestChannels;
-}
-
-}  // namespace
 
 bool is_bound_by_calls(const OperatorLimit& one) {
   constexpr double kWork_s = 5e-6, kCall_s = 50e-6;

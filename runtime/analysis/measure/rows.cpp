@@ -37,6 +37,27 @@ std::set<Range> window_ranges(const RunProfile& run) {
   return ranges;
 }
 
+void add_lateness(const Rows& rows, std::size_t row, std::size_t last, WaitedFor& into) {
+  std::vector<double> others;
+  for (std::size_t i = 0; i < profile::kPhaseCount; ++i) {
+    if (i == static_cast<std::size_t>(profile::Phase::kAllreduceWait)) continue;
+    others.clear();
+    for (std::size_t rank = 0; rank < rows.ranks(); ++rank) {
+      if (rank != last) others.push_back(to_seconds(rows.at(row, rank).phases[i]));
+    }
+    into.later_s[i] += to_seconds(rows.at(row, last).phases[i]) - quantile(others, 0.5);
+  }
+}
+
+// True if the row is a CUDA graph, whose exchange has no times.
+bool is_graph(const Rows& rows, std::size_t row) {
+  if (rows.rows()[row].window) return false;
+  for (std::size_t rank = 0; rank < rows.ranks(); ++rank) {
+    if (graph_of(rows.at(row, rank)) > 0) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 class Rows::Builder {
@@ -177,31 +198,6 @@ std::int64_t Rows::steps() const {
   for (const Row& row : rows_) add_to(sum, row.steps);
   return sum;
 }
-
-namespace {
-
-void add_lateness(const Rows& rows, std::size_t row, std::size_t last, WaitedFor& into) {
-  std::vector<double> others;
-  for (std::size_t i = 0; i < profile::kPhaseCount; ++i) {
-    if (i == static_cast<std::size_t>(profile::Phase::kAllreduceWait)) continue;
-    others.clear();
-    for (std::size_t rank = 0; rank < rows.ranks(); ++rank) {
-      if (rank != last) others.push_back(to_seconds(rows.at(row, rank).phases[i]));
-    }
-    into.later_s[i] += to_seconds(rows.at(row, last).phases[i]) - quantile(others, 0.5);
-  }
-}
-
-// True if the row is a CUDA graph, whose exchange has no times.
-bool is_graph(const Rows& rows, std::size_t row) {
-  if (rows.rows()[row].window) return false;
-  for (std::size_t rank = 0; rank < rows.ranks(); ++rank) {
-    if (graph_of(rows.at(row, rank)) > 0) return true;
-  }
-  return false;
-}
-
-}  // namespace
 
 WaitSummary compare_waits(const Rows& rows) {
   WaitSummary result;

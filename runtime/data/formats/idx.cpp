@@ -1,4 +1,4 @@
-#include "dtrain/data/idx.h"
+#include "dtrain/data/data_sets.h"
 
 #include <algorithm>
 #include <array>

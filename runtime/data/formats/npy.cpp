@@ -1,4 +1,4 @@
-#include "dtrain/data/npy.h"
+#include "dtrain/data/data_sets.h"
 
 #include <algorithm>
 #include <array>
@@ -236,7 +236,6 @@ struct OpenArray {
   NpyHeader header;
 };
 
-// Opens an array that stays in the file.
 OpenArray open_array(const char* name, const std::filesystem::path& path) {
   ByteSource source(path);
   const NpyHeader header = read_npy_header(source);

@@ -1,4 +1,4 @@
-#include "dtrain/data/raw.h"
+#include "dtrain/data/data_sets.h"
 
 #include <string>
 

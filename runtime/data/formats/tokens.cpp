@@ -1,4 +1,4 @@
-#include "dtrain/data/tokens.h"
+#include "dtrain/data/data_sets.h"
 
 #include <cstring>
 #include <string>

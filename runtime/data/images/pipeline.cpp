@@ -38,7 +38,6 @@ double log_gamma_sample(double shape, RandomStream& random) {
   }
 }
 
-// Draws a Beta(alpha, alpha) number.
 double symmetric_beta(double alpha, RandomStream& random) {
   const double a = log_gamma_sample(alpha, random), b = log_gamma_sample(alpha, random);
   return 1 / (1 + std::exp(b - a));

@@ -155,7 +155,6 @@ class RowFilter {
   const int precision_;
 };
 
-// Stores one pixel of each row.
 HWY_INLINE void store_pixels(hn::Vec<Pixels> mean, std::uint8_t* out, std::size_t stride) {
   alignas(16) std::uint8_t pixels[hn::MaxLanes(Pixels())];
   hn::Store(mean, Pixels(), pixels);
@@ -371,7 +370,6 @@ Taps taps_for(double start, double length, int size, const Range& inside) {
   return taps;
 }
 
-// Returns the whole pixels that a part of an axis touches.
 Range touched(double start, double length, int size) {
   const int first = std::clamp(static_cast<int>(std::floor(start)), 0, size - 1);
   return {first, std::clamp(static_cast<int>(std::ceil(start + length)), first + 1, size)};

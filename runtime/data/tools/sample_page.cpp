@@ -31,7 +31,6 @@ std::string base64(std::string_view bytes) {
   return text;
 }
 
-// Returns rows of RGB as a PNG file.
 std::string png_of(const std::vector<std::uint8_t>& rgb, Size size) {
   png_image image{};
   image.version = PNG_IMAGE_VERSION;

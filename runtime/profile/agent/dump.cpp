@@ -56,6 +56,17 @@ void cut_torn_replacement(const std::filesystem::path& path) {
   if (!whole) std::filesystem::resize_file(path, note, ignored);
 }
 
+constexpr std::size_t kWriteBytes = 256 * 1024;  // a write at most: bounds the agent's memory for a ring of any size
+
+std::string_view view(const LineBuffer& buffer) {
+  return {buffer.data(), buffer.size()};
+}
+
+bool belongs_to_a_step(const Record& record) {
+  return record.kind == RecordKind::kStep || record.kind == RecordKind::kCollective ||
+         record.kind == RecordKind::kLoader || record.kind == RecordKind::kScope;
+}
+
 }  // namespace
 
 bool DumpWriter::append(std::string_view lines) {
@@ -211,21 +222,6 @@ void DumpWindow::add_scope(const ScopeRecord& scope) {
   for (std::size_t i = 0; i < kPhaseCount; ++i) at->phases[i] += scope.phases[i];
   at->wall_ns.add(scope.wall_ns());
 }
-
-namespace {
-
-constexpr std::size_t kWriteBytes = 256 * 1024;  // a write at most: bounds the agent's memory for a ring of any size
-
-std::string_view view(const LineBuffer& buffer) {
-  return {buffer.data(), buffer.size()};
-}
-
-bool belongs_to_a_step(const Record& record) {
-  return record.kind == RecordKind::kStep || record.kind == RecordKind::kCollective ||
-         record.kind == RecordKind::kLoader || record.kind == RecordKind::kScope;
-}
-
-}  // namespace
 
 bool OutlierTest::is_outlier(std::int64_t wall_ns) {
   if (seen_ >= kFewestSteps && seen_ % kRenewalSteps == 0) renew();

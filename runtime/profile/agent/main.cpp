@@ -104,7 +104,6 @@ std::int64_t own_cpu_ns() {
   return ns(usage.ru_utime) + ns(usage.ru_stime);
 }
 
-// Returns the units of the metrics in system records, by name.
 Json metric_units() {
   Json units = Json::object();
   for (const HostMetric& metric : kHostMetrics) units[metric.name] = metric.unit;

@@ -19,7 +19,6 @@ TypeKind kind_of(const c10::TypePtr& type) {
   return type ? type->kind() : TypeKind::AnyType;
 }
 
-// Returns the element type of Optional, and any other type as it is.
 c10::TypePtr plain(const c10::TypePtr& type) {
   return kind_of(type) == TypeKind::OptionalType ? type->expectRef<c10::OptionalType>().getElementType() : type;
 }
@@ -54,7 +53,6 @@ c10::IValue wrapped(const at::Scalar& number) {
   return tensor;
 }
 
-// Converts a number to the type in the schema.
 c10::IValue number(const c10::IValue& value, const c10::TypePtr& type, const std::string& tag) {
   switch (kind_of(type)) {
     case TypeKind::AnyType:

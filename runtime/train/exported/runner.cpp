@@ -141,7 +141,6 @@ IValue Runner::load(const Operand& operand) {
   throw Error("an argument of unknown kind");
 }
 
-// Moves the operator's results from the stack into values.
 void Runner::put(const Instruction& instruction) {
   const std::size_t count = std::min(instruction.results.size(), stack_.size());
   for (std::size_t i = 0; i < count; ++i) {

@@ -35,7 +35,6 @@ const char* name_of(Reduction reduction) {
   return "unknown";
 }
 
-// Returns the value with which a reduction begins.
 double neutral(Reduction reduction) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   return reduction == Reduction::kMin ? kInfinity : reduction == Reduction::kMax ? -kInfinity : 0;

@@ -81,7 +81,6 @@ c10::Device open_rank_device(run::RankSession& session) {
   return device;
 }
 
-// Reports the exception that is being handled.
 int fail(run::RankSession& session) {
   const int gpu = session.gpu().value_or(0);
   const c10::Device device = session.gpu() ? c10::Device(at::kCUDA, static_cast<c10::DeviceIndex>(gpu)) : at::kCPU;

@@ -117,7 +117,6 @@ void MemoryFormat::visit(StateVisitor& visitor) {
   }
 }
 
-// Returns everything that the times depend on.
 Json MemoryFormat::key() const {
   const host::Processor processor = host::processor();
   Json shapes = Json::array();

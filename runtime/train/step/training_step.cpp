@@ -109,7 +109,6 @@ std::optional<LossScaler> make_scaler(const TrialContext::Wrapped& wrapped, cons
   return LossScaler(options.loss_scaling, parameters.memory().device());
 }
 
-// Returns a digest of the learning rates of the next update.
 std::uint64_t digest_of_rates(const FlatOptimizer& optimizer) {
   std::uint64_t digest = 0;
   for (const float rate : optimizer.learning_rates()) {

@@ -13,7 +13,6 @@ namespace dtrain::worker {
 
 namespace {
 
-// Returns the schedule over steps in the unit of its settings.
 LrSchedule plain_schedule(const config::LrScheduleSettings& settings) {
   const std::int64_t left = settings.total_steps - settings.warmup_steps;
   const auto after_warmup = [&]() -> LrSchedule {
@@ -170,7 +169,6 @@ std::vector<std::string> inputs_of_transforms(const config::ModelJob& job) {
   return data::more_inputs_of(config::transforms_of(job.data.transforms.training));
 }
 
-// The inputs of forward().
 std::vector<ModelInput> inputs_of(const config::ModelJob& job) {
   const auto* safetensors = std::get_if<data::Safetensors>(&job.data.format);
   const auto name_of = [&](const char* key) { return safetensors ? job.data.training.at(key) : std::string(); };

@@ -67,7 +67,6 @@ std::string first_global(std::string_view pickle) {
       "load it in Python with torch.load(…, weights_only=False), then torch.jit.script(model).save(\"model.pt\")");
 }
 
-// Throws unless the archive is TorchScript.
 void check_archive(const fs::path& file) {
   PyTorchStreamReader reader(file.string());
   if (reader.hasRecord("constants.pkl")) return;

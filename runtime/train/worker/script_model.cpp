@@ -22,72 +22,6 @@ std::string class_of(const torch::jit::Module& script) {
   return name ? name->name() : "ScriptModule";
 }
 
-}  // namespace
-
-ScriptTree::ScriptTree(const torch::jit::Module& script) : torch::nn::Module(class_of(script)), script_(script) {
-  torch::nn::Module::train(script.is_training());  // before submodules exist, which have separate modes
-  const auto type = script.type();
-  for (std::size_t slot = 0; slot < type->numAttributes(); ++slot) {
-    const std::string& name = type->getAttributeName(slot);
-    const auto value = script._ivalue()->getSlot(slot);
-    if (type->getAttribute(slot)->is_module()) {
-      register_module(name, std::make_shared<ScriptTree>(torch::jit::Module(value.toObject())));
-    } else if (value.isTensor() && value.toTensor().defined()) {
-      if (type->is_parameter(slot)) {
-        register_parameter(name, value.toTensor(), value.toTensor().requires_grad());
-      } else if (type->is_buffer(slot)) {
-        buffers_.push_back({script._ivalue(), slot, register_buffer(name, value.toTensor())});
-      }
-    }
-  }
-}
-
-void ScriptTree::train(bool on) {
-  torch::nn::Module::train(on);
-  script_.train(on);
-}
-
-void ScriptTree::take_over_buffers() {
-  // All are collected before any changes: a script may assign a buffer to another (`self.before = self.now`).
-  std::vector<std::pair<BufferSlot*, at::Tensor>> assigned;
-  collect_assigned(assigned);
-  // On a device a buffer keeps its memory, which a captured CUDA graph requires.
-  const auto stays = [](const at::Tensor& buffer, const at::Tensor& value) {
-    return !buffer.is_cpu() && buffer.sizes() == value.sizes() && buffer.scalar_type() == value.scalar_type() &&
-           buffer.device() == value.device();
-  };
-  const at::NoGradGuard no_grad;
-  for (auto& [buffer, value] : assigned) {
-    if (stays(buffer->registered, value)) value = value.clone();  // the value may be another buffer
-  }
-  for (const auto& [buffer, value] : assigned) {
-    if (stays(buffer->registered, value)) {
-      buffer->registered.copy_(value);
-    } else {
-      buffer->registered.set_data(value);
-    }
-    buffer->owner->setSlot(buffer->slot, buffer->registered);
-  }
-}
-
-void ScriptTree::drop_assigned_buffers() {
-  std::vector<std::pair<BufferSlot*, at::Tensor>> assigned;
-  collect_assigned(assigned);
-  for (const auto& [buffer, value] : assigned) buffer->owner->setSlot(buffer->slot, buffer->registered);
-}
-
-void ScriptTree::collect_assigned(std::vector<std::pair<BufferSlot*, at::Tensor>>& assigned) {
-  for (BufferSlot& buffer : buffers_) {
-    const auto value = buffer.owner->getSlot(buffer.slot);
-    if (value.isTensor() && value.toTensor().defined() && !value.toTensor().is_same(buffer.registered)) {
-      assigned.emplace_back(&buffer, value.toTensor().detach());
-    }
-  }
-  for (const auto& module : children()) module->as<ScriptTree>()->collect_assigned(assigned);
-}
-
-namespace {
-
 // All parameters share one flat storage, and a file holds whole storages. Gives each parameter its own storage for the
 // lifetime of this object.
 class OwnStorages {
@@ -163,7 +97,83 @@ class TensorsOfOther {
   std::map<std::string, at::Tensor> tensors_;
 };
 
+// The data's tensors are passed by position. ConfigError if one has the name of an argument at another position.
+void check_order(const torch::jit::Module& script, const std::filesystem::path& file,
+                 const std::vector<ModelInput>& inputs) {
+  const auto& arguments = script.get_method("forward").function().getSchema().arguments();  // the first one is self
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    for (std::size_t j = 0; j < inputs.size(); ++j) {
+      if (i == j || inputs[i].name.empty() || arguments[j + 1].name() != inputs[i].name) continue;
+      throw ConfigError("model: " + file.string() + ": forward() takes '" + inputs[i].name + "' as argument " +
+                            std::to_string(j + 1) + ", and the data gives it as argument " + std::to_string(i + 1),
+                        "give the arguments of forward() the order of the data's tensors, or other names");
+    }
+  }
+}
+
 }  // namespace
+
+ScriptTree::ScriptTree(const torch::jit::Module& script) : torch::nn::Module(class_of(script)), script_(script) {
+  torch::nn::Module::train(script.is_training());  // before submodules exist, which have separate modes
+  const auto type = script.type();
+  for (std::size_t slot = 0; slot < type->numAttributes(); ++slot) {
+    const std::string& name = type->getAttributeName(slot);
+    const auto value = script._ivalue()->getSlot(slot);
+    if (type->getAttribute(slot)->is_module()) {
+      register_module(name, std::make_shared<ScriptTree>(torch::jit::Module(value.toObject())));
+    } else if (value.isTensor() && value.toTensor().defined()) {
+      if (type->is_parameter(slot)) {
+        register_parameter(name, value.toTensor(), value.toTensor().requires_grad());
+      } else if (type->is_buffer(slot)) {
+        buffers_.push_back({script._ivalue(), slot, register_buffer(name, value.toTensor())});
+      }
+    }
+  }
+}
+
+void ScriptTree::train(bool on) {
+  torch::nn::Module::train(on);
+  script_.train(on);
+}
+
+void ScriptTree::take_over_buffers() {
+  // All are collected before any changes: a script may assign a buffer to another (`self.before = self.now`).
+  std::vector<std::pair<BufferSlot*, at::Tensor>> assigned;
+  collect_assigned(assigned);
+  // On a device a buffer keeps its memory, which a captured CUDA graph requires.
+  const auto stays = [](const at::Tensor& buffer, const at::Tensor& value) {
+    return !buffer.is_cpu() && buffer.sizes() == value.sizes() && buffer.scalar_type() == value.scalar_type() &&
+           buffer.device() == value.device();
+  };
+  const at::NoGradGuard no_grad;
+  for (auto& [buffer, value] : assigned) {
+    if (stays(buffer->registered, value)) value = value.clone();  // the value may be another buffer
+  }
+  for (const auto& [buffer, value] : assigned) {
+    if (stays(buffer->registered, value)) {
+      buffer->registered.copy_(value);
+    } else {
+      buffer->registered.set_data(value);
+    }
+    buffer->owner->setSlot(buffer->slot, buffer->registered);
+  }
+}
+
+void ScriptTree::drop_assigned_buffers() {
+  std::vector<std::pair<BufferSlot*, at::Tensor>> assigned;
+  collect_assigned(assigned);
+  for (const auto& [buffer, value] : assigned) buffer->owner->setSlot(buffer->slot, buffer->registered);
+}
+
+void ScriptTree::collect_assigned(std::vector<std::pair<BufferSlot*, at::Tensor>>& assigned) {
+  for (BufferSlot& buffer : buffers_) {
+    const auto value = buffer.owner->getSlot(buffer.slot);
+    if (value.isTensor() && value.toTensor().defined() && !value.toTensor().is_same(buffer.registered)) {
+      assigned.emplace_back(&buffer, value.toTensor().detach());
+    }
+  }
+  for (const auto& module : children()) module->as<ScriptTree>()->collect_assigned(assigned);
+}
 
 ScriptModel::ScriptModel(std::filesystem::path file) : file_(std::move(file)), script_(load_script(file_)) {
   check_script(script_, file_);
@@ -192,24 +202,6 @@ bool ScriptModel::returns_one_tensor() const {
   if (!forward) return false;
   return forward->function().getSchema().returns().at(0).type()->isSubtypeOf(*c10::TensorType::get());
 }
-
-namespace {
-
-// The data's tensors are passed by position. ConfigError if one has the name of an argument at another position.
-void check_order(const torch::jit::Module& script, const std::filesystem::path& file,
-                 const std::vector<ModelInput>& inputs) {
-  const auto& arguments = script.get_method("forward").function().getSchema().arguments();  // the first one is self
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    for (std::size_t j = 0; j < inputs.size(); ++j) {
-      if (i == j || inputs[i].name.empty() || arguments[j + 1].name() != inputs[i].name) continue;
-      throw ConfigError("model: " + file.string() + ": forward() takes '" + inputs[i].name + "' as argument " +
-                            std::to_string(j + 1) + ", and the data gives it as argument " + std::to_string(i + 1),
-                        "give the arguments of forward() the order of the data's tensors, or other names");
-    }
-  }
-}
-
-}  // namespace
 
 void ScriptModel::check_signature(const std::vector<ModelInput>& inputs, const std::vector<OutputChoice>& outputs) {
   std::vector<std::string> described;

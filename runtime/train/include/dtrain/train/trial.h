@@ -20,7 +20,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
 #include "dtrain/config/plateau.h"
-#include "dtrain/data/idx.h"
+#include "dtrain/data/data_sets.h"
 #include "dtrain/profile/scope.h"
 #include "dtrain/train/callback.h"
 #include "dtrain/train/data_section.h"
