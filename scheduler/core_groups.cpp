@@ -10,7 +10,6 @@
 #include "dtrain/base/text.h"
 
 namespace dtrain::scheduler {
-
 namespace {
 
 using Units = std::vector<CoreUnit>;

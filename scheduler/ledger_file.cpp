@@ -15,7 +15,6 @@
 #include "ledger_impl.h"
 
 namespace dtrain::scheduler {
-
 namespace {
 
 constexpr int kVersion = 1;  // of the tables

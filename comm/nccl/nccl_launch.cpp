@@ -125,9 +125,7 @@ ncclRedOp_t NcclCore::reduction(NcclBatch& batch, const Descriptor& descriptor, 
     case ReduceOp::kMean:
       break;
   }
-  if (descriptor.pre_scale * descriptor.post_scale == 1.0) {
-    return descriptor.op == ReduceOp::kSum ? ncclSum : ncclAvg;
-  }
+  if (descriptor.pre_scale * descriptor.post_scale == 1.0) return descriptor.op == ReduceOp::kSum ? ncclSum : ncclAvg;
   Scalar scalar(descriptor, factor_of(descriptor, world_size()));
   ncclRedOp_t op = ncclSum;
   check_nccl(*setup_.api,

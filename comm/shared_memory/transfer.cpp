@@ -175,9 +175,7 @@ void Transfer::copy_in(const Segment& segment, std::uint32_t piece) const {
   for (int owner = 0; owner < world_size_; ++owner) {
     if (reduces_ == (owner == rank_)) continue;  // reductions: parts of other owners; else this rank's part
     const Part part = owned(owner, piece);
-    if (part.size()) {
-      copy_bytes(staging(segment, rank_, owner, piece), own_in(part.begin), part.size() * size_);
-    }
+    if (part.size()) copy_bytes(staging(segment, rank_, owner, piece), own_in(part.begin), part.size() * size_);
   }
 }
 

@@ -86,9 +86,7 @@ ScriptLoop::~ScriptLoop() {
 }
 
 TrialContext& ScriptLoop::context() {
-  if (state_ == State::kEnded) {
-    throw Error("the run has ended", "its summary, or the error before this one, says why");
-  }
+  if (state_ == State::kEnded) throw Error("the run has ended", "its summary, or the error before this one, says why");
   return training_->context();
 }
 

@@ -10,7 +10,6 @@
 #include "storage.h"
 
 namespace dtrain::checkpoints {
-
 namespace {
 
 namespace fs = std::filesystem;

@@ -21,7 +21,6 @@
 #include "dtrain/checkpoint/saver.h"
 
 namespace dtrain::checkpoints {
-
 namespace {
 
 namespace fs = std::filesystem;

@@ -16,7 +16,6 @@
 #include "table.h"
 
 namespace dtrain::cli {
-
 namespace {
 
 struct CheckpointListArguments {

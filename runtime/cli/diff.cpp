@@ -10,7 +10,6 @@
 #include "dtrain/rank/run_folder.h"
 
 namespace dtrain::cli {
-
 namespace {
 
 struct DiffArguments {

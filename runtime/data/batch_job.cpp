@@ -7,7 +7,6 @@
 #include "worker_count.h"
 
 namespace dtrain::data {
-
 namespace {
 
 // Number of following samples that are tried in place of a damaged one. If all are damaged, too, the file is gone.

@@ -14,7 +14,6 @@
 #include "dtrain/data/sample.h"
 
 namespace dtrain::data {
-
 namespace {
 
 constexpr std::int64_t kBlockBytes = 4 << 20;

@@ -9,7 +9,6 @@
 #include "dtrain/base/error.h"
 
 namespace dtrain::data {
-
 namespace {
 
 constexpr std::align_val_t kAlignment{64};

@@ -12,7 +12,6 @@
 #include "dtrain/base/text.h"
 
 namespace dtrain::data {
-
 namespace {
 
 bool is_same(const Field& a, const Field& b) {

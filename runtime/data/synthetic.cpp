@@ -9,7 +9,6 @@
 #include "dtrain/data/in_memory.h"
 
 namespace dtrain::data {
-
 namespace {
 
 // The purpose of a random stream: a part of its name, so that streams of one seed never overlap.

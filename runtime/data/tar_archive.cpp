@@ -13,7 +13,6 @@
 #include "dtrain/base/text.h"
 
 namespace dtrain::data {
-
 namespace {
 
 constexpr std::uint64_t kBlock = 512;

@@ -14,7 +14,6 @@
 #include "dtrain/base/text.h"
 
 namespace dtrain::data {
-
 namespace {
 
 // A decision needs this number of batches, so that one odd batch does not make it, and this time of use or of reading.

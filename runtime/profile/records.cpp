@@ -118,9 +118,7 @@ void Sketch::merge(const Sketch& other) {
   for (const Bin& bin : other.bins_) {
     while (mine != bins_.end() && mine->index < bin.index) merged.push_back(*mine++);
     merged.push_back(bin);
-    if (mine != bins_.end() && mine->index == bin.index) {
-      merged.back().count = plus(bin.count, (mine++)->count);
-    }
+    if (mine != bins_.end() && mine->index == bin.index) merged.back().count = plus(bin.count, (mine++)->count);
   }
   merged.insert(merged.end(), mine, bins_.end());
   bins_ = std::move(merged);
@@ -136,9 +134,7 @@ double Sketch::quantile(double share) const {
   if (rank < below) return std::min(0.0, static_cast<double>(max_));
   for (const Bin& bin : bins_) {
     below += static_cast<double>(bin.count);
-    if (rank < below) {
-      return std::clamp(value_of(bin.index), static_cast<double>(min_), static_cast<double>(max_));
-    }
+    if (rank < below) return std::clamp(value_of(bin.index), static_cast<double>(min_), static_cast<double>(max_));
   }
   return static_cast<double>(max_);
 }

@@ -11,7 +11,6 @@
 #include "dtrain/profile/gzip_file.h"
 
 namespace dtrain::profile {
-
 namespace {
 
 // Numbers of the tracks; Linux gives no thread a number of more than 22 bits.

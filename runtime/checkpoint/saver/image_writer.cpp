@@ -16,7 +16,6 @@
 #include "storage.h"
 
 namespace dtrain::checkpoints {
-
 namespace {
 
 struct FloatType {

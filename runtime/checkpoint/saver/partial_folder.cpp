@@ -14,7 +14,6 @@
 #include "storage.h"
 
 namespace dtrain::checkpoints {
-
 namespace {
 
 std::string remedy_for(int code) {

@@ -19,7 +19,6 @@
 #include "storage.h"
 
 namespace dtrain::checkpoints {
-
 namespace {
 
 constexpr std::chrono::seconds kEndPatience{10};

@@ -63,9 +63,7 @@ std::vector<std::string> keys_not_for_gpus(const Experiment& experiment) {
   const Optimizations& o = experiment.optimizations;
   std::vector<std::string> keys;
   if (is_power_sgd(o.gradient_compression)) keys.emplace_back("optimizations.gradient_compression");
-  if (o.local_sgd && is_power_sgd(o.local_sgd->compression)) {
-    keys.emplace_back("optimizations.local_sgd.compression");
-  }
+  if (o.local_sgd && is_power_sgd(o.local_sgd->compression)) keys.emplace_back("optimizations.local_sgd.compression");
   if (o.auto_tune_tensor_fusion) keys.emplace_back("optimizations.auto_tune_tensor_fusion");
   return keys;
 }

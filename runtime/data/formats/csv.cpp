@@ -19,7 +19,6 @@
 #include "source_files.h"
 
 namespace dtrain::data {
-
 namespace {
 
 constexpr std::string_view kBlanks = " \t";

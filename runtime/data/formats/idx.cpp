@@ -13,7 +13,6 @@
 #include "source_files.h"
 
 namespace dtrain::data {
-
 namespace {
 
 constexpr int kUnsignedByte = 0x08;

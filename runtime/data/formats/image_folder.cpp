@@ -16,7 +16,6 @@
 #include "source_files.h"
 
 namespace dtrain::data {
-
 namespace {
 
 constexpr std::array<std::string_view, 3> kEndings{".jpg", ".jpeg", ".png"};

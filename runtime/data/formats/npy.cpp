@@ -15,7 +15,6 @@
 #include "source_files.h"
 
 namespace dtrain::data {
-
 namespace {
 
 // The header of a .npy file: magic number, version, and a Python literal that describes the array.

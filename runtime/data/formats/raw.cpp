@@ -8,7 +8,6 @@
 #include "source_files.h"
 
 namespace dtrain::data {
-
 namespace {
 
 struct RawFile {

@@ -11,7 +11,6 @@
 #include "dtrain/data/safetensors.h"
 
 namespace dtrain::data {
-
 namespace {
 
 static_assert(std::endian::native == std::endian::little,

@@ -23,7 +23,6 @@
 #include "tar_archive.h"
 
 namespace dtrain::data {
-
 namespace {
 
 // Keeps the kMostOpen last used files of many open. Any thread may call.
@@ -157,9 +156,7 @@ class SampleCollector {
     }
     const std::string text(trimmed(reader_.content(member), " \r\n"));
     const auto label = to_number<std::int64_t>(text);
-    if (!label) {
-      file_.fail(member.offset, "the class " + member.name + " is '" + text + "', which is no whole number");
-    }
+    if (!label) file_.fail(member.offset, "the class " + member.name + " is '" + text + "', which is no whole number");
     return *label;
   }
 

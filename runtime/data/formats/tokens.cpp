@@ -11,7 +11,6 @@
 #include "source_files.h"
 
 namespace dtrain::data {
-
 namespace {
 
 class TokenDataset final : public Dataset {

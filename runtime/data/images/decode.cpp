@@ -17,9 +17,7 @@ Image::Image(Size size)
 Image cropped(const Image& image, const Region& region) {
   Image part({region.width, region.height});
   const auto skipped = static_cast<std::size_t>(region.x) * Image::kBytes;
-  for (int y = 0; y < region.height; ++y) {
-    std::memcpy(part.row(y), image.row(region.y + y) + skipped, part.stride());
-  }
+  for (int y = 0; y < region.height; ++y) std::memcpy(part.row(y), image.row(region.y + y) + skipped, part.stride());
   return part;
 }
 
@@ -38,9 +36,7 @@ class Tiff {
   std::optional<std::uint32_t> number(std::size_t offset, std::size_t width) const {
     if (offset > bytes_.size() || bytes_.size() - offset < width) return std::nullopt;
     std::uint32_t value = 0;
-    for (std::size_t i = 0; i < width; ++i) {
-      value = value << 8 | bytes_[offset + (big_endian_ ? i : width - 1 - i)];
-    }
+    for (std::size_t i = 0; i < width; ++i) value = value << 8 | bytes_[offset + (big_endian_ ? i : width - 1 - i)];
     return value;
   }
 

@@ -15,7 +15,6 @@
 #include "images/decode.h"
 
 namespace dtrain::data {
-
 namespace {
 
 // Number of additional columns that are decoded on each side. Chroma is smoothed over neighbours, so columns at the

@@ -14,7 +14,6 @@
 #include "images/view.h"
 
 namespace dtrain::data {
-
 namespace {
 
 // Places of the fields in a batch.

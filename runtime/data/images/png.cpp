@@ -8,7 +8,6 @@
 #include "images/decode.h"
 
 namespace dtrain::data {
-
 namespace {
 
 constexpr std::size_t kSignatureBytes = 8;

@@ -287,7 +287,6 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 
 namespace dtrain::data {
-
 namespace {
 
 HWY_EXPORT(resize_rows);
@@ -350,9 +349,7 @@ Taps taps_for(double start, double length, int size, const Range& inside) {
   const int width = 2 * taps.pairs;
   // The largest number of bits with which the largest weight fits into 16 bits.
   constexpr int kMostBits = 22, kLimit = 1 << 15;
-  while (taps.precision < kMostBits && rounded(largest * (1 << (taps.precision + 1))) < kLimit) {
-    ++taps.precision;
-  }
+  while (taps.precision < kMostBits && rounded(largest * (1 << (taps.precision + 1))) < kLimit) ++taps.precision;
   const double unit = 1 << taps.precision;
   std::vector<std::int16_t> weights(static_cast<std::size_t>(size) * static_cast<std::size_t>(width));
   taps.first.reserve(static_cast<std::size_t>(size));

@@ -8,7 +8,6 @@
 #include <utility>
 
 namespace dtrain::data {
-
 namespace {
 
 // Calls `function` for each pixel of the image with a pointer to its bytes.

@@ -13,7 +13,6 @@
 #include "tar_archive.h"
 
 namespace dtrain::data {
-
 namespace {
 
 constexpr std::int64_t kProgressEvery = 100;
@@ -21,9 +20,7 @@ constexpr std::size_t kDigits = 6;
 
 std::size_t column_of(const std::vector<std::string>& names, const std::string& name, const CsvRows& rows) {
   const auto found = std::find(names.begin(), names.end(), name);
-  if (found == names.end()) {
-    rows.fail("there is no column '" + name + "'", "its columns are " + join(names, ", "));
-  }
+  if (found == names.end()) rows.fail("there is no column '" + name + "'", "its columns are " + join(names, ", "));
   return static_cast<std::size_t>(found - names.begin());
 }
 

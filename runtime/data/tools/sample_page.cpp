@@ -12,7 +12,6 @@
 #include "dtrain/data/image.h"
 
 namespace dtrain::data {
-
 namespace {
 
 constexpr int kShownSide = 224;  // longer side of a stored picture, in pixels

@@ -17,7 +17,6 @@
 #include "dtrain/base/numeric.h"
 
 namespace dtrain::profile {
-
 namespace {
 
 // The pause between attempts to write to a full disk.

@@ -30,7 +30,6 @@
 #include "dtrain/profile/agent_process.h"
 
 namespace dtrain::profile {
-
 namespace {
 
 struct AgentSettings {

@@ -9,7 +9,6 @@
 #include "dtrain/host/cpu.h"
 
 namespace dtrain::profile {
-
 namespace {
 
 constexpr std::chrono::seconds kEndPatience{1};

@@ -358,9 +358,7 @@ void StateReader::restore(const std::function<void(StateVisitor&)>& visit) {
   const std::size_t shown = std::min(restorer.problems.size(), kMostProblems);
   std::string text;
   for (std::size_t i = 0; i < shown; ++i) text += "\n  " + restorer.problems[i];
-  if (shown < restorer.problems.size()) {
-    text += "\n  and " + std::to_string(restorer.problems.size() - shown) + " more";
-  }
+  if (shown < restorer.problems.size()) text += "\n  and " + std::to_string(restorer.problems.size() - shown) + " more";
   throw ConfigError(
       "the checkpoint " + folder_.string() + " does not fit this run:" + text,
       "take the model, the optimizer and the settings that the checkpoint was taken with, or start a new run "

@@ -11,7 +11,6 @@
 #include "model/weights.h"
 
 namespace dtrain::train {
-
 namespace {
 
 constexpr std::size_t kAlignment = 64;        // bytes; of the first tensor's begin in its file

@@ -12,7 +12,6 @@
 #include "dtrain/base/text.h"
 
 namespace dtrain::train {
-
 namespace {
 
 // The first steps of a run, and the first steps with new buckets, take longer than later ones.

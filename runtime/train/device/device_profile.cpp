@@ -17,7 +17,6 @@
 #include "dtrain/base/error.h"
 
 namespace dtrain::train {
-
 namespace {
 
 class CachingAllocatorMemory final : public profile::DeviceMemory {

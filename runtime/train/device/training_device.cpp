@@ -14,7 +14,6 @@
 #include "dtrain/base/text.h"
 
 namespace dtrain::train {
-
 namespace {
 
 constexpr const char* kCudaLibrary = "libtorch_cuda.so";

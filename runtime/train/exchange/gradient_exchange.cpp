@@ -10,7 +10,6 @@
 #include "dtrain/base/error.h"
 
 namespace dtrain::train {
-
 namespace {
 
 constexpr Nanoseconds kNotReady{-1};

@@ -13,7 +13,6 @@
 #include "dtrain/base/text.h"
 
 namespace dtrain::exported {
-
 namespace {
 
 namespace fs = std::filesystem;

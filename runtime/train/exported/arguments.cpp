@@ -9,7 +9,6 @@
 #include "exported/weights.h"
 
 namespace dtrain::exported {
-
 namespace {
 
 using c10::TypeKind;

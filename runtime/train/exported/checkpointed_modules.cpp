@@ -10,7 +10,6 @@
 #include "dtrain/base/text.h"
 
 namespace dtrain::exported {
-
 namespace {
 
 using Kind = Instruction::Kind;

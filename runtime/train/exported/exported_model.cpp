@@ -13,7 +13,6 @@
 #include "exported/weights.h"
 
 namespace dtrain::exported {
-
 namespace {
 
 namespace fs = std::filesystem;

@@ -11,7 +11,6 @@
 #include "exported/numbers.h"
 
 namespace dtrain::exported {
-
 namespace {
 
 using Kind = Instruction::Kind;

@@ -9,7 +9,6 @@
 #include "dtrain/base/text.h"
 
 namespace dtrain::exported {
-
 namespace {
 
 constexpr std::size_t kDeepestJson = 200;

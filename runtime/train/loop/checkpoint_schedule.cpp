@@ -9,7 +9,6 @@
 #include "model/model_tensors.h"
 
 namespace dtrain::train {
-
 namespace {
 
 // Bounds of the automatic period: a crash loses at most about so much, where the experiment names no period.

@@ -11,7 +11,6 @@
 #include "dtrain/train/trial.h"
 
 namespace dtrain {
-
 namespace {
 
 std::optional<comm::DataType> type_of(at::ScalarType type) {

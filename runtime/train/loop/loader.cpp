@@ -104,7 +104,6 @@ Loader make_loader(std::shared_ptr<const data::Dataset> dataset, const data::Loa
 }  // namespace dtrain
 
 namespace dtrain::train {
-
 namespace {
 
 class RepeatedBatch final : public BatchSource {

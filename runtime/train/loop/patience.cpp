@@ -7,7 +7,6 @@
 #include "dtrain/config/experiment.h"
 
 namespace dtrain::train {
-
 namespace {
 
 std::optional<config::ReduceOnPlateau> checked(const run::RankSession& session,

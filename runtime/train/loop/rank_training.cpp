@@ -25,7 +25,6 @@
 #include "step/training_step.h"
 
 namespace dtrain::train {
-
 namespace {
 
 // Keeps freed pages: every step allocates and frees activations and gradients, and returning the pages to the kernel

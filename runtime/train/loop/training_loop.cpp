@@ -8,7 +8,6 @@
 #include "model/precision.h"
 
 namespace dtrain::train {
-
 namespace {
 
 using profile::Phase;

@@ -14,7 +14,6 @@
 #include "step/checks.h"
 
 namespace dtrain::train {
-
 namespace {
 
 // Returns the rows that the ranks have added, in rank order, on the CPU; undefined if no rank has added a row. Error if

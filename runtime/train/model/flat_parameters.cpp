@@ -9,7 +9,6 @@
 #include "dtrain/base/error.h"
 
 namespace dtrain::train {
-
 namespace {
 
 // Returns the device of the model's parameters; ConfigError if they are on several.

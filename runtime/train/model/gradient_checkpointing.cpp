@@ -34,7 +34,6 @@
 #include "dtrain/train/gradient_checkpointing.h"
 
 namespace dtrain::train {
-
 namespace {
 
 // Keeps the tensors that autograd saves for backward: libtorch's SavedVariableHooks without Python.

@@ -6,7 +6,6 @@
 #include "dtrain/base/error.h"
 
 namespace dtrain::train {
-
 namespace {
 
 void require_all_weighted(double batches, double weighted) {

@@ -7,7 +7,6 @@
 #include "dtrain/base/error.h"
 
 namespace dtrain::train {
-
 namespace {
 
 // Writes through .data() show in the values alone. Values are compared in this many steps: more would cost too much.

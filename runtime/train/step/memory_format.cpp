@@ -11,7 +11,6 @@
 #include "dtrain/rank/libtorch.h"
 
 namespace dtrain::train {
-
 namespace {
 
 // A smaller gain is noise, and the order of stock libtorch stays.

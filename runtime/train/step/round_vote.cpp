@@ -4,7 +4,6 @@
 #include <iterator>
 
 namespace dtrain::train {
-
 namespace {
 
 // Several flags share a word, which keeps the message short. The sum over the ranks counts each flag in its own bits.

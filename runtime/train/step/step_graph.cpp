@@ -274,9 +274,7 @@ void StepGraph::refuse_what_a_graph_would_freeze(const HostState& before) const 
     if (value.is_on_device()) continue;
     throw Error("train_batch() returns '" + name + "' as a number of the host, which would stay the same");
   }
-  if (replaces_buffers(before)) {
-    throw Error("the model replaces one of its buffers, which a graph would not follow");
-  }
+  if (replaces_buffers(before)) throw Error("the model replaces one of its buffers, which a graph would not follow");
   if (!at::equal(host_random_state(), before.random)) {
     throw Error("train_batch() draws random numbers on the host, which would stay the same");
   }

@@ -17,7 +17,6 @@
 #include "step/local_mode.h"
 
 namespace dtrain::train {
-
 namespace {
 
 // Returns the model after the checks, which compare it over the ranks.

@@ -13,7 +13,6 @@
 #include "worker/script_model.h"
 
 namespace dtrain::worker {
-
 namespace {
 
 // Returns the names of a named tuple's elements; empty for a plain tuple.

@@ -10,7 +10,6 @@
 #include "dtrain/data/safetensors.h"
 
 namespace dtrain::worker {
-
 namespace {
 
 LrSchedule plain_schedule(const config::LrScheduleSettings& settings) {

@@ -16,7 +16,6 @@
 #include "dtrain/base/text.h"
 
 namespace dtrain::worker {
-
 namespace {
 
 // Returns the graph of forward() with those of its submodules.

@@ -18,7 +18,6 @@
 #include "dtrain/base/text.h"
 
 namespace dtrain::worker {
-
 namespace {
 
 namespace fs = std::filesystem;

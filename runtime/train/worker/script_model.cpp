@@ -13,7 +13,6 @@
 #include "worker/script_file.h"
 
 namespace dtrain::worker {
-
 namespace {
 
 // The module's class, "BatchNorm2d", by which training finds layers that stay in float32 (ParameterTypes).

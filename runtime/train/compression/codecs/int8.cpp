@@ -8,7 +8,6 @@
 #include "compression/tensor_codec.h"
 
 namespace dtrain::train {
-
 namespace {
 
 constexpr std::int64_t kBlockValues = 256;

@@ -9,7 +9,6 @@
 #include "compression/tensor_codec.h"
 
 namespace dtrain::train {
-
 namespace {
 
 constexpr double kLeastNormalHalf = 0x1p-14;

@@ -9,7 +9,6 @@
 #include "dtrain/base/error.h"
 
 namespace dtrain::train {
-
 namespace {
 
 class TopKTensors final : public TensorCodec {
