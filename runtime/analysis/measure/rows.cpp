@@ -239,7 +239,6 @@ WaitSummary compare_waits(const Rows& rows) {
   const double window_exchange_s = std::min(window_least_s, share * window_waited_s);
   result.exchange_seconds += window_exchange_s;
   result.skew_seconds += window_waited_s - window_exchange_s;
-  result.estimated = window_waited_s > 0;
   result.exchange_median_s = median_low(std::move(exchanges_s));
   return result;
 }
