@@ -174,7 +174,7 @@ std::string to_text(const TaskRequest& request) {
                   {"slot_type", static_cast<int>(slots.slot_type)},
                   {"policy", static_cast<int>(slots.policy)},
                   {"allow_heterogeneous_fits", slots.allow_heterogeneous_fits},
-                  {"max_slots", request.max_slots ? Json(*request.max_slots) : Json()},
+                  {"max_slots", or_null(request.max_slots)},
                   {"can_yield", request.can_yield},
                   {"preemption", request.preemption},
                   {"agents", agents}});

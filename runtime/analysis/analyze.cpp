@@ -45,7 +45,7 @@ Json prediction_json(const Prediction& prediction) {
           {"samples_per_s", prediction.samples_per_s},
           {"gain", prediction.gain},
           {"saved_s", prediction.saved_s},
-          {"efficiency", prediction.efficiency ? Json(*prediction.efficiency) : Json(nullptr)}};
+          {"efficiency", or_null(prediction.efficiency)}};
 }
 
 constexpr double kSmallestListedShare = 0.0005;

@@ -200,7 +200,7 @@ Json to_json(const OperatorCounts& counts) {
     Json row = {{"name", one.name}, {"dtype", one.dtype}};
     if (!one.format.empty()) row["format"] = one.format;
     row.update({{"shapes", one.shapes}, {"calls", one.calls}, {"flops", one.flops}, {"bytes", one.bytes}});
-    row["seconds"] = one.seconds ? Json(*one.seconds) : Json(nullptr);
+    row["seconds"] = or_null(one.seconds);
     rows.push_back(std::move(row));
   }
   return {{"schema", kOperatorCountsSchema},

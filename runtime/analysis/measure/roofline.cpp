@@ -92,10 +92,6 @@ std::optional<double> achieved_gb_s(const RunProfile& run) {
   return sum > 0 && run.operator_counts.size() == run.ranks.size() ? std::optional(sum) : std::nullopt;
 }
 
-Json known_or_null(const std::optional<double>& value) {
-  return value ? Json(*value) : Json(nullptr);
-}
-
 constexpr std::int64_t kFewestChannels = 16;
 
 bool is_convolution(const OperatorLimit& one) {
@@ -166,7 +162,7 @@ Json to_json(const Roofline& roofline) {
                     {"flops", one.flops},
                     {"bytes", one.bytes},
                     {"seconds", one.seconds},
-                    {"ideal_s", known_or_null(one.ideal_s)},
+                    {"ideal_s", or_null(one.ideal_s)},
                     {"bound", !one.ideal_s ? Json(nullptr) : Json(one.by_memory ? "memory" : "computing")}});
   }
   return {{"flops_per_sample", roofline.flops_per_sample},
@@ -176,10 +172,10 @@ Json to_json(const Roofline& roofline) {
           {"host", roofline.host},
           {"batch", roofline.batch},
           {"samples", roofline.samples},
-          {"limit_gflops", known_or_null(roofline.limit_gflops)},
-          {"limit_gb_s", known_or_null(roofline.limit_gb_s)},
-          {"achieved_gb_s", known_or_null(roofline.achieved_gb_s)},
-          {"ideal_s", known_or_null(roofline.ideal_s)},
+          {"limit_gflops", or_null(roofline.limit_gflops)},
+          {"limit_gb_s", or_null(roofline.limit_gb_s)},
+          {"achieved_gb_s", or_null(roofline.achieved_gb_s)},
+          {"ideal_s", or_null(roofline.ideal_s)},
           {"operators", std::move(rows)}};
 }
 

@@ -166,7 +166,7 @@ Json to_json(const Stragglers& stragglers) {
   }
   return {{"compared_steps", stragglers.compared_steps},
           {"waiting_s", stragglers.waiting_s},
-          {"clock_error_ns", stragglers.clock_error_ns ? Json(*stragglers.clock_error_ns) : Json(nullptr)},
+          {"clock_error_ns", or_null(stragglers.clock_error_ns)},
           {"ranks", std::move(ranks)}};
 }
 

@@ -416,7 +416,7 @@ Json facts_for_resume(run::RankSession& session, const BatchSource& data, const 
                   {"program", program_text(job)},
                   {"trial", trial},
                   {"global_batch_size", experiment.global_batch_size},
-                  {"samples_per_epoch", samples ? Json(*samples) : Json()},
+                  {"samples_per_epoch", or_null(samples)},
                   {"metric", metric_text(experiment.searcher)},
                   {"seed", experiment.experiment_seed},
                   {"dtrain", run::version()},
