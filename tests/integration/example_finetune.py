@@ -4,19 +4,13 @@ but shorter.
     example_finetune.py BIN_FOLDER [TestClass[.test] ...]
 """
 import subprocess
-import sys
 
 import numpy
 import safetensors.numpy
 
-from harness import BUILD, DEADLINE, SOURCE, Workplace, WorkplaceTest, environment, launch, main
+from harness import BUILD, DEADLINE, SOURCE, Workplace, WorkplaceTest, environment, launch, main, python
 
 EXAMPLE = SOURCE / "examples" / "finetune"
-
-
-def python(*command):
-    subprocess.run([sys.executable, "-B", *map(str, command)], env=environment(), stdout=subprocess.DEVNULL,
-                   timeout=DEADLINE, check=True)
 
 
 class FinetuneTest(WorkplaceTest):

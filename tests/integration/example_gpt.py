@@ -11,7 +11,7 @@ import safetensors.torch
 import torch
 import torch.nn.functional as F
 
-from harness import BUILD, DEADLINE, SOURCE, WorkplaceTest, environment, launch, main, overrides, run
+from harness import BUILD, DEADLINE, SOURCE, WorkplaceTest, environment, launch, main, overrides, python, run
 from resume import differences, what_is_left
 from sample_order import epoch_order
 
@@ -19,14 +19,6 @@ EXAMPLE = SOURCE / "examples" / "gpt"
 LENGTH = 32
 BATCH = 12
 sys.path.append(str(EXAMPLE))
-
-
-def python(*command):
-    done = subprocess.run([sys.executable, "-B", *map(str, command)], env=environment(), stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, text=True, timeout=DEADLINE, check=False)
-    if done.returncode != 0:
-        raise AssertionError(done.stdout)
-    return done.stdout
 
 
 class GptTest(WorkplaceTest):

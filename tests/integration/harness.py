@@ -175,6 +175,11 @@ def run(command, run_dir, deadline=DEADLINE, **extra_environment):
     return Result(done.returncode, done.stdout, run_dir)
 
 
+def python(*command):
+    """What a script that must succeed says."""
+    return run([sys.executable, "-B", *map(str, command)], "").expect(0).output
+
+
 def launch(build, experiment, run_dir, sets=(), deadline=DEADLINE, **extra_environment):
     command = [build.program("dtrain"), "launch", str(experiment), "--run-dir", str(run_dir), *overrides(sets)]
     return run(command, run_dir, deadline, **extra_environment)
