@@ -5,6 +5,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
+#include "dtrain/config/experiment.h"
 #include "dtrain/rank/run_folder.h"
 
 namespace dtrain::train {

@@ -9,6 +9,7 @@
 #include "checkpoint/restore.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
+#include "dtrain/config/experiment.h"
 
 namespace dtrain::train {
 

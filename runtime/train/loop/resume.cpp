@@ -4,6 +4,7 @@
 
 #include "checkpoint/state_image.h"
 #include "dtrain/base/error.h"
+#include "dtrain/config/experiment.h"
 #include "dtrain/rank/rank_session.h"
 #include "loop/training_loop.h"
 

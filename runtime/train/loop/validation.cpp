@@ -8,6 +8,7 @@
 
 #include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
+#include "dtrain/config/experiment.h"
 #include "loop/random_seed.h"
 #include "model/precision.h"
 #include "model/tensor_memory.h"

@@ -10,6 +10,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
+#include "dtrain/config/experiment.h"
 #include "dtrain/profile/recorder.h"
 
 namespace dtrain::train {

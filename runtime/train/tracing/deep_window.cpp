@@ -11,6 +11,7 @@
 #include <torch/csrc/autograd/profiler_kineto.h>
 
 #include "dtrain/base/error.h"
+#include "dtrain/config/experiment.h"
 #include "dtrain/host/network.h"
 
 namespace dtrain::train {
