@@ -15,6 +15,7 @@
 #include "data_sets.h"
 #include "dtrain/base/json.h"
 #include "dtrain/config/experiment.h"
+#include "dtrain/rank/rank_session.h"
 #include "dtrain/train/run_trial.h"
 #include "module_tree.h"
 #include "numerics/matmul_path.h"

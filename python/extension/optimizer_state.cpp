@@ -4,6 +4,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/config/experiment.h"
+#include "dtrain/rank/rank_session.h"
 #include "model/optimizer_update.h"
 #include "state_visitor.h"
 

@@ -9,6 +9,7 @@
 #include "dtrain/config/experiment.h"
 #include "dtrain/data/image_folder.h"
 #include "dtrain/data/safetensors.h"
+#include "dtrain/rank/rank_session.h"
 
 namespace dtrain::worker {
 namespace {
