@@ -3,6 +3,7 @@
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
+
 #include "model/precision.h"
 
 namespace dtrain::train {

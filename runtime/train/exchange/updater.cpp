@@ -4,6 +4,7 @@
 #include <cmath>
 #include <tuple>
 #include <utility>
+
 #include "model/precision.h"
 
 namespace dtrain::train {

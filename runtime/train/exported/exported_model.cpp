@@ -10,6 +10,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
+#include "exported/evaluation_mode.h"
 #include "exported/weights.h"
 
 namespace dtrain::exported {

@@ -7,6 +7,7 @@
 #include <torch/version.h>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/text.h"
 #include "exported/arguments.h"
 #include "exported/numbers.h"
 

@@ -7,6 +7,7 @@
 #include "checkpoint/restore.h"
 #include "dtrain/base/error.h"
 #include "dtrain/config/experiment.h"
+#include "model/flat_parameters.h"
 #include "model/model_tensors.h"
 
 namespace dtrain::train {

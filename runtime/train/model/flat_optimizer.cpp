@@ -4,6 +4,7 @@
 
 #include <map>
 
+#include "dtrain/base/choices.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 

@@ -30,6 +30,7 @@
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 
+#include "device/device_graph.h"
 #include "dtrain/base/error.h"
 #include "dtrain/train/gradient_checkpointing.h"
 

@@ -10,6 +10,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/rank/model_files.h"
+#include "model/flat_parameters.h"
 #include "model/model_tensors.h"
 
 namespace dtrain::train {

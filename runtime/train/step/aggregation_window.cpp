@@ -4,6 +4,7 @@
 #include <string>
 
 #include "dtrain/base/error.h"
+#include "step/round_vote.h"
 
 namespace dtrain::train {
 namespace {

@@ -10,6 +10,7 @@
 #include "exported/archive.h"
 #include "exported/evaluation_mode.h"
 #include "exported/exported_model.h"
+#include "worker/script_file.h"
 #include "worker/script_model.h"
 
 namespace dtrain::worker {

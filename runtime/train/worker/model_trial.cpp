@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/data/image_folder.h"
 #include "dtrain/data/safetensors.h"
