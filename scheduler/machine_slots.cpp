@@ -1,7 +1,6 @@
 #include "cluster_sources.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <set>
 #include <utility>

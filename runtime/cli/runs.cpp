@@ -144,7 +144,6 @@ std::string RunRow::id() const {
   return number ? std::to_string(*number) : run.folder.filename().string();
 }
 
-// Returns the columns that --sort and --filter know.
 std::vector<std::string> names_of_run_columns() {
   std::vector<std::string> names;
   for (const RunColumn& column : kRunColumns) names.emplace_back(column.name);

@@ -7,9 +7,7 @@
 #include <map>
 #include <memory>
 #include <set>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include <hwloc.h>
 #include <sched.h>
@@ -120,7 +118,6 @@ int package_of(hwloc_topology_t topology, hwloc_obj_t core) {
   return package ? static_cast<int>(package->os_index) : 0;
 }
 
-// Returns the CPUs that count.
 std::set<int> wanted_cpus(const TopologySource& source, hwloc_topology_t topology) {
   if (source.affinity) return {source.affinity->begin(), source.affinity->end()};
   std::set<int> cpus;

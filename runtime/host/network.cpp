@@ -1,15 +1,12 @@
 #include "dtrain/host/network.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cctype>
 #include <cerrno>
 #include <cstring>
 #include <iterator>
 #include <memory>
-#include <optional>
-#include <set>
 
 #include <arpa/inet.h>
 #include <ifaddrs.h>

@@ -48,9 +48,7 @@ std::string judge_dimensions(const RuleData& data, const Parameters& p, Finding&
   const ModelFacts& model = data.model;
   if (model.shapes.empty()) return "the shapes of the model are not recorded in the plan";
   const std::int64_t liked = multiple > 0 ? multiple : liked_by_hardware(model, data.hosts);
-  if (liked <= 0) {
-    return "the width of the processor's vectors is not recorded; set DimensionMultiples.multiple";
-  }
+  if (liked <= 0) return "the width of the processor's vectors is not recorded; set DimensionMultiples.multiple";
   double needed = 0, computed = 0;
   std::int64_t layers = 0, odd = 0;
   Json listed = Json::array();

@@ -1,9 +1,7 @@
-#include "dtrain/analysis/operators.h"
 
 #include <algorithm>
 
 #include "dtrain/base/json.h"
-#include "dtrain/profile/rank_limits.h"
 #include "measure/roofline.h"
 #include "read/json_fields.h"
 
@@ -94,8 +92,25 @@ std::optional<double> achieved_gb_s(const RunProfile& run) {
   return sum > 0 && run.operator_counts.size() == run.ranks.size() ? std::optional(sum) : std::nullopt;
 }
 
-Json known_or_null(const std::optional<double>& value) {
-  return value ? Json(*value) : Json(nullptr);
+constexpr std::int64_t kFewestChannels = 16;
+
+bool is_convolution(const OperatorLimit& one) {
+  return !one.format.empty();
+}
+
+// Casting reads four bytes of an element and writes two.
+double casting_s(const Roofline& roofline, const OperatorLimit& one) {
+  constexpr double kBytesOfByte = 1.5;
+  if (!roofline.limits || !roofline.limits->memory_gb_s) return 0;
+  return kBytesOfByte * static_cast<double>(one.bytes) / (*roofline.limits->memory_gb_s * kGiga);
+}
+
+// The weight is the tensor before the last or, in backward, the last: [out, in / groups, …].
+bool has_few_channels(const OperatorLimit& one) {
+  const bool backward = one.name.ends_with("_backward");
+  const std::size_t place = backward ? 2 : 1;
+  if (one.shapes.size() <= place || one.shapes[place].size() < 2) return true;
+  return std::min(one.shapes[place][0], one.shapes[place][1]) < kFewestChannels;
 }
 
 }  // namespace
@@ -147,7 +162,7 @@ Json to_json(const Roofline& roofline) {
                     {"flops", one.flops},
                     {"bytes", one.bytes},
                     {"seconds", one.seconds},
-                    {"ideal_s", known_or_null(one.ideal_s)},
+                    {"ideal_s", or_null(one.ideal_s)},
                     {"bound", !one.ideal_s ? Json(nullptr) : Json(one.by_memory ? "memory" : "computing")}});
   }
   return {{"flops_per_sample", roofline.flops_per_sample},
@@ -157,37 +172,12 @@ Json to_json(const Roofline& roofline) {
           {"host", roofline.host},
           {"batch", roofline.batch},
           {"samples", roofline.samples},
-          {"limit_gflops", known_or_null(roofline.limit_gflops)},
-          {"limit_gb_s", known_or_null(roofline.limit_gb_s)},
-          {"achieved_gb_s", known_or_null(roofline.achieved_gb_s)},
-          {"ideal_s", known_or_null(roofline.ideal_s)},
+          {"limit_gflops", or_null(roofline.limit_gflops)},
+          {"limit_gb_s", or_null(roofline.limit_gb_s)},
+          {"achieved_gb_s", or_null(roofline.achieved_gb_s)},
+          {"ideal_s", or_null(roofline.ideal_s)},
           {"operators", std::move(rows)}};
 }
-
-namespace {
-
-constexpr std::int64_t kFewestChannels = 16;
-
-bool is_convolution(const OperatorLimit& one) {
-  return !one.format.empty();
-}
-
-// Casting reads four bytes of an element and writes two.
-double casting_s(const Roofline& roofline, const OperatorLimit& one) {
-  constexpr double kBytesOfByte = 1.5;
-  if (!roofline.limits || !roofline.limits->memory_gb_s) return 0;
-  return kBytesOfByte * static_cast<double>(one.bytes) / (*roofline.limits->memory_gb_s * kGiga);
-}
-
-// The weight is the tensor before the last or, in backward, the last: [out, in / groups, …].
-bool has_few_channels(const OperatorLimit& one) {
-  const bool backward = one.name.ends_with("_backward");
-  const std::size_t place = backward ? 2 : 1;
-  if (one.shapes.size() <= place || one.shapes[place].size() < 2) return true;
-  return std::min(one.shapes[place][0], one.shapes[place][1]) < kFewestChannels;
-}
-
-}  // namespace
 
 bool is_bound_by_calls(const OperatorLimit& one) {
   constexpr double kWork_s = 5e-6, kCall_s = 50e-6;

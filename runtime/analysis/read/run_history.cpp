@@ -6,7 +6,6 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
 #include "read/json_fields.h"
 #include "read/text.h"

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include <ATen/Parallel.h>
-#include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <torch/utils.h>
@@ -17,7 +16,6 @@
 #include "device/training_device.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/host/cpu.h"
-#include "dtrain/rank/rank_session.h"
 #include "model/model_report.h"
 #include "model/tensor_memory.h"
 #include "model/weights.h"
@@ -27,7 +25,6 @@
 #include "step/training_step.h"
 
 namespace dtrain::train {
-
 namespace {
 
 // Keeps freed pages: every step allocates and frees activations and gradients, and returning the pages to the kernel
@@ -83,7 +80,6 @@ c10::Device open_rank_device(run::RankSession& session) {
   return device;
 }
 
-// Reports the exception that is being handled.
 int fail(run::RankSession& session) {
   const int gpu = session.gpu().value_or(0);
   const c10::Device device = session.gpu() ? c10::Device(at::kCUDA, static_cast<c10::DeviceIndex>(gpu)) : at::kCPU;

@@ -74,37 +74,6 @@ void write_others(Page& page, const std::vector<Finding>& findings) {
   page.table(table);
 }
 
-}  // namespace
-
-void write_verdict(Page& page, const Input& input) {
-  page.begin_section("verdict", "Verdict");
-  const RunSummary& s = input.analysis.summary;
-  if (!s.cause.empty()) {
-    page.raw(
-        fmt::format("<p class=\"warning\"><strong>The run did not complete.</strong> {}</p>\n", html_escaped(s.cause)));
-  }
-  if (s.steps == 0) {
-    page.absent("No batch was recorded.", "The run ended before its first batch, or was not profiled.",
-                "The log of rank 0 shows what happened: see 'dtrain logs'.");
-    return;
-  }
-  write_tiles(page, input);
-  const std::vector<Finding>& findings = input.analysis.findings;
-  if (findings.empty()) {
-    page.paragraph("Nothing stands out: no rank, phase or resource takes time that a change would save.");
-    return;
-  }
-  page.heading(findings.size() > 1 ? "What costs most" : "What costs most, and all that was found");
-  std::string items = "<ol class=\"findings\">\n";
-  for (std::size_t i = 0; i < std::min(kShown, findings.size()); ++i) items += finding_item(findings[i]);
-  page.raw(items + "</ol>\n");
-  write_others(page, findings);
-}
-
-// The section on the predicted effects of changes.
-
-namespace {
-
 std::string signed_percent(double gain) {
   return fmt::format("{}{}", gain >= 0 ? "+" : "", format_percent(gain));
 }
@@ -173,27 +142,6 @@ void write_scaling(Page& page, const WhatIf& what_if) {
   page.table(table);
 }
 
-}  // namespace
-
-void write_what_if(Page& page, const Input& input) {
-  page.begin_section("what-if", "What a change would bring");
-  const WhatIf& what_if = input.analysis.what_if;
-  if (what_if.changes.empty() && what_if.scaling.empty()) {
-    page.absent("No prediction.", "There are too few batches to predict from.", "Train for some dozens of batches.");
-  } else {
-    page.paragraph(fmt::format("Predicted from the batches as measured: {} a batch (mean), {} samples/s.",
-                               seconds_text(what_if.step_s), format_rate(what_if.samples_per_s)));
-  }
-  write_changes(page, what_if);
-  write_scaling(page, what_if);
-  page.list(what_if.notes);
-}
-
-// The section from the throughput of computing alone to the measured throughput, and on the ranks that cost most of it.
-
-namespace {
-
-// Returns a colour of the palette, by the resource that takes the time.
 std::string part_color(const std::string& part) {
   const auto any = [&](std::initializer_list<const char*> words) {
     for (const char* word : words) {
@@ -218,7 +166,74 @@ std::string hardware_text(const Waterfall& waterfall) {
                      format_rate(*waterfall.hardware_samples_per_s));
 }
 
+std::string clock_text(const std::optional<std::int64_t>& error_ns) {
+  if (!error_ns)
+    return "The clocks of the hosts were not compared; waiting is counted within each rank, so it holds all the same.";
+  if (*error_ns == 0) return "All ranks share one clock.";
+  return fmt::format("Times of different hosts are comparable to within {}.",
+                     seconds_text(static_cast<double>(*error_ns) / 1e9));
+}
+
+Json bars(const Stragglers& stragglers, std::size_t most) {
+  Json labels = Json::array(), waited = Json::array(), cost = Json::array();
+  for (std::size_t i = 0; i < std::min(most, stragglers.ranks.size()); ++i) {
+    const Straggler& one = stragglers.ranks[i];
+    labels.push_back("rank " + std::to_string(one.rank));
+    waited.push_back(rounded(one.waited_s));
+    cost.push_back(rounded(one.cost_s));
+  }
+  return {{"kind", "bars"},
+          {"labels", labels},
+          {"y", {{"title", "time"}, {"unit", "s"}}},
+          {"sets",
+           {{{"name", "the others waited for it"}, {"color", "skew"}, {"y", waited}},
+            {{"name", "beyond waiting for an ordinary rank"}, {"color", "wait"}, {"y", cost}}}}};
+}
+
 }  // namespace
+
+void write_verdict(Page& page, const Input& input) {
+  page.begin_section("verdict", "Verdict");
+  const RunSummary& s = input.analysis.summary;
+  if (!s.cause.empty()) {
+    page.raw(
+        fmt::format("<p class=\"warning\"><strong>The run did not complete.</strong> {}</p>\n", html_escaped(s.cause)));
+  }
+  if (s.steps == 0) {
+    page.absent("No batch was recorded.", "The run ended before its first batch, or was not profiled.",
+                "The log of rank 0 shows what happened: see 'dtrain logs'.");
+    return;
+  }
+  write_tiles(page, input);
+  const std::vector<Finding>& findings = input.analysis.findings;
+  if (findings.empty()) {
+    page.paragraph("Nothing stands out: no rank, phase or resource takes time that a change would save.");
+    return;
+  }
+  page.heading(findings.size() > 1 ? "What costs most" : "What costs most, and all that was found");
+  std::string items = "<ol class=\"findings\">\n";
+  for (std::size_t i = 0; i < std::min(kShown, findings.size()); ++i) items += finding_item(findings[i]);
+  page.raw(items + "</ol>\n");
+  write_others(page, findings);
+}
+
+// The section on the predicted effects of changes.
+
+void write_what_if(Page& page, const Input& input) {
+  page.begin_section("what-if", "What a change would bring");
+  const WhatIf& what_if = input.analysis.what_if;
+  if (what_if.changes.empty() && what_if.scaling.empty()) {
+    page.absent("No prediction.", "There are too few batches to predict from.", "Train for some dozens of batches.");
+  } else {
+    page.paragraph(fmt::format("Predicted from the batches as measured: {} a batch (mean), {} samples/s.",
+                               seconds_text(what_if.step_s), format_rate(what_if.samples_per_s)));
+  }
+  write_changes(page, what_if);
+  write_scaling(page, what_if);
+  page.list(what_if.notes);
+}
+
+// The section from the throughput of computing alone to the measured throughput, and on the ranks that cost most of it.
 
 void write_waterfall(Page& page, const Input& input) {
   page.begin_section("waterfall", "From ideal to measured");
@@ -271,34 +286,6 @@ void write_waterfall(Page& page, const Input& input) {
 }
 
 // The section on the ranks for which the others waited, and why.
-
-namespace {
-
-std::string clock_text(const std::optional<std::int64_t>& error_ns) {
-  if (!error_ns)
-    return "The clocks of the hosts were not compared; waiting is counted within each rank, so it holds all the same.";
-  if (*error_ns == 0) return "All ranks share one clock.";
-  return fmt::format("Times of different hosts are comparable to within {}.",
-                     seconds_text(static_cast<double>(*error_ns) / 1e9));
-}
-
-Json bars(const Stragglers& stragglers, std::size_t most) {
-  Json labels = Json::array(), waited = Json::array(), cost = Json::array();
-  for (std::size_t i = 0; i < std::min(most, stragglers.ranks.size()); ++i) {
-    const Straggler& one = stragglers.ranks[i];
-    labels.push_back("rank " + std::to_string(one.rank));
-    waited.push_back(rounded(one.waited_s));
-    cost.push_back(rounded(one.cost_s));
-  }
-  return {{"kind", "bars"},
-          {"labels", labels},
-          {"y", {{"title", "time"}, {"unit", "s"}}},
-          {"sets",
-           {{{"name", "the others waited for it"}, {"color", "skew"}, {"y", waited}},
-            {{"name", "beyond waiting for an ordinary rank"}, {"color", "wait"}, {"y", cost}}}}};
-}
-
-}  // namespace
 
 void write_stragglers(Page& page, const Input& input) {
   page.begin_section("stragglers", "Who waits for whom");
