@@ -1,11 +1,7 @@
 // The cores of this machine, and of machines that were recorded (tests/topologies).
 #include "dtrain/host/cpu.h"
 
-#include <sched.h>
-#include <unistd.h>
-
 #include <set>
-#include <thread>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

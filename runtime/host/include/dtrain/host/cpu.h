@@ -67,7 +67,7 @@ struct TopologySource {
 // the affinity mask.
 std::vector<Core> usable_cores(const TopologySource& source = {});
 
-// The processors that this process may use, and whether that is a part of what others may use.
+// The processors that this process may use, and beside them those of its parent and of its host.
 struct ProcessCores {
   int cores = 0;
   int cpus = 0;            // logical CPUs of the affinity mask
