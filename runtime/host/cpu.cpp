@@ -256,18 +256,16 @@ std::vector<int> allowed_cpus() {
   return cpus;
 }
 
-int cores_for_rank(int local_size) {
-  const auto cores = static_cast<int>(usable_cores().size());
-  const std::size_t own = affinity().size();
-  // The parent may be srun's process, bound like the task. So a process also counts as bound if there are more ranks
-  // than usable cores and the host has other CPUs.
-  bool bound = cores < local_size && std::cmp_less(own, ::sysconf(_SC_NPROCESSORS_ONLN));
+ProcessCores process_cores() {
+  ProcessCores mine{.cores = static_cast<int>(usable_cores().size()),
+                    .cpus = static_cast<int>(affinity().size()),
+                    .cpus_of_host = static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)),
+                    .cpu_limit = cpu_limit()};
   try {
-    bound = bound || own < affinity(::getppid()).size();
+    mine.cpus_of_parent = static_cast<int>(affinity(::getppid()).size());
   } catch (const SystemError&) {  // the parent is gone, or of another user
   }
-  const auto granted = static_cast<int>(cpu_limit() / local_size);  // this rank's share of the cgroup's time
-  return std::max(1, std::min(granted, bound ? cores : cores / local_size));
+  return mine;
 }
 
 }  // namespace dtrain::host

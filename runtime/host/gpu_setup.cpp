@@ -67,9 +67,9 @@ std::optional<std::vector<GpuProcess>> processes_of(const Calls& calls, nvml::De
   std::vector<nvml::ProcessInfo> found;
   if (!calls.processes || running_processes(*calls.processes, device, found) != nvml::kSuccess) return {};
   std::vector<GpuProcess> processes;
-  for (const nvml::ProcessInfo& one : found) {
-    GpuProcess process{.pid = static_cast<pid_t>(one.pid), .memory = {}};
-    if (one.used_memory != nvml::kNotAvailable) process.memory = one.used_memory;
+  for (const nvml::ProcessInfo& info : found) {
+    GpuProcess process{.pid = static_cast<pid_t>(info.pid), .memory = {}};
+    if (info.used_memory != nvml::kNotAvailable) process.memory = info.used_memory;
     processes.push_back(process);
   }
   return processes;

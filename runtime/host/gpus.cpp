@@ -139,7 +139,7 @@ std::vector<GpuReading> Gpus::read() {
       std::vector<nvml::ProcessInfo> found;
       if (succeeded(running_processes(*nvml_->processes, device, found), who + ", processes")) {
         reading.processes.emplace();
-        for (const nvml::ProcessInfo& one : found) reading.processes->push_back(static_cast<pid_t>(one.pid));
+        for (const nvml::ProcessInfo& info : found) reading.processes->push_back(static_cast<pid_t>(info.pid));
       }
     }
     readings.push_back(std::move(reading));

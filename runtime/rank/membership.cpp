@@ -50,9 +50,9 @@ void serve_by_mpi(Membership& membership, comm::ControlOptions options, const st
 constexpr const char* kInterface = "DTRAIN_NETWORK_INTERFACE";
 
 bool is_own(const std::vector<std::string>& addresses, std::string* own) {
-  for (const host::InterfaceAddress& one : host::interface_addresses()) {
+  for (const host::InterfaceAddress& entry : host::interface_addresses()) {
     for (const std::string& address : addresses) {
-      if (one.address != address) continue;
+      if (entry.address != address) continue;
       *own = address;
       return true;
     }

@@ -46,7 +46,8 @@ std::vector<std::string> source_key_names(const FormatList& formats) {
 class TextsOfFormats {
  public:
   void add(const char* word, const std::string& text) {
-    const auto same = std::find_if(texts_.begin(), texts_.end(), [&](const auto& one) { return one.first == text; });
+    const auto same =
+        std::find_if(texts_.begin(), texts_.end(), [&](const auto& entry) { return entry.first == text; });
     if (same == texts_.end()) {
       texts_.emplace_back(text, std::vector<std::string>{word});
     } else {
@@ -143,8 +144,8 @@ void refuse_transforms(Section& section, const FormatList& formats, const Format
   const Value* value = section.find(kTransformsName);
   if (!value) return;
   std::vector<std::string> words;
-  for (const FormatSources& one : formats) {
-    if (one.transforms != TransformsOf::kNothing) words.emplace_back(one.word);
+  for (const FormatSources& other : formats) {
+    if (other.transforms != TransformsOf::kNothing) words.emplace_back(other.word);
   }
   section.report(*value, kTransformsName,
                  std::string("has no effect with format ") + format.word + "; " + join_with_and(words) + " have it");
@@ -272,7 +273,7 @@ ModelData read_data_section(const Json& section, const std::filesystem::path& fo
   return data;
 } catch (const ConfigErrors& errors) {
   std::vector<std::string> lines;
-  for (const Diagnostic& one : errors.diagnostics()) lines.push_back(one.key + ": " + one.message);
+  for (const Diagnostic& diagnostic : errors.diagnostics()) lines.push_back(diagnostic.key + ": " + diagnostic.message);
   throw ConfigError(join(lines, "\n"));
 }
 

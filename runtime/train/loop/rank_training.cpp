@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <utility>
 
 #include <ATen/Parallel.h>
@@ -15,7 +14,8 @@
 
 #include "device/training_device.h"
 #include "dtrain/config/experiment.h"
-#include "dtrain/host/cpu.h"
+#include "dtrain/host/rank_threads.h"
+#include "dtrain/rank/environment.h"
 #include "model/model_report.h"
 #include "model/tensor_memory.h"
 #include "model/weights.h"
@@ -37,15 +37,10 @@ void keep_freed_memory() {
   mallopt(M_TOP_PAD, 16 << 20);
 }
 
-// Sets one thread for each core, unless the launcher or the user has chosen a number (OMP_NUM_THREADS, or a call of
-// libtorch).
-void share_cores(const comm::World& world) {
-  // By default libtorch has a thread for each logical CPU, or for each core where MKL says so.
-  const int threads = at::get_num_threads();
-  const bool by_default =
-      std::cmp_equal(threads, host::allowed_cpus().size()) || std::cmp_equal(threads, host::physical_cores().size());
-  if (std::getenv("OMP_NUM_THREADS") || !by_default) return;
-  at::set_num_threads(host::cores_for_rank(world.local_size));
+void set_threads(const comm::World& world) {
+  const auto threads =
+      host::threads_to_set(at::get_num_threads(), run::process_variables(), host::process_cores(), world.local_size);
+  if (threads) at::set_num_threads(*threads);
 }
 
 void warn_of_gpu_keys(const run::RankSession& session) {
@@ -288,7 +283,7 @@ void RankTraining::open_device() {
                       "in a program call dtrain::checkpoint() around a part of the model (docs/api.md)");
   }
   choose_rank_matmul(*session_);
-  share_cores(session_->world());
+  set_threads(session_->world());
   const c10::Device device = open_rank_device(*session_);  // before any call of libtorch that asks for CUDA
   if (experiment.optimizations.operators == config::Operators::kAuto) use_own_operators();
   use_own_stream(device, stream_);

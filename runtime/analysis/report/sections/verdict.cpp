@@ -66,10 +66,10 @@ void write_others(Page& page, const std::vector<Finding>& findings) {
   Table table("What else was found",
               {{"finding"}, {"seconds", true}, {"of the loop", true}, {"what to do"}, {"evidence"}});
   for (std::size_t i = kShown; i < findings.size(); ++i) {
-    const Finding& one = findings[i];
-    table.row({one.title, Cell(seconds_text(one.seconds), one.seconds), Cell(format_percent(one.share), one.share),
-               one.advice, one.evidence},
-              one.rank);
+    const Finding& finding = findings[i];
+    table.row({finding.title, Cell(seconds_text(finding.seconds), finding.seconds),
+               Cell(format_percent(finding.share), finding.share), finding.advice, finding.evidence},
+              finding.rank);
   }
   page.table(table);
 }
@@ -87,16 +87,17 @@ void write_changes(Page& page, const WhatIf& what_if) {
                                                   {"would have saved", true, "of the loop as it was run"},
                                                   {"what it rests on"},
                                                   {"measure it"}});
-  for (const Prediction& one : what_if.changes) {
-    labels.push_back(one.title);
-    rates.push_back(rounded(one.samples_per_s));
+  for (const Prediction& change : what_if.changes) {
+    labels.push_back(change.title);
+    rates.push_back(rounded(change.samples_per_s));
     colors.push_back("compute");
-    table.row({one.title, Cell(signed_percent(one.gain), one.gain),
-               Cell(format_rate(one.samples_per_s), one.samples_per_s), Cell(seconds_text(one.step_s), one.step_s),
-               Cell(seconds_text(one.saved_s), one.saved_s), one.assumption,
-               one.mock.empty() && one.set.empty()
+    table.row({change.title, Cell(signed_percent(change.gain), change.gain),
+               Cell(format_rate(change.samples_per_s), change.samples_per_s),
+               Cell(seconds_text(change.step_s), change.step_s), Cell(seconds_text(change.saved_s), change.saved_s),
+               change.assumption,
+               change.mock.empty() && change.set.empty()
                    ? Cell("-")
-                   : Cell("dtrain launch " + (one.set.empty() ? "--mock " + one.mock : "--set " + one.set))});
+                   : Cell("dtrain launch " + (change.set.empty() ? "--mock " + change.mock : "--set " + change.set))});
   }
   if (what_if.changes.empty()) return;
   const Prediction& best = what_if.changes.front();
@@ -121,14 +122,16 @@ void write_scaling(Page& page, const WhatIf& what_if) {
                           {"a batch", true},
                           {"efficiency", true, "against the measured world"},
                           {"what it rests on"}});
-  for (const Prediction& one : what_if.scaling) {
-    const double efficiency = one.efficiency.value_or(0);
-    labels.push_back(std::to_string(one.world_size));
-    predicted.push_back(rounded(one.samples_per_s));
-    perfect.push_back(efficiency > 0 ? Json(rounded(one.samples_per_s / efficiency)) : Json(nullptr));
-    table.row({Cell(std::to_string(one.world_size), one.world_size),
-               Cell(format_rate(one.samples_per_s), one.samples_per_s), Cell(seconds_text(one.step_s), one.step_s),
-               efficiency > 0 ? Cell(format_percent(efficiency), efficiency, efficiency) : Cell("-"), one.assumption});
+  for (const Prediction& prediction : what_if.scaling) {
+    const double efficiency = prediction.efficiency.value_or(0);
+    labels.push_back(std::to_string(prediction.world_size));
+    predicted.push_back(rounded(prediction.samples_per_s));
+    perfect.push_back(efficiency > 0 ? Json(rounded(prediction.samples_per_s / efficiency)) : Json(nullptr));
+    table.row({Cell(std::to_string(prediction.world_size), prediction.world_size),
+               Cell(format_rate(prediction.samples_per_s), prediction.samples_per_s),
+               Cell(seconds_text(prediction.step_s), prediction.step_s),
+               efficiency > 0 ? Cell(format_percent(efficiency), efficiency, efficiency) : Cell("-"),
+               prediction.assumption});
   }
   page.chart({.id = "scaling-chart",
               .title = "Throughput with more ranks",
@@ -177,10 +180,10 @@ std::string clock_text(const std::optional<std::int64_t>& error_ns) {
 Json bars(const Stragglers& stragglers, std::size_t most) {
   Json labels = Json::array(), waited = Json::array(), cost = Json::array();
   for (std::size_t i = 0; i < std::min(most, stragglers.ranks.size()); ++i) {
-    const Straggler& one = stragglers.ranks[i];
-    labels.push_back("rank " + std::to_string(one.rank));
-    waited.push_back(rounded(one.waited_s));
-    cost.push_back(rounded(one.cost_s));
+    const Straggler& straggler = stragglers.ranks[i];
+    labels.push_back("rank " + std::to_string(straggler.rank));
+    waited.push_back(rounded(straggler.waited_s));
+    cost.push_back(rounded(straggler.cost_s));
   }
   return {{"kind", "bars"},
           {"labels", labels},
@@ -315,15 +318,15 @@ void write_stragglers(Page& page, const Input& input) {
                {"beyond ordinary", true, "more than they wait for the median rank; what its finding begins with"},
                {"cause"},
                {"evidence"}});
-  for (const Straggler& one : stragglers.ranks) {
-    const double share = static_cast<double>(one.steps) / static_cast<double>(stragglers.compared_steps);
-    table.row({Cell("rank " + std::to_string(one.rank), one.rank), one.host,
-               Cell(fmt::format("{} ({})", count_text(one.steps), format_percent(share)),
-                    static_cast<double>(one.steps), share)
+  for (const Straggler& straggler : stragglers.ranks) {
+    const double share = static_cast<double>(straggler.steps) / static_cast<double>(stragglers.compared_steps);
+    table.row({Cell("rank " + std::to_string(straggler.rank), straggler.rank), straggler.host,
+               Cell(fmt::format("{} ({})", count_text(straggler.steps), format_percent(share)),
+                    static_cast<double>(straggler.steps), share)
                    .colored("skew"),
-               Cell(seconds_text(one.waited_s), one.waited_s), Cell(seconds_text(one.cost_s), one.cost_s), one.cause,
-               one.evidence},
-              one.rank);
+               Cell(seconds_text(straggler.waited_s), straggler.waited_s),
+               Cell(seconds_text(straggler.cost_s), straggler.cost_s), straggler.cause, straggler.evidence},
+              straggler.rank);
   }
   page.table(table);
 }
