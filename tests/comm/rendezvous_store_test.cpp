@@ -252,11 +252,11 @@ TEST_F(Rendezvous, WhoAsksAndReadsNothingIsClosed) {
 }
 
 TEST_F(Rendezvous, HalfARequestIsClosedInTime) {
-  EXPECT_EQ(answer_to(""), "");
-  EXPECT_EQ(answer_to(validating() + asking(Query::kGet, of_length(5))), "");
   const auto waiting = connect();  // a rank may wait for as long as it likes
   auto value = std::async(std::launch::async, [&] { return waiting->get("late"); });
-  std::this_thread::sleep_for(std::chrono::seconds(6));
+  auto silent = std::async(std::launch::async, [&] { return answer_to(""); });
+  EXPECT_EQ(answer_to(validating() + asking(Query::kGet, of_length(5))), "");
+  EXPECT_EQ(silent.get(), "");
   server_->set("late", "v");
   EXPECT_EQ(value.get(), "v");
 }
@@ -275,13 +275,15 @@ TEST_F(Rendezvous, TwoThousandIdleConnectionsHoldNobodyUp) {
   expect_served();
   server_->set("late", "v");
   EXPECT_EQ(late.get(), "v") << "a rank that waits is not closed for strangers who say nothing";
+  const std::string waiting = validating() + asking(Query::kWait, of_length(1) + text_bytes("/never"));
   for (auto& socket : idle) {
     asio::error_code closed;
-    asio::write(socket, asio::buffer(validating() + asking(Query::kWait, of_length(1) + text_bytes("/never"))), closed);
+    asio::write(socket, asio::buffer(waiting), closed);
   }
   while (idle.size() < count + 300) {
+    asio::error_code closed;
     idle.push_back(dial());
-    asio::write(idle.back(), asio::buffer(validating() + asking(Query::kWait, of_length(1) + text_bytes("/never"))));
+    asio::write(idle.back(), asio::buffer(waiting), closed);
   }
   expect_served();
 }
