@@ -2,6 +2,7 @@
 #include <atomic>
 #include <future>
 
+#include <gmock/gmock.h>
 #include <unistd.h>
 
 #include "dtrain/base/error.h"
