@@ -124,8 +124,7 @@ TEST_F(Rendezvous, OnlyRank0Writes) {
   const auto stranger = connect();
   stranger->set("contact", "the stranger's address");
   EXPECT_THAT(error_of([&] { (void)stranger->get("contact"); }), HasSubstr("the store of rank 0 at 127.0.0.1:"));
-  EXPECT_THAT(error_of([&] { connect()->erase("contact"); }),
-              HasSubstr("does not answer: it has closed the connection"));
+  EXPECT_THAT(error_of([&] { connect()->erase("contact"); }), HasSubstr("does not answer: "));
   EXPECT_EQ(connect()->get("contact"), "address");
 }
 
@@ -362,7 +361,7 @@ TEST(RendezvousClient, NonsenseIsNamed) {
   EXPECT_THAT(error_after_ping(std::string(1, kAllThere) + of_length(kLongestValue + 1), get),
               HasSubstr("a value of 1048577 bytes"));
   EXPECT_THAT(error_after_ping(std::string(1, kAllThere) + of_length(100) + "half", get),
-              HasSubstr("it has closed the connection"));
+              HasSubstr("does not answer: "));
   EXPECT_THAT(error_after_ping(std::string(8, '\x01'), [](RendezvousStore& store) { store.erase("k"); }),
               HasSubstr("72340172838076673 deleted keys"));
 }
