@@ -37,6 +37,8 @@ class ControlPeer {
   // Nobody may be listening any more: then nothing is sent, or comes.
   void send(std::string_view bytes);
   void send_frame(const Json& message);
+  // As many bytes; none when the other end has closed before.
+  std::string receive_bytes(std::size_t size);
   // The next frame; empty when the other end has closed.
   std::optional<Json> receive();
   // Says that nothing more comes, then waits until the other end has closed, too.
@@ -45,6 +47,18 @@ class ControlPeer {
  private:
   bool fill(void* into, std::size_t size);
   UniqueFd socket_;
+};
+
+// A port of 127.0.0.1 that takes one connection, any that is free.
+class Listener {
+ public:
+  Listener();
+  std::uint16_t port() const { return port_; }
+  ControlPeer accept() const;
+
+ private:
+  UniqueFd fd_;
+  std::uint16_t port_ = 0;
 };
 
 // The first byte says how the rest is sent: as it is, or each of its lines as a frame of its own.
