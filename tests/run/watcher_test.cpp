@@ -85,14 +85,14 @@ class Watching : public ::testing::Test {
   const RunFolder folder_{temporary_.path() / "run"};
   const SystemClock clock_;
   const Variables variables_;
-  LaunchPlan plan_;
+  PlacedLaunch plan_;
   const UniqueFd screen_fd_{::open((temporary_.path() / "screen").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600)};
   Screen screen_{screen_fd_.get(), false, clock_};
   EventLog full_file_{kAlwaysFull, clock_, -1, "here"};
   LaunchEvents events_{full_file_, screen_};
   LaunchSignals signals_;
   LaunchTask task_{temporary_.path() / "state", {.name = "test", .run_dir = temporary_.path() / "run"}, clock_};
-  const Attempt attempt_{plan_, folder_, events_, screen_, clock_, variables_, signals_, task_};
+  const Attempt attempt_{{folder_, events_, screen_, clock_, variables_, signals_, task_}, plan_};
 };
 
 TEST_F(Watching, AFullDiskOfEventsKeepsNoInterruptFromTheRanks) {
@@ -111,7 +111,7 @@ TEST_F(Watching, RanksThatDoNotJoinAreNamedOnceWithWhatTheyHaveToCall) {
   plan_.command = {"python3", "-m", "dtrain.rank", "/somewhere/train.py", "--"};
   const HurriedClock clock;
   AbsentRanks ranks;
-  watch_ranks({plan_, folder_, events_, screen_, clock, variables_, signals_, task_}, ranks);
+  watch_ranks({{folder_, events_, screen_, clock, variables_, signals_, task_}, plan_}, ranks);
   EXPECT_EQ(count_of(shown(), "not every rank has joined the run within 30 s"), 1) << shown();
   EXPECT_THAT(shown(), HasSubstr("session = dtrain.init()"));
 }
