@@ -200,8 +200,7 @@ bool fits_on_cores(const config::Experiment& experiment, const std::filesystem::
 // them, or the launcher is not local.
 std::string why_no_cuda_here(const config::Experiment& experiment, const ChosenSlots& chosen,
                              const Variables& variables) {
-  const bool on_gpus = chosen.request.slot_type == config::AgentSlotType::kCuda;
-  if (!on_gpus || chosen.cluster.cluster.launcher.type != config::LauncherType::kLocal) return {};
+  if (!chosen.on_gpus() || chosen.launcher().type != config::LauncherType::kLocal) return {};
   Variables of_a_rank = variables;
   for (const auto& [name, value] : experiment.variables_of_ranks(true)) of_a_rank[name] = value;
   const std::filesystem::path program = find_entrypoint(experiment, variables);
@@ -407,8 +406,7 @@ ChosenSlots choose_slots(const config::Experiment& experiment, const std::filesy
     on_cores.resources.slot_type = config::SlotType::kCpu;
     choose(on_cores);
   }
-  const bool on_gpus = chosen.request.slot_type == config::AgentSlotType::kCuda;
-  check_devices_support(experiment, on_gpus);
+  check_devices_support(experiment, chosen.on_gpus());
   const std::vector<scheduler::AgentSlots> agents = scheduler::empty_slots(chosen.cluster);
   const auto placement = scheduler::place(agents, chosen.request);
   if (!placement) {
@@ -416,7 +414,7 @@ ChosenSlots choose_slots(const config::Experiment& experiment, const std::filesy
     if (!refusal) throw Error("the slots fit on no agent, and no rule explains it: this is a bug in dtrain");
     std::string text = chosen.cluster.source + ": " + refusal->text();
     std::string remedy = refusal->remedy;
-    if (on_gpus) {
+    if (chosen.on_gpus()) {
       text += refusal_on_gpus(chosen.cluster);
       if (fits_on_cores(experiment, cluster_file, variables, machine))
         remedy += "; or train on CPUs with resources.slot_type: cpu";

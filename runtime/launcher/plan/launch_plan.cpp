@@ -168,7 +168,8 @@ std::string scaling_advice(const LaunchPlan& plan, const std::vector<RankPlaceme
 }  // namespace
 
 LaunchPlan make_launch_plan(const CompleteRequest& request, const Variables& variables) {
-  LaunchPlan plan{.asked = request};
+  LaunchPlan plan;
+  plan.asked = request;
   plan.experiment = config::read_experiment(request.experiment_file, request.overrides, request.contents);
   const config::Experiment& experiment = plan.experiment;
   check_model_files(experiment);
@@ -180,10 +181,7 @@ LaunchPlan make_launch_plan(const CompleteRequest& request, const Variables& var
   };
   warn(plan.split.warning);
   if (request.mock.any()) warn(mock_text(request.mock));
-  ChosenSlots chosen = choose_slots(experiment, request.cluster, variables, request.machine);
-  plan.cluster = std::move(chosen.cluster);
-  plan.request = std::move(chosen.request);
-  plan.first_slots = std::move(chosen.first_slots);
+  static_cast<ChosenSlots&>(plan) = choose_slots(experiment, request.cluster, variables, request.machine);
   plan.warnings.insert(plan.warnings.end(), plan.cluster.warnings.begin(), plan.cluster.warnings.end());
   const std::vector<RankPlacement> ranks = ranks_on(plan, plan.first_slots);
   const auto is_here = [](const RankPlacement& rank) { return !rank.cpus.empty(); };
@@ -191,10 +189,10 @@ LaunchPlan make_launch_plan(const CompleteRequest& request, const Variables& var
     plan.unused_gpus = find_unused_gpus(experiment, variables);
   }
   if (!plan.unused_gpus.empty()) {
-    warn(unused_gpus_warning(plan.unused_gpus, chosen.why_no_cuda.empty()
+    warn(unused_gpus_warning(plan.unused_gpus, plan.why_no_cuda.empty()
                                                    ? "the resource pool " + plan.request.resource_pool + " of " +
                                                          plan.cluster.source + " has no GPU slots"
-                                                   : chosen.why_no_cuda));
+                                                   : plan.why_no_cuda));
   }
   if (!plan.on_gpus()) warn(unused_rules_warning(experiment));
   warn(scaling_advice(plan, ranks));

@@ -45,21 +45,26 @@ struct CompleteRequest : LaunchRequest {
 // stopped the trials. ConfigError: there is no such run, or auto cannot choose here; Error: all trials failed.
 std::optional<CompleteRequest> complete_request(const LaunchRequest& given, const Variables& variables);
 
-struct LaunchPlan {
+// The slots that a launch asks for.
+struct ChosenSlots {
+  scheduler::ClusterAgents cluster;
+  scheduler::SlotRequest request;
+  scheduler::Claim first_slots;  // of the ranks, if all slots were free
+  std::string why_no_cuda;       // if slot_type: auto would use GPUs, but libtorch cannot; else empty
+
+  const config::Launcher& launcher() const { return cluster.cluster.launcher; }  // of the ranks
+  bool on_gpus() const { return request.slot_type == config::AgentSlotType::kCuda; }
+};
+
+struct LaunchPlan : ChosenSlots {
   CompleteRequest asked;
   config::Experiment experiment;
   std::string host;
   std::vector<std::string> command;  // of every rank
   std::string library_path;          // its LD_LIBRARY_PATH; empty: unchanged
   config::BatchSplit split;
-  scheduler::ClusterAgents cluster;
-  scheduler::SlotRequest request;
-  scheduler::Claim first_slots;  // of the ranks, if all slots were free
-  std::string unused_gpus;       // of this machine, for people; empty: there are none
+  std::string unused_gpus;  // of this machine, for people; empty: there are none
   std::vector<std::string> warnings;
-
-  const config::Launcher& launcher() const { return cluster.cluster.launcher; }  // of the ranks
-  bool on_gpus() const { return request.slot_type == config::AgentSlotType::kCuda; }
 };
 
 // ConfigError if the experiment or the cluster is wrong, the program cannot be found, the slots never fit, or the run
@@ -125,14 +130,7 @@ Variables gpu_variables(const PlacedLaunch& placed);
 // UUID, or if that is not known by its place among the usable GPUs of its host: "0:GPU-…,0:GPU-…,1:0,1:1".
 std::string gpus_variable(const PlacedLaunch& placed);
 
-// The parts of the plan and of the placed launch that files of this folder make.
-
-struct ChosenSlots {
-  scheduler::ClusterAgents cluster;
-  scheduler::SlotRequest request;
-  scheduler::Claim first_slots;  // as in the plan
-  std::string why_no_cuda;       // if slot_type: auto would use GPUs, but libtorch cannot; else empty
-};
+// Parts of the plan and of the placed launch, for the functions that make these.
 
 // Finds the cluster and the slots of the ranks as if all were free. `machine` stands in for this machine; empty: this
 // machine itself. ConfigError if the cluster is wrong or the slots never fit.
@@ -142,15 +140,12 @@ ChosenSlots choose_slots(const config::Experiment& experiment, const std::filesy
 // Returns the ranks on these slots, in this order.
 std::vector<RankPlacement> ranks_on(const LaunchPlan& plan, const scheduler::Claim& claim);
 
-// The limits of the machines that a launch uses, for its plan: remembered, or measured before its ranks start. One
-// thread; takes seconds where a machine is not known yet.
-
 // Sets the threads of the ranks by the remembered limits of this host, and gives the reason. Measures nothing.
 void recall_threads(PlacedLaunch& plan, const Variables& variables);
 
-// Fills in the limits for ranks on cores, once they have their slots. All hosts measure at once. `say` gets lines for
-// the screen. A host whose limits cannot be had becomes a warning. Sets the threads of ranks whose cores
-// have several CPUs by the measured limits.
+// Fills in the limits for ranks on cores, remembered or measured, which takes seconds where a machine is not known yet:
+// all hosts measure at once. `say` gets lines for the screen. A host whose limits cannot be had becomes a warning. Sets
+// the threads of ranks whose cores have several CPUs by these limits.
 void settle_limits(PlacedLaunch& plan, const RemoteCommand& remote, const Variables& variables,
                    const std::function<void(const std::string&)>& say);
 
