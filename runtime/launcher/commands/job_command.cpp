@@ -42,12 +42,11 @@ std::string slots_variable(const PlacedLaunch& placed) {
   std::vector<std::string> parts;
   std::map<std::string, int> of_agent;  // number of ranks on the agent so far
   for (const RankPlacement& rank : placed.ranks) {
-    const auto agent = std::find_if(placed.cluster.agents.begin(), placed.cluster.agents.end(),
-                                    [&](const auto& one) { return one.agent.id == rank.agent; });
+    const auto* const agent = placed.find_agent(rank.agent);
     SlotOfRank slot{.index = std::max(0, rank.slot), .threads = rank.threads};
-    if (agent != placed.cluster.agents.end()) slot.slots = agent->agent.slots;
+    if (agent) slot.slots = agent->agent.slots;
     slot.cores = placed.request.cores_per_slot;
-    if (agent != placed.cluster.agents.end() && agent->of_cores) {
+    if (agent && agent->of_cores) {
       const auto is_there = [&](const RankPlacement& one) { return one.agent == rank.agent; };
       slot.of_cores = true;
       slot.index = of_agent[rank.agent]++;
@@ -160,9 +159,8 @@ class SbatchLines {
 
 // Returns Slurm's name for the node; for this machine the plan has another name.
 std::string node_of(const PlacedLaunch& placed, const RankPlacement& rank) {
-  const auto agent = std::find_if(placed.cluster.agents.begin(), placed.cluster.agents.end(),
-                                  [&](const auto& one) { return one.agent.id == rank.agent; });
-  return agent == placed.cluster.agents.end() ? rank.host : agent->agent.host;
+  const auto* const agent = placed.find_agent(rank.agent);
+  return agent ? agent->agent.host : rank.host;
 }
 
 std::vector<std::string> nodes_of(const PlacedLaunch& placed) {
@@ -198,9 +196,8 @@ int cpus_per_task(const PlacedLaunch& placed) {
   if (has_option(placed, "--cpus-per-task") || has_option(placed, "-c")) return 0;
   int each = 0;
   for (const scheduler::AgentShare& share : placed.placement) {
-    const auto agent = std::find_if(placed.cluster.agents.begin(), placed.cluster.agents.end(),
-                                    [&](const auto& one) { return one.agent.id == share.agent; });
-    if (agent == placed.cluster.agents.end() || !agent->of_cores) return placed.request.cores_per_slot;
+    const auto* const agent = placed.find_agent(share.agent);
+    if (!agent || !agent->of_cores) return placed.request.cores_per_slot;
     const auto cores = static_cast<int>(agent->slots.size());
     const int cpus_of_core = std::max(1, agent->agent.slots / std::max(1, cores));
     const int wanted = placed.request.cores_per_slot > 0       ? placed.request.cores_per_slot * cpus_of_core

@@ -45,12 +45,6 @@ bool may_try_siblings(const LaunchPlan& plan, const Variables& variables) {
                       [](const auto& one) { return one.first == "OMP_NUM_THREADS"; });
 }
 
-const scheduler::ClusterAgent* agent_of(const LaunchPlan& plan, const std::string& agent) {
-  const auto& agents = plan.cluster.agents;
-  const auto found = std::find_if(agents.begin(), agents.end(), [&](const auto& one) { return one.agent.id == agent; });
-  return found == agents.end() ? nullptr : &*found;
-}
-
 // Returns the hosts in the order of their first ranks.
 std::vector<HostOfRun> hosts_of_run(const PlacedLaunch& plan, const Variables& variables) {
   std::vector<HostOfRun> hosts;
@@ -62,7 +56,7 @@ std::vector<HostOfRun> hosts_of_run(const PlacedLaunch& plan, const Variables& v
       one.ranks.most_threads = may_try_siblings(plan, variables) ? rank.most_threads : one.ranks.threads;
       one.ranks.ranks = 0;
       one.ranks.program = plan.command.front();
-      if (const scheduler::ClusterAgent* agent = agent_of(plan, rank.agent)) {
+      if (const scheduler::ClusterAgent* agent = plan.find_agent(rank.agent)) {
         one.ranks.of_cores = agent->of_cores;
         one.ranks.slots = agent->of_cores ? 0 : agent->agent.slots;
       }

@@ -20,13 +20,6 @@ namespace dtrain::run {
 
 namespace {
 
-// Returns the agents of the plan that have ranks, by id.
-std::map<std::string, const scheduler::ClusterAgent*> agents_of(const LaunchPlan& plan) {
-  std::map<std::string, const scheduler::ClusterAgent*> agents;
-  for (const scheduler::ClusterAgent& agent : plan.cluster.agents) agents[agent.agent.id] = &agent;
-  return agents;
-}
-
 // Counts the GPU slots of earlier agents on this agent's host: the file's order of agents divides a host's GPUs.
 int gpus_before(const scheduler::ClusterAgent& agent, const LaunchPlan& plan) {
   int before = 0;
@@ -65,13 +58,12 @@ Variables gpu_variables(const PlacedLaunch& placed) {
 }
 
 std::string gpus_variable(const PlacedLaunch& placed) {
-  const auto agents = agents_of(placed);
   std::map<std::string, std::size_t> hosts;
   std::vector<std::string> parts;
   for (const RankPlacement& rank : placed.ranks) {
     const std::size_t host = hosts.try_emplace(rank.host, hosts.size()).first->second;
-    const auto agent = agents.find(rank.agent);
-    const int before = agent == agents.end() ? 0 : gpus_before(*agent->second, placed);
+    const auto* const agent = placed.find_agent(rank.agent);
+    const int before = agent ? gpus_before(*agent, placed) : 0;
     parts.push_back(std::to_string(host) + ":" +
                     (rank.gpu ? rank.gpu->id() : std::to_string(before + std::max(0, rank.slot))));
   }
@@ -98,18 +90,9 @@ scheduler::Claim first_slots(const scheduler::Placement& placement, std::span<co
   return claim;
 }
 
-using AgentsById = std::map<std::string, const scheduler::ClusterAgent*>;
-
-AgentsById by_id(const scheduler::ClusterAgents& cluster) {
-  AgentsById agents;
-  for (const scheduler::ClusterAgent& one : cluster.agents) agents[one.agent.id] = &one;
-  return agents;
-}
-
-const scheduler::ClusterAgent& agent_named(const std::string& id, const AgentsById& agents) {
-  const auto found = agents.find(id);
-  if (found == agents.end()) throw Error("there is no agent '" + id + "' in the cluster");
-  return *found->second;
+const scheduler::ClusterAgent& agent_named(const std::string& id, const ChosenSlots& slots) {
+  if (const auto* const agent = slots.find_agent(id)) return *agent;
+  throw Error("there is no agent '" + id + "' in the cluster");
 }
 
 scheduler::ClusterAgents cluster_for(const config::Experiment& experiment, config::AgentSlotType slot_default,
@@ -218,9 +201,8 @@ std::vector<std::vector<int>> cpus_of(const std::vector<host::Core>& cores) {
 // ConfigError: the experiment asks for more cores than a declared slot has, on an agent where it is placed.
 void check_slots_have_cores(const ChosenSlots& chosen, const scheduler::Placement& placement) {
   const int wanted = chosen.request.cores_per_slot;
-  const AgentsById agents = by_id(chosen.cluster);
   for (const scheduler::AgentShare& share : placement) {
-    const scheduler::ClusterAgent& agent = agent_named(share.agent, agents);
+    const scheduler::ClusterAgent& agent = agent_named(share.agent, chosen);
     if (agent.of_cores) continue;
     for (const scheduler::ClusterSlot& slot : agent.slots) {
       if (slot.index < 0 || slot.cpus.empty() || slot.cores >= wanted) continue;
@@ -347,10 +329,9 @@ void check_gpus_are_free(PlacedLaunch& placed) {
 
 // Chooses the network of the ranks if they have several hosts. Adds a warning if several networks are common.
 void settle_network(PlacedLaunch& placed, const RemoteCommand& remote) {
-  const AgentsById agents = by_id(placed.cluster);
   std::vector<std::string> hosts;  // as the remote shell names them; "" is this host
   for (const scheduler::AgentShare& share : placed.placement) {
-    const scheduler::ClusterAgent& agent = agent_named(share.agent, agents);
+    const scheduler::ClusterAgent& agent = agent_named(share.agent, placed);
     hosts.push_back(agent.here ? "" : agent.agent.host);
   }
   if (std::all_of(hosts.begin(), hosts.end(), [](const std::string& host) { return host.empty(); })) return;
@@ -365,10 +346,9 @@ void settle_network(PlacedLaunch& placed, const RemoteCommand& remote) {
 }  // namespace
 
 std::vector<RankPlacement> ranks_on(const LaunchPlan& plan, const scheduler::Claim& claim) {
-  const AgentsById agents = by_id(plan.cluster);
   std::vector<RankPlacement> ranks;
   for (const scheduler::ClaimedShare& share : claim) {
-    const scheduler::ClusterAgent& agent = agent_named(share.agent, agents);
+    const scheduler::ClusterAgent& agent = agent_named(share.agent, plan);
     for (std::size_t i = 0; i < share.slots.size(); ++i) {
       RankPlacement rank{.rank = static_cast<int>(ranks.size()),
                          .host = agent.here ? plan.host : agent.agent.host,
@@ -384,6 +364,12 @@ std::vector<RankPlacement> ranks_on(const LaunchPlan& plan, const scheduler::Cla
   }
   make_threads_alike(ranks);
   return ranks;
+}
+
+const scheduler::ClusterAgent* ChosenSlots::find_agent(const std::string& id) const {
+  const auto is_it = [&](const scheduler::ClusterAgent& agent) { return agent.agent.id == id; };
+  const auto found = std::find_if(cluster.agents.begin(), cluster.agents.end(), is_it);
+  return found == cluster.agents.end() ? nullptr : &*found;
 }
 
 ChosenSlots choose_slots(const config::Experiment& experiment, const std::filesystem::path& cluster_file,
@@ -458,9 +444,8 @@ void check_can_start(const PlacedLaunch& placed) {
     throw ConfigError(placed.cluster.source + ": launcher: slurm needs srun and sbatch, which are not in PATH",
                       "install Slurm's commands (apt install slurm-client), or start it where they are");
   }
-  const AgentsById agents = by_id(placed.cluster);
   for (const scheduler::AgentShare& share : placed.placement) {
-    const scheduler::ClusterAgent& agent = agent_named(share.agent, agents);
+    const scheduler::ClusterAgent& agent = agent_named(share.agent, placed);
     if (agent.here) continue;
     throw ConfigError(placed.cluster.source + ": the ranks of agent " + share.agent + " belong on the host " +
                           agent.agent.host + ", but launcher: local starts ranks on this machine alone",

@@ -53,6 +53,7 @@ struct ChosenSlots {
   std::string why_no_cuda;       // if slot_type: auto would use GPUs, but libtorch cannot; else empty
 
   const config::Launcher& launcher() const { return cluster.cluster.launcher; }  // of the ranks
+  const scheduler::ClusterAgent* find_agent(const std::string& id) const;        // null: there is none
   bool on_gpus() const { return request.slot_type == config::AgentSlotType::kCuda; }
 };
 
