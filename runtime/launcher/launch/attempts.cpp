@@ -168,6 +168,12 @@ std::vector<std::string> log_lines(const RunFolder& folder, int rank, const std:
   return lines;
 }
 
+Outcome outcome_of_cancelled(const LaunchTask& task, const ResumePoint& resume) {
+  const Interrupt& cancelled = task.cancelled();
+  const bool goes_on_later = cancelled.signal != SIGINT && resume.exists();
+  return {.exit_code = goes_on_later ? ExitCode::kPreempted : ExitCode::kInterrupted, .interrupt = cancelled};
+}
+
 Outcome run_attempts(const RunningLaunch& running, PlacedLaunch placed, ResumePoint resume, int restarts,
                      const std::function<std::optional<PlacedLaunch>()>& place_again) {
   for (;;) {
@@ -203,13 +209,9 @@ Outcome run_attempts(const RunningLaunch& running, PlacedLaunch placed, ResumePo
     }
     if (!yields) continue;
     running.task.requeue(outcome.interrupt.why);
-    if (auto again = place_again()) {
-      placed = std::move(*again);
-      continue;
-    }
-    const Interrupt& cancelled = running.task.cancelled();
-    const bool goes_on_later = cancelled.signal != SIGINT && resume.exists();
-    return {.exit_code = goes_on_later ? ExitCode::kPreempted : ExitCode::kInterrupted, .interrupt = cancelled};
+    auto again = place_again();
+    if (!again) return outcome_of_cancelled(running.task, resume);
+    placed = *std::move(again);
   }
 }
 

@@ -53,6 +53,9 @@ std::string stopping_line(const Interrupt& interrupt);
 // Returns the exit code of a run that was asked to stop, from the highest exit code of its ranks.
 ExitCode exit_code_of_stop(const Interrupt& interrupt, ExitCode of_ranks);
 
+// Returns the outcome of a launch that was cancelled while its task was queued.
+Outcome outcome_of_cancelled(const LaunchTask& task, const ResumePoint& resume);
+
 // Returns the last lines of the rank's log if it is on this host, without lines that `cause` has.
 std::vector<std::string> log_lines(const RunFolder& folder, int rank, const std::string& cause);
 
@@ -108,13 +111,12 @@ struct Patience {
   std::chrono::milliseconds before_kill;
 };
 
-// A failing rank informs the others through the control plane, and they stop by themselves. One that has not joined is
-// not reached that way.
+// A failing rank informs the others through the control plane, or ends mpirun's job with MPI_Abort, and they stop by
+// themselves. A rank that has not joined is not reached that way. For a host that is silent, mpirun and srun would
+// wait.
 inline constexpr Patience kPatienceWithRank{std::chrono::milliseconds(500), std::chrono::seconds(5)};
 inline constexpr Patience kPatienceWithStartingRank{std::chrono::milliseconds(100), std::chrono::seconds(5)};
 inline constexpr Patience kPatienceWithRankOfPod{std::chrono::seconds(3), std::chrono::seconds(10)};
-// A failing rank ends the job of mpirun with MPI_Abort; without MPI the ranks end by themselves. If a host does not
-// answer, mpirun and srun would wait for it.
 inline constexpr Patience kPatienceWithJob{std::chrono::seconds(8), std::chrono::seconds(12)};
 inline constexpr Patience kPatienceWithSilentHost{std::chrono::milliseconds(1500), std::chrono::milliseconds(2500)};
 inline constexpr Patience kPatienceAfterFinish{std::chrono::seconds(30), std::chrono::seconds(38)};  // of a job

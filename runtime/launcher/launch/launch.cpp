@@ -34,8 +34,6 @@
 #include "launch/attempts.h"
 #include "launch/launch_task.h"
 #include "launch/run_texts.h"
-#include "network/network_choice.h"
-#include "plan/division.h"
 #include "plan/launch_plan.h"
 
 namespace dtrain::run {
@@ -276,12 +274,10 @@ std::string how_to_continue(const LaunchedRun& run, const LaunchPlan& plan, cons
 }
 
 ExitCode end_cancelled(const LaunchedRun& opened, LaunchTask& task, EventLog& events) {
-  const Interrupt& cancelled = task.cancelled();
-  const bool goes_on_later = cancelled.signal != SIGINT && opened.resume.exists();
-  const ExitCode code = goes_on_later ? ExitCode::kPreempted : ExitCode::kInterrupted;
-  task.end(code, cancelled.why);
-  write_last_event(events, {.exit_code = code});
-  return code;
+  const Outcome outcome = outcome_of_cancelled(task, opened.resume);
+  task.end(outcome.exit_code, outcome.interrupt.why);
+  write_last_event(events, outcome);
+  return outcome.exit_code;
 }
 
 // Carries out a launch from the queue to its end. `detached` is null unless this is the process that --detach started.

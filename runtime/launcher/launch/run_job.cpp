@@ -191,12 +191,6 @@ namespace {
 
 constexpr auto kAgentPatience = std::chrono::seconds(5);
 
-// True if every rank is placed on this host.
-bool is_on_one_host(const PlacedLaunch& placed) {
-  return std::all_of(placed.ranks.begin(), placed.ranks.end(),
-                     [&](const RankPlacement& rank) { return rank.host == placed.host; });
-}
-
 // Returns the orders that the launcher sends to the ranks. Marks the run's folder as the launcher's
 // (checkpoint_folder.h).
 LaunchOrders orders_for(const Attempt& attempt) {
@@ -213,7 +207,7 @@ LaunchOrders orders_for(const Attempt& attempt) {
 
 // Returns the address of this host that the ranks can reach. ConfigError if it is ambiguous.
 std::string listening_address(const PlacedLaunch& placed) {
-  if (is_on_one_host(placed)) return "127.0.0.1";
+  if (placed.is_on_this_host()) return "127.0.0.1";
   const std::string network = placed.network_interface();
   return host::reachable_address(network == "auto" ? "" : network,
                                  placed.cluster.source + ": task_container_defaults.dtrain_network_interface: ");
@@ -265,7 +259,7 @@ Outcome run_mpi(const Attempt& attempt) {
   }
   Job job{.name = "mpirun", .variables = job_variables(placed, contact)};
   MpiCommand command{.options = placed.launcher().options,
-                     .network = is_on_one_host(placed) ? "auto" : placed.network_interface(),
+                     .network = placed.is_on_this_host() ? "auto" : placed.network_interface(),
                      .hostfile = ranks_file,
                      .ranks = placed.world_size(),
                      .as_root = ::geteuid() == 0,

@@ -372,6 +372,10 @@ const scheduler::ClusterAgent* ChosenSlots::find_agent(const std::string& id) co
   return found == cluster.agents.end() ? nullptr : &*found;
 }
 
+bool PlacedLaunch::is_on_this_host() const {
+  return std::all_of(ranks.begin(), ranks.end(), [this](const RankPlacement& rank) { return rank.host == host; });
+}
+
 ChosenSlots choose_slots(const config::Experiment& experiment, const std::filesystem::path& cluster_file,
                          const Variables& variables, const std::optional<scheduler::Machine>& given) {
   const scheduler::Machine machine = given ? *given : machine_with_gpus();
@@ -431,9 +435,7 @@ PlacedLaunch place_launch(const LaunchPlan& plan, const scheduler::Claim& claim,
 
 void check_can_start(const PlacedLaunch& placed) {
   const bool by_mpi = placed.launcher().type == config::LauncherType::kMpi;
-  const bool on_one_host = std::all_of(placed.ranks.begin(), placed.ranks.end(),
-                                       [&](const RankPlacement& rank) { return rank.host == placed.host; });
-  if (on_one_host && (by_mpi || placed.world_size() > 1)) host::check_loopback();
+  if (placed.is_on_this_host() && (by_mpi || placed.world_size() > 1)) host::check_loopback();
   if (by_mpi) {
     if (!find_program("mpirun", {}, process_variables()).empty()) return;
     throw ConfigError(placed.cluster.source + ": launcher: mpi needs mpirun, which is not in PATH",

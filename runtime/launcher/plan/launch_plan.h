@@ -87,6 +87,7 @@ struct PlacedLaunch : LaunchPlan {
   std::string why_threads;                            // the reason for the ranks' number of threads
 
   int world_size() const { return static_cast<int>(ranks.size()); }
+  bool is_on_this_host() const;  // every rank is
   // Returns the interface or network of the ranks; "auto": none is chosen.
   std::string network_interface() const {
     return network.value().empty() ? cluster.cluster.network_interface : network.value();
