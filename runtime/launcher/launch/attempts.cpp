@@ -140,6 +140,14 @@ class Watcher {
 
 }  // namespace
 
+Failure reported_failure(const std::string& who, int rank, const ErrorMessage& error) {
+  if (error.agreed || rank < 0) return {.cause = error.cause, .remedy = error.remedy};
+  return {.rank = rank,
+          .cause = who + " " + failed_when(error.step) + ": " + error.cause,
+          .remedy = error.remedy,
+          .may_pass = error.departure == comm::Departure::kTimedOut};
+}
+
 std::string stopping_line(const Interrupt& interrupt) {
   if (interrupt.repeats) return "dtrain: " + interrupt.why + ": the ranks are stopping already; another one kills them";
   if (interrupt.yields) return "dtrain: " + interrupt.why + ": saving after the current step, to go on later";

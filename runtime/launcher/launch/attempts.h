@@ -17,6 +17,7 @@
 #include "dtrain/base/subprocess.h"
 #include "dtrain/launcher/launch.h"
 #include "dtrain/rank/environment.h"
+#include "dtrain/rank/launcher_link.h"
 #include "dtrain/rank/resume.h"
 #include "dtrain/rank/run_folder.h"
 #include "dtrain/rank/screen.h"
@@ -39,6 +40,9 @@ struct Failure {
   bool may_pass = false;
   std::vector<int> followers;  // ranks that stopped because of this failure
 };
+
+// Returns the failure that a rank has reported. `who`: "rank 1 on nodeb"; `rank`: -1 if it is not known.
+Failure reported_failure(const std::string& who, int rank, const ErrorMessage& error);
 
 struct Outcome {
   ExitCode exit_code = ExitCode::kDone;

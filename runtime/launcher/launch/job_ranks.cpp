@@ -110,17 +110,11 @@ Failure ended(const PlacedLaunch& placed, const EndOfRank& end, bool joined) {
   return {.rank = end.rank, .cause = who + when + ExitStatus{end.code, 0}.describe()};
 }
 
-Failure reported_error(const PlacedLaunch& placed, const ErrorMessage& error) {
-  if (error.agreed || error.rank < 0) return {.cause = error.cause, .remedy = error.remedy};
-  return {.rank = error.rank,
-          .cause = name_of(placed, error.rank) + " " + failed_when(error.step) + ": " + error.cause,
-          .remedy = error.remedy,
-          .may_pass = error.departure == comm::Departure::kTimedOut};
-}
-
 Failure why(const PlacedLaunch& placed, const JobEnd& end, const JobWords& words, const std::string& name) {
-  if (end.error && comm::is_reported(end.error->departure)) return reported_error(placed, *end.error);
   const int rank = end.error ? end.error->rank : -1;
+  if (end.error && comm::is_reported(end.error->departure)) {
+    return reported_failure(name_of(placed, rank), rank, *end.error);
+  }
   if (end.error && end.error->departure == comm::Departure::kSilent) {
     return lost_host(placed, host_of(placed, rank), rank, "it has not answered for some seconds");
   }

@@ -158,10 +158,6 @@ LaunchedRun open_launched_run(const LaunchPlan& plan, const Variables& variables
   return opened;
 }
 
-std::string pretty(const Json& json) {
-  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
-}
-
 // "rank 0", "ranks 0, 2-7": ascending.
 std::string ranks_text(const std::vector<int>& ranks) {
   return (ranks.size() == 1 ? "rank " : "ranks ") + ranges_text(ranks, ", ", /*shortest=*/2);
@@ -236,12 +232,6 @@ std::string goes_on_text(const ResumePoint& point, const LaunchPlan& plan) {
   return "goes on     from " + text_of(point) + "\n" + overrides;
 }
 
-Json goes_on_json(const ResumePoint& point) {
-  Json json = to_json(point);
-  json["passed_over"] = point.passed_over;
-  return json;
-}
-
 // Returns the overrides of a continuation that the run did not have before.
 std::vector<std::string> new_overrides(const LaunchPlan& plan, const Json& plan_before) {
   const Json::json_pointer path("/plan/overrides");
@@ -273,13 +263,6 @@ std::string how_to_continue(const LaunchedRun& run, const LaunchPlan& plan, cons
   return {};
 }
 
-ExitCode end_cancelled(const LaunchedRun& opened, LaunchTask& task, EventLog& events) {
-  const Outcome outcome = outcome_of_cancelled(task, opened.resume);
-  task.end(outcome.exit_code, outcome.interrupt.why);
-  write_last_event(events, outcome);
-  return outcome.exit_code;
-}
-
 // Carries out a launch from the queue to its end. `detached` is null unless this is the process that --detach started.
 ExitCode carry_out(const LaunchPlan& plan, LaunchedRun opened, const Variables& variables, const Clock& clock,
                    Detached* detached) {
@@ -298,7 +281,12 @@ ExitCode carry_out(const LaunchPlan& plan, LaunchedRun opened, const Variables& 
     return settle(plan, *claim, opened, variables, task, events);
   };
   const std::optional<PlacedLaunch> placed = place();
-  if (!placed) return end_cancelled(opened, task, events);
+  if (!placed) {
+    const Outcome outcome = outcome_of_cancelled(task, opened.resume);
+    task.end(outcome.exit_code, outcome.interrupt.why);
+    write_last_event(events, outcome);
+    return outcome.exit_code;
+  }
   print(render_plan(*placed) + "run         " + folder.path.string() + "\ntask        " + std::to_string(task.id()) +
         "\n");
   if (opened.goes_on) {
@@ -358,13 +346,17 @@ void print_dry_run(const PlacedLaunch& expected, const Variables& variables) {
   }
   warn(expected.warnings);
   const std::string script = batch_script_of(expected, variables);
-  Json json = to_json(expected);
-  if (continued) json["goes_on"] = goes_on_json(resume);
-  if (!script.empty()) json["batch_script"] = script;
   if (continued) warn(warnings_of(resume));
-  const std::string goes_on = continued ? goes_on_text(resume, expected) : "";
-  print(expected.asked.json ? pretty(json)
-                            : render_plan(expected) + goes_on + (script.empty() ? "" : "\nfor sbatch:\n" + script));
+  if (expected.asked.json) {
+    Json json = to_json(expected);
+    if (continued) json["goes_on"] = to_json(resume);
+    if (continued) json["goes_on"]["passed_over"] = resume.passed_over;
+    if (!script.empty()) json["batch_script"] = script;
+    print(json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+  } else {
+    const std::string goes_on = continued ? goes_on_text(resume, expected) : "";
+    print(render_plan(expected) + goes_on + (script.empty() ? "" : "\nfor sbatch:\n" + script));
+  }
 }
 
 }  // namespace

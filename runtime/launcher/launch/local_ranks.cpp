@@ -13,14 +13,10 @@
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/host/processes.h"
-#include "dtrain/profile/agent_process.h"
-#include "dtrain/rank/launcher_link.h"
 #include "dtrain/rank/libtorch.h"
 #include "dtrain/rank/rendezvous.h"
 #include "dtrain/scheduler/rank_mark.h"
 #include "entrypoint.h"
-#include "launch/attempts.h"
-#include "plan/launch_plan.h"
 
 namespace dtrain::run {
 namespace {
@@ -38,14 +34,6 @@ std::string why_not_joined(const LaunchPlan& plan) {
   return "is " + program + " a program that calls dtrain::run_trial()?";
 }
 
-Failure reported_by(int rank, const ErrorMessage& error) {
-  if (error.agreed) return {-1, error.cause, error.remedy};
-  return {.rank = rank,
-          .cause = "rank " + std::to_string(rank) + " " + failed_when(error.step) + ": " + error.cause,
-          .remedy = error.remedy,
-          .may_pass = error.departure == comm::Departure::kTimedOut};
-}
-
 profile::AgentOptions agent_options(const PlacedLaunch& placed, const RunFolder& folder) {
   profile::AgentOptions options{.agent_id = placed.host, .profile_folder = folder.profile()};
   for (const RankPlacement& rank : placed.ranks) options.local_ranks.push_back(rank.rank);
@@ -58,10 +46,10 @@ profile::AgentOptions agent_options(const PlacedLaunch& placed, const RunFolder&
 // signals to the ranks. `kills`: as the first rank was started.
 std::optional<Failure> failure_of(const RankProcess& rank, const LaunchPlan& plan, bool interrupted,
                                   const host::MemoryKills& kills) {
-  if (rank.error() && rank.error()->primary) return reported_by(rank.rank(), *rank.error());
+  const std::string name = "rank " + std::to_string(rank.rank());
+  if (rank.error() && rank.error()->primary) return reported_failure(name, rank.rank(), *rank.error());
   if (!rank.status()) return std::nullopt;
   const ExitStatus& status = *rank.status();
-  const std::string name = "rank " + std::to_string(rank.rank());
   const bool asked = interrupted && (status.signal == SIGTERM || status.signal == SIGINT || status.signal == SIGKILL);
   if (asked || rank.error()) return std::nullopt;  // a rank that stops because of another is not the cause
   if (status.signal != 0) {

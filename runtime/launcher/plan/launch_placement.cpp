@@ -12,7 +12,6 @@
 #include "dtrain/launcher/launch.h"
 #include "dtrain/rank/gpus_seen.h"
 #include "dtrain/rank/libtorch.h"
-#include "dtrain/rank/run_folder.h"
 #include "dtrain/scheduler/core_groups.h"
 #include "entrypoint.h"
 

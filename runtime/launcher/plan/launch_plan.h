@@ -1,5 +1,4 @@
 // A launch is four values. Each is made by one function, which nothing changes afterwards:
-//
 //   request   what is asked for: the command line, the run that goes on, the number of ranks
 //             complete_request()     plan/division.cpp
 //   plan      what is decided and checked before anything starts
@@ -8,7 +7,6 @@
 //             place_launch()         plan/launch_placement.cpp
 //   running   an attempt at the placed launch: its processes, and the objects to which they report
 //             run_attempts()         launch/attempts.cpp
-//
 // This header declares the first three. Plain values.
 #pragma once
 
