@@ -80,7 +80,7 @@ TEST(SecretFile, ReachesOtherHostsOverTheShellsInput) {
   std::ofstream(shell) << "#!/bin/sh\necho \"$*\" >>" << (folder.path() / "lines").string()
                        << "\n[ $1 != nodec ] || { echo no route >&2; exit 255; }\nexec sh -c \"$2\"\n";
   fs::permissions(shell, fs::perms::owner_all);
-  LaunchPlan plan;
+  PlacedLaunch plan;
   plan.host = "nodea";
   for (const char* host : {"nodea", "nodeb", "nodeb"}) plan.ranks.push_back({.host = host});
   const RemoteHosts hosts({shell.string()});

@@ -30,8 +30,6 @@ namespace {
 namespace fs = std::filesystem;
 using SteadyClock = std::chrono::steady_clock;
 
-constexpr std::chrono::seconds kGraceBeforeTerm{3};  // after a rank has failed: the others learn of it by themselves
-constexpr std::chrono::seconds kGraceBeforeKill{10};
 constexpr int kPollMs = 200;
 
 // The settings with which this host's ranks start.
@@ -136,7 +134,7 @@ class NodeRanks {
       set["MASTER_PORT"] = std::to_string(node.master.port);
       options.unset = {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"};
       options.fds = {{0, input_.get()}, {1, STDOUT_FILENO}, {2, STDERR_FILENO}};
-      ranks_.push_back({node.rank * plan.ranks_here + local, Process::start(options), {}});
+      ranks_.push_back({node.rank * plan.ranks_here + local, Process::start(options)});
     }
   }
 
@@ -165,7 +163,8 @@ class NodeRanks {
   struct Rank {
     int rank;
     Process process;
-    std::optional<ExitStatus> status;
+    std::optional<ExitStatus> status = {};
+    HangingProcess hanging = {};
   };
 
   bool all_ended() const {
@@ -214,16 +213,9 @@ class NodeRanks {
 
   void end_what_hangs() {
     if (!failed_at_) return;
-    const auto since = SteadyClock::now() - *failed_at_;
     for (Rank& rank : ranks_) {
-      if (rank.status) continue;
-      if (since > kGraceBeforeKill) {
-        rank.process.kill_group(SIGKILL);
-      } else if (since > kGraceBeforeTerm && !terminated_) {
-        rank.process.kill(SIGTERM);
-      }
+      if (!rank.status) rank.hanging.end(rank.process, SteadyClock::now() - *failed_at_, kPatienceWithRankOfPod);
     }
-    terminated_ = terminated_ || since > kGraceBeforeTerm;
   }
 
   const UniqueFd input_{::open("/dev/null", O_RDONLY | O_CLOEXEC)};
@@ -231,7 +223,6 @@ class NodeRanks {
   std::optional<SteadyClock::time_point> failed_at_;
   ExitCode failure_code_ = ExitCode::kRunFailed;  // of the rank that failed first
   std::optional<SteadyClock::time_point> interrupted_at_;
-  bool terminated_ = false;
 };
 
 }  // namespace

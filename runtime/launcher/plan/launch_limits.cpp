@@ -42,14 +42,8 @@ bool may_try_siblings(const LaunchPlan& plan, const Variables& variables) {
   return !threads_of_user(plan, variables);
 }
 
-const scheduler::ClusterAgent* agent_of(const LaunchPlan& plan, const std::string& agent) {
-  const auto& agents = plan.cluster.agents;
-  const auto found = std::find_if(agents.begin(), agents.end(), [&](const auto& one) { return one.agent.id == agent; });
-  return found == agents.end() ? nullptr : &*found;
-}
-
 // Returns the hosts in the order of their first ranks.
-std::vector<HostOfRun> hosts_of_run(const LaunchPlan& plan, const Variables& variables) {
+std::vector<HostOfRun> hosts_of_run(const PlacedLaunch& plan, const Variables& variables) {
   std::vector<HostOfRun> hosts;
   for (const RankPlacement& rank : plan.ranks) {
     auto host = std::find_if(hosts.begin(), hosts.end(), [&](const HostOfRun& one) { return one.name == rank.host; });
@@ -59,7 +53,7 @@ std::vector<HostOfRun> hosts_of_run(const LaunchPlan& plan, const Variables& var
       one.ranks.most_threads = may_try_siblings(plan, variables) ? rank.most_threads : one.ranks.threads;
       one.ranks.ranks = 0;
       one.ranks.program = plan.command.front();
-      if (const scheduler::ClusterAgent* agent = agent_of(plan, rank.agent)) {
+      if (const scheduler::ClusterAgent* agent = plan.find_agent(rank.agent)) {
         one.ranks.of_cores = agent->of_cores;
         one.ranks.slots = agent->of_cores ? 0 : agent->agent.slots;
       }
@@ -130,8 +124,8 @@ std::string measured_text(const std::string& host, bool here, const MachineLimit
          " of its cores the last time" + text;
 }
 
-// Sets the plan's threads to the number of the limits, and says why.
-void choose_threads(LaunchPlan& plan, const std::string& host, const profile::RankLimits& limits,
+// Sets the ranks' threads to the number of the limits, and says why.
+void choose_threads(PlacedLaunch& plan, const std::string& host, const profile::RankLimits& limits,
                     const Variables& variables) {
   if (!may_try_siblings(plan, variables) || limits.gflops_by_threads.size() < 2) return;
   for (RankPlacement& rank : plan.ranks) {
@@ -146,8 +140,9 @@ void choose_threads(LaunchPlan& plan, const std::string& host, const profile::Ra
   plan.why_threads = text;
 }
 
-// Returns the reason for the number of threads while no limits are known. Puts the user's own number into the plan.
-std::string threads_before_measuring(LaunchPlan& plan, const Variables& variables) {
+// Returns the reason for the number of threads while no limits are known. Puts the user's own number into the
+// placement.
+std::string threads_before_measuring(PlacedLaunch& plan, const Variables& variables) {
   if (!may_try_siblings(plan, variables)) {
     for (RankPlacement& rank : plan.ranks) rank.threads = threads_of(plan, rank, variables);
     return "OMP_NUM_THREADS is set";
@@ -160,7 +155,7 @@ std::string threads_before_measuring(LaunchPlan& plan, const Variables& variable
 
 }  // namespace
 
-void recall_threads(LaunchPlan& plan, const Variables& variables) {
+void recall_threads(PlacedLaunch& plan, const Variables& variables) {
   plan.why_threads = threads_before_measuring(plan, variables);
   if (plan.on_gpus()) return;
   for (const HostOfRun& host : hosts_of_run(plan, variables)) {
@@ -170,7 +165,7 @@ void recall_threads(LaunchPlan& plan, const Variables& variables) {
   }
 }
 
-void settle_limits(LaunchPlan& plan, const RemoteCommand& remote, const Variables& variables,
+void settle_limits(PlacedLaunch& plan, const RemoteCommand& remote, const Variables& variables,
                    const std::function<void(const std::string&)>& say) {
   plan.limits.clear();
   plan.why_threads = threads_before_measuring(plan, variables);
