@@ -183,8 +183,9 @@ void write_file_atomic(const std::filesystem::path& path, std::span<const std::s
     }
   };
   if (is_device_or_pipe(path)) {  // write into it; a rename would replace it with a file
-    const UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
-    if (!fd) fail("open", path, errno);
+    // A pipe that nobody reads is an error, and not waited for.
+    const UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+    if (!fd || ::fcntl(fd.get(), F_SETFL, 0) != 0) fail("open", path, errno);
     return write_to(fd.get());
   }
   TemporaryFile file(path);

@@ -4,7 +4,7 @@
 """
 import json
 import shutil
-from zipfile import ZipFile
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import numpy
 import torch
@@ -52,6 +52,46 @@ class Errors(ScriptTest):
                 unknown.writestr(name, code.replace(b"torch.relu(", b"torch.reluu(") if name.endswith(".py") else code)
         self.fails("unknown.pt", "unknown.pt is no TorchScript file: Unknown builtin op: aten::reluu")
         self.fails("archive.zip", "archive.zip is no TorchScript file: ")
+
+    def test_code_that_reads_or_writes_files_is_refused(self):
+        written = self.folder / "written"
+
+        class Saves(Mlp):
+            def forward(self, x):
+                torch.save(x, "NAME")
+                return super().forward(x)
+
+        class ReadsFiles(Mlp):
+            def forward(self, x):
+                return super().forward(x) + torch.from_file("/etc/hostname", size=1)
+
+        for model, operator in ((Saves(), "save"), (ReadsFiles(), "from_file")):
+            self.fails(model, f"model.pt has code with the operator aten::{operator}, which reads or writes files")
+        # Other ways to write it.
+        save_script(Mlp(), self.folder / "whole.pt")
+        for name, line in (("alias", "t = torch\n    _ = t.save(x, \"" + str(written) + "\")"),
+                           ("ops", "_ = ops.aten.save(x, \"" + str(written) + "\")")):
+            with ZipFile(self.folder / "whole.pt") as whole, ZipFile(self.folder / f"{name}.pt", "w") as changed:
+                for record in whole.namelist():
+                    code = whole.read(record).decode("latin-1")
+                    if record.endswith(".py"):
+                        begin = code.index("x: Tensor) -> Tensor:\n") + len("x: Tensor) -> Tensor:\n")
+                        code = code[:begin] + "    " + line + "\n" + code[begin:]
+                    changed.writestr(record, code.encode("latin-1"))
+            self.fails(f"{name}.pt", f"{name}.pt ")
+        self.assertFalse(written.exists())
+
+    def test_an_archive_that_unpacks_to_3_gb_is_refused(self):
+        save_script(Mlp(), self.folder / "whole.pt")
+        with ZipFile(self.folder / "whole.pt") as whole, ZipFile(self.folder / "bomb.pt", "w", ZIP_DEFLATED) as bomb:
+            names = whole.namelist()
+            for name in names:
+                if "/data/" not in name:
+                    bomb.writestr(name, whole.read(name))
+            with bomb.open(next(name for name in names if "/data/" in name), "w", force_zip64=True) as weights:
+                for _ in range(3 << 6):
+                    weights.write(bytes(16 << 20))
+        self.fails("bomb.pt", "bomb.pt is no TorchScript file: it unpacks to 3.0 GiB, much more than its size")
 
     def test_a_missing_file_starts_nothing(self):
         sections = experiment("nowhere.pt", self.idx_data())
