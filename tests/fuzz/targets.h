@@ -22,6 +22,7 @@ void loader_state(Input input);
 void manifest(Input input);
 void npy(Input input);
 void picture(Input input);
+void run_files(Input input);
 void safetensors(Input input);
 void shards(Input input);
 void tokens(Input input);

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "dtrain/base/json.h"
+#include "dtrain/base/printable.h"
 #include "dtrain/base/text.h"
 #include "dtrain/base/untrusted.h"
 
@@ -82,7 +83,10 @@ void Screen::line(std::string_view text) {
   const std::scoped_lock lock(mutex_);
   std::string out;
   if (!drawn_.empty()) out += kEraseLine;
-  out += text;
+  // Of a progress bar, which a program draws over itself, the last state; its colours are its own.
+  while (text.ends_with('\r')) text.remove_suffix(1);
+  text.remove_prefix(text.rfind('\r') + 1);  // npos + 1 is 0
+  out += printable(text, Styles::kKept);
   out += '\n';
   out += drawn_;
   write(out);
@@ -94,7 +98,7 @@ void Screen::activity(std::string_view text) {
 }
 
 void Screen::draw(std::string_view text) {
-  drawn_ = text.substr(0, static_cast<std::size_t>(terminal_width(fd_).value_or(80) - 1));
+  drawn_ = printable(text.substr(0, static_cast<std::size_t>(terminal_width(fd_).value_or(80) - 1)));
   write(std::string(kEraseLine) + drawn_);
 }
 
