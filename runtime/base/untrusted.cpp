@@ -122,7 +122,7 @@ class JsonBuilder {
       return true;
     }
     if (members.size() == kMostMembers) {
-      problem_ = "an object has more than " + std::to_string(kMostMembers) + " members";
+      problem_ = "JSON with an object of more than " + std::to_string(kMostMembers) + " members";
       return false;
     }
     level.member = members.size();
@@ -143,7 +143,7 @@ class JsonBuilder {
       reason.resize(end);
       reason += " ...";
     }
-    problem_ = "at byte " + std::to_string(byte) + ": " + reason;
+    problem_ = "not valid JSON at byte " + std::to_string(byte) + ": " + reason;
     cut_off_ = byte > text_.size();
     return false;
   }
@@ -190,7 +190,7 @@ class JsonBuilder {
 
   bool open(Json empty) {
     if (levels_.size() == kMostDepth) {
-      problem_ = "more than " + std::to_string(kMostDepth) + " values are inside each other";
+      problem_ = "JSON with more than " + std::to_string(kMostDepth) + " values inside each other";
       return false;
     }
     Json* const value = put(std::move(empty));
@@ -216,7 +216,7 @@ Json parse_untrusted(std::string_view text) {
   JsonBuilder builder;
   builder.look_at(text);
   if (Json::sax_parse(text.begin(), text.end(), &builder)) return builder.take();
-  throw JsonError("not valid JSON: " + builder.problem(), builder.cut_off());
+  throw JsonError(builder.problem(), builder.cut_off());
 }
 
 std::optional<Json> parse_if_valid(std::string_view text) {

@@ -86,7 +86,7 @@ constexpr std::size_t kInputBytes = 256 << 10;
 constexpr std::uint64_t kMaxDeflateRatio = 1032;  // limit of deflate according to zlib's technical page
 // What unpacks to this size, and is then this many times as long as its file, is made to fill memory: sparse tables in
 // digits are 100 times as long.
-constexpr std::uint64_t kHarmlessBytes = std::uint64_t{256} << 20;
+constexpr std::uint64_t kHarmlessBytes = std::uint64_t{64} << 20;
 constexpr std::uint64_t kMostTimes = 500;
 constexpr int kGzipWindow = 15 + 16;              // largest window, gzip header and check sum
 

@@ -85,11 +85,11 @@ TEST(ParseUntrusted, GivesWhatTheLibraryGives) {
 }
 
 TEST(ParseUntrusted, SaysWhereAndWhy) {
-  EXPECT_THAT(error_of_json("[1,]"), AllOf(HasSubstr("not valid JSON: at byte 4: "), Not(HasSubstr("json.exception"))));
+  EXPECT_THAT(error_of_json("[1,]"), AllOf(HasSubstr("not valid JSON at byte 4: "), Not(HasSubstr("json.exception"))));
   EXPECT_THAT(error_of_json("{} x"), HasSubstr("at byte 4"));
   EXPECT_THAT(error_of_json(std::string(1 << 20, '"')), testing::SizeIs(testing::Lt(400)));
   EXPECT_THAT(error_of_json("[\"" + std::string(1 << 20, 'x') + "\n\"]"), testing::SizeIs(testing::Lt(400)));
-  EXPECT_THAT(error_of_json(std::string(100'000, '[')), HasSubstr("more than 100 values are inside each other"));
+  EXPECT_THAT(error_of_json(std::string(100'000, '[')), HasSubstr("JSON with more than 100 values inside each other"));
   EXPECT_THAT(error_of_json("1e999"), HasSubstr("at byte"));
 }
 
@@ -116,7 +116,7 @@ TEST(ParseUntrusted, AHundredThousandKeysAreRefusedAtOnce) {
   for (int i = 0; i < 100'000; ++i) text += "\"key" + std::to_string(i) + "\":" + std::to_string(i) + ",";
   text.back() = '}';
   const auto begin = std::chrono::steady_clock::now();
-  EXPECT_THAT(error_of_json(text), HasSubstr("an object has more than 16384 members"));
+  EXPECT_THAT(error_of_json(text), HasSubstr("JSON with an object of more than 16384 members"));
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
 }
 
