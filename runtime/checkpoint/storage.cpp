@@ -162,7 +162,7 @@ bool StorageLock::try_take() {
 bool wait_for_savers(const fs::path& storage, std::chrono::milliseconds patience) {
   constexpr std::chrono::milliseconds kPeriod{5};
   const auto deadline = std::chrono::steady_clock::now() + patience;
-  const UniqueFd fd(::open((storage / kLockFile).c_str(), O_RDONLY | O_CLOEXEC));
+  const UniqueFd fd(::open((storage / kLockFile).c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!fd) return true;
   while (::flock(fd.get(), LOCK_SH | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK && errno != EINTR) return true;  // a file system without locks
