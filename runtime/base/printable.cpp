@@ -17,7 +17,11 @@ constexpr std::string_view kHex = "0123456789abcdef";
 
 // The length of the character that begins with this byte; 0: none begins so.
 std::size_t length_of(unsigned char lead) {
-  return lead < 0x80 ? 1 : lead >= 0xC2 && lead <= 0xDF ? 2 : lead >> 4 == 0xE ? 3 : lead >= 0xF0 && lead <= 0xF4 ? 4 : 0;
+  return lead < 0x80                    ? 1
+         : lead >= 0xC2 && lead <= 0xDF ? 2
+         : lead >> 4 == 0xE             ? 3
+         : lead >= 0xF0 && lead <= 0xF4 ? 4
+                                        : 0;
 }
 
 bool is_continuation(char byte) {
@@ -116,7 +120,8 @@ ssize_t write_printable(void* cookie, const char* bytes, std::size_t count) {
 
 FILE* open_printable(PrintableStream& stream, int buffering) {
   FILE* const file = ::fopencookie(&stream, "w", {nullptr, write_printable, nullptr, nullptr});
-  if (file == nullptr) throw SystemError("cannot open a stream for file descriptor " + std::to_string(stream.fd), errno);
+  if (file == nullptr)
+    throw SystemError("cannot open a stream for file descriptor " + std::to_string(stream.fd), errno);
   std::setvbuf(file, nullptr, buffering, BUFSIZ);
   return file;
 }

@@ -250,8 +250,9 @@ JsonType type_of(const Json& value) {
 }
 
 constexpr std::pair<JsonType, const char*> kTypeNames[] = {
-    {JsonType::kText, "a text"},          {JsonType::kInteger, "a whole number"}, {JsonType::kNumber, "a number"},
-    {JsonType::kTruth, "true or false"},  {JsonType::kList, "a list"},            {JsonType::kObject, "an object"},
+    {JsonType::kText, "a text"},     {JsonType::kInteger, "a whole number"},
+    {JsonType::kNumber, "a number"}, {JsonType::kTruth, "true or false"},
+    {JsonType::kList, "a list"},     {JsonType::kObject, "an object"},
     {JsonType::kNull, "null"},
 };
 

@@ -89,7 +89,8 @@ void add_logs(CLI::App& app, ExitCode*) {
   add_run(*command, arguments->run);
   command->add_option("--rank", arguments->rank, "Only this rank, without the [rank=N] prefix")
       ->check(CLI::Range(0, 1'000'000));
-  command->add_flag("--raw", arguments->raw, "The bytes as they are; otherwise control characters are shown as \\u001b");
+  command->add_flag("--raw", arguments->raw,
+                    "The bytes as they are; otherwise control characters are shown as \\u001b");
   command->add_flag("-f,--follow", arguments->follow, "Print new lines until the run has ended");
   command->callback([arguments] { show(*arguments); });
 }

@@ -88,7 +88,7 @@ constexpr std::uint64_t kMaxDeflateRatio = 1032;  // limit of deflate according 
 // digits are 100 times as long.
 constexpr std::uint64_t kHarmlessBytes = std::uint64_t{64} << 20;
 constexpr std::uint64_t kMostTimes = 500;
-constexpr int kGzipWindow = 15 + 16;              // largest window, gzip header and check sum
+constexpr int kGzipWindow = 15 + 16;  // largest window, gzip header and check sum
 
 constexpr auto kDamagedRemedy = "copy or download the file again";
 

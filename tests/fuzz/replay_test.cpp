@@ -8,9 +8,9 @@ INSTANTIATE_TEST_SUITE_P(All, Replay,
                                            Target{"control_server", control_server}, Target{"csv", csv},
                                            Target{"dump", dump}, Target{"experiment", experiment}, Target{"idx", idx},
                                            Target{"loader_state", loader_state}, Target{"manifest", manifest},
-                                           Target{"npy", npy}, Target{"picture", picture}, Target{"run_files", run_files},
-                                           Target{"safetensors", safetensors}, Target{"shards", shards},
-                                           Target{"tokens", tokens}, Target{"trace", trace}),
+                                           Target{"npy", npy}, Target{"picture", picture},
+                                           Target{"run_files", run_files}, Target{"safetensors", safetensors},
+                                           Target{"shards", shards}, Target{"tokens", tokens}, Target{"trace", trace}),
                          [](const auto& test) { return test.param.first; });
 
 }  // namespace dtrain::fuzz

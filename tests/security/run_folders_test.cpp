@@ -162,8 +162,8 @@ void write_lines(const fs::path& file, const std::vector<Json>& lines) {
 }
 
 const std::vector<Json>& values_of_all_types() {
-  static const std::vector<Json> kValues = {nullptr, true, -7, 1e300, "\x1b[31mtext", Json::array({1, "x"}),
-                                            Json::object({{"a", 1}})};
+  static const std::vector<Json> kValues = {
+      nullptr, true, -7, 1e300, "\x1b[31mtext", Json::array({1, "x"}), Json::object({{"a", 1}})};
   return kValues;
 }
 
@@ -230,7 +230,8 @@ TEST_F(RunFolders, AllEventsOfAWrongTypeEndNoCommand) {
 }
 
 // Calls `change` with the path of each member below `json`, which it may set and set back.
-void each_member(Json& root, const Json::json_pointer& at, const std::function<void(const Json::json_pointer&)>& change) {
+void each_member(Json& root, const Json::json_pointer& at,
+                 const std::function<void(const Json::json_pointer&)>& change) {
   const Json here = root[at];
   if (!here.is_object()) return;
   for (const auto& [key, value] : here.items()) {
@@ -245,7 +246,8 @@ TEST_F(RunFolders, AMemberOfAnyTypeInThePlanEndsNoCommand) {
   Json plan = Json::parse(slurp(recorded_->path() / "plan.json"));
   int number = 1;
   std::map<std::string, std::string> expected;
-  const std::set<std::string> read = {"/name", "/world_size", "/experiment", "/experiment/searcher", "/ranks", "/length"};
+  const std::set<std::string> read = {"/name",  "/world_size", "/experiment", "/experiment/searcher",
+                                      "/ranks", "/length"};
   each_member(plan, Json::json_pointer(), [&](const Json::json_pointer& at) {
     const Json before = plan[at];
     for (const Json& other : values_of_all_types()) {
@@ -262,7 +264,8 @@ TEST_F(RunFolders, AMemberOfAnyTypeInThePlanEndsNoCommand) {
   ASSERT_GT(number, 200);
   const auto found = damage();
   EXPECT_EQ(std::ssize(found), number);
-  for (const auto& [run, member] : expected) EXPECT_THAT(found.at(run), HasSubstr("plan.json: \"")) << run << " " << member;
+  for (const auto& [run, member] : expected)
+    EXPECT_THAT(found.at(run), HasSubstr("plan.json: \"")) << run << " " << member;
   // The commands for one run, on those whose members at the top have another type.
   int turn = 0;
   for (auto& [key, value] : plan.items()) {
@@ -285,8 +288,8 @@ TEST_F(RunFolders, SpecialFilesAreNamedAndNotWaitedFor) {
   const auto make = [&](const std::string& name, const std::function<void(const fs::path&)>& special) {
     const fs::path run = add(name);
     for (const char* file : {"plan.json", "metrics.jsonl", "profile/rank-0000.jsonl", "profile/agent-node0.jsonl",
-                             "profile/operators-rank-0000.json", "profile/trace-rank-0000.json.gz", "logs/rank-0000.log",
-                             "checkpoints/storage.json"}) {
+                             "profile/operators-rank-0000.json", "profile/trace-rank-0000.json.gz",
+                             "logs/rank-0000.log", "checkpoints/storage.json"}) {
       fs::create_directories((run / file).parent_path());
       fs::remove(run / file);
       special(run / file);
@@ -404,7 +407,9 @@ TEST_F(RunFolders, ATraceThatUnpacksTo8GbIsNamed) {
 }
 
 TEST_F(RunFolders, CommandsForATerminalAreShownAsText) {
-  const std::string evil = "\x1b]0;owned\x07\x1b[2J\x7f\xc2\x9b" "31m\u202eX";
+  const std::string evil =
+      "\x1b]0;owned\x07\x1b[2J\x7f\xc2\x9b"
+      "31m\u202eX";
   const fs::path run = add("0001-good");
   Json plan = Json::parse(slurp(run / "plan.json"));
   plan["name"] = evil;
@@ -451,7 +456,8 @@ TEST_F(RunFolders, CommandsForATerminalAreShownAsText) {
 TEST_F(RunFolders, NoOtherProcessGetsTheSignalOfATrace) {
   const fs::path run = add("0001-good");
   const fs::path told = folder_ / "told";
-  Command victim(folder_.path(), {"/bin/sh", "-c", "trap 'echo hit >" + told.string() + "' USR2; echo up; while :; do sleep 0.1; done"});
+  Command victim(folder_.path(), {"/bin/sh", "-c",
+                                  "trap 'echo hit >" + told.string() + "' USR2; echo up; while :; do sleep 0.1; done"});
   ASSERT_TRUE(eventually([&] { return victim.says("up"); }));
   const pid_t pid = victim.process().pid();
   std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");

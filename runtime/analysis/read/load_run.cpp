@@ -270,7 +270,9 @@ void read_run_records(const fs::path& folder, RunProfile& run) {
   using profile::RecordFile;
   profile::Damage damage;
   run.plan = profile::read_plan(folder, damage);
-  const auto add_to_list = [](std::vector<Json>& list) { return [&](Json&& json) { list.push_back(std::move(json)); }; };
+  const auto add_to_list = [](std::vector<Json>& list) {
+    return [&](Json&& json) { list.push_back(std::move(json)); };
+  };
   damage.add(profile::read_records(folder, RecordFile::kEvents, add_to_list(run.events)));
   damage.add(profile::read_records(folder, RecordFile::kMetrics, add_to_list(run.metrics)));
   run.warnings = damage.lines();

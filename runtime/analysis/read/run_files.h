@@ -63,7 +63,7 @@ class FileTail {
   std::int64_t offset_ = 0;  // after the last whole line that was read
   std::int64_t number_ = 0;  // of that line; -1: lines were omitted before it
   std::string problem_;
-  ino_t file_ = 0;           // another file by the same name is read from its start
+  ino_t file_ = 0;  // another file by the same name is read from its start
   std::optional<double> written_;
 };
 

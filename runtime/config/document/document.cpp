@@ -245,8 +245,8 @@ std::string read_text(const std::filesystem::path& file, const std::string& what
   } catch (const DataError&) {
     std::error_code code;
     const bool is_file = std::filesystem::is_regular_file(file, code);
-    collector.add({}, "",
-                  is_file ? "larger than 1 MiB, which no " + what + " file is" : "a pipe, a device or a folder, no file");
+    collector.add(
+        {}, "", is_file ? "larger than 1 MiB, which no " + what + " file is" : "a pipe, a device or a folder, no file");
   }
   collector.throw_if_any();
   return {};

@@ -213,7 +213,8 @@ void move_file(const fs::path& from, const fs::path& to) {
   make_folder(to.parent_path());
   const UniqueFd in(::open(from.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
   struct stat info {};
-  if (!in || ::fstat(in.get(), &info) != 0 || !S_ISREG(info.st_mode)) throw SystemError("cannot read " + from.string(), errno);
+  if (!in || ::fstat(in.get(), &info) != 0 || !S_ISREG(info.st_mode))
+    throw SystemError("cannot read " + from.string(), errno);
   const UniqueFd out(::open(to.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, info.st_mode & 0777));
   if (!out) throw SystemError("cannot write " + to.string(), errno);
   std::string piece(kPieceBytes, '\0');

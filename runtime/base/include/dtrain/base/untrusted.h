@@ -74,7 +74,15 @@ Json parse_untrusted(std::string_view text);
 std::optional<Json> parse_if_valid(std::string_view text);
 
 // A member that a reader of an object uses, and the types that it may have. "a.b" is the member "b" of the object "a".
-enum class JsonType : unsigned { kText = 1, kInteger = 2, kNumber = 4, kTruth = 8, kList = 16, kObject = 32, kNull = 64 };
+enum class JsonType : unsigned {
+  kText = 1,
+  kInteger = 2,
+  kNumber = 4,
+  kTruth = 8,
+  kList = 16,
+  kObject = 32,
+  kNull = 64
+};
 constexpr unsigned operator|(JsonType a, JsonType b) {
   return static_cast<unsigned>(a) | static_cast<unsigned>(b);
 }

@@ -1,5 +1,5 @@
-// Reads what a run's folder says of the run: events.jsonl, metrics.jsonl and plan.json. A stranger may have written them:
-// what cannot be read is left out and named, and a member of a wrong type counts as missing. Any thread.
+// Reads what a run's folder says of the run: events.jsonl, metrics.jsonl and plan.json. A stranger may have written
+// them: what cannot be read is left out and named, and a member of a wrong type counts as missing. Any thread.
 #pragma once
 
 #include <cstdint>
