@@ -18,6 +18,7 @@ void dump(Input input);
 void experiment(Input input);
 void exported(Input input);  // with libtorch alone
 void idx(Input input);
+void ledger(Input input);
 void loader_state(Input input);
 void manifest(Input input);
 void npy(Input input);
