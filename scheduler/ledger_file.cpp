@@ -10,6 +10,7 @@
 #include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
+#include "dtrain/base/untrusted.h"
 #include "dtrain/host/filesystem.h"
 #include "dtrain/scheduler/ledger.h"
 #include "ledger_impl.h"
@@ -180,8 +181,10 @@ std::string to_text(const TaskRequest& request) {
                   {"agents", agents}});
 }
 
-TaskRequest request_of(const std::string& text) {
-  const Json json = Json::parse(text);
+namespace {
+
+TaskRequest parse_request(const std::string& text) {
+  const Json json = parse_untrusted(text);
   TaskRequest request;
   request.slots = {.slots = json.at("slots"),
                    .cores_per_slot = json.value("cores_per_slot", 0),  // other versions write none
@@ -205,6 +208,18 @@ TaskRequest request_of(const std::string& text) {
          .cores = agent.size() > 5 ? units_of(agent.at(5)) : std::vector<CoreUnit>()});
   }
   return request;
+}
+
+}  // namespace
+
+TaskRequest request_of(const std::string& text) {
+  try {
+    return parse_request(text);
+  } catch (const JsonError& error) {
+    throw DataError(std::string("the ledger is damaged: the request of a task is ") + error.what());
+  } catch (const Json::exception&) {
+    throw DataError("the ledger is damaged: the request of a task has a member that is missing or of another type");
+  }
 }
 
 // End states have the same names as the ends of runs in their events.

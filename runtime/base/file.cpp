@@ -13,6 +13,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/unix_socket.h"
+#include "dtrain/base/untrusted.h"
 
 namespace dtrain {
 namespace {
@@ -146,19 +147,12 @@ std::size_t write_all(int fd, std::string_view content) {
 }
 
 std::string read_file(const std::filesystem::path& path, std::size_t limit_bytes) {
-  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!fd) fail("read", path, errno);
+  const UniqueFd fd = open_regular(path, limit_bytes);
   struct stat info {};
   if (::fstat(fd.get(), &info) != 0) fail("read", path, errno);
-  const auto refuse = [&](const std::string& size) {
-    throw DataError(path.string() + " is " + size + ", more than the " + std::to_string(limit_bytes) +
-                    " bytes allowed here");
-  };
-  const auto size = static_cast<std::size_t>(info.st_size);
-  if (size > limit_bytes) refuse(std::to_string(size) + " bytes long");
-
-  // The buffer is one byte larger than the reported size, so that one read reaches the end; files of /proc and pipes
-  // report no size.
+  // The buffer is one byte larger than the reported size, so that one read reaches the end; files of /proc report no
+  // size.
+  const auto size = std::min(static_cast<std::size_t>(info.st_size), limit_bytes);
   std::string content;
   std::size_t used = 0;
   content.resize(size + 1);
@@ -169,7 +163,8 @@ std::string read_file(const std::filesystem::path& path, std::size_t limit_bytes
     if (count < 0) fail("read", path, errno);
     if (count == 0) break;
     used += static_cast<std::size_t>(count);
-    if (used > limit_bytes) refuse("longer");
+    if (used <= limit_bytes) continue;
+    throw DataError(path.string() + " is longer than the " + std::to_string(limit_bytes) + " bytes allowed here");
   }
   content.resize(used);
   return content;
@@ -186,8 +181,9 @@ void write_file_atomic(const std::filesystem::path& path, std::span<const std::s
     }
   };
   if (is_device_or_pipe(path)) {  // write into it; a rename would replace it with a file
-    const UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
-    if (!fd) fail("open", path, errno);
+    // A pipe that nobody reads is an error, and not waited for.
+    const UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+    if (!fd || ::fcntl(fd.get(), F_SETFL, 0) != 0) fail("open", path, errno);
     return write_to(fd.get());
   }
   TemporaryFile file(path);

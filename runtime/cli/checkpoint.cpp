@@ -10,6 +10,7 @@
 #include "commands.h"
 #include "dtrain/base/clock.h"
 #include "dtrain/base/error.h"
+#include "dtrain/base/file.h"
 #include "dtrain/base/text.h"
 #include "dtrain/data/safetensors.h"
 #include "dtrain/rank/checkpoint_folder.h"
@@ -378,16 +379,16 @@ Json to_json(const checkpoints::Entry& entry) {
 
 std::vector<std::string> verify_visibly(const checkpoints::Entry& entry) {
   if (::isatty(STDERR_FILENO) == 0) return checkpoints::verify(entry.path);
+  const std::string kEraseLine = "\r\x1b[K";
   bool shown = false;
   const auto show = [&](std::int64_t done, std::int64_t total) {
     if (total == 0) return;
     shown = true;
-    std::fprintf(stderr, "\r\033[K%s: %s of %s checked", step_text(entry).c_str(),
-                 format_bytes(static_cast<double>(done)).c_str(), format_bytes(static_cast<double>(total)).c_str());
-    std::fflush(stderr);
+    write_all(STDERR_FILENO, kEraseLine + step_text(entry) + ": " + format_bytes(static_cast<double>(done)) + " of " +
+                                 format_bytes(static_cast<double>(total)) + " checked");
   };
   auto problems = checkpoints::verify(entry.path, show);
-  if (shown) std::fputs("\r\033[K", stderr);
+  if (shown) write_all(STDERR_FILENO, kEraseLine);
   return problems;
 }
 

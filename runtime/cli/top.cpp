@@ -23,6 +23,7 @@
 #include "dtrain/base/clock.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
+#include "dtrain/base/printable.h"
 #include "dtrain/launcher/summary_text.h"
 #include "dtrain/rank/run_folder.h"
 
@@ -143,7 +144,7 @@ void TopScreen::show(const std::vector<std::string>& lines) {
   for (std::size_t i = 0; i < lines.size(); ++i) {
     if (i > 0) text += "\r\n";
     text += kEraseLine;
-    text += lines[i];
+    text += printable(lines[i], Styles::kKept);
   }
   if (std::ssize(lines) < size().height) {
     text += "\r\n";

@@ -80,7 +80,11 @@ namespace {
 constexpr std::array kGzipMagic{std::byte{0x1f}, std::byte{0x8b}};
 constexpr std::size_t kInputBytes = 256 << 10;
 constexpr std::uint64_t kMaxDeflateRatio = 1032;  // limit of deflate according to zlib's technical page
-constexpr int kGzipWindow = 15 + 16;              // largest window, gzip header and check sum
+// What unpacks to this size, and is then this many times as long as its file, is made to fill memory: sparse tables in
+// digits are 100 times as long.
+constexpr std::uint64_t kHarmlessBytes = std::uint64_t{64} << 20;
+constexpr std::uint64_t kMostTimes = 500;
+constexpr int kGzipWindow = 15 + 16;  // largest window, gzip header and check sum
 
 constexpr auto kDamagedRemedy = "copy or download the file again";
 
@@ -221,6 +225,10 @@ std::size_t ByteSource::read_inflated(std::span<std::byte> into) {
     const auto got = room - stream.avail_out;
     filled += got;
     offset_ += got;
+    if (offset_ > kHarmlessBytes && offset_ / kMostTimes > inflater_->next) {
+      fail(offset_, "the file unpacks to more than " + std::to_string(kMostTimes) + " times its size",
+           "unpack it with gunzip where this is meant: plain files have no such limit");
+    }
     if (code == Z_STREAM_END) {
       inflater_->member_ended = true;
     } else if (code == Z_MEM_ERROR) {

@@ -60,6 +60,23 @@ TEST_F(CsvTest, AsProgramsWriteIt) {
   EXPECT_EQ(load_csv(packed, {})->size(), 1);
 }
 
+TEST_F(CsvTest, AFileThatUnpacksToFarMoreThanItsSizeIsRefused) {
+  const auto packed = folder_ / "bomb.csv.gz";
+  std::string rows;
+  for (int i = 0; i < 1 << 18; ++i) rows += "1,2\n";
+  gzFile file = gzopen(packed.c_str(), "wb9");
+  gzputs(file, "a,b\n");
+  for (int i = 0; i < 80; ++i) gzwrite(file, rows.data(), static_cast<unsigned>(rows.size()));
+  gzclose(file);
+  try {
+    load_csv(packed, {});
+    FAIL();
+  } catch (const DataError& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("bomb.csv.gz"), HasSubstr("unpacks to more than 500 times its size")));
+    EXPECT_THAT(error.remedy(), HasSubstr("gunzip"));
+  }
+}
+
 TEST_F(CsvTest, ErrorsNameLineAndColumn) {
   EXPECT_THAT(refused("a,b\n1,2\n3,x\n"),
               AllOf(HasSubstr("t.csv: offset 8: line 3: column 2 (b) is 'x', which is no whole number"),

@@ -301,3 +301,30 @@ agent = [b'{"record":"header","schema":1,"kind":"agent","agent":"node0","host":"
 write("dump", "whole", two(b"\n".join(rank) + b"\n", b"\n".join(agent) + b"\n"))
 write("dump", "torn", two(b"\n".join([header, step])[:-20], b""))
 write("dump", "newer", two(header.replace(b'"schema":1', b'"schema":2') + b"\n", b""))
+
+events = [b'{"time":"2026-03-01T12:00:00Z","event":"run_started","pid":5,"host":"a","start_ticks":7,"world_size":2}',
+          b'{"time":"2026-03-01T12:00:01Z","event":"attempt_started","attempt":1,"step":0}',
+          b'{"time":"2026-03-01T12:00:02Z","event":"rank_started","rank":0,"pid":6,"host":"a","start_ticks":8}',
+          b'{"time":"2026-03-01T12:00:03Z","event":"checkpoint_saved","rank":0,"step":5,"epoch":0,"path":"/c/step-5","bytes":9,'
+          b'"reason":"period","copy_s":0.1,"wait_s":0,"write_s":0.2,"metric":"loss","metric_value":"nan","deleted":["step-1"]}',
+          b'{"event":"checkpoint_failed","step":6,"cause":"disk full","retried":true}',
+          b'{"event":"attempt_failed","attempt":1,"cause":"rank 0 died","restart":1}',
+          b'{"event":"records_lost","rank":0,"count":3,"reason":"disk full"}', b'{"event":"agent_ended","agent":"a","status":"killed"}',
+          b'{"time":"2026-03-01T12:01:00Z","event":"run_ended","state":"failed","exit_code":1,"cause":"x"}']
+plan = (b'{"name":"net","world_size":2,"slot_type":"cpu","batch_per_rank":[4,4],"length":{"batches":10,"batches_per_epoch":5},'
+        b'"flops":{"per_sample":1e6,"dtype":"float32","device":"cpu"},"strategy":{"strategy":"sharded","text":"t","host_bytes":{"a":1}},'
+        b'"experiment":{"name":"net","searcher":{"metric":"loss","smaller_is_better":true},"optimizations":{"aggregation_frequency":2}}}')
+metrics = [b'{"time":"2026-03-01T12:00:03Z","kind":"training","batch":5,"samples":40,"optimizer_steps":2,"learning_rate":0.1,'
+           b'"gradient_norm":"inf","metrics":{"loss":0.5}}',
+           b'{"time":"2026-03-01T12:00:04Z","kind":"validation","batch":5,"metrics":{"loss":"nan","accuracy":0.5}}']
+lines = b"\n".join(events) + b"\n"
+write("run_files", "whole", two(lines, two(plan, b"\n".join(metrics) + b"\n")))
+write("run_files", "torn", two(lines[:-30], two(plan[:-30], metrics[0])))
+write("run_files", "wrong_types", two(b'{"event":5,"pid":"x"}\n[1]\n', two(b'{"name":1,"experiment":[]}', b'{"kind":{},"metrics":1}\n')))
+
+request = (b'{"slots":2,"cores_per_slot":1,"is_single_node":false,"resource_pool":"default","slot_type":0,"policy":0,'
+           b'"allow_heterogeneous_fits":false,"max_slots":null,"can_yield":true,"preemption":false,'
+           b'"agents":[["a",2,"default",0],["b",4,"default",0,[],[[0,1,2,3]]]]}')
+write("ledger", "request", b"\0" + request)
+write("ledger", "wrong_types", b"\0" + request.replace(b'"default"', b"5"))
+write("ledger", "claim", b"\1node-1:0,1;node-2:0=GPU-1,3=GPU-2;node-3:0@0+1,1@2+3")

@@ -18,10 +18,12 @@ void dump(Input input);
 void experiment(Input input);
 void exported(Input input);  // with libtorch alone
 void idx(Input input);
+void ledger(Input input);
 void loader_state(Input input);
 void manifest(Input input);
 void npy(Input input);
 void picture(Input input);
+void run_files(Input input);
 void safetensors(Input input);
 void shards(Input input);
 void store_client(Input input);

@@ -1,12 +1,12 @@
 #include "dtrain/analysis/run_history.h"
 
 #include <algorithm>
-#include <fstream>
 
 #include <spdlog/fmt/fmt.h>
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
+#include "dtrain/profile/run_records.h"
 #include "read/json_fields.h"
 #include "read/text.h"
 
@@ -106,7 +106,7 @@ class HistoryReader {
   void add_trouble(const Json& event, bool failed) {
     history_.troubles.push_back({.step = integer(event, "step"),
                                  .failed = failed,
-                                 .retried = event.value("retried", Json()) == Json(true),
+                                 .retried = value_at<bool>(event, "retried").value_or(false),
                                  .cause = text(event, "cause")});
   }
 
@@ -172,11 +172,7 @@ RunHistory history_of(std::span<const Json> events) {
 
 RunHistory read_history(const std::filesystem::path& run_dir) {
   HistoryReader reader;
-  std::ifstream file(run_dir / "events.jsonl");
-  for (std::string line; std::getline(file, line);) {
-    const Json event = Json::parse(line, nullptr, false);
-    if (event.is_object()) reader.add(event);
-  }
+  profile::read_events(run_dir, [&](const Json& event) { reader.add(event); });
   return reader.take();
 }
 

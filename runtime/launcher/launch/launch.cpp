@@ -6,7 +6,6 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <optional>
 #include <span>
 #include <thread>
@@ -25,6 +24,7 @@
 #include "dtrain/launcher/launch.h"
 #include "dtrain/launcher/summary_text.h"
 #include "dtrain/launcher/user_ledger.h"
+#include "dtrain/profile/run_records.h"
 #include "dtrain/rank/checkpoint_folder.h"
 #include "dtrain/rank/libtorch.h"
 #include "dtrain/rank/resume.h"
@@ -55,19 +55,16 @@ struct LaunchedRun {
 // Returns the reason for the end of the last attempt in this folder.
 std::string reason_of_the_end(const RunFolder& folder) {
   std::string reason;
-  std::ifstream file(folder.events());
-  for (std::string line; std::getline(file, line);) {
-    const Json event = Json::parse(line, nullptr, false);
-    if (!event.is_object()) continue;
-    const std::string what = event.value("event", std::string());
+  profile::read_events(folder.path, [&](const Json& event) {
+    const std::string what = text_at(event, "event");
     if (what == "run_started") reason.clear();
-    if (what == "interrupted") reason = "interrupted by " + event.value("signal", std::string("a signal"));
-    if (what != "run_ended") continue;
-    if (event.contains("cause")) reason = event.value("cause", std::string());
+    if (what == "interrupted") reason = "interrupted by " + value_at<std::string>(event, "signal").value_or("a signal");
+    if (what != "run_ended") return;
+    if (event.contains("cause")) reason = text_at(event, "cause");
     // Slurm signals the ranks, and not their launcher, when it preempts a job.
-    const bool preempted = event.value("exit_code", ExitCode::kDone) == ExitCode::kPreempted;
+    const bool preempted = value_at<int>(event, "exit_code") == static_cast<int>(ExitCode::kPreempted);
     if (preempted && reason.empty()) reason = "interrupted by SIGTERM";
-  }
+  });
   return reason.empty() ? "it ended without a report: its node was lost, or Slurm killed it" : reason;
 }
 
@@ -150,7 +147,10 @@ LaunchedRun open_launched_run(const LaunchPlan& plan, const Variables& variables
   if (plan.asked.continued) opened.keys.before = plan_before(*plan.asked.continued);
   std::error_code code;
   if (opened.is_job && fs::exists(opened.folder.plan(), code)) {  // by the launch that submitted it
-    opened.keys.before = read_json(opened.folder.plan()).value("before", Json());
+    profile::Damage damage;
+    const Json before = profile::read_plan(opened.folder.path, damage);
+    if (damage.any()) throw DataError(opened.folder.path.string() + ": " + damage.text());
+    opened.keys.before = before.value("before", Json());
   }
   if (!plan.asked.mock.any() && !plan.asked.is_trial) {
     opened.keys.checkpoint_folder = make_checkpoint_folder(opened.folder, plan.experiment.checkpoint_storage);
