@@ -138,7 +138,7 @@ Agent::Agent(AgentSettings settings, UnixListener listener, const Clock& clock, 
                  {"machine", machine_facts()},
                  {"units", metric_units()}};
   if (const auto& wanted = settings_.prometheus) {
-    prometheus_ = std::make_unique<PrometheusEndpoint>(wanted->address, wanted->port, labels());
+    prometheus_ = std::make_unique<PrometheusEndpoint>(wanted->address, wanted->port, labels(), clock_);
     fields["prometheus"] = prometheus_->where();
   }
   dump_.write(header_line(fields, settings_.facts.header, clock_));
@@ -150,6 +150,7 @@ bool Agent::run() {
     wait_for_events();
     accept_processes();
     serve_processes();
+    if (prometheus_) prometheus_->serve();
     drain();
     sample();
     report_errors();
@@ -177,6 +178,7 @@ void Agent::wait_for_events() {
   // poll() skips a file descriptor below 0.
   std::vector<pollfd> waiting{{now < next_accept_ ? -1 : listener_.fd(), POLLIN, 0}};
   for (const RankConnection& connection : connections_) waiting.push_back({connection.fd(), POLLIN, 0});
+  if (prometheus_) prometheus_->wait_for(waiting);
   const Nanoseconds turn = connections_.empty() ? now + kIdlePeriod : std::max(now, next_drain_);
   const auto wait = std::chrono::ceil<std::chrono::milliseconds>(std::min(turn, std::max(now, next_sample_)) - now);
   ::poll(waiting.data(), waiting.size(), static_cast<int>(wait.count()));
