@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/limits.h"
 #include "dtrain/base/unix_socket.h"
 
 namespace dtrain {
@@ -21,7 +22,9 @@ constexpr rlim_t kMostOpenFiles = 65'536;
 
 [[noreturn]] void fail(const std::string& action, const std::filesystem::path& path, int code) {
   std::string remedy;
-  if (code == ENOSPC || code == EDQUOT || code == EFBIG) {
+  if (code == EFBIG) {
+    remedy = limit_of_file_size();
+  } else if (code == ENOSPC || code == EDQUOT) {
     remedy = "free space on the file system of " + path.string() + ", or write somewhere else";
   } else if (code == EMFILE || code == ENFILE) {
     remedy = "raise the limit of open files (ulimit -n)";

@@ -16,6 +16,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
+#include "dtrain/base/limits.h"
 #include "dtrain/base/text.h"
 
 extern "C" char** environ;
@@ -204,7 +205,13 @@ Process Process::start(const ProcessOptions& options) {
     pid = ::fork();
     if (pid == 0) run_child(prepared);
   }
-  if (pid < 0) throw SystemError("cannot start '" + options.command.front() + "'", errno);
+  if (pid < 0) {
+    const int code = errno;
+    throw SystemError("cannot start '" + options.command.front() + "'", code,
+                      code == EAGAIN   ? limit_of_processes()
+                      : code == ENOMEM ? limit_of_memory()
+                                       : "");
+  }
   if (options.new_process_group) ::setpgid(pid, pid);  // here too, so that kill_group works at once
   spare_writer.reset();
 
