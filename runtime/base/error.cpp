@@ -20,7 +20,7 @@ void shorten_allocator_text(std::string& text) {
   const std::size_t end = at == std::string::npos ? at : text.find_first_not_of("0123456789", number);
   if (end == std::string::npos || end == number) return;
   const std::size_t enforce = text.rfind("[enforce fail", at);
-  const std::size_t from = enforce == std::string::npos ? text.rfind(' ', at - 2) + 1 : enforce;
+  const std::size_t from = enforce != std::string::npos ? enforce : at < 2 ? at : text.rfind(' ', at - 2) + 1;
   std::size_t to = std::min(text.size(), text.find('\n', end));
   constexpr std::string_view kReason = "(Cannot allocate memory)";
   if (const std::size_t reason = text.find(kReason, end); reason < to) to = reason + kReason.size();
@@ -29,6 +29,7 @@ void shorten_allocator_text(std::string& text) {
 
 // Names the limit behind an error whose own text does not: one of libtorch's, Python's or NumPy's, too.
 std::string with_limit(std::string text) {
+  if (text.find("RLIMIT_") != std::string::npos || text.find(kOutOfMemory) != std::string::npos) return text;
   for (const char* words : {"can't allocate memory", "MemoryError", "Unable to allocate "}) {
     if (text.find(words) == std::string::npos) continue;
     shorten_allocator_text(text);

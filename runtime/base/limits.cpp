@@ -89,6 +89,10 @@ std::string limit_of_processes() {
          number_in("/proc/sys/kernel/pid_max") + " processes (kernel.pid_max): raise these, or end other processes";
 }
 
+std::string limit_of_fork(int code) {
+  return code == EAGAIN ? limit_of_processes() : code == ENOMEM ? limit_of_memory() : std::string();
+}
+
 std::string limit_of_file_size() {
   if (const auto most = soft_limit(RLIMIT_FSIZE)) {
     return "RLIMIT_FSIZE lets a file of this process have " + bytes_text(*most) + ": raise it (ulimit -f)";
@@ -127,7 +131,7 @@ void prepare_for_limits(std::function<void(const std::exception&)> report) {
 }
 
 void refuse_thread(const std::string& of, int code) {
-  throw SystemError("cannot start the thread of " + of, code, code == EAGAIN ? limit_of_processes() : "");
+  throw SystemError("cannot start the thread of " + of, code, limit_of_fork(code));
 }
 
 }  // namespace dtrain

@@ -207,10 +207,7 @@ Process Process::start(const ProcessOptions& options) {
   }
   if (pid < 0) {
     const int code = errno;
-    throw SystemError("cannot start '" + options.command.front() + "'", code,
-                      code == EAGAIN   ? limit_of_processes()
-                      : code == ENOMEM ? limit_of_memory()
-                                       : "");
+    throw SystemError("cannot start '" + options.command.front() + "'", code, limit_of_fork(code));
   }
   if (options.new_process_group) ::setpgid(pid, pid);  // here too, so that kill_group works at once
   spare_writer.reset();

@@ -5,6 +5,7 @@
 
 #include "commands.h"
 #include "dtrain/base/error.h"
+#include "dtrain/base/limits.h"
 #include "dtrain/base/text.h"
 
 namespace {
@@ -126,5 +127,6 @@ dtrain::ExitCode carry_out(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  dtrain::prepare_for_limits();
   return static_cast<int>(dtrain::cli::finish_output(carry_out(argc, argv)));
 }

@@ -14,6 +14,7 @@
 #include "dtrain/analysis/dump_reader.h"
 #include "dtrain/analysis/run_profile.h"
 #include "dtrain/base/error.h"
+#include "dtrain/config/experiment.h"
 #include "read/json_fields.h"
 #include "read/run_files.h"
 
@@ -280,6 +281,7 @@ void read_plan(const fs::path& path, RunProfile& run) {
   if (!fs::exists(path)) return;
   try {
     run.plan = read_json(path);
+    config::hide_variables(run.plan);
   } catch (const Error& error) {
     run.warnings.emplace_back(error.what());
   }

@@ -8,6 +8,7 @@
 #include "dtrain/analysis/run_history.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
+#include "dtrain/config/experiment.h"
 #include "read/json_fields.h"
 
 namespace dtrain::analysis {
@@ -21,6 +22,7 @@ Json plan_of(const fs::path& run_dir) {
   if (!fs::exists(run_dir / "plan.json", code)) return Json::object();
   try {
     Json plan = read_json(run_dir / "plan.json");
+    config::hide_variables(plan);
     return plan.is_object() ? plan : Json::object();
   } catch (const Error&) {  // damaged, or written just now
     return Json::object();

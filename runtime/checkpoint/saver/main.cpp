@@ -22,6 +22,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
+#include "dtrain/base/limits.h"
 #include "dtrain/base/log.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
@@ -372,6 +373,7 @@ int main(int argc, char** argv) {
     std::fputs("dtrain-saver is started by dtrain, not by hand\n", stderr);
     return static_cast<int>(ExitCode::kBadInput);
   }
+  prepare_for_limits();
   ignore_polite_ends();
   ::fcntl(kSocketFd, F_SETFD, FD_CLOEXEC);
   ::fcntl(kMemoryFd, F_SETFD, FD_CLOEXEC);

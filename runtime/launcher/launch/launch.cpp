@@ -27,6 +27,7 @@
 #include "dtrain/launcher/user_ledger.h"
 #include "dtrain/rank/checkpoint_folder.h"
 #include "dtrain/rank/libtorch.h"
+#include "dtrain/rank/plan_file.h"
 #include "dtrain/rank/resume.h"
 #include "dtrain/rank/run_folder.h"
 #include "dtrain/rank/run_lock.h"
@@ -124,7 +125,8 @@ LaunchedRun open_launched_run(const LaunchRequest& request, const LaunchPlan& pl
   const fs::path path = request.run_dir.empty() ? fs::path() : fs::absolute(request.run_dir).lexically_normal();
   LaunchedRun opened{.folder = {path}, .is_job = is_job_of(path, variables)};
   if (!opened.is_job && !continued) {
-    opened.folder = create_run_folder(request.run_dir, plan.experiment.name, plan.experiment.text);
+    opened.folder =
+        create_run_folder(request.run_dir, plan.experiment.name, plan.experiment.text, plan.experiment.private_mode());
     opened.lock = RunLock::take(opened.folder);
     return opened;
   }
@@ -251,8 +253,9 @@ void settle(LaunchPlan& plan, const Variables& variables, LaunchTask& task, Even
 
 // Returns rows that say where a run goes on and with which overrides, including those with which it was started.
 std::string goes_on_text(const ResumePoint& point, const LaunchPlan& plan) {
-  const std::string overrides = plan.overrides.empty() ? "" : "overrides   " + join(plan.overrides, ", ") + "\n";
-  return "goes on     from " + text_of(point) + "\n" + overrides;
+  std::vector<std::string> shown;
+  for (const std::string& one : plan.overrides) shown.push_back(config::shown_override(one));
+  return "goes on     from " + text_of(point) + "\n" + (shown.empty() ? "" : "overrides   " + join(shown, ", ") + "\n");
 }
 
 Json goes_on_json(const ResumePoint& point) {
@@ -261,13 +264,12 @@ Json goes_on_json(const ResumePoint& point) {
   return json;
 }
 
-// Returns the overrides of a continuation that the run did not have before.
-std::vector<std::string> new_overrides(const LaunchPlan& plan) {
-  const Json::json_pointer path("/plan/overrides");
-  const Json before = plan.before.contains(path) ? plan.before.at(path) : Json::array();
+// Returns the overrides of a continuation that the run did not have before, as they may be shown.
+std::vector<std::string> new_overrides(const RunFolder& folder, const LaunchPlan& plan) {
+  const std::vector<std::string> before = overrides_of(folder.plan(), object_at(plan.before, "plan"));
   std::vector<std::string> result;
   for (const std::string& one : plan.overrides) {
-    if (std::find(before.begin(), before.end(), one) == before.end()) result.push_back(one);
+    if (std::find(before.begin(), before.end(), one) == before.end()) result.push_back(config::shown_override(one));
   }
   return result;
 }
@@ -278,7 +280,7 @@ std::string how_to_continue(const RunFolder& folder, const LaunchPlan& plan, con
   std::string without;
   const RunState state = read_state(folder);
   if (outcome.failure && !outcome.failure->may_pass && state.trained < state.continued) {
-    const std::vector<std::string> changed = new_overrides(plan);
+    const std::vector<std::string> changed = new_overrides(folder, plan);
     if (changed.empty()) return {};
     without = ", without " + join(changed, ", ") + ", with which nothing was trained";
   }
@@ -417,6 +419,7 @@ ExitCode launch(const LaunchRequest& given) {
   const std::string script = batch_script_of(plan, variables, request.run_dir);
   if (request.dry_run) {
     Json json = to_json(plan);
+    config::hide_variables(json);
     if (continued) json["goes_on"] = goes_on_json(resume);
     if (!script.empty()) json["batch_script"] = script;
     const std::string goes_on = continued ? goes_on_text(resume, plan) : "";
@@ -427,6 +430,7 @@ ExitCode launch(const LaunchRequest& given) {
   }
   check_can_start(plan);
   check_checkpoint_storage(plan.experiment.checkpoint_storage);
+  share_new_files(plan.experiment);
   const SystemClock clock;
   open_user_ledger(clock);  // an unusable ledger is an error before the run's folder exists
   LaunchedRun opened = open_launched_run(request, plan, continued ? &*continued : nullptr, variables, clock);

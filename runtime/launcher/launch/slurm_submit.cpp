@@ -191,7 +191,8 @@ Outcome submit_and_follow(const Attempt& attempt) {
   write_file_atomic(submission_file(attempt.folder.path), token);
   fs::remove(stop_file(attempt.folder.path));
   const fs::path script = attempt.folder.launch() / "job.sh";
-  write_file_atomic(script, batch_script(attempt.plan, job_of(attempt.plan, attempt.folder.path, token)));
+  write_file_atomic(script, batch_script(attempt.plan, job_of(attempt.plan, attempt.folder.path, token)),
+                    attempt.plan.experiment.private_mode());
   return SubmittedJob(attempt).follow(script);
 }
 

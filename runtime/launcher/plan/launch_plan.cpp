@@ -151,6 +151,7 @@ LaunchPlan make_launch_plan(const LaunchRequest& request, const Variables& varia
   plan.command.push_back(fs::absolute(request.experiment_file).lexically_normal().string());
   if (!plan.contents.empty()) plan.command.insert(plan.command.end(), {"--contents", plan.contents.string()});
   for (const std::string& value : request.overrides) {
+    if (config::holds_variables(value)) continue;  // the launcher sets them; everyone may read the words of a command
     plan.command.push_back("--set");
     plan.command.push_back(value);
   }

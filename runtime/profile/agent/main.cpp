@@ -23,6 +23,7 @@
 #include "dtrain/base/clock.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
+#include "dtrain/base/limits.h"
 #include "dtrain/base/log.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/unix_socket.h"
@@ -362,6 +363,7 @@ int main(int argc, char** argv) {
     std::fputs("dtrain-agent is started by dtrain, not by hand\n", stderr);
     return static_cast<int>(ExitCode::kBadInput);
   }
+  prepare_for_limits();
   ignore_polite_ends();
   // No other process may inherit these files.
   ::fcntl(kSocketFd, F_SETFD, FD_CLOEXEC);

@@ -6,6 +6,7 @@
 #include <exception>
 #include <utility>
 
+#include "dtrain/base/limits.h"
 #include "dtrain/host/cpu.h"
 #include "dtrain/host/readings.h"
 
@@ -37,7 +38,7 @@ GpuSample to_sample(const host::GpuReading& reading, const std::set<pid_t>& rank
 
 GpuSampler::GpuSampler(const std::string& library, const Logger& logger)
     : shared_(std::make_shared<Shared>()),
-      thread_([shared = shared_, library, logger] { run(shared, library, logger); }) {}
+      thread_(start_thread("the GPU sampler", [shared = shared_, library, logger] { run(shared, library, logger); })) {}
 
 GpuSampler::~GpuSampler() {
   std::unique_lock lock(shared_->mutex);

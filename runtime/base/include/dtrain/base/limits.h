@@ -14,6 +14,8 @@ namespace dtrain {
 // After fork() or the start of a thread has failed with EAGAIN: "RLIMIT_NPROC lets this user have 40 processes and …".
 // It names pids.max of a cgroup that has so many.
 std::string limit_of_processes();
+// After fork() has failed with `code`; empty: no limit is known to be the reason.
+std::string limit_of_fork(int code);
 // After a write has failed with EFBIG.
 std::string limit_of_file_size();
 // After memory could not be had: RLIMIT_AS, RLIMIT_DATA, or what the machine has left.
