@@ -5,6 +5,8 @@
 #include <map>
 #include <optional>
 
+#include <sys/stat.h>
+
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/text.h"
@@ -114,6 +116,14 @@ std::optional<std::size_t> place_of(const std::string& override) {
   return rest == kKeptIn && place && *place > 0 ? place : std::nullopt;
 }
 
+// An earlier version has written the file, or the run goes on with another share_with.
+void give_private_mode(const std::filesystem::path& file, const Json& plan) {
+  struct stat info {};
+  const mode_t mode = private_mode_of(plan);
+  if (::lstat(file.c_str(), &info) != 0 || !S_ISREG(info.st_mode) || (info.st_mode & 0777) == mode) return;
+  ::chmod(file.c_str(), mode);
+}
+
 void hide_overrides(const std::filesystem::path& plan, Json& json) {
   if (!json.contains("overrides") || !json["overrides"].is_array()) return;
   std::error_code code;
@@ -163,6 +173,8 @@ std::vector<std::string> overrides_of(const std::filesystem::path& plan, const J
 
 void write_plan_file(const std::filesystem::path& plan, Json json) {
   hide_overrides(plan, json);
+  give_private_mode(plan.parent_path() / "experiment.yaml", json);
+  give_private_mode(overrides_file(plan), json);
   write_file_atomic(plan, json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 
