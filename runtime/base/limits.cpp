@@ -1,7 +1,9 @@
 #include "dtrain/base/limits.h"
 
 #include <array>
+#include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
@@ -9,6 +11,7 @@
 #include <fstream>
 #include <new>
 #include <optional>
+#include <string_view>
 
 #include <sys/resource.h>
 #include <unistd.h>
@@ -55,19 +58,17 @@ std::function<void(const std::exception&)>& reporter() {
   return *one;
 }
 
+// Where no memory is left the report needs some, which is kept for it. Pages that are not written to cost none.
+constexpr std::chrono::seconds kReportPatience{1};
+constexpr std::size_t kKept = 8u << 20;
+std::atomic<char*> kept_for_report{nullptr};
+std::atomic<bool> is_ending{false};
+
 void end_after_unhandled() {
   try {
     if (const auto current = std::current_exception()) std::rethrow_exception(current);
   } catch (const std::exception& error) {
-    if (is_limit_error(error)) {
-      if (reporter()) {
-        reporter()(error);
-      } else {
-        std::fprintf(stderr, "dtrain: %s\n", describe(error).c_str());
-      }
-      std::fflush(stderr);
-      ::_exit(static_cast<int>(ExitCode::kRunFailed));
-    }
+    if (is_limit_error(error)) end_by_limit(error);
   } catch (...) {
   }
   if (handler_before) handler_before();
@@ -123,7 +124,25 @@ bool is_limit_error(const std::exception& error) {
   return system != nullptr && system->code() == std::errc::resource_unavailable_try_again;
 }
 
+void end_by_limit(const std::exception& error) {
+  if (is_ending.exchange(true)) std::this_thread::sleep_for(kReportPatience);  // another thread reports
+  delete[] kept_for_report.exchange(nullptr);
+  try {
+    if (reporter()) {
+      reporter()(error);
+    } else {
+      std::fprintf(stderr, "dtrain: %s\n", describe(error).c_str());
+    }
+    std::fflush(stderr);
+  } catch (const std::exception&) {
+    constexpr std::string_view kText = "dtrain: out of memory, even for the report of it\n";
+    static_cast<void>(!::write(STDERR_FILENO, kText.data(), kText.size()));
+  }
+  ::_exit(static_cast<int>(ExitCode::kRunFailed));
+}
+
 void prepare_for_limits(std::function<void(const std::exception&)> report) {
+  if (!kept_for_report) kept_for_report = new (std::nothrow) char[kKept];
   reporter() = std::move(report);
   struct sigaction present {};
   if (::sigaction(SIGXFSZ, nullptr, &present) == 0 && present.sa_handler == SIG_DFL) std::signal(SIGXFSZ, SIG_IGN);

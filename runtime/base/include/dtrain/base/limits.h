@@ -4,6 +4,7 @@
 
 #include <exception>
 #include <functional>
+#include <new>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -30,13 +31,24 @@ bool is_limit_error(const std::exception& error);
 // other exception the process ends as it did without this call.
 void prepare_for_limits(std::function<void(const std::exception&)> report = {});
 
+[[noreturn]] void end_by_limit(const std::exception& error);       // as prepare_for_limits() says
 [[noreturn]] void refuse_thread(const std::string& of, int code);  // SystemError
 
-// Starts a thread. `of` says whose it is, for the SystemError if it cannot be started: "the thread of <of>".
+// Starts a thread. `of` says whose it is, for the SystemError if it cannot be started: "the thread of <of>". If an
+// exception for which is_limit_error() is true leaves `run`, the process ends as prepare_for_limits() says.
 template <typename Run>
 std::thread start_thread(const std::string& of, Run&& run) {
   try {
-    return std::thread(std::forward<Run>(run));
+    return std::thread([run = std::forward<Run>(run)]() mutable {
+      try {
+        run();
+      } catch (const std::bad_alloc& error) {
+        end_by_limit(error);
+      } catch (const std::system_error& error) {
+        if (!is_limit_error(error)) throw;
+        end_by_limit(error);
+      }
+    });
   } catch (const std::system_error& error) {
     refuse_thread(of, error.code().value());
   }

@@ -57,8 +57,8 @@ struct PlanFacts {
 Json plan_json(const PlanFacts& facts);
 
 // Replaces plan.json as a whole: readers see the old file or the new one. Overrides with values of environment
-// variables (config::holds_variables) are hidden in it, and kept in overrides.json beside it, which the owner alone may
-// read, or also the group, if the experiment shares the run.
+// variables (config::holds_variables) are hidden in it, and kept in overrides.json beside it. That file and the run's
+// experiment.yaml get the mode private_mode_of().
 void write_plan_file(const std::filesystem::path& plan, Json json);
 
 // Returns the overrides of a plan that was read from the file `plan`, with what write_plan_file() has hidden.
