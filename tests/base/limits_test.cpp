@@ -69,17 +69,17 @@ void take_all_memory() {
 
 TEST(LimitOfMemory, IsNamedForABadAlloc) {
   const Ended ended = in_child([] {
-    limit(RLIMIT_AS, 1u << 30);
+    limit(RLIMIT_AS, 1u << 28);
     return error_of(take_all_memory);
   });
   EXPECT_EQ(ended.status, 0);
-  EXPECT_THAT(ended.text, StartsWith("out of memory: RLIMIT_AS lets this process have 1.0 GiB of address space, and it "
+  EXPECT_THAT(ended.text, StartsWith("out of memory: RLIMIT_AS lets this process have 256.0 MiB of address space, and it "
                                      "has "));
   EXPECT_THAT(in_child([] {
-                limit(RLIMIT_DATA, 1u << 29);
+                limit(RLIMIT_DATA, 1u << 27);
                 return error_of(take_all_memory);
               }).text,
-              StartsWith("out of memory: RLIMIT_DATA lets this process have 512.0 MiB of data, and it has "));
+              StartsWith("out of memory: RLIMIT_DATA lets this process have 128.0 MiB of data, and it has "));
   EXPECT_THAT(describe(std::bad_alloc()), MatchesRegex("out of memory: this machine has .* left: end other .*"));
 }
 
@@ -101,7 +101,7 @@ TEST(LimitOfMemory, IsNamedForTheAllocatorsOfOthers) {
 
 TEST(LimitOfMemory, AnExceptionThatLeavesAThreadIsOneLineAndNoAbort) {
   const Ended ended = in_child([]() -> std::string {
-    limit(RLIMIT_AS, 1u << 30);
+    limit(RLIMIT_AS, 1u << 28);
     prepare_for_limits();
     start_thread("the test", take_all_memory).join();
     return "it went on";
