@@ -48,6 +48,13 @@ Sizes sizes_of_process() {
   return {pages[0] * page, pages[5] * page};
 }
 
+// The stack of a new thread takes address space, and its lack is the same error as that of processes.
+bool has_no_room_for_stack() {
+  const auto space = soft_limit(RLIMIT_AS);
+  const rlim_t stack = soft_limit(RLIMIT_STACK).value_or(2u << 20);
+  return space && sizes_of_process().address_space + 2 * stack > *space;
+}
+
 std::string bytes_text(std::uint64_t bytes) {
   return format_bytes(static_cast<double>(bytes));
 }
@@ -82,6 +89,7 @@ std::string limit_of_processes() {
     return describe_cgroup(group->group) + " may have " + std::to_string(group->most) +
            " processes and threads, and has them (" + group->file + "): raise that, or end other processes there";
   }
+  if (has_no_room_for_stack()) return limit_of_memory();
   if (const auto most = soft_limit(RLIMIT_NPROC); most && ::geteuid() != 0) {
     return "RLIMIT_NPROC lets this user have " + std::to_string(*most) +
            " processes and threads at a time: raise it (ulimit -u), or end other processes of the user";

@@ -46,7 +46,7 @@ void cause_trouble(run::RankSession& session, const Json& trouble) {
   }
   if (kind == "abort") throw 42;  // nobody catches it
   if (kind == "exit") std::_Exit(7);
-  if (kind == "long_file") write_file_atomic(session.run_dir() / "long.bin", std::string(8u << 20, 'x'));
+  if (kind == "long_file") write_file_atomic(session.run_dir() / "long.bin", std::string(64u << 20, 'x'));
   const auto take_all_memory = [] {
     std::vector<std::string> taken;
     for (;;) taken.emplace_back(64u << 20, 'x');

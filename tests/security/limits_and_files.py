@@ -125,10 +125,10 @@ class Processes(LaunchTest):
 class FileSizes(LaunchTest):
     def test_of_a_rank(self):
         self.experiment(slots=1, more="trouble: {batch: 3, kind: long_file}")
-        code, output = self.launch(limits=[(resource.RLIMIT_FSIZE, 1 << 20)])
+        code, output = self.launch(limits=[(resource.RLIMIT_FSIZE, 48 << 20)])
         self.assertEqual(code, 1, output)
         self.assertIn("long.bin: File too large", output)
-        self.assertIn("RLIMIT_FSIZE lets a file of this process have 1.0 MiB: raise it (ulimit -f)", output)
+        self.assertIn("RLIMIT_FSIZE lets a file of this process have 48.0 MiB: raise it (ulimit -f)", output)
 
     def test_of_the_launcher(self):
         self.experiment(slots=1)
@@ -170,7 +170,7 @@ class Memory(LaunchTest):
                 if code != 0 and "loading shared librar" not in output:
                     self.assertRegex(output, "RLIMIT_AS|annot allocate memory")
                     named += 1
-        self.assertGreaterEqual(named, 0)
+        self.assertGreater(named, 0)
 
 
 class Modes(LaunchTest):

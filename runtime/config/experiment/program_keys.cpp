@@ -286,9 +286,13 @@ void hide_variables(Json& plan) {
   static const Json::json_pointer variables("/experiment/environment/environment_variables");
   if (plan.contains(variables) && plan.at(variables).is_object()) {
     for (auto& [name, value] : plan.at(variables).items()) {
-      if (!value.is_array()) value = kHidden;
-      for (Json& one : value.is_array() ? value : Json::array()) {
-        if (one.is_string()) one = one.get<std::string>().substr(0, one.get<std::string>().find('=')) + "=" + kHidden;
+      if (!value.is_array()) {
+        value = kHidden;
+        continue;
+      }
+      for (Json& one : value) {
+        const std::string text = one.is_string() ? one.get<std::string>() : "";
+        one = text.substr(0, text.find('=')) + "=" + kHidden;
       }
     }
   }

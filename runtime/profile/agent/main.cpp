@@ -382,8 +382,10 @@ int main(int argc, char** argv) {
     started = true;
     return agent.run() ? 0 : kRecordsLost;
   } catch (const std::exception& error) {
-    if (!started) report_start(describe(error));
-    std::fprintf(stderr, "dtrain-agent: %s\n", describe(error).c_str());
+    const auto* const typed = dynamic_cast<const Error*>(&error);
+    const std::string text = describe(error) + (typed && !typed->remedy().empty() ? "; " + typed->remedy() : "");
+    if (!started) report_start(text);
+    std::fprintf(stderr, "dtrain-agent: %s\n", text.c_str());
     return static_cast<int>(ExitCode::kRunFailed);
   }
 }
