@@ -5,6 +5,7 @@
 #include <cerrno>
 
 #include <sys/file.h>
+#include <sys/stat.h>
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
@@ -72,6 +73,18 @@ std::vector<CoreUnit> units_of(const Json& json) {
   return cores;
 }
 
+// The ledger has the commands and folders of all tasks. SQLite gives the files beside it the same mode. The file is
+// never opened here if it is there: closing it would drop the locks that this process holds through SQLite.
+void close_to_others(const std::filesystem::path& database) {
+  const UniqueFd made(::open(database.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  if (made) return;
+  for (const char* ending : {"", "-wal", "-shm"}) {
+    const std::string file = database.string() + ending;
+    struct stat info {};
+    if (::stat(file.c_str(), &info) == 0 && (info.st_mode & 077) != 0) ::chmod(file.c_str(), info.st_mode & 0700);
+  }
+}
+
 }  // namespace
 
 Database open_ledger_file(const std::filesystem::path& folder) {
@@ -88,6 +101,7 @@ Database open_ledger_file(const std::filesystem::path& folder) {
   if (!lock || ::flock(lock.get(), LOCK_EX) != 0) {
     throw SystemError("cannot lock " + lock_path.string(), errno, "set DTRAIN_STATE_DIR to a folder you may write to");
   }
+  close_to_others(folder / "ledger.db");
   Database database(folder / "ledger.db", kPatienceMs);
   const std::int64_t version = database.value("PRAGMA user_version");
   if (version != 0 && version != kVersion) {

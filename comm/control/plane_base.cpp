@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/limits.h"
 #include "dtrain/base/text.h"
 #include "dtrain/comm/control.h"
 
@@ -45,7 +46,7 @@ void PlaneBase::start_thread() {
   sigset_t before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_ = std::thread([this] {
+  thread_ = dtrain::start_thread("the control plane", [this] {
     for (;;) {
       try {
         io_.run();

@@ -9,6 +9,8 @@
 #include <memory>
 #include <utility>
 
+#include "dtrain/base/limits.h"
+
 namespace dtrain::comm {
 namespace {
 
@@ -29,7 +31,7 @@ MessageThread::MessageThread(Looks looks) : looks_(looks) {
   sigset_t before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_ = std::thread([this] { run(); });
+  thread_ = start_thread("the messages", [this] { run(); });
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "dtrain/base/limits.h"
 #include "dtrain/base/text.h"
 
 namespace dtrain::comm {
@@ -134,7 +135,7 @@ void NcclLink::finalize(std::chrono::milliseconds at_most) noexcept {
 }
 
 NcclLaunchEnd::NcclLaunchEnd(SharedNcclApi api, int device, NcclLink& link)
-    : api_(std::move(api)), device_(device), link_(link), thread_([this] { run(); }) {}
+    : api_(std::move(api)), device_(device), link_(link), thread_(start_thread("NCCL's calls", [this] { run(); })) {}
 
 NcclLaunchEnd::~NcclLaunchEnd() {
   {

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/limits.h"
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/base/untrusted.h"
 
@@ -22,7 +23,9 @@ constexpr rlim_t kMostOpenFiles = 65'536;
 
 [[noreturn]] void fail(const std::string& action, const std::filesystem::path& path, int code) {
   std::string remedy;
-  if (code == ENOSPC || code == EDQUOT || code == EFBIG) {
+  if (code == EFBIG) {
+    remedy = limit_of_file_size();
+  } else if (code == ENOSPC || code == EDQUOT) {
     remedy = "free space on the file system of " + path.string() + ", or write somewhere else";
   } else if (code == EMFILE || code == ENFILE) {
     remedy = "raise the limit of open files (ulimit -n)";
@@ -47,10 +50,10 @@ class FileLock {
 
 class TemporaryFile {
  public:
-  explicit TemporaryFile(const std::filesystem::path& target)
+  TemporaryFile(const std::filesystem::path& target, std::optional<mode_t> mode)
       : path_(target.parent_path() / ("." + target.filename().string() + "." + random_hex(6) + ".tmp")),
-        fd_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666)) {
-    if (!fd_) fail("write", target, errno);
+        fd_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode ? 0600 : 0666)) {
+    if (!fd_ || (mode && ::fchmod(fd_.get(), *mode) != 0)) fail("write", target, errno);
   }
   ~TemporaryFile() {
     if (!path_.empty()) ::unlink(path_.c_str());
@@ -170,11 +173,12 @@ std::string read_file(const std::filesystem::path& path, std::size_t limit_bytes
   return content;
 }
 
-void write_file_atomic(const std::filesystem::path& path, std::string_view content) {
-  write_file_atomic(path, std::span(&content, 1));
+void write_file_atomic(const std::filesystem::path& path, std::string_view content, std::optional<mode_t> mode) {
+  write_file_atomic(path, std::span(&content, 1), mode);
 }
 
-void write_file_atomic(const std::filesystem::path& path, std::span<const std::string_view> pieces) {
+void write_file_atomic(const std::filesystem::path& path, std::span<const std::string_view> pieces,
+                       std::optional<mode_t> mode) {
   const auto write_to = [&](int fd) {
     for (const std::string_view piece : pieces) {
       if (write_all(fd, piece) != piece.size()) fail("write", path, errno);
@@ -186,7 +190,7 @@ void write_file_atomic(const std::filesystem::path& path, std::span<const std::s
     if (!fd || ::fcntl(fd.get(), F_SETFL, 0) != 0) fail("open", path, errno);
     return write_to(fd.get());
   }
-  TemporaryFile file(path);
+  TemporaryFile file(path, mode);
   write_to(file.fd());
   if (::fsync(file.fd()) != 0) fail("write", path, errno);
   file.rename_to(path);

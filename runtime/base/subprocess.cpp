@@ -12,6 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "dtrain/base/limits.h"
 #include "dtrain/base/text.h"
 
 extern "C" char** environ;
@@ -200,7 +201,10 @@ Process Process::start(const ProcessOptions& options) {
     pid = ::fork();
     if (pid == 0) run_child(prepared);
   }
-  if (pid < 0) throw SystemError("cannot start '" + options.command.front() + "'", errno);
+  if (pid < 0) {
+    const int code = errno;
+    throw SystemError("cannot start '" + options.command.front() + "'", code, limit_of_fork(code));
+  }
   if (options.new_process_group) ::setpgid(pid, pid);  // here too, so that kill_group works at once
   spare_writer.reset();
 

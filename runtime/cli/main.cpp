@@ -6,6 +6,7 @@
 
 #include "commands.h"
 #include "dtrain/base/error.h"
+#include "dtrain/base/limits.h"
 #include "dtrain/base/printable.h"
 #include "dtrain/base/text.h"
 
@@ -133,6 +134,7 @@ dtrain::ExitCode carry_out(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  dtrain::prepare_for_limits();
   try {
     dtrain::make_output_printable();
   } catch (const std::exception& error) {

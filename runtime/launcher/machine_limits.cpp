@@ -76,7 +76,7 @@ void Remembered::store(const Json& key, const Json& answer) const {
   if (code) throw SystemError("cannot make the folder " + folder_.string(), code.value());
   Json entry = {{"key", key}};
   entry.update(answer);
-  write_file_atomic(file(key), to_line(entry) + "\n");
+  write_file_atomic(file(key), to_line(entry) + "\n", 0600);
 }
 
 namespace {

@@ -6,6 +6,7 @@
 #include "compare_ranks.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
+#include "dtrain/base/limits.h"
 #include "dtrain/base/log.h"
 #include "dtrain/checkpoint/checkpoint.h"
 #include "dtrain/comm/control.h"
@@ -181,7 +182,7 @@ void open_own_run(comm::ControlPlane& control, const RankIdentity& identity, con
           folder, experiment, options.overrides, [&] { write_plan(folder); }, log);
       return folder;
     }
-    RunFolder made = create_run_folder(options.run_dir, experiment.name, experiment.text);
+    RunFolder made = create_run_folder(options.run_dir, experiment.name, experiment.text, experiment.private_mode());
     files.lock = RunLock::take(made);
     write_plan(made);
     return made;
@@ -251,6 +252,7 @@ RankSession::RankSession(const RankOptions& options)
 std::unique_ptr<RankSession> RankSession::start(const RankOptions& options) {
   std::unique_ptr<RankSession> session(new RankSession(options));
   RankSession& self = *session;
+  prepare_for_limits();
   try {
     read_identity(*self.identity_);
     self.connect_launcher();

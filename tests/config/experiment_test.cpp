@@ -298,7 +298,33 @@ TEST(Experiment, VariablesMayBeListedByDevice) {
   EXPECT_THAT(experiment.variables_of_ranks(true),
               ElementsAre(Pair("C", "4"), Pair("A", "3"), Pair("NCCL_DEBUG", "INFO")));
   EXPECT_EQ(to_json(experiment).at("environment").at("environment_variables").dump(),
-            R"({"C":"4","cpu":["A=1","B=2"],"cuda":["A=3","NCCL_DEBUG=INFO"]})");
+            R"({"C":"***","cpu":["A=***","B=***"],"cuda":["A=***","NCCL_DEBUG=***"]})")
+      << "they may be secrets";
+}
+
+TEST(HiddenVariables, OfOverridesAndOfPlans) {
+  EXPECT_TRUE(holds_variables("environment.environment_variables={A: b}"));
+  EXPECT_TRUE(holds_variables("environment={environment_variables: [A=b]}"));
+  EXPECT_FALSE(holds_variables("data.environment.environment_variables=5"));
+  EXPECT_FALSE(holds_variables("name=environment"));
+  EXPECT_EQ(shown_override("environment.environment_variables.A=b=c"), "environment.environment_variables.A=***");
+  EXPECT_EQ(shown_override("name=x"), "name=x");
+  Json plan = Json::parse(R"({"command": ["trial", "--set", "environment={environment_variables: {A: b}}"],
+    "overrides": ["environment.environment_variables.A=b", "name=x"],
+    "experiment": {"environment": {"environment_variables": {"A": "b", "cuda": ["C=d=e"]}}},
+    "before": {"plan": {"overrides": ["environment.environment_variables={A: b}"]}}})");
+  hide_variables(plan);
+  EXPECT_EQ(plan.dump(),
+            R"({"command":["trial","--set","environment=***"],)"
+            R"("overrides":["environment.environment_variables.A=***","name=x"],)"
+            R"("experiment":{"environment":{"environment_variables":{"A":"***","cuda":["C=***"]}}},)"
+            R"("before":{"plan":{"overrides":["environment.environment_variables=***"]}}})");
+  for (const char* text : {"5", "[]", R"({"experiment": {"environment": 7}, "overrides": {}, "command": [5, null]})"}) {
+    Json other = Json::parse(text);
+    const Json same = other;
+    hide_variables(other);
+    EXPECT_EQ(other, same);
+  }
 }
 
 // The same without the keys that `known` does not have.

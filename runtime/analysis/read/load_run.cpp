@@ -13,6 +13,7 @@
 #include "dtrain/analysis/dump_reader.h"
 #include "dtrain/analysis/run_profile.h"
 #include "dtrain/base/error.h"
+#include "dtrain/config/experiment.h"
 #include "dtrain/profile/run_records.h"
 #include "read/json_fields.h"
 #include "read/run_files.h"
@@ -270,6 +271,7 @@ void read_run_records(const fs::path& folder, RunProfile& run) {
   using profile::RecordFile;
   profile::Damage damage;
   run.plan = profile::read_plan(folder, damage);
+  config::hide_variables(run.plan);
   const auto add_to_list = [](std::vector<Json>& list) {
     return [&](Json&& json) { list.push_back(std::move(json)); };
   };

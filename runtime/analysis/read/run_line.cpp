@@ -7,6 +7,7 @@
 #include "dtrain/analysis/run_history.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
+#include "dtrain/config/experiment.h"
 #include "dtrain/profile/run_records.h"
 #include "read/json_fields.h"
 
@@ -63,7 +64,8 @@ Json value_or_null(const std::optional<Value>& value) {
 
 ListedRun read_listed_run(const fs::path& run_dir, std::optional<double> now_s) {
   profile::Damage damage;
-  const Json plan = profile::read_plan(run_dir, damage);
+  Json plan = profile::read_plan(run_dir, damage);
+  config::hide_variables(plan);
   std::vector<Json> events;
   damage.add(profile::read_events(run_dir, [&](Json&& event) { events.push_back(std::move(event)); }));
   CurveReader reader(history_of(events).attempts);

@@ -22,6 +22,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
+#include "dtrain/base/limits.h"
 #include "dtrain/base/log.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
@@ -368,6 +369,7 @@ int main(int argc, char** argv) {
     std::fputs("dtrain-saver is started by dtrain, not by hand\n", stderr);
     return static_cast<int>(ExitCode::kBadInput);
   }
+  prepare_for_limits();
   ignore_polite_ends();
   ::fcntl(kSocketFd, F_SETFD, FD_CLOEXEC);
   ::fcntl(kMemoryFd, F_SETFD, FD_CLOEXEC);
@@ -384,7 +386,9 @@ int main(int argc, char** argv) {
           settings.at("starter_pid").get<pid_t>(), make_stderr_logger());
     return static_cast<int>(ExitCode::kDone);
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "dtrain-saver: %s\n", describe(error).c_str());
+    const auto* const typed = dynamic_cast<const Error*>(&error);
+    const std::string remedy = typed && !typed->remedy().empty() ? "; " + typed->remedy() : "";
+    std::fprintf(stderr, "dtrain-saver: %s%s\n", describe(error).c_str(), remedy.c_str());
     return static_cast<int>(ExitCode::kRunFailed);
   }
 }

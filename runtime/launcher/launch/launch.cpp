@@ -27,6 +27,7 @@
 #include "dtrain/profile/run_records.h"
 #include "dtrain/rank/checkpoint_folder.h"
 #include "dtrain/rank/libtorch.h"
+#include "dtrain/rank/plan_file.h"
 #include "dtrain/rank/resume.h"
 #include "dtrain/rank/run_folder.h"
 #include "dtrain/rank/run_lock.h"
@@ -111,7 +112,8 @@ LaunchedRun open_folder(const LaunchPlan& plan, const Variables& variables, cons
   const fs::path path = request.run_dir.empty() ? fs::path() : fs::absolute(request.run_dir).lexically_normal();
   LaunchedRun opened{.folder = {path}, .is_job = is_job_of(path, variables)};
   if (!opened.is_job && !continued) {
-    opened.folder = create_run_folder(request.run_dir, plan.experiment.name, plan.experiment.text);
+    opened.folder =
+        create_run_folder(request.run_dir, plan.experiment.name, plan.experiment.text, plan.experiment.private_mode());
     opened.lock = RunLock::take(opened.folder);
     return opened;
   }
@@ -227,18 +229,18 @@ PlacedLaunch settle(const LaunchPlan& plan, const scheduler::Claim& claim, const
 
 // Returns rows that say where a run goes on and with which overrides, including those with which it was started.
 std::string goes_on_text(const ResumePoint& point, const LaunchPlan& plan) {
-  const std::vector<std::string>& given = plan.asked.overrides;
-  const std::string overrides = given.empty() ? "" : "overrides   " + join(given, ", ") + "\n";
-  return "goes on     from " + text_of(point) + "\n" + overrides;
+  std::vector<std::string> shown;
+  for (const std::string& override : plan.asked.overrides) shown.push_back(config::shown_override(override));
+  return "goes on     from " + text_of(point) + "\n" + (shown.empty() ? "" : "overrides   " + join(shown, ", ") + "\n");
 }
 
-// Returns the overrides of a continuation that the run did not have before.
-std::vector<std::string> new_overrides(const LaunchPlan& plan, const Json& plan_before) {
-  const Json::json_pointer path("/plan/overrides");
-  const Json before = plan_before.contains(path) ? plan_before.at(path) : Json::array();
+// Returns the overrides of a continuation that the run did not have before, as they may be shown.
+std::vector<std::string> new_overrides(const RunFolder& folder, const LaunchPlan& plan, const Json& plan_before) {
+  const std::vector<std::string> before = overrides_of(folder.plan(), object_at(plan_before, "plan"));
   std::vector<std::string> result;
-  for (const std::string& one : plan.asked.overrides) {
-    if (std::find(before.begin(), before.end(), one) == before.end()) result.push_back(one);
+  for (const std::string& override : plan.asked.overrides) {
+    if (std::find(before.begin(), before.end(), override) != before.end()) continue;
+    result.push_back(config::shown_override(override));
   }
   return result;
 }
@@ -250,7 +252,7 @@ std::string how_to_continue(const LaunchedRun& run, const LaunchPlan& plan, cons
   std::string without;
   const RunState state = read_state(folder);
   if (outcome.failure && !outcome.failure->may_pass && state.trained < state.continued) {
-    const std::vector<std::string> changed = new_overrides(plan, run.keys.before);
+    const std::vector<std::string> changed = new_overrides(folder, plan, run.keys.before);
     if (changed.empty()) return {};
     without = ", without " + join(changed, ", ") + ", with which nothing was trained";
   }
@@ -349,6 +351,7 @@ void print_dry_run(const PlacedLaunch& expected, const Variables& variables) {
   if (continued) warn(warnings_of(resume));
   if (expected.asked.json) {
     Json json = to_json(expected);
+    config::hide_variables(json);
     if (continued) json["goes_on"] = to_json(resume);
     if (continued) json["goes_on"]["passed_over"] = resume.passed_over;
     if (!script.empty()) json["batch_script"] = script;
@@ -385,6 +388,7 @@ ExitCode launch(const LaunchRequest& given) {
   batch_script_of(expected, variables);  // an experiment that sbatch cannot take is refused before the folder exists
   check_can_start(expected);
   check_checkpoint_storage(plan.experiment.checkpoint_storage);
+  share_new_files(plan.experiment);
   const SystemClock clock;
   open_user_ledger(clock);  // an unusable ledger is an error before the run's folder exists
   LaunchedRun opened = open_launched_run(plan, variables, clock);

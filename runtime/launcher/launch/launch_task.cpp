@@ -9,6 +9,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
+#include "dtrain/base/limits.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/rank/screen.h"
 
@@ -126,7 +127,10 @@ Detached::Detached(const std::filesystem::path& log) : log_(log) {
   const UniqueFd input(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   Pipe pipe = make_pipe();
   child_ = ::fork();
-  if (child_ < 0) throw SystemError("cannot start the launcher in the background", errno);
+  if (child_ < 0) {
+    const int code = errno;
+    throw SystemError("cannot start the launcher in the background", code, limit_of_fork(code));
+  }
   if (child_ > 0) {
     word_ = std::move(pipe.reader);
     return;

@@ -192,7 +192,8 @@ Outcome submit_and_follow(const Attempt& attempt) {
   write_file_atomic(submission_file(attempt.folder.path), token);
   fs::remove(stop_file(attempt.folder.path));
   const fs::path script = attempt.folder.launch() / "job.sh";
-  write_file_atomic(script, batch_script(attempt.placed, job_of(attempt.placed, attempt.folder.path, token)));
+  write_file_atomic(script, batch_script(attempt.placed, job_of(attempt.placed, attempt.folder.path, token)),
+                    attempt.placed.experiment.private_mode());
   return SubmittedJob(attempt).follow(script);
 }
 

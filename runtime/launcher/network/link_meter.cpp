@@ -24,6 +24,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
+#include "dtrain/base/limits.h"
 #include "dtrain/base/numeric.h"
 #include "dtrain/base/text.h"
 #include "dtrain/base/unix_socket.h"
@@ -251,7 +252,7 @@ LinkServer::LinkServer(const std::string& address, LinkKey key) : key_(std::move
   ::getsockname(listener_.get(), reinterpret_cast<sockaddr*>(&bound.storage), &bound.size);
   port_ = ntohs(bound.storage.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(bound.storage).sin6_port
                                                     : reinterpret_cast<const sockaddr_in&>(bound.storage).sin_port);
-  thread_ = std::thread([this, stop = stop_.get()] { serve(stop); });
+  thread_ = start_thread("the link meter", [this, stop = stop_.get()] { serve(stop); });
 }
 
 LinkServer::~LinkServer() {

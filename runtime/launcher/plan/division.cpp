@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <set>
 #include <utility>
@@ -341,6 +342,10 @@ Json division_key(const LaunchPlan& plan, const scheduler::ClusterAgent& agent, 
       models.push_back(identity_of(file.path));
     }
   }
+  std::string variables_text;
+  for (const auto& [name, value] : plan.experiment.variables_of_ranks(plan.on_gpus())) {
+    variables_text += name + "=" + value + '\0';
+  }
   Json cores = Json::array();
   for (const scheduler::ClusterSlot& core : agent.slots) cores.push_back({core.cpus, core.node, core.kind});
   const auto threads = variables.find("OMP_NUM_THREADS");
@@ -349,6 +354,7 @@ Json division_key(const LaunchPlan& plan, const scheduler::ClusterAgent& agent, 
           {"program", identity_of(plan.command.front())},
           {"model", std::move(models)},
           {"experiment", std::move(asked)},
+          {"variables", std::to_string(std::hash<std::string>{}(variables_text))},
           {"max_slots", plan.experiment.resources.max_slots.value_or(0)},
           {"omp_num_threads", threads == variables.end() ? "" : threads->second}};
 }

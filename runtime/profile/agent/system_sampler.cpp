@@ -6,6 +6,7 @@
 #include <exception>
 #include <utility>
 
+#include "dtrain/base/limits.h"
 #include "dtrain/host/cpu.h"
 
 namespace dtrain::profile {
@@ -56,7 +57,7 @@ bool same_names(const Map& a, const Map& b) {
 
 GpuSampler::GpuSampler(const std::string& library, const Logger& logger)
     : shared_(std::make_shared<Shared>()),
-      thread_([shared = shared_, library, logger] { run(shared, library, logger); }) {}
+      thread_(start_thread("the GPU sampler", [shared = shared_, library, logger] { run(shared, library, logger); })) {}
 
 GpuSampler::~GpuSampler() {
   std::unique_lock lock(shared_->mutex);

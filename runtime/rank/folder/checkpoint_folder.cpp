@@ -283,8 +283,8 @@ void make_host_folder(const RunFolder& folder, const std::string& token, const s
   make_folder(folder.path);
   write_file_atomic(folder.path / kHostFolderMark, token);
   write_file_atomic(folder.plan(), plan);
-  write_file_atomic(folder.experiment(), experiment);
   const Json json = Json::parse(plan, nullptr, false);
+  write_file_atomic(folder.experiment(), experiment, private_mode_of(json));
   if (json.is_object() && json.contains("checkpoint_folder"))
     checkpoints::write_storage_of_run(folder.path, json["checkpoint_folder"].get<std::string>());
   make_folder(folder.logs());

@@ -17,6 +17,7 @@
 #include "dtrain/config/batch_split.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/rank/checkpoint_folder.h"
+#include "dtrain/rank/plan_file.h"
 #include "dtrain/rank/run_folder.h"
 #include "dtrain/rank/screen.h"
 
@@ -217,9 +218,7 @@ ContinuedRun read_continued_run(const std::string& run) {
   result.experiment_file = text_at(result.plan, "experiment_file");
   if (result.experiment_file.empty()) result.experiment_file = result.folder.experiment();
   if (!is_unchanged(result.experiment_file, result.folder)) result.contents = result.folder.experiment();
-  for (const Json& value : list_at(result.plan, "overrides")) {
-    if (value.is_string()) result.overrides.push_back(value.get<std::string>());
-  }
+  result.overrides = overrides_of(result.folder.plan(), result.plan);
   const fs::path cluster = text_at(result.plan, "cluster_file");
   if (fs::is_regular_file(cluster, code)) result.cluster_file = cluster;
   return result;

@@ -111,7 +111,8 @@ fs::path RunFolder::log(int rank) const {
   return logs() / name;
 }
 
-RunFolder create_run_folder(const fs::path& requested, const std::string& name, const std::string& experiment_text) {
+RunFolder create_run_folder(const fs::path& requested, const std::string& name, const std::string& experiment_text,
+                            mode_t private_mode) {
   RunFolder folder;
   if (requested.empty()) {
     folder.path = make_numbered(name);
@@ -122,16 +123,22 @@ RunFolder create_run_folder(const fs::path& requested, const std::string& name, 
   // The first to create this file owns the folder: of two runs that ask for one folder, the second is refused.
   const bool has_events = fs::exists(folder.events());
   const UniqueFd claim(has_events ? -1
-                                  : ::open(folder.experiment().c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+                                  : ::open(folder.experiment().c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (has_events || (!claim && errno == EEXIST)) {
     throw ConfigError("--run-dir: " + folder.path.string() + " already holds a run",
                       "give another folder, or leave --run-dir out to get the next one under runs/");
   }
   if (!claim) throw SystemError("cannot write " + folder.experiment().string(), errno);
-  write_file_atomic(folder.experiment(), experiment_text);
+  write_file_atomic(folder.experiment(), experiment_text, private_mode);
   make_folder(folder.logs());
   make_folder(folder.profile());
   return folder;
+}
+
+void share_new_files(const config::Experiment& experiment) {
+  if (!experiment.share_with_group) return;
+  constexpr mode_t kGroupReads = 0050;
+  ::umask(::umask(0) & ~kGroupReads);
 }
 
 std::vector<RunFolder> all_runs() {

@@ -163,6 +163,10 @@ struct Experiment {
   std::vector<std::pair<std::string, std::string>> cpu_variables;   // only for ranks on CPUs
   std::vector<std::pair<std::string, std::string>> cuda_variables;  // only for ranks on GPUs
 
+  bool share_with_group = false;  // false: nobody but the owner may read the values of these variables
+
+  // Returns the mode of the files of a run that hold these values.
+  mode_t private_mode() const { return share_with_group ? 0640 : 0600; }
   // Returns all variables for ranks on GPUs, or for ranks on CPUs.
   std::vector<std::pair<std::string, std::string>> variables_of_ranks(bool on_gpus) const;
 };
@@ -194,6 +198,7 @@ Json plateau_needs();
 Json whole_parameters_need();
 
 // The reaction of the run when a loss or a norm of gradients is not finite.
+inline constexpr std::array kShareWith{Word<bool>{"nobody", false}, Word<bool>{"group", true}};
 inline constexpr std::array kOnNonFinite{Word<bool>{"warn", false}, Word<bool>{"stop", true}};
 
 inline void declare_keys(Keys& keys, Experiment& e) {
@@ -297,6 +302,12 @@ inline void declare_keys(Keys& keys, Experiment& e) {
          .examples = R"([{"OMP_NUM_THREADS": 2}, ["OMP_NUM_THREADS=2"]])"},
         environment_variables_form(e));
   });
+  keys.choice(
+      {"share_with",
+       "Who besides the owner may read the files of a run that hold values of environment variables: nobody, or "
+       "the group of the files; group also lets the group read all other files of the run.",
+       "[More](security.md#files-of-a-run)."},
+      e.share_with_group, kShareWith);
   keys.when_read([&](Section& root) {
     resolve(root, e.early_stopping, e.searcher);
     check_together(root, e);
@@ -316,7 +327,18 @@ inline void declare_keys(Keys& keys, Experiment& e) {
 Experiment read_experiment(const std::filesystem::path& file, std::span<const std::string> overrides = {},
                            const std::filesystem::path& contents = {});
 
-// Returns every value in effect, under the keys of the file, as plan.json shows them.
+// Returns every value in effect, under the keys of the file, as plan.json shows them: with kHidden in place of the
+// values of environment variables.
 Json to_json(const Experiment& experiment);
+
+// The values of environment variables may be secrets. Where they would be shown, there is this text.
+inline constexpr const char* kHidden = "***";
+
+// True for an override ("a.b=c") that may hold such values.
+bool holds_variables(const std::string& override);
+// Returns the override as it may be shown: "environment.environment_variables.TOKEN=***".
+std::string shown_override(const std::string& override);
+// Hides the values in a plan, which another version of dtrain may have written.
+void hide_variables(Json& plan);
 
 }  // namespace dtrain::config

@@ -124,8 +124,11 @@ std::string to_text(const SlotOfRank& slot);
 // Empty: the launcher leaves the rank where it is. ConfigError: there is none for this rank.
 std::optional<SlotOfRank> slot_of_rank(const Variables& variables, int rank);
 
-// Returns the folder for rendezvous files: private to this user (0700), made if missing. SystemError if it belongs to
-// another user or is open to others.
+// Returns the folder for rendezvous files, private to this user (0700), made if missing: $XDG_RUNTIME_DIR/dtrain where
+// that variable names a private folder, else /tmp/dtrain-UID. Where something else has that name, a folder of another
+// user for example, it is /tmp/dtrain-UID-XXXXXX with random letters; the processes of a user agree on it, because they
+// all take the first by name that is theirs, and make one only if there is none. SystemError if none can be made, or if
+// $XDG_RUNTIME_DIR/dtrain is open to others.
 std::filesystem::path private_folder(const Variables& variables);
 
 // Returns the folder for results that later runs use (tuned plans): $XDG_CACHE_HOME/dtrain, else ~/.cache/dtrain. It
