@@ -35,7 +35,9 @@ class Relay {
   using Change = std::function<std::vector<std::string>(const Frame&)>;
 
   explicit Relay(ControlEndpoint server, Change change = {})
-      : server_(std::move(server)), change_(std::move(change)), acceptor_(io_, {asio::ip::make_address("127.0.0.1"), 0}) {
+      : server_(std::move(server)),
+        change_(std::move(change)),
+        acceptor_(io_, {asio::ip::make_address("127.0.0.1"), 0}) {
     thread_ = std::thread([this] { run(); });
   }
   ~Relay() {
