@@ -155,7 +155,8 @@ void ControlClient::try_connect() {
                                                              .context = {},
                                                              .pid = getpid(),
                                                              .host = options_.host_name});
-    start_handshake(std::move(*socket), std::move(handshake), std::min(kWelcomeDeadline, options_.timeout),
+    start_handshake(std::move(*socket), std::move(handshake), options_.security,
+                    std::min(kWelcomeDeadline, options_.timeout),
                     [this](Proven proven) { connected(std::move(proven)); });
   });
 }

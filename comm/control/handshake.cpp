@@ -4,6 +4,7 @@
 #include <exception>
 #include <utility>
 
+#include <asio/post.hpp>
 #include <asio/read.hpp>
 #include <asio/write.hpp>
 
@@ -23,23 +24,104 @@ constexpr std::chrono::milliseconds kAcceptAgain{100};
 constexpr std::chrono::seconds kRefusalsPeriod{10};
 constexpr std::size_t kMostReasons = 8;
 
+// Repeats one step of TLS until all bytes are transferred.
+template <typename Step, typename Byte>
+void transfer(Wire& wire, Step step, Byte* bytes, std::size_t size, Wire::Done done) {
+  Tls::Outcome outcome;
+  while (size > 0 && (outcome = step(bytes, size)).want == Tls::Want::kNothing) {
+    bytes += outcome.bytes;
+    size -= outcome.bytes;
+  }
+  if (outcome.want == Tls::Want::kNothing || outcome.want == Tls::Want::kEnd) {
+    if (!outcome.error.empty()) wire.tls_error = outcome.error;
+    asio::error_code error;
+    if (outcome.want == Tls::Want::kEnd) error = asio::error::eof;
+    if (outcome.code != 0) error = asio::error_code(outcome.code, asio::system_category());
+    asio::post(wire.socket.get_executor(), [done = std::move(done), error] { done(error); });
+    return;
+  }
+  const auto type = outcome.want == Tls::Want::kRead ? asio::socket_base::wait_read : asio::socket_base::wait_write;
+  wire.socket.async_wait(type, [&wire, step, bytes, size, done = std::move(done)](asio::error_code error) mutable {
+    if (error) return done(error);
+    transfer(wire, std::move(step), bytes, size, std::move(done));
+  });
+}
+
 }  // namespace
 
-PendingHandshake::PendingHandshake(asio::ip::tcp::socket socket, Handshake handshake, Done done)
-    : socket_(std::move(socket)),
-      peer_(peer_text(socket_)),
+void Wire::async_read(void* bytes, std::size_t size, Done done) {
+  if (!tls) {
+    asio::async_read(socket, asio::buffer(bytes, size),
+                     [done = std::move(done)](asio::error_code error, std::size_t) { done(error); });
+    return;
+  }
+  transfer(
+      *this, [this](char* at, std::size_t left) { return tls->read(at, left); }, static_cast<char*>(bytes), size,
+      std::move(done));
+}
+
+void Wire::async_write(const void* bytes, std::size_t size, Done done) {
+  if (!tls) {
+    asio::async_write(socket, asio::buffer(bytes, size),
+                      [done = std::move(done)](asio::error_code error, std::size_t) { done(error); });
+    return;
+  }
+  transfer(
+      *this, [this](const char* at, std::size_t left) { return tls->write(at, left); }, static_cast<const char*>(bytes),
+      size, std::move(done));
+}
+
+std::size_t Wire::try_write(const void* bytes, std::size_t size) {
+  if (tls) return tls->write(bytes, size).bytes;
+  asio::error_code error;
+  return socket.write_some(asio::buffer(bytes, size), error);
+}
+
+void Wire::close() {
+  asio::error_code ignored;
+  socket.shutdown(asio::ip::tcp::socket::shutdown_both, ignored);
+  socket.close(ignored);
+}
+
+PendingHandshake::PendingHandshake(asio::ip::tcp::socket socket, Handshake handshake, Security security, Done done)
+    : wire_{std::move(socket), nullptr, {}},
+      peer_(peer_text(wire_.socket)),
       handshake_(std::move(handshake)),
+      security_(security),
       done_(std::move(done)),
-      timer_(socket_.get_executor()) {}
+      timer_(wire_.socket.get_executor()) {}
 
 void PendingHandshake::start(std::chrono::milliseconds deadline) {
   asio::error_code ignored;
-  socket_.set_option(asio::ip::tcp::no_delay(true), ignored);
-  socket_.non_blocking(true, ignored);
+  wire_.socket.set_option(asio::ip::tcp::no_delay(true), ignored);
+  wire_.socket.non_blocking(true, ignored);
   timer_.expires_after(deadline);
   timer_.async_wait([self = shared_from_this()](asio::error_code cancelled) {
     if (!cancelled) self->end("it did not prove itself in time");
   });
+  if (security_ == Security::kProof) return begin();
+  const auto side = handshake_.listens() ? Tls::Side::kListening : Tls::Side::kConnecting;
+  wire_.tls = std::make_unique<Tls>(wire_.socket.native_handle(), side, handshake_.tls_key());
+  asio::post(wire_.socket.get_executor(), [self = shared_from_this()] { self->shake_tls_hands(); });
+}
+
+void PendingHandshake::shake_tls_hands() {
+  if (!done_) return;
+  const Tls::Outcome outcome = wire_.tls->shake_hands();
+  if (outcome.want == Tls::Want::kNothing) return begin();
+  if (outcome.want == Tls::Want::kEnd) {
+    if (outcome.error.empty()) return end("the connection was closed before the welcome");
+    return finish(Proven::End::kRefused, "TLS failed: " + outcome.error +
+                                             "; it does not know this run's secret, or does not have "
+                                             "communication.security: tls");
+  }
+  const auto type = outcome.want == Tls::Want::kRead ? asio::socket_base::wait_read : asio::socket_base::wait_write;
+  wire_.socket.async_wait(type, [self = shared_from_this()](asio::error_code error) {
+    if (!error) self->shake_tls_hands();
+  });
+}
+
+void PendingHandshake::begin() {
   // If this cannot be sent, the read below ends, too.
   (void)write(handshake_.begin());
   read_header();
@@ -47,14 +129,11 @@ void PendingHandshake::start(std::chrono::milliseconds deadline) {
 
 // The messages are few and small and the socket is new, so they always fit into its buffer.
 bool PendingHandshake::write(const std::string& frame) {
-  if (frame.empty()) return true;
-  asio::error_code error;
-  asio::write(socket_, asio::buffer(frame), error);
-  return !error;
+  return frame.empty() || wire_.try_write(frame.data(), frame.size()) == frame.size();
 }
 
 void PendingHandshake::read_header() {
-  asio::async_read(socket_, asio::buffer(header_), [self = shared_from_this()](asio::error_code error, std::size_t) {
+  wire_.async_read(header_.data(), header_.size(), [self = shared_from_this()](asio::error_code error) {
     if (!self->done_) return;
     if (error) return self->end("the connection was closed before the welcome");
     const std::size_t size = self->handshake_.length_of(self->header_.data());
@@ -65,7 +144,7 @@ void PendingHandshake::read_header() {
 
 void PendingHandshake::read_message(std::size_t size) {
   message_.resize(size);
-  asio::async_read(socket_, asio::buffer(message_), [self = shared_from_this()](asio::error_code error, std::size_t) {
+  wire_.async_read(message_.data(), size, [self = shared_from_this()](asio::error_code error) {
     if (!self->done_) return;
     if (error) return self->end("the connection was closed before the welcome");
     const bool written = self->write(self->handshake_.receive(self->message_));
@@ -88,15 +167,11 @@ void PendingHandshake::end(const std::string& why) {
 void PendingHandshake::finish(Proven::End how, const std::string& error) {
   const auto self = shared_from_this();
   timer_.cancel();
-  if (how != Proven::End::kProven) {
-    asio::error_code ignored;
-    socket_.shutdown(asio::ip::tcp::socket::shutdown_both, ignored);
-    socket_.close(ignored);
-  }
+  if (how != Proven::End::kProven) wire_.close();
   Proven result{.end = how,
                 .error = error,
                 .other_is_proven = handshake_.other_is_proven(),
-                .socket = std::move(socket_),
+                .wire = std::move(wire_),
                 .peer = peer_,
                 .other = handshake_.other(),
                 .keys = {}};
@@ -141,10 +216,12 @@ void RefusalLog::flush() {
   waiting_.clear();
 }
 
-ProvingListener::ProvingListener(asio::io_context& io, std::string what, Logger log, std::chrono::milliseconds deadline)
+ProvingListener::ProvingListener(asio::io_context& io, std::string what, Logger log, Security security,
+                                 std::chrono::milliseconds deadline)
     : io_(io),
       what_(std::move(what)),
       log_(std::move(log)),
+      security_(security),
       deadline_(deadline),
       acceptor_(io),
       pause_(io),
@@ -209,7 +286,7 @@ void ProvingListener::accept_after(std::chrono::milliseconds pause) {
 void ProvingListener::take(asio::ip::tcp::socket socket) {
   const auto place = unproven_.insert(unproven_.end(), {nullptr, SteadyClock::now()});
   place->handshake =
-      start_handshake(std::move(socket), make_handshake_(), deadline_, [this, place](Proven result) mutable {
+      start_handshake(std::move(socket), make_handshake_(), security_, deadline_, [this, place](Proven result) mutable {
         if (!acceptor_.is_open()) return;  // close() holds the list
         unproven_.erase(place);
         if (result.end == Proven::End::kProven) return on_proven_(std::move(result));

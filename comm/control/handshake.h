@@ -15,10 +15,30 @@
 #include <asio/ip/tcp.hpp>
 #include <asio/steady_timer.hpp>
 
+#include "control/tls.h"
 #include "dtrain/base/log.h"
+#include "dtrain/comm/control.h"
 #include "dtrain/comm/handshake.h"
 
 namespace dtrain::comm {
+
+// A connected socket, and TLS over it where the run has communication.security: tls. On the thread of its io_context,
+// which must be one thread.
+struct Wire {
+  using Done = std::function<void(asio::error_code)>;
+
+  asio::ip::tcp::socket socket;
+  std::unique_ptr<Tls> tls;  // null: none
+  std::string tls_error;     // why it ended, if the other end or somebody on the way broke it
+
+  // Reads or writes all of it. `done` is called later, not within the call; until then, the wire and the bytes must
+  // stay where they are.
+  void async_read(void* bytes, std::size_t size, Done done);
+  void async_write(const void* bytes, std::size_t size, Done done);
+  // Writes some bytes, without waiting. Returns their number.
+  std::size_t try_write(const void* bytes, std::size_t size);
+  void close();
+};
 
 // The outcome of a handshake.
 struct Proven {
@@ -30,10 +50,10 @@ struct Proven {
   End end = End::kLost;
   std::string error;  // empty for kProven
   bool other_is_proven = false;
-  asio::ip::tcp::socket socket;  // for kProven: connected, no_delay, non-blocking; else closed
-  std::string peer;              // its address, "127.0.0.1:4711"
-  Introduction other;            // once it is proven
-  SessionKeys keys;              // for kProven
+  Wire wire;           // for kProven: its socket is connected, no_delay, non-blocking; else closed
+  std::string peer;    // its address, "127.0.0.1:4711"
+  Introduction other;  // once it is proven
+  SessionKeys keys;    // for kProven
 };
 
 // A handshake under way. On the thread of the socket's io_context, which must be one thread; its outstanding reads keep
@@ -42,22 +62,26 @@ class PendingHandshake : public std::enable_shared_from_this<PendingHandshake> {
  public:
   using Done = std::function<void(Proven)>;
 
-  // `socket` is connected and has nothing read or sent. `done` is called once, at the deadline at the latest, and not
-  // within the constructor or start(). The welcome is on its way when `done` is called.
-  PendingHandshake(asio::ip::tcp::socket socket, Handshake handshake, Done done);
+  // `socket` is connected and has nothing read or sent. With Security::kTls, TLS begins first, and the handshake is
+  // within it. `done` is called once, at the deadline at the latest, and not within the constructor or start(). The
+  // welcome is on its way when `done` is called.
+  PendingHandshake(asio::ip::tcp::socket socket, Handshake handshake, Security security, Done done);
   void start(std::chrono::milliseconds deadline);
   // Ends it as lost for this reason: calls `done` at once, if it has not been called.
   void end(const std::string& why);
 
  private:
+  void begin();
+  void shake_tls_hands();
   void read_header();
   void read_message(std::size_t size);
   bool write(const std::string& frame);
   void finish(Proven::End how, const std::string& error);
 
-  asio::ip::tcp::socket socket_;
+  Wire wire_;
   std::string peer_;
   Handshake handshake_;
+  Security security_;
   Done done_;
   asio::steady_timer timer_;
   std::array<unsigned char, kHandshakeHeaderBytes> header_{};
@@ -66,9 +90,9 @@ class PendingHandshake : public std::enable_shared_from_this<PendingHandshake> {
 
 // Starts a handshake on a fresh connection; see PendingHandshake.
 inline std::shared_ptr<PendingHandshake> start_handshake(asio::ip::tcp::socket socket, Handshake handshake,
-                                                         std::chrono::milliseconds deadline,
+                                                         Security security, std::chrono::milliseconds deadline,
                                                          PendingHandshake::Done done) {
-  auto pending = std::make_shared<PendingHandshake>(std::move(socket), std::move(handshake), std::move(done));
+  auto pending = std::make_shared<PendingHandshake>(std::move(socket), std::move(handshake), security, std::move(done));
   pending->start(deadline);
   return pending;
 }
@@ -103,7 +127,8 @@ class ProvingListener {
   using OnProven = std::function<void(Proven)>;
 
   // Connections have `deadline` to prove themselves. `what` names the listener in the log.
-  ProvingListener(asio::io_context& io, std::string what, Logger log, std::chrono::milliseconds deadline);
+  ProvingListener(asio::io_context& io, std::string what, Logger log, Security security,
+                  std::chrono::milliseconds deadline);
   ~ProvingListener();
   // Listens; any thread, before start(). std::system_error if the system refuses.
   asio::ip::tcp::endpoint open(const asio::ip::tcp::endpoint& at);
@@ -126,6 +151,7 @@ class ProvingListener {
   asio::io_context& io_;
   std::string what_;
   Logger log_;
+  Security security_;
   std::chrono::milliseconds deadline_;
   MakeHandshake make_handshake_;
   OnProven on_proven_;

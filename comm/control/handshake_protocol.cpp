@@ -103,6 +103,10 @@ SessionKeys Handshake::keys() const {
   return {std::move(to_server), std::move(to_client)};
 }
 
+std::string Handshake::tls_key() const {
+  return hmac_sha256(secret_, "dtrain-" + std::to_string(kHandshakeProtocol) + " key of TLS for " + own_.purpose);
+}
+
 std::size_t Handshake::length_of(const unsigned char* header) {
   const std::uint32_t size = decode_length(header);
   if (size > 0 && size <= kHandshakeLimit) return size;

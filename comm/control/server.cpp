@@ -41,7 +41,7 @@ std::unique_ptr<ControlPlane> ControlPlane::serve(const ControlOptions& options,
 ControlServer::ControlServer(const ControlOptions& options, const ControlEndpoint& listen_on, ControlEndpoint* bound)
     : PlaneBase(options),
       peers_(static_cast<std::size_t>(options.world.size)),
-      listener_(io_, "control", options_.log, std::min(kHelloDeadline, options_.timeout)),
+      listener_(io_, "control", options_.log, options_.security, std::min(kHelloDeadline, options_.timeout)),
       heartbeat_(io_) {
   if (options_.world.rank != 0) {
     throw CommError("rank " + std::to_string(options_.world.rank) + " cannot serve the control plane: rank 0 does");

@@ -8,8 +8,6 @@
 
 #include <netinet/tcp.h>
 #include <sys/socket.h>
-#include <asio/read.hpp>
-#include <asio/write.hpp>
 
 #include "dtrain/base/text.h"
 
@@ -55,7 +53,7 @@ std::string peer_text(const asio::ip::tcp::socket& socket) {
 }
 
 Connection::Connection(Proven proven, std::chrono::milliseconds host_silence)
-    : socket_(std::move(proven.socket)),
+    : wire_(std::move(proven.wire)),
       host_silence_(host_silence),
       peer_(std::move(proven.peer)),
       outgoing_(proven.keys.send),
@@ -64,7 +62,7 @@ Connection::Connection(Proven proven, std::chrono::milliseconds host_silence)
   // an hour.
   asio::error_code ignored;
   using UserTimeout = asio::detail::socket_option::integer<IPPROTO_TCP, TCP_USER_TIMEOUT>;
-  socket_.set_option(UserTimeout(static_cast<int>(host_silence.count())), ignored);
+  wire_.socket.set_option(UserTimeout(static_cast<int>(host_silence.count())), ignored);
 }
 
 void Connection::start(OnMessage on_message, OnClosed on_closed) {
@@ -74,7 +72,7 @@ void Connection::start(OnMessage on_message, OnClosed on_closed) {
 }
 
 void Connection::read_header() {
-  asio::async_read(socket_, asio::buffer(header_), [self = shared_from_this()](asio::error_code error, std::size_t) {
+  wire_.async_read(header_.data(), header_.size(), [self = shared_from_this()](asio::error_code error) {
     if (self->closed_ || self->closing_) return;
     if (error) return self->lost(error);
     const std::size_t size = decode_length(self->header_.data());
@@ -89,37 +87,35 @@ void Connection::read_header() {
 
 void Connection::read_payload(std::size_t size) {
   payload_.resize(size + kFrameMacBytes);
-  asio::async_read(
-      socket_, asio::buffer(payload_), [self = shared_from_this(), size](asio::error_code error, std::size_t) {
-        if (self->closed_ || self->closing_) return;
-        if (error) return self->lost(error);
-        const std::string_view message = std::string_view(self->payload_).substr(0, size);
-        try {
-          self->incoming_.open(self->header_.data(), message, std::string_view(self->payload_).substr(size));
-        } catch (const std::exception& tampered) {
-          return self->cut(tampered.what());
-        }
-        try {
-          // The handler is copied because it may close the connection, which releases the handlers.
-          const OnMessage handler = self->on_message_;
-          const Json content = decode_payload(message);
-          if (optional_text(content, "t") == kCut) {
-            return self->close("it has ended the connection: " + text_member(content, "why"));
-          }
-          handler(content);
-        } catch (const std::exception& malformed) {
-          return self->close(std::string("malformed message: ") + malformed.what(), true);
-        }
-        if (!self->closed_ && !self->closing_) self->read_header();
-      });
+  wire_.async_read(payload_.data(), payload_.size(), [self = shared_from_this(), size](asio::error_code error) {
+    if (self->closed_ || self->closing_) return;
+    if (error) return self->lost(error);
+    const std::string_view message = std::string_view(self->payload_).substr(0, size);
+    try {
+      self->incoming_.open(self->header_.data(), message, std::string_view(self->payload_).substr(size));
+    } catch (const std::exception& tampered) {
+      return self->cut(tampered.what());
+    }
+    try {
+      // The handler is copied because it may close the connection, which releases the handlers.
+      const OnMessage handler = self->on_message_;
+      const Json content = decode_payload(message);
+      if (optional_text(content, "t") == kCut) {
+        return self->close("it has ended the connection: " + text_member(content, "why"));
+      }
+      handler(content);
+    } catch (const std::exception& malformed) {
+      return self->close(std::string("malformed message: ") + malformed.what(), true);
+    }
+    if (!self->closed_ && !self->closing_) self->read_header();
+  });
 }
 
 // The other end should know why; it may not get this, where somebody on the way holds it back.
 void Connection::cut(const std::string& why) {
   if (queue_.empty()) {
     const std::string frame = outgoing_.seal(encode_message({{"t", kCut}, {"why", why}}));
-    asio::error_code ignored;
-    socket_.write_some(asio::buffer(frame), ignored);
+    (void)wire_.try_write(frame.data(), frame.size());
   }
   close(why, true);
 }
@@ -128,7 +124,8 @@ void Connection::lost(const asio::error_code& error) {
   silent_ = error == asio::error::timed_out || error == asio::error::host_unreachable ||
             error == asio::error::network_unreachable || error == asio::error::network_down;
   close(silent_ ? "its host has not answered for " + format_duration(host_silence_) + " (" + error.message() + ")"
-                : "connection lost");
+        : wire_.tls_error.empty() ? "connection lost"
+                                  : "TLS: " + wire_.tls_error);
 }
 
 void Connection::send(std::string_view message) {
@@ -140,18 +137,17 @@ void Connection::send(std::string_view message) {
 }
 
 void Connection::write_next() {
-  asio::async_write(socket_, asio::buffer(queue_.front()),
-                    [self = shared_from_this()](asio::error_code error, std::size_t) {
-                      if (self->closed_) return;
-                      // If the writer sees a reset first, the peer's earlier messages must not be lost: the reader
-                      // reads all that have arrived and then closes.
-                      self->queued_bytes_ -= self->queue_.front().size();
-                      self->queue_.pop_front();
-                      if (error && self->closing_) return self->close(self->closing_reason_);
-                      if (error) return;
-                      if (!self->queue_.empty()) return self->write_next();
-                      if (self->closing_) self->close(self->closing_reason_);
-                    });
+  wire_.async_write(queue_.front().data(), queue_.front().size(), [self = shared_from_this()](asio::error_code error) {
+    if (self->closed_) return;
+    // If the writer sees a reset first, the peer's earlier messages must not be lost: the reader reads all that have
+    // arrived and then closes.
+    self->queued_bytes_ -= self->queue_.front().size();
+    self->queue_.pop_front();
+    if (error && self->closing_) return self->close(self->closing_reason_);
+    if (error) return;
+    if (!self->queue_.empty()) return self->write_next();
+    if (self->closing_) self->close(self->closing_reason_);
+  });
 }
 
 void Connection::close_when_sent(const std::string& reason) {
@@ -164,9 +160,7 @@ void Connection::close_when_sent(const std::string& reason) {
 void Connection::close(const std::string& reason, bool malformed) {
   if (closed_) return;
   closed_ = true;
-  asio::error_code ignored;
-  socket_.shutdown(asio::ip::tcp::socket::shutdown_both, ignored);
-  socket_.close(ignored);
+  wire_.close();
   on_message_ = nullptr;
   if (const OnClosed handler = std::exchange(on_closed_, nullptr)) handler(reason, malformed);
 }

@@ -59,7 +59,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void lost(const asio::error_code& error);
   void write_next();
 
-  asio::ip::tcp::socket socket_;
+  Wire wire_;
   std::chrono::milliseconds host_silence_;
   std::string peer_;
   OnMessage on_message_;

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "../harness/eventually.h"
 #include "dtrain/base/error.h"
-#include "eventually.h"
 #include "harness/run_ranks.h"
 #include "relay.h"
 
@@ -21,13 +21,15 @@ using test::Relay;
 using testing::AllOf;
 using testing::AnyOf;
 using testing::HasSubstr;
+using testing::Not;
 using Frames = std::vector<std::string>;
 
 // Rank 0, and rank 1 behind the relay.
 struct Path {
-  explicit Path(Relay::Change change) {
+  explicit Path(Relay::Change change, Security security = Security::kProof) {
+    world.security = security;
     server = ControlPlane::serve(world.control_options(0), {}, &endpoint);
-    relay = std::make_unique<Relay>(endpoint, std::move(change));
+    relay = std::make_unique<Relay>(endpoint, std::move(change), security == Security::kProof);
     client = ControlPlane::connect(world.control_options(1), relay->endpoint());
   }
   // What ends the run, at rank 0 and at rank 1.
@@ -64,8 +66,8 @@ std::string forged(const std::string& payload, std::uint64_t number) {
   }());
 }
 
-TEST(OnThePath, WhoPassesEverythingOnHarmsNothingAndHearsNoSecret) {
-  Path path({});
+// Both ranks, to the end of the run.
+void meet_and_finish(Path& path) {
   auto other = std::async(std::launch::async, [&] {
     path.client->barrier("well");
     path.client->finish();
@@ -74,8 +76,13 @@ TEST(OnThePath, WhoPassesEverythingOnHarmsNothingAndHearsNoSecret) {
   path.server->finish();
   other.get();
   EXPECT_FALSE(path.server->failure());
+}
+
+TEST(OnThePath, WhoPassesEverythingOnHarmsNothingAndHearsNoSecret) {
+  Path path({});
+  meet_and_finish(path);
   EXPECT_THAT(path.relay->heard(), HasSubstr("\"well\"")) << "it may read";
-  EXPECT_THAT(path.relay->heard(), testing::Not(HasSubstr(path.world.secret)));
+  EXPECT_THAT(path.relay->heard(), Not(HasSubstr(path.world.secret)));
 }
 
 TEST(OnThePath, AChangedMessageIsNamedAndHasNoEffect) {
@@ -168,6 +175,68 @@ TEST(OnThePath, AConversationOfYesterdayIsRefused) {
   asio::read(socket, asio::dynamic_buffer(answer), error);
   EXPECT_THAT(answer, HasSubstr("wrong secret"));
   EXPECT_EQ(next->peer_state(1), PeerState::kConnecting);
+}
+
+TEST(OnThePathOfTls, NobodyCanRead) {
+  Path path({}, Security::kTls);
+  path.client->set("large", std::string(900'000, 'x'));
+  EXPECT_EQ(path.server->get("large"), std::string(900'000, 'x'));
+  meet_and_finish(path);
+  const std::string heard = path.relay->heard();
+  EXPECT_GT(heard.size(), 900'000u);
+  for (const std::string word : {"well", "hello", "welcome", "xxxxxxxx", "rank", path.world.secret.c_str()}) {
+    EXPECT_EQ(heard.find(word), std::string::npos) << word;
+  }
+}
+
+TEST(OnThePathOfTls, AChangedByteEndsTheConnection) {
+  for (const auto way : {Relay::Way::kToServer, Relay::Way::kToClient}) {
+    std::atomic<bool> harm{false};
+    Path path(
+        [&](const Relay::Frame& frame) {
+          std::string bytes = frame.bytes;
+          if (frame.way == way && harm.exchange(false)) bytes.back() = static_cast<char>(bytes.back() ^ 1);
+          return Frames{bytes};
+        },
+        Security::kTls);
+    harm = true;
+    ControlPlane& victim = way == Relay::Way::kToServer ? *path.server : *path.client;
+    EXPECT_THAT(path.cause(victim), HasSubstr("is gone"));
+    EXPECT_THAT(path.cause(victim), HasSubstr("TLS: ")) << "what was noticed";
+  }
+}
+
+std::string refusal_under_tls(const TestWorld& world, const ControlEndpoint& endpoint) {
+  try {
+    (void)ControlPlane::connect(world.control_options(1), endpoint);
+  } catch (const CommError& error) {
+    return error.what();
+  }
+  return "not refused";
+}
+
+TEST(Tls, NeedsTheSecretOnBothEnds) {
+  TestWorld world(2);
+  world.security = Security::kTls;
+  ControlEndpoint endpoint;
+  const auto server = ControlPlane::serve(world.control_options(0), {}, &endpoint);
+  TestWorld stranger = world;
+  stranger.secret = "a secret for tests 0nly";
+  EXPECT_THAT(refusal_under_tls(stranger, endpoint), HasSubstr("does not know this run's secret"));
+  TestWorld other = world;
+  other.session = "another run";
+  EXPECT_THAT(refusal_under_tls(other, endpoint), HasSubstr("run 'another run'"));
+  const auto client = ControlPlane::connect(world.control_options(1), endpoint);
+  client->set("key", "value");
+  EXPECT_EQ(server->get("key"), "value");
+}
+
+TEST(Tls, OfOneEndAloneIsNamed) {
+  TestWorld world(2);
+  ControlEndpoint endpoint;
+  const auto proof = ControlPlane::serve(world.control_options(0), {}, &endpoint);
+  world.security = Security::kTls;
+  EXPECT_THAT(refusal_under_tls(world, endpoint), HasSubstr("does not have communication.security: tls"));
 }
 
 }  // namespace

@@ -6,7 +6,6 @@
 
 #include <string>
 
-#include "control/protocol.h"
 #include "dtrain/base/error.h"
 
 namespace dtrain::comm {

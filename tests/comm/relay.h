@@ -34,9 +34,11 @@ class Relay {
   // Returns what goes on in place of the frame. Called for one frame at a time.
   using Change = std::function<std::vector<std::string>(const Frame&)>;
 
-  explicit Relay(ControlEndpoint server, Change change = {})
+  // Without `frames`, it passes on what comes, as one that cannot tell them.
+  Relay(ControlEndpoint server, Change change, bool frames)
       : server_(std::move(server)),
         change_(std::move(change)),
+        frames_(frames),
         acceptor_(io_, {asio::ip::make_address("127.0.0.1"), 0}) {
     thread_ = std::thread([this] { run(); });
   }
@@ -54,8 +56,6 @@ class Relay {
     const std::scoped_lock lock(mutex_);
     return heard_;
   }
-  // As raw bytes, without frames: for a connection whose frames it cannot see.
-  void pass_bytes() { frames_ = false; }
 
  private:
   void run() {
@@ -113,10 +113,10 @@ class Relay {
 
   ControlEndpoint server_;
   Change change_;
+  bool frames_;
   asio::io_context io_;
   asio::ip::tcp::acceptor acceptor_;
   std::atomic<bool> stopped_{false};
-  std::atomic<bool> frames_{true};
   std::mutex sockets_;
   std::unique_ptr<asio::ip::tcp::socket> client_, upstream_;
   std::mutex mutex_;

@@ -68,6 +68,10 @@ class Handshake {
   // handshake.
   std::size_t length_of(const unsigned char* header);
 
+  bool listens() const { return listens_; }
+  // Returns the key of TLS for connections of this purpose, the same on both ends.
+  std::string tls_key() const;
+
   State state() const { return state_; }
   const std::string& error() const { return error_; }
   // True once the other end has proved that it knows the secret, also where it is refused then.
