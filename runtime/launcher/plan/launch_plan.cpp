@@ -145,6 +145,12 @@ LaunchPlan make_launch_plan(const LaunchRequest& request, const Variables& varia
                           " need ranks that mpirun has started",
                       "mpirun -np N --hostfile HOSTS program experiment.yaml (docs/launching.md), or use auto");
   }
+  if (plan.experiment.communication_security == comm::Security::kTls) {
+    const std::string at = plan.experiment.file.string() + ": communication.security: ";
+    const std::string remedy = "use communication.security: proof (docs/security.md)";
+    if (plan.placement.size() > 1) throw ConfigError(at + config::not_with_tls("MPI, between several hosts,"), remedy);
+    if (plan.on_gpus() && plan.ranks.size() > 1) throw ConfigError(at + config::not_with_tls("NCCL"), remedy);
+  }
 
   plan.command = entry_command(plan.experiment, variables);
   if (const std::string warning = script_warning(plan.command); !warning.empty()) plan.warnings.push_back(warning);
