@@ -15,7 +15,6 @@
 #include "ledger_impl.h"
 
 namespace dtrain::scheduler {
-
 namespace {
 
 constexpr int kVersion = 1;  // of the tables
@@ -48,6 +47,29 @@ constexpr const char* kTables = R"sql(
   CREATE TABLE generation (value INTEGER NOT NULL);
   INSERT INTO generation VALUES (0);
 )sql";
+
+// Reads "0+1+5".
+std::vector<int> cores_of(std::string_view text) {
+  std::vector<int> cores;
+  while (!text.empty()) {
+    std::string_view one = text.substr(0, text.find('+'));
+    text.remove_prefix(std::min(text.size(), one.size() + 1));
+    cores.push_back(take_number<int>(one).value_or(0));
+  }
+  return cores;
+}
+
+Json to_json(std::span<const CoreUnit> cores) {
+  Json json = Json::array();
+  for (const CoreUnit& core : cores) json.push_back({core.number, core.node, core.package, core.kind});
+  return json;
+}
+
+std::vector<CoreUnit> units_of(const Json& json) {
+  std::vector<CoreUnit> cores;
+  for (const Json& core : json) cores.push_back({core.at(0), core.at(1), core.at(2), core.at(3)});
+  return cores;
+}
 
 }  // namespace
 
@@ -95,33 +117,6 @@ Database open_ledger_file(const std::filesystem::path& folder) {
 }
 
 // Converts claims, requests and states of tasks to text and back.
-
-namespace {
-
-// Reads "0+1+5".
-std::vector<int> cores_of(std::string_view text) {
-  std::vector<int> cores;
-  while (!text.empty()) {
-    std::string_view one = text.substr(0, text.find('+'));
-    text.remove_prefix(std::min(text.size(), one.size() + 1));
-    cores.push_back(take_number<int>(one).value_or(0));
-  }
-  return cores;
-}
-
-Json to_json(std::span<const CoreUnit> cores) {
-  Json json = Json::array();
-  for (const CoreUnit& core : cores) json.push_back({core.number, core.node, core.package, core.kind});
-  return json;
-}
-
-std::vector<CoreUnit> units_of(const Json& json) {
-  std::vector<CoreUnit> cores;
-  for (const Json& core : json) cores.push_back({core.at(0), core.at(1), core.at(2), core.at(3)});
-  return cores;
-}
-
-}  // namespace
 
 std::string to_text(const Claim& claim) {
   std::vector<std::string> shares;
@@ -179,7 +174,7 @@ std::string to_text(const TaskRequest& request) {
                   {"slot_type", static_cast<int>(slots.slot_type)},
                   {"policy", static_cast<int>(slots.policy)},
                   {"allow_heterogeneous_fits", slots.allow_heterogeneous_fits},
-                  {"max_slots", request.max_slots ? Json(*request.max_slots) : Json()},
+                  {"max_slots", or_null(request.max_slots)},
                   {"can_yield", request.can_yield},
                   {"preemption", request.preemption},
                   {"agents", agents}});

@@ -10,7 +10,7 @@
 
 namespace dtrain::comm {
 
-inline constexpr int kGlooModuleAbi = 1;
+inline constexpr int kGlooModuleAbi = 2;
 inline constexpr const char* kGlooModule = "dtrain_comm_gloo";
 inline constexpr const char* kGlooModuleFactory = "dtrain_comm_gloo_module";
 
@@ -21,7 +21,6 @@ class GlooModule {
   virtual std::unique_ptr<Communicator> make_communicator(ControlPlane& control, const std::vector<int>& members,
                                                           const std::string& address,
                                                           const CommunicatorOptions& options) const = 0;
-  virtual std::unique_ptr<RendezvousStore> open_store(const RendezvousStore::Options& options) const = 0;
 };
 
 // Sets `module` and returns 0; or returns the version the module was built for.

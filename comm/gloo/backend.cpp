@@ -34,10 +34,6 @@ std::unique_ptr<Communicator> make_gloo_communicator(ControlPlane& control, cons
   return gloo_module().make_communicator(control, members, address, options);
 }
 
-std::unique_ptr<RendezvousStore> RendezvousStore::open(const Options& options) {
-  return gloo_module().open_store(options);
-}
-
 std::unique_ptr<Communicator> GlooBackend::make(const BackendParts& parts) const {
   const auto over_shm = [&](ControlPlane& some, const std::vector<int>& members) {
     return ShmBackend().make({some, members, parts.mpi, parts.address, parts.options});

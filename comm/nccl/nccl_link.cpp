@@ -1,7 +1,5 @@
 #include "nccl/nccl_link.h"
 
-#include <chrono>
-#include <thread>
 #include <utility>
 
 #include "dtrain/base/text.h"

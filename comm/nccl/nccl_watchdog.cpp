@@ -7,7 +7,6 @@
 #include "nccl/nccl_watchdog.h"
 
 #include <algorithm>
-#include <thread>
 #include <utility>
 
 #include <nlohmann/json.hpp>

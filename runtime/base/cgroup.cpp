@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <fstream>
 #include <iterator>
-#include <optional>
 #include <sstream>
 
 #include "dtrain/base/text.h"
@@ -162,14 +161,14 @@ std::vector<CpuQuota> cpu_quotas(const Cgroups& groups) {
     }
     if (quota.value_or(0) <= 0 || period.value_or(0) <= 0) continue;
     const std::string stat = text_of(group.folder / "cpu.stat");
-    CpuQuota one{.group = group.name,
-                 .cpus = static_cast<double>(*quota) / static_cast<double>(*period),
-                 .period = std::chrono::microseconds(*period)};
-    one.periods = field_of(stat, "nr_periods");
-    one.throttled = field_of(stat, "nr_throttled");
-    one.throttled_time = group.v2 ? std::chrono::microseconds(field_of(stat, "throttled_usec"))
-                                  : std::chrono::nanoseconds(field_of(stat, "throttled_time"));
-    result.push_back(one);
+    CpuQuota limit{.group = group.name,
+                   .cpus = static_cast<double>(*quota) / static_cast<double>(*period),
+                   .period = std::chrono::microseconds(*period)};
+    limit.periods = field_of(stat, "nr_periods");
+    limit.throttled = field_of(stat, "nr_throttled");
+    limit.throttled_time = group.v2 ? std::chrono::microseconds(field_of(stat, "throttled_usec"))
+                                    : std::chrono::nanoseconds(field_of(stat, "throttled_time"));
+    result.push_back(limit);
   }
   return result;
 }

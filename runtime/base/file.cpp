@@ -38,8 +38,7 @@ class FileLock {
     }
   }
   ~FileLock() { ::flock(fd_, LOCK_UN); }
-  FileLock(const FileLock&) = delete;
-  FileLock& operator=(const FileLock&) = delete;
+  FileLock& operator=(FileLock&&) = delete;
 
  private:
   int fd_;
@@ -55,8 +54,7 @@ class TemporaryFile {
   ~TemporaryFile() {
     if (!path_.empty()) ::unlink(path_.c_str());
   }
-  TemporaryFile(const TemporaryFile&) = delete;
-  TemporaryFile& operator=(const TemporaryFile&) = delete;
+  TemporaryFile& operator=(TemporaryFile&&) = delete;
 
   int fd() const { return fd_.get(); }
   void rename_to(const std::filesystem::path& target) {

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <csignal>
-#include <cstring>
 #include <string_view>
 
 #include <dlfcn.h>
@@ -14,8 +12,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "dtrain/base/error.h"
-#include "dtrain/base/file.h"
 #include "dtrain/base/text.h"
 
 extern "C" char** environ;

@@ -29,8 +29,7 @@ class MappedFile {
     if (data_ == MAP_FAILED) throw SystemError("cannot map " + path.string(), errno);
   }
   ~MappedFile() { ::munmap(data_, size_); }
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
+  MappedFile& operator=(MappedFile&&) = delete;
 
   std::string_view bytes() const { return {static_cast<const char*>(data_), size_}; }
 

@@ -16,13 +16,11 @@
 #include <unistd.h>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/file.h"
 #include "dtrain/base/text.h"
 #include "dtrain/checkpoint/checkpoint.h"
 #include "dtrain/checkpoint/saver.h"
 
 namespace dtrain::checkpoints {
-
 namespace {
 
 namespace fs = std::filesystem;

@@ -11,7 +11,6 @@
 #include "dtrain/rank/screen.h"
 
 namespace dtrain::cli {
-
 namespace {
 
 namespace fs = std::filesystem;

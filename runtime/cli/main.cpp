@@ -103,7 +103,6 @@ dtrain::ExitCode usage_error(const CLI::App& app, const CLI::ParseError& error) 
   return dtrain::ExitCode::kBadInput;
 }
 
-// Registers the commands and carries one out; returns its exit code.
 dtrain::ExitCode carry_out(int argc, char** argv) {
   auto exit_code = dtrain::ExitCode::kDone;
   CLI::App app{

@@ -119,8 +119,8 @@ int order_of(const RunRow& a, const RunRow& b, const std::string& key) {
   const auto* x = std::get_if<double>(&in_a);
   const auto* y = std::get_if<double>(&in_b);
   if (x && y) {
-    const double one = place_of(a, key, *x), two = place_of(b, key, *y);
-    return one < two ? -1 : one > two ? 1 : 0;
+    const double of_a = place_of(a, key, *x), of_b = place_of(b, key, *y);
+    return of_a < of_b ? -1 : of_a > of_b ? 1 : 0;
   }
   if (x || y) return x ? -1 : 1;
   return std::get<std::string>(in_a).compare(std::get<std::string>(in_b));
@@ -144,7 +144,6 @@ std::string RunRow::id() const {
   return number ? std::to_string(*number) : run.folder.filename().string();
 }
 
-// Returns the columns that --sort and --filter know.
 std::vector<std::string> names_of_run_columns() {
   std::vector<std::string> names;
   for (const RunColumn& column : kRunColumns) names.emplace_back(column.name);
@@ -244,8 +243,8 @@ std::vector<RunRow> read_rows(const std::string& folder) {
   if (folder.empty() && !std::filesystem::exists(kRunsFolder, code)) return {};
   const SystemClock clock;
   std::vector<RunRow> rows;
-  for (const run::RunFolder& one : run::runs_in(folder.empty() ? kRunsFolder : folder)) {
-    rows.push_back({one.number(), list_run(one, clock).line});
+  for (const run::RunFolder& run_folder : run::runs_in(folder.empty() ? kRunsFolder : folder)) {
+    rows.push_back({run_folder.number(), list_run(run_folder, clock).line});
   }
   return rows;
 }
@@ -277,10 +276,10 @@ std::vector<SettingDifference> differing_settings(const std::vector<RunRow>& row
 std::vector<std::string> short_keys(const std::vector<SettingDifference>& differences) {
   const auto last_part = [](const std::string& key) { return key.substr(key.rfind('.') + 1); };
   std::map<std::string, int> count;
-  for (const SettingDifference& one : differences) ++count[last_part(one.key)];
+  for (const SettingDifference& difference : differences) ++count[last_part(difference.key)];
   std::vector<std::string> result;
-  for (const SettingDifference& one : differences) {
-    result.push_back(count[last_part(one.key)] > 1 ? one.key : last_part(one.key));
+  for (const SettingDifference& difference : differences) {
+    result.push_back(count[last_part(difference.key)] > 1 ? difference.key : last_part(difference.key));
   }
   return result;
 }
@@ -336,7 +335,7 @@ std::string as_csv(const std::vector<RunRow>& rows) {
                            "last", "last_batch", "samples_per_s", "duration_s", "started", "folder"}) {
     columns.push_back({name});
   }
-  for (const SettingDifference& one : differ) columns.push_back({one.key});
+  for (const SettingDifference& setting : differ) columns.push_back({setting.key});
   Table table(columns, ListFormat::kCsv);
   const auto batch = [](const std::optional<CurveValue>& value) {
     return value ? std::optional(value->batch) : std::nullopt;
@@ -360,7 +359,7 @@ std::string as_csv(const std::vector<RunRow>& rows) {
                              run.duration_s,
                              start,
                              folder};
-    for (const SettingDifference& one : differ) row.emplace_back(one.values[i]);
+    for (const SettingDifference& setting : differ) row.emplace_back(setting.values[i]);
     table.add(row);
   }
   return table.finish();
@@ -373,7 +372,7 @@ std::string as_json(const std::vector<RunRow>& rows) {
     Json run = {{"run", rows[i].number ? Json(*rows[i].number) : Json()}};
     run.update(to_json(rows[i].run));
     Json& settings = run["differs"] = Json::object();
-    for (const SettingDifference& one : differ) settings[one.key] = one.values[i];
+    for (const SettingDifference& setting : differ) settings[setting.key] = setting.values[i];
     list.push_back(std::move(run));
   }
   return to_line(list) + "\n";

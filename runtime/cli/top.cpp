@@ -47,8 +47,7 @@ class TopScreen {
   // Requires run::can_redraw(STDOUT_FILENO). SystemError.
   TopScreen();
   ~TopScreen();
-  TopScreen(const TopScreen&) = delete;
-  TopScreen& operator=(const TopScreen&) = delete;
+  TopScreen& operator=(TopScreen&&) = delete;
 
   ScreenSize size() const;
   // Shows the lines in the place of those shown before.

@@ -4,14 +4,10 @@
 #include <array>
 #include <bit>
 #include <cerrno>
-#include <cstddef>
 #include <cstring>
 #include <limits>
 #include <new>
-#include <span>
-#include <string>
 #include <type_traits>
-#include <vector>
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -88,6 +84,47 @@ constexpr int kGzipWindow = 15 + 16;              // largest window, gzip header
 
 constexpr auto kDamagedRemedy = "copy or download the file again";
 
+static_assert(std::endian::native == std::endian::little,
+              "token files are little-endian; so is every machine we run on");
+
+constexpr std::int64_t kPieceBytes = 1 << 20;
+
+std::int64_t size_of_token(TokenType type) {
+  switch (type) {
+    case TokenType::kUint16:
+      return sizeof(std::uint16_t);
+    case TokenType::kUint32:
+    case TokenType::kInt32:
+      return sizeof(std::uint32_t);
+    case TokenType::kInt64:
+      return sizeof(std::int64_t);
+  }
+  return 0;
+}
+
+constexpr std::size_t kPiece = std::size_t{1} << 20;
+constexpr std::size_t kLongestLine = std::size_t{64} << 20;
+
+// Splits a line. Quotes around a column are removed, and "" inside them becomes ".
+void split_line(std::string_view line, char delimiter, std::vector<std::string>& columns) {
+  columns.clear();
+  columns.emplace_back();
+  bool quoted = false;
+  for (std::size_t i = 0; i < line.size(); ++i) {
+    if (line[i] == '"') {
+      if (quoted && i + 1 < line.size() && line[i + 1] == '"') {
+        columns.back() += line[i++];
+      } else {
+        quoted = !quoted;
+      }
+    } else if (line[i] == delimiter && !quoted) {
+      columns.emplace_back();
+    } else {
+      columns.back() += line[i];
+    }
+  }
+}
+
 }  // namespace
 
 struct ByteSource::Inflater {
@@ -95,8 +132,7 @@ struct ByteSource::Inflater {
     if (inflateInit2(&stream, kGzipWindow) != Z_OK) throw std::bad_alloc();
   }
   ~Inflater() { inflateEnd(&stream); }
-  Inflater(const Inflater&) = delete;
-  Inflater& operator=(const Inflater&) = delete;
+  Inflater& operator=(Inflater&&) = delete;
 
   z_stream stream{};
   std::vector<std::byte> input;
@@ -197,28 +233,6 @@ std::size_t ByteSource::read_inflated(std::span<std::byte> into) {
   return filled;
 }
 
-namespace {
-
-static_assert(std::endian::native == std::endian::little,
-              "token files are little-endian; so is every machine we run on");
-
-constexpr std::int64_t kPieceBytes = 1 << 20;
-
-std::int64_t size_of_token(TokenType type) {
-  switch (type) {
-    case TokenType::kUint16:
-      return sizeof(std::uint16_t);
-    case TokenType::kUint32:
-    case TokenType::kInt32:
-      return sizeof(std::uint32_t);
-    case TokenType::kInt64:
-      return sizeof(std::int64_t);
-  }
-  return 0;
-}
-
-}  // namespace
-
 TokenFile::TokenFile(const std::filesystem::path& path, TokenType type)
     : file_(path), type_(type), token_bytes_(size_of_token(type)) {
   const auto bytes = static_cast<std::uint64_t>(token_bytes_);
@@ -287,33 +301,6 @@ void TokenFile::find_as(std::int64_t wanted, const std::function<void(std::int64
     }
   }
 }
-
-namespace {
-
-constexpr std::size_t kPiece = std::size_t{1} << 20;
-constexpr std::size_t kLongestLine = std::size_t{64} << 20;
-
-// Splits a line. Quotes around a column are removed, and "" inside them becomes ".
-void split_line(std::string_view line, char delimiter, std::vector<std::string>& columns) {
-  columns.clear();
-  columns.emplace_back();
-  bool quoted = false;
-  for (std::size_t i = 0; i < line.size(); ++i) {
-    if (line[i] == '"') {
-      if (quoted && i + 1 < line.size() && line[i + 1] == '"') {
-        columns.back() += line[i++];
-      } else {
-        quoted = !quoted;
-      }
-    } else if (line[i] == delimiter && !quoted) {
-      columns.emplace_back();
-    } else {
-      columns.back() += line[i];
-    }
-  }
-}
-
-}  // namespace
 
 bool CsvRows::next(std::vector<std::string>& columns) {
   const std::optional<std::string_view> line = next_line();

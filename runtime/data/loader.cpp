@@ -1,11 +1,8 @@
 #include "dtrain/data/loader.h"
 
 #include <algorithm>
-#include <chrono>
 #include <condition_variable>
-#include <cstdint>
 #include <deque>
-#include <memory>
 #include <mutex>
 #include <thread>
 #include <utility>

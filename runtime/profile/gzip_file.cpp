@@ -14,6 +14,26 @@ namespace {
 constexpr unsigned kBufferBytes = 256 << 10;
 constexpr std::size_t kGzipPieceBytes = 1 << 20;  // gzwrite counts in unsigned
 
+std::string read_up_to(const std::filesystem::path& path, std::size_t bytes) {
+  const std::unique_ptr<gzFile_s, int (*)(gzFile)> file(::gzopen(path.c_str(), "rbe"), ::gzclose);
+  if (!file) throw SystemError("cannot read " + path.string(), errno);
+  ::gzbuffer(file.get(), kBufferBytes);
+  std::string content;
+  while (content.size() < bytes) {
+    const std::size_t have = content.size();
+    const std::size_t wanted = std::min(kGzipPieceBytes, bytes - have);
+    content.resize(have + wanted);
+    const int count = ::gzread(file.get(), content.data() + have, static_cast<unsigned>(wanted));
+    if (count < 0) throw DataError(path.string() + " is damaged: it cannot be decompressed");
+    content.resize(have + static_cast<std::size_t>(count));
+    if (static_cast<std::size_t>(count) < wanted) break;
+  }
+  int code = 0;
+  ::gzerror(file.get(), &code);
+  if (code != Z_OK && code != Z_STREAM_END) throw DataError(path.string() + " is cut off or damaged");
+  return content;
+}
+
 }  // namespace
 
 void GzipWriter::Close::operator()(gzFile_s* file) const {
@@ -59,30 +79,6 @@ std::uintmax_t GzipWriter::finish() {
   std::filesystem::rename(part_, path_);
   return std::filesystem::file_size(path_);
 }
-
-namespace {
-
-std::string read_up_to(const std::filesystem::path& path, std::size_t bytes) {
-  const std::unique_ptr<gzFile_s, int (*)(gzFile)> file(::gzopen(path.c_str(), "rbe"), ::gzclose);
-  if (!file) throw SystemError("cannot read " + path.string(), errno);
-  ::gzbuffer(file.get(), kBufferBytes);
-  std::string content;
-  while (content.size() < bytes) {
-    const std::size_t have = content.size();
-    const std::size_t wanted = std::min(kGzipPieceBytes, bytes - have);
-    content.resize(have + wanted);
-    const int count = ::gzread(file.get(), content.data() + have, static_cast<unsigned>(wanted));
-    if (count < 0) throw DataError(path.string() + " is damaged: it cannot be decompressed");
-    content.resize(have + static_cast<std::size_t>(count));
-    if (static_cast<std::size_t>(count) < wanted) break;
-  }
-  int code = 0;
-  ::gzerror(file.get(), &code);
-  if (code != Z_OK && code != Z_STREAM_END) throw DataError(path.string() + " is cut off or damaged");
-  return content;
-}
-
-}  // namespace
 
 std::string read_gzip(const std::filesystem::path& path, std::size_t limit_bytes) {
   std::string content = read_up_to(path, limit_bytes + 1);

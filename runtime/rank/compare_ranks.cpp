@@ -216,7 +216,7 @@ GpuUse use_of_mine(const PlacedGpu& gpu, const std::string& host, const std::set
   const auto setups = gpu.index < 0 ? std::nullopt : look_at_gpu_setups(kGpuPatienceOfRuns);
   if (!setups) return {};
   const auto setup = std::find_if(setups->gpus.begin(), setups->gpus.end(),
-                                  [&](const host::GpuSetup& one) { return one.index == gpu.index; });
+                                  [&](const host::GpuSetup& facts) { return facts.index == gpu.index; });
   return setup == setups->gpus.end() ? GpuUse() : use_of_gpu(*setup, "host " + host + ": " + text_of(gpu), own);
 }
 

@@ -307,16 +307,6 @@ void set_process_variables(const std::vector<std::pair<std::string, std::string>
   }
 }
 
-Variables wait_of_threads(const Variables& of_user) {
-  if (of_user.contains("OMP_WAIT_POLICY")) return {};
-  Variables result{{"OMP_WAIT_POLICY", "passive"}};
-  // GNU's OpenMP, which libtorch brings, needs a number: without one, passive threads do not spin at all. Then each
-  // operator of a rank with several threads wakes them up: steps take 6 to 9% longer (two threads, ResNet-18 and a
-  // small CNN). Without a policy the number is 300,000, some milliseconds.
-  if (!of_user.contains("GOMP_SPINCOUNT")) result["GOMP_SPINCOUNT"] = "10000";
-  return result;
-}
-
 void unset_process_variable(const std::string& name) {
   if (::unsetenv(name.c_str()) != 0) throw SystemError("cannot unset the variable " + name, errno);
 }

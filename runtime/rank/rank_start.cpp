@@ -1,8 +1,6 @@
 // The start of a rank, step by step.
 #include <unistd.h>
 
-#include <algorithm>
-#include <cstdlib>
 #include <functional>
 
 #include "compare_ranks.h"
@@ -11,8 +9,8 @@
 #include "dtrain/base/log.h"
 #include "dtrain/checkpoint/checkpoint.h"
 #include "dtrain/comm/control.h"
-#include "dtrain/host/cpu.h"
 #include "dtrain/host/processes.h"
+#include "dtrain/host/rank_threads.h"
 #include "dtrain/rank/checkpoint_folder.h"
 #include "dtrain/rank/gpus_seen.h"
 #include "dtrain/rank/launcher_duties.h"
@@ -70,19 +68,13 @@ std::vector<std::string> plan_warnings(const RankIdentity& identity, const Assig
   return warnings;
 }
 
-// Returns the threads that libtorch takes in a rank that no launcher has given a number (rank_training.cpp).
-int threads_of_rank(const Variables& variables, int local_size) {
-  if (const auto given = variables.find("OMP_NUM_THREADS"); given != variables.end()) {
-    return std::max(1, std::atoi(given->second.c_str()));
-  }
-  return host::cores_for_rank(local_size);
-}
-
 // Returns this host's remembered limits. Ranks without a launcher measure none: the others would wait for one rank.
 Json known_limits(const RankIdentity& identity, const std::string& host, config::Matmul matmul) {
   const Variables variables = process_variables();
   const int local_size = identity.world().local_size;
-  auto limits = launcher_duties().known_limits(threads_of_rank(variables, local_size), local_size, variables);
+  const auto of_user = host::threads_of_user(variables);
+  const int threads = of_user ? *of_user : host::threads_of_process(host::process_cores(), local_size);
+  auto limits = launcher_duties().known_limits(threads, local_size, variables);
   if (!limits) return {};
   if (matmul == config::Matmul::kDefault) limits->matmul = profile::MatmulPath::kDefault;
   return {{host, profile::to_json(*limits)}};

@@ -228,8 +228,8 @@ std::string try_to_connect(const std::string& address, std::uint16_t port) {
   if (!fd) return std::strerror(errno);
   if (::connect(fd.get(), found->ai_addr, found->ai_addrlen) == 0) return {};
   if (errno != EINPROGRESS) return std::strerror(errno);
-  pollfd one{fd.get(), POLLOUT, 0};
-  if (::poll(&one, 1, static_cast<int>(kAnswer.count())) <= 0) return "no answer within " + format_duration(kAnswer);
+  pollfd events{fd.get(), POLLOUT, 0};
+  if (::poll(&events, 1, static_cast<int>(kAnswer.count())) <= 0) return "no answer within " + format_duration(kAnswer);
   int error = 0;
   socklen_t length = sizeof error;
   ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length);
@@ -274,9 +274,9 @@ Resolved resolve(const std::string& name) {
   int code = 0;
   const AddressList found = look_up(name, "", 0, &code);
   if (!found) result.why = code == EAI_SYSTEM ? std::strerror(errno) : ::gai_strerror(code);
-  for (const addrinfo* one = found.get(); one; one = one->ai_next) {
+  for (const addrinfo* entry = found.get(); entry; entry = entry->ai_next) {
     char text[NI_MAXHOST] = {};
-    if (::getnameinfo(one->ai_addr, one->ai_addrlen, text, sizeof text, nullptr, 0, NI_NUMERICHOST) != 0) continue;
+    if (::getnameinfo(entry->ai_addr, entry->ai_addrlen, text, sizeof text, nullptr, 0, NI_NUMERICHOST) != 0) continue;
     if (std::find(result.addresses.begin(), result.addresses.end(), text) == result.addresses.end()) {
       result.addresses.emplace_back(text);
     }

@@ -4,9 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <csignal>
-#include <future>
 #include <numeric>
-#include <random>
 #include <thread>
 
 #include "dtrain/base/error.h"
@@ -196,43 +194,6 @@ TEST(GlooProcesses, AKilledRankIsNamedWithItsCause) {
     EXPECT_THAT(outcomes[static_cast<std::size_t>(r)].error,
                 AllOf(HasSubstr("all_reduce(sum, float32, 300000 elements, bucket 7), operation "),
                       HasSubstr("rank 2 failed"), HasSubstr("is gone: connection lost")));
-  }
-}
-
-TEST(GlooStore, OtherRanksGetWhatRank0HasSet) {
-  // A free port, as far as that can be known.
-  const std::uint16_t port = static_cast<std::uint16_t>(20'000 + std::random_device()() % 10'000);
-  std::promise<void> listens;
-  auto listening = listens.get_future().share();
-  test::run_ranks(3, [&](int rank) {
-    if (rank != 0) listening.wait();
-    std::unique_ptr<RendezvousStore> store;
-    try {
-      store = RendezvousStore::open({kAddress, port, rank == 0, std::chrono::milliseconds(10'000)});
-    } catch (...) {
-      if (rank == 0) listens.set_value();
-      throw;
-    }
-    if (rank == 0) {
-      listens.set_value();
-      store->set("contact", std::string("an address\0and more", 19));
-    }
-    EXPECT_EQ(store->get("contact"), std::string("an address\0and more", 19));
-    if (rank == 0) {
-      EXPECT_EQ(store->get("left/1"), "1");
-      EXPECT_EQ(store->get("left/2"), "2");
-    } else {
-      store->set("left/" + std::to_string(rank), std::to_string(rank));
-    }
-  });
-}
-
-TEST(GlooStore, WhatCannotBeReachedIsNamedAtTheDeadline) {
-  try {
-    (void)RendezvousStore::open({kAddress, 1, false, std::chrono::milliseconds(300)});
-    FAIL() << "a store at port 1";
-  } catch (const CommError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("cannot reach rank 0 at 127.0.0.1:1: "));
   }
 }
 

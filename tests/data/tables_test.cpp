@@ -4,10 +4,9 @@
 #include <gmock/gmock.h>
 #include <zlib.h>
 
-#include "dtrain/data/csv.h"
+#include "dtrain/data/data_sets.h"
 #include "dtrain/data/formats.h"
 #include "dtrain/data/loader.h"
-#include "dtrain/data/raw.h"
 #include "file_test.h"
 #include "source_files.h"
 

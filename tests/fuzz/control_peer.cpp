@@ -108,11 +108,37 @@ std::optional<Json> ControlPeer::receive() {
   return comm::decode_payload(payload);
 }
 
+std::string ControlPeer::receive_bytes(std::size_t size) {
+  std::string bytes(size, '\0');
+  return fill(bytes.data(), size) ? bytes : std::string();
+}
+
 void ControlPeer::end() {
   ::shutdown(socket_.get(), SHUT_WR);
   std::array<char, 4096> rest;
   while (retried([&] { return ::recv(socket_.get(), rest.data(), rest.size(), 0); }) > 0) {
   }
+}
+
+Listener::Listener() : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+  const int yes = 1;
+  ::setsockopt(fd_.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  if (::bind(fd_.get(), reinterpret_cast<const sockaddr*>(&address), size) != 0 || ::listen(fd_.get(), 1) != 0 ||
+      ::getsockname(fd_.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0) {
+    throw std::runtime_error("cannot listen on 127.0.0.1");
+  }
+  port_ = ntohs(address.sin_port);
+}
+
+ControlPeer Listener::accept() const {
+  UniqueFd peer(retried([&] { return ::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC); }));
+  const linger reset{1, 0};  // as in ControlPeer::connect
+  ::setsockopt(peer.get(), SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+  return ControlPeer(std::move(peer));
 }
 
 std::string greeting(std::string_view message) {

@@ -41,6 +41,8 @@ class ControlPeer {
   bool prove(comm::Handshake handshake);
   // A frame, sealed; empty text sends none.
   void send_sealed(std::string_view message);
+  // As many bytes; none when the other end has closed before.
+  std::string receive_bytes(std::size_t size);
   // The next sealed frame; empty when the other end has closed.
   std::optional<Json> receive();
   // The next message of a handshake; empty when the other end has closed.
@@ -52,6 +54,18 @@ class ControlPeer {
   bool fill(void* into, std::size_t size);
   UniqueFd socket_;
   std::optional<comm::FrameSeal> outgoing_, incoming_;
+};
+
+// A port of 127.0.0.1 that takes one connection, any that is free.
+class Listener {
+ public:
+  Listener();
+  std::uint16_t port() const { return port_; }
+  ControlPeer accept() const;
+
+ private:
+  UniqueFd fd_;
+  std::uint16_t port_ = 0;
 };
 
 // A message of the handshake with its header.

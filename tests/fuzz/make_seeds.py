@@ -275,6 +275,25 @@ write("control_client", "gathered", b'\3{"t":"beat","states":[1,1]}\n{"t":"gathe
 write("control_client", "failed", b'\3{"t":"failed","rank":0,"step":5,"cause":"stopped"}')
 write("control_client", "missing", b'\3{"t":"missing","n":"g","text":"rank 0"}\n{"t":"finished"}')
 
+def store_text(text):
+    return struct.pack("<Q", len(text)) + text
+
+
+validate, ping = struct.pack("<BI", 0, 0x3C85F7CE), b"\x0d1234"
+one, both = struct.pack("<Q", 1) + store_text(b"/k"), struct.pack("<Q", 2) + store_text(b"/k") + store_text(b"/absent")
+write("store_server", "whole", b"\0" + validate + ping + b"\x06" + one + b"\x03" + store_text(b"/k"))
+write("store_server", "waits", b"\1" + ping + b"\x06" + both + b"\x0c" + b"\x05" + both + b"\x05" + one)
+write("store_server", "writes", b"\1\x01" + store_text(b"/k") + store_text(b"stolen"))
+write("store_server", "erases", b"\1\x08" + store_text(b"/k"))
+write("store_server", "huge", b"\1\x03" + struct.pack("<Q", 1 << 62))
+write("store_server", "half", b"\1\x06" + both[:20])
+write("store_server", "stranger", b"\0GET / HTTP/1.1\r\n\r\n")
+write("store_client", "value", b"\1\0" + store_text(b"value") + struct.pack("<Q", 1))
+write("store_client", "no_ping", b"\0HTTP/1.1 400 Bad Request\r\n")
+write("store_client", "canceled", b"\1\1")
+write("store_client", "huge", b"\1\0" + struct.pack("<Q", 1 << 62))
+write("store_client", "half", b"\1\0" + struct.pack("<Q", 100) + b"half")
+
 header = b'{"record":"header","schema":1,"kind":"rank","rank":0,"world_size":1,"host":"node","agent":"node0"}'
 step = (b'{"record":"step","batch":1,"epoch":0,"start_ns":1000,"wall_ns":500,"samples":10,"exchanged":true,"phases":'
         b'{"dataloader_next":100,"train_batch":300,"train_batch.forward":100,"allreduce_wait":50,"other":50}}')

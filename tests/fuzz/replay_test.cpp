@@ -11,6 +11,7 @@ INSTANTIATE_TEST_SUITE_P(All, Replay,
                                            Target{"loader_state", loader_state}, Target{"manifest", manifest},
                                            Target{"npy", npy}, Target{"picture", picture},
                                            Target{"safetensors", safetensors}, Target{"shards", shards},
+                                           Target{"store_client", store_client}, Target{"store_server", store_server},
                                            Target{"tokens", tokens}, Target{"trace", trace}),
                          [](const auto& test) { return test.param.first; });
 

@@ -25,6 +25,8 @@ void npy(Input input);
 void picture(Input input);
 void safetensors(Input input);
 void shards(Input input);
+void store_client(Input input);
+void store_server(Input input);
 void tokens(Input input);
 void trace(Input input);
 

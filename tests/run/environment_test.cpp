@@ -43,12 +43,6 @@ Variables without(Variables variables, const std::string& name) {
   return variables;
 }
 
-TEST(WaitOfThreads, IsTheUsersWhereTheUserHasSaidIt) {
-  EXPECT_EQ(wait_of_threads({}), (Variables{{"OMP_WAIT_POLICY", "passive"}, {"GOMP_SPINCOUNT", "10000"}}));
-  EXPECT_EQ(wait_of_threads({{"GOMP_SPINCOUNT", "5"}}), (Variables{{"OMP_WAIT_POLICY", "passive"}}));
-  EXPECT_TRUE(wait_of_threads({{"OMP_WAIT_POLICY", "active"}}).empty());
-}
-
 TEST(Environment, WithNothingItIsASingleRank) {
   const RankEnvironment environment = read_rank_environment({{"PATH", "/bin"}});
   EXPECT_EQ(environment.world.size, 1);

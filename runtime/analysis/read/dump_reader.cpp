@@ -5,18 +5,10 @@
 #include <simdjson.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <concepts>
-#include <cstdint>
 #include <initializer_list>
-#include <memory>
-#include <optional>
-#include <string>
-#include <string_view>
 #include <type_traits>
-#include <utility>
-#include <vector>
 
 #include <sys/stat.h>
 

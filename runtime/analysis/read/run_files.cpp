@@ -9,12 +9,10 @@
 #include <charconv>
 #include <cstring>
 #include <limits>
-#include <utility>
 
 #include <sys/stat.h>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
 #include "read/json_fields.h"
 

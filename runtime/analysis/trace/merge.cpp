@@ -3,7 +3,6 @@
 #include <spdlog/fmt/fmt.h>
 #include <algorithm>
 #include <cstdint>
-#include <functional>
 #include <limits>
 #include <map>
 #include <set>

@@ -7,7 +7,6 @@
 #include <system_error>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
 #include "dtrain/profile/gzip_file.h"
 #include "read/json_fields.h"
@@ -80,7 +79,6 @@ TraceHead to_head(const Json& file, const std::filesystem::path& path) {
   return head;
 }
 
-// Parses everything before the list of events.
 TraceHead parse_head(std::string_view text, const std::filesystem::path& path) {
   const auto events = text.find("\"traceEvents\"");
   const auto end = events == std::string_view::npos ? events : text.find_last_of("},]0123456789\"", events - 1);

@@ -33,7 +33,6 @@
 #include "storage.h"
 
 namespace dtrain::checkpoints {
-
 namespace {
 
 struct SaveEnvironment {
@@ -80,8 +79,7 @@ class PartialGuard {
     std::error_code code;
     std::filesystem::remove_all(path_, code);  // the next saver deletes the rest
   }
-  PartialGuard(const PartialGuard&) = delete;
-  PartialGuard& operator=(const PartialGuard&) = delete;
+  PartialGuard& operator=(PartialGuard&&) = delete;
   void release() { path_.clear(); }
 
  private:
@@ -204,9 +202,7 @@ class Save {
       std::vector<std::filesystem::path> gone;
       Retention retention = environment_.options.retention;
       retention.passed_over = order_.request.passed_over;
-      for (const Entry& entry : superseded(list(storage_), about().step, retention)) {
-        gone.push_back(entry.path);
-      }
+      for (const Entry& entry : superseded(list(storage_), about().step, retention)) gone.push_back(entry.path);
       remove_checkpoints(gone);
       for (const auto& path : gone) result.deleted.push_back(path.filename());
     } catch (const std::exception& error) {

@@ -1,12 +1,10 @@
 // The parts that the keys of experiment.h itself need: a rule, a type, lengths, and the checks across sections.
-#include <algorithm>
 #include <limits>
 
 #include "document/value.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/config/resources.h"
-#include "keys/visitors.h"
 
 namespace dtrain::config {
 namespace {
@@ -65,9 +63,7 @@ std::vector<std::string> keys_not_for_gpus(const Experiment& experiment) {
   const Optimizations& o = experiment.optimizations;
   std::vector<std::string> keys;
   if (is_power_sgd(o.gradient_compression)) keys.emplace_back("optimizations.gradient_compression");
-  if (o.local_sgd && is_power_sgd(o.local_sgd->compression)) {
-    keys.emplace_back("optimizations.local_sgd.compression");
-  }
+  if (o.local_sgd && is_power_sgd(o.local_sgd->compression)) keys.emplace_back("optimizations.local_sgd.compression");
   if (o.auto_tune_tensor_fusion) keys.emplace_back("optimizations.auto_tune_tensor_fusion");
   return keys;
 }

@@ -5,7 +5,6 @@
 #include "document/value.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
-#include "keys/visitors.h"
 
 namespace dtrain::config {
 namespace {

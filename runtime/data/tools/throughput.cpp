@@ -14,7 +14,6 @@
 #include "worker_count.h"
 
 namespace dtrain::data {
-
 namespace {
 
 using Clock = std::chrono::steady_clock;

@@ -15,8 +15,8 @@
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
-#include "dtrain/host/cpu.h"
 #include "dtrain/host/network.h"
+#include "dtrain/host/rank_threads.h"
 #include "dtrain/rank/libtorch.h"
 #include "dtrain/rank/model_files.h"
 #include "dtrain/rank/resume.h"
@@ -104,7 +104,7 @@ NodePlan plan_node(const LaunchRequest& given, const NodeEnvironment& node, cons
   plan.library_path = find_libraries(plan.command.front(), of_a_rank);
   const std::vector<std::string> arguments = rank_arguments(given);
   plan.command.insert(plan.command.end(), arguments.begin(), arguments.end());
-  plan.threads = host::cores_for_rank(plan.ranks_here);
+  plan.threads = host::threads_of_process(host::process_cores(), plan.ranks_here);
   return plan;
 }
 
@@ -124,11 +124,7 @@ class NodeRanks {
     for (int local = 0; local < plan.ranks_here; ++local) {
       ProcessOptions options{.command = plan.command};
       Variables& set = options.environment;
-      Variables of_user = variables;
-      for (const auto& [name, value] : plan.experiment.environment_variables) of_user[name] = value;
-      set = wait_of_threads(of_user);
-      if (!variables.contains("OMP_NUM_THREADS")) set["OMP_NUM_THREADS"] = std::to_string(plan.threads);
-      for (const auto& [name, value] : plan.experiment.environment_variables) set[name] = value;
+      set = host::thread_variables(variables, plan.experiment.environment_variables, plan.threads);
       if (!plan.library_path.empty()) set["LD_LIBRARY_PATH"] = plan.library_path;
       // torchrun sets the same variables, so scripts for torchrun find them.
       set["RANK"] = std::to_string(node.rank * plan.ranks_here + local);

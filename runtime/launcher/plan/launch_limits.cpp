@@ -9,7 +9,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/subprocess.h"
-#include "dtrain/base/text.h"
+#include "dtrain/host/rank_threads.h"
 #include "machine_limits.h"
 #include "network/link_meter.h"
 
@@ -27,22 +27,19 @@ struct HostOfRun {
   RanksOfHost ranks;
 };
 
+std::optional<int> threads_of_user(const LaunchPlan& plan, Variables variables) {
+  for (const auto& [name, value] : plan.experiment.variables_of_ranks(plan.on_gpus())) variables[name] = value;
+  return host::threads_of_user(variables);
+}
+
 // Returns the number of threads that libtorch takes in the rank's process; 0: its host decides.
 int threads_of(const LaunchPlan& plan, const RankPlacement& rank, const Variables& variables) {
-  Variables of_rank = thread_variables(plan, rank, variables);  // without CPUs, a guess
-  if (rank.threads <= 0) of_rank.erase("OMP_NUM_THREADS");
-  for (const auto& [name, value] : plan.experiment.variables_of_ranks(false)) of_rank[name] = value;
-  of_rank.insert(variables.begin(), variables.end());
-  std::string_view text = of_rank["OMP_NUM_THREADS"];
-  return std::max(0, take_number<int>(text).value_or(0));
+  return threads_of_user(plan, variables).value_or(rank.threads);
 }
 
 // True unless the user has set the number of threads: only then may ranks try more than one thread for a core.
 bool may_try_siblings(const LaunchPlan& plan, const Variables& variables) {
-  const auto of_experiment = plan.experiment.variables_of_ranks(plan.on_gpus());
-  return !variables.contains("OMP_NUM_THREADS") &&
-         std::none_of(of_experiment.begin(), of_experiment.end(),
-                      [](const auto& one) { return one.first == "OMP_NUM_THREADS"; });
+  return !threads_of_user(plan, variables);
 }
 
 const scheduler::ClusterAgent* agent_of(const LaunchPlan& plan, const std::string& agent) {

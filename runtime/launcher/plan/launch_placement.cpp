@@ -9,6 +9,7 @@
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/host/network.h"
+#include "dtrain/host/rank_threads.h"
 #include "dtrain/launcher/launch.h"
 #include "dtrain/rank/gpus_seen.h"
 #include "dtrain/rank/libtorch.h"
@@ -327,20 +328,14 @@ int cpus_of_slots(const config::Resources& resources, const scheduler::ClusterAg
   return static_cast<int>(cpus);
 }
 
-// Gives all ranks as many threads as the rank with the fewest: with unlike numbers they would wait for each other, and
-// the bits of a run would depend on which rank has which cores.
 void make_threads_alike(std::vector<RankPlacement>& ranks) {
-  int least = 0;
-  int least_of_all = 0;
-  for (const RankPlacement& rank : ranks) {
-    if (rank.threads == 0) continue;
-    least = least == 0 ? rank.threads : std::min(least, rank.threads);
-    least_of_all = least_of_all == 0 ? rank.most_threads : std::min(least_of_all, rank.most_threads);
-  }
+  std::vector<host::RankThreads> threads;
+  for (const RankPlacement& rank : ranks) threads.push_back({rank.threads, rank.most_threads});
+  const host::RankThreads least = host::threads_of_all(threads);
   for (RankPlacement& rank : ranks) {
     if (rank.threads == 0) continue;
-    rank.threads = least;
-    rank.most_threads = least_of_all;
+    rank.threads = least.threads;
+    rank.most_threads = least.most_threads;
   }
 }
 

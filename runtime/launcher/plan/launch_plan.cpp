@@ -9,6 +9,7 @@
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/host/network.h"
+#include "dtrain/host/rank_threads.h"
 #include "dtrain/rank/gpus_seen.h"
 #include "dtrain/rank/libtorch.h"
 #include "dtrain/rank/model_files.h"
@@ -230,15 +231,8 @@ std::string render_plan(const LaunchPlan& plan) {
 }
 
 Variables thread_variables(const LaunchPlan& plan, const RankPlacement& rank, const Variables& variables) {
-  const auto of_experiment = plan.experiment.variables_of_ranks(plan.on_gpus());
-  Variables of_user = variables;
-  for (const auto& [name, value] : of_experiment) of_user[name] = value;
-  Variables result = wait_of_threads(of_user);
-  if (!variables.contains("OMP_NUM_THREADS")) {
-    const int threads = rank.threads > 0 ? rank.threads : rank.cores;
-    result["OMP_NUM_THREADS"] = std::to_string(std::max(1, threads));
-  }
-  for (const auto& [name, value] : of_experiment) result[name] = value;
+  const int threads = std::max(1, rank.threads > 0 ? rank.threads : rank.cores);
+  Variables result = host::thread_variables(variables, plan.experiment.variables_of_ranks(plan.on_gpus()), threads);
   if (!plan.library_path.empty()) result["LD_LIBRARY_PATH"] = plan.library_path;
   return result;
 }

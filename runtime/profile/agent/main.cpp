@@ -30,7 +30,6 @@
 #include "dtrain/profile/agent_process.h"
 
 namespace dtrain::profile {
-
 namespace {
 
 struct AgentSettings {
@@ -104,7 +103,6 @@ std::int64_t own_cpu_ns() {
   return ns(usage.ru_utime) + ns(usage.ru_stime);
 }
 
-// Returns the units of the metrics in system records, by name.
 Json metric_units() {
   Json units = Json::object();
   for (const HostMetric& metric : kHostMetrics) units[metric.name] = metric.unit;

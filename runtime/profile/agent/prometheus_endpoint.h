@@ -56,8 +56,7 @@ class PrometheusEndpoint {
   // Listens on a numeric address; port 0: any free one. `labels` go with every value. Error when it cannot listen.
   PrometheusEndpoint(const std::string& address, int port, const std::map<std::string, std::string>& labels);
   ~PrometheusEndpoint();
-  PrometheusEndpoint(const PrometheusEndpoint&) = delete;
-  PrometheusEndpoint& operator=(const PrometheusEndpoint&) = delete;
+  PrometheusEndpoint& operator=(PrometheusEndpoint&&) = delete;
 
   // "127.0.0.1:9400"
   const std::string& where() const { return where_; }

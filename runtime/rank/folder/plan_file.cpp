@@ -67,13 +67,13 @@ Json plan_json(const PlanFacts& facts) {
   Json ranks = Json::array();
   for (const RankPlacement& place : facts.placement) {
     per_rank.push_back(facts.split.per_slot);
-    Json one = {{"rank", place.rank}, {"agent", agent_of(place)}, {"host", place.host}};
-    if (place.slot >= 0) one["slot"] = place.slot;
-    one["cpus"] = place.cpus;
-    if (place.cores > 0) one["cores"] = place.cores;
-    if (place.threads > 0) one["threads"] = place.threads;
-    if (place.gpu) one["gpu"] = to_json(*place.gpu);
-    ranks.push_back(std::move(one));
+    Json rank = {{"rank", place.rank}, {"agent", agent_of(place)}, {"host", place.host}};
+    if (place.slot >= 0) rank["slot"] = place.slot;
+    rank["cpus"] = place.cpus;
+    if (place.cores > 0) rank["cores"] = place.cores;
+    if (place.threads > 0) rank["threads"] = place.threads;
+    if (place.gpu) rank["gpu"] = to_json(*place.gpu);
+    ranks.push_back(std::move(rank));
   }
   Json plan = {{"name", facts.experiment.name},
                {"started_by", facts.started_by},

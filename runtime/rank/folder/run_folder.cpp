@@ -148,7 +148,7 @@ std::vector<RunFolder> runs_in(const fs::path& folder) {
     throw ConfigError(folder.string() + ": there is no such folder", "name a folder that holds the folders of runs");
   }
   // An experiment.yaml alone may also be the file that runs are launched from.
-  const auto is_run = [&](const fs::path& one) { return fs::exists(one / "events.jsonl", code); };
+  const auto is_run = [&](const fs::path& candidate) { return fs::exists(candidate / "events.jsonl", code); };
   if (is_run(path)) {
     throw ConfigError(folder.string() + ": a run's folder, not one that holds runs", "name the folder above it");
   }

@@ -23,7 +23,6 @@
 
 #include "calibration/rank_processes.h"
 #include "calibration/workloads.h"
-#include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/numeric.h"
 #include "dtrain/base/text.h"

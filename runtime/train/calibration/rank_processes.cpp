@@ -8,7 +8,6 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
-#include <new>
 
 #include "dtrain/base/error.h"
 

@@ -3,9 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <optional>
 #include <set>
-#include <string>
 #include <system_error>
 #include <utility>
 

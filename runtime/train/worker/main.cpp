@@ -162,7 +162,7 @@ Json inspect_json(const ExportedModel& model) {
   json["operators"] = operators;
   json["sizes"] = Json::object();
   for (const auto& [symbol, range] : program.ranges)
-    json["sizes"][symbol] = {{"least", range.least}, {"most", range.most ? Json(*range.most) : Json()}};
+    json["sizes"][symbol] = {{"least", range.least}, {"most", or_null(range.most)}};
   json["conditions"] = Json::array();
   for (const exported::Guard& guard : program.guards) json["conditions"].push_back(guard.text);
   json["conditions_not_checked"] = program.unread_guards;

@@ -7,7 +7,6 @@
 #include <cstring>
 #include <sstream>
 #include <string_view>
-#include <vector>
 
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
@@ -19,7 +18,6 @@
 #include "dtrain/base/text.h"
 
 namespace dtrain::worker {
-
 namespace {
 
 namespace fs = std::filesystem;
@@ -68,7 +66,6 @@ std::string first_global(std::string_view pickle) {
       "load it in Python with torch.load(…, weights_only=False), then torch.jit.script(model).save(\"model.pt\")");
 }
 
-// Throws unless the archive is TorchScript.
 void check_archive(const fs::path& file) {
   PyTorchStreamReader reader(file.string());
   if (reader.hasRecord("constants.pkl")) return;

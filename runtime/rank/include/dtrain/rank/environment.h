@@ -31,11 +31,6 @@ void unset_process_variable(const std::string& name);
 // Adds or replaces variables. Called before other threads exist, because those may be reading them.
 void set_process_variables(const std::vector<std::pair<std::string, std::string>>& variables);
 
-// Returns the variables by which OpenMP's threads wait for work in a rank; empty: the user has set OMP_WAIT_POLICY. The
-// threads spin for some 0.1 ms, longer than it takes from one operator to the next, and then sleep, so that they do not
-// take cores from others.
-Variables wait_of_threads(const Variables& of_user);
-
 // The facts that `dtrain launch` passes to each of its child ranks, besides the rank's place in the world.
 struct Handover {
   int link_fd = -1;  // the rank's end of the link to the launcher
