@@ -8,14 +8,13 @@
 #include "dtrain/base/limits.h"
 #include "dtrain/base/text.h"
 #include "dtrain/comm/control.h"
+#include "dtrain/comm/handshake.h"
 
 namespace dtrain::comm {
 namespace {
 
 ControlOptions checked(ControlOptions options) {
-  if (options.secret.size() < 16) {
-    throw CommError("the run's secret has " + std::to_string(options.secret.size()) + " bytes; at least 16 are needed");
-  }
+  check_secret(options.secret);
   const World& world = options.world;
   if (world.size < 1 || world.rank < 0 || world.rank >= world.size) {
     throw CommError("rank " + std::to_string(world.rank) + " of a world of " + std::to_string(world.size) +

@@ -351,6 +351,7 @@ RankEnvironment read_rank_environment(const Variables& variables) {
   }
   if (!result.master) result.master = read_master(variables);
   if (!result.handover && find(variables, "DTRAIN_LAUNCHER")) result.launcher = read_launcher(variables);
+  if (const std::string* file = find(variables, "DTRAIN_RUN_SECRET_FILE")) result.run_secret_file = *file;
   if (const std::string* interface = find(variables, "DTRAIN_NETWORK_INTERFACE")) result.network_interface = *interface;
   return result;
 }

@@ -153,8 +153,7 @@ void connect_by_mpi(Membership& membership, comm::ControlOptions options, const 
   } else {
     const Json contact = Json::parse(mpi.broadcast({}));
     if (contact.contains("error")) throw ConfigError("rank 0 cannot be reached; see the error of rank 0");
-    const auto secret = contact["secret"].get<std::string>();
-    if (!secret.empty()) options.secret = secret;
+    options.secret = secret_to_join(options.secret, contact["secret"].get<std::string>());
     const auto address = contact["address"].get<std::string>();
     membership.enter(comm::ControlPlane::connect(options, {address, contact["port"].get<std::uint16_t>()}));
     membership.set_address(host::source_address(address));
@@ -238,6 +237,7 @@ void connect_by_store(Membership& membership, comm::ControlOptions options, cons
                 .log = world.local_rank == 0 ? options.log : nullptr};
   options.session = environment.job;
   const std::string key = "dtrain/" + environment.job;
+  const bool send_secret = options.secret.empty();  // anybody who reaches the store may read it
   const bool serves = world.rank == 0 && !master.is_served;
   if (serves) host::check_loopback();
   const auto store =
@@ -249,19 +249,21 @@ void connect_by_store(Membership& membership, comm::ControlOptions options, cons
   if (world.rank == 0) {
     comm::ControlEndpoint bound;
     try {
-      options.secret = random_hex(kSecretBytes);
+      if (send_secret) options.secret = random_hex(kSecretBytes);
       const std::string address = address_of_rank_0(environment, wait);
       membership.enter(comm::ControlPlane::serve(options, {.address = address}, &bound));
     } catch (const std::exception& error) {
       store->set(key, to_line({{"error", describe(error)}}));
       throw;
     }
-    store->set(key, to_line({{"address", bound.address}, {"port", bound.port}, {"secret", options.secret}}));
+    store->set(key, to_line({{"address", bound.address},
+                             {"port", bound.port},
+                             {"secret", send_secret ? options.secret : std::string()}}));
     membership.set_address(bound.address);
   } else {
     const Json contact = Json::parse(store->get(key));
     if (contact.contains("error")) throw ConfigError("rank 0 cannot be reached; see the error of rank 0");
-    options.secret = contact["secret"].get<std::string>();
+    options.secret = secret_to_join(options.secret, contact["secret"].get<std::string>());
     const auto address = contact["address"].get<std::string>();
     membership.enter(comm::ControlPlane::connect(options, {address, contact["port"].get<std::uint16_t>()}));
     membership.set_address(environment.network_interface.empty()

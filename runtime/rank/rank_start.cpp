@@ -33,6 +33,7 @@ namespace dtrain::run {
 namespace {
 
 constexpr const char* kFolderKey = "run.folder";
+constexpr const char* kUseProof = "use communication.security: proof (docs/security.md)";
 constexpr const char* kResumeKey = "run.resume-from";
 constexpr char kBegins = '=';  // before the folder's name
 constexpr char kGoesOn = '+';
@@ -294,12 +295,18 @@ void RankSession::connect_launcher() {
 void RankSession::connect_ranks() {
   const RankEnvironment& environment = identity_->environment;
   const std::chrono::milliseconds timeout = experiment().communication_timeout;
-  comm::ControlOptions options{.world = environment.world, .timeout = timeout, .log = log_};
+  comm::ControlOptions options{.world = environment.world,
+                               .secret = read_run_secret(environment.run_secret_file),
+                               .security = experiment().communication_security,
+                               .timeout = timeout,
+                               .log = log_};
+  const bool tls = options.security == comm::Security::kTls;
   if (!needs_mpi(environment, experiment().communication_backend)) {
     membership_ = std::make_unique<Membership>();
     failure_report_->set_membership(*membership_);
     if (environment.world.size == 1) return connect_alone(*membership_, options);
     if (environment.world.local_size < environment.world.size) {
+      if (tls) throw ConfigError("communication.security: tls is not supported yet on several hosts", kUseProof);
       options.host_name = identity_->host.name;
       return connect_by_store(*membership_, options, environment);
     }
@@ -308,6 +315,7 @@ void RankSession::connect_ranks() {
         *membership_, options,
         handover ? handover->rendezvous : rendezvous_path(private_folder(process_variables()), environment.job));
   }
+  if (tls) throw ConfigError("communication.security: " + config::not_with_tls("MPI"), kUseProof);
   PlaneLink* const plane = launcher_ ? launcher_->plane() : nullptr;
   const MpiArrival arrival(environment.world, environment.job, plane);
   membership_ = std::make_unique<Membership>(
@@ -331,6 +339,10 @@ void RankSession::compare_ranks() {
   const bool on_gpus = gpus_->on_gpus;
   const std::vector<std::string> unsupported =
       on_gpus ? config::keys_not_for_gpus(experiment()) : config::keys_not_for_cpus(experiment());
+  if (on_gpus && identity_->world().size > 1 && experiment().communication_security == comm::Security::kTls) {
+    throw AgreedError(experiment().file.string() + ": communication.security: " + config::not_with_tls("NCCL"),
+                      kUseProof);
+  }
   if (unsupported.empty()) return;
   throw AgreedError(experiment().file.string() + ": " + unsupported.front() + ": " +
                         (on_gpus ? config::kNotForGpus : config::kNotForCpus),
@@ -412,7 +424,9 @@ void RankSession::start_recording() {
 
 void RankSession::make_communicator() {
   const comm::Backend backend = backend_for(experiment().communication_backend, *hosts_, membership_->mpi() != nullptr);
-  membership_->make_communicator(backend, {.timeout = experiment().communication_timeout, .log = log_});
+  membership_->make_communicator(
+      backend,
+      {.timeout = experiment().communication_timeout, .log = log_, .security = experiment().communication_security});
   update_plan("communication", {{"backend", communicator().backend()}, {"hosts", hosts_->count()}});
   if (!identity_->is_rank_0() || hosts_->count() == 1) return;
   log_->info("communication: {}, {} ranks on {} hosts", word_of(backend), world().size, hosts_->count());

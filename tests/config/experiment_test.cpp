@@ -39,6 +39,7 @@ TEST(Experiment, DefaultsAreThoseOfTheDesign) {
   EXPECT_FALSE(experiment.records_per_epoch);
   EXPECT_EQ(experiment.scheduling_unit, 100);
   EXPECT_EQ(experiment.communication_timeout, std::chrono::seconds(600));
+  EXPECT_EQ(experiment.communication_security, comm::Security::kProof);
   EXPECT_EQ(experiment.experiment_seed, 0u);
   EXPECT_EQ(experiment.data, Json::object());
   EXPECT_EQ(experiment.initial_weights, InitialWeights());
@@ -102,7 +103,7 @@ checkpoint_storage: {type: null, save_trial_best: 1, save_trial_latest: 1, save_
 max_restarts: 5
 records_per_epoch: null
 scheduling_unit: 100
-communication: {timeout: 600, backend: auto}
+communication: {timeout: 600, backend: auto, security: proof}
 reproducibility: {experiment_seed: 0}
 environment: {environment_variables: {}}
 )"));
@@ -353,7 +354,7 @@ TEST(Experiment, JsonShowsWhatIsInEffectUnderTheKeysOfTheFile) {
       R"(},"searcher":{"metric":"","smaller_is_better":true,"max_length":{"epochs":2}},)"
       R"("min_validation_period":{"batches":0},"perform_initial_validation":false,"max_restarts":5,)"
       R"("records_per_epoch":null,)"
-      R"("scheduling_unit":100,"on_non_finite":"warn","communication":{"timeout":600,"backend":"auto"},"reproducibility":{"experiment_seed":0},)"
+      R"("scheduling_unit":100,"on_non_finite":"warn","communication":{"timeout":600,"backend":"auto","security":"proof"},"reproducibility":{"experiment_seed":0},)"
       R"("data":{},"initial_weights":null,"environment":{"environment_variables":{}}})";
   // Keys that come later have tests of their own.
   EXPECT_EQ(to_line(without_others(to_json(read_experiment(file.path())), Json::parse(expected))), expected);

@@ -1,28 +1,32 @@
 // What rank 1 hears from what it takes for rank 0: an impostor's words (bit 0 of the first byte clear), or those of a
-// rank 0 that knows the secret, while rank 1 waits in get() and gather(); raw bytes, or one frame a line (bit 1).
+// rank 0 that knows the secret, while rank 1 waits in get() and gather(); raw bytes, or a frame a line (bit 1), sealed.
+#include <string>
 #include <thread>
 
 #include "control_peer.h"
 #include "dtrain/base/error.h"
+#include "dtrain/base/text.h"
 
 namespace dtrain::fuzz {
 
 namespace {
 
-void speak(const Listener& listener, bool authenticate, const std::string& bytes) {
+void speak(const Listener& listener, bool authenticate, const std::string& text, bool lines_are_frames) {
   auto peer = listener.accept();
   if (authenticate) {
-    peer.send_frame({{"t", "challenge"}, {"protocol", 1}, {"nonce", "00"}});
-    const auto hello = peer.receive().value();
-    const auto proof =
-        comm::server_proof(control_options(0).secret, handshake("00", hello.at("nonce").get<std::string>()));
-    peer.send_frame({{"t", "welcome"}, {"proof", proof}, {"pid", 1}});
+    const auto options = control_options(0);
+    if (!peer.prove(comm::Handshake::listening(options.secret, introduction(0), {}))) return peer.end();
     // Rank 1 waits for its gather from here on.
     for (auto message = peer.receive(); message && message->at("t") != "gather"; message = peer.receive()) {
     }
   }
-  peer.send(bytes);
-  peer.send(std::string(4, '\0'));  // a frame without a message: rank 1 gives up instead of connecting again
+  if (!lines_are_frames) {
+    peer.send(text);
+  } else {
+    for (const auto& line : dtrain::split(text, '\n'))
+      authenticate ? peer.send_sealed(line) : peer.send(greeting(line));
+  }
+  peer.send(std::string(comm::kFrameHeaderBytes, '\0'));  // no message: rank 1 gives up instead of connecting again
   peer.end();
 }
 
@@ -31,9 +35,9 @@ void speak(const Listener& listener, bool authenticate, const std::string& bytes
 void control_client(Input input) {
   if (input.empty()) return;
   const bool authenticate = (input[0] & 1) != 0;
-  const auto bytes = to_bytes(input.subspan(1), (input[0] & 2) != 0);
+  const std::string text(input.begin() + 1, input.end());
   const Listener listener;
-  std::thread rank_0([&] { speak(listener, authenticate, bytes); });
+  std::thread rank_0([&] { speak(listener, authenticate, text, (input[0] & 2) != 0); });
   try {
     const auto client = comm::ControlPlane::connect(control_options(1), {"127.0.0.1", listener.port()});
     (void)client->gather("g", "mine");

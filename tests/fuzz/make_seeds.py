@@ -245,21 +245,30 @@ hyperparameters: {global_batch_size: {type: const, val: 8}}
 searcher: {metric: loss, max_length: {records: 100}}
 """)
 
-hello = b'{"t":"hello","protocol":1,"session":"fuzz","generation":0,"rank":1,"size":2,"pid":1,"nonce":"00","proof":"@proof"}'
+hello = (b'{"purpose":"control","session":"fuzz","generation":0,"size":2,"rank":1,"server":0,"context":"","pid":1,"host":"",'
+         b'"t":"hello","protocol":2,"nonce":"00"}')
+challenge = b'{"t":"challenge","protocol":2,"purpose":"control","nonce":"00"}'
+refused = b'{"t":"refused","why":"wrong secret"}'
+no_proof = b"p" * 32
+write("handshake", "hello", b"\0@" + hello)
+write("handshake", "wrong_label", b"\0^" + hello)
+write("handshake", "no_proof", b"\0" + no_proof + hello)
+write("handshake", "welcome", b"\1" + challenge + b'\n@{"t":"welcome","pid":1,"host":"node"}')
+write("handshake", "refusal", b"\1" + challenge + b"\n@" + refused)
+write("handshake", "stranger", b"\1" + challenge + b"\n" + no_proof + refused)
 peer = [b'{"t":"beat","step":3}', b'{"t":"get","k":"k","id":0}', b'{"t":"set","k":"a","v":{"hex":"ff00"}}',
         b'{"t":"get","k":"later","id":1}', b'{"t":"gather","n":"g","v":"x"}', b'{"t":"who","n":"g"}',
         b'{"t":"who-sets","n":"later"}', b'{"t":"noted"}', b'{"t":"ping","id":1}',
         b'{"t":"set","k":"later","v":"x"}']
-write("control_server", "stranger", b"\0" + struct.pack(">I", len(hello)) + hello)
-write("control_server", "hello", b"\2" + b"\n".join([hello, *peer]))
+write("control_server", "stranger", b"\0" + struct.pack(">I", 32 + len(hello)) + no_proof + hello)
+write("control_server", "hello", b"\2" + no_proof + b"\n".join([hello, *peer]))
 write("control_server", "peer", b"\3" + b"\n".join(peer))
 write("control_server", "finish", b'\3{"t":"finish"}\n{"t":"beat","step":4}')
 write("control_server", "fail", b'\3{"t":"fail","rank":1,"step":2,"cause":"out of memory"}\n{"t":"noted"}')
-write("control_server", "frame", b"\1" + struct.pack(">I", len(peer[0])) + peer[0])
+write("control_server", "frame", b"\1" + struct.pack(">IQ", len(peer[0]), 0) + peer[0] + b"m" * 16)
 
-challenge = b'{"t":"challenge","protocol":1,"nonce":"00"}'
-write("control_client", "impostor", b"\2" + challenge + b'\n{"t":"welcome","pid":1,"proof":"0000"}')
-write("control_client", "refused", b"\2" + challenge + b'\n{"t":"refused","why":"wrong secret"}')
+write("control_client", "impostor", b"\2" + challenge + b"\n" + no_proof + b'{"t":"welcome","pid":1,"host":""}')
+write("control_client", "refused", b"\2" + challenge + b"\n" + no_proof + refused)
 write("control_client", "raw", b"\0" + struct.pack(">I", len(challenge)) + challenge)
 write("control_client", "gathered", b'\3{"t":"beat","states":[1,1]}\n{"t":"gathered","n":"g","from":0,"v":["a",{"hex":"ff"}]}\n'
                                     b'{"t":"value","id":0,"v":"x"}\n{"t":"pong","id":1,"time":5}')

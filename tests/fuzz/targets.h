@@ -17,6 +17,7 @@ void csv(Input input);
 void dump(Input input);
 void experiment(Input input);
 void exported(Input input);  // with libtorch alone
+void handshake(Input input);
 void idx(Input input);
 void ledger(Input input);
 void loader_state(Input input);

@@ -204,6 +204,13 @@ LaunchPlan make_launch_plan(const CompleteRequest& request, const Variables& var
                           " need ranks that mpirun has started",
                       "mpirun -np N --hostfile HOSTS program experiment.yaml (docs/launching.md), or use auto");
   }
+  if (plan.experiment.communication_security == comm::Security::kTls) {
+    const std::string at = plan.experiment.file.string() + ": communication.security: ";
+    const std::string remedy = "use communication.security: proof (docs/security.md)";
+    if (plan.first_slots.size() > 1)
+      throw ConfigError(at + config::not_with_tls("MPI, between several hosts,"), remedy);
+    if (plan.on_gpus() && ranks.size() > 1) throw ConfigError(at + config::not_with_tls("NCCL"), remedy);
+  }
 
   plan.command = entry_command(experiment, variables);
   warn(script_warning(plan.command));

@@ -90,8 +90,9 @@ struct RankEnvironment {
   std::optional<LauncherContact> launcher;  // if mpirun or srun started the rank for it
   bool has_mpi = false;                     // MPI connects the ranks: started by mpirun, or by srun with PMIx
   std::optional<MasterAddress> master;      // empty: not said
-  std::string network_interface;     // DTRAIN_NETWORK_INTERFACE: a name or a network, between hosts; empty: chosen
-  std::filesystem::path error_file;  // the file in which torchrun looks for the cause of a failure; empty: none
+  std::string network_interface;          // DTRAIN_NETWORK_INTERFACE: a name or a network, between hosts; empty: chosen
+  std::filesystem::path run_secret_file;  // DTRAIN_RUN_SECRET_FILE: the user's file with the run's secret; empty: none
+  std::filesystem::path error_file;       // the file in which torchrun looks for the cause of a failure; empty: none
 
   // `dtrain launch` started this rank: as its own child, or through mpirun or srun.
   bool is_launched() const { return is_child() || launcher.has_value(); }
