@@ -23,13 +23,7 @@ std::string proof(const std::string& secret, const char* side, const Handshake& 
   const std::string text =
       to_line(Json::array({"dtrain-control", kControlProtocol, side, handshake.session, handshake.generation,
                            handshake.rank, handshake.size, handshake.server_nonce, handshake.client_nonce}));
-  unsigned char digest[EVP_MAX_MD_SIZE];
-  unsigned int length = 0;
-  if (!HMAC(EVP_sha256(), secret.data(), static_cast<int>(secret.size()),
-            reinterpret_cast<const unsigned char*>(text.data()), text.size(), digest, &length)) {
-    throw CommError("HMAC-SHA256 is not available in this libcrypto");
-  }
-  return to_hex({reinterpret_cast<const char*>(digest), length});
+  return hmac(secret, text);
 }
 
 }  // namespace
@@ -103,6 +97,16 @@ Departure departure_member(const Json& message) {
 
 std::string optional_text(const Json& message, const char* key) {
   return message.contains(key) ? text_member(message, key) : std::string();
+}
+
+std::string hmac(const std::string& key, const std::string& text) {
+  unsigned char digest[EVP_MAX_MD_SIZE];
+  unsigned int length = 0;
+  if (!HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()), reinterpret_cast<const unsigned char*>(text.data()),
+            text.size(), digest, &length)) {
+    throw CommError("HMAC-SHA256 is not available in this libcrypto");
+  }
+  return to_hex({reinterpret_cast<const char*>(digest), length});
 }
 
 std::string client_proof(const std::string& secret, const Handshake& handshake) {

@@ -54,6 +54,9 @@ struct Handshake {
 std::string client_proof(const std::string& secret, const Handshake& handshake);
 std::string server_proof(const std::string& secret, const Handshake& handshake);
 
+// HMAC-SHA256 of the text, in hexadecimal.
+std::string hmac(const std::string& key, const std::string& text);
+
 // Takes the same time for every position of the first difference.
 bool equal_secrets(std::string_view a, std::string_view b);
 

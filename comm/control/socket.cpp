@@ -133,6 +133,13 @@ void Connection::close_when_sent(const std::string& reason) {
   if (queue_.empty()) close(reason);
 }
 
+int Connection::release() {
+  closed_ = true;
+  on_message_ = nullptr;
+  on_closed_ = nullptr;
+  return socket_.release();
+}
+
 void Connection::close(const std::string& reason, bool malformed) {
   if (closed_) return;
   closed_ = true;

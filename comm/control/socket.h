@@ -41,6 +41,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void send(std::string frame);
   // Sends all queued frames, then closes; reads nothing more.
   void close_when_sent(const std::string& reason);
+  // Ends the connection without closing its socket, and returns that. Called by the handler of a message, when nothing
+  // is queued: what follows the message has not been read.
+  int release();
   void close(const std::string& reason, bool malformed = false);
 
   bool idle() const { return queue_.empty(); }

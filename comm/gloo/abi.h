@@ -3,14 +3,12 @@
 #pragma once
 
 #include <memory>
-#include <string>
-#include <vector>
 
 #include "dtrain/comm/gloo.h"
 
 namespace dtrain::comm {
 
-inline constexpr int kGlooModuleAbi = 1;
+inline constexpr int kGlooModuleAbi = 2;
 inline constexpr const char* kGlooModule = "dtrain_comm_gloo";
 inline constexpr const char* kGlooModuleFactory = "dtrain_comm_gloo_module";
 
@@ -18,9 +16,6 @@ inline constexpr const char* kGlooModuleFactory = "dtrain_comm_gloo_module";
 class GlooModule {
  public:
   virtual ~GlooModule() = default;
-  virtual std::unique_ptr<Communicator> make_communicator(ControlPlane& control, const std::vector<int>& members,
-                                                          const std::string& address,
-                                                          const CommunicatorOptions& options) const = 0;
   virtual std::unique_ptr<RendezvousStore> open_store(const RendezvousStore::Options& options) const = 0;
 };
 

@@ -1,0 +1,56 @@
+#include "tcp/data_socket.h"
+
+#include <cerrno>
+#include <cstddef>
+
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+
+namespace dtrain::comm {
+namespace {
+
+std::size_t bytes_of(std::span<const iovec> pieces) {
+  std::size_t bytes = 0;
+  for (const iovec& piece : pieces) bytes += piece.iov_len;
+  return bytes;
+}
+
+DataSocket::Moved moved(ssize_t done, std::size_t wanted) {
+  if (done >= 0) return {.bytes = static_cast<std::size_t>(done), .again = static_cast<std::size_t>(done) == wanted};
+  if (errno == EINTR) return {.again = true};
+  if (errno == EAGAIN || errno == EWOULDBLOCK) return {};
+  return {.ended = true, .error = errno};
+}
+
+msghdr header_of(std::span<iovec> pieces) {
+  msghdr header{};
+  header.msg_iov = pieces.data();
+  header.msg_iovlen = pieces.size();
+  return header;
+}
+
+}  // namespace
+
+DataSocket::Moved DataSocket::read(std::span<iovec> into) {
+  msghdr header = header_of(into);
+  const ssize_t done = ::recvmsg(fd_.get(), &header, MSG_DONTWAIT);
+  if (done == 0) return {.ended = true};
+  return moved(done, bytes_of(into));
+}
+
+DataSocket::Moved DataSocket::write(std::span<iovec> from) {
+  msghdr header = header_of(from);
+  return moved(::sendmsg(fd_.get(), &header, MSG_DONTWAIT | MSG_NOSIGNAL), bytes_of(from));
+}
+
+void DataSocket::end_writing() {
+  ::shutdown(fd_.get(), SHUT_WR);
+}
+
+bool DataSocket::has_delivered() const {
+  int left = 0;
+  return ::ioctl(fd_.get(), SIOCOUTQ, &left) != 0 || left == 0;
+}
+
+}  // namespace dtrain::comm
