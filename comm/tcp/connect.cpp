@@ -195,7 +195,6 @@ void Meeting::answer(const std::list<Stranger>::iterator& stranger, const Json& 
   handshake.server_nonce = stranger->nonce;
   handshake.client_nonce = text_member(hello, "nonce");
   if (!equal_secrets(text_member(hello, "proof"), client_proof(key_, handshake))) throw DataError("wrong proof");
-  if (sockets_[static_cast<std::size_t>(rank)][static_cast<std::size_t>(stream)]) throw DataError("it is connected");
   const std::string welcome = encode_frame({{"t", "welcome"}, {"proof", server_proof(key_, handshake)}});
   UniqueFd fd(stranger->connection->release());
   strangers_.erase(stranger);
@@ -204,6 +203,7 @@ void Meeting::answer(const std::list<Stranger>::iterator& stranger, const Json& 
   keep(static_cast<int>(rank), static_cast<int>(stream), fd.release());
 }
 
+// A rank whose connection was lost before its welcome comes again: then the new one counts.
 void Meeting::keep(int rank, int stream, int fd) {
   sockets_[static_cast<std::size_t>(rank)][static_cast<std::size_t>(stream)].reset(fd);
 }
@@ -315,6 +315,7 @@ std::vector<std::vector<DataSocket>> Meeting::run() {
                       "chooses the interface");
     }
   }
+  refused_ += strangers_.size();
   if (refused_ > 0 && parts_.options.log) {
     parts_.options.log->warn("{}: refused {} connections that did not prove that they belong to the run",
                              name_of(world_.rank), refused_);

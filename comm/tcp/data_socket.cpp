@@ -4,6 +4,8 @@
 #include <cstddef>
 
 #include <linux/sockios.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
@@ -30,7 +32,23 @@ msghdr header_of(std::span<iovec> pieces) {
   return header;
 }
 
+void set_option(int fd, int level, int name, int value) {
+  ::setsockopt(fd, level, name, &value, sizeof value);  // a system without it has its defaults
+}
+
 }  // namespace
+
+// A host that has vanished is noticed while nothing is sent. TCP_USER_TIMEOUT would also end the connection to a
+// process that is stopped for a while, and so reads nothing; the control plane notices hosts that vanish while data is
+// sent.
+DataSocket::DataSocket(UniqueFd fd) : fd_(std::move(fd)) {
+  set_option(fd_.get(), IPPROTO_TCP, TCP_NODELAY, 1);
+  set_option(fd_.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, 0);
+  set_option(fd_.get(), SOL_SOCKET, SO_KEEPALIVE, 1);
+  set_option(fd_.get(), IPPROTO_TCP, TCP_KEEPIDLE, 5);
+  set_option(fd_.get(), IPPROTO_TCP, TCP_KEEPINTVL, 2);
+  set_option(fd_.get(), IPPROTO_TCP, TCP_KEEPCNT, 5);
+}
 
 DataSocket::Moved DataSocket::read(std::span<iovec> into) {
   msghdr header = header_of(into);

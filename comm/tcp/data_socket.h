@@ -12,8 +12,8 @@ namespace dtrain::comm {
 // Does not block; no call raises SIGPIPE. One thread at a time.
 class DataSocket {
  public:
-  // `fd`: a connected TCP socket, non-blocking.
-  explicit DataSocket(UniqueFd fd) : fd_(std::move(fd)) {}
+  // `fd`: a connected TCP socket.
+  explicit DataSocket(UniqueFd fd);
 
   struct Moved {
     std::size_t bytes = 0;

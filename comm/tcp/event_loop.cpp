@@ -82,7 +82,7 @@ void EventLoop::wait(Nanoseconds timeout) {
     if (event.data.u32 == kWakeUp) {
       std::uint64_t times = 0;
       static_cast<void>(!::read(wake_up_.get(), &times, sizeof times));
-      woken_ = false;
+      woken_.exchange(false);  // sees what happened before each wake() that had nothing to do
       continue;
     }
     const bool ended = (event.events & (EPOLLHUP | EPOLLERR | EPOLLRDHUP)) != 0;
