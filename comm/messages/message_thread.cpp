@@ -20,7 +20,7 @@ constexpr Nanoseconds kShortest = microseconds(50);
 constexpr Nanoseconds kLongest = microseconds(2000);
 constexpr Nanoseconds kLongestHurried = microseconds(100);
 constexpr std::chrono::seconds kRemoving{1};
-constexpr Nanoseconds kSpin = microseconds(50);  // time in which a thread that waits only looks, after data has moved
+constexpr Nanoseconds kSpin = microseconds(20);  // time in which a thread that waits only looks, after data has moved
 constexpr int kFirstLooks = 4;
 
 }  // namespace

@@ -31,10 +31,6 @@ void change(int set, int operation, int fd, std::uint32_t events, std::uint32_t 
   if (::epoll_ctl(set, operation, fd, &event) != 0) throw SystemError("cannot watch a socket", errno);
 }
 
-Nanoseconds now() {
-  return SystemClock().monotonic();
-}
-
 }  // namespace
 
 EventLoop::EventLoop()
@@ -56,7 +52,7 @@ void EventLoop::remove(int fd) {
 
 int EventLoop::limited(Nanoseconds timeout) {
   if (std::int64_t deadline = deadline_; deadline != kNever) {
-    const Nanoseconds left = Nanoseconds(deadline) - now();
+    const Nanoseconds left = Nanoseconds(deadline) - SystemClock().monotonic();
     if (left.count() <= 0) deadline_.compare_exchange_strong(deadline, kNever);
     timeout = std::clamp(left, Nanoseconds{0}, timeout);
   }

@@ -14,6 +14,11 @@ bool same(const FrameHeader& header, int tag, std::uint32_t chunk) {
   return header.tag == tag && header.chunk == chunk;
 }
 
+bool is_known(int tag) {
+  const int kind = tag & ((1 << kMessageBits) - 1);
+  return tag >= 0 && tag >> (kSequenceBits + kMessageBits) == 0 && kind <= static_cast<int>(MessageKind::kResult);
+}
+
 }  // namespace
 
 Inbox::Inbox(std::string who, std::size_t longest, std::vector<Message>& over)
@@ -75,9 +80,10 @@ void Inbox::check(const FrameHeader& header) {
     throw CommError(who_ + " has sent a message of " + std::to_string(header.bytes) + " bytes; at most " +
                     std::to_string(longest_) + " are allowed");
   }
-  const std::uint32_t* const limit = limits_.find(header.tag);
-  const bool known = header.tag >= 0 && header.tag >> (kSequenceBits + kMessageBits) == 0;
-  if (known && is_hello(header.tag) ? header.chunk == 0 : known && limit && header.chunk < *limit) return;
+  if (is_known(header.tag)) {
+    const std::uint32_t* const limit = limits_.find(header.tag);
+    if (is_hello(header.tag) ? header.chunk == 0 : limit && header.chunk < *limit) return;
+  }
   throw CommError(who_ + " has sent chunk " + std::to_string(header.chunk) + " of tag " + std::to_string(header.tag) +
                   ", for which it was not asked");
 }
