@@ -15,15 +15,13 @@ enum class FrameKind : std::uint32_t {
   kGoodbye,               // nothing follows
 };
 
-// As long as a cache line, so that the bytes behind it keep their alignment: on many processors the kernel copies a few
-// bytes off much more slowly.
-struct alignas(64) FrameHeader {
+struct FrameHeader {
   FrameKind kind = FrameKind::kMessage;
   std::int32_t tag = 0;
   std::uint32_t chunk = 0;
   std::uint32_t bytes = 0;
 };
-static_assert(sizeof(FrameHeader) == 64);
+static_assert(sizeof(FrameHeader) == 16);
 
 // Chunks of a flow that its sender may send before the receiver grants more. It bounds the memory for messages that
 // come before they are expected, and lets small operations do without grants.
