@@ -65,6 +65,10 @@ void PlaneBase::stop_thread() {
   thread_.join();
 }
 
+std::string PlaneBase::derive_key(const std::string& purpose) const {
+  return hmac_sha256(options_.secret, to_line(Json::array({"dtrain-key", purpose})));
+}
+
 std::optional<RankFailure> PlaneBase::failure() const {
   const Lock lock(mutex_);
   return failure_;

@@ -33,6 +33,7 @@ class PlaneBase : public ControlPlane {
   const World& world() const override { return options_.world; }
   std::uint32_t generation() const override { return options_.generation; }
   std::chrono::milliseconds timeout() const override { return options_.timeout; }
+  std::string derive_key(const std::string& purpose) const override;
   std::optional<RankFailure> failure() const override;
   void on_failure(std::function<void(const RankFailure&)> callback) override;
   void set_step(std::int64_t step) override { step_.store(step, std::memory_order_relaxed); }

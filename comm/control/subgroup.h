@@ -24,6 +24,7 @@ class ControlSubgroup final : public ControlPlane {
   const World& world() const override { return world_; }
   std::uint32_t generation() const override { return parent_.generation(); }
   std::chrono::milliseconds timeout() const override { return parent_.timeout(); }
+  std::string derive_key(const std::string& purpose) const override { return parent_.derive_key(purpose); }
   void set(const std::string& key, const std::string& value) override { parent_.set(prefix_ + "key/" + key, value); }
   std::string get(const std::string& key) override { return parent_.get(prefix_ + "key/" + key); }
   std::optional<std::string> get_within(const std::string& key, std::chrono::milliseconds deadline) override {

@@ -65,7 +65,7 @@ void MessageCore::submit(std::vector<Shared> works) {
     const std::scoped_lock lock(mutex_);
     inbox_.insert(inbox_.end(), works.begin(), works.end());
   }
-  setup_.shared->thread.wake();
+  setup_.shared->thread.begin();
 }
 
 void MessageCore::begin_group() {
@@ -97,6 +97,7 @@ void MessageCore::fail(const std::string& cause, bool own) {
   }
   setup_.shared->give_up(cause);
   changed_.notify_all();
+  setup_.shared->thread.wake();  // a waiter may be doing its work
 }
 
 Polled MessageCore::poll() {
@@ -109,7 +110,9 @@ Polled MessageCore::poll() {
     inbox_.clear();
   }
   try {
-    return advance();
+    Polled polled = advance();
+    polled.moved = setup_.transport->flush() || polled.moved;
+    return polled;
   } catch (const std::exception& error) {
     fail("rank " + rank_name(rank()) + ": " + error.what(), true);
     return {};

@@ -10,6 +10,7 @@
 #include <condition_variable>
 #include <deque>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -78,6 +79,7 @@ class MessageCore : public std::enable_shared_from_this<MessageCore> {
   using Shared = std::shared_ptr<MessageWork>;
 
   void wait_for(MessageWork& work);
+  void sleep_until(const std::function<bool()>& over, Nanoseconds until);
   void submit(std::vector<Shared> works);
   void fail(const std::string& cause, bool own);
   [[noreturn]] void throw_failure(const MessageWork* work, Nanoseconds since);

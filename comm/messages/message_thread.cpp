@@ -22,16 +22,18 @@ constexpr Nanoseconds kShortest = microseconds(50);
 constexpr Nanoseconds kLongest = microseconds(2000);
 constexpr Nanoseconds kLongestHurried = microseconds(100);
 constexpr std::chrono::seconds kRemoving{1};
+constexpr Nanoseconds kSpin = microseconds(20);  // time in which a thread that waits only looks, after data has moved
+constexpr int kFirstLooks = 4;
 
 }  // namespace
 
-MessageThread::MessageThread(Looks looks) : looks_(looks) {
+MessageThread::MessageThread(std::unique_ptr<MessageWaiter> waiter) : waiter_(std::move(waiter)) {
   // This thread blocks all signals, so only the program's own threads handle them.
   sigset_t all;
   sigset_t before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_ = start_thread("the messages", [this] { run(); });
+  thread_ = start_thread("the messages", [this] { waiter_ ? run_waiting() : run(); });
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
@@ -40,7 +42,7 @@ MessageThread::~MessageThread() {
     const std::scoped_lock lock(mutex_);
     stop_ = true;
   }
-  changed_.notify_all();
+  wake();
   thread_.join();
 }
 
@@ -49,10 +51,11 @@ void MessageThread::post(std::function<void()> task) {
     const std::scoped_lock lock(mutex_);
     tasks_.push_back(std::move(task));
   }
-  changed_.notify_all();
+  wake();
 }
 
 void MessageThread::wake() {
+  if (waiter_) return waiter_->wake();
   {
     const std::scoped_lock lock(mutex_);
     if (std::exchange(woken_, true)) return;
@@ -93,15 +96,12 @@ void MessageThread::run() {
   const SystemClock clock;
   Nanoseconds moved_at{0};
   bool outstanding = false;
-  bool moved = false;
   for (;;) {
     std::vector<std::function<void()>> tasks;
     {
       std::unique_lock lock(mutex_);
       const auto due = [this] { return stop_ || woken_ || !tasks_.empty(); };
-      if (looks_ == Looks::kWhenWoken) {
-        if (!moved) changed_.wait(lock, due);
-      } else if (!outstanding) {
+      if (!outstanding) {
         changed_.wait(lock, due);
       } else if (const Nanoseconds pause = pause_after(clock.monotonic() - moved_at); pause.count() > 0) {
         changed_.wait_for(lock, pause, due);
@@ -110,21 +110,78 @@ void MessageThread::run() {
       tasks.swap(tasks_);
       if (std::exchange(woken_, false) || !tasks.empty()) moved_at = clock.monotonic();
     }
-    for (const auto& task : tasks) task();
-    Polled all;
-    for (const Poller& poller : pollers_) {
-      const Polled one = poller.poll();
-      all.moved = all.moved || one.moved;
-      all.outstanding = all.outstanding || one.outstanding;
-    }
+    const Polled all = run_tasks_and_poll(std::move(tasks));
     outstanding = all.outstanding;
-    moved = all.moved;
-    if (moved) {
+    if (all.moved) {
       moved_at = clock.monotonic();
-    } else if (outstanding && looks_ == Looks::kOften) {
+    } else if (outstanding) {
       sched_yield();
     }
   }
+}
+
+Polled MessageThread::run_tasks_and_poll(std::vector<std::function<void()>> tasks) {
+  for (const auto& task : tasks) task();
+  Polled all;
+  for (const Poller& poller : pollers_) {
+    const Polled one = poller.poll();
+    all.moved = all.moved || one.moved;
+    all.outstanding = all.outstanding || one.outstanding;
+  }
+  return all;
+}
+
+// Called with working_ held; true if anything moved.
+bool MessageThread::look(Nanoseconds timeout) {
+  waiter_->wait(timeout);
+  std::vector<std::function<void()>> tasks;
+  {
+    const std::scoped_lock lock(mutex_);
+    tasks.swap(tasks_);
+  }
+  return run_tasks_and_poll(std::move(tasks)).moved;
+}
+
+void MessageThread::run_waiting() {
+  for (bool moved = false;;) {
+    if (!moved) waiter_->sleep();
+    const std::scoped_lock working(working_);
+    {
+      const std::scoped_lock lock(mutex_);
+      if (stop_ && tasks_.empty()) return;
+    }
+    moved = look(Nanoseconds{0});
+  }
+}
+
+// The messages that can leave at once leave without waking the thread: most callers wait next, and do the rest.
+void MessageThread::begin() {
+  std::unique_lock working(working_, std::defer_lock);
+  if (!waiter_ || !working.try_lock()) return wake();
+  int looks = 0;
+  while (look(Nanoseconds{0})) {
+    if (++looks == kFirstLooks) return wake();
+  }
+}
+
+bool MessageThread::work_until(const std::function<bool()>& over, Nanoseconds until) {
+  if (!waiter_ || helped_.exchange(true)) return false;
+  {
+    const std::scoped_lock working(working_);
+    waiter_->hold(true);
+    const SystemClock clock;
+    Nanoseconds moved_at = clock.monotonic();
+    bool moved = true;
+    for (Nanoseconds now = moved_at; !over() && now < until; now = clock.monotonic()) {
+      const bool spin = moved || now - moved_at < kSpin;
+      moved = look(spin ? Nanoseconds{0} : until - now);
+      if (moved) moved_at = now;
+    }
+    waiter_->hold(false);
+    if (moved) waiter_->wake();  // there may be more to do
+  }
+  helped_ = false;
+  return true;
 }
 
 }  // namespace dtrain::comm

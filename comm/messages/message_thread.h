@@ -1,6 +1,7 @@
 // The one thread that sends and receives messages. It sleeps while there is nothing to do. While operations are
 // outstanding over MPI, it polls them often as long as something moves, and less and less often while nothing does,
-// because polling takes cores from the ranks' computing. Any thread may call.
+// because polling takes cores from the ranks' computing. Over TCP it sleeps until a socket can be read or written, and
+// a thread that waits for an operation does its work meanwhile. Any thread may call.
 #pragma once
 
 #include <atomic>
@@ -24,12 +25,24 @@ struct Polled {
   bool outstanding = false;  // look again soon
 };
 
+// The sleep of a thread of messages whose transport says when there is something to do.
+class MessageWaiter {
+ public:
+  virtual ~MessageWaiter() = default;
+  // Sleeps until there is something to do for the transport, or wake(). Only the thread of messages; while held, only
+  // wake() ends it.
+  virtual void sleep() = 0;
+  virtual void hold(bool held) = 0;
+  // Waits for the same, at most `timeout`, and tells the transport what there is to do. One thread at a time.
+  virtual void wait(Nanoseconds timeout) = 0;
+  // Ends the waits that run, or the next ones. Any thread.
+  virtual void wake() = 0;
+};
+
 class MessageThread {
  public:
-  // The moments at which the thread polls outstanding operations. MPI reports nothing by itself, so it must be polled
-  // often; a transport that calls wake() is polled only then.
-  enum class Looks { kOften, kWhenWoken };
-  explicit MessageThread(Looks looks);
+  // Without a waiter, outstanding operations are polled: MPI reports nothing by itself.
+  explicit MessageThread(std::unique_ptr<MessageWaiter> waiter = nullptr);
   ~MessageThread();
   MessageThread(const MessageThread&) = delete;
   MessageThread& operator=(const MessageThread&) = delete;
@@ -38,6 +51,11 @@ class MessageThread {
   void post(std::function<void()> task);
   // Tells the thread that there is new work.
   void wake();
+  // The same; where there is a waiter and the thread sleeps, the caller does the first of the work itself.
+  void begin();
+  // Does the thread's work until `over` or `until` (on the monotonic clock). False: it did not, because there is no
+  // waiter or another thread does it.
+  bool work_until(const std::function<bool()>& over, Nanoseconds until);
   // Calls `poll` from now on, until remove(). remove() returns once `poll` is not being called, or after a second if
   // the transport does not return.
   int add(std::function<Polled()> poll);
@@ -57,6 +75,9 @@ class MessageThread {
 
  private:
   void run();
+  void run_waiting();
+  bool look(Nanoseconds timeout);
+  Polled run_tasks_and_poll(std::vector<std::function<void()>> tasks);
   Nanoseconds pause_after(Nanoseconds idle) const;
 
   struct Poller {
@@ -64,14 +85,16 @@ class MessageThread {
     std::function<Polled()> poll;
   };
 
-  const Looks looks_;
+  const std::unique_ptr<MessageWaiter> waiter_;
+  std::mutex working_;               // held by the thread that does the work, where there is a waiter
+  std::atomic<bool> helped_{false};  // in work_until()
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<std::function<void()>> tasks_;  // guarded by mutex_, as are the next three
   bool woken_ = false;
   bool stop_ = false;
   int next_id_ = 0;
-  std::vector<Poller> pollers_;  // the thread's own
+  std::vector<Poller> pollers_;  // of the thread that does the work
   std::atomic<int> hurried_{0};
   std::thread thread_;
 };
@@ -86,7 +109,7 @@ inline constexpr int kMessageBits = 2;
 // A rank that fails calls give_up(): from then on it calls MPI only to end the job, so MPI touches no memory that this
 // rank releases.
 struct MessageShared {
-  explicit MessageShared(MessageThread::Looks looks) : thread(looks) {}
+  explicit MessageShared(std::unique_ptr<MessageWaiter> waiter = nullptr) : thread(std::move(waiter)) {}
 
   std::atomic<bool> given_up{false};
   // The first cause stays.

@@ -1,4 +1,4 @@
-// The interface by which the messages of collectives travel between ranks, over MPI or gloo, and the communicator that
+// The interface by which the messages of collectives travel between ranks, over MPI or TCP, and the communicator that
 // is made from an implementation of it.
 #pragma once
 
@@ -38,6 +38,8 @@ class MessageTransport {
   virtual void receive(const Message& message, int tag, void* data, std::size_t bytes) = 0;
   // Calls `done` for each message that is over, and forgets the message; true if there was one.
   virtual bool poll(const std::function<void(const Message&)>& done) = 0;
+  // Called at the end of each look: sends what send() has put off; true if poll() has something to report.
+  virtual bool flush() { return false; }
   // True if messages that their receiver does not expect yet take memory there without a limit. Values are then sent
   // only to ranks that have entered the operation.
   virtual bool keeps_unexpected() const { return false; }

@@ -21,32 +21,22 @@ void MessageCore::wait_for(MessageWork& work) {
   const Nanoseconds deadline = began + setup_.options.timeout;
   bool warned = false;
   bool timed_out = false;
-  {
-    const MessageThread::Hurry hurry(setup_.shared->thread);
-    setup_.shared->thread.wake();
-    waiting_.fetch_add(1);
-    std::unique_lock lock(mutex_);
-    const auto over = [&] { return work.complete_ || failed_; };
-    while (!over()) {
-      const Nanoseconds time = now();
-      const Nanoseconds next = warned ? deadline : std::min(deadline, began + Nanoseconds(setup_.options.warn_after));
-      if (time < next) {
-        changed_.wait_for(lock, next - time, over);
-        continue;
-      }
-      lock.unlock();
-      const std::string me = "rank " + rank_name(rank()) + ": ";
-      if (time >= deadline) {
-        timed_out = true;
-        fail(me + describe_waiting(work, setup_.options.timeout, "timed out after") + describe_hindrance(work), true);
-      } else {
-        warned = true;
-        setup_.options.log->warn(
-            "{}", me + describe_waiting(work, time - began, "has waited for") + describe_hindrance(work));
-      }
-      lock.lock();
+  MessageThread& thread = setup_.shared->thread;
+  const auto over = [&] { return work.complete_ || failed_; };
+  while (!over()) {
+    const Nanoseconds time = now();
+    const Nanoseconds next = warned ? deadline : std::min(deadline, began + Nanoseconds(setup_.options.warn_after));
+    const std::string me = "rank " + rank_name(rank()) + ": ";
+    if (time < next) {
+      if (!thread.work_until(over, next)) sleep_until(over, next);
+    } else if (time >= deadline) {
+      timed_out = true;
+      fail(me + describe_waiting(work, setup_.options.timeout, "timed out after") + describe_hindrance(work), true);
+    } else {
+      warned = true;
+      setup_.options.log->warn("{}",
+                               me + describe_waiting(work, time - began, "has waited for") + describe_hindrance(work));
     }
-    waiting_.fetch_sub(1);
   }
   work.timing_.exposed += now() - began;
   if (work.complete_) return;
@@ -56,6 +46,18 @@ void MessageCore::wait_for(MessageWork& work) {
     if (timed_out) throw TimedOut(error);
     throw;
   }
+}
+
+// The thread of messages does the work meanwhile.
+void MessageCore::sleep_until(const std::function<bool()>& over, Nanoseconds until) {
+  const MessageThread::Hurry hurry(setup_.shared->thread);
+  setup_.shared->thread.wake();
+  waiting_.fetch_add(1);
+  {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, until - now(), over);
+  }
+  waiting_.fetch_sub(1);
 }
 
 // The thread of messages holds state_mutex_ for moments at a time. Unlocked result: the transport does not return.

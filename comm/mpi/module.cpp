@@ -96,7 +96,6 @@ class MpiTransport final : public MessageTransport {
 
 // The state that the communicators of the job share. `world` belongs to the MPI thread.
 struct MpiJobState : MessageShared {
-  MpiJobState() : MessageShared(MessageThread::Looks::kOften) {}
   MPI_Comm world = MPI_COMM_NULL;
 };
 

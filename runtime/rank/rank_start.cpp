@@ -306,7 +306,6 @@ void RankSession::connect_ranks() {
     failure_report_->set_membership(*membership_);
     if (environment.world.size == 1) return connect_alone(*membership_, options);
     if (environment.world.local_size < environment.world.size) {
-      if (tls) throw ConfigError("communication.security: tls is not supported yet on several hosts", kUseProof);
       options.host_name = identity_->host.name;
       return connect_by_store(*membership_, options, environment);
     }

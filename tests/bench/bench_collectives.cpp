@@ -7,6 +7,7 @@
 // machine does meanwhile hits all of them alike; while one is measured the others sleep in a read:
 //   shm               our backend, on memory of the communicator
 //   shm-unregistered  the same, on memory of the caller's own
+//   tcp               our backend over 127.0.0.1, each rank as if on a host of its own
 //   gloo              ProcessGroupGloo of the same libtorch, over 127.0.0.1
 //   openmpi           MPI_Allreduce of Open MPI, as mpirun starts it
 //   intelmpi          MPI_Allreduce of Intel MPI over shared memory, where scripts/setup.sh bench has fetched it
@@ -92,7 +93,7 @@ class Run {
     for (const std::size_t bytes : settings_.sizes) {
       const auto times = measure_size(bytes);
       const double floor_us = bench::median_of(times.at("floor")) / 1e3;
-      for (const char* name : {"shm", "shm-unregistered", "gloo", "openmpi", "intelmpi", "mpi"}) {
+      for (const char* name : {"shm", "shm-unregistered", "tcp", "gloo", "openmpi", "intelmpi", "mpi"}) {
         if (!times.contains(name)) continue;
         const double ns = bench::median_of(times.at(name));
         const double factor = 2.0 * (settings_.ranks - 1) / settings_.ranks;
@@ -116,6 +117,7 @@ class Run {
     const std::string bytes = std::to_string(largest_);
     const std::string ranks = std::to_string(settings_.ranks);
     const std::string ours = add_team("ours-", {"shm", "shm-unregistered", "floor"});
+    const std::string tcp = add_team("tcp-", {"tcp"});
     const std::string gloo = add_team("gloo-", {"gloo"});
     for (int rank = 0; rank < settings_.ranks; ++rank) {
       // As `dtrain launch` does: a core for each rank, where there are enough.
@@ -123,6 +125,7 @@ class Run {
                              ? std::vector<int>{cpus_[static_cast<std::size_t>(rank)]}
                              : std::vector<int>{};
       start({beside("bench_collectives_ours"), ours, std::to_string(rank), ranks, bytes}, cores);
+      start({beside("bench_collectives_ours"), tcp, std::to_string(rank), ranks, bytes, "tcp"}, cores);
       start({beside("bench_collectives_gloo"), gloo, std::to_string(rank), ranks, bytes}, {});
     }
     start_intel_mpi(bytes, ranks);

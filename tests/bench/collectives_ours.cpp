@@ -1,6 +1,7 @@
-// A rank of bench_collectives with our communicators: the subjects shm, shm-unregistered and floor, or mpi.
+// A rank of bench_collectives with our communicators: the subjects shm, shm-unregistered and floor, or tcp, or mpi.
 //
 //   bench_collectives_ours BASE RANK RANKS BYTES      under nobody
+//   bench_collectives_ours BASE RANK RANKS BYTES tcp  the same, each rank as if on a host of its own
 //   bench_collectives_ours BASE mpi RANKS BYTES       under mpirun
 //
 // `floor` reads and writes as many bytes as an all-reduce makes a rank read and write (n parts of 1/n each), of memory
@@ -14,6 +15,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
+#include "dtrain/comm/backend_list.h"
 #include "dtrain/comm/backends.h"
 #include "dtrain/comm/control.h"
 #include "dtrain/comm/mpi.h"
@@ -40,9 +42,9 @@ DTRAIN_ALL_VECTORS void read_and_write(float* data, std::size_t count) {
   }
 }
 
-comm::ControlOptions control_options(int rank, int ranks) {
+comm::ControlOptions control_options(int rank, int ranks, const std::string& host = "bench-host") {
   comm::ControlOptions options;
-  options.world = {rank, ranks, rank, ranks, "bench-host"};
+  options.world = {rank, ranks, rank, ranks, host};
   options.secret = "nothing to hide in a benchmark";
   options.session = "bench";
   options.log = make_null_logger();
@@ -62,11 +64,12 @@ comm::ControlEndpoint from_text(const std::string& text) {
 }
 
 // Rank 0 tells the others where it listens, by a file that appears complete.
-std::unique_ptr<comm::ControlPlane> meet(const std::string& base, int rank, int ranks) {
+std::unique_ptr<comm::ControlPlane> meet(const std::string& base, int rank, int ranks,
+                                         const std::string& host = "bench-host") {
   const std::string path = base + "endpoint";
   if (rank == 0) {
     comm::ControlEndpoint endpoint;
-    auto control = comm::ControlPlane::serve(control_options(0, ranks), {}, &endpoint);
+    auto control = comm::ControlPlane::serve(control_options(0, ranks, host), {}, &endpoint);
     std::ofstream(path + ".new") << to_text(endpoint);
     std::filesystem::rename(path + ".new", path);
     return control;
@@ -74,7 +77,7 @@ std::unique_ptr<comm::ControlPlane> meet(const std::string& base, int rank, int 
   while (!std::filesystem::exists(path)) std::this_thread::sleep_for(std::chrono::milliseconds(2));
   std::string text;
   std::getline(std::ifstream(path), text);
-  return comm::ControlPlane::connect(control_options(rank, ranks), from_text(text));
+  return comm::ControlPlane::connect(control_options(rank, ranks, host), from_text(text));
 }
 
 Subject subject_of(comm::Communicator& communicator, float* memory) {
@@ -107,6 +110,20 @@ void run_shm(const std::string& base, int rank, int ranks, std::size_t bytes) {
   control->finish();
 }
 
+void run_tcp(const std::string& base, int rank, int ranks, std::size_t bytes) {
+  const auto control = meet(base, rank, ranks, "bench-host-" + std::to_string(rank));
+  {
+    comm::BackendParts parts{.control = *control, .address = "127.0.0.1"};
+    for (int r = 0; r < ranks; ++r) parts.members.push_back(r);
+    const auto communicator = comm::TcpBackend().make(parts);
+    const auto buffer = communicator->allocate(bytes);
+    bench::take_turns(base, rank, ranks,
+                      {{"tcp", subject_of(*communicator, reinterpret_cast<float*>(buffer->bytes().data()))}});
+    communicator->barrier().wait();
+  }
+  control->finish();
+}
+
 void run_mpi(const std::string& base, int ranks, std::size_t bytes) {
   const auto job = comm::MpiJob::join({});
   const int rank = job->rank();
@@ -131,12 +148,15 @@ void run_mpi(const std::string& base, int ranks, std::size_t bytes) {
 }  // namespace
 
 int main(int argc, char** argv) try {
-  if (argc != 5) throw Error("this is a part of bench_collectives, which starts it");
+  const bool over_tcp = argc == 6 && argv[5] == std::string("tcp");
+  if (argc != 5 && !over_tcp) throw Error("this is a part of bench_collectives, which starts it");
   const std::string who = argv[2];
   const int ranks = std::stoi(argv[3]);
   const std::size_t bytes = std::stoull(argv[4]);
   if (who == "mpi") {
     run_mpi(argv[1], ranks, bytes);
+  } else if (over_tcp) {
+    run_tcp(argv[1], std::stoi(who), ranks, bytes);
   } else {
     run_shm(argv[1], std::stoi(who), ranks, bytes);
   }

@@ -84,6 +84,7 @@ class SlowPlane final : public ControlPlane {
   const World& world() const override { return world_; }
   std::uint32_t generation() const override { return 0; }
   milliseconds timeout() const override { return milliseconds(50); }
+  std::string derive_key(const std::string&) const override { return {}; }
   void set(const std::string&, const std::string&) override {}
   std::string get(const std::string& key) override { return get_within(key, timeout()).value(); }
   std::optional<std::string> get_within(const std::string& key, milliseconds deadline) override {

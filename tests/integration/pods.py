@@ -168,7 +168,7 @@ class PodsTest(unittest.TestCase):
         self.assertEqual([line["state"] for line in result.events("run_ended")], ["done"])
         self.assertEqual({event["rank"]: event["host"] for event in result.events("rank_started")},
                          {0: "nodea", 1: "nodea", 2: "nodeb", 3: "nodeb"})
-        self.assertEqual(result.json("plan.json")["communication"], {"backend": "gloo", "hosts": 2})
+        self.assertEqual(result.json("plan.json")["communication"], {"backend": "tcp", "hosts": 2})
         files = {path.name for path in (run_dir / "profile").iterdir()}
         ranks = {f"rank-000{rank}.jsonl" for rank in range(4)}
         self.assertEqual(files, {"agent-nodea.jsonl", "agent-nodeb.jsonl", *ranks})
@@ -195,7 +195,7 @@ class Starting(PodsTest):
         for host in "ab":
             (pid, *_) = on_host(host, "pgrep", "-f", "^" + self.rank_program).split()
             maps = on_host(host, "cat", f"/proc/{pid}/maps")
-            self.assertIn("libdtrain_comm_gloo.so", maps)
+            self.assertIn("libdtrain_comm.so", maps)
             self.assertNotIn("libmpi", maps)
             self.assertRegex(on_host(host, "cat", f"/proc/{pid}/status"), rf"Uid:\s+{USER}\s+{USER}")
             self.assertRegex(on_host(host, "cat", f"/proc/{pid}/mounts"), r"tmpfs /dev/shm tmpfs [^\n]*size=65536k")
@@ -258,15 +258,15 @@ class Training(PodsTest):
         if not (self.build.bin.parent / "lib" / "libdtrain_comm_mpi.so").is_file():
             self.skipTest("this build has no mpi backend")
         sets = overrides(["searcher.max_length.batches=30", "resources.slots_per_trial=4", *SMALL])
-        over_gloo = self.work.new_run()
-        self.expect(self.run_both(self.launch(SYNTHETIC, over_gloo, *sets)), 0)
+        over_tcp = self.work.new_run()
+        self.expect(self.run_both(self.launch(SYNTHETIC, over_tcp, *sets)), 0)
         over_mpi = self.work.new_run()
         command = [BED, "mpirun", HOSTS, "--host", "nodea:2,nodeb:2", "-np", "4", "-x", "OMP_NUM_THREADS=1",
                    "-x", "DTRAIN_NETWORK_INTERFACE=10.71.1.0/24", self.build.program("synthetic"), str(SYNTHETIC),
                    "--run-dir", str(over_mpi), *sets]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=DEADLINE)
         self.assertEqual(done.returncode, 0, done.stdout)
-        weights = [Result(0, "", run).weights_file.read_bytes() for run in (over_gloo, over_mpi)]
+        weights = [Result(0, "", run).weights_file.read_bytes() for run in (over_tcp, over_mpi)]
         self.assertEqual(weights[0], weights[1])
 
     def test_the_train_job_of_the_document(self):
@@ -288,7 +288,7 @@ class Training(PodsTest):
         self.expect(pods, 0)
         result = Result(0, "", self.work.path / "first")
         self.assertEqual([line["state"] for line in result.events("run_ended")], ["done"])
-        self.assertEqual(result.json("plan.json")["communication"], {"backend": "gloo", "hosts": 2})
+        self.assertEqual(result.json("plan.json")["communication"], {"backend": "tcp", "hosts": 2})
 
 
     def test_torchrun_over_two_hosts(self):
@@ -301,7 +301,7 @@ class Training(PodsTest):
         self.expect(pods, 0)
         (run_dir,) = (self.work.path / "runs").glob("0001-*")
         plan = Result(0, "", run_dir).json("plan.json")
-        self.assertEqual(plan["communication"], {"backend": "gloo", "hosts": 2})
+        self.assertEqual(plan["communication"], {"backend": "tcp", "hosts": 2})
         self.assertEqual([rank["host"] for rank in plan["ranks"]], ["nodea", "nodea", "nodeb", "nodeb"])
         self.assertEqual(plan["started_by"], "torchrun")
 

@@ -237,7 +237,7 @@ BackendCheck RelayBackend::check(const std::map<std::string, std::string>&) cons
 };
 // `auto` chooses the first that suits the ranks.
 """)
-        recipe.replace(backends, "HierarchicalBackend, GlooBackend>;", "HierarchicalBackend, GlooBackend, RelayBackend>;")
+        recipe.replace(backends, "HierarchicalBackend, TcpBackend>;", "HierarchicalBackend, TcpBackend, RelayBackend>;")
         return recipe
 
     def check_backend(self, libraries):
@@ -278,13 +278,13 @@ int main(int, char** argv) try {
         text = "entrypoint: trial\nhyperparameters: {global_batch_size: 8}\nsearcher: {max_length: {batches: 1}}\n"
         file.write_text(text + "communication: {backend: relay}\n")
         out = self.run_program(program, file, WORK / "meeting", libraries=libraries)
-        self.assertIn('["auto","shm","mpi","hierarchical","gloo","relay"]', re.sub(r"\s", "", out))
+        self.assertIn('["auto","shm","mpi","hierarchical","tcp","relay"]', re.sub(r"\s", "", out))
         self.assertIn("\nrelay: there is one\n", out)
         self.assertEqual(out.count("\nrelay of 2"), 2, out)
         self.assertEqual(out.count("\nsum 2"), 2, out)
-        self.assertIn("communication.backend is relay, but the ranks are on 2 hosts; use auto, mpi, hierarchical or gloo", out)
+        self.assertIn("communication.backend is relay, but the ranks are on 2 hosts; use auto, mpi, hierarchical or tcp", out)
         file.write_text(text + "communication: {backend: smoke}\n")
-        self.assertIn("communication.backend: must be auto, shm, mpi, hierarchical, gloo or relay, not 'smoke'",
+        self.assertIn("communication.backend: must be auto, shm, mpi, hierarchical, tcp or relay, not 'smoke'",
                       self.run_program(program, file, WORK / "meeting", libraries=libraries))
 
     def add_transform(self):

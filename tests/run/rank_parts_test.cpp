@@ -94,7 +94,7 @@ TEST(Backends, AutoGoesByWhereTheRanksAre) {
   EXPECT_EQ(backend_for({}, on_hosts({"a", "b", "c"}), true), comm::Backend(comm::MpiBackend()));
   EXPECT_EQ(backend_for({}, on_hosts({"a", "b", "b"}), true), comm::Backend(comm::HierarchicalBackend()));
   for (const auto& without_mpi : {on_hosts({"a", "b", "c"}), on_hosts({"a", "b", "b"})}) {
-    EXPECT_EQ(backend_for({}, without_mpi, false), comm::Backend(comm::GlooBackend()));
+    EXPECT_EQ(backend_for({}, without_mpi, false), comm::Backend(comm::TcpBackend()));
   }
 }
 
@@ -111,7 +111,7 @@ TEST(Backends, SharedMemoryIsForOneHost) {
     FAIL() << "it was not refused";
   } catch (const AgreedError& error) {
     EXPECT_STREQ(error.what(), "communication.backend is shm, but the ranks are on 2 hosts");
-    EXPECT_EQ(error.remedy(), "use auto, mpi, hierarchical or gloo");
+    EXPECT_EQ(error.remedy(), "use auto, mpi, hierarchical or tcp");
   }
 }
 
@@ -138,7 +138,7 @@ TEST(Backends, MpiNeedsItsLauncher) {
   }
   two.master = MasterAddress{.name = "nodea", .port = 29'400};
   EXPECT_FALSE(needs_mpi(two, {}));
-  EXPECT_FALSE(needs_mpi(two, comm::GlooBackend()));
+  EXPECT_FALSE(needs_mpi(two, comm::TcpBackend()));
   EXPECT_THROW((void)needs_mpi(two, comm::MpiBackend()), ConfigError);
   two.has_mpi = true;
   EXPECT_TRUE(needs_mpi(two, {}));

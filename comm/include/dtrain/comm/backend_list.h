@@ -75,25 +75,24 @@ struct HierarchicalBackend {
   bool operator==(const HierarchicalBackend&) const = default;
 };
 
-// ShmBackend inside each host, libtorch's gloo between the hosts (dtrain/comm/gloo.h).
-struct GlooBackend {
-  static constexpr const char* kWord = "gloo";
-  static constexpr const char* kText =
-      "shared memory inside each host and libtorch's gloo (TCP) between hosts, without MPI";
+// ShmBackend inside each host, TCP connections between the hosts.
+struct TcpBackend {
+  static constexpr const char* kWord = "tcp";
+  static constexpr const char* kText = "shared memory inside each host and TCP between hosts, without MPI";
   static constexpr bool kSpansHosts = true;
   static constexpr bool kNeedsMpi = false;
   static constexpr bool suits(const RankSpread& ranks) { return ranks.hosts > 1; }
   std::unique_ptr<Communicator> make(const BackendParts& parts) const;
-  bool operator==(const GlooBackend&) const = default;
+  bool operator==(const TcpBackend&) const = default;
 };
 
 // `auto` chooses the first that suits the ranks.
-using Backend = std::variant<ShmBackend, MpiBackend, HierarchicalBackend, GlooBackend>;
+using Backend = std::variant<ShmBackend, MpiBackend, HierarchicalBackend, TcpBackend>;
 
 inline constexpr const char* kAutoBackend = "auto";
 inline constexpr const char* kAutoBackendText =
     "shared memory on one host; MPI between several hosts, with shared memory inside hosts that have several ranks; "
-    "gloo in place of MPI where neither mpirun nor srun with PMIx has started the ranks";
+    "tcp in place of MPI where neither mpirun nor srun with PMIx has started the ranks";
 
 // Returns all backends in the order of the list.
 inline std::vector<Backend> all_backends() {

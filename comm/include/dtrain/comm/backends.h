@@ -43,7 +43,7 @@ using MakeCommunicator =
     std::function<std::unique_ptr<Communicator>(ControlPlane& control, const std::vector<int>& members)>;
 
 // A communicator for ranks on several hosts. It has two levels: a communicator among the ranks of each host (shared
-// memory), and one among one rank of each host (MPI or gloo). Hosts may have different numbers of ranks, and ranks may
+// memory), and one among one rank of each host (MPI or TCP). Hosts may have different numbers of ranks, and ranks may
 // be on hosts in any order.
 //
 // A reduction first sums each host's ranks in rank order, then the hosts in the order of their lowest ranks. Every rank

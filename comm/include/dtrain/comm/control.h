@@ -109,6 +109,8 @@ class ControlPlane {
   virtual const World& world() const = 0;
   virtual std::uint32_t generation() const = 0;
   virtual std::chrono::milliseconds timeout() const = 0;  // the deadline of every wait
+  // Returns a key of 32 bytes for this purpose alone, the same on all ranks, which says nothing about the run's secret.
+  virtual std::string derive_key(const std::string& purpose) const = 0;
 
   // Key-value store of this generation. get() blocks until the key is set; at the deadline a CommError names the key.
   // get(), gather() and barrier() also throw it if a rank fails.

@@ -1,0 +1,95 @@
+#include "tcp/event_loop.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <limits>
+
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "dtrain/base/error.h"
+
+namespace dtrain::comm {
+namespace {
+
+constexpr std::uint32_t kWakeUp = std::numeric_limits<std::uint32_t>::max();
+constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
+constexpr int kEventsAtOnce = 64;
+
+UniqueFd checked(int fd, const char* what) {
+  if (fd < 0) throw SystemError(std::string("cannot make ") + what, errno);
+  return UniqueFd(fd);
+}
+
+void change(int set, int operation, int fd, std::uint32_t events, std::uint32_t token) {
+  epoll_event event{};
+  event.events = events;
+  event.data.u32 = token;
+  if (::epoll_ctl(set, operation, fd, &event) != 0) throw SystemError("cannot watch a socket", errno);
+}
+
+}  // namespace
+
+EventLoop::EventLoop()
+    : sockets_(checked(::epoll_create1(EPOLL_CLOEXEC), "an epoll set")),
+      sleeping_(checked(::epoll_create1(EPOLL_CLOEXEC), "an epoll set")),
+      wake_up_(checked(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "an eventfd")),
+      deadline_(kNever) {
+  change(sockets_.get(), EPOLL_CTL_ADD, wake_up_.get(), EPOLLIN | EPOLLET, kWakeUp);
+  change(sleeping_.get(), EPOLL_CTL_ADD, sockets_.get(), EPOLLIN, 0);
+}
+
+void EventLoop::add(int fd, std::uint32_t token) {
+  change(sockets_.get(), EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, token);
+}
+
+void EventLoop::remove(int fd) {
+  ::epoll_ctl(sockets_.get(), EPOLL_CTL_DEL, fd, nullptr);
+}
+
+int EventLoop::limited(Nanoseconds timeout) {
+  if (std::int64_t deadline = deadline_; deadline != kNever) {
+    const Nanoseconds left = Nanoseconds(deadline) - SystemClock().monotonic();
+    if (left.count() <= 0) deadline_.compare_exchange_strong(deadline, kNever);
+    timeout = std::clamp(left, Nanoseconds{0}, timeout);
+  }
+  constexpr std::chrono::milliseconds kLongest{60'000};
+  return static_cast<int>(std::min(std::chrono::ceil<std::chrono::milliseconds>(timeout), kLongest).count());
+}
+
+void EventLoop::sleep() {
+  epoll_event event{};
+  ::epoll_wait(sleeping_.get(), &event, 1, limited(std::chrono::hours(1)));
+}
+
+void EventLoop::hold(bool held) {
+  change(sleeping_.get(), EPOLL_CTL_MOD, sockets_.get(), held ? 0U : EPOLLIN, 0);
+}
+
+void EventLoop::wait(Nanoseconds timeout) {
+  std::array<epoll_event, kEventsAtOnce> events{};
+  const int count =
+      ::epoll_wait(sockets_.get(), events.data(), kEventsAtOnce, timeout.count() > 0 ? limited(timeout) : 0);
+  for (int i = 0; i < count; ++i) {
+    const epoll_event& event = events[static_cast<std::size_t>(i)];
+    if (event.data.u32 == kWakeUp) {
+      std::uint64_t times = 0;
+      static_cast<void>(!::read(wake_up_.get(), &times, sizeof times));
+      woken_.exchange(false);  // sees what happened before each wake() that had nothing to do
+      continue;
+    }
+    const bool ended = (event.events & (EPOLLHUP | EPOLLERR | EPOLLRDHUP)) != 0;
+    events_.push_back({event.data.u32, ended || (event.events & EPOLLIN) != 0, (event.events & EPOLLOUT) != 0});
+  }
+}
+
+void EventLoop::wake() {
+  if (woken_.exchange(true)) return;
+  const std::uint64_t once = 1;
+  static_cast<void>(!::write(wake_up_.get(), &once, sizeof once));
+}
+
+}  // namespace dtrain::comm

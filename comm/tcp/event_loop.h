@@ -1,0 +1,46 @@
+// The sleep of a thread of messages whose transport reads and writes sockets.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include "dtrain/base/clock.h"
+#include "dtrain/base/file.h"
+#include "messages/message_thread.h"
+
+namespace dtrain::comm {
+
+class EventLoop final : public MessageWaiter {
+ public:
+  EventLoop();  // SystemError
+
+  // From now on, wait() notes each time when the socket becomes readable or writable (edge-triggered). Any thread.
+  void add(int fd, std::uint32_t token);
+  void remove(int fd);
+  // One wait ends at that time at the latest. Called by the thread that calls wait().
+  void set_deadline(Nanoseconds at) { deadline_ = at.count(); }
+  // Returns what was noted since the last call, like set_deadline().
+  struct Event {
+    std::uint32_t token;
+    bool readable, writable;
+  };
+  std::vector<Event>& events() { return events_; }
+
+  void sleep() override;
+  void hold(bool held) override;
+  void wait(Nanoseconds timeout) override;
+  void wake() override;
+
+ private:
+  int limited(Nanoseconds timeout);  // in milliseconds, for epoll
+
+  UniqueFd sockets_;   // an epoll set: the sockets and the wake-up
+  UniqueFd sleeping_;  // an epoll set that holds the first one, unless it is held
+  UniqueFd wake_up_;
+  std::atomic<bool> woken_{false};
+  std::atomic<std::int64_t> deadline_;
+  std::vector<Event> events_;
+};
+
+}  // namespace dtrain::comm

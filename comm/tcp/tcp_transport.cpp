@@ -1,0 +1,198 @@
+#include "tcp/tcp_transport.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <system_error>
+#include <thread>
+
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include "dtrain/base/error.h"
+
+namespace dtrain::comm {
+namespace {
+
+constexpr std::size_t kUrgentBytes = 8192;  // of a message that goes before longer ones
+constexpr std::chrono::seconds kGoodbyeTakes{1};
+constexpr std::chrono::microseconds kGoodbyeLook{200};
+// Delay before a lost connection is an error: the control plane reports the end of a process at the same moment, and
+// that of a host a little later, with its cause.
+constexpr std::chrono::seconds kControlPlaneFirst{1};
+constexpr std::chrono::seconds kControlPlaneFirstOfHosts{3};
+
+Nanoseconds now() {
+  return SystemClock().monotonic();
+}
+
+}  // namespace
+
+class TcpTransport::Peer final : public FrameSink {
+ public:
+  Peer(std::string name, std::size_t longest, std::vector<Message>& over, std::vector<DataSocket> sockets)
+      : name_(std::move(name)), over_(over), inbox_(name_, longest, over) {
+    for (DataSocket& socket : sockets) streams_.push_back(std::make_unique<Stream>(std::move(socket)));
+  }
+
+  Inbox& inbox() override { return inbox_; }
+  void granted(const FrameHeader& header) override {
+    std::uint32_t* const limit = limits_.find(header.tag);
+    if (limit && header.chunk > *limit) *limit = header.chunk;
+    for (auto frame = waiting_.begin(); frame != waiting_.end();) {
+      if (!may_go(*frame)) {
+        ++frame;
+        continue;
+      }
+      let_go(std::move(*frame));
+      frame = waiting_.erase(frame);
+    }
+  }
+  void said_goodbye() override { ++goodbyes_; }
+  void unknown() override { throw CommError(name_ + " has sent what is no frame of dtrain"); }
+
+  void send(OutgoingFrame frame) {
+    if (is_hello(frame.header.tag)) limits_.open(frame.header.tag);
+    if (may_go(frame)) {
+      let_go(std::move(frame));
+    } else {
+      waiting_.push_back(std::move(frame));
+    }
+  }
+  // Writes as much as there is room for.
+  void write() {
+    if (inbox_.has_grants()) {
+      for (const FrameHeader& grant : inbox_.take_grants()) streams_[0]->send({grant}, true);
+    }
+    for (const auto& stream : streams_) stream->write(over_);
+  }
+  void send_goodbye() {
+    for (const auto& stream : streams_) stream->send({{FrameKind::kGoodbye}}, false);
+  }
+
+  const std::string& name() const { return name_; }
+  bool has_closed() const { return goodbyes_ == streams_.size(); }
+  std::vector<std::unique_ptr<Stream>>& streams() { return streams_; }
+
+ private:
+  bool may_go(const OutgoingFrame& frame) {
+    if (is_hello(frame.header.tag)) return true;
+    const std::uint32_t* const limit = limits_.find(frame.header.tag);
+    return limit && frame.header.chunk < *limit;
+  }
+  void let_go(OutgoingFrame frame) {
+    const bool urgent = frame.header.bytes <= kUrgentBytes;
+    const auto shortest = std::min_element(streams_.begin(), streams_.end(),
+                                           [](const auto& a, const auto& b) { return a->waiting() < b->waiting(); });
+    (urgent ? streams_.front() : *shortest)->send(std::move(frame), urgent);
+  }
+
+  const std::string name_;
+  std::vector<Message>& over_;
+  Inbox inbox_;
+  std::vector<std::unique_ptr<Stream>> streams_;
+  FlowLimits limits_;                   // of what the peer takes
+  std::vector<OutgoingFrame> waiting_;  // for grants
+  std::size_t goodbyes_ = 0;
+};
+
+TcpTransport::TcpTransport(Options options) : options_(std::move(options)) {
+  for (std::size_t r = 0; r < options_.sockets.size(); ++r) {
+    auto& sockets = options_.sockets[r];
+    if (sockets.empty()) {
+      peers_.push_back(nullptr);
+      continue;
+    }
+    for (std::size_t s = 0; s < sockets.size(); ++s) {
+      options_.loop->add(sockets[s].fd(), static_cast<std::uint32_t>(s << 24 | r));
+    }
+    peers_.push_back(std::make_unique<Peer>(name_of(r), options_.message_bytes, over_, std::move(sockets)));
+  }
+}
+
+TcpTransport::~TcpTransport() {
+  if (!options_.has_ended()) say_goodbye();
+}
+
+void TcpTransport::send(const Message& message, int tag, const void* data, std::size_t bytes) {
+  const FrameHeader header{FrameKind::kMessage, tag, message.chunk, static_cast<std::uint32_t>(bytes)};
+  peers_[static_cast<std::size_t>(message.peer)]->send({header, data, message});
+}
+
+void TcpTransport::receive(const Message& message, int tag, void* data, std::size_t bytes) {
+  peers_[static_cast<std::size_t>(message.peer)]->inbox().expect({message, tag, static_cast<std::byte*>(data), bytes});
+}
+
+void TcpTransport::note_events() {
+  for (const EventLoop::Event& event : options_.loop->events()) {
+    Stream& stream = *peers_[event.token & 0xffffff]->streams()[event.token >> 24];
+    if (event.readable) stream.set_readable();
+    if (event.writable) stream.set_writable();
+  }
+  options_.loop->events().clear();
+}
+
+bool TcpTransport::read(Peer& peer) {
+  bool more = false;
+  for (const auto& stream : peer.streams()) {
+    const bool ended = stream->ended();
+    more = stream->read(peer) || more;
+    if (ended || !stream->ended()) continue;
+    options_.loop->remove(stream->socket().fd());
+    if (peer.has_closed() || !lost_.empty()) continue;
+    const int error = stream->error();
+    lost_ = "the connection to " + peer.name() + " is lost: " +
+            (error == 0 ? std::string("its process has ended it") : std::generic_category().message(error));
+    lost_at_ = now() + (error == ETIMEDOUT ? kControlPlaneFirstOfHosts : kControlPlaneFirst);
+    options_.loop->set_deadline(lost_at_);
+  }
+  return more;
+}
+
+bool TcpTransport::poll(const std::function<void(const Message&)>& done) {
+  note_events();
+  bool more = false;
+  for (const auto& peer : peers_) {
+    if (!peer) continue;
+    more = read(*peer) || more;
+    if (peer->has_closed() && peer->inbox().expects_any())
+      throw CommError(peer->name() + " has closed its communicator");
+  }
+  if (!lost_.empty() && now() >= lost_at_) throw CommError(lost_);
+  const std::vector<Message> over = std::exchange(over_, {});
+  for (const Message& message : over) done(message);
+  return more || !over.empty();
+}
+
+bool TcpTransport::flush() {
+  for (const auto& peer : peers_) {
+    if (peer) peer->write();
+  }
+  return !over_.empty();
+}
+
+// All operations are over, so nothing is read any more.
+void TcpTransport::say_goodbye() {
+  std::vector<Stream*> open;
+  for (const auto& peer : peers_) {
+    if (!peer) continue;
+    peer->send_goodbye();
+    for (const auto& stream : peer->streams()) open.push_back(stream.get());
+  }
+  const Nanoseconds deadline = now() + kGoodbyeTakes;
+  while (!options_.has_ended()) {
+    std::erase_if(open, [&](Stream* stream) {
+      if (stream->ended() || stream->broken()) return true;
+      if (stream->waiting() > 0) {
+        stream->set_writable();
+        stream->write(over_);
+        if (stream->waiting() == 0) stream->socket().end_writing();
+      }
+      return stream->waiting() == 0 && stream->socket().has_delivered();
+    });
+    if (open.empty() || now() > deadline) return;
+    std::this_thread::sleep_for(kGoodbyeLook);
+  }
+}
+
+}  // namespace dtrain::comm
