@@ -108,6 +108,7 @@ class ForeignFolder(LaunchTest):
 class Processes(LaunchTest):
     @unittest.skipIf(os.geteuid() != 0, "a limit of processes needs a user of its own")
     def test_what_cannot_start_and_why(self):
+        self.addCleanup(shutil.rmtree, f"/tmp/dtrain-{USER}", ignore_errors=True)
         self.experiment()
         refused = 0
         for most in range(1, 30, 2):
