@@ -108,6 +108,7 @@ class ForeignFolder(LaunchTest):
 class Processes(LaunchTest):
     @unittest.skipIf(os.geteuid() != 0, "a limit of processes needs a user of its own")
     def test_what_cannot_start_and_why(self):
+        self.addCleanup(shutil.rmtree, f"/tmp/dtrain-{USER}", ignore_errors=True)
         self.experiment()
         refused = 0
         for most in range(1, 30, 2):
@@ -250,10 +251,11 @@ class Modes(LaunchTest):
         plan_file.write_text(json.dumps(plan))
         for words in (["runs", runs], ["runs", runs, "--json"], ["summary", runs / "0002-test"], ["diff", "1", "2"],
                       ["analyze", runs / "0002-test", "--json"], ["report", runs / "0002-test"], ["report", "1", "2"],
-                      ["export", runs / "0002-test", "--to", "csv"], ["task", "list"], ["task", "list", "--json"],
+                      ["export", runs / "0002-test", "--format", "csv"], ["export", runs / "0002-test", "--format", "sqlite"],
+                      ["task", "list"], ["task", "list", "--json"],
                       ["launch", self.work / "experiment.yaml", "--dry-run", "--json", "--set", self.OVERRIDE]):
             code, output = self.dtrain(*words)
-            self.assertNotIn("Run with --help", output)
+            self.assertEqual(code, 0, f"{words}: {output}")
             self.assertNotIn(SECRET, output, words)
         for path in [*runs.rglob("*"), *self.work.glob("*.html"), *(self.work / "home").rglob("*")]:
             if path.is_file() and path.name not in (*self.PRIVATE, "plan.json"):
