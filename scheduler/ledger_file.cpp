@@ -170,6 +170,9 @@ Claim claim_of(std::string_view text) {
       }
       share.remove_prefix(std::min(share.size(), one.size() + 1));
     }
+    // All slots of a share have these or none has; a damaged text may differ.
+    if (!claimed.gpus.empty()) claimed.gpus.resize(claimed.slots.size());
+    if (!claimed.cores.empty()) claimed.cores.resize(claimed.slots.size());
   }
   return claim;
 }
