@@ -1,7 +1,11 @@
 // Files made to break a parser: each is answered with an error, in bounded time and memory.
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <filesystem>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -47,6 +51,29 @@ TEST(HostileFile, HundredMegabytesAreRefusedUnread) {
 
 TEST(HostileFile, AFileWithoutEndIsRefused) {
   EXPECT_THROW(read_experiment("/dev/zero"), ConfigErrors);
+}
+
+// As a shell gives it for `dtrain launch <(command)`.
+TEST(PipeOfAShell, IsReadAsAFileWithinTheSameLimit) {
+  const auto read = [](const std::string& content) {
+    int ends[2];
+    if (::pipe2(ends, O_CLOEXEC) != 0) throw std::runtime_error("no pipe");
+    const UniqueFd reader(ends[0]);
+    std::thread writer([&content, fd = UniqueFd(ends[1])] { write_all(fd.get(), content); });
+    std::string error = "accepted";
+    try {
+      read_experiment("/dev/fd/" + std::to_string(reader.get()));
+    } catch (const ConfigErrors& errors) {
+      error = errors.what();
+    }
+    for (char rest[65'536]; ::read(reader.get(), rest, sizeof rest) > 0;) {
+    }
+    writer.join();
+    return error;
+  };
+  EXPECT_THAT(read("name: [\n"), HasSubstr(":2: not valid YAML"));
+  EXPECT_THAT(read("name: a\n"), testing::Not(HasSubstr("not valid YAML")));
+  EXPECT_THAT(read(std::string(2'000'000, '#')), EndsWith("larger than 1 MiB, which no experiment file is"));
 }
 
 TEST(HostileFile, MissingFilesAndFoldersAreErrorsOfTheSameKind) {

@@ -1,6 +1,8 @@
 #include "document/document.h"
 
 #include <algorithm>
+#include <cerrno>
+#include <fstream>
 #include <sstream>
 #include <string_view>
 #include <system_error>
@@ -212,6 +214,21 @@ void apply(const std::string& override_text, Location at, Value& root, Collector
   *map = std::move(*value);
 }
 
+// A shell that reads <(command) gives the program a pipe under this name.
+bool is_pipe_of_shell(const std::filesystem::path& file) {
+  return file.string().starts_with("/dev/fd/") || file == "/dev/stdin";
+}
+
+std::string read_pipe(const std::filesystem::path& file) {
+  std::ifstream pipe(file, std::ios::binary);
+  if (!pipe) throw SystemError("cannot read " + file.string(), errno);
+  std::string text(kMaxFileBytes + 1, '\0');
+  pipe.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<std::size_t>(pipe.gcount()));
+  if (text.size() > kMaxFileBytes) throw DataError(file.string() + " is too long");
+  return text;
+}
+
 }  // namespace
 
 std::optional<Value> parse_yaml(const std::string& text, Collector& collector, std::optional<Location> fixed,
@@ -238,13 +255,14 @@ std::optional<Value> parse_yaml(const std::string& text, Collector& collector, s
 }
 
 std::string read_text(const std::filesystem::path& file, const std::string& what, Collector& collector) {
+  const bool is_pipe = is_pipe_of_shell(file);
   try {
-    return read_file(file, kMaxFileBytes);
+    return is_pipe ? read_pipe(file) : read_file(file, kMaxFileBytes);
   } catch (const SystemError& error) {
     collector.add({}, "", "cannot be read: " + std::generic_category().message(error.code()));
   } catch (const DataError&) {
     std::error_code code;
-    const bool is_file = std::filesystem::is_regular_file(file, code);
+    const bool is_file = is_pipe || std::filesystem::is_regular_file(file, code);
     collector.add(
         {}, "", is_file ? "larger than 1 MiB, which no " + what + " file is" : "a pipe, a device or a folder, no file");
   }
