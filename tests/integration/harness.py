@@ -22,9 +22,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 class Build:
     """The build under test; its bin folder is the first argument of every test program."""
 
-    def __init__(self, *bin_folder_and_trial):
-        if bin_folder_and_trial:
-            self.open(*bin_folder_and_trial)
+    def __init__(self, *bin_folder, **trial):
+        if bin_folder:
+            self.open(*bin_folder, **trial)
 
     def open(self, bin_folder, trial="parity_trial"):
         self.bin = Path(bin_folder).resolve()
