@@ -96,7 +96,7 @@ wheel:
 	   cmake --preset release -B build/torch-$$minor -DDTRAIN_LIBTORCH_DIR=$$PWD/.deps/torch-$$minor/libtorch/torch \
 	     -DDTRAIN_TORCH_FREE_FROM=$$PWD/build/release -DDTRAIN_TESTS=OFF -DDTRAIN_BENCH=OFF "-DDTRAIN_PYTHONS=$$pythons" \
 	     >build/torch-$$minor.configure.log && \
-	   scripts/quiet_build.sh torch-$$minor $(JOBS) dtrain-worker dtrain-calibrate comm_gloo cuda_graph python_native || exit 1; done
+	   scripts/quiet_build.sh torch-$$minor $(JOBS) dtrain-worker dtrain-calibrate cuda_graph python_native || exit 1; done
 	@/usr/bin/python3 -B python/build_wheel.py build/release $(TORCHES:%=build/torch-%)
 
 sdist:

@@ -33,7 +33,7 @@ from typing import NamedTuple
 SOURCE = Path(__file__).resolve().parent.parent
 PROGRAMS = ("dtrain", "dtrain-agent", "dtrain-saver")
 TORCH_PROGRAMS = ("dtrain-calibrate", "dtrain-worker")
-TORCH_LIBRARIES = ("libdtrain_comm_gloo.so", "libdtrain_cuda_graph.so", "libdtrain_train.so")
+TORCH_LIBRARIES = ("libdtrain_cuda_graph.so", "libdtrain_train.so")
 # The machine's C and C++ libraries and zlib, on which manylinux relies, too; what torch brings; and MPI's.
 NOT_COPIED = re.compile(r"ld-linux|lib(c|m|dl|rt|pthread|stdc\+\+|gcc_s|z)\.so|libtorch|libc10|libcuda|libcupti|libnv|libnccl|libmpi")
 # What a wheel may have at most, with five Pythons: for one minor version of torch, and for each further one.

@@ -2,13 +2,11 @@
 
 #include <algorithm>
 #include <array>
-#include <map>
 #include <sstream>
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/text.h"
-#include "dtrain/scheduler/cluster_agents.h"
 #include "dtrain/scheduler/placement.h"
 
 namespace dtrain::scheduler {

@@ -8,10 +8,8 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
-#include "dtrain/host/cpu.h"
 
 namespace dtrain::scheduler {
-
 namespace {
 
 using Units = std::vector<CoreUnit>;
@@ -131,6 +129,25 @@ std::vector<int> take_one(Units& free, int each) {
   return *numbers;
 }
 
+// Divides units, which are cores, or single logical CPUs if there are too few cores. Slot i gets the units from
+// i*n/count on: shares differ by one unit at most, and neighbours stay together.
+std::vector<Slot> divide(std::span<const std::vector<int>> units, int count) {
+  std::vector<Slot> slots;
+  const auto total = units.size();
+  const auto number = static_cast<std::size_t>(count);
+  for (std::size_t index = 0; index < number; ++index) {
+    Slot slot;
+    slot.index = static_cast<int>(index);
+    const std::size_t first = index * total / number;
+    const std::size_t end = std::max((index + 1) * total / number, first + 1);
+    for (std::size_t unit = first; unit < end; ++unit)
+      slot.cpus.insert(slot.cpus.end(), units[unit].begin(), units[unit].end());
+    std::sort(slot.cpus.begin(), slot.cpus.end());
+    slots.push_back(std::move(slot));
+  }
+  return slots;
+}
+
 }  // namespace
 
 CoreUnit unit_of(const host::Core& core) {
@@ -189,29 +206,6 @@ std::optional<CoreGroups> take_cores(std::span<const CoreUnit> free, int slots, 
   return groups;
 }
 
-namespace {
-
-// Divides units, which are cores, or single logical CPUs if there are too few cores. Slot i gets the units from
-// i*n/count on: shares differ by one unit at most, and neighbours stay together.
-std::vector<Slot> divide(std::span<const std::vector<int>> units, int count) {
-  std::vector<Slot> slots;
-  const auto total = units.size();
-  const auto number = static_cast<std::size_t>(count);
-  for (std::size_t index = 0; index < number; ++index) {
-    Slot slot;
-    slot.index = static_cast<int>(index);
-    const std::size_t first = index * total / number;
-    const std::size_t end = std::max((index + 1) * total / number, first + 1);
-    for (std::size_t unit = first; unit < end; ++unit)
-      slot.cpus.insert(slot.cpus.end(), units[unit].begin(), units[unit].end());
-    std::sort(slot.cpus.begin(), slot.cpus.end());
-    slots.push_back(std::move(slot));
-  }
-  return slots;
-}
-
-}  // namespace
-
 LocalSlots divide_cores(std::span<const std::vector<int>> cores, int count) {
   if (count < 1) throw ConfigError("there must be at least one slot, not " + std::to_string(count));
   std::vector<std::vector<int>> cpus;
@@ -249,10 +243,6 @@ int count_cores(std::span<const std::vector<int>> cores, const std::vector<int>&
     return std::any_of(core.begin(), core.end(),
                        [&](int cpu) { return std::find(cpus.begin(), cpus.end(), cpu) != cpus.end(); });
   }));
-}
-
-LocalSlots local_slots(int count) {
-  return divide_cores(host::physical_cores(), count);
 }
 
 }  // namespace dtrain::scheduler

@@ -156,9 +156,7 @@ bool Ledger::set_paused(TaskId id, bool paused) {
   bool is_queued = false;
   {
     Statement row = impl_->database.prepare("SELECT state, paused, placed_by_others, request FROM tasks WHERE id = ?1");
-    if (!row.bind(id).step()) {
-      throw ConfigError("there is " + ("no " + name), "dtrain task list shows those there are");
-    }
+    if (!row.bind(id).step()) throw ConfigError("there is " + ("no " + name), "dtrain task list shows those there are");
     const auto state = static_cast<TaskState>(row.integer(0));
     if (has_ended(state)) return false;
     if (row.integer(2) != 0) {
@@ -173,9 +171,7 @@ bool Ledger::set_paused(TaskId id, bool paused) {
   }
   if (is_paused == paused) return false;
   impl_->database.prepare("UPDATE tasks SET paused = ?1 WHERE id = ?2").bind(paused ? 1 : 0, id).run();
-  if (is_queued) {
-    impl_->enter_state(id, TaskState::kQueued, paused ? "dtrain task pause" : "dtrain task activate");
-  }
+  if (is_queued) impl_->enter_state(id, TaskState::kQueued, paused ? "dtrain task pause" : "dtrain task activate");
   impl_->changed();
   transaction.commit();
   return true;

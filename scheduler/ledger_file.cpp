@@ -5,17 +5,18 @@
 #include <cerrno>
 
 #include <sys/file.h>
+#include <sys/stat.h>
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
+#include "dtrain/base/untrusted.h"
 #include "dtrain/host/filesystem.h"
 #include "dtrain/scheduler/ledger.h"
 #include "ledger_impl.h"
 
 namespace dtrain::scheduler {
-
 namespace {
 
 constexpr int kVersion = 1;  // of the tables
@@ -49,6 +50,41 @@ constexpr const char* kTables = R"sql(
   INSERT INTO generation VALUES (0);
 )sql";
 
+// Reads "0+1+5".
+std::vector<int> cores_of(std::string_view text) {
+  std::vector<int> cores;
+  while (!text.empty()) {
+    std::string_view one = text.substr(0, text.find('+'));
+    text.remove_prefix(std::min(text.size(), one.size() + 1));
+    cores.push_back(take_number<int>(one).value_or(0));
+  }
+  return cores;
+}
+
+Json to_json(std::span<const CoreUnit> cores) {
+  Json json = Json::array();
+  for (const CoreUnit& core : cores) json.push_back({core.number, core.node, core.package, core.kind});
+  return json;
+}
+
+std::vector<CoreUnit> units_of(const Json& json) {
+  std::vector<CoreUnit> cores;
+  for (const Json& core : json) cores.push_back({core.at(0), core.at(1), core.at(2), core.at(3)});
+  return cores;
+}
+
+// The ledger has the commands and folders of all tasks. SQLite gives the files beside it the same mode. The file is
+// never opened here if it is there: closing it would drop the locks that this process holds through SQLite.
+void close_to_others(const std::filesystem::path& database) {
+  const UniqueFd made(::open(database.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  if (made) return;
+  for (const char* ending : {"", "-wal", "-shm"}) {
+    const std::string file = database.string() + ending;
+    struct stat info {};
+    if (::stat(file.c_str(), &info) == 0 && (info.st_mode & 077) != 0) ::chmod(file.c_str(), info.st_mode & 0700);
+  }
+}
+
 }  // namespace
 
 Database open_ledger_file(const std::filesystem::path& folder) {
@@ -65,6 +101,7 @@ Database open_ledger_file(const std::filesystem::path& folder) {
   if (!lock || ::flock(lock.get(), LOCK_EX) != 0) {
     throw SystemError("cannot lock " + lock_path.string(), errno, "set DTRAIN_STATE_DIR to a folder you may write to");
   }
+  close_to_others(folder / "ledger.db");
   Database database(folder / "ledger.db", kPatienceMs);
   const std::int64_t version = database.value("PRAGMA user_version");
   if (version != 0 && version != kVersion) {
@@ -95,33 +132,6 @@ Database open_ledger_file(const std::filesystem::path& folder) {
 }
 
 // Converts claims, requests and states of tasks to text and back.
-
-namespace {
-
-// Reads "0+1+5".
-std::vector<int> cores_of(std::string_view text) {
-  std::vector<int> cores;
-  while (!text.empty()) {
-    std::string_view one = text.substr(0, text.find('+'));
-    text.remove_prefix(std::min(text.size(), one.size() + 1));
-    cores.push_back(take_number<int>(one).value_or(0));
-  }
-  return cores;
-}
-
-Json to_json(std::span<const CoreUnit> cores) {
-  Json json = Json::array();
-  for (const CoreUnit& core : cores) json.push_back({core.number, core.node, core.package, core.kind});
-  return json;
-}
-
-std::vector<CoreUnit> units_of(const Json& json) {
-  std::vector<CoreUnit> cores;
-  for (const Json& core : json) cores.push_back({core.at(0), core.at(1), core.at(2), core.at(3)});
-  return cores;
-}
-
-}  // namespace
 
 std::string to_text(const Claim& claim) {
   std::vector<std::string> shares;
@@ -179,14 +189,16 @@ std::string to_text(const TaskRequest& request) {
                   {"slot_type", static_cast<int>(slots.slot_type)},
                   {"policy", static_cast<int>(slots.policy)},
                   {"allow_heterogeneous_fits", slots.allow_heterogeneous_fits},
-                  {"max_slots", request.max_slots ? Json(*request.max_slots) : Json()},
+                  {"max_slots", or_null(request.max_slots)},
                   {"can_yield", request.can_yield},
                   {"preemption", request.preemption},
                   {"agents", agents}});
 }
 
-TaskRequest request_of(const std::string& text) {
-  const Json json = Json::parse(text);
+namespace {
+
+TaskRequest parse_request(const std::string& text) {
+  const Json json = parse_untrusted(text);
   TaskRequest request;
   request.slots = {.slots = json.at("slots"),
                    .cores_per_slot = json.value("cores_per_slot", 0),  // other versions write none
@@ -210,6 +222,18 @@ TaskRequest request_of(const std::string& text) {
          .cores = agent.size() > 5 ? units_of(agent.at(5)) : std::vector<CoreUnit>()});
   }
   return request;
+}
+
+}  // namespace
+
+TaskRequest request_of(const std::string& text) {
+  try {
+    return parse_request(text);
+  } catch (const JsonError& error) {
+    throw DataError(std::string("the ledger is damaged: the request of a task is ") + error.what());
+  } catch (const Json::exception&) {
+    throw DataError("the ledger is damaged: the request of a task has a member that is missing or of another type");
+  }
 }
 
 // End states have the same names as the ends of runs in their events.

@@ -18,7 +18,6 @@
 #include "ledger_impl.h"
 
 namespace dtrain::scheduler {
-
 namespace {
 
 using Kind = Transaction::Kind;
@@ -106,9 +105,7 @@ KillResult Ledger::request_kill(TaskId id) {
   {
     Transaction transaction(impl_->database, Kind::kWrite);
     const auto state = impl_->state_of(id);
-    if (!state) {
-      throw ConfigError("there is no task " + std::to_string(id), "dtrain task list shows those there are");
-    }
+    if (!state) throw ConfigError("there is no task " + std::to_string(id), "dtrain task list shows those there are");
     if (has_ended(*state)) return KillResult::kHadEnded;
     impl_->database.prepare("UPDATE tasks SET kills = kills + 1 WHERE id = ?1").bind(id).run();
     impl_->changed();

@@ -1,7 +1,6 @@
 #include "cluster_sources.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <set>
 #include <utility>
@@ -9,6 +8,7 @@
 #include "dtrain/base/text.h"
 #include "dtrain/host/cpu.h"
 #include "dtrain/host/gpus.h"
+#include "dtrain/host/rank_threads.h"
 #include "dtrain/scheduler/cluster_agents.h"
 #include "dtrain/scheduler/core_groups.h"
 
@@ -20,11 +20,12 @@ using config::AgentSlotType;
 struct CoresHere {
   std::vector<host::Core> cores;
   std::vector<std::vector<int>> cpus;  // of each core
-  double limit = 0;                    // CPUs' worth of time that the cgroup grants
-  bool limited = false;                // it grants less time than there are CPUs
+  std::size_t number_of_cpus = 0;
+  double limit = 0;  // CPUs' worth of time that the cgroup grants
 
   // Returns the cores' worth of time that the cgroup grants: at least 1.
   int granted() const;
+  bool is_limited() const { return host::threads_granted(limit, number_of_cpus, 1).has_value(); }
   // Returns a slot with these CPUs if `slots` slots share the time.
   ClusterSlot slot_with(std::vector<int> of_slot, int slots) const;
 };
@@ -61,7 +62,7 @@ void warn_of_sharing(const CoresHere& here, int slots, std::vector<std::string>&
   const LocalSlots divided = divide_cores(here.cpus, slots);
   if (!divided.warning.empty()) {
     warnings.push_back(divided.warning);
-  } else if (here.limited && slots > here.granted()) {
+  } else if (here.is_limited() && slots > here.granted()) {
     warnings.push_back("oversubscribed: " + std::to_string(slots) + " slots, but the cgroup grants " +
                        as_text(here.limit) + " CPUs: slots share them and slow each other down");
   }
@@ -112,12 +113,10 @@ void give_cores(ClusterAgent& agent, const CoresHere& here, int least, std::vect
 CoresHere cores_here(const Machine& machine) {
   CoresHere here{.cores = machine.cores ? *machine.cores : host::usable_cores(machine.topology),
                  .limit = machine.cpu_limit ? *machine.cpu_limit : host::cpu_limit()};
-  double cpus = 0;
   for (const host::Core& core : here.cores) {
     here.cpus.push_back(core.cpus);
-    cpus += static_cast<double>(core.cpus.size());
+    here.number_of_cpus += core.cpus.size();
   }
-  here.limited = here.limit < cpus - 0.01;
   return here;
 }
 
@@ -128,8 +127,10 @@ int CoresHere::granted() const {
 ClusterSlot CoresHere::slot_with(std::vector<int> of_slot, int slots) const {
   ClusterSlot slot{.cpus = std::move(of_slot)};
   slot.cores = count_cores(cpus, slot.cpus);
-  slot.threads = limited ? std::clamp(static_cast<int>(limit / slots), 1, slot.cores) : slot.cores;
-  slot.most_threads = limited ? slot.threads : static_cast<int>(slot.cpus.size());
+  const auto granted = host::threads_granted(limit, number_of_cpus, slots);
+  const host::RankThreads threads = host::threads_on(slot.cores, slot.cpus.size(), granted);
+  slot.threads = threads.threads;
+  slot.most_threads = threads.most_threads;
   return slot;
 }
 

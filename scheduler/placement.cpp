@@ -3,14 +3,9 @@
 #include <algorithm>
 #include <bitset>
 #include <cmath>
-#include <cstdint>
 #include <limits>
-#include <optional>
-#include <span>
 #include <unordered_map>
-#include <vector>
 
-#include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 #include "eligible.h"
 
@@ -248,6 +243,17 @@ std::optional<Placement> different_agents(const SizedAgents& sizes, int slots) {
   return placement;
 }
 
+// True if one agent of this size and others of `sizes` have exactly `slots` together.
+bool adds_up(const SizedAgents& sizes, int size, int slots) {
+  if (size == slots) return true;
+  std::vector<SizeGroup> others;
+  for (const auto& [other, agents] : sizes) {
+    const int count = static_cast<int>(agents.size()) - (other == size ? 1 : 0);
+    if (count > 0) others.push_back({other, count});
+  }
+  return fewest_agents(others, slots - size).has_value();
+}
+
 }  // namespace
 
 std::optional<Placement> all_agents(std::span<const AgentSlots> all, const SlotRequest& request) {
@@ -327,21 +333,6 @@ std::optional<Placement> place(std::span<const AgentSlots> all, const SlotReques
   if (!request.allow_heterogeneous_fits) return std::nullopt;
   return different_agents(sizes, request.slots);
 }
-
-namespace {
-
-// True if one agent of this size and others of `sizes` have exactly `slots` together.
-bool adds_up(const SizedAgents& sizes, int size, int slots) {
-  if (size == slots) return true;
-  std::vector<SizeGroup> others;
-  for (const auto& [other, agents] : sizes) {
-    const int count = static_cast<int>(agents.size()) - (other == size ? 1 : 0);
-    if (count > 0) others.push_back({other, count});
-  }
-  return fewest_agents(others, slots - size).has_value();
-}
-
-}  // namespace
 
 std::set<std::string> usable_agents(std::span<const AgentSlots> all, const SlotRequest& request) {
   std::vector<AgentSlots> converted;

@@ -1,8 +1,6 @@
 #include "queue.h"
 
 #include <algorithm>
-#include <numeric>
-#include <set>
 #include <tuple>
 
 #include "dtrain/base/error.h"
@@ -68,7 +66,6 @@ std::map<int, const Holder*> held_of(const AgentSlots& agent, const HeldSlots& h
   return result;
 }
 
-// Returns the names in the keys of the agent's slots.
 std::vector<std::string> names_of(const AgentSlots& agent) {
   return agent.gpus.empty() ? std::vector<std::string>{agent.id} : agent.gpus;
 }
@@ -77,7 +74,6 @@ bool intersects(const std::vector<std::string>& names, const std::set<std::strin
   return std::any_of(names.begin(), names.end(), [&](const std::string& name) { return set.contains(name); });
 }
 
-// Returns the names of the slots that the request could use.
 std::set<std::string> usable_names(const TaskRequest& request) {
   const std::set<std::string> usable = usable_agents(request.agents, request.slots);
   std::set<std::string> names;
@@ -202,6 +198,16 @@ Waiting no_room(const TaskRequest& request, const HeldSlots& held, const std::ma
   return waiting;
 }
 
+HeldSlots without(const HeldSlots& held, const std::set<TaskId>& gone) {
+  HeldSlots result;
+  for (const auto& [name, slots] : held) {
+    for (const auto& [index, holder] : slots) {
+      if (!gone.contains(holder.task)) result[name][index] = holder;
+    }
+  }
+  return result;
+}
+
 }  // namespace
 
 SlotKey slot_key(const std::string& agent, const std::vector<std::string>& gpus, std::size_t gpu, int index) {
@@ -281,20 +287,6 @@ Verdict judge(std::span<const QueuedTask> queue, const HeldSlots& held) {
   }
   return verdict;
 }
-
-namespace {
-
-HeldSlots without(const HeldSlots& held, const std::set<TaskId>& gone) {
-  HeldSlots result;
-  for (const auto& [name, slots] : held) {
-    for (const auto& [index, holder] : slots) {
-      if (!gone.contains(holder.task)) result[name][index] = holder;
-    }
-  }
-  return result;
-}
-
-}  // namespace
 
 std::vector<TaskId> choose_victims(std::span<const QueuedTask> queue, const HeldSlots& held,
                                    std::span<const RunningTask> running) {

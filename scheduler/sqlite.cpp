@@ -2,7 +2,10 @@
 
 #include <cerrno>
 
+#include <sys/resource.h>
+
 #include "dtrain/base/error.h"
+#include "dtrain/base/limits.h"
 
 namespace dtrain::scheduler {
 namespace {
@@ -17,6 +20,10 @@ namespace {
     remedy =
         "another process has been writing to it for a long time: check whether a dtrain process is stopped (SIGSTOP)";
   }
+  rlimit size{};
+  const bool has_size_limit = ::getrlimit(RLIMIT_FSIZE, &size) == 0 && size.rlim_cur != RLIM_INFINITY;
+  if ((primary == SQLITE_IOERR || primary == SQLITE_FULL) && has_size_limit) remedy = limit_of_file_size();
+  if (primary == SQLITE_NOMEM) remedy = limit_of_memory();
   if (primary == SQLITE_CORRUPT || primary == SQLITE_NOTADB) {
     remedy = "once no launch is running, move the file away: a new one is made";
   }

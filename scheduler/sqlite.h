@@ -60,7 +60,6 @@ class Database {
   // Returns the first column of the only row.
   std::int64_t value(std::string_view sql);
   std::int64_t last_row_id() const { return ::sqlite3_last_insert_rowid(handle_.get()); }
-  int changed_rows() const { return ::sqlite3_changes(handle_.get()); }
 
  private:
   struct Close {
@@ -76,8 +75,7 @@ class Transaction {
   enum class Kind { kRead, kWrite };
   Transaction(Database& database, Kind kind);
   ~Transaction();
-  Transaction(const Transaction&) = delete;
-  Transaction& operator=(const Transaction&) = delete;
+  Transaction& operator=(Transaction&&) = delete;
   void commit();
 
  private:

@@ -22,9 +22,7 @@ void widen(const std::uint16_t* in, float* out, std::size_t count, float scale) 
   const std::size_t lanes = hn::Lanes(d);
   const auto factor = hn::Set(d, scale);
   std::size_t i = 0;
-  for (; i + lanes <= count; i += lanes) {
-    hn::StoreU(hn::Mul(load_narrow(Narrow(), d, in + i), factor), d, out + i);
-  }
+  for (; i + lanes <= count; i += lanes) hn::StoreU(hn::Mul(load_narrow(Narrow(), d, in + i), factor), d, out + i);
   for (; i < count; ++i) {
     hn::StoreU(hn::Mul(load_narrow(Narrow(), single, in + i), hn::Set(single, scale)), single, out + i);
   }
@@ -37,9 +35,7 @@ void shrink(const float* in, std::uint16_t* out, std::size_t count, float scale)
   const std::size_t lanes = hn::Lanes(d);
   const auto factor = hn::Set(d, scale);
   std::size_t i = 0;
-  for (; i + lanes <= count; i += lanes) {
-    store_narrow(Narrow(), d, hn::Mul(hn::LoadU(d, in + i), factor), out + i);
-  }
+  for (; i + lanes <= count; i += lanes) store_narrow(Narrow(), d, hn::Mul(hn::LoadU(d, in + i), factor), out + i);
   for (; i < count; ++i) {
     store_narrow(Narrow(), single, hn::Mul(hn::LoadU(single, in + i), hn::Set(single, scale)), out + i);
   }

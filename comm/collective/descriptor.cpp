@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "dtrain/comm/types.h"
-
 namespace dtrain::comm {
 
 std::size_t size_of(DataType type) {

@@ -1,6 +1,5 @@
 #include "collective/issuing.h"
 
-#include "collective/descriptor.h"
 #include "dtrain/base/error.h"
 
 namespace dtrain::comm {

@@ -126,9 +126,7 @@ HWY_INLINE void one(D d, const Arguments& a, std::size_t i) {
   auto result = fetch<E, kScaling>(d, a, 0, i);
   for (std::size_t r = 1; r < a.inputs; ++r) result = Op::apply(result, fetch<E, kScaling>(d, a, r, i));
   result = finish<E, kScaling>(d, a, result);
-  for (std::size_t r = 0; r < a.outputs; ++r) {
-    E::store(d, result, reinterpret_cast<typename E::Stored*>(a.out[r]) + i);
-  }
+  for (std::size_t r = 0; r < a.outputs; ++r) E::store(d, result, reinterpret_cast<typename E::Stored*>(a.out[r]) + i);
 }
 
 // Reduces two ranks in place, the common case: the loop has only two loads and two stores.

@@ -187,7 +187,6 @@ void ExchangeWork::step() {
   if (operation_) return;
   timing_.ended = ended;
   done_ = true;
-  if (counted_) statistics.communicating += timing_.ended - timing_.enqueued;
 }
 
 void ExchangeFlow::advance_all() {

@@ -44,7 +44,6 @@ HWY_INLINE void widen(const std::uint16_t* in, float* out, std::size_t count) {
   for_each(count, [&](auto d, std::size_t i) HWY_ATTR { hn::StoreU(load_narrow(Type{}, d, in + i), d, out + i); });
 }
 
-// Narrows one block.
 kernels::Narrowed narrow_float16(const float* in, float* residual, std::uint8_t* owes, std::uint16_t* out,
                                  std::size_t count, float scale, float limit) {
   kernels::Narrowed result;

@@ -13,11 +13,11 @@
 #include <asio/post.hpp>
 #include <asio/steady_timer.hpp>
 
+#include "control/handshake.h"
 #include "control/plane_base.h"
 #include "control/protocol.h"
 #include "control/socket.h"
 #include "dtrain/base/error.h"
-#include "dtrain/base/unix_socket.h"
 #include "dtrain/comm/control.h"
 
 namespace dtrain::comm {
@@ -26,6 +26,7 @@ namespace {
 constexpr std::chrono::milliseconds kLongestRetry{50};
 constexpr std::chrono::milliseconds kClientFailureHandover{1'000};
 constexpr std::chrono::milliseconds kClientClosing{500};
+constexpr std::chrono::milliseconds kWelcomeDeadline{10'000};  // then it connects again
 
 asio::ip::tcp::endpoint resolve(asio::io_context& io, const ControlEndpoint& server) {
   asio::error_code not_numeric;
@@ -65,14 +66,13 @@ class ControlClient final : public PlaneBase {
   void retry(const std::string& why);
   void refuse(const std::string& why);
   void handle(const Json& message);
-  void answer_challenge(const Json& message);
-  void welcome(const Json& message);
+  void connected(Proven proven);
   void closed(const std::string& reason, bool malformed);
   void beat();
   void compare_clocks();
   void clock_answered(const Json& message, SteadyClock::time_point now);
 
-  void send(std::string frame);  // any thread
+  void send(std::string message);  // any thread
   // Returns rank 0's answer to a question of this type about a gather or a key.
   std::string ask_missing(Lock& lock, const char* question, const std::string& name);
   std::string not_waiting_for(const std::string& key) override;
@@ -83,7 +83,6 @@ class ControlClient final : public PlaneBase {
   asio::steady_timer retry_timer_;
   asio::steady_timer clock_timer_;
   std::chrono::milliseconds retry_after_{5};
-  Handshake handshake_;
   std::shared_ptr<Connection> connection_;  // control thread only
   ClockProbe clock_probe_;                  // control thread only
 
@@ -139,7 +138,6 @@ ControlClient::~ControlClient() {
 }
 
 void ControlClient::try_connect() {
-  handshake_ = {};
   std::shared_ptr<asio::ip::tcp::socket> socket;
   try {
     socket = std::make_shared<asio::ip::tcp::socket>(make_tcp_socket(io_, server_.protocol()));
@@ -148,10 +146,18 @@ void ControlClient::try_connect() {
   }
   socket->async_connect(server_, [this, socket](asio::error_code error) {
     if (error) return retry(error.message());
-    connection_ = std::make_shared<Connection>(std::move(*socket), options_.host_silence);
-    connection_->set_limit(kHelloFrameLimit);
-    connection_->start([this](const Json& message) { handle(message); },
-                       [this](const std::string& reason, bool malformed) { closed(reason, malformed); });
+    const World& world = options_.world;
+    auto handshake = Handshake::connecting(options_.secret, {.purpose = kControlPurpose,
+                                                             .session = options_.session,
+                                                             .generation = options_.generation,
+                                                             .size = world.size,
+                                                             .rank = world.rank,
+                                                             .context = {},
+                                                             .pid = getpid(),
+                                                             .host = options_.host_name});
+    start_handshake(std::move(*socket), std::move(handshake), options_.security,
+                    std::min(kWelcomeDeadline, options_.timeout),
+                    [this](Proven proven) { connected(std::move(proven)); });
   });
 }
 
@@ -176,41 +182,25 @@ void ControlClient::refuse(const std::string& why) {
   changed_.notify_all();
 }
 
-// The handshake: challenge (rank 0's nonce), hello (this rank's nonce and proof), welcome (rank 0's proof). Each proof
-// covers both nonces, so neither side can replay an earlier one, and this rank trusts nothing before the welcome.
-void ControlClient::answer_challenge(const Json& message) {
-  if (!handshake_.client_nonce.empty()) throw DataError("a second challenge");
-  if (const auto protocol = integer_member(message, "protocol"); protocol != kControlProtocol) {
-    return refuse("rank 0 speaks protocol " + std::to_string(protocol) + ", this rank " +
-                  std::to_string(kControlProtocol));
+void ControlClient::connected(Proven proven) {
+  switch (proven.end) {
+    case Proven::End::kLost:
+      return retry(proven.error);
+    case Proven::End::kRefused:
+      return refuse(proven.error);
+    case Proven::End::kProven:
+      break;
   }
-  handshake_ = {options_.session,    options_.generation,           options_.world.rank,
-                options_.world.size, text_member(message, "nonce"), random_hex(16)};
-  connection_->send(encode_frame({{"t", "hello"},
-                                  {"protocol", kControlProtocol},
-                                  {"session", handshake_.session},
-                                  {"generation", handshake_.generation},
-                                  {"rank", handshake_.rank},
-                                  {"size", handshake_.size},
-                                  {"pid", getpid()},
-                                  {"host", options_.host_name},
-                                  {"nonce", handshake_.client_nonce},
-                                  {"proof", client_proof(options_.secret, handshake_)}}));
-}
-
-void ControlClient::welcome(const Json& message) {
-  if (handshake_.client_nonce.empty() ||
-      !equal_secrets(text_member(message, "proof"), server_proof(options_.secret, handshake_))) {
-    return refuse("what listens there does not know this run's secret");
-  }
-  connection_->set_limit(kFrameLimit);
   {
     const Lock lock(mutex_);
-    server_pid_ = integer_member(message, "pid");
-    server_host_ = optional_text(message, "host");
+    server_pid_ = proven.other.pid;
+    server_host_ = proven.other.host;
     last_beat_ = SteadyClock::now();
     stage_ = Stage::kReady;
   }
+  connection_ = std::make_shared<Connection>(std::move(proven), options_.host_silence);
+  connection_->start([this](const Json& message) { handle(message); },
+                     [this](const std::string& reason, bool malformed) { closed(reason, malformed); });
   changed_.notify_all();
   beat();
 }
@@ -219,14 +209,6 @@ void ControlClient::handle(const Json& message) {
   const auto now = SteadyClock::now();
   const std::string type = text_member(message, "t");
   Lock lock(mutex_);
-  if (stage_ == Stage::kRefused) return;
-  if (stage_ == Stage::kConnecting) {
-    lock.unlock();
-    if (type == "challenge") return answer_challenge(message);
-    if (type == "welcome") return welcome(message);
-    if (type == "refused") return refuse("refused: " + text_member(message, "why"));
-    throw DataError("'" + type + "' before the welcome");
-  }
   last_beat_ = now;
   if (type == "beat") {
     const Json& states = member(message, "states");
@@ -257,7 +239,7 @@ void ControlClient::handle(const Json& message) {
     all_finished_ = true;
   } else if (type == "failed") {
     lock.unlock();
-    connection_->send(encode_frame({{"t", "noted"}}));
+    connection_->send(encode_message({{"t", "noted"}}));
     publish({static_cast<int>(integer_member(message, "rank")), integer_member(message, "step"),
              text_member(message, "cause"), departure_member(message)});
     return;
@@ -273,12 +255,6 @@ void ControlClient::closed(const std::string& reason, bool malformed) {
   connection_.reset();
   if (malformed) options_.log->warn("control: ended the connection to rank 0 at {}: {}", server_name_, reason);
   Lock lock(mutex_);
-  if (stage_ == Stage::kRefused) return;
-  if (stage_ == Stage::kConnecting) {
-    lock.unlock();
-    if (malformed) return refuse("what listens there is not a control plane of dtrain (" + reason + ")");
-    return retry("the connection was closed before the welcome");
-  }
   stage_ = Stage::kClosed;
   states_[0] = PeerState::kGone;
   const std::string server = process_text(0, server_pid_, server_host_);
@@ -295,7 +271,7 @@ void ControlClient::closed(const std::string& reason, bool malformed) {
 
 void ControlClient::beat() {
   if (!connection_) return;
-  if (connection_->idle()) connection_->send(encode_frame({{"t", "beat"}, {"step", step_.load()}}));
+  if (connection_->idle()) connection_->send(encode_message({{"t", "beat"}, {"step", step_.load()}}));
   heartbeat_.expires_after(options_.heartbeat);
   heartbeat_.async_wait([this](asio::error_code cancelled) {
     if (!cancelled) beat();
@@ -305,13 +281,13 @@ void ControlClient::beat() {
 void ControlClient::compare_clocks() {
   if (!connection_ || clock_probe_.running()) return;
   clock_probe_.start();
-  connection_->send(encode_frame(clock_probe_.question(on_host_clock(SteadyClock::now()))));
+  connection_->send(encode_message(clock_probe_.question(on_host_clock(SteadyClock::now()))));
 }
 
 void ControlClient::clock_answered(const Json& message, SteadyClock::time_point now) {
   const auto [ask, result] = clock_probe_.answer(message, on_host_clock(now));
   if (ask && connection_) {
-    connection_->send(encode_frame(clock_probe_.question(on_host_clock(SteadyClock::now()))));
+    connection_->send(encode_message(clock_probe_.question(on_host_clock(SteadyClock::now()))));
   }
   if (!result) return;
   {
@@ -338,34 +314,34 @@ std::optional<ClockOffset> ControlClient::measure_clock(std::chrono::millisecond
   return std::exchange(clock_, std::nullopt);
 }
 
-void ControlClient::send(std::string frame) {
-  asio::post(io_, [this, frame = std::move(frame)]() mutable {
-    if (connection_) connection_->send(std::move(frame));
+void ControlClient::send(std::string message) {
+  asio::post(io_, [this, message = std::move(message)] {
+    if (connection_) connection_->send(message);
   });
 }
 
 void ControlClient::set(const std::string& key, const std::string& value) {
-  send(encode_frame({{"t", "set"}, {"k", key}, {"v", encode_value(value)}}));
+  send(encode_message({{"t", "set"}, {"k", key}, {"v", encode_value(value)}}));
 }
 
 std::optional<std::string> ControlClient::get_within(const std::string& key, std::chrono::milliseconds deadline) {
   Lock lock(mutex_);
   const std::int64_t id = next_get_++;
   gets_[id];
-  send(encode_frame({{"t", "get"}, {"k", key}, {"id", id}}));
+  send(encode_message({{"t", "get"}, {"k", key}, {"id", id}}));
   wait(lock, SteadyClock::now() + deadline, [&] { return gets_.at(id).has_value(); });
   return std::move(gets_.extract(id).mapped());
 }
 
 std::vector<std::string> ControlClient::gather(const std::string& name, const std::string& value) {
   const auto size = static_cast<std::size_t>(options_.world.size);
-  std::string frame = encode_frame({{"t", "gather"}, {"n", name}, {"v", encode_value(value)}});
+  std::string message = encode_message({{"t", "gather"}, {"n", name}, {"v", encode_value(value)}});
   Lock lock(mutex_);
   if (!gathers_.emplace(name, Gather{std::vector<std::string>(size), 0}).second) {
     throw CommError("rank " + std::to_string(options_.world.rank) + " takes part in gather '" + name +
                     "' twice at a time");
   }
-  send(std::move(frame));
+  send(std::move(message));
   const bool came =
       wait(lock, SteadyClock::now() + options_.timeout, [&] { return gathers_.at(name).received >= size; });
   const std::string missing = came ? std::string() : ask_missing(lock, "who", name);
@@ -383,7 +359,7 @@ std::string ControlClient::not_waiting_for(const std::string& key) {
 
 std::string ControlClient::ask_missing(Lock& lock, const char* question, const std::string& name) {
   missing_.erase(name);
-  send(encode_frame({{"t", question}, {"n", name}}));
+  send(encode_message({{"t", question}, {"n", name}}));
   const bool came = wait(lock, SteadyClock::now() + options_.heartbeat, [&] { return missing_.count(name) != 0; });
   return came ? missing_.at(name) : "unknown, rank 0 (pid " + std::to_string(server_pid_) + ") does not answer";
 }
@@ -393,11 +369,11 @@ void ControlClient::fail(const RankFailure& failure) {
     const Lock lock(mutex_);
     if (failure_ || all_finished_) return;
   }
-  send(encode_frame({{"t", "fail"},
-                     {"rank", failure.rank},
-                     {"step", failure.step},
-                     {"cause", failure.cause},
-                     {"departure", static_cast<int>(failure.departure)}}));
+  send(encode_message({{"t", "fail"},
+                       {"rank", failure.rank},
+                       {"step", failure.step},
+                       {"cause", failure.cause},
+                       {"departure", static_cast<int>(failure.departure)}}));
   if (!on_control_thread()) {
     // Rank 0 sends back this failure, or an earlier one of another rank, unless rank 0 is stopped.
     Lock lock(mutex_);
@@ -416,7 +392,7 @@ PeerState ControlClient::peer_state(int rank) const {
 }
 
 void ControlClient::finish() {
-  send(encode_frame({{"t", "finish"}}));
+  send(encode_message({{"t", "finish"}}));
   Lock lock(mutex_);
   if (!wait(lock, SteadyClock::now() + options_.timeout, [&] { return all_finished_; })) {
     std::string missing;

@@ -5,16 +5,16 @@
 #include <utility>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/limits.h"
 #include "dtrain/base/text.h"
 #include "dtrain/comm/control.h"
+#include "dtrain/comm/handshake.h"
 
 namespace dtrain::comm {
 namespace {
 
 ControlOptions checked(ControlOptions options) {
-  if (options.secret.size() < 16) {
-    throw CommError("the run's secret has " + std::to_string(options.secret.size()) + " bytes; at least 16 are needed");
-  }
+  check_secret(options.secret);
   const World& world = options.world;
   if (world.size < 1 || world.rank < 0 || world.rank >= world.size) {
     throw CommError("rank " + std::to_string(world.rank) + " of a world of " + std::to_string(world.size) +
@@ -45,7 +45,7 @@ void PlaneBase::start_thread() {
   sigset_t before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_ = std::thread([this] {
+  thread_ = dtrain::start_thread("the control plane", [this] {
     for (;;) {
       try {
         io_.run();
@@ -66,7 +66,7 @@ void PlaneBase::stop_thread() {
 }
 
 std::string PlaneBase::derive_key(const std::string& purpose) const {
-  return hmac(options_.secret, to_line(Json::array({"dtrain-key", purpose})));
+  return hmac_sha256(options_.secret, to_line(Json::array({"dtrain-key", purpose})));
 }
 
 std::optional<RankFailure> PlaneBase::failure() const {

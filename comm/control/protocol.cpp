@@ -1,11 +1,14 @@
 #include "control/protocol.h"
 
-#include <openssl/crypto.h>
+#include <algorithm>
+
+#include <openssl/core_names.h>
 #include <openssl/evp.h>
-#include <openssl/hmac.h>
+#include <openssl/params.h>
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
+#include "dtrain/comm/handshake.h"
 
 namespace dtrain::comm {
 namespace {
@@ -18,28 +21,16 @@ int hex_digit(char c) {
 
 constexpr std::int64_t kLatestTime = std::int64_t{1} << 62;  // ns, 146 years; differences stay within 64 bits
 
-std::string proof(const std::string& secret, const char* side, const Handshake& handshake) {
-  // A JSON array is unambiguous for any content of the strings.
-  const std::string text =
-      to_line(Json::array({"dtrain-control", kControlProtocol, side, handshake.session, handshake.generation,
-                           handshake.rank, handshake.size, handshake.server_nonce, handshake.client_nonce}));
-  return hmac(secret, text);
-}
-
 }  // namespace
 
-std::string encode_frame(const Json& message) {
-  const std::string payload = to_line(message);
+std::string encode_message(const Json& message) {
+  std::string payload = to_line(message);
   if (payload.size() > kFrameLimit) {
     throw CommError("a control message of " + std::to_string(payload.size()) + " bytes is over the limit of " +
                         std::to_string(kFrameLimit),
                     "send less, or a hash of it: the control plane never carries bulk data");
   }
-  const auto size = static_cast<std::uint32_t>(payload.size());
-  std::string frame;
-  frame.reserve(kFrameHeaderBytes + payload.size());
-  for (int shift = 24; shift >= 0; shift -= 8) frame.push_back(static_cast<char>((size >> shift) & 0xff));
-  return frame += payload;
+  return payload;
 }
 
 std::uint32_t decode_length(const unsigned char* header) {
@@ -99,26 +90,64 @@ std::string optional_text(const Json& message, const char* key) {
   return message.contains(key) ? text_member(message, key) : std::string();
 }
 
-std::string hmac(const std::string& key, const std::string& text) {
-  unsigned char digest[EVP_MAX_MD_SIZE];
-  unsigned int length = 0;
-  if (!HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()), reinterpret_cast<const unsigned char*>(text.data()),
-            text.size(), digest, &length)) {
+void FrameSeal::FreeMac::operator()(EVP_MAC_CTX* context) const {
+  EVP_MAC_CTX_free(context);
+}
+
+FrameSeal::FrameSeal(const std::string& key) {
+  const std::unique_ptr<EVP_MAC, void (*)(EVP_MAC*)> hmac(EVP_MAC_fetch(nullptr, "HMAC", nullptr), EVP_MAC_free);
+  char digest[] = "SHA256";
+  const OSSL_PARAM parameters[] = {OSSL_PARAM_construct_utf8_string(OSSL_MAC_PARAM_DIGEST, digest, 0),
+                                   OSSL_PARAM_construct_end()};
+  if (hmac) mac_.reset(EVP_MAC_CTX_new(hmac.get()));
+  if (!mac_ ||
+      EVP_MAC_init(mac_.get(), reinterpret_cast<const unsigned char*>(key.data()), key.size(), parameters) != 1) {
     throw CommError("HMAC-SHA256 is not available in this libcrypto");
   }
-  return to_hex({reinterpret_cast<const char*>(digest), length});
 }
 
-std::string client_proof(const std::string& secret, const Handshake& handshake) {
-  return proof(secret, "client", handshake);
+std::array<unsigned char, kFrameMacBytes> FrameSeal::mac_of(const unsigned char* header, std::string_view payload) {
+  std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
+  std::size_t length = 0;
+  if (EVP_MAC_init(mac_.get(), nullptr, 0, nullptr) != 1 ||
+      EVP_MAC_update(mac_.get(), header, kFrameHeaderBytes) != 1 ||
+      EVP_MAC_update(mac_.get(), reinterpret_cast<const unsigned char*>(payload.data()), payload.size()) != 1 ||
+      EVP_MAC_final(mac_.get(), digest.data(), &length, digest.size()) != 1 || length < kFrameMacBytes) {
+    throw CommError("libcrypto cannot compute an HMAC-SHA256");
+  }
+  std::array<unsigned char, kFrameMacBytes> mac{};
+  std::copy_n(digest.begin(), mac.size(), mac.begin());
+  return mac;
 }
 
-std::string server_proof(const std::string& secret, const Handshake& handshake) {
-  return proof(secret, "server", handshake);
+std::string FrameSeal::seal(std::string_view payload) {
+  std::array<unsigned char, kFrameHeaderBytes> header{};
+  for (int i = 0; i < 4; ++i) header[static_cast<std::size_t>(i)] = (payload.size() >> (24 - 8 * i)) & 0xff;
+  for (int i = 0; i < 8; ++i) header[static_cast<std::size_t>(4 + i)] = (next_ >> (56 - 8 * i)) & 0xff;
+  const auto mac = mac_of(header.data(), payload);
+  ++next_;
+  std::string frame;
+  frame.reserve(header.size() + payload.size() + mac.size());
+  frame.append(header.begin(), header.end());
+  frame.append(payload);
+  return frame.append(mac.begin(), mac.end());
 }
 
-bool equal_secrets(std::string_view a, std::string_view b) {
-  return a.size() == b.size() && CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
+void FrameSeal::open(const unsigned char* header, std::string_view payload, std::string_view mac) {
+  const std::uint64_t number = std::uint64_t{decode_length(header + 4)} << 32 | decode_length(header + 8);
+  const auto due = mac_of(header, payload);
+  if (!equal_secrets(mac, {reinterpret_cast<const char*>(due.data()), due.size()})) {
+    throw DataError("message " + std::to_string(next_) + " was forged or changed on its way: its MAC is wrong");
+  }
+  if (number < next_) {
+    throw DataError("message " + std::to_string(number) + " came again where message " + std::to_string(next_) +
+                    " is due: somebody on the way replays");
+  }
+  if (number > next_) {
+    throw DataError("message " + std::to_string(number) + " came where message " + std::to_string(next_) +
+                    " is due: somebody on the way has dropped or reordered messages");
+  }
+  ++next_;
 }
 
 Json ClockProbe::question(Time now) {

@@ -1,12 +1,16 @@
-// The messages of the control plane: their frames, the proofs of the handshake, and the comparison of clocks.
+// The messages of the control plane: their frames, and the comparison of clocks.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+
+#include <openssl/types.h>
 
 #include "dtrain/base/clock.h"
 #include "dtrain/base/json.h"
@@ -14,14 +18,16 @@
 
 namespace dtrain::comm {
 
-// A frame has four bytes of length (big endian), then one JSON object.
-inline constexpr int kControlProtocol = 1;
-inline constexpr std::size_t kFrameLimit = 1u << 20;   // bytes of JSON in one frame
-inline constexpr std::size_t kHelloFrameLimit = 4096;  // until the peer has proved that it knows the secret
-inline constexpr std::size_t kFrameHeaderBytes = 4;
+// After the handshake (dtrain/comm/handshake.h), a frame has four bytes of length, eight of its number in its direction
+// (both big endian), one JSON object, and its MAC.
+inline constexpr const char* kControlPurpose = "control";
+inline constexpr std::size_t kFrameLimit = 1u << 20;  // bytes of JSON in one frame
+inline constexpr std::size_t kFrameHeaderBytes = 12;
+inline constexpr std::size_t kFrameMacBytes = 16;
 
-// CommError when the message is larger than kFrameLimit.
-std::string encode_frame(const Json& message);
+// Returns a frame's payload. CommError when the message is larger than kFrameLimit.
+std::string encode_message(const Json& message);
+// Returns the number in the first four bytes.
 std::uint32_t decode_length(const unsigned char* header);
 // DataError when it is not a JSON object.
 Json decode_payload(std::string_view payload);
@@ -38,27 +44,26 @@ std::int64_t integer_member(const Json& message, const char* key);
 std::string optional_text(const Json& message, const char* key);
 Departure departure_member(const Json& message);
 
-// Both ends of a control connection prove that they know the run's secret, without sending it. This is the input of
-// both proofs: everything that the two sides have sent, so no part can be replayed or swapped. Each side contributes a
-// nonce.
-struct Handshake {
-  std::string session;
-  std::int64_t generation = 0;
-  std::int64_t rank = 0;
-  std::int64_t size = 0;
-  std::string server_nonce;
-  std::string client_nonce;
+// Seals the frames of one direction, or opens those of the other: each frame carries its number and a MAC under the
+// direction's key (HMAC-SHA256 of number, length and payload, of which 16 bytes travel), so a frame that somebody on
+// the path has forged, changed, repeated, moved or left out is noticed. One thread.
+class FrameSeal {
+ public:
+  explicit FrameSeal(const std::string& key);
+  // Returns the whole frame of the next message.
+  std::string seal(std::string_view payload);
+  // Checks the next frame, of which `payload` and `mac` have come after its header. DataError names what is wrong.
+  void open(const unsigned char* header, std::string_view payload, std::string_view mac);
+
+ private:
+  struct FreeMac {
+    void operator()(EVP_MAC_CTX* context) const;
+  };
+  std::array<unsigned char, kFrameMacBytes> mac_of(const unsigned char* header, std::string_view payload);
+
+  std::unique_ptr<EVP_MAC_CTX, FreeMac> mac_;
+  std::uint64_t next_ = 0;
 };
-
-// HMAC-SHA256, in hexadecimal. The proofs of the two sides differ, so neither can be reflected as the other.
-std::string client_proof(const std::string& secret, const Handshake& handshake);
-std::string server_proof(const std::string& secret, const Handshake& handshake);
-
-// HMAC-SHA256 of the text, in hexadecimal.
-std::string hmac(const std::string& key, const std::string& text);
-
-// Takes the same time for every position of the first difference.
-bool equal_secrets(std::string_view a, std::string_view b);
 
 // Compares the monotonic clocks of two hosts by messages there and back: rank 0's time was read some time between our
 // question and its answer, so the middle of the two is wrong by half of the round trip at most. The shortest of a few

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <set>
 #include <thread>
 
 #include <asio/dispatch.hpp>
@@ -17,8 +18,8 @@
 namespace dtrain::comm {
 namespace {
 
-constexpr std::size_t kMaxUnauthenticated = 256;
-constexpr std::size_t kGatheredFrameBytes = 256u << 10;  // values are sent on in frames of about this size
+constexpr std::chrono::milliseconds kHelloDeadline{5'000};  // a peer that dawdles must not hold a connection
+constexpr std::size_t kGatheredBytes = 256u << 10;          // values are sent on in messages of about this size
 constexpr std::chrono::milliseconds kServerFailureHandover{300};
 constexpr std::chrono::milliseconds kServerClosing{500};
 
@@ -38,7 +39,10 @@ std::unique_ptr<ControlPlane> ControlPlane::serve(const ControlOptions& options,
 }
 
 ControlServer::ControlServer(const ControlOptions& options, const ControlEndpoint& listen_on, ControlEndpoint* bound)
-    : PlaneBase(options), peers_(static_cast<std::size_t>(options.world.size)), acceptor_(io_), heartbeat_(io_) {
+    : PlaneBase(options),
+      peers_(static_cast<std::size_t>(options.world.size)),
+      listener_(io_, "control", options_.log, options_.security, std::min(kHelloDeadline, options_.timeout)),
+      heartbeat_(io_) {
   if (options_.world.rank != 0) {
     throw CommError("rank " + std::to_string(options_.world.rank) + " cannot serve the control plane: rank 0 does");
   }
@@ -48,18 +52,14 @@ ControlServer::ControlServer(const ControlOptions& options, const ControlEndpoin
   if (bound) *bound = listen_on;
   if (options_.world.size == 1) return;
   try {
-    const asio::ip::tcp::endpoint endpoint(asio::ip::make_address(listen_on.address), listen_on.port);
-    open_acceptor(acceptor_, endpoint.protocol());
-    acceptor_.set_option(asio::ip::tcp::acceptor::reuse_address(true));
-    acceptor_.bind(endpoint);
-    acceptor_.listen();
-    if (bound) bound->port = acceptor_.local_endpoint().port();
+    const auto at = listener_.open({asio::ip::make_address(listen_on.address), listen_on.port});
+    if (bound) bound->port = at.port();
   } catch (const std::system_error& error) {
     throw CommError("rank 0 cannot listen on " + listen_on.address + ":" + std::to_string(listen_on.port) + ": " +
                         error.code().message(),
                     "give a numeric address of one of this machine's interfaces, and a free port");
   }
-  accept();
+  listener_.start([this] { return make_handshake(); }, [this](Proven proven) { welcome(std::move(proven)); });
   beat();
   start_thread();
 }
@@ -70,8 +70,7 @@ ControlServer::~ControlServer() {
   // after kServerClosing.
   bool closing = false;  // guarded by mutex_
   asio::post(io_, [this, &closing] {
-    asio::error_code ignored;
-    acceptor_.close(ignored);
+    listener_.close();
     heartbeat_.cancel();
     for (Peer& peer : peers_) {
       if (const auto connection = peer.connection) connection->close_when_sent("rank 0 ends");
@@ -89,42 +88,19 @@ ControlServer::~ControlServer() {
   for (Peer& peer : peers_) {
     if (const auto stuck = peer.connection) stuck->close("rank 0 ends");
   }
-  const auto strangers = sessions_;
-  for (const auto& session : strangers) session->close("rank 0 ends");
-}
-
-void ControlServer::accept() {
-  acceptor_.async_wait(asio::ip::tcp::acceptor::wait_read, [this](asio::error_code error) {
-    if (!acceptor_.is_open()) return;
-    asio::ip::tcp::socket socket(io_);
-    if (!error) socket = accept_waiting(acceptor_, io_, error);
-    if (error == asio::error::would_block || error == asio::error::connection_aborted) return accept();
-    if (!error && sessions_.size() < kMaxUnauthenticated) {
-      const auto session = std::make_shared<ServerSession>(*this, std::move(socket));
-      sessions_.insert(session);
-      session->start();
-    }
-    if (!error) return accept();
-    // The process may be out of file descriptors, for example; trying again at once would occupy a core.
-    options_.log->warn("control: accepting a connection failed: {}", error.message());
-    const auto pause = std::make_shared<asio::steady_timer>(io_, std::chrono::milliseconds(100));
-    pause->async_wait([this, pause](asio::error_code cancelled) {
-      if (!cancelled) accept();
-    });
-  });
 }
 
 void ControlServer::beat() {
   heartbeat_.expires_after(options_.heartbeat);
   heartbeat_.async_wait([this](asio::error_code cancelled) {
-    if (cancelled || !acceptor_.is_open()) return;
-    std::string frame;
+    if (cancelled || !listener_.is_open()) return;
+    std::string message;
     {
       const Lock lock(mutex_);
-      frame = encode_frame(states_message());
+      message = encode_message(states_message());
     }
     for (const Peer& peer : peers_) {
-      if (peer.connection && peer.connection->idle()) peer.connection->send(frame);
+      if (peer.connection && peer.connection->idle()) peer.connection->send(message);
     }
     beat();
   });
@@ -186,21 +162,21 @@ std::string ControlServer::not_waiting_for(const std::string& key) {
   return describe_not_waiting(key);
 }
 
-void ControlServer::send_to(int rank, std::string frame) {
+void ControlServer::send_to(int rank, std::string message) {
   if (!has_thread()) return;
-  asio::dispatch(io_, [this, rank, frame = std::move(frame)]() mutable {
-    if (const auto& connection = peers_[static_cast<std::size_t>(rank)].connection) connection->send(std::move(frame));
+  asio::dispatch(io_, [this, rank, message = std::move(message)] {
+    if (const auto connection = peers_[static_cast<std::size_t>(rank)].connection) connection->send(message);
   });
 }
 
-void ControlServer::send_to_all(const std::string& frame) {
-  for (int rank = 1; rank < options_.world.size; ++rank) send_to(rank, frame);
+void ControlServer::send_to_all(const std::string& message) {
+  for (int rank = 1; rank < options_.world.size; ++rank) send_to(rank, message);
 }
 
 void ControlServer::set(const std::string& key, const std::string& value) {
   const Json encoded = encode_value(value);
   // A value over the limit must be an error for the setter, not for the getters.
-  encode_frame(Json{{"t", "value"}, {"id", 0}, {"v", encoded}});
+  encode_message(Json{{"t", "value"}, {"id", 0}, {"v", encoded}});
   std::vector<Waiter> waiters;
   {
     const Lock lock(mutex_);
@@ -213,7 +189,7 @@ void ControlServer::set(const std::string& key, const std::string& value) {
   changed_.notify_all();
   for (const Waiter& waiter : waiters) {
     if (waiter.rank == 0) continue;
-    send_to(waiter.rank, encode_frame({{"t", "value"}, {"id", waiter.id}, {"v", encoded}}));
+    send_to(waiter.rank, encode_message({{"t", "value"}, {"id", waiter.id}, {"v", encoded}}));
   }
 }
 
@@ -253,13 +229,13 @@ void ControlServer::contribute(const std::string& name, int rank, const std::str
     do {
       bytes += complete[from]->size();
       part["v"].push_back(encode_value(*complete[from++]));
-    } while (from < complete.size() && bytes + complete[from]->size() < kGatheredFrameBytes);
-    send_to_all(encode_frame(part));
+    } while (from < complete.size() && bytes + complete[from]->size() < kGatheredBytes);
+    send_to_all(encode_message(part));
   }
 }
 
 std::vector<std::string> ControlServer::gather(const std::string& name, const std::string& value) {
-  encode_frame(Json{{"t", "gathered"}, {"n", name}, {"from", 0}, {"v", Json::array({encode_value(value)})}});
+  encode_message(Json{{"t", "gathered"}, {"n", name}, {"from", 0}, {"v", Json::array({encode_value(value)})}});
   contribute(name, 0, value);
   Lock lock(mutex_);
   if (!wait(lock, SteadyClock::now() + options_.timeout, [&] { return gathered_.count(name) != 0; })) {
@@ -271,7 +247,7 @@ std::vector<std::string> ControlServer::gather(const std::string& name, const st
 }
 
 void ControlServer::publish_to_all(const RankFailure& failure) {
-  publish(failure, [&] { send_to_all(encode_frame(failed_message(failure))); });
+  publish(failure, [&] { send_to_all(encode_message(failed_message(failure))); });
 }
 
 // Publishing happens on the control thread alone, so all ranks get the same first failure. The caller then waits, at
@@ -305,7 +281,7 @@ void ControlServer::mark_finished(int rank) {
   }
   if (!all) return;
   changed_.notify_all();
-  send_to_all(encode_frame({{"t", "finished"}}));
+  send_to_all(encode_message({{"t", "finished"}}));
 }
 
 std::optional<ClockOffset> ControlServer::measure_clock(std::chrono::milliseconds) {
@@ -324,30 +300,53 @@ void ControlServer::finish() {
   }
 }
 
-std::string ControlServer::refuse_reason(int rank) const {
-  const Lock lock(mutex_);
-  const Peer& peer = peers_[static_cast<std::size_t>(rank)];
-  if (peer.state == PeerState::kConnecting) return {};
-  return "rank " + std::to_string(rank) + " is taken by pid " + std::to_string(peer.pid);
+Handshake ControlServer::make_handshake() {
+  return Handshake::listening(options_.secret,
+                              {.purpose = kControlPurpose,
+                               .session = options_.session,
+                               .generation = options_.generation,
+                               .size = options_.world.size,
+                               .context = {},
+                               .pid = getpid(),
+                               .host = options_.host_name},
+                              [this](const Introduction& other) { return refuse_reason(other); });
 }
 
-void ControlServer::welcome(int rank, std::int64_t pid, const std::string& host,
-                            const std::shared_ptr<Connection>& connection) {
+std::string ControlServer::refuse_reason(const Introduction& other) const {
+  if (other.rank < 1 || other.rank >= other.size) {
+    return "it is rank " + std::to_string(other.rank) + " of " + std::to_string(other.size);
+  }
+  const Lock lock(mutex_);
+  const Peer& peer = peers_[static_cast<std::size_t>(other.rank)];
+  if (peer.state == PeerState::kConnecting) return {};
+  return "rank " + std::to_string(other.rank) + " is taken by pid " + std::to_string(peer.pid);
+}
+
+void ControlServer::welcome(Proven proven) {
+  const int rank = static_cast<int>(proven.other.rank);
   std::string states;
   std::optional<RankFailure> failed;
+  std::shared_ptr<Connection> connection;
   {
     const Lock lock(mutex_);
     Peer& peer = peers_[static_cast<std::size_t>(rank)];
-    peer.connection = connection;
     peer.state = PeerState::kAlive;
     peer.last_beat = SteadyClock::now();
-    peer.pid = pid;
-    peer.host = host;
-    states = encode_frame(states_message());
+    peer.pid = proven.other.pid;
+    peer.host = proven.other.host;
+    peer.connection = connection = std::make_shared<Connection>(std::move(proven), options_.host_silence);
+    states = encode_message(states_message());
     failed = failure_;
   }
-  connection->send(std::move(states));
-  if (failed) connection->send(encode_frame(failed_message(*failed)));
+  connection->start([this, rank](const Json& message) { handle(rank, message); },
+                    [this, rank, peer = connection->peer()](const std::string& reason, bool malformed) {
+                      if (malformed) {
+                        options_.log->warn("control: ended the connection from {} (rank {}): {}", peer, rank, reason);
+                      }
+                      lost(rank, reason);
+                    });
+  connection->send(states);
+  if (failed) connection->send(encode_message(failed_message(*failed)));
 }
 
 void ControlServer::handle(int rank, const Json& message) {
@@ -369,20 +368,20 @@ void ControlServer::handle(int rank, const Json& message) {
     if (found == store_.end()) return waiting_for_key_[key].push_back({rank, id});
     const std::string value = found->second;
     lock.unlock();
-    send_to(rank, encode_frame({{"t", "value"}, {"id", id}, {"v", encode_value(value)}}));
+    send_to(rank, encode_message({{"t", "value"}, {"id", id}, {"v", encode_value(value)}}));
   } else if (type == "ping") {
     lock.unlock();
-    send_to(rank, encode_frame(clock_answer(message, on_host_clock(now))));
+    send_to(rank, encode_message(clock_answer(message, on_host_clock(now))));
   } else if (type == "who-sets") {
     const std::string key = text_member(message, "n");
     const std::string text = describe_not_waiting(key);
     lock.unlock();
-    send_to(rank, encode_frame({{"t", "missing"}, {"n", key}, {"text", text}}));
+    send_to(rank, encode_message({{"t", "missing"}, {"n", key}, {"text", text}}));
   } else if (type == "who") {
     const std::string name = text_member(message, "n");
     const std::string text = describe_missing(name);
     lock.unlock();
-    send_to(rank, encode_frame({{"t", "missing"}, {"n", name}, {"text", text}}));
+    send_to(rank, encode_message({{"t", "missing"}, {"n", name}, {"text", text}}));
   } else {
     lock.unlock();
     if (type == "set") return set(text_member(message, "k"), decode_value(member(message, "v")));
@@ -405,7 +404,7 @@ void ControlServer::lost(int rank, const std::string& reason) {
     Peer& peer = peers_[static_cast<std::size_t>(rank)];
     const Departure departure = peer.connection && peer.connection->silent() ? Departure::kSilent : Departure::kGone;
     peer.connection.reset();
-    fatal = peer.state != PeerState::kFinished && acceptor_.is_open();
+    fatal = peer.state != PeerState::kFinished && listener_.is_open();
     if (fatal) peer.state = PeerState::kGone;
     failure = {rank, peer.step, process_text(rank, peer.pid, peer.host) + " is gone: " + reason, departure};
   }
@@ -414,7 +413,7 @@ void ControlServer::lost(int rank, const std::string& reason) {
   publish_to_all(failure);
   // The new states go out at once, not with the next heartbeat, so the others' time-outs name this rank as dead.
   Lock lock(mutex_);
-  const std::string states = encode_frame(states_message());
+  const std::string states = encode_message(states_message());
   lock.unlock();
   send_to_all(states);
 }

@@ -6,19 +6,16 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
-#include <asio/ip/tcp.hpp>
 #include <asio/steady_timer.hpp>
 
+#include "control/handshake.h"
 #include "control/plane_base.h"
 #include "control/socket.h"
 
 namespace dtrain::comm {
-
-class ServerSession;
 
 class ControlServer final : public PlaneBase {
  public:
@@ -34,8 +31,6 @@ class ControlServer final : public PlaneBase {
   void finish() override;
 
  private:
-  friend class ServerSession;
-
   struct Peer {
     std::shared_ptr<Connection> connection;  // control thread only
     PeerState state = PeerState::kConnecting;
@@ -51,11 +46,13 @@ class ControlServer final : public PlaneBase {
   };
   using Values = std::vector<std::optional<std::string>>;
 
-  void accept();
+  Handshake make_handshake();
+  std::string refuse_reason(const Introduction& other) const;  // empty: welcome
+  void welcome(Proven proven);
   void beat();
   // Any thread, but not with mutex_ held: a broken connection makes the sender lock it.
-  void send_to(int rank, std::string frame);
-  void send_to_all(const std::string& frame);
+  void send_to(int rank, std::string message);
+  void send_to_all(const std::string& message);
   Json states_message() const;                                     // mutex_ held
   PeerState state_now(int rank) const;                             // mutex_ held
   std::string describe_peer(int rank) const;                       // mutex_ held
@@ -66,9 +63,6 @@ class ControlServer final : public PlaneBase {
   void mark_finished(int rank);
   void publish_to_all(const RankFailure& failure);
 
-  // Calls of a session for an authenticated rank, on the control thread.
-  std::string refuse_reason(int rank) const;  // empty: welcome
-  void welcome(int rank, std::int64_t pid, const std::string& host, const std::shared_ptr<Connection>& connection);
   void handle(int rank, const Json& message);
   void lost(int rank, const std::string& reason);
 
@@ -77,28 +71,8 @@ class ControlServer final : public PlaneBase {
   std::map<std::string, std::vector<Waiter>> waiting_for_key_;
   std::map<std::string, Values> gathers_;
   std::map<std::string, std::vector<std::string>> gathered_;  // complete, rank 0 has yet to take them
-  asio::ip::tcp::acceptor acceptor_;
+  ProvingListener listener_;                                  // control thread only
   asio::steady_timer heartbeat_;
-  std::set<std::shared_ptr<ServerSession>> sessions_;  // not yet authenticated; control thread only
-};
-
-// A connection to rank 0. Authenticates the peer, then passes on its messages. Control thread only.
-class ServerSession : public std::enable_shared_from_this<ServerSession> {
- public:
-  ServerSession(ControlServer& server, asio::ip::tcp::socket socket);
-  void start();
-  void close(const std::string& reason) { connection_->close(reason); }
-
- private:
-  void hello(const Json& message);
-  void refuse(const std::string& why);
-  void closed(const std::string& reason, bool malformed);
-
-  ControlServer& server_;  // outlives the control thread, and so this
-  std::shared_ptr<Connection> connection_;
-  asio::steady_timer deadline_;
-  std::string nonce_;
-  int rank_ = -1;  // once authenticated
 };
 
 }  // namespace dtrain::comm

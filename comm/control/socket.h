@@ -7,10 +7,12 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include <asio/io_context.hpp>
 #include <asio/ip/tcp.hpp>
 
+#include "control/handshake.h"
 #include "control/protocol.h"
 
 namespace dtrain::comm {
@@ -24,6 +26,10 @@ void open_acceptor(asio::ip::tcp::acceptor& acceptor, const asio::ip::tcp& proto
 // Accepts a waiting connection, after the acceptor was found readable; sets `error` if there is none.
 asio::ip::tcp::socket accept_waiting(asio::ip::tcp::acceptor& acceptor, asio::io_context& io, asio::error_code& error);
 
+// Returns the address of the other end, "127.0.0.1:4711".
+std::string peer_text(const asio::ip::tcp::socket& socket);
+
+// A connection of the control plane after its handshake: seals what it sends, and takes nothing whose seal is wrong.
 // All functions run on the control thread. Its outstanding reads and writes keep the connection alive.
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
@@ -33,17 +39,12 @@ class Connection : public std::enable_shared_from_this<Connection> {
   using OnClosed = std::function<void(const std::string& reason, bool malformed)>;
 
   // `host_silence` as in ControlOptions.
-  Connection(asio::ip::tcp::socket socket, std::chrono::milliseconds host_silence);
+  Connection(Proven proven, std::chrono::milliseconds host_silence);
 
   void start(OnMessage on_message, OnClosed on_closed);
-  // Peers that have authenticated may send larger messages.
-  void set_limit(std::size_t bytes) { limit_ = bytes; }
-  void send(std::string frame);
+  void send(std::string_view message);  // of encode_message()
   // Sends all queued frames, then closes; reads nothing more.
   void close_when_sent(const std::string& reason);
-  // Ends the connection without closing its socket, and returns that. Called by the handler of a message, when nothing
-  // is queued: what follows the message has not been read.
-  int release();
   void close(const std::string& reason, bool malformed = false);
 
   bool idle() const { return queue_.empty(); }
@@ -54,19 +55,21 @@ class Connection : public std::enable_shared_from_this<Connection> {
  private:
   void read_header();
   void read_payload(std::size_t size);
+  void cut(const std::string& why);
   void lost(const asio::error_code& error);
   void write_next();
 
-  asio::ip::tcp::socket socket_;
+  Wire wire_;
   std::chrono::milliseconds host_silence_;
   std::string peer_;
   OnMessage on_message_;
   OnClosed on_closed_;
   std::array<unsigned char, kFrameHeaderBytes> header_{};
-  std::string payload_;
+  std::string payload_;  // and the MAC after it
+  FrameSeal outgoing_;
+  FrameSeal incoming_;
   std::deque<std::string> queue_;
   std::size_t queued_bytes_ = 0;
-  std::size_t limit_ = kHelloFrameLimit;
   std::string closing_reason_;
   bool closing_ = false;
   bool closed_ = false;

@@ -9,6 +9,8 @@
 #include <memory>
 #include <utility>
 
+#include "dtrain/base/limits.h"
+
 namespace dtrain::comm {
 namespace {
 
@@ -31,7 +33,7 @@ MessageThread::MessageThread(std::unique_ptr<MessageWaiter> waiter) : waiter_(st
   sigset_t before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_ = std::thread([this] { waiter_ ? run_waiting() : run(); });
+  thread_ = start_thread("the messages", [this] { waiter_ ? run_waiting() : run(); });
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 

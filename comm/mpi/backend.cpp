@@ -54,9 +54,7 @@ BackendCheck MpiBackend::check(const std::map<std::string, std::string>& variabl
     return lacking(said + ", but dtrain was built without it", "build dtrain where its headers are (libopenmpi-dev)");
   }
   void* const library = ::dlopen(kMpiLibrary, RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
-    return lacking(said + ", but its library " + kMpiLibrary + " is not found", install);
-  }
+  if (library == nullptr) return lacking(said + ", but its library " + kMpiLibrary + " is not found", install);
   ::dlclose(library);
   check.usable = true;
   check.text = said;

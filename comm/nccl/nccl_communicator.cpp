@@ -40,8 +40,7 @@ class NcclBuffer final : public Buffer {
     core_->link().deregister(handle_);
     static_cast<void>(core_->setup().api->ncclMemFree(data_));
   }
-  NcclBuffer(const NcclBuffer&) = delete;
-  NcclBuffer& operator=(const NcclBuffer&) = delete;
+  NcclBuffer& operator=(NcclBuffer&&) = delete;
   std::span<std::byte> bytes() override { return {static_cast<std::byte*>(data_), bytes_}; }
 
  private:

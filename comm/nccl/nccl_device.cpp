@@ -4,8 +4,6 @@
 #include <bit>
 #include <utility>
 
-#include "dtrain/base/error.h"
-
 namespace dtrain::comm {
 
 DeviceGuard::DeviceGuard(const NcclApi& api, int device) : api_(api) {

@@ -17,8 +17,7 @@ class DeviceGuard {
  public:
   DeviceGuard(const NcclApi& api, int device);
   ~DeviceGuard();
-  DeviceGuard(const DeviceGuard&) = delete;
-  DeviceGuard& operator=(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(DeviceGuard&&) = delete;
 
  private:
   const NcclApi& api_;
@@ -30,8 +29,7 @@ class CudaStream {
  public:
   explicit CudaStream(SharedNcclApi api);
   ~CudaStream();
-  CudaStream(const CudaStream&) = delete;
-  CudaStream& operator=(const CudaStream&) = delete;
+  CudaStream& operator=(CudaStream&&) = delete;
   cudaStream_t get() const { return stream_; }
 
  private:
@@ -43,8 +41,7 @@ class CudaEvent {
  public:
   explicit CudaEvent(SharedNcclApi api);
   ~CudaEvent();
-  CudaEvent(const CudaEvent&) = delete;
-  CudaEvent& operator=(const CudaEvent&) = delete;
+  CudaEvent& operator=(CudaEvent&&) = delete;
   cudaEvent_t get() const { return event_; }
   void record(cudaStream_t stream);
   bool query() const;  // CommError if the device has failed
@@ -61,8 +58,7 @@ class StagingArea {
  public:
   StagingArea(SharedNcclApi api, std::size_t bytes);
   ~StagingArea();
-  StagingArea(const StagingArea&) = delete;
-  StagingArea& operator=(const StagingArea&) = delete;
+  StagingArea& operator=(StagingArea&&) = delete;
   std::byte* host() const { return static_cast<std::byte*>(host_); }
   std::byte* device() const { return static_cast<std::byte*>(device_); }
   std::size_t bytes() const { return bytes_; }

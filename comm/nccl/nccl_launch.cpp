@@ -86,6 +86,22 @@ std::optional<Part> equal_part(const Descriptor& descriptor, int rank, int world
   return part_of(descriptor.count, descriptor.type, rank, world_size);
 }
 
+// Calls `call_piece(first element, number)` for the pieces in which one rank scales `count` elements. NCCL 2.28 gives
+// each of min(32, bytes / 16 KiB rounded up) blocks count / blocks elements, rounded down, so it does not scale up to
+// 31 elements at the end. It scales all elements with one block (16 KiB), or with 32 blocks of whole packs of 16 bytes.
+template <typename CallPiece>
+void for_scaled_pieces(std::size_t count, std::size_t element_bytes, const CallPiece& call_piece) {
+  constexpr std::size_t kBlockBytes = 16 << 10;
+  constexpr std::size_t kBlocks = 32;
+  const std::size_t block = kBlockBytes / element_bytes;
+  std::size_t begin = 0;
+  if (count >= kBlocks * block) {
+    begin = count - count % (kBlocks * 16 / element_bytes);
+    call_piece(0, begin);
+  }
+  for (; begin < count; begin += block) call_piece(begin, std::min(block, count - begin));
+}
+
 }  // namespace
 
 void check_scales(const Descriptor& descriptor, int world_size) {
@@ -109,9 +125,7 @@ ncclRedOp_t NcclCore::reduction(NcclBatch& batch, const Descriptor& descriptor, 
     case ReduceOp::kMean:
       break;
   }
-  if (descriptor.pre_scale * descriptor.post_scale == 1.0) {
-    return descriptor.op == ReduceOp::kSum ? ncclSum : ncclAvg;
-  }
+  if (descriptor.pre_scale * descriptor.post_scale == 1.0) return descriptor.op == ReduceOp::kSum ? ncclSum : ncclAvg;
   Scalar scalar(descriptor, factor_of(descriptor, world_size()));
   ncclRedOp_t op = ncclSum;
   check_nccl(*setup_.api,
@@ -152,26 +166,6 @@ void NcclCore::stage_out(NcclWork& work) {
              setup_.api->cudaMemcpyAsync(area->host(), area->device(), bytes, cudaMemcpyDeviceToHost, stream_.get()),
              "copying from the GPU");
 }
-
-namespace {
-
-// Calls `call_piece(first element, number)` for the pieces in which one rank scales `count` elements. NCCL 2.28 gives
-// each of min(32, bytes / 16 KiB rounded up) blocks count / blocks elements, rounded down, so it does not scale up to
-// 31 elements at the end. It scales all elements with one block (16 KiB), or with 32 blocks of whole packs of 16 bytes.
-template <typename CallPiece>
-void for_scaled_pieces(std::size_t count, std::size_t element_bytes, const CallPiece& call_piece) {
-  constexpr std::size_t kBlockBytes = 16 << 10;
-  constexpr std::size_t kBlocks = 32;
-  const std::size_t block = kBlockBytes / element_bytes;
-  std::size_t begin = 0;
-  if (count >= kBlocks * block) {
-    begin = count - count % (kBlocks * 16 / element_bytes);
-    call_piece(0, begin);
-  }
-  for (; begin < count; begin += block) call_piece(begin, std::min(block, count - begin));
-}
-
-}  // namespace
 
 void NcclCore::call(NcclBatch& batch, const NcclWork& work, ncclComm_t comm) {
   const NcclApi& api = *setup_.api;

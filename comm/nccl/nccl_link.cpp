@@ -1,9 +1,8 @@
 #include "nccl/nccl_link.h"
 
-#include <chrono>
-#include <thread>
 #include <utility>
 
+#include "dtrain/base/limits.h"
 #include "dtrain/base/text.h"
 
 namespace dtrain::comm {
@@ -136,7 +135,7 @@ void NcclLink::finalize(std::chrono::milliseconds at_most) noexcept {
 }
 
 NcclLaunchEnd::NcclLaunchEnd(SharedNcclApi api, int device, NcclLink& link)
-    : api_(std::move(api)), device_(device), link_(link), thread_([this] { run(); }) {}
+    : api_(std::move(api)), device_(device), link_(link), thread_(start_thread("NCCL's calls", [this] { run(); })) {}
 
 NcclLaunchEnd::~NcclLaunchEnd() {
   {

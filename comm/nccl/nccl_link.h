@@ -33,8 +33,7 @@ class NcclLink {
   static std::unique_ptr<NcclLink> connect(SharedNcclApi api, const ncclUniqueId& id, int rank, int world_size,
                                            const NcclWaiting& waiting);
   ~NcclLink();
-  NcclLink(const NcclLink&) = delete;
-  NcclLink& operator=(const NcclLink&) = delete;
+  NcclLink& operator=(NcclLink&&) = delete;
 
   // Calls use(comm); CommError if the communicator has been stopped.
   template <class Use>
@@ -83,8 +82,7 @@ class NcclLaunchEnd {
   NcclLaunchEnd(SharedNcclApi api, int device, NcclLink& link);
   // Does not wait for an operation that is being launched; `behind` is not called any more.
   ~NcclLaunchEnd();
-  NcclLaunchEnd(const NcclLaunchEnd&) = delete;
-  NcclLaunchEnd& operator=(const NcclLaunchEnd&) = delete;
+  NcclLaunchEnd& operator=(NcclLaunchEnd&&) = delete;
 
   // To be called when NCCL has just got operations, with nothing else under way. Calls `behind` once when NCCL has
   // launched them, on the thread that notices it first.

@@ -7,12 +7,12 @@
 #include "nccl/nccl_watchdog.h"
 
 #include <algorithm>
-#include <thread>
 #include <utility>
 
 #include <nlohmann/json.hpp>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/limits.h"
 #include "dtrain/base/text.h"
 #include "nccl/nccl_core.h"
 
@@ -36,9 +36,11 @@ constexpr std::chrono::microseconds kNap{50};                  // then this ofte
 }  // namespace
 
 NcclWatchdog::NcclWatchdog(SharedNcclApi api, int device, std::chrono::milliseconds timeout, Expired expired)
-    : api_(std::move(api)), device_(device), timeout_(timeout), expired_(std::move(expired)), thread_([this] {
-        run();
-      }) {}
+    : api_(std::move(api)),
+      device_(device),
+      timeout_(timeout),
+      expired_(std::move(expired)),
+      thread_(start_thread("NCCL's watchdog", [this] { run(); })) {}
 
 NcclWatchdog::~NcclWatchdog() {
   {

@@ -38,8 +38,7 @@ class NcclWatchdog {
   // The deadline of an operation is `timeout` after everything in front of it has ended on this GPU.
   NcclWatchdog(SharedNcclApi api, int device, std::chrono::milliseconds timeout, Expired expired);
   ~NcclWatchdog();
-  NcclWatchdog(const NcclWatchdog&) = delete;
-  NcclWatchdog& operator=(const NcclWatchdog&) = delete;
+  NcclWatchdog& operator=(NcclWatchdog&&) = delete;
 
   // Watches an operation. The events must outlive the next call of watch() or watch_nothing(). `began` has fired when
   // the operation may begin, `done` when it has ended. Without `began` the operation may begin now.

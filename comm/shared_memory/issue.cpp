@@ -1,5 +1,4 @@
 // Issues the communicator's operations: checks their arguments and announces them to the peers.
-#include <algorithm>
 #include <cstring>
 
 #include "collective/descriptor.h"
@@ -151,9 +150,7 @@ Work SharedMemoryCommunicator::issue(Descriptor descriptor, const void* in, void
   Transfer& transfer = operation->transfer_;
   std::byte* const payload = slot.payload(transfer.in_bytes());
   if (payload == slot.more && transfer.is_inline()) take_back(payload, transfer.in_bytes());
-  if (transfer.payload() != 0 && (!in || !out)) {
-    throw CommError(describe(descriptor) + ": the data pointer is null");
-  }
+  if (transfer.payload() != 0 && (!in || !out)) throw CommError(describe(descriptor) + ": the data pointer is null");
   operation->timing_.enqueued = began;
   if (sequence_ >= kRingSlots) wait_for_slot(*operation);
 

@@ -14,7 +14,6 @@ void copy_bytes(void* to, const void* from, std::size_t bytes) {
   if (bytes && to != from) std::memcpy(to, from, bytes);
 }
 
-// Reduces this rank's part of the inputs into every output.
 void reduce_part(const Descriptor& d, int world_size, const Scratch& scratch, std::size_t count) {
   const Reduction reduction = reduction_of(d, world_size);
   if (is_identity(reduction, scratch.inputs.size()) && scratch.outputs.size() == 1) {
@@ -176,9 +175,7 @@ void Transfer::copy_in(const Segment& segment, std::uint32_t piece) const {
   for (int owner = 0; owner < world_size_; ++owner) {
     if (reduces_ == (owner == rank_)) continue;  // reductions: parts of other owners; else this rank's part
     const Part part = owned(owner, piece);
-    if (part.size()) {
-      copy_bytes(staging(segment, rank_, owner, piece), own_in(part.begin), part.size() * size_);
-    }
+    if (part.size()) copy_bytes(staging(segment, rank_, owner, piece), own_in(part.begin), part.size() * size_);
   }
 }
 

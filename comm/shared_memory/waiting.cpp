@@ -1,8 +1,6 @@
 // The waits of a communicator over shared memory, and the errors that end them.
 #include <sched.h>
 
-#include <algorithm>
-
 #include "collective/descriptor.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
@@ -32,8 +30,7 @@ class Sleeper {
  public:
   explicit Sleeper(RankBlock& block) : block_(block) {}
   ~Sleeper() { disarm(); }
-  Sleeper(const Sleeper&) = delete;
-  Sleeper& operator=(const Sleeper&) = delete;
+  Sleeper& operator=(Sleeper&&) = delete;
   bool armed() const { return armed_; }
   void arm() {
     block_.sleeping.store(1);

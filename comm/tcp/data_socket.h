@@ -1,19 +1,24 @@
-// The bytes of one data connection: the one place that reads and writes them, so that a second kind can encrypt them.
+// The bytes of one data connection, as they are or under TLS: the one place that reads and writes them.
 #pragma once
 
+#include <cstddef>
+#include <memory>
 #include <span>
+#include <vector>
 
 #include <sys/uio.h>
 
+#include "control/tls.h"
 #include "dtrain/base/file.h"
 
 namespace dtrain::comm {
 
-// Does not block; no call raises SIGPIPE. One thread at a time.
+// Does not block. Without TLS, no call raises SIGPIPE; with it, the thread must ignore or block it. One thread at a
+// time.
 class DataSocket {
  public:
-  // `fd`: a connected TCP socket.
-  explicit DataSocket(UniqueFd fd);
+  // `fd`: a connected TCP socket. `tls`: its session, after the handshake; null: none.
+  DataSocket(UniqueFd fd, std::unique_ptr<Tls> tls);
 
   struct Moved {
     std::size_t bytes = 0;
@@ -22,7 +27,10 @@ class DataSocket {
     int error = 0;
   };
   Moved read(std::span<iovec> into);
+  // What it counts as written must not be given again; a part of it may be held back.
   Moved write(std::span<iovec> from);
+  // True if write() must be called once there is room, if only with nothing.
+  bool holds_back() const { return sent_ < record_.size(); }
   // Nothing more will be written.
   void end_writing();
   // True if the peer's host has all that was written.
@@ -31,7 +39,14 @@ class DataSocket {
   int fd() const { return fd_.get(); }
 
  private:
+  Moved read_tls(std::span<iovec> into);
+  Moved write_tls(std::span<iovec> from);
+
   UniqueFd fd_;
+  std::unique_ptr<Tls> tls_;
+  // The record that is being encrypted and written: TLS demands the same bytes again until it is.
+  std::vector<std::byte> record_;
+  std::size_t sent_ = 0;  // bytes of it
 };
 
 }  // namespace dtrain::comm

@@ -36,7 +36,7 @@ class Stream {
 
   // Urgent frames go before those that are not.
   void send(OutgoingFrame frame, bool urgent) { (urgent ? urgent_ : bulk_).push_back(std::move(frame)); }
-  std::size_t waiting() const { return urgent_.size() + bulk_.size() + (current_ ? 1 : 0); }
+  std::size_t waiting() const { return urgent_.size() + bulk_.size() + (current_ || socket_.holds_back() ? 1 : 0); }
   // Writes as much as there is room for; true if there is room for more. Messages that are over are added to `over`.
   bool write(std::vector<Message>& over);
   // Reads a part of what has arrived; true if there may be more.

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "dtrain/base/clock.h"
 #include "dtrain/base/numeric.h"

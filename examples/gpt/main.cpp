@@ -6,7 +6,7 @@
 #include <fstream>
 #include <iostream>
 
-#include <dtrain/data/tokens.h>
+#include <dtrain/data/data_sets.h>
 
 namespace {
 

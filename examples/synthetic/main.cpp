@@ -3,7 +3,7 @@
 //   dtrain launch configs/synthetic.yaml
 #include <dtrain/dtrain.h>
 
-#include <dtrain/data/synthetic.h>
+#include <dtrain/data/data_sets.h>
 
 namespace {
 

@@ -12,6 +12,8 @@ fit() after the first one, too, because a run trains one model once.
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import hmac
 import inspect
 import os
 import pickle
@@ -35,7 +37,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_z
 
 from . import _native, averages, optim, patches
 from . import session as sessions
-from ._native import ConfigError, ScriptLoop
+from ._native import ConfigError, Error, ScriptLoop
 from .division import Source, divided
 from .script_start import EPOCHS_OF_SCRIPTS
 
@@ -57,6 +59,7 @@ class Strategy(ParallelStrategy):
         self._averages: averages.AveragedBackward | averages.LaterBackward | None = None
         self._is_later = False  # a fit() after the first one of this process
         self._clipping: tuple[Trainer, Any] | None = None  # what the Trainer was given
+        self._broadcasts = 0  # so far
         self._signal = 0  # that a later fit() has received
         self._handlers: dict[int, Any] = {}  # that a later fit() puts back
         self._epoch: int | None = None
@@ -196,7 +199,16 @@ class Strategy(ParallelStrategy):
         data = torch.tensor(list(pickle.dumps(obj)) if self.global_rank == src else [], dtype=torch.uint8)
         size = int(context.broadcast(torch.tensor([data.numel()]), src))
         data = context.broadcast(data if self.global_rank == src else data.new_zeros(size), src)
-        return pickle.loads(bytes(data.tolist()))
+        pickled = bytes(data.tolist())
+        # Unpickling executes what the bytes say, and what carries tensors between hosts may be MPI, which proves nothing. So they
+        # must have the digest that rank src sends over the control plane, whose connections have all proven the run's secret.
+        self._broadcasts += 1
+        digest = hashlib.sha256(pickled).hexdigest()
+        sent = context._native.gather_text(f"broadcast/{self._broadcasts}", digest if self.global_rank == src else "")[src]
+        if not hmac.compare_digest(digest, sent):
+            raise Error(f"broadcast() from rank {src}: the {size} bytes that arrived are not those that were sent, so they are not "
+                        "unpickled; something between the hosts changes what MPI carries")
+        return pickle.loads(pickled)
 
     def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
         if sync_grads and tensor.requires_grad:

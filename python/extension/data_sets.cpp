@@ -14,7 +14,6 @@
 #include "dtrain/rank/rank_session.h"
 
 namespace dtrain::python {
-
 namespace {
 
 config::ModelData data_of(const Json& keys, const std::string& folder) {

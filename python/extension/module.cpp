@@ -14,6 +14,7 @@
 
 #include "data_sets.h"
 #include "dtrain/base/json.h"
+#include "dtrain/comm/control.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/rank/rank_session.h"
 #include "dtrain/train/run_trial.h"
@@ -172,6 +173,12 @@ void add_context(py::module_& module) {
            })
       .def("all_gather", &TrialContext::all_gather, Unlocked())
       .def("broadcast", &TrialContext::broadcast, Unlocked())
+      .def(
+          "gather_text",
+          [](TrialContext& context, const std::string& name, const std::string& mine) {
+            return context.session().control().gather("python/" + name, mine);
+          },
+          Unlocked())
       .def("save_checkpoint", &TrialContext::save_checkpoint)
       .def("add_callback",
            [](TrialContext& context, py::object callback) {

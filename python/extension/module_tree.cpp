@@ -1,6 +1,5 @@
 #include "module_tree.h"
 
-#include <string>
 #include <utility>
 
 #include <torch/csrc/autograd/python_variable.h>

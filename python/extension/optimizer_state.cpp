@@ -1,8 +1,5 @@
 #include "optimizer_state.h"
 
-#include <set>
-#include <utility>
-
 #include <ATen/ATen.h>
 
 #include "dtrain/base/error.h"

@@ -1,7 +1,5 @@
 #include "python_error.h"
 
-#include <algorithm>
-
 namespace dtrain::python {
 namespace {
 

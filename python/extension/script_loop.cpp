@@ -1,6 +1,5 @@
 #include "script_loop.h"
 
-#include <string>
 #include <string_view>
 #include <typeinfo>
 #include <utility>
@@ -87,9 +86,7 @@ ScriptLoop::~ScriptLoop() {
 }
 
 TrialContext& ScriptLoop::context() {
-  if (state_ == State::kEnded) {
-    throw Error("the run has ended", "its summary, or the error before this one, says why");
-  }
+  if (state_ == State::kEnded) throw Error("the run has ended", "its summary, or the error before this one, says why");
   return training_->context();
 }
 

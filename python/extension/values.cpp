@@ -1,7 +1,6 @@
 #include "values.h"
 
 #include <cmath>
-#include <utility>
 
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
@@ -81,6 +80,34 @@ py::object put_tensors(const py::object& value, const TrialState& state) {
   return result;
 }
 
+// JSON has no infinity and no nan: such a float becomes {"__float__": "inf"}.
+constexpr const char* kFloat = "__float__";
+
+py::object with_finite_numbers(py::handle value) {
+  if (PyFloat_Check(value.ptr())) {
+    if (std::isfinite(py::cast<double>(value))) return py::reinterpret_borrow<py::object>(value);
+    py::dict marked;
+    marked[kFloat] = py::str(value);
+    return marked;
+  }
+  if (py::isinstance<py::dict>(value)) {
+    py::dict result;
+    for (const auto& [key, one] : py::reinterpret_borrow<py::dict>(value)) result[key] = with_finite_numbers(one);
+    return result;
+  }
+  if (py::isinstance<py::list>(value) || py::isinstance<py::tuple>(value)) {
+    py::list result;
+    for (const py::handle one : value) result.append(with_finite_numbers(one));
+    return result;
+  }
+  return py::reinterpret_borrow<py::object>(value);
+}
+
+py::object with_all_numbers(const py::dict& value) {
+  if (value.size() != 1 || !value.contains(kFloat)) return value;
+  return py::float_(py::reinterpret_borrow<py::object>(value[kFloat]));
+}
+
 }  // namespace
 
 Batch PythonBatch::flatten(const py::object& batch, std::shared_ptr<PythonBatch>& structure) {
@@ -144,38 +171,6 @@ Metrics metrics_from(py::handle values) {
   }
   return metrics;
 }
-
-namespace {
-
-// JSON has no infinity and no nan: such a float becomes {"__float__": "inf"}.
-constexpr const char* kFloat = "__float__";
-
-py::object with_finite_numbers(py::handle value) {
-  if (PyFloat_Check(value.ptr())) {
-    if (std::isfinite(py::cast<double>(value))) return py::reinterpret_borrow<py::object>(value);
-    py::dict marked;
-    marked[kFloat] = py::str(value);
-    return marked;
-  }
-  if (py::isinstance<py::dict>(value)) {
-    py::dict result;
-    for (const auto& [key, one] : py::reinterpret_borrow<py::dict>(value)) result[key] = with_finite_numbers(one);
-    return result;
-  }
-  if (py::isinstance<py::list>(value) || py::isinstance<py::tuple>(value)) {
-    py::list result;
-    for (const py::handle one : value) result.append(with_finite_numbers(one));
-    return result;
-  }
-  return py::reinterpret_borrow<py::object>(value);
-}
-
-py::object with_all_numbers(const py::dict& value) {
-  if (value.size() != 1 || !value.contains(kFloat)) return value;
-  return py::float_(py::reinterpret_borrow<py::object>(value[kFloat]));
-}
-
-}  // namespace
 
 Json json_from(py::handle value) {
   return Json::parse(py::cast<std::string>(py::module_::import("json").attr("dumps")(with_finite_numbers(value))));

@@ -45,45 +45,8 @@ Json prediction_json(const Prediction& prediction) {
           {"samples_per_s", prediction.samples_per_s},
           {"gain", prediction.gain},
           {"saved_s", prediction.saved_s},
-          {"efficiency", prediction.efficiency ? Json(*prediction.efficiency) : Json(nullptr)}};
+          {"efficiency", or_null(prediction.efficiency)}};
 }
-
-}  // namespace
-
-Json to_json(const StepStatistics& s) {
-  return {{"count", s.count}, {"mean_s", s.mean_s}, {"stddev_s", s.stddev_s}, {"median_s", s.median_s},
-          {"mad_s", s.mad_s}, {"min_s", s.min_s},   {"p95_s", s.p95_s},       {"p99_s", s.p99_s},
-          {"max_s", s.max_s}, {"exact", s.exact}};
-}
-
-Json to_json(const WhatIf& what_if) {
-  Json json = {{"step_s", what_if.step_s}, {"step_p50_s", what_if.step_p50_s}, {"samples_per_s", what_if.samples_per_s},
-               {"changes", Json::array()}, {"scaling", Json::array()},         {"notes", what_if.notes}};
-  for (const Prediction& prediction : what_if.changes) json["changes"].push_back(prediction_json(prediction));
-  for (const Prediction& prediction : what_if.scaling) json["scaling"].push_back(prediction_json(prediction));
-  return json;
-}
-
-Json to_json(const Analysis& analysis) {
-  Json json = {{"schema", 3}, {"summary", to_json(analysis.summary)}};
-  json["findings"] = to_json(analysis.findings);
-  json["steps"] = to_json(analysis.steps);
-  json["rank_steps"] = Json::array();
-  for (const auto& [rank, statistics] : analysis.rank_steps) {
-    Json one = {{"rank", rank}};
-    one.update(to_json(statistics));
-    json["rank_steps"].push_back(std::move(one));
-  }
-  json["waterfall"] = to_json(analysis.waterfall);
-  json["roofline"] = to_json(analysis.roofline);
-  json["stragglers"] = to_json(analysis.stragglers);
-  json["what_if"] = to_json(analysis.what_if);
-  json["rules"] = to_json(analysis.rules);
-  json["operators"] = to_json(analysis.operators);
-  return json;
-}
-
-namespace {
 
 constexpr double kSmallestListedShare = 0.0005;
 constexpr std::size_t kRankRows = 8;  // of more ranks, only those that stand out are listed; all are in the JSON
@@ -196,6 +159,39 @@ void write_what_if(TextWriter& out, const WhatIf& what_if, bool assumptions) {
 }
 
 }  // namespace
+
+Json to_json(const StepStatistics& s) {
+  return {{"count", s.count}, {"mean_s", s.mean_s}, {"stddev_s", s.stddev_s}, {"median_s", s.median_s},
+          {"mad_s", s.mad_s}, {"min_s", s.min_s},   {"p95_s", s.p95_s},       {"p99_s", s.p99_s},
+          {"max_s", s.max_s}, {"exact", s.exact}};
+}
+
+Json to_json(const WhatIf& what_if) {
+  Json json = {{"step_s", what_if.step_s}, {"step_p50_s", what_if.step_p50_s}, {"samples_per_s", what_if.samples_per_s},
+               {"changes", Json::array()}, {"scaling", Json::array()},         {"notes", what_if.notes}};
+  for (const Prediction& prediction : what_if.changes) json["changes"].push_back(prediction_json(prediction));
+  for (const Prediction& prediction : what_if.scaling) json["scaling"].push_back(prediction_json(prediction));
+  return json;
+}
+
+Json to_json(const Analysis& analysis) {
+  Json json = {{"schema", 3}, {"summary", to_json(analysis.summary)}};
+  json["findings"] = to_json(analysis.findings);
+  json["steps"] = to_json(analysis.steps);
+  json["rank_steps"] = Json::array();
+  for (const auto& [rank, statistics] : analysis.rank_steps) {
+    Json one = {{"rank", rank}};
+    one.update(to_json(statistics));
+    json["rank_steps"].push_back(std::move(one));
+  }
+  json["waterfall"] = to_json(analysis.waterfall);
+  json["roofline"] = to_json(analysis.roofline);
+  json["stragglers"] = to_json(analysis.stragglers);
+  json["what_if"] = to_json(analysis.what_if);
+  json["rules"] = to_json(analysis.rules);
+  json["operators"] = to_json(analysis.operators);
+  return json;
+}
 
 std::string render_analysis(const Analysis& analysis, const TextOptions& options) {
   TextWriter out(options);

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <fstream>
 #include <iterator>
-#include <optional>
 #include <sstream>
 
 #include "dtrain/base/text.h"
@@ -59,7 +58,8 @@ std::vector<Mount> mounts_of(const fs::path& root) {
           {usual / "unified", "/", true, {}},
           {usual / "cpu", "/", false, {"cpu"}},
           {usual / "cpu,cpuacct", "/", false, {"cpu"}},
-          {usual / "memory", "/", false, {"memory"}}};
+          {usual / "memory", "/", false, {"memory"}},
+          {usual / "pids", "/", false, {"pids"}}};
 }
 
 bool contains(const std::vector<std::string>& list, const char* word) {
@@ -141,9 +141,22 @@ Cgroups cgroups_of(pid_t pid, const fs::path& root) {
       };
       if (has("cpu")) add_groups(mount, line.substr(second + 1), result.cpu);
       if (has("memory")) add_groups(mount, line.substr(second + 1), result.memory);
+      if (has("pids")) add_groups(mount, line.substr(second + 1), result.pids);
     }
   }
   return result;
+}
+
+std::optional<ProcessesLimit> full_of_processes(const Cgroups& groups) {
+  for (const Cgroup& group : groups.pids) {
+    const fs::path file = group.folder / "pids.max";
+    const auto most = limit_in(file);
+    const auto now = leading_number(text_of(group.folder / "pids.current"));
+    if (most && now && static_cast<std::uint64_t>(std::max<std::int64_t>(0, *now)) >= *most) {
+      return ProcessesLimit{group.name, file.string(), *most};
+    }
+  }
+  return std::nullopt;
 }
 
 std::vector<CpuQuota> cpu_quotas(const Cgroups& groups) {
@@ -162,14 +175,14 @@ std::vector<CpuQuota> cpu_quotas(const Cgroups& groups) {
     }
     if (quota.value_or(0) <= 0 || period.value_or(0) <= 0) continue;
     const std::string stat = text_of(group.folder / "cpu.stat");
-    CpuQuota one{.group = group.name,
-                 .cpus = static_cast<double>(*quota) / static_cast<double>(*period),
-                 .period = std::chrono::microseconds(*period)};
-    one.periods = field_of(stat, "nr_periods");
-    one.throttled = field_of(stat, "nr_throttled");
-    one.throttled_time = group.v2 ? std::chrono::microseconds(field_of(stat, "throttled_usec"))
-                                  : std::chrono::nanoseconds(field_of(stat, "throttled_time"));
-    result.push_back(one);
+    CpuQuota limit{.group = group.name,
+                   .cpus = static_cast<double>(*quota) / static_cast<double>(*period),
+                   .period = std::chrono::microseconds(*period)};
+    limit.periods = field_of(stat, "nr_periods");
+    limit.throttled = field_of(stat, "nr_throttled");
+    limit.throttled_time = group.v2 ? std::chrono::microseconds(field_of(stat, "throttled_usec"))
+                                    : std::chrono::nanoseconds(field_of(stat, "throttled_time"));
+    result.push_back(limit);
   }
   return result;
 }

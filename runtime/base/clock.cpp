@@ -3,7 +3,6 @@
 #include <ctime>
 #include <filesystem>
 #include <fstream>
-#include <string>
 
 namespace dtrain {
 namespace {

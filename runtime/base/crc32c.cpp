@@ -111,9 +111,7 @@ DTRAIN_TARGET_CRC32 std::uint32_t update_streams(const unsigned char* data, std:
     std::uint64_t second = 0;
     std::uint64_t third = 0;
     for (std::size_t line = 0; line < kStream; line += kCacheLine) {
-      for (std::size_t stream = 0; stream < 3; ++stream) {
-        __builtin_prefetch(data + stream * kStream + line + kAhead);
-      }
+      for (std::size_t stream = 0; stream < 3; ++stream) __builtin_prefetch(data + stream * kStream + line + kAhead);
       for (std::size_t at = line; at < line + kCacheLine; at += 8) {
         first = add_word(first, load_word(data + at));
         second = add_word(second, load_word(data + kStream + at));

@@ -12,7 +12,9 @@
 #include <unistd.h>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/limits.h"
 #include "dtrain/base/unix_socket.h"
+#include "dtrain/base/untrusted.h"
 
 namespace dtrain {
 namespace {
@@ -21,7 +23,9 @@ constexpr rlim_t kMostOpenFiles = 65'536;
 
 [[noreturn]] void fail(const std::string& action, const std::filesystem::path& path, int code) {
   std::string remedy;
-  if (code == ENOSPC || code == EDQUOT || code == EFBIG) {
+  if (code == EFBIG) {
+    remedy = limit_of_file_size();
+  } else if (code == ENOSPC || code == EDQUOT) {
     remedy = "free space on the file system of " + path.string() + ", or write somewhere else";
   } else if (code == EMFILE || code == ENFILE) {
     remedy = "raise the limit of open files (ulimit -n)";
@@ -38,8 +42,7 @@ class FileLock {
     }
   }
   ~FileLock() { ::flock(fd_, LOCK_UN); }
-  FileLock(const FileLock&) = delete;
-  FileLock& operator=(const FileLock&) = delete;
+  FileLock& operator=(FileLock&&) = delete;
 
  private:
   int fd_;
@@ -47,16 +50,15 @@ class FileLock {
 
 class TemporaryFile {
  public:
-  explicit TemporaryFile(const std::filesystem::path& target)
+  TemporaryFile(const std::filesystem::path& target, std::optional<mode_t> mode)
       : path_(target.parent_path() / ("." + target.filename().string() + "." + random_hex(6) + ".tmp")),
-        fd_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666)) {
-    if (!fd_) fail("write", target, errno);
+        fd_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode ? 0600 : 0666)) {
+    if (!fd_ || (mode && ::fchmod(fd_.get(), *mode) != 0)) fail("write", target, errno);
   }
   ~TemporaryFile() {
     if (!path_.empty()) ::unlink(path_.c_str());
   }
-  TemporaryFile(const TemporaryFile&) = delete;
-  TemporaryFile& operator=(const TemporaryFile&) = delete;
+  TemporaryFile& operator=(TemporaryFile&&) = delete;
 
   int fd() const { return fd_.get(); }
   void rename_to(const std::filesystem::path& target) {
@@ -148,19 +150,12 @@ std::size_t write_all(int fd, std::string_view content) {
 }
 
 std::string read_file(const std::filesystem::path& path, std::size_t limit_bytes) {
-  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!fd) fail("read", path, errno);
+  const UniqueFd fd = open_regular(path, limit_bytes);
   struct stat info {};
   if (::fstat(fd.get(), &info) != 0) fail("read", path, errno);
-  const auto refuse = [&](const std::string& size) {
-    throw DataError(path.string() + " is " + size + ", more than the " + std::to_string(limit_bytes) +
-                    " bytes allowed here");
-  };
-  const auto size = static_cast<std::size_t>(info.st_size);
-  if (size > limit_bytes) refuse(std::to_string(size) + " bytes long");
-
-  // The buffer is one byte larger than the reported size, so that one read reaches the end; files of /proc and pipes
-  // report no size.
+  // The buffer is one byte larger than the reported size, so that one read reaches the end; files of /proc report no
+  // size.
+  const auto size = std::min(static_cast<std::size_t>(info.st_size), limit_bytes);
   std::string content;
   std::size_t used = 0;
   content.resize(size + 1);
@@ -171,28 +166,31 @@ std::string read_file(const std::filesystem::path& path, std::size_t limit_bytes
     if (count < 0) fail("read", path, errno);
     if (count == 0) break;
     used += static_cast<std::size_t>(count);
-    if (used > limit_bytes) refuse("longer");
+    if (used <= limit_bytes) continue;
+    throw DataError(path.string() + " is longer than the " + std::to_string(limit_bytes) + " bytes allowed here");
   }
   content.resize(used);
   return content;
 }
 
-void write_file_atomic(const std::filesystem::path& path, std::string_view content) {
-  write_file_atomic(path, std::span(&content, 1));
+void write_file_atomic(const std::filesystem::path& path, std::string_view content, std::optional<mode_t> mode) {
+  write_file_atomic(path, std::span(&content, 1), mode);
 }
 
-void write_file_atomic(const std::filesystem::path& path, std::span<const std::string_view> pieces) {
+void write_file_atomic(const std::filesystem::path& path, std::span<const std::string_view> pieces,
+                       std::optional<mode_t> mode) {
   const auto write_to = [&](int fd) {
     for (const std::string_view piece : pieces) {
       if (write_all(fd, piece) != piece.size()) fail("write", path, errno);
     }
   };
   if (is_device_or_pipe(path)) {  // write into it; a rename would replace it with a file
-    const UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
-    if (!fd) fail("open", path, errno);
+    // A pipe that nobody reads is an error, and not waited for.
+    const UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+    if (!fd || ::fcntl(fd.get(), F_SETFL, 0) != 0) fail("open", path, errno);
     return write_to(fd.get());
   }
-  TemporaryFile file(path);
+  TemporaryFile file(path, mode);
   write_to(file.fd());
   if (::fsync(file.fd()) != 0) fail("write", path, errno);
   file.rename_to(path);

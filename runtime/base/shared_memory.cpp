@@ -4,7 +4,6 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdint>
-#include <optional>
 #include <utility>
 
 #include <fcntl.h>
@@ -14,6 +13,7 @@
 
 #include "dtrain/base/cgroup.h"
 #include "dtrain/base/error.h"
+#include "dtrain/base/limits.h"
 #include "dtrain/base/text.h"
 
 namespace dtrain {
@@ -47,7 +47,8 @@ constexpr int kSizeSeals = F_SEAL_SHRINK | F_SEAL_GROW;
 
 [[noreturn]] void cannot_reserve(std::size_t size, const std::string& what_for, int code) {
   throw SystemError("cannot reserve " + format_bytes(static_cast<double>(size)) + " of shared memory" + what_for, code,
-                    "use fewer slots or a smaller model on this machine, or give it more memory");
+                    code == EFBIG ? limit_of_file_size()
+                                  : "use fewer slots or a smaller model on this machine, or give it more memory");
 }
 
 void reserve_pages(int fd, std::size_t offset, std::size_t size, const std::string& what_for) {

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <csignal>
-#include <cstring>
 #include <string_view>
 
 #include <dlfcn.h>
@@ -14,8 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "dtrain/base/error.h"
-#include "dtrain/base/file.h"
+#include "dtrain/base/limits.h"
 #include "dtrain/base/text.h"
 
 extern "C" char** environ;
@@ -204,7 +201,10 @@ Process Process::start(const ProcessOptions& options) {
     pid = ::fork();
     if (pid == 0) run_child(prepared);
   }
-  if (pid < 0) throw SystemError("cannot start '" + options.command.front() + "'", errno);
+  if (pid < 0) {
+    const int code = errno;
+    throw SystemError("cannot start '" + options.command.front() + "'", code, limit_of_fork(code));
+  }
   if (options.new_process_group) ::setpgid(pid, pid);  // here too, so that kill_group works at once
   spare_writer.reset();
 

@@ -13,7 +13,6 @@
 #include <unistd.h>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/file.h"
 #include "dtrain/base/text.h"
 
 namespace dtrain {

@@ -10,7 +10,6 @@
 #include "storage.h"
 
 namespace dtrain::checkpoints {
-
 namespace {
 
 namespace fs = std::filesystem;
@@ -69,6 +68,25 @@ std::string problem_of(const Entry& entry) {
   return problems.front() + " (and " + std::to_string(problems.size() - 1) + " more)";
 }
 
+// Returns the entries whose metric has the newest metric's name, the best first.
+std::vector<const Entry*> by_metric(const std::vector<Entry>& entries) {
+  std::vector<const Entry*> sorted;
+  const About* newest = nullptr;
+  for (const Entry& entry : entries) {
+    if (!entry.leads_on() || !entry.about.metric_value) continue;
+    sorted.push_back(&entry);
+    if (!newest || entry.about.step > newest->step) newest = &entry.about;
+  }
+  std::erase_if(sorted, [&](const Entry* entry) { return entry->about.metric != newest->metric; });
+  std::sort(sorted.begin(), sorted.end(), [&](const Entry* a, const Entry* b) {
+    const double x = *a->about.metric_value;
+    const double y = *b->about.metric_value;
+    if (x != y) return newest->smaller_is_better ? x < y : x > y;
+    return a->about.step < b->about.step;
+  });
+  return sorted;
+}
+
 }  // namespace
 
 Entry look_at(const fs::path& checkpoint) {
@@ -120,29 +138,6 @@ Newest find_newest(const fs::path& folder) {
   }
   return newest;
 }
-
-namespace {
-
-// Returns the entries whose metric has the newest metric's name, the best first.
-std::vector<const Entry*> by_metric(const std::vector<Entry>& entries) {
-  std::vector<const Entry*> sorted;
-  const About* newest = nullptr;
-  for (const Entry& entry : entries) {
-    if (!entry.leads_on() || !entry.about.metric_value) continue;
-    sorted.push_back(&entry);
-    if (!newest || entry.about.step > newest->step) newest = &entry.about;
-  }
-  std::erase_if(sorted, [&](const Entry* entry) { return entry->about.metric != newest->metric; });
-  std::sort(sorted.begin(), sorted.end(), [&](const Entry* a, const Entry* b) {
-    const double x = *a->about.metric_value;
-    const double y = *b->about.metric_value;
-    if (x != y) return newest->smaller_is_better ? x < y : x > y;
-    return a->about.step < b->about.step;
-  });
-  return sorted;
-}
-
-}  // namespace
 
 std::vector<Entry> best_of(const std::vector<Entry>& entries, int count) {
   std::vector<Entry> best;

@@ -6,12 +6,11 @@
 #include <string_view>
 #include <vector>
 
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/file.h"
+#include "dtrain/base/untrusted.h"
 #include "dtrain/data/safetensors.h"
 
 namespace dtrain::checkpoints {
@@ -23,14 +22,13 @@ constexpr std::string_view kTied = "tied.";  // a tied name follows; the value i
 class MappedFile {
  public:
   explicit MappedFile(const std::filesystem::path& path) {
-    const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    const UniqueFd fd = open_regular(path);
     size_ = std::filesystem::file_size(path);
     data_ = fd && size_ > 0 ? ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, fd.get(), 0) : MAP_FAILED;
     if (data_ == MAP_FAILED) throw SystemError("cannot map " + path.string(), errno);
   }
   ~MappedFile() { ::munmap(data_, size_); }
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
+  MappedFile& operator=(MappedFile&&) = delete;
 
   std::string_view bytes() const { return {static_cast<const char*>(data_), size_}; }
 

@@ -87,7 +87,7 @@ Json to_json(const About& about) {
           {"world_size", about.world_size},
           {"reason", about.reason},
           {"metric", about.metric},
-          {"metric_value", about.metric_value ? Json(*about.metric_value) : Json()},
+          {"metric_value", or_null(about.metric_value)},
           {"smaller_is_better", about.smaller_is_better},
           {"time", about.time},
           {"run", about.run}};

@@ -16,19 +16,19 @@
 #include <unistd.h>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/file.h"
 #include "dtrain/base/text.h"
+#include "dtrain/base/untrusted.h"
 #include "dtrain/checkpoint/checkpoint.h"
 #include "dtrain/checkpoint/saver.h"
 
 namespace dtrain::checkpoints {
-
 namespace {
 
 namespace fs = std::filesystem;
 
 constexpr const char* kOwnFolder = "checkpoints";
 constexpr const char* kStorageFile = "storage.json";
+constexpr std::size_t kLargestStorageFile = 64 << 10;
 
 void sync_file(const fs::path& path) {
   const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
@@ -57,11 +57,9 @@ fs::path storage_of_run(const fs::path& run_folder) {
   const fs::path file = own / kStorageFile;
   std::error_code code;
   if (!fs::exists(file, code)) return own;
-  try {
-    return run_folder / read_json(file).at("storage").get<std::string>();
-  } catch (const Json::exception& error) {
-    throw DataError(file.string() + " does not say in \"storage\" where the run's checkpoints lie: " + error.what());
-  }
+  const auto storage = value_at<std::string>(read_json(file), "storage");
+  if (storage) return run_folder / *storage;
+  throw DataError(file.string() + " does not say in \"storage\", with a text, where the run's checkpoints lie");
 }
 
 void write_storage_of_run(const fs::path& run_folder, const fs::path& storage, const std::string& claim) {
@@ -75,8 +73,7 @@ std::string claim_of_run(const fs::path& run_folder) {
   const fs::path file = run_folder / kOwnFolder / kStorageFile;
   std::error_code code;
   if (!fs::exists(file, code)) return "";
-  const Json json = Json::parse(read_file(file), nullptr, /*allow_exceptions=*/false);
-  return json.is_object() ? json.value("claim", "") : "";
+  return text_at(parse_if_valid(read_file(file, kLargestStorageFile)).value_or(Json()), "claim");
 }
 
 bool adopt_checkpoint(const fs::path& checkpoint, const fs::path& storage) {
@@ -163,7 +160,7 @@ bool StorageLock::try_take() {
 bool wait_for_savers(const fs::path& storage, std::chrono::milliseconds patience) {
   constexpr std::chrono::milliseconds kPeriod{5};
   const auto deadline = std::chrono::steady_clock::now() + patience;
-  const UniqueFd fd(::open((storage / kLockFile).c_str(), O_RDONLY | O_CLOEXEC));
+  const UniqueFd fd(::open((storage / kLockFile).c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!fd) return true;
   while (::flock(fd.get(), LOCK_SH | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK && errno != EINTR) return true;  // a file system without locks

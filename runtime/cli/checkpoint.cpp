@@ -6,19 +6,17 @@
 #include <cstdio>
 #include <map>
 #include <memory>
-#include <set>
 
 #include "commands.h"
 #include "dtrain/base/clock.h"
 #include "dtrain/base/error.h"
+#include "dtrain/base/file.h"
 #include "dtrain/base/text.h"
-#include "dtrain/checkpoint/checkpoint.h"
 #include "dtrain/data/safetensors.h"
 #include "dtrain/rank/checkpoint_folder.h"
 #include "table.h"
 
 namespace dtrain::cli {
-
 namespace {
 
 struct CheckpointListArguments {
@@ -266,26 +264,6 @@ void add_checkpoint_describe(CLI::App& checkpoint) {
   });
 }
 
-}  // namespace
-
-void add_checkpoint(CLI::App& app, ExitCode* exit_code) {
-  CLI::App* command = app.add_subcommand("checkpoint", "List, check, delete and export the checkpoints of a run");
-  command->require_subcommand(1);
-  add_checkpoint_list(*command);
-  add_checkpoint_describe(*command);
-  add_checkpoint_verify(*command, exit_code);
-  add_checkpoint_delete(*command);
-  add_checkpoint_export(*command, exit_code);
-  command->footer(R"(examples:
-  dtrain checkpoint list 7                     which checkpoints does run 0007 have, and which is the best?
-  dtrain checkpoint describe 7 best            what is in the best one?
-  dtrain checkpoint verify 7                   is every byte of every checkpoint as it was written?
-  dtrain checkpoint export 7 --best --output model.safetensors   the best weights, for other programs
-  dtrain checkpoint delete 7 120 140           free the space of two of them)");
-}
-
-namespace {
-
 namespace fs = std::filesystem;
 
 bool is_checkpoint(const fs::path& path) {
@@ -309,6 +287,22 @@ std::string steps_of(const Checkpoints& checkpoints) {
 }
 
 }  // namespace
+
+void add_checkpoint(CLI::App& app, ExitCode* exit_code) {
+  CLI::App* command = app.add_subcommand("checkpoint", "List, check, delete and export the checkpoints of a run");
+  command->require_subcommand(1);
+  add_checkpoint_list(*command);
+  add_checkpoint_describe(*command);
+  add_checkpoint_verify(*command, exit_code);
+  add_checkpoint_delete(*command);
+  add_checkpoint_export(*command, exit_code);
+  command->footer(R"(examples:
+  dtrain checkpoint list 7                     which checkpoints does run 0007 have, and which is the best?
+  dtrain checkpoint describe 7 best            what is in the best one?
+  dtrain checkpoint verify 7                   is every byte of every checkpoint as it was written?
+  dtrain checkpoint export 7 --best --output model.safetensors   the best weights, for other programs
+  dtrain checkpoint delete 7 120 140           free the space of two of them)");
+}
 
 CLI::Option* add_run_or_checkpoint(CLI::App& command, std::string& run) {
   return command
@@ -385,16 +379,16 @@ Json to_json(const checkpoints::Entry& entry) {
 
 std::vector<std::string> verify_visibly(const checkpoints::Entry& entry) {
   if (::isatty(STDERR_FILENO) == 0) return checkpoints::verify(entry.path);
+  const std::string kEraseLine = "\r\x1b[K";
   bool shown = false;
   const auto show = [&](std::int64_t done, std::int64_t total) {
     if (total == 0) return;
     shown = true;
-    std::fprintf(stderr, "\r\033[K%s: %s of %s checked", step_text(entry).c_str(),
-                 format_bytes(static_cast<double>(done)).c_str(), format_bytes(static_cast<double>(total)).c_str());
-    std::fflush(stderr);
+    write_all(STDERR_FILENO, kEraseLine + step_text(entry) + ": " + format_bytes(static_cast<double>(done)) + " of " +
+                                 format_bytes(static_cast<double>(total)) + " checked");
   };
   auto problems = checkpoints::verify(entry.path, show);
-  if (shown) std::fputs("\r\033[K", stderr);
+  if (shown) write_all(STDERR_FILENO, kEraseLine);
   return problems;
 }
 

@@ -68,13 +68,13 @@ std::map<int, scheduler::TaskId> held_of(const Holders& holders, const scheduler
 
 std::string list_agents(const ClusterAgents& cluster, const Holders& holders, ListFormat format) {
   Table table({{"id"}, {"host"}, {"slots"}, {"cores"}, {"free"}, {"slot_type"}, {"resource_pool"}, {"here"}}, format);
-  for (const scheduler::ClusterAgent& one : cluster.agents) {
-    const config::Agent& agent = one.agent;
-    const int held = static_cast<int>(held_of(holders, one).size());
-    const int units = one.of_cores ? static_cast<int>(one.slots.size()) : agent.slots;
-    table.add({agent.id, agent.host, or_nothing(!one.of_cores, agent.slots), or_nothing(one.of_cores, units),
-               or_nothing(holders.has_value(), units - held), config::to_string(agent.slot_type), agent.resource_pool,
-               one.here});
+  for (const scheduler::ClusterAgent& cluster_agent : cluster.agents) {
+    const config::Agent& agent = cluster_agent.agent;
+    const int held = static_cast<int>(held_of(holders, cluster_agent).size());
+    const int units = cluster_agent.of_cores ? static_cast<int>(cluster_agent.slots.size()) : agent.slots;
+    table.add({agent.id, agent.host, or_nothing(!cluster_agent.of_cores, agent.slots),
+               or_nothing(cluster_agent.of_cores, units), or_nothing(holders.has_value(), units - held),
+               config::to_string(agent.slot_type), agent.resource_pool, cluster_agent.here});
   }
   return table.finish();
 }
@@ -93,15 +93,15 @@ std::string list_slots(const ClusterAgents& cluster, const Holders& holders, Lis
                {"memory_bytes", Table::Unit::kBytes, "memory"},
                {"health"}},
               format);
-  for (const scheduler::ClusterAgent& one : cluster.agents) {
-    const auto held = held_of(holders, one);
-    for (const scheduler::ClusterSlot& slot : one.slots) {
+  for (const scheduler::ClusterAgent& cluster_agent : cluster.agents) {
+    const auto held = held_of(holders, cluster_agent);
+    for (const scheduler::ClusterSlot& slot : cluster_agent.slots) {
       const bool gpu = slot.is_gpu();
       const auto holder = held.find(slot.index);
-      const bool core = one.of_cores;
-      table.add({one.agent.id, or_nothing(slot.index >= 0 && !core, slot.index), or_nothing(core, slot.index),
-                 holder == held.end() ? Cell() : Cell(holder->second), config::to_string(one.agent.slot_type),
-                 or_nothing(!slot.cpus.empty(), slot.cpus), or_nothing(core && one.here, slot.node),
+      const bool core = cluster_agent.of_cores;
+      table.add({cluster_agent.agent.id, or_nothing(slot.index >= 0 && !core, slot.index), or_nothing(core, slot.index),
+                 holder == held.end() ? Cell() : Cell(holder->second), config::to_string(cluster_agent.agent.slot_type),
+                 or_nothing(!slot.cpus.empty(), slot.cpus), or_nothing(core && cluster_agent.here, slot.node),
                  or_nothing(slot.gpu >= 0, slot.gpu), or_nothing(gpu, slot.gpu_uuid), or_nothing(gpu, slot.gpu_name),
                  or_nothing(slot.gpu_memory > 0, slot.gpu_memory),
                  or_nothing(gpu, slot.problem.empty() ? Cell("ok") : Cell(slot.problem))});

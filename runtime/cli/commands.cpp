@@ -3,17 +3,13 @@
 #include <poll.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <limits>
 #include <optional>
-#include <string>
 #include <system_error>
-
-#include "dtrain/rank/run_folder.h"
 
 namespace dtrain::cli {
 namespace {
@@ -35,21 +31,6 @@ std::optional<std::string> why_output_was_lost() {
   return "not everything could be written to standard output" + reason;
 }
 
-}  // namespace
-
-ExitCode finish_output(ExitCode exit_code) {
-  const auto lost = why_output_was_lost();
-  if (!lost) return exit_code;
-  std::fprintf(stderr, "dtrain: %s\n  free disk space there, or redirect the output\n", lost->c_str());
-  return exit_code == ExitCode::kDone ? ExitCode::kRunFailed : exit_code;
-}
-
-void warn_of_lost_output() {
-  if (const auto lost = why_output_was_lost()) std::fprintf(stderr, "dtrain: warning: %s\n", lost->c_str());
-}
-
-namespace {
-
 namespace fs = std::filesystem;
 
 // Returns the seconds since the run's files were last written to.
@@ -68,6 +49,17 @@ double quiet_s(const run::RunFolder& folder) {
 }
 
 }  // namespace
+
+ExitCode finish_output(ExitCode exit_code) {
+  const auto lost = why_output_was_lost();
+  if (!lost) return exit_code;
+  std::fprintf(stderr, "dtrain: %s\n  free disk space there, or redirect the output\n", lost->c_str());
+  return exit_code == ExitCode::kDone ? ExitCode::kRunFailed : exit_code;
+}
+
+void warn_of_lost_output() {
+  if (const auto lost = why_output_was_lost()) std::fprintf(stderr, "dtrain: warning: %s\n", lost->c_str());
+}
 
 CLI::Option* add_run(CLI::App& command, std::string& run) {
   return command

@@ -109,7 +109,6 @@ std::string kind_word(const ValueFacts& value) {
   return "text";
 }
 
-// Adds one line of the table for each command.
 void add_rows(const CommandFacts& command, std::string* rows) {
   std::vector<std::string> commands;
   std::vector<std::string> options;

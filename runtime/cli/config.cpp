@@ -22,7 +22,6 @@
 #include "dtrain/launcher/launch.h"
 #include "dtrain/rank/libtorch.h"
 #include "dtrain/scheduler/cluster_agents.h"
-#include "dtrain/scheduler/placement.h"
 
 namespace dtrain::cli {
 namespace {

@@ -144,7 +144,6 @@ struct PackArguments {
   std::string path_column = "path", class_column = "class";
 };
 
-// Prints one line on a terminal, which the next one replaces.
 void show_progress(std::int64_t done, std::int64_t all) {
   if (::isatty(STDERR_FILENO) == 0) return;
   std::fprintf(stderr, "\r%lld of %lld pictures%s", static_cast<long long>(done), static_cast<long long>(all),

@@ -1,9 +1,6 @@
 #include <unistd.h>
 
-#include <cstdio>
 #include <memory>
-#include <optional>
-#include <string>
 
 #include "commands.h"
 #include "dtrain/analysis/diff.h"
@@ -13,7 +10,6 @@
 #include "dtrain/rank/run_folder.h"
 
 namespace dtrain::cli {
-
 namespace {
 
 struct DiffArguments {

@@ -6,7 +6,6 @@
 #include "dtrain/base/json.h"
 #include "dtrain/launcher/doctor.h"
 #include "dtrain/launcher/internal_commands.h"
-#include "dtrain/rank/libtorch.h"
 
 namespace dtrain::cli {
 namespace {

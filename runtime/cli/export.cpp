@@ -1,9 +1,6 @@
 #include <algorithm>
 #include <cstdio>
-#include <filesystem>
 #include <memory>
-#include <string>
-#include <vector>
 
 #include "commands.h"
 #include "dtrain/analysis/export.h"
@@ -59,9 +56,7 @@ void print_notes(const std::vector<std::string>& notes) {
 void ask(const run::RunFolder& folder, int steps) {
   const auto say = [](const std::string& text) { std::fprintf(stderr, "%s\n", text.c_str()); };
   const run::RequestedTrace trace = run::request_trace(folder, steps, say);
-  for (const int rank : trace.failed) {
-    std::fprintf(stderr, "note: rank %d has no trace; its log shows why\n", rank);
-  }
+  for (const int rank : trace.failed) std::fprintf(stderr, "note: rank %d has no trace; its log shows why\n", rank);
 }
 
 void write_hta(const analysis::RunProfile& profile, const TraceArguments& arguments) {

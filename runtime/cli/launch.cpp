@@ -42,8 +42,7 @@ class ScriptExperiment {
     std::error_code ignored;
     fs::remove_all(folder_, ignored);
   }
-  ScriptExperiment(const ScriptExperiment&) = delete;
-  ScriptExperiment& operator=(const ScriptExperiment&) = delete;
+  ScriptExperiment& operator=(ScriptExperiment&&) = delete;
 
   fs::path file;  // need not exist: relative paths in the experiment are relative to its folder
   fs::path contents;

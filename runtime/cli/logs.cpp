@@ -1,3 +1,6 @@
+#include <unistd.h>
+
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <map>
@@ -7,11 +10,11 @@
 
 #include "commands.h"
 #include "dtrain/base/error.h"
+#include "dtrain/base/file.h"
 #include "dtrain/rank/run_folder.h"
 #include "dtrain/rank/screen.h"
 
 namespace dtrain::cli {
-
 namespace {
 
 namespace fs = std::filesystem;
@@ -19,7 +22,7 @@ namespace fs = std::filesystem;
 struct LogsArguments {
   std::string run;
   int rank = -1;
-  bool follow = false;
+  bool follow = false, raw = false;
 };
 
 // Returns the rank of "rank-0001.log", or -1.
@@ -48,18 +51,22 @@ void show(const LogsArguments& arguments) {
       if ((arguments.rank < 0 || rank == arguments.rank) && known.emplace(rank, path).second) tail.add(rank, path);
     }
   };
+  bool raw_ok = true;
   const auto print = [&](int rank, std::string_view line) {
-    const std::string prefix = arguments.rank < 0 ? run::rank_prefix(rank) : "";
-    std::fputs(prefix.c_str(), stdout);
-    std::fwrite(line.data(), 1, line.size(), stdout);  // it may hold any bytes
-    std::fputc('\n', stdout);
+    std::string text = arguments.rank < 0 ? run::rank_prefix(rank) : "";
+    text.append(line).append("\n");
+    if (arguments.raw) {
+      raw_ok = raw_ok && write_all(STDOUT_FILENO, text) == text.size();
+    } else {
+      std::fwrite(text.data(), 1, text.size(), stdout);
+    }
   };
   look_for_logs();
   while (arguments.follow) {
     const bool over = run::is_over(folder);  // read first, so that what was written before is shown
     look_for_logs();
     tail.poll(print);
-    const bool written = std::fflush(stdout) == 0;
+    const bool written = raw_ok && std::fflush(stdout) == 0;
     if (over || !written) break;
     std::this_thread::sleep_for(kPollPeriod);
   }
@@ -70,6 +77,7 @@ void show(const LogsArguments& arguments) {
     throw ConfigError(which + " in " + folder.logs().string(), ranks.empty() ? "" : "there are logs of rank " + ranks);
   }
   tail.finish(print);
+  if (!raw_ok) throw SystemError("not everything could be written to standard output", errno);
 }
 
 }  // namespace
@@ -80,6 +88,8 @@ void add_logs(CLI::App& app, ExitCode*) {
   add_run(*command, arguments->run);
   command->add_option("--rank", arguments->rank, "Only this rank, without the [rank=N] prefix")
       ->check(CLI::Range(0, 1'000'000));
+  command->add_flag("--raw", arguments->raw,
+                    "The bytes as they are; otherwise control characters are shown as \\u001b");
   command->add_flag("-f,--follow", arguments->follow, "Print new lines until the run has ended");
   command->callback([arguments] { show(*arguments); });
 }

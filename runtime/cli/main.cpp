@@ -1,10 +1,13 @@
 // dtrain: the command line. It links no torch, so that every command answers at once.
 #include <cstdio>
+#include <sstream>
 #include <string>
 #include <vector>
 
 #include "commands.h"
 #include "dtrain/base/error.h"
+#include "dtrain/base/limits.h"
+#include "dtrain/base/printable.h"
 #include "dtrain/base/text.h"
 
 namespace {
@@ -88,22 +91,27 @@ std::string describe_unknown(const CLI::App& command, const std::vector<std::str
 
 // CLI11 numbers its errors; here they are all bad input.
 dtrain::ExitCode usage_error(const CLI::App& app, const CLI::ParseError& error) {
+  const auto print_own = [&] {  // with the streams of this program's output
+    std::ostringstream out, errors;
+    app.exit(error, out, errors);
+    std::fputs(out.str().c_str(), stdout);
+    std::fputs(errors.str().c_str(), stderr);
+  };
   if (error.get_exit_code() == 0) {  // --help
-    app.exit(error);
+    print_own();
     return dtrain::ExitCode::kDone;
   }
   // The unknown word is a better message than the argument that is missing because of it.
   const CLI::App& command = deepest_command(app);
   const std::string unknown = describe_unknown(command, app.remaining(true));
   if (unknown.empty()) {
-    app.exit(error);
+    print_own();
   } else {
     std::fprintf(stderr, "%s: %s\n", full_command_name(command).c_str(), unknown.c_str());
   }
   return dtrain::ExitCode::kBadInput;
 }
 
-// Registers the commands and carries one out; returns its exit code.
 dtrain::ExitCode carry_out(int argc, char** argv) {
   auto exit_code = dtrain::ExitCode::kDone;
   CLI::App app{
@@ -126,5 +134,11 @@ dtrain::ExitCode carry_out(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  dtrain::prepare_for_limits();
+  try {
+    dtrain::make_output_printable();
+  } catch (const std::exception& error) {
+    return static_cast<int>(print_error(error));
+  }
   return static_cast<int>(dtrain::cli::finish_output(carry_out(argc, argv)));
 }

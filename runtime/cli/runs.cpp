@@ -119,8 +119,8 @@ int order_of(const RunRow& a, const RunRow& b, const std::string& key) {
   const auto* x = std::get_if<double>(&in_a);
   const auto* y = std::get_if<double>(&in_b);
   if (x && y) {
-    const double one = place_of(a, key, *x), two = place_of(b, key, *y);
-    return one < two ? -1 : one > two ? 1 : 0;
+    const double of_a = place_of(a, key, *x), of_b = place_of(b, key, *y);
+    return of_a < of_b ? -1 : of_a > of_b ? 1 : 0;
   }
   if (x || y) return x ? -1 : 1;
   return std::get<std::string>(in_a).compare(std::get<std::string>(in_b));
@@ -144,7 +144,6 @@ std::string RunRow::id() const {
   return number ? std::to_string(*number) : run.folder.filename().string();
 }
 
-// Returns the columns that --sort and --filter know.
 std::vector<std::string> names_of_run_columns() {
   std::vector<std::string> names;
   for (const RunColumn& column : kRunColumns) names.emplace_back(column.name);
@@ -230,7 +229,9 @@ for example:
   dtrain runs --sort best                            which run is the best?
   dtrain runs --filter state=done --filter 'best>0.9'
   dtrain runs --filter lr=0.01 --sort throughput --reverse
-  dtrain runs --csv > runs.csv                       a column for each setting that differs)";
+  dtrain runs --csv > runs.csv                       a column for each setting that differs
+
+The column damage names what of a run's files cannot be read, with file and line; the exit code is then 1.)";
 
 struct RunsArguments {
   std::string folder;
@@ -239,13 +240,23 @@ struct RunsArguments {
   std::vector<std::string> filters;
 };
 
+bool is_damaged(const RunRow& row) {
+  return !row.run.damage.empty();
+}
+
 std::vector<RunRow> read_rows(const std::string& folder) {
   std::error_code code;
   if (folder.empty() && !std::filesystem::exists(kRunsFolder, code)) return {};
   const SystemClock clock;
   std::vector<RunRow> rows;
-  for (const run::RunFolder& one : run::runs_in(folder.empty() ? kRunsFolder : folder)) {
-    rows.push_back({one.number(), list_run(one, clock).line});
+  for (const run::RunFolder& run_folder : run::runs_in(folder.empty() ? kRunsFolder : folder)) {
+    try {
+      rows.push_back({run_folder.number(), list_run(run_folder, clock).line});
+    } catch (const std::exception& error) {  // one of them must not hide the others
+      RunRow& row = rows.emplace_back(run_folder.number());
+      row.run.folder = run_folder.path;
+      row.run.damage = describe(error);
+    }
   }
   return rows;
 }
@@ -277,10 +288,10 @@ std::vector<SettingDifference> differing_settings(const std::vector<RunRow>& row
 std::vector<std::string> short_keys(const std::vector<SettingDifference>& differences) {
   const auto last_part = [](const std::string& key) { return key.substr(key.rfind('.') + 1); };
   std::map<std::string, int> count;
-  for (const SettingDifference& one : differences) ++count[last_part(one.key)];
+  for (const SettingDifference& difference : differences) ++count[last_part(difference.key)];
   std::vector<std::string> result;
-  for (const SettingDifference& one : differences) {
-    result.push_back(count[last_part(one.key)] > 1 ? one.key : last_part(one.key));
+  for (const SettingDifference& difference : differences) {
+    result.push_back(count[last_part(difference.key)] > 1 ? difference.key : last_part(difference.key));
   }
   return result;
 }
@@ -313,7 +324,8 @@ std::string as_text(const std::vector<RunRow>& rows) {
                {"last"},
                {.name = "samples/s", .unit = Table::Unit::kRate},
                {.name = "duration", .unit = Table::Unit::kSeconds},
-               {"differs"}},
+               {"differs"},
+               {"damage"}},
               ListFormat::kText);
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const analysis::RunLine& run = rows[i].run;
@@ -324,7 +336,7 @@ std::string as_text(const std::vector<RunRow>& rows) {
     table.add({rows[i].number ? Cell(*rows[i].number) : Cell(id), or_none(run.name), or_none(run.state),
                run.attempts > 1 ? Cell(run.attempts) : Cell(), run.batches, metric_number(run.loss),
                or_none(run.metric), metric_number(run.best_metric), metric_number(run.last_metric), run.samples_per_s,
-               run.duration_s, or_none(text)});
+               run.duration_s, or_none(text), or_none(run.damage)});
   }
   return table.finish();
 }
@@ -333,10 +345,10 @@ std::string as_csv(const std::vector<RunRow>& rows) {
   const std::vector<SettingDifference> differ = differing_settings(rows);
   std::vector<Table::Column> columns;
   for (const char* name : {"run", "name", "state", "attempts", "batches", "loss", "metric", "best", "best_batch",
-                           "last", "last_batch", "samples_per_s", "duration_s", "started", "folder"}) {
+                           "last", "last_batch", "samples_per_s", "duration_s", "started", "folder", "damage"}) {
     columns.push_back({name});
   }
-  for (const SettingDifference& one : differ) columns.push_back({one.key});
+  for (const SettingDifference& setting : differ) columns.push_back({setting.key});
   Table table(columns, ListFormat::kCsv);
   const auto batch = [](const std::optional<CurveValue>& value) {
     return value ? std::optional(value->batch) : std::nullopt;
@@ -359,8 +371,9 @@ std::string as_csv(const std::vector<RunRow>& rows) {
                              run.samples_per_s,
                              run.duration_s,
                              start,
-                             folder};
-    for (const SettingDifference& one : differ) row.emplace_back(one.values[i]);
+                             folder,
+                             or_none(run.damage)};
+    for (const SettingDifference& setting : differ) row.emplace_back(setting.values[i]);
     table.add(row);
   }
   return table.finish();
@@ -373,7 +386,7 @@ std::string as_json(const std::vector<RunRow>& rows) {
     Json run = {{"run", rows[i].number ? Json(*rows[i].number) : Json()}};
     run.update(to_json(rows[i].run));
     Json& settings = run["differs"] = Json::object();
-    for (const SettingDifference& one : differ) settings[one.key] = one.values[i];
+    for (const SettingDifference& setting : differ) settings[setting.key] = setting.values[i];
     list.push_back(std::move(run));
   }
   return to_line(list) + "\n";
@@ -381,7 +394,7 @@ std::string as_json(const std::vector<RunRow>& rows) {
 
 }  // namespace
 
-void add_runs_list(CLI::App& app, ExitCode*) {
+void add_runs_list(CLI::App& app, ExitCode* exit_code) {
   auto arguments = std::make_shared<RunsArguments>();
   CLI::App* command = app.add_subcommand("runs", "List the runs of a folder: how each went, and what differs");
   command->add_option("DIR", arguments->folder, "The folder that holds the runs' folders (default: ./runs)");
@@ -395,12 +408,17 @@ void add_runs_list(CLI::App& app, ExitCode*) {
       ->take_all();
   auto format = add_list_format(*command);
   command->footer(kRunsFooter);
-  command->callback([arguments, format] {
+  command->callback([arguments, format, exit_code] {
     const std::vector<RunRow> rows = chosen_rows(*arguments);
     const std::string text = *format == ListFormat::kText  ? as_text(rows)
                              : *format == ListFormat::kCsv ? as_csv(rows)
                                                            : as_json(rows);
     std::fputs(text.c_str(), stdout);
+    const auto damaged = std::count_if(rows.begin(), rows.end(), [](const RunRow& row) { return is_damaged(row); });
+    if (damaged == 0) return;
+    std::fprintf(stderr, "dtrain: warning: the files of %s cannot be read completely: the column damage says which\n",
+                 count_of(damaged, "run").c_str());
+    *exit_code = ExitCode::kRunFailed;
   });
 }
 

@@ -8,6 +8,7 @@
 
 #include "dtrain/base/clock.h"
 #include "dtrain/base/json.h"
+#include "dtrain/base/printable.h"
 #include "dtrain/base/text.h"
 
 namespace dtrain::cli {
@@ -151,7 +152,12 @@ void Table::add_for_people(const Cell& cell, std::size_t column) {
   } else {
     append_plain(text_, cell, ',');
   }
-  std::replace_if(text_.begin() + static_cast<std::ptrdiff_t>(begin), text_.end(), is_control, ' ');
+  const auto special = [](char c) { return is_control(c) || static_cast<unsigned char>(c) > 0x7E; };
+  if (std::any_of(text_.begin() + static_cast<std::ptrdiff_t>(begin), text_.end(), special)) {
+    const std::string shown = printable(std::string_view(text_).substr(begin));  // here, because the width depends on it
+    text_.replace(begin, std::string::npos, shown);
+    std::replace_if(text_.begin() + static_cast<std::ptrdiff_t>(begin), text_.end(), is_control, ' ');
+  }
   Shape& shape = shapes_[column];
   shape.width = std::max(shape.width, width_of(std::string_view(text_).substr(begin)));
   shape.used |= !std::holds_alternative<std::monostate>(cell.value());

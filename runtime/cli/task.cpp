@@ -179,7 +179,7 @@ Json to_json(const Task& task, const std::vector<StateChange>& history) {
           {"submitted", time_of(task.submitted)},
           {"started", time_of(task.started)},
           {"ended", time_of(task.ended)},
-          {"exit_code", task.exit_code ? Json(*task.exit_code) : Json()},
+          {"exit_code", or_null(task.exit_code)},
           {"run_dir", task.run_dir},
           {"attempts", attempts},
           {"checkpoint", run.checkpoints.empty() ? Json() : analysis::to_json(run.checkpoints.back())},

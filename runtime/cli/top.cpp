@@ -23,6 +23,7 @@
 #include "dtrain/base/clock.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
+#include "dtrain/base/printable.h"
 #include "dtrain/launcher/summary_text.h"
 #include "dtrain/rank/run_folder.h"
 
@@ -47,8 +48,7 @@ class TopScreen {
   // Requires run::can_redraw(STDOUT_FILENO). SystemError.
   TopScreen();
   ~TopScreen();
-  TopScreen(const TopScreen&) = delete;
-  TopScreen& operator=(const TopScreen&) = delete;
+  TopScreen& operator=(TopScreen&&) = delete;
 
   ScreenSize size() const;
   // Shows the lines in the place of those shown before.
@@ -144,7 +144,7 @@ void TopScreen::show(const std::vector<std::string>& lines) {
   for (std::size_t i = 0; i < lines.size(); ++i) {
     if (i > 0) text += "\r\n";
     text += kEraseLine;
-    text += lines[i];
+    text += printable(lines[i], Styles::kKept);
   }
   if (std::ssize(lines) < size().height) {
     text += "\r\n";

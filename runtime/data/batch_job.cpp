@@ -2,14 +2,11 @@
 
 #include <algorithm>
 #include <new>
-#include <optional>
-#include <utility>
 
 #include "dtrain/base/error.h"
 #include "worker_count.h"
 
 namespace dtrain::data {
-
 namespace {
 
 // Number of following samples that are tried in place of a damaged one. If all are damaged, too, the file is gone.
@@ -61,6 +58,14 @@ std::string named(const Dataset& dataset, std::int64_t sample, const std::string
     return says_where ? what : what + " (" + where + ")";
   }
   return name + (says_where ? "" : " (" + where + ")") + ": " + what;
+}
+
+std::byte* allocate(std::size_t bytes) {
+  return static_cast<std::byte*>(::operator new (bytes, std::align_val_t{BatchPool::kAlignment}));
+}
+
+void deallocate(std::byte* memory) {
+  ::operator delete (memory, std::align_val_t{BatchPool::kAlignment});
 }
 
 }  // namespace
@@ -194,18 +199,6 @@ LoadedBatch BatchJob::take() {
   if (error_ != nullptr) std::rethrow_exception(error_);
   return std::move(batch_);
 }
-
-namespace {
-
-std::byte* allocate(std::size_t bytes) {
-  return static_cast<std::byte*>(::operator new (bytes, std::align_val_t{BatchPool::kAlignment}));
-}
-
-void deallocate(std::byte* memory) {
-  ::operator delete (memory, std::align_val_t{BatchPool::kAlignment});
-}
-
-}  // namespace
 
 std::shared_ptr<BatchPool> BatchPool::create(std::size_t keep) {
   return std::shared_ptr<BatchPool>(new BatchPool(keep));

@@ -4,14 +4,10 @@
 #include <array>
 #include <bit>
 #include <cerrno>
-#include <cstddef>
 #include <cstring>
 #include <limits>
 #include <new>
-#include <span>
-#include <string>
 #include <type_traits>
-#include <vector>
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -84,9 +80,54 @@ namespace {
 constexpr std::array kGzipMagic{std::byte{0x1f}, std::byte{0x8b}};
 constexpr std::size_t kInputBytes = 256 << 10;
 constexpr std::uint64_t kMaxDeflateRatio = 1032;  // limit of deflate according to zlib's technical page
-constexpr int kGzipWindow = 15 + 16;              // largest window, gzip header and check sum
+// What unpacks to this size, and is then this many times as long as its file, is made to fill memory: sparse tables in
+// digits are 100 times as long.
+constexpr std::uint64_t kHarmlessBytes = std::uint64_t{64} << 20;
+constexpr std::uint64_t kMostTimes = 500;
+constexpr int kGzipWindow = 15 + 16;  // largest window, gzip header and check sum
 
 constexpr auto kDamagedRemedy = "copy or download the file again";
+
+static_assert(std::endian::native == std::endian::little,
+              "token files are little-endian; so is every machine we run on");
+
+constexpr std::int64_t kPieceBytes = 1 << 20;
+
+std::int64_t size_of_token(TokenType type) {
+  switch (type) {
+    case TokenType::kUint16:
+      return sizeof(std::uint16_t);
+    case TokenType::kUint32:
+    case TokenType::kInt32:
+      return sizeof(std::uint32_t);
+    case TokenType::kInt64:
+      return sizeof(std::int64_t);
+  }
+  return 0;
+}
+
+constexpr std::size_t kPiece = std::size_t{1} << 20;
+constexpr std::size_t kLongestLine = std::size_t{64} << 20;
+
+// Splits a line. Quotes around a column are removed, and "" inside them becomes ".
+void split_line(std::string_view line, char delimiter, std::vector<std::string>& columns) {
+  columns.clear();
+  columns.emplace_back();
+  bool quoted = false;
+  for (std::size_t i = 0; i < line.size(); ++i) {
+    if (line[i] == '"') {
+      if (quoted && i + 1 < line.size() && line[i + 1] == '"') {
+        columns.back() += line[i++];
+      } else {
+        quoted = !quoted;
+      }
+    } else if (line[i] == delimiter && !quoted) {
+      columns.emplace_back();
+    } else {
+      columns.back() += line[i];
+    }
+  }
+}
 
 }  // namespace
 
@@ -95,8 +136,7 @@ struct ByteSource::Inflater {
     if (inflateInit2(&stream, kGzipWindow) != Z_OK) throw std::bad_alloc();
   }
   ~Inflater() { inflateEnd(&stream); }
-  Inflater(const Inflater&) = delete;
-  Inflater& operator=(const Inflater&) = delete;
+  Inflater& operator=(Inflater&&) = delete;
 
   z_stream stream{};
   std::vector<std::byte> input;
@@ -185,6 +225,10 @@ std::size_t ByteSource::read_inflated(std::span<std::byte> into) {
     const auto got = room - stream.avail_out;
     filled += got;
     offset_ += got;
+    if (offset_ > kHarmlessBytes && offset_ / kMostTimes > inflater_->next) {
+      fail(offset_, "the file unpacks to more than " + std::to_string(kMostTimes) + " times its size",
+           "unpack it with gunzip where this is meant: plain files have no such limit");
+    }
     if (code == Z_STREAM_END) {
       inflater_->member_ended = true;
     } else if (code == Z_MEM_ERROR) {
@@ -196,28 +240,6 @@ std::size_t ByteSource::read_inflated(std::span<std::byte> into) {
   }
   return filled;
 }
-
-namespace {
-
-static_assert(std::endian::native == std::endian::little,
-              "token files are little-endian; so is every machine we run on");
-
-constexpr std::int64_t kPieceBytes = 1 << 20;
-
-std::int64_t size_of_token(TokenType type) {
-  switch (type) {
-    case TokenType::kUint16:
-      return sizeof(std::uint16_t);
-    case TokenType::kUint32:
-    case TokenType::kInt32:
-      return sizeof(std::uint32_t);
-    case TokenType::kInt64:
-      return sizeof(std::int64_t);
-  }
-  return 0;
-}
-
-}  // namespace
 
 TokenFile::TokenFile(const std::filesystem::path& path, TokenType type)
     : file_(path), type_(type), token_bytes_(size_of_token(type)) {
@@ -287,33 +309,6 @@ void TokenFile::find_as(std::int64_t wanted, const std::function<void(std::int64
     }
   }
 }
-
-namespace {
-
-constexpr std::size_t kPiece = std::size_t{1} << 20;
-constexpr std::size_t kLongestLine = std::size_t{64} << 20;
-
-// Splits a line. Quotes around a column are removed, and "" inside them becomes ".
-void split_line(std::string_view line, char delimiter, std::vector<std::string>& columns) {
-  columns.clear();
-  columns.emplace_back();
-  bool quoted = false;
-  for (std::size_t i = 0; i < line.size(); ++i) {
-    if (line[i] == '"') {
-      if (quoted && i + 1 < line.size() && line[i + 1] == '"') {
-        columns.back() += line[i++];
-      } else {
-        quoted = !quoted;
-      }
-    } else if (line[i] == delimiter && !quoted) {
-      columns.emplace_back();
-    } else {
-      columns.back() += line[i];
-    }
-  }
-}
-
-}  // namespace
 
 bool CsvRows::next(std::vector<std::string>& columns) {
   const std::optional<std::string_view> line = next_line();

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "dtrain/base/file.h"
-#include "dtrain/data/tokens.h"
+#include "dtrain/data/data_sets.h"
 
 namespace dtrain::data {
 

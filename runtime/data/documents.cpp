@@ -2,23 +2,18 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
 #include <cstring>
 #include <limits>
-#include <memory>
 #include <span>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "data_file.h"
 #include "dtrain/base/error.h"
-#include "dtrain/data/dataset.h"
 #include "dtrain/data/in_memory.h"
 #include "dtrain/data/sample.h"
 
 namespace dtrain::data {
-
 namespace {
 
 constexpr std::int64_t kBlockBytes = 4 << 20;

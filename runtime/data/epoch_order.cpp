@@ -3,14 +3,11 @@
 #include <algorithm>
 #include <bit>
 #include <numeric>
-#include <string>
 #include <utility>
 
 #include "dtrain/base/error.h"
-#include "dtrain/data/dataset.h"
 
 namespace dtrain::data {
-
 namespace {
 
 // Names that distinguish these streams from others of the same seed.
@@ -180,9 +177,7 @@ std::vector<std::int64_t> EpochOrder::take(std::int64_t first, std::int64_t coun
   for (std::int64_t position = first; position < first + count;) {
     const Window window = window_at(position);
     const std::int64_t end = std::min(window.end, first + count);
-    for (; position < end; ++position) {
-      samples.push_back(sample_in(window, window.order->at(position - window.begin)));
-    }
+    for (; position < end; ++position) samples.push_back(sample_in(window, window.order->at(position - window.begin)));
   }
   return samples;
 }

@@ -6,7 +6,6 @@
 #include "dtrain/base/json.h"
 
 namespace dtrain::data {
-
 namespace {
 
 constexpr std::uint64_t kMagic = 0x0031544553544144;  // "DATSET1"

@@ -1,11 +1,8 @@
 #include "dtrain/data/loader.h"
 
 #include <algorithm>
-#include <chrono>
 #include <condition_variable>
-#include <cstdint>
 #include <deque>
-#include <memory>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -13,6 +10,7 @@
 #include "batch_job.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
+#include "dtrain/base/limits.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/data/epoch_order.h"
 #include "worker_count.h"
@@ -84,7 +82,7 @@ struct SampleLoader::Impl {
     const BlockedSignals blocked;  // signals go to the program's own threads
     while (impl->threads.size() < static_cast<std::size_t>(impl->active)) {
       const auto number = static_cast<int>(impl->threads.size());
-      impl->threads.emplace_back([impl, number] { impl->work(number); });
+      impl->threads.push_back(start_thread("the loader", [impl, number] { impl->work(number); }));
       pthread_setname_np(impl->threads.back().native_handle(), ("dtrain-load-" + std::to_string(number)).c_str());
     }
   }

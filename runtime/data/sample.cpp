@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <functional>
 #include <new>
 #include <numeric>
 #include <utility>
@@ -10,7 +9,6 @@
 #include "dtrain/base/error.h"
 
 namespace dtrain::data {
-
 namespace {
 
 constexpr std::align_val_t kAlignment{64};

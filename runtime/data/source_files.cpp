@@ -2,11 +2,8 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdint>
 #include <cstring>
 #include <map>
-#include <string>
-#include <utility>
 
 #include <glob.h>
 
@@ -15,7 +12,6 @@
 #include "dtrain/base/text.h"
 
 namespace dtrain::data {
-
 namespace {
 
 bool is_same(const Field& a, const Field& b) {
@@ -110,6 +106,38 @@ class Concatenated final : public Dataset {
   std::vector<std::int64_t> begin_{0};  // first sample of each part, and the number of samples
 };
 
+constexpr std::size_t kMostFiles = 1'000'000;
+
+std::vector<std::string> alternatives_of(const std::string& inside) {
+  const auto dots = inside.find("..");
+  const auto first = to_number<std::int64_t>(inside.substr(0, dots));
+  const auto last = dots == std::string::npos ? std::nullopt : to_number<std::int64_t>(inside.substr(dots + 2));
+  if (first && last && *first >= 0 && *last >= 0) {
+    std::vector<std::string> numbers;
+    for (std::int64_t number = *first; number <= *last && numbers.size() < kMostFiles; ++number) {
+      const std::string digits = std::to_string(number);
+      numbers.push_back(std::string(dots - std::min(dots, digits.size()), '0') + digits);
+    }
+    return numbers;
+  }
+  return split(inside, ',');
+}
+
+std::vector<std::string> expanded(const std::string& pattern) {
+  const auto open = pattern.find('{');
+  const auto close = open == std::string::npos ? open : pattern.find('}', open);
+  if (close == std::string::npos) return {pattern};
+  std::vector<std::string> all;
+  for (const std::string& one : alternatives_of(pattern.substr(open + 1, close - open - 1))) {
+    for (const std::string& rest : expanded(pattern.substr(close + 1))) {
+      all.push_back(pattern.substr(0, open) + one + rest);
+      if (all.size() > kMostFiles)
+        throw DataError(pattern + ": names more than " + std::to_string(kMostFiles) + " files");
+    }
+  }
+  return all;
+}
+
 }  // namespace
 
 std::vector<std::filesystem::path> matching_files(const std::string& path) {
@@ -184,43 +212,6 @@ std::string LeftOut::to_string() const {
 void tell_left_out(const std::string& source, const std::string& left_out) {
   if (!left_out.empty()) make_stderr_logger()->info("{}: left out: {}", source, left_out);
 }
-
-namespace {
-
-constexpr std::size_t kMostFiles = 1'000'000;
-
-std::vector<std::string> alternatives_of(const std::string& inside) {
-  const auto dots = inside.find("..");
-  const auto first = to_number<std::int64_t>(inside.substr(0, dots));
-  const auto last = dots == std::string::npos ? std::nullopt : to_number<std::int64_t>(inside.substr(dots + 2));
-  if (first && last && *first >= 0 && *last >= 0) {
-    std::vector<std::string> numbers;
-    for (std::int64_t number = *first; number <= *last && numbers.size() < kMostFiles; ++number) {
-      const std::string digits = std::to_string(number);
-      numbers.push_back(std::string(dots - std::min(dots, digits.size()), '0') + digits);
-    }
-    return numbers;
-  }
-  return split(inside, ',');
-}
-
-// Returns the patterns without braces.
-std::vector<std::string> expanded(const std::string& pattern) {
-  const auto open = pattern.find('{');
-  const auto close = open == std::string::npos ? open : pattern.find('}', open);
-  if (close == std::string::npos) return {pattern};
-  std::vector<std::string> all;
-  for (const std::string& one : alternatives_of(pattern.substr(open + 1, close - open - 1))) {
-    for (const std::string& rest : expanded(pattern.substr(close + 1))) {
-      all.push_back(pattern.substr(0, open) + one + rest);
-      if (all.size() > kMostFiles)
-        throw DataError(pattern + ": names more than " + std::to_string(kMostFiles) + " files");
-    }
-  }
-  return all;
-}
-
-}  // namespace
 
 std::vector<std::filesystem::path> files_named(const std::string& pattern) {
   std::vector<std::filesystem::path> files;

@@ -1,4 +1,4 @@
-#include "dtrain/data/synthetic.h"
+#include "dtrain/data/data_sets.h"
 
 #include <cmath>
 #include <cstring>
@@ -6,11 +6,9 @@
 #include <vector>
 
 #include "dtrain/base/error.h"
-#include "dtrain/data/dataset.h"
 #include "dtrain/data/in_memory.h"
 
 namespace dtrain::data {
-
 namespace {
 
 // The purpose of a random stream: a part of its name, so that streams of one seed never overlap.

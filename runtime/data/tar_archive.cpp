@@ -13,7 +13,6 @@
 #include "dtrain/base/text.h"
 
 namespace dtrain::data {
-
 namespace {
 
 constexpr std::uint64_t kBlock = 512;
@@ -91,6 +90,46 @@ bool is_compressed(const Block& block) {
   constexpr std::array<unsigned char, 2> kGzip{0x1f, 0x8b};
   constexpr std::array<unsigned char, 4> kZstd{0x28, 0xb5, 0x2f, 0xfd};
   return std::equal(kGzip.begin(), kGzip.end(), block.begin()) || std::equal(kZstd.begin(), kZstd.end(), block.begin());
+}
+
+constexpr std::size_t kBuffered = 1 << 20;
+
+void put(Block& block, const Part& part, std::string_view value) {
+  std::memcpy(block.data() + part.at, value.data(), std::min(value.size(), part.size));
+}
+
+// Writes the number with leading zeros and a NUL at its end.
+void put_octal(Block& block, const Part& part, std::uint64_t value) {
+  for (std::size_t i = part.size - 1; i-- > 0; value >>= 3) {
+    block[part.at + i] = static_cast<unsigned char>('0' + (value & 7));
+  }
+}
+
+std::string header_of(std::string_view name, std::uint64_t size, char type) {
+  Block block{};
+  put(block, kNameField, name);
+  put_octal(block, kModeField, 0644);
+  put_octal(block, kOwnerField, 0);
+  put_octal(block, kGroupField, 0);
+  put_octal(block, kSizeField, size);
+  put_octal(block, kTimeField, 0);
+  block[kTypeField.at] = static_cast<unsigned char>(type);
+  put(block, kMagicField, std::string_view("ustar\00000", 8));
+  put_octal(block, {kChecksumField.at, kChecksumField.size - 1}, sum_of(block));
+  block[kChecksumField.at + kChecksumField.size - 1] = ' ';
+  return {reinterpret_cast<const char*>(block.data()), kBlock};
+}
+
+// Returns a pax record, which contains its own length.
+std::string pax_record(std::string_view key, std::string_view value) {
+  const std::size_t rest = key.size() + value.size() + 3;
+  std::size_t length = rest + 1;
+  while (std::to_string(length).size() + rest != length) length = std::to_string(length).size() + rest;
+  return std::to_string(length) + " " + std::string(key) + "=" + std::string(value) + "\n";
+}
+
+std::string padding_of(std::uint64_t size) {
+  return std::string(whole_blocks(size) - size, '\0');
 }
 
 }  // namespace
@@ -180,50 +219,6 @@ std::optional<TarMember> TarReader::next() {
 std::string TarReader::content(const TarMember& member) const {
   return text(member.offset, member.size);
 }
-
-namespace {
-
-constexpr std::size_t kBuffered = 1 << 20;
-
-void put(Block& block, const Part& part, std::string_view value) {
-  std::memcpy(block.data() + part.at, value.data(), std::min(value.size(), part.size));
-}
-
-// Writes the number with leading zeros and a NUL at its end.
-void put_octal(Block& block, const Part& part, std::uint64_t value) {
-  for (std::size_t i = part.size - 1; i-- > 0; value >>= 3) {
-    block[part.at + i] = static_cast<unsigned char>('0' + (value & 7));
-  }
-}
-
-std::string header_of(std::string_view name, std::uint64_t size, char type) {
-  Block block{};
-  put(block, kNameField, name);
-  put_octal(block, kModeField, 0644);
-  put_octal(block, kOwnerField, 0);
-  put_octal(block, kGroupField, 0);
-  put_octal(block, kSizeField, size);
-  put_octal(block, kTimeField, 0);
-  block[kTypeField.at] = static_cast<unsigned char>(type);
-  put(block, kMagicField, std::string_view("ustar\00000", 8));
-  put_octal(block, {kChecksumField.at, kChecksumField.size - 1}, sum_of(block));
-  block[kChecksumField.at + kChecksumField.size - 1] = ' ';
-  return {reinterpret_cast<const char*>(block.data()), kBlock};
-}
-
-// Returns a pax record, which contains its own length.
-std::string pax_record(std::string_view key, std::string_view value) {
-  const std::size_t rest = key.size() + value.size() + 3;
-  std::size_t length = rest + 1;
-  while (std::to_string(length).size() + rest != length) length = std::to_string(length).size() + rest;
-  return std::to_string(length) + " " + std::string(key) + "=" + std::string(value) + "\n";
-}
-
-std::string padding_of(std::uint64_t size) {
-  return std::string(whole_blocks(size) - size, '\0');
-}
-
-}  // namespace
 
 TarWriter::TarWriter(std::filesystem::path path) : path_(std::move(path)) {
   fd_.reset(::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));

@@ -14,7 +14,6 @@
 #include "dtrain/base/text.h"
 
 namespace dtrain::data {
-
 namespace {
 
 // A decision needs this number of batches, so that one odd batch does not make it, and this time of use or of reading.
@@ -26,6 +25,32 @@ constexpr double kHeadroom = 1.25;
 constexpr double kSpareOfBusyCores = 0.25;
 // The count falls slowly: more workers help at once, while fewer only save a thread.
 constexpr int kFewerInARow = 4;
+
+std::int64_t number_at(std::string_view text, std::size_t at) {
+  text.remove_prefix(std::min(text.find_first_not_of(' ', at), text.size()));
+  return take_number<std::int64_t>(text).value_or(0);
+}
+
+std::int64_t number_behind(std::string_view text, std::string_view name) {
+  const auto at = text.find(name);
+  return at == std::string_view::npos ? 0 : number_at(text, at + name.size());
+}
+
+// The kernel is asked after each piece of this length, and otherwise once per kPeriod.
+constexpr std::chrono::microseconds kLongPiece{200};
+constexpr std::chrono::milliseconds kPeriod{5};
+
+std::int64_t cpu_ns_of_thread() {
+  timespec cpu{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &cpu);
+  return cpu.tv_sec * 1'000'000'000 + cpu.tv_nsec;
+}
+
+// A read from the beginning of a file in /proc returns current values.
+std::string_view read_whole(int fd, std::span<char> into) {
+  const auto got = fd < 0 ? 0 : ::pread(fd, into.data(), into.size(), 0);
+  return {into.data(), got > 0 ? static_cast<std::size_t>(got) : 0};
+}
 
 }  // namespace
 
@@ -61,36 +86,6 @@ int WorkerCount::wanted() const {
   const double allowed = (free_cores_ + kSpareOfBusyCores) / cores_of_one;
   return static_cast<int>(std::clamp(std::min(std::ceil(needed), std::floor(allowed)), 1.0, double(most_)));
 }
-
-namespace {
-
-std::int64_t number_at(std::string_view text, std::size_t at) {
-  text.remove_prefix(std::min(text.find_first_not_of(' ', at), text.size()));
-  return take_number<std::int64_t>(text).value_or(0);
-}
-
-std::int64_t number_behind(std::string_view text, std::string_view name) {
-  const auto at = text.find(name);
-  return at == std::string_view::npos ? 0 : number_at(text, at + name.size());
-}
-
-// The kernel is asked after each piece of this length, and otherwise once per kPeriod.
-constexpr std::chrono::microseconds kLongPiece{200};
-constexpr std::chrono::milliseconds kPeriod{5};
-
-std::int64_t cpu_ns_of_thread() {
-  timespec cpu{};
-  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &cpu);
-  return cpu.tv_sec * 1'000'000'000 + cpu.tv_nsec;
-}
-
-// A read from the beginning of a file in /proc returns current values.
-std::string_view read_whole(int fd, std::span<char> into) {
-  const auto got = fd < 0 ? 0 : ::pread(fd, into.data(), into.size(), 0);
-  return {into.data(), got > 0 ? static_cast<std::size_t>(got) : 0};
-}
-
-}  // namespace
 
 ReadUsage& ReadUsage::operator+=(const ReadUsage& other) {
   time_ns += other.time_ns;

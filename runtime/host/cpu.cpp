@@ -7,9 +7,7 @@
 #include <map>
 #include <memory>
 #include <set>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include <hwloc.h>
 #include <sched.h>
@@ -120,7 +118,6 @@ int package_of(hwloc_topology_t topology, hwloc_obj_t core) {
   return package ? static_cast<int>(package->os_index) : 0;
 }
 
-// Returns the CPUs that count.
 std::set<int> wanted_cpus(const TopologySource& source, hwloc_topology_t topology) {
   if (source.affinity) return {source.affinity->begin(), source.affinity->end()};
   std::set<int> cpus;
@@ -259,18 +256,16 @@ std::vector<int> allowed_cpus() {
   return cpus;
 }
 
-int cores_for_rank(int local_size) {
-  const auto cores = static_cast<int>(usable_cores().size());
-  const std::size_t own = affinity().size();
-  // The parent may be srun's process, bound like the task. So a process also counts as bound if there are more ranks
-  // than usable cores and the host has other CPUs.
-  bool bound = cores < local_size && std::cmp_less(own, ::sysconf(_SC_NPROCESSORS_ONLN));
+ProcessCores process_cores() {
+  ProcessCores mine{.cores = static_cast<int>(usable_cores().size()),
+                    .cpus = static_cast<int>(affinity().size()),
+                    .cpus_of_host = static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)),
+                    .cpu_limit = cpu_limit()};
   try {
-    bound = bound || own < affinity(::getppid()).size();
+    mine.cpus_of_parent = static_cast<int>(affinity(::getppid()).size());
   } catch (const SystemError&) {  // the parent is gone, or of another user
   }
-  const auto granted = static_cast<int>(cpu_limit() / local_size);  // this rank's share of the cgroup's time
-  return std::max(1, std::min(granted, bound ? cores : cores / local_size));
+  return mine;
 }
 
 }  // namespace dtrain::host

@@ -12,7 +12,7 @@ namespace {
 template <typename Function>
 class Call {
  public:
-  Call(const NvmlSession& session, const char* name) { session.find(name, function_); }
+  Call(const NvmlSession& session, const char* name) : function_(session.find(name)) {}
   template <typename... Arguments>
   bool succeeds(Arguments... arguments) const {
     return function_ && function_(arguments...) == nvml::kSuccess;
@@ -21,46 +21,29 @@ class Call {
   Function& operator*() const { return *function_; }
 
  private:
-  Function* function_ = nullptr;
+  Function* function_;
 };
 
 struct Calls {
-  explicit Calls(const NvmlSession& session)
-      : driver(session, "nvmlSystemGetDriverVersion"),
-        name(session, "nvmlDeviceGetName"),
-        persistence(session, "nvmlDeviceGetPersistenceMode"),
-        compute_mode(session, "nvmlDeviceGetComputeMode"),
-        mig(session, "nvmlDeviceGetMigMode"),
-        ecc(session, "nvmlDeviceGetEccMode"),
-        clock(session, "nvmlDeviceGetClockInfo"),
-        most_clock(session, "nvmlDeviceGetMaxClockInfo"),
-        application_clock(session, "nvmlDeviceGetApplicationsClock"),
-        default_application_clock(session, "nvmlDeviceGetDefaultApplicationsClock"),
-        slowdown(session, "nvmlDeviceGetCurrentClocksThrottleReasons"),
-        slowdown_renamed(session, "nvmlDeviceGetCurrentClocksEventReasons"),
-        nvlink(session, "nvmlDeviceGetNvLinkState"),
-        fabric(session, "nvmlDeviceGetGpuFabricInfoV"),
-        processes(session, "nvmlDeviceGetComputeRunningProcesses_v3"),
-        ancestor(session, "nvmlDeviceGetTopologyCommonAncestor"),
-        peer(session, "nvmlDeviceGetP2PStatus") {}
-
-  Call<nvml::SystemGetText> driver;
-  Call<nvml::DeviceGetText> name;
-  Call<nvml::DeviceGetMode> persistence;
-  Call<nvml::DeviceGetMode> compute_mode;
-  Call<nvml::DeviceGetTwoModes> mig;
-  Call<nvml::DeviceGetTwoModes> ecc;
-  Call<nvml::DeviceGetClock> clock;
-  Call<nvml::DeviceGetClock> most_clock;
-  Call<nvml::DeviceGetClock> application_clock;
-  Call<nvml::DeviceGetClock> default_application_clock;
-  Call<nvml::DeviceGetCurrentClocksThrottleReasons> slowdown;
-  Call<nvml::DeviceGetCurrentClocksThrottleReasons> slowdown_renamed;  // the name that CUDA 14 keeps
-  Call<nvml::DeviceGetNvLinkState> nvlink;
-  Call<nvml::DeviceGetGpuFabricInfoV> fabric;
-  Call<nvml::DeviceGetComputeRunningProcesses> processes;
-  Call<nvml::DeviceGetTopologyCommonAncestor> ancestor;
-  Call<nvml::DeviceGetP2PStatus> peer;
+  const NvmlSession& session;
+  Call<nvml::SystemGetText> driver{session, "nvmlSystemGetDriverVersion"};
+  Call<nvml::DeviceGetText> name{session, "nvmlDeviceGetName"};
+  Call<nvml::DeviceGetMode> persistence{session, "nvmlDeviceGetPersistenceMode"};
+  Call<nvml::DeviceGetMode> compute_mode{session, "nvmlDeviceGetComputeMode"};
+  Call<nvml::DeviceGetTwoModes> mig{session, "nvmlDeviceGetMigMode"};
+  Call<nvml::DeviceGetTwoModes> ecc{session, "nvmlDeviceGetEccMode"};
+  Call<nvml::DeviceGetClock> clock{session, "nvmlDeviceGetClockInfo"};
+  Call<nvml::DeviceGetClock> most_clock{session, "nvmlDeviceGetMaxClockInfo"};
+  Call<nvml::DeviceGetClock> application_clock{session, "nvmlDeviceGetApplicationsClock"};
+  Call<nvml::DeviceGetClock> default_application_clock{session, "nvmlDeviceGetDefaultApplicationsClock"};
+  Call<nvml::DeviceGetCurrentClocksThrottleReasons> slowdown{session, "nvmlDeviceGetCurrentClocksThrottleReasons"};
+  Call<nvml::DeviceGetCurrentClocksThrottleReasons> slowdown_renamed{
+      session, "nvmlDeviceGetCurrentClocksEventReasons"};  // the name that CUDA 14 keeps
+  Call<nvml::DeviceGetNvLinkState> nvlink{session, "nvmlDeviceGetNvLinkState"};
+  Call<nvml::DeviceGetGpuFabricInfoV> fabric{session, "nvmlDeviceGetGpuFabricInfoV"};
+  Call<nvml::DeviceGetComputeRunningProcesses> processes{session, "nvmlDeviceGetComputeRunningProcesses_v3"};
+  Call<nvml::DeviceGetTopologyCommonAncestor> ancestor{session, "nvmlDeviceGetTopologyCommonAncestor"};
+  Call<nvml::DeviceGetP2PStatus> peer{session, "nvmlDeviceGetP2PStatus"};
 };
 
 std::optional<unsigned> clock_of(const Call<nvml::DeviceGetClock>& call, nvml::Device device) {
@@ -84,9 +67,9 @@ std::optional<std::vector<GpuProcess>> processes_of(const Calls& calls, nvml::De
   std::vector<nvml::ProcessInfo> found;
   if (!calls.processes || running_processes(*calls.processes, device, found) != nvml::kSuccess) return {};
   std::vector<GpuProcess> processes;
-  for (const nvml::ProcessInfo& one : found) {
-    GpuProcess process{.pid = static_cast<pid_t>(one.pid), .memory = {}};
-    if (one.used_memory != nvml::kNotAvailable) process.memory = one.used_memory;
+  for (const nvml::ProcessInfo& info : found) {
+    GpuProcess process{.pid = static_cast<pid_t>(info.pid), .memory = {}};
+    if (info.used_memory != nvml::kNotAvailable) process.memory = info.used_memory;
     processes.push_back(process);
   }
   return processes;
@@ -169,7 +152,7 @@ GpuSetups read_gpu_setups(const std::string& library) {
   GpuSetups setups;
   NvmlSession session(library);
   if (!session.opened() || !session.complete() || session.start() != nvml::kSuccess) return setups;
-  const Calls calls(session);
+  const Calls calls{session};
   std::array<char, nvml::kLongestText + 1> driver{};
   if (calls.driver.succeeds(driver.data(), nvml::kLongestText)) setups.driver = driver.data();
   unsigned count = 0;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <iterator>
-#include <set>
 
 #include "dtrain/base/text.h"
 #include "nvml_session.h"
@@ -14,36 +13,22 @@ struct Gpus::Nvml {
   NvmlSession session;
   std::vector<nvml::Device> devices;  // as in list()
 
-  nvml::DeviceGetText* uuid = nullptr;
-  nvml::DeviceGetText* name = nullptr;
-  nvml::DeviceGetPciInfo* pci = nullptr;
-  nvml::DeviceGetMemoryInfo* memory = nullptr;
-  nvml::DeviceGetUtilizationRates* utilization = nullptr;
-  nvml::DeviceGetTemperature* temperature = nullptr;
-  nvml::DeviceGetTemperatureThreshold* temperature_threshold = nullptr;
-  nvml::DeviceGetCudaComputeCapability* compute_capability = nullptr;
-  nvml::DeviceGetCurrentClocksThrottleReasons* throttle_reasons = nullptr;
-  nvml::DeviceGetComputeRunningProcesses* processes = nullptr;
-  nvml::DeviceGetTotalEccErrors* ecc_errors = nullptr;
-  nvml::DeviceGetRetiredPagesPendingStatus* pages_pending = nullptr;
-  nvml::DeviceGetRemappedRows* remapped_rows = nullptr;
+  nvml::DeviceGetText* uuid = session.find("nvmlDeviceGetUUID");
+  nvml::DeviceGetText* name = session.find("nvmlDeviceGetName");
+  nvml::DeviceGetPciInfo* pci = session.find("nvmlDeviceGetPciInfo_v3");
+  nvml::DeviceGetMemoryInfo* memory = session.find("nvmlDeviceGetMemoryInfo");
+  nvml::DeviceGetUtilizationRates* utilization = session.find("nvmlDeviceGetUtilizationRates");
+  nvml::DeviceGetTemperature* temperature = session.find("nvmlDeviceGetTemperature");
+  nvml::DeviceGetTemperatureThreshold* temperature_threshold = session.find("nvmlDeviceGetTemperatureThreshold");
+  nvml::DeviceGetCudaComputeCapability* compute_capability = session.find("nvmlDeviceGetCudaComputeCapability");
+  nvml::DeviceGetCurrentClocksThrottleReasons* throttle_reasons =
+      session.find("nvmlDeviceGetCurrentClocksThrottleReasons");
+  nvml::DeviceGetComputeRunningProcesses* processes = session.find("nvmlDeviceGetComputeRunningProcesses_v3");
+  nvml::DeviceGetTotalEccErrors* ecc_errors = session.find("nvmlDeviceGetTotalEccErrors");
+  nvml::DeviceGetRetiredPagesPendingStatus* pages_pending = session.find("nvmlDeviceGetRetiredPagesPendingStatus");
+  nvml::DeviceGetRemappedRows* remapped_rows = session.find("nvmlDeviceGetRemappedRows");
 
-  explicit Nvml(const std::string& path) : session(path) {
-    if (!session.opened()) return;
-    session.find("nvmlDeviceGetUUID", uuid);
-    session.find("nvmlDeviceGetName", name);
-    session.find("nvmlDeviceGetPciInfo_v3", pci);
-    session.find("nvmlDeviceGetMemoryInfo", memory);
-    session.find("nvmlDeviceGetUtilizationRates", utilization);
-    session.find("nvmlDeviceGetTemperature", temperature);
-    session.find("nvmlDeviceGetTemperatureThreshold", temperature_threshold);
-    session.find("nvmlDeviceGetCudaComputeCapability", compute_capability);
-    session.find("nvmlDeviceGetCurrentClocksThrottleReasons", throttle_reasons);
-    session.find("nvmlDeviceGetComputeRunningProcesses_v3", processes);
-    session.find("nvmlDeviceGetTotalEccErrors", ecc_errors);
-    session.find("nvmlDeviceGetRetiredPagesPendingStatus", pages_pending);
-    session.find("nvmlDeviceGetRemappedRows", remapped_rows);
-  }
+  explicit Nvml(const std::string& path) : session(path) {}
 
   std::string text(nvml::DeviceGetText* get, nvml::Device device) const {
     std::array<char, nvml::kLongestText + 1> buffer{};
@@ -154,7 +139,7 @@ std::vector<GpuReading> Gpus::read() {
       std::vector<nvml::ProcessInfo> found;
       if (succeeded(running_processes(*nvml_->processes, device, found), who + ", processes")) {
         reading.processes.emplace();
-        for (const nvml::ProcessInfo& one : found) reading.processes->push_back(static_cast<pid_t>(one.pid));
+        for (const nvml::ProcessInfo& info : found) reading.processes->push_back(static_cast<pid_t>(info.pid));
       }
     }
     readings.push_back(std::move(reading));

@@ -1,15 +1,12 @@
 #include "dtrain/host/network.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cctype>
 #include <cerrno>
 #include <cstring>
 #include <iterator>
 #include <memory>
-#include <optional>
-#include <set>
 
 #include <arpa/inet.h>
 #include <ifaddrs.h>
@@ -54,22 +51,22 @@ std::map<std::string, InterfaceFacts> read_interfaces(const fs::path& root) {
   std::map<std::string, InterfaceFacts> result;
   for (const auto& [name, counters] : read_network(root)) {
     if (name == "lo") continue;
-    InterfaceFacts& one = result[name];
+    InterfaceFacts& facts = result[name];
     const fs::path folder = root / "sys/class/net" / name;
     std::error_code error;
-    one.has_device = fs::exists(folder / "device", error);
-    one.master = fs::read_symlink(folder / "master", error).filename().string();
+    facts.has_device = fs::exists(folder / "device", error);
+    facts.master = fs::read_symlink(folder / "master", error).filename().string();
     const auto number = [&](const char* file) {
       return Fields(read_proc_file(folder / file).value_or(""), '\n').number();
     };
-    one.is_tunnel = std::find(std::begin(kTunnels), std::end(kTunnels), number("type")) != std::end(kTunnels);
-    one.index = number("ifindex");
-    one.link = number("iflink");
-    one.counters = counters;
+    facts.is_tunnel = std::find(std::begin(kTunnels), std::end(kTunnels), number("type")) != std::end(kTunnels);
+    facts.index = number("ifindex");
+    facts.link = number("iflink");
+    facts.counters = counters;
     for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
       constexpr std::string_view kLower = "lower_";
       const std::string file = entry->path().filename().string();
-      if (file.starts_with(kLower)) one.lower.push_back(file.substr(kLower.size()));
+      if (file.starts_with(kLower)) facts.lower.push_back(file.substr(kLower.size()));
     }
   }
   return result;
@@ -94,8 +91,8 @@ void clear_beyond(IpNetwork& network) {
 
 std::string known(const std::vector<InterfaceAddress>& addresses) {
   std::vector<std::string> parts;
-  for (const InterfaceAddress& one : addresses) {
-    if (is_for_others(one)) parts.push_back(one.interface + " (" + one.address + ")");
+  for (const InterfaceAddress& entry : addresses) {
+    if (is_for_others(entry)) parts.push_back(entry.interface + " (" + entry.address + ")");
   }
   return parts.empty() ? "this host has no address" : "this host has " + join(parts, ", ");
 }
@@ -104,9 +101,9 @@ template <class Wanted>
 std::optional<std::string> first(const std::vector<InterfaceAddress>& addresses, const Wanted& is_wanted) {
   // IPv4 comes first: if a host has both, other hosts are more likely to reach its IPv4 address.
   for (const bool v6 : {false, true}) {
-    for (const InterfaceAddress& one : addresses) {
-      if (is_for_others(one) && (one.address.find(':') != std::string::npos) == v6 && is_wanted(one))
-        return one.address;
+    for (const InterfaceAddress& entry : addresses) {
+      if (is_for_others(entry) && (entry.address.find(':') != std::string::npos) == v6 && is_wanted(entry))
+        return entry.address;
     }
   }
   return std::nullopt;
@@ -118,8 +115,8 @@ std::string in_network(const std::string& wanted, const std::vector<InterfaceAdd
   if (!network) {
     throw ConfigError(where + wanted + " is not a network", "write it as 10.1.0.0/16, or name an interface");
   }
-  const auto found = first(addresses, [&](const InterfaceAddress& one) {
-    const auto address = network_of(one.address);
+  const auto found = first(addresses, [&](const InterfaceAddress& entry) {
+    const auto address = network_of(entry.address);
     return address && network->contains(*address);
   });
   if (!found) throw ConfigError(where + "no address of this host is in " + wanted, known(addresses));
@@ -159,16 +156,16 @@ std::map<std::string, NetworkCounters> read_network(const std::filesystem::path&
 std::set<std::string> outside_interfaces(const std::filesystem::path& root) {
   const std::map<std::string, InterfaceFacts> all = read_interfaces(root);
   std::set<std::string> with_device, without;
-  for (const auto& [name, one] : all) {
-    const auto master = all.find(one.master);
+  for (const auto& [name, facts] : all) {
+    const auto master = all.find(facts.master);
     // The master of this port may have a device of its own, and then counts the port's bytes too (a virtual function in
     // a virtual machine of Azure).
     const bool is_counted = master != all.end() && master->second.has_device;
-    if (one.has_device && !is_counted) with_device.insert(name);
+    if (facts.has_device && !is_counted) with_device.insert(name);
     const bool repeats =
-        std::any_of(one.lower.begin(), one.lower.end(), [&](const auto& l) { return all.contains(l); });
+        std::any_of(facts.lower.begin(), facts.lower.end(), [&](const auto& lower) { return all.contains(lower); });
     const bool stays =
-        std::any_of(all.begin(), all.end(), [&facts = one](const auto& o) { return are_peers(facts, o.second); });
+        std::any_of(all.begin(), all.end(), [&own = facts](const auto& other) { return are_peers(own, other.second); });
     if (!repeats && !stays) without.insert(name);
   }
   if (!with_device.empty()) return with_device;
@@ -246,7 +243,7 @@ std::string choose_address(const std::string& wanted, const std::vector<Interfac
                            const std::string& default_interface, const std::string& where) {
   if (wanted.find('/') != std::string::npos) return in_network(wanted, addresses, where);
   const auto of_interface = [&](const std::string& name) {
-    return first(addresses, [&](const InterfaceAddress& one) { return one.interface == name; });
+    return first(addresses, [&](const InterfaceAddress& entry) { return entry.interface == name; });
   };
   if (!wanted.empty() && wanted != "auto") {
     if (const auto found = of_interface(wanted)) return *found;
@@ -255,8 +252,8 @@ std::string choose_address(const std::string& wanted, const std::vector<Interfac
   }
   if (const auto found = of_interface(default_interface)) return *found;
   std::set<std::string> outside;
-  for (const InterfaceAddress& one : addresses) {
-    if (!one.loopback && is_for_others(one)) outside.insert(one.interface);
+  for (const InterfaceAddress& entry : addresses) {
+    if (!entry.loopback && is_for_others(entry)) outside.insert(entry.interface);
   }
   if (outside.empty()) return "127.0.0.1";
   if (outside.size() == 1) return *of_interface(*outside.begin());
@@ -284,7 +281,7 @@ std::string interface_of(const std::string& wanted, const std::string& where) {
   const std::vector<InterfaceAddress> addresses = interface_addresses();
   const std::string address = choose_address(wanted, addresses, default_interface(), where);
   const auto found = std::find_if(addresses.begin(), addresses.end(),
-                                  [&](const InterfaceAddress& one) { return one.address == address; });
+                                  [&](const InterfaceAddress& entry) { return entry.address == address; });
   return found == addresses.end() ? "lo" : found->interface;
 }
 
@@ -355,7 +352,7 @@ HostIdentity host_identity() {
 }
 
 HostNames::HostNames() : name_(lower(host_identity().name)) {
-  for (const InterfaceAddress& one : interface_addresses()) addresses_.insert(one.address);
+  for (const InterfaceAddress& entry : interface_addresses()) addresses_.insert(entry.address);
 }
 
 bool HostNames::contains(const std::string& host) const {

@@ -97,19 +97,11 @@ using DeviceGetP2PStatus = int(Device, Device, int capability, int* status);
 class NvmlSession {
  public:
   // Opens the library; without it opened() is false, and nothing else may be called.
-  explicit NvmlSession(const std::string& library) : library_(::dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL)) {
-    if (!library_) return;
-    find("nvmlInit_v2", init_);
-    find("nvmlShutdown", shutdown_);
-    find("nvmlErrorString", error_string_);
-    find("nvmlDeviceGetCount_v2", count_);
-    find("nvmlDeviceGetHandleByIndex_v2", handle_);
-  }
+  explicit NvmlSession(const std::string& library) : library_(::dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL)) {}
   ~NvmlSession() {
     if (started_ && shutdown_) shutdown_();
   }
-  NvmlSession(const NvmlSession&) = delete;
-  NvmlSession& operator=(const NvmlSession&) = delete;
+  NvmlSession& operator=(NvmlSession&&) = delete;
 
   bool opened() const { return library_ != nullptr; }
   // True if the library has the functions that count() and handle() need.
@@ -127,25 +119,28 @@ class NvmlSession {
     return reason ? reason : "NVML error " + std::to_string(code);
   }
 
-  // Finds a function; null if this version of the library lacks it.
-  template <typename Function>
-  void find(const char* name, Function*& function) const {
-    function = reinterpret_cast<Function*>(symbol(name));
-  }
+  // A function of the library as a pointer of its type; null without the library, and if this version of it lacks it.
+  struct Found {
+    template <typename Function>
+    operator Function*() const {
+      return reinterpret_cast<Function*>(address);
+    }
+    void* address;
+  };
+  Found find(const char* name) const { return {library_ ? ::dlsym(library_.get(), name) : nullptr}; }
 
  private:
   struct Close {
     void operator()(void* library) const { ::dlclose(library); }
   };
-  void* symbol(const char* name) const { return ::dlsym(library_.get(), name); }
 
   std::unique_ptr<void, Close> library_;
   bool started_ = false;
-  nvml::Init* init_ = nullptr;
-  nvml::Shutdown* shutdown_ = nullptr;
-  nvml::ErrorString* error_string_ = nullptr;
-  nvml::DeviceGetCount* count_ = nullptr;
-  nvml::DeviceGetHandleByIndex* handle_ = nullptr;
+  nvml::Init* init_ = find("nvmlInit_v2");
+  nvml::Shutdown* shutdown_ = find("nvmlShutdown");
+  nvml::ErrorString* error_string_ = find("nvmlErrorString");
+  nvml::DeviceGetCount* count_ = find("nvmlDeviceGetCount_v2");
+  nvml::DeviceGetHandleByIndex* handle_ = find("nvmlDeviceGetHandleByIndex_v2");
 };
 
 // Lists all processes that compute on a GPU. Returns NVML's code.

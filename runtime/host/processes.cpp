@@ -1,7 +1,6 @@
 #include "dtrain/host/processes.h"
 
 #include <cmath>
-#include <string>
 #include <string_view>
 
 #include <unistd.h>

@@ -21,6 +21,7 @@
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
 #include "dtrain/host/cpu.h"
+#include "dtrain/host/rank_threads.h"
 #include "dtrain/host/readings.h"
 #include "dtrain/rank/libtorch.h"
 #include "dtrain/scheduler/core_groups.h"
@@ -75,7 +76,7 @@ void Remembered::store(const Json& key, const Json& answer) const {
   if (code) throw SystemError("cannot make the folder " + folder_.string(), code.value());
   Json entry = {{"key", key}};
   entry.update(answer);
-  write_file_atomic(file(key), to_line(entry) + "\n");
+  write_file_atomic(file(key), to_line(entry) + "\n", 0600);
 }
 
 namespace {
@@ -126,13 +127,13 @@ RanksOfHost on_this_host(RanksOfHost ranks) {
     if (std::cmp_greater(ranks.cpus.size(), ranks.ranks)) ranks.cpus.resize(static_cast<std::size_t>(ranks.ranks));
   }
   if (ranks.threads > 0) return ranks;
-  // Every rank gets as many threads as the rank with the fewest cores has cores.
+  std::vector<host::RankThreads> threads;
   for (const std::vector<int>& of_rank : ranks.cpus) {
-    const int threads = std::max(1, scheduler::count_cores(cpus, of_rank));
-    const auto most = static_cast<int>(of_rank.size());
-    ranks.threads = ranks.threads == 0 ? threads : std::min(ranks.threads, threads);
-    ranks.most_threads = ranks.most_threads == 0 ? most : std::min(ranks.most_threads, most);
+    threads.push_back(host::threads_on(scheduler::count_cores(cpus, of_rank), of_rank.size(), std::nullopt));
   }
+  const host::RankThreads least = host::threads_of_all(threads);
+  ranks.threads = least.threads;
+  ranks.most_threads = least.most_threads;
   return ranks;
 }
 
@@ -252,7 +253,7 @@ Json run_calibration(const RanksOfHost& ranks, const Variables& variables) {
   options.command.insert(options.command.end(), {"--cpus", cpus_text(ranks.cpus)});
   const int most_threads = std::max(ranks.threads, ranks.most_threads);
   options.command.insert(options.command.end(), {"--most-threads", std::to_string(most_threads)});
-  options.environment = wait_of_threads(variables);
+  options.environment = host::wait_of_threads(variables);
   options.environment["OMP_NUM_THREADS"] = std::to_string(most_threads);
   if (!libraries.empty()) options.environment["LD_LIBRARY_PATH"] = libraries;
   options.fds = {{0, nothing.get()}, {1, out.writer.get()}, {2, err.writer.get()}};

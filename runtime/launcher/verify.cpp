@@ -17,6 +17,7 @@
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/launcher/verify.h"
+#include "dtrain/rank/plan_file.h"
 #include "dtrain/rank/screen.h"
 #include "short_runs.h"
 
@@ -91,9 +92,7 @@ std::vector<std::string> short_launch(const RunFolder& run, const analysis::RunP
     command.emplace_back("--set");
     command.push_back(value);
   };
-  for (const Json& value : list_at(plan, "overrides")) {
-    if (value.is_string()) set(value.get<std::string>());
-  }
+  for (const std::string& value : overrides_of(run.plan(), plan)) set(value);
   make_short(command, steps);
   if (const std::string strategy = decided_strategy(profile); !strategy.empty()) {
     set("optimizations.sharded_optimizer=" + strategy);

@@ -16,8 +16,6 @@
 
 #include "dtrain/base/crc32c.h"
 #include "dtrain/base/error.h"
-#include "dtrain/base/file.h"
-#include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
 
 namespace dtrain::profile {
@@ -137,7 +135,6 @@ std::filesystem::path file_at(const std::filesystem::path& folder, std::int64_t 
   return folder / fmt::format("{}{:010}{}", kPrefix, seconds, ending);
 }
 
-// Returns the upper limits of a histogram's bins.
 const std::vector<double>& limits() {
   static const std::vector<double> all = [] {
     std::vector<double> positive;

@@ -3,8 +3,6 @@
 #include <cmath>
 #include <cstdlib>
 
-#include "dtrain/base/json.h"
-
 namespace dtrain::profile {
 namespace {
 

@@ -4,12 +4,8 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <string_view>
 
 #include <spdlog/fmt/fmt.h>
-
-#include "dtrain/base/numeric.h"
-#include "dtrain/profile/sketch.h"
 
 namespace dtrain::profile {
 
@@ -122,9 +118,7 @@ void Sketch::merge(const Sketch& other) {
   for (const Bin& bin : other.bins_) {
     while (mine != bins_.end() && mine->index < bin.index) merged.push_back(*mine++);
     merged.push_back(bin);
-    if (mine != bins_.end() && mine->index == bin.index) {
-      merged.back().count = plus(bin.count, (mine++)->count);
-    }
+    if (mine != bins_.end() && mine->index == bin.index) merged.back().count = plus(bin.count, (mine++)->count);
   }
   merged.insert(merged.end(), mine, bins_.end());
   bins_ = std::move(merged);
@@ -140,24 +134,9 @@ double Sketch::quantile(double share) const {
   if (rank < below) return std::min(0.0, static_cast<double>(max_));
   for (const Bin& bin : bins_) {
     below += static_cast<double>(bin.count);
-    if (rank < below) {
-      return std::clamp(value_of(bin.index), static_cast<double>(min_), static_cast<double>(max_));
-    }
+    if (rank < below) return std::clamp(value_of(bin.index), static_cast<double>(min_), static_cast<double>(max_));
   }
   return static_cast<double>(max_);
-}
-
-std::int64_t Sketch::count_up_to(std::int64_t value) const {
-  if (count_ == 0 || value < min_) return 0;
-  if (value >= max_) return count_;
-  std::int64_t result = zeros_;
-  if (value <= 0) return result;
-  const std::int32_t last = bin_of(value);
-  for (const Bin& bin : bins_) {
-    if (bin.index > last) break;
-    result = plus(result, bin.count);
-  }
-  return result;
 }
 
 Json Sketch::to_json() const {
@@ -221,7 +200,7 @@ Json to_json(const OperatorCounts& counts) {
     Json row = {{"name", one.name}, {"dtype", one.dtype}};
     if (!one.format.empty()) row["format"] = one.format;
     row.update({{"shapes", one.shapes}, {"calls", one.calls}, {"flops", one.flops}, {"bytes", one.bytes}});
-    row["seconds"] = one.seconds ? Json(*one.seconds) : Json(nullptr);
+    row["seconds"] = or_null(one.seconds);
     rows.push_back(std::move(row));
   }
   return {{"schema", kOperatorCountsSchema},

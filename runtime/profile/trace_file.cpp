@@ -11,7 +11,6 @@
 #include "dtrain/profile/gzip_file.h"
 
 namespace dtrain::profile {
-
 namespace {
 
 // Numbers of the tracks; Linux gives no thread a number of more than 22 bits.
@@ -88,32 +87,6 @@ std::vector<PlacedCollective> write_collectives(const TraceLog& log, const Trace
   }
   return placed;
 }
-
-}  // namespace
-
-std::vector<PlacedCollective> write_trace_events(const TraceLog& log, const TraceEventSink& sink) {
-  Events events(sink);
-  events.track(kStepTrack, "steps");
-  for (const auto& step : log.steps()) {
-    events.slice(kStepTrack, "step", "step " + std::to_string(step.batch), step.start_ns, step.end_ns,
-                 fmt::format(R"("batch":{})", step.batch));
-  }
-  if (!log.phases().empty()) events.track(kPhaseTrack, "phases");
-  for (const auto& span : log.phases()) {
-    events.slice(kPhaseTrack, "phase", name_of(span.phase), span.start_ns, span.end_ns, "");
-  }
-  if (!log.scopes().empty()) events.track(kScopeTrack, "scopes");
-  for (const auto& span : log.scopes()) {
-    const std::string_view path = span.path;
-    events.slice(kScopeTrack, "scope", path.substr(path.rfind('/') + 1), span.start_ns, span.end_ns,
-                 fmt::format(R"("path":"{}")", path));
-  }
-  auto placed = write_collectives(log, sink, events);
-  events.flush();
-  return placed;
-}
-
-namespace {
 
 constexpr std::size_t kPieceBytes = 1 << 20;
 
@@ -210,6 +183,28 @@ void mend_text(std::string& line) {
 }
 
 }  // namespace
+
+std::vector<PlacedCollective> write_trace_events(const TraceLog& log, const TraceEventSink& sink) {
+  Events events(sink);
+  events.track(kStepTrack, "steps");
+  for (const auto& step : log.steps()) {
+    events.slice(kStepTrack, "step", "step " + std::to_string(step.batch), step.start_ns, step.end_ns,
+                 fmt::format(R"("batch":{})", step.batch));
+  }
+  if (!log.phases().empty()) events.track(kPhaseTrack, "phases");
+  for (const auto& span : log.phases()) {
+    events.slice(kPhaseTrack, "phase", name_of(span.phase), span.start_ns, span.end_ns, "");
+  }
+  if (!log.scopes().empty()) events.track(kScopeTrack, "scopes");
+  for (const auto& span : log.scopes()) {
+    const std::string_view path = span.path;
+    events.slice(kScopeTrack, "scope", path.substr(path.rfind('/') + 1), span.start_ns, span.end_ns,
+                 fmt::format(R"("path":"{}")", path));
+  }
+  auto placed = write_collectives(log, sink, events);
+  events.flush();
+  return placed;
+}
 
 std::uintmax_t write_trace_file(const std::filesystem::path& raw, const TraceLog& log, const TraceFacts& facts,
                                 const std::filesystem::path& path) {

@@ -93,7 +93,10 @@ void compare_experiments(comm::ControlPlane& control, const config::Experiment& 
   Json plan = config::to_json(experiment);
   // A rank that has not loaded the rules does not know their defaults.
   if (experiment.profiling_rules == config::ProfilingRules()) plan["profiling"].erase("rules");
-  const std::string mine = plan.dump() + to_string(mock);
+  std::string mine = plan.dump() + to_string(mock);
+  for (const bool on_gpus : {false, true}) {
+    for (const auto& [name, value] : experiment.variables_of_ranks(on_gpus)) mine += name + "=" + value + '\0';
+  }
   const auto all = control.gather("run.experiment", std::to_string(std::hash<std::string>{}(mine)));
   if (const auto other = first_other(all)) {
     throw AgreedError("rank " + std::to_string(*other) + " was given another experiment than rank 0",
@@ -216,7 +219,7 @@ GpuUse use_of_mine(const PlacedGpu& gpu, const std::string& host, const std::set
   const auto setups = gpu.index < 0 ? std::nullopt : look_at_gpu_setups(kGpuPatienceOfRuns);
   if (!setups) return {};
   const auto setup = std::find_if(setups->gpus.begin(), setups->gpus.end(),
-                                  [&](const host::GpuSetup& one) { return one.index == gpu.index; });
+                                  [&](const host::GpuSetup& facts) { return facts.index == gpu.index; });
   return setup == setups->gpus.end() ? GpuUse() : use_of_gpu(*setup, "host " + host + ": " + text_of(gpu), own);
 }
 

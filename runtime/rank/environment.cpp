@@ -4,15 +4,20 @@
 #include <array>
 #include <cctype>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <string>
 #include <string_view>
+#include <thread>
 
+#include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/file.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
 #include "dtrain/comm/control.h"
@@ -307,16 +312,6 @@ void set_process_variables(const std::vector<std::pair<std::string, std::string>
   }
 }
 
-Variables wait_of_threads(const Variables& of_user) {
-  if (of_user.contains("OMP_WAIT_POLICY")) return {};
-  Variables result{{"OMP_WAIT_POLICY", "passive"}};
-  // GNU's OpenMP, which libtorch brings, needs a number: without one, passive threads do not spin at all. Then each
-  // operator of a rank with several threads wakes them up: steps take 6 to 9% longer (two threads, ResNet-18 and a
-  // small CNN). Without a policy the number is 300,000, some milliseconds.
-  if (!of_user.contains("GOMP_SPINCOUNT")) result["GOMP_SPINCOUNT"] = "10000";
-  return result;
-}
-
 void unset_process_variable(const std::string& name) {
   if (::unsetenv(name.c_str()) != 0) throw SystemError("cannot unset the variable " + name, errno);
 }
@@ -356,6 +351,7 @@ RankEnvironment read_rank_environment(const Variables& variables) {
   }
   if (!result.master) result.master = read_master(variables);
   if (!result.handover && find(variables, "DTRAIN_LAUNCHER")) result.launcher = read_launcher(variables);
+  if (const std::string* file = find(variables, "DTRAIN_RUN_SECRET_FILE")) result.run_secret_file = *file;
   if (const std::string* interface = find(variables, "DTRAIN_NETWORK_INTERFACE")) result.network_interface = *interface;
   return result;
 }
@@ -405,19 +401,56 @@ std::optional<SlotOfRank> slot_of_rank(const Variables& variables, int rank) {
                     "only `dtrain launch` sets DTRAIN_SLOTS; unset it");
 }
 
+namespace {
+
+constexpr const char* kTemporary = "/tmp";
+constexpr auto kLockPatience = std::chrono::seconds(2);  // others may lock /tmp, too
+
+// Returns the first by name of the private folders /tmp/dtrain-UID-…; empty: there is none.
+std::filesystem::path find_substitute(const std::string& prefix) {
+  std::filesystem::path found;
+  std::error_code code;
+  for (const auto& entry : std::filesystem::directory_iterator(kTemporary, code)) {
+    const std::filesystem::path& path = entry.path();
+    const bool is_first = found.empty() || path < found;
+    if (is_first && path.string().starts_with(prefix) && is_private_folder(path)) found = path;
+  }
+  return found;
+}
+
+// Makes a folder whose name nobody can foresee, for a user whose folder another user keeps from being made. All
+// processes of the user find it: only one of them at a time looks and makes it.
+std::filesystem::path make_substitute(const std::string& prefix) {
+  const UniqueFd lock(::open(kTemporary, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const auto deadline = std::chrono::steady_clock::now() + kLockPatience;
+  while (lock && ::flock(lock.get(), LOCK_EX | LOCK_NB) != 0 && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  if (auto found = find_substitute(prefix); !found.empty()) return found;
+  std::string name = prefix + "XXXXXX";
+  if (::mkdtemp(name.data()) == nullptr) {
+    throw SystemError("cannot make a folder " + name, errno, "set XDG_RUNTIME_DIR to a folder of yours of mode 0700");
+  }
+  return name;
+}
+
+}  // namespace
+
 std::filesystem::path private_folder(const Variables& variables) {
-  std::filesystem::path folder = "/tmp/dtrain-" + std::to_string(::geteuid());
   if (const std::string* runtime = find(variables, "XDG_RUNTIME_DIR"); runtime && is_private_folder(*runtime)) {
-    folder = std::filesystem::path(*runtime) / "dtrain";
-  }
-  if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
-    throw SystemError("cannot make the folder " + folder.string(), errno);
-  }
-  if (!is_private_folder(folder)) {
+    const std::filesystem::path folder = std::filesystem::path(*runtime) / "dtrain";
+    if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
+      throw SystemError("cannot make the folder " + folder.string(), errno);
+    }
+    if (is_private_folder(folder)) return folder;
     throw SystemError("the folder " + folder.string() + " cannot be trusted", EPERM,
                       "it must be a folder of this user that nobody else may enter (mode 0700); remove it");
   }
-  return folder;
+  const std::string folder = std::string(kTemporary) + "/dtrain-" + std::to_string(::geteuid());
+  if (is_private_folder(folder)) return folder;
+  if (auto found = find_substitute(folder + "-"); !found.empty()) return found;
+  if (::mkdir(folder.c_str(), 0700) == 0 || is_private_folder(folder)) return folder;
+  return make_substitute(folder + "-");
 }
 
 std::filesystem::path cache_folder(const Variables& variables) {

@@ -13,6 +13,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
+#include "dtrain/base/limits.h"
 #include "dtrain/comm/control.h"
 #include "dtrain/rank/launcher_link.h"
 #include "dtrain/rank/rank_session.h"
@@ -60,7 +61,7 @@ void ExitTimer::cancel() {
 void ExitTimer::arm(std::chrono::milliseconds grace, std::optional<int> code, std::function<void()> last_words) {
   const std::scoped_lock lock(mutex_);
   if (thread_.joinable() || cancelled_) return;
-  thread_ = std::thread([this, grace, code, last_words = std::move(last_words)] {
+  thread_ = start_thread("an exit timer", [this, grace, code, last_words = std::move(last_words)] {
     std::unique_lock lock(mutex_);
     if (wake_.wait_for(lock, grace, [this] { return cancelled_; })) return;
     last_words();
@@ -175,6 +176,16 @@ std::atomic<pid_t> watched_process{0};
 std::atomic<bool> is_exiting{false};
 volatile std::sig_atomic_t code_of_exit = 0;
 
+// A library that cannot start its threads, as libtorch's OpenMP, calls exit(). Empty: a thread can be started.
+std::string limit_of_threads() {
+  try {
+    std::thread([] {}).join();
+    return {};
+  } catch (const std::system_error&) {
+    return limit_of_processes();
+  }
+}
+
 void end_after_crash(int /*signal*/) {
   constexpr char kText[] =
       "dtrain: the process crashed while it ended, after the run was over; join all threads before main() returns\n";
@@ -199,14 +210,28 @@ void FailureReport::at_exit(int code, void*) {
   code_of_exit = code;
   FailureReport* const self = watcher.exchange(nullptr);
   if (self && !self->closed_) {
-    self->fail_(Error("its program called exit(" + std::to_string(code) + ") before the run was over",
-                      "throw an exception, or return from train_batch()"));
+    const std::string limit = limit_of_threads();
+    self->fail_(Error("its program called exit(" + std::to_string(code) + ") before the run was over" +
+                          (limit.empty() ? "" : ", and no more threads can be started"),
+                      limit.empty() ? "throw an exception, or return from train_batch()" : limit));
     self->log_->flush();
     std::fflush(nullptr);
     ::_exit(code == 0 ? static_cast<int>(ExitCode::kRunFailed) : code);
   }
   std::fflush(stdout);
   survive_crashes();
+}
+
+// A thread of this process has ended by an error of its limits: the run ends with that as its cause.
+void FailureReport::after_unhandled(const std::exception& error) {
+  FailureReport* const self = ::getpid() == watched_process ? watcher.exchange(nullptr) : nullptr;
+  if (!self || self->closed_) {
+    std::fprintf(stderr, "dtrain: %s\n", describe(error).c_str());
+    return;
+  }
+  self->fail_(Error("a thread of this process ended: " + describe(error)));
+  self->log_->flush();
+  std::fflush(nullptr);
 }
 
 void FailureReport::register_at_exit() {
@@ -222,6 +247,7 @@ void FailureReport::watch_exit(std::function<void(const std::exception&)> fail) 
   watched_process = ::getpid();
   watcher = this;
   register_at_exit();
+  prepare_for_limits(after_unhandled);
 }
 
 void FailureReport::set_step(std::int64_t batch) {

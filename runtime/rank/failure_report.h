@@ -127,6 +127,7 @@ class FailureReport {
 
  private:
   static void at_exit(int code, void*);
+  static void after_unhandled(const std::exception& error);
   static void register_at_exit();
   void inform_ranks(const FailureCause& cause);
   void inform_launcher(const FailureCause& cause);

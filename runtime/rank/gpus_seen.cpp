@@ -2,6 +2,7 @@
 #include <thread>
 #include <vector>
 
+#include "dtrain/base/limits.h"
 #include "dtrain/base/text.h"
 #include "dtrain/host/proc_file.h"
 #include "dtrain/rank/gpus_seen.h"
@@ -13,7 +14,7 @@ namespace {
 template <typename Result>
 std::optional<Result> within(std::chrono::seconds patience, std::packaged_task<Result()> task) {
   std::future<Result> answer = task.get_future();
-  std::thread(std::move(task)).detach();
+  start_thread("the look at GPUs", std::move(task)).detach();
   if (answer.wait_for(patience) != std::future_status::ready) return std::nullopt;
   return answer.get();
 }

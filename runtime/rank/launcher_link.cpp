@@ -13,6 +13,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
+#include "dtrain/base/limits.h"
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/rank/launcher_link.h"
 #include "dtrain/rank/libtorch.h"
@@ -101,7 +102,7 @@ SocketLink::~SocketLink() {
 }
 
 void SocketLink::watch(std::function<void()> gone, std::function<void(int)>) {
-  thread_ = std::thread([this, gone = std::move(gone)] {
+  thread_ = start_thread("the connection to the launcher", [this, gone = std::move(gone)] {
     pollfd fds[] = {{fd_.get(), POLLIN, 0}, {stop_.get(), POLLIN, 0}};
     while (true) {
       if (::poll(fds, 2, -1) < 0) continue;

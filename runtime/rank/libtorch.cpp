@@ -202,7 +202,7 @@ void check_version(const fs::path& program, const Libraries& libraries, const fs
   if (own.empty() && (fits || all.empty())) return;
   const std::vector<MinorFolder> folders = minor_folders();
   const bool of_wheel = std::any_of(folders.begin(), folders.end(),
-                                    [&](const MinorFolder& one) { return one.path == program.parent_path(); });
+                                    [&](const MinorFolder& folder) { return folder.path == program.parent_path(); });
   const std::string is = where + ": the libtorch in " + torch.string() + " is " + version + ", and ";
   if (!own.empty() && (fits || !of_wheel)) {
     throw ConfigError(is + program.string() + " is built for " + own, how_to_get(own));
@@ -271,8 +271,8 @@ fs::path find_training_program(const std::string& name, const Variables& variabl
   if (folders.empty() || is_program(folder / name)) return find_program(name, folder, variables);
   fs::path newest = folders.back().path / name;
   const std::string minor = minor_of_version(version_of(libtorch_of(newest, variables)));
-  for (const MinorFolder& one : folders) {
-    if (one.minor() == minor) return one.path / name;
+  for (const MinorFolder& of_minor : folders) {
+    if (of_minor.minor() == minor) return of_minor.path / name;
   }
   return newest;  // find_libraries() says what is wrong
 }
@@ -289,7 +289,7 @@ TrainingProgram training_program(const std::string& name) {
 
 std::vector<std::string> libtorch_minors(const Variables& variables) {
   std::vector<std::string> minors;
-  for (const MinorFolder& one : minor_folders()) minors.push_back(one.minor());
+  for (const MinorFolder& folder : minor_folders()) minors.push_back(folder.minor());
   if (!minors.empty()) return minors;
   const fs::path worker = find_program("dtrain-worker", executable_path().parent_path(), variables);
   if (worker.empty()) return minors;

@@ -13,7 +13,7 @@
 #include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
 #include "dtrain/base/unix_socket.h"
-#include "dtrain/comm/gloo.h"
+#include "dtrain/comm/rendezvous_store.h"
 #include "dtrain/host/network.h"
 #include "dtrain/rank/rendezvous.h"
 
@@ -50,9 +50,9 @@ void serve_by_mpi(Membership& membership, comm::ControlOptions options, const st
 constexpr const char* kInterface = "DTRAIN_NETWORK_INTERFACE";
 
 bool is_own(const std::vector<std::string>& addresses, std::string* own) {
-  for (const host::InterfaceAddress& one : host::interface_addresses()) {
+  for (const host::InterfaceAddress& entry : host::interface_addresses()) {
     for (const std::string& address : addresses) {
-      if (one.address != address) continue;
+      if (entry.address != address) continue;
       *own = address;
       return true;
     }
@@ -60,17 +60,24 @@ bool is_own(const std::vector<std::string>& addresses, std::string* own) {
   return false;
 }
 
-// Returns the address on which rank 0 is reached: that of MASTER_ADDR if its name resolves already, else that of the
-// interface with the default route; of several interfaces without one, the one that the name turns out to mean.
-std::string address_of_rank_0(const RankEnvironment& environment, const HostWait& wait) {
-  if (!environment.network_interface.empty()) return host::reachable_address(environment.network_interface, kInterface);
+// Returns the address of this host that MASTER_ADDR means: the one to which its name resolves; if that is none of this
+// host (the name of a service, or no name yet), that of the interface that the run uses; of several interfaces without a
+// default route, the one that the name turns out to mean.
+std::string own_address(const RankEnvironment& environment, const HostWait& wait) {
   std::string own;
   if (is_own(resolve(wait.name).addresses, &own)) return own;
   try {
-    return host::reachable_address("", "");
+    return host::reachable_address(environment.network_interface, kInterface);
   } catch (const ConfigError&) {
+    if (!environment.network_interface.empty()) throw;
     return await_own_address(wait);
   }
+}
+
+// Returns the address on which rank 0 is reached.
+std::string address_of_rank_0(const RankEnvironment& environment, const HostWait& wait) {
+  if (!environment.network_interface.empty()) return host::reachable_address(environment.network_interface, kInterface);
+  return own_address(environment, wait);
 }
 
 }  // namespace
@@ -146,8 +153,7 @@ void connect_by_mpi(Membership& membership, comm::ControlOptions options, const 
   } else {
     const Json contact = Json::parse(mpi.broadcast({}));
     if (contact.contains("error")) throw ConfigError("rank 0 cannot be reached; see the error of rank 0");
-    const auto secret = contact["secret"].get<std::string>();
-    if (!secret.empty()) options.secret = secret;
+    options.secret = secret_to_join(options.secret, contact["secret"].get<std::string>());
     const auto address = contact["address"].get<std::string>();
     membership.enter(comm::ControlPlane::connect(options, {address, contact["port"].get<std::uint16_t>()}));
     membership.set_address(host::source_address(address));
@@ -231,27 +237,33 @@ void connect_by_store(Membership& membership, comm::ControlOptions options, cons
                 .log = world.local_rank == 0 ? options.log : nullptr};
   options.session = environment.job;
   const std::string key = "dtrain/" + environment.job;
+  const bool send_secret = options.secret.empty();  // anybody who reaches the store may read it
   const bool serves = world.rank == 0 && !master.is_served;
   if (serves) host::check_loopback();
-  comm::RendezvousStore::Options store_options{.port = master.port, .serves = serves, .timeout = options.timeout};
-  store_options.address = serves ? "127.0.0.1" : await_listener(wait);
-  const auto store = comm::RendezvousStore::open(store_options);
+  const auto store =
+      comm::RendezvousStore::open({.address = serves ? own_address(environment, wait) : await_listener(wait),
+                                   .port = master.port,
+                                   .serves = serves,
+                                   .timeout = options.timeout,
+                                   .ranks = world.size});
   if (world.rank == 0) {
     comm::ControlEndpoint bound;
     try {
-      options.secret = random_hex(kSecretBytes);
+      if (send_secret) options.secret = random_hex(kSecretBytes);
       const std::string address = address_of_rank_0(environment, wait);
       membership.enter(comm::ControlPlane::serve(options, {.address = address}, &bound));
     } catch (const std::exception& error) {
       store->set(key, to_line({{"error", describe(error)}}));
       throw;
     }
-    store->set(key, to_line({{"address", bound.address}, {"port", bound.port}, {"secret", options.secret}}));
+    store->set(key, to_line({{"address", bound.address},
+                             {"port", bound.port},
+                             {"secret", send_secret ? options.secret : std::string()}}));
     membership.set_address(bound.address);
   } else {
     const Json contact = Json::parse(store->get(key));
     if (contact.contains("error")) throw ConfigError("rank 0 cannot be reached; see the error of rank 0");
-    options.secret = contact["secret"].get<std::string>();
+    options.secret = secret_to_join(options.secret, contact["secret"].get<std::string>());
     const auto address = contact["address"].get<std::string>();
     membership.enter(comm::ControlPlane::connect(options, {address, contact["port"].get<std::uint16_t>()}));
     membership.set_address(environment.network_interface.empty()
@@ -259,6 +271,7 @@ void connect_by_store(Membership& membership, comm::ControlOptions options, cons
                                : host::reachable_address(environment.network_interface, kInterface));
   }
   membership.control().barrier(kAllConnected);
+  if (world.rank == 0) store->erase(key);  // nobody joins by it any more
 }
 
 }  // namespace dtrain::run

@@ -97,7 +97,8 @@ void connect_by_file(Membership& membership, comm::ControlOptions options, const
 void connect_by_mpi(Membership& membership, comm::ControlOptions options, const std::string& network_interface);
 
 // Ranks of several hosts that neither MPI nor a launcher connects: PyTorch's TCPStore at MASTER_ADDR carries rank 0's
-// address and a secret, unencrypted. Waits until the name resolves and rank 0 answers, and says so in the log.
+// address and a secret, unencrypted, until all have connected. Waits until the name resolves and rank 0 answers, and
+// says so in the log.
 void connect_by_store(Membership& membership, comm::ControlOptions options, const RankEnvironment& environment);
 
 // True if ranks that were started like this use MPI. ConfigError if they need MPI but were not started with it, or if

@@ -12,6 +12,7 @@
 #include "dtrain/rank/libtorch.h"
 #include "dtrain/rank/model_files.h"
 #include "dtrain/rank/rendezvous.h"
+#include "dtrain/rank/run_folder.h"
 
 namespace dtrain::run {
 namespace {
@@ -61,6 +62,7 @@ Assignment read_assignment(const RankIdentity& identity) {
     Assignment assignment{.experiment =
                               config::read_experiment(options.experiment_file, options.overrides, options.contents)};
     const config::Experiment& experiment = assignment.experiment;
+    share_new_files(experiment);
     check_kind(experiment, options.for_model);
     check_model_files(experiment);
     check_mock(options.mock, identity.world().size);

@@ -17,6 +17,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
+#include "dtrain/base/limits.h"
 #include "dtrain/rank/screen.h"
 
 namespace dtrain::run {
@@ -102,7 +103,7 @@ LogRedirect::LogRedirect(const std::filesystem::path& log, int rank, std::string
   ::dup2(file.get(), STDERR_FILENO);
   // Whole lines, in the order in which they are printed: C's standard output to a file would be buffered in blocks.
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
-  thread_ = std::thread([this, log, rank, prefix = std::move(prefix)] {
+  thread_ = start_thread("the log's copy on the screen", [this, log, rank, prefix = std::move(prefix)] {
     LogTail tail;
     tail.add(rank, log);
     const auto show = [&](int, std::string_view line) { screen_->line(prefix + std::string(line)); };
@@ -228,7 +229,7 @@ void EventWriter::enqueue(Waiting waiting) {
   }
   waiting_bytes_ += waiting.bytes;
   waiting_.push_back(std::move(waiting));
-  if (!thread_.joinable()) thread_ = std::thread([this] { write_waiting(); });
+  if (!thread_.joinable()) thread_ = start_thread("the writer of event files", [this] { write_waiting(); });
   lock.unlock();
   changed_.notify_one();
 }

@@ -215,8 +215,8 @@ StopOutcome RankSession::agree_on_stop(bool saved) {
   StopOutcome outcome{.code = ExitCode::kPreempted, .reason = {}};
   bool interrupted = false;
   bool launcher_ended = false;
-  for (const std::string& one : all) {
-    const Json theirs = Json::parse(one);
+  for (const std::string& line : all) {
+    const Json theirs = Json::parse(line);
     const std::string reason = theirs.at("reason");
     if (outcome.reason.empty()) outcome.reason = reason;
     interrupted |= reason == "SIGINT" || !theirs.at("saved").get<bool>();

@@ -1,18 +1,17 @@
 // The start of a rank, step by step.
 #include <unistd.h>
 
-#include <algorithm>
-#include <cstdlib>
 #include <functional>
 
 #include "compare_ranks.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
+#include "dtrain/base/limits.h"
 #include "dtrain/base/log.h"
 #include "dtrain/checkpoint/checkpoint.h"
 #include "dtrain/comm/control.h"
-#include "dtrain/host/cpu.h"
 #include "dtrain/host/processes.h"
+#include "dtrain/host/rank_threads.h"
 #include "dtrain/rank/checkpoint_folder.h"
 #include "dtrain/rank/gpus_seen.h"
 #include "dtrain/rank/launcher_duties.h"
@@ -34,6 +33,7 @@ namespace dtrain::run {
 namespace {
 
 constexpr const char* kFolderKey = "run.folder";
+constexpr const char* kUseProof = "use communication.security: proof (docs/security.md)";
 constexpr const char* kResumeKey = "run.resume-from";
 constexpr char kBegins = '=';  // before the folder's name
 constexpr char kGoesOn = '+';
@@ -69,19 +69,13 @@ std::vector<std::string> plan_warnings(const RankIdentity& identity, const Assig
   return warnings;
 }
 
-// Returns the threads that libtorch takes in a rank that no launcher has given a number (rank_training.cpp).
-int threads_of_rank(const Variables& variables, int local_size) {
-  if (const auto given = variables.find("OMP_NUM_THREADS"); given != variables.end()) {
-    return std::max(1, std::atoi(given->second.c_str()));
-  }
-  return host::cores_for_rank(local_size);
-}
-
 // Returns this host's remembered limits. Ranks without a launcher measure none: the others would wait for one rank.
 Json known_limits(const RankIdentity& identity, const std::string& host, config::Matmul matmul) {
   const Variables variables = process_variables();
   const int local_size = identity.world().local_size;
-  auto limits = launcher_duties().known_limits(threads_of_rank(variables, local_size), local_size, variables);
+  const auto of_user = host::threads_of_user(variables);
+  const int threads = of_user ? *of_user : host::threads_of_process(host::process_cores(), local_size);
+  auto limits = launcher_duties().known_limits(threads, local_size, variables);
   if (!limits) return {};
   if (matmul == config::Matmul::kDefault) limits->matmul = profile::MatmulPath::kDefault;
   return {{host, profile::to_json(*limits)}};
@@ -189,7 +183,7 @@ void open_own_run(comm::ControlPlane& control, const RankIdentity& identity, con
           folder, experiment, options.overrides, [&] { write_plan(folder); }, log);
       return folder;
     }
-    RunFolder made = create_run_folder(options.run_dir, experiment.name, experiment.text);
+    RunFolder made = create_run_folder(options.run_dir, experiment.name, experiment.text, experiment.private_mode());
     files.lock = RunLock::take(made);
     write_plan(made);
     return made;
@@ -259,6 +253,7 @@ RankSession::RankSession(const RankOptions& options)
 std::unique_ptr<RankSession> RankSession::start(const RankOptions& options) {
   std::unique_ptr<RankSession> session(new RankSession(options));
   RankSession& self = *session;
+  prepare_for_limits();
   try {
     read_identity(*self.identity_);
     self.connect_launcher();
@@ -300,7 +295,12 @@ void RankSession::connect_launcher() {
 void RankSession::connect_ranks() {
   const RankEnvironment& environment = identity_->environment;
   const std::chrono::milliseconds timeout = experiment().communication_timeout;
-  comm::ControlOptions options{.world = environment.world, .timeout = timeout, .log = log_};
+  comm::ControlOptions options{.world = environment.world,
+                               .secret = read_run_secret(environment.run_secret_file),
+                               .security = experiment().communication_security,
+                               .timeout = timeout,
+                               .log = log_};
+  const bool tls = options.security == comm::Security::kTls;
   if (!needs_mpi(environment, experiment().communication_backend)) {
     membership_ = std::make_unique<Membership>();
     failure_report_->set_membership(*membership_);
@@ -314,6 +314,7 @@ void RankSession::connect_ranks() {
         *membership_, options,
         handover ? handover->rendezvous : rendezvous_path(private_folder(process_variables()), environment.job));
   }
+  if (tls) throw ConfigError("communication.security: " + config::not_with_tls("MPI"), kUseProof);
   PlaneLink* const plane = launcher_ ? launcher_->plane() : nullptr;
   const MpiArrival arrival(environment.world, environment.job, plane);
   membership_ = std::make_unique<Membership>(
@@ -337,6 +338,10 @@ void RankSession::compare_ranks() {
   const bool on_gpus = gpus_->on_gpus;
   const std::vector<std::string> unsupported =
       on_gpus ? config::keys_not_for_gpus(experiment()) : config::keys_not_for_cpus(experiment());
+  if (on_gpus && identity_->world().size > 1 && experiment().communication_security == comm::Security::kTls) {
+    throw AgreedError(experiment().file.string() + ": communication.security: " + config::not_with_tls("NCCL"),
+                      kUseProof);
+  }
   if (unsupported.empty()) return;
   throw AgreedError(experiment().file.string() + ": " + unsupported.front() + ": " +
                         (on_gpus ? config::kNotForGpus : config::kNotForCpus),
@@ -418,7 +423,9 @@ void RankSession::start_recording() {
 
 void RankSession::make_communicator() {
   const comm::Backend backend = backend_for(experiment().communication_backend, *hosts_, membership_->mpi() != nullptr);
-  membership_->make_communicator(backend, {.timeout = experiment().communication_timeout, .log = log_});
+  membership_->make_communicator(
+      backend,
+      {.timeout = experiment().communication_timeout, .log = log_, .security = experiment().communication_security});
   update_plan("communication", {{"backend", communicator().backend()}, {"hosts", hosts_->count()}});
   if (!identity_->is_rank_0() || hosts_->count() == 1) return;
   log_->info("communication: {}, {} ranks on {} hosts", word_of(backend), world().size, hosts_->count());

@@ -7,6 +7,7 @@
 #include <cctype>
 #include <cerrno>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <thread>
@@ -19,6 +20,7 @@
 #include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
 #include "dtrain/base/unix_socket.h"
+#include "dtrain/comm/handshake.h"
 #include "dtrain/host/network.h"
 #include "dtrain/host/processes.h"
 #include "dtrain/rank/rendezvous.h"
@@ -127,22 +129,71 @@ std::filesystem::path temporary_secret_path() {
   return "/tmp/dtrain-secret-" + random_hex(16);
 }
 
-LaunchSecrets read_secret_file(const std::filesystem::path& path) {
+namespace {
+
+// `fault` returns what is wrong with the file's owner and mode; empty: nothing.
+std::string read_secret(const std::filesystem::path& path, int flags, const std::string& remedy,
+                        const std::function<std::string(const struct stat&)>& fault) {
   const auto refuse = [&](const std::string& what) {
-    throw ConfigError(
-        "the run's secret, " + path.string() + ", " + what,
-        "the launcher writes it on every host; with launcher: slurm the run's folder must be one that all "
-        "nodes share (--run-dir)");
+    throw ConfigError("the run's secret, " + path.string() + ", " + what, remedy);
   };
-  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | flags));
   if (!fd) refuse(std::string("cannot be read: ") + std::strerror(errno));
   struct stat info {};
   if (::fstat(fd.get(), &info) != 0 || !S_ISREG(info.st_mode)) refuse("is no plain file");
-  if (info.st_uid != ::geteuid() || (info.st_mode & 077) != 0) refuse("belongs to another user, or is open to others");
-  std::string text(kLongestSecret, '\0');
+  if (const std::string what = fault(info); !what.empty()) refuse(what);
+  std::string text(kLongestSecret + 1, '\0');
   const ssize_t count = ::read(fd.get(), text.data(), text.size());
-  text.resize(static_cast<std::size_t>(std::max<ssize_t>(0, count)));
-  return launch_secrets_of(text);
+  if (count < 0) refuse(std::string("cannot be read: ") + std::strerror(errno));
+  if (count > static_cast<ssize_t>(kLongestSecret)) {
+    refuse("has more than " + std::to_string(kLongestSecret) + " bytes");
+  }
+  text.resize(static_cast<std::size_t>(count));
+  return text;
+}
+
+constexpr const char* kOpenToOthers = "belongs to another user, or is open to others";
+
+}  // namespace
+
+LaunchSecrets read_secret_file(const std::filesystem::path& path) {
+  return launch_secrets_of(
+      read_secret(path, O_NOFOLLOW,
+                  "the launcher writes it on every host; with launcher: slurm the run's folder must be one that all "
+                  "nodes share (--run-dir)",
+                  [](const struct stat& info) -> std::string {
+                    const bool good = info.st_uid == ::geteuid() && (info.st_mode & 077) == 0;
+                    return good ? "" : kOpenToOthers;
+                  }));
+}
+
+std::string read_run_secret(const std::filesystem::path& path) {
+  if (path.empty()) return {};
+  const std::string remedy =
+      "DTRAIN_RUN_SECRET_FILE names it: a file on each host, of this user or of root, with mode 0400 (of root also "
+      "0440) "
+      "and the same text of at least " +
+      std::to_string(comm::kLeastSecret) + " random bytes, such as `openssl rand -hex 32` prints";
+  const std::string text = read_secret(path, 0, remedy, [](const struct stat& info) -> std::string {
+    const bool mine = info.st_uid == ::geteuid() && (info.st_mode & 077) == 0;
+    const bool of_root = info.st_uid == 0 && (info.st_mode & 037) == 0;
+    return mine || of_root ? "" : kOpenToOthers;
+  });
+  std::string secret(trimmed(text));
+  if (secret.size() < comm::kLeastSecret) {
+    throw ConfigError("the run's secret, " + path.string() + ", has " + count_of(secret.size(), "byte") +
+                          "; at least " + std::to_string(comm::kLeastSecret) + " are needed",
+                      remedy);
+  }
+  return secret;
+}
+
+std::string secret_to_join(const std::string& own, const std::string& told) {
+  if (own.empty() != told.empty()) return own + told;
+  const std::string who = own.empty() ? "rank 0" : "this rank";
+  throw ConfigError(who + " has the run's secret from DTRAIN_RUN_SECRET_FILE, and " +
+                        (own.empty() ? "this rank" : "rank 0") + " has not",
+                    "set DTRAIN_RUN_SECRET_FILE for all ranks, to files with the same text, or for none");
 }
 
 // The host of rank 0, whose name may not resolve yet and which may not listen yet.
@@ -177,8 +228,8 @@ std::string try_to_connect(const std::string& address, std::uint16_t port) {
   if (!fd) return std::strerror(errno);
   if (::connect(fd.get(), found->ai_addr, found->ai_addrlen) == 0) return {};
   if (errno != EINPROGRESS) return std::strerror(errno);
-  pollfd one{fd.get(), POLLOUT, 0};
-  if (::poll(&one, 1, static_cast<int>(kAnswer.count())) <= 0) return "no answer within " + format_duration(kAnswer);
+  pollfd events{fd.get(), POLLOUT, 0};
+  if (::poll(&events, 1, static_cast<int>(kAnswer.count())) <= 0) return "no answer within " + format_duration(kAnswer);
   int error = 0;
   socklen_t length = sizeof error;
   ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length);
@@ -223,9 +274,9 @@ Resolved resolve(const std::string& name) {
   int code = 0;
   const AddressList found = look_up(name, "", 0, &code);
   if (!found) result.why = code == EAI_SYSTEM ? std::strerror(errno) : ::gai_strerror(code);
-  for (const addrinfo* one = found.get(); one; one = one->ai_next) {
+  for (const addrinfo* entry = found.get(); entry; entry = entry->ai_next) {
     char text[NI_MAXHOST] = {};
-    if (::getnameinfo(one->ai_addr, one->ai_addrlen, text, sizeof text, nullptr, 0, NI_NUMERICHOST) != 0) continue;
+    if (::getnameinfo(entry->ai_addr, entry->ai_addrlen, text, sizeof text, nullptr, 0, NI_NUMERICHOST) != 0) continue;
     if (std::find(result.addresses.begin(), result.addresses.end(), text) == result.addresses.end()) {
       result.addresses.emplace_back(text);
     }

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "dtrain/base/clock.h"
+#include "dtrain/profile/run_records.h"
 #include "run_folder.h"
 
 namespace dtrain::analysis {
@@ -14,6 +15,12 @@ namespace {
 
 using testing::ElementsAre;
 using testing::SizeIs;
+
+RunCurves read_curves(const std::filesystem::path& run_dir, std::size_t most = kMostCurvePoints) {
+  CurveReader reader(read_history(run_dir).attempts, most);
+  profile::read_records(run_dir, profile::RecordFile::kMetrics, [&](const Json& line) { reader.add(line); });
+  return reader.curves();
+}
 
 constexpr int kNoon = 1'772'366'400;  // 2026-03-01T12:00:00Z
 

@@ -85,6 +85,10 @@ TEST(WriteFileAtomic, WritesIntoPipesAndDevices) {
   EXPECT_EQ(::read(reader.get(), text, sizeof text), 7);
   EXPECT_TRUE(std::filesystem::is_fifo(pipe));
   EXPECT_EQ(entries_in(folder.path()), 1u);
+  const std::filesystem::path unread = folder / "unread";
+  ASSERT_EQ(::mkfifo(unread.c_str(), 0600), 0);
+  EXPECT_THROW(write_file_atomic(unread, "content"), SystemError) << "nobody reads it";
+  std::filesystem::remove(unread);
   EXPECT_THROW(write_file_atomic("/dev/full", "content"), SystemError);
   EXPECT_TRUE(std::filesystem::is_character_file("/dev/full"));
 }

@@ -28,9 +28,9 @@
 
 #include "contestant.h"
 #include "dtrain/base/error.h"
+#include "dtrain/data/data_sets.h"
 #include "dtrain/data/in_memory.h"
 #include "dtrain/data/loader.h"
-#include "dtrain/data/raw.h"
 #include "dtrain/data/shards.h"
 #include "dtrain/data/transforms.h"
 #include "images/view.h"

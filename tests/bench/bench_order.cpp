@@ -19,9 +19,9 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/numeric.h"
+#include "dtrain/data/data_sets.h"
 #include "dtrain/data/epoch_order.h"
 #include "dtrain/data/loader.h"
-#include "dtrain/data/raw.h"
 
 namespace {
 

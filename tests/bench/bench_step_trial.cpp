@@ -1,7 +1,7 @@
 // The trial that bench_step times: six Linear 2048x2048 with ReLU between them, 25M parameters, fused AdamW.
 #include <algorithm>
 
-#include <dtrain/data/synthetic.h>
+#include <dtrain/data/data_sets.h>
 #include <dtrain/dtrain.h>
 
 #include "stepper.h"

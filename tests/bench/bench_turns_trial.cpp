@@ -10,7 +10,7 @@
 #include <deque>
 #include <vector>
 
-#include <dtrain/data/synthetic.h>
+#include <dtrain/data/data_sets.h>
 #include <dtrain/dtrain.h>
 
 #include "dtrain/base/numeric.h"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration"))
 from cluster_bed import BED, ENDLESS, HOSTS, ClusterTest, on_host, seconds_until_all_gone  # noqa: E402
-from harness import Build  # noqa: E402
+from harness import BUILD  # noqa: E402
 
 ROUNDS = 3
 
@@ -36,7 +36,7 @@ class Bench(ClusterTest):
 
 
 def main():
-    ClusterTest.build = Build(sys.argv[1], "dtrain-agent")
+    BUILD.open(sys.argv[1], "dtrain-agent")
     bench = Bench()
     ways = {
         "daemon_and_ranks_killed_s": (lambda: on_host("b", "pkill", "-KILL", "orted|rank_program"), lambda: None),

@@ -23,7 +23,7 @@
 #include <fstream>
 #include <thread>
 
-#include <dtrain/data/synthetic.h>
+#include <dtrain/data/data_sets.h>
 #include <sys/mman.h>
 
 #include "dtrain/base/clock.h"

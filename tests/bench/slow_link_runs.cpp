@@ -6,8 +6,8 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
+#include "dtrain/data/data_sets.h"
 #include "dtrain/data/epoch_order.h"
-#include "dtrain/data/tokens.h"
 
 namespace dtrain::bench {
 namespace {

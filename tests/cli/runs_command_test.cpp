@@ -109,9 +109,9 @@ TEST_F(RunsCommand, JsonAndCsvHaveAllOfIt) {
   std::getline(csv, first);
   EXPECT_EQ(head,
             "run,name,state,attempts,batches,loss,metric,best,best_batch,last,last_batch,samples_per_s,duration_s,"
-            "started,folder,optimizer.lr");
+            "started,folder,damage,optimizer.lr");
   EXPECT_THAT(first, testing::StartsWith("1,net,done,1,300,0.19999999999999996,accuracy,0.9,200,0.8,300,64,90,2026-"));
-  EXPECT_THAT(first, testing::EndsWith("/runs/0001-net,0.1"));
+  EXPECT_THAT(first, testing::EndsWith("/runs/0001-net,,0.1"));
 }
 
 TEST_F(RunsCommand, TheyAreSorted) {

@@ -24,20 +24,22 @@ using testing::Not;
 
 constexpr const char* kAddress = "127.0.0.1";
 
-BackendParts parts_of(ControlPlane& control, const TestWorld& world) {
+BackendParts parts_of(ControlPlane& control, const TestWorld& world, Security security = Security::kProof) {
   BackendParts parts{.control = control, .address = kAddress, .options = world.communicator_options()};
+  parts.options.security = security;
   parts.members.resize(static_cast<std::size_t>(world.size));
   std::iota(parts.members.begin(), parts.members.end(), 0);
   return parts;
 }
 
 // Every rank is a thread on a host of its own, or on the host that `world` names.
-void run_tcp_ranks(TestWorld world, const std::function<void(ControlPlane&, Communicator&)>& fn) {
+void run_tcp_ranks(TestWorld world, const std::function<void(ControlPlane&, Communicator&)>& fn,
+                   Security security = Security::kProof) {
   for (int r = 0; world.hosts.size() < static_cast<std::size_t>(world.size); ++r) {
     world.hosts.push_back("host-" + std::to_string(r));
   }
   test::run_control_ranks(world, [&](ControlPlane& control) {
-    const auto communicator = TcpBackend().make(parts_of(control, world));
+    const auto communicator = TcpBackend().make(parts_of(control, world, security));
     fn(control, *communicator);
   });
 }
@@ -71,33 +73,55 @@ TEST(TcpOverHosts, TheSuiteHolds) {
   }
 }
 
+TEST(TcpUnderTls, TheSuiteHolds) {
+  for (const int ranks : {2, 3}) {
+    run_tcp_ranks(
+        TestWorld(ranks),
+        [](ControlPlane&, Communicator& comm) {
+          for (const auto& one : test::conformance_cases()) {
+            SCOPED_TRACE(one.name);
+            one.run(comm);
+          }
+        },
+        Security::kTls);
+  }
+}
+
 // 40 MB in buckets of odd sizes, several under way: more than sockets hold, in both directions at once. The sum
 // is that of rank 0 + rank 1 + rank 2, to the bit, however late a rank comes.
-TEST(Tcp, ManyLargeBucketsHaveTheBitsOfTheRankOrder) {
+class TcpBuckets : public testing::TestWithParam<Security> {};
+
+TEST_P(TcpBuckets, HaveTheBitsOfTheRankOrder) {
   constexpr std::size_t kBuckets = 5;
   constexpr std::size_t kCount = 2'000'003;
   const auto value = [](int rank, std::size_t i) {
     return static_cast<float>((i * 2654435761u + static_cast<std::size_t>(rank) * 97) % 100'003) * 1.0e-3f + 0.1f;
   };
-  run_tcp_ranks(TestWorld(3), [&](ControlPlane&, Communicator& comm) {
-    std::vector<std::vector<float>> buckets(kBuckets, std::vector<float>(kCount));
-    for (auto& bucket : buckets) {
-      for (std::size_t i = 0; i < kCount; ++i) bucket[i] = value(comm.rank(), i);
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(60 * ((comm.rank() + 1) % 3)));
-    std::vector<Work> works;
-    for (std::size_t b = 0; b < kBuckets; ++b) {
-      works.push_back(comm.all_reduce(buckets[b].data(), kCount, DataType::kFloat32));
-      if (comm.rank() == 1 && b == 1) works.back().wait();  // and this rank enters the others later
-    }
-    for (Work& work : works) work.wait();
-    std::size_t wrong = 0;
-    for (const auto& bucket : buckets) {
-      for (std::size_t i = 0; i < kCount; ++i) wrong += bucket[i] != (value(0, i) + value(1, i)) + value(2, i);
-    }
-    EXPECT_EQ(wrong, 0u) << "rank " << comm.rank();
-  });
+  run_tcp_ranks(
+      TestWorld(3),
+      [&](ControlPlane&, Communicator& comm) {
+        std::vector<std::vector<float>> buckets(kBuckets, std::vector<float>(kCount));
+        for (auto& bucket : buckets) {
+          for (std::size_t i = 0; i < kCount; ++i) bucket[i] = value(comm.rank(), i);
+        }
+        std::this_thread::sleep_for(std::chrono::milliseconds(60 * ((comm.rank() + 1) % 3)));
+        std::vector<Work> works;
+        for (std::size_t b = 0; b < kBuckets; ++b) {
+          works.push_back(comm.all_reduce(buckets[b].data(), kCount, DataType::kFloat32));
+          if (comm.rank() == 1 && b == 1) works.back().wait();  // and this rank enters the others later
+        }
+        for (Work& work : works) work.wait();
+        std::size_t wrong = 0;
+        for (const auto& bucket : buckets) {
+          for (std::size_t i = 0; i < kCount; ++i) wrong += bucket[i] != (value(0, i) + value(1, i)) + value(2, i);
+        }
+        EXPECT_EQ(wrong, 0u) << "rank " << comm.rank();
+      },
+      GetParam());
 }
+
+INSTANTIATE_TEST_SUITE_P(Of, TcpBuckets, testing::Values(Security::kProof, Security::kTls),
+                         [](const auto& test) { return test.param == Security::kTls ? "Tls" : "Proof"; });
 
 TEST(Tcp, OperationsThatDifferAreNamed) {
   for (const auto& misuse : test::misuse_cases()) {

@@ -39,6 +39,7 @@ TEST(Experiment, DefaultsAreThoseOfTheDesign) {
   EXPECT_FALSE(experiment.records_per_epoch);
   EXPECT_EQ(experiment.scheduling_unit, 100);
   EXPECT_EQ(experiment.communication_timeout, std::chrono::seconds(600));
+  EXPECT_EQ(experiment.communication_security, comm::Security::kProof);
   EXPECT_EQ(experiment.experiment_seed, 0u);
   EXPECT_EQ(experiment.data, Json::object());
   EXPECT_EQ(experiment.initial_weights, InitialWeights());
@@ -102,7 +103,7 @@ checkpoint_storage: {type: null, save_trial_best: 1, save_trial_latest: 1, save_
 max_restarts: 5
 records_per_epoch: null
 scheduling_unit: 100
-communication: {timeout: 600, backend: auto}
+communication: {timeout: 600, backend: auto, security: proof}
 reproducibility: {experiment_seed: 0}
 environment: {environment_variables: {}}
 )"));
@@ -298,7 +299,33 @@ TEST(Experiment, VariablesMayBeListedByDevice) {
   EXPECT_THAT(experiment.variables_of_ranks(true),
               ElementsAre(Pair("C", "4"), Pair("A", "3"), Pair("NCCL_DEBUG", "INFO")));
   EXPECT_EQ(to_json(experiment).at("environment").at("environment_variables").dump(),
-            R"({"C":"4","cpu":["A=1","B=2"],"cuda":["A=3","NCCL_DEBUG=INFO"]})");
+            R"({"C":"***","cpu":["A=***","B=***"],"cuda":["A=***","NCCL_DEBUG=***"]})")
+      << "they may be secrets";
+}
+
+TEST(HiddenVariables, OfOverridesAndOfPlans) {
+  EXPECT_TRUE(holds_variables("environment.environment_variables={A: b}"));
+  EXPECT_TRUE(holds_variables("environment={environment_variables: [A=b]}"));
+  EXPECT_FALSE(holds_variables("data.environment.environment_variables=5"));
+  EXPECT_FALSE(holds_variables("name=environment"));
+  EXPECT_EQ(shown_override("environment.environment_variables.A=b=c"), "environment.environment_variables.A=***");
+  EXPECT_EQ(shown_override("name=x"), "name=x");
+  Json plan = Json::parse(R"({"command": ["trial", "--set", "environment={environment_variables: {A: b}}"],
+    "overrides": ["environment.environment_variables.A=b", "name=x"],
+    "experiment": {"environment": {"environment_variables": {"A": "b", "cuda": ["C=d=e"]}}},
+    "before": {"plan": {"overrides": ["environment.environment_variables={A: b}"]}}})");
+  hide_variables(plan);
+  EXPECT_EQ(plan.dump(),
+            R"({"command":["trial","--set","environment=***"],)"
+            R"("overrides":["environment.environment_variables.A=***","name=x"],)"
+            R"("experiment":{"environment":{"environment_variables":{"A":"***","cuda":["C=***"]}}},)"
+            R"("before":{"plan":{"overrides":["environment.environment_variables=***"]}}})");
+  for (const char* text : {"5", "[]", R"({"experiment": {"environment": 7}, "overrides": {}, "command": [5, null]})"}) {
+    Json other = Json::parse(text);
+    const Json same = other;
+    hide_variables(other);
+    EXPECT_EQ(other, same);
+  }
 }
 
 // The same without the keys that `known` does not have.
@@ -327,7 +354,7 @@ TEST(Experiment, JsonShowsWhatIsInEffectUnderTheKeysOfTheFile) {
       R"(},"searcher":{"metric":"","smaller_is_better":true,"max_length":{"epochs":2}},)"
       R"("min_validation_period":{"batches":0},"perform_initial_validation":false,"max_restarts":5,)"
       R"("records_per_epoch":null,)"
-      R"("scheduling_unit":100,"on_non_finite":"warn","communication":{"timeout":600,"backend":"auto"},"reproducibility":{"experiment_seed":0},)"
+      R"("scheduling_unit":100,"on_non_finite":"warn","communication":{"timeout":600,"backend":"auto","security":"proof"},"reproducibility":{"experiment_seed":0},)"
       R"("data":{},"initial_weights":null,"environment":{"environment_variables":{}}})";
   // Keys that come later have tests of their own.
   EXPECT_EQ(to_line(without_others(to_json(read_experiment(file.path())), Json::parse(expected))), expected);

@@ -4,10 +4,10 @@
 #include <cstring>
 #include <fstream>
 
+#include "dtrain/data/data_sets.h"
 #include "dtrain/data/dataset.h"
 #include "dtrain/data/formats.h"
 #include "dtrain/data/sample.h"
-#include "dtrain/data/synthetic.h"
 #include "dtrain/data/transforms.h"
 #include "picture_files.h"
 #include "tar_archive.h"

@@ -1,5 +1,5 @@
 // IDX files as they should be, as Debian ships them, and broken in every way that a download or a typing error can.
-#include "dtrain/data/idx.h"
+#include "dtrain/data/data_sets.h"
 
 #include <cstring>
 #include <filesystem>

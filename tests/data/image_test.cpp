@@ -214,23 +214,7 @@ TEST(ImageBytes, DamagedByChanceAreDecodedOrRefused) {
     int refused = 0;
     constexpr int kCases = 2000;
     for (int i = 0; i < kCases; ++i) {
-      std::string text = good;
-      for (std::uint64_t changes = 1 + random.below(3); changes > 0; --changes) {
-        const auto at = random.below(text.size());
-        switch (random.below(4)) {
-          case 0:
-            text[at] = static_cast<char>(random.below(256));
-            break;
-          case 1:
-            text[at] ^= static_cast<char>(1 << random.below(8));
-            break;
-          case 2:
-            text.resize(at + 1);
-            break;
-          default:
-            text.insert(at, text.substr(random.below(text.size()), random.below(100)));
-        }
-      }
+      const std::string text = damaged_by_chance(good, random, 3, 100);
       try {
         // A part, as transforms decode it.
         decode_region(bytes(text), [](Size size) {

@@ -13,10 +13,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "dtrain/data/data_sets.h"
 #include "dtrain/data/loader.h"
-#include "dtrain/data/raw.h"
 #include "dtrain/data/sample.h"
-#include "dtrain/data/tokens.h"
 #include "file_test.h"
 
 namespace dtrain::data {

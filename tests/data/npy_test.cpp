@@ -1,5 +1,5 @@
 // .npy files as numpy describes them, and broken in every place.
-#include "dtrain/data/npy.h"
+#include "dtrain/data/data_sets.h"
 
 #include <gmock/gmock.h>
 #include <zlib.h>

@@ -4,8 +4,8 @@
 #include <gmock/gmock.h>
 
 #include "dtrain/base/file.h"
+#include "dtrain/data/data_sets.h"
 #include "dtrain/data/shards.h"
-#include "dtrain/data/tokens.h"
 #include "dtrain/data/tools.h"
 #include "file_test.h"
 #include "picture_files.h"

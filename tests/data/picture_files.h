@@ -10,6 +10,7 @@
 #include <jpeglib.h>
 #include <png.h>
 
+#include "dtrain/data/dataset.h"
 #include "dtrain/data/image.h"
 
 namespace dtrain::data {
@@ -79,6 +80,28 @@ inline std::string jpeg_of(const Image& picture, int quality = 90) {
   jpeg_destroy_compress(&encoder);
   std::free(memory);
   return file;
+}
+
+// Changes, cuts or doubles a few bytes of a file: up to so many times, up to so many bytes.
+inline std::string damaged_by_chance(std::string text, RandomStream& random, std::uint64_t most_changes,
+                                     std::uint64_t most_bytes) {
+  for (std::uint64_t changes = 1 + random.below(most_changes); changes > 0; --changes) {
+    const auto at = random.below(text.size());
+    switch (random.below(4)) {
+      case 0:
+        text[at] = static_cast<char>(random.below(256));
+        break;
+      case 1:
+        text[at] ^= static_cast<char>(1 << random.below(8));
+        break;
+      case 2:
+        text.resize(at + 1);
+        break;
+      default:
+        text.insert(at, text.substr(random.below(text.size()), random.below(most_bytes)));
+    }
+  }
+  return text;
 }
 
 }  // namespace dtrain::data

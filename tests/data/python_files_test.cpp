@@ -2,9 +2,8 @@
 #include <gmock/gmock.h>
 
 #include "dtrain/base/subprocess.h"
-#include "dtrain/data/npy.h"
+#include "dtrain/data/data_sets.h"
 #include "dtrain/data/safetensors.h"
-#include "dtrain/data/tokens.h"
 #include "file_test.h"
 
 namespace dtrain::data {

@@ -253,23 +253,7 @@ TEST_F(ShardsTest, DamagedByChanceAreReadOrRefused) {
   RandomStream random{31};
   int refused = 0, damaged = 0, read = 0;
   for (int i = 0; i < 1000; ++i) {
-    std::string text = good;
-    for (std::uint64_t changes = 1 + random.below(4); changes > 0; --changes) {
-      const auto at = random.below(text.size());
-      switch (random.below(4)) {
-        case 0:
-          text[at] = static_cast<char>(random.below(256));
-          break;
-        case 1:
-          text[at] ^= static_cast<char>(1 << random.below(8));
-          break;
-        case 2:
-          text.resize(at + 1);
-          break;
-        default:
-          text.insert(at, text.substr(random.below(text.size()), random.below(600)));
-      }
-    }
+    const std::string text = damaged_by_chance(good, random, 4, 600);
     write("bad.tar", text);
     try {
       const auto dataset = transformed(load_shards((folder_ / "bad.tar").string()), {CenterCrop{.size = 24}});

@@ -1,5 +1,5 @@
 // Generated data: a function of (seed, index), the same for every part of the sequence, and learnable.
-#include "dtrain/data/synthetic.h"
+#include "dtrain/data/data_sets.h"
 
 #include <cmath>
 #include <cstring>

@@ -4,10 +4,9 @@
 #include <gmock/gmock.h>
 #include <zlib.h>
 
-#include "dtrain/data/csv.h"
+#include "dtrain/data/data_sets.h"
 #include "dtrain/data/formats.h"
 #include "dtrain/data/loader.h"
-#include "dtrain/data/raw.h"
 #include "file_test.h"
 #include "source_files.h"
 
@@ -59,6 +58,23 @@ TEST_F(CsvTest, AsProgramsWriteIt) {
   gzwrite(file, "a,b\n1,2\n", 8);
   gzclose(file);
   EXPECT_EQ(load_csv(packed, {})->size(), 1);
+}
+
+TEST_F(CsvTest, AFileThatUnpacksToFarMoreThanItsSizeIsRefused) {
+  const auto packed = folder_ / "bomb.csv.gz";
+  std::string rows;
+  for (int i = 0; i < 1 << 18; ++i) rows += "1,2\n";
+  gzFile file = gzopen(packed.c_str(), "wb9");
+  gzputs(file, "a,b\n");
+  for (int i = 0; i < 80; ++i) gzwrite(file, rows.data(), static_cast<unsigned>(rows.size()));
+  gzclose(file);
+  try {
+    load_csv(packed, {});
+    FAIL();
+  } catch (const DataError& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("bomb.csv.gz"), HasSubstr("unpacks to more than 500 times its size")));
+    EXPECT_THAT(error.remedy(), HasSubstr("gunzip"));
+  }
 }
 
 TEST_F(CsvTest, ErrorsNameLineAndColumn) {

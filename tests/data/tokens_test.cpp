@@ -1,5 +1,5 @@
 // Flat files of token ids.
-#include "dtrain/data/tokens.h"
+#include "dtrain/data/data_sets.h"
 
 #include <gmock/gmock.h>
 

@@ -10,7 +10,6 @@
 #include <unistd.h>
 
 #include "control/protocol.h"
-#include "dtrain/base/text.h"
 
 namespace dtrain::fuzz {
 
@@ -24,8 +23,14 @@ comm::ControlOptions control_options(int rank) {
   return options;
 }
 
-comm::Handshake handshake(const std::string& server_nonce, const std::string& client_nonce) {
-  return {"fuzz", 0, 1, 2, server_nonce, client_nonce};
+comm::Introduction introduction(int rank) {
+  return {.purpose = comm::kControlPurpose,
+          .session = "fuzz",
+          .size = 2,
+          .rank = rank,
+          .context = {},
+          .pid = 1,
+          .host = {}};
 }
 
 ControlPeer ControlPeer::connect(std::uint16_t port) {
@@ -56,8 +61,22 @@ void ControlPeer::send(std::string_view bytes) {
   }
 }
 
-void ControlPeer::send_frame(const Json& message) {
-  send(comm::encode_frame(message));
+bool ControlPeer::prove(comm::Handshake handshake) {
+  using State = comm::Handshake::State;
+  send(handshake.begin());
+  while (handshake.state() == State::kRunning) {
+    const auto message = receive_greeting();
+    if (!message) return false;
+    send(handshake.receive(*message));
+  }
+  if (handshake.state() != State::kProven) return false;
+  outgoing_.emplace(handshake.keys().send);
+  incoming_.emplace(handshake.keys().receive);
+  return true;
+}
+
+void ControlPeer::send_sealed(std::string_view message) {
+  if (!message.empty()) send(outgoing_.value().seal(message));
 }
 
 bool ControlPeer::fill(void* into, std::size_t size) {
@@ -71,12 +90,27 @@ bool ControlPeer::fill(void* into, std::size_t size) {
   return true;
 }
 
+std::optional<std::string> ControlPeer::receive_greeting() {
+  std::array<unsigned char, comm::kHandshakeHeaderBytes> header{};
+  if (!fill(header.data(), header.size())) return {};
+  std::string message(comm::decode_length(header.data()), '\0');
+  if (!fill(message.data(), message.size())) return {};
+  return message;
+}
+
 std::optional<Json> ControlPeer::receive() {
   std::array<unsigned char, comm::kFrameHeaderBytes> header{};
   if (!fill(header.data(), header.size())) return {};
   std::string payload(comm::decode_length(header.data()), '\0');
-  if (!fill(payload.data(), payload.size())) return {};
+  std::string mac(comm::kFrameMacBytes, '\0');
+  if (!fill(payload.data(), payload.size()) || !fill(mac.data(), mac.size())) return {};
+  incoming_.value().open(header.data(), payload, mac);
   return comm::decode_payload(payload);
+}
+
+std::string ControlPeer::receive_bytes(std::size_t size) {
+  std::string bytes(size, '\0');
+  return fill(bytes.data(), size) ? bytes : std::string();
 }
 
 void ControlPeer::end() {
@@ -86,15 +120,31 @@ void ControlPeer::end() {
   }
 }
 
-std::string to_bytes(Input input, bool lines_are_frames) {
-  const std::string text(input.begin(), input.end());
-  if (!lines_are_frames) return text;
-  std::string bytes;
-  for (const auto& line : dtrain::split(text, '\n')) {
-    for (int shift = 24; shift >= 0; shift -= 8) bytes.push_back(static_cast<char>(line.size() >> shift & 255));
-    bytes += line;
+Listener::Listener() : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+  const int yes = 1;
+  ::setsockopt(fd_.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  if (::bind(fd_.get(), reinterpret_cast<const sockaddr*>(&address), size) != 0 || ::listen(fd_.get(), 1) != 0 ||
+      ::getsockname(fd_.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0) {
+    throw std::runtime_error("cannot listen on 127.0.0.1");
   }
-  return bytes;
+  port_ = ntohs(address.sin_port);
+}
+
+ControlPeer Listener::accept() const {
+  UniqueFd peer(retried([&] { return ::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC); }));
+  const linger reset{1, 0};  // as in ControlPeer::connect
+  ::setsockopt(peer.get(), SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+  return ControlPeer(std::move(peer));
+}
+
+std::string greeting(std::string_view message) {
+  std::string frame;
+  for (int shift = 24; shift >= 0; shift -= 8) frame.push_back(static_cast<char>(message.size() >> shift & 255));
+  return frame.append(message);
 }
 
 }  // namespace dtrain::fuzz

@@ -5,20 +5,20 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "control/protocol.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
 #include "dtrain/comm/control.h"
+#include "dtrain/comm/handshake.h"
 #include "targets.h"
 
 namespace dtrain::fuzz {
 
 // What both ends agree on; rank 1 of 2 talks to rank 0.
 comm::ControlOptions control_options(int rank);
-// What the two ends of one connection prove, given each other's nonces.
-comm::Handshake handshake(const std::string& server_nonce, const std::string& client_nonce);
+// What each end says of itself in the handshake.
+comm::Introduction introduction(int rank);
 
 // A system call again, as often as a signal interrupts it: libFuzzer's clock is one.
 template <typename Call>
@@ -36,18 +36,39 @@ class ControlPeer {
 
   // Nobody may be listening any more: then nothing is sent, or comes.
   void send(std::string_view bytes);
-  void send_frame(const Json& message);
-  // The next frame; empty when the other end has closed.
+  // Carries the messages of one end of a handshake; frames are sealed from then on. False: the other end has closed, or
+  // does not take it.
+  bool prove(comm::Handshake handshake);
+  // A frame, sealed; empty text sends none.
+  void send_sealed(std::string_view message);
+  // As many bytes; none when the other end has closed before.
+  std::string receive_bytes(std::size_t size);
+  // The next sealed frame; empty when the other end has closed.
   std::optional<Json> receive();
+  // The next message of a handshake; empty when the other end has closed.
+  std::optional<std::string> receive_greeting();
   // Says that nothing more comes, then waits until the other end has closed, too.
   void end();
 
  private:
   bool fill(void* into, std::size_t size);
   UniqueFd socket_;
+  std::optional<comm::FrameSeal> outgoing_, incoming_;
 };
 
-// The first byte says how the rest is sent: as it is, or each of its lines as a frame of its own.
-std::string to_bytes(Input input, bool lines_are_frames);
+// A port of 127.0.0.1 that takes one connection, any that is free.
+class Listener {
+ public:
+  Listener();
+  std::uint16_t port() const { return port_; }
+  ControlPeer accept() const;
+
+ private:
+  UniqueFd fd_;
+  std::uint16_t port_ = 0;
+};
+
+// A message of the handshake with its header.
+std::string greeting(std::string_view message);
 
 }  // namespace dtrain::fuzz

@@ -1,17 +1,7 @@
-// What rank 0 hears from a connection: of a stranger (bits 0 and 1 of the first byte clear), or of rank 1 once it has
-// proved that it knows the secret; raw bytes, or one frame a line. A stranger's lines may use @nonce and @proof, so
-// that some of the hellos are nearly right.
+// What rank 0 hears from a connection: of a stranger (bit 0 of the first byte clear), or of rank 1 once it has proved
+// that it knows the secret; raw bytes, or a frame a line (bit 1), which rank 1 seals.
 #include "control_peer.h"
-
-namespace {
-
-void replace(std::string& text, std::string_view what, const std::string& by) {
-  for (auto at = text.find(what); at != std::string::npos; at = text.find(what, at + by.size())) {
-    text.replace(at, what.size(), by);
-  }
-}
-
-}  // namespace
+#include "dtrain/base/text.h"
 
 void dtrain::fuzz::control_server(Input input) {
   if (input.empty()) return;
@@ -23,25 +13,17 @@ void dtrain::fuzz::control_server(Input input) {
   server->set("k", "v");
 
   auto peer = ControlPeer::connect(endpoint.port);
-  const auto challenge = peer.receive();
-  const auto nonce = challenge.value().at("nonce").get<std::string>();
-  const auto proof = comm::client_proof(options.secret, handshake(nonce, "00"));
-  std::string text(input.begin() + 1, input.end());
   if (authenticate) {
-    peer.send_frame({{"t", "hello"},
-                     {"protocol", 1},
-                     {"session", "fuzz"},
-                     {"generation", 0},
-                     {"rank", 1},
-                     {"size", 2},
-                     {"pid", 1},
-                     {"nonce", "00"},
-                     {"proof", proof}});
-    (void)peer.receive().value();  // the welcome
-  } else if (lines_are_frames) {
-    replace(text, "@nonce", nonce);
-    replace(text, "@proof", proof);
+    if (!peer.prove(comm::Handshake::connecting(options.secret, introduction(1)))) throw CommError("rank 1 is refused");
+  } else {
+    (void)peer.receive_greeting().value();
   }
-  peer.send(to_bytes({reinterpret_cast<const std::uint8_t*>(text.data()), text.size()}, lines_are_frames));
+  const std::string text(input.begin() + 1, input.end());
+  if (!lines_are_frames) {
+    peer.send(text);
+  } else {
+    for (const auto& line : dtrain::split(text, '\n'))
+      authenticate ? peer.send_sealed(line) : peer.send(greeting(line));
+  }
   peer.end();
 }

@@ -1,5 +1,5 @@
 // A table: the first byte chooses how it is read.
-#include "dtrain/data/csv.h"
+#include "dtrain/data/data_sets.h"
 
 #include "dtrain/base/error.h"
 #include "support.h"

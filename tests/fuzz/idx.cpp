@@ -1,5 +1,5 @@
 // An image file and a label file, plain or gzip.
-#include "dtrain/data/idx.h"
+#include "dtrain/data/data_sets.h"
 
 #include "dtrain/base/error.h"
 #include "support.h"

@@ -1,7 +1,7 @@
 // The text of where a loader stands, as a checkpoint has it.
 #include "dtrain/base/error.h"
+#include "dtrain/data/data_sets.h"
 #include "dtrain/data/loader.h"
-#include "dtrain/data/synthetic.h"
 #include "targets.h"
 
 void dtrain::fuzz::loader_state(Input input) {

@@ -245,26 +245,54 @@ hyperparameters: {global_batch_size: {type: const, val: 8}}
 searcher: {metric: loss, max_length: {records: 100}}
 """)
 
-hello = b'{"t":"hello","protocol":1,"session":"fuzz","generation":0,"rank":1,"size":2,"pid":1,"nonce":"00","proof":"@proof"}'
+hello = (b'{"purpose":"control","session":"fuzz","generation":0,"size":2,"rank":1,"server":0,"context":"","pid":1,"host":"",'
+         b'"t":"hello","protocol":2,"nonce":"00"}')
+challenge = b'{"t":"challenge","protocol":2,"purpose":"control","nonce":"00"}'
+refused = b'{"t":"refused","why":"wrong secret"}'
+no_proof = b"p" * 32
+write("handshake", "hello", b"\0@" + hello)
+write("handshake", "wrong_label", b"\0^" + hello)
+write("handshake", "no_proof", b"\0" + no_proof + hello)
+write("handshake", "welcome", b"\1" + challenge + b'\n@{"t":"welcome","pid":1,"host":"node"}')
+write("handshake", "refusal", b"\1" + challenge + b"\n@" + refused)
+write("handshake", "stranger", b"\1" + challenge + b"\n" + no_proof + refused)
 peer = [b'{"t":"beat","step":3}', b'{"t":"get","k":"k","id":0}', b'{"t":"set","k":"a","v":{"hex":"ff00"}}',
         b'{"t":"get","k":"later","id":1}', b'{"t":"gather","n":"g","v":"x"}', b'{"t":"who","n":"g"}',
         b'{"t":"who-sets","n":"later"}', b'{"t":"noted"}', b'{"t":"ping","id":1}',
         b'{"t":"set","k":"later","v":"x"}']
-write("control_server", "stranger", b"\0" + struct.pack(">I", len(hello)) + hello)
-write("control_server", "hello", b"\2" + b"\n".join([hello, *peer]))
+write("control_server", "stranger", b"\0" + struct.pack(">I", 32 + len(hello)) + no_proof + hello)
+write("control_server", "hello", b"\2" + no_proof + b"\n".join([hello, *peer]))
 write("control_server", "peer", b"\3" + b"\n".join(peer))
 write("control_server", "finish", b'\3{"t":"finish"}\n{"t":"beat","step":4}')
 write("control_server", "fail", b'\3{"t":"fail","rank":1,"step":2,"cause":"out of memory"}\n{"t":"noted"}')
-write("control_server", "frame", b"\1" + struct.pack(">I", len(peer[0])) + peer[0])
+write("control_server", "frame", b"\1" + struct.pack(">IQ", len(peer[0]), 0) + peer[0] + b"m" * 16)
 
-challenge = b'{"t":"challenge","protocol":1,"nonce":"00"}'
-write("control_client", "impostor", b"\2" + challenge + b'\n{"t":"welcome","pid":1,"proof":"0000"}')
-write("control_client", "refused", b"\2" + challenge + b'\n{"t":"refused","why":"wrong secret"}')
+write("control_client", "impostor", b"\2" + challenge + b"\n" + no_proof + b'{"t":"welcome","pid":1,"host":""}')
+write("control_client", "refused", b"\2" + challenge + b"\n" + no_proof + refused)
 write("control_client", "raw", b"\0" + struct.pack(">I", len(challenge)) + challenge)
 write("control_client", "gathered", b'\3{"t":"beat","states":[1,1]}\n{"t":"gathered","n":"g","from":0,"v":["a",{"hex":"ff"}]}\n'
                                     b'{"t":"value","id":0,"v":"x"}\n{"t":"pong","id":1,"time":5}')
 write("control_client", "failed", b'\3{"t":"failed","rank":0,"step":5,"cause":"stopped"}')
 write("control_client", "missing", b'\3{"t":"missing","n":"g","text":"rank 0"}\n{"t":"finished"}')
+
+def store_text(text):
+    return struct.pack("<Q", len(text)) + text
+
+
+validate, ping = struct.pack("<BI", 0, 0x3C85F7CE), b"\x0d1234"
+one, both = struct.pack("<Q", 1) + store_text(b"/k"), struct.pack("<Q", 2) + store_text(b"/k") + store_text(b"/absent")
+write("store_server", "whole", b"\0" + validate + ping + b"\x06" + one + b"\x03" + store_text(b"/k"))
+write("store_server", "waits", b"\1" + ping + b"\x06" + both + b"\x0c" + b"\x05" + both + b"\x05" + one)
+write("store_server", "writes", b"\1\x01" + store_text(b"/k") + store_text(b"stolen"))
+write("store_server", "erases", b"\1\x08" + store_text(b"/k"))
+write("store_server", "huge", b"\1\x03" + struct.pack("<Q", 1 << 62))
+write("store_server", "half", b"\1\x06" + both[:20])
+write("store_server", "stranger", b"\0GET / HTTP/1.1\r\n\r\n")
+write("store_client", "value", b"\1\0" + store_text(b"value") + struct.pack("<Q", 1))
+write("store_client", "no_ping", b"\0HTTP/1.1 400 Bad Request\r\n")
+write("store_client", "canceled", b"\1\1")
+write("store_client", "huge", b"\1\0" + struct.pack("<Q", 1 << 62))
+write("store_client", "half", b"\1\0" + struct.pack("<Q", 100) + b"half")
 
 header = b'{"record":"header","schema":1,"kind":"rank","rank":0,"world_size":1,"host":"node","agent":"node0"}'
 step = (b'{"record":"step","batch":1,"epoch":0,"start_ns":1000,"wall_ns":500,"samples":10,"exchanged":true,"phases":'
@@ -282,3 +310,30 @@ agent = [b'{"record":"header","schema":1,"kind":"agent","agent":"node0","host":"
 write("dump", "whole", two(b"\n".join(rank) + b"\n", b"\n".join(agent) + b"\n"))
 write("dump", "torn", two(b"\n".join([header, step])[:-20], b""))
 write("dump", "newer", two(header.replace(b'"schema":1', b'"schema":2') + b"\n", b""))
+
+events = [b'{"time":"2026-03-01T12:00:00Z","event":"run_started","pid":5,"host":"a","start_ticks":7,"world_size":2}',
+          b'{"time":"2026-03-01T12:00:01Z","event":"attempt_started","attempt":1,"step":0}',
+          b'{"time":"2026-03-01T12:00:02Z","event":"rank_started","rank":0,"pid":6,"host":"a","start_ticks":8}',
+          b'{"time":"2026-03-01T12:00:03Z","event":"checkpoint_saved","rank":0,"step":5,"epoch":0,"path":"/c/step-5","bytes":9,'
+          b'"reason":"period","copy_s":0.1,"wait_s":0,"write_s":0.2,"metric":"loss","metric_value":"nan","deleted":["step-1"]}',
+          b'{"event":"checkpoint_failed","step":6,"cause":"disk full","retried":true}',
+          b'{"event":"attempt_failed","attempt":1,"cause":"rank 0 died","restart":1}',
+          b'{"event":"records_lost","rank":0,"count":3,"reason":"disk full"}', b'{"event":"agent_ended","agent":"a","status":"killed"}',
+          b'{"time":"2026-03-01T12:01:00Z","event":"run_ended","state":"failed","exit_code":1,"cause":"x"}']
+plan = (b'{"name":"net","world_size":2,"slot_type":"cpu","batch_per_rank":[4,4],"length":{"batches":10,"batches_per_epoch":5},'
+        b'"flops":{"per_sample":1e6,"dtype":"float32","device":"cpu"},"strategy":{"strategy":"sharded","text":"t","host_bytes":{"a":1}},'
+        b'"experiment":{"name":"net","searcher":{"metric":"loss","smaller_is_better":true},"optimizations":{"aggregation_frequency":2}}}')
+metrics = [b'{"time":"2026-03-01T12:00:03Z","kind":"training","batch":5,"samples":40,"optimizer_steps":2,"learning_rate":0.1,'
+           b'"gradient_norm":"inf","metrics":{"loss":0.5}}',
+           b'{"time":"2026-03-01T12:00:04Z","kind":"validation","batch":5,"metrics":{"loss":"nan","accuracy":0.5}}']
+lines = b"\n".join(events) + b"\n"
+write("run_files", "whole", two(lines, two(plan, b"\n".join(metrics) + b"\n")))
+write("run_files", "torn", two(lines[:-30], two(plan[:-30], metrics[0])))
+write("run_files", "wrong_types", two(b'{"event":5,"pid":"x"}\n[1]\n', two(b'{"name":1,"experiment":[]}', b'{"kind":{},"metrics":1}\n')))
+
+request = (b'{"slots":2,"cores_per_slot":1,"is_single_node":false,"resource_pool":"default","slot_type":0,"policy":0,'
+           b'"allow_heterogeneous_fits":false,"max_slots":null,"can_yield":true,"preemption":false,'
+           b'"agents":[["a",2,"default",0],["b",4,"default",0,[],[[0,1,2,3]]]]}')
+write("ledger", "request", b"\0" + request)
+write("ledger", "wrong_types", b"\0" + request.replace(b'"default"', b"5"))
+write("ledger", "claim", b"\1node-1:0,1;node-2:0=GPU-1,3=GPU-2;node-3:0@0+1,1@2+3")

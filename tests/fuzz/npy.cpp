@@ -1,5 +1,5 @@
 // A features file and a target file.
-#include "dtrain/data/npy.h"
+#include "dtrain/data/data_sets.h"
 
 #include "dtrain/base/error.h"
 #include "support.h"

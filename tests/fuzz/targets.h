@@ -17,13 +17,18 @@ void csv(Input input);
 void dump(Input input);
 void experiment(Input input);
 void exported(Input input);  // with libtorch alone
+void handshake(Input input);
 void idx(Input input);
+void ledger(Input input);
 void loader_state(Input input);
 void manifest(Input input);
 void npy(Input input);
 void picture(Input input);
+void run_files(Input input);
 void safetensors(Input input);
 void shards(Input input);
+void store_client(Input input);
+void store_server(Input input);
 void tokens(Input input);
 void trace(Input input);
 

@@ -1,5 +1,5 @@
 // The first byte is the token type and the end token, the second the sequence length, the rest the file.
-#include "dtrain/data/tokens.h"
+#include "dtrain/data/data_sets.h"
 
 #include "dtrain/base/error.h"
 #include "dtrain/data/documents.h"

@@ -31,6 +31,7 @@ comm::ControlOptions TestWorld::control_options(int rank) const {
   options.world = {rank, size, rank, size, hosts.empty() ? host : hosts[static_cast<std::size_t>(rank)]};
   options.generation = generation;
   options.secret = secret;
+  options.security = security;
   options.timeout = timeout;
   options.heartbeat = heartbeat;
   options.session = session;

@@ -1,11 +1,7 @@
 // The cores of this machine, and of machines that were recorded (tests/topologies).
 #include "dtrain/host/cpu.h"
 
-#include <sched.h>
-#include <unistd.h>
-
 #include <set>
-#include <thread>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -73,23 +69,6 @@ TEST(Topology, KnowsWhichCoresAreFaster) {
     EXPECT_EQ(cores[i].cpus.size(), i < 4 ? 2u : 1u) << i;
   }
   EXPECT_THAT(cores[4].cpus, ElementsAre(8));
-}
-
-TEST(CoresForRank, AreDividedUnlessTheRankIsBound) {
-  const auto cores = static_cast<int>(usable_cores().size());
-  EXPECT_EQ(cores_for_rank(1), cores);
-  EXPECT_EQ(cores_for_rank(cores), 1);
-  const bool has_others = std::cmp_less(allowed_cpus().size(), ::sysconf(_SC_NPROCESSORS_ONLN));
-  EXPECT_EQ(cores_for_rank(10 * cores), has_others ? cores : 1) << "bound to some of the host's CPUs, or to none";
-  if (cores < 2) GTEST_SKIP() << "with one core nothing can be bound to fewer";
-  std::thread([] {
-    cpu_set_t one;
-    CPU_ZERO(&one);
-    CPU_SET(usable_cores().front().cpus.front(), &one);
-    ASSERT_EQ(::sched_setaffinity(0, sizeof one, &one), 0);
-    EXPECT_EQ(cores_for_rank(1), 1);
-    EXPECT_EQ(cores_for_rank(2), 1);
-  }).join();
 }
 
 TEST(Topology, ThatCannotBeReadIsAnError) {

@@ -6,10 +6,9 @@ import html
 import json
 import re
 import subprocess
-import sys
 import unittest
 
-from harness import DEADLINE, SOURCE, Build, Workplace, environment, launch
+from harness import BUILD, DEADLINE, SOURCE, Workplace, environment, launch, main
 
 BATCHES = 60
 SETS = ["hyperparameters.global_batch_size=64", f"searcher.max_length.batches={BATCHES}",
@@ -21,7 +20,7 @@ class Agreement(unittest.TestCase):
     def setUpClass(cls):
         cls.work = Workplace("agreement")
         cls.run_dir = cls.work.new_run()
-        cls.result = launch(build, SOURCE / "configs" / "synthetic.yaml", cls.run_dir,
+        cls.result = launch(BUILD, SOURCE / "configs" / "synthetic.yaml", cls.run_dir,
                             SETS + ["resources.slots_per_trial=3"]).expect(0)
 
     @classmethod
@@ -29,7 +28,7 @@ class Agreement(unittest.TestCase):
         cls.work.remove()
 
     def say(self, *arguments):
-        done = subprocess.run([build.program("dtrain"), *arguments], env=environment(), stdin=subprocess.DEVNULL,
+        done = subprocess.run([BUILD.program("dtrain"), *arguments], env=environment(), stdin=subprocess.DEVNULL,
                               capture_output=True, text=True, timeout=DEADLINE)
         self.assertEqual(done.returncode, 0, done.stderr)
         return done.stdout
@@ -81,5 +80,4 @@ class Agreement(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    build = Build(sys.argv[1], "synthetic")
-    unittest.main(argv=sys.argv[:1] + sys.argv[2:], verbosity=2)
+    main("synthetic")

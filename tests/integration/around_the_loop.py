@@ -4,13 +4,10 @@
 """
 import gzip
 import json
-import sys
-import unittest
 
-from harness import Build, WorkplaceTest, launch, overrides, run, write_experiment
+from harness import BUILD, WorkplaceTest, launch, main, overrides, run, write_experiment
 from resume import differences, what_is_left
 
-BUILD = None  # set by main()
 SAMPLES = 4  # of a batch of a rank
 
 
@@ -398,5 +395,4 @@ class Kept(LoopTest):
 
 
 if __name__ == "__main__":
-    BUILD = Build(sys.argv[1], "loop_trial")
-    unittest.main(argv=sys.argv[:1] + sys.argv[2:], verbosity=2)
+    main("loop_trial")

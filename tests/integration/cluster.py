@@ -6,10 +6,9 @@ import re
 import subprocess
 import sys
 import time
-import unittest
 
 from cluster_bed import BED, ENDLESS, HOSTS, ClusterTest, on_host, profiles, seconds_until_all_gone
-from harness import Build
+from harness import main
 
 # Seconds from a host's loss until nothing is left on either: host_loss.py prints them, the tests allow thrice that.
 GOAL_S = 10
@@ -239,13 +238,7 @@ class HostLoss(ClusterTest):
         self.assertEqual(len(result.metrics("training")), 200)
 
 
-def main():
-    build = Build(sys.argv[1], "dtrain-agent")
-    ClusterTest.build = build
+if __name__ == "__main__":
     if not HOSTS:
         sys.exit("cluster.py runs inside tests/harness/two_hosts.sh with RATE")
-    unittest.main(argv=[sys.argv[0], *sys.argv[2:]])
-
-
-if __name__ == "__main__":
-    main()
+    main("dtrain-agent")

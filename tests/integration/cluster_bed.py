@@ -5,7 +5,7 @@ import subprocess
 import time
 import unittest
 
-from harness import DEADLINE, SOURCE, Result, Workplace, environment, overrides, wait_until, write_job
+from harness import BUILD, DEADLINE, SOURCE, Result, Workplace, environment, overrides, wait_until, write_job
 
 BED = str(SOURCE / "tests" / "harness" / "two_hosts.sh")
 HOSTS = os.environ.get("TWO_HOSTS", "")
@@ -64,7 +64,7 @@ class Running:
 
 
 class ClusterTest(unittest.TestCase):
-    build = None  # set by main()
+    build = BUILD
 
     def setUp(self):
         self.work = Workplace(type(self).__name__, on_disk=True)

@@ -4,12 +4,11 @@
     cluster_training.py BIN_FOLDER
 """
 import sys
-import unittest
 
 import parity_model
 from cluster_bed import BED, HOSTS, ClusterTest, on_host, profiles
 from ddp_parity import SGD, experiment
-from harness import SOURCE, Build, launch, overrides, run
+from harness import SOURCE, launch, main, overrides, run
 
 FASHION = SOURCE / "configs" / "fashion_mnist.yaml"
 FOUR = ["resources.slots_per_trial=4", "hyperparameters.global_batch_size=256", "communication.timeout=120"]
@@ -80,12 +79,7 @@ class FashionMnist(ClusterTest):
         self.assertIn("Host nodeb", result.output)
 
 
-def main():
-    ClusterTest.build = Build(sys.argv[1], "parity_trial")
+if __name__ == "__main__":
     if not HOSTS:
         sys.exit("cluster_training.py runs inside tests/harness/two_hosts.sh with 1gbit,100mbit")
-    unittest.main(argv=[sys.argv[0], *sys.argv[2:]])
-
-
-if __name__ == "__main__":
     main()

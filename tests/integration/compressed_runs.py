@@ -3,7 +3,6 @@
     compressed_runs.py BIN_FOLDER [TestClass[.test] ...]
 """
 import math
-import sys
 import unittest
 
 import torch
@@ -11,10 +10,9 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 import parity_model
 from ddp_peer import WORLD, run_ddp
-from harness import Build, Workplace, run, write_experiment
+from harness import BUILD, Workplace, main, run, write_experiment
 from many_runs import run_many
 
-BUILD = None  # set by main()
 SGD = {"kind": "sgd", "lr": 0.05, "momentum": 0.9}
 # Of the weights after 20 steps, from those without compression; what each sends at most of what it would have.
 KINDS = {"fp16": ("fp16", 0.1, 0.5), "bf16": ("bf16", 0.5, 0.5), "int8": ("int8", 0.5, 0.28),
@@ -226,12 +224,6 @@ class CompressedRuns(unittest.TestCase):
         self.assertLess(difference, 2e-3)
 
 
-def main():
-    global BUILD
-    BUILD = Build(sys.argv.pop(1))
-    torch.set_num_threads(1)
-    unittest.main(verbosity=2)
-
-
 if __name__ == "__main__":
+    torch.set_num_threads(1)
     main()

@@ -13,12 +13,10 @@ import signal
 import subprocess
 import sys
 import time
-import unittest
 from pathlib import Path
 
-from harness import Build, WorkplaceTest, Workplace, environment, wait_until, write_experiment
+from harness import BUILD, Workplace, WorkplaceTest, environment, main, wait_until, write_experiment
 
-BUILD = None  # set by main()
 MIB = 1 << 20
 # Holds more memory with each line that it reads.
 BALLAST = """
@@ -245,16 +243,9 @@ def table():
                 place.remove()
 
 
-def main():
-    global BUILD
-    if len(sys.argv) < 2:
-        sys.exit(__doc__)
-    BUILD = Build(sys.argv[1], "synthetic")
-    if sys.argv[2:] == ["--table"]:
-        return table()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    unittest.main(argv=[sys.argv[0], *sys.argv[2:]], verbosity=2)
-
-
 if __name__ == "__main__":
-    main()
+    if sys.argv[2:] == ["--table"]:
+        BUILD.open(sys.argv[1], "synthetic")
+        sys.exit(table())
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    main("synthetic")

@@ -8,15 +8,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import unittest
 
 import numpy
 import safetensors.numpy
 
 import parity_model
-from harness import SOURCE, Build, Result, WorkplaceTest, environment, launch, overrides, run, wait_until, write_experiment
-
-BUILD = None  # set by main()
+from harness import (BUILD, SOURCE, Result, WorkplaceTest, environment, launch, main, overrides, run, wait_until,
+                     write_experiment)
 
 FASHION = SOURCE / "configs" / "fashion_mnist.yaml"
 SYNTHETIC = SOURCE / "configs" / "synthetic.yaml"
@@ -345,12 +343,6 @@ class Errors(RunTest):
         self.assertEqual(result.metrics("training"), [], "it is known before the first step")
         self.assertIn("'f1'", result.output)
         self.assertIn("accuracy, loss", result.output)
-
-
-def main():
-    global BUILD
-    BUILD = Build(sys.argv[1])
-    unittest.main(argv=[sys.argv[0], *sys.argv[2:]], verbosity=2)
 
 
 if __name__ == "__main__":

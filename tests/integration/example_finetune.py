@@ -4,21 +4,13 @@ but shorter.
     example_finetune.py BIN_FOLDER [TestClass[.test] ...]
 """
 import subprocess
-import sys
-import unittest
 
 import numpy
 import safetensors.numpy
 
-from harness import DEADLINE, SOURCE, Build, Workplace, WorkplaceTest, environment, launch
+from harness import BUILD, DEADLINE, SOURCE, Workplace, WorkplaceTest, environment, launch, main, python
 
-BUILD = None  # set by main()
 EXAMPLE = SOURCE / "examples" / "finetune"
-
-
-def python(*command):
-    subprocess.run([sys.executable, "-B", *map(str, command)], env=environment(), stdout=subprocess.DEVNULL,
-                   timeout=DEADLINE, check=True)
 
 
 class FinetuneTest(WorkplaceTest):
@@ -120,5 +112,4 @@ class Script(FinetuneTest):
 
 
 if __name__ == "__main__":
-    BUILD = Build(sys.argv[1], "finetune")
-    unittest.main(argv=sys.argv[:1] + sys.argv[2:], verbosity=2)
+    main("finetune")

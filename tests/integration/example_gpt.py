@@ -5,30 +5,20 @@
 import math
 import subprocess
 import sys
-import unittest
 
 import numpy
 import safetensors.torch
 import torch
 import torch.nn.functional as F
 
-from harness import DEADLINE, SOURCE, Build, WorkplaceTest, environment, launch, overrides, run
+from harness import BUILD, DEADLINE, SOURCE, WorkplaceTest, environment, launch, main, overrides, python, run
 from resume import differences, what_is_left
 from sample_order import epoch_order
 
-BUILD = None  # set by main()
 EXAMPLE = SOURCE / "examples" / "gpt"
 LENGTH = 32
 BATCH = 12
 sys.path.append(str(EXAMPLE))
-
-
-def python(*command):
-    done = subprocess.run([sys.executable, "-B", *map(str, command)], env=environment(), stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, text=True, timeout=DEADLINE, check=False)
-    if done.returncode != 0:
-        raise AssertionError(done.stdout)
-    return done.stdout
 
 
 class GptTest(WorkplaceTest):
@@ -188,5 +178,4 @@ class Script(GptTest):
 
 
 if __name__ == "__main__":
-    BUILD = Build(sys.argv[1], "gpt")
-    unittest.main(argv=sys.argv[:1] + sys.argv[2:], verbosity=2)
+    main("gpt")

@@ -1,7 +1,6 @@
 """FLOPs that dtrain counts are those of torch.utils.flop_counter, on ten models and in a run."""
 import json
 import subprocess
-import sys
 import unittest
 
 import torch
@@ -9,10 +8,9 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop, sdpa_flop
 
-from harness import Build, Workplace, check_waterfall, environment, run, write_experiment
+from harness import BUILD, Workplace, check_waterfall, environment, run, write_experiment
 from torchscript_models import Mlp, ScriptTest, experiment, main, save_script
 
-BUILD = None
 aten = torch.ops.aten
 # Python's counter knows attention on GPUs alone; its formulas are the same on CPUs.
 
@@ -257,5 +255,4 @@ class Runs(ScriptTest):
 
 
 if __name__ == "__main__":
-    BUILD = Build(sys.argv[1], "flop_counts")
-    main()
+    main("flop_counts")

@@ -4,12 +4,11 @@ full_disk.py BIN_FOLDER; root, for a small tmpfs in a mount namespace.
 """
 import os
 import subprocess
-import sys
 import unittest
 
 import safetensors.numpy
 
-from harness import DEADLINE, SOURCE, Build, Result, Workplace, environment
+from harness import BUILD, DEADLINE, SOURCE, Result, Workplace, environment, main
 
 SYNTHETIC = SOURCE / "configs" / "synthetic.yaml"
 
@@ -28,7 +27,7 @@ class FullDisk(unittest.TestCase):
         """With a tmpfs of this size on that part of the run's folder."""
         folder = self.work.new_run()
         (folder / small).mkdir(parents=True)
-        command = [build.program("dtrain"), "launch", str(SYNTHETIC), "--run-dir", str(folder), "--set",
+        command = [BUILD.program("dtrain"), "launch", str(SYNTHETIC), "--run-dir", str(folder), "--set",
                    f"resources.slots_per_trial={ranks}", "--set", f"searcher.max_length.batches={batches}",
                    "--set", "scheduling_unit=10", *(word for one in sets for word in ("--set", one))]
         script = 'mount -t tmpfs -o size="$1" tmpfs "$2" || exit 99; shift 2; exec "$@"'
@@ -75,5 +74,4 @@ class FullDisk(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    build = Build(sys.argv[1], "synthetic")
-    unittest.main(argv=sys.argv[:1] + sys.argv[2:], verbosity=2)
+    main("synthetic")

@@ -5,13 +5,11 @@ same to the last bit.
 """
 import csv
 import json
-import sys
 import unittest
 
-from harness import SOURCE, Build, Workplace, launch
+from harness import BUILD, SOURCE, Workplace, launch, main
 
 SYNTHETIC = SOURCE / "configs" / "synthetic.yaml"
-BUILD = None  # set by main
 
 
 class Fusion(unittest.TestCase):
@@ -82,11 +80,5 @@ class Fusion(unittest.TestCase):
         self.assertEqual((rows[3]["shape"], rows[3]["bytes"]), ("512x512", str(512 * 512 * 4)))
 
 
-def main():
-    global BUILD
-    BUILD = Build(sys.argv[1], "synthetic")
-    unittest.main(argv=[sys.argv[0], *sys.argv[2:]], verbosity=2)
-
-
 if __name__ == "__main__":
-    main()
+    main("synthetic")

@@ -9,9 +9,8 @@ import subprocess
 import sys
 import unittest
 
-from harness import SOURCE, Build, Workplace, environment
+from harness import BUILD, SOURCE, Workplace, environment, main
 
-BUILD = None  # set by main()
 SECTIONS = ["machine", "doctor", "nccl", "conformance", "parity", "python", "waiting", "sanitizer", "examples", "profile",
             "bench_bf16", "bench"]
 
@@ -126,13 +125,5 @@ class GpuCheck(unittest.TestCase):
         self.assertEqual([line.split()[0] for line in listed], SECTIONS)
 
 
-def main():
-    global BUILD
-    if len(sys.argv) < 2:
-        sys.exit(__doc__)
-    BUILD = Build(sys.argv[1], "bench_nccl")
-    unittest.main(argv=[sys.argv[0], *sys.argv[2:]], verbosity=2)
-
-
 if __name__ == "__main__":
-    main()
+    main("bench_nccl")

@@ -3,14 +3,12 @@
     gpu_faults.py BIN_FOLDER [TestClass[.test] ...]
 """
 import os
-import sys
 import unittest
 from pathlib import Path
 
 from gpu_cases import experiment, gpu_environment, run_cases
-from harness import Build, Workplace, launch, own_state_folder, run, wait_until
+from harness import BUILD, Workplace, launch, main, own_state_folder, run, wait_until
 
-BUILD = None  # set by main()
 SGD = {"kind": "sgd", "lr": 0.05, "momentum": 0.9}
 BATCH = 7  # in which it happens
 TIMED_OUT = r"operation \d+, timed out after \d"
@@ -178,11 +176,5 @@ class Starting(FaultTest):
         self.check_nothing_left()
 
 
-def main():
-    global BUILD
-    BUILD = Build(sys.argv[1], "gpu_trial")
-    unittest.main(argv=[sys.argv[0], *sys.argv[2:]], verbosity=2)
-
-
 if __name__ == "__main__":
-    main()
+    main("gpu_trial")

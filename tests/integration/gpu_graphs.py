@@ -3,7 +3,6 @@
     gpu_graphs.py BIN_FOLDER [TestClass[.test] ...]
 """
 import gzip
-import sys
 import unittest
 
 import torch
@@ -11,11 +10,10 @@ import torch
 import parity_model
 import gpu_faults
 from gpu_cases import gpu_environment, run_cases
-from harness import Build, Workplace, launch
+from harness import BUILD, Workplace, launch, main
 from sample_order import epoch_order
 from torchscript_models import Net, experiment as script_experiment, save_script, write_experiment, write_fashion_like
 
-BUILD = None  # set by main()
 RATE = 2**-8  # a graph reads it as a float32
 SGD = {"kind": "sgd", "lr": 8 * RATE, "momentum": 0.9}
 ADAM = {"kind": "adam", "lr": RATE, "weight_decay": 1e-3}
@@ -301,12 +299,6 @@ class Faults(gpu_faults.FaultTest):
         self.check_nothing_left()
 
 
-def main():
-    global BUILD
-    BUILD = gpu_faults.BUILD = Build(sys.argv[1], "gpu_trial")
-    # torch.jit calls itself deprecated.
-    unittest.main(argv=[sys.argv[0], *sys.argv[2:]], verbosity=2, warnings="ignore")
-
-
 if __name__ == "__main__":
-    main()
+    # torch.jit calls itself deprecated.
+    main("gpu_trial", warnings="ignore")

@@ -2,7 +2,6 @@
 
     gpu_launches.py BIN_FOLDER [TestClass[.test] ...]
 """
-import sys
 import unittest
 
 import torch
@@ -10,10 +9,9 @@ from torch import nn
 
 import parity_model
 from gpu_cases import gpu_environment
-from harness import SOURCE, Build, Workplace, launch, run
+from harness import BUILD, SOURCE, Workplace, launch, main, run
 from torchscript_models import Net, experiment, save_script, write_experiment, write_fashion_like
 
-BUILD = None  # set by main()
 RANKS = (1, 2, 4)
 STEPS = 50
 
@@ -123,12 +121,6 @@ class Launches(unittest.TestCase):
         self.compare(file, "cuda", [])
 
 
-def main():
-    global BUILD
-    BUILD = Build(sys.argv[1], "dtrain-worker")
-    # torch.jit calls itself deprecated.
-    unittest.main(argv=[sys.argv[0], *sys.argv[2:]], verbosity=2, warnings="ignore")
-
-
 if __name__ == "__main__":
-    main()
+    # torch.jit calls itself deprecated.
+    main("dtrain-worker", warnings="ignore")

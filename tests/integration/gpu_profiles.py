@@ -6,13 +6,11 @@ import collections
 import gzip
 import json
 import subprocess
-import sys
 import unittest
 
 from gpu_cases import FAKE_GPUS, gpu_environment
-from harness import SOURCE, Build, Workplace, environment, launch
+from harness import BUILD, SOURCE, Workplace, environment, launch, main
 
-BUILD = None  # set by main()
 BATCHES = 60
 EXPERIMENT = SOURCE / "configs" / "synthetic.yaml"
 SETS = ["resources.slot_type=cuda", f"searcher.max_length.batches={BATCHES}", "min_validation_period.batches=25",
@@ -233,11 +231,5 @@ class Advice(GpuRuns):
         self.assertEqual([gpu["metrics"]["gpu_util"]["max"] for gpu in of_ranks], [20, 20])
 
 
-def main():
-    global BUILD
-    BUILD = Build(sys.argv[1], "synthetic")
-    unittest.main(argv=[sys.argv[0], *sys.argv[2:]], verbosity=2)
-
-
 if __name__ == "__main__":
-    main()
+    main("synthetic")

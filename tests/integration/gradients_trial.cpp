@@ -3,7 +3,7 @@
 //
 // hyperparameters: width, depth, clip (0: none), side (true: odd ranks also use a second branch in every third batch;
 // the others never do).
-#include <dtrain/data/synthetic.h>
+#include <dtrain/data/data_sets.h>
 #include <dtrain/dtrain.h>
 
 #include <sys/mman.h>

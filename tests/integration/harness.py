@@ -22,7 +22,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 class Build:
     """The build under test; its bin folder is the first argument of every test program."""
 
-    def __init__(self, bin_folder, trial="parity_trial"):
+    def __init__(self, *bin_folder_and_trial):
+        if bin_folder_and_trial:
+            self.open(*bin_folder_and_trial)
+
+    def open(self, bin_folder, trial="parity_trial"):
         self.bin = Path(bin_folder).resolve()
         for program in ("dtrain", trial):
             if not (self.bin / program).is_file():
@@ -30,6 +34,17 @@ class Build:
 
     def program(self, name):
         return str(self.bin / name)
+
+
+BUILD = Build()  # opened by main()
+
+
+def main(trial="parity_trial", **options):
+    """Runs the tests of a program that is called with a bin folder and, if not all are wanted, with the names of tests."""
+    if len(sys.argv) < 2:
+        sys.exit(sys.modules["__main__"].__doc__)
+    BUILD.open(sys.argv.pop(1), trial)
+    unittest.main(verbosity=2, **options)
 
 
 @functools.cache
@@ -158,6 +173,11 @@ def run(command, run_dir, deadline=DEADLINE, **extra_environment):
     if report.is_file():
         check_waterfall(report)
     return Result(done.returncode, done.stdout, run_dir)
+
+
+def python(*command):
+    """What a script that must succeed says."""
+    return run([sys.executable, "-B", *map(str, command)], "").expect(0).output
 
 
 def launch(build, experiment, run_dir, sets=(), deadline=DEADLINE, **extra_environment):

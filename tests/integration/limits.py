@@ -13,14 +13,13 @@ import time
 import unittest
 from pathlib import Path
 
-from harness import SOURCE, Build, Workplace, environment, launch, overrides, run
+from harness import BUILD, SOURCE, Workplace, environment, launch, main, overrides, run
 
 FIGURES = ("memory_gb_s", "gflops", "convolution_gflops", "all_reduce_gb_s")
 STATE = "DTRAIN_STATE_DIR"
 SYNTHETIC = SOURCE / "configs" / "synthetic.yaml"
 SMALL = ["hyperparameters.width=192", "hyperparameters.depth=3", "hyperparameters.global_batch_size=32",
          "data.samples=256", "resources.slot_type=cpu", "searcher.max_length.batches=6"]
-BUILD = None  # set by main
 
 
 def is_amd_with_avx2():
@@ -213,11 +212,5 @@ class MatmulTest(unittest.TestCase):
         self.assertEqual(fast != stock, is_amd_with_avx2(), "whether the two paths differ")
 
 
-def main():
-    global BUILD
-    BUILD = Build(sys.argv[1], "synthetic")
-    unittest.main(argv=[sys.argv[0], *sys.argv[2:]], verbosity=2)
-
-
 if __name__ == "__main__":
-    main()
+    main("synthetic")

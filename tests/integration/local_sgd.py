@@ -2,16 +2,14 @@
 
     local_sgd.py BIN_FOLDER [TestClass[.test] ...]
 """
-import sys
 import unittest
 
 import torch
 
 import parity_model
-from harness import Build, Workplace, interrupt_training, write_experiment
+from harness import BUILD, Workplace, interrupt_training, main, write_experiment
 from many_runs import run_many
 
-BUILD = None  # set by main()
 SGD = {"kind": "sgd", "lr": 0.05}
 MOMENTUM = {"kind": "sgd", "lr": 0.02, "momentum": 0.9}
 ADAMW = {"kind": "adamw", "lr": 1e-3}
@@ -166,12 +164,6 @@ class LocalSteps(unittest.TestCase):
         self.weights_of(case, folder)
 
 
-def main():
-    global BUILD
-    BUILD = Build(sys.argv.pop(1))
-    torch.set_num_threads(1)
-    unittest.main(verbosity=2)
-
-
 if __name__ == "__main__":
+    torch.set_num_threads(1)
     main()

@@ -6,15 +6,13 @@ and lack; what is refused. And `dtrain what-if --verify` of a real run.
 import json
 import shutil
 import subprocess
-import sys
 import unittest
 
 import torch
 
 import parity_model
-from harness import Build, Workplace, environment, interrupt_training, launch, run, write_experiment
+from harness import BUILD, Workplace, environment, interrupt_training, launch, main, run, write_experiment
 
-BUILD = None  # set by main()
 SGD = {"kind": "sgd", "lr": 0.05, "momentum": 0.9}
 STEPS = 14
 
@@ -283,12 +281,6 @@ class Verify(MockTest):
                 self.assertFalse((folder / "checkpoints").exists())
 
 
-def main():
-    global BUILD
-    BUILD = Build(sys.argv.pop(1))
-    torch.set_num_threads(1)
-    unittest.main(verbosity=2)
-
-
 if __name__ == "__main__":
+    torch.set_num_threads(1)
     main()

@@ -5,7 +5,6 @@ same.
 """
 import csv
 import json
-import sys
 import unittest
 
 import numpy
@@ -13,10 +12,9 @@ import torch
 from torch import nn
 
 import parity_model
-from harness import Build, Workplace, launch, run, write_experiment
+from harness import BUILD, Workplace, launch, main, run, write_experiment
 from torchscript_models import experiment as script_experiment, save_script
 
-BUILD = None  # set by main()
 SGD = {"kind": "sgd", "lr": 0.05, "momentum": 0.9}
 
 
@@ -276,12 +274,6 @@ class Scripts(unittest.TestCase):
         self.assertNotIn("in training mode", self.launched(script_experiment("model.pt", data), 0).output)
 
 
-def main():
-    global BUILD
-    BUILD = Build(sys.argv.pop(1))
-    torch.set_num_threads(1)
-    unittest.main(verbosity=2, warnings="ignore")  # torch.jit calls itself deprecated
-
-
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    main(warnings="ignore")  # torch.jit calls itself deprecated

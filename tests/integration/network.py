@@ -12,7 +12,6 @@ import sys
 import tempfile
 import unittest
 
-BUILD = pathlib.Path()  # set by main()
 BED = str(pathlib.Path(__file__).resolve().parent.parent / "harness" / "two_hosts.sh")
 HOSTS = os.environ.get("TWO_HOSTS", "")
 CLUSTER = """
@@ -146,13 +145,8 @@ class OverTwoLinks(unittest.TestCase):
         self.assertIn("problem   remote shell    host nodec cannot be reached by ssh: ", result.stdout)
 
 
-def main():
-    global BUILD
-    BUILD = pathlib.Path(sys.argv[1]).resolve()
+if __name__ == "__main__":
+    BUILD = pathlib.Path(sys.argv.pop(1)).resolve()
     if not HOSTS:
         sys.exit("network.py runs inside tests/harness/two_hosts.sh with RATE,RATE")
-    unittest.main(argv=[sys.argv[0], *sys.argv[2:]])
-
-
-if __name__ == "__main__":
-    main()
+    unittest.main()

@@ -15,7 +15,7 @@ import unittest
 from pathlib import Path
 
 from cluster_bed import BED, HOSTS, on_host
-from harness import DEADLINE, SOURCE, Build, Result, Workplace, overrides, wait_until, write_job
+from harness import BUILD, DEADLINE, SOURCE, Result, Workplace, main, overrides, wait_until, write_job
 
 MASTER = "trainer-node-0-0.trainer"
 USER = 1000
@@ -88,7 +88,7 @@ class Pod:
 
 
 class PodsTest(unittest.TestCase):
-    build = None  # set by main()
+    build = BUILD
 
     def setUp(self):
         self.work = Workplace(type(self).__name__, on_disk=True)
@@ -195,7 +195,7 @@ class Starting(PodsTest):
         for host in "ab":
             (pid, *_) = on_host(host, "pgrep", "-f", "^" + self.rank_program).split()
             maps = on_host(host, "cat", f"/proc/{pid}/maps")
-            self.assertIn("libdtrain_comm_gloo.so", maps)
+            self.assertIn("libdtrain_comm.so", maps)
             self.assertNotIn("libmpi", maps)
             self.assertRegex(on_host(host, "cat", f"/proc/{pid}/status"), rf"Uid:\s+{USER}\s+{USER}")
             self.assertRegex(on_host(host, "cat", f"/proc/{pid}/mounts"), r"tmpfs /dev/shm tmpfs [^\n]*size=65536k")
@@ -326,12 +326,6 @@ class Soak(PodsTest):
                   f"{time.monotonic() - began:.1f} s", flush=True)
 
 
-def main():
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # tearDown runs
-    PodsTest.build = Build(sys.argv[1], trial="dtrain-agent")
-    names = sys.argv[2:] or ["Starting", "Ending", "Training"]
-    unittest.main(argv=["pods.py", *names], verbosity=2)
-
-
 if __name__ == "__main__":
-    main()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # tearDown runs
+    main("dtrain-agent", defaultTest=["Starting", "Ending", "Training"])

@@ -18,9 +18,10 @@ import unittest
 from collections import defaultdict
 from pathlib import Path
 
-from harness import DEADLINE, Build, Workplace, environment
+import harness
+from harness import BUILD, DEADLINE, Workplace, environment
 
-BUILD = PROBE = FAKES = CXX = LIBTORCH = None  # set by main()
+PROBE = FAKES = CXX = LIBTORCH = None  # set by main()
 DRIVER = "libcuda.so.1"
 
 
@@ -235,15 +236,15 @@ class RealCuda(unittest.TestCase):
 
 
 def main():
-    global BUILD, PROBE, FAKES, CXX, LIBTORCH
+    global PROBE, FAKES, CXX, LIBTORCH
     if len(sys.argv) < 5:
         sys.exit(__doc__)
-    BUILD, PROBE, FAKES, CXX = Build(sys.argv[1], "dtrain-worker"), sys.argv[2], Path(sys.argv[3]), sys.argv[4]
+    PROBE, FAKES, CXX = sys.argv.pop(2), Path(sys.argv.pop(2)), sys.argv.pop(2)
     found = re.search(r"libtorch_cpu\.so => (\S+)", output("ldd", PROBE))
     if not found:
         sys.exit(f"{PROBE} does not link libtorch_cpu.so")
     LIBTORCH = Path(os.path.realpath(found.group(1))).parents[1]
-    unittest.main(argv=[sys.argv[0], *sys.argv[5:]], verbosity=2)
+    harness.main("dtrain-worker")
 
 
 if __name__ == "__main__":

@@ -8,18 +8,15 @@ parameter's relative L2 norm.
 import os
 import pathlib
 import shutil
-import sys
-import unittest
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import parity_model
-from harness import Build, WorkplaceTest, launch, overrides, run, write_experiment
+from harness import BUILD, WorkplaceTest, launch, main, overrides, run, write_experiment
 from optimization_parity import KINDS, schedulers
 
-BUILD = None  # set by main()
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
 BATCHES = 100
 SAMPLES = 12  # of all ranks
@@ -355,12 +352,6 @@ class Mistakes(ModelsTest):
                    hyperparameters={"fault": "step_missing", "fault_batch": 1})
 
 
-def main():
-    global BUILD
-    torch.set_num_threads(1)
-    BUILD = Build(sys.argv[1])
-    unittest.main(argv=[sys.argv[0], *sys.argv[2:]], verbosity=2)
-
-
 if __name__ == "__main__":
+    torch.set_num_threads(1)
     main()

@@ -7,12 +7,10 @@ over MPI. TwoHosts: four ranks on two hosts; runs inside `two_hosts.sh with RATE
 """
 import os
 import shutil
-import sys
 import unittest
 
-from harness import SOURCE, Build, WorkplaceTest, launch, run, write_experiment
+from harness import BUILD, SOURCE, WorkplaceTest, launch, main, run, write_experiment
 
-BUILD = None  # set by main()
 BED = str(SOURCE / "tests" / "harness" / "two_hosts.sh")
 HOSTS = os.environ.get("TWO_HOSTS", "")
 WIDTH, DEPTH = 517, 4  # 4.4 MB of gradients
@@ -166,11 +164,5 @@ class TwoHosts(GradientsTest):
         self.compare("uneven", self.start(2, 1), 3, **ALL)
 
 
-def main():
-    global BUILD
-    BUILD = Build(sys.argv[1], "gradients_trial")
-    unittest.main(argv=[sys.argv[0], *sys.argv[2:]])
-
-
 if __name__ == "__main__":
-    main()
+    main("gradients_trial")

@@ -10,10 +10,9 @@ import subprocess
 import sys
 import unittest
 
-from harness import (DEADLINE, SOURCE, Build, Result, Workplace, environment, launch, overrides, wait_until,
+from harness import (BUILD, DEADLINE, SOURCE, Result, Workplace, environment, launch, main, overrides, wait_until,
                      write_job)
 
-BUILD = None  # set by main()
 FASHION = SOURCE / "configs" / "fashion_mnist.yaml"
 SHORT = ["searcher.max_length.batches=20", "min_validation_period.batches=20", "communication.timeout=60"]
 ENDLESS = ["searcher.max_length.batches=1000000000"]
@@ -338,13 +337,7 @@ class TwoNodes(SlurmTest):
             self.assertIn(cause, result.output)
 
 
-def main():
-    global BUILD
-    BUILD = Build(sys.argv[1], "dtrain-agent")
+if __name__ == "__main__":
     if "SLURM_CONF" not in os.environ:
         sys.exit("slurm.py runs inside tests/harness/slurm_bed.sh FOLDER")
-    unittest.main(argv=[sys.argv[0], *sys.argv[2:]])
-
-
-if __name__ == "__main__":
-    main()
+    main("dtrain-agent")

@@ -7,13 +7,11 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import unittest
 
-from harness import Build, Workplace, environment, wait_until, write_experiment
+from harness import BUILD, Workplace, environment, main, wait_until, write_experiment
 from terminal import Terminal
 
-BUILD = None  # set by main()
 VARIABLES = {"TERM": "xterm"}
 
 
@@ -228,11 +226,5 @@ class TheEnd(unittest.TestCase):
         place.remove()
 
 
-def main():
-    global BUILD
-    BUILD = Build(sys.argv.pop(1), "synthetic")
-    unittest.main()
-
-
 if __name__ == "__main__":
-    main()
+    main("synthetic")

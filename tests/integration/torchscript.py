@@ -2,27 +2,17 @@
 
     torchscript.py BIN_FOLDER [TestClass[.test] ...]
 """
-import subprocess
-import sys
 
 import numpy
 import safetensors.numpy
 import torch
 from torch import nn
 
-from harness import DEADLINE, SOURCE, environment, launch
-from torchscript_models import Mlp, ScriptTest, experiment, main, save_script, write_fashion_like, write_idx
+from harness import SOURCE, launch, python
+from torchscript_models import Mlp, ScriptTest, experiment, main, save_script, write_fashion_like
 
 EXAMPLE = SOURCE / "examples" / "torchscript"
 CONFIG = SOURCE / "configs" / "torchscript_fashion_mnist.yaml"
-
-
-def python(*command):
-    done = subprocess.run([sys.executable, "-B", *map(str, command)], env=environment(), stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, text=True, timeout=DEADLINE, check=False)
-    if done.returncode != 0:
-        raise AssertionError(done.stdout)
-    return done.stdout
 
 
 class Way(ScriptTest):

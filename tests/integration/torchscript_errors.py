@@ -4,7 +4,7 @@
 """
 import json
 import shutil
-from zipfile import ZipFile
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import numpy
 import torch
@@ -52,6 +52,35 @@ class Errors(ScriptTest):
                 unknown.writestr(name, code.replace(b"torch.relu(", b"torch.reluu(") if name.endswith(".py") else code)
         self.fails("unknown.pt", "unknown.pt is no TorchScript file: Unknown builtin op: aten::reluu")
         self.fails("archive.zip", "archive.zip is no TorchScript file: ")
+
+    def test_code_that_reads_or_writes_files_is_refused(self):
+        written = self.folder / "written"
+        save_script(Mlp(), self.folder / "whole.pt")
+        for name, line, operator in (("save", f'_ = torch.save(x, "{written}")', "save"),
+                                     ("ops", f'_ = ops.aten.save(x, "{written}")', "save"),
+                                     ("alias", f't = torch\n    _ = t.save(x, "{written}")', "save"),
+                                     ("from_file", '_ = torch.from_file("/etc/hostname", False, 1)', "from_file")):
+            with ZipFile(self.folder / "whole.pt") as whole, ZipFile(self.folder / f"{name}.pt", "w") as changed:
+                for record in whole.namelist():
+                    code = whole.read(record)
+                    begin = b"x: Tensor) -> Tensor:\n"
+                    if record.endswith(".py") and begin in code:
+                        code = code.replace(begin, begin + f"    {line}\n".encode())
+                    changed.writestr(record, code)
+            self.fails(f"{name}.pt", f"{name}.pt has code with the operator aten::{operator}, which reads or writes files")
+        self.assertFalse(written.exists())
+
+    def test_an_archive_that_unpacks_to_3_gb_is_refused(self):
+        save_script(Mlp(), self.folder / "whole.pt")
+        with ZipFile(self.folder / "whole.pt") as whole, ZipFile(self.folder / "bomb.pt", "w", ZIP_DEFLATED) as bomb:
+            names = whole.namelist()
+            for name in names:
+                if "/data/" not in name:
+                    bomb.writestr(name, whole.read(name))
+            with bomb.open(next(name for name in names if "/data/" in name), "w", force_zip64=True) as weights:
+                for _ in range(3 << 6):
+                    weights.write(bytes(16 << 20))
+        self.fails("bomb.pt", "bomb.pt is no TorchScript file: it unpacks to 3.0 GiB, much more than its size")
 
     def test_a_missing_file_starts_nothing(self):
         sections = experiment("nowhere.pt", self.idx_data())

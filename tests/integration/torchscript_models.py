@@ -1,15 +1,14 @@
 """What the TorchScript tests share: models, data files, experiments, runs."""
 import gzip
 import struct
-import sys
-import unittest
 import warnings
 
 import numpy
 import torch
 from torch import nn
 
-from harness import Build, WorkplaceTest, launch, overrides, run, write_experiment
+import harness
+from harness import BUILD, WorkplaceTest, launch, overrides, run, write_experiment
 from parity_model import SharedLinear
 
 warnings.filterwarnings("ignore", category=DeprecationWarning)  # of torch.jit
@@ -94,7 +93,7 @@ class Mlp(nn.Module):
 
 
 class ScriptTest(WorkplaceTest):
-    build = None  # set by main()
+    build = BUILD
 
     def setUp(self):
         super().setUp()
@@ -123,7 +122,6 @@ class ScriptTest(WorkplaceTest):
         return launch(self.build, file, self.work.new_run())
 
 
-def main():
+def main(trial="dtrain-worker"):
     """For a program of ScriptTests."""
-    ScriptTest.build = Build(sys.argv[1], "dtrain-worker")
-    unittest.main(argv=[sys.argv[0], *sys.argv[2:]], verbosity=2, warnings="ignore")  # torch.jit calls itself deprecated
+    harness.main(trial, warnings="ignore")  # torch.jit calls itself deprecated

@@ -15,9 +15,8 @@ import subprocess
 import sys
 import unittest
 
-from harness import SOURCE, Build, Workplace, environment, launch, wait_until, write_experiment
+from harness import BUILD, SOURCE, Workplace, environment, launch, main, wait_until, write_experiment
 
-BUILD = None  # set by main()
 FIRST, LAST = 8, 13
 
 
@@ -350,11 +349,5 @@ class Now(unittest.TestCase):
         process.communicate(timeout=60)
 
 
-def main():
-    global BUILD
-    BUILD = Build(sys.argv.pop(1), "synthetic")
-    unittest.main(verbosity=1)
-
-
 if __name__ == "__main__":
-    main()
+    main("synthetic")

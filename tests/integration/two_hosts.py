@@ -12,11 +12,10 @@ import time
 import unittest
 
 from gpu_cases import experiment
-from harness import DEADLINE, SOURCE, Build, Workplace, launch, overrides, run, wait_until, write_experiment
+from harness import BUILD, DEADLINE, SOURCE, Workplace, launch, main, overrides, run, wait_until, write_experiment
 from parity_model import load, worst_difference
 from resume import ADAM, ADAMW, LOCAL, SGD, case, differences, title, what_is_left
 
-BUILD = None  # set by main()
 BED = str(SOURCE / "tests" / "harness" / "two_hosts.sh")
 HOSTS = os.environ.get("TWO_HOSTS", "")
 SYNTHETIC = SOURCE / "configs" / "synthetic.yaml"
@@ -269,13 +268,7 @@ class Failing(TwoHosts):
         self.assertRegex(ended[0]["cause"], r"rank 1 .*is gone")
 
 
-def main():
-    global BUILD
-    BUILD = Build(sys.argv[1], "synthetic")
+if __name__ == "__main__":
     if not HOSTS:
         sys.exit("two_hosts.py runs inside tests/harness/two_hosts.sh with RATE")
-    unittest.main(argv=[sys.argv[0], *sys.argv[2:]])
-
-
-if __name__ == "__main__":
-    main()
+    main("synthetic")

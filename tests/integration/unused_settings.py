@@ -2,12 +2,9 @@
 
     unused_settings.py BIN_FOLDER [TestClass[.test] ...]
 """
-import sys
 import unittest
 
-from harness import SOURCE, Build, Workplace, launch
-
-BUILD = None  # set by main()
+from harness import BUILD, SOURCE, Workplace, launch, main
 
 SYNTHETIC = SOURCE / "configs" / "synthetic.yaml"
 SMALL = ["hyperparameters.width=32", "data.samples=512", "searcher.max_length.batches=3"]
@@ -52,11 +49,5 @@ class UnusedSettings(unittest.TestCase):
         self.assertNotIn("records_per_epoch", self.launch("records_per_epoch=512").output)
 
 
-def main():
-    global BUILD
-    BUILD = Build(sys.argv[1], "synthetic")
-    unittest.main(argv=[sys.argv[0], *sys.argv[2:]], verbosity=2)
-
-
 if __name__ == "__main__":
-    main()
+    main("synthetic")

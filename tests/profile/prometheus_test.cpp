@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 
 #include <map>
+#include <thread>
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
@@ -13,22 +14,44 @@
 namespace dtrain::profile {
 namespace {
 
-// The body of the answer to GET /metrics; empty where there is none.
-std::string scrape(const std::string& where) {
+// A connection to the endpoint; empty where nothing listens.
+UniqueFd connect_to(const std::string& where) {
   const std::size_t colon = where.rfind(':');
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<std::uint16_t>(std::stoi(where.substr(colon + 1))));
   ::inet_pton(AF_INET, where.substr(0, colon).c_str(), &address.sin_addr);
-  const UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) return {};
-  const std::string request = "GET /metrics HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n";
-  EXPECT_EQ(::send(fd.get(), request.data(), request.size(), MSG_NOSIGNAL), std::ssize(request));
+  UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const bool connected = ::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
+  return connected ? std::move(fd) : UniqueFd();
+}
+
+void send_text(const UniqueFd& fd, const std::string& text) {
+  EXPECT_EQ(::send(fd.get(), text.data(), text.size(), MSG_NOSIGNAL), std::ssize(text));
+}
+
+// What comes until the other side closes.
+std::string rest_of(const UniqueFd& fd) {
   std::string answer;
   char buffer[4096];
   for (ssize_t count = 0; (count = ::recv(fd.get(), buffer, sizeof buffer, 0)) > 0;) {
     answer.append(buffer, static_cast<std::size_t>(count));
   }
+  return answer;
+}
+
+// The whole answer to a request.
+std::string ask(const std::string& where, const std::string& request) {
+  const UniqueFd fd = connect_to(where);
+  if (!fd) return {};
+  send_text(fd, request);
+  return rest_of(fd);
+}
+
+// The body of the answer to GET /metrics; empty where there is none.
+std::string scrape(const std::string& where) {
+  const std::string answer = ask(where, "GET /metrics HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n");
+  if (answer.empty()) return {};
   EXPECT_THAT(answer, testing::StartsWith("HTTP/1.1 200 OK"));
   return answer.substr(std::min(answer.size(), answer.find("\r\n\r\n")));
 }
@@ -134,6 +157,41 @@ TEST_F(Scraped, ItListensOnlyWhereItIsToldAndOnlyIfItIs) {
   EXPECT_FALSE(read_dump(without.agent_dump()).front().contains("prometheus"));
 }
 
+TEST_F(Scraped, WhileOthersSendHalfARequestOrNothing) {
+  start("127.0.0.1", 0);
+  ASSERT_TRUE(eventually([&] { return !of_kind(read_dump(run.agent_dump()), "system").empty(); }));
+  std::vector<UniqueFd> half;
+  for (int i = 0; i < 300; ++i) {
+    half.push_back(connect_to(where()));
+    ASSERT_TRUE(half.back());
+    if (i % 2 == 0) send_text(half.back(), "GET /metrics HTT");
+    if (i % 50 == 0) {
+      EXPECT_THAT(scrape(where()), testing::HasSubstr("dtrain_free_memory_bytes{"));
+    }
+  }
+  EXPECT_THAT(scrape(where()), testing::HasSubstr("# TYPE dtrain_free_memory_bytes gauge\ndtrain_free_memory_bytes{"));
+  for (const UniqueFd& fd : half) EXPECT_EQ(rest_of(fd), "") << "closed without an answer";
+  const std::size_t before = of_kind(read_dump(run.agent_dump()), "system").size();
+  EXPECT_TRUE(eventually([&] { return of_kind(read_dump(run.agent_dump()), "system").size() > before + 1; }));
+}
+
+TEST_F(Scraped, RequestsOfEachKindGetTheirAnswer) {
+  start("127.0.0.1", 0);
+  const UniqueFd slow = connect_to(where());
+  for (const char* piece : {"GE", "T /met", "rics HTTP/1.0\r\n", "\r", "\n"}) {
+    send_text(slow, piece);
+    std::this_thread::sleep_for(30ms);
+  }
+  EXPECT_THAT(rest_of(slow), testing::StartsWith("HTTP/1.1 200 OK"));
+  EXPECT_THAT(ask(where(), "HEAD /metrics HTTP/1.1\r\n\r\n"), testing::EndsWith("\r\n\r\n"));
+  EXPECT_THAT(ask(where(), "GET /metrics?name=x HTTP/1.1\r\n\r\n"), testing::StartsWith("HTTP/1.1 200 OK"));
+  EXPECT_THAT(ask(where(), "GET /../etc/passwd HTTP/1.1\r\n\r\n"), testing::StartsWith("HTTP/1.1 404 Not Found"));
+  EXPECT_THAT(ask(where(), "POST /metrics HTTP/1.1\r\n\r\n"), testing::StartsWith("HTTP/1.1 405 Method Not Allowed"));
+  EXPECT_THAT(ask(where(), "\r\n\r\n"), testing::StartsWith("HTTP/1.1 405 "));
+  const std::string line(8192, 'x');
+  EXPECT_THAT(ask(where(), "GET /" + line), testing::StartsWith("HTTP/1.1 431 "));
+}
+
 TEST_F(Scraped, APortThatIsTakenIsAnError) {
   start("127.0.0.1", 0);
   TestRun other;
@@ -143,7 +201,8 @@ TEST_F(Scraped, APortThatIsTakenIsAnError) {
     start_agent(options);
     FAIL() << "two agents on one port";
   } catch (const Error& error) {
-    EXPECT_THAT(error.what(), testing::HasSubstr("cannot listen on " + where() + " for Prometheus"));
+    EXPECT_THAT(error.what(),
+                testing::HasSubstr("cannot listen on " + where() + " for Prometheus: Address already in use"));
   }
 }
 

@@ -109,18 +109,6 @@ TEST(Sketch, ZeroAndBelow) {
   EXPECT_EQ(Sketch().mean(), 0);
 }
 
-TEST(Sketch, CountsUpToAValue) {
-  Sketch sketch;
-  sketch.add(0, 3);
-  sketch.add(100, 5);
-  sketch.add(1'000, 2);
-  EXPECT_EQ(sketch.count_up_to(-1), 0);
-  EXPECT_EQ(sketch.count_up_to(0), 3);
-  EXPECT_EQ(sketch.count_up_to(50), 3);
-  EXPECT_EQ(sketch.count_up_to(500), 8);
-  EXPECT_EQ(sketch.count_up_to(1'000), 10);
-}
-
 TEST(Sketch, LargestIntegersFitAndSumsStayAtTheEnd) {
   Sketch sketch;
   const std::int64_t largest = std::numeric_limits<std::int64_t>::max();

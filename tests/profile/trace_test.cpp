@@ -181,6 +181,23 @@ TEST(TraceFile, TheLogIsBoundedAndSaysSo) {
   EXPECT_EQ(Json::parse(read_gzip(folder.path() / "t.gz"))["dtrain"]["left_out"], 5);
 }
 
+TEST(GzipFile, RefusesWhatUnpacksToFarMoreThanItsSize) {
+  const TemporaryFolder folder;
+  {
+    GzipWriter writer(folder.path() / "a.gz");
+    writer.write(std::string(24 << 20, ' '));
+    writer.finish();
+  }
+  try {
+    read_gzip(folder.path() / "a.gz");
+    FAIL();
+  } catch (const DataError& error) {
+    EXPECT_EQ(std::string(error.what()), (folder.path() / "a.gz").string() +
+                                             " unpacks to more than 60 times its size, which no file of dtrain does");
+  }
+  EXPECT_EQ(read_gzip_beginning(folder.path() / "a.gz", 1000), std::string(1000, ' '));
+}
+
 TEST(GzipFile, ReadsWhatItWroteAndPlainFilesAndRefusesDamage) {
   const TemporaryFolder folder;
   const auto path = folder.path() / "a.gz";

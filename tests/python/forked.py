@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import traceback
+import unittest
 from pathlib import Path
 
 import package
@@ -26,8 +27,17 @@ torch.set_num_interop_threads(1)
 FORK = multiprocessing.get_context("fork")
 
 
-def use_package(build):
-    sys.path.insert(0, package.of(build)["PYTHONPATH"].split(":")[0])
+def use_package():
+    """The package of the build whose bin folder is the first argument. Returns the environment of its launches."""
+    harness.BUILD.open(sys.argv.pop(1), "dtrain")
+    environment = package.of(harness.BUILD)
+    sys.path.insert(0, environment["PYTHONPATH"].split(":")[0])
+    return environment
+
+
+def main(**options):
+    use_package()
+    unittest.main(verbosity=2, **options)
 
 
 def free_port():

@@ -11,7 +11,6 @@ import runpy
 import signal
 import subprocess
 import sys
-import unittest
 from pathlib import Path
 
 import forked
@@ -25,7 +24,6 @@ import lightning.pytorch  # noqa: F401  # once, and not in every fork
 import torchmetrics.classification  # noqa: F401
 
 SCRIPT = str(Path(__file__).resolve().parent / "lightning_script.py")
-build = None
 
 
 def plain(folder, options):
@@ -240,19 +238,19 @@ class Runs(LightningTest):
 
     def dtrain_run(self, **options):
         folder, options = self.folder(options)
-        return folder, [build.program("dtrain"), "run", "--slots", "2", "--run-dir", str(folder / "run"), SCRIPT,
+        return folder, [harness.BUILD.program("dtrain"), "run", "--slots", "2", "--run-dir", str(folder / "run"), SCRIPT,
                         json.dumps(options)]
 
     def test_dtrain_run(self):
         expected = self.plain()[0]
         folder, command = self.dtrain_run()
-        harness.run(command, folder / "run", **package.of(build)).expect(0)
+        harness.run(command, folder / "run", **package.of(harness.BUILD)).expect(0)
         self.same(expected, torch.load(folder / "out.pt"), 2)
 
     def test_a_fault_at_the_end_fails_the_run_under_torchrun_too(self):
         folder, options = self.folder({"model": "unequal 1", "epochs": 1, "samples": 120})
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        done = subprocess.run([*torchrun, SCRIPT, json.dumps(options)], cwd=folder, env=harness.environment(**package.of(build)),
+        done = subprocess.run([*torchrun, SCRIPT, json.dumps(options)], cwd=folder, env=harness.environment(**package.of(harness.BUILD)),
                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.assertEqual(done.returncode, 1, done.stdout)
         self.assertIn("every rank has to call backward() equally often", done.stdout)
@@ -261,7 +259,7 @@ class Runs(LightningTest):
         folder, command = self.dtrain_run(epochs=100000)
         metrics = folder / "run" / "metrics.jsonl"
         with open(folder / "output", "w") as output:
-            process = subprocess.Popen(command, env=harness.environment(**package.of(build)), stdin=subprocess.DEVNULL,
+            process = subprocess.Popen(command, env=harness.environment(**package.of(harness.BUILD)), stdin=subprocess.DEVNULL,
                                        stdout=output, stderr=subprocess.STDOUT)
         try:
             harness.wait_until(lambda: process.poll() is not None or metrics.is_file() and metrics.read_text(), "a batch")
@@ -292,6 +290,4 @@ class Mistakes(LightningTest):
 
 
 if __name__ == "__main__":
-    build = harness.Build(sys.argv.pop(1), trial="dtrain")
-    forked.use_package(build)
-    unittest.main()
+    forked.main()

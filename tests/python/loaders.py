@@ -7,12 +7,10 @@ import collections
 import itertools
 import json
 import resource
-import sys
 import unittest
 from pathlib import Path
 
 import forked
-import package
 
 import harness
 
@@ -448,8 +446,7 @@ def plain_weights(kind, batches):
 
 
 if __name__ == "__main__":
-    build = harness.Build(sys.argv.pop(1), trial="dtrain")
-    forked.use_package(build)
+    forked.use_package()
     import batches_script
     import dtrain
     import numpy

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import forked
 import numpy
-import package
 import safetensors.numpy
 
 import harness
@@ -266,14 +265,14 @@ class Alone(MistakeTest):
 class Launched(MistakeTest):
     def launch(self, what, **sections):
         folder = self.work.new_run()
-        return harness.launch(build, self.write("mistakes_script.py", what, folder, **sections), folder / "run", **environment)
+        return harness.launch(harness.BUILD, self.write("mistakes_script.py", what, folder, **sections), folder / "run", **environment)
 
     def test_exits_under_dtrain_run(self):
         for what, code, text, ranks in (("exit 0", 0, "done", 1), ("exit 1", 1, "it ended with sys.exit(1)\n  exit status 1", 1),
                                         ("exit no more", 1, "it ended with sys.exit('no more')\n  exit status 1", 2)):
             with self.subTest(what=what):
                 run_dir = self.work.new_run()
-                command = [build.program("dtrain"), "run", "--slots", str(ranks), "--set", f"hyperparameters.what={what}",
+                command = [harness.BUILD.program("dtrain"), "run", "--slots", str(ranks), "--set", f"hyperparameters.what={what}",
                            "--run-dir", str(run_dir), str(HERE / "mistakes_script.py")]
                 result = harness.run(command, run_dir, **environment)
                 self.assertIn(text, result.expect(code).output)
@@ -283,7 +282,7 @@ class Launched(MistakeTest):
         folder = self.work.new_run()
         folder.mkdir()
         (folder / "trainer.py").write_text("print('trained')\n")
-        command = [build.program("dtrain"), "run", "--slots", "2", "--run-dir", str(folder / "run"), str(folder / "trainer.py")]
+        command = [harness.BUILD.program("dtrain"), "run", "--slots", "2", "--run-dir", str(folder / "run"), str(folder / "trainer.py")]
         result = harness.run(command, folder / "run", **environment).expect(1)
         self.assertEqual(result.output.count("trainer.py does not mention dtrain"), 1, result.output)
         self.assertIn("trainer.py, which has not called dtrain.init()\n  a script begins with session = dtrain.init()", result.output)
@@ -316,7 +315,7 @@ class Launched(MistakeTest):
     def stopped(self, by):
         folder = self.work.new_run()
         run = harness.Result(0, "", folder / "run")
-        command = [build.program("dtrain"), "launch", str(self.write("mistakes_script.py", "slow", folder)), "--run-dir",
+        command = [harness.BUILD.program("dtrain"), "launch", str(self.write("mistakes_script.py", "slow", folder)), "--run-dir",
                    str(run.run_dir)]
         process = subprocess.Popen(command, env=harness.environment(**environment), stdin=subprocess.DEVNULL,
                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -333,7 +332,7 @@ class Launched(MistakeTest):
     def test_sigterm_and_going_on(self):
         whole = self.start("mistakes_script.py", "nothing").expect(0)
         result = self.stopped(signal.SIGTERM).expect(75)
-        again = harness.run([build.program("dtrain"), "launch", "--continue", str(result.run_dir)], result.run_dir,
+        again = harness.run([harness.BUILD.program("dtrain"), "launch", "--continue", str(result.run_dir)], result.run_dir,
                             **environment).expect(0)
         self.assertEqual(len(again.events("resumed")), 1)
         self.assertEqual([line["batch"] for line in again.metrics("training")], list(range(1, 17)))
@@ -345,7 +344,5 @@ class Launched(MistakeTest):
 
 
 if __name__ == "__main__":
-    build = harness.Build(sys.argv.pop(1), trial="dtrain")
-    environment = package.of(build)
-    forked.use_package(build)
+    environment = forked.use_package()
     unittest.main()

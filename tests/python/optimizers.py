@@ -3,8 +3,6 @@
     optimizers.py BIN_FOLDER
 """
 import functools
-import sys
-import unittest
 from pathlib import Path
 
 import forked
@@ -67,6 +65,4 @@ class Optimizers(harness.WorkplaceTest):
 
 
 if __name__ == "__main__":
-    build = harness.Build(sys.argv.pop(1), trial="dtrain")
-    forked.use_package(build)
-    unittest.main()
+    forked.main()

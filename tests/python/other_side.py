@@ -4,14 +4,11 @@ without a break: parameters, buffers, optimizer state, in the middle of an epoch
     other_side.py BIN_FOLDER
 """
 import json
-import sys
-import unittest
 from pathlib import Path
 
 import forked
 import numpy
 import other_side_models as models
-import package
 import torch
 
 import harness
@@ -81,7 +78,7 @@ class OtherSide(harness.WorkplaceTest):
             run_dir.with_suffix(".yaml"), name="model", model=str(file), loss="cross_entropy",
             data={"format": "idx", "training": self.files()}, hyperparameters={"global_batch_size": BATCH},
             **{"optimizer": OPTIMIZERS[net] | (SCHEDULE if schedule else {}), **self.common(batches, start, more)})
-        return harness.launch(build, experiment, run_dir)
+        return harness.launch(harness.BUILD, experiment, run_dir)
 
     def check_same(self, result, whole):
         """All that the last checkpoints hold of model and optimizer."""
@@ -156,6 +153,4 @@ class OtherSide(harness.WorkplaceTest):
 
 
 if __name__ == "__main__":
-    build = harness.Build(sys.argv.pop(1), trial="dtrain")
-    forked.use_package(build)
-    unittest.main(verbosity=2)
+    forked.main()

@@ -6,8 +6,6 @@ Same initial weights, same global batches, 20 steps, or 8 of the largest model. 
 and the last batch of an epoch is smaller: ranks have parts of unlike sizes. Compared is how far each parameter has moved from
 its initial value: the relative L2 norm of the difference. In float32 it is relative to the parameter where that is larger.
 """
-import sys
-import unittest
 from pathlib import Path
 
 import forked
@@ -22,7 +20,6 @@ import parity_model
 HERE = Path(__file__).resolve().parent
 TOLERANCE = {"float64": 1e-9, "float32": 1e-6}
 SCRIPT, TRIAL = str(HERE / "parity_script.py"), str(HERE / "parity_trial.py:Parity")
-build = None
 
 
 def experiment(case, path, ranks, **sections):
@@ -228,6 +225,4 @@ class Variants(ParityTest):
 
 
 if __name__ == "__main__":
-    build = harness.Build(sys.argv.pop(1), trial="dtrain")
-    forked.use_package(build)
-    unittest.main()
+    forked.main()

@@ -15,7 +15,6 @@ import unittest
 from pathlib import Path
 
 import forked
-import package
 
 import harness
 
@@ -71,7 +70,7 @@ class Resume(harness.WorkplaceTest):
 
     def launch_and_kill(self, experiment, run, slow, batch):
         """The launcher's exit code."""
-        command = [build.program("dtrain"), "launch", str(experiment), "--run-dir", str(run.run_dir)]
+        command = [harness.BUILD.program("dtrain"), "launch", str(experiment), "--run-dir", str(run.run_dir)]
         with open(run.run_dir.with_suffix(".log"), "w") as log:
             process = subprocess.Popen(command, env=harness.environment(**environment), stdin=subprocess.DEVNULL, stdout=log,
                                        stderr=subprocess.STDOUT)
@@ -139,7 +138,7 @@ class Resume(harness.WorkplaceTest):
                 run.output = (folder / "run.log").read_text()
                 self.assertEqual(code == 0, restarts == 1, run.output)
                 if not restarts:
-                    run = harness.run([build.program("dtrain"), "launch", "--continue", str(run.run_dir)], run.run_dir,
+                    run = harness.run([harness.BUILD.program("dtrain"), "launch", "--continue", str(run.run_dir)], run.run_dir,
                                       **environment).expect(0)
                 self.check(job, run)
 
@@ -181,9 +180,7 @@ class Resume(harness.WorkplaceTest):
 
 
 if __name__ == "__main__":
-    build = harness.Build(sys.argv.pop(1), trial="dtrain")
-    environment = package.of(build)
-    forked.use_package(build)
+    environment = forked.use_package()
     if len(sys.argv) > 1 and sys.argv[1].isdigit():
         kills = int(sys.argv.pop(1))
     unittest.main()

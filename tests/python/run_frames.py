@@ -5,7 +5,6 @@
 import json
 import subprocess
 import sys
-import unittest
 from pathlib import Path
 
 import forked
@@ -15,7 +14,6 @@ import pandas
 
 RANKS = 2
 BATCHES = 10
-build = None
 
 WITHOUT = """
 import importlib.util, sys
@@ -66,7 +64,7 @@ class Frames(harness.WorkplaceTest):
             run.table("nothing")
 
         def said(command):
-            return json.loads(subprocess.run([build.program("dtrain"), command, "--json", str(result.run_dir)], check=True,
+            return json.loads(subprocess.run([harness.BUILD.program("dtrain"), command, "--json", str(result.run_dir)], check=True,
                                              capture_output=True, text=True, env=harness.environment()).stdout)
 
         self.assertEqual(list(run.findings.title), [finding["title"] for finding in said("analyze")["findings"]])
@@ -93,7 +91,7 @@ class Frames(harness.WorkplaceTest):
 
         bare = subprocess.run([sys.executable, "-c", WITHOUT, str(result.run_dir), " ".join(run.metrics.kind),
                                str(RANKS * BATCHES)], capture_output=True, text=True,
-                              env=harness.environment(**package.of(build)))
+                              env=harness.environment(**package.of(harness.BUILD)))
         self.assertEqual(bare.returncode, 0, bare.stderr)
         self.assertIn("dtrain.init needs torch", bare.stdout)
 
@@ -105,6 +103,4 @@ class Frames(harness.WorkplaceTest):
 
 
 if __name__ == "__main__":
-    build = harness.Build(sys.argv.pop(1), trial="dtrain")
-    forked.use_package(build)
-    unittest.main()
+    forked.main()

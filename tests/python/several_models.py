@@ -2,8 +2,6 @@
 
     several_models.py BIN_FOLDER
 """
-import sys
-import unittest
 from pathlib import Path
 
 import forked
@@ -11,7 +9,6 @@ import harness
 import parity_model
 
 HERE = Path(__file__).resolve().parent
-build = None
 
 
 def plain(path):
@@ -44,6 +41,4 @@ class SeveralModels(harness.WorkplaceTest):
 
 
 if __name__ == "__main__":
-    build = harness.Build(sys.argv.pop(1), trial="dtrain")
-    forked.use_package(build)
-    unittest.main()
+    forked.main()

@@ -6,13 +6,10 @@ rank is killed in them.
 All has each kind on 1, 2 and 3 ranks, each killed at several steps: for `make soak`.
 """
 import json
-import sys
-import unittest
 from pathlib import Path
 
 import forked
 import numpy
-import package
 import safetensors.numpy
 import steps_script
 
@@ -96,9 +93,4 @@ class All(StepsTest):
 
 
 if __name__ == "__main__":
-    build = harness.Build(sys.argv.pop(1), trial="dtrain")
-    package.of(build)
-    forked.use_package(build)
-    if len(sys.argv) == 1:
-        sys.argv += ["Steps", "Killed"]
-    unittest.main()
+    forked.main(defaultTest=["Steps", "Killed"])

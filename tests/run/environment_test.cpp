@@ -1,11 +1,17 @@
 #include "dtrain/rank/environment.h"
 
 #include <sys/stat.h>
+#include <sys/wait.h>
+
+#include <fstream>
+#include <functional>
+#include <set>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/text.h"
 #include "run_harness.h"
 
 namespace dtrain::run {
@@ -41,12 +47,6 @@ std::string error_of(const Variables& variables) {
 Variables without(Variables variables, const std::string& name) {
   variables.erase(name);
   return variables;
-}
-
-TEST(WaitOfThreads, IsTheUsersWhereTheUserHasSaidIt) {
-  EXPECT_EQ(wait_of_threads({}), (Variables{{"OMP_WAIT_POLICY", "passive"}, {"GOMP_SPINCOUNT", "10000"}}));
-  EXPECT_EQ(wait_of_threads({{"GOMP_SPINCOUNT", "5"}}), (Variables{{"OMP_WAIT_POLICY", "passive"}}));
-  EXPECT_TRUE(wait_of_threads({{"OMP_WAIT_POLICY", "active"}}).empty());
 }
 
 TEST(Environment, WithNothingItIsASingleRank) {
@@ -275,6 +275,76 @@ TEST(PrivateFolder, IsClosedToOthersOrRefused) {
   fs::create_directory_symlink("/tmp", folder);
   EXPECT_THROW(private_folder({{"XDG_RUNTIME_DIR", runtime.path().string()}}), SystemError);
 }
+
+// Who may do so takes the place of the folder of a user; then processes of that user start at the same time.
+class TakenFolder : public testing::TestWithParam<std::function<void(const fs::path&)>> {
+ protected:
+  void SetUp() override {
+    if (::geteuid() != 0) GTEST_SKIP() << "only root can act as two users";
+    clear();
+    GetParam()(taken());
+  }
+  void TearDown() override { clear(); }
+
+  static constexpr uid_t kUser = 61'234;
+  static fs::path taken() { return "/tmp/dtrain-" + std::to_string(kUser); }
+
+  // As processes of the user see it, each with its exit status 0; the answers are all that they have written.
+  static std::set<std::string> folders_of_processes(int count) {
+    std::vector<pid_t> processes;
+    Pipe answers = make_pipe();
+    for (int i = 0; i < count; ++i) {
+      processes.push_back(::fork());
+      if (processes.back() != 0) continue;
+      if (::setresgid(kUser, kUser, kUser) != 0 || ::setresuid(kUser, kUser, kUser) != 0) ::_exit(1);
+      const std::string line = private_folder({}).string() + "\n";
+      ::_exit(write_all(answers.writer.get(), line) == line.size() ? 0 : 2);
+    }
+    answers.writer.reset();
+    const std::string text = read_to_end(answers.reader.get()).value();
+    for (const pid_t process : processes) {
+      int status = -1;
+      EXPECT_EQ(::waitpid(process, &status, 0), process);
+      EXPECT_EQ(status, 0);
+    }
+    std::set<std::string> result;
+    for (const std::string& line : split(text, '\n')) {
+      if (!line.empty()) result.insert(line);
+    }
+    return result;
+  }
+
+ private:
+  static void clear() {
+    fs::remove(taken());
+    for (const auto& entry : fs::directory_iterator("/tmp")) {
+      if (entry.path().string().starts_with(taken().string() + "-")) fs::remove(entry.path());
+    }
+  }
+};
+
+TEST_P(TakenFolder, GivesWayToOneThatAllProcessesOfTheUserFind) {
+  const std::set<std::string> first = folders_of_processes(8);
+  ASSERT_EQ(first.size(), 1u);
+  EXPECT_THAT(*first.begin(), testing::StartsWith(taken().string() + "-"));
+  struct stat info {};
+  ASSERT_EQ(::lstat(first.begin()->c_str(), &info), 0);
+  EXPECT_EQ(info.st_uid, kUser);
+  EXPECT_EQ(info.st_mode & 07777, 0700u);
+  // Another user's folder of such a name is passed over, and later processes find the same.
+  const std::string squatted = taken().string() + "-000000";
+  ::mkdir(squatted.c_str(), 0777);
+  EXPECT_EQ(folders_of_processes(2), first);
+  // It stays so when the name is free again.
+  fs::remove(taken());
+  EXPECT_EQ(folders_of_processes(2), first);
+}
+
+INSTANTIATE_TEST_SUITE_P(ByAnotherUser, TakenFolder,
+                         testing::Values([](const fs::path& path) { ::mkdir(path.c_str(), 0700); },
+                                         [](const fs::path& path) { std::ofstream(path) << "a file"; },
+                                         [](const fs::path& path) { fs::create_directory_symlink("/tmp", path); },
+                                         [](const fs::path& path) { ::mkfifo(path.c_str(), 0666); }));
 
 TEST(CacheFolder, IsWhereTheUserKeepsCaches) {
   EXPECT_EQ(cache_folder({{"XDG_CACHE_HOME", "/c"}, {"HOME", "/h"}}), "/c/dtrain");

@@ -19,11 +19,11 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 // Ranks 0 and 1 on node-1 (host nodea), rank 2 on node-2 (nodeb), which has four slots.
-LaunchPlan three_ranks() {
-  LaunchPlan plan;
+PlacedLaunch three_ranks() {
+  PlacedLaunch plan;
   plan.experiment.name = "it's a job";
   plan.host = "nodea";
-  plan.launcher.type = config::LauncherType::kMpi;
+  plan.cluster.cluster.launcher.type = config::LauncherType::kMpi;
   for (const auto& [id, host, slots] : {std::tuple("node-1", "nodea", 2), std::tuple("node-2", "nodeb", 4)}) {
     plan.cluster.agents.push_back({.agent = {.id = id, .host = host, .slots = slots}});
   }
@@ -35,7 +35,7 @@ LaunchPlan three_ranks() {
 }
 
 TEST(MpiCommand, PutsEachRankWhereThePlanSays) {
-  const LaunchPlan plan = three_ranks();
+  const PlacedLaunch plan = three_ranks();
   EXPECT_EQ(hostfile(plan), "nodea\nnodea\nnodeb\n");
   EXPECT_EQ(slots_variable(plan), "0/2,1/2,3/4");
   const Variables variables{{"DTRAIN_SLOTS", slots_variable(plan)}};
@@ -103,8 +103,8 @@ TEST(SrunWords, SayWhichRankEndedFirstAndHow) {
 }
 
 TEST(SlurmCommand, AsksForTheNodesOfThePlan) {
-  LaunchPlan plan = three_ranks();
-  plan.launcher = {.type = config::LauncherType::kSlurm, .options = {"--partition=long"}};
+  PlacedLaunch plan = three_ranks();
+  plan.cluster.cluster.launcher = {.type = config::LauncherType::kSlurm, .options = {"--partition=long"}};
   EXPECT_TRUE(needs_allocation(plan, {}));
   EXPECT_FALSE(needs_allocation(plan, {{"SLURM_JOB_ID", "7"}}));
   const std::string script = batch_script(plan, {.dtrain = "/bin/dtrain",
@@ -128,11 +128,12 @@ TEST(SlurmCommand, NothingThatItIsGivenRunsAsShell) {
   std::ofstream(recorder) << "#!/bin/sh\nfor word; do printf '%s\\0' \"$word\"; done >" << folder.path().string()
                           << "/words\n";
   fs::permissions(recorder, fs::perms::owner_all);
-  LaunchPlan plan = three_ranks();
+  PlacedLaunch plan = three_ranks();
   plan.experiment.name = "$(touch ran) `touch ran`; touch ran #'\"\\";
-  plan.launcher = {.type = config::LauncherType::kSlurm,
-                   .options = {"--comment=$(touch ran); touch ran", "--mail-type", "END", "`touch ran`"}};
-  plan.overrides = {"name='$(touch ran)\ntouch ran'"};
+  plan.cluster.cluster.launcher = {
+      .type = config::LauncherType::kSlurm,
+      .options = {"--comment=$(touch ran); touch ran", "--mail-type", "END", "`touch ran`"}};
+  plan.asked.overrides = {"name='$(touch ran)\ntouch ran'"};
   const BatchJob job{.dtrain = recorder,
                      .experiment = evil,
                      .run_dir = folder.path() / "runs/$(touch ran)",
@@ -147,14 +148,14 @@ TEST(SlurmCommand, NothingThatItIsGivenRunsAsShell) {
   EXPECT_FALSE(fs::exists(folder.path() / "ran"));
   EXPECT_THAT(split(slurp(folder.path() / "words"), '\0'),
               ElementsAre("launch", evil.string(), "--run-dir", job.run_dir.string(), "--cluster", evil.string(),
-                          "--set", plan.overrides[0], ""));
+                          "--set", plan.asked.overrides[0], ""));
 }
 
 TEST(SlurmCommand, ALineBreakInAnOptionOrAPathIsRefused) {
-  const LaunchPlan plan = three_ranks();
+  const PlacedLaunch plan = three_ranks();
   const BatchJob job{
       .dtrain = "/bin/dtrain", .experiment = "/e.yaml", .run_dir = "/runs/1", .folder = "/home", .token = "a"};
-  const auto refusal = [](const LaunchPlan& some, const BatchJob& of) -> std::string {
+  const auto refusal = [](const PlacedLaunch& some, const BatchJob& of) -> std::string {
     try {
       return "accepted: " + batch_script(some, of);
     } catch (const ConfigError& error) {
@@ -162,8 +163,8 @@ TEST(SlurmCommand, ALineBreakInAnOptionOrAPathIsRefused) {
     }
   };
   for (const std::string evil : {"\ntouch /tmp/ran", "\rtouch /tmp/ran"}) {
-    LaunchPlan some = plan;
-    some.launcher.options = {"--comment=x" + evil};
+    PlacedLaunch some = plan;
+    some.cluster.cluster.launcher.options = {"--comment=x" + evil};
     EXPECT_THAT(refusal(some, job), HasSubstr("launcher.options) has a line break"));
     some = plan;
     some.experiment.name = "x" + evil;

@@ -26,8 +26,8 @@ class MachinePlans : public testing::Test {
   MachinePlans() { variables_ = {{"XDG_CACHE_HOME", folder_.path() / "cache"}, {"HOME", folder_.path()}}; }
 
   // `cpu_limit`: as a cgroup grants it; 0: no limit.
-  LaunchPlan plan(const std::string& machine, const std::string& resources, double cpu_limit = 0,
-                  const std::string& cluster = "") {
+  PlacedLaunch plan(const std::string& machine, const std::string& resources, double cpu_limit = 0,
+                    const std::string& cluster = "") {
     const fs::path experiment = folder_.path() / "experiment.yaml";
     write_file_atomic(experiment,
                       "name: test\nentrypoint: /bin/true\nhyperparameters: {global_batch_size: 96}\n"
@@ -43,7 +43,8 @@ class MachinePlans : public testing::Test {
     request.machine->topology.xml = DTRAIN_SOURCE_DIR "/tests/topologies/" + machine + ".xml";
     request.machine->cpu_limit = cpu_limit > 0 ? cpu_limit : 100'000;
     request.machine->gpus.emplace();
-    return make_launch_plan(request, variables_);
+    const LaunchPlan made = make_launch_plan({request}, variables_);
+    return place_launch(made, made.first_slots, variables_);
   }
   std::string refusal(const std::string& machine, const std::string& resources, double cpu_limit = 0,
                       const std::string& cluster = "") {
@@ -59,18 +60,18 @@ class MachinePlans : public testing::Test {
     return "slots_per_trial: " + std::to_string(slots) +
            ", cores_per_slot: " + (each == 0 ? "auto" : std::to_string(each));
   }
-  static std::vector<std::string> cpus_of(const LaunchPlan& plan) {
+  static std::vector<std::string> cpus_of(const PlacedLaunch& plan) {
     std::vector<std::string> cpus;
     for (const RankPlacement& rank : plan.ranks) cpus.push_back(ranges_text(rank.cpus));
     return cpus;
   }
-  static std::vector<int> threads_of(const LaunchPlan& plan) {
+  static std::vector<int> threads_of(const PlacedLaunch& plan) {
     std::vector<int> threads;
     for (const RankPlacement& rank : plan.ranks) threads.push_back(rank.threads);
     return threads;
   }
   // The row of render_plan().
-  static std::string row(const LaunchPlan& plan, const std::string& name) {
+  static std::string row(const PlacedLaunch& plan, const std::string& name) {
     std::istringstream text(render_plan(plan));
     for (std::string line; std::getline(text, line);) {
       if (line.starts_with(name + " ")) return line.substr(12);
@@ -84,7 +85,7 @@ class MachinePlans : public testing::Test {
 };
 
 TEST_F(MachinePlans, OneSocketOfFourCores) {
-  const LaunchPlan one = plan("one_by_four", "slots_per_trial: 1");
+  const PlacedLaunch one = plan("one_by_four", "slots_per_trial: 1");
   EXPECT_THAT(cpus_of(one), ElementsAre("0-3"));
   EXPECT_THAT(threads_of(one), ElementsAre(4));
   EXPECT_EQ(row(one, "slots"), "1 slot x 4 cores, of 4");
@@ -97,16 +98,16 @@ TEST_F(MachinePlans, OneSocketOfFourCores) {
   EXPECT_EQ(json.at("ranks")[0].at("cores"), 4);
   EXPECT_EQ(json.at("ranks")[0].at("threads"), 4);
 
-  const LaunchPlan three = plan("one_by_four", "slots_per_trial: 3");
+  const PlacedLaunch three = plan("one_by_four", "slots_per_trial: 3");
   EXPECT_THAT(cpus_of(three), ElementsAre("0", "1", "2,3"));
   EXPECT_THAT(threads_of(three), ElementsAre(1, 1, 1)) << "ranks are alike";
   EXPECT_EQ(row(three, "slots"), "3 slots x 1 to 2 cores, of 4");
 
-  const LaunchPlan some = plan("one_by_four", "slots_per_trial: 1, cores_per_slot: 3");
+  const PlacedLaunch some = plan("one_by_four", "slots_per_trial: 1, cores_per_slot: 3");
   EXPECT_THAT(cpus_of(some), ElementsAre("0-2"));
   EXPECT_EQ(row(some, "slots"), "1 slot x 3 cores, of 4");
 
-  const LaunchPlan many = plan("one_by_four", "slots_per_trial: 6");
+  const PlacedLaunch many = plan("one_by_four", "slots_per_trial: 6");
   EXPECT_THAT(cpus_of(many), ElementsAre("0", "0", "1", "2", "2", "3"));
   EXPECT_THAT(many.warnings, testing::Contains(HasSubstr("oversubscribed: 6 slots on 4 cores")));
   EXPECT_EQ(
@@ -119,7 +120,7 @@ TEST_F(MachinePlans, OneSocketOfFourCores) {
 }
 
 TEST_F(MachinePlans, TwoSocketsWithSiblings) {
-  const LaunchPlan two = plan("two_sockets_smt", "slots_per_trial: 2");
+  const PlacedLaunch two = plan("two_sockets_smt", "slots_per_trial: 2");
   EXPECT_THAT(cpus_of(two), ElementsAre("0-31,64-95", "32-63,96-127")) << "a socket each, with the siblings";
   EXPECT_THAT(threads_of(two), ElementsAre(32, 32));
   EXPECT_EQ(row(two, "slots"), "2 slots x 32 cores, of 64");
@@ -128,10 +129,10 @@ TEST_F(MachinePlans, TwoSocketsWithSiblings) {
   EXPECT_THAT(render_plan(two), HasSubstr("cpus          threads  batch\n"));
   EXPECT_THAT(render_plan(two), HasSubstr("0-31,64-95         32     48\n"));
 
-  const LaunchPlan one = plan("two_sockets_smt", "slots_per_trial: 1");
+  const PlacedLaunch one = plan("two_sockets_smt", "slots_per_trial: 1");
   EXPECT_THAT(cpus_of(one), ElementsAre("0-127"));
   EXPECT_THAT(threads_of(one), ElementsAre(64));
-  const LaunchPlan some = plan("two_sockets_smt", "slots_per_trial: 2, cores_per_slot: 8");
+  const PlacedLaunch some = plan("two_sockets_smt", "slots_per_trial: 2, cores_per_slot: 8");
   EXPECT_THAT(cpus_of(some), ElementsAre("0-7,64-71", "8-15,72-79"));
 }
 
@@ -144,7 +145,7 @@ TEST_F(MachinePlans, SiblingsAreUsedWhereTheyWereMeasuredToHelp) {
   limits.gflops_by_threads = {{32, 2000}, {64, 2300}};
   limits.threads = 64;
   cache.store(limits_key(32, 2, 64), limits);
-  const LaunchPlan helped = plan("two_sockets_smt", "slots_per_trial: 2");
+  const PlacedLaunch helped = plan("two_sockets_smt", "slots_per_trial: 2");
   EXPECT_THAT(threads_of(helped), ElementsAre(64, 64));
   EXPECT_EQ(row(helped, "threads"),
             "64 a rank, a thread on each logical CPU: 2000 GFLOP/s (float32 products) with 32 threads, 2300 with 64");
@@ -152,11 +153,11 @@ TEST_F(MachinePlans, SiblingsAreUsedWhereTheyWereMeasuredToHelp) {
   limits.threads = 32;
   limits.gflops_by_threads[64] = 1900;
   cache.store(limits_key(32, 2, 64), limits);
-  const LaunchPlan not_helped = plan("two_sockets_smt", "slots_per_trial: 2");
+  const PlacedLaunch not_helped = plan("two_sockets_smt", "slots_per_trial: 2");
   EXPECT_THAT(threads_of(not_helped), ElementsAre(32, 32));
   EXPECT_THAT(row(not_helped, "threads"), StartsWith("32 a rank, one thread per core: 2000 GFLOP/s"));
   variables_["OMP_NUM_THREADS"] = "7";
-  const LaunchPlan own = plan("two_sockets_smt", "slots_per_trial: 2");
+  const PlacedLaunch own = plan("two_sockets_smt", "slots_per_trial: 2");
   EXPECT_THAT(threads_of(own), ElementsAre(7, 7));
   EXPECT_EQ(row(own, "threads"), "7 a rank, OMP_NUM_THREADS is set");
   variables_.erase("OMP_NUM_THREADS");
@@ -173,31 +174,31 @@ TEST_F(MachinePlans, FourNodes) {
 }
 
 TEST_F(MachinePlans, ACgroupOfTenOnNinetySixCores) {
-  const LaunchPlan one = plan("ninety_six", "slots_per_trial: 1", 10);
+  const PlacedLaunch one = plan("ninety_six", "slots_per_trial: 1", 10);
   EXPECT_THAT(cpus_of(one), ElementsAre("0-95")) << "where its time is spent, the kernel decides";
   EXPECT_THAT(threads_of(one), ElementsAre(10));
   EXPECT_EQ(row(one, "slots"), "1 slot x 96 cores, of 96; 10 may be used at once");
-  const LaunchPlan two = plan("ninety_six", "slots_per_trial: 2", 10);
+  const PlacedLaunch two = plan("ninety_six", "slots_per_trial: 2", 10);
   EXPECT_THAT(threads_of(two), ElementsAre(5, 5));
-  const LaunchPlan three = plan("ninety_six", "slots_per_trial: 3", 10);
+  const PlacedLaunch three = plan("ninety_six", "slots_per_trial: 3", 10);
   EXPECT_THAT(threads_of(three), ElementsAre(3, 3, 3));
-  const LaunchPlan some = plan("ninety_six", "slots_per_trial: 2, cores_per_slot: 4", 10);
+  const PlacedLaunch some = plan("ninety_six", "slots_per_trial: 2, cores_per_slot: 4", 10);
   EXPECT_THAT(threads_of(some), ElementsAre(4, 4));
   EXPECT_THAT(refusal("ninety_six", "slots_per_trial: 2, cores_per_slot: 6", 10),
               HasSubstr("box has 10 cores: room for 1 slot x 6 cores"));
-  const LaunchPlan many = plan("ninety_six", "slots_per_trial: 12", 10);
+  const PlacedLaunch many = plan("ninety_six", "slots_per_trial: 12", 10);
   EXPECT_THAT(many.warnings, testing::Contains(HasSubstr("12 slots, but the cgroup grants 10 CPUs")));
   EXPECT_THAT(threads_of(many), testing::Each(1));
 }
 
 TEST_F(MachinePlans, PerformanceAndEfficiencyCores) {
-  const LaunchPlan one = plan("hybrid", "slots_per_trial: 1");
+  const PlacedLaunch one = plan("hybrid", "slots_per_trial: 1");
   EXPECT_THAT(cpus_of(one), ElementsAre("0-7")) << "the four fast cores, with their siblings";
   EXPECT_THAT(threads_of(one), ElementsAre(4));
   EXPECT_EQ(row(one, "slots"), "1 slot x 4 cores, of 12");
   EXPECT_THAT(cpus_of(plan("hybrid", "slots_per_trial: 2")), ElementsAre("0-3", "4-7"));
   EXPECT_THAT(cpus_of(plan("hybrid", "slots_per_trial: 8")), ElementsAre("8", "9", "10", "11", "12", "13", "14", "15"));
-  const LaunchPlan three = plan("hybrid", "slots_per_trial: 3, cores_per_slot: 2");
+  const PlacedLaunch three = plan("hybrid", "slots_per_trial: 3, cores_per_slot: 2");
   EXPECT_THAT(cpus_of(three), ElementsAre("8,9", "10,11", "12,13")) << "alike";
 }
 
@@ -252,7 +253,7 @@ TEST_F(MachinePlans, OneTwoThreeAndMoreSlots) {
   for (const Case& one : cases) {
     const std::string resources = resources_of(one.slots, one.each);
     SCOPED_TRACE(one.machine + ": " + resources);
-    const LaunchPlan made = plan(one.machine, resources, one.cpu_limit);
+    const PlacedLaunch made = plan(one.machine, resources, one.cpu_limit);
     EXPECT_THAT(cpus_of(made), testing::ElementsAreArray(one.cpus));
     EXPECT_THAT(threads_of(made), testing::Each(one.threads));
     EXPECT_EQ(row(made, "slots"), one.row);
@@ -298,7 +299,7 @@ TEST_F(MachinePlans, RanksShareNoCore) {
           EXPECT_THAT(refusal(machine.name, resources, machine.cpu_limit), HasSubstr("never fit"));
           continue;
         }
-        const LaunchPlan made = plan(machine.name, resources, machine.cpu_limit);
+        const PlacedLaunch made = plan(machine.name, resources, machine.cpu_limit);
         ASSERT_EQ(made.world_size(), slots);
         std::set<int> taken;
         for (const RankPlacement& rank : made.ranks) {
@@ -323,11 +324,11 @@ TEST_F(MachinePlans, RanksShareNoCore) {
 
 TEST_F(MachinePlans, SlotsThatAFileDeclaresKeepTheirCores) {
   const std::string file = "agents: [{id: a, host: localhost, slots: 4, slot_type: cpu}]\n";
-  const LaunchPlan two = plan("two_sockets_smt", "slots_per_trial: 2", 0, file);
+  const PlacedLaunch two = plan("two_sockets_smt", "slots_per_trial: 2", 0, file);
   EXPECT_THAT(cpus_of(two), ElementsAre("0-15,64-79", "16-31,80-95"));
   EXPECT_THAT(threads_of(two), ElementsAre(16, 16));
   EXPECT_EQ(row(two, "slots"), "2 of 4");
-  const LaunchPlan some = plan("two_sockets_smt", "slots_per_trial: 2, cores_per_slot: 3", 0, file);
+  const PlacedLaunch some = plan("two_sockets_smt", "slots_per_trial: 2, cores_per_slot: 3", 0, file);
   EXPECT_THAT(cpus_of(some), ElementsAre("0-2,64-66", "16-18,80-82")) << "only so many of the slot's";
   EXPECT_THAT(threads_of(some), ElementsAre(3, 3));
   EXPECT_EQ(to_json(some).at("slots"), "2 slots x 3 cores");
@@ -337,31 +338,31 @@ TEST_F(MachinePlans, SlotsThatAFileDeclaresKeepTheirCores) {
 }
 
 TEST_F(MachinePlans, RanksOfMpirunAreToldTheirCores) {
-  const LaunchPlan here = plan("two_sockets_smt", "slots_per_trial: 2, cores_per_slot: 2", 0, "launcher: mpi\n");
+  const PlacedLaunch here = plan("two_sockets_smt", "slots_per_trial: 2, cores_per_slot: 2", 0, "launcher: mpi\n");
   EXPECT_EQ(slots_variable(here), "=0+1+64+65t2,=2+3+66+67t2") << "as the ledger has given them";
   const Variables variables{{"DTRAIN_SLOTS", slots_variable(here)}};
   EXPECT_THAT(slot_of_rank(variables, 1)->cpus, ElementsAre(2, 3, 66, 67));
   EXPECT_EQ(slot_of_rank(variables, 1)->threads, 2);
-  const LaunchPlan elsewhere = plan("one_by_four", "slots_per_trial: 2, cores_per_slot: 2", 0,
-                                    "launcher: mpi\nagents: [{id: a, host: elsewhere, slots: 3, slot_type: cpu}]\n");
+  const PlacedLaunch elsewhere = plan("one_by_four", "slots_per_trial: 2, cores_per_slot: 2", 0,
+                                      "launcher: mpi\nagents: [{id: a, host: elsewhere, slots: 3, slot_type: cpu}]\n");
   EXPECT_EQ(slots_variable(elsewhere), "0/3x2,1/3x2") << "their host finds the cores";
 }
 
 TEST_F(MachinePlans, SlurmIsAskedForTheCoresOfARank) {
   const std::string cluster = "launcher: slurm\n";
-  const LaunchPlan job = plan("one_by_four", "slots_per_trial: 2, cores_per_slot: 8", 0, cluster);
+  const PlacedLaunch job = plan("one_by_four", "slots_per_trial: 2, cores_per_slot: 8", 0, cluster);
   EXPECT_THAT(batch_script(job, {.dtrain = "/dtrain"}), HasSubstr("#SBATCH --cpus-per-task=8\n"))
       << "the machine from which a job is submitted need not have them";
   EXPECT_THAT(batch_script(plan("one_by_four", "slots_per_trial: 2", 0, cluster), {.dtrain = "/dtrain"}),
               Not(HasSubstr("--cpus-per-task")));
   // Inside of an allocation that did not ask for tasks.
   variables_.insert({{"SLURM_JOB_ID", "17"}, {"SLURM_JOB_NODELIST", "n[1-2]"}, {"SLURM_JOB_CPUS_PER_NODE", "16(x2)"}});
-  const LaunchPlan all = plan("one_by_four", "slots_per_trial: 4");
+  const PlacedLaunch all = plan("one_by_four", "slots_per_trial: 4");
   EXPECT_EQ(row(all, "slots"), "4 slots x 8 cores, of 32");
   EXPECT_THAT(srun_arguments(all, {}), testing::Contains("--cpus-per-task=8"));
   EXPECT_EQ(slots_variable(all), "0:2,1:2,0:2,1:2");
   EXPECT_EQ(slot_of_rank({{"DTRAIN_SLOTS", slots_variable(all)}}, 3)->of_cores, true);
-  const LaunchPlan some = plan("one_by_four", "slots_per_trial: 3, cores_per_slot: 4");
+  const PlacedLaunch some = plan("one_by_four", "slots_per_trial: 3, cores_per_slot: 4");
   EXPECT_THAT(srun_arguments(some, {}), testing::Contains("--cpus-per-task=4"));
   EXPECT_EQ(slots_variable(some), "0:3x4,1:3x4,2:3x4");
   EXPECT_THAT(refusal("one_by_four", "slots_per_trial: 3, cores_per_slot: 12"),
@@ -369,7 +370,7 @@ TEST_F(MachinePlans, SlurmIsAskedForTheCoresOfARank) {
   // One that did: its slots are the tasks.
   variables_["SLURM_NTASKS"] = "4";
   variables_["SLURM_TASKS_PER_NODE"] = "2(x2)";
-  const LaunchPlan tasks = plan("one_by_four", "slots_per_trial: 2");
+  const PlacedLaunch tasks = plan("one_by_four", "slots_per_trial: 2");
   EXPECT_EQ(row(tasks, "slots"), "2 of 4");
   EXPECT_EQ(slots_variable(tasks), "0/2,1/2");
 }

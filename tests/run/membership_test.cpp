@@ -2,7 +2,11 @@
 #include <atomic>
 #include <future>
 
+#include <gmock/gmock.h>
+#include <unistd.h>
+
 #include "dtrain/base/error.h"
+#include "dtrain/comm/rendezvous_store.h"
 #include "membership.h"
 #include "run_harness.h"
 
@@ -102,6 +106,82 @@ TEST_F(Generations, ARankOfAnotherGenerationIsRefused) {
                                  .timeout = 1s,
                                  .log = make_null_logger()};
     EXPECT_THROW(connect_by_file(membership, options, file("refused")), CommError);
+  });
+}
+
+// Rank 0 serves the store at the address that MASTER_ADDR means, alone, and only until all ranks have connected.
+TEST(MembershipByStore, TheStoreListensAtMasterAddrUntilAllHaveConnected) {
+  RankEnvironment environment;
+  environment.job = "a job";
+  environment.master =
+      MasterAddress{.name = "127.0.0.1", .port = static_cast<std::uint16_t>(20'000 + ::getpid() % 10'000)};
+  const auto join = [&](int rank) {
+    Membership membership;
+    connect_by_store(membership,
+                     {.world = {.rank = rank, .size = 2, .local_rank = 0, .local_size = 1},
+                      .timeout = kHangs,
+                      .log = make_null_logger()},
+                     environment);
+    membership.finish();
+  };
+  const auto open_at = [&](const char* address, std::chrono::milliseconds timeout) {
+    return comm::RendezvousStore::open({.address = address, .port = environment.master->port, .timeout = timeout});
+  };
+  auto rank_0 = std::async(std::launch::async, join, 0);
+  {
+    const auto stranger = open_at("127.0.0.1", kHangs);
+    EXPECT_THAT(stranger->get("dtrain/a job"), ::testing::HasSubstr("127.0.0.1"));
+    EXPECT_THROW((void)open_at("127.0.0.2", std::chrono::milliseconds(200)), CommError);
+  }
+  EXPECT_NO_THROW(join(1));
+  EXPECT_NO_THROW(rank_0.get());
+  EXPECT_THROW((void)open_at("127.0.0.1", std::chrono::milliseconds(200)), CommError);
+}
+
+// With a secret of a file, the store has none, and a rank without the file is told so.
+TEST(MembershipByStore, WithASecretOfAFileTheStoreCarriesAddressesAlone) {
+  RankEnvironment environment;
+  environment.job = "a job with a file";
+  environment.master =
+      MasterAddress{.name = "127.0.0.1", .port = static_cast<std::uint16_t>(30'000 + ::getpid() % 2'000)};
+  const auto join = [&](int rank, const std::string& secret) {
+    Membership membership;
+    connect_by_store(membership,
+                     {.world = {.rank = rank, .size = 2, .local_rank = 0, .local_size = 1},
+                      .secret = secret,
+                      .timeout = kHangs,
+                      .log = make_null_logger()},
+                     environment);
+    membership.finish();
+  };
+  const std::string secret = "a secret of a file";
+  auto rank_0 = std::async(std::launch::async, join, 0, secret);
+  {
+    const auto reader =
+        comm::RendezvousStore::open({.address = "127.0.0.1", .port = environment.master->port, .timeout = kHangs});
+    EXPECT_THAT(reader->get("dtrain/a job with a file"), ::testing::HasSubstr("\"secret\":\"\""));
+  }
+  try {
+    join(1, "");
+    ADD_FAILURE() << "it has no secret";
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("rank 0 has the run's secret from DTRAIN_RUN_SECRET_FILE"));
+  }
+  EXPECT_NO_THROW(join(1, secret));
+  EXPECT_NO_THROW(rank_0.get());
+}
+
+TEST_F(Generations, TheControlPlaneOfOneHostMayHaveTls) {
+  on_ranks(2, [&](int rank) {
+    Membership membership;
+    const comm::ControlOptions options{.world = {.rank = rank, .size = 2, .local_rank = rank, .local_size = 2},
+                                       .security = comm::Security::kTls,
+                                       .timeout = kHangs,
+                                       .log = make_null_logger()};
+    connect_by_file(membership, options, file("tls"));
+    membership.make_communicator(comm::ShmBackend(), {.timeout = kHangs, .log = make_null_logger()});
+    EXPECT_EQ(sum(membership, 1), 2.0f);
+    membership.finish();
   });
 }
 

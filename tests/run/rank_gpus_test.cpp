@@ -225,11 +225,11 @@ TEST(GpusOfRank, StayAsSlurmHasBoundThem) {
 }
 
 // Ranks 0 and 1 here, on GPUs that are known; ranks 2 and 3 on nodeb, whose GPUs two agents share.
-LaunchPlan on_gpus() {
-  LaunchPlan plan;
+PlacedLaunch on_gpus() {
+  PlacedLaunch plan;
   plan.host = "nodea";
   plan.request.slot_type = config::AgentSlotType::kCuda;
-  plan.launcher.type = config::LauncherType::kSlurm;
+  plan.cluster.cluster.launcher.type = config::LauncherType::kSlurm;
   plan.cluster.agents = {{.agent = {.id = "a", .host = "nodea", .slots = 2}, .here = true},
                          {.agent = {.id = "b", .host = "nodeb", .slots = 2}},
                          {.agent = {.id = "c", .host = "nodeb", .slots = 4}}};
@@ -249,7 +249,7 @@ TEST(GpuVariables, NameTheGpusOfThisHostAndThePlacesOfOthers) {
 }
 
 TEST(SlurmGpus, AreAskedForAndVisibleToAllRanksOfANode) {
-  LaunchPlan plan = on_gpus();
+  PlacedLaunch plan = on_gpus();
   const auto line = [&] { return join(srun_arguments(plan, {"trial"}), " "); };
   const auto script = [&] {
     return batch_script(plan, {.dtrain = "/bin/dtrain", .experiment = "/e", .run_dir = "/r"});
@@ -258,10 +258,10 @@ TEST(SlurmGpus, AreAskedForAndVisibleToAllRanksOfANode) {
   EXPECT_THAT(script(), HasSubstr("#SBATCH --gpus-per-node=2\n"));
   plan.cluster.declared = false;  // Slurm chooses the nodes
   EXPECT_THAT(script(), HasSubstr("#SBATCH --gpus-per-task=1\n"));
-  plan.launcher.options = {"--gres=gpu:a100:4", "--gpu-bind=closest"};
+  plan.cluster.cluster.launcher.options = {"--gres=gpu:a100:4", "--gpu-bind=closest"};
   EXPECT_THAT(script(), Not(HasSubstr("--gpus-per")));
   EXPECT_THAT(line(), Not(HasSubstr("--gpu-bind=none")));
-  plan.launcher.options.clear();
+  plan.cluster.cluster.launcher.options.clear();
   plan.request.slot_type = config::AgentSlotType::kCpu;
   EXPECT_THAT(script() + line(), Not(HasSubstr("gpu")));
 }

@@ -5,9 +5,9 @@
 //   metrics_bytes: 0           padding of each line of metrics.jsonl
 //   show_place: false          prints its GPU, the visible ones, and the CPUs that it may use
 //   trouble: {rank: 1, ranks: 2, batch: 7, kind: SIGKILL | SIGSEGV | abort | exit | quit | leave | leave_well |
-//             exception | data | hang | late | mismatch | agreed, once: false}   without a rank: on every rank; ranks:
-//             only with so many of them; once: not after a resume; after: 7 in place of batch: so many batches after
-//             the start of each attempt
+//             long_file | memory | memory_of_thread | exception | data | hang | late | mismatch | agreed, once: false}
+//             without a rank: on every rank; ranks: only with so many of them; once: not after a resume; after: 7 in
+//             place of batch: so many batches after the start of each attempt
 //   checkpoint_every: 5        saves after so many batches and when it stops, and goes on from checkpoints; 0: never
 // With --mock it leaves out what a trial would: the sleep, or the all-reduce. It prints "batch N" after each step that
 // was recorded, and "leaving" when it has been asked to stop.
@@ -46,6 +46,13 @@ void cause_trouble(run::RankSession& session, const Json& trouble) {
   }
   if (kind == "abort") throw 42;  // nobody catches it
   if (kind == "exit") std::_Exit(7);
+  if (kind == "long_file") write_file_atomic(session.run_dir() / "long.bin", std::string(64u << 20, 'x'));
+  const auto take_all_memory = [] {
+    std::vector<std::string> taken;
+    for (;;) taken.emplace_back(64u << 20, 'x');
+  };
+  if (kind == "memory") take_all_memory();
+  if (kind == "memory_of_thread") std::thread(take_all_memory).join();
   if (kind == "leave") std::exit(7);
   if (kind == "leave_well") std::exit(0);
   if (kind == "quit") std::_Exit(0);

@@ -73,6 +73,47 @@ TEST(SecretFile, VariablesNameItAndDoNotHoldIt) {
   EXPECT_EQ(read_rank_environment(launcher_variables(contact)).launcher->secrets.ranks, kSecrets.ranks);
 }
 
+std::string refused_run_secret(const fs::path& path) {
+  try {
+    read_run_secret(path);
+    return "accepted";
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+}
+
+TEST(RunSecret, IsTheTextOfTheUsersFile) {
+  const TemporaryFolder folder;
+  const fs::path path = folder.path() / "secret";
+  EXPECT_EQ(read_run_secret({}), "") << "none is given";
+  EXPECT_THAT(refused_run_secret(path), HasSubstr(path.string() + ", cannot be read: No such file"));
+  std::ofstream(path) << " 0123456789abcdef\n";
+  EXPECT_THAT(refused_run_secret(path), HasSubstr("open to others"));
+  ASSERT_EQ(::chmod(path.c_str(), 0400), 0);
+  EXPECT_EQ(read_run_secret(path), "0123456789abcdef");
+  fs::create_symlink(path, folder.path() / "link");
+  EXPECT_EQ(read_run_secret(folder.path() / "link"), "0123456789abcdef") << "as Kubernetes mounts it";
+  const bool root = ::geteuid() == 0;
+  ASSERT_EQ(::chmod(path.c_str(), 0440), 0);
+  EXPECT_EQ(refused_run_secret(path) == "accepted", root) << "the group of a file of root's alone may read it";
+  ASSERT_EQ(::chmod(path.c_str(), 0460), 0);
+  EXPECT_THAT(refused_run_secret(path), HasSubstr("open to others"));
+  ASSERT_EQ(::chmod(path.c_str(), 0600), 0);
+  std::ofstream(path, std::ios::trunc) << "short\n";
+  EXPECT_THAT(refused_run_secret(path), HasSubstr("has 5 bytes; at least 16 are needed"));
+  std::ofstream(path, std::ios::trunc) << std::string(5000, 'x');
+  EXPECT_THAT(refused_run_secret(path), HasSubstr("more than 4096 bytes"));
+  EXPECT_THAT(refused_run_secret(folder.path()), HasSubstr("is no plain file"));
+}
+
+TEST(RunSecret, IsOfAllRanksOrOfNone) {
+  EXPECT_EQ(secret_to_join("of the file", ""), "of the file");
+  EXPECT_EQ(secret_to_join("", "told by rank 0"), "told by rank 0");
+  EXPECT_THROW(secret_to_join("of the file", "told by whoever serves the store"), ConfigError);
+  EXPECT_THROW(secret_to_join("", ""), ConfigError);
+  EXPECT_EQ(read_rank_environment({{"DTRAIN_RUN_SECRET_FILE", "/run/secret"}}).run_secret_file, "/run/secret");
+}
+
 // A stand-in for ssh, which keeps the command lines that it was given; its hosts share this one's folders.
 TEST(SecretFile, ReachesOtherHostsOverTheShellsInput) {
   const TemporaryFolder folder;
@@ -80,7 +121,7 @@ TEST(SecretFile, ReachesOtherHostsOverTheShellsInput) {
   std::ofstream(shell) << "#!/bin/sh\necho \"$*\" >>" << (folder.path() / "lines").string()
                        << "\n[ $1 != nodec ] || { echo no route >&2; exit 255; }\nexec sh -c \"$2\"\n";
   fs::permissions(shell, fs::perms::owner_all);
-  LaunchPlan plan;
+  PlacedLaunch plan;
   plan.host = "nodea";
   for (const char* host : {"nodea", "nodeb", "nodeb"}) plan.ranks.push_back({.host = host});
   const RemoteHosts hosts({shell.string()});

@@ -1,7 +1,9 @@
-// The watcher of a launch over ranks that are started in either way, with a full disk where events and logs go.
+// The watcher of a launch over ranks that are started in either way, with a full disk where events and logs go, and how
+// it ends a process that hangs.
 #include <gmock/gmock.h>
 
 #include "dtrain/base/unix_socket.h"
+#include "dtrain/host/processes.h"
 #include "launch/attempts.h"
 #include "launch/job_ranks.h"
 #include "launch/local_ranks.h"
@@ -85,14 +87,14 @@ class Watching : public ::testing::Test {
   const RunFolder folder_{temporary_.path() / "run"};
   const SystemClock clock_;
   const Variables variables_;
-  LaunchPlan plan_;
+  PlacedLaunch plan_;
   const UniqueFd screen_fd_{::open((temporary_.path() / "screen").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600)};
   Screen screen_{screen_fd_.get(), false, clock_};
   EventLog full_file_{kAlwaysFull, clock_, -1, "here"};
   LaunchEvents events_{full_file_, screen_};
   LaunchSignals signals_;
   LaunchTask task_{temporary_.path() / "state", {.name = "test", .run_dir = temporary_.path() / "run"}, clock_};
-  const Attempt attempt_{plan_, folder_, events_, screen_, clock_, variables_, signals_, task_};
+  const Attempt attempt_{{folder_, events_, screen_, clock_, variables_, signals_, task_}, plan_};
 };
 
 TEST_F(Watching, AFullDiskOfEventsKeepsNoInterruptFromTheRanks) {
@@ -111,7 +113,7 @@ TEST_F(Watching, RanksThatDoNotJoinAreNamedOnceWithWhatTheyHaveToCall) {
   plan_.command = {"python3", "-m", "dtrain.rank", "/somewhere/train.py", "--"};
   const HurriedClock clock;
   AbsentRanks ranks;
-  watch_ranks({plan_, folder_, events_, screen_, clock, variables_, signals_, task_}, ranks);
+  watch_ranks({{folder_, events_, screen_, clock, variables_, signals_, task_}, plan_}, ranks);
   EXPECT_EQ(count_of(shown(), "not every rank has joined the run within 30 s"), 1) << shown();
   EXPECT_THAT(shown(), HasSubstr("session = dtrain.init()"));
 }
@@ -144,6 +146,36 @@ TEST_F(Watching, AFullDiskIsNotTheEndOfAJobsRanks) {
   EXPECT_THAT(shown(), HasSubstr("hello\n"));
   expect_one_warning_of("warning: events are missing from the run's folder");
   expect_one_warning_of("job.log: No space left on device");
+}
+
+constexpr Patience kSomePatience{2s, 4s};
+
+TEST(HangingProcess, GetsSigtermAfterAWhile) {
+  Process process = Process::start({.command = {"sleep", "1000"}});
+  HangingProcess hanging;
+  hanging.end(process, 1s, kSomePatience);
+  EXPECT_FALSE(process.wait(50ms));
+  hanging.end(process, 3s, kSomePatience);
+  EXPECT_EQ(process.wait().signal, SIGTERM);
+}
+
+TEST(HangingProcess, IsKilledIfSigtermDoesNotEndIt) {
+  Process process = Process::start({.command = {"sh", "-c", "trap '' TERM; exec sleep 1000"}});
+  ASSERT_TRUE(eventually([&] { return slurp("/proc/" + std::to_string(process.pid()) + "/comm") == "sleep\n"; }))
+      << "it does not ignore SIGTERM yet";
+  HangingProcess hanging;
+  hanging.end(process, 3s, kSomePatience);
+  EXPECT_FALSE(process.wait(50ms));
+  hanging.end(process, 5s, kSomePatience);
+  EXPECT_EQ(process.wait().signal, SIGKILL);
+}
+
+TEST(HangingProcess, IsKilledAtOnceIfItIsStopped) {
+  Process process = Process::start({.command = {"sleep", "1000"}});
+  process.kill(SIGSTOP);
+  ASSERT_TRUE(eventually([&] { return host::is_stopped(process.pid()); }));
+  HangingProcess().end(process, 0s, kSomePatience);
+  EXPECT_EQ(process.wait().signal, SIGKILL);
 }
 
 }  // namespace

@@ -5,7 +5,6 @@
 //
 // Sums of int8 would need wider numbers on the way, so the ranks gather each other's codes and sum them in rank order.
 // A rank then receives (n-1) x 1 bytes a value; an all_reduce of float32 moves 2(n-1)/n x 4. int8 pays up to 7 ranks.
-#include <algorithm>
 
 #include "compression/codec.h"
 #include "compression/kernels.h"

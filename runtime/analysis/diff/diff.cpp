@@ -5,18 +5,14 @@
 #include <array>
 #include <cmath>
 #include <set>
-#include <string>
 #include <string_view>
-#include <vector>
 
 #include "diff/compare_steps.h"
 #include "dtrain/analysis/analysis.h"
 #include "dtrain/analysis/run_history.h"
-#include "dtrain/analysis/run_profile.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 #include "findings/judgement.h"
-#include "read/text.h"
 
 namespace dtrain::analysis {
 namespace {

@@ -92,6 +92,38 @@ void write_differences(TextWriter& out, const RunDiff& diff) {
   }
 }
 
+Json side_json(const DiffSide& side) {
+  return {{"name", side.name},
+          {"run_dir", side.run_dir},
+          {"world_size", side.world_size},
+          {"global_batch_size", or_null(side.global_batch_size)},
+          {"steps", side.steps},
+          {"first_batch", side.first_batch},
+          {"warm_up_steps", side.warm_up},
+          {"long_steps", side.long_steps},
+          {"long_share", side.long_share},
+          {"observations", side.observations},
+          {"autocorrelation", side.autocorrelation},
+          {"block_length", side.block_length},
+          {"warnings", side.warnings}};
+}
+
+Json quantity_json(const DiffQuantity& quantity, const std::string& unit) {
+  return {{"name", quantity.name},
+          {"a_" + unit, quantity.a},
+          {"b_" + unit, quantity.b},
+          {"change", quantity.change},
+          {"interval", quantity.interval ? Json{quantity.interval->low, quantity.interval->high} : Json(nullptr)},
+          {"verdict", name_of(quantity.verdict)}};
+}
+
+Json rules_json(const std::vector<DiffRule>& rules) {
+  Json list = Json::array();
+  for (const DiffRule& rule : rules)
+    list.push_back({{"name", rule.name}, {"text", rule.text}, {"may_be_chance", rule.may_be_chance}});
+  return list;
+}
+
 }  // namespace
 
 std::string render_diff(const RunDiff& diff, const TextOptions& options) {
@@ -129,48 +161,11 @@ std::string render_diff(const RunDiff& diff, const TextOptions& options) {
   return out.take();
 }
 
-namespace {
-
-Json side_json(const DiffSide& side) {
-  return {{"name", side.name},
-          {"run_dir", side.run_dir},
-          {"world_size", side.world_size},
-          {"global_batch_size", side.global_batch_size ? Json(*side.global_batch_size) : Json(nullptr)},
-          {"steps", side.steps},
-          {"first_batch", side.first_batch},
-          {"warm_up_steps", side.warm_up},
-          {"long_steps", side.long_steps},
-          {"long_share", side.long_share},
-          {"observations", side.observations},
-          {"autocorrelation", side.autocorrelation},
-          {"block_length", side.block_length},
-          {"warnings", side.warnings}};
-}
-
-// Returns the quantity as JSON, with values in the unit of the key.
-Json quantity_json(const DiffQuantity& quantity, const std::string& unit) {
-  return {{"name", quantity.name},
-          {"a_" + unit, quantity.a},
-          {"b_" + unit, quantity.b},
-          {"change", quantity.change},
-          {"interval", quantity.interval ? Json{quantity.interval->low, quantity.interval->high} : Json(nullptr)},
-          {"verdict", name_of(quantity.verdict)}};
-}
-
-Json rules_json(const std::vector<DiffRule>& rules) {
-  Json list = Json::array();
-  for (const DiffRule& rule : rules)
-    list.push_back({{"name", rule.name}, {"text", rule.text}, {"may_be_chance", rule.may_be_chance}});
-  return list;
-}
-
-}  // namespace
-
 Json to_json(const RunDiff& diff) {
   Json json = {{"schema", 1},
                {"verdict", name_of(diff.verdict)},
                {"conclusion", diff.conclusion},
-               {"fail_above", diff.fail_above ? Json(*diff.fail_above) : Json(nullptr)},
+               {"fail_above", or_null(diff.fail_above)},
                {"regression", diff.regression},
                {"a", side_json(diff.a)},
                {"b", side_json(diff.b)},

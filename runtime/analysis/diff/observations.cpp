@@ -113,6 +113,30 @@ std::optional<double> wall_offset_s(const RunProfile& run) {
   return offset_ns ? std::optional(*offset_ns / 1e9) : std::nullopt;
 }
 
+constexpr std::size_t kLeastTurns = 30;
+constexpr double kMostSteps = 4;  // in a turn, against the median turn: more is a pause of the other
+
+struct Entry {
+  double start_s;
+  bool of_b;
+  std::size_t index;
+};
+
+// Returns stretches of consecutive steps of one run without a step of the other.
+std::vector<std::vector<Entry>> stretches(const Observations& a, const Observations& b) {
+  std::vector<Entry> entries;
+  for (std::size_t i = 0; i < a.all.size(); ++i) entries.push_back({a.all[i].start_s, false, i});
+  for (std::size_t i = 0; i < b.all.size(); ++i) entries.push_back({b.all[i].start_s, true, i});
+  std::stable_sort(entries.begin(), entries.end(),
+                   [](const Entry& x, const Entry& y) { return x.start_s < y.start_s; });
+  std::vector<std::vector<Entry>> result;
+  for (const Entry& entry : entries) {
+    if (result.empty() || result.back().front().of_b != entry.of_b) result.emplace_back();
+    result.back().push_back(entry);
+  }
+  return result;
+}
+
 }  // namespace
 
 void Totals::add(const Totals& other) {
@@ -165,34 +189,6 @@ Observations observe(const RunProfile& run, bool grouped) {
   }
   return result;
 }
-
-namespace {
-
-constexpr std::size_t kLeastTurns = 30;
-constexpr double kMostSteps = 4;  // in a turn, against the median turn: more is a pause of the other
-
-struct Entry {
-  double start_s;
-  bool of_b;
-  std::size_t index;
-};
-
-// Returns stretches of consecutive steps of one run without a step of the other.
-std::vector<std::vector<Entry>> stretches(const Observations& a, const Observations& b) {
-  std::vector<Entry> entries;
-  for (std::size_t i = 0; i < a.all.size(); ++i) entries.push_back({a.all[i].start_s, false, i});
-  for (std::size_t i = 0; i < b.all.size(); ++i) entries.push_back({b.all[i].start_s, true, i});
-  std::stable_sort(entries.begin(), entries.end(),
-                   [](const Entry& x, const Entry& y) { return x.start_s < y.start_s; });
-  std::vector<std::vector<Entry>> result;
-  for (const Entry& entry : entries) {
-    if (result.empty() || result.back().front().of_b != entry.of_b) result.emplace_back();
-    result.back().push_back(entry);
-  }
-  return result;
-}
-
-}  // namespace
 
 std::vector<Turn> find_turns(const Observations& a, const Observations& b) {
   if (!a.has_wall_clock || !b.has_wall_clock) return {};

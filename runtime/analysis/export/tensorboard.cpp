@@ -6,7 +6,6 @@
 #include <system_error>
 
 #include "dtrain/analysis/export.h"
-#include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
 #include "dtrain/profile/event_file.h"

@@ -48,9 +48,7 @@ std::string judge_dimensions(const RuleData& data, const Parameters& p, Finding&
   const ModelFacts& model = data.model;
   if (model.shapes.empty()) return "the shapes of the model are not recorded in the plan";
   const std::int64_t liked = multiple > 0 ? multiple : liked_by_hardware(model, data.hosts);
-  if (liked <= 0) {
-    return "the width of the processor's vectors is not recorded; set DimensionMultiples.multiple";
-  }
+  if (liked <= 0) return "the width of the processor's vectors is not recorded; set DimensionMultiples.multiple";
   double needed = 0, computed = 0;
   std::int64_t layers = 0, odd = 0;
   Json listed = Json::array();
@@ -161,12 +159,12 @@ constexpr double kFar = 3;                // times the ideal
 constexpr std::int64_t kSmallBatch = 64;  // rows of a product
 
 // The three sizes of a product of matrices: rows of the first, columns of the first, columns of the second.
-std::optional<std::array<std::int64_t, 3>> product_sizes(const OperatorLimit& one) {
-  const bool added = one.name == "aten::addmm" || one.name == "aten::baddbmm";
-  if (!added && one.name != "aten::mm" && one.name != "aten::bmm") return std::nullopt;
+std::optional<std::array<std::int64_t, 3>> product_sizes(const OperatorLimit& operation) {
+  const bool added = operation.name == "aten::addmm" || operation.name == "aten::baddbmm";
+  if (!added && operation.name != "aten::mm" && operation.name != "aten::bmm") return std::nullopt;
   const std::size_t first = added ? 1 : 0;
-  if (one.shapes.size() < first + 2) return std::nullopt;
-  const auto &a = one.shapes[first], &b = one.shapes[first + 1];
+  if (operation.shapes.size() < first + 2) return std::nullopt;
+  const auto &a = operation.shapes[first], &b = operation.shapes[first + 1];
   if (a.size() < 2 || b.size() < 2) return std::nullopt;
   return std::array{a[a.size() - 2], a.back(), b.back()};
 }
@@ -175,8 +173,8 @@ std::string sizes_text(const std::array<std::int64_t, 3>& sizes) {
   return fmt::format("{}x{} by {}x{}", sizes[0], sizes[1], sizes[1], sizes[2]);
 }
 
-double achieved_gflops(const OperatorLimit& one) {
-  return one.seconds > 0 ? static_cast<double>(one.flops) / one.seconds / kGiga : 0;
+double achieved_gflops(const OperatorLimit& operation) {
+  return operation.seconds > 0 ? static_cast<double>(operation.flops) / operation.seconds / kGiga : 0;
 }
 
 class Computing {
@@ -215,26 +213,26 @@ class Computing {
   // Converts seconds of the counted batch to seconds of the whole loop, mean over ranks.
   double of_loop(double seconds) const { return seconds * batches_; }
 
-  double beyond_limit_s(const OperatorLimit& one) const {
-    const auto limit = limit_gflops_of(roofline_, one, one.dtype);
-    return limit ? std::max(0.0, one.seconds - static_cast<double>(one.flops) / (*limit * kGiga)) : 0;
+  double beyond_limit_s(const OperatorLimit& operation) const {
+    const auto limit = limit_gflops_of(roofline_, operation, operation.dtype);
+    return limit ? std::max(0.0, operation.seconds - static_cast<double>(operation.flops) / (*limit * kGiga)) : 0;
   }
 
-  bool is_slow(const OperatorLimit& one) const {
-    const auto limit = limit_gflops_of(roofline_, one, one.dtype);
-    return limit && achieved_gflops(one) < kSlow * *limit && !is_bound_by_calls(one);
+  bool is_slow(const OperatorLimit& operation) const {
+    const auto limit = limit_gflops_of(roofline_, operation, operation.dtype);
+    return limit && achieved_gflops(operation) < kSlow * *limit && !is_bound_by_calls(operation);
   }
 
-  std::string rate_text(const OperatorLimit& one) const {
-    const auto limit = limit_gflops_of(roofline_, one, one.dtype);
-    return fmt::format("{} of {}", amount_text(achieved_gflops(one) * kGiga, "FLOP/s"),
+  std::string rate_text(const OperatorLimit& operation) const {
+    const auto limit = limit_gflops_of(roofline_, operation, operation.dtype);
+    return fmt::format("{} of {}", amount_text(achieved_gflops(operation) * kGiga, "FLOP/s"),
                        amount_text(limit.value_or(0) * kGiga, "FLOP/s"));
   }
 
   // `more`: added to the advice to make the predicted change.
   void add_predicted(const char* prediction, const char* id, const std::string& what, const char* more) {
     const auto found = std::find_if(what_if_.changes.begin(), what_if_.changes.end(),
-                                    [&](const Prediction& one) { return one.name == prediction; });
+                                    [&](const Prediction& candidate) { return candidate.name == prediction; });
     if (found == what_if_.changes.end()) return;
     const std::vector<std::string> patch = {found->set};
     found_.push_back({.id = id,
@@ -250,11 +248,11 @@ class Computing {
   void add_small_operators() {
     double lost_s = 0, work_s = 0;
     std::int64_t calls = 0;
-    for (const OperatorLimit& one : roofline_.operators) {
-      if (!is_bound_by_calls(one)) continue;
-      lost_s += one.seconds - *one.ideal_s;
-      work_s += *one.ideal_s;
-      calls += one.calls;
+    for (const OperatorLimit& operation : roofline_.operators) {
+      if (!is_bound_by_calls(operation)) continue;
+      lost_s += operation.seconds - *operation.ideal_s;
+      work_s += *operation.ideal_s;
+      calls += operation.calls;
     }
     if (calls == 0) return;
     add("small_operators", lost_s,
@@ -269,11 +267,11 @@ class Computing {
   void add_small_batch() {
     const OperatorLimit* largest = nullptr;
     double lost_s = 0;
-    for (const OperatorLimit& one : roofline_.operators) {
-      const auto sizes = product_sizes(one);
+    for (const OperatorLimit& operation : roofline_.operators) {
+      const auto sizes = product_sizes(operation);
       if (!sizes) continue;
-      if (!largest || one.flops > largest->flops) largest = &one;
-      if (std::min((*sizes)[0], (*sizes)[1]) < kSmallBatch && is_slow(one)) lost_s += beyond_limit_s(one);
+      if (!largest || operation.flops > largest->flops) largest = &operation;
+      if (std::min((*sizes)[0], (*sizes)[1]) < kSmallBatch && is_slow(operation)) lost_s += beyond_limit_s(operation);
     }
     if (!largest || !is_slow(*largest)) return;
     const auto sizes = *product_sizes(*largest);
@@ -292,18 +290,18 @@ class Computing {
     const OperatorLimit* worst = nullptr;
     double lost_s = 0;
     std::int64_t multiple = 8, count = 0;
-    for (const OperatorLimit& one : roofline_.operators) {
-      const auto sizes = product_sizes(one);
-      const std::int64_t liked = one.dtype == "float32" ? 8 : 16;
-      if (!sizes || !is_slow(one) || small_batch_) continue;
+    for (const OperatorLimit& operation : roofline_.operators) {
+      const auto sizes = product_sizes(operation);
+      const std::int64_t liked = operation.dtype == "float32" ? 8 : 16;
+      if (!sizes || !is_slow(operation) || small_batch_) continue;
       const bool odd = std::any_of(sizes->begin(), sizes->end(), [&](std::int64_t size) {
         return size > liked && size % liked != 0 && size != roofline_.samples;
       });
       if (!odd) continue;
       ++count;
-      lost_s += beyond_limit_s(one);
-      if (worst && beyond_limit_s(one) <= beyond_limit_s(*worst)) continue;
-      worst = &one;
+      lost_s += beyond_limit_s(operation);
+      if (worst && beyond_limit_s(operation) <= beyond_limit_s(*worst)) continue;
+      worst = &operation;
       multiple = liked;
     }
     if (!worst) return;
@@ -320,12 +318,14 @@ class Computing {
     double lost_s = 0;
     std::string names;
     const OperatorLimit* worst = nullptr;
-    for (const OperatorLimit& one : roofline_.operators) {
-      if (one.flops > 0 || !one.ideal_s || *one.ideal_s <= 0 || one.seconds < kFar * *one.ideal_s) continue;
-      if (is_bound_by_calls(one)) continue;
-      lost_s += one.seconds - *one.ideal_s;
-      if (!worst) worst = &one;  // the operators are sorted, the slowest first
-      if (names.size() < 100) names += (names.empty() ? "" : ", ") + one.name;
+    for (const OperatorLimit& operation : roofline_.operators) {
+      if (operation.flops > 0 || !operation.ideal_s || *operation.ideal_s <= 0 ||
+          operation.seconds < kFar * *operation.ideal_s)
+        continue;
+      if (is_bound_by_calls(operation)) continue;
+      lost_s += operation.seconds - *operation.ideal_s;
+      if (!worst) worst = &operation;  // the operators are sorted, the slowest first
+      if (names.size() < 100) names += (names.empty() ? "" : ", ") + operation.name;
     }
     if (!worst) return;
     add("slow_operators", lost_s,

@@ -4,7 +4,6 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "findings/judgement.h"
-#include "measure/statistics.h"
 
 namespace dtrain::analysis::findings {
 

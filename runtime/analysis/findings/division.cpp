@@ -103,12 +103,14 @@ class DivisionFinder {
     const Json& plan = evidence_.run.plan;
     const auto experiment = plan.find("experiment");
     if (experiment == plan.end() || !experiment->is_object()) return true;
-    if (plan.value("cluster", "") != "this machine") return false;
+    if (text(plan, "cluster") != "this machine") return false;
     if (!experiment->value("/optimizations/local_sgd"_json_pointer, Json()).is_null()) return false;
-    const Json cores = experiment->value("/resources/cores_per_slot"_json_pointer, Json());
-    if (cores.is_number()) cores_per_slot_ = cores.get<int>();
-    const Json most = experiment->value("/resources/max_slots"_json_pointer, Json());
-    if (most.is_number()) most_ranks_ = most.get<int>();
+    const Json& resources = object_at(*experiment, "resources");
+    const auto bounded = [&](const char* key, int otherwise) {
+      return static_cast<int>(std::clamp<std::int64_t>(integer(resources, key, otherwise), 0, kLargestWorld));
+    };
+    cores_per_slot_ = bounded("cores_per_slot", cores_per_slot_);
+    most_ranks_ = bounded("max_slots", most_ranks_);
     return true;
   }
 

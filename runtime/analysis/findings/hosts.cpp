@@ -39,7 +39,6 @@ std::string judge_hosts(
   return hosts.finish(none ? kNoSystemSample : why_not);
 }
 
-// Returns the values that `value` finds in the samples.
 std::vector<double> values_of(std::span<const HostSample> samples,
                               const std::function<std::optional<double>(const HostSample&)>& value) {
   std::vector<double> values;

@@ -305,7 +305,7 @@ Json to_json(const Finding& finding) {
             {"rank", finding.rank < 0 ? Json(nullptr) : Json(finding.rank)},
             {"host", finding.host.empty() ? Json(nullptr) : Json(finding.host)},
             {"fault", finding.fault},
-            {"bytes_per_step", finding.bytes_per_step ? Json(*finding.bytes_per_step) : Json(nullptr)}};
+            {"bytes_per_step", or_null(finding.bytes_per_step)}};
   }
   return {{"name", finding.id},
           {"group", finding.group},

@@ -9,7 +9,6 @@
 #include "dtrain/base/text.h"
 #include "findings/judgement.h"
 #include "measure/contention.h"
-#include "measure/system_metrics.h"
 #include "read/json_fields.h"
 #include "read/text.h"
 
@@ -230,9 +229,7 @@ std::string loader_advice(const RunProfile& run, Finding& finding, bool throttle
   if (lack_cores(*use) && throttled) {
     return "raise the CPU quota of the cgroup, which stops the workers as well as the training";
   }
-  if (lack_cores(*use)) {
-    return "give the workers cores: fewer ranks, or more cores for each (resources.cores_per_slot)";
-  }
+  if (lack_cores(*use)) return "give the workers cores: fewer ranks, or more cores for each (resources.cores_per_slot)";
   if (use->cpu_share() >= use->storage_share()) {
     if (decodes_in_full(run)) finding.patch = {"data.scaled_decoding=true"};
     return fmt::format(

@@ -6,7 +6,6 @@
 #include "dtrain/analysis/run_profile.h"
 #include "dtrain/base/text.h"
 #include "findings/judgement.h"
-#include "measure/contention.h"
 #include "measure/statistics.h"
 #include "measure/system_metrics.h"
 #include "read/text.h"

@@ -56,6 +56,44 @@ FoldedSteps fold(const RankProfile& rank) {
   return folded;
 }
 
+// Phases in which a GPU would be busy.
+constexpr std::array kRankComputing{Phase::kTrainBatch, Phase::kForward,       Phase::kBackward,
+                                    Phase::kGraph,      Phase::kOptimizerStep, Phase::kValidation};
+
+double rank_computing_ns(const profile::PhaseTimes& phases) {
+  double sum = 0;
+  for (const Phase phase : kRankComputing) sum += static_cast<double>(phases[static_cast<std::size_t>(phase)]);
+  return sum;
+}
+
+// The time in each sample in which the rank computed, if computing is spread evenly over each step.
+class ComputingOfSamples {
+ public:
+  explicit ComputingOfSamples(const std::vector<SystemLine>& samples)
+      : samples_(samples), sums_ns_(samples.size(), 0) {}
+
+  void add(std::int64_t start_ns, std::int64_t end_ns, double computed_ns) {
+    if (end_ns <= start_ns) return;
+    const double density = computed_ns / static_cast<double>(end_ns - start_ns);
+    auto sample = std::upper_bound(samples_.begin(), samples_.end(), start_ns,
+                                   [](std::int64_t time_ns, const SystemLine& line) { return time_ns < line.time_ns; });
+    for (; sample != samples_.end() && sample->time_ns - sample->interval_ns < end_ns; ++sample) {
+      const std::int64_t from_ns = std::max(start_ns, sample->time_ns - sample->interval_ns);
+      const std::int64_t to_ns = std::min(end_ns, sample->time_ns);
+      if (to_ns > from_ns) at(sample) += density * static_cast<double>(to_ns - from_ns);
+    }
+  }
+  const std::vector<double>& sums_ns() const { return sums_ns_; }
+
+ private:
+  double& at(std::vector<SystemLine>::const_iterator sample) {
+    return sums_ns_[static_cast<std::size_t>(sample - samples_.begin())];
+  }
+
+  const std::vector<SystemLine>& samples_;
+  std::vector<double> sums_ns_;
+};
+
 }  // namespace
 
 std::vector<StepSeries> step_series(const RunProfile& profile) {
@@ -160,48 +198,6 @@ ModelFacts model_facts(const RunProfile& profile) {
 
 // The computing of a host's ranks between two samples of its agent: for runs on CPUs, the counterpart of a GPU's
 // utilization.
-
-namespace {
-
-// Phases in which a GPU would be busy.
-constexpr std::array kRankComputing{Phase::kTrainBatch, Phase::kForward,       Phase::kBackward,
-                                    Phase::kGraph,      Phase::kOptimizerStep, Phase::kValidation};
-
-double rank_computing_ns(const profile::PhaseTimes& phases) {
-  double sum = 0;
-  for (const Phase phase : kRankComputing) sum += static_cast<double>(phases[static_cast<std::size_t>(phase)]);
-  return sum;
-}
-
-// The time in each sample in which the rank computed, if computing is spread evenly over each step.
-class ComputingOfSamples {
- public:
-  explicit ComputingOfSamples(const std::vector<SystemLine>& samples)
-      : samples_(samples), sums_ns_(samples.size(), 0) {}
-
-  void add(std::int64_t start_ns, std::int64_t end_ns, double computed_ns) {
-    if (end_ns <= start_ns) return;
-    const double density = computed_ns / static_cast<double>(end_ns - start_ns);
-    auto sample = std::upper_bound(samples_.begin(), samples_.end(), start_ns,
-                                   [](std::int64_t time_ns, const SystemLine& line) { return time_ns < line.time_ns; });
-    for (; sample != samples_.end() && sample->time_ns - sample->interval_ns < end_ns; ++sample) {
-      const std::int64_t from_ns = std::max(start_ns, sample->time_ns - sample->interval_ns);
-      const std::int64_t to_ns = std::min(end_ns, sample->time_ns);
-      if (to_ns > from_ns) at(sample) += density * static_cast<double>(to_ns - from_ns);
-    }
-  }
-  const std::vector<double>& sums_ns() const { return sums_ns_; }
-
- private:
-  double& at(std::vector<SystemLine>::const_iterator sample) {
-    return sums_ns_[static_cast<std::size_t>(sample - samples_.begin())];
-  }
-
-  const std::vector<SystemLine>& samples_;
-  std::vector<double> sums_ns_;
-};
-
-}  // namespace
 
 std::vector<std::optional<double>> computing_percent(const std::vector<const RankProfile*>& ranks,
                                                      const std::vector<SystemLine>& samples) {

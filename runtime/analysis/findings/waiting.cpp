@@ -9,7 +9,6 @@
 #include "dtrain/base/text.h"
 #include "findings/judgement.h"
 #include "measure/predictor.h"
-#include "measure/statistics.h"
 #include "measure/system_metrics.h"
 #include "read/json_fields.h"
 #include "read/text.h"

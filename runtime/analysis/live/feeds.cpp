@@ -250,27 +250,32 @@ std::optional<std::int64_t> batch_being_saved(const fs::path& run_dir) {
 
 void RunEvents::poll() {
   read_plan();
-  const auto each = [this](void (RunEvents::*add)(const Json&)) {
-    return [this, add](std::string_view line) {
-      const Json json = Json::parse(line, nullptr, false);
-      if (json.is_object()) (this->*add)(json);
-    };
+  using profile::RecordFile;
+  const auto each = [this](FileTail& tail, RecordFile file, void (RunEvents::*add)(const Json&)) {
+    tail.poll([&](std::string_view line) {
+      if (const auto json = profile::parse_record(file, line, tail.place(), line_damage_)) (this->*add)(*json);
+    });
   };
-  events_.poll(each(&RunEvents::add_event));
-  metrics_.poll(each(&RunEvents::add_metrics));
+  each(events_, RecordFile::kEvents, &RunEvents::add_event);
+  each(metrics_, RecordFile::kMetrics, &RunEvents::add_metrics);
+}
+
+profile::Damage RunEvents::damage() const {
+  profile::Damage all = plan_damage_;
+  for (const FileTail* tail : {&events_, &metrics_}) {
+    if (!tail->problem().empty()) all.add(tail->problem());
+  }
+  all.add(line_damage_);
+  return all;
 }
 
 void RunEvents::read_plan() {
   std::error_code error;
   const auto time = fs::last_write_time(folder_ / "plan.json", error);
   if (error || time == plan_time_) return;
-  try {
-    plan_ = read_json(folder_ / "plan.json");
-    plan_time_ = time;
-  } catch (const Error&) {
-    return;  // read again at the next poll
-  }
-  if (!plan_.is_object()) plan_ = Json::object();
+  plan_damage_ = {};
+  plan_ = profile::read_plan(folder_, plan_damage_);
+  if (!plan_.empty()) plan_time_ = time;  // otherwise it is read again at the next poll
 }
 
 void RunEvents::add_event(const Json& event) {

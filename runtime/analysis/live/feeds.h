@@ -13,6 +13,7 @@
 #include "dtrain/analysis/live.h"
 #include "dtrain/analysis/run_history.h"
 #include "dtrain/analysis/run_profile.h"
+#include "dtrain/profile/run_records.h"
 #include "read/json_fields.h"
 #include "read/run_files.h"
 
@@ -149,6 +150,8 @@ class RunEvents {
   void add_computing(LiveView& view) const;
   // Returns the time of the last write to any file, in seconds since 1970; empty: there is nothing yet.
   std::optional<double> written() const;
+  // Returns what of these files cannot be read.
+  profile::Damage damage() const;
 
  private:
   void read_plan();
@@ -160,6 +163,7 @@ class RunEvents {
   FileTail events_, metrics_;
   std::filesystem::file_time_type plan_time_{};
   Json plan_ = Json::object();
+  profile::Damage plan_damage_, line_damage_;
   std::string state_, cause_;
   bool ended_ = false;
   double started_s_ = 0, ended_s_ = 0;  // 0: not yet

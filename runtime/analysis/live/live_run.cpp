@@ -180,6 +180,12 @@ class LiveRun::Impl {
   }
 
   void add_notes(LiveView& view) const {
+    for (const std::string& line : run_events_.damage().lines()) view.notes.push_back(line);
+    const auto look_at = [&](const FileTail& tail) {
+      if (!tail.problem().empty()) view.notes.push_back(tail.problem());
+    };
+    for (const auto& [number, rank] : ranks_) look_at(rank.tail());
+    for (const auto& [id, agent] : agents_) look_at(agent.tail());
     int newer = 0;
     for (const auto& [number, rank] : ranks_) newer += rank.is_newer() ? 1 : 0;
     for (const auto& [id, agent] : agents_) newer += agent.is_newer() ? 1 : 0;

@@ -1,15 +1,11 @@
 #include "measure/contention.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <set>
-#include <string>
-#include <vector>
 
 #include "dtrain/base/clock.h"
 #include "dtrain/base/json.h"
 #include "measure/rows.h"
-#include "measure/statistics.h"
 #include "measure/system_metrics.h"
 #include "read/json_fields.h"
 
@@ -89,6 +85,32 @@ Contention of_rank(const RunProfile& run, const RankProfile& rank) {
   return result;
 }
 
+const Json* strategy_of(const RunProfile& run) {
+  const auto strategy = run.plan.find("strategy");
+  return strategy != run.plan.end() && strategy->is_object() ? &*strategy : nullptr;
+}
+
+// Returns the median optimizer step of these batches, of the rank with the longest one; 0: there is none.
+double longest_update_ns(const RunProfile& run, std::int64_t first_batch, std::int64_t last_batch) {
+  double longest = 0;
+  for (const RankProfile& rank : run.ranks) {
+    std::vector<double> updates;
+    for (const StepLine& step : rank.steps) {
+      if (step.batch < first_batch || step.batch > last_batch || !step.exchanged) continue;
+      updates.push_back(static_cast<double>(phase_of(step, profile::Phase::kOptimizerStep)));
+    }
+    longest = std::max(longest, median_low(std::move(updates)));
+  }
+  return longest;
+}
+
+// If storage delivered less than this share of the requested bytes, the page cache had the files.
+constexpr double kFromCache = 0.1;
+
+double share(std::int64_t ns, double seconds) {
+  return seconds > 0 ? std::clamp(to_seconds(ns) / seconds, 0.0, 1.0) : 0;
+}
+
 }  // namespace
 
 std::optional<double> no_core_s(const std::vector<Contention>& ranks) {
@@ -129,29 +151,6 @@ std::vector<Contention> find_contention(const RunProfile& run) {
   return result;
 }
 
-namespace {
-
-const Json* strategy_of(const RunProfile& run) {
-  const auto strategy = run.plan.find("strategy");
-  return strategy != run.plan.end() && strategy->is_object() ? &*strategy : nullptr;
-}
-
-// Returns the median optimizer step of these batches, of the rank with the longest one; 0: there is none.
-double longest_update_ns(const RunProfile& run, std::int64_t first_batch, std::int64_t last_batch) {
-  double longest = 0;
-  for (const RankProfile& rank : run.ranks) {
-    std::vector<double> updates;
-    for (const StepLine& step : rank.steps) {
-      if (step.batch < first_batch || step.batch > last_batch || !step.exchanged) continue;
-      updates.push_back(static_cast<double>(phase_of(step, profile::Phase::kOptimizerStep)));
-    }
-    longest = std::max(longest, median_low(std::move(updates)));
-  }
-  return longest;
-}
-
-}  // namespace
-
 bool updates_one_copy(const RunProfile& run) {
   const Json* const strategy = strategy_of(run);
   return strategy && text(*strategy, "strategy") == "sharded" && strategy->value("one_copy", Json()) == Json(true);
@@ -169,17 +168,6 @@ std::optional<double> unshared_update_share(const RunProfile& run, const RunProf
   if (replicated_ns.empty() || update_ns <= 0) return std::nullopt;
   return std::min(1.0, median_low(std::move(replicated_ns)) / std::max(1, tried.world_size) / update_ns);
 }
-
-namespace {
-
-// If storage delivered less than this share of the requested bytes, the page cache had the files.
-constexpr double kFromCache = 0.1;
-
-double share(std::int64_t ns, double seconds) {
-  return seconds > 0 ? std::clamp(to_seconds(ns) / seconds, 0.0, 1.0) : 0;
-}
-
-}  // namespace
 
 double LoaderUse::cpu_share() const {
   return share(usage.cpu_ns, read_s);

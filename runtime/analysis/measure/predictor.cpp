@@ -8,7 +8,6 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "dtrain/base/clock.h"
-#include "measure/statistics.h"
 
 namespace dtrain::analysis {
 namespace {
@@ -17,6 +16,139 @@ using profile::Phase;
 
 constexpr double kMostGain = 5;
 constexpr std::size_t kAll = SIZE_MAX;  // ranks, which wait for each other
+
+constexpr std::size_t kSampled = 2'000;      // rows
+constexpr std::int64_t kSmallBytes = 1'024;  // and less: nothing but latency
+
+using Lines = std::span<const CollectiveLine>;
+
+Lines of_batch(const RankProfile& rank, std::int64_t batch) {
+  const auto before = [](const CollectiveLine& line, std::int64_t value) { return line.batch < value; };
+  const auto after = [](std::int64_t value, const CollectiveLine& line) { return value < line.batch; };
+  const auto first = std::lower_bound(rank.collectives.begin(), rank.collectives.end(), batch, before);
+  const auto last = std::upper_bound(first, rank.collectives.end(), batch, after);
+  return {first, last};
+}
+
+struct Bucket {
+  std::vector<double> seconds, exposed_s;
+  double bytes = 0;
+  double ended = 0;  // sum of places in the order of ending
+};
+
+class Samples {
+ public:
+  void add_row(const Evidence& evidence, std::int64_t batch) {
+    std::map<CollectiveKey, CollectiveLine> least;
+    for (const RankProfile& rank : evidence.run.ranks) {
+      for (const CollectiveLine& line : of_batch(rank, batch)) {
+        if (line.bucket < 0) {
+          if (line.bytes <= kSmallBytes) latency_.push_back(seconds(line));
+          continue;
+        }
+        const auto [at, is_new] = least.try_emplace({line.operation, line.bucket}, line);
+        if (is_new) continue;
+        CollectiveLine& known = at->second;
+        if (seconds(line) < seconds(known)) known.ended_ns = known.started_ns + (line.ended_ns - line.started_ns);
+        known.exposed_ns = std::min(known.exposed_ns, line.exposed_ns);
+        known.sequence = std::max(known.sequence, line.sequence);
+      }
+    }
+    for (const auto& [key, line] : least) {
+      Bucket& bucket = buckets_[key];
+      bucket.seconds.push_back(seconds(line));
+      bucket.exposed_s.push_back(static_cast<double>(line.exposed_ns) / 1e9);
+      bucket.bytes = static_cast<double>(line.bytes);
+      bucket.ended += static_cast<double>(line.sequence);
+    }
+    ++rows_;
+  }
+
+  std::optional<ExchangeCost> fit() const {
+    ExchangeCost model;
+    // The lower quartile is used because most small collectives include waiting for other ranks.
+    std::vector<double> latencies = latency_;
+    const double latency_s = quantile(latencies, 0.25);
+    double last_ended = 0;
+    for (const auto& [key, bucket] : buckets_) {
+      if (2 * bucket.seconds.size() < rows_) continue;  // the bucket is of an abandoned plan
+      const double transfer_s = median_low(bucket.seconds);
+      const double exposed_s = std::min(transfer_s, median_low(bucket.exposed_s));
+      model.transfer_s += transfer_s;
+      model.mean_s += mean(bucket.seconds);
+      model.latency_s += std::min(transfer_s, latency_s);
+      model.exposed_s += exposed_s;
+      model.bytes += bucket.bytes;
+      model.gathers |= key.operation == Operation::kReduceScatter || key.operation == Operation::kAllGather;
+      ++model.buckets;
+      const double ended = bucket.ended / static_cast<double>(bucket.seconds.size());
+      if (model.buckets > 1 && ended < last_ended) continue;
+      last_ended = ended;
+      model.last_s = transfer_s;
+      model.last_exposed_share = transfer_s > 0 ? exposed_s / transfer_s : 0;
+    }
+    return model.buckets > 0 && model.transfer_s > 0 ? std::optional(model) : std::nullopt;
+  }
+
+ private:
+  static double seconds(const CollectiveLine& line) {
+    return static_cast<double>(std::max<std::int64_t>(0, line.ended_ns - line.started_ns)) / 1e9;
+  }
+  std::map<CollectiveKey, Bucket> buckets_;
+  std::vector<double> latency_;
+  std::size_t rows_ = 0;
+};
+
+constexpr std::size_t kMostDraws = 200'000;
+
+struct Work {
+  double own_s = 0;                // mean over rows and ranks
+  double exchange_s = 0;           // the last rank's waiting, mean over rows
+  std::vector<double> deviations;  // of a rank from the mean of its row, ascending
+};
+
+Work measure(const Rows& rows) {
+  Work work;
+  double steps = 0;
+  const auto count = static_cast<double>(rows.ranks());
+  const std::size_t every = rows.rows().size() * rows.ranks() / kMostDraws + 1;
+  for (std::size_t i = 0; i < rows.rows().size(); ++i) {
+    double sum = 0;
+    std::int64_t least = INT64_MAX;
+    for (std::size_t r = 0; r < rows.ranks(); ++r) {
+      sum += to_seconds(training_of(rows.at(i, r)));
+      least = std::min(least, wait_of(rows.at(i, r)));
+    }
+    const auto row_steps = static_cast<double>(rows.rows()[i].steps);
+    steps += row_steps;
+    work.own_s += sum / count;
+    work.exchange_s += to_seconds(least);
+    if (rows.rows()[i].window || i % every != 0) continue;
+    for (std::size_t r = 0; r < rows.ranks(); ++r) {
+      work.deviations.push_back((to_seconds(training_of(rows.at(i, r))) - sum / count) / row_steps);
+    }
+  }
+  // Deviations from the mean of n ranks are smaller than from the true mean; the factor corrects that.
+  for (double& deviation : work.deviations) deviation *= std::sqrt(count / (count - 1));
+  work.own_s /= steps;
+  work.exchange_s /= steps;
+  std::sort(work.deviations.begin(), work.deviations.end());
+  return work;
+}
+
+double largest_of(const std::vector<double>& ascending, int draws) {
+  double expected = 0;
+  const auto count = static_cast<double>(ascending.size());
+  for (std::size_t i = 0; i < ascending.size(); ++i) {
+    const auto at = static_cast<double>(i);
+    expected += ascending[i] * (std::pow((at + 1) / count, draws) - std::pow(at / count, draws));
+  }
+  return expected;
+}
+
+double bytes_on_the_link(int world) {
+  return (world - 1.0) / world;
+}
 
 }  // namespace
 
@@ -176,93 +308,6 @@ Prediction Predictor::finish(Prediction prediction, double saved_s, double p50_s
   return prediction;
 }
 
-namespace {
-
-constexpr std::size_t kSampled = 2'000;      // rows
-constexpr std::int64_t kSmallBytes = 1'024;  // and less: nothing but latency
-
-using Lines = std::span<const CollectiveLine>;
-
-// Returns a rank's collectives of one batch.
-Lines of_batch(const RankProfile& rank, std::int64_t batch) {
-  const auto before = [](const CollectiveLine& line, std::int64_t value) { return line.batch < value; };
-  const auto after = [](std::int64_t value, const CollectiveLine& line) { return value < line.batch; };
-  const auto first = std::lower_bound(rank.collectives.begin(), rank.collectives.end(), batch, before);
-  const auto last = std::upper_bound(first, rank.collectives.end(), batch, after);
-  return {first, last};
-}
-
-struct Bucket {
-  std::vector<double> seconds, exposed_s;
-  double bytes = 0;
-  double ended = 0;  // sum of places in the order of ending
-};
-
-class Samples {
- public:
-  void add_row(const Evidence& evidence, std::int64_t batch) {
-    std::map<CollectiveKey, CollectiveLine> least;
-    for (const RankProfile& rank : evidence.run.ranks) {
-      for (const CollectiveLine& line : of_batch(rank, batch)) {
-        if (line.bucket < 0) {
-          if (line.bytes <= kSmallBytes) latency_.push_back(seconds(line));
-          continue;
-        }
-        const auto [at, is_new] = least.try_emplace({line.operation, line.bucket}, line);
-        if (is_new) continue;
-        CollectiveLine& known = at->second;
-        if (seconds(line) < seconds(known)) known.ended_ns = known.started_ns + (line.ended_ns - line.started_ns);
-        known.exposed_ns = std::min(known.exposed_ns, line.exposed_ns);
-        known.sequence = std::max(known.sequence, line.sequence);
-      }
-    }
-    for (const auto& [key, line] : least) {
-      Bucket& bucket = buckets_[key];
-      bucket.seconds.push_back(seconds(line));
-      bucket.exposed_s.push_back(static_cast<double>(line.exposed_ns) / 1e9);
-      bucket.bytes = static_cast<double>(line.bytes);
-      bucket.ended += static_cast<double>(line.sequence);
-    }
-    ++rows_;
-  }
-
-  std::optional<ExchangeCost> fit() const {
-    ExchangeCost model;
-    // The lower quartile is used because most small collectives include waiting for other ranks.
-    std::vector<double> latencies = latency_;
-    const double latency_s = quantile(latencies, 0.25);
-    double last_ended = 0;
-    for (const auto& [key, bucket] : buckets_) {
-      if (2 * bucket.seconds.size() < rows_) continue;  // the bucket is of an abandoned plan
-      const double transfer_s = median_low(bucket.seconds);
-      const double exposed_s = std::min(transfer_s, median_low(bucket.exposed_s));
-      model.transfer_s += transfer_s;
-      model.mean_s += mean(bucket.seconds);
-      model.latency_s += std::min(transfer_s, latency_s);
-      model.exposed_s += exposed_s;
-      model.bytes += bucket.bytes;
-      model.gathers |= key.operation == Operation::kReduceScatter || key.operation == Operation::kAllGather;
-      ++model.buckets;
-      const double ended = bucket.ended / static_cast<double>(bucket.seconds.size());
-      if (model.buckets > 1 && ended < last_ended) continue;
-      last_ended = ended;
-      model.last_s = transfer_s;
-      model.last_exposed_share = transfer_s > 0 ? exposed_s / transfer_s : 0;
-    }
-    return model.buckets > 0 && model.transfer_s > 0 ? std::optional(model) : std::nullopt;
-  }
-
- private:
-  static double seconds(const CollectiveLine& line) {
-    return static_cast<double>(std::max<std::int64_t>(0, line.ended_ns - line.started_ns)) / 1e9;
-  }
-  std::map<CollectiveKey, Bucket> buckets_;
-  std::vector<double> latency_;
-  std::size_t rows_ = 0;
-};
-
-}  // namespace
-
 double ExchangeCost::exposed_if(double bandwidth, double latency, double bytes_factor) const {
   const double scale = bytes_factor / bandwidth;
   const double other_s = latency_s * latency + (transfer_s - latency_s) * scale;
@@ -288,61 +333,6 @@ std::optional<ExchangeCost> fit_exchange_cost(const Evidence& evidence) {
 // A rank's own work stays the same. The slowest of n ranks counts: its excess over the mean is expected to be the
 // largest of n draws from the measured deviations of ranks from the mean of their step. Transfers grow with the bytes
 // that a rank sends and receives, 2(n-1)/n of all, and their latency with log2(n). The growth is exposed.
-
-namespace {
-
-constexpr std::size_t kMostDraws = 200'000;
-
-struct Work {
-  double own_s = 0;                // mean over rows and ranks
-  double exchange_s = 0;           // the last rank's waiting, mean over rows
-  std::vector<double> deviations;  // of a rank from the mean of its row, ascending
-};
-
-Work measure(const Rows& rows) {
-  Work work;
-  double steps = 0;
-  const auto count = static_cast<double>(rows.ranks());
-  const std::size_t every = rows.rows().size() * rows.ranks() / kMostDraws + 1;
-  for (std::size_t i = 0; i < rows.rows().size(); ++i) {
-    double sum = 0;
-    std::int64_t least = INT64_MAX;
-    for (std::size_t r = 0; r < rows.ranks(); ++r) {
-      sum += to_seconds(training_of(rows.at(i, r)));
-      least = std::min(least, wait_of(rows.at(i, r)));
-    }
-    const auto row_steps = static_cast<double>(rows.rows()[i].steps);
-    steps += row_steps;
-    work.own_s += sum / count;
-    work.exchange_s += to_seconds(least);
-    if (rows.rows()[i].window || i % every != 0) continue;
-    for (std::size_t r = 0; r < rows.ranks(); ++r) {
-      work.deviations.push_back((to_seconds(training_of(rows.at(i, r))) - sum / count) / row_steps);
-    }
-  }
-  // Deviations from the mean of n ranks are smaller than from the true mean; the factor corrects that.
-  for (double& deviation : work.deviations) deviation *= std::sqrt(count / (count - 1));
-  work.own_s /= steps;
-  work.exchange_s /= steps;
-  std::sort(work.deviations.begin(), work.deviations.end());
-  return work;
-}
-
-double largest_of(const std::vector<double>& ascending, int draws) {
-  double expected = 0;
-  const auto count = static_cast<double>(ascending.size());
-  for (std::size_t i = 0; i < ascending.size(); ++i) {
-    const auto at = static_cast<double>(i);
-    expected += ascending[i] * (std::pow((at + 1) / count, draws) - std::pow(at / count, draws));
-  }
-  return expected;
-}
-
-double bytes_on_the_link(int world) {
-  return (world - 1.0) / world;
-}
-
-}  // namespace
 
 void predict_scaling(const Evidence& evidence, WhatIf& into) {
   const int world = static_cast<int>(evidence.rows.ranks());

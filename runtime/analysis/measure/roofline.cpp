@@ -1,9 +1,7 @@
-#include "dtrain/analysis/operators.h"
 
 #include <algorithm>
 
 #include "dtrain/base/json.h"
-#include "dtrain/profile/rank_limits.h"
 #include "measure/roofline.h"
 #include "read/json_fields.h"
 
@@ -15,27 +13,27 @@ using profile::OperatorCounts;
 using profile::RankLimits;
 
 OperatorLimit limit_of(const OperatorCount& count, const RankLimits* limits) {
-  OperatorLimit one{.name = count.name,
-                    .dtype = count.dtype,
-                    .format = count.format,
-                    .shapes = count.shapes,
-                    .calls = count.calls,
-                    .flops = count.flops,
-                    .bytes = count.bytes,
-                    .seconds = count.seconds.value_or(0)};
-  if (!limits) return one;
+  OperatorLimit limit{.name = count.name,
+                      .dtype = count.dtype,
+                      .format = count.format,
+                      .shapes = count.shapes,
+                      .calls = count.calls,
+                      .flops = count.flops,
+                      .bytes = count.bytes,
+                      .seconds = count.seconds.value_or(0)};
+  if (!limits) return limit;
   const auto rate = gflops_of(*limits, count.dtype);
   const auto& bandwidth = limits->memory_gb_s;
-  if ((count.flops > 0 && !rate) || (count.bytes > 0 && !bandwidth)) return one;
+  if ((count.flops > 0 && !rate) || (count.bytes > 0 && !bandwidth)) return limit;
   const double computing_s = count.flops > 0 ? static_cast<double>(count.flops) / (*rate * kGiga) : 0;
   const double moving_s = count.bytes > 0 ? static_cast<double>(count.bytes) / (*bandwidth * kGiga) : 0;
-  one.ideal_s = std::min(one.seconds, std::max(computing_s, moving_s));
-  one.by_memory = moving_s > computing_s;
-  return one;
+  limit.ideal_s = std::min(limit.seconds, std::max(computing_s, moving_s));
+  limit.by_memory = moving_s > computing_s;
+  return limit;
 }
 
-double beyond_ideal(const OperatorLimit& one) {
-  return one.seconds - one.ideal_s.value_or(one.seconds);
+double beyond_ideal(const OperatorLimit& operation) {
+  return operation.seconds - operation.ideal_s.value_or(operation.seconds);
 }
 
 // Returns the seconds of a sample if each operator took its ideal time. An operator without a known limit counts with
@@ -43,8 +41,8 @@ double beyond_ideal(const OperatorLimit& one) {
 double ideal_of_sample(const OperatorCounts& counts, const RankLimits& limits) {
   double sum = 0;
   for (const OperatorCount& count : counts.operators) {
-    const OperatorLimit one = limit_of(count, &limits);
-    sum += one.ideal_s.value_or(one.seconds);
+    const OperatorLimit operation = limit_of(count, &limits);
+    sum += operation.ideal_s.value_or(operation.seconds);
   }
   return sum / static_cast<double>(counts.samples);
 }
@@ -84,25 +82,42 @@ std::optional<double> achieved_gb_s(const RunProfile& run) {
   double sum = 0;
   for (const OperatorCounts& counts : run.operator_counts) {
     double bytes = 0, seconds = 0;
-    for (const OperatorCount& one : counts.operators) {
-      if (one.flops > 0 || !one.seconds) continue;
-      bytes += static_cast<double>(one.bytes);
-      seconds += *one.seconds;
+    for (const OperatorCount& operation : counts.operators) {
+      if (operation.flops > 0 || !operation.seconds) continue;
+      bytes += static_cast<double>(operation.bytes);
+      seconds += *operation.seconds;
     }
     if (seconds > 0) sum += bytes / seconds / kGiga;
   }
   return sum > 0 && run.operator_counts.size() == run.ranks.size() ? std::optional(sum) : std::nullopt;
 }
 
-Json known_or_null(const std::optional<double>& value) {
-  return value ? Json(*value) : Json(nullptr);
+constexpr std::int64_t kFewestChannels = 16;
+
+bool is_convolution(const OperatorLimit& one) {
+  return !one.format.empty();
+}
+
+// Casting reads four bytes of an element and writes two.
+double casting_s(const Roofline& roofline, const OperatorLimit& one) {
+  constexpr double kBytesOfByte = 1.5;
+  if (!roofline.limits || !roofline.limits->memory_gb_s) return 0;
+  return kBytesOfByte * static_cast<double>(one.bytes) / (*roofline.limits->memory_gb_s * kGiga);
+}
+
+// The weight is the tensor before the last or, in backward, the last: [out, in / groups, …].
+bool has_few_channels(const OperatorLimit& one) {
+  const bool backward = one.name.ends_with("_backward");
+  const std::size_t place = backward ? 2 : 1;
+  if (one.shapes.size() <= place || one.shapes[place].size() < 2) return true;
+  return std::min(one.shapes[place][0], one.shapes[place][1]) < kFewestChannels;
 }
 
 }  // namespace
 
 double Roofline::seconds() const {
   double sum = 0;
-  for (const OperatorLimit& one : operators) sum += one.seconds;
+  for (const OperatorLimit& operation : operators) sum += operation.seconds;
   return sum;
 }
 
@@ -138,17 +153,18 @@ Roofline make_roofline(const RunProfile& run) {
 
 Json to_json(const Roofline& roofline) {
   Json rows = Json::array();
-  for (const OperatorLimit& one : roofline.operators) {
-    rows.push_back({{"name", one.name},
-                    {"dtype", one.dtype},
-                    {"format", one.format.empty() ? Json(nullptr) : Json(one.format)},
-                    {"shapes", one.shapes},
-                    {"calls", one.calls},
-                    {"flops", one.flops},
-                    {"bytes", one.bytes},
-                    {"seconds", one.seconds},
-                    {"ideal_s", known_or_null(one.ideal_s)},
-                    {"bound", !one.ideal_s ? Json(nullptr) : Json(one.by_memory ? "memory" : "computing")}});
+  for (const OperatorLimit& operation : roofline.operators) {
+    rows.push_back(
+        {{"name", operation.name},
+         {"dtype", operation.dtype},
+         {"format", operation.format.empty() ? Json(nullptr) : Json(operation.format)},
+         {"shapes", operation.shapes},
+         {"calls", operation.calls},
+         {"flops", operation.flops},
+         {"bytes", operation.bytes},
+         {"seconds", operation.seconds},
+         {"ideal_s", or_null(operation.ideal_s)},
+         {"bound", !operation.ideal_s ? Json(nullptr) : Json(operation.by_memory ? "memory" : "computing")}});
   }
   return {{"flops_per_sample", roofline.flops_per_sample},
           {"dtype", roofline.dtype},
@@ -157,49 +173,26 @@ Json to_json(const Roofline& roofline) {
           {"host", roofline.host},
           {"batch", roofline.batch},
           {"samples", roofline.samples},
-          {"limit_gflops", known_or_null(roofline.limit_gflops)},
-          {"limit_gb_s", known_or_null(roofline.limit_gb_s)},
-          {"achieved_gb_s", known_or_null(roofline.achieved_gb_s)},
-          {"ideal_s", known_or_null(roofline.ideal_s)},
+          {"limit_gflops", or_null(roofline.limit_gflops)},
+          {"limit_gb_s", or_null(roofline.limit_gb_s)},
+          {"achieved_gb_s", or_null(roofline.achieved_gb_s)},
+          {"ideal_s", or_null(roofline.ideal_s)},
           {"operators", std::move(rows)}};
 }
 
-namespace {
-
-constexpr std::int64_t kFewestChannels = 16;
-
-bool is_convolution(const OperatorLimit& one) {
-  return !one.format.empty();
-}
-
-// Casting reads four bytes of an element and writes two.
-double casting_s(const Roofline& roofline, const OperatorLimit& one) {
-  constexpr double kBytesOfByte = 1.5;
-  if (!roofline.limits || !roofline.limits->memory_gb_s) return 0;
-  return kBytesOfByte * static_cast<double>(one.bytes) / (*roofline.limits->memory_gb_s * kGiga);
-}
-
-// The weight is the tensor before the last or, in backward, the last: [out, in / groups, …].
-bool has_few_channels(const OperatorLimit& one) {
-  const bool backward = one.name.ends_with("_backward");
-  const std::size_t place = backward ? 2 : 1;
-  if (one.shapes.size() <= place || one.shapes[place].size() < 2) return true;
-  return std::min(one.shapes[place][0], one.shapes[place][1]) < kFewestChannels;
-}
-
-}  // namespace
-
-bool is_bound_by_calls(const OperatorLimit& one) {
+bool is_bound_by_calls(const OperatorLimit& operation) {
   constexpr double kWork_s = 5e-6, kCall_s = 50e-6;
-  if (!one.ideal_s || one.calls == 0) return false;
-  const auto calls = static_cast<double>(one.calls);
-  return *one.ideal_s < kWork_s * calls && one.seconds < kCall_s * calls && *one.ideal_s < one.seconds / 2;
+  if (!operation.ideal_s || operation.calls == 0) return false;
+  const auto calls = static_cast<double>(operation.calls);
+  return *operation.ideal_s < kWork_s * calls && operation.seconds < kCall_s * calls &&
+         *operation.ideal_s < operation.seconds / 2;
 }
 
-std::optional<double> limit_gflops_of(const Roofline& roofline, const OperatorLimit& one, const std::string& dtype) {
+std::optional<double> limit_gflops_of(const Roofline& roofline, const OperatorLimit& operation,
+                                      const std::string& dtype) {
   if (!roofline.limits) return std::nullopt;
   const auto& convolutions = roofline.limits->convolution_gflops;
-  if (const auto found = convolutions.find(dtype); is_convolution(one) && found != convolutions.end()) {
+  if (const auto found = convolutions.find(dtype); is_convolution(operation) && found != convolutions.end()) {
     return found->second;
   }
   return gflops_of(*roofline.limits, dtype);
@@ -208,12 +201,13 @@ std::optional<double> limit_gflops_of(const Roofline& roofline, const OperatorLi
 std::optional<double> bf16_saving_s(const Roofline& roofline) {
   double saved_s = 0;
   bool any = false;
-  for (const OperatorLimit& one : roofline.operators) {
-    if (one.flops == 0 || one.dtype != "float32" || is_bound_by_calls(one)) continue;
-    const auto wide = limit_gflops_of(roofline, one, "float32"), narrow = limit_gflops_of(roofline, one, "bfloat16");
+  for (const OperatorLimit& operation : roofline.operators) {
+    if (operation.flops == 0 || operation.dtype != "float32" || is_bound_by_calls(operation)) continue;
+    const auto wide = limit_gflops_of(roofline, operation, "float32"),
+               narrow = limit_gflops_of(roofline, operation, "bfloat16");
     if (!wide || !narrow) return std::nullopt;
     any = true;
-    saved_s += std::max(0.0, one.seconds * (1 - std::min(1.0, *wide / *narrow)) - casting_s(roofline, one));
+    saved_s += std::max(0.0, operation.seconds * (1 - std::min(1.0, *wide / *narrow)) - casting_s(roofline, operation));
   }
   return any ? std::optional(saved_s / static_cast<double>(roofline.samples)) : std::nullopt;
 }
@@ -221,12 +215,15 @@ std::optional<double> bf16_saving_s(const Roofline& roofline) {
 std::optional<double> channels_last_saving_s(const Roofline& roofline) {
   double saved_s = 0;
   bool any = false;
-  for (const OperatorLimit& one : roofline.operators) {
-    if (one.format != "contiguous" || one.flops == 0 || has_few_channels(one) || is_bound_by_calls(one)) continue;
-    if (!roofline.limits || !roofline.limits->convolution_gflops.contains(one.dtype)) return std::nullopt;
+  for (const OperatorLimit& operation : roofline.operators) {
+    if (operation.format != "contiguous" || operation.flops == 0 || has_few_channels(operation) ||
+        is_bound_by_calls(operation))
+      continue;
+    if (!roofline.limits || !roofline.limits->convolution_gflops.contains(operation.dtype)) return std::nullopt;
     any = true;
-    const double then_s = static_cast<double>(one.flops) / (*limit_gflops_of(roofline, one, one.dtype) * kGiga);
-    saved_s += std::max(0.0, one.seconds - then_s);
+    const double then_s =
+        static_cast<double>(operation.flops) / (*limit_gflops_of(roofline, operation, operation.dtype) * kGiga);
+    saved_s += std::max(0.0, operation.seconds - then_s);
   }
   return any ? std::optional(saved_s / static_cast<double>(roofline.samples)) : std::nullopt;
 }

@@ -32,7 +32,7 @@ Roofline make_roofline(const RunProfile& run);
 
 // True if calling the operator takes most of its time: its work needs less than 5 us a call, and a call takes less than
 // 50 us. PyTorch itself takes some microseconds a call (dispatch, autograd, allocation), however small the tensors are.
-bool is_bound_by_calls(const OperatorLimit& one);
+bool is_bound_by_calls(const OperatorLimit& operation);
 
 // Savings of other settings in the counted batch, in seconds of a sample.
 // Products and convolutions in bfloat16 instead of float32: each gains the difference of the limits of the two types,
@@ -45,6 +45,7 @@ std::optional<double> channels_last_saving_s(const Roofline& roofline);
 
 // Returns the limit of an operator that makes FLOPs, in GFLOP/s: of a convolution in channels_last, of a product
 // otherwise.
-std::optional<double> limit_gflops_of(const Roofline& roofline, const OperatorLimit& one, const std::string& dtype);
+std::optional<double> limit_gflops_of(const Roofline& roofline, const OperatorLimit& operation,
+                                      const std::string& dtype);
 
 }  // namespace dtrain::analysis

@@ -6,8 +6,6 @@
 #include <utility>
 
 #include "dtrain/base/clock.h"
-#include "measure/statistics.h"
-#include "read/json_fields.h"
 
 namespace dtrain::analysis {
 namespace {
@@ -37,6 +35,27 @@ std::set<Range> window_ranges(const RunProfile& run) {
     for (const WindowLine& window : rank.windows) ranges.emplace(window.first_batch, window.last_batch);
   }
   return ranges;
+}
+
+void add_lateness(const Rows& rows, std::size_t row, std::size_t last, WaitedFor& into) {
+  std::vector<double> others;
+  for (std::size_t i = 0; i < profile::kPhaseCount; ++i) {
+    if (i == static_cast<std::size_t>(profile::Phase::kAllreduceWait)) continue;
+    others.clear();
+    for (std::size_t rank = 0; rank < rows.ranks(); ++rank) {
+      if (rank != last) others.push_back(to_seconds(rows.at(row, rank).phases[i]));
+    }
+    into.later_s[i] += to_seconds(rows.at(row, last).phases[i]) - quantile(others, 0.5);
+  }
+}
+
+// True if the row is a CUDA graph, whose exchange has no times.
+bool is_graph(const Rows& rows, std::size_t row) {
+  if (rows.rows()[row].window) return false;
+  for (std::size_t rank = 0; rank < rows.ranks(); ++rank) {
+    if (graph_of(rows.at(row, rank)) > 0) return true;
+  }
+  return false;
 }
 
 }  // namespace
@@ -180,31 +199,6 @@ std::int64_t Rows::steps() const {
   return sum;
 }
 
-namespace {
-
-void add_lateness(const Rows& rows, std::size_t row, std::size_t last, WaitedFor& into) {
-  std::vector<double> others;
-  for (std::size_t i = 0; i < profile::kPhaseCount; ++i) {
-    if (i == static_cast<std::size_t>(profile::Phase::kAllreduceWait)) continue;
-    others.clear();
-    for (std::size_t rank = 0; rank < rows.ranks(); ++rank) {
-      if (rank != last) others.push_back(to_seconds(rows.at(row, rank).phases[i]));
-    }
-    into.later_s[i] += to_seconds(rows.at(row, last).phases[i]) - quantile(others, 0.5);
-  }
-}
-
-// True if the row is a CUDA graph, whose exchange has no times.
-bool is_graph(const Rows& rows, std::size_t row) {
-  if (rows.rows()[row].window) return false;
-  for (std::size_t rank = 0; rank < rows.ranks(); ++rank) {
-    if (graph_of(rows.at(row, rank)) > 0) return true;
-  }
-  return false;
-}
-
-}  // namespace
-
 WaitSummary compare_waits(const Rows& rows) {
   WaitSummary result;
   result.ranks.resize(rows.ranks());
@@ -245,7 +239,6 @@ WaitSummary compare_waits(const Rows& rows) {
   const double window_exchange_s = std::min(window_least_s, share * window_waited_s);
   result.exchange_seconds += window_exchange_s;
   result.skew_seconds += window_waited_s - window_exchange_s;
-  result.estimated = window_waited_s > 0;
   result.exchange_median_s = median_low(std::move(exchanges_s));
   return result;
 }

@@ -93,9 +93,6 @@ struct WaitSummary {
   double skew_seconds = 0;          // waiting for the last rank: mean over all ranks
   double exchange_seconds = 0;      // the exchange itself
   double exchange_median_s = 0;     // of an exchange that is compared by itself
-  // True: windows are included. Their skew is at least the rest of their sums, and is assumed to have the same share of
-  // the waiting as in the steps that are compared one by one.
-  bool estimated = false;
 };
 
 // Leaves out rows without an exchange. If all ranks waited equally long in a row, no rank was waited for.

@@ -88,57 +88,6 @@ double by_chance(double hits, double tries, double hit) {
   return std::exp(-tries * exponent);
 }
 
-}  // namespace
-
-std::optional<Regular> find_regular(const std::vector<double>& moments, const std::vector<double>& weights,
-                                    double resolution) {
-  const std::size_t count = moments.size();
-  if (count < kLeastMembers) return std::nullopt;
-  std::vector<double> gaps;
-  for (std::size_t i = 1; i < count; ++i) gaps.push_back(moments[i] - moments[i - 1]);
-  const double middle = median_low(gaps);
-  Regular all{middle, std::vector<std::size_t>(count)};
-  std::iota(all.members.begin(), all.members.end(), 0);
-  if (all_alike(gaps, middle, std::max(resolution, kNeighbours * middle))) return all;
-
-  std::vector<std::size_t> heavy = all.members;
-  std::sort(heavy.begin(), heavy.end(), [&](std::size_t a, std::size_t b) { return weights[a] > weights[b]; });
-  heavy.resize(std::min(heavy.size(), kHeaviest));
-  std::sort(heavy.begin(), heavy.end());
-  const Chains chains(moments, weights, resolution);
-  const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
-  const double density = static_cast<double>(count) / (moments.back() - moments.front() + 2 * resolution);
-  const std::size_t pairs = heavy.size() * (heavy.size() - 1) / 2;
-  const auto tried = static_cast<double>(pairs);
-  std::optional<Regular> best;
-  double best_weight = kLeastWeight * total;
-  for (std::size_t i = 0; i < heavy.size(); ++i) {
-    for (std::size_t j = i + 1; j < heavy.size(); ++j) {
-      const double interval = moments[heavy[j]] - moments[heavy[i]];
-      if (interval <= 2 * resolution) continue;
-      Chain chain = chains.from(heavy[i], interval);
-      const auto members = static_cast<double>(chain.members.size());
-      if (chain.weight < best_weight || chain.members.size() < kLeastMembers) continue;
-      if (members < kRegularShare * chain.expected) continue;
-      // Two members are there because the interval was taken from them.
-      const double hit = 1 - std::exp(-density * (2 * chains.tolerance(interval) + resolution));
-      if (tried * by_chance(members - 2, chain.expected - 2, hit) > kMostByChance) continue;
-      best_weight = chain.weight;
-      best = Regular{interval, std::move(chain.members)};
-    }
-  }
-  if (best) {
-    gaps.clear();
-    for (std::size_t i = 1; i < best->members.size(); ++i) {
-      gaps.push_back(moments[best->members[i]] - moments[best->members[i - 1]]);
-    }
-    best->interval = median_low(gaps);
-  }
-  return best;
-}
-
-namespace {
-
 using profile::Phase;
 
 constexpr std::size_t kWarmUpRows = 5;
@@ -277,6 +226,53 @@ double waited_s(const Rows& rows, std::size_t row, std::size_t last) {
 }
 
 }  // namespace
+
+std::optional<Regular> find_regular(const std::vector<double>& moments, const std::vector<double>& weights,
+                                    double resolution) {
+  const std::size_t count = moments.size();
+  if (count < kLeastMembers) return std::nullopt;
+  std::vector<double> gaps;
+  for (std::size_t i = 1; i < count; ++i) gaps.push_back(moments[i] - moments[i - 1]);
+  const double middle = median_low(gaps);
+  Regular all{middle, std::vector<std::size_t>(count)};
+  std::iota(all.members.begin(), all.members.end(), 0);
+  if (all_alike(gaps, middle, std::max(resolution, kNeighbours * middle))) return all;
+
+  std::vector<std::size_t> heavy = all.members;
+  std::sort(heavy.begin(), heavy.end(), [&](std::size_t a, std::size_t b) { return weights[a] > weights[b]; });
+  heavy.resize(std::min(heavy.size(), kHeaviest));
+  std::sort(heavy.begin(), heavy.end());
+  const Chains chains(moments, weights, resolution);
+  const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
+  const double density = static_cast<double>(count) / (moments.back() - moments.front() + 2 * resolution);
+  const std::size_t pairs = heavy.size() * (heavy.size() - 1) / 2;
+  const auto tried = static_cast<double>(pairs);
+  std::optional<Regular> best;
+  double best_weight = kLeastWeight * total;
+  for (std::size_t i = 0; i < heavy.size(); ++i) {
+    for (std::size_t j = i + 1; j < heavy.size(); ++j) {
+      const double interval = moments[heavy[j]] - moments[heavy[i]];
+      if (interval <= 2 * resolution) continue;
+      Chain chain = chains.from(heavy[i], interval);
+      const auto members = static_cast<double>(chain.members.size());
+      if (chain.weight < best_weight || chain.members.size() < kLeastMembers) continue;
+      if (members < kRegularShare * chain.expected) continue;
+      // Two members are there because the interval was taken from them.
+      const double hit = 1 - std::exp(-density * (2 * chains.tolerance(interval) + resolution));
+      if (tried * by_chance(members - 2, chain.expected - 2, hit) > kMostByChance) continue;
+      best_weight = chain.weight;
+      best = Regular{interval, std::move(chain.members)};
+    }
+  }
+  if (best) {
+    gaps.clear();
+    for (std::size_t i = 1; i < best->members.size(); ++i) {
+      gaps.push_back(moments[best->members[i]] - moments[best->members[i - 1]]);
+    }
+    best->interval = median_low(gaps);
+  }
+  return best;
+}
 
 std::optional<Stalls> find_stalls(const Evidence& evidence) {
   const Rows& rows = evidence.rows;

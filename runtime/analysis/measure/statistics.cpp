@@ -1,7 +1,6 @@
 #include "measure/statistics.h"
 
 #include <algorithm>
-#include <cmath>
 
 namespace dtrain::analysis {
 namespace {
@@ -19,7 +18,6 @@ struct Moments {
   }
 };
 
-// Returns the MAD of a distribution, as mad() does of values.
 double mad(const profile::Sketch& sketch, double center) {
   WeightedValues deviations = {{std::abs(center), sketch.zeros()}};
   for (const auto& bin : sketch.bins()) {

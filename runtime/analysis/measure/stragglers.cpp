@@ -5,9 +5,7 @@
 
 #include <spdlog/fmt/fmt.h>
 
-#include "dtrain/base/text.h"
 #include "measure/evidence.h"
-#include "measure/statistics.h"
 #include "read/text.h"
 
 namespace dtrain::analysis {
@@ -168,7 +166,7 @@ Json to_json(const Stragglers& stragglers) {
   }
   return {{"compared_steps", stragglers.compared_steps},
           {"waiting_s", stragglers.waiting_s},
-          {"clock_error_ns", stragglers.clock_error_ns ? Json(*stragglers.clock_error_ns) : Json(nullptr)},
+          {"clock_error_ns", or_null(stragglers.clock_error_ns)},
           {"ranks", std::move(ranks)}};
 }
 

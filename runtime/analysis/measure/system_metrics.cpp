@@ -1,11 +1,9 @@
 #include "measure/system_metrics.h"
 
 #include <algorithm>
-#include <map>
 
 #include "dtrain/base/cgroup.h"
 #include "dtrain/base/json.h"
-#include "measure/statistics.h"
 #include "read/json_fields.h"
 
 namespace dtrain::analysis {
@@ -65,37 +63,6 @@ const Json& machine_of(const AgentProfile& agent) {
   return object_at(agent.header, "machine");
 }
 
-}  // namespace
-
-std::string cgroup_with_limit(const Json& machine, double bytes) {
-  for (const Json& limit : list_at(machine, "memory_limits")) {
-    if (limit.is_object() && number(limit, "bytes") == bytes) return describe_cgroup(text(limit, "group"));
-  }
-  return "a cgroup";
-}
-
-std::vector<MemoryRoom> memory_rooms(const AgentProfile& agent, const SystemLine& sample) {
-  const Json& machine = machine_of(agent);
-  std::vector<MemoryRoom> rooms;
-  if (const auto free = metric_of(sample.metrics, "free_memory")) {
-    rooms.push_back({*free, number(machine, "total_memory"), false, "its host"});
-  }
-  const auto free = metric_of(sample.metrics, "cgroup_free_memory");
-  const auto limit = metric_of(sample.metrics, "cgroup_memory_limit");
-  if (free && limit) rooms.push_back({*free, *limit, true, cgroup_with_limit(machine, *limit)});
-  return rooms;
-}
-
-std::optional<QuotaFacts> cpu_quota_of(const AgentProfile& agent) {
-  const Json& quota = object_at(machine_of(agent), "cpu_quota");
-  if (number(quota, "cpus") <= 0) return std::nullopt;
-  QuotaFacts facts{.cpus = number(quota, "cpus"), .whose = describe_cgroup(text(quota, "group"))};
-  if (const double period = number(quota, "period_ns"); period > 0) facts.period_s = period / 1e9;
-  return facts;
-}
-
-namespace {
-
 // Metrics by name, in the order in which they came.
 class MetricValues {
  public:
@@ -131,6 +98,33 @@ class MetricValues {
 };
 
 }  // namespace
+
+std::string cgroup_with_limit(const Json& machine, double bytes) {
+  for (const Json& limit : list_at(machine, "memory_limits")) {
+    if (limit.is_object() && number(limit, "bytes") == bytes) return describe_cgroup(text(limit, "group"));
+  }
+  return "a cgroup";
+}
+
+std::vector<MemoryRoom> memory_rooms(const AgentProfile& agent, const SystemLine& sample) {
+  const Json& machine = machine_of(agent);
+  std::vector<MemoryRoom> rooms;
+  if (const auto free = metric_of(sample.metrics, "free_memory")) {
+    rooms.push_back({*free, number(machine, "total_memory"), false, "its host"});
+  }
+  const auto free = metric_of(sample.metrics, "cgroup_free_memory");
+  const auto limit = metric_of(sample.metrics, "cgroup_memory_limit");
+  if (free && limit) rooms.push_back({*free, *limit, true, cgroup_with_limit(machine, *limit)});
+  return rooms;
+}
+
+std::optional<QuotaFacts> cpu_quota_of(const AgentProfile& agent) {
+  const Json& quota = object_at(machine_of(agent), "cpu_quota");
+  if (number(quota, "cpus") <= 0) return std::nullopt;
+  QuotaFacts facts{.cpus = number(quota, "cpus"), .whose = describe_cgroup(text(quota, "group"))};
+  if (const double period = number(quota, "period_ns"); period > 0) facts.period_s = period / 1e9;
+  return facts;
+}
 
 AgentSummary summarize_agent(const RunProfile& run, const AgentProfile& agent) {
   MetricValues values;

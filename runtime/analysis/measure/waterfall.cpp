@@ -4,7 +4,6 @@
 
 #include "dtrain/base/clock.h"
 #include "measure/evidence.h"
-#include "measure/statistics.h"
 
 namespace dtrain::analysis {
 namespace {
@@ -145,13 +144,12 @@ Json to_json(const Waterfall& waterfall) {
   }
   return {{"wall_s", waterfall.wall_s},
           {"samples", waterfall.samples},
-          {"hardware_samples_per_s",
-           waterfall.hardware_samples_per_s ? Json(*waterfall.hardware_samples_per_s) : Json(nullptr)},
+          {"hardware_samples_per_s", or_null(waterfall.hardware_samples_per_s)},
           {"ideal_samples_per_s", waterfall.ideal_samples_per_s},
           {"samples_per_s", waterfall.samples_per_s},
           {"efficiency", waterfall.efficiency},
           {"parts", std::move(parts)},
-          {"no_core_s", waterfall.no_core_s ? Json(*waterfall.no_core_s) : Json(nullptr)}};
+          {"no_core_s", or_null(waterfall.no_core_s)}};
 }
 
 }  // namespace dtrain::analysis

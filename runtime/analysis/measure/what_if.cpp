@@ -9,7 +9,6 @@
 #include "measure/contention.h"
 #include "measure/predictor.h"
 #include "measure/roofline.h"
-#include "measure/statistics.h"
 #include "measure/system_metrics.h"
 #include "read/json_fields.h"
 #include "read/text.h"
@@ -207,35 +206,6 @@ void predict_link(const Evidence& evidence, const Predictor& predictor, WhatIf& 
          measured + "; converting costs nothing", link->exposed_if(1, 1, 0.5));
 }
 
-}  // namespace
-
-double slowest_rank_step_s(const RunProfile& run) {
-  double slowest = 0;
-  for (const RankProfile& rank : run.ranks) {
-    std::vector<double> walls;
-    double wall_s = 0, batches = 0;  // since the last exchange
-    for (const StepLine& step : rank.steps) {
-      wall_s += to_seconds(minus(step.wall_ns, pauses_of(step)));
-      ++batches;
-      if (!step.exchanged && &step != &rank.steps.back()) continue;
-      walls.push_back(wall_s / batches);
-      wall_s = batches = 0;
-    }
-    slowest = std::max(slowest, median_low(std::move(walls)));
-  }
-  return slowest;
-}
-
-std::optional<double> foreign_load_percent(const RunProfile& run) {
-  std::optional<double> most;
-  for (const Contention& rank : find_contention(run)) {
-    if (rank.foreign_percent) most = std::max(most.value_or(0), *rank.foreign_percent);
-  }
-  return most;
-}
-
-namespace {
-
 // Predictions for keys of the experiment that change how operators compute.
 
 // Returns a key of the experiment's optimizations; empty: not set.
@@ -289,6 +259,31 @@ void predict_computing(const Evidence& evidence, const Predictor& predictor, Wha
 }
 
 }  // namespace
+
+double slowest_rank_step_s(const RunProfile& run) {
+  double slowest = 0;
+  for (const RankProfile& rank : run.ranks) {
+    std::vector<double> walls;
+    double wall_s = 0, batches = 0;  // since the last exchange
+    for (const StepLine& step : rank.steps) {
+      wall_s += to_seconds(minus(step.wall_ns, pauses_of(step)));
+      ++batches;
+      if (!step.exchanged && &step != &rank.steps.back()) continue;
+      walls.push_back(wall_s / batches);
+      wall_s = batches = 0;
+    }
+    slowest = std::max(slowest, median_low(std::move(walls)));
+  }
+  return slowest;
+}
+
+std::optional<double> foreign_load_percent(const RunProfile& run) {
+  std::optional<double> most;
+  for (const Contention& rank : find_contention(run)) {
+    if (rank.foreign_percent) most = std::max(most.value_or(0), *rank.foreign_percent);
+  }
+  return most;
+}
 
 WhatIf predict(const Evidence& evidence, const RunProfile& tried) {
   WhatIf result;

@@ -5,12 +5,8 @@
 #include <limits>
 #include <tuple>
 
-#include <fcntl.h>
-
-#include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
 #include "read/json_fields.h"
-#include "read/run_files.h"
 
 namespace dtrain::analysis {
 namespace {
@@ -243,20 +239,6 @@ RunCurves CurveReader::curves() const {
 RunCurves curves_of(const RunProfile& run, std::size_t most) {
   CurveReader reader(history_of(run.events).attempts, most);
   for (const Json& line : run.metrics) reader.add(line);
-  return reader.curves();
-}
-
-RunCurves read_curves(const std::filesystem::path& run_dir, std::size_t most) {
-  CurveReader reader(read_history(run_dir).attempts, most);
-  UniqueFd fd(::open((run_dir / "metrics.jsonl").c_str(), O_RDONLY | O_CLOEXEC));
-  if (!fd) return reader.curves();
-  FileLines lines(std::move(fd));
-  std::string_view line;
-  bool cut_off = false;
-  while (lines.next(line, cut_off)) {
-    const Json json = Json::parse(line, nullptr, false);
-    if (json.is_object()) reader.add(json);
-  }
   return reader.curves();
 }
 

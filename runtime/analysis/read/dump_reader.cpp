@@ -1,26 +1,19 @@
 // The dump is not trusted: if a value is missing, of another type or implausible, the field keeps its default.
 #include "dtrain/analysis/dump_reader.h"
 
-#include <fcntl.h>
 #include <simdjson.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <concepts>
-#include <cstdint>
 #include <initializer_list>
-#include <memory>
-#include <optional>
-#include <string>
-#include <string_view>
 #include <type_traits>
-#include <utility>
-#include <vector>
 
 #include <sys/stat.h>
 
-#include "dtrain/base/file.h"
+#include "dtrain/base/error.h"
+#include "dtrain/base/text.h"
+#include "dtrain/base/untrusted.h"
 #include "read/json_fields.h"
 #include "read/run_files.h"
 
@@ -342,8 +335,7 @@ std::int64_t size_of(int fd) {
 // Finds the replaced bytes. If the replacing lines are incomplete, these are ignored instead.
 std::vector<ReplacedBytes> find_replaced(const std::filesystem::path& path) {
   std::vector<ReplacedBytes> result;
-  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!fd) return result;
+  UniqueFd fd = open_regular(path);
   const std::int64_t size = size_of(fd.get());
   FileLines lines(std::move(fd));
   std::int64_t at = 0;
@@ -352,11 +344,11 @@ std::vector<ReplacedBytes> find_replaced(const std::filesystem::path& path) {
     const std::int64_t begin = at;
     at = plus(at, std::ssize(line) + 1);
     if (cut_off || !is_replacement_note(line)) continue;
-    const Json json = Json::parse(line, nullptr, false);
-    if (!json.is_object()) continue;
-    const std::int64_t bytes = std::max<std::int64_t>(0, integer(json, "bytes"));
+    const std::optional<Json> json = parse_if_valid(line);
+    if (!json || !json->is_object()) continue;
+    const std::int64_t bytes = std::max<std::int64_t>(0, integer(*json, "bytes"));
     const bool whole = minus(size, at) >= bytes;
-    const std::int64_t offset = integer(json, "offset", begin);
+    const std::int64_t offset = integer(*json, "offset", begin);
     result.push_back(whole && offset >= 0 ? ReplacedBytes{std::min(offset, begin), at}
                                           : ReplacedBytes{begin, plus(at, bytes)});
   }
@@ -395,7 +387,9 @@ LineKind DumpLineReader::read(std::string_view line, DumpHandler& handler) {
   if (kind == "header") {
     schema_ = integer_of(object, "schema");
     if (schema_ > kNewestSchema) return LineKind::kNewerSchema;
-    handler.header(Json::parse(line, nullptr, false));
+    const std::optional<Json> header = parse_if_valid(line);
+    if (!header) return LineKind::kUnreadable;
+    handler.header(*header);
     return LineKind::kUnderstood;
   }
   for (const Kind& known : kKinds) {
@@ -406,16 +400,12 @@ LineKind DumpLineReader::read(std::string_view line, DumpHandler& handler) {
   return LineKind::kUnknown;
 }
 
-ReadResult read_dump(const std::filesystem::path& path, DumpHandler& handler) {
+namespace {
+
+ReadResult read_lines_of_dump(const std::filesystem::path& path, DumpHandler& handler) {
   std::vector<ReplacedBytes> replaced;
-  const auto open_dump = [&] { return UniqueFd(::open(path.c_str(), O_RDONLY | O_CLOEXEC)); };
   ReadResult result;
-  UniqueFd fd = open_dump();
-  if (!fd) {
-    result.error = "cannot read " + path.string();
-    return result;
-  }
-  auto lines = std::make_unique<FileLines>(std::move(fd));
+  auto lines = std::make_unique<FileLines>(open_regular(path));
   auto reader = std::make_unique<DumpLineReader>();
   std::int64_t at = 0;
   bool cut_off = false;
@@ -426,11 +416,10 @@ ReadResult read_dump(const std::filesystem::path& path, DumpHandler& handler) {
     if (line.empty() || std::any_of(replaced.begin(), replaced.end(), holds)) continue;
     if (replaced.empty() && is_replacement_note(line)) {
       replaced = find_replaced(path);
-      fd = open_dump();
-      if (!fd || replaced.empty()) continue;
+      if (replaced.empty()) continue;
       handler.restart();
       result = {};
-      lines = std::make_unique<FileLines>(std::move(fd));
+      lines = std::make_unique<FileLines>(open_regular(path));
       reader = std::make_unique<DumpLineReader>();
       at = 0;
       continue;
@@ -451,7 +440,23 @@ ReadResult read_dump(const std::filesystem::path& path, DumpHandler& handler) {
         return result;
     }
   }
+  if (lines->too_long()) {
+    result.error = path.string() + ":" + std::to_string(lines->number() + 1) + ": longer than " +
+                   format_bytes(FileLines::kLongestLine) + "; it and what follows it is not read";
+  }
   return result;
+}
+
+}  // namespace
+
+ReadResult read_dump(const std::filesystem::path& path, DumpHandler& handler) {
+  try {
+    return read_lines_of_dump(path, handler);
+  } catch (const Error& error) {
+    ReadResult result;
+    result.error = error.what();
+    return result;
+  }
 }
 
 }  // namespace dtrain::analysis

@@ -2,7 +2,6 @@
 #include <atomic>
 #include <cerrno>
 #include <exception>
-#include <fstream>
 #include <functional>
 #include <map>
 #include <set>
@@ -14,6 +13,8 @@
 #include "dtrain/analysis/dump_reader.h"
 #include "dtrain/analysis/run_profile.h"
 #include "dtrain/base/error.h"
+#include "dtrain/config/experiment.h"
+#include "dtrain/profile/run_records.h"
 #include "read/json_fields.h"
 #include "read/run_files.h"
 
@@ -266,24 +267,17 @@ void read_dumps(const fs::path& folder, RunProfile& run) {
   }
 }
 
-std::vector<Json> read_lines(const fs::path& path) {
-  std::vector<Json> lines;
-  std::ifstream file(path);
-  for (std::string line; std::getline(file, line);) {
-    Json json = Json::parse(line, nullptr, false);
-    if (json.is_object()) lines.push_back(std::move(json));
-  }
-  return lines;
-}
-
-void read_plan(const fs::path& path, RunProfile& run) {
-  if (!fs::exists(path)) return;
-  try {
-    run.plan = read_json(path);
-  } catch (const Error& error) {
-    run.warnings.emplace_back(error.what());
-  }
-  if (!run.plan.is_object()) run.plan = Json::object();
+void read_run_records(const fs::path& folder, RunProfile& run) {
+  using profile::RecordFile;
+  profile::Damage damage;
+  run.plan = profile::read_plan(folder, damage);
+  config::hide_variables(run.plan);
+  const auto add_to_list = [](std::vector<Json>& list) {
+    return [&](Json&& json) { list.push_back(std::move(json)); };
+  };
+  damage.add(profile::read_records(folder, RecordFile::kEvents, add_to_list(run.events)));
+  damage.add(profile::read_records(folder, RecordFile::kMetrics, add_to_list(run.metrics)));
+  run.warnings = damage.lines();
   const auto experiment = run.plan.find("experiment");
   if (experiment != run.plan.end() && experiment->is_object()) run.experiment = *experiment;
   run.name = text(run.plan, "name");
@@ -300,10 +294,8 @@ RunProfile load_run(const fs::path& folder) {
   }
   RunProfile run;
   run.folder = folder;
-  read_plan(folder / "plan.json", run);
+  read_run_records(folder, run);
   if (run.name.empty()) run.name = fs::absolute(folder).lexically_normal().filename().string();
-  run.events = read_lines(folder / "events.jsonl");
-  run.metrics = read_lines(folder / "metrics.jsonl");
   read_dumps(folder / "profile", run);
   run.operator_counts = read_operator_counts(folder / "profile", run.warnings);
   for (const RankProfile& rank : run.ranks) {

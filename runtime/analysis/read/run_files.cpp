@@ -9,49 +9,17 @@
 #include <charconv>
 #include <cstring>
 #include <limits>
-#include <utility>
 
 #include <sys/stat.h>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
+#include "dtrain/base/text.h"
 #include "read/json_fields.h"
 
 namespace dtrain::analysis {
 
 static_assert(FileLines::kPadding >= simdjson::SIMDJSON_PADDING);
-
-FileLines::FileLines(UniqueFd fd, std::size_t chunk) : fd_(std::move(fd)), chunk_(chunk), buffer_(chunk + kPadding) {}
-
-bool FileLines::next(std::string_view& line, bool& cut_off) {
-  for (std::size_t searched = begin_;;) {
-    const char* const found = static_cast<const char*>(std::memchr(buffer_.data() + searched, '\n', end_ - searched));
-    if (found != nullptr || (at_end_ && begin_ < end_)) {
-      cut_off = found == nullptr;
-      const std::size_t stop = cut_off ? end_ : static_cast<std::size_t>(found - buffer_.data());
-      line = {buffer_.data() + begin_, stop - begin_};
-      begin_ = cut_off ? stop : stop + 1;
-      return true;
-    }
-    if (at_end_) return false;
-    searched = end_ - begin_;
-    refill();
-  }
-}
-
-void FileLines::refill() {
-  std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
-  end_ -= begin_;
-  begin_ = 0;
-  if (buffer_.size() < end_ + chunk_ + kPadding) buffer_.resize(2 * buffer_.size() + chunk_);
-  ssize_t got = 0;
-  do {
-    got = ::read(fd_.get(), buffer_.data() + end_, chunk_);
-  } while (got < 0 && errno == EINTR);
-  if (got <= 0) at_end_ = true;
-  if (got > 0) end_ += static_cast<std::size_t>(got);
-}
 
 // A file that grows.
 
@@ -62,20 +30,31 @@ constexpr std::size_t kChunk = 64 << 10;  // as a rule little is new
 }  // namespace
 
 bool FileTail::poll(const LineSink& line, const std::function<void()>& skipped) {
-  const UniqueFd fd(::open(path_.c_str(), O_RDONLY | O_CLOEXEC));
+  UniqueFd fd;
+  try {
+    fd = open_regular(path_);
+  } catch (const DataError& error) {
+    problem_ = error.what();
+    return false;
+  } catch (const SystemError&) {  // not there yet, or not reachable for a moment
+    return false;
+  }
   struct stat now {};
-  if (!fd || ::fstat(fd.get(), &now) != 0) return false;
+  if (::fstat(fd.get(), &now) != 0) return false;
   written_ = static_cast<double>(now.st_mtim.tv_sec) + static_cast<double>(now.st_mtim.tv_nsec) / 1e9;
   if (now.st_ino != file_) {
     file_ = now.st_ino;
-    offset_ = 0;
+    offset_ = number_ = 0;
   }
   const auto size = static_cast<std::int64_t>(now.st_size);
-  if (size < offset_ || !starts_line(fd.get()))
+  if (size < offset_ || !starts_line(fd.get())) {
     offset_ = std::max<std::int64_t>(0, std::min(size, offset_) - limits_.again);
+    number_ = offset_ == 0 ? 0 : -1;
+  }
   if (offset_ == 0) read(fd.get(), limits_.head, true, line);
   if (size - offset_ > limits_.most) {
     offset_ = size - limits_.most;
+    number_ = -1;
     if (skipped) skipped();
   }
   read(fd.get(), std::numeric_limits<std::int64_t>::max(), starts_line(fd.get()), line);
@@ -92,9 +71,25 @@ void FileTail::read(int fd, std::int64_t stop, bool whole, const LineSink& line)
   FileLines lines(duplicate(fd), kChunk);
   bool cut_off = false;
   for (std::string_view next; offset_ < stop && lines.next(next, cut_off) && !cut_off; whole = true) {
-    offset_ += std::ssize(next) + 1;
+    if (number_ >= 0) ++number_;
     if (whole && !next.empty()) line(next);
+    offset_ += std::ssize(next) + 1;
   }
+  if (lines.too_long() || (cut_off && lines.number() == 1 && limits_.most <= unread(fd))) {
+    if (number_ >= 0) ++number_;
+    problem_ = place() + ": longer than " + format_bytes(static_cast<double>(limits_.most)) + "; it is not read";
+    number_ = -1;
+  }
+}
+
+std::int64_t FileTail::unread(int fd) const {
+  struct stat now {};
+  return ::fstat(fd, &now) == 0 ? static_cast<std::int64_t>(now.st_size) - offset_ : 0;
+}
+
+std::string FileTail::place() const {
+  const std::string name = path_.filename().string();
+  return number_ >= 0 ? name + ":" + std::to_string(number_) : name + ", byte " + std::to_string(offset_);
 }
 
 // The dumps of a profile.

@@ -16,33 +16,10 @@
 
 #include "dtrain/analysis/run_profile.h"
 #include "dtrain/analysis/summary.h"
-#include "dtrain/base/file.h"
+#include "dtrain/base/untrusted.h"
 #include "dtrain/profile/records.h"
 
 namespace dtrain::analysis {
-
-// Reads the lines of a file, from the position of its file descriptor to its present end. A reader may read kPadding
-// bytes beyond a line's end, as the JSON parser does.
-class FileLines {
- public:
-  static constexpr std::size_t kPadding = 64;
-  static constexpr std::size_t kChunk = std::size_t{1} << 20;
-
-  // Reads `chunk` bytes at a time.
-  explicit FileLines(UniqueFd fd, std::size_t chunk = kChunk);
-
-  // Returns the next line without its newline; valid until the next call. `cut_off`: there was no newline.
-  bool next(std::string_view& line, bool& cut_off);
-
- private:
-  void refill();
-
-  UniqueFd fd_;
-  std::size_t chunk_;
-  std::vector<char> buffer_;
-  std::size_t begin_ = 0, end_ = 0;
-  bool at_end_ = false;
-};
 
 // Follows a file of lines to which others append and whose end they sometimes remove: the running window of a dump is
 // replaced when it ends (docs/profile-format.md), so the file gets shorter or has other lines before the read position.
@@ -67,18 +44,26 @@ class FileTail {
   // after omitted ones. False: the file cannot be read (yet).
   bool poll(const LineSink& line, const std::function<void()>& skipped = {});
 
+  // Returns the place of the line that is being passed on, "events.jsonl:12", or its byte if lines were omitted.
+  std::string place() const;
+  // Returns why the file, or a part of it, cannot be read; empty: it can, or it is not there.
+  const std::string& problem() const { return problem_; }
+
   // Returns the time of the last write in seconds since 1970; empty: the file could not be read yet.
   std::optional<double> written() const { return written_; }
 
  private:
   bool starts_line(int fd) const;
+  std::int64_t unread(int fd) const;  // bytes after offset_
   // Reads from offset_ to the end, or until `stop` has been passed.
   void read(int fd, std::int64_t stop, bool whole, const LineSink& line);
 
   std::filesystem::path path_;
   Limits limits_;
   std::int64_t offset_ = 0;  // after the last whole line that was read
-  ino_t file_ = 0;           // another file by the same name is read from its start
+  std::int64_t number_ = 0;  // of that line; -1: lines were omitted before it
+  std::string problem_;
+  ino_t file_ = 0;  // another file by the same name is read from its start
   std::optional<double> written_;
 };
 

@@ -1,13 +1,12 @@
 #include "dtrain/analysis/run_history.h"
 
 #include <algorithm>
-#include <fstream>
 
 #include <spdlog/fmt/fmt.h>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
+#include "dtrain/profile/run_records.h"
 #include "read/json_fields.h"
 #include "read/text.h"
 
@@ -72,9 +71,9 @@ class HistoryReader {
   }
 
   void add_checkpoint(const Json& event, double time) {
-    for (CheckpointAccount& one : history_.checkpoints) {
-      if (one.step != integer(event, "step") || one.path != text(event, "path")) continue;
-      if (one.fate == CheckpointFate::kKept) one.fate = CheckpointFate::kReplaced;
+    for (CheckpointAccount& checkpoint : history_.checkpoints) {
+      if (checkpoint.step != integer(event, "step") || checkpoint.path != text(event, "path")) continue;
+      if (checkpoint.fate == CheckpointFate::kKept) checkpoint.fate = CheckpointFate::kReplaced;
     }
     const auto value = event.find("metric_value");
     history_.checkpoints.push_back({.step = integer(event, "step"),
@@ -97,9 +96,9 @@ class HistoryReader {
 
   // `name`: the folder's name, "step-120".
   void mark_deleted(const std::string& name) {
-    for (CheckpointAccount& one : history_.checkpoints) {
-      if (one.fate == CheckpointFate::kKept && "step-" + std::to_string(one.step) == name) {
-        one.fate = CheckpointFate::kDeleted;
+    for (CheckpointAccount& checkpoint : history_.checkpoints) {
+      if (checkpoint.fate == CheckpointFate::kKept && "step-" + std::to_string(checkpoint.step) == name) {
+        checkpoint.fate = CheckpointFate::kDeleted;
       }
     }
   }
@@ -107,7 +106,7 @@ class HistoryReader {
   void add_trouble(const Json& event, bool failed) {
     history_.troubles.push_back({.step = integer(event, "step"),
                                  .failed = failed,
-                                 .retried = event.value("retried", Json()) == Json(true),
+                                 .retried = value_at<bool>(event, "retried").value_or(false),
                                  .cause = text(event, "cause")});
   }
 
@@ -123,42 +122,44 @@ std::string word_of(CheckpointFate fate) {
 
 double RunHistory::copy_s() const {
   double sum = 0;
-  for (const CheckpointAccount& one : checkpoints) sum += one.copy_s;
+  for (const CheckpointAccount& checkpoint : checkpoints) sum += checkpoint.copy_s;
   return sum;
 }
 
 double RunHistory::longest_copy_s() const {
   double longest = 0;
-  for (const CheckpointAccount& one : checkpoints) longest = std::max(longest, one.copy_s);
+  for (const CheckpointAccount& checkpoint : checkpoints) longest = std::max(longest, checkpoint.copy_s);
   return longest;
 }
 
 void RunHistory::look_into_storage() {
-  for (CheckpointAccount& one : checkpoints) {
-    const std::filesystem::path path = one.path;
+  for (CheckpointAccount& checkpoint : checkpoints) {
+    const std::filesystem::path path = checkpoint.path;
     std::error_code code;
-    if (one.fate != CheckpointFate::kKept || !std::filesystem::is_directory(path.parent_path(), code)) continue;
-    if (!std::filesystem::exists(path, code) && !code) one.fate = CheckpointFate::kDeleted;
+    if (checkpoint.fate != CheckpointFate::kKept || !std::filesystem::is_directory(path.parent_path(), code)) continue;
+    if (!std::filesystem::exists(path, code) && !code) checkpoint.fate = CheckpointFate::kDeleted;
   }
 }
 
 const CheckpointAccount* RunHistory::latest() const {
   const CheckpointAccount* latest = nullptr;
-  for (const CheckpointAccount& one : checkpoints) {
-    if (one.fate == CheckpointFate::kKept && (!latest || one.step >= latest->step)) latest = &one;
+  for (const CheckpointAccount& checkpoint : checkpoints) {
+    if (checkpoint.fate == CheckpointFate::kKept && (!latest || checkpoint.step >= latest->step)) latest = &checkpoint;
   }
   return latest;
 }
 
 const CheckpointAccount* RunHistory::best(bool smaller_is_better) const {
-  const auto newest = std::find_if(checkpoints.rbegin(), checkpoints.rend(),
-                                   [](const CheckpointAccount& one) { return one.metric_value.has_value(); });
+  const auto newest = std::find_if(checkpoints.rbegin(), checkpoints.rend(), [](const CheckpointAccount& checkpoint) {
+    return checkpoint.metric_value.has_value();
+  });
   const CheckpointAccount* best = nullptr;
-  for (const CheckpointAccount& one : checkpoints) {
-    if (one.fate != CheckpointFate::kKept || !one.metric_value || one.metric != newest->metric) continue;
-    const bool better = !best || (smaller_is_better ? *one.metric_value < *best->metric_value
-                                                    : *one.metric_value > *best->metric_value);
-    if (better || (*one.metric_value == *best->metric_value && one.step < best->step)) best = &one;
+  for (const CheckpointAccount& checkpoint : checkpoints) {
+    if (checkpoint.fate != CheckpointFate::kKept || !checkpoint.metric_value || checkpoint.metric != newest->metric)
+      continue;
+    const bool better = !best || (smaller_is_better ? *checkpoint.metric_value < *best->metric_value
+                                                    : *checkpoint.metric_value > *best->metric_value);
+    if (better || (*checkpoint.metric_value == *best->metric_value && checkpoint.step < best->step)) best = &checkpoint;
   }
   return best;
 }
@@ -171,11 +172,7 @@ RunHistory history_of(std::span<const Json> events) {
 
 RunHistory read_history(const std::filesystem::path& run_dir) {
   HistoryReader reader;
-  std::ifstream file(run_dir / "events.jsonl");
-  for (std::string line; std::getline(file, line);) {
-    const Json event = Json::parse(line, nullptr, false);
-    if (event.is_object()) reader.add(event);
-  }
+  profile::read_events(run_dir, [&](const Json& event) { reader.add(event); });
   return reader.take();
 }
 

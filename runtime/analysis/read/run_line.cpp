@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <array>
-#include <fstream>
 #include <set>
 #include <string_view>
 #include <vector>
@@ -8,6 +7,8 @@
 #include "dtrain/analysis/run_history.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
+#include "dtrain/config/experiment.h"
+#include "dtrain/profile/run_records.h"
 #include "read/json_fields.h"
 
 namespace dtrain::analysis {
@@ -16,24 +17,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-Json plan_of(const fs::path& run_dir) {
-  std::error_code code;
-  if (!fs::exists(run_dir / "plan.json", code)) return Json::object();
-  try {
-    Json plan = read_json(run_dir / "plan.json");
-    return plan.is_object() ? plan : Json::object();
-  } catch (const Error&) {  // damaged, or written just now
-    return Json::object();
-  }
-}
-
-void add_events(const fs::path& run_dir, std::optional<double> now_s, RunLine& run) {
-  std::vector<Json> events;
-  std::ifstream file(run_dir / "events.jsonl");
-  for (std::string line; std::getline(file, line);) {
-    Json event = Json::parse(line, nullptr, false);
-    if (event.is_object()) events.push_back(std::move(event));
-  }
+void add_events(const std::vector<Json>& events, std::optional<double> now_s, RunLine& run) {
   for (const Json& event : events) {
     const std::string what = text(event, "event");
     if (what == "submitted" || what == "queued" || what == "job_submitted") run.state = "queued", run.ended = false;
@@ -57,7 +41,7 @@ void add_metric(const Json& experiment, const RunCurves& curves, RunLine& run) {
   const auto searcher = experiment.find("searcher");
   if (searcher != experiment.end() && searcher->is_object()) {
     run.metric = text(*searcher, "metric");
-    run.smaller_is_better = searcher->value("smaller_is_better", Json()) != Json(false);
+    run.smaller_is_better = value_at<bool>(*searcher, "smaller_is_better").value_or(true);
   }
   if (run.metric.empty() && curves.find(CurveKind::kValidation, "loss") != nullptr) run.metric = "loss";
   const Curve* const curve = curves.find(CurveKind::kValidation, run.metric);
@@ -79,14 +63,22 @@ Json value_or_null(const std::optional<Value>& value) {
 }  // namespace
 
 ListedRun read_listed_run(const fs::path& run_dir, std::optional<double> now_s) {
-  ListedRun listed{{}, read_curves(run_dir)};
+  profile::Damage damage;
+  Json plan = profile::read_plan(run_dir, damage);
+  config::hide_variables(plan);
+  std::vector<Json> events;
+  damage.add(profile::read_events(run_dir, [&](Json&& event) { events.push_back(std::move(event)); }));
+  CurveReader reader(history_of(events).attempts);
+  damage.add(
+      profile::read_records(run_dir, profile::RecordFile::kMetrics, [&](const Json& line) { reader.add(line); }));
+  ListedRun listed{{}, reader.curves()};
   RunLine& run = listed.line;
+  run.damage = damage.text();
   const RunCurves& curves = listed.curves;
   run.folder = run_dir;
-  const Json plan = plan_of(run_dir);
   run.name = text(plan, "name");
   run.settings = settings_of_experiment(plan);
-  add_events(run_dir, now_s, run);
+  add_events(events, now_s, run);
   run.batches = curves.batches;
   run.samples_per_s = curves.samples_per_s;
   if (const Curve* loss = curves.find(CurveKind::kTraining, "loss")) run.loss = loss->last();
@@ -108,7 +100,8 @@ Json to_json(const RunLine& run) {
           {"metric", run.metric.empty() ? Json() : Json(run.metric)},
           {"smaller_is_better", run.smaller_is_better},
           {"last_metric", to_json(run.last_metric)},
-          {"best_metric", to_json(run.best_metric)}};
+          {"best_metric", to_json(run.best_metric)},
+          {"damage", run.damage.empty() ? Json() : Json(run.damage)}};
 }
 
 namespace {

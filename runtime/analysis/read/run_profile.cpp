@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "dtrain/base/clock.h"
-#include "read/json_fields.h"
 
 namespace dtrain::analysis {
 

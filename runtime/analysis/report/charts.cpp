@@ -7,7 +7,6 @@
 
 #include <spdlog/fmt/fmt.h>
 
-#include "measure/statistics.h"
 #include "read/json_fields.h"
 #include "read/text.h"
 
@@ -27,6 +26,60 @@ std::int64_t last_ns(const RankProfile& rank) {
   if (!rank.steps.empty()) last = std::max(last, rank.steps.back().start_ns + rank.steps.back().wall_ns);
   if (!rank.windows.empty()) last = std::max(last, rank.windows.back().end_ns);
   return last;
+}
+
+constexpr std::size_t kFewLines = 6;  // can be distinguished
+
+constexpr std::size_t kStepBins = 48;
+constexpr double kWidest = 4;  // times from the median to p95: how far beyond p95 a histogram goes
+constexpr double kNano = 1e9;
+constexpr double kBeyondPlain = 1.2;  // of the 99th percentile of batches in which there is only training
+constexpr double kShortPause = 0.01;  // share of a batch: a shorter validation or checkpoint does not matter
+
+std::vector<Point> step_points(const Input& input, const RankProfile& rank) {
+  std::vector<Point> points;
+  points.reserve(rank.steps.size() + rank.windows.size());
+  for (const StepLine& step : rank.steps) {
+    points.push_back(point(input.seconds(rank, step.start_ns), static_cast<double>(step.wall_ns) / kNano));
+  }
+  for (const WindowLine& window : rank.windows) {
+    if (window.steps <= 0) continue;
+    const double mean = static_cast<double>(window.wall_ns) / static_cast<double>(window.steps) / kNano;
+    const double middle = (input.seconds(rank, window.start_ns) + input.seconds(rank, window.end_ns)) / 2;
+    points.push_back({middle, mean, mean, static_cast<double>(window.wall_max_ns) / kNano});
+  }
+  return points;
+}
+
+template <typename F>
+void each_duration(const RankProfile& rank, F&& f) {
+  for (const StepLine& step : rank.steps) f(static_cast<double>(step.wall_ns) / kNano, std::int64_t{1});
+  const profile::Sketch& folded = rank.window_sketches.wall;
+  for (const profile::Sketch::Bin& bin : folded.bins()) f(profile::Sketch::value_of(bin.index) / kNano, bin.count);
+}
+
+// Returns the indices of points above so many seconds.
+Json beyond(const std::vector<Point>& points, double seconds) {
+  Json result = Json::array();
+  for (std::size_t i = 0; i < points.size(); ++i) {
+    if (points[i].high > seconds) result.push_back(i);
+  }
+  return result;
+}
+
+// Returns the 99th percentile of batches without validation and checkpoint; if there are none, of all batches.
+double longest_plain_s(const Input& input) {
+  constexpr auto kValidation = static_cast<std::size_t>(profile::Phase::kValidation);
+  constexpr auto kCheckpoint = static_cast<std::size_t>(profile::Phase::kCheckpoint);
+  std::vector<double> plain;
+  for (const RankProfile& rank : input.run.ranks) {
+    for (const StepLine& step : rank.steps) {
+      const auto paused = static_cast<double>(step.phases[kValidation] + step.phases[kCheckpoint]);
+      if (paused > kShortPause * static_cast<double>(step.wall_ns)) continue;
+      plain.push_back(static_cast<double>(step.wall_ns) / kNano);
+    }
+  }
+  return plain.empty() ? input.analysis.steps.p99_s : quantile(plain, 0.99);
 }
 
 }  // namespace
@@ -109,12 +162,6 @@ Json rounded(const std::vector<double>& values, int digits) {
   for (const double value : values) result.push_back(rounded(value, digits));
   return result;
 }
-
-namespace {
-
-constexpr std::size_t kFewLines = 6;  // can be distinguished
-
-}  // namespace
 
 std::vector<Point> thin(std::vector<Point> points, std::size_t most) {
   std::stable_sort(points.begin(), points.end(), [](const Point& a, const Point& b) { return a.x < b.x; });
@@ -202,62 +249,6 @@ void Histogram::add(double value, std::int64_t times) {
 bool Histogram::empty() const {
   return std::all_of(counts_.begin(), counts_.end(), [](std::int64_t count) { return count == 0; });
 }
-
-namespace {
-
-constexpr std::size_t kStepBins = 48;
-constexpr double kWidest = 4;  // times from the median to p95: how far beyond p95 a histogram goes
-constexpr double kNano = 1e9;
-constexpr double kBeyondPlain = 1.2;  // of the 99th percentile of batches in which there is only training
-constexpr double kShortPause = 0.01;  // share of a batch: a shorter validation or checkpoint does not matter
-
-std::vector<Point> step_points(const Input& input, const RankProfile& rank) {
-  std::vector<Point> points;
-  points.reserve(rank.steps.size() + rank.windows.size());
-  for (const StepLine& step : rank.steps) {
-    points.push_back(point(input.seconds(rank, step.start_ns), static_cast<double>(step.wall_ns) / kNano));
-  }
-  for (const WindowLine& window : rank.windows) {
-    if (window.steps <= 0) continue;
-    const double mean = static_cast<double>(window.wall_ns) / static_cast<double>(window.steps) / kNano;
-    const double middle = (input.seconds(rank, window.start_ns) + input.seconds(rank, window.end_ns)) / 2;
-    points.push_back({middle, mean, mean, static_cast<double>(window.wall_max_ns) / kNano});
-  }
-  return points;
-}
-
-template <typename F>
-void each_duration(const RankProfile& rank, F&& f) {
-  for (const StepLine& step : rank.steps) f(static_cast<double>(step.wall_ns) / kNano, std::int64_t{1});
-  const profile::Sketch& folded = rank.window_sketches.wall;
-  for (const profile::Sketch::Bin& bin : folded.bins()) f(profile::Sketch::value_of(bin.index) / kNano, bin.count);
-}
-
-// Returns the indices of points above so many seconds.
-Json beyond(const std::vector<Point>& points, double seconds) {
-  Json result = Json::array();
-  for (std::size_t i = 0; i < points.size(); ++i) {
-    if (points[i].high > seconds) result.push_back(i);
-  }
-  return result;
-}
-
-// Returns the 99th percentile of batches without validation and checkpoint; if there are none, of all batches.
-double longest_plain_s(const Input& input) {
-  constexpr auto kValidation = static_cast<std::size_t>(profile::Phase::kValidation);
-  constexpr auto kCheckpoint = static_cast<std::size_t>(profile::Phase::kCheckpoint);
-  std::vector<double> plain;
-  for (const RankProfile& rank : input.run.ranks) {
-    for (const StepLine& step : rank.steps) {
-      const auto paused = static_cast<double>(step.phases[kValidation] + step.phases[kCheckpoint]);
-      if (paused > kShortPause * static_cast<double>(step.wall_ns)) continue;
-      plain.push_back(static_cast<double>(step.wall_ns) / kNano);
-    }
-  }
-  return plain.empty() ? input.analysis.steps.p99_s : quantile(plain, 0.99);
-}
-
-}  // namespace
 
 ShownDurations shown_durations(const Input& input) {
   ShownDurations shown;

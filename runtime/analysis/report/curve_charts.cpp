@@ -159,6 +159,32 @@ Chart curve_chart(const std::vector<NamedCurves>& runs, const CurveGroup& group,
           .height = 240};
 }
 
+constexpr std::size_t kUtilBins = 20;
+
+const double* find(const Metrics& metrics, const std::string& name) {
+  const auto found = std::find_if(metrics.begin(), metrics.end(), [&](const auto& pair) { return pair.first == name; });
+  return found == metrics.end() ? nullptr : &found->second;
+}
+
+// Returns a rank of the agent's host, because choosing a rank shows its host's line.
+int first_rank_of(const Input& input, const AgentProfile& agent) {
+  for (const RankProfile* rank : input.drawn()) {
+    if (rank->agent == agent.agent) return rank->rank;
+  }
+  return -1;
+}
+
+// Limits the axis of percent to a quarter if all values are small; otherwise it shows 100%.
+Json with_range(Json spec) {
+  if (spec.is_null() || spec["y"]["unit"] != "percent") return spec;
+  double highest = 0;
+  for (const Json& set : spec["sets"]) {
+    for (const Json& value : set["y"]) highest = std::max(highest, value.get<double>());
+  }
+  spec["y"]["max"] = highest > 25 ? 100 : 25;
+  return spec;
+}
+
 }  // namespace
 
 void write_curve_controls(Page& page) {
@@ -201,36 +227,6 @@ Cell value_cell(const std::optional<CurveValue>& value) {
   const std::string shown = fmt::format("{} (batch {})", value_text(value->value), count_text(value->batch));
   return std::isfinite(value->value) ? Cell(shown, value->value) : Cell(shown);
 }
-
-namespace {
-
-constexpr std::size_t kUtilBins = 20;
-
-const double* find(const Metrics& metrics, const std::string& name) {
-  const auto found = std::find_if(metrics.begin(), metrics.end(), [&](const auto& pair) { return pair.first == name; });
-  return found == metrics.end() ? nullptr : &found->second;
-}
-
-// Returns a rank of the agent's host, because choosing a rank shows its host's line.
-int first_rank_of(const Input& input, const AgentProfile& agent) {
-  for (const RankProfile* rank : input.drawn()) {
-    if (rank->agent == agent.agent) return rank->rank;
-  }
-  return -1;
-}
-
-// Limits the axis of percent to a quarter if all values are small; otherwise it shows 100%.
-Json with_range(Json spec) {
-  if (spec.is_null() || spec["y"]["unit"] != "percent") return spec;
-  double highest = 0;
-  for (const Json& set : spec["sets"]) {
-    for (const Json& value : set["y"]) highest = std::max(highest, value.get<double>());
-  }
-  spec["y"]["max"] = highest > 25 ? 100 : 25;
-  return spec;
-}
-
-}  // namespace
 
 Json host_series(const Input& input, const std::vector<MetricLine>& metrics, const std::string& title,
                  const std::string& unit) {

@@ -31,6 +31,29 @@ std::string cell_html(const Cell& cell, const Column& column, bool first) {
                : fmt::format("<td{}>{}</td>", attributes, inside);
 }
 
+// The page may fetch nothing, even if its content refers to something outside.
+constexpr const char* kPolicy =
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:";
+
+// Returns JSON for a script element, in which no '<' may end the element early.
+std::string json_text(const Json& json) {
+  const std::string line = to_line(json);
+  std::string result;
+  result.reserve(line.size());
+  for (const char letter : line) {
+    if (letter == '<') {
+      result += "\\u003c";
+    } else {
+      result += letter;
+    }
+  }
+  return result;
+}
+
+std::string data_element(const std::string& id, const Json& json) {
+  return fmt::format("<script type=\"application/json\" id=\"{}\">{}</script>\n", id, json_text(json));
+}
+
 }  // namespace
 
 Table::Table(std::string caption, std::vector<Column> columns)
@@ -57,33 +80,6 @@ std::string Table::html() const {
       "<thead><tr>{1}</tr></thead>\n<tbody>\n{2}</tbody></table></div>\n",
       html_escaped(caption_), head, rows_);
 }
-
-namespace {
-
-// The page may fetch nothing, even if its content refers to something outside.
-constexpr const char* kPolicy =
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:";
-
-// Returns JSON for a script element, in which no '<' may end the element early.
-std::string json_text(const Json& json) {
-  const std::string line = to_line(json);
-  std::string result;
-  result.reserve(line.size());
-  for (const char letter : line) {
-    if (letter == '<') {
-      result += "\\u003c";
-    } else {
-      result += letter;
-    }
-  }
-  return result;
-}
-
-std::string data_element(const std::string& id, const Json& json) {
-  return fmt::format("<script type=\"application/json\" id=\"{}\">{}</script>\n", id, json_text(json));
-}
-
-}  // namespace
 
 void Page::begin_section(const std::string& id, const std::string& title) {
   end_section();

@@ -5,7 +5,6 @@
 
 #include <spdlog/fmt/fmt.h>
 
-#include "dtrain/analysis/run_history.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/text.h"
 #include "read/text.h"

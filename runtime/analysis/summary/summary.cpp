@@ -2,15 +2,12 @@
 
 #include <algorithm>
 #include <array>
-#include <map>
-#include <optional>
 
 #include "dtrain/base/clock.h"
 #include "measure/evidence.h"
 #include "measure/roofline.h"
 #include "measure/statistics.h"
 #include "measure/system_metrics.h"
-#include "read/json_fields.h"
 #include "read/run_files.h"
 
 namespace dtrain::analysis {

@@ -5,10 +5,6 @@
 namespace dtrain::analysis {
 namespace {
 
-Json optional_json(const std::optional<double>& value) {
-  return value ? Json(*value) : Json(nullptr);
-}
-
 Json gpu_memory_json(const GpuMemory& memory) {
   Json of_phases = Json::object();
   for (const auto& [phase, bytes] : memory.of_phases) of_phases[phase] = bytes;
@@ -56,9 +52,9 @@ Json rank_json(const RankSummary& rank) {
           {"steps", rank.steps},
           {"samples", rank.samples},
           {"samples_per_s", rank.samples_per_s},
-          {"initialization_s", optional_json(rank.initialization_s)},
-          {"loop_s", optional_json(rank.loop_s)},
-          {"finalization_s", optional_json(rank.finalization_s)},
+          {"initialization_s", or_null(rank.initialization_s)},
+          {"loop_s", or_null(rank.loop_s)},
+          {"finalization_s", or_null(rank.finalization_s)},
           {"in_steps_s", rank.in_steps_s},
           {"compute_s", rank.compute_s},
           {"optimizer_s", rank.optimizer_s},
@@ -70,7 +66,7 @@ Json rank_json(const RankSummary& rank) {
           {"waited_for_s", rank.waited_for_s},
           {"peak_resident_bytes", rank.peak_resident_bytes},
           {"gpu_memory", rank.gpu_memory ? gpu_memory_json(*rank.gpu_memory) : Json(nullptr)},
-          {"loader_queue_mean", optional_json(rank.loader_queue_mean)},
+          {"loader_queue_mean", or_null(rank.loader_queue_mean)},
           {"loader_empty", rank.loader_empty},
           {"loader_records", rank.loader_records},
           {"loader", loader_json(rank)},
@@ -95,7 +91,7 @@ Json agent_json(const AgentSummary& agent) {
     gpus.push_back({{"index", gpu.index},
                     {"uuid", gpu.uuid},
                     {"name", gpu.name},
-                    {"rank", gpu.rank ? Json(*gpu.rank) : Json(nullptr)},
+                    {"rank", or_null(gpu.rank)},
                     {"is_of_run", gpu.is_of_run},
                     {"total_memory_bytes", gpu.total_memory_bytes > 0 ? Json(gpu.total_memory_bytes) : Json(nullptr)},
                     {"metrics", metrics_json(gpu.metrics)}});
@@ -118,17 +114,17 @@ Json to_json(const RunSummary& s) {
                {"cause", s.cause},
                {"world_size", s.world_size},
                {"times_of_gpus", s.times_of_gpus},
-               {"global_batch_size", s.global_batch_size ? Json(*s.global_batch_size) : Json(nullptr)},
-               {"batch_samples", s.batch_samples ? Json(*s.batch_samples) : Json(nullptr)},
+               {"global_batch_size", or_null(s.global_batch_size)},
+               {"batch_samples", or_null(s.batch_samples)},
                {"aggregation_frequency", s.aggregation_frequency},
                {"validation", numbers_or_texts(s.validation)},
                {"validation_batch", s.validation_batch},
-               {"initialization_s", optional_json(s.initialization_s)},
-               {"loop_s", optional_json(s.loop_s)},
-               {"finalization_s", optional_json(s.finalization_s)},
+               {"initialization_s", or_null(s.initialization_s)},
+               {"loop_s", or_null(s.loop_s)},
+               {"finalization_s", or_null(s.finalization_s)},
                {"in_steps_s", s.in_steps_s},
                {"steps", s.steps},
-               {"optimizer_steps", s.optimizer_steps ? Json(*s.optimizer_steps) : Json(nullptr)},
+               {"optimizer_steps", or_null(s.optimizer_steps)},
                {"samples", s.samples},
                {"samples_per_s", s.samples_per_s},
                {"training_samples_per_s", s.training_samples_per_s},
@@ -149,10 +145,10 @@ Json to_json(const RunSummary& s) {
   json["flops_per_step"] = counted(compute.flops_per_step);
   json["compute_dtype"] = s.compute ? Json(compute.dtype) : Json(nullptr);
   json["achieved_gflops"] = counted(compute.achieved_gflops);
-  json["limit_gflops"] = optional_json(compute.limit_gflops);
-  json["mfu"] = optional_json(compute.mfu);
-  json["achieved_gb_s"] = optional_json(compute.achieved_gb_s);
-  json["limit_gb_s"] = optional_json(compute.limit_gb_s);
+  json["limit_gflops"] = or_null(compute.limit_gflops);
+  json["mfu"] = or_null(compute.mfu);
+  json["achieved_gb_s"] = or_null(compute.achieved_gb_s);
+  json["limit_gb_s"] = or_null(compute.limit_gb_s);
   json["attempts"] = Json::array();
   for (const AttemptAccount& attempt : s.history.attempts) json["attempts"].push_back(to_json(attempt));
   json["checkpoints"] = Json::array();
@@ -183,15 +179,15 @@ Json to_json(const RunSummary& s) {
                            {"compressed_steps", c->compressed_steps},
                            {"uncompressed_bytes", c->uncompressed_bytes},
                            {"sent_bytes", c->sent_bytes},
-                           {"gained_s", optional_json(c->gained_s)},
+                           {"gained_s", or_null(c->gained_s)},
                            {"text", c->text}};
   }
   if (const auto& strategy = s.strategy) {
     json["strategy"] = {{"strategy", strategy->strategy},
                         {"host_bytes", strategy->host_bytes},
                         {"replicated_host_bytes", strategy->replicated_host_bytes},
-                        {"replicated_ms", optional_json(strategy->replicated_ms)},
-                        {"sharded_ms", optional_json(strategy->sharded_ms)},
+                        {"replicated_ms", or_null(strategy->replicated_ms)},
+                        {"sharded_ms", or_null(strategy->sharded_ms)},
                         {"text", strategy->text}};
   }
   if (const auto& n = s.non_finite) {

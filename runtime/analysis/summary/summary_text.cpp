@@ -1,8 +1,6 @@
 #include "dtrain/analysis/summary.h"
 
 #include <algorithm>
-#include <cmath>
-#include <iterator>
 #include <set>
 #include <span>
 

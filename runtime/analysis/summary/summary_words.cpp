@@ -5,7 +5,6 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "dtrain/base/text.h"
-#include "read/text.h"
 
 namespace dtrain::analysis {
 
@@ -60,6 +59,8 @@ std::string saving_text(const RunSummary& summary) {
   if (covered.copy_s() <= phase->seconds) text += ", " + seconds_text(covered.copy_s()) + " of it copying";
   return text;
 }
+
+constexpr double kAlmostAll = 0.995;  // share of a scope's time in one phase: above it, the other phases are not named
 
 }  // namespace
 
@@ -129,12 +130,6 @@ std::string collectives_text(const RunSummary& summary) {
       "last rank is in both, and what metrics and checkpoints wait for is counted with those phases",
       seconds_text(buckets_s), seconds_text(others_s));
 }
-
-namespace {
-
-constexpr double kAlmostAll = 0.995;  // share of a scope's time in one phase: above it, the other phases are not named
-
-}  // namespace
 
 std::string phases_text(const ScopeSummary& scope) {
   if (scope.phases.empty()) return "-";

@@ -15,6 +15,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/text.h"
+#include "dtrain/base/untrusted.h"
 #include "dtrain/profile/gzip_file.h"
 #include "read/json_fields.h"
 #include "trace/trace_reader.h"
@@ -137,7 +138,7 @@ bool write_rank(TraceReader& reader, HtaWriter& writer) {
       if (found != kStandIns.end()) writer.kernel(std::string(found->kernel), found->stream, start_us, event.dur_us());
       return;
     }
-    const Json args = Json::parse(event.args, nullptr, false);
+    const Json args = parse_if_valid(event.args).value_or(Json());
     const auto track = to_number<std::int64_t>(event.tid);
     if (!args.is_object() || !track) return;
     const int stream =

@@ -3,7 +3,6 @@
 #include <spdlog/fmt/fmt.h>
 #include <algorithm>
 #include <cstdint>
-#include <functional>
 #include <limits>
 #include <map>
 #include <set>
@@ -15,6 +14,7 @@
 #include "dtrain/analysis/run_profile.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
+#include "dtrain/base/untrusted.h"
 #include "dtrain/profile/gzip_file.h"
 #include "dtrain/profile/trace_file.h"
 #include "read/json_fields.h"
@@ -247,7 +247,7 @@ void Merger::event(const TraceHead& head, const RawEvent& raw) {
 }
 
 void Merger::place(int rank, const RawEvent& raw, double ts_us) {
-  const Json args = Json::parse(raw.args, nullptr, false);
+  const Json args = parse_if_valid(raw.args).value_or(Json());
   const auto track = to_number<std::int64_t>(raw.tid);
   if (!args.is_object() || !track) return;
   profile::PlacedCollective placed;

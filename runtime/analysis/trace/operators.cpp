@@ -7,7 +7,6 @@
 #include <cctype>
 #include <map>
 #include <set>
-#include <string>
 #include <unordered_map>
 
 #include "dtrain/base/error.h"
@@ -207,41 +206,6 @@ bool mentioned(const std::array<const char*, N>& words, std::string_view text) {
                      [&](const char* word) { return text.find(word) != std::string_view::npos; });
 }
 
-}  // namespace
-
-std::string_view name_of(OperatorKind kind) {
-  switch (kind) {
-    case OperatorKind::kContraction:
-      return "contraction";
-    case OperatorKind::kNormalisation:
-      return "normalisation";
-    case OperatorKind::kElementWise:
-      return "element-wise";
-    case OperatorKind::kOther:
-      break;
-  }
-  return "other";
-}
-
-OperatorKind kind_of_operator(std::string_view name) {
-  if (name.starts_with("Memcpy") || name.starts_with("Memset") || name.starts_with("autograd::engine")) {
-    return OperatorKind::kOther;
-  }
-  const std::string text = plain(name);
-  if (among(kContractions, text)) return OperatorKind::kContraction;
-  if (among(kNormalisations, text)) return OperatorKind::kNormalisation;
-  if (among(kElementWise, text)) return OperatorKind::kElementWise;
-  if (name.starts_with("aten::") || name.starts_with("torch::") || name.find("Backward") != std::string_view::npos) {
-    return OperatorKind::kOther;
-  }
-  if (mentioned(kContractionKernels, text)) return OperatorKind::kContraction;
-  if (mentioned(kNormalisationKernels, text)) return OperatorKind::kNormalisation;
-  if (mentioned(kElementWiseKernels, text)) return OperatorKind::kElementWise;
-  return OperatorKind::kOther;
-}
-
-namespace {
-
 struct Span {
   double start_us, end_us;
   std::size_t name;  // kCommunication, or an index into names
@@ -379,6 +343,37 @@ Json device_json(const DeviceOperators& device) {
 }
 
 }  // namespace
+
+std::string_view name_of(OperatorKind kind) {
+  switch (kind) {
+    case OperatorKind::kContraction:
+      return "contraction";
+    case OperatorKind::kNormalisation:
+      return "normalisation";
+    case OperatorKind::kElementWise:
+      return "element-wise";
+    case OperatorKind::kOther:
+      break;
+  }
+  return "other";
+}
+
+OperatorKind kind_of_operator(std::string_view name) {
+  if (name.starts_with("Memcpy") || name.starts_with("Memset") || name.starts_with("autograd::engine")) {
+    return OperatorKind::kOther;
+  }
+  const std::string text = plain(name);
+  if (among(kContractions, text)) return OperatorKind::kContraction;
+  if (among(kNormalisations, text)) return OperatorKind::kNormalisation;
+  if (among(kElementWise, text)) return OperatorKind::kElementWise;
+  if (name.starts_with("aten::") || name.starts_with("torch::") || name.find("Backward") != std::string_view::npos) {
+    return OperatorKind::kOther;
+  }
+  if (mentioned(kContractionKernels, text)) return OperatorKind::kContraction;
+  if (mentioned(kNormalisationKernels, text)) return OperatorKind::kNormalisation;
+  if (mentioned(kElementWiseKernels, text)) return OperatorKind::kElementWise;
+  return OperatorKind::kOther;
+}
 
 Operators operators_of_files(const std::vector<std::filesystem::path>& files) {
   Operators result;

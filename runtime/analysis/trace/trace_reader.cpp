@@ -7,8 +7,8 @@
 #include <system_error>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
+#include "dtrain/base/untrusted.h"
 #include "dtrain/profile/gzip_file.h"
 #include "read/json_fields.h"
 
@@ -80,14 +80,13 @@ TraceHead to_head(const Json& file, const std::filesystem::path& path) {
   return head;
 }
 
-// Parses everything before the list of events.
 TraceHead parse_head(std::string_view text, const std::filesystem::path& path) {
   const auto events = text.find("\"traceEvents\"");
   const auto end = events == std::string_view::npos ? events : text.find_last_of("},]0123456789\"", events - 1);
   if (end == std::string_view::npos || end == 0) throw DataError(path.string() + " has no list of events");
   std::string head(text.substr(0, end + 1));
   while (!head.empty() && (head.back() == ',' || head.back() == '\n' || head.back() == ' ')) head.pop_back();
-  const Json file = Json::parse(head + "}", nullptr, false);
+  const Json file = parse_if_valid(head + "}").value_or(Json());
   if (!file.is_object()) throw DataError(path.string() + " is damaged: it is no JSON");
   return to_head(file, path);
 }
@@ -144,7 +143,7 @@ TraceHead read_trace_head(const std::filesystem::path& path) {
 }
 
 TraceReader::TraceReader(const std::filesystem::path& path)
-    : path_(path), text_(profile::read_gzip(path)), head_(parse_head(text_, path)) {
+    : path_(path), head_(read_trace_head(path)), text_(profile::read_gzip(path)) {
   text_.reserve(text_.size() + simdjson::SIMDJSON_PADDING);
 }
 
@@ -161,7 +160,7 @@ void TraceReader::each(const std::function<void(const RawEvent&)>& use) {
       use(event);
     }
   } catch (const simdjson::simdjson_error& error) {
-    throw DataError(path_.string() + " is damaged: " + error.what());
+    throw DataError(path_.string() + " is damaged: the JSON of its events: " + error.what());
   }
 }
 

@@ -63,8 +63,8 @@ class TraceReader {
 
  private:
   std::filesystem::path path_;
-  std::string text_;  // with the padding simdjson wants
   TraceHead head_;
+  std::string text_;  // with the padding simdjson wants
 };
 
 // Returns the trace files of a run, by rank, then in the order of writing.

@@ -1,7 +1,6 @@
 #include "saver/image_writer.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -13,12 +12,10 @@
 #include "dtrain/base/crc32c.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
-#include "saver/partial_folder.h"
 #include "saver/process.h"
 #include "storage.h"
 
 namespace dtrain::checkpoints {
-
 namespace {
 
 struct FloatType {
@@ -54,70 +51,6 @@ bool any_above(const std::byte* values, std::size_t bytes, std::size_t width, st
   above |= (word & ~signs) + distances;
   return (above & signs) != 0;
 }
-
-}  // namespace
-
-FiniteCheck::FiniteCheck(const FileImage& image, const std::byte* data) : data_(data) {
-  if (image.weights) read_header(image);
-  std::sort(tensors_.begin(), tensors_.end(), [](const Tensor& a, const Tensor& b) { return a.begin < b.begin; });
-  found_ = std::vector<std::atomic<bool>>(tensors_.size());
-}
-
-void FiniteCheck::read_header(const FileImage& image) {
-  std::uint64_t length = 0;
-  if (image.bytes < sizeof length) return;
-  std::memcpy(&length, data_, sizeof length);
-  if (length > image.bytes - sizeof length) return;
-  const char* const text = reinterpret_cast<const char*>(data_) + sizeof length;
-  const Json header = Json::parse(text, text + length, nullptr, /*allow_exceptions=*/false);
-  if (!header.is_object()) return;
-  const std::size_t begin = sizeof length + length;
-  try {
-    for (const auto& [name, about] : header.items()) {
-      if (name == "__metadata__" || !name.starts_with(*image.weights)) continue;
-      const std::string type = about.at("dtype").get<std::string>();
-      const auto known = std::find_if(std::begin(kFloatTypes), std::end(kFloatTypes),
-                                      [&](const auto& one) { return type == one.name; });
-      const auto offsets = about.at("data_offsets").get<std::vector<std::size_t>>();
-      const bool fits = offsets.size() == 2 && offsets[0] <= offsets[1] && offsets[1] <= image.bytes - begin;
-      if (known == std::end(kFloatTypes) || !fits) continue;
-      const auto& fixed = image.may_be_infinite;
-      tensors_.push_back({name, begin + offsets[0], begin + offsets[1], known->width, known->infinity,
-                          std::find(fixed.begin(), fixed.end(), name) != fixed.end()});
-    }
-  } catch (const Json::exception&) {
-    tensors_.clear();
-  }
-}
-
-void FiniteCheck::look(std::size_t offset, std::size_t size) {
-  const auto first = std::partition_point(tensors_.begin(), tensors_.end(),
-                                          [&](const Tensor& tensor) { return tensor.end <= offset; });
-  for (auto tensor = first; tensor != tensors_.end() && tensor->begin < offset + size; ++tensor) {
-    const auto values_before = [&](std::size_t place) {
-      return place <= tensor->begin ? 0 : (place - tensor->begin + tensor->width - 1) / tensor->width;
-    };
-    const std::size_t from = values_before(offset);
-    const std::size_t until = std::min(values_before(offset + size), (tensor->end - tensor->begin) / tensor->width);
-    std::atomic<bool>& found = found_[static_cast<std::size_t>(tensor - tensors_.begin())];
-    if (from >= until || found.load(std::memory_order_relaxed)) continue;
-    if (has_one(*tensor, data_ + tensor->begin + from * tensor->width, until - from)) found = true;
-  }
-}
-
-bool FiniteCheck::has_one(const Tensor& tensor, const std::byte* values, std::size_t count) {
-  const std::uint64_t limit = tensor.infinity - (tensor.may_be_infinite ? 0 : 1);
-  return any_above(values, count * tensor.width, tensor.width, limit);
-}
-
-std::string FiniteCheck::found() const {
-  for (std::size_t i = 0; i < tensors_.size(); ++i) {
-    if (found_[i]) return tensors_[i].name;
-  }
-  return "";
-}
-
-namespace {
 
 // While one thread computes checksums, the disk writes for the others.
 constexpr int kWriters = 3;
@@ -225,6 +158,66 @@ void check_fits(const FileImage& image, const SnapshotMemory& memory) {
 }
 
 }  // namespace
+
+FiniteCheck::FiniteCheck(const FileImage& image, const std::byte* data) : data_(data) {
+  if (image.weights) read_header(image);
+  std::sort(tensors_.begin(), tensors_.end(), [](const Tensor& a, const Tensor& b) { return a.begin < b.begin; });
+  found_ = std::vector<std::atomic<bool>>(tensors_.size());
+}
+
+void FiniteCheck::read_header(const FileImage& image) {
+  std::uint64_t length = 0;
+  if (image.bytes < sizeof length) return;
+  std::memcpy(&length, data_, sizeof length);
+  if (length > image.bytes - sizeof length) return;
+  const char* const text = reinterpret_cast<const char*>(data_) + sizeof length;
+  const Json header = Json::parse(text, text + length, nullptr, /*allow_exceptions=*/false);
+  if (!header.is_object()) return;
+  const std::size_t begin = sizeof length + length;
+  try {
+    for (const auto& [name, about] : header.items()) {
+      if (name == "__metadata__" || !name.starts_with(*image.weights)) continue;
+      const std::string type = about.at("dtype").get<std::string>();
+      const auto known = std::find_if(std::begin(kFloatTypes), std::end(kFloatTypes),
+                                      [&](const auto& one) { return type == one.name; });
+      const auto offsets = about.at("data_offsets").get<std::vector<std::size_t>>();
+      const bool fits = offsets.size() == 2 && offsets[0] <= offsets[1] && offsets[1] <= image.bytes - begin;
+      if (known == std::end(kFloatTypes) || !fits) continue;
+      const auto& fixed = image.may_be_infinite;
+      tensors_.push_back({name, begin + offsets[0], begin + offsets[1], known->width, known->infinity,
+                          std::find(fixed.begin(), fixed.end(), name) != fixed.end()});
+    }
+  } catch (const Json::exception&) {
+    tensors_.clear();
+  }
+}
+
+void FiniteCheck::look(std::size_t offset, std::size_t size) {
+  const auto first = std::partition_point(tensors_.begin(), tensors_.end(),
+                                          [&](const Tensor& tensor) { return tensor.end <= offset; });
+  for (auto tensor = first; tensor != tensors_.end() && tensor->begin < offset + size; ++tensor) {
+    const auto values_before = [&](std::size_t place) {
+      return place <= tensor->begin ? 0 : (place - tensor->begin + tensor->width - 1) / tensor->width;
+    };
+    const std::size_t from = values_before(offset);
+    const std::size_t until = std::min(values_before(offset + size), (tensor->end - tensor->begin) / tensor->width);
+    std::atomic<bool>& found = found_[static_cast<std::size_t>(tensor - tensors_.begin())];
+    if (from >= until || found.load(std::memory_order_relaxed)) continue;
+    if (has_one(*tensor, data_ + tensor->begin + from * tensor->width, until - from)) found = true;
+  }
+}
+
+bool FiniteCheck::has_one(const Tensor& tensor, const std::byte* values, std::size_t count) {
+  const std::uint64_t limit = tensor.infinity - (tensor.may_be_infinite ? 0 : 1);
+  return any_above(values, count * tensor.width, tensor.width, limit);
+}
+
+std::string FiniteCheck::found() const {
+  for (std::size_t i = 0; i < tensors_.size(); ++i) {
+    if (found_[i]) return tensors_[i].name;
+  }
+  return "";
+}
 
 std::vector<ManifestFile> write_images(const OpenFolder& folder, const std::vector<FileImage>& images,
                                        const SnapshotMemory& memory, std::uint64_t number,

@@ -22,6 +22,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
+#include "dtrain/base/limits.h"
 #include "dtrain/base/log.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
@@ -33,7 +34,6 @@
 #include "storage.h"
 
 namespace dtrain::checkpoints {
-
 namespace {
 
 struct SaveEnvironment {
@@ -80,8 +80,7 @@ class PartialGuard {
     std::error_code code;
     std::filesystem::remove_all(path_, code);  // the next saver deletes the rest
   }
-  PartialGuard(const PartialGuard&) = delete;
-  PartialGuard& operator=(const PartialGuard&) = delete;
+  PartialGuard& operator=(PartialGuard&&) = delete;
   void release() { path_.clear(); }
 
  private:
@@ -204,9 +203,7 @@ class Save {
       std::vector<std::filesystem::path> gone;
       Retention retention = environment_.options.retention;
       retention.passed_over = order_.request.passed_over;
-      for (const Entry& entry : superseded(list(storage_), about().step, retention)) {
-        gone.push_back(entry.path);
-      }
+      for (const Entry& entry : superseded(list(storage_), about().step, retention)) gone.push_back(entry.path);
       remove_checkpoints(gone);
       for (const auto& path : gone) result.deleted.push_back(path.filename());
     } catch (const std::exception& error) {
@@ -372,6 +369,7 @@ int main(int argc, char** argv) {
     std::fputs("dtrain-saver is started by dtrain, not by hand\n", stderr);
     return static_cast<int>(ExitCode::kBadInput);
   }
+  prepare_for_limits();
   ignore_polite_ends();
   ::fcntl(kSocketFd, F_SETFD, FD_CLOEXEC);
   ::fcntl(kMemoryFd, F_SETFD, FD_CLOEXEC);
@@ -388,7 +386,9 @@ int main(int argc, char** argv) {
           settings.at("starter_pid").get<pid_t>(), make_stderr_logger());
     return static_cast<int>(ExitCode::kDone);
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "dtrain-saver: %s\n", describe(error).c_str());
+    const auto* const typed = dynamic_cast<const Error*>(&error);
+    const std::string remedy = typed && !typed->remedy().empty() ? "; " + typed->remedy() : "";
+    std::fprintf(stderr, "dtrain-saver: %s%s\n", describe(error).c_str(), remedy.c_str());
     return static_cast<int>(ExitCode::kRunFailed);
   }
 }

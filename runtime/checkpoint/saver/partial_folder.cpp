@@ -9,45 +9,17 @@
 
 #include "dtrain/base/crc32c.h"
 #include "dtrain/base/error.h"
-#include "dtrain/base/file.h"
 #include "dtrain/base/text.h"
 #include "dtrain/base/unix_socket.h"
 #include "storage.h"
 
 namespace dtrain::checkpoints {
-
 namespace {
 
 std::string remedy_for(int code) {
   if (code != ENOSPC && code != EDQUOT) return "";
   return "free space there, keep fewer checkpoints, or name another folder as checkpoint_storage";
 }
-
-}  // namespace
-
-void fail_to_write(const std::filesystem::path& path, std::uint64_t offset, int code) {
-  throw SystemError("cannot write " + path.string() + " at byte " + std::to_string(offset), code, remedy_for(code));
-}
-
-void fail_to_reserve(const std::filesystem::path& path, std::uint64_t bytes, int code) {
-  throw SystemError("cannot reserve " + format_bytes(static_cast<double>(bytes)) + " for " + path.string(), code,
-                    remedy_for(code));
-}
-
-ManifestFile write_small_file(const OpenFolder& folder, const std::string& name, std::string_view text) {
-  const auto path = folder.path / name;
-  const UniqueFd fd(::openat(folder.fd.get(), name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
-  if (!fd) fail_to_write(path, 0, errno);
-  if (const auto written = write_all(fd.get(), text); written < text.size()) fail_to_write(path, written, errno);
-  if (::fsync(fd.get()) != 0) fail_to_write(path, 0, errno);
-  ManifestFile file{name, text.size(), {}};
-  for (std::size_t at = 0; at < text.size(); at += kPieceBytes) {
-    file.checksums.push_back(crc32c(text.substr(at, kPieceBytes)));
-  }
-  return file;
-}
-
-namespace {
 
 constexpr const char* kBeginFile = ".begin.json";
 
@@ -82,7 +54,70 @@ void write_part(const OpenFolder& folder, const std::string& name, const Json& c
   }
 }
 
+namespace fs = std::filesystem;
+
+bool is_there(const fs::path& path) {
+  struct stat info {};
+  if (::lstat(path.c_str(), &info) == 0) return true;
+  if (errno != ENOENT) throw SystemError("cannot read " + path.string(), errno);
+  return false;
+}
+
+void rename_folder(const fs::path& from, const fs::path& to) {
+  if (::rename(from.c_str(), to.c_str()) != 0) {
+    throw SystemError("cannot rename " + from.string() + " to " + to.filename().string(), errno);
+  }
+}
+
+// Deletes a folder whose old name is durably gone.
+void delete_renamed(const fs::path& folder, std::int64_t step) {
+  const fs::path doomed = folder.parent_path() / folder_name(kDeletedPrefix, step);
+  delete_tree(doomed);
+  rename_folder(folder, doomed);
+  delete_tree(doomed);
+}
+
+bool same_content(const fs::path& there, const Manifest& manifest) {
+  try {
+    Manifest old = read_manifest(there);
+    old.about.time = manifest.about.time;
+    return to_line(to_json(old.about)) == to_line(to_json(manifest.about)) && old.files == manifest.files &&
+           verify(there).empty();
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+// Exchanges two folders in one step. False: the file system does not support it.
+bool exchange(const fs::path& one, const fs::path& other) {
+  if (::renameat2(AT_FDCWD, one.c_str(), AT_FDCWD, other.c_str(), RENAME_EXCHANGE) == 0) return true;
+  if (errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP) return false;
+  throw SystemError("cannot exchange " + one.string() + " and " + other.filename().string(), errno);
+}
+
 }  // namespace
+
+void fail_to_write(const std::filesystem::path& path, std::uint64_t offset, int code) {
+  throw SystemError("cannot write " + path.string() + " at byte " + std::to_string(offset), code, remedy_for(code));
+}
+
+void fail_to_reserve(const std::filesystem::path& path, std::uint64_t bytes, int code) {
+  throw SystemError("cannot reserve " + format_bytes(static_cast<double>(bytes)) + " for " + path.string(), code,
+                    remedy_for(code));
+}
+
+ManifestFile write_small_file(const OpenFolder& folder, const std::string& name, std::string_view text) {
+  const auto path = folder.path / name;
+  const UniqueFd fd(::openat(folder.fd.get(), name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+  if (!fd) fail_to_write(path, 0, errno);
+  if (const auto written = write_all(fd.get(), text); written < text.size()) fail_to_write(path, written, errno);
+  if (::fsync(fd.get()) != 0) fail_to_write(path, 0, errno);
+  ManifestFile file{name, text.size(), {}};
+  for (std::size_t at = 0; at < text.size(); at += kPieceBytes) {
+    file.checksums.push_back(crc32c(text.substr(at, kPieceBytes)));
+  }
+  return file;
+}
 
 std::string write_beginning(const OpenFolder& folder, const About& about) {
   std::string token = random_hex(16);
@@ -138,51 +173,6 @@ void remove_host_parts(const OpenFolder& folder, int hosts) {
   remove(kBeginFile);
   for (int host = 1; host < hosts; ++host) remove(part_file(host));
 }
-
-namespace {
-
-namespace fs = std::filesystem;
-
-bool is_there(const fs::path& path) {
-  struct stat info {};
-  if (::lstat(path.c_str(), &info) == 0) return true;
-  if (errno != ENOENT) throw SystemError("cannot read " + path.string(), errno);
-  return false;
-}
-
-void rename_folder(const fs::path& from, const fs::path& to) {
-  if (::rename(from.c_str(), to.c_str()) != 0) {
-    throw SystemError("cannot rename " + from.string() + " to " + to.filename().string(), errno);
-  }
-}
-
-// Deletes a folder whose old name is durably gone.
-void delete_renamed(const fs::path& folder, std::int64_t step) {
-  const fs::path doomed = folder.parent_path() / folder_name(kDeletedPrefix, step);
-  delete_tree(doomed);
-  rename_folder(folder, doomed);
-  delete_tree(doomed);
-}
-
-bool same_content(const fs::path& there, const Manifest& manifest) {
-  try {
-    Manifest old = read_manifest(there);
-    old.about.time = manifest.about.time;
-    return to_line(to_json(old.about)) == to_line(to_json(manifest.about)) && old.files == manifest.files &&
-           verify(there).empty();
-  } catch (const Error&) {
-    return false;
-  }
-}
-
-// Exchanges two folders in one step. False: the file system does not support it.
-bool exchange(const fs::path& one, const fs::path& other) {
-  if (::renameat2(AT_FDCWD, one.c_str(), AT_FDCWD, other.c_str(), RENAME_EXCHANGE) == 0) return true;
-  if (errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP) return false;
-  throw SystemError("cannot exchange " + one.string() + " and " + other.filename().string(), errno);
-}
-
-}  // namespace
 
 void clean_leftovers(const fs::path& storage) {
   std::vector<fs::path> leftovers;

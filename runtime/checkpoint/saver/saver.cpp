@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <filesystem>
-#include <string>
 #include <utility>
 
 #include <sched.h>
@@ -21,7 +19,6 @@
 #include "storage.h"
 
 namespace dtrain::checkpoints {
-
 namespace {
 
 constexpr std::chrono::seconds kEndPatience{10};
@@ -63,6 +60,22 @@ StartedSaver start_saver(const SaverOptions& options, int memory_fd) {
   if (settings.at("locked") == true) start.fds[kLockFd] = lock.fd();
   start.command.push_back(to_line(settings));
   return {Process::start(start), std::move(ours)};
+}
+
+constexpr int kIoIdle = 3 << 13;  // IOPRIO_CLASS_IDLE
+constexpr int kIoByNice = 0;      // IOPRIO_CLASS_NONE
+
+void set_priority(pid_t thread, int policy, int io_priority) {
+  constexpr int kWhoProcess = 1;  // IOPRIO_WHO_PROCESS, of one thread
+  const sched_param parameters{};
+  ::sched_setscheduler(thread, policy, &parameters);
+  ::syscall(SYS_ioprio_set, kWhoProcess, thread, io_priority);
+}
+
+// True if threads may leave idle priority. Without this right a thread keeps it until it ends, even if a rank waits.
+bool may_leave_idle_priority() {
+  rlimit nice{};
+  return ::geteuid() == 0 || (::getrlimit(RLIMIT_NICE, &nice) == 0 && nice.rlim_cur >= 1);
 }
 
 }  // namespace
@@ -190,26 +203,6 @@ std::optional<SaveResult> Saver::wait(std::chrono::milliseconds patience) {
 pid_t Saver::pid() const {
   return impl_->started.process.pid();
 }
-
-namespace {
-
-constexpr int kIoIdle = 3 << 13;  // IOPRIO_CLASS_IDLE
-constexpr int kIoByNice = 0;      // IOPRIO_CLASS_NONE
-
-void set_priority(pid_t thread, int policy, int io_priority) {
-  constexpr int kWhoProcess = 1;  // IOPRIO_WHO_PROCESS, of one thread
-  const sched_param parameters{};
-  ::sched_setscheduler(thread, policy, &parameters);
-  ::syscall(SYS_ioprio_set, kWhoProcess, thread, io_priority);
-}
-
-// True if threads may leave idle priority. Without this right a thread keeps it until it ends, even if a rank waits.
-bool may_leave_idle_priority() {
-  rlimit nice{};
-  return ::geteuid() == 0 || (::getrlimit(RLIMIT_NICE, &nice) == 0 && nice.rlim_cur >= 1);
-}
-
-}  // namespace
 
 void step_behind_training() {
   constexpr int kLowest = 19;

@@ -5,7 +5,6 @@
 #include <tuple>
 
 #include "dtrain/base/text.h"
-#include "dtrain/config/diagnostic.h"
 
 namespace dtrain::config {
 namespace {

@@ -243,7 +243,10 @@ std::string read_text(const std::filesystem::path& file, const std::string& what
   } catch (const SystemError& error) {
     collector.add({}, "", "cannot be read: " + std::generic_category().message(error.code()));
   } catch (const DataError&) {
-    collector.add({}, "", "larger than 1 MiB, which no " + what + " file is");
+    std::error_code code;
+    const bool is_file = std::filesystem::is_regular_file(file, code);
+    collector.add(
+        {}, "", is_file ? "larger than 1 MiB, which no " + what + " file is" : "a pipe, a device or a folder, no file");
   }
   collector.throw_if_any();
   return {};

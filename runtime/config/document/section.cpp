@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 
-#include "document/value.h"
 #include "dtrain/base/text.h"
 
 namespace dtrain::config {

@@ -4,7 +4,6 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
-#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -183,9 +182,7 @@ std::string two_meanings(const Value& value) {
       return differs("text", std::to_string(*number), std::to_string(*number) + ", or " + quoted);
     }
   }
-  if (is_sexagesimal(text)) {
-    return differs("a number to the base of 60", "text", quoted + ", or the number");
-  }
+  if (is_sexagesimal(text)) return differs("a number to the base of 60", "text", quoted + ", or the number");
   std::string bare = text;
   std::erase(bare, '_');
   if (is_based_number(text)) return differs("a number", "text", "the decimal number, or " + quoted);

@@ -1,5 +1,4 @@
 // The parts that the keys of experiment.h itself need: a rule, a type, lengths, and the checks across sections.
-#include <algorithm>
 #include <limits>
 
 #include "document/value.h"
@@ -65,9 +64,7 @@ std::vector<std::string> keys_not_for_gpus(const Experiment& experiment) {
   const Optimizations& o = experiment.optimizations;
   std::vector<std::string> keys;
   if (is_power_sgd(o.gradient_compression)) keys.emplace_back("optimizations.gradient_compression");
-  if (o.local_sgd && is_power_sgd(o.local_sgd->compression)) {
-    keys.emplace_back("optimizations.local_sgd.compression");
-  }
+  if (o.local_sgd && is_power_sgd(o.local_sgd->compression)) keys.emplace_back("optimizations.local_sgd.compression");
   if (o.auto_tune_tensor_fusion) keys.emplace_back("optimizations.auto_tune_tensor_fusion");
   return keys;
 }
@@ -75,6 +72,10 @@ std::vector<std::string> keys_not_for_gpus(const Experiment& experiment) {
 std::vector<std::string> keys_not_for_cpus(const Experiment& experiment) {
   if (experiment.optimizations.mixed_precision != Precision::kFloat16) return {};
   return {"optimizations.mixed_precision"};
+}
+
+std::string not_with_tls(const std::string& whose) {
+  return "tls promises that nobody on the path can change data, which the connections of " + whose + " do not give";
 }
 
 // The schema also limits how the cores of CPUs can be divided.
@@ -205,6 +206,23 @@ Json whole_parameters_need() {
   })");
 }
 
+Json what_tls_supports() {
+  return Json::parse(R"({
+    "if": {
+      "required": ["communication"],
+      "properties": {"communication": {"type": "object", "required": ["security"], "properties": {"security": {"const": "tls"}}}}
+    },
+    "then": {
+      "properties": {"communication": {"properties": {"backend": {"not": {"enum": ["mpi", "hierarchical"]}}}}},
+      "if": {
+        "required": ["resources"],
+        "properties": {"resources": {"required": ["slot_type"], "properties": {"slot_type": {"const": "cuda"}}}}
+      },
+      "then": {"properties": {"resources": {"properties": {"slots_per_trial": {"const": 1}}}}}
+    }
+  })");
+}
+
 std::string place_of_slots(Section& root) {
   const Value* value = value_at(root, "resources.slots_per_trial");
   return value ? root.collector().place(value->at) : std::string();
@@ -275,6 +293,17 @@ void check_together(Section& root, const Experiment& experiment) {
   if (experiment.resources.slot_type == SlotType::kCpu) {
     for (const std::string& key : keys_not_for_cpus(experiment)) {
       if (const Value* value = value_at(root, key)) root.report(*value, key, kNotForCpus);
+    }
+  }
+  const Value* const security = value_at(root, "communication.security");
+  if (security && experiment.communication_security == comm::Security::kTls) {
+    const std::optional<comm::Backend>& backend = experiment.communication_backend;
+    if (backend && comm::needs_mpi(*backend)) {
+      root.report(*security, "communication.security",
+                  not_with_tls("MPI") + "; communication.backend is " + dtrain::word_of(*backend));
+    }
+    if (experiment.resources.slot_type == SlotType::kCuda && slots != 1) {
+      root.report(*security, "communication.security", not_with_tls("NCCL") + "; resources.slot_type is cuda");
     }
   }
   if (const Value* value = value_at(root, "early_stopping"); value && experiment.early_stopping) {

@@ -1,6 +1,5 @@
 // The types that keys of losses and optimizers need (numbers in a list or by name, `betas`), and the checks across
 // keys.
-#include <algorithm>
 
 #include "document/section.h"
 #include "document/value.h"

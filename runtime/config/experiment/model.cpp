@@ -100,12 +100,12 @@ std::string metric_values() {
 std::vector<Json> what_metrics_need() {
   const auto rule = [](const Json& metric, MetricKind kind) {
     const Json losses = losses_with(kind);
-    Json one;
-    one["if"]["required"] = {kMetrics.name};
-    one["if"]["properties"][kMetrics.name] = {{"type", "array"}, {"contains", metric}};
-    one["then"]["properties"][kLoss.name] = {
+    Json condition;
+    condition["if"]["required"] = {kMetrics.name};
+    condition["if"]["properties"][kMetrics.name] = {{"type", "array"}, {"contains", metric}};
+    condition["then"]["properties"][kLoss.name] = {
         {"anyOf", {Json{{"enum", losses}}, Json{{"properties", {{"kind", {{"enum", losses}}}}}, {"type", "object"}}}}};
-    return one;
+    return condition;
   };
   std::vector<Json> rules{rule({{"type", "string"}, {"pattern", kTopPattern}}, MetricKind::kTopAccuracy)};
   for (const auto& [word, kind] : kPlainMetrics) rules.push_back(rule({{"const", word}}, kind));
@@ -320,7 +320,7 @@ Json what_ctc_needs() {
 std::optional<Metric> metric_named(const std::string& word) {
   if (const auto k = k_of(word)) return Metric{MetricKind::kTopAccuracy, word, *k};
   const auto found =
-      std::find_if(kPlainMetrics.begin(), kPlainMetrics.end(), [&](const auto& one) { return word == one.first; });
+      std::find_if(kPlainMetrics.begin(), kPlainMetrics.end(), [&](const auto& plain) { return word == plain.first; });
   if (found == kPlainMetrics.end()) return std::nullopt;
   return Metric{found->second, word, 0};
 }

@@ -6,7 +6,6 @@
 #include <string_view>
 #include <utility>
 
-#include "document/section.h"
 #include "document/value.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/diagnostic.h"
@@ -47,7 +46,8 @@ std::vector<std::string> source_key_names(const FormatList& formats) {
 class TextsOfFormats {
  public:
   void add(const char* word, const std::string& text) {
-    const auto same = std::find_if(texts_.begin(), texts_.end(), [&](const auto& one) { return one.first == text; });
+    const auto same =
+        std::find_if(texts_.begin(), texts_.end(), [&](const auto& entry) { return entry.first == text; });
     if (same == texts_.end()) {
       texts_.emplace_back(text, std::vector<std::string>{word});
     } else {
@@ -144,8 +144,8 @@ void refuse_transforms(Section& section, const FormatList& formats, const Format
   const Value* value = section.find(kTransformsName);
   if (!value) return;
   std::vector<std::string> words;
-  for (const FormatSources& one : formats) {
-    if (one.transforms != TransformsOf::kNothing) words.emplace_back(one.word);
+  for (const FormatSources& other : formats) {
+    if (other.transforms != TransformsOf::kNothing) words.emplace_back(other.word);
   }
   section.report(*value, kTransformsName,
                  std::string("has no effect with format ") + format.word + "; " + join_with_and(words) + " have it");
@@ -187,50 +187,33 @@ Json source_json(const data::Source& source, const FormatSources& format, std::v
   return json;
 }
 
-class TrainingForm : public KeyType {
+// `Source`: data::Source, or an optional one, which may be null.
+template <typename Source>
+class SourceForm : public KeyType {
  public:
-  TrainingForm(data::Source& source, std::vector<TransformStep>& transforms, const FormatList& formats,
-               std::size_t chosen)
-      : source_(source), transforms_(transforms), formats_(formats), format_(formats.at(chosen)) {}
-  void read(Section& section, const Key& key) override {
-    if (section.find(key.name)) source_ = read_source(section.section(key.name), formats_, format_, transforms_);
-  }
-  Json to_json() const override { return source_json(source_, format_, transforms_); }
-  Json schema(const Key&) const override {
-    std::vector<TransformStep> none;
-    return SchemaWriter::write([&](Keys& keys) { declare_source(keys, formats_, none); });
-  }
-  std::string values() const override { return "mapping"; }
-  bool needs_keys() const override { return true; }
-  void visit_keys(Keys& keys) override { declare_source(keys, formats_, transforms_); }
-
- private:
-  data::Source& source_;
-  std::vector<TransformStep>& transforms_;
-  const FormatList& formats_;
-  const FormatSources& format_;
-};
-
-class ValidationForm : public KeyType {
- public:
-  ValidationForm(std::optional<data::Source>& source, std::vector<TransformStep>& transforms, const FormatList& formats,
-                 std::size_t chosen)
+  SourceForm(Source& source, std::vector<TransformStep>& transforms, const FormatList& formats, std::size_t chosen)
       : source_(source), transforms_(transforms), formats_(formats), format_(formats.at(chosen)) {}
   void read(Section& section, const Key& key) override {
     const Value* value = section.find(key.name);
-    if (value && !value->is_null()) source_ = read_source(section.section(key.name), formats_, format_, transforms_);
+    if (!value || (kNullable && value->is_null())) return;
+    source_ = read_source(section.section(key.name), formats_, format_, transforms_);
   }
-  Json to_json() const override { return source_ ? source_json(*source_, format_, transforms_) : Json(); }
+  Json to_json() const override {
+    const std::optional<data::Source> source = source_;
+    return source ? source_json(*source, format_, transforms_) : Json();
+  }
   Json schema(const Key&) const override {
     std::vector<TransformStep> none;
-    return {{"anyOf",
-             {SchemaWriter::write([&](Keys& keys) { declare_source(keys, formats_, none); }), Json{{"type", "null"}}}}};
+    Json mapping = SchemaWriter::write([&](Keys& keys) { declare_source(keys, formats_, none); });
+    return kNullable ? Json{{"anyOf", {std::move(mapping), Json{{"type", "null"}}}}} : mapping;
   }
-  std::string values() const override { return "mapping or null"; }
+  std::string values() const override { return kNullable ? "mapping or null" : "mapping"; }
+  bool needs_keys() const override { return !kNullable; }
   void visit_keys(Keys& keys) override { declare_source(keys, formats_, transforms_); }
 
  private:
-  std::optional<data::Source>& source_;
+  static constexpr bool kNullable = !std::same_as<Source, data::Source>;
+  Source& source_;
   std::vector<TransformStep>& transforms_;
   const FormatList& formats_;
   const FormatSources& format_;
@@ -267,8 +250,8 @@ void declare_data(Keys& keys, const std::vector<FormatSources>& formats, std::si
   for (const FormatSources& format : formats) texts.add(format.word, format.text);
   const std::string text = join(texts.lines(), " ");
   const Keys::Declare declare_sources = [&](Keys& outside) {
-    TrainingForm training_form(training, transforms.training, formats, chosen);
-    ValidationForm validation_form(validation, transforms.validation, formats, chosen);
+    SourceForm training_form(training, transforms.training, formats, chosen);
+    SourceForm validation_form(validation, transforms.validation, formats, chosen);
     outside.visit(kDataTraining, training_form);
     outside.visit(kDataValidation, validation_form);
     outside.schema_rule([&] { return source_rules(formats); });
@@ -290,7 +273,7 @@ ModelData read_data_section(const Json& section, const std::filesystem::path& fo
   return data;
 } catch (const ConfigErrors& errors) {
   std::vector<std::string> lines;
-  for (const Diagnostic& one : errors.diagnostics()) lines.push_back(one.key + ": " + one.message);
+  for (const Diagnostic& diagnostic : errors.diagnostics()) lines.push_back(diagnostic.key + ": " + diagnostic.message);
   throw ConfigError(join(lines, "\n"));
 }
 

@@ -1,7 +1,6 @@
 #include "dtrain/config/profiling.h"
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <stdexcept>
 

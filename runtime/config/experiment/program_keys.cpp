@@ -167,6 +167,8 @@ bool is_variable_name(const std::string& name) {
          std::all_of(name.begin(), name.end(), [&](char c) { return is_letter(c) || (c >= '0' && c <= '9'); });
 }
 
+constexpr std::string_view kVariables = "environment.environment_variables";
+
 // A mapping may have a list for each type of device, as in Determined's files.
 bool is_device(const std::string& key) {
   return key == "cpu" || key == "cuda" || key == "rocm";
@@ -189,9 +191,9 @@ class EnvironmentVariablesForm : public KeyType {
   }
   Json to_json() const override {
     Json json = Json::object();
-    for (const auto& [name, value] : all_) json[name] = value;
+    for (const auto& [name, value] : all_) json[name] = kHidden;
     for (const auto& [device, variables] : {std::pair("cpu", &cpu_), std::pair("cuda", &cuda_)}) {
-      for (const auto& [name, value] : *variables) json[device].push_back(name + "=" + value);
+      for (const auto& [name, value] : *variables) json[device].push_back(name + "=" + kHidden);
     }
     return json;
   }
@@ -269,6 +271,42 @@ class EnvironmentVariablesForm : public KeyType {
 };
 
 }  // namespace
+
+bool holds_variables(const std::string& override) {
+  const std::string_view key = std::string_view(override).substr(0, override.find('='));
+  return key == "environment" || key == kVariables || key.starts_with(std::string(kVariables) + ".");
+}
+
+std::string shown_override(const std::string& override) {
+  return holds_variables(override) ? override.substr(0, override.find('=')) + "=" + kHidden : override;
+}
+
+void hide_variables(Json& plan) {
+  if (!plan.is_object()) return;
+  static const Json::json_pointer variables("/experiment/environment/environment_variables");
+  if (plan.contains(variables) && plan.at(variables).is_object()) {
+    for (auto& [name, value] : plan.at(variables).items()) {
+      if (!value.is_array()) {
+        value = kHidden;
+        continue;
+      }
+      for (Json& one : value) {
+        const std::string text = one.is_string() ? one.get<std::string>() : "";
+        one = text.substr(0, text.find('=')) + "=" + kHidden;
+      }
+    }
+  }
+  for (const char* key : {"overrides", "command"}) {
+    if (!plan.contains(key) || !plan[key].is_array()) continue;
+    for (Json& one : plan[key]) {
+      if (one.is_string()) one = shown_override(one.get<std::string>());
+    }
+  }
+  if (const auto before = plan.find("before");
+      before != plan.end() && before->is_object() && before->contains("plan")) {
+    hide_variables((*before)["plan"]);
+  }
+}
 
 std::unique_ptr<KeyType> entrypoint_form(Experiment& experiment) {
   return std::make_unique<EntrypointForm>(experiment);

@@ -3,7 +3,6 @@
 #include <limits>
 
 #include "document/value.h"
-#include "dtrain/base/text.h"
 #include "dtrain/config/keys.h"
 #include "keys/visitors.h"
 
@@ -242,7 +241,6 @@ Json text_schema(const TextRule& rule) {
   return schema;
 }
 
-// Reports a text that breaks the rule.
 void check_text(Section& section, const Key& key, const std::string& text, const TextRule& rule) {
   const Value* given = section.find(key.name);
   if (!given || !given->is_scalar() || !rule.good || rule.good(text)) return;

@@ -1,4 +1,4 @@
-#include "dtrain/data/csv.h"
+#include "dtrain/data/data_sets.h"
 
 #include <algorithm>
 #include <charconv>
@@ -19,7 +19,6 @@
 #include "source_files.h"
 
 namespace dtrain::data {
-
 namespace {
 
 constexpr std::string_view kBlanks = " \t";
@@ -167,21 +166,6 @@ class Table {
   std::vector<std::int64_t> classes_;
 };
 
-}  // namespace
-
-std::shared_ptr<Dataset> load_csv(const std::filesystem::path& file, const CsvOptions& options,
-                                  const HostShare& share) {
-  const std::string name = "csv:" + file.string() + ":" + options.target + ":" + options.delimiter +
-                           (options.header ? "h" : "-") + (options.whole_target ? "i" : "f");
-  return std::make_shared<InMemoryDataset>(share(name, [&] {
-    Table table(file, options);
-    table.read();
-    return table.in_memory();
-  }));
-}
-
-namespace {
-
 std::vector<std::string> header_of(const std::filesystem::path& file, char delimiter) {
   CsvRows rows(file, delimiter);
   std::vector<std::string> names;
@@ -207,6 +191,17 @@ void check_same_columns(const std::filesystem::path& file, const std::vector<std
 }
 
 }  // namespace
+
+std::shared_ptr<Dataset> load_csv(const std::filesystem::path& file, const CsvOptions& options,
+                                  const HostShare& share) {
+  const std::string name = "csv:" + file.string() + ":" + options.target + ":" + options.delimiter +
+                           (options.header ? "h" : "-") + (options.whole_target ? "i" : "f");
+  return std::make_shared<InMemoryDataset>(share(name, [&] {
+    Table table(file, options);
+    table.read();
+    return table.in_memory();
+  }));
+}
 
 std::shared_ptr<Dataset> Csv::open(const Source& source, const HostShare& share) const {
   const CsvOptions options{header,

@@ -1,4 +1,4 @@
-#include "dtrain/data/idx.h"
+#include "dtrain/data/data_sets.h"
 
 #include <algorithm>
 #include <array>
@@ -7,14 +7,12 @@
 #include <vector>
 
 #include "data_file.h"
-#include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 #include "dtrain/data/formats.h"
 #include "dtrain/data/in_memory.h"
 #include "source_files.h"
 
 namespace dtrain::data {
-
 namespace {
 
 constexpr int kUnsignedByte = 0x08;

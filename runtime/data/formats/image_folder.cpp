@@ -6,7 +6,6 @@
 #include <array>
 #include <iterator>
 #include <map>
-#include <string>
 #include <system_error>
 #include <utility>
 
@@ -17,7 +16,6 @@
 #include "source_files.h"
 
 namespace dtrain::data {
-
 namespace {
 
 constexpr std::array<std::string_view, 3> kEndings{".jpg", ".jpeg", ".png"};

@@ -1,23 +1,20 @@
-#include "dtrain/data/npy.h"
+#include "dtrain/data/data_sets.h"
 
 #include <algorithm>
 #include <array>
 #include <cctype>
 #include <charconv>
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "data_file.h"
-#include "dtrain/data/dataset.h"
 #include "dtrain/data/formats.h"
 #include "dtrain/data/in_memory.h"
 #include "source_files.h"
 
 namespace dtrain::data {
-
 namespace {
 
 // The header of a .npy file: magic number, version, and a Python literal that describes the array.
@@ -238,7 +235,6 @@ struct OpenArray {
   NpyHeader header;
 };
 
-// Opens an array that stays in the file.
 OpenArray open_array(const char* name, const std::filesystem::path& path) {
   ByteSource source(path);
   const NpyHeader header = read_npy_header(source);

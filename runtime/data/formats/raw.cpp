@@ -1,4 +1,4 @@
-#include "dtrain/data/raw.h"
+#include "dtrain/data/data_sets.h"
 
 #include <string>
 
@@ -8,7 +8,6 @@
 #include "source_files.h"
 
 namespace dtrain::data {
-
 namespace {
 
 struct RawFile {

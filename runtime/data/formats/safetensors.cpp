@@ -3,23 +3,15 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
-#include <memory>
-#include <span>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "dtrain/base/error.h"
-#include "dtrain/data/dataset.h"
 #include "dtrain/data/formats.h"
 #include "dtrain/data/in_memory.h"
 #include "source_files.h"
 
 namespace dtrain::data {
-
 namespace {
 
 // Element types of files that batches do not have: int8, int16 and uint16 are read as int32, uint32 as int64, float16
@@ -165,9 +157,7 @@ Field field(const std::string& name, const SafetensorsFile& file, const Safetens
                   ", but data sets are read of BOOL, I8 to I64, U8 to U32, F16, BF16, F32 and F64",
               "convert it to one of these before saving");
   }
-  if (entry.shape.empty()) {
-    file.fail(entry.offset, subject + "has no dimensions, but the first one counts the samples");
-  }
+  if (entry.shape.empty()) file.fail(entry.offset, subject + "has no dimensions, but the first one counts the samples");
   if (const auto zero = std::find(entry.shape.begin(), entry.shape.end(), 0); zero != entry.shape.end()) {
     file.fail(entry.offset,
               subject + "is empty: its dimension " + std::to_string(zero - entry.shape.begin() + 1) + " is 0");

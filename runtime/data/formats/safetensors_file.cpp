@@ -1,19 +1,16 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cstring>
 #include <set>
 #include <utility>
 
 #include <nlohmann/json.hpp>
 
 #include "data_file.h"
-#include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 #include "dtrain/data/safetensors.h"
 
 namespace dtrain::data {
-
 namespace {
 
 static_assert(std::endian::native == std::endian::little,

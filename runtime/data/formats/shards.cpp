@@ -6,11 +6,9 @@
 #include <cstring>
 #include <filesystem>
 #include <limits>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -25,7 +23,6 @@
 #include "tar_archive.h"
 
 namespace dtrain::data {
-
 namespace {
 
 // Keeps the kMostOpen last used files of many open. Any thread may call.
@@ -159,9 +156,7 @@ class SampleCollector {
     }
     const std::string text(trimmed(reader_.content(member), " \r\n"));
     const auto label = to_number<std::int64_t>(text);
-    if (!label) {
-      file_.fail(member.offset, "the class " + member.name + " is '" + text + "', which is no whole number");
-    }
+    if (!label) file_.fail(member.offset, "the class " + member.name + " is '" + text + "', which is no whole number");
     return *label;
   }
 

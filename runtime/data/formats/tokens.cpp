@@ -1,4 +1,4 @@
-#include "dtrain/data/tokens.h"
+#include "dtrain/data/data_sets.h"
 
 #include <cstring>
 #include <string>
@@ -11,7 +11,6 @@
 #include "source_files.h"
 
 namespace dtrain::data {
-
 namespace {
 
 class TokenDataset final : public Dataset {

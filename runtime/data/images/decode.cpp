@@ -1,15 +1,11 @@
 #include "images/decode.h"
 
 #include <array>
-#include <cmath>
 #include <cstring>
-#include <memory>
 #include <optional>
-#include <string>
 #include <utility>
 
 #include "dtrain/base/text.h"
-#include "dtrain/data/image.h"
 
 namespace dtrain::data {
 
@@ -21,9 +17,7 @@ Image::Image(Size size)
 Image cropped(const Image& image, const Region& region) {
   Image part({region.width, region.height});
   const auto skipped = static_cast<std::size_t>(region.x) * Image::kBytes;
-  for (int y = 0; y < region.height; ++y) {
-    std::memcpy(part.row(y), image.row(region.y + y) + skipped, part.stride());
-  }
+  for (int y = 0; y < region.height; ++y) std::memcpy(part.row(y), image.row(region.y + y) + skipped, part.stride());
   return part;
 }
 
@@ -42,9 +36,7 @@ class Tiff {
   std::optional<std::uint32_t> number(std::size_t offset, std::size_t width) const {
     if (offset > bytes_.size() || bytes_.size() - offset < width) return std::nullopt;
     std::uint32_t value = 0;
-    for (std::size_t i = 0; i < width; ++i) {
-      value = value << 8 | bytes_[offset + (big_endian_ ? i : width - 1 - i)];
-    }
+    for (std::size_t i = 0; i < width; ++i) value = value << 8 | bytes_[offset + (big_endian_ ? i : width - 1 - i)];
     return value;
   }
 
@@ -71,6 +63,50 @@ Orientation named(std::uint32_t tag) {
       return {.mirror_x = true, .transpose = true};
     default:
       return {};
+  }
+}
+
+constexpr std::array<unsigned char, 3> kJpegStart{0xff, 0xd8, 0xff};
+constexpr std::array<unsigned char, 8> kPngStart{0x89, 'P', 'N', 'G', '\r', '\n', 0x1a, '\n'};
+
+template <std::size_t N>
+bool begins_with(std::span<const std::byte> file, const std::array<unsigned char, N>& start) {
+  return file.size() >= N && std::memcmp(file.data(), start.data(), N) == 0;
+}
+
+std::string first_bytes(std::span<const std::byte> file) {
+  const auto shown = file.first(std::min<std::size_t>(file.size(), 8));
+  return to_hex({reinterpret_cast<const char*>(shown.data()), shown.size()});
+}
+
+std::unique_ptr<ImageReader> make_reader(std::span<const std::byte> file) {
+  std::unique_ptr<ImageReader> reader;
+  if (begins_with(file, kJpegStart)) {
+    reader = make_jpeg_reader(file);
+  } else if (begins_with(file, kPngStart)) {
+    reader = make_png_reader(file);
+  } else if (file.empty()) {
+    throw ImageError("the file is empty", 0);
+  } else {
+    throw ImageError("neither JPEG nor PNG: its first bytes are " + first_bytes(file), 0);
+  }
+  const Size size = reader->size();
+  if (std::int64_t{size.width} * size.height > kMostPixels) {
+    throw ImageError("a picture of " + std::to_string(size.width) + " x " + std::to_string(size.height) +
+                         " pixels, and at most " + std::to_string(kMostPixels) + " are decoded",
+                     0);
+  }
+  return reader;
+}
+
+void check(const Region& region, Size picture) {
+  const bool inside = region.x >= 0 && region.y >= 0 && region.width >= 1 && region.height >= 1 &&
+                      region.width <= picture.width - region.x && region.height <= picture.height - region.y;
+  if (!inside) {
+    throw Error("the region of " + std::to_string(region.width) + " x " + std::to_string(region.height) +
+                " pixels at (" + std::to_string(region.x) + ", " + std::to_string(region.y) +
+                ") is not within the picture of " + std::to_string(picture.width) + " x " +
+                std::to_string(picture.height));
   }
 }
 
@@ -132,54 +168,6 @@ DecodedRegion shown(DecodedRegion of_file, const Orientation& orientation) {
   }
   return {std::move(to), box};
 }
-
-namespace {
-
-constexpr std::array<unsigned char, 3> kJpegStart{0xff, 0xd8, 0xff};
-constexpr std::array<unsigned char, 8> kPngStart{0x89, 'P', 'N', 'G', '\r', '\n', 0x1a, '\n'};
-
-template <std::size_t N>
-bool begins_with(std::span<const std::byte> file, const std::array<unsigned char, N>& start) {
-  return file.size() >= N && std::memcmp(file.data(), start.data(), N) == 0;
-}
-
-std::string first_bytes(std::span<const std::byte> file) {
-  const auto shown = file.first(std::min<std::size_t>(file.size(), 8));
-  return to_hex({reinterpret_cast<const char*>(shown.data()), shown.size()});
-}
-
-std::unique_ptr<ImageReader> make_reader(std::span<const std::byte> file) {
-  std::unique_ptr<ImageReader> reader;
-  if (begins_with(file, kJpegStart)) {
-    reader = make_jpeg_reader(file);
-  } else if (begins_with(file, kPngStart)) {
-    reader = make_png_reader(file);
-  } else if (file.empty()) {
-    throw ImageError("the file is empty", 0);
-  } else {
-    throw ImageError("neither JPEG nor PNG: its first bytes are " + first_bytes(file), 0);
-  }
-  const Size size = reader->size();
-  if (std::int64_t{size.width} * size.height > kMostPixels) {
-    throw ImageError("a picture of " + std::to_string(size.width) + " x " + std::to_string(size.height) +
-                         " pixels, and at most " + std::to_string(kMostPixels) + " are decoded",
-                     0);
-  }
-  return reader;
-}
-
-void check(const Region& region, Size picture) {
-  const bool inside = region.x >= 0 && region.y >= 0 && region.width >= 1 && region.height >= 1 &&
-                      region.width <= picture.width - region.x && region.height <= picture.height - region.y;
-  if (!inside) {
-    throw Error("the region of " + std::to_string(region.width) + " x " + std::to_string(region.height) +
-                " pixels at (" + std::to_string(region.x) + ", " + std::to_string(region.y) +
-                ") is not within the picture of " + std::to_string(picture.width) + " x " +
-                std::to_string(picture.height));
-  }
-}
-
-}  // namespace
 
 DecodedRegion decode_region(std::span<const std::byte> file, const ChooseRegion& choose) {
   const std::unique_ptr<ImageReader> reader = make_reader(file);

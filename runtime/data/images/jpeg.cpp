@@ -4,10 +4,8 @@
 // only the blocks that the region needs are computed.
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <csetjmp>
 #include <cstdio>
-#include <cstring>
 #include <string>
 
 #include <jpeglib.h>
@@ -17,7 +15,6 @@
 #include "images/decode.h"
 
 namespace dtrain::data {
-
 namespace {
 
 // Number of additional columns that are decoded on each side. Chroma is smoothed over neighbours, so columns at the
@@ -116,8 +113,7 @@ class JpegReader final : public ImageReader {
     }
   }
   ~JpegReader() override { jpeg_destroy_decompress(&decoder_); }
-  JpegReader(const JpegReader&) = delete;
-  JpegReader& operator=(const JpegReader&) = delete;
+  JpegReader& operator=(JpegReader&&) = delete;
 
   Size size() const override {
     return {static_cast<int>(decoder_.image_width), static_cast<int>(decoder_.image_height)};

@@ -14,7 +14,6 @@
 #include "images/view.h"
 
 namespace dtrain::data {
-
 namespace {
 
 // Places of the fields in a batch.
@@ -38,7 +37,6 @@ double log_gamma_sample(double shape, RandomStream& random) {
   }
 }
 
-// Draws a Beta(alpha, alpha) number.
 double symmetric_beta(double alpha, RandomStream& random) {
   const double a = log_gamma_sample(alpha, random), b = log_gamma_sample(alpha, random);
   return 1 / (1 + std::exp(b - a));

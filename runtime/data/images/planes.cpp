@@ -72,7 +72,6 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 
 namespace dtrain::data {
-
 namespace {
 
 HWY_EXPORT(split_bytes);
@@ -88,9 +87,7 @@ std::size_t pixels_of(const Image& image) {
 Image mirrored(const Image& image) {
   Image result(image.size());
   const auto pixels = static_cast<std::size_t>(image.width());
-  for (int y = 0; y < image.height(); ++y) {
-    HWY_DYNAMIC_DISPATCH(reverse_pixels)(image.row(y), pixels, result.row(y));
-  }
+  for (int y = 0; y < image.height(); ++y) HWY_DYNAMIC_DISPATCH(reverse_pixels)(image.row(y), pixels, result.row(y));
   return result;
 }
 

@@ -1,5 +1,4 @@
 // PNG files, read by libpng. Rows below the region are not read unless the file is interlaced.
-#include <algorithm>
 #include <csetjmp>
 #include <cstring>
 #include <string>
@@ -9,7 +8,6 @@
 #include "images/decode.h"
 
 namespace dtrain::data {
-
 namespace {
 
 constexpr std::size_t kSignatureBytes = 8;
@@ -33,8 +31,7 @@ class PngReader final : public ImageReader {
     }
   }
   ~PngReader() override { png_destroy_read_struct(&png_, &info_, nullptr); }
-  PngReader(const PngReader&) = delete;
-  PngReader& operator=(const PngReader&) = delete;
+  PngReader& operator=(PngReader&&) = delete;
 
   Size size() const override { return size_; }
   Orientation orientation() const override { return orientation_; }

@@ -155,7 +155,6 @@ class RowFilter {
   const int precision_;
 };
 
-// Stores one pixel of each row.
 HWY_INLINE void store_pixels(hn::Vec<Pixels> mean, std::uint8_t* out, std::size_t stride) {
   alignas(16) std::uint8_t pixels[hn::MaxLanes(Pixels())];
   hn::Store(mean, Pixels(), pixels);
@@ -288,7 +287,6 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 
 namespace dtrain::data {
-
 namespace {
 
 HWY_EXPORT(resize_rows);
@@ -351,9 +349,7 @@ Taps taps_for(double start, double length, int size, const Range& inside) {
   const int width = 2 * taps.pairs;
   // The largest number of bits with which the largest weight fits into 16 bits.
   constexpr int kMostBits = 22, kLimit = 1 << 15;
-  while (taps.precision < kMostBits && rounded(largest * (1 << (taps.precision + 1))) < kLimit) {
-    ++taps.precision;
-  }
+  while (taps.precision < kMostBits && rounded(largest * (1 << (taps.precision + 1))) < kLimit) ++taps.precision;
   const double unit = 1 << taps.precision;
   std::vector<std::int16_t> weights(static_cast<std::size_t>(size) * static_cast<std::size_t>(width));
   taps.first.reserve(static_cast<std::size_t>(size));
@@ -371,7 +367,6 @@ Taps taps_for(double start, double length, int size, const Range& inside) {
   return taps;
 }
 
-// Returns the whole pixels that a part of an axis touches.
 Range touched(double start, double length, int size) {
   const int first = std::clamp(static_cast<int>(std::floor(start)), 0, size - 1);
   return {first, std::clamp(static_cast<int>(std::ceil(start + length)), first + 1, size)};

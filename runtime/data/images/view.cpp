@@ -8,7 +8,6 @@
 #include <utility>
 
 namespace dtrain::data {
-
 namespace {
 
 // Calls `function` for each pixel of the image with a pointer to its bytes.
@@ -73,41 +72,6 @@ std::array<float, 3> with_hue(float r, float g, float b, float shift) {
       return {most, p, q};
   }
 }
-
-}  // namespace
-
-void adjust_brightness(Image& image, double factor) {
-  const auto by = static_cast<float>(factor);
-  map_bytes(image, table_of([by](float value) { return value * by; }));
-}
-
-void adjust_contrast(Image& image, double factor) {
-  double sum = 0;
-  for_each_pixel(image, [&](const std::uint8_t* pixel) { sum += grey_of(pixel); });
-  const auto mean = static_cast<float>(sum / (static_cast<double>(image.width()) * image.height()));
-  const auto by = static_cast<float>(factor), rest = static_cast<float>(1 - factor) * mean;
-  map_bytes(image, table_of([by, rest](float value) { return value * by + rest; }));
-}
-
-void adjust_saturation(Image& image, double factor) {
-  const auto by = static_cast<float>(factor), rest = static_cast<float>(1 - factor);
-  for_each_pixel(image, [&](std::uint8_t* pixel) {
-    const float grey = grey_of(pixel) * rest;
-    for (int c = 0; c < 3; ++c) pixel[c] = to_byte(pixel[c] * by + grey);
-  });
-}
-
-void adjust_hue(Image& image, double shift) {
-  if (shift == 0) return;
-  constexpr float kToByte = 255 + 1 - 1e-3f;  // torchvision's factor from 0 to 1 into bytes
-  for_each_pixel(image, [&](std::uint8_t* pixel) {
-    const auto changed = with_hue(static_cast<float>(pixel[0]) / 255, static_cast<float>(pixel[1]) / 255,
-                                  static_cast<float>(pixel[2]) / 255, static_cast<float>(shift));
-    for (std::size_t c = 0; c < 3; ++c) pixel[c] = to_byte(changed[c] * kToByte);
-  });
-}
-
-namespace {
 
 constexpr int kTries = 10;
 
@@ -291,6 +255,37 @@ class ChangePixels {
 };
 
 }  // namespace
+
+void adjust_brightness(Image& image, double factor) {
+  const auto by = static_cast<float>(factor);
+  map_bytes(image, table_of([by](float value) { return value * by; }));
+}
+
+void adjust_contrast(Image& image, double factor) {
+  double sum = 0;
+  for_each_pixel(image, [&](const std::uint8_t* pixel) { sum += grey_of(pixel); });
+  const auto mean = static_cast<float>(sum / (static_cast<double>(image.width()) * image.height()));
+  const auto by = static_cast<float>(factor), rest = static_cast<float>(1 - factor) * mean;
+  map_bytes(image, table_of([by, rest](float value) { return value * by + rest; }));
+}
+
+void adjust_saturation(Image& image, double factor) {
+  const auto by = static_cast<float>(factor), rest = static_cast<float>(1 - factor);
+  for_each_pixel(image, [&](std::uint8_t* pixel) {
+    const float grey = grey_of(pixel) * rest;
+    for (int c = 0; c < 3; ++c) pixel[c] = to_byte(pixel[c] * by + grey);
+  });
+}
+
+void adjust_hue(Image& image, double shift) {
+  if (shift == 0) return;
+  constexpr float kToByte = 255 + 1 - 1e-3f;  // torchvision's factor from 0 to 1 into bytes
+  for_each_pixel(image, [&](std::uint8_t* pixel) {
+    const auto changed = with_hue(static_cast<float>(pixel[0]) / 255, static_cast<float>(pixel[1]) / 255,
+                                  static_cast<float>(pixel[2]) / 255, static_cast<float>(shift));
+    for (std::size_t c = 0; c < 3; ++c) pixel[c] = to_byte(changed[c] * kToByte);
+  });
+}
 
 View::View(Size picture)
     : picture_(picture),

@@ -1,8 +1,6 @@
 #include "dtrain/data/tools.h"
 
 #include <algorithm>
-#include <cstring>
-#include <map>
 #include <memory>
 #include <span>
 
@@ -15,7 +13,6 @@
 #include "tar_archive.h"
 
 namespace dtrain::data {
-
 namespace {
 
 constexpr std::int64_t kProgressEvery = 100;
@@ -23,9 +20,7 @@ constexpr std::size_t kDigits = 6;
 
 std::size_t column_of(const std::vector<std::string>& names, const std::string& name, const CsvRows& rows) {
   const auto found = std::find(names.begin(), names.end(), name);
-  if (found == names.end()) {
-    rows.fail("there is no column '" + name + "'", "its columns are " + join(names, ", "));
-  }
+  if (found == names.end()) rows.fail("there is no column '" + name + "'", "its columns are " + join(names, ", "));
   return static_cast<std::size_t>(found - names.begin());
 }
 
@@ -100,8 +95,7 @@ class ShardWriter {
     std::error_code ignored;
     for (const std::filesystem::path& part : parts_) std::filesystem::remove(part, ignored);
   }
-  ShardWriter(const ShardWriter&) = delete;
-  ShardWriter& operator=(const ShardWriter&) = delete;
+  ShardWriter& operator=(ShardWriter&&) = delete;
 
   PackedShards finish() {
     if (writer_) end();
@@ -138,6 +132,31 @@ class ShardWriter {
   PackedShards packed_;
 };
 
+constexpr const char* kClassesFile = "classes.txt";
+
+// Checks classes.txt. The shards of a folder belong to one data set, so a class must have the same number in all.
+void check_classes_beside(const std::filesystem::path& folder, const std::vector<std::string>& classes,
+                          const std::string& text) {
+  const std::filesystem::path file = folder / kClassesFile;
+  if (classes.empty() || !std::filesystem::exists(file)) return;
+  const std::string there = read_file(file);
+  if (there == text) return;
+  const std::vector<std::string> known = split(there, '\n');
+  std::string difference = "in another order";
+  for (const std::string& name : classes) {
+    if (std::find(known.begin(), known.end(), name) == known.end()) difference = "without '" + name + "'";
+  }
+  for (const std::string& name : known) {
+    if (!name.empty() && std::find(classes.begin(), classes.end(), name) == classes.end()) {
+      difference = "with '" + name + "', which is missing here";
+    }
+  }
+  throw DataError(
+      file.string() + ": the shards there have other classes, " + difference,
+      "training and validation need the same classes; pack other data into a folder of its own, or replace what "
+      "is there with --force");
+}
+
 }  // namespace
 
 ImageFolderFiles read_picture_list(const std::filesystem::path& csv, const std::string& path_column,
@@ -171,35 +190,6 @@ ImageFolderFiles read_picture_list(const std::filesystem::path& csv, const std::
   }
   return listed;
 }
-
-namespace {
-
-constexpr const char* kClassesFile = "classes.txt";
-
-// Checks classes.txt. The shards of a folder belong to one data set, so a class must have the same number in all.
-void check_classes_beside(const std::filesystem::path& folder, const std::vector<std::string>& classes,
-                          const std::string& text) {
-  const std::filesystem::path file = folder / kClassesFile;
-  if (classes.empty() || !std::filesystem::exists(file)) return;
-  const std::string there = read_file(file);
-  if (there == text) return;
-  const std::vector<std::string> known = split(there, '\n');
-  std::string difference = "in another order";
-  for (const std::string& name : classes) {
-    if (std::find(known.begin(), known.end(), name) == known.end()) difference = "without '" + name + "'";
-  }
-  for (const std::string& name : known) {
-    if (!name.empty() && std::find(classes.begin(), classes.end(), name) == classes.end()) {
-      difference = "with '" + name + "', which is missing here";
-    }
-  }
-  throw DataError(
-      file.string() + ": the shards there have other classes, " + difference,
-      "training and validation need the same classes; pack other data into a folder of its own, or replace what "
-      "is there with --force");
-}
-
-}  // namespace
 
 PackedShards pack_pictures(const ImageFolderFiles& pictures, const std::filesystem::path& folder,
                            const PackOptions& options) {

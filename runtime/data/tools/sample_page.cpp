@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
-#include <span>
 
 #include <png.h>
 
@@ -13,7 +12,6 @@
 #include "dtrain/data/image.h"
 
 namespace dtrain::data {
-
 namespace {
 
 constexpr int kShownSide = 224;  // longer side of a stored picture, in pixels
@@ -32,7 +30,6 @@ std::string base64(std::string_view bytes) {
   return text;
 }
 
-// Returns rows of RGB as a PNG file.
 std::string png_of(const std::vector<std::uint8_t>& rgb, Size size) {
   png_image image{};
   image.version = PNG_IMAGE_VERSION;

@@ -14,7 +14,6 @@
 #include "worker_count.h"
 
 namespace dtrain::data {
-
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -109,12 +108,11 @@ double rate_with(int workers, const Dataset& dataset, const EpochOrder& order, s
       stop = true;
     }
   };
-  std::vector<std::thread> threads;
   {
+    std::vector<std::jthread> threads;
     const BlockedSignals blocked;
     for (int i = 0; i < std::max(workers, 1); ++i) threads.emplace_back(work);
   }
-  for (std::thread& thread : threads) thread.join();
   if (error) std::rethrow_exception(error);
   return static_cast<double>(done) / seconds_since(start);
 }

@@ -32,28 +32,27 @@ bool starts_with_any(const std::string& name) {
 
 }  // namespace
 
-std::string hostfile(const LaunchPlan& plan) {
+std::string hostfile(const PlacedLaunch& placed) {
   std::string text;
-  for (const RankPlacement& rank : plan.ranks) text += rank.host + "\n";
+  for (const RankPlacement& rank : placed.ranks) text += rank.host + "\n";
   return text;
 }
 
-std::string slots_variable(const LaunchPlan& plan) {
+std::string slots_variable(const PlacedLaunch& placed) {
   std::vector<std::string> parts;
   std::map<std::string, int> of_agent;  // number of ranks on the agent so far
-  for (const RankPlacement& rank : plan.ranks) {
-    const auto agent = std::find_if(plan.cluster.agents.begin(), plan.cluster.agents.end(),
-                                    [&](const auto& one) { return one.agent.id == rank.agent; });
+  for (const RankPlacement& rank : placed.ranks) {
+    const auto* const agent = placed.find_agent(rank.agent);
     SlotOfRank slot{.index = std::max(0, rank.slot), .threads = rank.threads};
-    if (agent != plan.cluster.agents.end()) slot.slots = agent->agent.slots;
-    slot.cores = plan.request.cores_per_slot;
-    if (agent != plan.cluster.agents.end() && agent->of_cores) {
+    if (agent) slot.slots = agent->agent.slots;
+    slot.cores = placed.request.cores_per_slot;
+    if (agent && agent->of_cores) {
       const auto is_there = [&](const RankPlacement& one) { return one.agent == rank.agent; };
       slot.of_cores = true;
       slot.index = of_agent[rank.agent]++;
-      slot.slots = static_cast<int>(std::count_if(plan.ranks.begin(), plan.ranks.end(), is_there));
+      slot.slots = static_cast<int>(std::count_if(placed.ranks.begin(), placed.ranks.end(), is_there));
       // The ledger has given these CPUs to the run. In a Slurm job Slurm may have given others to the step.
-      if (plan.launcher.type == config::LauncherType::kMpi) slot.cpus = rank.cpus;
+      if (placed.launcher().type == config::LauncherType::kMpi) slot.cpus = rank.cpus;
       if (!slot.cpus.empty()) slot.cores = 0;
     }
     parts.push_back(to_text(slot));
@@ -61,18 +60,18 @@ std::string slots_variable(const LaunchPlan& plan) {
   return join(parts, ",");
 }
 
-Variables job_variables(const LaunchPlan& plan, const LauncherContact& launcher) {
+Variables job_variables(const PlacedLaunch& placed, const LauncherContact& launcher) {
   Variables result = launcher_variables(launcher);
-  for (const auto& [name, value] : plan.experiment.variables_of_ranks(plan.on_gpus())) result[name] = value;
-  if (plan.on_gpus()) result["DTRAIN_GPUS"] = gpus_variable(plan);
-  const std::string& network = plan.cluster.cluster.network_interface;
+  for (const auto& [name, value] : placed.experiment.variables_of_ranks(placed.on_gpus())) result[name] = value;
+  if (placed.on_gpus()) result["DTRAIN_GPUS"] = gpus_variable(placed);
+  const std::string network = placed.network_interface();
   if (network != "auto") result["DTRAIN_NETWORK_INTERFACE"] = network;
-  if (!plan.library_path.empty()) result["LD_LIBRARY_PATH"] = plan.library_path;
-  const std::vector<std::string>& options = plan.launcher.options;
+  if (!placed.library_path.empty()) result["LD_LIBRARY_PATH"] = placed.library_path;
+  const std::vector<std::string>& options = placed.launcher().options;
   const auto binds = [](const std::string& option) {
     return option.starts_with("--bind-to") || option.starts_with("-bind-to") || option.starts_with("--cpu-bind");
   };
-  if (std::none_of(options.begin(), options.end(), binds)) result["DTRAIN_SLOTS"] = slots_variable(plan);
+  if (std::none_of(options.begin(), options.end(), binds)) result["DTRAIN_SLOTS"] = slots_variable(placed);
   return result;
 }
 
@@ -159,51 +158,49 @@ class SbatchLines {
 };
 
 // Returns Slurm's name for the node; for this machine the plan has another name.
-std::string node_of(const LaunchPlan& plan, const RankPlacement& rank) {
-  const auto agent = std::find_if(plan.cluster.agents.begin(), plan.cluster.agents.end(),
-                                  [&](const auto& one) { return one.agent.id == rank.agent; });
-  return agent == plan.cluster.agents.end() ? rank.host : agent->agent.host;
+std::string node_of(const PlacedLaunch& placed, const RankPlacement& rank) {
+  const auto* const agent = placed.find_agent(rank.agent);
+  return agent ? agent->agent.host : rank.host;
 }
 
-std::vector<std::string> nodes_of(const LaunchPlan& plan) {
+std::vector<std::string> nodes_of(const PlacedLaunch& placed) {
   std::vector<std::string> nodes;
-  for (const RankPlacement& rank : plan.ranks) {
-    const std::string node = node_of(plan, rank);
+  for (const RankPlacement& rank : placed.ranks) {
+    const std::string node = node_of(placed, rank);
     if (std::find(nodes.begin(), nodes.end(), node) == nodes.end()) nodes.push_back(node);
   }
   return nodes;
 }
 
-bool wants_mpi(const LaunchPlan& plan) {
-  const std::optional<comm::Backend>& backend = plan.experiment.communication_backend;
-  return (backend && comm::needs_mpi(*backend)) || plan.placement.size() > 1;
+bool wants_mpi(const PlacedLaunch& placed) {
+  const std::optional<comm::Backend>& backend = placed.experiment.communication_backend;
+  return (backend && comm::needs_mpi(*backend)) || placed.placement.size() > 1;
 }
 
-bool has_option(const LaunchPlan& plan, const std::string& name) {
-  const std::vector<std::string>& options = plan.launcher.options;
+bool has_option(const PlacedLaunch& placed, const std::string& name) {
+  const std::vector<std::string>& options = placed.launcher().options;
   return std::any_of(options.begin(), options.end(), [&](const auto& option) { return option.starts_with(name); });
 }
 
 // Returns the largest number of ranks on one host.
-int most_ranks(const LaunchPlan& plan) {
+int most_ranks(const PlacedLaunch& placed) {
   std::map<std::string, int> ranks;
   int most = 0;
-  for (const RankPlacement& rank : plan.ranks) most = std::max(most, ++ranks[node_of(plan, rank)]);
+  for (const RankPlacement& rank : placed.ranks) most = std::max(most, ++ranks[node_of(placed, rank)]);
   return most;
 }
 
 // Returns the number of CPUs, as Slurm counts them, that srun is asked to give each rank. 0: srun is asked for none,
 // because ranks have unlike numbers, or the allocation says how many a task has.
-int cpus_per_task(const LaunchPlan& plan) {
-  if (has_option(plan, "--cpus-per-task") || has_option(plan, "-c")) return 0;
+int cpus_per_task(const PlacedLaunch& placed) {
+  if (has_option(placed, "--cpus-per-task") || has_option(placed, "-c")) return 0;
   int each = 0;
-  for (const scheduler::AgentShare& share : plan.placement) {
-    const auto agent = std::find_if(plan.cluster.agents.begin(), plan.cluster.agents.end(),
-                                    [&](const auto& one) { return one.agent.id == share.agent; });
-    if (agent == plan.cluster.agents.end() || !agent->of_cores) return plan.request.cores_per_slot;
+  for (const scheduler::AgentShare& share : placed.placement) {
+    const auto* const agent = placed.find_agent(share.agent);
+    if (!agent || !agent->of_cores) return placed.request.cores_per_slot;
     const auto cores = static_cast<int>(agent->slots.size());
     const int cpus_of_core = std::max(1, agent->agent.slots / std::max(1, cores));
-    const int wanted = plan.request.cores_per_slot > 0         ? plan.request.cores_per_slot * cpus_of_core
+    const int wanted = placed.request.cores_per_slot > 0       ? placed.request.cores_per_slot * cpus_of_core
                        : agent->agent.slots % share.slots == 0 ? agent->agent.slots / share.slots
                                                                : 0;
     if (wanted == 0 || (each > 0 && wanted != each)) return 0;
@@ -220,31 +217,31 @@ std::string slurm_job(const Variables& variables) {
 }
 
 bool needs_allocation(const LaunchPlan& plan, const Variables& variables) {
-  return plan.launcher.type == config::LauncherType::kSlurm && slurm_job(variables).empty();
+  return plan.launcher().type == config::LauncherType::kSlurm && slurm_job(variables).empty();
 }
 
-std::vector<std::string> srun_arguments(const LaunchPlan& plan, const std::vector<std::string>& program) {
-  std::vector<std::string> result{"srun", "--ntasks=" + std::to_string(plan.world_size())};
+std::vector<std::string> srun_arguments(const PlacedLaunch& placed, const std::vector<std::string>& program) {
+  std::vector<std::string> result{"srun", "--ntasks=" + std::to_string(placed.world_size())};
   const auto add = [&](auto... words) { (result.push_back(words), ...); };
-  if (plan.placement.size() > 1) {
+  if (placed.placement.size() > 1) {
     add("--distribution=arbitrary");
   } else {
-    add("--nodes=1", "--nodelist=" + nodes_of(plan).front());
+    add("--nodes=1", "--nodelist=" + nodes_of(placed).front());
   }
-  if (const int cpus = cpus_per_task(plan); cpus > 0) add("--cpus-per-task=" + std::to_string(cpus));
+  if (const int cpus = cpus_per_task(placed); cpus > 0) add("--cpus-per-task=" + std::to_string(cpus));
   // Ranks end by themselves after one has failed, and report the cause; `dtrain start-rank` binds them to their cores.
   add("--kill-on-bad-exit=0", "--wait=20", "--cpu-bind=none", "--unbuffered");
-  add(wants_mpi(plan) ? "--mpi=pmix" : "--mpi=none");
+  add(wants_mpi(placed) ? "--mpi=pmix" : "--mpi=none");
   // A rank that saw only its own GPU could not reach those of the other ranks directly.
-  if (plan.on_gpus() && !has_option(plan, "--gpu-bind")) add("--gpu-bind=none");
-  result.insert(result.end(), plan.launcher.options.begin(), plan.launcher.options.end());
+  if (placed.on_gpus() && !has_option(placed, "--gpu-bind")) add("--gpu-bind=none");
+  result.insert(result.end(), placed.launcher().options.begin(), placed.launcher().options.end());
   result.insert(result.end(), program.begin(), program.end());
   return result;
 }
 
-std::string slurm_hostfile(const LaunchPlan& plan) {
+std::string slurm_hostfile(const PlacedLaunch& placed) {
   std::string text;
-  for (const RankPlacement& rank : plan.ranks) text += node_of(plan, rank) + "\n";
+  for (const RankPlacement& rank : placed.ranks) text += node_of(placed, rank) + "\n";
   return text;
 }
 
@@ -252,24 +249,24 @@ std::filesystem::path batch_output(const std::filesystem::path& run_dir) {
   return run_dir / "launch" / "slurm.log";
 }
 
-std::string batch_script(const LaunchPlan& plan, const BatchJob& job) {
+std::string batch_script(const PlacedLaunch& placed, const BatchJob& job) {
   const std::string run_dir = job.run_dir.empty() ? "runs/NNNN-name" : job.run_dir.string();
   SbatchLines lines;
-  lines.add("the experiment's name", "--job-name=" + shell_quoted(plan.experiment.name));
-  lines.add("the number of ranks", "--ntasks=" + std::to_string(plan.world_size()));
-  if (plan.request.cores_per_slot > 0 && !has_option(plan, "--cpus-per-task") && !has_option(plan, "-c")) {
-    lines.add("the cores of a rank", "--cpus-per-task=" + std::to_string(plan.request.cores_per_slot));
+  lines.add("the experiment's name", "--job-name=" + shell_quoted(placed.experiment.name));
+  lines.add("the number of ranks", "--ntasks=" + std::to_string(placed.world_size()));
+  if (placed.request.cores_per_slot > 0 && !has_option(placed, "--cpus-per-task") && !has_option(placed, "-c")) {
+    lines.add("the cores of a rank", "--cpus-per-task=" + std::to_string(placed.request.cores_per_slot));
   }
-  if (plan.cluster.declared) {
-    const std::vector<std::string> nodes = nodes_of(plan);
+  if (placed.cluster.declared) {
+    const std::vector<std::string> nodes = nodes_of(placed);
     lines.add("the number of nodes", "--nodes=" + std::to_string(nodes.size()));
     lines.add("a node's name", "--nodelist=" + join(nodes, ","));
-  } else if (plan.request.is_single_node) {
+  } else if (placed.request.is_single_node) {
     lines.add("the number of nodes", "--nodes=1");
   }
-  if (plan.on_gpus() && !scheduler::ask_for_gpus(plan.launcher.options)) {
-    lines.add("the number of GPUs", plan.cluster.declared || plan.request.is_single_node
-                                        ? "--gpus-per-node=" + std::to_string(most_ranks(plan))
+  if (placed.on_gpus() && !scheduler::ask_for_gpus(placed.launcher().options)) {
+    lines.add("the number of GPUs", placed.cluster.declared || placed.request.is_single_node
+                                        ? "--gpus-per-node=" + std::to_string(most_ranks(placed))
                                         : std::string("--gpus-per-task=1"));
   }
   lines.add("the folder " + to_line(Json(job.folder.string())), "--chdir=" + shell_quoted(job.folder.string()));
@@ -279,15 +276,15 @@ std::string batch_script(const LaunchPlan& plan, const BatchJob& job) {
   lines.add("",
             "--signal=B:TERM@120");  // to the launcher, which this script becomes: two minutes before the time limit
   lines.add("", "--no-kill");        // dtrain reports a lost node, with the ranks on it
-  lines.add_options(plan.launcher.options);
+  lines.add_options(placed.launcher().options);
   std::string text = "#!/bin/bash\n" + lines.text();
   if (!job.token.empty()) text += "export DTRAIN_SUBMITTED=" + job.token + "\n";
   text += "exec " + shell_quoted(job.dtrain.string()) + " launch " + shell_quoted(job.experiment.string()) +
           " --run-dir " + shell_quoted(run_dir);
   if (!job.contents.empty()) text += " --contents " + shell_quoted(job.contents.string());
   if (!job.cluster.empty()) text += " --cluster " + shell_quoted(job.cluster.string());
-  for (const std::string& value : plan.overrides) text += " --set " + shell_quoted(value);
-  if (plan.mock.any()) text += " --mock " + to_string(plan.mock);
+  for (const std::string& value : placed.asked.overrides) text += " --set " + shell_quoted(value);
+  if (placed.asked.mock.any()) text += " --mock " + to_string(placed.asked.mock);
   return text + "\n";
 }
 

@@ -14,13 +14,13 @@ namespace dtrain::run {
 //
 // Open MPI 4.1: a hostfile with a line for each rank and `--map-by seq` puts rank n on the host of line n (mpirun(1)).
 
-std::string hostfile(const LaunchPlan& plan);
+std::string hostfile(const PlacedLaunch& placed);
 
 // Returns the placement as the value of DTRAIN_SLOTS: "0/2,1/2,0/4x2t2", a SlotOfRank for each rank.
-std::string slots_variable(const LaunchPlan& plan);
+std::string slots_variable(const PlacedLaunch& placed);
 
 // Returns the variables of the ranks besides mpirun's own. `launcher`: the contact by which the ranks reach it.
-Variables job_variables(const LaunchPlan& plan, const LauncherContact& launcher);
+Variables job_variables(const PlacedLaunch& placed, const LauncherContact& launcher);
 // Returns the names of all variables that ranks on other hosts get from here: those of job_variables(), and the user's
 // own for OpenMP, math libraries, NCCL, CUDA, torch and dtrain, except for those that name GPUs of this host.
 std::vector<std::string> passed_on(const Variables& job, const Variables& variables);
@@ -47,8 +47,8 @@ std::string slurm_job(const Variables& variables);
 bool needs_allocation(const LaunchPlan& plan, const Variables& variables);
 
 // srun starts one task for each rank. On several nodes SLURM_HOSTFILE names slurm_hostfile() (a line for each rank).
-std::vector<std::string> srun_arguments(const LaunchPlan& plan, const std::vector<std::string>& program);
-std::string slurm_hostfile(const LaunchPlan& plan);
+std::vector<std::string> srun_arguments(const PlacedLaunch& placed, const std::vector<std::string>& program);
+std::string slurm_hostfile(const PlacedLaunch& placed);
 
 // The contents of the script of a job that makes this launch in an allocation of its own.
 struct BatchJob {
@@ -62,7 +62,7 @@ struct BatchJob {
 };
 // ConfigError if an option, the name or a path has a line break: sbatch reads options line by line, and the text after
 // a line break would be a command of the script.
-std::string batch_script(const LaunchPlan& plan, const BatchJob& job);
+std::string batch_script(const PlacedLaunch& placed, const BatchJob& job);
 std::filesystem::path batch_output(const std::filesystem::path& run_dir);
 
 }  // namespace dtrain::run

@@ -13,6 +13,7 @@
 #include "dtrain/base/text.h"
 #include "dtrain/host/cpu.h"
 #include "dtrain/host/network.h"
+#include "dtrain/host/rank_threads.h"
 #include "dtrain/launcher/internal_commands.h"
 #include "dtrain/rank/environment.h"
 #include "dtrain/rank/libtorch.h"
@@ -123,12 +124,10 @@ std::vector<std::vector<int>> cpus_of(const std::vector<host::Core>& cores) {
   return cpus;
 }
 
-// Returns the threads that the cgroup grants each of the host's slots; the largest number if it sets no limit.
-int threads_granted(const SlotOfRank& slot, const CoresOfHost& host) {
-  double cpus = 0;
-  for (const host::Core& core : host.cores) cpus += static_cast<double>(core.cpus.size());
-  if (host.cpu_limit >= cpus - 0.01) return std::numeric_limits<int>::max();
-  return std::max(1, static_cast<int>((host.cpu_limit + 0.01) / slot.slots));
+std::optional<int> threads_granted(const SlotOfRank& slot, const CoresOfHost& host) {
+  std::size_t cpus = 0;
+  for (const host::Core& core : host.cores) cpus += core.cpus.size();
+  return host::threads_granted(host.cpu_limit, cpus, slot.slots);
 }
 
 void keep_cores(ShareOfRank& share, const SlotOfRank& slot, const CoresOfHost& host) {
@@ -155,11 +154,11 @@ ShareOfRank all_cores_of(const SlotOfRank& slot, const CoresOfHost& host) {
   }
   std::vector<scheduler::CoreUnit> units;
   for (const host::Core& core : host.cores) units.push_back(scheduler::unit_of(core));
-  const auto groups = scheduler::divide_cores_evenly(units, slot.slots, threads_granted(slot, host));
-  ShareOfRank share{.threads = static_cast<int>(groups.front().size())};  // of the rank with the fewest cores
-  for (const std::vector<int>& group : groups) share.threads = std::min(share.threads, static_cast<int>(group.size()));
-  share.cpus = scheduler::cpus_of(host.cores, groups[index]);
-  return share;
+  const int granted = threads_granted(slot, host).value_or(std::numeric_limits<int>::max());
+  const auto groups = scheduler::divide_cores_evenly(units, slot.slots, granted);
+  std::vector<host::RankThreads> threads;
+  for (const std::vector<int>& group : groups) threads.push_back({.threads = static_cast<int>(group.size())});
+  return {.cpus = scheduler::cpus_of(host.cores, groups[index]), .threads = host::threads_of_all(threads).threads};
 }
 
 }  // namespace
@@ -173,7 +172,9 @@ ShareOfRank cores_of_rank(const SlotOfRank& slot, const CoresOfHost& host) {
 void keep_to_slot(ShareOfRank& share, const SlotOfRank& slot, const CoresOfHost& host) {
   if (share.cpus.empty()) return;
   if (slot.cores > 0) keep_cores(share, slot, host);
-  share.threads = slot.threads > 0 ? slot.threads : std::max(1, std::min(share.threads, threads_granted(slot, host)));
+  share.threads = slot.threads > 0
+                      ? slot.threads
+                      : host::threads_on(share.threads, share.cpus.size(), threads_granted(slot, host)).threads;
 }
 
 namespace {
@@ -196,7 +197,6 @@ void start_rank(const std::vector<std::string>& command) {
                       "every host needs the program under the same path");
   }
   std::vector<std::pair<std::string, std::string>> set;
-  for (const auto& variable : wait_of_threads(variables)) set.push_back(variable);
   const auto slot = slot_of_rank(variables, environment.world.rank);
   std::optional<ShareOfRank> share;
   CoresOfHost here{.name = host, .by_slurm = environment.started_by == "Slurm"};
@@ -211,9 +211,10 @@ void start_rank(const std::vector<std::string>& command) {
   } else if (slot) {
     share = cores_of_rank(*slot, here);
   }
-  if (slot && share && !share->cpus.empty()) {
-    bind_to(share->cpus);
-    if (!variables.contains("OMP_NUM_THREADS")) set.emplace_back("OMP_NUM_THREADS", std::to_string(share->threads));
+  const bool binds = slot && share && !share->cpus.empty();
+  if (binds) bind_to(share->cpus);
+  for (const auto& variable : host::thread_variables(variables, {}, binds ? share->threads : 0)) {
+    set.push_back(variable);
   }
   // NCCL takes only names of interfaces, and these may differ between hosts. "=" means exactly this name.
   if (!environment.network_interface.empty() && !variables.contains("NCCL_SOCKET_IFNAME")) {

@@ -9,6 +9,7 @@
 #include "commands/job_command.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
+#include "dtrain/host/processes.h"
 #include "dtrain/rank/resume.h"
 #include "dtrain/rank/run_folder.h"
 #include "dtrain/rank/screen.h"
@@ -23,7 +24,7 @@ constexpr auto kTogether = std::chrono::seconds(1);
 constexpr auto kLongStart = std::chrono::seconds(30);  // libraries on a slow file system take as long
 
 Outcome run_once(const Attempt& attempt) {
-  switch (attempt.plan.launcher.type) {
+  switch (attempt.placed.launcher().type) {
     case config::LauncherType::kLocal:
       return run_local(attempt);
     case config::LauncherType::kMpi:
@@ -31,23 +32,24 @@ Outcome run_once(const Attempt& attempt) {
     case config::LauncherType::kSlurm:
       break;
   }
-  return needs_allocation(attempt.plan, attempt.variables) ? submit_and_follow(attempt) : run_slurm(attempt);
+  return needs_allocation(attempt.placed, attempt.variables) ? submit_and_follow(attempt) : run_slurm(attempt);
 }
 
-// Puts the files of the last attempt aside, sets `attempt.resume` to the newest checkpoint, and says so on the screen.
-// Returns the run's end if the run cannot go on because its checkpoints are not there any more.
-std::optional<Outcome> prepare_next(Attempt& attempt, int number, const std::string& when) {
+// Puts the files of the last attempt aside, sets `resume` to the newest checkpoint, and says so on the screen. Returns
+// the run's end if the run cannot go on because its checkpoints are not there any more.
+std::optional<Outcome> prepare_next(const RunningLaunch& running, ResumePoint& resume, int number,
+                                    const std::string& when) {
   try {
-    attempt.resume = find_resume_point(attempt.folder);
+    resume = find_resume_point(running.folder);
   } catch (const ConfigError& error) {
     return Outcome{.exit_code = ExitCode::kBadInput,
                    .failure = Failure{.cause = error.what(), .remedy = error.remedy()}};
   }
-  put_aside(attempt.folder, {.metrics = attempt.resume.exists(), .launcher_log = true});
-  for (const std::string& text : warnings_of(attempt.resume)) attempt.screen.line("dtrain: warning: " + text);
-  attempt.screen.line("dtrain: " + when + ": it goes on from " + text_of(attempt.resume) +
-                      "; logs and records of attempt " + std::to_string(number) + " are in " +
-                      (attempt.folder.path / ("attempt-" + std::to_string(number))).string());
+  put_aside(running.folder, {.metrics = resume.exists(), .launcher_log = true});
+  for (const std::string& text : warnings_of(resume)) running.screen.line("dtrain: warning: " + text);
+  running.screen.line("dtrain: " + when + ": it goes on from " + text_of(resume) + "; logs and records of attempt " +
+                      std::to_string(number) + " are in " +
+                      (running.folder.path / ("attempt-" + std::to_string(number))).string());
   return std::nullopt;
 }
 
@@ -117,7 +119,7 @@ class Watcher {
   // A rank that never joins trains alone, and fails at its end.
   void warn_of_absence() {
     if (attempt_.clock.monotonic() - began_ < kLongStart || std::exchange(warned_of_absence_, true)) return;
-    const bool script = runs_script(attempt_.plan.command);
+    const bool script = runs_script(attempt_.placed.command);
     attempt_.screen.line("dtrain: warning: not every rank has joined the run within " +
                          std::to_string(kLongStart.count()) + " s. A rank joins when its program calls " +
                          (script ? "dtrain.init()" : "dtrain::run_trial()") +
@@ -137,6 +139,14 @@ class Watcher {
 };
 
 }  // namespace
+
+Failure reported_failure(const std::string& who, int rank, const ErrorMessage& error) {
+  if (error.agreed || rank < 0) return {.cause = error.cause, .remedy = error.remedy};
+  return {.rank = rank,
+          .cause = who + " " + failed_when(error.step) + ": " + error.cause,
+          .remedy = error.remedy,
+          .may_pass = error.departure == comm::Departure::kTimedOut};
+}
 
 std::string stopping_line(const Interrupt& interrupt) {
   if (interrupt.repeats) return "dtrain: " + interrupt.why + ": the ranks are stopping already; another one kills them";
@@ -166,43 +176,60 @@ std::vector<std::string> log_lines(const RunFolder& folder, int rank, const std:
   return lines;
 }
 
-Outcome run_attempts(Attempt attempt, int restarts, const std::function<bool()>& wait_for_slots) {
-  const int most = attempt.plan.experiment.max_restarts;
+Outcome outcome_of_cancelled(const LaunchTask& task, const ResumePoint& resume) {
+  const Interrupt& cancelled = task.cancelled();
+  const bool goes_on_later = cancelled.signal != SIGINT && resume.exists();
+  return {.exit_code = goes_on_later ? ExitCode::kPreempted : ExitCode::kInterrupted, .interrupt = cancelled};
+}
+
+Outcome run_attempts(const RunningLaunch& running, PlacedLaunch placed, ResumePoint resume, int restarts,
+                     const std::function<std::optional<PlacedLaunch>()>& place_again) {
   for (;;) {
-    const int number = attempt_number(attempt.folder);
-    Json fields = to_json(attempt.resume);
+    const Attempt attempt{running, placed, resume};
+    const int number = attempt_number(running.folder);
+    Json fields = to_json(resume);
     fields["attempt"] = number;
     // The launch in a Slurm job makes the attempts of a run that is submitted.
-    if (!needs_allocation(attempt.plan, attempt.variables)) attempt.events.write("attempt_started", fields);
-    if (number > 1) attempt.task.enter(scheduler::TaskState::kStarting, "attempt " + std::to_string(number));
+    if (!needs_allocation(placed, running.variables)) running.events.write("attempt_started", fields);
+    if (number > 1) running.task.enter(scheduler::TaskState::kStarting, "attempt " + std::to_string(number));
     Outcome outcome = run_once(attempt);
     const bool done = outcome.exit_code == ExitCode::kDone;
     bool yields = outcome.interrupt.yields && !outcome.failure && !done;
     if (yields) {
-      attempt.events.write("attempt_stopped", {{"attempt", number}, {"reason", outcome.interrupt.why}});
-      if (const auto refused = prepare_next(attempt, number, outcome.interrupt.why)) return *refused;
+      running.events.write("attempt_stopped", {{"attempt", number}, {"reason", outcome.interrupt.why}});
+      if (const auto refused = prepare_next(running, resume, number, outcome.interrupt.why)) return *refused;
     } else {
       const bool stops = outcome.interrupt.exists() && !outcome.interrupt.yields;
       if (!outcome.failure || !outcome.failure->may_pass || stops) return outcome;
       // A checkpoint that is further than where the attempt began is progress.
-      if (read_state(attempt.folder).last_saved.value_or(0) > attempt.resume.step) restarts = 0;
+      if (read_state(running.folder).last_saved.value_or(0) > resume.step) restarts = 0;
       std::error_code code;
-      const bool folder_is_there = std::filesystem::exists(attempt.folder.plan(), code);
+      const bool folder_is_there = std::filesystem::exists(running.folder.plan(), code);
+      const int most = placed.experiment.max_restarts;
       if (restarts >= most || !folder_is_there) return outcome;
       ++restarts;
       const std::string cause = outcome.failure->cause;
-      attempt.events.write("attempt_failed", {{"attempt", number}, {"cause", cause}, {"restart", restarts}});
-      attempt.screen.line("dtrain: attempt " + std::to_string(number) + " failed: " + cause);
+      running.events.write("attempt_failed", {{"attempt", number}, {"cause", cause}, {"restart", restarts}});
+      running.screen.line("dtrain: attempt " + std::to_string(number) + " failed: " + cause);
       const std::string when = "restart " + std::to_string(restarts) + " of " + std::to_string(most);
-      if (const auto refused = prepare_next(attempt, number, when)) return *refused;
+      if (const auto refused = prepare_next(running, resume, number, when)) return *refused;
       yields = outcome.interrupt.yields;
     }
     if (!yields) continue;
-    attempt.task.requeue(outcome.interrupt.why);
-    if (wait_for_slots()) continue;
-    const Interrupt& cancelled = attempt.task.cancelled();
-    const bool goes_on_later = cancelled.signal != SIGINT && attempt.resume.exists();
-    return {.exit_code = goes_on_later ? ExitCode::kPreempted : ExitCode::kInterrupted, .interrupt = cancelled};
+    running.task.requeue(outcome.interrupt.why);
+    auto again = place_again();
+    if (!again) return outcome_of_cancelled(running.task, resume);
+    placed = *std::move(again);
+  }
+}
+
+void HangingProcess::end(const Process& process, Nanoseconds since, const Patience& patience) {
+  if (killed_) return;
+  if (since >= patience.before_kill || host::is_stopped(process.pid())) {
+    killed_ = true;
+    process.kill_group(SIGKILL);
+  } else if (since >= patience.before_term && !std::exchange(terminated_, true)) {
+    process.kill(SIGTERM);
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <poll.h>
 
+#include <chrono>
 #include <filesystem>
 #include <functional>
 #include <optional>
@@ -13,8 +14,10 @@
 #include "dtrain/base/clock.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
+#include "dtrain/base/subprocess.h"
 #include "dtrain/launcher/launch.h"
 #include "dtrain/rank/environment.h"
+#include "dtrain/rank/launcher_link.h"
 #include "dtrain/rank/resume.h"
 #include "dtrain/rank/run_folder.h"
 #include "dtrain/rank/screen.h"
@@ -38,6 +41,9 @@ struct Failure {
   std::vector<int> followers;  // ranks that stopped because of this failure
 };
 
+// Returns the failure that a rank has reported. `who`: "rank 1 on nodeb"; `rank`: -1 if it is not known.
+Failure reported_failure(const std::string& who, int rank, const ErrorMessage& error);
+
 struct Outcome {
   ExitCode exit_code = ExitCode::kDone;
   std::optional<Failure> failure;
@@ -50,6 +56,9 @@ std::string stopping_line(const Interrupt& interrupt);
 
 // Returns the exit code of a run that was asked to stop, from the highest exit code of its ranks.
 ExitCode exit_code_of_stop(const Interrupt& interrupt, ExitCode of_ranks);
+
+// Returns the outcome of a launch that was cancelled while its task was queued.
+Outcome outcome_of_cancelled(const LaunchTask& task, const ResumePoint& resume);
 
 // Returns the last lines of the rank's log if it is on this host, without lines that `cause` has.
 std::vector<std::string> log_lines(const RunFolder& folder, int rank, const std::string& cause);
@@ -67,26 +76,31 @@ class LaunchEvents {
   bool warned_ = false;
 };
 
-// The objects with which an attempt works.
-struct Attempt {
-  const LaunchPlan& plan;
+// The objects that all attempts of a launch use.
+struct RunningLaunch {
   const RunFolder& folder;
   LaunchEvents& events;
   Screen& screen;
   const Clock& clock;
   const Variables& variables;
   LaunchSignals& signals;
-  LaunchTask& task;    // records every process that is started
+  LaunchTask& task;  // records every process that is started
+};
+
+// One attempt at a placed launch.
+struct Attempt : RunningLaunch {
+  const PlacedLaunch& placed;
   ResumePoint resume;  // the checkpoint from which the ranks go on
 };
 
-// Starts the ranks with the plan's launcher, at first where `attempt.resume` says. Starts them again from the newest
+// Starts the ranks with the launcher of the plan, at first where `resume` says. Starts them again from the newest
 // checkpoint after a failure that may pass, a signal that dtrain did not send or a lost host; and after an order to
-// yield (LaunchTask::yields()), which does not count as a restart, once `wait_for_slots` has returned true. False: the
-// launch was cancelled while it waited. `restarts`: how many of max_restarts are used already; a checkpoint that
-// is further than where the attempt began sets it to 0. Logs and records of attempts before the last are in attempt-N/
-// of the run's folder.
-Outcome run_attempts(Attempt attempt, int restarts, const std::function<bool()>& wait_for_slots);
+// yield (LaunchTask::yields()), which does not count as a restart, where `place_again` says. Empty: the launch was
+// cancelled while it waited. `restarts`: how many of max_restarts are used already; a checkpoint that is further than
+// where the attempt began sets it to 0. Logs and records of attempts before the last are in attempt-N/ of the run's
+// folder.
+Outcome run_attempts(const RunningLaunch& running, PlacedLaunch placed, ResumePoint resume, int restarts,
+                     const std::function<std::optional<PlacedLaunch>()>& place_again);
 
 // Makes one attempt with ranks on this machine, one process for each slot, watched by this process.
 Outcome run_local(const Attempt& attempt);
@@ -94,6 +108,35 @@ Outcome run_local(const Attempt& attempt);
 Outcome run_mpi(const Attempt& attempt);
 // Makes one attempt on the nodes of the Slurm allocation that this process is in, with srun.
 Outcome run_slurm(const Attempt& attempt);
+
+// The times after which a process that should end by itself gets SIGTERM, and then SIGKILL.
+struct Patience {
+  std::chrono::milliseconds before_term;
+  std::chrono::milliseconds before_kill;
+};
+
+// A failing rank informs the others through the control plane, or ends mpirun's job with MPI_Abort, and they stop by
+// themselves. A rank that has not joined is not reached that way. For a host that is silent, mpirun and srun would
+// wait.
+inline constexpr Patience kPatienceWithRank{std::chrono::milliseconds(500), std::chrono::seconds(5)};
+inline constexpr Patience kPatienceWithStartingRank{std::chrono::milliseconds(100), std::chrono::seconds(5)};
+inline constexpr Patience kPatienceWithRankOfPod{std::chrono::seconds(3), std::chrono::seconds(10)};
+inline constexpr Patience kPatienceWithJob{std::chrono::seconds(8), std::chrono::seconds(12)};
+inline constexpr Patience kPatienceWithSilentHost{std::chrono::milliseconds(1500), std::chrono::milliseconds(2500)};
+inline constexpr Patience kPatienceAfterFinish{std::chrono::seconds(30), std::chrono::seconds(38)};  // of a job
+
+// Ends a rank that hangs, or the mpirun or srun of ranks that hang: every launcher's ranks are ended here. If that
+// launcher is gone, or does not reach them, they end by their own timers (ExitDeadlines).
+class HangingProcess {
+ public:
+  // Called again and again from when the process should end, `since` ago, until it has ended. A process that is stopped
+  // (SIGSTOP) handles neither messages nor signals, so it is killed at once.
+  void end(const Process& process, Nanoseconds since, const Patience& patience);
+
+ private:
+  bool terminated_ = false;
+  bool killed_ = false;
+};
 
 // The ranks of one attempt, as watch_ranks() sees them. They are started and ended in two ways: as children of this
 // process (local_ranks.h), or by mpirun or srun (job_ranks.h).
@@ -133,9 +176,8 @@ ExitCode launch_node(const LaunchRequest& request, const NodeEnvironment& node, 
 // `launcher: slurm` outside an allocation: the launch becomes a job that sbatch submits, in which `dtrain launch`
 // starts the ranks with srun. Plain functions; one thread.
 
-// Returns the script that would be submitted; empty: this launch submits none. `run_dir` is empty while it is not
-// known. ConfigError as batch_script().
-std::string batch_script_of(const LaunchPlan& plan, const Variables& variables, const std::filesystem::path& run_dir);
+// Returns the script that would be submitted; empty: this launch submits none. ConfigError as batch_script().
+std::string batch_script_of(const PlacedLaunch& placed, const Variables& variables);
 
 // Submits the job, prints its output until it has ended, and passes interrupts on to it. The launch in the job writes
 // the run's folder and reports the outcome (Outcome::reported).

@@ -74,20 +74,20 @@ namespace {
 constexpr std::size_t kErrorsKept = 64 * 1024;
 constexpr std::size_t kFailureLines = 15;
 
-std::string host_of(const LaunchPlan& plan, int rank) {
+std::string host_of(const PlacedLaunch& placed, int rank) {
   const auto index = static_cast<std::size_t>(rank);
-  return rank >= 0 && index < plan.ranks.size() ? plan.ranks[index].host : std::string();
+  return rank >= 0 && index < placed.ranks.size() ? placed.ranks[index].host : std::string();
 }
 
 // "rank 1 on nodeb"
-std::string name_of(const LaunchPlan& plan, int rank) {
-  const std::string host = host_of(plan, rank);
+std::string name_of(const PlacedLaunch& placed, int rank) {
+  const std::string host = host_of(placed, rank);
   return "rank " + std::to_string(rank) + (host.empty() ? "" : " on " + host);
 }
 
-Failure lost_host(const LaunchPlan& plan, const std::string& host, int rank, const std::string& how) {
+Failure lost_host(const PlacedLaunch& placed, const std::string& host, int rank, const std::string& how) {
   std::vector<std::string> ranks;
-  for (const RankPlacement& one : plan.ranks) {
+  for (const RankPlacement& one : placed.ranks) {
     if (one.host == host) ranks.push_back(std::to_string(one.rank));
   }
   return {.rank = rank,
@@ -96,8 +96,8 @@ Failure lost_host(const LaunchPlan& plan, const std::string& host, int rank, con
           .may_pass = true};
 }
 
-Failure ended(const LaunchPlan& plan, const EndOfRank& end, bool joined) {
-  const std::string who = name_of(plan, end.rank);
+Failure ended(const PlacedLaunch& placed, const EndOfRank& end, bool joined) {
+  const std::string who = name_of(placed, end.rank);
   if (end.signal != 0) {
     return {.rank = end.rank,
             .cause = who + " was " + ExitStatus{0, end.signal}.describe(),
@@ -110,25 +110,19 @@ Failure ended(const LaunchPlan& plan, const EndOfRank& end, bool joined) {
   return {.rank = end.rank, .cause = who + when + ExitStatus{end.code, 0}.describe()};
 }
 
-Failure reported_error(const LaunchPlan& plan, const ErrorMessage& error) {
-  if (error.agreed || error.rank < 0) return {.cause = error.cause, .remedy = error.remedy};
-  return {.rank = error.rank,
-          .cause = name_of(plan, error.rank) + " " + failed_when(error.step) + ": " + error.cause,
-          .remedy = error.remedy,
-          .may_pass = error.departure == comm::Departure::kTimedOut};
-}
-
-Failure why(const LaunchPlan& plan, const JobEnd& end, const JobWords& words, const std::string& name) {
-  if (end.error && comm::is_reported(end.error->departure)) return reported_error(plan, *end.error);
+Failure why(const PlacedLaunch& placed, const JobEnd& end, const JobWords& words, const std::string& name) {
   const int rank = end.error ? end.error->rank : -1;
+  if (end.error && comm::is_reported(end.error->departure)) {
+    return reported_failure(name_of(placed, rank), rank, *end.error);
+  }
   if (end.error && end.error->departure == comm::Departure::kSilent) {
-    return lost_host(plan, host_of(plan, rank), rank, "it has not answered for some seconds");
+    return lost_host(placed, host_of(placed, rank), rank, "it has not answered for some seconds");
   }
-  if (!words.lost_host.empty() && (rank < 0 || host_of(plan, rank) == words.lost_host)) {
-    return lost_host(plan, words.lost_host, rank, "its ranks and " + name + "'s daemon there are gone");
+  if (!words.lost_host.empty() && (rank < 0 || host_of(placed, rank) == words.lost_host)) {
+    return lost_host(placed, words.lost_host, rank, "its ranks and " + name + "'s daemon there are gone");
   }
-  if (words.first) return ended(plan, *words.first, end.joined > 0);
-  if (end.error) return {.rank = rank, .cause = name_of(plan, rank) + " is gone: its connection has ended"};
+  if (words.first) return ended(placed, *words.first, end.joined > 0);
+  if (end.error) return {.rank = rank, .cause = name_of(placed, rank) + " is gone: its connection has ended"};
   const std::string when =
       end.joined == 0 ? " ended before any rank joined the run: " : " ended before the run was over: ";
   return {.cause = name + when + end.status.describe()};
@@ -175,12 +169,6 @@ void OutputPipe::read(const std::function<void(const std::string& line)>& on_lin
     partial_.erase(0, begin);
   }
 }
-
-// A failing rank informs the others and ends the job with MPI_Abort; without MPI the ranks end by themselves. If a host
-// does not answer, mpirun and srun would wait for it.
-const JobRanks::Patience JobRanks::kAfterFailure{std::chrono::seconds(8), std::chrono::seconds(12)};
-const JobRanks::Patience JobRanks::kAfterSilence{std::chrono::milliseconds(1500), std::chrono::milliseconds(2500)};
-const JobRanks::Patience JobRanks::kAfterFinish{std::chrono::seconds(30), std::chrono::seconds(38)};
 
 JobRanks::JobRanks(const Attempt& attempt, RankPlane& plane, const Job& job)
     : attempt_(attempt), plane_(plane), process_(start(job)) {
@@ -235,7 +223,7 @@ void JobRanks::take(bool) {
 void JobRanks::judge() {
   if (!end_.error && (end_.error = plane_.error())) {
     attempt_.task.enter(scheduler::TaskState::kStopping, end_.error->cause);
-    end_within(end_.error->departure == comm::Departure::kSilent ? kAfterSilence : patience_);
+    end_within(end_.error->departure == comm::Departure::kSilent ? kPatienceWithSilentHost : patience_);
   }
   if (end_.finished || !plane_.all_finished()) return;
   end_.finished = true;
@@ -245,7 +233,7 @@ void JobRanks::judge() {
   } catch (const CommError&) {
     // A rank died while it ended; its exit code shows that.
   }
-  end_within(kAfterFinish);
+  end_within(kPatienceAfterFinish);
 }
 
 void JobRanks::end_within(const Patience& patience) {
@@ -268,9 +256,7 @@ void JobRanks::interrupt(const Interrupt& interrupt) {
 
 void JobRanks::end_what_hangs() {
   if (ended_ || !hangs_since_) return;
-  const Nanoseconds since = attempt_.clock.monotonic() - *hangs_since_;
-  if (since >= patience_.before_term && !std::exchange(terminated_, true)) process_.kill(SIGTERM);
-  if (since >= patience_.before_kill && !std::exchange(killed_, true)) process_.kill_group(SIGKILL);
+  hanging_.end(process_, attempt_.clock.monotonic() - *hangs_since_, patience_);
 }
 
 // A full disk does not end the launch: the outcome does not depend on this log.
@@ -288,7 +274,7 @@ JobEnd watch_job(const Attempt& attempt, RankPlane& plane, const Job& job) {
   return ranks.end();
 }
 
-Outcome judge_job(const LaunchPlan& plan, const RunFolder& folder, const JobEnd& end, const JobWords& words,
+Outcome judge_job(const PlacedLaunch& placed, const RunFolder& folder, const JobEnd& end, const JobWords& words,
                   const std::string& name) {
   Outcome outcome{.interrupt = end.interrupt};
   if (end.finished) {
@@ -299,7 +285,7 @@ Outcome judge_job(const LaunchPlan& plan, const RunFolder& folder, const JobEnd&
     return outcome;
   }
   outcome.exit_code = ExitCode::kRunFailed;
-  outcome.failure = why(plan, end, words, name);
+  outcome.failure = why(placed, end, words, name);
   add_lines(*outcome.failure, folder, end, name);
   return outcome;
 }

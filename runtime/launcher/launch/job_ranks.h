@@ -91,20 +91,11 @@ class JobRanks final : public WatchedRanks {
   void judge() override;
   void interrupt(const Interrupt& interrupt) override;
   void end_what_hangs() override;
-  bool all_joined() const override { return end_.joined == attempt_.plan.world_size(); }
+  bool all_joined() const override { return end_.joined == attempt_.placed.world_size(); }
   bool has_failed() const override { return end_.error.has_value(); }
   bool all_ended() const override { return ended_; }
 
  private:
-  // The times after which a job that should end by itself gets SIGTERM, and then SIGKILL.
-  struct Patience {
-    std::chrono::milliseconds before_term;
-    std::chrono::milliseconds before_kill;
-  };
-  static const Patience kAfterFailure;
-  static const Patience kAfterSilence;
-  static const Patience kAfterFinish;
-
   Process start(const Job& job);
   void end_within(const Patience& patience);
   void keep(const std::string& line);
@@ -118,10 +109,9 @@ class JobRanks final : public WatchedRanks {
   Process process_;
   JobEnd end_;
   bool ended_ = false;
-  Patience patience_ = kAfterFailure;
+  Patience patience_ = kPatienceWithJob;
   std::optional<Nanoseconds> hangs_since_;
-  bool terminated_ = false;
-  bool killed_ = false;
+  HangingProcess hanging_;
 };
 
 // Starts the job and watches it until it has ended.
@@ -130,7 +120,7 @@ JobEnd watch_job(const Attempt& attempt, RankPlane& plane, const Job& job);
 // Derives the outcome, with a cause that names rank and host, from the reports of the job's ranks and the messages of
 // mpirun or srun. Reads log files. `name` is "mpirun" or "srun". If no rank joined and none reported an error,
 // run_mpi() looks for the cause on the hosts (RemoteHosts::find_fault()) and adds the remedy.
-Outcome judge_job(const LaunchPlan& plan, const RunFolder& folder, const JobEnd& end, const JobWords& words,
+Outcome judge_job(const PlacedLaunch& placed, const RunFolder& folder, const JobEnd& end, const JobWords& words,
                   const std::string& name);
 
 // Commands on the other hosts of a run, over the remote shell that mpirun uses (ssh): they find the fault of a host,
@@ -142,14 +132,14 @@ class RemoteHosts {
 
   // After a job in which no rank joined: names the first host that cannot be reached, or that lacks Open MPI, dtrain,
   // the program or the experiment file. Empty: no host lacks any of them.
-  std::optional<Failure> find_fault(const LaunchPlan& plan, const std::vector<std::string>& needed_files) const;
+  std::optional<Failure> find_fault(const PlacedLaunch& placed, const std::vector<std::string>& needed_files) const;
 
   // Writes a file that only the user can read on every host of the plan except this one. The text goes over the shell's
   // standard input, so that it is in no command line and no variable. Returns one line for each host that failed.
-  std::vector<std::string> hand_out(const LaunchPlan& plan, const std::filesystem::path& file,
+  std::vector<std::string> hand_out(const PlacedLaunch& placed, const std::filesystem::path& file,
                                     const std::string& text) const;
   // Removes that file from the hosts.
-  void take_back(const LaunchPlan& plan, const std::filesystem::path& file) const;
+  void take_back(const PlacedLaunch& placed, const std::filesystem::path& file) const;
 
   // Moves the files of a host's own folder to the launcher's folder, once the host's profiling agent has ended. The
   // files belong to the launching user, without special modes, and none is written outside the folder. Error names the
@@ -164,7 +154,7 @@ class RemoteHosts {
   Answer ask(const std::string& host, const std::string& script, int output, std::chrono::milliseconds patience,
              const std::string& input = {}) const;
   // Runs the script on every host of the plan except this one, several at a time.
-  std::vector<std::pair<std::string, Answer>> ask_all(const LaunchPlan& plan, const std::string& script,
+  std::vector<std::pair<std::string, Answer>> ask_all(const PlacedLaunch& placed, const std::string& script,
                                                       const std::string& input) const;
 
   std::vector<std::string> shell_;

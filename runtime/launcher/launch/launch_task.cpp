@@ -9,6 +9,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
+#include "dtrain/base/limits.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/rank/screen.h"
 
@@ -126,7 +127,10 @@ Detached::Detached(const std::filesystem::path& log) : log_(log) {
   const UniqueFd input(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   Pipe pipe = make_pipe();
   child_ = ::fork();
-  if (child_ < 0) throw SystemError("cannot start the launcher in the background", errno);
+  if (child_ < 0) {
+    const int code = errno;
+    throw SystemError("cannot start the launcher in the background", code, limit_of_fork(code));
+  }
   if (child_ > 0) {
     word_ = std::move(pipe.reader);
     return;
@@ -164,19 +168,20 @@ scheduler::TaskRequest task_request(const LaunchPlan& plan, const std::filesyste
           .max_slots = plan.experiment.resources.max_slots,
           .agents = scheduler::empty_slots(plan.cluster),
           .run_dir = run_dir,
-          .placed_by_others = plan.launcher.type == config::LauncherType::kSlurm,
-          .can_yield = plan.launcher.type != config::LauncherType::kSlurm && !plan.mock.any(),
+          .placed_by_others = plan.launcher().type == config::LauncherType::kSlurm,
+          .can_yield = plan.launcher().type != config::LauncherType::kSlurm && !plan.asked.mock.any(),
           .preemption = plan.cluster.cluster.scheduler.preemption};
 }
 
-bool wait_in_queue(LaunchPlan& plan, const std::filesystem::path& run_dir, LaunchTask& task, LaunchSignals& signals,
-                   EventLog& events, Detached* detached) {
+std::optional<scheduler::Claim> wait_in_queue(const LaunchPlan& plan, const std::filesystem::path& run_dir,
+                                              LaunchTask& task, LaunchSignals& signals, EventLog& events,
+                                              Detached* detached) {
   bool told = false;
   const auto tell = [&](const std::string& more) {
     if (detached && !std::exchange(told, true)) detached->tell(background(task, run_dir) + more);
   };
   bool first = true;
-  const auto claim = task.wait_for_slots(signals, [&](const scheduler::Waiting& waiting) {
+  auto claim = task.wait_for_slots(signals, [&](const scheduler::Waiting& waiting) {
     std::string text = queued_row(task, waiting);
     if (std::exchange(first, false)) text += advice(waiting);
     print(text);
@@ -184,12 +189,9 @@ bool wait_in_queue(LaunchPlan& plan, const std::filesystem::path& run_dir, Launc
     events.write("queued", {{"task", task.id()}, {"behind", waiting.behind}, {"reason", waiting.reason}});
   });
   tell("");
-  if (!claim) {
-    print("dtrain: interrupted: " + task.cancelled().why + "\n");
-    return false;
-  }
-  if (!claim->empty()) assign_slots(plan, *claim);  // empty: Slurm places the ranks
-  return true;
+  if (!claim) print("dtrain: interrupted: " + task.cancelled().why + "\n");
+  if (claim && claim->empty()) return plan.first_slots;  // Slurm places the ranks
+  return claim;
 }
 
 }  // namespace dtrain::run

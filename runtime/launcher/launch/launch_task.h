@@ -101,10 +101,11 @@ class Detached {
 // Returns the request of a launch to the ledger.
 scheduler::TaskRequest task_request(const LaunchPlan& plan, const std::filesystem::path& run_dir);
 
-// Waits until the plan's ranks have their slots, and assigns them in the plan. Prints the reason for the wait, writes
-// it as an event, and passes it to the process in the foreground (`detached`; null without --detach). False: the launch
-// was cancelled, which is printed too.
-bool wait_in_queue(LaunchPlan& plan, const std::filesystem::path& run_dir, LaunchTask& task, LaunchSignals& signals,
-                   EventLog& events, Detached* detached);
+// Waits until the plan's ranks have their slots, and returns these in the order of the ranks. Prints the reason for the
+// wait, writes it as an event, and passes it to the process in the foreground (`detached`; null without --detach).
+// Empty: the launch was cancelled, which is printed too.
+std::optional<scheduler::Claim> wait_in_queue(const LaunchPlan& plan, const std::filesystem::path& run_dir,
+                                              LaunchTask& task, LaunchSignals& signals, EventLog& events,
+                                              Detached* detached);
 
 }  // namespace dtrain::run

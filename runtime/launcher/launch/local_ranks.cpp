@@ -13,27 +13,16 @@
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/host/processes.h"
-#include "dtrain/profile/agent_process.h"
-#include "dtrain/rank/launcher_link.h"
 #include "dtrain/rank/libtorch.h"
 #include "dtrain/rank/rendezvous.h"
 #include "dtrain/scheduler/rank_mark.h"
 #include "entrypoint.h"
-#include "launch/attempts.h"
-#include "plan/launch_plan.h"
 
 namespace dtrain::run {
 namespace {
 
 constexpr int kLinkFd = 3;  // its number in the rank
 constexpr auto kLocalAgentPatience = std::chrono::seconds(2);
-
-// A failing rank informs the others through the control plane, and they stop by themselves. A rank that has not joined
-// is not reached that way, so it gets SIGTERM sooner. A rank that hangs is killed. A rank that is stopped (SIGSTOP)
-// handles neither messages nor signals, so it is killed at once.
-constexpr auto kGraceWhileStarting = std::chrono::milliseconds(100);
-constexpr auto kGraceBeforeTerm = std::chrono::milliseconds(500);
-constexpr auto kGraceBeforeKill = std::chrono::seconds(5);
 
 // Returns the likely reason why a rank has ended without a call to dtrain.
 std::string why_not_joined(const LaunchPlan& plan) {
@@ -45,19 +34,11 @@ std::string why_not_joined(const LaunchPlan& plan) {
   return "is " + program + " a program that calls dtrain::run_trial()?";
 }
 
-Failure reported_by(int rank, const ErrorMessage& error) {
-  if (error.agreed) return {-1, error.cause, error.remedy};
-  return {.rank = rank,
-          .cause = "rank " + std::to_string(rank) + " " + failed_when(error.step) + ": " + error.cause,
-          .remedy = error.remedy,
-          .may_pass = error.departure == comm::Departure::kTimedOut};
-}
-
-profile::AgentOptions agent_options(const LaunchPlan& plan, const RunFolder& folder) {
-  profile::AgentOptions options{.agent_id = plan.host, .profile_folder = folder.profile()};
-  for (const RankPlacement& rank : plan.ranks) options.local_ranks.push_back(rank.rank);
+profile::AgentOptions agent_options(const PlacedLaunch& placed, const RunFolder& folder) {
+  profile::AgentOptions options{.agent_id = placed.host, .profile_folder = folder.profile()};
+  for (const RankPlacement& rank : placed.ranks) options.local_ranks.push_back(rank.rank);
   options.header = {{"run", folder.path.filename().string()}, {"versions", {{"dtrain", version()}}}};
-  if (const auto& wanted = plan.experiment.profiling.prometheus) options.prometheus = {wanted->address, wanted->port};
+  if (const auto& wanted = placed.experiment.profiling.prometheus) options.prometheus = {wanted->address, wanted->port};
   return options;
 }
 
@@ -65,10 +46,10 @@ profile::AgentOptions agent_options(const LaunchPlan& plan, const RunFolder& fol
 // signals to the ranks. `kills`: as the first rank was started.
 std::optional<Failure> failure_of(const RankProcess& rank, const LaunchPlan& plan, bool interrupted,
                                   const host::MemoryKills& kills) {
-  if (rank.error() && rank.error()->primary) return reported_by(rank.rank(), *rank.error());
+  const std::string name = "rank " + std::to_string(rank.rank());
+  if (rank.error() && rank.error()->primary) return reported_failure(name, rank.rank(), *rank.error());
   if (!rank.status()) return std::nullopt;
   const ExitStatus& status = *rank.status();
-  const std::string name = "rank " + std::to_string(rank.rank());
   const bool asked = interrupted && (status.signal == SIGTERM || status.signal == SIGINT || status.signal == SIGKILL);
   if (asked || rank.error()) return std::nullopt;  // a rank that stops because of another is not the cause
   if (status.signal != 0) {
@@ -123,7 +104,7 @@ Outcome local_outcome(const RunFolder& folder, const std::vector<RankProcess>& r
 
 }  // namespace
 
-RankProcess RankProcess::start(const LaunchPlan& plan, const RankPlacement& placement, Handover handover,
+RankProcess RankProcess::start(const PlacedLaunch& placed, const RankPlacement& placement, Handover handover,
                                const std::filesystem::path& log, const Variables& variables) {
   const UniqueFd output(::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
   if (!output) throw SystemError("cannot write the log " + log.string(), errno);
@@ -137,15 +118,15 @@ RankProcess RankProcess::start(const LaunchPlan& plan, const RankPlacement& plac
 
   handover.link_fd = kLinkFd;
   const comm::World world{.rank = placement.rank,
-                          .size = plan.world_size(),
+                          .size = placed.world_size(),
                           .local_rank = placement.rank,
-                          .local_size = plan.world_size(),
+                          .local_size = placed.world_size(),
                           .host = handover.agent_id};
   ProcessOptions options;
-  options.command = plan.command;
-  options.environment = thread_variables(plan, placement, variables);
-  if (plan.on_gpus()) {
-    for (const auto& [name, value] : gpu_variables(plan)) options.environment[name] = value;
+  options.command = placed.command;
+  options.environment = thread_variables(placed, placement, variables);
+  if (placed.on_gpus()) {
+    for (const auto& [name, value] : gpu_variables(placed)) options.environment[name] = value;
   }
   for (const auto& [name, value] : rank_variables(world, handover)) options.environment[name] = value;
   // The mark identifies the rank if the launcher is killed before it has recorded the process.
@@ -194,11 +175,11 @@ bool RankProcess::reap() {
 
 void LocalRanks::start(const Handover& handover, const Variables& variables) {
   kills_ = host::read_memory_kills();
-  for (const RankPlacement& placement : attempt_.plan.ranks) {
+  for (const RankPlacement& placement : attempt_.placed.ranks) {
     const auto log = attempt_.folder.log(placement.rank);
     const std::string name = "rank " + std::to_string(placement.rank);
     try {
-      ranks_.push_back(RankProcess::start(attempt_.plan, placement, handover, log, variables));
+      ranks_.push_back(RankProcess::start(attempt_.placed, placement, handover, log, variables));
     } catch (const Error& error) {
       return fail({-1, name + " could not be started: " + describe(error), error.remedy()});
     }
@@ -265,14 +246,14 @@ void LocalRanks::show_logs(bool last) {
     const auto& error = ranks_[static_cast<std::size_t>(rank)].error();
     // A rank that stops because of another logs one line about it; the report has one line for all such ranks.
     if (error && (error->primary || line.find(" stopped because ") != std::string::npos)) continue;
-    attempt_.screen.line((attempt_.plan.world_size() > 1 ? rank_prefix(rank) : "") + line);
+    attempt_.screen.line((attempt_.placed.world_size() > 1 ? rank_prefix(rank) : "") + line);
   }
 }
 
 void LocalRanks::judge() {
   for (const RankProcess& rank : ranks_) {
     if (failure_) break;
-    if (auto failure = failure_of(rank, attempt_.plan, interrupts_ > 0, kills_)) fail(std::move(*failure));
+    if (auto failure = failure_of(rank, attempt_.placed, interrupts_ > 0, kills_)) fail(std::move(*failure));
   }
   look_after_agent();
 }
@@ -312,18 +293,13 @@ void LocalRanks::interrupt(const Interrupt& interrupt) {
 
 void LocalRanks::end_what_hangs() {
   if (!failure_) return;
-  const Nanoseconds since = attempt_.clock.monotonic() - failed_at_;
   for (RankProcess& rank : ranks_) {
-    if (rank.status()) continue;
-    const bool kill = since >= kGraceBeforeKill || host::is_stopped(rank.process().pid());
-    if (kill && killed_.insert(rank.rank()).second) rank.process().kill_group(SIGKILL);
-    const bool terminate = since >= (rank.joined() ? kGraceBeforeTerm : kGraceWhileStarting);
-    if (terminate && terminated_.insert(rank.rank()).second) rank.process().kill(SIGTERM);
+    if (!rank.status()) rank.end(attempt_.clock.monotonic() - failed_at_);
   }
 }
 
 bool LocalRanks::all_joined() const {
-  return ranks_.size() == attempt_.plan.ranks.size() &&
+  return ranks_.size() == attempt_.placed.ranks.size() &&
          std::all_of(ranks_.begin(), ranks_.end(), [](const RankProcess& rank) { return rank.joined(); });
 }
 
@@ -339,19 +315,19 @@ void LocalRanks::signal_all(int signal) {
 }
 
 Outcome run_local(const Attempt& attempt) {
-  const LaunchPlan& plan = attempt.plan;
+  const PlacedLaunch& placed = attempt.placed;
   LocalRanks ranks(attempt);
-  profile::KeptAgent agent(agent_options(plan, attempt.folder), attempt.clock);
-  attempt.events.write("agent_started", {{"agent", plan.host}, {"pid", agent.pid()}});
+  profile::KeptAgent agent(agent_options(placed, attempt.folder), attempt.clock);
+  attempt.events.write("agent_started", {{"agent", placed.host}, {"pid", agent.pid()}});
   ranks.keep_agent(agent);
 
   Handover handover;
   handover.launcher_pid = ::getpid();
   handover.run_dir = attempt.folder.path;
   handover.rendezvous = rendezvous_path(private_folder(attempt.variables), "launch-" + random_hex(8));
-  handover.agent_id = plan.host;
+  handover.agent_id = placed.host;
   handover.agent_socket = agent.socket();
-  handover.on_gpus = plan.on_gpus();
+  handover.on_gpus = placed.on_gpus();
   handover.resume_from = attempt.resume.path;
   ranks.start(handover, attempt.variables);
   watch_ranks(attempt, ranks);
@@ -365,7 +341,7 @@ Outcome run_local(const Attempt& attempt) {
   // Lost records are no failure of the run: a rank has logged a warning, and the summary counts them.
   const bool lost_records = agent_status.signal == 0 && agent_status.code == profile::kRecordsLost;
   if (!agent_status.success() && !lost_records) {
-    attempt.events.write("agent_ended", {{"agent", plan.host}, {"status", agent_status.describe()}});
+    attempt.events.write("agent_ended", {{"agent", placed.host}, {"status", agent_status.describe()}});
     attempt.screen.line(
         "dtrain: warning: the profiling agent of this host did not end as it should: " + agent_status.describe() +
         "; the last records may be missing from the profile, its log is in " + attempt.folder.logs().string());

@@ -5,7 +5,6 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -27,7 +26,7 @@ namespace dtrain::run {
 class RankProcess {
  public:
   // Its output goes to `log`. SystemError when the program cannot be started.
-  static RankProcess start(const LaunchPlan& plan, const RankPlacement& placement, Handover handover,
+  static RankProcess start(const PlacedLaunch& placed, const RankPlacement& placement, Handover handover,
                            const std::filesystem::path& log, const Variables& variables);
 
   int rank() const { return rank_; }
@@ -43,6 +42,10 @@ class RankProcess {
   const std::optional<ErrorMessage>& error() const { return error_; }
   bool joined() const { return joined_; }      // has connected to the other ranks of this run
   bool finished() const { return finished_; }  // has trained to the end, or stopped as requested
+  // Ends the process if it hangs. `since`: the time since another rank has failed.
+  void end(Nanoseconds since) {
+    hanging_.end(process_, since, joined_ ? kPatienceWithRank : kPatienceWithStartingRank);
+  }
 
  private:
   RankProcess(int rank, Process process, UnixSocket link)
@@ -50,6 +53,7 @@ class RankProcess {
   int rank_;
   Process process_;
   UnixSocket link_;
+  HangingProcess hanging_;
   bool joined_ = false;
   bool finished_ = false;
   std::optional<ErrorMessage> error_;
@@ -93,8 +97,6 @@ class LocalRanks final : public WatchedRanks {
   Interrupt interrupt_;
   std::optional<Failure> failure_;
   Nanoseconds failed_at_{0};
-  std::set<int> terminated_;  // ranks that got SIGTERM because of the failure
-  std::set<int> killed_;
 };
 
 }  // namespace dtrain::run

@@ -15,8 +15,8 @@
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
-#include "dtrain/host/cpu.h"
 #include "dtrain/host/network.h"
+#include "dtrain/host/rank_threads.h"
 #include "dtrain/rank/libtorch.h"
 #include "dtrain/rank/model_files.h"
 #include "dtrain/rank/resume.h"
@@ -30,8 +30,6 @@ namespace {
 namespace fs = std::filesystem;
 using SteadyClock = std::chrono::steady_clock;
 
-constexpr std::chrono::seconds kGraceBeforeTerm{3};  // after a rank has failed: the others learn of it by themselves
-constexpr std::chrono::seconds kGraceBeforeKill{10};
 constexpr int kPollMs = 200;
 
 // The settings with which this host's ranks start.
@@ -104,7 +102,7 @@ NodePlan plan_node(const LaunchRequest& given, const NodeEnvironment& node, cons
   plan.library_path = find_libraries(plan.command.front(), of_a_rank);
   const std::vector<std::string> arguments = rank_arguments(given);
   plan.command.insert(plan.command.end(), arguments.begin(), arguments.end());
-  plan.threads = host::cores_for_rank(plan.ranks_here);
+  plan.threads = host::threads_of_process(host::process_cores(), plan.ranks_here);
   return plan;
 }
 
@@ -124,11 +122,7 @@ class NodeRanks {
     for (int local = 0; local < plan.ranks_here; ++local) {
       ProcessOptions options{.command = plan.command};
       Variables& set = options.environment;
-      Variables of_user = variables;
-      for (const auto& [name, value] : plan.experiment.environment_variables) of_user[name] = value;
-      set = wait_of_threads(of_user);
-      if (!variables.contains("OMP_NUM_THREADS")) set["OMP_NUM_THREADS"] = std::to_string(plan.threads);
-      for (const auto& [name, value] : plan.experiment.environment_variables) set[name] = value;
+      set = host::thread_variables(variables, plan.experiment.environment_variables, plan.threads);
       if (!plan.library_path.empty()) set["LD_LIBRARY_PATH"] = plan.library_path;
       // torchrun sets the same variables, so scripts for torchrun find them.
       set["RANK"] = std::to_string(node.rank * plan.ranks_here + local);
@@ -140,7 +134,7 @@ class NodeRanks {
       set["MASTER_PORT"] = std::to_string(node.master.port);
       options.unset = {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"};
       options.fds = {{0, input_.get()}, {1, STDOUT_FILENO}, {2, STDERR_FILENO}};
-      ranks_.push_back({node.rank * plan.ranks_here + local, Process::start(options), {}});
+      ranks_.push_back({node.rank * plan.ranks_here + local, Process::start(options)});
     }
   }
 
@@ -169,7 +163,8 @@ class NodeRanks {
   struct Rank {
     int rank;
     Process process;
-    std::optional<ExitStatus> status;
+    std::optional<ExitStatus> status = {};
+    HangingProcess hanging = {};
   };
 
   bool all_ended() const {
@@ -218,16 +213,9 @@ class NodeRanks {
 
   void end_what_hangs() {
     if (!failed_at_) return;
-    const auto since = SteadyClock::now() - *failed_at_;
     for (Rank& rank : ranks_) {
-      if (rank.status) continue;
-      if (since > kGraceBeforeKill) {
-        rank.process.kill_group(SIGKILL);
-      } else if (since > kGraceBeforeTerm && !terminated_) {
-        rank.process.kill(SIGTERM);
-      }
+      if (!rank.status) rank.hanging.end(rank.process, SteadyClock::now() - *failed_at_, kPatienceWithRankOfPod);
     }
-    terminated_ = terminated_ || since > kGraceBeforeTerm;
   }
 
   const UniqueFd input_{::open("/dev/null", O_RDONLY | O_CLOEXEC)};
@@ -235,7 +223,6 @@ class NodeRanks {
   std::optional<SteadyClock::time_point> failed_at_;
   ExitCode failure_code_ = ExitCode::kRunFailed;  // of the rank that failed first
   std::optional<SteadyClock::time_point> interrupted_at_;
-  bool terminated_ = false;
 };
 
 }  // namespace

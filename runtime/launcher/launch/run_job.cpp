@@ -78,14 +78,14 @@ RemoteHosts::Answer RemoteHosts::ask(const std::string& host, const std::string&
   return answer;
 }
 
-std::optional<Failure> RemoteHosts::find_fault(const LaunchPlan& plan,
+std::optional<Failure> RemoteHosts::find_fault(const PlacedLaunch& placed,
                                                const std::vector<std::string>& needed_files) const {
   std::string script = "command -v orted >/dev/null || { echo 'has no orted (Open MPI) in its PATH' >&2; exit 40; }";
   for (const std::string& file : needed_files) {
     script += "; test -e " + shell_quoted(file) + " || { echo " + shell_quoted("has no " + file) + " >&2; exit 40; }";
   }
-  std::set<std::string> asked{plan.host};
-  for (const RankPlacement& rank : plan.ranks) {
+  std::set<std::string> asked{placed.host};
+  for (const RankPlacement& rank : placed.ranks) {
     if (!asked.insert(rank.host).second) continue;
     const Answer answer = ask(rank.host, script, -1, kAskPatience);
     if (answer.came) continue;
@@ -103,12 +103,12 @@ std::optional<Failure> RemoteHosts::find_fault(const LaunchPlan& plan,
   return std::nullopt;
 }
 
-std::vector<std::pair<std::string, RemoteHosts::Answer>> RemoteHosts::ask_all(const LaunchPlan& plan,
+std::vector<std::pair<std::string, RemoteHosts::Answer>> RemoteHosts::ask_all(const PlacedLaunch& placed,
                                                                               const std::string& script,
                                                                               const std::string& input) const {
   std::set<std::string> hosts;
-  for (const RankPlacement& rank : plan.ranks) {
-    if (rank.host != plan.host) hosts.insert(rank.host);
+  for (const RankPlacement& rank : placed.ranks) {
+    if (rank.host != placed.host) hosts.insert(rank.host);
   }
   std::vector<std::pair<std::string, Answer>> answers;
   for (auto host = hosts.begin(); host != hosts.end();) {
@@ -122,21 +122,21 @@ std::vector<std::pair<std::string, RemoteHosts::Answer>> RemoteHosts::ask_all(co
   return answers;
 }
 
-std::vector<std::string> RemoteHosts::hand_out(const LaunchPlan& plan, const fs::path& file,
+std::vector<std::string> RemoteHosts::hand_out(const PlacedLaunch& placed, const fs::path& file,
                                                const std::string& text) const {
   // Hosts may share the folder; the file then exists and is this user's. Its name is random: no other user made it.
   const std::string name = shell_quoted(file.string());
   const std::string script =
       "if [ -O " + name + " ]; then cat >/dev/null; else umask 077; set -C; cat >" + name + "; fi";
   std::vector<std::string> problems;
-  for (const auto& [host, answer] : ask_all(plan, script, text)) {
+  for (const auto& [host, answer] : ask_all(placed, script, text)) {
     if (!answer.came) problems.push_back("host " + host + ": " + answer.said);
   }
   return problems;
 }
 
-void RemoteHosts::take_back(const LaunchPlan& plan, const fs::path& file) const {
-  ask_all(plan, "rm -f " + shell_quoted(file.string()), {});
+void RemoteHosts::take_back(const PlacedLaunch& placed, const fs::path& file) const {
+  ask_all(placed, "rm -f " + shell_quoted(file.string()), {});
 }
 
 std::string RemoteHosts::collect(const std::string& host, const HostReport& report, const RunFolder& folder) const {
@@ -191,12 +191,6 @@ namespace {
 
 constexpr auto kAgentPatience = std::chrono::seconds(5);
 
-// True if every rank is placed on this host.
-bool is_on_one_host(const LaunchPlan& plan) {
-  return std::all_of(plan.ranks.begin(), plan.ranks.end(),
-                     [&](const RankPlacement& rank) { return rank.host == plan.host; });
-}
-
 // Returns the orders that the launcher sends to the ranks. Marks the run's folder as the launcher's
 // (checkpoint_folder.h).
 LaunchOrders orders_for(const Attempt& attempt) {
@@ -207,22 +201,22 @@ LaunchOrders orders_for(const Attempt& attempt) {
                       .plan = read_file(attempt.folder.plan()),
                       .experiment = read_file(attempt.folder.experiment()),
                       .resume_from = attempt.resume.path};
-  for (const RankPlacement& rank : attempt.plan.ranks) orders.agents.push_back(rank.agent);
+  for (const RankPlacement& rank : attempt.placed.ranks) orders.agents.push_back(rank.agent);
   return orders;
 }
 
 // Returns the address of this host that the ranks can reach. ConfigError if it is ambiguous.
-std::string listening_address(const LaunchPlan& plan) {
-  if (is_on_one_host(plan)) return "127.0.0.1";
-  const std::string& network = plan.cluster.cluster.network_interface;
+std::string listening_address(const PlacedLaunch& placed) {
+  if (placed.is_on_this_host()) return "127.0.0.1";
+  const std::string network = placed.network_interface();
   return host::reachable_address(network == "auto" ? "" : network,
-                                 plan.cluster.source + ": task_container_defaults.dtrain_network_interface: ");
+                                 placed.cluster.source + ": task_container_defaults.dtrain_network_interface: ");
 }
 
 // Returns the command that mpirun or srun starts for each rank.
-std::vector<std::string> rank_command(const LaunchPlan& plan) {
+std::vector<std::string> rank_command(const PlacedLaunch& placed) {
   std::vector<std::string> command{executable_path().string(), "start-rank"};
-  command.insert(command.end(), plan.command.begin(), plan.command.end());
+  command.insert(command.end(), placed.command.begin(), placed.command.end());
   return command;
 }
 
@@ -236,7 +230,7 @@ void warn_not_collected(const Attempt& attempt, const std::string& text) {
 void await_agents_here(const Attempt& attempt, const JobEnd& end) {
   const auto deadline = std::chrono::steady_clock::now() + kAgentPatience;
   for (const auto& [agent, report] : end.hosts) {
-    if (report.host != attempt.plan.host || report.agent_pid <= 0) continue;
+    if (report.host != attempt.placed.host || report.agent_pid <= 0) continue;
     while (::kill(static_cast<pid_t>(report.agent_pid), 0) == 0 && std::chrono::steady_clock::now() < deadline) {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
@@ -246,43 +240,43 @@ void await_agents_here(const Attempt& attempt, const JobEnd& end) {
 }  // namespace
 
 Outcome run_mpi(const Attempt& attempt) {
-  const LaunchPlan& plan = attempt.plan;
-  const RemoteHosts hosts(remote_shell(plan.launcher.options, attempt.variables));
-  RankPlane plane(listening_address(plan), orders_for(attempt), make_stderr_logger());
+  const PlacedLaunch& placed = attempt.placed;
+  const RemoteHosts hosts(remote_shell(placed.launcher().options, attempt.variables));
+  RankPlane plane(listening_address(placed), orders_for(attempt), make_stderr_logger());
   const std::filesystem::path ranks_file = attempt.folder.launch() / "hostfile";
-  write_file_atomic(ranks_file, hostfile(plan));
+  write_file_atomic(ranks_file, hostfile(placed));
 
   LauncherContact contact = plane.contact();
-  contact.on_gpus = plan.on_gpus();
+  contact.on_gpus = placed.on_gpus();
   const SecretFile secret(temporary_secret_path(), contact.secrets);
   contact.secret_file = secret.path();
-  if (const auto problems = hosts.hand_out(plan, secret.path(), to_text(contact.secrets)); !problems.empty()) {
+  if (const auto problems = hosts.hand_out(placed, secret.path(), to_text(contact.secrets)); !problems.empty()) {
     contact.secret_file.clear();
     attempt.screen.line(
         "dtrain: warning: the run's secret is sent to the ranks in an environment variable, unencrypted, over mpirun's "
         "network: " +
         join(problems, "; "));
   }
-  Job job{.name = "mpirun", .variables = job_variables(plan, contact)};
-  MpiCommand command{.options = plan.launcher.options,
-                     .network = is_on_one_host(plan) ? "auto" : plan.cluster.cluster.network_interface,
+  Job job{.name = "mpirun", .variables = job_variables(placed, contact)};
+  MpiCommand command{.options = placed.launcher().options,
+                     .network = placed.is_on_this_host() ? "auto" : placed.network_interface(),
                      .hostfile = ranks_file,
-                     .ranks = plan.world_size(),
+                     .ranks = placed.world_size(),
                      .as_root = ::geteuid() == 0,
                      .passed = passed_on(job.variables, attempt.variables)};
-  command.program = rank_command(plan);
+  command.program = rank_command(placed);
   job.command = mpirun_arguments(command);
 
   const JobEnd end = watch_job(attempt, plane, job);
-  if (end.joined < plan.world_size()) hosts.take_back(plan, secret.path());  // else the ranks have removed it
+  if (end.joined < placed.world_size()) hosts.take_back(placed, secret.path());  // else the ranks have removed it
   const JobWords words = read_mpirun_words(end.errors);
   const bool was_lost = end.error && end.error->departure == comm::Departure::kSilent;
   const std::string lost_host =
-      was_lost ? plan.ranks.at(static_cast<std::size_t>(std::max(0, end.error->rank))).host : words.lost_host;
+      was_lost ? placed.ranks.at(static_cast<std::size_t>(std::max(0, end.error->rank))).host : words.lost_host;
   std::vector<std::string> not_collected;
   for (const auto& [agent, report] : end.hosts) {
     if (report.has_folder) continue;
-    const auto rank = std::find_if(plan.ranks.begin(), plan.ranks.end(),
+    const auto rank = std::find_if(placed.ranks.begin(), placed.ranks.end(),
                                    [&name = agent](const RankPlacement& one) { return one.agent == name; });
     try {
       if (was_lost && rank->host == lost_host) throw Error("host " + lost_host + " is lost");
@@ -295,14 +289,14 @@ Outcome run_mpi(const Attempt& attempt) {
     }
   }
   await_agents_here(attempt, end);
-  Outcome outcome = judge_job(plan, attempt.folder, end, words, job.name);
+  Outcome outcome = judge_job(placed, attempt.folder, end, words, job.name);
   for (const std::string& text : not_collected) warn_not_collected(attempt, text);
   // A host that lacks something ends the ranks of other hosts too, so a lost connection explains nothing.
   const bool said_why = end.error && comm::is_reported(end.error->departure);
   if (outcome.failure && end.joined == 0 && !said_why) {
     try {
       if (auto fault = hosts.find_fault(
-              plan, {executable_path().string(), plan.command.front(), plan.experiment.file.string()})) {
+              placed, {executable_path().string(), placed.command.front(), placed.experiment.file.string()})) {
         fault->lines = outcome.failure->lines;
         fault->said_by = outcome.failure->said_by;
         outcome.failure = std::move(fault);
@@ -315,23 +309,23 @@ Outcome run_mpi(const Attempt& attempt) {
 }
 
 Outcome run_slurm(const Attempt& attempt) {
-  const LaunchPlan& plan = attempt.plan;
-  RankPlane plane(listening_address(plan), orders_for(attempt), make_stderr_logger());
+  const PlacedLaunch& placed = attempt.placed;
+  RankPlane plane(listening_address(placed), orders_for(attempt), make_stderr_logger());
   LauncherContact contact = plane.contact();
-  contact.on_gpus = plan.on_gpus();
+  contact.on_gpus = placed.on_gpus();
   const SecretFile secret(attempt.folder.launch() / "secret", contact.secrets);  // a folder that the nodes share
   contact.secret_file = secret.path();
-  Job job{.name = "srun", .variables = job_variables(plan, contact)};
-  job.command = srun_arguments(plan, rank_command(plan));
-  if (plan.placement.size() > 1) {
+  Job job{.name = "srun", .variables = job_variables(placed, contact)};
+  job.command = srun_arguments(placed, rank_command(placed));
+  if (placed.placement.size() > 1) {
     const std::filesystem::path ranks_file = attempt.folder.launch() / "hostfile";
-    write_file_atomic(ranks_file, slurm_hostfile(plan));
+    write_file_atomic(ranks_file, slurm_hostfile(placed));
     job.variables["SLURM_HOSTFILE"] = ranks_file.string();
   }
   const JobEnd end = watch_job(attempt, plane, job);
   await_agents_here(attempt, end);
   Outcome outcome =
-      judge_job(plan, attempt.folder, end, read_srun_words(end.errors, end.error ? end.error->rank : -1), job.name);
+      judge_job(placed, attempt.folder, end, read_srun_words(end.errors, end.error ? end.error->rank : -1), job.name);
   for (const auto& [agent, report] : end.hosts) {
     if (report.has_folder) continue;
     warn_not_collected(attempt, "the records of agent " + agent + " are on its host " + report.host + " alone, in " +

@@ -42,14 +42,14 @@ std::string trimmed_file(const fs::path& path) {
   return without_line_end(read_file(path));
 }
 
-BatchJob job_of(const LaunchPlan& plan, const fs::path& run_dir, const std::string& token) {
+BatchJob job_of(const PlacedLaunch& placed, const fs::path& run_dir, const std::string& token) {
   BatchJob job{.dtrain = executable_path(),
-               .experiment = fs::absolute(plan.experiment.file).lexically_normal(),
-               .contents = plan.contents,
+               .experiment = fs::absolute(placed.experiment.file).lexically_normal(),
+               .contents = placed.asked.contents,
                .run_dir = run_dir,
                .folder = fs::current_path(),
                .token = token};
-  const fs::path& cluster = plan.cluster.cluster.file;
+  const fs::path& cluster = placed.cluster.cluster.file;
   if (!cluster.empty()) job.cluster = fs::absolute(cluster).lexically_normal();
   return job;
 }
@@ -180,9 +180,10 @@ class SubmittedJob {
 
 }  // namespace
 
-std::string batch_script_of(const LaunchPlan& plan, const Variables& variables, const fs::path& run_dir) {
-  if (!needs_allocation(plan, variables)) return {};
-  return batch_script(plan, job_of(plan, run_dir.empty() ? fs::path() : fs::absolute(run_dir).lexically_normal(), {}));
+std::string batch_script_of(const PlacedLaunch& placed, const Variables& variables) {
+  if (!needs_allocation(placed, variables)) return {};
+  const fs::path& run_dir = placed.asked.run_dir;
+  return batch_script(placed, job_of(placed, run_dir.empty() ? run_dir : fs::absolute(run_dir).lexically_normal(), {}));
 }
 
 Outcome submit_and_follow(const Attempt& attempt) {
@@ -191,7 +192,8 @@ Outcome submit_and_follow(const Attempt& attempt) {
   write_file_atomic(submission_file(attempt.folder.path), token);
   fs::remove(stop_file(attempt.folder.path));
   const fs::path script = attempt.folder.launch() / "job.sh";
-  write_file_atomic(script, batch_script(attempt.plan, job_of(attempt.plan, attempt.folder.path, token)));
+  write_file_atomic(script, batch_script(attempt.placed, job_of(attempt.placed, attempt.folder.path, token)),
+                    attempt.placed.experiment.private_mode());
   return SubmittedJob(attempt).follow(script);
 }
 

@@ -15,45 +15,21 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <openssl/crypto.h>
-#include <openssl/evp.h>
-#include <openssl/hmac.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
+#include "dtrain/base/limits.h"
 #include "dtrain/base/numeric.h"
 #include "dtrain/base/text.h"
-#include "dtrain/base/unix_socket.h"
 #include "dtrain/host/network.h"
 #include "dtrain/rank/libtorch.h"
 
 namespace dtrain::run {
 
 namespace {
-
-constexpr std::size_t kNonceBytes = 16;  // twice as many hexadecimal digits
-constexpr std::size_t kNonce = 2 * kNonceBytes;
-constexpr std::size_t kProof = 64;  // HMAC-SHA256 in hexadecimal
-
-std::string proof(const LinkKey& key, const char* side, const std::string& server_nonce,
-                  const std::string& client_nonce) {
-  const std::string text =
-      to_line(Json::array({"dtrain-link", 1, side, key.server, server_nonce, client_nonce}));  // unambiguous
-  unsigned char digest[EVP_MAX_MD_SIZE];
-  unsigned int length = 0;
-  if (!HMAC(EVP_sha256(), key.secret.data(), static_cast<int>(key.secret.size()),
-            reinterpret_cast<const unsigned char*>(text.data()), text.size(), digest, &length)) {
-    throw CommError("HMAC-SHA256 is not available in this libcrypto");
-  }
-  return to_hex({reinterpret_cast<const char*>(digest), length});
-}
-
-bool equal(const std::string& a, const std::string& b) {
-  return a.size() == b.size() && CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
-}
 
 // Sends small messages at once and queues little, because the measurement waits until the queue is sent.
 void set_up(int fd) {
@@ -160,26 +136,24 @@ void LinkStream::end_writing() {
   ::shutdown(fd_.get(), SHUT_WR);
 }
 
-void LinkStream::prove_as_client(const LinkKey& key) {
-  const std::string theirs = read(kNonce);
-  const std::string mine = random_hex(kNonceBytes);
-  write(mine + proof(key, "client", theirs, mine));
-  if (!equal(read(kProof), proof(key, "server", theirs, mine))) {
-    throw CommError("another host answered than the intended one");
+void LinkStream::prove(comm::Handshake handshake) {
+  using State = comm::Handshake::State;
+  write(handshake.begin());
+  while (handshake.state() == State::kRunning) {
+    const std::string header = read(comm::kHandshakeHeaderBytes);
+    const std::size_t size = handshake.length_of(reinterpret_cast<const unsigned char*>(header.data()));
+    if (size > 0) write(handshake.receive(read(size)));
   }
-}
-
-void LinkStream::prove_as_server(const LinkKey& key) {
-  const std::string mine = random_hex(kNonceBytes);
-  write(mine);
-  const std::string theirs = read(kNonce);
-  if (!equal(read(kProof), proof(key, "client", mine, theirs))) {
-    throw CommError("the connecting process does not know the secret");
+  if (handshake.state() == State::kRefused) {
+    throw CommError("a measuring connection is not the one intended: " + handshake.error());
   }
-  write(proof(key, "server", mine, theirs));
 }
 
 namespace {
+
+comm::Introduction introduction(const LinkKey& key) {
+  return {.purpose = "link", .session = "launch", .server = key.server, .context = {}, .host = {}};
+}
 
 using namespace std::chrono_literals;
 using SteadyClock = std::chrono::steady_clock;
@@ -224,7 +198,7 @@ void count_stream(LinkStream& stream) {
 
 void answer_meter(UniqueFd fd, const LinkKey& key) {
   LinkStream stream(std::move(fd), SteadyClock::now() + kStranger);
-  stream.prove_as_server(key);
+  stream.prove(comm::Handshake::listening(key.secret, introduction(key), {}));
   stream.set_deadline(SteadyClock::now() + kMeterPatience + kLongestSending);
   switch (stream.read(1).front()) {
     case kPings:
@@ -251,7 +225,7 @@ LinkServer::LinkServer(const std::string& address, LinkKey key) : key_(std::move
   ::getsockname(listener_.get(), reinterpret_cast<sockaddr*>(&bound.storage), &bound.size);
   port_ = ntohs(bound.storage.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(bound.storage).sin6_port
                                                     : reinterpret_cast<const sockaddr_in&>(bound.storage).sin_port);
-  thread_ = std::thread([this, stop = stop_.get()] { serve(stop); });
+  thread_ = start_thread("the link meter", [this, stop = stop_.get()] { serve(stop); });
 }
 
 LinkServer::~LinkServer() {
@@ -276,7 +250,7 @@ void LinkServer::serve(int stop) const {
 
 Nanoseconds measure_round_trip(const LinkTarget& target, const LinkKey& key) {
   LinkStream stream = LinkStream::connect(target, SteadyClock::now() + kMeterPatience);
-  stream.prove_as_client(key);
+  stream.prove(comm::Handshake::connecting(key.secret, introduction(key)));
   stream.write(std::string(1, kPings));
   std::vector<Nanoseconds> trips;
   for (int i = 0; i < kRoundTrips; ++i) {
@@ -291,7 +265,7 @@ Nanoseconds measure_round_trip(const LinkTarget& target, const LinkKey& key) {
 double measure_bandwidth(const LinkTarget& target, const LinkKey& key, Nanoseconds duration) {
   const Nanoseconds sending = std::min<Nanoseconds>(duration, kLongestSending);
   LinkStream stream = LinkStream::connect(target, SteadyClock::now() + sending + kMeterPatience);
-  stream.prove_as_client(key);
+  stream.prove(comm::Handshake::connecting(key.secret, introduction(key)));
   stream.write(std::string(1, kStream) + digits(sending.count() / 4));
   const std::unique_ptr<char[]> buffer(new char[kMeterChunk]());
   const auto end = SteadyClock::now() + sending;

@@ -17,6 +17,7 @@
 #include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/subprocess.h"
+#include "dtrain/comm/handshake.h"
 
 namespace dtrain::run {
 
@@ -89,8 +90,7 @@ class LinkStream {
 
   // Comes first on a connection, on both sides. CommError: the other side does not know the secret, or is another host
   // than intended.
-  void prove_as_client(const LinkKey& key);
-  void prove_as_server(const LinkKey& key);
+  void prove(comm::Handshake handshake);
 
  private:
   bool wait(short events) const;

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <set>
 #include <utility>
@@ -20,6 +21,7 @@
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
+#include "dtrain/rank/checkpoint_folder.h"
 #include "dtrain/rank/screen.h"
 #include "dtrain/scheduler/core_groups.h"
 #include "machine_limits.h"
@@ -340,6 +342,10 @@ Json division_key(const LaunchPlan& plan, const scheduler::ClusterAgent& agent, 
       models.push_back(identity_of(file.path));
     }
   }
+  std::string variables_text;
+  for (const auto& [name, value] : plan.experiment.variables_of_ranks(plan.on_gpus())) {
+    variables_text += name + "=" + value + '\0';
+  }
   Json cores = Json::array();
   for (const scheduler::ClusterSlot& core : agent.slots) cores.push_back({core.cpus, core.node, core.kind});
   const auto threads = variables.find("OMP_NUM_THREADS");
@@ -348,16 +354,16 @@ Json division_key(const LaunchPlan& plan, const scheduler::ClusterAgent& agent, 
           {"program", identity_of(plan.command.front())},
           {"model", std::move(models)},
           {"experiment", std::move(asked)},
+          {"variables", std::to_string(std::hash<std::string>{}(variables_text))},
           {"max_slots", plan.experiment.resources.max_slots.value_or(0)},
           {"omp_num_threads", threads == variables.end() ? "" : threads->second}};
 }
 
 // Returns the agent for which auto chooses. ConfigError: there are several.
-const scheduler::ClusterAgent& only_agent(const LaunchPlan& plan) {
-  const config::Experiment& experiment = plan.experiment;
-  if (plan.launcher.type != config::LauncherType::kLocal) {
+const scheduler::ClusterAgent& only_agent(const LaunchPlan& plan, const config::Experiment& experiment) {
+  if (plan.launcher().type != config::LauncherType::kLocal) {
     refuse(experiment, "is for launches on this machine, and " + plan.cluster.source +
-                           " has launcher: " + config::to_string(plan.launcher.type));
+                           " has launcher: " + config::to_string(plan.launcher().type));
   }
   std::vector<const scheduler::ClusterAgent*> agents;
   for (const scheduler::ClusterAgent& one : plan.cluster.agents) {
@@ -383,13 +389,9 @@ Division all_slots(const LaunchPlan& plan, const scheduler::ClusterAgent& agent)
           .trials = {}};
 }
 
-void check_can_try(const LaunchPlan& plan, const LaunchRequest& request) {
-  if (request.mock.any()) refuse(plan.experiment, "does not go with --mock " + to_string(request.mock));
-}
-
 // Fills in the division, by trials if nothing is remembered. False: interrupted.
 bool settle_trials(Division& division, const LaunchPlan& plan, const scheduler::ClusterAgent& agent,
-                   const LaunchRequest& request, const Variables& variables) {
+                   const CompleteRequest& request, const Variables& variables) {
   const Remembered remembered(cache_folder(variables), "divisions");
   const Json key = division_key(plan, agent, variables);
   if (const auto entry = remembered.find(key)) {
@@ -422,27 +424,25 @@ bool settle_trials(Division& division, const LaunchPlan& plan, const scheduler::
   return true;
 }
 
-}  // namespace
-
-DivisionChoice choose_division(LaunchRequest& request, const Json* before, const Variables& variables) {
-  DivisionChoice choice;
+// Sets the request's division, and its number of ranks as an override. False: a signal has stopped the trials.
+bool choose_division(CompleteRequest& request, const Variables& variables) {
   const config::Experiment experiment =
       config::read_experiment(request.experiment_file, request.overrides, request.contents);
-  if (before && before->contains("division")) choice.division = division_of(before->at("division"));
+  const Json* const before = request.continued ? &request.continued->plan : nullptr;
+  if (before && before->contains("division")) request.division = division_of(before->at("division"));
   if (experiment.resources.slots_per_trial > 0) {
-    if (choice.division && choice.division->slots != experiment.resources.slots_per_trial) choice.division.reset();
-    return choice;
+    if (request.division && request.division->slots != experiment.resources.slots_per_trial) request.division.reset();
+    return true;
   }
   if (before) {
     request.overrides.push_back(slots_override(before->at("world_size").get<int>()));
-    return choice;
+    return true;
   }
-  LaunchRequest with_one = request;
+  CompleteRequest with_one = request;
   with_one.overrides.push_back(slots_override(1));
   with_one.mock = {};
-  LaunchPlan plan = make_launch_plan(with_one, variables);
-  plan.experiment.auto_slots_at = experiment.auto_slots_at;
-  const scheduler::ClusterAgent& agent = only_agent(plan);
+  const LaunchPlan plan = make_launch_plan(with_one, variables);
+  const scheduler::ClusterAgent& agent = only_agent(plan, experiment);
   Division division;
   if (!agent.of_cores) {
     division = all_slots(plan, agent);
@@ -455,14 +455,31 @@ DivisionChoice choose_division(LaunchRequest& request, const Json* before, const
                                                        " cores divides the global batch evenly, within max_slots",
                   .trials = {}};
     } else {
-      check_can_try(plan, request);
-      choice.interrupted = !settle_trials(division, plan, agent, request, variables);
-      if (choice.interrupted) return choice;
+      if (request.mock.any()) refuse(experiment, "does not go with --mock " + to_string(request.mock));
+      if (!settle_trials(division, plan, agent, request, variables)) return false;
     }
   }
   request.overrides.push_back(slots_override(division.slots > 0 ? division.slots : division.trials.front().slots));
-  choice.division = std::move(division);
-  return choice;
+  request.division = std::move(division);
+  return true;
+}
+
+}  // namespace
+
+std::optional<CompleteRequest> complete_request(const LaunchRequest& given, const Variables& variables) {
+  CompleteRequest request{given};
+  if (!given.continue_run.empty()) {
+    const ContinuedRun& run = request.continued.emplace(read_continued_run(given.continue_run));
+    find_checkpoint_folder(run.folder);  // a rank of another host may not see it
+    request.experiment_file = run.experiment_file;
+    request.contents = run.contents;
+    request.overrides = merge_overrides(run.overrides, given.overrides);
+    request.run_dir = run.folder.path;
+    if (request.cluster.empty()) request.cluster = run.cluster_file;
+  }
+  if (!request.contents.empty()) request.contents = fs::absolute(request.contents).lexically_normal();
+  if (!choose_division(request, variables)) return std::nullopt;
+  return request;
 }
 
 }  // namespace dtrain::run

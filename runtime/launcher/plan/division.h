@@ -8,8 +8,6 @@
 #include <vector>
 
 #include "dtrain/base/json.h"
-#include "dtrain/launcher/launch.h"
-#include "dtrain/rank/environment.h"
 #include "dtrain/scheduler/cluster_agents.h"
 
 namespace dtrain::run {
@@ -46,18 +44,5 @@ Division division_of(const Json& json);  // Json::exception if it is malformed
 std::string trial_text(const DivisionTrial& trial);
 // Returns the rows of the printed plan.
 std::string render_division(const Division& division);
-
-// Chooses the number of ranks of an experiment with resources.slots_per_trial: auto: remembered, or by trials. One
-// thread; trials take some seconds each.
-
-struct DivisionChoice {
-  std::optional<Division> division;  // empty: the experiment gives a number, and always has
-  bool interrupted = false;          // a signal has stopped the trials
-};
-
-// Adds the chosen number to the request's overrides, so that the plan, a continuation and repetitions of the run have
-// it. `before`: plan.json of the run that goes on, whose division is kept; null: a new run. A dry run tries nothing: if
-// nothing is remembered it takes the first number. ConfigError: auto cannot choose here; Error: all trials failed.
-DivisionChoice choose_division(LaunchRequest& request, const Json* before, const Variables& variables);
 
 }  // namespace dtrain::run

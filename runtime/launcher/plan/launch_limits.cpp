@@ -9,7 +9,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/subprocess.h"
-#include "dtrain/base/text.h"
+#include "dtrain/host/rank_threads.h"
 #include "machine_limits.h"
 #include "network/link_meter.h"
 
@@ -27,32 +27,23 @@ struct HostOfRun {
   RanksOfHost ranks;
 };
 
+std::optional<int> threads_of_user(const LaunchPlan& plan, Variables variables) {
+  for (const auto& [name, value] : plan.experiment.variables_of_ranks(plan.on_gpus())) variables[name] = value;
+  return host::threads_of_user(variables);
+}
+
 // Returns the number of threads that libtorch takes in the rank's process; 0: its host decides.
 int threads_of(const LaunchPlan& plan, const RankPlacement& rank, const Variables& variables) {
-  Variables of_rank = thread_variables(plan, rank, variables);  // without CPUs, a guess
-  if (rank.threads <= 0) of_rank.erase("OMP_NUM_THREADS");
-  for (const auto& [name, value] : plan.experiment.variables_of_ranks(false)) of_rank[name] = value;
-  of_rank.insert(variables.begin(), variables.end());
-  std::string_view text = of_rank["OMP_NUM_THREADS"];
-  return std::max(0, take_number<int>(text).value_or(0));
+  return threads_of_user(plan, variables).value_or(rank.threads);
 }
 
 // True unless the user has set the number of threads: only then may ranks try more than one thread for a core.
 bool may_try_siblings(const LaunchPlan& plan, const Variables& variables) {
-  const auto of_experiment = plan.experiment.variables_of_ranks(plan.on_gpus());
-  return !variables.contains("OMP_NUM_THREADS") &&
-         std::none_of(of_experiment.begin(), of_experiment.end(),
-                      [](const auto& one) { return one.first == "OMP_NUM_THREADS"; });
-}
-
-const scheduler::ClusterAgent* agent_of(const LaunchPlan& plan, const std::string& agent) {
-  const auto& agents = plan.cluster.agents;
-  const auto found = std::find_if(agents.begin(), agents.end(), [&](const auto& one) { return one.agent.id == agent; });
-  return found == agents.end() ? nullptr : &*found;
+  return !threads_of_user(plan, variables);
 }
 
 // Returns the hosts in the order of their first ranks.
-std::vector<HostOfRun> hosts_of_run(const LaunchPlan& plan, const Variables& variables) {
+std::vector<HostOfRun> hosts_of_run(const PlacedLaunch& plan, const Variables& variables) {
   std::vector<HostOfRun> hosts;
   for (const RankPlacement& rank : plan.ranks) {
     auto host = std::find_if(hosts.begin(), hosts.end(), [&](const HostOfRun& one) { return one.name == rank.host; });
@@ -62,7 +53,7 @@ std::vector<HostOfRun> hosts_of_run(const LaunchPlan& plan, const Variables& var
       one.ranks.most_threads = may_try_siblings(plan, variables) ? rank.most_threads : one.ranks.threads;
       one.ranks.ranks = 0;
       one.ranks.program = plan.command.front();
-      if (const scheduler::ClusterAgent* agent = agent_of(plan, rank.agent)) {
+      if (const scheduler::ClusterAgent* agent = plan.find_agent(rank.agent)) {
         one.ranks.of_cores = agent->of_cores;
         one.ranks.slots = agent->of_cores ? 0 : agent->agent.slots;
       }
@@ -133,8 +124,8 @@ std::string measured_text(const std::string& host, bool here, const MachineLimit
          " of its cores the last time" + text;
 }
 
-// Sets the plan's threads to the number of the limits, and says why.
-void choose_threads(LaunchPlan& plan, const std::string& host, const profile::RankLimits& limits,
+// Sets the ranks' threads to the number of the limits, and says why.
+void choose_threads(PlacedLaunch& plan, const std::string& host, const profile::RankLimits& limits,
                     const Variables& variables) {
   if (!may_try_siblings(plan, variables) || limits.gflops_by_threads.size() < 2) return;
   for (RankPlacement& rank : plan.ranks) {
@@ -149,8 +140,9 @@ void choose_threads(LaunchPlan& plan, const std::string& host, const profile::Ra
   plan.why_threads = text;
 }
 
-// Returns the reason for the number of threads while no limits are known. Puts the user's own number into the plan.
-std::string threads_before_measuring(LaunchPlan& plan, const Variables& variables) {
+// Returns the reason for the number of threads while no limits are known. Puts the user's own number into the
+// placement.
+std::string threads_before_measuring(PlacedLaunch& plan, const Variables& variables) {
   if (!may_try_siblings(plan, variables)) {
     for (RankPlacement& rank : plan.ranks) rank.threads = threads_of(plan, rank, variables);
     return "OMP_NUM_THREADS is set";
@@ -163,7 +155,7 @@ std::string threads_before_measuring(LaunchPlan& plan, const Variables& variable
 
 }  // namespace
 
-void recall_threads(LaunchPlan& plan, const Variables& variables) {
+void recall_threads(PlacedLaunch& plan, const Variables& variables) {
   plan.why_threads = threads_before_measuring(plan, variables);
   if (plan.on_gpus()) return;
   for (const HostOfRun& host : hosts_of_run(plan, variables)) {
@@ -173,7 +165,7 @@ void recall_threads(LaunchPlan& plan, const Variables& variables) {
   }
 }
 
-void settle_limits(LaunchPlan& plan, const RemoteCommand& remote, const Variables& variables,
+void settle_limits(PlacedLaunch& plan, const RemoteCommand& remote, const Variables& variables,
                    const std::function<void(const std::string&)>& say) {
   plan.limits.clear();
   plan.why_threads = threads_before_measuring(plan, variables);

@@ -9,23 +9,16 @@
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/host/network.h"
+#include "dtrain/host/rank_threads.h"
 #include "dtrain/launcher/launch.h"
 #include "dtrain/rank/gpus_seen.h"
 #include "dtrain/rank/libtorch.h"
-#include "dtrain/rank/run_folder.h"
 #include "dtrain/scheduler/core_groups.h"
 #include "entrypoint.h"
 
 namespace dtrain::run {
 
 namespace {
-
-// Returns the agents of the plan that have ranks, by id.
-std::map<std::string, const scheduler::ClusterAgent*> agents_of(const LaunchPlan& plan) {
-  std::map<std::string, const scheduler::ClusterAgent*> agents;
-  for (const scheduler::ClusterAgent& agent : plan.cluster.agents) agents[agent.agent.id] = &agent;
-  return agents;
-}
 
 // Counts the GPU slots of earlier agents on this agent's host: the file's order of agents divides a host's GPUs.
 int gpus_before(const scheduler::ClusterAgent& agent, const LaunchPlan& plan) {
@@ -56,84 +49,21 @@ scheduler::Machine machine_with_gpus() {
   return machine;
 }
 
-config::AgentSlotType asked_slot_type(const config::Experiment& experiment) {
-  switch (experiment.resources.slot_type) {
-    case config::SlotType::kCpu:
-      return config::AgentSlotType::kCpu;
-    case config::SlotType::kCuda:
-      return config::AgentSlotType::kCuda;
-    case config::SlotType::kAuto:
-      break;
-  }
-  return config::AgentSlotType::kAuto;
-}
-
-config::AgentSlotType decide_slot_type(const config::Experiment& experiment, const scheduler::ClusterAgents& cluster) {
-  const config::AgentSlotType asked = asked_slot_type(experiment);
-  if (asked != config::AgentSlotType::kAuto) return asked;
-  const bool has_gpus = std::any_of(cluster.agents.begin(), cluster.agents.end(), [&](const auto& one) {
-    return one.agent.resource_pool == experiment.resources.resource_pool &&
-           one.agent.slot_type == config::AgentSlotType::kCuda;
-  });
-  return has_gpus ? config::AgentSlotType::kCuda : config::AgentSlotType::kCpu;
-}
-
-void check_devices_support(const config::Experiment& experiment, bool on_gpus) {
-  const std::vector<std::string> keys =
-      on_gpus ? config::keys_not_for_gpus(experiment) : config::keys_not_for_cpus(experiment);
-  if (keys.empty()) return;
-  throw ConfigError(
-      experiment.file.string() + ": " + keys.front() + ": " + (on_gpus ? config::kNotForGpus : config::kNotForCpus),
-      std::string("resources.slot_type is auto, and there are ") + (on_gpus ? "GPUs" : "no GPUs"));
-}
-
-std::string refusal_on_gpus(const LaunchPlan& plan) {
-  std::string text;
-  for (const std::string& warning : plan.cluster.warnings) text += "\n  " + warning;
-  const auto& agents = plan.cluster.agents;
-  const bool here = std::any_of(agents.begin(), agents.end(), [](const auto& agent) { return agent.here; });
-  const bool has_gpu = std::any_of(agents.begin(), agents.end(), [](const scheduler::ClusterAgent& agent) {
-    return std::any_of(agent.slots.begin(), agent.slots.end(), [](const auto& slot) { return slot.is_gpu(); });
-  });
-  if (here && !has_gpu && plan.cluster.warnings.empty()) {
-    text += "\n  this machine: NVIDIA's driver (NVML) reports no GPU, or CUDA_VISIBLE_DEVICES hides all of them";
-  }
-  return text;
-}
-
-void check_gpus_are_free(LaunchPlan& plan) {
-  if (!plan.on_gpus() || plan.launcher.type != config::LauncherType::kLocal) return;
-  const auto is_here = [](const RankPlacement& rank) { return rank.gpu && rank.gpu->index >= 0; };
-  if (std::none_of(plan.ranks.begin(), plan.ranks.end(), is_here)) return;
-  const auto setups = look_at_gpu_setups(kGpuPatienceOfRuns);
-  if (!setups) return;
-  for (const RankPlacement& rank : plan.ranks) {
-    if (!is_here(rank)) continue;
-    const auto setup = std::find_if(setups->gpus.begin(), setups->gpus.end(),
-                                    [&](const host::GpuSetup& one) { return one.index == rank.gpu->index; });
-    if (setup == setups->gpus.end()) continue;
-    const GpuUse use = use_of_gpu(*setup, text_of(*rank.gpu), {});
-    if (!use.refusal.empty()) throw ConfigError(use.refusal, use.remedy);
-    if (!use.warning.empty()) plan.warnings.push_back(use.warning);
-  }
-}
-
-Variables gpu_variables(const LaunchPlan& plan) {
+Variables gpu_variables(const PlacedLaunch& placed) {
   std::vector<std::string> gpus;
-  for (const RankPlacement& rank : plan.ranks) {
-    if (rank.host == plan.host && rank.gpu) gpus.push_back(rank.gpu->id());
+  for (const RankPlacement& rank : placed.ranks) {
+    if (rank.host == placed.host && rank.gpu) gpus.push_back(rank.gpu->id());
   }
   return {{"CUDA_VISIBLE_DEVICES", join(gpus, ",")}, {"CUDA_DEVICE_ORDER", "PCI_BUS_ID"}};
 }
 
-std::string gpus_variable(const LaunchPlan& plan) {
-  const auto agents = agents_of(plan);
+std::string gpus_variable(const PlacedLaunch& placed) {
   std::map<std::string, std::size_t> hosts;
   std::vector<std::string> parts;
-  for (const RankPlacement& rank : plan.ranks) {
+  for (const RankPlacement& rank : placed.ranks) {
     const std::size_t host = hosts.try_emplace(rank.host, hosts.size()).first->second;
-    const auto agent = agents.find(rank.agent);
-    const int before = agent == agents.end() ? 0 : gpus_before(*agent->second, plan);
+    const auto* const agent = placed.find_agent(rank.agent);
+    const int before = agent ? gpus_before(*agent, placed) : 0;
     parts.push_back(std::to_string(host) + ":" +
                     (rank.gpu ? rank.gpu->id() : std::to_string(before + std::max(0, rank.slot))));
   }
@@ -160,18 +90,9 @@ scheduler::Claim first_slots(const scheduler::Placement& placement, std::span<co
   return claim;
 }
 
-using AgentsById = std::map<std::string, const scheduler::ClusterAgent*>;
-
-AgentsById by_id(const scheduler::ClusterAgents& cluster) {
-  AgentsById agents;
-  for (const scheduler::ClusterAgent& one : cluster.agents) agents[one.agent.id] = &one;
-  return agents;
-}
-
-const scheduler::ClusterAgent& agent_named(const std::string& id, const AgentsById& agents) {
-  const auto found = agents.find(id);
-  if (found == agents.end()) throw Error("there is no agent '" + id + "' in the cluster");
-  return *found->second;
+const scheduler::ClusterAgent& agent_named(const std::string& id, const ChosenSlots& slots) {
+  if (const auto* const agent = slots.find_agent(id)) return *agent;
+  throw Error("there is no agent '" + id + "' in the cluster");
 }
 
 scheduler::ClusterAgents cluster_for(const config::Experiment& experiment, config::AgentSlotType slot_default,
@@ -186,22 +107,86 @@ scheduler::ClusterAgents cluster_for(const config::Experiment& experiment, confi
   return scheduler::find_cluster(file, variables, defaults, machine);
 }
 
+// Returns the type of slots that the experiment asks for.
+config::AgentSlotType asked_slot_type(const config::Experiment& experiment) {
+  switch (experiment.resources.slot_type) {
+    case config::SlotType::kCpu:
+      return config::AgentSlotType::kCpu;
+    case config::SlotType::kCuda:
+      return config::AgentSlotType::kCuda;
+    case config::SlotType::kAuto:
+      break;
+  }
+  return config::AgentSlotType::kAuto;
+}
+
+// Returns the type of the slots on which the experiment is placed. auto: kCuda if its resource pool has agents of GPUs,
+// else kCpu.
+config::AgentSlotType decide_slot_type(const config::Experiment& experiment, const scheduler::ClusterAgents& cluster) {
+  const config::AgentSlotType asked = asked_slot_type(experiment);
+  if (asked != config::AgentSlotType::kAuto) return asked;
+  const bool has_gpus = std::any_of(cluster.agents.begin(), cluster.agents.end(), [&](const auto& one) {
+    return one.agent.resource_pool == experiment.resources.resource_pool &&
+           one.agent.slot_type == config::AgentSlotType::kCuda;
+  });
+  return has_gpus ? config::AgentSlotType::kCuda : config::AgentSlotType::kCpu;
+}
+
+// ConfigError if the experiment has keys that the devices chosen by slot_type: auto do not support.
+void check_devices_support(const config::Experiment& experiment, bool on_gpus) {
+  const std::vector<std::string> keys =
+      on_gpus ? config::keys_not_for_gpus(experiment) : config::keys_not_for_cpus(experiment);
+  if (keys.empty()) return;
+  throw ConfigError(
+      experiment.file.string() + ": " + keys.front() + ": " + (on_gpus ? config::kNotForGpus : config::kNotForCpus),
+      std::string("resources.slot_type is auto, and there are ") + (on_gpus ? "GPUs" : "no GPUs"));
+}
+
+// Returns lines that are added to the refusal of an experiment that never fits on GPU slots: the warnings of the
+// cluster, or that this machine has no visible GPU.
+std::string refusal_on_gpus(const scheduler::ClusterAgents& cluster) {
+  std::string text;
+  for (const std::string& warning : cluster.warnings) text += "\n  " + warning;
+  const auto& agents = cluster.agents;
+  const bool here = std::any_of(agents.begin(), agents.end(), [](const auto& agent) { return agent.here; });
+  const bool has_gpu = std::any_of(agents.begin(), agents.end(), [](const scheduler::ClusterAgent& agent) {
+    return std::any_of(agent.slots.begin(), agent.slots.end(), [](const auto& slot) { return slot.is_gpu(); });
+  });
+  if (here && !has_gpu && cluster.warnings.empty()) {
+    text += "\n  this machine: NVIDIA's driver (NVML) reports no GPU, or CUDA_VISIBLE_DEVICES hides all of them";
+  }
+  return text;
+}
+
+// Returns the experiment's request to the scheduler, for slots of this type.
+scheduler::SlotRequest slot_request(const config::Experiment& experiment, const config::Scheduler& scheduler,
+                                    config::AgentSlotType type) {
+  return {.slots = experiment.resources.slots_per_trial,
+          .cores_per_slot = experiment.resources.cores_per_slot,
+          .is_single_node = experiment.resources.is_single_node,
+          .resource_pool = experiment.resources.resource_pool,
+          .slot_type = type,
+          .policy = scheduler.fitting_policy,
+          .allow_heterogeneous_fits = scheduler.allow_heterogeneous_fits};
+}
+
 // True if an experiment that fits on no GPUs would fit on cores.
-bool fits_on_cores(const LaunchPlan& plan, const std::filesystem::path& cluster_file, const Variables& variables,
-                   const scheduler::Machine& machine) {
+bool fits_on_cores(const config::Experiment& experiment, const std::filesystem::path& cluster_file,
+                   const Variables& variables, const scheduler::Machine& machine) {
   constexpr auto kCpu = config::AgentSlotType::kCpu;
-  const scheduler::ClusterAgents cluster = cluster_for(plan.experiment, kCpu, cluster_file, variables, machine);
-  const scheduler::SlotRequest request = slot_request(plan.experiment, cluster.cluster.scheduler, kCpu);
+  const scheduler::ClusterAgents cluster = cluster_for(experiment, kCpu, cluster_file, variables, machine);
+  const scheduler::SlotRequest request = slot_request(experiment, cluster.cluster.scheduler, kCpu);
   return scheduler::place(scheduler::empty_slots(cluster), request).has_value();
 }
 
-// Returns the reason why libtorch cannot use the GPUs that the plan has chosen for ranks on this machine. Empty: it can
-// use them, or the launcher is not local.
-std::string why_no_cuda_here(const LaunchPlan& plan, const Variables& variables) {
-  if (!plan.on_gpus() || plan.launcher.type != config::LauncherType::kLocal) return {};
+// Returns the reason why libtorch cannot use the GPUs that were chosen for ranks on this machine. Empty: it can use
+// them, or the launcher is not local.
+std::string why_no_cuda_here(const config::Experiment& experiment, const ChosenSlots& chosen,
+                             const Variables& variables) {
+  if (!chosen.on_gpus() || chosen.launcher().type != config::LauncherType::kLocal) return {};
   Variables of_a_rank = variables;
-  for (const auto& [name, value] : plan.experiment.variables_of_ranks(true)) of_a_rank[name] = value;
-  const std::filesystem::path program = find_entrypoint(plan.experiment, variables);
+  for (const auto& [name, value] : experiment.variables_of_ranks(true)) of_a_rank[name] = value;
+  const std::filesystem::path program = find_entrypoint(experiment, variables);
   const std::string library_path = find_libraries(program, of_a_rank);
   const auto given = of_a_rank.find("LD_LIBRARY_PATH");
   return why_no_cuda(program, !library_path.empty() ? library_path : given == of_a_rank.end() ? "" : given->second);
@@ -214,16 +199,15 @@ std::vector<std::vector<int>> cpus_of(const std::vector<host::Core>& cores) {
 }
 
 // ConfigError: the experiment asks for more cores than a declared slot has, on an agent where it is placed.
-void check_slots_have_cores(const LaunchPlan& plan, const scheduler::Placement& placement) {
-  const int wanted = plan.request.cores_per_slot;
-  const AgentsById agents = by_id(plan.cluster);
+void check_slots_have_cores(const ChosenSlots& chosen, const scheduler::Placement& placement) {
+  const int wanted = chosen.request.cores_per_slot;
   for (const scheduler::AgentShare& share : placement) {
-    const scheduler::ClusterAgent& agent = agent_named(share.agent, agents);
+    const scheduler::ClusterAgent& agent = agent_named(share.agent, chosen);
     if (agent.of_cores) continue;
     for (const scheduler::ClusterSlot& slot : agent.slots) {
       if (slot.index < 0 || slot.cpus.empty() || slot.cores >= wanted) continue;
       throw ConfigError("resources.cores_per_slot is " + std::to_string(wanted) + ", but slot " +
-                            std::to_string(slot.index) + " of agent " + share.agent + " (" + plan.cluster.source +
+                            std::to_string(slot.index) + " of agent " + share.agent + " (" + chosen.cluster.source +
                             ") has " + count_of(slot.cores, "core"),
                         "use at most " + std::to_string(slot.cores) + ", or auto for all cores of the slot");
     }
@@ -307,105 +291,62 @@ void take_cores(RankPlacement& rank, const scheduler::SlotRequest& request, cons
   std::sort(rank.cpus.begin(), rank.cpus.end());
 }
 
-int count_cpus(const std::vector<std::vector<int>>& of_ranks) {
-  std::set<int> all;
-  for (const std::vector<int>& cpus : of_ranks) {
-    if (cpus.empty()) return 0;  // a rank of another host, or one that is not bound
-    all.insert(cpus.begin(), cpus.end());
-  }
-  return static_cast<int>(all.size());
-}
-
-// Returns the number of CPUs that slots made of this machine's cores would have; 0: its slots are declared.
-int cpus_of_slots(const config::Resources& resources, const scheduler::ClusterAgents& cluster) {
-  if (cluster.agents.size() != 1 || !cluster.agents.front().of_cores || !cluster.agents.front().here) return 0;
-  const std::size_t cores = resources.cores_per_slot == 0
-                                ? cluster.cores.size()
-                                : static_cast<std::size_t>(resources.slots_per_trial * resources.cores_per_slot);
-  std::size_t cpus = 0;
-  for (std::size_t i = 0; i < std::min(cores, cluster.cores.size()); ++i) cpus += cluster.cores[i].cpus.size();
-  return static_cast<int>(cpus);
-}
-
 // Gives all ranks as many threads as the rank with the fewest: with unlike numbers they would wait for each other, and
 // the bits of a run would depend on which rank has which cores.
 void make_threads_alike(std::vector<RankPlacement>& ranks) {
-  int least = 0;
-  int least_of_all = 0;
-  for (const RankPlacement& rank : ranks) {
-    if (rank.threads == 0) continue;
-    least = least == 0 ? rank.threads : std::min(least, rank.threads);
-    least_of_all = least_of_all == 0 ? rank.most_threads : std::min(least_of_all, rank.most_threads);
-  }
+  std::vector<host::RankThreads> threads;
+  for (const RankPlacement& rank : ranks) threads.push_back({rank.threads, rank.most_threads});
+  const host::RankThreads least = host::threads_of_all(threads);
   for (RankPlacement& rank : ranks) {
     if (rank.threads == 0) continue;
-    rank.threads = least;
-    rank.most_threads = least_of_all;
+    rank.threads = least.threads;
+    rank.most_threads = least.most_threads;
   }
+}
+
+// Adds warnings of GPUs of this machine on which other processes compute. ConfigError if such a GPU admits only one
+// process. With other launchers than local the ranks look themselves, each on its host.
+void check_gpus_are_free(PlacedLaunch& placed) {
+  if (!placed.on_gpus() || placed.launcher().type != config::LauncherType::kLocal) return;
+  const auto is_here = [](const RankPlacement& rank) { return rank.gpu && rank.gpu->index >= 0; };
+  if (std::none_of(placed.ranks.begin(), placed.ranks.end(), is_here)) return;
+  const auto setups = look_at_gpu_setups(kGpuPatienceOfRuns);
+  if (!setups) return;
+  for (const RankPlacement& rank : placed.ranks) {
+    if (!is_here(rank)) continue;
+    const auto setup = std::find_if(setups->gpus.begin(), setups->gpus.end(),
+                                    [&](const host::GpuSetup& one) { return one.index == rank.gpu->index; });
+    if (setup == setups->gpus.end()) continue;
+    const GpuUse use = use_of_gpu(*setup, text_of(*rank.gpu), {});
+    if (!use.refusal.empty()) throw ConfigError(use.refusal, use.remedy);
+    if (!use.warning.empty()) placed.warnings.push_back(use.warning);
+  }
+}
+
+// Chooses the network of the ranks if they have several hosts. Adds a warning if several networks are common.
+void settle_network(PlacedLaunch& placed, const RemoteCommand& remote) {
+  std::vector<std::string> hosts;  // as the remote shell names them; "" is this host
+  for (const scheduler::AgentShare& share : placed.placement) {
+    const scheduler::ClusterAgent& agent = agent_named(share.agent, placed);
+    hosts.push_back(agent.here ? "" : agent.agent.host);
+  }
+  if (std::all_of(hosts.begin(), hosts.end(), [](const std::string& host) { return host.empty(); })) return;
+  placed.network = choose_network({.hosts = hosts,
+                                   .wanted = placed.cluster.cluster.network_interface,
+                                   .source = placed.cluster.source,
+                                   .remote = remote});
+  const std::string warning = several_networks_warning(placed.network);
+  if (!warning.empty()) placed.warnings.push_back(warning);
 }
 
 }  // namespace
 
-scheduler::SlotRequest slot_request(const config::Experiment& experiment, const config::Scheduler& scheduler,
-                                    config::AgentSlotType type) {
-  return {.slots = experiment.resources.slots_per_trial,
-          .cores_per_slot = experiment.resources.cores_per_slot,
-          .is_single_node = experiment.resources.is_single_node,
-          .resource_pool = experiment.resources.resource_pool,
-          .slot_type = type,
-          .policy = scheduler.fitting_policy,
-          .allow_heterogeneous_fits = scheduler.allow_heterogeneous_fits};
-}
-
-void place_ranks(LaunchPlan& plan, const std::filesystem::path& cluster_file, const Variables& variables,
-                 const std::optional<scheduler::Machine>& given) {
-  const scheduler::Machine machine = given ? *given : machine_with_gpus();
-  const auto choose = [&](const config::Experiment& experiment) {
-    plan.cluster = cluster_for(experiment, asked_slot_type(experiment), cluster_file, variables, machine);
-    plan.launcher = plan.cluster.cluster.launcher;
-    plan.request = slot_request(experiment, plan.cluster.cluster.scheduler, decide_slot_type(experiment, plan.cluster));
-  };
-  choose(plan.experiment);
-  plan.why_no_cuda = why_no_cuda_here(plan, variables);
-  if (!plan.why_no_cuda.empty()) {
-    if (plan.experiment.resources.slot_type == config::SlotType::kCuda) {
-      throw ConfigError("resources.slot_type is cuda, but " + plan.why_no_cuda,
-                        "install the full libtorch (dtrain doctor names what is missing), or train on CPUs with "
-                        "resources.slot_type: cpu");
-    }
-    config::Experiment on_cores = plan.experiment;
-    on_cores.resources.slot_type = config::SlotType::kCpu;
-    choose(on_cores);
-  }
-  check_devices_support(plan.experiment, plan.on_gpus());
-  const std::vector<scheduler::AgentSlots> agents = scheduler::empty_slots(plan.cluster);
-  const auto placement = scheduler::place(agents, plan.request);
-  if (!placement) {
-    const auto refusal = scheduler::never_fits(agents, plan.request, plan.experiment.global_batch_size);
-    if (!refusal) throw Error("the slots fit on no agent, and no rule explains it: this is a bug in dtrain");
-    std::string text = plan.cluster.source + ": " + refusal->text();
-    std::string remedy = refusal->remedy;
-    if (plan.on_gpus()) {
-      text += refusal_on_gpus(plan);
-      if (fits_on_cores(plan, cluster_file, variables, machine))
-        remedy += "; or train on CPUs with resources.slot_type: cpu";
-    }
-    throw ConfigError(text, remedy);
-  }
-  plan.warnings.insert(plan.warnings.end(), plan.cluster.warnings.begin(), plan.cluster.warnings.end());
-  check_slots_have_cores(plan, *placement);
-  assign_slots(plan, first_slots(*placement, agents, plan.request));
-}
-
-void assign_slots(LaunchPlan& plan, const scheduler::Claim& claim) {
-  const AgentsById agents = by_id(plan.cluster);
-  plan.placement.clear();
-  plan.ranks.clear();
+std::vector<RankPlacement> ranks_on(const LaunchPlan& plan, const scheduler::Claim& claim) {
+  std::vector<RankPlacement> ranks;
   for (const scheduler::ClaimedShare& share : claim) {
-    const scheduler::ClusterAgent& agent = agent_named(share.agent, agents);
-    plan.placement.push_back({share.agent, static_cast<int>(share.slots.size())});
+    const scheduler::ClusterAgent& agent = agent_named(share.agent, plan);
     for (std::size_t i = 0; i < share.slots.size(); ++i) {
-      RankPlacement rank{.rank = plan.world_size(),
+      RankPlacement rank{.rank = static_cast<int>(ranks.size()),
                          .host = agent.here ? plan.host : agent.agent.host,
                          .agent = share.agent,
                          .slot = share.slots[i]};
@@ -414,68 +355,99 @@ void assign_slots(LaunchPlan& plan, const scheduler::Claim& claim) {
       } else {
         take_cores(rank, plan.request, plan.cluster, agent, share, i);
       }
-      plan.ranks.push_back(std::move(rank));
+      ranks.push_back(std::move(rank));
     }
   }
-  make_threads_alike(plan.ranks);
+  make_threads_alike(ranks);
+  return ranks;
 }
 
-void check_can_start(const LaunchPlan& plan) {
-  const bool by_mpi = plan.launcher.type == config::LauncherType::kMpi;
-  const bool on_one_host = std::all_of(plan.ranks.begin(), plan.ranks.end(),
-                                       [&](const RankPlacement& rank) { return rank.host == plan.host; });
-  if (on_one_host && (by_mpi || plan.world_size() > 1)) host::check_loopback();
+const scheduler::ClusterAgent* ChosenSlots::find_agent(const std::string& id) const {
+  const auto is_it = [&](const scheduler::ClusterAgent& agent) { return agent.agent.id == id; };
+  const auto found = std::find_if(cluster.agents.begin(), cluster.agents.end(), is_it);
+  return found == cluster.agents.end() ? nullptr : &*found;
+}
+
+bool PlacedLaunch::is_on_this_host() const {
+  return std::all_of(ranks.begin(), ranks.end(), [this](const RankPlacement& rank) { return rank.host == host; });
+}
+
+ChosenSlots choose_slots(const config::Experiment& experiment, const std::filesystem::path& cluster_file,
+                         const Variables& variables, const std::optional<scheduler::Machine>& given) {
+  const scheduler::Machine machine = given ? *given : machine_with_gpus();
+  ChosenSlots chosen;
+  const auto choose = [&](const config::Experiment& wanted) {
+    chosen.cluster = cluster_for(wanted, asked_slot_type(wanted), cluster_file, variables, machine);
+    chosen.request = slot_request(wanted, chosen.cluster.cluster.scheduler, decide_slot_type(wanted, chosen.cluster));
+  };
+  choose(experiment);
+  chosen.why_no_cuda = why_no_cuda_here(experiment, chosen, variables);
+  if (!chosen.why_no_cuda.empty()) {
+    if (experiment.resources.slot_type == config::SlotType::kCuda) {
+      throw ConfigError("resources.slot_type is cuda, but " + chosen.why_no_cuda,
+                        "install the full libtorch (dtrain doctor names what is missing), or train on CPUs with "
+                        "resources.slot_type: cpu");
+    }
+    config::Experiment on_cores = experiment;
+    on_cores.resources.slot_type = config::SlotType::kCpu;
+    choose(on_cores);
+  }
+  check_devices_support(experiment, chosen.on_gpus());
+  const std::vector<scheduler::AgentSlots> agents = scheduler::empty_slots(chosen.cluster);
+  const auto placement = scheduler::place(agents, chosen.request);
+  if (!placement) {
+    const auto refusal = scheduler::never_fits(agents, chosen.request, experiment.global_batch_size);
+    if (!refusal) throw Error("the slots fit on no agent, and no rule explains it: this is a bug in dtrain");
+    std::string text = chosen.cluster.source + ": " + refusal->text();
+    std::string remedy = refusal->remedy;
+    if (chosen.on_gpus()) {
+      text += refusal_on_gpus(chosen.cluster);
+      if (fits_on_cores(experiment, cluster_file, variables, machine))
+        remedy += "; or train on CPUs with resources.slot_type: cpu";
+    }
+    throw ConfigError(text, remedy);
+  }
+  check_slots_have_cores(chosen, *placement);
+  chosen.first_slots = first_slots(*placement, agents, chosen.request);
+  return chosen;
+}
+
+PlacedLaunch place_launch(const LaunchPlan& plan, const scheduler::Claim& claim, const Variables& variables,
+                          const LookAtHosts* look, const KeysOfRun& of_run) {
+  PlacedLaunch placed{plan, of_run};
+  for (const scheduler::ClaimedShare& share : claim) {
+    placed.placement.push_back({share.agent, static_cast<int>(share.slots.size())});
+  }
+  placed.ranks = ranks_on(plan, claim);
+  if (look) check_gpus_are_free(placed);
+  if (look && look->remote) {
+    if (plan.launcher().type != config::LauncherType::kLocal) settle_network(placed, look->remote);
+    settle_limits(placed, look->remote, variables, look->say);
+  } else {
+    recall_threads(placed, variables);
+  }
+  return placed;
+}
+
+void check_can_start(const PlacedLaunch& placed) {
+  const bool by_mpi = placed.launcher().type == config::LauncherType::kMpi;
+  if (placed.is_on_this_host() && (by_mpi || placed.world_size() > 1)) host::check_loopback();
   if (by_mpi) {
     if (!find_program("mpirun", {}, process_variables()).empty()) return;
-    throw ConfigError(plan.cluster.source + ": launcher: mpi needs mpirun, which is not in PATH",
+    throw ConfigError(placed.cluster.source + ": launcher: mpi needs mpirun, which is not in PATH",
                       "install Open MPI on every host (apt install openmpi-bin)");
   }
-  if (plan.launcher.type == config::LauncherType::kSlurm) {
+  if (placed.launcher().type == config::LauncherType::kSlurm) {
     if (!find_program("srun", {}, process_variables()).empty()) return;
-    throw ConfigError(plan.cluster.source + ": launcher: slurm needs srun and sbatch, which are not in PATH",
+    throw ConfigError(placed.cluster.source + ": launcher: slurm needs srun and sbatch, which are not in PATH",
                       "install Slurm's commands (apt install slurm-client), or start it where they are");
   }
-  const AgentsById agents = by_id(plan.cluster);
-  for (const scheduler::AgentShare& share : plan.placement) {
-    const scheduler::ClusterAgent& agent = agent_named(share.agent, agents);
+  for (const scheduler::AgentShare& share : placed.placement) {
+    const scheduler::ClusterAgent& agent = agent_named(share.agent, placed);
     if (agent.here) continue;
-    throw ConfigError(plan.cluster.source + ": the ranks of agent " + share.agent + " belong on the host " +
+    throw ConfigError(placed.cluster.source + ": the ranks of agent " + share.agent + " belong on the host " +
                           agent.agent.host + ", but launcher: local starts ranks on this machine alone",
                       "launcher: mpi in the cluster file starts them there");
-  }
-}
-
-bool is_of_script(const config::Experiment& experiment) {
-  return experiment.hyperparameters.value("batch_size_of_loader", Json()) == Json(true);
-}
-
-std::string scaling_advice(const LaunchPlan& plan, bool has_overrides) {
-  const config::Experiment& experiment = plan.experiment;
-  if (is_of_script(experiment)) return {};  // the batch is not known yet
-  std::vector<std::vector<int>> bound;
-  for (const RankPlacement& rank : plan.ranks) bound.push_back(rank.cpus);
-  const config::BatchAndSlots now{experiment.global_batch_size, plan.world_size(), count_cpus(bound)};
-  if (has_overrides) {
-    try {
-      const config::Experiment file = config::read_experiment(experiment.file);
-      if (file.resources.slots_per_trial == 0) return {};  // auto has chosen the number
-      std::string advice = config::weak_scaling_advice(
-          {file.global_batch_size, file.resources.slots_per_trial, cpus_of_slots(file.resources, plan.cluster)}, now,
-          experiment.file.string());
-      if (!advice.empty()) return advice;
-    } catch (const ConfigError&) {  // the file is complete only with the overrides
-    }
-  }
-  try {
-    const RunFolder last = find_run(experiment.name);
-    const Json before = read_json(last.plan());
-    if (before.at("name") != experiment.name) return {};
-    bound.clear();
-    for (const Json& rank : before.at("ranks")) bound.push_back(rank.at("cpus").get<std::vector<int>>());
-    return config::weak_scaling_advice({before.at("global_batch_size"), before.at("world_size"), count_cpus(bound)},
-                                       now, "the run " + last.path.filename().string());
-  } catch (const std::exception&) {  // no such run, or an unreadable plan: no reason to refuse training
-    return {};
   }
 }
 

@@ -9,6 +9,7 @@
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/host/network.h"
+#include "dtrain/host/rank_threads.h"
 #include "dtrain/rank/gpus_seen.h"
 #include "dtrain/rank/libtorch.h"
 #include "dtrain/rank/model_files.h"
@@ -20,17 +21,17 @@ namespace {
 namespace fs = std::filesystem;
 
 // "2 of 8"; where slots are made of cores "2 slots x 4 cores, of 8"
-std::string slots_text(const LaunchPlan& plan) {
+std::string slots_text(const PlacedLaunch& placed) {
   std::int64_t all = 0;
   int cores = 0;
   std::size_t units = 0;  // fewer where a cgroup grants less time
-  for (const scheduler::ClusterAgent& agent : plan.cluster.agents) {
+  for (const scheduler::ClusterAgent& agent : placed.cluster.agents) {
     all += agent.agent.slots;
     units += agent.of_cores ? agent.slots.size() : 0;
     for (const scheduler::ClusterSlot& unit : agent.slots) cores += agent.of_cores ? std::max(1, unit.cores) : 0;
   }
-  if (cores == 0) return std::to_string(plan.world_size()) + " of " + std::to_string(all);
-  const std::string text = slots_and_cores(plan.ranks) + ", of " + std::to_string(cores);
+  if (cores == 0) return std::to_string(placed.world_size()) + " of " + std::to_string(all);
+  const std::string text = slots_and_cores(placed.ranks) + ", of " + std::to_string(cores);
   return std::cmp_less(units, cores) ? text + "; " + std::to_string(units) + " may be used at once" : text;
 }
 
@@ -41,9 +42,14 @@ bool is_of_cores(const LaunchPlan& plan) {
 }
 
 // True if a rank has more logical CPUs than cores.
-bool has_siblings(const LaunchPlan& plan) {
-  return std::any_of(plan.ranks.begin(), plan.ranks.end(),
+bool has_siblings(const PlacedLaunch& placed) {
+  return std::any_of(placed.ranks.begin(), placed.ranks.end(),
                      [](const RankPlacement& rank) { return std::cmp_greater(rank.cpus.size(), rank.cores); });
+}
+
+// True if length and batch size are those of a script's own loop (`dtrain run`).
+bool is_of_script(const config::Experiment& experiment) {
+  return experiment.hyperparameters.value("batch_size_of_loader", Json()) == Json(true);
 }
 
 std::string length_text(const config::Experiment& experiment) {
@@ -53,12 +59,12 @@ std::string length_text(const config::Experiment& experiment) {
 }
 
 // "126 = 3 x 42, of 128 asked for"
-std::string batch_text(const LaunchPlan& plan) {
-  if (is_of_script(plan.experiment))
-    return "the one of the script's loader, divided by " + std::to_string(plan.world_size());
-  std::string text = std::to_string(plan.split.effective) + " = " + std::to_string(plan.world_size()) + " x " +
-                     std::to_string(plan.split.per_slot);
-  if (const std::int64_t wanted = plan.experiment.global_batch_size; wanted != plan.split.effective) {
+std::string batch_text(const PlacedLaunch& placed) {
+  if (is_of_script(placed.experiment))
+    return "the one of the script's loader, divided by " + std::to_string(placed.world_size());
+  std::string text = std::to_string(placed.split.effective) + " = " + std::to_string(placed.world_size()) + " x " +
+                     std::to_string(placed.split.per_slot);
+  if (const std::int64_t wanted = placed.experiment.global_batch_size; wanted != placed.split.effective) {
     text += ", of " + std::to_string(wanted) + " asked for";
   }
   return text;
@@ -69,23 +75,23 @@ std::string gpu_text(const PlacedGpu& gpu) {
   return gpu.index >= 0 ? std::to_string(gpu.index) : gpu.uuid;
 }
 
-std::string render_ranks(const LaunchPlan& plan) {
+std::string render_ranks(const PlacedLaunch& placed) {
   std::size_t width = 8;
-  for (const RankPlacement& rank : plan.ranks) width = std::max(width, ranges_text(rank.cpus).size());
+  for (const RankPlacement& rank : placed.ranks) width = std::max(width, ranges_text(rank.cpus).size());
   std::string cpus_title = "cpus";
   cpus_title.resize(width, ' ');
   std::string text =
-      std::string("rank  host              ") + (plan.on_gpus() ? "gpu   " : "") + cpus_title + "  threads";
-  const bool has_batch = !is_of_script(plan.experiment);
+      std::string("rank  host              ") + (placed.on_gpus() ? "gpu   " : "") + cpus_title + "  threads";
+  const bool has_batch = !is_of_script(placed.experiment);
   text += has_batch ? "  batch\n" : "\n";
-  for (const RankPlacement& rank : plan.ranks) {
+  for (const RankPlacement& rank : placed.ranks) {
     char head[256];
     std::snprintf(head, sizeof head, "%4d  %-16s  ", rank.rank, rank.host.c_str());
     char gpu[256] = "";
     if (rank.gpu) std::snprintf(gpu, sizeof gpu, "%-4s  ", gpu_text(*rank.gpu).c_str());
     char threads[32], batch[32] = "";
     std::snprintf(threads, sizeof threads, "  %7d", rank.threads);
-    if (has_batch) std::snprintf(batch, sizeof batch, "  %5lld", static_cast<long long>(plan.split.per_slot));
+    if (has_batch) std::snprintf(batch, sizeof batch, "  %5lld", static_cast<long long>(placed.split.per_slot));
     std::string cpus = ranges_text(rank.cpus);
     cpus.resize(width, ' ');
     text += head + std::string(gpu) + cpus + threads + batch + "\n";
@@ -93,14 +99,14 @@ std::string render_ranks(const LaunchPlan& plan) {
   return text;
 }
 
-std::string render_agents(const LaunchPlan& plan) {
+std::string render_agents(const PlacedLaunch& placed) {
   std::string text = "agent             host              slots  ranks\n";
   int first = 0;
-  for (const scheduler::AgentShare& share : plan.placement) {
+  for (const scheduler::AgentShare& share : placed.placement) {
     const int last = first + share.slots - 1;
     char line[512];
     std::snprintf(line, sizeof line, "%-16s  %-16s  %5d  %d%s\n", share.agent.c_str(),
-                  plan.ranks[static_cast<std::size_t>(first)].host.c_str(), share.slots, first,
+                  placed.ranks[static_cast<std::size_t>(first)].host.c_str(), share.slots, first,
                   last > first ? (" to " + std::to_string(last)).c_str() : "");
     text += line;
     first = last + 1;
@@ -108,131 +114,188 @@ std::string render_agents(const LaunchPlan& plan) {
   return text;
 }
 
+int count_cpus(const std::vector<std::vector<int>>& of_ranks) {
+  std::set<int> all;
+  for (const std::vector<int>& cpus : of_ranks) {
+    if (cpus.empty()) return 0;  // a rank of another host, or one that is not bound
+    all.insert(cpus.begin(), cpus.end());
+  }
+  return static_cast<int>(all.size());
+}
+
+// Returns the number of CPUs that slots made of this machine's cores would have; 0: its slots are declared.
+int cpus_of_slots(const config::Resources& resources, const scheduler::ClusterAgents& cluster) {
+  if (cluster.agents.size() != 1 || !cluster.agents.front().of_cores || !cluster.agents.front().here) return 0;
+  const std::size_t cores = resources.cores_per_slot == 0
+                                ? cluster.cores.size()
+                                : static_cast<std::size_t>(resources.slots_per_trial * resources.cores_per_slot);
+  std::size_t cpus = 0;
+  for (std::size_t i = 0; i < std::min(cores, cluster.cores.size()); ++i) cpus += cluster.cores[i].cpus.size();
+  return static_cast<int>(cpus);
+}
+
+// Returns a warning if there are more slots but no larger batch than without the overrides, or than in the last run of
+// this name under ./runs; else empty.
+std::string scaling_advice(const LaunchPlan& plan, const std::vector<RankPlacement>& ranks) {
+  const config::Experiment& experiment = plan.experiment;
+  if (is_of_script(experiment)) return {};  // the batch is not known yet
+  std::vector<std::vector<int>> bound;
+  for (const RankPlacement& rank : ranks) bound.push_back(rank.cpus);
+  const config::BatchAndSlots now{experiment.global_batch_size, static_cast<int>(ranks.size()), count_cpus(bound)};
+  if (!plan.asked.overrides.empty()) {
+    try {
+      const config::Experiment file = config::read_experiment(experiment.file);
+      if (file.resources.slots_per_trial == 0) return {};  // auto has chosen the number
+      std::string advice = config::weak_scaling_advice(
+          {file.global_batch_size, file.resources.slots_per_trial, cpus_of_slots(file.resources, plan.cluster)}, now,
+          experiment.file.string());
+      if (!advice.empty()) return advice;
+    } catch (const ConfigError&) {  // the file is complete only with the overrides
+    }
+  }
+  try {
+    const RunFolder last = find_run(experiment.name);
+    const Json before = read_json(last.plan());
+    if (before.at("name") != experiment.name) return {};
+    bound.clear();
+    for (const Json& rank : before.at("ranks")) bound.push_back(rank.at("cpus").get<std::vector<int>>());
+    return config::weak_scaling_advice({before.at("global_batch_size"), before.at("world_size"), count_cpus(bound)},
+                                       now, "the run " + last.path.filename().string());
+  } catch (const std::exception&) {  // no such run, or an unreadable plan: no reason to refuse training
+    return {};
+  }
+}
+
 }  // namespace
 
-LaunchPlan make_launch_plan(const LaunchRequest& request, const Variables& variables) {
+LaunchPlan make_launch_plan(const CompleteRequest& request, const Variables& variables) {
   LaunchPlan plan;
+  plan.asked = request;
   plan.experiment = config::read_experiment(request.experiment_file, request.overrides, request.contents);
-  if (!request.contents.empty()) plan.contents = fs::absolute(request.contents).lexically_normal();
-  check_model_files(plan.experiment);
-  plan.overrides = request.overrides;
-  plan.mock = request.mock;
-  plan.is_trial = request.is_trial;
-  check_mock(plan.mock, plan.experiment.resources.slots_per_trial);
+  const config::Experiment& experiment = plan.experiment;
+  check_model_files(experiment);
+  check_mock(request.mock, experiment.resources.slots_per_trial);
   plan.host = host::host_identity().name;
-  plan.split = config::split_batch(plan.experiment.global_batch_size, plan.experiment.resources.slots_per_trial);
-  if (!plan.split.warning.empty()) plan.warnings.push_back(plan.split.warning);
-  if (plan.mock.any()) plan.warnings.push_back(mock_text(plan.mock));
-  place_ranks(plan, request.cluster, variables, request.machine);
+  plan.split = config::split_batch(experiment.global_batch_size, experiment.resources.slots_per_trial);
+  const auto warn = [&](const std::string& text) {
+    if (!text.empty()) plan.warnings.push_back(text);
+  };
+  warn(plan.split.warning);
+  if (request.mock.any()) warn(mock_text(request.mock));
+  static_cast<ChosenSlots&>(plan) = choose_slots(experiment, request.cluster, variables, request.machine);
+  plan.warnings.insert(plan.warnings.end(), plan.cluster.warnings.begin(), plan.cluster.warnings.end());
+  const std::vector<RankPlacement> ranks = ranks_on(plan, plan.first_slots);
   const auto is_here = [](const RankPlacement& rank) { return !rank.cpus.empty(); };
-  if (!plan.on_gpus() && std::any_of(plan.ranks.begin(), plan.ranks.end(), is_here)) {
-    plan.unused_gpus = find_unused_gpus(plan.experiment, variables);
+  if (!plan.on_gpus() && std::any_of(ranks.begin(), ranks.end(), is_here)) {
+    plan.unused_gpus = find_unused_gpus(experiment, variables);
   }
   if (!plan.unused_gpus.empty()) {
-    plan.warnings.push_back(unused_gpus_warning(
-        plan.unused_gpus, plan.why_no_cuda.empty() ? "the resource pool " + plan.request.resource_pool + " of " +
+    warn(unused_gpus_warning(plan.unused_gpus, plan.why_no_cuda.empty()
+                                                   ? "the resource pool " + plan.request.resource_pool + " of " +
                                                          plan.cluster.source + " has no GPU slots"
                                                    : plan.why_no_cuda));
   }
-  const std::string unused_rules = plan.on_gpus() ? "" : unused_rules_warning(plan.experiment);
-  if (!unused_rules.empty()) plan.warnings.push_back(unused_rules);
-  const std::string advice = scaling_advice(plan, !request.overrides.empty());
-  if (!advice.empty()) plan.warnings.push_back(advice);
-  const std::optional<comm::Backend>& backend = plan.experiment.communication_backend;
-  if (plan.launcher.type == config::LauncherType::kLocal && backend && comm::needs_mpi(*backend)) {
-    throw ConfigError(plan.experiment.file.string() +
+  if (!plan.on_gpus()) warn(unused_rules_warning(experiment));
+  warn(scaling_advice(plan, ranks));
+  const std::optional<comm::Backend>& backend = experiment.communication_backend;
+  if (plan.launcher().type == config::LauncherType::kLocal && backend && comm::needs_mpi(*backend)) {
+    throw ConfigError(experiment.file.string() +
                           ": communication.backend: " + join_with_and(comm::words_of_backends(comm::needs_mpi)) +
                           " need ranks that mpirun has started",
                       "mpirun -np N --hostfile HOSTS program experiment.yaml (docs/launching.md), or use auto");
   }
+  if (plan.experiment.communication_security == comm::Security::kTls) {
+    const std::string at = plan.experiment.file.string() + ": communication.security: ";
+    const std::string remedy = "use communication.security: proof (docs/security.md)";
+    if (plan.first_slots.size() > 1)
+      throw ConfigError(at + config::not_with_tls("MPI, between several hosts,"), remedy);
+    if (plan.on_gpus() && ranks.size() > 1) throw ConfigError(at + config::not_with_tls("NCCL"), remedy);
+  }
 
-  plan.command = entry_command(plan.experiment, variables);
-  if (const std::string warning = script_warning(plan.command); !warning.empty()) plan.warnings.push_back(warning);
-  plan.command.push_back(fs::absolute(request.experiment_file).lexically_normal().string());
-  if (!plan.contents.empty()) plan.command.insert(plan.command.end(), {"--contents", plan.contents.string()});
+  plan.command = entry_command(experiment, variables);
+  warn(script_warning(plan.command));
+  const auto add = [&](auto... words) { (plan.command.push_back(words), ...); };
+  add(fs::absolute(request.experiment_file).lexically_normal().string());
+  if (!request.contents.empty()) add("--contents", request.contents.string());
   for (const std::string& value : request.overrides) {
-    plan.command.push_back("--set");
-    plan.command.push_back(value);
+    // The launcher sets variables; everyone may read the words of a command.
+    if (!config::holds_variables(value)) add("--set", value);
   }
-  if (plan.mock.any()) {
-    plan.command.push_back("--mock");
-    plan.command.push_back(to_string(plan.mock));
-  }
+  if (request.mock.any()) add("--mock", to_string(request.mock));
 
   Variables of_a_rank = variables;
-  for (const auto& [name, value] : plan.experiment.variables_of_ranks(plan.on_gpus())) of_a_rank[name] = value;
+  for (const auto& [name, value] : experiment.variables_of_ranks(plan.on_gpus())) of_a_rank[name] = value;
   plan.library_path = find_libraries(plan.command.front(), of_a_rank);
-  recall_threads(plan, variables);
+  if (!request.continued) return plan;
+  check_storage_stays(*request.continued, request.overrides, experiment);
+  const Json next = to_json(place_launch(plan, plan.first_slots, variables));
+  for (const std::string& text : differences_from(*request.continued, next)) warn(text);
   return plan;
 }
 
-Json to_json(const LaunchPlan& plan) {
-  PlanFacts facts{.experiment = plan.experiment,
-                  .overrides = plan.overrides,
-                  .started_by = "dtrain launch",
-                  .command = plan.command,
-                  .split = plan.split,
-                  .placement = plan.ranks,
-                  .on_gpus = plan.on_gpus(),
-                  .warnings = plan.warnings,
-                  .versions = {{"dtrain", version()}},
-                  .more = {{"cluster", plan.cluster.source}, {"launcher", config::to_string(plan.launcher.type)}}};
-  if (plan.experiment.resources.cores_per_slot > 0 || is_of_cores(plan)) {
-    facts.more["slots"] = slots_and_cores(plan.ranks);
+Json to_json(const PlacedLaunch& placed) {
+  PlanFacts facts{
+      .experiment = placed.experiment,
+      .overrides = placed.asked.overrides,
+      .started_by = "dtrain launch",
+      .command = placed.command,
+      .split = placed.split,
+      .placement = placed.ranks,
+      .on_gpus = placed.on_gpus(),
+      .warnings = placed.warnings,
+      .versions = {{"dtrain", version()}},
+      .more = {{"cluster", placed.cluster.source}, {"launcher", config::to_string(placed.launcher().type)}}};
+  if (placed.experiment.resources.cores_per_slot > 0 || is_of_cores(placed)) {
+    facts.more["slots"] = slots_and_cores(placed.ranks);
   }
-  facts.more["threads"] = {{"per_rank", plan.ranks.front().threads}, {"why", plan.why_threads}};
-  if (plan.division) facts.more["division"] = to_json(*plan.division);
-  if (!plan.cluster.file.empty()) facts.more["cluster_file"] = plan.cluster.file.string();
-  if (!plan.checkpoint_folder.empty()) facts.more["checkpoint_folder"] = plan.checkpoint_folder.string();
-  if (!plan.before.is_null()) facts.more["before"] = plan.before;
-  if (plan.mock.any()) facts.more["mock"] = to_json(plan.mock);
-  if (!plan.network.networks.empty()) facts.more["network"] = to_json(plan.network);
-  for (const auto& [host, limits] : plan.limits) facts.more["limits"][host] = profile::to_json(limits);
+  facts.more["threads"] = {{"per_rank", placed.ranks.front().threads}, {"why", placed.why_threads}};
+  if (placed.asked.division) facts.more["division"] = to_json(*placed.asked.division);
+  if (!placed.cluster.file.empty()) facts.more["cluster_file"] = placed.cluster.file.string();
+  if (!placed.of_run.checkpoint_folder.empty())
+    facts.more["checkpoint_folder"] = placed.of_run.checkpoint_folder.string();
+  if (!placed.of_run.before.is_null()) facts.more["before"] = placed.of_run.before;
+  if (placed.asked.mock.any()) facts.more["mock"] = to_json(placed.asked.mock);
+  if (!placed.network.networks.empty()) facts.more["network"] = to_json(placed.network);
+  for (const auto& [host, limits] : placed.limits) facts.more["limits"][host] = profile::to_json(limits);
   return plan_json(facts);
 }
 
-std::string render_plan(const LaunchPlan& plan) {
-  const config::Experiment& experiment = plan.experiment;
+std::string render_plan(const PlacedLaunch& placed) {
+  const config::Experiment& experiment = placed.experiment;
   const auto row = [](const std::string& name, const std::string& value) {
     char text[64];
     std::snprintf(text, sizeof text, "%-12s", name.c_str());
     return text + value + "\n";
   };
   std::string text = row("experiment", experiment.name + " (" + experiment.file.string() + ")");
-  text += row("program", plan.command.front());
+  text += row("program", placed.command.front());
   if (experiment.model) {
     text += row("model", experiment.model->file.string());
     if (const auto& file = experiment.model->eval_file; !file.empty()) text += row("eval model", file.string());
   }
-  if (plan.mock.any()) text += row("mock", to_string(plan.mock));
+  if (placed.asked.mock.any()) text += row("mock", to_string(placed.asked.mock));
   text += row("length", length_text(experiment));
-  text += row("batch", batch_text(plan));
+  text += row("batch", batch_text(placed));
   if (const std::int64_t k = experiment.optimizations.aggregation_frequency; k > 1) {
-    text += row("effective", std::to_string(k * plan.split.effective) + " = " + std::to_string(k) + " x " +
-                                 std::to_string(plan.split.effective) + " in an optimizer step");
+    text += row("effective", std::to_string(k * placed.split.effective) + " = " + std::to_string(k) + " x " +
+                                 std::to_string(placed.split.effective) + " in an optimizer step");
   }
-  text += row("cluster", plan.cluster.source);
-  text += row("slots", slots_text(plan) + (plan.on_gpus()             ? ", GPUs"
-                                           : plan.unused_gpus.empty() ? ""
-                                                                      : ", cores; not used: " + plan.unused_gpus));
-  if (has_siblings(plan))
-    text += row("threads", std::to_string(plan.ranks.front().threads) + " a rank, " + plan.why_threads);
-  if (plan.division) text += render_division(*plan.division);
-  text += render_network(plan.network);
-  const bool here = plan.placement.size() == 1 && !plan.ranks.front().cpus.empty();
-  return text + (here ? render_ranks(plan) : render_agents(plan));
+  text += row("cluster", placed.cluster.source);
+  text +=
+      row("slots", slots_text(placed) + (placed.on_gpus()             ? ", GPUs"
+                                         : placed.unused_gpus.empty() ? ""
+                                                                      : ", cores; not used: " + placed.unused_gpus));
+  if (has_siblings(placed))
+    text += row("threads", std::to_string(placed.ranks.front().threads) + " a rank, " + placed.why_threads);
+  if (placed.asked.division) text += render_division(*placed.asked.division);
+  text += render_network(placed.network);
+  const bool here = placed.placement.size() == 1 && !placed.ranks.front().cpus.empty();
+  return text + (here ? render_ranks(placed) : render_agents(placed));
 }
 
 Variables thread_variables(const LaunchPlan& plan, const RankPlacement& rank, const Variables& variables) {
-  const auto of_experiment = plan.experiment.variables_of_ranks(plan.on_gpus());
-  Variables of_user = variables;
-  for (const auto& [name, value] : of_experiment) of_user[name] = value;
-  Variables result = wait_of_threads(of_user);
-  if (!variables.contains("OMP_NUM_THREADS")) {
-    const int threads = rank.threads > 0 ? rank.threads : rank.cores;
-    result["OMP_NUM_THREADS"] = std::to_string(std::max(1, threads));
-  }
-  for (const auto& [name, value] : of_experiment) result[name] = value;
+  const int threads = std::max(1, rank.threads > 0 ? rank.threads : rank.cores);
+  Variables result = host::thread_variables(variables, plan.experiment.variables_of_ranks(plan.on_gpus()), threads);
   if (!plan.library_path.empty()) result["LD_LIBRARY_PATH"] = plan.library_path;
   return result;
 }

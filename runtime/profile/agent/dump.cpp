@@ -13,12 +13,10 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/numeric.h"
 
 namespace dtrain::profile {
-
 namespace {
 
 // The pause between attempts to write to a full disk.
@@ -55,6 +53,17 @@ void cut_torn_replacement(const std::filesystem::path& path) {
   const bool whole =
       end != std::string::npos && json.is_object() && content.size() - end - 1 >= json.value("bytes", 0ULL);
   if (!whole) std::filesystem::resize_file(path, note, ignored);
+}
+
+constexpr std::size_t kWriteBytes = 256 * 1024;  // a write at most: bounds the agent's memory for a ring of any size
+
+std::string_view view(const LineBuffer& buffer) {
+  return {buffer.data(), buffer.size()};
+}
+
+bool belongs_to_a_step(const Record& record) {
+  return record.kind == RecordKind::kStep || record.kind == RecordKind::kCollective ||
+         record.kind == RecordKind::kLoader || record.kind == RecordKind::kScope;
 }
 
 }  // namespace
@@ -212,21 +221,6 @@ void DumpWindow::add_scope(const ScopeRecord& scope) {
   for (std::size_t i = 0; i < kPhaseCount; ++i) at->phases[i] += scope.phases[i];
   at->wall_ns.add(scope.wall_ns());
 }
-
-namespace {
-
-constexpr std::size_t kWriteBytes = 256 * 1024;  // a write at most: bounds the agent's memory for a ring of any size
-
-std::string_view view(const LineBuffer& buffer) {
-  return {buffer.data(), buffer.size()};
-}
-
-bool belongs_to_a_step(const Record& record) {
-  return record.kind == RecordKind::kStep || record.kind == RecordKind::kCollective ||
-         record.kind == RecordKind::kLoader || record.kind == RecordKind::kScope;
-}
-
-}  // namespace
 
 bool OutlierTest::is_outlier(std::int64_t wall_ns) {
   if (seen_ >= kFewestSteps && seen_ % kRenewalSteps == 0) renew();

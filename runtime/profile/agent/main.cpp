@@ -23,6 +23,7 @@
 #include "dtrain/base/clock.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
+#include "dtrain/base/limits.h"
 #include "dtrain/base/log.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/unix_socket.h"
@@ -30,7 +31,6 @@
 #include "dtrain/profile/agent_process.h"
 
 namespace dtrain::profile {
-
 namespace {
 
 struct AgentSettings {
@@ -104,7 +104,6 @@ std::int64_t own_cpu_ns() {
   return ns(usage.ru_utime) + ns(usage.ru_stime);
 }
 
-// Returns the units of the metrics in system records, by name.
 Json metric_units() {
   Json units = Json::object();
   for (const HostMetric& metric : kHostMetrics) units[metric.name] = metric.unit;
@@ -138,7 +137,7 @@ Agent::Agent(AgentSettings settings, UnixListener listener, const Clock& clock, 
                  {"machine", machine_facts()},
                  {"units", metric_units()}};
   if (const auto& wanted = settings_.prometheus) {
-    prometheus_ = std::make_unique<PrometheusEndpoint>(wanted->address, wanted->port, labels());
+    prometheus_ = std::make_unique<PrometheusEndpoint>(wanted->address, wanted->port, labels(), clock_);
     fields["prometheus"] = prometheus_->where();
   }
   dump_.write(header_line(fields, settings_.facts.header, clock_));
@@ -150,6 +149,7 @@ bool Agent::run() {
     wait_for_events();
     accept_processes();
     serve_processes();
+    if (prometheus_) prometheus_->serve();
     drain();
     sample();
     report_errors();
@@ -177,6 +177,7 @@ void Agent::wait_for_events() {
   // poll() skips a file descriptor below 0.
   std::vector<pollfd> waiting{{now < next_accept_ ? -1 : listener_.fd(), POLLIN, 0}};
   for (const RankConnection& connection : connections_) waiting.push_back({connection.fd(), POLLIN, 0});
+  if (prometheus_) prometheus_->wait_for(waiting);
   const Nanoseconds turn = connections_.empty() ? now + kIdlePeriod : std::max(now, next_drain_);
   const auto wait = std::chrono::ceil<std::chrono::milliseconds>(std::min(turn, std::max(now, next_sample_)) - now);
   ::poll(waiting.data(), waiting.size(), static_cast<int>(wait.count()));
@@ -360,6 +361,7 @@ int main(int argc, char** argv) {
     std::fputs("dtrain-agent is started by dtrain, not by hand\n", stderr);
     return static_cast<int>(ExitCode::kBadInput);
   }
+  prepare_for_limits();
   ignore_polite_ends();
   // No other process may inherit these files.
   ::fcntl(kSocketFd, F_SETFD, FD_CLOEXEC);
@@ -378,8 +380,10 @@ int main(int argc, char** argv) {
     started = true;
     return agent.run() ? 0 : kRecordsLost;
   } catch (const std::exception& error) {
-    if (!started) report_start(describe(error));
-    std::fprintf(stderr, "dtrain-agent: %s\n", describe(error).c_str());
+    const auto* const typed = dynamic_cast<const Error*>(&error);
+    const std::string text = describe(error) + (typed && !typed->remedy().empty() ? "; " + typed->remedy() : "");
+    if (!started) report_start(text);
+    std::fprintf(stderr, "dtrain-agent: %s\n", text.c_str());
     return static_cast<int>(ExitCode::kRunFailed);
   }
 }

@@ -2,13 +2,17 @@
 #pragma once
 
 #include <cstdint>
+#include <list>
 #include <map>
-#include <memory>
 #include <string>
 #include <vector>
 
+#include <poll.h>
+
 #include "agent/format.h"
 #include "agent/system_sampler.h"
+#include "dtrain/base/clock.h"
+#include "dtrain/base/file.h"
 
 namespace dtrain::profile {
 
@@ -48,28 +52,44 @@ inline void RankTotals::add(const Record& record) {
   for (std::size_t i = 0; i < kPhaseCount; ++i) phases[i] += record.step.phases[i];
 }
 
-// Answers Prometheus: GET /metrics gives the last system sample of this host and the sums of its ranks so far. The
-// library (prometheus-cpp) answers on threads of its own and reads a copy, so a request never delays the agent. The
-// public functions are for the agent's thread.
+// Answers Prometheus: GET /metrics gives the last system sample of this host and the sums of its ranks so far, in the
+// text format. It never waits for a peer: at most 32 connections are open, of which a new one replaces the oldest, and
+// each is closed 5 s after it was accepted, whatever has been sent. One thread, the agent's.
 class PrometheusEndpoint {
  public:
   // Listens on a numeric address; port 0: any free one. `labels` go with every value. Error when it cannot listen.
-  PrometheusEndpoint(const std::string& address, int port, const std::map<std::string, std::string>& labels);
-  ~PrometheusEndpoint();
-  PrometheusEndpoint(const PrometheusEndpoint&) = delete;
-  PrometheusEndpoint& operator=(const PrometheusEndpoint&) = delete;
+  PrometheusEndpoint(const std::string& address, int port, std::map<std::string, std::string> labels,
+                     const Clock& clock);
 
   // "127.0.0.1:9400"
   const std::string& where() const { return where_; }
   // Sets the values of later answers. Ranks that have ended stay.
   void publish(const SystemSample& sample, const std::vector<RankTotals>& ranks);
 
+  // Adds what poll() must wait for before the next serve().
+  void wait_for(std::vector<pollfd>& events) const;
+  // Accepts, reads and answers as far as that is possible at once.
+  void serve();
+
  private:
-  class Values;
-  class Server;
-  std::shared_ptr<Values> values_;
-  std::unique_ptr<Server> server_;
+  struct Connection {
+    UniqueFd fd;
+    Nanoseconds deadline{};
+    std::string request;
+    std::string answer;  // empty: the request is not complete
+    std::size_t sent = 0;
+  };
+  void accept_connections();
+  bool goes_on(Connection& connection) const;  // false: it is done, or has failed
+  std::string answer_to(const std::string& request) const;
+
+  std::map<std::string, std::string> labels_;
+  const Clock& clock_;
+  UniqueFd listener_;
   std::string where_;
+  std::string metrics_;                // of the last publish()
+  std::list<Connection> connections_;  // the oldest first
+  Nanoseconds next_accept_{0};
 };
 
 }  // namespace dtrain::profile

@@ -4,7 +4,6 @@
 #include <cstdio>
 
 #include "dtrain/base/error.h"
-#include "ring.h"
 
 namespace dtrain::profile {
 namespace {

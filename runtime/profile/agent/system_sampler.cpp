@@ -6,11 +6,10 @@
 #include <exception>
 #include <utility>
 
+#include "dtrain/base/limits.h"
 #include "dtrain/host/cpu.h"
-#include "dtrain/host/readings.h"
 
 namespace dtrain::profile {
-
 namespace {
 
 constexpr std::chrono::seconds kEndPatience{1};
@@ -33,11 +32,32 @@ GpuSample to_sample(const host::GpuReading& reading, const std::set<pid_t>& rank
   return sample;
 }
 
+constexpr int kLookEvery = 20;  // samples
+
+// Returns the growth of a counter; 0 after a reset of the device, which resets the counter.
+double growth(std::uint64_t before, std::uint64_t after) {
+  return after > before ? static_cast<double>(after - before) : 0.0;
+}
+
+void add_new(const std::vector<Cgroup>& more, std::vector<Cgroup>& groups) {
+  for (const Cgroup& one : more) {
+    const bool known =
+        std::any_of(groups.begin(), groups.end(), [&](const Cgroup& group) { return group.folder == one.folder; });
+    if (!known) groups.push_back(one);
+  }
+}
+
+template <typename Map>
+bool same_names(const Map& a, const Map& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const auto& x, const auto& y) { return x.first == y.first; });
+}
+
 }  // namespace
 
 GpuSampler::GpuSampler(const std::string& library, const Logger& logger)
     : shared_(std::make_shared<Shared>()),
-      thread_([shared = shared_, library, logger] { run(shared, library, logger); }) {}
+      thread_(start_thread("the GPU sampler", [shared = shared_, library, logger] { run(shared, library, logger); })) {}
 
 GpuSampler::~GpuSampler() {
   std::unique_lock lock(shared_->mutex);
@@ -97,31 +117,6 @@ std::vector<host::GpuInfo> GpuSampler::take_new() {
   const std::lock_guard lock(shared_->mutex);
   return std::exchange(shared_->found, {});
 }
-
-namespace {
-
-constexpr int kLookEvery = 20;  // samples
-
-// Returns the growth of a counter; 0 after a reset of the device, which resets the counter.
-double growth(std::uint64_t before, std::uint64_t after) {
-  return after > before ? static_cast<double>(after - before) : 0.0;
-}
-
-void add_new(const std::vector<Cgroup>& more, std::vector<Cgroup>& groups) {
-  for (const Cgroup& one : more) {
-    const bool known =
-        std::any_of(groups.begin(), groups.end(), [&](const Cgroup& group) { return group.folder == one.folder; });
-    if (!known) groups.push_back(one);
-  }
-}
-
-template <typename Map>
-bool same_names(const Map& a, const Map& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
-                    [](const auto& x, const auto& y) { return x.first == y.first; });
-}
-
-}  // namespace
 
 SystemSampler::SystemSampler(const Clock& clock, std::filesystem::path root)
     : clock_(clock), root_(std::move(root)), cgroups_(cgroups_of(0, root_)) {

@@ -55,8 +55,7 @@ class GpuSampler {
   GpuSampler(const std::string& library, const Logger& logger);
   // Does not wait for a thread that hangs in the driver: the process is about to end.
   ~GpuSampler();
-  GpuSampler(const GpuSampler&) = delete;
-  GpuSampler& operator=(const GpuSampler&) = delete;
+  GpuSampler& operator=(GpuSampler&&) = delete;
 
   // Returns the current values of each GPU that reports any. If the driver takes longer than `patience`, returns its
   // last answer since the sample before. Empty: there was no answer, so this sample has no GPUs.

@@ -15,6 +15,7 @@
 #include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/unix_socket.h"
+#include "dtrain/base/untrusted.h"
 #include "dtrain/checkpoint/checkpoint.h"
 #include "dtrain/host/network.h"
 #include "dtrain/rank/checkpoint_folder.h"
@@ -29,6 +30,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kOwnerFile = "run.json";  // in the run's folder of the storage: whose checkpoints these are
+constexpr std::size_t kLargestOwnerFile = 64 << 10;
 
 // The contents of run.json. The claim is a random text, which storage.json in the run's folder has too. If a run that
 // was moved takes the folder over, both get a new claim: so a copy that could not be seen then is found out later.
@@ -39,9 +41,8 @@ struct Owner {
 };
 
 Owner read_owner(const fs::path& folder) {
-  const Json json = Json::parse(read_file(folder / kOwnerFile), nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) return {};
-  return {json.value("run", ""), json.value("inode", std::uint64_t{0}), json.value("claim", "")};
+  const Json json = parse_if_valid(read_file(folder / kOwnerFile, kLargestOwnerFile)).value_or(Json());
+  return {text_at(json, "run"), value_at<std::uint64_t>(json, "inode").value_or(0), text_at(json, "claim")};
 }
 
 void write_owner(const fs::path& folder, const RunFolder& run, const std::string& claim) {
@@ -170,7 +171,7 @@ fs::path other_owner_of_checkpoints(const RunFolder& run) {
 fs::path run_of_checkpoint_folder(const fs::path& folder) {
   std::error_code code;
   if (!fs::is_regular_file(folder / kOwnerFile, code)) return {};
-  return text_at(Json::parse(read_file(folder / kOwnerFile), nullptr, false), "run");
+  return text_at(parse_if_valid(read_file(folder / kOwnerFile, kLargestOwnerFile)).value_or(Json()), "run");
 }
 
 fs::path find_checkpoint_folder(const RunFolder& run) {
@@ -210,9 +211,10 @@ bool is_plain_file(const fs::path& path) {
 // Copies the file and removes it. A rename would fail: the two may be on different file systems.
 void move_file(const fs::path& from, const fs::path& to) {
   make_folder(to.parent_path());
-  const UniqueFd in(::open(from.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
+  const UniqueFd in(::open(from.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
   struct stat info {};
-  if (!in || ::fstat(in.get(), &info) != 0) throw SystemError("cannot read " + from.string(), errno);
+  if (!in || ::fstat(in.get(), &info) != 0 || !S_ISREG(info.st_mode))
+    throw SystemError("cannot read " + from.string(), errno);
   const UniqueFd out(::open(to.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, info.st_mode & 0777));
   if (!out) throw SystemError("cannot write " + to.string(), errno);
   std::string piece(kPieceBytes, '\0');
@@ -281,8 +283,8 @@ void make_host_folder(const RunFolder& folder, const std::string& token, const s
   make_folder(folder.path);
   write_file_atomic(folder.path / kHostFolderMark, token);
   write_file_atomic(folder.plan(), plan);
-  write_file_atomic(folder.experiment(), experiment);
   const Json json = Json::parse(plan, nullptr, false);
+  write_file_atomic(folder.experiment(), experiment, private_mode_of(json));
   if (json.is_object() && json.contains("checkpoint_folder"))
     checkpoints::write_storage_of_run(folder.path, json["checkpoint_folder"].get<std::string>());
   make_folder(folder.logs());

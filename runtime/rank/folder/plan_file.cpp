@@ -3,7 +3,11 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <optional>
 
+#include <sys/stat.h>
+
+#include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
@@ -67,13 +71,13 @@ Json plan_json(const PlanFacts& facts) {
   Json ranks = Json::array();
   for (const RankPlacement& place : facts.placement) {
     per_rank.push_back(facts.split.per_slot);
-    Json one = {{"rank", place.rank}, {"agent", agent_of(place)}, {"host", place.host}};
-    if (place.slot >= 0) one["slot"] = place.slot;
-    one["cpus"] = place.cpus;
-    if (place.cores > 0) one["cores"] = place.cores;
-    if (place.threads > 0) one["threads"] = place.threads;
-    if (place.gpu) one["gpu"] = to_json(*place.gpu);
-    ranks.push_back(std::move(one));
+    Json rank = {{"rank", place.rank}, {"agent", agent_of(place)}, {"host", place.host}};
+    if (place.slot >= 0) rank["slot"] = place.slot;
+    rank["cpus"] = place.cpus;
+    if (place.cores > 0) rank["cores"] = place.cores;
+    if (place.threads > 0) rank["threads"] = place.threads;
+    if (place.gpu) rank["gpu"] = to_json(*place.gpu);
+    ranks.push_back(std::move(rank));
   }
   Json plan = {{"name", facts.experiment.name},
                {"started_by", facts.started_by},
@@ -94,14 +98,90 @@ Json plan_json(const PlanFacts& facts) {
   return plan;
 }
 
-void write_plan_file(const std::filesystem::path& plan, const Json& json) {
+namespace {
+
+constexpr const char* kKeptIn = " in overrides.json)";
+
+std::filesystem::path overrides_file(const std::filesystem::path& plan) {
+  return plan.parent_path() / "overrides.json";
+}
+
+// Returns the place in overrides.json of a hidden override: "environment.environment_variables=*** (1 in
+// overrides.json)". Empty: it is not hidden.
+std::optional<std::size_t> place_of(const std::string& override) {
+  const std::size_t bracket = override.rfind(" (");
+  if (!override.ends_with(kKeptIn) || bracket == std::string::npos) return std::nullopt;
+  std::string_view rest = std::string_view(override).substr(bracket + 2);
+  const auto place = take_number<std::size_t>(rest);
+  return rest == kKeptIn && place && *place > 0 ? place : std::nullopt;
+}
+
+// An earlier version has written the file, or the run goes on with another share_with.
+void give_private_mode(const std::filesystem::path& file, const Json& plan) {
+  struct stat info {};
+  const mode_t mode = private_mode_of(plan);
+  if (::lstat(file.c_str(), &info) != 0 || !S_ISREG(info.st_mode) || (info.st_mode & 0777) == mode) return;
+  ::chmod(file.c_str(), mode);
+}
+
+void hide_overrides(const std::filesystem::path& plan, Json& json) {
+  if (!json.contains("overrides") || !json["overrides"].is_array()) return;
+  std::error_code code;
+  const std::filesystem::path file = overrides_file(plan);
+  Json kept = std::filesystem::exists(file, code) ? read_json(file) : Json::array();
+  if (!kept.is_array()) kept = Json::array();
+  bool added = false;
+  for (Json& one : json["overrides"]) {
+    const std::string text = one.is_string() ? one.get<std::string>() : "";
+    if (!config::holds_variables(text) || place_of(text)) continue;
+    auto at = std::find(kept.begin(), kept.end(), one);
+    if (at == kept.end()) {
+      kept.push_back(one);
+      at = std::prev(kept.end());
+      added = true;
+    }
+    one = config::shown_override(text) + " (" + std::to_string(at - kept.begin() + 1) + kKeptIn;
+  }
+  if (added) write_file_atomic(file, to_line(kept) + "\n", private_mode_of(json));
+}
+
+}  // namespace
+
+mode_t private_mode_of(const Json& plan) {
+  return text_at(object_at(plan, "experiment"), "share_with") == "group" ? 0640 : 0600;
+}
+
+std::vector<std::string> overrides_of(const std::filesystem::path& plan, const Json& json) {
+  std::vector<std::string> result;
+  Json kept;
+  for (const Json& one : list_at(json, "overrides")) {
+    if (!one.is_string()) continue;
+    result.push_back(one.get<std::string>());
+    const auto place = place_of(result.back());
+    if (!place) continue;
+    try {
+      if (kept.is_null()) kept = read_json(overrides_file(plan));
+      result.back() = kept.at(*place - 1).get<std::string>();
+    } catch (const std::exception& error) {
+      throw ConfigError("the values of environment variables that were given with --set cannot be read: " +
+                            overrides_file(plan).string() + ": " + describe(error),
+                        "the file belongs to the run's folder, and its owner alone may read it");
+    }
+  }
+  return result;
+}
+
+void write_plan_file(const std::filesystem::path& plan, Json json) {
+  hide_overrides(plan, json);
+  give_private_mode(plan.parent_path() / "experiment.yaml", json);
+  give_private_mode(overrides_file(plan), json);
   write_file_atomic(plan, json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 
 void update_plan_file(const std::filesystem::path& plan, const std::string& key, const Json& value) {
   Json json = read_json(plan);
   json[key] = value;
-  write_plan_file(plan, json);
+  write_plan_file(plan, std::move(json));
 }
 
 }  // namespace dtrain::run

@@ -17,6 +17,7 @@
 #include "dtrain/config/batch_split.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/rank/checkpoint_folder.h"
+#include "dtrain/rank/plan_file.h"
 #include "dtrain/rank/run_folder.h"
 #include "dtrain/rank/screen.h"
 
@@ -190,7 +191,8 @@ std::vector<std::string> warnings_of(const ResumePoint& point) {
   if (!point.still_saving.empty()) warnings.push_back(point.still_saving);
   if (!point.claimed.empty()) warnings.push_back(point.claimed);
   if (!point.not_finite.empty()) warnings.push_back(point.not_finite);
-  for (const std::string& one : point.passed_over) warnings.push_back("a checkpoint is passed over: " + one);
+  for (const std::string& checkpoint : point.passed_over)
+    warnings.push_back("a checkpoint is passed over: " + checkpoint);
   return warnings;
 }
 
@@ -216,9 +218,7 @@ ContinuedRun read_continued_run(const std::string& run) {
   result.experiment_file = text_at(result.plan, "experiment_file");
   if (result.experiment_file.empty()) result.experiment_file = result.folder.experiment();
   if (!is_unchanged(result.experiment_file, result.folder)) result.contents = result.folder.experiment();
-  for (const Json& value : list_at(result.plan, "overrides")) {
-    if (value.is_string()) result.overrides.push_back(value.get<std::string>());
-  }
+  result.overrides = overrides_of(result.folder.plan(), result.plan);
   const fs::path cluster = text_at(result.plan, "cluster_file");
   if (fs::is_regular_file(cluster, code)) result.cluster_file = cluster;
   return result;
@@ -234,10 +234,10 @@ void check_not_in_progress(const RunFolder& folder) {
 std::vector<std::string> merge_overrides(const std::vector<std::string>& overrides,
                                          const std::vector<std::string>& more) {
   std::vector<std::string> result;
-  for (const std::string& one : overrides) {
+  for (const std::string& setting : overrides) {
     const bool replaced =
-        std::any_of(more.begin(), more.end(), [&](const auto& other) { return key_of(other) == key_of(one); });
-    if (!replaced) result.push_back(one);
+        std::any_of(more.begin(), more.end(), [&](const auto& other) { return key_of(other) == key_of(setting); });
+    if (!replaced) result.push_back(setting);
   }
   result.insert(result.end(), more.begin(), more.end());
   return result;
@@ -277,9 +277,9 @@ void check_goes_on(const ContinuedRun& run, const config::Experiment& experiment
 
 void check_storage_stays(const ContinuedRun& run, const std::vector<std::string>& overrides,
                          const config::Experiment& experiment) {
-  const bool names_one = std::any_of(overrides.begin(), overrides.end(), [&](const std::string& one) {
-    const bool is_old = std::find(run.overrides.begin(), run.overrides.end(), one) != run.overrides.end();
-    const std::string key = key_of(one);
+  const bool names_one = std::any_of(overrides.begin(), overrides.end(), [&](const std::string& setting) {
+    const bool is_old = std::find(run.overrides.begin(), run.overrides.end(), setting) != run.overrides.end();
+    const std::string key = key_of(setting);
     return !is_old && (key == "checkpoint_storage" || key.starts_with("checkpoint_storage."));
   });
   if (!names_one) return;
@@ -342,8 +342,8 @@ int put_aside(const RunFolder& folder, const Kept& kept) {
   const int number = attempt_number(folder);
   const fs::path aside = folder_aside(folder, number);
   make_folder(aside);
-  const auto move = [&](const fs::path& one) {
-    if (fs::exists(one)) fs::rename(one, aside / one.filename());
+  const auto move = [&](const fs::path& path) {
+    if (fs::exists(path)) fs::rename(path, aside / path.filename());
   };
   move(folder.logs());
   move(folder.profile());

@@ -7,7 +7,6 @@
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <optional>
 #include <system_error>
 #include <utility>
@@ -25,6 +24,7 @@
 #include "dtrain/config/experiment.h"
 #include "dtrain/host/processes.h"
 #include "dtrain/profile/event_file.h"
+#include "dtrain/profile/run_records.h"
 #include "dtrain/rank/environment.h"
 #include "dtrain/rank/launcher_duties.h"
 #include "dtrain/rank/run_folder.h"
@@ -111,7 +111,8 @@ fs::path RunFolder::log(int rank) const {
   return logs() / name;
 }
 
-RunFolder create_run_folder(const fs::path& requested, const std::string& name, const std::string& experiment_text) {
+RunFolder create_run_folder(const fs::path& requested, const std::string& name, const std::string& experiment_text,
+                            mode_t private_mode) {
   RunFolder folder;
   if (requested.empty()) {
     folder.path = make_numbered(name);
@@ -122,16 +123,22 @@ RunFolder create_run_folder(const fs::path& requested, const std::string& name, 
   // The first to create this file owns the folder: of two runs that ask for one folder, the second is refused.
   const bool has_events = fs::exists(folder.events());
   const UniqueFd claim(has_events ? -1
-                                  : ::open(folder.experiment().c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+                                  : ::open(folder.experiment().c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (has_events || (!claim && errno == EEXIST)) {
     throw ConfigError("--run-dir: " + folder.path.string() + " already holds a run",
                       "give another folder, or leave --run-dir out to get the next one under runs/");
   }
   if (!claim) throw SystemError("cannot write " + folder.experiment().string(), errno);
-  write_file_atomic(folder.experiment(), experiment_text);
+  write_file_atomic(folder.experiment(), experiment_text, private_mode);
   make_folder(folder.logs());
   make_folder(folder.profile());
   return folder;
+}
+
+void share_new_files(const config::Experiment& experiment) {
+  if (!experiment.share_with_group) return;
+  constexpr mode_t kGroupReads = 0050;
+  ::umask(::umask(0) & ~kGroupReads);
 }
 
 std::vector<RunFolder> all_runs() {
@@ -148,7 +155,7 @@ std::vector<RunFolder> runs_in(const fs::path& folder) {
     throw ConfigError(folder.string() + ": there is no such folder", "name a folder that holds the folders of runs");
   }
   // An experiment.yaml alone may also be the file that runs are launched from.
-  const auto is_run = [&](const fs::path& one) { return fs::exists(one / "events.jsonl", code); };
+  const auto is_run = [&](const fs::path& candidate) { return fs::exists(candidate / "events.jsonl", code); };
   if (is_run(path)) {
     throw ConfigError(folder.string() + ": a run's folder, not one that holds runs", "name the folder above it");
   }
@@ -247,14 +254,14 @@ namespace {
 
 // True if the process that the event names is still there. The same number with another start time is a later process.
 bool is_alive(const Json& event) {
-  const std::uint64_t ticks = host::start_ticks(event.value("pid", 0));
-  return ticks != 0 && ticks == event.value("start_ticks", ticks);
+  const std::uint64_t ticks = host::start_ticks(value_at<int>(event, "pid").value_or(0));
+  return ticks != 0 && ticks == value_at<std::uint64_t>(event, "start_ticks").value_or(ticks);
 }
 
 std::string name_of(const Json& event) {
-  const int rank = event.value("rank", -1);
+  const int rank = value_at<int>(event, "rank").value_or(-1);
   return (rank < 0 ? "its launcher" : "rank " + std::to_string(rank)) + " (pid " +
-         std::to_string(event.value("pid", 0)) + ")";
+         std::to_string(value_at<int>(event, "pid").value_or(0)) + ")";
 }
 
 }  // namespace
@@ -286,22 +293,19 @@ RunState read_state(const RunFolder& folder) {
   RunState state;
   std::vector<Json> processes;
   bool resumes = false;  // the attempt goes on from a checkpoint: its ranks have not begun before they have read it
-  std::ifstream file(folder.events());
-  for (std::string line; std::getline(file, line);) {
-    Json json = Json::parse(line, nullptr, false);
-    if (!json.is_object()) continue;
-    const std::string event = json.value("event", std::string());
-    if (event == "run_ended") state.exit_code = json.value("exit_code", ExitCode::kDone);
-    if (event == "attempt_failed") state.restarts = json.value("restart", state.restarts + 1);
+  profile::read_events(folder.path, [&](Json&& json) {
+    const std::string event = text_at(json, "event");
+    if (event == "run_ended") state.exit_code = static_cast<ExitCode>(value_at<int>(json, "exit_code").value_or(0));
+    if (event == "attempt_failed") state.restarts = value_at<int>(json, "restart").value_or(state.restarts + 1);
     if (event == "continued") state.restarts = 0, ++state.continued;
     if (event == "attempt_started") resumes = json.contains("resume_from");
     if (event == "resumed" || (event == "rank_running" && !resumes)) state.trained = state.continued;
-    if (event == "checkpoint_saved") state.last_saved = json.value("step", std::int64_t{0});
+    if (event == "checkpoint_saved") state.last_saved = value_at<std::int64_t>(json, "step").value_or(0);
     state.started |= event == "run_started" || event == "rank_started";
-    if (event != "submitted" && event != "run_started" && event != "rank_started") continue;
+    if (event != "submitted" && event != "run_started" && event != "rank_started") return;
     state.exit_code.reset();  // it goes on
     processes.push_back(std::move(json));
-  }
+  });
   for (const Json& process : processes) {
     if (state.alive.empty() && is_alive(process)) state.alive = name_of(process);
   }

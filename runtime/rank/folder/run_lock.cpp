@@ -10,6 +10,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
+#include "dtrain/base/limits.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/host/network.h"
 #include "dtrain/host/processes.h"
@@ -101,7 +102,7 @@ RunOwner::RunOwner(const fs::path& run, const OwnerProcess& self, const OwnerTim
   }
   write_file_atomic(file_, to_line(self_));
   const BlockedSignals blocked;  // signals are for the threads that wait for them
-  thread_ = std::thread([this] { beat(); });
+  thread_ = start_thread("the lock of the run's folder", [this] { beat(); });
 }
 
 RunOwner::~RunOwner() {

@@ -14,7 +14,9 @@
 #include <unistd.h>
 
 #include "dtrain/base/json.h"
+#include "dtrain/base/printable.h"
 #include "dtrain/base/text.h"
+#include "dtrain/base/untrusted.h"
 
 namespace dtrain::run {
 namespace {
@@ -23,6 +25,15 @@ constexpr auto kPlainPeriod = std::chrono::seconds(5);
 constexpr auto kAWhile = std::chrono::seconds(10);
 constexpr std::string_view kEraseLine = "\r\x1b[2K";
 constexpr std::size_t kLongestLine = 64 * 1024;  // a longer line is passed on in parts
+
+// Opens a log; none if it cannot be read.
+UniqueFd open_if_regular(const std::filesystem::path& path) {
+  try {
+    return open_regular(path);
+  } catch (const Error&) {
+    return {};
+  }
+}
 
 }  // namespace
 
@@ -72,7 +83,10 @@ void Screen::line(std::string_view text) {
   const std::scoped_lock lock(mutex_);
   std::string out;
   if (!drawn_.empty()) out += kEraseLine;
-  out += text;
+  // Of a progress bar, which a program draws over itself, the last state; its colours are its own.
+  while (text.ends_with('\r')) text.remove_suffix(1);
+  text.remove_prefix(text.rfind('\r') + 1);  // npos + 1 is 0
+  out += printable(text, Styles::kKept);
   out += '\n';
   out += drawn_;
   write(out);
@@ -84,7 +98,7 @@ void Screen::activity(std::string_view text) {
 }
 
 void Screen::draw(std::string_view text) {
-  drawn_ = text.substr(0, static_cast<std::size_t>(terminal_width(fd_).value_or(80) - 1));
+  drawn_ = printable(text.substr(0, static_cast<std::size_t>(terminal_width(fd_).value_or(80) - 1)));
   write(std::string(kEraseLine) + drawn_);
 }
 
@@ -136,7 +150,7 @@ void LogTail::add(int rank, std::filesystem::path path) {
 }
 
 bool LogTail::read(File& file, const Sink& sink) {
-  if (!file.fd) file.fd.reset(::open(file.path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file.fd) file.fd = open_if_regular(file.path);
   if (!file.fd) return false;
   bool any = false;
   char buffer[16 * 1024];
@@ -173,7 +187,7 @@ void LogTail::finish(const Sink& sink) {
 }
 
 std::vector<std::string> last_lines(const std::filesystem::path& path, std::size_t count) {
-  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  const UniqueFd fd = open_if_regular(path);
   struct stat info {};
   if (!fd || ::fstat(fd.get(), &info) != 0) return {};
   constexpr off_t kEnough = 64 * 1024;
@@ -192,7 +206,7 @@ std::vector<std::string> last_lines(const std::filesystem::path& path, std::size
 void end_torn_line(const std::filesystem::path& path) {
   const UniqueFd fd(::open(path.c_str(), O_RDWR | O_APPEND | O_CLOEXEC));
   struct stat info {};
-  if (!fd || ::fstat(fd.get(), &info) != 0) return;
+  if (!fd || ::fstat(fd.get(), &info) != 0 || !S_ISREG(info.st_mode)) return;
   off_t end = info.st_size;
   char last = 0;
   const auto ends_a_line = [&] { return end == 0 || ::pread(fd.get(), &last, 1, end - 1) != 1 || last == '\n'; };

@@ -25,6 +25,7 @@
 #include "calibration/workloads.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
+#include "dtrain/base/limits.h"
 #include "dtrain/base/numeric.h"
 #include "dtrain/base/text.h"
 #include "dtrain/host/cpu.h"
@@ -218,6 +219,7 @@ std::vector<std::vector<int>> cpus_of(const std::string& text) {
 
 int main(int argc, char** argv) {
   using namespace dtrain::calibration;
+  dtrain::prepare_for_limits();
   const auto start = Watch::now();
   Setting setting;
   std::string cpus;
@@ -245,7 +247,7 @@ int main(int argc, char** argv) {
                             .c_str());
     return 0;
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "dtrain-calibrate: %s\n", error.what());
+    std::fprintf(stderr, "dtrain-calibrate: %s\n", dtrain::describe(error).c_str());
     return 1;
   }
 }

@@ -8,9 +8,9 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
-#include <new>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/limits.h"
 
 namespace dtrain::calibration {
 namespace {
@@ -50,7 +50,7 @@ void pin(const std::vector<int>& cpus) {
     }
     work(self);
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "dtrain-calibrate: rank %d: %s\n", rank, error.what());
+    std::fprintf(stderr, "dtrain-calibrate: rank %d: %s\n", rank, describe(error).c_str());
     code = 1;
   }
   std::fflush(nullptr);
@@ -103,7 +103,7 @@ std::vector<double> run_rank_processes(const RankProcessOptions& options,
     if (pid < 0) {
       const int reason = errno;
       end_all();
-      throw SystemError("cannot start a process", reason);
+      throw SystemError("cannot start a process", reason, limit_of_fork(reason));
     }
     running.push_back(pid);
   }

@@ -44,8 +44,7 @@ class Floats {
                         [&](std::int64_t begin, std::int64_t end) { std::fill(data_ + begin, data_ + end, value); });
   }
   ~Floats() { ::munmap(data_, bytes()); }
-  Floats(const Floats&) = delete;
-  Floats& operator=(const Floats&) = delete;
+  Floats& operator=(Floats&&) = delete;
   float* data() const { return data_; }
   std::size_t count() const { return count_; }
 

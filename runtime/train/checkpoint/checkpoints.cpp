@@ -9,7 +9,6 @@
 #include "dtrain/rank/run_folder.h"
 
 namespace dtrain::train {
-
 namespace {
 
 constexpr std::chrono::seconds kWorthTelling{1};

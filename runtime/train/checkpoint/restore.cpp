@@ -15,11 +15,9 @@
 #include "checkpoint/state_image.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
-#include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/checkpoint/checkpoint.h"
-#include "dtrain/comm/communicator.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/rank/libtorch.h"
 #include "model/weights.h"
@@ -360,9 +358,7 @@ void StateReader::restore(const std::function<void(StateVisitor&)>& visit) {
   const std::size_t shown = std::min(restorer.problems.size(), kMostProblems);
   std::string text;
   for (std::size_t i = 0; i < shown; ++i) text += "\n  " + restorer.problems[i];
-  if (shown < restorer.problems.size()) {
-    text += "\n  and " + std::to_string(restorer.problems.size() - shown) + " more";
-  }
+  if (shown < restorer.problems.size()) text += "\n  and " + std::to_string(restorer.problems.size() - shown) + " more";
   throw ConfigError(
       "the checkpoint " + folder_.string() + " does not fit this run:" + text,
       "take the model, the optimizer and the settings that the checkpoint was taken with, or start a new run "
@@ -420,7 +416,7 @@ Json facts_for_resume(run::RankSession& session, const BatchSource& data, const 
                   {"program", program_text(job)},
                   {"trial", trial},
                   {"global_batch_size", experiment.global_batch_size},
-                  {"samples_per_epoch", samples ? Json(*samples) : Json()},
+                  {"samples_per_epoch", or_null(samples)},
                   {"metric", metric_text(experiment.searcher)},
                   {"seed", experiment.experiment_seed},
                   {"dtrain", run::version()},

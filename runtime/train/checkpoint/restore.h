@@ -68,8 +68,7 @@ class OpenCheckpoint {
   // folder. SystemError, DataError.
   OpenCheckpoint(run::RankSession& session, const std::filesystem::path& checkpoint);
   ~OpenCheckpoint();
-  OpenCheckpoint(const OpenCheckpoint&) = delete;
-  OpenCheckpoint& operator=(const OpenCheckpoint&) = delete;
+  OpenCheckpoint& operator=(OpenCheckpoint&&) = delete;
 
   const std::filesystem::path& folder() const { return folder_; }
 

@@ -11,7 +11,6 @@
 #include "model/tensor_memory.h"
 
 namespace dtrain::train {
-
 namespace {
 
 constexpr std::size_t kPage = 4096;

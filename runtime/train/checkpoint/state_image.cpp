@@ -7,12 +7,10 @@
 #include <ATen/core/grad_mode.h>
 
 #include "device/training_device.h"
-#include "dtrain/base/json.h"
 #include "model/update_copy.h"
 #include "model/weights.h"
 
 namespace dtrain::train {
-
 namespace {
 
 constexpr std::size_t kAlignment = 64;        // bytes; of the first tensor's begin in its file

@@ -12,13 +12,11 @@
 #include "dtrain/base/text.h"
 
 namespace dtrain::train {
-
 namespace {
 
 // The first steps of a run, and the first steps with new buckets, take longer than later ones.
 constexpr int kWarmUpSteps = 2;
 
-// Returns the rows of the matrix in memory (gradient_tensors()).
 std::int64_t rows_of(const at::Tensor& tensor) {
   std::int64_t farthest = -1;
   std::int64_t rows = 1;
@@ -41,6 +39,55 @@ double median_behind_first(const std::vector<double>& values) {
   std::vector<double> later(values.begin() + (values.size() > kFewest ? 1 : 0), values.end());
   return median_high(later);
 }
+
+// Compression on a CPU: comm::GradientCompressor over a model's flat memory.
+class HostCompressor final : public BucketCompressor {
+ public:
+  HostCompressor(const FlatParameters& parameters, std::vector<at::Tensor> flats, comm::Communicator& communicator,
+                 const CompressorOptions& options)
+      : flats_(std::move(flats)),
+        compressor_(compression_options(options), gradient_tensors(parameters, flats_), communicator),
+        report_(options.name, options.key) {}
+
+  std::string_view operation() const override {
+    return compressor_.options().codec.gathers && compressor_.compressing() ? "all_gather" : "all_reduce";
+  }
+  comm::Work exchange(const comm::FusionPlan& plan, std::size_t index, double scale) override {
+    const auto& bucket = plan.buckets[index];
+    const at::Tensor& flat = flats_[bucket.group];
+    const comm::GradientBucket gradients{bucket.items, FlatMemory::address(flat, bucket.begin),
+                                         static_cast<std::size_t>(bucket.end - bucket.begin),
+                                         comm_type(flat.scalar_type()), static_cast<int>(index)};
+    works_.push_back(compressor_.exchange(gradients, scale));
+    return works_.back();
+  }
+  void not_applied(std::size_t parameter) override { compressor_.not_applied(parameter); }
+  void end_step() override {
+    Nanoseconds exposed{0};
+    for (const comm::Work& work : works_) exposed += work.timing().exposed;
+    works_.clear();
+    report_.add(compressor_.compressing(), exposed);
+    compressor_.end_step();
+  }
+  void undo_step_where(const at::Tensor& /*found_inf*/) override {
+    throw Error("a compressor of gradients on a CPU was asked to undo a step");
+  }
+  void forget_times() override { report_.forget(); }
+  void report(const RunServices& run) override {
+    report_.write(compressor_.statistics(), compressor_.options().codec.word, run);
+  }
+  void visit(StateVisitor& visitor) override {
+    auto state = compressor_.save_state();
+    for (auto& entry : state) visitor.reals(entry.name, entry.values);
+    if (visitor.replaces()) compressor_.load_state(state);
+  }
+
+ private:
+  const std::vector<at::Tensor> flats_;
+  comm::GradientCompressor compressor_;
+  CompressionReport report_;
+  std::vector<comm::Work> works_;  // of this step
+};
 
 }  // namespace
 
@@ -152,59 +199,6 @@ std::string CompressionReport::sentence(const Json& account, bool& loses) const 
   if (loses) text += fmt::format("; switch it off here ({}: false)", key_);
   return text + cut_text;
 }
-
-namespace {
-
-// Compression on a CPU: comm::GradientCompressor over a model's flat memory.
-class HostCompressor final : public BucketCompressor {
- public:
-  HostCompressor(const FlatParameters& parameters, std::vector<at::Tensor> flats, comm::Communicator& communicator,
-                 const CompressorOptions& options)
-      : flats_(std::move(flats)),
-        compressor_(compression_options(options), gradient_tensors(parameters, flats_), communicator),
-        report_(options.name, options.key) {}
-
-  std::string_view operation() const override {
-    return compressor_.options().codec.gathers && compressor_.compressing() ? "all_gather" : "all_reduce";
-  }
-  comm::Work exchange(const comm::FusionPlan& plan, std::size_t index, double scale) override {
-    const auto& bucket = plan.buckets[index];
-    const at::Tensor& flat = flats_[bucket.group];
-    const comm::GradientBucket gradients{bucket.items, FlatMemory::address(flat, bucket.begin),
-                                         static_cast<std::size_t>(bucket.end - bucket.begin),
-                                         comm_type(flat.scalar_type()), static_cast<int>(index)};
-    works_.push_back(compressor_.exchange(gradients, scale));
-    return works_.back();
-  }
-  void not_applied(std::size_t parameter) override { compressor_.not_applied(parameter); }
-  void end_step() override {
-    Nanoseconds exposed{0};
-    for (const comm::Work& work : works_) exposed += work.timing().exposed;
-    works_.clear();
-    report_.add(compressor_.compressing(), exposed);
-    compressor_.end_step();
-  }
-  void undo_step_where(const at::Tensor& /*found_inf*/) override {
-    throw Error("a compressor of gradients on a CPU was asked to undo a step");
-  }
-  void forget_times() override { report_.forget(); }
-  void report(const RunServices& run) override {
-    report_.write(compressor_.statistics(), compressor_.options().codec.word, run);
-  }
-  void visit(StateVisitor& visitor) override {
-    auto state = compressor_.save_state();
-    for (auto& entry : state) visitor.reals(entry.name, entry.values);
-    if (visitor.replaces()) compressor_.load_state(state);
-  }
-
- private:
-  const std::vector<at::Tensor> flats_;
-  comm::GradientCompressor compressor_;
-  CompressionReport report_;
-  std::vector<comm::Work> works_;  // of this step
-};
-
-}  // namespace
 
 std::unique_ptr<BucketCompressor> make_bucket_compressor(const FlatParameters& parameters,
                                                          std::vector<at::Tensor> flats,

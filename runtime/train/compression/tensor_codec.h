@@ -62,27 +62,27 @@ class TensorExchange {
   virtual comm::Work next() = 0;
 };
 
-// The exchange of a codec whose codes are gathered: encode() makes a row of codes for each rank, gather() collects the
-// rows, and decode() makes the bucket's values of them.
+// The exchange of a codec with one operation: encode() makes the codes of this rank, exchange() gathers those of all
+// ranks or sums them up, and decode() makes the bucket's values of the result.
 template <class Codec>
-class GatheredExchange final : public TensorExchange {
+class SingleExchange final : public TensorExchange {
  public:
-  GatheredExchange(Codec& codec, TensorBucket bucket, double scale)
+  SingleExchange(Codec& codec, TensorBucket bucket, double scale)
       : codec_(codec), bucket_(std::move(bucket)), scale_(scale) {}
   comm::Work next() override {
-    if (gathered_.defined()) {
-      codec_.decode(bucket_, gathered_);
+    if (codes_.defined()) {
+      codec_.decode(bucket_, codes_);
       return {};
     }
-    gathered_ = codec_.encode(bucket_, scale_);
-    return codec_.gather(gathered_, bucket_.number);
+    codes_ = codec_.encode(bucket_, scale_);
+    return codec_.exchange(codes_, bucket_.number);
   }
 
  private:
   Codec& codec_;
   const TensorBucket bucket_;
   const double scale_;
-  at::Tensor gathered_;
+  at::Tensor codes_;
 };
 
 class TensorCodec {

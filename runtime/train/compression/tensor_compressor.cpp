@@ -9,7 +9,6 @@
 #include "dtrain/base/error.h"
 
 namespace dtrain::train {
-
 namespace {
 
 // An exchange without compression. The scale is applied after the sum, as on a CPU: NCCL would round before the sum.

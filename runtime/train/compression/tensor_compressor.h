@@ -32,8 +32,7 @@ class ExposedTimes {
    public:
     Stretch(ExposedTimes& times, bool count);
     ~Stretch();
-    Stretch(const Stretch&) = delete;
-    Stretch& operator=(const Stretch&) = delete;
+    Stretch& operator=(Stretch&&) = delete;
 
    private:
     ExposedTimes& times_;

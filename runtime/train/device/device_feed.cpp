@@ -1,7 +1,6 @@
 #include "device/device_feed.h"
 
 #include <memory>
-#include <utility>
 
 #include <ATen/ATen.h>
 #include <ATen/core/CachingHostAllocator.h>

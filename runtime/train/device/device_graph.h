@@ -53,8 +53,7 @@ class CaptureState {
  public:
   CaptureState() { capturing_graph = true; }
   ~CaptureState() { capturing_graph = false; }
-  CaptureState(const CaptureState&) = delete;
-  CaptureState& operator=(const CaptureState&) = delete;
+  CaptureState& operator=(CaptureState&&) = delete;
 };
 
 }  // namespace dtrain::train

@@ -17,7 +17,6 @@
 #include "dtrain/base/error.h"
 
 namespace dtrain::train {
-
 namespace {
 
 class CachingAllocatorMemory final : public profile::DeviceMemory {
@@ -45,6 +44,21 @@ c10::DeviceAllocator* caching_allocator(const c10::Device& device) {
   return allocator != nullptr && allocator->initialized() ? allocator : nullptr;
 }
 
+// CUDA returns time differences as float milliseconds, which have a resolution of 0.1 us at two seconds.
+constexpr double kMostDistance_ns = 2e9;
+
+using SteadyClock = std::chrono::steady_clock;
+
+// Limits of the polling after the device has finished all work.
+constexpr std::chrono::seconds kMostAsking{2};
+constexpr std::chrono::microseconds kBetweenQuestions{20};
+
+constexpr const char* kVariable = "DTRAIN_SYNC_DEBUG";
+// The static object of c10::cuda::warning_state() in libc10_cuda.so, which is an enum: 0 for nothing, 2 for errors.
+constexpr const char* kWarningState = "_ZZN3c104cuda13warning_stateEvE14warning_state_";
+constexpr int kNothing = 0;
+constexpr int kError = 2;
+
 }  // namespace
 
 std::unique_ptr<profile::DeviceMemory> device_memory(const c10::Device& device) {
@@ -57,13 +71,6 @@ std::unique_ptr<profile::DeviceMemory> device_memory(const c10::Device& device) 
 void release_unused_memory(const c10::Device& device) {
   if (auto* const allocator = caching_allocator(device)) allocator->emptyCache();
 }
-
-namespace {
-
-// CUDA returns time differences as float milliseconds, which have a resolution of 0.1 us at two seconds.
-constexpr double kMostDistance_ns = 2e9;
-
-}  // namespace
 
 c10::Event DeviceTimes::free_event() {
   if (free_.empty()) return c10::Event(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
@@ -134,16 +141,6 @@ bool DeviceTimes::take(std::size_t count, std::vector<std::int64_t>& times) {
   return true;
 }
 
-namespace {
-
-using SteadyClock = std::chrono::steady_clock;
-
-// Limits of the polling after the device has finished all work.
-constexpr std::chrono::seconds kMostAsking{2};
-constexpr std::chrono::microseconds kBetweenQuestions{20};
-
-}  // namespace
-
 DeviceProfile::DeviceProfile(c10::Device device, profile::Recorder& recorder, const Clock& clock, bool device_times)
     : device_(device), recorder_(recorder), memory_(device_memory(device)) {
   if (device.is_cpu() || !recorder.enabled()) return;
@@ -164,16 +161,6 @@ void DeviceProfile::settle(StepsInFlight& in_flight) {
   while (!recorder_.hand_on_steps() && SteadyClock::now() - began < kMostAsking)
     std::this_thread::sleep_for(kBetweenQuestions);
 }
-
-namespace {
-
-constexpr const char* kVariable = "DTRAIN_SYNC_DEBUG";
-// The static object of c10::cuda::warning_state() in libc10_cuda.so, which is an enum: 0 for nothing, 2 for errors.
-constexpr const char* kWarningState = "_ZZN3c104cuda13warning_stateEvE14warning_state_";
-constexpr int kNothing = 0;
-constexpr int kError = 2;
-
-}  // namespace
 
 SyncDebug::SyncDebug(c10::Device device) {
   const char* const value = std::getenv(kVariable);

@@ -63,8 +63,7 @@ class DeviceProfile {
   // `device_times`: time a step's phases on the device, otherwise on the host. The references outlive the object.
   DeviceProfile(c10::Device device, profile::Recorder& recorder, const Clock& clock, bool device_times);
   ~DeviceProfile();
-  DeviceProfile(const DeviceProfile&) = delete;
-  DeviceProfile& operator=(const DeviceProfile&) = delete;
+  DeviceProfile& operator=(DeviceProfile&&) = delete;
 
   // Waits until the device has finished all work, and records its steps. Called at the ends of loops and of deep
   // windows. Errors: those of StepsInFlight::wait_for_all().
@@ -94,8 +93,7 @@ class SyncDebug {
    public:
     Scope(SyncDebug& debug, std::int64_t batch);
     ~Scope();
-    Scope(const Scope&) = delete;
-    Scope& operator=(const Scope&) = delete;
+    Scope& operator=(Scope&&) = delete;
 
    private:
     int* mode_ = nullptr;

@@ -9,7 +9,6 @@
 #include "device/training_device.h"
 
 namespace dtrain::train {
-
 namespace {
 
 using SteadyClock = std::chrono::steady_clock;

@@ -27,8 +27,7 @@ class StepsInFlight {
   // `communicator`: the device's. The host drives its progress while it waits, and gets its errors of failed peers.
   StepsInFlight(c10::Device device, comm::Communicator& communicator, profile::Recorder& recorder);
   ~StepsInFlight();
-  StepsInFlight(const StepsInFlight&) = delete;
-  StepsInFlight& operator=(const StepsInFlight&) = delete;
+  StepsInFlight& operator=(StepsInFlight&&) = delete;
 
   // Calls `use` with the values of a tensor of any type and device, as doubles: at once for a tensor on the host,
   // otherwise when the current batch has ended, in end_batch() or finish_oldest().

@@ -10,12 +10,10 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include "dtrain/base/error.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
 
 namespace dtrain::train {
-
 namespace {
 
 constexpr const char* kCudaLibrary = "libtorch_cuda.so";
@@ -32,48 +30,6 @@ void open_cuda_library() {
   throw ConfigError("training on a GPU needs libtorch's CUDA part, which cannot be opened: " + why,
                     "get it with: dtrain-get-libtorch --flavour full; or train on CPUs with resources.slot_type: cpu");
 }
-
-}  // namespace
-
-c10::Device open_device(std::optional<int> gpu) {
-  if (!gpu) return at::kCPU;
-  open_cuda_library();
-  const bool registered = c10::impl::hasDeviceGuardImpl(at::kCUDA);
-  const int count = registered ? c10::impl::VirtualGuardImpl(at::kCUDA).deviceCount() : 0;
-  if (*gpu < 0 || *gpu >= count) {
-    throw ConfigError("this rank is to train on GPU " + std::to_string(*gpu) + ", but CUDA finds " +
-                          (count == 0 ? std::string("no GPU") : std::to_string(count) + " GPUs"),
-                      "look at CUDA_VISIBLE_DEVICES and at what `dtrain doctor` says of the driver");
-  }
-  const c10::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(*gpu));
-  c10::impl::VirtualGuardImpl(at::kCUDA).setDevice(device);
-  try {
-    at::empty({1}, at::TensorOptions().device(device));  // the first allocation creates the context
-  } catch (const c10::Error&) {
-    rethrow_device_error(device, "this rank cannot use its GPU");
-  }
-  return device;
-}
-
-void use_fast_paths(c10::Device device, const FastPaths& paths) {
-  if (device.is_cpu()) return;
-  at::Context& context = at::globalContext();
-  // These older settings are used, not setFloat32Precision(): libtorch's kernels check that both agree.
-  context.setAllowTF32CuBLAS(paths.tf32);
-  context.setAllowTF32CuDNN(paths.tf32);
-  context.setBenchmarkCuDNN(paths.cudnn_benchmark);
-  context.setDeterministicCuDNN(!paths.cudnn_benchmark);
-}
-
-c10::Stream current_stream(c10::Device device) {
-  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-}
-
-void* native_handle(const c10::Stream& stream) {
-  return stream.native_handle();
-}
-
-namespace {
 
 // CUDA's error codes (driver_types.h) for a device that is in use or has failed.
 constexpr int kDevicesUnavailable = 46;
@@ -123,6 +79,44 @@ Error failed(const c10::AcceleratorError& error, c10::Device device) {
 }
 
 }  // namespace
+
+c10::Device open_device(std::optional<int> gpu) {
+  if (!gpu) return at::kCPU;
+  open_cuda_library();
+  const bool registered = c10::impl::hasDeviceGuardImpl(at::kCUDA);
+  const int count = registered ? c10::impl::VirtualGuardImpl(at::kCUDA).deviceCount() : 0;
+  if (*gpu < 0 || *gpu >= count) {
+    throw ConfigError("this rank is to train on GPU " + std::to_string(*gpu) + ", but CUDA finds " +
+                          (count == 0 ? std::string("no GPU") : std::to_string(count) + " GPUs"),
+                      "look at CUDA_VISIBLE_DEVICES and at what `dtrain doctor` says of the driver");
+  }
+  const c10::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(*gpu));
+  c10::impl::VirtualGuardImpl(at::kCUDA).setDevice(device);
+  try {
+    at::empty({1}, at::TensorOptions().device(device));  // the first allocation creates the context
+  } catch (const c10::Error&) {
+    rethrow_device_error(device, "this rank cannot use its GPU");
+  }
+  return device;
+}
+
+void use_fast_paths(c10::Device device, const FastPaths& paths) {
+  if (device.is_cpu()) return;
+  at::Context& context = at::globalContext();
+  // These older settings are used, not setFloat32Precision(): libtorch's kernels check that both agree.
+  context.setAllowTF32CuBLAS(paths.tf32);
+  context.setAllowTF32CuDNN(paths.tf32);
+  context.setBenchmarkCuDNN(paths.cudnn_benchmark);
+  context.setDeterministicCuDNN(!paths.cudnn_benchmark);
+}
+
+c10::Stream current_stream(c10::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
+void* native_handle(const c10::Stream& stream) {
+  return stream.native_handle();
+}
 
 bool has_failed(c10::Device device) {
   if (device.is_cpu()) return false;

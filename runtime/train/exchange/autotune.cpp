@@ -1,7 +1,5 @@
 #include "exchange/autotune.h"
 
-#include <array>
-#include <cstdint>
 #include <cstdio>
 #include <utility>
 
@@ -9,7 +7,6 @@
 #include "dtrain/base/numeric.h"
 
 namespace dtrain::train {
-
 namespace {
 
 // FNV-1a, 64 bits: the hash names the file, which has the whole key.

@@ -10,7 +10,6 @@
 #include "dtrain/rank/libtorch.h"
 
 namespace dtrain::train {
-
 namespace {
 
 std::vector<comm::FusionItem> items_of(const FlatParameters& parameters) {

@@ -10,7 +10,6 @@
 #include "dtrain/base/error.h"
 
 namespace dtrain::train {
-
 namespace {
 
 constexpr Nanoseconds kNotReady{-1};
@@ -42,8 +41,7 @@ class FirstBackward {
  public:
   explicit FirstBackward(GradientPlace& place) : place_(place) { place_.begin_backward(); }
   ~FirstBackward() { place_.end_backward(); }
-  FirstBackward(const FirstBackward&) = delete;
-  FirstBackward& operator=(const FirstBackward&) = delete;
+  FirstBackward& operator=(FirstBackward&&) = delete;
 
  private:
   GradientPlace& place_;

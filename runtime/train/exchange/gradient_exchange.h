@@ -170,8 +170,7 @@ class GradientHooks {
   // Puts the user's hooks back. Takes the gradients off the tensors: they lie in memory of the communicator, and the
   // model may outlive that memory.
   ~GradientHooks();
-  GradientHooks(const GradientHooks&) = delete;
-  GradientHooks& operator=(const GradientHooks&) = delete;
+  GradientHooks& operator=(GradientHooks&&) = delete;
 
  private:
   FlatParameters& parameters_;

@@ -13,7 +13,6 @@ C10_API void materialize_cow(StorageImpl* storage);  // as libtorch 2.15 has it;
 }
 
 namespace dtrain::train {
-
 namespace {
 
 constexpr std::uint8_t kPriority = 1;           // libtorch's own has 0

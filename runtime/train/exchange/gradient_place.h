@@ -55,16 +55,14 @@ std::unique_ptr<GradientPlace> make_gradient_place(FlatParameters& parameters);
 class GradientMemory {
  public:
   explicit GradientMemory(FlatParameters& parameters);
-  GradientMemory(const GradientMemory&) = delete;
-  GradientMemory& operator=(const GradientMemory&) = delete;
+  GradientMemory& operator=(GradientMemory&&) = delete;
 
   // Lends during its lifetime, which spans one backward().
   class Lending {
    public:
     explicit Lending(GradientMemory& memory) : memory_(memory) { memory_.begin(); }
     ~Lending() { memory_.end(); }
-    Lending(const Lending&) = delete;
-    Lending& operator=(const Lending&) = delete;
+    Lending& operator=(Lending&&) = delete;
 
    private:
     GradientMemory& memory_;

@@ -9,7 +9,6 @@
 #include "model/precision.h"
 
 namespace dtrain::train {
-
 namespace {
 
 using profile::Phase;

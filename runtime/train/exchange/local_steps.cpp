@@ -6,7 +6,6 @@
 #include "exchange/sharded.h"
 
 namespace dtrain::train {
-
 namespace {
 
 using profile::Phase;
@@ -98,9 +97,7 @@ LocalUpdate::LocalUpdate(FlatParameters& parameters, FlatOptimizer& optimizer, c
 }
 
 void LocalUpdate::set_plan(const comm::FusionPlan& plan) {
-  if (parts_ == Parts::kOfThisRank) {
-    return updater_.divide(parts_of_all(parameters_, plan, communicator_.world_size()));
-  }
+  if (parts_ == Parts::kOfThisRank) return updater_.divide(parts_of_all(parameters_, plan, communicator_.world_size()));
   const std::vector<FlatRange> everything = whole_groups(parameters_);
   updater_.divide({&everything, 1});
 }

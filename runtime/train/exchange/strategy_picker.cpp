@@ -11,7 +11,6 @@
 #include "exchange/sharded.h"
 
 namespace dtrain::train {
-
 namespace {
 
 constexpr double kEnough = 1.01;               // a sharded step may take this much longer: the memory is worth it

@@ -105,8 +105,7 @@ class StrategyPicker {
                  GradientExchange& exchange, Fusion& fusion, WindowScale& scale, StepsInFlight& in_flight,
                  const StrategyOptions& options, std::function<bool()> step_is_settled);
   ~StrategyPicker();
-  StrategyPicker(const StrategyPicker&) = delete;
-  StrategyPicker& operator=(const StrategyPicker&) = delete;
+  StrategyPicker& operator=(StrategyPicker&&) = delete;
 
   GradientStrategy& strategy() { return *strategy_; }
   const GradientStrategy& strategy() const { return *strategy_; }

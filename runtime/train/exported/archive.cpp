@@ -1,7 +1,6 @@
 #include "exported/archive.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <cstring>
 #include <fstream>
 #include <utility>
@@ -14,7 +13,6 @@
 #include "dtrain/base/text.h"
 
 namespace dtrain::exported {
-
 namespace {
 
 namespace fs = std::filesystem;

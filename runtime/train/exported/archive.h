@@ -25,8 +25,7 @@ class Archive {
   // ConfigError: the file cannot be read, is damaged, is not of torch.export, or was written by an older PyTorch.
   explicit Archive(std::filesystem::path file);
   ~Archive();
-  Archive(const Archive&) = delete;
-  Archive& operator=(const Archive&) = delete;
+  Archive& operator=(Archive&&) = delete;
 
   const std::filesystem::path& file() const { return file_; }
   // The program's name in the archive: "model". An archive with several programs is a ConfigError.

@@ -1,7 +1,6 @@
 #include "exported/arguments.h"
 
 #include <array>
-#include <cmath>
 #include <limits>
 
 #include <ATen/ATen.h>
@@ -10,7 +9,6 @@
 #include "exported/weights.h"
 
 namespace dtrain::exported {
-
 namespace {
 
 using c10::TypeKind;
@@ -20,7 +18,6 @@ TypeKind kind_of(const c10::TypePtr& type) {
   return type ? type->kind() : TypeKind::AnyType;
 }
 
-// Returns the element type of Optional, and any other type as it is.
 c10::TypePtr plain(const c10::TypePtr& type) {
   return kind_of(type) == TypeKind::OptionalType ? type->expectRef<c10::OptionalType>().getElementType() : type;
 }
@@ -55,7 +52,6 @@ c10::IValue wrapped(const at::Scalar& number) {
   return tensor;
 }
 
-// Converts a number to the type in the schema.
 c10::IValue number(const c10::IValue& value, const c10::TypePtr& type, const std::string& tag) {
   switch (kind_of(type)) {
     case TypeKind::AnyType:

@@ -10,7 +10,6 @@
 #include "dtrain/base/text.h"
 
 namespace dtrain::exported {
-
 namespace {
 
 using Kind = Instruction::Kind;
@@ -111,7 +110,6 @@ class PartFinder {
                               "; dtrain model inspect shows the file");
 }
 
-// Sets the inputs and outputs of each part.
 void connect(const Program& program, std::vector<CheckpointedPart>& parts, const std::string& key) {
   constexpr std::size_t kNever = static_cast<std::size_t>(-1);
   std::vector<std::size_t> made(program.values, kNever), last_used(program.values, 0);

@@ -6,9 +6,7 @@
 #include <cctype>
 #include <cstddef>
 #include <optional>
-#include <string>
 #include <string_view>
-#include <vector>
 
 #include <ATen/core/enum_tag.h>
 
@@ -82,34 +80,6 @@ bool is_number(std::string_view text) {
   return !text.empty() &&
          std::all_of(text.begin(), text.end(), [](char c) { return c == '.' || (c >= '0' && c <= '9'); });
 }
-
-}  // namespace
-
-bool is_on_in_both_modes(const std::string& line) {
-  const std::string_view text = line;
-  bool any = false;
-  for (std::size_t open = text.find('('); open != std::string_view::npos; open = text.find('(', open + 1)) {
-    std::size_t begin = open;
-    while (begin > 0 && (is_word(text[begin - 1]) || text[begin - 1] == '.')) --begin;
-    const std::string_view name = text.substr(begin, open - begin);
-    const auto dot = name.rfind('.');
-    if (dot == std::string_view::npos) continue;
-    const std::string_view from = name.substr(0, dot), function = name.substr(dot + 1);
-    if (from != "F" && !from.ends_with("functional")) continue;
-    const auto* known =
-        std::find_if(kFunctions.begin(), kFunctions.end(), [&](const Function& one) { return one.name == function; });
-    if (known == kFunctions.end()) continue;
-    const auto arguments = arguments_at(text, open);
-    if (!arguments) return false;
-    const std::string_view value = argument_of(*arguments, known->argument, known->place);
-    const bool on = value.empty() ? known->is_on_by_default : value == "True" || is_number(value);
-    if (!on) return false;
-    any = true;
-  }
-  return any;
-}
-
-namespace {
 
 using Kind = Instruction::Kind;
 
@@ -259,6 +229,30 @@ bool is_frozen(const Instruction& instruction) {
 }
 
 }  // namespace
+
+bool is_on_in_both_modes(const std::string& line) {
+  const std::string_view text = line;
+  bool any = false;
+  for (std::size_t open = text.find('('); open != std::string_view::npos; open = text.find('(', open + 1)) {
+    std::size_t begin = open;
+    while (begin > 0 && (is_word(text[begin - 1]) || text[begin - 1] == '.')) --begin;
+    const std::string_view name = text.substr(begin, open - begin);
+    const auto dot = name.rfind('.');
+    if (dot == std::string_view::npos) continue;
+    const std::string_view from = name.substr(0, dot), function = name.substr(dot + 1);
+    if (from != "F" && !from.ends_with("functional")) continue;
+    const auto* known =
+        std::find_if(kFunctions.begin(), kFunctions.end(), [&](const Function& one) { return one.name == function; });
+    if (known == kFunctions.end()) continue;
+    const auto arguments = arguments_at(text, open);
+    if (!arguments) return false;
+    const std::string_view value = argument_of(*arguments, known->argument, known->place);
+    const bool on = value.empty() ? known->is_on_by_default : value == "True" || is_number(value);
+    if (!on) return false;
+    any = true;
+  }
+  return any;
+}
 
 void prepare_evaluation(Program& program) {
   Buffers buffers(program);

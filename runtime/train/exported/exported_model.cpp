@@ -11,11 +11,9 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 #include "exported/evaluation_mode.h"
-#include "exported/program.h"
 #include "exported/weights.h"
 
 namespace dtrain::exported {
-
 namespace {
 
 namespace fs = std::filesystem;

@@ -8,7 +8,6 @@
 #include "dtrain/base/text.h"
 
 namespace dtrain::exported {
-
 namespace {
 
 constexpr std::size_t kLongestText = 64 * 1024;

@@ -9,12 +9,9 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 #include "exported/arguments.h"
-#include "exported/backward.h"
-#include "exported/model_json.h"
 #include "exported/numbers.h"
 
 namespace dtrain::exported {
-
 namespace {
 
 using Kind = Instruction::Kind;

@@ -2,16 +2,13 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdint>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 
 namespace dtrain::exported {
-
 namespace {
 
 constexpr std::size_t kDeepestJson = 200;
@@ -105,16 +102,6 @@ class ValueMaker final : public nlohmann::json_sax<Json> {
   bool leave_out_next_ = false;
 };
 
-}  // namespace
-
-Json parse_json(const std::string& text) {
-  ValueMaker maker;
-  if (!Json::sax_parse(text, &maker)) throw Error(maker.problem.empty() ? "is no JSON" : maker.problem);
-  return std::move(maker.root);
-}
-
-namespace {
-
 // Reads a line of a Python traceback: File "net.py", line 12, in forward
 bool read_place(std::string_view line, CodeLine& place) {
   constexpr std::string_view kFile = "File \"", kNumber = "\", line ", kFunction = ", in ";
@@ -129,43 +116,6 @@ bool read_place(std::string_view line, CodeLine& place) {
   place.function = line.substr(function + kFunction.size());
   return true;
 }
-
-}  // namespace
-
-std::string metadata_text(const Json& node, const char* key) {
-  const auto metadata = node.find("metadata");
-  if (metadata == node.end() || !metadata->is_object()) return {};
-  const auto text = metadata->find(key);
-  return text != metadata->end() && text->is_string() ? text->get<std::string>() : std::string();
-}
-
-std::vector<CodeLine> code_lines(const Json& node) {
-  std::vector<CodeLine> lines;
-  for (const std::string& line : split(metadata_text(node, "stack_trace"), '\n')) {
-    const auto begin = line.find_first_not_of(" \t");
-    if (begin == std::string::npos) continue;
-    const std::string_view text = std::string_view(line).substr(begin);
-    CodeLine place;
-    if (read_place(text, place)) {
-      lines.push_back(std::move(place));
-    } else if (!lines.empty() && lines.back().text.empty()) {
-      lines.back().text = text;
-    }
-  }
-  return lines;
-}
-
-std::vector<EnteredModule> entered_modules(const Json& node) {
-  std::vector<EnteredModule> modules;
-  for (const std::string& entry : split(metadata_text(node, "nn_module_stack"), ';')) {
-    const std::vector<std::string> parts = split(entry, ',');
-    if (parts.size() != 3 || parts[1] == "_empty_nn_module_stack_from_metadata_hook") continue;
-    modules.push_back({parts[1], parts[2]});
-  }
-  return modules;
-}
-
-namespace {
 
 constexpr int kDeepestTree = 64;
 constexpr std::size_t kMostLeaves = 100'000;
@@ -228,6 +178,45 @@ Json root_of(const std::string& spec) {
 }
 
 }  // namespace
+
+Json parse_json(const std::string& text) {
+  ValueMaker maker;
+  if (!Json::sax_parse(text, &maker)) throw Error(maker.problem.empty() ? "is no JSON" : maker.problem);
+  return std::move(maker.root);
+}
+
+std::string metadata_text(const Json& node, const char* key) {
+  const auto metadata = node.find("metadata");
+  if (metadata == node.end() || !metadata->is_object()) return {};
+  const auto text = metadata->find(key);
+  return text != metadata->end() && text->is_string() ? text->get<std::string>() : std::string();
+}
+
+std::vector<CodeLine> code_lines(const Json& node) {
+  std::vector<CodeLine> lines;
+  for (const std::string& line : split(metadata_text(node, "stack_trace"), '\n')) {
+    const auto begin = line.find_first_not_of(" \t");
+    if (begin == std::string::npos) continue;
+    const std::string_view text = std::string_view(line).substr(begin);
+    CodeLine place;
+    if (read_place(text, place)) {
+      lines.push_back(std::move(place));
+    } else if (!lines.empty() && lines.back().text.empty()) {
+      lines.back().text = text;
+    }
+  }
+  return lines;
+}
+
+std::vector<EnteredModule> entered_modules(const Json& node) {
+  std::vector<EnteredModule> modules;
+  for (const std::string& entry : split(metadata_text(node, "nn_module_stack"), ';')) {
+    const std::vector<std::string> parts = split(entry, ',');
+    if (parts.size() != 3 || parts[1] == "_empty_nn_module_stack_from_metadata_hook") continue;
+    modules.push_back({parts[1], parts[2]});
+  }
+  return modules;
+}
 
 std::vector<std::string> leaf_names(const std::string& spec, const NamedTuples& named_tuples) {
   Leaves leaves(named_tuples);

@@ -7,7 +7,6 @@
 #include "dtrain/base/error.h"
 
 namespace dtrain::exported {
-
 namespace {
 
 using c10::IValue;

@@ -11,7 +11,6 @@
 #include "dtrain/base/error.h"
 
 namespace dtrain::exported {
-
 namespace {
 
 using c10::IValue;
@@ -40,8 +39,7 @@ class Runner::Regions {
   ~Regions() {
     while (!open_.empty()) end();
   }
-  Regions(const Regions&) = delete;
-  Regions& operator=(const Regions&) = delete;
+  Regions& operator=(Regions&&) = delete;
 
   void begin(const Instruction& instruction) {
     Before before{instruction.kind, at::GradMode::is_enabled(), false, at::kFloat};
@@ -142,7 +140,6 @@ IValue Runner::load(const Operand& operand) {
   throw Error("an argument of unknown kind");
 }
 
-// Moves the operator's results from the stack into values.
 void Runner::put(const Instruction& instruction) {
   const std::size_t count = std::min(instruction.results.size(), stack_.size());
   for (std::size_t i = 0; i < count; ++i) {

@@ -11,7 +11,6 @@
 #include "dtrain/base/text.h"
 
 namespace dtrain::exported {
-
 namespace {
 
 constexpr std::size_t kMostKnown = 64;  // number of remembered shapes

@@ -13,7 +13,6 @@
 #include "exported/model_json.h"
 
 namespace dtrain::exported {
-
 namespace {
 
 namespace fs = std::filesystem;

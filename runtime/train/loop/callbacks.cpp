@@ -3,7 +3,6 @@
 #include <exception>
 #include <map>
 #include <typeinfo>
-#include <utility>
 
 #include <c10/util/Exception.h>
 #include <c10/util/Type.h>
@@ -11,7 +10,6 @@
 #include "checkpoint/state_image.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
-#include "dtrain/rank/rank_session.h"
 #include "loop/random_seed.h"
 
 namespace dtrain {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <string>
 #include <utility>
 
 #include "checkpoint/restore.h"
@@ -12,7 +11,6 @@
 #include "model/model_tensors.h"
 
 namespace dtrain::train {
-
 namespace {
 
 // Bounds of the automatic period: a crash loses at most about so much, where the experiment names no period.

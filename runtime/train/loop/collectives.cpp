@@ -1,5 +1,4 @@
 // The collective operations of TrialContext, and the metrics of context.add_metric().
-#include <algorithm>
 #include <limits>
 #include <optional>
 
@@ -12,7 +11,6 @@
 #include "dtrain/train/trial.h"
 
 namespace dtrain {
-
 namespace {
 
 std::optional<comm::DataType> type_of(at::ScalarType type) {

@@ -1,12 +1,9 @@
 #include "loop/loader.h"
 
-#include <utility>
-
 #include <ATen/ATen.h>
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
-#include "dtrain/train/loader.h"
 
 namespace dtrain {
 
@@ -107,7 +104,6 @@ Loader make_loader(std::shared_ptr<const data::Dataset> dataset, const data::Loa
 }  // namespace dtrain
 
 namespace dtrain::train {
-
 namespace {
 
 class RepeatedBatch final : public BatchSource {

@@ -1,11 +1,7 @@
 #include "loop/metrics.h"
 
 #include <limits>
-#include <set>
-#include <span>
 #include <sstream>
-#include <utility>
-#include <vector>
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -40,7 +36,6 @@ const char* name_of(Reduction reduction) {
   return "unknown";
 }
 
-// Returns the value with which a reduction begins.
 double neutral(Reduction reduction) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   return reduction == Reduction::kMin ? kInfinity : reduction == Reduction::kMax ? -kInfinity : 0;

@@ -1,15 +1,12 @@
 #include "loop/patience.h"
 
 #include <algorithm>
-#include <cmath>
-#include <string>
 #include <utility>
 
 #include "dtrain/base/error.h"
 #include "dtrain/config/experiment.h"
 
 namespace dtrain::train {
-
 namespace {
 
 std::optional<config::ReduceOnPlateau> checked(const run::RankSession& session,

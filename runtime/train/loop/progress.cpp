@@ -8,7 +8,6 @@
 #include "dtrain/config/experiment.h"
 
 namespace dtrain::train {
-
 namespace {
 
 constexpr Nanoseconds kInterval = std::chrono::milliseconds(500);

@@ -4,11 +4,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <utility>
 
 #include <ATen/Parallel.h>
-#include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <torch/utils.h>
@@ -16,8 +14,8 @@
 
 #include "device/training_device.h"
 #include "dtrain/config/experiment.h"
-#include "dtrain/host/cpu.h"
-#include "dtrain/rank/rank_session.h"
+#include "dtrain/host/rank_threads.h"
+#include "dtrain/rank/environment.h"
 #include "model/model_report.h"
 #include "model/tensor_memory.h"
 #include "model/weights.h"
@@ -27,7 +25,6 @@
 #include "step/training_step.h"
 
 namespace dtrain::train {
-
 namespace {
 
 // Keeps freed pages: every step allocates and frees activations and gradients, and returning the pages to the kernel
@@ -40,15 +37,10 @@ void keep_freed_memory() {
   mallopt(M_TOP_PAD, 16 << 20);
 }
 
-// Sets one thread for each core, unless the launcher or the user has chosen a number (OMP_NUM_THREADS, or a call of
-// libtorch).
-void share_cores(const comm::World& world) {
-  // By default libtorch has a thread for each logical CPU, or for each core where MKL says so.
-  const int threads = at::get_num_threads();
-  const bool by_default =
-      std::cmp_equal(threads, host::allowed_cpus().size()) || std::cmp_equal(threads, host::physical_cores().size());
-  if (std::getenv("OMP_NUM_THREADS") || !by_default) return;
-  at::set_num_threads(host::cores_for_rank(world.local_size));
+void set_threads(const comm::World& world) {
+  const auto threads =
+      host::threads_to_set(at::get_num_threads(), run::process_variables(), host::process_cores(), world.local_size);
+  if (threads) at::set_num_threads(*threads);
 }
 
 void warn_of_gpu_keys(const run::RankSession& session) {
@@ -83,7 +75,6 @@ c10::Device open_rank_device(run::RankSession& session) {
   return device;
 }
 
-// Reports the exception that is being handled.
 int fail(run::RankSession& session) {
   const int gpu = session.gpu().value_or(0);
   const c10::Device device = session.gpu() ? c10::Device(at::kCUDA, static_cast<c10::DeviceIndex>(gpu)) : at::kCPU;
@@ -292,7 +283,7 @@ void RankTraining::open_device() {
                       "in a program call dtrain::checkpoint() around a part of the model (docs/api.md)");
   }
   choose_rank_matmul(*session_);
-  share_cores(session_->world());
+  set_threads(session_->world());
   const c10::Device device = open_rank_device(*session_);  // before any call of libtorch that asks for CUDA
   if (experiment.optimizations.operators == config::Operators::kAuto) use_own_operators();
   use_own_stream(device, stream_);

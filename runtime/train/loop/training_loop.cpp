@@ -1,16 +1,13 @@
 #include "loop/training_loop.h"
 
 #include <algorithm>
-#include <string>
 #include <utility>
 
 #include "dtrain/base/error.h"
 #include "dtrain/config/experiment.h"
-#include "loop/loader.h"
 #include "model/precision.h"
 
 namespace dtrain::train {
-
 namespace {
 
 using profile::Phase;
@@ -61,8 +58,7 @@ class LogScope {
  public:
   explicit LogScope(TrialContext& context) : logged_(context.around_the_loop().logged) { logged_.emplace(); }
   ~LogScope() { logged_.reset(); }
-  LogScope(const LogScope&) = delete;
-  LogScope& operator=(const LogScope&) = delete;
+  LogScope& operator=(LogScope&&) = delete;
 
  private:
   std::optional<Metrics>& logged_;

@@ -33,8 +33,7 @@ class TrainingLoop {
   // of its own begins with its training state. Empty: none.
   TrainingLoop(Trial& trial, TrialContext& context, run::RankSession& session, TrainingStep& step,
                std::unique_ptr<StepGraph> graph, std::function<void()> save, std::filesystem::path begins_with);
-  TrainingLoop(const TrainingLoop&) = delete;
-  TrainingLoop& operator=(const TrainingLoop&) = delete;
+  TrainingLoop& operator=(TrainingLoop&&) = delete;
 
   struct End {
     bool stopped = false;  // early, because a rank was asked to stop

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <iterator>
 #include <sstream>
 #include <typeinfo>

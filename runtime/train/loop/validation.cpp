@@ -3,21 +3,18 @@
 #include <algorithm>
 #include <cmath>
 #include <sstream>
-#include <utility>
 
 #include <ATen/ATen.h>
 
 #include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
-#include "dtrain/rank/rank_session.h"
 #include "loop/random_seed.h"
 #include "model/precision.h"
 #include "model/tensor_memory.h"
 #include "step/checks.h"
 
 namespace dtrain::train {
-
 namespace {
 
 // Returns the rows that the ranks have added, in rank order, on the CPU; undefined if no rank has added a row. Error if

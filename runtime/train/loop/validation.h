@@ -99,8 +99,7 @@ class EvaluationMode {
       if (module->is_training() != training) module->train(training);
     }
   }
-  EvaluationMode(const EvaluationMode&) = delete;
-  EvaluationMode& operator=(const EvaluationMode&) = delete;
+  EvaluationMode& operator=(EvaluationMode&&) = delete;
 
  private:
   std::vector<std::pair<torch::nn::Module*, bool>> modes_;

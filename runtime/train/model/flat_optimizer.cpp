@@ -136,7 +136,6 @@ std::size_t FlatOptimizer::include(const ParameterGroup& group, std::size_t rule
   return included;
 }
 
-// Returns the names of the first parameters, for an error.
 std::string FlatOptimizer::names_of_parameters() const {
   constexpr std::size_t kMost = 5;
   const auto parameters = parameters_.parameters();

@@ -4,13 +4,11 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
 #include <set>
 
 #include "dtrain/base/error.h"
 
 namespace dtrain::train {
-
 namespace {
 
 // Returns the device of the model's parameters; ConfigError if they are on several.

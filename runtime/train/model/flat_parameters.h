@@ -127,8 +127,7 @@ class FlatParameters {
     // memory formats in which the model computes.
     ValuesInModel(FlatParameters& parameters, const std::vector<at::Tensor>& instead, bool as_computed);
     ~ValuesInModel();
-    ValuesInModel(const ValuesInModel&) = delete;
-    ValuesInModel& operator=(const ValuesInModel&) = delete;
+    ValuesInModel& operator=(ValuesInModel&&) = delete;
 
    private:
     FlatParameters& parameters_;

@@ -10,7 +10,6 @@
 // One thread computes at a time; other threads of autograd wait.
 #include "model/gradient_checkpointing.h"
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -20,8 +19,6 @@
 #include <set>
 #include <string>
 #include <typeinfo>
-#include <utility>
-#include <vector>
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
@@ -38,7 +35,6 @@
 #include "dtrain/train/gradient_checkpointing.h"
 
 namespace dtrain::train {
-
 namespace {
 
 // Keeps the tensors that autograd saves for backward: libtorch's SavedVariableHooks without Python.
@@ -63,8 +59,7 @@ class KeepingEngine final : public torch::autograd::Engine {
     return the;
   }
   ~KeepingEngine() override { stop(); }
-  KeepingEngine(const KeepingEngine&) = delete;
-  KeepingEngine& operator=(const KeepingEngine&) = delete;
+  KeepingEngine& operator=(KeepingEngine&&) = delete;
 
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
     return current_keeper == nullptr ? nullptr : current_keeper->hooks();
@@ -96,8 +91,7 @@ class KeepSavedTensors {
     current_keeper = &keeper;
   }
   ~KeepSavedTensors() { current_keeper = before_; }
-  KeepSavedTensors(const KeepSavedTensors&) = delete;
-  KeepSavedTensors& operator=(const KeepSavedTensors&) = delete;
+  KeepSavedTensors& operator=(KeepSavedTensors&&) = delete;
 
  private:
   SavedTensorKeeper* before_;
@@ -196,8 +190,7 @@ class AsInForward {
     before_.autocast.set();
     before_.random.restore();
   }
-  AsInForward(const AsInForward&) = delete;
-  AsInForward& operator=(const AsInForward&) = delete;
+  AsInForward& operator=(AsInForward&&) = delete;
 
  private:
   ForwardState before_;
@@ -266,8 +259,7 @@ class KeepBuffers {
     } catch (const std::exception&) {  // a device that has failed: the computation has already thrown
     }
   }
-  KeepBuffers(const KeepBuffers&) = delete;
-  KeepBuffers& operator=(const KeepBuffers&) = delete;
+  KeepBuffers& operator=(KeepBuffers&&) = delete;
 
  private:
   const std::vector<at::Tensor>& buffers_;
@@ -330,8 +322,7 @@ class NumberHooks final : public torch::autograd::SavedVariableHooks {
  public:
   explicit NumberHooks(std::shared_ptr<CheckpointedPart> part) : part_(std::move(part)) {}
   ~NumberHooks() override { part_->forget(number_); }
-  NumberHooks(const NumberHooks&) = delete;
-  NumberHooks& operator=(const NumberHooks&) = delete;
+  NumberHooks& operator=(NumberHooks&&) = delete;
   void call_pack_hook(const at::Tensor& tensor) override { number_ = part_->number(tensor); }
   at::Tensor call_unpack_hook() override { return part_->value(number_); }
 

@@ -6,7 +6,6 @@
 #include <cmath>
 
 namespace dtrain::train {
-
 namespace {
 
 constexpr std::int64_t kLine = 64;  // bytes

@@ -12,7 +12,6 @@
 #include "model/weights.h"
 
 namespace dtrain::train {
-
 namespace {
 
 struct MemoryExtent {

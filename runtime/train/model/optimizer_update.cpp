@@ -8,7 +8,6 @@
 #include "model/gradient_norm.h"
 
 namespace dtrain::train {
-
 namespace {
 
 // Elements that stay in a core's cache, with values, gradients and states together. A multiple of 16: libtorch computes

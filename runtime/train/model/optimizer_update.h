@@ -193,6 +193,17 @@ class TensorUpdate final : public OptimizerUpdate, private PartialUpdate {
   Of of_;
 };
 
+// A rule, or kernels, with the settings of a struct of dtrain/config/optimizers.h.
+template <typename Settings, typename Base = TensorRule>
+class WithSettings : public Base {
+ public:
+  explicit WithSettings(const Settings& settings) : settings_(settings) {}
+  double learning_rate() const final { return settings_.lr; }
+
+ protected:
+  const Settings settings_;
+};
+
 template <typename Rule, typename Settings>
 std::unique_ptr<OptimizerUpdate> make_tensor_update(const Settings& settings,
                                                     TensorUpdate::Of of = TensorUpdate::Of::kBlocks) {

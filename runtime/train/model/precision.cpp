@@ -61,6 +61,39 @@ const LossScaling& checked(const LossScaling& settings) {
   return settings;
 }
 
+thread_local NarrowUse* watching = nullptr;
+
+// True for operators that get all floating-point tensors in the narrower type from autocast, on CPUs and on GPUs.
+bool casts_all(std::string_view name) {
+  static const std::unordered_set<std::string_view> kNames{"aten::conv1d",
+                                                           "aten::conv2d",
+                                                           "aten::conv3d",
+                                                           "aten::conv_transpose1d",
+                                                           "aten::conv_transpose2d.input",
+                                                           "aten::conv_transpose2d",
+                                                           "aten::conv_transpose3d.input",
+                                                           "aten::conv_transpose3d",
+                                                           "aten::linear",
+                                                           "aten::matmul",
+                                                           "aten::mm",
+                                                           "aten::bmm",
+                                                           "aten::addmm",
+                                                           "aten::baddbmm"};
+  return kNames.contains(name);
+}
+
+// True for operators that return another view of their first tensor.
+bool makes_view(std::string_view name) {
+  static const std::unordered_set<std::string_view> kNames{"aten::t",       "aten::transpose",  "aten::view",
+                                                           "aten::permute", "aten::as_strided", "aten::numpy_T"};
+  return kNames.contains(name);
+}
+
+struct ViewContext final : at::ObserverContext {
+  explicit ViewContext(std::size_t index) : parameter(index) {}
+  std::size_t parameter;
+};
+
 }  // namespace
 
 LossScaler::LossScaler(const LossScaling& settings, c10::Device device)
@@ -97,43 +130,6 @@ void LossScaler::visit(StateVisitor& visitor) {
   visitor.tensor("growth_tracker", growth_tracker_);
   visitor.tensor("skipped_updates", skipped_);
 }
-
-namespace {
-
-thread_local NarrowUse* watching = nullptr;
-
-// True for operators that get all floating-point tensors in the narrower type from autocast, on CPUs and on GPUs.
-bool casts_all(std::string_view name) {
-  static const std::unordered_set<std::string_view> kNames{"aten::conv1d",
-                                                           "aten::conv2d",
-                                                           "aten::conv3d",
-                                                           "aten::conv_transpose1d",
-                                                           "aten::conv_transpose2d.input",
-                                                           "aten::conv_transpose2d",
-                                                           "aten::conv_transpose3d.input",
-                                                           "aten::conv_transpose3d",
-                                                           "aten::linear",
-                                                           "aten::matmul",
-                                                           "aten::mm",
-                                                           "aten::bmm",
-                                                           "aten::addmm",
-                                                           "aten::baddbmm"};
-  return kNames.contains(name);
-}
-
-// True for operators that return another view of their first tensor.
-bool makes_view(std::string_view name) {
-  static const std::unordered_set<std::string_view> kNames{"aten::t",       "aten::transpose",  "aten::view",
-                                                           "aten::permute", "aten::as_strided", "aten::numpy_T"};
-  return kNames.contains(name);
-}
-
-struct ViewContext final : at::ObserverContext {
-  explicit ViewContext(std::size_t index) : parameter(index) {}
-  std::size_t parameter;
-};
-
-}  // namespace
 
 // An operator that is called by another operator's autocast kernel gets tensors that are already cast.
 bool NarrowUse::inside_autocast_kernel() const {

@@ -29,16 +29,14 @@ class Autocast {
   // Without a type nothing happens.
   Autocast(std::optional<at::ScalarType> type, c10::Device device);
   ~Autocast();
-  Autocast(const Autocast&) = delete;
-  Autocast& operator=(const Autocast&) = delete;
+  Autocast& operator=(Autocast&&) = delete;
 
   // Switches autocast off while this object lives.
   class Pause {
    public:
     explicit Pause(const Autocast& autocast);
     ~Pause();
-    Pause(const Pause&) = delete;
-    Pause& operator=(const Pause&) = delete;
+    Pause& operator=(Pause&&) = delete;
 
    private:
     const Autocast& autocast_;
@@ -111,8 +109,7 @@ class NarrowUse {
    public:
     explicit Watching(NarrowUse& use);
     ~Watching();
-    Watching(const Watching&) = delete;
-    Watching& operator=(const Watching&) = delete;
+    Watching& operator=(Watching&&) = delete;
 
    private:
     at::CallbackHandle handle_;

@@ -17,7 +17,6 @@
 #include "dtrain/base/error.h"
 
 namespace dtrain::train {
-
 namespace {
 
 constexpr std::size_t kHugePage = 2 << 20;

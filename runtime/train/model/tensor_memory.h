@@ -60,8 +60,7 @@ class TensorMemory final : public c10::Allocator {
    public:
     Interlude();
     ~Interlude();
-    Interlude(const Interlude&) = delete;
-    Interlude& operator=(const Interlude&) = delete;
+    Interlude& operator=(Interlude&&) = delete;
 
    private:
     std::uint64_t first_ = 0;

@@ -9,7 +9,6 @@
 #endif
 
 namespace dtrain::train {
-
 namespace {
 
 // Elements that are copied and then updated at once: with state and gradients they fit into a core's second-level

@@ -14,7 +14,6 @@
 #include "model/model_tensors.h"
 
 namespace dtrain::train {
-
 namespace {
 
 constexpr std::size_t kMostListed = 20;

@@ -13,7 +13,6 @@
 #include "numerics/parallel.h"
 
 namespace dtrain::train {
-
 namespace {
 
 using Mask = std::optional<at::Tensor>;

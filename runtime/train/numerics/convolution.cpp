@@ -11,7 +11,6 @@
 #include "numerics/own_operators.h"
 
 namespace dtrain::train {
-
 namespace {
 
 using Ints = std::vector<std::int64_t>;

@@ -12,7 +12,6 @@
 #include "numerics/parallel.h"
 
 namespace dtrain::train {
-
 namespace {
 
 constexpr std::int64_t kLeastScores = 1 << 15;  // scores for which a thread pays off

@@ -9,7 +9,6 @@
 #include "numerics/parallel.h"
 
 namespace dtrain::train {
-
 namespace {
 
 constexpr std::int64_t kLeastElements = 1 << 15;  // elements for which a thread pays off

@@ -7,7 +7,6 @@
 #include "step/round_vote.h"
 
 namespace dtrain::train {
-
 namespace {
 
 void require_all_weighted(double batches, double weighted) {

@@ -14,7 +14,6 @@
 #include "numerics/own_operators.h"
 
 namespace dtrain::train {
-
 namespace {
 
 constexpr std::size_t kChunk = 256 * 1024;  // bytes of a listing, well under the control plane's message limit

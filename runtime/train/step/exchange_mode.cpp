@@ -1,14 +1,12 @@
 #include "step/exchange_mode.h"
 
 #include <algorithm>
-#include <span>
 #include <string>
 #include <utility>
 
 #include "dtrain/base/error.h"
 
 namespace dtrain::train {
-
 namespace {
 
 // Writes through .data() show in the values alone. Values are compared in this many steps: more would cost too much.

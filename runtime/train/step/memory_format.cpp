@@ -11,7 +11,6 @@
 #include "dtrain/rank/libtorch.h"
 
 namespace dtrain::train {
-
 namespace {
 
 // A smaller gain is noise, and the order of stock libtorch stays.
@@ -117,7 +116,6 @@ void MemoryFormat::visit(StateVisitor& visitor) {
   }
 }
 
-// Returns everything that the times depend on.
 Json MemoryFormat::key() const {
   const host::Processor processor = host::processor();
   Json shapes = Json::array();

@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <iterator>
-#include <utility>
 
 namespace dtrain::train {
-
 namespace {
 
 // Several flags share a word, which keeps the message short. The sum over the ranks counts each flag in its own bits.

@@ -11,7 +11,6 @@
 #include "dtrain/base/text.h"
 
 namespace dtrain::train {
-
 namespace {
 
 constexpr auto kNonFiniteRemedy =

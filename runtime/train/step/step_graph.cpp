@@ -1,13 +1,11 @@
 #include "step/step_graph.h"
 
 #include <algorithm>
-#include <string>
 #include <utility>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <spdlog/fmt/fmt.h>
 
-#include "device/device_graph.h"
 #include "device/device_profile.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/subprocess.h"
@@ -73,8 +71,7 @@ class Capture {
       throw;
     }
   }
-  Capture(const Capture&) = delete;
-  Capture& operator=(const Capture&) = delete;
+  Capture& operator=(Capture&&) = delete;
 
   // Called once. Returns the failure or "": the communicator's, which has more detail, or else CUDA's.
   std::string end() {
@@ -278,9 +275,7 @@ void StepGraph::refuse_what_a_graph_would_freeze(const HostState& before) const 
     if (value.is_on_device()) continue;
     throw Error("train_batch() returns '" + name + "' as a number of the host, which would stay the same");
   }
-  if (replaces_buffers(before)) {
-    throw Error("the model replaces one of its buffers, which a graph would not follow");
-  }
+  if (replaces_buffers(before)) throw Error("the model replaces one of its buffers, which a graph would not follow");
   if (!at::equal(host_random_state(), before.random)) {
     throw Error("train_batch() draws random numbers on the host, which would stay the same");
   }

@@ -35,8 +35,7 @@ class StepGraph {
   // `model`: the trial's. The references outlive the object; step.capturable() is not null.
   StepGraph(run::RankSession& session, TrainingStep& step, const torch::nn::Module& model, c10::Device device);
   ~StepGraph();
-  StepGraph(const StepGraph&) = delete;
-  StepGraph& operator=(const StepGraph&) = delete;
+  StepGraph& operator=(StepGraph&&) = delete;
 
   // True if this rank can take the next step, with this batch, as a graph: comparisons have ended, and the batch has
   // the shape of the last batch, or of the captured one. Called once per round.

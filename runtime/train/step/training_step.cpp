@@ -17,7 +17,6 @@
 #include "step/local_mode.h"
 
 namespace dtrain::train {
-
 namespace {
 
 // Returns the model after the checks, which compare it over the ranks.
@@ -109,7 +108,6 @@ std::optional<LossScaler> make_scaler(const TrialContext::Wrapped& wrapped, cons
   return LossScaler(options.loss_scaling, parameters.memory().device());
 }
 
-// Returns a digest of the learning rates of the next update.
 std::uint64_t digest_of_rates(const FlatOptimizer& optimizer) {
   std::uint64_t digest = 0;
   for (const float rate : optimizer.learning_rates()) {

@@ -28,8 +28,7 @@ class TrainingStep : private CapturableStep {
  public:
   // Compares the models, broadcasts rank 0's values, allocates the gradients. ConfigError. Collective.
   TrainingStep(const TrialContext::Wrapped& wrapped, const RunServices& run, const StepOptions& options);
-  TrainingStep(const TrainingStep&) = delete;
-  TrainingStep& operator=(const TrainingStep&) = delete;
+  TrainingStep& operator=(TrainingStep&&) = delete;
 
   // To be called in every round before the batch: announces the batch to the other ranks. Rank 0 may also announce a
   // trace window. Never waits.

@@ -3,9 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <optional>
 #include <set>
-#include <string>
 #include <system_error>
 #include <utility>
 
@@ -13,6 +11,7 @@
 #include <torch/csrc/autograd/profiler_kineto.h>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/limits.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/host/network.h"
 
@@ -117,8 +116,9 @@ void DeepWindow::close(std::int64_t last_batch) {
     facts.missing = trace->missing();
     if (!facts.missing.empty()) session_.log()->warn("the trace lacks {}", facts.missing);
     if (writer_.joinable()) writer_.join();
-    writer_ = std::thread([this, facts = std::move(facts), trace = std::move(trace), log = std::move(log_),
-                           number = ++files_]() mutable { write(std::move(facts), std::move(trace), *log, number); });
+    writer_ = start_thread("the trace's writer",
+                           [this, facts = std::move(facts), trace = std::move(trace), log = std::move(log_),
+                            number = ++files_]() mutable { write(std::move(facts), std::move(trace), *log, number); });
   } catch (const std::exception& error) {
     failed(error);
   }

@@ -40,8 +40,7 @@ class KinetoSession {
   // c10::Error when another profiler is active.
   KinetoSession(const Clock& clock, bool with_gpu);
   ~KinetoSession();  // discards a session that was not stopped
-  KinetoSession(const KinetoSession&) = delete;
-  KinetoSession& operator=(const KinetoSession&) = delete;
+  KinetoSession& operator=(KinetoSession&&) = delete;
 
   // Marks a step in the trace as "ProfilerStep#<batch>", the name that readers of traces expect.
   void begin_step(std::int64_t batch);
@@ -70,8 +69,7 @@ class DeepWindow {
   // `settle` waits until the rank's device has finished all work, and records its steps.
   DeepWindow(run::RankSession& session, bool with_gpu, std::function<void()> settle);
   ~DeepWindow();
-  DeepWindow(const DeepWindow&) = delete;
-  DeepWindow& operator=(const DeepWindow&) = delete;
+  DeepWindow& operator=(DeepWindow&&) = delete;
 
   // Returns the window that rank 0 announces with this batch; the other ranks receive it `rounds` later. Empty: none.
   std::optional<profile::TraceWindow> wanted(std::int64_t batch, std::int64_t rounds);

@@ -27,8 +27,7 @@ class OperatorCounter {
    public:
     explicit Scope(const OperatorCounter& counter);
     ~Scope();
-    Scope(const Scope&) = delete;
-    Scope& operator=(const Scope&) = delete;
+    Scope& operator=(Scope&&) = delete;
 
    private:
     c10::DebugInfoGuard counter_;

@@ -6,7 +6,6 @@
 #include <ATen/core/Tensor.h>
 
 namespace dtrain::train {
-
 namespace {
 
 using Arguments = c10::ArrayRef<const c10::IValue>;

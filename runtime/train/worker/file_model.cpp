@@ -1,11 +1,6 @@
 #include "worker/file_model.h"
 
 #include <algorithm>
-#include <filesystem>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include <ATen/core/function_schema.h>
 
@@ -19,7 +14,6 @@
 #include "worker/script_model.h"
 
 namespace dtrain::worker {
-
 namespace {
 
 // Returns the names of a named tuple's elements; empty for a plain tuple.

@@ -14,6 +14,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
+#include "dtrain/base/limits.h"
 #include "dtrain/base/text.h"
 #include "dtrain/checkpoint/checkpoint.h"
 #include "dtrain/rank/rank_session.h"
@@ -162,7 +163,7 @@ Json inspect_json(const ExportedModel& model) {
   json["operators"] = operators;
   json["sizes"] = Json::object();
   for (const auto& [symbol, range] : program.ranges)
-    json["sizes"][symbol] = {{"least", range.least}, {"most", range.most ? Json(*range.most) : Json()}};
+    json["sizes"][symbol] = {{"least", range.least}, {"most", or_null(range.most)}};
   json["conditions"] = Json::array();
   for (const exported::Guard& guard : program.guards) json["conditions"].push_back(guard.text);
   json["conditions_not_checked"] = program.unread_guards;
@@ -274,6 +275,7 @@ int run_command(const char* name, const std::function<void()>& work) {
 
 int main(int argc, char** argv) {
   using namespace dtrain::worker;
+  dtrain::prepare_for_limits();
   const std::string_view command = argc > 1 ? argv[1] : "";
   if (command == "--export") {
     return run_command("dtrain-worker", [&] {

@@ -1,7 +1,6 @@
 #include "worker/model_trial.h"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -9,16 +8,13 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
-#include "dtrain/data/formats.h"
 #include "dtrain/data/image_folder.h"
 #include "dtrain/data/safetensors.h"
 #include "dtrain/rank/rank_session.h"
 
 namespace dtrain::worker {
-
 namespace {
 
-// Returns the schedule over steps in the unit of its settings.
 LrSchedule plain_schedule(const config::LrScheduleSettings& settings) {
   const std::int64_t left = settings.total_steps - settings.warmup_steps;
   const auto after_warmup = [&]() -> LrSchedule {
@@ -175,7 +171,6 @@ std::vector<std::string> inputs_of_transforms(const config::ModelJob& job) {
   return data::more_inputs_of(config::transforms_of(job.data.transforms.training));
 }
 
-// The inputs of forward().
 std::vector<ModelInput> inputs_of(const config::ModelJob& job) {
   const auto* safetensors = std::get_if<data::Safetensors>(&job.data.format);
   const auto name_of = [&](const char* key) { return safetensors ? job.data.training.at(key) : std::string(); };

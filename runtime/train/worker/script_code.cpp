@@ -3,12 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <memory>
-#include <optional>
 #include <regex>
 #include <sstream>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include <caffe2/serialize/inline_container.h>
 #include <torch/csrc/jit/ir/constants.h>
@@ -18,7 +16,6 @@
 #include "dtrain/base/text.h"
 
 namespace dtrain::worker {
-
 namespace {
 
 // Returns the graph of forward() with those of its submodules.

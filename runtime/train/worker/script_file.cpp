@@ -3,15 +3,20 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <array>
+#include <cctype>
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <sstream>
 #include <string_view>
-#include <vector>
 
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 #include <caffe2/serialize/inline_container.h>
+#include <torch/csrc/jit/api/compilation_unit.h>
+#include <torch/csrc/jit/api/function_impl.h>
+#include <torch/csrc/jit/ir/ir.h>
 #include <torch/csrc/jit/serialization/import.h>
 
 #include "dtrain/base/error.h"
@@ -19,7 +24,6 @@
 #include "dtrain/base/text.h"
 
 namespace dtrain::worker {
-
 namespace {
 
 namespace fs = std::filesystem;
@@ -68,10 +72,80 @@ std::string first_global(std::string_view pickle) {
       "load it in Python with torch.load(…, weights_only=False), then torch.jit.script(model).save(\"model.pt\")");
 }
 
-// Throws unless the archive is TorchScript.
+[[noreturn]] void refuse_operator(const fs::path& file, const std::string& name) {
+  throw ConfigError("model: " + file.string() + " has code with the operator " + name + ", which reads or writes files",
+                    "write this part of the model without it");
+}
+
+bool is_word(char letter) {
+  return std::isalnum(static_cast<unsigned char>(letter)) != 0 || letter == '_';
+}
+
+// Returns the positions behind the word in the code, where it is a whole word.
+std::vector<std::size_t> places_of(std::string_view code, std::string_view word) {
+  std::vector<std::size_t> places;
+  for (std::size_t at = code.find(word); at != std::string_view::npos; at = code.find(word, at + 1)) {
+    const std::size_t end = at + word.size();
+    if ((at == 0 || !is_word(code[at - 1])) && (end == code.size() || !is_word(code[end]))) places.push_back(at);
+  }
+  return places;
+}
+
+// Refuses code that would read or write files while it is loaded: __setstate__() runs then. check_operators() looks at
+// all other code. An attribute or method of the model's own may be called save.
+void check_code(const fs::path& file, std::string_view code) {
+  if (!places_of(code, "from_file").empty()) refuse_operator(file, "aten::from_file");
+  const bool runs_at_once = !places_of(code, "__setstate__").empty();
+  for (const std::size_t at : places_of(code, "save")) {
+    const std::string_view before = code.substr(0, at);
+    if (before.ends_with("torch.") || before.ends_with("aten.") || (runs_at_once && !before.ends_with("def "))) {
+      refuse_operator(file, "aten::save");
+    }
+  }
+}
+
+// Refuses an archive whose records take much more memory than the file, and code as above. TorchScript packs its code
+// alone; several records may claim one part of the file.
+void check_records(const fs::path& file, PyTorchStreamReader& reader) {
+  constexpr std::uint64_t kMostPacked = std::uint64_t{64} << 20;
+  const std::uint64_t most = 2 * fs::file_size(file) + kMostPacked;
+  std::uint64_t bytes = 0;
+  const std::vector<std::string> records = reader.getAllRecords();
+  for (const std::string& record : records) bytes += reader.getRecordSize(record);
+  if (bytes > most) {
+    no_script(file, "it unpacks to " + format_bytes(static_cast<double>(bytes)) + ", much more than its size",
+              "TorchScript does not pack weights: save the model again with torch.jit.save()");
+  }
+  for (const std::string& record : records) {
+    if (!record.ends_with(".py")) continue;
+    const auto [data, size] = reader.getRecord(record);
+    check_code(file, {static_cast<const char*>(data.get()), size});
+  }
+}
+
+void check_operators(const fs::path& file, const torch::jit::Block* block) {
+  static const std::array kForbidden{c10::Symbol::fromQualString("aten::from_file"),
+                                     c10::Symbol::fromQualString("aten::save")};
+  for (const torch::jit::Node* node : block->nodes()) {
+    for (const c10::Symbol& forbidden : kForbidden) {
+      if (node->kind() == forbidden) refuse_operator(file, forbidden.toQualString());
+    }
+    for (const torch::jit::Block* inner : node->blocks()) check_operators(file, inner);
+  }
+}
+
+// Refuses operators that read or write files, wherever the model calls them.
+void check_operators(const fs::path& file, const torch::jit::Module& script) {
+  for (torch::jit::Function* const function : script._ivalue()->compilation_unit()->get_functions()) {
+    torch::jit::GraphFunction* const code = torch::jit::tryToGraphFunction(*function);
+    if (code != nullptr) check_operators(file, code->graph()->block());
+  }
+}
+
+// Throws unless the archive is TorchScript that can be loaded.
 void check_archive(const fs::path& file) {
   PyTorchStreamReader reader(file.string());
-  if (reader.hasRecord("constants.pkl")) return;
+  if (reader.hasRecord("constants.pkl")) return check_records(file, reader);
   if (reader.hasRecord("data.pkl")) {
     const auto [data, size] = reader.getRecord("data.pkl");
     explain_pickle(file, {static_cast<const char*>(data.get()), size});
@@ -88,7 +162,9 @@ torch::jit::Module load_script(const fs::path& file) {
   if (head != std::string_view("PK\x03\x04", 4)) no_script(file, "it is no zip archive, which TorchScript files are");
   try {
     check_archive(file);
-    return torch::jit::load(file.string(), at::kCPU);
+    torch::jit::Module script = torch::jit::load(file.string(), at::kCPU);
+    check_operators(file, script);
+    return script;
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {

@@ -3,8 +3,6 @@
 #include <map>
 #include <new>
 #include <sstream>
-#include <string>
-#include <utility>
 
 #include <torch/csrc/jit/runtime/graph_executor.h>
 
@@ -15,13 +13,101 @@
 #include "worker/script_file.h"
 
 namespace dtrain::worker {
-
 namespace {
 
 // The module's class, "BatchNorm2d", by which training finds layers that stay in float32 (ParameterTypes).
 std::string class_of(const torch::jit::Module& script) {
   const auto name = script.type()->name();
   return name ? name->name() : "ScriptModule";
+}
+
+// All parameters share one flat storage, and a file holds whole storages. Gives each parameter its own storage for the
+// lifetime of this object.
+class OwnStorages {
+ public:
+  explicit OwnStorages(const torch::nn::Module& model) {
+    for (const at::Tensor& parameter : model.parameters()) {
+      places_.emplace_back(parameter, parameter.variable_data());
+      at::Tensor(parameter).set_data(parameter.variable_data().clone());
+    }
+  }
+  ~OwnStorages() {
+    // In reverse order: a parameter that two modules share has two entries, and the first has its original storage.
+    for (auto entry = places_.rbegin(); entry != places_.rend(); ++entry) entry->first.set_data(entry->second);
+  }
+  OwnStorages& operator=(OwnStorages&&) = delete;
+
+ private:
+  std::vector<std::pair<at::Tensor, at::Tensor>> places_;
+};
+
+// Replaces the tensors of a script by those of another model, by name. From then on both models have the same tensors,
+// as a ScriptTree shares them with its script, so that every change by training applies to both: flat storage, other
+// values during a validation, another device.
+class TensorsOfOther {
+ public:
+  TensorsOfOther(const ScriptTree& other, const std::filesystem::path& other_file, const std::filesystem::path& file)
+      : other_file_(other_file), file_(file) {
+    for (const auto& item : other.named_parameters()) tensors_.emplace(item.key(), item.value());
+    for (const auto& item : other.named_buffers()) tensors_.emplace(item.key(), item.value());
+  }
+
+  // Returns the number of tensors that require a gradient.
+  std::size_t put_into(const torch::jit::Module& script, const std::string& prefix = "") const {
+    std::size_t trained = 0;
+    const auto type = script.type();
+    for (std::size_t slot = 0; slot < type->numAttributes(); ++slot) {
+      const std::string name = prefix + type->getAttributeName(slot);
+      const auto value = script._ivalue()->getSlot(slot);
+      if (type->getAttribute(slot)->is_module()) {
+        trained += put_into(torch::jit::Module(value.toObject()), name + ".");
+      } else if (value.isTensor() && value.toTensor().defined() &&
+                 (type->is_parameter(slot) || type->is_buffer(slot))) {
+        const char* kind = type->is_parameter(slot) ? "parameter" : "buffer";
+        const at::Tensor& tensor = tensor_for(kind, name, value.toTensor());
+        script._ivalue()->setSlot(slot, tensor);
+        trained += tensor.requires_grad() ? 1 : 0;
+      }
+    }
+    return trained;
+  }
+
+ private:
+  const at::Tensor& tensor_for(const std::string& kind, const std::string& name, const at::Tensor& own) const {
+    const auto found = tensors_.find(name);
+    if (found == tensors_.end()) {
+      throw ConfigError("model: " + file_.string() + " has a " + kind + " '" + name + "', which " +
+                            other_file_.string() + " does not have",
+                        kSameModel);
+    }
+    const at::Tensor& tensor = found->second;
+    if (own.sizes() != tensor.sizes() || own.scalar_type() != tensor.scalar_type()) {
+      throw ConfigError("model: " + file_.string() + ": " + kind + " '" + name + "' is " + describe(own) + ", in " +
+                            other_file_.string() + " it is " + describe(tensor),
+                        kSameModel);
+    }
+    return tensor;
+  }
+
+  static constexpr const char* kSameModel = "save both files from the same model in Python, once in each mode";
+
+  const std::filesystem::path& other_file_;
+  const std::filesystem::path& file_;
+  std::map<std::string, at::Tensor> tensors_;
+};
+
+// The data's tensors are passed by position. ConfigError if one has the name of an argument at another position.
+void check_order(const torch::jit::Module& script, const std::filesystem::path& file,
+                 const std::vector<ModelInput>& inputs) {
+  const auto& arguments = script.get_method("forward").function().getSchema().arguments();  // the first one is self
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    for (std::size_t j = 0; j < inputs.size(); ++j) {
+      if (i == j || inputs[i].name.empty() || arguments[j + 1].name() != inputs[i].name) continue;
+      throw ConfigError("model: " + file.string() + ": forward() takes '" + inputs[i].name + "' as argument " +
+                            std::to_string(j + 1) + ", and the data gives it as argument " + std::to_string(i + 1),
+                        "give the arguments of forward() the order of the data's tensors, or other names");
+    }
+  }
 }
 
 }  // namespace
@@ -88,86 +174,6 @@ void ScriptTree::collect_assigned(std::vector<std::pair<BufferSlot*, at::Tensor>
   for (const auto& module : children()) module->as<ScriptTree>()->collect_assigned(assigned);
 }
 
-namespace {
-
-// All parameters share one flat storage, and a file holds whole storages. Gives each parameter its own storage for the
-// lifetime of this object.
-class OwnStorages {
- public:
-  explicit OwnStorages(const torch::nn::Module& model) {
-    for (const at::Tensor& parameter : model.parameters()) {
-      places_.emplace_back(parameter, parameter.variable_data());
-      at::Tensor(parameter).set_data(parameter.variable_data().clone());
-    }
-  }
-  ~OwnStorages() {
-    // In reverse order: a parameter that two modules share has two entries, and the first has its original storage.
-    for (auto entry = places_.rbegin(); entry != places_.rend(); ++entry) entry->first.set_data(entry->second);
-  }
-  OwnStorages(const OwnStorages&) = delete;
-  OwnStorages& operator=(const OwnStorages&) = delete;
-
- private:
-  std::vector<std::pair<at::Tensor, at::Tensor>> places_;
-};
-
-// Replaces the tensors of a script by those of another model, by name. From then on both models have the same tensors,
-// as a ScriptTree shares them with its script, so that every change by training applies to both: flat storage, other
-// values during a validation, another device.
-class TensorsOfOther {
- public:
-  TensorsOfOther(const ScriptTree& other, const std::filesystem::path& other_file, const std::filesystem::path& file)
-      : other_file_(other_file), file_(file) {
-    for (const auto& item : other.named_parameters()) tensors_.emplace(item.key(), item.value());
-    for (const auto& item : other.named_buffers()) tensors_.emplace(item.key(), item.value());
-  }
-
-  // Returns the number of tensors that require a gradient.
-  std::size_t put_into(const torch::jit::Module& script, const std::string& prefix = "") const {
-    std::size_t trained = 0;
-    const auto type = script.type();
-    for (std::size_t slot = 0; slot < type->numAttributes(); ++slot) {
-      const std::string name = prefix + type->getAttributeName(slot);
-      const auto value = script._ivalue()->getSlot(slot);
-      if (type->getAttribute(slot)->is_module()) {
-        trained += put_into(torch::jit::Module(value.toObject()), name + ".");
-      } else if (value.isTensor() && value.toTensor().defined() &&
-                 (type->is_parameter(slot) || type->is_buffer(slot))) {
-        const char* kind = type->is_parameter(slot) ? "parameter" : "buffer";
-        const at::Tensor& tensor = tensor_for(kind, name, value.toTensor());
-        script._ivalue()->setSlot(slot, tensor);
-        trained += tensor.requires_grad() ? 1 : 0;
-      }
-    }
-    return trained;
-  }
-
- private:
-  const at::Tensor& tensor_for(const std::string& kind, const std::string& name, const at::Tensor& own) const {
-    const auto found = tensors_.find(name);
-    if (found == tensors_.end()) {
-      throw ConfigError("model: " + file_.string() + " has a " + kind + " '" + name + "', which " +
-                            other_file_.string() + " does not have",
-                        kSameModel);
-    }
-    const at::Tensor& tensor = found->second;
-    if (own.sizes() != tensor.sizes() || own.scalar_type() != tensor.scalar_type()) {
-      throw ConfigError("model: " + file_.string() + ": " + kind + " '" + name + "' is " + describe(own) + ", in " +
-                            other_file_.string() + " it is " + describe(tensor),
-                        kSameModel);
-    }
-    return tensor;
-  }
-
-  static constexpr const char* kSameModel = "save both files from the same model in Python, once in each mode";
-
-  const std::filesystem::path& other_file_;
-  const std::filesystem::path& file_;
-  std::map<std::string, at::Tensor> tensors_;
-};
-
-}  // namespace
-
 ScriptModel::ScriptModel(std::filesystem::path file) : file_(std::move(file)), script_(load_script(file_)) {
   check_script(script_, file_);
   tree_ = std::make_shared<ScriptTree>(script_);
@@ -195,24 +201,6 @@ bool ScriptModel::returns_one_tensor() const {
   if (!forward) return false;
   return forward->function().getSchema().returns().at(0).type()->isSubtypeOf(*c10::TensorType::get());
 }
-
-namespace {
-
-// The data's tensors are passed by position. ConfigError if one has the name of an argument at another position.
-void check_order(const torch::jit::Module& script, const std::filesystem::path& file,
-                 const std::vector<ModelInput>& inputs) {
-  const auto& arguments = script.get_method("forward").function().getSchema().arguments();  // the first one is self
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    for (std::size_t j = 0; j < inputs.size(); ++j) {
-      if (i == j || inputs[i].name.empty() || arguments[j + 1].name() != inputs[i].name) continue;
-      throw ConfigError("model: " + file.string() + ": forward() takes '" + inputs[i].name + "' as argument " +
-                            std::to_string(j + 1) + ", and the data gives it as argument " + std::to_string(i + 1),
-                        "give the arguments of forward() the order of the data's tensors, or other names");
-    }
-  }
-}
-
-}  // namespace
 
 void ScriptModel::check_signature(const std::vector<ModelInput>& inputs, const std::vector<OutputChoice>& outputs) {
   std::vector<std::string> described;

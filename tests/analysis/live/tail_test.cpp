@@ -40,6 +40,33 @@ TEST_F(FileTailTest, HandsOnEachLineOnceAndWaitsForItsEnd) {
   EXPECT_THAT(poll(tail), IsEmpty());
 }
 
+TEST_F(FileTailTest, NamesTheLineOrItsByte) {
+  FileTail tail(path(), {.head = 8, .most = 11, .again = 0});
+  std::vector<std::string> places;
+  const auto look = [&] { tail.poll([&](std::string_view) { places.push_back(tail.place()); }); };
+  append("one\n\ntwo\n");
+  look();
+  EXPECT_THAT(places, ElementsAre("file:1", "file:3"));
+  places.clear();
+  append("three three three\nfour\nfive\n");
+  look();
+  EXPECT_THAT(places, ElementsAre("file, byte 27", "file, byte 32")) << "lines were omitted";
+  EXPECT_EQ(tail.problem(), "");
+}
+
+TEST_F(FileTailTest, SaysWhyItReadsNothing) {
+  fs::create_symlink("/dev/zero", path());
+  FileTail device(path());
+  EXPECT_FALSE(device.poll([](std::string_view) {}));
+  EXPECT_EQ(device.problem(), path().string() + " is a device, not a file");
+  fs::remove(path());
+  append("one\n");
+  fs::resize_file(path(), 60ull << 30);
+  FileTail sparse(path());
+  EXPECT_THAT(poll(sparse), ElementsAre("one", "(skipped)"));
+  EXPECT_THAT(sparse.problem(), testing::HasSubstr("longer than 1.0 MiB; it is not read"));
+}
+
 TEST_F(FileTailTest, GoesOnAtTheNewEndOfAFileThatGotShorter) {
   FileTail tail(path());
   append("one\ntwo\nthree\n");

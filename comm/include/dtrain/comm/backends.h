@@ -19,6 +19,7 @@ struct CommunicatorOptions {
   std::chrono::milliseconds timeout{600'000};    // deadline of every wait
   std::chrono::milliseconds warn_after{30'000};  // a wait that takes longer logs a warning
   Logger log;
+  Security security = Security::kProof;  // of connections between hosts that the backend makes itself
 };
 
 // The parameters from which a backend makes a communicator (dtrain/comm/backend_list.h).

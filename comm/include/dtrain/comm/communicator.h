@@ -172,8 +172,7 @@ class Group {
   ~Group() noexcept(false) {
     if (std::uncaught_exceptions() == exceptions_) communicator_.end_group();
   }
-  Group(const Group&) = delete;
-  Group& operator=(const Group&) = delete;
+  Group& operator=(Group&&) = delete;
 
  private:
   Communicator& communicator_;

@@ -79,7 +79,6 @@ struct CompressionStatistics {
   // 2(n-1)/n of its bytes, an all_gather as (n-1)/n of the gathered bytes.
   double sent_bytes = 0, uncompressed_bytes = 0;
   Nanoseconds coding{0};         // encoding and decoding
-  Nanoseconds communicating{0};  // of compressed steps: from the first exchange issued to the last complete
   double plain_bytes = 0;        // the part of sent_bytes in buckets that cannot be compressed (float64)
   std::int64_t saturated = 0;    // finite values too large for float16 or bfloat16, replaced by the largest that fits
   std::int64_t underflowed = 0;  // values that float16 rounds to zero; the error feedback keeps them
@@ -97,8 +96,7 @@ class GradientCompressor {
   GradientCompressor(const CompressionOptions& options, std::vector<GradientTensor> tensors,
                      Communicator& communicator);
   ~GradientCompressor();
-  GradientCompressor(const GradientCompressor&) = delete;
-  GradientCompressor& operator=(const GradientCompressor&) = delete;
+  GradientCompressor& operator=(GradientCompressor&&) = delete;
 
   // Begins an exchange: the bucket then holds `scale` times the sum over ranks. `scale` is usually 1/(ranks x batches).
   // It is applied before anything is narrowed. The bucket must not change until the Work is complete.

@@ -1,9 +1,10 @@
 // The control plane: each rank has one TCP connection to rank 0, which is the server. It carries rendezvous, a
 // key-value store, agreement, heartbeats and failures, but never bulk data.
 //
-// Connections are authenticated by the per-run secret (HMAC-SHA256 challenge and response; the secret itself never
-// travels), and the size of messages is limited. A malformed message is logged and ends its connection, and has no
-// other effect. All public calls are thread safe. The failure callback runs on the control thread, or within fail() or
+// Connections are authenticated by the per-run secret (dtrain/comm/handshake.h; the secret itself never travels). After
+// that, each message carries a number and a MAC, and the size of messages is limited. A malformed message, or one that
+// somebody on the way has forged, repeated, moved or left out, is logged and ends its connection, and has no other
+// effect. All public calls are thread safe. The failure callback runs on the control thread, or within fail() or
 // on_failure().
 #pragma once
 
@@ -38,6 +39,11 @@ class TimedOut : public CommError {
   explicit TimedOut(const CommError& error) : CommError(error.what(), error.remedy()) {}
 };
 
+// How TCP connections between processes of a run are secured (communication.security). With both, each end proves that
+// it knows the run's secret, and each message of the control plane is proven to come from it. Only TLS also protects
+// the data, and hides what is sent.
+enum class Security { kProof, kTls };
+
 struct ControlEndpoint {
   std::string address = "127.0.0.1";  // rank 0 listens on it, the others connect to it
   std::uint16_t port = 0;             // 0 on rank 0: any free one
@@ -47,6 +53,7 @@ struct ControlOptions {
   World world;
   std::uint32_t generation = 0;
   std::string secret;                          // at least 16 bytes
+  Security security = Security::kProof;        // the same on all ranks
   std::chrono::milliseconds timeout{600'000};  // deadline of every wait, the connection included
   std::chrono::milliseconds heartbeat{1'000};
   // The connection counts as lost after this time without any packet from the other side's host, acknowledgements
@@ -102,7 +109,7 @@ class ControlPlane {
   virtual const World& world() const = 0;
   virtual std::uint32_t generation() const = 0;
   virtual std::chrono::milliseconds timeout() const = 0;  // the deadline of every wait
-  // Returns a key for this purpose alone, the same on all ranks, which says nothing about the run's secret.
+  // Returns a key of 32 bytes for this purpose alone, the same on all ranks, which says nothing about the run's secret.
   virtual std::string derive_key(const std::string& purpose) const = 0;
 
   // Key-value store of this generation. get() blocks until the key is set; at the deadline a CommError names the key.

@@ -68,6 +68,40 @@ Json bandwidth_series(const Input& input) {
   return nullptr;
 }
 
+Json rank_bars(const Input& input) {
+  Json labels = Json::array(), compute = Json::array(), optimizer = Json::array(), data = Json::array(),
+       exposed = Json::array();
+  for (const RankSummary& rank : input.analysis.summary.ranks) {
+    if (labels.size() >= kMostRanks) break;
+    const auto steps = static_cast<double>(std::max<std::int64_t>(1, rank.steps));
+    labels.push_back("rank " + std::to_string(rank.rank));
+    compute.push_back(rounded(rank.compute_s / steps));
+    optimizer.push_back(rounded(rank.optimizer_s / steps));
+    data.push_back(rounded(rank.data_s / steps));
+    exposed.push_back(rounded(rank.exposed_s / steps));
+  }
+  return {{"kind", "bars"},
+          {"stacked", true},
+          {"labels", labels},
+          {"y", {{"title", "time of a batch"}, {"unit", "s"}}},
+          {"sets",
+           {{{"name", "computing"}, {"color", "compute"}, {"y", compute}},
+            {{"name", "optimizer"}, {"color", "optimizer"}, {"y", optimizer}},
+            {{"name", "data"}, {"color", "data"}, {"y", data}},
+            {{"name", "exposed communication"}, {"color", "wait"}, {"y", exposed}}}}};
+}
+
+// "4 x 32, 1 x 31"
+std::string split_text(const Json& plan) {
+  std::map<std::int64_t, int, std::greater<>> ranks;
+  for (const Json& batch : list_at(plan, "batch_per_rank")) {
+    if (batch.is_number_integer()) ++ranks[batch.get<std::int64_t>()];
+  }
+  std::vector<std::string> parts;
+  for (const auto& [batch, count] : ranks) parts.push_back(fmt::format("{} x {}", count, batch));
+  return join(parts, ", ");
+}
+
 }  // namespace
 
 void write_collectives(Page& page, const Input& input) {
@@ -124,33 +158,6 @@ void write_collectives(Page& page, const Input& input) {
 
 // The sections on balance: whether ranks, and GPUs, have equal and enough work.
 
-namespace {
-
-Json rank_bars(const Input& input) {
-  Json labels = Json::array(), compute = Json::array(), optimizer = Json::array(), data = Json::array(),
-       exposed = Json::array();
-  for (const RankSummary& rank : input.analysis.summary.ranks) {
-    if (labels.size() >= kMostRanks) break;
-    const auto steps = static_cast<double>(std::max<std::int64_t>(1, rank.steps));
-    labels.push_back("rank " + std::to_string(rank.rank));
-    compute.push_back(rounded(rank.compute_s / steps));
-    optimizer.push_back(rounded(rank.optimizer_s / steps));
-    data.push_back(rounded(rank.data_s / steps));
-    exposed.push_back(rounded(rank.exposed_s / steps));
-  }
-  return {{"kind", "bars"},
-          {"stacked", true},
-          {"labels", labels},
-          {"y", {{"title", "time of a batch"}, {"unit", "s"}}},
-          {"sets",
-           {{{"name", "computing"}, {"color", "compute"}, {"y", compute}},
-            {{"name", "optimizer"}, {"color", "optimizer"}, {"y", optimizer}},
-            {{"name", "data"}, {"color", "data"}, {"y", data}},
-            {{"name", "exposed communication"}, {"color", "wait"}, {"y", exposed}}}}};
-}
-
-}  // namespace
-
 void write_balance(Page& page, const Input& input) {
   page.begin_section("balance", "Workload balancing");
   write_rule(page, input, "LoadBalancing");
@@ -184,21 +191,6 @@ void write_balance(Page& page, const Input& input) {
 }
 
 // The section on the batch size: whether the batch keeps the computing devices busy.
-
-namespace {
-
-// "4 x 32, 1 x 31"
-std::string split_text(const Json& plan) {
-  std::map<std::int64_t, int, std::greater<>> ranks;
-  for (const Json& batch : list_at(plan, "batch_per_rank")) {
-    if (batch.is_number_integer()) ++ranks[batch.get<std::int64_t>()];
-  }
-  std::vector<std::string> parts;
-  for (const auto& [batch, count] : ranks) parts.push_back(fmt::format("{} x {}", count, batch));
-  return join(parts, ", ");
-}
-
-}  // namespace
 
 void write_batch_size(Page& page, const Input& input) {
   page.begin_section("batch-size", "Batch size");

@@ -116,39 +116,6 @@ void write_scopes(Page& page, const RunSummary& s) {
   page.table(table);
 }
 
-}  // namespace
-
-void write_framework(Page& page, const Input& input) {
-  page.begin_section("framework", "Framework metrics");
-  const RunSummary& s = input.analysis.summary;
-  if (s.steps == 0) {
-    page.absent("No phases.", "No batch was recorded.", "");
-    return;
-  }
-  page.paragraph(
-      "Ideally nearly all of the loop is spent in TRAIN and EVAL. Parts of train_batch are indented and are in its "
-      "figures already.");
-  page.begin_columns();
-  write_modes(page, s);
-  write_ring(page, s);
-  page.end_columns();
-  Table table("Phases (total: mean of the ranks; p50 and p99 over all batches of all ranks)",
-              {{"phase"}, {"total", true}, {"of the loop", true}, {"p50", true}, {"p99", true}});
-  for (const PhaseSummary& phase : s.phases) {
-    const bool part = phase.name.find('.') != std::string::npos;
-    table.row({Cell((part ? "\u2003" : "") + phase.name).colored(phase_color(phase.name)),
-               Cell(seconds_text(phase.seconds), phase.seconds),
-               Cell(format_percent(phase.share), phase.share, phase.share),
-               Cell(seconds_text(phase.p50_s), phase.p50_s), Cell(seconds_text(phase.p99_s), phase.p99_s)});
-  }
-  page.table(table);
-  write_scopes(page, s);
-}
-
-// The section on the time of each operator on CPUs and GPUs.
-
-namespace {
-
 constexpr std::size_t kMostOperators = 40;
 
 std::string color_of(OperatorKind kind) {
@@ -232,28 +199,6 @@ void write_devices(Page& page, const Operators& operators) {
   write_device(page, operators.gpu, "GPUs", "gpu-classes");
 }
 
-}  // namespace
-
-void write_operators(Page& page, const Input& input) {
-  page.begin_section("operators", "Operators");
-  const Operators& operators = input.analysis.operators;
-  if (operators.cpu.rows.empty() && operators.gpu.rows.empty()) {
-    page.absent(
-        "No operators.", "No trace was taken in this run.",
-        "Ask for one: profiling: {trace: {begin_on_batch: 20, end_after_batch: 30}} in the experiment file, or 'dtrain "
-        "trace --now RUN' while it runs.");
-  } else {
-    write_devices(page, operators);
-    if (operators.gpu.rows.empty())
-      page.absent("No GPU operators.", "The traces have none: the ranks computed on CPUs.", "");
-  }
-  page.list(operators.notes);
-}
-
-// The section on the amount of computing, and on the distance of operators from the hardware's limits.
-
-namespace {
-
 constexpr std::size_t kMostRows = 25;
 
 std::string shapes_text(const std::vector<std::vector<std::int64_t>>& shapes) {
@@ -328,6 +273,53 @@ void write_operators_table(Page& page, const Roofline& roofline) {
 }
 
 }  // namespace
+
+void write_framework(Page& page, const Input& input) {
+  page.begin_section("framework", "Framework metrics");
+  const RunSummary& s = input.analysis.summary;
+  if (s.steps == 0) {
+    page.absent("No phases.", "No batch was recorded.", "");
+    return;
+  }
+  page.paragraph(
+      "Ideally nearly all of the loop is spent in TRAIN and EVAL. Parts of train_batch are indented and are in its "
+      "figures already.");
+  page.begin_columns();
+  write_modes(page, s);
+  write_ring(page, s);
+  page.end_columns();
+  Table table("Phases (total: mean of the ranks; p50 and p99 over all batches of all ranks)",
+              {{"phase"}, {"total", true}, {"of the loop", true}, {"p50", true}, {"p99", true}});
+  for (const PhaseSummary& phase : s.phases) {
+    const bool part = phase.name.find('.') != std::string::npos;
+    table.row({Cell((part ? "\u2003" : "") + phase.name).colored(phase_color(phase.name)),
+               Cell(seconds_text(phase.seconds), phase.seconds),
+               Cell(format_percent(phase.share), phase.share, phase.share),
+               Cell(seconds_text(phase.p50_s), phase.p50_s), Cell(seconds_text(phase.p99_s), phase.p99_s)});
+  }
+  page.table(table);
+  write_scopes(page, s);
+}
+
+// The section on the time of each operator on CPUs and GPUs.
+
+void write_operators(Page& page, const Input& input) {
+  page.begin_section("operators", "Operators");
+  const Operators& operators = input.analysis.operators;
+  if (operators.cpu.rows.empty() && operators.gpu.rows.empty()) {
+    page.absent(
+        "No operators.", "No trace was taken in this run.",
+        "Ask for one: profiling: {trace: {begin_on_batch: 20, end_after_batch: 30}} in the experiment file, or 'dtrain "
+        "trace --now RUN' while it runs.");
+  } else {
+    write_devices(page, operators);
+    if (operators.gpu.rows.empty())
+      page.absent("No GPU operators.", "The traces have none: the ranks computed on CPUs.", "");
+  }
+  page.list(operators.notes);
+}
+
+// The section on the amount of computing, and on the distance of operators from the hardware's limits.
 
 void write_roofline(Page& page, const Input& input) {
   page.begin_section("roofline", "Computing and the hardware's limit");

@@ -17,7 +17,6 @@ std::string or_unknown(const std::optional<double>& seconds) {
   return seconds ? seconds_text(*seconds) : "did not end";
 }
 
-// Returns the first and the last time that was recorded.
 std::pair<std::string, std::string> wall_times(const RunProfile& run) {
   std::string first, last;
   for (const Json& event : run.events) {

@@ -49,34 +49,6 @@ std::string about_attempts(const RunCurves& run) {
       run.restarts.size() + 1, batches.size() == 1 ? "" : "es", join_with_and(batches));
 }
 
-}  // namespace
-
-void write_learning(Page& page, const Input& input) {
-  page.begin_section("learning", "Learning");
-  const RunCurves run = curves_of(input.run);
-  if (run.curves.empty()) {
-    page.absent("No metrics.", "The run has written no training or validation metrics.",
-                "They are written after every scheduling_unit batches, after each validation and at the end.");
-    return;
-  }
-  if (const std::string text = about_attempts(run); !text.empty()) page.paragraph(text);
-  const auto is_bad = [](const Curve& curve) { return curve.non_finite() > 0; };
-  if (std::any_of(run.curves.begin(), run.curves.end(), is_bad)) {
-    page.paragraph("A cross at the upper edge of a chart marks a value that is nan or infinite.");
-  }
-  write_curve_controls(page);
-  const std::string metric = text(object_at(input.run.experiment, "searcher"), "metric");
-  const std::size_t left_out = write_curve_charts(page, {{input.run.name, &run}}, metric);
-  if (left_out > 0) {
-    page.paragraph(count_text(static_cast<std::int64_t>(left_out)) + " more are only in the table below.");
-  }
-  write_values(page, run);
-}
-
-// The section on interruptions, restarts, and the cost of checkpoints.
-
-namespace {
-
 void write_attempts(Page& page, const RunHistory& history) {
   Table table("Attempts", {{"attempt"}, {"batches", false, "", true}, {"ran for", true}, {"why it ended"}});
   for (const AttemptAccount& attempt : history.attempts) {
@@ -128,6 +100,30 @@ void write_saved(Page& page, const Input& input) {
 }
 
 }  // namespace
+
+void write_learning(Page& page, const Input& input) {
+  page.begin_section("learning", "Learning");
+  const RunCurves run = curves_of(input.run);
+  if (run.curves.empty()) {
+    page.absent("No metrics.", "The run has written no training or validation metrics.",
+                "They are written after every scheduling_unit batches, after each validation and at the end.");
+    return;
+  }
+  if (const std::string text = about_attempts(run); !text.empty()) page.paragraph(text);
+  const auto is_bad = [](const Curve& curve) { return curve.non_finite() > 0; };
+  if (std::any_of(run.curves.begin(), run.curves.end(), is_bad)) {
+    page.paragraph("A cross at the upper edge of a chart marks a value that is nan or infinite.");
+  }
+  write_curve_controls(page);
+  const std::string metric = text(object_at(input.run.experiment, "searcher"), "metric");
+  const std::size_t left_out = write_curve_charts(page, {{input.run.name, &run}}, metric);
+  if (left_out > 0) {
+    page.paragraph(count_text(static_cast<std::int64_t>(left_out)) + " more are only in the table below.");
+  }
+  write_values(page, run);
+}
+
+// The section on interruptions, restarts, and the cost of checkpoints.
 
 void write_checkpoints(Page& page, const Input& input) {
   const RunHistory& history = input.analysis.summary.history;

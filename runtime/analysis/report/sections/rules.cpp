@@ -16,6 +16,33 @@ std::string value_text(const Json& value) {
   return to_line(value);
 }
 
+const char* group_title(const std::string& group) {
+  if (group == "report") return "Rules of the profiling report";
+  if (group == "cpu") return "Counterparts for runs on CPUs";
+  if (group == "system") return "What surrounds the training";
+  return "How the model is computed";
+}
+
+void write_group(Page& page, const std::vector<const Finding*>& rules, const std::string& group) {
+  Table table(group_title(group), {{"rule"},
+                                   {"what it looks for"},
+                                   {"recommendation"},
+                                   {"triggered", true},
+                                   {"data points", true},
+                                   {"parameters"},
+                                   {"counts"}});
+  for (const Finding* rule : rules) {
+    if (rule->group != group) continue;
+    const auto triggered = static_cast<double>(rule->triggered);
+    table.row({rule->id, rule->title, rule->advice,
+               rule->applicable() ? Cell(fmt::format("{} {}", count_text(rule->triggered), rule->unit), triggered)
+                                  : Cell("not applicable", -1),
+               Cell(count_text(rule->datapoints), static_cast<double>(rule->datapoints)), pairs_text(rule->parameters),
+               rule->applicable() ? pairs_text(rule->counts) : rule->why_not});
+  }
+  page.table(table);
+}
+
 }  // namespace
 
 const Finding* find_rule(const Input& input, const std::string& name) {
@@ -56,37 +83,6 @@ void write_rule(Page& page, const Input& input, const std::string& name) {
   }
   page.list(lines);
 }
-
-namespace {
-
-const char* group_title(const std::string& group) {
-  if (group == "report") return "Rules of the profiling report";
-  if (group == "cpu") return "Counterparts for runs on CPUs";
-  if (group == "system") return "What surrounds the training";
-  return "How the model is computed";
-}
-
-void write_group(Page& page, const std::vector<const Finding*>& rules, const std::string& group) {
-  Table table(group_title(group), {{"rule"},
-                                   {"what it looks for"},
-                                   {"recommendation"},
-                                   {"triggered", true},
-                                   {"data points", true},
-                                   {"parameters"},
-                                   {"counts"}});
-  for (const Finding* rule : rules) {
-    if (rule->group != group) continue;
-    const auto triggered = static_cast<double>(rule->triggered);
-    table.row({rule->id, rule->title, rule->advice,
-               rule->applicable() ? Cell(fmt::format("{} {}", count_text(rule->triggered), rule->unit), triggered)
-                                  : Cell("not applicable", -1),
-               Cell(count_text(rule->datapoints), static_cast<double>(rule->datapoints)), pairs_text(rule->parameters),
-               rule->applicable() ? pairs_text(rule->counts) : rule->why_not});
-  }
-  page.table(table);
-}
-
-}  // namespace
 
 void write_rules(Page& page, const Input& input) {
   page.begin_section("rules", "Rules");

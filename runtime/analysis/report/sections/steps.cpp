@@ -251,39 +251,6 @@ void write_correlation(Page& page, const OutlierReport& outliers) {
   page.table(table);
 }
 
-}  // namespace
-
-void write_steps(Page& page, const Input& input) {
-  page.begin_section("steps", "Batch durations");
-  const StepStatistics& steps = input.analysis.steps;
-  if (steps.count == 0) {
-    page.absent("No durations.", "No batch was recorded.", "");
-    return;
-  }
-  write_statistics(page, input);
-  page.chart({.id = "step-histogram",
-              .title = "How durations of batches are distributed",
-              .text = fmt::format(
-                  "Half of the batches take {} or less, 95% take {} or less. Longer ones than the axis shows are "
-                  "in the last bar.",
-                  seconds_text(steps.median_s), seconds_text(steps.p95_s)),
-              .spec = step_histogram(input)});
-  page.heading("Outliers");
-  const OutlierReport outliers = find_outliers(input);
-  write_rule(page, input, "StepOutlier");
-  if (outliers.batches == 0) {
-    page.paragraph("No batch was an outlier.");
-    return;
-  }
-  page.paragraph(fmt::format("{} batches have outliers; together they took {} more than as many of median length.",
-                             count_text(outliers.batches), seconds_text(outliers.seconds)));
-  write_correlation(page, outliers);
-}
-
-// The section with each rank's phases over time.
-
-namespace {
-
 struct Axis {
   double first = 0, step = 1;
   std::size_t columns = 1;
@@ -354,6 +321,35 @@ Json row_of(const Input& input, const RankProfile& rank, const Axis& axis) {
 }
 
 }  // namespace
+
+void write_steps(Page& page, const Input& input) {
+  page.begin_section("steps", "Batch durations");
+  const StepStatistics& steps = input.analysis.steps;
+  if (steps.count == 0) {
+    page.absent("No durations.", "No batch was recorded.", "");
+    return;
+  }
+  write_statistics(page, input);
+  page.chart({.id = "step-histogram",
+              .title = "How durations of batches are distributed",
+              .text = fmt::format(
+                  "Half of the batches take {} or less, 95% take {} or less. Longer ones than the axis shows are "
+                  "in the last bar.",
+                  seconds_text(steps.median_s), seconds_text(steps.p95_s)),
+              .spec = step_histogram(input)});
+  page.heading("Outliers");
+  const OutlierReport outliers = find_outliers(input);
+  write_rule(page, input, "StepOutlier");
+  if (outliers.batches == 0) {
+    page.paragraph("No batch was an outlier.");
+    return;
+  }
+  page.paragraph(fmt::format("{} batches have outliers; together they took {} more than as many of median length.",
+                             count_text(outliers.batches), seconds_text(outliers.seconds)));
+  write_correlation(page, outliers);
+}
+
+// The section with each rank's phases over time.
 
 Json timeline_spec(const Input& input) {
   const bool any = std::any_of(input.run.ranks.begin(), input.run.ranks.end(),

@@ -1,12 +1,10 @@
 // The sections on the hosts: their use, memory, and bottlenecks.
 #include <algorithm>
-#include <map>
 #include <set>
 
 #include <spdlog/fmt/fmt.h>
 
 #include "dtrain/base/text.h"
-#include "read/text.h"
 #include "report/charts.h"
 #include "report/page.h"
 #include "report/sections.h"
@@ -72,44 +70,6 @@ const std::vector<Picture>& pictures() {
   return all;
 }
 
-}  // namespace
-
-void write_system(Page& page, const Input& input) {
-  page.begin_section("system", "System usage");
-  Table table("Usage of each host over the run, twice a second", {{"host"},
-                                                                  {"metric"},
-                                                                  {"unit"},
-                                                                  {"max", true},
-                                                                  {"p99", true},
-                                                                  {"p95", true},
-                                                                  {"p50", true},
-                                                                  {"mean", true},
-                                                                  {"min", true}});
-  for (const AgentSummary& agent : input.analysis.summary.agents) {
-    const std::string host = agent.host.empty() ? agent.agent : agent.host;
-    add_rows(table, host, agent.metrics);
-    for (const GpuSummary& gpu : agent.gpus) add_rows(table, fmt::format("{} GPU {}", host, gpu.index), gpu.metrics);
-  }
-  if (table.empty()) {
-    page.absent("No system metrics.", "No agent's dump with samples is in the run's profile folder.",
-                "One agent a host writes it (profile/agent-*.jsonl); a run of under half a second has no sample.");
-    return;
-  }
-  page.table(table);
-  page.begin_columns();
-  for (const Picture& picture : pictures()) {
-    Json spec = host_series(input, picture.metrics, picture.axis, picture.unit);
-    if (spec.is_null()) continue;
-    page.chart(
-        {.id = picture.id, .title = picture.title, .text = picture.text, .spec = std::move(spec), .height = 210});
-  }
-  page.end_columns();
-}
-
-// The section on the memory of GPUs and of the ranks' processes.
-
-namespace {
-
 const GpuMemory* gpu_memory_of(const Input& input, const RankProfile& rank) {
   for (const RankSummary& summary : input.analysis.summary.ranks) {
     if (summary.rank == rank.rank) return summary.gpu_memory ? &*summary.gpu_memory : nullptr;
@@ -155,43 +115,9 @@ void write_gpu_memory_of_ranks(Page& page, const Input& input) {
               .spec = rank_gpu_memory_series(input)});
 }
 
-}  // namespace
-
-void write_memory(Page& page, const Input& input) {
-  page.begin_section("memory", "Memory");
-  page.heading("GPU memory");
-  write_rule(page, input, "GPUMemoryIncrease");
-  if (Json spec = gpu_series(input, "gpu_free_memory", "memory taken", "percent", true); !spec.is_null()) {
-    page.chart({.id = "gpu-memory",
-                .title = "Memory taken on each GPU",
-                .text = "By all processes together, as percent of what the GPU has.",
-                .spec = std::move(spec)});
-  } else {
-    page.absent("No GPU memory.", "No agent saw a GPU.", "");
-  }
-  write_gpu_memory_of_ranks(page, input);
-  page.heading("Memory of the ranks");
-  write_rule(page, input, "HostMemoryFull");
-  Json ranks = rank_memory_series(input);
-  if (ranks.is_null()) {
-    page.absent("No memory of ranks.", "No sample was taken while a rank ran.", "A run of a second or more has some.");
-    return;
-  }
-  page.chart({.id = "rank-memory",
-              .title = "Resident memory of each rank",
-              .text = fmt::format("Memory that ranks share counts for each of them. One that keeps rising is a leak.{}",
-                                  input.drawn_text()),
-              .spec = std::move(ranks)});
-}
-
-// The sections on bottlenecks: CPUs, disks, or GPUs with too little work.
-
-namespace {
-
 constexpr std::size_t kMostCores = 256;
 constexpr std::size_t kMostHosts = 8;
 
-// Returns the mean utilization of each core.
 Json core_bars(const RunProfile& run) {
   std::size_t cores = 0;
   Json sets = Json::array();
@@ -237,6 +163,69 @@ Json process_series(const Input& input, auto ProcessLine::*value, const std::str
 }
 
 }  // namespace
+
+void write_system(Page& page, const Input& input) {
+  page.begin_section("system", "System usage");
+  Table table("Usage of each host over the run, twice a second", {{"host"},
+                                                                  {"metric"},
+                                                                  {"unit"},
+                                                                  {"max", true},
+                                                                  {"p99", true},
+                                                                  {"p95", true},
+                                                                  {"p50", true},
+                                                                  {"mean", true},
+                                                                  {"min", true}});
+  for (const AgentSummary& agent : input.analysis.summary.agents) {
+    const std::string host = agent.host.empty() ? agent.agent : agent.host;
+    add_rows(table, host, agent.metrics);
+    for (const GpuSummary& gpu : agent.gpus) add_rows(table, fmt::format("{} GPU {}", host, gpu.index), gpu.metrics);
+  }
+  if (table.empty()) {
+    page.absent("No system metrics.", "No agent's dump with samples is in the run's profile folder.",
+                "One agent a host writes it (profile/agent-*.jsonl); a run of under half a second has no sample.");
+    return;
+  }
+  page.table(table);
+  page.begin_columns();
+  for (const Picture& picture : pictures()) {
+    Json spec = host_series(input, picture.metrics, picture.axis, picture.unit);
+    if (spec.is_null()) continue;
+    page.chart(
+        {.id = picture.id, .title = picture.title, .text = picture.text, .spec = std::move(spec), .height = 210});
+  }
+  page.end_columns();
+}
+
+// The section on the memory of GPUs and of the ranks' processes.
+
+void write_memory(Page& page, const Input& input) {
+  page.begin_section("memory", "Memory");
+  page.heading("GPU memory");
+  write_rule(page, input, "GPUMemoryIncrease");
+  if (Json spec = gpu_series(input, "gpu_free_memory", "memory taken", "percent", true); !spec.is_null()) {
+    page.chart({.id = "gpu-memory",
+                .title = "Memory taken on each GPU",
+                .text = "By all processes together, as percent of what the GPU has.",
+                .spec = std::move(spec)});
+  } else {
+    page.absent("No GPU memory.", "No agent saw a GPU.", "");
+  }
+  write_gpu_memory_of_ranks(page, input);
+  page.heading("Memory of the ranks");
+  write_rule(page, input, "HostMemoryFull");
+  Json ranks = rank_memory_series(input);
+  if (ranks.is_null()) {
+    page.absent("No memory of ranks.", "No sample was taken while a rank ran.", "A run of a second or more has some.");
+    return;
+  }
+  page.chart({.id = "rank-memory",
+              .title = "Resident memory of each rank",
+              .text = fmt::format("Memory that ranks share counts for each of them. One that keeps rising is a leak.{}",
+                                  input.drawn_text()),
+              .spec = std::move(ranks)});
+}
+
+// The sections on bottlenecks: CPUs, disks, or GPUs with too little work.
 
 void write_cpu_bottlenecks(Page& page, const Input& input) {
   page.begin_section("cpu-bottlenecks", "CPU bottlenecks");

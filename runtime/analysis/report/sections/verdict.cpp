@@ -66,12 +66,131 @@ void write_others(Page& page, const std::vector<Finding>& findings) {
   Table table("What else was found",
               {{"finding"}, {"seconds", true}, {"of the loop", true}, {"what to do"}, {"evidence"}});
   for (std::size_t i = kShown; i < findings.size(); ++i) {
-    const Finding& one = findings[i];
-    table.row({one.title, Cell(seconds_text(one.seconds), one.seconds), Cell(format_percent(one.share), one.share),
-               one.advice, one.evidence},
-              one.rank);
+    const Finding& finding = findings[i];
+    table.row({finding.title, Cell(seconds_text(finding.seconds), finding.seconds),
+               Cell(format_percent(finding.share), finding.share), finding.advice, finding.evidence},
+              finding.rank);
   }
   page.table(table);
+}
+
+std::string signed_percent(double gain) {
+  return fmt::format("{}{}", gain >= 0 ? "+" : "", format_percent(gain));
+}
+
+void write_changes(Page& page, const WhatIf& what_if) {
+  Json labels = {"as measured"}, rates = {rounded(what_if.samples_per_s)}, colors = {"other"};
+  Table table("Predicted, one change at a time", {{"change"},
+                                                  {"gain", true, "in throughput"},
+                                                  {"samples/s", true},
+                                                  {"a batch", true, "mean"},
+                                                  {"would have saved", true, "of the loop as it was run"},
+                                                  {"what it rests on"},
+                                                  {"measure it"}});
+  for (const Prediction& change : what_if.changes) {
+    labels.push_back(change.title);
+    rates.push_back(rounded(change.samples_per_s));
+    colors.push_back("compute");
+    table.row({change.title, Cell(signed_percent(change.gain), change.gain),
+               Cell(format_rate(change.samples_per_s), change.samples_per_s),
+               Cell(seconds_text(change.step_s), change.step_s), Cell(seconds_text(change.saved_s), change.saved_s),
+               change.assumption,
+               change.mock.empty() && change.set.empty()
+                   ? Cell("-")
+                   : Cell("dtrain launch " + (change.set.empty() ? "--mock " + change.mock : "--set " + change.set))});
+  }
+  if (what_if.changes.empty()) return;
+  const Prediction& best = what_if.changes.front();
+  page.chart({.id = "what-if-chart",
+              .title = "Throughput after a change",
+              .text = fmt::format("The most is predicted from: {} ({}).", best.title, signed_percent(best.gain)),
+              .spec = {{"kind", "bars"},
+                       {"horizontal", true},
+                       {"labels", labels},
+                       {"y", {{"title", "samples a second"}, {"unit", ""}}},
+                       {"sets", {{{"name", "samples/s"}, {"y", rates}, {"colors", colors}}}}},
+              .height = 70 + 26 * static_cast<int>(labels.size())});
+  page.table(table);
+}
+
+void write_scaling(Page& page, const WhatIf& what_if) {
+  if (what_if.scaling.empty()) return;
+  page.heading("More ranks, each with the same batch");
+  Json labels = Json::array(), predicted = Json::array(), perfect = Json::array();
+  Table table("Scaling", {{"ranks"},
+                          {"samples/s", true},
+                          {"a batch", true},
+                          {"efficiency", true, "against the measured world"},
+                          {"what it rests on"}});
+  for (const Prediction& prediction : what_if.scaling) {
+    const double efficiency = prediction.efficiency.value_or(0);
+    labels.push_back(std::to_string(prediction.world_size));
+    predicted.push_back(rounded(prediction.samples_per_s));
+    perfect.push_back(efficiency > 0 ? Json(rounded(prediction.samples_per_s / efficiency)) : Json(nullptr));
+    table.row({Cell(std::to_string(prediction.world_size), prediction.world_size),
+               Cell(format_rate(prediction.samples_per_s), prediction.samples_per_s),
+               Cell(seconds_text(prediction.step_s), prediction.step_s),
+               efficiency > 0 ? Cell(format_percent(efficiency), efficiency, efficiency) : Cell("-"),
+               prediction.assumption});
+  }
+  page.chart({.id = "scaling-chart",
+              .title = "Throughput with more ranks",
+              .text = "Predicted from the measured overlap and the speed of the link, beside perfect scaling.",
+              .spec = {{"kind", "bars"},
+                       {"labels", labels},
+                       {"y", {{"title", "samples a second"}, {"unit", ""}}},
+                       {"sets",
+                        {{{"name", "predicted"}, {"color", "compute"}, {"y", predicted}},
+                         {{"name", "perfect scaling"}, {"color", "other"}, {"y", perfect}}}}}});
+  page.table(table);
+}
+
+std::string part_color(const std::string& part) {
+  const auto any = [&](std::initializer_list<const char*> words) {
+    for (const char* word : words) {
+      if (part.find(word) != std::string::npos) return true;
+    }
+    return false;
+  };
+  if (part == "hardware") return "ideal";
+  if (part == "compute" || part == "slower_kernels") return "compute";
+  if (any({"load", "host_to_device", "to_device"})) return "data";
+  if (any({"wait", "slower", "balance", "skew"})) return "skew";
+  if (any({"communication", "exchange", "allreduce"})) return "wait";
+  if (any({"optimizer"})) return "optimizer";
+  if (any({"validation"})) return "validation";
+  if (any({"checkpoint"})) return "checkpoint";
+  return "other";
+}
+
+std::string hardware_text(const Waterfall& waterfall) {
+  if (!waterfall.hardware_samples_per_s) return {};
+  return fmt::format("If every operator ran as fast as the hardware allows, the run would do {} samples/s. ",
+                     format_rate(*waterfall.hardware_samples_per_s));
+}
+
+std::string clock_text(const std::optional<std::int64_t>& error_ns) {
+  if (!error_ns)
+    return "The clocks of the hosts were not compared; waiting is counted within each rank, so it holds all the same.";
+  if (*error_ns == 0) return "All ranks share one clock.";
+  return fmt::format("Times of different hosts are comparable to within {}.",
+                     seconds_text(static_cast<double>(*error_ns) / 1e9));
+}
+
+Json bars(const Stragglers& stragglers, std::size_t most) {
+  Json labels = Json::array(), waited = Json::array(), cost = Json::array();
+  for (std::size_t i = 0; i < std::min(most, stragglers.ranks.size()); ++i) {
+    const Straggler& straggler = stragglers.ranks[i];
+    labels.push_back("rank " + std::to_string(straggler.rank));
+    waited.push_back(rounded(straggler.waited_s));
+    cost.push_back(rounded(straggler.cost_s));
+  }
+  return {{"kind", "bars"},
+          {"labels", labels},
+          {"y", {{"title", "time"}, {"unit", "s"}}},
+          {"sets",
+           {{{"name", "the others waited for it"}, {"color", "skew"}, {"y", waited}},
+            {{"name", "beyond waiting for an ordinary rank"}, {"color", "wait"}, {"y", cost}}}}};
 }
 
 }  // namespace
@@ -103,78 +222,6 @@ void write_verdict(Page& page, const Input& input) {
 
 // The section on the predicted effects of changes.
 
-namespace {
-
-std::string signed_percent(double gain) {
-  return fmt::format("{}{}", gain >= 0 ? "+" : "", format_percent(gain));
-}
-
-void write_changes(Page& page, const WhatIf& what_if) {
-  Json labels = {"as measured"}, rates = {rounded(what_if.samples_per_s)}, colors = {"other"};
-  Table table("Predicted, one change at a time", {{"change"},
-                                                  {"gain", true, "in throughput"},
-                                                  {"samples/s", true},
-                                                  {"a batch", true, "mean"},
-                                                  {"would have saved", true, "of the loop as it was run"},
-                                                  {"what it rests on"},
-                                                  {"measure it"}});
-  for (const Prediction& one : what_if.changes) {
-    labels.push_back(one.title);
-    rates.push_back(rounded(one.samples_per_s));
-    colors.push_back("compute");
-    table.row({one.title, Cell(signed_percent(one.gain), one.gain),
-               Cell(format_rate(one.samples_per_s), one.samples_per_s), Cell(seconds_text(one.step_s), one.step_s),
-               Cell(seconds_text(one.saved_s), one.saved_s), one.assumption,
-               one.mock.empty() && one.set.empty()
-                   ? Cell("-")
-                   : Cell("dtrain launch " + (one.set.empty() ? "--mock " + one.mock : "--set " + one.set))});
-  }
-  if (what_if.changes.empty()) return;
-  const Prediction& best = what_if.changes.front();
-  page.chart({.id = "what-if-chart",
-              .title = "Throughput after a change",
-              .text = fmt::format("The most is predicted from: {} ({}).", best.title, signed_percent(best.gain)),
-              .spec = {{"kind", "bars"},
-                       {"horizontal", true},
-                       {"labels", labels},
-                       {"y", {{"title", "samples a second"}, {"unit", ""}}},
-                       {"sets", {{{"name", "samples/s"}, {"y", rates}, {"colors", colors}}}}},
-              .height = 70 + 26 * static_cast<int>(labels.size())});
-  page.table(table);
-}
-
-void write_scaling(Page& page, const WhatIf& what_if) {
-  if (what_if.scaling.empty()) return;
-  page.heading("More ranks, each with the same batch");
-  Json labels = Json::array(), predicted = Json::array(), perfect = Json::array();
-  Table table("Scaling", {{"ranks"},
-                          {"samples/s", true},
-                          {"a batch", true},
-                          {"efficiency", true, "against the measured world"},
-                          {"what it rests on"}});
-  for (const Prediction& one : what_if.scaling) {
-    const double efficiency = one.efficiency.value_or(0);
-    labels.push_back(std::to_string(one.world_size));
-    predicted.push_back(rounded(one.samples_per_s));
-    perfect.push_back(efficiency > 0 ? Json(rounded(one.samples_per_s / efficiency)) : Json(nullptr));
-    table.row({Cell(std::to_string(one.world_size), one.world_size),
-               Cell(format_rate(one.samples_per_s), one.samples_per_s), Cell(seconds_text(one.step_s), one.step_s),
-               efficiency > 0 ? Cell(format_percent(efficiency), efficiency, efficiency) : Cell("-"), one.assumption});
-  }
-  page.chart({.id = "scaling-chart",
-              .title = "Throughput with more ranks",
-              .text = "Predicted from the measured overlap and the speed of the link, beside perfect scaling.",
-              .spec = {{"kind", "bars"},
-                       {"labels", labels},
-                       {"y", {{"title", "samples a second"}, {"unit", ""}}},
-                       {"sets",
-                        {{{"name", "predicted"}, {"color", "compute"}, {"y", predicted}},
-                         {{"name", "perfect scaling"}, {"color", "other"}, {"y", perfect}}}}}});
-  page.table(table);
-}
-
-}  // namespace
-
 void write_what_if(Page& page, const Input& input) {
   page.begin_section("what-if", "What a change would bring");
   const WhatIf& what_if = input.analysis.what_if;
@@ -190,35 +237,6 @@ void write_what_if(Page& page, const Input& input) {
 }
 
 // The section from the throughput of computing alone to the measured throughput, and on the ranks that cost most of it.
-
-namespace {
-
-// Returns a colour of the palette, by the resource that takes the time.
-std::string part_color(const std::string& part) {
-  const auto any = [&](std::initializer_list<const char*> words) {
-    for (const char* word : words) {
-      if (part.find(word) != std::string::npos) return true;
-    }
-    return false;
-  };
-  if (part == "hardware") return "ideal";
-  if (part == "compute" || part == "slower_kernels") return "compute";
-  if (any({"load", "host_to_device", "to_device"})) return "data";
-  if (any({"wait", "slower", "balance", "skew"})) return "skew";
-  if (any({"communication", "exchange", "allreduce"})) return "wait";
-  if (any({"optimizer"})) return "optimizer";
-  if (any({"validation"})) return "validation";
-  if (any({"checkpoint"})) return "checkpoint";
-  return "other";
-}
-
-std::string hardware_text(const Waterfall& waterfall) {
-  if (!waterfall.hardware_samples_per_s) return {};
-  return fmt::format("If every operator ran as fast as the hardware allows, the run would do {} samples/s. ",
-                     format_rate(*waterfall.hardware_samples_per_s));
-}
-
-}  // namespace
 
 void write_waterfall(Page& page, const Input& input) {
   page.begin_section("waterfall", "From ideal to measured");
@@ -272,34 +290,6 @@ void write_waterfall(Page& page, const Input& input) {
 
 // The section on the ranks for which the others waited, and why.
 
-namespace {
-
-std::string clock_text(const std::optional<std::int64_t>& error_ns) {
-  if (!error_ns)
-    return "The clocks of the hosts were not compared; waiting is counted within each rank, so it holds all the same.";
-  if (*error_ns == 0) return "All ranks share one clock.";
-  return fmt::format("Times of different hosts are comparable to within {}.",
-                     seconds_text(static_cast<double>(*error_ns) / 1e9));
-}
-
-Json bars(const Stragglers& stragglers, std::size_t most) {
-  Json labels = Json::array(), waited = Json::array(), cost = Json::array();
-  for (std::size_t i = 0; i < std::min(most, stragglers.ranks.size()); ++i) {
-    const Straggler& one = stragglers.ranks[i];
-    labels.push_back("rank " + std::to_string(one.rank));
-    waited.push_back(rounded(one.waited_s));
-    cost.push_back(rounded(one.cost_s));
-  }
-  return {{"kind", "bars"},
-          {"labels", labels},
-          {"y", {{"title", "time"}, {"unit", "s"}}},
-          {"sets",
-           {{{"name", "the others waited for it"}, {"color", "skew"}, {"y", waited}},
-            {{"name", "beyond waiting for an ordinary rank"}, {"color", "wait"}, {"y", cost}}}}};
-}
-
-}  // namespace
-
 void write_stragglers(Page& page, const Input& input) {
   page.begin_section("stragglers", "Who waits for whom");
   const Stragglers& stragglers = input.analysis.stragglers;
@@ -328,15 +318,15 @@ void write_stragglers(Page& page, const Input& input) {
                {"beyond ordinary", true, "more than they wait for the median rank; what its finding begins with"},
                {"cause"},
                {"evidence"}});
-  for (const Straggler& one : stragglers.ranks) {
-    const double share = static_cast<double>(one.steps) / static_cast<double>(stragglers.compared_steps);
-    table.row({Cell("rank " + std::to_string(one.rank), one.rank), one.host,
-               Cell(fmt::format("{} ({})", count_text(one.steps), format_percent(share)),
-                    static_cast<double>(one.steps), share)
+  for (const Straggler& straggler : stragglers.ranks) {
+    const double share = static_cast<double>(straggler.steps) / static_cast<double>(stragglers.compared_steps);
+    table.row({Cell("rank " + std::to_string(straggler.rank), straggler.rank), straggler.host,
+               Cell(fmt::format("{} ({})", count_text(straggler.steps), format_percent(share)),
+                    static_cast<double>(straggler.steps), share)
                    .colored("skew"),
-               Cell(seconds_text(one.waited_s), one.waited_s), Cell(seconds_text(one.cost_s), one.cost_s), one.cause,
-               one.evidence},
-              one.rank);
+               Cell(seconds_text(straggler.waited_s), straggler.waited_s),
+               Cell(seconds_text(straggler.cost_s), straggler.cost_s), straggler.cause, straggler.evidence},
+              straggler.rank);
   }
   page.table(table);
 }

@@ -8,7 +8,6 @@
 #include "compression/tensor_codec.h"
 
 namespace dtrain::train {
-
 namespace {
 
 constexpr std::int64_t kBlockValues = 256;
@@ -27,7 +26,7 @@ class Int8Tensors final : public TensorCodec {
   // Returns a row for each rank: the scales of all blocks, then their codes. Only this rank's row is filled.
   at::Tensor encode(const TensorBucket& bucket, double scale);
   void decode(const TensorBucket& bucket, const at::Tensor& gathered);
-  comm::Work gather(const at::Tensor& gathered, int bucket) {
+  comm::Work exchange(const at::Tensor& gathered, int bucket) {
     const at::Tensor own = gathered.select(0, context_.rank());
     return context_.communicator.all_gather(own.data_ptr(), gathered.data_ptr(), static_cast<std::size_t>(own.numel()),
                                             comm::DataType::kUint8, bucket);
@@ -82,7 +81,7 @@ Int8Tensors::Int8Tensors(TensorCodecContext& context) : context_(context), first
 }
 
 std::unique_ptr<TensorExchange> Int8Tensors::begin(TensorBucket bucket, double scale) {
-  return std::make_unique<GatheredExchange<Int8Tensors>>(*this, std::move(bucket), scale);
+  return std::make_unique<SingleExchange<Int8Tensors>>(*this, std::move(bucket), scale);
 }
 
 std::int64_t Int8Tensors::blocks_of(const TensorBucket& bucket) const {

@@ -9,7 +9,6 @@
 #include "compression/tensor_codec.h"
 
 namespace dtrain::train {
-
 namespace {
 
 constexpr double kLeastNormalHalf = 0x1p-14;
@@ -30,13 +29,16 @@ class NarrowTensors final : public TensorCodec {
     limit_ = std::ldexp(std::floor(std::ldexp(mantissa, digits)), exponent - digits);
   }
 
-  std::unique_ptr<TensorExchange> begin(TensorBucket bucket, double scale) override;
+  std::unique_ptr<TensorExchange> begin(TensorBucket bucket, double scale) override {
+    return std::make_unique<SingleExchange<NarrowTensors>>(*this, std::move(bucket), scale);
+  }
   std::vector<std::pair<std::string, at::Tensor>> state() override { return error_feedback(context_, parts_); }
   std::vector<at::Tensor> state_memory() override { return defined_of(residuals_); }
 
   // Returns scale * values + error feedback in the narrow type.
-  at::Tensor encode(const TensorBucket& bucket, float scale);
-  comm::Work sum(const at::Tensor& narrow, int bucket) {
+  at::Tensor encode(const TensorBucket& bucket, double scale);
+  void decode(const TensorBucket& bucket, const at::Tensor& narrow) { bucket.values.copy_(narrow); }
+  comm::Work exchange(const at::Tensor& narrow, int bucket) {
     return context_.communicator.all_reduce(narrow.data_ptr(), static_cast<std::size_t>(narrow.numel()),
                                             half_ ? comm::DataType::kFloat16 : comm::DataType::kBfloat16,
                                             {.bucket = bucket});
@@ -49,32 +51,8 @@ class NarrowTensors final : public TensorCodec {
   std::vector<at::Tensor> residuals_, parts_;  // for float16 only
 };
 
-class NarrowTensorsExchange final : public TensorExchange {
- public:
-  NarrowTensorsExchange(NarrowTensors& codec, TensorBucket bucket, double scale)
-      : codec_(codec), bucket_(std::move(bucket)), scale_(static_cast<float>(scale)) {}
-  comm::Work next() override {
-    if (narrow_.defined()) {
-      bucket_.values.copy_(narrow_);
-      return {};
-    }
-    narrow_ = codec_.encode(bucket_, scale_);
-    return codec_.sum(narrow_, bucket_.number);
-  }
-
- private:
-  NarrowTensors& codec_;
-  const TensorBucket bucket_;
-  const float scale_;
-  at::Tensor narrow_;
-};
-
-std::unique_ptr<TensorExchange> NarrowTensors::begin(TensorBucket bucket, double scale) {
-  return std::make_unique<NarrowTensorsExchange>(*this, std::move(bucket), scale);
-}
-
-at::Tensor NarrowTensors::encode(const TensorBucket& bucket, float scale) {
-  at::Tensor value = bucket.values.mul(scale);
+at::Tensor NarrowTensors::encode(const TensorBucket& bucket, double scale) {
+  at::Tensor value = bucket.values.mul(static_cast<float>(scale));
   at::Tensor residual;
   if (half_) {
     const at::Tensor alone = value.abs();

@@ -9,7 +9,6 @@
 #include "dtrain/base/error.h"
 
 namespace dtrain::train {
-
 namespace {
 
 class TopKTensors final : public TensorCodec {
@@ -28,7 +27,7 @@ class TopKTensors final : public TensorCodec {
   // Returns a row for each rank: the values, then their places in the bucket as int32. Only this rank's row is filled.
   at::Tensor encode(const TensorBucket& bucket, double scale);
   void decode(const TensorBucket& bucket, const at::Tensor& gathered) const;
-  comm::Work gather(const at::Tensor& gathered, int bucket) {
+  comm::Work exchange(const at::Tensor& gathered, int bucket) {
     const at::Tensor own = gathered.select(0, context_.rank());
     return context_.communicator.all_gather(own.data_ptr(), gathered.data_ptr(),
                                             static_cast<std::size_t>(own.numel()) * sizeof(float),
@@ -48,7 +47,7 @@ class TopKTensors final : public TensorCodec {
 };
 
 std::unique_ptr<TensorExchange> TopKTensors::begin(TensorBucket bucket, double scale) {
-  return std::make_unique<GatheredExchange<TopKTensors>>(*this, std::move(bucket), scale);
+  return std::make_unique<SingleExchange<TopKTensors>>(*this, std::move(bucket), scale);
 }
 
 at::Tensor TopKTensors::encode(const TensorBucket& bucket, double scale) {

@@ -74,8 +74,7 @@ class CudaGraph final : public dtrain::train::DeviceGraph {
     } catch (const c10::Error&) {  // the capture is discarded
     }
   }
-  CudaGraph(const CudaGraph&) = delete;
-  CudaGraph& operator=(const CudaGraph&) = delete;
+  CudaGraph& operator=(CudaGraph&&) = delete;
 
   void begin_capture() override {
     graph_.begin();

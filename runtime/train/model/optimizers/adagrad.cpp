@@ -5,10 +5,9 @@
 namespace dtrain::train {
 namespace {
 
-class AdagradRule final : public TensorRule {
+class AdagradRule final : public WithSettings<Adagrad> {
  public:
-  explicit AdagradRule(const Adagrad& settings) : settings_(settings) {}
-  double learning_rate() const override { return settings_.lr; }
+  using WithSettings::WithSettings;
   std::vector<std::string> state_names() const override { return {"sum"}; }
   void update(const Block& block) const override {
     const at::Tensor& gradients = block.gradients;
@@ -22,18 +21,11 @@ class AdagradRule final : public TensorRule {
     }
     block.rate.subtract(block.values, gradients);
   }
-
- private:
-  Adagrad settings_;
 };
 
 }  // namespace
 }  // namespace dtrain::train
 
-namespace dtrain {
-
-std::unique_ptr<train::OptimizerUpdate> Adagrad::make_update() const {
+std::unique_ptr<dtrain::train::OptimizerUpdate> dtrain::Adagrad::make_update() const {
   return train::make_tensor_update<train::AdagradRule>(*this);
 }
-
-}  // namespace dtrain

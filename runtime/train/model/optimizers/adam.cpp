@@ -9,10 +9,9 @@ namespace {
 
 // `Settings`: Adam, which adds the weight decay to the gradient, or AdamW, which decouples it.
 template <class Settings>
-class AdamKernels final : public FusedKernels {
+class AdamKernels final : public WithSettings<Settings, FusedKernels> {
  public:
-  explicit AdamKernels(const Settings& settings) : settings_(settings) {}
-  double learning_rate() const override { return settings_.lr; }
+  using WithSettings<Settings, FusedKernels>::WithSettings;
   std::vector<std::string> state_names() const override { return {"exp_avg", "exp_avg_sq"}; }
   void libtorch(const at::Tensor& values, const at::Tensor& gradients, at::TensorList states,
                 const UpdateStep& step) const override {
@@ -43,8 +42,7 @@ class AdamKernels final : public FusedKernels {
 
  private:
   static constexpr bool kDecoupled = std::same_as<Settings, AdamW>;
-
-  Settings settings_;
+  using WithSettings<Settings, FusedKernels>::settings_;
 };
 
 template <class Settings>
@@ -55,14 +53,10 @@ std::unique_ptr<OptimizerUpdate> make_adam(const Settings& settings) {
 }  // namespace
 }  // namespace dtrain::train
 
-namespace dtrain {
-
-std::unique_ptr<train::OptimizerUpdate> Adam::make_update() const {
+std::unique_ptr<dtrain::train::OptimizerUpdate> dtrain::Adam::make_update() const {
   return train::make_adam(*this);
 }
 
-std::unique_ptr<train::OptimizerUpdate> AdamW::make_update() const {
+std::unique_ptr<dtrain::train::OptimizerUpdate> dtrain::AdamW::make_update() const {
   return train::make_adam(*this);
 }
-
-}  // namespace dtrain

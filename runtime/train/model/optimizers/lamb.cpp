@@ -15,10 +15,9 @@ at::Tensor power(double base, const at::Tensor& exponent) {
   return at::pow(base, exponent);
 }
 
-class LambRule final : public NormRule {
+class LambRule final : public WithSettings<Lamb, NormRule> {
  public:
-  explicit LambRule(const Lamb& settings) : settings_(settings) {}
-  double learning_rate() const override { return settings_.lr; }
+  using WithSettings::WithSettings;
   std::vector<std::string> state_names() const override { return {"exp_avg", "exp_avg_sq"}; }
   at::Tensor direction(const Block& block) const override {
     const at::Tensor &average = block.states[0], &square = block.states[1];
@@ -47,18 +46,11 @@ class LambRule final : public NormRule {
     direction.mul_(trust.to(direction.scalar_type()));
     rate.subtract(values, direction);
   }
-
- private:
-  Lamb settings_;
 };
 
 }  // namespace
 }  // namespace dtrain::train
 
-namespace dtrain {
-
-std::unique_ptr<train::OptimizerUpdate> Lamb::make_update() const {
+std::unique_ptr<dtrain::train::OptimizerUpdate> dtrain::Lamb::make_update() const {
   return train::make_tensor_update<train::LambRule>(*this, train::TensorUpdate::Of::kWholeParameters);
 }
-
-}  // namespace dtrain

@@ -5,10 +5,9 @@
 namespace dtrain::train {
 namespace {
 
-class LionRule final : public TensorRule {
+class LionRule final : public WithSettings<Lion> {
  public:
-  explicit LionRule(const Lion& settings) : settings_(settings) {}
-  double learning_rate() const override { return settings_.lr; }
+  using WithSettings::WithSettings;
   std::vector<std::string> state_names() const override { return {"exp_avg"}; }
   void update(const Block& block) const override {
     const at::Tensor& average = block.states[0];
@@ -19,18 +18,11 @@ class LionRule final : public TensorRule {
     block.rate.subtract(block.values, direction);
     average.lerp_(block.gradients, 1 - settings_.beta2);
   }
-
- private:
-  Lion settings_;
 };
 
 }  // namespace
 }  // namespace dtrain::train
 
-namespace dtrain {
-
-std::unique_ptr<train::OptimizerUpdate> Lion::make_update() const {
+std::unique_ptr<dtrain::train::OptimizerUpdate> dtrain::Lion::make_update() const {
   return train::make_tensor_update<train::LionRule>(*this);
 }
-
-}  // namespace dtrain

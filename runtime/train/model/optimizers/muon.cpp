@@ -2,7 +2,6 @@
 // for all other parameters.
 #include <algorithm>
 #include <cmath>
-#include <utility>
 
 #include "dtrain/base/error.h"
 #include "dtrain/config/optimizers.h"
@@ -29,10 +28,9 @@ at::Tensor orthogonal(const at::Tensor& matrix, std::int64_t steps) {
   return is_tall ? x.t() : x;
 }
 
-class MuonRule final : public TensorRule {
+class MuonRule final : public WithSettings<Muon> {
  public:
-  explicit MuonRule(const Muon& settings) : settings_(settings) {}
-  double learning_rate() const override { return settings_.lr; }
+  using WithSettings::WithSettings;
   std::vector<std::string> state_names() const override { return {"exp_avg"}; }
   void update(const Block& block) const override {
     const auto as_matrix = [&](const at::Tensor& flat) {
@@ -53,8 +51,6 @@ class MuonRule final : public TensorRule {
     return settings_.match_rms_adamw ? 0.2 * std::sqrt(std::max(height, width))
                                      : std::sqrt(std::max(1.0, height / width));
   }
-
-  Muon settings_;
 };
 
 class MuonUpdate final : public OptimizerUpdate {
@@ -105,9 +101,7 @@ class MuonUpdate final : public OptimizerUpdate {
 }  // namespace
 }  // namespace dtrain::train
 
-namespace dtrain {
-
-std::unique_ptr<train::OptimizerUpdate> Muon::make_update() const {
+std::unique_ptr<dtrain::train::OptimizerUpdate> dtrain::Muon::make_update() const {
   if (ns_steps < 1 || ns_steps > train::kMostSteps) {
     throw ConfigError("ns_steps of the optimizer muon is " + std::to_string(ns_steps), "use 1 to 99");
   }
@@ -115,5 +109,3 @@ std::unique_ptr<train::OptimizerUpdate> Muon::make_update() const {
     throw ConfigError("the learning rate of the optimizer muon is " + std::to_string(lr), "use one above 0");
   return std::make_unique<train::MuonUpdate>(*this);
 }
-
-}  // namespace dtrain

@@ -7,10 +7,9 @@
 namespace dtrain::train {
 namespace {
 
-class RAdamRule final : public TensorRule {
+class RAdamRule final : public WithSettings<RAdam> {
  public:
-  explicit RAdamRule(const RAdam& settings) : settings_(settings) {}
-  double learning_rate() const override { return settings_.lr; }
+  using WithSettings::WithSettings;
   std::vector<std::string> state_names() const override { return {"exp_avg", "exp_avg_sq"}; }
   void update(const Block& block) const override {
     const at::Tensor& gradients = block.gradients;
@@ -51,17 +50,11 @@ class RAdamRule final : public TensorRule {
   Number rectification(const Number& rho) const {
     return (rho - 4) * (rho - 2) * limit() / ((limit() - 4) * (limit() - 2) * rho);
   }
-
-  RAdam settings_;
 };
 
 }  // namespace
 }  // namespace dtrain::train
 
-namespace dtrain {
-
-std::unique_ptr<train::OptimizerUpdate> RAdam::make_update() const {
+std::unique_ptr<dtrain::train::OptimizerUpdate> dtrain::RAdam::make_update() const {
   return train::make_tensor_update<train::RAdamRule>(*this);
 }
-
-}  // namespace dtrain

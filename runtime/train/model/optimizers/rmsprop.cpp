@@ -5,10 +5,9 @@
 namespace dtrain::train {
 namespace {
 
-class RmsPropRule final : public TensorRule {
+class RmsPropRule final : public WithSettings<RmsProp> {
  public:
-  explicit RmsPropRule(const RmsProp& settings) : settings_(settings) {}
-  double learning_rate() const override { return settings_.lr; }
+  using WithSettings::WithSettings;
   std::vector<std::string> state_names() const override {
     std::vector<std::string> names{"square_avg"};
     if (settings_.centered) names.push_back("grad_avg");
@@ -37,18 +36,11 @@ class RmsPropRule final : public TensorRule {
       block.rate.subtract(block.values, gradients.div_(divisor));
     }
   }
-
- private:
-  RmsProp settings_;
 };
 
 }  // namespace
 }  // namespace dtrain::train
 
-namespace dtrain {
-
-std::unique_ptr<train::OptimizerUpdate> RmsProp::make_update() const {
+std::unique_ptr<dtrain::train::OptimizerUpdate> dtrain::RmsProp::make_update() const {
   return train::make_tensor_update<train::RmsPropRule>(*this);
 }
-
-}  // namespace dtrain

@@ -42,10 +42,6 @@ class SgdKernels final : public FusedKernels {
 }  // namespace
 }  // namespace dtrain::train
 
-namespace dtrain {
-
-std::unique_ptr<train::OptimizerUpdate> Sgd::make_update() const {
+std::unique_ptr<dtrain::train::OptimizerUpdate> dtrain::Sgd::make_update() const {
   return std::make_unique<train::FusedUpdate>(std::make_unique<train::SgdKernels>(*this));
 }
-
-}  // namespace dtrain

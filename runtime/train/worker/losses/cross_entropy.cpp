@@ -177,9 +177,7 @@ LossValues with_probabilities(const Settings& settings, const at::Tensor& output
 LossValues evaluate_cross_entropy(const Settings& settings, const LossInput& input) {
   at::Tensor output = input.output;
   at::Tensor target = input.target;
-  if (are_probabilities(input)) {
-    return with_probabilities(settings, output, target, input.accuracy);
-  }
+  if (are_probabilities(input)) return with_probabilities(settings, output, target, input.accuracy);
   if (!at::isIntegralType(target.scalar_type(), /*includeBool=*/false)) {
     throw Error("loss: cross_entropy needs whole numbers as targets, these are " + describe(target),
                 "give the class of each sample, or use loss: mse");

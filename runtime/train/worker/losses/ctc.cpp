@@ -1,4 +1,3 @@
-#include <algorithm>
 
 #include <ATen/ATen.h>
 

@@ -66,9 +66,6 @@ struct LocalSlots {
 // ConfigError if count < 1 or there is no core.
 LocalSlots divide_cores(std::span<const std::vector<int>> cores, int count);
 
-// Divides the cores that this process may use.
-LocalSlots local_slots(int count);
-
 // Return the number of these cores to which the logical CPUs belong, and the CPUs of the first `count` of those cores.
 int count_cores(std::span<const std::vector<int>> cores, const std::vector<int>& cpus);
 std::vector<int> first_cores(std::span<const std::vector<int>> cores, const std::vector<int>& cpus, int count);

@@ -26,6 +26,7 @@ struct TestWorld {
   std::chrono::milliseconds heartbeat{100};
   std::uint32_t generation = 0;
   std::string secret = "a secret for tests only";
+  comm::Security security = comm::Security::kProof;
   std::string session = "test";
   std::string host = "test-host";
   std::vector<std::string> hosts;  // by rank, where they differ

@@ -175,8 +175,7 @@ class DumpLineReader {
  public:
   DumpLineReader();
   ~DumpLineReader();
-  DumpLineReader(const DumpLineReader&) = delete;
-  DumpLineReader& operator=(const DumpLineReader&) = delete;
+  DumpLineReader& operator=(DumpLineReader&&) = delete;
 
   // Reads a line from FileLines: the bytes behind it may be read.
   LineKind read(std::string_view line, DumpHandler& handler);

@@ -122,8 +122,7 @@ class LiveRun {
   // `folder` may still be empty. `clock` must outlive this.
   LiveRun(const std::filesystem::path& folder, const Clock& clock);
   ~LiveRun();
-  LiveRun(const LiveRun&) = delete;
-  LiveRun& operator=(const LiveRun&) = delete;
+  LiveRun& operator=(LiveRun&&) = delete;
 
   void poll();
   // The view as of the last poll(). `gone`: none of the run's processes is left, whatever its last recorded state.

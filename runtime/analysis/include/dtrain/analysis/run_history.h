@@ -211,8 +211,6 @@ class CurveReader {
 };
 
 RunCurves curves_of(const RunProfile& run, std::size_t most = kMostCurvePoints);
-// Reads metrics.jsonl and events.jsonl of a run. A missing file has no lines; an incomplete last line does not count.
-RunCurves read_curves(const std::filesystem::path& run_dir, std::size_t most = kMostCurvePoints);
 
 // Settings of a run as text, by their keys; dots join nested keys ("optimizer.lr"). A key whose value is null counts as
 // missing.
@@ -249,6 +247,7 @@ struct RunLine {
   bool smaller_is_better = true;
   std::optional<CurveValue> last_metric, best_metric;  // of validations
   Settings settings;                                   // of the experiment
+  std::string damage;  // what of the run's files cannot be read, with file and line; empty: nothing
 };
 
 struct ListedRun {

@@ -25,6 +25,7 @@ struct Cgroup {
 struct Cgroups {
   std::vector<Cgroup> cpu;     // those that may limit processor time
   std::vector<Cgroup> memory;  // … and memory
+  std::vector<Cgroup> pids;    // … and the number of processes and threads
 };
 
 // `pid` 0: this process.
@@ -55,6 +56,15 @@ struct MemoryLimit {
 std::vector<MemoryLimit> memory_limits(const Cgroups& groups);
 // Returns the limit that leaves the least memory; null: there is none.
 const MemoryLimit* tightest(const std::vector<MemoryLimit>& limits);
+
+struct ProcessesLimit {
+  std::string group;
+  std::string file;        // "/sys/fs/cgroup/user/pids.max"
+  std::uint64_t most = 0;  // processes and threads
+};
+
+// Returns the innermost group that has as many processes and threads as it may have. Empty: there is none.
+std::optional<ProcessesLimit> full_of_processes(const Cgroups& groups);
 
 // Returns the number of processes of the innermost group that the kernel has killed for lack of memory in the group or
 // the machine. Empty: the kernel does not report it.

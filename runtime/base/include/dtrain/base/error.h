@@ -42,7 +42,8 @@ class SystemError : public Error {
   int code_;
 };
 
-// Returns "outer: inner: innermost" for an exception and all those nested in it (std::throw_with_nested).
+// Returns "outer: inner: innermost" for an exception and all those nested in it (std::throw_with_nested). If memory
+// could not be had or a thread not be started, the text names the limit that applies and what to do (limits.h).
 std::string describe(const std::exception& error);
 
 // The exit codes of dtrain's processes (docs/errors.md). A program of the user's may end with another value.

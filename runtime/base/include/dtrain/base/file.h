@@ -12,6 +12,8 @@
 #include <string_view>
 #include <utility>
 
+#include <sys/types.h>
+
 namespace dtrain {
 
 class UniqueFd {
@@ -58,10 +60,12 @@ UniqueFd duplicate(int fd);
 std::string read_file(const std::filesystem::path& path, std::size_t limit_bytes = 1ull << 30);
 
 // Writes a temporary file beside `path`, syncs it and renames it to `path`, so readers see the old content or the new.
-// A device or a pipe is written to directly.
-void write_file_atomic(const std::filesystem::path& path, std::string_view content);
+// A device or a pipe is written to directly. `mode`: the file's permissions, whatever the umask; empty: 0666 without
+// the umask's.
+void write_file_atomic(const std::filesystem::path& path, std::string_view content, std::optional<mode_t> mode = {});
 // Writes the concatenation of `pieces` in the same way.
-void write_file_atomic(const std::filesystem::path& path, std::span<const std::string_view> pieces);
+void write_file_atomic(const std::filesystem::path& path, std::span<const std::string_view> pieces,
+                       std::optional<mode_t> mode = {});
 
 // Writes `content` to the file descriptor. Returns the number of bytes written: all, or those before an error (errno).
 std::size_t write_all(int fd, std::string_view content);

@@ -43,6 +43,11 @@ requires std::is_arithmetic_v<T> || std::same_as<T, std::string> std::optional<T
   return fits ? std::optional(found->template get<T>()) : std::nullopt;
 }
 
+template <typename T>
+Json or_null(const std::optional<T>& value) {
+  return value ? Json(*value) : Json();
+}
+
 // Numbers in dtrain's JSON files. JSON has no NaN and no infinity, so the texts "nan", "inf" and "-inf" stand for them.
 inline std::string non_finite_text(double value) {
   return std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";

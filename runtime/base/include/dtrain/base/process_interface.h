@@ -88,7 +88,8 @@ inline constexpr Variable kVariables[] = {
      "and libtorch. If they are not set: `~/.local/state`, `~/.cache`, `~/.config` and `~/.local/share`.",
      "`dtrain`, ranks", true},
     {"XDG_RUNTIME_DIR", "a folder of mode 0700",
-     "Holds the private files by which the ranks of a host find each other; `/tmp/dtrain-UID` if it is not set.",
+     "Holds the private files by which the ranks of a host find each other; `/tmp/dtrain-UID` if it is not set, or "
+     "`/tmp/dtrain-UID-XXXXXX` where another user has taken that name.",
      "`dtrain launch`, `dtrain run`, ranks", true},
     {"PATH", "folders", "Where an entrypoint without a slash is looked up, after the folder of dtrain itself.",
      "`dtrain`", true},

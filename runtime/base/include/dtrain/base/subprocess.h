@@ -91,8 +91,7 @@ class BlockedSignals {
     ::pthread_sigmask(SIG_SETMASK, &all, &before_);
   }
   ~BlockedSignals() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  BlockedSignals(const BlockedSignals&) = delete;
-  BlockedSignals& operator=(const BlockedSignals&) = delete;
+  BlockedSignals& operator=(BlockedSignals&&) = delete;
 
  private:
   sigset_t before_{};

@@ -17,6 +17,7 @@
 
 #include "dtrain/base/json.h"
 #include "dtrain/comm/backend_list.h"
+#include "dtrain/comm/control.h"
 #include "dtrain/config/checkpoints.h"
 #include "dtrain/config/diagnostic.h"
 #include "dtrain/config/keys.h"
@@ -156,6 +157,7 @@ struct Experiment {
   bool stop_on_non_finite = false;      // a loss or gradient norm that is nan or infinite ends the run; false: it warns
   std::chrono::milliseconds communication_timeout = std::chrono::seconds(600);
   std::optional<comm::Backend> communication_backend;  // empty: auto
+  comm::Security communication_security = comm::Security::kProof;
   std::uint64_t experiment_seed = 0;
   Json data = Json::object();  // for the trial
   InitialWeights initial_weights;
@@ -163,6 +165,10 @@ struct Experiment {
   std::vector<std::pair<std::string, std::string>> cpu_variables;   // only for ranks on CPUs
   std::vector<std::pair<std::string, std::string>> cuda_variables;  // only for ranks on GPUs
 
+  bool share_with_group = false;  // false: nobody but the owner may read the values of these variables
+
+  // Returns the mode of the files of a run that hold these values.
+  mode_t private_mode() const { return share_with_group ? 0640 : 0600; }
   // Returns all variables for ranks on GPUs, or for ranks on CPUs.
   std::vector<std::pair<std::string, std::string>> variables_of_ranks(bool on_gpus) const;
 };
@@ -175,6 +181,8 @@ inline constexpr const char* kNotForGpus =
 
 // Returns the keys that ask for something that CPUs do not support.
 std::vector<std::string> keys_not_for_cpus(const Experiment& experiment);
+// Why communication.security: tls is refused for connections that dtrain does not make itself.
+std::string not_with_tls(const std::string& whose);
 inline constexpr const char* kNotForCpus =
     "float16 needs GPUs; use bf16 on CPUs, or train on GPUs with resources.slot_type: cuda";
 
@@ -192,7 +200,13 @@ Json what_cpus_support();
 Json early_stopping_needs();
 Json plateau_needs();
 Json whole_parameters_need();
+Json what_tls_supports();
 
+// Who may read a run beside its owner.
+inline constexpr std::array kShareWith{Word<bool>{"nobody", false}, Word<bool>{"group", true}};
+// How connections between hosts are protected.
+inline constexpr std::array kSecurities{Word<comm::Security>{"proof", comm::Security::kProof},
+                                        Word<comm::Security>{"tls", comm::Security::kTls}};
 // The reaction of the run when a loss or a norm of gradients is not finite.
 inline constexpr std::array kOnNonFinite{Word<bool>{"warn", false}, Word<bool>{"stop", true}};
 
@@ -273,6 +287,12 @@ inline void declare_keys(Keys& keys, Experiment& e) {
     const std::string text = std::string("What carries the messages. auto: ") + comm::kAutoBackendText + ".";
     const std::string more = comm::backend_texts();
     communication.choice({"backend", text.c_str(), more.c_str()}, e.communication_backend, comm::kAutoBackend);
+    communication.choice({"security",
+                          "What protects the connections between the ranks. With proof, both ends of each connection "
+                          "prove that they know the run's secret, and each control message is proven to come from the "
+                          "other end. With tls, TLS 1.3 also hides and protects all that is sent.",
+                          "Not for connections of MPI and NCCL, so `tls` is refused with them. [More](security.md)."},
+                         e.communication_security, kSecurities);
   });
   keys.mapping({"reproducibility", "What makes two runs give the same result."}, [&](Keys& reproducibility) {
     reproducibility.integer({"experiment_seed", "The random seed: runs with the same seed give the same bits."},
@@ -297,6 +317,12 @@ inline void declare_keys(Keys& keys, Experiment& e) {
          .examples = R"([{"OMP_NUM_THREADS": 2}, ["OMP_NUM_THREADS=2"]])"},
         environment_variables_form(e));
   });
+  keys.choice(
+      {"share_with",
+       "Who besides the owner may read the files of a run that hold values of environment variables: nobody, or "
+       "the group of the files; group also lets the group read all other files of the run.",
+       "[More](security.md#files-of-a-run)."},
+      e.share_with_group, kShareWith);
   keys.when_read([&](Section& root) {
     resolve(root, e.early_stopping, e.searcher);
     check_together(root, e);
@@ -308,6 +334,7 @@ inline void declare_keys(Keys& keys, Experiment& e) {
   keys.schema_rule(early_stopping_needs);
   keys.schema_rule(plateau_needs);
   keys.schema_rule(whole_parameters_need);
+  keys.schema_rule(what_tls_supports);
 }
 
 // `overrides` are the "a.b=c" of --set, in order. `contents`: a file that is read instead of `file`; `file` still
@@ -316,7 +343,18 @@ inline void declare_keys(Keys& keys, Experiment& e) {
 Experiment read_experiment(const std::filesystem::path& file, std::span<const std::string> overrides = {},
                            const std::filesystem::path& contents = {});
 
-// Returns every value in effect, under the keys of the file, as plan.json shows them.
+// Returns every value in effect, under the keys of the file, as plan.json shows them: with kHidden in place of the
+// values of environment variables.
 Json to_json(const Experiment& experiment);
+
+// The values of environment variables may be secrets. Where they would be shown, there is this text.
+inline constexpr const char* kHidden = "***";
+
+// True for an override ("a.b=c") that may hold such values.
+bool holds_variables(const std::string& override);
+// Returns the override as it may be shown: "environment.environment_variables.TOKEN=***".
+std::string shown_override(const std::string& override);
+// Hides the values in a plan, which another version of dtrain may have written.
+void hide_variables(Json& plan);
 
 }  // namespace dtrain::config

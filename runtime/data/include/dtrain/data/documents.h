@@ -1,4 +1,4 @@
-// The documents of token files (dtrain/data/tokens.h) as samples: padded to the longest of a batch, or packed into rows
+// The documents of token files (dtrain/data/data_sets.h) as samples: padded to the longest of a batch, or packed into rows
 // of one length. A document is the tokens between two end tokens, including its own end token. The places of documents
 // are found once per host, when the files are opened, by reading them from front to back: 16 bytes per sample.
 //
@@ -16,8 +16,8 @@
 #include <memory>
 #include <vector>
 
+#include "dtrain/data/data_sets.h"
 #include "dtrain/data/dataset.h"
-#include "dtrain/data/tokens.h"
 #include "dtrain/data/transforms.h"
 
 namespace dtrain::data {

@@ -18,9 +18,9 @@
 
 #include "dtrain/base/choices.h"
 #include "dtrain/base/error.h"
+#include "dtrain/data/data_sets.h"
 #include "dtrain/data/dataset.h"
 #include "dtrain/data/sample.h"
-#include "dtrain/data/tokens.h"
 #include "dtrain/data/transforms.h"
 
 namespace dtrain::data {
@@ -70,7 +70,7 @@ void declare_scale(Keys& keys, std::optional<double>& scale) {
       scale, {.min = 0, .max = 0, .above_min = true, .open = true, .real = true});
 }
 
-// IDX files (dtrain/data/idx.h).
+// IDX files (dtrain/data/data_sets.h).
 struct Idx {
   static constexpr const char* kWord = "idx";
   // The contents of a source, for the documents.
@@ -103,7 +103,7 @@ struct Idx {
   bool operator==(const Idx&) const = default;
 };
 
-// Arrays that numpy.save wrote (dtrain/data/npy.h).
+// Arrays that numpy.save wrote (dtrain/data/data_sets.h).
 struct Npy {
   static constexpr const char* kWord = "npy";
   static constexpr const char* kText = "one file for the features, one for the target.";
@@ -168,7 +168,7 @@ inline constexpr std::array kTokenTypes{std::pair{"uint16", TokenType::kUint16},
                                         std::pair{"uint32", TokenType::kUint32}, std::pair{"int32", TokenType::kInt32},
                                         std::pair{"int64", TokenType::kInt64}};
 
-// A flat file of token ids (dtrain/data/tokens.h). The target is each position's next token.
+// A flat file of token ids (dtrain/data/data_sets.h). The target is each position's next token.
 struct Tokens {
   static constexpr const char* kWord = "tokens";
   static constexpr const char* kText = "one sequence of numbers without a header.";
@@ -202,7 +202,7 @@ inline constexpr std::array kElementTypes{
     std::pair{"int64", ElementType::kInt64}, std::pair{"float32", ElementType::kFloat32},
     std::pair{"float64", ElementType::kFloat64}};
 
-// Arrays without a header (dtrain/data/raw.h).
+// Arrays without a header (dtrain/data/data_sets.h).
 struct Raw {
   static constexpr const char* kWord = "raw";
   static constexpr const char* kText = "one file for the features, one for the target, without a header.";
@@ -244,7 +244,7 @@ inline constexpr std::array kCsvDelimiters{std::pair{"comma", CsvDelimiter::kCom
 enum class CsvTarget : std::uint8_t { kClass, kNumber };
 inline constexpr std::array kCsvTargets{std::pair{"class", CsvTarget::kClass}, std::pair{"number", CsvTarget::kNumber}};
 
-// Tables of numbers as text (dtrain/data/csv.h).
+// Tables of numbers as text (dtrain/data/data_sets.h).
 struct Csv {
   static constexpr const char* kWord = "csv";
   static constexpr const char* kText = "one table, a line for each sample; all columns but the target are features.";

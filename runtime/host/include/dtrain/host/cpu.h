@@ -67,8 +67,14 @@ struct TopologySource {
 // the affinity mask.
 std::vector<Core> usable_cores(const TopologySource& source = {});
 
-// Returns the number of cores that this process may use as one of `local_size` ranks of this host: the cores to which
-// it is bound, otherwise its share of all cores. At most its share of the time that the cgroup grants, at least 1.
-int cores_for_rank(int local_size);
+// The processors that this process may use, and beside them those of its parent and of its host.
+struct ProcessCores {
+  int cores = 0;
+  int cpus = 0;            // logical CPUs of the affinity mask
+  int cpus_of_parent = 0;  // those of its parent's mask; 0: the parent is gone, or of another user
+  int cpus_of_host = 0;
+  double cpu_limit = 0;  // cpu_limit()
+};
+ProcessCores process_cores();
 
 }  // namespace dtrain::host

@@ -46,8 +46,7 @@ class Gpus {
   // Calls `warn` once for each kind of failure. Without the library or a driver there are no GPUs, which is no error.
   explicit Gpus(const std::string& library = kNvmlLibrary, std::function<void(const std::string&)> warn = {});
   ~Gpus();
-  Gpus(const Gpus&) = delete;
-  Gpus& operator=(const Gpus&) = delete;
+  Gpus& operator=(Gpus&&) = delete;
 
   const std::vector<GpuInfo>& list() const { return list_; }
   // Returns a reading for each GPU of list(), in its order.

@@ -18,8 +18,7 @@ class GzipWriter {
  public:
   explicit GzipWriter(std::filesystem::path path);
   ~GzipWriter();
-  GzipWriter(const GzipWriter&) = delete;
-  GzipWriter& operator=(const GzipWriter&) = delete;
+  GzipWriter& operator=(GzipWriter&&) = delete;
   void write(std::string_view text);
   // Returns the size of the file.
   std::uintmax_t finish();

@@ -95,8 +95,7 @@ class Recorder {
   // CommError if the agent refuses this rank. The clock must outlive this.
   Recorder(const Options& options, const Clock& clock, Nanoseconds process_start);
   ~Recorder();
-  Recorder(const Recorder&) = delete;
-  Recorder& operator=(const Recorder&) = delete;
+  Recorder& operator=(Recorder&&) = delete;
 
   bool enabled() const;
 
@@ -196,8 +195,7 @@ class PhaseScope {
     } catch (const std::exception&) {
     }
   }
-  PhaseScope(const PhaseScope&) = delete;
-  PhaseScope& operator=(const PhaseScope&) = delete;
+  PhaseScope& operator=(PhaseScope&&) = delete;
 
  private:
   Recorder& recorder_;

@@ -18,8 +18,7 @@ class [[nodiscard]] Scope {
   static constexpr std::size_t kMostPathBytes = 63;  // of one path
 
   ~Scope();
-  Scope(const Scope&) = delete;
-  Scope& operator=(const Scope&) = delete;
+  Scope& operator=(Scope&&) = delete;
 
  private:
   friend class Recorder;

@@ -36,8 +36,6 @@ class Sketch {
   double mean() const { return count_ > 0 ? static_cast<double>(sum_) / static_cast<double>(count_) : 0; }
   // The quantile: `share` (0 to 1) of the values are not above it. Its relative error is at most kRelativeError.
   double quantile(double share) const;
-  // Returns the number of values that are at most `value`; all values in the bin of `value` count.
-  std::int64_t count_up_to(std::int64_t value) const;
 
   // Return the number of values of 0 and below, and the others by bin, in rising order and without empty bins. For
   // histograms.

@@ -31,11 +31,6 @@ void unset_process_variable(const std::string& name);
 // Adds or replaces variables. Called before other threads exist, because those may be reading them.
 void set_process_variables(const std::vector<std::pair<std::string, std::string>>& variables);
 
-// Returns the variables by which OpenMP's threads wait for work in a rank; empty: the user has set OMP_WAIT_POLICY. The
-// threads spin for some 0.1 ms, longer than it takes from one operator to the next, and then sleep, so that they do not
-// take cores from others.
-Variables wait_of_threads(const Variables& of_user);
-
 // The facts that `dtrain launch` passes to each of its child ranks, besides the rank's place in the world.
 struct Handover {
   int link_fd = -1;  // the rank's end of the link to the launcher
@@ -95,8 +90,9 @@ struct RankEnvironment {
   std::optional<LauncherContact> launcher;  // if mpirun or srun started the rank for it
   bool has_mpi = false;                     // MPI connects the ranks: started by mpirun, or by srun with PMIx
   std::optional<MasterAddress> master;      // empty: not said
-  std::string network_interface;     // DTRAIN_NETWORK_INTERFACE: a name or a network, between hosts; empty: chosen
-  std::filesystem::path error_file;  // the file in which torchrun looks for the cause of a failure; empty: none
+  std::string network_interface;          // DTRAIN_NETWORK_INTERFACE: a name or a network, between hosts; empty: chosen
+  std::filesystem::path run_secret_file;  // DTRAIN_RUN_SECRET_FILE: the user's file with the run's secret; empty: none
+  std::filesystem::path error_file;       // the file in which torchrun looks for the cause of a failure; empty: none
 
   // `dtrain launch` started this rank: as its own child, or through mpirun or srun.
   bool is_launched() const { return is_child() || launcher.has_value(); }
@@ -129,8 +125,11 @@ std::string to_text(const SlotOfRank& slot);
 // Empty: the launcher leaves the rank where it is. ConfigError: there is none for this rank.
 std::optional<SlotOfRank> slot_of_rank(const Variables& variables, int rank);
 
-// Returns the folder for rendezvous files: private to this user (0700), made if missing. SystemError if it belongs to
-// another user or is open to others.
+// Returns the folder for rendezvous files, private to this user (0700), made if missing: $XDG_RUNTIME_DIR/dtrain where
+// that variable names a private folder, else /tmp/dtrain-UID. Where something else has that name, a folder of another
+// user for example, it is /tmp/dtrain-UID-XXXXXX with random letters; the processes of a user agree on it, because they
+// all take the first by name that is theirs, and make one only if there is none. SystemError if none can be made, or if
+// $XDG_RUNTIME_DIR/dtrain is open to others.
 std::filesystem::path private_folder(const Variables& variables);
 
 // Returns the folder for results that later runs use (tuned plans): $XDG_CACHE_HOME/dtrain, else ~/.cache/dtrain. It

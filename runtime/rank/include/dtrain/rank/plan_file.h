@@ -56,8 +56,17 @@ struct PlanFacts {
 
 Json plan_json(const PlanFacts& facts);
 
-// Replaces plan.json as a whole: readers see the old file or the new one.
-void write_plan_file(const std::filesystem::path& plan, const Json& json);
+// Replaces plan.json as a whole: readers see the old file or the new one. Overrides with values of environment
+// variables (config::holds_variables) are hidden in it, and kept in overrides.json beside it. That file and the run's
+// experiment.yaml get the mode private_mode_of().
+void write_plan_file(const std::filesystem::path& plan, Json json);
+
+// Returns the overrides of a plan that was read from the file `plan`, with what write_plan_file() has hidden.
+// ConfigError: overrides.json cannot be read.
+std::vector<std::string> overrides_of(const std::filesystem::path& plan, const Json& json);
+
+// Returns the mode of the files that hold such values, as the plan's experiment says.
+mode_t private_mode_of(const Json& plan);
 
 // Replaces one top-level key of plan.json; readers see the old file or the new one.
 void update_plan_file(const std::filesystem::path& plan, const std::string& key, const Json& value);

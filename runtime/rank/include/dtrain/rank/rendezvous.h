@@ -65,6 +65,16 @@ std::filesystem::path temporary_secret_path();
 // ConfigError if there is none, or if others can read it or may have written it.
 LaunchSecrets read_secret_file(const std::filesystem::path& path);
 
+// Returns the secret in the file that the user gives to all ranks (DTRAIN_RUN_SECRET_FILE), such as a Secret that
+// Kubernetes mounts: its text without the space around it. Empty: no file is given. ConfigError if it cannot be read,
+// if others can read it or may have written it, or if it is too short. A file of root's may be readable to its group,
+// which is how Kubernetes gives one to a user (fsGroup).
+std::string read_run_secret(const std::filesystem::path& path);
+
+// Returns the secret by which this rank joins: its own of the file, or the one that rank 0 has told. ConfigError unless
+// all ranks have the file, or none.
+std::string secret_to_join(const std::string& own, const std::string& told);
+
 // Waiting for a host of the run that has no name or no listener yet: pods start in any order, and the name of one
 // resolves only once it runs. Blocks; any thread.
 

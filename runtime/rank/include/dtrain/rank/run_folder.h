@@ -16,6 +16,10 @@
 #include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
 
+namespace dtrain::config {
+struct Experiment;
+}
+
 namespace dtrain::run {
 
 struct RunFolder {
@@ -35,9 +39,13 @@ struct RunFolder {
 };
 
 // Makes `requested`, or the next runs/NNNN-name under the current folder if `requested` is empty, with its sub-folders
-// and experiment.yaml (`experiment_text`). ConfigError if `requested` already holds a run.
+// and experiment.yaml (`experiment_text`, readable as `private_mode` says). ConfigError if `requested` already holds a
+// run.
 RunFolder create_run_folder(const std::filesystem::path& requested, const std::string& name,
-                            const std::string& experiment_text);
+                            const std::string& experiment_text, mode_t private_mode = 0600);
+
+// Lets the group read what this process and its children write from now on, if the experiment shares the run with it.
+void share_new_files(const config::Experiment& experiment);
 
 // Finds the run that `text` names: a path; under ./runs a folder ("0007-fashion-mnist"), a number ("7", "run:7") or the
 // latest of a name ("fashion-mnist"); the run of a task anywhere ("task:127"). ConfigError suggests the nearest name.

@@ -20,7 +20,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
 #include "dtrain/config/plateau.h"
-#include "dtrain/data/idx.h"
+#include "dtrain/data/data_sets.h"
 #include "dtrain/profile/scope.h"
 #include "dtrain/train/callback.h"
 #include "dtrain/train/data_section.h"
@@ -86,8 +86,7 @@ class TrialContext {
  public:
   // `device`: where the rank trains.
   explicit TrialContext(run::RankSession& session, at::Device device = at::kCPU);
-  TrialContext(const TrialContext&) = delete;
-  TrialContext& operator=(const TrialContext&) = delete;
+  TrialContext& operator=(TrialContext&&) = delete;
 
   int rank() const;
   int world_size() const;

@@ -1,0 +1,48 @@
+// TLS 1.3 on a connected TCP socket, under a key that both ends know, without certificates (an external pre-shared key
+// with an ephemeral key exchange: who learns the key later reads nothing of earlier connections). Nobody on the path
+// can read or change what is sent.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include <openssl/types.h>
+
+namespace dtrain::comm {
+
+// One connection. The socket is non-blocking, belongs to the caller, and outlives this object. One thread at a time.
+// The thread must ignore or block SIGPIPE.
+class Tls {
+ public:
+  enum class Side { kConnecting, kListening };
+  // The outcome of a call. What is wanted must be possible on the socket before the same call is made again.
+  enum class Want { kNothing, kRead, kWrite, kEnd };
+  struct Outcome {
+    Want want = Want::kNothing;
+    std::size_t bytes = 0;
+    std::string error;  // for kEnd: what is wrong; empty: the connection has ended
+    int code = 0;       // for kEnd: errno of a broken connection, or 0
+  };
+
+  // `key` is the same 32 bytes on both ends. CommError where libssl does not offer TLS 1.3.
+  Tls(int fd, Side side, std::string key);
+
+  Outcome shake_hands();
+  // At least one byte, unless something is wanted first.
+  Outcome read(void* buffer, std::size_t size);
+  Outcome write(const void* buffer, std::size_t size);
+
+  const std::string& key() const { return key_; }  // for the callbacks of libssl
+
+ private:
+  struct Free {
+    void operator()(SSL* ssl) const;
+  };
+  Outcome outcome(int result, std::size_t bytes);
+
+  std::string key_;
+  std::unique_ptr<SSL, Free> ssl_;
+};
+
+}  // namespace dtrain::comm

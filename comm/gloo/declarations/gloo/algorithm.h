@@ -1,2 +1,0 @@
-// See context.h: no declaration from this header is needed.
-#pragma once
