@@ -195,6 +195,18 @@ void MessageCore::close() {
   fail("rank " + rank_name(rank()) + " has closed its communicator", true);
 }
 
+void MessageCore::release() {
+  if (!setup_.transport->uses_memory_in_calls_alone()) return;
+  std::vector<Shared> works = std::exchange(grouped_, {});
+  const auto state = lock_state();
+  const std::scoped_lock lock(mutex_);
+  works.insert(works.end(), inbox_.begin(), inbox_.end());
+  works.insert(works.end(), pending_.begin(), pending_.end());
+  inbox_.clear();
+  pending_.clear();
+  started_ = 0;
+}
+
 namespace {
 
 // Messages can be sent from any memory, so a Buffer is aligned heap memory. After a failure the memory is kept, because
@@ -226,6 +238,7 @@ class MessageCommunicator final : public IssuingCommunicator {
   ~MessageCommunicator() override {
     core_->close();
     shared_->thread.remove(poller_);
+    core_->release();
   }
 
   int rank() const override { return core_->rank(); }

@@ -64,6 +64,9 @@ class MessageCore : public std::enable_shared_from_this<MessageCore> {
   bool group_open() const { return group_open_; }
   void check();  // CommError when it has failed
   void close();  // no operation may follow; outstanding ones get a second to end
+  // The thread of messages does not call any more. Forgets what did not end, if the transport allows it, so that the
+  // connections end with the last handle.
+  void release();
 
   // Called on any thread but that of messages. The first cause stays. Then nothing touches the operations' memory.
   void abort(const std::string& cause) {

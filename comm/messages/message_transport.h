@@ -43,6 +43,8 @@ class MessageTransport {
   // True if messages that their receiver does not expect yet take memory there without a limit. Values are then sent
   // only to ranks that have entered the operation.
   virtual bool keeps_unexpected() const { return false; }
+  // True if it uses the operations' memory within its calls alone: then they can be released after a failure.
+  virtual bool uses_memory_in_calls_alone() const { return false; }
 };
 
 struct MessageSetup {

@@ -129,6 +129,10 @@ void DataSocket::end_writing() {
 }
 
 bool DataSocket::has_delivered() const {
+  tcp_info info{};
+  socklen_t size = sizeof info;
+  const bool known = ::getsockopt(fd_.get(), IPPROTO_TCP, TCP_INFO, &info, &size) == 0;
+  if (!known || info.tcpi_state == TCP_CLOSE) return true;
   int left = 0;
   if (holds_back()) return false;
   return ::ioctl(fd_.get(), SIOCOUTQ, &left) != 0 || left == 0;

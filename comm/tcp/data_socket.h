@@ -33,7 +33,7 @@ class DataSocket {
   bool holds_back() const { return sent_ < record_.size(); }
   // Nothing more will be written.
   void end_writing();
-  // True if the peer's host has all that was written.
+  // True if the peer's host has all that was written, or the connection is gone.
   bool has_delivered() const;
 
   int fd() const { return fd_.get(); }

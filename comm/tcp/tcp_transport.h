@@ -35,6 +35,7 @@ class TcpTransport final : public MessageTransport {
   bool poll(const std::function<void(const Message&)>& done) override;
   bool flush() override;
   bool keeps_unexpected() const override { return true; }
+  bool uses_memory_in_calls_alone() const override { return true; }
 
  private:
   class Peer;

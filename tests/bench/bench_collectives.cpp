@@ -125,7 +125,7 @@ class Run {
                              ? std::vector<int>{cpus_[static_cast<std::size_t>(rank)]}
                              : std::vector<int>{};
       start({beside("bench_collectives_ours"), ours, std::to_string(rank), ranks, bytes}, cores);
-      start({beside("bench_collectives_ours"), tcp, std::to_string(rank), ranks, bytes, "tcp"}, cores);
+      start({beside("bench_collectives_ours"), tcp, std::to_string(rank), ranks, bytes, "tcp"}, {});
       start({beside("bench_collectives_gloo"), gloo, std::to_string(rank), ranks, bytes}, {});
     }
     start_intel_mpi(bytes, ranks);

@@ -1,6 +1,6 @@
 // One rank's part of an operation among up to 1,000 ranks: whether it sends, counts and ends as it should. The
 // transport is this file's own: it holds a message's content against what is expected, and makes up the peers'.
-// Everything else is what runs over MPI and gloo.
+// Everything else is what runs over MPI and TCP.
 #include <gtest/gtest.h>
 
 #include <algorithm>
