@@ -10,6 +10,7 @@
 
 #include "control/socket.h"
 #include "dtrain/base/error.h"
+#include "dtrain/base/limits.h"
 #include "dtrain/base/subprocess.h"
 #include "store/protocol.h"
 
@@ -159,16 +160,7 @@ StoreServer::StoreServer(const Options& options)
   accept();
   sweep();
   const BlockedSignals for_its_thread;
-  thread_ = std::thread([this] {
-    for (;;) {
-      try {
-        io_.run();
-        return;
-      } catch (const std::exception&) {
-        // Out of memory, for example: the request or the connection that needed it is lost.
-      }
-    }
-  });
+  thread_ = start_thread("the store of rank 0", [this] { io_.run(); });
 }
 
 StoreServer::~StoreServer() {
@@ -221,8 +213,8 @@ void StoreServer::accept() {
   });
 }
 
-// Closes a connection if there are as many as may be: the oldest one that has not said what it speaks, else the oldest
-// one from the address that has the most. Whoever fills the table loses its own.
+// Closes a connection if there are as many as may be: of the address that has the most, the oldest one that has not
+// said what it speaks, else the oldest one. Whoever fills the table loses its own.
 void StoreServer::make_room() {
   sessions_.remove_if([](const auto& session) { return session->closed(); });
   if (sessions_.size() < most_) return;
@@ -230,11 +222,10 @@ void StoreServer::make_room() {
   for (const auto& session : sessions_) ++count[session->address()];
   const auto most =
       std::max_element(count.begin(), count.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
-  auto victim = std::find_if(sessions_.begin(), sessions_.end(), [](const auto& one) { return !one->validated(); });
-  if (victim == sessions_.end()) {
-    victim = std::find_if(sessions_.begin(), sessions_.end(),
-                          [&](const auto& session) { return session->address() == most->first; });
-  }
+  const auto is_of_most = [&](const auto& session) { return session->address() == most->first; };
+  auto victim = std::find_if(sessions_.begin(), sessions_.end(),
+                             [&](const auto& session) { return !session->validated() && is_of_most(session); });
+  if (victim == sessions_.end()) victim = std::find_if(sessions_.begin(), sessions_.end(), is_of_most);
   (*victim)->close();
   sessions_.erase(victim);
 }

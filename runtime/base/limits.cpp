@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <new>
 #include <optional>
@@ -128,8 +129,11 @@ std::string limit_of_memory() {
 
 bool is_limit_error(const std::exception& error) {
   if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) return true;
+  // That of a thread that cannot start; a socket or a file that must be tried again has the system's category.
   const auto* const system = dynamic_cast<const std::system_error*>(&error);
-  return system != nullptr && system->code() == std::errc::resource_unavailable_try_again;
+  return system != nullptr && system->code().category() == std::generic_category() &&
+         system->code() == std::errc::resource_unavailable_try_again &&
+         dynamic_cast<const std::filesystem::filesystem_error*>(&error) == nullptr;
 }
 
 void end_by_limit(const std::exception& error) {

@@ -92,7 +92,8 @@ std::vector<std::string> short_launch(const RunFolder& run, const analysis::RunP
     command.emplace_back("--set");
     command.push_back(value);
   };
-  for (const std::string& value : overrides_of(run.plan(), plan)) set(value);
+  // What analysis reads has no values of environment variables.
+  for (const std::string& value : overrides_of(run.plan(), read_json(run.plan()))) set(value);
   make_short(command, steps);
   if (const std::string strategy = decided_strategy(profile); !strategy.empty()) {
     set("optimizations.sharded_optimizer=" + strategy);

@@ -61,11 +61,15 @@ bool is_own(const std::vector<std::string>& addresses, std::string* own) {
 }
 
 // Returns the address of this host that MASTER_ADDR means: the one to which its name resolves; if that is none of this
-// host (the name of a service, or no name yet), that of the interface that the run uses; of several interfaces without a
-// default route, the one that the name turns out to mean.
+// host (the name of a service, or no name yet), that of the interface that the run uses; of several interfaces without
+// a default route, the one that the name turns out to mean.
 std::string own_address(const RankEnvironment& environment, const HostWait& wait) {
   std::string own;
-  if (is_own(resolve(wait.name).addresses, &own)) return own;
+  if (is_own(resolve(wait.name).addresses, &own)) {
+    // Some systems map a host's own name to the loopback, which no other host reaches.
+    const bool is_loopback = own.starts_with("127.") || own == "::1";
+    if (!is_loopback || environment.network_interface.empty()) return own;
+  }
   try {
     return host::reachable_address(environment.network_interface, kInterface);
   } catch (const ConfigError&) {
@@ -254,6 +258,7 @@ void connect_by_store(Membership& membership, comm::ControlOptions options, cons
       membership.enter(comm::ControlPlane::serve(options, {.address = address}, &bound));
     } catch (const std::exception& error) {
       store->set(key, to_line({{"error", describe(error)}}));
+      if (serves) std::this_thread::sleep_for(kOthersLook);  // they read it before the store ends
       throw;
     }
     store->set(key, to_line({{"address", bound.address},

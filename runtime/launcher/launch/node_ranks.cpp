@@ -231,7 +231,9 @@ ExitCode launch_node(const LaunchRequest& request, const NodeEnvironment& node, 
   check_request(request);
   const NodePlan plan = plan_node(request, node, variables);
   if (request.dry_run) {
-    print(text_of(plan, node) + "command     " + join(plan.command, " ") + "\n");
+    std::vector<std::string> shown;
+    for (const std::string& word : plan.command) shown.push_back(config::shown_override(word));
+    print(text_of(plan, node) + "command     " + join(shown, " ") + "\n");
     return ExitCode::kDone;
   }
   if (const std::string warning = script_warning(plan.command); !warning.empty()) {

@@ -183,7 +183,9 @@ class SubmittedJob {
 std::string batch_script_of(const PlacedLaunch& placed, const Variables& variables) {
   if (!needs_allocation(placed, variables)) return {};
   const fs::path& run_dir = placed.asked.run_dir;
-  return batch_script(placed, job_of(placed, run_dir.empty() ? run_dir : fs::absolute(run_dir).lexically_normal(), {}));
+  PlacedLaunch shown = placed;
+  for (std::string& override : shown.asked.overrides) override = config::shown_override(override);
+  return batch_script(shown, job_of(placed, run_dir.empty() ? run_dir : fs::absolute(run_dir).lexically_normal(), {}));
 }
 
 Outcome submit_and_follow(const Attempt& attempt) {

@@ -468,6 +468,11 @@ bool choose_division(CompleteRequest& request, const Variables& variables) {
 
 std::optional<CompleteRequest> complete_request(const LaunchRequest& given, const Variables& variables) {
   CompleteRequest request{given};
+  std::error_code code;
+  if (fs::is_fifo(given.experiment_file, code)) {
+    throw ConfigError(given.experiment_file.string() + " is a pipe, and a launch reads its experiment several times",
+                      "write it into a file, and launch that");
+  }
   if (!given.continue_run.empty()) {
     const ContinuedRun& run = request.continued.emplace(read_continued_run(given.continue_run));
     find_checkpoint_folder(run.folder);  // a rank of another host may not see it

@@ -124,16 +124,19 @@ void give_private_mode(const std::filesystem::path& file, const Json& plan) {
   ::chmod(file.c_str(), mode);
 }
 
-void hide_overrides(const std::filesystem::path& plan, Json& json) {
+void hide_overrides(const std::filesystem::path& plan, Json& json, mode_t mode) {
   if (!json.contains("overrides") || !json["overrides"].is_array()) return;
-  std::error_code code;
   const std::filesystem::path file = overrides_file(plan);
-  Json kept = std::filesystem::exists(file, code) ? read_json(file) : Json::array();
-  if (!kept.is_array()) kept = Json::array();
+  Json kept;  // null: not read yet
   bool added = false;
   for (Json& one : json["overrides"]) {
     const std::string text = one.is_string() ? one.get<std::string>() : "";
     if (!config::holds_variables(text) || place_of(text)) continue;
+    if (kept.is_null()) {
+      std::error_code code;
+      if (std::filesystem::exists(file, code)) kept = read_json(file);
+      if (!kept.is_array()) kept = Json::array();
+    }
     auto at = std::find(kept.begin(), kept.end(), one);
     if (at == kept.end()) {
       kept.push_back(one);
@@ -142,7 +145,18 @@ void hide_overrides(const std::filesystem::path& plan, Json& json) {
     }
     one = config::shown_override(text) + " (" + std::to_string(at - kept.begin() + 1) + kKeptIn;
   }
-  if (added) write_file_atomic(file, to_line(kept) + "\n", private_mode_of(json));
+  if (added) write_file_atomic(file, to_line(kept) + "\n", mode);
+}
+
+// The plan with which a run began that goes on: an earlier version may have written it with values.
+void hide_in_plan_before(const std::filesystem::path& plan, Json& json, mode_t mode) {
+  static const Json::json_pointer kBefore("/before/plan");
+  if (!json.contains(kBefore) || !json.at(kBefore).is_object()) return;
+  Json& before = json[kBefore];
+  hide_overrides(plan, before, mode);
+  const Json overrides = before.contains("overrides") ? before["overrides"] : Json();
+  config::hide_variables(before);
+  if (!overrides.is_null()) before["overrides"] = overrides;  // with their places in overrides.json
 }
 
 }  // namespace
@@ -157,7 +171,7 @@ std::vector<std::string> overrides_of(const std::filesystem::path& plan, const J
   for (const Json& one : list_at(json, "overrides")) {
     if (!one.is_string()) continue;
     result.push_back(one.get<std::string>());
-    const auto place = place_of(result.back());
+    const auto place = config::holds_variables(result.back()) ? place_of(result.back()) : std::nullopt;
     if (!place) continue;
     try {
       if (kept.is_null()) kept = read_json(overrides_file(plan));
@@ -172,7 +186,8 @@ std::vector<std::string> overrides_of(const std::filesystem::path& plan, const J
 }
 
 void write_plan_file(const std::filesystem::path& plan, Json json) {
-  hide_overrides(plan, json);
+  hide_overrides(plan, json, private_mode_of(json));
+  hide_in_plan_before(plan, json, private_mode_of(json));
   give_private_mode(plan.parent_path() / "experiment.yaml", json);
   give_private_mode(overrides_file(plan), json);
   write_file_atomic(plan, json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");

@@ -89,7 +89,7 @@ bool belongs_to(pid_t pid, const RunFolder& folder) {
   std::error_code code;
   constexpr std::string_view kMark = "DTRAIN_RUN_DIR=";
   for (std::string variable; std::getline(file, variable, '\0');) {
-    if (variable.starts_with(kMark)) return fs::equivalent(variable.substr(kMark.size()), folder.path, code);
+    if (variable.starts_with(kMark) && fs::equivalent(variable.substr(kMark.size()), folder.path, code)) return true;
   }
   for (const auto& entry : fs::directory_iterator(process / "fd", code)) {
     if (fs::equivalent(entry.path(), folder.events(), code)) return true;
