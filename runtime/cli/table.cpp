@@ -154,7 +154,8 @@ void Table::add_for_people(const Cell& cell, std::size_t column) {
   }
   const auto special = [](char c) { return is_control(c) || static_cast<unsigned char>(c) > 0x7E; };
   if (std::any_of(text_.begin() + static_cast<std::ptrdiff_t>(begin), text_.end(), special)) {
-    const std::string shown = printable(std::string_view(text_).substr(begin));  // here, because the width depends on it
+    const std::string shown =
+        printable(std::string_view(text_).substr(begin));  // here, because the width depends on it
     text_.replace(begin, std::string::npos, shown);
     std::replace_if(text_.begin() + static_cast<std::ptrdiff_t>(begin), text_.end(), is_control, ' ');
   }

@@ -62,7 +62,8 @@ inline constexpr Variable kVariables[] = {
     {"DTRAIN_NETWORK_INTERFACE", "an interface, or a network such as 10.1.0.0/16",
      "The network of ranks on several hosts that are started without `dtrain launch`.", "ranks"},
     {"DTRAIN_RUN_SECRET_FILE", "a file, the same on every host",
-     "The run's secret, for ranks that MPI or a store at `MASTER_ADDR` connects ([security.md](security.md#the-secret)).",
+     "The run's secret, for ranks that MPI or a store at `MASTER_ADDR` connects "
+     "([security.md](security.md#the-secret)).",
      "ranks"},
     {"DTRAIN_SYNC_DEBUG", "error or off",
      "With error, an operation that makes the host wait for the GPU is an error from batch 40 on.", "ranks on GPUs"},
