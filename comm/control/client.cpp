@@ -155,9 +155,13 @@ void ControlClient::try_connect() {
                                                              .context = {},
                                                              .pid = getpid(),
                                                              .host = options_.host_name});
-    start_handshake(std::move(*socket), std::move(handshake), options_.security,
-                    std::min(kWelcomeDeadline, options_.timeout),
-                    [this](Proven proven) { connected(std::move(proven)); });
+    try {
+      start_handshake(std::move(*socket), std::move(handshake), options_.security,
+                      std::min(kWelcomeDeadline, options_.timeout),
+                      [this](Proven proven) { connected(std::move(proven)); });
+    } catch (const CommError& error) {  // libssl without TLS 1.3, for example
+      refuse(error.what());
+    }
   });
 }
 

@@ -9,6 +9,7 @@
 #include <asio/write.hpp>
 
 #include "control/socket.h"
+#include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 
 namespace dtrain::comm {
@@ -43,6 +44,7 @@ void transfer(Wire& wire, Step step, Byte* bytes, std::size_t size, Wire::Done d
   const auto type = outcome.want == Tls::Want::kRead ? asio::socket_base::wait_read : asio::socket_base::wait_write;
   wire.socket.async_wait(type, [&wire, step, bytes, size, done = std::move(done)](asio::error_code error) mutable {
     if (error) return done(error);
+    if (!wire.socket.is_open()) return done(asio::error::operation_aborted);  // closed by another handler meanwhile
     transfer(wire, std::move(step), bytes, size, std::move(done));
   });
 }
@@ -284,19 +286,27 @@ void ProvingListener::accept_after(std::chrono::milliseconds pause) {
 }
 
 void ProvingListener::take(asio::ip::tcp::socket socket) {
+  const std::string peer = peer_text(socket);
   const auto place = unproven_.insert(unproven_.end(), {nullptr, SteadyClock::now()});
-  place->handshake =
-      start_handshake(std::move(socket), make_handshake_(), security_, deadline_, [this, place](Proven result) mutable {
-        if (!acceptor_.is_open()) return;  // close() holds the list
-        unproven_.erase(place);
-        if (result.end == Proven::End::kProven) return on_proven_(std::move(result));
-        // Only a process of this run can be refused after its proof, so nobody else fills the log with these.
-        if (result.other_is_proven) {
-          log_->warn("{}: refused a connection from {}: {}", what_, result.peer, result.error);
-        } else {
-          refusals_.add(result.peer, result.error);
-        }
-      });
+  const auto given_up = std::make_shared<bool>(false);
+  const auto done = [this, place, given_up](Proven result) mutable {
+    if (!acceptor_.is_open() || *given_up) return;  // close() holds the list
+    unproven_.erase(place);
+    if (result.end == Proven::End::kProven) return on_proven_(std::move(result));
+    // Only a process of this run can be refused after its proof, so nobody else fills the log with these.
+    if (result.other_is_proven) {
+      log_->warn("{}: refused a connection from {}: {}", what_, result.peer, result.error);
+    } else {
+      refusals_.add(result.peer, result.error);
+    }
+  };
+  try {
+    place->handshake = start_handshake(std::move(socket), make_handshake_(), security_, deadline_, done);
+  } catch (const std::exception& error) {  // libssl without TLS 1.3, for example
+    *given_up = true;
+    unproven_.erase(place);
+    refusals_.add(peer, describe(error));
+  }
 }
 
 }  // namespace dtrain::comm

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstring>
+#include <ctime>
 
 #include <openssl/err.h>
 #include <openssl/ssl.h>
@@ -70,6 +72,37 @@ SSL_CTX* context_of(Tls::Side side) {
   return side == Tls::Side::kConnecting ? connecting.get() : listening.get();
 }
 
+// Writing to a connection that the other end has closed raises SIGPIPE, which would end a process that does not ignore
+// it. While this exists, the thread gets none.
+class NoSigpipe {
+ public:
+  NoSigpipe() {
+    struct sigaction action {};
+    ::sigaction(SIGPIPE, nullptr, &action);
+    is_needed_ = action.sa_handler != SIG_IGN;
+    if (!is_needed_) return;
+    sigemptyset(&pipe_);
+    sigaddset(&pipe_, SIGPIPE);
+    sigset_t pending;
+    sigpending(&pending);
+    had_one_ = sigismember(&pending, SIGPIPE) == 1;
+    pthread_sigmask(SIG_BLOCK, &pipe_, &before_);
+  }
+  ~NoSigpipe() {
+    if (!is_needed_) return;
+    const timespec none{};
+    if (!had_one_) sigtimedwait(&pipe_, nullptr, &none);
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  NoSigpipe& operator=(NoSigpipe&&) = delete;
+
+ private:
+  sigset_t pipe_{};
+  sigset_t before_{};
+  bool is_needed_ = false;
+  bool had_one_ = false;
+};
+
 }  // namespace
 
 void Tls::Free::operator()(SSL* ssl) const {
@@ -106,6 +139,7 @@ Tls::Outcome Tls::outcome(int result, std::size_t bytes) {
 }
 
 Tls::Outcome Tls::shake_hands() {
+  const NoSigpipe quiet;
   ERR_clear_error();
   errno = 0;
   const Outcome result = outcome(SSL_do_handshake(ssl_.get()), 0);
@@ -117,6 +151,7 @@ Tls::Outcome Tls::shake_hands() {
 }
 
 Tls::Outcome Tls::read(void* buffer, std::size_t size) {
+  const NoSigpipe quiet;  // it may write an alert
   ERR_clear_error();
   errno = 0;
   std::size_t bytes = 0;
@@ -125,6 +160,7 @@ Tls::Outcome Tls::read(void* buffer, std::size_t size) {
 }
 
 Tls::Outcome Tls::write(const void* buffer, std::size_t size) {
+  const NoSigpipe quiet;
   ERR_clear_error();
   errno = 0;
   std::size_t bytes = 0;

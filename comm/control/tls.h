@@ -11,8 +11,8 @@
 
 namespace dtrain::comm {
 
-// One connection. The socket is non-blocking, belongs to the caller, and outlives this object. One thread at a time.
-// The thread must ignore or block SIGPIPE.
+// One connection. The socket is non-blocking, belongs to the caller, and outlives this object. One thread at a time. No
+// call raises SIGPIPE.
 class Tls {
  public:
   enum class Side { kConnecting, kListening };

@@ -80,6 +80,7 @@ void MessageThread::remove(int id) {
     std::erase_if(pollers_, [id](const Poller& poller) { return poller.id == id; });
     removed->set_value();
   });
+  if (waiter_) return done.wait();  // a transport with a waiter always returns
   done.wait_for(kRemoving);
 }
 

@@ -31,7 +31,7 @@ DataSocket::Moved moved(ssize_t done, std::size_t wanted) {
 
 DataSocket::Moved ended_by(const Tls::Outcome& outcome) {
   const bool orderly = outcome.code == 0 && outcome.error.empty();
-  return {.ended = true, .error = orderly ? 0 : outcome.code != 0 ? outcome.code : EPROTO};
+  return {.ended = true, .error = orderly ? 0 : outcome.code != 0 ? outcome.code : EPROTO, .cause = outcome.error};
 }
 
 msghdr header_of(std::span<iovec> pieces) {

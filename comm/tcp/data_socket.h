@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include <sys/uio.h>
@@ -13,8 +14,7 @@
 
 namespace dtrain::comm {
 
-// Does not block. Without TLS, no call raises SIGPIPE; with it, the thread must ignore or block it. One thread at a
-// time.
+// Does not block; no call raises SIGPIPE. One thread at a time.
 class DataSocket {
  public:
   // `fd`: a connected TCP socket. `tls`: its session, after the handshake; null: none.
@@ -25,6 +25,7 @@ class DataSocket {
     bool again = false;  // there may be more to read, or room to write
     bool ended = false;  // the peer sends nothing more, or the connection is lost; `error`: why, 0 for an orderly end
     int error = 0;
+    std::string cause{};  // what TLS says; empty: nothing
   };
   Moved read(std::span<iovec> into);
   // What it counts as written must not be given again; a part of it may be held back.

@@ -82,7 +82,7 @@ void EventLoop::wait(Nanoseconds timeout) {
       continue;
     }
     const bool ended = (event.events & (EPOLLHUP | EPOLLERR | EPOLLRDHUP)) != 0;
-    events_.push_back({event.data.u32, ended || (event.events & EPOLLIN) != 0, (event.events & EPOLLOUT) != 0});
+    events_.push_back({event.data.u32, ended || (event.events & EPOLLIN) != 0, (event.events & EPOLLOUT) != 0, ended});
   }
 }
 

@@ -19,11 +19,15 @@ class EventLoop final : public MessageWaiter {
   void add(int fd, std::uint32_t token);
   void remove(int fd);
   // One wait ends at that time at the latest. Called by the thread that calls wait().
-  void set_deadline(Nanoseconds at) { deadline_ = at.count(); }
+  void set_deadline(Nanoseconds at) {
+    deadline_ = at.count();
+    wake();  // a thread that sleeps does not know it
+  }
   // Returns what was noted since the last call, like set_deadline().
   struct Event {
     std::uint32_t token;
     bool readable, writable;
+    bool ended;  // the peer sends nothing more, or the connection is lost: all that has come can be read to its end
   };
   std::vector<Event>& events() { return events_; }
 

@@ -30,7 +30,8 @@ std::vector<Expected>::iterator Inbox::find_expected(const FrameHeader& header) 
 }
 
 void Inbox::check_fits(const FrameHeader& header, const Expected& expected) const {
-  if (header.bytes <= expected.bytes) return;
+  // Only the length of a hello varies.
+  if (is_hello(header.tag) ? header.bytes <= expected.bytes : header.bytes == expected.bytes) return;
   throw CommError(who_ + " has sent " + std::to_string(header.bytes) + " bytes where " +
                   std::to_string(expected.bytes) + " were expected");
 }

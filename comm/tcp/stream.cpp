@@ -91,9 +91,10 @@ bool Stream::read(FrameSink& sink) {
       readable_ = writable_ = false;
       ended_ = true;
       error_ = moved.error;
+      cause_ = moved.cause;
       return false;
     }
-    readable_ = moved.again;
+    readable_ = moved.again || (to_its_end_ && moved.bytes > 0);
     done += moved.bytes;
     take(moved.bytes, sink);
   }

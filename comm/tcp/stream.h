@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <deque>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "tcp/data_socket.h"
@@ -42,12 +43,16 @@ class Stream {
   // Reads a part of what has arrived; true if there may be more.
   bool read(FrameSink& sink);
   // The socket has become so.
-  void set_readable() { readable_ = !ended_; }
+  void set_readable(bool to_its_end) {
+    readable_ = !ended_;
+    to_its_end_ = to_its_end_ || to_its_end;
+  }
   void set_writable() { writable_ = !ended_ && !broken_; }
 
   // The peer sends nothing more; error(): why, 0 for an orderly end.
   bool ended() const { return ended_; }
   int error() const { return error_; }
+  const std::string& cause() const { return cause_; }  // of TLS; empty: none
   // Nothing can be written any more; read() finds out why, after what has arrived.
   bool broken() const { return broken_; }
   DataSocket& socket() { return socket_; }
@@ -65,6 +70,8 @@ class Stream {
   bool ended_ = false;
   bool broken_ = false;
   int error_ = 0;
+  std::string cause_;
+  bool to_its_end_ = false;  // no further event tells that there is more to read
 
   std::deque<OutgoingFrame> urgent_;
   std::deque<OutgoingFrame> bulk_;

@@ -126,7 +126,7 @@ void TcpTransport::receive(const Message& message, int tag, void* data, std::siz
 void TcpTransport::note_events() {
   for (const EventLoop::Event& event : options_.loop->events()) {
     Stream& stream = *peers_[event.token & 0xffffff]->streams()[event.token >> 24];
-    if (event.readable) stream.set_readable();
+    if (event.readable) stream.set_readable(event.ended);
     if (event.writable) stream.set_writable();
   }
   options_.loop->events().clear();
@@ -142,7 +142,9 @@ bool TcpTransport::read(Peer& peer) {
     if (peer.has_closed() || !lost_.empty()) continue;
     const int error = stream->error();
     lost_ = "the connection to " + peer.name() + " is lost: " +
-            (error == 0 ? std::string("its process has ended it") : std::generic_category().message(error));
+            (!stream->cause().empty() ? "TLS: " + stream->cause() + "; somebody or something on the way changes data"
+             : error == 0             ? "its process has ended it"
+                                      : std::generic_category().message(error));
     lost_at_ = now() + (error == ETIMEDOUT ? kControlPlaneFirstOfHosts : kControlPlaneFirst);
     options_.loop->set_deadline(lost_at_);
   }

@@ -184,6 +184,29 @@ TEST(Tcp, AbortFromAnotherThreadEndsAWaitAndItsCauseIsKept) {
   });
 }
 
+// Rank 1 is alive, so the control plane reports nothing.
+TEST(Tcp, ALostConnectionIsAnErrorByItself) {
+  TestWorld world(2);
+  world.hosts = {"a", "b"};
+  test::run_control_ranks(world, [&](ControlPlane& control) {
+    auto comm = TcpBackend().make(parts_of(control, world));
+    comm->barrier().wait();
+    std::vector<float> data(500'000);
+    if (control.world().rank == 1) {
+      comm->abort("it has given up");
+      comm.reset();
+    } else {
+      try {
+        comm->all_reduce(data.data(), data.size(), DataType::kFloat32).wait();
+        ADD_FAILURE() << "a sum without rank 1";
+      } catch (const CommError& error) {
+        EXPECT_THAT(error.what(), HasSubstr("the connection to rank 1 is lost: its process has ended it"));
+      }
+    }
+    control.barrier("rank 0 has noticed");
+  });
+}
+
 // A rank that is done goes on to other things while the others still use what it sent.
 TEST(Tcp, ARankMayLeaveBeforeTheOthersHaveReadItsMessages) {
   for (int round = 0; round < 20; ++round) {
