@@ -305,7 +305,7 @@ void ProvingListener::take(asio::ip::tcp::socket socket) {
   } catch (const std::exception& error) {  // libssl without TLS 1.3, for example
     *given_up = true;
     unproven_.erase(place);
-    refusals_.add(peer, describe(error));
+    refusals_.add(peer, error.what());
   }
 }
 
