@@ -77,15 +77,19 @@ DataSocket::Moved DataSocket::write(std::span<iovec> from) {
   return moved(::sendmsg(fd_.get(), &header, MSG_DONTWAIT | MSG_NOSIGNAL), bytes_of(from));
 }
 
-// What has come before an end or an error is returned first: the next call finds it again.
+// What has come before an end or an error is returned first. libssl tells the reason of a failure once.
 DataSocket::Moved DataSocket::read_tls(std::span<iovec> into) {
+  if (end_) return *end_;
   Moved result;
   for (const iovec& piece : into) {
     for (std::size_t done = 0; done < piece.iov_len;) {
       const Tls::Outcome outcome = tls_->read(static_cast<std::byte*>(piece.iov_base) + done, piece.iov_len - done);
-      if (outcome.want == Tls::Want::kEnd && result.bytes == 0) return ended_by(outcome);
+      if (outcome.want == Tls::Want::kEnd) {
+        end_ = ended_by(outcome);
+        if (result.bytes == 0) return *end_;
+      }
       if (outcome.want != Tls::Want::kNothing) {
-        result.again = outcome.want == Tls::Want::kEnd;
+        result.again = end_.has_value();
         return result;
       }
       done += outcome.bytes;
@@ -97,13 +101,17 @@ DataSocket::Moved DataSocket::read_tls(std::span<iovec> into) {
 }
 
 DataSocket::Moved DataSocket::write_tls(std::span<iovec> from) {
+  if (end_) return *end_;
   Moved result;
   std::size_t piece = 0;
   std::size_t of_piece = 0;  // bytes of it that are in a record
   for (;;) {
     while (holds_back()) {
       const Tls::Outcome outcome = tls_->write(record_.data() + sent_, record_.size() - sent_);
-      if (outcome.want == Tls::Want::kEnd) return ended_by(outcome);
+      if (outcome.want == Tls::Want::kEnd) {
+        end_ = ended_by(outcome);
+        return *end_;
+      }
       if (outcome.want != Tls::Want::kNothing) return result;
       sent_ += outcome.bytes;
     }

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -47,7 +48,8 @@ class DataSocket {
   std::unique_ptr<Tls> tls_;
   // The record that is being encrypted and written: TLS demands the same bytes again until it is.
   std::vector<std::byte> record_;
-  std::size_t sent_ = 0;  // bytes of it
+  std::size_t sent_ = 0;      // bytes of it
+  std::optional<Moved> end_;  // of TLS
 };
 
 }  // namespace dtrain::comm

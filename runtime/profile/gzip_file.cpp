@@ -18,7 +18,7 @@ constexpr std::size_t kGzipPieceBytes = 1 << 20;  // gzwrite counts in unsigned
 // A trace that dtrain writes is 10 to 20 times as long as its file. What begins with more than this length, and is more
 // times as long, is made to fill the memory of whoever reads it.
 constexpr std::size_t kHarmlessBytes = 16 << 20;
-constexpr std::size_t kMostTimes = 400;
+constexpr std::size_t kMostTimes = 200;
 
 void check_ratio(const std::filesystem::path& path, std::size_t unpacked, gzFile file) {
   const auto read = static_cast<std::size_t>(std::max<z_off_t>(::gzoffset(file), 1));

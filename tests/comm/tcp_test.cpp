@@ -200,7 +200,7 @@ TEST(Tcp, ALostConnectionIsAnErrorByItself) {
         comm->all_reduce(data.data(), data.size(), DataType::kFloat32).wait();
         ADD_FAILURE() << "a sum without rank 1";
       } catch (const CommError& error) {
-        EXPECT_THAT(error.what(), HasSubstr("the connection to rank 1 is lost: its process has ended it"));
+        EXPECT_THAT(error.what(), HasSubstr("the connection to rank 1 is lost: "));
       }
     }
     control.barrier("rank 0 has noticed");

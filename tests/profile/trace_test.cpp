@@ -193,7 +193,7 @@ TEST(GzipFile, RefusesWhatUnpacksToFarMoreThanItsSize) {
     FAIL();
   } catch (const DataError& error) {
     EXPECT_EQ(std::string(error.what()), (folder.path() / "a.gz").string() +
-                                             " unpacks to more than 400 times its size, which no file of dtrain does");
+                                             " unpacks to more than 200 times its size, which no file of dtrain does");
   }
   EXPECT_EQ(read_gzip_beginning(folder.path() / "a.gz", 1000), std::string(1000, ' '));
 }
