@@ -1,0 +1,2 @@
+// See context.h: no declaration from this header is needed.
+#pragma once
