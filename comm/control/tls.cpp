@@ -142,7 +142,7 @@ Tls::Outcome Tls::shake_hands() {
   const NoSigpipe quiet;
   ERR_clear_error();
   errno = 0;
-  const Outcome result = outcome(SSL_do_handshake(ssl_.get()), 0);
+  Outcome result = outcome(SSL_do_handshake(ssl_.get()), 0);
   // Only the pre-shared key proves anything.
   if (result.want == Want::kNothing && SSL_session_reused(ssl_.get()) != 1) {
     return {Want::kEnd, 0, "the other end did not use the run's key"};

@@ -111,7 +111,7 @@ void MessageThread::run() {
       tasks.swap(tasks_);
       if (std::exchange(woken_, false) || !tasks.empty()) moved_at = clock.monotonic();
     }
-    const Polled all = run_tasks_and_poll(std::move(tasks));
+    const Polled all = run_tasks_and_poll(tasks);
     outstanding = all.outstanding;
     if (all.moved) {
       moved_at = clock.monotonic();
@@ -121,7 +121,7 @@ void MessageThread::run() {
   }
 }
 
-Polled MessageThread::run_tasks_and_poll(std::vector<std::function<void()>> tasks) {
+Polled MessageThread::run_tasks_and_poll(const std::vector<std::function<void()>>& tasks) {
   for (const auto& task : tasks) task();
   Polled all;
   for (const Poller& poller : pollers_) {
@@ -140,7 +140,7 @@ bool MessageThread::look(Nanoseconds timeout) {
     const std::scoped_lock lock(mutex_);
     tasks.swap(tasks_);
   }
-  return run_tasks_and_poll(std::move(tasks)).moved;
+  return run_tasks_and_poll(tasks).moved;
 }
 
 void MessageThread::run_waiting() {

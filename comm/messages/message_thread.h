@@ -77,7 +77,7 @@ class MessageThread {
   void run();
   void run_waiting();
   bool look(Nanoseconds timeout);
-  Polled run_tasks_and_poll(std::vector<std::function<void()>> tasks);
+  Polled run_tasks_and_poll(const std::vector<std::function<void()>>& tasks);
   Nanoseconds pause_after(Nanoseconds idle) const;
 
   struct Poller {

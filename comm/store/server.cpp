@@ -114,7 +114,7 @@ class StoreSession : public std::enable_shared_from_this<StoreSession> {
                             });
   }
 
-  void send(std::string bytes) {
+  void send(std::string_view bytes) {
     queued_ += bytes;
     if (queued_.empty() || sending_ || closed()) return;
     sending_ = true;

@@ -41,7 +41,7 @@ bool Stream::wrote(std::deque<OutgoingFrame>& queue, std::size_t& bytes, std::ve
   while (bytes > 0 && !queue.empty()) {
     OutgoingFrame& frame = queue.front();
     if (bytes < size_of(frame)) {
-      current_ = std::move(frame);
+      current_ = frame;
       written_ = bytes;
       bytes = 0;
     } else {

@@ -36,7 +36,7 @@ class Stream {
   explicit Stream(DataSocket socket) : socket_(std::move(socket)) {}
 
   // Urgent frames go before those that are not.
-  void send(OutgoingFrame frame, bool urgent) { (urgent ? urgent_ : bulk_).push_back(std::move(frame)); }
+  void send(const OutgoingFrame& frame, bool urgent) { (urgent ? urgent_ : bulk_).push_back(frame); }
   std::size_t waiting() const { return urgent_.size() + bulk_.size() + (current_ || socket_.holds_back() ? 1 : 0); }
   // Writes as much as there is room for; true if there is room for more. Messages that are over are added to `over`.
   bool write(std::vector<Message>& over);

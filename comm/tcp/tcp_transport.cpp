@@ -44,19 +44,19 @@ class TcpTransport::Peer final : public FrameSink {
         ++frame;
         continue;
       }
-      let_go(std::move(*frame));
+      let_go(*frame);
       frame = waiting_.erase(frame);
     }
   }
   void said_goodbye() override { ++goodbyes_; }
   void unknown() override { throw CommError(name_ + " has sent what is no frame of dtrain"); }
 
-  void send(OutgoingFrame frame) {
+  void send(const OutgoingFrame& frame) {
     if (is_hello(frame.header.tag)) limits_.open(frame.header.tag);
     if (may_go(frame)) {
-      let_go(std::move(frame));
+      let_go(frame);
     } else {
-      waiting_.push_back(std::move(frame));
+      waiting_.push_back(frame);
     }
   }
   // Writes as much as there is room for.
@@ -80,11 +80,11 @@ class TcpTransport::Peer final : public FrameSink {
     const std::uint32_t* const limit = limits_.find(frame.header.tag);
     return limit && frame.header.chunk < *limit;
   }
-  void let_go(OutgoingFrame frame) {
+  void let_go(const OutgoingFrame& frame) {
     const bool urgent = frame.header.bytes <= kUrgentBytes;
     const auto shortest = std::min_element(streams_.begin(), streams_.end(),
                                            [](const auto& a, const auto& b) { return a->waiting() < b->waiting(); });
-    (urgent ? streams_.front() : *shortest)->send(std::move(frame), urgent);
+    (urgent ? streams_.front() : *shortest)->send(frame, urgent);
   }
 
   const std::string name_;

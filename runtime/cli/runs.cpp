@@ -253,7 +253,7 @@ std::vector<RunRow> read_rows(const std::string& folder) {
     try {
       rows.push_back({run_folder.number(), list_run(run_folder, clock).line});
     } catch (const std::exception& error) {  // one of them must not hide the others
-      RunRow& row = rows.emplace_back(run_folder.number());
+      RunRow& row = rows.emplace_back(RunRow{.number = run_folder.number()});
       row.run.folder = run_folder.path;
       row.run.damage = describe(error);
     }

@@ -438,7 +438,7 @@ std::filesystem::path make_substitute(const std::string& prefix) {
 
 std::filesystem::path private_folder(const Variables& variables) {
   if (const std::string* runtime = find(variables, "XDG_RUNTIME_DIR"); runtime && is_private_folder(*runtime)) {
-    const std::filesystem::path folder = std::filesystem::path(*runtime) / "dtrain";
+    std::filesystem::path folder = std::filesystem::path(*runtime) / "dtrain";
     if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
       throw SystemError("cannot make the folder " + folder.string(), errno);
     }

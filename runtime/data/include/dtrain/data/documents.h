@@ -1,6 +1,7 @@
-// The documents of token files (dtrain/data/data_sets.h) as samples: padded to the longest of a batch, or packed into rows
-// of one length. A document is the tokens between two end tokens, including its own end token. The places of documents
-// are found once per host, when the files are opened, by reading them from front to back: 16 bytes per sample.
+// The documents of token files (dtrain/data/data_sets.h) as samples: padded to the longest of a batch, or packed into
+// rows of one length. A document is the tokens between two end tokens, including its own end token. The places of
+// documents are found once per host, when the files are opened, by reading them from front to back: 16 bytes per
+// sample.
 //
 // Documents are independent: the target of a position is the next token of the same document, and no target follows an
 // end token. Documents of more than `sequence_length` + 1 tokens become several samples, each of which begins with the
