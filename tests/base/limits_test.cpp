@@ -73,8 +73,9 @@ TEST(LimitOfMemory, IsNamedForABadAlloc) {
     return error_of(take_all_memory);
   });
   EXPECT_EQ(ended.status, 0);
-  EXPECT_THAT(ended.text, StartsWith("out of memory: RLIMIT_AS lets this process have 256.0 MiB of address space, and it "
-                                     "has "));
+  EXPECT_THAT(ended.text,
+              StartsWith("out of memory: RLIMIT_AS lets this process have 256.0 MiB of address space, and it "
+                         "has "));
   EXPECT_THAT(in_child([] {
                 limit(RLIMIT_DATA, 1u << 27);
                 return error_of(take_all_memory);

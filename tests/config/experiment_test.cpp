@@ -315,11 +315,10 @@ TEST(HiddenVariables, OfOverridesAndOfPlans) {
     "experiment": {"environment": {"environment_variables": {"A": "b", "cuda": ["C=d=e"]}}},
     "before": {"plan": {"overrides": ["environment.environment_variables={A: b}"]}}})");
   hide_variables(plan);
-  EXPECT_EQ(plan.dump(),
-            R"({"command":["trial","--set","environment=***"],)"
-            R"("overrides":["environment.environment_variables.A=***","name=x"],)"
-            R"("experiment":{"environment":{"environment_variables":{"A":"***","cuda":["C=***"]}}},)"
-            R"("before":{"plan":{"overrides":["environment.environment_variables=***"]}}})");
+  EXPECT_EQ(plan.dump(), R"({"command":["trial","--set","environment=***"],)"
+                         R"("overrides":["environment.environment_variables.A=***","name=x"],)"
+                         R"("experiment":{"environment":{"environment_variables":{"A":"***","cuda":["C=***"]}}},)"
+                         R"("before":{"plan":{"overrides":["environment.environment_variables=***"]}}})");
   for (const char* text : {"5", "[]", R"({"experiment": {"environment": 7}, "overrides": {}, "command": [5, null]})"}) {
     Json other = Json::parse(text);
     const Json same = other;

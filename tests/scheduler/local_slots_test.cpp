@@ -68,7 +68,8 @@ TEST(LocalSlots, ThisMachinesSlotsAreCpusItMayUse) {
   const std::vector<int> allowed = host::allowed_cpus();
   const std::set<int> usable(allowed.begin(), allowed.end());
   std::set<int> used;
-  for (const Slot& slot : divide_cores(host::physical_cores(), 1).slots) used.insert(slot.cpus.begin(), slot.cpus.end());
+  for (const Slot& slot : divide_cores(host::physical_cores(), 1).slots)
+    used.insert(slot.cpus.begin(), slot.cpus.end());
   EXPECT_EQ(used, usable);
 }
 
