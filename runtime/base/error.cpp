@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "dtrain/base/limits.h"
+#include "dtrain/base/untrusted.h"
 
 namespace dtrain {
 namespace {
@@ -45,9 +46,7 @@ std::string with_limit(std::string text) {
 // Returns what() in words of ours, where a library has written it.
 std::string own_words(const std::exception& error) {
   if (const auto* json = dynamic_cast<const nlohmann::detail::exception*>(&error)) {
-    std::string reason = json->what();  // opens with the library's name and a number in brackets
-    if (const auto bracket = reason.find("] "); bracket != std::string::npos) reason.erase(0, bracket + 2);
-    return "a JSON value is not as dtrain writes it: " + reason;
+    return "a JSON value is not as dtrain writes it: " + json_reason(*json);
   }
   if (const auto* file = dynamic_cast<const std::filesystem::filesystem_error*>(&error)) {
     const std::string path = file->path1().empty() ? "a file" : file->path1().string();

@@ -51,6 +51,14 @@ void append_escape(std::string& to, std::uint32_t point) {
   for (int shift = 12; shift >= 0; shift -= 4) to += kHex[point >> shift & 15];
 }
 
+void append_bytes(std::string& to, std::string_view bytes) {
+  for (const char byte : bytes) {
+    to += "\\x";
+    to += kHex[static_cast<unsigned char>(byte) >> 4];
+    to += kHex[static_cast<unsigned char>(byte) & 15];
+  }
+}
+
 // Appends the printable form of `text`. Returns the number of bytes at its end that may be the beginning of a character
 // or of a style, of which the rest is still missing; they are not appended.
 std::size_t append_printable(std::string& to, std::string_view text, Styles styles) {
@@ -79,9 +87,7 @@ std::size_t append_printable(std::string& to, std::string_view text, Styles styl
     const bool valid = length > 0 && have == length && (length != 3 || (point >= 0x800 && point >> 11 != 0x1B)) &&
                        (length != 4 || (point >= 0x10000 && point <= 0x10FFFF));
     if (!valid) {
-      to += "\\x";
-      to += kHex[lead >> 4];
-      to += kHex[lead & 15];
+      append_bytes(to, text.substr(at, 1));
       ++at;
     } else {
       if (is_harmful(point)) {
@@ -93,14 +99,6 @@ std::size_t append_printable(std::string& to, std::string_view text, Styles styl
     }
   }
   return 0;
-}
-
-void append_bytes(std::string& to, std::string_view bytes) {
-  for (const char byte : bytes) {
-    to += "\\x";
-    to += kHex[static_cast<unsigned char>(byte) >> 4];
-    to += kHex[static_cast<unsigned char>(byte) & 15];
-  }
 }
 
 // A stream of stdio whose text goes to a file descriptor.

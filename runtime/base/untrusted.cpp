@@ -51,6 +51,12 @@ UniqueFd open_regular(const std::filesystem::path& path, std::uint64_t most_byte
   return fd;
 }
 
+std::string json_reason(const std::exception& error) {
+  std::string reason = error.what();  // opens with the library's name and a number in brackets
+  if (const auto bracket = reason.find("] "); bracket != std::string::npos) reason.erase(0, bracket + 2);
+  return reason;
+}
+
 FileLines::FileLines(UniqueFd fd, std::size_t chunk) : fd_(std::move(fd)), chunk_(chunk), buffer_(chunk + kPadding) {}
 
 bool FileLines::next(std::string_view& line, bool& cut_off) {
@@ -84,8 +90,9 @@ void FileLines::refill() {
   do {
     got = ::read(fd_.get(), buffer_.data() + end_, chunk_);
   } while (got < 0 && errno == EINTR);
-  if (got <= 0) at_end_ = true;
-  if (got > 0) end_ += static_cast<std::size_t>(got);
+  if (got < 0) throw SystemError("cannot read after line " + std::to_string(number_), errno);
+  if (got == 0) at_end_ = true;
+  end_ += static_cast<std::size_t>(got);
 }
 
 namespace {
@@ -132,8 +139,7 @@ class JsonBuilder {
   }
 
   bool parse_error(std::size_t byte, const std::string&, const nlohmann::detail::exception& error) {
-    std::string reason = error.what();  // opens with the library's name and a number in brackets
-    if (const auto bracket = reason.find("] "); bracket != std::string::npos) reason.erase(0, bracket + 2);
+    std::string reason = json_reason(error);
     if (const auto place = reason.find(": "); reason.starts_with("parse error at ") && place != std::string::npos) {
       reason.erase(0, place + 2);
     }

@@ -149,6 +149,29 @@ class TcpAttack : public testing::Test {
     }
   }
 
+  // Two ranks; rank 1 reaches rank 0 through `relay`, a thread that has its connection.
+  void run_through(const std::function<void(tcp::socket rank1, std::uint16_t port_of_rank_0)>& relay,
+                   const std::function<void(ControlPlane& plane, int rank)>& rank_does) {
+    world_ = world_of(2);
+    tcp::acceptor acceptor(io_, {asio::ip::make_address(kAddress), 0});
+    std::atomic<std::uint16_t> port_of_rank_0 = 0;
+    std::thread between([&] {
+      tcp::socket rank1 = acceptor.accept();
+      relay(std::move(rank1), port_of_rank_0);
+    });
+    test::run_control_ranks(world_, [&](ControlPlane& control) {
+      const int rank = control.world().rank;
+      WatchedPlane plane(control);
+      plane.after = [&](std::vector<Json>& all) {
+        if (rank == 0) return;
+        port_of_rank_0 = all[0]["port"].get<std::uint16_t>();
+        all[0]["port"] = acceptor.local_endpoint().port();
+      };
+      rank_does(plane, rank);
+    });
+    between.join();
+  }
+
   tcp::socket dial(std::uint16_t port) {
     tcp::socket socket(io_);
     socket.connect({asio::ip::make_address(kAddress), port});
@@ -248,83 +271,60 @@ void pass_on(tcp::socket& from, tcp::socket& to) {
 }
 
 TEST_F(TcpAttack, AHandshakeOfOneConnectionIsOfNoUseOnAnother) {
-  world_ = world_of(2);
-  tcp::acceptor acceptor(io_, {asio::ip::make_address(kAddress), 0});
-  std::atomic<std::uint16_t> port_of_rank_0 = 0;
   std::string replayed = "nothing";
-  std::thread relay([&] {
-    tcp::socket rank1 = acceptor.accept();
-    tcp::socket rank0 = dial(port_of_rank_0);
-    tcp::socket second = dial(port_of_rank_0);
-    asio::write(rank1, asio::buffer(frame(read_frame(rank0))));
-    const std::string hello = frame(read_frame(rank1));
-    read_frame(second);
-    asio::write(second, asio::buffer(hello));
-    replayed = read_rest(second);
-    asio::write(rank0, asio::buffer(hello));
-    std::thread back([&] { pass_on(rank0, rank1); });
-    pass_on(rank1, rank0);
-    back.join();
-  });
-  test::run_control_ranks(world_, [&](ControlPlane& control) {
-    const int rank = control.world().rank;
-    WatchedPlane plane(control);
-    plane.after = [&](std::vector<Json>& all) {
-      if (rank == 0) return;
-      port_of_rank_0 = all[0]["port"].get<std::uint16_t>();
-      all[0]["port"] = acceptor.local_endpoint().port();
-    };
-    train(plane, options_of(rank));
-  });
-  relay.join();
+  run_through(
+      [&](tcp::socket rank1, std::uint16_t port_of_rank_0) {
+        tcp::socket rank0 = dial(port_of_rank_0);
+        tcp::socket second = dial(port_of_rank_0);
+        asio::write(rank1, asio::buffer(frame(read_frame(rank0))));
+        const std::string hello = frame(read_frame(rank1));
+        read_frame(second);
+        asio::write(second, asio::buffer(hello));
+        replayed = read_rest(second);
+        asio::write(rank0, asio::buffer(hello));
+        std::thread back([&] { pass_on(rank0, rank1); });
+        pass_on(rank1, rank0);
+        back.join();
+      },
+      [&](ControlPlane& plane, int rank) { train(plane, options_of(rank)); });
   EXPECT_THAT(replayed, Not(HasSubstr("welcome")));
+  EXPECT_NE(replayed, "nothing");
 }
 
 // Somebody on the path sees no gradient, and changes none.
 TEST_F(TcpAttack, UnderTlsAChangedByteEndsTheRunInsteadOfBeingSummed) {
-  world_ = world_of(2);
-  tcp::acceptor acceptor(io_, {asio::ip::make_address(kAddress), 0});
-  std::atomic<std::uint16_t> port_of_rank_0 = 0;
   std::atomic<bool> seen = false;
   const std::vector<float> gradients(16, 3.0f);
   const std::string plain(reinterpret_cast<const char*>(gradients.data()), gradients.size() * sizeof(float));
-  std::thread relay([&] {
-    tcp::socket rank1 = acceptor.accept();
-    tcp::socket rank0 = dial(port_of_rank_0);
-    std::thread back([&] { pass_on(rank0, rank1); });
-    std::string bytes(65'536, '\0');
-    asio::error_code error;
-    for (std::size_t passed = 0; !error;) {
-      const std::size_t got = rank1.read_some(asio::buffer(bytes), error);
-      if (bytes.substr(0, got).find(plain) != std::string::npos) seen = true;
-      passed += got;
-      if (passed > 500'000 && got > 0) bytes[got / 2] = static_cast<char>(bytes[got / 2] ^ 1);
-      asio::error_code gone;
-      asio::write(rank0, asio::buffer(bytes.data(), got), gone);
-      if (gone) break;
-    }
-    rank0.shutdown(tcp::socket::shutdown_send, error);
-    back.join();
-  });
-  test::run_control_ranks(world_, [&](ControlPlane& control) {
-    const int rank = control.world().rank;
-    WatchedPlane plane(control);
-    plane.after = [&](std::vector<Json>& all) {
-      if (rank == 0) return;
-      port_of_rank_0 = all[0]["port"].get<std::uint16_t>();
-      all[0]["port"] = acceptor.local_endpoint().port();
-    };
-    CommunicatorOptions options = options_of(rank);
-    options.security = Security::kTls;
-    try {
-      train(plane, options);
-      ADD_FAILURE() << "rank " << rank << " trained with what somebody changed";
-    } catch (const CommError& error) {
-      EXPECT_THAT(error.what(), HasSubstr("is lost: TLS: "));  // what rank 0 finds, and tells rank 1
-      control.fail({rank, -1, error.what()});
-    }
-  });
-  relay.join();
+  run_through(
+      [&](tcp::socket rank1, std::uint16_t port_of_rank_0) {
+        tcp::socket rank0 = dial(port_of_rank_0);
+        std::thread back([&] { pass_on(rank0, rank1); });
+        std::string bytes(65'536, '\0');
+        asio::error_code error;
+        for (std::size_t passed = 0; !error;) {
+          const std::size_t got = rank1.read_some(asio::buffer(bytes), error);
+          if (bytes.substr(0, got).find(plain) != std::string::npos) seen = true;
+          passed += got;
+          if (passed > 500'000 && got > 0) bytes[got / 2] = static_cast<char>(bytes[got / 2] ^ 1);
+          asio::error_code gone;
+          asio::write(rank0, asio::buffer(bytes.data(), got), gone);
+          if (gone) break;
+        }
+        rank0.shutdown(tcp::socket::shutdown_send, error);
+        back.join();
+      },
+      [&](ControlPlane& plane, int rank) {
+        CommunicatorOptions options = options_of(rank);
+        options.security = Security::kTls;
+        try {
+          train(plane, options);
+          ADD_FAILURE() << "rank " << rank << " trained with what somebody changed";
+        } catch (const CommError& error) {
+          EXPECT_THAT(error.what(), HasSubstr("is lost: TLS: "));  // what rank 0 finds, and tells rank 1
+          plane.fail({rank, -1, error.what()});
+        }
+      });
   EXPECT_FALSE(seen);
 }
 

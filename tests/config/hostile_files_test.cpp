@@ -53,7 +53,7 @@ TEST(HostileFile, AFileWithoutEndIsRefused) {
   EXPECT_THROW(read_experiment("/dev/zero"), ConfigErrors);
 }
 
-// As a shell gives it for `dtrain launch <(command)`.
+// As a shell gives it for `dtrain config check <(command)`.
 TEST(PipeOfAShell, IsReadAsAFileWithinTheSameLimit) {
   const auto read = [](const std::string& content) {
     int ends[2];

@@ -8,6 +8,7 @@
 
 #include "data_file.h"
 #include "dtrain/base/text.h"
+#include "dtrain/base/untrusted.h"
 #include "dtrain/data/safetensors.h"
 
 namespace dtrain::data {
@@ -34,12 +35,6 @@ constexpr std::array kTypeSizes{
     TypeSize{"U64", 8},  TypeSize{"U32", 4},     TypeSize{"U16", 2},     TypeSize{"U8", 1},
     TypeSize{"BOOL", 1}, TypeSize{"F8_E4M3", 1}, TypeSize{"F8_E5M2", 1}, TypeSize{"C64", 8}};
 
-std::string reason_of(const SortedJson::exception& error) {
-  std::string reason = error.what();  // begins with the library's name and a number in brackets
-  if (const auto bracket = reason.find("] "); bracket != std::string::npos) reason.erase(0, bracket + 2);
-  return reason;
-}
-
 // Parses the header. Refuses repeated names and excessive depth while parsing, before they take memory.
 SortedJson parse(const DataFile& file, std::string_view text) {
   std::set<std::string> names;
@@ -53,9 +48,9 @@ SortedJson parse(const DataFile& file, std::string_view text) {
   try {
     return SortedJson::parse(text, watch);
   } catch (const SortedJson::parse_error& error) {
-    file.fail(kHeaderAt + (error.byte > 0 ? error.byte - 1 : 0), "the header is not valid JSON: " + reason_of(error));
+    file.fail(kHeaderAt + (error.byte > 0 ? error.byte - 1 : 0), "the header is not valid JSON: " + json_reason(error));
   } catch (const SortedJson::exception& error) {  // such as a number beyond a double's range
-    file.fail(kHeaderAt, "the header is not valid JSON: " + reason_of(error));
+    file.fail(kHeaderAt, "the header is not valid JSON: " + json_reason(error));
   }
 }
 

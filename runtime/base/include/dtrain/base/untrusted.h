@@ -36,7 +36,7 @@ class FileLines {
   explicit FileLines(UniqueFd fd, std::size_t chunk = kChunk);
 
   // Returns the next line without its newline; valid until the next call. `cut_off`: there was no newline. False: no
-  // line is left, or the next one is longer than kLongestLine.
+  // line is left, or the next one is longer than kLongestLine. SystemError if the file cannot be read.
   bool next(std::string_view& line, bool& cut_off);
 
   // The number of the last line, from 1 on.
@@ -65,6 +65,9 @@ class JsonError : public DataError {
  private:
   bool cut_off_;
 };
+
+// Returns what an error of the JSON library says, without the library's name and its number.
+std::string json_reason(const std::exception& error);
 
 // Parses one JSON value, in a time that grows with its length: Json::parse() compares each key with all keys before it.
 // If a key is there twice, the last value counts. JsonError; also for more than 16,384 members in one object, or for
