@@ -95,6 +95,14 @@ class Submitted(SlurmTest):
         self.assertIn(script, shown)
         self.assertEqual(queue(), [])
 
+    def test_a_dry_run_shows_no_value_of_a_variable(self):
+        sets = ["environment.environment_variables.TOKEN=secret-value"]
+        command = [*self.command(self.experiment(), self.work.new_run(), sets), "--dry-run"]
+        for options in ([], ["--json"]):
+            shown = slurm(*command, *options).stdout
+            self.assertIn("environment.environment_variables.TOKEN=***", shown)
+            self.assertNotIn("secret-value", shown)
+
     def test_it_trains_and_says_so_once(self):
         result = self.launch(self.experiment()).expect(0)
         self.assertRegex(result.output, r"submitted as Slurm job \d+")

@@ -31,7 +31,7 @@ TEST(PlanFile, ValuesOfVariablesAreInNoPartOfItAndComeBack) {
   const fs::path plan = folder.path() / "plan.json";
   const Json before = {{"overrides", {"a=1", kToken}},
                        {"command", {"program", "--set", kToken}},
-                       {"experiment", {{"environment", {{"environment_variables", {"TOKEN=secret"}}}}}}};
+                       {"experiment", {{"environment", {{"environment_variables", {{"TOKEN", "secret"}}}}}}}};
   write_plan_file(plan, {{"overrides", {kToken, "b=2"}}, {"before", {{"continuation", 1}, {"plan", before}}}});
   const std::string text = read_file(plan);
   EXPECT_EQ(text.find("secret"), std::string::npos) << text;
