@@ -1,8 +1,6 @@
 """The store in which ranks meet, joined to PyTorch's TCPStore: our client with both of its servers, its client with ours.
 
-    rendezvous_store.py BIN_FOLDER [TestClass[.test] ...]
-
-BIN_FOLDER has tests/store_program beside it.
+    rendezvous_store.py BIN_FOLDER STORE_PROGRAM [TestClass[.test] ...]
 """
 import subprocess
 import sys
@@ -10,7 +8,6 @@ import threading
 import time
 import unittest
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -141,6 +138,7 @@ class TheirClient(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    Program.path = str(Path(sys.argv.pop(1)).resolve().parent / "tests" / "store_program")
+    del sys.argv[1]  # the folder, which every test of this kind gets
+    Program.path = sys.argv.pop(1)
     print("PyTorch", torch.__version__)
     unittest.main()

@@ -348,7 +348,9 @@ TEST_F(RunFolders, ASparseFileOf60GbIsNamed) {
     } else {
       EXPECT_THAT(dtrain({"summary", "runs/" + name}).out, HasSubstr(base));
     }
-    if (!file.starts_with("profile")) EXPECT_THAT(damage().at(name), HasSubstr(base));
+    if (!file.starts_with("profile")) {
+      EXPECT_THAT(damage().at(name), HasSubstr(base));
+    }
   }
 }
 
