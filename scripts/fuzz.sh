@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs fuzz targets (tests/fuzz) of the preset `fuzz`, two at a time, and prints one line for each.
+# Runs fuzz targets (tests/fuzz) of the preset `fuzz`, two at a time, and prints one line for each, and the number of inputs in all.
 #   scripts/fuzz.sh SECONDS [TARGET ...]      all targets when none is named
 # What a run finds out is kept in build/fuzz/corpus/TARGET, where the next run goes on. Exit status 1: something was found.
 set -uo pipefail
@@ -38,4 +38,8 @@ shift
 for target in "${targets[@]}"; do
   [ -x "$folder/bin/fuzz_$target" ] || { echo "fuzz: no $folder/bin/fuzz_$target; 'make fuzz' builds all targets" >&2; exit 2; }
 done
-printf '%s\n' "${targets[@]}" | xargs -P 2 -n 1 "$0" --one "$seconds" || exit 1
+status=0
+printf '%s\n' "${targets[@]}" | xargs -P 2 -n 1 "$0" --one "$seconds" || status=1
+for target in "${targets[@]}"; do sed -n 's/^stat::number_of_executed_units: *//p' "$folder/$target.log" | tail -n 1; done |
+  awk '{ runs += $1 } END { printf "fuzz: %d inputs in all\n", runs }'
+exit $status

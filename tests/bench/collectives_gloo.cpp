@@ -1,6 +1,6 @@
 // A rank of bench_collectives with libtorch's ProcessGroupGloo, as DistributedDataParallel uses it on CPUs.
 //
-//   bench_collectives_gloo BASE RANK RANKS BYTES
+//   bench_collectives_gloo BASE RANK RANKS BYTES ADDRESS
 #include <iostream>
 
 #define USE_C10D_GLOO
@@ -10,13 +10,13 @@
 #include "turns.h"
 
 int main(int argc, char** argv) try {
-  if (argc != 5) throw std::runtime_error("this is a part of bench_collectives, which starts it");
+  if (argc != 6) throw std::runtime_error("this is a part of bench_collectives, which starts it");
   const std::string base = argv[1];
   const int rank = std::stoi(argv[2]);
   const int ranks = std::stoi(argv[3]);
   const auto elements = static_cast<std::int64_t>(std::stoull(argv[4]) / sizeof(float));
   auto options = c10d::ProcessGroupGloo::Options::create(std::chrono::seconds(60));
-  options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
+  options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(argv[5]));
   auto store = c10::make_intrusive<c10d::FileStore>(base + "store", ranks);
   const auto group = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, ranks, options);
   const at::Tensor memory = at::zeros({elements}, at::kFloat);

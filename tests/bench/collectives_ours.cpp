@@ -1,8 +1,8 @@
-// A rank of bench_collectives with our communicators: the subjects shm, shm-unregistered and floor, or tcp, or mpi.
+// A rank of bench_collectives with our communicators: the subjects shm, shm-unregistered and floor, or tcp, or tcp-tls, or mpi.
 //
-//   bench_collectives_ours BASE RANK RANKS BYTES      under nobody
-//   bench_collectives_ours BASE RANK RANKS BYTES tcp  the same, each rank as if on a host of its own
-//   bench_collectives_ours BASE mpi RANKS BYTES       under mpirun
+//   bench_collectives_ours BASE RANK RANKS BYTES                      under nobody
+//   bench_collectives_ours BASE RANK RANKS BYTES tcp|tcp-tls ADDRESS  the same, each rank as if on a host of its own
+//   bench_collectives_ours BASE mpi RANKS BYTES                       under mpirun
 //
 // `floor` reads and writes as many bytes as an all-reduce makes a rank read and write (n parts of 1/n each), of memory
 // of the same kind and size, all ranks at once: what memory allows.
@@ -42,9 +42,11 @@ DTRAIN_ALL_VECTORS void read_and_write(float* data, std::size_t count) {
   }
 }
 
-comm::ControlOptions control_options(int rank, int ranks, const std::string& host = "bench-host") {
+comm::ControlOptions control_options(int rank, int ranks, const std::string& host = "bench-host",
+                                     comm::Security security = comm::Security::kProof) {
   comm::ControlOptions options;
   options.world = {rank, ranks, rank, ranks, host};
+  options.security = security;
   options.secret = "nothing to hide in a benchmark";
   options.session = "bench";
   options.log = make_null_logger();
@@ -64,12 +66,12 @@ comm::ControlEndpoint from_text(const std::string& text) {
 }
 
 // Rank 0 tells the others where it listens, by a file that appears complete.
-std::unique_ptr<comm::ControlPlane> meet(const std::string& base, int rank, int ranks,
-                                         const std::string& host = "bench-host") {
+std::unique_ptr<comm::ControlPlane> meet(const std::string& base, const comm::ControlOptions& options,
+                                         const std::string& address = "127.0.0.1") {
   const std::string path = base + "endpoint";
-  if (rank == 0) {
+  if (options.world.rank == 0) {
     comm::ControlEndpoint endpoint;
-    auto control = comm::ControlPlane::serve(control_options(0, ranks, host), {}, &endpoint);
+    auto control = comm::ControlPlane::serve(options, {address, 0}, &endpoint);
     std::ofstream(path + ".new") << to_text(endpoint);
     std::filesystem::rename(path + ".new", path);
     return control;
@@ -77,7 +79,7 @@ std::unique_ptr<comm::ControlPlane> meet(const std::string& base, int rank, int 
   while (!std::filesystem::exists(path)) std::this_thread::sleep_for(std::chrono::milliseconds(2));
   std::string text;
   std::getline(std::ifstream(path), text);
-  return comm::ControlPlane::connect(control_options(rank, ranks, host), from_text(text));
+  return comm::ControlPlane::connect(options, from_text(text));
 }
 
 Subject subject_of(comm::Communicator& communicator, float* memory) {
@@ -92,7 +94,7 @@ std::unique_ptr<float[], void (*)(void*)> plain_memory(std::size_t bytes) {
 }
 
 void run_shm(const std::string& base, int rank, int ranks, std::size_t bytes) {
-  const auto control = meet(base, rank, ranks);
+  const auto control = meet(base, control_options(rank, ranks));
   {
     const auto communicator = comm::make_shm_communicator(*control, {});
     const auto buffer = communicator->allocate(bytes);
@@ -110,15 +112,18 @@ void run_shm(const std::string& base, int rank, int ranks, std::size_t bytes) {
   control->finish();
 }
 
-void run_tcp(const std::string& base, int rank, int ranks, std::size_t bytes) {
-  const auto control = meet(base, rank, ranks, "bench-host-" + std::to_string(rank));
+void run_tcp(const std::string& base, int rank, int ranks, std::size_t bytes, const std::string& subject,
+             const std::string& address) {
+  const auto security = subject == "tcp-tls" ? comm::Security::kTls : comm::Security::kProof;
+  const auto control = meet(base, control_options(rank, ranks, "bench-host-" + std::to_string(rank), security), address);
   {
-    comm::BackendParts parts{.control = *control, .address = "127.0.0.1"};
+    comm::BackendParts parts{.control = *control, .address = address};
+    parts.options.security = security;
     for (int r = 0; r < ranks; ++r) parts.members.push_back(r);
     const auto communicator = comm::TcpBackend().make(parts);
     const auto buffer = communicator->allocate(bytes);
     bench::take_turns(base, rank, ranks,
-                      {{"tcp", subject_of(*communicator, reinterpret_cast<float*>(buffer->bytes().data()))}});
+                      {{subject, subject_of(*communicator, reinterpret_cast<float*>(buffer->bytes().data()))}});
     communicator->barrier().wait();
   }
   control->finish();
@@ -148,7 +153,7 @@ void run_mpi(const std::string& base, int ranks, std::size_t bytes) {
 }  // namespace
 
 int main(int argc, char** argv) try {
-  const bool over_tcp = argc == 6 && argv[5] == std::string("tcp");
+  const bool over_tcp = argc == 7 && std::string(argv[5]).starts_with("tcp");
   if (argc != 5 && !over_tcp) throw Error("this is a part of bench_collectives, which starts it");
   const std::string who = argv[2];
   const int ranks = std::stoi(argv[3]);
@@ -156,7 +161,7 @@ int main(int argc, char** argv) try {
   if (who == "mpi") {
     run_mpi(argv[1], ranks, bytes);
   } else if (over_tcp) {
-    run_tcp(argv[1], std::stoi(who), ranks, bytes);
+    run_tcp(argv[1], std::stoi(who), ranks, bytes, argv[5], argv[6]);
   } else {
     run_shm(argv[1], std::stoi(who), ranks, bytes);
   }
