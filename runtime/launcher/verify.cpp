@@ -21,7 +21,7 @@
 #include "dtrain/rank/screen.h"
 #include "short_runs.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 
 namespace {
 
@@ -32,7 +32,7 @@ constexpr int kMostFolders = 100'000;
 constexpr int kAskMs = 250;
 
 // Returns RUN's experiment file, unchanged: files that it names may be beside it, not beside RUN's copy.
-fs::path experiment_file(const RunFolder& run, const Json& plan) {
+fs::path experiment_file(const rank::RunFolder& run, const Json& plan) {
   fs::path file = text_at(plan, "experiment_file");
   std::error_code code;
   if (file.empty() || !fs::is_regular_file(file, code)) {
@@ -72,7 +72,7 @@ void make_short(std::vector<std::string>& command, std::int64_t steps) {
   }
 }
 
-std::vector<std::string> short_launch(const RunFolder& run, const analysis::RunProfile& profile, int steps,
+std::vector<std::string> short_launch(const rank::RunFolder& run, const analysis::RunProfile& profile, int steps,
                                       const fs::path& cluster) {
   const Json& plan = profile.plan;
   const std::string started_by = text_at(plan, "started_by");
@@ -93,7 +93,7 @@ std::vector<std::string> short_launch(const RunFolder& run, const analysis::RunP
     command.push_back(value);
   };
   // What analysis reads has no values of environment variables.
-  for (const std::string& value : overrides_of(run.plan(), read_json(run.plan()))) set(value);
+  for (const std::string& value : rank::overrides_of(run.plan(), read_json(run.plan()))) set(value);
   make_short(command, steps);
   if (const std::string strategy = decided_strategy(profile); !strategy.empty()) {
     set("optimizations.sharded_optimizer=" + strategy);
@@ -112,7 +112,7 @@ std::vector<std::string> short_launch(const RunFolder& run, const analysis::RunP
   return command;
 }
 
-fs::path make_what_if_folder(const RunFolder& run) {
+fs::path make_what_if_folder(const rank::RunFolder& run) {
   const fs::path all = run.path / "what-if";
   make_folder(all);
   for (int number = 1; number < kMostFolders; ++number) {
@@ -126,7 +126,7 @@ fs::path make_what_if_folder(const RunFolder& run) {
 ShortRuns::ShortRuns(std::vector<std::string> launch, fs::path folder)
     : launch_(std::move(launch)), folder_(std::move(folder)) {}
 
-bool ShortRuns::run(const std::string& name, const Mock& mock, const std::string& set) {
+bool ShortRuns::run(const std::string& name, const rank::Mock& mock, const std::string& set) {
   std::vector<std::string> options;
   if (!set.empty()) options.insert(options.end(), {"--set", set});
   if (mock.any()) options.insert(options.end(), {"--mock", to_string(mock)});
@@ -170,7 +170,7 @@ bool ShortRuns::run(const std::string& name, const std::vector<std::string>& mor
   if (interrupted) return false;
   if (enough || status->success()) return true;
   const std::string cause = "the run " + (folder_ / name).string() + " failed (" + status->describe() +
-                            "); it said last:\n  " + join(last_lines(said, kLinesOfAFailure), "\n  ");
+                            "); it said last:\n  " + join(rank::last_lines(said, kLinesOfAFailure), "\n  ");
   if (status->exit_code() == ExitCode::kBadInput) throw ConfigError(cause);
   throw Error(cause);
 }
@@ -288,7 +288,7 @@ class Verifier {
     const std::string name = fmt::format("{}-{}", number_, name_of(scenario));
     progress_(fmt::format("{} of {}: {}", number_, runs(), words_of(scenario)));
     const auto mock = scenario.mock.empty() ? std::vector<std::string>{} : std::vector{scenario.mock};
-    if (!short_runs.run(name, parse_mock(mock), scenario.set)) {
+    if (!short_runs.run(name, rank::parse_mock(mock), scenario.set)) {
       return std::nullopt;
     }
     RunProfile profile = analysis::load_run(result_.folder / name);
@@ -413,4 +413,4 @@ std::string verification_text(const Verification& verification) {
   return text + "\nkept in " + verification.folder.string() + "\n";
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

@@ -16,7 +16,7 @@
 #include "dtrain/rank/libtorch.h"
 #include "dtrain/rank/rank_session.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 
 namespace {
 
@@ -310,4 +310,4 @@ RankGpus choose_gpus(comm::ControlPlane& control, const RankHosts& hosts, config
   return gpus;
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

@@ -18,7 +18,7 @@
 #include "dtrain/rank/mock.h"
 #include "dtrain/rank/plan_file.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 
 // The host of every rank. Plain value.
 class RankHosts {
@@ -85,4 +85,4 @@ struct RankGpus {
 RankGpus choose_gpus(comm::ControlPlane& control, const RankHosts& hosts, config::SlotType wanted, const GpuView& view,
                      bool look_for_others);
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

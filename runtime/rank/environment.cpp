@@ -25,7 +25,7 @@
 
 extern "C" char** environ;
 
-namespace dtrain::run {
+namespace dtrain::rank {
 namespace {
 
 // One family of environment variables: their values as texts and numbers, with errors that name the variable.
@@ -495,4 +495,4 @@ std::optional<NodeEnvironment> read_node_environment(const Variables& variables)
   return node;
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

@@ -21,7 +21,7 @@
 #include "rank_identity.h"
 #include "rank_output.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 
 // Deadlines that end a rank that does not end by itself. Thread safe.
 
@@ -150,4 +150,4 @@ class FailureReport {
   ExitTimer timer_;  // uses all of the above
 };
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

@@ -7,7 +7,7 @@
 #include "dtrain/host/proc_file.h"
 #include "dtrain/rank/gpus_seen.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 
 namespace {
 
@@ -96,4 +96,4 @@ std::string unused_gpus_warning(const std::string& gpus, const std::string& why)
          "; resources.slot_type: cpu says that this is meant";
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

@@ -4,7 +4,7 @@
 #include "dtrain/base/subprocess.h"
 #include "dtrain/config/profiling.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 namespace {
 
 // The module links analysis, which registers the rules.
@@ -30,4 +30,4 @@ const LauncherDuties& launcher_duties() {
   return duties;
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

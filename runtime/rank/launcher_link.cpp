@@ -18,7 +18,7 @@
 #include "dtrain/rank/launcher_link.h"
 #include "dtrain/rank/libtorch.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 
 namespace {
 constexpr int kSendWaitMs = 1000;
@@ -351,4 +351,4 @@ void RankPlane::finish() {
   if (!plane_->failure()) plane_->finish();
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

@@ -15,7 +15,7 @@
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 namespace {
 
 namespace fs = std::filesystem;
@@ -376,4 +376,4 @@ std::string version() {
   return DTRAIN_VERSION;
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

@@ -17,7 +17,7 @@
 #include "dtrain/host/network.h"
 #include "dtrain/rank/rendezvous.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 
 namespace {
 
@@ -279,4 +279,4 @@ void connect_by_store(Membership& membership, comm::ControlOptions options, cons
   if (world.rank == 0) store->erase(key);  // nobody joins by it any more
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

@@ -25,7 +25,7 @@
 #include "dtrain/rank/environment.h"
 #include "dtrain/rank/launcher_link.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 
 // The ranks of the current generation.
 class Membership {
@@ -125,4 +125,4 @@ class MpiArrival {
   std::optional<UnixListener> mark_;
 };
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

@@ -14,7 +14,7 @@
 #include "dtrain/rank/rendezvous.h"
 #include "dtrain/rank/run_folder.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 namespace {
 
 // True if these ranks will train on GPUs, as far as one rank can know. The rank sets the variables for GPUs or for
@@ -114,4 +114,4 @@ void LauncherConnection::remove_secret_file(const comm::World& world) const {
   std::filesystem::remove(contact_.secret_file, ignored);
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

@@ -15,7 +15,7 @@
 #include "dtrain/rank/launcher_link.h"
 #include "dtrain/rank/rank_session.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 
 // The start of this process, and the host on which it runs.
 struct RankIdentity {
@@ -72,4 +72,4 @@ class LauncherConnection {
   std::unique_ptr<LauncherLink> link_;
 };
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

@@ -20,7 +20,7 @@
 #include "dtrain/base/limits.h"
 #include "dtrain/rank/screen.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 
 namespace {
 
@@ -398,4 +398,4 @@ void Recording::warn_of_losses() {
       *error);
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

@@ -30,7 +30,7 @@
 #include "dtrain/rank/screen.h"
 #include "membership.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 
 // Rank 0's TensorBoard events, written while the run trains. Scalars are appended at once, like the lines of
 // metrics.jsonl. Pictures and histograms go to a thread that encodes and appends them when the processor has time for
@@ -251,4 +251,4 @@ class Recording {
   bool warned_ = false;
 };
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

@@ -26,7 +26,7 @@
 #include "rank_identity.h"
 #include "rank_output.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 
 // A run that no launcher has started: rank 0 makes the run's folder, or goes on in it, and writes the plan.
 
@@ -431,4 +431,4 @@ void RankSession::make_communicator() {
   log_->info("communication: {}, {} ranks on {} hosts", word_of(backend), world().size, hosts_->count());
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

@@ -25,7 +25,7 @@
 #include "dtrain/host/processes.h"
 #include "dtrain/rank/rendezvous.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 
 namespace {
 
@@ -314,4 +314,4 @@ std::string await_own_address(const HostWait& wait) {
   });
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

@@ -4,7 +4,7 @@
 
 #include "plan/division.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 namespace {
 
 using testing::ElementsAre;
@@ -63,4 +63,4 @@ TEST(DivisionsToTry, AreKeptInThePlan) {
 }
 
 }  // namespace
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

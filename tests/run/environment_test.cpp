@@ -14,7 +14,7 @@
 #include "dtrain/base/text.h"
 #include "run_harness.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 namespace {
 
 using testing::HasSubstr;
@@ -365,4 +365,4 @@ TEST(FindProgram, BesideFirstThenPath) {
 }
 
 }  // namespace
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

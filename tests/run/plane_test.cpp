@@ -10,7 +10,7 @@
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/rank/launcher_link.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 namespace {
 
 LaunchOrders orders_for_ranks(int ranks) {
@@ -50,4 +50,4 @@ TEST(OrdersOfManyRanks, AreLongerThanAMessage) {
 }
 
 }  // namespace
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

@@ -12,7 +12,7 @@
 #include "rank_identity.h"
 #include "run_harness.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 namespace {
 
 const Contact kContact{"127.0.0.1", 4711, "0123456789abcdef"};
@@ -91,4 +91,4 @@ TEST(ProcessId, StartsAreInThePastAndTheSameTwice) {
 }
 
 }  // namespace
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

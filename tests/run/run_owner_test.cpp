@@ -17,7 +17,7 @@
 #include "dtrain/host/processes.h"
 #include "run_harness.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 namespace {
 
 using std::chrono::milliseconds;
@@ -108,4 +108,4 @@ TEST(RunOwner, WhatCannotBeReadOwnsNothing) {
 }
 
 }  // namespace
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

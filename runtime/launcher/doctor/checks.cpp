@@ -27,7 +27,7 @@
 #include "dtrain/host/readings.h"
 #include "dtrain/rank/libtorch.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 
 namespace {
 
@@ -326,9 +326,9 @@ std::vector<Finding> check_folder(const fs::path& folder) {
   return {space, check_speed(there, free)};
 }
 
-Finding check_state_folder(const Variables& variables) {
+Finding check_state_folder(const rank::Variables& variables) {
   try {
-    const fs::path folder = state_folder(variables);
+    const fs::path folder = rank::state_folder(variables);
     const fs::path there = existing_part(folder);
     if (const auto network = host::network_filesystem(there)) {
       return problem("ledger", folder.string() + " is on a network file system (" + *network + ")",
@@ -356,21 +356,21 @@ Finding finding_of(const comm::BackendCheck& check, bool needed) {
 
 }  // namespace
 
-Finding check_libtorch(const Variables& variables) {
-  const fs::path worker = find_training_program("dtrain-worker", variables);
+Finding check_libtorch(const rank::Variables& variables) {
+  const fs::path worker = rank::find_training_program("dtrain-worker", variables);
   if (worker.empty()) {
-    const MissingProgram missing = missing_program("dtrain-worker");
+    const rank::MissingProgram missing = rank::missing_program("dtrain-worker");
     return warning("libtorch", missing.text + "; `model:` experiments need it", missing.remedy);
   }
   try {
-    const std::string path = find_libraries(worker, variables);
+    const std::string path = rank::find_libraries(worker, variables);
     return ok("libtorch", path.empty() ? "found by " + worker.string() : split(path, ':').front());
   } catch (const Error& error) {
     return problem("libtorch", error.what(), error.remedy());
   }
 }
 
-std::vector<Finding> check_backends(bool mpi_is_needed, const Variables& variables) {
+std::vector<Finding> check_backends(bool mpi_is_needed, const rank::Variables& variables) {
   std::vector<Finding> findings;
   for (const comm::Backend& backend : comm::all_backends()) {
     std::visit(
@@ -384,7 +384,7 @@ std::vector<Finding> check_backends(bool mpi_is_needed, const Variables& variabl
   return findings;
 }
 
-Finding check_slurm(const Variables& variables) {
+Finding check_slurm(const rank::Variables& variables) {
   const auto path = variables.find("PATH");
   const fs::path srun = find_in_path("srun", path == variables.end() ? nullptr : &path->second);
   if (srun.empty()) {
@@ -394,4 +394,4 @@ Finding check_slurm(const Variables& variables) {
   return said.empty() ? problem("Slurm", srun.string() + " fails", "srun --version says why") : ok("Slurm", said);
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

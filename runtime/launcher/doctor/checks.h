@@ -12,7 +12,7 @@
 #include "dtrain/rank/environment.h"
 #include "dtrain/rank/gpus_seen.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 
 // The result of a check of `dtrain doctor`. Plain values; any thread.
 
@@ -61,14 +61,14 @@ struct CheckedHost {
 };
 
 // Runs all checks, in the order in which they are printed.
-std::vector<Finding> check_host(const CheckedHost& host, const std::optional<GpusSeen>& gpus,
-                                const Variables& variables);
+std::vector<Finding> check_host(const CheckedHost& host, const std::optional<rank::GpusSeen>& gpus,
+                                const rank::Variables& variables);
 
 // Programs and libraries. GPUs: gpu_checks.h.
-Finding check_libtorch(const Variables& variables);
+Finding check_libtorch(const rank::Variables& variables);
 // Checks the backends' needs: a finding for each that looks for something. `mpi_is_needed`: the launcher is mpirun.
-std::vector<Finding> check_backends(bool mpi_is_needed, const Variables& variables);
-Finding check_slurm(const Variables& variables);
+std::vector<Finding> check_backends(bool mpi_is_needed, const rank::Variables& variables);
+Finding check_slurm(const rank::Variables& variables);
 
 // Limits. `root` is the folder that contains proc/ and sys/.
 Finding check_shared_memory(const std::filesystem::path& root = "/");
@@ -85,12 +85,12 @@ Finding judge_locked_memory(std::optional<std::uint64_t> bytes, bool matters);
 Finding check_interfaces();
 
 // Lists the variables of process_interface.h that are set, and those of dtrain's name that no program reads.
-std::vector<Finding> check_variables(const Variables& variables);
+std::vector<Finding> check_variables(const rank::Variables& variables);
 
 // Checks the folder of runs: free space and write speed; and the ledger's folder: whether it is local and writable.
 std::vector<Finding> check_folder(const std::filesystem::path& folder);
-Finding check_state_folder(const Variables& variables);
+Finding check_state_folder(const rank::Variables& variables);
 // Returns the folder itself, or the nearest folder above it that exists.
 std::filesystem::path existing_part(const std::filesystem::path& folder);
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

@@ -6,7 +6,7 @@
 #include "doctor/gpu_checks.h"
 #include "dtrain/base/text.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 
 std::string name_gpus(const std::vector<int>& indices) {
   return (indices.size() == 1 ? "GPU " : "GPUs ") + ranges_text(indices, ", ");
@@ -333,4 +333,4 @@ std::vector<Finding> judge_pairs(const host::GpuSetups& setups, bool iommu) {
   return findings;
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

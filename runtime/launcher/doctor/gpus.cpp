@@ -20,7 +20,7 @@
 #include "dtrain/launcher/internal_commands.h"
 #include "dtrain/rank/libtorch.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 
 namespace {
 
@@ -73,16 +73,16 @@ struct CudaCheck {
 };
 
 // Opens the libraries of a rank of dtrain-worker. Without libtorch there are none: check_libtorch() reports that.
-CudaCheck check_cuda(int gpus, const Variables& variables) {
-  const std::filesystem::path worker = find_training_program("dtrain-worker", variables);
+CudaCheck check_cuda(int gpus, const rank::Variables& variables) {
+  const std::filesystem::path worker = rank::find_training_program("dtrain-worker", variables);
   if (worker.empty()) return {};
   std::string path;
   try {
-    path = find_libraries(worker, variables);
+    path = rank::find_libraries(worker, variables);
   } catch (const Error&) {
     return {};
   }
-  const std::filesystem::path libtorch = libtorch_folder(worker, path);
+  const std::filesystem::path libtorch = rank::libtorch_folder(worker, path);
   std::string failure;
   const std::optional<CudaProbe> probe = probe_cuda(libtorch, path, failure);
   if (!probe) {
@@ -91,7 +91,8 @@ CudaCheck check_cuda(int gpus, const Variables& variables) {
   std::vector<std::string> missing;
   const std::filesystem::path file = libtorch / "libtorch_cuda.so";
   std::error_code code;
-  if (probe->libtorch_cuda.path.empty() && std::filesystem::exists(file, code)) missing = missing_libraries(file, path);
+  if (probe->libtorch_cuda.path.empty() && std::filesystem::exists(file, code))
+    missing = rank::missing_libraries(file, path);
   const auto visible = variables.find("CUDA_VISIBLE_DEVICES");
   return {judge_cuda(*probe, missing, gpus,
                      visible == variables.end() ? std::nullopt : std::optional<std::string>(visible->second)),
@@ -199,13 +200,14 @@ std::optional<Finding> check_gpu_network(const std::filesystem::path& root) {
                  "sudo modprobe nvidia-peermem, and its name in /etc/modules-load.d/nvidia-peermem.conf");
 }
 
-std::vector<Finding> check_gpus(const std::optional<GpusSeen>& seen, const Variables& variables) {
+std::vector<Finding> check_gpus(const std::optional<rank::GpusSeen>& seen, const rank::Variables& variables) {
   if (!seen) {
-    return {problem("GPUs", "NVIDIA's driver does not answer within " + std::to_string(kGpuPatience.count()) + " s",
+    return {problem("GPUs",
+                    "NVIDIA's driver does not answer within " + std::to_string(rank::kGpuPatience.count()) + " s",
                     "dmesg says why; often only a restart of the host helps")};
   }
   const int gpus = static_cast<int>(seen->gpus.size());
-  const std::optional<host::GpuSetups> setups = gpus > 0 ? look_at_gpu_setups() : std::nullopt;
+  const std::optional<host::GpuSetups> setups = gpus > 0 ? rank::look_at_gpu_setups() : std::nullopt;
   CudaCheck cuda = gpus > 0 ? check_cuda(gpus, variables) : CudaCheck{};
   std::vector<Finding> result{judge_driver(look_at_driver(setups ? setups->driver : ""), gpus, cuda.version)};
   append_findings(result, judge_nodes(nvidia_nodes()));
@@ -446,4 +448,4 @@ std::vector<Finding> judge_cuda(const CudaProbe& probe, const std::vector<std::s
           judge_nccl(probe.nccl)};
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

@@ -33,7 +33,7 @@
 #include "network/link_meter.h"
 #include "network/network_choice.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 
 namespace {
 
@@ -304,8 +304,8 @@ std::optional<Finding> judge_matmul(bool has_slow_path, std::span<const profile:
   return ok("matmul", text + " (dtrain doctor --bench measures the difference)");
 }
 
-std::optional<Finding> check_matmul(const Variables& variables) {
-  return judge_matmul(host::is_amd_with_avx2(), LimitsCache(cache_folder(variables)).of_this_machine());
+std::optional<Finding> check_matmul(const rank::Variables& variables) {
+  return judge_matmul(host::is_amd_with_avx2(), LimitsCache(rank::cache_folder(variables)).of_this_machine());
 }
 
 namespace {
@@ -341,7 +341,8 @@ class Answers {
     }
     if (what == probe::kChecks) return checks(request);
     if (what == probe::kLimits)
-      return to_json(machine_limits(ranks_of_host(request.at("ranks")), Measure::kIfUnknown, process_variables()));
+      return to_json(
+          machine_limits(ranks_of_host(request.at("ranks")), Measure::kIfUnknown, rank::process_variables()));
     throw Error("unknown request '" + what + "'");
   }
 
@@ -360,7 +361,7 @@ class Answers {
                                                       .needs_mpi = request.at("needs_mpi").get<bool>(),
                                                       .needs_slurm = request.at("needs_slurm").get<bool>(),
                                                       .launches = false},
-                                                     look_at_gpus(), process_variables());
+                                                     rank::look_at_gpus(), rank::process_variables());
     return {{"findings", to_json(findings)}};
   }
 
@@ -409,7 +410,10 @@ bool read_line(std::string& line, std::string& rest) {
 ExitCode host_probe() {
   std::signal(SIGPIPE, SIG_IGN);
   const host::HostIdentity identity = host::host_identity();
-  if (!say({{"dtrain", version()}, {"protocol", probe::kProtocol}, {"host", identity.name}, {"key", identity.key}}))
+  if (!say({{"dtrain", rank::version()},
+            {"protocol", probe::kProtocol},
+            {"host", identity.name},
+            {"key", identity.key}}))
     return ExitCode::kRunFailed;
   Answers answers;
   std::string line;
@@ -420,4 +424,4 @@ ExitCode host_probe() {
   return ExitCode::kDone;
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

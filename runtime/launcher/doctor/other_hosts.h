@@ -14,7 +14,7 @@
 #include "machine_limits.h"
 #include "network/network_choice.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 
 // The difference of another host's clock from this one's, and its uncertainty.
 struct ClockOffset {
@@ -50,7 +50,7 @@ std::string render_limits(std::span<const profile::RankLimits> limits);
 std::optional<double> matmul_cost(const profile::RankLimits& limits);
 
 // Finds how this processor gets the fast path of float32 matrix products; none if libtorch takes it by itself.
-std::optional<Finding> check_matmul(const Variables& variables);
+std::optional<Finding> check_matmul(const rank::Variables& variables);
 std::optional<Finding> judge_matmul(bool has_slow_path, std::span<const profile::RankLimits> known);
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

@@ -16,7 +16,7 @@
 #include "dtrain/scheduler/rank_mark.h"
 #include "launch/attempts.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 namespace {
 
 std::string one_line(const std::string& text) {
@@ -87,7 +87,7 @@ std::string name_of(const PlacedLaunch& placed, int rank) {
 
 Failure lost_host(const PlacedLaunch& placed, const std::string& host, int rank, const std::string& how) {
   std::vector<std::string> ranks;
-  for (const RankPlacement& one : placed.ranks) {
+  for (const rank::RankPlacement& one : placed.ranks) {
     if (one.host == host) ranks.push_back(std::to_string(one.rank));
   }
   return {.rank = rank,
@@ -129,14 +129,14 @@ Failure why(const PlacedLaunch& placed, const JobEnd& end, const JobWords& words
 }
 
 // Adds the last lines of the failed rank's log, or those of mpirun or srun if no rank joined.
-void add_lines(Failure& failure, const RunFolder& folder, const JobEnd& end, const std::string& name) {
+void add_lines(Failure& failure, const rank::RunFolder& folder, const JobEnd& end, const std::string& name) {
   if (failure.rank >= 0) {
     failure.lines = log_lines(folder, failure.rank, end.error ? end.error->cause : std::string());
     return;
   }
   if (end.error || end.joined > 0) return;
   failure.said_by = name;
-  for (const std::string& line : last_lines(folder.logs() / (name + ".log"), kFailureLines)) {
+  for (const std::string& line : rank::last_lines(folder.logs() / (name + ".log"), kFailureLines)) {
     if (!line.empty() && line.find_first_not_of('-') != std::string::npos) failure.lines.push_back(line);
   }
 }
@@ -170,7 +170,7 @@ void OutputPipe::read(const std::function<void(const std::string& line)>& on_lin
   }
 }
 
-JobRanks::JobRanks(const Attempt& attempt, RankPlane& plane, const Job& job)
+JobRanks::JobRanks(const Attempt& attempt, rank::RankPlane& plane, const Job& job)
     : attempt_(attempt), plane_(plane), process_(start(job)) {
   attempt_.task.add_process(job.name, process_.pid());
   attempt_.events.write(job.name + "_started", {{"pid", process_.pid()}, {"command", job.command}});
@@ -268,13 +268,13 @@ void JobRanks::keep(const std::string& line) {
   }
 }
 
-JobEnd watch_job(const Attempt& attempt, RankPlane& plane, const Job& job) {
+JobEnd watch_job(const Attempt& attempt, rank::RankPlane& plane, const Job& job) {
   JobRanks ranks(attempt, plane, job);
   watch_ranks(attempt, ranks);
   return ranks.end();
 }
 
-Outcome judge_job(const PlacedLaunch& placed, const RunFolder& folder, const JobEnd& end, const JobWords& words,
+Outcome judge_job(const PlacedLaunch& placed, const rank::RunFolder& folder, const JobEnd& end, const JobWords& words,
                   const std::string& name) {
   Outcome outcome{.interrupt = end.interrupt};
   if (end.finished) {
@@ -290,4 +290,4 @@ Outcome judge_job(const PlacedLaunch& placed, const RunFolder& folder, const Job
   return outcome;
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

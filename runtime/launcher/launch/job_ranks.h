@@ -1,5 +1,5 @@
 // The ranks of a run that mpirun or srun starts for `dtrain launch`: a job. They report over the launcher's plane
-// (RankPlane); their output arrives as the output of the job. One thread.
+// (rank::RankPlane); their output arrives as the output of the job. One thread.
 #pragma once
 
 #include <chrono>
@@ -20,7 +20,7 @@
 #include "launch/attempts.h"
 #include "plan/launch_plan.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 
 // The facts of a failed job that dtrain itself cannot see: which signal or exit code ended a rank, and which host's
 // daemon is gone. Pure functions read them from the messages of mpirun and srun.
@@ -48,21 +48,21 @@ JobWords read_srun_words(const std::string& text, int rank = -1);
 struct Job {
   std::string name;  // "mpirun"; its standard error goes to logs/mpirun.log
   std::vector<std::string> command;
-  Variables variables;             // besides those of this process
+  rank::Variables variables;       // besides those of this process
   std::vector<std::string> unset;  // variables of this process that the job does not get
 };
 
 // The end of the job, as far as the launcher can see it.
 struct JobEnd {
   ExitStatus status;
-  std::string errors;                    // the end of its standard error
-  std::optional<ErrorMessage> error;     // the report of a rank, or the rank that left without one
-  int joined = 0;                        // ranks that joined
-  bool finished = false;                 // every rank finished, or stopped as requested
-  ExitCode exit_code = ExitCode::kDone;  // of the ranks, if `finished`
+  std::string errors;                       // the end of its standard error
+  std::optional<rank::ErrorMessage> error;  // the report of a rank, or the rank that left without one
+  int joined = 0;                           // ranks that joined
+  bool finished = false;                    // every rank finished, or stopped as requested
+  ExitCode exit_code = ExitCode::kDone;     // of the ranks, if `finished`
   int interrupts = 0;
-  Interrupt interrupt;                      // the first one; nothing: none
-  std::map<std::string, HostReport> hosts;  // by agent
+  Interrupt interrupt;                            // the first one; nothing: none
+  std::map<std::string, rank::HostReport> hosts;  // by agent
 };
 
 // Reads one output of a child process line by line, without blocking.
@@ -82,7 +82,7 @@ class OutputPipe {
 class JobRanks final : public WatchedRanks {
  public:
   // Starts the job. SystemError when it cannot be started.
-  JobRanks(const Attempt& attempt, RankPlane& plane, const Job& job);
+  JobRanks(const Attempt& attempt, rank::RankPlane& plane, const Job& job);
   // Returns how the job ended. Called once the watcher has seen its end.
   JobEnd end();
 
@@ -101,7 +101,7 @@ class JobRanks final : public WatchedRanks {
   void keep(const std::string& line);
 
   const Attempt& attempt_;
-  RankPlane& plane_;
+  rank::RankPlane& plane_;
   std::optional<LineAppender> log_;  // start() opens it
   bool log_is_torn_ = false;
   OutputPipe out_;
@@ -115,12 +115,12 @@ class JobRanks final : public WatchedRanks {
 };
 
 // Starts the job and watches it until it has ended.
-JobEnd watch_job(const Attempt& attempt, RankPlane& plane, const Job& job);
+JobEnd watch_job(const Attempt& attempt, rank::RankPlane& plane, const Job& job);
 
 // Derives the outcome, with a cause that names rank and host, from the reports of the job's ranks and the messages of
 // mpirun or srun. Reads log files. `name` is "mpirun" or "srun". If no rank joined and none reported an error,
 // run_mpi() looks for the cause on the hosts (RemoteHosts::find_fault()) and adds the remedy.
-Outcome judge_job(const PlacedLaunch& placed, const RunFolder& folder, const JobEnd& end, const JobWords& words,
+Outcome judge_job(const PlacedLaunch& placed, const rank::RunFolder& folder, const JobEnd& end, const JobWords& words,
                   const std::string& name);
 
 // Commands on the other hosts of a run, over the remote shell that mpirun uses (ssh): they find the fault of a host,
@@ -144,7 +144,7 @@ class RemoteHosts {
   // Moves the files of a host's own folder to the launcher's folder, once the host's profiling agent has ended. The
   // files belong to the launching user, without special modes, and none is written outside the folder. Error names the
   // missing files and where they still are. Returns the files left out of a successful collection; usually none.
-  std::string collect(const std::string& host, const HostReport& report, const RunFolder& folder) const;
+  std::string collect(const std::string& host, const rank::HostReport& report, const rank::RunFolder& folder) const;
 
  private:
   struct Answer {
@@ -160,4 +160,4 @@ class RemoteHosts {
   std::vector<std::string> shell_;
 };
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

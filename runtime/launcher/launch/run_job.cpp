@@ -20,7 +20,7 @@
 #include "dtrain/rank/rendezvous.h"
 #include "launch/job_ranks.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 
 namespace {
 
@@ -85,7 +85,7 @@ std::optional<Failure> RemoteHosts::find_fault(const PlacedLaunch& placed,
     script += "; test -e " + shell_quoted(file) + " || { echo " + shell_quoted("has no " + file) + " >&2; exit 40; }";
   }
   std::set<std::string> asked{placed.host};
-  for (const RankPlacement& rank : placed.ranks) {
+  for (const rank::RankPlacement& rank : placed.ranks) {
     if (!asked.insert(rank.host).second) continue;
     const Answer answer = ask(rank.host, script, -1, kAskPatience);
     if (answer.came) continue;
@@ -107,7 +107,7 @@ std::vector<std::pair<std::string, RemoteHosts::Answer>> RemoteHosts::ask_all(co
                                                                               const std::string& script,
                                                                               const std::string& input) const {
   std::set<std::string> hosts;
-  for (const RankPlacement& rank : placed.ranks) {
+  for (const rank::RankPlacement& rank : placed.ranks) {
     if (rank.host != placed.host) hosts.insert(rank.host);
   }
   std::vector<std::pair<std::string, Answer>> answers;
@@ -139,11 +139,12 @@ void RemoteHosts::take_back(const PlacedLaunch& placed, const fs::path& file) co
   ask_all(placed, "rm -f " + shell_quoted(file.string()), {});
 }
 
-std::string RemoteHosts::collect(const std::string& host, const HostReport& report, const RunFolder& folder) const {
+std::string RemoteHosts::collect(const std::string& host, const rank::HostReport& report,
+                                 const rank::RunFolder& folder) const {
   const ScratchFolder scratch(folder.launch() / ("from-" + host));
   const fs::path archive = scratch.path / "archive.tar";
   const std::string there = shell_quoted(folder.path.string());
-  const std::string marked = "test -e " + there + "/" + kHostFolderMark;
+  const std::string marked = "test -e " + there + "/" + rank::kHostFolderMark;
   const std::string left = "what its ranks recorded is still on host " + host + ", in " + folder.path.string();
   {
     const UniqueFd output(::open(archive.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
@@ -171,10 +172,10 @@ std::string RemoteHosts::collect(const std::string& host, const HostReport& repo
     throw Error("cannot unpack what came from host " + host + ": " + status.describe() + ": " + text, left);
   }
   std::error_code ignored;
-  fs::remove(unpacked / kHostFolderMark, ignored);
+  fs::remove(unpacked / rank::kHostFolderMark, ignored);
   std::vector<fs::path> left_out;
   try {
-    left_out = merge_folder(RunFolder{unpacked}, folder);
+    left_out = rank::merge_folder(rank::RunFolder{unpacked}, folder);
   } catch (const Error& error) {
     throw Error("host " + host + ": " + describe(error), left);
   }
@@ -193,15 +194,15 @@ constexpr auto kAgentPatience = std::chrono::seconds(5);
 
 // Returns the orders that the launcher sends to the ranks. Marks the run's folder as the launcher's
 // (checkpoint_folder.h).
-LaunchOrders orders_for(const Attempt& attempt) {
+rank::LaunchOrders orders_for(const Attempt& attempt) {
   const std::string token = random_hex(16);
-  mark_folder(attempt.folder, token);
-  LaunchOrders orders{.run_dir = attempt.folder.path,
-                      .token = token,
-                      .plan = read_file(attempt.folder.plan()),
-                      .experiment = read_file(attempt.folder.experiment()),
-                      .resume_from = attempt.resume.path};
-  for (const RankPlacement& rank : attempt.placed.ranks) orders.agents.push_back(rank.agent);
+  rank::mark_folder(attempt.folder, token);
+  rank::LaunchOrders orders{.run_dir = attempt.folder.path,
+                            .token = token,
+                            .plan = read_file(attempt.folder.plan()),
+                            .experiment = read_file(attempt.folder.experiment()),
+                            .resume_from = attempt.resume.path};
+  for (const rank::RankPlacement& rank : attempt.placed.ranks) orders.agents.push_back(rank.agent);
   return orders;
 }
 
@@ -242,13 +243,13 @@ void await_agents_here(const Attempt& attempt, const JobEnd& end) {
 Outcome run_mpi(const Attempt& attempt) {
   const PlacedLaunch& placed = attempt.placed;
   const RemoteHosts hosts(remote_shell(placed.launcher().options, attempt.variables));
-  RankPlane plane(listening_address(placed), orders_for(attempt), make_stderr_logger());
+  rank::RankPlane plane(listening_address(placed), orders_for(attempt), make_stderr_logger());
   const std::filesystem::path ranks_file = attempt.folder.launch() / "hostfile";
   write_file_atomic(ranks_file, hostfile(placed));
 
-  LauncherContact contact = plane.contact();
+  rank::LauncherContact contact = plane.contact();
   contact.on_gpus = placed.on_gpus();
-  const SecretFile secret(temporary_secret_path(), contact.secrets);
+  const rank::SecretFile secret(rank::temporary_secret_path(), contact.secrets);
   contact.secret_file = secret.path();
   if (const auto problems = hosts.hand_out(placed, secret.path(), to_text(contact.secrets)); !problems.empty()) {
     contact.secret_file.clear();
@@ -277,7 +278,7 @@ Outcome run_mpi(const Attempt& attempt) {
   for (const auto& [agent, report] : end.hosts) {
     if (report.has_folder) continue;
     const auto rank = std::find_if(placed.ranks.begin(), placed.ranks.end(),
-                                   [&name = agent](const RankPlacement& one) { return one.agent == name; });
+                                   [&name = agent](const rank::RankPlacement& one) { return one.agent == name; });
     try {
       if (was_lost && rank->host == lost_host) throw Error("host " + lost_host + " is lost");
       const std::string missing = hosts.collect(rank->host, report, attempt.folder);
@@ -310,10 +311,10 @@ Outcome run_mpi(const Attempt& attempt) {
 
 Outcome run_slurm(const Attempt& attempt) {
   const PlacedLaunch& placed = attempt.placed;
-  RankPlane plane(listening_address(placed), orders_for(attempt), make_stderr_logger());
-  LauncherContact contact = plane.contact();
+  rank::RankPlane plane(listening_address(placed), orders_for(attempt), make_stderr_logger());
+  rank::LauncherContact contact = plane.contact();
   contact.on_gpus = placed.on_gpus();
-  const SecretFile secret(attempt.folder.launch() / "secret", contact.secrets);  // a folder that the nodes share
+  const rank::SecretFile secret(attempt.folder.launch() / "secret", contact.secrets);  // a folder that the nodes share
   contact.secret_file = secret.path();
   Job job{.name = "srun", .variables = job_variables(placed, contact)};
   job.command = srun_arguments(placed, rank_command(placed));
@@ -334,4 +335,4 @@ Outcome run_slurm(const Attempt& attempt) {
   return outcome;
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

@@ -15,7 +15,7 @@
 #include "dtrain/host/network.h"
 #include "network/link_meter.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 
 namespace {
 
@@ -507,4 +507,4 @@ RemoteCommand over_srun() {
   };
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

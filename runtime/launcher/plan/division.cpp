@@ -28,7 +28,7 @@
 #include "plan/launch_plan.h"
 #include "short_runs.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 
 namespace {
 
@@ -329,7 +329,7 @@ Json identity_of(const fs::path& file) {
 }
 
 // Returns everything on which the figures depend.
-Json division_key(const LaunchPlan& plan, const scheduler::ClusterAgent& agent, const Variables& variables) {
+Json division_key(const LaunchPlan& plan, const scheduler::ClusterAgent& agent, const rank::Variables& variables) {
   const Json experiment = config::to_json(plan.experiment);
   Json asked = Json::object();
   for (const char* name : {"entrypoint", "hyperparameters", "optimizations", "model", "loss", "metrics", "optimizer",
@@ -391,8 +391,8 @@ Division all_slots(const LaunchPlan& plan, const scheduler::ClusterAgent& agent)
 
 // Fills in the division, by trials if nothing is remembered. False: interrupted.
 bool settle_trials(Division& division, const LaunchPlan& plan, const scheduler::ClusterAgent& agent,
-                   const CompleteRequest& request, const Variables& variables) {
-  const Remembered remembered(cache_folder(variables), "divisions");
+                   const CompleteRequest& request, const rank::Variables& variables) {
+  const Remembered remembered(rank::cache_folder(variables), "divisions");
   const Json key = division_key(plan, agent, variables);
   if (const auto entry = remembered.find(key)) {
     try {
@@ -406,10 +406,11 @@ bool settle_trials(Division& division, const LaunchPlan& plan, const scheduler::
     }
   }
   if (request.dry_run) return true;
-  print("dtrain: " + std::string(kSlotsKey) + ": auto: trying " + std::to_string(division.trials.size()) +
-        " divisions of " + std::to_string(agent.slots.size()) + " cores with short runs\n");
-  if (!try_divisions(division.trials, request, [](const std::string& line) { print("dtrain: " + line + "\n"); })) {
-    print("dtrain: interrupted: the trials have ended, and nothing was started\n");
+  rank::print("dtrain: " + std::string(kSlotsKey) + ": auto: trying " + std::to_string(division.trials.size()) +
+              " divisions of " + std::to_string(agent.slots.size()) + " cores with short runs\n");
+  if (!try_divisions(division.trials, request,
+                     [](const std::string& line) { rank::print("dtrain: " + line + "\n"); })) {
+    rank::print("dtrain: interrupted: the trials have ended, and nothing was started\n");
     return false;
   }
   division.slots = fastest_of(division.trials)->slots;
@@ -425,7 +426,7 @@ bool settle_trials(Division& division, const LaunchPlan& plan, const scheduler::
 }
 
 // Sets the request's division, and its number of ranks as an override. False: a signal has stopped the trials.
-bool choose_division(CompleteRequest& request, const Variables& variables) {
+bool choose_division(CompleteRequest& request, const rank::Variables& variables) {
   const config::Experiment experiment =
       config::read_experiment(request.experiment_file, request.overrides, request.contents);
   const Json* const before = request.continued ? &request.continued->plan : nullptr;
@@ -466,7 +467,7 @@ bool choose_division(CompleteRequest& request, const Variables& variables) {
 
 }  // namespace
 
-std::optional<CompleteRequest> complete_request(const LaunchRequest& given, const Variables& variables) {
+std::optional<CompleteRequest> complete_request(const LaunchRequest& given, const rank::Variables& variables) {
   CompleteRequest request{given};
   std::error_code code;
   if (fs::is_fifo(given.experiment_file, code)) {
@@ -474,11 +475,11 @@ std::optional<CompleteRequest> complete_request(const LaunchRequest& given, cons
                       "write it into a file, and launch that");
   }
   if (!given.continue_run.empty()) {
-    const ContinuedRun& run = request.continued.emplace(read_continued_run(given.continue_run));
-    find_checkpoint_folder(run.folder);  // a rank of another host may not see it
+    const rank::ContinuedRun& run = request.continued.emplace(rank::read_continued_run(given.continue_run));
+    rank::find_checkpoint_folder(run.folder);  // a rank of another host may not see it
     request.experiment_file = run.experiment_file;
     request.contents = run.contents;
-    request.overrides = merge_overrides(run.overrides, given.overrides);
+    request.overrides = rank::merge_overrides(run.overrides, given.overrides);
     request.run_dir = run.folder.path;
     if (request.cluster.empty()) request.cluster = run.cluster_file;
   }
@@ -487,4 +488,4 @@ std::optional<CompleteRequest> complete_request(const LaunchRequest& given, cons
   return request;
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

@@ -10,7 +10,7 @@
 #include "dtrain/base/json.h"
 #include "dtrain/scheduler/cluster_agents.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 
 // A number of ranks, and the result of its trial.
 struct DivisionTrial {
@@ -45,4 +45,4 @@ std::string trial_text(const DivisionTrial& trial);
 // Returns the rows of the printed plan.
 std::string render_division(const Division& division);
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

@@ -23,7 +23,7 @@
 #include "dtrain/rank/run_folder.h"
 #include "dtrain/rank/run_lock.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 
 namespace {
 
@@ -305,4 +305,4 @@ std::vector<fs::path> merge_folder(const RunFolder& from, const RunFolder& to) {
   }
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

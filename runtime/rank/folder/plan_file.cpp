@@ -12,7 +12,7 @@
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 
 namespace {
 
@@ -199,4 +199,4 @@ void update_plan_file(const std::filesystem::path& plan, const std::string& key,
   write_plan_file(plan, std::move(json));
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

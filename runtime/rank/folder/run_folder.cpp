@@ -29,7 +29,7 @@
 #include "dtrain/rank/launcher_duties.h"
 #include "dtrain/rank/run_folder.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 
 namespace {
 
@@ -381,4 +381,4 @@ std::string FolderWatch::error(const std::string& gone) const {
   return text;
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

@@ -15,7 +15,7 @@
 #include "dtrain/host/network.h"
 #include "dtrain/host/processes.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 namespace {
 
 namespace fs = std::filesystem;
@@ -152,4 +152,4 @@ void RunLock::own(const RunFolder& folder) {
   write_all(file_.get(), text);
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

@@ -17,7 +17,7 @@
 #include "dtrain/host/processes.h"
 #include "dtrain/profile/run_records.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 namespace {
 
 namespace fs = std::filesystem;
@@ -164,4 +164,4 @@ RequestedTrace request_trace(const RunFolder& folder, int steps, const std::func
   return result;
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

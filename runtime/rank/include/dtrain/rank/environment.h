@@ -14,7 +14,7 @@
 
 #include "dtrain/comm/control.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 
 using Variables = std::map<std::string, std::string>;
 
@@ -144,4 +144,4 @@ std::filesystem::path state_folder(const Variables& variables);
 std::filesystem::path find_program(const std::string& name, const std::filesystem::path& beside,
                                    const Variables& variables);
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

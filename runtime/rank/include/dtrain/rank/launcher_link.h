@@ -22,7 +22,7 @@
 #include "dtrain/rank/environment.h"
 #include "dtrain/rank/rank_session.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 
 // The messages of the link, each with a "type". The launcher ignores those it cannot read.
 Json state_message(const std::string& state, ExitCode exit_code = ExitCode::kDone);  // "started", "finished"
@@ -181,4 +181,4 @@ class RankPlane {
   bool stopping_ = false;
 };
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

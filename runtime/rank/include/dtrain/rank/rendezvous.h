@@ -12,7 +12,7 @@
 #include "dtrain/base/log.h"
 #include "dtrain/rank/environment.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 
 // The address and secret by which the ranks of one host find rank 0: rank 0 writes them into a file, which is removed
 // once all ranks have connected. The secret is fresh. One thread.
@@ -100,4 +100,4 @@ std::string await_listener(const HostWait& wait);
 // Waits until the name resolves to an address of this machine, and returns the address. CommError at the deadline.
 std::string await_own_address(const HostWait& wait);
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

@@ -20,7 +20,7 @@ namespace dtrain::config {
 struct Experiment;
 }
 
-namespace dtrain::run {
+namespace dtrain::rank {
 
 struct RunFolder {
   std::filesystem::path path;  // absolute
@@ -145,4 +145,4 @@ struct RequestedTrace {
 // refuses, or ends before any trace is written.
 RequestedTrace request_trace(const RunFolder& folder, int steps, const std::function<void(const std::string&)>& say);
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

@@ -18,7 +18,7 @@
 #include "dtrain/base/json.h"
 #include "dtrain/rank/run_folder.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 
 // Returns a number that tells a folder from its copies, on every host. 0: not known.
 std::uint64_t inode_of(const std::filesystem::path& folder);
@@ -85,4 +85,4 @@ class RunLock {
   std::unique_ptr<RunOwner> owner_;
 };
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank
