@@ -6,24 +6,13 @@
 #include <string>
 #include <vector>
 
-#include "dtrain/analysis/run_profile.h"
 #include "dtrain/rank/mock.h"
-#include "dtrain/rank/run_folder.h"
 #include "dtrain/rank/stop_requests.h"
 
 namespace dtrain::launcher {
 
-// Returns the `dtrain launch` command for `steps` batches of RUN's experiment, without --run-dir and --mock. It sets
-// what RUN chose at its start: a short run would spend half its batches on that, and a mock run cannot choose.
-// ConfigError if RUN was not started by `dtrain launch`, is a mock run, or its experiment file is gone or changed.
-std::vector<std::string> short_launch(const rank::RunFolder& run, const analysis::RunProfile& profile, int steps,
-                                      const std::filesystem::path& cluster);
-
 // Makes a launch command train for `steps` batches and do nothing else: no validation, no trace.
 void make_short(std::vector<std::string>& command, std::int64_t steps);
-
-// Makes RUN/what-if/N.
-std::filesystem::path make_what_if_folder(const rank::RunFolder& run);
 
 class ShortRuns {
  public:

@@ -51,7 +51,7 @@ int RankHosts::most_ranks() const {
   return most;
 }
 
-std::string RankHosts::agent_name(int rank) const {
+std::string RankHosts::monitor_name(int rank) const {
   for (const Host& host : of_rank_) {
     // Two hosts with one name need different file names.
     if (host.name == here_.name && host.key != here_.key) return here_.name + "-" + std::to_string(rank);

@@ -35,8 +35,8 @@ class RankHosts {
   std::vector<int> ranks_here() const;
   std::size_t count() const;  // number of hosts
   int most_ranks() const;     // the most ranks on one host
-  // Returns the name of this host's profiling agent: the host's name, with `rank` appended if another host shares it.
-  std::string agent_name(int rank) const;
+  // Returns the name of this host's monitor: the host's name, with `rank` appended if another host shares it.
+  std::string monitor_name(int rank) const;
 
  private:
   Host here_;

@@ -18,8 +18,8 @@
 #include "dtrain/comm/control.h"
 #include "dtrain/rank/launcher_link.h"
 #include "membership.h"
-#include "rank_identity.h"
 #include "rank_output.h"
+#include "rank_start.h"
 
 namespace dtrain::rank {
 

@@ -12,8 +12,8 @@
 #include "dtrain/rank/stop_requests.h"
 #include "failure_report.h"
 #include "membership.h"
-#include "rank_identity.h"
 #include "rank_output.h"
+#include "rank_start.h"
 
 namespace dtrain::rank {
 namespace {

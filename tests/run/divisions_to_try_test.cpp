@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "plan/division.h"
+#include "plan/launch_plan.h"
 
 namespace dtrain::launcher {
 namespace {

@@ -3,7 +3,6 @@
 
 #include "cli_harness.h"
 #include "doctor/checks.h"
-#include "doctor/other_hosts.h"
 #include "dtrain/rank/libtorch.h"
 
 namespace dtrain::launcher {

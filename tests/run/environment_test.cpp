@@ -96,7 +96,7 @@ TEST(Environment, OwnVariablesComeFirst) {
   EXPECT_EQ(environment.handover->launcher_pid, 99);
   EXPECT_EQ(environment.handover->run_dir, "/run");
   EXPECT_EQ(environment.handover->rendezvous, "/rendezvous");
-  EXPECT_EQ(environment.handover->agent_socket, "socket");
+  EXPECT_EQ(environment.handover->monitor_socket, "socket");
   EXPECT_FALSE(environment.is_placed_on_gpus());
   EXPECT_TRUE(read_rank_environment(rank_variables(world, {7, 99, "/run", "/rendezvous", "node", "socket", true}))
                   .is_placed_on_gpus());

@@ -1,4 +1,4 @@
-#include "dtrain/rank/rendezvous.h"
+#include "membership.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>

@@ -6,7 +6,7 @@
 #include <fstream>
 
 #include "../harness/temporary_folder.h"
-#include "doctor/other_hosts.h"
+#include "doctor/checks.h"
 #include "dtrain/base/error.h"
 #include "dtrain/host/cpu.h"
 #include "machine_limits.h"

@@ -1,4 +1,4 @@
-#include "dtrain/rank/rendezvous.h"
+#include "membership.h"
 
 #include <thread>
 
@@ -9,7 +9,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/host/processes.h"
-#include "rank_identity.h"
+#include "rank_start.h"
 #include "run_harness.h"
 
 namespace dtrain::rank {

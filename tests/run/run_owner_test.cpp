@@ -1,5 +1,5 @@
 // Who carries out a run, where no lock says so.
-#include "dtrain/rank/run_lock.h"
+#include "dtrain/rank/run_folder.h"
 
 #include <fstream>
 #include <optional>

@@ -1,5 +1,5 @@
 // The run's secret: in a file that its user alone can read, on every host, and nowhere else.
-#include "dtrain/rank/rendezvous.h"
+#include "membership.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -40,7 +40,7 @@ TEST(SecretFile, IsReadByItsUserAloneAndGoesAtTheEnd) {
   const fs::path path = folder.path() / "secret";
   std::ofstream(path) << "left by a launcher that was killed";
   {
-    const rank::SecretFile file(path, kSecrets);
+    const SecretFile file(path, kSecrets);
     EXPECT_EQ(mode_of(path), 0600u);
     EXPECT_EQ(rank::read_secret_file(path).launch, kSecrets.launch);
     EXPECT_EQ(rank::read_secret_file(path).ranks, kSecrets.ranks);
@@ -52,7 +52,7 @@ TEST(SecretFile, ThatOthersCouldHaveWrittenIsRefused) {
   const TemporaryFolder folder;
   const fs::path path = folder.path() / "secret";
   EXPECT_THAT(refusal(path), HasSubstr(path.string() + ", cannot be read: No such file"));
-  const rank::SecretFile file(path, kSecrets);
+  const SecretFile file(path, kSecrets);
   fs::create_symlink(path, folder.path() / "link");
   EXPECT_THAT(refusal(folder.path() / "link"), HasSubstr("cannot be read"));
   ASSERT_EQ(::chmod(path.c_str(), 0640), 0);

@@ -132,8 +132,8 @@ TEST_F(Watching, AFullDiskIsNotTheEndOfLocalRanks) {
 
 TEST_F(Watching, AFullDiskIsNotTheEndOfAJobsRanks) {
   fs::create_symlink(kAlwaysFull, folder_.logs() / "job.log");
-  rank::RankPlane plane("127.0.0.1", {.run_dir = folder_.path, .token = random_hex(16), .agents = {"here"}},
-                        make_null_logger());
+  RankPlane plane("127.0.0.1", {.run_dir = folder_.path, .token = random_hex(16), .agents = {"here"}},
+                  make_null_logger());
   const JobEnd end =
       watch_job(attempt_, plane,
                 {.name = "job",

@@ -47,7 +47,7 @@ std::string slots_variable(const PlacedLaunch& placed) {
     if (agent) slot.slots = agent->agent.slots;
     slot.cores = placed.request.cores_per_slot;
     if (agent && agent->of_cores) {
-      const auto is_there = [&](const rank::RankPlacement& one) { return one.agent == rank.agent; };
+      const auto is_there = [&](const rank::RankPlacement& place) { return place.agent == rank.agent; };
       slot.of_cores = true;
       slot.index = of_agent[rank.agent]++;
       slot.slots = static_cast<int>(std::count_if(placed.ranks.begin(), placed.ranks.end(), is_there));

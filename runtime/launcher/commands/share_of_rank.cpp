@@ -72,8 +72,8 @@ ShareOfRank gpus_of_rank(const std::vector<scheduler::ClusterSlot>& slots, const
   const HostAndGpu mine = parts_of(entries[static_cast<std::size_t>(rank)], assignment, rank);
   std::vector<std::string> wanted;
   for (const std::string& entry : entries) {
-    const HostAndGpu one = parts_of(entry, assignment, rank);
-    if (one.host == mine.host) wanted.push_back(one.gpu);
+    const HostAndGpu its = parts_of(entry, assignment, rank);
+    if (its.host == mine.host) wanted.push_back(its.gpu);
   }
   const auto usable = std::count_if(slots.begin(), slots.end(), [](const auto& slot) { return slot.index >= 0; });
   if (usable == 1 && wanted.size() > 1) {

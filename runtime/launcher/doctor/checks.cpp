@@ -42,7 +42,7 @@ int count(std::span<const HostFindings> hosts, Level level) {
   int result = 0;
   for (const HostFindings& host : hosts) {
     result += static_cast<int>(std::count_if(host.findings.begin(), host.findings.end(),
-                                             [&](const Finding& one) { return one.level == level; }));
+                                             [&](const Finding& finding) { return finding.level == level; }));
   }
   return result;
 }
@@ -63,18 +63,20 @@ std::string to_string(Level level) {
 
 Json to_json(std::span<const Finding> findings) {
   Json result = Json::array();
-  for (const Finding& one : findings) {
-    result.push_back(
-        Json{{"check", one.check}, {"level", to_string(one.level)}, {"text", one.text}, {"remedy", one.remedy}});
+  for (const Finding& finding : findings) {
+    result.push_back(Json{{"check", finding.check},
+                          {"level", to_string(finding.level)},
+                          {"text", finding.text},
+                          {"remedy", finding.remedy}});
   }
   return result;
 }
 
 std::vector<Finding> findings_of(const Json& json) {
   std::vector<Finding> result;
-  for (const Json& one : json) {
-    result.push_back({one.at("check").get<std::string>(), level_of(one.at("level").get<std::string>()),
-                      one.at("text").get<std::string>(), one.at("remedy").get<std::string>()});
+  for (const Json& finding : json) {
+    result.push_back({finding.at("check").get<std::string>(), level_of(finding.at("level").get<std::string>()),
+                      finding.at("text").get<std::string>(), finding.at("remedy").get<std::string>()});
   }
   return result;
 }
@@ -87,8 +89,8 @@ Level worst(std::span<const HostFindings> hosts) {
 Level worst_of(std::span<const HostFindings> hosts, const std::string& check) {
   Level result = Level::kOk;
   for (const HostFindings& host : hosts) {
-    for (const Finding& one : host.findings) {
-      if (one.check == check) result = std::max(result, one.level);
+    for (const Finding& finding : host.findings) {
+      if (finding.check == check) result = std::max(result, finding.level);
     }
   }
   return result;
@@ -106,11 +108,11 @@ std::string render(std::span<const HostFindings> hosts) {
   std::string text;
   for (const HostFindings& host : hosts) {
     text += host.host + "\n";
-    for (const Finding& one : host.findings) {
+    for (const Finding& finding : host.findings) {
       char start[64];
-      std::snprintf(start, sizeof start, "  %-8s  %-14s  ", to_string(one.level).c_str(), one.check.c_str());
-      text += start + one.text + "\n";
-      if (!one.remedy.empty()) text += kUnderText + one.remedy + "\n";
+      std::snprintf(start, sizeof start, "  %-8s  %-14s  ", to_string(finding.level).c_str(), finding.check.c_str());
+      text += start + finding.text + "\n";
+      if (!finding.remedy.empty()) text += kUnderText + finding.remedy + "\n";
     }
   }
   const int problems = count(hosts, Level::kProblem);

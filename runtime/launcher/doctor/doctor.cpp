@@ -8,7 +8,6 @@
 #include "commands/job_command.h"
 #include "doctor/checks.h"
 #include "doctor/gpu_checks.h"
-#include "doctor/other_hosts.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/process_interface.h"
 #include "dtrain/base/text.h"
@@ -32,10 +31,10 @@ Finding check_interfaces() {
     return problem("interfaces", error.what(), error.remedy());
   }
   std::vector<std::string> parts;
-  for (const host::InterfaceAddress& one : host::interface_addresses()) {
-    if (one.loopback || !host::is_for_others(one)) continue;
-    std::string text = one.interface + " " + one.address + "/" + std::to_string(one.prefix);
-    if (const auto speed = host::link_speed(one.interface)) {
+  for (const host::InterfaceAddress& address : host::interface_addresses()) {
+    if (address.loopback || !host::is_for_others(address)) continue;
+    std::string text = address.interface + " " + address.address + "/" + std::to_string(address.prefix);
+    if (const auto speed = host::link_speed(address.interface)) {
       text += " (reports " + std::to_string(*speed / 1'000'000) + " Mbit/s)";
     }
     parts.push_back(std::move(text));
@@ -51,12 +50,12 @@ std::vector<Finding> check_variables(const rank::Variables& variables) {
   std::vector<std::string> names;
   std::vector<std::string> own_names;
   std::vector<std::string> shown;
-  for (const Variable& one : kVariables) {
-    for (const std::string& name : split(one.names, ' ')) {
+  for (const Variable& variable : kVariables) {
+    for (const std::string& name : split(variable.names, ' ')) {
       names.push_back(name);
       if (name.starts_with(prefix)) own_names.push_back(name.substr(prefix.size()));
       const std::string* value = rank::find(variables, name);
-      if (value && !one.is_ordinary) shown.push_back(name + "=" + *value);
+      if (value && !variable.is_ordinary) shown.push_back(name + "=" + *value);
     }
   }
   std::vector<Finding> result{ok("variables", shown.empty() ? "none that dtrain reads is set" : join(shown, ", "))};
@@ -106,7 +105,7 @@ Finding check_cluster(const std::filesystem::path& given, const rank::Variables&
   try {
     cluster = scheduler::find_cluster(given, variables, {}, {.gpus = gpus ? gpus->gpus : std::vector<host::GpuInfo>()});
     std::int64_t slots = 0;
-    for (const scheduler::ClusterAgent& one : cluster->agents) slots += one.agent.slots;
+    for (const scheduler::ClusterAgent& agent : cluster->agents) slots += agent.agent.slots;
     for (const std::string& text : cluster->warnings) {
       warnings.push_back(warning("cluster", text, "see `dtrain slot list`"));
     }
@@ -173,7 +172,7 @@ ExitCode doctor(const DoctorRequest& request) {
   if (request.json) {
     Json json = doctor_json(hosts);
     json["limits"] = Json::array();
-    for (const profile::RankLimits& one : limits) json["limits"].push_back(profile::to_json(one));
+    for (const profile::RankLimits& limit : limits) json["limits"].push_back(profile::to_json(limit));
     std::printf("%s\n", json.dump(2, ' ', false, Json::error_handler_t::replace).c_str());
   } else {
     const std::string table = render_limits(limits);

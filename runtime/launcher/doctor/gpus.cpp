@@ -149,9 +149,9 @@ std::vector<DeviceNode> nvidia_nodes(const std::filesystem::path& folder) {
 std::vector<Finding> judge_nodes(const std::vector<DeviceNode>& nodes) {
   std::vector<std::string> closed;
   bool uvm = false;
-  for (const DeviceNode& one : nodes) {
-    uvm |= one.name == "nvidia-uvm";
-    if (!one.usable) closed.push_back("/dev/" + one.name);
+  for (const DeviceNode& node : nodes) {
+    uvm |= node.name == "nvidia-uvm";
+    if (!node.usable) closed.push_back("/dev/" + node.name);
   }
   std::vector<Finding> findings;
   if (!closed.empty()) {
@@ -215,7 +215,7 @@ std::vector<Finding> check_gpus(const std::optional<rank::GpusSeen>& seen, const
     result.push_back(warning("GPUs", text, "nvidia-smi and dmesg say more"));
   }
   if (gpus == 0) return result;
-  for (const host::GpuInfo& one : seen->gpus) result.push_back(judge_gpu(one));
+  for (const host::GpuInfo& gpu : seen->gpus) result.push_back(judge_gpu(gpu));
   append_findings(result, std::move(cuda.findings));
   if (setups) {
     append_findings(result, judge_setups(*setups));
@@ -231,13 +231,13 @@ using ProbeClock = std::chrono::steady_clock;
 
 // Returns the handle of the first candidate that can be opened, which stays open. The error is that of the last one.
 void* open_first(const std::vector<std::string>& candidates, ProbedLibrary& library) {
-  for (const std::string& one : candidates) {
+  for (const std::string& candidate : candidates) {
     std::error_code code;
-    if (one.find('/') != std::string::npos && !std::filesystem::exists(one, code)) continue;
-    if (void* const handle = ::dlopen(one.c_str(), RTLD_NOW | RTLD_GLOBAL)) {
+    if (candidate.find('/') != std::string::npos && !std::filesystem::exists(candidate, code)) continue;
+    if (void* const handle = ::dlopen(candidate.c_str(), RTLD_NOW | RTLD_GLOBAL)) {
       link_map* file = nullptr;  // a library that is opened by its name was found in some folder
       const bool known = ::dlinfo(handle, RTLD_DI_LINKMAP, &file) == 0 && file && file->l_name && *file->l_name;
-      library.path = known ? file->l_name : one;
+      library.path = known ? file->l_name : candidate;
       library.error.clear();
       return handle;
     }
@@ -363,7 +363,7 @@ std::optional<CudaProbe> probe_cuda(const std::filesystem::path& libtorch, const
   const ExitStatus status = process.wait();
   try {
     const std::vector<std::string> lines = split(*output, '\n');  // libraries may have printed others before
-    const auto last = std::find_if(lines.rbegin(), lines.rend(), [](const std::string& one) { return !one.empty(); });
+    const auto last = std::find_if(lines.rbegin(), lines.rend(), [](const std::string& line) { return !line.empty(); });
     return cuda_probe_of(Json::parse(last == lines.rend() ? "" : *last));
   } catch (const std::exception&) {
     failure = "a process that opens its libraries ends with " + status.describe();

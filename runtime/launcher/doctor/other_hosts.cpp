@@ -1,4 +1,4 @@
-#include "doctor/other_hosts.h"
+#include "doctor/checks.h"
 
 #include <unistd.h>
 
@@ -54,9 +54,9 @@ ProbeSession::Time in(std::chrono::seconds patience) {
 // Returns the hosts of the agents that are not on this host, each once.
 std::vector<std::string> others(const scheduler::ClusterAgents& cluster) {
   std::vector<std::string> hosts;
-  for (const scheduler::ClusterAgent& one : cluster.agents) {
-    const bool known = std::find(hosts.begin(), hosts.end(), one.agent.host) != hosts.end();
-    if (!one.here && !known) hosts.push_back(one.agent.host);
+  for (const scheduler::ClusterAgent& agent : cluster.agents) {
+    const bool known = std::find(hosts.begin(), hosts.end(), agent.agent.host) != hosts.end();
+    if (!agent.here && !known) hosts.push_back(agent.agent.host);
   }
   return hosts;
 }
@@ -116,7 +116,7 @@ void finish(ProbeSession& session, const fs::path& token, std::vector<Finding>& 
     if (answer.contains("error")) throw CommError(answer.value("error", ""), answer.value("remedy", ""));
     findings.push_back(check_clock(session));
     if (!token.empty()) findings.push_back(check_shared(session, token));
-    for (Finding& one : findings_of(answer.at("findings"))) findings.push_back(std::move(one));
+    for (Finding& finding : findings_of(answer.at("findings"))) findings.push_back(std::move(finding));
   } catch (const Error& error) {
     findings.push_back(problem("checks", error.what(), error.remedy().empty() ? "see its log" : error.remedy()));
   } catch (const Json::exception&) {
@@ -128,9 +128,9 @@ void finish(ProbeSession& session, const fs::path& token, std::vector<Finding>& 
 
 ClockOffset clock_offset(const std::vector<ClockReading>& readings) {
   ClockOffset best{.error = Nanoseconds(std::numeric_limits<std::int64_t>::max())};
-  for (const ClockReading& one : readings) {
-    const Nanoseconds error = (one.after - one.before) / 2;
-    if (error < best.error) best = {one.theirs - (one.before + error), error};
+  for (const ClockReading& reading : readings) {
+    const Nanoseconds error = (reading.after - reading.before) / 2;
+    if (error < best.error) best = {reading.theirs - (reading.before + error), error};
   }
   return best;
 }
@@ -196,11 +196,11 @@ std::vector<Finding> check_network(const scheduler::ClusterAgents& cluster, cons
     }
     const NetworkChoice choice =
         choose_network({.hosts = hosts, .wanted = wanted, .source = cluster.source, .remote = remote});
-    for (const CommonNetwork& one : choice.networks) {
-      const bool first = &one == &choice.networks.front();
-      std::string text = one.render() + (first ? "; taken: " + choice.reason : "");
-      const bool slow = first && one.figures && one.figures->bits_per_second < kSlowNetwork;
-      if (!one.usable()) {
+    for (const CommonNetwork& network : choice.networks) {
+      const bool first = &network == &choice.networks.front();
+      std::string text = network.render() + (first ? "; taken: " + choice.reason : "");
+      const bool slow = first && network.figures && network.figures->bits_per_second < kSlowNetwork;
+      if (!network.usable()) {
         result.push_back(warning("network", std::move(text), "open it in the firewalls, if it is meant to be used"));
       } else if (slow) {
         result.push_back(warning("network", std::move(text),
@@ -350,8 +350,8 @@ class Answers {
   static Json interfaces() {
     HostInterfaces result;
     result.addresses = host::interface_addresses();
-    for (const host::InterfaceAddress& one : result.addresses) {
-      if (const auto speed = host::link_speed(one.interface)) result.speeds[one.interface] = *speed;
+    for (const host::InterfaceAddress& address : result.addresses) {
+      if (const auto speed = host::link_speed(address.interface)) result.speeds[address.interface] = *speed;
     }
     return to_json(result);
   }

@@ -30,7 +30,6 @@
 #include "dtrain/rank/plan_file.h"
 #include "dtrain/rank/resume.h"
 #include "dtrain/rank/run_folder.h"
-#include "dtrain/rank/run_lock.h"
 #include "dtrain/rank/screen.h"
 #include "launch/attempts.h"
 #include "launch/launch_task.h"
@@ -271,7 +270,7 @@ ExitCode carry_out(const LaunchPlan& plan, LaunchedRun opened, const rank::Varia
                    Detached* detached) {
   const rank::RunFolder& folder = opened.folder;
   std::signal(SIGPIPE, SIG_IGN);  // a reader of our output that goes away does not end the run
-  raise_open_files();             // for the ranks and the profiling agent, too
+  raise_open_files();             // for the ranks and the monitor, too
   rank::LaunchSignals signals;
   rank::EventLog events(folder.events(), clock, -1, plan.host);
   LaunchTask task(rank::state_folder(variables), task_request(plan, folder.path), clock);

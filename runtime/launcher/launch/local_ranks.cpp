@@ -14,7 +14,6 @@
 #include "dtrain/config/experiment.h"
 #include "dtrain/host/processes.h"
 #include "dtrain/rank/libtorch.h"
-#include "dtrain/rank/rendezvous.h"
 #include "dtrain/scheduler/rank_mark.h"
 #include "entrypoint.h"
 
@@ -22,7 +21,7 @@ namespace dtrain::launcher {
 namespace {
 
 constexpr int kLinkFd = 3;  // its number in the rank
-constexpr auto kLocalAgentPatience = std::chrono::seconds(2);
+constexpr auto kLocalMonitorPatience = std::chrono::seconds(2);
 
 // Returns the likely reason why a rank has ended without a call to dtrain.
 std::string why_not_joined(const LaunchPlan& plan) {
@@ -34,7 +33,7 @@ std::string why_not_joined(const LaunchPlan& plan) {
   return "is " + program + " a program that calls dtrain::run_trial()?";
 }
 
-profile::AgentOptions agent_options(const PlacedLaunch& placed, const rank::RunFolder& folder) {
+profile::AgentOptions monitor_options(const PlacedLaunch& placed, const rank::RunFolder& folder) {
   profile::AgentOptions options{.agent_id = placed.host, .profile_folder = folder.profile()};
   for (const rank::RankPlacement& rank : placed.ranks) options.local_ranks.push_back(rank.rank);
   options.header = {{"run", folder.path.filename().string()}, {"versions", {{"dtrain", rank::version()}}}};
@@ -256,19 +255,19 @@ void LocalRanks::judge() {
     if (failure_) break;
     if (auto failure = failure_of(rank, attempt_.placed, interrupts_ > 0, kills_)) fail(std::move(*failure));
   }
-  look_after_agent();
+  look_after_monitor();
 }
 
-void LocalRanks::look_after_agent() {
-  if (!agent_ || all_ended()) return;
-  const auto change = agent_->look();
+void LocalRanks::look_after_monitor() {
+  if (!monitor_ || all_ended()) return;
+  const auto change = monitor_->look();
   if (!change) return;
   attempt_.screen.line("dtrain: warning: " + change->text());
   if (change->ended) {
-    attempt_.events.write("agent_ended", {{"agent", agent_->id()}, {"status", change->ended->describe()}});
+    attempt_.events.write("agent_ended", {{"agent", monitor_->id()}, {"status", change->ended->describe()}});
   }
   if (change->started > 0) {
-    attempt_.events.write("agent_started", {{"agent", agent_->id()}, {"pid", change->started}});
+    attempt_.events.write("agent_started", {{"agent", monitor_->id()}, {"pid", change->started}});
   }
 }
 
@@ -318,16 +317,16 @@ void LocalRanks::signal_all(int signal) {
 Outcome run_local(const Attempt& attempt) {
   const PlacedLaunch& placed = attempt.placed;
   LocalRanks ranks(attempt);
-  profile::KeptAgent agent(agent_options(placed, attempt.folder), attempt.clock);
-  attempt.events.write("agent_started", {{"agent", placed.host}, {"pid", agent.pid()}});
-  ranks.keep_agent(agent);
+  profile::KeptAgent monitor(monitor_options(placed, attempt.folder), attempt.clock);
+  attempt.events.write("agent_started", {{"agent", placed.host}, {"pid", monitor.pid()}});
+  ranks.keep_monitor(monitor);
 
   rank::Handover handover;
   handover.launcher_pid = ::getpid();
   handover.run_dir = attempt.folder.path;
-  handover.rendezvous = rank::rendezvous_path(rank::private_folder(attempt.variables), "launch-" + random_hex(8));
+  handover.rendezvous = rank::private_folder(attempt.variables) / ("launch-" + random_hex(8) + ".rendezvous");
   handover.agent_id = placed.host;
-  handover.agent_socket = agent.socket();
+  handover.monitor_socket = monitor.socket();
   handover.on_gpus = placed.on_gpus();
   handover.resume_from = attempt.resume.path;
   ranks.start(handover, attempt.variables);
@@ -336,15 +335,15 @@ Outcome run_local(const Attempt& attempt) {
   std::error_code ignored;
   std::filesystem::remove(handover.rendezvous, ignored);  // left only by a rank 0 that was killed early
 
-  // The agent ends after the last rank. If some rank never connected, there is no reason to wait.
-  const auto patience = ranks.all_joined() ? kLocalAgentPatience : std::chrono::seconds(0);
-  const ExitStatus agent_status = agent.finish(patience);
+  // The monitor ends after the last rank. If some rank never connected, there is no reason to wait.
+  const auto patience = ranks.all_joined() ? kLocalMonitorPatience : std::chrono::seconds(0);
+  const ExitStatus monitor_status = monitor.finish(patience);
   // Lost records are no failure of the run: a rank has logged a warning, and the summary counts them.
-  const bool lost_records = agent_status.signal == 0 && agent_status.code == profile::kRecordsLost;
-  if (!agent_status.success() && !lost_records) {
-    attempt.events.write("agent_ended", {{"agent", placed.host}, {"status", agent_status.describe()}});
+  const bool lost_records = monitor_status.signal == 0 && monitor_status.code == profile::kRecordsLost;
+  if (!monitor_status.success() && !lost_records) {
+    attempt.events.write("agent_ended", {{"agent", placed.host}, {"status", monitor_status.describe()}});
     attempt.screen.line(
-        "dtrain: warning: the profiling agent of this host did not end as it should: " + agent_status.describe() +
+        "dtrain: warning: the profiling agent of this host did not end as it should: " + monitor_status.describe() +
         "; the last records may be missing from the profile, its log is in " + attempt.folder.logs().string());
   }
   return outcome;

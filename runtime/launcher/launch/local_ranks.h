@@ -64,8 +64,8 @@ class LocalRanks final : public WatchedRanks {
  public:
   explicit LocalRanks(const Attempt& attempt) : attempt_(attempt) {}
 
-  // Starts the profiling agent again when it has died. It must outlive this object.
-  void keep_agent(profile::KeptAgent& agent) { agent_ = &agent; }
+  // Starts the monitor again when it has died. It must outlive this object.
+  void keep_monitor(profile::KeptAgent& monitor) { monitor_ = &monitor; }
   // Starts every rank. If one cannot be started, the run has failed, and the watcher ends the others.
   void start(const rank::Handover& handover, const rank::Variables& variables);
   // Returns how the run ended. Called once the watcher has seen the last rank end.
@@ -84,12 +84,12 @@ class LocalRanks final : public WatchedRanks {
   void reap();
   void read_links();
   void show_logs(bool last);
-  void look_after_agent();
+  void look_after_monitor();
   void fail(Failure failure);
   void signal_all(int signal);
 
   const Attempt& attempt_;
-  profile::KeptAgent* agent_ = nullptr;
+  profile::KeptAgent* monitor_ = nullptr;
   std::vector<RankProcess> ranks_;
   rank::LogTail tail_;
   host::MemoryKills kills_;  // before the first rank was started

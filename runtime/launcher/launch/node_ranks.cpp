@@ -78,7 +78,8 @@ std::vector<std::string> rank_arguments(const LaunchRequest& request) {
       arguments.insert(arguments.end(), {"--run-dir", fs::absolute(request.run_dir).string(), "--or-continue"});
     }
   }
-  for (const std::string& one : request.overrides) arguments.insert(arguments.end(), {"--set", one});
+  for (const std::string& override_text : request.overrides)
+    arguments.insert(arguments.end(), {"--set", override_text});
   if (request.mock.any()) arguments.insert(arguments.end(), {"--mock", to_string(request.mock)});
   return arguments;
 }

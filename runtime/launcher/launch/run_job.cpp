@@ -17,7 +17,6 @@
 #include "dtrain/config/experiment.h"
 #include "dtrain/host/network.h"
 #include "dtrain/rank/checkpoint_folder.h"
-#include "dtrain/rank/rendezvous.h"
 #include "launch/job_ranks.h"
 
 namespace dtrain::launcher {
@@ -51,6 +50,29 @@ struct ScratchFolder {
 };
 
 }  // namespace
+
+std::string to_text(const rank::LaunchSecrets& secrets) {
+  return secrets.launch + "." + secrets.ranks;
+}
+
+SecretFile::SecretFile(std::filesystem::path path, const rank::LaunchSecrets& secrets) : path_(std::move(path)) {
+  ::unlink(path_.c_str());
+  const UniqueFd fd(::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+  const std::string text = to_text(secrets);
+  if (!fd || write_all(fd.get(), text) != text.size()) {
+    const int code = errno;
+    if (fd) ::unlink(path_.c_str());
+    throw SystemError("cannot write " + path_.string() + ", which proves to ranks that they belong to this run", code);
+  }
+}
+
+SecretFile::~SecretFile() {
+  ::unlink(path_.c_str());
+}
+
+std::filesystem::path temporary_secret_path() {
+  return "/tmp/dtrain-secret-" + random_hex(16);
+}
 
 RemoteHosts::Answer RemoteHosts::ask(const std::string& host, const std::string& script, int output,
                                      std::chrono::milliseconds patience, const std::string& input) const {
@@ -149,11 +171,11 @@ std::string RemoteHosts::collect(const std::string& host, const rank::HostReport
   {
     const UniqueFd output(::open(archive.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
     if (!output) throw SystemError("cannot write " + archive.string(), errno);
-    // The profiling agent ends last, after its ranks.
-    const std::string agent = std::to_string(report.agent_pid);
-    const std::string script = marked + " && i=0; while [ $i -lt 100 ] && [ " + agent + " -gt 0 ] && kill -0 " + agent +
-                               " 2>/dev/null; do sleep 0.1; i=$((i+1)); done; " + marked + " && tar -C " + there +
-                               " -cf - .";
+    // The monitor ends last, after its ranks.
+    const std::string monitor = std::to_string(report.monitor_pid);
+    const std::string script = marked + " && i=0; while [ $i -lt 100 ] && [ " + monitor + " -gt 0 ] && kill -0 " +
+                               monitor + " 2>/dev/null; do sleep 0.1; i=$((i+1)); done; " + marked + " && tar -C " +
+                               there + " -cf - .";
     const Answer answer = ask(host, script, output.get(), kCollectPatience);
     if (!answer.came) throw Error("host " + host + ": " + answer.said, left);
   }
@@ -190,7 +212,7 @@ std::string RemoteHosts::collect(const std::string& host, const rank::HostReport
 
 namespace {
 
-constexpr auto kAgentPatience = std::chrono::seconds(5);
+constexpr auto kMonitorPatience = std::chrono::seconds(5);
 
 // Returns the orders that the launcher sends to the ranks. Marks the run's folder as the launcher's
 // (checkpoint_folder.h).
@@ -227,12 +249,12 @@ void warn_not_collected(const Attempt& attempt, const std::string& text) {
   attempt.events.write("not_collected", {{"cause", text}});
 }
 
-// Waits until the profiling agents on this host have ended (a moment after their ranks), for some seconds at most.
-void await_agents_here(const Attempt& attempt, const JobEnd& end) {
-  const auto deadline = std::chrono::steady_clock::now() + kAgentPatience;
+// Waits until the monitors on this host have ended (a moment after their ranks), for some seconds at most.
+void await_monitors_here(const Attempt& attempt, const JobEnd& end) {
+  const auto deadline = std::chrono::steady_clock::now() + kMonitorPatience;
   for (const auto& [agent, report] : end.hosts) {
-    if (report.host != attempt.placed.host || report.agent_pid <= 0) continue;
-    while (::kill(static_cast<pid_t>(report.agent_pid), 0) == 0 && std::chrono::steady_clock::now() < deadline) {
+    if (report.host != attempt.placed.host || report.monitor_pid <= 0) continue;
+    while (::kill(static_cast<pid_t>(report.monitor_pid), 0) == 0 && std::chrono::steady_clock::now() < deadline) {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
   }
@@ -243,13 +265,13 @@ void await_agents_here(const Attempt& attempt, const JobEnd& end) {
 Outcome run_mpi(const Attempt& attempt) {
   const PlacedLaunch& placed = attempt.placed;
   const RemoteHosts hosts(remote_shell(placed.launcher().options, attempt.variables));
-  rank::RankPlane plane(listening_address(placed), orders_for(attempt), make_stderr_logger());
+  RankPlane plane(listening_address(placed), orders_for(attempt), make_stderr_logger());
   const std::filesystem::path ranks_file = attempt.folder.launch() / "hostfile";
   write_file_atomic(ranks_file, hostfile(placed));
 
   rank::LauncherContact contact = plane.contact();
   contact.on_gpus = placed.on_gpus();
-  const rank::SecretFile secret(rank::temporary_secret_path(), contact.secrets);
+  const SecretFile secret(temporary_secret_path(), contact.secrets);
   contact.secret_file = secret.path();
   if (const auto problems = hosts.hand_out(placed, secret.path(), to_text(contact.secrets)); !problems.empty()) {
     contact.secret_file.clear();
@@ -278,7 +300,7 @@ Outcome run_mpi(const Attempt& attempt) {
   for (const auto& [agent, report] : end.hosts) {
     if (report.has_folder) continue;
     const auto rank = std::find_if(placed.ranks.begin(), placed.ranks.end(),
-                                   [&name = agent](const rank::RankPlacement& one) { return one.agent == name; });
+                                   [&name = agent](const rank::RankPlacement& place) { return place.agent == name; });
     try {
       if (was_lost && rank->host == lost_host) throw Error("host " + lost_host + " is lost");
       const std::string missing = hosts.collect(rank->host, report, attempt.folder);
@@ -289,7 +311,7 @@ Outcome run_mpi(const Attempt& attempt) {
                               (typed && !typed->remedy().empty() ? "; " + typed->remedy() : ""));
     }
   }
-  await_agents_here(attempt, end);
+  await_monitors_here(attempt, end);
   Outcome outcome = judge_job(placed, attempt.folder, end, words, job.name);
   for (const std::string& text : not_collected) warn_not_collected(attempt, text);
   // A host that lacks something ends the ranks of other hosts too, so a lost connection explains nothing.
@@ -311,10 +333,10 @@ Outcome run_mpi(const Attempt& attempt) {
 
 Outcome run_slurm(const Attempt& attempt) {
   const PlacedLaunch& placed = attempt.placed;
-  rank::RankPlane plane(listening_address(placed), orders_for(attempt), make_stderr_logger());
+  RankPlane plane(listening_address(placed), orders_for(attempt), make_stderr_logger());
   rank::LauncherContact contact = plane.contact();
   contact.on_gpus = placed.on_gpus();
-  const rank::SecretFile secret(attempt.folder.launch() / "secret", contact.secrets);  // a folder that the nodes share
+  const SecretFile secret(attempt.folder.launch() / "secret", contact.secrets);  // a folder that the nodes share
   contact.secret_file = secret.path();
   Job job{.name = "srun", .variables = job_variables(placed, contact)};
   job.command = srun_arguments(placed, rank_command(placed));
@@ -324,7 +346,7 @@ Outcome run_slurm(const Attempt& attempt) {
     job.variables["SLURM_HOSTFILE"] = ranks_file.string();
   }
   const JobEnd end = watch_job(attempt, plane, job);
-  await_agents_here(attempt, end);
+  await_monitors_here(attempt, end);
   Outcome outcome =
       judge_job(placed, attempt.folder, end, read_srun_words(end.errors, end.error ? end.error->rank : -1), job.name);
   for (const auto& [agent, report] : end.hosts) {

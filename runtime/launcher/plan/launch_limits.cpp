@@ -46,18 +46,19 @@ bool may_try_siblings(const LaunchPlan& plan, const rank::Variables& variables) 
 std::vector<HostOfRun> hosts_of_run(const PlacedLaunch& plan, const rank::Variables& variables) {
   std::vector<HostOfRun> hosts;
   for (const rank::RankPlacement& rank : plan.ranks) {
-    auto host = std::find_if(hosts.begin(), hosts.end(), [&](const HostOfRun& one) { return one.name == rank.host; });
+    auto host =
+        std::find_if(hosts.begin(), hosts.end(), [&](const HostOfRun& known) { return known.name == rank.host; });
     if (host == hosts.end()) {
-      HostOfRun one{.name = rank.host, .remote = rank.host == plan.host ? "" : rank.host, .ranks = {}};
-      one.ranks.threads = threads_of(plan, rank, variables);
-      one.ranks.most_threads = may_try_siblings(plan, variables) ? rank.most_threads : one.ranks.threads;
-      one.ranks.ranks = 0;
-      one.ranks.program = plan.command.front();
+      HostOfRun new_host{.name = rank.host, .remote = rank.host == plan.host ? "" : rank.host, .ranks = {}};
+      new_host.ranks.threads = threads_of(plan, rank, variables);
+      new_host.ranks.most_threads = may_try_siblings(plan, variables) ? rank.most_threads : new_host.ranks.threads;
+      new_host.ranks.ranks = 0;
+      new_host.ranks.program = plan.command.front();
       if (const scheduler::ClusterAgent* agent = plan.find_agent(rank.agent)) {
-        one.ranks.of_cores = agent->of_cores;
-        one.ranks.slots = agent->of_cores ? 0 : agent->agent.slots;
+        new_host.ranks.of_cores = agent->of_cores;
+        new_host.ranks.slots = agent->of_cores ? 0 : agent->agent.slots;
       }
-      hosts.push_back(std::move(one));
+      hosts.push_back(std::move(new_host));
       host = hosts.end() - 1;
     }
     ++host->ranks.ranks;
@@ -88,13 +89,13 @@ std::vector<Asked> ask_others(const std::vector<HostOfRun>& hosts, const RemoteC
     }
   }
   const auto deadline = std::chrono::steady_clock::now() + kHostGreets;
-  std::erase_if(asked, [&](Asked& one) {
+  std::erase_if(asked, [&](Asked& ask) {
     try {
-      one.session.greet(deadline);
-      one.session.send({{"do", probe::kLimits}, {"ranks", to_json(one.host->ranks)}});
+      ask.session.greet(deadline);
+      ask.session.send({{"do", probe::kLimits}, {"ranks", to_json(ask.host->ranks)}});
       return false;
     } catch (const Error& error) {
-      results[one.host->name].failure = error.what();
+      results[ask.host->name].failure = error.what();
       return true;
     }
   });
@@ -103,10 +104,10 @@ std::vector<Asked> ask_others(const std::vector<HostOfRun>& hosts, const RemoteC
 
 void hear(std::vector<Asked>& asked, std::map<std::string, MachineLimits>& results) {
   const auto deadline = std::chrono::steady_clock::now() + kHostMeasures;
-  for (Asked& one : asked) {
-    MachineLimits& result = results[one.host->name];
+  for (Asked& ask : asked) {
+    MachineLimits& result = results[ask.host->name];
     try {
-      const Json answer = one.session.receive(deadline);
+      const Json answer = ask.session.receive(deadline);
       if (answer.contains("error")) throw Error(answer.value("error", ""));
       result = machine_limits_of(answer);
     } catch (const std::exception& error) {

@@ -78,7 +78,7 @@ scheduler::Claim first_slots(const scheduler::Placement& placement, std::span<co
   scheduler::Claim claim;
   for (const scheduler::AgentShare& share : placement) {
     const auto agent =
-        std::find_if(agents.begin(), agents.end(), [&](const auto& one) { return one.id == share.agent; });
+        std::find_if(agents.begin(), agents.end(), [&](const auto& slots) { return slots.id == share.agent; });
     if (!agent->cores.empty()) {
       claim.push_back(scheduler::share_of_cores(*agent, request, share.slots, agent->cores));
       continue;
@@ -125,9 +125,9 @@ config::AgentSlotType asked_slot_type(const config::Experiment& experiment) {
 config::AgentSlotType decide_slot_type(const config::Experiment& experiment, const scheduler::ClusterAgents& cluster) {
   const config::AgentSlotType asked = asked_slot_type(experiment);
   if (asked != config::AgentSlotType::kAuto) return asked;
-  const bool has_gpus = std::any_of(cluster.agents.begin(), cluster.agents.end(), [&](const auto& one) {
-    return one.agent.resource_pool == experiment.resources.resource_pool &&
-           one.agent.slot_type == config::AgentSlotType::kCuda;
+  const bool has_gpus = std::any_of(cluster.agents.begin(), cluster.agents.end(), [&](const auto& agent) {
+    return agent.agent.resource_pool == experiment.resources.resource_pool &&
+           agent.agent.slot_type == config::AgentSlotType::kCuda;
   });
   return has_gpus ? config::AgentSlotType::kCuda : config::AgentSlotType::kCpu;
 }
@@ -230,7 +230,7 @@ void keep_first_cores(rank::RankPlacement& rank, const LaunchPlan& plan) {
 // Copies cores, threads and GPU of the rank's slot, if the slot is on this machine.
 void take_slot(rank::RankPlacement& rank, const LaunchPlan& plan, const scheduler::ClusterAgent& agent) {
   const auto slot = std::find_if(agent.slots.begin(), agent.slots.end(),
-                                 [&](const scheduler::ClusterSlot& one) { return one.index == rank.slot; });
+                                 [&](const scheduler::ClusterSlot& candidate) { return candidate.index == rank.slot; });
   if (slot == agent.slots.end()) return;
   rank.cpus = slot->cpus;
   rank.cores = slot->cores;
@@ -318,7 +318,7 @@ void check_gpus_are_free(PlacedLaunch& placed) {
   for (const rank::RankPlacement& rank : placed.ranks) {
     if (!is_here(rank)) continue;
     const auto setup = std::find_if(setups->gpus.begin(), setups->gpus.end(),
-                                    [&](const host::GpuSetup& one) { return one.index == rank.gpu->index; });
+                                    [&](const host::GpuSetup& gpu) { return gpu.index == rank.gpu->index; });
     if (setup == setups->gpus.end()) continue;
     const rank::GpuUse use = rank::use_of_gpu(*setup, text_of(*rank.gpu), {});
     if (!use.refusal.empty()) throw ConfigError(use.refusal, use.remedy);

@@ -10,6 +10,7 @@
 #include "dtrain/config/experiment.h"
 #include "dtrain/host/network.h"
 #include "dtrain/host/rank_threads.h"
+#include "dtrain/rank/checkpoint_folder.h"
 #include "dtrain/rank/gpus_seen.h"
 #include "dtrain/rank/libtorch.h"
 #include "dtrain/rank/model_files.h"
@@ -167,6 +168,34 @@ std::string scaling_advice(const LaunchPlan& plan, const std::vector<rank::RankP
 }
 
 }  // namespace
+
+std::optional<CompleteRequest> complete_request(const LaunchRequest& given, const rank::Variables& variables) {
+  CompleteRequest request{given};
+  std::error_code code;
+  if (fs::is_fifo(given.experiment_file, code)) {
+    throw ConfigError(given.experiment_file.string() + " is a pipe, and a launch reads its experiment several times",
+                      "write it into a file, and launch that");
+  }
+  if (!given.continue_run.empty()) {
+    const rank::ContinuedRun& run = request.continued.emplace(rank::read_continued_run(given.continue_run));
+    rank::find_checkpoint_folder(run.folder);  // a rank of another host may not see it
+    request.experiment_file = run.experiment_file;
+    request.contents = run.contents;
+    request.overrides = rank::merge_overrides(run.overrides, given.overrides);
+    request.run_dir = run.folder.path;
+    if (request.cluster.empty()) request.cluster = run.cluster_file;
+  }
+  if (!request.contents.empty()) request.contents = fs::absolute(request.contents).lexically_normal();
+  const config::Experiment experiment =
+      config::read_experiment(request.experiment_file, request.overrides, request.contents);
+  const int slots = experiment.resources.slots_per_trial;
+  if (request.continued && request.continued->plan.contains("division")) {
+    request.division = division_of(request.continued->plan.at("division"));
+    if (slots > 0 && request.division->slots != slots) request.division.reset();
+  }
+  if (slots <= 0 && !choose_division(request, experiment, variables)) return std::nullopt;
+  return request;
+}
 
 LaunchPlan make_launch_plan(const CompleteRequest& request, const rank::Variables& variables) {
   LaunchPlan plan;

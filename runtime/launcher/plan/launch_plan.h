@@ -1,6 +1,6 @@
 // A launch is four values. Each is made by one function, which nothing changes afterwards:
 //   request   what is asked for: the command line, the run that goes on, the number of ranks
-//             complete_request()     plan/division.cpp
+//             complete_request()     plan/launch_plan.cpp
 //   plan      what is decided and checked before anything starts
 //             make_launch_plan()     plan/launch_plan.cpp
 //   placed    the plan with the slots of its ranks, the network between their hosts, and their threads
@@ -10,6 +10,7 @@
 // This header declares the first three. Plain values.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -17,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "dtrain/base/json.h"
 #include "dtrain/config/batch_split.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/launcher/launch.h"
@@ -27,9 +29,42 @@
 #include "dtrain/scheduler/cluster_agents.h"
 #include "dtrain/scheduler/ledger.h"
 #include "network/network_choice.h"
-#include "plan/division.h"
 
 namespace dtrain::launcher {
+
+// The division of a machine's cores among ranks (resources.slots_per_trial: auto): the divisions that come into
+// question, and the one that was chosen, with its figures.
+
+// A number of ranks, and the result of its trial.
+struct DivisionTrial {
+  int slots = 0;
+  std::string text;        // "2 ranks x 1 core"
+  double step_ms = 0;      // of a global batch: the median, of the slowest rank; 0: not measured
+  std::int64_t steps = 0;  // the number of steps behind the median
+  std::string failure;     // the reason why the trial is left out; empty: it counts
+};
+
+struct Division {
+  int slots = 0;                      // chosen; 0: a launch has to measure first
+  std::string why;                    // the reason for this number, if no trial decides
+  bool remembered = false;            // an earlier launch has measured
+  std::vector<DivisionTrial> trials;  // ascending by slots; empty: no trial decides
+};
+
+// Returns the divisions of an agent's cores to try: one rank, one per NUMA node, one per core, and divisors of the
+// number of cores between, each at least twice the one before. Only numbers of ranks that divide the global batch
+// evenly, and at most `most` ranks (0: no limit); one rank is always among them.
+std::vector<DivisionTrial> divisions_to_try(const scheduler::ClusterAgent& agent, std::int64_t global_batch_size,
+                                            int most);
+
+// Returns the fastest measured trial; of equally fast trials, the one with the fewest ranks. Null: all failed.
+const DivisionTrial* fastest_of(const std::vector<DivisionTrial>& trials);
+
+Json to_json(const Division& division);
+Division division_of(const Json& json);  // Json::exception if it is malformed
+
+// Returns the rows of the printed plan.
+std::string render_division(const Division& division);
 
 struct CompleteRequest : LaunchRequest {
   std::optional<rank::ContinuedRun> continued;  // the run that goes on; the request has its files and overrides
@@ -42,6 +77,9 @@ struct CompleteRequest : LaunchRequest {
 // some seconds each; a dry run tries nothing and takes the first one if nothing is remembered. Empty: a signal has
 // stopped the trials. ConfigError: there is no such run, or auto cannot choose here; Error: all trials failed.
 std::optional<CompleteRequest> complete_request(const LaunchRequest& given, const rank::Variables& variables);
+// With resources.slots_per_trial: auto, sets the request's division, and its number of ranks as an override. False: a
+// signal has stopped the trials.
+bool choose_division(CompleteRequest& request, const config::Experiment& experiment, const rank::Variables& variables);
 
 // The slots that a launch asks for.
 struct ChosenSlots {

@@ -21,7 +21,6 @@
 #include "dtrain/rank/checkpoint_folder.h"
 #include "dtrain/rank/plan_file.h"
 #include "dtrain/rank/run_folder.h"
-#include "dtrain/rank/run_lock.h"
 
 namespace dtrain::rank {
 

@@ -158,7 +158,7 @@ class RankSession {
   void write_event(const std::string& event,
                    const Json& fields = {});                    // appends to events.jsonl, adds time, rank, pid, host
   void update_plan(const std::string& key, const Json& value);  // rank 0: a top-level key of plan.json (atomic)
-  // Sets the batch that errors name. Cheap. Warns once if records are lost (full disk), and starts a profiling agent
+  // Sets the batch that errors name. Cheap. Warns once if records are lost (full disk), and starts a monitor
   // again that has ended.
   void set_step(std::int64_t batch);
 
