@@ -17,7 +17,7 @@ namespace {
 // which knows their length, makes this check.
 void require_greater_length(TrialContext& context, std::int64_t batches,
                             std::optional<std::int64_t> batches_per_epoch) {
-  const run::RankSession& session = context.session();
+  const rank::RankSession& session = context.session();
   const config::Experiment& experiment = session.experiment();
   if (!experiment.initial_weights.training_state || !session.resume_from().empty()) return;
   const config::Length& length = experiment.searcher.max_length;

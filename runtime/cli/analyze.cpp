@@ -37,7 +37,7 @@ struct WhatIfArguments {
   bool json = false;
   bool verify = false;
   int steps = 0;
-  int rounds = run::VerifyRequest().rounds;
+  int rounds = launcher::VerifyRequest().rounds;
   std::string cluster;
 };
 
@@ -45,14 +45,14 @@ struct WhatIfArguments {
 ExitCode verify(const WhatIfArguments& arguments) {
   const auto tell = [](const std::string& what) { std::fprintf(stderr, "dtrain: %s\n", what.c_str()); };
   const auto verification =
-      run::verify({run::find_run(arguments.run), arguments.steps, arguments.rounds, arguments.cluster}, tell);
+      launcher::verify({rank::find_run(arguments.run), arguments.steps, arguments.rounds, arguments.cluster}, tell);
   if (!verification) {
     tell("interrupted");
     return ExitCode::kInterrupted;
   }
   print_answer(
-      arguments.json, [&] { return run::to_json(*verification); },
-      [&] { return run::verification_text(*verification); });
+      arguments.json, [&] { return launcher::to_json(*verification); },
+      [&] { return launcher::verification_text(*verification); });
   return ExitCode::kDone;
 }
 
@@ -64,10 +64,10 @@ void add_summary(CLI::App& app, ExitCode*) {
   add_run(*command, arguments->run);
   add_json(*command, arguments->json);
   command->callback([arguments] {
-    const auto folder = run::find_run(arguments->run).path;
+    const auto folder = rank::find_run(arguments->run).path;
     print_answer(
         arguments->json, [&] { return analysis::to_json(analysis::summarize(folder)); },
-        [&] { return run::summary_text(folder, STDOUT_FILENO); });
+        [&] { return launcher::summary_text(folder, STDOUT_FILENO); });
   });
 }
 
@@ -88,7 +88,7 @@ void add_analyze(CLI::App& app, ExitCode*) {
       "waterfall from the ideal throughput to the measured one; classic and robust statistics of the steps; which\n"
       "ranks the others waited for, and why. docs/profiling.md describes how each number is computed.");
   command->callback([arguments] {
-    const auto profile = analysis::load_run(run::find_run(arguments->run).path);
+    const auto profile = analysis::load_run(rank::find_run(arguments->run).path);
     analysis::AnalyzeOptions options;
     std::optional<config::ProfilingRules> rules;
     if (!arguments->rules.empty()) {
@@ -97,7 +97,7 @@ void add_analyze(CLI::App& app, ExitCode*) {
     const analysis::Analysis analysis = analysis::analyze(profile, options);
     print_answer(
         arguments->json, [&] { return analysis::to_json(analysis); },
-        [&] { return analysis::render_analysis(analysis, run::text_options(STDOUT_FILENO)); });
+        [&] { return analysis::render_analysis(analysis, launcher::text_options(STDOUT_FILENO)); });
   });
 }
 
@@ -137,11 +137,11 @@ void add_what_if(CLI::App& app, ExitCode* exit_code) {
       *exit_code = verify(*arguments);
       return;
     }
-    const auto profile = analysis::load_run(run::find_run(arguments->run).path);
+    const auto profile = analysis::load_run(rank::find_run(arguments->run).path);
     const analysis::Analysis analysis = analysis::analyze(profile);
     print_answer(
         arguments->json, [&] { return analysis::to_json(analysis.what_if); },
-        [&] { return analysis::render_what_if(analysis, run::text_options(STDOUT_FILENO)); });
+        [&] { return analysis::render_what_if(analysis, launcher::text_options(STDOUT_FILENO)); });
   });
 }
 

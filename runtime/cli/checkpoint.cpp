@@ -317,8 +317,8 @@ Checkpoints find_checkpoints(const std::string& name) {
   fs::path path = fs::absolute(name).lexically_normal();
   if (path.filename().empty()) path = path.parent_path();
   if (is_checkpoint(path)) return {std::nullopt, path.parent_path(), {checkpoints::look_at(path)}};
-  Checkpoints found{run::find_run(name), {}, {}};
-  found.storage = run::find_checkpoint_folder(*found.run);
+  Checkpoints found{rank::find_run(name), {}, {}};
+  found.storage = rank::find_checkpoint_folder(*found.run);
   found.entries = checkpoints::list(found.storage);
   return found;
 }

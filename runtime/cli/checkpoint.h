@@ -13,14 +13,14 @@
 
 namespace dtrain::cli {
 
-// The argument RUN: a run, as run::find_run() finds it, or the folder of a checkpoint.
+// The argument RUN: a run, as rank::find_run() finds it, or the folder of a checkpoint.
 CLI::Option* add_run_or_checkpoint(CLI::App& command, std::string& run);
 inline constexpr const char* kStepHelp =
     "Which checkpoint: the number of batches done (120 or step-120), best or latest";
 
 // The checkpoints that such an argument names: all checkpoints of a run, or one.
 struct Checkpoints {
-  std::optional<run::RunFolder> run;  // empty: a checkpoint's folder was named
+  std::optional<rank::RunFolder> run;  // empty: a checkpoint's folder was named
   std::filesystem::path storage;
   std::vector<checkpoints::Entry> entries;  // the oldest first
 };

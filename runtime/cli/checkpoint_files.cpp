@@ -27,14 +27,14 @@ struct DeleteArguments {
 };
 
 void refuse_in_use(const Checkpoints& found) {
-  const bool in_progress = found.run && !run::is_over(*found.run);
+  const bool in_progress = found.run && !rank::is_over(*found.run);
   if (!in_progress && checkpoints::wait_for_savers(found.storage, std::chrono::milliseconds(0))) return;
   throw ConfigError("a run is in progress that uses the checkpoints in " + found.storage.string(),
                     "wait for its end or stop it first; `dtrain task list` shows it");
 }
 
-void refuse_of_another(const run::RunFolder& folder) {
-  const std::filesystem::path owner = run::other_owner_of_checkpoints(folder);
+void refuse_of_another(const rank::RunFolder& folder) {
+  const std::filesystem::path owner = rank::other_owner_of_checkpoints(folder);
   if (owner.empty()) return;
   throw ConfigError("these are the checkpoints of the run " + owner.string() + ", not of " + folder.path.string(),
                     "name that run; " + folder.path.string() +
@@ -107,7 +107,7 @@ void check_output(const std::filesystem::path& output, bool force) {
 ExitCode export_model(const checkpoints::Entry& entry, const std::filesystem::path& output,
                       const CheckpointExportArguments& arguments, const std::filesystem::path& eval_output) {
   ProcessOptions options;
-  const run::TrainingProgram worker = run::training_program("dtrain-worker");
+  const rank::TrainingProgram worker = rank::training_program("dtrain-worker");
   options.command = {worker.file.string(), "--export", entry.path.string(),
                      output.string(),      "--format", arguments.format};
   if (!worker.library_path.empty()) options.environment["LD_LIBRARY_PATH"] = worker.library_path;

@@ -32,7 +32,7 @@ Holders read_holders() {
   try {
     const SystemClock clock;
     Holders holders{std::in_place};
-    for (const scheduler::Task& task : run::open_user_ledger(clock).list(scheduler::Which::kNotEnded)) {
+    for (const scheduler::Task& task : launcher::open_user_ledger(clock).list(scheduler::Which::kNotEnded)) {
       for (const scheduler::ClaimedShare& share : task.claim) {
         for (const std::string& gpu : share.gpus) holders->gpus[gpu] = task.id;
         for (const std::vector<int>& cores : share.cores) {
@@ -126,7 +126,7 @@ void add_list(CLI::App& parent, const std::string& about, const std::string& foo
   const auto format = add_list_format(*command);
   command->footer(footer);
   command->callback([=] {
-    const ClusterAgents cluster = run::find_cluster(*file);
+    const ClusterAgents cluster = launcher::find_cluster(*file);
     for (const std::string& warning : cluster.warnings) std::fprintf(stderr, "dtrain: warning: %s\n", warning.c_str());
     if (*format == ListFormat::kText) std::printf("cluster: %s%s\n", cluster.source.c_str(), how_cores_divide(cluster));
     std::fputs(list(cluster, read_holders(), *format).c_str(), stdout);

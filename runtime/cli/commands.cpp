@@ -34,7 +34,7 @@ std::optional<std::string> why_output_was_lost() {
 namespace fs = std::filesystem;
 
 // Returns the seconds since the run's files were last written to.
-double quiet_s(const run::RunFolder& folder) {
+double quiet_s(const rank::RunFolder& folder) {
   std::error_code code;
   auto latest = fs::file_time_type::min();
   const auto look_at = [&](const fs::path& path) {
@@ -79,8 +79,8 @@ CLI::Option* add_json(CLI::App& command, bool& json) {
   return command.add_flag("--json", json, "As JSON");
 }
 
-analysis::ListedRun list_run(const run::RunFolder& folder, const Clock& clock) {
-  const bool gone = run::is_over(folder) && quiet_s(folder) > kQuietS;
+analysis::ListedRun list_run(const rank::RunFolder& folder, const Clock& clock) {
+  const bool gone = rank::is_over(folder) && quiet_s(folder) > kQuietS;
   return analysis::read_listed_run(folder.path, gone ? std::nullopt : std::optional(to_seconds(clock.wall())));
 }
 

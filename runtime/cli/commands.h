@@ -82,7 +82,7 @@ ExitCode finish_output(ExitCode exit_code);
 // For a command whose result is not what it prints: only warns of lost output, and leaves the exit code as it is.
 void warn_of_lost_output();
 
-// Adds the argument RUN, for run::find_run().
+// Adds the argument RUN, for rank::find_run().
 CLI::Option* add_run(CLI::App& command, std::string& run);
 // Adds the same argument for one run or more.
 CLI::Option* add_runs(CLI::App& command, std::vector<std::string>& runs);
@@ -92,7 +92,7 @@ CLI::Option* add_json(CLI::App& command, bool& json);
 inline constexpr double kQuietS = 5;
 
 // Returns the run as it is now.
-analysis::ListedRun list_run(const run::RunFolder& folder, const Clock& clock);
+analysis::ListedRun list_run(const rank::RunFolder& folder, const Clock& clock);
 
 // Prints the answer as JSON or as text; the other form is not made.
 void print_answer(bool json, const std::function<Json()>& for_programs, const std::function<std::string()>& for_people);

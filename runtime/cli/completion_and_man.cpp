@@ -462,7 +462,7 @@ void add_completion(CLI::App& app, ExitCode*) {
 void add_man(CLI::App& app, ExitCode*) {
   CLI::App* command = app.add_subcommand("man", "Print the man page (troff)");
   command->group("");  // for the build: users have `man dtrain`
-  command->callback([&app] { std::fputs(man_page(read_facts(app), run::version()).c_str(), stdout); });
+  command->callback([&app] { std::fputs(man_page(read_facts(app), rank::version()).c_str(), stdout); });
 }
 
 }  // namespace dtrain::cli

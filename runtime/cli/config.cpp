@@ -37,7 +37,7 @@ struct ConfigCheckArguments {
 bool check_experiment(const std::string& file, const ConfigCheckArguments& arguments) {
   const config::Experiment experiment = config::read_experiment(file, arguments.overrides);
   if (!arguments.file_only) {
-    const std::vector<std::string> missing = run::find_missing_files(experiment);
+    const std::vector<std::string> missing = launcher::find_missing_files(experiment);
     for (const std::string& text : missing) std::fprintf(stderr, "%s\n", text.c_str());
     if (!missing.empty()) return false;
   }
@@ -133,7 +133,7 @@ ExitCode inspect(const ModelInspectArguments& arguments) {
   if (!said) throw SystemError("cannot make a file in memory", errno);
   ProcessOptions options;
   options.fds = {{STDOUT_FILENO, said.get()}};
-  const run::TrainingProgram worker = run::training_program("dtrain-worker");
+  const rank::TrainingProgram worker = rank::training_program("dtrain-worker");
   options.command = {worker.file.string(), "--inspect", arguments.file};
   if (!worker.library_path.empty()) options.environment["LD_LIBRARY_PATH"] = worker.library_path;
   if (arguments.json) options.command.emplace_back("--json");

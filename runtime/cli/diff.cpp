@@ -50,7 +50,7 @@ double to_share(const std::string& text) {
 
 analysis::RunProfile load(const char* which, const std::string& run) {
   try {
-    return analysis::load_run(run::find_run(run).path);
+    return analysis::load_run(rank::find_run(run).path);
   } catch (const ConfigError& error) {
     throw ConfigError(std::string(which) + ": " + error.what(), error.remedy());
   }
@@ -81,7 +81,7 @@ void add_diff(CLI::App& app, ExitCode* exit_code) {
     const analysis::RunDiff diff = analysis::diff_runs(a, b, options);
     print_answer(
         arguments->json, [&] { return analysis::to_json(diff); },
-        [&] { return analysis::render_diff(diff, run::text_options(STDOUT_FILENO)); });
+        [&] { return analysis::render_diff(diff, launcher::text_options(STDOUT_FILENO)); });
     *exit_code = diff.regression ? ExitCode::kRegression : ExitCode::kDone;
   });
 }

@@ -13,14 +13,14 @@ namespace {
 // Returns "dtrain 0.1.0, commit …", and a line for each library that dtrain uses.
 std::string version_text() {
   std::string text;
-  for (const auto& [name, value] : run::versions()) text += (text.empty() ? "" : "\n") + name + " " + value;
+  for (const auto& [name, value] : launcher::versions()) text += (text.empty() ? "" : "\n") + name + " " + value;
   return text;
 }
 
 }  // namespace
 
 void add_doctor(CLI::App& app, ExitCode* exit_code) {
-  auto request = std::make_shared<run::DoctorRequest>();
+  auto request = std::make_shared<launcher::DoctorRequest>();
   CLI::App* command =
       app.add_subcommand("doctor", "Check whether this machine and the cluster have what training needs");
   command
@@ -41,7 +41,7 @@ void add_doctor(CLI::App& app, ExitCode* exit_code) {
       "The limits of this machine come last, as far as they were measured: by --bench, or by an earlier launch.\n"
       "\n"
       "Exit codes: 0, or 1 if there is a problem.");
-  command->callback([request, exit_code] { *exit_code = run::doctor(*request); });
+  command->callback([request, exit_code] { *exit_code = launcher::doctor(*request); });
 }
 
 void add_version(CLI::App& app, ExitCode*) {
@@ -53,7 +53,7 @@ void add_version(CLI::App& app, ExitCode*) {
   command->callback([json] {
     if (*json) {
       Json object = Json::object();
-      for (const auto& [name, value] : run::versions()) object[name] = value;
+      for (const auto& [name, value] : launcher::versions()) object[name] = value;
       std::printf("%s\n", to_line(object).c_str());
     } else {
       std::printf("%s\n", version_text().c_str());
@@ -69,14 +69,14 @@ void add_start_rank(CLI::App& app, ExitCode*) {
   command->prefix_command();
   command->callback([command] {
     if (command->remaining().empty()) throw ConfigError("dtrain start-rank: no program given");
-    run::start_rank(command->remaining());
+    launcher::start_rank(command->remaining());
   });
 }
 
 void add_host_probe(CLI::App& app, ExitCode* exit_code) {
   CLI::App* command = app.add_subcommand("host-probe", "Report what this host has to the dtrain of another host");
   command->group("");
-  command->callback([exit_code] { *exit_code = run::host_probe(); });
+  command->callback([exit_code] { *exit_code = launcher::host_probe(); });
 }
 
 void add_cuda_probe(CLI::App& app, ExitCode*) {
@@ -84,7 +84,7 @@ void add_cuda_probe(CLI::App& app, ExitCode*) {
   CLI::App* command = app.add_subcommand("cuda-probe", "Open the libraries that training on GPUs needs");
   command->group("");
   command->add_option("FOLDER", *folder, "The folder of libtorch's libraries");
-  command->callback([folder] { run::cuda_probe(*folder); });
+  command->callback([folder] { launcher::cuda_probe(*folder); });
 }
 
 }  // namespace dtrain::cli

@@ -20,11 +20,11 @@ struct ReportArguments {
   std::string output;
 };
 
-std::vector<run::RunFolder> different_runs(const std::vector<std::string>& names) {
-  std::vector<run::RunFolder> folders;
+std::vector<rank::RunFolder> different_runs(const std::vector<std::string>& names) {
+  std::vector<rank::RunFolder> folders;
   for (const std::string& name : names) {
-    const run::RunFolder folder = run::find_run(name);
-    const auto same = [&](const run::RunFolder& other) { return fs::equivalent(folder.path, other.path); };
+    const rank::RunFolder folder = rank::find_run(name);
+    const auto same = [&](const rank::RunFolder& other) { return fs::equivalent(folder.path, other.path); };
     if (std::any_of(folders.begin(), folders.end(), same)) {
       throw ConfigError(name + ": the run " + folder.path.string() + " is named twice", "name each run once");
     }
@@ -33,11 +33,11 @@ std::vector<run::RunFolder> different_runs(const std::vector<std::string>& names
   return folders;
 }
 
-void write_report_of(const std::vector<run::RunFolder>& folders, const fs::path& file) {
+void write_report_of(const std::vector<rank::RunFolder>& folders, const fs::path& file) {
   if (folders.size() == 1) return analysis::write_report(folders.front().path, file);
   const SystemClock clock;
   std::vector<analysis::ListedRun> runs;
-  for (const run::RunFolder& folder : folders) runs.push_back(list_run(folder, clock));
+  for (const rank::RunFolder& folder : folders) runs.push_back(list_run(folder, clock));
   analysis::write_comparison(runs, file);
 }
 
@@ -53,9 +53,9 @@ void print_notes(const std::vector<std::string>& notes) {
   for (const std::string& note : notes) std::fprintf(stderr, "note: %s\n", note.c_str());
 }
 
-void ask(const run::RunFolder& folder, int steps) {
+void ask(const rank::RunFolder& folder, int steps) {
   const auto say = [](const std::string& text) { std::fprintf(stderr, "%s\n", text.c_str()); };
-  const run::RequestedTrace trace = run::request_trace(folder, steps, say);
+  const rank::RequestedTrace trace = rank::request_trace(folder, steps, say);
   for (const int rank : trace.failed) std::fprintf(stderr, "note: rank %d has no trace; its log shows why\n", rank);
 }
 
@@ -113,7 +113,7 @@ void add_report(CLI::App& app, ExitCode*) {
       "whose folder came from another machine. Of several runs it writes one page: their curves of learning laid over\n"
       "each other, and what of their experiments differs. docs/report.md describes the contents.");
   command->callback([arguments] {
-    const std::vector<run::RunFolder> folders = different_runs(arguments->runs);
+    const std::vector<rank::RunFolder> folders = different_runs(arguments->runs);
     const fs::path folder = folders.size() == 1 ? folders.front().path : fs::path();
     const fs::path file = arguments->output.empty() ? folder / analysis::kReportFile : fs::path(arguments->output);
     write_report_of(folders, file);
@@ -138,7 +138,7 @@ void add_trace(CLI::App& app, ExitCode*) {
       ->type_name("DIR");
   command->add_flag("--json", arguments->json, "Print as JSON what was written");
   command->callback([arguments] {
-    const run::RunFolder folder = run::find_run(arguments->run);
+    const rank::RunFolder folder = rank::find_run(arguments->run);
     if (arguments->now) ask(folder, arguments->steps);
     const analysis::RunProfile profile = analysis::load_run(folder.path);
     if (arguments->hta.empty()) {
@@ -163,7 +163,7 @@ void add_export(CLI::App& app, ExitCode*) {
           "tables in it) and tensorboard (default: tensorboard in it)")
       ->type_name("PATH");
   command->callback([arguments] {
-    const std::filesystem::path folder = run::find_run(arguments->run).path;
+    const std::filesystem::path folder = rank::find_run(arguments->run).path;
     const auto target = [&](const char* name) {
       return arguments->output.empty() ? folder / name : std::filesystem::path(arguments->output);
     };

@@ -54,7 +54,7 @@ class ScriptExperiment {
 }  // namespace
 
 void add_launch(CLI::App& app, ExitCode* exit_code) {
-  auto request = std::make_shared<run::LaunchRequest>();
+  auto request = std::make_shared<launcher::LaunchRequest>();
   CLI::App* command =
       app.add_subcommand("launch", "Train what an experiment file describes, on this machine or a cluster");
   CLI::Option* experiment =
@@ -120,14 +120,14 @@ void add_launch(CLI::App& app, ExitCode* exit_code) {
       "them.");
   command->callback([request, mock, exit_code] {
     if (request->experiment_file.empty() && request->continue_run.empty()) throw CLI::RequiredError("EXPERIMENT");
-    request->mock = run::parse_mock(*mock);
-    *exit_code = run::launch(*request);
+    request->mock = rank::parse_mock(*mock);
+    *exit_code = launcher::launch(*request);
     if (!request->dry_run) warn_of_lost_output();  // a closed output does not change how a run ended
   });
 }
 
 void add_run_script(CLI::App& app, ExitCode* exit_code) {
-  auto request = std::make_shared<run::LaunchRequest>();
+  auto request = std::make_shared<launcher::LaunchRequest>();
   auto slots = std::make_shared<int>(1);
   CLI::App* command =
       app.add_subcommand("run", "Train with a Python script that calls dtrain.init(), without an experiment file");
@@ -169,11 +169,11 @@ void add_run_script(CLI::App& app, ExitCode* exit_code) {
       throw ConfigError("dtrain run: '" + words.front() + "' is no Python script",
                         "a trial (train.py:MyTrial) and other programs need an experiment file: dtrain launch");
     }
-    if (slots_given->count() == 0) *slots = run::ranks_of_pods();
+    if (slots_given->count() == 0) *slots = launcher::ranks_of_pods();
     const ScriptExperiment experiment(words, *slots);
     request->experiment_file = experiment.file;
     request->contents = experiment.contents;
-    *exit_code = run::launch(*request);
+    *exit_code = launcher::launch(*request);
     if (!request->dry_run) warn_of_lost_output();
   });
 }

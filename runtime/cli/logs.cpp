@@ -32,7 +32,7 @@ int rank_of(const fs::path& file) {
   return std::sscanf(file.filename().c_str(), "rank-%d.lo%c", &rank, &rest) == 2 && rest == 'g' ? rank : -1;
 }
 
-std::map<int, fs::path> find_logs(const run::RunFolder& folder) {
+std::map<int, fs::path> find_logs(const rank::RunFolder& folder) {
   std::map<int, fs::path> logs;
   std::error_code code;
   for (const auto& entry : fs::directory_iterator(folder.logs(), code)) {
@@ -43,8 +43,8 @@ std::map<int, fs::path> find_logs(const run::RunFolder& folder) {
 
 void show(const LogsArguments& arguments) {
   constexpr auto kPollPeriod = std::chrono::milliseconds(100);
-  const run::RunFolder folder = run::find_run(arguments.run);
-  run::LogTail tail;
+  const rank::RunFolder folder = rank::find_run(arguments.run);
+  rank::LogTail tail;
   std::map<int, fs::path> known;
   const auto look_for_logs = [&] {
     for (const auto& [rank, path] : find_logs(folder)) {
@@ -53,7 +53,7 @@ void show(const LogsArguments& arguments) {
   };
   bool raw_ok = true;
   const auto print = [&](int rank, std::string_view line) {
-    std::string text = arguments.rank < 0 ? run::rank_prefix(rank) : "";
+    std::string text = arguments.rank < 0 ? rank::rank_prefix(rank) : "";
     text.append(line).append("\n");
     if (arguments.raw) {
       raw_ok = raw_ok && write_all(STDOUT_FILENO, text) == text.size();
@@ -63,7 +63,7 @@ void show(const LogsArguments& arguments) {
   };
   look_for_logs();
   while (arguments.follow) {
-    const bool over = run::is_over(folder);  // read first, so that what was written before is shown
+    const bool over = rank::is_over(folder);  // read first, so that what was written before is shown
     look_for_logs();
     tail.poll(print);
     const bool written = raw_ok && std::fflush(stdout) == 0;

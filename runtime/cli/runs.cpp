@@ -249,7 +249,7 @@ std::vector<RunRow> read_rows(const std::string& folder) {
   if (folder.empty() && !std::filesystem::exists(kRunsFolder, code)) return {};
   const SystemClock clock;
   std::vector<RunRow> rows;
-  for (const run::RunFolder& run_folder : run::runs_in(folder.empty() ? kRunsFolder : folder)) {
+  for (const rank::RunFolder& run_folder : rank::runs_in(folder.empty() ? kRunsFolder : folder)) {
     try {
       rows.push_back({run_folder.number(), list_run(run_folder, clock).line});
     } catch (const std::exception& error) {  // one of them must not hide the others

@@ -18,7 +18,7 @@
 namespace dtrain::cli {
 namespace {
 
-// The help of the argument that run::find_task() reads.
+// The help of the argument that launcher::find_task() reads.
 inline constexpr const char* kTaskHelp = "The task: its number (127 or task:127), or its run under ./runs (run:3)";
 
 // Returns a time of the wall clock as text; null: there is none.
@@ -140,8 +140,8 @@ void add_task_list(CLI::App& task) {
   command->callback([active, format] {
     const SystemClock clock;
     TaskTable table(*format);
-    run::open_user_ledger(clock).visit(*active ? scheduler::Which::kNotEnded : scheduler::Which::kAll,
-                                       [&](Task&& task) { table.add(std::move(task)); });
+    launcher::open_user_ledger(clock).visit(*active ? scheduler::Which::kNotEnded : scheduler::Which::kAll,
+                                            [&](Task&& task) { table.add(std::move(task)); });
     std::fputs(table.finish().c_str(), stdout);
   });
 }
@@ -238,8 +238,8 @@ void add_task_show(CLI::App& task) {
   command->add_flag("--json", arguments->json, "As JSON");
   command->callback([arguments] {
     const SystemClock clock;
-    scheduler::Ledger ledger = run::open_user_ledger(clock);
-    const Task found = run::find_task(ledger, arguments->name);
+    scheduler::Ledger ledger = launcher::open_user_ledger(clock);
+    const Task found = launcher::find_task(ledger, arguments->name);
     const auto history = ledger.history(found.id);
     const std::string text = arguments->json ? to_line(to_json(found, history)) + "\n" : to_text(found, history);
     std::fputs(text.c_str(), stdout);
@@ -269,8 +269,8 @@ void add_task_kill(CLI::App& task) {
   command->add_option("ID", *ids, kTaskHelp)->required();
   command->callback([ids] {
     const SystemClock clock;
-    scheduler::Ledger ledger = run::open_user_ledger(clock);
-    for (const std::string& id : *ids) std::printf("%s\n", kill(ledger, run::find_task(ledger, id).id).c_str());
+    scheduler::Ledger ledger = launcher::open_user_ledger(clock);
+    for (const std::string& id : *ids) std::printf("%s\n", kill(ledger, launcher::find_task(ledger, id).id).c_str());
   });
 }
 
@@ -291,9 +291,9 @@ void add(CLI::App& task, const std::string& name, const std::string& description
   command->add_option("ID", *ids, kTaskHelp)->required();
   command->callback([ids, paused] {
     const SystemClock clock;
-    scheduler::Ledger ledger = run::open_user_ledger(clock);
+    scheduler::Ledger ledger = launcher::open_user_ledger(clock);
     for (const std::string& id : *ids) {
-      std::printf("%s\n", set_paused(ledger, run::find_task(ledger, id).id, paused).c_str());
+      std::printf("%s\n", set_paused(ledger, launcher::find_task(ledger, id).id, paused).c_str());
     }
   });
 }
@@ -312,8 +312,8 @@ void add_task_wait(CLI::App& task, ExitCode* exit_code) {
   command->add_option("ID", *name, kTaskHelp)->required();
   command->callback([name, exit_code] {
     const SystemClock clock;
-    scheduler::Ledger ledger = run::open_user_ledger(clock);
-    scheduler::Task task = run::find_task(ledger, *name);
+    scheduler::Ledger ledger = launcher::open_user_ledger(clock);
+    scheduler::Task task = launcher::find_task(ledger, *name);
     while (!has_ended(task.state)) {
       std::this_thread::sleep_for(kPollPeriod);
       task = ledger.find(task.id).value();

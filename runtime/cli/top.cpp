@@ -45,7 +45,7 @@ struct ScreenSize {
 // One object a process, on the thread that made it, before other threads exist.
 class TopScreen {
  public:
-  // Requires run::can_redraw(STDOUT_FILENO). SystemError.
+  // Requires launcher::can_redraw(STDOUT_FILENO). SystemError.
   TopScreen();
   ~TopScreen();
   TopScreen& operator=(TopScreen&&) = delete;
@@ -227,10 +227,10 @@ struct TopArguments {
 
 class Top {
  public:
-  explicit Top(run::RunFolder folder) : folder_(std::move(folder)), run_(folder_.path, clock_) {}
+  explicit Top(rank::RunFolder folder) : folder_(std::move(folder)), run_(folder_.path, clock_) {}
 
   analysis::LiveView look() {
-    const bool over = run::is_over(folder_);  // read first, so that what was written before is not missed
+    const bool over = rank::is_over(folder_);  // read first, so that what was written before is not missed
     run_.poll();
     analysis::LiveView view = run_.view();
     return over && !view.ended && view.quiet_s > kQuietS ? run_.view(true) : view;
@@ -238,7 +238,7 @@ class Top {
 
   void print(const analysis::LiveView& view) const {
     analysis::LiveTextOptions options;
-    const auto text = run::text_options(STDOUT_FILENO);
+    const auto text = launcher::text_options(STDOUT_FILENO);
     options.width = ::isatty(STDOUT_FILENO) != 0 ? text.width : kWidthOfFiles;
     options.color = text.color;
     for (const std::string& line : analysis::render_live(view, options)) std::printf("%s\n", line.c_str());
@@ -280,16 +280,16 @@ class Top {
     }
   }
 
-  run::RunFolder folder_;
+  rank::RunFolder folder_;
   SystemClock clock_;
   analysis::LiveRun run_;
-  const bool color_ = run::text_options(STDOUT_FILENO).color;
+  const bool color_ = launcher::text_options(STDOUT_FILENO).color;
   int first_rank_ = 0;
 };
 
 ExitCode show_top(const TopArguments& arguments) {
-  Top top(arguments.run.empty() ? run::newest_running() : run::find_run(arguments.run));
-  if (arguments.once || !run::can_redraw(STDOUT_FILENO)) {
+  Top top(arguments.run.empty() ? rank::newest_running() : rank::find_run(arguments.run));
+  if (arguments.once || !launcher::can_redraw(STDOUT_FILENO)) {
     const analysis::LiveView view = top.look();
     if (arguments.json) {
       std::printf("%s\n", to_line(analysis::to_json(view)).c_str());

@@ -13,7 +13,7 @@
 #include "dtrain/rank/libtorch.h"
 #include "dtrain/rank/model_files.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 
 namespace fs = std::filesystem;
 
@@ -36,7 +36,7 @@ fs::path in_folder_of(const config::Experiment& experiment, const std::string& n
   return (fs::absolute(experiment.file).parent_path() / name).lexically_normal();
 }
 
-fs::path find_python(const config::Experiment& experiment, const PythonEntry& entry, const Variables& variables) {
+fs::path find_python(const config::Experiment& experiment, const PythonEntry& entry, const rank::Variables& variables) {
   const std::string where = experiment.file.string() + ": entrypoint: ";
   std::error_code code;
   if (const fs::path script = in_folder_of(experiment, entry.file); !fs::is_regular_file(script, code)) {
@@ -56,7 +56,7 @@ fs::path find_python(const config::Experiment& experiment, const PythonEntry& en
       return python;
     }
   }
-  fs::path found = find_program("python3", {}, variables);
+  fs::path found = rank::find_program("python3", {}, variables);
   if (found.empty()) throw ConfigError(where + entry.file + " needs python3, which is not in PATH");
   return found;
 }
@@ -99,7 +99,7 @@ std::string script_warning(const std::vector<std::string>& command) {
          kCallsOfScript;
 }
 
-std::vector<std::string> entry_command(const config::Experiment& experiment, const Variables& variables) {
+std::vector<std::string> entry_command(const config::Experiment& experiment, const rank::Variables& variables) {
   std::vector<std::string> command{find_entrypoint(experiment, variables).string()};
   const auto entry = python_entry(experiment.entrypoint.front());
   if (entry) {
@@ -111,18 +111,19 @@ std::vector<std::string> entry_command(const config::Experiment& experiment, con
   return command;
 }
 
-fs::path find_entrypoint(const config::Experiment& experiment, const Variables& variables) {
+fs::path find_entrypoint(const config::Experiment& experiment, const rank::Variables& variables) {
   const std::string& name = experiment.entrypoint.front();
   if (const auto entry = python_entry(name)) return find_python(experiment, *entry, variables);
   const fs::path beside = executable_path().parent_path();
   const std::string where = experiment.file.string() + ": entrypoint: ";
   if (name.find('/') == std::string::npos) {
-    fs::path found = experiment.model ? find_training_program(name, variables) : find_program(name, beside, variables);
+    fs::path found =
+        experiment.model ? rank::find_training_program(name, variables) : rank::find_program(name, beside, variables);
     if (!found.empty()) return found;
     if (experiment.model) {
       throw ConfigError(experiment.file.string() + ": model: `model:` experiments are carried out by the program " +
                             name + ", which is neither in " + beside.string() + " nor in PATH",
-                        missing_program(name).remedy);
+                        rank::missing_program(name).remedy);
     }
     if (name.find(':') != std::string::npos) {
       throw ConfigError(where + "'" + name + "' is no program; a Python class is named with its file: train.py:MyTrial",
@@ -169,19 +170,19 @@ std::vector<std::string> find_missing_files(const config::Experiment& experiment
       if (key.is_file) check_file(section + "." + key.name, source.at(key.name));
     }
   };
-  try_to([&] { find_entrypoint(experiment, process_variables()); });
+  try_to([&] { find_entrypoint(experiment, rank::process_variables()); });
   if (experiment.model) {
     for (const config::ModelFile& file : config::files_of(*experiment.model)) {
-      try_to([&] { check_model_file(experiment, file); });
+      try_to([&] { rank::check_model_file(experiment, file); });
     }
     check_source("data.training", experiment.model->data.training);
     if (experiment.model->data.validation) check_source("data.validation", *experiment.model->data.validation);
   }
-  try_to([&] { check_checkpoint_storage(experiment.checkpoint_storage); });
+  try_to([&] { rank::check_checkpoint_storage(experiment.checkpoint_storage); });
   if (!experiment.initial_weights.file.empty()) {
-    try_to([&] { check_initial_weights(experiment.initial_weights); });
+    try_to([&] { rank::check_initial_weights(experiment.initial_weights); });
   }
   return missing;
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

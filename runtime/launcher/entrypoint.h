@@ -8,7 +8,7 @@
 #include "dtrain/config/experiment.h"
 #include "dtrain/rank/environment.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 
 // The module of Python that runs a script, or a class in a script, as a rank.
 inline constexpr const char* kPythonRank = "dtrain.rank";
@@ -18,7 +18,7 @@ inline constexpr const char* kPythonRank = "dtrain.rank";
 //
 // A Python file (train.py), or a class in one (train.py:MyTrial), is relative to the experiment file's folder, with or
 // without a slash. Its program is Python: $DTRAIN_PYTHON, that of $VIRTUAL_ENV, or python3 in PATH.
-std::filesystem::path find_entrypoint(const config::Experiment& experiment, const Variables& variables);
+std::filesystem::path find_entrypoint(const config::Experiment& experiment, const rank::Variables& variables);
 
 // True if a rank's command runs a Python script, whose loop is its own; false: a class in a script, or another program.
 bool runs_script(const std::vector<std::string>& command);
@@ -31,6 +31,6 @@ inline constexpr const char* kCallsOfScript =
     "(docs/python.md); Lightning's Trainer takes strategy=dtrain.lightning.Strategy()";
 
 // Returns the program and its arguments. The launcher adds the experiment file and options after them.
-std::vector<std::string> entry_command(const config::Experiment& experiment, const Variables& variables);
+std::vector<std::string> entry_command(const config::Experiment& experiment, const rank::Variables& variables);
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

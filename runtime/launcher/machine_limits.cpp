@@ -26,7 +26,7 @@
 #include "dtrain/rank/libtorch.h"
 #include "dtrain/scheduler/core_groups.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 
 namespace {
 
@@ -139,10 +139,10 @@ RanksOfHost on_this_host(RanksOfHost ranks) {
 
 Json limits_key(int threads, int ranks, int most_threads) {
   // The version is read once: this takes some 50 ms.
-  static const std::string libtorch = libtorch_minor(process_variables());
+  static const std::string libtorch = rank::libtorch_minor(rank::process_variables());
   const host::Processor processor = host::processor();
   Json key = {{"cpu", processor.name}, {"revision", processor.revision}, {"threads", threads},
-              {"ranks", ranks},        {"libtorch", libtorch},           {"dtrain", version()}};
+              {"ranks", ranks},        {"libtorch", libtorch},           {"dtrain", rank::version()}};
   if (most_threads > threads) key["most_threads"] = most_threads;
   return key;
 }
@@ -228,22 +228,22 @@ std::string cpus_text(const std::vector<std::vector<int>>& cpus) {
 }
 
 // Returns the variables that lead dtrain-calibrate to the libtorch that the ranks' program has found by itself.
-Variables with_libtorch_of(const fs::path& of_ranks, Variables variables) {
+rank::Variables with_libtorch_of(const fs::path& of_ranks, rank::Variables variables) {
   if (of_ranks.empty() || !is_program(of_ranks)) return variables;
-  const fs::path libraries = libtorch_folder(of_ranks, find_libraries(of_ranks, variables));
+  const fs::path libraries = rank::libtorch_folder(of_ranks, rank::find_libraries(of_ranks, variables));
   if (libraries.filename() == "lib") variables["DTRAIN_LIBTORCH_DIR"] = libraries.parent_path().string();
   return variables;
 }
 
 // Returns the line of JSON that dtrain-calibrate prints. Error: it cannot be started, or has failed.
-Json run_calibration(const RanksOfHost& ranks, const Variables& variables) {
-  const Variables of_ranks = with_libtorch_of(ranks.program, variables);
-  const fs::path program = find_training_program(kCalibrationProgram, of_ranks);
+Json run_calibration(const RanksOfHost& ranks, const rank::Variables& variables) {
+  const rank::Variables of_ranks = with_libtorch_of(ranks.program, variables);
+  const fs::path program = rank::find_training_program(kCalibrationProgram, of_ranks);
   if (program.empty()) {
-    const MissingProgram missing = missing_program(kCalibrationProgram);
+    const rank::MissingProgram missing = rank::missing_program(kCalibrationProgram);
     throw Error(missing.text, missing.remedy);
   }
-  const std::string libraries = find_libraries(program, of_ranks);
+  const std::string libraries = rank::find_libraries(program, of_ranks);
   Pipe out = make_pipe();
   Pipe err = make_pipe();
   const UniqueFd nothing(::open("/dev/null", O_RDWR | O_CLOEXEC));
@@ -309,7 +309,7 @@ UniqueFd lock_machine(const fs::path& file) {
 
 // `before`: limits measured earlier, while other programs disturbed. They stay if the programs disturb more now.
 MachineLimits measure_and_store(const RanksOfHost& ranks, const LimitsCache& cache, const Json& key,
-                                const std::optional<profile::RankLimits>& before, const Variables& variables) {
+                                const std::optional<profile::RankLimits>& before, const rank::Variables& variables) {
   MachineLimits result;
   const Json answer = run_calibration(ranks, variables);
   result.limits = profile::rank_limits_of(answer.at("limits"));
@@ -330,11 +330,11 @@ MachineLimits measure_and_store(const RanksOfHost& ranks, const LimitsCache& cac
 
 }  // namespace
 
-MachineLimits machine_limits(const RanksOfHost& given, Measure measure, const Variables& variables) {
+MachineLimits machine_limits(const RanksOfHost& given, Measure measure, const rank::Variables& variables) {
   MachineLimits result;
   try {
     const RanksOfHost ranks = on_this_host(given);
-    const LimitsCache cache(cache_folder(variables));
+    const LimitsCache cache(rank::cache_folder(variables));
     const Json key = limits_key(ranks.threads, ranks.ranks, ranks.most_threads);
     const bool remembers = !cache.lock_file().empty();
     std::optional<double> busy_share;
@@ -364,7 +364,7 @@ MachineLimits machine_limits(const RanksOfHost& given, Measure measure, const Va
   return result;
 }
 
-bool may_calibrate(const Variables& variables) {
+bool may_calibrate(const rank::Variables& variables) {
   const auto found = variables.find("DTRAIN_CALIBRATION");
   if (found == variables.end() || found->second.empty() || found->second == "true") return true;
   if (found->second == "false") return false;
@@ -407,4 +407,4 @@ RanksOfHost ranks_of_host(const Json& json) {
           .program = json.at("program").get<std::string>()};
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

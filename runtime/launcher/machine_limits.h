@@ -13,7 +13,7 @@
 #include "dtrain/profile/rank_limits.h"
 #include "dtrain/rank/environment.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 
 // Results that launches keep for later launches: one small JSON file for each key, in a folder of the user's cache
 // folder, which hosts may share. Files are replaced whole. Any thread.
@@ -103,14 +103,14 @@ enum class Measure {
 };
 
 // Throws nothing that a run would have to end for: failures become `failure`.
-MachineLimits machine_limits(const RanksOfHost& ranks, Measure measure, const Variables& variables);
+MachineLimits machine_limits(const RanksOfHost& ranks, Measure measure, const rank::Variables& variables);
 
 // True if launches may measure: DTRAIN_CALIBRATION is "true" or unset. ConfigError: neither "true" nor "false".
-bool may_calibrate(const Variables& variables);
+bool may_calibrate(const rank::Variables& variables);
 
 Json to_json(const MachineLimits& limits);          // for another host: {"limits", "seconds", "before", "failure"}
 MachineLimits machine_limits_of(const Json& json);  // Json::exception if it is malformed
 Json to_json(const RanksOfHost& ranks);
 RanksOfHost ranks_of_host(const Json& json);  // Json::exception if it is malformed
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

@@ -6,24 +6,13 @@
 #include <string>
 #include <vector>
 
-#include "dtrain/analysis/run_profile.h"
 #include "dtrain/rank/mock.h"
-#include "dtrain/rank/run_folder.h"
 #include "dtrain/rank/stop_requests.h"
 
-namespace dtrain::run {
-
-// Returns the `dtrain launch` command for `steps` batches of RUN's experiment, without --run-dir and --mock. It sets
-// what RUN chose at its start: a short run would spend half its batches on that, and a mock run cannot choose.
-// ConfigError if RUN was not started by `dtrain launch`, is a mock run, or its experiment file is gone or changed.
-std::vector<std::string> short_launch(const RunFolder& run, const analysis::RunProfile& profile, int steps,
-                                      const std::filesystem::path& cluster);
+namespace dtrain::launcher {
 
 // Makes a launch command train for `steps` batches and do nothing else: no validation, no trace.
 void make_short(std::vector<std::string>& command, std::int64_t steps);
-
-// Makes RUN/what-if/N.
-std::filesystem::path make_what_if_folder(const RunFolder& run);
 
 class ShortRuns {
  public:
@@ -32,7 +21,7 @@ class ShortRuns {
   // Launches a run in folder/NAME, with one more --set unless it is empty, and waits for its end. Its output is in
   // NAME.out and NAME.err beside that folder. Error if the run fails (ConfigError if it is refused). False: a signal
   // arrived; it was passed on, and the run has ended.
-  bool run(const std::string& name, const Mock& mock, const std::string& set = {});
+  bool run(const std::string& name, const rank::Mock& mock, const std::string& set = {});
   // Does the same with these options. `has_enough`, if there is one, is called a few times a second: once it returns
   // true, the ranks are killed, and the run counts as done. A signal kills them as well.
   bool run(const std::string& name, const std::vector<std::string>& options,
@@ -41,7 +30,7 @@ class ShortRuns {
  private:
   const std::vector<std::string> launch_;
   const std::filesystem::path folder_;
-  LaunchSignals signals_;
+  rank::LaunchSignals signals_;
 };
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

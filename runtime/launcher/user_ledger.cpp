@@ -8,7 +8,7 @@
 #include "dtrain/base/text.h"
 #include "dtrain/rank/environment.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 namespace {
 
 constexpr const char* kTasksThereAre = "dtrain task list shows those there are";
@@ -24,7 +24,7 @@ scheduler::Task task_of_number(scheduler::Ledger& ledger, const std::string& num
   return *std::move(found);
 }
 
-scheduler::Task task_of_run(scheduler::Ledger& ledger, const RunFolder& folder) {
+scheduler::Task task_of_run(scheduler::Ledger& ledger, const rank::RunFolder& folder) {
   std::optional<scheduler::Task> found;
   ledger.visit(scheduler::Which::kAll, [&](scheduler::Task&& task) {
     if (task.run_dir == folder.path && (!found || !has_ended(task.state) || has_ended(found->state))) {
@@ -38,18 +38,18 @@ scheduler::Task task_of_run(scheduler::Ledger& ledger, const RunFolder& folder) 
 }  // namespace
 
 scheduler::Ledger open_user_ledger(const Clock& clock) {
-  return scheduler::Ledger::open(state_folder(process_variables()), clock);
+  return scheduler::Ledger::open(rank::state_folder(rank::process_variables()), clock);
 }
 
 scheduler::Task find_task(scheduler::Ledger& ledger, const std::string& text) {
-  if (text.starts_with("run:")) return task_of_run(ledger, find_run(text));
+  if (text.starts_with("run:")) return task_of_run(ledger, rank::find_run(text));
   return task_of_number(ledger, text.starts_with("task:") ? text.substr(5) : text);
 }
 
-RunFolder run_of_task(const std::string& number) {
+rank::RunFolder run_of_task(const std::string& number) {
   const SystemClock clock;
   scheduler::Ledger ledger = open_user_ledger(clock);
-  RunFolder folder{task_of_number(ledger, number).run_dir};
+  rank::RunFolder folder{task_of_number(ledger, number).run_dir};
   std::error_code code;
   if (!std::filesystem::is_directory(folder.path, code)) {
     throw ConfigError("the run of task " + number + ", " + folder.path.string() + ", is not there any more");
@@ -57,4 +57,4 @@ RunFolder run_of_task(const std::string& number) {
   return folder;
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

@@ -21,7 +21,7 @@
 #include "dtrain/rank/screen.h"
 #include "short_runs.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 
 namespace {
 
@@ -32,7 +32,7 @@ constexpr int kMostFolders = 100'000;
 constexpr int kAskMs = 250;
 
 // Returns RUN's experiment file, unchanged: files that it names may be beside it, not beside RUN's copy.
-fs::path experiment_file(const RunFolder& run, const Json& plan) {
+fs::path experiment_file(const rank::RunFolder& run, const Json& plan) {
   fs::path file = text_at(plan, "experiment_file");
   std::error_code code;
   if (file.empty() || !fs::is_regular_file(file, code)) {
@@ -61,18 +61,10 @@ std::string decided_strategy(const analysis::RunProfile& profile) {
   return strategy == "sharded" ? "true" : "false";
 }
 
-}  // namespace
-
-void make_short(std::vector<std::string>& command, std::int64_t steps) {
-  const std::string length = "searcher.max_length.batches=" + std::to_string(steps);
-  for (const std::string& value :
-       {length, std::string("min_validation_period.batches=0"), std::string("perform_initial_validation=false"),
-        std::string("profiling.trace=null")}) {  // traced batches are slower
-    command.insert(command.end(), {"--set", value});
-  }
-}
-
-std::vector<std::string> short_launch(const RunFolder& run, const analysis::RunProfile& profile, int steps,
+// Returns the `dtrain launch` command for `steps` batches of RUN's experiment, without --run-dir and --mock. It sets
+// what RUN chose at its start: a short run would spend half its batches on that, and a mock run cannot choose.
+// ConfigError if RUN was not started by `dtrain launch`, is a mock run, or its experiment file is gone or changed.
+std::vector<std::string> short_launch(const rank::RunFolder& run, const analysis::RunProfile& profile, int steps,
                                       const fs::path& cluster) {
   const Json& plan = profile.plan;
   const std::string started_by = text_at(plan, "started_by");
@@ -93,7 +85,7 @@ std::vector<std::string> short_launch(const RunFolder& run, const analysis::RunP
     command.push_back(value);
   };
   // What analysis reads has no values of environment variables.
-  for (const std::string& value : overrides_of(run.plan(), read_json(run.plan()))) set(value);
+  for (const std::string& value : rank::overrides_of(run.plan(), read_json(run.plan()))) set(value);
   make_short(command, steps);
   if (const std::string strategy = decided_strategy(profile); !strategy.empty()) {
     set("optimizations.sharded_optimizer=" + strategy);
@@ -112,7 +104,8 @@ std::vector<std::string> short_launch(const RunFolder& run, const analysis::RunP
   return command;
 }
 
-fs::path make_what_if_folder(const RunFolder& run) {
+// Makes RUN/what-if/N.
+fs::path make_what_if_folder(const rank::RunFolder& run) {
   const fs::path all = run.path / "what-if";
   make_folder(all);
   for (int number = 1; number < kMostFolders; ++number) {
@@ -123,10 +116,21 @@ fs::path make_what_if_folder(const RunFolder& run) {
   throw Error(all.string() + " holds too many verifications", "remove some");
 }
 
+}  // namespace
+
+void make_short(std::vector<std::string>& command, std::int64_t steps) {
+  const std::string length = "searcher.max_length.batches=" + std::to_string(steps);
+  for (const std::string& value :
+       {length, std::string("min_validation_period.batches=0"), std::string("perform_initial_validation=false"),
+        std::string("profiling.trace=null")}) {  // traced batches are slower
+    command.insert(command.end(), {"--set", value});
+  }
+}
+
 ShortRuns::ShortRuns(std::vector<std::string> launch, fs::path folder)
     : launch_(std::move(launch)), folder_(std::move(folder)) {}
 
-bool ShortRuns::run(const std::string& name, const Mock& mock, const std::string& set) {
+bool ShortRuns::run(const std::string& name, const rank::Mock& mock, const std::string& set) {
   std::vector<std::string> options;
   if (!set.empty()) options.insert(options.end(), {"--set", set});
   if (mock.any()) options.insert(options.end(), {"--mock", to_string(mock)});
@@ -170,7 +174,7 @@ bool ShortRuns::run(const std::string& name, const std::vector<std::string>& mor
   if (interrupted) return false;
   if (enough || status->success()) return true;
   const std::string cause = "the run " + (folder_ / name).string() + " failed (" + status->describe() +
-                            "); it said last:\n  " + join(last_lines(said, kLinesOfAFailure), "\n  ");
+                            "); it said last:\n  " + join(rank::last_lines(said, kLinesOfAFailure), "\n  ");
   if (status->exit_code() == ExitCode::kBadInput) throw ConfigError(cause);
   throw Error(cause);
 }
@@ -196,8 +200,8 @@ struct Scenario {
 };
 
 const Prediction* find_prediction(const WhatIf& what_if, const Scenario& scenario) {
-  const auto found = std::find_if(what_if.changes.begin(), what_if.changes.end(), [&](const Prediction& one) {
-    return one.mock == scenario.mock && one.set == scenario.set;
+  const auto found = std::find_if(what_if.changes.begin(), what_if.changes.end(), [&](const Prediction& change) {
+    return change.mock == scenario.mock && change.set == scenario.set;
   });
   return found == what_if.changes.end() ? nullptr : &*found;
 }
@@ -229,8 +233,8 @@ int steps_for(const RunProfile& profile) {
 std::vector<Scenario> scenarios_for(const RunProfile& profile) {
   std::vector<Scenario> all{{"loader", ""}, {"train", ""}};
   if (profile.world_size > 1) all = {{"loader", ""}, {"comm", ""}, {"loader,comm", ""}, {"train", ""}};
-  for (const Prediction& one : predictions_of(profile, profile).changes) {
-    if (!one.set.empty()) all.push_back({"", one.set});
+  for (const Prediction& change : predictions_of(profile, profile).changes) {
+    if (!change.set.empty()) all.push_back({"", change.set});
   }
   return all;
 }
@@ -288,7 +292,7 @@ class Verifier {
     const std::string name = fmt::format("{}-{}", number_, name_of(scenario));
     progress_(fmt::format("{} of {}: {}", number_, runs(), words_of(scenario)));
     const auto mock = scenario.mock.empty() ? std::vector<std::string>{} : std::vector{scenario.mock};
-    if (!short_runs.run(name, parse_mock(mock), scenario.set)) {
+    if (!short_runs.run(name, rank::parse_mock(mock), scenario.set)) {
       return std::nullopt;
     }
     RunProfile profile = analysis::load_run(result_.folder / name);
@@ -324,22 +328,22 @@ class Verifier {
     result_.notes = of_run.notes;
     for (std::size_t m = 0; m < scenarios_.size(); ++m) {
       const Measured& found = measured_[m];
-      VerifiedPrediction one;
-      one.name = found.name;
-      one.title = found.title;
-      one.mock = scenarios_[m].mock;
-      one.set = scenarios_[m].set;
-      one.plain_ms = median_midpoint(found.plain_ms);
-      one.measured_ms = median_midpoint(found.measured_ms);
-      one.ratios = found.ratios;
-      if (!found.predicted_ms.empty()) one.predicted_ms = median_midpoint(found.predicted_ms);
-      if (!found.ratios.empty()) one.ratio = median_midpoint(found.ratios);
+      VerifiedPrediction verified;
+      verified.name = found.name;
+      verified.title = found.title;
+      verified.mock = scenarios_[m].mock;
+      verified.set = scenarios_[m].set;
+      verified.plain_ms = median_midpoint(found.plain_ms);
+      verified.measured_ms = median_midpoint(found.measured_ms);
+      verified.ratios = found.ratios;
+      if (!found.predicted_ms.empty()) verified.predicted_ms = median_midpoint(found.predicted_ms);
+      if (!found.ratios.empty()) verified.ratio = median_midpoint(found.ratios);
       if (const Prediction* prediction = find_prediction(of_run, scenarios_[m])) {
-        one.predicted_from_run_ms = step_ms(*prediction);
-        one.name = prediction->name;  // known also where the short runs predict nothing
-        one.title = prediction->title;
+        verified.predicted_from_run_ms = step_ms(*prediction);
+        verified.name = prediction->name;  // known also where the short runs predict nothing
+        verified.title = prediction->title;
       }
-      result_.predictions.push_back(std::move(one));
+      result_.predictions.push_back(std::move(verified));
     }
     if (result_.foreign_percent.value_or(0) > kDisturbing) {
       result_.notes.push_back(fmt::format(
@@ -382,17 +386,17 @@ Json to_json(const Verification& verification) {
                {"steps", verification.steps},           {"rounds", verification.rounds},
                {"run_ms", verification.run_ms},         {"foreign_percent", or_null(verification.foreign_percent)},
                {"predictions", Json::array()},          {"notes", verification.notes}};
-  for (const VerifiedPrediction& one : verification.predictions) {
-    json["predictions"].push_back({{"name", one.name},
-                                   {"title", one.title},
-                                   {"mock", one.mock.empty() ? Json(nullptr) : Json(one.mock)},
-                                   {"set", one.set.empty() ? Json(nullptr) : Json(one.set)},
-                                   {"plain_ms", one.plain_ms},
-                                   {"predicted_ms", or_null(one.predicted_ms)},
-                                   {"predicted_from_run_ms", or_null(one.predicted_from_run_ms)},
-                                   {"measured_ms", one.measured_ms},
-                                   {"ratio", or_null(one.ratio)},
-                                   {"ratios", one.ratios}});
+  for (const VerifiedPrediction& prediction : verification.predictions) {
+    json["predictions"].push_back({{"name", prediction.name},
+                                   {"title", prediction.title},
+                                   {"mock", prediction.mock.empty() ? Json(nullptr) : Json(prediction.mock)},
+                                   {"set", prediction.set.empty() ? Json(nullptr) : Json(prediction.set)},
+                                   {"plain_ms", prediction.plain_ms},
+                                   {"predicted_ms", or_null(prediction.predicted_ms)},
+                                   {"predicted_from_run_ms", or_null(prediction.predicted_from_run_ms)},
+                                   {"measured_ms", prediction.measured_ms},
+                                   {"ratio", or_null(prediction.ratio)},
+                                   {"ratios", prediction.ratios}});
   }
   return json;
 }
@@ -403,14 +407,15 @@ std::string verification_text(const Verification& verification) {
       verification.run.path.filename().string(), verification.steps, verification.rounds, verification.run_ms);
   text += fmt::format("  {:<14}{:>11}{:>12}{:>11}{:>9}{:>16}\n", "change", "plain", "predicted", "measured", "ratio",
                       "from the run");
-  for (const VerifiedPrediction& one : verification.predictions) {
+  for (const VerifiedPrediction& prediction : verification.predictions) {
     text += fmt::format("  {:<14}{:>11.3f}{:>12}{:>11.3f}{:>9}{:>16}  {}\n",
-                        one.set.empty() ? one.mock : "--set " + one.set, one.plain_ms, ms_text(one.predicted_ms),
-                        one.measured_ms, one.ratio ? fmt::format("{:.3f}", *one.ratio) : "-",
-                        ms_text(one.predicted_from_run_ms), one.title);
+                        prediction.set.empty() ? prediction.mock : "--set " + prediction.set, prediction.plain_ms,
+                        ms_text(prediction.predicted_ms), prediction.measured_ms,
+                        prediction.ratio ? fmt::format("{:.3f}", *prediction.ratio) : "-",
+                        ms_text(prediction.predicted_from_run_ms), prediction.title);
   }
   for (const std::string& note : verification.notes) text += "\nnote: " + note + "\n";
   return text + "\nkept in " + verification.folder.string() + "\n";
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

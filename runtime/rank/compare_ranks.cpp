@@ -16,7 +16,7 @@
 #include "dtrain/rank/libtorch.h"
 #include "dtrain/rank/rank_session.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 
 namespace {
 
@@ -51,7 +51,7 @@ int RankHosts::most_ranks() const {
   return most;
 }
 
-std::string RankHosts::agent_name(int rank) const {
+std::string RankHosts::monitor_name(int rank) const {
   for (const Host& host : of_rank_) {
     // Two hosts with one name need different file names.
     if (host.name == here_.name && host.key != here_.key) return here_.name + "-" + std::to_string(rank);
@@ -310,4 +310,4 @@ RankGpus choose_gpus(comm::ControlPlane& control, const RankHosts& hosts, config
   return gpus;
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

@@ -18,7 +18,7 @@
 #include "dtrain/rank/mock.h"
 #include "dtrain/rank/plan_file.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 
 // The host of every rank. Plain value.
 class RankHosts {
@@ -35,8 +35,8 @@ class RankHosts {
   std::vector<int> ranks_here() const;
   std::size_t count() const;  // number of hosts
   int most_ranks() const;     // the most ranks on one host
-  // Returns the name of this host's profiling agent: the host's name, with `rank` appended if another host shares it.
-  std::string agent_name(int rank) const;
+  // Returns the name of this host's monitor: the host's name, with `rank` appended if another host shares it.
+  std::string monitor_name(int rank) const;
 
  private:
   Host here_;
@@ -85,4 +85,4 @@ struct RankGpus {
 RankGpus choose_gpus(comm::ControlPlane& control, const RankHosts& hosts, config::SlotType wanted, const GpuView& view,
                      bool look_for_others);
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

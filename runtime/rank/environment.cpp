@@ -25,7 +25,7 @@
 
 extern "C" char** environ;
 
-namespace dtrain::run {
+namespace dtrain::rank {
 namespace {
 
 // One family of environment variables: their values as texts and numbers, with errors that name the variable.
@@ -106,7 +106,7 @@ RankEnvironment from_dtrain(const Variables& variables, const std::string& first
     handover.run_dir = handed.text("DTRAIN_RUN_DIR");
     handover.rendezvous = handed.text("DTRAIN_RENDEZVOUS");
     handover.agent_id = handed.text("DTRAIN_AGENT_ID");
-    handover.agent_socket = handed.text("DTRAIN_AGENT_SOCKET");
+    handover.monitor_socket = handed.text("DTRAIN_AGENT_SOCKET");
     handover.on_gpus = reads_cuda(handed);
     if (const std::string* from = find(variables, "DTRAIN_RESUME_FROM")) handover.resume_from = *from;
     result.world.host = handover.agent_id;
@@ -366,7 +366,7 @@ Variables rank_variables(const comm::World& world, const Handover& handover) {
           {"DTRAIN_RUN_DIR", handover.run_dir.string()},
           {"DTRAIN_RENDEZVOUS", handover.rendezvous.string()},
           {"DTRAIN_AGENT_ID", handover.agent_id},
-          {"DTRAIN_AGENT_SOCKET", handover.agent_socket},
+          {"DTRAIN_AGENT_SOCKET", handover.monitor_socket},
           {"DTRAIN_SLOT_TYPE", slot_type_text(handover.on_gpus)},
           {"DTRAIN_RESUME_FROM", handover.resume_from.string()}};
 }
@@ -495,4 +495,4 @@ std::optional<NodeEnvironment> read_node_environment(const Variables& variables)
   return node;
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

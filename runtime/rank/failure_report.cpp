@@ -18,7 +18,7 @@
 #include "dtrain/rank/launcher_link.h"
 #include "dtrain/rank/rank_session.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 
 namespace {
 
@@ -367,4 +367,4 @@ int exit_code_of(const std::exception& error) {
   return static_cast<int>(dynamic_cast<const ConfigError*>(&error) ? ExitCode::kBadInput : ExitCode::kRunFailed);
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

@@ -18,10 +18,10 @@
 #include "dtrain/comm/control.h"
 #include "dtrain/rank/launcher_link.h"
 #include "membership.h"
-#include "rank_identity.h"
 #include "rank_output.h"
+#include "rank_start.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 
 // Deadlines that end a rank that does not end by itself. Thread safe.
 
@@ -150,4 +150,4 @@ class FailureReport {
   ExitTimer timer_;  // uses all of the above
 };
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

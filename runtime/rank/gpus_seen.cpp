@@ -7,7 +7,7 @@
 #include "dtrain/host/proc_file.h"
 #include "dtrain/rank/gpus_seen.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 
 namespace {
 
@@ -63,7 +63,7 @@ GpuUse use_of_gpu(const host::GpuSetup& setup, const std::string& gpu, const std
     if (!own.contains(process.pid) && !is_mps_server(process.pid)) others.push_back(text_of(process));
   }
   if (others.empty()) return use;
-  const std::string taken = gpu + " is in use by " + join_with_and(others) + "";
+  const std::string taken = gpu + " is in use by " + join_with_and(others);
   const bool exclusive = setup.compute_mode == host::ComputeMode::kExclusiveProcess ||
                          setup.compute_mode == host::ComputeMode::kExclusiveThread;
   if (exclusive) {
@@ -96,4 +96,4 @@ std::string unused_gpus_warning(const std::string& gpus, const std::string& why)
          "; resources.slot_type: cpu says that this is meant";
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

@@ -1,10 +1,28 @@
+// The duties of a launcher in a run that no launcher has started: rank 0 makes the run's folder, or goes on in it, and
+// writes the plan. The code of the others is in a module, which a rank opens where it needs one.
 #include "dtrain/rank/launcher_duties.h"
 
-#include "dtrain/base/error.h"
-#include "dtrain/base/subprocess.h"
-#include "dtrain/config/profiling.h"
+#include <functional>
 
-namespace dtrain::run {
+#include "compare_ranks.h"
+#include "dtrain/base/error.h"
+#include "dtrain/base/file.h"
+#include "dtrain/base/log.h"
+#include "dtrain/base/subprocess.h"
+#include "dtrain/checkpoint/checkpoint.h"
+#include "dtrain/comm/control.h"
+#include "dtrain/config/profiling.h"
+#include "dtrain/host/rank_threads.h"
+#include "dtrain/rank/checkpoint_folder.h"
+#include "dtrain/rank/gpus_seen.h"
+#include "dtrain/rank/plan_file.h"
+#include "dtrain/rank/rank_session.h"
+#include "dtrain/rank/resume.h"
+#include "rank_output.h"
+#include "rank_start.h"
+
+namespace dtrain::rank {
+
 namespace {
 
 // The module links analysis, which registers the rules.
@@ -30,4 +48,171 @@ const LauncherDuties& launcher_duties() {
   return duties;
 }
 
-}  // namespace dtrain::run
+namespace {
+
+constexpr const char* kFolderKey = "run.folder";
+constexpr const char* kResumeKey = "run.resume-from";
+constexpr char kBegins = '=';  // before the folder's name
+constexpr char kGoesOn = '+';
+constexpr char kRefused = '!';  // before the error
+
+std::vector<std::string> plan_warnings(const RankIdentity& identity, const Assignment& assignment,
+                                       const RankGpus& gpus) {
+  const config::Experiment& experiment = assignment.experiment;
+  const int slots = experiment.resources.slots_per_trial;
+  const int size = identity.world().size;
+  std::vector<std::string> warnings;
+  if (slots > 0 && size != slots) {
+    warnings.push_back("the world size is " + std::to_string(size) + ", as " + identity.environment.started_by +
+                       " says; resources.slots_per_trial (" + std::to_string(slots) + ") is not used");
+  }
+  if (!experiment.variables_of_ranks(gpus.on_gpus).empty()) {
+    warnings.emplace_back(
+        "environment.environment_variables were set after this program's libraries were loaded: what those read then "
+        "(OMP_NUM_THREADS, LD_PRELOAD, ...) must be set before the ranks start; dtrain launch does that");
+  }
+  if (experiment.max_restarts != config::kDefaultRestarts && experiment.max_restarts > 0) {
+    warnings.emplace_back("max_restarts has no effect here: it is dtrain launch that starts ranks again");
+  }
+  if (!assignment.split.warning.empty()) warnings.push_back(assignment.split.warning);
+  if (!gpus.why_cpu.empty()) {
+    const std::string unused = gpus_text(assignment.gpus.gpus);
+    if (!unused.empty()) warnings.push_back(unused_gpus_warning(unused, gpus.why_cpu));
+  }
+  warnings.insert(warnings.end(), gpus.warnings.begin(), gpus.warnings.end());
+  const std::string unused_rules = gpus.on_gpus ? "" : launcher_duties().unused_rules_warning(experiment);
+  if (!unused_rules.empty()) warnings.push_back(unused_rules);
+  if (identity.options.mock.any()) warnings.push_back(mock_text(identity.options.mock));
+  return warnings;
+}
+
+// Returns this host's remembered limits. Ranks without a launcher measure none: the others would wait for one rank.
+Json known_limits(const RankIdentity& identity, const std::string& host, config::Matmul matmul) {
+  const Variables variables = process_variables();
+  const int local_size = identity.world().local_size;
+  const auto of_user = host::threads_of_user(variables);
+  const int threads = of_user ? *of_user : host::threads_of_process(host::process_cores(), local_size);
+  auto limits = launcher_duties().known_limits(threads, local_size, variables);
+  if (!limits) return {};
+  if (matmul == config::Matmul::kDefault) limits->matmul = profile::MatmulPath::kDefault;
+  return {{host, profile::to_json(*limits)}};
+}
+
+void write_own_plan(const RunFolder& folder, const RankIdentity& identity, const Assignment& assignment,
+                    const RankHosts& hosts, const RankGpus& gpus, const Logger& log) {
+  const RankOptions& options = identity.options;
+  config::find_rules();  // the plan shows all of them
+  PlanFacts facts{.experiment = assignment.experiment,
+                  .overrides = options.overrides,
+                  .started_by = identity.environment.started_by};
+  facts.command = {options.program, options.experiment_file.string()};
+  facts.split = assignment.split;
+  facts.warnings = plan_warnings(identity, assignment, gpus);
+  for (const std::string& warning : facts.warnings) log->warn("{}", warning);
+  if (options.mock.any()) facts.more["mock"] = to_json(options.mock);
+  if (const auto storage = checkpoints::storage_of_run(folder.path); storage != folder.path / "checkpoints")
+    facts.more["checkpoint_folder"] = storage.string();
+  facts.on_gpus = gpus.on_gpus;
+  for (int rank = 0; rank < identity.world().size; ++rank) {
+    RankPlacement place{.rank = rank, .host = hosts.of(rank).name};
+    if (gpus.on_gpus) place.gpu = gpus.ranks[static_cast<std::size_t>(rank)];
+    facts.placement.push_back(std::move(place));
+  }
+  if (!gpus.on_gpus) {
+    const Json limits = known_limits(identity, hosts.of(0).name, facts.experiment.optimizations.matmul);
+    if (!limits.is_null()) facts.more["limits"] = limits;
+  }
+  facts.versions = versions_of(options);
+  write_plan_file(folder.plan(), plan_json(facts));
+}
+
+// Rank 0 makes the folder with `make`, or goes on in it and sets `continues`; the other ranks learn both. If `make`
+// throws a ConfigError, all ranks throw it: the first one to report an error names the cause.
+RunFolder open_own_folder(comm::ControlPlane& control, const RankHosts& hosts, const std::function<RunFolder()>& make,
+                          bool& continues) {
+  RunFolder folder;
+  if (control.world().rank == 0) {
+    try {
+      folder = make();
+    } catch (const ConfigError& error) {
+      control.set(kFolderKey, kRefused + to_line({{"cause", error.what()}, {"remedy", error.remedy()}}));
+      throw AgreedError(error.what(), error.remedy());
+    }
+    control.set(kFolderKey, (continues ? kGoesOn : kBegins) + folder.path.string());
+  } else {
+    const std::string told = control.get(kFolderKey);
+    if (told.front() == kRefused) {
+      const Json error = Json::parse(told.substr(1));
+      throw AgreedError(error.at("cause").get<std::string>(), error.at("remedy").get<std::string>());
+    }
+    continues = told.front() == kGoesOn;
+    folder.path = told.substr(1);
+  }
+  check_folder_is_shared(control, hosts, folder.path);
+  return folder;
+}
+
+// On rank 0 of a run that goes on: returns the checkpoint to go on from. `overrides`: the run's and new ones.
+ResumePoint reopen_own_folder(const RunFolder& folder, const config::Experiment& experiment,
+                              const std::vector<std::string>& overrides, const std::function<void()>& write_plan,
+                              const Logger& log) {
+  const ContinuedRun run = read_continued_run(folder.path.string());
+  check_not_in_progress(folder);
+  check_storage_stays(run, overrides, experiment);
+  const std::string claimed = claim_checkpoint_folder(folder);
+  ResumePoint point = find_resume_point(folder);
+  point.claimed = claimed;
+  check_goes_on(run, experiment, point);
+  put_aside(folder, {.metrics = point.exists()});
+  write_plan();
+  update_plan_file(folder.plan(), "before", plan_before(run));
+  for (const std::string& text : differences_from(run, read_json(folder.plan()))) log->warn("{}", text);
+  for (const std::string& text : warnings_of(point)) log->warn("{}", text);
+  log->info("the run goes on from {}", text_of(point));
+  return point;
+}
+
+}  // namespace
+
+void open_own_run(comm::ControlPlane& control, const RankIdentity& identity, const Assignment& assignment,
+                  const RankHosts& hosts, const RankGpus& gpus, RankFiles& files, const Logger& log) {
+  const RankOptions& options = identity.options;
+  const config::Experiment& experiment = assignment.experiment;
+  ResumePoint point;
+  const auto write_plan = [&](const RunFolder& folder) {
+    if (!options.mock.any()) make_checkpoint_folder(folder, experiment.checkpoint_storage);
+    write_own_plan(folder, identity, assignment, hosts, gpus, log);
+  };
+  bool continues = options.continues;
+  const auto make = [&] {
+    launcher_duties();  // where they are missing, the folder stays as it is
+    check_checkpoint_storage(experiment.checkpoint_storage);
+    std::error_code code;
+    continues =
+        continues || (options.continues_if_there && std::filesystem::exists(RunFolder{options.run_dir}.plan(), code));
+    if (continues) {
+      RunFolder folder{options.run_dir};
+      files.lock = RunLock::take(folder);
+      point = reopen_own_folder(
+          folder, experiment, options.overrides, [&] { write_plan(folder); }, log);
+      return folder;
+    }
+    RunFolder made = create_run_folder(options.run_dir, experiment.name, experiment.text, experiment.private_mode());
+    files.lock = RunLock::take(made);
+    write_plan(made);
+    return made;
+  };
+  files.folder = open_own_folder(control, hosts, make, continues);
+  if (identity.is_rank_0()) {
+    files.events.open(files.folder.events(), 0, identity.host.name);
+    if (continues) files.events.write("continued");
+    Json fields = to_json(point);
+    fields["attempt"] = attempt_number(files.folder);
+    files.events.write("attempt_started", fields);
+  }
+  if (!continues) return;
+  if (identity.is_rank_0()) control.set(kResumeKey, point.path.string());
+  files.resume_from = control.get(kResumeKey);
+}
+
+}  // namespace dtrain::rank

@@ -15,7 +15,7 @@
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 namespace {
 
 namespace fs = std::filesystem;
@@ -75,6 +75,14 @@ Libraries linked_libraries(const fs::path& program, const std::string& library_p
     if (!is_new && file.empty()) known->second.clear();
   }
   return libraries;
+}
+
+std::vector<std::string> without_file(const Libraries& libraries) {
+  std::vector<std::string> missing;
+  for (const auto& [name, file] : libraries) {
+    if (file.empty()) missing.push_back(name);
+  }
+  return missing;
 }
 
 bool has_libtorch(const fs::path& torch) {
@@ -230,11 +238,7 @@ void check_train(const fs::path& program, const Libraries& libraries, const Vari
 }  // namespace
 
 std::vector<std::string> missing_libraries(const fs::path& program, const std::string& library_path) {
-  std::vector<std::string> missing;
-  for (const auto& [name, file] : linked_libraries(program, library_path)) {
-    if (file.empty()) missing.push_back(name);
-  }
-  return missing;
+  return without_file(linked_libraries(program, library_path));
 }
 
 fs::path libtorch_folder(const fs::path& program, const std::string& library_path) {
@@ -348,11 +352,7 @@ std::string find_libraries(const fs::path& program, const Variables& variables) 
     const fs::path torch = fs::path(libtorch->second).parent_path().parent_path();
     check_version(program, libraries, torch.lexically_normal(), program.string(), variables);
   }
-  std::vector<std::string> missing;
-  for (const auto& [name, file] : libraries) {
-    if (file.empty()) missing.push_back(name);
-  }
-  if (!missing.empty()) {
+  if (const std::vector<std::string> missing = without_file(libraries); !missing.empty()) {
     throw ConfigError(program.string() + " needs libraries that are not there: " + join(missing, ", "),
                       "install them, or name their folder in LD_LIBRARY_PATH");
   }
@@ -376,4 +376,4 @@ std::string version() {
   return DTRAIN_VERSION;
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

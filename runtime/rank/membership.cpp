@@ -1,29 +1,77 @@
 #include "membership.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
-#include <chrono>
-#include <functional>
+#include <cctype>
+#include <cerrno>
+#include <cstring>
 #include <numeric>
 #include <thread>
 #include <variant>
 #include <vector>
 
+#include <sys/stat.h>
+
 #include "dtrain/base/error.h"
+#include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
 #include "dtrain/base/unix_socket.h"
-#include "dtrain/comm/rendezvous_store.h"
+#include "dtrain/comm/handshake.h"
 #include "dtrain/host/network.h"
-#include "dtrain/rank/rendezvous.h"
+#include "dtrain/host/processes.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 
 namespace {
 
-constexpr std::size_t kSecretBytes = 32;
+constexpr auto kPollPeriod = std::chrono::milliseconds(5);
+constexpr std::size_t kLongestSecret = 4096;
 constexpr int kMostNamed = 16;
-constexpr std::chrono::milliseconds kOthersLook{500};  // their deadlines pass a little later
+constexpr const char* kOpenToOthers = "belongs to another user, or is open to others";
+
+std::optional<Contact> read_contact(const std::filesystem::path& path) {
+  std::error_code code;
+  if (!std::filesystem::exists(path, code)) return std::nullopt;
+  std::string text;
+  try {
+    text = read_file(path, 4096);
+  } catch (const SystemError& error) {
+    if (error.code() == ENOENT) return std::nullopt;  // removed or replaced meanwhile
+    throw;
+  }
+  try {
+    const Json json = Json::parse(text);
+    const pid_t pid = json.at("pid").get<pid_t>();
+    if (host::start_ticks(pid) != json.at("started").get<std::uint64_t>()) return std::nullopt;  // left by a dead job
+    return Contact{json.at("address").get<std::string>(), json.at("port").get<std::uint16_t>(),
+                   json.at("secret").get<std::string>()};
+  } catch (const Json::exception& error) {
+    throw DataError("rendezvous file " + path.string() + ": " + error.what(), "remove the file and start again");
+  }
+}
+
+// `fault` returns what is wrong with the file's owner and mode; empty: nothing.
+std::string read_secret(const std::filesystem::path& path, int flags, const std::string& remedy,
+                        const std::function<std::string(const struct stat&)>& fault) {
+  const auto refuse = [&](const std::string& what) {
+    throw ConfigError("the run's secret, " + path.string() + ", " + what, remedy);
+  };
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | flags));
+  if (!fd) refuse(std::string("cannot be read: ") + std::strerror(errno));
+  struct stat info {};
+  if (::fstat(fd.get(), &info) != 0 || !S_ISREG(info.st_mode)) refuse("is no plain file");
+  if (const std::string what = fault(info); !what.empty()) refuse(what);
+  std::string text(kLongestSecret + 1, '\0');
+  const ssize_t count = ::read(fd.get(), text.data(), text.size());
+  if (count < 0) refuse(std::string("cannot be read: ") + std::strerror(errno));
+  if (count > static_cast<ssize_t>(kLongestSecret)) {
+    refuse("has more than " + std::to_string(kLongestSecret) + " bytes");
+  }
+  text.resize(static_cast<std::size_t>(count));
+  return text;
+}
 
 // Rank 0 sends its contact, or the error that makes it unreachable: the others wait for one of the two.
 void serve_by_mpi(Membership& membership, comm::ControlOptions options, const std::string& network_interface) {
@@ -44,44 +92,6 @@ void serve_by_mpi(Membership& membership, comm::ControlOptions options, const st
   const Json contact = {
       {"address", bound.address}, {"port", bound.port}, {"secret", send_secret ? options.secret : std::string()}};
   membership.mpi()->broadcast(to_line(contact));
-}
-
-// Ranks of several hosts find each other at MASTER_ADDR.
-constexpr const char* kInterface = "DTRAIN_NETWORK_INTERFACE";
-
-bool is_own(const std::vector<std::string>& addresses, std::string* own) {
-  for (const host::InterfaceAddress& entry : host::interface_addresses()) {
-    for (const std::string& address : addresses) {
-      if (entry.address != address) continue;
-      *own = address;
-      return true;
-    }
-  }
-  return false;
-}
-
-// Returns the address of this host that MASTER_ADDR means: the one to which its name resolves; if that is none of this
-// host (the name of a service, or no name yet), that of the interface that the run uses; of several interfaces without
-// a default route, the one that the name turns out to mean.
-std::string own_address(const RankEnvironment& environment, const HostWait& wait) {
-  std::string own;
-  if (is_own(resolve(wait.name).addresses, &own)) {
-    // Some systems map a host's own name to the loopback, which no other host reaches.
-    const bool is_loopback = own.starts_with("127.") || own == "::1";
-    if (!is_loopback || environment.network_interface.empty()) return own;
-  }
-  try {
-    return host::reachable_address(environment.network_interface, kInterface);
-  } catch (const ConfigError&) {
-    if (!environment.network_interface.empty()) throw;
-    return await_own_address(wait);
-  }
-}
-
-// Returns the address on which rank 0 is reached.
-std::string address_of_rank_0(const RankEnvironment& environment, const HostWait& wait) {
-  if (!environment.network_interface.empty()) return host::reachable_address(environment.network_interface, kInterface);
-  return own_address(environment, wait);
 }
 
 }  // namespace
@@ -120,6 +130,90 @@ void Membership::release_communicators() {
 void Membership::on_failure(std::function<void(const comm::RankFailure&)> callback) {
   on_failure_ = std::move(callback);
   if (control_) control_->on_failure(on_failure_);
+}
+
+RendezvousFile::RendezvousFile(std::filesystem::path path, const Contact& contact) : path_(std::move(path)) {
+  const Json json = {{"address", contact.address},
+                     {"port", contact.port},
+                     {"secret", contact.secret},
+                     {"pid", ::getpid()},
+                     {"started", host::start_ticks(::getpid())}};
+  const std::string text = to_line(json);
+  const std::filesystem::path temporary = path_.string() + "." + std::to_string(::getpid());
+  ::unlink(temporary.c_str());
+  const UniqueFd fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+  if (!fd) throw SystemError("cannot write the rendezvous file " + temporary.string(), errno);
+  if (::write(fd.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size()) ||
+      ::rename(temporary.c_str(), path_.c_str()) != 0) {
+    const int code = errno;
+    ::unlink(temporary.c_str());
+    throw SystemError("cannot write the rendezvous file " + path_.string(), code);
+  }
+}
+
+RendezvousFile::~RendezvousFile() {
+  ::unlink(path_.c_str());
+}
+
+Contact await_contact(const std::filesystem::path& path, std::chrono::milliseconds timeout) {
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  while (true) {
+    if (auto contact = read_contact(path)) return *contact;
+    if (std::chrono::steady_clock::now() >= deadline) {
+      throw CommError("rank 0 did not write " + path.string() + " within " + format_duration(timeout),
+                      "look at rank 0's log: it did not start, or runs as another user or on another host");
+    }
+    std::this_thread::sleep_for(kPollPeriod);
+  }
+}
+
+std::filesystem::path rendezvous_path(const std::filesystem::path& folder, const std::string& job) {
+  std::string name;
+  for (const char letter : job) {
+    const bool plain = std::isalnum(static_cast<unsigned char>(letter)) || letter == '-' || letter == '.';
+    name += plain ? letter : '_';
+  }
+  return folder / (name.substr(0, 200) + ".rendezvous");
+}
+
+LaunchSecrets read_secret_file(const std::filesystem::path& path) {
+  return launch_secrets_of(
+      read_secret(path, O_NOFOLLOW,
+                  "the launcher writes it on every host; with launcher: slurm the run's folder must be one that all "
+                  "nodes share (--run-dir)",
+                  [](const struct stat& info) -> std::string {
+                    const bool good = info.st_uid == ::geteuid() && (info.st_mode & 077) == 0;
+                    return good ? "" : kOpenToOthers;
+                  }));
+}
+
+std::string read_run_secret(const std::filesystem::path& path) {
+  if (path.empty()) return {};
+  const std::string remedy =
+      "DTRAIN_RUN_SECRET_FILE names it: a file on each host, of this user or of root, with mode 0400 (of root also "
+      "0440) "
+      "and the same text of at least " +
+      std::to_string(comm::kLeastSecret) + " random bytes, such as `openssl rand -hex 32` prints";
+  const std::string text = read_secret(path, 0, remedy, [](const struct stat& info) -> std::string {
+    const bool mine = info.st_uid == ::geteuid() && (info.st_mode & 077) == 0;
+    const bool of_root = info.st_uid == 0 && (info.st_mode & 037) == 0;
+    return mine || of_root ? "" : kOpenToOthers;
+  });
+  std::string secret(trimmed(text));
+  if (secret.size() < comm::kLeastSecret) {
+    throw ConfigError("the run's secret, " + path.string() + ", has " + count_of(secret.size(), "byte") +
+                          "; at least " + std::to_string(comm::kLeastSecret) + " are needed",
+                      remedy);
+  }
+  return secret;
+}
+
+std::string secret_to_join(const std::string& own, const std::string& told) {
+  if (own.empty() != told.empty()) return own + told;
+  const std::string who = own.empty() ? "rank 0" : "this rank";
+  throw ConfigError(who + " has the run's secret from DTRAIN_RUN_SECRET_FILE, and " +
+                        (own.empty() ? "this rank" : "rank 0") + " has not",
+                    "set DTRAIN_RUN_SECRET_FILE for all ranks, to files with the same text, or for none");
 }
 
 void connect_alone(Membership& membership, comm::ControlOptions options) {
@@ -231,52 +325,4 @@ std::string MpiArrival::missing() const {
   return others ? text + " (or they are on other hosts, which cannot be seen from here)" : text;
 }
 
-void connect_by_store(Membership& membership, comm::ControlOptions options, const RankEnvironment& environment) {
-  const MasterAddress& master = environment.master.value();
-  const comm::World& world = options.world;
-  HostWait wait{.name = master.name,
-                .port = master.port,
-                .timeout = options.timeout,
-                .waiter = "rank " + std::to_string(world.rank),
-                .log = world.local_rank == 0 ? options.log : nullptr};
-  options.session = environment.job;
-  const std::string key = "dtrain/" + environment.job;
-  const bool send_secret = options.secret.empty();  // anybody who reaches the store may read it
-  const bool serves = world.rank == 0 && !master.is_served;
-  if (serves) host::check_loopback();
-  const auto store =
-      comm::RendezvousStore::open({.address = serves ? own_address(environment, wait) : await_listener(wait),
-                                   .port = master.port,
-                                   .serves = serves,
-                                   .timeout = options.timeout,
-                                   .ranks = world.size});
-  if (world.rank == 0) {
-    comm::ControlEndpoint bound;
-    try {
-      if (send_secret) options.secret = random_hex(kSecretBytes);
-      const std::string address = address_of_rank_0(environment, wait);
-      membership.enter(comm::ControlPlane::serve(options, {.address = address}, &bound));
-    } catch (const std::exception& error) {
-      store->set(key, to_line({{"error", describe(error)}}));
-      if (serves) std::this_thread::sleep_for(kOthersLook);  // they read it before the store ends
-      throw;
-    }
-    store->set(key, to_line({{"address", bound.address},
-                             {"port", bound.port},
-                             {"secret", send_secret ? options.secret : std::string()}}));
-    membership.set_address(bound.address);
-  } else {
-    const Json contact = Json::parse(store->get(key));
-    if (contact.contains("error")) throw ConfigError("rank 0 cannot be reached; see the error of rank 0");
-    options.secret = secret_to_join(options.secret, contact["secret"].get<std::string>());
-    const auto address = contact["address"].get<std::string>();
-    membership.enter(comm::ControlPlane::connect(options, {address, contact["port"].get<std::uint16_t>()}));
-    membership.set_address(environment.network_interface.empty()
-                               ? host::source_address(address)
-                               : host::reachable_address(environment.network_interface, kInterface));
-  }
-  membership.control().barrier(kAllConnected);
-  if (world.rank == 0) store->erase(key);  // nobody joins by it any more
-}
-
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

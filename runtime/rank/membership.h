@@ -7,13 +7,17 @@
 // One thread at a time. comm/control.h states the thread of the on_failure() callback.
 #pragma once
 
+#include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "dtrain/base/log.h"
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/comm/backend_list.h"
 #include "dtrain/comm/backends.h"
@@ -25,7 +29,7 @@
 #include "dtrain/rank/environment.h"
 #include "dtrain/rank/launcher_link.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 
 // The ranks of the current generation.
 class Membership {
@@ -79,6 +83,51 @@ class Membership {
 
 // The barrier that all ranks enter once they have connected.
 inline constexpr const char* kAllConnected = "run.connected";
+inline constexpr std::size_t kSecretBytes = 32;               // of a fresh secret
+inline constexpr std::chrono::milliseconds kOthersLook{500};  // the deadlines of other ranks pass a little later
+
+// The address and secret by which the ranks of one host find rank 0: rank 0 writes them into a file, which is removed
+// once all ranks have connected. The secret is fresh. One thread.
+struct Contact {
+  std::string address;
+  std::uint16_t port = 0;
+  std::string secret;
+};
+
+// Rank 0's side. The file appears complete, with mode 0600, and is removed with this object.
+class RendezvousFile {
+ public:
+  RendezvousFile(std::filesystem::path path, const Contact& contact);
+  ~RendezvousFile();
+  RendezvousFile(const RendezvousFile&) = delete;
+  RendezvousFile& operator=(const RendezvousFile&) = delete;
+
+ private:
+  std::filesystem::path path_;
+};
+
+// The other ranks' side: waits for a file whose writer lives, and ignores one that a dead job left. CommError names the
+// file at the deadline; DataError if the file is malformed.
+Contact await_contact(const std::filesystem::path& path, std::chrono::milliseconds timeout);
+
+// Returns the rendezvous file of `job` in `folder`.
+std::filesystem::path rendezvous_path(const std::filesystem::path& folder, const std::string& job);
+
+// The secrets in files that only this user can read. Any thread.
+
+// Reads the file that the launcher writes on every host, and each rank of mpirun or srun reads when it starts.
+// ConfigError if there is none, or if others can read it or may have written it.
+LaunchSecrets read_secret_file(const std::filesystem::path& path);
+
+// Returns the secret in the file that the user gives to all ranks (DTRAIN_RUN_SECRET_FILE), such as a Secret that
+// Kubernetes mounts: its text without the space around it. Empty: no file is given. ConfigError if it cannot be read,
+// if others can read it or may have written it, or if it is too short. A file of root's may be readable to its group,
+// which is how Kubernetes gives one to a user (fsGroup).
+std::string read_run_secret(const std::filesystem::path& path);
+
+// Returns the secret by which this rank joins: its own of the file, or the one that rank 0 has told. ConfigError unless
+// all ranks have the file, or none.
+std::string secret_to_join(const std::string& own, const std::string& told);
 
 // The ranks of a generation find each other by these functions. Each connects this rank's control plane, enters that
 // generation (Membership::enter()), and returns once all its ranks have connected. They block, at most for the timeout
@@ -87,8 +136,8 @@ inline constexpr const char* kAllConnected = "run.connected";
 // A world of one rank.
 void connect_alone(Membership& membership, comm::ControlOptions options);
 
-// Ranks of one host. Rank 0 writes its address and a fresh secret into `file` (rendezvous.h), which is removed
-// once all have connected.
+// Ranks of one host. Rank 0 writes its address and a fresh secret into `file`, which is removed once all
+// have connected.
 void connect_by_file(Membership& membership, comm::ControlOptions options, const std::filesystem::path& file);
 
 // MPI carries rank 0's address. If `options` has no secret, MPI carries one as well, unencrypted like all of its
@@ -96,10 +145,35 @@ void connect_by_file(Membership& membership, comm::ControlOptions options, const
 // default route.
 void connect_by_mpi(Membership& membership, comm::ControlOptions options, const std::string& network_interface);
 
-// Ranks of several hosts that neither MPI nor a launcher connects: PyTorch's TCPStore at MASTER_ADDR carries rank 0's
-// address and a secret, unencrypted, until all have connected. Waits until the name resolves and rank 0 answers, and
-// says so in the log.
+// Ranks of several hosts that neither MPI nor a launcher connects (master_address.cpp): PyTorch's TCPStore at
+// MASTER_ADDR carries rank 0's address and a secret, unencrypted, until all have connected. Waits until the name
+// resolves and rank 0 answers, and says so in the log.
 void connect_by_store(Membership& membership, comm::ControlOptions options, const RankEnvironment& environment);
+
+// Waiting for a host of the run that has no name or no listener yet: pods start in any order, and the name of one
+// resolves only once it runs. Blocks; any thread.
+
+// The addresses of a host's name, as the resolver orders them; `why` is the reason if there are none.
+struct Resolved {
+  std::vector<std::string> addresses;
+  std::string why;
+};
+Resolved resolve(const std::string& name);
+
+struct HostWait {
+  std::string name;  // of the host, or its address
+  std::uint16_t port = 0;
+  std::chrono::milliseconds timeout{600'000};
+  std::string waiter;  // "rank 3": for the log and for errors
+  Logger log;          // gets a line after 2 s, and then every 15 s
+};
+
+// Waits until the name resolves and something listens there. Returns its address. CommError at the deadline says
+// whether the name does not resolve, or which error the connection gives.
+std::string await_listener(const HostWait& wait);
+
+// Waits until the name resolves to an address of this machine, and returns the address. CommError at the deadline.
+std::string await_own_address(const HostWait& wait);
 
 // True if ranks that were started like this use MPI. ConfigError if they need MPI but were not started with it, or if
 // they are on several hosts and nothing says where rank 0 is.
@@ -125,4 +199,4 @@ class MpiArrival {
   std::optional<UnixListener> mark_;
 };
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

@@ -8,7 +8,7 @@
 #include "dtrain/config/experiment.h"
 #include "dtrain/rank/model_files.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 
 namespace fs = std::filesystem;
 
@@ -208,4 +208,4 @@ void check_initial_weights(const config::InitialWeights& weights) {
   check_state(weights, source);
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

@@ -13,7 +13,7 @@
 #include "dtrain/rank/rank_session.h"
 #include "dtrain/rank/resume.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 
 namespace {
 
@@ -192,4 +192,4 @@ void check_mock(const Mock& mock, int world_size) {
                     "leave it out, or give the run more ranks (resources.slots_per_trial)");
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

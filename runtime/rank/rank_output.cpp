@@ -20,7 +20,7 @@
 #include "dtrain/base/limits.h"
 #include "dtrain/rank/screen.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 
 namespace {
 
@@ -305,7 +305,7 @@ constexpr std::chrono::seconds kFlushTimeoutAfterFailure{2};
 profile::Recorder::Options recorder_options(const Recording::Options& options, const comm::World& world,
                                             const std::optional<comm::ClockOffset>& compared) {
   profile::Recorder::Options result{
-      .rank = world.rank, .world_size = world.size, .agent_socket = options.agent_socket, .header = options.header};
+      .rank = world.rank, .world_size = world.size, .agent_socket = options.monitor_socket, .header = options.header};
   if (compared) {
     result.header["rank_0_clock"] = {{"time_ns", compared->time.count()},
                                      {"offset_ns", compared->offset.count()},
@@ -321,19 +321,19 @@ Recording::Recording(Options options, Membership& membership, RankEvents& events
       events_(events),
       log_(std::move(log)),
       first_comparison_(membership.control().measure_clock(kClockTimeout)),
-      agent_(std::move(options.agent)),
-      agent_started_(std::move(options.agent_started)),
+      monitor_(std::move(options.monitor)),
+      monitor_started_(std::move(options.monitor_started)),
       recorder_(recorder_options(options, membership.world(), first_comparison_), clock, options.process_started) {
   record_clock(first_comparison_);
 }
 
 Recording::~Recording() {
-  if (agent_) agent_->detach();
+  if (monitor_) monitor_->detach();
 }
 
 void Recording::check() {
   record_clock(membership_.control().take_clock());
-  look_after_agent();
+  look_after_monitor();
   warn_of_losses();
 }
 
@@ -349,7 +349,7 @@ void Recording::flush_after_failure() {
 
 void Recording::flush(std::chrono::milliseconds timeout) {
   try {
-    look_after_agent();
+    look_after_monitor();
     recorder_.flush(timeout);
   } catch (const std::exception& lost) {
     log_->warn("the last records were not confirmed: {}", lost.what());
@@ -368,17 +368,17 @@ void Recording::record_clock(const std::optional<comm::ClockOffset>& compared) {
   recorder_.clock({compared->time.count(), compared->offset.count(), compared->error.count(), compared->round_trips});
 }
 
-void Recording::look_after_agent() {
+void Recording::look_after_monitor() {
   const bool is_here = recorder_.agent_is_here();
-  if (agent_ && !is_here) {
-    if (const auto change = agent_->look()) {
+  if (monitor_ && !is_here) {
+    if (const auto change = monitor_->look()) {
       log_->warn("{}", change->text());
       if (change->ended)
-        events_.try_write("agent_ended", {{"agent", agent_->id()}, {"status", change->ended->describe()}});
-      if (change->started > 0) agent_started_(change->started);
+        events_.try_write("agent_ended", {{"agent", monitor_->id()}, {"status", change->ended->describe()}});
+      if (change->started > 0) monitor_started_(change->started);
     }
   }
-  if (is_here == std::exchange(agent_is_here_, is_here) || membership_.world().local_rank != 0) return;
+  if (is_here == std::exchange(monitor_is_here_, is_here) || membership_.world().local_rank != 0) return;
   if (is_here) {
     log_->info("the profiling agent of this host is back");
   } else {
@@ -389,7 +389,7 @@ void Recording::look_after_agent() {
   }
 }
 
-// The profiling agent reports a loss to one rank of the host.
+// The monitor reports a loss to one rank of the host.
 void Recording::warn_of_losses() {
   const auto& error = recorder_.write_error();
   if (!error || std::exchange(warned_, true)) return;
@@ -398,4 +398,4 @@ void Recording::warn_of_losses() {
       *error);
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

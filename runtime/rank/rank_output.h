@@ -26,11 +26,10 @@
 #include "dtrain/profile/recorder.h"
 #include "dtrain/rank/rank_session.h"
 #include "dtrain/rank/run_folder.h"
-#include "dtrain/rank/run_lock.h"
 #include "dtrain/rank/screen.h"
 #include "membership.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 
 // Rank 0's TensorBoard events, written while the run trains. Scalars are appended at once, like the lines of
 // metrics.jsonl. Pictures and histograms go to a thread that encodes and appends them when the processor has time for
@@ -205,26 +204,26 @@ struct RankFiles {
   std::optional<EventWriter> tensorboard;  // rank 0
 };
 
-// The records of a rank besides its log: batches (through the profiling agent of its host), the offset of its clock
+// The records of a rank besides its log: batches (through the monitor of its host), the offset of its clock
 // from rank 0's, and the number of lost records. The training thread makes all calls.
 
 class Recording {
  public:
   struct Options {
-    std::string agent_socket;
-    std::unique_ptr<profile::KeptAgent> agent;  // if this rank has started it
-    std::function<void(pid_t)> agent_started;   // called after the agent was started again
-    Json header;                                // the first line of the dump
-    Nanoseconds process_started{0};             // the time since then counts as initialization
+    std::string monitor_socket;
+    std::unique_ptr<profile::KeptAgent> monitor;  // if this rank has started it
+    std::function<void(pid_t)> monitor_started;   // called after the monitor was started again
+    Json header;                                  // the first line of the dump
+    Nanoseconds process_started{0};               // the time since then counts as initialization
   };
-  // Connects to the profiling agent and compares the clocks, which is collective. The referenced objects must outlive
+  // Connects to the monitor and compares the clocks, which is collective. The referenced objects must outlive
   // this object. Throws as profile::Recorder does.
   Recording(Options options, Membership& membership, RankEvents& events, const Clock& clock, Logger log);
   ~Recording();
 
   profile::Recorder& recorder() { return recorder_; }
 
-  // Called in every step. Records a new comparison of clocks, and warns if records are lost or the profiling agent has
+  // Called in every step. Records a new comparison of clocks, and warns if records are lost or the monitor has
   // ended, which is then started again by its starter.
   void check();
   // Compares the clocks a last time and waits until all records are on disk; warns where that is not confirmed in time.
@@ -236,7 +235,7 @@ class Recording {
 
  private:
   void record_clock(const std::optional<comm::ClockOffset>& compared);
-  void look_after_agent();
+  void look_after_monitor();
   void flush(std::chrono::milliseconds timeout);
   void warn_of_losses();
 
@@ -244,11 +243,11 @@ class Recording {
   RankEvents& events_;
   const Logger log_;
   const std::optional<comm::ClockOffset> first_comparison_;
-  std::unique_ptr<profile::KeptAgent> agent_;  // it outlives this process
-  const std::function<void(pid_t)> agent_started_;
+  std::unique_ptr<profile::KeptAgent> monitor_;  // it outlives this process
+  const std::function<void(pid_t)> monitor_started_;
   profile::Recorder recorder_;
-  bool agent_is_here_ = true;
+  bool monitor_is_here_ = true;
   bool warned_ = false;
 };
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

@@ -12,10 +12,10 @@
 #include "dtrain/rank/stop_requests.h"
 #include "failure_report.h"
 #include "membership.h"
-#include "rank_identity.h"
 #include "rank_output.h"
+#include "rank_start.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 namespace {
 
 // Ranks that do not wait for each other may end at very different times, so this wait has no deadline. If a rank is
@@ -93,7 +93,7 @@ void RankSession::use_global_batch_size(std::int64_t samples) {
 }
 
 std::filesystem::path RankSession::cache_folder() const {
-  return run::cache_folder(process_variables());
+  return rank::cache_folder(process_variables());
 }
 
 std::filesystem::path RankSession::resume_from() const {
@@ -277,4 +277,4 @@ void RankSession::on_rank_failure(const comm::RankFailure& failure) {
   deadlines_->after_rank_failure();
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

@@ -1,204 +1,97 @@
 // The start of a rank, step by step.
-#include <unistd.h>
+#include "rank_start.h"
 
+#include <algorithm>
+#include <ctime>
+#include <filesystem>
 #include <functional>
+
+#include <unistd.h>
 
 #include "compare_ranks.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/limits.h"
 #include "dtrain/base/log.h"
-#include "dtrain/checkpoint/checkpoint.h"
 #include "dtrain/comm/control.h"
 #include "dtrain/host/processes.h"
-#include "dtrain/host/rank_threads.h"
 #include "dtrain/rank/checkpoint_folder.h"
-#include "dtrain/rank/gpus_seen.h"
-#include "dtrain/rank/launcher_duties.h"
+#include "dtrain/rank/libtorch.h"
+#include "dtrain/rank/model_files.h"
 #include "dtrain/rank/plan_file.h"
 #include "dtrain/rank/rank_session.h"
-#include "dtrain/rank/rendezvous.h"
-#include "dtrain/rank/resume.h"
+#include "dtrain/rank/run_folder.h"
 #include "dtrain/rank/screen.h"
 #include "dtrain/rank/stop_requests.h"
 #include "failure_report.h"
 #include "membership.h"
-#include "rank_identity.h"
 #include "rank_output.h"
 
-namespace dtrain::run {
-
-// A run that no launcher has started: rank 0 makes the run's folder, or goes on in it, and writes the plan.
-
+namespace dtrain::rank {
 namespace {
 
-constexpr const char* kFolderKey = "run.folder";
 constexpr const char* kUseProof = "use communication.security: proof (docs/security.md)";
-constexpr const char* kResumeKey = "run.resume-from";
-constexpr char kBegins = '=';  // before the folder's name
-constexpr char kGoesOn = '+';
-constexpr char kRefused = '!';  // before the error
 
-std::vector<std::string> plan_warnings(const RankIdentity& identity, const Assignment& assignment,
-                                       const RankGpus& gpus) {
+// True if these ranks will train on GPUs, as far as one rank can know. The rank sets the variables for GPUs or for
+// CPUs, which must happen before it meets the others.
+bool expects_gpus(const Assignment& assignment, const comm::World& world) {
+  if (assignment.slot_type != config::SlotType::kAuto) return assignment.slot_type == config::SlotType::kCuda;
+  const auto visible = static_cast<int>(assignment.gpus.gpus.size());
   const config::Experiment& experiment = assignment.experiment;
-  const int slots = experiment.resources.slots_per_trial;
-  const int size = identity.world().size;
-  std::vector<std::string> warnings;
-  if (slots > 0 && size != slots) {
-    warnings.push_back("the world size is " + std::to_string(size) + ", as " + identity.environment.started_by +
-                       " says; resources.slots_per_trial (" + std::to_string(slots) + ") is not used");
+  const bool matters = !experiment.cpu_variables.empty() || !experiment.cuda_variables.empty();
+  if (visible == 1 && world.local_size > 1 && matters) {
+    throw ConfigError(
+        "environment.environment_variables has lists for cpu or cuda, and with resources.slot_type: auto "
+        "it is not clear before the ranks meet on which they train: 1 GPU is visible to each of " +
+            std::to_string(world.local_size) + " ranks of this host",
+        "set resources.slot_type to cuda or cpu");
   }
-  if (!experiment.variables_of_ranks(gpus.on_gpus).empty()) {
-    warnings.emplace_back(
-        "environment.environment_variables were set after this program's libraries were loaded: what those read then "
-        "(OMP_NUM_THREADS, LD_PRELOAD, ...) must be set before the ranks start; dtrain launch does that");
-  }
-  if (experiment.max_restarts != config::kDefaultRestarts && experiment.max_restarts > 0) {
-    warnings.emplace_back("max_restarts has no effect here: it is dtrain launch that starts ranks again");
-  }
-  if (!assignment.split.warning.empty()) warnings.push_back(assignment.split.warning);
-  if (!gpus.why_cpu.empty()) {
-    const std::string unused = gpus_text(assignment.gpus.gpus);
-    if (!unused.empty()) warnings.push_back(unused_gpus_warning(unused, gpus.why_cpu));
-  }
-  warnings.insert(warnings.end(), gpus.warnings.begin(), gpus.warnings.end());
-  const std::string unused_rules = gpus.on_gpus ? "" : launcher_duties().unused_rules_warning(experiment);
-  if (!unused_rules.empty()) warnings.push_back(unused_rules);
-  if (identity.options.mock.any()) warnings.push_back(mock_text(identity.options.mock));
-  return warnings;
+  return visible >= world.local_size;
 }
 
-// Returns this host's remembered limits. Ranks without a launcher measure none: the others would wait for one rank.
-Json known_limits(const RankIdentity& identity, const std::string& host, config::Matmul matmul) {
-  const Variables variables = process_variables();
-  const int local_size = identity.world().local_size;
-  const auto of_user = host::threads_of_user(variables);
-  const int threads = of_user ? *of_user : host::threads_of_process(host::process_cores(), local_size);
-  auto limits = launcher_duties().known_limits(threads, local_size, variables);
-  if (!limits) return {};
-  if (matmul == config::Matmul::kDefault) limits->matmul = profile::MatmulPath::kDefault;
-  return {{host, profile::to_json(*limits)}};
+// Reads the environment and the host, and removes from the environment what child processes must not inherit. Called
+// before other threads exist. ConfigError as read_rank_environment().
+void read_identity(RankIdentity& identity) {
+  raise_open_files();  // rank 0 has two connections to every other rank; the monitor inherits the limit
+  identity.environment = read_rank_environment(process_variables());
+  unset_process_variable(host::kRankMark);  // processes that outlive this program must not hold the slots
+  unset_process_variable("DTRAIN_SECRET");  // nor be able to join the run as a rank
+  identity.host = host::host_identity();
+  if (identity.environment.world.host.empty()) identity.environment.world.host = identity.host.key;
 }
 
-void write_own_plan(const RunFolder& folder, const RankIdentity& identity, const Assignment& assignment,
-                    const RankHosts& hosts, const RankGpus& gpus, const Logger& log) {
+// Sets the experiment's environment variables unless the launcher has. Called before other threads exist. ConfigError
+// if the experiment cannot be run: ranks without a launcher share a screen, so only rank 0's error gives the reason.
+Assignment read_assignment(const RankIdentity& identity) {
   const RankOptions& options = identity.options;
-  config::find_rules();  // the plan shows all of them
-  PlanFacts facts{.experiment = assignment.experiment,
-                  .overrides = options.overrides,
-                  .started_by = identity.environment.started_by};
-  facts.command = {options.program, options.experiment_file.string()};
-  facts.split = assignment.split;
-  facts.warnings = plan_warnings(identity, assignment, gpus);
-  for (const std::string& warning : facts.warnings) log->warn("{}", warning);
-  if (options.mock.any()) facts.more["mock"] = to_json(options.mock);
-  if (const auto storage = checkpoints::storage_of_run(folder.path); storage != folder.path / "checkpoints")
-    facts.more["checkpoint_folder"] = storage.string();
-  facts.on_gpus = gpus.on_gpus;
-  for (int rank = 0; rank < identity.world().size; ++rank) {
-    RankPlacement place{.rank = rank, .host = hosts.of(rank).name};
-    if (gpus.on_gpus) place.gpu = gpus.ranks[static_cast<std::size_t>(rank)];
-    facts.placement.push_back(std::move(place));
-  }
-  if (!gpus.on_gpus) {
-    const Json limits = known_limits(identity, hosts.of(0).name, facts.experiment.optimizations.matmul);
-    if (!limits.is_null()) facts.more["limits"] = limits;
-  }
-  facts.versions = versions_of(options);
-  write_plan_file(folder.plan(), plan_json(facts));
-}
-
-// Rank 0 makes the folder with `make`, or goes on in it and sets `continues`; the other ranks learn both. If `make`
-// throws a ConfigError, all ranks throw it: the first one to report an error names the cause.
-RunFolder open_own_folder(comm::ControlPlane& control, const RankHosts& hosts, const std::function<RunFolder()>& make,
-                          bool& continues) {
-  RunFolder folder;
-  if (control.world().rank == 0) {
-    try {
-      folder = make();
-    } catch (const ConfigError& error) {
-      control.set(kFolderKey, kRefused + to_line({{"cause", error.what()}, {"remedy", error.remedy()}}));
-      throw AgreedError(error.what(), error.remedy());
+  const bool launched = identity.environment.is_launched();
+  try {
+    Assignment assignment{.experiment =
+                              config::read_experiment(options.experiment_file, options.overrides, options.contents)};
+    const config::Experiment& experiment = assignment.experiment;
+    share_new_files(experiment);
+    check_kind(experiment, options.for_model);
+    check_model_files(experiment);
+    check_mock(options.mock, identity.world().size);
+    assignment.split = config::split_batch(experiment.global_batch_size, identity.world().size);
+    assignment.slot_type = experiment.resources.slot_type;
+    if (launched) {
+      const bool on_gpus = identity.environment.is_placed_on_gpus();
+      assignment.slot_type = on_gpus ? config::SlotType::kCuda : config::SlotType::kCpu;
+    } else {
+      set_process_variables(experiment.environment_variables);  // else the launcher has set them
     }
-    control.set(kFolderKey, (continues ? kGoesOn : kBegins) + folder.path.string());
-  } else {
-    const std::string told = control.get(kFolderKey);
-    if (told.front() == kRefused) {
-      const Json error = Json::parse(told.substr(1));
-      throw AgreedError(error.at("cause").get<std::string>(), error.at("remedy").get<std::string>());
+    if (assignment.slot_type != config::SlotType::kCpu)
+      assignment.gpus = look_at_visible_gpus(assignment.slot_type, process_variables());
+    if (!launched) {
+      const bool on_gpus = expects_gpus(assignment, identity.world());
+      set_process_variables(on_gpus ? experiment.cuda_variables : experiment.cpu_variables);
     }
-    continues = told.front() == kGoesOn;
-    folder.path = told.substr(1);
+    return assignment;
+  } catch (const ConfigError&) {
+    if (identity.is_rank_0() || launched) throw;
+    throw ConfigError(options.experiment_file.string() + " cannot be run; see the error of rank 0");
   }
-  check_folder_is_shared(control, hosts, folder.path);
-  return folder;
-}
-
-// On rank 0 of a run that goes on: returns the checkpoint to go on from. `overrides`: the run's and new ones.
-ResumePoint reopen_own_folder(const RunFolder& folder, const config::Experiment& experiment,
-                              const std::vector<std::string>& overrides, const std::function<void()>& write_plan,
-                              const Logger& log) {
-  const ContinuedRun run = read_continued_run(folder.path.string());
-  check_not_in_progress(folder);
-  check_storage_stays(run, overrides, experiment);
-  const std::string claimed = claim_checkpoint_folder(folder);
-  ResumePoint point = find_resume_point(folder);
-  point.claimed = claimed;
-  check_goes_on(run, experiment, point);
-  put_aside(folder, {.metrics = point.exists()});
-  write_plan();
-  update_plan_file(folder.plan(), "before", plan_before(run));
-  for (const std::string& text : differences_from(run, read_json(folder.plan()))) log->warn("{}", text);
-  for (const std::string& text : warnings_of(point)) log->warn("{}", text);
-  log->info("the run goes on from {}", text_of(point));
-  return point;
-}
-
-// Opens the run's folder, which all hosts must see, and on rank 0 also its lock and its events: a new folder, or with
-// --continue that of the run, in which the files of the attempt before are put aside. Logs the plan's warnings and
-// where a run goes on. Collective over `control`. ConfigError if the run is in progress, or as create_run_folder(),
-// check_checkpoint_storage(), check_goes_on() and check_storage_stays(); the other ranks throw one that refers to rank
-// 0.
-void open_own_run(comm::ControlPlane& control, const RankIdentity& identity, const Assignment& assignment,
-                  const RankHosts& hosts, const RankGpus& gpus, RankFiles& files, const Logger& log) {
-  const RankOptions& options = identity.options;
-  const config::Experiment& experiment = assignment.experiment;
-  ResumePoint point;
-  const auto write_plan = [&](const RunFolder& folder) {
-    if (!options.mock.any()) make_checkpoint_folder(folder, experiment.checkpoint_storage);
-    write_own_plan(folder, identity, assignment, hosts, gpus, log);
-  };
-  bool continues = options.continues;
-  const auto make = [&] {
-    launcher_duties();  // where they are missing, the folder stays as it is
-    check_checkpoint_storage(experiment.checkpoint_storage);
-    std::error_code code;
-    continues =
-        continues || (options.continues_if_there && std::filesystem::exists(RunFolder{options.run_dir}.plan(), code));
-    if (continues) {
-      RunFolder folder{options.run_dir};
-      files.lock = RunLock::take(folder);
-      point = reopen_own_folder(
-          folder, experiment, options.overrides, [&] { write_plan(folder); }, log);
-      return folder;
-    }
-    RunFolder made = create_run_folder(options.run_dir, experiment.name, experiment.text, experiment.private_mode());
-    files.lock = RunLock::take(made);
-    write_plan(made);
-    return made;
-  };
-  files.folder = open_own_folder(control, hosts, make, continues);
-  if (identity.is_rank_0()) {
-    files.events.open(files.folder.events(), 0, identity.host.name);
-    if (continues) files.events.write("continued");
-    Json fields = to_json(point);
-    fields["attempt"] = attempt_number(files.folder);
-    files.events.write("attempt_started", fields);
-  }
-  if (!continues) return;
-  if (identity.is_rank_0()) control.set(kResumeKey, point.path.string());
-  files.resume_from = control.get(kResumeKey);
 }
 
 // The folder of a run whose launcher uses mpirun or srun. A host that does not see it gets one of its own under the
@@ -225,19 +118,57 @@ void name_gpus_in_plan(const std::filesystem::path& file, const RankGpus& gpus) 
   if (changed) update_plan_file(file, "ranks", ranks);
 }
 
-// Starts the profiling agent of a host on which no launcher starts one. Collective over the ranks of a host, which all
-// pass the same `host_key`: the first of them starts the agent and gets it in `agent`; the others wait for it. The
-// agent ends by itself, after the last rank. Returns its socket.
-std::string share_agent(comm::ControlPlane& control, const std::string& host_key, const profile::AgentOptions& options,
-                        const Clock& clock, std::unique_ptr<profile::KeptAgent>& agent) {
+// Starts the monitor of a host on which no launcher starts one. Collective over the ranks of a host, which all
+// pass the same `host_key`: the first of them starts the monitor and gets it in `monitor`; the others wait for it. The
+// monitor ends by itself, after the last rank. Returns its socket.
+std::string share_monitor(comm::ControlPlane& control, const std::string& host_key,
+                          const profile::AgentOptions& options, const Clock& clock,
+                          std::unique_ptr<profile::KeptAgent>& monitor) {
   const std::string key = "run.agent/" + host_key;
   if (control.world().local_rank != 0) return control.get(key);
-  agent = std::make_unique<profile::KeptAgent>(options, clock);
-  control.set(key, agent->socket());
-  return agent->socket();
+  monitor = std::make_unique<profile::KeptAgent>(options, clock);
+  control.set(key, monitor->socket());
+  return monitor->socket();
 }
 
 }  // namespace
+
+Nanoseconds process_start(const Clock& clock) {
+  const Nanoseconds now = clock.monotonic();
+  const std::uint64_t ticks = host::start_ticks(::getpid());
+  timespec boot{};
+  if (ticks == 0 || ::clock_gettime(CLOCK_BOOTTIME, &boot) != 0) return now;
+  const auto since_boot = std::chrono::seconds(boot.tv_sec) + Nanoseconds(boot.tv_nsec);
+  const auto started = Nanoseconds(static_cast<std::int64_t>(ticks) * (1'000'000'000 / ::sysconf(_SC_CLK_TCK)));
+  return now - std::max(Nanoseconds(0), since_boot - started);
+}
+
+Json versions_of(const RankOptions& options) {
+  Json versions = options.versions.is_object() ? options.versions : Json::object();
+  versions["dtrain"] = version();
+  return versions;
+}
+
+LauncherConnection::LauncherConnection(const RankIdentity& identity, const Logger& log) {
+  const RankEnvironment& environment = identity.environment;
+  if (environment.is_child()) {
+    name_ = "the launcher (pid " + std::to_string(environment.handover->launcher_pid) + ")";
+    link_ = std::make_unique<SocketLink>(UniqueFd(environment.handover->link_fd));
+    return;
+  }
+  contact_ = environment.launcher.value();
+  name_ = "the launcher (" + contact_.address + ":" + std::to_string(contact_.port) + ")";
+  if (!contact_.secret_file.empty()) contact_.secrets = read_secret_file(contact_.secret_file);
+  auto plane = std::make_unique<PlaneLink>(contact_, environment.world, identity.host.name, log);
+  plane_ = plane.get();
+  link_ = std::move(plane);
+}
+
+void LauncherConnection::remove_secret_file(const comm::World& world) const {
+  if (contact_.secret_file.empty() || world.local_rank != 0) return;
+  std::error_code ignored;
+  std::filesystem::remove(contact_.secret_file, ignored);
+}
 
 RankSession::RankSession(const RankOptions& options)
     : log_(make_stderr_logger()),
@@ -404,19 +335,19 @@ void RankSession::start_recording() {
     options.header["gpu"] = to_json(*gpus_->ranks[static_cast<std::size_t>(world.rank)]);
   }
   if (const auto& handover = identity_->environment.handover) {
-    options.agent_socket = handover->agent_socket;
+    options.monitor_socket = handover->monitor_socket;
   } else {
-    profile::AgentOptions agent{.profile_folder = files_->folder.profile(), .header = options.header};
-    agent.agent_id =
-        plane ? plane->orders().agents[static_cast<std::size_t>(world.rank)] : hosts_->agent_name(world.rank);
-    agent.local_ranks = hosts_->ranks_here();
-    if (const auto& wanted = experiment().profiling.prometheus) agent.prometheus = {wanted->address, wanted->port};
-    options.agent_socket = share_agent(control(), hosts_->here().key, agent, clock_, options.agent);
-    options.agent_started = [this, plane, id = agent.agent_id](pid_t pid) {
+    profile::AgentOptions monitor{.profile_folder = files_->folder.profile(), .header = options.header};
+    monitor.agent_id =
+        plane ? plane->orders().agents[static_cast<std::size_t>(world.rank)] : hosts_->monitor_name(world.rank);
+    monitor.local_ranks = hosts_->ranks_here();
+    if (const auto& wanted = experiment().profiling.prometheus) monitor.prometheus = {wanted->address, wanted->port};
+    options.monitor_socket = share_monitor(control(), hosts_->here().key, monitor, clock_, options.monitor);
+    options.monitor_started = [this, plane, id = monitor.agent_id](pid_t pid) {
       files_->events.try_write("agent_started", {{"agent", id}, {"pid", pid}});
       if (plane) plane->report_host({hosts_->here().name, files_->is_launchers_folder, pid});
     };
-    if (options.agent) options.agent_started(options.agent->pid());
+    if (options.monitor) options.monitor_started(options.monitor->pid());
   }
   recording_ = std::make_unique<Recording>(std::move(options), *membership_, files_->events, clock_, log_);
 }
@@ -431,4 +362,4 @@ void RankSession::make_communicator() {
   log_->info("communication: {}, {} ranks on {} hosts", word_of(backend), world().size, hosts_->count());
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

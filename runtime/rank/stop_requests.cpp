@@ -14,7 +14,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/rank/stop_requests.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 
 LaunchSignals::LaunchSignals() {
   ::sigemptyset(&set_);
@@ -141,4 +141,4 @@ std::string StopRequests::reason() const {
   return signal == 0 ? std::string() : signal_name(signal);
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

@@ -4,7 +4,7 @@
 
 namespace dtrain::train {
 
-RunServices services_of(run::RankSession& session) {
+RunServices services_of(rank::RankSession& session) {
   return {session.world(),
           session.control(),
           session.communicator(),

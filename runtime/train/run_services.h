@@ -14,7 +14,7 @@
 #include "dtrain/comm/control.h"
 #include "dtrain/profile/recorder.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 class RankSession;
 }
 
@@ -36,7 +36,7 @@ struct RunServices {
 };
 
 // The session outlives the services.
-RunServices services_of(run::RankSession& session);
+RunServices services_of(rank::RankSession& session);
 
 // Turns collectives into profile records: at once if they have ended, else (on a device) once they have. Training
 // thread.

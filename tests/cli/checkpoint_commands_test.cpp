@@ -8,7 +8,7 @@
 #include "cli_harness.h"
 #include "dtrain/data/safetensors.h"
 
-namespace dtrain::run {
+namespace dtrain {
 namespace {
 
 using checkpoints::About;
@@ -282,4 +282,4 @@ TEST_F(CheckpointCommands, ExportOfAModelOnlyAsTorchScript) {
 }
 
 }  // namespace
-}  // namespace dtrain::run
+}  // namespace dtrain

@@ -7,7 +7,7 @@
 
 #include "run_harness.h"
 
-namespace dtrain::run {
+namespace dtrain {
 
 struct Result {
   int code;
@@ -25,4 +25,4 @@ inline Result dtrain(const TestRun& run, std::vector<std::string> arguments,
   return {status.code, command.out(), command.err()};
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain

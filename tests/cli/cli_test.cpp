@@ -3,7 +3,7 @@
 
 #include "cli_harness.h"
 
-namespace dtrain::run {
+namespace dtrain {
 namespace {
 
 using testing::HasSubstr;
@@ -354,4 +354,4 @@ TEST(Report, IsWrittenAgainWhereOneWants) {
 }
 
 }  // namespace
-}  // namespace dtrain::run
+}  // namespace dtrain

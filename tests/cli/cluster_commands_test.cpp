@@ -4,7 +4,7 @@
 #include "cli_harness.h"
 #include "harness/fake_gpus.h"
 
-namespace dtrain::run {
+namespace dtrain {
 namespace {
 
 using testing::HasSubstr;
@@ -260,4 +260,4 @@ TEST(Scaling, TheSameCoresDividedOtherwiseNeedNoLargerBatch) {
 }
 
 }  // namespace
-}  // namespace dtrain::run
+}  // namespace dtrain

@@ -5,7 +5,7 @@
 #include "dtrain/profile/records.h"
 #include "harness/synthetic_run.h"
 
-namespace dtrain::run {
+namespace dtrain {
 namespace {
 
 using testing::HasSubstr;
@@ -99,4 +99,4 @@ TEST_F(DiffCommand, HelpTeaches) {
 }
 
 }  // namespace
-}  // namespace dtrain::run
+}  // namespace dtrain

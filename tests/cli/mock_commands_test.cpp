@@ -3,7 +3,7 @@
 
 #include "cli_harness.h"
 
-namespace dtrain::run {
+namespace dtrain {
 namespace {
 
 using testing::HasSubstr;
@@ -179,4 +179,4 @@ TEST(Verify, NeedsTheRunAsItWasLaunched) {
 }
 
 }  // namespace
-}  // namespace dtrain::run
+}  // namespace dtrain

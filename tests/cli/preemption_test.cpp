@@ -3,7 +3,7 @@
 
 #include "queued_launches.h"
 
-namespace dtrain::run {
+namespace dtrain {
 namespace {
 
 using testing::HasSubstr;
@@ -128,4 +128,4 @@ TEST_F(TakingTurns, CtrlCWhileItSavesToMakeRoomEndsIt) {
 }
 
 }  // namespace
-}  // namespace dtrain::run
+}  // namespace dtrain

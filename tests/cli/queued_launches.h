@@ -5,7 +5,7 @@
 
 #include "cli_harness.h"
 
-namespace dtrain::run {
+namespace dtrain {
 
 class QueuedLaunches : public testing::Test {
  protected:
@@ -44,4 +44,4 @@ class QueuedLaunches : public testing::Test {
   std::vector<std::unique_ptr<Command>> launches_;
 };
 
-}  // namespace dtrain::run
+}  // namespace dtrain

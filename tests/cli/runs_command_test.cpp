@@ -3,7 +3,7 @@
 
 #include "cli_harness.h"
 
-namespace dtrain::run {
+namespace dtrain {
 namespace {
 
 using testing::ElementsAre;
@@ -200,4 +200,4 @@ TEST_F(RunsCommand, AReportOfSeveralRunsIsOnePage) {
 }
 
 }  // namespace
-}  // namespace dtrain::run
+}  // namespace dtrain

@@ -8,7 +8,7 @@
 #include "../checkpoint/checkpoint_harness.h"
 #include "cli_harness.h"
 
-namespace dtrain::run {
+namespace dtrain {
 namespace {
 
 using testing::HasSubstr;
@@ -181,4 +181,4 @@ TEST_F(StandardOutput, ALaunchEndsAsItsRanksDo) {
 }
 
 }  // namespace
-}  // namespace dtrain::run
+}  // namespace dtrain

@@ -8,7 +8,7 @@
 #include "dtrain/base/text.h"
 #include "queued_launches.h"
 
-namespace dtrain::run {
+namespace dtrain {
 namespace {
 
 using testing::AnyOf;
@@ -360,4 +360,4 @@ TEST_F(Queue, TheLedgersFolderIsTheUsers) {
 }
 
 }  // namespace
-}  // namespace dtrain::run
+}  // namespace dtrain

@@ -254,12 +254,12 @@ int main(int, char** argv) try {
   const auto experiment = config::read_experiment(argv[1]);
   std::printf("%zu rules changed\\n", analysis::changed_gpu_rules(experiment.profiling_rules).size());
   std::puts(std::string(config::experiment_schema()).c_str());
-  for (const auto& finding : run::check_backends(false, {})) std::printf("%s: %s\\n", finding.check.c_str(), finding.text.c_str());
+  for (const auto& finding : launcher::check_backends(false, {})) std::printf("%s: %s\\n", finding.check.c_str(), finding.text.c_str());
   const auto rank = [&](int number) {
-    run::Membership ranks;
-    run::connect_by_file(ranks, {.world = {.rank = number, .size = 2, .local_rank = number, .local_size = 2},
+    rank::Membership ranks;
+    rank::connect_by_file(ranks, {.world = {.rank = number, .size = 2, .local_rank = number, .local_size = 2},
                                  .log = make_null_logger()}, argv[2]);
-    ranks.make_communicator(run::backend_for(experiment.communication_backend, run::RankHosts({}, {{"a", "a"}, {"a", "a"}}), false),
+    ranks.make_communicator(rank::backend_for(experiment.communication_backend, rank::RankHosts({}, {{"a", "a"}, {"a", "a"}}), false),
                             {.log = make_null_logger()});
     float sum = 1;
     ranks.communicator().all_reduce(&sum, 1, comm::DataType::kFloat32).wait();
@@ -269,7 +269,7 @@ int main(int, char** argv) try {
   std::thread other(rank, 1);
   rank(0);
   other.join();
-  run::backend_for(experiment.communication_backend, run::RankHosts({}, {{"a", "a"}, {"b", "b"}}), false);
+  rank::backend_for(experiment.communication_backend, rank::RankHosts({}, {{"a", "a"}, {"b", "b"}}), false);
 } catch (const Error& error) {
   std::printf("%s; %s\\n", error.what(), error.remedy().c_str());
 }

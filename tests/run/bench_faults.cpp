@@ -11,7 +11,6 @@
 namespace {
 
 using namespace dtrain;
-using namespace dtrain::run;
 
 constexpr int kRuns = 5;
 constexpr int kTimeout = 5;  // seconds: communication.timeout of the runs with a stopped rank

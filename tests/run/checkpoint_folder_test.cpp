@@ -11,7 +11,7 @@
 #include "dtrain/base/json.h"
 #include "dtrain/checkpoint/checkpoint.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 namespace {
 
 namespace fs = std::filesystem;
@@ -188,4 +188,4 @@ TEST_F(CheckpointFolder, WhatCannotBeWrittenIsNamedWithTheUser) {
 }
 
 }  // namespace
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

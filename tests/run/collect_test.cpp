@@ -8,7 +8,7 @@
 #include "launch/job_ranks.h"
 #include "run_harness.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 namespace {
 
 using ::testing::HasSubstr;
@@ -30,7 +30,7 @@ class Collect : public ::testing::Test {
                                       there("").string() + "#g')\"\n");
     fs::permissions(folder_.path() / "shell", fs::perms::owner_all);
   }
-  RunFolder run() const { return {folder_.path() / "run"}; }
+  rank::RunFolder run() const { return {folder_.path() / "run"}; }
   fs::path there(const std::string& name) const { return folder_.path() / "there" / name; }
   static void put(const fs::path& path, const std::string& text) {
     fs::create_directories(path.parent_path());
@@ -132,4 +132,4 @@ TEST_F(Collect, AFullDiskHereIsAnErrorThatSaysWhereTheRecordsAre) {
 }
 
 }  // namespace
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

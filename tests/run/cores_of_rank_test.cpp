@@ -8,7 +8,7 @@
 #include "dtrain/base/text.h"
 #include "dtrain/scheduler/core_groups.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 namespace {
 
 CoresOfHost recorded(const std::string& machine, double cpu_limit = 0) {
@@ -18,7 +18,7 @@ CoresOfHost recorded(const std::string& machine, double cpu_limit = 0) {
 
 // As start-rank is told: "1/4x2". Of it "16,17,80,81 t2": CPUs and threads.
 std::string share(const std::string& slot, const CoresOfHost& host) {
-  const auto read = slot_of_rank({{"DTRAIN_SLOTS", slot}}, 0);
+  const auto read = rank::slot_of_rank({{"DTRAIN_SLOTS", slot}}, 0);
   const ShareOfRank share = cores_of_rank(*read, host);
   return ranges_text(share.cpus) + " t" + std::to_string(share.threads);
 }
@@ -82,4 +82,4 @@ TEST(CoresOfRank, ThreadsKeepToWhatTheCgroupGrants) {
 }
 
 }  // namespace
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

@@ -6,7 +6,7 @@
 #include "dtrain/host/cpu.h"
 #include "run_harness.h"
 
-namespace dtrain::run {
+namespace dtrain {
 namespace {
 
 using testing::Contains;
@@ -206,4 +206,4 @@ TEST_F(Division, IsRefusedWhereItCannotBeChosen) {
 }
 
 }  // namespace
-}  // namespace dtrain::run
+}  // namespace dtrain

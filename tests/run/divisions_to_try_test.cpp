@@ -2,9 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "plan/division.h"
+#include "plan/launch_plan.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 namespace {
 
 using testing::ElementsAre;
@@ -63,4 +63,4 @@ TEST(DivisionsToTry, AreKeptInThePlan) {
 }
 
 }  // namespace
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

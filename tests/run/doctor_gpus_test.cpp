@@ -7,7 +7,7 @@
 #include "doctor/gpu_checks.h"
 #include "harness/fake_gpus.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 namespace {
 
 using testing::HasSubstr;
@@ -602,4 +602,4 @@ TEST(DoctorOnGpus, NoGpusAreOneLine) {
 }
 
 }  // namespace
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

@@ -3,10 +3,9 @@
 
 #include "cli_harness.h"
 #include "doctor/checks.h"
-#include "doctor/other_hosts.h"
 #include "dtrain/rank/libtorch.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 namespace {
 
 using testing::HasSubstr;
@@ -134,10 +133,10 @@ std::string far_host(const TestRun& run, const std::string& script) {
 }
 
 TEST(Doctor, SaysWhyAProgramIsMissing) {
-  const MissingProgram without = missing_program("dtrain-worker", false);
+  const rank::MissingProgram without = rank::missing_program("dtrain-worker", false);
   EXPECT_THAT(without.text, HasSubstr("was built without libtorch"));
   EXPECT_THAT(without.remedy, HasSubstr("DTRAIN_TORCH=ON"));
-  const MissingProgram unbuilt = missing_program("dtrain-worker", true);
+  const rank::MissingProgram unbuilt = rank::missing_program("dtrain-worker", true);
   EXPECT_EQ(unbuilt.text, "dtrain-worker is neither beside dtrain nor in PATH");
   EXPECT_THAT(unbuilt.remedy, HasSubstr("cmake --build build/release --target dtrain-worker"));
 }
@@ -232,4 +231,4 @@ TEST(Doctor, HostsThatDoNot) {
 }
 
 }  // namespace
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

@@ -8,7 +8,7 @@
 
 #include "../harness/temporary_folder.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 namespace {
 
 namespace fs = std::filesystem;
@@ -31,14 +31,14 @@ class EndReportOf : public testing::Test {
 
 TEST_F(EndReportOf, ARunWithDumpsIsWrittenAndNamed) {
   write_dump();
-  const EndReport report = end_report(folder_);
+  const rank::EndReport report = end_report(folder_);
   EXPECT_EQ(report.text, "report      " + (folder_ / "report.html").string() + "\n");
   EXPECT_THAT(report.warning, IsEmpty());
   EXPECT_GT(fs::file_size(folder_ / "report.html"), 200'000u);
 }
 
 TEST_F(EndReportOf, ARunWithoutDumpsIsNothing) {
-  const EndReport report = end_report(folder_);
+  const rank::EndReport report = end_report(folder_);
   EXPECT_THAT(report.text, IsEmpty());
   EXPECT_THAT(report.warning, IsEmpty());
 }
@@ -46,7 +46,7 @@ TEST_F(EndReportOf, ARunWithoutDumpsIsNothing) {
 TEST_F(EndReportOf, WhatCannotBeWrittenIsAWarning) {
   write_dump();
   fs::create_directories(folder_ / "report.html" / "in the way");
-  const EndReport report = end_report(folder_);
+  const rank::EndReport report = end_report(folder_);
   EXPECT_THAT(report.text, IsEmpty());
   EXPECT_THAT(report.warning, HasSubstr("dtrain: warning: there is no report of the run: "));
   EXPECT_THAT(report.warning, HasSubstr("report.html"));
@@ -55,11 +55,11 @@ TEST_F(EndReportOf, WhatCannotBeWrittenIsAWarning) {
 TEST_F(EndReportOf, LongDumpsAreLeftToTheCommand) {
   write_dump();
   fs::resize_file(folder_ / "profile" / "rank-0000.jsonl", 200'000'000);  // a hole: nothing is written
-  const EndReport report = end_report(folder_);
+  const rank::EndReport report = end_report(folder_);
   EXPECT_THAT(report.text, HasSubstr("'dtrain report " + folder_.string() + "' writes it"));
   EXPECT_THAT(report.warning, IsEmpty());
   EXPECT_FALSE(fs::exists(folder_ / "report.html"));
 }
 
 }  // namespace
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

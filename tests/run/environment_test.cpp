@@ -14,7 +14,7 @@
 #include "dtrain/base/text.h"
 #include "run_harness.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 namespace {
 
 using testing::HasSubstr;
@@ -96,7 +96,7 @@ TEST(Environment, OwnVariablesComeFirst) {
   EXPECT_EQ(environment.handover->launcher_pid, 99);
   EXPECT_EQ(environment.handover->run_dir, "/run");
   EXPECT_EQ(environment.handover->rendezvous, "/rendezvous");
-  EXPECT_EQ(environment.handover->agent_socket, "socket");
+  EXPECT_EQ(environment.handover->monitor_socket, "socket");
   EXPECT_FALSE(environment.is_placed_on_gpus());
   EXPECT_TRUE(read_rank_environment(rank_variables(world, {7, 99, "/run", "/rendezvous", "node", "socket", true}))
                   .is_placed_on_gpus());
@@ -365,4 +365,4 @@ TEST(FindProgram, BesideFirstThenPath) {
 }
 
 }  // namespace
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

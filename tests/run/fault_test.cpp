@@ -6,7 +6,7 @@
 #include "../harness/small_disk.h"
 #include "run_harness.h"
 
-namespace dtrain::run {
+namespace dtrain {
 namespace {
 
 using testing::AnyOf;
@@ -487,4 +487,4 @@ TEST(Fault, UnderMpirunARankThatDoesNotComeToMpiIsNamed) {
 }
 
 }  // namespace
-}  // namespace dtrain::run
+}  // namespace dtrain

@@ -5,7 +5,7 @@
 #include "harness/fake_gpus.h"
 #include "run_harness.h"
 
-namespace dtrain::run {
+namespace dtrain {
 namespace {
 
 using testing::HasSubstr;
@@ -338,4 +338,4 @@ TEST_F(GpuRun, ByMpirunAloneTheRanksChoose) {
 }
 
 }  // namespace
-}  // namespace dtrain::run
+}  // namespace dtrain

@@ -1,4 +1,4 @@
-#include "dtrain/rank/rendezvous.h"
+#include "membership.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -12,7 +12,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 namespace {
 
 using testing::AllOf;
@@ -79,4 +79,4 @@ TEST(HostNames, OnlyAnAddressOfThisHostIsItsOwn) {
 }
 
 }  // namespace
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

@@ -11,7 +11,7 @@
 #include "launch/job_ranks.h"
 #include "run_harness.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 namespace {
 
 using ::testing::ElementsAre;
@@ -38,12 +38,12 @@ TEST(MpiCommand, PutsEachRankWhereThePlanSays) {
   const PlacedLaunch plan = three_ranks();
   EXPECT_EQ(hostfile(plan), "nodea\nnodea\nnodeb\n");
   EXPECT_EQ(slots_variable(plan), "0/2,1/2,3/4");
-  const Variables variables{{"DTRAIN_SLOTS", slots_variable(plan)}};
-  EXPECT_EQ(slot_of_rank(variables, 2)->index, 3);
-  EXPECT_EQ(slot_of_rank(variables, 2)->slots, 4);
-  EXPECT_FALSE(slot_of_rank({}, 0));
-  EXPECT_THROW(slot_of_rank(variables, 3), ConfigError);
-  EXPECT_THROW(slot_of_rank({{"DTRAIN_SLOTS", "4/4"}}, 0), ConfigError);
+  const rank::Variables variables{{"DTRAIN_SLOTS", slots_variable(plan)}};
+  EXPECT_EQ(rank::slot_of_rank(variables, 2)->index, 3);
+  EXPECT_EQ(rank::slot_of_rank(variables, 2)->slots, 4);
+  EXPECT_FALSE(rank::slot_of_rank({}, 0));
+  EXPECT_THROW(rank::slot_of_rank(variables, 3), ConfigError);
+  EXPECT_THROW(rank::slot_of_rank({{"DTRAIN_SLOTS", "4/4"}}, 0), ConfigError);
 }
 
 TEST(MpiCommand, HasTheNetworkTheVariablesAndTheUsersOptionsLast) {
@@ -62,11 +62,11 @@ TEST(MpiCommand, HasTheNetworkTheVariablesAndTheUsersOptionsLast) {
 }
 
 TEST(MpiCommand, PassesOnWhatLibrariesReadAndNothingElse) {
-  const Variables job{{"DTRAIN_SECRET_FILE", "x"}};
-  const Variables mine{{"NCCL_DEBUG", "INFO"},       {"HOME", "/root"},
-                       {"OMP_NUM_THREADS", "2"},     {"EDITOR", "ed"},
-                       {"FI_PROVIDER", "tcp"},       {"PYTORCH_ALLOC_CONF", "expandable_segments:True"},
-                       {"CUDA_VISIBLE_DEVICES", "1"}};  // of this host
+  const rank::Variables job{{"DTRAIN_SECRET_FILE", "x"}};
+  const rank::Variables mine{{"NCCL_DEBUG", "INFO"},       {"HOME", "/root"},
+                             {"OMP_NUM_THREADS", "2"},     {"EDITOR", "ed"},
+                             {"FI_PROVIDER", "tcp"},       {"PYTORCH_ALLOC_CONF", "expandable_segments:True"},
+                             {"CUDA_VISIBLE_DEVICES", "1"}};  // of this host
   EXPECT_THAT(passed_on(job, mine),
               ElementsAre("DTRAIN_SECRET_FILE", "FI_PROVIDER", "NCCL_DEBUG", "OMP_NUM_THREADS", "PYTORCH_ALLOC_CONF"));
 }
@@ -180,29 +180,29 @@ TEST(SlurmCommand, ALineBreakInAnOptionOrAPathIsRefused) {
 
 Failure failure_of(const JobEnd& end, const JobWords& words = {}) {
   const TemporaryFolder folder;
-  const Outcome outcome = judge_job(three_ranks(), RunFolder{folder.path()}, end, words, "mpirun");
+  const Outcome outcome = judge_job(three_ranks(), rank::RunFolder{folder.path()}, end, words, "mpirun");
   EXPECT_EQ(outcome.exit_code, ExitCode::kRunFailed);
   return outcome.failure.value();
 }
 
 TEST(JobOutcome, NamesTheRankItsHostAndWhetherItMayPass) {
-  const Failure own = failure_of({.error = ErrorMessage{.rank = 2, .step = 7, .cause = "no"}, .joined = 3});
+  const Failure own = failure_of({.error = rank::ErrorMessage{.rank = 2, .step = 7, .cause = "no"}, .joined = 3});
   EXPECT_EQ(own.cause, "rank 2 on nodeb failed at batch 7: no");
   EXPECT_FALSE(own.may_pass);
 
-  const JobEnd gone{.error = ErrorMessage{.departure = comm::Departure::kGone, .rank = 2}, .joined = 3};
+  const JobEnd gone{.error = rank::ErrorMessage{.departure = comm::Departure::kGone, .rank = 2}, .joined = 3};
   const Failure killed = failure_of(gone, {.first = EndOfRank{.rank = 2, .signal = 9}});
   EXPECT_EQ(killed.cause, "rank 2 on nodeb was killed by signal 9 (SIGKILL)");
   EXPECT_TRUE(killed.may_pass);
   EXPECT_FALSE(failure_of(gone, {.first = EndOfRank{.rank = 2, .code = 7}}).may_pass);
 
-  const JobEnd silent{.error = ErrorMessage{.departure = comm::Departure::kSilent, .rank = 2}, .joined = 3};
+  const JobEnd silent{.error = rank::ErrorMessage{.departure = comm::Departure::kSilent, .rank = 2}, .joined = 3};
   EXPECT_THAT(failure_of(silent).cause, HasSubstr("host nodeb is lost, with rank 2"));
   EXPECT_TRUE(failure_of(silent).may_pass);
   EXPECT_THAT(failure_of(gone, {.lost_host = "nodeb"}).cause, HasSubstr("host nodeb is lost"));
 
   const Failure agreed =
-      failure_of({.error = ErrorMessage{.agreed = true, .rank = -1, .cause = "all agree"}, .joined = 3});
+      failure_of({.error = rank::ErrorMessage{.agreed = true, .rank = -1, .cause = "all agree"}, .joined = 3});
   EXPECT_EQ(agreed.cause, "all agree");
 }
 
@@ -219,7 +219,7 @@ TEST(MergeFolder, AddsEventsAndTakesThePlanOfRank0) {
   write(there.path() / "plan.json", R"({"name": "job", "versions": {"dtrain": "1", "libtorch": "2"}})");
   write(there.path() / "metrics.jsonl", "{}\n");
   write(there.path() / "profile" / "rank-0000.jsonl", "{}\n");
-  merge_folder(RunFolder{there.path()}, RunFolder{here.path()});
+  rank::merge_folder(rank::RunFolder{there.path()}, rank::RunFolder{here.path()});
   EXPECT_EQ(slurp(here.path() / "events.jsonl"), "{\"event\":\"run_started\"}\n{\"event\":\"rank_started\"}\n");
   EXPECT_THAT(slurp(here.path() / "plan.json"), HasSubstr("libtorch"));
   EXPECT_TRUE(fs::exists(here.path() / "profile" / "rank-0000.jsonl"));
@@ -227,4 +227,4 @@ TEST(MergeFolder, AddsEventsAndTakesThePlanOfRank0) {
 }
 
 }  // namespace
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

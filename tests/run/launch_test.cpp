@@ -4,7 +4,7 @@
 #include "dtrain/base/text.h"
 #include "run_harness.h"
 
-namespace dtrain::run {
+namespace dtrain {
 namespace {
 
 using testing::HasSubstr;
@@ -403,4 +403,4 @@ TEST(Started, AHalfSetEnvironmentNamesWhatIsMissing) {
 }
 
 }  // namespace
-}  // namespace dtrain::run
+}  // namespace dtrain

@@ -6,12 +6,12 @@
 #include <fstream>
 
 #include "../harness/temporary_folder.h"
-#include "doctor/other_hosts.h"
+#include "doctor/checks.h"
 #include "dtrain/base/error.h"
 #include "dtrain/host/cpu.h"
 #include "machine_limits.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 namespace {
 
 namespace fs = std::filesystem;
@@ -163,7 +163,7 @@ TEST_F(LimitsCacheTest, WithoutAFolderNothingIsKept) {
 }
 
 TEST_F(LimitsCacheTest, WhatIsKnownIsNotMeasured) {
-  const Variables variables{{"XDG_CACHE_HOME", folder_}};
+  const rank::Variables variables{{"XDG_CACHE_HOME", folder_}};
   const LimitsCache users(folder_ / "dtrain");
   const RanksOfHost ranks{.threads = 1, .ranks = 2};
   EXPECT_FALSE(machine_limits(ranks, Measure::kNever, variables).limits);
@@ -237,4 +237,4 @@ TEST(MatmulFinding, IsThereWhereLibtorchTakesTheSlowPath) {
 }
 
 }  // namespace
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

@@ -8,7 +8,7 @@
 
 #include "run_harness.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 namespace {
 
 using testing::ElementsAre;
@@ -90,4 +90,4 @@ TEST_F(LogTailTest, ATornLineIsTakenAwayWhereNoNewlineFits) {
 }
 
 }  // namespace
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

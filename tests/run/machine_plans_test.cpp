@@ -12,7 +12,7 @@
 #include "plan/launch_plan.h"
 #include "run_harness.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 namespace {
 
 using testing::ElementsAre;
@@ -62,12 +62,12 @@ class MachinePlans : public testing::Test {
   }
   static std::vector<std::string> cpus_of(const PlacedLaunch& plan) {
     std::vector<std::string> cpus;
-    for (const RankPlacement& rank : plan.ranks) cpus.push_back(ranges_text(rank.cpus));
+    for (const rank::RankPlacement& rank : plan.ranks) cpus.push_back(ranges_text(rank.cpus));
     return cpus;
   }
   static std::vector<int> threads_of(const PlacedLaunch& plan) {
     std::vector<int> threads;
-    for (const RankPlacement& rank : plan.ranks) threads.push_back(rank.threads);
+    for (const rank::RankPlacement& rank : plan.ranks) threads.push_back(rank.threads);
     return threads;
   }
   // The row of render_plan().
@@ -80,7 +80,7 @@ class MachinePlans : public testing::Test {
   }
 
   TemporaryFolder folder_;
-  Variables variables_;
+  rank::Variables variables_;
   std::string more_;  // of the experiment
 };
 
@@ -137,7 +137,7 @@ TEST_F(MachinePlans, TwoSocketsWithSiblings) {
 }
 
 TEST_F(MachinePlans, SiblingsAreUsedWhereTheyWereMeasuredToHelp) {
-  const LimitsCache cache(cache_folder(variables_));
+  const LimitsCache cache(rank::cache_folder(variables_));
   profile::RankLimits limits;
   limits.cpu = "x";
   limits.ranks = 2;
@@ -258,7 +258,7 @@ TEST_F(MachinePlans, OneTwoThreeAndMoreSlots) {
     EXPECT_THAT(threads_of(made), testing::Each(one.threads));
     EXPECT_EQ(row(made, "slots"), one.row);
     const std::string threads = std::to_string(one.threads);
-    for (const RankPlacement& rank : made.ranks) {
+    for (const rank::RankPlacement& rank : made.ranks) {
       EXPECT_EQ(thread_variables(made, rank, {}).at("OMP_NUM_THREADS"), threads);
     }
   }
@@ -302,7 +302,7 @@ TEST_F(MachinePlans, RanksShareNoCore) {
         const PlacedLaunch made = plan(machine.name, resources, machine.cpu_limit);
         ASSERT_EQ(made.world_size(), slots);
         std::set<int> taken;
-        for (const RankPlacement& rank : made.ranks) {
+        for (const rank::RankPlacement& rank : made.ranks) {
           for (const int cpu : rank.cpus) EXPECT_TRUE(taken.insert(cpu).second) << "CPU " << cpu << " is given twice";
           EXPECT_EQ(rank.threads, made.ranks.front().threads);
           EXPECT_LE(rank.threads, rank.cores);
@@ -340,9 +340,9 @@ TEST_F(MachinePlans, SlotsThatAFileDeclaresKeepTheirCores) {
 TEST_F(MachinePlans, RanksOfMpirunAreToldTheirCores) {
   const PlacedLaunch here = plan("two_sockets_smt", "slots_per_trial: 2, cores_per_slot: 2", 0, "launcher: mpi\n");
   EXPECT_EQ(slots_variable(here), "=0+1+64+65t2,=2+3+66+67t2") << "as the ledger has given them";
-  const Variables variables{{"DTRAIN_SLOTS", slots_variable(here)}};
-  EXPECT_THAT(slot_of_rank(variables, 1)->cpus, ElementsAre(2, 3, 66, 67));
-  EXPECT_EQ(slot_of_rank(variables, 1)->threads, 2);
+  const rank::Variables variables{{"DTRAIN_SLOTS", slots_variable(here)}};
+  EXPECT_THAT(rank::slot_of_rank(variables, 1)->cpus, ElementsAre(2, 3, 66, 67));
+  EXPECT_EQ(rank::slot_of_rank(variables, 1)->threads, 2);
   const PlacedLaunch elsewhere = plan("one_by_four", "slots_per_trial: 2, cores_per_slot: 2", 0,
                                       "launcher: mpi\nagents: [{id: a, host: elsewhere, slots: 3, slot_type: cpu}]\n");
   EXPECT_EQ(slots_variable(elsewhere), "0/3x2,1/3x2") << "their host finds the cores";
@@ -361,7 +361,7 @@ TEST_F(MachinePlans, SlurmIsAskedForTheCoresOfARank) {
   EXPECT_EQ(row(all, "slots"), "4 slots x 8 cores, of 32");
   EXPECT_THAT(srun_arguments(all, {}), testing::Contains("--cpus-per-task=8"));
   EXPECT_EQ(slots_variable(all), "0:2,1:2,0:2,1:2");
-  EXPECT_EQ(slot_of_rank({{"DTRAIN_SLOTS", slots_variable(all)}}, 3)->of_cores, true);
+  EXPECT_EQ(rank::slot_of_rank({{"DTRAIN_SLOTS", slots_variable(all)}}, 3)->of_cores, true);
   const PlacedLaunch some = plan("one_by_four", "slots_per_trial: 3, cores_per_slot: 4");
   EXPECT_THAT(srun_arguments(some, {}), testing::Contains("--cpus-per-task=4"));
   EXPECT_EQ(slots_variable(some), "0:3x4,1:3x4,2:3x4");
@@ -376,11 +376,11 @@ TEST_F(MachinePlans, SlurmIsAskedForTheCoresOfARank) {
 }
 
 TEST(SlotOfRank, IsReadAsItIsWritten) {
-  for (const SlotOfRank& slot :
-       {SlotOfRank{.index = 1, .slots = 4}, SlotOfRank{.index = 3, .slots = 4, .of_cores = true},
-        SlotOfRank{.cpus = {0, 1, 2, 64}}, SlotOfRank{.index = 0, .slots = 1, .cores = 3},
-        SlotOfRank{.index = 0, .slots = 2, .of_cores = true, .cores = 3, .threads = 6}}) {
-    const auto read = slot_of_rank({{"DTRAIN_SLOTS", "0/1," + to_text(slot)}}, 1);
+  for (const rank::SlotOfRank& slot :
+       {rank::SlotOfRank{.index = 1, .slots = 4}, rank::SlotOfRank{.index = 3, .slots = 4, .of_cores = true},
+        rank::SlotOfRank{.cpus = {0, 1, 2, 64}}, rank::SlotOfRank{.index = 0, .slots = 1, .cores = 3},
+        rank::SlotOfRank{.index = 0, .slots = 2, .of_cores = true, .cores = 3, .threads = 6}}) {
+    const auto read = rank::slot_of_rank({{"DTRAIN_SLOTS", "0/1," + to_text(slot)}}, 1);
     ASSERT_TRUE(read) << to_text(slot);
     EXPECT_EQ(to_text(*read), to_text(slot));
     EXPECT_EQ(std::tie(read->cpus, read->cores, read->threads, read->of_cores),
@@ -388,9 +388,9 @@ TEST(SlotOfRank, IsReadAsItIsWritten) {
   }
   for (const char* wrong :
        {"", "1", "1/1", "-1/2", "0/0", "0/2x", "0/2t0", "0/2y3", "=", "=3-", "=a", "0;2", "0/2x1t1t1"}) {
-    EXPECT_THROW(slot_of_rank({{"DTRAIN_SLOTS", wrong}}, 0), ConfigError) << wrong;
+    EXPECT_THROW(rank::slot_of_rank({{"DTRAIN_SLOTS", wrong}}, 0), ConfigError) << wrong;
   }
 }
 
 }  // namespace
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

@@ -10,7 +10,7 @@
 #include "membership.h"
 #include "run_harness.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 namespace {
 
 class Generations : public ::testing::Test {
@@ -186,4 +186,4 @@ TEST_F(Generations, TheControlPlaneOfOneHostMayHaveTls) {
 }
 
 }  // namespace
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

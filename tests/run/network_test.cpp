@@ -15,7 +15,7 @@
 #include "network/link_meter.h"
 #include "network/network_choice.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 namespace {
 
 using host::InterfaceAddress;
@@ -260,4 +260,4 @@ TEST(RemoteCommands, QuoteForTheShellThatIsThere) {
 }
 
 }  // namespace
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

@@ -2,10 +2,10 @@
 // hosts.
 #include <string>
 
-namespace dtrain::run {
+namespace dtrain::rank {
 
 std::string version() {
   return "0.0.7";
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

@@ -6,7 +6,7 @@
 #include "dtrain/config/experiment.h"
 #include "run_harness.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 namespace {
 
 // --continue compares it with that of the next attempt, which names the experiment file by its whole path.
@@ -50,4 +50,4 @@ TEST(PlanFile, AnOverrideThatLooksHiddenIsItself) {
 }
 
 }  // namespace
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

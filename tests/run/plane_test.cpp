@@ -8,16 +8,16 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/unix_socket.h"
-#include "dtrain/rank/launcher_link.h"
+#include "launch/job_ranks.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 namespace {
 
-LaunchOrders orders_for_ranks(int ranks) {
-  LaunchOrders orders{.run_dir = "/runs/0001-ä-job",
-                      .token = random_hex(16),
-                      .experiment = "name: \"ä\"\n",
-                      .resume_from = "/runs/0001-ä-job/checkpoints/step-7"};
+rank::LaunchOrders orders_for_ranks(int ranks) {
+  rank::LaunchOrders orders{.run_dir = "/runs/0001-ä-job",
+                            .token = random_hex(16),
+                            .experiment = "name: \"ä\"\n",
+                            .resume_from = "/runs/0001-ä-job/checkpoints/step-7"};
   Json placement = Json::array();
   for (int rank = 0; rank < ranks; ++rank) {
     orders.agents.push_back("knoten-ä-" + std::to_string(rank / 8));
@@ -31,12 +31,12 @@ class Orders : public ::testing::TestWithParam<int> {};
 
 TEST_P(Orders, ReachEveryRankWhole) {
   const int ranks = GetParam();
-  const LaunchOrders orders = orders_for_ranks(ranks);
+  const rank::LaunchOrders orders = orders_for_ranks(ranks);
   RankPlane plane("127.0.0.1", orders, make_null_logger());
-  std::vector<std::unique_ptr<PlaneLink>> links;  // one that goes is a failure of all
+  std::vector<std::unique_ptr<rank::PlaneLink>> links;  // one that goes is a failure of all
   for (const int rank : std::set{0, ranks - 1}) {
     const comm::World world{.rank = rank, .size = ranks};
-    links.push_back(std::make_unique<PlaneLink>(plane.contact(), world, "nodea", make_null_logger()));
+    links.push_back(std::make_unique<rank::PlaneLink>(plane.contact(), world, "nodea", make_null_logger()));
     EXPECT_EQ(to_json(links.back()->orders()), to_json(orders)) << "rank " << rank;
     EXPECT_EQ(links.back()->orders().resume_from, orders.resume_from);
   }
@@ -50,4 +50,4 @@ TEST(OrdersOfManyRanks, AreLongerThanAMessage) {
 }
 
 }  // namespace
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

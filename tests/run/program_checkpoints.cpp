@@ -7,7 +7,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 namespace {
 
 constexpr std::size_t kPage = 4096;
@@ -100,4 +100,4 @@ std::string hash_of(std::span<const float> weights) {
   return text;
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

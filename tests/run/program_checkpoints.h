@@ -10,7 +10,7 @@
 #include "dtrain/checkpoint/saver.h"
 #include "dtrain/rank/rank_session.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 
 class ProgramCheckpoints {
  public:
@@ -34,4 +34,4 @@ class ProgramCheckpoints {
 // The same text for the same bits.
 std::string hash_of(std::span<const float> weights);
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

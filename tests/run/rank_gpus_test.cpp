@@ -15,7 +15,7 @@
 #include "plan/launch_plan.h"
 #include "run_harness.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 namespace {
 
 using config::SlotType;
@@ -25,8 +25,8 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::Not;
 
-GpuView view_of(const std::vector<std::string>& uuids) {
-  GpuView view;
+rank::GpuView view_of(const std::vector<std::string>& uuids) {
+  rank::GpuView view;
   for (const std::string& uuid : uuids) {
     const auto index = static_cast<int>(view.gpus.size());
     view.gpus.push_back({uuid, host::GpuInfo{.index = index, .uuid = uuid, .name = "A"}});
@@ -37,18 +37,18 @@ GpuView view_of(const std::vector<std::string>& uuids) {
 
 struct RankHere {
   std::string host;
-  GpuView view;
+  rank::GpuView view;
 };
 
 struct Chosen {
-  std::optional<RankGpus> gpus;
+  std::optional<rank::RankGpus> gpus;
   std::string error;
 };
 
 // What each of these ranks chooses.
 std::vector<Chosen> choose(SlotType wanted, const std::vector<RankHere>& ranks) {
   const TemporaryFolder folder;
-  std::vector<RankHosts::Host> hosts;
+  std::vector<rank::RankHosts::Host> hosts;
   for (const RankHere& rank : ranks) hosts.push_back({rank.host, rank.host});
   std::vector<std::future<Chosen>> ended;
   for (std::size_t i = 0; i < ranks.size(); ++i) {
@@ -58,13 +58,14 @@ std::vector<Chosen> choose(SlotType wanted, const std::vector<RankHere>& ranks) 
       const comm::ControlOptions options{.world = {.rank = rank, .size = size, .local_rank = rank, .local_size = size},
                                          .timeout = kHangs,
                                          .log = make_null_logger()};
-      Membership membership;
-      size == 1 ? connect_alone(membership, options)
-                : connect_by_file(membership, options, folder.path() / "rendezvous");
+      rank::Membership membership;
+      size == 1 ? rank::connect_alone(membership, options)
+                : rank::connect_by_file(membership, options, folder.path() / "rendezvous");
       Chosen chosen;
       try {
-        chosen.gpus = choose_gpus(membership.control(), RankHosts(hosts[i], hosts), wanted, ranks[i].view, false);
-      } catch (const AgreedError& error) {
+        chosen.gpus =
+            rank::choose_gpus(membership.control(), rank::RankHosts(hosts[i], hosts), wanted, ranks[i].view, false);
+      } catch (const rank::AgreedError& error) {
         chosen.error = error.what();
       }
       membership.finish();
@@ -93,7 +94,7 @@ std::string outcome(SlotType wanted, const std::vector<RankHere>& ranks) {
 }
 
 TEST(ChooseGpus, EachRankTakesThatOfItsLocalRank) {
-  const GpuView two = view_of({"GPU-a", "GPU-b"});
+  const rank::GpuView two = view_of({"GPU-a", "GPU-b"});
   for (const SlotType wanted : {SlotType::kCuda, SlotType::kAuto}) {
     EXPECT_EQ(outcome(wanted, {{"x", two}, {"x", two}}), "0 1");
     EXPECT_EQ(outcome(wanted, {{"x", two}}), "0");
@@ -114,7 +115,7 @@ TEST(ChooseGpus, ARankThatSeesOneTakesThatOne) {
 }
 
 TEST(ChooseGpus, TooFewAreAnErrorThatCountsThem) {
-  const GpuView two = view_of({"GPU-a", "GPU-b"});
+  const rank::GpuView two = view_of({"GPU-a", "GPU-b"});
   const std::string few = outcome(SlotType::kCuda, {{"x", two}, {"x", two}, {"x", two}});
   EXPECT_THAT(few, HasSubstr("resources.slot_type is cuda, but host x: 3 ranks, but 2 GPUs visible to rank 0 (GPU-a, "
                              "GPU-b)"));
@@ -128,8 +129,8 @@ TEST(ChooseGpus, OneGpuForTwoRanksIsAnErrorHoweverTheyNumberIt) {
 }
 
 TEST(ChooseGpus, AutoTakesThemOnAllHostsOrOnNone) {
-  const GpuView one = view_of({"GPU-a"});
-  const GpuView none = view_of({});
+  const rank::GpuView one = view_of({"GPU-a"});
+  const rank::GpuView none = view_of({});
   EXPECT_EQ(outcome(SlotType::kAuto, {{"x", one}, {"y", one}}), "0");
   EXPECT_EQ(outcome(SlotType::kAuto, {{"x", none}, {"y", none}}), "cpu");
   const std::string mixed = outcome(SlotType::kAuto, {{"x", one}, {"y", none}});
@@ -140,7 +141,7 @@ TEST(ChooseGpus, AutoTakesThemOnAllHostsOrOnNone) {
 }
 
 TEST(ChooseGpus, AreNotNamedWhereCudaMayNumberThemOtherwise) {
-  GpuView view = view_of({"GPU-a", "GPU-b"});
+  rank::GpuView view = view_of({"GPU-a", "GPU-b"});
   view.is_order_known = false;
   const auto chosen = choose(SlotType::kCuda, {{"x", view}, {"x", view}});
   EXPECT_EQ(chosen[1].gpus->cuda_index, 1);
@@ -156,18 +157,18 @@ host::GpuSetup setup(host::ComputeMode mode, const std::vector<host::GpuProcess>
 
 TEST(GpuUse, ByOthersIsAWarningOrARefusal) {
   using host::ComputeMode;
-  EXPECT_EQ(use_of_gpu(setup(ComputeMode::kShared, {}), "GPU 3", {}).warning, "");
-  EXPECT_EQ(use_of_gpu(setup(ComputeMode::kExclusiveProcess, {}), "GPU 3", {}).refusal, "");
+  EXPECT_EQ(rank::use_of_gpu(setup(ComputeMode::kShared, {}), "GPU 3", {}).warning, "");
+  EXPECT_EQ(rank::use_of_gpu(setup(ComputeMode::kExclusiveProcess, {}), "GPU 3", {}).refusal, "");
   const std::vector<host::GpuProcess> two{{.pid = 999'999'998, .memory = 3 << 20}, {.pid = 999'999'999}};
-  const GpuUse shared = use_of_gpu(setup(ComputeMode::kShared, two), "GPU 3", {});
+  const rank::GpuUse shared = rank::use_of_gpu(setup(ComputeMode::kShared, two), "GPU 3", {});
   EXPECT_THAT(shared.warning,
               HasSubstr("GPU 3 is in use by process 999999998 (3.0 MiB of its memory) and process 999999999"));
   EXPECT_EQ(shared.refusal, "");
-  EXPECT_EQ(use_of_gpu(setup(ComputeMode::kShared, two), "GPU 3", {999'999'998, 999'999'999}).warning, "");
-  const GpuUse alone = use_of_gpu(setup(ComputeMode::kExclusiveProcess, two), "GPU 3", {999'999'999});
+  EXPECT_EQ(rank::use_of_gpu(setup(ComputeMode::kShared, two), "GPU 3", {999'999'998, 999'999'999}).warning, "");
+  const rank::GpuUse alone = rank::use_of_gpu(setup(ComputeMode::kExclusiveProcess, two), "GPU 3", {999'999'999});
   EXPECT_THAT(alone.refusal, HasSubstr("process 999999998 (3.0 MiB of its memory), and admits only one process"));
   EXPECT_THAT(alone.remedy, HasSubstr("nvidia-smi -i 3 -c DEFAULT"));
-  EXPECT_THAT(use_of_gpu(setup(ComputeMode::kProhibited, {}), "GPU 3", {}).refusal, HasSubstr("PROHIBITED"));
+  EXPECT_THAT(rank::use_of_gpu(setup(ComputeMode::kProhibited, {}), "GPU 3", {}).refusal, HasSubstr("PROHIBITED"));
 }
 
 std::vector<scheduler::ClusterSlot> four_gpus() {
@@ -234,8 +235,8 @@ PlacedLaunch on_gpus() {
                          {.agent = {.id = "b", .host = "nodeb", .slots = 2}},
                          {.agent = {.id = "c", .host = "nodeb", .slots = 4}}};
   plan.placement = {{"a", 2}, {"c", 2}};
-  plan.ranks = {{.rank = 0, .host = "nodea", .agent = "a", .slot = 0, .gpu = PlacedGpu{1, "GPU-b", "A"}},
-                {.rank = 1, .host = "nodea", .agent = "a", .slot = 1, .gpu = PlacedGpu{0, "", "A"}},
+  plan.ranks = {{.rank = 0, .host = "nodea", .agent = "a", .slot = 0, .gpu = rank::PlacedGpu{1, "GPU-b", "A"}},
+                {.rank = 1, .host = "nodea", .agent = "a", .slot = 1, .gpu = rank::PlacedGpu{0, "", "A"}},
                 {.rank = 2, .host = "nodeb", .agent = "c", .slot = 0},
                 {.rank = 3, .host = "nodeb", .agent = "c", .slot = 3}};
   return plan;
@@ -243,7 +244,7 @@ PlacedLaunch on_gpus() {
 
 TEST(GpuVariables, NameTheGpusOfThisHostAndThePlacesOfOthers) {
   EXPECT_EQ(gpus_variable(on_gpus()), "0:GPU-b,0:0,1:2,1:5");
-  const Variables here = gpu_variables(on_gpus());
+  const rank::Variables here = gpu_variables(on_gpus());
   EXPECT_EQ(here.at("CUDA_VISIBLE_DEVICES"), "GPU-b,0");
   EXPECT_EQ(here.at("CUDA_DEVICE_ORDER"), "PCI_BUS_ID");
 }
@@ -267,4 +268,4 @@ TEST(SlurmGpus, AreAskedForAndVisibleToAllRanksOfANode) {
 }
 
 }  // namespace
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

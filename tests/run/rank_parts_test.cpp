@@ -17,7 +17,7 @@
 #include "rank_output.h"
 #include "run_harness.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 namespace {
 
 using ::testing::HasSubstr;
@@ -264,4 +264,4 @@ TEST_F(Reports, NothingComesFromATimerThatWasStopped) {
 }
 
 }  // namespace
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

@@ -37,7 +37,7 @@ using namespace dtrain;
 
 constexpr std::size_t kGradients = 4096;
 
-void cause_trouble(run::RankSession& session, const Json& trouble) {
+void cause_trouble(rank::RankSession& session, const Json& trouble) {
   const std::string kind = trouble.value("kind", "SIGKILL");
   if (kind == "SIGKILL") ::raise(SIGKILL);
   if (kind == "SIGSEGV") {
@@ -56,7 +56,7 @@ void cause_trouble(run::RankSession& session, const Json& trouble) {
   if (kind == "leave") std::exit(7);
   if (kind == "leave_well") std::exit(0);
   if (kind == "quit") std::_Exit(0);
-  if (kind == "agreed") throw run::AgreedError("the ranks agree to differ", "agree to agree");
+  if (kind == "agreed") throw rank::AgreedError("the ranks agree to differ", "agree to agree");
   if (kind == "exception") throw std::runtime_error("the model makes no sense");
   if (kind == "data") read_file(session.run_dir() / "no-such-data.idx");
   if (kind == "hang") std::this_thread::sleep_for(std::chrono::hours(1));
@@ -67,7 +67,7 @@ void cause_trouble(run::RankSession& session, const Json& trouble) {
   }
 }
 
-void all_reduce(run::RankSession& session, float* gradients) {
+void all_reduce(rank::RankSession& session, float* gradients) {
   const profile::PhaseScope waiting(session.recorder(), profile::Phase::kAllreduceWait);
   comm::Work work = session.communicator().all_reduce(gradients, kGradients, comm::DataType::kFloat32, {.bucket = 0});
   work.wait();
@@ -82,14 +82,14 @@ void all_reduce(run::RankSession& session, float* gradients) {
 }
 
 // All ranks stop after the same batch: whether anybody was asked to goes through a sum.
-bool agree_to_stop(run::RankSession& session) {
+bool agree_to_stop(rank::RankSession& session) {
   std::int32_t asked = session.stop_requested() ? 1 : 0;
   session.communicator().all_reduce(&asked, 1, comm::DataType::kInt32).wait();
   return asked > 0;
 }
 
 // "place: gpu 1 of GPU-a,GPU-b (PCI_BUS_ID), cpus 2 3"
-void show_place(const run::RankSession& session) {
+void show_place(const rank::RankSession& session) {
   const auto variable = [](const char* name) {
     const char* const value = std::getenv(name);
     return std::string(value ? value : "unset");
@@ -107,7 +107,7 @@ struct TrainingEnd {
   bool saved = false;    // there is a checkpoint of its end
 };
 
-TrainingEnd train_steps(run::RankSession& session) {
+TrainingEnd train_steps(rank::RankSession& session) {
   const Json& settings = session.experiment().hyperparameters;
   const std::string ranks = std::to_string(session.world().size);
   const Json by_ranks = settings.value("step_ms_by_ranks", Json::object());
@@ -122,7 +122,7 @@ TrainingEnd train_steps(run::RankSession& session) {
   auto* gradients = reinterpret_cast<float*>(buffer->bytes().data());
   if (settings.value("show_place", false)) show_place(session);
   std::vector<float> weights(kGradients, 1.0F);
-  std::optional<run::ProgramCheckpoints> checkpoints;
+  std::optional<rank::ProgramCheckpoints> checkpoints;
   std::int64_t done = 0;
   if (every > 0) {
     checkpoints.emplace(session, weights);
@@ -175,7 +175,7 @@ TrainingEnd train_steps(run::RankSession& session) {
     if (stopped) session.begin_last_save();
     if (stopped || batch % every == 0) saved = checkpoints->save(batch, stopped ? "stop" : "period");
   }
-  std::printf("weights %s\n", run::hash_of(weights).c_str());
+  std::printf("weights %s\n", rank::hash_of(weights).c_str());
   session.recorder().mark(profile::RunMark::kLoopEnd);
   if (stopped) std::printf("leaving\n");
   return {stopped, saved};
@@ -184,12 +184,12 @@ TrainingEnd train_steps(run::RankSession& session) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const run::RankOptions options = run::parse_rank_arguments(argc, argv);
-  std::unique_ptr<run::RankSession> session;
+  const rank::RankOptions options = rank::parse_rank_arguments(argc, argv);
+  std::unique_ptr<rank::RankSession> session;
   try {
-    session = run::RankSession::start(options);
+    session = rank::RankSession::start(options);
   } catch (const std::exception& error) {
-    return run::exit_code_of(error);
+    return rank::exit_code_of(error);
   }
   try {
     const TrainingEnd end = train_steps(*session);

@@ -8,7 +8,7 @@
 
 #include "run_harness.h"
 
-namespace dtrain::run {
+namespace dtrain {
 namespace {
 
 using testing::HasSubstr;
@@ -123,4 +123,4 @@ TEST(Recording, APortThatIsTakenEndsTheLaunchWithTheReason) {
 }
 
 }  // namespace
-}  // namespace dtrain::run
+}  // namespace dtrain

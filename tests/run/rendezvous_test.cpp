@@ -1,4 +1,4 @@
-#include "dtrain/rank/rendezvous.h"
+#include "membership.h"
 
 #include <thread>
 
@@ -9,10 +9,10 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/host/processes.h"
-#include "rank_identity.h"
+#include "rank_start.h"
 #include "run_harness.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 namespace {
 
 const Contact kContact{"127.0.0.1", 4711, "0123456789abcdef"};
@@ -91,4 +91,4 @@ TEST(ProcessId, StartsAreInThePastAndTheSameTwice) {
 }
 
 }  // namespace
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

@@ -5,7 +5,7 @@
 #include "dtrain/base/file.h"
 #include "run_harness.h"
 
-namespace dtrain::run {
+namespace dtrain {
 namespace {
 
 using testing::ElementsAre;
@@ -575,4 +575,4 @@ TEST(Continue, RanksWithoutALauncherDoToo) {
 }
 
 }  // namespace
-}  // namespace dtrain::run
+}  // namespace dtrain

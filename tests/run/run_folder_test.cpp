@@ -7,7 +7,7 @@
 #include "dtrain/base/error.h"
 #include "run_harness.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 namespace {
 
 using testing::HasSubstr;
@@ -136,4 +136,4 @@ TEST_F(RunFolderTest, EventsHaveTheirFields) {
 }
 
 }  // namespace
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

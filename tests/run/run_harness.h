@@ -22,7 +22,7 @@
 #include "dtrain/base/json.h"
 #include "dtrain/base/subprocess.h"
 
-namespace dtrain::run {
+namespace dtrain {
 
 namespace fs = std::filesystem;
 using namespace std::chrono_literals;
@@ -206,4 +206,4 @@ inline int count_of(const std::string& text, const std::string& part) {
   return count;
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain

@@ -1,5 +1,5 @@
 // Who carries out a run, where no lock says so.
-#include "dtrain/rank/run_lock.h"
+#include "dtrain/rank/run_folder.h"
 
 #include <fstream>
 #include <optional>
@@ -17,7 +17,7 @@
 #include "dtrain/host/processes.h"
 #include "run_harness.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 namespace {
 
 using std::chrono::milliseconds;
@@ -108,4 +108,4 @@ TEST(RunOwner, WhatCannotBeReadOwnsNothing) {
 }
 
 }  // namespace
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

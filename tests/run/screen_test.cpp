@@ -8,7 +8,7 @@
 
 #include "run_harness.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 namespace {
 
 class ManualClock final : public Clock {
@@ -119,4 +119,4 @@ TEST_F(ScreenTest, WhatGoesOnBeforeThereIsProgressIsOnTerminalsOnly) {
 }
 
 }  // namespace
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

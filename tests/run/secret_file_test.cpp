@@ -1,5 +1,5 @@
 // The run's secret: in a file that its user alone can read, on every host, and nowhere else.
-#include "dtrain/rank/rendezvous.h"
+#include "membership.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 #include "plan/launch_plan.h"
 #include "run_harness.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 namespace {
 
 using ::testing::ElementsAre;
@@ -18,11 +18,11 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
-const LaunchSecrets kSecrets{.launch = "0123456789abcdef", .ranks = "fedcba9876543210"};
+const rank::LaunchSecrets kSecrets{.launch = "0123456789abcdef", .ranks = "fedcba9876543210"};
 
 std::string refusal(const fs::path& path) {
   try {
-    read_secret_file(path);
+    rank::read_secret_file(path);
     return "accepted";
   } catch (const ConfigError& error) {
     return error.what();
@@ -42,8 +42,8 @@ TEST(SecretFile, IsReadByItsUserAloneAndGoesAtTheEnd) {
   {
     const SecretFile file(path, kSecrets);
     EXPECT_EQ(mode_of(path), 0600u);
-    EXPECT_EQ(read_secret_file(path).launch, kSecrets.launch);
-    EXPECT_EQ(read_secret_file(path).ranks, kSecrets.ranks);
+    EXPECT_EQ(rank::read_secret_file(path).launch, kSecrets.launch);
+    EXPECT_EQ(rank::read_secret_file(path).ranks, kSecrets.ranks);
   }
   EXPECT_FALSE(fs::exists(path));
 }
@@ -63,19 +63,19 @@ TEST(SecretFile, ThatOthersCouldHaveWrittenIsRefused) {
 }
 
 TEST(SecretFile, VariablesNameItAndDoNotHoldIt) {
-  LauncherContact contact{.address = "10.0.0.1", .port = 7, .secret_file = "/tmp/secret", .secrets = kSecrets};
-  for (const auto& [name, value] : launcher_variables(contact)) {
+  rank::LauncherContact contact{.address = "10.0.0.1", .port = 7, .secret_file = "/tmp/secret", .secrets = kSecrets};
+  for (const auto& [name, value] : rank::launcher_variables(contact)) {
     EXPECT_THAT(value, Not(HasSubstr(kSecrets.launch))) << name;
     EXPECT_THAT(value, Not(HasSubstr(kSecrets.ranks))) << name;
   }
-  EXPECT_EQ(read_rank_environment(launcher_variables(contact)).launcher->secret_file, "/tmp/secret");
+  EXPECT_EQ(rank::read_rank_environment(rank::launcher_variables(contact)).launcher->secret_file, "/tmp/secret");
   contact.secret_file.clear();  // where it could not be had
-  EXPECT_EQ(read_rank_environment(launcher_variables(contact)).launcher->secrets.ranks, kSecrets.ranks);
+  EXPECT_EQ(rank::read_rank_environment(rank::launcher_variables(contact)).launcher->secrets.ranks, kSecrets.ranks);
 }
 
 std::string refused_run_secret(const fs::path& path) {
   try {
-    read_run_secret(path);
+    rank::read_run_secret(path);
     return "accepted";
   } catch (const ConfigError& error) {
     return error.what();
@@ -85,14 +85,14 @@ std::string refused_run_secret(const fs::path& path) {
 TEST(RunSecret, IsTheTextOfTheUsersFile) {
   const TemporaryFolder folder;
   const fs::path path = folder.path() / "secret";
-  EXPECT_EQ(read_run_secret({}), "") << "none is given";
+  EXPECT_EQ(rank::read_run_secret({}), "") << "none is given";
   EXPECT_THAT(refused_run_secret(path), HasSubstr(path.string() + ", cannot be read: No such file"));
   std::ofstream(path) << " 0123456789abcdef\n";
   EXPECT_THAT(refused_run_secret(path), HasSubstr("open to others"));
   ASSERT_EQ(::chmod(path.c_str(), 0400), 0);
-  EXPECT_EQ(read_run_secret(path), "0123456789abcdef");
+  EXPECT_EQ(rank::read_run_secret(path), "0123456789abcdef");
   fs::create_symlink(path, folder.path() / "link");
-  EXPECT_EQ(read_run_secret(folder.path() / "link"), "0123456789abcdef") << "as Kubernetes mounts it";
+  EXPECT_EQ(rank::read_run_secret(folder.path() / "link"), "0123456789abcdef") << "as Kubernetes mounts it";
   const bool root = ::geteuid() == 0;
   ASSERT_EQ(::chmod(path.c_str(), 0440), 0);
   EXPECT_EQ(refused_run_secret(path) == "accepted", root) << "the group of a file of root's alone may read it";
@@ -107,11 +107,11 @@ TEST(RunSecret, IsTheTextOfTheUsersFile) {
 }
 
 TEST(RunSecret, IsOfAllRanksOrOfNone) {
-  EXPECT_EQ(secret_to_join("of the file", ""), "of the file");
-  EXPECT_EQ(secret_to_join("", "told by rank 0"), "told by rank 0");
-  EXPECT_THROW(secret_to_join("of the file", "told by whoever serves the store"), ConfigError);
-  EXPECT_THROW(secret_to_join("", ""), ConfigError);
-  EXPECT_EQ(read_rank_environment({{"DTRAIN_RUN_SECRET_FILE", "/run/secret"}}).run_secret_file, "/run/secret");
+  EXPECT_EQ(rank::secret_to_join("of the file", ""), "of the file");
+  EXPECT_EQ(rank::secret_to_join("", "told by rank 0"), "told by rank 0");
+  EXPECT_THROW(rank::secret_to_join("of the file", "told by whoever serves the store"), ConfigError);
+  EXPECT_THROW(rank::secret_to_join("", ""), ConfigError);
+  EXPECT_EQ(rank::read_rank_environment({{"DTRAIN_RUN_SECRET_FILE", "/run/secret"}}).run_secret_file, "/run/secret");
 }
 
 // A stand-in for ssh, which keeps the command lines that it was given; its hosts share this one's folders.
@@ -128,7 +128,7 @@ TEST(SecretFile, ReachesOtherHostsOverTheShellsInput) {
   const fs::path path = folder.path() / "it's the secret";
   EXPECT_THAT(hosts.hand_out(plan, path, to_text(kSecrets)), IsEmpty());
   EXPECT_EQ(mode_of(path), 0600u);
-  EXPECT_EQ(read_secret_file(path).ranks, kSecrets.ranks);
+  EXPECT_EQ(rank::read_secret_file(path).ranks, kSecrets.ranks);
   EXPECT_THAT(hosts.hand_out(plan, path, to_text(kSecrets)), IsEmpty()) << "where the hosts share that folder";
   EXPECT_THAT(slurp(folder.path() / "lines"), Not(HasSubstr(kSecrets.launch)));
   EXPECT_EQ(count_of(slurp(folder.path() / "lines"), "nodeb "), 2);
@@ -139,4 +139,4 @@ TEST(SecretFile, ReachesOtherHostsOverTheShellsInput) {
 }
 
 }  // namespace
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

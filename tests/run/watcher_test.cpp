@@ -9,7 +9,7 @@
 #include "launch/local_ranks.h"
 #include "run_harness.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 namespace {
 
 using ::testing::HasSubstr;
@@ -84,15 +84,15 @@ class Watching : public ::testing::Test {
   }
 
   const TemporaryFolder temporary_;
-  const RunFolder folder_{temporary_.path() / "run"};
+  const rank::RunFolder folder_{temporary_.path() / "run"};
   const SystemClock clock_;
-  const Variables variables_;
+  const rank::Variables variables_;
   PlacedLaunch plan_;
   const UniqueFd screen_fd_{::open((temporary_.path() / "screen").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600)};
-  Screen screen_{screen_fd_.get(), false, clock_};
-  EventLog full_file_{kAlwaysFull, clock_, -1, "here"};
+  rank::Screen screen_{screen_fd_.get(), false, clock_};
+  rank::EventLog full_file_{kAlwaysFull, clock_, -1, "here"};
   LaunchEvents events_{full_file_, screen_};
-  LaunchSignals signals_;
+  rank::LaunchSignals signals_;
   LaunchTask task_{temporary_.path() / "state", {.name = "test", .run_dir = temporary_.path() / "run"}, clock_};
   const Attempt attempt_{{folder_, events_, screen_, clock_, variables_, signals_, task_}, plan_};
 };
@@ -179,4 +179,4 @@ TEST(HangingProcess, IsKilledAtOnceIfItIsStopped) {
 }
 
 }  // namespace
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

@@ -13,7 +13,7 @@
 #include "harness/synthetic_run.h"
 #include "run_harness.h"
 
-namespace dtrain::run {
+namespace dtrain {
 namespace {
 
 using testing::HasSubstr;
@@ -488,4 +488,4 @@ TEST_F(RunFolders, NoOtherProcessGetsTheSignalOfATrace) {
 }
 
 }  // namespace
-}  // namespace dtrain::run
+}  // namespace dtrain

@@ -280,7 +280,7 @@ TEST(StrategyPicker, RefusesWritesToSharedParameters) {
     torch::nn::Linear model(8, 8);
     Picking picking(run, *model, {config::ShardedOptimizer::kOn, {}, 0});
     EXPECT_TRUE(picking.picker.strategy().layout().one_copy);
-    EXPECT_THROW(picking.picker.check_write("weight"), run::AgreedError);
+    EXPECT_THROW(picking.picker.check_write("weight"), rank::AgreedError);
   });
 }
 

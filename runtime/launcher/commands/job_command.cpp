@@ -14,7 +14,7 @@
 #include "dtrain/config/experiment.h"
 #include "plan/launch_plan.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 
 namespace {
 
@@ -34,20 +34,20 @@ bool starts_with_any(const std::string& name) {
 
 std::string hostfile(const PlacedLaunch& placed) {
   std::string text;
-  for (const RankPlacement& rank : placed.ranks) text += rank.host + "\n";
+  for (const rank::RankPlacement& rank : placed.ranks) text += rank.host + "\n";
   return text;
 }
 
 std::string slots_variable(const PlacedLaunch& placed) {
   std::vector<std::string> parts;
   std::map<std::string, int> of_agent;  // number of ranks on the agent so far
-  for (const RankPlacement& rank : placed.ranks) {
+  for (const rank::RankPlacement& rank : placed.ranks) {
     const auto* const agent = placed.find_agent(rank.agent);
-    SlotOfRank slot{.index = std::max(0, rank.slot), .threads = rank.threads};
+    rank::SlotOfRank slot{.index = std::max(0, rank.slot), .threads = rank.threads};
     if (agent) slot.slots = agent->agent.slots;
     slot.cores = placed.request.cores_per_slot;
     if (agent && agent->of_cores) {
-      const auto is_there = [&](const RankPlacement& one) { return one.agent == rank.agent; };
+      const auto is_there = [&](const rank::RankPlacement& place) { return place.agent == rank.agent; };
       slot.of_cores = true;
       slot.index = of_agent[rank.agent]++;
       slot.slots = static_cast<int>(std::count_if(placed.ranks.begin(), placed.ranks.end(), is_there));
@@ -60,8 +60,8 @@ std::string slots_variable(const PlacedLaunch& placed) {
   return join(parts, ",");
 }
 
-Variables job_variables(const PlacedLaunch& placed, const LauncherContact& launcher) {
-  Variables result = launcher_variables(launcher);
+rank::Variables job_variables(const PlacedLaunch& placed, const rank::LauncherContact& launcher) {
+  rank::Variables result = rank::launcher_variables(launcher);
   for (const auto& [name, value] : placed.experiment.variables_of_ranks(placed.on_gpus())) result[name] = value;
   if (placed.on_gpus()) result["DTRAIN_GPUS"] = gpus_variable(placed);
   const std::string network = placed.network_interface();
@@ -75,7 +75,7 @@ Variables job_variables(const PlacedLaunch& placed, const LauncherContact& launc
   return result;
 }
 
-std::vector<std::string> passed_on(const Variables& job, const Variables& variables) {
+std::vector<std::string> passed_on(const rank::Variables& job, const rank::Variables& variables) {
   std::set<std::string> names;
   for (const auto& [name, value] : job) names.insert(name);
   for (const auto& [name, value] : variables) {
@@ -107,7 +107,7 @@ std::vector<std::string> mpirun_arguments(const MpiCommand& command) {
   return result;
 }
 
-std::vector<std::string> remote_shell(const std::vector<std::string>& options, const Variables& variables) {
+std::vector<std::string> remote_shell(const std::vector<std::string>& options, const rank::Variables& variables) {
   std::string text;
   for (const char* name : {"OMPI_MCA_plm_rsh_agent", "OMPI_MCA_orte_rsh_agent"}) {
     if (const auto found = variables.find(name); found != variables.end()) text = found->second;
@@ -158,14 +158,14 @@ class SbatchLines {
 };
 
 // Returns Slurm's name for the node; for this machine the plan has another name.
-std::string node_of(const PlacedLaunch& placed, const RankPlacement& rank) {
+std::string node_of(const PlacedLaunch& placed, const rank::RankPlacement& rank) {
   const auto* const agent = placed.find_agent(rank.agent);
   return agent ? agent->agent.host : rank.host;
 }
 
 std::vector<std::string> nodes_of(const PlacedLaunch& placed) {
   std::vector<std::string> nodes;
-  for (const RankPlacement& rank : placed.ranks) {
+  for (const rank::RankPlacement& rank : placed.ranks) {
     const std::string node = node_of(placed, rank);
     if (std::find(nodes.begin(), nodes.end(), node) == nodes.end()) nodes.push_back(node);
   }
@@ -186,7 +186,7 @@ bool has_option(const PlacedLaunch& placed, const std::string& name) {
 int most_ranks(const PlacedLaunch& placed) {
   std::map<std::string, int> ranks;
   int most = 0;
-  for (const RankPlacement& rank : placed.ranks) most = std::max(most, ++ranks[node_of(placed, rank)]);
+  for (const rank::RankPlacement& rank : placed.ranks) most = std::max(most, ++ranks[node_of(placed, rank)]);
   return most;
 }
 
@@ -211,12 +211,12 @@ int cpus_per_task(const PlacedLaunch& placed) {
 
 }  // namespace
 
-std::string slurm_job(const Variables& variables) {
+std::string slurm_job(const rank::Variables& variables) {
   const auto found = variables.find("SLURM_JOB_ID");
   return found == variables.end() ? std::string() : found->second;
 }
 
-bool needs_allocation(const LaunchPlan& plan, const Variables& variables) {
+bool needs_allocation(const LaunchPlan& plan, const rank::Variables& variables) {
   return plan.launcher().type == config::LauncherType::kSlurm && slurm_job(variables).empty();
 }
 
@@ -241,7 +241,7 @@ std::vector<std::string> srun_arguments(const PlacedLaunch& placed, const std::v
 
 std::string slurm_hostfile(const PlacedLaunch& placed) {
   std::string text;
-  for (const RankPlacement& rank : placed.ranks) text += node_of(placed, rank) + "\n";
+  for (const rank::RankPlacement& rank : placed.ranks) text += node_of(placed, rank) + "\n";
   return text;
 }
 
@@ -288,4 +288,4 @@ std::string batch_script(const PlacedLaunch& placed, const BatchJob& job) {
   return text + "\n";
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

@@ -8,7 +8,7 @@
 #include "dtrain/rank/environment.h"
 #include "plan/launch_plan.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 
 // mpirun's arguments, its hostfile and the variables it passes on, for a plan. Pure functions.
 //
@@ -20,10 +20,10 @@ std::string hostfile(const PlacedLaunch& placed);
 std::string slots_variable(const PlacedLaunch& placed);
 
 // Returns the variables of the ranks besides mpirun's own. `launcher`: the contact by which the ranks reach it.
-Variables job_variables(const PlacedLaunch& placed, const LauncherContact& launcher);
+rank::Variables job_variables(const PlacedLaunch& placed, const rank::LauncherContact& launcher);
 // Returns the names of all variables that ranks on other hosts get from here: those of job_variables(), and the user's
 // own for OpenMP, math libraries, NCCL, CUDA, torch and dtrain, except for those that name GPUs of this host.
-std::vector<std::string> passed_on(const Variables& job, const Variables& variables);
+std::vector<std::string> passed_on(const rank::Variables& job, const rank::Variables& variables);
 
 struct MpiCommand {
   std::vector<std::string> options;  // of the launcher, from the cluster file
@@ -37,14 +37,14 @@ struct MpiCommand {
 std::vector<std::string> mpirun_arguments(const MpiCommand& command);
 
 // Returns the remote shell with which mpirun starts its daemons: "ssh", or the shell that options and variables set.
-std::vector<std::string> remote_shell(const std::vector<std::string>& options, const Variables& variables);
+std::vector<std::string> remote_shell(const std::vector<std::string>& options, const rank::Variables& variables);
 
 // The arguments of srun and sbatch for a plan. Pure functions.
 
 // Returns the Slurm job to which this process belongs; empty: none.
-std::string slurm_job(const Variables& variables);
+std::string slurm_job(const rank::Variables& variables);
 // True if Slurm must still be asked for slots, because there is no allocation yet.
-bool needs_allocation(const LaunchPlan& plan, const Variables& variables);
+bool needs_allocation(const LaunchPlan& plan, const rank::Variables& variables);
 
 // srun starts one task for each rank. On several nodes SLURM_HOSTFILE names slurm_hostfile() (a line for each rank).
 std::vector<std::string> srun_arguments(const PlacedLaunch& placed, const std::vector<std::string>& program);
@@ -65,4 +65,4 @@ struct BatchJob {
 std::string batch_script(const PlacedLaunch& placed, const BatchJob& job);
 std::filesystem::path batch_output(const std::filesystem::path& run_dir);
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

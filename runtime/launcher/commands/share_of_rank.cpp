@@ -21,7 +21,7 @@
 #include "dtrain/scheduler/core_groups.h"
 #include "plan/launch_plan.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 
 namespace {
 
@@ -72,8 +72,8 @@ ShareOfRank gpus_of_rank(const std::vector<scheduler::ClusterSlot>& slots, const
   const HostAndGpu mine = parts_of(entries[static_cast<std::size_t>(rank)], assignment, rank);
   std::vector<std::string> wanted;
   for (const std::string& entry : entries) {
-    const HostAndGpu one = parts_of(entry, assignment, rank);
-    if (one.host == mine.host) wanted.push_back(one.gpu);
+    const HostAndGpu its = parts_of(entry, assignment, rank);
+    if (its.host == mine.host) wanted.push_back(its.gpu);
   }
   const auto usable = std::count_if(slots.begin(), slots.end(), [](const auto& slot) { return slot.index >= 0; });
   if (usable == 1 && wanted.size() > 1) {
@@ -101,7 +101,7 @@ ShareOfRank gpus_of_rank(const std::vector<scheduler::ClusterSlot>& slots, const
   return share;
 }
 
-ShareOfRank gpus_of_rank(const Variables& variables, int rank, const std::string& host) {
+ShareOfRank gpus_of_rank(const rank::Variables& variables, int rank, const std::string& host) {
   const auto assignment = variables.find("DTRAIN_GPUS");
   if (assignment == variables.end()) wrong("", rank);
   std::vector<std::string> warnings;
@@ -124,13 +124,13 @@ std::vector<std::vector<int>> cpus_of(const std::vector<host::Core>& cores) {
   return cpus;
 }
 
-std::optional<int> threads_granted(const SlotOfRank& slot, const CoresOfHost& host) {
+std::optional<int> threads_granted(const rank::SlotOfRank& slot, const CoresOfHost& host) {
   std::size_t cpus = 0;
   for (const host::Core& core : host.cores) cpus += core.cpus.size();
   return host::threads_granted(host.cpu_limit, cpus, slot.slots);
 }
 
-void keep_cores(ShareOfRank& share, const SlotOfRank& slot, const CoresOfHost& host) {
+void keep_cores(ShareOfRank& share, const rank::SlotOfRank& slot, const CoresOfHost& host) {
   const std::vector<std::vector<int>> cpus = cpus_of(host.cores);
   const int cores = scheduler::count_cores(cpus, share.cpus);
   if (host.by_slurm && slot.cores > cores && std::cmp_less_equal(slot.cores, share.cpus.size())) return;
@@ -144,7 +144,7 @@ void keep_cores(ShareOfRank& share, const SlotOfRank& slot, const CoresOfHost& h
   share.threads = std::min(share.threads, slot.cores);
 }
 
-ShareOfRank all_cores_of(const SlotOfRank& slot, const CoresOfHost& host) {
+ShareOfRank all_cores_of(const rank::SlotOfRank& slot, const CoresOfHost& host) {
   const std::vector<std::vector<int>> cpus = cpus_of(host.cores);
   if (!slot.cpus.empty()) return {.cpus = slot.cpus, .threads = scheduler::count_cores(cpus, slot.cpus)};
   const auto index = static_cast<std::size_t>(slot.index);
@@ -163,13 +163,13 @@ ShareOfRank all_cores_of(const SlotOfRank& slot, const CoresOfHost& host) {
 
 }  // namespace
 
-ShareOfRank cores_of_rank(const SlotOfRank& slot, const CoresOfHost& host) {
+ShareOfRank cores_of_rank(const rank::SlotOfRank& slot, const CoresOfHost& host) {
   ShareOfRank share = all_cores_of(slot, host);
   keep_to_slot(share, slot, host);
   return share;
 }
 
-void keep_to_slot(ShareOfRank& share, const SlotOfRank& slot, const CoresOfHost& host) {
+void keep_to_slot(ShareOfRank& share, const rank::SlotOfRank& slot, const CoresOfHost& host) {
   if (share.cpus.empty()) return;
   if (slot.cores > 0) keep_cores(share, slot, host);
   share.threads = slot.threads > 0
@@ -190,14 +190,14 @@ void bind_to(const std::vector<int>& cpus) {
 
 void start_rank(const std::vector<std::string>& command) {
   const std::string host = host::host_identity().name;
-  const Variables variables = process_variables();
-  const RankEnvironment environment = read_rank_environment(variables);
+  const rank::Variables variables = rank::process_variables();
+  const rank::RankEnvironment environment = rank::read_rank_environment(variables);
   if (!is_program(command.front())) {
     throw ConfigError("host " + host + ": there is no program " + command.front(),
                       "every host needs the program under the same path");
   }
   std::vector<std::pair<std::string, std::string>> set;
-  const auto slot = slot_of_rank(variables, environment.world.rank);
+  const auto slot = rank::slot_of_rank(variables, environment.world.rank);
   std::optional<ShareOfRank> share;
   CoresOfHost here{.name = host, .by_slurm = environment.started_by == "Slurm"};
   if (slot) {
@@ -221,9 +221,9 @@ void start_rank(const std::vector<std::string>& command) {
     set.emplace_back("NCCL_SOCKET_IFNAME",
                      "=" + host::interface_of(environment.network_interface, "host " + host + ": "));
   }
-  const std::string libraries = find_libraries(command.front(), variables);
+  const std::string libraries = rank::find_libraries(command.front(), variables);
   if (!libraries.empty()) set.emplace_back("LD_LIBRARY_PATH", libraries);
-  set_process_variables(set);
+  rank::set_process_variables(set);
   std::vector<char*> arguments;
   for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
   arguments.push_back(nullptr);
@@ -231,4 +231,4 @@ void start_rank(const std::vector<std::string>& command) {
   throw SystemError("host " + host + ": cannot start " + command.front(), errno);
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

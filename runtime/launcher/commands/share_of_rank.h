@@ -10,7 +10,7 @@
 #include "dtrain/rank/environment.h"
 #include "dtrain/scheduler/cluster_agents.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 
 struct ShareOfRank {
   std::vector<int> cpus;  // empty: the rank is not bound
@@ -21,7 +21,7 @@ struct ShareOfRank {
 // Reads DTRAIN_GPUS and the usable GPUs of this host: all GPUs of the run's ranks here become visible, in the order of
 // their local ranks, and the rank gets the cores near its own GPU. ConfigError names the host: it lacks a GPU of the
 // plan, or DTRAIN_GPUS is wrong. `host`: its name.
-ShareOfRank gpus_of_rank(const Variables& variables, int rank, const std::string& host);
+ShareOfRank gpus_of_rank(const rank::Variables& variables, int rank, const std::string& host);
 
 // Does the same with the usable GPUs in `slots`. If only one is visible where several are needed, Slurm has bound the
 // rank to that GPU, and the rank keeps it.
@@ -38,11 +38,11 @@ struct CoresOfHost {
 
 // Returns the slot's cores. Slots of a run that are made of cores are divided as on the launching host. If a cluster
 // file declares more slots than the host has cores, ranks share cores, as on that host. ConfigError: as below.
-ShareOfRank cores_of_rank(const SlotOfRank& slot, const CoresOfHost& host);
+ShareOfRank cores_of_rank(const rank::SlotOfRank& slot, const CoresOfHost& host);
 
 // Leaves as many of the share's cores as the slot is to have, and as many threads as the launcher says, or else as the
 // cgroup grants. Slurm was asked for CPUs, as it counts them: where these are siblings of one core, the rank has fewer
 // cores, and keeps all of them. ConfigError: there are too few cores.
-void keep_to_slot(ShareOfRank& share, const SlotOfRank& slot, const CoresOfHost& host);
+void keep_to_slot(ShareOfRank& share, const rank::SlotOfRank& slot, const CoresOfHost& host);
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

@@ -27,7 +27,7 @@
 #include "dtrain/host/readings.h"
 #include "dtrain/rank/libtorch.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 
 namespace {
 
@@ -42,7 +42,7 @@ int count(std::span<const HostFindings> hosts, Level level) {
   int result = 0;
   for (const HostFindings& host : hosts) {
     result += static_cast<int>(std::count_if(host.findings.begin(), host.findings.end(),
-                                             [&](const Finding& one) { return one.level == level; }));
+                                             [&](const Finding& finding) { return finding.level == level; }));
   }
   return result;
 }
@@ -63,18 +63,20 @@ std::string to_string(Level level) {
 
 Json to_json(std::span<const Finding> findings) {
   Json result = Json::array();
-  for (const Finding& one : findings) {
-    result.push_back(
-        Json{{"check", one.check}, {"level", to_string(one.level)}, {"text", one.text}, {"remedy", one.remedy}});
+  for (const Finding& finding : findings) {
+    result.push_back(Json{{"check", finding.check},
+                          {"level", to_string(finding.level)},
+                          {"text", finding.text},
+                          {"remedy", finding.remedy}});
   }
   return result;
 }
 
 std::vector<Finding> findings_of(const Json& json) {
   std::vector<Finding> result;
-  for (const Json& one : json) {
-    result.push_back({one.at("check").get<std::string>(), level_of(one.at("level").get<std::string>()),
-                      one.at("text").get<std::string>(), one.at("remedy").get<std::string>()});
+  for (const Json& finding : json) {
+    result.push_back({finding.at("check").get<std::string>(), level_of(finding.at("level").get<std::string>()),
+                      finding.at("text").get<std::string>(), finding.at("remedy").get<std::string>()});
   }
   return result;
 }
@@ -87,8 +89,8 @@ Level worst(std::span<const HostFindings> hosts) {
 Level worst_of(std::span<const HostFindings> hosts, const std::string& check) {
   Level result = Level::kOk;
   for (const HostFindings& host : hosts) {
-    for (const Finding& one : host.findings) {
-      if (one.check == check) result = std::max(result, one.level);
+    for (const Finding& finding : host.findings) {
+      if (finding.check == check) result = std::max(result, finding.level);
     }
   }
   return result;
@@ -106,11 +108,11 @@ std::string render(std::span<const HostFindings> hosts) {
   std::string text;
   for (const HostFindings& host : hosts) {
     text += host.host + "\n";
-    for (const Finding& one : host.findings) {
+    for (const Finding& finding : host.findings) {
       char start[64];
-      std::snprintf(start, sizeof start, "  %-8s  %-14s  ", to_string(one.level).c_str(), one.check.c_str());
-      text += start + one.text + "\n";
-      if (!one.remedy.empty()) text += kUnderText + one.remedy + "\n";
+      std::snprintf(start, sizeof start, "  %-8s  %-14s  ", to_string(finding.level).c_str(), finding.check.c_str());
+      text += start + finding.text + "\n";
+      if (!finding.remedy.empty()) text += kUnderText + finding.remedy + "\n";
     }
   }
   const int problems = count(hosts, Level::kProblem);
@@ -326,9 +328,9 @@ std::vector<Finding> check_folder(const fs::path& folder) {
   return {space, check_speed(there, free)};
 }
 
-Finding check_state_folder(const Variables& variables) {
+Finding check_state_folder(const rank::Variables& variables) {
   try {
-    const fs::path folder = state_folder(variables);
+    const fs::path folder = rank::state_folder(variables);
     const fs::path there = existing_part(folder);
     if (const auto network = host::network_filesystem(there)) {
       return problem("ledger", folder.string() + " is on a network file system (" + *network + ")",
@@ -356,21 +358,21 @@ Finding finding_of(const comm::BackendCheck& check, bool needed) {
 
 }  // namespace
 
-Finding check_libtorch(const Variables& variables) {
-  const fs::path worker = find_training_program("dtrain-worker", variables);
+Finding check_libtorch(const rank::Variables& variables) {
+  const fs::path worker = rank::find_training_program("dtrain-worker", variables);
   if (worker.empty()) {
-    const MissingProgram missing = missing_program("dtrain-worker");
+    const rank::MissingProgram missing = rank::missing_program("dtrain-worker");
     return warning("libtorch", missing.text + "; `model:` experiments need it", missing.remedy);
   }
   try {
-    const std::string path = find_libraries(worker, variables);
+    const std::string path = rank::find_libraries(worker, variables);
     return ok("libtorch", path.empty() ? "found by " + worker.string() : split(path, ':').front());
   } catch (const Error& error) {
     return problem("libtorch", error.what(), error.remedy());
   }
 }
 
-std::vector<Finding> check_backends(bool mpi_is_needed, const Variables& variables) {
+std::vector<Finding> check_backends(bool mpi_is_needed, const rank::Variables& variables) {
   std::vector<Finding> findings;
   for (const comm::Backend& backend : comm::all_backends()) {
     std::visit(
@@ -384,7 +386,7 @@ std::vector<Finding> check_backends(bool mpi_is_needed, const Variables& variabl
   return findings;
 }
 
-Finding check_slurm(const Variables& variables) {
+Finding check_slurm(const rank::Variables& variables) {
   const auto path = variables.find("PATH");
   const fs::path srun = find_in_path("srun", path == variables.end() ? nullptr : &path->second);
   if (srun.empty()) {
@@ -394,4 +396,4 @@ Finding check_slurm(const Variables& variables) {
   return said.empty() ? problem("Slurm", srun.string() + " fails", "srun --version says why") : ok("Slurm", said);
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

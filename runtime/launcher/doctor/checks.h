@@ -1,4 +1,4 @@
-// The checks of `dtrain doctor` on one host, and their results.
+// The checks of `dtrain doctor`, on one host and on the other hosts of a cluster, and their results.
 #pragma once
 
 #include <cstdint>
@@ -8,11 +8,15 @@
 #include <string>
 #include <vector>
 
+#include "dtrain/base/clock.h"
 #include "dtrain/base/json.h"
 #include "dtrain/rank/environment.h"
 #include "dtrain/rank/gpus_seen.h"
+#include "dtrain/scheduler/cluster_agents.h"
+#include "machine_limits.h"
+#include "network/network_choice.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 
 // The result of a check of `dtrain doctor`. Plain values; any thread.
 
@@ -61,14 +65,14 @@ struct CheckedHost {
 };
 
 // Runs all checks, in the order in which they are printed.
-std::vector<Finding> check_host(const CheckedHost& host, const std::optional<GpusSeen>& gpus,
-                                const Variables& variables);
+std::vector<Finding> check_host(const CheckedHost& host, const std::optional<rank::GpusSeen>& gpus,
+                                const rank::Variables& variables);
 
 // Programs and libraries. GPUs: gpu_checks.h.
-Finding check_libtorch(const Variables& variables);
+Finding check_libtorch(const rank::Variables& variables);
 // Checks the backends' needs: a finding for each that looks for something. `mpi_is_needed`: the launcher is mpirun.
-std::vector<Finding> check_backends(bool mpi_is_needed, const Variables& variables);
-Finding check_slurm(const Variables& variables);
+std::vector<Finding> check_backends(bool mpi_is_needed, const rank::Variables& variables);
+Finding check_slurm(const rank::Variables& variables);
 
 // Limits. `root` is the folder that contains proc/ and sys/.
 Finding check_shared_memory(const std::filesystem::path& root = "/");
@@ -85,12 +89,52 @@ Finding judge_locked_memory(std::optional<std::uint64_t> bytes, bool matters);
 Finding check_interfaces();
 
 // Lists the variables of process_interface.h that are set, and those of dtrain's name that no program reads.
-std::vector<Finding> check_variables(const Variables& variables);
+std::vector<Finding> check_variables(const rank::Variables& variables);
 
 // Checks the folder of runs: free space and write speed; and the ledger's folder: whether it is local and writable.
 std::vector<Finding> check_folder(const std::filesystem::path& folder);
-Finding check_state_folder(const Variables& variables);
+Finding check_state_folder(const rank::Variables& variables);
 // Returns the folder itself, or the nearest folder above it that exists.
 std::filesystem::path existing_part(const std::filesystem::path& folder);
 
-}  // namespace dtrain::run
+// Checks on the other hosts of a cluster, over its remote shell: whether they can be reached, the
+// results of their own checks, clocks, the run folder, and the network between them. One thread; takes seconds.
+
+// The difference of another host's clock from this one's, and its uncertainty.
+struct ClockOffset {
+  Nanoseconds offset{0};
+  Nanoseconds error{0};
+};
+// One reading of the other clock, between two of this one's. clock_offset() uses the reading that took the shortest.
+struct ClockReading {
+  Nanoseconds before;
+  Nanoseconds theirs;
+  Nanoseconds after;
+};
+ClockOffset clock_offset(const std::vector<ClockReading>& readings);
+Finding judge_clock(const ClockOffset& clock);
+
+// Returns one entry for each other host, also if several agents are on it. `folder`: the folder of runs.
+std::vector<HostFindings> check_other_hosts(const scheduler::ClusterAgents& cluster, const RemoteCommand& remote,
+                                            const std::filesystem::path& folder);
+
+// Returns a finding for each network between the hosts. Empty: this host is the only one and no interface is wanted.
+std::vector<Finding> check_network(const scheduler::ClusterAgents& cluster, const RemoteCommand& remote);
+
+// `dtrain doctor --bench`: the limits of this machine, for people and for programs. Plain functions; one thread.
+
+// Returns the ranks that fill this machine: one on each of its slots, or on each core if its slots are GPUs.
+RanksOfHost ranks_to_bench(const std::optional<scheduler::ClusterAgents>& cluster);
+
+// Returns a table for each setting; empty: nothing was measured.
+std::string render_limits(std::span<const profile::RankLimits> limits);
+
+// Returns the cost of the default path of float32 matrix products, in percent of the fast path's rate; empty: not
+// known, or there is only one path.
+std::optional<double> matmul_cost(const profile::RankLimits& limits);
+
+// Finds how this processor gets the fast path of float32 matrix products; none if libtorch takes it by itself.
+std::optional<Finding> check_matmul(const rank::Variables& variables);
+std::optional<Finding> judge_matmul(bool has_slow_path, std::span<const profile::RankLimits> known);
+
+}  // namespace dtrain::launcher

@@ -8,7 +8,6 @@
 #include "commands/job_command.h"
 #include "doctor/checks.h"
 #include "doctor/gpu_checks.h"
-#include "doctor/other_hosts.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/process_interface.h"
 #include "dtrain/base/text.h"
@@ -16,7 +15,7 @@
 #include "dtrain/rank/environment.h"
 #include "dtrain/scheduler/cluster_agents.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 namespace {
 
 void append(std::vector<Finding>& all, std::vector<Finding> more) {
@@ -32,10 +31,10 @@ Finding check_interfaces() {
     return problem("interfaces", error.what(), error.remedy());
   }
   std::vector<std::string> parts;
-  for (const host::InterfaceAddress& one : host::interface_addresses()) {
-    if (one.loopback || !host::is_for_others(one)) continue;
-    std::string text = one.interface + " " + one.address + "/" + std::to_string(one.prefix);
-    if (const auto speed = host::link_speed(one.interface)) {
+  for (const host::InterfaceAddress& address : host::interface_addresses()) {
+    if (address.loopback || !host::is_for_others(address)) continue;
+    std::string text = address.interface + " " + address.address + "/" + std::to_string(address.prefix);
+    if (const auto speed = host::link_speed(address.interface)) {
       text += " (reports " + std::to_string(*speed / 1'000'000) + " Mbit/s)";
     }
     parts.push_back(std::move(text));
@@ -46,17 +45,17 @@ Finding check_interfaces() {
   return ok("interfaces", join(parts, ", "));
 }
 
-std::vector<Finding> check_variables(const Variables& variables) {
+std::vector<Finding> check_variables(const rank::Variables& variables) {
   const std::string prefix = "DTRAIN_";  // not compared: it would make any two names look alike
   std::vector<std::string> names;
   std::vector<std::string> own_names;
   std::vector<std::string> shown;
-  for (const Variable& one : kVariables) {
-    for (const std::string& name : split(one.names, ' ')) {
+  for (const Variable& variable : kVariables) {
+    for (const std::string& name : split(variable.names, ' ')) {
       names.push_back(name);
       if (name.starts_with(prefix)) own_names.push_back(name.substr(prefix.size()));
-      const std::string* value = find(variables, name);
-      if (value && !one.is_ordinary) shown.push_back(name + "=" + *value);
+      const std::string* value = rank::find(variables, name);
+      if (value && !variable.is_ordinary) shown.push_back(name + "=" + *value);
     }
   }
   std::vector<Finding> result{ok("variables", shown.empty() ? "none that dtrain reads is set" : join(shown, ", "))};
@@ -77,8 +76,8 @@ std::vector<Finding> check_variables(const Variables& variables) {
   return result;
 }
 
-std::vector<Finding> check_host(const CheckedHost& host, const std::optional<GpusSeen>& gpus,
-                                const Variables& variables) {
+std::vector<Finding> check_host(const CheckedHost& host, const std::optional<rank::GpusSeen>& gpus,
+                                const rank::Variables& variables) {
   std::vector<Finding> result{check_libtorch(variables)};
   if (const auto finding = check_matmul(variables)) result.push_back(*finding);
   append(result, check_gpus(gpus, variables));
@@ -100,13 +99,13 @@ std::vector<Finding> check_host(const CheckedHost& host, const std::optional<Gpu
 
 namespace {
 
-Finding check_cluster(const std::filesystem::path& given, const Variables& variables,
-                      const std::optional<GpusSeen>& gpus, std::optional<scheduler::ClusterAgents>& cluster,
+Finding check_cluster(const std::filesystem::path& given, const rank::Variables& variables,
+                      const std::optional<rank::GpusSeen>& gpus, std::optional<scheduler::ClusterAgents>& cluster,
                       std::vector<Finding>& warnings) {
   try {
     cluster = scheduler::find_cluster(given, variables, {}, {.gpus = gpus ? gpus->gpus : std::vector<host::GpuInfo>()});
     std::int64_t slots = 0;
-    for (const scheduler::ClusterAgent& one : cluster->agents) slots += one.agent.slots;
+    for (const scheduler::ClusterAgent& agent : cluster->agents) slots += agent.agent.slots;
     for (const std::string& text : cluster->warnings) {
       warnings.push_back(warning("cluster", text, "see `dtrain slot list`"));
     }
@@ -119,16 +118,16 @@ Finding check_cluster(const std::filesystem::path& given, const Variables& varia
 }
 
 // On Slurm's nodes ssh may not work, and srun works only inside an allocation.
-RemoteCommand remote_for(const config::Launcher& launcher, const Variables& variables) {
+RemoteCommand remote_for(const config::Launcher& launcher, const rank::Variables& variables) {
   if (launcher.type == config::LauncherType::kSlurm && variables.contains("SLURM_JOB_ID")) return over_srun();
   return over_remote_shell(remote_shell(launcher.options, variables));
 }
 
 // Returns measured limits: with --bench measured now (a failure is a problem of this host), else by an earlier run.
-std::vector<profile::RankLimits> limits_to_show(const DoctorRequest& request, const Variables& variables,
+std::vector<profile::RankLimits> limits_to_show(const DoctorRequest& request, const rank::Variables& variables,
                                                 const std::optional<scheduler::ClusterAgents>& cluster,
                                                 std::vector<Finding>& findings) {
-  if (!request.bench) return LimitsCache(cache_folder(variables)).of_this_machine();
+  if (!request.bench) return LimitsCache(rank::cache_folder(variables)).of_this_machine();
   const MachineLimits measured = machine_limits(ranks_to_bench(cluster), Measure::kAnew, variables);
   if (!measured.limits) {
     findings.push_back(problem("limits", "they cannot be measured: " + measured.failure,
@@ -144,12 +143,12 @@ std::vector<profile::RankLimits> limits_to_show(const DoctorRequest& request, co
 }  // namespace
 
 ExitCode doctor(const DoctorRequest& request) {
-  const Variables variables = process_variables();
+  const rank::Variables variables = rank::process_variables();
   const std::filesystem::path runs = request.runs.empty() ? "runs" : request.runs;
   std::optional<scheduler::ClusterAgents> cluster;
   std::vector<Finding> warnings;
   std::vector<HostFindings> hosts{{host::host_identity().name + " (this host)", {}}};
-  const std::optional<GpusSeen> gpus = look_at_gpus();
+  const std::optional<rank::GpusSeen> gpus = rank::look_at_gpus();
   const Finding of_cluster = check_cluster(request.cluster, variables, gpus, cluster, warnings);
   const config::LauncherType launcher = cluster ? cluster->cluster.launcher.type : config::LauncherType::kLocal;
   std::vector<Finding> of_limits;  // measured first: a check says what they show
@@ -173,7 +172,7 @@ ExitCode doctor(const DoctorRequest& request) {
   if (request.json) {
     Json json = doctor_json(hosts);
     json["limits"] = Json::array();
-    for (const profile::RankLimits& one : limits) json["limits"].push_back(profile::to_json(one));
+    for (const profile::RankLimits& limit : limits) json["limits"].push_back(profile::to_json(limit));
     std::printf("%s\n", json.dump(2, ' ', false, Json::error_handler_t::replace).c_str());
   } else {
     const std::string table = render_limits(limits);
@@ -182,4 +181,4 @@ ExitCode doctor(const DoctorRequest& request) {
   return worst(hosts) == Level::kProblem ? ExitCode::kRunFailed : ExitCode::kDone;
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

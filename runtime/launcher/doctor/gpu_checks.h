@@ -15,7 +15,7 @@
 #include "dtrain/rank/environment.h"
 #include "dtrain/rank/gpus_seen.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 
 struct ProbedLibrary {
   std::string path;   // of the file that was opened; empty: none could be
@@ -66,7 +66,7 @@ std::string name_gpus(const std::vector<int>& indices);
 std::string list_gpus(const std::vector<int>& indices);
 
 // Runs all checks of GPUs. On a machine without GPUs a single finding says so.
-std::vector<Finding> check_gpus(const std::optional<GpusSeen>& seen, const Variables& variables);
+std::vector<Finding> check_gpus(const std::optional<rank::GpusSeen>& seen, const rank::Variables& variables);
 
 // The facts about NVIDIA's driver and devices besides the GPUs that NVML lists.
 struct DriverSeen {
@@ -104,4 +104,4 @@ std::vector<Finding> judge_pairs(const host::GpuSetups& setups, bool iommu);
 // Checks the way of GPUs to InfiniBand; none without InfiniBand. `root` is the folder that contains proc/ and sys/.
 std::optional<Finding> check_gpu_network(const std::filesystem::path& root = "/");
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

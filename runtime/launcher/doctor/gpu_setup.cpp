@@ -6,7 +6,7 @@
 #include "doctor/gpu_checks.h"
 #include "dtrain/base/text.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 
 std::string name_gpus(const std::vector<int>& indices) {
   return (indices.size() == 1 ? "GPU " : "GPUs ") + ranges_text(indices, ", ");
@@ -14,7 +14,7 @@ std::string name_gpus(const std::vector<int>& indices) {
 
 std::string list_gpus(const std::vector<int>& indices) {
   std::vector<std::string> parts;
-  for (const int one : indices) parts.push_back(std::to_string(one));
+  for (const int index : indices) parts.push_back(std::to_string(index));
   return join(parts, ",");
 }
 
@@ -31,8 +31,8 @@ class Setups {
   const std::vector<GpuSetup>& gpus() const { return gpus_; }
   std::vector<int> where(const std::function<bool(const GpuSetup&)>& holds) const {
     std::vector<int> indices;
-    for (const GpuSetup& one : gpus_) {
-      if (holds(one)) indices.push_back(one.index);
+    for (const GpuSetup& gpu : gpus_) {
+      if (holds(gpu)) indices.push_back(gpu.index);
     }
     return indices;
   }
@@ -45,7 +45,7 @@ class Setups {
   template <typename Value>
   bool known(const char* check, std::optional<Value> GpuSetup::*member) {
     const bool any =
-        std::any_of(gpus_.begin(), gpus_.end(), [&](const GpuSetup& one) { return (one.*member).has_value(); });
+        std::any_of(gpus_.begin(), gpus_.end(), [&](const GpuSetup& gpu) { return (gpu.*member).has_value(); });
     if (!any) unknown_.push_back(check);
     return any;
   }
@@ -123,11 +123,11 @@ std::string clocks_now(const std::vector<GpuSetup>& gpus) {
   unsigned slowest = 0;
   unsigned fastest = 0;
   unsigned most = 0;
-  for (const GpuSetup& one : gpus) {
-    if (!one.sm_clock || !one.most_sm_clock) continue;
-    slowest = slowest == 0 ? *one.sm_clock : std::min(slowest, *one.sm_clock);
-    fastest = std::max(fastest, *one.sm_clock);
-    most = std::max(most, *one.most_sm_clock);
+  for (const GpuSetup& gpu : gpus) {
+    if (!gpu.sm_clock || !gpu.most_sm_clock) continue;
+    slowest = slowest == 0 ? *gpu.sm_clock : std::min(slowest, *gpu.sm_clock);
+    fastest = std::max(fastest, *gpu.sm_clock);
+    most = std::max(most, *gpu.most_sm_clock);
   }
   return "now " + std::to_string(slowest) + (fastest > slowest ? " to " + std::to_string(fastest) : "") + " of " +
          std::to_string(most) + " MHz";
@@ -167,7 +167,7 @@ void judge_clocks(Setups& setups) {
   }
   for (const int index : lowered) {
     const GpuSetup& gpu = *std::find_if(setups.gpus().begin(), setups.gpus().end(),
-                                        [&](const GpuSetup& one) { return one.index == index; });
+                                        [&](const GpuSetup& gpu) { return gpu.index == index; });
     setups.add(warning(check,
                        name_gpus({index}) + " is set to " + std::to_string(*gpu.application_clock) +
                            " MHz; its default is " + std::to_string(*gpu.default_application_clock),
@@ -175,7 +175,7 @@ void judge_clocks(Setups& setups) {
   }
   if (!heat.empty() || !brake.empty() || !hardware.empty() || !lowered.empty()) return;
   const bool reported = std::any_of(setups.gpus().begin(), setups.gpus().end(),
-                                    [](const GpuSetup& one) { return one.sm_clock && one.most_sm_clock; });
+                                    [](const GpuSetup& gpu) { return gpu.sm_clock && gpu.most_sm_clock; });
   const std::vector<int> idle = slowed(&host::SlowdownReasons::idle);
   std::string text = reported ? clocks_now(setups.gpus()) : "nothing lowers them";
   if (!idle.empty()) text += idle.size() == setups.gpus().size() ? ", idle" : "; " + name_gpus(idle) + " idle";
@@ -191,10 +191,10 @@ void judge_processes(Setups& setups) {
     any = true;
     std::vector<std::string> parts;
     std::vector<std::string> pids;
-    for (const host::GpuProcess& one : *gpu.processes) {
-      pids.push_back(std::to_string(one.pid));
-      parts.push_back(pids.back() +
-                      (one.memory ? " (" + format_bytes(static_cast<double>(*one.memory)) + ")" : std::string()));
+    for (const host::GpuProcess& process : *gpu.processes) {
+      pids.push_back(std::to_string(process.pid));
+      parts.push_back(pids.back() + (process.memory ? " (" + format_bytes(static_cast<double>(*process.memory)) + ")"
+                                                    : std::string()));
     }
     setups.add(warning(check,
                        name_gpus({gpu.index}) + " is used by " + (parts.size() == 1 ? "process " : "processes ") +
@@ -210,14 +210,14 @@ void judge_nvlinks(Setups& setups) {
   const char* const check = "NVLink";
   if (setups.where([](const GpuSetup& gpu) { return gpu.nvlinks.has_value(); }).empty()) return;  // most have none
   int most = 0;
-  for (const GpuSetup& one : setups.gpus()) most = std::max(most, one.active_nvlinks.value_or(0));
+  for (const GpuSetup& gpu : setups.gpus()) most = std::max(most, gpu.active_nvlinks.value_or(0));
   const std::vector<int> fewer = setups.where([&](const GpuSetup& gpu) {
     const int active = gpu.active_nvlinks.value_or(0);
     return active > 0 && active < most;
   });
   for (const int index : fewer) {
     const GpuSetup& gpu = *std::find_if(setups.gpus().begin(), setups.gpus().end(),
-                                        [&](const GpuSetup& one) { return one.index == index; });
+                                        [&](const GpuSetup& gpu) { return gpu.index == index; });
     setups.add(warning(check,
                        name_gpus({index}) + " has " + std::to_string(*gpu.active_nvlinks) + " active links, others " +
                            std::to_string(most),
@@ -267,7 +267,7 @@ using Pairs = std::vector<const GpuPair*>;
 std::string name_pairs(const Pairs& pairs) {
   if (pairs.size() > kMostNamed) return std::to_string(pairs.size()) + " pairs";
   std::vector<std::string> names;
-  for (const GpuPair* one : pairs) names.push_back(std::to_string(one->first) + "-" + std::to_string(one->second));
+  for (const GpuPair* pair : pairs) names.push_back(std::to_string(pair->first) + "-" + std::to_string(pair->second));
   return join(names, ", ");
 }
 
@@ -309,15 +309,15 @@ std::vector<Finding> judge_pairs(const host::GpuSetups& setups, bool iommu) {
   std::map<PeerAccess, Pairs> access;
   std::map<std::string, Pairs> joined;
   std::size_t known = 0;
-  for (const GpuPair& one : setups.pairs) {
-    if (one.peer_access) {
-      access[*one.peer_access].push_back(&one);
+  for (const GpuPair& pair : setups.pairs) {
+    if (pair.peer_access) {
+      access[*pair.peer_access].push_back(&pair);
       ++known;
     }
-    if (one.nvlink.value_or(false)) {
-      joined["NVLink"].push_back(&one);
-    } else if (one.ancestor) {
-      joined[host::to_string(*one.ancestor)].push_back(&one);
+    if (pair.nvlink.value_or(false)) {
+      joined["NVLink"].push_back(&pair);
+    } else if (pair.ancestor) {
+      joined[host::to_string(*pair.ancestor)].push_back(&pair);
     }
   }
   std::vector<Finding> findings;
@@ -333,4 +333,4 @@ std::vector<Finding> judge_pairs(const host::GpuSetups& setups, bool iommu) {
   return findings;
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

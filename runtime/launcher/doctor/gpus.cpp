@@ -20,7 +20,7 @@
 #include "dtrain/launcher/internal_commands.h"
 #include "dtrain/rank/libtorch.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 
 namespace {
 
@@ -73,16 +73,16 @@ struct CudaCheck {
 };
 
 // Opens the libraries of a rank of dtrain-worker. Without libtorch there are none: check_libtorch() reports that.
-CudaCheck check_cuda(int gpus, const Variables& variables) {
-  const std::filesystem::path worker = find_training_program("dtrain-worker", variables);
+CudaCheck check_cuda(int gpus, const rank::Variables& variables) {
+  const std::filesystem::path worker = rank::find_training_program("dtrain-worker", variables);
   if (worker.empty()) return {};
   std::string path;
   try {
-    path = find_libraries(worker, variables);
+    path = rank::find_libraries(worker, variables);
   } catch (const Error&) {
     return {};
   }
-  const std::filesystem::path libtorch = libtorch_folder(worker, path);
+  const std::filesystem::path libtorch = rank::libtorch_folder(worker, path);
   std::string failure;
   const std::optional<CudaProbe> probe = probe_cuda(libtorch, path, failure);
   if (!probe) {
@@ -91,7 +91,8 @@ CudaCheck check_cuda(int gpus, const Variables& variables) {
   std::vector<std::string> missing;
   const std::filesystem::path file = libtorch / "libtorch_cuda.so";
   std::error_code code;
-  if (probe->libtorch_cuda.path.empty() && std::filesystem::exists(file, code)) missing = missing_libraries(file, path);
+  if (probe->libtorch_cuda.path.empty() && std::filesystem::exists(file, code))
+    missing = rank::missing_libraries(file, path);
   const auto visible = variables.find("CUDA_VISIBLE_DEVICES");
   return {judge_cuda(*probe, missing, gpus,
                      visible == variables.end() ? std::nullopt : std::optional<std::string>(visible->second)),
@@ -148,9 +149,9 @@ std::vector<DeviceNode> nvidia_nodes(const std::filesystem::path& folder) {
 std::vector<Finding> judge_nodes(const std::vector<DeviceNode>& nodes) {
   std::vector<std::string> closed;
   bool uvm = false;
-  for (const DeviceNode& one : nodes) {
-    uvm |= one.name == "nvidia-uvm";
-    if (!one.usable) closed.push_back("/dev/" + one.name);
+  for (const DeviceNode& node : nodes) {
+    uvm |= node.name == "nvidia-uvm";
+    if (!node.usable) closed.push_back("/dev/" + node.name);
   }
   std::vector<Finding> findings;
   if (!closed.empty()) {
@@ -199,13 +200,14 @@ std::optional<Finding> check_gpu_network(const std::filesystem::path& root) {
                  "sudo modprobe nvidia-peermem, and its name in /etc/modules-load.d/nvidia-peermem.conf");
 }
 
-std::vector<Finding> check_gpus(const std::optional<GpusSeen>& seen, const Variables& variables) {
+std::vector<Finding> check_gpus(const std::optional<rank::GpusSeen>& seen, const rank::Variables& variables) {
   if (!seen) {
-    return {problem("GPUs", "NVIDIA's driver does not answer within " + std::to_string(kGpuPatience.count()) + " s",
+    return {problem("GPUs",
+                    "NVIDIA's driver does not answer within " + std::to_string(rank::kGpuPatience.count()) + " s",
                     "dmesg says why; often only a restart of the host helps")};
   }
   const int gpus = static_cast<int>(seen->gpus.size());
-  const std::optional<host::GpuSetups> setups = gpus > 0 ? look_at_gpu_setups() : std::nullopt;
+  const std::optional<host::GpuSetups> setups = gpus > 0 ? rank::look_at_gpu_setups() : std::nullopt;
   CudaCheck cuda = gpus > 0 ? check_cuda(gpus, variables) : CudaCheck{};
   std::vector<Finding> result{judge_driver(look_at_driver(setups ? setups->driver : ""), gpus, cuda.version)};
   append_findings(result, judge_nodes(nvidia_nodes()));
@@ -213,7 +215,7 @@ std::vector<Finding> check_gpus(const std::optional<GpusSeen>& seen, const Varia
     result.push_back(warning("GPUs", text, "nvidia-smi and dmesg say more"));
   }
   if (gpus == 0) return result;
-  for (const host::GpuInfo& one : seen->gpus) result.push_back(judge_gpu(one));
+  for (const host::GpuInfo& gpu : seen->gpus) result.push_back(judge_gpu(gpu));
   append_findings(result, std::move(cuda.findings));
   if (setups) {
     append_findings(result, judge_setups(*setups));
@@ -229,13 +231,13 @@ using ProbeClock = std::chrono::steady_clock;
 
 // Returns the handle of the first candidate that can be opened, which stays open. The error is that of the last one.
 void* open_first(const std::vector<std::string>& candidates, ProbedLibrary& library) {
-  for (const std::string& one : candidates) {
+  for (const std::string& candidate : candidates) {
     std::error_code code;
-    if (one.find('/') != std::string::npos && !std::filesystem::exists(one, code)) continue;
-    if (void* const handle = ::dlopen(one.c_str(), RTLD_NOW | RTLD_GLOBAL)) {
+    if (candidate.find('/') != std::string::npos && !std::filesystem::exists(candidate, code)) continue;
+    if (void* const handle = ::dlopen(candidate.c_str(), RTLD_NOW | RTLD_GLOBAL)) {
       link_map* file = nullptr;  // a library that is opened by its name was found in some folder
       const bool known = ::dlinfo(handle, RTLD_DI_LINKMAP, &file) == 0 && file && file->l_name && *file->l_name;
-      library.path = known ? file->l_name : one;
+      library.path = known ? file->l_name : candidate;
       library.error.clear();
       return handle;
     }
@@ -361,7 +363,7 @@ std::optional<CudaProbe> probe_cuda(const std::filesystem::path& libtorch, const
   const ExitStatus status = process.wait();
   try {
     const std::vector<std::string> lines = split(*output, '\n');  // libraries may have printed others before
-    const auto last = std::find_if(lines.rbegin(), lines.rend(), [](const std::string& one) { return !one.empty(); });
+    const auto last = std::find_if(lines.rbegin(), lines.rend(), [](const std::string& line) { return !line.empty(); });
     return cuda_probe_of(Json::parse(last == lines.rend() ? "" : *last));
   } catch (const std::exception&) {
     failure = "a process that opens its libraries ends with " + status.describe();
@@ -446,4 +448,4 @@ std::vector<Finding> judge_cuda(const CudaProbe& probe, const std::vector<std::s
           judge_nccl(probe.nccl)};
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

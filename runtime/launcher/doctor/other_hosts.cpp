@@ -1,4 +1,4 @@
-#include "doctor/other_hosts.h"
+#include "doctor/checks.h"
 
 #include <unistd.h>
 
@@ -33,7 +33,7 @@
 #include "network/link_meter.h"
 #include "network/network_choice.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 
 namespace {
 
@@ -54,9 +54,9 @@ ProbeSession::Time in(std::chrono::seconds patience) {
 // Returns the hosts of the agents that are not on this host, each once.
 std::vector<std::string> others(const scheduler::ClusterAgents& cluster) {
   std::vector<std::string> hosts;
-  for (const scheduler::ClusterAgent& one : cluster.agents) {
-    const bool known = std::find(hosts.begin(), hosts.end(), one.agent.host) != hosts.end();
-    if (!one.here && !known) hosts.push_back(one.agent.host);
+  for (const scheduler::ClusterAgent& agent : cluster.agents) {
+    const bool known = std::find(hosts.begin(), hosts.end(), agent.agent.host) != hosts.end();
+    if (!agent.here && !known) hosts.push_back(agent.agent.host);
   }
   return hosts;
 }
@@ -116,7 +116,7 @@ void finish(ProbeSession& session, const fs::path& token, std::vector<Finding>& 
     if (answer.contains("error")) throw CommError(answer.value("error", ""), answer.value("remedy", ""));
     findings.push_back(check_clock(session));
     if (!token.empty()) findings.push_back(check_shared(session, token));
-    for (Finding& one : findings_of(answer.at("findings"))) findings.push_back(std::move(one));
+    for (Finding& finding : findings_of(answer.at("findings"))) findings.push_back(std::move(finding));
   } catch (const Error& error) {
     findings.push_back(problem("checks", error.what(), error.remedy().empty() ? "see its log" : error.remedy()));
   } catch (const Json::exception&) {
@@ -128,9 +128,9 @@ void finish(ProbeSession& session, const fs::path& token, std::vector<Finding>& 
 
 ClockOffset clock_offset(const std::vector<ClockReading>& readings) {
   ClockOffset best{.error = Nanoseconds(std::numeric_limits<std::int64_t>::max())};
-  for (const ClockReading& one : readings) {
-    const Nanoseconds error = (one.after - one.before) / 2;
-    if (error < best.error) best = {one.theirs - (one.before + error), error};
+  for (const ClockReading& reading : readings) {
+    const Nanoseconds error = (reading.after - reading.before) / 2;
+    if (error < best.error) best = {reading.theirs - (reading.before + error), error};
   }
   return best;
 }
@@ -196,11 +196,11 @@ std::vector<Finding> check_network(const scheduler::ClusterAgents& cluster, cons
     }
     const NetworkChoice choice =
         choose_network({.hosts = hosts, .wanted = wanted, .source = cluster.source, .remote = remote});
-    for (const CommonNetwork& one : choice.networks) {
-      const bool first = &one == &choice.networks.front();
-      std::string text = one.render() + (first ? "; taken: " + choice.reason : "");
-      const bool slow = first && one.figures && one.figures->bits_per_second < kSlowNetwork;
-      if (!one.usable()) {
+    for (const CommonNetwork& network : choice.networks) {
+      const bool first = &network == &choice.networks.front();
+      std::string text = network.render() + (first ? "; taken: " + choice.reason : "");
+      const bool slow = first && network.figures && network.figures->bits_per_second < kSlowNetwork;
+      if (!network.usable()) {
         result.push_back(warning("network", std::move(text), "open it in the firewalls, if it is meant to be used"));
       } else if (slow) {
         result.push_back(warning("network", std::move(text),
@@ -304,8 +304,8 @@ std::optional<Finding> judge_matmul(bool has_slow_path, std::span<const profile:
   return ok("matmul", text + " (dtrain doctor --bench measures the difference)");
 }
 
-std::optional<Finding> check_matmul(const Variables& variables) {
-  return judge_matmul(host::is_amd_with_avx2(), LimitsCache(cache_folder(variables)).of_this_machine());
+std::optional<Finding> check_matmul(const rank::Variables& variables) {
+  return judge_matmul(host::is_amd_with_avx2(), LimitsCache(rank::cache_folder(variables)).of_this_machine());
 }
 
 namespace {
@@ -341,7 +341,8 @@ class Answers {
     }
     if (what == probe::kChecks) return checks(request);
     if (what == probe::kLimits)
-      return to_json(machine_limits(ranks_of_host(request.at("ranks")), Measure::kIfUnknown, process_variables()));
+      return to_json(
+          machine_limits(ranks_of_host(request.at("ranks")), Measure::kIfUnknown, rank::process_variables()));
     throw Error("unknown request '" + what + "'");
   }
 
@@ -349,8 +350,8 @@ class Answers {
   static Json interfaces() {
     HostInterfaces result;
     result.addresses = host::interface_addresses();
-    for (const host::InterfaceAddress& one : result.addresses) {
-      if (const auto speed = host::link_speed(one.interface)) result.speeds[one.interface] = *speed;
+    for (const host::InterfaceAddress& address : result.addresses) {
+      if (const auto speed = host::link_speed(address.interface)) result.speeds[address.interface] = *speed;
     }
     return to_json(result);
   }
@@ -360,7 +361,7 @@ class Answers {
                                                       .needs_mpi = request.at("needs_mpi").get<bool>(),
                                                       .needs_slurm = request.at("needs_slurm").get<bool>(),
                                                       .launches = false},
-                                                     look_at_gpus(), process_variables());
+                                                     rank::look_at_gpus(), rank::process_variables());
     return {{"findings", to_json(findings)}};
   }
 
@@ -409,7 +410,10 @@ bool read_line(std::string& line, std::string& rest) {
 ExitCode host_probe() {
   std::signal(SIGPIPE, SIG_IGN);
   const host::HostIdentity identity = host::host_identity();
-  if (!say({{"dtrain", version()}, {"protocol", probe::kProtocol}, {"host", identity.name}, {"key", identity.key}}))
+  if (!say({{"dtrain", rank::version()},
+            {"protocol", probe::kProtocol},
+            {"host", identity.name},
+            {"key", identity.key}}))
     return ExitCode::kRunFailed;
   Answers answers;
   std::string line;
@@ -420,4 +424,4 @@ ExitCode host_probe() {
   return ExitCode::kDone;
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

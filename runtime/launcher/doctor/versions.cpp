@@ -10,16 +10,16 @@
 #include "dtrain/launcher/doctor.h"
 #include "dtrain/rank/libtorch.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 namespace {
 
 namespace fs = std::filesystem;
 
 // Returns the folder of libtorch's libraries that dtrain-worker would use; empty: none is found.
-fs::path workers_libtorch(const Variables& variables) {
-  const fs::path worker = find_training_program("dtrain-worker", variables);
+fs::path workers_libtorch(const rank::Variables& variables) {
+  const fs::path worker = rank::find_training_program("dtrain-worker", variables);
   try {
-    return worker.empty() ? fs::path() : libtorch_folder(worker, find_libraries(worker, variables));
+    return worker.empty() ? fs::path() : rank::libtorch_folder(worker, rank::find_libraries(worker, variables));
   } catch (const Error&) {  // check_libtorch() says why
     return {};
   }
@@ -44,10 +44,10 @@ std::string cpu_text() {
 }  // namespace
 
 std::vector<std::pair<std::string, std::string>> versions() {
-  const Variables variables = process_variables();
-  const std::vector<std::string> minors = libtorch_minors(variables);
+  const rank::Variables variables = rank::process_variables();
+  const std::vector<std::string> minors = rank::libtorch_minors(variables);
   std::vector<std::pair<std::string, std::string>> all{
-      {"dtrain", version() + ", commit " DTRAIN_COMMIT},
+      {"dtrain", rank::version() + ", commit " DTRAIN_COMMIT},
       {"libtorch",
        (minors.empty() ? "" : "built for " + join_with_and(minors) + "; ") + check_libtorch(variables).text}};
   for (const Finding& backend : check_backends(false, variables)) all.emplace_back(backend.check, backend.text);
@@ -56,4 +56,4 @@ std::vector<std::pair<std::string, std::string>> versions() {
   return all;
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

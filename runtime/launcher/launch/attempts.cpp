@@ -15,7 +15,7 @@
 #include "dtrain/rank/screen.h"
 #include "entrypoint.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 namespace {
 
 constexpr std::size_t kLogLinesShown = 15;
@@ -37,16 +37,16 @@ Outcome run_once(const Attempt& attempt) {
 
 // Puts the files of the last attempt aside, sets `resume` to the newest checkpoint, and says so on the screen. Returns
 // the run's end if the run cannot go on because its checkpoints are not there any more.
-std::optional<Outcome> prepare_next(const RunningLaunch& running, ResumePoint& resume, int number,
+std::optional<Outcome> prepare_next(const RunningLaunch& running, rank::ResumePoint& resume, int number,
                                     const std::string& when) {
   try {
-    resume = find_resume_point(running.folder);
+    resume = rank::find_resume_point(running.folder);
   } catch (const ConfigError& error) {
     return Outcome{.exit_code = ExitCode::kBadInput,
                    .failure = Failure{.cause = error.what(), .remedy = error.remedy()}};
   }
-  put_aside(running.folder, {.metrics = resume.exists(), .launcher_log = true});
-  for (const std::string& text : warnings_of(resume)) running.screen.line("dtrain: warning: " + text);
+  rank::put_aside(running.folder, {.metrics = resume.exists(), .launcher_log = true});
+  for (const std::string& text : rank::warnings_of(resume)) running.screen.line("dtrain: warning: " + text);
   running.screen.line("dtrain: " + when + ": it goes on from " + text_of(resume) + "; logs and records of attempt " +
                       std::to_string(number) + " are in " +
                       (running.folder.path / ("attempt-" + std::to_string(number))).string());
@@ -76,7 +76,7 @@ class Watcher {
   }
 
   void take_interrupts() {
-    while (const auto signal = attempt_.signals.next()) interrupt(signal_name(*signal), *signal);
+    while (const auto signal = attempt_.signals.next()) interrupt(rank::signal_name(*signal), *signal);
     for (const int kills = attempt_.task.kills(); kills_ < kills; ++kills_) interrupt("dtrain task kill", SIGINT);
     if (interrupts_ == 0 && !yields_ && !attempt_.task.yields().empty()) yield(attempt_.task.yields());
   }
@@ -140,10 +140,10 @@ class Watcher {
 
 }  // namespace
 
-Failure reported_failure(const std::string& who, int rank, const ErrorMessage& error) {
+Failure reported_failure(const std::string& who, int rank, const rank::ErrorMessage& error) {
   if (error.agreed || rank < 0) return {.cause = error.cause, .remedy = error.remedy};
   return {.rank = rank,
-          .cause = who + " " + failed_when(error.step) + ": " + error.cause,
+          .cause = who + " " + rank::failed_when(error.step) + ": " + error.cause,
           .remedy = error.remedy,
           .may_pass = error.departure == comm::Departure::kTimedOut};
 }
@@ -162,7 +162,7 @@ ExitCode exit_code_of_stop(const Interrupt& interrupt, ExitCode of_ranks) {
   return goes_on_later ? ExitCode::kPreempted : ExitCode::kInterrupted;
 }
 
-std::vector<std::string> log_lines(const RunFolder& folder, int rank, const std::string& cause) {
+std::vector<std::string> log_lines(const rank::RunFolder& folder, int rank, const std::string& cause) {
   const std::vector<std::string> said = split(cause, '\n');
   // The log has the first line behind a time and a level, and the others, such as those of a traceback, as they are.
   const auto repeats = [&](const std::string& line) {
@@ -170,23 +170,23 @@ std::vector<std::string> log_lines(const RunFolder& folder, int rank, const std:
     return line.find(said.front()) != std::string::npos || std::find(said.begin(), said.end(), line) != said.end();
   };
   std::vector<std::string> lines;
-  for (std::string& line : last_lines(folder.log(rank), kLogLinesShown)) {
+  for (std::string& line : rank::last_lines(folder.log(rank), kLogLinesShown)) {
     if (!repeats(line)) lines.push_back(std::move(line));
   }
   return lines;
 }
 
-Outcome outcome_of_cancelled(const LaunchTask& task, const ResumePoint& resume) {
+Outcome outcome_of_cancelled(const LaunchTask& task, const rank::ResumePoint& resume) {
   const Interrupt& cancelled = task.cancelled();
   const bool goes_on_later = cancelled.signal != SIGINT && resume.exists();
   return {.exit_code = goes_on_later ? ExitCode::kPreempted : ExitCode::kInterrupted, .interrupt = cancelled};
 }
 
-Outcome run_attempts(const RunningLaunch& running, PlacedLaunch placed, ResumePoint resume, int restarts,
+Outcome run_attempts(const RunningLaunch& running, PlacedLaunch placed, rank::ResumePoint resume, int restarts,
                      const std::function<std::optional<PlacedLaunch>()>& place_again) {
   for (;;) {
     const Attempt attempt{running, placed, resume};
-    const int number = attempt_number(running.folder);
+    const int number = rank::attempt_number(running.folder);
     Json fields = to_json(resume);
     fields["attempt"] = number;
     // The launch in a Slurm job makes the attempts of a run that is submitted.
@@ -202,7 +202,7 @@ Outcome run_attempts(const RunningLaunch& running, PlacedLaunch placed, ResumePo
       const bool stops = outcome.interrupt.exists() && !outcome.interrupt.yields;
       if (!outcome.failure || !outcome.failure->may_pass || stops) return outcome;
       // A checkpoint that is further than where the attempt began is progress.
-      if (read_state(running.folder).last_saved.value_or(0) > resume.step) restarts = 0;
+      if (rank::read_state(running.folder).last_saved.value_or(0) > resume.step) restarts = 0;
       std::error_code code;
       const bool folder_is_there = std::filesystem::exists(running.folder.plan(), code);
       const int most = placed.experiment.max_restarts;
@@ -246,4 +246,4 @@ void watch_ranks(const Attempt& attempt, WatchedRanks& ranks) {
   Watcher(attempt, ranks).run();
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

@@ -25,7 +25,7 @@
 #include "launch/launch_task.h"
 #include "plan/launch_plan.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 
 // The first cause of a run's failure, in a text that is complete without the logs.
 struct Failure {
@@ -42,7 +42,7 @@ struct Failure {
 };
 
 // Returns the failure that a rank has reported. `who`: "rank 1 on nodeb"; `rank`: -1 if it is not known.
-Failure reported_failure(const std::string& who, int rank, const ErrorMessage& error);
+Failure reported_failure(const std::string& who, int rank, const rank::ErrorMessage& error);
 
 struct Outcome {
   ExitCode exit_code = ExitCode::kDone;
@@ -58,39 +58,39 @@ std::string stopping_line(const Interrupt& interrupt);
 ExitCode exit_code_of_stop(const Interrupt& interrupt, ExitCode of_ranks);
 
 // Returns the outcome of a launch that was cancelled while its task was queued.
-Outcome outcome_of_cancelled(const LaunchTask& task, const ResumePoint& resume);
+Outcome outcome_of_cancelled(const LaunchTask& task, const rank::ResumePoint& resume);
 
 // Returns the last lines of the rank's log if it is on this host, without lines that `cause` has.
-std::vector<std::string> log_lines(const RunFolder& folder, int rank, const std::string& cause);
+std::vector<std::string> log_lines(const rank::RunFolder& folder, int rank, const std::string& cause);
 
 // The launcher's lines of events.jsonl while ranks run. A full disk does not end the launch: the first event that
 // cannot be written becomes a warning on the screen.
 class LaunchEvents {
  public:
-  LaunchEvents(EventLog& file, Screen& screen) : file_(file), screen_(screen) {}
+  LaunchEvents(rank::EventLog& file, rank::Screen& screen) : file_(file), screen_(screen) {}
   void write(const std::string& event, const Json& fields = {});
 
  private:
-  EventLog& file_;
-  Screen& screen_;
+  rank::EventLog& file_;
+  rank::Screen& screen_;
   bool warned_ = false;
 };
 
 // The objects that all attempts of a launch use.
 struct RunningLaunch {
-  const RunFolder& folder;
+  const rank::RunFolder& folder;
   LaunchEvents& events;
-  Screen& screen;
+  rank::Screen& screen;
   const Clock& clock;
-  const Variables& variables;
-  LaunchSignals& signals;
+  const rank::Variables& variables;
+  rank::LaunchSignals& signals;
   LaunchTask& task;  // records every process that is started
 };
 
 // One attempt at a placed launch.
 struct Attempt : RunningLaunch {
   const PlacedLaunch& placed;
-  ResumePoint resume;  // the checkpoint from which the ranks go on
+  rank::ResumePoint resume;  // the checkpoint from which the ranks go on
 };
 
 // Starts the ranks with the launcher of the plan, at first where `resume` says. Starts them again from the newest
@@ -99,7 +99,7 @@ struct Attempt : RunningLaunch {
 // cancelled while it waited. `restarts`: how many of max_restarts are used already; a checkpoint that is further than
 // where the attempt began sets it to 0. Logs and records of attempts before the last are in attempt-N/ of the run's
 // folder.
-Outcome run_attempts(const RunningLaunch& running, PlacedLaunch placed, ResumePoint resume, int restarts,
+Outcome run_attempts(const RunningLaunch& running, PlacedLaunch placed, rank::ResumePoint resume, int restarts,
                      const std::function<std::optional<PlacedLaunch>()>& place_again);
 
 // Makes one attempt with ranks on this machine, one process for each slot, watched by this process.
@@ -171,24 +171,24 @@ void watch_ranks(const Attempt& attempt, WatchedRanks& ranks);
 // Starts this host's ranks and waits until they have ended. SIGTERM and SIGINT are passed on. When one fails, the
 // others of this host get some time to stop by themselves, and are then ended. Returns the exit code, as launch() does.
 // ConfigError before any rank starts.
-ExitCode launch_node(const LaunchRequest& request, const NodeEnvironment& node, const Variables& variables);
+ExitCode launch_node(const LaunchRequest& request, const rank::NodeEnvironment& node, const rank::Variables& variables);
 
 // `launcher: slurm` outside an allocation: the launch becomes a job that sbatch submits, in which `dtrain launch`
 // starts the ranks with srun. Plain functions; one thread.
 
 // Returns the script that would be submitted; empty: this launch submits none. ConfigError as batch_script().
-std::string batch_script_of(const PlacedLaunch& placed, const Variables& variables);
+std::string batch_script_of(const PlacedLaunch& placed, const rank::Variables& variables);
 
 // Submits the job, prints its output until it has ended, and passes interrupts on to it. The launch in the job writes
 // the run's folder and reports the outcome (Outcome::reported).
 Outcome submit_and_follow(const Attempt& attempt);
 
 // True if this process is the Slurm job that a launch has submitted for the run in this folder.
-bool is_job_of(const std::filesystem::path& run_dir, const Variables& variables);
+bool is_job_of(const std::filesystem::path& run_dir, const rank::Variables& variables);
 
 // Called in that job after its run was stopped with a checkpoint: queues the job again, unless the user has stopped it
 // or Slurm ends it for another reason. Slurm then ends this process. Returns a line that says what was done; empty:
 // nothing. SystemError.
-std::string requeue_job(const RunFolder& folder, const Variables& variables);
+std::string requeue_job(const rank::RunFolder& folder, const rank::Variables& variables);
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

@@ -12,11 +12,12 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/text.h"
+#include "dtrain/base/unix_socket.h"
 #include "dtrain/rank/screen.h"
 #include "dtrain/scheduler/rank_mark.h"
 #include "launch/attempts.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 namespace {
 
 std::string one_line(const std::string& text) {
@@ -56,14 +57,14 @@ JobWords read_srun_words(const std::string& text, int rank) {
   const std::regex task("srun: error: [^ ]+: tasks? ([0-9]+)[-,0-9]*: ([^\\n]+)");
   for (std::sregex_iterator each(text.begin(), text.end(), task), end; each != end; ++each) {
     const std::string how = (*each)[2];
-    EndOfRank one{.rank = std::stoi((*each)[1])};
+    EndOfRank failed{.rank = std::stoi((*each)[1])};
     std::smatch code;
     if (std::regex_search(how, code, std::regex("Exited with exit code ([0-9]+)"))) {
-      one.code = std::stoi(code[1]);
-    } else if ((one.signal = signal_called(how)) == 0) {
+      failed.code = std::stoi(code[1]);
+    } else if ((failed.signal = signal_called(how)) == 0) {
       continue;
     }
-    if (!result.first || one.rank == rank) result.first = one;
+    if (!result.first || failed.rank == rank) result.first = failed;
   }
   if (std::regex_search(text, found, std::regex("Node failure on ([^ \\n]+)"))) result.lost_host = found[1];
   return result;
@@ -87,8 +88,8 @@ std::string name_of(const PlacedLaunch& placed, int rank) {
 
 Failure lost_host(const PlacedLaunch& placed, const std::string& host, int rank, const std::string& how) {
   std::vector<std::string> ranks;
-  for (const RankPlacement& one : placed.ranks) {
-    if (one.host == host) ranks.push_back(std::to_string(one.rank));
+  for (const rank::RankPlacement& place : placed.ranks) {
+    if (place.host == host) ranks.push_back(std::to_string(place.rank));
   }
   return {.rank = rank,
           .cause = "host " + host + " is lost, with rank " + join(ranks, ", ") + ": " + how,
@@ -129,14 +130,14 @@ Failure why(const PlacedLaunch& placed, const JobEnd& end, const JobWords& words
 }
 
 // Adds the last lines of the failed rank's log, or those of mpirun or srun if no rank joined.
-void add_lines(Failure& failure, const RunFolder& folder, const JobEnd& end, const std::string& name) {
+void add_lines(Failure& failure, const rank::RunFolder& folder, const JobEnd& end, const std::string& name) {
   if (failure.rank >= 0) {
     failure.lines = log_lines(folder, failure.rank, end.error ? end.error->cause : std::string());
     return;
   }
   if (end.error || end.joined > 0) return;
   failure.said_by = name;
-  for (const std::string& line : last_lines(folder.logs() / (name + ".log"), kFailureLines)) {
+  for (const std::string& line : rank::last_lines(folder.logs() / (name + ".log"), kFailureLines)) {
     if (!line.empty() && line.find_first_not_of('-') != std::string::npos) failure.lines.push_back(line);
   }
 }
@@ -168,6 +169,79 @@ void OutputPipe::read(const std::function<void(const std::string& line)>& on_lin
     }
     partial_.erase(0, begin);
   }
+}
+
+RankPlane::RankPlane(const std::string& address, const rank::LaunchOrders& orders, const Logger& log)
+    : ranks_(static_cast<int>(orders.agents.size())), orders_(orders) {
+  contact_ = {.address = address, .secrets = {.launch = random_hex(32), .ranks = random_hex(32)}};
+  comm::ControlEndpoint bound;
+  plane_ = comm::ControlPlane::serve(rank::plane_options(contact_.secrets.launch, 0, ranks_, {}, log),
+                                     {.address = address}, &bound);
+  contact_.port = bound.port;
+  rank::put_orders(*plane_, orders_);
+}
+
+std::optional<std::string> RankPlane::look(const std::string& key) {
+  try {
+    return plane_->get_within(key, std::chrono::milliseconds(0));
+  } catch (const CommError&) {  // the run has failed, and the key is not set
+    return std::nullopt;
+  }
+}
+
+std::optional<rank::Progress> RankPlane::take_progress() {
+  const auto text = look(rank::plane_key::kProgress);
+  if (!text || *text == last_progress_) return std::nullopt;
+  last_progress_ = *text;
+  return rank::progress_of(Json::parse(*text));
+}
+
+void RankPlane::read_states() {
+  for (int rank = 0; rank < ranks_; ++rank) {
+    if (finished_.count(rank) != 0) continue;
+    const auto text = look(rank::plane_key::state(rank));
+    if (!text) continue;
+    joined_[rank] = true;
+    const Json state = Json::parse(*text);
+    if (state.value("state", std::string()) != "finished") continue;
+    finished_[rank] = true;
+    exit_code_ = std::max(exit_code_, state.value("exit_code", ExitCode::kDone));
+  }
+}
+
+int RankPlane::joined() {
+  read_states();
+  return static_cast<int>(joined_.size());
+}
+
+bool RankPlane::all_finished() {
+  read_states();
+  return static_cast<int>(finished_.size()) == ranks_;
+}
+
+std::map<std::string, rank::HostReport> RankPlane::hosts() {
+  std::map<std::string, rank::HostReport> result;
+  for (const std::string& agent : std::set<std::string>(orders_.agents.begin(), orders_.agents.end())) {
+    if (const auto text = look(rank::plane_key::host(agent))) result[agent] = rank::host_report_of(Json::parse(*text));
+  }
+  return result;
+}
+
+std::optional<rank::ErrorMessage> RankPlane::error() {
+  const auto failure = plane_->failure();
+  if (!failure || failure->rank == 0) return std::nullopt;
+  const Json said = Json::parse(failure->cause, nullptr, false);
+  if (said.is_object()) return rank::error_of(said);
+  return rank::ErrorMessage{.departure = failure->departure, .rank = failure->rank - 1, .step = failure->step};
+}
+
+void RankPlane::stop(int signal) {
+  if (std::exchange(stopping_, true)) return;
+  plane_->fail({0, -1, to_line({{"signal", signal}})});
+}
+
+void RankPlane::finish() {
+  if (!plane_->failure()) plane_->finish();
 }
 
 JobRanks::JobRanks(const Attempt& attempt, RankPlane& plane, const Job& job)
@@ -274,7 +348,7 @@ JobEnd watch_job(const Attempt& attempt, RankPlane& plane, const Job& job) {
   return ranks.end();
 }
 
-Outcome judge_job(const PlacedLaunch& placed, const RunFolder& folder, const JobEnd& end, const JobWords& words,
+Outcome judge_job(const PlacedLaunch& placed, const rank::RunFolder& folder, const JobEnd& end, const JobWords& words,
                   const std::string& name) {
   Outcome outcome{.interrupt = end.interrupt};
   if (end.finished) {
@@ -290,4 +364,4 @@ Outcome judge_job(const PlacedLaunch& placed, const RunFolder& folder, const Job
   return outcome;
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

@@ -20,7 +20,7 @@
 #include "launch/attempts.h"
 #include "plan/launch_plan.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 
 // The facts of a failed job that dtrain itself cannot see: which signal or exit code ended a rank, and which host's
 // daemon is gone. Pure functions read them from the messages of mpirun and srun.
@@ -48,21 +48,21 @@ JobWords read_srun_words(const std::string& text, int rank = -1);
 struct Job {
   std::string name;  // "mpirun"; its standard error goes to logs/mpirun.log
   std::vector<std::string> command;
-  Variables variables;             // besides those of this process
+  rank::Variables variables;       // besides those of this process
   std::vector<std::string> unset;  // variables of this process that the job does not get
 };
 
 // The end of the job, as far as the launcher can see it.
 struct JobEnd {
   ExitStatus status;
-  std::string errors;                    // the end of its standard error
-  std::optional<ErrorMessage> error;     // the report of a rank, or the rank that left without one
-  int joined = 0;                        // ranks that joined
-  bool finished = false;                 // every rank finished, or stopped as requested
-  ExitCode exit_code = ExitCode::kDone;  // of the ranks, if `finished`
+  std::string errors;                       // the end of its standard error
+  std::optional<rank::ErrorMessage> error;  // the report of a rank, or the rank that left without one
+  int joined = 0;                           // ranks that joined
+  bool finished = false;                    // every rank finished, or stopped as requested
+  ExitCode exit_code = ExitCode::kDone;     // of the ranks, if `finished`
   int interrupts = 0;
-  Interrupt interrupt;                      // the first one; nothing: none
-  std::map<std::string, HostReport> hosts;  // by agent
+  Interrupt interrupt;                            // the first one; nothing: none
+  std::map<std::string, rank::HostReport> hosts;  // by agent
 };
 
 // Reads one output of a child process line by line, without blocking.
@@ -77,6 +77,47 @@ class OutputPipe {
  private:
   UniqueFd fd_;
   std::string partial_;  // an incomplete line
+};
+
+// The launcher's side of the links to ranks that mpirun or srun starts (PlaneLink). One thread.
+class RankPlane {
+ public:
+  // Listens on that address of this host. CommError if it cannot.
+  RankPlane(const std::string& address, const rank::LaunchOrders& orders, const Logger& log);
+
+  // Returns the address and secrets by which the ranks reach the plane.
+  const rank::LauncherContact& contact() const { return contact_; }
+
+  // Returns the newest progress; empty if there was none since the last call.
+  std::optional<rank::Progress> take_progress();
+  int joined();         // number of ranks that have joined
+  bool all_finished();  // trained to the end, or stopped as requested
+  bool finished(int rank) const { return finished_.count(rank) != 0; }
+  // Returns the highest exit code of the ranks that have finished: not 0 if the run was stopped.
+  ExitCode exit_code() const { return exit_code_; }
+  std::map<std::string, rank::HostReport> hosts();  // by agent
+
+  // Returns the reason why the run must end: the first error that a rank reported. If a rank is gone without a report,
+  // `rank` names it, `departure` is how it left, and `cause` is empty.
+  std::optional<rank::ErrorMessage> error();
+  // Asks every rank to stop after its step.
+  void stop(int signal);
+  // After all_finished(): ends the plane in good order, so that the ranks may end.
+  void finish();
+
+ private:
+  std::optional<std::string> look(const std::string& key);
+  void read_states();
+
+  int ranks_;
+  rank::LaunchOrders orders_;
+  rank::LauncherContact contact_;
+  std::unique_ptr<comm::ControlPlane> plane_;
+  std::string last_progress_;
+  std::map<int, bool> joined_;
+  std::map<int, bool> finished_;
+  ExitCode exit_code_ = ExitCode::kDone;
+  bool stopping_ = false;
 };
 
 class JobRanks final : public WatchedRanks {
@@ -120,8 +161,28 @@ JobEnd watch_job(const Attempt& attempt, RankPlane& plane, const Job& job);
 // Derives the outcome, with a cause that names rank and host, from the reports of the job's ranks and the messages of
 // mpirun or srun. Reads log files. `name` is "mpirun" or "srun". If no rank joined and none reported an error,
 // run_mpi() looks for the cause on the hosts (RemoteHosts::find_fault()) and adds the remedy.
-Outcome judge_job(const PlacedLaunch& placed, const RunFolder& folder, const JobEnd& end, const JobWords& words,
+Outcome judge_job(const PlacedLaunch& placed, const rank::RunFolder& folder, const JobEnd& end, const JobWords& words,
                   const std::string& name);
+
+// The file that proves that a process belongs to a launch by mpirun or srun; each rank reads it when it starts.
+// Its content: "<secret>.<ranks_secret>".
+std::string to_text(const rank::LaunchSecrets& secrets);
+
+// Makes the file, mode 0600, in place of one that a killed launcher left. The destructor removes it. SystemError.
+class SecretFile {
+ public:
+  SecretFile(std::filesystem::path path, const rank::LaunchSecrets& secrets);
+  ~SecretFile();
+  SecretFile(const SecretFile&) = delete;
+  SecretFile& operator=(const SecretFile&) = delete;
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+// Returns a random name in /tmp, a folder that every host has.
+std::filesystem::path temporary_secret_path();
 
 // Commands on the other hosts of a run, over the remote shell that mpirun uses (ssh): they find the fault of a host,
 // hand out the secret, and collect the host's files. They block for a bounded time; one thread.
@@ -141,10 +202,10 @@ class RemoteHosts {
   // Removes that file from the hosts.
   void take_back(const PlacedLaunch& placed, const std::filesystem::path& file) const;
 
-  // Moves the files of a host's own folder to the launcher's folder, once the host's profiling agent has ended. The
+  // Moves the files of a host's own folder to the launcher's folder, once the host's monitor has ended. The
   // files belong to the launching user, without special modes, and none is written outside the folder. Error names the
   // missing files and where they still are. Returns the files left out of a successful collection; usually none.
-  std::string collect(const std::string& host, const HostReport& report, const RunFolder& folder) const;
+  std::string collect(const std::string& host, const rank::HostReport& report, const rank::RunFolder& folder) const;
 
  private:
   struct Answer {
@@ -160,4 +221,4 @@ class RemoteHosts {
   std::vector<std::string> shell_;
 };
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

@@ -13,7 +13,7 @@
 #include "dtrain/config/experiment.h"
 #include "dtrain/rank/screen.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 namespace {
 
 using scheduler::TaskState;
@@ -55,12 +55,12 @@ LaunchTask::~LaunchTask() {
   if (!ended_) end(ExitCode::kRunFailed, "the launcher ended with an error of its own");
 }
 
-std::optional<scheduler::Claim> LaunchTask::wait_for_slots(LaunchSignals& signals,
+std::optional<scheduler::Claim> LaunchTask::wait_for_slots(rank::LaunchSignals& signals,
                                                            const std::function<void(const scheduler::Waiting&)>& say) {
   std::optional<scheduler::Waiting> said;
   while (true) {
     if (const auto signal = signals.next()) {
-      cancelled_ = {.why = signal_name(*signal) + " while it was queued", .signal = *signal};
+      cancelled_ = {.why = rank::signal_name(*signal) + " while it was queued", .signal = *signal};
       return std::nullopt;
     }
     if (ledger_.orders(id_).kills > 0) {
@@ -156,7 +156,7 @@ std::string Detached::hear() {
   }
   if (!word.empty()) return word;
   std::string said;
-  for (const std::string& line : last_lines(log_, kDetachedLines)) said += (said.empty() ? "" : "\n  ") + line;
+  for (const std::string& line : rank::last_lines(log_, kDetachedLines)) said += (said.empty() ? "" : "\n  ") + line;
   throw Error("the launcher in the background ended before its task was in the ledger",
               "the end of its log:\n  " + said);
 }
@@ -174,7 +174,7 @@ scheduler::TaskRequest task_request(const LaunchPlan& plan, const std::filesyste
 }
 
 std::optional<scheduler::Claim> wait_in_queue(const LaunchPlan& plan, const std::filesystem::path& run_dir,
-                                              LaunchTask& task, LaunchSignals& signals, EventLog& events,
+                                              LaunchTask& task, rank::LaunchSignals& signals, rank::EventLog& events,
                                               Detached* detached) {
   bool told = false;
   const auto tell = [&](const std::string& more) {
@@ -184,14 +184,14 @@ std::optional<scheduler::Claim> wait_in_queue(const LaunchPlan& plan, const std:
   auto claim = task.wait_for_slots(signals, [&](const scheduler::Waiting& waiting) {
     std::string text = queued_row(task, waiting);
     if (std::exchange(first, false)) text += advice(waiting);
-    print(text);
+    rank::print(text);
     tell(text);
     events.write("queued", {{"task", task.id()}, {"behind", waiting.behind}, {"reason", waiting.reason}});
   });
   tell("");
-  if (!claim) print("dtrain: interrupted: " + task.cancelled().why + "\n");
+  if (!claim) rank::print("dtrain: interrupted: " + task.cancelled().why + "\n");
   if (claim && claim->empty()) return plan.first_slots;  // Slurm places the ranks
   return claim;
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

@@ -18,7 +18,7 @@
 #include "dtrain/scheduler/ledger.h"
 #include "plan/launch_plan.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 
 // A request to stop a launch: a signal to it, a `dtrain task kill`, or an order to give the slots to another task for a
 // while.
@@ -47,7 +47,7 @@ class LaunchTask {
 
   // Waits until it is the task's turn and its slots are free, and returns them in the order of the ranks. Calls `say`
   // whenever the reason for waiting changes. Empty: the launch was cancelled, see cancelled().
-  std::optional<scheduler::Claim> wait_for_slots(LaunchSignals& signals,
+  std::optional<scheduler::Claim> wait_for_slots(rank::LaunchSignals& signals,
                                                  const std::function<void(const scheduler::Waiting&)>& say);
   const Interrupt& cancelled() const { return cancelled_; }
 
@@ -105,7 +105,7 @@ scheduler::TaskRequest task_request(const LaunchPlan& plan, const std::filesyste
 // wait, writes it as an event, and passes it to the process in the foreground (`detached`; null without --detach).
 // Empty: the launch was cancelled, which is printed too.
 std::optional<scheduler::Claim> wait_in_queue(const LaunchPlan& plan, const std::filesystem::path& run_dir,
-                                              LaunchTask& task, LaunchSignals& signals, EventLog& events,
+                                              LaunchTask& task, rank::LaunchSignals& signals, rank::EventLog& events,
                                               Detached* detached);
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

@@ -8,18 +8,18 @@
 #include "machine_limits.h"
 #include "plan/launch_plan.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 namespace {
 
-std::optional<profile::RankLimits> known_limits(int threads, int ranks, const Variables& variables) {
+std::optional<profile::RankLimits> known_limits(int threads, int ranks, const rank::Variables& variables) {
   return machine_limits({.threads = threads, .ranks = ranks}, Measure::kNever, variables).limits;
 }
 
 }  // namespace
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher
 
-extern "C" dtrain::run::LauncherDuties dtrain_launcher_duties() {
-  using namespace dtrain::run;
+extern "C" dtrain::rank::LauncherDuties dtrain_launcher_duties() {
+  using namespace dtrain::launcher;
   return {.end_report = end_report,
           .summary_text = summary_text,
           .run_of_task = run_of_task,

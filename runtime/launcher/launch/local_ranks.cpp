@@ -14,15 +14,14 @@
 #include "dtrain/config/experiment.h"
 #include "dtrain/host/processes.h"
 #include "dtrain/rank/libtorch.h"
-#include "dtrain/rank/rendezvous.h"
 #include "dtrain/scheduler/rank_mark.h"
 #include "entrypoint.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 namespace {
 
 constexpr int kLinkFd = 3;  // its number in the rank
-constexpr auto kLocalAgentPatience = std::chrono::seconds(2);
+constexpr auto kLocalMonitorPatience = std::chrono::seconds(2);
 
 // Returns the likely reason why a rank has ended without a call to dtrain.
 std::string why_not_joined(const LaunchPlan& plan) {
@@ -34,10 +33,10 @@ std::string why_not_joined(const LaunchPlan& plan) {
   return "is " + program + " a program that calls dtrain::run_trial()?";
 }
 
-profile::AgentOptions agent_options(const PlacedLaunch& placed, const RunFolder& folder) {
+profile::AgentOptions monitor_options(const PlacedLaunch& placed, const rank::RunFolder& folder) {
   profile::AgentOptions options{.agent_id = placed.host, .profile_folder = folder.profile()};
-  for (const RankPlacement& rank : placed.ranks) options.local_ranks.push_back(rank.rank);
-  options.header = {{"run", folder.path.filename().string()}, {"versions", {{"dtrain", version()}}}};
+  for (const rank::RankPlacement& rank : placed.ranks) options.local_ranks.push_back(rank.rank);
+  options.header = {{"run", folder.path.filename().string()}, {"versions", {{"dtrain", rank::version()}}}};
   if (const auto& wanted = placed.experiment.profiling.prometheus) options.prometheus = {wanted->address, wanted->port};
   return options;
 }
@@ -76,8 +75,8 @@ std::optional<Failure> failure_of(const RankProcess& rank, const LaunchPlan& pla
 }
 
 // Returns the outcome once all ranks have ended. Adds log lines and the ranks that stopped because of it to `failure`.
-Outcome local_outcome(const RunFolder& folder, const std::vector<RankProcess>& ranks, std::optional<Failure> failure,
-                      const Interrupt& interrupt) {
+Outcome local_outcome(const rank::RunFolder& folder, const std::vector<RankProcess>& ranks,
+                      std::optional<Failure> failure, const Interrupt& interrupt) {
   Outcome outcome{.interrupt = interrupt};
   if (failure) {
     outcome.exit_code = ExitCode::kRunFailed;
@@ -104,8 +103,9 @@ Outcome local_outcome(const RunFolder& folder, const std::vector<RankProcess>& r
 
 }  // namespace
 
-RankProcess RankProcess::start(const PlacedLaunch& placed, const RankPlacement& placement, Handover handover,
-                               const std::filesystem::path& log, const Variables& variables) {
+RankProcess RankProcess::start(const PlacedLaunch& placed, const rank::RankPlacement& placement,
+                               rank::Handover handover, const std::filesystem::path& log,
+                               const rank::Variables& variables) {
   const UniqueFd output(::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
   if (!output) throw SystemError("cannot write the log " + log.string(), errno);
   const UniqueFd input(::open("/dev/null", O_RDONLY | O_CLOEXEC));
@@ -128,7 +128,7 @@ RankProcess RankProcess::start(const PlacedLaunch& placed, const RankPlacement& 
   if (placed.on_gpus()) {
     for (const auto& [name, value] : gpu_variables(placed)) options.environment[name] = value;
   }
-  for (const auto& [name, value] : rank_variables(world, handover)) options.environment[name] = value;
+  for (const auto& [name, value] : rank::rank_variables(world, handover)) options.environment[name] = value;
   // The mark identifies the rank if the launcher is killed before it has recorded the process.
   options.environment[scheduler::kRankMark] = scheduler::rank_mark(handover.launcher_pid);
   options.fds = {{0, input.get()}, {1, output.get()}, {2, output.get()}, {kLinkFd, theirs.get()}};
@@ -136,7 +136,7 @@ RankProcess RankProcess::start(const PlacedLaunch& placed, const RankPlacement& 
   return RankProcess(placement.rank, Process::start(options), std::move(link));
 }
 
-void RankProcess::read_link(std::optional<Progress>* progress) {
+void RankProcess::read_link(std::optional<rank::Progress>* progress) {
   while (link_) {
     bool timed_out = false;
     std::optional<UnixMessage> message;
@@ -155,12 +155,12 @@ void RankProcess::read_link(std::optional<Progress>* progress) {
     try {
       const std::string type = json.value("type", std::string());
       if (type == "progress") {
-        *progress = progress_of(json);
+        *progress = rank::progress_of(json);
       } else if (type == "state") {
         joined_ = true;
         finished_ = finished_ || json.value("state", std::string()) == "finished";
       } else if (type == "error" && !error_) {
-        error_ = error_of(json);
+        error_ = rank::error_of(json);
       }
     } catch (const Json::exception&) {
       // An unexpected type: a program that is no rank wrote to the file descriptor. Its exit status is reported.
@@ -173,9 +173,9 @@ bool RankProcess::reap() {
   return status_.has_value();
 }
 
-void LocalRanks::start(const Handover& handover, const Variables& variables) {
+void LocalRanks::start(const rank::Handover& handover, const rank::Variables& variables) {
   kills_ = host::read_memory_kills();
-  for (const RankPlacement& placement : attempt_.placed.ranks) {
+  for (const rank::RankPlacement& placement : attempt_.placed.ranks) {
     const auto log = attempt_.folder.log(placement.rank);
     const std::string name = "rank " + std::to_string(placement.rank);
     try {
@@ -224,7 +224,7 @@ void LocalRanks::reap() {
 
 void LocalRanks::read_links() {
   for (RankProcess& rank : ranks_) {
-    std::optional<Progress> progress;
+    std::optional<rank::Progress> progress;
     rank.read_link(&progress);
     if (progress) attempt_.screen.progress(*progress);
   }
@@ -246,7 +246,7 @@ void LocalRanks::show_logs(bool last) {
     const auto& error = ranks_[static_cast<std::size_t>(rank)].error();
     // A rank that stops because of another logs one line about it; the report has one line for all such ranks.
     if (error && (error->primary || line.find(" stopped because ") != std::string::npos)) continue;
-    attempt_.screen.line((attempt_.placed.world_size() > 1 ? rank_prefix(rank) : "") + line);
+    attempt_.screen.line((attempt_.placed.world_size() > 1 ? rank::rank_prefix(rank) : "") + line);
   }
 }
 
@@ -255,19 +255,19 @@ void LocalRanks::judge() {
     if (failure_) break;
     if (auto failure = failure_of(rank, attempt_.placed, interrupts_ > 0, kills_)) fail(std::move(*failure));
   }
-  look_after_agent();
+  look_after_monitor();
 }
 
-void LocalRanks::look_after_agent() {
-  if (!agent_ || all_ended()) return;
-  const auto change = agent_->look();
+void LocalRanks::look_after_monitor() {
+  if (!monitor_ || all_ended()) return;
+  const auto change = monitor_->look();
   if (!change) return;
   attempt_.screen.line("dtrain: warning: " + change->text());
   if (change->ended) {
-    attempt_.events.write("agent_ended", {{"agent", agent_->id()}, {"status", change->ended->describe()}});
+    attempt_.events.write("agent_ended", {{"agent", monitor_->id()}, {"status", change->ended->describe()}});
   }
   if (change->started > 0) {
-    attempt_.events.write("agent_started", {{"agent", agent_->id()}, {"pid", change->started}});
+    attempt_.events.write("agent_started", {{"agent", monitor_->id()}, {"pid", change->started}});
   }
 }
 
@@ -317,16 +317,16 @@ void LocalRanks::signal_all(int signal) {
 Outcome run_local(const Attempt& attempt) {
   const PlacedLaunch& placed = attempt.placed;
   LocalRanks ranks(attempt);
-  profile::KeptAgent agent(agent_options(placed, attempt.folder), attempt.clock);
-  attempt.events.write("agent_started", {{"agent", placed.host}, {"pid", agent.pid()}});
-  ranks.keep_agent(agent);
+  profile::KeptAgent monitor(monitor_options(placed, attempt.folder), attempt.clock);
+  attempt.events.write("agent_started", {{"agent", placed.host}, {"pid", monitor.pid()}});
+  ranks.keep_monitor(monitor);
 
-  Handover handover;
+  rank::Handover handover;
   handover.launcher_pid = ::getpid();
   handover.run_dir = attempt.folder.path;
-  handover.rendezvous = rendezvous_path(private_folder(attempt.variables), "launch-" + random_hex(8));
+  handover.rendezvous = rank::private_folder(attempt.variables) / ("launch-" + random_hex(8) + ".rendezvous");
   handover.agent_id = placed.host;
-  handover.agent_socket = agent.socket();
+  handover.monitor_socket = monitor.socket();
   handover.on_gpus = placed.on_gpus();
   handover.resume_from = attempt.resume.path;
   ranks.start(handover, attempt.variables);
@@ -335,18 +335,18 @@ Outcome run_local(const Attempt& attempt) {
   std::error_code ignored;
   std::filesystem::remove(handover.rendezvous, ignored);  // left only by a rank 0 that was killed early
 
-  // The agent ends after the last rank. If some rank never connected, there is no reason to wait.
-  const auto patience = ranks.all_joined() ? kLocalAgentPatience : std::chrono::seconds(0);
-  const ExitStatus agent_status = agent.finish(patience);
+  // The monitor ends after the last rank. If some rank never connected, there is no reason to wait.
+  const auto patience = ranks.all_joined() ? kLocalMonitorPatience : std::chrono::seconds(0);
+  const ExitStatus monitor_status = monitor.finish(patience);
   // Lost records are no failure of the run: a rank has logged a warning, and the summary counts them.
-  const bool lost_records = agent_status.signal == 0 && agent_status.code == profile::kRecordsLost;
-  if (!agent_status.success() && !lost_records) {
-    attempt.events.write("agent_ended", {{"agent", placed.host}, {"status", agent_status.describe()}});
+  const bool lost_records = monitor_status.signal == 0 && monitor_status.code == profile::kRecordsLost;
+  if (!monitor_status.success() && !lost_records) {
+    attempt.events.write("agent_ended", {{"agent", placed.host}, {"status", monitor_status.describe()}});
     attempt.screen.line(
-        "dtrain: warning: the profiling agent of this host did not end as it should: " + agent_status.describe() +
+        "dtrain: warning: the profiling agent of this host did not end as it should: " + monitor_status.describe() +
         "; the last records may be missing from the profile, its log is in " + attempt.folder.logs().string());
   }
   return outcome;
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

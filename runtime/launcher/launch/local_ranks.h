@@ -20,14 +20,14 @@
 #include "launch/attempts.h"
 #include "plan/launch_plan.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 
 // One rank as the launcher sees it: its process, its end of the link, and its messages.
 class RankProcess {
  public:
   // Its output goes to `log`. SystemError when the program cannot be started.
-  static RankProcess start(const PlacedLaunch& placed, const RankPlacement& placement, Handover handover,
-                           const std::filesystem::path& log, const Variables& variables);
+  static RankProcess start(const PlacedLaunch& placed, const rank::RankPlacement& placement, rank::Handover handover,
+                           const std::filesystem::path& log, const rank::Variables& variables);
 
   int rank() const { return rank_; }
   Process& process() { return process_; }
@@ -35,11 +35,11 @@ class RankProcess {
   int link_fd() const { return link_.fd(); }
 
   // Reads the rank's messages. Stores the newest progress in `progress`.
-  void read_link(std::optional<Progress>* progress);
+  void read_link(std::optional<rank::Progress>* progress);
   // True once the process has ended.
   bool reap();
   const std::optional<ExitStatus>& status() const { return status_; }
-  const std::optional<ErrorMessage>& error() const { return error_; }
+  const std::optional<rank::ErrorMessage>& error() const { return error_; }
   bool joined() const { return joined_; }      // has connected to the other ranks of this run
   bool finished() const { return finished_; }  // has trained to the end, or stopped as requested
   // Ends the process if it hangs. `since`: the time since another rank has failed.
@@ -56,7 +56,7 @@ class RankProcess {
   HangingProcess hanging_;
   bool joined_ = false;
   bool finished_ = false;
-  std::optional<ErrorMessage> error_;
+  std::optional<rank::ErrorMessage> error_;
   std::optional<ExitStatus> status_;
 };
 
@@ -64,10 +64,10 @@ class LocalRanks final : public WatchedRanks {
  public:
   explicit LocalRanks(const Attempt& attempt) : attempt_(attempt) {}
 
-  // Starts the profiling agent again when it has died. It must outlive this object.
-  void keep_agent(profile::KeptAgent& agent) { agent_ = &agent; }
+  // Starts the monitor again when it has died. It must outlive this object.
+  void keep_monitor(profile::KeptAgent& monitor) { monitor_ = &monitor; }
   // Starts every rank. If one cannot be started, the run has failed, and the watcher ends the others.
-  void start(const Handover& handover, const Variables& variables);
+  void start(const rank::Handover& handover, const rank::Variables& variables);
   // Returns how the run ended. Called once the watcher has seen the last rank end.
   Outcome outcome();
 
@@ -84,14 +84,14 @@ class LocalRanks final : public WatchedRanks {
   void reap();
   void read_links();
   void show_logs(bool last);
-  void look_after_agent();
+  void look_after_monitor();
   void fail(Failure failure);
   void signal_all(int signal);
 
   const Attempt& attempt_;
-  profile::KeptAgent* agent_ = nullptr;
+  profile::KeptAgent* monitor_ = nullptr;
   std::vector<RankProcess> ranks_;
-  LogTail tail_;
+  rank::LogTail tail_;
   host::MemoryKills kills_;  // before the first rank was started
   int interrupts_ = 0;
   Interrupt interrupt_;
@@ -99,4 +99,4 @@ class LocalRanks final : public WatchedRanks {
   Nanoseconds failed_at_{0};
 };
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

@@ -24,7 +24,7 @@
 #include "dtrain/rank/stop_requests.h"
 #include "entrypoint.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 namespace {
 
 namespace fs = std::filesystem;
@@ -50,7 +50,7 @@ void check_request(const LaunchRequest& request) {
   if (request.json) refuse("--json", "leave it out");
 }
 
-int ranks_of_node(const config::Experiment& experiment, const NodeEnvironment& node) {
+int ranks_of_node(const config::Experiment& experiment, const rank::NodeEnvironment& node) {
   if (node.ranks_here > 0) return node.ranks_here;
   const int slots = experiment.resources.slots_per_trial;
   if (slots > 0 && slots % node.nodes == 0) return slots / node.nodes;
@@ -78,35 +78,36 @@ std::vector<std::string> rank_arguments(const LaunchRequest& request) {
       arguments.insert(arguments.end(), {"--run-dir", fs::absolute(request.run_dir).string(), "--or-continue"});
     }
   }
-  for (const std::string& one : request.overrides) arguments.insert(arguments.end(), {"--set", one});
+  for (const std::string& override_text : request.overrides)
+    arguments.insert(arguments.end(), {"--set", override_text});
   if (request.mock.any()) arguments.insert(arguments.end(), {"--mock", to_string(request.mock)});
   return arguments;
 }
 
-NodePlan plan_node(const LaunchRequest& given, const NodeEnvironment& node, const Variables& variables) {
+NodePlan plan_node(const LaunchRequest& given, const rank::NodeEnvironment& node, const rank::Variables& variables) {
   LaunchRequest request = given;
   if (!given.continue_run.empty()) {
-    const ContinuedRun run = read_continued_run(given.continue_run);
+    const rank::ContinuedRun run = rank::read_continued_run(given.continue_run);
     request.experiment_file = run.experiment_file;
     request.contents = run.contents;
-    request.overrides = merge_overrides(run.overrides, given.overrides);
+    request.overrides = rank::merge_overrides(run.overrides, given.overrides);
   }
   NodePlan plan;
   plan.experiment = config::read_experiment(request.experiment_file, request.overrides, request.contents);
-  check_model_files(plan.experiment);
+  rank::check_model_files(plan.experiment);
   plan.ranks_here = ranks_of_node(plan.experiment, node);
-  check_mock(request.mock, plan.ranks_here * node.nodes);
+  rank::check_mock(request.mock, plan.ranks_here * node.nodes);
   plan.command = entry_command(plan.experiment, variables);
-  Variables of_a_rank = variables;
+  rank::Variables of_a_rank = variables;
   for (const auto& [name, value] : plan.experiment.environment_variables) of_a_rank[name] = value;
-  plan.library_path = find_libraries(plan.command.front(), of_a_rank);
+  plan.library_path = rank::find_libraries(plan.command.front(), of_a_rank);
   const std::vector<std::string> arguments = rank_arguments(given);
   plan.command.insert(plan.command.end(), arguments.begin(), arguments.end());
   plan.threads = host::threads_of_process(host::process_cores(), plan.ranks_here);
   return plan;
 }
 
-std::string text_of(const NodePlan& plan, const NodeEnvironment& node) {
+std::string text_of(const NodePlan& plan, const rank::NodeEnvironment& node) {
   const int first = node.rank * plan.ranks_here;
   const int last = first + plan.ranks_here - 1;
   return "host        " + host::host_identity().name + ", " + std::to_string(node.rank + 1) + " of " +
@@ -118,10 +119,10 @@ std::string text_of(const NodePlan& plan, const NodeEnvironment& node) {
 
 class NodeRanks {
  public:
-  NodeRanks(const NodePlan& plan, const NodeEnvironment& node, const Variables& variables) {
+  NodeRanks(const NodePlan& plan, const rank::NodeEnvironment& node, const rank::Variables& variables) {
     for (int local = 0; local < plan.ranks_here; ++local) {
       ProcessOptions options{.command = plan.command};
-      Variables& set = options.environment;
+      rank::Variables& set = options.environment;
       set = host::thread_variables(variables, plan.experiment.environment_variables, plan.threads);
       if (!plan.library_path.empty()) set["LD_LIBRARY_PATH"] = plan.library_path;
       // torchrun sets the same variables, so scripts for torchrun find them.
@@ -139,7 +140,7 @@ class NodeRanks {
   }
 
   // Returns the exit code once all have ended.
-  ExitCode wait(LaunchSignals& signals) {
+  ExitCode wait(rank::LaunchSignals& signals) {
     while (!all_ended()) {
       std::vector<pollfd> descriptors{{signals.fd(), POLLIN, 0}};
       for (const Rank& rank : ranks_) {
@@ -200,7 +201,7 @@ class NodeRanks {
     if (interrupted_at_ && now - *interrupted_at_ < kTogether) return;
     const bool again = interrupted_at_.has_value();
     interrupted_at_ = now;
-    const std::string name = signal_name(signal);
+    const std::string name = rank::signal_name(signal);
     std::fprintf(stderr, "%s\n",
                  again
                      ? ("dtrain: " + name + " again: killing the ranks").c_str()
@@ -227,22 +228,23 @@ class NodeRanks {
 
 }  // namespace
 
-ExitCode launch_node(const LaunchRequest& request, const NodeEnvironment& node, const Variables& variables) {
+ExitCode launch_node(const LaunchRequest& request, const rank::NodeEnvironment& node,
+                     const rank::Variables& variables) {
   check_request(request);
   const NodePlan plan = plan_node(request, node, variables);
   if (request.dry_run) {
     std::vector<std::string> shown;
     for (const std::string& word : plan.command) shown.push_back(config::shown_override(word));
-    print(text_of(plan, node) + "command     " + join(shown, " ") + "\n");
+    rank::print(text_of(plan, node) + "command     " + join(shown, " ") + "\n");
     return ExitCode::kDone;
   }
   if (const std::string warning = script_warning(plan.command); !warning.empty()) {
     std::fprintf(stderr, "dtrain: warning: %s\n", warning.c_str());
   }
-  print(text_of(plan, node));
-  LaunchSignals signals;
+  rank::print(text_of(plan, node));
+  rank::LaunchSignals signals;
   NodeRanks ranks(plan, node, variables);
   return ranks.wait(signals);
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

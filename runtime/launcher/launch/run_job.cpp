@@ -17,10 +17,9 @@
 #include "dtrain/config/experiment.h"
 #include "dtrain/host/network.h"
 #include "dtrain/rank/checkpoint_folder.h"
-#include "dtrain/rank/rendezvous.h"
 #include "launch/job_ranks.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 
 namespace {
 
@@ -51,6 +50,29 @@ struct ScratchFolder {
 };
 
 }  // namespace
+
+std::string to_text(const rank::LaunchSecrets& secrets) {
+  return secrets.launch + "." + secrets.ranks;
+}
+
+SecretFile::SecretFile(std::filesystem::path path, const rank::LaunchSecrets& secrets) : path_(std::move(path)) {
+  ::unlink(path_.c_str());
+  const UniqueFd fd(::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+  const std::string text = to_text(secrets);
+  if (!fd || write_all(fd.get(), text) != text.size()) {
+    const int code = errno;
+    if (fd) ::unlink(path_.c_str());
+    throw SystemError("cannot write " + path_.string() + ", which proves to ranks that they belong to this run", code);
+  }
+}
+
+SecretFile::~SecretFile() {
+  ::unlink(path_.c_str());
+}
+
+std::filesystem::path temporary_secret_path() {
+  return "/tmp/dtrain-secret-" + random_hex(16);
+}
 
 RemoteHosts::Answer RemoteHosts::ask(const std::string& host, const std::string& script, int output,
                                      std::chrono::milliseconds patience, const std::string& input) const {
@@ -85,7 +107,7 @@ std::optional<Failure> RemoteHosts::find_fault(const PlacedLaunch& placed,
     script += "; test -e " + shell_quoted(file) + " || { echo " + shell_quoted("has no " + file) + " >&2; exit 40; }";
   }
   std::set<std::string> asked{placed.host};
-  for (const RankPlacement& rank : placed.ranks) {
+  for (const rank::RankPlacement& rank : placed.ranks) {
     if (!asked.insert(rank.host).second) continue;
     const Answer answer = ask(rank.host, script, -1, kAskPatience);
     if (answer.came) continue;
@@ -107,7 +129,7 @@ std::vector<std::pair<std::string, RemoteHosts::Answer>> RemoteHosts::ask_all(co
                                                                               const std::string& script,
                                                                               const std::string& input) const {
   std::set<std::string> hosts;
-  for (const RankPlacement& rank : placed.ranks) {
+  for (const rank::RankPlacement& rank : placed.ranks) {
     if (rank.host != placed.host) hosts.insert(rank.host);
   }
   std::vector<std::pair<std::string, Answer>> answers;
@@ -139,20 +161,21 @@ void RemoteHosts::take_back(const PlacedLaunch& placed, const fs::path& file) co
   ask_all(placed, "rm -f " + shell_quoted(file.string()), {});
 }
 
-std::string RemoteHosts::collect(const std::string& host, const HostReport& report, const RunFolder& folder) const {
+std::string RemoteHosts::collect(const std::string& host, const rank::HostReport& report,
+                                 const rank::RunFolder& folder) const {
   const ScratchFolder scratch(folder.launch() / ("from-" + host));
   const fs::path archive = scratch.path / "archive.tar";
   const std::string there = shell_quoted(folder.path.string());
-  const std::string marked = "test -e " + there + "/" + kHostFolderMark;
+  const std::string marked = "test -e " + there + "/" + rank::kHostFolderMark;
   const std::string left = "what its ranks recorded is still on host " + host + ", in " + folder.path.string();
   {
     const UniqueFd output(::open(archive.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
     if (!output) throw SystemError("cannot write " + archive.string(), errno);
-    // The profiling agent ends last, after its ranks.
-    const std::string agent = std::to_string(report.agent_pid);
-    const std::string script = marked + " && i=0; while [ $i -lt 100 ] && [ " + agent + " -gt 0 ] && kill -0 " + agent +
-                               " 2>/dev/null; do sleep 0.1; i=$((i+1)); done; " + marked + " && tar -C " + there +
-                               " -cf - .";
+    // The monitor ends last, after its ranks.
+    const std::string monitor = std::to_string(report.monitor_pid);
+    const std::string script = marked + " && i=0; while [ $i -lt 100 ] && [ " + monitor + " -gt 0 ] && kill -0 " +
+                               monitor + " 2>/dev/null; do sleep 0.1; i=$((i+1)); done; " + marked + " && tar -C " +
+                               there + " -cf - .";
     const Answer answer = ask(host, script, output.get(), kCollectPatience);
     if (!answer.came) throw Error("host " + host + ": " + answer.said, left);
   }
@@ -171,10 +194,10 @@ std::string RemoteHosts::collect(const std::string& host, const HostReport& repo
     throw Error("cannot unpack what came from host " + host + ": " + status.describe() + ": " + text, left);
   }
   std::error_code ignored;
-  fs::remove(unpacked / kHostFolderMark, ignored);
+  fs::remove(unpacked / rank::kHostFolderMark, ignored);
   std::vector<fs::path> left_out;
   try {
-    left_out = merge_folder(RunFolder{unpacked}, folder);
+    left_out = rank::merge_folder(rank::RunFolder{unpacked}, folder);
   } catch (const Error& error) {
     throw Error("host " + host + ": " + describe(error), left);
   }
@@ -189,19 +212,19 @@ std::string RemoteHosts::collect(const std::string& host, const HostReport& repo
 
 namespace {
 
-constexpr auto kAgentPatience = std::chrono::seconds(5);
+constexpr auto kMonitorPatience = std::chrono::seconds(5);
 
 // Returns the orders that the launcher sends to the ranks. Marks the run's folder as the launcher's
 // (checkpoint_folder.h).
-LaunchOrders orders_for(const Attempt& attempt) {
+rank::LaunchOrders orders_for(const Attempt& attempt) {
   const std::string token = random_hex(16);
-  mark_folder(attempt.folder, token);
-  LaunchOrders orders{.run_dir = attempt.folder.path,
-                      .token = token,
-                      .plan = read_file(attempt.folder.plan()),
-                      .experiment = read_file(attempt.folder.experiment()),
-                      .resume_from = attempt.resume.path};
-  for (const RankPlacement& rank : attempt.placed.ranks) orders.agents.push_back(rank.agent);
+  rank::mark_folder(attempt.folder, token);
+  rank::LaunchOrders orders{.run_dir = attempt.folder.path,
+                            .token = token,
+                            .plan = read_file(attempt.folder.plan()),
+                            .experiment = read_file(attempt.folder.experiment()),
+                            .resume_from = attempt.resume.path};
+  for (const rank::RankPlacement& rank : attempt.placed.ranks) orders.agents.push_back(rank.agent);
   return orders;
 }
 
@@ -226,12 +249,12 @@ void warn_not_collected(const Attempt& attempt, const std::string& text) {
   attempt.events.write("not_collected", {{"cause", text}});
 }
 
-// Waits until the profiling agents on this host have ended (a moment after their ranks), for some seconds at most.
-void await_agents_here(const Attempt& attempt, const JobEnd& end) {
-  const auto deadline = std::chrono::steady_clock::now() + kAgentPatience;
+// Waits until the monitors on this host have ended (a moment after their ranks), for some seconds at most.
+void await_monitors_here(const Attempt& attempt, const JobEnd& end) {
+  const auto deadline = std::chrono::steady_clock::now() + kMonitorPatience;
   for (const auto& [agent, report] : end.hosts) {
-    if (report.host != attempt.placed.host || report.agent_pid <= 0) continue;
-    while (::kill(static_cast<pid_t>(report.agent_pid), 0) == 0 && std::chrono::steady_clock::now() < deadline) {
+    if (report.host != attempt.placed.host || report.monitor_pid <= 0) continue;
+    while (::kill(static_cast<pid_t>(report.monitor_pid), 0) == 0 && std::chrono::steady_clock::now() < deadline) {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
   }
@@ -246,7 +269,7 @@ Outcome run_mpi(const Attempt& attempt) {
   const std::filesystem::path ranks_file = attempt.folder.launch() / "hostfile";
   write_file_atomic(ranks_file, hostfile(placed));
 
-  LauncherContact contact = plane.contact();
+  rank::LauncherContact contact = plane.contact();
   contact.on_gpus = placed.on_gpus();
   const SecretFile secret(temporary_secret_path(), contact.secrets);
   contact.secret_file = secret.path();
@@ -277,7 +300,7 @@ Outcome run_mpi(const Attempt& attempt) {
   for (const auto& [agent, report] : end.hosts) {
     if (report.has_folder) continue;
     const auto rank = std::find_if(placed.ranks.begin(), placed.ranks.end(),
-                                   [&name = agent](const RankPlacement& one) { return one.agent == name; });
+                                   [&name = agent](const rank::RankPlacement& place) { return place.agent == name; });
     try {
       if (was_lost && rank->host == lost_host) throw Error("host " + lost_host + " is lost");
       const std::string missing = hosts.collect(rank->host, report, attempt.folder);
@@ -288,7 +311,7 @@ Outcome run_mpi(const Attempt& attempt) {
                               (typed && !typed->remedy().empty() ? "; " + typed->remedy() : ""));
     }
   }
-  await_agents_here(attempt, end);
+  await_monitors_here(attempt, end);
   Outcome outcome = judge_job(placed, attempt.folder, end, words, job.name);
   for (const std::string& text : not_collected) warn_not_collected(attempt, text);
   // A host that lacks something ends the ranks of other hosts too, so a lost connection explains nothing.
@@ -311,7 +334,7 @@ Outcome run_mpi(const Attempt& attempt) {
 Outcome run_slurm(const Attempt& attempt) {
   const PlacedLaunch& placed = attempt.placed;
   RankPlane plane(listening_address(placed), orders_for(attempt), make_stderr_logger());
-  LauncherContact contact = plane.contact();
+  rank::LauncherContact contact = plane.contact();
   contact.on_gpus = placed.on_gpus();
   const SecretFile secret(attempt.folder.launch() / "secret", contact.secrets);  // a folder that the nodes share
   contact.secret_file = secret.path();
@@ -323,7 +346,7 @@ Outcome run_slurm(const Attempt& attempt) {
     job.variables["SLURM_HOSTFILE"] = ranks_file.string();
   }
   const JobEnd end = watch_job(attempt, plane, job);
-  await_agents_here(attempt, end);
+  await_monitors_here(attempt, end);
   Outcome outcome =
       judge_job(placed, attempt.folder, end, read_srun_words(end.errors, end.error ? end.error->rank : -1), job.name);
   for (const auto& [agent, report] : end.hosts) {
@@ -334,4 +357,4 @@ Outcome run_slurm(const Attempt& attempt) {
   return outcome;
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

@@ -22,7 +22,7 @@
 #include "dtrain/rank/environment.h"
 #include "dtrain/rank/screen.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 namespace {
 
 namespace fs = std::filesystem;
@@ -46,17 +46,17 @@ std::string example_path() {
   std::error_code code;
   for (const char* from : {"../share/dtrain", "../../.."}) {
     const fs::path readme = (bin / from / "examples/fashion_mnist/README.md").lexically_normal();
-    if (fs::exists(readme, code)) return shown_path(readme);
+    if (fs::exists(readme, code)) return rank::shown_path(readme);
   }
   return {};
 }
 
 }  // namespace
 
-std::string next_steps(const RunFolder& folder, bool recorded) {
+std::string next_steps(const rank::RunFolder& folder, bool recorded) {
   std::vector<std::string> lines;
   if (recorded) {
-    const std::string command = own_command(), run = reference_of(folder);
+    const std::string command = rank::own_command(), run = rank::reference_of(folder);
     lines.push_back(command + " report " + run + "    the same with charts, in one file for a browser");
     lines.push_back(command + " analyze " + run + "   what to change, and what each change would bring");
   }
@@ -89,18 +89,18 @@ std::string first_look_text(const analysis::LiveView& view) {
   return text;
 }
 
-std::string first_look(const RunFolder& folder, const Clock& clock) noexcept {
+std::string first_look(const rank::RunFolder& folder, const Clock& clock) noexcept {
   try {
     analysis::LiveRun run(folder.path, clock);
     run.poll();
     const std::string text = first_look_text(run.view());
-    return text.empty() ? text : text + "   (live: " + own_command() + " top " + reference_of(folder) + ")";
+    return text.empty() ? text : text + "   (live: " + rank::own_command() + " top " + rank::reference_of(folder) + ")";
   } catch (const std::exception&) {
     return {};
   }
 }
 
-EndReport end_report(const fs::path& run_dir) noexcept {
+rank::EndReport end_report(const fs::path& run_dir) noexcept {
   try {
     const std::uintmax_t bytes = dump_bytes(run_dir / "profile");
     if (bytes == 0) return {};
@@ -117,16 +117,16 @@ EndReport end_report(const fs::path& run_dir) noexcept {
 }
 
 bool can_redraw(int fd) {
-  const Variables variables = process_variables();
+  const rank::Variables variables = rank::process_variables();
   const auto term = variables.find("TERM");
   return ::isatty(fd) != 0 && term != variables.end() && !term->second.empty() && term->second != "dumb";
 }
 
 analysis::TextOptions text_options(int fd) {
   analysis::TextOptions options;
-  if (const auto width = terminal_width(fd)) {
+  if (const auto width = rank::terminal_width(fd)) {
     options.width = std::clamp(*width, 60, 160);
-    options.color = can_redraw(fd) && !process_variables().contains("NO_COLOR");
+    options.color = can_redraw(fd) && !rank::process_variables().contains("NO_COLOR");
   }
   return options;
 }
@@ -135,4 +135,4 @@ std::string summary_text(const std::filesystem::path& run_dir, int fd) {
   return analysis::render_summary(analysis::summarize(run_dir), text_options(fd));
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

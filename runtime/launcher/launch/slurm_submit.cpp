@@ -15,7 +15,7 @@
 #include "dtrain/config/experiment.h"
 #include "dtrain/rank/screen.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 namespace {
 
 namespace fs = std::filesystem;
@@ -87,7 +87,7 @@ class SubmittedJob {
   Outcome follow(const fs::path& script) {
     Process sbatch = start(script);
     attempt_.task.add_process("sbatch", sbatch.pid());
-    LogTail tail;
+    rank::LogTail tail;
     tail.add(0, batch_output(attempt_.folder.path));
     const auto show = [this](int, std::string_view line) { attempt_.screen.line(line); };
     std::optional<ExitStatus> status;
@@ -129,7 +129,7 @@ class SubmittedJob {
   }
 
   void take_interrupts() {
-    while (const auto signal = attempt_.signals.next()) interrupt(signal_name(*signal), *signal);
+    while (const auto signal = attempt_.signals.next()) interrupt(rank::signal_name(*signal), *signal);
     for (const int kills = attempt_.task.kills(); kills_ < kills; ++kills_) interrupt("dtrain task kill", SIGINT);
   }
 
@@ -180,7 +180,7 @@ class SubmittedJob {
 
 }  // namespace
 
-std::string batch_script_of(const PlacedLaunch& placed, const Variables& variables) {
+std::string batch_script_of(const PlacedLaunch& placed, const rank::Variables& variables) {
   if (!needs_allocation(placed, variables)) return {};
   const fs::path& run_dir = placed.asked.run_dir;
   PlacedLaunch shown = placed;
@@ -199,13 +199,13 @@ Outcome submit_and_follow(const Attempt& attempt) {
   return SubmittedJob(attempt).follow(script);
 }
 
-bool is_job_of(const fs::path& run_dir, const Variables& variables) {
+bool is_job_of(const fs::path& run_dir, const rank::Variables& variables) {
   const auto token = variables.find("DTRAIN_SUBMITTED");
   return !run_dir.empty() && token != variables.end() && !slurm_job(variables).empty() &&
          trimmed_file(submission_file(run_dir)) == token->second;
 }
 
-std::string requeue_job(const RunFolder& folder, const Variables& variables) {
+std::string requeue_job(const rank::RunFolder& folder, const rank::Variables& variables) {
   const std::string job = slurm_job(variables);
   if (fs::exists(stop_file(folder.path))) return {};
   const std::string state = said_by({"scontrol", "show", "job", "--oneliner", job});
@@ -217,4 +217,4 @@ std::string requeue_job(const RunFolder& folder, const Variables& variables) {
          folder.path.string() + " lets the run go on";
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

@@ -27,7 +27,7 @@
 #include "dtrain/host/network.h"
 #include "dtrain/rank/libtorch.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 
 namespace {
 
@@ -370,8 +370,8 @@ void ProbeSession::greet(Time deadline) {
     if (!line.starts_with(probe::kGreeting)) continue;
     const Json greeting = Json::parse(line, nullptr, false);
     const std::string theirs = greeting.is_object() ? greeting.value("dtrain", "") : "";
-    if (theirs != version() || greeting.value("protocol", 0) != probe::kProtocol) {
-      throw ConfigError("host " + host_ + " has dtrain " + theirs + ", and this host " + version(),
+    if (theirs != rank::version() || greeting.value("protocol", 0) != probe::kProtocol) {
+      throw ConfigError("host " + host_ + " has dtrain " + theirs + ", and this host " + rank::version(),
                         "install the same version on all hosts, under the same path");
     }
     name_ = greeting.value("host", "");
@@ -396,7 +396,7 @@ void ProbeSession::greet(Time deadline) {
                       "`" + program_ + " " + host_ + " true` must work without a password or a question");
   }
   throw ConfigError("dtrain on host " + host_ + " ended with " + status->describe() + said,
-                    "is it another version? `" + dtrain + " version` there; here it is " + version());
+                    "is it another version? `" + dtrain + " version` there; here it is " + rank::version());
 }
 
 void ProbeSession::send(const Json& request) {
@@ -435,4 +435,4 @@ std::vector<Json> ask_all(std::vector<ProbeSession>& sessions, const Json& reque
   return ask_each(sessions, std::vector<Json>(sessions.size(), request), deadline);
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

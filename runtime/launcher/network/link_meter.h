@@ -19,7 +19,7 @@
 #include "dtrain/base/subprocess.h"
 #include "dtrain/comm/handshake.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 
 // The facts that both ends of a measurement know. `server` is the number of the host that is meant to answer: an
 // address that several hosts have must not be taken for another host.
@@ -165,4 +165,4 @@ std::vector<Json> ask_all(std::vector<ProbeSession>& sessions, const Json& reque
 std::vector<Json> ask_each(std::vector<ProbeSession>& sessions, const std::vector<Json>& requests,
                            ProbeSession::Time deadline);
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

@@ -15,7 +15,7 @@
 #include "dtrain/host/network.h"
 #include "network/link_meter.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 
 namespace {
 
@@ -67,22 +67,26 @@ std::string CommonNetwork::render() const {
 
 void sort_by_speed(std::vector<CommonNetwork>& networks) {
   // Repeatedly picks the fastest of the rest: "within a tenth of the best" is no ordering that a sort could use.
-  const auto measured = [](const CommonNetwork& one) { return one.usable() && one.figures.has_value(); };
+  const auto measured = [](const CommonNetwork& network) { return network.usable() && network.figures.has_value(); };
   std::stable_partition(networks.begin(), networks.end(), measured);
   const auto end = std::find_if_not(networks.begin(), networks.end(), measured);
   for (auto next = networks.begin(); next != end; ++next) {
     double best_rate = 0;
-    for (auto one = next; one != end; ++one) best_rate = std::max(best_rate, one->figures->bits_per_second);
-    const auto is_fast = [&](const CommonNetwork& one) { return one.figures->bits_per_second >= kAlike * best_rate; };
-    double best_trip = 0;
-    for (auto one = next; one != end; ++one) {
-      const auto trip = static_cast<double>(one->figures->round_trip.count());
-      if (is_fast(*one) && (best_trip == 0 || trip < best_trip)) best_trip = trip;
-    }
-    const auto is_best = [&](const CommonNetwork& one) {
-      return is_fast(one) && static_cast<double>(one.figures->round_trip.count()) * kAlike <= best_trip;
+    for (auto network = next; network != end; ++network)
+      best_rate = std::max(best_rate, network->figures->bits_per_second);
+    const auto is_fast = [&](const CommonNetwork& network) {
+      return network.figures->bits_per_second >= kAlike * best_rate;
     };
-    auto best = std::find_if(next, end, [&](const CommonNetwork& one) { return is_best(one) && !is_v6(one); });
+    double best_trip = 0;
+    for (auto network = next; network != end; ++network) {
+      const auto trip = static_cast<double>(network->figures->round_trip.count());
+      if (is_fast(*network) && (best_trip == 0 || trip < best_trip)) best_trip = trip;
+    }
+    const auto is_best = [&](const CommonNetwork& network) {
+      return is_fast(network) && static_cast<double>(network.figures->round_trip.count()) * kAlike <= best_trip;
+    };
+    auto best =
+        std::find_if(next, end, [&](const CommonNetwork& network) { return is_best(network) && !is_v6(network); });
     if (best == end) best = std::find_if(next, end, is_best);
     std::rotate(next, best, best + 1);
   }
@@ -90,8 +94,8 @@ void sort_by_speed(std::vector<CommonNetwork>& networks) {
 
 std::string several_networks_warning(const NetworkChoice& choice) {
   std::vector<std::string> usable;
-  for (const CommonNetwork& one : choice.networks) {
-    if (one.usable()) usable.push_back(one.describe());
+  for (const CommonNetwork& network : choice.networks) {
+    if (network.usable()) usable.push_back(network.describe());
   }
   if (usable.size() < 2) return {};
   return "the hosts have several networks in common: " + join(usable, ", ") + "; taken: " + usable.front() +
@@ -101,17 +105,18 @@ std::string several_networks_warning(const NetworkChoice& choice) {
 
 Json to_json(const NetworkChoice& choice) {
   Json networks = Json::array();
-  for (const CommonNetwork& one : choice.networks) {
+  for (const CommonNetwork& network : choice.networks) {
     Json ends = Json::array();
-    for (const NetworkEnd& end : one.ends) {
+    for (const NetworkEnd& end : network.ends) {
       Json row{{"host", end.host}, {"interface", end.interface}, {"address", end.address}};
       if (end.link_bits_per_second) row["link_bits_per_second"] = *end.link_bits_per_second;
       ends.push_back(std::move(row));
     }
-    Json row{{"interface", one.value()}, {"network", one.network.empty() ? Json() : Json(one.network)}};
-    row["bits_per_second"] = one.figures ? Json(one.figures->bits_per_second) : Json();
-    row["round_trip_us"] = one.figures ? Json(static_cast<double>(one.figures->round_trip.count()) / 1e3) : Json();
-    if (!one.problem.empty()) row["problem"] = one.problem;
+    Json row{{"interface", network.value()}, {"network", network.network.empty() ? Json() : Json(network.network)}};
+    row["bits_per_second"] = network.figures ? Json(network.figures->bits_per_second) : Json();
+    row["round_trip_us"] =
+        network.figures ? Json(static_cast<double>(network.figures->round_trip.count()) / 1e3) : Json();
+    if (!network.problem.empty()) row["problem"] = network.problem;
     row["hosts"] = std::move(ends);
     networks.push_back(std::move(row));
   }
@@ -120,10 +125,10 @@ Json to_json(const NetworkChoice& choice) {
 
 std::string render_network(const NetworkChoice& choice) {
   std::string text;
-  for (const CommonNetwork& one : choice.networks) {
+  for (const CommonNetwork& network : choice.networks) {
     text += text.empty() ? "network     " : "      or    ";
-    text += one.render();
-    if (&one == &choice.networks.front()) text += "; " + choice.reason;
+    text += network.render();
+    if (&network == &choice.networks.front()) text += "; " + choice.reason;
     text += "\n";
   }
   return text;
@@ -133,17 +138,17 @@ namespace {
 
 using host::InterfaceAddress;
 
-bool leads_outside(const InterfaceAddress& one) {
-  return !one.loopback && host::is_for_others(one);
+bool leads_outside(const InterfaceAddress& address) {
+  return !address.loopback && host::is_for_others(address);
 }
 
-bool is_v6(const InterfaceAddress& one) {
-  return one.address.find(':') != std::string::npos;
+bool is_v6(const InterfaceAddress& address) {
+  return address.address.find(':') != std::string::npos;
 }
 
-NetworkEnd end_of(const HostInterfaces& host, const InterfaceAddress& one) {
-  NetworkEnd end{.host = host.host, .interface = one.interface, .address = one.address};
-  if (const auto speed = host.speeds.find(one.interface); speed != host.speeds.end()) {
+NetworkEnd end_of(const HostInterfaces& host, const InterfaceAddress& address) {
+  NetworkEnd end{.host = host.host, .interface = address.interface, .address = address.address};
+  if (const auto speed = host.speeds.find(address.interface); speed != host.speeds.end()) {
     end.link_bits_per_second = speed->second;
   }
   return end;
@@ -172,9 +177,9 @@ CommonNetwork around(std::span<const HostInterfaces> hosts, const InterfaceAddre
   std::vector<NetworkEnd> ends;
   for (const HostInterfaces& host : hosts) {
     const std::vector<InterfaceAddress> addresses = outside_addresses(host);
-    const auto inside = std::find_if(addresses.begin(), addresses.end(), [&](const InterfaceAddress& one) {
-      const bool is_first = &host != hosts.data() || one.address == first.address;
-      const auto address = host::network_of(one.address);
+    const auto inside = std::find_if(addresses.begin(), addresses.end(), [&](const InterfaceAddress& other) {
+      const bool is_first = &host != hosts.data() || other.address == first.address;
+      const auto address = host::network_of(other.address);
       return is_first && address && network->contains(*address);
     });
     if (inside == addresses.end()) return result;
@@ -195,7 +200,8 @@ bool same_interfaces(const CommonNetwork& a, const CommonNetwork& b) {
 
 void add(std::vector<CommonNetwork>& all, CommonNetwork network) {
   if (network.ends.empty() || !all_differ(network)) return;
-  if (std::none_of(all.begin(), all.end(), [&](const CommonNetwork& one) { return same_interfaces(one, network); })) {
+  if (std::none_of(all.begin(), all.end(),
+                   [&](const CommonNetwork& known) { return same_interfaces(known, network); })) {
     all.push_back(std::move(network));
   }
 }
@@ -205,7 +211,7 @@ CommonNetwork named(std::span<const HostInterfaces> hosts, const std::string& in
   for (const HostInterfaces& host : hosts) {
     const std::vector<InterfaceAddress> addresses = outside_addresses(host);
     const auto found = std::find_if(addresses.begin(), addresses.end(),
-                                    [&](const InterfaceAddress& one) { return one.interface == interface; });
+                                    [&](const InterfaceAddress& address) { return address.interface == interface; });
     if (found == addresses.end()) return {};
     result.ends.push_back(end_of(host, *found));
   }
@@ -214,9 +220,9 @@ CommonNetwork named(std::span<const HostInterfaces> hosts, const std::string& in
 
 std::string what_it_has(const HostInterfaces& host) {
   std::vector<std::string> parts;
-  for (const InterfaceAddress& one : outside_addresses(host)) {
-    parts.push_back(one.interface + " (" + one.address + (one.prefix < 0 ? "" : "/" + std::to_string(one.prefix)) +
-                    ")");
+  for (const InterfaceAddress& address : outside_addresses(host)) {
+    parts.push_back(address.interface + " (" + address.address +
+                    (address.prefix < 0 ? "" : "/" + std::to_string(address.prefix)) + ")");
   }
   return host.host + " has " + (parts.empty() ? "no address but loopback" : join(parts, ", "));
 }
@@ -248,8 +254,8 @@ CommonNetwork inside(std::span<const HostInterfaces> hosts, const std::string& w
   CommonNetwork result{.network = network->text()};
   for (const HostInterfaces& host : hosts) {
     const std::vector<InterfaceAddress> addresses = outside_addresses(host);
-    const auto found = std::find_if(addresses.begin(), addresses.end(), [&](const InterfaceAddress& one) {
-      const auto address = host::network_of(one.address);
+    const auto found = std::find_if(addresses.begin(), addresses.end(), [&](const InterfaceAddress& entry) {
+      const auto address = host::network_of(entry.address);
       return address && network->contains(*address);
     });
     if (found == addresses.end()) {
@@ -266,8 +272,8 @@ std::vector<CommonNetwork> common_networks(std::span<const HostInterfaces> hosts
   std::vector<CommonNetwork> result;
   if (hosts.size() < 2) return result;
   const std::vector<InterfaceAddress> first = outside_addresses(hosts.front());
-  for (const InterfaceAddress& one : first) add(result, around(hosts, one));
-  for (const InterfaceAddress& one : first) add(result, named(hosts, one.interface));
+  for (const InterfaceAddress& address : first) add(result, around(hosts, address));
+  for (const InterfaceAddress& address : first) add(result, named(hosts, address.interface));
   return result;
 }
 
@@ -282,8 +288,8 @@ std::vector<CommonNetwork> wanted_networks(std::span<const HostInterfaces> hosts
     return all;
   }
   for (const HostInterfaces& host : hosts) {
-    const HostInterfaces* one = &host;
-    if (named({one, 1}, wanted).ends.empty()) {
+    const HostInterfaces* only = &host;
+    if (named({only, 1}, wanted).ends.empty()) {
       throw ConfigError(
           where + "host " + host.host + " has no interface '" + wanted + "' that is up and has an address",
           what_it_has(host));
@@ -292,15 +298,15 @@ std::vector<CommonNetwork> wanted_networks(std::span<const HostInterfaces> hosts
   CommonNetwork result = named(hosts, wanted);
   // If these interfaces are in a common network, the result names it.
   const auto known =
-      std::find_if(all.begin(), all.end(), [&](const CommonNetwork& one) { return same_interfaces(one, result); });
+      std::find_if(all.begin(), all.end(), [&](const CommonNetwork& known) { return same_interfaces(known, result); });
   if (known != all.end()) result = *known;
   return {checked(result, wanted, where)};
 }
 
 Json to_json(const HostInterfaces& interfaces) {
   Json addresses = Json::array();
-  for (const InterfaceAddress& one : interfaces.addresses) {
-    addresses.push_back(Json::array({one.interface, one.address, one.loopback, one.prefix}));
+  for (const InterfaceAddress& address : interfaces.addresses) {
+    addresses.push_back(Json::array({address.interface, address.address, address.loopback, address.prefix}));
   }
   Json speeds = Json::object();
   for (const auto& [name, speed] : interfaces.speeds) speeds[name] = speed;
@@ -309,9 +315,9 @@ Json to_json(const HostInterfaces& interfaces) {
 
 HostInterfaces interfaces_of(const Json& json) {
   HostInterfaces result;
-  for (const Json& one : json.at("addresses")) {
-    result.addresses.push_back(
-        {one.at(0).get<std::string>(), one.at(1).get<std::string>(), one.at(2).get<bool>(), one.at(3).get<int>()});
+  for (const Json& entry : json.at("addresses")) {
+    result.addresses.push_back({entry.at(0).get<std::string>(), entry.at(1).get<std::string>(), entry.at(2).get<bool>(),
+                                entry.at(3).get<int>()});
   }
   for (const auto& [name, speed] : json.at("speeds").items()) result.speeds[name] = speed.get<std::int64_t>();
   return result;
@@ -468,11 +474,11 @@ NetworkChoice choose_network(const NetworkRequest& request) {
   const std::string where = request.source + ": dtrain_network_interface: ";
   NetworkChoice choice{.networks = wanted_networks(hosts, request.wanted, where)};
   measure_networks(choice.networks, sessions);
-  const auto usable = static_cast<std::size_t>(std::count_if(choice.networks.begin(), choice.networks.end(),
-                                                             [](const CommonNetwork& one) { return one.usable(); }));
+  const auto usable = static_cast<std::size_t>(std::count_if(
+      choice.networks.begin(), choice.networks.end(), [](const CommonNetwork& network) { return network.usable(); }));
   if (usable == 0) {
     std::vector<std::string> lines;
-    for (const CommonNetwork& one : choice.networks) lines.push_back(one.describe() + ": " + one.problem);
+    for (const CommonNetwork& network : choice.networks) lines.push_back(network.describe() + ": " + network.problem);
     throw ConfigError(where + "no network joins the hosts: " + join(lines, "; "),
                       "open it in the firewalls between the hosts, or name another one");
   }
@@ -507,4 +513,4 @@ RemoteCommand over_srun() {
   };
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

@@ -14,7 +14,7 @@
 #include "dtrain/base/json.h"
 #include "dtrain/host/network.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 
 // One host's end of a network.
 struct NetworkEnd {
@@ -111,4 +111,4 @@ struct NetworkRequest {
 // interface. If the hosts have no network in common, it lists what each has; if none works, which hosts cannot connect.
 NetworkChoice choose_network(const NetworkRequest& request);
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

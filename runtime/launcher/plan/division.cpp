@@ -1,5 +1,3 @@
-#include "plan/division.h"
-
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
@@ -28,7 +26,7 @@
 #include "plan/launch_plan.h"
 #include "short_runs.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 
 namespace {
 
@@ -48,6 +46,13 @@ std::set<int> numbers_of_ranks(int cores, int nodes) {
     if (cores % number == 0 && number >= 2 * last) numbers.insert(last = number);
   }
   return numbers;
+}
+
+// "1 rank x 2 cores: 12.3 ms a batch (median of 150)", or the reason why the trial is left out.
+std::string trial_text(const DivisionTrial& trial) {
+  if (!trial.failure.empty()) return trial.text + ": left out, its trial failed: " + trial.failure;
+  if (trial.step_ms <= 0) return trial.text;
+  return fmt::format("{}: {:.3g} ms a batch (median of {})", trial.text, trial.step_ms, trial.steps);
 }
 
 }  // namespace
@@ -71,8 +76,8 @@ std::vector<DivisionTrial> divisions_to_try(const scheduler::ClusterAgent& agent
 
 const DivisionTrial* fastest_of(const std::vector<DivisionTrial>& trials) {
   const DivisionTrial* fastest = nullptr;
-  for (const DivisionTrial& one : trials) {
-    if (one.step_ms > 0 && (!fastest || one.step_ms < fastest->step_ms)) fastest = &one;
+  for (const DivisionTrial& trial : trials) {
+    if (trial.step_ms > 0 && (!fastest || trial.step_ms < fastest->step_ms)) fastest = &trial;
   }
   return fastest;
 }
@@ -82,12 +87,12 @@ Json to_json(const Division& division) {
                {"why", division.why},
                {"remembered", division.remembered},
                {"trials", Json::array()}};
-  for (const DivisionTrial& one : division.trials) {
-    json["trials"].push_back({{"slots", one.slots},
-                              {"text", one.text},
-                              {"step_ms", one.step_ms > 0 ? Json(one.step_ms) : Json()},
-                              {"steps", one.steps},
-                              {"failure", one.failure.empty() ? Json() : Json(one.failure)}});
+  for (const DivisionTrial& trial : division.trials) {
+    json["trials"].push_back({{"slots", trial.slots},
+                              {"text", trial.text},
+                              {"step_ms", trial.step_ms > 0 ? Json(trial.step_ms) : Json()},
+                              {"steps", trial.steps},
+                              {"failure", trial.failure.empty() ? Json() : Json(trial.failure)}});
   }
   return json;
 }
@@ -98,20 +103,14 @@ Division division_of(const Json& json) {
                     .why = json.at("why").get<std::string>(),
                     .remembered = json.at("remembered").get<bool>(),
                     .trials = {}};
-  for (const Json& one : json.at("trials")) {
-    division.trials.push_back({.slots = one.at("slots").get<int>(),
-                               .text = one.at("text").get<std::string>(),
-                               .step_ms = or_zero(one.at("step_ms")),
-                               .steps = one.at("steps").get<std::int64_t>(),
-                               .failure = one.at("failure").is_null() ? "" : one.at("failure").get<std::string>()});
+  for (const Json& trial : json.at("trials")) {
+    division.trials.push_back({.slots = trial.at("slots").get<int>(),
+                               .text = trial.at("text").get<std::string>(),
+                               .step_ms = or_zero(trial.at("step_ms")),
+                               .steps = trial.at("steps").get<std::int64_t>(),
+                               .failure = trial.at("failure").is_null() ? "" : trial.at("failure").get<std::string>()});
   }
   return division;
-}
-
-std::string trial_text(const DivisionTrial& trial) {
-  if (!trial.failure.empty()) return trial.text + ": left out, its trial failed: " + trial.failure;
-  if (trial.step_ms <= 0) return trial.text;
-  return fmt::format("{}: {:.3g} ms a batch (median of {})", trial.text, trial.step_ms, trial.steps);
 }
 
 std::string render_division(const Division& division) {
@@ -126,7 +125,7 @@ std::string render_division(const Division& division) {
     text += fmt::format("resources.slots_per_trial: auto takes {}, the fastest {}\n", division.slots,
                         division.remembered ? "by the figures of an earlier launch" : "by the figures of this launch");
   }
-  for (const DivisionTrial& one : division.trials) text += indent + trial_text(one) + "\n";
+  for (const DivisionTrial& trial : division.trials) text += indent + trial_text(trial) + "\n";
   if (division.slots > 0 && !division.trials.empty()) {
     text += fmt::format("{}resources.slots_per_trial: {} fixes it (another division gives other bits)\n", indent,
                         division.slots);
@@ -329,7 +328,7 @@ Json identity_of(const fs::path& file) {
 }
 
 // Returns everything on which the figures depend.
-Json division_key(const LaunchPlan& plan, const scheduler::ClusterAgent& agent, const Variables& variables) {
+Json division_key(const LaunchPlan& plan, const scheduler::ClusterAgent& agent, const rank::Variables& variables) {
   const Json experiment = config::to_json(plan.experiment);
   Json asked = Json::object();
   for (const char* name : {"entrypoint", "hyperparameters", "optimizations", "model", "loss", "metrics", "optimizer",
@@ -366,10 +365,10 @@ const scheduler::ClusterAgent& only_agent(const LaunchPlan& plan, const config::
                            " has launcher: " + config::to_string(plan.launcher().type));
   }
   std::vector<const scheduler::ClusterAgent*> agents;
-  for (const scheduler::ClusterAgent& one : plan.cluster.agents) {
-    const bool in_pool = one.agent.resource_pool == experiment.resources.resource_pool;
-    const config::AgentSlotType type = one.agent.slot_type;
-    if (in_pool && (type == plan.request.slot_type || type == config::AgentSlotType::kAuto)) agents.push_back(&one);
+  for (const scheduler::ClusterAgent& agent : plan.cluster.agents) {
+    const bool in_pool = agent.agent.resource_pool == experiment.resources.resource_pool;
+    const config::AgentSlotType type = agent.agent.slot_type;
+    if (in_pool && (type == plan.request.slot_type || type == config::AgentSlotType::kAuto)) agents.push_back(&agent);
   }
   if (agents.size() == 1) return *agents.front();
   refuse(experiment, "is for one agent, and the resource pool " + experiment.resources.resource_pool + " of " +
@@ -391,8 +390,8 @@ Division all_slots(const LaunchPlan& plan, const scheduler::ClusterAgent& agent)
 
 // Fills in the division, by trials if nothing is remembered. False: interrupted.
 bool settle_trials(Division& division, const LaunchPlan& plan, const scheduler::ClusterAgent& agent,
-                   const CompleteRequest& request, const Variables& variables) {
-  const Remembered remembered(cache_folder(variables), "divisions");
+                   const CompleteRequest& request, const rank::Variables& variables) {
+  const Remembered remembered(rank::cache_folder(variables), "divisions");
   const Json key = division_key(plan, agent, variables);
   if (const auto entry = remembered.find(key)) {
     try {
@@ -406,10 +405,11 @@ bool settle_trials(Division& division, const LaunchPlan& plan, const scheduler::
     }
   }
   if (request.dry_run) return true;
-  print("dtrain: " + std::string(kSlotsKey) + ": auto: trying " + std::to_string(division.trials.size()) +
-        " divisions of " + std::to_string(agent.slots.size()) + " cores with short runs\n");
-  if (!try_divisions(division.trials, request, [](const std::string& line) { print("dtrain: " + line + "\n"); })) {
-    print("dtrain: interrupted: the trials have ended, and nothing was started\n");
+  rank::print("dtrain: " + std::string(kSlotsKey) + ": auto: trying " + std::to_string(division.trials.size()) +
+              " divisions of " + std::to_string(agent.slots.size()) + " cores with short runs\n");
+  if (!try_divisions(division.trials, request,
+                     [](const std::string& line) { rank::print("dtrain: " + line + "\n"); })) {
+    rank::print("dtrain: interrupted: the trials have ended, and nothing was started\n");
     return false;
   }
   division.slots = fastest_of(division.trials)->slots;
@@ -424,18 +424,11 @@ bool settle_trials(Division& division, const LaunchPlan& plan, const scheduler::
   return true;
 }
 
-// Sets the request's division, and its number of ranks as an override. False: a signal has stopped the trials.
-bool choose_division(CompleteRequest& request, const Variables& variables) {
-  const config::Experiment experiment =
-      config::read_experiment(request.experiment_file, request.overrides, request.contents);
-  const Json* const before = request.continued ? &request.continued->plan : nullptr;
-  if (before && before->contains("division")) request.division = division_of(before->at("division"));
-  if (experiment.resources.slots_per_trial > 0) {
-    if (request.division && request.division->slots != experiment.resources.slots_per_trial) request.division.reset();
-    return true;
-  }
-  if (before) {
-    request.overrides.push_back(slots_override(before->at("world_size").get<int>()));
+}  // namespace
+
+bool choose_division(CompleteRequest& request, const config::Experiment& experiment, const rank::Variables& variables) {
+  if (request.continued) {
+    request.overrides.push_back(slots_override(request.continued->plan.at("world_size").get<int>()));
     return true;
   }
   CompleteRequest with_one = request;
@@ -464,27 +457,4 @@ bool choose_division(CompleteRequest& request, const Variables& variables) {
   return true;
 }
 
-}  // namespace
-
-std::optional<CompleteRequest> complete_request(const LaunchRequest& given, const Variables& variables) {
-  CompleteRequest request{given};
-  std::error_code code;
-  if (fs::is_fifo(given.experiment_file, code)) {
-    throw ConfigError(given.experiment_file.string() + " is a pipe, and a launch reads its experiment several times",
-                      "write it into a file, and launch that");
-  }
-  if (!given.continue_run.empty()) {
-    const ContinuedRun& run = request.continued.emplace(read_continued_run(given.continue_run));
-    find_checkpoint_folder(run.folder);  // a rank of another host may not see it
-    request.experiment_file = run.experiment_file;
-    request.contents = run.contents;
-    request.overrides = merge_overrides(run.overrides, given.overrides);
-    request.run_dir = run.folder.path;
-    if (request.cluster.empty()) request.cluster = run.cluster_file;
-  }
-  if (!request.contents.empty()) request.contents = fs::absolute(request.contents).lexically_normal();
-  if (!choose_division(request, variables)) return std::nullopt;
-  return request;
-}
-
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

@@ -13,7 +13,7 @@
 #include "machine_limits.h"
 #include "network/link_meter.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 namespace {
 
 using namespace std::chrono_literals;
@@ -27,37 +27,38 @@ struct HostOfRun {
   RanksOfHost ranks;
 };
 
-std::optional<int> threads_of_user(const LaunchPlan& plan, Variables variables) {
+std::optional<int> threads_of_user(const LaunchPlan& plan, rank::Variables variables) {
   for (const auto& [name, value] : plan.experiment.variables_of_ranks(plan.on_gpus())) variables[name] = value;
   return host::threads_of_user(variables);
 }
 
 // Returns the number of threads that libtorch takes in the rank's process; 0: its host decides.
-int threads_of(const LaunchPlan& plan, const RankPlacement& rank, const Variables& variables) {
+int threads_of(const LaunchPlan& plan, const rank::RankPlacement& rank, const rank::Variables& variables) {
   return threads_of_user(plan, variables).value_or(rank.threads);
 }
 
 // True unless the user has set the number of threads: only then may ranks try more than one thread for a core.
-bool may_try_siblings(const LaunchPlan& plan, const Variables& variables) {
+bool may_try_siblings(const LaunchPlan& plan, const rank::Variables& variables) {
   return !threads_of_user(plan, variables);
 }
 
 // Returns the hosts in the order of their first ranks.
-std::vector<HostOfRun> hosts_of_run(const PlacedLaunch& plan, const Variables& variables) {
+std::vector<HostOfRun> hosts_of_run(const PlacedLaunch& plan, const rank::Variables& variables) {
   std::vector<HostOfRun> hosts;
-  for (const RankPlacement& rank : plan.ranks) {
-    auto host = std::find_if(hosts.begin(), hosts.end(), [&](const HostOfRun& one) { return one.name == rank.host; });
+  for (const rank::RankPlacement& rank : plan.ranks) {
+    auto host =
+        std::find_if(hosts.begin(), hosts.end(), [&](const HostOfRun& known) { return known.name == rank.host; });
     if (host == hosts.end()) {
-      HostOfRun one{.name = rank.host, .remote = rank.host == plan.host ? "" : rank.host, .ranks = {}};
-      one.ranks.threads = threads_of(plan, rank, variables);
-      one.ranks.most_threads = may_try_siblings(plan, variables) ? rank.most_threads : one.ranks.threads;
-      one.ranks.ranks = 0;
-      one.ranks.program = plan.command.front();
+      HostOfRun new_host{.name = rank.host, .remote = rank.host == plan.host ? "" : rank.host, .ranks = {}};
+      new_host.ranks.threads = threads_of(plan, rank, variables);
+      new_host.ranks.most_threads = may_try_siblings(plan, variables) ? rank.most_threads : new_host.ranks.threads;
+      new_host.ranks.ranks = 0;
+      new_host.ranks.program = plan.command.front();
       if (const scheduler::ClusterAgent* agent = plan.find_agent(rank.agent)) {
-        one.ranks.of_cores = agent->of_cores;
-        one.ranks.slots = agent->of_cores ? 0 : agent->agent.slots;
+        new_host.ranks.of_cores = agent->of_cores;
+        new_host.ranks.slots = agent->of_cores ? 0 : agent->agent.slots;
       }
-      hosts.push_back(std::move(one));
+      hosts.push_back(std::move(new_host));
       host = hosts.end() - 1;
     }
     ++host->ranks.ranks;
@@ -88,13 +89,13 @@ std::vector<Asked> ask_others(const std::vector<HostOfRun>& hosts, const RemoteC
     }
   }
   const auto deadline = std::chrono::steady_clock::now() + kHostGreets;
-  std::erase_if(asked, [&](Asked& one) {
+  std::erase_if(asked, [&](Asked& ask) {
     try {
-      one.session.greet(deadline);
-      one.session.send({{"do", probe::kLimits}, {"ranks", to_json(one.host->ranks)}});
+      ask.session.greet(deadline);
+      ask.session.send({{"do", probe::kLimits}, {"ranks", to_json(ask.host->ranks)}});
       return false;
     } catch (const Error& error) {
-      results[one.host->name].failure = error.what();
+      results[ask.host->name].failure = error.what();
       return true;
     }
   });
@@ -103,10 +104,10 @@ std::vector<Asked> ask_others(const std::vector<HostOfRun>& hosts, const RemoteC
 
 void hear(std::vector<Asked>& asked, std::map<std::string, MachineLimits>& results) {
   const auto deadline = std::chrono::steady_clock::now() + kHostMeasures;
-  for (Asked& one : asked) {
-    MachineLimits& result = results[one.host->name];
+  for (Asked& ask : asked) {
+    MachineLimits& result = results[ask.host->name];
     try {
-      const Json answer = one.session.receive(deadline);
+      const Json answer = ask.session.receive(deadline);
       if (answer.contains("error")) throw Error(answer.value("error", ""));
       result = machine_limits_of(answer);
     } catch (const std::exception& error) {
@@ -126,9 +127,9 @@ std::string measured_text(const std::string& host, bool here, const MachineLimit
 
 // Sets the ranks' threads to the number of the limits, and says why.
 void choose_threads(PlacedLaunch& plan, const std::string& host, const profile::RankLimits& limits,
-                    const Variables& variables) {
+                    const rank::Variables& variables) {
   if (!may_try_siblings(plan, variables) || limits.gflops_by_threads.size() < 2) return;
-  for (RankPlacement& rank : plan.ranks) {
+  for (rank::RankPlacement& rank : plan.ranks) {
     if (rank.host == host) rank.threads = limits.threads;
   }
   const auto [cores, rate] = *limits.gflops_by_threads.begin();
@@ -142,12 +143,12 @@ void choose_threads(PlacedLaunch& plan, const std::string& host, const profile::
 
 // Returns the reason for the number of threads while no limits are known. Puts the user's own number into the
 // placement.
-std::string threads_before_measuring(PlacedLaunch& plan, const Variables& variables) {
+std::string threads_before_measuring(PlacedLaunch& plan, const rank::Variables& variables) {
   if (!may_try_siblings(plan, variables)) {
-    for (RankPlacement& rank : plan.ranks) rank.threads = threads_of(plan, rank, variables);
+    for (rank::RankPlacement& rank : plan.ranks) rank.threads = threads_of(plan, rank, variables);
     return "OMP_NUM_THREADS is set";
   }
-  const auto has_siblings = [](const RankPlacement& rank) { return rank.most_threads > rank.threads; };
+  const auto has_siblings = [](const rank::RankPlacement& rank) { return rank.most_threads > rank.threads; };
   const bool siblings = std::any_of(plan.ranks.begin(), plan.ranks.end(), has_siblings);
   return siblings ? "one thread per core; whether a thread on each logical CPU is faster was not measured"
                   : "one thread per core";
@@ -155,7 +156,7 @@ std::string threads_before_measuring(PlacedLaunch& plan, const Variables& variab
 
 }  // namespace
 
-void recall_threads(PlacedLaunch& plan, const Variables& variables) {
+void recall_threads(PlacedLaunch& plan, const rank::Variables& variables) {
   plan.why_threads = threads_before_measuring(plan, variables);
   if (plan.on_gpus()) return;
   for (const HostOfRun& host : hosts_of_run(plan, variables)) {
@@ -165,7 +166,7 @@ void recall_threads(PlacedLaunch& plan, const Variables& variables) {
   }
 }
 
-void settle_limits(PlacedLaunch& plan, const RemoteCommand& remote, const Variables& variables,
+void settle_limits(PlacedLaunch& plan, const RemoteCommand& remote, const rank::Variables& variables,
                    const std::function<void(const std::string&)>& say) {
   plan.limits.clear();
   plan.why_threads = threads_before_measuring(plan, variables);
@@ -201,4 +202,4 @@ void settle_limits(PlacedLaunch& plan, const RemoteCommand& remote, const Variab
   }
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

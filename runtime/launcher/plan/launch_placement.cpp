@@ -16,7 +16,7 @@
 #include "dtrain/scheduler/core_groups.h"
 #include "entrypoint.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 
 namespace {
 
@@ -37,9 +37,9 @@ int gpus_before(const scheduler::ClusterAgent& agent, const LaunchPlan& plan) {
 scheduler::Machine machine_with_gpus() {
   scheduler::Machine machine;
   machine.look_at_gpus = [](std::vector<std::string>& warnings) {
-    const auto seen = look_at_gpus(kGpuPatienceOfRuns);
+    const auto seen = rank::look_at_gpus(rank::kGpuPatienceOfRuns);
     if (!seen) {
-      warnings.push_back("NVIDIA's driver does not answer within " + std::to_string(kGpuPatienceOfRuns.count()) +
+      warnings.push_back("NVIDIA's driver does not answer within " + std::to_string(rank::kGpuPatienceOfRuns.count()) +
                          " s, so this machine's GPUs are no slots; dmesg says why");
       return std::vector<host::GpuInfo>();
     }
@@ -49,9 +49,9 @@ scheduler::Machine machine_with_gpus() {
   return machine;
 }
 
-Variables gpu_variables(const PlacedLaunch& placed) {
+rank::Variables gpu_variables(const PlacedLaunch& placed) {
   std::vector<std::string> gpus;
-  for (const RankPlacement& rank : placed.ranks) {
+  for (const rank::RankPlacement& rank : placed.ranks) {
     if (rank.host == placed.host && rank.gpu) gpus.push_back(rank.gpu->id());
   }
   return {{"CUDA_VISIBLE_DEVICES", join(gpus, ",")}, {"CUDA_DEVICE_ORDER", "PCI_BUS_ID"}};
@@ -60,7 +60,7 @@ Variables gpu_variables(const PlacedLaunch& placed) {
 std::string gpus_variable(const PlacedLaunch& placed) {
   std::map<std::string, std::size_t> hosts;
   std::vector<std::string> parts;
-  for (const RankPlacement& rank : placed.ranks) {
+  for (const rank::RankPlacement& rank : placed.ranks) {
     const std::size_t host = hosts.try_emplace(rank.host, hosts.size()).first->second;
     const auto* const agent = placed.find_agent(rank.agent);
     const int before = agent ? gpus_before(*agent, placed) : 0;
@@ -78,7 +78,7 @@ scheduler::Claim first_slots(const scheduler::Placement& placement, std::span<co
   scheduler::Claim claim;
   for (const scheduler::AgentShare& share : placement) {
     const auto agent =
-        std::find_if(agents.begin(), agents.end(), [&](const auto& one) { return one.id == share.agent; });
+        std::find_if(agents.begin(), agents.end(), [&](const auto& slots) { return slots.id == share.agent; });
     if (!agent->cores.empty()) {
       claim.push_back(scheduler::share_of_cores(*agent, request, share.slots, agent->cores));
       continue;
@@ -96,7 +96,7 @@ const scheduler::ClusterAgent& agent_named(const std::string& id, const ChosenSl
 }
 
 scheduler::ClusterAgents cluster_for(const config::Experiment& experiment, config::AgentSlotType slot_default,
-                                     const std::filesystem::path& file, Variables variables,
+                                     const std::filesystem::path& file, rank::Variables variables,
                                      const scheduler::Machine& machine) {
   // The ranks' own variables decide which GPUs they see.
   for (const auto& [name, value] : experiment.variables_of_ranks(true)) {
@@ -125,9 +125,9 @@ config::AgentSlotType asked_slot_type(const config::Experiment& experiment) {
 config::AgentSlotType decide_slot_type(const config::Experiment& experiment, const scheduler::ClusterAgents& cluster) {
   const config::AgentSlotType asked = asked_slot_type(experiment);
   if (asked != config::AgentSlotType::kAuto) return asked;
-  const bool has_gpus = std::any_of(cluster.agents.begin(), cluster.agents.end(), [&](const auto& one) {
-    return one.agent.resource_pool == experiment.resources.resource_pool &&
-           one.agent.slot_type == config::AgentSlotType::kCuda;
+  const bool has_gpus = std::any_of(cluster.agents.begin(), cluster.agents.end(), [&](const auto& agent) {
+    return agent.agent.resource_pool == experiment.resources.resource_pool &&
+           agent.agent.slot_type == config::AgentSlotType::kCuda;
   });
   return has_gpus ? config::AgentSlotType::kCuda : config::AgentSlotType::kCpu;
 }
@@ -172,7 +172,7 @@ scheduler::SlotRequest slot_request(const config::Experiment& experiment, const 
 
 // True if an experiment that fits on no GPUs would fit on cores.
 bool fits_on_cores(const config::Experiment& experiment, const std::filesystem::path& cluster_file,
-                   const Variables& variables, const scheduler::Machine& machine) {
+                   const rank::Variables& variables, const scheduler::Machine& machine) {
   constexpr auto kCpu = config::AgentSlotType::kCpu;
   const scheduler::ClusterAgents cluster = cluster_for(experiment, kCpu, cluster_file, variables, machine);
   const scheduler::SlotRequest request = slot_request(experiment, cluster.cluster.scheduler, kCpu);
@@ -182,14 +182,16 @@ bool fits_on_cores(const config::Experiment& experiment, const std::filesystem::
 // Returns the reason why libtorch cannot use the GPUs that were chosen for ranks on this machine. Empty: it can use
 // them, or the launcher is not local.
 std::string why_no_cuda_here(const config::Experiment& experiment, const ChosenSlots& chosen,
-                             const Variables& variables) {
+                             const rank::Variables& variables) {
   if (!chosen.on_gpus() || chosen.launcher().type != config::LauncherType::kLocal) return {};
-  Variables of_a_rank = variables;
+  rank::Variables of_a_rank = variables;
   for (const auto& [name, value] : experiment.variables_of_ranks(true)) of_a_rank[name] = value;
   const std::filesystem::path program = find_entrypoint(experiment, variables);
-  const std::string library_path = find_libraries(program, of_a_rank);
+  const std::string library_path = rank::find_libraries(program, of_a_rank);
   const auto given = of_a_rank.find("LD_LIBRARY_PATH");
-  return why_no_cuda(program, !library_path.empty() ? library_path : given == of_a_rank.end() ? "" : given->second);
+  return rank::why_no_cuda(program, !library_path.empty()      ? library_path
+                                    : given == of_a_rank.end() ? ""
+                                                               : given->second);
 }
 
 std::vector<std::vector<int>> cpus_of(const std::vector<host::Core>& cores) {
@@ -215,7 +217,7 @@ void check_slots_have_cores(const ChosenSlots& chosen, const scheduler::Placemen
 }
 
 // Keeps only the first cores of a rank's slot, if cores_per_slot gives their number.
-void keep_first_cores(RankPlacement& rank, const LaunchPlan& plan) {
+void keep_first_cores(rank::RankPlacement& rank, const LaunchPlan& plan) {
   const int wanted = plan.request.cores_per_slot;
   if (wanted == 0 || rank.cpus.empty()) return;
   rank.cpus = scheduler::first_cores(cpus_of(plan.cluster.cores), rank.cpus, wanted);
@@ -226,21 +228,21 @@ void keep_first_cores(RankPlacement& rank, const LaunchPlan& plan) {
 }
 
 // Copies cores, threads and GPU of the rank's slot, if the slot is on this machine.
-void take_slot(RankPlacement& rank, const LaunchPlan& plan, const scheduler::ClusterAgent& agent) {
+void take_slot(rank::RankPlacement& rank, const LaunchPlan& plan, const scheduler::ClusterAgent& agent) {
   const auto slot = std::find_if(agent.slots.begin(), agent.slots.end(),
-                                 [&](const scheduler::ClusterSlot& one) { return one.index == rank.slot; });
+                                 [&](const scheduler::ClusterSlot& candidate) { return candidate.index == rank.slot; });
   if (slot == agent.slots.end()) return;
   rank.cpus = slot->cpus;
   rank.cores = slot->cores;
   rank.threads = slot->threads;
   rank.most_threads = slot->most_threads;
-  if (slot->is_gpu()) rank.gpu = PlacedGpu{slot->gpu, slot->gpu_uuid, slot->gpu_name};
+  if (slot->is_gpu()) rank.gpu = rank::PlacedGpu{slot->gpu, slot->gpu_uuid, slot->gpu_name};
   keep_first_cores(rank, plan);
 }
 
 // Sets the cores of slot `i` of the share if the cgroup grants less time than cores: the kernel chooses which cores
 // spend the time, so a slot keeps within a node that has a core for each of its threads.
-void take_limited_cores(RankPlacement& rank, const scheduler::ClusterAgents& cluster,
+void take_limited_cores(rank::RankPlacement& rank, const scheduler::ClusterAgents& cluster,
                         const scheduler::ClusterAgent& agent, const scheduler::ClaimedShare& share, std::size_t i) {
   std::set<int> claimed;
   for (const std::vector<int>& numbers : share.cores) {
@@ -263,8 +265,9 @@ void take_limited_cores(RankPlacement& rank, const scheduler::ClusterAgents& clu
 }
 
 // Sets the cores of slot `i` of the share. If there are more slots than cores, they share cores, down to logical CPUs.
-void take_cores(RankPlacement& rank, const scheduler::SlotRequest& request, const scheduler::ClusterAgents& cluster,
-                const scheduler::ClusterAgent& agent, const scheduler::ClaimedShare& share, std::size_t i) {
+void take_cores(rank::RankPlacement& rank, const scheduler::SlotRequest& request,
+                const scheduler::ClusterAgents& cluster, const scheduler::ClusterAgent& agent,
+                const scheduler::ClaimedShare& share, std::size_t i) {
   const std::vector<int>& numbers = share.cores[i];
   if (!agent.here) {  // `dtrain start-rank` finds them on their host
     rank.cores = static_cast<int>(numbers.size());
@@ -293,11 +296,11 @@ void take_cores(RankPlacement& rank, const scheduler::SlotRequest& request, cons
 
 // Gives all ranks as many threads as the rank with the fewest: with unlike numbers they would wait for each other, and
 // the bits of a run would depend on which rank has which cores.
-void make_threads_alike(std::vector<RankPlacement>& ranks) {
+void make_threads_alike(std::vector<rank::RankPlacement>& ranks) {
   std::vector<host::RankThreads> threads;
-  for (const RankPlacement& rank : ranks) threads.push_back({rank.threads, rank.most_threads});
+  for (const rank::RankPlacement& rank : ranks) threads.push_back({rank.threads, rank.most_threads});
   const host::RankThreads least = host::threads_of_all(threads);
-  for (RankPlacement& rank : ranks) {
+  for (rank::RankPlacement& rank : ranks) {
     if (rank.threads == 0) continue;
     rank.threads = least.threads;
     rank.most_threads = least.most_threads;
@@ -308,16 +311,16 @@ void make_threads_alike(std::vector<RankPlacement>& ranks) {
 // process. With other launchers than local the ranks look themselves, each on its host.
 void check_gpus_are_free(PlacedLaunch& placed) {
   if (!placed.on_gpus() || placed.launcher().type != config::LauncherType::kLocal) return;
-  const auto is_here = [](const RankPlacement& rank) { return rank.gpu && rank.gpu->index >= 0; };
+  const auto is_here = [](const rank::RankPlacement& rank) { return rank.gpu && rank.gpu->index >= 0; };
   if (std::none_of(placed.ranks.begin(), placed.ranks.end(), is_here)) return;
-  const auto setups = look_at_gpu_setups(kGpuPatienceOfRuns);
+  const auto setups = rank::look_at_gpu_setups(rank::kGpuPatienceOfRuns);
   if (!setups) return;
-  for (const RankPlacement& rank : placed.ranks) {
+  for (const rank::RankPlacement& rank : placed.ranks) {
     if (!is_here(rank)) continue;
     const auto setup = std::find_if(setups->gpus.begin(), setups->gpus.end(),
-                                    [&](const host::GpuSetup& one) { return one.index == rank.gpu->index; });
+                                    [&](const host::GpuSetup& gpu) { return gpu.index == rank.gpu->index; });
     if (setup == setups->gpus.end()) continue;
-    const GpuUse use = use_of_gpu(*setup, text_of(*rank.gpu), {});
+    const rank::GpuUse use = rank::use_of_gpu(*setup, text_of(*rank.gpu), {});
     if (!use.refusal.empty()) throw ConfigError(use.refusal, use.remedy);
     if (!use.warning.empty()) placed.warnings.push_back(use.warning);
   }
@@ -341,15 +344,15 @@ void settle_network(PlacedLaunch& placed, const RemoteCommand& remote) {
 
 }  // namespace
 
-std::vector<RankPlacement> ranks_on(const LaunchPlan& plan, const scheduler::Claim& claim) {
-  std::vector<RankPlacement> ranks;
+std::vector<rank::RankPlacement> ranks_on(const LaunchPlan& plan, const scheduler::Claim& claim) {
+  std::vector<rank::RankPlacement> ranks;
   for (const scheduler::ClaimedShare& share : claim) {
     const scheduler::ClusterAgent& agent = agent_named(share.agent, plan);
     for (std::size_t i = 0; i < share.slots.size(); ++i) {
-      RankPlacement rank{.rank = static_cast<int>(ranks.size()),
-                         .host = agent.here ? plan.host : agent.agent.host,
-                         .agent = share.agent,
-                         .slot = share.slots[i]};
+      rank::RankPlacement rank{.rank = static_cast<int>(ranks.size()),
+                               .host = agent.here ? plan.host : agent.agent.host,
+                               .agent = share.agent,
+                               .slot = share.slots[i]};
       if (share.cores.empty()) {
         take_slot(rank, plan, agent);
       } else {
@@ -369,11 +372,11 @@ const scheduler::ClusterAgent* ChosenSlots::find_agent(const std::string& id) co
 }
 
 bool PlacedLaunch::is_on_this_host() const {
-  return std::all_of(ranks.begin(), ranks.end(), [this](const RankPlacement& rank) { return rank.host == host; });
+  return std::all_of(ranks.begin(), ranks.end(), [this](const rank::RankPlacement& rank) { return rank.host == host; });
 }
 
 ChosenSlots choose_slots(const config::Experiment& experiment, const std::filesystem::path& cluster_file,
-                         const Variables& variables, const std::optional<scheduler::Machine>& given) {
+                         const rank::Variables& variables, const std::optional<scheduler::Machine>& given) {
   const scheduler::Machine machine = given ? *given : machine_with_gpus();
   ChosenSlots chosen;
   const auto choose = [&](const config::Experiment& wanted) {
@@ -412,7 +415,7 @@ ChosenSlots choose_slots(const config::Experiment& experiment, const std::filesy
   return chosen;
 }
 
-PlacedLaunch place_launch(const LaunchPlan& plan, const scheduler::Claim& claim, const Variables& variables,
+PlacedLaunch place_launch(const LaunchPlan& plan, const scheduler::Claim& claim, const rank::Variables& variables,
                           const LookAtHosts* look, const KeysOfRun& of_run) {
   PlacedLaunch placed{plan, of_run};
   for (const scheduler::ClaimedShare& share : claim) {
@@ -433,12 +436,12 @@ void check_can_start(const PlacedLaunch& placed) {
   const bool by_mpi = placed.launcher().type == config::LauncherType::kMpi;
   if (placed.is_on_this_host() && (by_mpi || placed.world_size() > 1)) host::check_loopback();
   if (by_mpi) {
-    if (!find_program("mpirun", {}, process_variables()).empty()) return;
+    if (!rank::find_program("mpirun", {}, rank::process_variables()).empty()) return;
     throw ConfigError(placed.cluster.source + ": launcher: mpi needs mpirun, which is not in PATH",
                       "install Open MPI on every host (apt install openmpi-bin)");
   }
   if (placed.launcher().type == config::LauncherType::kSlurm) {
-    if (!find_program("srun", {}, process_variables()).empty()) return;
+    if (!rank::find_program("srun", {}, rank::process_variables()).empty()) return;
     throw ConfigError(placed.cluster.source + ": launcher: slurm needs srun and sbatch, which are not in PATH",
                       "install Slurm's commands (apt install slurm-client), or start it where they are");
   }
@@ -452,7 +455,7 @@ void check_can_start(const PlacedLaunch& placed) {
 }
 
 scheduler::ClusterAgents find_cluster(const std::filesystem::path& given) {
-  return scheduler::find_cluster(given, process_variables(), {}, machine_with_gpus());
+  return scheduler::find_cluster(given, rank::process_variables(), {}, machine_with_gpus());
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

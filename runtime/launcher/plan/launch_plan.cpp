@@ -10,12 +10,13 @@
 #include "dtrain/config/experiment.h"
 #include "dtrain/host/network.h"
 #include "dtrain/host/rank_threads.h"
+#include "dtrain/rank/checkpoint_folder.h"
 #include "dtrain/rank/gpus_seen.h"
 #include "dtrain/rank/libtorch.h"
 #include "dtrain/rank/model_files.h"
 #include "entrypoint.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 namespace {
 
 namespace fs = std::filesystem;
@@ -31,7 +32,7 @@ std::string slots_text(const PlacedLaunch& placed) {
     for (const scheduler::ClusterSlot& unit : agent.slots) cores += agent.of_cores ? std::max(1, unit.cores) : 0;
   }
   if (cores == 0) return std::to_string(placed.world_size()) + " of " + std::to_string(all);
-  const std::string text = slots_and_cores(placed.ranks) + ", of " + std::to_string(cores);
+  const std::string text = rank::slots_and_cores(placed.ranks) + ", of " + std::to_string(cores);
   return std::cmp_less(units, cores) ? text + "; " + std::to_string(units) + " may be used at once" : text;
 }
 
@@ -44,7 +45,7 @@ bool is_of_cores(const LaunchPlan& plan) {
 // True if a rank has more logical CPUs than cores.
 bool has_siblings(const PlacedLaunch& placed) {
   return std::any_of(placed.ranks.begin(), placed.ranks.end(),
-                     [](const RankPlacement& rank) { return std::cmp_greater(rank.cpus.size(), rank.cores); });
+                     [](const rank::RankPlacement& rank) { return std::cmp_greater(rank.cpus.size(), rank.cores); });
 }
 
 // True if length and batch size are those of a script's own loop (`dtrain run`).
@@ -71,20 +72,20 @@ std::string batch_text(const PlacedLaunch& placed) {
 }
 
 // Returns the name of a MIG instance, or the number of any other GPU.
-std::string gpu_text(const PlacedGpu& gpu) {
+std::string gpu_text(const rank::PlacedGpu& gpu) {
   return gpu.index >= 0 ? std::to_string(gpu.index) : gpu.uuid;
 }
 
 std::string render_ranks(const PlacedLaunch& placed) {
   std::size_t width = 8;
-  for (const RankPlacement& rank : placed.ranks) width = std::max(width, ranges_text(rank.cpus).size());
+  for (const rank::RankPlacement& rank : placed.ranks) width = std::max(width, ranges_text(rank.cpus).size());
   std::string cpus_title = "cpus";
   cpus_title.resize(width, ' ');
   std::string text =
       std::string("rank  host              ") + (placed.on_gpus() ? "gpu   " : "") + cpus_title + "  threads";
   const bool has_batch = !is_of_script(placed.experiment);
   text += has_batch ? "  batch\n" : "\n";
-  for (const RankPlacement& rank : placed.ranks) {
+  for (const rank::RankPlacement& rank : placed.ranks) {
     char head[256];
     std::snprintf(head, sizeof head, "%4d  %-16s  ", rank.rank, rank.host.c_str());
     char gpu[256] = "";
@@ -136,11 +137,11 @@ int cpus_of_slots(const config::Resources& resources, const scheduler::ClusterAg
 
 // Returns a warning if there are more slots but no larger batch than without the overrides, or than in the last run of
 // this name under ./runs; else empty.
-std::string scaling_advice(const LaunchPlan& plan, const std::vector<RankPlacement>& ranks) {
+std::string scaling_advice(const LaunchPlan& plan, const std::vector<rank::RankPlacement>& ranks) {
   const config::Experiment& experiment = plan.experiment;
   if (is_of_script(experiment)) return {};  // the batch is not known yet
   std::vector<std::vector<int>> bound;
-  for (const RankPlacement& rank : ranks) bound.push_back(rank.cpus);
+  for (const rank::RankPlacement& rank : ranks) bound.push_back(rank.cpus);
   const config::BatchAndSlots now{experiment.global_batch_size, static_cast<int>(ranks.size()), count_cpus(bound)};
   if (!plan.asked.overrides.empty()) {
     try {
@@ -154,7 +155,7 @@ std::string scaling_advice(const LaunchPlan& plan, const std::vector<RankPlaceme
     }
   }
   try {
-    const RunFolder last = find_run(experiment.name);
+    const rank::RunFolder last = rank::find_run(experiment.name);
     const Json before = read_json(last.plan());
     if (before.at("name") != experiment.name) return {};
     bound.clear();
@@ -168,32 +169,60 @@ std::string scaling_advice(const LaunchPlan& plan, const std::vector<RankPlaceme
 
 }  // namespace
 
-LaunchPlan make_launch_plan(const CompleteRequest& request, const Variables& variables) {
+std::optional<CompleteRequest> complete_request(const LaunchRequest& given, const rank::Variables& variables) {
+  CompleteRequest request{given};
+  std::error_code code;
+  if (fs::is_fifo(given.experiment_file, code)) {
+    throw ConfigError(given.experiment_file.string() + " is a pipe, and a launch reads its experiment several times",
+                      "write it into a file, and launch that");
+  }
+  if (!given.continue_run.empty()) {
+    const rank::ContinuedRun& run = request.continued.emplace(rank::read_continued_run(given.continue_run));
+    rank::find_checkpoint_folder(run.folder);  // a rank of another host may not see it
+    request.experiment_file = run.experiment_file;
+    request.contents = run.contents;
+    request.overrides = rank::merge_overrides(run.overrides, given.overrides);
+    request.run_dir = run.folder.path;
+    if (request.cluster.empty()) request.cluster = run.cluster_file;
+  }
+  if (!request.contents.empty()) request.contents = fs::absolute(request.contents).lexically_normal();
+  const config::Experiment experiment =
+      config::read_experiment(request.experiment_file, request.overrides, request.contents);
+  const int slots = experiment.resources.slots_per_trial;
+  if (request.continued && request.continued->plan.contains("division")) {
+    request.division = division_of(request.continued->plan.at("division"));
+    if (slots > 0 && request.division->slots != slots) request.division.reset();
+  }
+  if (slots <= 0 && !choose_division(request, experiment, variables)) return std::nullopt;
+  return request;
+}
+
+LaunchPlan make_launch_plan(const CompleteRequest& request, const rank::Variables& variables) {
   LaunchPlan plan;
   plan.asked = request;
   plan.experiment = config::read_experiment(request.experiment_file, request.overrides, request.contents);
   const config::Experiment& experiment = plan.experiment;
-  check_model_files(experiment);
-  check_mock(request.mock, experiment.resources.slots_per_trial);
+  rank::check_model_files(experiment);
+  rank::check_mock(request.mock, experiment.resources.slots_per_trial);
   plan.host = host::host_identity().name;
   plan.split = config::split_batch(experiment.global_batch_size, experiment.resources.slots_per_trial);
   const auto warn = [&](const std::string& text) {
     if (!text.empty()) plan.warnings.push_back(text);
   };
   warn(plan.split.warning);
-  if (request.mock.any()) warn(mock_text(request.mock));
+  if (request.mock.any()) warn(rank::mock_text(request.mock));
   static_cast<ChosenSlots&>(plan) = choose_slots(experiment, request.cluster, variables, request.machine);
   plan.warnings.insert(plan.warnings.end(), plan.cluster.warnings.begin(), plan.cluster.warnings.end());
-  const std::vector<RankPlacement> ranks = ranks_on(plan, plan.first_slots);
-  const auto is_here = [](const RankPlacement& rank) { return !rank.cpus.empty(); };
+  const std::vector<rank::RankPlacement> ranks = ranks_on(plan, plan.first_slots);
+  const auto is_here = [](const rank::RankPlacement& rank) { return !rank.cpus.empty(); };
   if (!plan.on_gpus() && std::any_of(ranks.begin(), ranks.end(), is_here)) {
-    plan.unused_gpus = find_unused_gpus(experiment, variables);
+    plan.unused_gpus = rank::find_unused_gpus(experiment, variables);
   }
   if (!plan.unused_gpus.empty()) {
-    warn(unused_gpus_warning(plan.unused_gpus, plan.why_no_cuda.empty()
-                                                   ? "the resource pool " + plan.request.resource_pool + " of " +
-                                                         plan.cluster.source + " has no GPU slots"
-                                                   : plan.why_no_cuda));
+    warn(rank::unused_gpus_warning(plan.unused_gpus, plan.why_no_cuda.empty()
+                                                         ? "the resource pool " + plan.request.resource_pool + " of " +
+                                                               plan.cluster.source + " has no GPU slots"
+                                                         : plan.why_no_cuda));
   }
   if (!plan.on_gpus()) warn(unused_rules_warning(experiment));
   warn(scaling_advice(plan, ranks));
@@ -223,18 +252,18 @@ LaunchPlan make_launch_plan(const CompleteRequest& request, const Variables& var
   }
   if (request.mock.any()) add("--mock", to_string(request.mock));
 
-  Variables of_a_rank = variables;
+  rank::Variables of_a_rank = variables;
   for (const auto& [name, value] : experiment.variables_of_ranks(plan.on_gpus())) of_a_rank[name] = value;
-  plan.library_path = find_libraries(plan.command.front(), of_a_rank);
+  plan.library_path = rank::find_libraries(plan.command.front(), of_a_rank);
   if (!request.continued) return plan;
-  check_storage_stays(*request.continued, request.overrides, experiment);
+  rank::check_storage_stays(*request.continued, request.overrides, experiment);
   const Json next = to_json(place_launch(plan, plan.first_slots, variables));
-  for (const std::string& text : differences_from(*request.continued, next)) warn(text);
+  for (const std::string& text : rank::differences_from(*request.continued, next)) warn(text);
   return plan;
 }
 
 Json to_json(const PlacedLaunch& placed) {
-  PlanFacts facts{
+  rank::PlanFacts facts{
       .experiment = placed.experiment,
       .overrides = placed.asked.overrides,
       .started_by = "dtrain launch",
@@ -243,10 +272,10 @@ Json to_json(const PlacedLaunch& placed) {
       .placement = placed.ranks,
       .on_gpus = placed.on_gpus(),
       .warnings = placed.warnings,
-      .versions = {{"dtrain", version()}},
+      .versions = {{"dtrain", rank::version()}},
       .more = {{"cluster", placed.cluster.source}, {"launcher", config::to_string(placed.launcher().type)}}};
   if (placed.experiment.resources.cores_per_slot > 0 || is_of_cores(placed)) {
-    facts.more["slots"] = slots_and_cores(placed.ranks);
+    facts.more["slots"] = rank::slots_and_cores(placed.ranks);
   }
   facts.more["threads"] = {{"per_rank", placed.ranks.front().threads}, {"why", placed.why_threads}};
   if (placed.asked.division) facts.more["division"] = to_json(*placed.asked.division);
@@ -257,7 +286,7 @@ Json to_json(const PlacedLaunch& placed) {
   if (placed.asked.mock.any()) facts.more["mock"] = to_json(placed.asked.mock);
   if (!placed.network.networks.empty()) facts.more["network"] = to_json(placed.network);
   for (const auto& [host, limits] : placed.limits) facts.more["limits"][host] = profile::to_json(limits);
-  return plan_json(facts);
+  return rank::plan_json(facts);
 }
 
 std::string render_plan(const PlacedLaunch& placed) {
@@ -293,9 +322,11 @@ std::string render_plan(const PlacedLaunch& placed) {
   return text + (here ? render_ranks(placed) : render_agents(placed));
 }
 
-Variables thread_variables(const LaunchPlan& plan, const RankPlacement& rank, const Variables& variables) {
+rank::Variables thread_variables(const LaunchPlan& plan, const rank::RankPlacement& rank,
+                                 const rank::Variables& variables) {
   const int threads = std::max(1, rank.threads > 0 ? rank.threads : rank.cores);
-  Variables result = host::thread_variables(variables, plan.experiment.variables_of_ranks(plan.on_gpus()), threads);
+  rank::Variables result =
+      host::thread_variables(variables, plan.experiment.variables_of_ranks(plan.on_gpus()), threads);
   if (!plan.library_path.empty()) result["LD_LIBRARY_PATH"] = plan.library_path;
   return result;
 }
@@ -308,4 +339,4 @@ std::string unused_rules_warning(const config::Experiment& experiment) {
          " no effect: the trial runs on CPUs; remove them, unless this file also serves machines with GPUs";
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

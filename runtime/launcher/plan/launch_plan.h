@@ -1,6 +1,6 @@
 // A launch is four values. Each is made by one function, which nothing changes afterwards:
 //   request   what is asked for: the command line, the run that goes on, the number of ranks
-//             complete_request()     plan/division.cpp
+//             complete_request()     plan/launch_plan.cpp
 //   plan      what is decided and checked before anything starts
 //             make_launch_plan()     plan/launch_plan.cpp
 //   placed    the plan with the slots of its ranks, the network between their hosts, and their threads
@@ -10,6 +10,7 @@
 // This header declares the first three. Plain values.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -17,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "dtrain/base/json.h"
 #include "dtrain/config/batch_split.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/launcher/launch.h"
@@ -27,13 +29,46 @@
 #include "dtrain/scheduler/cluster_agents.h"
 #include "dtrain/scheduler/ledger.h"
 #include "network/network_choice.h"
-#include "plan/division.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
+
+// The division of a machine's cores among ranks (resources.slots_per_trial: auto): the divisions that come into
+// question, and the one that was chosen, with its figures.
+
+// A number of ranks, and the result of its trial.
+struct DivisionTrial {
+  int slots = 0;
+  std::string text;        // "2 ranks x 1 core"
+  double step_ms = 0;      // of a global batch: the median, of the slowest rank; 0: not measured
+  std::int64_t steps = 0;  // the number of steps behind the median
+  std::string failure;     // the reason why the trial is left out; empty: it counts
+};
+
+struct Division {
+  int slots = 0;                      // chosen; 0: a launch has to measure first
+  std::string why;                    // the reason for this number, if no trial decides
+  bool remembered = false;            // an earlier launch has measured
+  std::vector<DivisionTrial> trials;  // ascending by slots; empty: no trial decides
+};
+
+// Returns the divisions of an agent's cores to try: one rank, one per NUMA node, one per core, and divisors of the
+// number of cores between, each at least twice the one before. Only numbers of ranks that divide the global batch
+// evenly, and at most `most` ranks (0: no limit); one rank is always among them.
+std::vector<DivisionTrial> divisions_to_try(const scheduler::ClusterAgent& agent, std::int64_t global_batch_size,
+                                            int most);
+
+// Returns the fastest measured trial; of equally fast trials, the one with the fewest ranks. Null: all failed.
+const DivisionTrial* fastest_of(const std::vector<DivisionTrial>& trials);
+
+Json to_json(const Division& division);
+Division division_of(const Json& json);  // Json::exception if it is malformed
+
+// Returns the rows of the printed plan.
+std::string render_division(const Division& division);
 
 struct CompleteRequest : LaunchRequest {
-  std::optional<ContinuedRun> continued;  // the run that goes on; the request has its files and overrides
-  std::optional<Division> division;       // with slots_per_trial: auto, the choice of the number of ranks
+  std::optional<rank::ContinuedRun> continued;  // the run that goes on; the request has its files and overrides
+  std::optional<Division> division;             // with slots_per_trial: auto, the choice of the number of ranks
 };
 
 // Completes the request of a command line: from the run that goes on, whose overrides and cluster file it has unless it
@@ -41,7 +76,10 @@ struct CompleteRequest : LaunchRequest {
 // plan, a continuation and repetitions of the run have it. That number is remembered, or found by trials, which take
 // some seconds each; a dry run tries nothing and takes the first one if nothing is remembered. Empty: a signal has
 // stopped the trials. ConfigError: there is no such run, or auto cannot choose here; Error: all trials failed.
-std::optional<CompleteRequest> complete_request(const LaunchRequest& given, const Variables& variables);
+std::optional<CompleteRequest> complete_request(const LaunchRequest& given, const rank::Variables& variables);
+// With resources.slots_per_trial: auto, sets the request's division, and its number of ranks as an override. False: a
+// signal has stopped the trials.
+bool choose_division(CompleteRequest& request, const config::Experiment& experiment, const rank::Variables& variables);
 
 // The slots that a launch asks for.
 struct ChosenSlots {
@@ -68,7 +106,7 @@ struct LaunchPlan : ChosenSlots {
 
 // ConfigError if the experiment or the cluster is wrong, the program cannot be found, the slots never fit, or the run
 // cannot go on with them. Asks no other host.
-LaunchPlan make_launch_plan(const CompleteRequest& request, const Variables& variables);
+LaunchPlan make_launch_plan(const CompleteRequest& request, const rank::Variables& variables);
 
 // plan.json of a run has these keys besides the plan's.
 struct KeysOfRun {
@@ -79,7 +117,7 @@ struct KeysOfRun {
 struct PlacedLaunch : LaunchPlan {
   KeysOfRun of_run;
   scheduler::Placement placement;
-  std::vector<RankPlacement> ranks;                   // the same, rank by rank
+  std::vector<rank::RankPlacement> ranks;             // the same, rank by rank
   NetworkChoice network;                              // between the hosts; no networks: all ranks are on one host
   std::map<std::string, profile::RankLimits> limits;  // of each host that is known; nothing on GPUs
   std::string why_threads;                            // the reason for the ranks' number of threads
@@ -102,7 +140,7 @@ struct LookAtHosts {
 // for checks. With it, it looks whether the GPUs of this machine are free, and with its `remote` chooses the network of
 // several hosts and measures machines whose limits are not known yet, which takes seconds. What it warns of comes after
 // the plan's warnings. ConfigError as choose_network(), and if a GPU admits no second process.
-PlacedLaunch place_launch(const LaunchPlan& plan, const scheduler::Claim& claim, const Variables& variables,
+PlacedLaunch place_launch(const LaunchPlan& plan, const scheduler::Claim& claim, const rank::Variables& variables,
                           const LookAtHosts* look = nullptr, const KeysOfRun& of_run = {});
 
 // ConfigError if the plan is correct, but nothing can start its ranks.
@@ -114,7 +152,8 @@ std::string render_plan(const PlacedLaunch& placed);
 
 // Returns the variables of a rank's process besides its identity: as many threads as it has cores unless the user sets
 // a number, the experiment's own variables, and the library path.
-Variables thread_variables(const LaunchPlan& plan, const RankPlacement& rank, const Variables& variables);
+rank::Variables thread_variables(const LaunchPlan& plan, const rank::RankPlacement& rank,
+                                 const rank::Variables& variables);
 
 // Returns the warning about parameters of rules that judge only GPUs; empty: all are at their defaults.
 std::string unused_rules_warning(const config::Experiment& experiment);
@@ -124,7 +163,7 @@ std::string unused_rules_warning(const config::Experiment& experiment);
 scheduler::Machine machine_with_gpus();
 
 // Returns variables that make the GPUs of this host's ranks visible to each of them, in the order of local ranks.
-Variables gpu_variables(const PlacedLaunch& placed);
+rank::Variables gpu_variables(const PlacedLaunch& placed);
 
 // Returns the value of DTRAIN_GPUS for ranks on several hosts: for each rank the number of its host and its GPU, by
 // UUID, or if that is not known by its place among the usable GPUs of its host: "0:GPU-…,0:GPU-…,1:0,1:1".
@@ -135,18 +174,18 @@ std::string gpus_variable(const PlacedLaunch& placed);
 // Finds the cluster and the slots of the ranks as if all were free. `machine` stands in for this machine; empty: this
 // machine itself. ConfigError if the cluster is wrong or the slots never fit.
 ChosenSlots choose_slots(const config::Experiment& experiment, const std::filesystem::path& cluster_file,
-                         const Variables& variables, const std::optional<scheduler::Machine>& machine);
+                         const rank::Variables& variables, const std::optional<scheduler::Machine>& machine);
 
 // Returns the ranks on these slots, in this order.
-std::vector<RankPlacement> ranks_on(const LaunchPlan& plan, const scheduler::Claim& claim);
+std::vector<rank::RankPlacement> ranks_on(const LaunchPlan& plan, const scheduler::Claim& claim);
 
 // Sets the threads of the ranks by the remembered limits of this host, and gives the reason. Measures nothing.
-void recall_threads(PlacedLaunch& plan, const Variables& variables);
+void recall_threads(PlacedLaunch& plan, const rank::Variables& variables);
 
 // Fills in the limits for ranks on cores, remembered or measured, which takes seconds where a machine is not known yet:
 // all hosts measure at once. `say` gets lines for the screen. A host whose limits cannot be had becomes a warning. Sets
 // the threads of ranks whose cores have several CPUs by these limits.
-void settle_limits(PlacedLaunch& plan, const RemoteCommand& remote, const Variables& variables,
+void settle_limits(PlacedLaunch& plan, const RemoteCommand& remote, const rank::Variables& variables,
                    const std::function<void(const std::string&)>& say);
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

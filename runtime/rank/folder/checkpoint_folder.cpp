@@ -21,9 +21,8 @@
 #include "dtrain/rank/checkpoint_folder.h"
 #include "dtrain/rank/plan_file.h"
 #include "dtrain/rank/run_folder.h"
-#include "dtrain/rank/run_lock.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 
 namespace {
 
@@ -305,4 +304,4 @@ std::vector<fs::path> merge_folder(const RunFolder& from, const RunFolder& to) {
   }
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

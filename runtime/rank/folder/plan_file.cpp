@@ -12,7 +12,7 @@
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 
 namespace {
 
@@ -129,21 +129,21 @@ void hide_overrides(const std::filesystem::path& plan, Json& json, mode_t mode) 
   const std::filesystem::path file = overrides_file(plan);
   Json kept;  // null: not read yet
   bool added = false;
-  for (Json& one : json["overrides"]) {
-    const std::string text = one.is_string() ? one.get<std::string>() : "";
+  for (Json& entry : json["overrides"]) {
+    const std::string text = entry.is_string() ? entry.get<std::string>() : "";
     if (!config::holds_variables(text) || place_of(text)) continue;
     if (kept.is_null()) {
       std::error_code code;
       if (std::filesystem::exists(file, code)) kept = read_json(file);
       if (!kept.is_array()) kept = Json::array();
     }
-    auto at = std::find(kept.begin(), kept.end(), one);
+    auto at = std::find(kept.begin(), kept.end(), entry);
     if (at == kept.end()) {
-      kept.push_back(one);
+      kept.push_back(entry);
       at = std::prev(kept.end());
       added = true;
     }
-    one = config::shown_override(text) + " (" + std::to_string(at - kept.begin() + 1) + kKeptIn;
+    entry = config::shown_override(text) + " (" + std::to_string(at - kept.begin() + 1) + kKeptIn;
   }
   if (added) write_file_atomic(file, to_line(kept) + "\n", mode);
 }
@@ -168,9 +168,9 @@ mode_t private_mode_of(const Json& plan) {
 std::vector<std::string> overrides_of(const std::filesystem::path& plan, const Json& json) {
   std::vector<std::string> result;
   Json kept;
-  for (const Json& one : list_at(json, "overrides")) {
-    if (!one.is_string()) continue;
-    result.push_back(one.get<std::string>());
+  for (const Json& entry : list_at(json, "overrides")) {
+    if (!entry.is_string()) continue;
+    result.push_back(entry.get<std::string>());
     const auto place = config::holds_variables(result.back()) ? place_of(result.back()) : std::nullopt;
     if (!place) continue;
     try {
@@ -199,4 +199,4 @@ void update_plan_file(const std::filesystem::path& plan, const std::string& key,
   write_plan_file(plan, std::move(json));
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

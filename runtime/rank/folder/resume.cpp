@@ -21,7 +21,7 @@
 #include "dtrain/rank/run_folder.h"
 #include "dtrain/rank/screen.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 namespace {
 
 namespace fs = std::filesystem;
@@ -355,4 +355,4 @@ int put_aside(const RunFolder& folder, const Kept& kept) {
   return number;
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

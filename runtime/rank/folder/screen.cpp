@@ -18,7 +18,7 @@
 #include "dtrain/base/text.h"
 #include "dtrain/base/untrusted.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 namespace {
 
 constexpr auto kPlainPeriod = std::chrono::seconds(5);
@@ -219,4 +219,4 @@ std::string rank_prefix(int rank) {
   return "[rank=" + std::to_string(rank) + "] ";
 }
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

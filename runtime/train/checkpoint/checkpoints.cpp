@@ -17,7 +17,7 @@ constexpr std::chrono::seconds kLongPatience{60};  // and before it says so agai
 
 }  // namespace
 
-Checkpoints::Checkpoints(run::RankSession& session, TrainingStep& step, const Options& options,
+Checkpoints::Checkpoints(rank::RankSession& session, TrainingStep& step, const Options& options,
                          std::function<void(StateVisitor&)> visit)
     : session_(session),
       options_(options),
@@ -146,7 +146,7 @@ void Checkpoints::hand_over() {
   try {
     if (!saver_) start_saver();
     request.passed_over = passed_over_;
-    if (session_.world().rank == 0) request.companion = run::RunFolder{session_.run_dir()}.metrics();
+    if (session_.world().rank == 0) request.companion = rank::RunFolder{session_.run_dir()}.metrics();
     saver_->save(request);
   } catch (const SystemError& error) {  // training goes on; the checkpoint is tried again later
     checkpoints::SaveResult failed;

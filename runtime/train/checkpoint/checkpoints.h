@@ -25,7 +25,7 @@ class Checkpoints {
     Json run;  // About::run
   };
   // `visit`: walks through all of the state; collective. Collective.
-  Checkpoints(run::RankSession& session, TrainingStep& step, const Options& options,
+  Checkpoints(rank::RankSession& session, TrainingStep& step, const Options& options,
               std::function<void(StateVisitor&)> visit);
   ~Checkpoints();
 
@@ -69,7 +69,7 @@ class Checkpoints {
   void hand_over();
   void take_result(const checkpoints::SaveResult& result);
 
-  run::RankSession& session_;
+  rank::RankSession& session_;
   const Options options_;
   const CheckpointHosts hosts_;
   const std::filesystem::path folder_;

@@ -47,7 +47,7 @@ constexpr std::string_view kWindowWeight = "step/window/weight";
 constexpr std::size_t kPiece = 64u << 20;  // bytes of a file that are sent at once
 
 // Sends a file of rank 0 to all ranks; `receives` ranks write it.
-void send_file(run::RankSession& session, const fs::path& from, const fs::path& to, std::size_t bytes, bool receives) {
+void send_file(rank::RankSession& session, const fs::path& from, const fs::path& to, std::size_t bytes, bool receives) {
   std::ifstream read;
   if (session.world().rank == 0) read.open(from, std::ios::binary);
   std::ofstream written;
@@ -96,7 +96,7 @@ std::string absolute_text(const fs::path& path) {
   return fs::absolute(path).lexically_normal().string();
 }
 
-void warn_of_other_ranks(run::RankSession& session, const StateReader& reader) {
+void warn_of_other_ranks(rank::RankSession& session, const StateReader& reader) {
   if (!reader.other_world_size()) return;
   session.log()->warn(
       "the checkpoint is of {} ranks, this run has {}: batches are the same, but sums have another "
@@ -105,7 +105,7 @@ void warn_of_other_ranks(run::RankSession& session, const StateReader& reader) {
 }
 
 // Warns of all facts that differ, except those in `expected`.
-void warn_of_other_facts(run::RankSession& session, const StateReader& reader, const Json& facts,
+void warn_of_other_facts(rank::RankSession& session, const StateReader& reader, const Json& facts,
                          const std::set<std::string>& expected) {
   const Json before = reader.about().value("run", Json::object());
   for (const auto& [name, value] : facts.items()) {
@@ -118,7 +118,7 @@ void warn_of_other_facts(run::RankSession& session, const StateReader& reader, c
   }
 }
 
-void warn_of_missing(run::RankSession& session, const StateReader& reader) {
+void warn_of_missing(rank::RankSession& session, const StateReader& reader) {
   if (reader.missing().empty()) return;
   session.log()->warn(
       "the checkpoint has nothing of {} entries of how gradients are exchanged, the loss is scaled, or the best is "
@@ -365,7 +365,7 @@ void StateReader::restore(const std::function<void(StateVisitor&)>& visit) {
       "from its weights alone: initial_weights, without training_state");
 }
 
-OpenCheckpoint::OpenCheckpoint(run::RankSession& session, const fs::path& checkpoint) : folder_(checkpoint) {
+OpenCheckpoint::OpenCheckpoint(rank::RankSession& session, const fs::path& checkpoint) : folder_(checkpoint) {
   std::error_code code;
   const bool seen = fs::exists(folder_, code);
   const auto answers = session.control().gather("train/resume-seen", seen ? "yes" : "no");
@@ -405,7 +405,7 @@ OpenCheckpoint::~OpenCheckpoint() {
   if (!temporary_.empty()) fs::remove_all(temporary_, code);
 }
 
-Json facts_for_resume(run::RankSession& session, const BatchSource& data, const std::string& trial) {
+Json facts_for_resume(rank::RankSession& session, const BatchSource& data, const std::string& trial) {
   constexpr const char* kKey = "train/resume-facts";
   if (session.world().rank == 0) {
     const config::Experiment& experiment = session.experiment();
@@ -419,7 +419,7 @@ Json facts_for_resume(run::RankSession& session, const BatchSource& data, const 
                   {"samples_per_epoch", or_null(samples)},
                   {"metric", metric_text(experiment.searcher)},
                   {"seed", experiment.experiment_seed},
-                  {"dtrain", run::version()},
+                  {"dtrain", rank::version()},
                   {"libtorch", TORCH_VERSION},
                   {"cpu_capability", at::get_cpu_capability()},
                   {"threads", at::get_num_threads()},
@@ -432,7 +432,7 @@ Json facts_for_resume(run::RankSession& session, const BatchSource& data, const 
   return Json::parse(session.control().get(kKey));
 }
 
-void tell_of_resume(run::RankSession& session, const StateReader& reader, const Json& facts, std::int64_t batch,
+void tell_of_resume(rank::RankSession& session, const StateReader& reader, const Json& facts, std::int64_t batch,
                     std::int64_t epoch) {
   if (session.world().rank != 0) return;
   session.write_event("resumed", {{"step", batch}, {"epoch", epoch}, {"path", session.resume_from().string()}});
@@ -446,7 +446,7 @@ bool is_of_same_trial(const StateReader& reader, const Json& facts) {
   return trial_of(reader.about().value("run", Json::object())) == trial_of(facts);
 }
 
-void tell_of_beginning(run::RankSession& session, const fs::path& checkpoint, const StateReader& reader,
+void tell_of_beginning(rank::RankSession& session, const fs::path& checkpoint, const StateReader& reader,
                        const Json& facts, std::int64_t batch, std::int64_t epoch) {
   if (session.world().rank != 0) return;
   session.write_event("began_from", {{"step", batch}, {"epoch", epoch}, {"path", checkpoint.string()}});

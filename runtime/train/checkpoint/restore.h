@@ -66,7 +66,7 @@ class OpenCheckpoint {
  public:
   // `checkpoint`: its folder, the same on all ranks. Hosts that do not see the folder get its files, in a temporary
   // folder. SystemError, DataError.
-  OpenCheckpoint(run::RankSession& session, const std::filesystem::path& checkpoint);
+  OpenCheckpoint(rank::RankSession& session, const std::filesystem::path& checkpoint);
   ~OpenCheckpoint();
   OpenCheckpoint& operator=(OpenCheckpoint&&) = delete;
 
@@ -80,16 +80,16 @@ class OpenCheckpoint {
 // Returns the facts with which a run that goes on is compared, besides the experiment's keys that change what is
 // trained: facts that may change the bits. All ranks get rank 0's, so that the savers of all hosts write the same.
 // `trial`: Trial::state_owner(). Collective.
-Json facts_for_resume(run::RankSession& session, const BatchSource& data, const std::string& trial);
+Json facts_for_resume(rank::RankSession& session, const BatchSource& data, const std::string& trial);
 
 // Rank 0: writes that training goes on, and warns of facts that may change the bits (`facts`: About::run of this run).
-void tell_of_resume(run::RankSession& session, const StateReader& reader, const Json& facts, std::int64_t batch,
+void tell_of_resume(rank::RankSession& session, const StateReader& reader, const Json& facts, std::int64_t batch,
                     std::int64_t epoch);
 
 // True if the checkpoint is of this run's trial, so that the trial's own state fits.
 bool is_of_same_trial(const StateReader& reader, const Json& facts);
 // The same as tell_of_resume() for a run that begins with the training state of another run's `checkpoint`.
-void tell_of_beginning(run::RankSession& session, const std::filesystem::path& checkpoint, const StateReader& reader,
+void tell_of_beginning(rank::RankSession& session, const std::filesystem::path& checkpoint, const StateReader& reader,
                        const Json& facts, std::int64_t batch, std::int64_t epoch);
 
 // Combines two values of a metric, in the loop and when a checkpoint is read by another number of ranks; means are sums

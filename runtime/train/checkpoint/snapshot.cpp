@@ -53,7 +53,7 @@ bool see_same_folder(comm::ControlPlane& control, const std::filesystem::path& f
 
 }  // namespace
 
-Snapshot::Snapshot(run::RankSession& session, TrainingStep& step, const CheckpointHosts& hosts, TensorNames names,
+Snapshot::Snapshot(rank::RankSession& session, TrainingStep& step, const CheckpointHosts& hosts, TensorNames names,
                    std::function<void(StateVisitor&)> visit)
     : session_(session), step_(step), hosts_(hosts), names_(std::move(names)), visit_(std::move(visit)) {}
 

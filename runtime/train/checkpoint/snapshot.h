@@ -45,7 +45,7 @@ CheckpointHosts find_checkpoint_hosts(comm::ControlPlane& control, const std::fi
 class Snapshot {
  public:
   // `visit`: walks through all of the state; collective.
-  Snapshot(run::RankSession& session, TrainingStep& step, const CheckpointHosts& hosts, TensorNames names,
+  Snapshot(rank::RankSession& session, TrainingStep& step, const CheckpointHosts& hosts, TensorNames names,
            std::function<void(StateVisitor&)> visit);
 
   // Makes the memory and maps it, which would hold up training at the first snapshot. Collective. Error: the host lacks
@@ -100,7 +100,7 @@ class Snapshot {
   // The ranges of parameters and optimizer state that this rank copies. None: their files are divided evenly.
   std::optional<std::vector<FlatRange>> own_ranges() const;
 
-  run::RankSession& session_;
+  rank::RankSession& session_;
   TrainingStep& step_;
   const CheckpointHosts& hosts_;
   const TensorNames names_;

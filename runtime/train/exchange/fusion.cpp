@@ -85,7 +85,7 @@ Fusion::Fusion(const FlatParameters& parameters, const RunServices& run, const F
 Json Fusion::cache_key(const FlatParameters& parameters, const std::vector<std::size_t>& hosts) const {
   Json sizes = Json::array();
   for (const auto& p : parameters.parameters()) sizes.push_back(p.gradient.nbytes());
-  return {{"dtrain", run::version()},
+  return {{"dtrain", rank::version()},
           {"gradients", sizes},
           {"threshold", options_.threshold_bytes},
           {"cycle_ms", options_.cycle_ms},

@@ -199,9 +199,9 @@ void StrategyPicker::write_choice() {
 void StrategyPicker::check_write(const std::string& parameter) const {
   const StateLayout layout = strategy_->layout();
   if (!layout.one_copy && !(layout.sharded && options_.sharded == config::ShardedOptimizer::kOn)) return;
-  throw run::AgreedError("the model writes its parameter '" + parameter +
-                             "' itself, which sharded updates do not allow: ranks share parameters",
-                         "set optimizations.sharded_optimizer: false");
+  throw rank::AgreedError("the model writes its parameter '" + parameter +
+                              "' itself, which sharded updates do not allow: ranks share parameters",
+                          "set optimizations.sharded_optimizer: false");
 }
 
 void StrategyPicker::stop_sharding(const std::string& parameter) {

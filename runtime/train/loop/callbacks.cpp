@@ -23,7 +23,7 @@ namespace train {
 namespace {
 
 // Returns the trial's callbacks. Each rank must add the same to its context: all additions are collective. Collective.
-std::vector<std::shared_ptr<Callback>> compared_callbacks(run::RankSession& session, TrialContext& context) {
+std::vector<std::shared_ptr<Callback>> compared_callbacks(rank::RankSession& session, TrialContext& context) {
   const TrialContext::AroundTheLoop& around = context.around_the_loop();
   Json mine = {{"callbacks", Json::array()}, {"metrics", Json::array()}};
   for (const auto& callback : around.callbacks) mine["callbacks"].push_back(callback->name());
@@ -37,7 +37,7 @@ std::vector<std::shared_ptr<Callback>> compared_callbacks(run::RankSession& sess
   const std::vector<std::string> all = session.control().gather("train/around-the-loop", mine.dump());
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] == all.front()) continue;
-    throw run::AgreedError(
+    throw rank::AgreedError(
         "the trial has added " + all.front() + " on rank 0 and " + all[rank] + " on rank " + std::to_string(rank),
         "add the same callbacks and metrics on every rank, in the same order");
   }
@@ -46,7 +46,7 @@ std::vector<std::shared_ptr<Callback>> compared_callbacks(run::RankSession& sess
 
 }  // namespace
 
-Callbacks::Callbacks(run::RankSession& session, TrialContext& context, const Position& position)
+Callbacks::Callbacks(rank::RankSession& session, TrialContext& context, const Position& position)
     : session_(session), callbacks_(compared_callbacks(session, context)), position_(position) {}
 
 void Callbacks::tell(const Callback::Event& event) {

@@ -17,7 +17,7 @@ class Callbacks {
  public:
   // Takes the trial's callbacks from its context. AgreedError unless all ranks have added the same callbacks and
   // metrics. The references outlive it. Collective.
-  Callbacks(run::RankSession& session, TrialContext& context, const Position& position);
+  Callbacks(rank::RankSession& session, TrialContext& context, const Position& position);
 
   bool empty() const { return callbacks_.empty(); }
 
@@ -36,7 +36,7 @@ class Callbacks {
  private:
   void tell(const Callback::Event& event);
 
-  run::RankSession& session_;
+  rank::RankSession& session_;
   const std::vector<std::shared_ptr<Callback>> callbacks_;
   const Position& position_;
 };

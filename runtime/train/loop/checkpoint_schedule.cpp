@@ -29,7 +29,7 @@ std::map<std::string, std::string> tied_names(const torch::nn::Module& model) {
 
 }  // namespace
 
-CheckpointSchedule::CheckpointSchedule(run::RankSession& session, TrainingStep& step, const torch::nn::Module& model,
+CheckpointSchedule::CheckpointSchedule(rank::RankSession& session, TrainingStep& step, const torch::nn::Module& model,
                                        const std::string& trial, const BatchSource& data, const Lengths& lengths,
                                        const Position& position, std::function<void()> before_each,
                                        std::function<void(StateVisitor&)> visit)

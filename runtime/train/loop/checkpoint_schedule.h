@@ -26,7 +26,7 @@ class CheckpointSchedule {
   // `trial`: Trial::state_owner(). `data`: the training data; a checkpoint stores its length. `visit`: walks through
   // all of the state; collective. `before_each`: called before each checkpoint. The references outlive the schedule.
   // Collective.
-  CheckpointSchedule(run::RankSession& session, TrainingStep& step, const torch::nn::Module& model,
+  CheckpointSchedule(rank::RankSession& session, TrainingStep& step, const torch::nn::Module& model,
                      const std::string& trial, const BatchSource& data, const Lengths& lengths,
                      const Position& position, std::function<void()> before_each,
                      std::function<void(StateVisitor&)> visit);
@@ -73,7 +73,7 @@ class CheckpointSchedule {
   // From now on earlier checkpoints do not count as checkpoints of this process.
   void restored();
 
-  run::RankSession& session_;
+  rank::RankSession& session_;
   TrainingStep& step_;
   const Position& position_;
   const std::int64_t period_;  // batches; 0: rank 0 asks for one now and then

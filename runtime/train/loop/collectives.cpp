@@ -74,7 +74,7 @@ Operand operand(TrialContext& context, const char* function, const at::Tensor& t
         call + " was given a tensor on " + tensor.device().str() + "; this rank trains on " + context.device().str(),
         "move it to context.device() or to the CPU");
   }
-  run::RankSession& session = context.session();
+  rank::RankSession& session = context.session();
   return {tensor.detach().clone(at::MemoryFormat::Contiguous), *type,
           tensor.is_cpu() ? session.communicator() : session.device_communicator()};
 }

@@ -18,7 +18,7 @@ Loader repeat_first_batch(Loader source);
 class SkippedSamples {
  public:
   // `what`: "training" or "validation". The session outlives this object.
-  SkippedSamples(run::RankSession& session, const char* what) : session_(session), what_(what) {}
+  SkippedSamples(rank::RankSession& session, const char* what) : session_(session), what_(what) {}
 
   void see(const Batch& batch);
   // Adds the metric kMetric, a sum, if the source may leave out samples.
@@ -29,7 +29,7 @@ class SkippedSamples {
  private:
   static constexpr std::int64_t kNamed = 10;
 
-  run::RankSession& session_;
+  rank::RankSession& session_;
   const char* what_;
   std::int64_t count_ = 0;
 };

@@ -261,7 +261,7 @@ ReducedMetrics MetricReducer::reduce() {
   return reduce(std::move(own));
 }
 
-TrainingMetrics::TrainingMetrics(run::RankSession& session, TrainingStep& step, const Position& position,
+TrainingMetrics::TrainingMetrics(rank::RankSession& session, TrainingStep& step, const Position& position,
                                  ProgressMeter& progress)
     : session_(session),
       step_(step),

@@ -87,7 +87,7 @@ class MetricReducer {
 class TrainingMetrics {
  public:
   // `progress` gets the losses. All references outlive this object.
-  TrainingMetrics(run::RankSession& session, TrainingStep& step, const Position& position, ProgressMeter& progress);
+  TrainingMetrics(rank::RankSession& session, TrainingStep& step, const Position& position, ProgressMeter& progress);
 
   // Keeps the metrics that the trial has returned for a batch.
   void keep(Metrics metrics, std::int64_t samples);
@@ -117,7 +117,7 @@ class TrainingMetrics {
   void add_unread();
   void write_oldest();
 
-  run::RankSession& session_;
+  rank::RankSession& session_;
   TrainingStep& step_;
   const Position& position_;
   ProgressMeter& progress_;

@@ -9,7 +9,7 @@
 namespace dtrain::train {
 namespace {
 
-std::optional<config::ReduceOnPlateau> checked(const run::RankSession& session,
+std::optional<config::ReduceOnPlateau> checked(const rank::RankSession& session,
                                                std::optional<config::ReduceOnPlateau> settings) {
   if (!settings) return settings;
   const config::Experiment& experiment = session.experiment();
@@ -35,12 +35,12 @@ std::optional<config::ReduceOnPlateau> checked(const run::RankSession& session,
 
 }  // namespace
 
-EarlyStop::EarlyStop(run::RankSession& session, std::optional<config::EarlyStopping> settings)
+EarlyStop::EarlyStop(rank::RankSession& session, std::optional<config::EarlyStopping> settings)
     : session_(session),
       settings_(std::move(settings)),
       improvement_(!settings_ || settings_->smaller_is_better, settings_ ? settings_->min_delta : 0) {}
 
-std::optional<config::EarlyStopping> EarlyStop::settings_of(const run::RankSession& session,
+std::optional<config::EarlyStopping> EarlyStop::settings_of(const rank::RankSession& session,
                                                             std::optional<config::EarlyStopping> of_trial) {
   const config::Experiment& experiment = session.experiment();
   if (!of_trial) return experiment.early_stopping;
@@ -100,7 +100,7 @@ void EarlyStop::visit(StateVisitor& visitor) {
   if (before != judged) improvement_.forget();
 }
 
-Plateau::Plateau(run::RankSession& session, std::optional<config::ReduceOnPlateau> settings, FlatOptimizer& optimizer)
+Plateau::Plateau(rank::RankSession& session, std::optional<config::ReduceOnPlateau> settings, FlatOptimizer& optimizer)
     : session_(session),
       settings_(checked(session, std::move(settings))),
       optimizer_(optimizer),

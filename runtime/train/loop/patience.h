@@ -66,9 +66,9 @@ class Improvement {
 class EarlyStop {
  public:
   // `settings`: empty: training never ends early. ConfigError for settings that make no sense.
-  EarlyStop(run::RankSession& session, std::optional<config::EarlyStopping> settings);
+  EarlyStop(rank::RankSession& session, std::optional<config::EarlyStopping> settings);
   // Returns the experiment's or the trial's settings. ConfigError if both have any. An empty metric: searcher.metric.
-  static std::optional<config::EarlyStopping> settings_of(const run::RankSession& session,
+  static std::optional<config::EarlyStopping> settings_of(const rank::RankSession& session,
                                                           std::optional<config::EarlyStopping> of_trial);
 
   // Takes the metrics of a validation after this batch; the settings' metric is among them.
@@ -82,7 +82,7 @@ class EarlyStop {
   void visit(StateVisitor& visitor);
 
  private:
-  run::RankSession& session_;
+  rank::RankSession& session_;
   const std::optional<config::EarlyStopping> settings_;
   Improvement improvement_;
 };
@@ -92,7 +92,7 @@ class EarlyStop {
 class Plateau {
  public:
   // `settings`: empty: the learning rate never falls here. ConfigError for settings that make no sense.
-  Plateau(run::RankSession& session, std::optional<config::ReduceOnPlateau> settings, FlatOptimizer& optimizer);
+  Plateau(rank::RankSession& session, std::optional<config::ReduceOnPlateau> settings, FlatOptimizer& optimizer);
 
   // Takes searcher.metric of a validation after this batch.
   void see(double metric, std::int64_t batch);
@@ -102,7 +102,7 @@ class Plateau {
   void visit(StateVisitor& visitor);
 
  private:
-  run::RankSession& session_;
+  rank::RankSession& session_;
   const std::optional<config::ReduceOnPlateau> settings_;
   FlatOptimizer& optimizer_;
   Improvement improvement_;

@@ -14,7 +14,7 @@ constexpr Nanoseconds kInterval = std::chrono::milliseconds(500);
 constexpr double kKept = 0.95;  // factor of the earlier batches' weight after each batch
 
 // records_per_epoch is meant for sources that do not know their length.
-void warn_of_unused_length(const run::RankSession& session, const BatchSource& data, const Lengths& lengths) {
+void warn_of_unused_length(const rank::RankSession& session, const BatchSource& data, const Lengths& lengths) {
   const auto& records = session.experiment().records_per_epoch;
   if (!data.batches_per_epoch() || !records || session.world().rank != 0) return;
   if (std::max<std::int64_t>(1, *records / lengths.global_batch) == *lengths.batches_per_epoch) return;
@@ -26,7 +26,7 @@ void warn_of_unused_length(const run::RankSession& session, const BatchSource& d
 }
 
 // Writes the lengths to the plan, from which others see how far the run is.
-void write_to_plan(run::RankSession& session, const Lengths& lengths) {
+void write_to_plan(rank::RankSession& session, const Lengths& lengths) {
   Json planned = Json::object();
   if (lengths.total_batches) planned["batches"] = *lengths.total_batches;
   if (lengths.batches_per_epoch) planned["batches_per_epoch"] = *lengths.batches_per_epoch;
@@ -35,7 +35,7 @@ void write_to_plan(run::RankSession& session, const Lengths& lengths) {
 
 }  // namespace
 
-Lengths find_lengths(run::RankSession& session, const BatchSource& data) {
+Lengths find_lengths(rank::RankSession& session, const BatchSource& data) {
   const config::Experiment& experiment = session.experiment();
   Lengths lengths;
   lengths.global_batch = session.batch_per_rank() * session.world().size;
@@ -74,7 +74,7 @@ Lengths find_lengths(run::RankSession& session, const BatchSource& data) {
   return lengths;
 }
 
-void end_after_epochs(run::RankSession& session, const BatchSource& data, const Position& position, Lengths& lengths) {
+void end_after_epochs(rank::RankSession& session, const BatchSource& data, const Position& position, Lengths& lengths) {
   if (lengths.source_decides || lengths.epochs == 0 || !lengths.total_batches) return;
   std::int64_t left = 0;
   const std::string mine = std::to_string(data.batches_left().value_or(0));
@@ -113,7 +113,7 @@ void ProgressMeter::update(const std::function<void()>& take_losses) {
   const bool last = total > 0 && position_.batches == total;
   if (now - shown_ < kInterval && !last && shown_any_) return;
   take_losses();
-  run::Progress progress;
+  rank::Progress progress;
   progress.batch = position_.batches;
   progress.total_batches = total;
   progress.epoch = position_.epoch;

@@ -25,7 +25,7 @@ struct Lengths {
 
 // Finds the lengths from the experiment and every rank's training data, and writes them to plan.json. DataError: the
 // data is less than one batch; ConfigError: a length in epochs for data of unknown length. Collective.
-Lengths find_lengths(run::RankSession& session, const BatchSource& data);
+Lengths find_lengths(rank::RankSession& session, const BatchSource& data);
 
 struct Position {
   std::int64_t batches = 0;  // done, in rounds of all ranks
@@ -36,7 +36,7 @@ struct Position {
 
 // Finds the end of a training that is to last a number of epochs, once `data` has gone on within an epoch: with another
 // global batch than before, that epoch has another number of batches. Collective.
-void end_after_epochs(run::RankSession& session, const BatchSource& data, const Position& position, Lengths& lengths);
+void end_after_epochs(rank::RankSession& session, const BatchSource& data, const Position& position, Lengths& lengths);
 
 // Measures batches a second of training, without the work between batches (validation, saving weights).
 class Throughput {
@@ -76,7 +76,7 @@ class Throughput {
 class ProgressMeter {
  public:
   // All references outlive the meter.
-  ProgressMeter(run::RankSession& session, const Lengths& lengths, const Position& position)
+  ProgressMeter(rank::RankSession& session, const Lengths& lengths, const Position& position)
       : session_(session), lengths_(lengths), position_(position), throughput_(session.clock()) {}
 
   void start();
@@ -92,7 +92,7 @@ class ProgressMeter {
   void add_loss(double loss);
 
  private:
-  run::RankSession& session_;
+  rank::RankSession& session_;
   const Lengths& lengths_;
   const Position& position_;
   Throughput throughput_;

@@ -39,11 +39,11 @@ void keep_freed_memory() {
 
 void set_threads(const comm::World& world) {
   const auto threads =
-      host::threads_to_set(at::get_num_threads(), run::process_variables(), host::process_cores(), world.local_size);
+      host::threads_to_set(at::get_num_threads(), rank::process_variables(), host::process_cores(), world.local_size);
   if (threads) at::set_num_threads(*threads);
 }
 
-void warn_of_gpu_keys(const run::RankSession& session) {
+void warn_of_gpu_keys(const rank::RankSession& session) {
   const config::Optimizations& o = session.experiment().optimizations;
   const config::Optimizations unless_set;
   const auto warn = [&](const char* key, bool value) {
@@ -59,7 +59,7 @@ void warn_of_gpu_keys(const run::RankSession& session) {
 constexpr std::uint64_t kComparedOperations = 32;
 
 // Opens the device of this rank, and the communicator for the device if it is not the host.
-c10::Device open_rank_device(run::RankSession& session) {
+c10::Device open_rank_device(rank::RankSession& session) {
   const c10::Device device = open_device(session.gpu());
   if (device.is_cpu()) {
     warn_of_gpu_keys(session);
@@ -75,7 +75,7 @@ c10::Device open_rank_device(run::RankSession& session) {
   return device;
 }
 
-int fail(run::RankSession& session) {
+int fail(rank::RankSession& session) {
   const int gpu = session.gpu().value_or(0);
   const c10::Device device = session.gpu() ? c10::Device(at::kCUDA, static_cast<c10::DeviceIndex>(gpu)) : at::kCPU;
   try {
@@ -93,7 +93,7 @@ int fail(run::RankSession& session) {
 }
 
 // With a failed GPU nothing can be freed: libtorch's destructors would throw. The failure has been reported.
-[[noreturn]] void end_process(run::RankSession& session, int code) {
+[[noreturn]] void end_process(rank::RankSession& session, int code) {
   session.log()->flush();
   ::_exit(code);
 }
@@ -104,7 +104,7 @@ bool needs_whole_parameters(const TrialContext::Wrapped& wrapped) {
                      [](const ParameterGroup& group) { return updates_whole_parameters(group.optimizer); });
 }
 
-StepOptions step_options(const run::RankSession& session, const TrialContext::Wrapped& wrapped) {
+StepOptions step_options(const rank::RankSession& session, const TrialContext::Wrapped& wrapped) {
   const config::Experiment& experiment = session.experiment();
   const config::Optimizations& wanted = experiment.optimizations;
   StepOptions options;
@@ -178,7 +178,7 @@ StepOptions step_options(const run::RankSession& session, const TrialContext::Wr
 
 // To be called before libtorch first computes anything, also on ranks with GPUs: their work on the CPU then has the
 // same bits as in a run on CPUs.
-void choose_rank_matmul(run::RankSession& session) {
+void choose_rank_matmul(rank::RankSession& session) {
   const MatmulChoice choice = choose_matmul(session.experiment().optimizations.matmul);
   if (!choice.warning.empty()) session.log()->warn("optimizations.matmul: auto has no effect: {}", choice.warning);
   session.log()->debug("float32 matrix products take the {} path: {}", profile::to_string(choice.path), choice.reason);
@@ -195,7 +195,7 @@ void use_own_stream(c10::Device device, std::optional<c10::StreamGuard>& guard) 
 }
 
 // Returns null if steps are not to run as a CUDA graph.
-std::unique_ptr<StepGraph> step_graph(run::RankSession& session, const Trial& trial, TrainingStep& step,
+std::unique_ptr<StepGraph> step_graph(rank::RankSession& session, const Trial& trial, TrainingStep& step,
                                       const torch::nn::Module& model, c10::Device device) {
   if (!wants_graphs(session)) return nullptr;
   const std::string why_not = step.capturable() ? trial.why_not_repeatable() : step.why_not_capturable();
@@ -213,13 +213,13 @@ std::unique_ptr<StepGraph> step_graph(run::RankSession& session, const Trial& tr
   return nullptr;
 }
 
-std::filesystem::path told_by_rank_0(run::RankSession& session, const std::filesystem::path& path) {
+std::filesystem::path told_by_rank_0(rank::RankSession& session, const std::filesystem::path& path) {
   constexpr const char* kKey = "train/begins-with";
   if (session.world().rank == 0) session.control().set(kKey, path.string());
   return session.control().get(kKey);
 }
 
-void write_facts(run::RankSession& session, const TrialContext::Wrapped& wrapped, TrainingStep& step) {
+void write_facts(rank::RankSession& session, const TrialContext::Wrapped& wrapped, TrainingStep& step) {
   session.update_plan("model", describe_model(step.parameters()));
   Json optimizer = describe_optimizer(wrapped.optimizer, step.parameters());
   if (wrapped.own_update) optimizer = {{"kind", "of the trial"}, {"fused", false}};
@@ -234,7 +234,7 @@ void write_facts(run::RankSession& session, const TrialContext::Wrapped& wrapped
   if (const auto& file = wanted.grad_updates_size_file; !file.empty()) write_gradient_sizes(file, step.parameters());
 }
 
-void save_final(run::RankSession& session, Trial& trial, const torch::nn::Module& model, TrainingStep& step) {
+void save_final(rank::RankSession& session, Trial& trial, const torch::nn::Module& model, TrainingStep& step) {
   if (session.mock().any()) return;
   const auto averages = step.weight_averages();
   if (session.world().rank != 0) return;
@@ -257,14 +257,14 @@ void save_final(run::RankSession& session, Trial& trial, const torch::nn::Module
 }  // namespace
 
 bool RankTraining::open(int argc, char** argv, bool for_model) {
-  run::RankOptions options = run::parse_rank_arguments(argc, argv);
+  rank::RankOptions options = rank::parse_rank_arguments(argc, argv);
   options.for_model = for_model;
   options.versions = {{"libtorch", TORCH_VERSION}};
   keep_freed_memory();
   try {
-    session_ = run::RankSession::start(options);
+    session_ = rank::RankSession::start(options);
   } catch (const std::exception& error) {
-    exit_code_ = run::exit_code_of(error);
+    exit_code_ = rank::exit_code_of(error);
     return false;
   }
   try {
@@ -293,7 +293,7 @@ void RankTraining::open_device() {
 
 void RankTraining::prepare(std::unique_ptr<Trial> trial) {
   trial_ = std::move(trial);
-  run::RankSession& session = *session_;
+  rank::RankSession& session = *session_;
   const config::Experiment& experiment = session.experiment();
   const auto& model = context_->wrapped().model;
   const bool begins_anew = session.resume_from().empty();

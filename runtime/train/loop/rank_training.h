@@ -32,7 +32,7 @@ class RankTraining {
   void close();  // closes everything but the session
 
   // Each member uses those before it.
-  std::unique_ptr<run::RankSession> session_;
+  std::unique_ptr<rank::RankSession> session_;
   std::optional<c10::StreamGuard> stream_;
   std::unique_ptr<TrialContext> context_;
   std::unique_ptr<Trial> trial_;

@@ -58,10 +58,10 @@ void TrainingLoop::begin_with_checkpoint() {
   seed(Draws::kEpoch);
   start_data();  // epochs of another length change the number of batches
   if (!lengths_.source_decides && lengths_.total_batches && position_.batches >= *lengths_.total_batches) {
-    throw run::AgreedError("searcher.max_length is " + std::to_string(*lengths_.total_batches) +
-                               " batches, and in the checkpoint " + begins_with_.string() + " " +
-                               std::to_string(position_.batches) + " are done",
-                           "batches are counted on from the checkpoint's: give a greater length");
+    throw rank::AgreedError("searcher.max_length is " + std::to_string(*lengths_.total_batches) +
+                                " batches, and in the checkpoint " + begins_with_.string() + " " +
+                                std::to_string(position_.batches) + " are done",
+                            "batches are counted on from the checkpoint's: give a greater length");
   }
   if (std::exchange(position_.due_is_open, false)) do_what_is_due(/*stepped=*/true);
 }

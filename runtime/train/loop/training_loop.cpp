@@ -14,7 +14,7 @@ using profile::Phase;
 using profile::PhaseScope;
 
 // Makes the loader of the training data, whose random numbers are those of the batch that comes next.
-Loader training_loader(Trial& trial, const run::RankSession& session, const Position& position) {
+Loader training_loader(Trial& trial, const rank::RankSession& session, const Position& position) {
   seed_draws_alike(session, Draws::kData, 0);  // a split is the same on all ranks
   Loader loader = trial.training_loader();
   if (!loader) throw ConfigError("training_loader() returned nothing", "return context.loader(data set)");
@@ -25,7 +25,7 @@ Loader training_loader(Trial& trial, const run::RankSession& session, const Posi
 }
 
 // True if the source on any rank says that no epoch follows. Collective if sources know that.
-bool training_is_over(run::RankSession& session, const BatchSource& source, const Position& position) {
+bool training_is_over(rank::RankSession& session, const BatchSource& source, const Position& position) {
   const std::optional<bool> goes_on = source.has_next_epoch();
   if (!goes_on) return false;
   const std::string key = "train/next-epoch/" + std::to_string(position.batches);
@@ -66,7 +66,7 @@ class LogScope {
 
 }  // namespace
 
-TrainingLoop::TrainingLoop(Trial& trial, TrialContext& context, run::RankSession& session, TrainingStep& step,
+TrainingLoop::TrainingLoop(Trial& trial, TrialContext& context, rank::RankSession& session, TrainingStep& step,
                            std::unique_ptr<StepGraph> graph, std::function<void()> save,
                            std::filesystem::path begins_with)
     : trial_(trial),

@@ -31,7 +31,7 @@ class TrainingLoop {
   // `save` is called once on every rank when training is over, before the last validation, so that an error there does
   // not lose the weights. `graph`: may be null. `begins_with`: a checkpoint of another run; a run without a checkpoint
   // of its own begins with its training state. Empty: none.
-  TrainingLoop(Trial& trial, TrialContext& context, run::RankSession& session, TrainingStep& step,
+  TrainingLoop(Trial& trial, TrialContext& context, rank::RankSession& session, TrainingStep& step,
                std::unique_ptr<StepGraph> graph, std::function<void()> save, std::filesystem::path begins_with);
   TrainingLoop& operator=(TrainingLoop&&) = delete;
 
@@ -128,7 +128,7 @@ class TrainingLoop {
 
   Trial& trial_;
   TrialContext& context_;
-  run::RankSession& session_;
+  rank::RankSession& session_;
   TrainingStep& step_;
   Position position_;
   Loader loader_;

@@ -27,7 +27,7 @@ std::string Trial::state_owner() const {
   return "the trial " + c10::demangle(typeid(*this).name());
 }
 
-TrialContext::TrialContext(run::RankSession& session, at::Device device)
+TrialContext::TrialContext(rank::RankSession& session, at::Device device)
     : session_(session), device_(device), data_(session.experiment().data) {}
 
 int TrialContext::rank() const {

@@ -19,7 +19,7 @@ namespace {
 
 // Returns the rows that the ranks have added, in rank order, on the CPU; undefined if no rank has added a row. Error if
 // rows differ in type or shape. `batch`: another number in each call. Collective.
-at::Tensor from_all_ranks(run::RankSession& session, const std::string& name, std::int64_t batch,
+at::Tensor from_all_ranks(rank::RankSession& session, const std::string& name, std::int64_t batch,
                           GatheredMetric& metric) {
   const at::NoGradGuard no_grad;
   const std::vector<at::Tensor> added = metric.take();
@@ -75,7 +75,7 @@ at::Tensor from_all_ranks(run::RankSession& session, const std::string& name, st
 
 // Returns the sum of the ranks' tensors, float64 on the CPU, the same on every rank; undefined if no rank has one.
 // Error if shapes differ. `batch`: as above. Collective.
-at::Tensor from_all_ranks(run::RankSession& session, const std::string& name, std::int64_t batch,
+at::Tensor from_all_ranks(rank::RankSession& session, const std::string& name, std::int64_t batch,
                           SummedMetric& metric) {
   const at::NoGradGuard no_grad;
   const at::Tensor own = metric.take();
@@ -104,14 +104,14 @@ at::Tensor from_all_ranks(run::RankSession& session, const std::string& name, st
   return sums;
 }
 
-Loader validation_loader(Trial& trial, const run::RankSession& session) {
+Loader validation_loader(Trial& trial, const rank::RankSession& session) {
   seed_draws_alike(session, Draws::kValidation, -1);
   return trial.validation_loader();
 }
 
 }  // namespace
 
-Validation::Validation(Trial& trial, TrialContext& context, run::RankSession& session, TrainingStep& step,
+Validation::Validation(Trial& trial, TrialContext& context, rank::RankSession& session, TrainingStep& step,
                        std::string stopping_metric)
     : trial_(trial),
       context_(context),
@@ -236,7 +236,7 @@ void Validation::require_metrics(const std::vector<std::string>& names) const {
   const auto require = [&](const char* key, const std::string& metric) {
     if (metric.empty() || std::find(names.begin(), names.end(), metric) != names.end()) return;
     const bool is_added = context_.around_the_loop().metrics.contains(metric);
-    throw run::AgreedError(
+    throw rank::AgreedError(
         std::string(key) + " is '" + metric + "', " +
             (is_added ? "for which no batch has given anything" : "which evaluate_batch() does not return"),
         "use one of: " + join(names, ", "));

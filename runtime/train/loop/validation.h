@@ -30,7 +30,7 @@ void refuse_both(const Metrics& returned, const Metrics& logged, const char* fun
 class Validation {
  public:
   // `stopping_metric`: the metric of early stopping; empty: none.
-  Validation(Trial& trial, TrialContext& context, run::RankSession& session, TrainingStep& step,
+  Validation(Trial& trial, TrialContext& context, rank::RankSession& session, TrainingStep& step,
              std::string stopping_metric);
 
   struct Result {
@@ -69,7 +69,7 @@ class Validation {
 
   Trial& trial_;
   TrialContext& context_;
-  run::RankSession& session_;
+  rank::RankSession& session_;
   TrainingStep& step_;
   Loader loader_;
   SkippedSamples skipped_;

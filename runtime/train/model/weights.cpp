@@ -131,7 +131,7 @@ struct Differences {
 class WeightLoader {
  public:
   WeightLoader(torch::nn::Module& model, const config::InitialWeights& options, const std::string& what)
-      : options_(options), what_(what), source_(run::find_weight_files(options)), wanted_(wanted_by(model)) {
+      : options_(options), what_(what), source_(rank::find_weight_files(options)), wanted_(wanted_by(model)) {
     WeightNames names(options);
     for (const auto& path : source_.files) {
       for (const auto& entry : files_.emplace_back(path).entries())
@@ -275,7 +275,7 @@ class WeightLoader {
 
   const config::InitialWeights& options_;
   const std::string& what_;
-  const run::WeightFiles source_;
+  const rank::WeightFiles source_;
   std::vector<data::SafetensorsFile> files_;
   std::map<std::string, Stored> stored_;  // by name in the model
   std::vector<Wanted> wanted_;

@@ -147,7 +147,7 @@ void compare_models(const torch::nn::Module& model, comm::ControlPlane& control)
   for (std::size_t rank = 0; rank < differences.size(); ++rank) {
     if (!differences[rank].empty()) message += "\n  rank " + std::to_string(rank) + " " + differences[rank];
   }
-  throw run::AgreedError(message, "build the same model on every rank, whatever its number");
+  throw rank::AgreedError(message, "build the same model on every rank, whatever its number");
 }
 
 void broadcast_model(const torch::nn::Module& model, comm::Communicator& communicator) {

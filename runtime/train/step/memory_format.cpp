@@ -120,7 +120,7 @@ Json MemoryFormat::key() const {
   const host::Processor processor = host::processor();
   Json shapes = Json::array();
   for (const auto& parameter : parameters_.parameters()) shapes.push_back(parameter.gradient.sizes().vec());
-  return {{"dtrain", run::version()},
+  return {{"dtrain", rank::version()},
           {"libtorch", TORCH_VERSION},
           {"processor", processor.name + " " + processor.revision},
           {"device", parameters_.memory().device().str()},

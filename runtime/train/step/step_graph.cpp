@@ -85,7 +85,7 @@ class Capture {
   comm::NcclCommunicator& communicator_;
 };
 
-comm::NcclCommunicator& nccl_of(run::RankSession& session) {
+comm::NcclCommunicator& nccl_of(rank::RankSession& session) {
   auto* const communicator = dynamic_cast<comm::NcclCommunicator*>(&session.device_communicator());
   if (communicator == nullptr) throw Error("a GPU's communicator is not NCCL's, whose operations graphs hold");
   return *communicator;
@@ -97,7 +97,7 @@ at::Tensor host_random_state() {
 
 }  // namespace
 
-bool wants_graphs(const run::RankSession& session) {
+bool wants_graphs(const rank::RankSession& session) {
   if (!session.gpu()) return false;
   switch (session.experiment().optimizations.cuda_graphs) {
     case config::CudaGraphs::kOff:
@@ -110,7 +110,7 @@ bool wants_graphs(const run::RankSession& session) {
   return session.experiment().model.has_value();
 }
 
-StepGraph::StepGraph(run::RankSession& session, TrainingStep& step, const torch::nn::Module& model, c10::Device device)
+StepGraph::StepGraph(rank::RankSession& session, TrainingStep& step, const torch::nn::Module& model, c10::Device device)
     : session_(session),
       step_(step),
       capturable_(*step.capturable()),

@@ -33,7 +33,7 @@ namespace dtrain::train {
 class StepGraph {
  public:
   // `model`: the trial's. The references outlive the object; step.capturable() is not null.
-  StepGraph(run::RankSession& session, TrainingStep& step, const torch::nn::Module& model, c10::Device device);
+  StepGraph(rank::RankSession& session, TrainingStep& step, const torch::nn::Module& model, c10::Device device);
   ~StepGraph();
   StepGraph& operator=(StepGraph&&) = delete;
 
@@ -81,7 +81,7 @@ class StepGraph {
   void forget();
   void drop_graph();
 
-  run::RankSession& session_;
+  rank::RankSession& session_;
   TrainingStep& step_;
   CapturableStep& capturable_;
   const torch::nn::Module& model_;
@@ -103,6 +103,6 @@ class StepGraph {
 
 // True if a run's steps are to be captured: on request, and by default if the trial is dtrain's own, whose work on the
 // host is the same in every step.
-bool wants_graphs(const run::RankSession& session);
+bool wants_graphs(const rank::RankSession& session);
 
 }  // namespace dtrain::train

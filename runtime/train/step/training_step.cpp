@@ -206,10 +206,10 @@ void TrainingStep::explain(Difference difference) {
   };
   const std::string both = text(0) + " and " + text(other);
   if (of_rates) {
-    throw run::AgreedError("the learning rates of batch " + batch + " differ between ranks: " + both,
-                           "step schedulers by a value that is the same on all ranks, such as session.mean(loss)");
+    throw rank::AgreedError("the learning rates of batch " + batch + " differ between ranks: " + both,
+                            "step schedulers by a value that is the same on all ranks, such as session.mean(loss)");
   }
-  throw run::AgreedError(
+  throw rank::AgreedError(
       "the ranks train on parts of different batches in step " + batch + ": " + both,
       "leave a batch out, or the loop, on all ranks alike: decide by a value that is the same on all of them, "
       "such as session.mean(loss)");

@@ -19,7 +19,7 @@ namespace dtrain::train {
 
 using profile::TraceWindow;
 
-DeepWindow::DeepWindow(run::RankSession& session, bool with_gpu, std::function<void()> settle)
+DeepWindow::DeepWindow(rank::RankSession& session, bool with_gpu, std::function<void()> settle)
     : session_(session), with_gpu_(with_gpu), settle_(std::move(settle)) {
   if (const auto trace = session.experiment().profiling.traced()) {
     configured_ = TraceWindow{trace->begin_on_batch, trace->end_after_batch};

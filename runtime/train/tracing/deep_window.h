@@ -67,7 +67,7 @@ class DeepWindow {
   static constexpr int kMostStepsAskedFor = 1000;
 
   // `settle` waits until the rank's device has finished all work, and records its steps.
-  DeepWindow(run::RankSession& session, bool with_gpu, std::function<void()> settle);
+  DeepWindow(rank::RankSession& session, bool with_gpu, std::function<void()> settle);
   ~DeepWindow();
   DeepWindow& operator=(DeepWindow&&) = delete;
 
@@ -87,7 +87,7 @@ class DeepWindow {
   void write(profile::TraceFacts facts, std::unique_ptr<KinetoTrace> trace, const profile::TraceLog& log, int number);
   void failed(const std::exception& error);
 
-  run::RankSession& session_;
+  rank::RankSession& session_;
   bool with_gpu_;
   std::function<void()> settle_;
   profile::TraceSchedule schedule_;

@@ -280,7 +280,7 @@ OperatorCounter::Scope::~Scope() {
   at::removeCallback(callback_);
 }
 
-CountedBatches::CountedBatches(run::RankSession& session, bool on_gpu) : session_(session), counter_(!on_gpu) {
+CountedBatches::CountedBatches(rank::RankSession& session, bool on_gpu) : session_(session), counter_(!on_gpu) {
   counts_.rank = session.world().rank;
   counts_.host = host::host_identity().name;
   counts_.device = on_gpu ? "cuda" : "cpu";

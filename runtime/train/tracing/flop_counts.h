@@ -50,7 +50,7 @@ class OperatorCounter {
 // A file that cannot be written is a warning and never ends the run.
 class CountedBatches {
  public:
-  CountedBatches(run::RankSession& session, bool on_gpu);
+  CountedBatches(rank::RankSession& session, bool on_gpu);
 
   // Called before train_batch(). Counts until the result is destroyed; empty: this batch is not counted.
   std::optional<OperatorCounter::Scope> begin();
@@ -66,7 +66,7 @@ class CountedBatches {
  private:
   void write_file();
 
-  run::RankSession& session_;
+  rank::RankSession& session_;
   OperatorCounter counter_;
   std::int64_t trained_ = 0;  // number of batches that this process has trained
   bool counting_ = false;     // true: in this batch

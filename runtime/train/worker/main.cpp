@@ -266,7 +266,7 @@ int run_command(const char* name, const std::function<void()>& work) {
     std::fprintf(stderr, "%s: %s\n", name, dtrain::describe(error).c_str());
     const auto* known = dynamic_cast<const Error*>(&error);
     if (known && !known->remedy().empty()) std::fprintf(stderr, "  %s\n", known->remedy().c_str());
-    return run::exit_code_of(error);
+    return rank::exit_code_of(error);
   }
 }
 

@@ -6,7 +6,7 @@
 
 #include "dtrain/base/error.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 
 struct DoctorRequest {
   std::filesystem::path cluster;  // --cluster; empty: looked for
@@ -22,4 +22,4 @@ ExitCode doctor(const DoctorRequest& request);
 // its version. A missing library is reported and is no error. Starts mpirun for its version, which takes some 20 ms.
 std::vector<std::pair<std::string, std::string>> versions();
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

@@ -6,7 +6,7 @@
 
 #include "dtrain/base/error.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 
 // `dtrain start-rank`, which mpirun and srun start on each host for `dtrain launch`. It prepares the process as the
 // launcher prepares its own children: binds this process to the cores of the rank's slot, sets the variables that
@@ -24,4 +24,4 @@ ExitCode host_probe();
 // the process, with exit code 0.
 [[noreturn]] void cuda_probe(const std::string& libtorch);
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

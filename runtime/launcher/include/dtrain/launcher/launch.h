@@ -12,7 +12,7 @@
 #include "dtrain/rank/mock.h"
 #include "dtrain/scheduler/cluster_agents.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 
 struct LaunchRequest {
   std::filesystem::path experiment_file;
@@ -21,7 +21,7 @@ struct LaunchRequest {
   std::vector<std::string> overrides;  // --set
   std::filesystem::path cluster;       // --cluster; empty: looked for
   std::filesystem::path run_dir;       // empty: the next one under runs/
-  Mock mock;
+  rank::Mock mock;
   bool dry_run = false;                       // print the plan, start nothing
   bool detach = false;                        // run without the terminal once the task is in the ledger
   bool is_trial = false;                      // a short run for another launch; ends with that launch, writes no report
@@ -51,4 +51,4 @@ std::vector<std::string> find_missing_files(const config::Experiment& experiment
 // scheduler::find_cluster() with this process's environment.
 scheduler::ClusterAgents find_cluster(const std::filesystem::path& given);
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

@@ -6,7 +6,7 @@
 
 #include "dtrain/analysis/summary.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 
 // True if `fd` is a terminal that can redraw lines, according to TERM.
 bool can_redraw(int fd);
@@ -16,4 +16,4 @@ analysis::TextOptions text_options(int fd);
 
 std::string summary_text(const std::filesystem::path& run_dir, int fd);
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

@@ -8,7 +8,7 @@
 #include "dtrain/rank/run_folder.h"
 #include "dtrain/scheduler/ledger.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 
 // Throws as scheduler::Ledger::open() does.
 scheduler::Ledger open_user_ledger(const Clock& clock);
@@ -18,6 +18,6 @@ scheduler::Ledger open_user_ledger(const Clock& clock);
 scheduler::Task find_task(scheduler::Ledger& ledger, const std::string& text);
 
 // Returns the folder of the run of task `number` ("127"). ConfigError: there is no such task, or the folder is gone.
-RunFolder run_of_task(const std::string& number);
+rank::RunFolder run_of_task(const std::string& number);
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

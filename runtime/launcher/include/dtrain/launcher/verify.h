@@ -15,10 +15,10 @@
 #include "dtrain/base/json.h"
 #include "dtrain/rank/run_folder.h"
 
-namespace dtrain::run {
+namespace dtrain::launcher {
 
 struct VerifyRequest {
-  RunFolder run;
+  rank::RunFolder run;
   int steps = 0;  // of each run; 0: as many as take a few seconds in RUN
   int rounds = 3;
   std::filesystem::path cluster;  // empty: the run's own if it is still there, else as `dtrain launch` finds one
@@ -36,7 +36,7 @@ struct VerifiedPrediction {
 };
 
 struct Verification {
-  RunFolder run;
+  rank::RunFolder run;
   std::filesystem::path folder;  // of the runs that verify() made
   int steps = 0, rounds = 0;
   double run_ms = 0;  // a step of RUN
@@ -54,4 +54,4 @@ std::optional<Verification> verify(const VerifyRequest& request,
 Json to_json(const Verification& verification);
 std::string verification_text(const Verification& verification);
 
-}  // namespace dtrain::run
+}  // namespace dtrain::launcher

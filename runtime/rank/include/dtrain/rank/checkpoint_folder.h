@@ -8,7 +8,7 @@
 #include "dtrain/config/checkpoints.h"
 #include "dtrain/rank/run_folder.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 
 // ConfigError if checkpoints cannot be written there; it names the path, the user and the remedy. Writes nothing.
 void check_checkpoint_storage(const config::CheckpointStorage& storage);
@@ -54,4 +54,4 @@ inline constexpr const char* kHostFolderMark = ".dtrain-host-folder";
 // out, relative to `from`. SystemError or DataError: not all files could be moved.
 std::vector<std::filesystem::path> merge_folder(const RunFolder& from, const RunFolder& to);
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

@@ -14,7 +14,7 @@
 
 #include "dtrain/comm/control.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 
 using Variables = std::map<std::string, std::string>;
 
@@ -38,7 +38,7 @@ struct Handover {
   std::filesystem::path run_dir;     // exists, holds experiment.yaml and plan.json
   std::filesystem::path rendezvous;  // the file into which rank 0 writes its address and the secret
   std::string agent_id;
-  std::string agent_socket;
+  std::string monitor_socket;
   bool on_gpus = false;               // the launcher has placed the ranks on GPUs
   std::filesystem::path resume_from;  // the checkpoint that training goes on from; empty: it begins anew
 };
@@ -144,4 +144,4 @@ std::filesystem::path state_folder(const Variables& variables);
 std::filesystem::path find_program(const std::string& name, const std::filesystem::path& beside,
                                    const Variables& variables);
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

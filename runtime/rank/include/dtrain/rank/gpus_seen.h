@@ -14,7 +14,7 @@
 #include "dtrain/host/gpus.h"
 #include "dtrain/rank/environment.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 
 struct GpusSeen {
   std::vector<host::GpuInfo> gpus;
@@ -54,4 +54,4 @@ std::string find_unused_gpus(const config::Experiment& experiment, const Variabl
 // Returns the warning about them, and the reason why they are not used.
 std::string unused_gpus_warning(const std::string& gpus, const std::string& why);
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

@@ -15,7 +15,7 @@ namespace dtrain::config {
 struct Experiment;
 }
 
-namespace dtrain::run {
+namespace dtrain::rank {
 
 // The report that every run leaves in its folder when it is over.
 struct EndReport {
@@ -37,4 +37,4 @@ struct LauncherDuties {
 // Opens the module at the first call. ConfigError: it cannot be opened.
 const LauncherDuties& launcher_duties();
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

@@ -22,7 +22,7 @@
 #include "dtrain/rank/environment.h"
 #include "dtrain/rank/rank_session.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 
 // The messages of the link, each with a "type". The launcher ignores those it cannot read.
 Json state_message(const std::string& state, ExitCode exit_code = ExitCode::kDone);  // "started", "finished"
@@ -99,7 +99,7 @@ void put_orders(comm::ControlPlane& plane, const LaunchOrders& orders);
 struct HostReport {
   std::string host;
   bool has_folder = true;  // sees the launcher's folder; false: it has made its own under the same path
-  std::int64_t agent_pid = 0;
+  std::int64_t monitor_pid = 0;
 };
 Json to_json(const HostReport& report);
 HostReport host_report_of(const Json& json);
@@ -140,45 +140,4 @@ std::string entered_mpi(int rank);
 comm::ControlOptions plane_options(const std::string& secret, int member, int ranks, const std::string& host_name,
                                    const Logger& log);
 
-// The launcher's side of the links to ranks that mpirun or srun starts (PlaneLink). One thread.
-class RankPlane {
- public:
-  // Listens on that address of this host. CommError if it cannot.
-  RankPlane(const std::string& address, const LaunchOrders& orders, const Logger& log);
-
-  // Returns the address and secrets by which the ranks reach the plane.
-  const LauncherContact& contact() const { return contact_; }
-
-  // Returns the newest progress; empty if there was none since the last call.
-  std::optional<Progress> take_progress();
-  int joined();         // number of ranks that have joined
-  bool all_finished();  // trained to the end, or stopped as requested
-  bool finished(int rank) const { return finished_.count(rank) != 0; }
-  // Returns the highest exit code of the ranks that have finished: not 0 if the run was stopped.
-  ExitCode exit_code() const { return exit_code_; }
-  std::map<std::string, HostReport> hosts();  // by agent
-
-  // Returns the reason why the run must end: the first error that a rank reported. If a rank is gone without a report,
-  // `rank` names it, `departure` is how it left, and `cause` is empty.
-  std::optional<ErrorMessage> error();
-  // Asks every rank to stop after its step.
-  void stop(int signal);
-  // After all_finished(): ends the plane in good order, so that the ranks may end.
-  void finish();
-
- private:
-  std::optional<std::string> look(const std::string& key);
-  void read_states();
-
-  int ranks_;
-  LaunchOrders orders_;
-  LauncherContact contact_;
-  std::unique_ptr<comm::ControlPlane> plane_;
-  std::string last_progress_;
-  std::map<int, bool> joined_;
-  std::map<int, bool> finished_;
-  ExitCode exit_code_ = ExitCode::kDone;
-  bool stopping_ = false;
-};
-
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

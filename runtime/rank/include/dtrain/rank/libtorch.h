@@ -8,7 +8,7 @@
 
 #include "dtrain/rank/environment.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 
 // Returns the LD_LIBRARY_PATH that ranks running `program` need; empty: `variables` are enough. libtorch is that of
 // DTRAIN_LIBTORCH_DIR, else the one that the program itself finds, else the one that dtrain-get-libtorch has installed.
@@ -62,4 +62,4 @@ TrainingProgram training_program(const std::string& name);
 // "0.1.0", as in plan.json and the dumps.
 std::string version();
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

@@ -9,7 +9,7 @@
 
 #include "dtrain/base/json.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 
 struct Mock {
   bool loader = false;  // each rank reads one batch and trains on it again and again
@@ -34,4 +34,4 @@ Json to_json(const Mock& mock);
 // ConfigError if a run of this size has nothing to leave out.
 void check_mock(const Mock& mock, int world_size);
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

@@ -12,7 +12,7 @@ struct Experiment;
 struct ModelFile;
 }  // namespace dtrain::config
 
-namespace dtrain::run {
+namespace dtrain::rank {
 
 // Checks of a `model:` experiment before anything starts, without libtorch.
 
@@ -25,9 +25,9 @@ void check_model_file(const config::Experiment& experiment, const config::ModelF
 // any other program one with `model:`, which it would ignore.
 void check_kind(const config::Experiment& experiment, bool for_model);
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank
 
-namespace dtrain::run {
+namespace dtrain::rank {
 
 // The files that hold the weights that `initial_weights` names. Plain functions, any thread.
 
@@ -45,4 +45,4 @@ WeightFiles find_weight_files(const config::InitialWeights& weights);
 // ConfigError if no file, checkpoint or run is there. Reads no weights.
 void check_initial_weights(const config::InitialWeights& weights);
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

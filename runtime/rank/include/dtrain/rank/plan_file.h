@@ -13,7 +13,7 @@ namespace dtrain::config {
 struct Experiment;
 }
 
-namespace dtrain::run {
+namespace dtrain::rank {
 
 struct PlacedGpu {
   int index = -1;    // NVML's, on its host; -1: a MIG instance
@@ -71,4 +71,4 @@ mode_t private_mode_of(const Json& plan);
 // Replaces one top-level key of plan.json; readers see the old file or the new one.
 void update_plan_file(const std::filesystem::path& plan, const std::string& key, const Json& value);
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

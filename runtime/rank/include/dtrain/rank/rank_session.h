@@ -20,7 +20,7 @@
 #include "dtrain/profile/recorder.h"
 #include "dtrain/rank/mock.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 
 // An error that all ranks throw with the same text, because they derive it from the same exchanged facts.
 // RankSession::start() and fail() report it as an error of the run, not of one rank. Plain value; any thread.
@@ -29,7 +29,7 @@ class AgreedError : public ConfigError {
   using ConfigError::ConfigError;
 };
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank
 
 // All that a rank has besides its model: its identity, its peers, its run folder, its recorder. It does not need torch.
 // run_trial() makes one, and so do the rank programs of tests. It is the same however the rank was started (dtrain
@@ -42,7 +42,7 @@ namespace dtrain::config {
 struct Experiment;
 }
 
-namespace dtrain::run {
+namespace dtrain::rank {
 
 // The parts of a RankSession (runtime/rank).
 class ExitDeadlines;
@@ -158,7 +158,7 @@ class RankSession {
   void write_event(const std::string& event,
                    const Json& fields = {});                    // appends to events.jsonl, adds time, rank, pid, host
   void update_plan(const std::string& key, const Json& value);  // rank 0: a top-level key of plan.json (atomic)
-  // Sets the batch that errors name. Cheap. Warns once if records are lost (full disk), and starts a profiling agent
+  // Sets the batch that errors name. Cheap. Warns once if records are lost (full disk), and starts a monitor
   // again that has ended.
   void set_step(std::int64_t batch);
 
@@ -212,4 +212,4 @@ class RankSession {
 // Returns 2 for a ConfigError, else 1.
 int exit_code_of(const std::exception& error);
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

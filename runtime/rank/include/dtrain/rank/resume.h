@@ -14,7 +14,7 @@ namespace dtrain::config {
 struct Experiment;
 }
 
-namespace dtrain::run {
+namespace dtrain::rank {
 
 // The point from which a run goes on: its newest checkpoint that is whole.
 struct ResumePoint {
@@ -96,4 +96,4 @@ struct Kept {
 // std::filesystem::filesystem_error.
 int put_aside(const RunFolder& folder, const Kept& kept);
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

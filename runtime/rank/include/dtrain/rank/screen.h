@@ -16,7 +16,7 @@
 #include "dtrain/base/file.h"
 #include "dtrain/rank/rank_session.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 
 // "epoch 1/2, batch 120/938 (13%), loss 0.5123, 12,345 samples/s, 12.3 s left"
 std::string format_progress(const Progress& progress);
@@ -91,4 +91,4 @@ void end_torn_line(const std::filesystem::path& path);
 // "[rank=1] "
 std::string rank_prefix(int rank);
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

@@ -12,7 +12,7 @@
 
 #include "dtrain/base/file.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
 
 class LaunchSignals {
  public:
@@ -98,4 +98,4 @@ class StopRequests {
   std::string launcher_;  // guarded by mutex_
 };
 
-}  // namespace dtrain::run
+}  // namespace dtrain::rank

@@ -38,7 +38,7 @@ using Scope = profile::Scope;
 using EarlyStopping = config::EarlyStopping;
 using ReduceOnPlateau = config::ReduceOnPlateau;
 
-namespace run {
+namespace rank {
 class RankSession;
 }
 namespace train {
@@ -85,7 +85,7 @@ struct BackwardOptions {
 class TrialContext {
  public:
   // `device`: where the rank trains.
-  explicit TrialContext(run::RankSession& session, at::Device device = at::kCPU);
+  explicit TrialContext(rank::RankSession& session, at::Device device = at::kCPU);
   TrialContext& operator=(TrialContext&&) = delete;
 
   int rank() const;
@@ -274,7 +274,7 @@ class TrialContext {
   AroundTheLoop& around_the_loop() { return around_; }
   // Called after the first batch: warns of keys that the trial has not read by then. Once, on rank 0.
   void warn_of_unread_keys();
-  run::RankSession& session() { return session_; }
+  rank::RankSession& session() { return session_; }
 
  private:
   void set_model(std::shared_ptr<torch::nn::Module> model);
@@ -293,7 +293,7 @@ class TrialContext {
     }
   }
 
-  run::RankSession& session_;
+  rank::RankSession& session_;
   at::Device device_;
   DataSection data_;
   mutable std::set<std::string> hyperparameters_asked_;

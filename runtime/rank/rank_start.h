@@ -1,4 +1,4 @@
-// The facts of a rank before it connects to the others: how it was started, where it runs, what it trains, and the
+// The facts of a rank when it starts, for its other parts: how it was started, where it runs, what it trains, and the
 // connection to its launcher. Plain values, and a class.
 #pragma once
 
@@ -15,7 +15,9 @@
 #include "dtrain/rank/launcher_link.h"
 #include "dtrain/rank/rank_session.h"
 
-namespace dtrain::run {
+namespace dtrain::rank {
+
+struct RankFiles;
 
 // The start of this process, and the host on which it runs.
 struct RankIdentity {
@@ -31,10 +33,6 @@ struct RankIdentity {
 // Returns the start of this process on the monotonic clock.
 Nanoseconds process_start(const Clock& clock);
 
-// Reads the environment and the host, and removes from the environment what child processes must not inherit. Called
-// before other threads exist. ConfigError as read_rank_environment().
-void read_identity(RankIdentity& identity);
-
 // The experiment, how its batches are divided among the ranks, and the GPUs that this rank may use.
 struct Assignment {
   config::Experiment experiment;
@@ -42,10 +40,6 @@ struct Assignment {
   config::SlotType slot_type = config::SlotType::kCpu;  // as the launcher decided; without one the experiment's
   GpuView gpus;                                         // not looked at if slot_type is kCpu
 };
-
-// Sets the experiment's environment variables unless the launcher has. Called before other threads exist. ConfigError
-// if the experiment cannot be run: ranks without a launcher share a screen, so only rank 0's error gives the reason.
-Assignment read_assignment(const RankIdentity& identity);
 
 // Returns the "versions" of plan.json and of the dumps: the program's and dtrain's.
 Json versions_of(const RankOptions& options);
@@ -72,4 +66,12 @@ class LauncherConnection {
   std::unique_ptr<LauncherLink> link_;
 };
 
-}  // namespace dtrain::run
+// Opens the run's folder, which all hosts must see, and on rank 0 also its lock and its events: a new folder, or with
+// --continue that of the run, in which the files of the attempt before are put aside. Logs the plan's warnings and
+// where a run goes on. Collective over `control`. ConfigError if the run is in progress, or as create_run_folder(),
+// check_checkpoint_storage(), check_goes_on() and check_storage_stays(); the other ranks throw one that refers to rank
+// 0.
+void open_own_run(comm::ControlPlane& control, const RankIdentity& identity, const Assignment& assignment,
+                  const RankHosts& hosts, const RankGpus& gpus, RankFiles& files, const Logger& log);
+
+}  // namespace dtrain::rank
