@@ -21,8 +21,8 @@
 #include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/log.h"
-#include "dtrain/profile/agent_process.h"
 #include "dtrain/profile/event_file.h"
+#include "dtrain/profile/monitor_process.h"
 #include "dtrain/profile/recorder.h"
 #include "dtrain/rank/rank_session.h"
 #include "dtrain/rank/run_folder.h"
@@ -212,10 +212,10 @@ class Recording {
  public:
   struct Options {
     std::string agent_socket;
-    std::unique_ptr<profile::KeptAgent> agent;  // if this rank has started it
-    std::function<void(pid_t)> agent_started;   // called after the agent was started again
-    Json header;                                // the first line of the dump
-    Nanoseconds process_started{0};             // the time since then counts as initialization
+    std::unique_ptr<profile::KeptMonitor> agent;  // if this rank has started it
+    std::function<void(pid_t)> agent_started;     // called after the agent was started again
+    Json header;                                  // the first line of the dump
+    Nanoseconds process_started{0};               // the time since then counts as initialization
   };
   // Connects to the profiling agent and compares the clocks, which is collective. The referenced objects must outlive
   // this object. Throws as profile::Recorder does.
@@ -244,7 +244,7 @@ class Recording {
   RankEvents& events_;
   const Logger log_;
   const std::optional<comm::ClockOffset> first_comparison_;
-  std::unique_ptr<profile::KeptAgent> agent_;  // it outlives this process
+  std::unique_ptr<profile::KeptMonitor> agent_;  // it outlives this process
   const std::function<void(pid_t)> agent_started_;
   profile::Recorder recorder_;
   bool agent_is_here_ = true;

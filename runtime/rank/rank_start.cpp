@@ -228,11 +228,12 @@ void name_gpus_in_plan(const std::filesystem::path& file, const RankGpus& gpus) 
 // Starts the profiling agent of a host on which no launcher starts one. Collective over the ranks of a host, which all
 // pass the same `host_key`: the first of them starts the agent and gets it in `agent`; the others wait for it. The
 // agent ends by itself, after the last rank. Returns its socket.
-std::string share_agent(comm::ControlPlane& control, const std::string& host_key, const profile::AgentOptions& options,
-                        const Clock& clock, std::unique_ptr<profile::KeptAgent>& agent) {
+std::string share_agent(comm::ControlPlane& control, const std::string& host_key,
+                        const profile::MonitorOptions& options, const Clock& clock,
+                        std::unique_ptr<profile::KeptMonitor>& agent) {
   const std::string key = "run.agent/" + host_key;
   if (control.world().local_rank != 0) return control.get(key);
-  agent = std::make_unique<profile::KeptAgent>(options, clock);
+  agent = std::make_unique<profile::KeptMonitor>(options, clock);
   control.set(key, agent->socket());
   return agent->socket();
 }
@@ -406,7 +407,7 @@ void RankSession::start_recording() {
   if (const auto& handover = identity_->environment.handover) {
     options.agent_socket = handover->agent_socket;
   } else {
-    profile::AgentOptions agent{.profile_folder = files_->folder.profile(), .header = options.header};
+    profile::MonitorOptions agent{.profile_folder = files_->folder.profile(), .header = options.header};
     agent.agent_id =
         plane ? plane->orders().agents[static_cast<std::size_t>(world.rank)] : hosts_->agent_name(world.rank);
     agent.local_ranks = hosts_->ranks_here();

@@ -34,8 +34,8 @@ std::string why_not_joined(const LaunchPlan& plan) {
   return "is " + program + " a program that calls dtrain::run_trial()?";
 }
 
-profile::AgentOptions agent_options(const PlacedLaunch& placed, const RunFolder& folder) {
-  profile::AgentOptions options{.agent_id = placed.host, .profile_folder = folder.profile()};
+profile::MonitorOptions agent_options(const PlacedLaunch& placed, const RunFolder& folder) {
+  profile::MonitorOptions options{.agent_id = placed.host, .profile_folder = folder.profile()};
   for (const RankPlacement& rank : placed.ranks) options.local_ranks.push_back(rank.rank);
   options.header = {{"run", folder.path.filename().string()}, {"versions", {{"dtrain", version()}}}};
   if (const auto& wanted = placed.experiment.profiling.prometheus) options.prometheus = {wanted->address, wanted->port};
@@ -317,7 +317,7 @@ void LocalRanks::signal_all(int signal) {
 Outcome run_local(const Attempt& attempt) {
   const PlacedLaunch& placed = attempt.placed;
   LocalRanks ranks(attempt);
-  profile::KeptAgent agent(agent_options(placed, attempt.folder), attempt.clock);
+  profile::KeptMonitor agent(agent_options(placed, attempt.folder), attempt.clock);
   attempt.events.write("agent_started", {{"agent", placed.host}, {"pid", agent.pid()}});
   ranks.keep_agent(agent);
 

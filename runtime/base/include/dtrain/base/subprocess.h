@@ -97,7 +97,7 @@ class BlockedSignals {
   sigset_t before_{};
 };
 
-// The next two functions set up the processes that run beside the ranks (dtrain-agent, dtrain-saver).
+// The next two functions set up the processes that run beside the ranks (the monitor, the saver).
 
 // Ignores SIGINT, SIGTERM, SIGHUP, SIGQUIT and SIGPIPE, because this process finishes its work and ends after the
 // ranks. It should lead a process group but no session: Linux may share the cores evenly between sessions (autogroup).

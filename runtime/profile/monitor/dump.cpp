@@ -1,4 +1,4 @@
-#include "agent/dump.h"
+#include "monitor/dump.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -55,7 +55,7 @@ void cut_torn_replacement(const std::filesystem::path& path) {
   if (!whole) std::filesystem::resize_file(path, note, ignored);
 }
 
-constexpr std::size_t kWriteBytes = 256 * 1024;  // a write at most: bounds the agent's memory for a ring of any size
+constexpr std::size_t kWriteBytes = 256 * 1024;  // a write at most: bounds the monitor's memory for a ring of any size
 
 std::string_view view(const LineBuffer& buffer) {
   return {buffer.data(), buffer.size()};

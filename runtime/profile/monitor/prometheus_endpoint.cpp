@@ -1,4 +1,4 @@
-#include "agent/prometheus_endpoint.h"
+#include "monitor/prometheus_endpoint.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -22,7 +22,7 @@ namespace {
 using Labels = std::vector<std::pair<std::string, std::string>>;
 
 constexpr std::size_t kMostConnections = 32;
-constexpr int kMostAcceptedAtOnce = 16;  // the agent's other work comes between
+constexpr int kMostAcceptedAtOnce = 16;  // the monitor's other work comes between
 constexpr std::size_t kLongestRequest = 8192;
 constexpr Nanoseconds kPatience = std::chrono::seconds(5);     // with a connection, from its acceptance to its end
 constexpr Nanoseconds kAcceptPause = std::chrono::seconds(1);  // after no more could be accepted
@@ -218,7 +218,7 @@ void PrometheusEndpoint::accept_connections() {
   for (int count = 0; count < kMostAcceptedAtOnce; ++count) {
     UniqueFd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (!fd) {
-      // Without free descriptors the same connection would wake the agent at once again.
+      // Without free descriptors the same connection would wake the monitor at once again.
       if (!would_wait() && errno != ECONNABORTED) next_accept_ = now + kAcceptPause;
       return;
     }

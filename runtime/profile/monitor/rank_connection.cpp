@@ -1,4 +1,4 @@
-#include "agent/rank_connection.h"
+#include "monitor/rank_connection.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -117,7 +117,7 @@ void RankConnection::drain() {
   release();
 }
 
-// The order matters: if the agent is killed between the two, the next agent writes some records again, but none is
+// The order matters: if the monitor is killed between the two, the next monitor writes some records again, but none is
 // missing.
 void RankConnection::release() {
   bounded_->flush();
@@ -175,7 +175,7 @@ RankTotals RankConnection::totals() const {
 
 bool RankConnection::report(const std::string& error) {
   if (!introduced() || !socket_) return false;
-  ring_->set_agent_failed();
+  ring_->set_monitor_failed();
   try {
     return socket_.send(to_line({{"type", message_type::kError}, {"message", error}}));
   } catch (const Error& failure) {

@@ -1,4 +1,4 @@
-#include "agent/system_sampler.h"
+#include "monitor/system_sampler.h"
 
 #include <algorithm>
 #include <cerrno>
