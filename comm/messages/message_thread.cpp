@@ -125,9 +125,9 @@ Polled MessageThread::run_tasks_and_poll(const std::vector<std::function<void()>
   for (const auto& task : tasks) task();
   Polled all;
   for (const Poller& poller : pollers_) {
-    const Polled one = poller.poll();
-    all.moved = all.moved || one.moved;
-    all.outstanding = all.outstanding || one.outstanding;
+    const Polled polled = poller.poll();
+    all.moved = all.moved || polled.moved;
+    all.outstanding = all.outstanding || polled.outstanding;
   }
   return all;
 }

@@ -203,7 +203,7 @@ std::string NcclCore::describe_others(const NcclEntry& waited_for) {
   std::uint64_t issued = 0;
   {
     const std::scoped_lock lock(mutex_);
-    for (const NcclEntry& one : last_) mine[std::to_string(one.descriptor.sequence)] = describe(one);
+    for (const NcclEntry& entry : last_) mine[std::to_string(entry.descriptor.sequence)] = describe(entry);
     if (!last_.empty()) issued = last_.back().descriptor.sequence + 1;
   }
   setup_.control.set(key(rank()), Json{{"issued", issued}, {"last", mine}}.dump());

@@ -167,9 +167,9 @@ std::vector<Entry> superseded(const std::vector<Entry>& all, std::int64_t writte
     kept.insert(newest[i]->about.step);
   }
   // If the new weights are not finite, the newest finite checkpoint stays: training can continue only from it.
-  const auto one =
+  const auto newly_written =
       std::find_if(entries.begin(), entries.end(), [&](auto& entry) { return entry.about.step == written; });
-  if (one != entries.end() && !one->not_finite.empty()) {
+  if (newly_written != entries.end() && !newly_written->not_finite.empty()) {
     const auto finite =
         std::find_if(newest.begin(), newest.end(), [](const Entry* entry) { return entry->leads_on(); });
     if (finite != newest.end()) kept.insert((*finite)->about.step);

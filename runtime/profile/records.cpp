@@ -196,11 +196,11 @@ std::string operators_file_name(int rank) {
 
 Json to_json(const OperatorCounts& counts) {
   Json rows = Json::array();
-  for (const OperatorCount& one : counts.operators) {
-    Json row = {{"name", one.name}, {"dtype", one.dtype}};
-    if (!one.format.empty()) row["format"] = one.format;
-    row.update({{"shapes", one.shapes}, {"calls", one.calls}, {"flops", one.flops}, {"bytes", one.bytes}});
-    row["seconds"] = or_null(one.seconds);
+  for (const OperatorCount& count : counts.operators) {
+    Json row = {{"name", count.name}, {"dtype", count.dtype}};
+    if (!count.format.empty()) row["format"] = count.format;
+    row.update({{"shapes", count.shapes}, {"calls", count.calls}, {"flops", count.flops}, {"bytes", count.bytes}});
+    row["seconds"] = or_null(count.seconds);
     rows.push_back(std::move(row));
   }
   return {{"schema", kOperatorCountsSchema},

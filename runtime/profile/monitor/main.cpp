@@ -288,7 +288,8 @@ void Monitor::report_errors() {
   std::vector<RankConnection*> here;
   for (RankConnection& connection : connections_) here.push_back(&connection);
   std::sort(here.begin(), here.end(), [](const auto* a, const auto* b) { return a->rank() < b->rank(); });
-  reported_ = std::any_of(here.begin(), here.end(), [&](RankConnection* one) { return one->report(*error); });
+  reported_ =
+      std::any_of(here.begin(), here.end(), [&](RankConnection* connection) { return connection->report(*error); });
 }
 
 bool Monitor::any_rank_connected() const {

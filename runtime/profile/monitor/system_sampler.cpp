@@ -40,10 +40,10 @@ double growth(std::uint64_t before, std::uint64_t after) {
 }
 
 void add_new(const std::vector<Cgroup>& more, std::vector<Cgroup>& groups) {
-  for (const Cgroup& one : more) {
+  for (const Cgroup& cgroup : more) {
     const bool known =
-        std::any_of(groups.begin(), groups.end(), [&](const Cgroup& group) { return group.folder == one.folder; });
-    if (!known) groups.push_back(one);
+        std::any_of(groups.begin(), groups.end(), [&](const Cgroup& group) { return group.folder == cgroup.folder; });
+    if (!known) groups.push_back(cgroup);
   }
 }
 
