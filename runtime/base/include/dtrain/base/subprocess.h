@@ -43,7 +43,7 @@ class Process {
   // SystemError if the program cannot be started; it names the program and the reason.
   static Process start(const ProcessOptions& options);
   Process(Process&&) noexcept;
-  Process& operator=(Process&&) noexcept;
+  Process& operator=(Process other) noexcept;
   ~Process();
 
   pid_t pid() const { return pid_; }
